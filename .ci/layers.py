@@ -1,0 +1,100 @@
+"""Checks who may know whom (docs/design.md): C++ includes, Python imports, and who reads the environment.
+
+Prints one line per offence and exits 1 if there is any. With an argument, checks the tree at that path.
+"""
+import ast
+import re
+import sys
+from pathlib import Path
+
+# A layer may include itself and these.
+MAY_INCLUDE = {
+    "base": set(),
+    "device": {"base"},
+    "net": {"base"},
+    "collective": {"base", "device", "net"},
+    "engine": {"base", "device", "net", "collective"},
+    "api": {"base", "device", "net", "collective", "engine"},
+}
+PLUGIN_MAY_INCLUDE = {"base"}
+MAY_READ_ENVIRONMENT = ("csrc/base/config.cc", "csrc/net/world.cc", "csrc/api/")
+
+# A framework is imported inside these parts of the Python package only.
+MAY_IMPORT = {
+    "torch": {"torch"},
+    "tensorflow": {"tensorflow", "_keras", "keras"},
+    "keras": {"tensorflow", "_keras", "keras"},
+}
+MAY_OPEN_LIBRARY = "lightcc/_core.py"
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+GETENV = re.compile(r"\b(secure_getenv|getenv|environ)\b")
+COMMENT = re.compile(r"//.*")
+
+
+def cxx_files(top: Path) -> list[Path]:
+    return sorted(p for p in top.rglob("*") if p.suffix in {".h", ".cc", ".cu"})
+
+
+def cxx_offences(root: Path):
+    for path in cxx_files(root / "csrc"):
+        layer, name = path.relative_to(root / "csrc").parts[0], path.relative_to(root).as_posix()
+        if layer not in MAY_INCLUDE:
+            yield f"{name}: '{layer}' is no layer; known: {', '.join(MAY_INCLUDE)}"
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if match := INCLUDE.match(line):
+                target = match[1].split("/")[0]
+                if target not in MAY_INCLUDE[layer] | {layer} or "/" not in match[1]:
+                    yield f'{name}:{number}: layer {layer} may not include "{match[1]}"'
+            if GETENV.search(COMMENT.sub("", line)) and not name.startswith(MAY_READ_ENVIRONMENT):
+                yield f"{name}:{number}: the environment is read in {', '.join(MAY_READ_ENVIRONMENT)} only"
+
+
+def plugin_offences(root: Path):
+    layers = {p.name for p in (root / "csrc").iterdir() if p.is_dir()}
+    for path in cxx_files(root / "harp_plugin"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = INCLUDE.match(line)
+            if match and match[1].split("/")[0] in layers - PLUGIN_MAY_INCLUDE:
+                yield f'{path.relative_to(root)}:{number}: harp_plugin may not include "{match[1]}"'
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name.split(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        return [node.module.split(".")[0]]
+    return []
+
+
+def opens_library(node: ast.AST) -> bool:
+    """CDLL(...) and its like; CDLL(None) is this process's own libc and free to all."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    itself = [ast.unparse(argument) for argument in node.args[:1]] == ["None"]
+    return called in {"CDLL", "PyDLL", "LoadLibrary"} and not itself
+
+
+def python_offences(root: Path):
+    for path in sorted((root / "lightcc").rglob("*.py")):
+        name, part = path.relative_to(root).as_posix(), path.relative_to(root / "lightcc").parts[0]
+        for node in ast.walk(ast.parse(path.read_text(), name)):
+            for module in imported(node):
+                if module in MAY_IMPORT and part not in MAY_IMPORT[module]:
+                    allowed = ", ".join(f"lightcc/{p}" for p in sorted(MAY_IMPORT[module]))
+                    yield f"{name}:{node.lineno}: {module} may be imported in {allowed} only"
+            if opens_library(node) and name != MAY_OPEN_LIBRARY:
+                yield f"{name}:{node.lineno}: C is reached through {MAY_OPEN_LIBRARY} only"
+
+
+def main() -> int:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
+    offences = [*cxx_offences(root), *plugin_offences(root), *python_offences(root)]
+    print("\n".join(offences) or "layers: clean")
+    return 1 if offences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

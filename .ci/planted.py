@@ -1,0 +1,152 @@
+"""Shows that the guards catch what they are for: plants one fault for each in a copy of the tree and expects an alarm.
+
+The copy keeps of the core only what the faults need, so the project's own CMakeLists.txt builds it in seconds.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = ROOT / ".venv" / "bin"
+FUZZ_SECONDS = 20
+FUZZ_SEED = 1
+
+HEAP_OVERFLOW = """
+#include <gtest/gtest.h>
+#include <memory>
+TEST(Planted, HeapOverflow) {
+  volatile int beyond = 4;
+  std::unique_ptr<int[]> four(new int[4]());
+  EXPECT_EQ(four[beyond], 0);
+}
+"""
+UNDEFINED = """
+#include <gtest/gtest.h>
+TEST(Planted, SignedOverflow) {
+  volatile int largest = 0x7fffffff;
+  volatile int sum = largest + 1;
+  (void)sum;
+}
+"""
+DATA_RACE = """
+#include <gtest/gtest.h>
+#include <thread>
+TEST(Planted, DataRace) {
+  int shared = 0;
+  auto count = [&] { for (int i = 0; i < 100000; ++i) ++shared; };
+  std::thread one(count), two(count);
+  one.join();
+  two.join();
+}
+"""
+# The check that every read of a control message goes through.
+WIRE_CHECK = "if (n > bytes_.size()) fail();"
+
+
+def run(command: list, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [str(c) for c in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stdout
+
+
+def expect_alarm(fault: str, command: list, alarm: str) -> None:
+    """The command must fail, and for the right reason: a build that is broken is no alarm."""
+    status, output = run(command)
+    if status == 0 or alarm not in output:
+        sys.exit(f"{output}\nplanted: {fault} was NOT reported (exit {status}, '{alarm}' expected)")
+    print(f"planted: {fault}: caught ('{alarm}')", flush=True)
+
+
+def build(tree: Path, sanitizer: str, target: str) -> Path:
+    folder = tree / "build" / sanitizer
+    configure = [BIN / "cmake", "-G", "Ninja", "-S", tree, "-B", folder, f"-DCMAKE_MAKE_PROGRAM={BIN / 'ninja'}"]
+    configure += ["-DLIGHTCC_TESTS=ON", f"-DLIGHTCC_SANITIZE={sanitizer}"]
+    for command in (configure, [BIN / "cmake", "--build", folder, "--target", target, "--parallel", "2"]):
+        status, output = run(command)
+        if status != 0:
+            sys.exit(f"{output}\nplanted: the copy does not build")
+    return folder / target
+
+
+def copy_small_tree(tree: Path) -> None:
+    """All headers; of the sources only csrc/base, the control messages and their fuzz target."""
+    for name in ("CMakeLists.txt", "lightcc/_version.py"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    shutil.copytree(ROOT / "csrc", tree / "csrc")
+    shutil.copytree(ROOT / "tests" / "fuzz", tree / "tests" / "fuzz")
+    for source in (tree / "csrc").rglob("*.cc"):
+        if source.parent.name != "base" and source.stem != "message":
+            source.unlink()
+
+
+def plant_test(tree: Path, source: str) -> None:
+    folder = tree / "tests" / "unit"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "planted_test.cc").write_text(source)
+
+
+def check_layers(tree: Path) -> None:
+    command = [sys.executable, ROOT / ".ci" / "layers.py", tree]
+    status, output = run(command)
+    if status != 0:
+        sys.exit(f"{output}\nplanted: the layer check fails without a fault")
+    header = tree / "csrc" / "base" / "types.h"
+    clean = header.read_text()
+    header.write_text(clean + '#include "engine/engine.h"\n')
+    expect_alarm("an upward include", command, 'layer base may not include "engine/engine.h"')
+    header.write_text(clean + 'inline const char* knob = std::getenv("LIGHTCC_KNOB");\n')
+    expect_alarm("a knob read outside config", command, "the environment is read in")
+    header.write_text(clean)
+    module = tree / "lightcc" / "planted.py"
+    module.write_text("import torch\n")
+    expect_alarm("torch in the framework-free part", command, "torch may be imported in")
+    module.write_text('import ctypes\n\nctypes.CDLL("_lightcc.so")\n')
+    expect_alarm("a second way into C", command, "C is reached through")
+    module.unlink()
+
+
+def check_sanitizers(tree: Path) -> None:
+    plant_test(tree, HEAP_OVERFLOW)
+    expect_alarm("a heap overflow", [build(tree, "address", "unit_tests")], "heap-buffer-overflow")
+    plant_test(tree, UNDEFINED)
+    expect_alarm("a signed overflow", [build(tree, "address", "unit_tests")], "signed integer overflow")
+    plant_test(tree, DATA_RACE)
+    no_aslr = ["setarch", "-R"] if run(["setarch", "-R", "true"])[0] == 0 else []
+    expect_alarm("a data race", [*no_aslr, build(tree, "thread", "unit_tests")], "data race")
+
+
+def check_fuzzer(tree: Path) -> None:
+    wire = tree / "csrc" / "base" / "wire.h"
+    clean = wire.read_text()
+    if clean.count(WIRE_CHECK) != 1:
+        sys.exit(f"planted: csrc/base/wire.h has no single '{WIRE_CHECK}' to take out; mend WIRE_CHECK here")
+    wire.write_text(clean.replace(WIRE_CHECK, "if (n > bytes_.size()) n = bytes_.size();"))
+    command = [build(tree, "address", "message_fuzz"), f"-max_total_time={FUZZ_SECONDS}", f"-seed={FUZZ_SEED}"]
+    command.append(f"-artifact_prefix={tree}/")
+    corpus = tree / "tests" / "fuzz" / "corpus" / "message_fuzz"
+    expect_alarm("an unchecked read of a message", command + ([corpus] if corpus.is_dir() else []), "AddressSanitizer")
+    replay = [command[0], tree / "crash-message_fuzz"]
+    expect_alarm("the input that the fuzzer kept", replay, "AddressSanitizer")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        copy_small_tree(tree)
+        check_layers(tree)
+        check_sanitizers(tree)
+        check_fuzzer(tree)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+/* The one C door into lightcc. Every framework comes through it, and nothing else is exported.
+ *
+ * Every function may be called from any thread. None throws. A status is 0 (done), LIGHTCC_PENDING or
+ * the reason for failure; after a failure lightcc_error() gives its text to the thread that saw it.
+ * Shapes are in elements; times in milliseconds. Strings are UTF-8. */
+#ifndef LIGHTCC_H
+#define LIGHTCC_H
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#define LIGHTCC_API __attribute__((visibility("default")))
+
+enum lightcc_status {
+  LIGHTCC_OK = 0,
+  LIGHTCC_PENDING = 1,
+  LIGHTCC_INVALID_ARGUMENT = 2, /* this rank's call is wrong; nothing was sent                   */
+  LIGHTCC_MISMATCH = 3,         /* ranks disagree; all are told, the next operation works        */
+  LIGHTCC_PEER_LOST = 4,        /* a rank died; shut down and init again, or exit                */
+  LIGHTCC_SHUT_DOWN = 5,        /* not initialised, shut down, or a peer has left                */
+  LIGHTCC_TIMEOUT = 6,          /* a stall was ended (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)       */
+  LIGHTCC_INTERNAL = 7
+};
+enum lightcc_dtype {
+  LIGHTCC_UINT8, LIGHTCC_INT8, LIGHTCC_UINT16, LIGHTCC_INT16, LIGHTCC_INT32, LIGHTCC_INT64,
+  LIGHTCC_FLOAT16, LIGHTCC_FLOAT32, LIGHTCC_FLOAT64, LIGHTCC_BOOL, LIGHTCC_BFLOAT16
+};
+enum lightcc_op { LIGHTCC_AVERAGE, LIGHTCC_SUM, LIGHTCC_ADASUM, LIGHTCC_MIN, LIGHTCC_MAX, LIGHTCC_PRODUCT };
+enum lightcc_kind {
+  LIGHTCC_ALLREDUCE, LIGHTCC_ALLGATHER, LIGHTCC_BROADCAST, LIGHTCC_ALLTOALL, LIGHTCC_REDUCESCATTER, LIGHTCC_BARRIER
+};
+
+/* Life. init reads the environment (docs/knobs.md), meets the other ranks and starts one engine thread and
+ * one thread that watches the peers. A second init is a no-op. shutdown tells the peers, fails what is
+ * pending with LIGHTCC_SHUT_DOWN and returns when both threads are gone; init may follow. */
+LIGHTCC_API int lightcc_init(void);
+LIGHTCC_API int lightcc_shutdown(void);
+LIGHTCC_API int lightcc_initialized(void);
+LIGHTCC_API const char* lightcc_version(void);
+LIGHTCC_API const char* lightcc_error(void); /* the calling thread's last failure; valid until its next one */
+/* Ends the epoch on every rank with LIGHTCC_SHUT_DOWN and this cause (Ctrl-C inside a wait does it). */
+LIGHTCC_API int lightcc_abort(const char* cause);
+
+/* Topology; -1 while not initialised. */
+LIGHTCC_API int lightcc_rank(void);
+LIGHTCC_API int lightcc_size(void);
+LIGHTCC_API int lightcc_local_rank(void);
+LIGHTCC_API int lightcc_local_size(void);
+LIGHTCC_API int lightcc_cross_rank(void);
+LIGHTCC_API int lightcc_cross_size(void);
+
+/* Groups (Horovod's process sets). Group 0 is the world. add and remove are collective over the world: all
+ * ranks call them with the same members in the same order, and get the same id. ids are used again.
+ * add returns the id, or minus a status. */
+LIGHTCC_API int lightcc_add_group(const int32_t* ranks, int count);
+LIGHTCC_API int lightcc_remove_group(int group);
+LIGHTCC_API int lightcc_group_size(int group);              /* -1: no such group            */
+LIGHTCC_API int lightcc_group_rank(int group);              /* -1: no such group, or not in */
+LIGHTCC_API int lightcc_group_ranks(int group, int32_t* ranks); /* fills group_size values  */
+LIGHTCC_API int lightcc_group_ids(int32_t* ids, int capacity);  /* returns how many exist   */
+
+/* Called by whichever thread runs the engine; must not block and must not call lightcc. `allocate` gives the
+ * memory of output `index` once its shape is known (NULL fails the request); without it such outputs
+ * are lightcc's own, to be adopted by lightcc_output. `done` is the last thing a request does. */
+typedef struct lightcc_callbacks {
+  void (*done)(void* context, int status, const char* text);
+  void* (*allocate)(void* context, int index, const int64_t* shape, int ndim);
+  void* context;
+} lightcc_callbacks;
+
+/* flags */
+#define LIGHTCC_BLOCK 1 /* drive it here for up to 100 ms: returns 0 when done (no handle is left)               */
+
+/* Submits one tensor. Returns a handle > 0; or 0 (done, LIGHTCC_BLOCK only); or minus a status.
+ *   name      NULL: numbered per group and kind, "allreduce.noname.7". Else "<kind>.<name>" is the key that the
+ *             ranks meet by, and may be in flight once per group.
+ *   input     allreduce, allgather, alltoall, reducescatter read it; it must live until the request is done.
+ *             broadcast reads it on the root.
+ *   output    allreduce and broadcast write it (may be the input). NULL for the other kinds (see allocate).
+ *   op, prescale, postscale   allreduce and reducescatter.
+ *   root      broadcast: a WORLD rank.
+ *   splits    alltoall: rows of dimension 0 for each member of the group; NULL: equal parts.
+ * An output of lightcc's own makes LIGHTCC_BLOCK return the handle even when done. */
+LIGHTCC_API int64_t lightcc_submit(int kind, const char* name, int group, const void* input, void* output, int dtype,
+                                   int ndim, const int64_t* shape, int op, int root, double prescale,
+                                   double postscale, const int32_t* splits, int flags);
+
+/* Submits several tensors as one unit with one handle; tensor i of `name` is called "<name>_<i+1>of<count>" in
+ * messages. shapes holds all dimensions one after the other. callbacks may be NULL. Also the door for
+ * callers with callbacks (count = 1). splits: group_size values a tensor. */
+LIGHTCC_API int64_t lightcc_submit_group(int kind, const char* name, int group, int count, const void* const* inputs,
+                                         void* const* outputs, const int32_t* dtypes, const int32_t* ndims,
+                                         const int64_t* shapes, int op, int root, double prescale,
+                                         double postscale, const int32_t* splits, int flags,
+                                         const lightcc_callbacks* callbacks);
+
+/* The same request again and again: prepare once (same arguments as lightcc_submit, name required), start
+ * many times with one integer. prepare returns an id > 0 or minus a status; start a handle or minus a status. */
+LIGHTCC_API int64_t lightcc_prepare(int kind, const char* name, int group, const void* input, void* output, int dtype,
+                                    int ndim, const int64_t* shape, int op, int root, double prescale,
+                                    double postscale, const int32_t* splits, int flags);
+LIGHTCC_API int64_t lightcc_start(int64_t prepared);
+LIGHTCC_API int lightcc_discard(int64_t prepared);
+
+/* Waits, driving the engine, at most timeout_ms (0: not at all). The status of a finished handle stays readable
+ * until release. poll makes one bounded step at most and returns 1 if the request was finished when it
+ * was called, 0 if not, minus a status for an unknown handle. */
+LIGHTCC_API int lightcc_wait(int64_t handle, int timeout_ms);
+LIGHTCC_API int lightcc_poll(int64_t handle);
+LIGHTCC_API int lightcc_release(int64_t handle);
+
+/* Output `index` of a finished request that had no output memory: its address passes to the caller, who must
+ * lightcc_free it. ndim: in, the room in shape; out, the dimensions. */
+LIGHTCC_API int lightcc_output(int64_t handle, int index, void** data, int64_t* shape, int* ndim);
+/* alltoall: rows of output `index` that came from each member (group_size values). */
+LIGHTCC_API int lightcc_received_splits(int64_t handle, int index, int32_t* splits);
+
+/* Memory that the ranks of a host share: a collective on it moves no byte to or from a staging buffer.
+ * 64-byte aligned, zeroed. It stays readable after shutdown, until freed. NULL on failure. */
+LIGHTCC_API void* lightcc_alloc(int64_t bytes);
+LIGHTCC_API void lightcc_free(void* data);
+
+/* Counters of this process since init, in the order of lightcc_counter_name; returns how many there are. */
+LIGHTCC_API int lightcc_counters(int64_t* values, int capacity);
+LIGHTCC_API const char* lightcc_counter_name(int index);
+/* The selector's table and the knobs, as text (the caller must not free it). */
+LIGHTCC_API const char* lightcc_describe(const char* what); /* "selector", "knobs", "world" */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,14 @@
+// How many cores this process may keep busy: spinning pays only if every waiting thread has its own.
+#pragma once
+#include <string>
+
+namespace lightcc {
+
+// The cores it is bound to, or fewer if a cgroup's CPU quota (version 1 or 2, of any enclosing group)
+// allows less: rounded up, at least 1. `root` stands before /proc and /sys.
+int usable_cores(const std::string& root = "");
+
+int bound_cores();                              // by sched_setaffinity: mpirun binds, taskset too
+int quota_cores(const std::string& root = "");  // by cgroup; 0: no quota
+
+}  // namespace lightcc

@@ -1,0 +1,34 @@
+#include "base/types.h"
+
+namespace lightcc {
+namespace {
+struct DTypeRow { const char* name; size_t bytes; };
+constexpr DTypeRow kDTypeTable[kDTypes] = {
+    {"uint8", 1}, {"int8", 1},    {"uint16", 2},  {"int16", 2}, {"int32", 4},    {"int64", 8},
+    {"float16", 2}, {"float32", 4}, {"float64", 8}, {"bool", 1},  {"bfloat16", 2}};
+constexpr const char* kOpNames[] = {"average", "sum", "adasum", "min", "max", "product"};
+constexpr const char* kKindNames[kKinds] = {"allreduce",     "allgather", "broadcast",       "alltoall",
+                                            "reducescatter", "barrier",   "add_process_set", "remove_process_set"};
+
+template <class Values>
+std::string join(const Values& values) {
+  std::string text;
+  for (auto value : values) text += (text.empty() ? "" : ", ") + std::to_string(value);
+  return text;
+}
+}  // namespace
+
+size_t size_of(DType t) { return kDTypeTable[int(t)].bytes; }
+const char* name_of(DType t) { return kDTypeTable[int(t)].name; }
+const char* name_of(ReduceOp op) { return kOpNames[int(op)]; }
+const char* name_of(Kind kind) { return kKindNames[int(kind)]; }
+
+int64_t count_of(const Shape& shape) {
+  int64_t n = 1;
+  for (int64_t d : shape) n *= d;
+  return n;
+}
+std::string text_of(const Shape& shape) { return "[" + join(shape) + "]"; }
+std::string text_of(const std::vector<int>& ranks) { return join(ranks); }
+
+}  // namespace lightcc

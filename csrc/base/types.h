@@ -1,0 +1,40 @@
+// The words every layer shares: element types, reduce operations, kinds of collective, spans.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lightcc {
+
+enum class DType : int32_t {  // the values are part of the C door
+  uint8, int8, uint16, int16, int32, int64, float16, float32, float64, boolean, bfloat16
+};
+inline constexpr int kDTypes = 11;
+
+enum class ReduceOp : int32_t { average, sum, adasum, min, max, product };
+
+enum class Kind : int32_t {
+  allreduce, allgather, broadcast, alltoall, reducescatter, barrier, add_group, remove_group
+};
+inline constexpr int kKinds = 8;
+
+size_t size_of(DType);
+const char* name_of(DType);
+const char* name_of(ReduceOp);
+const char* name_of(Kind);
+
+using Span = std::span<std::byte>;
+using ConstSpan = std::span<const std::byte>;
+using Shape = std::vector<int64_t>;
+
+int64_t count_of(const Shape&);        // elements; 1 for a scalar
+std::string text_of(const Shape&);     // "[2, 3]"
+std::string text_of(const std::vector<int>& ranks);  // "1, 4, 5"
+
+// The unit in which shared memory is shared: no two writers touch one line.
+inline constexpr size_t kLine = 64;
+inline constexpr size_t round_up(size_t n, size_t unit = kLine) { return (n + unit - 1) / unit * unit; }
+
+}  // namespace lightcc

@@ -1,0 +1,301 @@
+#include "collective/algorithms.h"
+
+#include <cstdio>
+
+namespace lightcc {
+namespace {
+
+constexpr Memory kInput = Memory::input, kOutput = Memory::output, kScratch = Memory::scratch;
+
+// Consecutive parts of a memory, one a rank, numbered modulo their number.
+class Blocks {
+ public:
+  explicit Blocks(const std::vector<int64_t>& counts) : borders_(1, 0) {
+    for (int64_t count : counts) borders_.push_back(borders_.back() + count);
+  }
+  Blocks(int64_t count, int parts) {
+    for (int b = 0; b <= parts; ++b) borders_.push_back(count / parts * b + count % parts * b / parts);
+  }
+  int64_t offset(int b) const { return borders_[wrap(b)]; }
+  int64_t count(int b) const { return borders_[wrap(b) + 1] - borders_[wrap(b)]; }
+  int64_t end(int b) const { return borders_[wrap(b) + 1]; }
+  int64_t total() const { return borders_.back(); }
+
+ private:
+  int wrap(int b) const {
+    const int parts = int(borders_.size()) - 1;
+    return (b % parts + parts) % parts;
+  }
+  std::vector<int64_t> borders_;
+};
+
+int right_of(const Collective& c, int distance = 1) { return (c.index + distance) % c.size; }
+int left_of(const Collective& c, int distance = 1) { return (c.index - distance + c.size) % c.size; }
+
+// What a reduction is when there is nobody to reduce with.
+Schedule alone(int64_t count) { return {{Step::copy({kInput, 0}, {kOutput, 0}, count, true)}}; }
+
+// Ring all-gather in the output. Rank r's own block, block r, is taken from `own` when it is first sent.
+void ring_gather(Schedule& rounds, const Collective& c, const Blocks& blocks, Place own) {
+  for (int s = 0; s < c.size - 1; ++s) {
+    const int out = c.index - s, in = out - 1;
+    rounds.push_back({Step::send(right_of(c), s == 0 ? own : Place{kOutput, blocks.offset(out)}, blocks.count(out)),
+                      Step::recv(left_of(c), {kOutput, blocks.offset(in)}, blocks.count(in))});
+  }
+}
+
+// Block b sets out from rank b+1 and gathers every rank's share on its way round to rank b.
+Schedule allreduce_ring(const Collective& c) {
+  if (c.size == 1) return alone(c.count);
+  const Blocks blocks(c.count, c.size);
+  Schedule rounds;
+  for (int s = 0; s < c.size - 1; ++s) {
+    const int out = c.index - s - 1, in = out - 1;
+    const int64_t at = blocks.offset(in);
+    rounds.push_back({Step::send(right_of(c), {s == 0 ? kInput : kOutput, blocks.offset(out)}, blocks.count(out)),
+                      Step::recv_reduce(left_of(c), {kInput, at}, {kOutput, at}, blocks.count(in), s == c.size - 2)});
+  }
+  ring_gather(rounds, c, blocks, {kOutput, blocks.offset(c.index)});
+  return rounds;
+}
+
+// As above; partial sums alternate between two slots of scratch, since the output has room for block r only.
+Schedule reducescatter_ring(const Collective& c) {
+  if (c.size == 1) return alone(c.counts[0]);
+  const Blocks blocks(c.counts);
+  const int64_t slot = *std::max_element(c.counts.begin(), c.counts.end());
+  Schedule rounds;
+  for (int s = 0; s < c.size - 1; ++s) {
+    const int out = c.index - s - 1, in = out - 1;
+    const bool last = s == c.size - 2;
+    const Place partial = s == 0 ? Place{kInput, blocks.offset(out)} : Place{kScratch, (s - 1) % 2 * slot};
+    const Place sum = last ? Place{kOutput, 0} : Place{kScratch, s % 2 * slot};
+    rounds.push_back({Step::send(right_of(c), partial, blocks.count(out)),
+                      Step::recv_reduce(left_of(c), {kInput, blocks.offset(in)}, sum, blocks.count(in), last)});
+  }
+  return rounds;
+}
+
+// Every rank sends each block of its input straight to the block's owner, one owner a round.
+Schedule reducescatter_pairwise(const Collective& c) {
+  if (c.size == 1) return alone(c.counts[0]);
+  const Blocks blocks(c.counts);
+  Schedule rounds;
+  for (int s = 1; s < c.size; ++s) {
+    const int to = right_of(c, s);
+    const Place sum = s == 1 ? Place{kInput, blocks.offset(c.index)} : Place{kOutput, 0};
+    rounds.push_back({Step::send(to, {kInput, blocks.offset(to)}, blocks.count(to)),
+                      Step::recv_reduce(left_of(c, s), sum, {kOutput, 0}, blocks.count(c.index), s == c.size - 1)});
+  }
+  return rounds;
+}
+
+// The largest power of two ranks take part in an exchange by halves. Of the others, each rank of an odd
+// number below 2 * extras adds in its left neighbour's input first and gives it the result at the end.
+struct Fold {
+  int power = 1, extras = 0;  // ranks that take part; pairs that are folded into one
+  int index = -1;             // this rank's among them; -1 if it is folded away
+
+  explicit Fold(const Collective& c) {
+    while (power * 2 <= c.size) power *= 2;
+    extras = c.size - power;
+    if (c.index >= 2 * extras) index = c.index - extras;
+    else if (c.index % 2 == 1) index = c.index / 2;
+  }
+  int rank(int i) const { return i < extras ? 2 * i + 1 : i + extras; }
+  bool has_extra() const { return index >= 0 && index < extras; }
+};
+
+// The first round of both algorithms below; returns where the folded input lies afterwards.
+Memory fold_in(Schedule& rounds, const Collective& c, const Fold& fold) {
+  if (!fold.has_extra()) return kInput;
+  rounds.push_back({Step::recv_reduce(c.index - 1, {kInput, 0}, {kOutput, 0}, c.count)});
+  return kOutput;
+}
+void fold_out(Schedule& rounds, const Collective& c, const Fold& fold) {
+  if (fold.has_extra()) rounds.push_back({Step::send(c.index - 1, {kOutput, 0}, c.count)});
+}
+Schedule folded_away(const Collective& c) {
+  return {{Step::send(c.index + 1, {kInput, 0}, c.count)}, {Step::recv(c.index + 1, {kOutput, 0}, c.count)}};
+}
+
+// All data to rank XOR 1, 2, 4, ... A round may not write what it sends, so sums go from one slot of scratch
+// to the other and only the last goes to the output (by a copy if it would come straight from the input,
+// which may be the same memory).
+Schedule allreduce_recursive_doubling(const Collective& c) {
+  if (c.size == 1) return alone(c.count);
+  const Fold fold(c);
+  if (fold.index < 0) return folded_away(c);
+  Schedule rounds;
+  Place sum{fold_in(rounds, c, fold), 0};
+  for (int mask = 1; mask < fold.power; mask *= 2) {
+    const int peer = fold.rank(fold.index ^ mask);
+    const bool last = mask * 2 == fold.power;
+    Place next{kScratch, sum.memory == kScratch && sum.offset == 0 ? c.count : 0};
+    if (last && sum.memory == kScratch) next = {kOutput, 0};
+    rounds.push_back({Step::send(peer, sum, c.count), Step::recv_reduce(peer, sum, next, c.count, last)});
+    sum = next;
+  }
+  if (sum.memory != kOutput) rounds.push_back({Step::copy(sum, {kOutput, 0}, c.count)});
+  fold_out(rounds, c, fold);
+  return rounds;
+}
+
+// Half of what is left to rank XOR 1, a quarter to XOR 2, ... until each rank has one piece summed up; then
+// the way back. The large halves go to near ranks, which are likely on the same host.
+Schedule allreduce_halving_doubling(const Collective& c) {
+  if (c.size == 1) return alone(c.count);
+  const Fold fold(c);
+  if (fold.index < 0) return folded_away(c);
+  struct Halving { int peer; int64_t keep, keep_count, give, give_count; };
+  std::vector<Halving> halvings;
+  Schedule rounds;
+  Memory sum = fold_in(rounds, c, fold);
+  int64_t begin = 0, end = c.count;
+  for (int mask = 1; mask < fold.power; mask *= 2) {
+    const int64_t middle = begin + (end - begin) / 2;
+    const Halving lower{fold.rank(fold.index ^ mask), begin, middle - begin, middle, end - middle};
+    const Halving upper{lower.peer, middle, end - middle, begin, middle - begin};
+    const Halving& h = halvings.emplace_back(fold.index & mask ? upper : lower);
+    rounds.push_back({Step::send(h.peer, {sum, h.give}, h.give_count),
+                      Step::recv_reduce(h.peer, {sum, h.keep}, {kOutput, h.keep}, h.keep_count,
+                                        mask * 2 == fold.power)});
+    sum = kOutput;
+    begin = h.keep;
+    end = h.keep + h.keep_count;
+  }
+  for (auto h = halvings.rbegin(); h != halvings.rend(); ++h)
+    rounds.push_back({Step::send(h->peer, {kOutput, h->keep}, h->keep_count),
+                      Step::recv(h->peer, {kOutput, h->give}, h->give_count)});
+  fold_out(rounds, c, fold);
+  return rounds;
+}
+
+Schedule allgather_ring(const Collective& c) {
+  const Blocks blocks(c.counts);
+  Schedule rounds{{Step::copy({kInput, 0}, {kOutput, blocks.offset(c.index)}, c.counts[c.index])}};
+  ring_gather(rounds, c, blocks, {kInput, 0});
+  return rounds;
+}
+
+// With 2^k blocks in hand, r .. r + 2^k - 1, a rank gives them all to its left and gets as many from its right.
+// Blocks lie at their place from the start, so a run of them is one piece, or two where it wraps.
+Schedule allgather_bruck(const Collective& c) {
+  const Blocks blocks(c.counts);
+  Schedule rounds{{Step::copy({kInput, 0}, {kOutput, blocks.offset(c.index)}, c.counts[c.index])}};
+  for (int have = 1; have < c.size; have *= 2) {
+    const int run = std::min(have, c.size - have);
+    std::vector<Step> round;
+    const auto for_pieces = [&](int first, auto add) {
+      const int last = first + run - 1;
+      const int64_t begin = blocks.offset(first), end = last < c.size ? blocks.end(last) : blocks.total();
+      add(Place{kOutput, begin}, end - begin);
+      if (last >= c.size) add(Place{kOutput, 0}, blocks.end(last));
+    };
+    const int to = left_of(c, have), from = right_of(c, have);
+    for_pieces(c.index, [&](Place at, int64_t count) { round.push_back(Step::send(to, at, count)); });
+    for_pieces(from, [&](Place at, int64_t count) { round.push_back(Step::recv(from, at, count)); });
+    rounds.push_back(std::move(round));
+  }
+  return rounds;
+}
+
+// A binomial tree, counted from the root: r hears from r without its lowest bit. Long data goes down it in
+// pieces, each passed on while the next one arrives.
+Schedule broadcast_binomial(const Collective& c) {
+  constexpr int64_t kPieceElements = 64 << 10, kMostPieces = 64;
+  const int relative = (c.index - c.root + c.size) % c.size;
+  const auto member = [&](int r) { return (r + c.root) % c.size; };
+  std::vector<int> children;  // the one with most below it first
+  int bit = 1;
+  for (; bit < c.size && !(relative & bit); bit *= 2)
+    if (relative + bit < c.size) children.insert(children.begin(), member(relative + bit));
+  const int pieces = int(std::clamp<int64_t>(c.count / kPieceElements, 1, kMostPieces));
+  const Blocks blocks(c.count, pieces);
+  const int lag = relative == 0 ? 0 : 1;
+  Schedule rounds;
+  for (int r = 0; r < pieces + lag; ++r) {
+    std::vector<Step> round;
+    const int in = r, out = r - lag;
+    if (relative != 0 && in < pieces)
+      round.push_back(Step::recv(member(relative - bit), {kOutput, blocks.offset(in)}, blocks.count(in)));
+    if (out >= 0)
+      for (int child : children)
+        round.push_back(Step::send(child, {kOutput, blocks.offset(out)}, blocks.count(out)));
+    rounds.push_back(std::move(round));
+  }
+  return rounds;
+}
+
+Schedule alltoall_pairwise(const Collective& c) {
+  const Blocks in(c.send), out(c.counts);
+  Schedule rounds{{Step::copy({kInput, in.offset(c.index)}, {kOutput, out.offset(c.index)}, c.send[c.index])}};
+  for (int s = 1; s < c.size; ++s) {
+    const int to = right_of(c, s), from = left_of(c, s);
+    rounds.push_back({Step::send(to, {kInput, in.offset(to)}, c.send[to]),
+                      Step::recv(from, {kOutput, out.offset(from)}, c.counts[from])});
+  }
+  return rounds;
+}
+
+// After k rounds a rank has heard, directly or not, from the 2^k - 1 ranks on its left. One element travels
+// (a step of none would not), its value is of no concern.
+Schedule barrier_dissemination(const Collective& c) {
+  Schedule rounds;
+  for (int distance = 1; distance < c.size; distance *= 2)
+    rounds.push_back({Step::send(right_of(c, distance), {kScratch, 0}, 1),
+                      Step::recv(left_of(c, distance), {kScratch, 1}, 1)});
+  return rounds;
+}
+
+constexpr const char* kThakur = "Thakur, Rabenseifner, Gropp 2005";
+constexpr Algorithm kAlgorithms[] = {
+    {Kind::allreduce, "ring", allreduce_ring, "Patarasuk, Yuan 2009"},
+    {Kind::allreduce, "recursive_doubling", allreduce_recursive_doubling, kThakur},
+    {Kind::allreduce, "halving_doubling", allreduce_halving_doubling, kThakur},
+    {Kind::reducescatter, "ring", reducescatter_ring, "Patarasuk, Yuan 2009"},
+    {Kind::reducescatter, "pairwise", reducescatter_pairwise, kThakur},
+    {Kind::allgather, "ring", allgather_ring, kThakur},
+    {Kind::allgather, "bruck", allgather_bruck, "Bruck et al. 1997"},
+    {Kind::broadcast, "binomial", broadcast_binomial, kThakur},
+    {Kind::alltoall, "pairwise", alltoall_pairwise, kThakur},
+    {Kind::barrier, "dissemination", barrier_dissemination, "Hensgen, Finkel, Manber 1988"},
+};
+
+}  // namespace
+
+std::span<const Algorithm> algorithms() { return kAlgorithms; }
+
+const Algorithm* find_algorithm(Kind kind, std::string_view name) {
+  for (const Algorithm& a : kAlgorithms)
+    if (a.kind == kind && a.name == name) return &a;
+  return nullptr;
+}
+
+std::string algorithms_text() {
+  std::string text;
+  char line[128];
+  for (const Algorithm& a : kAlgorithms) {
+    std::snprintf(line, sizeof line, "%-14s %-19s %s\n", name_of(a.kind), a.name, a.source);
+    text += line;
+  }
+  return text;
+}
+
+Schedule plan(const Algorithm& algorithm, const Collective& c) {
+  Schedule rounds = algorithm.rounds(c);
+  if (c.pre == 1.0) return rounds;
+  // Only allreduce has an output as large as its input; all of its algorithms work in place.
+  const Place loaded = c.kind == Kind::allreduce ? Place{kOutput, 0} : Place{kScratch, scratch_count(rounds)};
+  int64_t count = 0;
+  for (auto& round : rounds)
+    for (Step& step : round)
+      if (step.reads() && step.from.memory == kInput) {
+        count = std::max(count, step.from.offset + step.count);
+        step.from = {loaded.memory, loaded.offset + step.from.offset};
+      }
+  rounds.insert(rounds.begin(), {Step::copy({kInput, 0}, loaded, count)});
+  return rounds;
+}
+
+}  // namespace lightcc

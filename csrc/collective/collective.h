@@ -1,0 +1,50 @@
+// What one fused collective is, and the interface of whatever can run it.
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/types.h"
+
+namespace lightcc {
+
+// One collective over one Group, as rank `index` of `size` sees it. Sizes and offsets are in elements.
+// Who fills what:
+//   allreduce      input, output: `count` elements each; may be the same memory.
+//   broadcast      output: `count`; on the root the data lies in it already.
+//   allgather      input: counts[index]; output: sum(counts), rank r's part at sum(counts[0..r)).
+//   reducescatter  input: sum(counts); output: counts[index] (the part of rank index).
+//   alltoall       input: sum(send); output: sum(counts), where send[r] goes to rank r and counts[r] comes from it.
+//   barrier        nothing.
+struct Collective {
+  Kind kind;
+  int index, size;
+  DType dtype = DType::uint8;
+  ReduceOp op = ReduceOp::sum;         // never average: the engine folds 1/size into post
+  double pre = 1.0, post = 1.0;
+  int root = 0;                        // index in the group
+  const void* input = nullptr;
+  void* output = nullptr;
+  int64_t count = 0;
+  std::vector<int64_t> counts, send;
+};
+
+// A collective in flight. step() never blocks and does a bounded piece of work (about 256 KiB);
+// it returns whether anything moved. After done() nothing reads the input or writes the output any more,
+// on this rank or any other. When step() returns false, waiting_for() names a member (index in the
+// group) without whom it cannot go on.
+struct Work {
+  virtual ~Work() = default;
+  virtual bool step() = 0;
+  virtual bool done() const = 0;
+  virtual int waiting_for() const = 0;
+};
+
+struct Backend {
+  virtual ~Backend() = default;
+  virtual const char* name() const = 0;
+  virtual bool accepts(const Collective&) const = 0;
+  virtual std::unique_ptr<Work> start(const Collective&) = 0;  // members start the same collectives in the same order
+};
+
+}  // namespace lightcc

@@ -1,0 +1,48 @@
+// Runs one Schedule over Links: the only place where schedules meet payload. Each step streams through the
+// links' own memory, piece by piece: copied or reduced straight out of it. float16 and bfloat16 are rounded
+// after each step here, not once at the end: what travels between ranks is the wire type.
+#pragma once
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "collective/collective.h"
+#include "collective/schedule.h"
+#include "device/device.h"
+#include "net/link.h"
+
+namespace lightcc {
+
+class Execution : public Work {
+ public:
+  // links[member] leads there; nullptr at our own place. They and the Collective's memory must outlive this.
+  // One thread at a time, as for Link. What a link throws passes through; the collective cannot go on then.
+  Execution(std::shared_ptr<const Schedule>, const Collective&, std::span<Link* const> links);
+
+  bool step() override;
+  bool done() const override { return round_ == schedule_->size(); }
+  int waiting_for() const override;
+
+ private:
+  struct Progress {
+    int64_t moved = 0;  // elements
+    int after = -1;     // the step of this round that goes first: same peer, same direction
+  };
+  void enter_round();
+  bool may_move(size_t step) const;
+  size_t move_piece(const Step&, Progress&);
+  std::byte* at(Place, int64_t element) const;
+  void store(std::byte* to, std::span<const void* const> from, int64_t count, double pre, double post) const;
+
+  std::shared_ptr<const Schedule> schedule_;
+  std::span<Link* const> links_;
+  Reduction reduction_;
+  int index_;
+  size_t element_bytes_;
+  std::unique_ptr<std::byte[]> scratch_;
+  std::byte* memories_[3];  // by Memory; the input is never written
+  size_t round_ = 0;
+  std::vector<Progress> progress_;  // of the round's steps
+};
+
+}  // namespace lightcc

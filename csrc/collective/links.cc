@@ -1,0 +1,84 @@
+#include "collective/links.h"
+
+#include "base/error.h"
+#include "collective/execution.h"
+
+namespace lightcc {
+
+struct LinksBackend::Turns {
+  uint64_t started = 0, finished = 0;  // collective number `finished` has the links
+  int waiting_for = -1;                // whom it waits for
+  bool broken = false;                 // one was dropped half-way: what is in the links has no meaning now
+};
+
+namespace {
+
+constexpr size_t kCachedSchedules = 256;  // a training step has a few shapes; when there are more, planning is cheap
+
+class Turn : public Work {
+ public:
+  Turn(std::shared_ptr<LinksBackend::Turns> turns, Execution execution)
+      : turns_(std::move(turns)), execution_(std::move(execution)), number_(turns_->started++) {}
+  Turn(const Turn&) = delete;
+  ~Turn() override {
+    if (!done()) turns_->broken = true;
+  }
+
+  bool step() override {
+    if (done()) return false;
+    if (turns_->broken) {
+      throw Error(Code::internal, "a collective cannot use the group's links: an earlier one was given up before its "
+                                  "end; shut down and init again");
+    }
+    if (turns_->finished != number_) return false;
+    const bool moved = execution_.step();
+    turns_->waiting_for = execution_.waiting_for();
+    if (!execution_.done()) return moved;
+    ++turns_->finished;
+    return true;
+  }
+  bool done() const override { return turns_->finished > number_; }
+  int waiting_for() const override { return done() ? -1 : turns_->waiting_for; }
+
+ private:
+  std::shared_ptr<LinksBackend::Turns> turns_;
+  Execution execution_;
+  const uint64_t number_;
+};
+
+}  // namespace
+
+LinksBackend::LinksBackend(std::vector<Link*> links, Selector selector)
+    : links_(std::move(links)), selector_(std::move(selector)), turns_(std::make_shared<Turns>()) {}
+
+bool LinksBackend::accepts(const Collective& c) const {
+  if (c.size != int(links_.size())) return false;
+  switch (c.kind) {
+    case Kind::add_group:
+    case Kind::remove_group: return false;
+    case Kind::allreduce:
+    case Kind::reducescatter: return c.op != ReduceOp::average && c.op != ReduceOp::adasum;
+    default: return true;
+  }
+}
+
+std::unique_ptr<Work> LinksBackend::start(const Collective& c) {
+  if (!accepts(c)) {
+    throw Error(Code::internal, std::string(name_of(c.kind)) + " with op " + name_of(c.op) + " among " +
+                                    std::to_string(c.size) + " ranks was given to the links of " +
+                                    std::to_string(links_.size()));
+  }
+  return std::make_unique<Turn>(turns_, Execution(schedule_of(c), c, links_));
+}
+
+std::shared_ptr<const Schedule> LinksBackend::schedule_of(const Collective& c) {
+  const Algorithm* algorithm = selector_.choose(c, name()).algorithm;
+  std::vector<int64_t> key{algorithm - algorithms().data(), c.index, c.root, c.count, c.pre != 1.0};
+  key.insert(key.end(), c.counts.begin(), c.counts.end());
+  key.insert(key.end(), c.send.begin(), c.send.end());
+  if (auto known = schedules_.find(key); known != schedules_.end()) return known->second;
+  if (schedules_.size() >= kCachedSchedules) schedules_.clear();
+  return schedules_[key] = std::make_shared<const Schedule>(plan(*algorithm, c));
+}
+
+}  // namespace lightcc

@@ -1,0 +1,53 @@
+// A Schedule is one rank's whole part in a collective, as data: rounds of steps. It is made by a pure
+// function (algorithms.h), run by Execution, checked without I/O by the tests and priced by a cost model.
+// The steps of a round go together, in any interleaving, and none writes what another of them reads or
+// writes. Steps in one direction between two ranks happen in the order listed, on both of them.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "base/types.h"
+
+namespace lightcc {
+
+enum class Memory : uint8_t { input, output, scratch };
+
+struct Place {
+  Memory memory = Memory::scratch;
+  int64_t offset = 0;  // in elements
+};
+
+struct Step {
+  enum class Kind : uint8_t { send, recv, recv_reduce, copy };
+  Kind kind;
+  int peer = -1;           // member of the group; -1 for copy
+  int64_t count = 0;       // elements; a step of none is skipped, on both ranks
+  Place from, to;          // recv_reduce: to = op(from, what arrives); `from` may be `to` itself
+  bool completes = false;  // recv_reduce, copy: these are the final sums, to be postscaled
+
+  static Step send(int peer, Place from, int64_t count) { return {Kind::send, peer, count, from, {}}; }
+  static Step recv(int peer, Place to, int64_t count) { return {Kind::recv, peer, count, {}, to}; }
+  static Step recv_reduce(int peer, Place from, Place to, int64_t count, bool completes = false) {
+    return {Kind::recv_reduce, peer, count, from, to, completes};
+  }
+  static Step copy(Place from, Place to, int64_t count, bool completes = false) {
+    return {Kind::copy, -1, count, from, to, completes};
+  }
+  bool reads() const { return kind != Kind::recv; }   // uses `from`
+  bool writes() const { return kind != Kind::send; }  // uses `to`
+};
+
+using Schedule = std::vector<std::vector<Step>>;
+
+// The elements of scratch memory that a schedule touches.
+inline int64_t scratch_count(const Schedule& rounds) {
+  int64_t end = 0;
+  for (const auto& round : rounds)
+    for (const Step& step : round) {
+      if (step.reads() && step.from.memory == Memory::scratch) end = std::max(end, step.from.offset + step.count);
+      if (step.writes() && step.to.memory == Memory::scratch) end = std::max(end, step.to.offset + step.count);
+    }
+  return end;
+}
+
+}  // namespace lightcc

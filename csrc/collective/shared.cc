@@ -1,0 +1,256 @@
+#include "collective/shared.h"
+
+#include <algorithm>
+
+#include "device/device.h"
+
+namespace lightcc {
+namespace {
+
+struct Part { size_t begin, count; };  // elements
+
+// Shard v of an allreduce; borders on lines, so that no two owners write one.
+Part shard(size_t count, int v, int size, size_t element) {
+  size_t line = kLine / element;
+  auto border = [&](int i) { return i == size ? count : std::min(count, round_up(count * i / size, line)); };
+  return {border(v), border(v + 1) - border(v)};
+}
+
+std::byte* at(void* p, size_t bytes) { return static_cast<std::byte*>(p) + bytes; }
+const std::byte* at(const void* p, size_t bytes) { return static_cast<const std::byte*>(p) + bytes; }
+
+}  // namespace
+
+SharedBackend::SharedBackend(Host& host, int group, std::vector<int> members, std::vector<Link*> links)
+    : host_(host),
+      members_(std::move(members)),
+      index_(int(std::find(members_.begin(), members_.end(), host.rank()) - members_.begin())),
+      links_(std::move(links)),
+      writer_(host.common_writer(group, members_)) {
+  for (int member : members_) readers_.push_back(host.common_reader(group, member));
+}
+
+bool SharedBackend::accepts(const Collective& c) const {
+  return c.kind == Kind::allreduce || c.kind == Kind::reducescatter;
+}
+
+void SharedBackend::commit(size_t n) {
+  writer_.commit(n);
+  for (int member : members_)
+    if (member != host_.rank()) host_.mark(member);
+}
+void SharedBackend::consume(int member, size_t n) {
+  readers_[member].consume(n);
+  host_.mark(members_[member]);
+}
+
+class FlatReduce : public Work {
+ public:
+  FlatReduce(SharedBackend& backend, const Collective& c)
+      : backend_(backend), c_(c), bytes_(size_t(c.count) * size_of(c.dtype)), inputs_(c.size) {}
+
+  bool step() override {
+    bool moved = false;
+    if (!inputs_[c_.index]) {
+      std::byte* mine = backend_.reserve(bytes_);
+      if (!mine) return false;
+      copy(mine, c_.input, bytes_);
+      backend_.commit(bytes_);
+      inputs_[c_.index] = c_.input;
+      moved = true;
+    }
+    for (; seen_ < c_.size; ++seen_, moved = true)
+      if (seen_ != c_.index && !(inputs_[seen_] = backend_.peek(seen_, bytes_))) return moved;
+    void* out = c_.output;
+    reduce({c_.dtype, c_.op, c_.pre, c_.post}, {&out, 1}, inputs_, size_t(c_.count));
+    for (int i = 0; i < c_.size; ++i)
+      if (i != c_.index) backend_.consume(i, bytes_);
+    done_ = true;
+    return true;
+  }
+  bool done() const override { return done_; }
+  int waiting_for() const override { return seen_; }
+
+ private:
+  SharedBackend& backend_;
+  const Collective c_;
+  size_t bytes_;
+  std::vector<const void*> inputs_;
+  int seen_ = 0;
+  bool done_ = false;
+};
+
+// Direct and staged allreduce, and reducescatter (staged, nothing handed back).
+class BlockReduce : public Work {
+ public:
+  BlockReduce(SharedBackend& backend, const Collective& c) : backend_(backend), c_(c), element_(size_of(c.dtype)) {
+    size_t begin = 0, largest = 0;
+    for (int v = 0; v < c_.size; ++v) {
+      bool scatter = c_.kind == Kind::reducescatter;
+      parts_.push_back(scatter ? Part{begin, size_t(c_.counts[v])} : shard(size_t(c_.count), v, c_.size, element_));
+      begin += parts_.back().count, largest = std::max(largest, parts_.back().count * element_);
+    }
+    // A few blocks a shard overlap publishing, reducing and handing back; more would only cost flags.
+    block_ = std::clamp(round_up(largest / 4), kLeastBlock, Host::kRecordBytes) / element_;
+    cursors_.resize(c_.size);
+    ins_.resize(c_.size);
+    if (c_.kind == Kind::allreduce) return;
+    mode_ = staged;
+  }
+
+  bool step() override {
+    switch (mode_) {
+      case unknown: return agree();
+      case direct: return step_direct();
+      case staged: return step_staged();
+    }
+    return false;
+  }
+  bool done() const override { return done_; }
+  int waiting_for() const override { return waiting_for_; }
+
+ private:
+  enum Mode { unknown, direct, staged };
+  struct Places { int64_t input, output; };  // offsets in the rank's arena, or -1: private memory
+  struct Cursors { size_t sent = 0, received = 0; bool seen = false; };  // elements of the part; its record
+  static constexpr size_t kLeastBlock = 16 << 10;
+
+  // Every rank tells where its memory lies; direct only if all lie in arenas.
+  bool agree() {
+    bool moved = false;
+    if (!told_) {
+      std::byte* record = backend_.reserve(sizeof(Places));
+      if (!record) return false;
+      size_t bytes = size_t(c_.count) * element_;
+      auto& arena = *backend_.host_.arena();
+      Places mine{arena.offset_of(c_.input, bytes), arena.offset_of(c_.output, bytes)};
+      new (record) Places(mine);
+      backend_.commit(sizeof(Places));
+      places_.assign(size_t(c_.size), mine);
+      told_ = moved = true;
+    }
+    for (int v = 0; v < c_.size; ++v) {
+      if (v == c_.index || cursors_[v].seen) continue;
+      waiting_for_ = v;
+      auto* record = backend_.peek(v, sizeof(Places));
+      if (!record) return moved;
+      places_[v] = *reinterpret_cast<const Places*>(record);
+      backend_.consume(v, sizeof(Places));
+      cursors_[v].seen = moved = true;
+    }
+    bool all = true;
+    for (auto& place : places_) all = all && place.input >= 0 && place.output >= 0;
+    mode_ = all ? direct : staged;
+    for (auto& cursor : cursors_) cursor.seen = false;
+    return true;
+  }
+
+  bool step_direct() {
+    Part own = parts_[c_.index];
+    if (reduced_ < own.count) {
+      size_t n = std::min(block_, own.count - reduced_), from = (own.begin + reduced_) * element_;
+      std::vector<void*> outs(c_.size);
+      for (int v = 0; v < c_.size; ++v) {
+        std::byte* base = backend_.host_.base(backend_.members_[v]);
+        ins_[v] = base + places_[v].input + from, outs[v] = base + places_[v].output + from;
+      }
+      reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs, ins_, n);
+      reduced_ += n;
+      return true;
+    }
+    bool moved = false;
+    if (told_) {  // my shard is in all outputs: say so, once
+      if (!backend_.reserve(1)) return false;
+      backend_.commit(1);
+      told_ = false, moved = true;
+    }
+    for (int v = 0; v < c_.size; ++v) {
+      if (v == c_.index || cursors_[v].seen) continue;
+      waiting_for_ = v;
+      if (!backend_.peek(v, 1)) return moved;
+      backend_.consume(v, 1);
+      cursors_[v].seen = moved = true;
+    }
+    done_ = true;
+    return true;
+  }
+
+  bool step_staged() {
+    bool moved = reduce_block(), finished = reduced_ == parts_[c_.index].count;
+    if (!finished) waiting_for_ = first_other();
+    for (int v = 0; v < c_.size; ++v) {
+      if (v == c_.index) continue;
+      moved |= publish_block(v) | receive_block(v);
+      if (cursors_[v].sent < parts_[v].count || cursors_[v].received < parts_[v].count) {
+        finished = false;
+        if (cursors_[v].sent < parts_[v].count || reduced_ == parts_[c_.index].count) waiting_for_ = v;
+      }
+    }
+    done_ = finished;
+    return moved || finished;
+  }
+  bool publish_block(int v) {
+    Part part = parts_[v];
+    size_t& sent = cursors_[v].sent;
+    if (sent == part.count) return false;
+    size_t n = std::min(block_, part.count - sent);
+    std::byte* record = backend_.links_[v]->reserve(n * element_);
+    if (!record) return false;
+    copy(record, at(c_.input, (part.begin + sent) * element_), n * element_);
+    backend_.links_[v]->commit(n * element_);
+    sent += n;
+    return true;
+  }
+  bool reduce_block() {
+    Part own = parts_[c_.index];
+    if (reduced_ == own.count) return false;
+    size_t n = std::min(block_, own.count - reduced_), from = (own.begin + reduced_) * element_;
+    for (int v = 0; v < c_.size; ++v) {
+      ins_[v] = v == c_.index ? at(c_.input, from) : backend_.links_[v]->peek(n * element_);
+      if (!ins_[v]) return missing_ = v, false;
+    }
+    bool hand_back = c_.kind == Kind::allreduce;
+    void* outs[] = {at(c_.output, hand_back ? from : reduced_ * element_), nullptr};
+    if (hand_back && !(outs[1] = backend_.reserve(n * element_))) return false;
+    reduce({c_.dtype, c_.op, c_.pre, c_.post}, {outs, size_t(hand_back ? 2 : 1)}, ins_, n);
+    for (int v = 0; v < c_.size; ++v)
+      if (v != c_.index) backend_.links_[v]->consume(n * element_);
+    if (hand_back) backend_.commit(n * element_);
+    reduced_ += n;
+    return true;
+  }
+  bool receive_block(int v) {
+    Part part = parts_[v];
+    size_t& received = cursors_[v].received;
+    if (c_.kind == Kind::reducescatter) received = part.count;
+    if (received == part.count) return false;
+    size_t n = std::min(block_, part.count - received);
+    const std::byte* record = backend_.peek(v, n * element_);
+    if (!record) return false;
+    copy(at(c_.output, (part.begin + received) * element_), record, n * element_);
+    backend_.consume(v, n * element_);
+    received += n;
+    return true;
+  }
+  int first_other() const { return missing_; }
+
+  SharedBackend& backend_;
+  const Collective c_;
+  size_t element_, block_;
+  Mode mode_ = unknown;
+  std::vector<Part> parts_;
+  std::vector<Places> places_;
+  std::vector<Cursors> cursors_;
+  std::vector<const void*> ins_;
+  size_t reduced_ = 0;
+  bool told_ = false, done_ = false;
+  int missing_ = 0, waiting_for_ = 0;
+};
+
+std::unique_ptr<Work> SharedBackend::start(const Collective& c) {
+  if (c.kind == Kind::allreduce && size_t(c.count) * size_of(c.dtype) <= kFlatBytes)
+    return std::make_unique<FlatReduce>(*this, c);
+  return std::make_unique<BlockReduce>(*this, c);
+}
+
+}  // namespace lightcc

@@ -1,0 +1,40 @@
+// Reductions between ranks of one host, straight from each other's mapped memory.
+//   flat    up to kFlatBytes: everyone publishes its input once, everyone adds all up in rank order: one hop.
+//   direct  all inputs and outputs lie in arenas: each rank owns a shard, reads it from all inputs and writes it
+//           to all outputs. No byte is staged: this is the floor, every input read once, every output written once.
+//   staged  anything else: each rank publishes only what others own, block by block; the owner reduces straight
+//           out of the streams into its own output and the common stream, whence the others copy.
+// All three sum in rank order, so all ranks end with the same bits.
+#pragma once
+#include "collective/collective.h"
+#include "net/host.h"
+
+namespace lightcc {
+
+class SharedBackend : public Backend {
+ public:
+  static constexpr size_t kFlatBytes = 16 << 10;
+
+  // members: ranks of the group in order; links[i]: the data link to member i (nullptr for this rank itself).
+  SharedBackend(Host&, int group, std::vector<int> members, std::vector<Link*> links);
+  const char* name() const override { return "shared"; }
+  bool accepts(const Collective&) const override;  // allreduce, reducescatter
+  std::unique_ptr<Work> start(const Collective&) override;
+
+ private:
+  friend class FlatReduce;
+  friend class BlockReduce;
+  std::byte* reserve(size_t n) { return writer_.reserve(n); }
+  void commit(size_t n);
+  const std::byte* peek(int member, size_t n) { return readers_[member].peek(n); }
+  void consume(int member, size_t n);
+
+  Host& host_;
+  std::vector<int> members_;
+  int index_;
+  std::vector<Link*> links_;
+  StreamWriter writer_;
+  std::vector<StreamReader> readers_;  // by member; the own one is never read
+};
+
+}  // namespace lightcc

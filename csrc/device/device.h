@@ -1,0 +1,26 @@
+// Arithmetic and copies on payload. The only place that touches payload bytes, so what is copied is counted.
+// Pointers may be unaligned to anything but the element. Inputs and outputs may be the same memory
+// (element i of every output depends on element i of the inputs only), but may not overlap shifted.
+#pragma once
+#include "base/types.h"
+
+namespace lightcc {
+
+// out[k][i] = round(post * op_j(pre * in[j][i])) for every output k: every input read once, every output
+// written once. op is sum, min, max or product. float16 and bfloat16 accumulate in float32 and round
+// once; float32 and float64 in their own precision; inputs combine in the order given, so equal inputs
+// give equal bits. bool: sum and max are "or", product and min "and". For integers a factor other than
+// 1 is applied in double and truncated towards zero.
+struct Reduction {
+  DType dtype;
+  ReduceOp op;
+  double pre = 1.0, post = 1.0;
+};
+void reduce(const Reduction&, std::span<void* const> out, std::span<const void* const> in, size_t count);
+
+void copy(void* to, const void* from, size_t bytes);
+
+// The payload bytes that copy() has moved in this thread's process so far.
+uint64_t copied_bytes();
+
+}  // namespace lightcc

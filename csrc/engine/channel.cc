@@ -1,0 +1,227 @@
+#include "engine/channel.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace lightcc {
+namespace {
+// While one batch runs, ready requests gather for the next; so much is enough to be agreed on ahead of time.
+constexpr int64_t kAheadBytes = 4 << 20;
+constexpr uint64_t kSilenceNs = 1'000'000'000;  // a coordinator that takes longer to answer is itself missing
+}  // namespace
+
+Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& config, Counters& counters, ChannelOwner& owner)
+    : host_(host),
+      members_{std::move(ranks), 0},
+      config_(config),
+      counters_(counters),
+      owner_(owner),
+      selector_(true, config.select),
+      buffer_(host.arena()) {
+  auto& all = members_.ranks;
+  members_.index = int(std::find(all.begin(), all.end(), host.rank()) - all.begin());
+  mailboxes_.resize(all.size()), links_.resize(all.size());
+  std::vector<Link*> links;
+  for (int i = 0; i < members_.size(); ++i) {
+    if (i != members_.index) links_[i] = host.data_link(group, all[i]);
+    if (i != members_.index && (is_coordinator() || i == 0))
+      mailboxes_[i] = std::make_unique<Mailbox>(host.control_link(group, all[i]));
+    links.push_back(links_[i].get());
+  }
+  if (is_coordinator())
+    coordinator_ = std::make_unique<Coordinator>(
+        all, Coordinator::Limits{config.fusion_bytes, config.fusion, config.cache_capacity});
+  shared_ = std::make_unique<SharedBackend>(host, group, all, links);
+  by_links_ = std::make_unique<LinksBackend>(links, selector_);
+  choose_ = [this](const Collective& c) -> Backend& {
+    return selector_.choose(c).backend == shared_->name() ? *shared_ : *by_links_;
+  };
+}
+
+void Channel::submit(const RequestPtr& request) {
+  for (auto& [member, why] : gone_) return owner_.finish(request, Code::shut_down, request->title() + ": " + why);
+  pending_.emplace(request->key, request);
+  Message message = ledger_.announce(request->key, request->what);
+  counters_.add(std::holds_alternative<Recall>(message) ? Counters::recalled : Counters::announced);
+  if (!is_coordinator()) return mailboxes_[0]->send(encode(message));
+  if (request->what.kind == Kind::allreduce && request->inputs[0] == request->outputs[0]) {
+    size_t bytes = size_t(count_of(request->what.tensors[0].shape)) * size_of(request->what.tensors[0].dtype);
+    bool shared = host_.arena()->offset_of(request->inputs[0], bytes) >= 0;
+    coordinator_->place(request->key, shared ? reinterpret_cast<uintptr_t>(request->inputs[0]) : 0);
+  }
+  receive(0, std::move(message));
+}
+
+void Channel::receive(int from, Message message) {
+  if (auto* announce = std::get_if<Announce>(&message))
+    coordinator_->announce(from, announce->key, std::move(announce->what));
+  else if (auto* recall = std::get_if<Recall>(&message))
+    coordinator_->recall(from, *recall);
+  else if (auto* query = std::get_if<Query>(&message))
+    mailboxes_[from]->send(encode(Missing{query->key, coordinator_->missing(query->key)}));
+  else
+    throw Error(Code::internal, "a member sent the coordinator a message that only coordinators send");
+}
+
+void Channel::handle(Message message) {
+  if (auto* batch = std::get_if<Batch>(&message)) {
+    std::vector<Entry> entries;
+    for (Item& one : batch->items) {
+      std::optional<std::string> again;
+      const Item& item = ledger_.settle(std::move(one), &again);
+      auto it = pending_.find(item.key);
+      if (it == pending_.end()) throw Error(Code::internal, "told to run " + item.key + ", which was not announced here");
+      entries.push_back({std::move(it->second), item.rows});
+      pending_.erase(it);
+      if (!again) continue;
+      if (auto other = pending_.find(*again); other != pending_.end())
+        mailboxes_[0]->send(encode(ledger_.announce(*again, other->second->what)));
+    }
+    runs_.push_back(std::move(entries));
+  } else if (auto* failure = std::get_if<Failure>(&message)) {
+    ledger_.forget(failure->key);
+    auto it = pending_.find(failure->key);
+    if (it == pending_.end()) return;
+    RequestPtr request = std::move(it->second);
+    pending_.erase(it);
+    owner_.finish(request, failure->code, request->title() + ": " + failure->text);
+  } else if (auto* missing = std::get_if<Missing>(&message)) {
+    if (auto it = pending_.find(missing->key); it != pending_.end())
+      report(*it->second, {missing->members.begin(), missing->members.end()}, now_ns());
+  } else {
+    throw Error(Code::internal, "the coordinator sent a message that only members send");
+  }
+}
+
+void Channel::tell_all(const std::vector<Message>& messages) {
+  for (const Message& message : messages) {
+    if (members_.size() > 1) {
+      std::string bytes = encode(message);
+      for (int i = 1; i < members_.size(); ++i) mailboxes_[i]->send(bytes);
+    }
+    handle(message);
+  }
+}
+
+// Self-clocked: nothing in flight, send at once; something in flight, gather.
+bool Channel::coordinate() {
+  if (!coordinator_->anything_ready()) return false;
+  bool ahead = runs_.size() == 1 && coordinator_->ready_bytes() >= kAheadBytes;
+  if (!runs_.empty() && !ahead && !coordinator_->anything_failed()) return false;
+  tell_all(coordinator_->take());
+  return true;
+}
+
+bool Channel::run_front() {
+  if (runs_.empty()) return false;
+  if (!run_) {
+    auto& front = *runs_[0][0].request;
+    if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
+    run_ = std::make_unique<Run>(runs_[0], members_, buffer_, counters_, choose_);
+  }
+  bool moved = run_->step();
+  if (run_->done()) {
+    for (const Entry& entry : run_->entries()) owner_.finish(entry.request, Code::ok, "");
+    run_.reset();
+    runs_.pop_front();
+    return true;
+  }
+  if (!moved) {
+    auto it = gone_.find(run_->waiting_for());
+    if (it != gone_.end()) fail_all(Code::shut_down, it->second);
+  }
+  return moved;
+}
+
+bool Channel::step() {
+  bool moved = false;
+  for (int i = 0; i < members_.size(); ++i) {
+    if (!mailboxes_[i]) continue;
+    moved |= mailboxes_[i]->pump();
+    while (auto bytes = mailboxes_[i]->receive()) {
+      is_coordinator() ? receive(i, parse(*bytes)) : handle(parse(*bytes));
+      moved = true;
+    }
+  }
+  if (is_coordinator()) moved |= coordinate();
+  moved |= run_front();
+  // What the next batch needs is often there already.
+  if (is_coordinator() && runs_.empty()) moved |= coordinate();
+  if (!is_coordinator() && !moved && !gone_.empty() && gone_.begin()->first == 0 && runs_.empty() && !pending_.empty())
+    fail_all(Code::shut_down, gone_.begin()->second);
+  return moved;
+}
+
+void Channel::gone(int rank, const std::string& why) {
+  auto it = std::find(members_.ranks.begin(), members_.ranks.end(), rank);
+  if (it == members_.ranks.end()) return;
+  int member = int(it - members_.ranks.begin());
+  if (!gone_.emplace(member, why).second || !is_coordinator()) return;
+  step();  // takes in what the member announced before it left
+  coordinator_->gone(member, why);
+}
+
+void Channel::fail_all(Code code, const std::string& text) {
+  run_.reset();
+  auto runs = std::exchange(runs_, {});
+  auto pending = std::exchange(pending_, {});
+  for (auto& entries : runs)
+    for (Entry& entry : entries) owner_.finish(entry.request, code, entry.request->title() + ": " + text);
+  for (auto& [key, request] : pending) owner_.finish(request, code, request->title() + ": " + text);
+}
+
+bool Channel::flush() {
+  bool waiting = false;
+  for (auto& mailbox : mailboxes_)
+    if (mailbox) mailbox->pump(), waiting |= mailbox->waiting();
+  return waiting;
+}
+
+void Channel::inspect(uint64_t now) {
+  for (auto& [key, request] : std::unordered_map(pending_)) look_for(*request, false, now);
+  if (!runs_.empty())
+    for (Entry& entry : std::vector(runs_[0])) look_for(*entry.request, true, now);
+}
+
+void Channel::look_for(Request& request, bool running, uint64_t now) {
+  auto after = [&](uint64_t since, double seconds) { return double(now - since) * 1e-9 >= seconds; };
+  bool warn = after(request.submitted_ns, config_.stall_warn_s) && after(request.warned_ns, config_.stall_warn_s);
+  bool end = config_.stall_end_s > 0 && after(request.submitted_ns, config_.stall_end_s);
+  if (!warn && !end) return;
+  if (running) return report(request, {run_ ? run_->waiting_for() : 0}, now);
+  if (is_coordinator()) return report(request, coordinator_->missing(request.key), now);
+  if (request.asked_ns <= request.warned_ns) {  // not asked since the last warning
+    request.asked_ns = now;
+    mailboxes_[0]->send(encode(Query{request.key}));
+    host_.ring_urgently(members_.ranks[0]);
+  } else if (now - request.asked_ns > kSilenceNs) {
+    report(request, {0}, now);
+  }
+}
+
+std::string Channel::names(const std::vector<int>& members) const {
+  std::string text;
+  for (int member : members) text += (text.empty() ? "" : ", ") + host_.name(members_.ranks[member]);
+  return text;
+}
+
+void Channel::report(Request& request, const std::vector<int>& missing, uint64_t now) {
+  if (missing.empty()) return;  // they have all come meanwhile
+  request.warned_ns = now;
+  char seconds[32];
+  snprintf(seconds, sizeof seconds, "%.0f s", double(now - request.submitted_ns) * 1e-9);
+  std::string text = request.title() + " has waited " + seconds + " for " + names(missing);
+  if (config_.stall_end_s > 0 && double(now - request.submitted_ns) * 1e-9 >= config_.stall_end_s)
+    return owner_.end_epoch(Code::timeout, "stalled: " + text + "; ended after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS");
+  counters_.add(Counters::stall_warnings);
+  // One voice is enough: the first member that is not missing.
+  int first = 0;
+  while (std::find(missing.begin(), missing.end(), first) != missing.end()) ++first;
+  if (first == members_.index)
+    log(Level::warning, "stall: " + text + " to submit it or to go on. Are they stopped, or do they take another path "
+                        "through the program?");
+}
+
+}  // namespace lightcc

@@ -1,0 +1,71 @@
+// One group at work: negotiates its requests and runs the batches in the agreed order. Only whoever holds the
+// engine's baton calls it.
+#pragma once
+#include <deque>
+#include <map>
+#include <unordered_map>
+
+#include "base/config.h"
+#include "collective/links.h"
+#include "collective/shared.h"
+#include "engine/mailbox.h"
+#include "engine/negotiator.h"
+#include "engine/run.h"
+#include "net/host.h"
+
+namespace lightcc {
+
+// What a channel needs of the engine.
+struct ChannelOwner {
+  virtual ~ChannelOwner() = default;
+  virtual void finish(const RequestPtr&, Code, const std::string& text) = 0;
+  virtual void change_groups(Request&) = 0;                     // add_group, remove_group: all ranks are at this point
+  virtual void end_epoch(Code, const std::string& text) = 0;    // nobody can go on
+};
+
+class Channel {
+ public:
+  Channel(Host&, int group, std::vector<int> ranks, const Config&, Counters&, ChannelOwner&);
+
+  const Members& members() const { return members_; }
+  void submit(const RequestPtr&);
+  bool step();                                          // a bounded piece of work; true if anything moved
+  void gone(int rank, const std::string& why);          // a rank that left in peace
+  void fail_all(Code, const std::string& text);         // everything in flight
+  bool idle() const { return pending_.empty() && runs_.empty(); }
+  bool flush();                                         // true while messages wait for room
+  void inspect(uint64_t now);                           // looks for stalls
+
+ private:
+  bool is_coordinator() const { return members_.index == 0; }
+  void receive(int from, Message);
+  void handle(Message);                                 // from the coordinator
+  void tell_all(const std::vector<Message>&);
+  bool coordinate();
+  bool run_front();
+  void look_for(Request&, bool running, uint64_t now);
+  void report(Request&, const std::vector<int>& missing, uint64_t now);
+  std::string names(const std::vector<int>& members) const;
+
+  Host& host_;
+  Members members_;
+  const Config& config_;
+  Counters& counters_;
+  ChannelOwner& owner_;
+
+  std::vector<std::unique_ptr<Mailbox>> mailboxes_;     // by member: the coordinator's to all, or only to it
+  std::vector<std::unique_ptr<Link>> links_;            // data
+  Ledger ledger_;
+  std::unique_ptr<Coordinator> coordinator_;            // on member 0
+  std::unordered_map<std::string, RequestPtr> pending_; // announced, not yet to run
+
+  Selector selector_;
+  std::unique_ptr<Backend> shared_, by_links_;
+  Run::Choose choose_;
+  FusionBuffer buffer_;
+  std::deque<std::vector<Entry>> runs_;                 // agreed; the front one runs
+  std::unique_ptr<Run> run_;
+  std::map<int, std::string> gone_;                     // by member
+};
+
+}  // namespace lightcc

@@ -1,0 +1,28 @@
+// What this process has done since init, for tests, benchmarks and the curious.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+namespace lightcc {
+
+struct Counters {
+  enum Name { requests, batches, fused_batches, collectives, fused_requests, announced, recalled, payload_bytes,
+              copied_bytes, stall_warnings, wait_ns, kCount };
+  static constexpr std::array<const char*, kCount> kNames = {
+      "requests",           // calls of a framework that have finished
+      "batches",            // what ran as one, on this rank
+      "fused_batches",      // of these, with more than one tensor
+      "collectives",        // run by a backend
+      "fused_requests",     // requests that ran together with others
+      "announced",          // requests announced in full
+      "recalled",           // requests announced as a number
+      "payload_bytes",      // bytes that collectives worked on
+      "copied_bytes",       // payload bytes copied by the CPU (reductions not counted)
+      "stall_warnings",
+      "wait_ns"};           // time that callers spent in wait
+  void add(Name name, uint64_t n = 1) { values[name].fetch_add(n, std::memory_order_relaxed); }
+  std::array<std::atomic<uint64_t>, kCount> values{};
+};
+
+}  // namespace lightcc

@@ -1,0 +1,373 @@
+#include "engine/engine.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+
+#include "base/cores.h"
+#include "base/log.h"
+#include "device/device.h"
+
+namespace lightcc {
+namespace {
+
+constexpr uint64_t kNoTimeout = UINT64_MAX, kTickNs = 100'000'000;
+constexpr uint64_t kNapNs = 50'000, kFlushNs = 1'000'000'000;
+constexpr int kNaps = 20;  // after its last work the engine thread looks again for a millisecond, so that a burst of
+                           // submissions wakes it once
+
+// A waiting thread may spin only if it has a core to itself.
+Patience::Limits patience_for(const Config& config, int local_size) {
+  bool crowded = local_size > usable_cores();
+  uint64_t spin = config.spin_us >= 0 ? uint64_t(config.spin_us) * 1000 : crowded ? 1'000 : 20'000;
+  return {spin, 100'000};
+}
+
+std::string flight_name(const Request& request) { return std::to_string(request.group) + "/" + request.key; }
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Host> host, World world, Config config)
+    : host_(std::move(host)),
+      world_(std::move(world)),
+      config_(std::move(config)),
+      patience_(patience_for(config_, host_->size())),
+      left_(host_->size()),
+      ended_(host_->size()) {
+  std::vector<int> all(host_->size());
+  for (int i = 0; i < host_->size(); ++i) all[i] = i;
+  groups_[0] = all;
+  channels_[0] = std::make_unique<Channel>(*host_, 0, all, config_, counters_, *this);
+  if (host_->size() > 1)
+    watch_ = std::make_unique<Watch>(host_->take_pidfds(), [this](int rank) { peer_ended(rank); });
+  thread_ = std::thread([this] { run(); });
+}
+
+Engine::~Engine() { shutdown(); }
+
+// ---- requests
+
+std::string Engine::automatic_name(int group, Kind kind) {
+  std::lock_guard lock(mutex_);
+  return "noname." + std::to_string(automatic_[{group, kind}]++);
+}
+
+void Engine::submit(const RequestPtr& request, bool will_wait) {
+  check(*request);
+  request->submitted_ns = request->warned_ns = now_ns();
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) throw Error(failure_->first, request->title() + ": " + failure_->second);
+    if (stopping_) throw Error(Code::shut_down, request->title() + ": lightcc has been shut down");
+    if (!in_flight_.insert(flight_name(*request)).second)
+      throw Error(Code::invalid_argument, request->title() + ": a tensor of this name is still in flight on rank " +
+                                              std::to_string(world_.rank) + "; wait for it or use another name");
+    inbox_.push_back(request);
+    outstanding_.fetch_add(1);
+  }
+  inbox_full_.store(true, std::memory_order_seq_cst);
+  drive();
+  if (!will_wait && !request->finished.load(std::memory_order_acquire)) wake_engine_thread();
+}
+
+void Engine::check(Request& request) {
+  auto refuse = [&](const std::string& why) {
+    throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(world_.rank) + ": " + why);
+  };
+  std::vector<int> ranks = group_ranks(request.group);
+  if (ranks.empty()) refuse("process set " + std::to_string(request.group) + " does not exist");
+  if (std::find(ranks.begin(), ranks.end(), world_.rank) == ranks.end())
+    refuse("this rank is not in process set " + std::to_string(request.group) + " (ranks " + text_of(ranks) + ")");
+  if (request.what.kind == Kind::broadcast && std::find(ranks.begin(), ranks.end(), request.what.root) == ranks.end())
+    refuse("root rank " + std::to_string(request.what.root) + " is not in process set " + std::to_string(request.group) +
+           " (ranks " + text_of(ranks) + ")");
+  if (request.what.op == ReduceOp::adasum) refuse("Adasum is not supported in this version");
+  if (request.what.kind == Kind::reducescatter && request.what.op != ReduceOp::sum && request.what.op != ReduceOp::average)
+    refuse(std::string("reducescatter sums or averages; it has no ") + name_of(request.what.op));
+  for (auto& tensor : request.what.tensors) {
+    bool rows = request.what.kind == Kind::reducescatter || request.what.kind == Kind::alltoall;
+    if (tensor.shape.empty() && (rows || request.what.kind == Kind::allgather)) refuse("a scalar has no dimension 0");
+  }
+  if (request.what.kind == Kind::alltoall) check_tensors(request, ranks);
+}
+
+// Alltoall: the rows that go to each member; none given means equal parts.
+void Engine::check_tensors(Request& request, const std::vector<int>& ranks) {
+  auto& splits = request.what.splits;
+  const size_t n = ranks.size();
+  bool given = !splits.empty();
+  if (given && splits.size() != n * request.what.tensors.size())
+    throw Error(Code::invalid_argument, request.title() + ": " + std::to_string(splits.size()) + " splits for " +
+                                            std::to_string(n) + " ranks");
+  for (size_t t = 0; t < request.what.tensors.size(); ++t) {
+    int64_t rows = request.what.tensors[t].shape[0], sum = 0;
+    if (!given) {
+      if (rows % int64_t(n))
+        throw Error(Code::invalid_argument, request.title() + ": " + std::to_string(rows) + " rows cannot be split equally among " +
+                                                std::to_string(n) + " ranks; give splits");
+      splits.insert(splits.end(), n, rows / int64_t(n));
+    }
+    for (size_t i = t * n; i < (t + 1) * n; ++i) {
+      if (splits[i] < 0) throw Error(Code::invalid_argument, request.title() + ": a split is negative");
+      sum += splits[i];
+    }
+    if (sum > rows)
+      throw Error(Code::invalid_argument, request.title() + ": splits sum to " + std::to_string(sum) + ", more than the " +
+                                              std::to_string(rows) + " rows of the tensor");
+  }
+}
+
+void Engine::finish(const RequestPtr& request, Code code, const std::string& text) {
+  {
+    std::lock_guard lock(mutex_);
+    in_flight_.erase(flight_name(*request));
+  }
+  request->code = code, request->text = text;
+  counters_.add(Counters::requests);
+  Callbacks callbacks = request->callbacks;  // once finished, the request may be gone
+  request->finished.store(true, std::memory_order_seq_cst);
+  outstanding_.fetch_sub(1);
+  if (callbacks.done) callbacks.done(callbacks.context, int(code), text.c_str());
+  own_driver().ring();  // other threads of this rank may wait for it
+}
+
+bool Engine::wait(Request& request, uint64_t deadline_ns) {
+  if (request.finished.load(std::memory_order_acquire)) return true;
+  uint64_t begin = now_ns();
+  waiters_.fetch_add(1);
+  Patience patience(patience_);
+  while (!request.finished.load(std::memory_order_acquire)) {
+    if (drive()) {
+      patience.reset();
+    } else if (!patience.wait_a_little()) {
+      uint64_t now = now_ns();
+      if (now >= deadline_ns) break;
+      sleep(std::min(deadline_ns - now, kTickNs), request.finished);
+      patience.reset();
+    }
+  }
+  counters_.add(Counters::wait_ns, now_ns() - begin);
+  if (waiters_.fetch_sub(1) == 1 && outstanding_.load() > 0) wake_engine_thread();
+  return request.finished.load(std::memory_order_acquire);
+}
+
+bool Engine::poll(Request& request) {
+  bool finished = request.finished.load(std::memory_order_acquire);
+  if (!finished) drive();
+  return finished;
+}
+
+// ---- the baton
+
+bool Engine::drive() {
+  bool moved = false;
+  do {
+    if (baton_.exchange(true, std::memory_order_seq_cst)) return moved;
+    moved |= step();
+    baton_.store(false, std::memory_order_seq_cst);
+  } while (inbox_full_.load(std::memory_order_seq_cst));  // submitted while we held the baton
+  return moved;
+}
+
+bool Engine::step() {
+  bool moved = false;
+  try {
+    if (host_->header(host_->rank()).alarm.load(std::memory_order_relaxed)) look_at_peers();
+    moved = take_inbox();
+    if (over_) return moved;
+    for (auto it = channels_.begin(); it != channels_.end(); ++it) moved |= it->second->step();
+    if (uint64_t now; !moved && config_.stall_check && outstanding_.load(std::memory_order_relaxed) > 0 &&
+                      (now = now_ns()) - inspected_ns_ > kTickNs) {
+      inspected_ns_ = now;
+      for (auto& [id, channel] : channels_) channel->inspect(now);
+    }
+  } catch (const Error& error) {
+    end_epoch(error.code(), error.what());
+  } catch (const std::exception& error) {
+    end_epoch(Code::internal, error.what());
+  }
+  host_->ring_marked();
+  return moved;
+}
+
+bool Engine::take_inbox() {
+  if (!inbox_full_.load(std::memory_order_relaxed)) return false;
+  std::vector<RequestPtr> requests;
+  std::optional<Failure> failure;
+  {
+    std::lock_guard lock(mutex_);
+    requests.swap(inbox_);
+    inbox_full_.store(false, std::memory_order_seq_cst);
+    failure = failure_;
+  }
+  for (auto& request : requests) {
+    auto channel = channels_.find(request->group);
+    if (failure) finish(request, failure->first, request->title() + ": " + failure->second);
+    else if (channel == channels_.end()) finish(request, Code::invalid_argument, request->title() + ": its process set was removed");
+    else channel->second->submit(request);
+  }
+  return true;
+}
+
+void Engine::sleep(uint64_t timeout_ns, const std::atomic<bool>& finished) {
+  own_driver().sleep(timeout_ns, [&] {
+    if (finished) return true;
+    // Only a step that ran after we said that we sleep proves that there is nothing to do.
+    if (baton_.exchange(true, std::memory_order_seq_cst)) return true;
+    bool moved = step();
+    baton_.store(false, std::memory_order_seq_cst);
+    return moved || inbox_full_.load(std::memory_order_seq_cst);
+  });
+}
+
+// ---- the engine thread
+
+void Engine::run() {
+  prctl(PR_SET_NAME, "lightcc-engine");
+  while (!stopping_) {
+    if (outstanding_ == 0 || waiters_ > 0) nap_or_park();
+    else if (!drive()) sleep(kTickNs, stopping_);
+  }
+}
+
+void Engine::nap_or_park() {
+  auto wanted = [&] { return stopping_ || (outstanding_ > 0 && waiters_ == 0); };
+  for (int i = 0; i < kNaps; ++i) {
+    if (wanted()) return;
+    timespec nap{0, kNapNs};
+    nanosleep(&nap, nullptr);
+  }
+  own_engine().sleep(waiters_ > 0 ? kTickNs : kNoTimeout, wanted);
+  drive();  // a peer may have rung: a question, a goodbye
+}
+
+void Engine::wake_engine_thread() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  own_engine().ring();
+}
+
+// ---- groups
+
+std::vector<int> Engine::group_ranks(int group) const {
+  std::lock_guard lock(mutex_);
+  auto it = groups_.find(group);
+  return it == groups_.end() ? std::vector<int>() : it->second;
+}
+
+std::vector<int> Engine::group_ids() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int> ids;
+  for (auto& [id, ranks] : groups_) ids.push_back(id);
+  return ids;
+}
+
+// The members, or the id of the group to remove, came as the request's shape: so that ranks agree on them.
+void Engine::change_groups(Request& request) {
+  const Shape& numbers = request.what.tensors[0].shape;
+  if (request.what.kind == Kind::remove_group) {
+    int group = int(numbers[0]);
+    channels_.erase(group);
+    host_->reset_group(group);
+    free_groups_.push_back(group);
+    std::lock_guard lock(mutex_);
+    groups_.erase(group);
+    for (auto it = automatic_.begin(); it != automatic_.end();) it = it->first.first == group ? automatic_.erase(it) : std::next(it);
+    return;
+  }
+  std::vector<int> ranks(numbers.begin(), numbers.end());
+  int group;
+  {
+    std::lock_guard lock(mutex_);
+    group = free_groups_.empty() ? int(groups_.size()) : free_groups_.front();
+    if (!free_groups_.empty()) free_groups_.pop_front();
+    groups_[group] = ranks;
+  }
+  request.new_group = group;
+  if (std::find(ranks.begin(), ranks.end(), host_->rank()) != ranks.end())
+    channels_[group] = std::make_unique<Channel>(*host_, group, ranks, config_, counters_, *this);
+}
+
+// ---- ends
+
+void Engine::peer_ended(int rank) {
+  ended_[rank] = true;
+  host_->header(host_->rank()).alarm.store(1);
+  host_->ring_urgently(host_->rank());
+}
+
+// Under the baton: someone left, failed or died. The first cause is what everyone should hear: a death, then
+// what a failed rank says it failed of.
+void Engine::look_at_peers() {
+  host_->header(host_->rank()).alarm.store(0);
+  if (over_) return;
+  for (int rank = 0; rank < host_->size(); ++rank)
+    if (rank != host_->rank() && ended_[rank] && host_->header(rank).presence == Presence::here)
+      return end_epoch(Code::peer_lost, host_->name(rank) + " died");
+  for (int rank = 0; rank < host_->size(); ++rank) {
+    Header& header = host_->header(rank);
+    if (rank == host_->rank()) continue;
+    if (header.presence == Presence::failed)
+      return end_epoch(Code(header.cause_code), std::string(header.cause, strnlen(header.cause, sizeof header.cause)));
+    if (header.presence != Presence::left || std::exchange(left_[rank], 1)) continue;
+    for (auto& [id, channel] : channels_) channel->gone(rank, host_->name(rank) + " has left (it shut down)");
+  }
+}
+
+void Engine::end_epoch(Code code, const std::string& text) {
+  if (over_.exchange(true)) return;
+  {
+    std::lock_guard lock(mutex_);
+    failure_ = Failure{code, text};
+  }
+  Header& own = host_->header(host_->rank());
+  own.cause_code = int32_t(code);
+  text.copy(own.cause, sizeof own.cause - 1);
+  own.presence = Presence::failed;
+  // First out of reach of ranks that may still be writing, then tell.
+  host_->arena()->abandon();
+  for (auto& [id, channel] : channels_) channel->fail_all(code, text);
+  for (int rank = 0; rank < host_->size(); ++rank) {
+    if (rank == host_->rank()) continue;
+    host_->header(rank).alarm.store(1);
+    host_->ring_urgently(rank);
+  }
+}
+
+void Engine::abort(const std::string& cause) {
+  while (baton_.exchange(true)) sched_yield();
+  end_epoch(Code::shut_down, cause);
+  baton_.store(false);
+}
+
+void Engine::shutdown() {
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_.exchange(true)) return;
+  }
+  wake_engine_thread();
+  own_driver().ring();
+  thread_.join();
+  watch_.reset();
+  while (baton_.exchange(true)) sched_yield();  // and never given back
+  take_inbox();
+  for (uint64_t deadline = now_ns() + kFlushNs; now_ns() < deadline && !over_;) {
+    // What this rank has agreed to with others must reach them.
+    bool waiting = false;
+    for (auto& [id, channel] : channels_) waiting |= channel->flush();
+    host_->ring_marked();
+    if (!waiting) break;
+    sched_yield();
+  }
+  bool unfinished = outstanding_ > 0;
+  if (unfinished) host_->arena()->abandon();
+  for (auto& [id, channel] : channels_) channel->fail_all(Code::shut_down, "lightcc has been shut down on this rank");
+  host_->ring_marked();
+  if (!over_.exchange(true)) host_->header(host_->rank()).presence = Presence::left;
+  for (int rank = 0; rank < host_->size(); ++rank) {
+    if (rank == host_->rank()) continue;
+    host_->header(rank).alarm.store(1);
+    host_->ring_urgently(rank);
+  }
+}
+
+}  // namespace lightcc

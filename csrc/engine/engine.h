@@ -1,0 +1,93 @@
+// The engine of one rank. Its state belongs to whoever holds the baton, a try-lock: submit() takes it if it is
+// free and makes one step, wait() drives until its request is done, and the engine thread drives while the
+// framework computes. Nobody holds it asleep. Everything public may be called from any thread.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/clock.h"
+#include "engine/channel.h"
+
+namespace lightcc {
+
+class Engine : public ChannelOwner {
+ public:
+  Engine(std::unique_ptr<Host>, World, Config);
+  ~Engine();  // shuts down if shutdown() was not called
+
+  const World& world() const { return world_; }
+  const Config& config() const { return config_; }
+  const Counters& counters() const { return counters_; }
+  std::string describe_selector() const { return Selector(true, config_.select).text(); }
+  const std::shared_ptr<Arena>& arena() const { return host_->arena(); }
+
+  // Checks what this rank can know by itself (Error{invalid_argument}), completes key and average, and sends
+  // it on its way. Will the caller wait at once? Then no thread is woken.
+  void submit(const RequestPtr&, bool will_wait);
+  bool wait(Request&, uint64_t deadline_ns);   // false: not finished by then
+  bool poll(Request&);                         // finished at entry?
+  std::string automatic_name(int group, Kind);
+
+  std::vector<int> group_ranks(int group) const;  // empty: no such group
+  std::vector<int> group_ids() const;
+
+  void abort(const std::string& cause);        // ends the epoch on all ranks
+  void peer_ended(int rank);                   // its process is gone; any thread
+  void shutdown();
+  void close_in_child() { if (watch_) watch_->close_in_child(); }  // after fork(): only this may be called there
+
+ private:
+  using Failure = std::pair<Code, std::string>;
+  void finish(const RequestPtr&, Code, const std::string& text) override;
+  void change_groups(Request&) override;
+  void end_epoch(Code, const std::string& text) override;
+
+  void check(Request&);
+  void check_tensors(Request&, const std::vector<int>& ranks);
+  bool drive();                                // one step, if nobody else is at it
+  bool step();
+  bool take_inbox();
+  void look_at_peers();
+  // Until someone rings, unless there is work or `finished` says that there is no need.
+  void sleep(uint64_t timeout_ns, const std::atomic<bool>& finished);
+  void run();                                  // the engine thread
+  void nap_or_park();
+  void wake_engine_thread();
+  Bell& own_driver() { return host_->header(host_->rank()).driver; }
+  Bell& own_engine() { return host_->header(host_->rank()).engine; }
+
+  std::unique_ptr<Host> host_;
+  const World world_;
+  const Config config_;
+  Counters counters_;
+  Patience::Limits patience_;
+
+  // Under the baton.
+  std::atomic<bool> baton_{false};
+  std::map<int, std::unique_ptr<Channel>> channels_;
+  std::deque<int> free_groups_;
+  uint64_t inspected_ns_ = 0;
+  std::vector<char> left_;                     // by rank
+
+  // Under the mutex.
+  mutable std::mutex mutex_;
+  std::vector<RequestPtr> inbox_;
+  std::unordered_set<std::string> in_flight_;  // "group/key"
+  std::map<int, std::vector<int>> groups_;
+  std::map<std::pair<int, Kind>, uint64_t> automatic_;
+  std::optional<Failure> failure_;             // the epoch's end
+
+  std::atomic<bool> inbox_full_{false}, stopping_{false}, over_{false};
+  std::atomic<int> outstanding_{0}, waiters_{0};
+  std::vector<std::atomic<bool>> ended_;       // by rank: its process
+  std::unique_ptr<Watch> watch_;
+  std::thread thread_;
+};
+
+}  // namespace lightcc

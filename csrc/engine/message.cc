@@ -1,0 +1,116 @@
+#include "engine/message.h"
+
+#include "base/wire.h"
+
+namespace lightcc {
+namespace {
+
+constexpr size_t kMaxDims = 64;
+template <class... Cases> struct Match : Cases... { using Cases::operator()...; };
+template <class... Cases> Match(Cases...) -> Match<Cases...>;
+
+void put(WireWriter& out, const Announcement& a) {
+  out.put(a.kind).put(a.op).put(a.root).put(a.pre).put(a.post).put(uint32_t(a.tensors.size()));
+  for (const TensorSpec& tensor : a.tensors) out.put(tensor.dtype).put(tensor.shape);
+  out.put(a.splits);
+}
+
+Announcement announcement(WireReader& in) {
+  Announcement a;
+  a.kind = in.get_enum<Kind>(kKinds);
+  a.op = in.get_enum<ReduceOp>(int(ReduceOp::product) + 1);
+  a.root = in.get<int32_t>();
+  a.pre = in.get<double>(), a.post = in.get<double>();
+  a.tensors.resize(in.length(sizeof(int32_t) * 2));
+  for (TensorSpec& tensor : a.tensors) {
+    tensor.dtype = in.get_enum<DType>(kDTypes);
+    tensor.shape = in.values<int64_t>();
+    if (tensor.shape.size() > kMaxDims) WireReader::fail();
+    // The element count must be a number that later arithmetic on it cannot overflow.
+    int64_t count = 1;
+    for (int64_t d : tensor.shape)
+      if (d < 0 || __builtin_mul_overflow(count, d == 0 ? 1 : d, &count) || count > INT64_MAX / 64) WireReader::fail();
+  }
+  a.splits = in.values<int64_t>();
+  return a;
+}
+
+void put(WireWriter& out, const Item& item) {
+  out.put(item.id).put(item.generation).put(uint8_t(item.fresh));
+  if (!item.fresh) return;
+  out.put(item.key).put(uint32_t(item.rows.size()));
+  for (auto& rows : item.rows) out.put(rows);
+}
+
+Item item(WireReader& in) {
+  Item item;
+  item.id = in.get<uint32_t>(), item.generation = in.get<uint32_t>(), item.fresh = in.get<uint8_t>() != 0;
+  if (!item.fresh) return item;
+  item.key = in.text();
+  item.rows.resize(in.length(sizeof(uint32_t)));
+  for (auto& rows : item.rows) rows = in.values<int64_t>();
+  return item;
+}
+
+}  // namespace
+
+std::string encode(const Message& message) {
+  WireWriter out;
+  out.put(uint8_t(message.index()));
+  std::visit(Match{[&](const Announce& m) { out.put(m.key), put(out, m.what); },
+                   [&](const Recall& m) { out.put(m.id).put(m.generation); },
+                   [&](const Query& m) { out.put(m.key); },
+                   [&](const Batch& m) {
+                     out.put(uint32_t(m.items.size()));
+                     for (const Item& item : m.items) put(out, item);
+                   },
+                   [&](const Failure& m) { out.put(m.key).put(m.code).put(m.text); },
+                   [&](const Missing& m) { out.put(m.key).put(m.members); }},
+             message);
+  return out.take();
+}
+
+Message parse(std::string_view bytes) {
+  WireReader in(bytes);
+  Message message;
+  switch (in.get<uint8_t>()) {
+    case 0: {
+      std::string key = in.text();
+      message = Announce{std::move(key), announcement(in)};
+      break;
+    }
+    case 1: {
+      auto id = in.get<uint32_t>();
+      message = Recall{id, in.get<uint32_t>()};
+      break;
+    }
+    case 2: message = Query{in.text()}; break;
+    case 3: {
+      Batch batch;
+      batch.items.resize(in.length(9));
+      for (Item& one : batch.items) one = item(in);
+      message = std::move(batch);
+      break;
+    }
+    case 4: {
+      Failure failure;
+      failure.key = in.text();
+      failure.code = in.get_enum<Code>(int(Code::internal) + 1);
+      failure.text = in.text();
+      message = std::move(failure);
+      break;
+    }
+    case 5: {
+      Missing missing;
+      missing.key = in.text();
+      missing.members = in.values<int32_t>();
+      message = std::move(missing);
+      break;
+    }
+    default: WireReader::fail();
+  }
+  if (!in.empty()) WireReader::fail();
+  return message;
+}
+
+}  // namespace lightcc

@@ -1,0 +1,55 @@
+// What the ranks of a group tell each other before a collective runs. Every request is announced to the
+// group's coordinator (member 0); when all members have announced it, the coordinator tells everyone to run it,
+// in one order for all, fused with others in a batch. A request seen before travels as a number.
+#pragma once
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "base/types.h"
+
+namespace lightcc {
+
+struct TensorSpec {
+  DType dtype = DType::uint8;
+  Shape shape;
+  bool operator==(const TensorSpec&) const = default;
+};
+
+// What must agree between ranks (but for the first dimension of allgather and alltoall).
+struct Announcement {
+  Kind kind = Kind::barrier;
+  ReduceOp op = ReduceOp::sum;
+  int32_t root = 0;  // world rank
+  double pre = 1, post = 1;
+  std::vector<TensorSpec> tensors;
+  std::vector<int64_t> splits;  // alltoall: rows to each member, tensor after tensor
+  bool operator==(const Announcement&) const = default;
+};
+
+inline constexpr uint32_t kNoId = UINT32_MAX;
+
+// member -> coordinator
+struct Announce { std::string key; Announcement what; };
+struct Recall { uint32_t id, generation; };        // "the same as last time"
+struct Query { std::string key; };                 // "who is missing?"
+
+// coordinator -> member
+struct Item {                                      // one request to run
+  uint32_t id = kNoId, generation = 0;             // under which to remember it
+  bool fresh = false;                              // the rest follows; otherwise it is as remembered
+  std::string key;
+  std::vector<std::vector<int64_t>> rows;          // by tensor: first dimension by member (allgather); rows
+                                                   // from member i to member j at i * size + j (alltoall)
+};
+struct Batch { std::vector<Item> items; };         // to run as one
+struct Failure { std::string key; Code code; std::string text; };
+struct Missing { std::string key; std::vector<int32_t> members; };
+
+using Message = std::variant<Announce, Recall, Query, Batch, Failure, Missing>;
+
+std::string encode(const Message&);
+Message parse(std::string_view);  // throws Error{internal} on anything that encode does not write
+
+}  // namespace lightcc

@@ -1,0 +1,246 @@
+#include "engine/negotiator.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace lightcc {
+namespace {
+
+// Private tensors above this run alone: copying them together would cost more than a collective.
+constexpr int64_t kFuseBytes = 256 << 10;
+
+int64_t bytes_of(const Announcement& a) {
+  int64_t bytes = 0;
+  for (auto& tensor : a.tensors) bytes += count_of(tensor.shape) * int64_t(size_of(tensor.dtype));
+  return bytes;
+}
+
+bool one_dtype(const Announcement& a) {
+  return std::all_of(a.tensors.begin(), a.tensors.end(),
+                     [&](auto& tensor) { return tensor.dtype == a.tensors[0].dtype; });
+}
+
+std::string factor_text(double value) {
+  char text[32];
+  snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+
+// The dimensions that must agree: allgather and alltoall may differ in the first.
+std::string shape_text(const Announcement& a, size_t t) {
+  const Shape& shape = a.tensors[t].shape;
+  bool free_rows = a.kind == Kind::allgather || a.kind == Kind::alltoall;
+  if (!free_rows || shape.empty()) return text_of(shape);
+  std::string rest = text_of(Shape(shape.begin() + 1, shape.end()));
+  return shape.size() == 1 ? "[any]" : "[any, " + rest.substr(1);
+}
+
+}  // namespace
+
+Message Ledger::announce(const std::string& key, const Announcement& what) {
+  auto it = known_.find(key);
+  if (it != known_.end() && it->second.what == what && it->second.item.id != kNoId) {
+    it->second.recalled = true;
+    return Recall{it->second.item.id, it->second.item.generation};
+  }
+  Known& known = known_[key];  // kept until it is settled
+  if (known.item.id != kNoId) by_id_.erase(known.item.id);
+  known = Known{{}, what, false};
+  return Announce{key, what};
+}
+
+const Item& Ledger::settle(Item item, std::optional<std::string>* again) {
+  if (!item.fresh) {
+    auto key = by_id_.find(item.id);
+    if (key == by_id_.end()) throw Error(Code::internal, "the coordinator recalled a request that was never numbered");
+    Known& known = known_[key->second];
+    known.recalled = false;
+    return known.item;
+  }
+  if (item.id == kNoId) {
+    known_.erase(item.key);
+    unnumbered_ = std::move(item);
+    return unnumbered_;
+  }
+  if (auto old = by_id_.find(item.id); old != by_id_.end() && old->second != item.key) {
+    if (known_[old->second].recalled) *again = old->second;
+    known_.erase(old->second);
+  }
+  by_id_[item.id] = item.key;
+  Known& known = known_[item.key];
+  known.item = std::move(item), known.recalled = false;
+  return known.item;
+}
+
+void Ledger::forget(const std::string& key) {
+  auto it = known_.find(key);
+  if (it == known_.end()) return;
+  if (it->second.item.id != kNoId) by_id_.erase(it->second.item.id);
+  known_.erase(it);
+}
+
+Coordinator::Entry& Coordinator::entry(const std::string& key) {
+  Entry& entry = entries_[key];
+  if (entry.what.empty()) entry.key = key, entry.what.resize(rank_of_.size()), entry.here.resize(rank_of_.size());
+  return entry;
+}
+
+void Coordinator::announce(int member, const std::string& key, Announcement what) {
+  Entry& e = entry(key);
+  e.what[member] = std::move(what), e.fresh = true;
+  arrived(e, member);
+}
+
+void Coordinator::recall(int member, const Recall& recall) {
+  // A number that was given away meanwhile: the member learns of it from the batch that gave it away, and
+  // announces the request again in full.
+  if (recall.id >= by_id_.size() || !by_id_[recall.id] || generations_[recall.id] != recall.generation) return;
+  arrived(*by_id_[recall.id], member);
+}
+
+void Coordinator::reset(Entry& e) { e.count = 0, std::fill(e.here.begin(), e.here.end(), 0); }
+
+void Coordinator::arrived(Entry& e, int member) {
+  if (std::exchange(e.here[member], 1)) throw Error(Code::internal, "a member announced " + e.key + " twice");
+  e.last_used = ++clock_;
+  if (++e.count == int(rank_of_.size())) {
+    ready_.push_back(&e);
+    ready_bytes_ += bytes_of(e.what[0]);
+  } else if (!gone_.empty()) {
+    failures_.push_back({e.key, Code::shut_down, gone_});
+    reset(e);
+  }
+}
+
+void Coordinator::place(const std::string& key, uintptr_t address) { entry(key).place = address; }
+
+void Coordinator::gone(int member, const std::string& why) {
+  if (gone_.empty()) gone_ = why;
+  for (auto& [key, e] : entries_) {
+    if (e.count == 0 || e.here[member]) continue;
+    failures_.push_back({key, Code::shut_down, why});
+    reset(e);
+  }
+}
+
+std::vector<int> Coordinator::missing(const std::string& key) const {
+  std::vector<int> members;
+  auto it = entries_.find(key);
+  for (int i = 0; i < int(rank_of_.size()); ++i)
+    if (it == entries_.end() || it->second.here.empty() || !it->second.here[i]) members.push_back(i);
+  return members;
+}
+
+// "" or what differs and who has what: "shape: ranks 0, 2 have [2, 3], rank 1 has [3, 2]".
+std::string Coordinator::disagreement(const Entry& e) const {
+  auto differ = [&](const char* what, auto text) -> std::string {
+    std::map<std::string, std::vector<int>> groups;
+    for (size_t i = 0; i < e.what.size(); ++i) groups[text(e.what[i])].push_back(rank_of_[i]);
+    if (groups.size() < 2) return "";
+    std::vector<std::pair<std::vector<int>, std::string>> sides;
+    for (auto& [value, ranks] : groups) sides.push_back({ranks, value});
+    std::sort(sides.begin(), sides.end());
+    std::string line;
+    for (auto& [ranks, value] : sides)
+      line += (line.empty() ? "" : ", ") + std::string(ranks.size() > 1 ? "ranks " : "rank ") + text_of(ranks) +
+              (ranks.size() > 1 ? " have " : " has ") + value;
+    return std::string("ranks disagree on ") + what + ": " + line;
+  };
+  const Announcement& first = e.what[0];
+  std::string found = differ("operation", [](auto& a) { return name_of(a.kind); });
+  if (found.empty())
+    found = differ("number of tensors", [](auto& a) { return std::to_string(a.tensors.size()); });
+  for (size_t t = 0; found.empty() && t < first.tensors.size(); ++t) {
+    std::string which = first.tensors.size() == 1 ? "" : " of tensor " + std::to_string(t + 1) + "of" + std::to_string(first.tensors.size());
+    found = differ(("dtype" + which).c_str(), [&](auto& a) { return name_of(a.tensors[t].dtype); });
+    if (found.empty()) found = differ(("shape" + which).c_str(), [&](auto& a) { return shape_text(a, t); });
+  }
+  if (found.empty()) found = differ("reduce op", [](auto& a) { return name_of(a.op); });
+  if (found.empty()) found = differ("root rank", [](auto& a) { return std::to_string(a.root); });
+  if (found.empty()) found = differ("prescale factor", [](auto& a) { return factor_text(a.pre); });
+  if (found.empty()) found = differ("postscale factor", [](auto& a) { return factor_text(a.post); });
+  return found;
+}
+
+void Coordinator::number(Entry& e) {
+  if (e.id != kNoId || limits_.capacity == 0) return;
+  if (int(by_id_.size()) < limits_.capacity) {
+    e.id = uint32_t(by_id_.size());
+    by_id_.push_back(&e), generations_.push_back(0);
+    return;
+  }
+  Entry* oldest = nullptr;
+  for (Entry* old : by_id_)
+    if (old->count == 0 && (!oldest || old->last_used < oldest->last_used)) oldest = old;
+  if (!oldest) return;  // all are in flight: this one goes unnumbered
+  e.id = oldest->id;
+  by_id_[e.id] = &e;
+  entries_.erase(oldest->key);
+}
+
+Item Coordinator::item(Entry& e) {
+  Item item;
+  number(e);
+  item.id = e.id;
+  item.fresh = std::exchange(e.fresh, false) || e.id == kNoId;
+  if (item.fresh && e.id != kNoId) ++generations_[e.id];
+  item.generation = e.id == kNoId ? 0 : generations_[e.id];
+  if (!item.fresh) return item;
+  item.key = e.key;
+  Kind kind = e.what[0].kind;
+  if (kind != Kind::allgather && kind != Kind::alltoall) return item;
+  size_t n = rank_of_.size();
+  for (size_t t = 0; t < e.what[0].tensors.size(); ++t) {
+    auto& rows = item.rows.emplace_back();
+    for (size_t i = 0; i < n; ++i) {
+      if (kind == Kind::allgather) rows.push_back(e.what[i].tensors[t].shape[0]);
+      else rows.insert(rows.end(), e.what[i].splits.begin() + t * n, e.what[i].splits.begin() + (t + 1) * n);
+    }
+  }
+  return item;
+}
+
+std::vector<Message> Coordinator::take() {
+  std::vector<Message> out;
+  for (Failure& failure : failures_) out.push_back(std::move(failure));
+  failures_.clear();
+
+  struct Open { std::vector<Entry*> entries; int64_t bytes = 0; };
+  std::vector<Open> batches;
+  auto fits = [&](const Open& open, const Entry& e, int64_t bytes) {
+    const Announcement &a = open.entries[0]->what[0], &b = e.what[0];
+    return limits_.fusion && a.kind == Kind::allreduce && b.kind == Kind::allreduce && a.op == b.op &&
+           a.pre == b.pre && a.post == b.post && one_dtype(a) && one_dtype(b) && !a.tensors.empty() &&
+           !b.tensors.empty() && a.tensors[0].dtype == b.tensors[0].dtype && open.bytes + bytes <= limits_.batch_bytes &&
+           (open.entries[0]->place != 0) == (e.place != 0) &&
+           (e.place != 0 || (bytes <= kFuseBytes && bytes_of(a) <= kFuseBytes));
+  };
+  for (Entry* e : ready_) {
+    std::string why = e->fresh ? disagreement(*e) : "";
+    if (!why.empty()) {
+      out.push_back(Failure{e->key, Code::mismatch, why});
+      reset(*e);
+      continue;
+    }
+    int64_t bytes = bytes_of(e->what[0]);
+    auto open = std::find_if(batches.begin(), batches.end(), [&](Open& o) { return fits(o, *e, bytes); });
+    if (open == batches.end()) open = batches.insert(open, Open{});
+    open->entries.push_back(e), open->bytes += bytes;
+  }
+  ready_.clear(), ready_bytes_ = 0;
+
+  for (Open& open : batches) {
+    std::stable_sort(open.entries.begin(), open.entries.end(), [](Entry* a, Entry* b) { return a->place < b->place; });
+    Batch batch;
+    for (Entry* e : open.entries) {
+      batch.items.push_back(item(*e));
+      reset(*e);
+      if (e->id == kNoId) entries_.erase(e->key);
+    }
+    out.push_back(std::move(batch));
+  }
+  return out;
+}
+
+}  // namespace lightcc

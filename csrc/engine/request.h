@@ -1,0 +1,50 @@
+// One call of a framework: one tensor, or several that are one unit.
+#pragma once
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+
+#include "engine/message.h"
+
+namespace lightcc {
+
+struct FreeDeleter { void operator()(void* p) const { std::free(p); } };
+
+struct Output {                    // of a kind whose shape is known only when all ranks have spoken
+  std::unique_ptr<void, FreeDeleter> own;  // unless the caller allocates
+  void* data = nullptr;
+  Shape shape;
+  std::vector<int32_t> rows_from;  // alltoall: by member
+};
+
+struct Callbacks {
+  void (*done)(void* context, int status, const char* text) = nullptr;
+  void* (*allocate)(void* context, int index, const int64_t* shape, int ndim) = nullptr;
+  void* context = nullptr;
+};
+
+struct Request {
+  // Asked; constant after submission.
+  int group = 0;
+  std::string key;                 // "<kind>.<name>": how the ranks know it
+  Announcement what;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;      // nullptr: see Output
+  Callbacks callbacks;
+  uint64_t submitted_ns = 0;
+
+  // The engine's, until finished; then the caller's.
+  std::vector<Output> results;
+  int new_group = -1;              // add_group
+  Code code = Code::pending;
+  std::string text;
+  uint64_t warned_ns = 0, asked_ns = 0;  // stall inspection
+  std::atomic<bool> finished{false};     // released after code, text and results
+
+  std::string title() const { return std::string(name_of(what.kind)) + " of tensor '" + name() + "'"; }
+  std::string name() const { return key.substr(key.find('.') + 1); }
+};
+
+using RequestPtr = std::shared_ptr<Request>;
+
+}  // namespace lightcc

@@ -1,0 +1,211 @@
+#include "engine/run.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "device/device.h"
+
+namespace lightcc {
+namespace {
+
+constexpr size_t kCopyBytes = 256 << 10;  // at most a step
+
+bool is_integer(DType t) { return t != DType::float16 && t != DType::float32 && t != DType::float64 && t != DType::bfloat16; }
+
+// The factor that makes a sum an average. For integers a hair more than 1/n, so that truncating 49 * (1/49) gives
+// 1 and not 0; the error stays below 1/n for sums under 2^51.
+double average_factor(DType dtype, int n) {
+  double factor = 1.0 / n;
+  return is_integer(dtype) && n > 1 ? std::nextafter(factor, 1.0) : factor;
+}
+
+int64_t row_count(const Shape& shape) {  // elements in one row of dimension 0
+  return count_of(Shape(shape.begin() + 1, shape.end()));
+}
+
+}  // namespace
+
+std::byte* FusionBuffer::at_least(size_t bytes) {
+  if (bytes > bytes_) {
+    arena_->release(data_);
+    data_ = nullptr, bytes_ = 0;
+    data_ = arena_->allocate(bytes + bytes / 2);
+    bytes_ = bytes + bytes / 2;
+  }
+  return data_;
+}
+
+Run::Run(std::vector<Entry> entries, const Members& members, FusionBuffer& buffer, Counters& counters, const Choose& choose)
+    : entries_(std::move(entries)), members_(members), buffer_(buffer), counters_(counters), choose_(choose) {
+  Kind kind = entries_[0].request->what.kind;
+  for (Entry& entry : entries_) entry.request->results.resize(entry.request->what.tensors.size());
+  if (kind == Kind::allreduce) {
+    plan_allreduce();
+  } else if (kind == Kind::allgather || kind == Kind::broadcast || kind == Kind::alltoall || kind == Kind::reducescatter) {
+    for (Entry& entry : entries_)
+      for (size_t t = 0; t < entry.request->what.tensors.size(); ++t) plan_tensor(entry, t);
+  }
+  counters_.add(Counters::batches);
+  size_t tensors = 0;
+  for (Entry& entry : entries_) tensors += entry.request->what.tensors.size();
+  if (tensors > 1) counters_.add(Counters::fused_batches);
+  if (entries_.size() > 1) counters_.add(Counters::fused_requests, entries_.size());
+  if (!done()) start_next();
+}
+
+// One job for each dtype. Inside it every tensor begins on a line, so that all ranks have the same layout whether
+// they copy or not.
+void Run::plan_allreduce() {
+  std::vector<Piece> by_dtype[kDTypes];
+  for (Entry& entry : entries_)
+    for (size_t t = 0; t < entry.request->what.tensors.size(); ++t) {
+      const TensorSpec& spec = entry.request->what.tensors[t];
+      size_t bytes = size_t(count_of(spec.shape)) * size_of(spec.dtype);
+      if (bytes) by_dtype[int(spec.dtype)].push_back({entry.request->inputs[t], entry.request->outputs[t], bytes});
+    }
+  const Announcement& what = entries_[0].request->what;
+  size_t buffered = 0;  // several dtypes share the buffer, one behind the other
+  for (int d = 0; d < kDTypes; ++d) {
+    auto& pieces = by_dtype[d];
+    if (pieces.empty()) continue;
+    Job job{};
+    size_t span = 0;
+    bool side_by_side = true;
+    for (auto& piece : pieces) {
+      span = round_up(span);
+      side_by_side = side_by_side && piece.in == piece.out &&
+                     piece.in == static_cast<const std::byte*>(pieces[0].in) + span;
+      span += piece.bytes;
+    }
+    side_by_side = side_by_side && (pieces.size() == 1 || buffer_.arena().offset_of(pieces[0].in, span) >= 0);
+    Collective& c = job.collective;
+    c.kind = Kind::allreduce, c.index = members_.index, c.size = members_.size(), c.dtype = DType(d);
+    c.op = what.op == ReduceOp::average ? ReduceOp::sum : what.op;
+    c.pre = what.pre, c.post = what.op == ReduceOp::average ? what.post * average_factor(c.dtype, c.size) : what.post;
+    c.count = int64_t(span / size_of(c.dtype));
+    c.input = pieces[0].in, c.output = pieces[0].out;
+    if (pieces.size() > 1 && !side_by_side) {
+      job.before = job.after = pieces;
+      buffered = round_up(buffered);
+      c.input = reinterpret_cast<void*>(buffered);  // an offset until the buffer's size is known
+      buffered += span;
+    }
+    jobs_.push_back(std::move(job));
+  }
+  if (!buffered) return;
+  std::byte* buffer = buffer_.at_least(buffered);
+  for (Job& job : jobs_) {
+    if (job.before.empty()) continue;
+    std::byte* at = buffer + reinterpret_cast<uintptr_t>(job.collective.input);
+    job.collective.input = job.collective.output = at;
+    for (size_t i = 0; i < job.before.size(); ++i) {
+      job.before[i].out = at;
+      job.after[i].in = at;
+      at += round_up(job.before[i].bytes);
+    }
+  }
+}
+
+void* Run::result(Request& request, size_t tensor, Shape shape) {
+  Output& output = request.results[tensor];
+  output.shape = std::move(shape);
+  size_t bytes = size_t(count_of(output.shape)) * size_of(request.what.tensors[tensor].dtype);
+  if (request.callbacks.allocate) {
+    output.data = request.callbacks.allocate(request.callbacks.context, int(tensor), output.shape.data(), int(output.shape.size()));
+  } else {
+    output.own.reset(std::aligned_alloc(kLine, round_up(std::max<size_t>(bytes, 1))));
+    output.data = output.own.get();
+  }
+  if (!output.data && bytes)
+    throw Error(Code::internal, request.title() + ": no memory for " + std::to_string(bytes) + " bytes of output");
+  return output.data;
+}
+
+void Run::plan_tensor(Entry& entry, size_t t) {
+  Request& request = *entry.request;
+  const TensorSpec& spec = request.what.tensors[t];
+  const int n = members_.size(), me = members_.index;
+  Job job{};
+  Collective& c = job.collective;
+  c.kind = request.what.kind, c.index = me, c.size = n, c.dtype = spec.dtype;
+  c.input = request.inputs[t];
+  Shape shape = spec.shape;
+  int64_t elements = 0;
+  switch (c.kind) {
+    case Kind::broadcast: {
+      c.root = int(std::find(members_.ranks.begin(), members_.ranks.end(), request.what.root) - members_.ranks.begin());
+      c.count = elements = count_of(shape);
+      c.output = request.outputs[t];
+      if (c.root == me && c.output != c.input && elements)
+        job.before = {{c.input, c.output, size_t(elements) * size_of(c.dtype)}};
+      break;
+    }
+    case Kind::allgather: {
+      shape[0] = 0;
+      for (int64_t rows : entry.rows[t]) c.counts.push_back(rows * row_count(spec.shape)), shape[0] += rows;
+      elements = count_of(shape);
+      c.output = result(request, t, shape);
+      break;
+    }
+    case Kind::alltoall: {
+      auto& rows = entry.rows[t];
+      shape[0] = 0;
+      auto& from = request.results[t].rows_from;
+      for (int i = 0; i < n; ++i) {
+        c.send.push_back(rows[me * n + i] * row_count(spec.shape));
+        c.counts.push_back(rows[i * n + me] * row_count(spec.shape));
+        from.push_back(int32_t(rows[i * n + me]));
+        shape[0] += rows[i * n + me];
+      }
+      for (int64_t r : rows) elements += r * row_count(spec.shape);
+      c.output = result(request, t, shape);
+      break;
+    }
+    default: {  // reducescatter: the first ranks get one row more
+      int64_t least = spec.shape[0] / n, more = spec.shape[0] % n;
+      for (int i = 0; i < n; ++i) c.counts.push_back((least + (i < more)) * row_count(spec.shape));
+      shape[0] = least + (me < more);
+      elements = count_of(spec.shape);
+      c.op = request.what.op == ReduceOp::average ? ReduceOp::sum : request.what.op;
+      c.pre = request.what.pre;
+      c.post = request.what.op == ReduceOp::average ? request.what.post * average_factor(c.dtype, n) : request.what.post;
+      c.output = result(request, t, shape);
+    }
+  }
+  if (elements) jobs_.push_back(std::move(job));  // nothing to move: all ranks know
+}
+
+bool Run::copy_some(const std::vector<Piece>& pieces) {  // false: all copied
+  size_t budget = kCopyBytes;
+  while (piece_ < pieces.size() && budget) {
+    const Piece& piece = pieces[piece_];
+    size_t n = std::min(budget, piece.bytes - offset_);
+    copy(static_cast<std::byte*>(piece.out) + offset_, static_cast<const std::byte*>(piece.in) + offset_, n);
+    offset_ += n, budget -= n;
+    if (offset_ == piece.bytes) ++piece_, offset_ = 0;
+  }
+  return piece_ < pieces.size();
+}
+
+bool Run::start_next() {
+  Job& job = jobs_[next_];
+  if (!job.before.empty() && copy_some(job.before)) return true;
+  piece_ = offset_ = 0;
+  work_ = choose_(job.collective).start(job.collective);
+  counters_.add(Counters::collectives);
+  counters_.add(Counters::payload_bytes, uint64_t(job.collective.count) * size_of(job.collective.dtype));
+  return true;
+}
+
+bool Run::step() {
+  if (done()) return false;
+  if (!work_) return start_next();
+  if (!work_->done() && !work_->step()) return false;
+  if (!work_->done() || copy_some(jobs_[next_].after)) return true;
+  work_.reset();
+  piece_ = offset_ = 0;
+  ++next_;
+  return true;
+}
+
+}  // namespace lightcc

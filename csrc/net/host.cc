@@ -1,0 +1,150 @@
+#include "net/host.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <functional>
+#include <random>
+
+#include "base/wire.h"
+#include "net/rendezvous.h"
+#include "net/shm.h"
+
+namespace lightcc {
+namespace {
+
+constexpr size_t kHeaderBytes = 4096;
+static_assert(sizeof(Header) <= kHeaderBytes);
+
+}  // namespace
+
+// Where the streams of one group lie in each arena of a host of n ranks: the common stream, n control and n
+// data streams (a line for the head, then the ring), and last this rank's tails of what it reads.
+struct Host::Layout {
+  static constexpr size_t kRing[] = {4 * kRecordBytes, 64 << 10, 4 * kRecordBytes};  // by Stream
+  size_t n;
+  size_t head(Stream s, int to) const {
+    size_t control_at = kLine + kRing[common], data_at = control_at + n * (kLine + kRing[control]);
+    return s == common ? 0 : s == control ? control_at + to * (kLine + kRing[control]) : data_at + to * (kLine + kRing[data]);
+  }
+  size_t tail(Stream s, int from) const { return head(data, int(n)) + kLine * (3 * from + s); }
+  size_t block_bytes() const { return round_up(tail(common, int(n)), 4096); }
+  size_t block(int group) const { return kHeaderBytes + group * block_bytes(); }
+  size_t bytes() const { return block(kGroups); }
+};
+
+Host::Host(int rank, std::vector<HostRank> ranks) : rank_(rank), ranks_(std::move(ranks)), marked_(ranks_.size()) {}
+
+std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadline_ns) {
+  const size_t fixed = Layout{size_t(world.size)}.bytes();
+  auto mine = Arena::create(fixed);
+  auto* header = new (mine->base()) Header{};
+  std::random_device random;
+  header->nonce = uint64_t(random()) << 32 | random();
+  std::string name =
+      "rank " + std::to_string(world.rank) + " (pid " + std::to_string(getpid()) + ") on host " + world.host;
+
+  Card card{WireWriter().put(world.size).put(header->nonce).put(name).take(), {}};
+  card.fds.emplace_back(fcntl(mine->memfd(), F_DUPFD_CLOEXEC, 0));
+  card.fds.push_back(Watch::own_pidfd());
+  mine->close_memfd();
+  std::string place = "lightcc/" + std::to_string(geteuid()) + "/" +
+                      std::to_string(std::hash<std::string>()(world.job)) + "/" + std::to_string(epoch);
+  auto cards = meet(place, world.rank, world.size, std::move(card), deadline_ns);
+
+  std::vector<HostRank> ranks(world.size);
+  std::vector<Fd> pidfds(world.size);
+  for (int i = 0; i < world.size; ++i) {
+    WireReader reader(cards[i].note);
+    if (int size = reader.get<int>(); size != world.size)
+      throw Error(Code::invalid_argument, "init: rank " + std::to_string(i) + " was started in a world of " +
+                                              std::to_string(size) + ", this rank in one of " + std::to_string(world.size));
+    auto nonce = reader.get<uint64_t>();
+    if (cards[i].fds.size() != 2) throw Error(Code::internal, "init: a rank's descriptors did not arrive");
+    ranks[i].rank = i, ranks[i].name = reader.text();
+    ranks[i].arena = i == world.rank ? mine : Arena::map(cards[i].fds[0].get(), fixed);
+    ranks[i].arena->close_memfd();
+    if (reinterpret_cast<Header*>(ranks[i].arena->base())->nonce != nonce)
+      throw Error(Code::internal, "init: " + ranks[i].name + " does not share memory with this rank");
+    if (i != world.rank) pidfds[i] = std::move(cards[i].fds[1]);
+  }
+  std::unique_ptr<Host> host(new Host(world.rank, std::move(ranks)));
+  host->pidfds_ = std::move(pidfds);
+  host->no_copy_in_child();
+  return host;
+}
+
+std::vector<std::unique_ptr<Host>> Host::threads(int n) {
+  std::vector<HostRank> ranks(n);
+  for (int i = 0; i < n; ++i) {
+    ranks[i] = {i, "rank " + std::to_string(i) + " (a thread)", Arena::create(Layout{size_t(n)}.bytes())};
+    new (ranks[i].arena->base()) Header{};
+    ranks[i].arena->close_memfd();
+  }
+  std::vector<std::unique_ptr<Host>> hosts;
+  for (int i = 0; i < n; ++i) {
+    hosts.emplace_back(new Host(i, ranks));
+    hosts.back()->pidfds_.resize(n);
+  }
+  return hosts;
+}
+
+void Host::no_copy_in_child() {
+  // A forked child keeps its parent's own memory, in which tensors may lie, and none of the peers'.
+  for (int i = 0; i < size(); ++i)
+    if (i != rank_) ranks_[i].arena->no_copy_in_child();
+}
+
+Cursor* Host::head(Stream s, int group, int owner, int to) const {
+  Layout layout{ranks_.size()};
+  return reinterpret_cast<Cursor*>(base(owner) + layout.block(group) + layout.head(s, to));
+}
+Cursor* Host::tail(Stream s, int group, int owner, int from) const {
+  Layout layout{ranks_.size()};
+  return reinterpret_cast<Cursor*>(base(owner) + layout.block(group) + layout.tail(s, from));
+}
+StreamWriter Host::writer(Stream s, int group, int to, const std::vector<int>& readers) const {
+  Cursor* own = head(s, group, rank_, to);
+  std::vector<const Cursor*> tails;
+  for (int reader : readers)
+    if (reader != rank_) tails.push_back(tail(s, group, reader, rank_));
+  return {own, reinterpret_cast<std::byte*>(own + 1), Layout::kRing[s], std::move(tails)};
+}
+StreamReader Host::reader(Stream s, int group, int from) const {
+  const Cursor* theirs = head(s, group, from, rank_);
+  return {theirs, reinterpret_cast<const std::byte*>(theirs + 1), Layout::kRing[s], tail(s, group, rank_, from)};
+}
+
+StreamWriter Host::common_writer(int group, const std::vector<int>& readers) const {
+  return writer(common, group, 0, readers);
+}
+StreamReader Host::common_reader(int group, int from) const { return reader(common, group, from); }
+std::unique_ptr<Link> Host::control_link(int group, int peer) {
+  return std::make_unique<ShmLink>(writer(control, group, peer, {peer}), reader(control, group, peer),
+                                   Layout::kRing[control] / 4, *this, peer);
+}
+std::unique_ptr<Link> Host::data_link(int group, int peer) {
+  return std::make_unique<ShmLink>(writer(data, group, peer, {peer}), reader(data, group, peer), kRecordBytes, *this, peer);
+}
+
+void Host::reset_group(int group) const {
+  head(common, group, rank_, 0)->at = 0;
+  for (int peer = 0; peer < size(); ++peer)
+    for (Stream s : {common, control, data}) head(s, group, rank_, peer)->at = 0, tail(s, group, rank_, peer)->at = 0;
+}
+
+void Host::ring_marked() {
+  if (!any_marked_) return;
+  any_marked_ = false;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int peer = 0; peer < size(); ++peer)
+    if (std::exchange(marked_[peer], 0)) header(peer).driver.ring();
+}
+
+void Host::ring_urgently(int peer) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  header(peer).driver.ring();
+  header(peer).engine.ring();
+}
+
+}  // namespace lightcc

@@ -1,0 +1,85 @@
+// The ranks of one host as one of them sees them: everyone's arena, how to wake everyone, who has gone.
+//
+// An arena's fixed part: a header, then for each group a block of streams whose writer is the arena's owner:
+// one to all members, and two to each member (control and data); and the owner's tails of the streams it reads.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net/arena.h"
+#include "net/futex.h"
+#include "net/link.h"
+#include "net/stream.h"
+#include "net/watch.h"
+#include "net/world.h"
+
+namespace lightcc {
+
+enum class Presence : uint32_t { here, left, failed, dead };
+
+struct Header {
+  uint64_t nonce;                        // proves that a peer maps this very memory
+  Bell driver;                           // whoever drives this rank's engine sleeps here
+  Bell engine;                           // its engine thread sleeps here when there is nothing to drive
+  alignas(kLine) std::atomic<Presence> presence{Presence::here};
+  alignas(kLine) std::atomic<uint32_t> alarm{0};  // a peer left or failed: look at presences
+  alignas(kLine) int32_t cause_code = 0;  // why the owner failed; written before presence says so
+  char cause[1024] = {};
+};
+
+struct HostRank {
+  int rank = 0;
+  std::string name;     // "rank 1 (pid 17) on host h"
+  std::shared_ptr<Arena> arena;
+};
+
+class Host {
+ public:
+  static constexpr int kGroups = 128;
+  static constexpr size_t kRecordBytes = 256 << 10;  // the largest record of the data and the common stream
+
+  // Meets the other ranks of the job. epoch counts the inits of this process.
+  static std::unique_ptr<Host> join(const World&, int epoch, uint64_t deadline_ns);
+  // n ranks as threads of one process, for tests. They share one mapping, so a race is seen as a race.
+  static std::vector<std::unique_ptr<Host>> threads(int n);
+
+  int rank() const { return rank_; }
+  int size() const { return int(ranks_.size()); }
+  const std::string& name(int rank) const { return ranks_[rank].name; }
+  Header& header(int rank) const { return *reinterpret_cast<Header*>(ranks_[rank].arena->base()); }
+  std::byte* base(int rank) const { return ranks_[rank].arena->base(); }
+  const std::shared_ptr<Arena>& arena() const { return ranks_[rank_].arena; }
+  std::vector<Fd> take_pidfds() { return std::move(pidfds_); }
+  void no_copy_in_child();
+
+  // Group slot `group` < kGroups. Only the engine's thread of the moment uses streams and links.
+  StreamWriter common_writer(int group, const std::vector<int>& readers) const;
+  StreamReader common_reader(int group, int from) const;
+  std::unique_ptr<Link> control_link(int group, int peer);
+  std::unique_ptr<Link> data_link(int group, int peer);
+  void reset_group(int group) const;  // once every member has left it: this rank's cursors back to zero
+
+  // News for a peer is rung once for a whole step: mark while writing, ring at the end.
+  void mark(int peer) { marked_[peer] = 1, any_marked_ = true; }
+  void ring_marked();
+  void ring_urgently(int peer);       // also if it has nothing to do
+
+ private:
+  Host(int rank, std::vector<HostRank> ranks);
+  enum Stream { common, control, data };
+  struct Layout;
+  Cursor* head(Stream, int group, int owner, int to) const;
+  Cursor* tail(Stream, int group, int owner, int from) const;
+  StreamWriter writer(Stream, int group, int to, const std::vector<int>& readers) const;
+  StreamReader reader(Stream, int group, int from) const;
+
+  int rank_;
+  std::vector<HostRank> ranks_;
+  std::vector<Fd> pidfds_;
+  std::vector<char> marked_;
+  bool any_marked_ = false;
+};
+
+}  // namespace lightcc

@@ -1,0 +1,22 @@
+// How the ranks of one host meet: through an abstract AF_UNIX socket named after the job, which works across
+// PID and IPC namespaces and needs no file. Rank 0 listens; everyone hands it a note and descriptors and
+// gets those of all ranks back. Only processes of the same user are heard.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+
+namespace lightcc {
+
+struct Card {                  // what a rank shows the others
+  std::string note;
+  std::vector<Fd> fds;
+};
+
+// An all-gather of cards. Throws Error{timeout} naming the ranks that did not come before the deadline, on
+// every rank that did.
+std::vector<Card> meet(const std::string& name, int rank, int size, Card mine, uint64_t deadline_ns);
+
+}  // namespace lightcc

@@ -1,0 +1,220 @@
+"""The ctypes mirror of csrc/api/lightcc.h, and the only module that touches the library.
+
+Constants and functions carry the names of the header without their prefix. A status other than 0 becomes an exception
+here: docs/errors.md. The raw calls that the hot path makes itself are `submit`, `start` and `release`.
+"""
+import ctypes
+import os
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from lightcc.common.exceptions import HorovodInternalError
+
+OK, PENDING, INVALID_ARGUMENT, MISMATCH, PEER_LOST, SHUT_DOWN, TIMEOUT, INTERNAL = range(8)
+UINT8, INT8, UINT16, INT16, INT32, INT64, FLOAT16, FLOAT32, FLOAT64, BOOL, BFLOAT16 = range(11)
+AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
+BLOCK = 1
+DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16")
+
+_WAIT_MS = 100  # how long a wait may stay in C: Python handles Ctrl-C only between two calls
+_MAX_DIMENSIONS = 64
+
+_request = [c_int, c_char_p, c_int, c_void_p, c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_double, c_double,
+            c_void_p, c_int]
+_functions = {  # name: (result, arguments)
+    "init": (c_int, []),
+    "shutdown": (c_int, []),
+    "initialized": (c_int, []),
+    "version": (c_char_p, []),
+    "error": (c_char_p, []),
+    "abort": (c_int, [c_char_p]),
+    "rank": (c_int, []),
+    "size": (c_int, []),
+    "local_rank": (c_int, []),
+    "local_size": (c_int, []),
+    "cross_rank": (c_int, []),
+    "cross_size": (c_int, []),
+    "add_group": (c_int, [POINTER(c_int32), c_int]),
+    "remove_group": (c_int, [c_int]),
+    "group_size": (c_int, [c_int]),
+    "group_rank": (c_int, [c_int]),
+    "group_ranks": (c_int, [c_int, POINTER(c_int32)]),
+    "group_ids": (c_int, [POINTER(c_int32), c_int]),
+    "submit": (c_int64, _request),
+    "submit_group": (c_int64, [c_int, c_char_p, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int,
+                               c_int, c_double, c_double, c_void_p, c_int, c_void_p]),
+    "prepare": (c_int64, _request),
+    "start": (c_int64, [c_int64]),
+    "discard": (c_int, [c_int64]),
+    "wait": (c_int, [c_int64, c_int]),
+    "poll": (c_int, [c_int64]),
+    "release": (c_int, [c_int64]),
+    "output": (c_int, [c_int64, c_int, POINTER(c_void_p), POINTER(c_int64), POINTER(c_int)]),
+    "received_splits": (c_int, [c_int64, c_int, POINTER(c_int32)]),
+    "alloc": (c_void_p, [c_int64]),
+    "free": (None, [c_void_p]),
+    "counters": (c_int, [POINTER(c_int64), c_int]),
+    "counter_name": (c_char_p, [c_int]),
+    "describe": (c_char_p, [c_char_p]),
+}
+
+
+def _load() -> ctypes.CDLL:
+    path = os.environ.get("LIGHTCC_LIBRARY") or os.path.join(os.path.dirname(__file__), "_lightcc.so")
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"lightcc's library could not be loaded: {error}. Reinstall it (pip install "
+                          "--force-reinstall lightcc), or in a source tree build it (make).") from error
+    for name, (result, arguments) in _functions.items():
+        function = getattr(library, "lightcc_" + name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+_library = _load()
+submit = _library.lightcc_submit
+submit_group = _library.lightcc_submit_group
+start = _library.lightcc_start
+release = _library.lightcc_release
+discard = _library.lightcc_discard
+rank, size = _library.lightcc_rank, _library.lightcc_size
+local_rank, local_size = _library.lightcc_local_rank, _library.lightcc_local_size
+cross_rank, cross_size = _library.lightcc_cross_rank, _library.lightcc_cross_size
+group_size, group_rank = _library.lightcc_group_size, _library.lightcc_group_rank
+_wait, _poll = _library.lightcc_wait, _library.lightcc_poll
+
+epoch = 0  # counts successful init calls: what was made in one epoch must not be used in another
+
+
+def error(status: int) -> Exception:
+    """The exception for a status that this thread has just received."""
+    text = (_library.lightcc_error() or b"").decode(errors="replace") or f"the library returned status {status}"
+    return ValueError(text) if status == INVALID_ARGUMENT else HorovodInternalError(text)
+
+
+def check(result: int) -> int:
+    """Returns a handle, an id or a count; raises for minus a status."""
+    if result < 0:
+        raise error(-result)
+    return result
+
+
+def _check_status(status: int) -> None:
+    if status != OK:
+        raise error(status)
+
+
+def init() -> None:
+    global epoch
+    if initialized():
+        return
+    _check_status(_library.lightcc_init())
+    epoch += 1
+
+
+def shutdown() -> None:
+    _check_status(_library.lightcc_shutdown())
+
+
+def initialized() -> bool:
+    return _library.lightcc_initialized() == 1
+
+
+def version() -> str:
+    return _library.lightcc_version().decode()
+
+
+def interrupted() -> None:
+    """Ends the job on every rank: a collective that one rank has left can never finish."""
+    _library.lightcc_abort(f"KeyboardInterrupt on rank {rank()}".encode())
+
+
+def wait(handle: int) -> int:
+    """Waits until the request is done and returns its status; Ctrl-C ends the job on all ranks."""
+    try:
+        status = _wait(handle, _WAIT_MS)
+        while status == PENDING:
+            status = _wait(handle, _WAIT_MS)
+    except KeyboardInterrupt:
+        interrupted()
+        raise
+    return status
+
+
+def poll(handle: int) -> bool:
+    return check(_poll(handle)) == 1
+
+
+def prepare(*request) -> int:
+    return check(_library.lightcc_prepare(*request))
+
+
+def add_group(ranks: Sequence[int]) -> int:
+    return check(_library.lightcc_add_group((c_int32 * len(ranks))(*ranks), len(ranks)))
+
+
+def remove_group(group: int) -> None:
+    _check_status(_library.lightcc_remove_group(group))
+
+
+def group_ranks(group: int) -> Optional[List[int]]:
+    count = group_size(group)
+    if count < 0:
+        return None
+    ranks = (c_int32 * count)()
+    _check_status(_library.lightcc_group_ranks(group, ranks))
+    return list(ranks)
+
+
+def group_ids() -> List[int]:
+    count = _library.lightcc_group_ids(None, 0)
+    ids = (c_int32 * max(count, 1))()
+    _library.lightcc_group_ids(ids, count)
+    return list(ids)[:count]
+
+
+def received_splits(handle: int, index: int, group: int) -> List[int]:
+    splits = (c_int32 * group_size(group))()
+    _check_status(_library.lightcc_received_splits(handle, index, splits))
+    return list(splits)
+
+
+class Memory(ctypes.c_char * (1 << 46)):
+    """Memory of the core, given back when the last tensor that views it is gone.
+
+    Its one type claims more bytes than any block has, because ctypes keeps a type for each length forever; a view
+    says its own length (numpy.frombuffer and torch.frombuffer take a count and an offset).
+    """
+
+    def __del__(self, free=_library.lightcc_free, address=ctypes.addressof):
+        free(address(self))
+
+
+def alloc(count: int) -> Memory:
+    """`count` zeroed bytes that the ranks of this host share."""
+    address = _library.lightcc_alloc(count)
+    if not address:
+        raise error(INTERNAL)
+    return Memory.from_address(address)
+
+
+def output(handle: int, index: int) -> Tuple[Memory, Tuple[int, ...]]:
+    """The memory and shape of an output that the core allocated."""
+    data, shape, ndim = c_void_p(), (c_int64 * _MAX_DIMENSIONS)(), c_int(_MAX_DIMENSIONS)
+    _check_status(_library.lightcc_output(handle, index, byref(data), shape, byref(ndim)))
+    return Memory.from_address(data.value), tuple(shape[:ndim.value])
+
+
+def counters() -> Dict[str, int]:
+    """What this process has done since init: bytes, collectives, waits, by name."""
+    count = _library.lightcc_counters(None, 0)
+    values = (c_int64 * max(count, 1))()
+    _library.lightcc_counters(values, count)
+    return {_library.lightcc_counter_name(i).decode(): values[i] for i in range(count)}
+
+
+def describe(what: str) -> str:
+    """The core's own account of "selector", "knobs" or "world"."""
+    return (_library.lightcc_describe(what.encode()) or b"").decode()

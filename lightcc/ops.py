@@ -1,0 +1,367 @@
+"""Every collective, once for all frameworks. lightcc.numpy and lightcc.torch re-export these functions.
+
+Each verb comes as: `verb` (waits, returns a new tensor), `verb_` (waits, in place), `verb_async` and `verb_async_`
+(return a handle for poll and synchronize), `grouped_verb...` (a list of tensors as one unit).
+
+What holds for all of them:
+  tensors   a contiguous torch.Tensor on the CPU, or numpy.ndarray; uint8, int8, uint16, int16, int32, int64, float16,
+            float32, float64, bool or bfloat16; any shape, also without elements.
+  name      what the ranks meet by; may be in flight once per process set. None: numbered in the order of the calls.
+  ValueError            this rank's call is wrong (also: unknown process set, not a member, name in flight).
+  HorovodInternalError  not initialised or shut down, a rank is lost; or the ranks disagree, which every rank is told,
+                        and the next operation works.
+  source    horovod.torch.mpi_ops.
+The examples stand on their own after `import lightcc.numpy as hvd, numpy as np; hvd.init()`, on any number of ranks.
+"""
+import ctypes
+from typing import List, Optional
+
+from lightcc import _core
+from lightcc.adapter import adapter_of
+from lightcc.common.process_sets import global_process_set
+from lightcc.common.util import get_average_backwards_compatibility_fun
+from lightcc.request import (adopt, adopt_list, later, new_list, now, poll, submit, submit_barrier, submit_list,
+                             synchronize)
+
+__all__ = [
+    "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
+    "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "grouped_allgather",
+    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
+    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "poll", "reducescatter",
+    "reducescatter_async", "synchronize",
+]
+
+
+class ReduceOps:
+    """How a reduction combines values; the same numbers as in the core."""
+
+    Average, Sum, Adasum, Min, Max, Product = range(6)
+
+
+Average = ReduceOps.Average
+handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(ReduceOps)
+
+
+def reduce_op(op: Optional[int], average: Optional[bool] = None) -> int:
+    """The reduce operation that a call asks for: `op`, or the deprecated `average`, or Average."""
+    if op is None and average is None:
+        return _core.AVERAGE
+    op = handle_average_backwards_compatibility(op, average)
+    if op == _core.ADASUM:
+        raise NotImplementedError("op=hvd.Adasum is not available in this version of lightcc; use hvd.Average.")
+    return op
+
+
+# Allreduce
+
+def allreduce(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+              process_set=global_process_set):
+    """Reduces a tensor over the ranks of the set, element by element, and returns the result on all of them.
+
+    op: Average (default; integers truncate towards zero), Sum, Min, Max, Product. The factors multiply before and after
+    the reduction. average is the deprecated form of op; both: ValueError. Adasum: NotImplementedError.
+
+    >>> hvd.allreduce(np.ones(3))
+    array([1., 1., 1.])
+    """
+    adapter = adapter_of(tensor)
+    output = adapter.empty_like(tensor)
+    return now(submit(_core.ALLREDUCE, adapter, tensor, output, name, process_set, _core.BLOCK,
+                      reduce_op(op, average), prescale_factor, postscale_factor), output)
+
+
+def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+               process_set=global_process_set):
+    """allreduce in place: overwrites the tensor and returns it.
+
+    >>> x = np.ones(3); hvd.allreduce_(x) is x
+    True
+    """
+    return now(submit(_core.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, _core.BLOCK,
+                      reduce_op(op, average), prescale_factor, postscale_factor), tensor)
+
+
+def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                    process_set=global_process_set):
+    """Starts an allreduce and returns its handle at once; the tensor must not change until synchronize.
+
+    >>> hvd.synchronize(hvd.allreduce_async(np.ones(2), op=hvd.Max))
+    array([1., 1.])
+    """
+    adapter = adapter_of(tensor)
+    output = adapter.empty_like(tensor)
+    return later(submit(_core.ALLREDUCE, adapter, tensor, output, name, process_set, 0, reduce_op(op, average),
+                        prescale_factor, postscale_factor), tensor, output)
+
+
+def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                     process_set=global_process_set):
+    """Starts an allreduce in place and returns its handle; the tensor must not be used until synchronize.
+
+    >>> x = np.ones(2); hvd.synchronize(hvd.allreduce_async_(x)) is x
+    True
+    """
+    return later(submit(_core.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, 0,
+                        reduce_op(op, average), prescale_factor, postscale_factor), tensor, tensor)
+
+
+def grouped_allreduce(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                      process_set=global_process_set):
+    """Reduces a list of tensors as one unit; returns a list. Arguments as for allreduce; dtypes may differ.
+
+    >>> hvd.grouped_allreduce([np.ones(1), np.ones(2)])
+    [array([1.]), array([1., 1.])]
+    """
+    outputs = new_list(tensors)
+    return now(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, _core.BLOCK,
+                           reduce_op(op, average), prescale_factor, postscale_factor), outputs)
+
+
+def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                       process_set=global_process_set):
+    """grouped_allreduce in place: overwrites the tensors and returns them in a list.
+
+    >>> x = np.ones(2); hvd.grouped_allreduce_([x])[0] is x
+    True
+    """
+    return now(submit_list(_core.ALLREDUCE, tensors, tensors, name, process_set, _core.BLOCK,
+                           reduce_op(op, average), prescale_factor, postscale_factor), list(tensors))
+
+
+def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                            process_set=global_process_set):
+    """Starts a grouped_allreduce and returns one handle for the list.
+
+    >>> hvd.synchronize(hvd.grouped_allreduce_async([np.ones(2)]))
+    [array([1., 1.])]
+    """
+    outputs = new_list(tensors)
+    return later(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, 0, reduce_op(op, average),
+                             prescale_factor, postscale_factor), list(tensors), outputs)
+
+
+def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                             process_set=global_process_set):
+    """Starts a grouped_allreduce in place and returns one handle for the list.
+
+    >>> x = np.ones(2); hvd.synchronize(hvd.grouped_allreduce_async_([x]))[0] is x
+    True
+    """
+    return later(submit_list(_core.ALLREDUCE, tensors, tensors, name, process_set, 0, reduce_op(op, average),
+                             prescale_factor, postscale_factor), None, list(tensors))
+
+
+# Allgather
+
+def allgather(tensor, name=None, process_set=global_process_set):
+    """Concatenates the tensors of all ranks of the set along dimension 0, in rank order.
+
+    Dimension 0 may differ between ranks, the others not. A tensor without dimensions: HorovodInternalError.
+
+    >>> hvd.allgather(np.ones((2, 3))).shape == (2 * hvd.size(), 3)
+    True
+    """
+    adapter = adapter_of(tensor)
+    return now(submit(_core.ALLGATHER, adapter, tensor, None, name, process_set, _core.BLOCK), None,
+              adopt(adapter, tensor))
+
+
+def allgather_async(tensor, name=None, process_set=global_process_set):
+    """Starts an allgather and returns its handle.
+
+    >>> hvd.synchronize(hvd.allgather_async(np.ones(1))).size == hvd.size()
+    True
+    """
+    adapter = adapter_of(tensor)
+    return later(submit(_core.ALLGATHER, adapter, tensor, None, name, process_set, 0), tensor, None,
+                adopt(adapter, tensor))
+
+
+def grouped_allgather(tensors, name=None, process_set=global_process_set):
+    """Gathers a list of tensors as one unit; returns a list.
+
+    >>> len(hvd.grouped_allgather([np.ones(1), np.ones((2, 2))]))
+    2
+    """
+    return now(submit_list(_core.ALLGATHER, tensors, None, name, process_set, _core.BLOCK), None,
+              adopt_list(tensors))
+
+
+def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
+    """Starts a grouped_allgather and returns one handle for the list.
+
+    >>> len(hvd.synchronize(hvd.grouped_allgather_async([np.ones(1)])))
+    1
+    """
+    return later(submit_list(_core.ALLGATHER, tensors, None, name, process_set, 0), list(tensors), None,
+                adopt_list(list(tensors)))
+
+
+# Broadcast
+
+def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
+    """Returns the root's tensor on every rank of the set; shapes and dtypes must be equal.
+
+    root_rank: a rank of the world, also with a process set; ValueError if it is not a member.
+
+    >>> hvd.broadcast(np.full(2, hvd.rank()), root_rank=0)
+    array([0, 0])
+    """
+    adapter = adapter_of(tensor)
+    output = adapter.empty_like(tensor)
+    return now(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, _core.BLOCK,
+                      root=int(root_rank)), output)
+
+
+def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
+    """broadcast in place: overwrites the tensor with the root's and returns it.
+
+    >>> x = np.full(2, hvd.rank()); hvd.broadcast_(x, root_rank=0) is x
+    True
+    """
+    return now(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, _core.BLOCK,
+                      root=int(root_rank)), tensor)
+
+
+def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
+    """Starts a broadcast and returns its handle.
+
+    >>> hvd.synchronize(hvd.broadcast_async(np.full(2, hvd.rank()), root_rank=0))
+    array([0, 0])
+    """
+    adapter = adapter_of(tensor)
+    output = adapter.empty_like(tensor)
+    return later(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, 0, root=int(root_rank)),
+                tensor, output)
+
+
+def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
+    """Starts a broadcast in place and returns its handle.
+
+    >>> x = np.full(2, hvd.rank()); hvd.synchronize(hvd.broadcast_async_(x, root_rank=0)) is x
+    True
+    """
+    return later(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, 0,
+                        root=int(root_rank)), tensor, tensor)
+
+
+# Alltoall
+
+def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
+    """Sends slices of dimension 0 to the ranks of the set, and returns what they sent, in rank order.
+
+    splits: how many rows go to each rank, a list or a one-dimensional int32 tensor; they may add up to less than there
+    are. None: equal parts. With splits, returns (tensor, rows received from each rank as an int32 tensor).
+    ValueError for splits of another dtype, length or sum, or rows that cannot be cut equally.
+
+    >>> hvd.alltoall(np.arange(hvd.size())).tolist() == [hvd.rank()] * hvd.size()
+    True
+    """
+    submitted = _alltoall(tensor, splits, name, process_set, _core.BLOCK)
+    output, received = now(submitted[0], *submitted[1:])
+    return output if splits is None else (output, received)
+
+
+def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
+    """Starts an alltoall and returns its handle; synchronize returns (tensor, rows received from each rank).
+
+    >>> hvd.synchronize(hvd.alltoall_async(np.arange(hvd.size())))[0].size == hvd.size()
+    True
+    """
+    handle, result, finish = _alltoall(tensor, splits, name, process_set, 0)
+    return later(handle, tensor, result, finish)
+
+
+def _alltoall(tensor, splits, name, process_set, flags):
+    adapter = adapter_of(tensor)
+    members = process_set.size() or 0
+    packed = rows = None
+    if splits is None:
+        if tensor.ndim and members and tensor.shape[0] % members:
+            raise ValueError(f"alltoall of {name or 'a tensor'}: {tensor.shape[0]} rows cannot be cut in {members} "
+                             "equal parts; give splits.")
+    elif tensor.ndim:
+        values = _split_values(splits)
+        if len(values) != members or min(values) < 0 or sum(values) > tensor.shape[0]:
+            raise ValueError(f"alltoall of {name or 'a tensor'}: splits {values} must be {members} numbers >= 0, one "
+                             f"for each rank, that add up to at most {tensor.shape[0]}, the rows of the tensor.")
+        packed, rows = (ctypes.c_int32 * members)(*values), sum(values)
+    handle = submit(_core.ALLTOALL, adapter, tensor, None, name, process_set, flags, splits=packed, rows=rows)
+    group = process_set.process_set_id
+
+    def finish(handle):
+        output = adapter.adopt(*_core.output(handle, 0), tensor)
+        return output, adapter.vector(_core.received_splits(handle, 0, group), splits)
+    return handle, None, finish
+
+
+def _split_values(splits) -> List[int]:
+    if hasattr(splits, "dtype"):
+        if splits.ndim != 1 or str(splits.dtype).split(".")[-1] != "int32":
+            raise ValueError(f"alltoall: splits must be a one-dimensional int32 tensor, not {splits.ndim}-dimensional "
+                             f"{splits.dtype}.")
+        return splits.tolist()
+    values = list(splits)
+    if not all(isinstance(value, int) for value in values):
+        raise ValueError(f"alltoall: splits must be ints, not {values}.")
+    return values
+
+
+# Reducescatter
+
+def reducescatter(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
+                  postscale_factor=1.0):
+    """Reduces, then gives rank i of the set the i-th part of dimension 0; the first `rows % size` ranks get one more.
+
+    op and factors as for allreduce. ValueError for a tensor without dimensions.
+
+    >>> hvd.reducescatter(np.ones(hvd.size()))
+    array([1.])
+    """
+    adapter = adapter_of(tensor)
+    return now(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, _core.BLOCK, reduce_op(op),
+                      prescale_factor, postscale_factor), None, adopt(adapter, tensor))
+
+
+def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
+                        postscale_factor=1.0):
+    """Starts a reducescatter and returns its handle.
+
+    >>> hvd.synchronize(hvd.reducescatter_async(np.ones(hvd.size())))
+    array([1.])
+    """
+    adapter = adapter_of(tensor)
+    return later(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, 0, reduce_op(op),
+                        prescale_factor, postscale_factor), tensor, None, adopt(adapter, tensor))
+
+
+def grouped_reducescatter(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
+                          postscale_factor=1.0):
+    """reducescatter of a list of tensors as one unit; returns a list.
+
+    >>> hvd.grouped_reducescatter([np.ones(hvd.size())])
+    [array([1.])]
+    """
+    return now(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, _core.BLOCK, reduce_op(op),
+                           prescale_factor, postscale_factor), None, adopt_list(tensors))
+
+
+def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
+                                postscale_factor=1.0):
+    """Starts a grouped_reducescatter and returns one handle for the list.
+
+    >>> hvd.synchronize(hvd.grouped_reducescatter_async([np.ones(hvd.size())]))
+    [array([1.])]
+    """
+    return later(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, 0, reduce_op(op),
+                             prescale_factor, postscale_factor), list(tensors), None, adopt_list(list(tensors)))
+
+
+# Barrier
+
+def barrier(process_set=global_process_set):
+    """Returns once all ranks of the set have called it. ValueError if this rank is not a member.
+
+    >>> hvd.barrier()
+    """
+    now(submit_barrier(process_set), None)

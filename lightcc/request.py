@@ -1,0 +1,196 @@
+"""One framework call on its way through the core: submitting it, and the table of those in flight.
+
+A handle is the core's own number. What a request reads and writes is kept alive here until it is done.
+"""
+import ctypes
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+from lightcc import _core
+from lightcc.adapter import adapter_of
+from lightcc.common.exceptions import HorovodInternalError
+from lightcc.common.process_sets import ProcessSet
+
+# handle: (what must live until it is done, the result, or a function that makes the result)
+_pending: Dict[int, Tuple[Any, Any, Optional[Callable[[int], Any]]]] = {}
+_shapes: Dict[Tuple[int, ...], Tuple[int, int, Any]] = {}  # shape: (address, dimensions, owner of the address)
+_SHAPES_KEPT = 4096
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation of this handle is finished; never blocks. ValueError for an unknown handle.
+
+    >>> handle = hvd.allreduce_async(np.ones(3)); hvd.poll(handle) in (True, False)
+    True
+    """
+    return _core.poll(handle)
+
+
+def synchronize(handle: int):
+    """Waits for a handle of an ..._async operation and returns its output; for a list of tensors a list.
+
+    Returns None for a handle that is unknown, was synchronized before or ended with shutdown().
+    Ctrl-C while waiting ends the job on all ranks.
+
+    >>> hvd.synchronize(hvd.allreduce_async(np.ones(3)))
+    array([1., 1., 1.])
+    """
+    return complete(handle) if handle in _pending else None
+
+
+def complete(handle: int):
+    """synchronize, but HorovodInternalError if shutdown() has ended the operation."""
+    entry = _pending.get(handle)
+    if entry is None:
+        raise HorovodInternalError("lightcc was shut down while an operation was in flight.")
+    status = _core.wait(handle)  # after Ctrl-C the entry stays: its memory may still be in use
+    _pending.pop(handle, None)
+    return _result(handle, status, entry[1], entry[2])
+
+
+def forget_handles() -> None:
+    """The epoch is over, and with it every operation."""
+    _pending.clear()
+
+
+# Submitting
+
+def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, prescale=1.0, postscale=1.0, root=0,
+           splits=None, rows=None) -> int:
+    """Submits one tensor. output: a tensor, or None for memory of the core. rows: how much of dimension 0 is sent."""
+    address, dtype, shape = adapter.describe(tensor)
+    if not shape and kind in _NEED_ROWS:
+        raise _scalar(kind, name)
+    if rows is not None and rows != shape[0]:
+        shape = (rows, *shape[1:])
+    packed = _shapes.get(shape) or _pack_shape(shape)
+    group = process_set.process_set_id
+    if group is None:
+        raise _unregistered(process_set)
+    try:  # a plain call, not _send: this is the hot path
+        handle = _core.submit(kind, None if name is None else name.encode(), group, address,
+                              None if output is None else adapter.address(output), dtype, packed[1], packed[0], op,
+                              root, float(prescale), float(postscale), splits, flags)
+    except KeyboardInterrupt:
+        _core.interrupted()
+        raise
+    if handle < 0:
+        raise _core.error(-handle)
+    return handle
+
+
+class Pack:
+    """Several tensors in the form in which the core takes them."""
+
+    def __init__(self, described: Sequence[Tuple[int, int, Sequence[int]]]):
+        count = len(described)
+        dimensions = [length for _, _, shape in described for length in shape]
+        self.count = count
+        self.addresses = (ctypes.c_void_p * count)(*[address for address, _, _ in described])
+        self.dtypes = (ctypes.c_int32 * count)(*[dtype for _, dtype, _ in described])
+        self.ndims = (ctypes.c_int32 * count)(*[len(shape) for _, _, shape in described])
+        self.shapes = (ctypes.c_int64 * max(len(dimensions), 1))(*dimensions)
+
+
+def submit_pack(kind: int, pack: Pack, outputs, name: Optional[str], process_set: ProcessSet, flags: int, op: int = 0,
+                prescale: float = 1.0, postscale: float = 1.0) -> int:
+    """Submits several tensors as one unit; outputs: an array of addresses, or None for memory of the core."""
+    return _send(_core.submit_group, kind, None if name is None else name.encode(), _group_of(process_set), pack.count,
+                 pack.addresses, outputs, pack.dtypes, pack.ndims, pack.shapes, op, 0, float(prescale),
+                 float(postscale), None, flags, None)
+
+
+def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale=1.0, postscale=1.0) -> int:
+    """submit_pack for lists of tensors."""
+    if not tensors:
+        raise ValueError("A grouped operation needs at least one tensor.")
+    described = [adapter_of(tensor).describe(tensor) for tensor in tensors]
+    if kind in _NEED_ROWS and not all(shape for _, _, shape in described):
+        raise _scalar(kind, name)
+    addresses = None
+    if outputs is not None:
+        addresses = (ctypes.c_void_p * len(outputs))(*[adapter_of(output).address(output) for output in outputs])
+    return submit_pack(kind, Pack(described), addresses, name, process_set, flags, op, prescale, postscale)
+
+
+def submit_barrier(process_set: ProcessSet) -> int:
+    """Submits a barrier and drives it."""
+    return _send(_core.submit, _core.BARRIER, None, _group_of(process_set), None, None, 0, 0, None, 0, 0, 1.0, 1.0,
+                 None, _core.BLOCK)
+
+
+def start(prepared: int, memory) -> int:
+    """Starts a prepared request; `memory` lives until complete(handle)."""
+    return later(_core.check(_core.start(prepared)), memory, None)
+
+
+def _send(function, *arguments) -> int:
+    try:
+        return _core.check(function(*arguments))
+    except KeyboardInterrupt:
+        _core.interrupted()
+        raise
+
+
+def _group_of(process_set: ProcessSet) -> int:
+    if process_set.process_set_id is None:
+        raise _unregistered(process_set)
+    return process_set.process_set_id
+
+
+def _unregistered(process_set: ProcessSet) -> ValueError:
+    return ValueError(f"{process_set} is not registered; use hvd.add_process_set or hvd.init(process_sets=...).")
+
+
+_NEED_ROWS = {_core.ALLGATHER: "allgather", _core.ALLTOALL: "alltoall", _core.REDUCESCATTER: "reducescatter"}
+
+
+def _scalar(kind: int, name: Optional[str]) -> Exception:
+    text = f"{_NEED_ROWS[kind]} of {name or 'a tensor'}: it has no dimension 0; reshape it to [1]."
+    return HorovodInternalError(text) if kind == _core.ALLGATHER else ValueError(text)  # as Horovod has it
+
+
+def _pack_shape(shape: Sequence[int]) -> Tuple[int, int, Any]:
+    array = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    packed = ctypes.addressof(array), len(shape), array
+    if len(_shapes) >= _SHAPES_KEPT:
+        _shapes.clear()
+    _shapes[tuple(shape)] = packed
+    return packed
+
+
+# Results
+
+def now(handle: int, result, finish=None):
+    """The result of a request that was submitted with BLOCK."""
+    return _result(handle, _core.wait(handle), result, finish) if handle else result
+
+
+def later(handle: int, alive, result, finish=None) -> int:
+    """Notes a request for synchronize, which returns `result` or what finish(handle) returns."""
+    _pending[handle] = (alive, result, finish)
+    return handle
+
+
+def _result(handle: int, status: int, result, finish):
+    try:
+        if status:
+            raise _core.error(status)
+        return result if finish is None else finish(handle)
+    finally:
+        _core.release(handle)
+
+
+def adopt(adapter, tensor):
+    """The `finish` of a request whose one output is the core's; the output gets the dtype of `tensor`."""
+    return lambda handle: adapter.adopt(*_core.output(handle, 0), tensor)
+
+
+def adopt_list(tensors):
+    """adopt for several tensors."""
+    return lambda handle: [adapter_of(tensor).adopt(*_core.output(handle, index), tensor)
+                           for index, tensor in enumerate(tensors)]
+
+
+def new_list(tensors):
+    """Outputs like these tensors."""
+    return [adapter_of(tensor).empty_like(tensor) for tensor in tensors]

@@ -1,0 +1,141 @@
+"""Starts the ranks of one host and the watcher that outlives the launcher. Owns the processes, not their output."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Callable, Optional
+
+from lightcc.runner import sessions
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class StartError(RuntimeError):
+    """A rank could not be started. exit_code is the shell's: 127 not found, 126 not executable."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+@dataclass
+class Job:
+    """What to start. command and descriptors are functions of the rank."""
+
+    num_proc: int
+    command: Callable[[int], Sequence[str]]
+    descriptors: Callable[[int], Sequence[int]] = lambda rank: ()
+    settings: dict[str, str] = field(default_factory=dict)  # on top of our environment
+    output_dir: Optional[str] = None
+    timestamps: bool = False
+    verbose: bool = False
+    # Bind ranks to our life between fork and exec. Only for a launcher without threads: code between fork and
+    # exec may meet a lock that another thread held. A rank of run() binds itself.
+    bind_at_fork: bool = False
+
+
+@dataclass
+class Rank:
+    number: int
+    process: "subprocess.Popen[bytes]"
+    pidfd: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def send(self, signum: int) -> None:
+        """To the whole process group. The leader is reaped last, so its number cannot belong to a stranger."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signum)
+
+    def exit_code(self) -> Optional[int]:
+        """None while it runs; minus the signal that killed it. Leaves the zombie where it is."""
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if status is None:
+            return None
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
+def die_with(parent: int) -> None:
+    """Asks the kernel to kill this process when the thread that started it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before we asked
+        os._exit(1)
+
+
+def job_environment() -> dict[str, str]:
+    """The same for all ranks of one job. The secret is for their handshakes; never print it."""
+    return {"LIGHTCC_JOB_ID": secrets.token_hex(16), "LIGHTCC_SECRET": secrets.token_hex(32)}
+
+
+def rank_environment(rank: int, size: int) -> dict[str, str]:
+    return {
+        "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(rank), "HOROVOD_LOCAL_SIZE": str(size),
+        "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": socket.gethostname(),
+    }
+
+
+@contextlib.contextmanager
+def started(job: Job) -> Iterator[list[Rank]]:
+    """The ranks of the job, each the leader of its own session. However the block ends, they and all in their
+    sessions are gone after it, and so is the watcher."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", os.path.abspath(sessions.__file__), str(os.getpid())], cwd="/", bufsize=0,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    ranks: list[Rank] = []
+    try:
+        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **job.settings, **job_environment()}
+        for number in range(job.num_proc):
+            rank = _start(job, number, {**environment, **rank_environment(number, job.num_proc)})
+            ranks.append(rank)
+            with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher; it is a second net only
+                watcher.stdin.write(b"%d\n" % rank.pid)
+        yield ranks
+    finally:
+        stuck = sessions.end([rank.pid for rank in ranks]) if ranks else []
+        watcher.kill()
+        watcher.wait()
+        watcher.stdin.close()
+        for rank in ranks:
+            os.close(rank.pidfd)
+            rank.process.stdout.close()
+            rank.process.stderr.close()
+            if rank.pid not in stuck:
+                rank.process.wait()
+
+
+def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
+    command = list(job.command(number))
+    launcher = os.getpid()
+    try:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            bufsize=0, start_new_session=True, pass_fds=job.descriptors(number),
+            preexec_fn=(lambda: die_with(launcher)) if job.bind_at_fork else None)
+    except OSError as error:
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        advice = "; is it on PATH, and does the interpreter in its first line exist?" if missing else ""
+        raise StartError(f"rank {number}: cannot start '{command[0]}': {error.strerror}{advice}",
+                         127 if missing else 126) from error
+    for pipe in (process.stdout, process.stderr):
+        os.set_blocking(pipe.fileno(), False)
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError as error:
+        process.kill()
+        process.wait()
+        raise StartError(f"rank {number}: cannot watch pid {process.pid}: {error.strerror}; lightccrun needs pidfd_open "
+                         "(Linux 5.3), and a container's seccomp profile must allow it", 126) from error
+    return Rank(number, process, pidfd)

@@ -1,0 +1,151 @@
+#include "base/config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+
+namespace lightcc {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Environment from(const Variables& variables) {
+  return [&variables](const char* name) -> const char* {
+    auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  };
+}
+
+Config read(const Variables& variables, std::string* notes = nullptr) { return read_config(from(variables), notes); }
+
+std::string refusal(const std::string& name, const std::string& value) {
+  try {
+    read({{name, value}});
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_argument);
+    return e.what();
+  }
+  return "accepted";
+}
+
+TEST(Config, DefaultsAreThoseOfTheStruct) {
+  std::string notes = "old";
+  EXPECT_EQ(knobs_text(read({}, &notes)), knobs_text(Config{}));
+  EXPECT_EQ(notes, "");
+}
+
+TEST(Config, ReadsEveryKnob) {
+  const Config c = read({{"HOROVOD_FUSION_THRESHOLD", "1048576"},
+                         {"LIGHTCC_FUSION", "off"},
+                         {"HOROVOD_CACHE_CAPACITY", "7"},
+                         {"HOROVOD_STALL_CHECK_TIME_SECONDS", "1.5"},
+                         {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "3"},
+                         {"HOROVOD_STALL_CHECK_DISABLE", "1"},
+                         {"HOROVOD_START_TIMEOUT", "0.25"},
+                         {"LIGHTCC_SELECT", "allreduce=ring"},
+                         {"HOROVOD_LOG_LEVEL", "Debug"},
+                         {"HOROVOD_LOG_HIDE_TIME", "yes"},
+                         {"LIGHTCC_SPIN_US", "20"}});
+  EXPECT_EQ(c.fusion_bytes, 1048576);
+  EXPECT_FALSE(c.fusion);
+  EXPECT_EQ(c.cache_capacity, 7);
+  EXPECT_EQ(c.stall_warn_s, 1.5);
+  EXPECT_EQ(c.stall_end_s, 3);
+  EXPECT_FALSE(c.stall_check);
+  EXPECT_EQ(c.start_timeout_s, 0.25);
+  EXPECT_EQ(c.select, "allreduce=ring");
+  EXPECT_EQ(c.log_level, 1);
+  EXPECT_TRUE(c.log_hide_time);
+  EXPECT_EQ(c.spin_us, 20);
+}
+
+TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
+  const Config c = read({{"HOROVOD_STALL_CHECK_TIME_SECONDS", "0.1"}, {"HOROVOD_LOG_LEVEL", "fatal"},
+                         {"HOROVOD_STALL_CHECK_DISABLE", "true"}, {"LIGHTCC_SELECT", "broadcast=binomial"}});
+  const std::string text = knobs_text(c);
+  Variables again;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = text.find('\n', at), is = text.find('=', at);
+    again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
+    at = end + 1;
+  }
+  EXPECT_EQ(again.size(), 11u);
+  EXPECT_EQ(knobs_text(read(again)), text);
+}
+
+TEST(Config, SwitchesUnderstandWords) {
+  for (const char* yes : {"1", "true", "TRUE", "yes", "On"}) EXPECT_TRUE(read({{"LIGHTCC_FUSION", yes}}).fusion) << yes;
+  for (const char* no : {"0", "false", "False", "no", "OFF"}) EXPECT_FALSE(read({{"LIGHTCC_FUSION", no}}).fusion) << no;
+}
+
+TEST(Config, LogLevelsByNameOrNumber) {
+  const char* names[] = {"trace", "DEBUG", "Info", "warning", "error", "fatal"};
+  for (int level = 0; level < 6; ++level) {
+    EXPECT_EQ(read({{"HOROVOD_LOG_LEVEL", names[level]}}).log_level, level);
+    EXPECT_EQ(read({{"HOROVOD_LOG_LEVEL", std::to_string(level)}}).log_level, level);
+  }
+}
+
+TEST(Config, EmptyMeansNotSet) {
+  std::string notes;
+  const Config c = read({{"HOROVOD_FUSION_THRESHOLD", ""}, {"HOROVOD_CYCLE_TIME", ""}}, &notes);
+  EXPECT_EQ(c.fusion_bytes, 128 << 20);
+  EXPECT_EQ(notes, "");
+}
+
+TEST(Config, RefusalNamesVariableValueAndExpectation) {
+  EXPECT_EQ(refusal("HOROVOD_CACHE_CAPACITY", "many"),
+            "HOROVOD_CACHE_CAPACITY=many: expected a number of requests, 0 or more; "
+            "correct it or unset it (docs/knobs.md)");
+}
+
+TEST(Config, RefusesWhatDoesNotParse) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"HOROVOD_FUSION_THRESHOLD", "-1"},          {"HOROVOD_FUSION_THRESHOLD", "64MB"},
+      {"HOROVOD_FUSION_THRESHOLD", "1e6"},         {"HOROVOD_FUSION_THRESHOLD", "99999999999999999999"},
+      {"HOROVOD_CACHE_CAPACITY", "2147483648"},    {"HOROVOD_START_TIMEOUT", "soon"},
+      {"HOROVOD_START_TIMEOUT", "-1"},             {"HOROVOD_START_TIMEOUT", "inf"},
+      {"HOROVOD_STALL_CHECK_TIME_SECONDS", "nan"}, {"HOROVOD_STALL_CHECK_DISABLE", "2"},
+      {"LIGHTCC_FUSION", "maybe"},                 {"HOROVOD_LOG_LEVEL", "6"},
+      {"HOROVOD_LOG_LEVEL", "loud"},               {"LIGHTCC_SPIN_US", "-2"},
+      {"LIGHTCC_SPIN_US", "5 "}};
+  for (const auto& [name, value] : cases) {
+    const std::string text = refusal(name, value);
+    EXPECT_EQ(text.find(std::string(name) + "=" + value + ": expected "), 0u) << text;
+  }
+}
+
+TEST(Config, FusionThresholdZeroIsNotedAndIgnored) {
+  std::string notes;
+  EXPECT_EQ(read({{"HOROVOD_FUSION_THRESHOLD", "0"}}, &notes).fusion_bytes, 128 << 20);
+  EXPECT_EQ(notes.find("HOROVOD_FUSION_THRESHOLD=0 is ignored"), 0u) << notes;
+}
+
+TEST(Config, VariablesWithoutEffectAreNotedOneALine) {
+  std::string notes;
+  read({{"HOROVOD_CYCLE_TIME", "5"}, {"HOROVOD_TIMELINE", "/tmp/t.json"}, {"UNRELATED", "1"}}, &notes);
+  EXPECT_NE(notes.find("HOROVOD_CYCLE_TIME=5 has no effect in this version: "), std::string::npos) << notes;
+  EXPECT_NE(notes.find("\nHOROVOD_TIMELINE=/tmp/t.json has no effect in this version: "), std::string::npos) << notes;
+  EXPECT_EQ(std::count(notes.begin(), notes.end(), '\n'), 1);
+}
+
+TEST(Config, NotesAreOptional) { EXPECT_NO_THROW(read({{"HOROVOD_CYCLE_TIME", "5"}})); }
+
+TEST(Config, PageListsEveryKnobWithItsDefault) {
+  const std::string page = knobs_markdown();
+  EXPECT_EQ(page.find("# Knobs\n"), 0u);
+  EXPECT_NE(page.find("| `HOROVOD_FUSION_THRESHOLD` | 134217728 | "), std::string::npos);
+  EXPECT_NE(page.find("| `LIGHTCC_SELECT` | (none) | "), std::string::npos);
+  EXPECT_NE(page.find("| `HOROVOD_CYCLE_TIME` | "), std::string::npos);
+  const std::string values = knobs_text(Config{});
+  for (size_t at = 0; at < values.size(); at = values.find('\n', at) + 1) {
+    const std::string name = values.substr(at, values.find('=', at) - at);
+    EXPECT_NE(page.find("| `" + name + "` | "), std::string::npos) << name;
+  }
+}
+
+}  // namespace
+}  // namespace lightcc

@@ -1,0 +1,395 @@
+// reduce() against an oracle that computes one element at a time and knows nothing of blocks, vectors or
+// the conversions in device/half.h.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <thread>
+
+#include "base/error.h"
+#include "device/cpu.h"
+#include "device/half.h"
+
+namespace lightcc {
+namespace {
+
+// ---- the oracle -----------------------------------------------------------------------------------
+
+// A binary format of `digits` significant bits, computed with in T, kept in the unsigned type Bits.
+template <class BitsType, class NumberType, int digits, int least_exponent, int most_exponent>
+struct Floating {
+  using Bits = BitsType;
+  using T = NumberType;
+  static constexpr int kFraction = digits - 1;
+  static constexpr Bits kSign = Bits{1} << (8 * sizeof(Bits) - 1);
+  static constexpr Bits kInfinity = static_cast<Bits>(kSign - 1) >> kFraction << kFraction;
+
+  static T decode(Bits b) {
+    const Bits magnitude = b & static_cast<Bits>(kSign - 1);
+    T value;
+    if (magnitude > kInfinity) value = std::numeric_limits<T>::quiet_NaN();
+    else if (magnitude == kInfinity) value = std::numeric_limits<T>::infinity();
+    else if (magnitude >> kFraction == 0) value = std::ldexp(static_cast<T>(magnitude), least_exponent - kFraction);
+    else value = std::ldexp(static_cast<T>((magnitude & ((Bits{1} << kFraction) - 1)) | Bits{1} << kFraction),
+                            static_cast<int>(magnitude >> kFraction) - 1 + least_exponent - kFraction);
+    return b & kSign ? -value : value;
+  }
+  // The nearest number of the format, ties to even (nearbyint's default mode).
+  static T round(T x) {
+    if (!std::isfinite(x) || x == 0) return x;
+    const int exponent = std::max(std::ilogb(x), least_exponent);
+    const T rounded = std::ldexp(std::nearbyint(std::ldexp(x, kFraction - exponent)), exponent - kFraction);
+    const bool fits = std::fabs(rounded) < std::ldexp(T{1}, most_exponent) * 2;
+    return fits ? rounded : std::copysign(std::numeric_limits<T>::infinity(), x);
+  }
+  static T scaled(T x, double factor) { return x * static_cast<T>(factor); }
+  static T combined(ReduceOp op, T a, T b) {
+    if (op == ReduceOp::sum) return a + b;
+    if (op == ReduceOp::product) return a * b;
+    if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<T>::quiet_NaN();
+    return op == ReduceOp::min ? std::min(a, b) : std::max(a, b);
+  }
+  static bool same(T expected, Bits got) {
+    const T value = decode(got);
+    return std::isnan(expected) ? std::isnan(value) : value == expected;
+  }
+};
+using Float16 = Floating<uint16_t, float, 11, -14, 15>;
+using Bfloat16 = Floating<uint16_t, float, 8, -126, 127>;
+using Float64 = Floating<uint64_t, double, 53, -1022, 1023>;
+struct Float32 : Floating<uint32_t, float, 24, -126, 127> {
+  static float round(float x) { return x; }  // it is what is computed with
+};
+struct Float64Exact : Float64 {
+  static double round(double x) { return x; }
+};
+
+template <class Type>
+struct Integer {
+  using Bits = Type;
+  using T = Type;
+  static T decode(Bits b) { return b; }
+  static T round(T x) { return x; }
+  static T scaled(T x, double factor) {
+    if (factor == 1) return x;
+    const double value = std::trunc(static_cast<double>(x) * factor);
+    if (value < std::ldexp(-1.0, std::numeric_limits<T>::digits)) return std::numeric_limits<T>::min();
+    if (std::is_unsigned_v<T> && value < 0) return 0;
+    if (value >= std::ldexp(1.0, std::numeric_limits<T>::digits)) return std::numeric_limits<T>::max();
+    return static_cast<T>(value);
+  }
+  static T combined(ReduceOp op, T a, T b) {
+    if (op == ReduceOp::sum) return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+    if (op == ReduceOp::product) return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+    return op == ReduceOp::min ? std::min(a, b) : std::max(a, b);
+  }
+  static bool same(T expected, Bits got) { return expected == got; }
+};
+
+struct Boolean {
+  using Bits = uint8_t;
+  using T = bool;
+  static T decode(Bits b) { return b != 0; }
+  static T round(T x) { return x; }
+  static T scaled(T x, double) { return x; }
+  static T combined(ReduceOp op, T a, T b) {
+    return op == ReduceOp::sum || op == ReduceOp::max ? a || b : a && b;
+  }
+  static bool same(T expected, Bits got) { return got == (expected ? 1 : 0); }
+};
+
+// ---- one test body for every dtype -------------------------------------------------------------------
+
+constexpr DType kTypes[] = {DType::uint8, DType::int8, DType::uint16, DType::int16, DType::int32, DType::int64,
+                            DType::float16, DType::float32, DType::float64, DType::boolean, DType::bfloat16};
+constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::min, ReduceOp::max, ReduceOp::product};
+constexpr size_t kLengths[] = {0, 1, 2, 3, 7, 63, 64, 65, 1000, 4097};
+constexpr size_t kMost = 4097;
+
+template <class Body>
+void with_oracle(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::uint8: return body(Integer<uint8_t>{});
+    case DType::int8: return body(Integer<int8_t>{});
+    case DType::uint16: return body(Integer<uint16_t>{});
+    case DType::int16: return body(Integer<int16_t>{});
+    case DType::int32: return body(Integer<int32_t>{});
+    case DType::int64: return body(Integer<int64_t>{});
+    case DType::float16: return body(Float16{});
+    case DType::float32: return body(Float32{});
+    case DType::float64: return body(Float64Exact{});
+    case DType::boolean: return body(Boolean{});
+    case DType::bfloat16: return body(Bfloat16{});
+  }
+}
+
+std::vector<Isa> isas() {
+  return best_isa() == Isa::plain ? std::vector{Isa::plain} : std::vector{Isa::plain, best_isa()};
+}
+
+// Every bit pattern may occur: NaN, infinities, subnormals. Half of them are small, so that sums stay finite.
+template <class Oracle>
+std::vector<typename Oracle::Bits> numbers(size_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<typename Oracle::Bits> all(n);
+  for (auto& x : all) {
+    x = static_cast<typename Oracle::Bits>(random());
+    if (random() % 2 == 0) x = static_cast<typename Oracle::Bits>(x >> (8 * sizeof x / 4 + random() % 2));
+  }
+  return all;
+}
+
+template <class Oracle>
+std::vector<typename Oracle::T> expected(const Reduction& r, const std::vector<std::vector<typename Oracle::Bits>>& in) {
+  std::vector<typename Oracle::T> all;
+  for (size_t i = 0; i < in[0].size(); ++i) {
+    typename Oracle::T sum = Oracle::scaled(Oracle::decode(in[0][i]), r.pre);
+    for (size_t j = 1; j < in.size(); ++j) sum = Oracle::combined(r.op, sum, Oracle::scaled(Oracle::decode(in[j][i]), r.pre));
+    all.push_back(Oracle::round(Oracle::scaled(sum, r.post)));
+  }
+  return all;
+}
+
+template <class Oracle>
+void expect_same(const std::vector<typename Oracle::T>& want, const typename Oracle::Bits* got, size_t n,
+                 const std::string& what) {
+  for (size_t i = 0; i < n; ++i) {
+    ASSERT_TRUE(Oracle::same(want[i], got[i])) << what << ", element " << i << " of " << n << ": expected " << +want[i]
+                                               << ", got " << +Oracle::decode(got[i]);
+  }
+}
+
+std::string text_of(const Reduction& r, Isa isa, size_t inputs, size_t outputs) {
+  return std::string(name_of(r.dtype)) + " " + name_of(r.op) + " pre " + std::to_string(r.pre) + " post " +
+         std::to_string(r.post) + ", " + std::to_string(inputs) + " to " + std::to_string(outputs) +
+         (isa == Isa::plain ? ", plain" : ", best");
+}
+
+// Pointers are shifted by 1, 2, 3 ... elements: aligned to the element and to nothing else. The element after
+// each output must not change.
+template <class Oracle>
+void check(const Reduction& r, size_t inputs, size_t outputs, std::span<const size_t> lengths) {
+  using Bits = typename Oracle::Bits;
+  std::vector<std::vector<Bits>> data, shifted;
+  std::vector<const void*> in;
+  for (size_t j = 0; j < inputs; ++j) {
+    data.push_back(numbers<Oracle>(kMost, 1000 * inputs + j));
+    shifted.emplace_back(j + 1);
+    shifted[j].insert(shifted[j].end(), data[j].begin(), data[j].end());
+  }
+  for (size_t j = 0; j < inputs; ++j) in.push_back(shifted[j].data() + j + 1);
+  const auto want = expected<Oracle>(r, data);
+  for (Isa isa : isas()) {
+    for (size_t n : lengths) {
+      constexpr Bits untouched = 42;
+      std::vector<std::vector<Bits>> result(outputs, std::vector<Bits>(n + outputs + 1, untouched));
+      std::vector<void*> out;
+      for (size_t k = 0; k < outputs; ++k) out.push_back(result[k].data() + k);
+      reduce_with(isa, r, out, in, n);
+      for (size_t k = 0; k < outputs; ++k) {
+        expect_same<Oracle>(want, result[k].data() + k, n, text_of(r, isa, inputs, outputs));
+        ASSERT_EQ(result[k][k + n], untouched) << text_of(r, isa, inputs, outputs) << ", wrote past " << n;
+      }
+    }
+  }
+}
+
+class Reduce : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, Reduce, testing::ValuesIn(kTypes), [](auto& info) { return name_of(info.param); });
+
+TEST_P(Reduce, EqualsTheOracle) {
+  with_oracle(GetParam(), [](auto oracle) {
+    for (ReduceOp op : kOps) {
+      for (size_t inputs = 1; inputs <= 5; ++inputs) {
+        for (size_t outputs = 1; outputs <= 3; ++outputs) {
+          check<decltype(oracle)>({GetParam(), op}, inputs, outputs, kLengths);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Reduce, AppliesFactors) {
+  const std::pair<double, double> factors[] = {{0.3, 1}, {1, 1.0 / 3}, {2.5, -0.7}, {1e30, 1}, {0, 1}};
+  const size_t lengths[] = {1, 65, 4097};
+  with_oracle(GetParam(), [&](auto oracle) {
+    for (ReduceOp op : kOps) {
+      for (auto [pre, post] : factors) {
+        for (size_t inputs : {1, 2, 5}) check<decltype(oracle)>({GetParam(), op, pre, post}, inputs, 2, lengths);
+      }
+    }
+  });
+}
+
+// Outputs 0 and 2 are input j; output 1 is another input, if there is one.
+TEST_P(Reduce, OutputsMayBeInputs) {
+  with_oracle(GetParam(), [](auto oracle) {
+    using Oracle = decltype(oracle);
+    for (Isa isa : isas()) {
+      for (double post : {1.0, 0.5}) {
+        for (size_t inputs = 1; inputs <= 6; ++inputs) {
+          for (size_t j = 0; j < inputs; ++j) {
+            std::vector<std::vector<typename Oracle::Bits>> data;
+            for (size_t i = 0; i < inputs; ++i) data.push_back(numbers<Oracle>(kMost, 77 * inputs + i));
+            const Reduction r{GetParam(), ReduceOp::sum, 1.0, post};
+            const auto want = expected<Oracle>(r, data);
+            std::vector<const void*> in;
+            for (auto& x : data) in.push_back(x.data());
+            void* out[] = {data[j].data(), data[(j + 1) % inputs].data(), data[j].data()};
+            reduce_with(isa, r, out, in, kMost);
+            expect_same<Oracle>(want, data[j].data(), kMost, text_of(r, isa, inputs, 3) + " in place");
+            expect_same<Oracle>(want, data[(j + 1) % inputs].data(), kMost, text_of(r, isa, inputs, 3) + " in place");
+          }
+        }
+      }
+    }
+  });
+}
+
+// ---- what the header promises, number by number ----------------------------------------------------------
+
+template <class T>
+T reduced(const Reduction& r, const std::vector<T>& in) {
+  T out{};
+  void* to[] = {&out};
+  std::vector<const void*> from;
+  for (const T& x : in) from.push_back(&x);
+  reduce(r, to, from, 1);
+  return out;
+}
+
+TEST(ReduceNumbers, Float16RoundsOnce) {
+  // 2049 is no float16: rounding after each step would give 2048 for ever.
+  const std::vector<uint16_t> in{float16_of_float(2048), float16_of_float(1), float16_of_float(1)};
+  EXPECT_EQ(float_of_float16(reduced<uint16_t>({DType::float16, ReduceOp::sum}, in)), 2050);
+  // 40000 + 40000 is no float16 either, but half of it is.
+  const std::vector<uint16_t> large{float16_of_float(40000), float16_of_float(40000)};
+  EXPECT_EQ(float_of_float16(reduced<uint16_t>({DType::float16, ReduceOp::sum, 1, 0.5}, large)), 40000);
+  EXPECT_EQ(reduced<uint16_t>({DType::float16, ReduceOp::sum}, large), 0x7c00) << "infinity";
+}
+
+TEST(ReduceNumbers, Bfloat16RoundsOnceToNearestEven) {
+  const auto sum = [](float a, float b, float c) {
+    const std::vector<uint16_t> in{bfloat16_of_float(a), bfloat16_of_float(b), bfloat16_of_float(c)};
+    return float_of_bfloat16(reduced<uint16_t>({DType::bfloat16, ReduceOp::sum}, in));
+  };
+  EXPECT_EQ(sum(256, 1, 0), 256) << "257 lies in the middle; 256 is even";
+  EXPECT_EQ(sum(258, 1, 0), 260) << "259 lies in the middle; 260 is even";
+  EXPECT_EQ(sum(256, 1, 1), 258) << "rounded once";
+}
+
+TEST(ReduceNumbers, NanWinsFromEitherSide) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  for (ReduceOp op : kOps) {
+    EXPECT_TRUE(std::isnan(reduced<float>({DType::float32, op}, {nan, 1}))) << name_of(op);
+    EXPECT_TRUE(std::isnan(reduced<float>({DType::float32, op}, {1, nan}))) << name_of(op);
+    EXPECT_TRUE(std::isnan(reduced<float>({DType::float32, op}, {1, nan, -infinity, infinity, 2}))) << name_of(op);
+  }
+  EXPECT_EQ(reduced<float>({DType::float32, ReduceOp::sum}, {infinity, 1}), infinity);
+  EXPECT_EQ(reduced<float>({DType::float32, ReduceOp::min}, {-infinity, 1}), -infinity);
+  EXPECT_TRUE(std::isnan(reduced<float>({DType::float32, ReduceOp::sum}, {infinity, -infinity})));
+}
+
+TEST(ReduceNumbers, IntegersWrapAroundWithoutFactor) {
+  EXPECT_EQ(reduced<int8_t>({DType::int8, ReduceOp::sum}, {100, 100}), -56);
+  EXPECT_EQ(reduced<uint16_t>({DType::uint16, ReduceOp::product}, {65535, 65535}), 1);
+  EXPECT_EQ(reduced<int64_t>({DType::int64, ReduceOp::sum}, {INT64_MAX, 1}), INT64_MIN);
+  EXPECT_EQ(reduced<int64_t>({DType::int64, ReduceOp::sum}, {INT64_MAX, -1}), INT64_MAX - 1) << "exact, not in double";
+}
+
+TEST(ReduceNumbers, IntegersWithFactorAreTruncatedTowardsZero) {
+  EXPECT_EQ(reduced<int32_t>({DType::int32, ReduceOp::sum, 1, 0.5}, {3, 4}), 3);
+  EXPECT_EQ(reduced<int32_t>({DType::int32, ReduceOp::sum, 1, 0.5}, {-3, -4}), -3);
+  EXPECT_EQ(reduced<int32_t>({DType::int32, ReduceOp::sum, 0.5, 1}, {3, 5}), 3) << "each input on its own";
+}
+
+TEST(ReduceNumbers, IntegersOutOfRangeSaturate) {
+  EXPECT_EQ(reduced<int8_t>({DType::int8, ReduceOp::sum, 10, 1}, {100}), 127);
+  EXPECT_EQ(reduced<uint8_t>({DType::uint8, ReduceOp::sum, -1, 1}, {5}), 0);
+  EXPECT_EQ(reduced<int64_t>({DType::int64, ReduceOp::sum, 1, 1e300}, {-5}), INT64_MIN);
+  EXPECT_EQ(reduced<int64_t>({DType::int64, ReduceOp::sum, 1, 1.5}, {INT64_MAX}), INT64_MAX);
+  EXPECT_EQ(reduced<int32_t>({DType::int32, ReduceOp::sum, 1, std::nan("")}, {7}), 0);
+}
+
+TEST(ReduceNumbers, BoolIgnoresFactors) {
+  EXPECT_EQ(reduced<uint8_t>({DType::boolean, ReduceOp::sum, 0, 0.5}, {1, 1}), 1);
+  EXPECT_EQ(reduced<uint8_t>({DType::boolean, ReduceOp::product, 0, 0}, {1, 255}), 1) << "any byte but 0 is true";
+}
+
+TEST(ReduceNumbers, RefusesWhatHasNoKernel) {
+  EXPECT_THROW(reduced<float>({DType::float32, ReduceOp::average}, {1, 2}), Error);
+  EXPECT_THROW(reduced<uint8_t>({DType::boolean, ReduceOp::adasum}, {1, 1}), Error);
+  EXPECT_THROW(reduced<float>({DType::float32, ReduceOp::sum}, {}), Error);
+}
+
+// ---- conversions -----------------------------------------------------------------------------------------
+
+TEST(Half, EveryPatternWidensRight) {
+  for (uint32_t b = 0; b < 65536; ++b) {
+    const uint16_t bits = static_cast<uint16_t>(b);
+    ASSERT_TRUE(Float32::same(Float16::decode(bits), std::bit_cast<uint32_t>(float_of_float16(bits)))) << bits;
+    ASSERT_TRUE(Float32::same(Bfloat16::decode(bits), std::bit_cast<uint32_t>(float_of_bfloat16(bits)))) << bits;
+    ASSERT_EQ(std::signbit(float_of_float16(bits)), b >= 32768);
+  }
+}
+
+// Every float16 and its neighbours among the floats, the middles between two of them included.
+TEST(Half, NarrowsToNearestEven) {
+  for (uint32_t b = 0; b < 65536; ++b) {
+    for (uint32_t low : {0u, 1u, 0xfffu, 0x1000u, 0x1001u, 0x1fffu, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      for (uint32_t bits : {b << 16 | low, (b << 16) + (low << 3), std::bit_cast<uint32_t>(Float16::decode(b)) + low}) {
+        const float f = std::bit_cast<float>(bits);
+        ASSERT_TRUE(Float16::same(Float16::round(f), float16_of_float(f))) << f;
+        ASSERT_TRUE(Bfloat16::same(Bfloat16::round(f), bfloat16_of_float(f))) << f;
+        ASSERT_EQ(float16_of_float(f) >> 15, bits >> 31) << f;
+      }
+    }
+  }
+}
+
+// Down to the bits of a NaN, so that a host without the instruction agrees with one that has it.
+TEST(Half, FastConversionEqualsPlainBitForBit) {
+  std::vector<uint16_t> all(65536), results[2];
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  const void* in[] = {all.data()};
+  for (double post : {1.0, 1.0 / 3}) {
+    for (size_t k = 0; k < 2; ++k) {
+      results[k].resize(all.size());
+      void* out[] = {results[k].data()};
+      reduce_with(k ? best_isa() : Isa::plain, {DType::float16, ReduceOp::sum, 1, post}, out, in, all.size());
+    }
+    EXPECT_EQ(results[0], results[1]);
+  }
+}
+
+// ---- copy --------------------------------------------------------------------------------------------------
+
+TEST(Copy, MovesAndCounts) {
+  const std::vector<char> from(1000, 'x');
+  std::vector<char> to(1001, '.');
+  const uint64_t before = copied_bytes();
+  copy(to.data(), from.data(), 1000);
+  EXPECT_EQ(copied_bytes() - before, 1000u);
+  EXPECT_EQ(std::string(to.data(), 1001), std::string(1000, 'x') + ".");
+  copy(nullptr, nullptr, 0);
+  EXPECT_EQ(copied_bytes() - before, 1000u);
+}
+
+TEST(Copy, CountsFromManyThreads) {
+  const uint64_t before = copied_bytes();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([] {
+      char from[16] = {}, to[16];
+      for (int i = 0; i < 1000; ++i) copy(to, from, sizeof to);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(copied_bytes() - before, 4u * 1000 * 16);
+}
+
+}  // namespace
+}  // namespace lightcc

@@ -1,0 +1,162 @@
+// The links backend: every kind by its own choice of algorithm, several collectives in flight.
+#include "collective/links.h"
+
+#include <gtest/gtest.h>
+
+#include "simulated.h"
+
+namespace lightcc {
+namespace {
+
+using namespace test;
+
+constexpr Kind kKindsHere[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather,
+                               Kind::broadcast, Kind::alltoall,      Kind::barrier};
+
+// One collective on one rank, with its memory.
+struct Started {
+  Started(LinksBackend& backend, const Problem& problem, int rank)
+      : input(encode(problem.dtype, problem.input(rank))), output(encode(problem.dtype, problem.output(rank))),
+        expected(encode(problem.dtype, problem.expected(rank))) {
+    Collective c = problem.of(rank);
+    c.input = input.data();
+    c.output = output.data();
+    work = backend.start(c);
+  }
+  std::vector<std::byte> input, output, expected;
+  std::unique_ptr<Work> work;
+};
+
+TEST(Links, EveryKindSizeAndDtypeWithSeveralInFlight) {
+  for (int size = 1; size <= 9; ++size) {
+    const uint64_t seed = run_seed() + uint64_t(size);
+    SCOPED_TRACE(testing::Message() << size << " ranks, seed " << seed);
+    std::vector<Problem> problems;
+    for (Kind kind : kKindsHere)
+      for (DType dtype : {DType::int32, DType::float32, DType::float16})
+        for (int64_t count : {0, 3, 250, 5000}) {
+          problems.emplace_back(kind, size, count, seed + problems.size());
+          problems.back().dtype = dtype;
+        }
+    LoopTransport transport(size, {.record_bytes = 1000, .capacity = 2, .refuse = 0.1, .delay = 0.1, .seed = seed});
+    std::vector<int> wrong(size_t(size), -1);
+    const auto thrown = run_ranks(transport, size, [&](int rank) {
+      LinksBackend backend(transport.links(rank), Selector(false, ""));
+      constexpr size_t kInFlight = 6;
+      for (size_t first = 0; first < problems.size(); first += kInFlight) {
+        std::vector<std::unique_ptr<Started>> started;
+        std::vector<Work*> works;
+        for (size_t i = first; i < std::min(first + kInFlight, problems.size()); ++i) {
+          started.push_back(std::make_unique<Started>(backend, problems[i], rank));
+          works.push_back(started.back()->work.get());
+        }
+        // Started in the same order everywhere, but stepped in another by each rank.
+        std::shuffle(works.begin(), works.end(), std::mt19937_64(seed * 100 + uint64_t(rank)));
+        drive(works);
+        for (size_t i = 0; i < started.size(); ++i)
+          if (started[i]->output != started[i]->expected) wrong[rank] = int(first + i);
+      }
+    });
+    for (int rank = 0; rank < size; ++rank) {
+      EXPECT_EQ(text_of(thrown[rank]), "") << "rank " << rank;
+      EXPECT_EQ(wrong[rank], -1) << "rank " << rank << ": a wrong "
+                                 << (wrong[rank] < 0 ? "" : name_of(problems[size_t(wrong[rank])].kind));
+    }
+  }
+}
+
+// More shapes than are remembered, all again and again: another shape's schedule would give a wrong result or hang.
+TEST(Links, RemembersSchedulesByTheirShape) {
+  LoopTransport transport(2);
+  const auto thrown = run_ranks(transport, 2, [&](int rank) {
+    LinksBackend backend(transport.links(rank), Selector(false, "allreduce=ring"));
+    for (int again = 0; again < 4; ++again)
+      for (int shape = 0; shape < 200; ++shape) {
+        Problem problem(kKindsHere[shape % 5], 2, shape / 5 * 3, uint64_t(shape));
+        problem.root = again % 2;
+        problem.pre = 1 + again / 2;
+        Started one(backend, problem, rank);
+        drive(*one.work);
+        if (one.output != one.expected) throw std::runtime_error("shape " + std::to_string(shape) + " is wrong");
+      }
+  });
+  EXPECT_EQ(text_of(thrown[0]), "");
+  EXPECT_EQ(text_of(thrown[1]), "");
+}
+
+TEST(Links, AcceptsWhatItCanRun) {
+  LoopTransport transport(2);
+  LinksBackend backend(transport.links(0), Selector(true, ""));
+  EXPECT_STREQ(backend.name(), "links");
+  for (Kind kind : kKindsHere) EXPECT_TRUE(backend.accepts(Problem(kind, 2, 1, 1).of(0))) << name_of(kind);
+  Collective c = Problem(Kind::allreduce, 2, 1, 1).of(0);
+  for (Kind kind : {Kind::add_group, Kind::remove_group}) {
+    c.kind = kind;
+    EXPECT_FALSE(backend.accepts(c)) << name_of(kind);
+  }
+  c.kind = Kind::reducescatter;
+  c.op = ReduceOp::adasum;
+  EXPECT_FALSE(backend.accepts(c));
+  EXPECT_THROW(backend.start(c), Error);
+  c.kind = Kind::broadcast;
+  EXPECT_TRUE(backend.accepts(c)) << "the operation does not matter to a broadcast";
+  c.size = 3;
+  EXPECT_FALSE(backend.accepts(c));
+}
+
+TEST(Links, TurnsAreTakenInTheOrderOfStart) {
+  LoopTransport transport(2);
+  LinksBackend backend(transport.links(0), Selector(false, ""));
+  Problem problem(Kind::broadcast, 2, 4, 1);
+  Started first(backend, problem, 0), second(backend, problem, 0);
+  EXPECT_FALSE(second.work->step());
+  EXPECT_FALSE(second.work->done());
+  EXPECT_TRUE(first.work->step());
+  EXPECT_TRUE(first.work->done());
+  EXPECT_FALSE(second.work->done());
+  EXPECT_TRUE(second.work->step());
+  EXPECT_TRUE(second.work->done());
+}
+
+TEST(Links, WhoeverWaitsForATurnWaitsForThePeerOfTheFirst) {
+  LoopTransport transport(3);
+  LinksBackend backend(transport.links(0), Selector(false, ""));
+  Problem problem(Kind::broadcast, 3, 4, 1);
+  problem.root = 2;
+  Started first(backend, problem, 0), second(backend, problem, 0);
+  EXPECT_FALSE(first.work->step());
+  EXPECT_FALSE(second.work->step());
+  EXPECT_EQ(first.work->waiting_for(), 2);
+  EXPECT_EQ(second.work->waiting_for(), 2);
+}
+
+TEST(Links, ACollectiveGivenUpBreaksTheNext) {
+  LoopTransport transport(2);
+  LinksBackend backend(transport.links(0), Selector(false, ""));
+  { Started dropped(backend, Problem(Kind::allreduce, 2, 4, 1), 0); }
+  Started next(backend, Problem(Kind::allreduce, 2, 4, 1), 0);
+  EXPECT_THROW(next.work->step(), Error);
+}
+
+TEST(Links, ALostPeerRaisesOnAllWhoNeedIt) {
+  constexpr int kSize = 5;
+  for (Kind kind : kKindsHere) {
+    LoopTransport transport(kSize, {.record_bytes = 256, .capacity = 1});
+    Problem problem(kind, kSize, 5000, 1);
+    problem.counts.assign(kSize, 1000);
+    problem.matrix.assign(kSize, Values(kSize, 1000));
+    const auto thrown = run_ranks(transport, kSize, [&](int rank) {
+      LinksBackend backend(transport.links(rank), Selector(false, ""));
+      if (rank == 3) throw Error(Code::shut_down, "rank 3 leaves");
+      Started one(backend, problem, rank);
+      drive(*one.work);
+    });
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank == 3 || (kind == Kind::broadcast && rank != 2)) continue;  // in the tree only 2 leads to 3
+      EXPECT_EQ(code_of(thrown[rank]), Code::peer_lost) << name_of(kind) << " rank " << rank;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lightcc
