@@ -182,7 +182,7 @@ int lightcc_init(void) {
     Config config = read_config(environment, &notes);
     World world = find_world(environment);
     set_log(config.log_level, config.log_hide_time, world.rank, world.host);
-    if (world.rank == 0 && !notes.empty()) log(Level::info, notes);
+    if (world.rank == 0 && !notes.empty()) log(Level::warning, notes);
     uint64_t deadline = now_ns() + uint64_t(config.start_timeout_s * 1e9);
     auto host = Host::join(world, s.epoch, deadline);
     auto engine = std::make_shared<Engine>(std::move(host), world, config);

@@ -209,7 +209,7 @@ class BlockReduce : public Work {
       ins_[v] = v == c_.index ? at(c_.input, from) : backend_.links_[v]->peek(n * element_);
       if (!ins_[v]) return missing_ = v, false;
     }
-    bool hand_back = c_.kind == Kind::allreduce;
+    bool hand_back = c_.kind == Kind::allreduce && c_.size > 1;
     void* outs[] = {at(c_.output, hand_back ? from : reduced_ * element_), nullptr};
     if (hand_back && !(outs[1] = backend_.reserve(n * element_))) return false;
     reduce({c_.dtype, c_.op, c_.pre, c_.post}, {outs, size_t(hand_back ? 2 : 1)}, ins_, n);

@@ -9,6 +9,7 @@ namespace lightcc {
 namespace {
 // While one batch runs, ready requests gather for the next; so much is enough to be agreed on ahead of time.
 constexpr int64_t kAheadBytes = 4 << 20;
+constexpr uint64_t kDozeNs = 300'000'000;       // a rank with work in flight looks around three times as often
 constexpr uint64_t kSilenceNs = 1'000'000'000;  // a coordinator that takes longer to answer is itself missing
 }  // namespace
 
@@ -190,7 +191,7 @@ void Channel::look_for(Request& request, bool running, uint64_t now) {
   bool warn = after(request.submitted_ns, config_.stall_warn_s) && after(request.warned_ns, config_.stall_warn_s);
   bool end = config_.stall_end_s > 0 && after(request.submitted_ns, config_.stall_end_s);
   if (!warn && !end) return;
-  if (running) return report(request, {run_ ? run_->waiting_for() : 0}, now);
+  if (running) return report(request, silent_members(now), now);
   if (is_coordinator()) return report(request, coordinator_->missing(request.key), now);
   if (request.asked_ns <= request.warned_ns) {  // not asked since the last warning
     request.asked_ns = now;
@@ -199,6 +200,18 @@ void Channel::look_for(Request& request, bool running, uint64_t now) {
   } else if (now - request.asked_ns > kSilenceNs) {
     report(request, {0}, now);
   }
+}
+
+// Who holds up the batch that runs. Whom this rank waits for may itself wait for another, but a rank that does not
+// even look around is stopped.
+std::vector<int> Channel::silent_members(uint64_t now) const {
+  std::vector<int> silent;
+  for (int i = 0; i < members_.size(); ++i) {
+    uint64_t awake = host_.header(members_.ranks[i]).awake_ns.load(std::memory_order_relaxed);
+    if (i != members_.index && awake + kDozeNs < now) silent.push_back(i);
+  }
+  if (silent.empty()) silent.push_back(run_ ? run_->waiting_for() : 0);
+  return silent;
 }
 
 std::string Channel::names(const std::vector<int>& members) const {

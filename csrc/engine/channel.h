@@ -45,6 +45,7 @@ class Channel {
   bool run_front();
   void look_for(Request&, bool running, uint64_t now);
   void report(Request&, const std::vector<int>& missing, uint64_t now);
+  std::vector<int> silent_members(uint64_t now) const;
   std::string names(const std::vector<int>& members) const;
 
   Host& host_;

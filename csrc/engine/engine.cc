@@ -176,10 +176,12 @@ bool Engine::step() {
     moved = take_inbox();
     if (over_) return moved;
     for (auto it = channels_.begin(); it != channels_.end(); ++it) moved |= it->second->step();
-    if (uint64_t now; !moved && config_.stall_check && outstanding_.load(std::memory_order_relaxed) > 0 &&
+    if (uint64_t now; !moved && outstanding_.load(std::memory_order_relaxed) > 0 &&
                       (now = now_ns()) - inspected_ns_ > kTickNs) {
       inspected_ns_ = now;
-      for (auto& [id, channel] : channels_) channel->inspect(now);
+      host_->header(host_->rank()).awake_ns.store(now, std::memory_order_relaxed);
+      if (config_.stall_check)
+        for (auto& [id, channel] : channels_) channel->inspect(now);
     }
   } catch (const Error& error) {
     end_epoch(error.code(), error.what());

@@ -1,10 +1,10 @@
 #include "net/host.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <functional>
-#include <random>
 
 #include "base/wire.h"
 #include "net/rendezvous.h"
@@ -39,8 +39,7 @@ std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadlin
   const size_t fixed = Layout{size_t(world.size)}.bytes();
   auto mine = Arena::create(fixed);
   auto* header = new (mine->base()) Header{};
-  std::random_device random;
-  header->nonce = uint64_t(random()) << 32 | random();
+  if (getrandom(&header->nonce, sizeof header->nonce, 0) != sizeof header->nonce) throw system_error("drawing a nonce");
   std::string name =
       "rank " + std::to_string(world.rank) + " (pid " + std::to_string(getpid()) + ") on host " + world.host;
 

@@ -25,6 +25,7 @@ struct Header {
   Bell engine;                           // its engine thread sleeps here when there is nothing to drive
   alignas(kLine) std::atomic<Presence> presence{Presence::here};
   alignas(kLine) std::atomic<uint32_t> alarm{0};  // a peer left or failed: look at presences
+  alignas(kLine) std::atomic<uint64_t> awake_ns{0};  // when the owner, with work in flight, last looked around
   alignas(kLine) int32_t cause_code = 0;  // why the owner failed; written before presence says so
   char cause[1024] = {};
 };

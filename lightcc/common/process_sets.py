@@ -83,7 +83,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
     Unlike in Horovod it needs no HOROVOD_DYNAMIC_PROCESS_SETS=1. Errors: ValueError for a set with the ranks of an
     existing one, for unknown ranks and before init. Source: horovod.common.process_sets.
 
-    >>> hvd.init(); odd = hvd.add_process_set(range(1, hvd.size(), 2))  # for two ranks and more
+    >>> hvd.init(); first = hvd.add_process_set([0]) if hvd.size() > 1 else hvd.global_process_set
     """
     _require_init()
     if not isinstance(process_set, ProcessSet):

@@ -43,7 +43,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     arguments, which this version does not support; hosts and hostfile, or use_gloo and use_mpi, both given; a
     host that is not this one; too few slots.
 
-    >>> import lightcc
+    >>> import lightcc, os
     >>> lightcc.run(lambda base: base + int(os.environ["HOROVOD_RANK"]), args=(10,), num_proc=2)
     [10, 11]
     """
@@ -75,19 +75,22 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
             pickle.dump(sys.path, file)  # first: func may come from a module that only our path finds
             cloudpickle.dump((func, tuple(args), dict(kwargs or {})), file)
         results = [memory(f"result-{rank}") for rank in range(num_proc)]
+        settings = _path_to_us()
+        if start_timeout is not None:
+            settings["HOROVOD_START_TIMEOUT"] = str(start_timeout)
         job = Job(
             num_proc,
             command=lambda rank: [executable or sys.executable, "-m", "lightcc.runner.task", str(os.getpid()),
                                   str(payload), str(results[rank])],
             descriptors=lambda rank: (payload, results[rank]),
-            settings={**_path_to_us(), **({} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)})},
+            settings=settings,
             output_dir=output_filename, verbose=bool(verbose))
-        main_thread = threading.current_thread() is threading.main_thread()
+        in_main_thread = threading.current_thread() is threading.main_thread()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         outcome = supervise(job, _descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2),
-                            (signal.SIGINT,) if main_thread else ())
+                            (signal.SIGINT,) if in_main_thread else ())
         if outcome.cause:
             _fail(outcome, results)
         return [_value(rank, fd) for rank, fd in enumerate(results)]

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -84,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--version", action="version", version=__version__)
     top.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of processes")
     top.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help="print what can be used here and exit")
-    top.add_argument("-H", "--hosts", help="host1:slots,host2:slots; default localhost:N (this version: this host only)")
+    top.add_argument("-H", "--hosts", help="host1:slots,host2:slots; default localhost:N (for now this host only)")
     top.add_argument("-hostfile", "--hostfile", metavar="FILE", help='lines of "host slots=n"')
     top.add_argument("--gloo", "--mpi", action="store_true", dest="controller",
                      help="accepted for horovodrun's sake; lightcc has one controller")

@@ -136,6 +136,6 @@ def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
     except OSError as error:
         process.kill()
         process.wait()
-        raise StartError(f"rank {number}: cannot watch pid {process.pid}: {error.strerror}; lightccrun needs pidfd_open "
-                         "(Linux 5.3), and a container's seccomp profile must allow it", 126) from error
+        raise StartError(f"rank {number}: cannot watch pid {process.pid}: {error.strerror}; lightccrun needs "
+                         "pidfd_open (Linux 5.3), and a container's seccomp profile must allow it", 126) from error
     return Rank(number, process, pidfd)

@@ -79,8 +79,7 @@ class HorovodBroadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output):
         grad = _mpi_ops().allreduce(grad_output.contiguous(), process_set=ctx.process_set)
-        is_root = ctx.process_set.ranks[ctx.process_set.rank()] == ctx.root_rank
-        return grad if is_root else torch.zeros_like(grad), None, None, None
+        return grad if _mpi_ops().rank() == ctx.root_rank else torch.zeros_like(grad), None, None, None
 
 
 class HorovodAlltoall(torch.autograd.Function):
@@ -105,7 +104,8 @@ class HorovodReducescatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tensor, name, op, process_set, prescale_factor, postscale_factor):
-        ctx.factor, ctx.process_set = _reducescatter_factor(op, process_set, prescale_factor, postscale_factor), process_set
+        ctx.factor = _reducescatter_factor(op, process_set, prescale_factor, postscale_factor)
+        ctx.process_set = process_set
         return ops.reducescatter(tensor, name, op, process_set, prescale_factor, postscale_factor)
 
     @staticmethod
@@ -119,7 +119,8 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, name, op, process_set, prescale_factor, postscale_factor, *tensors):
-        ctx.factor, ctx.process_set = _reducescatter_factor(op, process_set, prescale_factor, postscale_factor), process_set
+        ctx.factor = _reducescatter_factor(op, process_set, prescale_factor, postscale_factor)
+        ctx.process_set = process_set
         return tuple(ops.grouped_reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor))
 
     @staticmethod

@@ -143,11 +143,13 @@ std::vector<typename Oracle::Bits> numbers(size_t n, uint64_t seed) {
 }
 
 template <class Oracle>
-std::vector<typename Oracle::T> expected(const Reduction& r, const std::vector<std::vector<typename Oracle::Bits>>& in) {
+std::vector<typename Oracle::T> expected(const Reduction& r,
+                                         const std::vector<std::vector<typename Oracle::Bits>>& in) {
   std::vector<typename Oracle::T> all;
   for (size_t i = 0; i < in[0].size(); ++i) {
-    typename Oracle::T sum = Oracle::scaled(Oracle::decode(in[0][i]), r.pre);
-    for (size_t j = 1; j < in.size(); ++j) sum = Oracle::combined(r.op, sum, Oracle::scaled(Oracle::decode(in[j][i]), r.pre));
+    const auto load = [&](size_t j) { return Oracle::scaled(Oracle::decode(in[j][i]), r.pre); };
+    typename Oracle::T sum = load(0);
+    for (size_t j = 1; j < in.size(); ++j) sum = Oracle::combined(r.op, sum, load(j));
     all.push_back(Oracle::round(Oracle::scaled(sum, r.post)));
   }
   return all;

@@ -1,0 +1,30 @@
+"""lightcc for PyTorch: `import lightcc.torch as hvd`, and the rest of a script written for horovod.torch stays."""
+from lightcc.common.exceptions import HorovodInternalError
+from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from lightcc.common.util import check_extension
+from lightcc.torch.compression import Compression
+from lightcc.torch.functions import (allgather_object, broadcast_object, broadcast_optimizer_state,
+                                     broadcast_parameters)
+from lightcc.torch.mpi_ops import (Adasum, Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce,
+                                   allreduce_, allreduce_async, allreduce_async_, alltoall, alltoall_async, barrier,
+                                   broadcast, broadcast_, broadcast_async, broadcast_async_, ccl_built, cross_rank,
+                                   cross_size, cuda_built, ddl_built, gloo_built, gloo_enabled, grouped_allgather,
+                                   grouped_allgather_async, grouped_allreduce, grouped_allreduce_,
+                                   grouped_allreduce_async, grouped_allreduce_async_, grouped_reducescatter,
+                                   grouped_reducescatter_async, init, is_homogeneous, is_initialized, local_rank,
+                                   local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, poll, rank,
+                                   reducescatter, reducescatter_async, rocm_built, shutdown, size, synchronize)
+from lightcc.torch.optimizer import DistributedOptimizer
+
+__all__ = [
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "ProcessSet",
+    "Product", "Sum", "add_process_set", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
+    "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_",
+    "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "ccl_built", "check_extension", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
+    "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce",
+    "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
+    "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
+    "remove_process_set", "rocm_built", "shutdown", "size", "synchronize",
+]

@@ -1,0 +1,75 @@
+"""Runs Python on ranks, from a test. A launch has a deadline and leaves no process behind.
+
+    @pytest.mark.parametrize("np", ranks.SIZES)
+    def test_on_ranks(np):
+        ranks.run_checks(__file__, np)
+
+starts the file's own functions check_... under pytest on np ranks, every rank the same ones in the same order. The first
+check that fails on a rank ends it, and so the job.
+"""
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import Dict, List, Tuple
+
+SIZES = (1, 2, 3, 4)
+DEADLINE_S = 120
+_STACKS_AFTER_S = 60  # a check that takes so long has its stacks printed
+_TERM_S = 10
+_SHOWN = 30_000       # characters of a rank's output
+
+_PYTEST = ["-m", "pytest", "-x", "-v", "-s", "--no-header", "--tb=short", "-p", "no:cacheprovider",
+           "-o", "python_functions=check_*", "-o", f"faulthandler_timeout={_STACKS_AFTER_S}"]
+
+
+def run_checks(file: str, np: int, deadline_s: float = DEADLINE_S, environment: Dict[str, str] = {}) -> None:
+    """Runs the checks of a file on np ranks; AssertionError with the ranks' output if one fails or they hang."""
+    code, output = launch(np, _PYTEST + [os.path.abspath(file)], deadline_s, environment)
+    assert code == 0, f"{os.path.basename(file)} failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
+
+
+def run_script(text: str, np: int, deadline_s: float = DEADLINE_S, environment: Dict[str, str] = {}) -> str:
+    """Runs a program on np ranks and returns what they printed; AssertionError if it ends with another code than 0."""
+    code, output = launch(np, ["-c", text], deadline_s, environment)
+    assert code == 0, f"the program failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
+    return output
+
+
+def launch(np: int, arguments: List[str], deadline_s: float, environment: Dict[str, str] = {}) -> Tuple[int, str]:
+    """Runs `python arguments...` on np ranks; returns the exit code of the job and its output, tagged by rank."""
+    command = [sys.executable, "-m", "lightcc.runner", "-np", str(np), sys.executable, *arguments]
+    launcher = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                start_new_session=True)
+    try:
+        output, _ = launcher.communicate(timeout=deadline_s)
+        return launcher.returncode, output
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"np={np}: not done after {deadline_s} s:\n{_by_rank(_end(launcher))}") from None
+    finally:
+        if launcher.poll() is None:
+            _end(launcher)
+
+
+def _end(launcher: "subprocess.Popen[str]") -> str:
+    """Ends the launcher, which ends its ranks; they also end by themselves when it dies."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(launcher.pid, signum)
+        try:
+            return launcher.communicate(timeout=_TERM_S)[0]
+        except subprocess.TimeoutExpired:
+            continue
+    return "(no output: the launcher did not end after SIGKILL)"
+
+
+def _by_rank(output: str) -> str:
+    """The lines of one rank together; first the launcher's own, which name the rank that failed first."""
+    parts: Dict[str, List[str]] = {}
+    for line in output.splitlines():
+        tag = re.match(r"\[(\d+)\]<std(?:out|err)>:", line)
+        parts.setdefault(f"rank {tag.group(1)}" if tag else "", []).append(line[tag.end():] if tag else line)
+    first = re.search(r"rank \d+", "\n".join(parts.get("", [])))
+    order = sorted(parts, key=lambda who: (who != "", first is None or who != first.group(), who))
+    return "\n".join(f"---- {who or 'launcher'}\n" + "\n".join(parts[who])[-_SHOWN:] for who in order)

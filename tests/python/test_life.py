@@ -1,0 +1,198 @@
+"""Ends of all kinds: a killed rank, a stopped one, Ctrl-C, a rank that never comes. Whatever happens, the others
+hear of it by name in under 5 s, and nothing is left behind.
+
+Ranks are started here one by one, not by the launcher, which would end the survivors before they can tell.
+"""
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+DEADLINE = 5.0  # seconds from the end of a rank to the exception on all others
+
+LOOP = """
+import os, sys, time
+import numpy as np
+import lightcc.numpy as hvd
+hvd.init()
+if "fork" in sys.argv and os.fork() == 0:  # a worker that outlives its rank and holds its descriptors
+    time.sleep(20)
+    os._exit(0)
+arrays = [np.ones(n, np.float32) for n in (1, 1000, 100_000, 3_000_000)]
+print("ready", flush=True)
+try:
+    while True:
+        handles = [hvd.allreduce_async_(a, name=f"a{i}") for i, a in enumerate(arrays)]
+        for handle in handles:
+            hvd.synchronize(handle)
+except hvd.HorovodInternalError as error:
+    print("error", time.time(), error, flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+hvd.shutdown()
+print("threads", len(os.listdir("/proc/self/task")), flush=True)
+"""
+
+
+class Ranks:
+    """Processes that form one world; each is asked for the lines it printed."""
+
+    def __init__(self, size, program, *args, **variables):
+        self.job = uuid.uuid4().hex
+        self.processes = []
+        for rank in range(size):
+            env = dict(os.environ, HOROVOD_RANK=str(rank), HOROVOD_SIZE=str(size), HOROVOD_LOCAL_RANK=str(rank),
+                       HOROVOD_LOCAL_SIZE=str(size), LIGHTCC_JOB_ID=self.job, OMP_NUM_THREADS="1", **variables)
+            self.processes.append(subprocess.Popen([sys.executable, "-c", program, *args], env=env, text=True,
+                                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                                   start_new_session=True))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.communicate()
+
+    def wait_ready(self):
+        for process in self.processes:
+            line = process.stdout.readline()
+            assert line == "ready\n", line + process.stdout.read()
+
+    def kill(self, rank, sig=signal.SIGKILL):
+        self.processes[rank].send_signal(sig)
+
+    def output(self, rank, timeout=30.0):
+        """What the rank printed since it was ready. A rank with a forked worker keeps its pipe open: read lines."""
+        process, lines = self.processes[rank], []
+        process.wait(timeout)
+        while (line := process.stdout.readline()) and not line.startswith("threads"):
+            lines.append(line)
+        return "".join(lines) + line
+
+
+def errors_of(ranks, survivors, since):
+    for rank in survivors:
+        text = ranks.output(rank)
+        word, when, message = text.split(" ", 2)
+        assert word == "error", text
+        assert float(when) - since < DEADLINE, text
+        yield message
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_killed_at_random_moments_is_named_by_all_others(size):
+    for seed in range(25):
+        print(f"size {size} seed {seed}")
+        rng = random.Random(seed)
+        with Ranks(size, LOOP, "fork") as ranks:
+            ranks.wait_ready()
+            time.sleep(rng.random() * 0.05)
+            victim = rng.randrange(size)
+            ranks.kill(victim)
+            survivors = [r for r in range(size) if r != victim]
+            for message in errors_of(ranks, survivors, time.time()):
+                assert f"rank {victim} (pid {ranks.processes[victim].pid}) on host" in message and "died" in message
+                assert "allreduce of tensor 'a" in message
+
+
+def test_a_stopped_rank_is_warned_about_then_ended_and_hears_of_it_when_it_wakes():
+    with Ranks(3, LOOP, HOROVOD_STALL_CHECK_TIME_SECONDS="0.5", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="1.5") as ranks:
+        ranks.wait_ready()
+        time.sleep(0.05)
+        ranks.kill(0, signal.SIGSTOP)
+        for rank in (1, 2):
+            text = ranks.output(rank)
+            assert "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in text and "rank 0 (pid" in text, text
+            assert ("stall: allreduce of tensor 'a" in text) == (rank == 1), text  # one voice warns
+        ranks.kill(0, signal.SIGCONT)
+        assert "stalled" in ranks.output(0)
+
+
+STOPPED_WRITER = """
+import ctypes, os, sys, time
+import numpy as np
+import lightcc.numpy as hvd
+from lightcc import _core
+hvd.init()
+count = 8 << 20
+address = _core.alloc(4 * count)
+array = np.frombuffer((ctypes.c_float * count).from_address(address), np.float32)
+print("ready", flush=True)
+try:
+    while True:
+        array[:] = 1
+        hvd.allreduce_(array, name="big", op=hvd.Max)
+except hvd.HorovodInternalError as error:
+    array[:] = 7  # the memory that the stopped rank was writing to, now ours alone
+    print("mine", flush=True)
+    sys.stdin.readline()
+    print("intact" if (array == 7).all() else "overwritten", flush=True)
+"""
+
+
+def test_a_rank_that_was_stopped_inside_a_reduction_cannot_write_into_survivors_when_it_wakes():
+    for seed in range(5):
+        print(f"seed {seed}")
+        variables = dict(HOROVOD_STALL_CHECK_TIME_SECONDS="0.3", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="0.6")
+        with Ranks(2, STOPPED_WRITER, **variables) as ranks:
+            ranks.wait_ready()
+            time.sleep(0.2 + random.Random(seed).random() * 0.05)
+            ranks.kill(1, signal.SIGSTOP)
+            survivor = ranks.processes[0]
+            while (line := survivor.stdout.readline()).startswith("[lightcc"):
+                pass
+            assert line == "mine\n", line
+            ranks.kill(1, signal.SIGCONT)
+            time.sleep(0.3)  # it finishes the block that it was stopped in
+            survivor.stdin.write("\n")
+            survivor.stdin.flush()
+            assert survivor.stdout.readline() == "intact\n"
+
+
+def test_ctrl_c_inside_synchronize_interrupts_this_rank_and_tells_the_others_why():
+    with Ranks(3, LOOP) as ranks:
+        ranks.wait_ready()
+        time.sleep(0.05)
+        since = time.time()
+        ranks.kill(1, signal.SIGINT)
+        for message in errors_of(ranks, (0, 2), since):
+            assert "KeyboardInterrupt on rank 1" in message
+        assert ranks.output(1).startswith("interrupted")
+
+
+def test_after_shutdown_no_thread_is_left_and_after_death_no_socket_or_memory():
+    with Ranks(2, LOOP) as ranks:
+        ranks.wait_ready()
+        ranks.kill(0)
+        assert "threads 1\n" in ranks.output(1)
+    with open("/proc/net/unix") as sockets:
+        assert "lightcc" not in sockets.read()
+    assert not [name for name in os.listdir("/dev/shm") if "lightcc" in name]
+
+
+ABSENT = """
+import lightcc.numpy as hvd
+try:
+    hvd.init()
+except Exception as error:
+    print("ready")
+    print(error)
+"""
+
+
+def test_a_rank_that_never_comes_is_named_by_those_who_wait():
+    with Ranks(3, ABSENT, HOROVOD_START_TIMEOUT="1.5") as ranks:
+        ranks.kill(2)
+        for rank in (0, 1):
+            text = ranks.processes[rank].communicate(timeout=15)[0]
+            assert "rank 2 did not come" in text, text

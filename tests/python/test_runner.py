@@ -1,0 +1,503 @@
+"""lightccrun and run(). Decisions and tagging are tested by script; processes only end to end, with programs that need
+no framework. Every process of a test carries a mark in its environment, by which left-overs are found."""
+
+import contextlib
+import inspect
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import psutil
+import pytest
+
+from lightcc.runner import hosts, local, run, sessions
+from lightcc.runner.life import FAILURE_GRACE_S, GIVE_UP_S, TERM_GRACE_S, Cause, Life
+from lightcc.runner.output import Sink, Tagger
+
+DEADLINE_S = 20
+MARK = "LIGHTCC_TEST_MARK"
+
+
+class Job:
+    """One launcher and whatever it starts. A job that is not over at the end of its test is a failure."""
+
+    def __init__(self, *command, stderr=subprocess.PIPE):
+        self.mark = uuid.uuid4().hex
+        # pytest may run in the background of a shell, where SIGINT is ignored; a launcher would keep that.
+        self.process = subprocess.Popen(
+            command, env={**os.environ, MARK: self.mark}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=stderr, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+
+    def finish(self):
+        """Returns exit code, output and errors, after a check that nobody is left."""
+        try:
+            out, err = self.process.communicate(timeout=DEADLINE_S)
+            self.expect_nobody()
+            return self.process.returncode, out.decode(), (err or b"").decode()
+        finally:
+            for process in self.living():
+                process.kill()
+
+    def living(self):
+        return marked(self.mark)
+
+    def expect_nobody(self):
+        wait_until(lambda: not self.living(), "all processes of the job to end", self.living)
+
+    def wait_for(self, *lines):
+        """Reads until all these lines have come, in any order."""
+        missing = set(lines)
+        while missing:
+            line = self.process.stdout.readline()
+            assert line, f"the output ended before {missing}"
+            missing.discard(line.decode().rstrip("\n"))
+
+
+def marked(mark):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(condition, what, detail=lambda: ""):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}: {detail()}"
+        time.sleep(0.02)
+
+
+def start(*arguments, **options):
+    return Job(sys.executable, "-m", "lightcc.runner", *map(str, arguments), **options)
+
+
+def launch(*arguments, **options):
+    return start(*arguments, **options).finish()
+
+
+def program(text):
+    return [sys.executable, "-S", "-c", "import os, signal, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + text]
+
+
+# The first failure is the cause; an ending is a ladder of times and signals.
+
+def test_first_failure_ends_the_job():
+    life = Life(3)
+    life.exited({0: 0}, now=10)
+    assert life.cause is None and life.wait_s(10) is None
+    life.exited({1: 3}, now=20)
+    life.exited({2: -9}, now=20.1)
+    assert life.cause == Cause(rank=1, code=3, others=1) and life.cause.exit_code == 3
+    assert life.due(20 + FAILURE_GRACE_S / 2) == []
+    assert life.due(20 + FAILURE_GRACE_S) == [signal.SIGTERM]
+    assert life.due(20 + FAILURE_GRACE_S + TERM_GRACE_S) == [signal.SIGKILL]
+    assert life.due(20 + FAILURE_GRACE_S + TERM_GRACE_S + GIVE_UP_S) == [None]
+
+
+def test_of_failures_seen_together_the_killed_rank_is_the_cause():
+    life = Life(4)
+    life.exited({0: 1, 1: 1, 2: -9}, now=1)
+    assert life.cause == Cause(rank=2, code=-9, others=3) and life.cause.exit_code == 137
+
+
+def test_second_interrupt_kills_at_once():
+    life = Life(2)
+    life.interrupted(signal.SIGINT, now=1)
+    assert life.due(1) == [signal.SIGINT] and life.cause.exit_code == 130
+    life.interrupted(signal.SIGTERM, now=2)
+    assert life.due(2) == []
+    life.interrupted(signal.SIGINT, now=3)
+    assert life.due(3) == [signal.SIGKILL]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_ask_politely(signum):
+    life = Life(2)
+    life.interrupted(signum, now=1)
+    assert life.due(1 + TERM_GRACE_S) == [signal.SIGTERM, signal.SIGKILL]
+    assert life.cause.exit_code == 128 + signum
+
+
+# Tagging: any cut of the bytes into chunks gives the same lines.
+
+@pytest.mark.parametrize("text, tagged", [
+    (b"one\ntwo\n", b"T:one\nT:two\n"),
+    (b"\n\n", b"T:\nT:\n"),
+    (b"no end", b"T:no end\n"),
+    (b"dos\r\nunix\n", b"T:dos\r\nT:unix\n"),
+    (b"\r 1%\r 2%\r 3%\ndone\n", b"T: 1%\rT: 2%\rT: 3%\nT:done\n"),
+    (b"\xff\x00\xfe\n\x80", b"T:\xff\x00\xfe\nT:\x80\n"),
+    (b"", b""),
+])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+def test_tagger(text, tagged, size):
+    tagger = Tagger(b"T:")
+    chunks = [tagger.feed(text[i:i + size]) for i in range(0, len(text), size)]
+    assert b"".join(chunks) + tagger.finish() == tagged
+    assert all(chunk.endswith((b"\n", b"\r")) for chunk in chunks if chunk)
+
+
+def test_tagger_stamps_every_line():
+    assert Tagger(b"T:", stamp=lambda: b"now").feed(b"a\nb\n") == b"nowT:a\nnowT:b\n"
+
+
+def test_a_progress_bar_is_overwritten_by_its_owner_only():
+    reader, writer = os.pipe()
+    sink = Sink(writer, "pipe")
+    for owner, block in (("a", b"a 1%\r"), ("a", b"a 2%\r"), ("b", b"b\n"), ("a", b"a 3%\n")):
+        sink.put(owner, block)
+    assert os.read(reader, 4096) == b"a 1%\ra 2%\r\nb\na 3%\n"
+    os.close(reader)
+    sink.put("a", b"more\n")
+    assert isinstance(sink.error, BrokenPipeError) and not sink.pending_bytes
+    os.close(writer)
+
+
+def test_sink_does_not_wait_for_its_reader():
+    reader, writer = os.pipe()
+    sink = Sink(writer, "pipe")
+    block = b"x" * 999 + b"\n"
+    for _ in range(1000):
+        sink.put("a", block)
+    assert sink.pending_bytes > 0
+    received = b""
+    while len(received) < 1000 * len(block):
+        received += os.read(reader, 1 << 20)
+        sink.flush()
+    assert received == 1000 * block
+    os.close(reader)
+    os.close(writer)
+
+
+# Hosts.
+
+def test_hosts():
+    assert hosts.parse("a:2,b") == [("a", 2), ("b", 1)]
+    hosts.check(4, "localhost:3,localhost:1")
+    for bad in ("localhost:x", "a b", ":3"):
+        with pytest.raises(ValueError, match="expected host:slots"):
+            hosts.parse(bad)
+
+
+def test_hostfile(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# ours\nlocalhost slots=2\n\n")
+    hosts.check(2, hostfile=str(path))
+    with pytest.raises(ValueError, match="3 processes do not fit"):
+        hosts.check(3, hostfile=str(path))
+    path.write_text("localhost slots\n")
+    with pytest.raises(ValueError, match="line 1"):
+        hosts.check(2, hostfile=str(path))
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["-np", 2, "-H", "elsewhere:2", "true"], "lightccrun starts processes on this host only in this version"),
+    (["-np", 5, "-H", "localhost:4", "true"], "5 processes do not fit"),
+    (["-np", 0, "true"], "at least 1"),
+    (["true"], "-np N"),
+    (["-np", 2], "which command"),
+    (["-np", 2, "--nonesuch", "true"], "unrecognized arguments: --nonesuch"),
+    (["-np", 2, "--log-level", "LOUD", "true"], "'LOUD' is none of"),
+])
+def test_usage_errors(arguments, message):
+    code, out, err = launch(*arguments)
+    assert code == 2 and message in err and out == ""
+
+
+# lightccrun end to end.
+
+def test_ranks_learn_who_they_are():
+    show = program("print(*[os.environ['HOROVOD_' + k] for k in 'RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE'"
+                   ".split()], os.environ['LIGHTCC_JOB_ID'], os.environ['LIGHTCC_SECRET'], sys.stdin.read())")
+    jobs = []
+    for _ in range(2):
+        code, out, err = launch("-np", 3, "-H", "localhost:3", "--verbose", *show)
+        assert code == 0
+        lines = sorted(out.splitlines())
+        assert [line.split()[:6] for line in lines] == [
+            [f"[{rank}]<stdout>:{rank}", "3", str(rank), "3", "0", "1"] for rank in range(3)]
+        (ids,) = {tuple(line.split()[6:]) for line in lines}
+        assert re.fullmatch("[0-9a-f]{32}", ids[0]) and re.fullmatch("[0-9a-f]{64}", ids[1]) and ids[1] not in err
+        jobs.append(ids)
+    assert not set(jobs[0]) & set(jobs[1])
+
+
+def test_flags_become_variables_and_the_command_keeps_its_own():
+    flags = ["--start-timeout", 7, "--fusion-threshold-mb", 32, "--cache-capacity", 9, "--no-stall-check",
+             "--stall-check-warning-time-seconds", 11, "--stall-check-shutdown-time-seconds", 12, "--log-level", "INFO",
+             "--log-without-timestamp", "--gloo"]
+    names = "START_TIMEOUT FUSION_THRESHOLD CACHE_CAPACITY STALL_CHECK_DISABLE STALL_CHECK_TIME_SECONDS " \
+            "STALL_SHUTDOWN_TIME_SECONDS LOG_LEVEL LOG_HIDE_TIME"
+    show = program(f"print(*[os.environ['HOROVOD_' + k] for k in '{names}'.split()], *sys.argv[1:])")
+    code, out, _ = launch("-np", 1, *flags, *show, "-np", 3, "--verbose")
+    assert (code, out) == (0, f"[0]<stdout>:7 {32 << 20} 9 1 11 12 info 1 -np 3 --verbose\n")
+
+
+def test_version_and_check_build():
+    code, out, _ = launch("--version")
+    assert code == 0 and re.fullmatch(r"\d+\.\d+\.\d+.*\n", out)
+    code, out, _ = launch("--check-build")
+    assert code == 0 and "[X] lightcc shared memory" in out
+
+
+def test_lines_of_many_ranks_are_whole():
+    """stdout and stderr lead to one pipe, lines are longer than a pipe's atomic write and come in two pieces."""
+    text = program("""
+for i in range(2500):
+    line = f"{rank} {i} " + "x" * (i % 100 * (100 if i % 50 == 0 else 1)) + " end\\n"
+    stream = sys.stderr if i % 2 else sys.stdout
+    stream.write(line[:3]); stream.flush(); stream.write(line[3:]); stream.flush()
+""")
+    code, out, _ = launch("-np", 4, *text, stderr=subprocess.STDOUT)
+    assert code == 0
+    seen = {(rank, stream): [] for rank in "0123" for stream in ("stdout", "stderr")}
+    for line in out.splitlines():
+        match = re.fullmatch(r"\[(\d)\]<(stdout|stderr)>:(\d) (\d+) x* end", line)
+        assert match and match[1] == match[3], line
+        seen[match[1], match[2]].append(int(match[4]))
+    for (_, stream), numbers in seen.items():
+        assert numbers == list(range(stream == "stderr", 2500, 2))
+
+
+def test_one_line_of_five_megabytes():
+    code, out, _ = launch("-np", 2, *program("sys.stdout.write(str(rank) * 5_000_000)"))
+    assert code == 0
+    assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:" + str(rank) * 5_000_000 for rank in range(2)]
+
+
+def test_lines_appear_at_once():
+    job = start("-np", 2, sys.executable, "-c", "import time; print('here'); time.sleep(600)")
+    job.wait_for("[0]<stdout>:here", "[1]<stdout>:here")
+    job.process.terminate()
+    assert job.finish()[0] == 143
+
+
+def test_output_files_hold_what_ranks_wrote(tmp_path):
+    folder = tmp_path / "a" / "b"
+    text = program("print('out', rank); sys.stderr.write(f'err {rank}')")
+    code, out, _ = launch("-np", 11, "--output-filename", folder, *text)
+    assert code == 0 and sorted(os.listdir(folder)) == [f"rank.{rank:02}" for rank in range(11)]
+    for rank in range(11):
+        assert (folder / f"rank.{rank:02}" / "stdout").read_text() == f"out {rank}\n"
+        assert (folder / f"rank.{rank:02}" / "stderr").read_text() == f"err {rank}"
+        assert f"[{rank}]<stdout>:out {rank}\n" in out
+
+
+def test_timestamps():
+    _, out, _ = launch("-np", 1, "--prefix-output-with-timestamp", "echo", "hi")
+    assert re.fullmatch(r"\w{3} \w{3} \d\d \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:hi\n", out)
+
+
+@pytest.mark.parametrize("end, code, how", [
+    ("sys.exit(3)", 3, "exited with code 3"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", 137, r"was killed by signal 9 \(SIGKILL\)"),
+    ("raise ValueError", 1, "exited with code 1"),
+])
+def test_first_failure_is_named(end, code, how):
+    """The other ranks follow a little later with failures of their own."""
+    got, _, err = launch("-np", 4, *program(f"if rank == 1: {end}\ntime.sleep(0.3 + rank); sys.exit(77)"))
+    assert got == code
+    assert re.search(rf"(?m)^lightccrun: rank 1 \(pid \d+, host .+\) {how}; ended the other 3 ranks$", err), err
+
+
+def test_a_rank_that_ends_well_early_is_no_failure():
+    code, out, err = launch("-np", 2, *program("if rank == 0: sys.exit()\ntime.sleep(0.3); print('done')"))
+    assert (code, out, err) == (0, "[1]<stdout>:done\n", "")
+
+
+def test_command_not_found(tmp_path):
+    code, out, err = launch("-np", 2, "no-such-program")
+    assert code == 127 and "cannot start 'no-such-program': No such file" in err and out == ""
+    (tmp_path / "plain").write_text("text")
+    code, _, err = launch("-np", 2, tmp_path / "plain")
+    assert code == 126 and "Permission denied" in err
+
+
+def test_if_one_rank_cannot_start_the_others_end():
+    mark = uuid.uuid4().hex
+    job = local.Job(2, lambda rank: [["sleep", "600"], ["no-such-program"]][rank], settings={MARK: mark})
+    with pytest.raises(local.StartError, match="rank 1: cannot start 'no-such-program'"), local.started(job):
+        pytest.fail("nothing has started")
+    assert marked(mark) == []
+
+
+# Ends: nobody is left (Job.finish looks), with grandchildren in the background.
+
+WITH_GRANDCHILDREN = ["sh", "-c", "sleep 600 & sh -c 'sleep 600; true' & echo up; wait"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_signals_leave_nobody(signum):
+    job = start("-np", 2, *WITH_GRANDCHILDREN)
+    job.wait_for("[0]<stdout>:up", "[1]<stdout>:up")
+    wait_until(lambda: len(job.living()) == 1 + 1 + 2 * 4, "launcher, watcher and 2 x 4 processes", job.living)
+    job.process.send_signal(signum)
+    code, _, err = job.finish()
+    if signum == signal.SIGKILL:
+        assert code == -signum
+    else:
+        assert code == 128 + signum
+        assert err == f"lightccrun: interrupted by signal {int(signum)} ({signum.name}); ended 2 ranks\n"
+
+
+def test_leftovers_of_a_good_job_end_with_it():
+    assert launch("-np", 2, "sh", "-c", "sleep 600 & trap '' TERM; sleep 600 & true")[0] == 0
+
+
+def test_interrupt_is_an_exception_in_python_and_a_second_one_kills():
+    job = start("-np", 2, *program("""
+try:
+    print("up"); time.sleep(600)
+except KeyboardInterrupt:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN); print("cleaning"); time.sleep(600)
+"""))
+    job.wait_for("[0]<stdout>:up", "[1]<stdout>:up")
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for("[0]<stdout>:cleaning", "[1]<stdout>:cleaning")
+    began = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()[0] == 130
+    assert time.monotonic() - began < TERM_GRACE_S
+
+
+def test_a_reader_that_does_not_read_cannot_hold_an_interrupt_up():
+    job = start("-np", 2, "yes")
+    job.wait_for("[0]<stdout>:y", "[1]<stdout>:y")
+    time.sleep(0.5)  # now every pipe is full, and the ranks wait
+    assert psutil.Process(job.process.pid).memory_info().rss < 64 << 20
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(DEADLINE_S) == 130
+    job.finish()
+
+
+def test_a_reader_that_leaves_ends_the_job():
+    job = start("-np", 2, "yes")
+    job.wait_for("[0]<stdout>:y")
+    job.process.stdout.close()
+    assert job.process.wait(DEADLINE_S) == 141
+    assert b"nobody reads our output any more; ended 2 ranks" in job.process.stderr.read()
+    job.process.stderr.close()
+    job.expect_nobody()
+
+
+def test_members_are_living_processes_of_the_session():
+    leader = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True)
+    wait_until(lambda: len(sessions.members([leader.pid])) == 2, "shell and sleep")
+    assert sessions.end([leader.pid]) == []
+    assert sessions.members([leader.pid]) == [] and leader.wait() == -signal.SIGTERM
+
+
+# run()
+
+def rank_of_env():
+    return int(os.environ["HOROVOD_RANK"])
+
+
+def test_run_returns_results_in_rank_order():
+    base = 10
+    results = run(lambda x, y: (rank_of_env(), int(os.environ["HOROVOD_SIZE"]), x + y + base), args=(1,),
+                  kwargs={"y": 2}, num_proc=3, start_timeout=60)
+    assert results == [(rank, 3, 13) for rank in range(3)]
+
+
+def test_run_is_quiet_about_its_descriptors_and_tags_output(capfd):
+    before = os.listdir("/proc/self/fd")
+    assert run(lambda: print("hello"), num_proc=2) == [None, None]
+    assert os.listdir("/proc/self/fd") == before
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run(rank_of_env) == [0]
+
+
+def test_run_moves_large_arguments_and_results():
+    data = os.urandom(1 << 20) * 50
+    results = run(lambda d: d + bytes([rank_of_env()]), args=(data,), num_proc=2)
+    assert all(results[rank] == data + bytes([rank]) for rank in range(2))
+
+
+def test_run_names_the_rank_that_raised_first():
+    """Rank 1 raises first but takes its time to end, so rank 0 is seen to end first."""
+    def fail():
+        import atexit
+        if rank_of_env() == 1:
+            atexit.register(time.sleep, 0.6)
+            raise KeyError("the cause")
+        time.sleep(0.3)
+        raise RuntimeError("a consequence")
+
+    with pytest.raises(RuntimeError, match="(?s)run: rank 1 raised an exception; then rank 0 .*KeyError: 'the cause'"):
+        run(fail, num_proc=2)
+
+
+@pytest.mark.parametrize("func, message", [
+    (lambda: sys.exit(5), r"rank 0 \(pid \d+, host .+\) exited with code 5"),
+    (lambda: os.kill(os.getpid(), signal.SIGSEGV), r"rank 0 \(.+\) was killed by signal 11 \(SIGSEGV\)"),
+    (lambda: os._exit(0), "rank 0 exited with code 0 before the function returned"),
+    (lambda: threading.Lock(), "cannot pickle '_thread.lock' object"),
+])
+def test_run_errors(func, message):
+    with pytest.raises(RuntimeError, match=message):
+        run(func)
+
+
+def test_run_checks_its_arguments(tmp_path):
+    for name in ("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "host_discovery_script"):
+        with pytest.raises(ValueError, match=f"{name} .* not supported in this version"):
+            run(rank_of_env, **{name: 1})
+    with pytest.raises(ValueError, match="use_gloo or use_mpi"):
+        run(rank_of_env, use_gloo=True, use_mpi=True)
+    with pytest.raises(ValueError, match="hosts or a hostfile"):
+        run(rank_of_env, hosts="localhost:1", hostfile="hosts")
+    with pytest.raises(RuntimeError, match="cannot start '/no/python'"):
+        run(rank_of_env, executable="/no/python")
+    with pytest.warns(DeprecationWarning, match="np is deprecated"):
+        assert run(rank_of_env, np=2, output_filename=str(tmp_path)) == [0, 1]
+    assert sorted(os.listdir(tmp_path)) == ["rank.0", "rank.1"]
+
+
+def test_run_has_the_names_and_defaults_of_horovod():
+    parameters = inspect.signature(run).parameters.values()
+    assert [(p.name, p.default) for p in parameters][:4] == [
+        ("func", inspect.Parameter.empty), ("args", ()), ("kwargs", None), ("num_proc", 1)]
+    assert [p.name for p in parameters if p.default is None] == (
+        "kwargs min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile host_discovery_script "
+        "start_timeout ssh_port ssh_identity_file disable_cache output_filename verbose use_gloo use_mpi mpi_args "
+        "network_interface network_interfaces executable np min_np max_np").split()
+
+
+def test_run_works_in_a_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.extend(run(rank_of_env, num_proc=2)))
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert results == [0, 1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_run_leaves_nobody(signum):
+    job = Job(sys.executable, "-c", """
+import subprocess
+from lightcc.runner import run
+def wait():
+    child = subprocess.Popen(["sleep", "600"])
+    print("up")
+    child.wait()
+try:
+    run(wait, num_proc=2)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+""")
+    job.wait_for("[0]<stdout>:up", "[1]<stdout>:up")
+    job.process.send_signal(signum)
+    code, out, _ = job.finish()
+    assert (code, out) == ((0, "interrupted\n") if signum == signal.SIGINT else (-signum, ""))
