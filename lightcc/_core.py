@@ -204,7 +204,7 @@ def output(handle: int, index: int) -> Tuple[Memory, Tuple[int, ...]]:
     """The memory and shape of an output that the core allocated."""
     data, shape, ndim = c_void_p(), (c_int64 * _MAX_DIMENSIONS)(), c_int(_MAX_DIMENSIONS)
     _check_status(_library.lightcc_output(handle, index, byref(data), shape, byref(ndim)))
-    return Memory.from_address(data.value), tuple(shape[:ndim.value])
+    return Memory.from_address(data.value or 0), tuple(shape[:ndim.value])
 
 
 def counters() -> Dict[str, int]:

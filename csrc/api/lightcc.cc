@@ -80,7 +80,8 @@ RequestPtr make_request(Engine& engine, const Arguments& a) {
   Announcement& what = request->what;
   what.kind = Kind(a.kind), what.op = ReduceOp(a.op), what.root = a.root, what.pre = a.pre, what.post = a.post;
   request->group = a.group;
-  request->key = std::string(name_of(what.kind)) + "." + (a.name ? a.name : engine.automatic_name(a.group, what.kind));
+  if (a.name) request->key = std::string(name_of(what.kind)) + "." + a.name;
+  else engine.name_automatically(*request);
   const int64_t* shape = a.shapes;
   for (int i = 0; i < a.count; ++i) {
     if (a.dtypes[i] < 0 || a.dtypes[i] >= kDTypes) refuse(request->title() + ": unknown dtype " + std::to_string(a.dtypes[i]));
@@ -148,12 +149,11 @@ RequestPtr groups_request(Kind kind, const Shape& numbers) {
   request->what.kind = kind;
   request->what.tensors = {{DType::uint8, numbers}};
   request->inputs = {nullptr}, request->outputs = {nullptr};
-  request->key = std::string(name_of(kind)) + ".";
   return request;
 }
 
 RequestPtr run_to_end(Engine& engine, RequestPtr request) {
-  request->key += engine.automatic_name(0, request->what.kind);
+  engine.name_automatically(*request);
   engine.submit(request, true);
   while (!engine.wait(*request, now_ns() + 1'000'000'000)) {}
   if (request->code != Code::ok) throw Error(request->code, request->text);

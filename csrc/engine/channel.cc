@@ -15,6 +15,7 @@ constexpr uint64_t kSilenceNs = 1'000'000'000;  // a coordinator that takes long
 
 Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& config, Counters& counters, ChannelOwner& owner)
     : host_(host),
+      group_(group),
       members_{std::move(ranks), 0},
       config_(config),
       counters_(counters),
@@ -62,6 +63,8 @@ void Channel::receive(int from, Message message) {
     coordinator_->recall(from, *recall);
   else if (auto* query = std::get_if<Query>(&message))
     mailboxes_[from]->send(encode(Missing{query->key, coordinator_->missing(query->key)}));
+  else if (auto* contest = std::get_if<Contest>(&message))
+    coordinator_->contest(*contest);
   else
     throw Error(Code::internal, "a member sent the coordinator a message that only coordinators send");
 }
@@ -82,7 +85,10 @@ void Channel::handle(Message message) {
     }
     runs_.push_back(std::move(entries));
   } else if (auto* failure = std::get_if<Failure>(&message)) {
+    auto for_me = [&](auto& members) { return std::find(members.begin(), members.end(), members_.index) != members.end(); };
+    if (!failure->only.empty() && !for_me(failure->only)) return;
     ledger_.forget(failure->key);
+    if (for_me(failure->absent)) return owner_.skip_name(group_, failure->key);
     auto it = pending_.find(failure->key);
     if (it == pending_.end()) return;
     RequestPtr request = std::move(it->second);
@@ -171,6 +177,20 @@ void Channel::fail_all(Code code, const std::string& text) {
   for (auto& entries : runs)
     for (Entry& entry : entries) owner_.finish(entry.request, code, entry.request->title() + ": " + text);
   for (auto& [key, request] : pending) owner_.finish(request, code, request->title() + ": " + text);
+}
+
+bool Channel::announced(const Request& like) const {
+  if (!like.automatic) return pending_.count(like.key) > 0;
+  return std::any_of(pending_.begin(), pending_.end(), [&](auto& one) {
+    return one.second->automatic && one.second->what.kind == like.what.kind;
+  });
+}
+
+void Channel::contest(const std::string& key, int absent_rank, const std::string& text) {
+  auto& all = members_.ranks;
+  int absent = int(std::find(all.begin(), all.end(), absent_rank) - all.begin());
+  Contest message{key, text, {absent}};
+  is_coordinator() ? coordinator_->contest(message) : mailboxes_[0]->send(encode(message));
 }
 
 bool Channel::flush() {

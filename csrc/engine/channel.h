@@ -19,6 +19,7 @@ namespace lightcc {
 struct ChannelOwner {
   virtual ~ChannelOwner() = default;
   virtual void finish(const RequestPtr&, Code, const std::string& text) = 0;
+  virtual void skip_name(int group, const std::string& key) = 0;  // the other members have used this automatic name
   virtual void change_groups(Request&) = 0;                     // add_group, remove_group: all ranks are at this point
   virtual void end_epoch(Code, const std::string& text) = 0;    // nobody can go on
 };
@@ -32,6 +33,8 @@ class Channel {
   bool step();                                          // a bounded piece of work; true if anything moved
   void gone(int rank, const std::string& why);          // a rank that left in peace
   void fail_all(Code, const std::string& text);         // everything in flight
+  bool announced(const Request& like) const;            // is such a request of this rank in flight here?
+  void contest(const std::string& key, int absent_rank, const std::string& text);
   bool idle() const { return pending_.empty() && runs_.empty(); }
   bool flush();                                         // true while messages wait for room
   void inspect(uint64_t now);                           // looks for stalls
@@ -49,6 +52,7 @@ class Channel {
   std::string names(const std::vector<int>& members) const;
 
   Host& host_;
+  const int group_;
   Members members_;
   const Config& config_;
   Counters& counters_;

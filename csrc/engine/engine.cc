@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/cores.h"
 #include "base/log.h"
@@ -12,6 +13,7 @@ namespace lightcc {
 namespace {
 
 constexpr uint64_t kNoTimeout = UINT64_MAX, kTickNs = 100'000'000;
+constexpr uint64_t kBlockedNs = 500'000'000;  // waits longer than this are looked at for a dispute
 constexpr uint64_t kNapNs = 50'000, kFlushNs = 1'000'000'000;
 constexpr int kNaps = 20;  // after its last work the engine thread looks again for a millisecond, so that a burst of
                            // submissions wakes it once
@@ -32,6 +34,7 @@ Engine::Engine(std::unique_ptr<Host> host, World world, Config config)
       world_(std::move(world)),
       config_(std::move(config)),
       patience_(patience_for(config_, host_->size())),
+      disputes_(*host_),
       left_(host_->size()),
       ended_(host_->size()) {
   std::vector<int> all(host_->size());
@@ -47,9 +50,24 @@ Engine::~Engine() { shutdown(); }
 
 // ---- requests
 
-std::string Engine::automatic_name(int group, Kind kind) {
+void Engine::name_automatically(Request& request) {
   std::lock_guard lock(mutex_);
-  return "noname." + std::to_string(automatic_[{group, kind}]++);
+  request.automatic = true;
+  request.key = std::string(name_of(request.what.kind)) + "." + kAutomatic +
+                std::to_string(automatic_[{request.group, request.what.kind}]++);
+}
+
+// The other members settled this number without us: ours starts behind it, so that we meet again.
+void Engine::skip_name(int group, const std::string& key) {
+  size_t dot = key.find('.');
+  std::string name = key.substr(dot + 1);
+  if (name.rfind(kAutomatic, 0) != 0) return;
+  std::lock_guard lock(mutex_);
+  for (int kind = 0; kind < kKinds; ++kind)
+    if (key.compare(0, dot, name_of(Kind(kind))) == 0) {
+      uint64_t& next = automatic_[{group, Kind(kind)}];
+      next = std::max(next, automatic_number(name) + 1);
+    }
 }
 
 void Engine::submit(const RequestPtr& request, bool will_wait) {
@@ -122,6 +140,7 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
     std::lock_guard lock(mutex_);
     in_flight_.erase(flight_name(*request));
   }
+  disputes_.clear();
   request->code = code, request->text = text;
   counters_.add(Counters::requests);
   Callbacks callbacks = request->callbacks;  // once finished, the request may be gone
@@ -135,6 +154,7 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   if (request.finished.load(std::memory_order_acquire)) return true;
   uint64_t begin = now_ns();
   waiters_.fetch_add(1);
+  if (begin - request.submitted_ns > kBlockedNs && waiters_ == 1) look_for_dispute(request);
   Patience patience(patience_);
   while (!request.finished.load(std::memory_order_acquire)) {
     if (drive()) {
@@ -149,6 +169,30 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   counters_.add(Counters::wait_ns, now_ns() - begin);
   if (waiters_.fetch_sub(1) == 1 && outstanding_.load() > 0) wake_engine_thread();
   return request.finished.load(std::memory_order_acquire);
+}
+
+void Engine::look_for_dispute(const Request& request) {
+  if (baton_.exchange(true, std::memory_order_seq_cst)) return;
+  auto channel = channels_.find(request.group);
+  if (channel != channels_.end() && channel->second->announced(request)) {
+    auto absent_from = [&](int group) {
+      auto other = channels_.find(group);
+      return other != channels_.end() && !other->second->announced(request);
+    };
+    auto dispute = disputes_.look(request, channel->second->members().ranks, absent_from);
+    if (dispute) {
+      auto side = [&](int rank, int group) {
+        return "rank " + std::to_string(rank) + " gave it to process set " + std::to_string(group) + " (ranks " +
+               text_of(group_ranks(group)) + ")";
+      };
+      std::string text = "ranks disagree on the process set: " + side(world_.rank, request.group) + ", " +
+                         side(dispute->rank, dispute->group);
+      channel->second->contest(request.key, dispute->rank, text);
+      channels_.at(dispute->group)->contest(dispute->key, world_.rank, text);
+      host_->ring_marked();
+    }
+  }
+  baton_.store(false, std::memory_order_seq_cst);
 }
 
 bool Engine::poll(Request& request) {
@@ -202,6 +246,7 @@ bool Engine::take_inbox() {
     inbox_full_.store(false, std::memory_order_seq_cst);
     failure = failure_;
   }
+  disputes_.clear();  // this rank goes on
   for (auto& request : requests) {
     auto channel = channels_.find(request->group);
     if (failure) finish(request, failure->first, request->title() + ": " + failure->second);

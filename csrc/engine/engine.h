@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "engine/channel.h"
+#include "engine/dispute.h"
 
 namespace lightcc {
 
@@ -32,7 +33,7 @@ class Engine : public ChannelOwner {
   void submit(const RequestPtr&, bool will_wait);
   bool wait(Request&, uint64_t deadline_ns);   // false: not finished by then
   bool poll(Request&);                         // finished at entry?
-  std::string automatic_name(int group, Kind);
+  void name_automatically(Request&);           // "noname.7": numbered by group and kind
 
   std::vector<int> group_ranks(int group) const;  // empty: no such group
   std::vector<int> group_ids() const;
@@ -45,6 +46,7 @@ class Engine : public ChannelOwner {
  private:
   using Failure = std::pair<Code, std::string>;
   void finish(const RequestPtr&, Code, const std::string& text) override;
+  void skip_name(int group, const std::string& key) override;
   void change_groups(Request&) override;
   void end_epoch(Code, const std::string& text) override;
 
@@ -59,6 +61,7 @@ class Engine : public ChannelOwner {
   void run();                                  // the engine thread
   void nap_or_park();
   void wake_engine_thread();
+  void look_for_dispute(const Request&);
   Bell& own_driver() { return host_->header(host_->rank()).driver; }
   Bell& own_engine() { return host_->header(host_->rank()).engine; }
 
@@ -73,6 +76,7 @@ class Engine : public ChannelOwner {
   std::map<int, std::unique_ptr<Channel>> channels_;
   std::deque<int> free_groups_;
   uint64_t inspected_ns_ = 0;
+  Disputes disputes_;
   std::vector<char> left_;                     // by rank
 
   // Under the mutex.

@@ -60,11 +60,12 @@ std::string encode(const Message& message) {
   std::visit(Match{[&](const Announce& m) { out.put(m.key), put(out, m.what); },
                    [&](const Recall& m) { out.put(m.id).put(m.generation); },
                    [&](const Query& m) { out.put(m.key); },
+                   [&](const Contest& m) { out.put(m.key).put(m.text).put(m.absent); },
                    [&](const Batch& m) {
                      out.put(uint32_t(m.items.size()));
                      for (const Item& item : m.items) put(out, item);
                    },
-                   [&](const Failure& m) { out.put(m.key).put(m.code).put(m.text); },
+                   [&](const Failure& m) { out.put(m.key).put(m.code).put(m.text).put(m.only).put(m.absent); },
                    [&](const Missing& m) { out.put(m.key).put(m.members); }},
              message);
   return out.take();
@@ -86,21 +87,29 @@ Message parse(std::string_view bytes) {
     }
     case 2: message = Query{in.text()}; break;
     case 3: {
+      Contest contest;
+      contest.key = in.text(), contest.text = in.text();
+      contest.absent = in.values<int32_t>();
+      message = std::move(contest);
+      break;
+    }
+    case 4: {
       Batch batch;
       batch.items.resize(in.length(9));
       for (Item& one : batch.items) one = item(in);
       message = std::move(batch);
       break;
     }
-    case 4: {
+    case 5: {
       Failure failure;
       failure.key = in.text();
       failure.code = in.get_enum<Code>(int(Code::internal) + 1);
       failure.text = in.text();
+      failure.only = in.values<int32_t>(), failure.absent = in.values<int32_t>();
       message = std::move(failure);
       break;
     }
-    case 5: {
+    case 6: {
       Missing missing;
       missing.key = in.text();
       missing.members = in.values<int32_t>();

@@ -34,6 +34,10 @@ inline constexpr uint32_t kNoId = UINT32_MAX;
 struct Announce { std::string key; Announcement what; };
 struct Recall { uint32_t id, generation; };        // "the same as last time"
 struct Query { std::string key; };                 // "who is missing?"
+struct Contest {                                   // "these members will not come: they gave it to another group"
+  std::string key, text;
+  std::vector<int32_t> absent;
+};
 
 // coordinator -> member
 struct Item {                                      // one request to run
@@ -44,10 +48,16 @@ struct Item {                                      // one request to run
                                                    // from member i to member j at i * size + j (alltoall)
 };
 struct Batch { std::vector<Item> items; };         // to run as one
-struct Failure { std::string key; Code code; std::string text; };
+struct Failure {
+  std::string key;
+  Code code;
+  std::string text;
+  std::vector<int32_t> only = {};                  // members that it is for; empty: all
+  std::vector<int32_t> absent = {};                // members that had not announced it and will not
+};
 struct Missing { std::string key; std::vector<int32_t> members; };
 
-using Message = std::variant<Announce, Recall, Query, Batch, Failure, Missing>;
+using Message = std::variant<Announce, Recall, Query, Contest, Batch, Failure, Missing>;
 
 std::string encode(const Message&);
 Message parse(std::string_view);  // throws Error{internal} on anything that encode does not write

@@ -104,6 +104,11 @@ void Coordinator::reset(Entry& e) { e.count = 0, std::fill(e.here.begin(), e.her
 void Coordinator::arrived(Entry& e, int member) {
   if (std::exchange(e.here[member], 1)) throw Error(Code::internal, "a member announced " + e.key + " twice");
   e.last_used = ++clock_;
+  if (!e.owed.empty() && !e.owed[member].empty()) {
+    e.here[member] = 0;
+    failures_.push_back({e.key, Code::mismatch, std::exchange(e.owed[member], ""), {member}});
+    return;
+  }
   if (++e.count == int(rank_of_.size())) {
     ready_.push_back(&e);
     ready_bytes_ += bytes_of(e.what[0]);
@@ -122,6 +127,21 @@ void Coordinator::gone(int member, const std::string& why) {
     failures_.push_back({key, Code::shut_down, why});
     reset(e);
   }
+}
+
+void Coordinator::contest(const Contest& contest) {
+  auto it = entries_.find(contest.key);
+  if (it == entries_.end() || it->second.count == 0) return;  // settled already
+  Entry& e = it->second;
+  e.owed.resize(e.here.size());
+  Failure failure{e.key, Code::mismatch, contest.text, {}, contest.absent};
+  for (int i = 0; i < int(e.here.size()); ++i) {
+    if (e.here[i]) failure.only.push_back(i);
+    else if (std::find(contest.absent.begin(), contest.absent.end(), i) == contest.absent.end()) e.owed[i] = contest.text;
+    else failure.only.push_back(i);
+  }
+  failures_.push_back(std::move(failure));
+  reset(e);
 }
 
 std::vector<int> Coordinator::missing(const std::string& key) const {

@@ -41,6 +41,8 @@ class Coordinator {
   void place(const std::string& key, uintptr_t address);
   // This member will announce nothing more: what waits for it fails, now and later.
   void gone(int member, const std::string& why);
+  // Fails a request that the absent members will never announce, on the others as each comes to it.
+  void contest(const Contest&);
   std::vector<int> missing(const std::string& key) const;  // members that have not announced it
 
   int64_t ready_bytes() const { return ready_bytes_; }
@@ -54,6 +56,7 @@ class Coordinator {
     std::string key;
     std::vector<Announcement> what;  // by member
     std::vector<char> here;
+    std::vector<std::string> owed;   // by member: the failure that waits for its announcement
     int count = 0;
     bool fresh = true;               // someone announced it in full since it last ran
     uint32_t id = kNoId, generation = 0;

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 
 #include "engine/message.h"
@@ -27,6 +28,7 @@ struct Request {
   // Asked; constant after submission.
   int group = 0;
   std::string key;                 // "<kind>.<name>": how the ranks know it
+  bool automatic = false;          // the name is kAutomatic and a number
   Announcement what;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;      // nullptr: see Output
@@ -44,6 +46,9 @@ struct Request {
   std::string title() const { return std::string(name_of(what.kind)) + " of tensor '" + name() + "'"; }
   std::string name() const { return key.substr(key.find('.') + 1); }
 };
+
+inline constexpr const char* kAutomatic = "noname.";
+inline uint64_t automatic_number(const std::string& name) { return std::stoull(name.substr(strlen(kAutomatic))); }
 
 using RequestPtr = std::shared_ptr<Request>;
 

@@ -19,6 +19,12 @@ namespace lightcc {
 
 enum class Presence : uint32_t { here, left, failed, dead };
 
+struct Blocked {                         // what the owner waits for, while it does nothing else
+  std::atomic<int32_t> group{-1}, kind{0}, accuses{-1};
+  std::atomic<uint64_t> name{0};        // a hash, or 0: an automatic name, which is
+  std::atomic<uint64_t> number{0};
+};
+
 struct Header {
   uint64_t nonce;                        // proves that a peer maps this very memory
   Bell driver;                           // whoever drives this rank's engine sleeps here
@@ -26,6 +32,7 @@ struct Header {
   alignas(kLine) std::atomic<Presence> presence{Presence::here};
   alignas(kLine) std::atomic<uint32_t> alarm{0};  // a peer left or failed: look at presences
   alignas(kLine) std::atomic<uint64_t> awake_ns{0};  // when the owner, with work in flight, last looked around
+  alignas(kLine) Blocked blocked;
   alignas(kLine) int32_t cause_code = 0;  // why the owner failed; written before presence says so
   char cause[1024] = {};
 };

@@ -21,7 +21,7 @@ def broadcast_parameters(params, root_rank):
     """Overwrites parameters with the root's, in place.
 
     params: a dict such as model.state_dict() (sent in the order of its keys), or a list of tensors or of
-    (name, tensor), such as model.named_parameters(). root_rank: a world rank. Any layout and device-independent dtype.
+    (name, tensor), such as model.named_parameters(). Tensors need not be contiguous. root_rank: a world rank.
     Errors: ValueError for anything else; those of broadcast_async_.
 
     >>> model = torch.nn.Linear(2, 2); hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -52,7 +52,8 @@ class Exchange:
 
     def __init__(self, compression, op: int, prescale: float, postscale: float, sparse_as_dense: bool, process_set):
         self._compression = compression
-        self._casts = compression is Compression.none or issubclass(compression, CastCompressor)
+        self._casts = compression is Compression.none or (isinstance(compression, type) and
+                                                          issubclass(compression, CastCompressor))
         self._request = op, prescale, postscale
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set

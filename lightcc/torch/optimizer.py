@@ -44,6 +44,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     >>> norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     >>> with optimizer.skip_synchronize(): optimizer.step()
     """
+    if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+        raise ImportError(f"DistributedOptimizer needs torch 2.1 or later, not {torch.__version__}.")
     ops.reduce_op(op)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average.")

@@ -15,7 +15,9 @@ class Framework:
         """Asserts dtype, shape and values of a tensor: exactly, but for the rounding of floats."""
         values = np.asarray(values, np.float64)
         assert (self.dtype(tensor), tuple(tensor.shape)) == (dtype, values.shape)
-        np.testing.assert_allclose(self.values(tensor), values, rtol=TOLERANCE.get(dtype, 0), atol=0)
+        got = self.values(tensor)
+        close = abs(got - values) <= TOLERANCE.get(dtype, 0) * abs(values)
+        assert close.all(), f"{got} is not {values}; the first difference is at {np.argwhere(~close)[0]}"
 
     def expect_identical(self, tensor):
         """Asserts that a tensor has the same bits on all ranks."""
@@ -100,6 +102,11 @@ class Case:
     def expect(self, tensor, values):
         self.framework.expect(tensor, values, self.dtype)
 
+    def expect_all(self, tensors, all_values):
+        assert len(tensors) == len(all_values)
+        for tensor, values in zip(tensors, all_values):
+            self.expect(tensor, values)
+
 
 FRAMEWORKS = {"numpy": Numpy, "torch": Torch}
 
@@ -118,8 +125,23 @@ def framework(request, job):
     return FRAMEWORKS[request.param]()
 
 
-@pytest.fixture(params=[(name, dtype) for name, framework in FRAMEWORKS.items() for dtype in framework.dtypes],
-                ids=lambda param: "-".join(param))
+def _cases(dtypes):
+    pairs = [(name, dtype) for name, framework in FRAMEWORKS.items() for dtype in framework.dtypes if dtype in dtypes]
+    return {"params": pairs, "ids": ["-".join(pair) for pair in pairs]}
+
+
+@pytest.fixture(**_cases(INTEGERS + FLOATS + ("bool",)))
 def case(request, job):
-    name, dtype = request.param
-    return Case(FRAMEWORKS[name](), dtype)
+    """Each framework with each of its dtypes."""
+    return Case(FRAMEWORKS[request.param[0]](), request.param[1])
+
+
+@pytest.fixture(**_cases(INTEGERS + FLOATS))
+def number(request, job):
+    """The same without bool, which has no average and no factors."""
+    return Case(FRAMEWORKS[request.param[0]](), request.param[1])
+
+
+@pytest.fixture
+def boolean(framework):
+    return Case(framework, "bool")

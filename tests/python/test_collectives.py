@@ -1,11 +1,16 @@
-"""Every collective in every form: one body for each framework and dtype, on one to four ranks."""
+"""Every collective in every form: one body for all frameworks and dtypes, on one to four ranks."""
+import itertools
 import random
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
 import ranks
+
+SHAPES = [(), (0,), (1,), (5, 3), (1031,)]
+SEED = 20240607
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)
@@ -13,13 +18,8 @@ def test_on_ranks(np):
     ranks.run_checks(__file__, np)
 
 
-SHAPES = [(), (0,), (1,), (5, 3), (1031,)]
-OPS = ["Average", "Sum", "Min", "Max", "Product"]
-SEED = 20240607
-
-
 def reduced(case, op, parts):
-    """The oracle: `parts` are the ranks' values, stacked."""
+    """The oracle. parts: the values of all ranks, stacked."""
     if op == "Average":
         mean = parts.sum(0) / len(parts)
         return np.trunc(mean) if case.is_integer else mean
@@ -30,62 +30,366 @@ def reduced(case, op, parts):
 
 # Allreduce
 
-@pytest.mark.parametrize("op", OPS)
-def check_allreduce(case, op):
-    if not case.is_number and op == "Average":
-        return check_bool_has_no_average(case)
+@pytest.mark.parametrize("op", ["Average", "Sum", "Min", "Max", "Product"])
+def check_allreduce(number, op):
+    allreduce_in_all_forms(number, op)
+
+
+@pytest.mark.parametrize("op", ["Sum", "Min", "Max", "Product"])
+def check_allreduce_of_bool(boolean, op):
+    allreduce_in_all_forms(boolean, op)
+
+
+def allreduce_in_all_forms(case, op):
     hvd, how = case.hvd, getattr(case.hvd, op)
-    make = case.factors if op == "Product" else case.values
-    inputs, expected = [], []
-    for shape in SHAPES:
-        inputs.append(make(shape, hvd.rank()))
-        expected.append(reduced(case, op, np.stack([make(shape, rank) for rank in range(hvd.size())])))
+    values_of = case.factors if op == "Product" else case.values
+    parts = [np.stack([values_of(shape, rank) for rank in range(hvd.size())]) for shape in SHAPES]
+    inputs = [part[hvd.rank()] for part in parts]
+    outputs = [reduced(case, op, part) for part in parts]
 
-    def expect_all(results):
-        assert len(results) == len(expected)
-        for result, values in zip(results, expected):
-            case.expect(result, values)
-
-    def fresh():
+    def tensors():
         return [case.tensor(values) for values in inputs]
 
-    before = fresh()
-    expect_all([hvd.allreduce(x, op=how) for x in before])
-    expect_all([hvd.synchronize(h) for h in [hvd.allreduce_async(x, op=how) for x in before]])
-    expect_all(hvd.grouped_allreduce(before, op=how))
-    expect_all(hvd.synchronize(hvd.grouped_allreduce_async(before, op=how)))
-    for x, values in zip(before, inputs):
-        case.expect(x, values)  # out of place
+    def wait(handles):
+        return [hvd.synchronize(handle) for handle in handles]
 
+    for run in (lambda xs: [hvd.allreduce(x, op=how) for x in xs],
+                lambda xs: wait([hvd.allreduce_async(x, op=how) for x in xs]),
+                lambda xs: hvd.grouped_allreduce(xs, op=how),
+                lambda xs: hvd.synchronize(hvd.grouped_allreduce_async(xs, op=how))):
+        xs = tensors()
+        case.expect_all(run(xs), outputs)
+        case.expect_all(xs, inputs)
     for run in (lambda xs: [hvd.allreduce_(x, op=how) for x in xs],
-                lambda xs: [hvd.synchronize(h) for h in [hvd.allreduce_async_(x, op=how) for x in xs]],
+                lambda xs: wait([hvd.allreduce_async_(x, op=how) for x in xs]),
                 lambda xs: hvd.grouped_allreduce_(xs, op=how),
                 lambda xs: hvd.synchronize(hvd.grouped_allreduce_async_(xs, op=how))):
-        xs = fresh()
+        xs = tensors()
         results = run(xs)
-        expect_all(results)
+        case.expect_all(results, outputs)
         assert all(result is x for result, x in zip(results, xs))
 
 
-def check_bool_has_no_average(case):
-    pass
+def check_default_is_average(number):
+    hvd, parts = number.hvd, number.all((7,))
+    number.expect(hvd.allreduce(number.mine((7,))), reduced(number, "Average", parts))
+    number.expect(hvd.reducescatter(number.mine((hvd.size(),))),
+                  reduced(number, "Average", number.all((hvd.size(),)))[hvd.rank():hvd.rank() + 1])
 
 
-def check_factors(case):
-    if not case.is_number:
-        return
-    hvd, shape = case.hvd, (37,)
-    parts = case.all(shape)
-    for op, pre, post in [("Sum", 0.5, 3.0), ("Average", 2.0, 0.5), ("Max", 0.5, 1.0), ("Min", 1.0, 2.0)]:
-        scaled, mean = parts * pre, hvd.size() if op == "Average" else 1
-        if case.is_integer:
-            scaled = np.trunc(scaled)
-        expected = reduced(case, "Sum" if op == "Average" else op, scaled) * post / mean
-        if case.is_integer:
-            expected = np.trunc(expected)
-        for result in (hvd.allreduce(case.mine(shape), op=getattr(hvd, op), prescale_factor=pre, postscale_factor=post),
-                       hvd.allreduce_(case.mine(shape), op=getattr(hvd, op), prescale_factor=pre,
-                                      postscale_factor=post),
-                       hvd.grouped_allreduce([case.mine(shape)], op=getattr(hvd, op), prescale_factor=pre,
-                                             postscale_factor=post)[0]):
-            case.expect(result, expected)
+@pytest.mark.parametrize("op, before, after", [("Sum", 0.5, 3.0), ("Average", 2.0, 0.5), ("Max", 0.5, 1.0),
+                                               ("Min", 1.0, 2.0)])
+def check_factors(number, op, before, after):
+    hvd, shape = number.hvd, (37,)
+    parts = number.all(shape) * before
+    if number.is_integer:  # in double, then truncated
+        parts = np.trunc(parts)
+    output = reduced(number, "Sum", parts) / hvd.size() if op == "Average" else reduced(number, op, parts)
+    output = np.trunc(output * after) if number.is_integer else output * after
+    options = {"op": getattr(hvd, op), "prescale_factor": before, "postscale_factor": after}
+    number.expect(hvd.allreduce(number.mine(shape), **options), output)
+    number.expect(hvd.allreduce_(number.mine(shape), **options), output)
+    number.expect(hvd.synchronize(hvd.allreduce_async(number.mine(shape), **options)), output)
+    number.expect(hvd.synchronize(hvd.allreduce_async_(number.mine(shape), **options)), output)
+    number.expect_all(hvd.grouped_allreduce([number.mine(shape)] * 2, **options), [output] * 2)
+
+
+def check_deprecated_average(framework):
+    hvd = framework.hvd
+    x = framework.tensor([2.0, hvd.rank()], "float32")
+    total = np.array([2.0 * hvd.size(), sum(range(hvd.size()))])
+    for average, values in ((True, total / hvd.size()), (False, total)):
+        for verb in (hvd.allreduce, hvd.allreduce_, lambda *args, **kw: hvd.synchronize(hvd.allreduce_async(*args, **kw)),
+                     lambda x, **kw: hvd.grouped_allreduce([x], **kw)[0]):
+            with pytest.warns(DeprecationWarning, match="average"):
+                result = verb(framework.tensor(framework.values(x), "float32"), average=average)
+            framework.expect(result, values, "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hvd.allreduce(x, op=hvd.Sum)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32"])
+def check_compression(job, compression, dtype):
+    import lightcc.torch as hvd
+    import torch
+    how = getattr(hvd.Compression, compression)
+    ones = torch.ones(9, dtype=getattr(torch, dtype))
+    factor = 1 + hvd.rank()
+    total = hvd.size() * (hvd.size() + 1) // 2
+    for result in (hvd.allreduce(ones * factor, compression=how, op=hvd.Sum),
+                   *hvd.grouped_allreduce([ones * factor] * 2, compression=how, op=hvd.Sum)):
+        assert result.dtype == ones.dtype and torch.equal(result, ones * total)
+    rows = torch.ones(hvd.size(), 2, dtype=ones.dtype) * factor
+    for result in (hvd.reducescatter(rows, compression=how, op=hvd.Sum),
+                   *hvd.grouped_reducescatter([rows] * 2, compression=how, op=hvd.Sum)):
+        assert result.dtype == ones.dtype and torch.equal(result, rows[:1] / factor * total)
+    if ones.is_floating_point() and compression != "none":  # it did travel as 16 bits
+        thousandth = torch.full((1,), 1.001, dtype=ones.dtype)
+        wire = {"fp16": torch.float16, "bf16": torch.bfloat16}[compression]
+        assert torch.equal(hvd.allreduce(thousandth, compression=how, op=hvd.Max), thousandth.to(wire).to(ones.dtype))
+
+
+def check_nan_and_infinity_are_not_hidden(framework):
+    hvd = framework.hvd
+    last = hvd.rank() == hvd.size() - 1
+    for dtype in ("float16", "float32", "float64"):
+        x = framework.tensor([np.nan if last else 1.0, np.inf if last else 1.0, 1.0], dtype)
+        for op in (hvd.Sum, hvd.Average, hvd.Min, hvd.Max):
+            first, second, third = framework.values(hvd.allreduce(x, op=op))
+            assert np.isnan(first) and np.isfinite(third)
+            assert np.isinf(second) or op == hvd.Min
+
+
+# Data movement
+
+def check_allgather(case):
+    hvd = case.hvd
+    rows = [rank * 2 for rank in range(hvd.size())]  # rank 0 has none
+    for rest in ((), (3,), (2, 0), (2, 5)):
+        x = case.mine((rows[hvd.rank()], *rest))
+        values = np.concatenate([case.values((count, *rest), rank) for rank, count in enumerate(rows)])
+        case.expect(hvd.allgather(x), values)
+        case.expect(hvd.synchronize(hvd.allgather_async(x)), values)
+        case.expect_all(hvd.grouped_allgather([x, x, x]), [values] * 3)
+        case.expect_all(hvd.synchronize(hvd.grouped_allgather_async([x, x])), [values] * 2)
+    case.expect(hvd.allgather(case.mine((4,))), case.all((4,)).reshape(-1))
+
+
+def check_broadcast(case):
+    hvd = case.hvd
+    for root, shape in itertools.product(range(hvd.size()), SHAPES):
+        values = case.values(shape, root)
+        x = case.mine(shape)
+        case.expect(hvd.broadcast(x, root), values)
+        case.expect(hvd.synchronize(hvd.broadcast_async(x, root)), values)
+        case.expect(x, case.values(shape, hvd.rank()))
+        assert hvd.broadcast_(x, root) is x
+        case.expect(x, values)
+        x = case.mine(shape)
+        assert hvd.synchronize(hvd.broadcast_async_(x, root)) is x
+        case.expect(x, values)
+
+
+def check_alltoall_in_equal_parts(case):
+    hvd = case.hvd
+    for rows, rest in ((1, ()), (3, (2,)), (0, (2,))):
+        shape = (rows * hvd.size(), *rest)
+        part = slice(rows * hvd.rank(), rows * (hvd.rank() + 1))
+        values = np.concatenate([case.values(shape, rank)[part] for rank in range(hvd.size())])
+        case.expect(hvd.alltoall(case.mine(shape)), values)
+        result, received = hvd.synchronize(hvd.alltoall_async(case.mine(shape)))
+        case.expect(result, values)
+        case.framework.expect(received, [rows] * hvd.size(), "int32")
+
+
+def check_alltoall_with_splits(case):
+    hvd = case.hvd
+    size, me = hvd.size(), hvd.rank()
+    for rows_of, spare in ((lambda a, b: a + b, 0),          # uneven; 0 sends nothing to itself
+                           (lambda a, b: 3 * (a == 0), 0),   # only 0 sends
+                           (lambda a, b: 2 * (b == 0), 1),   # all to 0, and a row goes nowhere
+                           (lambda a, b: 0, 2)):
+        def sent(rank):
+            splits = [rows_of(rank, to) for to in range(size)]
+            parts = np.split(case.values((sum(splits) + spare, 2), rank), np.cumsum(splits))
+            return splits, parts
+        splits, _ = sent(me)
+        x = case.mine((sum(splits) + spare, 2))
+        values = np.concatenate([sent(rank)[1][me] for rank in range(size)])
+        rows = [sent(rank)[0][me] for rank in range(size)]
+        for given in (splits, case.framework.tensor(splits, "int32")):
+            for result, received in (hvd.alltoall(x, given), hvd.synchronize(hvd.alltoall_async(x, given))):
+                case.expect(result, values)
+                case.framework.expect(received, rows, "int32")
+
+
+def check_reducescatter(number):
+    hvd = number.hvd
+    size, me = hvd.size(), hvd.rank()
+    for rows, rest in ((0, ()), (1, ()), (size, ()), (2 * size + 1, (3,)), (5 * size - 1, ()), (size, (0,))):
+        shape = (rows, *rest)
+        first = sum(rows // size + (rank < rows % size) for rank in range(me))
+        part = slice(first, first + rows // size + (me < rows % size))
+        x = number.mine(shape)
+        for op in ("Sum", "Average"):
+            values, how = reduced(number, op, number.all(shape))[part], getattr(hvd, op)
+            number.expect(hvd.reducescatter(x, op=how), values)
+            number.expect(hvd.synchronize(hvd.reducescatter_async(x, op=how)), values)
+            number.expect_all(hvd.grouped_reducescatter([x, x], op=how), [values] * 2)
+            number.expect_all(hvd.synchronize(hvd.grouped_reducescatter_async([x], op=how)), [values])
+        doubled = hvd.reducescatter(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)
+        number.expect(doubled, 6 * reduced(number, "Sum", number.all(shape))[part])
+        number.expect(x, number.values(shape, me))
+
+
+def check_barrier(framework):
+    hvd = framework.hvd
+    for late in range(hvd.size()):
+        if hvd.rank() == late:
+            time.sleep(0.05)
+        before = time.monotonic()
+        hvd.barrier()
+        after = time.monotonic()
+        times = framework.values(hvd.allgather(framework.tensor([[before, after]], "float64")))
+        assert times[:, 0].max() <= times[:, 1].min()
+
+
+def check_mixed_dtypes_in_one_group(framework):
+    hvd = framework.hvd
+    dtypes = ["float32", "int64", "float32", "uint8", "float64", "int64"]
+    xs = [framework.tensor(np.full(i + 1, hvd.rank() + i), dtype) for i, dtype in enumerate(dtypes)]
+    results = hvd.grouped_allreduce(xs, op=hvd.Max)
+    for i, (result, dtype) in enumerate(zip(results, dtypes)):
+        framework.expect(result, np.full(i + 1, hvd.size() - 1 + i), dtype)
+
+
+# Sizes: at the edges of what travels in one line, of vectors and of chunks; odd, and 3 MB
+
+COUNTS = [1, 6, 11, 12, 13, 24, 25, 47, 48, 49, 1023, 16385, 65537, 786_433]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
+def check_sizes(framework, dtype):
+    hvd = framework.hvd
+    size, me = hvd.size(), hvd.rank()
+    for count in COUNTS:
+        def values(rank, count=count):
+            return (np.arange(count) + 3 * rank) % 11
+        x = framework.tensor(values(me), dtype)
+        total = sum(values(rank) for rank in range(size))
+        framework.expect(hvd.allreduce(x, op=hvd.Sum), total, dtype)
+        framework.expect(hvd.allreduce(x, op=hvd.Max), np.max([values(rank) for rank in range(size)], 0), dtype)
+        framework.expect(hvd.broadcast(x, size - 1), values(size - 1), dtype)
+        framework.expect(hvd.allgather(x), np.concatenate([values(rank) for rank in range(size)]), dtype)
+        framework.expect(hvd.reducescatter(x, op=hvd.Sum), np.array_split(total, size)[me], dtype)
+        splits = [len(part) for part in np.array_split(np.arange(count), size)]
+        parts = [np.array_split(values(rank), size)[me] for rank in range(size)]
+        framework.expect(hvd.alltoall(x, splits)[0], np.concatenate(parts), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def check_results_are_identical_in_bits(framework, dtype):
+    hvd, rng = framework.hvd, np.random.default_rng(SEED + framework.hvd.rank())
+    for count in COUNTS:
+        x = framework.tensor(rng.standard_normal(count) * 10.0 ** rng.integers(-3, 3, count), dtype)
+        for op in (hvd.Sum, hvd.Average, hvd.Product):
+            framework.expect_identical(hvd.allreduce(x, op=op))
+        for result in hvd.grouped_allreduce([x, x[:1], x]):
+            framework.expect_identical(result)
+
+
+# Handles and names
+
+def check_poll_and_synchronize(framework):
+    hvd = framework.hvd
+    xs = [framework.tensor(np.full(50_000, hvd.rank()), "float32") for _ in range(64)]
+    handles = [hvd.allreduce_async(x, op=hvd.Sum) for x in xs]
+    assert len(set(handles)) == len(handles)
+    seen = [hvd.poll(handle) for handle in handles]
+    assert all(isinstance(done, bool) for done in seen)
+    begin = time.monotonic()
+    while not hvd.poll(handles[-1]):  # polling alone gets it done
+        assert time.monotonic() < begin + 30
+    for handle in handles:
+        framework.expect(hvd.synchronize(handle), np.full(50_000, sum(range(hvd.size()))), "float32")
+        assert hvd.synchronize(handle) is None
+        with pytest.raises(ValueError, match="handle"):
+            hvd.poll(handle)
+    assert hvd.synchronize(10 ** 9) is None
+
+
+def check_poll_does_not_claim_what_cannot_be(framework):
+    hvd = framework.hvd
+    hvd.barrier()
+    if hvd.rank() > 0:  # nobody can have the result before rank 0 has begun
+        handle = hvd.allreduce_async(framework.tensor([1.0], "float32"), name="late", op=hvd.Sum)
+        begin = time.monotonic()
+        while time.monotonic() < begin + 0.1:
+            called = time.monotonic()
+            assert not hvd.poll(handle)
+            assert time.monotonic() < called + 0.09  # it does not wait
+        hvd.barrier()
+    else:
+        time.sleep(0.15)
+        hvd.barrier()
+        handle = hvd.allreduce_async(framework.tensor([1.0], "float32"), name="late", op=hvd.Sum)
+    framework.expect(hvd.synchronize(handle), [hvd.size()], "float32")
+
+
+def check_names_are_used_again(framework):
+    hvd = framework.hvd
+    for step in range(20):
+        shape = (1 + step // 5,)  # also with another shape
+        x = framework.tensor(np.full(shape, step + hvd.rank()), "int64")
+        for name in ("one", None, "two.ü"):
+            framework.expect(hvd.allreduce(x, name=name, op=hvd.Max), np.full(shape, step + hvd.size() - 1), "int64")
+        framework.expect(hvd.broadcast(x, 0, name="one"), np.full(shape, step), "int64")
+        framework.expect(hvd.grouped_allreduce([x], name="one", op=hvd.Min)[0], np.full(shape, step), "int64")
+
+
+def check_same_name_in_different_kinds(framework):
+    hvd = framework.hvd
+    x = framework.tensor([[hvd.rank()]], "float32")
+    handles = [hvd.allreduce_async(x, name="x", op=hvd.Sum), hvd.allgather_async(x, name="x"),
+               hvd.broadcast_async(x, 0, name="x")]
+    total, every, root = [hvd.synchronize(handle) for handle in handles]
+    framework.expect(total, [[sum(range(hvd.size()))]], "float32")
+    framework.expect(every, [[rank] for rank in range(hvd.size())], "float32")
+    framework.expect(root, [[0]], "float32")
+
+
+# Many at once
+
+def check_synchronized_in_random_order(framework):
+    hvd, seed = framework.hvd, random.SystemRandom().randrange(2 ** 32)
+    print("seed", seed, flush=True)
+    rng = random.Random(seed)  # each rank its own
+    started = []
+    for i in range(100):
+        x = framework.tensor(np.full((3 + i % 7, 1 + i), i + hvd.rank()), "float32")
+        every = np.concatenate([np.full(x.shape, i + rank) for rank in range(hvd.size())])
+        verb, values = [
+            (lambda: hvd.allreduce_async(x, op=hvd.Max), np.full(x.shape, i + hvd.size() - 1)),
+            (lambda: hvd.allreduce_async_(x, op=hvd.Min), np.full(x.shape, i)),
+            (lambda: hvd.allgather_async(x), every),
+            (lambda: hvd.broadcast_async(x, i % hvd.size()), np.full(x.shape, i + i % hvd.size())),
+            (lambda: hvd.reducescatter_async(x, op=hvd.Sum),
+             np.array_split(np.full(x.shape, sum(i + rank for rank in range(hvd.size()))), hvd.size())[hvd.rank()]),
+        ][i % 5]
+        started.append((verb(), values))
+    rng.shuffle(started)
+    for handle, values in started:
+        framework.expect(hvd.synchronize(handle), values, "float32")
+
+
+def check_submitted_in_another_order_on_each_rank(framework):
+    hvd = framework.hvd
+    order = list(range(1000))
+    for repeat in range(3):  # the second and third time the requests are known
+        random.Random(SEED + hvd.rank() + 10 * repeat).shuffle(order)
+        handles = {i: hvd.allreduce_async(framework.tensor(np.full(1 + i % 50, i + repeat), "float32"), op=hvd.Sum,
+                                          name=f"order.{i}") for i in order}
+        for i in range(1000):
+            framework.expect(hvd.synchronize(handles[i]), np.full(1 + i % 50, (i + repeat) * hvd.size()), "float32")
+
+
+def check_from_several_threads(framework):
+    hvd, failures = framework.hvd, []
+
+    def work(thread):
+        try:
+            for i in range(200):
+                x = framework.tensor([i, thread], "int64")
+                framework.expect(hvd.allreduce(x, name=f"thread.{thread}", op=hvd.Sum),
+                                 [i * hvd.size(), thread * hvd.size()], "int64")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

@@ -119,14 +119,13 @@ def test_a_stopped_rank_is_warned_about_then_ended_and_hears_of_it_when_it_wakes
 
 
 STOPPED_WRITER = """
-import ctypes, os, sys, time
+import sys
 import numpy as np
 import lightcc.numpy as hvd
 from lightcc import _core
 hvd.init()
-count = 8 << 20
-address = _core.alloc(4 * count)
-array = np.frombuffer((ctypes.c_float * count).from_address(address), np.float32)
+memory = _core.alloc(32 << 20)  # memory that ranks share: the owner of a shard writes all ranks' results
+array = np.frombuffer(memory, np.float32, count=8 << 20)
 print("ready", flush=True)
 try:
     while True:

@@ -22,8 +22,10 @@ LATER = {
     "horovod.torch.compression": set(),
     "horovod.torch.functions": set(),
     "horovod.torch.mpi_ops": {"gpu_available", "join", "sparse_allreduce_async", "start_timeline", "stop_timeline"},
-    "horovod.torch.optimizer": {"sparse_allreduce_async"},
+    "horovod.torch.optimizer": set(),
 }
+PACKAGES = {"horovod", "horovod.torch", "horovod.torch.mpi_ops"}  # users take any name from these
+NEVER = {("horovod.common.process_sets", "MPI"), ("horovod.common.process_sets", "HorovodBasics")}  # annotations only
 LATER_MODULES = {
     "horovod._keras", "horovod._keras.callbacks", "horovod._keras.elastic", "horovod.common.elastic", "horovod.data",
     "horovod.data.data_loader_base", "horovod.keras", "horovod.keras.callbacks", "horovod.keras.elastic",
@@ -39,10 +41,15 @@ LATER_MODULES = {
 
 
 def entries():
-    """(module of ours, path to the name, its entry), methods included."""
+    """(module of ours, of Horovod's, path to the name, its entry, whether it is to come), methods included.
+
+    Leaves out what a module only imports for its own use.
+    """
     for module, later in LATER.items():
         ours = importlib.import_module(module.replace("horovod", "lightcc", 1))
         for name, entry in MODULES[module]["names"].items():
+            if (module, name) in NEVER or (module not in PACKAGES and entry.get("defined_in", module) != module):
+                continue
             yield ours, module, name, entry, name in later
             for method, facts in entry.get("methods", {}).items():
                 yield ours, module, f"{name}.{method}", facts, name in later or f"{name}.{method}" in later

@@ -1,0 +1,124 @@
+// Control messages: each alternative survives the way there and back; bytes that no encode writes are refused.
+#include "engine/message.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+namespace lightcc {
+namespace {
+
+namespace fs = std::filesystem;
+
+Announcement announcement() {
+  return {Kind::alltoall, ReduceOp::max, 3, 0.5, -2.0,
+          {{DType::bfloat16, {2, 3}}, {DType::boolean, {}}, {DType::float64, {0}}}, {1, 0, 5}};
+}
+
+// One of each kind, and each again at its borders; named as the files of the fuzzer's corpus are.
+struct Sample { const char* name; Message message; };
+std::vector<Sample> samples() {
+  return {{"announce", Announce{"alltoall.x", announcement()}},
+          {"announce_barrier", Announce{"barrier.", {}}},
+          {"recall", Recall{7, 3}},
+          {"recall_none", Recall{kNoId, 0}},
+          {"query", Query{"allreduce.grad"}},
+          {"batch", Batch{{{4, 9, false, "", {}}, {5, 1, true, "allgather.y", {{1, 2, 3}, {0, 0, 9}}}}}},
+          {"batch_unnumbered", Batch{{{kNoId, 0, true, "broadcast.z", {}}}}},
+          {"batch_empty", Batch{}},
+          {"failure", Failure{"allreduce.x", Code::mismatch, "ranks disagree"}},
+          {"missing", Missing{"allreduce.x", {0, 2}}},
+          {"missing_nobody", Missing{"", {}}}};
+}
+
+TEST(Message, EachAlternativeSurvivesTheWayThereAndBack) {
+  std::vector<bool> seen(std::variant_size_v<Message>);
+  for (auto& [name, message] : samples()) {
+    const std::string bytes = encode(message);
+    const Message back = parse(bytes);
+    EXPECT_EQ(back.index(), message.index()) << name;
+    EXPECT_EQ(encode(back), bytes) << name;
+    seen[message.index()] = true;
+  }
+  EXPECT_EQ(seen, std::vector<bool>(seen.size(), true)) << "an alternative has no sample";
+}
+
+TEST(Message, TheFieldsComeBackInTheirPlaces) {
+  const auto announce = std::get<Announce>(parse(encode(Announce{"alltoall.x", announcement()})));
+  EXPECT_EQ(announce.key, "alltoall.x");
+  EXPECT_EQ(announce.what, announcement());
+  const auto recall = std::get<Recall>(parse(encode(Recall{7, 3})));
+  EXPECT_EQ(recall.id, 7u);
+  EXPECT_EQ(recall.generation, 3u);
+  const auto batch = std::get<Batch>(parse(encode(samples()[5].message)));
+  ASSERT_EQ(batch.items.size(), 2u);
+  EXPECT_FALSE(batch.items[0].fresh);
+  EXPECT_EQ(batch.items[0].id, 4u);
+  EXPECT_EQ(batch.items[0].generation, 9u);
+  EXPECT_TRUE(batch.items[1].fresh);
+  EXPECT_EQ(batch.items[1].key, "allgather.y");
+  EXPECT_EQ(batch.items[1].rows, (std::vector<std::vector<int64_t>>{{1, 2, 3}, {0, 0, 9}}));
+  const auto failure = std::get<Failure>(parse(encode(Failure{"k", Code::shut_down, "why"})));
+  EXPECT_EQ(failure.key, "k");
+  EXPECT_EQ(failure.code, Code::shut_down);
+  EXPECT_EQ(failure.text, "why");
+  const auto missing = std::get<Missing>(parse(encode(Missing{"k", {4, 1}})));
+  EXPECT_EQ(missing.members, (std::vector<int32_t>{4, 1}));
+  EXPECT_EQ(std::get<Query>(parse(encode(Query{"k"}))).key, "k");
+}
+
+TEST(Message, EveryTruncationAndEveryExtensionIsRefused) {
+  for (auto& [name, message] : samples()) {
+    const std::string bytes = encode(message);
+    for (size_t n = 0; n < bytes.size(); ++n) EXPECT_THROW(parse(bytes.substr(0, n)), Error) << name << " cut to " << n;
+    EXPECT_THROW(parse(bytes + '\0'), Error) << name;
+  }
+}
+
+TEST(Message, ValuesOutOfRangeAreRefused) {
+  const auto refused = [](Message message) { EXPECT_THROW(parse(encode(message)), Error); };
+  Announcement what = announcement();
+  what.kind = Kind(kKinds);
+  refused(Announce{"k", what});
+  what = announcement(), what.op = ReduceOp(6);
+  refused(Announce{"k", what});
+  what = announcement(), what.tensors[0].dtype = DType(-1);
+  refused(Announce{"k", what});
+  what = announcement(), what.tensors[0].shape = {2, -1};
+  refused(Announce{"k", what});
+  what = announcement(), what.tensors[0].shape = {int64_t(1) << 32, int64_t(1) << 32};
+  refused(Announce{"k", what});
+  what = announcement(), what.tensors[0].shape = {0, INT64_MAX, INT64_MAX};  // no elements, but products overflow
+  refused(Announce{"k", what});
+  what = announcement(), what.tensors[0].shape = Shape(65, 1);
+  refused(Announce{"k", what});
+  refused(Failure{"k", Code(8), ""});
+  EXPECT_THROW(parse(std::string(1, char(std::variant_size_v<Message>))), Error);
+}
+
+TEST(Message, AFlagThatIsNeitherZeroNorOneIsRefused) {
+  std::string bytes = encode(Batch{{{4, 9, false, "", {}}}});
+  ASSERT_EQ(bytes.back(), '\0');
+  bytes.back() = '\2';
+  EXPECT_THROW(parse(bytes), Error);
+}
+
+// The fuzzer starts from these files. LIGHTCC_WRITE_CORPUS=1 writes them anew after the format has changed.
+TEST(Message, TheFuzzersCorpusHoldsEverySample) {
+  const fs::path folder = fs::path(__FILE__).parent_path() / "../fuzz/corpus/message_fuzz";
+  for (auto& [name, message] : samples()) {
+    if (std::getenv("LIGHTCC_WRITE_CORPUS")) {
+      fs::create_directories(folder);
+      std::ofstream(folder / name, std::ios::binary) << encode(message);
+    }
+    std::ifstream file(folder / name, std::ios::binary);
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), encode(message))
+        << folder / name << " is old: run this test with LIGHTCC_WRITE_CORPUS=1";
+  }
+}
+
+}  // namespace
+}  // namespace lightcc
