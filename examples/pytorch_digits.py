@@ -46,7 +46,7 @@ class Net(torch.nn.Module):
 def load(seed):
     """Training and test set, each (images, labels)."""
     data = load_digits()
-    images, labels = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(data.target)
+    images, labels = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 8 - 1, torch.tensor(data.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
     return (images[train], labels[train]), (images[test], labels[test])

@@ -110,7 +110,10 @@ TEST(Host, AGroupThatWasResetBeginsAnew) {
     auto reader = hosts[1]->common_reader(3, 0);
     EXPECT_EQ(b->peek(8), nullptr) << "left over from before";
     EXPECT_EQ(reader.peek(8), nullptr) << "left over from before";
-    for (int record = 0; record < 3; ++record) ASSERT_NE(a->reserve(8), nullptr), a->commit(8);
+    for (int record = 0; record < 3; ++record) {
+      ASSERT_NE(a->reserve(8), nullptr);
+      a->commit(8);
+    }
     ASSERT_NE(writer.reserve(8), nullptr);
     writer.commit(8);
     ASSERT_NE(b->peek(8), nullptr);  // one of three is consumed

@@ -77,8 +77,10 @@ TEST(Mailbox, EveryLengthBothWaysOverLinksThatRefuseAndDelay) {
     for (size_t at_a = 0, at_b = 0, turns = 0; at_a < lengths.size() || at_b < lengths.size(); ++turns) {
       ASSERT_LT(turns, 200'000u) << "stuck";
       post.a.pump(), post.b.pump();
-      if (auto text = post.b.receive()) ASSERT_EQ(*text, message(lengths[at_b], at_b)) << at_b, ++at_b;
-      if (auto text = post.a.receive()) ASSERT_EQ(*text, message(lengths[at_a], at_a + 100)) << at_a, ++at_a;
+      for (auto text = post.b.receive(); text; text = post.b.receive(), ++at_b)
+        ASSERT_EQ(*text, message(lengths[at_b], at_b)) << at_b;
+      for (auto text = post.a.receive(); text; text = post.a.receive(), ++at_a)
+        ASSERT_EQ(*text, message(lengths[at_a], at_a + 100)) << at_a;
     }
   }
 }

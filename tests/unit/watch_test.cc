@@ -1,6 +1,7 @@
 // A peer's death is noticed at once, by whatever way it came and whoever survives it.
 #include "net/watch.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/syscall.h>

@@ -1,0 +1,430 @@
+"""What goes wrong: ranks that disagree, calls that cannot be, a job that is not there. After an error that is not the
+end of the job the next operation must work, with the right values."""
+import os
+import re
+import time
+import warnings
+
+import numpy as np
+import pytest
+import ranks
+
+
+@pytest.mark.parametrize("np", (2, 3, 4))
+def test_on_ranks(np):
+    ranks.run_checks(__file__, np)
+
+
+@pytest.mark.parametrize("np", (2, 3))
+def test_a_rank_that_leaves_early(np):
+    output = ranks.run_script("""
+import sys, numpy, lightcc.numpy as hvd
+hvd.init()
+for _ in range(3):
+    hvd.allreduce(numpy.ones(3))
+if hvd.rank() == 1:
+    sys.exit(0)
+for name in ("first", "second"):
+    try:
+        hvd.allreduce(numpy.ones(3), name=name)
+    except hvd.HorovodInternalError as error:
+        print(f"told: {error}", flush=True)
+""", np, deadline_s=60)
+    told = re.findall("told: (.*)", output)
+    assert len(told) == 2 * (np - 1)
+    for text, name in zip(sorted(told), ["first"] * (np - 1) + ["second"] * (np - 1)):
+        assert re.search(f"'{name}'.*rank 1 .*has left", text)
+
+
+@pytest.mark.parametrize("np", (2, 3))
+def test_a_rank_that_dies(np):
+    code, output = ranks.launch(np, ["-c", """
+import os, signal, time, numpy, lightcc.numpy as hvd
+hvd.init()
+hvd.allreduce(numpy.ones(3))
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+begin = time.monotonic()
+try:
+    hvd.allreduce(numpy.ones(3))
+except hvd.HorovodInternalError as error:
+    print(f"told after {time.monotonic() - begin:.3f} s: {error}", flush=True)
+"""], deadline_s=60)
+    told = re.findall(r"told after (.*) s: .*rank 1 .*died", output)
+    assert code == 128 + 9 and len(told) == np - 1, output
+    assert max(map(float, told)) < 2
+
+
+# Before init; this check must be the first
+
+def check_before_init():
+    import lightcc.numpy as hvd
+    assert not hvd.is_initialized()
+    expect_no_job(hvd)
+
+
+def expect_no_job(hvd):
+    for query in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size,
+                  hvd.is_homogeneous, hvd.global_process_set.size, lambda: hvd.add_process_set([0])):
+        with pytest.raises(ValueError, match="init"):
+            query()
+    x = np.ones(2)
+    for verb in (hvd.allreduce, hvd.allreduce_async_, hvd.allgather, lambda x: hvd.broadcast(x, 0), hvd.alltoall,
+                 hvd.reducescatter, lambda x: hvd.grouped_allreduce([x]), lambda x: hvd.barrier()):
+        with pytest.raises(hvd.HorovodInternalError, match="init"):
+            verb(x)
+
+
+def expect_works(hvd, name=None):
+    x = np.arange(3.0) + hvd.rank()
+    total = sum(np.arange(3.0) + rank for rank in range(hvd.size()))
+    assert (hvd.allreduce(x, op=hvd.Sum, name=name) == total).all()
+
+
+# Ranks that disagree: the odd rank asks for something else than the others
+
+WAYS = {  # what may differ: options of the odd rank's allreduce, its value in messages, that of the others
+    "shape": ({"shape": (2, 3)}, "[2, 3]", "{shape}"),
+    "dtype": ({"dtype": "int32"}, "int32", "float32"),
+    "reduce op": ({"op": "Max"}, "max", "sum"),
+    "prescale factor": ({"prescale_factor": 0.25}, "0.25", "1"),
+    "postscale factor": ({"postscale_factor": 2.0}, "2", "1"),
+}
+
+
+@pytest.mark.parametrize("how", ["named", "unnamed", "grouped", "cached", "tiny", "tiny cached", "in flight with others"])
+@pytest.mark.parametrize("what", WAYS)
+def check_disagreement(framework, what, how):
+    hvd, shape = framework.hvd, (1,) if "tiny" in how else (7,)
+    options, odd_text, text = WAYS[what]
+    for odd in (0, hvd.size() - 1):
+        name = None if how == "unnamed" else f"{what} {how} {odd}"
+
+        def run(shape=shape, dtype="float32", op="Sum", **factors):
+            x = framework.tensor(np.full(shape, 1 + hvd.rank()), dtype)
+            if how == "grouped":
+                other = framework.tensor([1.0], "float32")
+                return hvd.grouped_allreduce([other, x], name=name, op=getattr(hvd, op), **factors)[1]
+            return hvd.allreduce(x, name=name, op=getattr(hvd, op), **factors)
+
+        def expect_good():
+            framework.expect(run(), np.full(shape, sum(1 + rank for rank in range(hvd.size()))), "float32")
+
+        for _ in range(2 if "cached" in how else 0):
+            expect_good()
+        with healthy(framework, 20 if "flight" in how else 0):
+            with pytest.raises(hvd.HorovodInternalError) as raised:
+                run(**(options if hvd.rank() == odd else {}))
+        which = " of tensor 2of2" if how == "grouped" and what in ("shape", "dtype") else ""
+        sides = {odd: odd_text, **{rank: text.format(shape=list(shape)) for rank in range(hvd.size()) if rank != odd}}
+        expect_blame(str(raised.value), "allreduce", name, what + which, sides)
+        for _ in range(3):
+            expect_good()
+
+
+class healthy:
+    """Operations in flight around a block, which must all succeed."""
+
+    def __init__(self, framework, count):
+        self.framework, self.count = framework, count
+
+    def __enter__(self):
+        hvd, tensor = self.framework.hvd, self.framework.tensor
+        self.handles = [hvd.allreduce_async(tensor([i, hvd.rank()], "float32"), op=hvd.Max) for i in range(self.count)]
+
+    def __exit__(self, *error):
+        for i, handle in enumerate(self.handles):
+            self.framework.expect(self.framework.hvd.synchronize(handle), [i, self.framework.hvd.size() - 1], "float32")
+
+
+def expect_blame(message, verb, name, what, sides):
+    """The message says which tensor, what differs and which rank has what."""
+    groups = {}
+    for rank in sorted(sides):
+        groups.setdefault(sides[rank], []).append(rank)
+    text = ", ".join(f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))} {'have' if len(who) > 1 else 'has'} {value}"
+                     for value, who in groups.items())
+    assert message.startswith(f"{verb} of tensor '{name or ''}" if name else f"{verb} of tensor 'noname."), message
+    assert message.endswith(f"ranks disagree on {what}: {text}"), message
+
+
+OTHER_KINDS = {  # verb, what differs: (call(hvd, tensor, name, is odd), text of the odd rank and of the others)
+    ("allgather", "shape"): (
+        lambda hvd, tensor, name, odd: hvd.allgather(tensor(np.ones((2, 4 if odd else 3)), "float32"), name=name),
+        "[any, 4]", "[any, 3]"),
+    ("allgather", "dtype"): (
+        lambda hvd, tensor, name, odd: hvd.allgather(tensor(np.ones(2), "int64" if odd else "float32"), name=name),
+        "int64", "float32"),
+    ("broadcast", "root rank"): (
+        lambda hvd, tensor, name, odd: hvd.broadcast(tensor(np.ones(2), "float32"), int(odd), name=name), "1", "0"),
+    ("broadcast", "shape"): (
+        lambda hvd, tensor, name, odd: hvd.broadcast(tensor(np.ones((3, 2) if odd else (2, 3)), "float32"), 0, name=name),
+        "[3, 2]", "[2, 3]"),
+    ("reducescatter", "shape"): (
+        lambda hvd, tensor, name, odd: hvd.reducescatter(tensor(np.ones(9 if odd else 8), "float32"), name=name),
+        "[9]", "[8]"),
+    ("reducescatter", "reduce op"): (
+        lambda hvd, tensor, name, odd: hvd.reducescatter(tensor(np.ones(8), "float32"), name=name,
+                                                         op=hvd.Sum if odd else hvd.Average), "sum", "average"),
+    ("alltoall", "dtype"): (
+        lambda hvd, tensor, name, odd: hvd.alltoall(tensor(np.ones(hvd.size()), "uint8" if odd else "int8"), name=name),
+        "uint8", "int8"),
+    ("alltoall", "shape"): (
+        lambda hvd, tensor, name, odd: hvd.alltoall(tensor(np.ones((hvd.size(), 1 + odd)), "int8"), name=name),
+        "[any, 2]", "[any, 1]"),
+}
+
+
+@pytest.mark.parametrize("repeats", [0, 2], ids=["new", "cached"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+@pytest.mark.parametrize("verb, what", OTHER_KINDS)
+def check_disagreement_of_other_kinds(framework, verb, what, named, repeats):
+    hvd = framework.hvd
+    call, odd_text, text = OTHER_KINDS[verb, what]
+    for odd in (0, hvd.size() - 1):
+        name = f"{verb} {what} {odd} {repeats}" if named else None
+
+        def run(is_odd):
+            return call(hvd, framework.tensor, name, is_odd)
+
+        for _ in range(repeats):
+            run(False)
+        with pytest.raises(hvd.HorovodInternalError) as raised:
+            run(hvd.rank() == odd)
+        expect_blame(str(raised.value), verb, name, what,
+                     {rank: odd_text if rank == odd else text for rank in range(hvd.size())})
+        for _ in range(2):
+            assert (framework.values(run(False)) == 1).all()
+        expect_works(hvd)
+
+
+def check_every_rank_has_another_shape(framework):
+    hvd = framework.hvd
+    with pytest.raises(hvd.HorovodInternalError) as raised:
+        hvd.allreduce(framework.tensor(np.ones(1 + hvd.rank()), "float32"), name="all")
+    expect_blame(str(raised.value), "allreduce", "all", "shape", {rank: f"[{1 + rank}]" for rank in range(hvd.size())})
+    expect_works(hvd, "all")
+
+
+def check_number_of_tensors(framework):
+    hvd = framework.hvd
+    one = framework.tensor([1.0], "float32")
+    with pytest.raises(hvd.HorovodInternalError, match="number of tensors"):
+        hvd.grouped_allreduce([one] * (1 + (hvd.rank() == 0)), name="group")
+    framework.expect(hvd.grouped_allreduce([one] * 3, name="group", op=hvd.Sum)[2], [hvd.size()], "float32")
+
+
+# Calls that cannot be
+
+def read_only(x):
+    x = np.array(x)
+    x.flags.writeable = False
+    return x
+
+
+BAD_CALLS = {
+    "root too large": (lambda hvd, x: hvd.broadcast(x, hvd.size()), r"root"),
+    "root negative": (lambda hvd, x: hvd.broadcast_(x, -1), r"root"),
+    "splits too few": (lambda hvd, x: hvd.alltoall(x, [1] * (hvd.size() - 1)), r"splits"),
+    "splits too large": (lambda hvd, x: hvd.alltoall(x, [x.shape[0]] * hvd.size()), r"splits"),
+    "splits negative": (lambda hvd, x: hvd.alltoall(x, [-1] + [1] * (hvd.size() - 1)), r"splits"),
+    "splits no ints": (lambda hvd, x: hvd.alltoall(x, [0.5] * hvd.size()), r"splits"),
+    "unequal parts": (lambda hvd, x: hvd.alltoall(x[:1]), r"splits"),
+    "op and average": (lambda hvd, x: hvd.allreduce(x, average=True, op=hvd.Sum), r"average"),
+    "op and average in a group": (lambda hvd, x: hvd.grouped_allreduce_([x], average=False, op=hvd.Sum), r"average"),
+    "unknown op": (lambda hvd, x: hvd.allreduce(x, op=17), r"op"),
+    "reducescatter with max": (lambda hvd, x: hvd.reducescatter(x, op=hvd.Max), r"max"),
+    "reducescatter of a scalar": (lambda hvd, x: hvd.reducescatter(x[0].reshape(())), r"dimension"),
+    "alltoall of a scalar": (lambda hvd, x: hvd.alltoall(x[0].reshape(())), r"dimension"),
+    "empty group": (lambda hvd, x: hvd.grouped_allreduce([]), r"at least one"),
+    "not contiguous": (lambda hvd, x: hvd.allreduce(x.reshape(4, 2).T), r"contiguous"),
+    "not contiguous in a group": (lambda hvd, x: hvd.grouped_allreduce([x, x[::2]]), r"contiguous"),
+    "unknown handle": (lambda hvd, x: hvd.poll(12345678), r"handle"),
+    "set not registered": (lambda hvd, x: hvd.allreduce(x, process_set=hvd.ProcessSet([0])), r"registered"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_CALLS)
+def check_bad_call(framework, what):
+    """It is this rank's error alone: whether one rank or all make it, the others never hear of it."""
+    hvd = framework.hvd
+    call, text = BAD_CALLS[what]
+    for who in ([0], [hvd.size() - 1], range(hvd.size())):
+        if hvd.rank() in who:
+            with pytest.raises(ValueError, match=text):
+                call(hvd, framework.tensor(np.ones(8), "float32"))
+        for _ in range(2):
+            x = framework.tensor([1.0 + hvd.rank()], "float32")  # the next unnamed operations still meet
+            framework.expect(hvd.allreduce(x, op=hvd.Max), [hvd.size()], "float32")
+            framework.expect(hvd.grouped_allreduce([x], op=hvd.Min)[0], [1], "float32")
+            framework.expect(hvd.broadcast(x, 0), [1], "float32")
+            framework.expect(hvd.allgather(x), np.arange(hvd.size()) + 1, "float32")
+            hvd.alltoall(framework.tensor(np.ones(hvd.size()), "float32"))
+            framework.expect(hvd.reducescatter(framework.tensor(np.ones(hvd.size()), "float32")), [1], "float32")
+
+
+def check_dtypes_that_are_not_supported(framework):
+    hvd = framework.hvd
+    x = framework.tensor([1.0, 2.0], "complex64")
+    for verb in (hvd.allreduce, hvd.allgather, lambda x: hvd.grouped_allreduce([x]), hvd.reducescatter_async):
+        with pytest.raises(ValueError, match="complex64.*not supported.*bfloat16"):
+            verb(x)
+    with pytest.raises(TypeError, match="list"):
+        hvd.allreduce([1.0, 2.0])
+    with pytest.raises(NotImplementedError, match="Adasum"):
+        hvd.allreduce(framework.tensor([1.0], "float32"), op=hvd.Adasum)
+    expect_works(hvd)
+
+
+def check_splits_of_wrong_form(framework):
+    hvd = framework.hvd
+    x = framework.tensor(np.ones(hvd.size()), "float32")
+    for splits, text in ((framework.tensor(np.ones(hvd.size()), "int64"), "int32.*int64"),
+                         (framework.tensor(np.ones((hvd.size(), 1)), "int32"), "one-dimensional.*2")):
+        with pytest.raises(ValueError, match=text):
+            hvd.alltoall(x, splits)
+    expect_works(hvd)
+
+
+def check_allgather_of_a_scalar(framework):
+    hvd = framework.hvd
+    with pytest.raises(hvd.HorovodInternalError, match="dimension"):
+        hvd.allgather(framework.tensor(1.0, "float32"))
+    expect_works(hvd)
+
+
+def check_read_only_array(job):
+    import lightcc.numpy as hvd
+    for verb in (hvd.allreduce_, hvd.allreduce_async_, lambda x: hvd.broadcast_(x, 0)):
+        with pytest.raises(ValueError, match="read-only"):
+            verb(read_only([1.0]))
+    assert hvd.allreduce(read_only([1.0])) == 1  # reading it is fine
+
+
+def check_tensors_of_other_kinds(job):
+    import lightcc.torch as hvd
+    import torch
+    for x, text in ((torch.ones(2, device="meta"), "meta"), (torch.ones(2, 2).to_sparse(), "sparse")):
+        with pytest.raises(ValueError, match=text):
+            hvd.allreduce(x)
+    expect_works(hvd)
+
+
+def check_process_sets(framework):
+    hvd = framework.hvd
+    x = framework.tensor([1.0], "float32")
+    first = hvd.add_process_set([0])
+    if hvd.rank() == 0:
+        framework.expect(hvd.allreduce(x, process_set=first), [1], "float32")
+        with pytest.raises(ValueError, match="root rank 1 is not in process set"):
+            hvd.broadcast(x, 1, process_set=first)
+    else:
+        for verb in (hvd.allreduce, hvd.allgather, hvd.reducescatter, lambda x, process_set: hvd.barrier(process_set)):
+            with pytest.raises(ValueError, match=r"not in process set \d+ \(ranks 0\)"):
+                verb(x, process_set=first)
+    old, gone = hvd.ProcessSet([0]), first.process_set_id
+    hvd.remove_process_set(first)
+    old.process_set_id = gone
+    with pytest.raises(ValueError, match="does not exist"):
+        hvd.allreduce(x, process_set=old)
+    expect_works(hvd)
+
+
+def check_name_in_flight(framework):
+    hvd = framework.hvd
+    x = framework.tensor([1.0], "float32")
+    for late in (0, hvd.size() - 1):  # without it the others' operation stays in flight
+        handles = []
+        if hvd.rank() != late:
+            handles.append(hvd.allreduce_async(x, name="twice", op=hvd.Sum))
+            for verb in (hvd.allreduce, hvd.allreduce_async_, lambda x, name: hvd.grouped_allreduce([x], name=name)):
+                with pytest.raises(ValueError, match="'twice'.*still in flight on rank"):
+                    verb(framework.tensor([1.0], "float32"), name="twice")
+        hvd.barrier()
+        if hvd.rank() == late:
+            handles.append(hvd.allreduce_async(x, name="twice", op=hvd.Sum))
+        framework.expect(hvd.synchronize(handles[0]), [hvd.size()], "float32")
+        framework.expect(hvd.allreduce(x, name="twice", op=hvd.Sum), [hvd.size()], "float32")
+
+
+# The job's life
+
+def check_two_inits(job):
+    expect_works(job, "before")
+    job.init()
+    job.init()
+    expect_works(job, "after")
+
+
+def check_fork(framework):
+    hvd = framework.hvd
+    x = framework.tensor([1.0], "float32")
+    framework.expect(hvd.allreduce(x, op=hvd.Sum), [hvd.size()], "float32")
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has threads
+        child = os.fork()
+    if child == 0:
+        texts = []
+        for verb in (hvd.allreduce, hvd.allreduce_async, hvd.allgather, lambda x: hvd.broadcast(x, 0),
+                     lambda x: hvd.barrier()):
+            try:
+                verb(x)
+                texts.append("no error")
+            except hvd.HorovodInternalError as error:
+                texts.append(str(error))
+            except BaseException as error:
+                texts.append(repr(error))
+        os.write(writer, "\n".join(texts).encode())
+        os._exit(0)
+    os.close(writer)
+    for _ in range(10):  # the parent goes on
+        framework.expect(hvd.allreduce(x, op=hvd.Sum), [hvd.size()], "float32")
+    with os.fdopen(reader) as pipe:
+        texts = pipe.read().splitlines()
+    assert os.waitpid(child, 0) == (child, 0)
+    assert len(texts) == 5
+    for text in texts:
+        assert "forked" in text and "init()" in text, text
+    expect_works(hvd)
+
+
+def check_shutdown_and_init(framework):
+    hvd = framework.hvd
+    for _ in range(3):
+        expect_works(hvd, "same")
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        expect_no_job(hvd)
+        hvd.init()
+    expect_works(hvd, "same")
+
+
+def check_shutdown_with_operations_in_flight(framework):
+    hvd = framework.hvd
+    handles = []
+    if hvd.rank() > 0:
+        handles = [hvd.allreduce_async(framework.tensor(np.ones(5), "float32")) for _ in range(5)]
+    hvd.shutdown()
+    assert [hvd.synchronize(handle) for handle in handles] == [None] * len(handles)
+    hvd.init()
+    expect_works(hvd)
+
+
+def check_one_rank_shuts_down(framework):
+    hvd = framework.hvd
+    for leaver in (0, hvd.size() - 1):
+        expect_works(hvd)
+        if hvd.rank() == leaver:
+            hvd.shutdown()
+        else:
+            x = framework.tensor([1.0], "float32")
+            for verb in (hvd.allreduce, hvd.allgather, lambda x: hvd.synchronize(hvd.allreduce_async_(x))):
+                begin = time.monotonic()
+                with pytest.raises(hvd.HorovodInternalError, match=f"rank {leaver} .*has left"):
+                    verb(x)
+                assert time.monotonic() < begin + 5
+            hvd.shutdown()
+        hvd.init()
+    expect_works(hvd)
