@@ -50,6 +50,7 @@ _functions = {  # name: (result, arguments)
     "wait": (c_int, [c_int64, c_int]),
     "poll": (c_int, [c_int64]),
     "release": (c_int, [c_int64]),
+    "finish": (c_int, [c_int64, c_int]),
     "output": (c_int, [c_int64, c_int, POINTER(c_void_p), POINTER(c_int64), POINTER(c_int)]),
     "received_splits": (c_int, [c_int64, c_int, POINTER(c_int32)]),
     "alloc": (c_void_p, [c_int64]),
@@ -83,7 +84,7 @@ rank, size = _library.lightcc_rank, _library.lightcc_size
 local_rank, local_size = _library.lightcc_local_rank, _library.lightcc_local_size
 cross_rank, cross_size = _library.lightcc_cross_rank, _library.lightcc_cross_size
 group_size, group_rank = _library.lightcc_group_size, _library.lightcc_group_rank
-_wait, _poll = _library.lightcc_wait, _library.lightcc_poll
+_wait, _finish, _poll = _library.lightcc_wait, _library.lightcc_finish, _library.lightcc_poll
 
 epoch = 0  # counts successful init calls: what was made in one epoch must not be used in another
 
@@ -131,16 +132,23 @@ def interrupted() -> None:
     _library.lightcc_abort(f"KeyboardInterrupt on rank {rank()}".encode())
 
 
-def wait(handle: int) -> int:
+def wait(handle: int, step=_wait) -> int:
     """Waits until the request is done and returns its status; Ctrl-C ends the job on all ranks."""
     try:
-        status = _wait(handle, _WAIT_MS)
+        status = step(handle, _WAIT_MS)
         while status == PENDING:
-            status = _wait(handle, _WAIT_MS)
+            status = step(handle, _WAIT_MS)
     except KeyboardInterrupt:
         interrupted()
         raise
     return status
+
+
+def finish(handle: int) -> None:
+    """wait, then release; raises what the request failed with."""
+    status = wait(handle, _finish)
+    if status:
+        raise error(status)
 
 
 def poll(handle: int) -> bool:

@@ -42,9 +42,13 @@ def complete(handle: int):
     entry = _pending.get(handle)
     if entry is None:
         raise HorovodInternalError("lightcc was shut down while an operation was in flight.")
-    status = _core.wait(handle)  # after Ctrl-C the entry stays: its memory may still be in use
+    try:
+        result = _result(handle, entry[1], entry[2])
+    except Exception:  # not KeyboardInterrupt: then the entry stays, its memory may still be in use
+        _pending.pop(handle, None)
+        raise
     _pending.pop(handle, None)
-    return _result(handle, status, entry[1], entry[2])
+    return result
 
 
 def forget_handles() -> None:
@@ -162,7 +166,7 @@ def _pack_shape(shape: Sequence[int]) -> Tuple[int, int, Any]:
 
 def now(handle: int, result, finish=None):
     """The result of a request that was submitted with BLOCK."""
-    return _result(handle, _core.wait(handle), result, finish) if handle else result
+    return _result(handle, result, finish) if handle else result
 
 
 def later(handle: int, alive, result, finish=None) -> int:
@@ -171,11 +175,15 @@ def later(handle: int, alive, result, finish=None) -> int:
     return handle
 
 
-def _result(handle: int, status: int, result, finish):
+def _result(handle: int, result, finish):
+    if finish is None:
+        _core.finish(handle)
+        return result
     try:
+        status = _core.wait(handle)
         if status:
             raise _core.error(status)
-        return result if finish is None else finish(handle)
+        return finish(handle)
     finally:
         _core.release(handle)
 

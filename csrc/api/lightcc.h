@@ -109,6 +109,7 @@ LIGHTCC_API int lightcc_discard(int64_t prepared);
 LIGHTCC_API int lightcc_wait(int64_t handle, int timeout_ms);
 LIGHTCC_API int lightcc_poll(int64_t handle);
 LIGHTCC_API int lightcc_release(int64_t handle);
+LIGHTCC_API int lightcc_finish(int64_t handle, int timeout_ms); /* wait, then release unless it is pending */
 
 /* Output `index` of a finished request that had no output memory: its address passes to the caller, who must
  * lightcc_free it. ndim: in, the room in shape; out, the dimensions. */

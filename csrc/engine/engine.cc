@@ -7,7 +7,7 @@
 
 #include "base/cores.h"
 #include "base/log.h"
-#include "device/device.h"
+#include "engine/check.h"
 
 namespace lightcc {
 namespace {
@@ -71,7 +71,7 @@ void Engine::skip_name(int group, const std::string& key) {
 }
 
 void Engine::submit(const RequestPtr& request, bool will_wait) {
-  check(*request);
+  check(*request, group_ranks(request->group), world_.rank);
   request->submitted_ns = request->warned_ns = now_ns();
   {
     std::lock_guard lock(mutex_);
@@ -86,53 +86,6 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
   inbox_full_.store(true, std::memory_order_seq_cst);
   drive();
   if (!will_wait && !request->finished.load(std::memory_order_acquire)) wake_engine_thread();
-}
-
-void Engine::check(Request& request) {
-  auto refuse = [&](const std::string& why) {
-    throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(world_.rank) + ": " + why);
-  };
-  std::vector<int> ranks = group_ranks(request.group);
-  if (ranks.empty()) refuse("process set " + std::to_string(request.group) + " does not exist");
-  if (std::find(ranks.begin(), ranks.end(), world_.rank) == ranks.end())
-    refuse("this rank is not in process set " + std::to_string(request.group) + " (ranks " + text_of(ranks) + ")");
-  if (request.what.kind == Kind::broadcast && std::find(ranks.begin(), ranks.end(), request.what.root) == ranks.end())
-    refuse("root rank " + std::to_string(request.what.root) + " is not in process set " + std::to_string(request.group) +
-           " (ranks " + text_of(ranks) + ")");
-  if (request.what.op == ReduceOp::adasum) refuse("Adasum is not supported in this version");
-  if (request.what.kind == Kind::reducescatter && request.what.op != ReduceOp::sum && request.what.op != ReduceOp::average)
-    refuse(std::string("reducescatter sums or averages; it has no ") + name_of(request.what.op));
-  for (auto& tensor : request.what.tensors) {
-    bool rows = request.what.kind == Kind::reducescatter || request.what.kind == Kind::alltoall;
-    if (tensor.shape.empty() && (rows || request.what.kind == Kind::allgather)) refuse("a scalar has no dimension 0");
-  }
-  if (request.what.kind == Kind::alltoall) check_tensors(request, ranks);
-}
-
-// Alltoall: the rows that go to each member; none given means equal parts.
-void Engine::check_tensors(Request& request, const std::vector<int>& ranks) {
-  auto& splits = request.what.splits;
-  const size_t n = ranks.size();
-  bool given = !splits.empty();
-  if (given && splits.size() != n * request.what.tensors.size())
-    throw Error(Code::invalid_argument, request.title() + ": " + std::to_string(splits.size()) + " splits for " +
-                                            std::to_string(n) + " ranks");
-  for (size_t t = 0; t < request.what.tensors.size(); ++t) {
-    int64_t rows = request.what.tensors[t].shape[0], sum = 0;
-    if (!given) {
-      if (rows % int64_t(n))
-        throw Error(Code::invalid_argument, request.title() + ": " + std::to_string(rows) + " rows cannot be split equally among " +
-                                                std::to_string(n) + " ranks; give splits");
-      splits.insert(splits.end(), n, rows / int64_t(n));
-    }
-    for (size_t i = t * n; i < (t + 1) * n; ++i) {
-      if (splits[i] < 0) throw Error(Code::invalid_argument, request.title() + ": a split is negative");
-      sum += splits[i];
-    }
-    if (sum > rows)
-      throw Error(Code::invalid_argument, request.title() + ": splits sum to " + std::to_string(sum) + ", more than the " +
-                                              std::to_string(rows) + " rows of the tensor");
-  }
 }
 
 void Engine::finish(const RequestPtr& request, Code code, const std::string& text) {

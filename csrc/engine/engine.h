@@ -50,8 +50,6 @@ class Engine : public ChannelOwner {
   void change_groups(Request&) override;
   void end_epoch(Code, const std::string& text) override;
 
-  void check(Request&);
-  void check_tensors(Request&, const std::vector<int>& ranks);
   bool drive();                                // one step, if nobody else is at it
   bool step();
   bool take_inbox();

@@ -44,7 +44,9 @@ void put(WireWriter& out, const Item& item) {
 
 Item item(WireReader& in) {
   Item item;
-  item.id = in.get<uint32_t>(), item.generation = in.get<uint32_t>(), item.fresh = in.get<uint8_t>() != 0;
+  item.id = in.get<uint32_t>(), item.generation = in.get<uint32_t>();
+  if (auto fresh = in.get<uint8_t>(); fresh > 1) WireReader::fail();
+  else item.fresh = fresh != 0;
   if (!item.fresh) return item;
   item.key = in.text();
   item.rows.resize(in.length(sizeof(uint32_t)));

@@ -1,0 +1,54 @@
+#include "engine/check.h"
+
+#include <algorithm>
+
+namespace lightcc {
+namespace {
+
+[[noreturn]] void refuse(const Request& request, int rank, const std::string& why) {
+  throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(rank) + ": " + why);
+}
+
+bool has(const std::vector<int>& ranks, int rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
+
+// Alltoall: the rows that go to each member; none given means equal parts.
+void check_splits(Request& request, size_t members, int rank) {
+  auto& splits = request.what.splits;
+  const bool given = !splits.empty();
+  if (given && splits.size() != members * request.what.tensors.size())
+    refuse(request, rank, std::to_string(splits.size()) + " splits for " + std::to_string(members) + " ranks");
+  for (size_t t = 0; t < request.what.tensors.size(); ++t) {
+    int64_t rows = request.what.tensors[t].shape[0], sum = 0;
+    if (!given && rows % int64_t(members))
+      refuse(request, rank, std::to_string(rows) + " rows cannot be split equally among " + std::to_string(members) +
+                                " ranks; give splits");
+    if (!given) splits.insert(splits.end(), members, rows / int64_t(members));
+    for (size_t i = t * members; i < (t + 1) * members; ++i) {
+      if (splits[i] < 0) refuse(request, rank, "a split is negative");
+      sum += splits[i];
+    }
+    if (sum > rows)
+      refuse(request, rank, "splits sum to " + std::to_string(sum) + ", more than the " + std::to_string(rows) + " rows there are");
+  }
+}
+
+}  // namespace
+
+void check(Request& request, const std::vector<int>& ranks, int rank) {
+  const Announcement& what = request.what;
+  std::string set = "process set " + std::to_string(request.group);
+  if (ranks.empty()) refuse(request, rank, set + " does not exist");
+  set += " (ranks " + text_of(ranks) + ")";
+  if (!has(ranks, rank)) refuse(request, rank, "this rank is not in " + set);
+  if (what.kind == Kind::broadcast && !has(ranks, what.root))
+    refuse(request, rank, "root rank " + std::to_string(what.root) + " is not in " + set);
+  if (what.op == ReduceOp::adasum) refuse(request, rank, "Adasum is not supported in this version");
+  if (what.kind == Kind::reducescatter && what.op != ReduceOp::sum && what.op != ReduceOp::average)
+    refuse(request, rank, std::string("reducescatter sums or averages; it has no ") + name_of(what.op));
+  bool rows = what.kind == Kind::allgather || what.kind == Kind::alltoall || what.kind == Kind::reducescatter;
+  for (auto& tensor : what.tensors)
+    if (rows && tensor.shape.empty()) refuse(request, rank, "a scalar has no dimension 0");
+  if (what.kind == Kind::alltoall) check_splits(request, ranks.size(), rank);
+}
+
+}  // namespace lightcc

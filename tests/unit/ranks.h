@@ -1,0 +1,133 @@
+// Ranks that are threads of one process: an engine each, joined by real shared memory, and requests as a framework
+// makes them.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+
+namespace lightcc::test {
+
+inline constexpr uint64_t kSecondNs = 1'000'000'000;
+inline constexpr uint64_t kPatienceNs = 20 * kSecondNs;  // for what takes milliseconds, on a loaded machine under TSan
+
+class Ranks {
+ public:
+  // absent: ranks that have joined the host but whose engine never runs.
+  explicit Ranks(int n, Config config = {}, const std::vector<int>& absent = {}) : hosts_(Host::threads(n)) {
+    config.stall_check = config.stall_warn_s < 60 || config.stall_end_s > 0;
+    for (int rank = 0; rank < n; ++rank) {
+      World world;
+      world.rank = world.local_rank = rank, world.size = world.local_size = n;
+      const bool here = std::find(absent.begin(), absent.end(), rank) == absent.end();
+      engines_.push_back(here ? std::make_unique<Engine>(std::move(hosts_[size_t(rank)]), world, config) : nullptr);
+    }
+  }
+  int size() const { return int(engines_.size()); }
+  Engine& operator[](int rank) { return *engines_[size_t(rank)]; }
+
+  // One thread a rank. What a body throws fails the test and ends the epoch, so that nobody waits for it.
+  void each(const std::function<void(Engine&, int rank)>& body) {
+    std::vector<int> all(size_t(size()));
+    for (int rank = 0; rank < size(); ++rank) all[size_t(rank)] = rank;
+    each(all, body);
+  }
+  void each(const std::vector<int>& ranks, const std::function<void(Engine&, int rank)>& body) {
+    std::vector<std::thread> threads;
+    for (int rank : ranks)
+      threads.emplace_back([&, rank] {
+        try {
+          body((*this)[rank], rank);
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << "rank " << rank << ": " << error.what();
+          (*this)[rank].abort("a test has failed");
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+  uint64_t count(Counters::Name name) {  // over all ranks
+    uint64_t sum = 0;
+    for (auto& engine : engines_)
+      if (engine) sum += engine->counters().values[name];
+    return sum;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Host>> hosts_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+template <class T> constexpr DType dtype_of() {
+  if constexpr (std::is_same_v<T, float>) return DType::float32;
+  else if constexpr (std::is_same_v<T, double>) return DType::float64;
+  else if constexpr (std::is_same_v<T, int64_t>) return DType::int64;
+  else if constexpr (std::is_same_v<T, int32_t>) return DType::int32;
+  else return DType::uint8;
+}
+
+struct Tensor {
+  DType dtype;
+  Shape shape;
+  const void* input;
+  void* output;
+};
+template <class T> Tensor in_place(T* data, int64_t count) { return {dtype_of<T>(), {count}, data, data}; }
+template <class T> Tensor in_place(std::vector<T>& data) { return in_place(data.data(), int64_t(data.size())); }
+template <class T> Tensor input_of(const std::vector<T>& data, Shape shape) {
+  return {dtype_of<T>(), std::move(shape), data.data(), nullptr};
+}
+
+// name "": an automatic one.
+inline RequestPtr request(Engine& engine, Kind kind, const std::string& name, const std::vector<Tensor>& tensors,
+                          int group = 0) {
+  auto request = std::make_shared<Request>();
+  request->group = group;
+  request->what.kind = kind;
+  for (const Tensor& tensor : tensors) {
+    request->what.tensors.push_back({tensor.dtype, tensor.shape});
+    request->inputs.push_back(tensor.input), request->outputs.push_back(tensor.output);
+  }
+  if (name.empty()) engine.name_automatically(*request);
+  else request->key = std::string(name_of(kind)) + "." + name;
+  return request;
+}
+
+// Waits to the end. If there is none, it makes one: the request's memory must not be written after the test.
+inline Code finish(Engine& engine, const RequestPtr& request) {
+  if (!engine.wait(*request, now_ns() + kPatienceNs)) {
+    ADD_FAILURE() << request->title() << " on rank " << engine.world().rank << " has not finished";
+    engine.abort("a test's patience has run out");
+    engine.wait(*request, now_ns() + kPatienceNs);
+  }
+  return request->code;
+}
+inline Code run(Engine& engine, const RequestPtr& request) {
+  engine.submit(request, true);
+  return finish(engine, request);
+}
+// For requests that must succeed.
+inline RequestPtr done(Engine& engine, const RequestPtr& request) {
+  EXPECT_EQ(run(engine, request), Code::ok) << request->text;
+  return request;
+}
+
+template <class T> std::vector<T> result(const Request& request, size_t tensor = 0) {
+  const Output& output = request.results[tensor];
+  const T* data = static_cast<const T*>(output.data);
+  return {data, data + count_of(output.shape)};
+}
+
+inline int add_group(Engine& engine, const std::vector<int>& ranks) {
+  Tensor members{DType::uint8, Shape(ranks.begin(), ranks.end()), nullptr, nullptr};
+  return done(engine, request(engine, Kind::add_group, "", {members}))->new_group;
+}
+inline void remove_group(Engine& engine, int group) {
+  done(engine, request(engine, Kind::remove_group, "", {{DType::uint8, {group}, nullptr, nullptr}}));
+}
+
+}  // namespace lightcc::test
