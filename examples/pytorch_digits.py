@@ -3,9 +3,9 @@
     lightccrun -np 2 python examples/pytorch_digits.py --output DIR
     python examples/pytorch_digits.py --output DIR --reference
 
-The data, 1,797 images of 8 x 8 pixels, come with scikit-learn. The second command repeats in one process what the first
-did in two (the same images in the same steps, the same learning rate) and fails unless it sees the same losses. Plain
-`python` and `torchrun` start the script as well. One for Horovod differs in the import, and has no counters to report.
+The data, 1,797 images of 8 x 8 pixels, come with scikit-learn. The second command repeats in one process what the
+first did in two (the same images in the same steps, the same learning rate) and fails unless it sees the same losses.
+Plain `python` and `torchrun` start the script as well. For Horovod it would differ in the import and the counters.
 """
 import argparse
 import json
@@ -22,10 +22,10 @@ import lightcc.torch as hvd
 from lightcc import _core  # the counters
 
 TEST_IMAGES = 297
-# Several processes add the gradients of a batch in another order than one does. In float32 that moves a loss by 1e-7 at
-# once and, since each step builds on the last, by 2e-6 after some hundred steps (seen with 2 to 4 processes). The bound
-# leaves room for other processors; a factor that is wrong or a gradient that is lost passes it within three steps.
-LARGEST_DIFFERENCE = 1e-4  # of two losses, relative to the larger
+# Several processes add up a batch's gradients in another order than one does. In float32 that moves a loss by some
+# 1e-7, and each step builds on the last: 2 to 4 ranks ended within 3e-6 of one. Mistakes come out beyond the bound: a
+# sum for the average at step 2, no broadcast at step 1, a single bias gradient that one rank loses at step 30.
+LARGEST_DIFFERENCE = 2e-5  # of two losses, relative to the larger
 
 
 class Net(torch.nn.Module):
@@ -33,10 +33,10 @@ class Net(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1 = torch.nn.Conv2d(1, 16, kernel_size=3, padding=1)
-        self.conv2 = torch.nn.Conv2d(16, 32, kernel_size=3, stride=2, padding=1)
-        self.hidden = torch.nn.Linear(32 * 4 * 4, 64)
-        self.digit = torch.nn.Linear(64, 10)
+        self.conv1 = torch.nn.Conv2d(1, 32, kernel_size=3, padding=1)
+        self.conv2 = torch.nn.Conv2d(32, 64, kernel_size=3, stride=2, padding=1)
+        self.hidden = torch.nn.Linear(64 * 4 * 4, 128)
+        self.digit = torch.nn.Linear(128, 10)
 
     def forward(self, images):
         features = F.gelu(self.conv2(F.gelu(self.conv1(images)))).flatten(1)
@@ -61,7 +61,7 @@ def shard(step, images, batch, seed):
 
 
 class HookClock:
-    """Time that lightcc's hooks spend in backward. Hooks run in the order of their registration: start, lightcc, stop."""
+    """Time that lightcc's hooks spend in backward. Hooks run in the order of registration: start, lightcc's, stop."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -121,8 +121,8 @@ def train(settings, workers):
 def report(run):
     print(f"test accuracy    {run['accuracies'][-1][1]:.2%} of {TEST_IMAGES} images, after {len(run['losses'])} steps")
     print(f"speed            {run['images_per_second']:,.0f} images/s on {run['ranks']} rank(s), tests included")
-    print(f"communication    {run['waiting'] + run['hooks']:.1%} of rank 0's time: {run['hooks']:.1%} in hooks (copy and "
-          f"send each gradient), {run['waiting']:.1%} waiting, for data or for a rank that is still computing")
+    print(f"communication    {run['waiting'] + run['hooks']:.1%} of rank 0's time: {run['hooks']:.1%} in hooks, which copy "
+          f"and send gradients; {run['waiting']:.1%} waiting, for data or for a rank that still computes")
     print(f"collectives      {run['collectives_per_step']:.2f} a step for {len(list(Net().parameters()))} gradients and "
           f"the loss; {run['fused_per_step']:.2f} of them carried several tensors")
 
@@ -148,8 +148,8 @@ def same(run, reference):
     differences = [abs(a - b) / max(a, b) for a, b in zip(run["losses"], reference["losses"])]
     largest = max(differences)
     verdict = "same to float32 rounding" if largest <= LARGEST_DIFFERENCE else "DIFFERENT"
-    print(f"{run['ranks']} rank(s) against {reference['ranks']}: {verdict}: losses of {len(differences)} steps differ by at "
-          f"most {largest:.1e} (step {differences.index(largest) + 1}); bound {LARGEST_DIFFERENCE:.0e}")
+    print(f"{run['ranks']} rank(s) against {reference['ranks']}: {verdict}: losses of {len(differences)} steps differ "
+          f"by at most {largest:.1e} (step {differences.index(largest) + 1}); bound {LARGEST_DIFFERENCE:.0e}")
     return largest <= LARGEST_DIFFERENCE
 
 
@@ -158,11 +158,11 @@ def arguments():
     parser.add_argument("--output", type=Path, default=Path("build/digits"), metavar="DIR",
                         help="gets run.json and run.png (curves of loss and accuracy); default %(default)s")
     parser.add_argument("--reference", action="store_true",
-                        help="repeat the run in DIR on one rank, with its settings, and compare; exit code 1 if different")
+                        help="repeat the run in DIR on one rank with its settings; exit code 1 if the losses differ")
     parser.add_argument("--epochs", type=int, default=25, help="passes over the training set; default %(default)s")
     parser.add_argument("--steps", type=int, default=0, help="train so many steps, whatever --epochs says")
     parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step; default %(default)s")
-    parser.add_argument("--lr", type=float, default=0.05, help="learning rate a rank; falls linearly; default %(default)s")
+    parser.add_argument("--lr", type=float, default=0.03, help="learning rate a rank, at first; default %(default)s")
     parser.add_argument("--seed", type=int, default=42, help="of parameters, split and order; default %(default)s")
     return parser.parse_args()
 
@@ -183,7 +183,7 @@ def main():
     report(run)
     args.output.mkdir(parents=True, exist_ok=True)
     name = "reference" if args.reference else "run"
-    (args.output / f"{name}.json").write_text(json.dumps(run, indent=1))
+    (args.output / f"{name}.json").write_text(json.dumps(run))
     plot(args.output / f"{name}.png", *([earlier, run] if args.reference else [run]))
     print(f"curves           {args.output / name}.png, {args.output / name}.json")
     if args.reference and not same(earlier, run):

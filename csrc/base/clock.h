@@ -3,6 +3,8 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace lightcc {
@@ -21,27 +23,49 @@ inline void cpu_relax() {
 #endif
 }
 
-// How a thread passes the time before it sleeps: first it spins, then it offers its core to others. Both
-// lengths are fixed when the engine starts, by cores and ranks.
+// How a thread passes the time before it sleeps: it spins, then it offers its core to others. Spinning pays only while
+// the one it waits for runs on another core; so what has not come by spinning halves the next spin, and what
+// has doubles it. One habit serves all waits of an engine.
+class SpinHabit {
+ public:
+  explicit SpinHabit(uint64_t most_ns) : most_ns_(most_ns), now_ns_(most_ns) {}
+  uint64_t spin_ns() const { return now_ns_.load(std::memory_order_relaxed); }
+  void paid(bool did) {
+    uint64_t now = spin_ns();
+    now_ns_.store(did ? std::min(most_ns_, now * 2) : std::max(std::min(most_ns_, kLeastNs), now / 2), std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr uint64_t kLeastNs = 1'000;
+  const uint64_t most_ns_;
+  std::atomic<uint64_t> now_ns_;
+};
+
 class Patience {
  public:
-  struct Limits { uint64_t spin_ns, yield_ns; };
-  explicit Patience(Limits limits) : limits_(limits) {}
-  void reset() { turns_ = 0, since_ = 0; }
+  explicit Patience(SpinHabit& habit) : habit_(habit), spin_ns_(habit.spin_ns()) {}
+  void reset() {  // something came
+    if (since_ != 0) habit_.paid(!yielded_);
+    turns_ = 0, since_ = 0, yielded_ = false;
+    spin_ns_ = habit_.spin_ns();
+  }
   bool wait_a_little() {  // false: patience is used up, sleep
-    if (++turns_ % kTurnsPerLook != 0) return cpu_relax(), true;
-    uint64_t now = now_ns();
+    if (!yielded_ && ++turns_ % kTurnsPerLook != 0) return cpu_relax(), true;
+    uint64_t now = lightcc::now_ns();
     if (since_ == 0) since_ = now;
-    if (now - since_ < limits_.spin_ns) return true;
-    if (now - since_ >= limits_.spin_ns + limits_.yield_ns) return false;
-    return sched_yield(), true;
+    if (now - since_ < spin_ns_) return true;
+    yielded_ = true;
+    return now - since_ < spin_ns_ + kYieldNs && (sched_yield(), true);
   }
 
  private:
   static constexpr unsigned kTurnsPerLook = 8;  // a look at the clock costs as much as a few turns
-  Limits limits_;
+  static constexpr uint64_t kYieldNs = 100'000;
+  SpinHabit& habit_;
+  uint64_t spin_ns_;
   unsigned turns_ = 0;
   uint64_t since_ = 0;
+  bool yielded_ = false;
 };
 
 }  // namespace lightcc

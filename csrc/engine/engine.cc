@@ -19,10 +19,9 @@ constexpr int kNaps = 20;  // after its last work the engine thread looks again 
                            // submissions wakes it once
 
 // A waiting thread may spin only if it has a core to itself.
-Patience::Limits patience_for(const Config& config, int local_size) {
-  bool crowded = local_size > usable_cores();
-  uint64_t spin = config.spin_us >= 0 ? uint64_t(config.spin_us) * 1000 : crowded ? 1'000 : 20'000;
-  return {spin, 100'000};
+uint64_t most_spin_ns(const Config& config, int local_size) {
+  if (config.spin_us >= 0) return uint64_t(config.spin_us) * 1000;
+  return local_size > usable_cores() ? 1'000 : 20'000;
 }
 
 std::string flight_name(const Request& request) { return std::to_string(request.group) + "/" + request.key; }
@@ -33,7 +32,7 @@ Engine::Engine(std::unique_ptr<Host> host, World world, Config config)
     : host_(std::move(host)),
       world_(std::move(world)),
       config_(std::move(config)),
-      patience_(patience_for(config_, host_->size())),
+      spin_habit_(most_spin_ns(config_, host_->size())),
       disputes_(*host_),
       left_(host_->size()),
       ended_(host_->size()) {
@@ -53,7 +52,7 @@ Engine::~Engine() { shutdown(); }
 void Engine::name_automatically(Request& request) {
   std::lock_guard lock(mutex_);
   request.automatic = true;
-  request.key = std::string(name_of(request.what.kind)) + "." + kAutomatic +
+  request.key = std::string(name_of(request.what.kind)) + "." + std::string(kAutomatic) +
                 std::to_string(automatic_[{request.group, request.what.kind}]++);
 }
 
@@ -61,7 +60,7 @@ void Engine::name_automatically(Request& request) {
 void Engine::skip_name(int group, const std::string& key) {
   size_t dot = key.find('.');
   std::string name = key.substr(dot + 1);
-  if (name.rfind(kAutomatic, 0) != 0) return;
+  if (!is_automatic(key)) return;
   std::lock_guard lock(mutex_);
   for (int kind = 0; kind < kKinds; ++kind)
     if (key.compare(0, dot, name_of(Kind(kind))) == 0) {
@@ -108,7 +107,7 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   uint64_t begin = now_ns();
   waiters_.fetch_add(1);
   if (begin - request.submitted_ns > kBlockedNs && waiters_ == 1) look_for_dispute(request);
-  Patience patience(patience_);
+  Patience patience(spin_habit_);
   while (!request.finished.load(std::memory_order_acquire)) {
     if (drive()) {
       patience.reset();

@@ -67,7 +67,7 @@ class Engine : public ChannelOwner {
   const World world_;
   const Config config_;
   Counters counters_;
-  Patience::Limits patience_;
+  SpinHabit spin_habit_;
 
   // Under the baton.
   std::atomic<bool> baton_{false};

@@ -3,6 +3,7 @@
 // in one order for all, fused with others in a batch. A request seen before travels as a number.
 #pragma once
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -16,6 +17,14 @@ struct TensorSpec {
   Shape shape;
   bool operator==(const TensorSpec&) const = default;
 };
+
+// The name of a request that was given none: this and a number.
+inline constexpr std::string_view kAutomatic = "noname.";
+inline bool is_automatic(std::string_view key) {
+  std::string_view name = key.substr(key.find('.') + 1);
+  return name.starts_with(kAutomatic) && name.size() > kAutomatic.size() && name.size() < kAutomatic.size() + 20 &&
+         name.find_first_not_of("0123456789", kAutomatic.size()) == name.npos;
+}
 
 // What must agree between ranks (but for the first dimension of allgather and alltoall).
 struct Announcement {

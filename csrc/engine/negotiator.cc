@@ -184,7 +184,8 @@ std::string Coordinator::disagreement(const Entry& e) const {
 }
 
 void Coordinator::number(Entry& e) {
-  if (e.id != kNoId || limits_.capacity == 0) return;
+  // An automatic name never comes again.
+  if (e.id != kNoId || limits_.capacity == 0 || is_automatic(e.key)) return;
   if (int(by_id_.size()) < limits_.capacity) {
     e.id = uint32_t(by_id_.size());
     by_id_.push_back(&e), generations_.push_back(0);

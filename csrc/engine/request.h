@@ -2,7 +2,6 @@
 #pragma once
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 
 #include "engine/message.h"
@@ -47,8 +46,7 @@ struct Request {
   std::string name() const { return key.substr(key.find('.') + 1); }
 };
 
-inline constexpr const char* kAutomatic = "noname.";
-inline uint64_t automatic_number(const std::string& name) { return std::stoull(name.substr(strlen(kAutomatic))); }
+inline uint64_t automatic_number(const std::string& name) { return std::stoull(name.substr(kAutomatic.size())); }
 
 using RequestPtr = std::shared_ptr<Request>;
 

@@ -60,22 +60,22 @@ except hvd.HorovodInternalError as error:
 def check_before_init():
     import lightcc.numpy as hvd
     assert not hvd.is_initialized()
-    expect_no_job(hvd)
+    expect_no_job(hvd, np.ones(2))
 
 
-def expect_no_job(hvd):
+def expect_no_job(hvd, x):
     for query in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size,
                   hvd.is_homogeneous, hvd.global_process_set.size, lambda: hvd.add_process_set([0])):
         with pytest.raises(ValueError, match="init"):
             query()
-    x = np.ones(2)
     for verb in (hvd.allreduce, hvd.allreduce_async_, hvd.allgather, lambda x: hvd.broadcast(x, 0), hvd.alltoall,
                  hvd.reducescatter, lambda x: hvd.grouped_allreduce([x]), lambda x: hvd.barrier()):
         with pytest.raises(hvd.HorovodInternalError, match="init"):
             verb(x)
 
 
-def expect_works(hvd, name=None):
+def expect_works(name=None):
+    import lightcc.numpy as hvd
     x = np.arange(3.0) + hvd.rank()
     total = sum(np.arange(3.0) + rank for rank in range(hvd.size()))
     assert (hvd.allreduce(x, op=hvd.Sum, name=name) == total).all()
@@ -195,7 +195,7 @@ def check_disagreement_of_other_kinds(framework, verb, what, named, repeats):
                      {rank: odd_text if rank == odd else text for rank in range(hvd.size())})
         for _ in range(2):
             assert (framework.values(run(False)) == 1).all()
-        expect_works(hvd)
+        expect_works()
 
 
 def check_every_rank_has_another_shape(framework):
@@ -203,7 +203,7 @@ def check_every_rank_has_another_shape(framework):
     with pytest.raises(hvd.HorovodInternalError) as raised:
         hvd.allreduce(framework.tensor(np.ones(1 + hvd.rank()), "float32"), name="all")
     expect_blame(str(raised.value), "allreduce", "all", "shape", {rank: f"[{1 + rank}]" for rank in range(hvd.size())})
-    expect_works(hvd, "all")
+    expect_works("all")
 
 
 def check_number_of_tensors(framework):
@@ -270,10 +270,10 @@ def check_dtypes_that_are_not_supported(framework):
         with pytest.raises(ValueError, match="complex64.*not supported.*bfloat16"):
             verb(x)
     with pytest.raises(TypeError, match="list"):
-        hvd.allreduce([1.0, 2.0])
+        hvd.allreduce_async([1.0, 2.0])
     with pytest.raises(NotImplementedError, match="Adasum"):
         hvd.allreduce(framework.tensor([1.0], "float32"), op=hvd.Adasum)
-    expect_works(hvd)
+    expect_works()
 
 
 def check_splits_of_wrong_form(framework):
@@ -283,14 +283,14 @@ def check_splits_of_wrong_form(framework):
                          (framework.tensor(np.ones((hvd.size(), 1)), "int32"), "one-dimensional.*2")):
         with pytest.raises(ValueError, match=text):
             hvd.alltoall(x, splits)
-    expect_works(hvd)
+    expect_works()
 
 
 def check_allgather_of_a_scalar(framework):
     hvd = framework.hvd
     with pytest.raises(hvd.HorovodInternalError, match="dimension"):
         hvd.allgather(framework.tensor(1.0, "float32"))
-    expect_works(hvd)
+    expect_works()
 
 
 def check_read_only_array(job):
@@ -307,7 +307,7 @@ def check_tensors_of_other_kinds(job):
     for x, text in ((torch.ones(2, device="meta"), "meta"), (torch.ones(2, 2).to_sparse(), "sparse")):
         with pytest.raises(ValueError, match=text):
             hvd.allreduce(x)
-    expect_works(hvd)
+    expect_works()
 
 
 def check_process_sets(framework):
@@ -327,7 +327,7 @@ def check_process_sets(framework):
     old.process_set_id = gone
     with pytest.raises(ValueError, match="does not exist"):
         hvd.allreduce(x, process_set=old)
-    expect_works(hvd)
+    expect_works()
 
 
 def check_name_in_flight(framework):
@@ -350,10 +350,10 @@ def check_name_in_flight(framework):
 # The job's life
 
 def check_two_inits(job):
-    expect_works(job, "before")
+    expect_works("before")
     job.init()
     job.init()
-    expect_works(job, "after")
+    expect_works("after")
 
 
 def check_fork(framework):
@@ -386,19 +386,19 @@ def check_fork(framework):
     assert len(texts) == 5
     for text in texts:
         assert "forked" in text and "init()" in text, text
-    expect_works(hvd)
+    expect_works()
 
 
 def check_shutdown_and_init(framework):
     hvd = framework.hvd
     for _ in range(3):
-        expect_works(hvd, "same")
+        expect_works("same")
         hvd.shutdown()
         hvd.shutdown()
         assert not hvd.is_initialized()
-        expect_no_job(hvd)
+        expect_no_job(hvd, framework.tensor([1.0, 1.0], "float32"))
         hvd.init()
-    expect_works(hvd, "same")
+    expect_works("same")
 
 
 def check_shutdown_with_operations_in_flight(framework):
@@ -409,22 +409,22 @@ def check_shutdown_with_operations_in_flight(framework):
     hvd.shutdown()
     assert [hvd.synchronize(handle) for handle in handles] == [None] * len(handles)
     hvd.init()
-    expect_works(hvd)
+    expect_works()
 
 
 def check_one_rank_shuts_down(framework):
     hvd = framework.hvd
     for leaver in (0, hvd.size() - 1):
-        expect_works(hvd)
+        expect_works()
         if hvd.rank() == leaver:
             hvd.shutdown()
         else:
             x = framework.tensor([1.0], "float32")
             for verb in (hvd.allreduce, hvd.allgather, lambda x: hvd.synchronize(hvd.allreduce_async_(x))):
                 begin = time.monotonic()
-                with pytest.raises(hvd.HorovodInternalError, match=f"rank {leaver} .*has left"):
+                with pytest.raises(hvd.HorovodInternalError, match=r"rank \d .*has left"):
                     verb(x)
                 assert time.monotonic() < begin + 5
             hvd.shutdown()
         hvd.init()
-    expect_works(hvd)
+    expect_works()

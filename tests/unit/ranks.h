@@ -33,8 +33,8 @@ class Ranks {
 
   // One thread a rank. What a body throws fails the test and ends the epoch, so that nobody waits for it.
   void each(const std::function<void(Engine&, int rank)>& body) {
-    std::vector<int> all(size_t(size()));
-    for (int rank = 0; rank < size(); ++rank) all[size_t(rank)] = rank;
+    std::vector<int> all;
+    for (int rank = 0; rank < size(); ++rank) all.push_back(rank);
     each(all, body);
   }
   void each(const std::vector<int>& ranks, const std::function<void(Engine&, int rank)>& body) {
@@ -97,12 +97,18 @@ inline RequestPtr request(Engine& engine, Kind kind, const std::string& name, co
   return request;
 }
 
-// Waits to the end. If there is none, it makes one: the request's memory must not be written after the test.
+// Waits to the end, in slices as the C door does. If there is no end, it makes one: the request's memory must not be
+// written after the test.
 inline Code finish(Engine& engine, const RequestPtr& request) {
-  if (!engine.wait(*request, now_ns() + kPatienceNs)) {
+  const auto wait = [&](uint64_t deadline_ns) {
+    while (now_ns() < deadline_ns)
+      if (engine.wait(*request, now_ns() + kSecondNs / 10)) return true;
+    return false;
+  };
+  if (!wait(now_ns() + kPatienceNs)) {
     ADD_FAILURE() << request->title() << " on rank " << engine.world().rank << " has not finished";
     engine.abort("a test's patience has run out");
-    engine.wait(*request, now_ns() + kPatienceNs);
+    wait(now_ns() + kPatienceNs);
   }
   return request->code;
 }

@@ -1,0 +1,227 @@
+"""Process sets: registered at init and later, overlapping, used side by side. With numpy alone: sets know no framework."""
+import random
+
+import lightcc.numpy as hvd
+import numpy as np
+import pytest
+import ranks
+
+SEED = 7
+
+
+@pytest.mark.parametrize("np", ranks.SIZES)
+def test_on_ranks(np):
+    ranks.run_checks(__file__, np)
+
+
+def halves():
+    """Three sets that overlap: the even ranks, the last ones, and the first alone."""
+    size = hvd.size()
+    wanted = [range(0, size, 2), range(size // 2, size), [0]]
+    distinct = []
+    for who in map(list, wanted):
+        if who not in distinct and who != list(range(size)):
+            distinct.append(who)
+    return [hvd.ProcessSet(who) for who in distinct]
+
+
+@pytest.fixture
+def sets():
+    """The sets of halves(), given to init."""
+    hvd.init()
+    static = halves()
+    hvd.shutdown()
+    hvd.init(process_sets=static)
+    yield static
+    hvd.shutdown()
+
+
+@pytest.fixture
+def world():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def mine(sets):
+    return [s for s in sets if s.included()]
+
+
+def expect_works(process_set):
+    """Every collective in one set, with ranks that are not members doing nothing."""
+    who = process_set.ranks
+    x = np.array([[1.0 + hvd.rank()]])
+    every = np.array([[1.0 + rank] for rank in who])
+    assert hvd.allreduce(x, op=hvd.Sum, process_set=process_set) == every.sum()
+    assert hvd.allreduce(x, process_set=process_set) == every.mean()
+    assert (hvd.allgather(x, process_set=process_set) == every).all()
+    assert hvd.broadcast(x, who[-1], process_set=process_set) == 1 + who[-1]  # a world rank
+    assert (hvd.alltoall(np.repeat(x, len(who), 0), process_set=process_set) == every).all()
+    rows = hvd.reducescatter(np.repeat(x, len(who) + 1, 0), op=hvd.Sum, process_set=process_set)
+    assert rows.shape == (2 if process_set.rank() == 0 else 1, 1) and (rows == every.sum()).all()
+    assert hvd.grouped_allreduce([x, x], op=hvd.Max, process_set=process_set)[1] == every.max()
+    assert hvd.broadcast_object(hvd.rank(), who[-1], process_set=process_set) == who[-1]
+    assert hvd.allgather_object(hvd.rank(), process_set=process_set) == who
+    hvd.barrier(process_set)
+
+
+def check_queries(sets):
+    assert [s.process_set_id for s in sets] == list(range(1, 1 + len(sets)))
+    for s in [hvd.global_process_set, *sets]:
+        assert s.size() == len(s.ranks)
+        assert s.included() == (hvd.rank() in s.ranks)
+        if s.included():
+            assert s.rank() == s.ranks.index(hvd.rank())
+        else:
+            with pytest.raises(ValueError, match=f"rank {hvd.rank()}"):
+                s.rank()
+    assert hvd.global_process_set.ranks == list(range(hvd.size()))
+    assert hvd.global_process_set.process_set_id == 0
+
+
+def check_unregistered_set(world):
+    s = hvd.ProcessSet([0])
+    assert (s.process_set_id, s.size(), s.rank(), s.included()) == (None, None, None, hvd.rank() == 0)
+    assert hvd.ProcessSet([3, 1, 2]).ranks == [1, 2, 3]
+    for ranks_or_comm in (["0"], [0.0], [0, 0], 0, None):
+        with pytest.raises(ValueError):
+            hvd.ProcessSet(ranks_or_comm)
+
+
+def check_collectives(sets):
+    for _ in range(3):
+        for s in mine(sets):
+            expect_works(s)
+        expect_works(hvd.global_process_set)
+
+
+def check_sets_in_any_order(sets):
+    """Each rank goes through its sets in its own order: operations of different sets do not wait for each other, and
+    may have the same names."""
+    everything = mine(sets) + [hvd.global_process_set]
+    rng = random.Random(SEED + hvd.rank())
+    for step in range(50):
+        rng.shuffle(everything)
+        handles = [(s, name, hvd.allreduce_async(np.array([1.0 + step]), name=name, op=hvd.Sum, process_set=s))
+                   for s in everything for name in (None, "same")]
+        rng.shuffle(handles)
+        for s, _, handle in handles:
+            assert hvd.synchronize(handle) == (1 + step) * s.size()
+
+
+def check_broadcast_of_other_root(sets):
+    for s in mine(sets):
+        for root in range(hvd.size()):
+            x = np.array([hvd.rank()])
+            if root in s.ranks:
+                assert hvd.broadcast(x, root, name="root", process_set=s) == root
+            else:
+                with pytest.raises(ValueError, match=f"root rank {root} is not in process set"):
+                    hvd.broadcast(x, root, name="root", process_set=s)
+
+
+def check_disagreement_in_a_set_is_no_concern_of_others(sets):
+    handle = hvd.allreduce_async(np.ones(4), op=hvd.Sum, name="all")
+    for s in mine(sets):
+        if s.size() > 1:
+            with pytest.raises(hvd.HorovodInternalError, match="ranks disagree on shape"):
+                hvd.allreduce(np.ones(2 + (s.rank() == 0)), name="bad", process_set=s)
+            assert (hvd.allreduce(np.ones(2), name="bad", op=hvd.Sum, process_set=s) == s.size()).all()
+    assert (hvd.synchronize(handle) == hvd.size()).all()
+
+
+def check_add_and_remove(world):
+    for _ in range(3):
+        added = [hvd.add_process_set(s) for s in halves()]
+        assert [s.process_set_id for s in added] == list(range(1, 1 + len(added)))
+        for s in mine(added):
+            expect_works(s)
+        for s in added:
+            assert hvd.remove_process_set(s) is True
+            assert s.process_set_id is None and s.size() is None
+            assert hvd.remove_process_set(s) is False
+    assert hvd.remove_process_set(hvd.global_process_set) is False
+    expect_works(hvd.global_process_set)
+
+
+def check_ids_are_used_again(world):
+    if hvd.size() < 3:
+        return
+    a, b, c = (hvd.add_process_set([rank]) for rank in range(3))
+    assert [s.process_set_id for s in (a, b, c)] == [1, 2, 3]
+    hvd.remove_process_set(b)
+    hvd.remove_process_set(a)
+    d, e, f = (hvd.add_process_set(who) for who in ([0, 1], [1, 2], [0, 2]))
+    assert [s.process_set_id for s in (d, e, f)] == [2, 1, 4]  # first freed, first used
+    for s in mine([c, d, e, f]):
+        expect_works(s)
+
+
+def check_remove_waits_for_nobody_in_the_set(world):
+    """A set may be removed while operations of the world are in flight."""
+    s = hvd.add_process_set([0])
+    handles = [hvd.allreduce_async(np.full(1000, i), op=hvd.Max) for i in range(20)]
+    hvd.remove_process_set(s)
+    for i, handle in enumerate(handles):
+        assert (hvd.synchronize(handle) == i).all()
+
+
+def check_duplicates(world):
+    first = hvd.add_process_set([0]) if hvd.size() > 1 else hvd.global_process_set
+    for again in (first, [0], hvd.ProcessSet([0]), range(hvd.size())):
+        with pytest.raises(ValueError, match="exists already"):
+            hvd.add_process_set(again)
+    for unknown in ([hvd.size()], [-1, 0]):
+        with pytest.raises(ValueError, match="rank"):
+            hvd.add_process_set(unknown)
+    expect_works(hvd.global_process_set)
+
+
+def check_duplicates_at_init():
+    for sets in ([[0], [0]], [hvd.ProcessSet([0]), hvd.ProcessSet([0])]):
+        with pytest.raises(ValueError, match="twice"):
+            hvd.init(process_sets=sets)
+        assert hvd.is_initialized()
+        expect_works(hvd.global_process_set)
+        hvd.shutdown()
+
+
+def check_second_init_matches_sets_again(sets):
+    again = halves()
+    hvd.init(process_sets=again)
+    assert [s.process_set_id for s in again] == [s.process_set_id for s in sets]
+    for s in mine(again):
+        expect_works(s)
+
+
+def check_sets_end_with_the_epoch(world):
+    s = halves()[0] if hvd.size() > 1 else hvd.global_process_set
+    if hvd.size() > 1:
+        hvd.add_process_set(s)
+    for _ in range(3):
+        hvd.shutdown()
+        hvd.init()
+        if hvd.size() > 1:
+            assert s.process_set_id is None
+            with pytest.raises(ValueError, match="not registered"):
+                hvd.allreduce(np.ones(1), process_set=s)
+            hvd.add_process_set(s)
+            assert s.process_set_id == 1
+        if s.included():
+            expect_works(s)
+
+
+def check_init_with_a_part_of_the_job():
+    hvd.init()
+    everybody = list(range(hvd.size()))
+    hvd.shutdown()
+    hvd.init(comm=everybody)
+    hvd.init(comm=[])
+    expect_works(hvd.global_process_set)
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="process_sets"):
+        hvd.init(comm=everybody + [len(everybody)])
+    assert not hvd.is_initialized()
+    hvd.init(process_sets="dynamic")
+    expect_works(hvd.global_process_set)
+    hvd.shutdown()

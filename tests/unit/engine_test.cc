@@ -1,0 +1,490 @@
+// Engines as threads: every kind of collective, many tensors in any order, fusion, the cache, waiting and polling.
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "device/device.h"
+#include "ranks.h"
+#include "simulated.h"
+
+namespace lightcc {
+namespace {
+
+using namespace test;
+
+class Engines : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, Engines, testing::Range(1, 6), testing::PrintToStringParamName());
+
+// ---- what each kind does
+
+TEST_P(Engines, AllreduceWithEveryOperation) {
+  const int n = GetParam();
+  Ranks ranks(n);
+  ranks.each([n](Engine& engine, int rank) {
+    const struct { ReduceOp op; float expected; } rows[] = {
+        {ReduceOp::sum, float(n * (n + 1)) / 2}, {ReduceOp::average, float(n + 1) / 2}, {ReduceOp::min, 1.0f},
+        {ReduceOp::max, float(n)},               {ReduceOp::product, std::tgamma(float(n + 1))}};
+    for (int64_t count : {1, 1000, 300'000})
+      for (auto& row : rows) {
+        std::vector<float> in(size_t(count), float(rank + 1)), out(in.size());
+        auto one = request(engine, Kind::allreduce, "", {{DType::float32, {count}, in.data(), out.data()}});
+        one->what.op = row.op;
+        done(engine, one);
+        EXPECT_NEAR(out.front(), row.expected, 1e-4) << name_of(row.op) << ", " << count;
+        EXPECT_EQ(out.back(), out.front());
+        EXPECT_EQ(in.front(), float(rank + 1)) << "the input was written";
+      }
+  });
+}
+
+TEST_P(Engines, FactorsAndIntegerAverages) {
+  const int n = GetParam();
+  Ranks ranks(n);
+  ranks.each([n](Engine& engine, int rank) {
+    std::vector<double> scaled(50, rank + 1.0);
+    auto one = request(engine, Kind::allreduce, "scaled", {in_place(scaled)});
+    one->what.pre = 0.5, one->what.post = 4;
+    done(engine, one);
+    EXPECT_EQ(scaled[49], n * (n + 1.0));
+    for (int64_t value : {49, -7, 1'000'003}) {
+      std::vector<int64_t> average(3, value);
+      one = request(engine, Kind::allreduce, "average", {in_place(average)});
+      one->what.op = ReduceOp::average;
+      done(engine, one);
+      EXPECT_EQ(average[2], value);
+    }
+  });
+}
+
+TEST_P(Engines, AllgatherOfDifferentRows) {
+  const int n = GetParam();
+  Ranks ranks(n);
+  ranks.each([n](Engine& engine, int rank) {
+    for (int again = 0; again < 3; ++again) {  // the rows change from time to time
+      const int rows = rank * again;
+      std::vector<int32_t> in(size_t(rows) * 2, rank), expected;
+      for (int from = 0; from < n; ++from) expected.insert(expected.end(), size_t(from * again) * 2, from);
+      auto one = done(engine, request(engine, Kind::allgather, "rows", {input_of(in, {rows, 2})}));
+      EXPECT_EQ(one->results[0].shape, (Shape{int64_t(expected.size() / 2), 2}));
+      EXPECT_EQ(result<int32_t>(*one), expected);
+    }
+  });
+}
+
+TEST_P(Engines, BroadcastFromEachRank) {
+  const int n = GetParam();
+  Ranks ranks(n);
+  ranks.each([n](Engine& engine, int rank) {
+    for (int root = 0; root < n; ++root)
+      for (int64_t count : {0, 1, 70'000}) {
+        std::vector<int64_t> in(size_t(count), rank), out(size_t(count), -1);
+        auto one = request(engine, Kind::broadcast, "", {{DType::int64, {count}, in.data(), out.data()}});
+        one->what.root = root;
+        done(engine, one);
+        EXPECT_EQ(out, std::vector<int64_t>(size_t(count), root));
+      }
+  });
+}
+
+TEST_P(Engines, AlltoallEqualAndBySplits) {
+  const int n = GetParam();
+  Ranks ranks(n);
+  ranks.each([n](Engine& engine, int rank) {
+    std::vector<int32_t> in(size_t(n) * 2), expected;
+    for (int i = 0; i < 2 * n; ++i) in[size_t(i)] = rank * 100 + i / 2;
+    for (int from = 0; from < n; ++from) expected.insert(expected.end(), 2, from * 100 + rank);
+    auto one = done(engine, request(engine, Kind::alltoall, "", {input_of(in, {2 * n})}));
+    EXPECT_EQ(result<int32_t>(*one), expected);
+    // To rank r go r rows; the last row goes nowhere.
+    Shape splits;
+    in.clear(), expected.clear();
+    for (int to = 0; to < n; ++to) splits.push_back(to), in.insert(in.end(), size_t(to), rank * 100 + to);
+    in.push_back(-1);
+    for (int from = 0; from < n; ++from) expected.insert(expected.end(), size_t(rank), from * 100 + rank);
+    auto two = request(engine, Kind::alltoall, "", {input_of(in, {int64_t(in.size())})});
+    two->what.splits = splits;
+    done(engine, two);
+    EXPECT_EQ(result<int32_t>(*two), expected);
+    EXPECT_EQ(two->results[0].rows_from, std::vector<int32_t>(size_t(n), rank));
+  });
+}
+
+TEST_P(Engines, ReducescatterGivesTheFirstRanksTheRowsLeftOver) {
+  const int n = GetParam();
+  Ranks ranks(n);
+  ranks.each([n](Engine& engine, int rank) {
+    for (int64_t rows : {int64_t(0), int64_t(2), int64_t(2 * n + 1), int64_t(40'001)}) {
+      std::vector<float> in(size_t(rows) * 3);
+      for (size_t i = 0; i < in.size(); ++i) in[i] = float(i / 3);
+      auto one = request(engine, Kind::reducescatter, "", {input_of(in, {rows, 3})});
+      one->what.op = ReduceOp::average;
+      done(engine, one);
+      const int64_t begin = rank * (rows / n) + std::min<int64_t>(rank, rows % n), mine = rows / n + (rank < rows % n);
+      EXPECT_EQ(one->results[0].shape, (Shape{mine, 3}));
+      const auto out = result<float>(*one);
+      for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], float(begin + int64_t(i) / 3), 0.01) << i;
+    }
+  });
+}
+
+TEST_P(Engines, BarrierHoldsUntilTheLastHasCome) {
+  Ranks ranks(GetParam());
+  std::atomic<int> come{0};
+  ranks.each([&](Engine& engine, int rank) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5 * rank));
+    ++come;
+    done(engine, request(engine, Kind::barrier, "", {}));
+    EXPECT_EQ(come, ranks.size());
+  });
+}
+
+// ---- many at once
+
+TEST_P(Engines, AThousandTensorsInAnotherOrderOnEachRank) {
+  constexpr int kTensors = 1000;
+  const uint64_t seed = run_seed();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  const int n = GetParam();
+  Ranks ranks(n);
+  ranks.each([&](Engine& engine, int rank) {
+    std::vector<std::vector<float>> tensors;
+    for (int i = 0; i < kTensors; ++i) tensors.emplace_back(size_t(i % 50 + 1), float(i));
+    std::vector<int> order(kTensors);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(seed + uint64_t(rank)));
+    std::vector<RequestPtr> requests;
+    for (int i : order) {
+      requests.push_back(request(engine, Kind::allreduce, "t" + std::to_string(i), {in_place(tensors[size_t(i)])}));
+      engine.submit(requests.back(), false);
+    }
+    for (auto& one : requests) ASSERT_EQ(finish(engine, one), Code::ok) << one->text;
+    for (int i = 0; i < kTensors; ++i)
+      ASSERT_EQ(tensors[size_t(i)], std::vector<float>(size_t(i % 50 + 1), float(i * n))) << i;
+  });
+  EXPECT_EQ(ranks.count(Counters::requests), uint64_t(n * kTensors));
+}
+
+TEST(Engine, KindsAndDtypesInterleaved) {
+  const uint64_t seed = run_seed();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  Ranks ranks(4);
+  ranks.each([&](Engine& engine, int rank) {
+    std::vector<std::vector<float>> floats(40, std::vector<float>(3000, 1));
+    std::vector<std::vector<int32_t>> ints(40, std::vector<int32_t>(70, 1));
+    std::vector<RequestPtr> requests;
+    for (size_t i = 0; i < 40; ++i) {
+      const std::string name = std::to_string(i);
+      requests.push_back(request(engine, Kind::allreduce, name, {in_place(floats[i])}));
+      requests.push_back(request(engine, Kind::allreduce, "int" + name, {in_place(ints[i])}));
+      requests.push_back(request(engine, Kind::allgather, name, {input_of(ints[i], {7, 10})}));
+      requests.push_back(request(engine, Kind::reducescatter, name, {input_of(floats[i], {3, 1000})}));
+      requests.push_back(request(engine, Kind::barrier, name, {}));
+    }
+    std::shuffle(requests.begin(), requests.end(), std::mt19937_64(seed + uint64_t(rank)));
+    for (auto& one : requests) engine.submit(one, false);
+    for (auto& one : requests) ASSERT_EQ(finish(engine, one), Code::ok) << one->title() << one->text;
+    for (size_t i = 0; i < 40; ++i) {
+      EXPECT_EQ(floats[i], std::vector<float>(3000, 4));
+      EXPECT_EQ(ints[i], std::vector<int32_t>(70, 4));
+    }
+  });
+}
+
+TEST(Engine, SeveralTensorsAreOneRequest) {
+  Ranks ranks(3);
+  ranks.each([](Engine& engine, int rank) {
+    std::vector<float> a(5, 1), b(100'000, 2);
+    std::vector<int64_t> c(7, 3);
+    std::vector<uint8_t> empty;
+    done(engine, request(engine, Kind::allreduce, "mixed", {in_place(a), in_place(c), in_place(b), in_place(empty)}));
+    EXPECT_EQ(a, std::vector<float>(5, 3));
+    EXPECT_EQ(b, std::vector<float>(100'000, 6));
+    EXPECT_EQ(c, std::vector<int64_t>(7, 9));
+
+    std::vector<int32_t> rows(size_t(rank) + 1, rank), all{0, 1, 1, 2, 2, 2};
+    auto gathered = done(engine, request(engine, Kind::allgather, "mixed",
+                                         {input_of(rows, {rank + 1}), input_of(a, {5}), input_of(rows, {rank + 1})}));
+    EXPECT_EQ(result<int32_t>(*gathered, 0), all);
+    EXPECT_EQ(result<float>(*gathered, 1), std::vector<float>(15, 3));
+    EXPECT_EQ(result<int32_t>(*gathered, 2), all);
+  });
+}
+
+// ---- fusion
+
+void submit_all(Engine& engine, std::vector<RequestPtr>& requests) {
+  for (auto& one : requests) engine.submit(one, false);
+  for (auto& one : requests) ASSERT_EQ(finish(engine, one), Code::ok) << one->text;
+}
+
+TEST(Engine, SmallTensorsRunTogetherUnlessFusionIsOff) {
+  for (bool fusion : {true, false}) {
+    Config config;
+    config.fusion = fusion;
+    Ranks ranks(3, config);
+    ranks.each([](Engine& engine, int) {
+      std::vector<std::vector<float>> tensors(300, std::vector<float>(64, 1));
+      std::vector<RequestPtr> requests;
+      for (size_t i = 0; i < tensors.size(); ++i)
+        requests.push_back(request(engine, Kind::allreduce, std::to_string(i), {in_place(tensors[i])}));
+      submit_all(engine, requests);
+      for (auto& tensor : tensors) ASSERT_EQ(tensor, std::vector<float>(64, 3));
+    });
+    EXPECT_EQ(ranks.count(Counters::fused_batches) > 0, fusion);
+    EXPECT_EQ(ranks.count(Counters::fused_requests) > 0, fusion);
+    EXPECT_EQ(ranks.count(Counters::batches) < 300u * 3, fusion);
+  }
+}
+
+TEST(Engine, TensorsSideBySideInSharedMemoryAreNotCopied) {
+  constexpr int64_t kCount = 16 << 10;  // above what runs flat
+  Ranks ranks(2);
+  uint64_t copied = 0;
+  ranks.each([&](Engine& engine, int rank) {
+    auto* data = reinterpret_cast<float*>(engine.arena()->allocate(20 * kCount * sizeof(float)));
+    std::fill(data, data + 20 * kCount, 1.0f);
+    done(engine, request(engine, Kind::barrier, "", {}));
+    if (rank == 0) copied = copied_bytes();
+    done(engine, request(engine, Kind::barrier, "", {}));
+    std::vector<RequestPtr> requests;
+    for (int64_t i = 0; i < 20; ++i)
+      requests.push_back(request(engine, Kind::allreduce, std::to_string(i), {in_place(data + i * kCount, kCount)}));
+    submit_all(engine, requests);
+    EXPECT_TRUE(std::all_of(data, data + 20 * kCount, [](float x) { return x == 2; }));
+    done(engine, request(engine, Kind::barrier, "", {}));
+    if (rank == 0) {
+      EXPECT_EQ(copied_bytes(), copied);
+    }
+    done(engine, request(engine, Kind::barrier, "", {}));
+    engine.arena()->release(reinterpret_cast<std::byte*>(data));
+  });
+}
+
+TEST(Engine, RanksMayDifferInWhereTheirTensorsLie) {
+  constexpr size_t kCount = 5000, kTensors = 20;
+  Ranks ranks(3);
+  ranks.each([](Engine& engine, int rank) {
+    std::vector<float> own(kCount * kTensors);
+    auto* data = rank == 1 ? own.data()
+                           : reinterpret_cast<float*>(engine.arena()->allocate(kCount * kTensors * sizeof(float)));
+    std::fill(data, data + kCount * kTensors, 1.0f);
+    std::vector<RequestPtr> requests;
+    for (size_t i = 0; i < kTensors; ++i)
+      requests.push_back(request(engine, Kind::allreduce, std::to_string(i), {in_place(data + i * kCount, kCount)}));
+    submit_all(engine, requests);
+    EXPECT_TRUE(std::all_of(data, data + kCount * kTensors, [](float x) { return x == 3; }));
+    if (rank != 1) engine.arena()->release(reinterpret_cast<std::byte*>(data));
+  });
+}
+
+// ---- the cache
+
+TEST(Engine, WhatWasSeenBeforeIsRecalled) {
+  for (int capacity : {1024, 3, 0}) {
+    Config config;
+    config.cache_capacity = capacity;
+    Ranks ranks(3, config);
+    const auto round = [&] {
+      ranks.each([](Engine& engine, int rank) {
+        std::vector<float> sum(10, 1), rows(size_t(rank) + 1, 1);
+        done(engine, request(engine, Kind::allreduce, "x", {in_place(sum)}));
+        EXPECT_EQ(sum[9], 3);
+        auto gathered = done(engine, request(engine, Kind::allgather, "x", {input_of(rows, {rank + 1})}));
+        EXPECT_EQ(result<float>(*gathered).size(), 6u);
+        done(engine, request(engine, Kind::barrier, "x", {}));
+      });
+    };
+    round();
+    EXPECT_EQ(ranks.count(Counters::recalled), 0u);
+    EXPECT_EQ(ranks.count(Counters::announced), 9u);
+    for (int again = 0; again < 4; ++again) round();
+    EXPECT_EQ(ranks.count(Counters::recalled), capacity ? 36u : 0u);
+    EXPECT_EQ(ranks.count(Counters::announced), capacity ? 9u : 45u);
+  }
+}
+
+TEST(Engine, ACacheThatIsTooSmallIsOnlySlower) {
+  const uint64_t seed = run_seed();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  Config config;
+  config.cache_capacity = 4;
+  Ranks ranks(3, config);
+  ranks.each([&](Engine& engine, int rank) {
+    std::mt19937_64 random(seed + uint64_t(rank));
+    for (int round = 0; round < 40; ++round) {
+      std::vector<std::vector<float>> tensors(12, std::vector<float>(10, float(round)));
+      std::vector<RequestPtr> requests;
+      for (size_t i = 0; i < tensors.size(); ++i)
+        requests.push_back(request(engine, Kind::allreduce, std::to_string(i), {in_place(tensors[i])}));
+      std::shuffle(requests.begin(), requests.end(), random);
+      submit_all(engine, requests);
+      for (auto& tensor : tensors) ASSERT_EQ(tensor, std::vector<float>(10, float(3 * round))) << round;
+    }
+  });
+}
+
+// ---- callers
+
+TEST(Engine, WhatThisRankCanKnowIsRefusedAtSubmission) {
+  Ranks ranks(2);
+  ranks.each([](Engine& engine, int rank) {
+    std::vector<float> x(6, 1);
+    const auto refused = [&](const RequestPtr& one, const std::string& why) {
+      try {
+        engine.submit(one, true);
+        ADD_FAILURE() << one->title() << " was taken";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::invalid_argument);
+        EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find(one->title()), std::string::npos) << error.what();
+      }
+    };
+    refused(request(engine, Kind::allreduce, "x", {in_place(x)}, 5), "process set 5 does not exist");
+    auto one = request(engine, Kind::broadcast, "x", {in_place(x)});
+    one->what.root = 2;
+    refused(one, "root rank 2 is not in process set 0 (ranks 0, 1)");
+    one = request(engine, Kind::allreduce, "x", {in_place(x)});
+    one->what.op = ReduceOp::adasum;
+    refused(one, "Adasum");
+    one = request(engine, Kind::reducescatter, "x", {in_place(x)});
+    one->what.op = ReduceOp::max;
+    refused(one, "reducescatter sums or averages");
+    refused(request(engine, Kind::allgather, "x", {input_of(x, {})}), "a scalar has no dimension 0");
+    refused(request(engine, Kind::alltoall, "x", {input_of(x, {3, 2})}), "3 rows cannot be split equally among 2 ranks");
+    for (const auto& [splits, why] : {std::pair<Shape, const char*>{{1}, "1 splits for 2 ranks"},
+                                      {{-1, 1}, "a split is negative"},
+                                      {{4, 4}, "splits sum to 8, more than the 6 rows"}}) {
+      one = request(engine, Kind::alltoall, "x", {input_of(x, {6})});
+      one->what.splits = splits;
+      refused(one, why);
+    }
+    if (rank == 0) {  // still in flight: rank 1 has not come yet
+      auto first = request(engine, Kind::allreduce, "twice", {in_place(x)});
+      engine.submit(first, false);
+      refused(request(engine, Kind::allreduce, "twice", {in_place(x)}), "still in flight on rank 0");
+      done(engine, request(engine, Kind::barrier, "", {}));
+      EXPECT_EQ(finish(engine, first), Code::ok);
+    } else {
+      done(engine, request(engine, Kind::barrier, "", {}));
+      done(engine, request(engine, Kind::allreduce, "twice", {in_place(x)}));
+    }
+    done(engine, request(engine, Kind::allreduce, "twice", {in_place(x)}));  // free again
+  });
+}
+
+TEST(Engine, PollSaysNoUntilItIsDoneAndWaitKeepsItsDeadline) {
+  Ranks ranks(2);
+  std::atomic<bool> looked{false};
+  ranks.each([&](Engine& engine, int rank) {
+    std::vector<std::vector<float>> tensors(100, std::vector<float>(100, 1));
+    std::vector<RequestPtr> requests;
+    for (size_t i = 0; i < tensors.size(); ++i)
+      requests.push_back(request(engine, Kind::allreduce, std::to_string(i), {in_place(tensors[i])}));
+    while (rank == 1 && !looked) std::this_thread::yield();
+    for (auto& one : requests) engine.submit(one, false);
+    if (rank == 0) {
+      for (auto& one : requests) EXPECT_FALSE(engine.poll(*one));
+      const uint64_t begin = now_ns();
+      EXPECT_FALSE(engine.wait(*requests[0], begin + 30'000'000));
+      EXPECT_GE(now_ns() - begin, 30'000'000u);
+      EXPECT_LT(now_ns() - begin, 5 * kSecondNs);
+      EXPECT_FALSE(engine.wait(*requests[0], 0)) << "a deadline that has passed";
+      looked = true;
+    }
+    const uint64_t deadline = now_ns() + kPatienceNs;  // nobody waits: polling alone must get there
+    for (auto& one : requests)
+      while (!engine.poll(*one)) {
+        ASSERT_LT(now_ns(), deadline);
+        std::this_thread::yield();
+      }
+    for (auto& one : requests) EXPECT_EQ(one->code, Code::ok);
+  });
+}
+
+TEST(Engine, NobodyNeedsToWaitOrPoll) {
+  Ranks ranks(2);
+  ranks.each([](Engine& engine, int) {
+    std::vector<float> x(100'000, 1);
+    auto one = request(engine, Kind::allreduce, "x", {in_place(x)});
+    engine.submit(one, false);
+    const uint64_t deadline = now_ns() + kPatienceNs;
+    while (!one->finished && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_TRUE(one->finished) << "the engine thread did not run it";
+    EXPECT_EQ(x[99'999], 2);
+  });
+}
+
+TEST(Engine, ManyThreadsOfOneRankSubmitAndWait) {
+  constexpr int kThreads = 4, kRounds = 50;
+  Ranks ranks(2);
+  ranks.each([](Engine& engine, int) {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread)
+      threads.emplace_back([&engine, thread] {
+        for (int round = 0; round < kRounds; ++round) {
+          std::vector<float> x(size_t(thread) * 3000 + 1, 1);
+          done(engine, request(engine, Kind::allreduce, "thread" + std::to_string(thread), {in_place(x)}));
+          ASSERT_EQ(x.back(), 2);
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+TEST(Engine, SeveralThreadsMayWaitForOneRequest) {
+  Ranks ranks(2);
+  ranks.each([](Engine& engine, int rank) {
+    std::vector<float> x(1000, 1);
+    auto one = request(engine, Kind::allreduce, "x", {in_place(x)});
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    engine.submit(one, true);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) threads.emplace_back([&] { EXPECT_EQ(finish(engine, one), Code::ok); });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(x[999], 2);
+  });
+}
+
+struct Called {
+  std::vector<float> memory;
+  Shape shape;
+  int index = -1, allocations = 0;
+  std::atomic<int> status{-1}, dones{0};
+  std::string text;
+  static void done(void* context, int status, const char* text) {
+    auto& called = *static_cast<Called*>(context);
+    called.text = text, called.status = status, ++called.dones;
+  }
+  static void* allocate(void* context, int index, const int64_t* shape, int ndim) {
+    auto& called = *static_cast<Called*>(context);
+    called.index = index, called.shape.assign(shape, shape + ndim), ++called.allocations;
+    called.memory.resize(size_t(count_of(called.shape)));
+    return called.memory.data();
+  }
+};
+
+TEST(Engine, CallbacksAllocateAndTellTheEndOnce) {
+  Ranks ranks(3);
+  ranks.each([](Engine& engine, int rank) {
+    Called called;
+    std::vector<float> rows(size_t(rank) * 2, float(rank));
+    auto one = request(engine, Kind::allgather, "x", {input_of(rows, {rank, 2})});
+    one->callbacks = {Called::done, Called::allocate, &called};
+    engine.submit(one, false);
+    const uint64_t deadline = now_ns() + kPatienceNs;
+    while (called.dones == 0 && now_ns() < deadline) std::this_thread::yield();
+    EXPECT_EQ(called.status, int(Code::ok));
+    EXPECT_EQ(called.index, 0);
+    EXPECT_EQ(called.shape, (Shape{3, 2}));
+    EXPECT_EQ(called.memory, (std::vector<float>{1, 1, 2, 2, 2, 2}));
+    done(engine, request(engine, Kind::barrier, "", {}));
+    EXPECT_EQ(called.dones, 1);
+    EXPECT_EQ(called.allocations, 1);
+  });
+}
+
+}  // namespace
+}  // namespace lightcc
