@@ -26,14 +26,14 @@ std::shared_ptr<Engine> engine() {
   State& s = state();
   std::lock_guard lock(s.mutex);
   if (s.forked)
-    throw Error(Code::shut_down, "this process was forked from a rank and is none itself: call init() in it with a "
-                                 "world of its own, or use lightcc in the parent only");
+    throw Error(Code::shut_down,
+                "this process was forked from a rank and is none itself: call init() in it with a "
+                "world of its own, or use lightcc in the parent only");
   if (!s.engine) throw Error(Code::shut_down, "lightcc is not initialised: call init() first");
   return s.engine;
 }
 
 namespace {
-
 
 void in_forked_child() {
   // Only this thread exists here. The engine's memory is left as it is; its threads are not.
@@ -64,7 +64,8 @@ RequestPtr groups_request(Kind kind, const Shape& numbers) {
 RequestPtr run_to_end(Engine& engine, RequestPtr request) {
   engine.name_automatically(*request);
   engine.submit(request, true);
-  while (!engine.wait(*request, now_ns() + 1'000'000'000)) {}
+  while (!engine.wait(*request, now_ns() + 1'000'000'000)) {
+  }
   if (request->code != Code::ok) throw Error(request->code, request->text);
   return request;
 }
@@ -128,49 +129,70 @@ int lightcc_abort(const char* cause) {
   return guard([&] { return engine()->abort(cause), 0; });
 }
 
-int lightcc_rank(void) { return world_number([](const World& w) { return w.rank; }); }
-int lightcc_size(void) { return world_number([](const World& w) { return w.size; }); }
-int lightcc_local_rank(void) { return world_number([](const World& w) { return w.local_rank; }); }
-int lightcc_local_size(void) { return world_number([](const World& w) { return w.local_size; }); }
-int lightcc_cross_rank(void) { return world_number([](const World& w) { return w.cross_rank; }); }
-int lightcc_cross_size(void) { return world_number([](const World& w) { return w.cross_size; }); }
+int lightcc_rank(void) {
+  return world_number([](const World& w) { return w.rank; });
+}
+int lightcc_size(void) {
+  return world_number([](const World& w) { return w.size; });
+}
+int lightcc_local_rank(void) {
+  return world_number([](const World& w) { return w.local_rank; });
+}
+int lightcc_local_size(void) {
+  return world_number([](const World& w) { return w.local_size; });
+}
+int lightcc_cross_rank(void) {
+  return world_number([](const World& w) { return w.cross_rank; });
+}
+int lightcc_cross_size(void) {
+  return world_number([](const World& w) { return w.cross_size; });
+}
 
 int lightcc_add_group(const int32_t* ranks, int count) {
-  return guard([&] {
-    auto e = engine();
-    Shape members(ranks, ranks + std::max(count, 0));
-    std::sort(members.begin(), members.end());
-    if (members.empty() || members.front() < 0 || members.back() >= e->world().size ||
-        std::adjacent_find(members.begin(), members.end()) != members.end())
-      refuse("a process set needs different ranks of the world (0 to " + std::to_string(e->world().size - 1) + "), not " + text_of(members));
-    if (e->group_ids().size() >= size_t(Host::kGroups)) refuse("there are already " + std::to_string(Host::kGroups) + " process sets");
-    return run_to_end(*e, groups_request(Kind::add_group, members))->new_group;
-  }, -1);
+  return guard(
+      [&] {
+        auto e = engine();
+        Shape members(ranks, ranks + std::max(count, 0));
+        std::sort(members.begin(), members.end());
+        if (members.empty() || members.front() < 0 || members.back() >= e->world().size ||
+            std::adjacent_find(members.begin(), members.end()) != members.end())
+          refuse("a process set needs different ranks of the world (0 to " + std::to_string(e->world().size - 1) +
+                 "), not " + text_of(members));
+        if (e->group_ids().size() >= size_t(Host::kGroups))
+          refuse("there are already " + std::to_string(Host::kGroups) + " process sets");
+        return run_to_end(*e, groups_request(Kind::add_group, members))->new_group;
+      },
+      -1);
 }
 
 int lightcc_remove_group(int group) {
   return guard([&] {
     auto e = engine();
-    if (group <= 0 || e->group_ranks(group).empty()) refuse("process set " + std::to_string(group) + " cannot be removed");
+    if (group <= 0 || e->group_ranks(group).empty())
+      refuse("process set " + std::to_string(group) + " cannot be removed");
     run_to_end(*e, groups_request(Kind::remove_group, {group}));
     return 0;
   });
 }
 
 int lightcc_group_size(int group) {
-  return guard([&] {
-    size_t n = engine()->group_ranks(group).size();
-    return n ? int(n) : -1;
-  }, -1);
+  return guard(
+      [&] {
+        size_t n = engine()->group_ranks(group).size();
+        return n ? int(n) : -1;
+      },
+      -1);
 }
 
 int lightcc_group_rank(int group) {
-  return guard([&] {
-    auto e = engine();
-    auto ranks = e->group_ranks(group);
-    auto it = std::find(ranks.begin(), ranks.end(), e->world().rank);
-    return it == ranks.end() ? -1 : int(it - ranks.begin());
-  }, -1);
+  return guard(
+      [&] {
+        auto e = engine();
+        auto ranks = e->group_ranks(group);
+        auto it = std::find(ranks.begin(), ranks.end(), e->world().rank);
+        return it == ranks.end() ? -1 : int(it - ranks.begin());
+      },
+      -1);
 }
 
 int lightcc_group_ranks(int group, int32_t* ranks) {
@@ -183,11 +205,13 @@ int lightcc_group_ranks(int group, int32_t* ranks) {
 }
 
 int lightcc_group_ids(int32_t* ids, int capacity) {
-  return guard([&] {
-    auto all = engine()->group_ids();
-    std::copy_n(all.begin(), std::min(all.size(), size_t(std::max(capacity, 0))), ids);
-    return int(all.size());
-  }, -1);
+  return guard(
+      [&] {
+        auto all = engine()->group_ids();
+        std::copy_n(all.begin(), std::min(all.size(), size_t(std::max(capacity, 0))), ids);
+        return int(all.size());
+      },
+      -1);
 }
 
 void* lightcc_alloc(int64_t bytes) {
@@ -216,14 +240,16 @@ void lightcc_free(void* data) {
 }
 
 int lightcc_counters(int64_t* values, int capacity) {
-  return guard([&] {
-    auto e = engine();
-    for (int i = 0; i < std::min(capacity, int(Counters::kCount)); ++i) {
-      values[i] = int64_t(e->counters().values[i].load(std::memory_order_relaxed));
-      if (i == Counters::copied_bytes) values[i] = int64_t(copied_bytes() - state().copied_before);
-    }
-    return int(Counters::kCount);
-  }, -1);
+  return guard(
+      [&] {
+        auto e = engine();
+        for (int i = 0; i < std::min(capacity, int(Counters::kCount)); ++i) {
+          values[i] = int64_t(e->counters().values[i].load(std::memory_order_relaxed));
+          if (i == Counters::copied_bytes) values[i] = int64_t(copied_bytes() - state().copied_before);
+        }
+        return int(Counters::kCount);
+      },
+      -1);
 }
 
 const char* lightcc_counter_name(int index) {
@@ -236,10 +262,15 @@ const char* lightcc_describe(const char* what) {
     std::string topic = what ? what : "";
     auto e = engine();
     const World& w = e->world();
-    if (topic == "selector") text = e->describe_selector();
-    else if (topic == "knobs") text = knobs_text(e->config());
-    else if (topic == "world") text = "rank " + std::to_string(w.rank) + " of " + std::to_string(w.size) + " on host " + w.host + ", started by " + w.launcher;
-    else refuse("nothing to describe under '" + topic + "': selector, knobs, world");
+    if (topic == "selector")
+      text = e->describe_selector();
+    else if (topic == "knobs")
+      text = knobs_text(e->config());
+    else if (topic == "world")
+      text = "rank " + std::to_string(w.rank) + " of " + std::to_string(w.size) + " on host " + w.host +
+             ", started by " + w.launcher;
+    else
+      refuse("nothing to describe under '" + topic + "': selector, knobs, world");
     return 0;
   });
   return text.c_str();

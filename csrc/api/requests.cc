@@ -16,10 +16,16 @@ RequestPtr request_of(int64_t handle) {
 }
 
 struct Arguments {
-  int kind; const char* name; int group, count;
-  const void* const* inputs; void* const* outputs;
-  const int32_t *dtypes, *ndims; const int64_t* shapes;
-  int op, root; double pre, post; const int32_t* splits;
+  int kind;
+  const char* name;
+  int group, count;
+  const void* const* inputs;
+  void* const* outputs;
+  const int32_t *dtypes, *ndims;
+  const int64_t* shapes;
+  int op, root;
+  double pre, post;
+  const int32_t* splits;
 };
 
 RequestPtr make_request(Engine& engine, const Arguments& a) {
@@ -29,11 +35,14 @@ RequestPtr make_request(Engine& engine, const Arguments& a) {
   Announcement& what = request->what;
   what.kind = Kind(a.kind), what.op = ReduceOp(a.op), what.root = a.root, what.pre = a.pre, what.post = a.post;
   request->group = a.group;
-  if (a.name) request->key = std::string(name_of(what.kind)) + "." + a.name;
-  else engine.name_automatically(*request);
+  if (a.name)
+    request->key = std::string(name_of(what.kind)) + "." + a.name;
+  else
+    engine.name_automatically(*request);
   const int64_t* shape = a.shapes;
   for (int i = 0; i < a.count; ++i) {
-    if (a.dtypes[i] < 0 || a.dtypes[i] >= kDTypes) refuse(request->title() + ": unknown dtype " + std::to_string(a.dtypes[i]));
+    if (a.dtypes[i] < 0 || a.dtypes[i] >= kDTypes)
+      refuse(request->title() + ": unknown dtype " + std::to_string(a.dtypes[i]));
     what.tensors.push_back({DType(a.dtypes[i]), Shape(shape, shape + a.ndims[i])});
     shape += a.ndims[i];
     for (int64_t d : what.tensors.back().shape)
@@ -63,7 +72,8 @@ int64_t launch(Engine& engine, const RequestPtr& request, int flags) {
   engine.submit(request, block);
   if (block && engine.wait(*request, now_ns() + 100'000'000)) {
     if (request->code != Code::ok) throw Error(request->code, request->text);
-    bool outputs_left = std::any_of(request->results.begin(), request->results.end(), [](auto& r) { return bool(r.own); });
+    bool outputs_left =
+        std::any_of(request->results.begin(), request->results.end(), [](auto& r) { return bool(r.own); });
     if (!outputs_left) return 0;
   }
   return keep(request);
@@ -83,60 +93,69 @@ using namespace lightcc;
 extern "C" {
 
 int64_t lightcc_submit(int kind, const char* name, int group, const void* input, void* output, int dtype, int ndim,
-                       const int64_t* shape, int op, int root, double prescale, double postscale,
-                       const int32_t* splits, int flags) {
-  return guard([&]() -> int64_t {
-    auto e = engine();
-    int tensors = kind == LIGHTCC_BARRIER ? 0 : 1;
-    auto request = make_request(*e, {kind, name, group, tensors, &input, &output, &dtype, &ndim, shape, op, root,
-                                     prescale, postscale, splits});
-    return launch(*e, request, flags);
-  }, -1);
+                       const int64_t* shape, int op, int root, double prescale, double postscale, const int32_t* splits,
+                       int flags) {
+  return guard(
+      [&]() -> int64_t {
+        auto e = engine();
+        int tensors = kind == LIGHTCC_BARRIER ? 0 : 1;
+        auto request = make_request(*e, {kind, name, group, tensors, &input, &output, &dtype, &ndim, shape, op, root,
+                                         prescale, postscale, splits});
+        return launch(*e, request, flags);
+      },
+      -1);
 }
 
 int64_t lightcc_submit_group(int kind, const char* name, int group, int count, const void* const* inputs,
                              void* const* outputs, const int32_t* dtypes, const int32_t* ndims, const int64_t* shapes,
                              int op, int root, double prescale, double postscale, const int32_t* splits, int flags,
                              const lightcc_callbacks* callbacks) {
-  return guard([&]() -> int64_t {
-    auto e = engine();
-    auto request = make_request(*e, {kind, name, group, count, inputs, outputs, dtypes, ndims, shapes, op, root,
-                                     prescale, postscale, splits});
-    if (callbacks) request->callbacks = {callbacks->done, callbacks->allocate, callbacks->context};
-    return launch(*e, request, flags);
-  }, -1);
+  return guard(
+      [&]() -> int64_t {
+        auto e = engine();
+        auto request = make_request(*e, {kind, name, group, count, inputs, outputs, dtypes, ndims, shapes, op, root,
+                                         prescale, postscale, splits});
+        if (callbacks) request->callbacks = {callbacks->done, callbacks->allocate, callbacks->context};
+        return launch(*e, request, flags);
+      },
+      -1);
 }
 
 int64_t lightcc_prepare(int kind, const char* name, int group, const void* input, void* output, int dtype, int ndim,
                         const int64_t* shape, int op, int root, double prescale, double postscale,
                         const int32_t* splits, int) {
-  return guard([&]() -> int64_t {
-    if (!name) refuse("a prepared request needs a name");
-    auto e = engine();
-    auto request = make_request(*e, {kind, name, group, 1, &input, &output, &dtype, &ndim, shape, op, root, prescale,
-                                     postscale, splits});
-    State& s = state();
-    std::lock_guard lock(s.mutex);
-    s.prepared.emplace(s.next_handle, request);
-    return s.next_handle++;
-  }, -1);
+  return guard(
+      [&]() -> int64_t {
+        if (!name) refuse("a prepared request needs a name");
+        auto e = engine();
+        auto request = make_request(
+            *e, {kind, name, group, 1, &input, &output, &dtype, &ndim, shape, op, root, prescale, postscale, splits});
+        State& s = state();
+        std::lock_guard lock(s.mutex);
+        s.prepared.emplace(s.next_handle, request);
+        return s.next_handle++;
+      },
+      -1);
 }
 
 int64_t lightcc_start(int64_t prepared) {
-  return guard([&]() -> int64_t {
-    auto e = engine();
-    auto request = std::make_shared<Request>();
-    {
-      State& s = state();
-      std::lock_guard lock(s.mutex);
-      auto it = s.prepared.find(prepared);
-      if (it == s.prepared.end()) refuse("unknown prepared request " + std::to_string(prepared) + ": prepare it again after init()");
-      const Request& form = *it->second;
-      request->group = form.group, request->key = form.key, request->what = form.what;
-      request->inputs = form.inputs, request->outputs = form.outputs;
-    }
-    return launch(*e, request, 0);
-  }, -1);
+  return guard(
+      [&]() -> int64_t {
+        auto e = engine();
+        auto request = std::make_shared<Request>();
+        {
+          State& s = state();
+          std::lock_guard lock(s.mutex);
+          auto it = s.prepared.find(prepared);
+          if (it == s.prepared.end())
+            refuse("unknown prepared request " + std::to_string(prepared) + ": prepare it again after init()");
+          const Request& form = *it->second;
+          request->group = form.group, request->key = form.key, request->what = form.what;
+          request->inputs = form.inputs, request->outputs = form.outputs;
+        }
+        return launch(*e, request, 0);
+      },
+      -1);
 }
 
 int lightcc_discard(int64_t prepared) {
@@ -148,7 +167,8 @@ int lightcc_discard(int64_t prepared) {
 int lightcc_wait(int64_t handle, int timeout_ms) {
   return guard([&] {
     auto request = request_of(handle);
-    if (!request->finished.load(std::memory_order_acquire)) engine()->wait(*request, now_ns() + uint64_t(timeout_ms) * 1'000'000);
+    if (!request->finished.load(std::memory_order_acquire))
+      engine()->wait(*request, now_ns() + uint64_t(timeout_ms) * 1'000'000);
     return status_of(*request);
   });
 }
@@ -160,10 +180,12 @@ int lightcc_finish(int64_t handle, int timeout_ms) {
 }
 
 int lightcc_poll(int64_t handle) {
-  return guard([&] {
-    auto request = request_of(handle);
-    return request->finished.load(std::memory_order_acquire) ? 1 : int(engine()->poll(*request));
-  }, -1);
+  return guard(
+      [&] {
+        auto request = request_of(handle);
+        return request->finished.load(std::memory_order_acquire) ? 1 : int(engine()->poll(*request));
+      },
+      -1);
 }
 
 int lightcc_release(int64_t handle) {
@@ -176,10 +198,13 @@ int lightcc_output(int64_t handle, int index, void** data, int64_t* shape, int* 
   return guard([&] {
     auto request = request_of(handle);
     if (!request->finished.load(std::memory_order_acquire)) refuse(request->title() + " is not finished");
-    if (index < 0 || size_t(index) >= request->results.size()) refuse(request->title() + " has no output " + std::to_string(index));
+    if (index < 0 || size_t(index) >= request->results.size())
+      refuse(request->title() + " has no output " + std::to_string(index));
     Output& output = request->results[index];
-    if (!output.own) refuse(request->title() + ": output " + std::to_string(index) + " is not lightcc's to give, or given already");
-    if (*ndim < int(output.shape.size())) refuse("room for " + std::to_string(*ndim) + " dimensions, need " + std::to_string(output.shape.size()));
+    if (!output.own)
+      refuse(request->title() + ": output " + std::to_string(index) + " is not lightcc's to give, or given already");
+    if (*ndim < int(output.shape.size()))
+      refuse("room for " + std::to_string(*ndim) + " dimensions, need " + std::to_string(output.shape.size()));
     std::copy(output.shape.begin(), output.shape.end(), shape);
     *ndim = int(output.shape.size());
     *data = output.own.release();

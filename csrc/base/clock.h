@@ -32,7 +32,8 @@ class SpinHabit {
   uint64_t spin_ns() const { return now_ns_.load(std::memory_order_relaxed); }
   void paid(bool did) {
     uint64_t now = spin_ns();
-    now_ns_.store(did ? std::min(most_ns_, now * 2) : std::max(std::min(most_ns_, kLeastNs), now / 2), std::memory_order_relaxed);
+    now_ns_.store(did ? std::min(most_ns_, now * 2) : std::max(std::min(most_ns_, kLeastNs), now / 2),
+                  std::memory_order_relaxed);
   }
 
  private:

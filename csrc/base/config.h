@@ -9,17 +9,17 @@ namespace lightcc {
 using Environment = std::function<const char*(const char* name)>;  // getenv, or a test's map
 
 struct Config {
-  int64_t fusion_bytes = 128 << 20;    // HOROVOD_FUSION_THRESHOLD: most bytes in one fused collective
-  bool fusion = true;                  // LIGHTCC_FUSION: 0 turns fusion off
-  int cache_capacity = 1024;           // HOROVOD_CACHE_CAPACITY: requests remembered per group, 0 = none
-  double stall_warn_s = 60;            // HOROVOD_STALL_CHECK_TIME_SECONDS
-  double stall_end_s = 0;              // HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: 0 = never
-  bool stall_check = true;             // HOROVOD_STALL_CHECK_DISABLE: 1 turns warnings and endings off
-  double start_timeout_s = 30;         // HOROVOD_START_TIMEOUT: longest wait for the other ranks in init
-  std::string select;                  // LIGHTCC_SELECT: forces backends, "allreduce=ring,broadcast=binomial"
-  int log_level = 3;                   // HOROVOD_LOG_LEVEL: trace 0, debug 1, info 2, warning 3, error 4, fatal 5
-  bool log_hide_time = false;          // HOROVOD_LOG_HIDE_TIME
-  int spin_us = -1;                    // LIGHTCC_SPIN_US: how long a wait spins before it sleeps; -1: by cores and ranks
+  int64_t fusion_bytes = 128 << 20;  // HOROVOD_FUSION_THRESHOLD: most bytes in one fused collective
+  bool fusion = true;                // LIGHTCC_FUSION: 0 turns fusion off
+  int cache_capacity = 1024;         // HOROVOD_CACHE_CAPACITY: requests remembered per group, 0 = none
+  double stall_warn_s = 60;          // HOROVOD_STALL_CHECK_TIME_SECONDS
+  double stall_end_s = 0;            // HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: 0 = never
+  bool stall_check = true;           // HOROVOD_STALL_CHECK_DISABLE: 1 turns warnings and endings off
+  double start_timeout_s = 30;       // HOROVOD_START_TIMEOUT: longest wait for the other ranks in init
+  std::string select;                // LIGHTCC_SELECT: forces backends, "allreduce=ring,broadcast=binomial"
+  int log_level = 3;                 // HOROVOD_LOG_LEVEL: trace 0, debug 1, info 2, warning 3, error 4, fatal 5
+  bool log_hide_time = false;        // HOROVOD_LOG_HIDE_TIME
+  int spin_us = -1;                  // LIGHTCC_SPIN_US: how long a wait spins before it sleeps; -1: by cores and ranks
 };
 
 // Reads the table's variables. A value that does not parse throws Error{invalid_argument} naming the
@@ -27,7 +27,7 @@ struct Config {
 // `notes` (one line each) when set.
 Config read_config(const Environment&, std::string* notes = nullptr);
 
-std::string knobs_markdown();                    // the table for docs/knobs.md
-std::string knobs_text(const Config&);           // "name=value" lines
+std::string knobs_markdown();           // the table for docs/knobs.md
+std::string knobs_text(const Config&);  // "name=value" lines
 
 }  // namespace lightcc

@@ -13,7 +13,8 @@ constexpr uint64_t kDozeNs = 300'000'000;       // a rank with work in flight lo
 constexpr uint64_t kSilenceNs = 1'000'000'000;  // a coordinator that takes longer to answer is itself missing
 }  // namespace
 
-Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& config, Counters& counters, ChannelOwner& owner)
+Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& config, Counters& counters,
+                 ChannelOwner& owner)
     : host_(host),
       group_(group),
       members_{std::move(ranks), 0},
@@ -62,7 +63,7 @@ void Channel::receive(int from, Message message) {
   else if (auto* recall = std::get_if<Recall>(&message))
     coordinator_->recall(from, *recall);
   else if (auto* query = std::get_if<Query>(&message))
-    mailboxes_[from]->send(encode(Missing{query->key, coordinator_->missing(query->key)}));
+    queries_.push_back({from, query->key});  // answered when all that has arrived is taken in
   else if (auto* contest = std::get_if<Contest>(&message))
     coordinator_->contest(*contest);
   else
@@ -76,7 +77,8 @@ void Channel::handle(Message message) {
       std::optional<std::string> again;
       const Item& item = ledger_.settle(std::move(one), &again);
       auto it = pending_.find(item.key);
-      if (it == pending_.end()) throw Error(Code::internal, "told to run " + item.key + ", which was not announced here");
+      if (it == pending_.end())
+        throw Error(Code::internal, "told to run " + item.key + ", which was not announced here");
       entries.push_back({std::move(it->second), item.rows});
       pending_.erase(it);
       if (!again) continue;
@@ -85,7 +87,9 @@ void Channel::handle(Message message) {
     }
     runs_.push_back(std::move(entries));
   } else if (auto* failure = std::get_if<Failure>(&message)) {
-    auto for_me = [&](auto& members) { return std::find(members.begin(), members.end(), members_.index) != members.end(); };
+    auto for_me = [&](auto& members) {
+      return std::find(members.begin(), members.end(), members_.index) != members.end();
+    };
     if (!failure->only.empty() && !for_me(failure->only)) return;
     ledger_.forget(failure->key);
     if (for_me(failure->absent)) return owner_.skip_name(group_, failure->key);
@@ -137,7 +141,8 @@ bool Channel::run_front() {
   }
   if (!moved) {
     auto it = gone_.find(run_->waiting_for());
-    if (it != gone_.end()) fail_all(Code::shut_down, it->second);
+    // Others may wait for what this rank would have sent on, so the end is everyone's.
+    if (it != gone_.end()) owner_.end_epoch(Code::shut_down, it->second);
   }
   return moved;
 }
@@ -152,6 +157,8 @@ bool Channel::step() {
       moved = true;
     }
   }
+  for (auto& [member, key] : std::exchange(queries_, {}))
+    mailboxes_[member]->send(encode(Missing{key, coordinator_->missing(key)}));
   if (is_coordinator()) moved |= coordinate();
   moved |= run_front();
   // What the next batch needs is often there already.
@@ -181,9 +188,8 @@ void Channel::fail_all(Code code, const std::string& text) {
 
 bool Channel::announced(const Request& like) const {
   if (!like.automatic) return pending_.count(like.key) > 0;
-  return std::any_of(pending_.begin(), pending_.end(), [&](auto& one) {
-    return one.second->automatic && one.second->what.kind == like.what.kind;
-  });
+  return std::any_of(pending_.begin(), pending_.end(),
+                     [&](auto& one) { return one.second->automatic && one.second->what.kind == like.what.kind; });
 }
 
 void Channel::contest(const std::string& key, int absent_rank, const std::string& text) {
@@ -253,8 +259,9 @@ void Channel::report(Request& request, const std::vector<int>& missing, uint64_t
   int first = 0;
   while (std::find(missing.begin(), missing.end(), first) != missing.end()) ++first;
   if (first == members_.index)
-    log(Level::warning, "stall: " + text + " to submit it or to go on. Are they stopped, or do they take another path "
-                        "through the program?");
+    log(Level::warning, "stall: " + text +
+                            " to submit it or to go on. Are they stopped, or do they take another path "
+                            "through the program?");
 }
 
 }  // namespace lightcc

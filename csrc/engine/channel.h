@@ -62,6 +62,7 @@ class Channel {
   std::vector<std::unique_ptr<Link>> links_;            // data
   Ledger ledger_;
   std::unique_ptr<Coordinator> coordinator_;            // on member 0
+  std::vector<std::pair<int, std::string>> queries_;    // to it, by member
   std::unordered_map<std::string, RequestPtr> pending_; // announced, not yet to run
 
   Selector selector_;

@@ -20,15 +20,17 @@ void check_splits(Request& request, size_t members, int rank) {
   for (size_t t = 0; t < request.what.tensors.size(); ++t) {
     int64_t rows = request.what.tensors[t].shape[0], sum = 0;
     if (!given && rows % int64_t(members))
-      refuse(request, rank, std::to_string(rows) + " rows cannot be split equally among " + std::to_string(members) +
-                                " ranks; give splits");
+      refuse(request, rank,
+             std::to_string(rows) + " rows cannot be split equally among " + std::to_string(members) +
+                 " ranks; give splits");
     if (!given) splits.insert(splits.end(), members, rows / int64_t(members));
     for (size_t i = t * members; i < (t + 1) * members; ++i) {
       if (splits[i] < 0) refuse(request, rank, "a split is negative");
       sum += splits[i];
     }
     if (sum > rows)
-      refuse(request, rank, "splits sum to " + std::to_string(sum) + ", more than the " + std::to_string(rows) + " rows there are");
+      refuse(request, rank,
+             "splits sum to " + std::to_string(sum) + ", more than the " + std::to_string(rows) + " rows there are");
   }
 }
 

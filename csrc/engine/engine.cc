@@ -40,8 +40,7 @@ Engine::Engine(std::unique_ptr<Host> host, World world, Config config)
   for (int i = 0; i < host_->size(); ++i) all[i] = i;
   groups_[0] = all;
   channels_[0] = std::make_unique<Channel>(*host_, 0, all, config_, counters_, *this);
-  if (host_->size() > 1)
-    watch_ = std::make_unique<Watch>(host_->take_pidfds(), [this](int rank) { peer_ended(rank); });
+  if (host_->size() > 1) watch_ = std::make_unique<Watch>(host_->take_pidfds(), [this](int rank) { peer_ended(rank); });
   thread_ = std::thread([this] { run(); });
 }
 
@@ -172,8 +171,8 @@ bool Engine::step() {
     moved = take_inbox();
     if (over_) return moved;
     for (auto it = channels_.begin(); it != channels_.end(); ++it) moved |= it->second->step();
-    if (uint64_t now; !moved && outstanding_.load(std::memory_order_relaxed) > 0 &&
-                      (now = now_ns()) - inspected_ns_ > kTickNs) {
+    if (uint64_t now;
+        !moved && outstanding_.load(std::memory_order_relaxed) > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
       inspected_ns_ = now;
       host_->header(host_->rank()).awake_ns.store(now, std::memory_order_relaxed);
       if (config_.stall_check)
@@ -201,9 +200,12 @@ bool Engine::take_inbox() {
   disputes_.clear();  // this rank goes on
   for (auto& request : requests) {
     auto channel = channels_.find(request->group);
-    if (failure) finish(request, failure->first, request->title() + ": " + failure->second);
-    else if (channel == channels_.end()) finish(request, Code::invalid_argument, request->title() + ": its process set was removed");
-    else channel->second->submit(request);
+    if (failure)
+      finish(request, failure->first, request->title() + ": " + failure->second);
+    else if (channel == channels_.end())
+      finish(request, Code::invalid_argument, request->title() + ": its process set was removed");
+    else
+      channel->second->submit(request);
   }
   return true;
 }
@@ -224,8 +226,10 @@ void Engine::sleep(uint64_t timeout_ns, const std::atomic<bool>& finished) {
 void Engine::run() {
   prctl(PR_SET_NAME, "lightcc-engine");
   while (!stopping_) {
-    if (outstanding_ == 0 || waiters_ > 0) nap_or_park();
-    else if (!drive()) sleep(kTickNs, stopping_);
+    if (outstanding_ == 0 || waiters_ > 0)
+      nap_or_park();
+    else if (!drive())
+      sleep(kTickNs, stopping_);
   }
 }
 
@@ -265,12 +269,15 @@ void Engine::change_groups(Request& request) {
   const Shape& numbers = request.what.tensors[0].shape;
   if (request.what.kind == Kind::remove_group) {
     int group = int(numbers[0]);
+    if (auto it = channels_.find(group); it != channels_.end())
+      it->second->fail_all(Code::invalid_argument, "its process set was removed");
     channels_.erase(group);
     host_->reset_group(group);
     free_groups_.push_back(group);
     std::lock_guard lock(mutex_);
     groups_.erase(group);
-    for (auto it = automatic_.begin(); it != automatic_.end();) it = it->first.first == group ? automatic_.erase(it) : std::next(it);
+    for (auto it = automatic_.begin(); it != automatic_.end();)
+      it = it->first.first == group ? automatic_.erase(it) : std::next(it);
     return;
   }
   std::vector<int> ranks(numbers.begin(), numbers.end());

@@ -136,9 +136,12 @@ void Coordinator::contest(const Contest& contest) {
   e.owed.resize(e.here.size());
   Failure failure{e.key, Code::mismatch, contest.text, {}, contest.absent};
   for (int i = 0; i < int(e.here.size()); ++i) {
-    if (e.here[i]) failure.only.push_back(i);
-    else if (std::find(contest.absent.begin(), contest.absent.end(), i) == contest.absent.end()) e.owed[i] = contest.text;
-    else failure.only.push_back(i);
+    if (e.here[i])
+      failure.only.push_back(i);
+    else if (std::find(contest.absent.begin(), contest.absent.end(), i) == contest.absent.end())
+      e.owed[i] = contest.text;
+    else
+      failure.only.push_back(i);
   }
   failures_.push_back(std::move(failure));
   reset(e);
@@ -169,10 +172,11 @@ std::string Coordinator::disagreement(const Entry& e) const {
   };
   const Announcement& first = e.what[0];
   std::string found = differ("operation", [](auto& a) { return name_of(a.kind); });
-  if (found.empty())
-    found = differ("number of tensors", [](auto& a) { return std::to_string(a.tensors.size()); });
+  if (found.empty()) found = differ("number of tensors", [](auto& a) { return std::to_string(a.tensors.size()); });
   for (size_t t = 0; found.empty() && t < first.tensors.size(); ++t) {
-    std::string which = first.tensors.size() == 1 ? "" : " of tensor " + std::to_string(t + 1) + "of" + std::to_string(first.tensors.size());
+    std::string which = first.tensors.size() == 1
+                            ? ""
+                            : " of tensor " + std::to_string(t + 1) + "of" + std::to_string(first.tensors.size());
     found = differ(("dtype" + which).c_str(), [&](auto& a) { return name_of(a.tensors[t].dtype); });
     if (found.empty()) found = differ(("shape" + which).c_str(), [&](auto& a) { return shape_text(a, t); });
   }
@@ -215,8 +219,10 @@ Item Coordinator::item(Entry& e) {
   for (size_t t = 0; t < e.what[0].tensors.size(); ++t) {
     auto& rows = item.rows.emplace_back();
     for (size_t i = 0; i < n; ++i) {
-      if (kind == Kind::allgather) rows.push_back(e.what[i].tensors[t].shape[0]);
-      else rows.insert(rows.end(), e.what[i].splits.begin() + t * n, e.what[i].splits.begin() + (t + 1) * n);
+      if (kind == Kind::allgather)
+        rows.push_back(e.what[i].tensors[t].shape[0]);
+      else
+        rows.insert(rows.end(), e.what[i].splits.begin() + t * n, e.what[i].splits.begin() + (t + 1) * n);
     }
   }
   return item;
@@ -227,13 +233,16 @@ std::vector<Message> Coordinator::take() {
   for (Failure& failure : failures_) out.push_back(std::move(failure));
   failures_.clear();
 
-  struct Open { std::vector<Entry*> entries; int64_t bytes = 0; };
+  struct Open {
+    std::vector<Entry*> entries;
+    int64_t bytes = 0;
+  };
   std::vector<Open> batches;
   auto fits = [&](const Open& open, const Entry& e, int64_t bytes) {
     const Announcement &a = open.entries[0]->what[0], &b = e.what[0];
-    return limits_.fusion && a.kind == Kind::allreduce && b.kind == Kind::allreduce && a.op == b.op &&
-           a.pre == b.pre && a.post == b.post && one_dtype(a) && one_dtype(b) && !a.tensors.empty() &&
-           !b.tensors.empty() && a.tensors[0].dtype == b.tensors[0].dtype && open.bytes + bytes <= limits_.batch_bytes &&
+    return limits_.fusion && a.kind == Kind::allreduce && b.kind == Kind::allreduce && a.op == b.op && a.pre == b.pre &&
+           a.post == b.post && one_dtype(a) && one_dtype(b) && !a.tensors.empty() && !b.tensors.empty() &&
+           a.tensors[0].dtype == b.tensors[0].dtype && open.bytes + bytes <= limits_.batch_bytes &&
            (open.entries[0]->place != 0) == (e.place != 0) &&
            (e.place != 0 || (bytes <= kFuseBytes && bytes_of(a) <= kFuseBytes));
   };

@@ -10,7 +10,9 @@ namespace {
 
 constexpr size_t kCopyBytes = 256 << 10;  // at most a step
 
-bool is_integer(DType t) { return t != DType::float16 && t != DType::float32 && t != DType::float64 && t != DType::bfloat16; }
+bool is_integer(DType t) {
+  return t != DType::float16 && t != DType::float32 && t != DType::float64 && t != DType::bfloat16;
+}
 
 // The factor that makes a sum an average. For integers a hair more than 1/n, so that truncating 49 * (1/49) gives
 // 1 and not 0; the error stays below 1/n for sums under 2^51.
@@ -35,13 +37,15 @@ std::byte* FusionBuffer::at_least(size_t bytes) {
   return data_;
 }
 
-Run::Run(std::vector<Entry> entries, const Members& members, FusionBuffer& buffer, Counters& counters, const Choose& choose)
+Run::Run(std::vector<Entry> entries, const Members& members, FusionBuffer& buffer, Counters& counters,
+         const Choose& choose)
     : entries_(std::move(entries)), members_(members), buffer_(buffer), counters_(counters), choose_(choose) {
   Kind kind = entries_[0].request->what.kind;
   for (Entry& entry : entries_) entry.request->results.resize(entry.request->what.tensors.size());
   if (kind == Kind::allreduce) {
     plan_allreduce();
-  } else if (kind == Kind::allgather || kind == Kind::broadcast || kind == Kind::alltoall || kind == Kind::reducescatter) {
+  } else if (kind == Kind::allgather || kind == Kind::broadcast || kind == Kind::alltoall ||
+             kind == Kind::reducescatter) {
     for (Entry& entry : entries_)
       for (size_t t = 0; t < entry.request->what.tensors.size(); ++t) plan_tensor(entry, t);
   }
@@ -73,8 +77,8 @@ void Run::plan_allreduce() {
     bool side_by_side = true;
     for (auto& piece : pieces) {
       span = round_up(span);
-      side_by_side = side_by_side && piece.in == piece.out &&
-                     piece.in == static_cast<const std::byte*>(pieces[0].in) + span;
+      side_by_side =
+          side_by_side && piece.in == piece.out && piece.in == static_cast<const std::byte*>(pieces[0].in) + span;
       span += piece.bytes;
     }
     side_by_side = side_by_side && (pieces.size() == 1 || buffer_.arena().offset_of(pieces[0].in, span) >= 0);
@@ -111,7 +115,8 @@ void* Run::result(Request& request, size_t tensor, Shape shape) {
   output.shape = std::move(shape);
   size_t bytes = size_t(count_of(output.shape)) * size_of(request.what.tensors[tensor].dtype);
   if (request.callbacks.allocate) {
-    output.data = request.callbacks.allocate(request.callbacks.context, int(tensor), output.shape.data(), int(output.shape.size()));
+    output.data = request.callbacks.allocate(request.callbacks.context, int(tensor), output.shape.data(),
+                                             int(output.shape.size()));
   } else {
     output.own.reset(std::aligned_alloc(kLine, round_up(std::max<size_t>(bytes, 1))));
     output.data = output.own.get();
@@ -168,7 +173,8 @@ void Run::plan_tensor(Entry& entry, size_t t) {
       elements = count_of(spec.shape);
       c.op = request.what.op == ReduceOp::average ? ReduceOp::sum : request.what.op;
       c.pre = request.what.pre;
-      c.post = request.what.op == ReduceOp::average ? request.what.post * average_factor(c.dtype, n) : request.what.post;
+      c.post =
+          request.what.op == ReduceOp::average ? request.what.post * average_factor(c.dtype, n) : request.what.post;
       c.output = result(request, t, shape);
     }
   }

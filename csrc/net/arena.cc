@@ -32,7 +32,8 @@ std::shared_ptr<Arena> Arena::map(int memfd, size_t fixed_bytes) {
 }
 
 Arena::Arena(Fd memfd, size_t fixed_bytes) : memfd_(std::move(memfd)), fixed_bytes_(fixed_bytes) {
-  void* p = mmap(nullptr, fixed_bytes_ + kHeapBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memfd_.get(), 0);
+  void* p =
+      mmap(nullptr, fixed_bytes_ + kHeapBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memfd_.get(), 0);
   if (p == MAP_FAILED) throw system_error("mapping shared memory (is address space limited? see ulimit -v)");
   base_ = static_cast<std::byte*>(p);
   madvise(base_, fixed_bytes_ + kHeapBytes, MADV_DONTDUMP);

@@ -25,7 +25,9 @@ struct Host::Layout {
   size_t n;
   size_t head(Stream s, int to) const {
     size_t control_at = kLine + kRing[common], data_at = control_at + n * (kLine + kRing[control]);
-    return s == common ? 0 : s == control ? control_at + to * (kLine + kRing[control]) : data_at + to * (kLine + kRing[data]);
+    return s == common    ? 0
+           : s == control ? control_at + to * (kLine + kRing[control])
+                          : data_at + to * (kLine + kRing[data]);
   }
   size_t tail(Stream s, int from) const { return head(data, int(n)) + kLine * (3 * from + s); }
   size_t block_bytes() const { return round_up(tail(common, int(n)), 4096); }
@@ -57,7 +59,8 @@ std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadlin
     WireReader reader(cards[i].note);
     if (int size = reader.get<int>(); size != world.size)
       throw Error(Code::invalid_argument, "init: rank " + std::to_string(i) + " was started in a world of " +
-                                              std::to_string(size) + ", this rank in one of " + std::to_string(world.size));
+                                              std::to_string(size) + ", this rank in one of " +
+                                              std::to_string(world.size));
     auto nonce = reader.get<uint64_t>();
     if (cards[i].fds.size() != 2) throw Error(Code::internal, "init: a rank's descriptors did not arrive");
     ranks[i].rank = i, ranks[i].name = reader.text();
@@ -123,7 +126,8 @@ std::unique_ptr<Link> Host::control_link(int group, int peer) {
                                    Layout::kRing[control] / 4, *this, peer);
 }
 std::unique_ptr<Link> Host::data_link(int group, int peer) {
-  return std::make_unique<ShmLink>(writer(data, group, peer, {peer}), reader(data, group, peer), kRecordBytes, *this, peer);
+  return std::make_unique<ShmLink>(writer(data, group, peer, {peer}), reader(data, group, peer), kRecordBytes, *this,
+                                   peer);
 }
 
 void Host::reset_group(int group) const {

@@ -17,7 +17,7 @@ struct Launcher {
   const char* name;
   const char* mark;  // set by this launcher and no other
   const char *rank, *size, *local_rank, *local_size;
-  const char* job;   // a job id shared by its ranks; nullptr: it has none, its ranks are children of one process
+  const char* job;  // a job id shared by its ranks; nullptr: it has none, its ranks are children of one process
 };
 constexpr Launcher kLaunchers[] = {
     {"lightccrun", "LIGHTCC_JOB_ID", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
@@ -26,7 +26,8 @@ constexpr Launcher kLaunchers[] = {
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
     {"PMI", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", nullptr},
-    {"HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", nullptr},
+    {"HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
+     nullptr},
     {"MASTER_ADDR", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr}};
 
 int number(const Environment& env, const char* name, int fallback) {
