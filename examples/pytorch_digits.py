@@ -162,7 +162,7 @@ def arguments():
     parser.add_argument("--epochs", type=int, default=25, help="passes over the training set; default %(default)s")
     parser.add_argument("--steps", type=int, default=0, help="train so many steps, whatever --epochs says")
     parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step; default %(default)s")
-    parser.add_argument("--lr", type=float, default=0.03, help="learning rate a rank, at first; default %(default)s")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate a rank, at first; default %(default)s")
     parser.add_argument("--seed", type=int, default=42, help="of parameters, split and order; default %(default)s")
     return parser.parse_args()
 

@@ -172,7 +172,8 @@ void Channel::gone(int rank, const std::string& why) {
   auto it = std::find(members_.ranks.begin(), members_.ranks.end(), rank);
   if (it == members_.ranks.end()) return;
   int member = int(it - members_.ranks.begin());
-  if (!gone_.emplace(member, why).second || !is_coordinator()) return;
+  if (!gone_.emplace(member, why).second) return;
+  if (!is_coordinator()) return host_.ring_urgently(members_.ranks[0]);  // idle, it must still answer what we announced
   step();  // takes in what the member announced before it left
   coordinator_->gone(member, why);
 }

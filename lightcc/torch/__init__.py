@@ -28,3 +28,10 @@ __all__ = [
     "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
     "remove_process_set", "rocm_built", "shutdown", "size", "synchronize",
 ]
+
+_LATER = frozenset(["SyncBatchNorm", "elastic", "join", "sparse_allreduce_async", "start_timeline", "stop_timeline"])
+
+
+def __getattr__(name: str):
+    later = " in this version; horovod.torch has it, and README.md lists what is not supported yet"
+    raise AttributeError(f"module 'lightcc.torch' has no attribute {name!r}{later if name in _LATER else ''}")

@@ -24,23 +24,26 @@ _PYTEST = ["-m", "pytest", "-x", "-v", "-s", "--no-header", "--tb=short", "-p", 
            "-o", "python_functions=check_*", "-o", f"faulthandler_timeout={_STACKS_AFTER_S}"]
 
 
-def run_checks(file: str, np: int, deadline_s: float = DEADLINE_S, environment: Dict[str, str] = {}) -> None:
-    """Runs the checks of a file on np ranks; AssertionError with the ranks' output if one fails or they hang."""
-    code, output = launch(np, _PYTEST + [os.path.abspath(file)], deadline_s, environment)
+def run_checks(file: str, np: int, only: str = "", deadline_s: float = DEADLINE_S) -> None:
+    """Runs the checks of a file on np ranks; AssertionError with the ranks' output if one fails or they hang.
+
+    only: an expression for pytest's -k.
+    """
+    code, output = launch(np, [*_PYTEST, "-k", only, os.path.abspath(file)], deadline_s)
     assert code == 0, f"{os.path.basename(file)} failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
 
 
-def run_script(text: str, np: int, deadline_s: float = DEADLINE_S, environment: Dict[str, str] = {}) -> str:
+def run_script(text: str, np: int, deadline_s: float = DEADLINE_S) -> str:
     """Runs a program on np ranks and returns what they printed; AssertionError if it ends with another code than 0."""
-    code, output = launch(np, ["-c", text], deadline_s, environment)
+    code, output = launch(np, ["-c", text], deadline_s)
     assert code == 0, f"the program failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
     return output
 
 
-def launch(np: int, arguments: List[str], deadline_s: float, environment: Dict[str, str] = {}) -> Tuple[int, str]:
+def launch(np: int, arguments: List[str], deadline_s: float) -> Tuple[int, str]:
     """Runs `python arguments...` on np ranks; returns the exit code of the job and its output, tagged by rank."""
     command = [sys.executable, "-m", "lightcc.runner", "-np", str(np), sys.executable, *arguments]
-    launcher = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, text=True,
+    launcher = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 start_new_session=True)
     try:

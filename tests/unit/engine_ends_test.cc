@@ -119,11 +119,11 @@ TEST(Ends, SharedMemoryIsReadableAfterShutdown) {
 TEST(Ends, ADeathIsHeardByAllWithinASecond) {
   for (int dead : {0, 2}) {
     Ranks ranks(4);
-    std::barrier all_wait(3);
+    std::barrier all_wait(4);
     ranks.each([&](Engine& engine, int rank) {
       std::vector<float> x(10, 1);
       done(engine, allreduce(engine, x, "before"));
-      if (rank == dead) return;
+      if (rank == dead) return all_wait.arrive_and_wait();
       auto one = allreduce(engine, x);
       engine.submit(one, true);
       all_wait.arrive_and_wait();

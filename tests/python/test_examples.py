@@ -1,0 +1,75 @@
+"""The examples, run as a user runs them."""
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LAUNCHERS = {
+    "lightccrun": [sys.executable, "-m", "lightcc.runner", "-np", "2"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"],
+    "plain": [],
+}
+STEPS = 12
+DEADLINE_S = 120
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+
+def digits(launcher, folder, *arguments):
+    command = [*LAUNCHERS[launcher], sys.executable, str(EXAMPLES / "pytorch_digits.py"), "--output", str(folder)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_RANK", "PMI_"))}
+    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def expect_success(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("launcher, ranks", [("lightccrun", 2), ("torchrun", 2), ("plain", 1)])
+def test_digits_starts_under_each_launcher(launcher, ranks, tmp_path):
+    out = expect_success(digits(launcher, tmp_path, "--steps", str(STEPS)))
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["ranks"] == ranks
+    assert len(run["losses"]) == STEPS
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    for line in ("test accuracy", "images/s", "communication", "collectives"):
+        assert line in out
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """A short run with two ranks; its folder."""
+    folder = tmp_path_factory.mktemp("digits")
+    expect_success(digits("lightccrun", folder, "--steps", str(STEPS)))
+    return folder
+
+
+def test_digits_on_one_rank_sees_the_same_losses_as_on_two(two_ranks):
+    out = expect_success(digits("plain", two_ranks, "--reference"))
+    found = re.search(rf"2 rank\(s\) against 1: .* losses of {STEPS} steps differ by at most (\S+) .* bound (\S+)", out)
+    assert found, out
+    assert float(found[1]) <= float(found[2]) <= 1e-4
+    assert json.loads((two_ranks / "reference.json").read_text())["ranks"] == 1
+    assert (two_ranks / "reference.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_digits_reference_fails_when_one_loss_differs(two_ranks, tmp_path):
+    run = json.loads((two_ranks / "run.json").read_text())
+    run["losses"][STEPS // 2] *= 1.001
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    done = digits("plain", tmp_path, "--reference")
+    assert done.returncode == 1
+    assert "DIFFERENT" in done.stdout and f"(step {STEPS // 2 + 1})" in done.stdout
+
+
+def test_digits_learns_to_read(tmp_path):
+    expect_success(digits("lightccrun", tmp_path, "--epochs", "10"))
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["accuracies"][-1][1] > 0.95
