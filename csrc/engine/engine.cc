@@ -82,6 +82,7 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
     outstanding_.fetch_add(1);
   }
   inbox_full_.store(true, std::memory_order_seq_cst);
+  visits_.fetch_add(1, std::memory_order_relaxed);
   drive();
   if (!will_wait && !request->finished.load(std::memory_order_acquire)) wake_engine_thread();
 }
@@ -104,6 +105,7 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
 bool Engine::wait(Request& request, uint64_t deadline_ns) {
   if (request.finished.load(std::memory_order_acquire)) return true;
   uint64_t begin = now_ns();
+  visits_.fetch_add(1, std::memory_order_relaxed);
   waiters_.fetch_add(1);
   if (begin - request.submitted_ns > kBlockedNs && waiters_ == 1) look_for_dispute(request);
   Patience patience(spin_habit_);
@@ -226,17 +228,25 @@ void Engine::sleep(uint64_t timeout_ns, const std::atomic<bool>& finished) {
 void Engine::run() {
   prctl(PR_SET_NAME, "lightcc-engine");
   while (!stopping_) {
-    if (outstanding_ == 0 || waiters_ > 0)
+    if (!needed()) {
       nap_or_park();
-    else if (!drive())
+    } else if (!drive()) {
       sleep(kTickNs, stopping_);
+    }
   }
+}
+
+// There is work, no caller waits, and none has come by since the last look: a framework that calls often makes the
+// steps itself, and its core is better left to it.
+bool Engine::needed() {
+  uint32_t visits = visits_.load(std::memory_order_relaxed);
+  return std::exchange(visits_seen_, visits) == visits && outstanding_ > 0 && waiters_ == 0;
 }
 
 void Engine::nap_or_park() {
   auto wanted = [&] { return stopping_ || (outstanding_ > 0 && waiters_ == 0); };
   for (int i = 0; i < kNaps; ++i) {
-    if (wanted()) return;
+    if (stopping_ || needed()) return;
     timespec nap{0, kNapNs};
     nanosleep(&nap, nullptr);
   }

@@ -57,6 +57,7 @@ class Engine : public ChannelOwner {
   // Until someone rings, unless there is work or `finished` says that there is no need.
   void sleep(uint64_t timeout_ns, const std::atomic<bool>& finished);
   void run();                                  // the engine thread
+  bool needed();
   void nap_or_park();
   void wake_engine_thread();
   void look_for_dispute(const Request&);
@@ -87,7 +88,9 @@ class Engine : public ChannelOwner {
 
   std::atomic<bool> inbox_full_{false}, stopping_{false}, over_{false};
   std::atomic<int> outstanding_{0}, waiters_{0};
+  std::atomic<uint32_t> visits_{0};            // calls of the framework that made a step themselves
   std::vector<std::atomic<bool>> ended_;       // by rank: its process
+  uint32_t visits_seen_ = 0;                   // the engine thread's
   std::unique_ptr<Watch> watch_;
   std::thread thread_;
 };

@@ -1,6 +1,5 @@
 """The examples, run as a user runs them."""
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,14 +16,10 @@ LAUNCHERS = {
 STEPS = 12
 DEADLINE_S = 120
 
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
-
 
 def digits(launcher, folder, *arguments):
     command = [*LAUNCHERS[launcher], sys.executable, str(EXAMPLES / "pytorch_digits.py"), "--output", str(folder)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_RANK", "PMI_"))}
-    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 def expect_success(done):

@@ -1,0 +1,492 @@
+// Negotiation by script: given these messages, exactly those. No I/O, no clock, no threads.
+#include "engine/negotiator.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <random>
+#include <set>
+
+#include "simulated.h"
+
+namespace lightcc {
+namespace {
+
+constexpr Coordinator::Limits kLimits{1 << 20, true, 100};
+
+Announcement allreduce(int64_t count, DType dtype = DType::float32) {
+  Announcement what;
+  what.kind = Kind::allreduce, what.tensors = {{dtype, {count}}};
+  return what;
+}
+Announcement of_kind(Kind kind, Shape shape = {4}) {
+  Announcement what;
+  what.kind = kind, what.tensors = {{DType::float32, std::move(shape)}};
+  return what;
+}
+
+// As a line of text: "[a=0.1 b=1.1] [0.1]" is a batch of two fresh requests, numbered 0 and 1 in their first
+// generation, and a batch of a known one; "a! why" is a failure.
+std::string text_of(const std::vector<Message>& messages) {
+  std::string line;
+  for (const Message& message : messages) {
+    line += line.empty() ? "" : " ";
+    if (auto* batch = std::get_if<Batch>(&message)) {
+      std::string items;
+      for (const Item& item : batch->items) {
+        items += items.empty() ? "" : " ";
+        if (item.fresh) items += item.key + "=";
+        items += item.id == kNoId ? "none" : std::to_string(item.id) + "." + std::to_string(item.generation);
+      }
+      line += "[" + items + "]";
+    } else if (auto* failure = std::get_if<Failure>(&message)) {
+      line += failure->key + "! " + failure->text;
+      if (!failure->only.empty()) line += " (only " + text_of(failure->only) + ")";
+      if (!failure->absent.empty()) line += " (absent " + text_of(failure->absent) + ")";
+    } else {
+      line += "?";
+    }
+  }
+  return line;
+}
+
+void all_announce(Coordinator& coordinator, int size, const std::string& key, const Announcement& what) {
+  for (int member = 0; member < size; ++member) coordinator.announce(member, key, what);
+}
+
+// ---- what runs, and in which order
+
+TEST(Coordinator, NothingRunsBeforeTheLastMemberHasAnnouncedIt) {
+  Coordinator c({4, 7, 9}, kLimits);
+  c.announce(2, "a", of_kind(Kind::barrier));
+  c.announce(0, "a", of_kind(Kind::barrier));
+  EXPECT_FALSE(c.anything_ready());
+  EXPECT_EQ(c.missing("a"), std::vector{1});
+  EXPECT_EQ(c.missing("never heard of"), (std::vector{0, 1, 2}));
+  EXPECT_EQ(text_of(c.take()), "");
+  c.announce(1, "a", of_kind(Kind::barrier));
+  EXPECT_TRUE(c.anything_ready());
+  EXPECT_TRUE(c.missing("a").empty());
+  EXPECT_EQ(text_of(c.take()), "[a=0.1]");
+  EXPECT_FALSE(c.anything_ready());
+  EXPECT_EQ(c.missing("a"), (std::vector{0, 1, 2}));
+}
+
+TEST(Coordinator, RunsInTheOrderInWhichTheyBecameReady) {
+  Coordinator c({0, 1}, kLimits);
+  for (const char* key : {"a", "b", "c"}) c.announce(0, key, of_kind(Kind::allgather));
+  for (const char* key : {"c", "a", "b"}) c.announce(1, key, of_kind(Kind::allgather));
+  EXPECT_EQ(text_of(c.take()), "[c=0.1] [a=1.1] [b=2.1]");
+}
+
+TEST(Coordinator, AnnouncingTwiceIsAFault) {
+  Coordinator c({0, 1}, kLimits);
+  c.announce(1, "a", allreduce(1));
+  EXPECT_THROW(c.announce(1, "a", allreduce(1)), Error);
+}
+
+TEST(Coordinator, TellsTheRowsOfEachMember) {
+  Coordinator c({0, 1}, kLimits);
+  c.announce(0, "g", of_kind(Kind::allgather, {2, 5}));
+  c.announce(1, "g", of_kind(Kind::allgather, {7, 5}));
+  Announcement x = of_kind(Kind::alltoall, {3}), y = of_kind(Kind::alltoall, {9});
+  x.splits = {1, 2}, y.splits = {4, 5};
+  c.announce(0, "t", x);
+  c.announce(1, "t", y);
+  const auto messages = c.take();
+  ASSERT_EQ(text_of(messages), "[g=0.1] [t=1.1]");
+  using Rows = std::vector<std::vector<int64_t>>;
+  EXPECT_EQ(std::get<Batch>(messages[0]).items[0].rows, (Rows{{2, 7}}));
+  EXPECT_EQ(std::get<Batch>(messages[1]).items[0].rows, (Rows{{1, 2, 4, 5}}));
+}
+
+// ---- fusion
+
+TEST(Coordinator, FusesWhatIsReadyTogether) {
+  Coordinator c({0, 1}, kLimits);
+  for (const char* key : {"a", "b", "c"}) all_announce(c, 2, key, allreduce(10));
+  EXPECT_EQ(c.ready_bytes(), 120);
+  EXPECT_EQ(text_of(c.take()), "[a=0.1 b=1.1 c=2.1]");
+  EXPECT_EQ(c.ready_bytes(), 0);
+}
+
+TEST(Coordinator, NeverFusesWhatDiffers) {
+  Announcement average = allreduce(10), scaled = allreduce(10), rescaled = allreduce(10), mixed = allreduce(10);
+  average.op = ReduceOp::average, scaled.pre = 0.5, rescaled.post = 0.5;
+  mixed.tensors.push_back({DType::int32, {1}});
+  for (const Announcement& other : {average, scaled, rescaled, mixed, allreduce(10, DType::float64),
+                                    of_kind(Kind::reducescatter, {10}), of_kind(Kind::broadcast, {10})}) {
+    Coordinator c({0, 1}, kLimits);
+    all_announce(c, 2, "a", allreduce(10));
+    all_announce(c, 2, "b", other);
+    all_announce(c, 2, "c", allreduce(10));
+    EXPECT_EQ(text_of(c.take()), "[a=0.1 c=1.1] [b=2.1]");
+  }
+  Coordinator c({0, 1}, kLimits);
+  for (const char* key : {"a", "b"}) all_announce(c, 2, key, of_kind(Kind::broadcast));
+  EXPECT_EQ(text_of(c.take()), "[a=0.1] [b=1.1]") << "only reductions are fused";
+}
+
+TEST(Coordinator, ABatchHasItsLimit) {
+  Coordinator c({0, 1}, {100, true, 100});
+  all_announce(c, 2, "a", allreduce(10));
+  all_announce(c, 2, "b", allreduce(20));  // does not fit beside a
+  all_announce(c, 2, "c", allreduce(15));  // does
+  all_announce(c, 2, "d", allreduce(100));
+  all_announce(c, 2, "e", allreduce(5));   // just fits beside b
+  EXPECT_EQ(text_of(c.take()), "[a=0.1 c=1.1] [b=2.1 e=3.1] [d=4.1]");
+}
+
+TEST(Coordinator, FusionCanBeTurnedOff) {
+  Coordinator c({0, 1}, {1 << 20, false, 100});
+  for (const char* key : {"a", "b"}) all_announce(c, 2, key, allreduce(10));
+  EXPECT_EQ(text_of(c.take()), "[a=0.1] [b=1.1]");
+}
+
+TEST(Coordinator, LargeTensorsRunAloneUnlessTheyLieInSharedMemory) {
+  for (bool placed : {false, true}) {
+    Coordinator c({0, 1}, {64 << 20, true, 100});
+    uintptr_t at = 4096;
+    for (const char* key : {"a", "b"}) {
+      if (placed) c.place(key, at += 4 << 20);
+      all_announce(c, 2, key, allreduce(1 << 20));
+    }
+    EXPECT_EQ(text_of(c.take()), placed ? "[a=0.1 b=1.1]" : "[a=0.1] [b=1.1]");
+  }
+}
+
+TEST(Coordinator, WhatLiesSideBySideRunsSideBySide) {
+  Coordinator c({0, 1}, kLimits);
+  c.place("a", 3000), c.place("b", 1000), c.place("d", 2000);
+  for (const char* key : {"a", "b", "c", "d"}) all_announce(c, 2, key, allreduce(10));
+  EXPECT_EQ(text_of(c.take()), "[b=0.1 d=1.1 a=2.1] [c=3.1]") << "by address; private memory on its own";
+}
+
+// ---- the cache
+
+TEST(Coordinator, WhatAllRecallIsToldByNumber) {
+  Coordinator c({0, 1}, kLimits);
+  all_announce(c, 2, "a", allreduce(10));
+  all_announce(c, 2, "b", allreduce(10));
+  EXPECT_EQ(text_of(c.take()), "[a=0.1 b=1.1]");
+  for (int member : {1, 0}) c.recall(member, {1, 1});
+  EXPECT_EQ(c.ready_bytes(), 40);
+  EXPECT_EQ(text_of(c.take()), "[1.1]");
+}
+
+TEST(Coordinator, AChangedRequestKeepsItsNumberInANewGeneration) {
+  Coordinator c({0, 1}, kLimits);
+  all_announce(c, 2, "a", of_kind(Kind::allgather, {1, 3}));
+  EXPECT_EQ(text_of(c.take()), "[a=0.1]");
+  c.recall(0, {0, 1});
+  c.announce(1, "a", of_kind(Kind::allgather, {5, 3}));
+  const auto messages = c.take();
+  EXPECT_EQ(text_of(messages), "[a=0.2]");
+  EXPECT_EQ(std::get<Batch>(messages[0]).items[0].rows[0], (std::vector<int64_t>{1, 5}));
+}
+
+TEST(Coordinator, ARecallOfWhatWasGivenAwayIsIgnored) {
+  Coordinator c({0, 1}, {1 << 20, true, 1});
+  all_announce(c, 2, "a", allreduce(10));
+  EXPECT_EQ(text_of(c.take()), "[a=0.1]");
+  all_announce(c, 2, "b", allreduce(10));
+  EXPECT_EQ(text_of(c.take()), "[b=0.2]");
+  c.recall(1, {0, 1});    // was on its way when the number went to b
+  c.recall(1, {100, 1});  // no such number
+  EXPECT_EQ(c.missing("b"), (std::vector{0, 1}));
+  all_announce(c, 2, "a", allreduce(10));
+  EXPECT_EQ(text_of(c.take()), "[a=0.3]");
+}
+
+TEST(Coordinator, TheLongestUnusedIsEvictedButNothingInFlight) {
+  Coordinator c({0, 1}, {1 << 20, false, 2});
+  all_announce(c, 2, "a", allreduce(1));
+  all_announce(c, 2, "b", allreduce(1));
+  EXPECT_EQ(text_of(c.take()), "[a=0.1] [b=1.1]");
+  c.recall(0, {0, 1});  // a is in flight, so b must give way although it was used later
+  all_announce(c, 2, "c", allreduce(1));
+  EXPECT_EQ(text_of(c.take()), "[c=1.2]");
+  c.recall(0, {1, 2});  // and now both are
+  all_announce(c, 2, "d", allreduce(1));
+  EXPECT_EQ(text_of(c.take()), "[d=none]");
+  c.recall(1, {1, 2});
+  c.recall(1, {0, 1});
+  EXPECT_EQ(text_of(c.take()), "[1.2] [0.1]");
+}
+
+TEST(Coordinator, WithoutACacheNothingIsNumbered) {
+  Coordinator c({0, 1}, {1 << 20, true, 0});
+  for (int again = 0; again < 2; ++again) {
+    all_announce(c, 2, "a", allreduce(10));
+    EXPECT_EQ(text_of(c.take()), "[a=none]");
+  }
+}
+
+// ---- disagreement
+
+TEST(Coordinator, SaysWhatDiffersAndWhoHasWhat) {
+  const auto group = [](std::vector<TensorSpec> tensors) {
+    Announcement what = allreduce(1);
+    what.tensors = std::move(tensors);
+    return what;
+  };
+  Announcement op = allreduce(4), root = of_kind(Kind::broadcast), pre = allreduce(4), post = allreduce(4);
+  op.op = ReduceOp::max, root.root = 7, pre.pre = 0.25, post.post = 1e-3;
+  const struct { Announcement ours, theirs; const char* text; } rows[] = {
+      {allreduce(4), of_kind(Kind::broadcast), "operation: ranks 4, 9 have allreduce, rank 7 has broadcast"},
+      {allreduce(4), allreduce(5), "shape: ranks 4, 9 have [4], rank 7 has [5]"},
+      {allreduce(4), group({{DType::float32, {}}}), "shape: ranks 4, 9 have [4], rank 7 has []"},
+      {allreduce(4), allreduce(4, DType::int32), "dtype: ranks 4, 9 have float32, rank 7 has int32"},
+      {allreduce(4), op, "reduce op: ranks 4, 9 have sum, rank 7 has max"},
+      {of_kind(Kind::broadcast), root, "root rank: ranks 4, 9 have 0, rank 7 has 7"},
+      {allreduce(4), pre, "prescale factor: ranks 4, 9 have 1, rank 7 has 0.25"},
+      {allreduce(4), post, "postscale factor: ranks 4, 9 have 1, rank 7 has 0.001"},
+      {of_kind(Kind::allgather, {1, 2, 3}), of_kind(Kind::allgather, {5, 2, 4}),
+       "shape: ranks 4, 9 have [any, 2, 3], rank 7 has [any, 2, 4]"},
+      {of_kind(Kind::alltoall, {4}), of_kind(Kind::alltoall, {4, 1}), "shape: ranks 4, 9 have [any], rank 7 has [any, 1]"},
+      {allreduce(4), group({{DType::float32, {4}}, {DType::float32, {4}}}),
+       "number of tensors: ranks 4, 9 have 1, rank 7 has 2"},
+      {group({{DType::float32, {4}}, {DType::float32, {4}}}), group({{DType::float32, {4}}, {DType::float32, {2, 2}}}),
+       "shape of tensor 2of2: ranks 4, 9 have [4], rank 7 has [2, 2]"}};
+  for (auto& row : rows) {
+    Coordinator c({4, 7, 9}, kLimits);
+    for (int member : {0, 2}) c.announce(member, "a", row.ours);
+    c.announce(1, "a", row.theirs);
+    EXPECT_TRUE(c.anything_ready());
+    const auto messages = c.take();
+    EXPECT_EQ(text_of(messages), std::string("a! ranks disagree on ") + row.text);
+    EXPECT_EQ(std::get<Failure>(messages[0]).code, Code::mismatch);
+    all_announce(c, 3, "a", row.ours);
+    EXPECT_EQ(text_of(c.take()), "[a=0.1]") << "the next one does not work";
+  }
+}
+
+TEST(Coordinator, ThreeWaysToDisagree) {
+  Coordinator c({0, 1, 2}, kLimits);
+  c.announce(2, "a", allreduce(1));
+  c.announce(0, "a", allreduce(2));
+  c.announce(1, "a", allreduce(3));
+  EXPECT_EQ(text_of(c.take()), "a! ranks disagree on shape: rank 0 has [2], rank 1 has [3], rank 2 has [1]");
+}
+
+TEST(Coordinator, ADisagreementAfterCachingIsFoundAndHealed) {
+  Coordinator c({0, 1}, kLimits);
+  all_announce(c, 2, "a", allreduce(10));
+  all_announce(c, 2, "b", allreduce(10));
+  EXPECT_EQ(text_of(c.take()), "[a=0.1 b=1.1]");
+  c.recall(0, {0, 1});
+  c.announce(1, "a", allreduce(11));
+  for (int member : {0, 1}) c.recall(member, {1, 1});
+  EXPECT_EQ(text_of(c.take()), "a! ranks disagree on shape: rank 0 has [10], rank 1 has [11] [1.1]");
+  all_announce(c, 2, "a", allreduce(11));
+  EXPECT_EQ(text_of(c.take()), "[a=0.2]");
+}
+
+// ---- members that will not come
+
+TEST(Coordinator, WhatAGoneMemberHasNotAnnouncedFailsNowAndLater) {
+  Coordinator c({0, 1, 2}, kLimits);
+  all_announce(c, 3, "complete", allreduce(1));
+  for (int member : {0, 1}) c.announce(member, "waiting", allreduce(1));
+  for (int member : {0, 2}) c.announce(member, "announced by it", allreduce(1));
+  c.gone(2, "rank 2 has left");
+  EXPECT_TRUE(c.anything_failed());
+  auto messages = c.take();
+  EXPECT_EQ(text_of(messages), "waiting! rank 2 has left [complete=0.1]");
+  EXPECT_EQ(std::get<Failure>(messages[0]).code, Code::shut_down);
+  c.announce(1, "announced by it", allreduce(1));
+  EXPECT_EQ(text_of(c.take()), "[announced by it=1.1]");
+  c.announce(0, "new", allreduce(1));
+  EXPECT_EQ(text_of(c.take()), "new! rank 2 has left");
+  c.recall(1, {0, 1});
+  EXPECT_EQ(text_of(c.take()), "complete! rank 2 has left");
+}
+
+TEST(Coordinator, AContestFailsItForEachAsItComes) {
+  Coordinator c({0, 1, 2, 3}, kLimits);
+  c.announce(0, "a", allreduce(1));
+  c.contest({"a", "rank 1 gave it to process set 2", {1}});
+  EXPECT_EQ(text_of(c.take()), "a! rank 1 gave it to process set 2 (only 0, 1) (absent 1)");
+  for (int member : {2, 3}) {
+    c.announce(member, "a", allreduce(1));
+    EXPECT_EQ(text_of(c.take()), "a! rank 1 gave it to process set 2 (only " + std::to_string(member) + ")");
+  }
+  all_announce(c, 4, "a", allreduce(1));
+  EXPECT_EQ(text_of(c.take()), "[a=0.1]");
+  c.contest({"a", "too late", {1}});
+  c.contest({"never heard of", "too late", {1}});
+  EXPECT_FALSE(c.anything_ready());
+}
+
+// ---- the member's half
+
+std::string sent(const Message& message) {
+  if (auto* recall = std::get_if<Recall>(&message))
+    return "recall " + std::to_string(recall->id) + "." + std::to_string(recall->generation);
+  return "announce " + std::get<Announce>(message).key;
+}
+Item fresh(const std::string& key, uint32_t id, uint32_t generation) { return {id, generation, true, key, {}}; }
+
+TEST(Ledger, AnnouncesThenRecalls) {
+  Ledger ledger;
+  std::optional<std::string> again;
+  EXPECT_EQ(sent(ledger.announce("a", allreduce(1))), "announce a");
+  Item item = fresh("a", 3, 1);
+  item.rows = {{5, 6}};
+  EXPECT_EQ(ledger.settle(item, &again).key, "a");
+  EXPECT_EQ(sent(ledger.announce("a", allreduce(1))), "recall 3.1");
+  const Item& remembered = ledger.settle({3, 1, false, "", {}}, &again);
+  EXPECT_EQ(remembered.key, "a");
+  EXPECT_EQ(remembered.rows, item.rows);
+  EXPECT_EQ(again, std::nullopt);
+}
+
+TEST(Ledger, WhatHasChangedIsAnnouncedInFull) {
+  Ledger ledger;
+  std::optional<std::string> again;
+  ledger.announce("a", allreduce(1));
+  ledger.settle(fresh("a", 0, 1), &again);
+  EXPECT_EQ(sent(ledger.announce("a", allreduce(2))), "announce a");
+  ledger.settle(fresh("a", 0, 2), &again);
+  EXPECT_EQ(sent(ledger.announce("a", allreduce(2))), "recall 0.2");
+  ledger.forget("a");  // it failed
+  EXPECT_EQ(sent(ledger.announce("a", allreduce(2))), "announce a");
+  ledger.forget("never heard of");
+}
+
+TEST(Ledger, ANumberGivenAwayIsAnnouncedAgainIfItsRecallWasOnTheWay) {
+  for (bool recalled : {true, false}) {
+    Ledger ledger;
+    std::optional<std::string> again;
+    ledger.announce("a", allreduce(1));
+    ledger.settle(fresh("a", 0, 1), &again);
+    ledger.announce("b", allreduce(1));
+    if (recalled) EXPECT_EQ(sent(ledger.announce("a", allreduce(1))), "recall 0.1");
+    ledger.settle(fresh("b", 0, 2), &again);
+    EXPECT_EQ(again.has_value(), recalled);
+    EXPECT_EQ(sent(ledger.announce("a", allreduce(1))), "announce a");
+  }
+}
+
+TEST(Ledger, WhatHasNoNumberIsNotRemembered) {
+  Ledger ledger;
+  std::optional<std::string> again;
+  ledger.announce("a", allreduce(1));
+  EXPECT_EQ(ledger.settle(fresh("a", kNoId, 0), &again).key, "a");
+  EXPECT_EQ(sent(ledger.announce("a", allreduce(1))), "announce a");
+}
+
+TEST(Ledger, ARecallOfWhatWasNeverNumberedIsAFault) {
+  Ledger ledger;
+  std::optional<std::string> again;
+  EXPECT_THROW(ledger.settle({3, 1, false, "", {}}, &again), Error);
+}
+
+// ---- both halves together
+
+// One coordinator and the ledgers of all members, joined by queues that deliver in order but whenever they like.
+// Members go on to the next round when their own is done. In each round the same requests are made by all, in another
+// order by each, with rows that change now and then: what runs must be the same everywhere and never out of date.
+class Parley {
+ public:
+  Parley(int size, Coordinator::Limits limits, uint64_t seed)
+      : coordinator_(ranks(size), limits), members_(size_t(size)), random_(seed) {}
+
+  void play(int rounds, int keys) {
+    for (uint64_t turns = 0; std::any_of(members_.begin(), members_.end(), [&](auto& m) { return m.round <= rounds; });
+         ++turns) {
+      ASSERT_LT(turns, 1'000'000u) << "stuck";
+      const size_t i = random_() % members_.size();
+      Member& member = members_[i];
+      switch (random_() % 4) {
+        case 0:
+          if (member.pending.empty() && ++member.round <= rounds) begin_round(i, keys);
+          break;
+        case 1:
+          if (!member.to_coordinator.empty()) receive(i);
+          break;
+        case 2:
+          for (const Message& message : coordinator_.take())
+            for (Member& each : members_) each.from_coordinator.push_back(message);
+          break;
+        case 3:
+          if (!member.from_coordinator.empty()) handle(i);
+      }
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    for (Member& member : members_) EXPECT_EQ(member.ran, members_[0].ran) << "members ran in different orders";
+  }
+
+ private:
+  struct Member {
+    Ledger ledger;
+    int round = 0;
+    std::set<std::string> pending;
+    std::deque<Message> to_coordinator, from_coordinator;
+    std::vector<std::string> ran;
+  };
+  static std::vector<int> ranks(int size) {
+    std::vector<int> all;
+    for (int i = 0; i < size; ++i) all.push_back(i);
+    return all;
+  }
+  static int64_t rows(size_t member, const std::string& key, int round) {
+    return int64_t(member) + int64_t(key[0]) + round / 3 * (member == 1);  // member 1's change every third round
+  }
+  Announcement announcement(size_t i, const std::string& key) const {
+    return of_kind(Kind::allgather, {rows(i, key, members_[i].round), 2});
+  }
+  void begin_round(size_t i, int keys) {
+    std::vector<std::string> names;
+    for (int k = 0; k < keys; ++k)
+      if ((members_[i].round * 7 + k * 3) % 5 < 3) names.push_back(std::string(1, char('a' + k)));
+    std::shuffle(names.begin(), names.end(), random_);
+    for (auto& name : names) {
+      members_[i].pending.insert(name);
+      members_[i].to_coordinator.push_back(members_[i].ledger.announce(name, announcement(i, name)));
+    }
+  }
+  void receive(size_t i) {
+    Message message = std::move(members_[i].to_coordinator.front());
+    members_[i].to_coordinator.pop_front();
+    if (auto* announce = std::get_if<Announce>(&message)) coordinator_.announce(int(i), announce->key, announce->what);
+    else coordinator_.recall(int(i), std::get<Recall>(message));
+  }
+  void handle(size_t i) {
+    Member& member = members_[i];
+    Message message = std::move(member.from_coordinator.front());
+    member.from_coordinator.pop_front();
+    ASSERT_TRUE(std::holds_alternative<Batch>(message)) << text_of({message});
+    for (Item& one : std::get<Batch>(message).items) {
+      std::optional<std::string> again;
+      const Item item = member.ledger.settle(std::move(one), &again);
+      ASSERT_EQ(member.pending.erase(item.key), 1u) << item.key << " was not asked for";
+      ASSERT_EQ(item.rows[0].size(), members_.size());
+      for (size_t j = 0; j < members_.size(); ++j)
+        ASSERT_EQ(item.rows[0][j], rows(j, item.key, member.round)) << item.key << " is out of date";
+      member.ran.push_back(item.key);
+      if (again && member.pending.count(*again))
+        member.to_coordinator.push_back(member.ledger.announce(*again, announcement(i, *again)));
+    }
+  }
+
+  Coordinator coordinator_;
+  std::vector<Member> members_;
+  std::mt19937_64 random_;
+};
+
+TEST(Negotiation, AllRunTheSameWhateverTheTimingAndTheCache) {
+  const uint64_t seed = test::run_seed();
+  for (int size : {1, 2, 3, 5})
+    for (int capacity : {0, 1, 2, 5, 100})
+      for (uint64_t run = 0; run < 5; ++run) {
+        SCOPED_TRACE(testing::Message() << "seed " << seed << ", " << size << " members, capacity " << capacity);
+        Parley parley(size, {1 << 20, true, capacity}, seed + run);
+        parley.play(30, 8);
+        if (HasFailure()) return;
+      }
+}
+
+}  // namespace
+}  // namespace lightcc
