@@ -119,13 +119,13 @@ def train(settings, workers):
 
 
 def report(run):
-    hooks, waiting = run["hooks"], run["waiting"]
+    hooks, waiting, gradients = run["hooks"], run["waiting"], len(list(Net().parameters()))
     print(f"test accuracy    {run['accuracies'][-1][1]:.2%} of {TEST_IMAGES} images, after {len(run['losses'])} steps")
     print(f"speed            {run['images_per_second']:,.0f} images/s on {run['ranks']} rank(s), tests included")
     print(f"communication    {hooks + waiting:.1%} of rank 0's time: {hooks:.1%} in hooks, which copy and send "
           f"gradients; {waiting:.1%} waiting, for data or for a rank that still computes")
-    print(f"collectives      {run['collectives_per_step']:.2f} a step for {len(list(Net().parameters()))} gradients and the "
-          f"loss; {run['fused_per_step']:.2f} of them carried several tensors")
+    print(f"collectives      {run['collectives_per_step']:.2f} a step for {gradients} gradients and the loss; "
+          f"{run['fused_per_step']:.2f} of them carried several tensors")
 
 
 def plot(path, *runs):

@@ -20,8 +20,18 @@ from lightcc import _core
 from lightcc.adapter import adapter_of
 from lightcc.common.process_sets import global_process_set
 from lightcc.common.util import get_average_backwards_compatibility_fun
-from lightcc.request import (adopt, adopt_list, later, new_list, now, poll, submit, submit_barrier, submit_list,
-                             synchronize)
+from lightcc.request import (
+    adopt,
+    adopt_list,
+    later,
+    new_list,
+    now,
+    poll,
+    submit,
+    submit_barrier,
+    submit_list,
+    synchronize,
+)
 
 __all__ = [
     "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
@@ -274,6 +284,8 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
 
 def _alltoall(tensor, splits, name, process_set, flags):
     adapter = adapter_of(tensor)
+    if not _core.initialized():
+        submit(_core.ALLTOALL, adapter, tensor, None, name, process_set, flags)  # raises, saying why
     members = process_set.size() or 0
     packed = rows = None
     if splits is None:

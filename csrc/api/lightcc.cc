@@ -62,7 +62,7 @@ RequestPtr groups_request(Kind kind, const Shape& numbers) {
 }
 
 RequestPtr run_to_end(Engine& engine, RequestPtr request) {
-  engine.name_automatically(*request);
+  request->automatic = true;
   engine.submit(request, true);
   while (!engine.wait(*request, now_ns() + 1'000'000'000)) {
   }

@@ -38,7 +38,7 @@ RequestPtr make_request(Engine& engine, const Arguments& a) {
   if (a.name)
     request->key = std::string(name_of(what.kind)) + "." + a.name;
   else
-    engine.name_automatically(*request);
+    request->automatic = true;
   const int64_t* shape = a.shapes;
   for (int i = 0; i < a.count; ++i) {
     if (a.dtypes[i] < 0 || a.dtypes[i] >= kDTypes)

@@ -177,14 +177,10 @@ class BlockReduce : public Work {
 
   bool step_staged() {
     bool moved = reduce_block(), finished = reduced_ == parts_[c_.index].count;
-    if (!finished) waiting_for_ = first_other();
     for (int v = 0; v < c_.size; ++v) {
       if (v == c_.index) continue;
       moved |= publish_block(v) | receive_block(v);
-      if (cursors_[v].sent < parts_[v].count || cursors_[v].received < parts_[v].count) {
-        finished = false;
-        if (cursors_[v].sent < parts_[v].count || reduced_ == parts_[c_.index].count) waiting_for_ = v;
-      }
+      finished = finished && cursors_[v].sent == parts_[v].count && cursors_[v].received == parts_[v].count;
     }
     done_ = finished;
     return moved || finished;
@@ -195,7 +191,7 @@ class BlockReduce : public Work {
     if (sent == part.count) return false;
     size_t n = std::min(block_, part.count - sent);
     std::byte* record = backend_.links_[v]->reserve(n * element_);
-    if (!record) return false;
+    if (!record) return waiting_for_ = v, false;
     copy(record, at(c_.input, (part.begin + sent) * element_), n * element_);
     backend_.links_[v]->commit(n * element_);
     sent += n;
@@ -207,7 +203,7 @@ class BlockReduce : public Work {
     size_t n = std::min(block_, own.count - reduced_), from = (own.begin + reduced_) * element_;
     for (int v = 0; v < c_.size; ++v) {
       ins_[v] = v == c_.index ? at(c_.input, from) : backend_.links_[v]->peek(n * element_);
-      if (!ins_[v]) return missing_ = v, false;
+      if (!ins_[v]) return waiting_for_ = v, false;
     }
     bool hand_back = c_.kind == Kind::allreduce && c_.size > 1;
     void* outs[] = {at(c_.output, hand_back ? from : reduced_ * element_), nullptr};
@@ -226,13 +222,12 @@ class BlockReduce : public Work {
     if (received == part.count) return false;
     size_t n = std::min(block_, part.count - received);
     const std::byte* record = backend_.peek(v, n * element_);
-    if (!record) return false;
+    if (!record) return waiting_for_ = v, false;
     copy(at(c_.output, (part.begin + received) * element_), record, n * element_);
     backend_.consume(v, n * element_);
     received += n;
     return true;
   }
-  int first_other() const { return missing_; }
 
   SharedBackend& backend_;
   const Collective c_;
@@ -244,7 +239,7 @@ class BlockReduce : public Work {
   std::vector<const void*> ins_;
   size_t reduced_ = 0;
   bool told_ = false, done_ = false;
-  int missing_ = 0, waiting_for_ = 0;
+  int waiting_for_ = 0;
 };
 
 std::unique_ptr<Work> SharedBackend::start(const Collective& c) {

@@ -49,10 +49,8 @@ Engine::~Engine() { shutdown(); }
 // ---- requests
 
 void Engine::name_automatically(Request& request) {
-  std::lock_guard lock(mutex_);
-  request.automatic = true;
-  request.key = std::string(name_of(request.what.kind)) + "." + std::string(kAutomatic) +
-                std::to_string(automatic_[{request.group, request.what.kind}]++);
+  uint64_t number = automatic_[{request.group, request.what.kind}]++;
+  request.key = std::string(name_of(request.what.kind)) + "." + std::string(kAutomatic) + std::to_string(number);
 }
 
 // The other members settled this number without us: ours starts behind it, so that we meet again.
@@ -75,6 +73,7 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
     std::lock_guard lock(mutex_);
     if (failure_) throw Error(failure_->first, request->title() + ": " + failure_->second);
     if (stopping_) throw Error(Code::shut_down, request->title() + ": lightcc has been shut down");
+    if (request->automatic) name_automatically(*request);  // only now: a refused request must not use up a number
     if (!in_flight_.insert(flight_name(*request)).second)
       throw Error(Code::invalid_argument, request->title() + ": a tensor of this name is still in flight on rank " +
                                               std::to_string(world_.rank) + "; wait for it or use another name");
@@ -244,9 +243,11 @@ bool Engine::needed() {
 }
 
 void Engine::nap_or_park() {
-  auto wanted = [&] { return stopping_ || (outstanding_ > 0 && waiters_ == 0); };
+  auto alarmed = [&] { return host_->header(host_->rank()).alarm != 0; };  // rung while this thread was not asleep
+  auto wanted = [&] { return stopping_ || alarmed() || (outstanding_ > 0 && waiters_ == 0); };
   for (int i = 0; i < kNaps; ++i) {
     if (stopping_ || needed()) return;
+    if (alarmed()) break;
     timespec nap{0, kNapNs};
     nanosleep(&nap, nullptr);
   }
@@ -307,14 +308,13 @@ void Engine::change_groups(Request& request) {
 
 void Engine::peer_ended(int rank) {
   ended_[rank] = true;
-  host_->header(host_->rank()).alarm.store(1);
   host_->ring_urgently(host_->rank());
 }
 
 // Under the baton: someone left, failed or died. The first cause is what everyone should hear: a death, then
 // what a failed rank says it failed of.
 void Engine::look_at_peers() {
-  host_->header(host_->rank()).alarm.store(0);
+  host_->header(host_->rank()).alarm.exchange(0);  // and sees what was written before it
   if (over_) return;
   for (int rank = 0; rank < host_->size(); ++rank)
     if (rank != host_->rank() && ended_[rank] && host_->header(rank).presence == Presence::here)
@@ -344,7 +344,6 @@ void Engine::end_epoch(Code code, const std::string& text) {
   for (auto& [id, channel] : channels_) channel->fail_all(code, text);
   for (int rank = 0; rank < host_->size(); ++rank) {
     if (rank == host_->rank()) continue;
-    host_->header(rank).alarm.store(1);
     host_->ring_urgently(rank);
   }
 }
@@ -381,7 +380,6 @@ void Engine::shutdown() {
   if (!over_.exchange(true)) host_->header(host_->rank()).presence = Presence::left;
   for (int rank = 0; rank < host_->size(); ++rank) {
     if (rank == host_->rank()) continue;
-    host_->header(rank).alarm.store(1);
     host_->ring_urgently(rank);
   }
 }

@@ -33,7 +33,6 @@ class Engine : public ChannelOwner {
   void submit(const RequestPtr&, bool will_wait);
   bool wait(Request&, uint64_t deadline_ns);   // false: not finished by then
   bool poll(Request&);                         // finished at entry?
-  void name_automatically(Request&);           // "noname.7": numbered by group and kind
 
   std::vector<int> group_ranks(int group) const;  // empty: no such group
   std::vector<int> group_ids() const;
@@ -50,6 +49,7 @@ class Engine : public ChannelOwner {
   void change_groups(Request&) override;
   void end_epoch(Code, const std::string& text) override;
 
+  void name_automatically(Request&);           // "noname.7": numbered by group and kind; under the mutex
   bool drive();                                // one step, if nobody else is at it
   bool step();
   bool take_inbox();

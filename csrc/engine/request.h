@@ -27,7 +27,7 @@ struct Request {
   // Asked; constant after submission.
   int group = 0;
   std::string key;                 // "<kind>.<name>": how the ranks know it
-  bool automatic = false;          // the name is kAutomatic and a number
+  bool automatic = false;          // the name is kAutomatic and a number, drawn when the request is accepted
   Announcement what;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;      // nullptr: see Output
@@ -42,7 +42,9 @@ struct Request {
   uint64_t warned_ns = 0, asked_ns = 0;  // stall inspection
   std::atomic<bool> finished{false};     // released after code, text and results
 
-  std::string title() const { return std::string(name_of(what.kind)) + " of tensor '" + name() + "'"; }
+  std::string title() const {
+    return name_of(what.kind) + (key.empty() ? std::string(" of an unnamed tensor") : " of tensor '" + name() + "'");
+  }
   std::string name() const { return key.substr(key.find('.') + 1); }
 };
 

@@ -145,6 +145,7 @@ void Host::ring_marked() {
 }
 
 void Host::ring_urgently(int peer) {
+  header(peer).alarm = 1;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   header(peer).driver.ring();
   header(peer).engine.ring();

@@ -30,7 +30,7 @@ struct Header {
   Bell driver;                           // whoever drives this rank's engine sleeps here
   Bell engine;                           // its engine thread sleeps here when there is nothing to drive
   alignas(kLine) std::atomic<Presence> presence{Presence::here};
-  alignas(kLine) std::atomic<uint32_t> alarm{0};  // a peer left or failed: look at presences
+  alignas(kLine) std::atomic<uint32_t> alarm{0};  // rung urgently: look at presences and messages
   alignas(kLine) std::atomic<uint64_t> awake_ns{0};  // when the owner, with work in flight, last looked around
   alignas(kLine) Blocked blocked;
   alignas(kLine) int32_t cause_code = 0;  // why the owner failed; written before presence says so

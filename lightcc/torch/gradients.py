@@ -124,6 +124,7 @@ class Exchange:
         for entries in by_dtype.values():
             self._make_slab(entries)
         for group in {id(g.group): g.group for g in self._without_slot if g.group is not None}.values():
+            group.members.sort(key=lambda member: member.address)  # side by side, as the core looks for neighbours
             group.pack = request.Pack([_described(member) for member in group.members])
         self._without_slot = []
 

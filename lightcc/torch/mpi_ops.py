@@ -8,18 +8,38 @@ import torch
 from lightcc import ops
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.exceptions import HorovodInternalError  # noqa: F401
-from lightcc.common.process_sets import (ProcessSet, add_process_set, global_process_set,  # noqa: F401
-                                         remove_process_set)
-from lightcc.common.util import (check_installed_version, get_average_backwards_compatibility_fun,  # noqa: F401
-                                 num_rank_is_power_2)
-from lightcc.ops import (allgather_async, allreduce_, allreduce_async, allreduce_async_, alltoall_async,  # noqa: F401
-                         barrier, broadcast_, broadcast_async, broadcast_async_, grouped_allgather_async,
-                         grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_,
-                         grouped_reducescatter_async, handle_average_backwards_compatibility, poll,
-                         reducescatter_async, synchronize)
-from lightcc.torch.autograd import (HorovodAllgather, HorovodAllreduce, HorovodAlltoall, HorovodBroadcast,
-                                    HorovodGroupedAllgather, HorovodGroupedAllreduce, HorovodGroupedReducescatter,
-                                    HorovodReducescatter)
+from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
+from lightcc.common.util import check_installed_version, get_average_backwards_compatibility_fun, num_rank_is_power_2  # noqa: F401
+from lightcc.ops import (  # noqa: F401
+    allgather_async,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    barrier,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    handle_average_backwards_compatibility,
+    poll,
+    reducescatter_async,
+    synchronize,
+)
+from lightcc.torch.autograd import (
+    HorovodAllgather,
+    HorovodAllreduce,
+    HorovodAlltoall,
+    HorovodBroadcast,
+    HorovodGroupedAllgather,
+    HorovodGroupedAllreduce,
+    HorovodGroupedReducescatter,
+    HorovodReducescatter,
+)
 from lightcc.torch.compression import Compression
 
 _basics = HorovodBasics(__file__)

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+
 import ranks
 
 SHAPES = [(), (0,), (1,), (5, 3), (1031,)]
@@ -112,8 +113,9 @@ def check_deprecated_average(framework):
 @pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32"])
 def check_compression(job, compression, dtype):
-    import lightcc.torch as hvd
     import torch
+
+    import lightcc.torch as hvd
     how = getattr(hvd.Compression, compression)
     ones = torch.ones(9, dtype=getattr(torch, dtype))
     factor = 1 + hvd.rank()

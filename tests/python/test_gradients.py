@@ -1,8 +1,9 @@
 """The gradients of the collectives on torch tensors."""
-import lightcc.torch as hvd
 import pytest
-import ranks
 import torch
+
+import lightcc.torch as hvd
+import ranks
 
 pytestmark = pytest.mark.usefixtures("job")
 

@@ -1,6 +1,7 @@
 """Python objects by broadcast and allgather, for each framework."""
 import numpy as np
 import pytest
+
 import ranks
 
 

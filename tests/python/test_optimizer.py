@@ -1,17 +1,15 @@
-"""DistributedOptimizer: training on ranks equals training in one process on all their data; and all its options,
-errors and promises about memory."""
+"""DistributedOptimizer: training on ranks equals training in one process on all their data, with all options; errors."""
 import copy
-import io
 import warnings
 
-import lightcc.torch as hvd
 import pytest
-import ranks
 import torch
-from lightcc import _core
+
+import lightcc.torch as hvd
+import ranks
+from training import OPTIMIZERS, SAMPLES, data, expect_equal, loss_of, make_model, my_loss, train, train_alone
 
 pytestmark = pytest.mark.usefixtures("job")
-SAMPLES = 4  # a rank and step
 
 
 @pytest.mark.parametrize("np", (2, 3))
@@ -20,62 +18,8 @@ def test_on_ranks(np):
 
 
 def test_on_one_rank():
-    ranks.run_checks(__file__, 1, only="equals_one_process or broadcast")
+    ranks.run_checks(__file__, 1, only="equals_one_process")
 
-
-def make_model():
-    torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 6), torch.nn.Tanh(),
-                               torch.nn.Linear(6, 3))
-
-
-def data(step):
-    """Inputs and targets of all ranks."""
-    torch.manual_seed(100 + step)
-    return torch.randn(hvd.size() * SAMPLES, 5), torch.randn(hvd.size() * SAMPLES, 3)
-
-
-def loss_of(model, x, y):
-    return torch.nn.functional.mse_loss(model(x), y)
-
-
-def my_loss(model, step):
-    part = slice(hvd.rank() * SAMPLES, (hvd.rank() + 1) * SAMPLES)
-    x, y = data(step)
-    return loss_of(model, x[part], y[part])
-
-
-def train_alone(model, optimizer, steps, passes=1, edit=lambda model: None):
-    """The reference."""
-    for step in range(steps):
-        optimizer.zero_grad()
-        for i in range(passes):
-            loss_of(model, *data(passes * step + i)).backward()
-        edit(model)
-        optimizer.step()
-
-
-def train(model, optimizer, steps, passes=1, set_to_none=True):
-    for step in range(steps):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        for i in range(passes):
-            my_loss(model, passes * step + i).backward()
-        optimizer.step()
-
-
-def expect_equal(model, reference, rtol=1e-4, atol=1e-6):
-    """Parameters are those of the reference, and have the same bits on all ranks."""
-    for (name, p), q in zip(model.named_parameters(), reference.parameters()):
-        torch.testing.assert_close(p, q, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
-        every = hvd.allgather(p.detach().reshape(1, -1).view(torch.uint8))
-        assert (every == every[0]).all(), f"{name} differs between the ranks"
-
-
-OPTIMIZERS = {
-    "SGD": lambda params, lr=0.1: torch.optim.SGD(params, lr=lr, momentum=0.9, weight_decay=0.01),
-    "Adam": lambda params, lr=0.01: torch.optim.Adam(params, lr=lr),
-    "AdamW": lambda params, lr=0.01: torch.optim.AdamW(params, lr=lr, amsgrad=True),
-}
 
 OPTIONS = {
     "default": lambda model: {},
@@ -90,8 +34,8 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["to none", "to zero"])
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind, options", [("SGD", options) for options in OPTIONS] +
+                         [(kind, options) for kind in ("Adam", "AdamW") for options in ("default", "two groups")])
 def check_equals_one_process(kind, options, set_to_none):
     model, reference = make_model(), make_model()
     train_alone(reference, OPTIMIZERS[kind](reference.parameters()), 5)
@@ -199,12 +143,13 @@ def check_learning_rate_scheduler_and_state_dict():
         train(model, optimizer, 1)
         for scheduler in schedulers:
             scheduler.step()
-    resumed = hvd.DistributedOptimizer(OPTIMIZERS["SGD"](model.parameters()))
-    resumed.load_state_dict(optimizer.state_dict())
-    assert resumed.param_groups[0]["lr"] == 0.025
+    resumed = copy.deepcopy(model)
+    again = hvd.DistributedOptimizer(OPTIMIZERS["SGD"](resumed.parameters()))
+    again.load_state_dict(optimizer.state_dict())
+    assert again.param_groups[0]["lr"] == 0.025
     train_alone(reference, plain, 1)
-    train(model, resumed, 1)
-    expect_equal(model, reference)
+    train(resumed, again, 1)
+    expect_equal(resumed, reference)
 
 
 def check_it_is_the_optimizer():
@@ -292,7 +237,7 @@ def check_sparse_gradients():
 
 
 def check_process_set():
-    model, reference, own = make_model(), make_model(), make_model()
+    model, reference = make_model(), make_model()
     process_set = hvd.add_process_set([0, hvd.size() - 1] if hvd.size() > 2 else [0])
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), process_set=process_set)
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)
@@ -309,158 +254,7 @@ def check_process_set():
         plain.step()
     for p, q in zip(model.parameters(), reference.parameters()):
         torch.testing.assert_close(p, q)
-    del own
     hvd.remove_process_set(process_set)
-
-
-# Gradients and their memory
-
-def grads_of(model):
-    return [p.grad for p in model.parameters()]
-
-
-def mean_gradients(step):
-    reference = make_model()
-    loss_of(reference, *data(step)).backward()
-    return grads_of(reference)
-
-
-def expect_close(grads, expected):
-    for grad, values in zip(grads, expected):
-        torch.testing.assert_close(grad, values)
-
-
-def check_create_graph():
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    for step in range(3):
-        model.load_state_dict(make_model().state_dict())
-        optimizer.zero_grad()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch: create_graph may leak
-            my_loss(model, step).backward(create_graph=True)
-        optimizer.synchronize()
-        expect_close(grads_of(model), mean_gradients(step))
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    for p in model.parameters():
-        p.grad = None  # ends the cycle through the graph
-
-
-def check_channels_last():
-    def make():
-        torch.manual_seed(4)
-        return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3)).to(
-            memory_format=torch.channels_last)
-
-    def images(step):
-        torch.manual_seed(step)
-        return torch.randn(hvd.size(), 3, 8, 8).to(memory_format=torch.channels_last)
-
-    model, reference = make(), make()
-    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"](model.parameters()))
-    plain = OPTIMIZERS["SGD"](reference.parameters())
-    for step in range(3):
-        optimizer.zero_grad()
-        model(images(step)[hvd.rank():hvd.rank() + 1]).square().mean().backward()
-        optimizer.step()
-        plain.zero_grad()
-        reference(images(step)).square().mean().backward()
-        plain.step()
-    for p, q in zip(model.parameters(), reference.parameters()):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
-    assert model[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
-
-
-def check_layouts_that_differ_are_an_error():
-    model = torch.nn.Conv2d(3, 4, 2)
-    if hvd.rank() == 0:
-        model = model.to(memory_format=torch.channels_last)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    model(torch.ones(1, 3, 4, 4)).sum().backward()
-    with pytest.raises(hvd.HorovodInternalError, match="'weight'.*ranks disagree on shape"):
-        optimizer.step()
-    hvd.barrier()
-
-
-def check_saved_gradient_holds_itself_alone():
-    model = torch.nn.Sequential(torch.nn.Linear(400, 400), torch.nn.Linear(400, 1))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.ones(2, 400)).sum().backward()
-        optimizer.step()
-    file = io.BytesIO()
-    torch.save(model[1].weight.grad, file)
-    assert len(file.getvalue()) < 400 * 4 + 4096
-    file.seek(0)
-    assert torch.equal(torch.load(file), model[1].weight.grad)
-    assert torch.equal(copy.deepcopy(model[1].weight.grad), model[1].weight.grad)
-
-
-def check_gradients_outlive_shutdown():
-    model, reference = make_model(), make_model()
-    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"](model.parameters()))
-    plain = OPTIMIZERS["SGD"](reference.parameters())
-    for _ in range(3):
-        train(model, optimizer, 2)
-        train_alone(reference, plain, 2)
-        before = [grad.clone() for grad in grads_of(model)]
-        hvd.shutdown()
-        for grad, values in zip(grads_of(model), before):
-            assert torch.equal(grad, values)
-            grad.add_(1)
-        hvd.init()
-    train(model, optimizer, 2)
-    train_alone(reference, plain, 2)
-    expect_equal(model, reference)
-
-
-def check_gradient_that_the_user_replaced():
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    my_loss(model, 0).backward()
-    optimizer.synchronize()
-    for p in model.parameters():
-        p.grad = torch.full_like(p, 7.0)
-    before = [p.detach().clone() for p in model.parameters()]
-    with optimizer.skip_synchronize():
-        optimizer.step()
-    for p, old in zip(model.parameters(), before):
-        torch.testing.assert_close(p, old - 0.7)
-    model.load_state_dict(make_model().state_dict())
-    optimizer.zero_grad()
-    my_loss(model, 1).backward()
-    optimizer.synchronize()
-    expect_close(grads_of(model), mean_gradients(1))
-
-
-def check_collectives_and_bytes_copied_per_step():
-    """Gradients that are ready together travel together, from where they lie: the core copies none of them."""
-    torch.manual_seed(5)
-    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(30)])
-    parameters = list(model.parameters())
-    gradient_bytes = sum(4 * p.numel() for p in parameters)
-    steps = 20
-    for groups, most in ((1, 1), (None, len(parameters))):
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), groups=groups)
-
-        def train_some(steps, optimizer=optimizer):
-            for _ in range(steps):
-                optimizer.zero_grad()
-                model(torch.ones(1, 64)).sum().backward()
-                optimizer.step()
-        train_some(3)
-        before = _core.counters()
-        train_some(steps)
-        spent = {name: value - before[name] for name, value in _core.counters().items()}
-        print(groups, spent)
-        assert spent["collectives"] <= most * steps
-        if groups is None:
-            assert spent["fused_requests"] > 0 and spent["announced"] == 0
-        assert spent["copied_bytes"] <= gradient_bytes * steps
-        assert gradient_bytes * steps <= spent["payload_bytes"] < 1.1 * gradient_bytes * steps
 
 
 # Errors
@@ -530,78 +324,3 @@ def check_disagreement_in_step():
     reference = make_model()
     train_alone(reference, OPTIMIZERS["SGD"](reference.parameters()), 1)
     expect_equal(again, reference)
-
-
-# Broadcast of parameters and state
-
-def check_broadcast_parameters():
-    for root in range(hvd.size()):
-        for form in (lambda model: model.state_dict(), lambda model: model.named_parameters(),
-                     lambda model: list(model.parameters())):
-            model, reference = make_model(), make_model()
-            with torch.no_grad():
-                for p, q in zip(model.parameters(), reference.parameters()):
-                    p.add_(hvd.rank())
-                    q.add_(root)
-            hvd.broadcast_parameters(form(model), root_rank=root)
-            expect_equal(model, reference, rtol=0, atol=0)
-    norm = torch.nn.BatchNorm1d(3).to(torch.float64)
-    norm.num_batches_tracked += hvd.rank()  # an int64 scalar
-    hvd.broadcast_parameters(norm.state_dict(), root_rank=hvd.size() - 1)
-    assert norm.num_batches_tracked == hvd.size() - 1
-    strided = (torch.arange(6.0).view(2, 3) + hvd.rank()).t()
-    hvd.broadcast_parameters([strided], root_rank=0)
-    assert torch.equal(strided, torch.arange(6.0).view(2, 3).t())
-    for wrong in (3, "weights", torch.ones(2), {"a": 1.0}, [("a", "b")]):
-        with pytest.raises(ValueError, match="broadcast_parameters"):
-            hvd.broadcast_parameters(wrong, root_rank=0)
-
-
-@pytest.mark.parametrize("root_has_state", [True, False], ids=["root has state", "root has none"])
-@pytest.mark.parametrize("others_have_state", [True, False], ids=["others have state", "others have none"])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def check_broadcast_optimizer_state(kind, root_has_state, others_have_state):
-    root = hvd.size() - 1
-    is_root = hvd.rank() == root
-
-    def prepared(rank):
-        model = make_model()
-        optimizer = OPTIMIZERS[kind](model.parameters(), lr=0.01 * (1 + rank))
-        if root_has_state if rank == root else others_have_state:
-            for step in range(1 + rank):
-                loss_of(model, *data(step)).backward()
-                optimizer.step()
-        return optimizer
-
-    optimizer, reference = prepared(hvd.rank()), prepared(root)
-    momenta = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-    hvd.broadcast_optimizer_state(optimizer, root_rank=root)
-    mine, theirs = optimizer.state_dict(), reference.state_dict()
-    assert mine["param_groups"] == theirs["param_groups"]
-    assert mine["state"].keys() == theirs["state"].keys()
-    for index, state in theirs["state"].items():
-        assert state.keys() == mine["state"][index].keys()
-        for key, value in state.items():
-            same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
-            assert same(mine["state"][index][key], value), (index, key)
-    if is_root:
-        after = [value for state in optimizer.state.values() for value in state.values()
-                 if isinstance(value, torch.Tensor)]
-        assert all(a is b for a, b in zip(momenta, after))
-
-
-def check_broadcast_state_of_distributed_optimizer():
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["Adam"](model.parameters(), lr=0.01 * (1 + hvd.rank())))
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    assert optimizer.param_groups[0]["lr"] == 0.01
-    reference = make_model()
-    train(model, optimizer, 3)
-    train_alone(reference, OPTIMIZERS["Adam"](reference.parameters()), 3)
-    expect_equal(model, reference)
-
-
-def check_broadcast_of_lbfgs_is_refused():
-    with pytest.raises(ValueError, match="LBFGS"):
-        hvd.broadcast_optimizer_state(torch.optim.LBFGS([torch.ones(1, requires_grad=True)]), root_rank=0)

@@ -1,9 +1,10 @@
 """Process sets: registered at init and later, overlapping, used side by side. With numpy alone: sets know no framework."""
 import random
 
-import lightcc.numpy as hvd
 import numpy as np
 import pytest
+
+import lightcc.numpy as hvd
 import ranks
 
 SEED = 7

@@ -23,12 +23,13 @@ Announcement allreduce(int64_t count, DType dtype = DType::float32) {
 Announcement of_kind(Kind kind, Shape shape = {4}) {
   Announcement what;
   what.kind = kind, what.tensors = {{DType::float32, std::move(shape)}};
+  if (kind == Kind::alltoall) what.splits = {1, 1, 2};
   return what;
 }
 
 // As a line of text: "[a=0.1 b=1.1] [0.1]" is a batch of two fresh requests, numbered 0 and 1 in their first
 // generation, and a batch of a known one; "a! why" is a failure.
-std::string text_of(const std::vector<Message>& messages) {
+std::string script_of(const std::vector<Message>& messages) {
   std::string line;
   for (const Message& message : messages) {
     line += line.empty() ? "" : " ";
@@ -64,11 +65,11 @@ TEST(Coordinator, NothingRunsBeforeTheLastMemberHasAnnouncedIt) {
   EXPECT_FALSE(c.anything_ready());
   EXPECT_EQ(c.missing("a"), std::vector{1});
   EXPECT_EQ(c.missing("never heard of"), (std::vector{0, 1, 2}));
-  EXPECT_EQ(text_of(c.take()), "");
+  EXPECT_EQ(script_of(c.take()), "");
   c.announce(1, "a", of_kind(Kind::barrier));
   EXPECT_TRUE(c.anything_ready());
   EXPECT_TRUE(c.missing("a").empty());
-  EXPECT_EQ(text_of(c.take()), "[a=0.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1]");
   EXPECT_FALSE(c.anything_ready());
   EXPECT_EQ(c.missing("a"), (std::vector{0, 1, 2}));
 }
@@ -77,7 +78,7 @@ TEST(Coordinator, RunsInTheOrderInWhichTheyBecameReady) {
   Coordinator c({0, 1}, kLimits);
   for (const char* key : {"a", "b", "c"}) c.announce(0, key, of_kind(Kind::allgather));
   for (const char* key : {"c", "a", "b"}) c.announce(1, key, of_kind(Kind::allgather));
-  EXPECT_EQ(text_of(c.take()), "[c=0.1] [a=1.1] [b=2.1]");
+  EXPECT_EQ(script_of(c.take()), "[c=0.1] [a=1.1] [b=2.1]");
 }
 
 TEST(Coordinator, AnnouncingTwiceIsAFault) {
@@ -95,7 +96,7 @@ TEST(Coordinator, TellsTheRowsOfEachMember) {
   c.announce(0, "t", x);
   c.announce(1, "t", y);
   const auto messages = c.take();
-  ASSERT_EQ(text_of(messages), "[g=0.1] [t=1.1]");
+  ASSERT_EQ(script_of(messages), "[g=0.1] [t=1.1]");
   using Rows = std::vector<std::vector<int64_t>>;
   EXPECT_EQ(std::get<Batch>(messages[0]).items[0].rows, (Rows{{2, 7}}));
   EXPECT_EQ(std::get<Batch>(messages[1]).items[0].rows, (Rows{{1, 2, 4, 5}}));
@@ -107,7 +108,7 @@ TEST(Coordinator, FusesWhatIsReadyTogether) {
   Coordinator c({0, 1}, kLimits);
   for (const char* key : {"a", "b", "c"}) all_announce(c, 2, key, allreduce(10));
   EXPECT_EQ(c.ready_bytes(), 120);
-  EXPECT_EQ(text_of(c.take()), "[a=0.1 b=1.1 c=2.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1 b=1.1 c=2.1]");
   EXPECT_EQ(c.ready_bytes(), 0);
 }
 
@@ -121,11 +122,11 @@ TEST(Coordinator, NeverFusesWhatDiffers) {
     all_announce(c, 2, "a", allreduce(10));
     all_announce(c, 2, "b", other);
     all_announce(c, 2, "c", allreduce(10));
-    EXPECT_EQ(text_of(c.take()), "[a=0.1 c=1.1] [b=2.1]");
+    EXPECT_EQ(script_of(c.take()), "[a=0.1 c=1.1] [b=2.1]");
   }
   Coordinator c({0, 1}, kLimits);
   for (const char* key : {"a", "b"}) all_announce(c, 2, key, of_kind(Kind::broadcast));
-  EXPECT_EQ(text_of(c.take()), "[a=0.1] [b=1.1]") << "only reductions are fused";
+  EXPECT_EQ(script_of(c.take()), "[a=0.1] [b=1.1]") << "only reductions are fused";
 }
 
 TEST(Coordinator, ABatchHasItsLimit) {
@@ -135,13 +136,13 @@ TEST(Coordinator, ABatchHasItsLimit) {
   all_announce(c, 2, "c", allreduce(15));  // does
   all_announce(c, 2, "d", allreduce(100));
   all_announce(c, 2, "e", allreduce(5));   // just fits beside b
-  EXPECT_EQ(text_of(c.take()), "[a=0.1 c=1.1] [b=2.1 e=3.1] [d=4.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1 c=1.1] [b=2.1 e=3.1] [d=4.1]");
 }
 
 TEST(Coordinator, FusionCanBeTurnedOff) {
   Coordinator c({0, 1}, {1 << 20, false, 100});
   for (const char* key : {"a", "b"}) all_announce(c, 2, key, allreduce(10));
-  EXPECT_EQ(text_of(c.take()), "[a=0.1] [b=1.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1] [b=1.1]");
 }
 
 TEST(Coordinator, LargeTensorsRunAloneUnlessTheyLieInSharedMemory) {
@@ -152,7 +153,7 @@ TEST(Coordinator, LargeTensorsRunAloneUnlessTheyLieInSharedMemory) {
       if (placed) c.place(key, at += 4 << 20);
       all_announce(c, 2, key, allreduce(1 << 20));
     }
-    EXPECT_EQ(text_of(c.take()), placed ? "[a=0.1 b=1.1]" : "[a=0.1] [b=1.1]");
+    EXPECT_EQ(script_of(c.take()), placed ? "[a=0.1 b=1.1]" : "[a=0.1] [b=1.1]");
   }
 }
 
@@ -160,7 +161,7 @@ TEST(Coordinator, WhatLiesSideBySideRunsSideBySide) {
   Coordinator c({0, 1}, kLimits);
   c.place("a", 3000), c.place("b", 1000), c.place("d", 2000);
   for (const char* key : {"a", "b", "c", "d"}) all_announce(c, 2, key, allreduce(10));
-  EXPECT_EQ(text_of(c.take()), "[b=0.1 d=1.1 a=2.1] [c=3.1]") << "by address; private memory on its own";
+  EXPECT_EQ(script_of(c.take()), "[b=0.1 d=1.1 a=2.1] [c=3.1]") << "by address; private memory on its own";
 }
 
 // ---- the cache
@@ -169,57 +170,57 @@ TEST(Coordinator, WhatAllRecallIsToldByNumber) {
   Coordinator c({0, 1}, kLimits);
   all_announce(c, 2, "a", allreduce(10));
   all_announce(c, 2, "b", allreduce(10));
-  EXPECT_EQ(text_of(c.take()), "[a=0.1 b=1.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1 b=1.1]");
   for (int member : {1, 0}) c.recall(member, {1, 1});
   EXPECT_EQ(c.ready_bytes(), 40);
-  EXPECT_EQ(text_of(c.take()), "[1.1]");
+  EXPECT_EQ(script_of(c.take()), "[1.1]");
 }
 
 TEST(Coordinator, AChangedRequestKeepsItsNumberInANewGeneration) {
   Coordinator c({0, 1}, kLimits);
   all_announce(c, 2, "a", of_kind(Kind::allgather, {1, 3}));
-  EXPECT_EQ(text_of(c.take()), "[a=0.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1]");
   c.recall(0, {0, 1});
   c.announce(1, "a", of_kind(Kind::allgather, {5, 3}));
   const auto messages = c.take();
-  EXPECT_EQ(text_of(messages), "[a=0.2]");
+  EXPECT_EQ(script_of(messages), "[a=0.2]");
   EXPECT_EQ(std::get<Batch>(messages[0]).items[0].rows[0], (std::vector<int64_t>{1, 5}));
 }
 
 TEST(Coordinator, ARecallOfWhatWasGivenAwayIsIgnored) {
   Coordinator c({0, 1}, {1 << 20, true, 1});
   all_announce(c, 2, "a", allreduce(10));
-  EXPECT_EQ(text_of(c.take()), "[a=0.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1]");
   all_announce(c, 2, "b", allreduce(10));
-  EXPECT_EQ(text_of(c.take()), "[b=0.2]");
+  EXPECT_EQ(script_of(c.take()), "[b=0.2]");
   c.recall(1, {0, 1});    // was on its way when the number went to b
   c.recall(1, {100, 1});  // no such number
   EXPECT_EQ(c.missing("b"), (std::vector{0, 1}));
   all_announce(c, 2, "a", allreduce(10));
-  EXPECT_EQ(text_of(c.take()), "[a=0.3]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.3]");
 }
 
 TEST(Coordinator, TheLongestUnusedIsEvictedButNothingInFlight) {
   Coordinator c({0, 1}, {1 << 20, false, 2});
   all_announce(c, 2, "a", allreduce(1));
   all_announce(c, 2, "b", allreduce(1));
-  EXPECT_EQ(text_of(c.take()), "[a=0.1] [b=1.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1] [b=1.1]");
   c.recall(0, {0, 1});  // a is in flight, so b must give way although it was used later
   all_announce(c, 2, "c", allreduce(1));
-  EXPECT_EQ(text_of(c.take()), "[c=1.2]");
+  EXPECT_EQ(script_of(c.take()), "[c=1.2]");
   c.recall(0, {1, 2});  // and now both are
   all_announce(c, 2, "d", allreduce(1));
-  EXPECT_EQ(text_of(c.take()), "[d=none]");
+  EXPECT_EQ(script_of(c.take()), "[d=none]");
   c.recall(1, {1, 2});
   c.recall(1, {0, 1});
-  EXPECT_EQ(text_of(c.take()), "[1.2] [0.1]");
+  EXPECT_EQ(script_of(c.take()), "[1.2] [0.1]");
 }
 
 TEST(Coordinator, WithoutACacheNothingIsNumbered) {
   Coordinator c({0, 1}, {1 << 20, true, 0});
   for (int again = 0; again < 2; ++again) {
     all_announce(c, 2, "a", allreduce(10));
-    EXPECT_EQ(text_of(c.take()), "[a=none]");
+    EXPECT_EQ(script_of(c.take()), "[a=none]");
   }
 }
 
@@ -255,10 +256,10 @@ TEST(Coordinator, SaysWhatDiffersAndWhoHasWhat) {
     c.announce(1, "a", row.theirs);
     EXPECT_TRUE(c.anything_ready());
     const auto messages = c.take();
-    EXPECT_EQ(text_of(messages), std::string("a! ranks disagree on ") + row.text);
+    EXPECT_EQ(script_of(messages), std::string("a! ranks disagree on ") + row.text);
     EXPECT_EQ(std::get<Failure>(messages[0]).code, Code::mismatch);
     all_announce(c, 3, "a", row.ours);
-    EXPECT_EQ(text_of(c.take()), "[a=0.1]") << "the next one does not work";
+    EXPECT_EQ(script_of(c.take()), "[a=0.1]") << "the next one does not work";
   }
 }
 
@@ -267,20 +268,20 @@ TEST(Coordinator, ThreeWaysToDisagree) {
   c.announce(2, "a", allreduce(1));
   c.announce(0, "a", allreduce(2));
   c.announce(1, "a", allreduce(3));
-  EXPECT_EQ(text_of(c.take()), "a! ranks disagree on shape: rank 0 has [2], rank 1 has [3], rank 2 has [1]");
+  EXPECT_EQ(script_of(c.take()), "a! ranks disagree on shape: rank 0 has [2], rank 1 has [3], rank 2 has [1]");
 }
 
 TEST(Coordinator, ADisagreementAfterCachingIsFoundAndHealed) {
   Coordinator c({0, 1}, kLimits);
   all_announce(c, 2, "a", allreduce(10));
   all_announce(c, 2, "b", allreduce(10));
-  EXPECT_EQ(text_of(c.take()), "[a=0.1 b=1.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1 b=1.1]");
   c.recall(0, {0, 1});
   c.announce(1, "a", allreduce(11));
   for (int member : {0, 1}) c.recall(member, {1, 1});
-  EXPECT_EQ(text_of(c.take()), "a! ranks disagree on shape: rank 0 has [10], rank 1 has [11] [1.1]");
+  EXPECT_EQ(script_of(c.take()), "a! ranks disagree on shape: rank 0 has [10], rank 1 has [11] [1.1]");
   all_announce(c, 2, "a", allreduce(11));
-  EXPECT_EQ(text_of(c.take()), "[a=0.2]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.2]");
 }
 
 // ---- members that will not come
@@ -293,27 +294,27 @@ TEST(Coordinator, WhatAGoneMemberHasNotAnnouncedFailsNowAndLater) {
   c.gone(2, "rank 2 has left");
   EXPECT_TRUE(c.anything_failed());
   auto messages = c.take();
-  EXPECT_EQ(text_of(messages), "waiting! rank 2 has left [complete=0.1]");
+  EXPECT_EQ(script_of(messages), "waiting! rank 2 has left [complete=0.1]");
   EXPECT_EQ(std::get<Failure>(messages[0]).code, Code::shut_down);
   c.announce(1, "announced by it", allreduce(1));
-  EXPECT_EQ(text_of(c.take()), "[announced by it=1.1]");
+  EXPECT_EQ(script_of(c.take()), "[announced by it=1.1]");
   c.announce(0, "new", allreduce(1));
-  EXPECT_EQ(text_of(c.take()), "new! rank 2 has left");
+  EXPECT_EQ(script_of(c.take()), "new! rank 2 has left");
   c.recall(1, {0, 1});
-  EXPECT_EQ(text_of(c.take()), "complete! rank 2 has left");
+  EXPECT_EQ(script_of(c.take()), "complete! rank 2 has left");
 }
 
 TEST(Coordinator, AContestFailsItForEachAsItComes) {
   Coordinator c({0, 1, 2, 3}, kLimits);
   c.announce(0, "a", allreduce(1));
   c.contest({"a", "rank 1 gave it to process set 2", {1}});
-  EXPECT_EQ(text_of(c.take()), "a! rank 1 gave it to process set 2 (only 0, 1) (absent 1)");
+  EXPECT_EQ(script_of(c.take()), "a! rank 1 gave it to process set 2 (only 0, 1) (absent 1)");
   for (int member : {2, 3}) {
     c.announce(member, "a", allreduce(1));
-    EXPECT_EQ(text_of(c.take()), "a! rank 1 gave it to process set 2 (only " + std::to_string(member) + ")");
+    EXPECT_EQ(script_of(c.take()), "a! rank 1 gave it to process set 2 (only " + std::to_string(member) + ")");
   }
   all_announce(c, 4, "a", allreduce(1));
-  EXPECT_EQ(text_of(c.take()), "[a=0.1]");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1]");
   c.contest({"a", "too late", {1}});
   c.contest({"never heard of", "too late", {1}});
   EXPECT_FALSE(c.anything_ready());
@@ -362,7 +363,7 @@ TEST(Ledger, ANumberGivenAwayIsAnnouncedAgainIfItsRecallWasOnTheWay) {
     ledger.announce("a", allreduce(1));
     ledger.settle(fresh("a", 0, 1), &again);
     ledger.announce("b", allreduce(1));
-    if (recalled) EXPECT_EQ(sent(ledger.announce("a", allreduce(1))), "recall 0.1");
+    if (recalled) ledger.announce("a", allreduce(1));
     ledger.settle(fresh("b", 0, 2), &again);
     EXPECT_EQ(again.has_value(), recalled);
     EXPECT_EQ(sent(ledger.announce("a", allreduce(1))), "announce a");
@@ -457,7 +458,7 @@ class Parley {
     Member& member = members_[i];
     Message message = std::move(member.from_coordinator.front());
     member.from_coordinator.pop_front();
-    ASSERT_TRUE(std::holds_alternative<Batch>(message)) << text_of({message});
+    ASSERT_TRUE(std::holds_alternative<Batch>(message)) << script_of({message});
     for (Item& one : std::get<Batch>(message).items) {
       std::optional<std::string> again;
       const Item item = member.ledger.settle(std::move(one), &again);

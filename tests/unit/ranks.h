@@ -92,8 +92,8 @@ inline RequestPtr request(Engine& engine, Kind kind, const std::string& name, co
     request->what.tensors.push_back({tensor.dtype, tensor.shape});
     request->inputs.push_back(tensor.input), request->outputs.push_back(tensor.output);
   }
-  if (name.empty()) engine.name_automatically(*request);
-  else request->key = std::string(name_of(kind)) + "." + name;
+  request->automatic = name.empty();
+  if (!name.empty()) request->key = std::string(name_of(kind)) + "." + name;
   return request;
 }
 
