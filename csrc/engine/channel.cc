@@ -44,14 +44,21 @@ Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& co
 }
 
 void Channel::submit(const RequestPtr& request) {
-  for (auto& [member, why] : gone_) return owner_.finish(request, Code::shut_down, request->title() + ": " + why);
+  // Whether it can still run the coordinator decides, who knows what the members that are gone had announced.
+  if (auto gone = gone_.find(0); gone != gone_.end())
+    return owner_.finish(request, Code::shut_down, request->title() + ": " + gone->second);
   pending_.emplace(request->key, request);
   Message message = ledger_.announce(request->key, request->what);
   counters_.add(std::holds_alternative<Recall>(message) ? Counters::recalled : Counters::announced);
-  if (!is_coordinator()) return mailboxes_[0]->send(encode(message));
-  if (request->what.kind == Kind::allreduce && request->inputs[0] == request->outputs[0]) {
+  if (!is_coordinator()) {
+    mailboxes_[0]->send(encode(message));
+    if (!gone_.empty()) host_.ring_urgently(members_.ranks[0]);  // idle, it must still refuse
+    return;
+  }
+  if (request->what.kind == Kind::allreduce) {
     size_t bytes = size_t(count_of(request->what.tensors[0].shape)) * size_of(request->what.tensors[0].dtype);
-    bool shared = host_.arena()->offset_of(request->inputs[0], bytes) >= 0;
+    bool in_place = request->inputs[0] == request->outputs[0];
+    bool shared = in_place && host_.arena()->offset_of(request->inputs[0], bytes) >= 0;
     coordinator_->place(request->key, shared ? reinterpret_cast<uintptr_t>(request->inputs[0]) : 0);
   }
   receive(0, std::move(message));

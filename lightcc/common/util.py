@@ -53,7 +53,7 @@ def check_installed_version(name: str, version: str, exception: Optional[Excepti
     if installed == version:
         return
     if exception is None:
-        warnings.warn(get_version_mismatch_message(name, version, installed))
+        warnings.warn(get_version_mismatch_message(name, version, installed), stacklevel=2)
     else:
         raise HorovodVersionMismatchError(name, version, installed) from exception
 
@@ -202,7 +202,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
-def split_list(l: List, n: int) -> List[List]:
+def split_list(l: List, n: int) -> List[List]:  # noqa: E741  Horovod's name
     """Cuts a list in n runs of nearly equal length, the longer ones first.
 
     >>> split_list([1, 2, 3, 4, 5], 2)

@@ -4,8 +4,8 @@
     def test_on_ranks(np):
         ranks.run_checks(__file__, np)
 
-starts the file's own functions check_... under pytest on np ranks, every rank the same ones in the same order. The first
-check that fails on a rank ends it, and so the job.
+starts the file's own functions check_... under pytest on np ranks, every rank the same ones in the same order. The
+first check that fails on a rank ends it, and so the job.
 """
 import os
 import re

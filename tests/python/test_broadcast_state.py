@@ -54,7 +54,7 @@ def check_broadcast_optimizer_state(kind, root_has_state, others_have_state):
         return optimizer
 
     optimizer, reference = prepared(hvd.rank()), prepared(root)
-    momenta = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    before = tensors_of(optimizer)
     hvd.broadcast_optimizer_state(optimizer, root_rank=root)
     mine, theirs = optimizer.state_dict(), reference.state_dict()
     assert mine["param_groups"] == theirs["param_groups"]
@@ -65,9 +65,11 @@ def check_broadcast_optimizer_state(kind, root_has_state, others_have_state):
             same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
             assert same(mine["state"][index][key], value), (index, key)
     if is_root:
-        after = [value for state in optimizer.state.values() for value in state.values()
-                 if isinstance(value, torch.Tensor)]
-        assert all(a is b for a, b in zip(momenta, after))
+        assert all(a is b for a, b in zip(before, tensors_of(optimizer)))
+
+
+def tensors_of(optimizer):
+    return [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
 
 
 def check_broadcast_state_of_distributed_optimizer():

@@ -100,8 +100,8 @@ def check_deprecated_average(framework):
     x = framework.tensor([2.0, hvd.rank()], "float32")
     total = np.array([2.0 * hvd.size(), sum(range(hvd.size()))])
     for average, values in ((True, total / hvd.size()), (False, total)):
-        for verb in (hvd.allreduce, hvd.allreduce_, lambda *args, **kw: hvd.synchronize(hvd.allreduce_async(*args, **kw)),
-                     lambda x, **kw: hvd.grouped_allreduce([x], **kw)[0]):
+        for verb in (hvd.allreduce, hvd.allreduce_, lambda x, **how: hvd.synchronize(hvd.allreduce_async(x, **how)),
+                     lambda x, **how: hvd.grouped_allreduce([x], **how)[0]):
             with pytest.warns(DeprecationWarning, match="average"):
                 result = verb(framework.tensor(framework.values(x), "float32"), average=average)
             framework.expect(result, values, "float32")
@@ -193,14 +193,11 @@ def check_alltoall_with_splits(case):
                            (lambda a, b: 3 * (a == 0), 0),   # only 0 sends
                            (lambda a, b: 2 * (b == 0), 1),   # all to 0, and a row goes nowhere
                            (lambda a, b: 0, 2)):
-        def sent(rank):
-            splits = [rows_of(rank, to) for to in range(size)]
-            parts = np.split(case.values((sum(splits) + spare, 2), rank), np.cumsum(splits))
-            return splits, parts
-        splits, _ = sent(me)
-        x = case.mine((sum(splits) + spare, 2))
-        values = np.concatenate([sent(rank)[1][me] for rank in range(size)])
-        rows = [sent(rank)[0][me] for rank in range(size)]
+        splits_of = [[rows_of(rank, to) for to in range(size)] for rank in range(size)]
+        values_of = [case.values((sum(splits) + spare, 2), rank) for rank, splits in enumerate(splits_of)]
+        x, splits = case.tensor(values_of[me]), splits_of[me]
+        values = np.concatenate([np.split(values_of[rank], np.cumsum(splits_of[rank]))[me] for rank in range(size)])
+        rows = [splits_of[rank][me] for rank in range(size)]
         for given in (splits, case.framework.tensor(splits, "int32")):
             for result, received in (hvd.alltoall(x, given), hvd.synchronize(hvd.alltoall_async(x, given))):
                 case.expect(result, values)
@@ -352,15 +349,16 @@ def check_synchronized_in_random_order(framework):
     for i in range(100):
         x = framework.tensor(np.full((3 + i % 7, 1 + i), i + hvd.rank()), "float32")
         every = np.concatenate([np.full(x.shape, i + rank) for rank in range(hvd.size())])
-        verb, values = [
-            (lambda: hvd.allreduce_async(x, op=hvd.Max), np.full(x.shape, i + hvd.size() - 1)),
-            (lambda: hvd.allreduce_async_(x, op=hvd.Min), np.full(x.shape, i)),
-            (lambda: hvd.allgather_async(x), every),
-            (lambda: hvd.broadcast_async(x, i % hvd.size()), np.full(x.shape, i + i % hvd.size())),
-            (lambda: hvd.reducescatter_async(x, op=hvd.Sum),
-             np.array_split(np.full(x.shape, sum(i + rank for rank in range(hvd.size()))), hvd.size())[hvd.rank()]),
+        total = np.full(x.shape, sum(i + rank for rank in range(hvd.size())))
+        root = i % hvd.size()
+        verb, options, values = [
+            (hvd.allreduce_async, {"op": hvd.Max}, np.full(x.shape, i + hvd.size() - 1)),
+            (hvd.allreduce_async_, {"op": hvd.Min}, np.full(x.shape, i)),
+            (hvd.allgather_async, {}, every),
+            (hvd.broadcast_async, {"root_rank": root}, np.full(x.shape, i + root)),
+            (hvd.reducescatter_async, {"op": hvd.Sum}, np.array_split(total, hvd.size())[hvd.rank()]),
         ][i % 5]
-        started.append((verb(), values))
+        started.append((verb(x, **options), values))
     rng.shuffle(started)
     for handle, values in started:
         framework.expect(hvd.synchronize(handle), values, "float32")

@@ -1,5 +1,6 @@
-"""Ranks that disagree: every rank is told which tensor, what differs and which ranks have what; the next operation of the
-same name works, with the right values. One odd rank, the first or the last, asks for something else than the others."""
+"""Ranks that disagree: every rank is told which tensor, what differs and which ranks have what; the next operation of
+the same name works, with the right values. One odd rank, the first or the last, asks for something else than others.
+"""
 import numpy as np
 import pytest
 
@@ -20,7 +21,7 @@ WAYS = {  # what may differ: options of the odd rank's allreduce, its value in m
 }
 
 
-@pytest.mark.parametrize("how", ["named", "unnamed", "grouped", "cached", "tiny", "tiny cached", "in flight with others"])
+@pytest.mark.parametrize("how", ["named", "unnamed", "grouped", "cached", "tiny", "tiny cached", "among others"])
 @pytest.mark.parametrize("what", WAYS)
 def check_disagreement(framework, what, how):
     hvd, shape = framework.hvd, (1,) if "tiny" in how else (7,)
@@ -28,7 +29,7 @@ def check_disagreement(framework, what, how):
     for odd in (0, hvd.size() - 1):
         name = None if how == "unnamed" else f"{what} {how} {odd}"
 
-        def run(shape=shape, dtype="float32", op="Sum", **factors):
+        def run(shape=shape, dtype="float32", op="Sum", name=name, **factors):
             x = framework.tensor(np.full(shape, 1 + hvd.rank()), dtype)
             if how == "grouped":
                 other = framework.tensor([1.0], "float32")
@@ -40,7 +41,7 @@ def check_disagreement(framework, what, how):
 
         for _ in range(2 if "cached" in how else 0):
             expect_good()
-        with healthy(framework, 20 if "flight" in how else 0):
+        with healthy(framework, 20 if how == "among others" else 0):
             with pytest.raises(hvd.HorovodInternalError) as raised:
                 run(**(options if hvd.rank() == odd else {}))
         which = " of tensor 2of2" if how == "grouped" and what in ("shape", "dtype") else ""
@@ -70,9 +71,9 @@ def expect_blame(message, verb, name, what, sides):
     groups = {}
     for rank in sorted(sides):
         groups.setdefault(sides[rank], []).append(rank)
-    text = ", ".join(f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))} {'have' if len(who) > 1 else 'has'} {value}"
+    text = ", ".join(f"ranks {', '.join(map(str, who))} have {value}" if len(who) > 1 else f"rank {who[0]} has {value}"
                      for value, who in groups.items())
-    assert message.startswith(f"{verb} of tensor '{name or ''}" if name else f"{verb} of tensor 'noname."), message
+    assert message.startswith(f"{verb} of tensor '{name or 'noname.'}"), message
     assert message.endswith(f"ranks disagree on {what}: {text}"), message
 
 
@@ -86,7 +87,7 @@ OTHER_KINDS = {  # verb, what differs: (call(hvd, tensor, name, is odd), text of
     ("broadcast", "root rank"): (
         lambda hvd, tensor, name, odd: hvd.broadcast(tensor(np.ones(2), "float32"), int(odd), name=name), "1", "0"),
     ("broadcast", "shape"): (
-        lambda hvd, tensor, name, odd: hvd.broadcast(tensor(np.ones((3, 2) if odd else (2, 3)), "float32"), 0, name=name),
+        lambda hvd, tensor, name, odd: hvd.broadcast(tensor(np.ones((2 + odd, 3 - odd)), "float32"), 0, name=name),
         "[3, 2]", "[2, 3]"),
     ("reducescatter", "shape"): (
         lambda hvd, tensor, name, odd: hvd.reducescatter(tensor(np.ones(9 if odd else 8), "float32"), name=name),
@@ -112,7 +113,7 @@ def check_disagreement_of_other_kinds(framework, verb, what, named, repeats):
     for odd in (0, hvd.size() - 1):
         name = f"{verb} {what} {odd} {repeats}" if named else None
 
-        def run(is_odd):
+        def run(is_odd, name=name):
             return call(hvd, framework.tensor, name, is_odd)
 
         for _ in range(repeats):

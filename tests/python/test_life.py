@@ -48,9 +48,9 @@ class Ranks:
         for rank in range(size):
             env = dict(os.environ, HOROVOD_RANK=str(rank), HOROVOD_SIZE=str(size), HOROVOD_LOCAL_RANK=str(rank),
                        HOROVOD_LOCAL_SIZE=str(size), LIGHTCC_JOB_ID=self.job, OMP_NUM_THREADS="1", **variables)
-            self.processes.append(subprocess.Popen([sys.executable, "-c", program, *args], env=env, text=True,
-                                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                                   start_new_session=True))
+            self.processes.append(subprocess.Popen(
+                [sys.executable, "-c", program, *args], env=env, text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True))
 
     def __enter__(self):
         return self

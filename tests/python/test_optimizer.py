@@ -1,4 +1,4 @@
-"""DistributedOptimizer: training on ranks equals training in one process on all their data, with all options; errors."""
+"""DistributedOptimizer: training on ranks equals training in one process on all their data, in all ways. Errors."""
 import copy
 import warnings
 
@@ -66,7 +66,8 @@ def check_equals_one_process_with_sum():
 def check_equals_one_process_with_accumulation(set_to_none, groups):
     model, reference = make_model(), make_model()
     train_alone(reference, OPTIMIZERS["SGD"](reference.parameters()), 4, passes=3)
-    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"](model.parameters()), backward_passes_per_step=3, groups=groups)
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"](model.parameters()), backward_passes_per_step=3,
+                                         groups=groups)
     train(model, optimizer, 4, passes=3, set_to_none=set_to_none)
     expect_equal(model, reference)
     optimizer.set_backward_passes_per_step(1)

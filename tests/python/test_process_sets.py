@@ -1,4 +1,4 @@
-"""Process sets: registered at init and later, overlapping, used side by side. With numpy alone: sets know no framework."""
+"""Process sets: registered at init and later, overlapping, used side by side. With numpy: sets know no framework."""
 import random
 
 import numpy as np

@@ -83,7 +83,7 @@ template <class T> Tensor input_of(const std::vector<T>& data, Shape shape) {
 }
 
 // name "": an automatic one.
-inline RequestPtr request(Engine& engine, Kind kind, const std::string& name, const std::vector<Tensor>& tensors,
+inline RequestPtr request(Engine&, Kind kind, const std::string& name, const std::vector<Tensor>& tensors,
                           int group = 0) {
   auto request = std::make_shared<Request>();
   request->group = group;
