@@ -30,7 +30,7 @@ demo: build/installed
 
 # From tests, so that `import lightcc` finds the installed package and not the source folder, which has no core.
 test: unit build/installed
-	cd tests && ../$(BIN)/python -m pytest python -q
+	cd tests && ../$(BIN)/python -m pytest python regressions -q
 
 unit: build/cmake/build.ninja
 	$(BUILD) build/cmake --target unit_tests --parallel $(JOBS)
