@@ -44,17 +44,11 @@ Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& co
 }
 
 void Channel::submit(const RequestPtr& request) {
-  // Whether it can still run the coordinator decides, who knows what the members that are gone had announced.
-  if (auto gone = gone_.find(0); gone != gone_.end())
-    return owner_.finish(request, Code::shut_down, request->title() + ": " + gone->second);
+  for (auto& [member, why] : gone_) return owner_.finish(request, Code::shut_down, request->title() + ": " + why);
   pending_.emplace(request->key, request);
   Message message = ledger_.announce(request->key, request->what);
   counters_.add(std::holds_alternative<Recall>(message) ? Counters::recalled : Counters::announced);
-  if (!is_coordinator()) {
-    mailboxes_[0]->send(encode(message));
-    if (!gone_.empty()) host_.ring_urgently(members_.ranks[0]);  // idle, it must still refuse
-    return;
-  }
+  if (!is_coordinator()) return mailboxes_[0]->send(encode(message));
   if (request->what.kind == Kind::allreduce) {
     size_t bytes = size_t(count_of(request->what.tensors[0].shape)) * size_of(request->what.tensors[0].dtype);
     bool in_place = request->inputs[0] == request->outputs[0];
@@ -145,11 +139,6 @@ bool Channel::run_front() {
     run_.reset();
     runs_.pop_front();
     return true;
-  }
-  if (!moved) {
-    auto it = gone_.find(run_->waiting_for());
-    // Others may wait for what this rank would have sent on, so the end is everyone's.
-    if (it != gone_.end()) owner_.end_epoch(Code::shut_down, it->second);
   }
   return moved;
 }

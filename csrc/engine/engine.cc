@@ -377,6 +377,9 @@ void Engine::shutdown() {
   if (unfinished) host_->arena()->abandon();
   for (auto& [id, channel] : channels_) channel->fail_all(Code::shut_down, "lightcc has been shut down on this rank");
   host_->ring_marked();
+  // Others wait for what this rank will not send any more, or for each other because of it: this ends the epoch. A rank
+  // that leaves with nothing in flight has sent all that anyone needs of it.
+  if (unfinished) end_epoch(Code::shut_down, host_->name(world_.rank) + " has left (it shut down) with work in flight");
   if (!over_.exchange(true)) host_->header(host_->rank()).presence = Presence::left;
   for (int rank = 0; rank < host_->size(); ++rank) {
     if (rank == host_->rank()) continue;

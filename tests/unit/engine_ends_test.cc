@@ -61,24 +61,23 @@ TEST_P(Leaving, ProcessSetsWithoutItGoOn) {
   });
 }
 
-// It announced its part and left before the data had moved: some ranks wait for it, others for those.
+// It announced its part and left before the data had moved, so that some ranks wait for it and others for those.
 TEST_P(Leaving, InTheMiddleOfACollectiveLeavesNobodyBehind) {
   for (Kind kind : {Kind::allreduce, Kind::allgather, Kind::broadcast, Kind::alltoall}) {
     const int leaver = GetParam();
     Ranks ranks(5);
-    std::vector<Code> codes(5);
     ranks.each([&](Engine& engine, int rank) {
       std::vector<float> x(5 << 18, 1);
       auto one = request(engine, kind, "x", {in_place(x)});
-      engine.submit(one, false);
       if (rank == leaver) {
-        engine.shutdown();
-        codes[size_t(rank)] = one->code;
-      } else {
-        codes[size_t(rank)] = finish(engine, one);
+        engine.submit(one, false);
+        return engine.shutdown();
       }
+      const Code code = outcome(engine, one);
+      if (code == Code::ok) return;  // it needed nothing more of who left
+      EXPECT_EQ(code, Code::shut_down);
+      EXPECT_TRUE(contains(one->text, "rank " + std::to_string(leaver) + " (a thread) has left")) << one->text;
     });
-    for (Code code : codes) EXPECT_TRUE(code == Code::ok || code == Code::shut_down) << name_of(kind) << int(code);
   }
 }
 
@@ -145,24 +144,21 @@ TEST(Ends, ADeathIsHeardByAllWithinASecond) {
 }
 
 TEST(Ends, ADeathIsHeardByRanksThatDoNothing) {
-  Ranks ranks(3);
-  ranks[0].peer_ended(1);
-  const uint64_t deadline = now_ns() + 5 * kSecondNs;
-  for (int rank : {0, 2})
-    for (;;) {
-      std::vector<float> x(10, 1);
-      auto one = allreduce(ranks[rank], x, "rank" + std::to_string(rank));
-      try {
-        ranks[rank].submit(one, true);
-        finish(ranks[rank], one);
-        EXPECT_EQ(one->code, Code::peer_lost);
-        break;
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), Code::peer_lost) << error.what();
-        break;
-      }
-      ASSERT_LT(now_ns(), deadline);
+  for (int turn = 0; turn < 20; ++turn) {  // the engine thread is rung while it works, naps or sleeps
+    Ranks ranks(3);
+    std::this_thread::sleep_for(std::chrono::microseconds(100 * turn));
+    ranks[0].peer_ended(1);
+    const uint64_t deadline = now_ns() + 5 * kSecondNs;
+    for (int rank : {0, 2}) {
+      const auto heard = [&] {
+        std::vector<float> x(10, 1);
+        auto one = allreduce(ranks[rank], x);
+        return outcome(ranks[rank], one) == Code::peer_lost;
+      };
+      EXPECT_TRUE(heard());
+      EXPECT_LT(now_ns(), deadline);
     }
+  }
 }
 
 TEST(Ends, ARankThatLeftInPeaceMayEndItsProcess) {
@@ -194,13 +190,8 @@ TEST(Ends, AbortReachesEveryRankWithItsCause) {
     std::vector<float> x(10, 1);
     if (rank == 2) return engine.abort("interrupted on rank 2");
     auto one = allreduce(engine, x);
-    try {
-      EXPECT_EQ(run(engine, one), Code::shut_down);
-      EXPECT_TRUE(contains(one->text, "interrupted on rank 2")) << one->text;
-    } catch (const Error& error) {  // it had heard before
-      EXPECT_EQ(error.code(), Code::shut_down);
-      EXPECT_TRUE(contains(error.what(), "interrupted on rank 2")) << error.what();
-    }
+    EXPECT_EQ(outcome(engine, one), Code::shut_down);
+    EXPECT_TRUE(contains(one->text, "interrupted on rank 2")) << one->text;
   });
 }
 
@@ -251,7 +242,7 @@ TEST_P(Stall, IsEndedWhenItLastsTooLong) {
     auto one = allreduce(engine, x);
     const uint64_t begin = now_ns();
     EXPECT_EQ(run(engine, one), Code::timeout);
-    EXPECT_GE(now_ns() - begin, kSecondNs / 2);
+    EXPECT_GE(now_ns() - begin, kSecondNs / 4);  // another rank may have begun to wait before
     EXPECT_LT(now_ns() - begin, 10 * kSecondNs);
     EXPECT_TRUE(contains(one->text, "for rank " + std::to_string(missing) + " (a thread)")) << one->text;
     EXPECT_TRUE(contains(one->text, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")) << one->text;
