@@ -238,7 +238,7 @@ std::string knobs_markdown() {
   }
   text +=
       "\n## Without effect in this version\n\n"
-      "Known from Horovod or LightCC. Setting one is harmless; rank 0 notes it at log level info.\n\n"
+      "Known from Horovod or LightCC. Setting one is harmless; rank 0 says in the log that it has no effect.\n\n"
       "| variable | why |\n| --- | --- |\n";
   for (const Idle& idle : kIdle) text += std::string("| `") + idle.name + "` | " + idle.reason + " |\n";
   return text + kWorldVariables;

@@ -349,7 +349,10 @@ void Engine::end_epoch(Code code, const std::string& text) {
 }
 
 void Engine::abort(const std::string& cause) {
-  while (baton_.exchange(true)) sched_yield();
+  while (baton_.exchange(true)) {
+    if (stopping_) return;  // shutdown keeps the baton
+    sched_yield();
+  }
   end_epoch(Code::shut_down, cause);
   baton_.store(false);
 }

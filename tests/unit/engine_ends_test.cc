@@ -1,4 +1,5 @@
-// Ends of all kinds: a rank leaves, dies, stalls or is aborted. Whoever waits hears of it in time, with the first cause.
+// Ends of all kinds: a rank leaves, dies, stalls or is aborted. Whoever waits hears of it in time, with the first
+// cause.
 #include <barrier>
 #include <chrono>
 

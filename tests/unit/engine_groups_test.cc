@@ -11,7 +11,9 @@ namespace {
 
 using namespace test;
 
-bool is_in(const std::vector<int>& ranks, int rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
+bool is_in(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
 
 void expect_sum(Engine& engine, int group, size_t count = 10, const std::string& name = "") {
   const std::vector<int> ranks = engine.group_ranks(group);

@@ -1,0 +1,126 @@
+// Both halves of the negotiation together, at random: coordinator and ledgers must understand each other whatever the
+// timing and however small the cache.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <random>
+#include <set>
+
+#include "engine/negotiator.h"
+#include "simulated.h"
+
+namespace lightcc {
+namespace {
+
+Announcement allgather(int64_t rows) {
+  Announcement what;
+  what.kind = Kind::allgather, what.tensors = {{DType::float32, {rows, 2}}};
+  return what;
+}
+
+// One coordinator and the ledgers of all members, joined by queues that deliver in order but whenever they like.
+// Members go on to the next round when their own is done. In each round the same requests are made by all, in another
+// order by each, with rows that change now and then: what runs must be the same everywhere and never out of date.
+class Parley {
+ public:
+  Parley(int size, Coordinator::Limits limits, uint64_t seed)
+      : coordinator_(ranks(size), limits), members_(size_t(size)), random_(seed) {}
+
+  void play(int rounds, int keys) {
+    for (uint64_t turns = 0; std::any_of(members_.begin(), members_.end(), [&](auto& m) { return m.round <= rounds; });
+         ++turns) {
+      ASSERT_LT(turns, 1'000'000u) << "stuck";
+      const size_t i = random_() % members_.size();
+      Member& member = members_[i];
+      switch (random_() % 4) {
+        case 0:
+          if (member.pending.empty() && ++member.round <= rounds) begin_round(i, keys);
+          break;
+        case 1:
+          if (!member.to_coordinator.empty()) receive(i);
+          break;
+        case 2:
+          for (const Message& message : coordinator_.take())
+            for (Member& each : members_) each.from_coordinator.push_back(message);
+          break;
+        case 3:
+          if (!member.from_coordinator.empty()) handle(i);
+      }
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    for (Member& member : members_) EXPECT_EQ(member.ran, members_[0].ran) << "members ran in different orders";
+  }
+
+ private:
+  struct Member {
+    Ledger ledger;
+    int round = 0;
+    std::set<std::string> pending;
+    std::deque<Message> to_coordinator, from_coordinator;
+    std::vector<std::string> ran;
+  };
+  static std::vector<int> ranks(int size) {
+    std::vector<int> all;
+    for (int i = 0; i < size; ++i) all.push_back(i);
+    return all;
+  }
+  static int64_t rows(size_t member, const std::string& key, int round) {
+    return int64_t(member) + int64_t(key[0]) + round / 3 * (member == 1);  // member 1's change every third round
+  }
+  Announcement announcement(size_t i, const std::string& key) const {
+    return allgather(rows(i, key, members_[i].round));
+  }
+  void begin_round(size_t i, int keys) {
+    std::vector<std::string> names;
+    for (int k = 0; k < keys; ++k)
+      if ((members_[i].round * 7 + k * 3) % 5 < 3) names.push_back(std::string(1, char('a' + k)));
+    std::shuffle(names.begin(), names.end(), random_);
+    for (auto& name : names) {
+      members_[i].pending.insert(name);
+      members_[i].to_coordinator.push_back(members_[i].ledger.announce(name, announcement(i, name)));
+    }
+  }
+  void receive(size_t i) {
+    Message message = std::move(members_[i].to_coordinator.front());
+    members_[i].to_coordinator.pop_front();
+    if (auto* announce = std::get_if<Announce>(&message)) coordinator_.announce(int(i), announce->key, announce->what);
+    else coordinator_.recall(int(i), std::get<Recall>(message));
+  }
+  void handle(size_t i) {
+    Member& member = members_[i];
+    Message message = std::move(member.from_coordinator.front());
+    member.from_coordinator.pop_front();
+    ASSERT_TRUE(std::holds_alternative<Batch>(message));
+    for (Item& one : std::get<Batch>(message).items) {
+      std::optional<std::string> again;
+      const Item item = member.ledger.settle(std::move(one), &again);
+      ASSERT_EQ(member.pending.erase(item.key), 1u) << item.key << " was not asked for";
+      ASSERT_EQ(item.rows[0].size(), members_.size());
+      for (size_t j = 0; j < members_.size(); ++j)
+        ASSERT_EQ(item.rows[0][j], rows(j, item.key, member.round)) << item.key << " is out of date";
+      member.ran.push_back(item.key);
+      if (again && member.pending.count(*again))
+        member.to_coordinator.push_back(member.ledger.announce(*again, announcement(i, *again)));
+    }
+  }
+
+  Coordinator coordinator_;
+  std::vector<Member> members_;
+  std::mt19937_64 random_;
+};
+
+TEST(Negotiation, AllRunTheSameWhateverTheTimingAndTheCache) {
+  const uint64_t seed = test::run_seed();
+  for (int size : {1, 2, 3, 5})
+    for (int capacity : {0, 1, 2, 5, 100})
+      for (uint64_t run = 0; run < 5; ++run) {
+        SCOPED_TRACE(testing::Message() << "seed " << seed << ", " << size << " members, capacity " << capacity);
+        Parley parley(size, {1 << 20, true, capacity}, seed + run);
+        parley.play(30, 8);
+        if (HasFailure()) return;
+      }
+}
+
+}  // namespace
+}  // namespace lightcc
