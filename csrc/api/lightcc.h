@@ -61,8 +61,9 @@ LIGHTCC_API int lightcc_group_ranks(int group, int32_t* ranks); /* fills group_s
 LIGHTCC_API int lightcc_group_ids(int32_t* ids, int capacity);  /* returns how many exist   */
 
 /* Called by whichever thread runs the engine; must not block and must not call lightcc. `allocate` gives the
- * memory of output `index` once its shape is known (NULL fails the request); without it such outputs
- * are lightcc's own, to be adopted by lightcc_output. `done` is the last thing a request does. */
+ * memory of output `index` once its shape is known (NULL ends the epoch: the others cannot go on without it); if it is
+ * NULL itself, such outputs are lightcc's own, to be adopted by lightcc_output. `done` is the last thing a request
+ * does. */
 typedef struct lightcc_callbacks {
   void (*done)(void* context, int status, const char* text);
   void* (*allocate)(void* context, int index, const int64_t* shape, int ndim);

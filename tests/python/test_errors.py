@@ -1,5 +1,6 @@
 """What goes wrong on one rank: calls that cannot be, a job that is not there, ranks that leave. After an error that is
 not the end of the job the next operation must work, with the right values."""
+import contextlib
 import os
 import re
 import time
@@ -255,7 +256,9 @@ def check_shutdown_with_operations_in_flight(framework):
     hvd = framework.hvd
     handles = []
     if hvd.rank() > 0:
-        handles = [hvd.allreduce_async(framework.tensor(np.ones(5), "float32")) for _ in range(5)]
+        with contextlib.suppress(hvd.HorovodInternalError):  # another rank has left with its work in flight
+            for _ in range(5):
+                handles.append(hvd.allreduce_async(framework.tensor(np.ones(5), "float32")))
     hvd.shutdown()
     assert [hvd.synchronize(handle) for handle in handles] == [None] * len(handles)
     hvd.init()
