@@ -194,6 +194,10 @@ set is believed; if none is, the process is a world of one.
 
 lightccrun also sets `HOROVOD_CROSS_RANK` and `HOROVOD_CROSS_SIZE` (this host among the hosts) for scripts that
 read them, and gives every job its own `LIGHTCC_JOB_ID`, by which its ranks find each other.
+
+## For work on lightcc itself
+
+`LIGHTCC_LIBRARY` is the path of the library that `import lightcc` loads instead of the one in the package.
 )";
 
 const char* text_if_set(const Environment& env, const char* name) {

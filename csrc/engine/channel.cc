@@ -10,7 +10,7 @@ namespace {
 // While one batch runs, ready requests gather for the next; so much is enough to be agreed on ahead of time.
 constexpr int64_t kAheadBytes = 4 << 20;
 constexpr uint64_t kDozeNs = 300'000'000;       // a rank with work in flight looks around three times as often
-constexpr uint64_t kSilenceNs = 1'000'000'000;  // a coordinator that takes longer to answer is itself missing
+constexpr uint64_t kSilenceNs = 400'000'000;  // a coordinator that takes longer to answer is itself missing
 }  // namespace
 
 Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& config, Counters& counters,
@@ -44,7 +44,7 @@ Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& co
 }
 
 void Channel::submit(const RequestPtr& request) {
-  for (auto& [member, why] : gone_) return owner_.finish(request, Code::shut_down, request->title() + ": " + why);
+  if (!gone_.empty()) return owner_.finish(request, Code::shut_down, request->title() + ": " + gone_);
   pending_.emplace(request->key, request);
   Message message = ledger_.announce(request->key, request->what);
   counters_.add(std::holds_alternative<Recall>(message) ? Counters::recalled : Counters::announced);
@@ -159,8 +159,7 @@ bool Channel::step() {
   moved |= run_front();
   // What the next batch needs is often there already.
   if (is_coordinator() && runs_.empty()) moved |= coordinate();
-  if (!is_coordinator() && !moved && !gone_.empty() && gone_.begin()->first == 0 && runs_.empty() && !pending_.empty())
-    fail_all(Code::shut_down, gone_.begin()->second);
+  if (coordinator_gone_ && !moved && runs_.empty() && !pending_.empty()) fail_all(Code::shut_down, gone_);
   return moved;
 }
 
@@ -168,7 +167,8 @@ void Channel::gone(int rank, const std::string& why) {
   auto it = std::find(members_.ranks.begin(), members_.ranks.end(), rank);
   if (it == members_.ranks.end()) return;
   int member = int(it - members_.ranks.begin());
-  if (!gone_.emplace(member, why).second) return;
+  if (gone_.empty()) gone_ = why;
+  if (member == 0) coordinator_gone_ = true;
   if (!is_coordinator()) return host_.ring_urgently(members_.ranks[0]);  // idle, it must still answer what we announced
   step();  // takes in what the member announced before it left
   coordinator_->gone(member, why);

@@ -2,7 +2,6 @@
 // engine's baton calls it.
 #pragma once
 #include <deque>
-#include <map>
 #include <unordered_map>
 
 #include "base/config.h"
@@ -71,7 +70,8 @@ class Channel {
   FusionBuffer buffer_;
   std::deque<std::vector<Entry>> runs_;                 // agreed; the front one runs
   std::unique_ptr<Run> run_;
-  std::map<int, std::string> gone_;                     // by member
+  std::string gone_;                                    // why the first member left; empty: all are here
+  bool coordinator_gone_ = false;
 };
 
 }  // namespace lightcc

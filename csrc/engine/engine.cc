@@ -319,14 +319,18 @@ void Engine::look_at_peers() {
   for (int rank = 0; rank < host_->size(); ++rank)
     if (rank != host_->rank() && ended_[rank] && host_->header(rank).presence == Presence::here)
       return end_epoch(Code::peer_lost, host_->name(rank) + " died");
+  std::vector<int> leavers;
   for (int rank = 0; rank < host_->size(); ++rank) {
     Header& header = host_->header(rank);
     if (rank == host_->rank()) continue;
     if (header.presence == Presence::failed)
       return end_epoch(Code(header.cause_code), std::string(header.cause, strnlen(header.cause, sizeof header.cause)));
-    if (header.presence != Presence::left || std::exchange(left_[rank], 1)) continue;
-    for (auto& [id, channel] : channels_) channel->gone(rank, host_->name(rank) + " has left (it shut down)");
+    if (header.presence == Presence::left && !std::exchange(left_[rank], 1)) leavers.push_back(rank);
   }
+  auto earlier = [&](int a, int b) { return host_->header(a).left_ns < host_->header(b).left_ns; };
+  std::sort(leavers.begin(), leavers.end(), earlier);
+  for (int rank : leavers)
+    for (auto& [id, channel] : channels_) channel->gone(rank, host_->name(rank) + " has left (it shut down)");
 }
 
 void Engine::end_epoch(Code code, const std::string& text) {
@@ -383,6 +387,7 @@ void Engine::shutdown() {
   // Others wait for what this rank will not send any more, or for each other because of it: this ends the epoch. A rank
   // that leaves with nothing in flight has sent all that anyone needs of it.
   if (unfinished) end_epoch(Code::shut_down, host_->name(world_.rank) + " has left (it shut down) with work in flight");
+  host_->header(host_->rank()).left_ns = now_ns();
   if (!over_.exchange(true)) host_->header(host_->rank()).presence = Presence::left;
   for (int rank = 0; rank < host_->size(); ++rank) {
     if (rank == host_->rank()) continue;

@@ -45,7 +45,7 @@ std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadlin
   std::string name =
       "rank " + std::to_string(world.rank) + " (pid " + std::to_string(getpid()) + ") on host " + world.host;
 
-  Card card{WireWriter().put(world.size).put(header->nonce).put(name).take(), {}};
+  Card card{WireWriter().put(header->nonce).put(name).take(), {}};
   card.fds.emplace_back(fcntl(mine->memfd(), F_DUPFD_CLOEXEC, 0));
   card.fds.push_back(Watch::own_pidfd());
   mine->close_memfd();
@@ -57,10 +57,6 @@ std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadlin
   std::vector<Fd> pidfds(world.size);
   for (int i = 0; i < world.size; ++i) {
     WireReader reader(cards[i].note);
-    if (int size = reader.get<int>(); size != world.size)
-      throw Error(Code::invalid_argument, "init: rank " + std::to_string(i) + " was started in a world of " +
-                                              std::to_string(size) + ", this rank in one of " +
-                                              std::to_string(world.size));
     auto nonce = reader.get<uint64_t>();
     if (cards[i].fds.size() != 2) throw Error(Code::internal, "init: a rank's descriptors did not arrive");
     ranks[i].rank = i, ranks[i].name = reader.text();

@@ -30,6 +30,7 @@ struct Header {
   Bell driver;                           // whoever drives this rank's engine sleeps here
   Bell engine;                           // its engine thread sleeps here when there is nothing to drive
   alignas(kLine) std::atomic<Presence> presence{Presence::here};
+  std::atomic<uint64_t> left_ns{0};      // when the owner left: the first to go is the cause of what follows
   alignas(kLine) std::atomic<uint32_t> alarm{0};  // rung urgently: look at presences and messages
   alignas(kLine) std::atomic<uint64_t> awake_ns{0};  // when the owner, with work in flight, last looked around
   alignas(kLine) Blocked blocked;

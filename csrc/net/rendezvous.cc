@@ -36,9 +36,14 @@ bool same_user(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
 }
 
+// Whose card it is, in a world of which size. Instead of cards rank 0 may send why it refuses: rank kRefusal less the
+// error's code, and the text as the note.
+struct Sender { int rank, size; };
+constexpr int kRefusal = -1;
+
 // SOCK_SEQPACKET: one card, one message. False: the peer is gone or what came is no card.
-bool send_card(int fd, int rank, const Card& card) {
-  std::string body = WireWriter().put(kMagic).put(rank).put(card.note).take();
+bool send_card(int fd, Sender sender, const Card& card) {
+  std::string body = WireWriter().put(kMagic).put(sender.rank).put(sender.size).put(card.note).take();
   iovec io{body.data(), body.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFds)] = {};
   msghdr message{};
@@ -55,7 +60,7 @@ bool send_card(int fd, int rank, const Card& card) {
   return sendmsg(fd, &message, MSG_NOSIGNAL) == ssize_t(body.size());
 }
 
-bool receive_card(int fd, int& rank, Card& card) {
+bool receive_card(int fd, Sender& sender, Card& card) {
   char body[kNoteBytes];
   iovec io{body, sizeof body};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFds)];
@@ -75,7 +80,7 @@ bool receive_card(int fd, int& rank, Card& card) {
   try {
     WireReader reader({body, size_t(n)});
     if (reader.get<uint32_t>() != kMagic) return false;
-    rank = reader.get<int>();
+    sender.rank = reader.get<int>(), sender.size = reader.get<int>();
     card.note = reader.text();
     return true;
   } catch (const Error&) {
@@ -93,11 +98,11 @@ bool readable_before(int fd, uint64_t deadline_ns) {
   return false;
 }
 
-[[noreturn]] void missing(const std::string& who) {
-  throw Error(Code::timeout, "init: " + who + " did not come before HOROVOD_START_TIMEOUT; did all ranks start?");
+Error missing(const std::string& who) {
+  return Error(Code::timeout, "init: " + who + " did not come before HOROVOD_START_TIMEOUT; did all ranks start?");
 }
 
-std::vector<Card> meet_as_host(const std::string& name, int size, Card mine, uint64_t deadline_ns) {
+Fd listen_at(const std::string& name, uint64_t deadline_ns) {
   Fd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   socklen_t length;
   sockaddr_un address = address_of(name, length);
@@ -106,33 +111,47 @@ std::vector<Card> meet_as_host(const std::string& name, int size, Card mine, uin
     std::this_thread::sleep_for(std::chrono::nanoseconds(kRetryNs));
   }
   if (listen(listener.get(), SOMAXCONN) != 0) throw system_error("init: rank 0 cannot listen for the others");
+  return listener;
+}
 
-  std::vector<Card> cards(size);
-  std::vector<Fd> guests(size);
+// Rank 0: takes the cards of the others. guests gets the connection of each that showed one.
+void gather(const Fd& listener, std::vector<Card>& cards, std::vector<Fd>& guests, uint64_t deadline_ns) {
+  const int size = int(cards.size());
   std::vector<int> absent;
   for (int i = 1; i < size; ++i) absent.push_back(i);
-  cards[0] = std::move(mine);
   while (!absent.empty() && readable_before(listener.get(), deadline_ns)) {
     Fd guest(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!guest || !same_user(guest.get())) continue;  // a stranger
-    int rank = -1;
+    Sender sender{};
     Card card;
     uint64_t patience = std::min(deadline_ns, now_ns() + 1'000'000'000);
-    if (!readable_before(guest.get(), patience) || !receive_card(guest.get(), rank, card)) continue;
-    auto it = std::find(absent.begin(), absent.end(), rank);
-    if (it == absent.end())
-      throw Error(Code::invalid_argument, "init: two processes say they are rank " + std::to_string(rank));
+    if (!readable_before(guest.get(), patience) || !receive_card(guest.get(), sender, card)) continue;
+    guests.push_back(std::move(guest));
+    std::string who = "rank " + std::to_string(sender.rank);
+    if (sender.size != size)
+      throw Error(Code::invalid_argument, "init: " + who + " was started in a world of " + std::to_string(sender.size) +
+                                              ", rank 0 in one of " + std::to_string(size));
+    auto it = std::find(absent.begin(), absent.end(), sender.rank);
+    if (it == absent.end()) throw Error(Code::invalid_argument, "init: two processes say they are " + who);
     absent.erase(it);
-    cards[rank] = std::move(card), guests[rank] = std::move(guest);
+    cards[size_t(sender.rank)] = std::move(card);
   }
-  if (!absent.empty()) {
-    std::string who = (absent.size() > 1 ? "ranks " : "rank ") + text_of(absent);
-    for (auto& guest : guests)
-      if (guest) send_card(guest.get(), -1, Card{who, {}});
-    missing(who);
+  if (!absent.empty()) throw missing((absent.size() > 1 ? "ranks " : "rank ") + text_of(absent));
+}
+
+std::vector<Card> meet_as_host(const std::string& name, int size, Card mine, uint64_t deadline_ns) {
+  Fd listener = listen_at(name, deadline_ns);
+  std::vector<Card> cards(size);
+  cards[0] = std::move(mine);
+  std::vector<Fd> guests;
+  try {
+    gather(listener, cards, guests, deadline_ns);
+  } catch (const Error& error) {
+    for (Fd& guest : guests) send_card(guest.get(), {kRefusal - int(error.code()), size}, {error.what(), {}});
+    throw;
   }
-  for (auto& guest : guests)
-    for (int rank = 0; guest && rank < size; ++rank) send_card(guest.get(), rank, cards[rank]);
+  for (Fd& guest : guests)
+    for (int rank = 0; rank < size; ++rank) send_card(guest.get(), {rank, size}, cards[size_t(rank)]);
   return cards;
 }
 
@@ -143,20 +162,20 @@ std::vector<Card> meet_as_guest(const std::string& name, int rank, int size, Car
   for (;;) {
     host = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (connect(host.get(), reinterpret_cast<sockaddr*>(&address), length) == 0) break;
-    if (now_ns() > deadline_ns) missing("rank 0");
+    if (now_ns() > deadline_ns) throw missing("rank 0");
     std::this_thread::sleep_for(std::chrono::nanoseconds(kRetryNs));
   }
   if (!same_user(host.get())) throw Error(Code::internal, "init: another user holds this job's name on this host");
-  if (!send_card(host.get(), rank, mine)) throw system_error("init: rank 0 hung up");
+  if (!send_card(host.get(), {rank, size}, mine)) throw system_error("init: rank 0 hung up");
   std::vector<Card> cards(size);
   // Rank 0 gives up at its own deadline and tells who is missing; ours is a little later.
   for (int i = 0; i < size; ++i) {
-    int from = -1;
+    Sender sender{};
     Card card;
-    if (!readable_before(host.get(), deadline_ns + 2'000'000'000)) missing("rank 0");
-    if (!receive_card(host.get(), from, card)) throw Error(Code::peer_lost, "init: rank 0 died while the ranks met");
-    if (from < 0) missing(card.note);
-    cards.at(from) = std::move(card);
+    if (!readable_before(host.get(), deadline_ns + 2'000'000'000)) throw missing("rank 0");
+    if (!receive_card(host.get(), sender, card)) throw Error(Code::peer_lost, "init: rank 0 died while the ranks met");
+    if (sender.rank < 0) throw Error(Code(kRefusal - sender.rank), card.note);
+    cards.at(size_t(sender.rank)) = std::move(card);
   }
   return cards;
 }

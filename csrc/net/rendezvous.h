@@ -15,8 +15,8 @@ struct Card {                  // what a rank shows the others
   std::vector<Fd> fds;
 };
 
-// An all-gather of cards. Throws Error{timeout} naming the ranks that did not come before the deadline, on
-// every rank that did.
+// An all-gather of cards. Throws on every rank that came: Error{timeout} naming those that did not before the deadline,
+// Error{invalid_argument} if ranks were started in worlds of different sizes or two say they are the same.
 std::vector<Card> meet(const std::string& name, int rank, int size, Card mine, uint64_t deadline_ns);
 
 }  // namespace lightcc

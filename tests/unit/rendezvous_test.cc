@@ -110,9 +110,10 @@ TEST(Rendezvous, AMissingRankZeroIsNamedToo) {
 
 TEST(Rendezvous, TwoProcessesOfOneRankAreRefused) {
   const auto meetings = meet_all(new_name(), {0, 1, 1}, 3, in_ms(5'000));
-  EXPECT_EQ(meetings[0].code, Code::invalid_argument);
-  EXPECT_EQ(meetings[0].text, "init: two processes say they are rank 1");
-  for (size_t guest : {1, 2}) EXPECT_NE(meetings[guest].code, Code::ok) << "a guest went on without the others";
+  for (const Meeting& meeting : meetings) {
+    EXPECT_EQ(meeting.code, Code::invalid_argument);
+    EXPECT_EQ(meeting.text, "init: two processes say they are rank 1");
+  }
 }
 
 TEST(Rendezvous, AStrangersGarbageIsIgnored) {
