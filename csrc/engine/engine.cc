@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kNoTimeout = UINT64_MAX, kTickNs = 100'000'000;
 constexpr uint64_t kBlockedNs = 500'000'000;  // waits longer than this are looked at for a dispute
+constexpr uint64_t kQuietNs = 50'000'000, kLongestEndNs = 1'000'000'000;
 constexpr uint64_t kNapNs = 50'000, kFlushNs = 1'000'000'000;
 constexpr int kNaps = 20;  // after its last work the engine thread looks again for a millisecond, so that a burst of
                            // submissions wakes it once
@@ -172,6 +173,7 @@ bool Engine::step() {
     moved = take_inbox();
     if (over_) return moved;
     for (auto it = channels_.begin(); it != channels_.end(); ++it) moved |= it->second->step();
+    if (ending_) end_when_quiet(moved);
     if (uint64_t now;
         !moved && outstanding_.load(std::memory_order_relaxed) > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
       inspected_ns_ = now;
@@ -323,14 +325,26 @@ void Engine::look_at_peers() {
   for (int rank = 0; rank < host_->size(); ++rank) {
     Header& header = host_->header(rank);
     if (rank == host_->rank()) continue;
-    if (header.presence == Presence::failed)
-      return end_epoch(Code(header.cause_code), std::string(header.cause, strnlen(header.cause, sizeof header.cause)));
+    if (header.presence == Presence::failed) {
+      Failure failure(Code(header.cause_code), std::string(header.cause, strnlen(header.cause, sizeof header.cause)));
+      if (failure.first != Code::shut_down) return end_epoch(failure.first, failure.second);
+      if (!ending_) ending_ = failure, ending_ns_ = moved_ns_ = now_ns();
+    }
     if (header.presence == Presence::left && !std::exchange(left_[rank], 1)) leavers.push_back(rank);
   }
   auto earlier = [&](int a, int b) { return host_->header(a).left_ns < host_->header(b).left_ns; };
   std::sort(leavers.begin(), leavers.end(), earlier);
   for (int rank : leavers)
     for (auto& [id, channel] : channels_) channel->gone(rank, host_->name(rank) + " has left (it shut down)");
+}
+
+// A rank that left or was interrupted had sent its part of all that it finished, and the other ranks are there: what
+// it took part in can still be finished here.
+void Engine::end_when_quiet(bool moved) {
+  uint64_t now = now_ns();
+  if (moved) moved_ns_ = now;
+  if (outstanding_ == 0 || now - moved_ns_ > kQuietNs || now - ending_ns_ > kLongestEndNs)
+    end_epoch(ending_->first, ending_->second);
 }
 
 void Engine::end_epoch(Code code, const std::string& text) {

@@ -54,6 +54,7 @@ class Engine : public ChannelOwner {
   bool step();
   bool take_inbox();
   void look_at_peers();
+  void end_when_quiet(bool moved);
   // Until someone rings, unless there is work or `finished` says that there is no need.
   void sleep(uint64_t timeout_ns, const std::atomic<bool>& finished);
   void run();                                  // the engine thread
@@ -77,6 +78,8 @@ class Engine : public ChannelOwner {
   uint64_t inspected_ns_ = 0;
   Disputes disputes_;
   std::vector<char> left_;                     // by rank
+  std::optional<Failure> ending_;              // a peer ended the epoch in peace: what can still finish, does
+  uint64_t ending_ns_ = 0, moved_ns_ = 0;      // since when, and when anything last moved
 
   // Under the mutex.
   mutable std::mutex mutex_;
