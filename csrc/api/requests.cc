@@ -36,7 +36,7 @@ RequestPtr make_request(Engine& engine, const Arguments& a) {
   what.kind = Kind(a.kind), what.op = ReduceOp(a.op), what.root = a.root, what.pre = a.pre, what.post = a.post;
   request->group = a.group;
   if (a.name)
-    request->key = std::string(name_of(what.kind)) + "." + a.name;
+    request->key = key_of(what.kind, a.name);
   else
     request->automatic = true;
   const int64_t* shape = a.shapes;
@@ -67,9 +67,17 @@ int64_t keep(const RequestPtr& request) {
   return s.next_handle++;
 }
 
-int64_t launch(Engine& engine, const RequestPtr& request, int flags) {
+// Can the call take the short way? Whatever is wrong with it is said on the long one.
+bool is_plain(const Arguments& a) {
+  bool plain = a.kind == LIGHTCC_ALLREDUCE && a.op >= 0 && a.op <= LIGHTCC_PRODUCT && a.op != LIGHTCC_ADASUM &&
+               a.inputs[0] && a.outputs[0] && a.dtypes[0] >= 0 && a.dtypes[0] < kDTypes;
+  for (int i = 0; plain && i < a.ndims[0]; ++i) plain = a.shapes[i] > 0;
+  return plain;
+}
+
+int64_t launch(Engine& engine, const RequestPtr& request, int flags, bool begun = false) {
   bool block = flags & LIGHTCC_BLOCK;
-  engine.submit(request, block);
+  if (!begun) engine.submit(request, block);
   if (block && engine.wait(*request, now_ns() + 100'000'000)) {
     if (request->code != Code::ok) throw Error(request->code, request->text);
     bool outputs_left =
@@ -99,9 +107,14 @@ int64_t lightcc_submit(int kind, const char* name, int group, const void* input,
       [&]() -> int64_t {
         auto e = engine();
         int tensors = kind == LIGHTCC_BARRIER ? 0 : 1;
-        auto request = make_request(*e, {kind, name, group, tensors, &input, &output, &dtype, &ndim, shape, op, root,
-                                         prescale, postscale, splits});
-        return launch(*e, request, flags);
+        Arguments arguments{kind, name, group, tensors, &input, &output, &dtype, &ndim, shape, op, root, prescale,
+                            postscale, splits};
+        RequestPtr begun;
+        if (flags & LIGHTCC_BLOCK && is_plain(arguments) &&
+            e->express({group, name, input, output, DType(dtype), {shape, size_t(ndim)}, ReduceOp(op), prescale,
+                        postscale}, &begun))
+          return 0;
+        return launch(*e, begun ? begun : make_request(*e, arguments), flags, begun != nullptr);
       },
       -1);
 }

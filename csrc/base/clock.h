@@ -37,7 +37,7 @@ class SpinHabit {
   }
 
  private:
-  static constexpr uint64_t kLeastNs = 1'000;
+  static constexpr uint64_t kLeastNs = 250;
   const uint64_t most_ns_;
   std::atomic<uint64_t> now_ns_;
 };

@@ -121,8 +121,8 @@ const Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.log_hide_time = v.flag(); },
      [](const Config& c) { return text_of(c.log_hide_time); }},
     {"LIGHTCC_SPIN_US",
-     "Microseconds that a wait spins before it yields and then sleeps. -1: about 20 if every rank of the host has a "
-     "core, else 1.",
+     "Microseconds that a wait spins before it yields and then sleeps. -1: at most 20 if every rank of the host has a "
+     "core, else 0.",
      [](Config& c, const Value& v) {
        c.spin_us = static_cast<int>(v.whole(-1, kIntMax, "microseconds, or -1 to choose by cores and ranks"));
      },

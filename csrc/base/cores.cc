@@ -48,15 +48,22 @@ bool lists_cpu(const std::string& controllers) { return ("," + controllers + ","
 
 }  // namespace
 
-int bound_cores() {
+std::vector<int32_t> bound_to() {
+  std::vector<int32_t> cores;
   for (size_t sets = 1; sets <= 64; sets *= 2) {  // the kernel refuses a mask smaller than its own
     std::vector<cpu_set_t> mask(sets);
     const size_t bytes = sets * sizeof(cpu_set_t);
-    if (sched_getaffinity(0, bytes, mask.data()) == 0) return CPU_COUNT_S(bytes, mask.data());
+    if (sched_getaffinity(0, bytes, mask.data()) == 0) {
+      for (size_t core = 0; core < bytes * 8; ++core)
+        if (CPU_ISSET_S(core, bytes, mask.data())) cores.push_back(int32_t(core));
+      break;
+    }
     if (errno != EINVAL) break;
   }
-  return 1;
+  return cores;
 }
+
+int bound_cores() { return std::max(1, int(bound_to().size())); }
 
 int quota_cores(const std::string& root) {
   const std::string mount = root + "/sys/fs/cgroup";
@@ -76,9 +83,11 @@ int quota_cores(const std::string& root) {
   return static_cast<int>(std::ceil(least));
 }
 
-int usable_cores(const std::string& root) {
-  const int bound = bound_cores(), quota = quota_cores(root);
-  return std::max(1, quota > 0 ? std::min(bound, quota) : bound);
+int within_quota(int cores, const std::string& root) {
+  const int quota = quota_cores(root);
+  return std::max(1, quota > 0 ? std::min(cores, quota) : cores);
 }
+
+int usable_cores(const std::string& root) { return within_quota(bound_cores(), root); }
 
 }  // namespace lightcc

@@ -1,6 +1,8 @@
 // How many cores this process may keep busy: spinning pays only if every waiting thread has its own.
 #pragma once
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace lightcc {
 
@@ -8,7 +10,9 @@ namespace lightcc {
 // allows less: rounded up, at least 1. `root` stands before /proc and /sys.
 int usable_cores(const std::string& root = "");
 
-int bound_cores();                              // by sched_setaffinity: mpirun binds, taskset too
+std::vector<int32_t> bound_to();                // core numbers, by sched_setaffinity: mpirun binds, taskset too
+int bound_cores();                              // how many
 int quota_cores(const std::string& root = "");  // by cgroup; 0: no quota
+int within_quota(int cores, const std::string& root = "");
 
 }  // namespace lightcc

@@ -27,7 +27,8 @@ constexpr Default kLinks[] = {
     {Kind::alltoall, 0, 0, "pairwise"},
     {Kind::barrier, 0, 0, "dissemination"},
 };
-constexpr Kind kShared[] = {Kind::allreduce, Kind::reducescatter};  // what that backend can do
+constexpr Kind kShared[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather, Kind::broadcast,
+                            Kind::alltoall};  // what that backend can do
 constexpr Kind kKindsHere[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather,
                                Kind::broadcast, Kind::alltoall,      Kind::barrier};
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collective/move.h"
 #include "device/device.h"
 
 namespace lightcc {
@@ -31,7 +32,8 @@ SharedBackend::SharedBackend(Host& host, int group, std::vector<int> members, st
 }
 
 bool SharedBackend::accepts(const Collective& c) const {
-  return c.kind == Kind::allreduce || c.kind == Kind::reducescatter;
+  return c.kind == Kind::allreduce || c.kind == Kind::reducescatter || c.kind == Kind::allgather ||
+         c.kind == Kind::broadcast || c.kind == Kind::alltoall;
 }
 
 void SharedBackend::commit(size_t n) {
@@ -83,7 +85,9 @@ class FlatReduce : public Work {
 // Direct and staged allreduce, and reducescatter (staged, nothing handed back).
 class BlockReduce : public Work {
  public:
-  BlockReduce(SharedBackend& backend, const Collective& c) : backend_(backend), c_(c), element_(size_of(c.dtype)) {
+  // places: of all members, if they are known.
+  BlockReduce(SharedBackend& backend, const Collective& c, std::vector<Places> places = {})
+      : backend_(backend), c_(c), element_(size_of(c.dtype)), places_(std::move(places)) {
     size_t begin = 0, largest = 0;
     for (int v = 0; v < c_.size; ++v) {
       bool scatter = c_.kind == Kind::reducescatter;
@@ -94,8 +98,8 @@ class BlockReduce : public Work {
     block_ = std::clamp(round_up(largest / 4), kLeastBlock, Host::kRecordBytes) / element_;
     cursors_.resize(c_.size);
     ins_.resize(c_.size);
-    if (c_.kind == Kind::allreduce) return;
-    mode_ = staged;
+    if (c_.kind != Kind::allreduce) mode_ = staged;
+    if (!places_.empty()) choose_mode(), told_ = true;
   }
 
   bool step() override {
@@ -111,7 +115,6 @@ class BlockReduce : public Work {
 
  private:
   enum Mode { unknown, direct, staged };
-  struct Places { int64_t input, output; };  // offsets in the rank's arena, or -1: private memory
   struct Cursors { size_t sent = 0, received = 0; bool seen = false; };  // elements of the part; its record
   static constexpr size_t kLeastBlock = 16 << 10;
 
@@ -121,9 +124,7 @@ class BlockReduce : public Work {
     if (!told_) {
       std::byte* record = backend_.reserve(sizeof(Places));
       if (!record) return false;
-      size_t bytes = size_t(c_.count) * element_;
-      auto& arena = *backend_.host_.arena();
-      Places mine{arena.offset_of(c_.input, bytes), arena.offset_of(c_.output, bytes)};
+      Places mine = backend_.places_of(c_);
       new (record) Places(mine);
       backend_.commit(sizeof(Places));
       places_.assign(size_t(c_.size), mine);
@@ -138,11 +139,14 @@ class BlockReduce : public Work {
       backend_.consume(v, sizeof(Places));
       cursors_[v].seen = moved = true;
     }
+    for (auto& cursor : cursors_) cursor.seen = false;
+    choose_mode();
+    return true;
+  }
+  void choose_mode() {
     bool all = true;
     for (auto& place : places_) all = all && place.input >= 0 && place.output >= 0;
     mode_ = all ? direct : staged;
-    for (auto& cursor : cursors_) cursor.seen = false;
-    return true;
   }
 
   bool step_direct() {
@@ -242,7 +246,17 @@ class BlockReduce : public Work {
   int waiting_for_ = 0;
 };
 
+Places SharedBackend::places_of(const Collective& c) const {
+  size_t bytes = size_t(c.count) * size_of(c.dtype);
+  return {host_.arena()->offset_of(c.input, bytes), host_.arena()->offset_of(c.output, bytes)};
+}
+
+std::unique_ptr<Work> SharedBackend::start(const Collective& c, std::vector<Places> places) {
+  return std::make_unique<BlockReduce>(*this, c, std::move(places));
+}
+
 std::unique_ptr<Work> SharedBackend::start(const Collective& c) {
+  if (c.kind != Kind::allreduce && c.kind != Kind::reducescatter) return std::make_unique<Move>(*this, c);
   if (c.kind == Kind::allreduce && size_t(c.count) * size_of(c.dtype) <= kFlatBytes)
     return std::make_unique<FlatReduce>(*this, c);
   return std::make_unique<BlockReduce>(*this, c);

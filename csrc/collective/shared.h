@@ -1,4 +1,4 @@
-// Reductions between ranks of one host, straight from each other's mapped memory.
+// Collectives between ranks of one host, straight from each other's mapped memory. What is not reduced: move.h.
 //   flat    up to kFlatBytes: everyone publishes its input once, everyone adds all up in rank order: one hop.
 //   direct  all inputs and outputs lie in arenas: each rank owns a shard, reads it from all inputs and writes it
 //           to all outputs. No byte is staged: this is the floor, every input read once, every output written once.
@@ -11,6 +11,9 @@
 
 namespace lightcc {
 
+// Where a member's input and output lie in its arena; -1: in private memory.
+struct Places { int64_t input = -1, output = -1; };
+
 class SharedBackend : public Backend {
  public:
   static constexpr size_t kFlatBytes = 16 << 10;
@@ -18,12 +21,16 @@ class SharedBackend : public Backend {
   // members: ranks of the group in order; links[i]: the data link to member i (nullptr for this rank itself).
   SharedBackend(Host&, int group, std::vector<int> members, std::vector<Link*> links);
   const char* name() const override { return "shared"; }
-  bool accepts(const Collective&) const override;  // allreduce, reducescatter
+  bool accepts(const Collective&) const override;  // all but barrier
   std::unique_ptr<Work> start(const Collective&) override;
+  // An allreduce of more than kFlatBytes whose members know each other's places already.
+  std::unique_ptr<Work> start(const Collective&, std::vector<Places>);
+  Places places_of(const Collective&) const;  // this rank's, of an allreduce
 
  private:
   friend class FlatReduce;
   friend class BlockReduce;
+  friend class Move;
   std::byte* reserve(size_t n) { return writer_.reserve(n); }
   void commit(size_t n);
   const std::byte* peek(int member, size_t n) { return readers_[member].peek(n); }

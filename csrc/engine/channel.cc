@@ -38,6 +38,7 @@ Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& co
         all, Coordinator::Limits{config.fusion_bytes, config.fusion, config.cache_capacity});
   shared_ = std::make_unique<SharedBackend>(host, group, all, links);
   by_links_ = std::make_unique<LinksBackend>(links, selector_);
+  express_ = std::make_unique<Express>(host, group, members_, *shared_);
   choose_ = [this](const Collective& c) -> Backend& {
     return selector_.choose(c).backend == shared_->name() ? *shared_ : *by_links_;
   };
@@ -126,8 +127,24 @@ bool Channel::coordinate() {
   return true;
 }
 
+bool Channel::may_express(const Collective& c) {
+  return idle() && gone_.empty() && &choose_(c) == shared_.get() && express_->ready();
+}
+
+bool Channel::step_express() {
+  if (!express_->active()) return express_->refuse_if_awaited(!pending_.empty());
+  bool moved = false;
+  Express::State state = express_->step(&moved);
+  if (express_->active()) return moved;
+  RequestPtr request = std::move(expressed_);
+  if (state != Express::State::done) return submit(request), true;
+  counters_.add(Counters::express);
+  owner_.finish(request, Code::ok, "");
+  return true;
+}
+
 bool Channel::run_front() {
-  if (runs_.empty()) return false;
+  if (runs_.empty() || express_->active()) return false;  // the express began first on all ranks
   if (!run_) {
     auto& front = *runs_[0][0].request;
     if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
@@ -144,7 +161,7 @@ bool Channel::run_front() {
 }
 
 bool Channel::step() {
-  bool moved = false;
+  bool moved = step_express();
   for (int i = 0; i < members_.size(); ++i) {
     if (!mailboxes_[i]) continue;
     moved |= mailboxes_[i]->pump();
@@ -167,6 +184,7 @@ void Channel::gone(int rank, const std::string& why) {
   auto it = std::find(members_.ranks.begin(), members_.ranks.end(), rank);
   if (it == members_.ranks.end()) return;
   int member = int(it - members_.ranks.begin());
+  express_->gone(member);
   if (gone_.empty()) gone_ = why;
   if (member == 0) coordinator_gone_ = true;
   if (!is_coordinator()) return host_.ring_urgently(members_.ranks[0]);  // idle, it must still answer what we announced
@@ -176,6 +194,8 @@ void Channel::gone(int rank, const std::string& why) {
 
 void Channel::fail_all(Code code, const std::string& text) {
   run_.reset();
+  express_->drop();
+  if (RequestPtr request = std::move(expressed_)) owner_.finish(request, code, request->title() + ": " + text);
   auto runs = std::exchange(runs_, {});
   auto pending = std::exchange(pending_, {});
   for (auto& entries : runs)
@@ -184,6 +204,8 @@ void Channel::fail_all(Code code, const std::string& text) {
 }
 
 bool Channel::announced(const Request& like) const {
+  if (expressed_ && expressed_->what.kind == like.what.kind && expressed_->automatic == like.automatic)
+    return like.automatic || expressed_->key == like.key;
   if (!like.automatic) return pending_.count(like.key) > 0;
   return std::any_of(pending_.begin(), pending_.end(),
                      [&](auto& one) { return one.second->automatic && one.second->what.kind == like.what.kind; });
@@ -203,7 +225,13 @@ bool Channel::flush() {
   return waiting;
 }
 
+void Channel::remind() {
+  if (!expressed_) return;
+  for (int member : express_->missing()) host_.ring_urgently(members_.ranks[member]);
+}
+
 void Channel::inspect(uint64_t now) {
+  if (expressed_) look_for(*RequestPtr(expressed_), true, now);
   for (auto& [key, request] : std::unordered_map(pending_)) look_for(*request, false, now);
   if (!runs_.empty())
     for (Entry& entry : std::vector(runs_[0])) look_for(*entry.request, true, now);
@@ -229,6 +257,8 @@ void Channel::look_for(Request& request, bool running, uint64_t now) {
 // even look around is stopped.
 std::vector<int> Channel::silent_members(uint64_t now) const {
   std::vector<int> silent;
+  if (expressed_) silent = express_->missing();
+  if (!silent.empty()) return silent;
   for (int i = 0; i < members_.size(); ++i) {
     uint64_t awake = host_.header(members_.ranks[i]).awake_ns.load(std::memory_order_relaxed);
     if (i != members_.index && awake + kDozeNs < now) silent.push_back(i);

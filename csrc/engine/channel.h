@@ -6,7 +6,7 @@
 
 #include "base/config.h"
 #include "collective/links.h"
-#include "collective/shared.h"
+#include "engine/express.h"
 #include "engine/mailbox.h"
 #include "engine/negotiator.h"
 #include "engine/run.h"
@@ -29,14 +29,18 @@ class Channel {
 
   const Members& members() const { return members_; }
   void submit(const RequestPtr&);
+  Express& express() { return *express_; }
+  bool may_express(const Collective&);                  // nothing is in flight in this group
+  void adopt(const RequestPtr& request) { expressed_ = request; }  // whose call is on the express
   bool step();                                          // a bounded piece of work; true if anything moved
   void gone(int rank, const std::string& why);          // a rank that left in peace
   void fail_all(Code, const std::string& text);         // everything in flight
   bool announced(const Request& like) const;            // is such a request of this rank in flight here?
   void contest(const std::string& key, int absent_rank, const std::string& text);
-  bool idle() const { return pending_.empty() && runs_.empty(); }
+  bool idle() const { return pending_.empty() && runs_.empty() && !expressed_; }
   bool flush();                                         // true while messages wait for room
   void inspect(uint64_t now);                           // looks for stalls
+  void remind();                                        // those whom the express waits for
 
  private:
   bool is_coordinator() const { return members_.index == 0; }
@@ -45,6 +49,7 @@ class Channel {
   void tell_all(const std::vector<Message>&);
   bool coordinate();
   bool run_front();
+  bool step_express();
   void look_for(Request&, bool running, uint64_t now);
   void report(Request&, const std::vector<int>& missing, uint64_t now);
   std::vector<int> silent_members(uint64_t now) const;
@@ -65,11 +70,14 @@ class Channel {
   std::unordered_map<std::string, RequestPtr> pending_; // announced, not yet to run
 
   Selector selector_;
-  std::unique_ptr<Backend> shared_, by_links_;
+  std::unique_ptr<SharedBackend> shared_;
+  std::unique_ptr<Backend> by_links_;
   Run::Choose choose_;
   FusionBuffer buffer_;
   std::deque<std::vector<Entry>> runs_;                 // agreed; the front one runs
   std::unique_ptr<Run> run_;
+  std::unique_ptr<Express> express_;
+  RequestPtr expressed_;                                // nullptr while its caller makes the steps itself
   std::string gone_;                                    // why the first member left; empty: all are here
   bool coordinator_gone_ = false;
 };

@@ -7,10 +7,11 @@
 namespace lightcc {
 
 struct Counters {
-  enum Name { requests, batches, fused_batches, collectives, fused_requests, announced, recalled, payload_bytes,
-              copied_bytes, stall_warnings, wait_ns, kCount };
+  enum Name { requests, express, batches, fused_batches, collectives, fused_requests, announced, recalled,
+              payload_bytes, copied_bytes, stall_warnings, wait_ns, kCount };
   static constexpr std::array<const char*, kCount> kNames = {
       "requests",           // calls of a framework that have finished
+      "express",            // of these, without negotiation
       "batches",            // what ran as one, on this rank
       "fused_batches",      // of these, with more than one tensor
       "collectives",        // run by a backend

@@ -38,8 +38,7 @@ class Disputes {
         continue;
       accused = rank;
       std::string key = request.key;
-      if (request.automatic)
-        key = std::string(name_of(request.what.kind)) + "." + std::string(kAutomatic) + std::to_string(theirs.number);
+      if (request.automatic) key = key_of(request.what.kind, automatic_name(theirs.number));
       if (theirs.accuses == host_.rank() && host_.rank() < rank) proven = {rank, group, key};
       break;
     }

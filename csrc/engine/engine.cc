@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/cores.h"
 #include "base/log.h"
 #include "engine/check.h"
 
@@ -18,13 +17,12 @@ constexpr uint64_t kNapNs = 50'000;
 constexpr int kNaps = 20;  // after its last work the engine thread looks again for a millisecond, so that a burst of
                            // submissions wakes it once
 
-// A waiting thread may spin only if it has a core to itself.
-uint64_t most_spin_ns(const Config& config, int local_size) {
+// A waiting thread may spin only if every rank has a core to itself; else whoever spins keeps from working whom it
+// waits for.
+uint64_t most_spin_ns(const Config& config, const Host& host) {
   if (config.spin_us >= 0) return uint64_t(config.spin_us) * 1000;
-  return local_size > usable_cores() ? 1'000 : 20'000;
+  return host.size() > host.cores() ? 0 : 20'000;
 }
-
-std::string flight_name(const Request& request) { return std::to_string(request.group) + "/" + request.key; }
 
 }  // namespace
 
@@ -32,7 +30,7 @@ Engine::Engine(std::unique_ptr<Host> host, World world, Config config)
     : host_(std::move(host)),
       world_(std::move(world)),
       config_(std::move(config)),
-      spin_habit_(most_spin_ns(config_, host_->size())),
+      spin_habit_(most_spin_ns(config_, *host_)),
       disputes_(*host_),
       left_(host_->size()),
       ended_(host_->size()) {
@@ -50,7 +48,7 @@ Engine::~Engine() { shutdown(); }
 
 void Engine::name_automatically(Request& request) {
   uint64_t number = automatic_[{request.group, request.what.kind}]++;
-  request.key = std::string(name_of(request.what.kind)) + "." + std::string(kAutomatic) + std::to_string(number);
+  request.key = key_of(request.what.kind, automatic_name(number));
 }
 
 // The other members settled this number without us: ours starts behind it, so that we meet again.
@@ -177,8 +175,10 @@ bool Engine::step() {
         !moved && outstanding_.load(std::memory_order_relaxed) > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
       inspected_ns_ = now;
       host_->header(host_->rank()).awake_ns.store(now, std::memory_order_relaxed);
-      if (config_.stall_check)
-        for (auto& [id, channel] : channels_) channel->inspect(now);
+      for (auto& [id, channel] : channels_) {
+        channel->remind();
+        if (config_.stall_check) channel->inspect(now);
+      }
     }
   } catch (const Error& error) {
     end_epoch(error.code(), error.what());

@@ -17,6 +17,17 @@
 
 namespace lightcc {
 
+struct Call {                    // an allreduce of one tensor, as lightcc_submit() gets it; outlives the call only
+  int group;
+  const char* name;              // nullptr: automatic
+  const void* input;
+  void* output;
+  DType dtype;
+  std::span<const int64_t> shape;
+  ReduceOp op;
+  double pre, post;
+};
+
 class Engine : public ChannelOwner {
  public:
   Engine(std::unique_ptr<Host>, World, Config);
@@ -31,6 +42,9 @@ class Engine : public ChannelOwner {
   // Checks what this rank can know by itself (Error{invalid_argument}), completes key and average, and sends
   // it on its way. Will the caller wait at once? Then no thread is woken.
   void submit(const RequestPtr&, bool will_wait);
+  // The same for a caller that will wait at once, by engine/express.h if it can be. True: it is done. False: wait for
+  // *begun; or, if that is nullptr, nothing has happened: submit() it.
+  bool express(const Call&, RequestPtr* begun);
   bool wait(Request&, uint64_t deadline_ns);   // false: not finished by then
   bool poll(Request&);                         // finished at entry?
 
@@ -50,6 +64,8 @@ class Engine : public ChannelOwner {
   void end_epoch(Code, const std::string& text) override;
 
   void name_automatically(Request&);           // "noname.7": numbered by group and kind; under the mutex
+  Channel* begin_express(const Call&, uint64_t* number);  // nullptr: it cannot be. Both under the baton
+  Express::State step_express(Express&);
   bool drive();                                // one step, if nobody else is at it
   bool step();
   bool take_inbox();

@@ -27,6 +27,11 @@ int64_t row_count(const Shape& shape) {  // elements in one row of dimension 0
 
 }  // namespace
 
+void set_average(Collective& c, ReduceOp op, double post) {
+  c.op = op == ReduceOp::average ? ReduceOp::sum : op;
+  c.post = op == ReduceOp::average ? post * average_factor(c.dtype, c.size) : post;
+}
+
 std::byte* FusionBuffer::at_least(size_t bytes) {
   if (bytes > bytes_) {
     arena_->release(data_);
@@ -84,8 +89,8 @@ void Run::plan_allreduce() {
     side_by_side = side_by_side && (pieces.size() == 1 || buffer_.arena().offset_of(pieces[0].in, span) >= 0);
     Collective& c = job.collective;
     c.kind = Kind::allreduce, c.index = members_.index, c.size = members_.size(), c.dtype = DType(d);
-    c.op = what.op == ReduceOp::average ? ReduceOp::sum : what.op;
-    c.pre = what.pre, c.post = what.op == ReduceOp::average ? what.post * average_factor(c.dtype, c.size) : what.post;
+    c.pre = what.pre;
+    set_average(c, what.op, what.post);
     c.count = int64_t(span / size_of(c.dtype));
     c.input = pieces[0].in, c.output = pieces[0].out;
     if (pieces.size() > 1 && !side_by_side) {
@@ -171,10 +176,8 @@ void Run::plan_tensor(Entry& entry, size_t t) {
       for (int i = 0; i < n; ++i) c.counts.push_back((least + (i < more)) * row_count(spec.shape));
       shape[0] = least + (me < more);
       elements = count_of(spec.shape);
-      c.op = request.what.op == ReduceOp::average ? ReduceOp::sum : request.what.op;
       c.pre = request.what.pre;
-      c.post =
-          request.what.op == ReduceOp::average ? request.what.post * average_factor(c.dtype, n) : request.what.post;
+      set_average(c, request.what.op, request.what.post);
       c.output = result(request, t, shape);
     }
   }

@@ -40,6 +40,9 @@ struct Members {           // of the group, as this rank sees it
   int size() const { return int(ranks.size()); }
 };
 
+// What a backend computes when a request asks for op and post: an average is a sum with a factor.
+void set_average(Collective&, ReduceOp, double post);
+
 class Run {
  public:
   // choose(collective) gives the backend. All arguments outlive the Run.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <set>
 
 #include "base/wire.h"
 #include "net/rendezvous.h"
@@ -19,7 +20,7 @@ static_assert(sizeof(Header) <= kHeaderBytes);
 }  // namespace
 
 // Where the streams of one group lie in each arena of a host of n ranks: the common stream, n control and n
-// data streams (a line for the head, then the ring), and last this rank's tails of what it reads.
+// data streams (a line for the head, then the ring), this rank's tails of what it reads, and last its signs.
 struct Host::Layout {
   static constexpr size_t kRing[] = {4 * kRecordBytes, 64 << 10, 4 * kRecordBytes};  // by Stream
   size_t n;
@@ -30,7 +31,8 @@ struct Host::Layout {
                           : data_at + to * (kLine + kRing[data]);
   }
   size_t tail(Stream s, int from) const { return head(data, int(n)) + kLine * (3 * from + s); }
-  size_t block_bytes() const { return round_up(tail(common, int(n)), 4096); }
+  size_t sign(int slot) const { return round_up(tail(common, int(n)), 4096) + size_t(slot) * sizeof(Sign); }
+  size_t block_bytes() const { return round_up(sign(2), 4096); }
   size_t block(int group) const { return kHeaderBytes + group * block_bytes(); }
   size_t bytes() const { return block(kGroups); }
 };
@@ -45,7 +47,7 @@ std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadlin
   std::string name =
       "rank " + std::to_string(world.rank) + " (pid " + std::to_string(getpid()) + ") on host " + world.host;
 
-  Card card{WireWriter().put(header->nonce).put(name).take(), {}};
+  Card card{WireWriter().put(header->nonce).put(name).put(bound_to()).take(), {}};
   card.fds.emplace_back(fcntl(mine->memfd(), F_DUPFD_CLOEXEC, 0));
   card.fds.push_back(Watch::own_pidfd());
   mine->close_memfd();
@@ -55,11 +57,13 @@ std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadlin
 
   std::vector<HostRank> ranks(world.size);
   std::vector<Fd> pidfds(world.size);
+  std::set<int32_t> cores;
   for (int i = 0; i < world.size; ++i) {
     WireReader reader(cards[i].note);
     auto nonce = reader.get<uint64_t>();
     if (cards[i].fds.size() != 2) throw Error(Code::internal, "init: a rank's descriptors did not arrive");
     ranks[i].rank = i, ranks[i].name = reader.text();
+    for (int32_t core : reader.values<int32_t>()) cores.insert(core);
     ranks[i].arena = i == world.rank ? mine : Arena::map(cards[i].fds[0].get(), fixed);
     ranks[i].arena->close_memfd();
     if (reinterpret_cast<Header*>(ranks[i].arena->base())->nonce != nonce)
@@ -68,6 +72,7 @@ std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadlin
   }
   std::unique_ptr<Host> host(new Host(world.rank, std::move(ranks)));
   host->pidfds_ = std::move(pidfds);
+  host->cores_ = within_quota(int(cores.size()));
   host->no_copy_in_child();
   return host;
 }
@@ -126,7 +131,13 @@ std::unique_ptr<Link> Host::data_link(int group, int peer) {
                                    peer);
 }
 
+Sign& Host::sign(int group, int rank, int slot) const {
+  Layout layout{ranks_.size()};
+  return *reinterpret_cast<Sign*>(base(rank) + layout.block(group) + layout.sign(slot));
+}
+
 void Host::reset_group(int group) const {
+  for (int slot : {0, 1}) sign(group, rank_, slot).word = 0;
   head(common, group, rank_, 0)->at = 0;
   for (int peer = 0; peer < size(); ++peer)
     for (Stream s : {common, control, data}) head(s, group, rank_, peer)->at = 0, tail(s, group, rank_, peer)->at = 0;

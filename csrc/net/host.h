@@ -1,13 +1,15 @@
 // The ranks of one host as one of them sees them: everyone's arena, how to wake everyone, who has gone.
 //
 // An arena's fixed part: a header, then for each group a block of streams whose writer is the arena's owner:
-// one to all members, and two to each member (control and data); and the owner's tails of the streams it reads.
+// one to all members, and two to each member (control and data); the owner's tails of the streams it reads; and
+// two signs.
 #pragma once
 #include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/cores.h"
 #include "net/arena.h"
 #include "net/futex.h"
 #include "net/link.h"
@@ -38,6 +40,15 @@ struct Header {
   char cause[1024] = {};
 };
 
+// What a member of a group shows the others when its call may skip negotiation; see engine/express.h.
+struct Sign {
+  static constexpr size_t kRoom = 48, kEagerBytes = 16 << 10;
+  alignas(kLine) std::atomic<uint64_t> word{0};  // whose turn, and whether it refuses; written last
+  uint64_t hash = 0;                             // of the call
+  std::byte room[kRoom] = {};                    // its data, if they fit, or where they lie
+  alignas(kLine) std::byte eager[kEagerBytes];   // its data, if they fit here
+};
+
 struct HostRank {
   int rank = 0;
   std::string name;     // "rank 1 (pid 17) on host h"
@@ -56,6 +67,7 @@ class Host {
 
   int rank() const { return rank_; }
   int size() const { return int(ranks_.size()); }
+  int cores() const { return cores_; }  // that all ranks together may keep busy
   const std::string& name(int rank) const { return ranks_[rank].name; }
   Header& header(int rank) const { return *reinterpret_cast<Header*>(ranks_[rank].arena->base()); }
   std::byte* base(int rank) const { return ranks_[rank].arena->base(); }
@@ -68,7 +80,8 @@ class Host {
   StreamReader common_reader(int group, int from) const;
   std::unique_ptr<Link> control_link(int group, int peer);
   std::unique_ptr<Link> data_link(int group, int peer);
-  void reset_group(int group) const;  // once every member has left it: this rank's cursors back to zero
+  Sign& sign(int group, int rank, int slot) const;  // slot 0 or 1
+  void reset_group(int group) const;  // once every member has left it: this rank's cursors and signs back to zero
 
   // News for a peer is rung once for a whole step: mark while writing, ring at the end.
   void mark(int peer) { marked_[peer] = 1, any_marked_ = true; }
@@ -85,6 +98,7 @@ class Host {
   StreamReader reader(Stream, int group, int from) const;
 
   int rank_;
+  int cores_ = usable_cores();
   std::vector<HostRank> ranks_;
   std::vector<Fd> pidfds_;
   std::vector<char> marked_;

@@ -164,7 +164,7 @@ TEST(Engine, WhatWasSeenBeforeIsRecalled) {
     const auto round = [&] {
       ranks.each([](Engine& engine, int rank) {
         std::vector<float> sum(10, 1), rows(size_t(rank) + 1, 1);
-        done(engine, request(engine, Kind::allreduce, "x", {in_place(sum)}));
+        negotiated(engine, request(engine, Kind::allreduce, "x", {in_place(sum)}));
         EXPECT_EQ(sum[9], 3);
         auto gathered = done(engine, request(engine, Kind::allgather, "x", {input_of(rows, {rank + 1})}));
         EXPECT_EQ(result<float>(*gathered).size(), 6u);

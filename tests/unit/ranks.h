@@ -112,9 +112,29 @@ inline Code finish(Engine& engine, const RequestPtr& request) {
   }
   return request->code;
 }
-inline Code run(Engine& engine, const RequestPtr& request) {
+inline Code negotiated(Engine& engine, const RequestPtr& request) {
   engine.submit(request, true);
   return finish(engine, request);
+}
+// As a framework that blocks, by the same two ways as the C door.
+inline Code run(Engine& engine, const RequestPtr& request) {
+  const Announcement& what = request->what;
+  if (what.kind == Kind::allreduce && what.tensors.size() == 1 && what.op != ReduceOp::adasum &&
+      count_of(what.tensors[0].shape) > 0 && !request->callbacks.allocate && !request->callbacks.done) {
+    const std::string name = request->name();
+    RequestPtr begun;
+    bool done = engine.express({request->group, request->automatic ? nullptr : name.c_str(), request->inputs[0],
+                                request->outputs[0], what.tensors[0].dtype, what.tensors[0].shape, what.op, what.pre,
+                                what.post},
+                               &begun);
+    if (begun) {
+      finish(engine, begun);
+      request->key = begun->key, request->code = begun->code, request->text = begun->text;
+    }
+    if (done) request->code = Code::ok;
+    if (done || begun) return request->code;
+  }
+  return negotiated(engine, request);
 }
 // For requests that may come after the epoch's end: then submission itself is refused.
 inline Code outcome(Engine& engine, const RequestPtr& request) {

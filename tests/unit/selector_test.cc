@@ -41,7 +41,7 @@ TEST(Selector, OneHostSharesMemory) {
   const Selector selector(true, "");
   EXPECT_EQ(chosen(selector, Kind::allreduce, 4, 4), "shared");
   EXPECT_EQ(chosen(selector, Kind::reducescatter, 4, 64 << 20), "shared");
-  EXPECT_EQ(chosen(selector, Kind::allgather, 4, 64 << 20), "links/ring");
+  EXPECT_EQ(chosen(selector, Kind::allgather, 4, 64 << 20), "shared");
   EXPECT_EQ(chosen(selector, Kind::allreduce, 4, 64 << 20, "links"), "links/ring") << "when the first cannot";
 }
 
@@ -77,9 +77,9 @@ TEST(Selector, UnknownNamesListTheChoices) {
             "LIGHTCC_SELECT: \"allreduce=tree\" is not understood; the choices for allreduce are shared, ring, "
             "recursive_doubling, halving_doubling");
   EXPECT_EQ(refusal_of("broadcast=ring"),
-            "LIGHTCC_SELECT: \"broadcast=ring\" is not understood; the choices for broadcast are binomial");
-  EXPECT_EQ(refusal_of("alltoall=shared"),
-            "LIGHTCC_SELECT: \"alltoall=shared\" is not understood; the choices for alltoall are pairwise");
+            "LIGHTCC_SELECT: \"broadcast=ring\" is not understood; the choices for broadcast are shared, binomial");
+  EXPECT_EQ(refusal_of("barrier=shared"),
+            "LIGHTCC_SELECT: \"barrier=shared\" is not understood; the choices for barrier are dissemination");
   EXPECT_EQ(refusal_of("reduce=ring"),
             "LIGHTCC_SELECT: \"reduce=ring\" is not understood; expected <kind>=<choice>[,...] with kind one of "
             "allreduce, reducescatter, allgather, broadcast, alltoall, barrier");
@@ -99,6 +99,9 @@ TEST(Selector, TextIsTheTable) {
             "kind           ranks    bytes      choice\n"
             "allreduce      any      any        shared\n"
             "reducescatter  any      any        shared\n"
+            "allgather      any      any        shared\n"
+            "broadcast      any      any        shared\n"
+            "alltoall       any      any        shared\n"
             "allreduce      any      <= 8 KiB   links/recursive_doubling\n"
             "allreduce      any      <= ");
 }
