@@ -1,0 +1,92 @@
+/* lightcc through its C door, as the Python package uses it: lightcc_submit with LIGHTCC_BLOCK for a call that waits,
+ * requests prepared once and started by number for those that travel while the caller goes on. */
+#include "../../csrc/api/lightcc.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+#include "library.h"
+
+static struct {
+  __typeof__(&lightcc_submit) submit;
+  __typeof__(&lightcc_prepare) prepare;
+  __typeof__(&lightcc_start) start;
+  __typeof__(&lightcc_discard) discard;
+  __typeof__(&lightcc_finish) finish;
+  __typeof__(&lightcc_alloc) alloc;
+  __typeof__(&lightcc_free) free;
+  __typeof__(&lightcc_shutdown) shutdown;
+  __typeof__(&lightcc_error) error;
+} door;
+
+enum { kRoom = 1024, kWaitMs = 100, kWaits = 600 };
+static int64_t prepared[kRoom]; /* by the tensor's index; 0: not yet */
+
+static void wait_for(int64_t handle, const char* name) {
+  int status = LIGHTCC_PENDING;
+  for (int waits = 0; status == LIGHTCC_PENDING && waits < kWaits; ++waits) status = door.finish(handle, kWaitMs);
+  if (status == LIGHTCC_PENDING) die("%s: not done after %d s", name, kWaits * kWaitMs / 1000);
+  if (status != LIGHTCC_OK) die("%s: %s", name, door.error());
+}
+
+static void lightcc_blocking(struct tensor* t) {
+  int64_t handle = door.submit(LIGHTCC_ALLREDUCE, t->name, 0, t->in, t->out, LIGHTCC_FLOAT32, 1, &t->count, LIGHTCC_SUM,
+                               0, 1.0, 1.0, NULL, LIGHTCC_BLOCK);
+  if (handle < 0) die("%s: %s", t->name, door.error());
+  if (handle > 0) wait_for(handle, t->name);
+}
+
+static void lightcc_start_all(struct tensor* tensors, int count) {
+  for (int i = 0; i < count; ++i) {
+    struct tensor* t = &tensors[i];
+    if (t->index >= kRoom) die("more than %d tensors", kRoom);
+    if (prepared[t->index] == 0)
+      prepared[t->index] = door.prepare(LIGHTCC_ALLREDUCE, t->name, 0, t->in, t->out, LIGHTCC_FLOAT32, 1, &t->count,
+                                        LIGHTCC_SUM, 0, 1.0, 1.0, NULL, 0);
+    if (prepared[t->index] < 0) die("prepare %s: %s", t->name, door.error());
+    t->handle = door.start(prepared[t->index]);
+    if (t->handle < 0) die("start %s: %s", t->name, door.error());
+  }
+}
+
+static void lightcc_finish_all(struct tensor* tensors, int count) {
+  for (int i = 0; i < count; ++i) wait_for(tensors[i].handle, tensors[i].name);
+}
+
+static void lightcc_forget(struct tensor* tensors, int count) {
+  for (int i = 0; i < count; ++i)
+    if (prepared[tensors[i].index] > 0) door.discard(prepared[tensors[i].index]), prepared[tensors[i].index] = 0;
+}
+
+static void* lightcc_memory(int64_t bytes) {
+  void* memory = door.alloc(bytes);
+  if (!memory) die("lightcc_alloc of %lld bytes: %s", (long long)bytes, door.error());
+  return memory;
+}
+
+static void lightcc_memory_back(void* memory) { door.free(memory); }
+static void lightcc_close(void) { door.shutdown(); }
+
+void open_lightcc(struct library* library, const char* path) {
+  void* opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!opened) die("cannot open %s: %s", path, dlerror());
+  __typeof__(&lightcc_init) init = symbol_of(opened, "lightcc_init");
+  __typeof__(&lightcc_rank) rank = symbol_of(opened, "lightcc_rank");
+  __typeof__(&lightcc_size) size = symbol_of(opened, "lightcc_size");
+  __typeof__(&lightcc_version) version = symbol_of(opened, "lightcc_version");
+  door.submit = symbol_of(opened, "lightcc_submit");
+  door.prepare = symbol_of(opened, "lightcc_prepare");
+  door.start = symbol_of(opened, "lightcc_start");
+  door.discard = symbol_of(opened, "lightcc_discard");
+  door.finish = symbol_of(opened, "lightcc_finish");
+  door.alloc = symbol_of(opened, "lightcc_alloc");
+  door.free = symbol_of(opened, "lightcc_free");
+  door.shutdown = symbol_of(opened, "lightcc_shutdown");
+  door.error = symbol_of(opened, "lightcc_error");
+  if (init() != LIGHTCC_OK) die("lightcc_init: %s", door.error());
+  library->rank = rank(), library->size = size();
+  strncpy(library->version, version(), sizeof library->version - 1);
+  library->allreduce = lightcc_blocking, library->start = lightcc_start_all, library->finish = lightcc_finish_all;
+  library->allocate = lightcc_memory, library->release = lightcc_memory_back;
+  library->forget = lightcc_forget, library->close = lightcc_close;
+}
