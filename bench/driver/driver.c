@@ -291,6 +291,8 @@ int main(int argc, char** argv) {
     open_mpi_library(&library, path, 0);
   else if (strcmp(kind, "openmpi") == 0)
     open_mpi_library(&library, path, 1);
+  else if (strcmp(kind, "oneccl") == 0)
+    open_oneccl(&library, path);
   else if (strcmp(kind, "floor") == 0)
     open_floor(&library);
   else

@@ -28,6 +28,7 @@ struct library {
 
 void open_mpi_library(struct library* library, const char* path, int openmpi_abi);
 void open_lightcc(struct library* library, const char* path);
+void open_oneccl(struct library* library, const char* path);
 void open_floor(struct library* library);
 
 void round_trip(void); /* floor.c: one there and back of a cache line between ranks 0 and 1 */

@@ -44,6 +44,7 @@ class Peer:
     packages: Sequence[str] = ()   # what pip installs
     transport = ""                 # how bytes travel between the ranks
     memories: Sequence[str] = ("private",)
+    places: Sequence[str] = ("in", "out")  # where sums may go
     ways: Sequence[str] = ("each", "async", "fused")  # to send many tensors; see driver.c
 
     @property
