@@ -12,7 +12,7 @@ from peers.peer import Job, Peer, Setting
 
 DRIVER = Path(__file__).parent / "driver"
 START_S, QUIT_S = 60, 15
-BARRIER_BYTES = 4096
+BARRIER_BYTES = 8192
 
 
 class Failed(Exception):

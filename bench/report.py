@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -68,27 +68,48 @@ def time_text(seconds: float) -> str:
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
 
 
-def table(rows: List[Dict[str, Any]]) -> str:
-    """Of one run: first ours against the best peer, then everybody's time and way."""
+def title(ranks: int, binding: str) -> str:
+    bound = {"own": "each on its own core, or free if there are too few", "one": "all on one core"}[binding]
+    return (f"\n{ranks} ranks, {bound}\n"
+            f"{'':<14} {'':<15} {'time':>9} {'best peer':>20} {'ratio':>6}  {'95 %':<12} goal")
+
+
+def verdict_lines(row: Dict[str, Any]) -> str:
+    """Ours against the best peer, if there is one."""
+    held = verdicts(row)
+    lines = [f"{label(row):<14} {ours:<15} {time_text(statistics.median(row['seconds'][ours])):>9} {'no peer':>20}"
+             for ours in OURS if ours in row["seconds"] and ours not in held]
+    for ours, v in held.items():
+        goal = "" if v["goal"] is None else f"<= {v['goal']:<5g}{'ok' if v['met'] else 'MISSED'}"
+        theirs = f"{v['peer']} {time_text(statistics.median(row['seconds'][v['peer']]))}"
+        lines.append(f"{label(row):<14} {ours:<15} {time_text(statistics.median(row['seconds'][ours])):>9} "
+                     f"{theirs:>20} {v['ratio']:>6.2f}  {v['low']:.2f}–{v['high']:<7.2f} {goal}".rstrip())
+    return "\n".join(lines)
+
+
+def details(rows: List[Dict[str, Any]], machine: Dict[str, float]) -> str:
+    """Of one run: everybody's time and way, and the machine's own."""
     names = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
-    binding = {"own": "each on its own core, or free if there are too few", "one": "all on one core"}
-    lines = ["", f"{rows[0]['ranks']} ranks, {binding[rows[0]['binding']]}",
-             f"{'':<14} {'':<15} {'time':>9} {'best peer':>20} {'ratio':>6}  {'95 %':<12} goal"]
-    for row in rows:
-        for ours, v in verdicts(row).items():
-            goal = "" if v["goal"] is None else f"<= {v['goal']:<5g}{'ok' if v['met'] else 'MISSED'}"
-            theirs = f"{v['peer']} {time_text(statistics.median(row['seconds'][v['peer']]))}"
-            lines.append(f"{label(row):<14} {ours:<15} {time_text(statistics.median(row['seconds'][ours])):>9} "
-                         f"{theirs:>20} {v['ratio']:>6.2f}  {v['low']:.2f}–{v['high']:<7.2f} {goal}".rstrip())
-    lines += ["", f"{'all medians':<14}" + "".join(f"{name:>15}" for name in names)]
+    lines = ["", f"{'all medians':<14}" + "".join(f"{name:>15}" for name in names)]
     for row in rows:
         lines.append(f"{label(row):<14}" + "".join(
             f"{time_text(statistics.median(row['seconds'][name])) if name in row['seconds'] else '–':>15}"
             for name in names))
+    lines.append("")
+    if "line" in machine:
+        lines.append(f"round trip of a spinning cache line: {time_text(machine['line'])}")
+    if "copy" in machine:
+        lines.append(f"memcpy, every rank at once: {machine['copy'] / 1e9:.1f} GB/s a rank")
     lines += ["", "the way that was best"]
     for row in rows:
         lines.append(f"{label(row):<14}" + "; ".join(f"{name}: {way}" for name, way in row["way"].items()))
     return "\n".join(lines)
+
+
+def origins(peers: Sequence[Any], versions: Dict[str, str]) -> str:
+    """What was measured, and how its bytes travel."""
+    return "\n".join(["", *[f"{peer.name}: {versions[peer.name]}; {peer.transport}"
+                            for peer in peers if peer.name in versions]])
 
 
 def label(row: Dict[str, Any]) -> str:

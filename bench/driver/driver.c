@@ -4,18 +4,23 @@
  *
  * SOCKET   the parent's AF_UNIX socket. The rank says "hello RANK SIZE VERSION", then answers each command with one
  *          line that begins with "ok" or "error". Between commands it sleeps in read().
- * BARRIER  a file of one page that the ranks of this library map to start together: it is the driver's own, so that no
+ * BARRIER  a file of two pages that the ranks of this library map to start together: it is the driver's own, so that no
  *          library's barrier takes part in what is measured.
  * CORES    "any", or cores separated by commas: rank r is bound to the r-th, beginning anew when they are used up.
- * KIND     lightcc, mpich (the binary interface of MPICH and Intel MPI), openmpi, floor.
+ * KIND     lightcc, mpich (the binary interface of MPICH and Intel MPI), openmpi, oneccl, floor.
  *
  * Commands:
- *   prepare MEMORY PLACE COUNT...   tensors of COUNT floats. MEMORY: private (malloc, each tensor its own) or shared
- * (one piece of the library's own memory, tensors one after the other). PLACE: in (place) or out. check HOW SEED
- * all-reduces numbers that differ by rank and seed and compares every float time HOW WARM CALLS BATCHES     answers the
- * nanoseconds that each batch of CALLS calls took, after WARM calls release quit HOW: each (blocking, one after the
- * other), async (start all, then wait for all), fused (copied into one buffer and back); of the floor also copy (memcpy
- * on every rank, nothing sent) and line (round trip of a cache line). */
+ *   prepare MEMORY PLACE COUNT...    tensors of COUNT floats
+ *   check HOW SEED                   all-reduces numbers that differ by rank and seed; compares every float
+ *   time HOW WARM CALLS BATCHES LIMIT_MS
+ *                                    the nanoseconds that each batch of CALLS calls took, after WARM calls; fewer
+ *                                    batches, but one at least, when the time is up
+ *   release                          of what was prepared
+ *   quit
+ * MEMORY: private (malloc, each tensor its own) or shared (one piece of the library's own, tensors in a row).
+ * PLACE: in (place) or out.
+ * HOW: each (blocking, one after the other), async (start all, then wait for all), fused (copied into one buffer and
+ * back); of the floor also copy (memcpy on every rank, nothing sent) and line (round trip of a cache line). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -46,10 +51,13 @@ static struct {
   void* memory; /* shared memory's one piece */
 } prepared;
 
-static struct arrivals {
-  _Atomic uint64_t at;
-  char pad[56];
-}* barrier;
+static struct {
+  struct {
+    _Atomic uint64_t turn;
+    char pad[56];
+  } arrived[kMostRanks];
+  _Atomic uint64_t decision, last_batch; /* see time_is_up(); a last batch of 0 is none */
+}* page;
 
 void die(const char* format, ...) {
   char text[2048];
@@ -87,9 +95,9 @@ static uint64_t now_ns(void) {
 static void start_together(void) {
   static uint64_t turn;
   const uint64_t deadline = now_ns() + 60000000000u;
-  atomic_store(&barrier[library.rank].at, ++turn);
+  atomic_store(&page->arrived[library.rank].turn, ++turn);
   for (int r = 0; r < library.size; ++r)
-    while (atomic_load(&barrier[r].at) < turn) {
+    while (atomic_load(&page->arrived[r].turn) < turn) {
       sched_yield();
       if (now_ns() > deadline) die("rank %d did not come to the start of a measurement for 60 s", r);
     }
@@ -109,6 +117,7 @@ static void run(const char* how) {
       for (int i = 0; i < prepared.count; ++i) library.allreduce(&tensors[i]);
       break;
     case 'a':
+      if (!library.start) die("this library has no call that only starts");
       library.start(tensors, prepared.count);
       library.finish(tensors, prepared.count);
       break;
@@ -218,18 +227,33 @@ static void check(const char* how, uint32_t seed) {
   answer("ok");
 }
 
-static void measure(const char* how, int warm, int calls, int batches) {
-  uint64_t at[kMostBatches + 1];
+/* At the end of a batch all ranks learn from rank 0 whether time is up. A rank that is still at an earlier batch does
+ * not take a later end for its own. */
+static int time_is_up(uint64_t measurement, uint64_t batch, uint64_t deadline) {
+  if (library.rank == 0) {
+    if (now_ns() > deadline) atomic_store(&page->last_batch, batch);
+    atomic_store(&page->decision, measurement * 1000 + batch);
+  }
+  while (atomic_load(&page->decision) < measurement * 1000 + batch) sched_yield();
+  return atomic_load(&page->last_batch) == batch;
+}
+
+static void measure(const char* how, int warm, int calls, int batches, int limit_ms) {
+  static uint64_t measurement;
+  uint64_t took[kMostBatches], deadline = now_ns() + (uint64_t)limit_ms * 1000000u;
+  int done = 0;
   if (batches < 1 || batches > kMostBatches) die("time: 1 to %d batches, not %d", kMostBatches, batches);
+  ++measurement;
+  if (library.rank == 0) atomic_store(&page->last_batch, 0);
   start_together();
   for (int i = 0; i < warm; ++i) run(how);
-  at[0] = now_ns();
-  for (int b = 1; b <= batches; ++b) {
+  do {
+    uint64_t begin = now_ns();
     for (int i = 0; i < calls; ++i) run(how);
-    at[b] = now_ns();
-  }
+    took[done++] = now_ns() - begin;
+  } while (done < batches && !time_is_up(measurement, (uint64_t)done, deadline));
   fprintf(parent, "ok");
-  for (int b = 1; b <= batches; ++b) fprintf(parent, " %llu", (unsigned long long)(at[b] - at[b - 1]));
+  for (int b = 0; b < done; ++b) fprintf(parent, " %llu", (unsigned long long)took[b]);
   answer("");
 }
 
@@ -237,15 +261,15 @@ static void serve(void) {
   static char line[kLineBytes];
   char how[16];
   unsigned seed;
-  int warm, calls, batches;
+  int warm, calls, batches, limit_ms;
   while (fgets(line, sizeof line, commands)) {
     line[strcspn(line, "\n")] = 0;
     if (strncmp(line, "prepare ", 8) == 0)
       prepare(line + 8);
     else if (sscanf(line, "check %15s %u", how, &seed) == 2)
       check(how, seed);
-    else if (sscanf(line, "time %15s %d %d %d", how, &warm, &calls, &batches) == 4)
-      measure(how, warm, calls, batches);
+    else if (sscanf(line, "time %15s %d %d %d %d", how, &warm, &calls, &batches, &limit_ms) == 5)
+      measure(how, warm, calls, batches, limit_ms);
     else if (strcmp(line, "release") == 0)
       release(), answer("ok");
     else if (strcmp(line, "quit") == 0)
@@ -282,8 +306,8 @@ int main(int argc, char** argv) {
   commands = fdopen(fd, "r"), parent = fdopen(dup(fd), "w");
   if (!commands || !parent) die("cannot use the socket");
   int file = open(argv[2], O_RDWR | O_CLOEXEC);
-  barrier = mmap(NULL, kMostRanks * sizeof *barrier, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (file < 0 || barrier == MAP_FAILED) die("cannot map %s", argv[2]);
+  page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (file < 0 || page == MAP_FAILED) die("cannot map %s", argv[2]);
   bind_to(argv[3]);
   if (strcmp(kind, "lightcc") == 0)
     open_lightcc(&library, path);

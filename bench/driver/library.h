@@ -18,7 +18,7 @@ struct library {
   int rank, size;
   char version[1024];
   void (*allreduce)(struct tensor* tensor);          /* blocking */
-  void (*start)(struct tensor* tensors, int count);  /* all of them, in order */
+  void (*start)(struct tensor* tensors, int count);  /* all of them, in order; NULL: it has no such call */
   void (*finish)(struct tensor* tensors, int count); /* all that start() was given */
   void* (*allocate)(int64_t bytes);                  /* memory that ranks share; NULL: the library has no such thing */
   void (*release)(void* memory);

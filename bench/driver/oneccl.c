@@ -1,7 +1,7 @@
 /* oneCCL through its C interface (version 2 of its API), without its headers. On CPUs it needs no device and no stream.
  *
- * Ranks find each other by an id that rank 0 makes and leaves in the file BENCH_MEETING. What is submitted between
- * group start and group end is one unit, which oneCCL may run together ("async" here). */
+ * Ranks find each other by an id that rank 0 makes and leaves in the file BENCH_MEETING. A call returns when
+ * it is done. Its calls in groups ask for a device, so there is none that only starts. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -18,8 +18,6 @@ struct unique_id {
 
 static struct {
   int (*allreduce)(void*, void*, size_t, int, int, void*, void*);
-  int (*group_start)(void);
-  int (*group_end)(void);
   const char* (*last_error)(void*);
   int (*destroy)(void*);
   void* communicator;
@@ -32,14 +30,6 @@ static void checked(int code, const char* what) {
 static void ccl_allreduce(struct tensor* t) {
   checked(ccl.allreduce(t->in, t->out, (size_t)t->count, kFloat32, kSum, ccl.communicator, NULL), "onecclAllReduce");
 }
-
-static void ccl_start(struct tensor* tensors, int count) {
-  checked(ccl.group_start(), "onecclGroupStart");
-  for (int i = 0; i < count; ++i) ccl_allreduce(&tensors[i]);
-  checked(ccl.group_end(), "onecclGroupEnd");
-}
-
-static void ccl_finish(struct tensor* tensors, int count) { (void)tensors, (void)count; }
 
 static void ccl_close(void) {
   if (ccl.destroy) ccl.destroy(ccl.communicator);
@@ -78,8 +68,6 @@ void open_oneccl(struct library* library, const char* path) {
   int (*make)(struct unique_id*) = symbol_of(opened, "onecclGetUniqueId");
   int (*init)(void**, size_t, struct unique_id, int) = symbol_of(opened, "onecclCommInitRank");
   ccl.allreduce = symbol_of(opened, "onecclAllReduce");
-  ccl.group_start = symbol_of(opened, "onecclGroupStart");
-  ccl.group_end = symbol_of(opened, "onecclGroupEnd");
   ccl.last_error = dlsym(opened, "onecclGetLastError");
   ccl.destroy = dlsym(opened, "onecclCommDestroy");
   const char *rank = getenv("PMI_RANK"), *size = getenv("PMI_SIZE");
@@ -90,6 +78,5 @@ void open_oneccl(struct library* library, const char* path) {
   int code = 0;
   checked(version(&code), "onecclGetVersion");
   snprintf(library->version, sizeof library->version, "oneCCL %d.%d", code / 10000, code / 100 % 100);
-  library->allreduce = ccl_allreduce, library->start = ccl_start, library->finish = ccl_finish;
-  library->close = ccl_close;
+  library->allreduce = ccl_allreduce, library->close = ccl_close;
 }

@@ -16,7 +16,8 @@ class IntelMPI(Peer):
         chosen = [
             Setting("default"),
             *[Setting(name, {"I_MPI_ADJUST_ALLREDUCE": number}) for name, number in
-              (("Rabenseifner", "2"), ("Shumilin's ring", "7"), ("ring", "8"), ("preset 13", "13"), ("preset 17", "17"))],
+              (("ring", "8"), ("preset 17", "17"), ("preset 13", "13"), ("Shumilin's ring", "7"),
+               ("Rabenseifner", "2"))],
         ]
         if job.shared_cores:
             waits = (("yield", {"I_MPI_THREAD_YIELD": "3", "I_MPI_PAUSE_COUNT": "0"}),

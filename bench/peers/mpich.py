@@ -13,12 +13,10 @@ class MPICH(Peer):
         self.needs("bin/mpiexec", "lib/libmpi.so.12")
 
     def settings(self, job: Job) -> List[Setting]:
-        chosen = [Setting("default"), Setting("release_gather", {
-            "MPIR_CVAR_ALLREDUCE_DEVICE_COLLECTIVE": "1", "MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM": "release_gather",
-            "MPIR_CVAR_POSIX_NUM_COLLS_THRESHOLD": "0"})]
+        chosen = [Setting("default")]  # up to some size release_gather
         chosen += [Setting(name.replace("_", " "), {"MPIR_CVAR_ALLREDUCE_DEVICE_COLLECTIVE": "0",
                                                      "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM": name})
-                   for name in ("recursive_doubling", "reduce_scatter_allgather", "ring")]
+                   for name in ("reduce_scatter_allgather", "ring", "k_reduce_scatter_allgather")]
         if job.shared_cores:
             return [Setting(s.name + ", yield", {**s.environment, "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}) for s in chosen]
         return chosen

@@ -1,4 +1,4 @@
-"""torch.distributed's gloo, called from Python: that is how it is reached, and Python is little of what a call takes."""
+"""torch.distributed's gloo, called from Python: that is how it is reached, and it takes far longer than Python does."""
 import importlib.util
 import sys
 from pathlib import Path

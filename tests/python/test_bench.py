@@ -1,0 +1,102 @@
+"""bench/allreduce.py: that it runs, refuses a library with wrong sums, and that its arithmetic is right."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightcc._core
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+TINY = ("--ranks", "2", "--bindings", "own", "--rounds", "1", "--seconds-per-point", "0.005", "--no-gradients")
+
+# An MPI of two ranks with MPICH's binary interface whose all-reduce forgets the other rank.
+FORGETFUL = """
+#include <stdlib.h>
+#include <string.h>
+int MPI_Init(void* a, void* b) { return 0; }
+int MPI_Finalize(void) { return 0; }
+int MPI_Comm_rank(int c, int* rank) { *rank = atoi(getenv("PMI_RANK")); return 0; }
+int MPI_Comm_size(int c, int* size) { *size = 2; return 0; }
+int MPI_Get_library_version(char* text, int* length) { strcpy(text, "forgetful"); *length = 9; return 0; }
+int MPI_Allreduce(const void* in, void* out, int count, int type, int op, int comm) {
+  if (in != (void*)-1) memcpy(out, in, 4 * count);
+  return 0;
+}
+int MPI_Iallreduce(const void* in, void* out, int count, int type, int op, int comm, int* request) { return 1; }
+int MPI_Waitall(int count, int* requests, void* statuses) { return 1; }
+"""
+MPIEXEC = """#!/bin/sh
+while [ "$1" != -n ]; do shift; done
+shift 2
+PMI_RANK=0 "$@" & PMI_RANK=1 "$@" & wait
+"""
+
+
+def run(folder, *arguments, **environment):
+    """What it printed, and what it left in its JSON."""
+    command = [sys.executable, str(BENCH / "allreduce.py"), *TINY, *arguments]
+    library = {"LIGHTCC_LIBRARY": str(Path(lightcc._core._library._name).resolve())}
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **library, **environment}, text=True, timeout=100,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    return done.stdout, json.loads((folder / "build" / "bench" / "allreduce.json").read_text())
+
+
+def test_a_tiny_run_measures_lightcc_and_gloo(tmp_path):
+    pytest.importorskip("torch")
+    text, result = run(tmp_path, "--peers", "gloo", "--sizes", "4,64K")
+    assert "LEFT OUT" not in text
+    assert [row["bytes"] for row in result["rows"]] == [4, 65536]
+    for row in result["rows"]:
+        assert set(row["seconds"]) == {"lightcc", "lightcc shared", "floor", "gloo"}
+        assert all(len(times) == 1 and 0 < times[0] < 10 for times in row["seconds"].values())
+        assert row["verdicts"]["lightcc"]["peer"] == "gloo"
+
+
+def test_a_library_with_wrong_sums_is_left_out(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "forgetful.c").write_text(FORGETFUL)
+    (tmp_path / "bin" / "mpiexec").write_text(MPIEXEC)
+    (tmp_path / "bin" / "mpiexec").chmod(0o755)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", str(tmp_path / "lib" / "libmpi.so.12"),
+                    str(tmp_path / "forgetful.c")], check=True)
+    text, result = run(tmp_path, "--peers", "mpich", "--sizes", "64", "--settings", "1", BENCH_MPICH=str(tmp_path))
+    assert "LEFT OUT: mpich (default): error rank" in text and "WRONG RESULT: tensor 0 of 16 floats" in text
+    assert "mpich" not in result["rows"][0]["seconds"] and "lightcc" in result["rows"][0]["seconds"]
+
+
+def test_a_library_that_is_not_there_is_named_with_what_would_help(tmp_path):
+    text, result = run(tmp_path, "--peers", "impi", "--sizes", "4", BENCH_IMPI=str(tmp_path / "nowhere"))
+    assert f"LEFT OUT: impi: {tmp_path}/nowhere/bin/mpiexec is not there: --install puts impi-rt into" in text
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+def test_the_gradients_are_those_of_resnet50(bench):
+    import allreduce
+    counts = allreduce.resnet50()
+    assert len(counts) == 161 and sum(counts) == 25_557_032  # as torchvision.models.resnet50 has them
+
+
+def test_ratio_is_paired_by_round_and_held_against_the_strongest_peer(bench):
+    import report
+    row = {"ranks": 2, "case": "65536", "bytes": 65536, "seconds": {
+        "lightcc": [1.0, 10.0, 2.0], "floor": [0.1, 0.1, 0.1], "weak": [9.0, 9.0, 9.0], "strong": [2.0, 20.0, 3.0]}}
+    verdict = report.verdicts(row)["lightcc"]
+    assert (verdict["peer"], verdict["ratio"], verdict["goal"], verdict["met"]) == ("strong", 0.5, 1.3, True)
+    assert verdict["low"] == 0.5 and verdict["high"] == pytest.approx(2 / 3)
+    row["seconds"]["strong"] = [0.5, 5.0, 1.0]
+    assert report.verdicts(row)["lightcc"]["met"] is False
+
+
+@pytest.mark.parametrize("text, size", [("4", 4), ("64K", 65536), ("1M", 1 << 20), ("16MiB", 16 << 20)])
+def test_sizes_are_read(bench, text, size):
+    import allreduce
+    assert allreduce.size_of(text) == size
