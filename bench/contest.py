@@ -110,10 +110,11 @@ class Run:
         one = self.binding == "one"
         shared = one or self.ranks > len(cores)
         bound = str(cores[0]) if one else "any" if shared else ",".join(map(str, cores))
+        most = max(COPY_BYTES, *(case.bytes for case in self.args.cases))
         for peer in peers:
             for memory in peer.memories:
                 groups = []
-                job = Job(self.ranks, one, shared, [], self._folder, max([COPY_BYTES] + [case.bytes for case in self.args.cases]))
+                job = Job(self.ranks, one, shared, [], self._folder, most)
                 for setting in peer.settings(job)[:self.args.settings]:
                     home = Path(tempfile.mkdtemp(dir=self._folder))
                     driver = [str(self._driver), str(home / "socket"), str(home / "barrier"), bound]

@@ -1,12 +1,14 @@
 """The ranks of one library under one setting: started, spoken to line by line, and ended. See driver/driver.c."""
+import contextlib
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import List, Sequence
+from typing import List
 
 from peers.peer import Job, Peer, Setting
 
@@ -43,11 +45,14 @@ class Group:
         self._listener.bind(str(job.folder / "socket"))
         self._listener.listen(job.ranks)
         (job.folder / "barrier").write_bytes(bytes(BARRIER_BYTES))
-        self._processes = []
-        for start in peer.starts(job, setting):
-            self._processes.append(subprocess.Popen(
-                start.command, env=start.environment, pass_fds=start.keep, cwd=job.folder, stdin=subprocess.DEVNULL,
-                stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True))
+        # All in one session, as under a launcher: the kernel schedules each session as a group of its own (autogroup),
+        # and sched_yield() gives way to the same group only.
+        starts = peer.starts(job, setting)
+        script = "".join(shlex.join(["env", "-i", *[f"{name}={value}" for name, value in start.environment.items()],
+                                     *start.command]) + " & " for start in starts)
+        self._session = subprocess.Popen(
+            ["/bin/sh", "-c", script + "wait"], pass_fds=[fd for start in starts for fd in start.keep], cwd=job.folder,
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def meet(self) -> str:
         """Waits until all ranks are there, and returns the library's version."""
@@ -57,7 +62,7 @@ class Group:
             try:
                 self._connections.append(self._listener.accept()[0])
             except socket.timeout:
-                if any(process.poll() is not None for process in self._processes):
+                if self._session.poll() is not None:
                     raise self._failed("ended while it started") from None
                 if time.monotonic() > deadline:
                     raise self._failed(f"{len(self._connections)} of {self._job.ranks} ranks came "
@@ -113,34 +118,20 @@ class Group:
         return Failed(what + (f" (it said: {' | '.join(last)})"[:600] if last else ""))
 
     def kill(self) -> None:
-        for process in self._processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._session.pid, signal.SIGKILL)
+        self._session.wait()
         self._close()
 
     def quit(self) -> None:
         """Ends the ranks as their library would have it, or after a while with force."""
         for connection in self._connections:
-            try:
+            with contextlib.suppress(OSError):
                 connection.sendall(b"quit\n")
-            except OSError:
-                pass
-        deadline = time.monotonic() + QUIT_S
-        for process in self._processes:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pass
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._session.wait(QUIT_S)
         self.kill()
 
     def _close(self) -> None:
         for connection in [*self._connections, self._listener]:
             connection.close()
-
-
-def quit_all(groups: Sequence[Group]) -> None:
-    for group in groups:
-        group.quit()
