@@ -5,6 +5,7 @@ here: docs/errors.md. The raw calls that the hot path makes itself are `submit`,
 """
 import ctypes
 import os
+from array import array
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -51,6 +52,7 @@ _functions = {  # name: (result, arguments)
     "poll": (c_int, [c_int64]),
     "release": (c_int, [c_int64]),
     "finish": (c_int, [c_int64, c_int]),
+    "finish_all": (c_int, [c_void_p, c_int, c_int]),
     "output": (c_int, [c_int64, c_int, POINTER(c_void_p), POINTER(c_int64), POINTER(c_int)]),
     "received_splits": (c_int, [c_int64, c_int, POINTER(c_int32)]),
     "alloc": (c_void_p, [c_int64]),
@@ -147,6 +149,14 @@ def wait(handle: int, step=_wait) -> int:
 def finish(handle: int) -> None:
     """wait, then release; raises what the request failed with."""
     status = wait(handle, _finish)
+    if status:
+        raise error(status)
+
+
+def finish_all(handles: "array[int]") -> None:
+    """finish for many: raises what the first of them failed with, when all are done."""
+    address, count = handles.buffer_info()
+    status = wait(address, lambda address, timeout_ms: _library.lightcc_finish_all(address, count, timeout_ms))
     if status:
         raise error(status)
 

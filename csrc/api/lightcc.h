@@ -111,6 +111,9 @@ LIGHTCC_API int lightcc_wait(int64_t handle, int timeout_ms);
 LIGHTCC_API int lightcc_poll(int64_t handle);
 LIGHTCC_API int lightcc_release(int64_t handle);
 LIGHTCC_API int lightcc_finish(int64_t handle, int timeout_ms); /* wait, then release unless it is pending */
+/* finish for many, as one: LIGHTCC_PENDING, and none released, until all are done; then releases all and returns the
+ * status of the first, in the order of `handles`, that failed. An unknown handle is an error at once. */
+LIGHTCC_API int lightcc_finish_all(const int64_t* handles, int count, int timeout_ms);
 
 /* Output `index` of a finished request that had no output memory: its address passes to the caller, who must
  * lightcc_free it. ndim: in, the room in shape; out, the dimensions. */

@@ -192,6 +192,23 @@ int lightcc_finish(int64_t handle, int timeout_ms) {
   return status;
 }
 
+int lightcc_finish_all(const int64_t* handles, int count, int timeout_ms) {
+  return guard([&] {
+    std::vector<RequestPtr> requests;
+    requests.reserve(size_t(count));
+    for (int i = 0; i < count; ++i) requests.push_back(request_of(handles[i]));
+    uint64_t deadline = now_ns() + uint64_t(timeout_ms) * 1'000'000;
+    // The last first: when it is done, the others mostly are, and each wait that ends rings the engine thread.
+    for (auto it = requests.rbegin(); it != requests.rend(); ++it)
+      if (!(*it)->finished.load(std::memory_order_acquire) && !engine()->wait(**it, deadline))
+        return int(LIGHTCC_PENDING);
+    for (int i = 0; i < count; ++i) lightcc_release(handles[i]);
+    auto failed = [](const RequestPtr& request) { return request->code != Code::ok; };
+    auto first = std::find_if(requests.begin(), requests.end(), failed);
+    return first == requests.end() ? int(LIGHTCC_OK) : status_of(**first);
+  });
+}
+
 int lightcc_poll(int64_t handle) {
   return guard(
       [&] {
