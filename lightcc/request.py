@@ -34,14 +34,9 @@ def synchronize(handle: int):
     >>> hvd.synchronize(hvd.allreduce_async(np.ones(3)))
     array([1., 1., 1.])
     """
-    return complete(handle) if handle in _pending else None
-
-
-def complete(handle: int):
-    """synchronize, but HorovodInternalError if shutdown() has ended the operation."""
     entry = _pending.get(handle)
     if entry is None:
-        raise HorovodInternalError("lightcc was shut down while an operation was in flight.")
+        return None
     try:
         result = _result(handle, entry[1], entry[2])
     except Exception:  # not KeyboardInterrupt: then the entry stays, its memory may still be in use
@@ -120,11 +115,6 @@ def submit_barrier(process_set: ProcessSet) -> int:
     """Submits a barrier and drives it."""
     return _send(_core.submit, _core.BARRIER, None, _group_of(process_set), None, None, 0, 0, None, 0, 0, 1.0, 1.0,
                  None, _core.BLOCK)
-
-
-def start(prepared: int, memory) -> int:
-    """Starts a prepared request; `memory` lives until complete(handle)."""
-    return later(_core.check(_core.start(prepared)), memory, None)
 
 
 def _send(function, *arguments) -> int:

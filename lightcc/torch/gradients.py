@@ -1,12 +1,13 @@
 """Gradients on their way: each has a slot in memory that the ranks of a host share, and is reduced there.
 
-One copy in, when a gradient is ready and still in the cache; none out: afterwards p.grad is a view of the slot. The
+One copy in, when a gradient is ready and still in the cache; none out: p.grad itself becomes a view of the slot. The
 slots of one dtype lie side by side in one slab, in the order in which backward usually makes gradients, so that the
 core can fuse neighbours without copying. A slot belongs to an epoch; it keeps its slab alive, and so does each view.
 
 A gradient that has been exchanged is overwritten by the next exchange: who keeps p.grad across steps must clone it.
 """
 import ctypes
+from array import array
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
@@ -17,12 +18,13 @@ from lightcc.common.exceptions import HorovodInternalError
 from lightcc.torch.compression import CastCompressor, Compression
 
 _ALIGNMENT = 64  # no two slots share a cache line
+_strided, _start = torch.strided, _core.start  # looked up for each gradient
 
 
 class Gradient:
     """One parameter's gradient."""
 
-    __slots__ = ("parameter", "name", "group", "passes_left", "sent", "slot", "address", "prepared", "context")
+    __slots__ = ("parameter", "name", "group", "passes_left", "sent", "slot", "address", "dtype", "prepared", "context")
 
     def __init__(self, parameter: torch.Tensor, name: str):
         self.parameter = parameter
@@ -32,6 +34,7 @@ class Gradient:
         self.sent = False                          # since the last finish
         self.slot: Optional[torch.Tensor] = None   # of the parameter's shape and layout, in the wire's dtype
         self.address = 0                           # of the slot
+        self.dtype: Optional[torch.dtype] = None   # of the slot, unless a user's compressor stands between
         self.prepared = 0                          # the core's id of its request, unless it is in a group
         self.context: Any = None                   # what a user's compressor needs to undo its work
 
@@ -59,7 +62,7 @@ class Exchange:
         self._process_set = process_set
         self._gradients: List[Gradient] = []
         self._without_slot: List[Gradient] = []
-        self._handles: List[int] = []
+        self._handles = array("q")  # of what was sent since the last finish
         self._epoch = 0  # of the slots
 
     def add(self, gradients: Iterable[Gradient]) -> None:
@@ -67,19 +70,34 @@ class Exchange:
             self._gradients.append(gradient)
             self._without_slot.append(gradient)
 
-    def send(self, gradient: Gradient) -> None:
-        """Copies the gradient into its slot and starts the reduction; a parameter without gradient sends zeros."""
+    def make_ready(self) -> None:
+        """Must come before send, whenever gradients were added or another epoch may have begun.
+
+        HorovodInternalError if gradients were in flight when the last epoch ended.
+        """
         if self._without_slot or self._epoch != _core.epoch:
             self._make_slots()
-        self._fill(gradient)
+
+    def send(self, gradient: Gradient) -> None:
+        """Copies the gradient into its slot and starts the reduction; a parameter without gradient sends zeros."""
+        grad = gradient.parameter.grad
+        # Every gradient of every step comes by here: a plain one costs one copy and one call of the core.
+        if grad is not None and grad.dtype is gradient.dtype and grad.layout is _strided and not grad.requires_grad:
+            if grad.data_ptr() != gradient.address:  # else it accumulated in its slot
+                gradient.slot.copy_(grad)
+                grad.data = gradient.slot  # frees its memory, so that backward's next gradient is made where it is hot
+        else:
+            self._fill(gradient, grad)
         group = gradient.group
         if group is None:
-            self._handles.append(request.start(gradient.prepared, gradient.slot))
-        elif group.missing == 1:
-            handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.pack.addresses, group.name,
-                                         self._process_set, 0, *self._request)
-            self._handles.append(request.later(handle, [member.slot for member in group.members], None))
-        if group is not None:
+            handle = _start(gradient.prepared)
+            if handle < 0:
+                raise _core.error(-handle)
+            self._handles.append(handle)
+        else:
+            if group.missing == 1:
+                self._handles.append(request.submit_pack(_core.ALLREDUCE, group.pack, group.pack.addresses, group.name,
+                                                         self._process_set, 0, *self._request))
             group.missing -= 1
         gradient.sent = True
 
@@ -90,33 +108,43 @@ class Exchange:
         if failure is not None:
             raise failure
         for gradient in sent:
-            if gradient.parameter.requires_grad:
-                self._deliver(gradient)
+            grad = gradient.parameter.grad
+            if grad is None or grad.layout is not _strided or grad.data_ptr() != gradient.address:
+                if gradient.parameter.requires_grad:
+                    self._deliver(gradient, grad)
 
     def drain(self) -> Optional[Exception]:
         """Waits for all that was sent and forgets it; returns the first error."""
         failure: Optional[Exception] = None
-        for handle in self._handles:
+        if self._handles:
             try:
-                request.complete(handle)
-            except (HorovodInternalError, ValueError) as error:  # the others must still be waited for
-                failure = failure or error
+                _core.finish_all(self._handles)
+            except (HorovodInternalError, ValueError) as error:
+                failure = error
+            if self._epoch != _core.epoch or not _core.initialized():
+                failure = failure or HorovodInternalError("lightcc was shut down while gradients were in flight.")
         self._forget()
         return failure
 
     def __del__(self):
-        if self._epoch == _core.epoch:
-            for gradient in self._gradients:
-                if gradient.prepared:
-                    _core.discard(gradient.prepared)
+        if self._epoch != _core.epoch:
+            return
+        slots = [gradient.slot for gradient in self._gradients]
+        for handle in self._handles:  # the core still works on the slots
+            request.later(handle, slots, None)
+        for gradient in self._gradients:
+            if gradient.prepared:
+                _core.discard(gradient.prepared)
 
     # Slots
 
     def _make_slots(self) -> None:
-        if self._epoch != _core.epoch:  # what was in flight in another epoch will never be done
+        if self._epoch != _core.epoch:
+            failure = self.drain()
             self._epoch = _core.epoch
-            self._forget()
             self._without_slot = list(self._gradients)
+            if failure is not None:
+                raise failure
         by_dtype: Dict[torch.dtype, List[Tuple[Gradient, torch.Tensor]]] = {}
         for gradient in reversed(self._without_slot):
             form = self._wire_form(gradient.parameter)
@@ -147,6 +175,7 @@ class Exchange:
             gradient.slot = torch.empty_like(form, device="cpu") if form.numel() == 0 else torch.frombuffer(
                 slab, dtype=form.dtype, count=form.numel(), offset=offset).as_strided(form.shape, form.stride())
             gradient.address = ctypes.addressof(slab) + offset
+            gradient.dtype = gradient.slot.dtype if self._casts else None
             if gradient.group is None:
                 gradient.prepared = self._prepare(gradient)
 
@@ -159,7 +188,7 @@ class Exchange:
                              None, 0)
 
     def _forget(self) -> None:
-        self._handles.clear()
+        del self._handles[:]
         for gradient in self._gradients:
             gradient.sent = False
             if gradient.group is not None:
@@ -167,34 +196,34 @@ class Exchange:
 
     # Between p.grad and slot
 
-    def _fill(self, gradient: Gradient) -> None:
-        grad, slot = gradient.parameter.grad, gradient.slot
+    def _fill(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
+        """Makes the slot what this rank sends, whatever form its gradient has."""
         if grad is None:
-            slot.zero_()
+            gradient.slot.zero_()
             return
         if grad.requires_grad:  # create_graph: the gradient has a history, a slot never
             grad = grad.detach()
-        if grad.layout is not torch.strided:
+        if grad.layout is not _strided:
             if not self._sparse_as_dense:
                 raise ValueError(f"The gradient of {gradient.name} is sparse; lightcc reduces dense gradients. Use "
                                  "DistributedOptimizer(..., sparse_as_dense=True) or a layer with sparse=False.")
             grad = grad.to_dense()
         if not self._casts:
             grad, gradient.context = self._compression.compress(grad)
-        if grad.data_ptr() != gradient.address:  # else it accumulated in its slot
-            slot.copy_(grad)
+        if grad.data_ptr() != gradient.address:
+            gradient.slot.copy_(grad)
 
-    def _deliver(self, gradient: Gradient) -> None:
+    def _deliver(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
+        """Makes p.grad, which is not the slot, the reduced gradient."""
         parameter, slot = gradient.parameter, gradient.slot
-        grad = parameter.grad
         if not self._casts:
             parameter.grad = self._compression.decompress(slot, gradient.context)
-        elif grad is None or grad.requires_grad or grad.layout is not torch.strided:
+        elif grad is None or grad.requires_grad or grad.layout is not _strided:
             parameter.grad = slot.detach().to(parameter.dtype)
         elif slot.dtype != grad.dtype:
             grad.copy_(slot)
-        elif grad.data_ptr() != gradient.address:
-            grad.set_(slot)  # not a new tensor: who holds this p.grad already sees the reduced values
+        else:
+            grad.data = slot  # not a new tensor: who holds this p.grad already sees the reduced values
 
 
 def _described(gradient: Gradient) -> Tuple[int, int, List[int]]:

@@ -1,8 +1,9 @@
 """DistributedOptimizer: a torch optimizer whose step uses the gradients of all ranks."""
 import contextlib
+import functools
 import os
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -28,7 +29,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     groups: a number of groups, or lists of parameters, that are reduced as one unit; num_groups is its old name.
     sparse_as_dense: makes sparse gradients dense. process_set: who takes part; on other ranks it is a plain optimizer.
 
-    A parameter without gradient counts as zeros. After step p.grad is a view of memory that the next step overwrites.
+    A parameter without gradient counts as zeros. From backward until synchronize or step is done, p.grad is being
+    reduced; then it is a view of memory that the next step overwrites.
     A closure is followed by synchronize() each time that step calls it.
     More methods: synchronize(), skip_synchronize(), set_backward_passes_per_step(n).
 
@@ -76,6 +78,7 @@ class _DistributedOptimizer:
         self._should_synchronize = True
         self._began_epoch = 0  # the epoch in which gradients wait to be synchronized; 0: none do
         self._gradients: Dict[torch.Tensor, Gradient] = {}
+        self._tracked: Set[int] = set()  # the ids of its keys: a tensor is slow to hash
         self._exchange: Optional[Exchange] = None
         alone = size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
         _check_groups(groups)
@@ -147,12 +150,10 @@ class _DistributedOptimizer:
 
     # What backward calls
 
-    def _accumulated(self, gradient: Gradient) -> None:
+    def _accumulated(self, gradient: Gradient, _: torch.Tensor) -> None:
         """A backward pass has added to a parameter's gradient."""
         if self._began_epoch != _core.epoch:
-            if self._began_epoch:  # what an epoch that has ended left behind is void
-                self._reset_passes()
-            self._began_epoch = _core.epoch
+            self._begin()
         if gradient.passes_left <= 0:
             raise AssertionError("Gradients were computed more than backward_passes_per_step times before call to "
                                  "step(). Increase backward_passes_per_step to accumulate gradients locally. "
@@ -161,12 +162,21 @@ class _DistributedOptimizer:
         if gradient.passes_left == 0:
             self._exchange.send(gradient)
 
+    def _begin(self) -> None:
+        """The first gradient since the last synchronize; what an interrupt or the end of an epoch left is void."""
+        if self._began_epoch:
+            self._reset_passes()
+        self._exchange.drain()
+        self._exchange.make_ready()
+        self._began_epoch = _core.epoch
+
     # The rest
 
     def _send_the_rest(self) -> None:
         self._track_new_parameters()
         try:
-            for gradient in reversed(list(self._gradients.values())):
+            self._exchange.make_ready()
+            for gradient in reversed(self._gradients.values()):
                 if not gradient.sent and (gradient.parameter.requires_grad or gradient.group is not None):
                     self._exchange.send(gradient)
         except Exception:
@@ -184,12 +194,13 @@ class _DistributedOptimizer:
     def _track_new_parameters(self) -> None:
         """Hooks each parameter that requires a gradient; also those that are added or unfrozen later."""
         new = [p for group in self.param_groups for p in group["params"]
-               if p.requires_grad and p not in self._gradients]
+               if id(p) not in self._tracked and p.requires_grad]
         for parameter in new:
             name = self._parameter_names.setdefault(parameter, f"allreduce.noname.late.{len(self._gradients)}")
             gradient = self._gradients[parameter] = Gradient(parameter, name)
+            self._tracked.add(id(parameter))
             gradient.passes_left = self._backward_passes_per_step
-            parameter.register_post_accumulate_grad_hook(lambda _, gradient=gradient: self._accumulated(gradient))
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, gradient))
             self._exchange.add([gradient])
 
     def _make_groups(self, groups) -> None:

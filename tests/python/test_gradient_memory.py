@@ -140,6 +140,60 @@ def check_gradient_that_the_user_replaced():
     expect_close(grads_of(model), mean_gradients(1))
 
 
+def check_gradients_move_into_their_slots_in_backward():
+    """Their own memory is given back at once, and who holds p.grad already sees the reduced values."""
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+    my_loss(model, 0).backward()
+    held = grads_of(model)
+    addresses = [grad.data_ptr() for grad in held]
+    optimizer.step()
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), held))
+    expect_close(held, mean_gradients(0))
+    for step in (1, 2):
+        optimizer.zero_grad()
+        my_loss(model, step).backward()
+        assert [grad.data_ptr() for grad in grads_of(model)] == addresses
+        optimizer.step()
+        expect_close(grads_of(model), mean_gradients(step))
+
+
+def check_gradient_that_the_user_replaced_in_flight():
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+    my_loss(model, 0).backward()
+    parameters = list(model.parameters())
+    other = parameters[0].grad = torch.full_like(parameters[0], 7.0)
+    parameters[1].grad = None
+    optimizer.synchronize()
+    assert parameters[0].grad is other
+    expect_close(grads_of(model), mean_gradients(0))
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+@pytest.mark.parametrize("again", ["before the step", "before the next step", "before the next backward"])
+def check_shutdown_between_backward_and_step(again):
+    model, reference = make_model(), make_model()
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"](model.parameters()))
+    plain = OPTIMIZERS["SGD"](reference.parameters())
+    train(model, optimizer, 1)
+    train_alone(reference, plain, 1)
+    optimizer.zero_grad()
+    my_loss(model, 5).backward()
+    hvd.barrier()
+    hvd.shutdown()
+    if again == "before the step":
+        hvd.init()
+    if again != "before the next backward":
+        with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+            optimizer.step()
+    hvd.init()
+    train(model, optimizer, 2)
+    train_alone(reference, plain, 2)
+    expect_equal(model, reference)
+
+
 def check_collectives_and_bytes_copied_per_step():
     """Gradients that are ready together travel together, from where they lie: the core copies none of them."""
     steps = 20

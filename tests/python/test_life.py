@@ -169,6 +169,37 @@ def test_ctrl_c_inside_synchronize_interrupts_this_rank_and_tells_the_others_why
         assert ranks.output(1).startswith("interrupted")
 
 
+STEP_WITHOUT_PEER = """
+import time, torch
+import lightcc.torch as hvd
+hvd.init()
+p = torch.ones(3, requires_grad=True)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=0.1))
+print("ready", flush=True)
+try:
+    if hvd.rank() == 0:
+        p.sum().backward()
+        optimizer.step()
+    else:
+        hvd.allreduce(torch.ones(1), name="another")
+except hvd.HorovodInternalError as error:
+    print("error", time.time(), error, flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_inside_step():
+    with Ranks(2, STEP_WITHOUT_PEER) as ranks:
+        ranks.wait_ready()
+        time.sleep(0.5)
+        since = time.time()
+        ranks.kill(0, signal.SIGINT)
+        (message,) = errors_of(ranks, (1,), since)
+        assert "KeyboardInterrupt on rank 0" in message
+        assert ranks.output(0).startswith("interrupted")
+
+
 def test_after_shutdown_no_thread_is_left_and_after_death_no_socket_or_memory():
     with Ranks(2, LOOP) as ranks:
         ranks.wait_ready()

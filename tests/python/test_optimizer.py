@@ -325,3 +325,33 @@ def check_disagreement_in_step():
     reference = make_model()
     train_alone(reference, OPTIMIZERS["SGD"](reference.parameters()), 1)
     expect_equal(again, reference)
+
+
+def check_first_of_several_errors_in_step():
+    """The others are waited for: afterwards no name is in flight."""
+    def step(sizes):
+        parameters = [torch.ones(size, requires_grad=True) for size in sizes]
+        names = [(f"several.{i}", p) for i, p in enumerate(parameters)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), names)
+        optimizer.step()  # sends zeros, the last parameter first
+        return parameters
+
+    with pytest.raises(hvd.HorovodInternalError, match="'several.3'.*ranks disagree on shape"):
+        step([2, 2 + hvd.rank(), 2, 2 + hvd.rank(), 2])
+    for p in step([2, 2, 2, 2, 2]):
+        assert (p.grad == 0).all()
+
+
+def check_dtypes_and_a_parameter_that_is_empty():
+    shapes = {torch.float64: (3,), torch.float32: (2, 2), torch.bfloat16: (4,), torch.float16: (0,)}
+    parameters = [torch.ones(shape, dtype=dtype, requires_grad=True) for dtype, shape in shapes.items()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum)
+    for step in range(3):
+        optimizer.zero_grad()
+        sum((p.double() * (1 + step)).sum() for p in parameters).backward()
+        optimizer.synchronize()
+        for p in parameters:
+            assert p.grad.dtype == p.dtype and p.grad.shape == p.shape
+            assert (p.grad == hvd.size() * (1 + step)).all()
+        with optimizer.skip_synchronize():
+            optimizer.step()
