@@ -24,11 +24,13 @@ _strided, _start = torch.strided, _core.start  # looked up for each gradient
 class Gradient:
     """One parameter's gradient."""
 
-    __slots__ = ("parameter", "name", "group", "passes_left", "sent", "slot", "address", "dtype", "prepared", "context")
+    __slots__ = ("parameter", "name", "optimizer", "group", "passes_left", "sent", "slot", "address", "dtype",
+                 "prepared", "context", "__weakref__")
 
     def __init__(self, parameter: torch.Tensor, name: str):
         self.parameter = parameter
         self.name = name
+        self.optimizer: Any = None                 # whose gradient this is
         self.group: Optional[Group] = None
         self.passes_left = 1                       # backward passes until it is sent
         self.sent = False                          # since the last finish

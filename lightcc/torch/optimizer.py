@@ -3,6 +3,7 @@ import contextlib
 import functools
 import os
 import warnings
+import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
@@ -150,7 +151,7 @@ class _DistributedOptimizer:
 
     # What backward calls
 
-    def _accumulated(self, gradient: Gradient, _: torch.Tensor) -> None:
+    def _accumulated(self, gradient: Gradient) -> None:
         """A backward pass has added to a parameter's gradient."""
         if self._began_epoch != _core.epoch:
             self._begin()
@@ -200,7 +201,8 @@ class _DistributedOptimizer:
             gradient = self._gradients[parameter] = Gradient(parameter, name)
             self._tracked.add(id(parameter))
             gradient.passes_left = self._backward_passes_per_step
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, gradient))
+            gradient.optimizer = self
+            parameter.register_post_accumulate_grad_hook(functools.partial(_accumulated, weakref.ref(gradient)))
             self._exchange.add([gradient])
 
     def _make_groups(self, groups) -> None:
@@ -217,6 +219,14 @@ class _DistributedOptimizer:
         for i, members in enumerate(lists):
             if members:
                 Group(f"gradient_group.{i}", [self._gradients[p] for p in members])
+
+
+def _accumulated(gradient: "weakref.ref[Gradient]", _: torch.Tensor) -> None:
+    """The hook of a parameter. The garbage collector does not see what a torch hook refers to, so it must keep neither
+    parameter nor optimizer alive; without its optimizer a parameter has plain gradients."""
+    alive = gradient()
+    if alive is not None:
+        alive.optimizer._accumulated(alive)
 
 
 def _names(named_parameters, param_groups: List[Dict[str, Any]]) -> Dict[torch.Tensor, str]:

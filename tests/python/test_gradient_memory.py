@@ -1,14 +1,16 @@
 """Gradients in the memory that ranks share: any layout, saved and read at any time, copied once."""
 import copy
+import gc
 import io
 import warnings
+import weakref
 
 import pytest
 import torch
 
 import lightcc.torch as hvd
 import ranks
-from lightcc import _core
+from lightcc import _core, request
 from training import OPTIMIZERS, data, expect_equal, loss_of, make_model, my_loss, train, train_alone
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -191,6 +193,40 @@ def check_shutdown_between_backward_and_step(again):
     hvd.init()
     train(model, optimizer, 2)
     train_alone(reference, plain, 2)
+    expect_equal(model, reference)
+
+
+def check_model_and_optimizer_are_freed():
+    for steps in (0, 2):
+        model = make_model()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        train(model, optimizer, steps)
+        last = weakref.ref(model[0].weight), weakref.ref(optimizer), weakref.ref(optimizer._exchange)
+        weight = model[4].weight
+        del model, optimizer
+        gc.collect()
+        assert [reference() for reference in last] == [None] * 3
+        weight.grad = None
+        weight.sum().backward()
+        assert (weight.grad == 1).all()
+
+
+def check_optimizer_that_is_gone_with_gradients_in_flight():
+    """What the core still reads and writes stays until it is done."""
+    before = set(request._pending)
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    my_loss(model, 0).backward()
+    count = len(grads_of(model))
+    del model, optimizer
+    gc.collect()
+    left = set(request._pending) - before
+    assert len(left) == count
+    for handle in left:
+        hvd.synchronize(handle)
+    model, reference = make_model(), make_model()
+    train(model, hvd.DistributedOptimizer(OPTIMIZERS["SGD"](model.parameters())), 2)
+    train_alone(reference, OPTIMIZERS["SGD"](reference.parameters()), 2)
     expect_equal(model, reference)
 
 
