@@ -1,0 +1,75 @@
+"""What bench/training.py trains: models that make gradients so fast that communication shows, and a small real one."""
+from typing import Callable, Dict, List, Tuple
+
+import torch
+
+Shape = Tuple[int, ...]
+
+
+def resnet50_shapes() -> List[Shape]:
+    """The 161 parameters of ResNet-50 (He et al. 2015, table 1) in order: 25,557,032 numbers."""
+    def norm(width: int) -> List[Shape]:
+        return [(width,), (width,)]
+
+    shapes: List[Shape] = [(64, 3, 7, 7), *norm(64)]
+    width_in = 64
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            shapes += [(width, width_in, 1, 1), *norm(width), (width, width, 3, 3), *norm(width)]
+            shapes += [(4 * width, width, 1, 1), *norm(4 * width)]
+            if block == 0:
+                shapes += [(4 * width, width_in, 1, 1), *norm(4 * width)]
+            width_in = 4 * width
+    return [*shapes, (1000, 2048), (1000,)]
+
+
+class Quick(torch.nn.Module):
+    """Parameters of any shapes. backward makes one gradient after the other, the last first, each in one pass over
+    memory: the parameter times a number that differs between ranks and steps."""
+
+    def __init__(self, shapes: List[Shape]):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.randn(shape) for shape in shapes)
+
+    def forward(self, rank: int, step: int) -> torch.Tensor:
+        squares = [torch.dot(p.view(-1), p.detach().view(-1)) for p in self.weights]
+        return torch.stack(squares).sum() * (1 + rank + step % 3)
+
+
+class Convolutions(torch.nn.Module):
+    """A small residual network on small images: 52 parameters, 2.8 million numbers, and honest work for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 32, 3, padding=1)
+        widths = [32, 32, 64, 64, 128, 128, 256, 256]
+        self.blocks = torch.nn.ModuleList(self._block(a, b) for a, b in zip([32, *widths], widths))
+        self.head = torch.nn.Linear(256, 10)
+
+    @staticmethod
+    def _block(width_in: int, width: int) -> torch.nn.Sequential:
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(width_in, width, 3, padding=1, stride=1 + (width != width_in), bias=False),
+            torch.nn.GroupNorm(8, width), torch.nn.ReLU(), torch.nn.Conv2d(width, width, 3, padding=1, bias=False),
+            torch.nn.GroupNorm(8, width))
+
+    def forward(self, rank: int, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        x = self.stem(torch.randn(8, 3, 16, 16, generator=generator))
+        for block in self.blocks:
+            y = block(x)
+            x = torch.relu(y + x if x.shape == y.shape else y)
+        return torch.nn.functional.cross_entropy(self.head(x.mean((2, 3))), torch.arange(8) % 10)
+
+
+MODELS: Dict[str, Tuple[str, Callable[[], torch.nn.Module]]] = {
+    "resnet50": ("gradients as large as ResNet-50's", lambda: Quick(resnet50_shapes())),
+    "tiny": ("161 gradients of 16 numbers", lambda: Quick([(16,)] * 161)),
+    "convolutions": ("a small residual network", Convolutions),
+}
+
+
+def make(name: str) -> torch.nn.Module:
+    """The model, with the same parameters wherever it is made."""
+    torch.manual_seed(1)
+    return MODELS[name][1]()
