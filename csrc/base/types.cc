@@ -19,6 +19,9 @@ std::string join(const Values& values) {
 }  // namespace
 
 size_t size_of(DType t) { return kDTypeTable[int(t)].bytes; }
+bool is_floating(DType t) {
+  return t == DType::float16 || t == DType::float32 || t == DType::float64 || t == DType::bfloat16;
+}
 const char* name_of(DType t) { return kDTypeTable[int(t)].name; }
 const char* name_of(ReduceOp op) { return kOpNames[int(op)]; }
 const char* name_of(Kind kind) { return kKindNames[int(kind)]; }

@@ -21,6 +21,7 @@ enum class Kind : int32_t {
 inline constexpr int kKinds = 8;
 
 size_t size_of(DType);
+bool is_floating(DType);
 const char* name_of(DType);
 const char* name_of(ReduceOp);
 const char* name_of(Kind);

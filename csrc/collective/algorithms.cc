@@ -2,6 +2,9 @@
 
 #include <cstdio>
 
+#include "collective/adasum.h"
+#include "collective/fold.h"
+
 namespace lightcc {
 namespace {
 
@@ -90,33 +93,11 @@ Schedule reducescatter_pairwise(const Collective& c) {
   return rounds;
 }
 
-// The largest power of two ranks take part in an exchange by halves. Of the others, each rank of an odd
-// number below 2 * extras adds in its left neighbour's input first and gives it the result at the end.
-struct Fold {
-  int power = 1, extras = 0;  // ranks that take part; pairs that are folded into one
-  int index = -1;             // this rank's among them; -1 if it is folded away
-
-  explicit Fold(const Collective& c) {
-    while (power * 2 <= c.size) power *= 2;
-    extras = c.size - power;
-    if (c.index >= 2 * extras) index = c.index - extras;
-    else if (c.index % 2 == 1) index = c.index / 2;
-  }
-  int rank(int i) const { return i < extras ? 2 * i + 1 : i + extras; }
-  bool has_extra() const { return index >= 0 && index < extras; }
-};
-
 // The first round of both algorithms below; returns where the folded input lies afterwards.
 Memory fold_in(Schedule& rounds, const Collective& c, const Fold& fold) {
   if (!fold.has_extra()) return kInput;
   rounds.push_back({Step::recv_reduce(c.index - 1, {kInput, 0}, {kOutput, 0}, c.count)});
   return kOutput;
-}
-void fold_out(Schedule& rounds, const Collective& c, const Fold& fold) {
-  if (fold.has_extra()) rounds.push_back({Step::send(c.index - 1, {kOutput, 0}, c.count)});
-}
-Schedule folded_away(const Collective& c) {
-  return {{Step::send(c.index + 1, {kInput, 0}, c.count)}, {Step::recv(c.index + 1, {kOutput, 0}, c.count)}};
 }
 
 // All data to rank XOR 1, 2, 4, ... A round may not write what it sends, so sums go from one slot of scratch
@@ -249,10 +230,13 @@ Schedule barrier_dissemination(const Collective& c) {
 }
 
 constexpr const char* kThakur = "Thakur, Rabenseifner, Gropp 2005";
+constexpr const char* kMaleki = "Maleki et al. 2021";
 constexpr Algorithm kAlgorithms[] = {
     {Kind::allreduce, "ring", allreduce_ring, "Patarasuk, Yuan 2009"},
     {Kind::allreduce, "recursive_doubling", allreduce_recursive_doubling, kThakur},
     {Kind::allreduce, "halving_doubling", allreduce_halving_doubling, kThakur},
+    {Kind::allreduce, "adasum_whole", adasum_whole, kMaleki, true},
+    {Kind::allreduce, "adasum_halving", adasum_halving, kMaleki, true},
     {Kind::reducescatter, "ring", reducescatter_ring, "Patarasuk, Yuan 2009"},
     {Kind::reducescatter, "pairwise", reducescatter_pairwise, kThakur},
     {Kind::allgather, "ring", allgather_ring, kThakur},

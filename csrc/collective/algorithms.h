@@ -16,6 +16,7 @@ struct Algorithm {
   const char* name;                      // unique within a kind
   Schedule (*rounds)(const Collective&); // for input that needs no prescaling
   const char* source;
+  bool adasum = false;                   // for op adasum, and for nothing else
 };
 
 std::span<const Algorithm> algorithms();

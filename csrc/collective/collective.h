@@ -8,6 +8,8 @@
 
 namespace lightcc {
 
+struct TensorPlace { int64_t offset, count; };
+
 // One collective over one Group, as rank `index` of `size` sees it. Sizes and offsets are in elements.
 // Who fills what:
 //   allreduce      input, output: `count` elements each; may be the same memory.
@@ -27,7 +29,10 @@ struct Collective {
   void* output = nullptr;
   int64_t count = 0;
   std::vector<int64_t> counts, send;
+  std::vector<TensorPlace> tensors;    // Adasum: where each lies in input and output, by offset; the rest is void
 };
+
+inline bool is_adasum(const Collective& c) { return c.kind == Kind::allreduce && c.op == ReduceOp::adasum; }
 
 // A collective in flight. step() never blocks and does a bounded piece of work (about 256 KiB);
 // it returns whether anything moved. After done() nothing reads the input or writes the output any more,

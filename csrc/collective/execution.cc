@@ -1,19 +1,35 @@
 #include "collective/execution.h"
 
 #include "base/error.h"
+#include "collective/adasum.h"
+#include "device/adasum.h"
 
 namespace lightcc {
 namespace {
 constexpr size_t kPieceBytes = 64 << 10;   // reduced out of the cache that it was received into
 constexpr size_t kStepBytes = 256 << 10;   // the bounded work of one step()
+constexpr int64_t kDotElements = 4 << 10;  // added up as one, so that the sum's bits do not depend on the records
+
+// The tensors' parts of [begin, begin + count) of the whole vector: visit(tensor, begin, count).
+template <class Visit>
+void for_tensors(const std::vector<TensorPlace>& tensors, int64_t begin, int64_t count, Visit visit) {
+  auto one = std::partition_point(tensors.begin(), tensors.end(),
+                                  [&](const TensorPlace& t) { return t.offset + t.count <= begin; });
+  for (; one != tensors.end() && one->offset < begin + count; ++one) {
+    const int64_t first = std::max(begin, one->offset), last = std::min(begin + count, one->offset + one->count);
+    if (first < last) visit(size_t(one - tensors.begin()), first, last - first);
+  }
+}
 }  // namespace
 
 Execution::Execution(std::shared_ptr<const Schedule> schedule, const Collective& c, std::span<Link* const> links)
-    : schedule_(std::move(schedule)), links_(links), reduction_{c.dtype, c.op, c.pre, c.post}, index_(c.index),
-      element_bytes_(size_of(c.dtype)),
-      scratch_(std::make_unique<std::byte[]>(size_t(scratch_count(*schedule_)) * element_bytes_)),
+    : schedule_(std::move(schedule)), links_(links),
+      reduction_{c.dtype, is_adasum(c) ? ReduceOp::sum : c.op, c.pre, c.post},  // of one vector: the factors
+      index_(c.index), element_bytes_(size_of(c.dtype)), tensors_(c.tensors),
+      scratch_(std::make_unique_for_overwrite<std::byte[]>(size_t(scratch_count(*schedule_)) * element_bytes_)),
+      dots_(std::max(size_t(count_in(Memory::dots, *schedule_)), kDotProducts * tensors_.size())),
       memories_{static_cast<std::byte*>(const_cast<void*>(c.input)), static_cast<std::byte*>(c.output),
-                scratch_.get()} {
+                scratch_.get(), reinterpret_cast<std::byte*>(dots_.data())} {
   enter_round();
 }
 
@@ -25,7 +41,8 @@ void Execution::enter_round() {
     bool empty = true;
     for (size_t i = 0; i < steps.size(); ++i) {
       empty = empty && steps[i].count == 0;
-      if (steps[i].kind == Step::Kind::copy) continue;
+      if (steps[i].is_local()) continue;
+      if (steps[i].kind == Step::Kind::recv_dot) std::fill_n(dots_.begin(), kDotProducts * tensors_.size(), 0.0);
       for (size_t j = 0; j < i; ++j)
         if (steps[j].peer == steps[i].peer && steps[j].writes() == steps[i].writes()) progress_[i].after = int(j);
     }
@@ -64,12 +81,12 @@ int Execution::waiting_for() const {
   if (done()) return -1;
   const auto& steps = (*schedule_)[round_];
   for (size_t i = 0; i < steps.size(); ++i)
-    if (steps[i].peer >= 0 && may_move(i)) return steps[i].peer;
+    if (!steps[i].is_local() && may_move(i)) return steps[i].peer;
   return -1;
 }
 
 std::byte* Execution::at(Place place, int64_t element) const {
-  return memories_[int(place.memory)] + size_t(place.offset + element) * element_bytes_;
+  return memories_[int(place.memory)] + size_t(place.offset + element) * bytes_in(place.memory);
 }
 
 void Execution::store(std::byte* to, std::span<const void* const> from, int64_t count, double pre,
@@ -81,15 +98,16 @@ void Execution::store(std::byte* to, std::span<const void* const> from, int64_t 
 // Moves the step's next piece, a whole record, if its link lets it; returns the bytes. Both ends of a link
 // have the same record_bytes(), so they cut a step into the same records.
 size_t Execution::move_piece(const Step& step, Progress& progress) {
-  Link* const link = step.peer < 0 ? nullptr : links_[size_t(step.peer)];
+  Link* const link = step.is_local() ? nullptr : links_[size_t(step.peer)];
+  const size_t element_bytes = bytes_in(step.writes() ? step.to.memory : step.from.memory);
   const size_t most_bytes = link ? std::min(link->record_bytes(), kPieceBytes) : kPieceBytes;
-  if (most_bytes < element_bytes_) {
+  if (most_bytes < element_bytes) {
     throw Error(Code::internal, "rank " + std::to_string(step.peer) + " of the group is reached by records of " +
-                                    std::to_string(most_bytes) + " bytes, which cannot hold one " +
-                                    name_of(reduction_.dtype));
+                                    std::to_string(most_bytes) + " bytes, which cannot hold an element of " +
+                                    std::to_string(element_bytes));
   }
-  const int64_t n = std::min(step.count - progress.moved, int64_t(most_bytes / element_bytes_));
-  const size_t bytes = size_t(n) * element_bytes_;
+  const int64_t n = std::min(step.count - progress.moved, int64_t(most_bytes / element_bytes));
+  const size_t bytes = size_t(n) * element_bytes;
   const double post = step.completes ? reduction_.post : 1.0;
 
   switch (step.kind) {
@@ -113,10 +131,26 @@ size_t Execution::move_piece(const Step& step, Progress& progress) {
       // The lower rank's share first, so that two ranks that exchange theirs end with equal bits.
       const void* ours = at(step.from, progress.moved);
       const void* in[] = {step.peer < index_ ? record : ours, step.peer < index_ ? ours : record};
-      store(at(step.to, progress.moved), in, n, 1.0, post);
+      std::byte* to = at(step.to, progress.moved);
+      if (step.to.memory == Memory::dots) {
+        void* const out[] = {to};
+        reduce({DType::float64, ReduceOp::sum}, out, in, size_t(n));
+      } else {
+        store(to, in, n, 1.0, post);
+      }
       link->consume(bytes);
       break;
     }
+    case Step::Kind::recv_dot: {
+      const std::byte* record = link->peek(bytes);
+      if (!record) return 0;
+      lightcc::copy(at(step.to, progress.moved), record, bytes);
+      link->consume(bytes);
+      progress.moved += n;
+      add_dots(step, progress);
+      return bytes;
+    }
+    case Step::Kind::combine: combine_piece(step, progress.moved, n); break;
     case Step::Kind::copy: {
       const double pre = step.from.memory == Memory::input ? reduction_.pre : 1.0;
       const void* in[] = {at(step.from, progress.moved)};
@@ -128,6 +162,34 @@ size_t Execution::move_piece(const Step& step, Progress& progress) {
   }
   progress.moved += n;
   return bytes;
+}
+
+// While what has arrived is still in the cache.
+void Execution::add_dots(const Step& step, Progress& progress) {
+  const bool all = progress.moved == step.count;
+  while (progress.dotted + kDotElements <= progress.moved || (all && progress.dotted < step.count)) {
+    const int64_t n = std::min(kDotElements, step.count - progress.dotted);
+    for_tensors(tensors_, step.from.offset + progress.dotted, n, [&](size_t tensor, int64_t begin, int64_t count) {
+      const void* ours = at({step.from.memory, begin}, 0);
+      const void* theirs = at(step.to, begin - step.from.offset);
+      const bool swap = step.peer < index_;  // the lower rank's vector is a
+      add_dot_products(reduction_.dtype, swap ? theirs : ours, swap ? ours : theirs, size_t(count),
+                       &dots_[kDotProducts * tensor]);
+    });
+    progress.dotted += n;
+  }
+}
+
+void Execution::combine_piece(const Step& step, int64_t moved, int64_t n) {
+  const double post = step.completes ? reduction_.post : 1.0;
+  for_tensors(tensors_, step.from.offset + moved, n, [&](size_t tensor, int64_t begin, int64_t count) {
+    const AdasumFactors by = adasum_factors(&dots_[size_t(step.dots) + kDotProducts * tensor]);
+    const int64_t element = begin - step.from.offset;
+    const void *ours = at(step.from, element), *theirs = at(step.theirs, element);
+    const bool swap = step.peer < index_;
+    add_scaled(reduction_.dtype, swap ? theirs : ours, by.a * post, swap ? ours : theirs, by.b * post,
+               at(step.to, element), size_t(count));
+  });
 }
 
 }  // namespace lightcc

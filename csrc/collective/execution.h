@@ -26,11 +26,15 @@ class Execution : public Work {
  private:
   struct Progress {
     int64_t moved = 0;  // elements
+    int64_t dotted = 0; // of them, already in the dot products
     int after = -1;     // the step of this round that goes first: same peer, same direction
   };
   void enter_round();
   bool may_move(size_t step) const;
   size_t move_piece(const Step&, Progress&);
+  void add_dots(const Step&, Progress&);
+  void combine_piece(const Step&, int64_t moved, int64_t count);
+  size_t bytes_in(Memory memory) const { return memory == Memory::dots ? sizeof(double) : element_bytes_; }
   std::byte* at(Place, int64_t element) const;
   void store(std::byte* to, std::span<const void* const> from, int64_t count, double pre, double post) const;
 
@@ -39,8 +43,10 @@ class Execution : public Work {
   Reduction reduction_;
   int index_;
   size_t element_bytes_;
+  std::vector<TensorPlace> tensors_;
   std::unique_ptr<std::byte[]> scratch_;
-  std::byte* memories_[3];  // by Memory; the input is never written
+  std::vector<double> dots_;
+  std::byte* memories_[4];  // by Memory; the input is never written
   size_t round_ = 0;
   std::vector<Progress> progress_;  // of the round's steps
 };

@@ -57,6 +57,7 @@ bool LinksBackend::accepts(const Collective& c) const {
     case Kind::add_group:
     case Kind::remove_group: return false;
     case Kind::allreduce:
+      return is_adasum(c) ? is_floating(c.dtype) && !c.tensors.empty() : c.op != ReduceOp::average;
     case Kind::reducescatter: return c.op != ReduceOp::average && c.op != ReduceOp::adasum;
     default: return true;
   }
@@ -73,7 +74,8 @@ std::unique_ptr<Work> LinksBackend::start(const Collective& c) {
 
 std::shared_ptr<const Schedule> LinksBackend::schedule_of(const Collective& c) {
   const Algorithm* algorithm = selector_.choose(c, name()).algorithm;
-  std::vector<int64_t> key{algorithm - algorithms().data(), c.index, c.root, c.count, c.pre != 1.0};
+  std::vector<int64_t> key{algorithm - algorithms().data(), c.index, c.root, c.count, c.pre != 1.0,
+                           int64_t(c.tensors.size())};
   key.insert(key.end(), c.counts.begin(), c.counts.end());
   key.insert(key.end(), c.send.begin(), c.send.end());
   if (auto known = schedules_.find(key); known != schedules_.end()) return known->second;

@@ -10,7 +10,8 @@
 
 namespace lightcc {
 
-enum class Memory : uint8_t { input, output, scratch };
+// dots: dot products for Adasum, float64; all others are of the collective's dtype.
+enum class Memory : uint8_t { input, output, scratch, dots };
 
 struct Place {
   Memory memory = Memory::scratch;
@@ -18,12 +19,15 @@ struct Place {
 };
 
 struct Step {
-  enum class Kind : uint8_t { send, recv, recv_reduce, copy };
+  enum class Kind : uint8_t { send, recv, recv_reduce, recv_dot, copy, combine };
   Kind kind;
   int peer = -1;           // member of the group; -1 for copy
   int64_t count = 0;       // elements; a step of none is skipped, on both ranks
   Place from, to;          // recv_reduce: to = op(from, what arrives); `from` may be `to` itself
-  bool completes = false;  // recv_reduce, copy: these are the final sums, to be postscaled
+  bool completes = false;  // recv_reduce, copy, combine: these are the final values, to be postscaled
+  // combine: to = adasum(from, theirs), where theirs came from `peer`; `from` may be `to` itself
+  Place theirs = {};
+  int64_t dots = 0;        // combine: where in Memory::dots the dot products of both are, three a tensor
 
   static Step send(int peer, Place from, int64_t count) { return {Kind::send, peer, count, from, {}}; }
   static Step recv(int peer, Place to, int64_t count) { return {Kind::recv, peer, count, {}, to}; }
@@ -33,21 +37,30 @@ struct Step {
   static Step copy(Place from, Place to, int64_t count, bool completes = false) {
     return {Kind::copy, -1, count, from, to, completes};
   }
+  // recv, and the dot products of `ours` with what arrives into Memory::dots at 0.
+  static Step recv_dot(int peer, Place ours, Place to, int64_t count) {
+    return {Kind::recv_dot, peer, count, ours, to};
+  }
+  static Step combine(int peer, Place ours, Place theirs, Place to, int64_t count, int64_t dots, bool completes) {
+    return {Kind::combine, peer, count, ours, to, completes, theirs, dots};
+  }
+  bool is_local() const { return kind == Kind::copy || kind == Kind::combine; }
   bool reads() const { return kind != Kind::recv; }   // uses `from`
   bool writes() const { return kind != Kind::send; }  // uses `to`
 };
 
 using Schedule = std::vector<std::vector<Step>>;
 
-// The elements of scratch memory that a schedule touches.
-inline int64_t scratch_count(const Schedule& rounds) {
+// The elements of a memory of our own that a schedule touches.
+inline int64_t count_in(Memory memory, const Schedule& rounds) {
   int64_t end = 0;
   for (const auto& round : rounds)
     for (const Step& step : round) {
-      if (step.reads() && step.from.memory == Memory::scratch) end = std::max(end, step.from.offset + step.count);
-      if (step.writes() && step.to.memory == Memory::scratch) end = std::max(end, step.to.offset + step.count);
+      if (step.reads() && step.from.memory == memory) end = std::max(end, step.from.offset + step.count);
+      if (step.writes() && step.to.memory == memory) end = std::max(end, step.to.offset + step.count);
     }
   return end;
 }
+inline int64_t scratch_count(const Schedule& rounds) { return count_in(Memory::scratch, rounds); }
 
 }  // namespace lightcc

@@ -13,11 +13,15 @@ struct Default { Kind kind; int most_ranks; int64_t most_bytes; const char* algo
 
 // Start-ups rule below, bytes above. Beyond about a thousand ranks a ring's start-ups cost more than bytes do.
 constexpr int kRingRanks = 1024;
+// Up to here it costs less to combine whole vectors on both ranks than to wait for halves, dot products and halves.
+constexpr int64_t kAdasumWholeBytes = 64 << 10;
 constexpr Default kLinks[] = {
     {Kind::allreduce, 0, 8 << 10, "recursive_doubling"},
     {Kind::allreduce, 0, 512 << 10, "halving_doubling"},
     {Kind::allreduce, kRingRanks, 0, "ring"},
     {Kind::allreduce, 0, 0, "halving_doubling"},
+    {Kind::allreduce, 0, kAdasumWholeBytes, "adasum_whole"},
+    {Kind::allreduce, 0, 0, "adasum_halving"},
     {Kind::reducescatter, 0, 256 << 10, "pairwise"},
     {Kind::reducescatter, 0, 0, "ring"},
     {Kind::allgather, 0, 64 << 10, "bruck"},
@@ -32,6 +36,7 @@ constexpr Kind kShared[] = {Kind::allreduce, Kind::reducescatter, Kind::allgathe
 constexpr Kind kKindsHere[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather,
                                Kind::broadcast, Kind::alltoall,      Kind::barrier};
 
+bool for_adasum(const Row& row) { return row.algorithm && row.algorithm->adasum; }
 bool shared_does(Kind kind) { return std::find(std::begin(kShared), std::end(kShared), kind) != std::end(kShared); }
 
 std::string_view trim(std::string_view text) {
@@ -91,7 +96,7 @@ Selector::Selector(bool one_host, std::string_view forced) {
 const Row& Selector::choose(const Collective& c, std::string_view backend) const {
   const int64_t bytes = bytes_of(c);
   for (const Row& row : rows_)
-    if (row.kind == c.kind && (backend.empty() || row.backend == backend) &&
+    if (row.kind == c.kind && for_adasum(row) == is_adasum(c) && (backend.empty() || row.backend == backend) &&
         (row.most_ranks == 0 || c.size <= row.most_ranks) && (row.most_bytes == 0 || bytes <= row.most_bytes))
       return row;
   throw Error(Code::internal, std::string("no way to run ") + name_of(c.kind) + " of " + std::to_string(bytes) +

@@ -32,8 +32,8 @@ SharedBackend::SharedBackend(Host& host, int group, std::vector<int> members, st
 }
 
 bool SharedBackend::accepts(const Collective& c) const {
-  return c.kind == Kind::allreduce || c.kind == Kind::reducescatter || c.kind == Kind::allgather ||
-         c.kind == Kind::broadcast || c.kind == Kind::alltoall;
+  return (c.kind == Kind::allreduce && !is_adasum(c)) || c.kind == Kind::reducescatter ||
+         c.kind == Kind::allgather || c.kind == Kind::broadcast || c.kind == Kind::alltoall;
 }
 
 void SharedBackend::commit(size_t n) {

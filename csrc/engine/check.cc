@@ -44,7 +44,12 @@ void check(Request& request, const std::vector<int>& ranks, int rank) {
   if (!has(ranks, rank)) refuse(request, rank, "this rank is not in " + set);
   if (what.kind == Kind::broadcast && !has(ranks, what.root))
     refuse(request, rank, "root rank " + std::to_string(what.root) + " is not in " + set);
-  if (what.op == ReduceOp::adasum) refuse(request, rank, "Adasum is not supported in this version");
+  if (what.kind == Kind::allreduce && what.op == ReduceOp::adasum)
+    for (auto& tensor : what.tensors)
+      if (!is_floating(tensor.dtype))
+        refuse(request, rank,
+               std::string("Adasum combines float16, bfloat16, float32 and float64 tensors, not ") +
+                   name_of(tensor.dtype));
   if (what.kind == Kind::reducescatter && what.op != ReduceOp::sum && what.op != ReduceOp::average)
     refuse(request, rank, std::string("reducescatter sums or averages; it has no ") + name_of(what.op));
   bool rows = what.kind == Kind::allgather || what.kind == Kind::alltoall || what.kind == Kind::reducescatter;

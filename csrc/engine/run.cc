@@ -10,15 +10,11 @@ namespace {
 
 constexpr size_t kCopyBytes = 256 << 10;  // at most a step
 
-bool is_integer(DType t) {
-  return t != DType::float16 && t != DType::float32 && t != DType::float64 && t != DType::bfloat16;
-}
-
 // The factor that makes a sum an average. For integers a hair more than 1/n, so that truncating 49 * (1/49) gives
 // 1 and not 0; the error stays below 1/n for sums under 2^51.
 double average_factor(DType dtype, int n) {
   double factor = 1.0 / n;
-  return is_integer(dtype) && n > 1 ? std::nextafter(factor, 1.0) : factor;
+  return !is_floating(dtype) && n > 1 ? std::nextafter(factor, 1.0) : factor;
 }
 
 int64_t row_count(const Shape& shape) {  // elements in one row of dimension 0
@@ -84,6 +80,8 @@ void Run::plan_allreduce() {
       span = round_up(span);
       side_by_side =
           side_by_side && piece.in == piece.out && piece.in == static_cast<const std::byte*>(pieces[0].in) + span;
+      if (what.op == ReduceOp::adasum)
+        job.collective.tensors.push_back({int64_t(span / size_of(DType(d))), int64_t(piece.bytes / size_of(DType(d)))});
       span += piece.bytes;
     }
     side_by_side = side_by_side && (pieces.size() == 1 || buffer_.arena().offset_of(pieces[0].in, span) >= 0);

@@ -220,9 +220,12 @@ TEST(Engine, WhatThisRankCanKnowIsRefusedAtSubmission) {
     auto one = request(engine, Kind::broadcast, "x", {in_place(x)});
     one->what.root = 2;
     refused(one, "root rank 2 is not in process set 0 (ranks 0, 1)");
-    one = request(engine, Kind::allreduce, "x", {in_place(x)});
+    std::vector<int32_t> whole(6, 1);
+    one = request(engine, Kind::allreduce, "x", {in_place(x), in_place(whole)});
     one->what.op = ReduceOp::adasum;
-    refused(one, "Adasum");
+    refused(one, "Adasum combines float16, bfloat16, float32 and float64 tensors, not int32");
+    one->what.kind = Kind::reducescatter;
+    refused(one, "reducescatter sums or averages; it has no adasum");
     one = request(engine, Kind::reducescatter, "x", {in_place(x)});
     one->what.op = ReduceOp::max;
     refused(one, "reducescatter sums or averages");

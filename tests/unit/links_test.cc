@@ -98,6 +98,13 @@ TEST(Links, AcceptsWhatItCanRun) {
   c.op = ReduceOp::adasum;
   EXPECT_FALSE(backend.accepts(c));
   EXPECT_THROW(backend.start(c), Error);
+  c.kind = Kind::allreduce;
+  c.dtype = DType::bfloat16;
+  EXPECT_FALSE(backend.accepts(c)) << "where are its tensors?";
+  c.tensors = {{0, c.count}};
+  EXPECT_TRUE(backend.accepts(c));
+  c.dtype = DType::int32;
+  EXPECT_FALSE(backend.accepts(c)) << "Adasum needs fractions";
   c.kind = Kind::broadcast;
   EXPECT_TRUE(backend.accepts(c)) << "the operation does not matter to a broadcast";
   c.size = 3;

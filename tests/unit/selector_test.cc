@@ -45,6 +45,21 @@ TEST(Selector, OneHostSharesMemory) {
   EXPECT_EQ(chosen(selector, Kind::allreduce, 4, 64 << 20, "links"), "links/ring") << "when the first cannot";
 }
 
+TEST(Selector, AdasumHasItsOwnRows) {
+  Collective c = collective(Kind::allreduce, 4, 64 << 20);
+  c.op = ReduceOp::adasum;
+  const Collective small = [&] { Collective s = c; s.count = 1; return s; }();
+  for (bool one_host : {false, true})
+    for (const char* forced : {"", "allreduce=ring", "allreduce=shared"}) {
+      const Selector selector(one_host, forced);
+      EXPECT_EQ(text_of(selector.choose(c)), "links/adasum_halving");
+      EXPECT_EQ(text_of(selector.choose(small)), "links/adasum_whole");
+    }
+  const Selector forced(true, "allreduce=adasum_whole");
+  EXPECT_EQ(text_of(forced.choose(c)), "links/adasum_whole");
+  EXPECT_EQ(chosen(forced, Kind::allreduce, 4, 4), "shared") << "a sum is not touched by that";
+}
+
 // What alltoall's ranks know differs, so nothing of it may decide.
 TEST(Selector, AlltoallIsChosenBlindly) {
   Collective c = collective(Kind::alltoall, 2, 64 << 20);
@@ -75,7 +90,7 @@ std::string refusal_of(std::string_view forced) {
 TEST(Selector, UnknownNamesListTheChoices) {
   EXPECT_EQ(refusal_of("allreduce=tree"),
             "LIGHTCC_SELECT: \"allreduce=tree\" is not understood; the choices for allreduce are shared, ring, "
-            "recursive_doubling, halving_doubling");
+            "recursive_doubling, halving_doubling, adasum_whole, adasum_halving");
   EXPECT_EQ(refusal_of("broadcast=ring"),
             "LIGHTCC_SELECT: \"broadcast=ring\" is not understood; the choices for broadcast are shared, binomial");
   EXPECT_EQ(refusal_of("barrier=shared"),
