@@ -56,10 +56,7 @@ def reduce_op(op: Optional[int], average: Optional[bool] = None) -> int:
     """The reduce operation that a call asks for: `op`, or the deprecated `average`, or Average."""
     if op is None and average is None:
         return _core.AVERAGE
-    op = handle_average_backwards_compatibility(op, average)
-    if op == _core.ADASUM:
-        raise NotImplementedError("op=hvd.Adasum is not available in this version of lightcc; use hvd.Average.")
-    return op
+    return handle_average_backwards_compatibility(op, average)
 
 
 # Allreduce
@@ -68,8 +65,10 @@ def allreduce(tensor, average=None, name=None, op=None, prescale_factor=1.0, pos
               process_set=global_process_set):
     """Reduces a tensor over the ranks of the set, element by element, and returns the result on all of them.
 
-    op: Average (default; integers truncate towards zero), Sum, Min, Max, Product. The factors multiply before and after
-    the reduction. average is the deprecated form of op; both: ValueError. Adasum: NotImplementedError.
+    op: Average (default; integers truncate towards zero), Sum, Adasum, Min, Max, Product. The factors multiply before
+    and after the reduction. average is the deprecated form of op; both: ValueError.
+    Adasum keeps what the ranks' tensors share and adds up what they do not: a, a gives a; orthogonal a, b give a + b
+    (Maleki et al. 2021; docs/design.md). Any number of ranks, any process set; ValueError for integers and bool.
 
     >>> hvd.allreduce(np.ones(3))
     array([1., 1., 1.])

@@ -8,13 +8,13 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
-from lightcc import _core, ops
+from lightcc import _core
 from lightcc.common.process_sets import global_process_set
 from lightcc.common.util import split_list
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import broadcast_object
 from lightcc.torch.gradients import Exchange, Gradient, Group
-from lightcc.torch.mpi_ops import Average, size
+from lightcc.torch.mpi_ops import Adasum, Average, size
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -26,7 +26,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
 
     optimizer: any torch.optim.Optimizer. named_parameters: model.named_parameters(); names must be equal on all ranks.
     compression: what travels. backward_passes_per_step: gradients of so many backward passes are added up before they
-    are sent. op: as for allreduce. gradient_predivide_factor: divide by it before the sum and by size / factor after.
+    are sent. op: as for allreduce; Adasum combines the ranks' steps instead of their gradients (lightcc.torch.adasum).
+    gradient_predivide_factor: divide by it before the sum and by size / factor after.
     groups: a number of groups, or lists of parameters, that are reduced as one unit; num_groups is its old name.
     sparse_as_dense: makes sparse gradients dense. process_set: who takes part; on other ranks it is a plain optimizer.
 
@@ -36,8 +37,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     More methods: synchronize(), skip_synchronize(), set_backward_passes_per_step(n).
 
     Errors: ValueError for wrong arguments (names, groups, factors) and for sparse gradients without sparse_as_dense;
-    NotImplementedError for Adasum; AssertionError for more backward passes than set, and for zero_grad() between
-    backward and step; HorovodInternalError from backward or step as from allreduce. Source: horovod.torch.optimizer.
+    AssertionError for more backward passes than set, for zero_grad() between backward and step, and for
+    skip_synchronize() with Adasum; HorovodInternalError from backward or step as from allreduce.
+    Source: horovod.torch.optimizer.
 
     >>> model = torch.nn.Linear(2, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -49,7 +51,6 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     """
     if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
         raise ImportError(f"DistributedOptimizer needs torch 2.1 or later, not {torch.__version__}.")
-    ops.reduce_op(op)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average.")
     if backward_passes_per_step <= 0:
@@ -57,7 +58,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    cls = type(optimizer.__class__.__name__, (_DistributedOptimizer, optimizer.__class__), {})
+    front = _DistributedOptimizer
+    if op == Adasum:
+        from lightcc.torch.adasum import _DistributedAdasumOptimizer as front  # late: it is built on this module
+    cls = type(optimizer.__class__.__name__, (front, optimizer.__class__), {})
     distributed = cls.__new__(cls)
     # The same state, options and hooks, without a second __init__. An lr_scheduler may have put a `step` there that is
     # bound to the plain optimizer.
@@ -69,6 +73,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
 
 class _DistributedOptimizer:
     """What DistributedOptimizer puts in front of the optimizer's own class."""
+
+    _exchange_class = Exchange
 
     def _setup(self, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
                sparse_as_dense, process_set) -> None:
@@ -84,8 +90,8 @@ class _DistributedOptimizer:
         alone = size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
         _check_groups(groups)
         if process_set.included() and not alone:
-            self._exchange = Exchange(compression, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor,
-                                      sparse_as_dense, process_set)
+            self._exchange = self._exchange_class(compression, op, 1.0 / gradient_predivide_factor,
+                                                  gradient_predivide_factor, sparse_as_dense, process_set)
             self._track_new_parameters()
             self._make_groups(groups)
 
@@ -161,7 +167,11 @@ class _DistributedOptimizer:
                                  f"Parameter: {gradient.name}.")
         gradient.passes_left -= 1
         if gradient.passes_left == 0:
-            self._exchange.send(gradient)
+            self._ready(gradient)
+
+    def _ready(self, gradient: Gradient) -> None:
+        """A parameter's gradient is complete."""
+        self._exchange.send(gradient)
 
     def _begin(self) -> None:
         """The first gradient since the last synchronize; what an interrupt or the end of an epoch left is void."""

@@ -1,0 +1,109 @@
+"""DistributedOptimizer(op=Adasum): the ranks combine the steps that their optimizers make, not their gradients.
+
+Adasum asks how far two steps point the same way, and what an optimizer with momentum or a rate for each parameter makes
+of a gradient is not its direction. So each rank makes its own optimizer's step with its own gradients; then, for each
+parameter, on all ranks
+    start + Adasum over the ranks of (parameter - start),   start: the parameter before the step,
+becomes the parameter. Source: Maleki et al., MLSys 2021, and horovod.torch.optimizer.
+"""
+import contextlib
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from lightcc.torch.gradients import Exchange, Gradient
+from lightcc.torch.optimizer import _DistributedOptimizer
+
+
+class Deltas(Exchange):
+    """Sends what a step has changed, and makes each parameter what it was plus what comes back."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._starts: Dict[torch.Tensor, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """Keeps the parameters as they are before the step."""
+        for gradient in self._gradients:
+            parameter = gradient.parameter
+            start = self._starts.get(parameter)
+            if start is None or (start.shape, start.dtype) != (parameter.shape, parameter.dtype):
+                self._starts[parameter] = parameter.detach().clone()
+            else:
+                start.copy_(parameter)
+
+    def restore(self) -> None:
+        """Undoes the step."""
+        for gradient in self._gradients:
+            gradient.parameter.copy_(self._starts[gradient.parameter])
+
+    def _fill(self, gradient: Gradient) -> None:
+        start = self._starts[gradient.parameter]
+        if self._casts:
+            torch.sub(gradient.parameter, start, out=gradient.slot)
+            return
+        delta, gradient.context = self._compression.compress(gradient.parameter - start)
+        gradient.slot.copy_(delta)
+
+    def _deliver(self, gradient: Gradient) -> None:
+        delta = gradient.slot
+        if not self._casts:
+            delta = self._compression.decompress(delta, gradient.context)
+        torch.add(self._starts[gradient.parameter], delta, out=gradient.parameter)
+
+
+class _DistributedAdasumOptimizer(_DistributedOptimizer):
+    """What DistributedOptimizer(op=Adasum) puts in front of the optimizer's own class.
+
+    backward sends nothing: p.grad stays this rank's own and may be changed, for example clipped, until step(). A
+    parameter without gradient on this rank adds nothing to what the others make of it. Parameters must be equal on
+    all ranks before the first step (broadcast_parameters); the optimizer's state is each rank's own. Sparse gradients
+    need no option. If the exchange fails, the parameters are those before the step; the optimizer's state is not.
+    """
+
+    _exchange_class = Deltas
+
+    def step(self, closure: Optional[Callable[[], Any]] = None):
+        """The optimizer's own step, then the exchange of what it has changed."""
+        if closure is not None:
+            plain_closure = closure
+
+            def closure():
+                loss = plain_closure()
+                self.synchronize()
+                return loss
+        own_step = super(_DistributedOptimizer, self).step
+        if self._exchange is None:
+            return own_step(closure)
+        self._track_new_parameters()
+        with torch.no_grad():
+            self._exchange.begin()
+        result = own_step(closure)
+        try:
+            with torch.no_grad():
+                self._send_the_rest()
+                self._exchange.finish()
+        except Exception:
+            with torch.no_grad():
+                self._exchange.restore()
+            raise
+        finally:
+            self.synchronize()
+        return result
+
+    step.hooked = True  # as in _DistributedOptimizer
+
+    def synchronize(self) -> None:
+        """Nothing is on its way before step(): only ends the count of backward passes."""
+        self._began_epoch = 0
+        self._reset_passes()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self):
+        """AssertionError: with Adasum the exchange is a part of the step."""
+        raise AssertionError("skip_synchronize() is not supported with op=Adasum: step() itself exchanges what it has "
+                             "changed. Call step() alone; gradients may be changed before it.")
+        yield
+
+    def _ready(self, gradient: Gradient) -> None:
+        pass
