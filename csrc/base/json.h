@@ -1,0 +1,28 @@
+// Writing JSON: strings and flat objects. Whatever the bytes, what comes out is valid.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace lightcc {
+
+// In quotes. A byte that belongs to no UTF-8 character becomes U+FFFD.
+std::string json_string(std::string_view bytes);
+
+// An object, member by member: JsonObject().add("dtype", "float32").add("bytes", 12)
+class JsonObject {
+ public:
+  JsonObject& add(std::string_view name, std::string_view text) { return put(name, json_string(text)); }
+  JsonObject& add(std::string_view name, int64_t number) { return put(name, std::to_string(number)); }
+  bool empty() const { return members_.empty(); }
+  std::string text() const { return "{" + members_ + "}"; }
+
+ private:
+  JsonObject& put(std::string_view name, std::string_view value) {
+    (members_ += empty() ? "" : ",").append(json_string(name)).append(":").append(value);
+    return *this;
+  }
+  std::string members_;
+};
+
+}  // namespace lightcc

@@ -1,0 +1,388 @@
+#include "base/trace.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace lightcc {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Trace : public testing::Test {
+ protected:
+  Trace() {
+    char name[] = "/tmp/trace_test.XXXXXX";
+    folder_ = mkdtemp(name);
+  }
+  ~Trace() override { std::filesystem::remove_all(folder_); }
+  std::string path(const std::string& name = "t.json") const { return folder_ + "/" + name; }
+  Timeline::Start start(const std::string& name = "t.json") const {
+    return {path(name), "rank 0 of 2 on host h", true, 1'000'000, 1'700'000'000'000'000};
+  }
+  std::string text(const std::string& name = "t.json") const {
+    std::ostringstream text;
+    text << std::ifstream(path(name)).rdbuf();
+    return text.str();
+  }
+  std::vector<std::string> lines(const std::string& name = "t.json") const {
+    std::vector<std::string> lines;
+    std::istringstream all(text(name));
+    for (std::string line; std::getline(all, line);) lines.push_back(line);
+    return lines;
+  }
+
+ private:
+  std::string folder_;
+};
+
+// A file is complete: an array of objects, one a line. What is in a line is compared by other tests.
+void expect_complete(const std::vector<std::string>& lines) {
+  ASSERT_GE(lines.size(), 3u);
+  EXPECT_EQ(lines.front(), "[");
+  EXPECT_EQ(lines.back(), "]");
+  for (size_t i = 1; i + 1 < lines.size(); ++i) {
+    EXPECT_EQ(lines[i].front(), '{') << lines[i];
+    EXPECT_TRUE(lines[i].ends_with(i + 2 < lines.size() ? "}," : "}")) << lines[i];
+  }
+}
+
+size_t count(const std::vector<std::string>& lines, const std::string& part) {
+  return size_t(std::count_if(lines.begin(), lines.end(), [&](auto& line) { return line.find(part) != line.npos; }));
+}
+
+// Every 'E' ends the last 'B' of its row, and none is left open.
+void expect_nested(const std::vector<std::string>& lines) {
+  std::map<std::string, std::vector<std::string>> open;
+  auto field = [](const std::string& line, const std::string& name) {
+    const size_t at = line.find("\"" + name + "\":") + name.size() + 3;
+    return line.substr(at, line.find_first_of(",}", at) - at);
+  };
+  for (const std::string& line : lines) {
+    if (!line.starts_with(R"({"ph")")) continue;
+    auto& row = open[field(line, "pid")];
+    if (line.starts_with(R"({"ph":"B")")) row.push_back(field(line, "name"));
+    if (!line.starts_with(R"({"ph":"E")")) continue;
+    ASSERT_FALSE(row.empty()) << line;
+    EXPECT_EQ(row.back(), field(line, "name"));
+    row.pop_back();
+  }
+  for (auto& [id, row] : open) EXPECT_TRUE(row.empty()) << "row " << id;
+}
+
+TEST(Json, StringsOfAnyBytes) {
+  EXPECT_EQ(json_string("plain"), R"("plain")");
+  EXPECT_EQ(json_string("a\"b\\c/d"), R"("a\"b\\c/d")");
+  EXPECT_EQ(json_string("1\n2\t3\r"), R"("1\n2\u00093\u000d")");
+  EXPECT_EQ(json_string(std::string_view("\0\x1f\x7f", 3)), R"("\u0000\u001f\u007f")");
+  EXPECT_EQ(json_string("ä€😀"), "\"ä€😀\"");
+}
+
+TEST(Json, WhatIsNotUtf8IsReplacedByteByByte) {
+  const std::string bad = "\\ufffd";
+  EXPECT_EQ(json_string("\xff"), '"' + bad + '"');
+  EXPECT_EQ(json_string("a\x80z"), "\"a" + bad + "z\"");                          // goes on without a beginning
+  EXPECT_EQ(json_string("\xc3"), '"' + bad + '"');                                // ends early
+  EXPECT_EQ(json_string("\xc3\"\n"), '"' + bad + R"(\"\n")");                     // and does not swallow a quote
+  EXPECT_EQ(json_string("\xc0\xaf"), '"' + bad + bad + '"');                      // a longer form of '/'
+  EXPECT_EQ(json_string("\xe0\x9f\xbf"), '"' + bad + bad + bad + '"');            // a longer form of U+07FF
+  EXPECT_EQ(json_string("\xed\xa0\x80"), '"' + bad + bad + bad + '"');            // U+D800
+  EXPECT_EQ(json_string("\xf4\x90\x80\x80"), '"' + bad + bad + bad + bad + '"');  // U+110000
+  EXPECT_EQ(json_string("\xf4\x8f\xbf\xbf"), "\"\xf4\x8f\xbf\xbf\"");             // U+10FFFF
+  EXPECT_EQ(json_string("\xef\xbf\xbd\xe2\x82"), "\"\xef\xbf\xbd" + bad + bad + '"');
+}
+
+TEST(Json, Objects) {
+  EXPECT_TRUE(JsonObject().empty());
+  EXPECT_EQ(JsonObject().text(), "{}");
+  EXPECT_EQ(JsonObject().add("a\"", "b").add("n", -3).text(), R"({"a\"":"b","n":-3})");
+}
+
+TEST(TimelinePath, OneFileOrOneForEachRank) {
+  EXPECT_EQ(timeline_path("/tmp/t.json", 0), "/tmp/t.json");
+  EXPECT_EQ(timeline_path("/tmp/t.json", 1), "");
+  EXPECT_EQ(timeline_path("/tmp/{rank}/t{rank}.json", 0), "/tmp/0/t0.json");
+  EXPECT_EQ(timeline_path("/tmp/{rank}/t{rank}.json", 12), "/tmp/12/t12.json");
+}
+
+TEST_F(Trace, WritesPhasesActivitiesTicksAndMarks) {
+  Timeline timeline;
+  timeline.start(start());
+  timeline.tick("w", "NEGOTIATE", "1", 1'002'003);
+  timeline.phase("w", "NEGOTIATE", 1'002'000);  // it is in that phase; and time does not go back
+  timeline.tick("w", "NEGOTIATE", "0", 1'003'000);
+  timeline.mark("CYCLE_START", 1'004'000, JsonObject().add("requests", 1));
+  timeline.phase("w", "ALLREDUCE", 1'004'000, JsonObject().add("bytes", 4));
+  timeline.activity("w", "QUEUE", 1'004'000);
+  timeline.activity("w", "QUEUE", 1'004'500);
+  timeline.activity("w", "shared", 1'005'000);
+  timeline.activity("w", "", 1'006'000);
+  timeline.end("w", 2'234'567, JsonObject().add("status", "ok"));
+  EXPECT_TRUE(timeline.stop(3'000'000));
+  const std::vector<std::string> expected{
+      "[",
+      R"({"name":"process_name","ph":"M","pid":0,"tid":0,"args":{"name":"lightcc rank 0 of 2 on host h",)"
+      R"("start_time_since_epoch_in_micros":1700000000000000}},)",
+      R"({"name":"process_name","ph":"M","pid":1,"tid":1,"args":{"name":"w"}},)",
+      R"({"name":"process_sort_index","ph":"M","pid":1,"tid":1,"args":{"sort_index":1}},)",
+      R"({"ph":"B","ts":2.003,"pid":1,"tid":1,"name":"NEGOTIATE"},)",
+      R"({"ph":"X","ts":2.003,"pid":1,"tid":1,"dur":0,"name":"1"},)",
+      R"({"ph":"X","ts":3.000,"pid":1,"tid":1,"dur":0,"name":"0"},)",
+      R"({"ph":"i","ts":4.000,"pid":0,"tid":0,"s":"g","name":"CYCLE_START","args":{"requests":1}},)",
+      R"({"ph":"E","ts":4.000,"pid":1,"tid":1,"name":"NEGOTIATE"},)",
+      R"({"ph":"B","ts":4.000,"pid":1,"tid":1,"name":"ALLREDUCE","args":{"bytes":4}},)",
+      R"({"ph":"B","ts":4.000,"pid":1,"tid":1,"name":"QUEUE"},)",
+      R"({"ph":"E","ts":5.000,"pid":1,"tid":1,"name":"QUEUE"},)",
+      R"({"ph":"B","ts":5.000,"pid":1,"tid":1,"name":"shared"},)",
+      R"({"ph":"E","ts":6.000,"pid":1,"tid":1,"name":"shared"},)",
+      R"({"ph":"E","ts":1234.567,"pid":1,"tid":1,"name":"ALLREDUCE","args":{"status":"ok"}},)",
+      R"({"ph":"i","ts":2000.000,"pid":0,"tid":0,"s":"g","name":"TIMELINE_END","args":{"dropped_events":0}})",
+      "]"};
+  EXPECT_EQ(lines(), expected);
+}
+
+TEST_F(Trace, ATickOfTheNextRoundWaitsForTheEndOfThisOne) {
+  Timeline timeline;
+  timeline.start(start());
+  timeline.phase("w", "NEGOTIATE", 2'000'000);
+  timeline.phase("w", "ALLREDUCE", 3'000'000);
+  timeline.tick("w", "NEGOTIATE", "1", 3'500'000);  // a rank that is done earlier, and back
+  timeline.activity("w", "shared", 3'600'000);
+  timeline.end("w", 4'000'000);
+  timeline.phase("w", "NEGOTIATE", 4'500'000);
+  timeline.stop(5'000'000);
+  const auto all = lines();
+  expect_nested(all);
+  const auto tick = std::find_if(all.begin(), all.end(), [](auto& line) { return line.find("\"1\"") != line.npos; });
+  ASSERT_GE(tick - all.begin(), 3);
+  EXPECT_EQ(tick[-2], R"({"ph":"E","ts":3000.000,"pid":1,"tid":1,"name":"ALLREDUCE"},)");
+  EXPECT_EQ(tick[-1], R"({"ph":"B","ts":3000.000,"pid":1,"tid":1,"name":"NEGOTIATE"},)");
+  EXPECT_EQ(tick[1], R"({"ph":"E","ts":4000.000,"pid":1,"tid":1,"name":"NEGOTIATE"},)");
+}
+
+TEST_F(Trace, WhatBeganBeforeTheStartIsLeftOutAndWhatIsOpenAtTheStopEnds) {
+  Timeline timeline;
+  timeline.phase("early", "ALLREDUCE", 500'000);
+  timeline.start(start());
+  timeline.activity("early", "shared", 1'100'000);  // it is in no phase here
+  timeline.end("early", 1'200'000);
+  timeline.phase("late", "NEGOTIATE", 900'000);  // submitted before the start, taken up after it
+  timeline.activity("late", "shared", 1'300'000);
+  timeline.tick("late", "OTHER", "1", 1'300'000);
+  timeline.stop(1'400'000);
+  timeline.end("late", 1'500'000);
+  const auto all = lines();
+  expect_complete(all);
+  expect_nested(all);
+  EXPECT_EQ(count(all, "early"), 0u);
+  EXPECT_EQ(count(all, R"("ph":"B","ts":0.000)"), 1u);
+  EXPECT_EQ(count(all, R"("ph":"E","ts":400.000)"), 2u);
+  EXPECT_EQ(count(all, R"("ph":"X")"), 0u);
+}
+
+TEST_F(Trace, MarksOnlyIfAskedFor) {
+  Timeline timeline;
+  Timeline::Start quiet = start();
+  quiet.mark_cycles = false;
+  timeline.start(quiet);
+  timeline.mark("CYCLE_START", 2'000'000);
+  timeline.stop(2'000'000);
+  EXPECT_EQ(count(lines(), "CYCLE_START"), 0u);
+}
+
+TEST_F(Trace, StartAndStopMayBeRepeated) {
+  Timeline timeline;
+  EXPECT_FALSE(timeline.running());
+  EXPECT_FALSE(timeline.stop(0)) << "there is none";
+  for (const char* name : {"a", "b", "a"}) {
+    timeline.start(start(name));
+    EXPECT_TRUE(timeline.running());
+    timeline.phase(std::string("row of ") + name, "P", 2'000'000);
+    EXPECT_TRUE(timeline.stop(3'000'000));
+    EXPECT_FALSE(timeline.running());
+    EXPECT_FALSE(timeline.stop(3'000'000));
+    expect_complete(lines(name));
+    EXPECT_EQ(count(lines(name), "row of"), 1u);
+  }
+}
+
+TEST_F(Trace, AStartWhileRunningCompletesTheFileBefore) {
+  Timeline timeline;
+  timeline.start(start("a"));
+  timeline.phase("w", "P", 2'000'000);
+  timeline.start(start("b"));
+  timeline.phase("w", "Q", 2'000'000);
+  expect_complete(lines("a"));
+  expect_nested(lines("a"));
+  EXPECT_EQ(count(lines("a"), "\"P\""), 2u);
+  timeline.stop(3'000'000);
+  expect_complete(lines("b"));
+  EXPECT_EQ(count(lines("b"), "\"Q\""), 2u);
+}
+
+TEST_F(Trace, APathThatCannotBeWrittenIsNamedWithTheReason) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);  // nobody reads it: no wait, an error
+  const std::pair<std::string, std::string> cases[] = {{path("no/such/folder"), "No such file or directory"},
+                                                       {path("."), "Is a directory"},
+                                                       {"", "No such file or directory"},
+                                                       {path("pipe"), "No such device or address"},
+                                                       {"/dev/full", "No space left on device"}};
+  for (auto& [where, reason] : cases) {
+    Timeline timeline;
+    Timeline::Start bad = start();
+    bad.path = where;
+    try {
+      timeline.start(bad);
+      ADD_FAILURE() << where << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::invalid_argument);
+      EXPECT_EQ(error.what(), "cannot write '" + where + "': " + reason);
+    }
+    EXPECT_FALSE(timeline.running());
+    timeline.phase("w", "P", 2'000'000);
+    EXPECT_FALSE(timeline.stop(2'000'000));
+  }
+}
+
+TEST_F(Trace, WhatIsWrittenIsInTheFileSoonAndLacksOnlyItsEnd) {
+  Timeline timeline;
+  timeline.start(start());
+  timeline.phase("w", "P", 2'000'000);
+  const uint64_t deadline = now_ns() + 10'000'000'000;
+  while (count(lines(), "\"P\"") == 0 && now_ns() < deadline) std::this_thread::sleep_for(10ms);
+  const std::string so_far = text();
+  EXPECT_TRUE(so_far.ends_with(R"({"ph":"B","ts":1000.000,"pid":1,"tid":1,"name":"P"})")) << so_far;
+  timeline.stop(3'000'000);
+  EXPECT_TRUE(text().starts_with(so_far));
+}
+
+TEST_F(Trace, AFullQueueDropsSlicesWholeAndCountsThem) {
+  constexpr size_t kQueue = 64;
+  constexpr int kSlices = 20'000;
+  uint64_t dropped = 0, begun = 0;
+  {
+    TraceFile file(path(), "{}", 0, kQueue);
+    for (int i = 0; i < kSlices; ++i) {
+      const bool taken = file.put({'B', 1, 1, "outer", ""});
+      if (!file.put({'X', 1, 1, "tick", ""})) ++dropped;
+      taken ? ++begun : dropped += 2;
+      if (!taken) continue;
+      EXPECT_TRUE(file.put({'E', 1, 2, "outer", ""})) << "the end of a slice that was taken";
+    }
+    file.close(3);
+  }
+  const auto all = lines();
+  expect_complete(all);
+  expect_nested(all);
+  EXPECT_GT(dropped, 0u) << "the queue was never full: the test shows nothing";
+  EXPECT_GE(begun, kQueue / 4);
+  EXPECT_EQ(count(all, R"("ph":"B")"), begun);
+  EXPECT_EQ(count(all, R"("ph":"E")"), begun);
+  EXPECT_EQ(count(all, "\"dropped_events\":" + std::to_string(dropped) + "}"), 1u) << all[all.size() - 2];
+}
+
+TEST_F(Trace, AFullQueueLeavesATimelineNested) {
+  Timeline timeline(8);
+  timeline.start(start());
+  for (int i = 0; i < 5'000; ++i) {
+    const std::string row = "row" + std::to_string(i % 7);
+    timeline.phase(row, "NEGOTIATE", 2'000'000);
+    timeline.phase(row, "ALLREDUCE", 3'000'000);
+    timeline.activity(row, "shared", 3'000'000);
+    timeline.tick(row, "NEGOTIATE", "1", 3'000'000);
+    timeline.end(row, 4'000'000);
+  }
+  timeline.stop(5'000'000);
+  const auto all = lines();
+  expect_complete(all);
+  expect_nested(all);
+  EXPECT_EQ(count(all, "\"dropped_events\":0}"), 0u) << "the queue was never full: the test shows nothing";
+}
+
+TEST_F(Trace, AnAutomaticRowIsForgotten) {
+  Timeline timeline;
+  timeline.start(start());
+  for (int i = 0; i < 2; ++i) {
+    timeline.phase("w", "P", 2'000'000);
+    timeline.end("w", 3'000'000, {}, true);
+  }
+  timeline.stop(4'000'000);
+  EXPECT_EQ(count(lines(), R"("name":"w")"), 2u) << "its second coming is another row";
+}
+
+TEST_F(Trace, ThreadsReportWhileOthersStartAndStop) {
+  Timeline timeline;
+  std::atomic<bool> done{false};
+  std::vector<std::thread> reporters, lives;
+  for (int t = 0; t < 3; ++t)
+    reporters.emplace_back([&, t] {
+      for (int i = 0; !done; ++i) {
+        if (!timeline.running()) std::this_thread::yield();
+        const std::string row = "row" + std::to_string((t + i) % 5);
+        timeline.tick(row, "NEGOTIATE", std::to_string(t), now_ns());
+        timeline.phase(row, "ALLREDUCE", now_ns());
+        timeline.activity(row, "shared", now_ns());
+        timeline.mark("CYCLE_START", now_ns());
+        timeline.end(row, now_ns());
+      }
+    });
+  for (int t = 0; t < 2; ++t)
+    lives.emplace_back([&, t] {
+      for (int i = 0; i < 10; ++i) {
+        Timeline::Start one = start("thread" + std::to_string(t) + "." + std::to_string(i));
+        one.now_ns = now_ns();
+        timeline.start(one);
+        std::this_thread::sleep_for(2ms);
+        timeline.stop(now_ns());
+      }
+    });
+  for (std::thread& thread : lives) thread.join();
+  done = true;
+  for (std::thread& thread : reporters) thread.join();
+  for (int t = 0; t < 2; ++t)
+    for (int i = 0; i < 10; ++i) {
+      const auto all = lines("thread" + std::to_string(t) + "." + std::to_string(i));
+      expect_complete(all);
+      expect_nested(all);
+    }
+}
+
+TEST_F(Trace, AFileThatCannotGrowEndsTheTimelineAndNothingElse) {
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit little{4096, before.rlim_max};
+  std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &little);
+  Timeline timeline;
+  timeline.start(start());
+  const uint64_t deadline = now_ns() + 10'000'000'000;
+  while (timeline.running() && now_ns() < deadline) {
+    timeline.mark(std::string(100, 'm'), 2'000'000);
+    timeline.phase("w", "P", 2'000'000);
+    timeline.end("w", 2'000'000);
+    std::this_thread::sleep_for(1ms);
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, SIG_DFL);
+  EXPECT_FALSE(timeline.running());
+  EXPECT_TRUE(timeline.stop(3'000'000));
+  EXPECT_LE(text().size(), 4096u);
+  timeline.start(start("another"));
+  timeline.stop(3'000'000);
+  expect_complete(lines("another"));
+}
+
+}  // namespace
+}  // namespace lightcc
