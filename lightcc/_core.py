@@ -57,6 +57,8 @@ _functions = {  # name: (result, arguments)
     "received_splits": (c_int, [c_int64, c_int, POINTER(c_int32)]),
     "alloc": (c_void_p, [c_int64]),
     "free": (None, [c_void_p]),
+    "timeline_start": (c_int, [c_char_p, c_int]),
+    "timeline_stop": (c_int, []),
     "counters": (c_int, [POINTER(c_int64), c_int]),
     "counter_name": (c_char_p, [c_int]),
     "describe": (c_char_p, [c_char_p]),
@@ -223,6 +225,14 @@ def output(handle: int, index: int) -> Tuple[Memory, Tuple[int, ...]]:
     data, shape, ndim = c_void_p(), (c_int64 * _MAX_DIMENSIONS)(), c_int(_MAX_DIMENSIONS)
     _check_status(_library.lightcc_output(handle, index, byref(data), shape, byref(ndim)))
     return Memory.from_address(data.value or 0), tuple(shape[:ndim.value])
+
+
+def start_timeline(path: bytes, mark_cycles: bool) -> None:
+    _check_status(_library.lightcc_timeline_start(path, mark_cycles))
+
+
+def stop_timeline() -> None:
+    _check_status(_library.lightcc_timeline_stop())
 
 
 def counters() -> Dict[str, int]:

@@ -23,11 +23,12 @@ mpi_built, mpi_enabled, mpi_threads_supported = _basics.mpi_built, _basics.mpi_e
 gloo_built, gloo_enabled = _basics.gloo_built, _basics.gloo_enabled
 nccl_built, ddl_built, ccl_built = _basics.nccl_built, _basics.ddl_built, _basics.ccl_built
 cuda_built, rocm_built = _basics.cuda_built, _basics.rocm_built
+start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
 
 __all__ = _verbs + [
     "Adasum", "Average", "HorovodInternalError", "Max", "Min", "ProcessSet", "Product", "Sum", "add_process_set",
     "allgather_object", "broadcast_object", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
     "global_process_set", "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized", "local_rank",
     "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set",
-    "rocm_built", "shutdown", "size",
+    "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
 ]

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "api/door.h"
@@ -45,6 +46,23 @@ void in_forked_child() {
   s.engine = nullptr;
   s.handles.clear();
   s.forked = true;
+}
+
+// Does nothing on a rank that is not to write. asked: by whom, for the error.
+void start_timeline(Timeline& timeline, const World& world, const std::string& pattern, bool mark_cycles,
+                    const std::string& asked) {
+  const std::string path = timeline_path(pattern, world.rank);
+  if (path.empty() && world.rank != 0) return;
+  using namespace std::chrono;
+  const std::string writer =
+      "rank " + std::to_string(world.rank) + " of " + std::to_string(world.size) + " on host " + world.host;
+  const auto wall = duration_cast<microseconds>(system_clock::now().time_since_epoch());
+  try {
+    timeline.start({path, writer, mark_cycles, now_ns(), wall.count()});
+  } catch (const Error& error) {
+    throw Error(error.code(), asked + " on rank " + std::to_string(world.rank) + ", host " + world.host + ": " +
+                                  error.what() + "; give a file in a folder that exists and may be written to");
+  }
 }
 
 int world_number(int (*get)(const World&)) {
@@ -93,9 +111,12 @@ int lightcc_init(void) {
     World world = find_world(environment);
     set_log(config.log_level, config.log_hide_time, world.rank, world.host);
     if (world.rank == 0 && !notes.empty()) log(Level::warning, notes);
+    auto timeline = std::make_unique<Timeline>();  // before the others are met: it may fail
+    if (!config.timeline.empty() && config.timeline != kTimelineLater)
+      start_timeline(*timeline, world, config.timeline, config.timeline_mark_cycles, "HOROVOD_TIMELINE");
     uint64_t deadline = now_ns() + uint64_t(config.start_timeout_s * 1e9);
     auto host = Host::join(world, s.epoch, deadline);
-    auto engine = std::make_shared<Engine>(std::move(host), world, config);
+    auto engine = std::make_shared<Engine>(std::move(host), world, config, std::move(timeline));
     static std::once_flag once;
     std::call_once(once, [] { pthread_atfork(nullptr, nullptr, in_forked_child); });
     std::lock_guard lock(s.mutex);
@@ -237,6 +258,26 @@ void lightcc_free(void* data) {
     if (it != s.memory.end()) arena = std::move(it->second), s.memory.erase(it);
   }
   arena ? arena->release(static_cast<std::byte*>(data)) : std::free(data);
+}
+
+int lightcc_timeline_start(const char* path, int mark_cycles) {
+  return guard([&] {
+    auto e = engine();
+    if (e->config().timeline.empty())
+      refuse("start_timeline: this job was started without HOROVOD_TIMELINE; set it to DYNAMIC, or to the file of a "
+             "first timeline, when you start the ranks");
+    start_timeline(e->timeline(), e->world(), path ? path : "", mark_cycles, "start_timeline");
+    return 0;
+  });
+}
+
+int lightcc_timeline_stop(void) {
+  return guard([] {
+    auto e = engine();
+    if (!e->timeline().stop(now_ns()) && e->world().rank == 0)
+      log(Level::warning, "stop_timeline: no timeline is being written");
+    return 0;
+  });
 }
 
 int lightcc_counters(int64_t* values, int capacity) {

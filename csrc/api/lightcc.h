@@ -126,6 +126,12 @@ LIGHTCC_API int lightcc_received_splits(int64_t handle, int index, int32_t* spli
 LIGHTCC_API void* lightcc_alloc(int64_t bytes);
 LIGHTCC_API void lightcc_free(void* data);
 
+/* The timeline (docs/timeline.md), a file for chrome://tracing. start makes or empties the file, and completes one
+ * that is being written; it is refused in a process that was started without HOROVOD_TIMELINE. Without "{rank}" in
+ * the path rank 0 writes and start does nothing on the others. stop completes the file, or warns on rank 0. */
+LIGHTCC_API int lightcc_timeline_start(const char* path, int mark_cycles);
+LIGHTCC_API int lightcc_timeline_stop(void);
+
 /* Counters of this process since init, in the order of lightcc_counter_name; returns how many there are. */
 LIGHTCC_API int lightcc_counters(int64_t* values, int capacity);
 LIGHTCC_API const char* lightcc_counter_name(int index);

@@ -120,6 +120,13 @@ const Knob kKnobs[] = {
     {"HOROVOD_LOG_HIDE_TIME", "1: log lines carry no time.",
      [](Config& c, const Value& v) { c.log_hide_time = v.flag(); },
      [](const Config& c) { return text_of(c.log_hide_time); }},
+    {"HOROVOD_TIMELINE",
+     "File in which rank 0 writes what it did and when, for chrome://tracing; every rank, if the path has `{rank}` in "
+     "it. DYNAMIC: none until `start_timeline` is called (docs/timeline.md).",
+     [](Config& c, const Value& v) { c.timeline = v.text; }, [](const Config& c) { return c.timeline; }},
+    {"HOROVOD_TIMELINE_MARK_CYCLES", "1: the timeline also marks every batch that the ranks agreed to run.",
+     [](Config& c, const Value& v) { c.timeline_mark_cycles = v.flag(); },
+     [](const Config& c) { return text_of(c.timeline_mark_cycles); }},
     {"LIGHTCC_SPIN_US",
      "Microseconds that a wait spins before it yields and then sleeps. -1: at most 20 if every rank of the host has a "
      "core, else 0.",
@@ -136,7 +143,6 @@ struct Idle {
 constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
 constexpr const char* kNoTuner = "nothing is tuned at run time; see LIGHTCC_SELECT and HOROVOD_FUSION_THRESHOLD";
 constexpr const char* kOneHost = "it runs on one host, where there is no hierarchy";
-constexpr const char* kNoTimeline = "it writes no timeline";
 constexpr const char* kCpuOnly = "it runs on CPU tensors only";
 constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
 constexpr const char* kNoTopk = "it has no Top-K compression; gradients travel dense";
@@ -152,8 +158,6 @@ constexpr Idle kIdle[] = {
     {"HOROVOD_HIERARCHICAL_ALLREDUCE", kOneHost},
     {"HOROVOD_HIERARCHICAL_ALLGATHER", kOneHost},
     {"HOROVOD_TORUS_ALLREDUCE", kOneHost},
-    {"HOROVOD_TIMELINE", kNoTimeline},
-    {"HOROVOD_TIMELINE_MARK_CYCLES", kNoTimeline},
     {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
     {"HOROVOD_NUM_NCCL_STREAMS", kCpuOnly},
     {"HOROVOD_BATCH_D2D_MEMCOPIES", kCpuOnly},

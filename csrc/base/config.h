@@ -8,6 +8,8 @@ namespace lightcc {
 
 using Environment = std::function<const char*(const char* name)>;  // getenv, or a test's map
 
+inline constexpr const char* kTimelineLater = "DYNAMIC";  // start_timeline will say where
+
 struct Config {
   int64_t fusion_bytes = 128 << 20;  // HOROVOD_FUSION_THRESHOLD: most bytes in one fused collective
   bool fusion = true;                // LIGHTCC_FUSION: 0 turns fusion off
@@ -19,6 +21,8 @@ struct Config {
   std::string select;                // LIGHTCC_SELECT: forces backends, "allreduce=ring,broadcast=binomial"
   int log_level = 3;                 // HOROVOD_LOG_LEVEL: trace 0, debug 1, info 2, warning 3, error 4, fatal 5
   bool log_hide_time = false;        // HOROVOD_LOG_HIDE_TIME
+  std::string timeline;              // HOROVOD_TIMELINE: a file, kTimelineLater, or "": there will be none
+  bool timeline_mark_cycles = false; // HOROVOD_TIMELINE_MARK_CYCLES
   int spin_us = -1;                  // LIGHTCC_SPIN_US: how long a wait spins before it sleeps; -1: by cores and ranks
 };
 

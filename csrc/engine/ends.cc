@@ -112,6 +112,7 @@ void Engine::shutdown() {
     if (rank == host_->rank()) continue;
     host_->ring_urgently(rank);
   }
+  timeline_->stop(now_ns());
 }
 
 }  // namespace lightcc

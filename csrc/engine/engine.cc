@@ -26,10 +26,11 @@ uint64_t most_spin_ns(const Config& config, const Host& host) {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Host> host, World world, Config config)
+Engine::Engine(std::unique_ptr<Host> host, World world, Config config, std::unique_ptr<Timeline> timeline)
     : host_(std::move(host)),
       world_(std::move(world)),
       config_(std::move(config)),
+      timeline_(timeline ? std::move(timeline) : std::make_unique<Timeline>()),
       spin_habit_(most_spin_ns(config_, *host_)),
       disputes_(*host_),
       left_(host_->size()),

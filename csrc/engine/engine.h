@@ -12,6 +12,7 @@
 #include <unordered_set>
 
 #include "base/clock.h"
+#include "base/trace.h"
 #include "engine/channel.h"
 #include "engine/dispute.h"
 
@@ -30,13 +31,15 @@ struct Call {                    // an allreduce of one tensor, as lightcc_submi
 
 class Engine : public ChannelOwner {
  public:
-  Engine(std::unique_ptr<Host>, World, Config);
+  // timeline: one that runs already, or nothing.
+  Engine(std::unique_ptr<Host>, World, Config, std::unique_ptr<Timeline> timeline = nullptr);
   ~Engine();  // shuts down if shutdown() was not called
 
   const World& world() const { return world_; }
   const Config& config() const { return config_; }
   const Counters& counters() const { return counters_; }
   std::string describe_selector() const { return Selector(true, config_.select).text(); }
+  Timeline& timeline() { return *timeline_; }
   const std::shared_ptr<Arena>& arena() const { return host_->arena(); }
 
   // Checks what this rank can know by itself (Error{invalid_argument}), completes key and average, and sends
@@ -85,6 +88,7 @@ class Engine : public ChannelOwner {
   const World world_;
   const Config config_;
   Counters counters_;
+  const std::unique_ptr<Timeline> timeline_;
   SpinHabit spin_habit_;
 
   // Under the baton.

@@ -226,6 +226,28 @@ class HorovodBasics:
         """
         return False
 
+    def start_timeline(self, file_path: Union[str, bytes, "os.PathLike[str]"], mark_cycles: bool = False) -> None:
+        """Begins to write a timeline for chrome://tracing (docs/timeline.md): rank 0 to that file, or, if there is
+        "{rank}" in the path, every rank to its own. One that is being written is completed first.
+
+        mark_cycles: also mark every batch that the ranks agreed to run.
+
+        Errors: ValueError before init, in a job that was started without HOROVOD_TIMELINE (DYNAMIC means: none until
+        this call), and if the file cannot be written. Source: horovod.common.basics.
+
+        >>> hvd.start_timeline("/tmp/timeline.json"); hvd.stop_timeline()  # HOROVOD_TIMELINE=DYNAMIC python ...
+        """
+        self.size()
+        _core.start_timeline(os.fsencode(file_path), bool(mark_cycles))
+
+    def stop_timeline(self) -> None:
+        """Completes and closes the timeline; only logs a warning when none is being written. ValueError before init.
+
+        >>> hvd.start_timeline("/tmp/timeline.json"); hvd.stop_timeline()
+        """
+        self.size()
+        _core.stop_timeline()
+
     def _get_process_set_ids_and_ranks(self) -> Dict[int, List[int]]:
         return sets.ids_and_ranks()
 

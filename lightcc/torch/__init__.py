@@ -55,6 +55,8 @@ from lightcc.torch.mpi_ops import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
     synchronize,
 )
 from lightcc.torch.optimizer import DistributedOptimizer
@@ -69,10 +71,10 @@ __all__ = [
     "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
     "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
     "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
-    "remove_process_set", "rocm_built", "shutdown", "size", "synchronize",
+    "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline", "synchronize",
 ]
 
-_LATER = frozenset(["SyncBatchNorm", "elastic", "join", "sparse_allreduce_async", "start_timeline", "stop_timeline"])
+_LATER = frozenset(["SyncBatchNorm", "elastic", "join", "sparse_allreduce_async"])
 
 
 def __getattr__(name: str):

@@ -61,6 +61,7 @@ mpi_enabled, mpi_built = _basics.mpi_enabled, _basics.mpi_built
 gloo_enabled, gloo_built = _basics.gloo_enabled, _basics.gloo_built
 nccl_built, ddl_built, ccl_built = _basics.nccl_built, _basics.ddl_built, _basics.ccl_built
 cuda_built, rocm_built = _basics.cuda_built, _basics.rocm_built
+start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
 
 
 def init(*args, **kwargs):

@@ -14,14 +14,14 @@ MODULES = json.loads((Path(__file__).parents[1] / "data" / "horovod_api.json").r
 # What follows in later versions. A name that exists must leave this list: test_later_names_are_missing.
 LATER = {
     "horovod": set(),
-    "horovod.common.basics": {"HorovodBasics.start_timeline", "HorovodBasics.stop_timeline"},
+    "horovod.common.basics": set(),
     "horovod.common.exceptions": set(),
     "horovod.common.process_sets": set(),
     "horovod.common.util": {"gpu_available"},
-    "horovod.torch": {"SyncBatchNorm", "elastic", "join", "sparse_allreduce_async", "start_timeline", "stop_timeline"},
+    "horovod.torch": {"SyncBatchNorm", "elastic", "join", "sparse_allreduce_async"},
     "horovod.torch.compression": set(),
     "horovod.torch.functions": set(),
-    "horovod.torch.mpi_ops": {"gpu_available", "join", "sparse_allreduce_async", "start_timeline", "stop_timeline"},
+    "horovod.torch.mpi_ops": {"gpu_available", "join", "sparse_allreduce_async"},
     "horovod.torch.optimizer": set(),
 }
 PACKAGES = {"horovod", "horovod.torch", "horovod.torch.mpi_ops"}  # users take any name from these

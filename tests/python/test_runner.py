@@ -235,12 +235,12 @@ def test_ranks_learn_who_they_are():
 def test_flags_become_variables_and_the_command_keeps_its_own():
     flags = ["--start-timeout", 7, "--fusion-threshold-mb", 32, "--cache-capacity", 9, "--no-stall-check",
              "--stall-check-warning-time-seconds", 11, "--stall-check-shutdown-time-seconds", 12, "--log-level", "INFO",
-             "--log-without-timestamp", "--gloo"]
+             "--log-without-timestamp", "--timeline-filename", "t.json", "--timeline-mark-cycles", "--gloo"]
     names = "START_TIMEOUT FUSION_THRESHOLD CACHE_CAPACITY STALL_CHECK_DISABLE STALL_CHECK_TIME_SECONDS " \
-            "STALL_SHUTDOWN_TIME_SECONDS LOG_LEVEL LOG_HIDE_TIME"
+            "STALL_SHUTDOWN_TIME_SECONDS LOG_LEVEL LOG_HIDE_TIME TIMELINE TIMELINE_MARK_CYCLES"
     show = program(f"print(*[os.environ['HOROVOD_' + k] for k in '{names}'.split()], *sys.argv[1:])")
     code, out, _ = launch("-np", 1, *flags, *show, "-np", 3, "--verbose")
-    assert (code, out) == (0, f"[0]<stdout>:7 {32 << 20} 9 1 11 12 info 1 -np 3 --verbose\n")
+    assert (code, out) == (0, f"[0]<stdout>:7 {32 << 20} 9 1 11 12 info 1 t.json 1 -np 3 --verbose\n")
 
 
 def test_version_and_check_build():

@@ -48,6 +48,8 @@ TEST(Config, ReadsEveryKnob) {
                          {"LIGHTCC_SELECT", "allreduce=ring"},
                          {"HOROVOD_LOG_LEVEL", "Debug"},
                          {"HOROVOD_LOG_HIDE_TIME", "yes"},
+                         {"HOROVOD_TIMELINE", "/tmp/t.json"},
+                         {"HOROVOD_TIMELINE_MARK_CYCLES", "1"},
                          {"LIGHTCC_SPIN_US", "20"}});
   EXPECT_EQ(c.fusion_bytes, 1048576);
   EXPECT_FALSE(c.fusion);
@@ -59,6 +61,8 @@ TEST(Config, ReadsEveryKnob) {
   EXPECT_EQ(c.select, "allreduce=ring");
   EXPECT_EQ(c.log_level, 1);
   EXPECT_TRUE(c.log_hide_time);
+  EXPECT_EQ(c.timeline, "/tmp/t.json");
+  EXPECT_TRUE(c.timeline_mark_cycles);
   EXPECT_EQ(c.spin_us, 20);
 }
 
@@ -72,7 +76,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 11u);
+  EXPECT_EQ(again.size(), 13u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 
@@ -126,9 +130,9 @@ TEST(Config, FusionThresholdZeroIsNotedAndIgnored) {
 
 TEST(Config, VariablesWithoutEffectAreNotedOneALine) {
   std::string notes;
-  read({{"HOROVOD_CYCLE_TIME", "5"}, {"HOROVOD_TIMELINE", "/tmp/t.json"}, {"UNRELATED", "1"}}, &notes);
+  read({{"HOROVOD_CYCLE_TIME", "5"}, {"HOROVOD_AUTOTUNE", "1"}, {"UNRELATED", "1"}}, &notes);
   EXPECT_NE(notes.find("HOROVOD_CYCLE_TIME=5 has no effect in this version: "), std::string::npos) << notes;
-  EXPECT_NE(notes.find("\nHOROVOD_TIMELINE=/tmp/t.json has no effect in this version: "), std::string::npos) << notes;
+  EXPECT_NE(notes.find("\nHOROVOD_AUTOTUNE=1 has no effect in this version: "), std::string::npos) << notes;
   EXPECT_EQ(std::count(notes.begin(), notes.end(), '\n'), 1);
 }
 
