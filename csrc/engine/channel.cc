@@ -14,12 +14,13 @@ constexpr uint64_t kSilenceNs = 400'000'000;  // a coordinator that takes longer
 }  // namespace
 
 Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& config, Counters& counters,
-                 ChannelOwner& owner)
+                 Tracing& tracing, ChannelOwner& owner)
     : host_(host),
       group_(group),
       members_{std::move(ranks), 0},
       config_(config),
       counters_(counters),
+      tracing_(tracing),
       owner_(owner),
       selector_(true, config.select),
       buffer_(host.arena()) {
@@ -40,12 +41,15 @@ Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& co
   by_links_ = std::make_unique<LinksBackend>(links, selector_);
   express_ = std::make_unique<Express>(host, group, members_, *shared_);
   choose_ = [this](const Collective& c) -> Backend& {
-    return selector_.choose(c).backend == shared_->name() ? *shared_ : *by_links_;
+    const Row& row = selector_.choose(c);
+    tracing_.activity(runs_[0], row);
+    return row.backend == shared_->name() ? *shared_ : *by_links_;
   };
 }
 
 void Channel::submit(const RequestPtr& request) {
   if (!gone_.empty()) return owner_.finish(request, Code::shut_down, request->title() + ": " + gone_);
+  tracing_.submitted(*request);
   pending_.emplace(request->key, request);
   Message message = ledger_.announce(request->key, request->what);
   counters_.add(std::holds_alternative<Recall>(message) ? Counters::recalled : Counters::announced);
@@ -60,16 +64,19 @@ void Channel::submit(const RequestPtr& request) {
 }
 
 void Channel::receive(int from, Message message) {
-  if (auto* announce = std::get_if<Announce>(&message))
+  if (auto* announce = std::get_if<Announce>(&message)) {
     coordinator_->announce(from, announce->key, std::move(announce->what));
-  else if (auto* recall = std::get_if<Recall>(&message))
-    coordinator_->recall(from, *recall);
-  else if (auto* query = std::get_if<Query>(&message))
+    tracing_.ready(group_, announce->key, members_.ranks[from]);
+  } else if (auto* recall = std::get_if<Recall>(&message)) {
+    const std::string* key = coordinator_->recall(from, *recall);
+    if (key) tracing_.ready(group_, *key, members_.ranks[from]);
+  } else if (auto* query = std::get_if<Query>(&message)) {
     queries_.push_back({from, query->key});  // answered when all that has arrived is taken in
-  else if (auto* contest = std::get_if<Contest>(&message))
+  } else if (auto* contest = std::get_if<Contest>(&message)) {
     coordinator_->contest(*contest);
-  else
+  } else {
     throw Error(Code::internal, "a member sent the coordinator a message that only coordinators send");
+  }
 }
 
 void Channel::handle(Message message) {
@@ -87,6 +94,7 @@ void Channel::handle(Message message) {
       if (auto other = pending_.find(*again); other != pending_.end())
         mailboxes_[0]->send(encode(ledger_.announce(*again, other->second->what)));
     }
+    tracing_.agreed(entries, !runs_.empty());
     runs_.push_back(std::move(entries));
   } else if (auto* failure = std::get_if<Failure>(&message)) {
     auto for_me = [&](auto& members) {
@@ -96,7 +104,7 @@ void Channel::handle(Message message) {
     ledger_.forget(failure->key);
     if (for_me(failure->absent)) return owner_.skip_name(group_, failure->key);
     auto it = pending_.find(failure->key);
-    if (it == pending_.end()) return;
+    if (it == pending_.end()) return tracing_.refused(group_, failure->key, failure->code, failure->text);
     RequestPtr request = std::move(it->second);
     pending_.erase(it);
     owner_.finish(request, failure->code, request->title() + ": " + failure->text);
@@ -148,7 +156,7 @@ bool Channel::run_front() {
   if (!run_) {
     auto& front = *runs_[0][0].request;
     if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
-    run_ = std::make_unique<Run>(runs_[0], members_, buffer_, counters_, choose_);
+    run_ = std::make_unique<Run>(runs_[0], members_, buffer_, counters_, tracing_, choose_);
   }
   bool moved = run_->step();
   if (run_->done()) {

@@ -25,7 +25,7 @@ struct ChannelOwner {
 
 class Channel {
  public:
-  Channel(Host&, int group, std::vector<int> ranks, const Config&, Counters&, ChannelOwner&);
+  Channel(Host&, int group, std::vector<int> ranks, const Config&, Counters&, Tracing&, ChannelOwner&);
 
   const Members& members() const { return members_; }
   void submit(const RequestPtr&);
@@ -60,6 +60,7 @@ class Channel {
   Members members_;
   const Config& config_;
   Counters& counters_;
+  Tracing& tracing_;
   ChannelOwner& owner_;
 
   std::vector<std::unique_ptr<Mailbox>> mailboxes_;     // by member: the coordinator's to all, or only to it

@@ -38,7 +38,7 @@ Engine::Engine(std::unique_ptr<Host> host, World world, Config config, std::uniq
   std::vector<int> all(host_->size());
   for (int i = 0; i < host_->size(); ++i) all[i] = i;
   groups_[0] = all;
-  channels_[0] = std::make_unique<Channel>(*host_, 0, all, config_, counters_, *this);
+  channels_[0] = std::make_unique<Channel>(*host_, 0, all, config_, counters_, tracing_, *this);
   if (host_->size() > 1) watch_ = std::make_unique<Watch>(host_->take_pidfds(), [this](int rank) { peer_ended(rank); });
   thread_ = std::thread([this] { run(); });
 }
@@ -91,6 +91,7 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
     in_flight_.erase(flight_name(*request));
   }
   disputes_.clear();
+  tracing_.finished(*request, code, text);
   request->code = code, request->text = text;
   counters_.add(Counters::requests);
   Callbacks callbacks = request->callbacks;  // once finished, the request may be gone
@@ -303,7 +304,7 @@ void Engine::change_groups(Request& request) {
   }
   request.new_group = group;
   if (std::find(ranks.begin(), ranks.end(), host_->rank()) != ranks.end())
-    channels_[group] = std::make_unique<Channel>(*host_, group, ranks, config_, counters_, *this);
+    channels_[group] = std::make_unique<Channel>(*host_, group, ranks, config_, counters_, tracing_, *this);
 }
 
 }  // namespace lightcc

@@ -89,6 +89,7 @@ class Engine : public ChannelOwner {
   const Config config_;
   Counters counters_;
   const std::unique_ptr<Timeline> timeline_;
+  Tracing tracing_{*timeline_};
   SpinHabit spin_habit_;
 
   // Under the baton.

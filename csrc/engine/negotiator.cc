@@ -92,11 +92,13 @@ void Coordinator::announce(int member, const std::string& key, Announcement what
   arrived(e, member);
 }
 
-void Coordinator::recall(int member, const Recall& recall) {
+const std::string* Coordinator::recall(int member, const Recall& recall) {
   // A number that was given away meanwhile: the member learns of it from the batch that gave it away, and
   // announces the request again in full.
-  if (recall.id >= by_id_.size() || !by_id_[recall.id] || generations_[recall.id] != recall.generation) return;
+  if (recall.id >= by_id_.size() || !by_id_[recall.id] || generations_[recall.id] != recall.generation)
+    return nullptr;
   arrived(*by_id_[recall.id], member);
+  return &by_id_[recall.id]->key;
 }
 
 void Coordinator::reset(Entry& e) { e.count = 0, std::fill(e.here.begin(), e.here.end(), 0); }

@@ -35,7 +35,8 @@ class Coordinator {
   Coordinator(std::vector<int> rank_of, Limits limits) : rank_of_(std::move(rank_of)), limits_(limits) {}
 
   void announce(int member, const std::string& key, Announcement);
-  void recall(int member, const Recall&);
+  // The request's key, or nullptr: its number has been given away.
+  const std::string* recall(int member, const Recall&);
   // Where the coordinator's own tensor lies in memory that ranks share (0: not in such memory). Requests that
   // lie side by side are put side by side in a batch, so that they run without being copied together.
   void place(const std::string& key, uintptr_t address);

@@ -39,8 +39,13 @@ std::byte* FusionBuffer::at_least(size_t bytes) {
 }
 
 Run::Run(std::vector<Entry> entries, const Members& members, FusionBuffer& buffer, Counters& counters,
-         const Choose& choose)
-    : entries_(std::move(entries)), members_(members), buffer_(buffer), counters_(counters), choose_(choose) {
+         Tracing& tracing, const Choose& choose)
+    : entries_(std::move(entries)),
+      members_(members),
+      buffer_(buffer),
+      counters_(counters),
+      tracing_(tracing),
+      choose_(choose) {
   Kind kind = entries_[0].request->what.kind;
   for (Entry& entry : entries_) entry.request->results.resize(entry.request->what.tensors.size());
   if (kind == Kind::allreduce) {
@@ -196,7 +201,10 @@ bool Run::copy_some(const std::vector<Piece>& pieces) {  // false: all copied
 
 bool Run::start_next() {
   Job& job = jobs_[next_];
-  if (!job.before.empty() && copy_some(job.before)) return true;
+  if (!job.before.empty()) {
+    tracing_.activity(entries_, job.collective.kind == Kind::allreduce ? "MEMCPY_IN_FUSION_BUFFER" : "MEMCPY");
+    if (copy_some(job.before)) return true;
+  }
   piece_ = offset_ = 0;
   work_ = choose_(job.collective).start(job.collective);
   counters_.add(Counters::collectives);
@@ -208,7 +216,12 @@ bool Run::step() {
   if (done()) return false;
   if (!work_) return start_next();
   if (!work_->done() && !work_->step()) return false;
-  if (!work_->done() || copy_some(jobs_[next_].after)) return true;
+  if (!work_->done()) return true;
+  if (!jobs_[next_].after.empty()) {
+    tracing_.activity(entries_, "MEMCPY_OUT_FUSION_BUFFER");
+    if (copy_some(jobs_[next_].after)) return true;
+  }
+  tracing_.activity(entries_, "");
   work_.reset();
   piece_ = offset_ = 0;
   ++next_;

@@ -9,6 +9,7 @@
 #include "collective/collective.h"
 #include "engine/counters.h"
 #include "engine/request.h"
+#include "engine/tracing.h"
 #include "net/arena.h"
 
 namespace lightcc {
@@ -47,7 +48,7 @@ class Run {
  public:
   // choose(collective) gives the backend. All arguments outlive the Run.
   using Choose = std::function<Backend&(const Collective&)>;
-  Run(std::vector<Entry> entries, const Members&, FusionBuffer&, Counters&, const Choose&);
+  Run(std::vector<Entry> entries, const Members&, FusionBuffer&, Counters&, Tracing&, const Choose&);
 
   bool step();             // like Work::step
   bool done() const { return next_ == jobs_.size(); }
@@ -70,6 +71,7 @@ class Run {
   const Members& members_;
   FusionBuffer& buffer_;
   Counters& counters_;
+  Tracing& tracing_;
   const Choose& choose_;
   std::vector<Job> jobs_;
   size_t next_ = 0;        // job

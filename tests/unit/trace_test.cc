@@ -8,13 +8,11 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
-#include <map>
-#include <sstream>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "timeline_file.h"
 
 namespace lightcc {
 namespace {
@@ -32,55 +30,11 @@ class Trace : public testing::Test {
   Timeline::Start start(const std::string& name = "t.json") const {
     return {path(name), "rank 0 of 2 on host h", true, 1'000'000, 1'700'000'000'000'000};
   }
-  std::string text(const std::string& name = "t.json") const {
-    std::ostringstream text;
-    text << std::ifstream(path(name)).rdbuf();
-    return text.str();
-  }
-  std::vector<std::string> lines(const std::string& name = "t.json") const {
-    std::vector<std::string> lines;
-    std::istringstream all(text(name));
-    for (std::string line; std::getline(all, line);) lines.push_back(line);
-    return lines;
-  }
+  test::TimelineText file(const std::string& name = "t.json") const { return test::TimelineText(path(name)); }
 
  private:
   std::string folder_;
 };
-
-// A file is complete: an array of objects, one a line. What is in a line is compared by other tests.
-void expect_complete(const std::vector<std::string>& lines) {
-  ASSERT_GE(lines.size(), 3u);
-  EXPECT_EQ(lines.front(), "[");
-  EXPECT_EQ(lines.back(), "]");
-  for (size_t i = 1; i + 1 < lines.size(); ++i) {
-    EXPECT_EQ(lines[i].front(), '{') << lines[i];
-    EXPECT_TRUE(lines[i].ends_with(i + 2 < lines.size() ? "}," : "}")) << lines[i];
-  }
-}
-
-size_t count(const std::vector<std::string>& lines, const std::string& part) {
-  return size_t(std::count_if(lines.begin(), lines.end(), [&](auto& line) { return line.find(part) != line.npos; }));
-}
-
-// Every 'E' ends the last 'B' of its row, and none is left open.
-void expect_nested(const std::vector<std::string>& lines) {
-  std::map<std::string, std::vector<std::string>> open;
-  auto field = [](const std::string& line, const std::string& name) {
-    const size_t at = line.find("\"" + name + "\":") + name.size() + 3;
-    return line.substr(at, line.find_first_of(",}", at) - at);
-  };
-  for (const std::string& line : lines) {
-    if (!line.starts_with(R"({"ph")")) continue;
-    auto& row = open[field(line, "pid")];
-    if (line.starts_with(R"({"ph":"B")")) row.push_back(field(line, "name"));
-    if (!line.starts_with(R"({"ph":"E")")) continue;
-    ASSERT_FALSE(row.empty()) << line;
-    EXPECT_EQ(row.back(), field(line, "name"));
-    row.pop_back();
-  }
-  for (auto& [id, row] : open) EXPECT_TRUE(row.empty()) << "row " << id;
-}
 
 TEST(Json, StringsOfAnyBytes) {
   EXPECT_EQ(json_string("plain"), R"("plain")");
@@ -150,7 +104,7 @@ TEST_F(Trace, WritesPhasesActivitiesTicksAndMarks) {
       R"({"ph":"E","ts":1234.567,"pid":1,"tid":1,"name":"ALLREDUCE","args":{"status":"ok"}},)",
       R"({"ph":"i","ts":2000.000,"pid":0,"tid":0,"s":"g","name":"TIMELINE_END","args":{"dropped_events":0}})",
       "]"};
-  EXPECT_EQ(lines(), expected);
+  EXPECT_EQ(file().lines, expected);
 }
 
 TEST_F(Trace, ATickOfTheNextRoundWaitsForTheEndOfThisOne) {
@@ -163,10 +117,11 @@ TEST_F(Trace, ATickOfTheNextRoundWaitsForTheEndOfThisOne) {
   timeline.end("w", 4'000'000);
   timeline.phase("w", "NEGOTIATE", 4'500'000);
   timeline.stop(5'000'000);
-  const auto all = lines();
-  expect_nested(all);
-  const auto tick = std::find_if(all.begin(), all.end(), [](auto& line) { return line.find("\"1\"") != line.npos; });
-  ASSERT_GE(tick - all.begin(), 3);
+  const auto all = file();
+  all.expect_nested();
+  const auto tick =
+      std::find_if(all.lines.begin(), all.lines.end(), [](auto& line) { return line.find("\"1\"") != line.npos; });
+  ASSERT_GE(tick - all.lines.begin(), 3);
   EXPECT_EQ(tick[-2], R"({"ph":"E","ts":3000.000,"pid":1,"tid":1,"name":"ALLREDUCE"},)");
   EXPECT_EQ(tick[-1], R"({"ph":"B","ts":3000.000,"pid":1,"tid":1,"name":"NEGOTIATE"},)");
   EXPECT_EQ(tick[1], R"({"ph":"E","ts":4000.000,"pid":1,"tid":1,"name":"NEGOTIATE"},)");
@@ -183,13 +138,13 @@ TEST_F(Trace, WhatBeganBeforeTheStartIsLeftOutAndWhatIsOpenAtTheStopEnds) {
   timeline.tick("late", "OTHER", "1", 1'300'000);
   timeline.stop(1'400'000);
   timeline.end("late", 1'500'000);
-  const auto all = lines();
-  expect_complete(all);
-  expect_nested(all);
-  EXPECT_EQ(count(all, "early"), 0u);
-  EXPECT_EQ(count(all, R"("ph":"B","ts":0.000)"), 1u);
-  EXPECT_EQ(count(all, R"("ph":"E","ts":400.000)"), 2u);
-  EXPECT_EQ(count(all, R"("ph":"X")"), 0u);
+  const auto all = file();
+  all.expect_complete();
+  all.expect_nested();
+  EXPECT_EQ(all.count("early"), 0u);
+  EXPECT_EQ(all.count(R"("ph":"B","ts":0.000)"), 1u);
+  EXPECT_EQ(all.count(R"("ph":"E","ts":400.000)"), 2u);
+  EXPECT_EQ(all.count(R"("ph":"X")"), 0u);
 }
 
 TEST_F(Trace, MarksOnlyIfAskedFor) {
@@ -199,7 +154,7 @@ TEST_F(Trace, MarksOnlyIfAskedFor) {
   timeline.start(quiet);
   timeline.mark("CYCLE_START", 2'000'000);
   timeline.stop(2'000'000);
-  EXPECT_EQ(count(lines(), "CYCLE_START"), 0u);
+  EXPECT_EQ(file().count("CYCLE_START"), 0u);
 }
 
 TEST_F(Trace, StartAndStopMayBeRepeated) {
@@ -213,8 +168,8 @@ TEST_F(Trace, StartAndStopMayBeRepeated) {
     EXPECT_TRUE(timeline.stop(3'000'000));
     EXPECT_FALSE(timeline.running());
     EXPECT_FALSE(timeline.stop(3'000'000));
-    expect_complete(lines(name));
-    EXPECT_EQ(count(lines(name), "row of"), 1u);
+    file(name).expect_complete();
+    EXPECT_EQ(file(name).count("row of"), 1u);
   }
 }
 
@@ -224,12 +179,12 @@ TEST_F(Trace, AStartWhileRunningCompletesTheFileBefore) {
   timeline.phase("w", "P", 2'000'000);
   timeline.start(start("b"));
   timeline.phase("w", "Q", 2'000'000);
-  expect_complete(lines("a"));
-  expect_nested(lines("a"));
-  EXPECT_EQ(count(lines("a"), "\"P\""), 2u);
+  file("a").expect_complete();
+  file("a").expect_nested();
+  EXPECT_EQ(file("a").count("\"P\""), 2u);
   timeline.stop(3'000'000);
-  expect_complete(lines("b"));
-  EXPECT_EQ(count(lines("b"), "\"Q\""), 2u);
+  file("b").expect_complete();
+  EXPECT_EQ(file("b").count("\"Q\""), 2u);
 }
 
 TEST_F(Trace, APathThatCannotBeWrittenIsNamedWithTheReason) {
@@ -261,11 +216,11 @@ TEST_F(Trace, WhatIsWrittenIsInTheFileSoonAndLacksOnlyItsEnd) {
   timeline.start(start());
   timeline.phase("w", "P", 2'000'000);
   const uint64_t deadline = now_ns() + 10'000'000'000;
-  while (count(lines(), "\"P\"") == 0 && now_ns() < deadline) std::this_thread::sleep_for(10ms);
-  const std::string so_far = text();
+  while (file().count("\"P\"") == 0 && now_ns() < deadline) std::this_thread::sleep_for(10ms);
+  const std::string so_far = file().text;
   EXPECT_TRUE(so_far.ends_with(R"({"ph":"B","ts":1000.000,"pid":1,"tid":1,"name":"P"})")) << so_far;
   timeline.stop(3'000'000);
-  EXPECT_TRUE(text().starts_with(so_far));
+  EXPECT_TRUE(file().text.starts_with(so_far));
 }
 
 TEST_F(Trace, AFullQueueDropsSlicesWholeAndCountsThem) {
@@ -279,18 +234,18 @@ TEST_F(Trace, AFullQueueDropsSlicesWholeAndCountsThem) {
       if (!file.put({'X', 1, 1, "tick", ""})) ++dropped;
       taken ? ++begun : dropped += 2;
       if (!taken) continue;
-      EXPECT_TRUE(file.put({'E', 1, 2, "outer", ""})) << "the end of a slice that was taken";
+      EXPECT_TRUE(file.put({'E', 1, 1, "outer", ""})) << "the end of a slice that was taken";
     }
     file.close(3);
   }
-  const auto all = lines();
-  expect_complete(all);
-  expect_nested(all);
+  const auto all = file();
+  all.expect_complete();
+  all.expect_nested();
   EXPECT_GT(dropped, 0u) << "the queue was never full: the test shows nothing";
   EXPECT_GE(begun, kQueue / 4);
-  EXPECT_EQ(count(all, R"("ph":"B")"), begun);
-  EXPECT_EQ(count(all, R"("ph":"E")"), begun);
-  EXPECT_EQ(count(all, "\"dropped_events\":" + std::to_string(dropped) + "}"), 1u) << all[all.size() - 2];
+  EXPECT_EQ(all.count(R"("ph":"B")"), begun);
+  EXPECT_EQ(all.count(R"("ph":"E")"), begun);
+  EXPECT_EQ(all.count("\"dropped_events\":" + std::to_string(dropped) + "}"), 1u) << all.text;
 }
 
 TEST_F(Trace, AFullQueueLeavesATimelineNested) {
@@ -305,10 +260,10 @@ TEST_F(Trace, AFullQueueLeavesATimelineNested) {
     timeline.end(row, 4'000'000);
   }
   timeline.stop(5'000'000);
-  const auto all = lines();
-  expect_complete(all);
-  expect_nested(all);
-  EXPECT_EQ(count(all, "\"dropped_events\":0}"), 0u) << "the queue was never full: the test shows nothing";
+  const auto all = file();
+  all.expect_complete();
+  all.expect_nested();
+  EXPECT_EQ(all.count("\"dropped_events\":0}"), 0u) << "the queue was never full: the test shows nothing";
 }
 
 TEST_F(Trace, AnAutomaticRowIsForgotten) {
@@ -319,7 +274,7 @@ TEST_F(Trace, AnAutomaticRowIsForgotten) {
     timeline.end("w", 3'000'000, {}, true);
   }
   timeline.stop(4'000'000);
-  EXPECT_EQ(count(lines(), R"("name":"w")"), 2u) << "its second coming is another row";
+  EXPECT_EQ(file().count(R"("name":"w")"), 2u) << "its second coming is another row";
 }
 
 TEST_F(Trace, ThreadsReportWhileOthersStartAndStop) {
@@ -353,9 +308,9 @@ TEST_F(Trace, ThreadsReportWhileOthersStartAndStop) {
   for (std::thread& thread : reporters) thread.join();
   for (int t = 0; t < 2; ++t)
     for (int i = 0; i < 10; ++i) {
-      const auto all = lines("thread" + std::to_string(t) + "." + std::to_string(i));
-      expect_complete(all);
-      expect_nested(all);
+      const auto all = file("thread" + std::to_string(t) + "." + std::to_string(i));
+      all.expect_complete();
+      all.expect_nested();
     }
 }
 
@@ -378,10 +333,10 @@ TEST_F(Trace, AFileThatCannotGrowEndsTheTimelineAndNothingElse) {
   std::signal(SIGXFSZ, SIG_DFL);
   EXPECT_FALSE(timeline.running());
   EXPECT_TRUE(timeline.stop(3'000'000));
-  EXPECT_LE(text().size(), 4096u);
+  EXPECT_LE(file().text.size(), 4096u);
   timeline.start(start("another"));
   timeline.stop(3'000'000);
-  expect_complete(lines("another"));
+  file("another").expect_complete();
 }
 
 }  // namespace
