@@ -240,6 +240,7 @@ void* lightcc_alloc(int64_t bytes) {
   guard([&] {
     auto arena = engine()->arena();
     data = arena->allocate(size_t(std::max<int64_t>(bytes, 1)));
+    arena->populate(static_cast<std::byte*>(data), size_t(std::max<int64_t>(bytes, 0)));
     State& s = state();
     std::lock_guard lock(s.mutex);
     s.memory.emplace(data, std::move(arena));

@@ -31,6 +31,10 @@ class Arena {
   // Heap; any thread. allocate throws Error{internal} when address space runs out.
   std::byte* allocate(size_t bytes);
   void release(std::byte*);
+  // Brings in the pages of an allocation that will be used whole, huge ones where the system has them: less work than
+  // faults at first use, for the owner and, since a huge page is one fault, for every peer. A request, never an error:
+  // what cannot be had now comes when touched. Contents stay.
+  void populate(std::byte*, size_t bytes);
   // The offset of [p, p + bytes) if it lies in one live allocation, else -1.
   int64_t offset_of(const void* p, size_t bytes) const;
   void abandon();
