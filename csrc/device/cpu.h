@@ -4,9 +4,12 @@
 
 namespace lightcc {
 
-enum class Isa { plain, avx2 };  // avx2: x86 with AVX2 and F16C
+enum class Isa { plain, avx2, avx512 };  // x86: avx2 with F16C; avx512 F, BW, VL and DQ
 
+bool has(Isa);   // this machine
 Isa best_isa();  // of this machine
-void reduce_with(Isa, const Reduction&, std::span<void* const> out, std::span<const void* const> in, size_t count);
+const char* name_of(Isa);
+void reduce_with(Isa, const Reduction&, std::span<void* const> out, std::span<const void* const> in, size_t count,
+                 size_t streamed = 0);
 
 }  // namespace lightcc

@@ -16,9 +16,18 @@ struct Reduction {
   ReduceOp op;
   double pre = 1.0, post = 1.0;
 };
-void reduce(const Reduction&, std::span<void* const> out, std::span<const void* const> in, size_t count);
 
-void copy(void* to, const void* from, size_t bytes);
+// The first `streamed` outputs are written past the cache, in whole lines: for outputs that are not inputs and that the
+// last-level cache will not keep anyway (see outgrows_cache). What the caller later tells other threads or processes
+// in the usual way (release and acquire) includes them.
+void reduce(const Reduction&, std::span<void* const> out, std::span<const void* const> in, size_t count,
+            size_t streamed = 0);
+
+void copy(void* to, const void* from, size_t bytes, bool streamed = false);
+
+// Whether outputs of `bytes`, those of all ranks that work at the same time on this host, are more than the
+// last-level cache will keep (half of it, what they came from needing the rest), so that streaming them pays.
+bool outgrows_cache(size_t bytes);
 
 // The payload bytes that copy() has moved in this thread's process so far.
 uint64_t copied_bytes();

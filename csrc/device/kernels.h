@@ -20,6 +20,7 @@ struct Task {
   std::span<const void* const> in;
   size_t count;
   double pre, post;
+  size_t streamed;  // so many outputs, the first, are written past the cache
 };
 
 // ---- operations ---------------------------------------------------------------------------------
@@ -150,8 +151,27 @@ struct Boolean {
 
 // ---- the reduction ------------------------------------------------------------------------------
 
-inline constexpr size_t kTogether = 4;         // inputs combined in one pass
+inline constexpr size_t kTogether = 4;          // inputs combined in one pass
 inline constexpr size_t kBlockBytes = 4 << 10;  // of one input in its arithmetic type: all of a pass fits L1
+inline constexpr size_t kAheadBytes = 1 << 10;  // how far ahead of a block inputs are fetched
+inline constexpr size_t kFetchFrom = 64 << 10;  // smaller inputs are in L1 or L2 as a rule: fetching would only cost
+
+LIGHTCC_INLINE void fetch(const void* from, size_t bytes) {
+  const uintptr_t ahead = reinterpret_cast<uintptr_t>(from) + kAheadBytes;  // may lie beyond the input: no harm
+  for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(reinterpret_cast<const void*>(ahead + i));
+}
+
+// Brings bytes to anywhere past the cache; the ends that fill no line go through it.
+template <class Set>
+LIGHTCC_INLINE void stream(void* to, const void* from, size_t bytes) {
+  auto* out = static_cast<std::byte*>(to);
+  auto* in = static_cast<const std::byte*>(from);
+  const size_t before = std::min(bytes, (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine);
+  const size_t whole = (bytes - before) / kLine * kLine, after = bytes - before - whole;
+  if (before) std::memcpy(out, in, before);
+  Set::stream_lines(out + before, in + before, whole);
+  if (after) std::memcpy(out + before + whole, in + before + whole, after);
+}
 
 // ivdep: an output may be an input, but element i depends on no other element, so vectors are safe.
 template <class Op, class T>
@@ -176,28 +196,35 @@ LIGHTCC_INLINE void combine(T* to, const T* const* in, size_t inputs, size_t n) 
 }
 
 // An output is written only after every input of the block has been read, since it may be one of them.
-template <class Format, class Op>
+template <class Set, class Format, class Op>
 LIGHTCC_INLINE void run(const Task& task) {
   using T = typename Format::Computed;
   using Stored = typename Format::Stored;
   constexpr size_t block = kBlockBytes / sizeof(T);
   alignas(kLine) T room[kTogether][block];
+  alignas(kLine) Stored streamed[block];
+  const bool far = task.count * sizeof(Stored) >= kFetchFrom;
   for (size_t at = 0, n; at < task.count; at += n) {
     n = std::min(block, task.count - at);
-    Stored* out = static_cast<Stored*>(task.out[0]) + at;
+    Stored* out = task.streamed ? streamed : static_cast<Stored*>(task.out[0]) + at;
     T* result = Format::target(out, task.post, room[0]);
     const T* part[kTogether] = {};
     for (size_t next = 0, have = 0; next < task.in.size(); have = 1) {
       for (; have < kTogether && next < task.in.size(); ++have, ++next) {
-        part[have] = Format::load(static_cast<const Stored*>(task.in[next]) + at, n, task.pre, room[have]);
+        const Stored* in = static_cast<const Stored*>(task.in[next]) + at;
+        if (far) fetch(in, n * sizeof(Stored));
+        part[have] = Format::load(in, n, task.pre, room[have]);
       }
       T* to = next == task.in.size() ? result : room[0];
       combine<Op>(to, part, have, n);
       part[0] = to;
     }
     Format::store(result, n, task.post, out);
-    for (size_t k = 1; k < task.out.size(); ++k) {
-      if (task.out[k] != task.out[0]) std::memcpy(static_cast<Stored*>(task.out[k]) + at, out, n * sizeof(Stored));
+    for (size_t k = 0; k < task.out.size(); ++k) {
+      Stored* to = static_cast<Stored*>(task.out[k]) + at;
+      if (to == out || (k > 0 && task.out[k] == task.out[0])) continue;
+      if (k < task.streamed) stream<Set>(to, out, n * sizeof(Stored));
+      else std::memcpy(to, out, n * sizeof(Stored));
     }
   }
 }

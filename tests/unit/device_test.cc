@@ -127,7 +127,10 @@ void with_oracle(DType dtype, Body body) {
 }
 
 std::vector<Isa> isas() {
-  return best_isa() == Isa::plain ? std::vector{Isa::plain} : std::vector{Isa::plain, best_isa()};
+  std::vector<Isa> all;
+  for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512})
+    if (has(isa)) all.push_back(isa);
+  return all;
 }
 
 // Every bit pattern may occur: NaN, infinities, subnormals. Half of them are small, so that sums stay finite.
@@ -164,10 +167,10 @@ void expect_same(const std::vector<typename Oracle::T>& want, const typename Ora
   }
 }
 
-std::string text_of(const Reduction& r, Isa isa, size_t inputs, size_t outputs) {
+std::string text_of(const Reduction& r, Isa isa, size_t inputs, size_t outputs, size_t streamed = 0) {
   return std::string(name_of(r.dtype)) + " " + name_of(r.op) + " pre " + std::to_string(r.pre) + " post " +
-         std::to_string(r.post) + ", " + std::to_string(inputs) + " to " + std::to_string(outputs) +
-         (isa == Isa::plain ? ", plain" : ", best");
+         std::to_string(r.post) + ", " + std::to_string(inputs) + " to " + std::to_string(outputs) + " (" +
+         std::to_string(streamed) + " streamed), " + name_of(isa);
 }
 
 // Pointers are shifted by 1, 2, 3 ... elements: aligned to the element and to nothing else. The element after
@@ -231,7 +234,7 @@ TEST_P(Reduce, OutputsMayBeInputs) {
   with_oracle(GetParam(), [](auto oracle) {
     using Oracle = decltype(oracle);
     for (Isa isa : isas()) {
-      for (double post : {1.0, 0.5}) {
+      for (auto [post, streamed] : {std::pair{1.0, 0u}, {0.5, 0u}, {1.0, 1u}, {0.5, 3u}}) {
         for (size_t inputs = 1; inputs <= 6; ++inputs) {
           for (size_t j = 0; j < inputs; ++j) {
             std::vector<std::vector<typename Oracle::Bits>> data;
@@ -241,9 +244,97 @@ TEST_P(Reduce, OutputsMayBeInputs) {
             std::vector<const void*> in;
             for (auto& x : data) in.push_back(x.data());
             void* out[] = {data[j].data(), data[(j + 1) % inputs].data(), data[j].data()};
-            reduce_with(isa, r, out, in, kMost);
-            expect_same<Oracle>(want, data[j].data(), kMost, text_of(r, isa, inputs, 3) + " in place");
-            expect_same<Oracle>(want, data[(j + 1) % inputs].data(), kMost, text_of(r, isa, inputs, 3) + " in place");
+            reduce_with(isa, r, out, in, kMost, streamed);
+            const std::string what = text_of(r, isa, inputs, 3, streamed) + " in place";
+            expect_same<Oracle>(want, data[j].data(), kMost, what);
+            expect_same<Oracle>(want, data[(j + 1) % inputs].data(), kMost, what);
+          }
+        }
+      }
+    }
+  });
+}
+
+// ---- instruction sets against each other -------------------------------------------------------------------
+
+// Where floating point is special, at every fourth element or so; the same value may meet itself.
+template <class Oracle>
+void sprinkle(std::vector<typename Oracle::Bits>& all, uint64_t seed) {
+  if constexpr (requires { Oracle::kInfinity; }) {
+    using Bits = typename Oracle::Bits;
+    constexpr Bits infinity = Oracle::kInfinity, one = 1;
+    constexpr Bits quiet = infinity | one << (Oracle::kFraction - 1), signalling = infinity | 1;
+    constexpr Bits subnormal = (one << Oracle::kFraction) - 1, largest = infinity - 1;
+    constexpr Bits special[] = {infinity, quiet, signalling, 0, 1, subnormal, subnormal + 1, largest};
+    std::mt19937_64 random(seed);
+    for (Bits& x : all) {
+      const uint64_t r = random();
+      if (r % 4 == 0) x = static_cast<Bits>(special[r / 4 % 8] | (r & 32 ? Oracle::kSign : 0));
+    }
+  }
+}
+
+// Of two NaNs either may win, since a compiler may swap the sides of a sum; arithmetic makes a second one from others.
+template <class Oracle>
+bool may_be_any_nan(const std::vector<std::vector<typename Oracle::Bits>>& in, size_t i) {
+  size_t nans = 0;
+  if constexpr (requires { Oracle::kInfinity; }) {
+    for (const auto& x : in) nans += std::isnan(Oracle::decode(x[i]));
+  }
+  return nans >= 2 || (nans == 1 && in.size() > 2);
+}
+
+// The plain loop's bits are what every set must give, whatever is streamed. Outputs begin off every border but the
+// element's, lie in one row with guards between them, and nothing else in the row may change.
+template <class Oracle>
+void compare_sets(const Reduction& r, size_t inputs, size_t outputs, size_t n) {
+  using Bits = typename Oracle::Bits;
+  constexpr Bits guard = 42;
+  constexpr size_t kGap = 5;
+  std::vector<std::vector<Bits>> values, shifted;
+  std::vector<const void*> from;
+  for (size_t j = 0; j < inputs; ++j) {
+    values.push_back(numbers<Oracle>(n, 31 * inputs + j));
+    sprinkle<Oracle>(values[j], 17 * n + j);
+    shifted.emplace_back(j + 1);
+    shifted[j].insert(shifted[j].end(), values[j].begin(), values[j].end());
+  }
+  for (size_t j = 0; j < inputs; ++j) from.push_back(shifted[j].data() + j + 1);
+  const auto run = [&](Isa isa, size_t streamed) {
+    std::vector<Bits> row(outputs * (n + kGap) + kGap, guard);
+    std::vector<void*> to;
+    for (size_t k = 0; k < outputs; ++k) to.push_back(row.data() + kGap + k * (n + kGap));
+    reduce_with(isa, r, to, from, n, streamed);
+    return row;
+  };
+  const std::vector<Bits> plain = run(Isa::plain, 0);
+  for (Isa isa : isas()) {
+    for (size_t streamed : {size_t(0), size_t(1), outputs}) {
+      const std::vector<Bits> row = run(isa, streamed);
+      for (size_t i = 0; i < row.size(); ++i) {
+        if (row[i] == plain[i]) continue;
+        const size_t element = i < kGap ? n : (i - kGap) % (n + kGap);
+        const bool either = element < n && may_be_any_nan<Oracle>(values, element);
+        ASSERT_TRUE(either && Oracle::same(Oracle::decode(plain[i]), row[i]))
+            << text_of(r, isa, inputs, outputs, streamed) << ", " << n << " elements: element " << element << " is "
+            << +row[i] << ", plain " << +plain[i];
+      }
+    }
+  }
+}
+
+TEST_P(Reduce, EveryInstructionSetGivesThePlainBits) {
+  const std::pair<double, double> factors[] = {{1, 1}, {0.3, 1}, {1, -1.0 / 3}, {2.5, 0.7}};
+  with_oracle(GetParam(), [&](auto oracle) {
+    for (ReduceOp op : kOps) {
+      for (auto [pre, post] : factors) {
+        for (size_t inputs = 1; inputs <= 6; ++inputs) {
+          for (size_t outputs = 1; outputs <= 4; ++outputs) {
+            const Reduction r{GetParam(), op, pre, post};
+            const bool also_long = outputs == 2 && pre == 1 && inputs % 2 == 0;  // so that inputs are fetched ahead
+            for (size_t n : {size_t(1), size_t(65), 777 + inputs, also_long ? size_t(70'001) : size_t(16)}) {
+              compare_sets<decltype(oracle)>(r, inputs, outputs, n);
+            }
           }
         }
       }
@@ -354,16 +445,33 @@ TEST(Half, NarrowsToNearestEven) {
 
 // Down to the bits of a NaN, so that a host without the instruction agrees with one that has it.
 TEST(Half, FastConversionEqualsPlainBitForBit) {
-  std::vector<uint16_t> all(65536), results[2];
+  std::vector<uint16_t> all(65536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   const void* in[] = {all.data()};
-  for (double post : {1.0, 1.0 / 3}) {
-    for (size_t k = 0; k < 2; ++k) {
-      results[k].resize(all.size());
-      void* out[] = {results[k].data()};
-      reduce_with(k ? best_isa() : Isa::plain, {DType::float16, ReduceOp::sum, 1, post}, out, in, all.size());
+  const auto scaled = [&](Isa isa, DType dtype, double post) {
+    std::vector<uint16_t> result(all.size());
+    void* out[] = {result.data()};
+    reduce_with(isa, {dtype, ReduceOp::sum, 1, post}, out, in, all.size());
+    return result;
+  };
+  for (Isa isa : isas()) {
+    for (DType dtype : {DType::float16, DType::bfloat16}) {
+      for (double post : {1.0, 1.0 / 3}) {
+        EXPECT_EQ(scaled(isa, dtype, post), scaled(Isa::plain, dtype, post)) << name_of(isa) << ' ' << name_of(dtype);
+      }
     }
-    EXPECT_EQ(results[0], results[1]);
+  }
+}
+
+TEST(Sets, OneThatTheMachineLacksIsRefused) {
+  EXPECT_TRUE(has(Isa::plain));
+  EXPECT_TRUE(has(best_isa()));
+  float x = 1;
+  void* out[] = {&x};
+  const void* in[] = {&x};
+  for (Isa isa : {Isa::avx2, Isa::avx512, static_cast<Isa>(9)}) {
+    if (has(isa)) continue;
+    EXPECT_THROW(reduce_with(isa, {DType::float32, ReduceOp::sum}, out, in, 1), Error) << name_of(isa);
   }
 }
 
@@ -378,6 +486,30 @@ TEST(Copy, MovesAndCounts) {
   EXPECT_EQ(std::string(to.data(), 1001), std::string(1000, 'x') + ".");
   copy(nullptr, nullptr, 0);
   EXPECT_EQ(copied_bytes() - before, 1000u);
+}
+
+TEST(Copy, StreamsFromAndToAnywhere) {
+  std::vector<char> from(5000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7);
+  for (size_t to_at : {0, 1, 15, 63, 64}) {
+    for (size_t from_at : {0, 3, 64}) {
+      for (size_t bytes : {0, 1, 62, 63, 64, 65, 127, 128, 1000, 4096}) {
+        std::vector<char> to(5000, '.');
+        const uint64_t before = copied_bytes();
+        copy(to.data() + to_at, from.data() + from_at, bytes, true);
+        EXPECT_EQ(copied_bytes() - before, bytes);
+        std::vector<char> want(5000, '.');
+        std::memcpy(want.data() + to_at, from.data() + from_at, bytes);
+        ASSERT_EQ(to, want) << bytes << " bytes from " << from_at << " to " << to_at;
+      }
+    }
+  }
+}
+
+TEST(Cache, IsOutgrownByMuchAndNotByLittle) {
+  EXPECT_FALSE(outgrows_cache(0));
+  EXPECT_FALSE(outgrows_cache(256 << 10));
+  EXPECT_TRUE(outgrows_cache(size_t(64) << 20)) << "no machine's ranks may count on more than 128 MiB";
 }
 
 TEST(Copy, CountsFromManyThreads) {
