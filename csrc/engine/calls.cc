@@ -60,6 +60,7 @@ Channel* Engine::begin_express(const Call& call, uint64_t* number) {
 
 bool Engine::express(const Call& call, RequestPtr* begun) {
   if (outstanding_.load(std::memory_order_relaxed) > 0) return false;
+  if (timeline_->running()) return false;  // it shows negotiation
   if (baton_.exchange(true, std::memory_order_seq_cst)) return false;
   visits_.fetch_add(1, std::memory_order_relaxed);
   uint64_t number;

@@ -136,7 +136,7 @@ bool Channel::coordinate() {
 }
 
 bool Channel::may_express(const Collective& c) {
-  return idle() && gone_.empty() && &choose_(c) == shared_.get() && express_->ready();
+  return idle() && gone_.empty() && selector_.choose(c).backend == shared_->name() && express_->ready();
 }
 
 bool Channel::step_express() {

@@ -34,6 +34,7 @@ std::byte* FusionBuffer::at_least(size_t bytes) {
     data_ = nullptr, bytes_ = 0;
     data_ = arena_->allocate(bytes + bytes / 2);
     bytes_ = bytes + bytes / 2;
+    arena_->populate(data_, bytes);
   }
   return data_;
 }
