@@ -29,14 +29,14 @@ static void wait_for(int64_t handle, const char* name) {
   if (status != LIGHTCC_OK) die("%s: %s", name, door.error());
 }
 
-static void lightcc_blocking(struct tensor* t) {
+static void own_blocking(struct tensor* t) {
   int64_t handle = door.submit(LIGHTCC_ALLREDUCE, t->name, 0, t->in, t->out, LIGHTCC_FLOAT32, 1, &t->count, LIGHTCC_SUM,
                                0, 1.0, 1.0, NULL, LIGHTCC_BLOCK);
   if (handle < 0) die("%s: %s", t->name, door.error());
   if (handle > 0) wait_for(handle, t->name);
 }
 
-static void lightcc_start_all(struct tensor* tensors, int count) {
+static void own_start_all(struct tensor* tensors, int count) {
   for (int i = 0; i < count; ++i) {
     struct tensor* t = &tensors[i];
     if (t->index >= kRoom) die("more than %d tensors", kRoom);
@@ -49,23 +49,23 @@ static void lightcc_start_all(struct tensor* tensors, int count) {
   }
 }
 
-static void lightcc_finish_all(struct tensor* tensors, int count) {
+static void own_finish_all(struct tensor* tensors, int count) {
   for (int i = 0; i < count; ++i) wait_for(tensors[i].handle, tensors[i].name);
 }
 
-static void lightcc_forget(struct tensor* tensors, int count) {
+static void own_forget(struct tensor* tensors, int count) {
   for (int i = 0; i < count; ++i)
     if (prepared[tensors[i].index] > 0) door.discard(prepared[tensors[i].index]), prepared[tensors[i].index] = 0;
 }
 
-static void* lightcc_memory(int64_t bytes) {
+static void* own_memory(int64_t bytes) {
   void* memory = door.alloc(bytes);
   if (!memory) die("lightcc_alloc of %lld bytes: %s", (long long)bytes, door.error());
   return memory;
 }
 
-static void lightcc_memory_back(void* memory) { door.free(memory); }
-static void lightcc_close(void) { door.shutdown(); }
+static void own_memory_back(void* memory) { door.free(memory); }
+static void own_close(void) { door.shutdown(); }
 
 void open_lightcc(struct library* library, const char* path) {
   void* opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -86,7 +86,7 @@ void open_lightcc(struct library* library, const char* path) {
   if (init() != LIGHTCC_OK) die("lightcc_init: %s", door.error());
   library->rank = rank(), library->size = size();
   strncpy(library->version, version(), sizeof library->version - 1);
-  library->allreduce = lightcc_blocking, library->start = lightcc_start_all, library->finish = lightcc_finish_all;
-  library->allocate = lightcc_memory, library->release = lightcc_memory_back;
-  library->forget = lightcc_forget, library->close = lightcc_close;
+  library->allreduce = own_blocking, library->start = own_start_all, library->finish = own_finish_all;
+  library->allocate = own_memory, library->release = own_memory_back;
+  library->forget = own_forget, library->close = own_close;
 }

@@ -70,8 +70,8 @@ TEST_F(EngineTimeline, ShowsWhoWasReadyAndWhatWasDone) {
                         "E MEMCPY_OUT_FUSION_BUFFER", "E ALLREDUCE"}));
   EXPECT_EQ(one, (Lines{"B NEGOTIATE_ALLREDUCE", "E NEGOTIATE_ALLREDUCE", "B ALLREDUCE", "B shared", "E shared",
                         "E ALLREDUCE"}));
-  EXPECT_EQ(b, (Lines{"B NEGOTIATE_BROADCAST", "E NEGOTIATE_BROADCAST", "B BROADCAST", "B links/binomial",
-                      "E links/binomial", "E BROADCAST"}));
+  EXPECT_EQ(b, (Lines{"B NEGOTIATE_BROADCAST", "E NEGOTIATE_BROADCAST", "B BROADCAST", "B shared", "E shared",
+                      "E BROADCAST"}));
   EXPECT_EQ(barrier, (Lines{"B NEGOTIATE_BARRIER", "E NEGOTIATE_BARRIER", "B BARRIER", "E BARRIER"}));
   EXPECT_EQ(file.count("CYCLE_START"), 4u);
   EXPECT_EQ(file.count(R"("args":{"dtype":"float32, float32","shape":"[100], [50]","bytes":600,"op":"sum",)"
