@@ -23,6 +23,10 @@ struct Reduction {
 void reduce(const Reduction&, std::span<void* const> out, std::span<const void* const> in, size_t count,
             size_t streamed = 0);
 
+// Fills with the number that changes no result of the reduction when it is one input among others: 0 for sum, average
+// and adasum; for product 1, which needs pre to be 1; for min and max the last in order.
+void fill_neutral(const Reduction&, void* out, size_t count);
+
 void copy(void* to, const void* from, size_t bytes, bool streamed = false);
 
 // Whether outputs of `bytes`, those of all ranks that work at the same time on this host, are more than the

@@ -354,6 +354,29 @@ T reduced(const Reduction& r, const std::vector<T>& in) {
   return out;
 }
 
+TEST_P(Reduce, NeutralNumbersChangeNoResult) {
+  with_oracle(GetParam(), [](auto oracle) {
+    using Oracle = decltype(oracle);
+    using Bits = typename Oracle::Bits;
+    for (ReduceOp op : kOps)
+      for (double pre : {1.0, 0.5, 3.0, -1.0, 0.0}) {
+        if (op == ReduceOp::product && pre != 1) continue;
+        const Reduction r{GetParam(), op, pre, 1};
+        const std::vector<std::vector<Bits>> data{numbers<Oracle>(1000, 1), numbers<Oracle>(1000, 2)};
+        std::vector<Bits> neutral(1001, Bits(42)), out(1000);
+        fill_neutral(r, neutral.data(), 1000);
+        EXPECT_EQ(neutral[1000], Bits(42)) << "wrote past its end";
+        for (size_t at = 0; at < 3; ++at) {  // its place among the inputs
+          std::vector<const void*> in{data[0].data(), data[1].data()};
+          in.insert(in.begin() + int(at), neutral.data());
+          void* to = out.data();
+          reduce(r, {&to, 1}, in, out.size());
+          expect_same<Oracle>(expected<Oracle>(r, data), out.data(), out.size(), text_of(r, best_isa(), 3, 1));
+        }
+      }
+  });
+}
+
 TEST(ReduceNumbers, Float16RoundsOnce) {
   // 2049 is no float16: rounding after each step would give 2048 for ever.
   const std::vector<uint16_t> in{float16_of_float(2048), float16_of_float(1), float16_of_float(1)};
