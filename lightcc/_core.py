@@ -48,6 +48,8 @@ _functions = {  # name: (result, arguments)
     "prepare": (c_int64, _request),
     "start": (c_int64, [c_int64]),
     "discard": (c_int, [c_int64]),
+    "join": (c_int64, []),
+    "last_joined": (c_int, [c_int64]),
     "wait": (c_int, [c_int64, c_int]),
     "poll": (c_int, [c_int64]),
     "release": (c_int, [c_int64]),
@@ -169,6 +171,14 @@ def poll(handle: int) -> bool:
 
 def prepare(*request) -> int:
     return check(_library.lightcc_prepare(*request))
+
+
+def join() -> int:
+    return check(_library.lightcc_join())
+
+
+def last_joined(handle: int) -> int:
+    return check(_library.lightcc_last_joined(handle))
 
 
 def add_group(ranks: Sequence[int]) -> int:

@@ -32,7 +32,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
 
 
 def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> List[Any]:
-    """Returns the objects of all ranks of the set, in rank order.
+    """Returns the objects of all ranks of the set, in rank order; of those that have not joined (hvd.join).
 
     obj: anything that cloudpickle can pickle. name: default "allgather_object". Errors as for allgather.
     Source: horovod.torch.functions (which has no process_set).
@@ -40,8 +40,11 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     >>> hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
     True
     """
-    gathered = io.BytesIO(ops.allgather(bytearray(_dumps(obj)), name or "allgather_object", process_set))
-    return [pickle.load(gathered) for _ in range(process_set.size() or 0)]  # a pickle knows its own end
+    data = ops.allgather(bytearray(_dumps(obj)), name or "allgather_object", process_set)
+    gathered, objects = io.BytesIO(data), []
+    while gathered.tell() < len(data):
+        objects.append(pickle.load(gathered))  # a pickle knows its own end
+    return objects
 
 
 def _dumps(obj: Any) -> bytes:

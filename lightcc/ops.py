@@ -29,6 +29,7 @@ from lightcc.request import (
     poll,
     submit,
     submit_barrier,
+    submit_join,
     submit_list,
     synchronize,
 )
@@ -37,8 +38,8 @@ __all__ = [
     "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
     "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "grouped_allgather",
     "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
-    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "poll", "reducescatter",
-    "reducescatter_async", "synchronize",
+    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "join", "poll",
+    "reducescatter", "reducescatter_async", "synchronize",
 ]
 
 
@@ -376,3 +377,26 @@ def barrier(process_set=global_process_set):
     >>> hvd.barrier()
     """
     now(submit_barrier(process_set), None)
+
+
+# Join
+
+def join(device=-1) -> int:
+    """Says that this rank has no more data, and returns once all ranks have said so: the rank that did so last.
+
+    Until then the collectives of the other ranks, in every process set, go on without this one, which stands by:
+      allreduce, reducescatter   it adds zeros, and Average still divides by all ranks of the set; Min, Max and Product
+                                 are those of the ranks that have data
+      allgather, alltoall        it sends no rows; what is sent to it is dropped
+      broadcast                  works, but from this rank: HorovodInternalError on those that call it
+      barrier                    does not wait for it
+      add_process_set, remove_process_set   HorovodInternalError: they need all ranks
+    What this rank has started before takes part with its data. Afterwards the numbering of operations without a name
+    begins anew. device is ignored: this version works on the CPU.
+    ValueError for any operation of this rank (from another thread) meanwhile. HorovodInternalError if a rank leaves
+    or dies. Ctrl-C ends the job on all ranks. Source: horovod.torch.mpi_ops (where only allreduce goes on).
+
+    >>> hvd.join() in range(hvd.size())
+    True
+    """
+    return now(submit_join(), None, _core.last_joined)

@@ -117,6 +117,11 @@ def submit_barrier(process_set: ProcessSet) -> int:
                  None, _core.BLOCK)
 
 
+def submit_join() -> int:
+    """Submits a join."""
+    return _send(_core.join)
+
+
 def _send(function, *arguments) -> int:
     try:
         return _core.check(function(*arguments))

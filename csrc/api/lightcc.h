@@ -104,6 +104,16 @@ LIGHTCC_API int64_t lightcc_prepare(int kind, const char* name, int group, const
 LIGHTCC_API int64_t lightcc_start(int64_t prepared);
 LIGHTCC_API int lightcc_discard(int64_t prepared);
 
+/* This rank has no more data: until all ranks have joined, the others' collectives, in every group, go on without it.
+ * It counts as present and puts in nothing: zeros into sums and averages (which are divided by all ranks), what
+ * changes no result into min, max and product, no rows into allgather and alltoall; what it would receive is
+ * dropped. A broadcast from it, and adding or removing a group, fail with LIGHTCC_MISMATCH. What it has submitted
+ * before goes first; what it submits before the request is done is refused. Afterwards the numbering of unnamed
+ * requests begins anew on all ranks. Returns a handle > 0 or minus a status.
+ * last_joined: of a finished join, the rank that joined last; or minus a status. */
+LIGHTCC_API int64_t lightcc_join(void);
+LIGHTCC_API int lightcc_last_joined(int64_t handle);
+
 /* Waits, driving the engine, at most timeout_ms (0: not at all). The status of a finished handle stays readable
  * until release. poll makes one bounded step at most and returns 1 if the request was finished when it
  * was called, 0 if not, minus a status for an unknown handle. */

@@ -171,6 +171,30 @@ int64_t lightcc_start(int64_t prepared) {
       -1);
 }
 
+int64_t lightcc_join(void) {
+  return guard(
+      [&]() -> int64_t {
+        auto e = engine();
+        auto request = std::make_shared<Request>();
+        request->what.kind = Kind::join;
+        request->key = std::string(name_of(Kind::join)) + ".";
+        e->submit(request, false);
+        return keep(request);
+      },
+      -1);
+}
+
+int lightcc_last_joined(int64_t handle) {
+  return guard(
+      [&] {
+        auto request = request_of(handle);
+        if (!request->finished.load(std::memory_order_acquire) || request->last_joined < 0)
+          refuse(request->title() + " is not a join() that all ranks have joined");
+        return request->last_joined;
+      },
+      -1);
+}
+
 int lightcc_discard(int64_t prepared) {
   State& s = state();
   std::lock_guard lock(s.mutex);

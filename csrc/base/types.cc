@@ -7,8 +7,9 @@ constexpr DTypeRow kDTypeTable[kDTypes] = {
     {"uint8", 1}, {"int8", 1},    {"uint16", 2},  {"int16", 2}, {"int32", 4},    {"int64", 8},
     {"float16", 2}, {"float32", 4}, {"float64", 8}, {"bool", 1},  {"bfloat16", 2}};
 constexpr const char* kOpNames[] = {"average", "sum", "adasum", "min", "max", "product"};
-constexpr const char* kKindNames[kKinds] = {"allreduce",     "allgather", "broadcast",       "alltoall",
-                                            "reducescatter", "barrier",   "add_process_set", "remove_process_set"};
+constexpr const char* kKindNames[kKinds] = {"allreduce",       "allgather",          "broadcast",
+                                            "alltoall",        "reducescatter",      "barrier",
+                                            "add_process_set", "remove_process_set", "join"};
 
 template <class Values>
 std::string join(const Values& values) {

@@ -16,9 +16,9 @@ inline constexpr int kDTypes = 11;
 enum class ReduceOp : int32_t { average, sum, adasum, min, max, product };
 
 enum class Kind : int32_t {
-  allreduce, allgather, broadcast, alltoall, reducescatter, barrier, add_group, remove_group
+  allreduce, allgather, broadcast, alltoall, reducescatter, barrier, add_group, remove_group, join
 };
-inline constexpr int kKinds = 8;
+inline constexpr int kKinds = 9;
 
 size_t size_of(DType);
 bool is_floating(DType);

@@ -23,7 +23,8 @@ Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& co
       tracing_(tracing),
       owner_(owner),
       selector_(true, config.select),
-      buffer_(host.arena()) {
+      buffer_(host.arena()),
+      phantom_(host.arena()) {
   auto& all = members_.ranks;
   members_.index = int(std::find(all.begin(), all.end(), host.rank()) - all.begin());
   mailboxes_.resize(all.size()), links_.resize(all.size());
@@ -65,7 +66,7 @@ void Channel::submit(const RequestPtr& request) {
 
 void Channel::receive(int from, Message message) {
   if (auto* announce = std::get_if<Announce>(&message)) {
-    coordinator_->announce(from, announce->key, std::move(announce->what));
+    coordinator_->announce(from, announce->key, std::move(announce->what), announce->again);
     tracing_.ready(group_, announce->key, members_.ranks[from]);
   } else if (auto* recall = std::get_if<Recall>(&message)) {
     const std::string* key = coordinator_->recall(from, *recall);
@@ -80,26 +81,33 @@ void Channel::receive(int from, Message message) {
 }
 
 void Channel::handle(Message message) {
+  auto for_me = [&](auto& members) {
+    return std::find(members.begin(), members.end(), members_.index) != members.end();
+  };
   if (auto* batch = std::get_if<Batch>(&message)) {
     std::vector<Entry> entries;
     for (Item& one : batch->items) {
       std::optional<std::string> again;
       const Item& item = ledger_.settle(std::move(one), &again);
-      auto it = pending_.find(item.key);
-      if (it == pending_.end())
-        throw Error(Code::internal, "told to run " + item.key + ", which was not announced here");
-      entries.push_back({std::move(it->second), item.rows});
-      pending_.erase(it);
+      if (for_me(item.absent)) {
+        entries.push_back(Phantom::entry(item));
+      } else {
+        auto it = pending_.find(item.key);
+        if (it == pending_.end())
+          throw Error(Code::internal, "told to run " + item.key + ", which was not announced here");
+        entries.push_back({std::move(it->second), item.rows, int(item.absent.size())});
+        pending_.erase(it);
+      }
       if (!again) continue;
-      if (auto other = pending_.find(*again); other != pending_.end())
-        mailboxes_[0]->send(encode(ledger_.announce(*again, other->second->what)));
+      if (auto other = pending_.find(*again); other != pending_.end()) {
+        Message anew = ledger_.announce(*again, other->second->what);
+        std::get<Announce>(anew).again = true;
+        mailboxes_[0]->send(encode(anew));
+      }
     }
     tracing_.agreed(entries, !runs_.empty());
     runs_.push_back(std::move(entries));
   } else if (auto* failure = std::get_if<Failure>(&message)) {
-    auto for_me = [&](auto& members) {
-      return std::find(members.begin(), members.end(), members_.index) != members.end();
-    };
     if (!failure->only.empty() && !for_me(failure->only)) return;
     ledger_.forget(failure->key);
     if (for_me(failure->absent)) return owner_.skip_name(group_, failure->key);
@@ -110,7 +118,8 @@ void Channel::handle(Message message) {
     owner_.finish(request, failure->code, request->title() + ": " + failure->text);
   } else if (auto* missing = std::get_if<Missing>(&message)) {
     if (auto it = pending_.find(missing->key); it != pending_.end())
-      report(*it->second, {missing->members.begin(), missing->members.end()}, now_ns());
+      report(*it->second, {missing->members.begin(), missing->members.end()},
+             {missing->joined.begin(), missing->joined.end()}, now_ns());
   } else {
     throw Error(Code::internal, "the coordinator sent a message that only members send");
   }
@@ -155,17 +164,28 @@ bool Channel::run_front() {
   if (runs_.empty() || express_->active()) return false;  // the express began first on all ranks
   if (!run_) {
     auto& front = *runs_[0][0].request;
+    if (runs_[0][0].phantom && !phantom_.prepare(runs_[0])) return true;
     if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
     run_ = std::make_unique<Run>(runs_[0], members_, buffer_, counters_, tracing_, choose_);
   }
   bool moved = run_->step();
   if (run_->done()) {
-    for (const Entry& entry : run_->entries()) owner_.finish(entry.request, Code::ok, "");
+    ran_ns_ = now_ns();
+    for (const Entry& entry : run_->entries()) {
+      if (entry.request->what.kind == Kind::join) all_joined(entry);
+      if (!entry.phantom) owner_.finish(entry.request, Code::ok, "");
+    }
     run_.reset();
     runs_.pop_front();
     return true;
   }
   return moved;
+}
+
+void Channel::all_joined(const Entry& entry) {
+  phantom_.clear();
+  if (group_ == 0 && !entry.rows.empty() && !entry.rows[0].empty())
+    entry.request->last_joined = int(entry.rows[0][0]);
 }
 
 bool Channel::step() {
@@ -179,7 +199,7 @@ bool Channel::step() {
     }
   }
   for (auto& [member, key] : std::exchange(queries_, {}))
-    mailboxes_[member]->send(encode(Missing{key, coordinator_->missing(key)}));
+    mailboxes_[member]->send(encode(Missing{key, coordinator_->missing(key), coordinator_->joined()}));
   if (is_coordinator()) moved |= coordinate();
   moved |= run_front();
   // What the next batch needs is often there already.
@@ -207,7 +227,8 @@ void Channel::fail_all(Code code, const std::string& text) {
   auto runs = std::exchange(runs_, {});
   auto pending = std::exchange(pending_, {});
   for (auto& entries : runs)
-    for (Entry& entry : entries) owner_.finish(entry.request, code, entry.request->title() + ": " + text);
+    for (Entry& entry : entries)
+      if (!entry.phantom) owner_.finish(entry.request, code, entry.request->title() + ": " + text);
   for (auto& [key, request] : pending) owner_.finish(request, code, request->title() + ": " + text);
 }
 
@@ -245,19 +266,26 @@ void Channel::inspect(uint64_t now) {
     for (Entry& entry : std::vector(runs_[0])) look_for(*entry.request, true, now);
 }
 
+// A rank in join() waits for as long as the others have work: it is no stall while that goes on.
+uint64_t Channel::waits_since(const Request& request) const {
+  return request.what.kind == Kind::join ? std::max(request.submitted_ns, ran_ns_) : request.submitted_ns;
+}
+
 void Channel::look_for(Request& request, bool running, uint64_t now) {
+  if (request.what.kind == Kind::join && group_ != 0) return;  // the world's speaks for all
   auto after = [&](uint64_t since, double seconds) { return double(now - since) * 1e-9 >= seconds; };
-  bool warn = after(request.submitted_ns, config_.stall_warn_s) && after(request.warned_ns, config_.stall_warn_s);
-  bool end = config_.stall_end_s > 0 && after(request.submitted_ns, config_.stall_end_s);
+  const uint64_t since = waits_since(request);
+  bool warn = after(since, config_.stall_warn_s) && after(request.warned_ns, config_.stall_warn_s);
+  bool end = config_.stall_end_s > 0 && after(since, config_.stall_end_s);
   if (!warn && !end) return;
-  if (running) return report(request, silent_members(now), now);
-  if (is_coordinator()) return report(request, coordinator_->missing(request.key), now);
+  if (running) return report(request, silent_members(now), {}, now);
+  if (is_coordinator()) return report(request, coordinator_->missing(request.key), coordinator_->joined(), now);
   if (request.asked_ns <= request.warned_ns) {  // not asked since the last warning
     request.asked_ns = now;
     mailboxes_[0]->send(encode(Query{request.key}));
     host_.ring_urgently(members_.ranks[0]);
   } else if (now - request.asked_ns > kSilenceNs) {
-    report(request, {0}, now);
+    report(request, {0}, {}, now);
   }
 }
 
@@ -281,18 +309,25 @@ std::string Channel::names(const std::vector<int>& members) const {
   return text;
 }
 
-void Channel::report(Request& request, const std::vector<int>& missing, uint64_t now) {
+void Channel::report(Request& request, const std::vector<int>& missing, const std::vector<int>& joined, uint64_t now) {
   if (missing.empty()) return;  // they have all come meanwhile
   request.warned_ns = now;
+  const double waited_s = double(now - waits_since(request)) * 1e-9;
   char seconds[32];
-  snprintf(seconds, sizeof seconds, "%.0f s", double(now - request.submitted_ns) * 1e-9);
+  snprintf(seconds, sizeof seconds, "%.0f s", waited_s);
   std::string text = request.title() + " has waited " + seconds + " for " + names(missing);
-  if (config_.stall_end_s > 0 && double(now - request.submitted_ns) * 1e-9 >= config_.stall_end_s)
+  if (!joined.empty()) text += " (has joined: " + names(joined) + ")";
+  if (config_.stall_end_s > 0 && waited_s >= config_.stall_end_s)
     return owner_.end_epoch(Code::timeout, "stalled: " + text + "; ended after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS");
   counters_.add(Counters::stall_warnings);
-  // One voice is enough: the first member that is not missing.
+  // One voice is enough: the first member that waits for it.
+  auto waits = [&](int member) {
+    bool has_joined = std::find(joined.begin(), joined.end(), member) != joined.end();
+    return std::find(missing.begin(), missing.end(), member) == missing.end() &&
+           (!has_joined || request.what.kind == Kind::join);
+  };
   int first = 0;
-  while (std::find(missing.begin(), missing.end(), first) != missing.end()) ++first;
+  while (first < members_.size() && !waits(first)) ++first;
   if (first == members_.index)
     log(Level::warning, "stall: " + text +
                             " to submit it or to go on. Are they stopped, or do they take another path "

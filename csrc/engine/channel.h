@@ -9,6 +9,7 @@
 #include "engine/express.h"
 #include "engine/mailbox.h"
 #include "engine/negotiator.h"
+#include "engine/phantom.h"
 #include "engine/run.h"
 #include "net/host.h"
 
@@ -50,8 +51,10 @@ class Channel {
   bool coordinate();
   bool run_front();
   bool step_express();
+  void all_joined(const Entry&);
+  uint64_t waits_since(const Request&) const;
   void look_for(Request&, bool running, uint64_t now);
-  void report(Request&, const std::vector<int>& missing, uint64_t now);
+  void report(Request&, const std::vector<int>& missing, const std::vector<int>& joined, uint64_t now);
   std::vector<int> silent_members(uint64_t now) const;
   std::string names(const std::vector<int>& members) const;
 
@@ -75,10 +78,12 @@ class Channel {
   std::unique_ptr<Backend> by_links_;
   Run::Choose choose_;
   FusionBuffer buffer_;
+  Phantom phantom_;
   std::deque<std::vector<Entry>> runs_;                 // agreed; the front one runs
   std::unique_ptr<Run> run_;
   std::unique_ptr<Express> express_;
   RequestPtr expressed_;                                // nullptr while its caller makes the steps itself
+  uint64_t ran_ns_ = 0;                                 // when a batch last came to its end
   std::string gone_;                                    // why the first member left; empty: all are here
   bool coordinator_gone_ = false;
 };

@@ -42,6 +42,7 @@ void check(Request& request, const std::vector<int>& ranks, int rank) {
   if (ranks.empty()) refuse(request, rank, set + " does not exist");
   set += " (ranks " + text_of(ranks) + ")";
   if (!has(ranks, rank)) refuse(request, rank, "this rank is not in " + set);
+  if (what.kind == Kind::join && request.group != 0) refuse(request, rank, "join() is of the whole job, not of " + set);
   if (what.kind == Kind::broadcast && !has(ranks, what.root))
     refuse(request, rank, "root rank " + std::to_string(what.root) + " is not in " + set);
   if (what.kind == Kind::allreduce && what.op == ReduceOp::adasum)

@@ -65,6 +65,7 @@ void Engine::end_epoch(Code code, const std::string& text) {
   // First out of reach of ranks that may still be writing, then tell.
   host_->arena()->abandon();
   for (auto& [id, channel] : channels_) channel->fail_all(code, text);
+  if (RequestPtr join = join_) finish(join, code, join->title() + ": " + text);  // no channel may have it any more
   for (int rank = 0; rank < host_->size(); ++rank) {
     if (rank == host_->rank()) continue;
     host_->ring_urgently(rank);

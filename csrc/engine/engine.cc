@@ -72,10 +72,14 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
     std::lock_guard lock(mutex_);
     if (failure_) throw Error(failure_->first, request->title() + ": " + failure_->second);
     if (stopping_) throw Error(Code::shut_down, request->title() + ": lightcc has been shut down");
+    if (joining_)
+      throw Error(Code::invalid_argument, request->title() + ": rank " + std::to_string(world_.rank) + " has called " +
+                                              "join() and takes part in nothing new until it returns");
     if (request->automatic) name_automatically(*request);  // only now: a refused request must not use up a number
     if (!in_flight_.insert(flight_name(*request)).second)
       throw Error(Code::invalid_argument, request->title() + ": a tensor of this name is still in flight on rank " +
                                               std::to_string(world_.rank) + "; wait for it or use another name");
+    joining_ = request->what.kind == Kind::join;
     inbox_.push_back(request);
     outstanding_.fetch_add(1);
   }
@@ -86,6 +90,7 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
 }
 
 void Engine::finish(const RequestPtr& request, Code code, const std::string& text) {
+  if (request->what.kind == Kind::join && join_goes_on(request, code, text)) return;
   {
     std::lock_guard lock(mutex_);
     in_flight_.erase(flight_name(*request));
@@ -208,6 +213,8 @@ bool Engine::take_inbox() {
       finish(request, failure->first, request->title() + ": " + failure->second);
     else if (channel == channels_.end())
       finish(request, Code::invalid_argument, request->title() + ": its process set was removed");
+    else if (request->what.kind == Kind::join)
+      join(request);
     else
       channel->second->submit(request);
   }
@@ -303,8 +310,9 @@ void Engine::change_groups(Request& request) {
     groups_[group] = ranks;
   }
   request.new_group = group;
-  if (std::find(ranks.begin(), ranks.end(), host_->rank()) != ranks.end())
-    channels_[group] = std::make_unique<Channel>(*host_, group, ranks, config_, counters_, tracing_, *this);
+  if (std::find(ranks.begin(), ranks.end(), host_->rank()) == ranks.end()) return;
+  auto& channel = channels_[group] = std::make_unique<Channel>(*host_, group, ranks, config_, counters_, tracing_, *this);
+  if (join_) ++join_parts_, channel->submit(join_);
 }
 
 }  // namespace lightcc

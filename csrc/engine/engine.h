@@ -66,6 +66,8 @@ class Engine : public ChannelOwner {
   void change_groups(Request&) override;
   void end_epoch(Code, const std::string& text) override;
 
+  void join(const RequestPtr&);
+  bool join_goes_on(const RequestPtr&, Code, const std::string& text);
   void name_automatically(Request&);           // "noname.7": numbered by group and kind; under the mutex
   Channel* begin_express(const Call&, uint64_t* number);  // nullptr: it cannot be. Both under the baton
   Express::State step_express(Express&);
@@ -100,6 +102,8 @@ class Engine : public ChannelOwner {
   Disputes disputes_;
   std::vector<char> left_;                     // by rank
   std::optional<Failure> ending_;              // a peer ended the epoch in peace: what can still finish, does
+  RequestPtr join_;                            // in flight; it is announced in every channel
+  int join_parts_ = 0;                         // channels in which not all have joined
   uint64_t ending_ns_ = 0, moved_ns_ = 0;      // since when, and when anything last moved
 
   // Under the mutex.
@@ -109,6 +113,7 @@ class Engine : public ChannelOwner {
   std::map<int, std::vector<int>> groups_;
   std::map<std::pair<int, Kind>, uint64_t> automatic_;
   std::optional<Failure> failure_;             // the epoch's end
+  bool joining_ = false;                       // nothing is submitted until join() returns
 
   std::atomic<bool> inbox_full_{false}, stopping_{false}, over_{false};
   std::atomic<int> outstanding_{0}, waiters_{0};

@@ -40,17 +40,26 @@ void put(WireWriter& out, const Item& item) {
   if (!item.fresh) return;
   out.put(item.key).put(uint32_t(item.rows.size()));
   for (auto& rows : item.rows) out.put(rows);
+  out.put(item.absent);
+  if (!item.absent.empty()) put(out, item.what);
+}
+
+bool flag(WireReader& in) {
+  auto byte = in.get<uint8_t>();
+  if (byte > 1) WireReader::fail();
+  return byte != 0;
 }
 
 Item item(WireReader& in) {
   Item item;
   item.id = in.get<uint32_t>(), item.generation = in.get<uint32_t>();
-  if (auto fresh = in.get<uint8_t>(); fresh > 1) WireReader::fail();
-  else item.fresh = fresh != 0;
+  item.fresh = flag(in);
   if (!item.fresh) return item;
   item.key = in.text();
   item.rows.resize(in.length(sizeof(uint32_t)));
   for (auto& rows : item.rows) rows = in.values<int64_t>();
+  item.absent = in.values<int32_t>();
+  if (!item.absent.empty()) item.what = announcement(in);
   return item;
 }
 
@@ -59,7 +68,7 @@ Item item(WireReader& in) {
 std::string encode(const Message& message) {
   WireWriter out;
   out.put(uint8_t(message.index()));
-  std::visit(Match{[&](const Announce& m) { out.put(m.key), put(out, m.what); },
+  std::visit(Match{[&](const Announce& m) { out.put(m.key).put(uint8_t(m.again)), put(out, m.what); },
                    [&](const Recall& m) { out.put(m.id).put(m.generation); },
                    [&](const Query& m) { out.put(m.key); },
                    [&](const Contest& m) { out.put(m.key).put(m.text).put(m.absent); },
@@ -68,7 +77,7 @@ std::string encode(const Message& message) {
                      for (const Item& item : m.items) put(out, item);
                    },
                    [&](const Failure& m) { out.put(m.key).put(m.code).put(m.text).put(m.only).put(m.absent); },
-                   [&](const Missing& m) { out.put(m.key).put(m.members); }},
+                   [&](const Missing& m) { out.put(m.key).put(m.members).put(m.joined); }},
              message);
   return out.take();
 }
@@ -78,8 +87,9 @@ Message parse(std::string_view bytes) {
   Message message;
   switch (in.get<uint8_t>()) {
     case 0: {
-      std::string key = in.text();
-      message = Announce{std::move(key), announcement(in)};
+      Announce announce;
+      announce.key = in.text(), announce.again = flag(in), announce.what = announcement(in);
+      message = std::move(announce);
       break;
     }
     case 1: {
@@ -114,7 +124,7 @@ Message parse(std::string_view bytes) {
     case 6: {
       Missing missing;
       missing.key = in.text();
-      missing.members = in.values<int32_t>();
+      missing.members = in.values<int32_t>(), missing.joined = in.values<int32_t>();
       message = std::move(missing);
       break;
     }

@@ -39,8 +39,13 @@ struct Announcement {
 
 inline constexpr uint32_t kNoId = UINT32_MAX;
 
-// member -> coordinator
-struct Announce { std::string key; Announcement what; };
+// member -> coordinator. An announcement of kind join says that this member has no more data: until all members
+// have joined, the others' requests run without it.
+struct Announce {
+  std::string key;
+  Announcement what;
+  bool again = false;                              // it was recalled, but its number had gone to another request
+};
 struct Recall { uint32_t id, generation; };        // "the same as last time"
 struct Query { std::string key; };                 // "who is missing?"
 struct Contest {                                   // "these members will not come: they gave it to another group"
@@ -54,7 +59,10 @@ struct Item {                                      // one request to run
   bool fresh = false;                              // the rest follows; otherwise it is as remembered
   std::string key;
   std::vector<std::vector<int64_t>> rows;          // by tensor: first dimension by member (allgather); rows
-                                                   // from member i to member j at i * size + j (alltoall)
+                                                   // from member i to member j at i * size + j (alltoall);
+                                                   // join: the world rank that joined last
+  std::vector<int32_t> absent = {};                // members that have joined: they take part without data ...
+  Announcement what = {};                          // ... in this; only if there are any
 };
 struct Batch { std::vector<Item> items; };         // to run as one
 struct Failure {
@@ -64,7 +72,10 @@ struct Failure {
   std::vector<int32_t> only = {};                  // members that it is for; empty: all
   std::vector<int32_t> absent = {};                // members that had not announced it and will not
 };
-struct Missing { std::string key; std::vector<int32_t> members; };
+struct Missing {
+  std::string key;
+  std::vector<int32_t> members, joined = {};       // who has not announced it; who has joined and need not
+};
 
 using Message = std::variant<Announce, Recall, Query, Contest, Batch, Failure, Missing>;
 

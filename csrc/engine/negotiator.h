@@ -32,9 +32,10 @@ class Coordinator {
  public:
   struct Limits { int64_t batch_bytes; bool fusion; int capacity; };
   // rank_of[i]: world rank of member i, for messages to people.
-  Coordinator(std::vector<int> rank_of, Limits limits) : rank_of_(std::move(rank_of)), limits_(limits) {}
+  Coordinator(std::vector<int> rank_of, Limits limits)
+      : rank_of_(std::move(rank_of)), limits_(limits), joined_(rank_of_.size()), lost_(rank_of_.size()) {}
 
-  void announce(int member, const std::string& key, Announcement);
+  void announce(int member, const std::string& key, Announcement, bool again = false);
   // The request's key, or nullptr: its number has been given away.
   const std::string* recall(int member, const Recall&);
   // Where the coordinator's own tensor lies in memory that ranks share (0: not in such memory). Requests that
@@ -44,7 +45,10 @@ class Coordinator {
   void gone(int member, const std::string& why);
   // Fails a request that the absent members will never announce, on the others as each comes to it.
   void contest(const Contest&);
-  std::vector<int> missing(const std::string& key) const;  // members that have not announced it
+  std::vector<int> missing(const std::string& key) const;  // members that have not announced it, but should
+  // Members that have joined: what the others have announced is ready without them, until all have joined. That
+  // becomes ready last, and ends it.
+  std::vector<int> joined() const;
 
   int64_t ready_bytes() const { return ready_bytes_; }
   bool anything_failed() const { return !failures_.empty(); }
@@ -58,17 +62,25 @@ class Coordinator {
     std::vector<Announcement> what;  // by member
     std::vector<char> here;
     std::vector<std::string> owed;   // by member: the failure that waits for its announcement
-    int count = 0;
+    std::vector<int32_t> absent;     // once it is ready: members that joined and have not announced it
+    std::vector<int32_t> told_absent;  // when it last ran
+    int count = 0, speaker = 0;      // members that announced it; the first of them, once it is ready
+    bool ready = false;
     bool fresh = true;               // someone announced it in full since it last ran
     uint32_t id = kNoId, generation = 0;
     uint64_t last_used = 0;
     uintptr_t place = 0;
+    const Announcement& said() const { return what[size_t(speaker)]; }
   };
   Entry& entry(const std::string& key);
   void arrived(Entry&, int member);
+  bool complete(const Entry&) const;
+  void make_ready(Entry&);
+  void join_if_due(Entry& join, int member);
   void reset(Entry&);
   void number(Entry&);
   std::string disagreement(const Entry&) const;
+  std::string needs_the_absent(const Entry&) const;
   Item item(Entry&);
 
   std::vector<int> rank_of_;
@@ -81,6 +93,10 @@ class Coordinator {
   int64_t ready_bytes_ = 0;
   uint64_t clock_ = 0;
   std::string gone_;                                 // why, once somebody is
+  std::vector<char> joined_;                         // by member
+  int joined_count_ = 0, last_joined_ = 0;
+  std::vector<int> lost_;                            // by member: recalls that came too late; each is made good by an
+                                                     // announcement that says so
 };
 
 }  // namespace lightcc

@@ -37,12 +37,14 @@ struct Request {
   // The engine's, until finished; then the caller's.
   std::vector<Output> results;
   int new_group = -1;              // add_group
+  int last_joined = -1;            // join: the world rank that joined last
   Code code = Code::pending;
   std::string text;
   uint64_t warned_ns = 0, asked_ns = 0;  // stall inspection
   std::atomic<bool> finished{false};     // released after code, text and results
 
   std::string title() const {
+    if (what.kind == Kind::join) return "join()";
     return name_of(what.kind) + (key.empty() ? std::string(" of an unnamed tensor") : " of tensor '" + name() + "'");
   }
   std::string name() const { return key.substr(key.find('.') + 1); }

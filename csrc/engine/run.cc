@@ -95,6 +95,9 @@ void Run::plan_allreduce() {
     c.kind = Kind::allreduce, c.index = members_.index, c.size = members_.size(), c.dtype = DType(d);
     c.pre = what.pre;
     set_average(c, what.op, what.post);
+    // Who has no data puts ones into a product, which no factor may touch: it moves behind the product.
+    if (int absent = entries_[0].absent; absent > 0 && what.op == ReduceOp::product && what.pre != 1)
+      c.pre = 1, c.post = what.post * std::pow(what.pre, c.size - absent);
     c.count = int64_t(span / size_of(c.dtype));
     c.input = pieces[0].in, c.output = pieces[0].out;
     if (pieces.size() > 1 && !side_by_side) {

@@ -4,6 +4,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "collective/collective.h"
@@ -22,6 +23,7 @@ class FusionBuffer {
   FusionBuffer(const FusionBuffer&) = delete;
   FusionBuffer& operator=(const FusionBuffer&) = delete;
   std::byte* at_least(size_t bytes);
+  void clear() { arena_->release(std::exchange(data_, nullptr)), bytes_ = 0; }
   const Arena& arena() const { return *arena_; }
 
  private:
@@ -33,6 +35,8 @@ class FusionBuffer {
 struct Entry {             // a request of the batch and what the coordinator added to it
   RequestPtr request;
   std::vector<std::vector<int64_t>> rows;
+  int absent = 0;          // members that have joined and take part without data; the same in the whole batch
+  bool phantom = false;    // this rank is one of them, and the request is nobody's (phantom.h)
 };
 
 struct Members {           // of the group, as this rank sees it

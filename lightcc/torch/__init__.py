@@ -42,6 +42,7 @@ from lightcc.torch.mpi_ops import (
     init,
     is_homogeneous,
     is_initialized,
+    join,
     local_rank,
     local_size,
     mpi_built,
@@ -69,12 +70,13 @@ __all__ = [
     "ccl_built", "check_extension", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
     "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce",
     "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
-    "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
-    "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline", "synchronize",
+    "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size",
+    "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter",
+    "reducescatter_async", "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+    "synchronize",
 ]
 
-_LATER = frozenset(["SyncBatchNorm", "elastic", "join", "sparse_allreduce_async"])
+_LATER = frozenset(["SyncBatchNorm", "elastic", "sparse_allreduce_async"])
 
 
 def __getattr__(name: str):

@@ -26,6 +26,7 @@ from lightcc.ops import (  # noqa: F401
     grouped_allreduce_async_,
     grouped_reducescatter_async,
     handle_average_backwards_compatibility,
+    join,
     poll,
     reducescatter_async,
     synchronize,

@@ -18,10 +18,10 @@ LATER = {
     "horovod.common.exceptions": set(),
     "horovod.common.process_sets": set(),
     "horovod.common.util": {"gpu_available"},
-    "horovod.torch": {"SyncBatchNorm", "elastic", "join", "sparse_allreduce_async"},
+    "horovod.torch": {"SyncBatchNorm", "elastic", "sparse_allreduce_async"},
     "horovod.torch.compression": set(),
     "horovod.torch.functions": set(),
-    "horovod.torch.mpi_ops": {"gpu_available", "join", "sparse_allreduce_async"},
+    "horovod.torch.mpi_ops": {"gpu_available", "sparse_allreduce_async"},
     "horovod.torch.optimizer": set(),
 }
 PACKAGES = {"horovod", "horovod.torch", "horovod.torch.mpi_ops"}  # users take any name from these

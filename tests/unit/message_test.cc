@@ -23,16 +23,19 @@ struct Sample { const char* name; Message message; };
 std::vector<Sample> samples() {
   return {{"announce", Announce{"alltoall.x", announcement()}},
           {"announce_barrier", Announce{"barrier.", {}}},
+          {"announce_again", Announce{"alltoall.x", announcement(), true}},
           {"recall", Recall{7, 3}},
           {"recall_none", Recall{kNoId, 0}},
           {"query", Query{"allreduce.grad"}},
           {"contest", Contest{"allreduce.x", "ranks disagree on the process set", {1, 3}}},
           {"batch", Batch{{{4, 9, false, "", {}}, {5, 1, true, "allgather.y", {{1, 2, 3}, {0, 0, 9}}}}}},
+          {"batch_absent", Batch{{{5, 2, true, "alltoall.x", {{1, 0}}, {1, 2}, announcement()}}}},
           {"batch_unnumbered", Batch{{{kNoId, 0, true, "broadcast.z", {}}}}},
           {"batch_empty", Batch{}},
           {"failure", Failure{"allreduce.x", Code::mismatch, "ranks disagree", {}, {}}},
           {"failure_for_some", Failure{"allreduce.x", Code::shut_down, "", {0, 1}, {2}}},
           {"missing", Missing{"allreduce.x", {0, 2}}},
+          {"missing_joined", Missing{"allreduce.x", {0, 2}, {1}}},
           {"missing_nobody", Missing{"", {}}}};
 }
 
@@ -52,6 +55,8 @@ TEST(Message, TheFieldsComeBackInTheirPlaces) {
   const auto announce = std::get<Announce>(parse(encode(Announce{"alltoall.x", announcement()})));
   EXPECT_EQ(announce.key, "alltoall.x");
   EXPECT_EQ(announce.what, announcement());
+  EXPECT_FALSE(announce.again);
+  EXPECT_TRUE(std::get<Announce>(parse(encode(Announce{"x", {}, true}))).again);
   const auto recall = std::get<Recall>(parse(encode(Recall{7, 3})));
   EXPECT_EQ(recall.id, 7u);
   EXPECT_EQ(recall.generation, 3u);
@@ -76,6 +81,10 @@ TEST(Message, TheFieldsComeBackInTheirPlaces) {
   EXPECT_EQ(contest.absent, std::vector<int32_t>{4});
   const auto missing = std::get<Missing>(parse(encode(Missing{"k", {4, 1}})));
   EXPECT_EQ(missing.members, (std::vector<int32_t>{4, 1}));
+  EXPECT_EQ(std::get<Missing>(parse(encode(Missing{"k", {}, {3}}))).joined, std::vector<int32_t>{3});
+  const auto without = std::get<Batch>(parse(encode(Batch{{{5, 2, true, "k", {}, {1, 2}, announcement()}}}))).items[0];
+  EXPECT_EQ(without.absent, (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(without.what, announcement());
   EXPECT_EQ(std::get<Query>(parse(encode(Query{"k"}))).key, "k");
 }
 
@@ -104,6 +113,8 @@ TEST(Message, ValuesOutOfRangeAreRefused) {
   refused(Announce{"k", what});
   what = announcement(), what.tensors[0].shape = Shape(65, 1);
   refused(Announce{"k", what});
+  what = announcement(), what.kind = Kind(-1);
+  refused(Batch{{{5, 2, true, "k", {}, {1}, what}}});
   refused(Failure{"k", Code(8), "", {}, {}});
   EXPECT_THROW(parse(std::string(1, char(std::variant_size_v<Message>))), Error);
 }
@@ -112,6 +123,11 @@ TEST(Message, AFlagThatIsNeitherZeroNorOneIsRefused) {
   std::string bytes = encode(Batch{{{4, 9, false, "", {}}}});
   ASSERT_EQ(bytes.back(), '\0');
   bytes.back() = '\2';
+  EXPECT_THROW(parse(bytes), Error);
+  bytes = encode(Announce{"", {}, true});
+  const size_t again = 1 + sizeof(uint32_t);  // behind the alternative and an empty key
+  ASSERT_EQ(bytes[again], '\1');
+  bytes[again] = '\2';
   EXPECT_THROW(parse(bytes), Error);
 }
 

@@ -21,21 +21,24 @@ Announcement allgather(int64_t rows) {
 
 // One coordinator and the ledgers of all members, joined by queues that deliver in order but whenever they like.
 // Members go on to the next round when their own is done. In each round the same requests are made by all, in another
-// order by each, with rows that change now and then: what runs must be the same everywhere and never out of date.
+// order by each, with rows that change now and then: what runs must be the same everywhere and never out of date. Each
+// member joins after a number of rounds of its own, and when all have joined, they begin anew.
 class Parley {
  public:
   Parley(int size, Coordinator::Limits limits, uint64_t seed)
       : coordinator_(ranks(size), limits), members_(size_t(size)), random_(seed) {}
 
   void play(int rounds, int keys) {
-    for (uint64_t turns = 0; std::any_of(members_.begin(), members_.end(), [&](auto& m) { return m.round <= rounds; });
-         ++turns) {
+    const auto goes_on = [](const Member& member) { return member.epoch < kEpochs; };
+    for (uint64_t turns = 0; std::any_of(members_.begin(), members_.end(), goes_on); ++turns) {
       ASSERT_LT(turns, 1'000'000u) << "stuck";
       const size_t i = random_() % members_.size();
       Member& member = members_[i];
       switch (random_() % 4) {
         case 0:
-          if (member.pending.empty() && ++member.round <= rounds) begin_round(i, keys);
+          if (!member.pending.empty() || member.epoch == kEpochs) break;
+          if (++member.round <= rounds_of(i, member.epoch, rounds)) begin_round(i, keys);
+          else join(i);
           break;
         case 1:
           if (!member.to_coordinator.empty()) receive(i);
@@ -53,9 +56,11 @@ class Parley {
   }
 
  private:
+  static constexpr int kEpochs = 3;
+  static constexpr const char* kJoin = "join.";
   struct Member {
     Ledger ledger;
-    int round = 0;
+    int epoch = 0, round = 0;
     std::set<std::string> pending;
     std::deque<Message> to_coordinator, from_coordinator;
     std::vector<std::string> ran;
@@ -67,6 +72,18 @@ class Parley {
   }
   static int64_t rows(size_t member, const std::string& key, int round) {
     return int64_t(member) + int64_t(key[0]) + round / 3 * (member == 1);  // member 1's change every third round
+  }
+  static int rounds_of(size_t member, int epoch, int rounds) {
+    return 1 + int(member * 7 + size_t(epoch) * 5) % rounds;
+  }
+  static Announcement joining() {
+    Announcement what;
+    what.kind = Kind::join;
+    return what;
+  }
+  void join(size_t i) {
+    members_[i].pending.insert(kJoin);
+    members_[i].to_coordinator.push_back(members_[i].ledger.announce(kJoin, joining()));
   }
   Announcement announcement(size_t i, const std::string& key) const {
     return allgather(rows(i, key, members_[i].round));
@@ -84,7 +101,7 @@ class Parley {
   void receive(size_t i) {
     Message message = std::move(members_[i].to_coordinator.front());
     members_[i].to_coordinator.pop_front();
-    if (auto* announce = std::get_if<Announce>(&message)) coordinator_.announce(int(i), announce->key, announce->what);
+    if (auto* one = std::get_if<Announce>(&message)) coordinator_.announce(int(i), one->key, one->what, one->again);
     else coordinator_.recall(int(i), std::get<Recall>(message));
   }
   void handle(size_t i) {
@@ -95,13 +112,27 @@ class Parley {
     for (Item& one : std::get<Batch>(message).items) {
       std::optional<std::string> again;
       const Item item = member.ledger.settle(std::move(one), &again);
-      ASSERT_EQ(member.pending.erase(item.key), 1u) << item.key << " was not asked for";
-      ASSERT_EQ(item.rows[0].size(), members_.size());
-      for (size_t j = 0; j < members_.size(); ++j)
-        ASSERT_EQ(item.rows[0][j], rows(j, item.key, member.round)) << item.key << " is out of date";
+      const auto absent = [&](size_t j) {
+        return std::find(item.absent.begin(), item.absent.end(), int(j)) != item.absent.end();
+      };
       member.ran.push_back(item.key);
-      if (again && member.pending.count(*again))
-        member.to_coordinator.push_back(member.ledger.announce(*again, announcement(i, *again)));
+      ASSERT_EQ(member.pending.erase(item.key), absent(i) ? 0u : 1u) << item.key << " was not asked for";
+      if (item.key == kJoin) {
+        ++member.epoch, member.round = 0;
+      } else {
+        ASSERT_EQ(item.rows[0].size(), members_.size());
+        for (size_t j = 0; j < members_.size(); ++j) {
+          if (absent(i) && !absent(j)) continue;  // it is in no round
+          const int64_t expected = absent(j) ? 0 : rows(j, item.key, member.round);
+          ASSERT_EQ(item.rows[0][j], expected) << item.key << " is out of date";
+        }
+        ASSERT_EQ(item.what, item.absent.empty() ? Announcement() : allgather(0));
+      }
+      if (again && member.pending.count(*again)) {
+        Message anew = member.ledger.announce(*again, *again == kJoin ? joining() : announcement(i, *again));
+        std::get<Announce>(anew).again = true;
+        member.to_coordinator.push_back(anew);
+      }
     }
   }
 

@@ -314,6 +314,156 @@ TEST(Coordinator, AContestFailsItForEachAsItComes) {
   EXPECT_FALSE(c.anything_ready());
 }
 
+// ---- members that have joined
+
+void join(Coordinator& coordinator, int member) {
+  Announcement what;
+  what.kind = Kind::join;
+  coordinator.announce(member, "join.", what);
+}
+Item only_item(const std::vector<Message>& messages) {
+  EXPECT_EQ(messages.size(), 1u) << script_of(messages);
+  return std::get<Batch>(messages.at(0)).items.at(0);
+}
+
+TEST(Coordinator, NothingWaitsForAMemberThatHasJoined) {
+  Coordinator c({4, 7, 9}, kLimits);
+  for (int member : {0, 2}) c.announce(member, "a", allreduce(10));
+  join(c, 1);
+  EXPECT_EQ(c.joined(), std::vector{1});
+  EXPECT_EQ(c.ready_bytes(), 40);
+  auto messages = c.take();
+  EXPECT_EQ(script_of(messages), "[a=0.1]");
+  EXPECT_EQ(only_item(messages).absent, std::vector{1});
+  EXPECT_EQ(only_item(messages).what, allreduce(10));
+  c.announce(2, "b", allreduce(1));
+  EXPECT_EQ(c.missing("b"), std::vector{0});
+  EXPECT_EQ(c.missing("join."), (std::vector{0, 2}));
+  EXPECT_FALSE(c.anything_ready());
+}
+
+TEST(Coordinator, WhenAllHaveJoinedWhatWaitsRunsBeforeTheEnd) {
+  Coordinator c({4, 7}, kLimits);
+  c.announce(1, "b", allreduce(10));
+  c.announce(0, "a", allreduce(10));
+  join(c, 1);
+  join(c, 0);
+  EXPECT_TRUE(c.joined().empty());
+  auto messages = c.take();
+  EXPECT_EQ(script_of(messages), "[a=0.1] [b=1.1] [join.=2.1]") << "other members are absent: never fused";
+  EXPECT_EQ(std::get<Batch>(messages[0]).items[0].absent, std::vector{1});
+  EXPECT_EQ(std::get<Batch>(messages[1]).items[0].absent, std::vector{0});
+  EXPECT_EQ(std::get<Batch>(messages[2]).items[0].rows, (std::vector<std::vector<int64_t>>{{4}})) << "the last";
+  c.announce(1, "a", allreduce(10));
+  EXPECT_FALSE(c.anything_ready()) << "who has joined counts again";
+  join(c, 0);
+  EXPECT_EQ(only_item(c.take()).absent, std::vector{0});
+  join(c, 1);
+  EXPECT_EQ(only_item(c.take()).rows, (std::vector<std::vector<int64_t>>{{7}}));
+}
+
+TEST(Coordinator, TheCacheAndFusionWorkWithoutTheAbsent) {
+  Coordinator c({0, 1, 2}, kLimits);
+  for (const char* key : {"a", "b"}) all_announce(c, 3, key, allreduce(10));
+  EXPECT_EQ(script_of(c.take()), "[a=0.1 b=1.1]");
+  join(c, 0);  // its place in shared memory is still known
+  const auto recall = [&](std::vector<int> members, uint32_t generation) {
+    for (uint32_t id : {0, 1})
+      for (int member : members) c.recall(member, {id, generation});
+    return script_of(c.take());
+  };
+  EXPECT_EQ(recall({1, 2}, 1), "[a=0.2 b=1.2]") << "who is absent is news";
+  EXPECT_EQ(recall({1, 2}, 2), "[0.2 1.2]");
+  join(c, 2);
+  EXPECT_EQ(recall({1}, 2), "[a=0.3 b=1.3]");
+  join(c, 1);
+  EXPECT_EQ(script_of(c.take()), "[join.=2.1]");
+  EXPECT_EQ(recall({0, 1, 2}, 3), "[a=0.4 b=1.4]");
+  EXPECT_EQ(recall({0, 1, 2}, 4), "[0.4 1.4]");
+}
+
+TEST(Coordinator, TheAbsentHaveNoRows) {
+  using Rows = std::vector<std::vector<int64_t>>;
+  Coordinator c({0, 1, 2}, kLimits);
+  join(c, 1);
+  c.announce(0, "g", of_kind(Kind::allgather, {2, 5}));
+  c.announce(2, "g", of_kind(Kind::allgather, {7, 5}));
+  const Item gather = only_item(c.take());
+  EXPECT_EQ(gather.rows, (Rows{{2, 0, 7}}));
+  EXPECT_EQ(gather.what, of_kind(Kind::allgather, {0, 5}));
+  for (int member : {0, 2}) c.announce(member, "t", of_kind(Kind::alltoall, {4}));
+  const Item exchange = only_item(c.take());
+  EXPECT_EQ(exchange.rows, (Rows{{1, 1, 2, 0, 0, 0, 1, 1, 2}}));
+  EXPECT_EQ(exchange.what.splits, Shape(3, 0));
+  EXPECT_EQ(exchange.what.tensors[0].shape, Shape{0});
+}
+
+TEST(Coordinator, WhatNeedsTheAbsentFailsOnTheOthers) {
+  Coordinator c({4, 7, 9}, kLimits);
+  join(c, 1);
+  Announcement from_7 = of_kind(Kind::broadcast), from_9 = from_7;
+  from_7.root = 7, from_9.root = 9;
+  for (int again = 0; again < 2; ++again) {
+    for (int member : {0, 2}) c.announce(member, "a", from_7);
+    EXPECT_EQ(script_of(c.take()), "a! root rank 7 has joined and has no more data: broadcast from a rank that has "
+                                   "some, or after join() (only 0, 2)");
+    for (int member : {0, 2}) c.announce(member, "a", from_9);
+    EXPECT_EQ(only_item(c.take()).absent, std::vector{1});
+  }
+  for (int member : {0, 2}) c.announce(member, "add", of_kind(Kind::add_group, {0, 1}));
+  EXPECT_EQ(script_of(c.take()), "add! all ranks of the job must call it, but rank 7 has joined and takes part in "
+                                 "nothing new until all ranks have called join() (only 0, 2)");
+  c.announce(0, "a", from_9), c.announce(2, "a", from_7);
+  EXPECT_EQ(script_of(c.take()), "a! ranks disagree on root rank: rank 4 has 9, rank 9 has 7 (only 0, 2)");
+}
+
+TEST(Coordinator, ARecallThatCameTooLateIsMadeGoodBeforeItsMemberJoins) {
+  Coordinator c({0, 1}, {1 << 20, true, 1});
+  all_announce(c, 2, "a", allreduce(10));
+  EXPECT_EQ(script_of(c.take()), "[a=0.1]");
+  all_announce(c, 2, "b", allreduce(10));
+  EXPECT_EQ(script_of(c.take()), "[b=0.2]");
+  c.recall(1, {0, 1});  // of a, made before it knew
+  join(c, 1);
+  EXPECT_TRUE(c.joined().empty());
+  c.announce(0, "a", allreduce(10));
+  EXPECT_FALSE(c.anything_ready()) << "its data would be lost";
+  c.announce(1, "a", allreduce(10), true);
+  EXPECT_TRUE(only_item(c.take()).absent.empty());
+  EXPECT_EQ(c.joined(), std::vector{1});
+  c.announce(0, "a", allreduce(10));
+  EXPECT_EQ(only_item(c.take()).absent, std::vector{1});
+}
+
+TEST(Coordinator, AJoinFailsWhenAMemberLeaves) {
+  Coordinator c({0, 1, 2}, kLimits);
+  join(c, 1);
+  c.gone(2, "rank 2 has left");
+  EXPECT_EQ(script_of(c.take()), "join.! rank 2 has left");
+  join(c, 0);
+  EXPECT_EQ(script_of(c.take()), "join.! rank 2 has left");
+}
+
+TEST(Coordinator, WhatIsReadyWithoutTheAbsentIsNotFailedAnyMore) {
+  Coordinator c({0, 1, 2}, kLimits);
+  join(c, 1);
+  for (int member : {0, 2}) c.announce(member, "a", allreduce(10));
+  c.contest({"a", "too late", {1}});
+  c.gone(1, "rank 1 has left");
+  EXPECT_EQ(script_of(c.take()), "[a=0.1]");
+}
+
+TEST(Coordinator, AFailureThatWaitsForAMemberEndsWhenItJoins) {
+  Coordinator c({0, 1, 2}, kLimits);
+  c.announce(0, "a", allreduce(1));
+  c.contest({"a", "why", {1}});
+  EXPECT_EQ(script_of(c.take()), "a! why (only 0, 1) (absent 1)");
+  for (int member : {0, 1, 2}) join(c, member);  // 2 never came to it
+  EXPECT_EQ(script_of(c.take()), "[join.=0.1]");
+  all_announce(c, 3, "a", allreduce(1));
+  EXPECT_EQ(script_of(c.take()), "[a=1.1]");
+}
+
 // ---- the member's half
 
 std::string sent(const Message& message) {
