@@ -380,6 +380,27 @@ TEST(Join, ItsMemoryDoesNotGrow) {
   EXPECT_EQ(first, later);
 }
 
+TEST(Join, AProcessSetThatComesMeanwhileGoesOnWithoutItToo) {
+  Ranks ranks(3);
+  ranks.each([](Engine& engine, int rank) {
+    const auto sum = [&] {
+      std::vector<float> x(10, 1);
+      done(engine, request(engine, Kind::allreduce, "x", {in_place(x)}, 1));
+      return x[9];
+    };
+    auto add = request(engine, Kind::add_group, "", {{DType::uint8, {0, 1, 2}, nullptr, nullptr}});
+    if (rank != 0) std::this_thread::sleep_for(milliseconds(20));  // rank 0 is in join() by then
+    engine.submit(add, false);
+    if (rank != 0) {
+      EXPECT_EQ(finish(engine, add), Code::ok) << add->text;
+      EXPECT_EQ(sum(), 2);
+    }
+    join(engine);
+    EXPECT_EQ(finish(engine, add), Code::ok) << add->text;
+    EXPECT_EQ(sum(), 3);
+  });
+}
+
 TEST(Join, NothingIsTakenFromARankInside) {
   Ranks ranks(2);
   std::vector<float> x(10, 1);
