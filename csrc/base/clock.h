@@ -30,6 +30,7 @@ class SpinHabit {
  public:
   explicit SpinHabit(uint64_t most_ns) : most_ns_(most_ns), now_ns_(most_ns) {}
   uint64_t spin_ns() const { return now_ns_.load(std::memory_order_relaxed); }
+  bool crowded() const { return most_ns_ == 0; }  // there are fewer cores than ranks
   void paid(bool did) {
     uint64_t now = spin_ns();
     now_ns_.store(did ? std::min(most_ns_, now * 2) : std::max(std::min(most_ns_, kLeastNs), now / 2),
@@ -47,7 +48,7 @@ class Patience {
   explicit Patience(SpinHabit& habit) : habit_(habit), spin_ns_(habit.spin_ns()) {}
   void reset() {  // something came
     if (since_ != 0) habit_.paid(!yielded_);
-    turns_ = 0, since_ = 0, yielded_ = false;
+    turns_ = 0, since_ = 0, yielded_ = false, idle_yields_ = 0;
     spin_ns_ = habit_.spin_ns();
   }
   bool wait_a_little() {  // false: patience is used up, sleep
@@ -56,17 +57,24 @@ class Patience {
     if (since_ == 0) since_ = now;
     if (now - since_ < spin_ns_) return true;
     yielded_ = true;
-    return now - since_ < spin_ns_ + kYieldNs && (sched_yield(), true);
+    if (now - since_ >= spin_ns_ + kYieldNs) return false;
+    sched_yield();
+    // Where cores are shared and yet nobody took ours, the kernel does not let those run whom we wait for (they are in
+    // another scheduling group): only sleep does.
+    idle_yields_ = lightcc::now_ns() - now < kNobodyNs ? idle_yields_ + 1 : 0;
+    return idle_yields_ < kIdleYields || !habit_.crowded();
   }
 
  private:
   static constexpr unsigned kTurnsPerLook = 8;  // a look at the clock costs as much as a few turns
-  static constexpr uint64_t kYieldNs = 100'000;
+  static constexpr uint64_t kYieldNs = 100'000, kNobodyNs = 1'000;
+  static constexpr int kIdleYields = 16;
   SpinHabit& habit_;
   uint64_t spin_ns_;
   unsigned turns_ = 0;
   uint64_t since_ = 0;
   bool yielded_ = false;
+  int idle_yields_ = 0;
 };
 
 }  // namespace lightcc

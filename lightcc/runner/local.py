@@ -13,9 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Callable, Optional
 
-from lightcc.runner import sessions
+from lightcc.runner import groups
 
 _PR_SET_PDEATHSIG = 1
+# A process group a rank, but one session for all: the kernel schedules each session as one (sched_autogroup), and then
+# a rank that offers its core with sched_yield would not offer it to the others. Older Pythons know sessions only.
+_OWN_GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 _libc = ctypes.CDLL(None)
 
 
@@ -89,10 +92,10 @@ def rank_environment(rank: int, size: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(job: Job) -> Iterator[list[Rank]]:
-    """The ranks of the job, each the leader of its own session. However the block ends, they and all in their
-    sessions are gone after it, and so is the watcher."""
+    """The ranks of the job, each the leader of its own process group. However the block ends, they and all in their
+    groups are gone after it, and so is the watcher."""
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", os.path.abspath(sessions.__file__), str(os.getpid())], cwd="/", bufsize=0,
+        [sys.executable, "-I", "-S", os.path.abspath(groups.__file__), str(os.getpid())], cwd="/", bufsize=0,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     ranks: list[Rank] = []
     try:
@@ -104,7 +107,7 @@ def started(job: Job) -> Iterator[list[Rank]]:
                 watcher.stdin.write(b"%d\n" % rank.pid)
         yield ranks
     finally:
-        stuck = sessions.end([rank.pid for rank in ranks]) if ranks else []
+        stuck = groups.end([rank.pid for rank in ranks]) if ranks else []
         watcher.kill()
         watcher.wait()
         watcher.stdin.close()
@@ -122,8 +125,8 @@ def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
     try:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            bufsize=0, start_new_session=True, pass_fds=job.descriptors(number),
-            preexec_fn=(lambda: die_with(launcher)) if job.bind_at_fork else None)
+            bufsize=0, pass_fds=job.descriptors(number),
+            preexec_fn=(lambda: die_with(launcher)) if job.bind_at_fork else None, **_OWN_GROUP)
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         advice = "; is it on PATH, and does the interpreter in its first line exist?" if missing else ""

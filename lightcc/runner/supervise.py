@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from lightcc.runner import sessions
+from lightcc.runner import groups
 from lightcc.runner.life import Cause, Life, signal_name
 from lightcc.runner.local import Job, Rank, started
 from lightcc.runner.output import MAX_PENDING_BYTES, Sink, Tagger, same_file
@@ -96,8 +96,8 @@ class _Supervisor:
     def run(self) -> Outcome:
         while self.life.running and not self.stuck:
             self._step(self.life.wait_s(time.monotonic()))
-        # What a rank leaves in its session ends with the job; only then its pipes say all they have to say.
-        self.stuck = sessions.end([rank.pid for rank in self.ranks])
+        # What a rank leaves in its group ends with the job; only then its pipes say all they have to say.
+        self.stuck = groups.end([rank.pid for rank in self.ranks])
         self._drain()
         return Outcome(self.life.cause, "\n".join(self._report()))
 
@@ -154,7 +154,7 @@ class _Supervisor:
         """Passes on what is left in the pipes and waits for our readers, but not for ever once the job has failed
         or Ctrl-C was pressed."""
         for key in list(self.pipes.get_map().values()):
-            left = MAX_PIPE_BYTES  # a process that left the session may still be writing
+            left = MAX_PIPE_BYTES  # a process that left the group may still be writing
             while left > 0:
                 size = key.data.read()
                 left = left - size if size else 0

@@ -7,7 +7,7 @@ parameter, on all ranks
 becomes the parameter. Source: Maleki et al., MLSys 2021, and horovod.torch.optimizer.
 """
 import contextlib
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 
@@ -37,19 +37,22 @@ class Deltas(Exchange):
         for gradient in self._gradients:
             gradient.parameter.copy_(self._starts[gradient.parameter])
 
-    def _fill(self, gradient: Gradient) -> None:
+    def send(self, gradient: Gradient) -> None:
+        """Starts the exchange of what the step has changed in one parameter."""
         start = self._starts[gradient.parameter]
         if self._casts:
             torch.sub(gradient.parameter, start, out=gradient.slot)
-            return
-        delta, gradient.context = self._compression.compress(gradient.parameter - start)
-        gradient.slot.copy_(delta)
+        else:
+            delta, gradient.context = self._compression.compress(gradient.parameter - start)
+            gradient.slot.copy_(delta)
+        self._start(gradient)
 
-    def _deliver(self, gradient: Gradient) -> None:
-        delta = gradient.slot
-        if not self._casts:
-            delta = self._compression.decompress(delta, gradient.context)
-        torch.add(self._starts[gradient.parameter], delta, out=gradient.parameter)
+    def _deliver_all(self, sent: Sequence[Gradient]) -> None:
+        for gradient in sent:
+            delta = gradient.slot
+            if not self._casts:
+                delta = self._compression.decompress(delta, gradient.context)
+            torch.add(self._starts[gradient.parameter], delta, out=gradient.parameter)
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):

@@ -90,6 +90,10 @@ class Exchange:
                 grad.data = gradient.slot  # frees its memory, so that backward's next gradient is made where it is hot
         else:
             self._fill(gradient, grad)
+        self._start(gradient)
+
+    def _start(self, gradient: Gradient) -> None:
+        """Starts the reduction of what is in the slot."""
         group = gradient.group
         if group is None:
             handle = _start(gradient.prepared)
@@ -109,11 +113,7 @@ class Exchange:
         failure = self.drain()
         if failure is not None:
             raise failure
-        for gradient in sent:
-            grad = gradient.parameter.grad
-            if grad is None or grad.layout is not _strided or grad.data_ptr() != gradient.address:
-                if gradient.parameter.requires_grad:
-                    self._deliver(gradient, grad)
+        self._deliver_all(sent)
 
     def drain(self) -> Optional[Exception]:
         """Waits for all that was sent and forgets it; returns the first error."""
@@ -214,6 +214,13 @@ class Exchange:
             grad, gradient.context = self._compression.compress(grad)
         if grad.data_ptr() != gradient.address:
             gradient.slot.copy_(grad)
+
+    def _deliver_all(self, sent: Sequence[Gradient]) -> None:
+        for gradient in sent:
+            grad = gradient.parameter.grad
+            if grad is None or grad.layout is not _strided or grad.data_ptr() != gradient.address:
+                if gradient.parameter.requires_grad:
+                    self._deliver(gradient, grad)
 
     def _deliver(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
         """Makes p.grad, which is not the slot, the reduced gradient."""

@@ -345,6 +345,6 @@ def test_ctrl_c_inside_interrupts_this_rank_and_tells_the_others():
 
 def test_before_init():
     import lightcc.numpy as hvd
-    assert not hvd.is_initialized()
+    hvd.shutdown()  # another test of this process may have left it initialised
     with pytest.raises(hvd.HorovodInternalError, match="not initialised"):
         hvd.join()

@@ -16,7 +16,7 @@ import uuid
 import psutil
 import pytest
 
-from lightcc.runner import hosts, local, run, sessions
+from lightcc.runner import groups, hosts, local, run
 from lightcc.runner.life import FAILURE_GRACE_S, GIVE_UP_S, TERM_GRACE_S, Cause, Life
 from lightcc.runner.output import Sink, Tagger
 
@@ -392,9 +392,9 @@ def test_a_reader_that_leaves_ends_the_job():
 
 def test_members_are_living_processes_of_the_session():
     leader = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True)
-    wait_until(lambda: len(sessions.members([leader.pid])) == 2, "shell and sleep")
-    assert sessions.end([leader.pid]) == []
-    assert sessions.members([leader.pid]) == [] and leader.wait() == -signal.SIGTERM
+    wait_until(lambda: len(groups.members([leader.pid])) == 2, "shell and sleep")
+    assert groups.end([leader.pid]) == []
+    assert groups.members([leader.pid]) == [] and leader.wait() == -signal.SIGTERM
 
 
 # run()

@@ -1,10 +1,10 @@
-"""Process sessions: who is in them and how they end. As a script: the watcher of one job.
+"""Process groups: who is in them and how they end. As a script: the watcher of one job.
 
-Every rank is started as the leader of a session of its own, so whatever it starts (DataLoader workers, shells,
-helpers) belongs to the same session, unless that process left on purpose with setsid.
+Every rank is started as the leader of a process group of its own, so whatever it starts (DataLoader workers, shells,
+helpers) belongs to the same group, unless that process left on purpose with setpgid or setsid.
 
-The watcher outlives a launcher that was killed with SIGKILL and ends the sessions in its place. It reads the
-session numbers, one a line, from its stdin, and does nothing until the launcher is gone. It is run by path, with
+The watcher outlives a launcher that was killed with SIGKILL and ends the groups in its place. It reads the
+group numbers, one a line, from its stdin, and does nothing until the launcher is gone. It is run by path, with
 nothing but the standard library, so that it starts in milliseconds. Linux only.
 """
 
@@ -20,14 +20,14 @@ KILL_WAIT_S = 5.0       # a process that SIGKILL does not end by then sleeps in 
 SCAN_S = 0.02
 
 
-def members(sessions: Collection[int]) -> list[int]:
-    """The living processes of these sessions; zombies have ended and do not count."""
-    wanted, found = set(sessions), []
+def members(groups: Collection[int]) -> list[int]:
+    """The living processes of these groups; zombies have ended and do not count."""
+    wanted, found = set(groups), []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
-            if os.getsid(int(name)) in wanted and not _is_zombie(name):
+            if os.getpgid(int(name)) in wanted and not _is_zombie(name):
                 found.append(int(name))
         except OSError:  # it ended while we looked
             continue
@@ -39,13 +39,13 @@ def _is_zombie(pid: str) -> bool:
         return stat.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
-def end(sessions: Collection[int], grace_s: float = LEFTOVER_GRACE_S) -> list[int]:
+def end(groups: Collection[int], grace_s: float = LEFTOVER_GRACE_S) -> list[int]:
     """SIGTERM to every member, SIGKILL after the grace. Returns who still lives: processes stuck in the kernel."""
     now = time.monotonic()
     kill_at, give_up_at = now + grace_s, now + grace_s + KILL_WAIT_S
     told: set[int] = set()
     while True:
-        alive = members(sessions)
+        alive = members(groups)
         now = time.monotonic()
         if not alive or now >= give_up_at:
             return alive
@@ -66,7 +66,7 @@ def _send(pid: int, signum: int) -> None:
 
 
 def watch(launcher: int) -> None:
-    """Collects session numbers from stdin until the launcher is gone, then ends them."""
+    """Collects group numbers from stdin until the launcher is gone, then ends them."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     poll = select.poll()
@@ -82,9 +82,9 @@ def watch(launcher: int) -> None:
         text += chunk
         if not chunk:  # end of file, or only the pidfd spoke
             break
-    sessions = [int(line) for line in text.split()]
-    if sessions:
-        end(sessions)
+    groups = [int(line) for line in text.split()]
+    if groups:
+        end(groups)
 
 
 if __name__ == "__main__":
