@@ -52,7 +52,7 @@ class Patience {
     spin_ns_ = habit_.spin_ns();
   }
   bool wait_a_little() {  // false: patience is used up, sleep
-    if (!yielded_ && ++turns_ % kTurnsPerLook != 0) return cpu_relax(), true;
+    if (!yielded_ && !habit_.crowded() && ++turns_ % kTurnsPerLook != 0) return cpu_relax(), true;
     uint64_t now = lightcc::now_ns();
     if (since_ == 0) since_ = now;
     if (now - since_ < spin_ns_) return true;

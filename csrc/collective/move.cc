@@ -7,12 +7,8 @@
 namespace lightcc {
 namespace {
 
-constexpr size_t kLeastBlock = 16 << 10;
-
-// Both ends know the size of a part, so both know its blocks: a few, to overlap publishing and taking.
-size_t block_of(size_t part_bytes, size_t moved) {
-  return std::min(std::clamp(round_up(part_bytes / 4), kLeastBlock, Host::kRecordBytes), part_bytes - moved);
-}
+// Both ends know the size of a part, so both know its blocks.
+size_t block_of(size_t part_bytes, size_t moved) { return std::min(Host::kRecordBytes, part_bytes - moved); }
 
 }  // namespace
 

@@ -88,14 +88,13 @@ class BlockReduce : public Work {
   // places: of all members, if they are known.
   BlockReduce(SharedBackend& backend, const Collective& c, std::vector<Places> places = {})
       : backend_(backend), c_(c), element_(size_of(c.dtype)), places_(std::move(places)) {
-    size_t begin = 0, largest = 0;
+    size_t begin = 0;
     for (int v = 0; v < c_.size; ++v) {
       bool scatter = c_.kind == Kind::reducescatter;
       parts_.push_back(scatter ? Part{begin, size_t(c_.counts[v])} : shard(size_t(c_.count), v, c_.size, element_));
-      begin += parts_.back().count, largest = std::max(largest, parts_.back().count * element_);
+      begin += parts_.back().count;
     }
-    // A few blocks a shard overlap publishing, reducing and handing back; more would only cost flags.
-    block_ = std::clamp(round_up(largest / 4), kLeastBlock, Host::kRecordBytes) / element_;
+    block_ = Host::kRecordBytes / element_;  // smaller blocks would overlap more, and yet are never faster
     cursors_.resize(c_.size);
     ins_.resize(c_.size);
     if (c_.kind != Kind::allreduce) mode_ = staged;
@@ -115,8 +114,12 @@ class BlockReduce : public Work {
 
  private:
   enum Mode { unknown, direct, staged };
-  struct Cursors { size_t sent = 0, received = 0; bool seen = false; };  // elements of the part; its record
-  static constexpr size_t kLeastBlock = 16 << 10;
+  static constexpr size_t kAhead = 3;  // blocks that a member may publish before their results are taken: they fit a ring
+  struct Cursors {
+    size_t sent = 0, received = 0;      // elements of the part
+    std::byte* records[kAhead] = {};    // where the blocks lie that were sent and not yet received
+    bool seen = false;                  // its record
+  };
 
   // Every rank tells where its memory lies; direct only if all lie in arenas.
   bool agree() {
@@ -191,31 +194,35 @@ class BlockReduce : public Work {
   }
   bool publish_block(int v) {
     Part part = parts_[v];
-    size_t& sent = cursors_[v].sent;
-    if (sent == part.count) return false;
+    auto& [sent, received, records, seen] = cursors_[v];
+    if (sent == part.count || (hands_back() && sent - received == kAhead * block_)) return false;
     size_t n = std::min(block_, part.count - sent);
     std::byte* record = backend_.links_[v]->reserve(n * element_);
     if (!record) return waiting_for_ = v, false;
     copy(record, at(c_.input, (part.begin + sent) * element_), n * element_);
     backend_.links_[v]->commit(n * element_);
+    records[sent / block_ % kAhead] = record;
     sent += n;
     return true;
   }
+  bool hands_back() const { return c_.kind == Kind::allreduce && c_.size > 1; }
+  // The result goes back into the very lines that the others published: they are in this core's cache already, and
+  // nobody else ever reads them. Their owners leave them alone until they have taken it.
   bool reduce_block() {
     Part own = parts_[c_.index];
     if (reduced_ == own.count) return false;
     size_t n = std::min(block_, own.count - reduced_), from = (own.begin + reduced_) * element_;
+    outs_.assign(1, at(c_.output, hands_back() ? from : reduced_ * element_));
     for (int v = 0; v < c_.size; ++v) {
       ins_[v] = v == c_.index ? at(c_.input, from) : backend_.links_[v]->peek(n * element_);
       if (!ins_[v]) return waiting_for_ = v, false;
+      if (v != c_.index && hands_back()) outs_.push_back(const_cast<void*>(ins_[v]));
     }
-    bool hand_back = c_.kind == Kind::allreduce && c_.size > 1;
-    void* outs[] = {at(c_.output, hand_back ? from : reduced_ * element_), nullptr};
-    if (hand_back && !(outs[1] = backend_.reserve(n * element_))) return false;
-    reduce({c_.dtype, c_.op, c_.pre, c_.post}, {outs, size_t(hand_back ? 2 : 1)}, ins_, n);
+    if (hands_back() && !backend_.reserve(1)) return false;
+    reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs_, ins_, n);
     for (int v = 0; v < c_.size; ++v)
       if (v != c_.index) backend_.links_[v]->consume(n * element_);
-    if (hand_back) backend_.commit(n * element_);
+    if (hands_back()) backend_.commit(1);
     reduced_ += n;
     return true;
   }
@@ -225,10 +232,10 @@ class BlockReduce : public Work {
     if (c_.kind == Kind::reducescatter) received = part.count;
     if (received == part.count) return false;
     size_t n = std::min(block_, part.count - received);
-    const std::byte* record = backend_.peek(v, n * element_);
-    if (!record) return waiting_for_ = v, false;
+    if (!backend_.peek(v, 1)) return waiting_for_ = v, false;
+    const std::byte* record = cursors_[v].records[received / block_ % kAhead];
     copy(at(c_.output, (part.begin + received) * element_), record, n * element_);
-    backend_.consume(v, n * element_);
+    backend_.consume(v, 1);
     received += n;
     return true;
   }
@@ -241,6 +248,7 @@ class BlockReduce : public Work {
   std::vector<Places> places_;
   std::vector<Cursors> cursors_;
   std::vector<const void*> ins_;
+  std::vector<void*> outs_;
   size_t reduced_ = 0;
   bool told_ = false, done_ = false;
   int waiting_for_ = 0;

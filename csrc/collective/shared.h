@@ -3,7 +3,7 @@
 //   direct  all inputs and outputs lie in arenas: each rank owns a shard, reads it from all inputs and writes it
 //           to all outputs. No byte is staged: this is the floor, every input read once, every output written once.
 //   staged  anything else: each rank publishes only what others own, block by block; the owner reduces straight
-//           out of the streams into its own output and the common stream, whence the others copy.
+//           out of the streams into its own output and back into the published lines, whence the others copy.
 // All three sum in rank order, so all ranks end with the same bits.
 #pragma once
 #include "collective/collective.h"
