@@ -14,6 +14,8 @@ namespace {
 constexpr uint64_t kNoTimeout = UINT64_MAX, kTickNs = 100'000'000;
 constexpr uint64_t kBlockedNs = 500'000'000;  // waits longer than this are looked at for a dispute
 constexpr uint64_t kNapNs = 50'000;
+constexpr uint64_t kGatherNs = 50'000;
+constexpr int64_t kGatherBytes = 64 << 10;
 constexpr int kNaps = 20;  // after its last work the engine thread looks again for a millisecond, so that a burst of
                            // submissions wakes it once
 
@@ -85,7 +87,12 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
   }
   inbox_full_.store(true, std::memory_order_seq_cst);
   visits_.fetch_add(1, std::memory_order_relaxed);
-  drive();
+  // In a burst of small requests each step takes along what has gathered since the last; whoever waits drives at once.
+  const uint64_t driven_ns = driven_ns_.load(std::memory_order_relaxed);
+  if (will_wait || request->submitted_ns - driven_ns >= kGatherNs || bytes_of(request->what) >= kGatherBytes) {
+    driven_ns_.store(request->submitted_ns, std::memory_order_relaxed);
+    drive();
+  }
   if (!will_wait && !request->finished.load(std::memory_order_acquire)) wake_engine_thread();
 }
 

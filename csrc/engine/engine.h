@@ -117,6 +117,7 @@ class Engine : public ChannelOwner {
 
   std::atomic<bool> inbox_full_{false}, stopping_{false}, over_{false};
   std::atomic<int> outstanding_{0}, waiters_{0};
+  std::atomic<uint64_t> driven_ns_{0};         // when a submission last made a step
   std::atomic<uint32_t> visits_{0};            // calls of the framework that made a step themselves
   std::vector<std::atomic<bool>> ended_;       // by rank: its process
   uint32_t visits_seen_ = 0;                   // the engine thread's

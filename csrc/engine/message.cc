@@ -65,6 +65,12 @@ Item item(WireReader& in) {
 
 }  // namespace
 
+int64_t bytes_of(const Announcement& a) {
+  int64_t bytes = 0;
+  for (auto& tensor : a.tensors) bytes += count_of(tensor.shape) * int64_t(size_of(tensor.dtype));
+  return bytes;
+}
+
 std::string encode(const Message& message) {
   WireWriter out;
   out.put(uint8_t(message.index()));

@@ -37,6 +37,8 @@ struct Announcement {
   bool operator==(const Announcement&) const = default;
 };
 
+int64_t bytes_of(const Announcement&);  // of all its tensors
+
 inline constexpr uint32_t kNoId = UINT32_MAX;
 
 // member -> coordinator. An announcement of kind join says that this member has no more data: until all members

@@ -12,12 +12,6 @@ constexpr int64_t kFuseBytes = 256 << 10;
 
 const std::string kJoinKey = std::string(name_of(Kind::join)) + ".";
 
-int64_t bytes_of(const Announcement& a) {
-  int64_t bytes = 0;
-  for (auto& tensor : a.tensors) bytes += count_of(tensor.shape) * int64_t(size_of(tensor.dtype));
-  return bytes;
-}
-
 bool one_dtype(const Announcement& a) {
   return std::all_of(a.tensors.begin(), a.tensors.end(),
                      [&](auto& tensor) { return tensor.dtype == a.tensors[0].dtype; });
