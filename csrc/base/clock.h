@@ -68,7 +68,7 @@ class Patience {
  private:
   static constexpr unsigned kTurnsPerLook = 8;  // a look at the clock costs as much as a few turns
   static constexpr uint64_t kYieldNs = 100'000, kNobodyNs = 1'000;
-  static constexpr int kIdleYields = 16;
+  static constexpr int kIdleYields = 64;
   SpinHabit& habit_;
   uint64_t spin_ns_;
   unsigned turns_ = 0;

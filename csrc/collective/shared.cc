@@ -97,6 +97,7 @@ class BlockReduce : public Work {
     block_ = Host::kRecordBytes / element_;  // smaller blocks would overlap more, and yet are never faster
     cursors_.resize(c_.size);
     ins_.resize(c_.size);
+    streams_ = c_.kind == Kind::allreduce && c_.input != c_.output && outgrows_cache(begin * element_ * c_.size);
     if (c_.kind != Kind::allreduce) mode_ = staged;
     if (!places_.empty()) choose_mode(), told_ = true;
   }
@@ -147,9 +148,13 @@ class BlockReduce : public Work {
     return true;
   }
   void choose_mode() {
-    bool all = true;
-    for (auto& place : places_) all = all && place.input >= 0 && place.output >= 0;
+    bool all = true, apart = true;
+    for (auto& place : places_) {
+      all = all && place.input >= 0 && place.output >= 0;
+      apart = apart && place.input != place.output;
+    }
     mode_ = all ? direct : staged;
+    if (mode_ == direct) streams_ = streams_ && apart;
   }
 
   bool step_direct() {
@@ -161,7 +166,7 @@ class BlockReduce : public Work {
         std::byte* base = backend_.host_.base(backend_.members_[v]);
         ins_[v] = base + places_[v].input + from, outs[v] = base + places_[v].output + from;
       }
-      reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs, ins_, n);
+      reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs, ins_, n, streams_ ? outs.size() : 0);
       reduced_ += n;
       return true;
     }
@@ -219,7 +224,7 @@ class BlockReduce : public Work {
       if (v != c_.index && hands_back()) outs_.push_back(const_cast<void*>(ins_[v]));
     }
     if (hands_back() && !backend_.reserve(1)) return false;
-    reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs_, ins_, n);
+    reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs_, ins_, n, streams_ ? 1 : 0);
     for (int v = 0; v < c_.size; ++v)
       if (v != c_.index) backend_.links_[v]->consume(n * element_);
     if (hands_back()) backend_.commit(1);
@@ -234,7 +239,7 @@ class BlockReduce : public Work {
     size_t n = std::min(block_, part.count - received);
     if (!backend_.peek(v, 1)) return waiting_for_ = v, false;
     const std::byte* record = cursors_[v].records[received / block_ % kAhead];
-    copy(at(c_.output, (part.begin + received) * element_), record, n * element_);
+    copy(at(c_.output, (part.begin + received) * element_), record, n * element_, streams_);
     backend_.consume(v, 1);
     received += n;
     return true;
@@ -243,6 +248,7 @@ class BlockReduce : public Work {
   SharedBackend& backend_;
   const Collective c_;
   size_t element_, block_;
+  bool streams_ = false;  // outputs are not inputs, and no cache would keep them: past it they go
   Mode mode_ = unknown;
   std::vector<Part> parts_;
   std::vector<Places> places_;

@@ -233,6 +233,15 @@ TEST(SharedBackend, NamesWhomItWaitsFor) {
   }
 }
 
+// Large, and not in place: the outputs are streamed.
+TEST(SharedBackend, OutputsThatNoCacheKeeps) {
+  constexpr int64_t kCount = (24 << 20) / 4 + 5;
+  ASSERT_TRUE(outgrows_cache(3 * size_t(kCount) * sizeof(float)));
+  SharedRanks ranks(3, test::run_seed());
+  for (Where where : {Where::arenas, Where::private_})
+    ranks.expect_right(collective(DType::float32, kCount, 1), {}, where, false);
+}
+
 TEST(SharedBackend, RunsAllButBarriers) {
   auto hosts = Host::threads(1);
   SharedBackend backend(*hosts[0], 0, {0}, {nullptr});
