@@ -235,11 +235,11 @@ TEST(SharedBackend, NamesWhomItWaitsFor) {
 
 // Large, and not in place: the outputs are streamed.
 TEST(SharedBackend, OutputsThatNoCacheKeeps) {
-  constexpr int64_t kCount = (24 << 20) / 4 + 5;
-  ASSERT_TRUE(outgrows_cache(3 * size_t(kCount) * sizeof(float)));
+  constexpr int64_t kCount = (24 << 20) / 8 + 5;
+  ASSERT_TRUE(outgrows_cache(3 * size_t(kCount) * sizeof(int64_t)));
   SharedRanks ranks(3, test::run_seed());
   for (Where where : {Where::arenas, Where::private_})
-    ranks.expect_right(collective(DType::float32, kCount, 1), {}, where, false);
+    ranks.expect_right(collective(DType::int64, kCount, 1), {}, where, false);
 }
 
 TEST(SharedBackend, RunsAllButBarriers) {
