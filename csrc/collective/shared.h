@@ -16,7 +16,7 @@ struct Places { int64_t input = -1, output = -1; };
 
 class SharedBackend : public Backend {
  public:
-  static constexpr size_t kFlatBytes = 16 << 10;
+  static constexpr size_t kFlatBytes = 4 << 10;
 
   // members: ranks of the group in order; links[i]: the data link to member i (nullptr for this rank itself).
   SharedBackend(Host&, int group, std::vector<int> members, std::vector<Link*> links);

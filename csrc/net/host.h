@@ -42,7 +42,7 @@ struct Header {
 
 // What a member of a group shows the others when its call may skip negotiation; see engine/express.h.
 struct Sign {
-  static constexpr size_t kRoom = 48, kEagerBytes = 16 << 10;
+  static constexpr size_t kRoom = 48, kEagerBytes = 4 << 10;
   alignas(kLine) std::atomic<uint64_t> word{0};  // whose turn, and whether it refuses; written last
   uint64_t hash = 0;                             // of the call
   std::byte room[kRoom] = {};                    // its data, if they fit, or where they lie
