@@ -75,6 +75,21 @@ bool is_plain(const Arguments& a) {
   return plain;
 }
 
+// A prepared request whose last start is over and released, to be started again as it is.
+RequestPtr renewed(const RequestPtr& request) {
+  std::atomic_thread_fence(std::memory_order_acquire);  // whoever gave up the last other reference is done with it
+  request->results.clear(), request->text.clear();
+  request->code = Code::pending, request->asked_ns = 0;
+  request->finished.store(false, std::memory_order_relaxed);
+  return request;
+}
+RequestPtr copy_of(const Request& form) {
+  auto request = std::make_shared<Request>();
+  request->group = form.group, request->key = form.key, request->what = form.what;
+  request->inputs = form.inputs, request->outputs = form.outputs;
+  return request;
+}
+
 int64_t launch(Engine& engine, const RequestPtr& request, int flags, bool begun = false) {
   bool block = flags & LIGHTCC_BLOCK;
   if (!begun) engine.submit(request, block);
@@ -155,16 +170,14 @@ int64_t lightcc_start(int64_t prepared) {
   return guard(
       [&]() -> int64_t {
         auto e = engine();
-        auto request = std::make_shared<Request>();
+        RequestPtr request;
         {
           State& s = state();
           std::lock_guard lock(s.mutex);
           auto it = s.prepared.find(prepared);
           if (it == s.prepared.end())
             refuse("unknown prepared request " + std::to_string(prepared) + ": prepare it again after init()");
-          const Request& form = *it->second;
-          request->group = form.group, request->key = form.key, request->what = form.what;
-          request->inputs = form.inputs, request->outputs = form.outputs;
+          request = it->second.use_count() == 1 ? renewed(it->second) : copy_of(*it->second);
         }
         return launch(*e, request, 0);
       },
