@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import FLOATS, FRAMEWORKS, INTEGERS, TOLERANCE, Case
+from cases import FLOATS, FRAMEWORKS, INTEGERS, TOLERANCE, Case
 
 import lightcc.torch as hvd
 import ranks
