@@ -115,7 +115,7 @@ class BlockReduce : public Work {
 
  private:
   enum Mode { unknown, direct, staged };
-  static constexpr size_t kAhead = 3;  // blocks that a member may publish before their results are taken: they fit a ring
+  static constexpr size_t kAhead = 3;  // blocks that may be published before their results are taken: they fit a ring
   struct Cursors {
     size_t sent = 0, received = 0;      // elements of the part
     std::byte* records[kAhead] = {};    // where the blocks lie that were sent and not yet received

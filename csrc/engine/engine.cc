@@ -318,7 +318,8 @@ void Engine::change_groups(Request& request) {
   }
   request.new_group = group;
   if (std::find(ranks.begin(), ranks.end(), host_->rank()) == ranks.end()) return;
-  auto& channel = channels_[group] = std::make_unique<Channel>(*host_, group, ranks, config_, counters_, tracing_, *this);
+  auto& channel = channels_[group];
+  channel = std::make_unique<Channel>(*host_, group, ranks, config_, counters_, tracing_, *this);
   if (join_) ++join_parts_, channel->submit(join_);
 }
 
