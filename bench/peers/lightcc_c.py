@@ -14,7 +14,7 @@ class Lightcc(Peer):
     memories = ("private", "shared")
     ways = ("async",)
 
-    def library(self) -> Path:
+    def core(self) -> Path:
         if os.environ.get("LIGHTCC_LIBRARY"):
             return Path(os.environ["LIGHTCC_LIBRARY"]).resolve()
         package = importlib.util.find_spec("lightcc")
@@ -23,13 +23,13 @@ class Lightcc(Peer):
         return Path(package.origin).parent / "_lightcc.so"
 
     def find(self) -> None:
-        if not self.library().exists():
-            raise Unavailable(f"{self.library()} is not there: install lightcc, or set LIGHTCC_LIBRARY")
+        if not self.core().exists():
+            raise Unavailable(f"{self.core()} is not there: install lightcc, or set LIGHTCC_LIBRARY")
 
     def starts(self, job: Job, setting: Setting) -> List[Start]:
         chosen = {name: value for name, value in os.environ.items() if name.startswith("LIGHTCC_")}
         environment = plain_environment(**{**chosen, "LIGHTCC_JOB_ID": uuid.uuid4().hex})
-        return one_process_a_rank(job, [*job.driver, "lightcc", str(self.library())], environment)
+        return one_process_a_rank(job, [*job.driver, "lightcc", str(self.core())], environment)
 
 
 PEER = Lightcc()
