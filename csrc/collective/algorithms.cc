@@ -128,16 +128,12 @@ Schedule allreduce_halving_doubling(const Collective& c) {
   if (c.size == 1) return alone(c.count);
   const Fold fold(c);
   if (fold.index < 0) return folded_away(c);
-  struct Halving { int peer; int64_t keep, keep_count, give, give_count; };
   std::vector<Halving> halvings;
   Schedule rounds;
   Memory sum = fold_in(rounds, c, fold);
   int64_t begin = 0, end = c.count;
   for (int mask = 1; mask < fold.power; mask *= 2) {
-    const int64_t middle = begin + (end - begin) / 2;
-    const Halving lower{fold.rank(fold.index ^ mask), begin, middle - begin, middle, end - middle};
-    const Halving upper{lower.peer, middle, end - middle, begin, middle - begin};
-    const Halving& h = halvings.emplace_back(fold.index & mask ? upper : lower);
+    const Halving& h = halvings.emplace_back(halve(fold, mask, begin, end));
     rounds.push_back({Step::send(h.peer, {sum, h.give}, h.give_count),
                       Step::recv_reduce(h.peer, {sum, h.keep}, {kOutput, h.keep}, h.keep_count,
                                         mask * 2 == fold.power)});

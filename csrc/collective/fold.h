@@ -23,6 +23,18 @@ struct Fold {
   bool has_extra() const { return index >= 0 && index < extras; }
 };
 
+// One exchange by halves of what is left, [begin, end): what this rank keeps, and what it gives to its peer.
+struct Halving {
+  int peer;
+  int64_t keep, keep_count, give, give_count;
+};
+inline Halving halve(const Fold& fold, int mask, int64_t begin, int64_t end) {
+  const int peer = fold.rank(fold.index ^ mask);
+  const int64_t middle = begin + (end - begin) / 2;
+  return fold.index & mask ? Halving{peer, middle, end - middle, begin, middle - begin}
+                           : Halving{peer, begin, middle - begin, middle, end - middle};
+}
+
 inline void fold_out(Schedule& rounds, const Collective& c, const Fold& fold) {
   if (fold.has_extra()) rounds.push_back({Step::send(c.index - 1, {Memory::output, 0}, c.count)});
 }
