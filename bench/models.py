@@ -1,7 +1,12 @@
 """What bench/training.py trains: models that make gradients so fast that communication shows, and a small real one."""
+import sys
+from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from pytorch_synthetic_benchmark import mlp, resnet20  # noqa: E402  where examples are
 
 Shape = Tuple[int, ...]
 
@@ -62,10 +67,25 @@ class Convolutions(torch.nn.Module):
         return torch.nn.functional.cross_entropy(self.head(x.mean((2, 3))), torch.arange(8) % 10)
 
 
+class Images(torch.nn.Module):
+    """A network of examples/pytorch_synthetic_benchmark.py, with a small batch of random images."""
+
+    def __init__(self, network: torch.nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, rank: int, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        images = torch.randn(8, 3, 32, 32, generator=generator)
+        return torch.nn.functional.cross_entropy(self.network(images), torch.arange(8))
+
+
 MODELS: Dict[str, Tuple[str, Callable[[], torch.nn.Module]]] = {
     "resnet50": ("gradients as large as ResNet-50's", lambda: Quick(resnet50_shapes())),
     "tiny": ("161 gradients of 16 numbers", lambda: Quick([(16,)] * 161)),
     "convolutions": ("a small residual network", Convolutions),
+    "resnet20": ("of examples/pytorch_synthetic_benchmark.py", lambda: Images(resnet20())),
+    "mlp": ("of the same: large gradients for little work", lambda: Images(mlp())),
 }
 
 

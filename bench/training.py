@@ -1,8 +1,9 @@
 """What communication costs a training step: lightcc's DistributedOptimizer beside DistributedDataParallel over gloo.
 
-    python bench/training.py [--np 2] [--models resnet50 tiny convolutions]
+    python bench/training.py [--np 2] [--models resnet50 tiny convolutions resnet20 mlp] [--comm-hook]
 
 Three teams of processes train the same model: with lightcc, with DistributedDataParallel, and without communication.
+With --comm-hook lightcc's team uses DistributedDataParallel, too, with lightcc.torch.ddp.comm_hook.
 One works while the others sleep; a repeat measures each of them, in turning order. What a step takes longer than the
 step without communication is the exposed communication. First, the parameters after some steps must be equal on all
 ranks and the same on both sides. Then the calling thread's cost of each gradient is measured on tiny gradients.
@@ -27,6 +28,7 @@ from teams import Team
 
 import lightcc.torch as hvd
 from lightcc import _core
+from lightcc.torch import ddp
 
 GOAL_RATIO = 0.5
 GOAL_COST_US = 3.0
@@ -39,7 +41,7 @@ BOOTSTRAPS = 4000
 class Trainer:
     """A rank of one side. Step numbers go on from call to call."""
 
-    def __init__(self, rank: int, size: int, side: str, name: str, folder: str, bucket_view: bool):
+    def __init__(self, rank: int, size: int, side: str, name: str, folder: str, bucket_view: bool, hook: bool):
         torch.set_num_threads(1)
         self._rank, self._step = rank, 0
         self._side = side
@@ -48,10 +50,14 @@ class Trainer:
         self._optimizer: Any = torch.optim.SGD(self._parameters, lr=1e-3)
         if side == own.NAME:
             become_rank(rank, size, folder)
-            self._optimizer = hvd.DistributedOptimizer(self._optimizer, self._model.named_parameters())
-        elif side == gloo.NAME:
-            gloo.init(rank, size, f"{folder}/gloo")
+            if not hook:
+                self._optimizer = hvd.DistributedOptimizer(self._optimizer, self._model.named_parameters())
+        self._gloo = side == gloo.NAME or side == own.NAME and hook
+        if self._gloo:
+            gloo.init(rank, size, f"{folder}/gloo.{side}")
             self._model = torch.nn.parallel.DistributedDataParallel(self._model, gradient_as_bucket_view=bucket_view)
+        if side == own.NAME and hook:
+            self._model.register_comm_hook(None, ddp.comm_hook)
 
     def train(self, steps: int) -> float:
         """Seconds a step."""
@@ -74,7 +80,7 @@ class Trainer:
     def end(self) -> None:
         if self._side == own.NAME:
             hvd.shutdown()
-        elif self._side == gloo.NAME:
+        if self._gloo:
             gloo.shutdown()
 
 
@@ -89,8 +95,8 @@ class CostOnRank(Cost):
 
     def __init__(self, rank: int, size: int, folder: str):
         torch.set_num_threads(1)
-        os.environ["HOROVOD_ELASTIC"] = "1"  # without it the optimizer of a world of one is a plain one
         become_rank(rank, size, folder)
+        os.environ["HOROVOD_ELASTIC"] = "1"  # without it the optimizer of a world of one is a plain one
         super().__init__()
 
     def end(self) -> None:
@@ -99,10 +105,10 @@ class CostOnRank(Cost):
 
 # One model
 
-def compare(name: str, np: int, repeats: int, steps: int, bucket_view: bool) -> Dict[str, Any]:
+def compare(name: str, np: int, repeats: int, steps: int, bucket_view: bool, hook: bool) -> Dict[str, Any]:
     """Checks, then measures; the row of this model."""
     with tempfile.TemporaryDirectory() as folder:
-        teams = {side: Team(side, np, Trainer, (side, name, folder, bucket_view))
+        teams = {side: Team(side, np, Trainer, (side, name, folder, bucket_view, hook))
                  for side in (own.NAME, gloo.NAME, "alone")}
         try:
             check(teams, name)
@@ -159,7 +165,8 @@ def summary(samples: Dict[str, List[float]]) -> Dict[str, Any]:
     interval = [None if x == infinite else x
                 for x in (ratios[round(0.025 * BOOTSTRAPS)], ratios[round(0.975 * BOOTSTRAPS) - 1])]
     ratio = mine / theirs if theirs > 0 else None
-    return {"step_ms": {side: 1e3 * statistics.median(xs) for side, xs in samples.items()},
+    step_ratio = statistics.median(a / b for a, b in zip(samples[own.NAME], samples[gloo.NAME]))  # pairs of a repeat
+    return {"step_ms": {side: 1e3 * statistics.median(xs) for side, xs in samples.items()}, "step_ratio": step_ratio,
             "exposed_ms": {own.NAME: 1e3 * mine, gloo.NAME: 1e3 * theirs}, "ratio": ratio, "interval": interval,
             "goal": f"<= {GOAL_RATIO:g} x DDP", "met": None if ratio is None else ratio <= GOAL_RATIO}
 
@@ -185,7 +192,7 @@ def cost_of_gradients(np: int, repeats: int) -> Dict[str, Any]:
 # What is printed
 
 def head() -> str:
-    return (f"{'model':<14}{'step alone':>11}{'lightcc':>9}{'DDP':>9}{'exposed':>10}{'DDP':>9}{'ratio':>8}"
+    return (f"{'model':<14}{'step alone':>11}{'lightcc':>9}{'DDP':>9}{'ratio':>7}{'exposed':>10}{'DDP':>9}{'ratio':>8}"
             f"  {'95 % interval':<16} {'goal':<13}{'':<8}{'collectives a step'}")
 
 
@@ -196,7 +203,7 @@ def line(row: Dict[str, Any]) -> str:
     step, exposed = row["step_ms"], row["exposed_ms"]
     verdict = {True: "ok", False: "MISSED", None: "noise"}[row["met"]]
     return (f"{row['model']:<14}{step['alone']:>11.2f}{step[own.NAME]:>9.2f}{step[gloo.NAME]:>9.2f}"
-            f"{exposed[own.NAME]:>10.2f}{exposed[gloo.NAME]:>9.2f}{number(row['ratio']):>8}"
+            f"{row['step_ratio']:>7.3f}{exposed[own.NAME]:>10.2f}{exposed[gloo.NAME]:>9.2f}{number(row['ratio']):>8}"
             f"  {' to '.join(map(number, row['interval'])):<16} {row['goal']:<13}{verdict:<8}"
             f"{row['counters_of_rank_0_a_step']['collectives']:.1f}")
 
@@ -217,6 +224,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--repeats", type=int, default=21, help="measurements of each side; default %(default)s")
     parser.add_argument("--steps", type=int, default=5, help="steps a measurement; default %(default)s")
     parser.add_argument("--bucket-view", action="store_true", help="DistributedDataParallel copies less, too")
+    parser.add_argument("--comm-hook", action="store_true", help="DistributedDataParallel on lightcc's side, too")
     parser.add_argument("--output", type=Path, default=Path("build/bench/training.json"), metavar="FILE",
                         help="gets all samples; default %(default)s")
     args = parser.parse_args(arguments)
@@ -228,7 +236,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     rows = []
     print(head(), flush=True)
     for name in args.models:
-        rows.append(compare(name, args.np, args.repeats, args.steps, args.bucket_view))
+        rows.append(compare(name, args.np, args.repeats, args.steps, args.bucket_view, args.comm_hook))
         print(line(rows[-1]), flush=True)
     print(f"ms a step: median of {args.repeats} repeats of {args.steps} steps, slowest rank; results were checked.")
     cost = cost_of_gradients(args.np, 10 * args.repeats)

@@ -25,6 +25,9 @@ _request = [c_int, c_char_p, c_int, c_void_p, c_void_p, c_int, c_int, c_void_p, 
             c_void_p, c_int]
 _functions = {  # name: (result, arguments)
     "init": (c_int, []),
+    "init_ranks": (c_int, [POINTER(c_int32), c_int]),
+    "open_meeting": (c_int, [c_char_p, c_int]),
+    "init_at": (c_int, [c_int, c_int, c_char_p, c_char_p, c_char_p]),
     "shutdown": (c_int, []),
     "initialized": (c_int, []),
     "version": (c_char_p, []),
@@ -36,6 +39,7 @@ _functions = {  # name: (result, arguments)
     "local_size": (c_int, []),
     "cross_rank": (c_int, []),
     "cross_size": (c_int, []),
+    "is_homogeneous": (c_int, []),
     "add_group": (c_int, [POINTER(c_int32), c_int]),
     "remove_group": (c_int, [c_int]),
     "group_size": (c_int, [c_int]),
@@ -89,16 +93,24 @@ discard = _library.lightcc_discard
 rank, size = _library.lightcc_rank, _library.lightcc_size
 local_rank, local_size = _library.lightcc_local_rank, _library.lightcc_local_size
 cross_rank, cross_size = _library.lightcc_cross_rank, _library.lightcc_cross_size
+is_homogeneous = _library.lightcc_is_homogeneous
 group_size, group_rank = _library.lightcc_group_size, _library.lightcc_group_rank
 _wait, _finish, _poll = _library.lightcc_wait, _library.lightcc_finish, _library.lightcc_poll
 
 epoch = 0  # counts successful init calls: what was made in one epoch must not be used in another
+joins = 0  # counts joins that are over: what active ranks agreed on meanwhile, those that had joined do not know
 
 
 def error(status: int) -> Exception:
-    """The exception for a status that this thread has just received."""
+    """The exception for a status that this thread has just received from a call."""
+    failed = failure(status)
+    return ValueError(*failed.args) if status == INVALID_ARGUMENT else failed
+
+
+def failure(status: int) -> HorovodInternalError:
+    """The exception for the status of a request that had been accepted: no argument of the caller's was wrong."""
     text = (_library.lightcc_error() or b"").decode(errors="replace") or f"the library returned status {status}"
-    return ValueError(text) if status == INVALID_ARGUMENT else HorovodInternalError(text)
+    return HorovodInternalError(text)
 
 
 def check(result: int) -> int:
@@ -113,11 +125,25 @@ def _check_status(status: int) -> None:
         raise error(status)
 
 
-def init() -> None:
+def init(ranks: Sequence[int] = ()) -> None:
+    """ranks: those of the job that form the world; none means all."""
     global epoch
     if initialized():
         return
-    _check_status(_library.lightcc_init())
+    _check_status(_library.lightcc_init_ranks((c_int32 * len(ranks))(*ranks), len(ranks)) if ranks
+                  else _library.lightcc_init())
+    epoch += 1
+
+
+def open_meeting() -> str:
+    where = ctypes.create_string_buffer(4096)
+    _check_status(_library.lightcc_open_meeting(where, len(where)))
+    return where.value.decode()
+
+
+def init_at(rank: int, size: int, job: str, secret: str, where: str) -> None:
+    global epoch
+    _check_status(_library.lightcc_init_at(rank, size, job.encode(), secret.encode(), where.encode()))
     epoch += 1
 
 
@@ -154,7 +180,7 @@ def finish(handle: int) -> None:
     """wait, then release; raises what the request failed with."""
     status = wait(handle, _finish)
     if status:
-        raise error(status)
+        raise failure(status)
 
 
 def finish_all(handles: "array[int]") -> None:
@@ -162,7 +188,7 @@ def finish_all(handles: "array[int]") -> None:
     address, count = handles.buffer_info()
     status = wait(address, lambda address, timeout_ms: _library.lightcc_finish_all(address, count, timeout_ms))
     if status:
-        raise error(status)
+        raise failure(status)
 
 
 def poll(handle: int) -> bool:
@@ -178,6 +204,8 @@ def join() -> int:
 
 
 def last_joined(handle: int) -> int:
+    global joins
+    joins += 1
     return check(_library.lightcc_last_joined(handle))
 
 

@@ -115,10 +115,10 @@ class _Torch:
     def adopt(self, memory, shape, like):
         count = _count(shape)
         return self.torch.frombuffer(memory, dtype=like.dtype, count=count).view(shape) if count else \
-            self.torch.empty(shape, dtype=like.dtype)
+            self.torch.empty(shape, dtype=like.dtype, device="cpu")  # whatever the default device is
 
     def vector(self, values, like=None):
-        device = like.device if isinstance(like, self.type) else None
+        device = like.device if isinstance(like, self.type) else "cpu"
         return self.torch.tensor(values, dtype=self.torch.int32, device=device)
 
 

@@ -13,11 +13,12 @@ What holds for all of them:
   source    horovod.torch.mpi_ops.
 The examples stand on their own after `import lightcc.numpy as hvd, numpy as np; hvd.init()`, on any number of ranks.
 """
-import ctypes
-from typing import List, Optional
+from operator import index
+from typing import Optional
 
 from lightcc import _core
 from lightcc.adapter import adapter_of
+from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import global_process_set
 from lightcc.common.util import get_average_backwards_compatibility_fun
 from lightcc.request import (
@@ -33,6 +34,7 @@ from lightcc.request import (
     submit_list,
     synchronize,
 )
+from lightcc.splits import pack
 
 __all__ = [
     "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
@@ -58,6 +60,14 @@ def reduce_op(op: Optional[int], average: Optional[bool] = None) -> int:
     if op is None and average is None:
         return _core.AVERAGE
     return handle_average_backwards_compatibility(op, average)
+
+
+def _scatter_op(op: Optional[int]) -> int:
+    """reduce_op of a reducescatter."""
+    op = reduce_op(op)
+    if op == ReduceOps.Adasum:  # Horovod's exception; the core's would be a ValueError
+        raise HorovodInternalError("reducescatter has no adasum, which combines whole tensors; use allreduce.")
+    return op
 
 
 # Allreduce
@@ -220,7 +230,7 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
     return now(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, _core.BLOCK,
-                      root=int(root_rank)), output)
+                      root=index(root_rank)), output)
 
 
 def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
@@ -230,7 +240,7 @@ def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
     True
     """
     return now(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, _core.BLOCK,
-                      root=int(root_rank)), tensor)
+                      root=index(root_rank)), tensor)
 
 
 def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
@@ -241,7 +251,7 @@ def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set
     """
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
-    return later(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, 0, root=int(root_rank)),
+    return later(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, 0, root=index(root_rank)),
                 tensor, output)
 
 
@@ -252,7 +262,7 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_se
     True
     """
     return later(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, 0,
-                        root=int(root_rank)), tensor, tensor)
+                        root=index(root_rank)), tensor, tensor)
 
 
 # Alltoall
@@ -286,18 +296,7 @@ def _alltoall(tensor, splits, name, process_set, flags):
     adapter = adapter_of(tensor)
     if not _core.initialized():
         submit(_core.ALLTOALL, adapter, tensor, None, name, process_set, flags)  # raises, saying why
-    members = process_set.size() or 0
-    packed = rows = None
-    if splits is None:
-        if tensor.ndim and members and tensor.shape[0] % members:
-            raise ValueError(f"alltoall of {name or 'a tensor'}: {tensor.shape[0]} rows cannot be cut in {members} "
-                             "equal parts; give splits.")
-    elif tensor.ndim:
-        values = _split_values(splits)
-        if len(values) != members or min(values) < 0 or sum(values) > tensor.shape[0]:
-            raise ValueError(f"alltoall of {name or 'a tensor'}: splits {values} must be {members} numbers >= 0, one "
-                             f"for each rank, that add up to at most {tensor.shape[0]}, the rows of the tensor.")
-        packed, rows = (ctypes.c_int32 * members)(*values), sum(values)
+    packed, rows = pack(splits, tensor.shape, process_set.size() or 0, name)
     handle = submit(_core.ALLTOALL, adapter, tensor, None, name, process_set, flags, splits=packed, rows=rows)
     group = process_set.process_set_id
 
@@ -307,31 +306,20 @@ def _alltoall(tensor, splits, name, process_set, flags):
     return handle, None, finish
 
 
-def _split_values(splits) -> List[int]:
-    if hasattr(splits, "dtype"):
-        if splits.ndim != 1 or str(splits.dtype).split(".")[-1] != "int32":
-            raise ValueError(f"alltoall: splits must be a one-dimensional int32 tensor, not {splits.ndim}-dimensional "
-                             f"{splits.dtype}.")
-        return splits.tolist()
-    values = list(splits)
-    if not all(isinstance(value, int) for value in values):
-        raise ValueError(f"alltoall: splits must be ints, not {values}.")
-    return values
-
-
 # Reducescatter
 
 def reducescatter(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
                   postscale_factor=1.0):
     """Reduces, then gives rank i of the set the i-th part of dimension 0; the first `rows % size` ranks get one more.
 
-    op and factors as for allreduce. ValueError for a tensor without dimensions.
+    op: Average or Sum; HorovodInternalError for the others. Factors as for allreduce. ValueError for a tensor without
+    dimensions.
 
     >>> hvd.reducescatter(np.ones(hvd.size()))
     array([1.])
     """
     adapter = adapter_of(tensor)
-    return now(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, _core.BLOCK, reduce_op(op),
+    return now(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, _core.BLOCK, _scatter_op(op),
                       prescale_factor, postscale_factor), None, adopt(adapter, tensor))
 
 
@@ -343,7 +331,7 @@ def reducescatter_async(tensor, name=None, op=Average, process_set=global_proces
     array([1.])
     """
     adapter = adapter_of(tensor)
-    return later(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, 0, reduce_op(op),
+    return later(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, 0, _scatter_op(op),
                         prescale_factor, postscale_factor), tensor, None, adopt(adapter, tensor))
 
 
@@ -354,7 +342,7 @@ def grouped_reducescatter(tensors, name=None, op=Average, process_set=global_pro
     >>> hvd.grouped_reducescatter([np.ones(hvd.size())])
     [array([1.])]
     """
-    return now(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, _core.BLOCK, reduce_op(op),
+    return now(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, _core.BLOCK, _scatter_op(op),
                            prescale_factor, postscale_factor), None, adopt_list(tensors))
 
 
@@ -365,7 +353,7 @@ def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=glob
     >>> hvd.synchronize(hvd.grouped_reducescatter_async([np.ones(hvd.size())]))
     [array([1.])]
     """
-    return later(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, 0, reduce_op(op),
+    return later(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, 0, _scatter_op(op),
                              prescale_factor, postscale_factor), list(tensors), None, adopt_list(list(tensors)))
 
 

@@ -19,16 +19,22 @@ _SHAPES_KEPT = 4096
 def poll(handle: int) -> bool:
     """Whether the operation of this handle is finished; never blocks. ValueError for an unknown handle.
 
+    A handle is unknown once synchronize has returned its result.
+
     >>> handle = hvd.allreduce_async(np.ones(3)); hvd.poll(handle) in (True, False)
     True
     """
-    return _core.poll(handle)
+    try:
+        return _core.poll(handle)
+    except ctypes.ArgumentError:
+        raise ValueError(f"unknown handle {handle!r}") from None
 
 
 def synchronize(handle: int):
     """Waits for a handle of an ..._async operation and returns its output; for a list of tensors a list.
 
-    Returns None for a handle that is unknown, was synchronized before or ended with shutdown().
+    Returns None for a handle that is unknown, was synchronized before or ended with shutdown(). Until then a handle
+    keeps alive what its operation reads and writes.
     Ctrl-C while waiting ends the job on all ranks.
 
     >>> hvd.synchronize(hvd.allreduce_async(np.ones(3)))
@@ -47,7 +53,9 @@ def synchronize(handle: int):
 
 
 def forget_handles() -> None:
-    """The epoch is over, and with it every operation."""
+    """The epoch is over, and with it every operation; what was not synchronized gives its memory back."""
+    for handle in _pending:
+        _core.release(handle)
     _pending.clear()
 
 
@@ -72,6 +80,8 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
     except KeyboardInterrupt:
         _core.interrupted()
         raise
+    except ctypes.ArgumentError:
+        raise _not_an_op(op) from None
     if handle < 0:
         raise _core.error(-handle)
     return handle
@@ -93,9 +103,12 @@ class Pack:
 def submit_pack(kind: int, pack: Pack, outputs, name: Optional[str], process_set: ProcessSet, flags: int, op: int = 0,
                 prescale: float = 1.0, postscale: float = 1.0) -> int:
     """Submits several tensors as one unit; outputs: an array of addresses, or None for memory of the core."""
-    return _send(_core.submit_group, kind, None if name is None else name.encode(), _group_of(process_set), pack.count,
-                 pack.addresses, outputs, pack.dtypes, pack.ndims, pack.shapes, op, 0, float(prescale),
-                 float(postscale), None, flags, None)
+    try:
+        return _send(_core.submit_group, kind, None if name is None else name.encode(), _group_of(process_set),
+                     pack.count, pack.addresses, outputs, pack.dtypes, pack.ndims, pack.shapes, op, 0, float(prescale),
+                     float(postscale), None, flags, None)
+    except ctypes.ArgumentError:
+        raise _not_an_op(op) from None
 
 
 def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale=1.0, postscale=1.0) -> int:
@@ -111,10 +124,10 @@ def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale
     return submit_pack(kind, Pack(described), addresses, name, process_set, flags, op, prescale, postscale)
 
 
-def submit_barrier(process_set: ProcessSet) -> int:
-    """Submits a barrier and drives it."""
-    return _send(_core.submit, _core.BARRIER, None, _group_of(process_set), None, None, 0, 0, None, 0, 0, 1.0, 1.0,
-                 None, _core.BLOCK)
+def submit_barrier(process_set: ProcessSet, flags: int = _core.BLOCK, name: Optional[str] = None) -> int:
+    """Submits a barrier, and drives it unless told otherwise."""
+    return _send(_core.submit, _core.BARRIER, None if name is None else name.encode(), _group_of(process_set), None,
+                 None, 0, 0, None, 0, 0, 1.0, 1.0, None, flags)
 
 
 def submit_join() -> int:
@@ -128,6 +141,10 @@ def _send(function, *arguments) -> int:
     except KeyboardInterrupt:
         _core.interrupted()
         raise
+
+
+def _not_an_op(op) -> TypeError:  # all else that ctypes could refuse has been looked at
+    return TypeError(f"op={op!r}: give hvd.Average, Sum, Adasum, Min, Max or Product.")
 
 
 def _group_of(process_set: ProcessSet) -> int:
@@ -177,7 +194,7 @@ def _result(handle: int, result, finish):
     try:
         status = _core.wait(handle)
         if status:
-            raise _core.error(status)
+            raise _core.failure(status)
         return finish(handle)
     finally:
         _core.release(handle)

@@ -1,11 +1,8 @@
 // The C door but for requests (requests.cc): life, topology, groups, memory, what there is to know.
 #include "api/lightcc.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "api/door.h"
 #include "base/log.h"
@@ -34,20 +31,6 @@ std::shared_ptr<Engine> engine() {
   return s.engine;
 }
 
-namespace {
-
-void in_forked_child() {
-  // Only this thread exists here. The engine's memory is left as it is; its threads are not.
-  State& s = state();
-  new (&s.mutex) std::mutex;
-  if (!s.engine) return;
-  s.engine->close_in_child();
-  new std::shared_ptr<Engine>(std::move(s.engine));  // leaked: its destructor would join threads that do not exist
-  s.engine = nullptr;
-  s.handles.clear();
-  s.forked = true;
-}
-
 // Does nothing on a rank that is not to write. asked: by whom, for the error.
 void start_timeline(Timeline& timeline, const World& world, const std::string& pattern, bool mark_cycles,
                     const std::string& asked) {
@@ -64,6 +47,8 @@ void start_timeline(Timeline& timeline, const World& world, const std::string& p
                                   error.what() + "; give a file in a folder that exists and may be written to");
   }
 }
+
+namespace {
 
 int world_number(int (*get)(const World&)) {
   State& s = state();
@@ -97,34 +82,6 @@ extern "C" {
 
 const char* lightcc_version(void) { return LIGHTCC_VERSION; }
 const char* lightcc_error(void) { return last_error.c_str(); }
-
-int lightcc_init(void) {
-  return guard([] {
-    State& s = state();
-    {
-      std::lock_guard lock(s.mutex);
-      if (s.engine) return 0;
-    }
-    std::string notes;
-    auto environment = [](const char* name) -> const char* { return std::getenv(name); };
-    Config config = read_config(environment, &notes);
-    World world = find_world(environment);
-    set_log(config.log_level, config.log_hide_time, world.rank, world.host);
-    if (world.rank == 0 && !notes.empty()) log(Level::warning, notes);
-    auto timeline = std::make_unique<Timeline>();  // before the others are met: it may fail
-    if (!config.timeline.empty() && config.timeline != kTimelineLater)
-      start_timeline(*timeline, world, config.timeline, config.timeline_mark_cycles, "HOROVOD_TIMELINE");
-    uint64_t deadline = now_ns() + uint64_t(config.start_timeout_s * 1e9);
-    auto host = Host::join(world, s.epoch, deadline);
-    auto engine = std::make_shared<Engine>(std::move(host), world, config, std::move(timeline));
-    static std::once_flag once;
-    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, in_forked_child); });
-    std::lock_guard lock(s.mutex);
-    s.engine = std::move(engine), s.forked = false, ++s.epoch;
-    s.copied_before = copied_bytes();
-    return 0;
-  });
-}
 
 int lightcc_shutdown(void) {
   return guard([] {
@@ -167,6 +124,12 @@ int lightcc_cross_rank(void) {
 }
 int lightcc_cross_size(void) {
   return world_number([](const World& w) { return w.cross_size; });
+}
+
+int lightcc_is_homogeneous(void) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  return s.engine ? s.engine->topology().is_homogeneous() : -1;
 }
 
 int lightcc_add_group(const int32_t* ranks, int count) {
@@ -310,7 +273,7 @@ const char* lightcc_describe(const char* what) {
       text = knobs_text(e->config());
     else if (topic == "world")
       text = "rank " + std::to_string(w.rank) + " of " + std::to_string(w.size) + " on host " + w.host +
-             ", started by " + w.launcher;
+             ", started by " + w.launcher + "; met by " + state().how + "; " + e->topology().text();
     else
       refuse("nothing to describe under '" + topic + "': selector, knobs, world");
     return 0;

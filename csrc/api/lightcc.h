@@ -35,6 +35,14 @@ enum lightcc_kind {
  * one thread that watches the peers. A second init is a no-op. shutdown tells the peers, fails what is
  * pending with LIGHTCC_SHUT_DOWN and returns when both threads are gone; init may follow. */
 LIGHTCC_API int lightcc_init(void);
+/* The same for a world of some ranks of the job, which become its ranks 0, 1, ... in this order. Each of them calls it
+ * with the same list; LIGHTCC_INVALID_ARGUMENT on a rank that is not in it. */
+LIGHTCC_API int lightcc_init_ranks(const int32_t* ranks, int count);
+/* The same for processes that can talk to each other by other means (a communicator of MPI). One of them, to become
+ * rank 0, opens a meeting and sends all others where it is ("10.0.0.1:4711,..."), with a job id and a secret of its own
+ * choice, the same on all ranks and used once. */
+LIGHTCC_API int lightcc_open_meeting(char* where, int capacity);
+LIGHTCC_API int lightcc_init_at(int rank, int size, const char* job, const char* secret, const char* where);
 LIGHTCC_API int lightcc_shutdown(void);
 LIGHTCC_API int lightcc_initialized(void);
 LIGHTCC_API const char* lightcc_version(void);
@@ -49,6 +57,7 @@ LIGHTCC_API int lightcc_local_rank(void);
 LIGHTCC_API int lightcc_local_size(void);
 LIGHTCC_API int lightcc_cross_rank(void);
 LIGHTCC_API int lightcc_cross_size(void);
+LIGHTCC_API int lightcc_is_homogeneous(void); /* 1: every host has equally many ranks */
 
 /* Groups (Horovod's process sets). Group 0 is the world. add and remove are collective over the world: all
  * ranks call them with the same members in the same order, and get the same id. ids are used again.

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <sstream>
 
 #include "base/error.h"
 
@@ -14,6 +15,15 @@ namespace {
 std::string lower(std::string text) {
   for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return text;
+}
+
+std::optional<bool> switch_of(const std::string& text) {
+  const std::string word = lower(text);
+  for (const char* yes : {"1", "true", "yes", "on"})
+    if (word == yes) return true;
+  for (const char* no : {"0", "false", "no", "off"})
+    if (word == no) return false;
+  return std::nullopt;
 }
 
 constexpr const char* kLevels[] = {"trace", "debug", "info", "warning", "error", "fatal"};
@@ -44,13 +54,7 @@ struct Value {
     return value;
   }
   bool flag() const {
-    const std::string word = lower(text);
-    for (const char* yes : {"1", "true", "yes", "on"}) {
-      if (word == yes) return true;
-    }
-    for (const char* no : {"0", "false", "no", "off"}) {
-      if (word == no) return false;
-    }
+    if (const auto value = switch_of(text)) return *value;
     refuse("0 or 1 (or true, false, yes, no, on, off)");
   }
   int level() const {
@@ -75,6 +79,7 @@ struct Knob {
   const char* help;
   void (*set)(Config&, const Value&);
   std::string (*get)(const Config&);
+  const char* other_names[2] = {};  // read in this order if it is not set itself
 };
 
 constexpr int kIntMax = std::numeric_limits<int>::max();
@@ -133,53 +138,95 @@ const Knob kKnobs[] = {
      [](Config& c, const Value& v) {
        c.spin_us = static_cast<int>(v.whole(-1, kIntMax, "microseconds, or -1 to choose by cores and ranks"));
      },
-     [](const Config& c) { return std::to_string(c.spin_us); }}};
+     [](const Config& c) { return std::to_string(c.spin_us); }},
+    {"LIGHTCC_STORE_ADDR",
+     "Where the ranks of several hosts meet: `host:port`, or several with commas in between, a host of rank 0 (an IPv6 "
+     "address in brackets). Rank 0 listens on that port, or on the next free one of 15 more. lightccrun sets it; "
+     "elsewhere the launcher usually says enough (below). Must be set on all ranks (mpirun: `-x LIGHTCC_STORE_ADDR`).",
+     [](Config& c, const Value& v) { c.store_addr = v.text; }, [](const Config& c) { return c.store_addr; }},
+    {"LIGHTCC_IFACE",
+     "Network interfaces to use between hosts: `eth0,eth1` (names that begin so), `=eth0` (exactly), `^docker0,lo` "
+     "(all but these). If it is not set, `HOROVOD_GLOO_IFACE` and then `NCCL_SOCKET_IFNAME` are read.",
+     [](Config& c, const Value& v) { c.iface = v.text; },
+     [](const Config& c) { return c.iface; },
+     {"HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"}},
+    {"LIGHTCC_HOST_ID",
+     "Ranks with different values never share memory, as if they were on different hosts; with equal ones they do if "
+     "they can. If it is not set, boot id, network namespace and user decide who may.",
+     [](Config& c, const Value& v) { c.host_id = v.text; }, [](const Config& c) { return c.host_id; }},
+    {"LIGHTCC_PORT_RANGE",
+     "The only ports to listen on, `20000-20100`, for firewalls that let no others through. LIGHTCC_STORE_ADDR names "
+     "its own. Must be the same on all ranks.",
+     [](Config& c, const Value& v) { c.port_range = v.text; }, [](const Config& c) { return c.port_range; }}};
+
+// Ranks that disagree on these would wait for each other, or for different things. Rank 0's values hold.
+constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION", "HOROVOD_CACHE_CAPACITY",
+                                   "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+                                   "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT"};
+
+const Knob& knob_of(const std::string& name) {
+  for (const Knob& knob : kKnobs)
+    if (name == knob.name) return knob;
+  throw Error(Code::internal, "a rank sent a setting that does not exist: " + name);
+}
 
 struct Idle {
   const char* name;
   const char* reason;
+  std::optional<bool> anyway = {};  // of a switch: the value that asks for what happens anyway, and is not noted
 };
 
 constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
 constexpr const char* kNoTuner = "nothing is tuned at run time; see LIGHTCC_SELECT and HOROVOD_FUSION_THRESHOLD";
-constexpr const char* kOneHost = "it runs on one host, where there is no hierarchy";
+constexpr const char* kFlat = "between hosts it runs flat schedules; see `lightcc_describe(\"selector\")`";
 constexpr const char* kCpuOnly = "it runs on CPU tensors only";
 constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
+constexpr const char* kNotElastic = "elastic training is not supported; the ranks are those that were started";
+constexpr const char* kNoSpark = "Spark is not supported";
+constexpr const char* kOwnMeeting = "ranks meet at LIGHTCC_STORE_ADDR, or where their launcher says";
 constexpr const char* kNoTopk = "it has no Top-K compression; gradients travel dense";
 
 constexpr Idle kIdle[] = {
     {"HOROVOD_CYCLE_TIME", kNoCycle},
-    {"HOROVOD_AUTOTUNE", kNoTuner},
+    {"HOROVOD_AUTOTUNE", kNoTuner, false},
     {"HOROVOD_AUTOTUNE_LOG", kNoTuner},
     {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES", kNoTuner},
     {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", kNoTuner},
     {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", kNoTuner},
     {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", kNoTuner},
-    {"HOROVOD_HIERARCHICAL_ALLREDUCE", kOneHost},
-    {"HOROVOD_HIERARCHICAL_ALLGATHER", kOneHost},
-    {"HOROVOD_TORUS_ALLREDUCE", kOneHost},
+    {"HOROVOD_HIERARCHICAL_ALLREDUCE", kFlat, false},
+    {"HOROVOD_HIERARCHICAL_ALLGATHER", kFlat, false},
+    {"HOROVOD_TORUS_ALLREDUCE", kFlat, false},
     {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
     {"HOROVOD_NUM_NCCL_STREAMS", kCpuOnly},
     {"HOROVOD_BATCH_D2D_MEMCOPIES", kCpuOnly},
-    {"HOROVOD_ENABLE_ASYNC_COMPLETION", kCpuOnly},
-    {"HOROVOD_ENABLE_XLA_OPS", "it registers no XLA kernels"},
-    {"HOROVOD_DISABLE_NVTX_RANGES", "it emits no NVTX ranges"},
-    {"HOROVOD_DISABLE_GROUP_FUSION", "a group may always be fused with other tensors; see LIGHTCC_FUSION"},
-    {"HOROVOD_DYNAMIC_PROCESS_SETS", "process sets can always be added and removed after init, at no cost a cycle"},
+    {"HOROVOD_ENABLE_ASYNC_COMPLETION", kCpuOnly, false},
+    {"HOROVOD_ENABLE_XLA_OPS", "it registers no XLA kernels", false},
+    {"HOROVOD_DISABLE_NVTX_RANGES", "it emits no NVTX ranges", true},
+    {"HOROVOD_DISABLE_GROUP_FUSION", "a group may always be fused with other tensors; see LIGHTCC_FUSION", false},
+    {"HOROVOD_DYNAMIC_PROCESS_SETS", "process sets can always be added and removed after init, at no cost a cycle",
+     true},
     {"HOROVOD_ADASUM_MPI_CHUNK_SIZE", kOwnTransport},
     {"HOROVOD_CPU_OPERATIONS", kOwnTransport},
     {"HOROVOD_CONTROLLER", kOwnTransport},
     {"HOROVOD_MPI_THREADS_DISABLE", kOwnTransport},
-    {"HOROVOD_CCL_CACHE", kOwnTransport},
-    {"HOROVOD_GLOO_IFACE", "it runs on one host and opens no network interface"},
+    {"HOROVOD_CCL_CACHE", kOwnTransport, false},
     {"HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_START_TIMEOUT bounds init, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS a stall"},
-    {"LIGHT_2D_ALLREDUCE", kOneHost},
-    {"LIGHT_INTRA_SIZE", kOneHost},
-    {"LIGHT_HIERARCHICAL_THRESHOLD", kOneHost},
-    {"LIGHT_TOPK_ALLREDUCE", kNoTopk},
+    {"HOROVOD_GLOO_RENDEZVOUS_ADDR", kOwnMeeting},
+    {"HOROVOD_GLOO_RENDEZVOUS_PORT", kOwnMeeting},
+    {"HOROVOD_ELASTIC", kNotElastic, false},
+    {"HOROVOD_ELASTIC_TIMEOUT", kNotElastic},
+    {"HOROVOD_SPARK_START_TIMEOUT", kNoSpark},
+    {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", kNoSpark, false},
+    {"HOROVOD_SPARK_PYTHONPATH", kNoSpark},
+    {"HOROVOD_SPARK_WORK_DIR", kNoSpark},
+    {"LIGHT_2D_ALLREDUCE", kFlat, false},
+    {"LIGHT_INTRA_SIZE", kFlat},
+    {"LIGHT_HIERARCHICAL_THRESHOLD", kFlat},
+    {"LIGHT_TOPK_ALLREDUCE", kNoTopk, false},
     {"LIGHT_TOPK_RATIO", kNoTopk},
     {"LIGHT_TOPK_THRESHOLD", kNoTopk},
-    {"LIGHT_TOPK_FP16", kNoTopk}};
+    {"LIGHT_TOPK_FP16", kNoTopk, false}};
 
 constexpr const char* kWorldVariables = R"(
 ## Who takes part
@@ -193,11 +240,47 @@ set is believed; if none is, the process is a world of one.
 | torchrun | `TORCHELASTIC_RUN_ID` | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` |
 | Open MPI | `OMPI_COMM_WORLD_RANK` | `…_RANK`, `…_SIZE` | `…_LOCAL_RANK`, `…_LOCAL_SIZE` |
 | MPICH, Intel MPI | `PMI_RANK` | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
+| Slurm (srun) | `SLURM_STEP_ID` | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` |
 | Horovod's own | `HOROVOD_RANK` | the same as lightccrun | the same as lightccrun |
 | torch.distributed | `MASTER_ADDR` | the same as torchrun | the same as torchrun |
 
-lightccrun also sets `HOROVOD_CROSS_RANK` and `HOROVOD_CROSS_SIZE` (this host among the hosts) for scripts that
-read them, and gives every job its own `LIGHTCC_JOB_ID`, by which its ranks find each other.
+Slurm's row counts only in a process that srun started: a step that is none of Slurm's own, and `SLURM_STEP_NUM_TASKS`,
+if set, equal to `SLURM_NTASKS`. The shell of `salloc` and a batch script are worlds of one.
+
+lightccrun also sets `HOROVOD_CROSS_RANK` and `HOROVOD_CROSS_SIZE` (this host among the hosts) and `HOROVOD_HOSTNAME`
+(its name as listed) for scripts that read them; the core itself finds out who shares a host (`LIGHTCC_HOST_ID`).
+lightccrun gives every job its own `LIGHTCC_JOB_ID`, by which its ranks find each other.
+
+## How ranks on several hosts meet
+
+If the launcher says that all ranks are on one host, they meet there and no port is opened. Else rank 0 listens and the
+first of these that fits says where; if none does and it is not known who shares a host, all ranks are taken to be on
+one.
+
+| step | needs | rank 0 listens on |
+| --- | --- | --- |
+| address | `LIGHTCC_STORE_ADDR` | that port, or the next free one of 15 more |
+| PMI | MPICH's or Intel MPI's mpiexec (`PMI_FD`) | any free port |
+| PMIx | Open MPI's mpirun, libpmix.so.2 | any free port |
+| master | `MASTER_ADDR`, `MASTER_PORT` (torchrun and many others) | the first free one of the 16 after `MASTER_PORT` |
+| Slurm | `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` | one of 16 between 20000 and 40015, by job and step |
+
+`LIGHTCC_PORT_RANGE` replaces the ports of all steps but the first.
+
+Every connection begins with a proof that both ends know the job's secret: `LIGHTCC_SECRET` if it is set (on all ranks,
+any text; a random one of 32 characters is good), else `HOROVOD_SECRET_KEY`, else under PMI and PMIx a random one that
+rank 0 draws for each init and hands out through the launcher. The other steps have nothing to hand it out with: they
+use the job's name, which keeps jobs apart but can be guessed by others who reach the port.
+
+## Nothing to configure when building
+
+These steer how Horovod is compiled. lightcc is compiled in one way, which depends on no framework, MPI or CUDA, so its
+setup reads none of them: `HOROVOD_DEBUG`, `HOROVOD_CMAKE`, `HOROVOD_SKIP_COMPILE`, `HOROVOD_LOCAL_VERSION`,
+`HOROVOD_BUILD_ARCH_FLAGS`, `HOROVOD_BUILD_CUDA_CC_LIST`, `HOROVOD_CUDA_HOME`, `HOROVOD_ROCM_HOME`, `HOROVOD_GPU`,
+`HOROVOD_GPU_OPERATIONS`, `HOROVOD_GPU_ALLREDUCE`, `HOROVOD_GPU_ALLGATHER`, `HOROVOD_GPU_BROADCAST`,
+`HOROVOD_GPU_ALLTOALL`, `HOROVOD_GPU_REDUCESCATTER`, `HOROVOD_ALLOW_MIXED_GPU_IMPL`, `HOROVOD_NCCL_HOME`,
+`HOROVOD_NCCL_INCLUDE`, `HOROVOD_NCCL_LIB`, `HOROVOD_NCCL_LINK`, `HOROVOD_NVTX_INCLUDE`, and `HOROVOD_WITH_…` and
+`HOROVOD_WITHOUT_…` of MPI, GLOO, PYTORCH, TENSORFLOW, MXNET, NVTX. `lightccrun --check-build` says what can be used.
 
 ## For work on lightcc itself
 
@@ -216,19 +299,47 @@ Config read_config(const Environment& env, std::string* notes) {
   std::string found;
   auto note = [&](const std::string& line) { found += (found.empty() ? "" : "\n") + line; };
   for (const Knob& knob : kKnobs) {
-    if (const char* text = text_if_set(env, knob.name)) knob.set(config, Value{knob.name, text});
+    const char* name = knob.name;
+    for (const char* other : knob.other_names)
+      if (other && !text_if_set(env, name)) name = other;
+    if (const char* text = text_if_set(env, name)) knob.set(config, Value{name, text});
   }
   if (config.fusion_bytes == 0) {
     config.fusion_bytes = Config{}.fusion_bytes;
     note("HOROVOD_FUSION_THRESHOLD=0 is ignored: fusion costs no waiting here; LIGHTCC_FUSION=0 turns it off");
   }
   for (const Idle& idle : kIdle) {
-    if (const char* text = text_if_set(env, idle.name)) {
+    const char* text = text_if_set(env, idle.name);
+    if (text && !(idle.anyway && switch_of(text) == idle.anyway)) {
       note(std::string(idle.name) + "=" + text + " has no effect in this version: " + idle.reason);
     }
   }
   if (notes) *notes = found;
   return config;
+}
+
+std::string shared_settings(const Config& config) {
+  std::string text;
+  for (const char* name : kShared) text += std::string(name) + "=" + knob_of(name).get(config) + "\n";
+  return text;
+}
+
+Config with_settings(Config config, const std::string& shared) {
+  std::istringstream lines(shared);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t equals = std::min(line.find('='), line.size());
+    const Knob& knob = knob_of(line.substr(0, equals));
+    knob.set(config, Value{knob.name, line.substr(std::min(equals + 1, line.size()))});
+  }
+  return config;
+}
+
+std::string differing_settings(const std::string& rank0, const std::string& other) {
+  std::istringstream theirs(rank0), ours(other);
+  std::string text;
+  for (std::string a, b; std::getline(theirs, a) && std::getline(ours, b);)
+    if (a != b) text += (text.empty() ? "" : ", ") + b + " (rank 0: " + a.substr(a.find('=') + 1) + ")";
+  return text;
 }
 
 std::string knobs_markdown() {
@@ -246,7 +357,8 @@ std::string knobs_markdown() {
   }
   text +=
       "\n## Without effect in this version\n\n"
-      "Known from Horovod or LightCC. Setting one is harmless; rank 0 says in the log that it has no effect.\n\n"
+      "Known from Horovod or LightCC. Setting one is harmless; rank 0 says in the log that it has no effect, unless\n"
+      "it is a switch that asks for what happens anyway.\n\n"
       "| variable | why |\n| --- | --- |\n";
   for (const Idle& idle : kIdle) text += std::string("| `") + idle.name + "` | " + idle.reason + " |\n";
   return text + kWorldVariables;

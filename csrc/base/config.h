@@ -24,12 +24,22 @@ struct Config {
   std::string timeline;              // HOROVOD_TIMELINE: a file, kTimelineLater, or "": there will be none
   bool timeline_mark_cycles = false; // HOROVOD_TIMELINE_MARK_CYCLES
   int spin_us = -1;                  // LIGHTCC_SPIN_US: how long a wait spins before it sleeps; -1: by cores and ranks
+  std::string store_addr;            // LIGHTCC_STORE_ADDR: where the ranks of several hosts meet, "host:port,..."
+  std::string iface;                 // LIGHTCC_IFACE: network interfaces to use, "eth0,eth1", "=eth0" or "^docker0"
+  std::string host_id;               // LIGHTCC_HOST_ID: ranks share memory only where it is the same; "": by the system
+  std::string port_range;            // LIGHTCC_PORT_RANGE: the only ports to listen on, "20000-20100"
 };
 
 // Reads the table's variables. A value that does not parse throws Error{invalid_argument} naming the
 // variable, the value and what is expected. Variables that Horovod has and lightcc ignores are listed in
 // `notes` (one line each) when set.
 Config read_config(const Environment&, std::string* notes = nullptr);
+
+// What must be the same on all ranks, as text for another rank.
+std::string shared_settings(const Config&);
+Config with_settings(Config, const std::string& shared);  // throws Error{internal} if it is no such text
+// "HOROVOD_CACHE_CAPACITY=5 (rank 0: 1024), ..."; empty: none.
+std::string differing_settings(const std::string& rank0, const std::string& other);
 
 std::string knobs_markdown();           // the table for docs/knobs.md
 std::string knobs_text(const Config&);  // "name=value" lines

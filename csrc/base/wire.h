@@ -1,5 +1,6 @@
 // Bytes to values and back, every read checked. Little-endian hosts only, so values travel as they lie.
 #pragma once
+#include <array>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -29,6 +30,10 @@ class WireWriter {
     for (const T& value : values) put(value);
     return *this;
   }
+  template <size_t n> WireWriter& put(const std::array<uint8_t, n>& bytes) {  // the reader knows n
+    bytes_.append(reinterpret_cast<const char*>(bytes.data()), n);
+    return *this;
+  }
   std::string take() { return std::move(bytes_); }
 
  private:
@@ -51,6 +56,11 @@ class WireReader {
     auto value = get<int32_t>();
     if (value < 0 || value >= count) fail();
     return T(value);
+  }
+  template <size_t n> std::array<uint8_t, n> bytes() {
+    std::array<uint8_t, n> values;
+    std::memcpy(values.data(), take(n).data(), n);
+    return values;
   }
   std::string text() { return std::string(take(get<uint32_t>())); }
   template <class T> std::vector<T> values() {

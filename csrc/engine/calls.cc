@@ -79,7 +79,7 @@ bool Engine::express(const Call& call, RequestPtr* begun) {
       finish(*begun, failure_->first, (*begun)->title() + ": " + failure_->second);
     else
       state == Express::State::refused ? channel->submit(*begun) : channel->adopt(*begun);
-    host_->ring_marked();
+    peers_->ring_marked();
   }
   baton_.store(false, std::memory_order_seq_cst);
   if (inbox_full_.load(std::memory_order_seq_cst)) drive();
@@ -91,11 +91,11 @@ Express::State Engine::step_express(Express& express) {
   Patience patience(spin_habit_);
   auto state = Express::State::waiting;
   try {
-    const auto& alarm = host_->header(host_->rank()).alarm;
+    const auto& alarm = peers_->own().alarm;
     for (bool waits = true; waits && !alarm.load(std::memory_order_relaxed);) {
       bool moved = false;
       state = express.step(&moved);
-      host_->ring_marked();
+      peers_->ring_marked();
       if (moved || !express.active()) patience.reset();
       if (!express.active()) break;
       waits = moved || patience.wait_a_little();

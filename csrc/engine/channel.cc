@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "engine/check.h"
 
 namespace lightcc {
 namespace {
@@ -11,40 +12,45 @@ namespace {
 constexpr int64_t kAheadBytes = 4 << 20;
 constexpr uint64_t kDozeNs = 300'000'000;       // a rank with work in flight looks around three times as often
 constexpr uint64_t kSilenceNs = 400'000'000;  // a coordinator that takes longer to answer is itself missing
+
+std::vector<int32_t> to_int32(const std::vector<int>& members) { return {members.begin(), members.end()}; }
+
 }  // namespace
 
-Channel::Channel(Host& host, int group, std::vector<int> ranks, const Config& config, Counters& counters,
+Channel::Channel(Peers& peers, int group, std::vector<int> ranks, const Config& config, Counters& counters,
                  Tracing& tracing, ChannelOwner& owner)
-    : host_(host),
+    : peers_(peers),
       group_(group),
       members_{std::move(ranks), 0},
       config_(config),
       counters_(counters),
       tracing_(tracing),
       owner_(owner),
-      selector_(true, config.select),
-      buffer_(host.arena()),
-      phantom_(host.arena()) {
+      selector_(peers.all_here(members_.ranks), config.select),
+      buffer_(peers.arena()),
+      phantom_(peers.arena()) {
   auto& all = members_.ranks;
-  members_.index = int(std::find(all.begin(), all.end(), host.rank()) - all.begin());
-  mailboxes_.resize(all.size()), links_.resize(all.size());
+  members_.index = int(std::find(all.begin(), all.end(), peers.rank()) - all.begin());
+  links_.resize(all.size()), left_.resize(all.size());
+  courier_ = std::make_unique<Courier>(peers, peers.topology(), group, members_, *this);
   std::vector<Link*> links;
   for (int i = 0; i < members_.size(); ++i) {
-    if (i != members_.index) links_[i] = host.data_link(group, all[i]);
-    if (i != members_.index && (is_coordinator() || i == 0))
-      mailboxes_[i] = std::make_unique<Mailbox>(host.control_link(group, all[i]));
+    if (i != members_.index) links_[i] = peers.data_link(group, all[i]);
     links.push_back(links_[i].get());
   }
   if (is_coordinator())
     coordinator_ = std::make_unique<Coordinator>(
         all, Coordinator::Limits{config.fusion_bytes, config.fusion, config.cache_capacity});
-  shared_ = std::make_unique<SharedBackend>(host, group, all, links);
+  if (peers.all_here(all)) {
+    here_ = {peers.local(all), members_.index};
+    shared_ = std::make_unique<SharedBackend>(peers.host(), group, here_.ranks, links);
+    express_ = std::make_unique<Express>(peers.host(), group, here_, *shared_);
+  }
   by_links_ = std::make_unique<LinksBackend>(links, selector_);
-  express_ = std::make_unique<Express>(host, group, members_, *shared_);
   choose_ = [this](const Collective& c) -> Backend& {
     const Row& row = selector_.choose(c);
     tracing_.activity(runs_[0], row);
-    return row.backend == shared_->name() ? *shared_ : *by_links_;
+    return shared_ && row.backend == shared_->name() ? *shared_ : *by_links_;
   };
 }
 
@@ -54,14 +60,13 @@ void Channel::submit(const RequestPtr& request) {
   pending_.emplace(request->key, request);
   Message message = ledger_.announce(request->key, request->what);
   counters_.add(std::holds_alternative<Recall>(message) ? Counters::recalled : Counters::announced);
-  if (!is_coordinator()) return mailboxes_[0]->send(encode(message));
-  if (request->what.kind == Kind::allreduce) {
+  if (is_coordinator() && request->what.kind == Kind::allreduce) {
     size_t bytes = size_t(count_of(request->what.tensors[0].shape)) * size_of(request->what.tensors[0].dtype);
     bool in_place = request->inputs[0] == request->outputs[0];
-    bool shared = in_place && host_.arena()->offset_of(request->inputs[0], bytes) >= 0;
+    bool shared = in_place && peers_.arena()->offset_of(request->inputs[0], bytes) >= 0;
     coordinator_->place(request->key, shared ? reinterpret_cast<uintptr_t>(request->inputs[0]) : 0);
   }
-  receive(0, std::move(message));
+  courier_->say(std::move(message));
 }
 
 void Channel::receive(int from, Message message) {
@@ -72,9 +77,11 @@ void Channel::receive(int from, Message message) {
     const std::string* key = coordinator_->recall(from, *recall);
     if (key) tracing_.ready(group_, *key, members_.ranks[from]);
   } else if (auto* query = std::get_if<Query>(&message)) {
-    queries_.push_back({from, query->key});  // answered when all that has arrived is taken in
+    queries_.push_back({query->member, query->key});  // answered when all that has arrived is taken in
   } else if (auto* contest = std::get_if<Contest>(&message)) {
     coordinator_->contest(*contest);
+  } else if (group_ == 0 && (std::holds_alternative<Stuck>(message) || std::holds_alternative<Plea>(message))) {
+    owner_.judge(message);
   } else {
     throw Error(Code::internal, "a member sent the coordinator a message that only coordinators send");
   }
@@ -85,16 +92,19 @@ void Channel::handle(Message message) {
     return std::find(members.begin(), members.end(), members_.index) != members.end();
   };
   if (auto* batch = std::get_if<Batch>(&message)) {
+    if (batch->items.empty()) throw Error(Code::internal, "told to run nothing");
     std::vector<Entry> entries;
     for (Item& one : batch->items) {
       std::optional<std::string> again;
       const Item& item = ledger_.settle(std::move(one), &again);
       if (for_me(item.absent)) {
+        check_rows(item, item.what, members_.index, members_.size(), true);
         entries.push_back(Phantom::entry(item));
       } else {
         auto it = pending_.find(item.key);
         if (it == pending_.end())
           throw Error(Code::internal, "told to run " + item.key + ", which was not announced here");
+        check_rows(item, it->second->what, members_.index, members_.size(), false);
         entries.push_back({std::move(it->second), item.rows, int(item.absent.size())});
         pending_.erase(it);
       }
@@ -102,7 +112,7 @@ void Channel::handle(Message message) {
       if (auto other = pending_.find(*again); other != pending_.end()) {
         Message anew = ledger_.announce(*again, other->second->what);
         std::get<Announce>(anew).again = true;
-        mailboxes_[0]->send(encode(anew));
+        courier_->say(std::move(anew));
       }
     }
     tracing_.agreed(entries, !runs_.empty());
@@ -116,7 +126,13 @@ void Channel::handle(Message message) {
     RequestPtr request = std::move(it->second);
     pending_.erase(it);
     owner_.finish(request, failure->code, request->title() + ": " + failure->text);
+  } else if (auto* accuse = std::get_if<Accuse>(&message); accuse && group_ == 0) {
+    owner_.accused(*accuse);
   } else if (auto* missing = std::get_if<Missing>(&message)) {
+    for (auto* members : {&missing->members, &missing->joined})
+      for (int32_t member : *members)
+        if (member < 0 || member >= members_.size())
+          throw Error(Code::internal, "the coordinator waits for a member that is not in its group");
     if (auto it = pending_.find(missing->key); it != pending_.end())
       report(*it->second, {missing->members.begin(), missing->members.end()},
              {missing->joined.begin(), missing->joined.end()}, now_ns());
@@ -125,30 +141,21 @@ void Channel::handle(Message message) {
   }
 }
 
-void Channel::tell_all(const std::vector<Message>& messages) {
-  for (const Message& message : messages) {
-    if (members_.size() > 1) {
-      std::string bytes = encode(message);
-      for (int i = 1; i < members_.size(); ++i) mailboxes_[i]->send(bytes);
-    }
-    handle(message);
-  }
-}
-
 // Self-clocked: nothing in flight, send at once; something in flight, gather.
 bool Channel::coordinate() {
   if (!coordinator_->anything_ready()) return false;
   bool ahead = runs_.size() == 1 && coordinator_->ready_bytes() >= kAheadBytes;
   if (!runs_.empty() && !ahead && !coordinator_->anything_failed()) return false;
-  tell_all(coordinator_->take());
+  for (const Message& message : coordinator_->take()) courier_->tell(message);
   return true;
 }
 
 bool Channel::may_express(const Collective& c) {
-  return idle() && gone_.empty() && selector_.choose(c).backend == shared_->name() && express_->ready();
+  return express_ && idle() && gone_.empty() && selector_.choose(c).backend == shared_->name() && express_->ready();
 }
 
 bool Channel::step_express() {
+  if (!express_) return false;
   if (!express_->active()) return express_->refuse_if_awaited(!pending_.empty());
   bool moved = false;
   Express::State state = express_->step(&moved);
@@ -161,7 +168,7 @@ bool Channel::step_express() {
 }
 
 bool Channel::run_front() {
-  if (runs_.empty() || express_->active()) return false;  // the express began first on all ranks
+  if (runs_.empty() || (express_ && express_->active())) return false;  // the express began first on all ranks
   if (!run_) {
     auto& front = *runs_[0][0].request;
     if (runs_[0][0].phantom && !phantom_.prepare(runs_[0])) return true;
@@ -190,39 +197,39 @@ void Channel::all_joined(const Entry& entry) {
 
 bool Channel::step() {
   bool moved = step_express();
-  for (int i = 0; i < members_.size(); ++i) {
-    if (!mailboxes_[i]) continue;
-    moved |= mailboxes_[i]->pump();
-    while (auto bytes = mailboxes_[i]->receive()) {
-      is_coordinator() ? receive(i, parse(*bytes)) : handle(parse(*bytes));
-      moved = true;
-    }
-  }
+  moved |= courier_->step();
   for (auto& [member, key] : std::exchange(queries_, {}))
-    mailboxes_[member]->send(encode(Missing{key, coordinator_->missing(key), coordinator_->joined()}));
+    courier_->tell(Missing{key, to_int32(coordinator_->missing(key)), to_int32(coordinator_->joined()), member});
   if (is_coordinator()) moved |= coordinate();
   moved |= run_front();
   // What the next batch needs is often there already.
   if (is_coordinator() && runs_.empty()) moved |= coordinate();
-  if (coordinator_gone_ && !moved && runs_.empty() && !pending_.empty()) fail_all(Code::shut_down, gone_);
+  if (courier_->cut_off() && !moved && runs_.empty() && !pending_.empty()) fail_all(Code::shut_down, gone_);
   return moved;
 }
 
 void Channel::gone(int rank, const std::string& why) {
   auto it = std::find(members_.ranks.begin(), members_.ranks.end(), rank);
-  if (it == members_.ranks.end()) return;
-  int member = int(it - members_.ranks.begin());
-  express_->gone(member);
+  if (it != members_.ranks.end()) left(int(it - members_.ranks.begin()), why, Courier::kSeen);
+}
+
+void Channel::farewell(int member, const std::string& why, int from) {
+  const int rank = members_.ranks[size_t(member)];
+  if (!peers_.here(rank)) owner_.has_left(rank);
+  left(member, why, from);
+}
+
+void Channel::left(int member, const std::string& why, int from) {
+  if (std::exchange(left_[size_t(member)], 1)) return;
+  if (express_) express_->gone(member);
   if (gone_.empty()) gone_ = why;
-  if (member == 0) coordinator_gone_ = true;
-  if (!is_coordinator()) return host_.ring_urgently(members_.ranks[0]);  // idle, it must still answer what we announced
-  step();  // takes in what the member announced before it left
-  coordinator_->gone(member, why);
+  courier_->gone(member, why, from);
+  if (is_coordinator()) coordinator_->gone(member, why);
 }
 
 void Channel::fail_all(Code code, const std::string& text) {
   run_.reset();
-  express_->drop();
+  if (express_) express_->drop();
   if (RequestPtr request = std::move(expressed_)) owner_.finish(request, code, request->title() + ": " + text);
   auto runs = std::exchange(runs_, {});
   auto pending = std::exchange(pending_, {});
@@ -232,31 +239,20 @@ void Channel::fail_all(Code code, const std::string& text) {
   for (auto& [key, request] : pending) owner_.finish(request, code, request->title() + ": " + text);
 }
 
-bool Channel::announced(const Request& like) const {
-  if (expressed_ && expressed_->what.kind == like.what.kind && expressed_->automatic == like.automatic)
-    return like.automatic || expressed_->key == like.key;
-  if (!like.automatic) return pending_.count(like.key) > 0;
+bool Channel::announced(Kind kind, bool automatic, const std::string& key) const {
+  if (expressed_ && expressed_->what.kind == kind && expressed_->automatic == automatic)
+    return automatic || expressed_->key == key;
+  if (!automatic) return pending_.count(key) > 0;
   return std::any_of(pending_.begin(), pending_.end(),
-                     [&](auto& one) { return one.second->automatic && one.second->what.kind == like.what.kind; });
+                     [&](auto& one) { return one.second->automatic && one.second->what.kind == kind; });
 }
 
-void Channel::contest(const std::string& key, int absent_rank, const std::string& text) {
-  auto& all = members_.ranks;
-  int absent = int(std::find(all.begin(), all.end(), absent_rank) - all.begin());
-  Contest message{key, text, {absent}};
-  is_coordinator() ? coordinator_->contest(message) : mailboxes_[0]->send(encode(message));
-}
-
-bool Channel::flush() {
-  bool waiting = false;
-  for (auto& mailbox : mailboxes_)
-    if (mailbox) mailbox->pump(), waiting |= mailbox->waiting();
-  return waiting;
-}
+bool Channel::flush() { return courier_->flush(); }
 
 void Channel::remind() {
+  if (!pending_.empty()) courier_->remind();
   if (!expressed_) return;
-  for (int member : express_->missing()) host_.ring_urgently(members_.ranks[member]);
+  for (int member : express_->missing()) peers_.ring_urgently(members_.ranks[member]);
 }
 
 void Channel::inspect(uint64_t now) {
@@ -282,10 +278,9 @@ void Channel::look_for(Request& request, bool running, uint64_t now) {
   if (is_coordinator()) return report(request, coordinator_->missing(request.key), coordinator_->joined(), now);
   if (request.asked_ns <= request.warned_ns) {  // not asked since the last warning
     request.asked_ns = now;
-    mailboxes_[0]->send(encode(Query{request.key}));
-    host_.ring_urgently(members_.ranks[0]);
+    courier_->say(Query{request.key, members_.index});
   } else if (now - request.asked_ns > kSilenceNs) {
-    report(request, {0}, {}, now);
+    report(request, {courier_->silent_since(request.asked_ns)}, {}, now);
   }
 }
 
@@ -295,17 +290,15 @@ std::vector<int> Channel::silent_members(uint64_t now) const {
   std::vector<int> silent;
   if (expressed_) silent = express_->missing();
   if (!silent.empty()) return silent;
-  for (int i = 0; i < members_.size(); ++i) {
-    uint64_t awake = host_.header(members_.ranks[i]).awake_ns.load(std::memory_order_relaxed);
-    if (i != members_.index && awake + kDozeNs < now) silent.push_back(i);
-  }
+  for (int i = 0; i < members_.size(); ++i)
+    if (i != members_.index && peers_.awake_ns_ago(members_.ranks[i], now) > kDozeNs) silent.push_back(i);
   if (silent.empty()) silent.push_back(run_ ? run_->waiting_for() : 0);
   return silent;
 }
 
 std::string Channel::names(const std::vector<int>& members) const {
   std::string text;
-  for (int member : members) text += (text.empty() ? "" : ", ") + host_.name(members_.ranks[member]);
+  for (int member : members) text += (text.empty() ? "" : ", ") + peers_.name(members_.ranks[member]);
   return text;
 }
 

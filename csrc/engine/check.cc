@@ -51,12 +51,41 @@ void check(Request& request, const std::vector<int>& ranks, int rank) {
         refuse(request, rank,
                std::string("Adasum combines float16, bfloat16, float32 and float64 tensors, not ") +
                    name_of(tensor.dtype));
-  if (what.kind == Kind::reducescatter && what.op != ReduceOp::sum && what.op != ReduceOp::average)
-    refuse(request, rank, std::string("reducescatter sums or averages; it has no ") + name_of(what.op));
+  if (what.kind == Kind::reducescatter && what.op == ReduceOp::adasum)
+    refuse(request, rank, "Adasum combines whole tensors; reducescatter has every other operation");
   bool rows = what.kind == Kind::allgather || what.kind == Kind::alltoall || what.kind == Kind::reducescatter;
   for (auto& tensor : what.tensors)
     if (rows && tensor.shape.empty()) refuse(request, rank, "a scalar has no dimension 0");
   if (what.kind == Kind::alltoall) check_splits(request, ranks.size(), rank);
+}
+
+void check_rows(const Item& item, const Announcement& what, int index, int members, bool absent) {
+  constexpr int64_t kMostRows = int64_t(1) << 46;
+  const auto damaged = [&] {
+    throw Error(Code::internal, "told to run " + item.key + " with rows that nobody announced");
+  };
+  if (what.kind != Kind::allgather && what.kind != Kind::alltoall) {
+    if (what.kind != Kind::join && !item.rows.empty()) damaged();
+    return;
+  }
+  const size_t n = size_t(members), me = size_t(index);
+  const bool matrix = what.kind == Kind::alltoall;
+  if (item.rows.size() != what.tensors.size()) damaged();
+  for (size_t t = 0; t < item.rows.size(); ++t) {
+    const auto& rows = item.rows[t];
+    if (rows.size() != (matrix ? n * n : n)) damaged();
+    int64_t sum = 0, elements;
+    for (int64_t each : rows)
+      if (each < 0 || each > kMostRows || (sum += each) > kMostRows) damaged();
+    const Shape& shape = what.tensors[t].shape;
+    if (shape.empty() || __builtin_mul_overflow(sum, count_of(Shape(shape.begin() + 1, shape.end())), &elements) ||
+        elements > kMostRows)
+      damaged();
+    for (size_t i = 0; i < (matrix ? n : 1); ++i) {
+      const int64_t own = absent ? 0 : matrix ? what.splits[t * n + i] : shape[0];
+      if (rows[matrix ? me * n + i : me] != own) damaged();
+    }
+  }
 }
 
 }  // namespace lightcc

@@ -1,62 +1,58 @@
-// Finds two ranks that wait for each other for ever because they gave one operation to different process sets. No
-// negotiation sees that, since each set has its own. Every rank shows the others on its host what it is
-// blocked on; two that are blocked on the same operation, each in a set that the other belongs to and has
-// not been called in, accuse each other. Both accusations together are proof; the lower rank acts on it for both.
+// What one rank tells the judge (judge.h) of itself: what its only waiting thread has been blocked on for long, and
+// that it goes on; each once.
 #pragma once
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/request.h"
-#include "net/host.h"
 
 namespace lightcc {
 
-struct Dispute {
-  int rank, group;  // who disagrees, and what it is blocked in
-  std::string key;  // as which
-};
-
 class Disputes {
  public:
-  explicit Disputes(Host& host) : host_(host) {}
+  explicit Disputes(int rank) { own_.rank = rank; }
 
-  // This rank's one waiting thread has been blocked on the request for some time. absent_from(group): this rank
-  // belongs to that group and has announced nothing like the request in it.
-  template <class AbsentFrom>
-  std::optional<Dispute> look(const Request& request, const std::vector<int>& members, AbsentFrom absent_from) {
-    Blocked& own = host_.header(host_.rank()).blocked;
-    own.kind = int(request.what.kind), own.name = name_hash(request);
-    own.number = request.automatic ? automatic_number(request.name()) : 0;
-    own.group = request.group;
-    shown_ = true;
-    int accused = -1;
-    std::optional<Dispute> proven;
-    for (int rank : members) {
-      const Blocked& theirs = host_.header(rank).blocked;
-      int group = theirs.group;
-      if (rank == host_.rank() || group < 0 || group == request.group || theirs.kind != own.kind ||
-          theirs.name != own.name || !absent_from(group))
-        continue;
-      accused = rank;
-      std::string key = request.key;
-      if (request.automatic) key = key_of(request.what.kind, automatic_name(theirs.number));
-      if (theirs.accuses == host_.rank() && host_.rank() < rank) proven = {rank, group, key};
-      break;
-    }
-    own.accuses = accused;
-    return proven;
+  void block(const Request& request) {
+    if (blocked()) return;
+    own_.group = request.group, own_.kind = request.what.kind, own_.key = request.key, automatic_ = request.automatic;
+    ++own_.state, untold_ = true;
   }
-  void clear() {  // this rank goes on
-    if (!std::exchange(shown_, false)) return;
-    Blocked& own = host_.header(host_.rank()).blocked;
-    own.group = -1, own.accuses = -1;
+  void go_on() {
+    if (!blocked()) return;
+    own_.group = -1, own_.kind = Kind::barrier, own_.key.clear();
+    ++own_.state, untold_ = true;
   }
+  bool blocked() const { return own_.group >= 0; }
+  bool blocked(uint32_t state) const { return blocked() && own_.state == state; }
+  // What it is blocked on, while it is.
+  int group() const { return own_.group; }
+  Kind kind() const { return own_.kind; }
+  bool automatic() const { return automatic_; }
+  const std::string& key() const { return own_.key; }
+
+  void accuse(const Accuse& accuse) { accusations_.push_back(accuse); }
+  bool pending() const { return untold_ || !accusations_.empty(); }
+  std::optional<Stuck> news() { return std::exchange(untold_, false) ? std::optional(own_) : std::nullopt; }
+  std::vector<Accuse> accusations() { return std::exchange(accusations_, {}); }
+
+  // It has said yes to an accusation, and stands by that until the request at issue has finished.
+  struct Plead {
+    Stuck own;
+    bool automatic;
+    Accuse accuse;
+    bool is_of(const Request& request) const { return own.group == request.group && own.key == request.key; }
+  };
+  void plead(const Accuse& accuse) { plead_ = Plead{own_, automatic_, accuse}; }
+  std::optional<Plead>& pleaded() { return plead_; }
 
  private:
-  static uint64_t name_hash(const Request& request) {  // automatic names differ between sets
-    return request.automatic ? 0 : std::hash<std::string>()(request.key) | 1;
-  }
-  Host& host_;
-  bool shown_ = false;
+  Stuck own_;
+  bool automatic_ = false;
+  bool untold_ = false;
+  std::optional<Plead> plead_;
+  std::vector<Accuse> accusations_;  // not yet answered
 };
 
 }  // namespace lightcc

@@ -28,20 +28,24 @@ uint64_t most_spin_ns(const Config& config, const Host& host) {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Host> host, World world, Config config, std::unique_ptr<Timeline> timeline)
-    : host_(std::move(host)),
+Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::unique_ptr<Timeline> timeline)
+    : peers_(std::move(peers)),
       world_(std::move(world)),
       config_(std::move(config)),
       timeline_(timeline ? std::move(timeline) : std::make_unique<Timeline>()),
-      spin_habit_(most_spin_ns(config_, *host_)),
-      disputes_(*host_),
-      left_(host_->size()),
-      ended_(host_->size()) {
-  std::vector<int> all(host_->size());
-  for (int i = 0; i < host_->size(); ++i) all[i] = i;
+      spin_habit_(most_spin_ns(config_, peers_->host())),
+      disputes_(peers_->rank()),
+      judge_([this](int rank, int group) {
+        const std::vector<int> ranks = group_ranks(group);
+        return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+      }),
+      left_(peers_->size()),
+      ended_(peers_->size()) {
+  std::vector<int> all(peers_->size());
+  for (int i = 0; i < peers_->size(); ++i) all[i] = i;
   groups_[0] = all;
-  channels_[0] = std::make_unique<Channel>(*host_, 0, all, config_, counters_, tracing_, *this);
-  if (host_->size() > 1) watch_ = std::make_unique<Watch>(host_->take_pidfds(), [this](int rank) { peer_ended(rank); });
+  channels_[0] = std::make_unique<Channel>(*peers_, 0, all, config_, counters_, tracing_, *this);
+  if (peers_->size() > 1) watch_ = watch();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -102,7 +106,8 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
     std::lock_guard lock(mutex_);
     in_flight_.erase(flight_name(*request));
   }
-  disputes_.clear();
+  finish_dispute(*request, code, text);
+  disputes_.go_on();
   tracing_.finished(*request, code, text);
   request->code = code, request->text = text;
   counters_.add(Counters::requests);
@@ -110,7 +115,7 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
   request->finished.store(true, std::memory_order_seq_cst);
   outstanding_.fetch_sub(1);
   if (callbacks.done) callbacks.done(callbacks.context, int(code), text.c_str());
-  own_driver().ring();  // other threads of this rank may wait for it
+  peers_->ring_own_driver();  // other threads of this rank may wait for it
 }
 
 bool Engine::wait(Request& request, uint64_t deadline_ns) {
@@ -131,32 +136,10 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
     }
   }
   counters_.add(Counters::wait_ns, now_ns() - begin);
-  if (waiters_.fetch_sub(1) == 1 && outstanding_.load() > 0) wake_engine_thread();
+  const int others = waiters_.fetch_sub(1) - 1;
+  if (others > 0) peers_->ring_own_driver();  // one of them watches the network from now on
+  else if (outstanding_.load() > 0 || network_busy()) wake_engine_thread();
   return request.finished.load(std::memory_order_acquire);
-}
-
-void Engine::look_for_dispute(const Request& request) {
-  if (baton_.exchange(true, std::memory_order_seq_cst)) return;
-  auto channel = channels_.find(request.group);
-  if (channel != channels_.end() && channel->second->announced(request)) {
-    auto absent_from = [&](int group) {
-      auto other = channels_.find(group);
-      return other != channels_.end() && !other->second->announced(request);
-    };
-    auto dispute = disputes_.look(request, channel->second->members().ranks, absent_from);
-    if (dispute) {
-      auto side = [&](int rank, int group) {
-        return "rank " + std::to_string(rank) + " gave it to process set " + std::to_string(group) + " (ranks " +
-               text_of(group_ranks(group)) + ")";
-      };
-      std::string text = "ranks disagree on the process set: " + side(world_.rank, request.group) + ", " +
-                         side(dispute->rank, dispute->group);
-      channel->second->contest(request.key, dispute->rank, text);
-      channels_.at(dispute->group)->contest(dispute->key, world_.rank, text);
-      host_->ring_marked();
-    }
-  }
-  baton_.store(false, std::memory_order_seq_cst);
 }
 
 bool Engine::poll(Request& request) {
@@ -180,26 +163,33 @@ bool Engine::drive() {
 bool Engine::step() {
   bool moved = false;
   try {
-    if (host_->header(host_->rank()).alarm.load(std::memory_order_relaxed)) look_at_peers();
-    moved = take_inbox();
+    if (peers_->own().alarm.load(std::memory_order_relaxed)) look_at_peers();
+    moved = peers_->step();
+    moved |= take_inbox();
     if (over_) return moved;
-    for (auto it = channels_.begin(); it != channels_.end(); ++it) moved |= it->second->step();
+    bool holds = false;
+    for (auto it = channels_.begin(); it != channels_.end(); ++it) {
+      moved |= it->second->step();
+      holds |= it->second->courier().holds();
+    }
+    holds_.store(holds, std::memory_order_relaxed);
+    if (disputes_.pending() || judge_.pending()) moved |= go_on_with_disputes();
     if (ending_) end_when_quiet(moved);
     if (uint64_t now;
         !moved && outstanding_.load(std::memory_order_relaxed) > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
       inspected_ns_ = now;
-      host_->header(host_->rank()).awake_ns.store(now, std::memory_order_relaxed);
+      peers_->own().awake_ns.store(now, std::memory_order_relaxed);
       for (auto& [id, channel] : channels_) {
         channel->remind();
         if (config_.stall_check) channel->inspect(now);
       }
     }
+    peers_->ring_marked();
   } catch (const Error& error) {
     end_epoch(error.code(), error.what());
   } catch (const std::exception& error) {
     end_epoch(Code::internal, error.what());
   }
-  host_->ring_marked();
   return moved;
 }
 
@@ -213,7 +203,7 @@ bool Engine::take_inbox() {
     inbox_full_.store(false, std::memory_order_seq_cst);
     failure = failure_;
   }
-  disputes_.clear();  // this rank goes on
+  disputes_.go_on();  // this rank goes on
   for (auto& request : requests) {
     auto channel = channels_.find(request->group);
     if (failure)
@@ -229,7 +219,7 @@ bool Engine::take_inbox() {
 }
 
 void Engine::sleep(uint64_t timeout_ns, const std::atomic<bool>& finished) {
-  own_driver().sleep(timeout_ns, [&] {
+  peers_->sleep(own_driver(), timeout_ns, [&] {
     if (finished) return true;
     // Only a step that ran after we said that we sleep proves that there is nothing to do.
     if (baton_.exchange(true, std::memory_order_seq_cst)) return true;
@@ -260,21 +250,22 @@ bool Engine::needed() {
 }
 
 void Engine::nap_or_park() {
-  auto alarmed = [&] { return host_->header(host_->rank()).alarm != 0; };  // rung while this thread was not asleep
+  auto alarmed = [&] { return peers_->own().alarm != 0; };  // rung while this thread was not asleep
   auto wanted = [&] { return stopping_ || alarmed() || (outstanding_ > 0 && waiters_ == 0); };
   for (int i = 0; i < kNaps; ++i) {
     if (stopping_ || needed()) return;
     if (alarmed()) break;
+    if (network_busy()) drive();
     timespec nap{0, kNapNs};
     nanosleep(&nap, nullptr);
   }
-  own_engine().sleep(waiters_ > 0 ? kTickNs : kNoTimeout, wanted);
+  peers_->sleep(own_engine(), waiters_ > 0 || holds_ ? kTickNs : kNoTimeout, wanted);
   drive();  // a peer may have rung: a question, a goodbye
 }
 
 void Engine::wake_engine_thread() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  own_engine().ring();
+  peers_->ring_own_engine();
 }
 
 // ---- groups
@@ -300,7 +291,7 @@ void Engine::change_groups(Request& request) {
     if (auto it = channels_.find(group); it != channels_.end())
       it->second->fail_all(Code::invalid_argument, "its process set was removed");
     channels_.erase(group);
-    host_->reset_group(group);
+    peers_->reset_group(group);
     free_groups_.push_back(group);
     std::lock_guard lock(mutex_);
     groups_.erase(group);
@@ -317,9 +308,9 @@ void Engine::change_groups(Request& request) {
     groups_[group] = ranks;
   }
   request.new_group = group;
-  if (std::find(ranks.begin(), ranks.end(), host_->rank()) == ranks.end()) return;
+  if (std::find(ranks.begin(), ranks.end(), peers_->rank()) == ranks.end()) return;
   auto& channel = channels_[group];
-  channel = std::make_unique<Channel>(*host_, group, ranks, config_, counters_, tracing_, *this);
+  channel = std::make_unique<Channel>(*peers_, group, ranks, config_, counters_, tracing_, *this);
   if (join_) ++join_parts_, channel->submit(join_);
 }
 

@@ -63,6 +63,36 @@ Item item(WireReader& in) {
   return item;
 }
 
+void put(WireWriter& out, const Announce& m) { out.put(m.key).put(uint8_t(m.again)), put(out, m.what); }
+void put(WireWriter& out, const Recall& m) { out.put(m.id).put(m.generation); }
+
+Announce announce(WireReader& in) {
+  Announce announce;
+  announce.key = in.text(), announce.again = flag(in), announce.what = announcement(in);
+  return announce;
+}
+
+Recall recall(WireReader& in) {
+  auto id = in.get<uint32_t>();
+  return {id, in.get<uint32_t>()};
+}
+
+Part part(WireReader& in) {
+  Part part;
+  part.places = in.values<int32_t>();
+  // Ranges ascend and do not touch each other; how far they may go is the reader's to know.
+  if (part.places.empty() || part.places.size() % 2 || part.places[0] < 0) WireReader::fail();
+  for (size_t i = 1; i < part.places.size(); ++i) {
+    const int64_t before = part.places[i - 1], least = i % 2 ? before : before + 2;
+    if (part.places[i] < least) WireReader::fail();
+  }
+  if (flag(in))
+    part.said = recall(in);
+  else
+    part.said = announce(in);
+  return part;
+}
+
 }  // namespace
 
 int64_t bytes_of(const Announcement& a) {
@@ -74,16 +104,31 @@ int64_t bytes_of(const Announcement& a) {
 std::string encode(const Message& message) {
   WireWriter out;
   out.put(uint8_t(message.index()));
-  std::visit(Match{[&](const Announce& m) { out.put(m.key).put(uint8_t(m.again)), put(out, m.what); },
-                   [&](const Recall& m) { out.put(m.id).put(m.generation); },
-                   [&](const Query& m) { out.put(m.key); },
+  std::visit(Match{[&](const Announce& m) { put(out, m); },
+                   [&](const Recall& m) { put(out, m); },
+                   [&](const Query& m) { out.put(m.key).put(m.member); },
                    [&](const Contest& m) { out.put(m.key).put(m.text).put(m.absent); },
                    [&](const Batch& m) {
                      out.put(uint32_t(m.items.size()));
                      for (const Item& item : m.items) put(out, item);
                    },
                    [&](const Failure& m) { out.put(m.key).put(m.code).put(m.text).put(m.only).put(m.absent); },
-                   [&](const Missing& m) { out.put(m.key).put(m.members).put(m.joined); }},
+                   [&](const Missing& m) { out.put(m.key).put(m.members).put(m.joined).put(m.to); },
+                   [&](const Said& m) {
+                     out.put(uint32_t(m.parts.size()));
+                     for (const Part& part : m.parts) {
+                       out.put(part.places).put(uint8_t(part.said.index()));
+                       std::visit([&](auto& said) { put(out, said); }, part.said);
+                     }
+                   },
+                   [&](const Gone& m) { out.put(m.member).put(m.why); },
+                   [&](const Stuck& m) { out.put(m.rank).put(m.state).put(m.group).put(m.kind).put(m.key); },
+                   [&](const Accuse& m) {
+                     out.put(m.rank).put(m.state).put(m.other).put(m.group).put(m.key).put(uint8_t(m.proven));
+                   },
+                   [&](const Plea& m) {
+                     out.put(m.rank).put(m.state).put(m.other).put(m.group).put(uint8_t(m.guilty));
+                   }},
              message);
   return out.take();
 }
@@ -92,18 +137,14 @@ Message parse(std::string_view bytes) {
   WireReader in(bytes);
   Message message;
   switch (in.get<uint8_t>()) {
-    case 0: {
-      Announce announce;
-      announce.key = in.text(), announce.again = flag(in), announce.what = announcement(in);
-      message = std::move(announce);
+    case 0: message = announce(in); break;
+    case 1: message = recall(in); break;
+    case 2: {
+      Query query{in.text()};
+      query.member = in.get<int32_t>();
+      message = std::move(query);
       break;
     }
-    case 1: {
-      auto id = in.get<uint32_t>();
-      message = Recall{id, in.get<uint32_t>()};
-      break;
-    }
-    case 2: message = Query{in.text()}; break;
     case 3: {
       Contest contest;
       contest.key = in.text(), contest.text = in.text();
@@ -131,7 +172,41 @@ Message parse(std::string_view bytes) {
       Missing missing;
       missing.key = in.text();
       missing.members = in.values<int32_t>(), missing.joined = in.values<int32_t>();
+      missing.to = in.get<int32_t>();
       message = std::move(missing);
+      break;
+    }
+    case 7: {
+      Said said;
+      said.parts.resize(in.length(17));
+      for (Part& one : said.parts) one = part(in);
+      message = std::move(said);
+      break;
+    }
+    case 8: {
+      auto member = in.get<int32_t>();
+      message = Gone{member, in.text()};
+      break;
+    }
+    case 9: {
+      Stuck stuck;
+      stuck.rank = in.get<int32_t>(), stuck.state = in.get<uint32_t>(), stuck.group = in.get<int32_t>();
+      stuck.kind = in.get_enum<Kind>(kKinds), stuck.key = in.text();
+      message = std::move(stuck);
+      break;
+    }
+    case 10: {
+      Accuse accuse;
+      accuse.rank = in.get<int32_t>(), accuse.state = in.get<uint32_t>(), accuse.other = in.get<int32_t>();
+      accuse.group = in.get<int32_t>(), accuse.key = in.text(), accuse.proven = flag(in);
+      message = std::move(accuse);
+      break;
+    }
+    case 11: {
+      Plea plea{};
+      plea.rank = in.get<int32_t>(), plea.state = in.get<uint32_t>(), plea.other = in.get<int32_t>();
+      plea.group = in.get<int32_t>(), plea.guilty = flag(in);
+      message = plea;
       break;
     }
     default: WireReader::fail();

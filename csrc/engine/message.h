@@ -1,6 +1,7 @@
 // What the ranks of a group tell each other before a collective runs. Every request is announced to the
 // group's coordinator (member 0); when all members have announced it, the coordinator tells everyone to run it,
-// in one order for all, fused with others in a batch. A request seen before travels as a number.
+// in one order for all, fused with others in a batch. A request seen before travels as a number. All of this goes up
+// and down the group's tree (tree.h), on which a relay gathers what the members below it say (relay.h).
 #pragma once
 #include <string>
 #include <string_view>
@@ -47,13 +48,37 @@ struct Announce {
   std::string key;
   Announcement what;
   bool again = false;                              // it was recalled, but its number had gone to another request
+  bool operator==(const Announce&) const = default;
 };
-struct Recall { uint32_t id, generation; };        // "the same as last time"
-struct Query { std::string key; };                 // "who is missing?"
+struct Recall {                                    // "the same as last time"
+  uint32_t id, generation;
+  bool operator==(const Recall&) const = default;
+};
+struct Query { std::string key; int32_t member = 0; };  // "who is missing?", and who asks
 struct Contest {                                   // "these members will not come: they gave it to another group"
   std::string key, text;
   std::vector<int32_t> absent;
 };
+struct Stuck {                                   // in group 0: this rank waits for nothing but this, for long
+  int32_t rank = 0;
+  uint32_t state = 0;                              // of this rank: grows whenever it goes on
+  int32_t group = -1;                              // -1: it has gone on
+  Kind kind = Kind::barrier;
+  std::string key = {};
+};
+struct Plea {                                      // answers Accuse
+  int32_t rank;
+  uint32_t state;
+  int32_t other, group;
+  bool guilty;
+};
+
+// relay -> coordinator, gathered from the members below it.
+struct Part {
+  std::vector<int32_t> places;                     // first, last, first, last ... in the sender's Tree::subtree
+  std::variant<Announce, Recall> said;             // by each of them
+};
+struct Said { std::vector<Part> parts; };
 
 // coordinator -> member
 struct Item {                                      // one request to run
@@ -74,12 +99,26 @@ struct Failure {
   std::vector<int32_t> only = {};                  // members that it is for; empty: all
   std::vector<int32_t> absent = {};                // members that had not announced it and will not
 };
-struct Missing {
+struct Missing {                                   // to who asked, `to`
   std::string key;
   std::vector<int32_t> members, joined = {};       // who has not announced it; who has joined and need not
+  int32_t to = 0;
+};
+// In group 0, to one rank: another is blocked in `group` on what this one is blocked on elsewhere. Does this one belong
+// to it too, and has announced nothing like it there?
+struct Accuse {
+  int32_t rank = 0;
+  uint32_t state = 0;                              // of this rank, as it said
+  int32_t other = 0, group = 0;
+  std::string key = {};                            // under which the other knows it; automatic names differ
+  bool proven = false;                             // both have said yes: no question any more
 };
 
-using Message = std::variant<Announce, Recall, Query, Contest, Batch, Failure, Missing>;
+// Between neighbours on different hosts, either way: this member has left, and all that it had to say came before.
+struct Gone { int32_t member; std::string why; };
+
+using Message =
+    std::variant<Announce, Recall, Query, Contest, Batch, Failure, Missing, Said, Gone, Stuck, Accuse, Plea>;
 
 std::string encode(const Message&);
 Message parse(std::string_view);  // throws Error{internal} on anything that encode does not write

@@ -25,6 +25,26 @@ Announcement without_rows(Announcement a, size_t members) {
   return a;
 }
 
+// What a member's own check (check.h) lets through; of other members only a damaged message is anything else.
+bool is_possible(const Announcement& a, size_t members) {
+  constexpr int64_t kMostBytes = int64_t(1) << 46;  // sums of these stay far from overflow
+  const bool rows = a.kind == Kind::allgather || a.kind == Kind::alltoall || a.kind == Kind::reducescatter;
+  if (a.kind == Kind::alltoall && a.splits.size() != members * a.tensors.size()) return false;
+  int64_t bytes = 0;
+  for (size_t t = 0; t < a.tensors.size(); ++t) {
+    const TensorSpec& tensor = a.tensors[t];
+    if (rows && tensor.shape.empty()) return false;
+    const int64_t count = count_of(tensor.shape);
+    if (count > kMostBytes || (bytes += count * int64_t(size_of(tensor.dtype))) > kMostBytes) return false;
+    int64_t left = rows ? tensor.shape[0] : 0;
+    for (size_t i = t * members; a.kind == Kind::alltoall && i < (t + 1) * members; ++i) {
+      if (a.splits[i] < 0 || a.splits[i] > left) return false;
+      left -= a.splits[i];
+    }
+  }
+  return true;
+}
+
 std::string factor_text(double value) {
   char text[32];
   snprintf(text, sizeof text, "%g", value);
@@ -91,6 +111,9 @@ Coordinator::Entry& Coordinator::entry(const std::string& key) {
 }
 
 void Coordinator::announce(int member, const std::string& key, Announcement what, bool again) {
+  if (!is_possible(what, rank_of_.size()))
+    throw Error(Code::internal, "rank " + std::to_string(rank_of_[size_t(member)]) + " announced " + key +
+                                    " with shapes that no request can have");
   Entry& e = entry(key);
   e.what[member] = std::move(what), e.fresh = true;
   if (again && lost_[member] > 0) --lost_[member];
@@ -180,7 +203,14 @@ void Coordinator::gone(int member, const std::string& why) {
 
 void Coordinator::contest(const Contest& contest) {
   auto it = entries_.find(contest.key);
-  if (it == entries_.end() || it->second.count == 0 || it->second.ready) return;  // settled already
+  if (it == entries_.end()) return;
+  bool known = false;  // that they will not come: the request has failed before, and failed waits for them
+  for (int32_t i : contest.absent) {
+    if (i < 0 || i >= int32_t(it->second.owed.size()) || it->second.owed[size_t(i)].empty()) continue;
+    it->second.owed[size_t(i)].clear(), known = true;
+    failures_.push_back({contest.key, Code::mismatch, contest.text, {i}, {i}});
+  }
+  if (known || it->second.count == 0 || it->second.ready) return;  // settled already
   Entry& e = it->second;
   e.owed.resize(e.here.size());
   Failure failure{e.key, Code::mismatch, contest.text, {}, contest.absent};

@@ -24,6 +24,7 @@ inline void futex_wake_all(std::atomic<uint32_t>& word) {
 // written before ring() is seen by that look or wakes the sleeper.
 struct alignas(64) Bell {
   std::atomic<uint32_t> word{0}, sleepers{0};
+  std::atomic<uint32_t> polled{0};  // somebody sleeps in poll(), where no futex wakes it: an eventfd does (Host::ring)
 
   void ring() {  // the caller has made its news visible and passed a seq_cst fence
     if (sleepers.load(std::memory_order_relaxed) == 0) return;
@@ -37,6 +38,13 @@ struct alignas(64) Bell {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!look()) futex_wait(word, seen, timeout_ns);
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  // The same for one thread at a time whose wait() ends when the eventfd is written to.
+  template <class Look, class Wait> void poll(Look look, Wait wait) {
+    polled.store(1, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!look()) wait();
+    polled.store(0, std::memory_order_seq_cst);
   }
 };
 

@@ -1,10 +1,10 @@
 #include "net/host.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <functional>
 #include <set>
 
 #include "base/wire.h"
@@ -16,6 +16,13 @@ namespace {
 
 constexpr size_t kHeaderBytes = 4096;
 static_assert(sizeof(Header) <= kHeaderBytes);
+
+Fd new_event() {
+  Fd fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!fd) throw system_error("creating an eventfd");
+  return fd;
+}
+Fd duplicate(int fd) { return Fd(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
 }  // namespace
 
@@ -39,38 +46,37 @@ struct Host::Layout {
 
 Host::Host(int rank, std::vector<HostRank> ranks) : rank_(rank), ranks_(std::move(ranks)), marked_(ranks_.size()) {}
 
-std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadline_ns) {
-  const size_t fixed = Layout{size_t(world.size)}.bytes();
+std::unique_ptr<Host> Host::join(const std::string& place, int rank, int size, const std::string& name,
+                                 const std::string& note, uint64_t deadline_ns) {
+  const size_t fixed = Layout{size_t(size)}.bytes();
   auto mine = Arena::create(fixed);
   auto* header = new (mine->base()) Header{};
   if (getrandom(&header->nonce, sizeof header->nonce, 0) != sizeof header->nonce) throw system_error("drawing a nonce");
-  std::string name =
-      "rank " + std::to_string(world.rank) + " (pid " + std::to_string(getpid()) + ") on host " + world.host;
 
-  Card card{WireWriter().put(header->nonce).put(name).put(bound_to()).take(), {}};
-  card.fds.emplace_back(fcntl(mine->memfd(), F_DUPFD_CLOEXEC, 0));
+  Card card{WireWriter().put(header->nonce).put(name).put(note).put(bound_to()).take(), {}};
+  card.fds.push_back(duplicate(mine->memfd()));
   card.fds.push_back(Watch::own_pidfd());
+  card.fds.push_back(new_event());
   mine->close_memfd();
-  std::string place = "lightcc/" + std::to_string(geteuid()) + "/" +
-                      std::to_string(std::hash<std::string>()(world.job)) + "/" + std::to_string(epoch);
-  auto cards = meet(place, world.rank, world.size, std::move(card), deadline_ns);
+  auto cards = meet(place, rank, size, std::move(card), deadline_ns);
 
-  std::vector<HostRank> ranks(world.size);
-  std::vector<Fd> pidfds(world.size);
+  std::vector<HostRank> ranks(size);
+  std::vector<Fd> pidfds(size);
   std::set<int32_t> cores;
-  for (int i = 0; i < world.size; ++i) {
+  for (int i = 0; i < size; ++i) {
     WireReader reader(cards[i].note);
     auto nonce = reader.get<uint64_t>();
-    if (cards[i].fds.size() != 2) throw Error(Code::internal, "init: a rank's descriptors did not arrive");
-    ranks[i].rank = i, ranks[i].name = reader.text();
+    if (cards[i].fds.size() != 3) throw Error(Code::internal, "init: a rank's descriptors did not arrive");
+    ranks[i].name = reader.text(), ranks[i].note = reader.text();
     for (int32_t core : reader.values<int32_t>()) cores.insert(core);
-    ranks[i].arena = i == world.rank ? mine : Arena::map(cards[i].fds[0].get(), fixed);
+    ranks[i].arena = i == rank ? mine : Arena::map(cards[i].fds[0].get(), fixed);
     ranks[i].arena->close_memfd();
     if (reinterpret_cast<Header*>(ranks[i].arena->base())->nonce != nonce)
       throw Error(Code::internal, "init: " + ranks[i].name + " does not share memory with this rank");
-    if (i != world.rank) pidfds[i] = std::move(cards[i].fds[1]);
+    if (i != rank) pidfds[i] = std::move(cards[i].fds[1]);
+    ranks[i].event = std::move(cards[i].fds[2]);
   }
-  std::unique_ptr<Host> host(new Host(world.rank, std::move(ranks)));
+  std::unique_ptr<Host> host(new Host(rank, std::move(ranks)));
   host->pidfds_ = std::move(pidfds);
   host->cores_ = within_quota(int(cores.size()));
   host->no_copy_in_child();
@@ -78,15 +84,20 @@ std::unique_ptr<Host> Host::join(const World& world, int epoch, uint64_t deadlin
 }
 
 std::vector<std::unique_ptr<Host>> Host::threads(int n) {
-  std::vector<HostRank> ranks(n);
+  std::vector<std::shared_ptr<Arena>> arenas;
+  std::vector<Fd> events;
   for (int i = 0; i < n; ++i) {
-    ranks[i] = {i, "rank " + std::to_string(i) + " (a thread)", Arena::create(Layout{size_t(n)}.bytes())};
-    new (ranks[i].arena->base()) Header{};
-    ranks[i].arena->close_memfd();
+    arenas.push_back(Arena::create(Layout{size_t(n)}.bytes()));
+    new (arenas[i]->base()) Header{};
+    arenas[i]->close_memfd();
+    events.push_back(new_event());
   }
   std::vector<std::unique_ptr<Host>> hosts;
-  for (int i = 0; i < n; ++i) {
-    hosts.emplace_back(new Host(i, ranks));
+  for (int rank = 0; rank < n; ++rank) {
+    std::vector<HostRank> ranks;
+    for (int i = 0; i < n; ++i)
+      ranks.push_back({"rank " + std::to_string(i) + " (a thread)", "", arenas[i], duplicate(events[i].get())});
+    hosts.emplace_back(new Host(rank, std::move(ranks)));
     hosts.back()->pidfds_.resize(n);
   }
   return hosts;
@@ -143,19 +154,31 @@ void Host::reset_group(int group) const {
     for (Stream s : {common, control, data}) head(s, group, rank_, peer)->at = 0, tail(s, group, rank_, peer)->at = 0;
 }
 
+void Host::ring(int rank, Bell& bell) {
+  bell.ring();
+  if (bell.polled.load(std::memory_order_relaxed) == 0) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t n = write(ranks_[rank].event.get(), &one, sizeof one);  // full: it is readable already
+}
+
+void Host::clear_event() const {
+  uint64_t count;
+  [[maybe_unused]] ssize_t n = read(event(), &count, sizeof count);
+}
+
 void Host::ring_marked() {
   if (!any_marked_) return;
   any_marked_ = false;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int peer = 0; peer < size(); ++peer)
-    if (std::exchange(marked_[peer], 0)) header(peer).driver.ring();
+    if (std::exchange(marked_[peer], 0)) ring_driver(peer);
 }
 
 void Host::ring_urgently(int peer) {
   header(peer).alarm = 1;
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  header(peer).driver.ring();
-  header(peer).engine.ring();
+  ring_driver(peer);
+  ring_engine(peer);
 }
 
 }  // namespace lightcc

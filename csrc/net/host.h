@@ -15,17 +15,10 @@
 #include "net/link.h"
 #include "net/stream.h"
 #include "net/watch.h"
-#include "net/world.h"
 
 namespace lightcc {
 
 enum class Presence : uint32_t { here, left, failed, dead };
-
-struct Blocked {                         // what the owner waits for, while it does nothing else
-  std::atomic<int32_t> group{-1}, kind{0}, accuses{-1};
-  std::atomic<uint64_t> name{0};        // a hash, or 0: an automatic name, which is
-  std::atomic<uint64_t> number{0};
-};
 
 struct Header {
   uint64_t nonce;                        // proves that a peer maps this very memory
@@ -35,7 +28,7 @@ struct Header {
   std::atomic<uint64_t> left_ns{0};      // when the owner left: the first to go is the cause of what follows
   alignas(kLine) std::atomic<uint32_t> alarm{0};  // rung urgently: look at presences and messages
   alignas(kLine) std::atomic<uint64_t> awake_ns{0};  // when the owner, with work in flight, last looked around
-  alignas(kLine) Blocked blocked;
+  alignas(kLine) std::atomic<uint64_t> beat_ns{0};   // of the host's first rank: when any of them last sent heartbeats
   alignas(kLine) int32_t cause_code = 0;  // why the owner failed; written before presence says so
   char cause[1024] = {};
 };
@@ -50,9 +43,10 @@ struct Sign {
 };
 
 struct HostRank {
-  int rank = 0;
   std::string name;     // "rank 1 (pid 17) on host h"
+  std::string note;     // what else it had to say when it joined
   std::shared_ptr<Arena> arena;
+  Fd event = Fd();      // wakes whoever of its threads sleeps in poll()
 };
 
 class Host {
@@ -60,15 +54,17 @@ class Host {
   static constexpr int kGroups = 128;
   static constexpr size_t kRecordBytes = 256 << 10;  // the largest record of the data and the common stream
 
-  // Meets the other ranks of the job. epoch counts the inits of this process.
-  static std::unique_ptr<Host> join(const World&, int epoch, uint64_t deadline_ns);
+  // Meets the other ranks of this host at a place that is named alike by all of them and by nobody else.
+  static std::unique_ptr<Host> join(const std::string& place, int rank, int size, const std::string& name,
+                                    const std::string& note, uint64_t deadline_ns);
   // n ranks as threads of one process, for tests. They share one mapping, so a race is seen as a race.
   static std::vector<std::unique_ptr<Host>> threads(int n);
 
-  int rank() const { return rank_; }
+  int rank() const { return rank_; }  // among the ranks of this host
   int size() const { return int(ranks_.size()); }
   int cores() const { return cores_; }  // that all ranks together may keep busy
   const std::string& name(int rank) const { return ranks_[rank].name; }
+  const std::string& note(int rank) const { return ranks_[rank].note; }
   Header& header(int rank) const { return *reinterpret_cast<Header*>(ranks_[rank].arena->base()); }
   std::byte* base(int rank) const { return ranks_[rank].arena->base(); }
   const std::shared_ptr<Arena>& arena() const { return ranks_[rank_].arena; }
@@ -87,11 +83,16 @@ class Host {
   void mark(int peer) { marked_[peer] = 1, any_marked_ = true; }
   void ring_marked();
   void ring_urgently(int peer);       // also if it has nothing to do
+  void ring_driver(int rank) { ring(rank, header(rank).driver); }  // after a seq_cst fence; any thread
+  void ring_engine(int rank) { ring(rank, header(rank).engine); }
+  int event() const { return ranks_[rank_].event.get(); }  // readable when a bell of this rank that is polled was rung
+  void clear_event() const;
 
  private:
   Host(int rank, std::vector<HostRank> ranks);
   enum Stream { common, control, data };
   struct Layout;
+  void ring(int rank, Bell&);
   Cursor* head(Stream, int group, int owner, int to) const;
   Cursor* tail(Stream, int group, int owner, int from) const;
   StreamWriter writer(Stream, int group, int to, const std::vector<int>& readers) const;

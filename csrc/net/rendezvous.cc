@@ -182,6 +182,16 @@ std::vector<Card> meet_as_guest(const std::string& name, int rank, int size, Car
 
 }  // namespace
 
+Fd be_found(const std::string& name) { return listen_at(name, 0); }
+
+bool is_found(const std::string& name) {
+  socklen_t length;
+  const sockaddr_un address = address_of(name, length);
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  // The kernel tells whose listener it is without its help, so nobody need accept.
+  return connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0 && same_user(fd.get());
+}
+
 std::vector<Card> meet(const std::string& name, int rank, int size, Card mine, uint64_t deadline_ns) {
   if (size == 1) {
     std::vector<Card> alone;

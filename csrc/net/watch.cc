@@ -4,6 +4,9 @@
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 
+#include <algorithm>
+
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace lightcc {
@@ -14,8 +17,9 @@ Fd Watch::own_pidfd() {
   return fd;
 }
 
-Watch::Watch(std::vector<Fd> pidfds, std::function<void(int)> on_end)
-    : pidfds_(std::move(pidfds)), on_end_(std::move(on_end)), stop_(eventfd(0, EFD_CLOEXEC)) {
+Watch::Watch(std::vector<Fd> pidfds, std::function<void(int)> on_end, std::function<void()> tick, uint64_t period_ns)
+    : pidfds_(std::move(pidfds)), on_end_(std::move(on_end)), tick_(std::move(tick)), period_ns_(period_ns),
+      stop_(eventfd(0, EFD_CLOEXEC)) {
   if (!stop_) throw system_error("creating an eventfd");
   thread_ = std::thread([this] { run(); });
 }
@@ -30,8 +34,10 @@ void Watch::run() {
   std::vector<pollfd> waits;
   for (const Fd& fd : pidfds_) waits.push_back({fd.get(), POLLIN, 0});  // poll ignores -1
   waits.push_back({stop_.get(), POLLIN, 0});
-  for (;;) {
-    if (poll(waits.data(), waits.size(), -1) < 0) continue;  // EINTR
+  for (uint64_t next_ns = 0;;) {  // the first tick is at once
+    if (const uint64_t now = now_ns(); tick_ && now >= next_ns) tick_(), next_ns = now + period_ns_;
+    const int timeout_ms = tick_ ? int((next_ns - std::min(next_ns, now_ns())) / 1'000'000 + 1) : -1;
+    if (poll(waits.data(), waits.size(), timeout_ms) < 0) continue;  // EINTR
     if (waits.back().revents) return;
     for (size_t i = 0; i + 1 < waits.size(); ++i) {
       if (!waits[i].revents) continue;

@@ -1,5 +1,5 @@
 // Notices the death of peers: one thread asleep in poll() on a pidfd of each. The kernel wakes it within
-// milliseconds of an end by any means, whatever children of the peer live on.
+// milliseconds of an end by any means, whatever children of the peer live on. Between hosts it keeps the heart beating.
 #pragma once
 #include <functional>
 #include <thread>
@@ -13,7 +13,9 @@ class Watch {
  public:
   // on_end(i) is called once, on the watching thread, when the process behind pidfds[i] has ended.
   // A closed Fd in pidfds is not watched.
-  Watch(std::vector<Fd> pidfds, std::function<void(int)> on_end);
+  // tick(), if there is one, is called on the same thread every period.
+  Watch(std::vector<Fd> pidfds, std::function<void(int)> on_end, std::function<void()> tick = {},
+        uint64_t period_ns = 0);
   ~Watch();
   static Fd own_pidfd();
   void close_in_child() { pidfds_.clear(), stop_ = Fd(); }  // after fork(), where the thread does not exist
@@ -22,6 +24,8 @@ class Watch {
   void run();
   std::vector<Fd> pidfds_;
   std::function<void(int)> on_end_;
+  std::function<void()> tick_;
+  const uint64_t period_ns_;
   Fd stop_;
   std::thread thread_;
 };

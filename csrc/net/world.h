@@ -1,6 +1,7 @@
 // Who takes part: plain data, read from the variables that launchers set.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "base/config.h"
 
@@ -8,15 +9,25 @@ namespace lightcc {
 
 struct World {
   int rank = 0, size = 1;
-  int local_rank = 0, local_size = 1;  // among the ranks of this host
+  // Among the ranks of this host. A local_size of 0: the launcher does not say.
+  int local_rank = 0, local_size = 1;
   int cross_rank = 0, cross_size = 1;  // this host among the hosts
-  std::string job;                     // the same on all ranks of a job, different between jobs
-  std::string launcher = "none";       // who said so, for messages
+  std::string job;              // the same on all ranks of a job, different between jobs
+  bool job_of_host = false;     // the launcher gives no such id: it is the same on the ranks of one host only
+  std::string launcher = "none";  // who said so, for messages
   std::string host;
+  std::vector<int> members;  // by rank: which rank of the launcher it is; empty: the same
+
+  bool one_host() const { return local_size == size; }  // the launcher said so
+  int launched_rank(int rank) const { return members.empty() ? rank : members[size_t(rank)]; }
 };
 
-// First that fits: lightccrun, torchrun, Open MPI, PMI (MPICH, Intel MPI); nothing set: a world of one.
-// Throws Error{invalid_argument} naming the variables that contradict each other.
+// First that fits: lightccrun, torchrun, Open MPI, PMI (MPICH, Intel MPI), Slurm, HOROVOD_RANK, MASTER_ADDR; nothing
+// set: a world of one. Throws Error{invalid_argument} naming the variables that contradict each other.
 World find_world(const Environment&);
+
+// A world of some ranks of this one, numbered as listed. Worlds of different lists are different jobs. Throws
+// Error{invalid_argument} if this rank is not in the list, or the list is none.
+World subset(const World&, const std::vector<int>& ranks);
 
 }  // namespace lightcc

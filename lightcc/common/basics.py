@@ -1,11 +1,14 @@
 """Life, topology and build queries, for every framework. The state is the core's; an instance holds none."""
 import atexit
+import operator
 import os
+import secrets
 from typing import Dict, List, Optional, Sequence, Union
 
 from lightcc import _core, request
 from lightcc.common import process_sets as sets
-from lightcc.common.process_sets import ProcessSet
+from lightcc.common import util  # noqa: F401  scripts look for it here too
+from lightcc.common.process_sets import ProcessSet, global_process_set  # noqa: F401
 
 
 class MPI:
@@ -16,12 +19,14 @@ class MPI:
 
 
 def _launched_by_mpi() -> bool:
-    if "HOROVOD_RANK" in os.environ:  # a launcher's word counts more than the mpirun that it may run under
+    # The word of a launcher that runs under mpirun counts more than that of mpirun.
+    if "HOROVOD_RANK" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         return False
     return any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"))
 
 
 _shutdown_at_exit = False
+_world: object = None  # what init() was given
 
 
 class HorovodBasics:
@@ -40,30 +45,40 @@ class HorovodBasics:
              process_sets: Optional[Sequence[ProcessSet]] = None) -> None:
         """Meets the other ranks and registers process sets. A second call only matches process sets again.
 
-        comm: None, [] or all ranks; a part of the job cannot be a world of its own (use process sets).
+        comm: None or [] for all ranks of the job; a list of ranks, which become ranks 0, 1, ... of a world of their own
+        (every one of them passes the same list); or a communicator of mpi4py, whose processes form the world.
+        mpirun on several hosts wants all ranks of the job to call init, each with a list that it is in, as often as
+        the others: MPICH and Intel MPI hand addresses out to all at once, Open MPI takes a rank that never called for
+        a crash. It does not matter where LIGHTCC_STORE_ADDR says where to meet, or the communicator is mpi4py's.
         process_sets: ProcessSets or lists of world ranks, the same in the same order on all ranks; or "dynamic",
         which changes nothing, since sets may always be added later.
 
-        Errors: ValueError for another comm, or for a duplicate process set (lightcc is initialised all the same);
-        HorovodInternalError if the other ranks cannot be reached. Source: horovod.common.basics.
+        Errors: ValueError on a rank that is not in comm, for a world other than the one that exists, for arguments of
+        another kind, or for a process set that is there twice or has unknown ranks (lightcc is initialised all the
+        same); HorovodInternalError if the other ranks cannot be reached. Source: horovod.common.basics.
 
         >>> hvd.init(process_sets=[])  # or, with four ranks: [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 3])]
         """
-        global _shutdown_at_exit
-        was_initialized = _core.initialized()
-        if not was_initialized:
+        global _shutdown_at_exit, _world
+        if not hasattr(comm, "Get_size"):
+            comm = _ranks(comm)
+        if process_sets is not None and process_sets != "dynamic":
+            process_sets = _list_of_sets(process_sets)
+        if not _core.initialized():
             request.forget_handles()
             sets.forget()
-        _core.init()
+            if hasattr(comm, "Get_size"):
+                _init_at(comm)
+            else:
+                _core.init(comm)
+            _world = comm
+        elif not _is_world(comm):
+            raise ValueError(f"init(comm={comm!r}): lightcc is initialised already, with {_core.size()} ranks "
+                             f"(comm={_world!r}). Call shutdown() first, or use process sets.")
         if not _shutdown_at_exit:
             atexit.register(self.shutdown)
             _shutdown_at_exit = True
         ranks = list(range(_core.size()))
-        if not _is_world(comm, ranks):
-            if not was_initialized:
-                self.shutdown()
-            raise ValueError(f"init(comm={comm!r}): lightcc runs on all {len(ranks)} ranks of the job. Start the job "
-                             "with fewer processes, or use init(process_sets=[...]) and pass process_set=.")
         sets.global_process_set.ranks[:] = ranks
         if process_sets is not None and process_sets != "dynamic":
             sets.match(process_sets)
@@ -141,18 +156,17 @@ class HorovodBasics:
         >>> hvd.init(); hvd.is_homogeneous()
         True
         """
-        return self.local_size() * self.cross_size() == self.size()
+        return bool(_initialized(_core.is_homogeneous()))
 
     def mpi_threads_supported(self) -> bool:
-        """True: any thread may call lightcc, which never enters MPI. ValueError before init or unless mpi_enabled().
+        """The same as mpi_enabled(), of a job that is running: any thread may use mpi4py beside lightcc, which never
+        enters MPI. ValueError before init.
 
-        >>> hvd.init(); hvd.mpi_threads_supported() if hvd.mpi_enabled() else True
+        >>> hvd.init(); hvd.mpi_threads_supported() == hvd.mpi_enabled()
         True
         """
         self.size()
-        if not self.mpi_enabled():
-            raise ValueError("mpi_threads_supported(): this process was not started by MPI.")
-        return True
+        return self.mpi_enabled()
 
     def mpi_enabled(self) -> bool:
         """True if mpirun started this process and HOROVOD_RANK is not set. lightcc needs no MPI library for it.
@@ -258,9 +272,29 @@ def _initialized(value: int) -> int:
     return value
 
 
-def _is_world(comm, ranks: List[int]) -> bool:
-    if comm is None:
-        return True
-    if hasattr(comm, "Get_size"):  # a communicator of mpi4py
-        return comm.Get_size() == len(ranks) and comm.Get_rank() == _core.rank()
-    return list(comm) in ([], ranks)
+def _ranks(comm) -> List[int]:
+    try:
+        return [operator.index(rank) for rank in ([] if comm is None else comm)]
+    except TypeError:
+        raise ValueError(f"init(comm={comm!r}): give a list of ranks or a communicator of mpi4py.") from None
+
+
+def _list_of_sets(process_sets) -> List[Union[ProcessSet, Sequence[int]]]:
+    if isinstance(process_sets, (str, ProcessSet)) or not util.is_iterable(process_sets):
+        raise ValueError(f'init(process_sets={process_sets!r}): give a list of ProcessSets or of lists of ranks, or '
+                         '"dynamic".')
+    return list(process_sets)
+
+
+def _init_at(comm) -> None:
+    """Forms the world of a communicator of mpi4py, by which rank 0 tells the others where it is."""
+    at = [secrets.token_hex(16), secrets.token_hex(32), _core.open_meeting()] if comm.Get_rank() == 0 else None
+    job, secret, where = comm.bcast(at, root=0)
+    _core.init_at(comm.Get_rank(), comm.Get_size(), job, secret, where)
+
+
+def _is_world(comm) -> bool:
+    """Whether it asks for the world that exists."""
+    if hasattr(comm, "Get_size"):
+        return comm.Get_size() == _core.size() and comm.Get_rank() == _core.rank()
+    return not comm or comm == _world or list(comm) == list(range(_core.size()))

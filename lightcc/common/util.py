@@ -124,6 +124,16 @@ def ccl_built(verbose: bool = False) -> bool:
     return _basics().ccl_built()
 
 
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether lightcc's package for this framework can use a GPU here: False, since this version works on CPU tensors
+    only. What the framework itself can do only the framework knows (torch.cuda.is_available()).
+
+    >>> gpu_available("torch")
+    False
+    """
+    return False
+
+
 @contextlib.contextmanager
 def env(**kwargs) -> Iterator[None]:
     """Sets environment variables and restores them; None leaves a variable as it is.

@@ -1,22 +1,24 @@
-"""run(): a function in many processes, from Python. The function travels to the ranks, and their results back, in
-anonymous memory (memfd) that only they inherit: no files, no ports, no pipe that could fill up, and nothing is
-unpickled that another process could have written.
+"""run(): a function in many processes, from Python. On this host the function travels to the ranks, and their results
+back, in anonymous memory that only they inherit (exchange.py): no files, no ports, no pipe that could fill up, and
+nothing is unpickled that another process could have written. To other hosts they go over the connection with the agent
+there, as messages between its memory and ours (pieces.py).
 """
 
-import contextlib
 import os
 import pickle
 import signal
-import site
+import socket
 import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NoReturn, Optional
+from typing import Any, Callable, NoReturn, Optional, Union
 
 from lightcc.runner import hosts as _hosts
-from lightcc.runner import record
-from lightcc.runner.local import Job
+from lightcc.runner import network, record, remote
+from lightcc.runner.exchange import Exchange
+from lightcc.runner.hosts import Place
+from lightcc.runner.local import Job, path_to_us
 from lightcc.runner.supervise import Outcome, supervise
 
 
@@ -31,26 +33,30 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
         mpi_args: Optional[str] = None, network_interface: Optional[str] = None,
         network_interfaces: Optional[str] = None, executable: Optional[str] = None, np: Optional[int] = None,
         min_np: Optional[int] = None, max_np: Optional[int] = None) -> list[Any]:
-    """Runs func(*args, **kwargs) in num_proc processes of this host; returns their results in rank order.
+    """Runs func(*args, **kwargs) in num_proc processes; returns their results in rank order.
 
-    func, args and results travel by cloudpickle. What ranks print appears here, tagged as by lightccrun.
-    start_timeout: seconds that ranks wait for each other in init. output_filename: a directory, as lightccrun's flag.
-    executable: the Python that runs the ranks (default: this one). np is a deprecated name of num_proc.
-    use_gloo and use_mpi choose nothing, since lightcc has one controller. ssh_*, mpi_args, network_interface(s) and
-    disable_cache concern other hosts and have no effect here.
+    func, args and results travel by cloudpickle; modules that func needs are found along this process's sys.path. What
+    ranks print appears here, tagged as by lightccrun.
 
-    Raises RuntimeError if a rank fails: it names the rank and ends in its traceback. ValueError: the elastic
-    arguments, which this version does not support; hosts and hostfile, or use_gloo and use_mpi, both given; a
-    host that is not this one; too few slots.
+    hosts: "node1:4,node2:4", filled in this order; hostfile: a file of lines "node1 slots=4"; default: all on this
+    host. Others are reached by ssh with ssh_port and ssh_identity_file, or by what LIGHTCC_LAUNCH_COMMAND says
+    (docs/running.md). start_timeout: seconds that hosts may take to answer, and that ranks wait for each other in
+    init; default HOROVOD_START_TIMEOUT, else 30. network_interfaces: "eth0,eth1", those that carry the traffic between
+    hosts; default all. output_filename: a directory, as lightccrun's flag. verbose: say what is started where.
+    executable: the Python that runs the ranks (default: this one). np and network_interface are deprecated names of
+    num_proc and network_interfaces. use_gloo and use_mpi choose nothing, since lightcc has one controller; mpi_args
+    and disable_cache have no effect.
+
+    Raises RuntimeError if a host cannot be reached or a rank fails: it names the host and the rank and ends in the
+    rank's traceback. ValueError: the elastic arguments, which this version does not support; hosts and hostfile, or
+    use_gloo and use_mpi, both given; too few slots; a LIGHTCC_LAUNCH_COMMAND without {command}.
 
     >>> import lightcc, os
     >>> lightcc.run(lambda base: base + int(os.environ["HOROVOD_RANK"]), args=(10,), num_proc=2)
     [10, 11]
     """
-    import cloudpickle  # here, so that starting lightccrun does not pay for it
-
     num_proc = _renamed("np", np, "num_proc", num_proc)
-    _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
+    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
     elastic = {
         "min_num_proc": _renamed("min_np", min_np, "min_num_proc", min_num_proc),
         "max_num_proc": _renamed("max_np", max_np, "max_num_proc", max_num_proc),
@@ -62,29 +68,25 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
             raise ValueError(f"run: {name} asks for elastic training, which is not supported in this version")
     if use_gloo and use_mpi:
         raise ValueError("run: give either use_gloo or use_mpi, not both")
-    _hosts.check(num_proc, hosts, hostfile)
 
-    with contextlib.ExitStack() as stack:
-        def memory(name: str) -> int:
-            fd = os.memfd_create(f"lightcc-{name}")
-            stack.callback(os.close, fd)
-            return fd
+    template = _launch_command()
+    places = _hosts.places(num_proc, hosts, hostfile, lambda name: network.is_here(name, resolve=not template))
+    settings = path_to_us()
+    if start_timeout is not None:
+        settings["HOROVOD_START_TIMEOUT"] = str(start_timeout)
+    timeout_s = float(settings.get("HOROVOD_START_TIMEOUT") or os.environ.get("HOROVOD_START_TIMEOUT") or 30)
+    if not all(place.here for place in places):
+        settings.update(_meeting(places, network_interfaces))
 
-        payload = memory("function")
-        with open(payload, "wb", closefd=False) as file:
-            pickle.dump(sys.path, file)  # first: func may come from a module that only our path finds
-            cloudpickle.dump((func, tuple(args), dict(kwargs or {})), file)
-        results = [memory(f"result-{rank}") for rank in range(num_proc)]
-        settings = _path_to_us()
-        if start_timeout is not None:
-            settings["HOROVOD_START_TIMEOUT"] = str(start_timeout)
-        job = Job(
-            num_proc,
-            command=lambda rank: [executable or sys.executable, "-m", "lightcc.runner.task", str(os.getpid()),
-                                  str(payload), str(results[rank])],
-            descriptors=lambda rank: (payload, results[rank]),
-            settings=settings,
-            output_dir=output_filename, verbose=bool(verbose))
+    def agent_command(host: str) -> list[str]:
+        return (remote.template_command(template, host) if template
+                else remote.ssh_command(host, timeout_s, ssh_port, ssh_identity_file))
+
+    with Exchange(range(num_proc)) as exchange:
+        _write(exchange.function, func, args, kwargs)
+        job = Job(places, lambda rank: [executable or sys.executable, "-m", "lightcc.runner.task"], exchange=exchange,
+                  settings=settings, output_dir=output_filename, verbose=bool(verbose), agent_command=agent_command,
+                  start_timeout_s=timeout_s)
         in_main_thread = threading.current_thread() is threading.main_thread()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -92,32 +94,73 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
         outcome = supervise(job, _descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2),
                             (signal.SIGINT,) if in_main_thread else ())
         if outcome.cause:
-            _fail(outcome, results)
-        return [_value(rank, fd) for rank, fd in enumerate(results)]
+            _fail(outcome, places, exchange)
+        return [_value(place, exchange) for place in places]
 
 
-def _fail(outcome: Outcome, results: Sequence[int]) -> NoReturn:
-    if outcome.cause.rank is None and outcome.cause.code == -signal.SIGINT:
+def _launch_command() -> str:
+    """Instead of ssh. As lightccrun's --launch-command, for which run() has no argument, since it has Horovod's."""
+    text = os.environ.get("LIGHTCC_LAUNCH_COMMAND", "")
+    try:
+        return text and remote.checked_template(text)
+    except ValueError as error:
+        raise ValueError(f"run: LIGHTCC_LAUNCH_COMMAND: {error}") from None
+
+
+def _meeting(places: Sequence[Place], interfaces: Union[str, Sequence[str], None]) -> dict[str, str]:
+    """Where ranks of several hosts meet, and which interfaces they use."""
+    names = interfaces if interfaces is None or isinstance(interfaces, str) else ",".join(interfaces)
+    chosen = {"LIGHTCC_IFACE": f"={names}"} if names else {}
+    return {**chosen, "LIGHTCC_STORE_ADDR": network.store_address(
+        places[0].host, places[0].here, chosen.get("LIGHTCC_IFACE") or os.environ.get("LIGHTCC_IFACE", ""),
+        os.environ.get("LIGHTCC_PORT_RANGE", ""))}
+
+
+def _write(memory: int, func: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Mapping[str, Any]]) -> None:
+    import cloudpickle  # here, so that starting lightccrun does not pay for it
+
+    with open(memory, "wb", closefd=False) as file:
+        # First: func may come from a module that only our path finds. "" is where we work, whatever -m makes of it.
+        pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], file)
+        cloudpickle.dump((func, tuple(args), dict(kwargs or {})), file)
+
+
+def _fail(outcome: Outcome, places: Sequence[Place], exchange: Exchange) -> NoReturn:
+    cause = outcome.cause
+    if cause.rank is None and cause.code == -signal.SIGINT:
         raise KeyboardInterrupt
-    if outcome.cause.code > 0:
+    if cause.code > 0:
         # A rank that raised first may end last (frameworks take their time to unload), so their own clocks decide.
-        records = [(rank, record.read(fd)) for rank, fd in enumerate(results)]
-        errors = [(found.time_s, rank, found.body.decode()) for rank, found in records if found and found.is_error]
+        # What was raised after a silent exit or the loss of a host follows from it.
+        records = [(place, record.find(exchange.results[place.rank])) for place in places]
+        errors = [(found.time_s, place.rank, found) for place, found in records if found and found.is_error
+                  and (place.rank == cause.rank or found.time_s <= outcome.failed_at)]
         if errors:
-            _, rank, text = min(errors)
-            first = "" if rank == outcome.cause.rank else f"rank {rank} raised an exception; then "
-            raise RuntimeError(f"run: {first}{outcome.text}\n\n{text}")
+            _, rank, found = min(errors)
+            first = "" if rank == cause.rank else f"{_named(places[rank])} raised an exception; then "
+            raise RuntimeError(f"run: {first}{outcome.text}\n\n{record.text(exchange.results[rank], found)}")
     raise RuntimeError(f"run: {outcome.text}")
 
 
-def _value(rank: int, fd: int) -> Any:
-    found = record.read(fd)
+def _value(place: Place, exchange: Exchange) -> Any:
+    memory = exchange.results[place.rank]
+    found = record.find(memory)
     if found is None:
-        raise RuntimeError(f"run: rank {rank} exited with code 0 before the function returned, so it has no result")
+        raise RuntimeError(f"run: {_named(place)} exited with code 0 before the function returned, so it has no result")
+    if found.is_error:  # and then something made it exit with code 0
+        raise RuntimeError(f"run: {_named(place)} raised an exception\n\n{record.text(memory, found)}")
     try:
-        return pickle.loads(found.body)
+        value = record.value(memory, found)
     except Exception as error:
-        raise RuntimeError(f"run: the result of rank {rank} cannot be unpickled here: {error!r}") from error
+        raise RuntimeError(f"run: the result of {_named(place)} cannot be unpickled here: {error!r}") from error
+    exchange.forget_result(place.rank)  # the next one may be large as well
+    return value
+
+
+def _named(place: Place) -> str:
+    if place.local_size == place.size and place.here:
+        return f"rank {place.rank}"
+    return f"rank {place.rank} (host {socket.gethostname() if place.here else place.host})"
 
 
 def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
@@ -125,14 +168,6 @@ def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
         return new_value
     warnings.warn(f"run: {old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
     return old_value
-
-
-def _path_to_us() -> dict[str, str]:
-    """PYTHONPATH with this package's home if Python would not find it there by itself (a source tree)."""
-    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if home in [*site.getsitepackages(), site.getusersitepackages()]:
-        return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))}
 
 
 def _descriptor(stream: Any, default: int) -> int:

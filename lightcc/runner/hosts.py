@@ -1,12 +1,13 @@
-"""Where to run: parses -H and --hostfile, and checks the answer against the number of processes.
-
-This version starts processes on this host only.
-"""
+"""Where to run: parses -H and --hostfile and gives every rank its place."""
 
 import re
 import socket
-from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Mapping, Sequence
+from typing import Callable, NamedTuple, Optional
+
+from lightcc.runner import network
+
+_NAME = r"\w[\w.-]*|\[[0-9A-Fa-f:.]+\]"  # an IPv6 address stands in brackets; no name looks like an option
 
 
 class Host(NamedTuple):
@@ -14,14 +15,36 @@ class Host(NamedTuple):
     slots: int
 
 
+class Place(NamedTuple):
+    """A rank's, in Horovod's words. The cross ranks are those with the same local rank, one a host; hosts with fewer
+    ranks are not among them."""
+
+    host: str  # as it was listed
+    here: bool
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "HOROVOD_RANK": str(self.rank), "HOROVOD_SIZE": str(self.size),
+            "HOROVOD_LOCAL_RANK": str(self.local_rank), "HOROVOD_LOCAL_SIZE": str(self.local_size),
+            "HOROVOD_CROSS_RANK": str(self.cross_rank), "HOROVOD_CROSS_SIZE": str(self.cross_size),
+            "HOROVOD_HOSTNAME": self.host,
+        }
+
+
 def parse(text: str) -> list[Host]:
     """host1:slots,host2:slots; a host without a number has one slot, as with horovodrun."""
     hosts = []
     for item in text.split(","):
-        match = re.fullmatch(r"\s*([\w.-]+)(?::(\d+))?\s*", item)
+        match = re.fullmatch(rf"\s*({_NAME})(?::(\d+))?\s*", item)
         if not match:
             raise ValueError(f"-H {text}: cannot read '{item}'; expected host:slots,host:slots")
-        hosts.append(Host(match[1], int(match[2] or 1)))
+        hosts.append(Host(match[1].strip("[]"), int(match[2] or 1)))
     return hosts
 
 
@@ -31,33 +54,61 @@ def parse_file(path: str) -> list[Host]:
     with open(path) as lines:
         for number, line in enumerate(lines, 1):
             line = line.partition("#")[0].strip()
-            match = re.fullmatch(r"([\w.-]+)(?:\s+slots\s*=\s*(\d+))?", line)
+            match = re.fullmatch(rf"({_NAME}|[0-9A-Fa-f:.]+)(?:\s+slots\s*=\s*(\d+))?", line)
             if match:
-                hosts.append(Host(match[1], int(match[2] or 1)))
+                hosts.append(Host(match[1].strip("[]"), int(match[2] or 1)))
             elif line:
                 raise ValueError(f"{path}, line {number}: cannot read '{line}'; expected: host slots=n")
     return hosts
 
 
-def check(num_proc: int, hosts: Optional[str] = None, hostfile: Optional[str] = None) -> None:
-    """Raises ValueError unless this host alone can start num_proc processes."""
+def of_lsf(environment: Mapping[str, str]) -> list[Host]:
+    """Those that LSF has allocated to this job, with their slots; none outside a job of LSF. LSB_MCPU_HOSTS is
+    "h1 4 h2 4"."""
+    words = environment.get("LSB_MCPU_HOSTS", "").split() if environment.get("LSB_JOBID") else []
+    if len(words) % 2 or not all(re.fullmatch(_NAME, name) for name in words[::2]) or \
+            not all(count.isdecimal() for count in words[1::2]):
+        raise ValueError(f"LSB_MCPU_HOSTS={' '.join(words)}: expected host slots host slots ...")
+    return [Host(name, int(count)) for name, count in zip(words[::2], words[1::2])]
+
+
+def places(num_proc: int, hosts: Optional[str] = None, hostfile: Optional[str] = None,
+           is_here: Callable[[str], bool] = network.is_here) -> list[Place]:
+    """Fills the hosts in the order listed. Raises ValueError if that cannot be, OSError if there is no such file."""
     if num_proc < 1:
         raise ValueError(f"the number of processes must be at least 1, not {num_proc}")
     if hosts and hostfile:
         raise ValueError("give either hosts or a hostfile, not both")
     if not (hosts or hostfile):
-        return
+        return _filled(num_proc, [(Host(socket.gethostname(), num_proc), True)])
     listed = parse(hosts) if hosts else parse_file(hostfile)
-    _check_local(listed)
     slots = sum(host.slots for host in listed)
     if slots < num_proc:
         source = f"-H {hosts}" if hosts else hostfile
         raise ValueError(f"{num_proc} processes do not fit: {source} has {slots} slot{'s' * (slots != 1)}")
+    return _filled(num_proc, _distinct(listed, is_here))
 
 
-def _check_local(hosts: Sequence[Host]) -> None:
-    name = socket.gethostname()
-    local = {"localhost", "127.0.0.1", name, name.partition(".")[0]}
-    for host in hosts:
-        if host.name not in local:
-            raise ValueError(f"host '{host.name}': lightccrun starts processes on this host only in this version")
+def _distinct(listed: Sequence[Host], is_here: Callable[[str], bool]) -> list[tuple[Host, bool]]:
+    """Each host once, with all its slots, and whether it is this one, which may be listed under several names."""
+    here = {name: is_here(name) for name in {host.name for host in listed}}
+    slots: dict[str, Host] = {}
+    for host in listed:
+        key = "" if here[host.name] else host.name
+        known = slots.get(key, Host(host.name, 0))
+        slots[key] = known._replace(slots=known.slots + host.slots)
+    return [(host, here[host.name]) for host in slots.values()]
+
+
+def _filled(num_proc: int, hosts: Sequence[tuple[Host, bool]]) -> list[Place]:
+    taken, sizes = 0, []
+    for host, _ in hosts:
+        sizes.append(min(host.slots, num_proc - taken))
+        taken += sizes[-1]
+    found: list[Place] = []
+    for index, ((host, here), local_size) in enumerate(zip(hosts, sizes)):
+        for local_rank in range(local_size):
+            has_one = [size > local_rank for size in sizes]
+            found.append(Place(host.name, here, len(found), num_proc, local_rank, local_size,
+                               sum(has_one[:index]), sum(has_one)))
+    return found

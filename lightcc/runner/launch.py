@@ -1,7 +1,7 @@
-"""lightccrun: the command line. Turns flags into a Job and settings, hands it to supervise, reports the end."""
+"""lightccrun: the command line. Turns flags into a Job and settings, hands it to supervise, reports the end. The flags
+that only set variables are those of flags.py."""
 
 import argparse
-import importlib.util
 import os
 import shlex
 import signal
@@ -9,118 +9,142 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from lightcc import as_horovod
 from lightcc._version import __version__
-from lightcc.runner import hosts
+from lightcc.runner import flags, hosts, network, remote
 from lightcc.runner.life import exit_code
 from lightcc.runner.local import Job, StartError
 from lightcc.runner.supervise import supervise
 
-LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
-
-def whole(text: str) -> str:
-    return str(int(text))
-
-
-def megabytes(text: str) -> str:
-    return str(int(text) << 20)
-
-
-def log_level(text: str) -> str:
-    if text.lower() not in LOG_LEVELS:
-        raise argparse.ArgumentTypeError(f"'{text}' is none of {', '.join(LOG_LEVELS).upper()}")
-    return text.lower()
-
-
-# Flags that set a variable in every rank: flag, variable, reader of its value or the value itself, help.
-SETTINGS = [
-    ("--start-timeout", "HOROVOD_START_TIMEOUT", whole, "seconds that ranks wait for each other in init; default 30"),
-    ("--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", megabytes, "most MB in one fused collective; default 128"),
-    ("--cache-capacity", "HOROVOD_CACHE_CAPACITY", whole, "requests remembered per process set; default 1024"),
-    ("--timeline-filename", "HOROVOD_TIMELINE", str, "file for a timeline of rank 0; of each rank if {rank} is in it"),
-    ("--timeline-mark-cycles", "HOROVOD_TIMELINE_MARK_CYCLES", "1", "mark every agreed batch in the timeline"),
-    ("--no-timeline-mark-cycles", "HOROVOD_TIMELINE_MARK_CYCLES", "0", argparse.SUPPRESS),
-    ("--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "1", "do not look for stalled ranks"),
-    ("--stall-check", "HOROVOD_STALL_CHECK_DISABLE", "0", argparse.SUPPRESS),
-    ("--stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS", whole, "warn after; default 60"),
-    ("--stall-check-shutdown-time-seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", whole,
-     "end the job after; default 0 = never"),
-    ("--log-level", "HOROVOD_LOG_LEVEL", log_level, "TRACE to FATAL; default WARNING"),
-    ("--log-with-timestamp", "HOROVOD_LOG_HIDE_TIME", "0", argparse.SUPPRESS),
-    ("--log-without-timestamp", "HOROVOD_LOG_HIDE_TIME", "1", "no times in the log"),
-]
-
-
-class _Set(argparse.Action):
-    """Notes variable = value among the settings."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, variable: str, **rest: Any) -> None:
-        super().__init__(option_strings, dest, **rest)
-        self.variable = variable
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: Optional[str] = None) -> None:
-        namespace.settings = {**namespace.settings, self.variable: values if self.const is None else self.const}
+def template(text: str) -> str:
+    try:
+        return remote.checked_template(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _CheckBuild(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: Optional[str] = None) -> None:
-        print(check_build())
-        parser.exit()
+        from lightcc.runner import check_build  # here, so that starting a job does not pay for it
+
+        text, fault = check_build.report()
+        print(text, end="", flush=True)
+        parser.exit(1 if fault else 0, f"{parser.prog}: {fault}\n" if fault else None)
 
 
-def check_build() -> str:
-    """What can be used here. Finds frameworks without importing them."""
-    frameworks = [("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("Keras", "keras"), ("NumPy", "numpy")]
-    rows = "\n".join(f"    [{'X' if importlib.util.find_spec(module) else ' '}] {name}" for name, module in frameworks)
-    return (f"lightcc v{__version__}:\n\nAvailable Frameworks:\n{rows}\n\nAvailable Controllers:\n    [X] lightcc\n\n"
-            "Available Tensor Operations:\n    [X] lightcc shared memory")
+class _Interfaces(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: Optional[str] = None) -> None:
+        namespace.network_interfaces = [*namespace.network_interfaces, *values.split(",")]
+        (flag,) = self.option_strings
+        if flag != "--network-interfaces":
+            flags.remark(namespace, flag, f"{flag} is deprecated; use --network-interfaces")
 
 
 def parser() -> argparse.ArgumentParser:
+    # No abbreviations: argparse would look for them among the command's own arguments too, and end where one could be
+    # several of ours.
     top = argparse.ArgumentParser(
         prog="lightccrun", allow_abbrev=False, usage="lightccrun -np N [options] command [arguments]",
         description="Runs a command in N processes that train together.")
-    top.set_defaults(settings={})
     top.add_argument("-v", "--version", action="version", version=__version__)
-    top.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of processes")
     top.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help="print what can be used here and exit")
-    top.add_argument("-H", "--hosts", help="host1:slots,host2:slots; default localhost:N (for now this host only)")
-    top.add_argument("-hostfile", "--hostfile", metavar="FILE", help='lines of "host slots=n"')
-    top.add_argument("--gloo", "--mpi", action="store_true", dest="controller",
-                     help="accepted for horovodrun's sake; lightcc has one controller")
-    top.add_argument("--verbose", action="store_true", help="say what is started")
+    top.add_argument("-np", "--num-proc", type=int, metavar="N",
+                     help="number of processes; default, under LSF only: the slots of its allocation")
+    top.add_argument("--verbose", action="store_true", help="say what is started where and how")
+    top.add_argument("--as-horovod", action="store_true",
+                     help="in every Python that the command starts, import horovod means lightcc")
+    top.add_argument("--config-file", metavar="FILE", help="settings in YAML; flags win over them (docs/running.md)")
     top.add_argument("--output-filename", metavar="DIR",
                      help="also write the output of rank n, untagged, to DIR/rank.<n>/stdout and stderr")
     top.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
                      help="time before every line of output")
-    for flag, variable, value, text in SETTINGS:
-        takes = {"type": value, "metavar": "VALUE"} if callable(value) else {"const": value, "nargs": 0}
-        top.add_argument(flag, action=_Set, variable=variable, dest=variable, default=argparse.SUPPRESS, help=text,
-                         **takes)
+    _add_hosts(top)
+    flags.add_to(top)
+    controller = top.add_mutually_exclusive_group()
+    for flag, text in (("--gloo", "what happens anyway: ranks need no MPI"), ("--mpi", "without effect"),
+                       ("--jsrun", "without effect")):
+        controller.add_argument(flag, action="store_const", dest="controller", const=flag.strip("-"), help=text)
+    top.add_argument("--mpi-args", action=flags.WithoutEffect, metavar="TEXT", help="without effect")
+    top.add_argument("--binding-args", action=flags.WithoutEffect, metavar="TEXT", help="without effect")
+    for names, count in flags.ELASTIC.items():
+        top.add_argument(*names, action=flags.Elastic, nargs=count, help=argparse.SUPPRESS)
     top.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
     return top
+
+
+def _add_hosts(top: argparse.ArgumentParser) -> None:
+    which = top.add_mutually_exclusive_group()
+    which.add_argument("-H", "--hosts", help="host1:slots,host2:slots, filled in this order; default localhost:N")
+    which.add_argument("-hostfile", "--hostfile", metavar="FILE", help='lines of "host slots=n"')
+    top.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh on the other hosts")
+    top.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="ssh's private key")
+    top.add_argument("--launch-command", type=template, metavar="TEMPLATE",
+                     default=os.environ.get("LIGHTCC_LAUNCH_COMMAND") or None,
+                     help="instead of ssh: words in which {host} is replaced, and {command}, which stays one word, a "
+                          "line for a shell: 'docker exec -i {host} sh -c {command}'")
+    for flag, text in (("--network-interfaces", "eth0,eth1: those that hosts use between them; default all"),
+                       ("--network-interface", argparse.SUPPRESS)):
+        top.add_argument(flag, action=_Interfaces, default=[], dest="network_interfaces", metavar="NAMES", help=text)
+    top.add_argument("--disable-cache", action="store_true", help="what happens anyway: no checks of hosts are cached")
+
+
+def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """What the flags and the configuration file say together; flags win. Raises ValueError or OSError if that cannot
+    be; ends the program for what argparse refuses."""
+    args = parser().parse_args(arguments)
+    args.command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if args.config_file:
+        from lightcc.runner import config_file  # here, so that other jobs do not pay for it
+
+        found = config_file.load(args.config_file)
+        args.settings = {**found.variables, **args.settings}
+        if args.controller is None and found.controller == "mpi":
+            flags.remark(args, "--mpi", flags.without_effect(f"controller: mpi in {args.config_file}", "--mpi"))
+    if args.controller in ("mpi", "jsrun"):
+        flags.remark(args, f"--{args.controller}", flags.without_effect(f"--{args.controller}", f"--{args.controller}"))
+    if not args.hosts and not args.hostfile and (allocated := hosts.of_lsf(os.environ)):
+        args.hosts = ",".join(f"{host.name}:{host.slots}" for host in allocated)
+        if args.num_proc is None:
+            args.num_proc = sum(host.slots for host in allocated)
+    if args.num_proc is None:
+        raise ValueError("say how many processes to start: -np N")
+    if not args.command:
+        raise ValueError("say which command to run: lightccrun -np N command")
+    if args.as_horovod:
+        args.settings.update(as_horovod.environment())
+    if args.network_interfaces:
+        args.settings["LIGHTCC_IFACE"] = "=" + ",".join(args.network_interfaces)
+    return args
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Returns the exit code: 0, that of the first rank that failed, 128 + signal, 127 (no such command), 2 (usage)."""
     _open_standard_descriptors()
-    args = parser().parse_args(arguments)
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if args.num_proc is None:
-        return _say("say how many processes to start: -np N", 2)
-    if not command:
-        return _say("say which command to run: lightccrun -np N command", 2)
     try:
-        hosts.check(args.num_proc, args.hosts, args.hostfile)
+        args = parse_args(arguments)
+        settings, command = args.settings, args.command
+        timeout_s = _seconds(settings.get("HOROVOD_START_TIMEOUT") or os.environ.get("HOROVOD_START_TIMEOUT") or "30")
+        # Names that are not ssh's (of containers, of pods) are nothing to ask the system about.
+        places = hosts.places(args.num_proc, args.hosts, args.hostfile,
+                              lambda name: network.is_here(name, resolve=not args.launch_command))
+        if not all(place.here for place in places):
+            settings["LIGHTCC_STORE_ADDR"] = network.store_address(
+                places[0].host, places[0].here, settings.get("LIGHTCC_IFACE") or os.environ.get("LIGHTCC_IFACE", ""),
+                os.environ.get("LIGHTCC_PORT_RANGE", ""))
     except (ValueError, OSError) as error:
         return _say(str(error), 2)
+    for line in args.remarks.values():
+        _say(line)
     if args.verbose:
-        settings = " ".join(f"{name}={value}" for name, value in args.settings.items())
-        _say(f"{args.num_proc} x {shlex.join(command)} on {socket.gethostname()} {settings}".rstrip())
-    job = Job(args.num_proc, lambda rank: command, settings=args.settings, output_dir=args.output_filename,
-              timestamps=args.prefix_output_with_timestamp, verbose=args.verbose, bind_at_fork=True)
+        where = ", ".join(dict.fromkeys(socket.gethostname() if place.here else place.host for place in places))
+        variables = " ".join(f"{name}={value}" for name, value in settings.items())
+        _say(f"{args.num_proc} x {shlex.join(command)} on {where} {variables}".rstrip())
+    job = Job(places, lambda rank: command, settings=settings, output_dir=args.output_filename,
+              timestamps=args.prefix_output_with_timestamp, verbose=args.verbose, bind_at_fork=True,
+              agent_command=lambda host: _agent_command(args, host, timeout_s), start_timeout_s=timeout_s)
     try:
         outcome = supervise(job, 1, 2, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     except StartError as error:
@@ -130,6 +154,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     for line in outcome.text.splitlines():
         _say(line)
     return outcome.exit_code
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(flags.NUMBER.text(text))
+    except ValueError:
+        raise ValueError(f"HOROVOD_START_TIMEOUT={text}: expected seconds, 0 or more") from None
+
+
+def _agent_command(args: argparse.Namespace, host: str, timeout_s: float) -> list[str]:
+    if args.launch_command:
+        return remote.template_command(args.launch_command, host)
+    return remote.ssh_command(host, timeout_s, args.ssh_port, args.ssh_identity_file)
 
 
 def _open_standard_descriptors() -> None:

@@ -8,6 +8,7 @@ import signal
 from typing import NamedTuple, Optional
 
 FAILURE_GRACE_S = 1.0  # the other ranks notice the loss themselves; their tracebacks are worth this wait
+FAR_GRACE_S = 2.0      # on several hosts, where they need a second to be sure
 TERM_GRACE_S = 5.0     # from the first signal to SIGKILL
 GIVE_UP_S = 5.0        # from SIGKILL to "does not die"
 
@@ -37,8 +38,9 @@ def signal_name(signum: int) -> str:
 
 
 class Life:
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, grace_s: float = FAILURE_GRACE_S) -> None:
         self.running = set(range(num_ranks))
+        self._grace_s = grace_s
         self.cause: Optional[Cause] = None
         self._ladder: list[tuple[float, Optional[int]]] = []
 
@@ -51,7 +53,7 @@ class Life:
             # Of two at one look, the one killed by a signal is the cause: peers of a dead rank exit with a code.
             rank = min(failed)[1]
             self.cause = Cause(rank, codes[rank], others)
-            self._plan(now + FAILURE_GRACE_S, signal.SIGTERM)
+            self._plan(now + self._grace_s, signal.SIGTERM)
 
     def interrupted(self, signum: int, now: float) -> None:
         """The launcher got a signal. Ctrl-C while the job is ending already kills at once."""

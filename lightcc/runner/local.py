@@ -6,14 +6,16 @@ import errno
 import os
 import secrets
 import signal
-import socket
+import site
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Callable, Optional
 
 from lightcc.runner import groups
+from lightcc.runner.exchange import Exchange
+from lightcc.runner.hosts import Place
 
 _PR_SET_PDEATHSIG = 1
 # A process group a rank, but one session for all: the kernel schedules each session as one (sched_autogroup), and then
@@ -32,18 +34,21 @@ class StartError(RuntimeError):
 
 @dataclass
 class Job:
-    """What to start. command and descriptors are functions of the rank."""
+    """What to start. command is a function of the rank."""
 
-    num_proc: int
+    places: Sequence[Place]  # of all ranks, in their order
     command: Callable[[int], Sequence[str]]
-    descriptors: Callable[[int], Sequence[int]] = lambda rank: ()
-    settings: dict[str, str] = field(default_factory=dict)  # on top of our environment
+    exchange: Optional[Exchange] = None  # of run(); the command, task.py, is also given its arguments
+    settings: Mapping[str, str] = field(default_factory=dict)  # on top of our environment
     output_dir: Optional[str] = None
     timestamps: bool = False
     verbose: bool = False
     # Bind ranks to our life between fork and exec. Only for a launcher without threads: code between fork and
     # exec may meet a lock that another thread held. A rank of run() binds itself.
     bind_at_fork: bool = False
+    # What starts an agent on another host, and how long those may take to answer.
+    agent_command: Optional[Callable[[str], Sequence[str]]] = None
+    start_timeout_s: float = 30
 
 
 @dataclass
@@ -81,27 +86,31 @@ def job_environment() -> dict[str, str]:
     return {"LIGHTCC_JOB_ID": secrets.token_hex(16), "LIGHTCC_SECRET": secrets.token_hex(32)}
 
 
-def rank_environment(rank: int, size: int) -> dict[str, str]:
-    return {
-        "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": str(rank), "HOROVOD_LOCAL_SIZE": str(size),
-        "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": socket.gethostname(),
-    }
+def path_to_us() -> dict[str, str]:
+    """PYTHONPATH with this package's home if Python would not find it there by itself (a source tree)."""
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if home in [*site.getsitepackages(), site.getusersitepackages()]:
+        return {}
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", home)]
+    return {"PYTHONPATH": os.pathsep.join([home, *others])}
 
 
 @contextlib.contextmanager
 def started(job: Job) -> Iterator[list[Rank]]:
-    """The ranks of the job, each the leader of its own process group. However the block ends, they and all in their
-    groups are gone after it, and so is the watcher."""
+    """The ranks of the job that are here, each the leader of its own process group. However the block ends, they and
+    all in their groups are gone after it, and so is the watcher."""
     watcher = subprocess.Popen(
         [sys.executable, "-I", "-S", os.path.abspath(groups.__file__), str(os.getpid())], cwd="/", bufsize=0,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     ranks: list[Rank] = []
     try:
-        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **job.settings, **job_environment()}
-        for number in range(job.num_proc):
-            rank = _start(job, number, {**environment, **rank_environment(number, job.num_proc)})
+        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **job.settings}
+        if "LIGHTCC_STORE_ADDR" not in job.settings:  # then it is another job's, of which this launcher is a part
+            environment.pop("LIGHTCC_STORE_ADDR", None)
+        for place in job.places:
+            if not place.here:
+                continue
+            rank = _start(job, place.rank, {**environment, **place.environment()})
             ranks.append(rank)
             with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher; it is a second net only
                 watcher.stdin.write(b"%d\n" % rank.pid)
@@ -120,12 +129,12 @@ def started(job: Job) -> Iterator[list[Rank]]:
 
 
 def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
-    command = list(job.command(number))
+    command = [*job.command(number), *(job.exchange.arguments(number) if job.exchange else ())]
     launcher = os.getpid()
     try:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            bufsize=0, pass_fds=job.descriptors(number),
+            bufsize=0, pass_fds=job.exchange.descriptors(number) if job.exchange else (),
             preexec_fn=(lambda: die_with(launcher)) if job.bind_at_fork else None, **_OWN_GROUP)
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)

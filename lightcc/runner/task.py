@@ -1,11 +1,11 @@
-"""The rank's side of run(): python -m lightcc.runner.task LAUNCHER_PID PAYLOAD_FD RESULT_FD."""
+"""The rank's side of run(): python -m lightcc.runner.task LAUNCHER_PID FUNCTION_FD RESULT_FD."""
 
-import mmap
 import os
 import pickle
 import sys
 import time
 import traceback
+from typing import Any, BinaryIO
 
 import cloudpickle
 
@@ -13,21 +13,18 @@ from lightcc.runner import record
 from lightcc.runner.local import die_with
 
 
-def main(launcher: int, payload_fd: int, result_fd: int) -> int:
+def main(launcher: int, function_fd: int, result_fd: int) -> int:
     if os.getppid() == launcher:  # not under a wrapper script, whose end is not ours
         die_with(launcher)
-    for fd in (payload_fd, result_fd):
+    for fd in (function_fd, result_fd):
         os.set_inheritable(fd, False)
     with open(result_fd, "wb") as result:
         try:
-            with mmap.mmap(payload_fd, 0, access=mmap.ACCESS_READ) as payload:
-                sys.path.extend(path for path in pickle.load(payload) if path not in sys.path)
-                func, args, kwargs = pickle.load(payload)
-            os.close(payload_fd)
-            value = func(*args, **kwargs)
-            record.begin(result)
-            cloudpickle.dump(value, result)
-            record.commit(result, is_error=False, time_s=time.monotonic())
+            with open(f"/proc/self/fd/{function_fd}", "rb") as memory:  # from its begin; ranks share the descriptor's
+                sys.path.extend(path for path in pickle.load(memory) if path not in sys.path)
+                func, args, kwargs = pickle.load(memory)
+            os.close(function_fd)
+            _leave(result, func(*args, **kwargs))
             return 0
         except Exception:
             failed_at = time.monotonic()
@@ -36,6 +33,16 @@ def main(launcher: int, payload_fd: int, result_fd: int) -> int:
             result.write(traceback.format_exc().encode(errors="replace"))
             record.commit(result, is_error=True, time_s=failed_at)
             return 1
+
+
+def _leave(result: BinaryIO, value: Any) -> None:
+    record.begin(result)
+    try:
+        cloudpickle.dump(value, result)
+    except Exception as error:
+        raise RuntimeError(f"the result of rank {os.environ.get('HOROVOD_RANK')}, of type {type(value).__name__}, "
+                           f"cannot be pickled: {error}") from error
+    record.commit(result, is_error=False, time_s=time.monotonic())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 
-from lightcc.torch.gradients import Exchange, Gradient
+from lightcc.torch.gradient import Gradient
+from lightcc.torch.gradients import Exchange
 from lightcc.torch.optimizer import _DistributedOptimizer
 
 
@@ -37,8 +38,15 @@ class Deltas(Exchange):
         for gradient in self._gradients:
             gradient.parameter.copy_(self._starts[gradient.parameter])
 
+    def settle(self, sparse_dims_of_none: int) -> None:
+        """What a step has changed is dense."""
+
+    def _may_stay_without(self, gradient: Gradient, form: torch.Tensor) -> bool:
+        return False
+
     def send(self, gradient: Gradient) -> None:
         """Starts the exchange of what the step has changed in one parameter."""
+        self._fit(gradient)
         start = self._starts[gradient.parameter]
         if self._casts:
             torch.sub(gradient.parameter, start, out=gradient.slot)
@@ -77,7 +85,9 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
                 return loss
         own_step = super(_DistributedOptimizer, self).step
         if self._exchange is None:
-            return own_step(closure)
+            result = own_step(closure)
+            self._stepped()
+            return result
         self._track_new_parameters()
         with torch.no_grad():
             self._exchange.begin()
@@ -92,6 +102,7 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
             raise
         finally:
             self.synchronize()
+        self._stepped()
         return result
 
     step.hooked = True  # as in _DistributedOptimizer
@@ -107,6 +118,11 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
         raise AssertionError("skip_synchronize() is not supported with op=Adasum: step() itself exchanges what it has "
                              "changed. Call step() alone; gradients may be changed before it.")
         yield
+
+    def register_local_var(self, parameter: torch.Tensor) -> None:
+        """ValueError: with Adasum it is steps that are exchanged, not gradients."""
+        raise ValueError("register_local_var is not supported with op=Adasum: step() exchanges what it has changed. "
+                         "Give the parameter to an optimizer of its own.")
 
     def _ready(self, gradient: Gradient) -> None:
         pass

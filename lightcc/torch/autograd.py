@@ -137,11 +137,13 @@ def _mpi_ops():
 
 def _own_rows(tensors, rows, process_set):
     """Of each gathered tensor the rows that came from this rank; `rows` says how many."""
-    counts = ops.allgather(torch.tensor(list(rows)), None, process_set).view(-1, len(tensors))
+    counts = ops.allgather(torch.tensor(list(rows), device="cpu"), None, process_set).view(-1, len(tensors))
     before = counts[:process_set.rank()].sum(0).tolist()
     return [tensor[first:first + count] for tensor, first, count in zip(tensors, before, rows)]
 
 
 def _reducescatter_factor(op, process_set, prescale_factor, postscale_factor) -> float:
+    if op not in (None, ops.ReduceOps.Sum, ops.ReduceOps.Average):
+        raise ValueError("reducescatter has a gradient for Sum and Average only; give it tensor.detach().")
     ranks = process_set.size() if op == ops.ReduceOps.Sum else 1
     return ranks * prescale_factor * postscale_factor

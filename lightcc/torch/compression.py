@@ -1,5 +1,5 @@
 """What a gradient or tensor becomes on the wire: hvd.Compression.none, .fp16 or .bf16."""
-from typing import Any, Optional, Tuple
+from typing import Any, Tuple
 
 import torch
 
@@ -49,11 +49,11 @@ class CastCompressor(Compressor):
 
     @classmethod
     def compress(cls, tensor):
-        return (tensor.to(cls.wire), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
+        return tensor.to(cls.wire) if tensor.is_floating_point() else tensor, tensor.dtype
 
     @staticmethod
-    def decompress(tensor, ctx: Optional[torch.dtype]):
-        return tensor if ctx is None else tensor.to(ctx)
+    def decompress(tensor, ctx: torch.dtype):
+        return tensor.to(ctx) if ctx.is_floating_point else tensor
 
 
 class FP16Compressor(CastCompressor):

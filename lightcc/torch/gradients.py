@@ -3,53 +3,33 @@
 One copy in, when a gradient is ready and still in the cache; none out: p.grad itself becomes a view of the slot. The
 slots of one dtype lie side by side in one slab, in the order in which backward usually makes gradients, so that the
 core can fuse neighbours without copying. A slot belongs to an epoch; it keeps its slab alive, and so does each view.
-
 A gradient that has been exchanged is overwritten by the next exchange: who keeps p.grad across steps must clone it.
+
+Sparse gradients are gathered instead (lightcc.torch.sparse). All ranks must send a gradient in one form, and a rank
+without gradient cannot tell which. So all ranks settle a form together, when they first synchronize with a gradient of
+that parameter on any of them: sparse if no rank has it dense. Until then a dense gradient goes at once, as zeros can
+follow it, and a sparse one waits. Once it is settled each rank brings what it has into that form. A settled form lasts
+until a join is over, as ranks that had joined do not know it, or the epoch.
 """
 import ctypes
 from array import array
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
-from lightcc import _core, request
+from lightcc import _core, ops, request
 from lightcc.adapter import adapter_of
 from lightcc.common.exceptions import HorovodInternalError
-from lightcc.torch.compression import CastCompressor, Compression
+from lightcc.torch import sparse
+from lightcc.torch.compression import Compression
+from lightcc.torch.gradient import Gradient, Group, Names, described
 
 _ALIGNMENT = 64  # no two slots share a cache line
+_ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
+_BURST_BYTES = 1 << 20  # small gradients wait for each other until they are so many: each collective costs time, too
 _strided, _start = torch.strided, _core.start  # looked up for each gradient
-
-
-class Gradient:
-    """One parameter's gradient."""
-
-    __slots__ = ("parameter", "name", "optimizer", "group", "passes_left", "sent", "slot", "address", "dtype",
-                 "prepared", "context", "__weakref__")
-
-    def __init__(self, parameter: torch.Tensor, name: str):
-        self.parameter = parameter
-        self.name = name
-        self.optimizer: Any = None                 # whose gradient this is
-        self.group: Optional[Group] = None
-        self.passes_left = 1                       # backward passes until it is sent
-        self.sent = False                          # since the last finish
-        self.slot: Optional[torch.Tensor] = None   # of the parameter's shape and layout, in the wire's dtype
-        self.address = 0                           # of the slot
-        self.dtype: Optional[torch.dtype] = None   # of the slot, unless a user's compressor stands between
-        self.prepared = 0                          # the core's id of its request, unless it is in a group
-        self.context: Any = None                   # what a user's compressor needs to undo its work
-
-
-class Group:
-    """Gradients that are reduced as one unit, once the last of them is ready."""
-
-    def __init__(self, name: str, members: List[Gradient]):
-        self.name, self.members = name, members
-        self.missing = len(members)
-        self.pack: Optional[request.Pack] = None
-        for member in members:
-            member.group = self
+_engine = torch.autograd.Variable._execution_engine
+_names = Names()
 
 
 class Exchange:
@@ -57,28 +37,75 @@ class Exchange:
 
     def __init__(self, compression, op: int, prescale: float, postscale: float, sparse_as_dense: bool, process_set):
         self._compression = compression
-        self._casts = compression is Compression.none or (isinstance(compression, type) and
-                                                          issubclass(compression, CastCompressor))
+        self._casts = compression in (Compression.none, Compression.fp16, Compression.bf16)  # no subclass of a user's
         self._request = op, prescale, postscale
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._gradients: List[Gradient] = []
         self._without_slot: List[Gradient] = []
+        self._unsettled: List[Gradient] = []
+        self._gathers: List[Tuple[Gradient, Callable[[], torch.Tensor]]] = []  # sent since the last finish
+        self._joins = _core.joins  # when forms were settled
+        self._held: List[int] = []  # prepared requests that are to start together, and their bytes
+        self._held_bytes = 0
+        self._backward = -1  # torch's number of the backward pass at whose end they start at the latest
         self._handles = array("q")  # of what was sent since the last finish
         self._epoch = 0  # of the slots
+        self._number = 0  # among the exchanges of this epoch that have names in common
 
     def add(self, gradients: Iterable[Gradient]) -> None:
         for gradient in gradients:
             self._gradients.append(gradient)
             self._without_slot.append(gradient)
+            self._unsettled.append(gradient)
+
+    def keep_local(self, gradient: Gradient) -> None:
+        """From now on send does nothing with this gradient, which is in no group and not on its way."""
+        gradient.local, gradient.dtype = True, None
+        for gradients in (self._gradients, self._without_slot, self._unsettled):
+            if gradient in gradients:
+                gradients.remove(gradient)
+        if gradient.prepared and self._epoch == _core.epoch:
+            _core.discard(gradient.prepared)
+        gradient.prepared = 0
 
     def make_ready(self) -> None:
         """Must come before send, whenever gradients were added or another epoch may have begun.
 
         HorovodInternalError if gradients were in flight when the last epoch ended.
         """
+        if self._joins != _core.joins and not any(gradient.sent for gradient in self._gradients):
+            self._unsettle()
         if self._without_slot or self._epoch != _core.epoch:
             self._make_slots()
+
+    def settle(self, sparse_dims_of_none: int) -> None:
+        """Settles with the other ranks the form of gradients of which that has not been done.
+
+        Must come once before finish, with nothing sent of what this rank has no gradient of. What no rank has a
+        gradient of stays open, and travels as zeros, unless sparse_dims_of_none says that it be sparse and how.
+        ValueError, on all ranks, if a gradient is sparse that cannot be.
+        """
+        if self._sparse_as_dense:
+            return
+        # The ranks may have their parameters in different orders.
+        open_ = sorted(self._unsettled, key=lambda gradient: gradient.name)
+        if not open_:
+            return
+        mine = [(True, 0) if g.sent else sparse.form_of(g.parameter.grad) for g in open_]
+        forms = sparse.agree(mine, f"gradient_forms.{open_[0].name}", self._process_set)
+        settled = set()
+        for gradient, (dense, dimensions) in zip(open_, forms):
+            dimensions = dimensions or sparse_dims_of_none
+            if dimensions and not dense:
+                if self._request[0] not in sparse.SUMS:
+                    raise ValueError(f"The gradient of {gradient.name} is sparse, and op is not Sum or Average: that "
+                                     "needs the zeros too. Use DistributedOptimizer(..., sparse_as_dense=True) or a "
+                                     "layer with sparse=False.")
+                self._make_sparse(gradient, dimensions)
+            if dimensions or dense:
+                settled.add(id(gradient))
+        self._unsettled = [gradient for gradient in self._unsettled if id(gradient) not in settled]
 
     def send(self, gradient: Gradient) -> None:
         """Copies the gradient into its slot and starts the reduction; a parameter without gradient sends zeros."""
@@ -86,33 +113,82 @@ class Exchange:
         # Every gradient of every step comes by here: a plain one costs one copy and one call of the core.
         if grad is not None and grad.dtype is gradient.dtype and grad.layout is _strided and not grad.requires_grad:
             if grad.data_ptr() != gradient.address:  # else it accumulated in its slot
-                gradient.slot.copy_(grad)
+                try:
+                    gradient.slot.copy_(grad)
+                except RuntimeError:  # not of the slot's shape
+                    self._fill(gradient, grad)
                 grad.data = gradient.slot  # frees its memory, so that backward's next gradient is made where it is hot
+            self._start(gradient)
         else:
+            self._send_other(gradient, grad)
+
+    def _send_other(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
+        """send for what takes more than a copy."""
+        if gradient.local:
+            return
+        if gradient.sparse_dims:
+            self._gather(gradient, grad)
+        elif self._sparse_as_dense or grad is None or grad.layout is not torch.sparse_coo or \
+                not any(waiting is gradient for waiting in self._unsettled):
             self._fill(gradient, grad)
-        self._start(gradient)
+            self._start(gradient)
 
     def _start(self, gradient: Gradient) -> None:
-        """Starts the reduction of what is in the slot."""
+        """Starts the reduction of what is in the slot, a small one together with those after it."""
         group = gradient.group
         if group is None:
-            handle = _start(gradient.prepared)
-            if handle < 0:
-                raise _core.error(-handle)
-            self._handles.append(handle)
+            held = self._held
+            if not held:
+                self._release_after_backward()
+            held.append(gradient.prepared)
+            self._held_bytes += gradient.bytes
+            if self._held_bytes >= _BURST_BYTES:
+                self.release()
         else:
             if group.missing == 1:
-                self._handles.append(request.submit_pack(_core.ALLREDUCE, group.pack, group.pack.addresses, group.name,
-                                                         self._process_set, 0, *self._request))
+                self._start_group(group)
             group.missing -= 1
+        gradient.sent = True
+
+    def release(self) -> None:
+        """Starts what is held back. Must come before finish."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        for done, prepared in enumerate(held):
+            handle = _start(prepared)
+            if handle < 0:
+                self._held = held[done:]  # what was not started must not pass for reduced
+                raise _core.error(-handle)
+            self._handles.append(handle)
+
+    def _release_after_backward(self) -> None:
+        """Sees to it that other ranks need not wait until this one comes to synchronize."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward and backward != -1:
+            self._backward = backward
+            _engine.queue_callback(self.release)
+
+    def _start_group(self, group: Group) -> None:
+        self._handles.append(request.submit_pack(_core.ALLREDUCE, group.pack, group.pack.addresses, group.name,
+                                                 self._process_set, 0, *self._request))
+
+    def _gather(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
+        """Starts the reduction of a gradient whose form is settled as sparse."""
+        grad = sparse.in_form(grad, gradient.sparse_dims, gradient.parameter)
+        if self._casts:
+            grad = sparse.with_values(grad, self._compression.compress(grad._values())[0])
+        self._gathers.append((gradient, sparse.gather_async(grad, gradient.name, self._process_set)))
         gradient.sent = True
 
     def finish(self) -> None:
         """Waits for all that was sent, and makes each p.grad the reduced gradient. Raises the first error."""
         sent = [gradient for gradient in self._gradients if gradient.sent]
+        gathered = [gradient for gradient, _ in self._gathers]
         failure = self.drain()
         if failure is not None:
             raise failure
+        if gathered:
+            sent = [gradient for gradient in sent if not gradient.sparse_dims]
+            self._deliver_sparse(gathered)
         self._deliver_all(sent)
 
     def drain(self) -> Optional[Exception]:
@@ -125,6 +201,11 @@ class Exchange:
                 failure = error
             if self._epoch != _core.epoch or not _core.initialized():
                 failure = failure or HorovodInternalError("lightcc was shut down while gradients were in flight.")
+        for gradient, wait in self._gathers:
+            try:
+                gradient.context = wait()
+            except (HorovodInternalError, ValueError) as error:
+                failure = failure or error
         self._forget()
         return failure
 
@@ -143,29 +224,49 @@ class Exchange:
     def _make_slots(self) -> None:
         if self._epoch != _core.epoch:
             failure = self.drain()
-            self._epoch = _core.epoch
+            self._epoch, self._number = _core.epoch, 0
+            self._unsettle()
             self._without_slot = list(self._gradients)
             if failure is not None:
                 raise failure
+        forms = [(gradient, self._wire_form(gradient)) for gradient in reversed(self._without_slot)]  # before any name
+        named = {id(one): one for g, _ in forms for one in (g, g.group) if one is not None}.values()
+        self._number = _names.take([one.given_name for one in named], self._process_set.process_set_id, self._number)
+        for one in named:
+            one.name = f"{one.given_name}.{self._number}" if self._number else one.given_name
+        for gradient, _ in forms:
+            gradient.slot, gradient.address, gradient.dtype, gradient.form, gradient.prepared = None, 0, None, None, 0
+        self._seat([entry for entry in forms if not self._may_stay_without(*entry)])
+        self._without_slot = []
+
+    def _seat(self, forms: Sequence[Tuple[Gradient, torch.Tensor]]) -> None:
         by_dtype: Dict[torch.dtype, List[Tuple[Gradient, torch.Tensor]]] = {}
-        for gradient in reversed(self._without_slot):
-            form = self._wire_form(gradient.parameter)
+        for gradient, form in forms:
             by_dtype.setdefault(form.dtype, []).append((gradient, form))
         for entries in by_dtype.values():
             self._make_slab(entries)
-        for group in {id(g.group): g.group for g in self._without_slot if g.group is not None}.values():
-            group.members.sort(key=lambda member: member.address)  # side by side, as the core looks for neighbours
-            group.pack = request.Pack([_described(member) for member in group.members])
-        self._without_slot = []
+        for group in {id(g.group): g.group for g, _ in forms if g.group is not None}.values():
+            group.close()
 
-    def _wire_form(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A tensor without memory, of the dtype, shape and layout in which the parameter's gradient travels."""
+    def _may_stay_without(self, gradient: Gradient, form: torch.Tensor) -> bool:
+        """Whether to wait for the first dense gradient: a sparse one of a large embedding needs no memory for all."""
+        large = form.numel() * form.element_size() >= _ALONE_BYTES
+        return large and gradient.group is None and not self._sparse_as_dense
+
+    def _wire_form(self, gradient: Gradient) -> torch.Tensor:
+        """A tensor without memory, of the dtype, shape and layout in which the gradient travels."""
+        parameter = gradient.parameter
         if not parameter.is_cpu:
-            raise ValueError(f"A parameter is on {parameter.device}; this version of lightcc works on CPU tensors "
-                             "only.")
+            raise ValueError(f"Parameter {gradient.given_name} is on {parameter.device}; this version of lightcc works "
+                             "on CPU tensors only.")
         with torch.no_grad():
-            example = torch.empty_like(parameter, device="meta" if self._casts else None)  # keeps any dense layout
-            return torch.empty_like(self._compression.compress(example)[0], device="meta")
+            example = torch.zeros_like(parameter, device="meta" if self._casts else None)  # keeps any dense layout
+            form = torch.empty_like(self._compression.compress(example)[0], device="meta")
+        try:
+            adapter_of(form).describe(torch.empty(0, dtype=form.dtype))
+        except ValueError as error:
+            raise ValueError(f"The gradient of {gradient.given_name} cannot be reduced: {error}") from None
+        return form
 
     def _make_slab(self, entries: Sequence[Tuple[Gradient, torch.Tensor]]) -> None:
         sizes = [form.numel() * form.element_size() for _, form in entries]
@@ -176,13 +277,14 @@ class Exchange:
         for (gradient, form), offset in zip(entries, offsets):
             gradient.slot = torch.empty_like(form, device="cpu") if form.numel() == 0 else torch.frombuffer(
                 slab, dtype=form.dtype, count=form.numel(), offset=offset).as_strided(form.shape, form.stride())
-            gradient.address = ctypes.addressof(slab) + offset
+            gradient.address, gradient.bytes = ctypes.addressof(slab) + offset, form.numel() * form.element_size()
             gradient.dtype = gradient.slot.dtype if self._casts else None
+            gradient.form = gradient.parameter.dtype, gradient.parameter.shape
             if gradient.group is None:
                 gradient.prepared = self._prepare(gradient)
 
     def _prepare(self, gradient: Gradient) -> int:
-        address, dtype, shape = _described(gradient)
+        address, dtype, shape = described(gradient)
         op, prescale, postscale = self._request
         dimensions = (ctypes.c_int64 * max(len(shape), 1))(*shape)
         return _core.prepare(_core.ALLREDUCE, gradient.name.encode(), self._process_set.process_set_id, address,
@@ -191,24 +293,57 @@ class Exchange:
 
     def _forget(self) -> None:
         del self._handles[:]
+        del self._held[:]
+        self._held_bytes = 0
+        del self._gathers[:]
         for gradient in self._gradients:
             gradient.sent = False
             if gradient.group is not None:
                 gradient.group.missing = len(gradient.group.members)
 
+    # The form
+
+    def _make_sparse(self, gradient: Gradient, dimensions: int) -> None:
+        gradient.sparse_dims, gradient.dtype = dimensions, None
+        group = gradient.group
+        if group is not None:
+            group.leave(gradient)
+            if group.members and group.missing == 0:  # it was the one that the group waited for
+                self._start_group(group)
+
+    def _unsettle(self) -> None:
+        """Makes every form open again. Nothing is on its way."""
+        for gradient in self._gradients:
+            if gradient.sparse_dims:
+                gradient.sparse_dims, gradient.context = 0, None
+                gradient.dtype = gradient.slot.dtype if self._casts and gradient.slot is not None else None
+                if gradient.home is not None:
+                    gradient.group = gradient.home
+                    gradient.group.members.append(gradient)
+                    gradient.group.missing += 1
+                    gradient.group.close()
+        self._unsettled = list(self._gradients)
+        self._joins = _core.joins
+
     # Between p.grad and slot
+
+    def _fit(self, gradient: Gradient) -> None:
+        """A slot if there is none that fits: after model.double() the parameter has another dtype."""
+        if gradient.form != (gradient.parameter.dtype, gradient.parameter.shape):
+            if gradient.prepared:
+                _core.discard(gradient.prepared)
+                gradient.prepared = 0
+            self._seat([(gradient, self._wire_form(gradient))])
 
     def _fill(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
         """Makes the slot what this rank sends, whatever form its gradient has."""
+        self._fit(gradient)
         if grad is None:
             gradient.slot.zero_()
             return
         if grad.requires_grad:  # create_graph: the gradient has a history, a slot never
             grad = grad.detach()
         if grad.layout is not _strided:
-            if not self._sparse_as_dense:
-                raise ValueError(f"The gradient of {gradient.name} is sparse; lightcc reduces dense gradients. Use "
-                                 "DistributedOptimizer(..., sparse_as_dense=True) or a layer with sparse=False.")
             grad = grad.to_dense()
         if not self._casts:
             grad, gradient.context = self._compression.compress(grad)
@@ -222,6 +357,15 @@ class Exchange:
                 if gradient.parameter.requires_grad:
                     self._deliver(gradient, grad)
 
+    def _deliver_sparse(self, gathered: Sequence[Gradient]) -> None:
+        count = self._process_set.size() if self._request[0] == ops.Average else 1
+        for gradient in gathered:
+            result, gradient.context = gradient.context, None
+            parameter = gradient.parameter
+            if parameter.requires_grad:
+                result = sparse.with_values(result, result._values().to(parameter.dtype))
+                parameter.grad = sparse.divided(result, count) if count > 1 else result
+
     def _deliver(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
         """Makes p.grad, which is not the slot, the reduced gradient."""
         parameter, slot = gradient.parameter, gradient.slot
@@ -233,10 +377,3 @@ class Exchange:
             grad.copy_(slot)
         else:
             grad.data = slot  # not a new tensor: who holds this p.grad already sees the reduced values
-
-
-def _described(gradient: Gradient) -> Tuple[int, int, List[int]]:
-    """Address, dtype and shape of a slot; dimensions in the order of memory, so that other layouts are a mismatch."""
-    slot = gradient.slot
-    order = sorted(range(slot.dim()), key=lambda i: -slot.stride(i))
-    return gradient.address, adapter_of(slot).describe(slot.new_empty(0))[1], [slot.shape[i] for i in order]

@@ -9,7 +9,12 @@ from lightcc import ops
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.exceptions import HorovodInternalError  # noqa: F401
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
-from lightcc.common.util import check_installed_version, get_average_backwards_compatibility_fun, num_rank_is_power_2  # noqa: F401
+from lightcc.common.util import (  # noqa: F401
+    check_installed_version,
+    get_average_backwards_compatibility_fun,
+    gpu_available,
+    num_rank_is_power_2,
+)
 from lightcc.ops import (  # noqa: F401
     allgather_async,
     allreduce_,
@@ -42,6 +47,7 @@ from lightcc.torch.autograd import (
     HorovodReducescatter,
 )
 from lightcc.torch.compression import Compression
+from lightcc.torch.sparse import sparse_allreduce_async  # noqa: F401
 
 _basics = HorovodBasics(__file__)
 
@@ -82,7 +88,10 @@ def shutdown(*args, **kwargs):
 
 
 def _needs_grad(tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
+    try:
+        return tensor.requires_grad and torch.is_grad_enabled()
+    except AttributeError:
+        raise TypeError(f"A {type(tensor).__name__} cannot be sent: give a torch.Tensor.") from None
 
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,

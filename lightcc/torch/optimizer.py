@@ -4,17 +4,34 @@ import functools
 import os
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
 
 import torch
 
-from lightcc import _core
-from lightcc.common.process_sets import global_process_set
+from lightcc import _core, ops
+from lightcc.common.process_sets import global_process_set, registered
 from lightcc.common.util import split_list
+from lightcc.torch.arguments import check_groups, names_of
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import broadcast_object
-from lightcc.torch.gradients import Exchange, Gradient, Group
-from lightcc.torch.mpi_ops import Adasum, Average, size
+from lightcc.torch.gradient import Gradient, Group
+from lightcc.torch.gradients import Exchange
+from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
+    Adasum,
+    Average,
+    Max,
+    Min,
+    ProcessSet,
+    Product,
+    Sum,
+    allreduce_async_,
+    grouped_allreduce_async_,
+    rank,
+    rocm_built,
+    size,
+    sparse_allreduce_async,
+    synchronize,
+)
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -29,16 +46,29 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     are sent. op: as for allreduce; Adasum combines the ranks' steps instead of their gradients (lightcc.torch.adasum).
     gradient_predivide_factor: divide by it before the sum and by size / factor after.
     groups: a number of groups, or lists of parameters, that are reduced as one unit; num_groups is its old name.
-    sparse_as_dense: makes sparse gradients dense. process_set: who takes part; on other ranks it is a plain optimizer.
+    sparse_as_dense: sends sparse gradients as dense ones; else they travel by sparse_allreduce_async (below).
+    process_set: who takes part; on other ranks it is a plain optimizer.
 
     A parameter without gradient counts as zeros. From backward until synchronize or step is done, p.grad is being
-    reduced; then it is a view of memory that the next step overwrites.
-    A closure is followed by synchronize() each time that step calls it.
-    More methods: synchronize(), skip_synchronize(), set_backward_passes_per_step(n).
+    reduced (so synchronize before clipping and before GradScaler.unscale_); then it is a view of memory that the next
+    step overwrites. Optimizers whose parameters are named alike may be used side by side, if all ranks use them for the
+    first time in the same order.
+    A closure is followed by synchronize() each time that step calls it; for LBFGS, which compares losses, the ranks'
+    losses are reduced as well.
+    copy.deepcopy and pickle make a DistributedOptimizer over the copied parameters. A parameter whose data got another
+    dtype or shape (model.double()) is followed.
+    More methods: synchronize(), skip_synchronize(), set_backward_passes_per_step(n), register_local_var(parameter).
 
-    Errors: ValueError for wrong arguments (names, groups, factors) and for sparse gradients without sparse_as_dense;
-    AssertionError for more backward passes than set, for zero_grad() between backward and step, and for
-    skip_synchronize() with Adasum; HorovodInternalError from backward or step as from allreduce.
+    Sparse gradients, as of torch.nn.Embedding(sparse=True): p.grad becomes an uncoalesced sparse tensor with the
+    entries of all ranks; a rank without gradient adds none. All ranks agree on what is sparse when they first
+    synchronize with a gradient of a parameter, and anew after join(): it stays dense if any rank has a dense one then.
+    As long as a parameter has had no gradient on any rank, each synchronize asks again, in one small allreduce. A
+    sparse gradient leaves its group; Compression.fp16 and .bf16 cast its values, other compressors do not see it.
+
+    Errors: ValueError for wrong arguments (names, groups, factors, an optimizer wrapped already), and from synchronize
+    or step, on all ranks, for a sparse gradient with another op than Sum, Average or Adasum; AssertionError for more
+    backward passes than set, for zero_grad() between backward and step, and for skip_synchronize() with Adasum;
+    HorovodInternalError from backward or step as from allreduce.
     Source: horovod.torch.optimizer.
 
     >>> model = torch.nn.Linear(2, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -51,6 +81,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     """
     if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
         raise ImportError(f"DistributedOptimizer needs torch 2.1 or later, not {torch.__version__}.")
+    if isinstance(optimizer, _DistributedOptimizer):
+        raise ValueError("The optimizer is a DistributedOptimizer already; wrap the plain optimizer, once.")
+    if op not in (Average, Sum, Adasum, Min, Max, Product):
+        raise ValueError(f"op must be hvd.Average, Sum, Adasum, Min, Max or Product, not {op!r}.")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average.")
     if backward_passes_per_step <= 0:
@@ -66,19 +100,34 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     # The same state, options and hooks, without a second __init__. An lr_scheduler may have put a `step` there that is
     # bound to the plain optimizer.
     distributed.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    distributed._plain = weakref.ref(optimizer)
     distributed._setup(named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
                        sparse_as_dense, process_set)
     return distributed
+
+
+def _copied(cls, state, options, ranks, local):
+    """What copy and pickle make of a DistributedOptimizer: see __reduce_ex__."""
+    plain = cls.__new__(cls)
+    plain.__setstate__(state)
+    copied = DistributedOptimizer(plain, process_set=global_process_set if ranks is None else registered(ranks),
+                                  **options)
+    for parameter in local:
+        copied.register_local_var(parameter)
+    return copied
 
 
 class _DistributedOptimizer:
     """What DistributedOptimizer puts in front of the optimizer's own class."""
 
     _exchange_class = Exchange
+    scale_local_gradients = True  # whether gradients of register_local_var are divided by the size of the process set
 
     def _setup(self, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
                sparse_as_dense, process_set) -> None:
-        self._parameter_names = _names(named_parameters, self.param_groups)
+        self._parameter_names = names_of(named_parameters, self.param_groups)
+        self._options = {"compression": compression, "op": op, "gradient_predivide_factor": gradient_predivide_factor,
+                         "groups": groups, "sparse_as_dense": sparse_as_dense}
         self._process_set = process_set
         self._backward_passes_per_step = backward_passes_per_step
         self._synchronized = False
@@ -87,8 +136,10 @@ class _DistributedOptimizer:
         self._gradients: Dict[torch.Tensor, Gradient] = {}
         self._tracked: Set[int] = set()  # the ids of its keys: a tensor is slow to hash
         self._exchange: Optional[Exchange] = None
+        self._groups = groups
+        self._local: Dict[int, Tuple[torch.Tensor, Any]] = {}  # id: (parameter, its gradient and version when scaled)
         alone = size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
-        _check_groups(groups)
+        check_groups(groups)
         if process_set.included() and not alone:
             self._exchange = self._exchange_class(compression, op, 1.0 / gradient_predivide_factor,
                                                   gradient_predivide_factor, sparse_as_dense, process_set)
@@ -100,13 +151,12 @@ class _DistributedOptimizer:
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """synchronize(), then the optimizer's own step."""
         if not self._should_synchronize:
-            self._synchronized = False
-            return super().step(closure)
-        if closure is not None:
+            result = super().step(closure)
+        elif closure is not None:
             def closure_and_synchronize():
                 loss = closure()
                 self.synchronize()
-                return loss
+                return self._common_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
             result = super().step(closure_and_synchronize)
         else:
             if self._synchronized:
@@ -117,7 +167,7 @@ class _DistributedOptimizer:
             if not self._synchronized or self._waiting():
                 self.synchronize()
             result = super().step()
-        self._synchronized = False
+        self._stepped()
         return result
 
     step.hooked = True  # torch would wrap it to call step hooks, which the optimizer's own step already does
@@ -129,6 +179,8 @@ class _DistributedOptimizer:
                 with torch.no_grad():
                     self._send_the_rest()
                     self._exchange.finish()
+                    if self._local and self.scale_local_gradients:
+                        self._scale_local_gradients()
             finally:
                 self._began_epoch = 0
                 self._reset_passes()
@@ -148,12 +200,64 @@ class _DistributedOptimizer:
         self._backward_passes_per_step = passes
         self._reset_passes()
 
+    def register_local_var(self, parameter: torch.Tensor) -> None:
+        """Keeps a parameter's gradient on this rank: it is not exchanged, and step() uses it as it is.
+
+        synchronize() and step() divide it by the size of the process set, once for all backward passes of the step,
+        unless the attribute scale_local_gradients is False: that is the gradient of the average of the ranks' losses
+        with respect to what only this rank has. None stays None.
+        parameter: one of the optimizer's, also one that is frozen. Call it on all ranks that have the parameter, before
+        the first backward or between two steps.
+
+        Errors: ValueError for a parameter that is not the optimizer's or is in a group (groups=...), whose gradient
+        is on its way, and with op=Adasum, which has steps to exchange and not gradients.
+        Source: register_local_var of Horovod's optimizers for TensorFlow, scale_local_gradients=True.
+
+        >>> own = torch.ones(1, requires_grad=True)
+        >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD([own], lr=1.0)); optimizer.register_local_var(own)
+        >>> (own * hvd.size()).backward(); optimizer.step(); own
+        tensor([0.], requires_grad=True)
+        """
+        if not any(parameter is p for group in self.param_groups for p in group["params"]):
+            raise ValueError("register_local_var: this is not a parameter of the optimizer.")
+        name = self._parameter_names.get(parameter, "a parameter")
+        if isinstance(self._groups, int) or any(parameter is p for group in self._groups or () for p in group):
+            raise ValueError(f"register_local_var: {name} is in a group, which is reduced as a whole; leave it out of "
+                             "groups.")
+        if self._exchange is not None:
+            self._track_new_parameters()
+            gradient = self._gradients.get(parameter)
+            if gradient is not None and not gradient.local:
+                if gradient.sent and self._waiting():
+                    raise ValueError(f"register_local_var: the gradient of {name} is on its way; call this before "
+                                     "backward() or after step().")
+                self._exchange.keep_local(gradient)
+        self._local.setdefault(id(parameter), (parameter, None))
+
     def zero_grad(self, *args, **kwargs):
         """The optimizer's own zero_grad; AssertionError while gradients are on their way."""
         if self._waiting():
             raise AssertionError("optimizer.zero_grad() was called after loss.backward() but before optimizer.step() "
                                  "or optimizer.synchronize(). This is prohibited as it can cause a race condition.")
+        self._synchronized = False
         return super().zero_grad(*args, **kwargs)
+
+    def load_state_dict(self, state_dict) -> None:
+        """The optimizer's own; a scheduler made before the wrap goes on to change the options in use."""
+        super().load_state_dict(state_dict)
+        plain = self._plain()
+        if plain is not None:
+            plain.state, plain.param_groups = self.state, self.param_groups
+
+    def __reduce_ex__(self, protocol):
+        """A copy has the same options over the copied parameters; as with torch's own, hooks stay behind."""
+        parameters, names = [p for group in self.param_groups for p in group["params"]], self._parameter_names
+        named = [(names[p], p) for p in parameters] if all(p in names for p in parameters) else None
+        options = {**self._options, "named_parameters": named,
+                   "backward_passes_per_step": self._backward_passes_per_step}
+        ranks = None if self._process_set is global_process_set else self._process_set.ranks
+        local = [parameter for parameter, _ in self._local.values()]
+        return _copied, (type(self).__bases__[1], self.__getstate__(), options, ranks, local)
 
     # What backward calls
 
@@ -175,6 +279,7 @@ class _DistributedOptimizer:
 
     def _begin(self) -> None:
         """The first gradient since the last synchronize; what an interrupt or the end of an epoch left is void."""
+        self._synchronized = False
         if self._began_epoch:
             self._reset_passes()
         self._exchange.drain()
@@ -183,13 +288,30 @@ class _DistributedOptimizer:
 
     # The rest
 
+    def _stepped(self) -> None:
+        self._synchronized = False
+        plain = self._plain()
+        if plain is not None and hasattr(plain.step, "_wrapped_by_lr_sched"):
+            plain._opt_called = True  # a scheduler made before the wrap looks there
+
+    def _common_loss(self, loss):
+        """The ranks' loss for LBFGS, which compares losses: by their own, ranks would part."""
+        if self._exchange is None:
+            return loss
+        mine = loss.item() if isinstance(loss, torch.Tensor) else float(loss)
+        value = ops.allreduce(torch.tensor(mine, dtype=torch.float64), op=self._options["op"],
+                              process_set=self._process_set)
+        return value.to(loss.dtype) if isinstance(loss, torch.Tensor) else value.item()
+
     def _send_the_rest(self) -> None:
         self._track_new_parameters()
         try:
             self._exchange.make_ready()
+            self._exchange.settle(1 if isinstance(self, torch.optim.SparseAdam) else 0)  # which takes no dense ones
             for gradient in reversed(self._gradients.values()):
-                if not gradient.sent and (gradient.parameter.requires_grad or gradient.group is not None):
+                if not gradient.sent:  # also one frozen since: on other ranks it may not be
                     self._exchange.send(gradient)
+            self._exchange.release()
         except Exception:
             self._exchange.drain()
             raise
@@ -211,9 +333,24 @@ class _DistributedOptimizer:
             gradient = self._gradients[parameter] = Gradient(parameter, name)
             self._tracked.add(id(parameter))
             gradient.passes_left = self._backward_passes_per_step
-            gradient.optimizer = self
+            gradient.optimizer = weakref.ref(self)  # so that an optimizer that is dropped is gone at once
             parameter.register_post_accumulate_grad_hook(functools.partial(_accumulated, weakref.ref(gradient)))
             self._exchange.add([gradient])
+            if id(parameter) in self._local:
+                self._exchange.keep_local(gradient)
+
+    def _scale_local_gradients(self) -> None:
+        """Divides each by the number of ranks, but not one that has been and is still the same."""
+        count = self._process_set.size()
+        for key, (parameter, scaled) in self._local.items():
+            grad = parameter.grad
+            if grad is None or (scaled is not None and scaled[0]() is grad and scaled[1] == grad._version):
+                continue
+            if grad.requires_grad:  # create_graph: it has a history, which must not change
+                grad = parameter.grad = grad.detach() / count
+            else:
+                grad.div_(count)
+            self._local[key] = parameter, (weakref.ref(grad), grad._version)
 
     def _make_groups(self, groups) -> None:
         if isinstance(groups, list):
@@ -221,6 +358,9 @@ class _DistributedOptimizer:
         elif groups:
             names = [self._parameter_names[p] for p in self._gradients]
             order = broadcast_object(names, self._process_set.ranks[0], "gradient_groups", self._process_set)
+            if sorted(names) != sorted(order):
+                raise ValueError("groups: the parameters that need gradients are named otherwise on rank "
+                                 f"{self._process_set.ranks[0]} and on rank {rank()}.")
             position = {name: i for i, name in enumerate(order)}
             ordered = sorted(self._gradients, key=lambda p: position[self._parameter_names[p]])
             lists = split_list(ordered, min(groups, len(ordered)))
@@ -235,42 +375,6 @@ def _accumulated(gradient: "weakref.ref[Gradient]", _: torch.Tensor) -> None:
     """The hook of a parameter. The garbage collector does not see what a torch hook refers to, so it must keep neither
     parameter nor optimizer alive; without its optimizer a parameter has plain gradients."""
     alive = gradient()
-    if alive is not None:
-        alive.optimizer._accumulated(alive)
-
-
-def _names(named_parameters, param_groups: List[Dict[str, Any]]) -> Dict[torch.Tensor, str]:
-    """The name of each parameter."""
-    parameters = [p for group in param_groups for p in group["params"]]
-    if named_parameters is None:
-        return {p: f"allreduce.noname.{i}.{j}" for i, group in enumerate(param_groups)
-                for j, p in enumerate(group["params"])}
-    named: List[Tuple[str, torch.Tensor]] = list(named_parameters)
-    if any(not isinstance(entry, tuple) for entry in named):
-        raise ValueError("named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-                         "model.named_parameters().")
-    names = [name for name, _ in named]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}.")
-    result = {parameter: name for name, parameter in named}
-    unnamed = sum(p not in result for p in parameters)
-    if unnamed:
-        raise ValueError(f"named_parameters was specified, but {unnamed} of the optimizer's parameters are not named. "
-                         "Python object ids do not match: the optimizer's parameters may not be those of the model.")
-    return result
-
-
-def _check_groups(groups) -> None:
-    if groups is None or (isinstance(groups, int) and groups > 0):
-        return
-    if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups should be a positive integer or a list of lists of parameters.")
-    seen = set()
-    for parameter in (p for group in groups for p in group):
-        if not isinstance(parameter, torch.Tensor):
-            raise ValueError("groups must consist of lists of parameters (torch.Tensor), not of "
-                             f"{type(parameter).__name__}.")
-        if id(parameter) in seen:
-            raise ValueError("A parameter can only appear once in groups.")
-        seen.add(id(parameter))
+    optimizer = alive and alive.optimizer()
+    if optimizer is not None:
+        optimizer._accumulated(alive)

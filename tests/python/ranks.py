@@ -5,14 +5,22 @@
         ranks.run_checks(__file__, np)
 
 starts the file's own functions check_... under pytest on np ranks, every rank the same ones in the same order. The
-first check that fails on a rank ends it, and so the job.
+first check that fails on a rank ends it, and so the job. Most of a rank's time goes into imports, so a session that has
+several such files runs them on the same ranks; only when a check fails there, each of the others runs alone. A file
+whose checks want ranks of their own calls the test test_on_fresh_ranks.
+
+LIGHTCC_TEST_HOSTS="2,2" puts the ranks on emulated hosts (tests/multihost) with so many ranks each; fewer ranks are
+still on several hosts, where there are at least two.
 """
+import atexit
+import functools
 import os
 import re
 import signal
 import subprocess
 import sys
-from typing import Dict, List, Tuple
+from pathlib import Path
+from typing import Any, Dict, List, Set, Tuple
 
 SIZES = (1, 2, 3, 4)
 DEADLINE_S = 120
@@ -20,17 +28,30 @@ _STACKS_AFTER_S = 60  # a check that takes so long has its stacks printed
 _TERM_S = 10
 _SHOWN = 30_000       # characters of a rank's output
 
+_together: Dict[int, List[str]] = {}   # by number of ranks, the files that share them and have not run yet
+_passed: Set[Tuple[str, int]] = set()  # a file and on how many ranks
+
 _PYTEST = ["-m", "pytest", "-x", "-v", "-s", "--no-header", "--tb=short", "-p", "no:cacheprovider",
            "-o", "python_functions=check_*", "-o", f"faulthandler_timeout={_STACKS_AFTER_S}"]
+
+
+def share(file: str, np: int) -> None:
+    """Says that run_checks(file, np) will be called."""
+    _together.setdefault(np, []).append(file)
 
 
 def run_checks(file: str, np: int, only: str = "", deadline_s: float = DEADLINE_S) -> None:
     """Runs the checks of a file on np ranks; AssertionError with the ranks' output if one fails or they hang.
 
-    only: an expression for pytest's -k.
+    only: an expression for pytest's -k; these checks get ranks of their own.
     """
-    code, output = launch(np, [*_PYTEST, "-k", only, os.path.abspath(file)], deadline_s)
-    assert code == 0, f"{os.path.basename(file)} failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
+    if not only and (file, np) in _passed:
+        return
+    files = _together.pop(np) if not only and file in _together.get(np, []) else [file]
+    code, output = launch(np, [*_PYTEST, "-k", only, *files], deadline_s * len(files))
+    names = ", ".join(map(os.path.basename, files))
+    assert code == 0, f"{names} failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
+    _passed.update((file, np) for file in files)
 
 
 def run_script(text: str, np: int, deadline_s: float = DEADLINE_S) -> str:
@@ -42,7 +63,7 @@ def run_script(text: str, np: int, deadline_s: float = DEADLINE_S) -> str:
 
 def launch(np: int, arguments: List[str], deadline_s: float) -> Tuple[int, str]:
     """Runs `python arguments...` on np ranks; returns the exit code of the job and its output, tagged by rank."""
-    command = [sys.executable, "-m", "lightcc.runner", "-np", str(np), sys.executable, *arguments]
+    command = [sys.executable, "-m", "lightcc.runner", "-np", str(np), *_hosts(np), sys.executable, *arguments]
     launcher = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 start_new_session=True)
@@ -54,6 +75,32 @@ def launch(np: int, arguments: List[str], deadline_s: float) -> Tuple[int, str]:
     finally:
         if launcher.poll() is None:
             _end(launcher)
+
+
+def _hosts(np: int) -> List[str]:
+    """What tells the launcher where the ranks are to be; nothing if that is this host."""
+    slots = os.environ.get("LIGHTCC_TEST_HOSTS", "")
+    if not slots:
+        return []
+    hosts, counts = _emulated(slots)
+    taken = counts(np)
+    if not taken:
+        return []
+    listed = ",".join(f"{host}:{count}" for host, count in taken.items())
+    return ["-H", listed, "--launch-command", hosts.launch_command]
+
+
+@functools.lru_cache(maxsize=None)
+def _emulated(slots: str) -> Tuple[Any, Any]:
+    """Hosts for all tests of this process, and how many ranks each of them takes."""
+    sys.path.append(str(Path(__file__).parents[1] / "multihost"))
+    import emulated
+    if emulated.why_not():
+        raise AssertionError(f"LIGHTCC_TEST_HOSTS={slots}: {emulated.why_not()}")
+    sizes = [int(size) for size in slots.split(",")]
+    hosts = emulated.Hosts(len(sizes), docker0=True).__enter__()
+    atexit.register(hosts.__exit__)
+    return hosts, functools.partial(emulated.spread, sizes)
 
 
 def _end(launcher: "subprocess.Popen[str]") -> str:

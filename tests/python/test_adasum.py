@@ -166,8 +166,6 @@ def check_a_dtype_without_fractions_is_this_ranks_error(framework, dtype):
                      lambda: hvd.grouped_allreduce([framework.tensor([1.0], "float32"), x], op=hvd.Adasum)):
             with pytest.raises(ValueError, match=f"rank 0: Adasum combines .*not {dtype}"):
                 call()
-    with pytest.raises(ValueError, match="reducescatter.*adasum"):
-        hvd.reducescatter(framework.tensor([1.0] * hvd.size(), "float32"), op=hvd.Adasum)
     framework.expect(hvd.allreduce(framework.tensor([2.0], "float32"), op=hvd.Adasum), [2.0], "float32")
 
 
@@ -391,7 +389,7 @@ def check_a_failed_exchange_leaves_the_parameters_as_they_were():
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*model.parameters(), extra], lr=0.1),
                                          [*model.named_parameters(), ("extra", extra)], op=hvd.Adasum)
     (my_loss(model, 0) + extra.sum()).backward()
-    with pytest.raises(hvd.HorovodInternalError, match="'extra'.*ranks disagree on shape: rank 0 has"):
+    with pytest.raises(hvd.HorovodInternalError, match=r"'extra(\.\d+)?'.*ranks disagree on shape: rank 0 has"):
         optimizer.step()
     for p, q in zip(model.parameters(), make_model().parameters()):
         assert (p == q).all()

@@ -24,6 +24,8 @@ def reduced(case, op, parts):
     if op == "Average":
         mean = parts.sum(0) / len(parts)
         return np.trunc(mean) if case.is_integer else mean
+    if op == "Product" and case.is_integer:
+        return np.prod(parts.astype(np.int64), axis=0).astype(case.dtype)  # wraps around
     if not case.is_number:
         op = {"Sum": "Max", "Product": "Min"}.get(op, op)  # or, and
     return {"Sum": np.sum, "Min": np.min, "Max": np.max, "Product": np.prod}[op](parts, axis=0)
@@ -212,7 +214,7 @@ def check_reducescatter(number):
         first = sum(rows // size + (rank < rows % size) for rank in range(me))
         part = slice(first, first + rows // size + (me < rows % size))
         x = number.mine(shape)
-        for op in ("Sum", "Average"):
+        for op in ("Sum", "Average", "Min", "Max", "Product"):
             values, how = reduced(number, op, number.all(shape))[part], getattr(hvd, op)
             number.expect(hvd.reducescatter(x, op=how), values)
             number.expect(hvd.synchronize(hvd.reducescatter_async(x, op=how)), values)

@@ -13,7 +13,7 @@ import ranks
 
 
 @pytest.mark.parametrize("np", (2, 3, 4))
-def test_on_ranks(np):
+def test_on_fresh_ranks(np):
     ranks.run_checks(__file__, np)
 
 
@@ -72,24 +72,32 @@ def read_only(x):
     return x
 
 
-BAD_CALLS = {
+BAD_CALLS = {  # what is wrong: the call, what the error says, and its type unless it is a ValueError
     "root too large": (lambda hvd, x: hvd.broadcast(x, hvd.size()), r"root"),
     "root negative": (lambda hvd, x: hvd.broadcast_(x, -1), r"root"),
     "splits too few": (lambda hvd, x: hvd.alltoall(x, [1] * (hvd.size() - 1)), r"splits"),
     "splits too large": (lambda hvd, x: hvd.alltoall(x, [x.shape[0]] * hvd.size()), r"splits"),
     "splits negative": (lambda hvd, x: hvd.alltoall(x, [-1] + [1] * (hvd.size() - 1)), r"splits"),
-    "splits no ints": (lambda hvd, x: hvd.alltoall(x, [0.5] * hvd.size()), r"splits"),
+    "splits too many": (lambda hvd, x: hvd.alltoall(x, [1] * (hvd.size() + 1)), r"splits"),
+    "splits empty": (lambda hvd, x: hvd.alltoall(x, []), r"splits"),
+    "splits beyond an int32": (lambda hvd, x: hvd.alltoall(x, [2 ** 40] * hvd.size()), r"splits"),
+    "splits no ints": (lambda hvd, x: hvd.alltoall(x, [0.5] * hvd.size()), r"splits must be a list of ints"),
+    "splits no list": (lambda hvd, x: hvd.alltoall(x, 1), r"splits must be a list of ints"),
     "unequal parts": (lambda hvd, x: hvd.alltoall(x[:1]), r"splits"),
     "op and average": (lambda hvd, x: hvd.allreduce(x, average=True, op=hvd.Sum), r"average"),
     "op and average in a group": (lambda hvd, x: hvd.grouped_allreduce_([x], average=False, op=hvd.Sum), r"average"),
     "unknown op": (lambda hvd, x: hvd.allreduce(x, op=17), r"op"),
-    "reducescatter with max": (lambda hvd, x: hvd.reducescatter(x, op=hvd.Max), r"max"),
+    "op of another type": (lambda hvd, x: hvd.allreduce(x, op="sum"), r"op='sum': give hvd.Average", TypeError),
+    "op of another type in a group": (lambda hvd, x: hvd.grouped_allreduce([x], op=1.0), r"op=1.0", TypeError),
+    "root of another type": (lambda hvd, x: hvd.broadcast(x, 0.5), r"float", TypeError),
+    "no root": (lambda hvd, x: hvd.broadcast_async_(x, None), r"NoneType", TypeError),
     "reducescatter of a scalar": (lambda hvd, x: hvd.reducescatter(x[:1].reshape(())), r"dimension"),
     "alltoall of a scalar": (lambda hvd, x: hvd.alltoall(x[:1].reshape(())), r"dimension"),
     "empty group": (lambda hvd, x: hvd.grouped_allreduce([]), r"at least one"),
     "not contiguous": (lambda hvd, x: hvd.allreduce(x.reshape(4, 2).T), r"contiguous"),
     "not contiguous in a group": (lambda hvd, x: hvd.grouped_allreduce([x, x[::2]]), r"contiguous"),
     "unknown handle": (lambda hvd, x: hvd.poll(12345678), r"handle"),
+    "no handle": (lambda hvd, x: hvd.poll(None), r"handle None"),
     "set not registered": (lambda hvd, x: hvd.allreduce(x, process_set=hvd.ProcessSet([0])), r"registered"),
 }
 
@@ -98,10 +106,10 @@ BAD_CALLS = {
 def check_bad_call(framework, what):
     """It is this rank's error alone: whether one rank or all make it, the others never hear of it."""
     hvd = framework.hvd
-    call, text = BAD_CALLS[what]
+    call, text, *kind = BAD_CALLS[what]
     for who in ([0], [hvd.size() - 1], range(hvd.size())):
         if hvd.rank() in who:
-            with pytest.raises(ValueError, match=text):
+            with pytest.raises(*kind or [ValueError], match=text):
                 call(hvd, framework.tensor(np.ones(8), "float32"))
         for _ in range(2):
             x = framework.tensor([1.0 + hvd.rank()], "float32")  # the next unnamed operations still meet
@@ -119,8 +127,10 @@ def check_dtypes_that_are_not_supported(framework):
     for verb in (hvd.allreduce, hvd.allgather, lambda x: hvd.grouped_allreduce([x]), hvd.reducescatter_async):
         with pytest.raises(ValueError, match="complex64.*not supported.*bfloat16"):
             verb(x)
-    with pytest.raises(TypeError, match="list"):
-        hvd.allreduce_async([1.0, 2.0])
+    for verb in (hvd.allreduce_async, hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter,
+                 lambda x: hvd.broadcast(x, 0), lambda x: hvd.grouped_allreduce([x])):
+        with pytest.raises(TypeError, match="A list cannot be sent"):
+            verb([1.0, 2.0])
     expect_works()
 
 
@@ -139,6 +149,16 @@ def check_allgather_of_a_scalar(framework):
     with pytest.raises(hvd.HorovodInternalError, match="dimension"):
         hvd.allgather(framework.tensor(1.0, "float32"))
     expect_works()
+
+
+def check_reducescatter_with_adasum(framework):
+    hvd = framework.hvd
+    x = framework.tensor(np.ones(hvd.size()), "float32")
+    for verb in (hvd.reducescatter, hvd.reducescatter_async, lambda x, op: hvd.grouped_reducescatter([x], op=op),
+                 lambda x, op: hvd.grouped_reducescatter_async([x], op=op)):
+        with pytest.raises(hvd.HorovodInternalError, match="reducescatter has no adasum"):
+            verb(x, op=hvd.Adasum)
+    framework.expect(hvd.reducescatter(x, op=hvd.Sum), [hvd.size()], "float32")
 
 
 def check_read_only_array(job):

@@ -68,3 +68,23 @@ def test_digits_learns_to_read(tmp_path):
     expect_success(digits("lightccrun", tmp_path, "--epochs", "10"))
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["accuracies"][-1][1] > 0.95
+
+
+@pytest.mark.parametrize("launcher, ranks, flags", [
+    ("lightccrun", 2, ["--fp16-allreduce"]), ("torchrun", 2, ["--model", "mlp", "--no-cuda"]),
+    ("plain", 1, ["--model", "mlp"]), ("lightccrun", 2, ["--model", "mlp", "--use-adasum"])])
+def test_synthetic_benchmark(launcher, ranks, flags):
+    out = expect_success(subprocess.run(
+        [*LAUNCHERS[launcher], sys.executable, str(EXAMPLES / "pytorch_synthetic_benchmark.py"), "--batch-size", "2",
+         "--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "3", *flags],
+        capture_output=True, text=True, timeout=DEADLINE_S))
+    assert len(re.findall(r"Iter #\d: [\d.]+ img/sec per CPU", out)) == 3
+    each, total = (float(x) for x in re.search(
+        rf"Img/sec per CPU: ([\d.]+) \+-[\d.]+\n.*Total img/sec on {ranks} CPU\(s\): ([\d.]+) \+-[\d.]+", out).groups())
+    assert total == pytest.approx(ranks * each, abs=ranks)
+
+
+def test_synthetic_benchmark_names_a_model_that_is_not_there():
+    done = subprocess.run([sys.executable, str(EXAMPLES / "pytorch_synthetic_benchmark.py"), "--model", "resnet7"],
+                          capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 1 and "--model resnet7: " in done.stderr

@@ -1,137 +1,92 @@
-"""Every name of Horovod's API is there with Horovod's signature, or is listed here as still to come.
+"""Every name of Horovod's API is there with Horovod's signature, or tests/parity.yaml says that it is not; and so for
+flags and variables.
 
 tests/data/horovod_api.json holds that API as data: module, name, parameters in order, defaults as source text.
 """
 import importlib
 import inspect
-import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
-MODULES = json.loads((Path(__file__).parents[1] / "data" / "horovod_api.json").read_text())["modules"]
+from lightcc.runner import launch
 
-# What follows in later versions. A name that exists must leave this list: test_later_names_are_missing.
-LATER = {
-    "horovod": set(),
-    "horovod.common.basics": set(),
-    "horovod.common.exceptions": set(),
-    "horovod.common.process_sets": set(),
-    "horovod.common.util": {"gpu_available"},
-    "horovod.torch": {"SyncBatchNorm", "elastic", "sparse_allreduce_async"},
-    "horovod.torch.compression": set(),
-    "horovod.torch.functions": set(),
-    "horovod.torch.mpi_ops": {"gpu_available", "sparse_allreduce_async"},
-    "horovod.torch.optimizer": set(),
-}
-PACKAGES = {"horovod", "horovod.torch", "horovod.torch.mpi_ops"}  # users take any name from these
-NEVER = {("horovod.common.process_sets", "MPI"), ("horovod.common.process_sets", "HorovodBasics")}  # annotations only
-LATER_MODULES = {
-    "horovod._keras", "horovod._keras.callbacks", "horovod._keras.elastic", "horovod.common.elastic", "horovod.data",
-    "horovod.data.data_loader_base", "horovod.keras", "horovod.keras.callbacks", "horovod.keras.elastic",
-    "horovod.ray", "horovod.runner", "horovod.spark", "horovod.spark.keras", "horovod.spark.lightning",
-    "horovod.spark.torch", "horovod.tensorflow", "horovod.tensorflow.compression",
-    "horovod.tensorflow.data.compute_service", "horovod.tensorflow.data.compute_worker", "horovod.tensorflow.elastic",
-    "horovod.tensorflow.functions", "horovod.tensorflow.gradient_aggregation",
-    "horovod.tensorflow.gradient_aggregation_eager", "horovod.tensorflow.keras", "horovod.tensorflow.keras.callbacks",
-    "horovod.tensorflow.keras.elastic", "horovod.tensorflow.mpi_ops", "horovod.tensorflow.sync_batch_norm",
-    "horovod.tensorflow.util", "horovod.torch.elastic", "horovod.torch.elastic.sampler", "horovod.torch.elastic.state",
-    "horovod.torch.sync_batch_norm",
-}
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+from parity_data import ABSENT, SECTIONS, load  # noqa: E402
+
+TABLE = load()
+ROWS = [row for row in TABLE.rows if row.section not in SECTIONS]  # of modules
+IMPORTABLE = [row for row in TABLE.rows if row.section == "semi_public" and row.name.startswith("horovod.")]
 
 
-def entries():
-    """(module of ours, of Horovod's, path to the name, its entry, whether it is to come), methods included.
-
-    Leaves out what a module only imports for its own use.
-    """
-    for module, later in LATER.items():
-        ours = importlib.import_module(module.replace("horovod", "lightcc", 1))
-        for name, entry in MODULES[module]["names"].items():
-            if (module, name) in NEVER or (module not in PACKAGES and entry.get("defined_in", module) != module):
-                continue
-            yield ours, module, name, entry, name in later
-            for method, facts in entry.get("methods", {}).items():
-                yield ours, module, f"{name}.{method}", facts, name in later or f"{name}.{method}" in later
+def ours(module):
+    return module.replace("horovod", "lightcc", 1)
 
 
-def find(module, path):
-    value = module
-    for part in path.split("."):
+def shown(row):
+    return f"{row.section}.{row.name}"
+
+
+def find(row):
+    """lightcc's name for it; AttributeError or ModuleNotFoundError if there is none."""
+    path = f"{row.section}.{row.name}" if row in ROWS else row.name
+    module = row.section if row in ROWS else path.rpartition(".")[0]
+    value = importlib.import_module(ours(module))
+    for part in path[len(module) + 1:].split("."):
         value = getattr(value, part)
     return value
 
 
-def existing():
-    return [(module, path, entry) for module, _, path, entry, later in entries() if not later]
-
-
-def test_every_module_is_known():
-    assert set(MODULES) == set(LATER) | LATER_MODULES
+def is_there(row):
+    try:
+        find(row)
+    except AttributeError:
+        return False
+    except ModuleNotFoundError as error:
+        if not error.name.startswith("lightcc"):
+            raise
+        return False
+    return True
 
 
 def test_no_name_is_missing():
-    missing = []
-    for module, path, _ in existing():
-        try:
-            find(module, path)
-        except AttributeError:
-            missing.append(f"{module.__name__}.{path}")
-    assert missing == []
+    assert [shown(row) for row in ROWS + IMPORTABLE if row.entry.status not in ABSENT and not is_there(row)] == []
 
 
-def test_later_names_are_missing():
-    present = []
-    for module, _, path, _, later in entries():
-        try:
-            find(module, path)
-        except AttributeError:
-            continue
-        if later:
-            present.append(f"{module.__name__}.{path}")
-    assert present == []
+def test_what_is_there_is_not_said_to_be_missing():
+    assert [shown(row) for row in ROWS + IMPORTABLE if row.entry.status in ABSENT and is_there(row)] == []
 
 
-def test_later_names_are_in_the_manifest():
-    known = {}
-    for _, module, path, _, _ in entries():
-        known.setdefault(module, set()).add(path)
-    assert {module: names - known[module] for module, names in LATER.items() if names - known[module]} == {}
+THERE = [row for row in ROWS if row.entry.status not in ABSENT]
 
 
-WITH_PARAMETERS = [(module, path, entry) for module, path, entry in existing()
-                   if entry.get("params") is not None and entry.get("kind") != "constant"]
-
-
-@pytest.mark.parametrize("module, path, entry", WITH_PARAMETERS,
-                         ids=[f"{module.__name__}.{path}" for module, path, _ in WITH_PARAMETERS])
-def test_parameters_are_horovods(module, path, entry):
+@pytest.mark.parametrize("row", [row for row in THERE if row.facts.get("params") is not None], ids=shown)
+def test_parameters_are_horovods(row):
     """Names, order, kinds and defaults."""
-    expected = []
-    for parameter in entry["params"]:
+    module, value, expected = importlib.import_module(ours(row.section)), find(row), []
+    for parameter in row.facts["params"]:
         name = parameter["name"]
         if name.startswith("*"):
             expected.append((name, inspect.Parameter.empty))
         else:
-            defined_in = importlib.import_module(find(module, path).__module__)
+            defined_in = importlib.import_module(value.__module__)
             default = inspect.Parameter.empty if parameter["required"] else \
                 eval(parameter["default"], dict(vars(module)), vars(defined_in))
             expected.append((name, default))
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     actual = [(stars.get(parameter.kind, "") + parameter.name, parameter.default)
-              for parameter in inspect.signature(find(module, path)).parameters.values()]
-    if path == "HorovodBasics":
+              for parameter in inspect.signature(value).parameters.values()]
+    if row.name == "HorovodBasics":
         assert [name for name, _ in actual] == ["pkg_path", "*args"]
     assert actual == expected
 
 
-METHODS = [(module, path, entry) for module, path, entry in existing() if "." in path]
-
-
-@pytest.mark.parametrize("module, path, entry", METHODS, ids=[f"{m.__name__}.{path}" for m, path, _ in METHODS])
-def test_method_parameters_are_horovods(module, path, entry):
+@pytest.mark.parametrize("row", [row for row in THERE if "." in row.name], ids=shown)
+def test_method_parameters_are_horovods(row):
     """Methods have their signature as text only: compare the names in it."""
-    text = entry["signature"][entry["signature"].index("(") + 1:].rsplit(")", 1)[0]
+    text = row.facts["signature"][row.facts["signature"].index("(") + 1:].rsplit(")", 1)[0]
     expected, depth = [""], 0
     for character in text:
         depth += (character in "([") - (character in ")]")
@@ -140,8 +95,38 @@ def test_method_parameters_are_horovods(module, path, entry):
         else:
             expected[-1] += character
     names = [part.split(":")[0].split("=")[0].strip().lstrip("*") for part in expected if part.strip()]
-    actual = [name for name in inspect.signature(find(module, path)).parameters if name != "self"]
-    assert actual == names
+    assert [name for name in inspect.signature(find(row)).parameters if name != "self"] == names
+
+
+def is_accepted(flag, values):
+    """By lightccrun, with so many values."""
+    given = ["INFO" if flag == "--log-level" else "1"] * values
+    try:
+        return launch.parser().parse_args(["-np", "1", flag, *given, "true"]).command == ["true"]
+    except SystemExit as end:
+        return end.code == 0  # of --version and --check-build
+
+
+def test_flags_are_accepted_as_it_is_said(capfd):
+    wrong = []
+    for row in TABLE.rows:
+        if row.section == "flags" and row.name != "command":
+            alone = re.search("store_true|version|_bool_|_true_|_false_", row.facts["action"])
+            values = 0 if alone else int(row.facts["nargs"] or 1)
+            wrong += [flag for flag in row.facts["flags"]
+                      if is_accepted(flag, values) == (row.entry.status in ABSENT)]
+    assert wrong == []
+
+
+def test_variables_that_count_are_read():
+    """lightcc's sources speak of them."""
+    root = Path(__file__).parents[2]
+    text = "".join(path.read_text() for folder in ("csrc", "lightcc") for path in (root / folder).rglob("*")
+                   if path.suffix in (".cc", ".h", ".py"))
+    counts = [row for row in TABLE.rows if row.section == "environment" and row.entry.status not in ABSENT
+              and (row.entry.status != "different" or row.facts["kind"] == "runtime")]
+    assert len(counts) > 30
+    assert [row.name for row in counts if f'"{row.name}"' not in text] == []
 
 
 def test_constants_are_horovods():

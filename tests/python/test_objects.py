@@ -54,6 +54,42 @@ def check_object_that_cannot_be_pickled(framework):
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 
 
+class Unwilling:
+    def __reduce__(self):
+        raise ArithmeticError("no pickle of me")
+
+
+def check_object_of_one_rank_that_cannot_be_pickled(framework):
+    """It is told on every rank; nobody waits, and the next call works."""
+    hvd = framework.hvd
+    for bad in range(hvd.size()):
+        here = hvd.rank() == bad
+        expected = pytest.raises(ArithmeticError, match="no pickle of me") if here else \
+            pytest.raises(ValueError, match=rf"rank {bad} could not pickle.*ArithmeticError: no pickle of me")
+        with expected:
+            hvd.allgather_object([Unwilling()] if here else "x" * 1000)
+        with expected:
+            hvd.broadcast_object(Unwilling() if here else None, bad)
+        assert hvd.broadcast_object(Unwilling() if not here else bad, bad) == bad  # looked at on the root alone
+        assert hvd.allgather_object((bad, hvd.rank())) == [(bad, rank) for rank in range(hvd.size())]
+
+
+def check_objects_of_process_sets(framework):
+    hvd = framework.hvd
+    last = hvd.size() - 1
+    if last == 0:
+        return
+    process_set = hvd.add_process_set([last])
+    if process_set.included():
+        assert hvd.broadcast_object("here", last, process_set=process_set) == "here"
+    else:
+        with pytest.raises(ValueError, match="not in process set"):
+            hvd.broadcast_object("there", last, process_set=process_set)
+    hvd.remove_process_set(process_set)
+    with pytest.raises(ValueError, match="root"):
+        hvd.broadcast_object("x", root_rank=hvd.size())
+
+
 def check_tensors_inside_objects(framework):
     hvd = framework.hvd
     got = hvd.broadcast_object({"x": framework.tensor([hvd.rank(), 2], "float32")}, hvd.size() - 1)

@@ -215,9 +215,172 @@ def check_init_with_a_part_of_the_job():
     hvd.init(comm=[])
     expect_works(hvd.global_process_set)
     hvd.shutdown()
-    with pytest.raises(ValueError, match="process_sets"):
+    with pytest.raises(ValueError, match="different ranks of this job"):
         hvd.init(comm=everybody + [len(everybody)])
     assert not hvd.is_initialized()
     hvd.init(process_sets="dynamic")
     expect_works(hvd.global_process_set)
     hvd.shutdown()
+
+
+def check_worlds_of_some_ranks():
+    hvd.init()
+    launched, size, on_one_host = hvd.rank(), hvd.size(), hvd.local_size() == hvd.size()
+    hvd.shutdown()
+    # Any order; but ranks of several hosts meet where the job does, so the first of a list must be on that host.
+    mine = sorted((rank for rank in range(size) if rank % 2 == launched % 2), reverse=on_one_host)
+    for _ in range(2):  # the same lists make worlds again and again
+        hvd.init(comm=mine)
+        assert (hvd.rank(), hvd.size()) == (mine.index(launched), len(mine))
+        assert hvd.local_size() <= len(mine) and hvd.local_rank() < hvd.local_size()
+        assert hvd.allgather(np.array([launched])).tolist() == mine
+        with pytest.raises(ValueError, match="initialised already"):
+            hvd.init(comm=[launched, size])
+        hvd.shutdown()
+    others = [rank for rank in range(size) if rank != launched]
+    if others:
+        with pytest.raises(ValueError, match=f"rank {launched} "):
+            hvd.init(comm=others)
+    hvd.init()
+    assert hvd.size() == size
+    hvd.shutdown()
+
+
+# Removal
+
+def check_a_set_may_be_removed_with_operations_in_flight(world):
+    if hvd.size() == 2:
+        return  # a set of some ranks with two of them needs three
+    for _ in range(2):
+        s = hvd.add_process_set([0, 1])
+        handles = []
+        if hvd.rank() == 1:  # rank 0 never comes
+            handles = [hvd.allreduce_async(np.ones(3), name="x", process_set=s), hvd.allgather_async(np.ones(2),
+                                                                                                   process_set=s)]
+        assert hvd.remove_process_set(s) and s.process_set_id is None
+        for handle in handles:
+            with pytest.raises(hvd.HorovodInternalError, match="its process set was removed"):
+                hvd.synchronize(handle)
+            assert hvd.synchronize(handle) is None
+        expect_works(hvd.global_process_set)
+
+
+def check_all_objects_of_a_set_forget_a_removed_one(world):
+    first, again = hvd.ProcessSet([0]), hvd.ProcessSet([0])
+    hvd.init(process_sets=[first])
+    hvd.init(process_sets=[again])
+    assert first.process_set_id == again.process_set_id == 1
+    hvd.remove_process_set(first)
+    other = hvd.add_process_set([1])
+    assert (first.process_set_id, again.process_set_id, other.process_set_id) == (None, None, 1)
+    with pytest.raises(ValueError, match="not registered"):
+        hvd.allreduce(np.ones(1), process_set=again)
+
+
+def check_freed_ids_go_first_in_first_out(world):
+    sets = [hvd.add_process_set(who) for who in ([0], [1], *([[0, 1]] if hvd.size() > 2 else []))]
+    ids = [s.process_set_id for s in sets]
+    assert ids == list(range(1, 1 + len(sets)))
+    order = sets[1:] + sets[:1]
+    freed = [s.process_set_id for s in order]
+    for s in order:
+        assert hvd.remove_process_set(s)
+    assert [hvd.add_process_set(who).process_set_id for who in [[1], [0]]] == freed[:2]
+
+
+# Who asks what
+
+def check_queries_of_others(world):
+    s = hvd.add_process_set([0])
+    assert (s.size(), s.included(), s.ranks) == (1, hvd.rank() == 0, [0])
+    assert repr(s) == "ProcessSet(process_set_id=1, ranks=[0])"
+    if hvd.rank() > 0:
+        x = np.ones(4)
+        for call in (lambda: s.rank(), lambda: hvd.allreduce(x, process_set=s),
+                     lambda: hvd.grouped_allreduce_async([x], process_set=s), lambda: hvd.allgather(x, process_set=s),
+                     lambda: hvd.broadcast_(x, 0, process_set=s), lambda: hvd.alltoall(x, process_set=s),
+                     lambda: hvd.alltoall(x, [4], process_set=s), lambda: hvd.reducescatter_async(x, process_set=s),
+                     lambda: hvd.barrier(process_set=s)):
+            with pytest.raises(ValueError, match=r"not in process set 1 \(ranks 0\)|does not contain rank"):
+                call()
+    expect_works(hvd.global_process_set)
+
+
+def check_sets_of_other_forms(world):
+    size = hvd.size()
+    for who in ([], [size], [-1], "01", ["0"], [0.0], [True], 0, None, [0, 0]):
+        with pytest.raises(ValueError):
+            hvd.add_process_set(who)
+    for who in ((size - 1,), {size - 1}, range(size - 1, size), iter([size - 1])):
+        s = hvd.add_process_set(who)
+        assert s.ranks == [size - 1] and s.process_set_id == 1
+        for t in mine([s]):
+            expect_works(t)
+        assert hvd.remove_process_set(s) is True and hvd.remove_process_set(s) is False
+    s = hvd.add_process_set(list(range(size))[:0:-1])
+    assert s.ranks == list(range(1, size))
+    for t in mine([s]):
+        assert t.rank() == hvd.rank() - 1
+        expect_works(t)
+
+
+def check_the_global_set_is_filled_in_place():
+    before = hvd.global_process_set.ranks
+    hvd.init()
+    assert hvd.global_process_set.ranks is before and before == list(range(hvd.size()))
+    assert hvd._basics._get_process_set_ids_and_ranks() == {0: before}
+    hvd.shutdown()
+    assert before == [] and hvd.global_process_set.process_set_id == 0
+
+
+# Communicators, as mpi4py has them
+
+class Comm:
+    """What init asks of a communicator. Its processes: those that call with the same ranks."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def Get_size(self):
+        return len(self.ranks)
+
+    def allgather(self, rank):
+        assert rank in self.ranks
+        return self.ranks
+
+
+def check_sets_of_communicators():
+    hvd.init()
+    size, me = hvd.size(), hvd.rank()
+    hvd.shutdown()
+    parity = hvd.ProcessSet(Comm(list(range(me % 2, size, 2))[::-1]))  # what a split makes: another one on each rank
+    assert parity.ranks is None and parity.included() is None and parity.process_set_id is None
+    for _ in range(2):
+        alone = hvd.ProcessSet([size - 1]) if size > 2 else None  # a set of ranks beside it
+        hvd.init(process_sets=[parity] + ([alone] if alone else []))
+        assert parity.ranks == list(range(me % 2, size, 2)) and parity.rank() == me // 2
+        assert parity.process_set_id == 1 + me % 2  # in the order of the ranks
+        expect_works(parity)
+        assert not alone or alone.process_set_id == 3
+        with pytest.raises(NotImplementedError, match="init"):
+            hvd.add_process_set(hvd.ProcessSet(Comm([me])))
+        with pytest.raises(ValueError, match="global set"):
+            hvd.init(process_sets=[hvd.ProcessSet(Comm(list(range(size))))])
+        with pytest.raises(ValueError, match="equally many"):
+            hvd.init(process_sets=[parity] * (1 + (me == 0)))
+        hvd.shutdown()
+
+
+def check_ranks_that_add_or_remove_other_sets_are_told(world):
+    me, last = hvd.rank(), hvd.size() - 1
+    with pytest.raises(hvd.HorovodInternalError, match=r"add_process_set.*ranks disagree.*\[0\]"):
+        hvd.add_process_set([0] if me == 0 else [last])
+    a, b = hvd.add_process_set([0]), hvd.add_process_set([last])
+    assert (a.process_set_id, b.process_set_id) == (1, 2)
+    with pytest.raises(hvd.HorovodInternalError, match="remove_process_set.*ranks disagree"):
+        hvd.remove_process_set(a if me == 0 else b)
+    assert (a.process_set_id, b.process_set_id) == (1, 2)
+    for s in mine([a, b]):
+        expect_works(s)
+    assert hvd.remove_process_set(a) and hvd.remove_process_set(b)
+    expect_works(hvd.global_process_set)

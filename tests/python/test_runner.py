@@ -1,5 +1,5 @@
 """lightccrun and run(). Decisions and tagging are tested by script; processes only end to end, with programs that need
-no framework. Every process of a test carries a mark in its environment, by which left-overs are found."""
+no framework."""
 
 import contextlib
 import inspect
@@ -16,78 +16,21 @@ import uuid
 import psutil
 import pytest
 
+from jobs import (
+    DEADLINE_S,
+    MARK,
+    Job,
+    expect_end_with_the_reader,
+    expect_whole_lines,
+    launch,
+    marked,
+    program,
+    start,
+    wait_until,
+)
 from lightcc.runner import groups, hosts, local, run
-from lightcc.runner.life import FAILURE_GRACE_S, GIVE_UP_S, TERM_GRACE_S, Cause, Life
+from lightcc.runner.life import FAILURE_GRACE_S, FAR_GRACE_S, GIVE_UP_S, TERM_GRACE_S, Cause, Life
 from lightcc.runner.output import Sink, Tagger
-
-DEADLINE_S = 20
-MARK = "LIGHTCC_TEST_MARK"
-
-
-class Job:
-    """One launcher and whatever it starts. A job that is not over at the end of its test is a failure."""
-
-    def __init__(self, *command, stderr=subprocess.PIPE):
-        self.mark = uuid.uuid4().hex
-        # pytest may run in the background of a shell, where SIGINT is ignored; a launcher would keep that.
-        self.process = subprocess.Popen(
-            command, env={**os.environ, MARK: self.mark}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=stderr, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-
-    def finish(self):
-        """Returns exit code, output and errors, after a check that nobody is left."""
-        try:
-            out, err = self.process.communicate(timeout=DEADLINE_S)
-            self.expect_nobody()
-            return self.process.returncode, out.decode(), (err or b"").decode()
-        finally:
-            for process in self.living():
-                process.kill()
-
-    def living(self):
-        return marked(self.mark)
-
-    def expect_nobody(self):
-        wait_until(lambda: not self.living(), "all processes of the job to end", self.living)
-
-    def wait_for(self, *lines):
-        """Reads until all these lines have come, in any order."""
-        missing = set(lines)
-        while missing:
-            line = self.process.stdout.readline()
-            assert line, f"the output ended before {missing}"
-            missing.discard(line.decode().rstrip("\n"))
-
-
-def marked(mark):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def wait_until(condition, what, detail=lambda: ""):
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}: {detail()}"
-        time.sleep(0.02)
-
-
-def start(*arguments, **options):
-    return Job(sys.executable, "-m", "lightcc.runner", *map(str, arguments), **options)
-
-
-def launch(*arguments, **options):
-    return start(*arguments, **options).finish()
-
-
-def program(text):
-    return [sys.executable, "-S", "-c", "import os, signal, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + text]
-
 
 # The first failure is the cause; an ending is a ladder of times and signals.
 
@@ -102,6 +45,13 @@ def test_first_failure_ends_the_job():
     assert life.due(20 + FAILURE_GRACE_S) == [signal.SIGTERM]
     assert life.due(20 + FAILURE_GRACE_S + TERM_GRACE_S) == [signal.SIGKILL]
     assert life.due(20 + FAILURE_GRACE_S + TERM_GRACE_S + GIVE_UP_S) == [None]
+
+
+def test_on_several_hosts_the_others_have_longer_to_notice():
+    life = Life(2, FAR_GRACE_S)
+    life.exited({0: 1}, now=20)
+    assert life.due(20 + FAR_GRACE_S - 0.1) == [] and life.due(20 + FAR_GRACE_S) == [signal.SIGTERM]
+    assert FAR_GRACE_S > FAILURE_GRACE_S
 
 
 def test_of_failures_seen_together_the_killed_rank_is_the_cause():
@@ -179,42 +129,20 @@ def test_sink_does_not_wait_for_its_reader():
     os.close(writer)
 
 
-# Hosts.
-
-def test_hosts():
-    assert hosts.parse("a:2,b") == [("a", 2), ("b", 1)]
-    hosts.check(4, "localhost:3,localhost:1")
-    for bad in ("localhost:x", "a b", ":3"):
-        with pytest.raises(ValueError, match="expected host:slots"):
-            hosts.parse(bad)
-
-
-def test_hostfile(tmp_path):
-    path = tmp_path / "hosts"
-    path.write_text("# ours\nlocalhost slots=2\n\n")
-    hosts.check(2, hostfile=str(path))
-    with pytest.raises(ValueError, match="3 processes do not fit"):
-        hosts.check(3, hostfile=str(path))
-    path.write_text("localhost slots\n")
-    with pytest.raises(ValueError, match="line 1"):
-        hosts.check(2, hostfile=str(path))
-
+# lightccrun end to end.
 
 @pytest.mark.parametrize("arguments, message", [
-    (["-np", 2, "-H", "elsewhere:2", "true"], "lightccrun starts processes on this host only in this version"),
     (["-np", 5, "-H", "localhost:4", "true"], "5 processes do not fit"),
     (["-np", 0, "true"], "at least 1"),
     (["true"], "-np N"),
     (["-np", 2], "which command"),
     (["-np", 2, "--nonesuch", "true"], "unrecognized arguments: --nonesuch"),
-    (["-np", 2, "--log-level", "LOUD", "true"], "'LOUD' is none of"),
+    (["-np", 2, "--log-level", "LOUD", "true"], "'LOUD' is not one of TRACE, "),
 ])
 def test_usage_errors(arguments, message):
     code, out, err = launch(*arguments)
     assert code == 2 and message in err and out == ""
 
-
-# lightccrun end to end.
 
 def test_ranks_learn_who_they_are():
     show = program("print(*[os.environ['HOROVOD_' + k] for k in 'RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE'"
@@ -240,33 +168,18 @@ def test_flags_become_variables_and_the_command_keeps_its_own():
             "STALL_SHUTDOWN_TIME_SECONDS LOG_LEVEL LOG_HIDE_TIME TIMELINE TIMELINE_MARK_CYCLES"
     show = program(f"print(*[os.environ['HOROVOD_' + k] for k in '{names}'.split()], *sys.argv[1:])")
     code, out, _ = launch("-np", 1, *flags, *show, "-np", 3, "--verbose")
-    assert (code, out) == (0, f"[0]<stdout>:7 {32 << 20} 9 1 11 12 info 1 t.json 1 -np 3 --verbose\n")
+    assert (code, out) == (0, f"[0]<stdout>:7 {32 << 20} 9 1 11 12 INFO 1 t.json 1 -np 3 --verbose\n")
 
 
-def test_version_and_check_build():
-    code, out, _ = launch("--version")
-    assert code == 0 and re.fullmatch(r"\d+\.\d+\.\d+.*\n", out)
-    code, out, _ = launch("--check-build")
-    assert code == 0 and "[X] lightcc shared memory" in out
+def test_a_job_inside_another_job_meets_elsewhere():
+    show = program("print(os.environ.get('LIGHTCC_STORE_ADDR'))")
+    job = Job(sys.executable, "-m", "lightcc.runner", "-np", "1", *show, LIGHTCC_STORE_ADDR="h1:4000")
+    assert job.finish()[:2] == (0, "[0]<stdout>:None\n")
 
 
 def test_lines_of_many_ranks_are_whole():
     """stdout and stderr lead to one pipe, lines are longer than a pipe's atomic write and come in two pieces."""
-    text = program("""
-for i in range(2500):
-    line = f"{rank} {i} " + "x" * (i % 100 * (100 if i % 50 == 0 else 1)) + " end\\n"
-    stream = sys.stderr if i % 2 else sys.stdout
-    stream.write(line[:3]); stream.flush(); stream.write(line[3:]); stream.flush()
-""")
-    code, out, _ = launch("-np", 4, *text, stderr=subprocess.STDOUT)
-    assert code == 0
-    seen = {(rank, stream): [] for rank in "0123" for stream in ("stdout", "stderr")}
-    for line in out.splitlines():
-        match = re.fullmatch(r"\[(\d)\]<(stdout|stderr)>:(\d) (\d+) x* end", line)
-        assert match and match[1] == match[3], line
-        seen[match[1], match[2]].append(int(match[4]))
-    for (_, stream), numbers in seen.items():
-        assert numbers == list(range(stream == "stderr", 2500, 2))
+    expect_whole_lines("-np", 4)
 
 
 def test_one_line_of_five_megabytes():
@@ -325,7 +238,7 @@ def test_command_not_found(tmp_path):
 
 def test_if_one_rank_cannot_start_the_others_end():
     mark = uuid.uuid4().hex
-    job = local.Job(2, lambda rank: [["sleep", "600"], ["no-such-program"]][rank], settings={MARK: mark})
+    job = local.Job(hosts.places(2), lambda rank: [["sleep", "600"], ["no-such-program"]][rank], settings={MARK: mark})
     with pytest.raises(local.StartError, match="rank 1: cannot start 'no-such-program'"), local.started(job):
         pytest.fail("nothing has started")
     assert marked(mark) == []
@@ -381,13 +294,7 @@ def test_a_reader_that_does_not_read_cannot_hold_an_interrupt_up():
 
 
 def test_a_reader_that_leaves_ends_the_job():
-    job = start("-np", 2, "yes")
-    job.wait_for("[0]<stdout>:y")
-    job.process.stdout.close()
-    assert job.process.wait(DEADLINE_S) == 141
-    assert b"nobody reads our output any more; ended 2 ranks" in job.process.stderr.read()
-    job.process.stderr.close()
-    job.expect_nobody()
+    expect_end_with_the_reader(2, "-np", 2)
 
 
 def test_members_are_living_processes_of_the_session():

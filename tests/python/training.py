@@ -60,3 +60,13 @@ OPTIMIZERS = {
     "Adam": lambda params, lr=0.01: torch.optim.Adam(params, lr=lr),
     "AdamW": lambda params, lr=0.01: torch.optim.AdamW(params, lr=lr, amsgrad=True),
 }
+
+
+def sgd(model, **options):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options)
+
+
+def pair(make=sgd, **options):
+    """A model with its distributed optimizer, and the reference with its own plain one."""
+    model, reference = make_model(), make_model()
+    return model, hvd.DistributedOptimizer(make(model), **options), reference, make(reference)

@@ -6,18 +6,10 @@
 #include <map>
 
 #include "base/error.h"
+#include "variables.h"
 
 namespace lightcc {
 namespace {
-
-using Variables = std::map<std::string, std::string>;
-
-Environment from(const Variables& variables) {
-  return [&variables](const char* name) -> const char* {
-    auto found = variables.find(name);
-    return found == variables.end() ? nullptr : found->second.c_str();
-  };
-}
 
 Config read(const Variables& variables, std::string* notes = nullptr) { return read_config(from(variables), notes); }
 
@@ -50,7 +42,10 @@ TEST(Config, ReadsEveryKnob) {
                          {"HOROVOD_LOG_HIDE_TIME", "yes"},
                          {"HOROVOD_TIMELINE", "/tmp/t.json"},
                          {"HOROVOD_TIMELINE_MARK_CYCLES", "1"},
-                         {"LIGHTCC_SPIN_US", "20"}});
+                         {"LIGHTCC_SPIN_US", "20"},
+                         {"LIGHTCC_STORE_ADDR", "h1:4711"},
+                         {"LIGHTCC_IFACE", "eth0"},
+                         {"LIGHTCC_PORT_RANGE", "20000-20100"}});
   EXPECT_EQ(c.fusion_bytes, 1048576);
   EXPECT_FALSE(c.fusion);
   EXPECT_EQ(c.cache_capacity, 7);
@@ -64,6 +59,23 @@ TEST(Config, ReadsEveryKnob) {
   EXPECT_EQ(c.timeline, "/tmp/t.json");
   EXPECT_TRUE(c.timeline_mark_cycles);
   EXPECT_EQ(c.spin_us, 20);
+  EXPECT_EQ(c.store_addr, "h1:4711");
+  EXPECT_EQ(c.iface, "eth0");
+  EXPECT_EQ(c.port_range, "20000-20100");
+}
+
+TEST(Config, InterfacesHaveOtherNamesToo) {
+  EXPECT_EQ(read({{"NCCL_SOCKET_IFNAME", "nccl"}}).iface, "nccl");
+  EXPECT_EQ(read({{"NCCL_SOCKET_IFNAME", "nccl"}, {"HOROVOD_GLOO_IFACE", "gloo"}}).iface, "gloo");
+  EXPECT_EQ(read({{"HOROVOD_GLOO_IFACE", "gloo"}, {"LIGHTCC_IFACE", "own"}}).iface, "own");
+  EXPECT_EQ(read({{"HOROVOD_GLOO_IFACE", "gloo"}, {"LIGHTCC_IFACE", ""}}).iface, "gloo");
+}
+
+TEST(Config, TheSecretIsNotShown) {
+  const Variables variables{{"LIGHTCC_SECRET", "pst"}};
+  std::string notes;
+  EXPECT_EQ(knobs_text(read(variables, &notes)).find("pst"), std::string::npos);
+  EXPECT_EQ(notes, "");
 }
 
 TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
@@ -76,7 +88,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 13u);
+  EXPECT_EQ(again.size(), 17u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 
@@ -134,6 +146,21 @@ TEST(Config, VariablesWithoutEffectAreNotedOneALine) {
   EXPECT_NE(notes.find("HOROVOD_CYCLE_TIME=5 has no effect in this version: "), std::string::npos) << notes;
   EXPECT_NE(notes.find("\nHOROVOD_AUTOTUNE=1 has no effect in this version: "), std::string::npos) << notes;
   EXPECT_EQ(std::count(notes.begin(), notes.end(), '\n'), 1);
+}
+
+TEST(Config, ASwitchThatAsksForWhatHappensAnywayIsNotNoted) {
+  std::string notes;
+  read({{"HOROVOD_AUTOTUNE", "0"},
+        {"HOROVOD_HIERARCHICAL_ALLREDUCE", "off"},
+        {"HOROVOD_DYNAMIC_PROCESS_SETS", "1"},
+        {"HOROVOD_ELASTIC", "0"},
+        {"LIGHT_TOPK_ALLREDUCE", "False"}},
+       &notes);
+  EXPECT_EQ(notes, "");
+  read({{"HOROVOD_DYNAMIC_PROCESS_SETS", "0"}, {"HOROVOD_ELASTIC", "1"}, {"HOROVOD_AUTOTUNE", "maybe"}}, &notes);
+  for (const char* noted :
+       {"HOROVOD_DYNAMIC_PROCESS_SETS=0 has", "HOROVOD_ELASTIC=1 has", "HOROVOD_AUTOTUNE=maybe has"})
+    EXPECT_NE(notes.find(noted), std::string::npos) << notes;
 }
 
 TEST(Config, NotesAreOptional) { EXPECT_NO_THROW(read({{"HOROVOD_CYCLE_TIME", "5"}})); }

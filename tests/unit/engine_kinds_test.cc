@@ -108,17 +108,22 @@ TEST_P(Kinds, AlltoallEqualAndBySplits) {
 TEST_P(Kinds, ReducescatterGivesTheFirstRanksTheRowsLeftOver) {
   const int n = GetParam();
   Ranks ranks(n);
-  ranks.each([n](Engine& engine, int rank) {
+  const std::pair<ReduceOp, float> reductions[] = {  // and what they make of the ranks' numbers
+      {ReduceOp::average, float(n - 1) / 2}, {ReduceOp::min, 0}, {ReduceOp::max, float(n - 1)}};
+  ranks.each([&](Engine& engine, int rank) {
     for (int64_t rows : {int64_t(0), int64_t(2), int64_t(2 * n + 1), int64_t(40'001)}) {
       std::vector<float> in(size_t(rows) * 3);
-      for (size_t i = 0; i < in.size(); ++i) in[i] = float(i / 3);
-      auto one = request(engine, Kind::reducescatter, "", {input_of(in, {rows, 3})});
-      one->what.op = ReduceOp::average;
-      done(engine, one);
-      const int64_t begin = rank * (rows / n) + std::min<int64_t>(rank, rows % n), mine = rows / n + (rank < rows % n);
-      EXPECT_EQ(one->results[0].shape, (Shape{mine, 3}));
-      const auto out = result<float>(*one);
-      for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], float(begin + int64_t(i) / 3), 0.01) << i;
+      for (size_t i = 0; i < in.size(); ++i) in[i] = float(i / 3) + float(rank);
+      for (const auto& [op, shift] : reductions) {
+        auto one = request(engine, Kind::reducescatter, "", {input_of(in, {rows, 3})});
+        one->what.op = op;
+        done(engine, one);
+        const int64_t begin = rank * (rows / n) + std::min<int64_t>(rank, rows % n);
+        const int64_t mine = rows / n + (rank < rows % n);
+        EXPECT_EQ(one->results[0].shape, (Shape{mine, 3}));
+        const auto out = result<float>(*one);
+        for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], float(begin + int64_t(i) / 3) + shift, 0.01) << i;
+      }
     }
   });
 }

@@ -45,10 +45,10 @@ std::vector<Joined> join_all(const std::vector<int>& sizes) {
   std::vector<std::thread> threads;
   for (size_t i = 0; i < sizes.size(); ++i)
     threads.emplace_back([&, i] {
-      World world;
-      world.rank = int(i), world.size = sizes[i], world.job = job, world.host = "h";
+      const std::string name = "rank " + std::to_string(i) + " on host h";
       try {
-        joined[i].host = Host::join(world, 0, now_ns() + 10'000'000'000);
+        joined[i].host = Host::join(job, int(i), sizes[i], name, "note " + std::to_string(i),
+                                    now_ns() + 10'000'000'000);
       } catch (const Error& error) {
         joined[i].code = error.code(), joined[i].text = error.what();
       }
@@ -66,8 +66,8 @@ TEST(Host, RanksThatJoinedSeeEachOthersMemoryAndNames) {
     p[99] = std::byte(owner + 1);
     for (const Joined& other : ranks) {
       EXPECT_EQ(other.host->base(owner)[arena.offset_of(p, 100) + 99], std::byte(owner + 1));
-      EXPECT_EQ(other.host->name(owner), "rank " + std::to_string(owner) + " (pid " + std::to_string(getpid()) +
-                                             ") on host h");
+      EXPECT_EQ(other.host->name(owner), "rank " + std::to_string(owner) + " on host h");
+      EXPECT_EQ(other.host->note(owner), "note " + std::to_string(owner));
     }
   }
   ranks[1].host->header(1).presence = Presence::left;

@@ -42,19 +42,23 @@ std::chrono::system_clock::time_point at(int hour, int minute, int second, int m
   return std::chrono::system_clock::from_time_t(std::mktime(&local)) + std::chrono::milliseconds(ms);
 }
 
-TEST(Log, LineNamesLevelRankHostAndTime) {
+class Log : public testing::Test {
+  void TearDown() override { set_log(3, false, 0, "h"); }  // other tests look for warnings
+};
+
+TEST_F(Log, LineNamesLevelRankHostAndTime) {
   set_log(3, false, 1, "h");
   EXPECT_EQ(log_line(Level::warning, "text", at(12, 34, 56, 789)),
             "[lightcc WARNING rank 1 host h 12:34:56.789] text\n");
   EXPECT_EQ(log_line(Level::error, "x", at(1, 2, 3, 4)), "[lightcc ERROR rank 1 host h 01:02:03.004] x\n");
 }
 
-TEST(Log, TimeCanBeHidden) {
+TEST_F(Log, TimeCanBeHidden) {
   set_log(3, true, 0, "node-7");
   EXPECT_EQ(log_line(Level::info, "text", at(0, 0, 0, 0)), "[lightcc INFO rank 0 host node-7] text\n");
 }
 
-TEST(Log, LinesBelowTheLevelAreDropped) {
+TEST_F(Log, LinesBelowTheLevelAreDropped) {
   set_log(4, true, 2, "h");
   Captured captured;
   log(Level::warning, "dropped");
@@ -65,7 +69,7 @@ TEST(Log, LinesBelowTheLevelAreDropped) {
   EXPECT_EQ(captured.writes(), expected);
 }
 
-TEST(Log, ThreadsWriteWholeLines) {
+TEST_F(Log, ThreadsWriteWholeLines) {
   set_log(0, true, 0, "h");
   Captured captured;
   std::vector<std::thread> threads;

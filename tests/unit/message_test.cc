@@ -36,7 +36,18 @@ std::vector<Sample> samples() {
           {"failure_for_some", Failure{"allreduce.x", Code::shut_down, "", {0, 1}, {2}}},
           {"missing", Missing{"allreduce.x", {0, 2}}},
           {"missing_joined", Missing{"allreduce.x", {0, 2}, {1}}},
-          {"missing_nobody", Missing{"", {}}}};
+          {"missing_nobody", Missing{"", {}}},
+          {"missing_far_away", Missing{"allreduce.x", {1}, {}, 5}},
+          {"query_far_away", Query{"allreduce.grad", 5}},
+          {"said", Said{{{{0, 3}, Announce{"alltoall.x", announcement()}}, {{5, 5, 7, 8}, Recall{7, 3}}}}},
+          {"said_recall", Said{{{{1, 4}, Recall{0, 1}}}}},
+          {"said_nothing", Said{}},
+          {"gone", Gone{2, "rank 2 has left"}},
+          {"stuck", Stuck{3, 7, 1, Kind::allreduce, "allreduce.x"}},
+          {"stuck_no_more", Stuck{3, 8, -1, Kind::barrier, ""}},
+          {"accuse", Accuse{3, 7, 1, 0, "allreduce.noname.3", false}},
+          {"accuse_proven", Accuse{3, 7, 1, 0, "allreduce.x", true}},
+          {"plea", Plea{3, 7, 1, 2, true}}};
 }
 
 TEST(Message, EachAlternativeSurvivesTheWayThereAndBack) {
@@ -85,7 +96,51 @@ TEST(Message, TheFieldsComeBackInTheirPlaces) {
   const auto without = std::get<Batch>(parse(encode(Batch{{{5, 2, true, "k", {}, {1, 2}, announcement()}}}))).items[0];
   EXPECT_EQ(without.absent, (std::vector<int32_t>{1, 2}));
   EXPECT_EQ(without.what, announcement());
-  EXPECT_EQ(std::get<Query>(parse(encode(Query{"k"}))).key, "k");
+  const auto query = std::get<Query>(parse(encode(Query{"k", 4})));
+  EXPECT_EQ(query.key, "k");
+  EXPECT_EQ(query.member, 4);
+  EXPECT_EQ(std::get<Missing>(parse(encode(Missing{"k", {}, {}, 4}))).to, 4);
+}
+
+TEST(Message, TheFieldsOfWhatRelaysTellComeBackInTheirPlaces) {
+  const Said all{{{{0, 3, 5, 5}, Announce{"k", announcement(), true}}, {{4, 4}, Recall{7, 3}}}};
+  const auto said = std::get<Said>(parse(encode(all)));
+  ASSERT_EQ(said.parts.size(), 2u);
+  EXPECT_EQ(said.parts[0].places, (std::vector<int32_t>{0, 3, 5, 5}));
+  EXPECT_EQ(std::get<Announce>(said.parts[0].said), (Announce{"k", announcement(), true}));
+  EXPECT_EQ(said.parts[1].places, (std::vector<int32_t>{4, 4}));
+  EXPECT_EQ(std::get<Recall>(said.parts[1].said), (Recall{7, 3}));
+  const auto gone = std::get<Gone>(parse(encode(Gone{2, "why"})));
+  EXPECT_EQ(gone.member, 2);
+  EXPECT_EQ(gone.why, "why");
+  const auto stuck = std::get<Stuck>(parse(encode(Stuck{3, 7, 1, Kind::alltoall, "k"})));
+  EXPECT_EQ(stuck.rank, 3);
+  EXPECT_EQ(stuck.state, 7u);
+  EXPECT_EQ(stuck.group, 1);
+  EXPECT_EQ(stuck.kind, Kind::alltoall);
+  EXPECT_EQ(stuck.key, "k");
+  const auto accuse = std::get<Accuse>(parse(encode(Accuse{3, 7, 1, 2, "k", true})));
+  EXPECT_EQ(accuse.rank, 3);
+  EXPECT_EQ(accuse.state, 7u);
+  EXPECT_EQ(accuse.other, 1);
+  EXPECT_EQ(accuse.group, 2);
+  EXPECT_EQ(accuse.key, "k");
+  EXPECT_TRUE(accuse.proven);
+  const auto plea = std::get<Plea>(parse(encode(Plea{3, 7, 1, 2, true})));
+  EXPECT_EQ(plea.rank, 3);
+  EXPECT_EQ(plea.state, 7u);
+  EXPECT_EQ(plea.other, 1);
+  EXPECT_EQ(plea.group, 2);
+  EXPECT_TRUE(plea.guilty);
+}
+
+TEST(Message, RangesThatAreNoneAreRefused) {
+  using Places = std::vector<int32_t>;
+  for (const Places& places : {Places{}, Places{0}, Places{-1, 3}, Places{3, 2}, Places{0, 3, 4, 5}, Places{0, 3, 2, 5},
+                               Places{0, INT32_MAX, 0, 0}, Places{0, 1, 3}})
+    EXPECT_THROW(parse(encode(Said{{{places, Recall{1, 1}}}})), Error) << testing::PrintToString(places);
+  for (const Places& places : {Places{0, 0}, Places{0, 3, 5, 6}, Places{INT32_MAX, INT32_MAX}})
+    EXPECT_NO_THROW(parse(encode(Said{{{places, Recall{1, 1}}}}))) << testing::PrintToString(places);
 }
 
 TEST(Message, EveryTruncationAndEveryExtensionIsRefused) {
@@ -116,6 +171,9 @@ TEST(Message, ValuesOutOfRangeAreRefused) {
   what = announcement(), what.kind = Kind(-1);
   refused(Batch{{{5, 2, true, "k", {}, {1}, what}}});
   refused(Failure{"k", Code(8), "", {}, {}});
+  refused(Stuck{0, 0, 0, Kind(kKinds), ""});
+  what = announcement(), what.op = ReduceOp(-1);
+  refused(Said{{{{0, 0}, Announce{"k", what}}}});
   EXPECT_THROW(parse(std::string(1, char(std::variant_size_v<Message>))), Error);
 }
 

@@ -314,6 +314,21 @@ TEST(Coordinator, AContestFailsItForEachAsItComes) {
   EXPECT_FALSE(c.anything_ready());
 }
 
+TEST(Coordinator, WhoAlsoStaysAwayIsOwedNothing) {
+  Coordinator c({0, 1, 2, 3}, kLimits);
+  c.announce(0, "a", allreduce(1));
+  c.contest({"a", "why", {1}});
+  EXPECT_EQ(script_of(c.take()), "a! why (only 0, 1) (absent 1)");
+  c.announce(0, "a", allreduce(1));  // the next one
+  c.contest({"a", "so do I", {2}});
+  EXPECT_EQ(script_of(c.take()), "a! so do I (only 2) (absent 2)");
+  for (int member : {1, 2}) c.announce(member, "a", allreduce(1));
+  c.announce(3, "a", allreduce(1));
+  EXPECT_EQ(script_of(c.take()), "a! why (only 3)") << "it comes to the first one";
+  c.announce(3, "a", allreduce(1));
+  EXPECT_EQ(script_of(c.take()), "[a=0.1]");
+}
+
 // ---- members that have joined
 
 void join(Coordinator& coordinator, int member) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
@@ -19,15 +20,10 @@ inline constexpr uint64_t kPatienceNs = 20 * kSecondNs;  // for what takes milli
 class Ranks {
  public:
   // absent: ranks that have joined the host but whose engine never runs.
-  explicit Ranks(int n, Config config = {}, const std::vector<int>& absent = {}) : hosts_(Host::threads(n)) {
-    config.stall_check = config.stall_warn_s < 60 || config.stall_end_s > 0;
-    for (int rank = 0; rank < n; ++rank) {
-      World world;
-      world.rank = world.local_rank = rank, world.size = world.local_size = n;
-      const bool here = std::find(absent.begin(), absent.end(), rank) == absent.end();
-      engines_.push_back(here ? std::make_unique<Engine>(std::move(hosts_[size_t(rank)]), world, config) : nullptr);
-    }
-  }
+  explicit Ranks(int n, Config config = {}, const std::vector<int>& absent = {})
+      : Ranks(Peers::threads(spread(n)), config, absent) {}
+  // On emulated hosts of so many ranks each.
+  explicit Ranks(const std::vector<int>& hosts, Config config = {}) : Ranks(Peers::threads(hosts), config, {}) {}
   int size() const { return int(engines_.size()); }
   Engine& operator[](int rank) { return *engines_[size_t(rank)]; }
 
@@ -58,7 +54,26 @@ class Ranks {
   }
 
  private:
-  std::vector<std::unique_ptr<Host>> hosts_;
+  Ranks(std::vector<std::unique_ptr<Peers>> peers, Config config, const std::vector<int>& absent)
+      : peers_(std::move(peers)) {
+    config.stall_check = config.stall_warn_s < 60 || config.stall_end_s > 0;
+    for (int rank = 0; rank < int(peers_.size()); ++rank) {
+      World world;
+      world.rank = rank, world.size = int(peers_.size());
+      const bool here = std::find(absent.begin(), absent.end(), rank) == absent.end();
+      engines_.push_back(here ? std::make_unique<Engine>(std::move(peers_[size_t(rank)]), world, config) : nullptr);
+    }
+  }
+  // One host, unless the tests are to run as on several: LIGHTCC_TEST_RANKS_PER_HOST.
+  static std::vector<int> spread(int n) {
+    const char* given = std::getenv("LIGHTCC_TEST_RANKS_PER_HOST");
+    const int most = given ? std::max(1, std::atoi(given)) : n;
+    std::vector<int> hosts;
+    for (; n > 0; n -= most) hosts.push_back(std::min(n, most));
+    return hosts;
+  }
+
+  std::vector<std::unique_ptr<Peers>> peers_;  // of ranks that are absent
   std::vector<std::unique_ptr<Engine>> engines_;
 };
 

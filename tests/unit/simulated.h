@@ -20,6 +20,15 @@ namespace lightcc::test {
 
 using Values = std::vector<int64_t>;
 
+// ThreadSanitizer watches every access to memory: there, sizes that add nothing but time are left out.
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kWatched = true;
+#elif defined(__has_feature)
+inline constexpr bool kWatched = __has_feature(thread_sanitizer);
+#else
+inline constexpr bool kWatched = false;
+#endif
+
 // A new seed each run, printed; LIGHTCC_TEST_SEED=<seed> replays it.
 inline uint64_t run_seed() {
   static const uint64_t seed = [] {

@@ -24,6 +24,16 @@ TEST(Wire, WhatIsPutIsGot) {
   EXPECT_TRUE(reader.empty());
 }
 
+TEST(Wire, BytesOfAKnownNumberTravelAsTheyAre) {
+  const std::array<uint8_t, 3> bytes{1, 0, 255};
+  const std::string wire = WireWriter().put(bytes).put(uint8_t(9)).take();
+  EXPECT_EQ(wire, std::string("\1\0\xff\t", 4));
+  WireReader reader(wire);
+  EXPECT_EQ(reader.bytes<3>(), bytes);
+  EXPECT_EQ(reader.get<uint8_t>(), 9);
+  EXPECT_THROW(WireReader(wire).bytes<5>(), Error);
+}
+
 TEST(Wire, EveryReadBeyondTheEndThrows) {
   const std::string three = "abc";
   EXPECT_THROW(WireReader(three).get<int32_t>(), Error);

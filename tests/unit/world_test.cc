@@ -29,22 +29,46 @@ std::string refusal_of(const Variables& variables) {
 }
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-const Variables kRun{{"LIGHTCC_JOB_ID", "j7"},     {"HOROVOD_RANK", "1"},       {"HOROVOD_SIZE", "3"},
-                     {"HOROVOD_LOCAL_RANK", "1"}, {"HOROVOD_LOCAL_SIZE", "3"}};
-const Variables kTorch{{"TORCHELASTIC_RUN_ID", "none"}, {"RANK", "1"},          {"WORLD_SIZE", "3"},
-                       {"LOCAL_RANK", "1"},             {"LOCAL_WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"},
-                       {"MASTER_PORT", "29500"},        {"TORCHELASTIC_RESTART_COUNT", "0"}};
-const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"},       {"OMPI_COMM_WORLD_SIZE", "3"},
-                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
+const Variables kRun{{"LIGHTCC_JOB_ID", "j7"},
+                     {"HOROVOD_RANK", "1"},
+                     {"HOROVOD_SIZE", "3"},
+                     {"HOROVOD_LOCAL_RANK", "1"},
+                     {"HOROVOD_LOCAL_SIZE", "3"}};
+const Variables kTorch{{"TORCHELASTIC_RUN_ID", "none"},
+                       {"RANK", "1"},
+                       {"WORLD_SIZE", "3"},
+                       {"LOCAL_RANK", "1"},
+                       {"LOCAL_WORLD_SIZE", "3"},
+                       {"MASTER_ADDR", "127.0.0.1"},
+                       {"MASTER_PORT", "29500"},
+                       {"TORCHELASTIC_RESTART_COUNT", "0"}};
+const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"},
+                         {"OMPI_COMM_WORLD_SIZE", "3"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
                          {"PMIX_NAMESPACE", "prterun-9"}};
 const Variables kPmi{{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "3"}};
-const Variables kHorovod{{"HOROVOD_RANK", "1"}, {"HOROVOD_SIZE", "3"}};
-const Variables kMaster{{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}, {"RANK", "1"}, {"WORLD_SIZE", "3"}};
+const Variables kSlurm{
+    {"SLURM_PROCID", "1"},  {"SLURM_NTASKS", "3"},  {"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_JOB_ID", "77"},
+    {"SLURM_STEP_ID", "0"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "0"},         {"SLURM_STEP_TASKS_PER_NODE", "3"}};
+const Variables kHorovod{
+    {"HOROVOD_RANK", "1"}, {"HOROVOD_SIZE", "3"}, {"HOROVOD_LOCAL_RANK", "1"}, {"HOROVOD_LOCAL_SIZE", "3"}};
+const Variables kMaster{{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}, {"RANK", "1"},
+                        {"WORLD_SIZE", "3"},          {"LOCAL_RANK", "1"},      {"LOCAL_WORLD_SIZE", "3"}};
+
+Variables with(Variables variables, const Variables& changed) {
+  for (auto& [name, value] : changed) variables[name] = value;
+  return variables;
+}
+Variables without(Variables variables, std::initializer_list<const char*> names) {
+  for (const char* name : names) variables.erase(name);
+  return variables;
+}
 
 TEST(World, EachLauncherIsUnderstood) {
-  const std::pair<const char*, Variables> rows[] = {{"lightccrun", kRun},         {"torchrun", kTorch},
-                                                    {"Open MPI", kOpenMpi},       {"PMI", kPmi},
-                                                    {"HOROVOD_RANK", kHorovod}, {"MASTER_ADDR", kMaster}};
+  const std::pair<const char*, Variables> rows[] = {
+      {"lightccrun", kRun}, {"torchrun", kTorch},       {"Open MPI", kOpenMpi},  {"PMI", kPmi},
+      {"Slurm", kSlurm},    {"HOROVOD_RANK", kHorovod}, {"MASTER_ADDR", kMaster}};
   for (auto& [launcher, variables] : rows) {
     SCOPED_TRACE(launcher);
     const World world = world_of(variables);
@@ -53,11 +77,53 @@ TEST(World, EachLauncherIsUnderstood) {
     EXPECT_EQ(world.size, 3);
     EXPECT_EQ(world.local_rank, 1);
     EXPECT_EQ(world.local_size, 3);
+    EXPECT_TRUE(world.one_host());
     EXPECT_EQ(world.cross_rank, 0);
     EXPECT_EQ(world.cross_size, 1);
     EXPECT_FALSE(world.job.empty());
     EXPECT_FALSE(world.host.empty());
   }
+}
+
+TEST(World, SeveralHostsAreFine) {
+  const World world =
+      world_of(with(kRun, {{"HOROVOD_RANK", "2"}, {"HOROVOD_LOCAL_RANK", "0"}, {"HOROVOD_LOCAL_SIZE", "1"}}));
+  EXPECT_EQ(world.rank, 2);
+  EXPECT_EQ(world.local_rank, 0);
+  EXPECT_EQ(world.local_size, 1);
+  EXPECT_FALSE(world.one_host());
+}
+
+TEST(World, WhoSharesAHostIsUnknownWhereTheLauncherDoesNotSay) {
+  for (auto& variables :
+       {without(kHorovod, {"HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"}), without(kMaster, {"LOCAL_WORLD_SIZE"}),
+        without(kPmi, {"MPI_LOCALRANKID", "MPI_LOCALNRANKS"}), without(kSlurm, {"SLURM_STEP_TASKS_PER_NODE"}),
+        with(without(kRun, {"HOROVOD_LOCAL_RANK"}), {{"HOROVOD_LOCAL_SIZE", "2"}})}) {
+    const World world = world_of(variables);
+    SCOPED_TRACE(world.launcher);
+    EXPECT_EQ(world.rank, 1);
+    EXPECT_EQ(world.local_size, 0);
+    EXPECT_EQ(world.local_rank, 0);
+    EXPECT_FALSE(world.one_host());
+  }
+  EXPECT_TRUE(world_of({{"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "1"}}).one_host());
+}
+
+TEST(World, SlurmIsBelievedInsideAStepOnly) {
+  for (auto& variables : {without(kSlurm, {"SLURM_STEP_ID"}),               // salloc's shell, a batch script
+                          with(kSlurm, {{"SLURM_STEP_ID", "4294967291"}}),  // the batch step
+                          with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}}),  // the interactive step
+                          with(kSlurm, {{"SLURM_STEP_ID", "extern"}}),
+                          with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}}),  // SLURM_NTASKS is the allocation's
+                          without(kSlurm, {"SLURM_JOB_ID"})})
+    EXPECT_EQ(world_of(variables).launcher, "none");
+  EXPECT_EQ(world_of(without(kSlurm, {"SLURM_STEP_NUM_TASKS"})).launcher, "Slurm");
+  const World world = world_of(with(kSlurm, {{"SLURM_NTASKS", "5"},
+                                             {"SLURM_STEP_NUM_TASKS", "5"},
+                                             {"SLURM_NODEID", "1"},
+                                             {"SLURM_STEP_TASKS_PER_NODE", "1,2(x2)"}}));
+  EXPECT_EQ(world.local_size, 2);
+  EXPECT_NE(world.job, world_of(with(kSlurm, {{"SLURM_STEP_ID", "1"}})).job);
 }
 
 TEST(World, NothingSetIsAWorldOfOne) {
@@ -94,6 +160,9 @@ TEST(World, JobsAreToldApart) {
     other[name] = "7";
     EXPECT_NE(world_of(kTorch).job, world_of(other).job) << name;
   }
+  // Ranks may spell the master's address differently, and mpirun may set it on some hosts only.
+  EXPECT_EQ(world_of(kTorch).job, world_of(with(kTorch, {{"MASTER_ADDR", "localhost"}})).job);
+  EXPECT_EQ(world_of(kOpenMpi).job, world_of(with(kOpenMpi, {{"MASTER_ADDR", "h1"}, {"MASTER_PORT", "1"}})).job);
   // Without an id: the launcher's process.
   EXPECT_TRUE(contains(world_of(kPmi).job, "parent-" + std::to_string(getppid()) + "-")) << world_of(kPmi).job;
 }
@@ -114,12 +183,45 @@ TEST(World, ContradictionsAreRefusedByName) {
   }
 }
 
-TEST(World, SeveralHostsAreRefusedByName) {
-  Variables variables = kRun;
-  variables["HOROVOD_LOCAL_SIZE"] = "2";
-  const std::string text = refusal_of(variables);
-  EXPECT_TRUE(contains(text, "lightccrun started 2 of 3 ranks on host " + world_of(kRun).host)) << text;
-  EXPECT_TRUE(contains(text, "this version runs on one host")) << text;
+TEST(World, ASubsetIsAWorldOfItsOwn) {
+  World four = world_of(kRun);
+  four.size = four.local_size = 4, four.rank = four.local_rank = 2;
+  const World part = subset(four, {2, 0});
+  EXPECT_EQ(part.rank, 0);
+  EXPECT_EQ(part.size, 2);
+  EXPECT_EQ(part.local_rank, 0);
+  EXPECT_EQ(part.local_size, 2);
+  EXPECT_EQ(part.launched_rank(0), 2);
+  EXPECT_EQ(part.launched_rank(1), 0);
+  EXPECT_EQ(part.launcher, four.launcher);
+  EXPECT_NE(part.job, four.job);
+  EXPECT_NE(part.job, subset(four, {0, 2}).job);
+  EXPECT_NE(part.job, subset(four, {1, 2}).job);
+  const World again = subset(part, {0});  // of the subset's ranks
+  EXPECT_EQ(again.launched_rank(0), 2);
+
+  four.local_size = 2, four.local_rank = 0;  // on two hosts: the list does not say who shares one
+  EXPECT_FALSE(subset(four, {2, 0}).one_host());
+  EXPECT_EQ(subset(four, {2, 0}).local_size, 0);
+  EXPECT_TRUE(subset(four, {2}).one_host());
+}
+
+TEST(World, ASubsetMustBeAListOfRanksWithThisOne) {
+  const World world = world_of(kRun);  // rank 1 of 3
+  const std::pair<std::vector<int>, const char*> rows[] = {{{0, 2}, "init(comm=[0, 2]): rank 1 on host "},
+                                                           {{}, "init(comm=[]): a list of different ranks"},
+                                                           {{1, 1}, "different ranks of this job (0 to 2)"},
+                                                           {{1, 3}, "(0 to 2)"},
+                                                           {{-1, 1}, "(0 to 2)"}};
+  for (auto& [ranks, expected] : rows) {
+    try {
+      subset(world, ranks);
+      ADD_FAILURE() << expected;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::invalid_argument);
+      EXPECT_TRUE(contains(error.what(), expected)) << error.what();
+    }
+  }
 }
 
 }  // namespace

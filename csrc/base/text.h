@@ -1,0 +1,24 @@
+// Text that travels between processes: how it is made to fit, and made safe to show.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace lightcc {
+
+// At most so many bytes of it, without half a character of UTF-8 at the end.
+inline std::string_view cut(std::string_view text, size_t most) {
+  if (text.size() <= most) return text;
+  while (most > 0 && (text[most] & 0xc0) == 0x80) --most;
+  return text.substr(0, most);
+}
+
+// What came from a process that is not known may end up in a log or on a terminal.
+inline std::string printable(std::string_view text) {
+  std::string safe(text);
+  for (char& c : safe)
+    if ((uint8_t(c) < ' ' && c != '\n') || c == '\x7f') c = '?';
+  return safe;
+}
+
+}  // namespace lightcc

@@ -1,0 +1,104 @@
+// The network interfaces of this host, and which of them a user allows.
+#include <ifaddrs.h>
+#include <net/if.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "base/error.h"
+#include "net/address.h"
+
+namespace lightcc {
+namespace {
+
+// Bridges and pairs that containers and virtual machines make: every host has the same addresses there.
+constexpr std::string_view kVirtual[] = {"docker", "podman",  "virbr", "veth", "cni",
+                                         "br-",    "flannel", "cali",  "lxc",  "lxd"};
+
+bool is_link_local(const Address& address) {
+  if (address.family() == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in*>(address.get())->sin_addr.s_addr) >> 16 == 0xa9fe;  // 169.254/16
+  return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address.get())->sin6_addr);
+}
+
+int preference(const Interface& interface) {
+  if (interface.name == "lo" || interface.address.is_loopback()) return 2;
+  const auto begins = [&](std::string_view prefix) { return interface.name.starts_with(prefix); };
+  return std::any_of(std::begin(kVirtual), std::end(kVirtual), begins) ? 1 : 0;
+}
+
+std::vector<std::string_view> names_in(std::string_view list) {
+  constexpr std::string_view kBetween = ", ";
+  std::vector<std::string_view> names;
+  for (size_t at = list.find_first_not_of(kBetween); at != list.npos;) {
+    const size_t end = std::min(list.find_first_of(kBetween, at), list.size());
+    names.push_back(list.substr(at, end - at));
+    at = list.find_first_not_of(kBetween, end);
+  }
+  return names;
+}
+
+std::string text_of(const std::vector<Interface>& interfaces) {
+  std::string text;
+  for (const Interface& interface : interfaces)
+    text += (text.empty() ? "" : ", ") + interface.name + " " + interface.address.text();
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+std::vector<Interface> by_preference(std::vector<Interface> interfaces) {
+  std::stable_sort(interfaces.begin(), interfaces.end(),
+                   [](const Interface& a, const Interface& b) { return preference(a) < preference(b); });
+  return interfaces;
+}
+
+std::vector<Interface> interfaces() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) throw system_error("listing the network interfaces of this host");
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, freeifaddrs);
+  std::vector<Interface> found;
+  for (; list; list = list->ifa_next) {
+    constexpr unsigned kUp = IFF_UP | IFF_RUNNING;  // running: the cable is in
+    if (!list->ifa_addr || (list->ifa_flags & kUp) != kUp) continue;
+    const int family = list->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const Address address(list->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    if (!is_link_local(address)) found.push_back({list->ifa_name, address});
+  }
+  return by_preference(std::move(found));
+}
+
+std::vector<Interface> chosen(const std::vector<Interface>& interfaces, std::string_view list) {
+  const std::string_view whole = list;
+  if (list.empty()) return interfaces;
+  const bool but = list.starts_with('^');
+  if (but) list.remove_prefix(1);
+  const bool exactly = list.starts_with('=');
+  if (exactly) list.remove_prefix(1);
+  const auto names = names_in(list);
+  const auto matches = [&](const Interface& interface, std::string_view name) {
+    return exactly ? interface.name == name : interface.name.starts_with(name);
+  };
+
+  std::vector<Interface> left;
+  if (but) {
+    for (const Interface& interface : interfaces)
+      if (std::none_of(names.begin(), names.end(), [&](auto name) { return matches(interface, name); }))
+        left.push_back(interface);
+  } else {
+    for (size_t i = 0; i < names.size(); ++i)
+      for (const Interface& interface : interfaces) {
+        const auto before = names.begin() + ptrdiff_t(i);
+        const bool there = std::any_of(names.begin(), before, [&](auto name) { return matches(interface, name); });
+        if (!there && matches(interface, names[i])) left.push_back(interface);
+      }
+  }
+  if (left.empty())
+    throw Error(
+        Code::invalid_argument,
+        "'" + std::string(whole) + "' allows no network interface of this host; there are " + text_of(interfaces));
+  return left;
+}
+
+}  // namespace lightcc

@@ -1,0 +1,323 @@
+"""The launcher's side of an agent: starts it by ssh or another command, tells it what to run, and turns what it says
+into events like those of ranks on this host (crew.py). Also: which of our environment goes with a job.
+"""
+
+import contextlib
+import fcntl
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Optional, Union
+
+from lightcc._version import __version__
+from lightcc.runner import groups
+from lightcc.runner.crew import READ_BYTES
+from lightcc.runner.hosts import Place
+from lightcc.runner.life import signal_name
+from lightcc.runner.local import StartError, path_to_us
+from lightcc.runner.messages import (
+    Begin,
+    End,
+    Ended,
+    Failed,
+    Load,
+    Message,
+    Output,
+    Over,
+    Pause,
+    Piece,
+    Remark,
+    Signal,
+    Started,
+    Unpacker,
+    find_greeting,
+    pack,
+)
+from lightcc.runner.output import Sink
+from lightcc.runner.pieces import PIECE_BYTES, Inbox
+
+SSH_ALIVE_S, SSH_ALIVE_TIMES = 2, 3  # ssh gives a silent host up after 6 to 8 seconds
+SILENCE_S = 30.0                     # for commands that never do: an agent speaks every 2 seconds
+END_S = groups.LEFTOVER_GRACE_S + groups.KILL_WAIT_S + 4  # while it ends its ranks, it says nothing
+KEPT_BYTES = 2000                    # of what an agent or its ssh says beside messages
+_F_SETPIPE_SZ = 1031                 # fcntl(2); Python 3.9 has no name for it
+_EXIT_S = 1.0                        # from the end of its output to the end of ssh
+
+# What belongs to a machine, an account or a login session; all else goes to the ranks of other hosts. A name that
+# ends in * stands for all that begin so.
+NOT_FORWARDED = (
+    "HOSTNAME", "HOST", "HOME", "USER", "LOGNAME", "USERNAME", "SHELL", "MAIL", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_",
+    "TERM", "TERM_*", "COLORTERM", "LINES", "COLUMNS", "LS_COLORS", "WINDOWID", "DISPLAY", "WAYLAND_DISPLAY",
+    "XAUTHORITY", "DBUS_*", "XDG_*", "SSH_*", "GPG_*", "KRB5CCNAME", "STY", "TMUX*", "INVOCATION_ID", "JOURNAL_STREAM",
+)
+
+
+class Lost(NamedTuple):
+    """A host can no longer be heard. Its agent ends the ranks as soon as it notices."""
+
+    host: str
+    text: str
+
+
+Event = Union[Message, Lost]
+
+
+def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
+    names = {name for name in NOT_FORWARDED if not name.endswith("*")}
+    beginnings = tuple(name[:-1] for name in NOT_FORWARDED if name.endswith("*"))
+    return {k: v for k, v in environment.items() if k not in names and not k.startswith(beginnings)}
+
+
+def agent_line() -> str:
+    """Starts an agent from a shell: plain words, read alike by sh, csh and fish. There is no secret in it."""
+    path = [f"{name}={value}" for name, value in path_to_us().items()]
+    return shlex.join([*(["env", *path] if path else []), sys.executable, "-m", "lightcc.runner.agent"])
+
+
+def ssh_command(host: str, timeout_s: float, port: Optional[int] = None, identity: Optional[str] = None) -> list[str]:
+    """accept-new: the key of a host that is seen for the first time is believed, and from then on it must stay so.
+    ssh gives up a little before we do, so that its own words are there."""
+    options = ["BatchMode=yes", "StrictHostKeyChecking=accept-new", f"ConnectTimeout={max(1, int(timeout_s) - 1)}",
+               f"ServerAliveInterval={SSH_ALIVE_S}", f"ServerAliveCountMax={SSH_ALIVE_TIMES}"]
+    words = ["ssh", "-T", *(word for option in options for word in ("-o", option))]
+    if port is not None:
+        words += ["-p", str(port)]
+    if identity is not None:
+        words += ["-i", identity]
+    return [*words, host, agent_line()]
+
+
+def checked_template(text: str) -> str:
+    """Raises ValueError if it is none."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"'{text}': {error}") from None
+    if not any("{command}" in word for word in words):
+        raise ValueError(f"'{text}' does not say where {{command}} goes")
+    return text
+
+
+def template_command(template: str, host: str) -> list[str]:
+    """The template's words, read as by a shell; {host} and {command} are replaced within them, so that the command
+    stays one word: a line for sh -c."""
+    return [word.replace("{host}", host).replace("{command}", agent_line()) for word in shlex.split(template)]
+
+
+class Agent:
+    """The crew of another host. Its ranks are those of `places`."""
+
+    def __init__(self, host: str, places: Sequence[Place], command: Sequence[str],
+                 selector: selectors.BaseSelector, inbox: Optional[Inbox] = None) -> None:
+        """inbox: for what ranks of run() leave."""
+        self.host = host
+        self.command = command
+        self.ranks = [place.rank for place in places]
+        self.ready = False  # it has greeted us
+        self.over = False   # nothing more will come
+        self._places = places
+        self._inbox = inbox
+        self._load: Optional[Iterator[bytes]] = None
+        self._program = os.path.basename(command[0])
+        try:
+            self._process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                             stderr=subprocess.PIPE, start_new_session=True)
+        except OSError as error:
+            raise StartError(f"host {host}: cannot start '{command[0]}': {error.strerror}", 127) from error
+        for pipe in (self._process.stdout, self._process.stderr):
+            os.set_blocking(pipe.fileno(), False)
+        for pipe in (self._process.stdin, self._process.stdout) if inbox else ():  # what is large takes few steps
+            with contextlib.suppress(OSError):  # the user's pipes hold all the memory they may; then it is slower
+                fcntl.fcntl(pipe, _F_SETPIPE_SZ, PIECE_BYTES)
+        self.commands = Sink(self._process.stdin.fileno(), f"the connection to host {host}")
+        self._selector = selector
+        self._unpacker = Unpacker()
+        self._aside = b""  # the last of what came beside messages
+        self._heard = time.monotonic()
+        self._patience_s = SILENCE_S
+        self._untaken, self._taken = 0, self._heard  # commands that wait, and since when there are so many
+        self._paused = False
+        selector.register(self._process.stdout, selectors.EVENT_READ, self._read)
+        selector.register(self._process.stderr, selectors.EVENT_READ, self._read_errors)
+
+    def load(self, function: Iterable[bytes]) -> None:
+        """Begins to send a function of run()."""
+        self._load = iter(function)
+
+    @property
+    def loading(self) -> bool:
+        return not self.over and (self._load is not None or self.commands.pending_bytes > 0)
+
+    def can_load(self) -> bool:
+        """The next part need not wait for the connection."""
+        return not self.over and self._load is not None and self.commands.pending_bytes <= PIECE_BYTES
+
+    def load_more(self) -> None:
+        chunk = next(self._load, None)
+        if chunk is None:
+            self._load = None
+        else:
+            self._tell(Load(chunk))
+
+    def begin(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._tell(Begin(self.host, [list(place) for place in self._places], list(command), dict(environment),
+                         os.getcwd()))
+
+    def send(self, rank: int, signum: int) -> None:
+        self._tell(Signal(rank, signum))
+
+    def pause(self, on: bool) -> None:
+        if on != self._paused:
+            self._paused = on
+            self._tell(Pause(on))
+
+    def end(self) -> tuple[Event, ...]:
+        self._heard, self._patience_s = time.monotonic(), END_S
+        self._tell(End())
+        return ()
+
+    def check(self, now: float) -> list[Event]:
+        """Is to be called often."""
+        if not self.ready or self.over:
+            return []
+        if self.commands.pending_bytes != self._untaken:
+            self._untaken, self._taken = self.commands.pending_bytes, now
+        if self._untaken and now - self._taken > SILENCE_S:
+            self._kill()
+            return self._lose(f"it has taken nothing of what it was sent for {SILENCE_S:.0f} s")
+        if now - self._heard <= self._patience_s:
+            return []
+        events = self._read()  # if it was this launcher that stood still, there is something
+        if self.over or now - self._heard <= self._patience_s:
+            return events
+        self._kill()
+        return self._lose(f"it has been silent for {self._patience_s:.0f} s")
+
+    def last_words(self) -> str:
+        lines = [line.strip() for line in self._aside.decode(errors="replace").splitlines() if line.strip()]
+        return " | ".join(lines[-4:])
+
+    def _tell(self, message: Message) -> None:
+        if not self.over:
+            self.commands.put(None, pack(message))
+
+    def _read(self) -> list[Event]:
+        try:
+            chunk = os.read(self._process.stdout.fileno(), PIECE_BYTES if self._inbox else READ_BYTES)
+        except BlockingIOError:
+            return []
+        self._heard = time.monotonic()
+        if not chunk:
+            return self._ended()
+        try:
+            return self._understood(chunk)
+        except ValueError as error:
+            self._kill()
+            return self._lose(f"its agent does not make sense: {error}")
+
+    def _understood(self, chunk: bytes) -> list[Event]:
+        if not self.ready:
+            self._aside += chunk
+            found = find_greeting(self._aside)
+            if not found:
+                self._aside = self._aside[-KEPT_BYTES:]
+                return []
+            version, begin = found
+            if version != __version__:
+                raise ValueError(f"it is of lightcc {version}, and this launcher of {__version__}")
+            chunk, self._aside, self.ready = self._aside[begin:], b"", True
+        events: list[Event] = []
+        for message in self._unpacker.feed(chunk):
+            if isinstance(message, (Started, Output, Piece, Ended)) and message.rank not in self.ranks:
+                raise ValueError(f"it speaks of rank {message.rank}, which is not on this host")
+            if isinstance(message, Piece):
+                if self._inbox is None:
+                    raise ValueError("it sends results that nobody asked for")
+                self._inbox.put(message)
+                continue
+            if isinstance(message, Remark):
+                message = Remark(f"host {self.host}: {message.text}")
+            elif isinstance(message, Failed):
+                message = Failed(f"host {self.host}: {message.text}", message.exit_code)
+            elif isinstance(message, Over):
+                self._forget()
+            events.append(message)
+        return events
+
+    def _read_errors(self) -> list[Event]:
+        text = b""
+        with contextlib.suppress(BlockingIOError):
+            text = os.read(self._process.stderr.fileno(), READ_BYTES)
+            if not text and self._process.stderr in self._selector.get_map():
+                self._selector.unregister(self._process.stderr)
+        self._aside = (self._aside + text)[-KEPT_BYTES:]
+        return []
+
+    def _ended(self) -> list[Event]:
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_EXIT_S)
+        self._read_errors()
+        if code is None:
+            return self._lose(f"{self._program} closed its output")
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+        return self._lose(f"{self._program} {how}")
+
+    def _lose(self, why: str) -> list[Event]:
+        self._forget()
+        words = self.last_words()
+        return [Lost(self.host, why + (f": {words}" if words else ""))]
+
+    def _forget(self) -> None:
+        self.over = True
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(pipe)
+
+    def hang_up(self) -> None:
+        """An agent that still runs ends its ranks when it notices, and then itself."""
+        if not self.over:
+            self._forget()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            pipe.close()
+
+    def wait(self, deadline: float) -> None:
+        if not self.ready:  # it has nothing to end
+            self._kill()
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._kill()
+            self._process.wait()
+
+    def _kill(self) -> None:
+        """ssh, or whatever the launch command has started here."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def agents(places: Sequence[Place], command_for: Callable[[str], Sequence[str]], selector: selectors.BaseSelector,
+           inbox: Optional[Inbox] = None) -> Iterator[list[Agent]]:
+    """An agent for each host that is not this one. However the block ends, they are gone after it."""
+    by_host: dict[str, list[Place]] = {}
+    for place in places:
+        if not place.here:
+            by_host.setdefault(place.host, []).append(place)
+    found: list[Agent] = []
+    try:
+        for host, there in by_host.items():
+            found.append(Agent(host, there, command_for(host), selector, inbox))
+        yield found
+    finally:
+        for agent in found:
+            agent.hang_up()
+        deadline = time.monotonic() + END_S
+        for agent in found:
+            agent.wait(deadline)

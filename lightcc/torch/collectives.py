@@ -1,0 +1,266 @@
+"""The collectives of a torch process group, each as one request of lightcc.
+
+Reductions and broadcasts run in place on contiguous tensors of a dtype that lightcc knows. Else, and for what has other
+inputs than outputs, lightcc's result is copied to where torch wants it, by whoever waits for the work.
+"""
+import ctypes
+from datetime import timedelta
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+
+from lightcc import _core, request
+from lightcc.adapter import adapter_of
+from lightcc.common.process_sets import ProcessSet
+from lightcc.torch.futures import Operation, Work
+
+_OPS = {dist.ReduceOp(getattr(dist.ReduceOp, name)): code for name, code in (
+    ("SUM", _core.SUM), ("AVG", _core.AVERAGE), ("MIN", _core.MIN), ("MAX", _core.MAX), ("PRODUCT", _core.PRODUCT))}
+_DTYPES = {getattr(torch, name) for name in _core.DTYPES if hasattr(torch, name)}
+
+Tensors = List[torch.Tensor]
+
+
+class Collectives(dist.ProcessGroup):
+    """What the members of a process set do together. Roots and lists are by rank in the group, in every method."""
+
+    def __init__(self, rank: int, size: int, process_set: ProcessSet, timeout: timedelta, prefix: str):
+        """prefix: of the names that the ranks meet by; empty if no other group works on the process set."""
+        super().__init__(rank, size)
+        self._rank, self._size, self._set = rank, size, process_set
+        self._timeout, self._prefix, self._calls = timeout, prefix, 0
+
+    # In place
+
+    def allreduce(self, tensors: Tensors, opts=None) -> Work:
+        return self._in_place(_core.ALLREDUCE, tensors, opts, op=_op(opts, "allreduce"))
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Tensors, opts) -> Work:
+        op, mine = _op(opts, "reduce"), opts.rootRank == self._rank
+        return self._in_place(_core.ALLREDUCE, tensors if mine else [t.detach().clone() for t in tensors], opts, op=op)
+
+    def broadcast(self, tensors: Tensors, opts) -> Work:
+        return self._in_place(_core.BROADCAST, tensors, opts, root=self._set.ranks[opts.rootRank])
+
+    # All ranks to all
+
+    def allgather(self, outputs: List[Tensors], inputs: Tensors, opts=None) -> Work:
+        return self._gathered(inputs, outputs, opts)
+
+    def allgather_coalesced(self, outputs: List[Tensors], inputs: Tensors, opts=None) -> Work:
+        return self._gathered(inputs, [list(of_one) for of_one in zip(*outputs)], opts)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts=None) -> Work:
+        return self._gathered([tensor], [[output]], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
+        return self._gathered(inputs, [[output] for output in outputs], opts)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: List[Tensors], opts=None) -> Work:
+        if any(t.numel() != output.numel() for output, parts in zip(outputs, inputs) for t in parts):
+            raise ValueError("reduce_scatter over lightcc: each tensor of the input list must be as large as the "
+                             "output.")
+        whole = [torch.cat([_flat(t) for t in parts]) for parts in inputs]
+        return self.reduce_scatter_single_coalesced(outputs, whole, opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts=None) -> Work:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
+        for output, tensor in zip(outputs, inputs):
+            _expect_count("reduce_scatter", "input", tensor.numel(), self._size * output.numel())
+        return self._into([[t] for t in outputs], opts, _core.REDUCESCATTER, [_flat(t) for t in inputs],
+                          _op(opts, "reduce_scatter"))
+
+    def all_to_all_single(self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int],
+                          input_splits: Sequence[int], opts=None) -> Work:
+        sent = self._split("input", tensor, input_splits)
+        received = self._split("output", output, output_splits)
+        return self._exchange([output], received, _flat(tensor), sent, opts)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
+        return self._exchange(outputs, _counts(outputs), torch.cat([_flat(t) for t in inputs]), _counts(inputs), opts)
+
+    # One rank to all, all to one
+
+    def gather(self, outputs: List[Tensors], inputs: Tensors, opts) -> Work:
+        sent = _flat(inputs[0])
+        mine = outputs[0] if opts.rootRank == self._rank else []
+        return self._exchange(mine, _counts(mine) or [0] * self._size, sent, self._only(opts.rootRank, sent.numel()),
+                              opts)
+
+    def scatter(self, outputs: Tensors, inputs: List[Tensors], opts) -> Work:
+        mine = inputs[0] if opts.rootRank == self._rank else []
+        sent = torch.cat([_flat(t) for t in mine]) if mine else _flat(outputs[0])[:0]
+        return self._exchange(outputs[:1], self._only(opts.rootRank, outputs[0].numel()), sent,
+                              _counts(mine) or [0] * self._size, opts)
+
+    def barrier(self, opts=None) -> Work:
+        handle = request.submit_barrier(self._set, _flags(opts), self._name())
+        return Work(Operation(handle), [], self._timeout_of(opts))
+
+    # What the core has not
+
+    def send(self, tensors: Tensors, destination: int, tag: int) -> Work:
+        raise _no_point_to_point("send")
+
+    def recv(self, tensors: Tensors, source: int, tag: int) -> Work:
+        raise _no_point_to_point("recv")
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+        raise _no_point_to_point("recv")
+
+    # The names that some of them have in other versions of torch
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # How they are done
+
+    def _in_place(self, kind: int, tensors: Tensors, opts, op: int = 0, root: int = 0) -> Work:
+        sent = [_dense(t, kind == _core.ALLREDUCE) for t in tensors]
+        if len(sent) == 1:
+            handle = request.submit(kind, adapter_of(sent[0]), sent[0], sent[0], self._name(), self._set, _flags(opts),
+                                    op, root=root)
+        elif kind == _core.BROADCAST:
+            raise ValueError(f"broadcast over lightcc takes one tensor, not {len(sent)}.")
+        else:
+            handle = request.submit_list(kind, sent, sent, self._name(), self._set, _flags(opts), op)
+
+        def copy_back(_: int) -> None:
+            for tensor, dense in zip(tensors, sent):
+                if dense.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(_like(dense, tensor))
+        return self._work(handle, sent, copy_back, tensors, opts)
+
+    def _into(self, outputs: List[Tensors], opts, kind: int, sent: Tensors, op: int = 0) -> Work:
+        """outputs: for each tensor that is sent those that share its result, one after the other."""
+        handle = request.submit_list(kind, sent, None, self._name(), self._set, _flags(opts), op)
+        return self._work(handle, sent, lambda handle: [_deal(_core_output(handle, i, t), to) for i, (t, to)
+                                                        in enumerate(zip(sent, outputs))], _all(outputs), opts)
+
+    def _gathered(self, inputs: Tensors, outputs: List[Tensors], opts) -> Work:
+        return self._into(outputs, opts, _core.ALLGATHER, [_flat(_dense(t, False)) for t in inputs])
+
+    def _exchange(self, outputs: Tensors, received: Sequence[int], tensor: torch.Tensor, sent: Sequence[int],
+                  opts) -> Work:
+        """An all-to-all of `sent` elements of a flat tensor to each rank; `received` are expected."""
+        if len(sent) != self._size or len(received) != self._size:
+            raise ValueError(f"A group of {self._size} ranks needs as many tensors or splits, not {len(sent)} to send "
+                             f"and {len(received)} to receive.")
+        flat = _flat(_dense(tensor, False))
+        width = flat.numel() // tensor.numel() if tensor.numel() else 1
+        splits = (ctypes.c_int32 * self._size)(*[width * count for count in sent])
+        handle = request.submit(_core.ALLTOALL, adapter_of(flat), flat, None, self._name(), self._set, _flags(opts),
+                                splits=splits)
+
+        def finish(handle: int) -> None:
+            came = [count // width for count in _core.received_splits(handle, 0, self._set.process_set_id)]
+            if came != list(received):
+                raise ValueError(f"Rank {self._rank} of the group was sent {came} elements by the ranks and expects "
+                                 f"{list(received)}.")
+            _deal(_core_output(handle, 0, flat), outputs)
+        return self._work(handle, flat, finish, outputs, opts)
+
+    def _work(self, handle: int, alive: Any, finish: Callable[[int], Any], outputs: Tensors, opts) -> Work:
+        if not handle:
+            finish(0)
+        return Work(Operation(handle, alive, finish), list(outputs), self._timeout_of(opts))
+
+    def _name(self) -> Optional[str]:
+        if not self._prefix:
+            return None  # numbered by the core
+        self._calls += 1
+        return f"{self._prefix}.{self._calls}"
+
+    def _timeout_of(self, opts) -> timedelta:
+        timeout = getattr(opts, "timeout", None)
+        return timeout if timeout is not None and timeout > timedelta(0) else self._timeout
+
+    def _only(self, rank: int, count: int) -> List[int]:
+        return [count if i == rank else 0 for i in range(self._size)]
+
+    def _split(self, what: str, tensor: torch.Tensor, splits: Sequence[int]) -> List[int]:
+        """How many elements are each rank's."""
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not splits:
+            _expect_count("all_to_all_single", f"{what}'s rows", rows, rows // self._size * self._size)
+            splits = [rows // self._size] * self._size
+        _expect_count("all_to_all_single", f"{what}'s rows", rows, sum(splits))
+        return [count * (tensor.numel() // rows if rows else 0) for count in splits]
+
+
+def _op(opts, verb: str) -> int:
+    if opts is None:
+        return _core.SUM
+    op = _OPS.get(opts.reduceOp)
+    if op is None:
+        name = next((name for name in ("BAND", "BOR", "BXOR") if opts.reduceOp == getattr(dist.ReduceOp, name)),
+                    "this operation")
+        raise ValueError(f"{verb} over lightcc can be SUM, AVG, MIN, MAX or PRODUCT, not {name}.")
+    return op
+
+
+def _flags(opts) -> int:
+    return 0 if opts is None or getattr(opts, "asyncOp", True) else _core.BLOCK
+
+
+def _dense(tensor: torch.Tensor, arithmetic: bool) -> torch.Tensor:
+    """The tensor in a form that lightcc can send, in the same memory if it is contiguous."""
+    tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if tensor.dtype in _DTYPES or not tensor.is_cpu:
+        return tensor
+    if arithmetic:
+        return torch.view_as_real(tensor) if tensor.is_complex() else tensor  # refused, with the reason, when sent
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1)
+
+
+def _like(dense: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """_dense undone: the dtype and shape of the tensor."""
+    return (dense if dense.dtype == tensor.dtype else dense.reshape(-1).view(tensor.dtype)).view(tensor.shape)
+
+
+def _core_output(handle: int, index: int, sent: torch.Tensor) -> torch.Tensor:
+    return adapter_of(sent).adopt(*_core.output(handle, index), sent)
+
+
+def _deal(result: torch.Tensor, outputs: Tensors) -> None:
+    """Copies a flat result to tensors, one after the other."""
+    for part, output in zip(_cut(result, outputs), outputs):
+        output.detach().copy_(_like(part, output))
+
+
+def _cut(result: torch.Tensor, outputs: Tensors) -> Sequence[torch.Tensor]:
+    counts = [t.numel() * t.element_size() // result.element_size() for t in outputs]
+    _expect_count("A collective", "result", result.numel(), sum(counts))
+    return result.split(counts)
+
+
+def _counts(tensors: Tensors) -> List[int]:
+    return [t.numel() for t in tensors]
+
+
+def _all(lists: List[Tensors]) -> Tensors:
+    return [t for tensors in lists for t in tensors]
+
+
+def _expect_count(verb: str, what: str, count: int, expected: int) -> None:
+    if count != expected:
+        raise ValueError(f"{verb}: the {what} should be {expected} elements for these tensors, ranks and splits, and "
+                         f"has {count}.")
+
+
+def _no_point_to_point(verb: str) -> NotImplementedError:
+    return NotImplementedError(f"{verb}: lightcc has no point-to-point communication; all ranks of a group can use "
+                               "all_to_all_single, broadcast, gather or scatter, or init_process_group take gloo.")

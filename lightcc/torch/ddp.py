@@ -1,0 +1,103 @@
+"""lightcc under torch's own DistributedDataParallel: one line, and its gradients are averaged by lightcc.
+
+    model = torch.nn.parallel.DistributedDataParallel(model)      # over gloo, or over lightcc (process_group)
+    model.register_comm_hook(None, lightcc.torch.ddp.comm_hook)
+
+The buckets travel while backward goes on. DistributedDataParallel's process group is then only asked for the rest:
+buffers and, with find_unused_parameters, which parameters were used.
+"""
+from dataclasses import dataclass
+from typing import Any, Optional, Set
+
+import torch
+import torch.distributed as dist
+
+from lightcc import _core, _torch_backend
+from lightcc.adapter import adapter_of
+from lightcc.common.process_sets import ProcessSet, global_process_set
+from lightcc.ops import ReduceOps
+from lightcc.request import submit
+from lightcc.torch.compiling import keep_out
+from lightcc.torch.compression import Compression
+from lightcc.torch.futures import Operation, future_of
+
+__all__ = ["Options", "comm_hook"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What comm_hook may be told: its `state`.
+
+    op: Average, Sum, Adasum, Min, Max or Product, over buckets. compression: hvd.Compression.none, .fp16 or .bf16, or
+    another Compressor. gradient_predivide_factor: with Average, divide by it before the sum and by size / factor after.
+    process_set: the ranks of the model's process group, if that is not the world. name: tells the buckets of models
+    apart whose backward passes are not in the same order on all ranks.
+
+    >>> Options(compression=hvd.Compression.fp16, name="generator").op == hvd.Average
+    True
+    """
+
+    op: int = ReduceOps.Average
+    compression: Any = Compression.none
+    gradient_predivide_factor: float = 1.0
+    process_set: ProcessSet = global_process_set
+    name: str = "ddp"
+
+    def __post_init__(self):
+        if self.gradient_predivide_factor != 1.0 and self.op != ReduceOps.Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average.")
+
+
+_default = Options()
+_in_flight: Set[str] = set()  # names
+
+
+def comm_hook(state: Optional[Options], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook for DistributedDataParallel.register_comm_hook: averages a bucket with lightcc's allreduce.
+
+    state: None, or Options. bucket: dense gradients on the CPU. Returns a future of the bucket's reduced buffer, of
+    the same shape and dtype, which is complete at the end of backward at the latest.
+    Errors leave backward, after DistributedDataParallel is done with its buckets, which then hold this rank's own
+    gradients; the model stays usable. HorovodInternalError: not initialised, a rank is lost, the ranks disagree;
+    ValueError: a tensor that lightcc cannot send, ranks other than those of the process group.
+    Source: torch.distributed.algorithms.ddp_comm_hooks.
+
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))  # doctest: +SKIP
+    >>> model.register_comm_hook(None, comm_hook)  # doctest: +SKIP
+    """
+    options = _default if state is None else state
+    buffer = bucket.buffer()
+    try:
+        operation = _start(options, buffer, bucket.index())
+    except Exception as error:
+        operation = Operation(0, error=error)
+    if torch._C._current_graph_task_id() == -1:  # torch's Join calls it for a rank without data
+        operation.wait()
+    return future_of(operation, buffer)
+
+
+def _start(options: Options, buffer: torch.Tensor, index: int) -> Operation:
+    if not isinstance(options, Options):
+        raise TypeError(f"register_comm_hook: the state is a {type(options).__name__}; give None or "
+                        "lightcc.torch.ddp.Options(...).")
+    if options.process_set is global_process_set and _core.initialized() and dist.get_world_size() != _core.size():
+        raise ValueError(f"comm_hook: torch.distributed has {dist.get_world_size()} ranks, lightcc {_core.size()}; "
+                         "they must be the same, or Options(process_set=...) name those of the model's group.")
+    name = f"{options.name}.{index}"
+    while name in _in_flight:  # of another model in the same backward pass
+        name += "'"
+    sent, context = options.compression.compress(buffer)
+    factor = options.gradient_predivide_factor
+    handle = submit(_core.ALLREDUCE, adapter_of(sent), sent, sent, name, options.process_set, 0, options.op,
+                    1.0 / factor, factor)
+
+    def finish(_: int) -> None:
+        if sent is not buffer:
+            buffer.copy_(options.compression.decompress(sent, context))
+
+    _in_flight.add(name)
+    return Operation(handle, sent, finish, at_end=lambda: _in_flight.discard(name))
+
+
+_torch_backend.register()
+keep_out()

@@ -1,0 +1,279 @@
+"""torch futures of operations in flight: who completes them.
+
+Nobody calls Python when an operation is done: a callback would need the interpreter's lock inside the engine. So
+somebody must ask. In a backward pass that is autograd itself, at its end, in the thread that called backward: a
+callback queued by the last bucket runs before the one with which DistributedDataParallel waits for its buckets. That
+takes no thread, and an error leaves backward as the exception it is. Everywhere else a thread asks, started when it is
+first needed; in a backward pass only for futures that are GRACE_S old, in case somebody waits for one before the end.
+"""
+import threading
+import time
+from datetime import timedelta
+from typing import Any, Callable, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from lightcc import _core, request
+from lightcc.common.exceptions import HorovodInternalError
+
+GRACE_S = 0.02
+_STEP_MS = 2  # how long the thread waits for one operation before it asks for the others
+
+_engine = torch.autograd.Variable._execution_engine
+_completing = threading.local()
+
+
+class Operation:
+    """A request of the core, or its failure. Any thread may call."""
+
+    def __init__(self, handle: int, alive: Any = None, finish: Optional[Callable[[int], Any]] = None,
+                 at_end: Callable[[], Any] = lambda: None, error: Optional[Exception] = None):
+        """handle: 0 if it is done. alive: what must live until then. finish: called with the handle when it has
+        succeeded. at_end: called in any case."""
+        self._handle, self._finish, self._at_end = handle, finish, at_end
+        self._lock = threading.Lock()
+        self._epoch = _core.epoch
+        self.error = error
+        if _abandoned:
+            _reap()
+        if handle:
+            request.later(handle, alive, None)  # it may outlive this object
+
+    def wait(self, timeout_s: Optional[float] = None) -> None:
+        """Returns when it is done; raises what it failed with, and HorovodInternalError when the time is over."""
+        with self._lock:
+            if self._handle:
+                self._end(None if timeout_s is None else time.monotonic() + timeout_s, timeout_s)
+            if self.error is not None:
+                raise self.error
+
+    def done(self) -> bool:
+        """Whether it is done, successfully or not; never blocks for it."""
+        if self._handle and self._lock.acquire(blocking=False):
+            try:
+                if self._handle and (self._epoch != _core.epoch or not _core.initialized() or
+                                     _core.poll(self._handle)):
+                    self._end(None, None)
+            except (HorovodInternalError, ValueError) as error:  # of poll: the epoch has ended meanwhile
+                self._failed(error)
+            finally:
+                self._lock.release()
+        return not self._handle
+
+    def wait_a_little(self) -> None:
+        """Waits for a moment at most."""
+        if self._lock.acquire(timeout=1e-3 * _STEP_MS):
+            try:
+                if self._handle and self._epoch == _core.epoch:
+                    _core._wait(self._handle, _STEP_MS)
+            finally:
+                self._lock.release()
+
+    def __del__(self):
+        if self._handle and self._epoch == _core.epoch:
+            _abandoned.append(self._handle)
+
+    def _end(self, deadline: Optional[float], timeout_s: Optional[float]) -> None:
+        def step(handle: int, timeout_ms: int) -> int:
+            if deadline is None:
+                return _core._wait(handle, timeout_ms)
+            left_ms = max(0, int(1e3 * (deadline - time.monotonic())))
+            status = _core._wait(handle, min(timeout_ms, left_ms))
+            if status == _core.PENDING and left_ms == 0:
+                raise HorovodInternalError(
+                    f"Rank {_core.rank()} has waited {timeout_s:g} s for a collective; other ranks may not have called "
+                    "it, or work longer. A warning names them after HOROVOD_STALL_CHECK_TIME_SECONDS.")
+            return status
+
+        if self._epoch != _core.epoch or not _core.initialized():
+            self._failed(HorovodInternalError("lightcc was shut down while a collective was in flight."))
+            return
+        status = _core.wait(self._handle, step)
+        try:
+            if status:
+                self.error = _core.error(status)
+            elif self._finish is not None:
+                self._finish(self._handle)
+        except Exception as error:
+            self.error = error
+        finally:
+            _core.release(self._handle)
+            self._forget()
+
+    def _failed(self, error: Exception) -> None:
+        self.error = error
+        self._forget()
+
+    def _forget(self) -> None:
+        request._pending.pop(self._handle, None)
+        self._handle, self._finish = 0, None
+        self._at_end()
+
+
+_abandoned: List[int] = []  # handles that nobody will wait for
+
+
+def _reap() -> None:
+    """Gives back what abandoned requests held, if they are done."""
+    for handle in [_abandoned.pop() for _ in range(len(_abandoned))]:
+        try:
+            done = _core.initialized() and _core.poll(handle)
+        except ValueError:  # of another epoch
+            done = True
+        if done:
+            _core.release(handle)
+            request._pending.pop(handle, None)
+        else:
+            _abandoned.append(handle)
+
+
+def wait_for_abandoned(timeout_s: float) -> None:
+    """Before a group ends: what was started must not fail on the ranks that wait for it."""
+    deadline = time.monotonic() + timeout_s
+    while _abandoned and time.monotonic() < deadline:
+        if _core.initialized():
+            _core._wait(_abandoned[0], _STEP_MS)
+        _reap()
+
+
+class Future(torch.futures.Future):
+    """What DistributedDataParallel and users of torch.distributed wait for."""
+
+    def __init__(self, operation: Operation, value: Any, timeout_s: Optional[float]):
+        super().__init__()
+        self._operation, self._value, self._timeout_s = operation, value, timeout_s
+        self._in_backward = torch._C._current_graph_task_id() != -1
+        self._once = threading.Lock()
+        self._set = False
+
+    def wait(self) -> Any:
+        """The value, once the operation is done; raises what it failed with."""
+        self._operation.wait(self._timeout_s)
+        self.complete()
+        return self._value
+
+    def complete(self) -> Optional[Exception]:
+        """Waits for the operation and gives the future its value, or its error, which is returned."""
+        try:
+            self._operation.wait(self._timeout_s)
+        except Exception as error:
+            failure: Optional[Exception] = error
+        else:
+            failure = None
+        with self._once:
+            if self._set:
+                return failure
+            self._set = True
+        if failure is None or self._in_backward:  # there backward itself raises it, after DDP is done with its buckets
+            self.set_result(self._value)
+        else:
+            self.set_exception(failure)
+        return failure
+
+
+def future_of(operation: Operation, value: Any, timeout_s: Optional[float] = None) -> torch.futures.Future:
+    """A future that will have this value when the operation is done. timeout_s: how long a wait for it may take."""
+    future = Future(operation, value, timeout_s)
+    if operation._handle == 0 and operation.error is None:
+        future.complete()
+        return future
+    grace_s = 0.0
+    if future._in_backward:
+        _engine.queue_callback(lambda: _complete_in_backward(future))
+        grace_s = 0.0 if getattr(_completing, "now", False) else GRACE_S
+    if operation._handle:
+        _completer.add(future, grace_s)
+    else:
+        future.complete()
+    return future
+
+
+def _complete_in_backward(future: Future) -> None:
+    """A final callback of a backward pass. Those queued by now, with which DDP finishes its buckets, run before one
+    that raises: so the model can be used again after an error."""
+    _completing.now = True
+    try:
+        failure = future.complete()
+    finally:
+        _completing.now = False
+    if failure is not None:
+        _engine.queue_callback(lambda: _raise(failure))
+
+
+def _raise(failure: Exception) -> None:
+    raise failure
+
+
+class Work(dist.Work):
+    """A collective in flight. What it failed with, a HorovodInternalError, is raised by wait and by the future."""
+
+    def __init__(self, operation: Operation, outputs: List[torch.Tensor], timeout: timedelta):
+        super().__init__()
+        self._operation, self._outputs, self._timeout = operation, outputs, timeout
+        self._future: Optional[torch.futures.Future] = None
+
+    def wait(self, timeout: Optional[timedelta] = None) -> bool:
+        """Returns True when it is done; HorovodInternalError after `timeout` (default: the group's)."""
+        self._operation.wait((timeout or self._timeout).total_seconds())
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        return self._operation.done()
+
+    def is_success(self) -> bool:
+        return self._operation.done() and self._operation.error is None
+
+    def exception(self) -> Optional[Exception]:
+        return self._operation.error
+
+    def result(self) -> List[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of the list of outputs."""
+        if self._future is None:
+            self._future = future_of(self._operation, self._outputs, self._timeout.total_seconds())
+        return self._future
+
+
+class _Completer:
+    """The thread, and what it looks after."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._futures: List[Tuple[float, Future]] = []  # with the time from which on they are the thread's
+        self._idle = True
+        self._thread: Optional[threading.Thread] = None
+
+    def add(self, future: Future, grace_s: float) -> None:
+        with self._changed:
+            self._futures.append((time.monotonic() + grace_s, future))
+            if self._thread is None or not self._thread.is_alive():  # also in the child of a fork
+                self._thread = threading.Thread(target=self._run, name="lightcc-futures", daemon=True)
+                self._thread.start()
+            elif self._idle or not grace_s:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._futures = [entry for entry in self._futures if not entry[1]._set]
+                now = time.monotonic()
+                ready = [future for due, future in self._futures if due <= now]
+                if not ready:
+                    self._idle = not self._futures
+                    self._changed.wait(min(due for due, _ in self._futures) - now if self._futures else None)
+                    self._idle = False
+                    continue
+            for future in ready:  # in any order, since one may depend on what somebody does after another
+                if future._operation.done():
+                    future.complete()
+            if not any(future._set for future in ready):
+                ready[0]._operation.wait_a_little()
+
+
+_completer = _Completer()

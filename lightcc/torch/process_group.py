@@ -1,0 +1,167 @@
+"""torch.distributed over lightcc: torch.distributed.init_process_group("lightcc").
+
+    import torch.distributed as dist
+    import lightcc.torch.process_group      # not needed where lightcc is installed: torch finds it
+    dist.init_process_group("lightcc")      # under torchrun, lightccrun or mpirun; initialises lightcc, too
+
+For tensors on the CPU. A group of all ranks is hvd.global_process_set, any other one a process set, which stays when
+the group is destroyed and is used again by the next group of the same ranks.
+"""
+import re
+import socket
+from datetime import timedelta
+from typing import Dict, Iterator, List, Optional, Tuple
+
+import torch.distributed as dist
+
+from lightcc import _core, _torch_backend
+from lightcc.common import process_sets as sets
+from lightcc.common.basics import HorovodBasics
+from lightcc.common.exceptions import HorovodInternalError
+from lightcc.common.process_sets import ProcessSet, global_process_set
+from lightcc.objects import broadcast_object
+from lightcc.ops import barrier
+from lightcc.torch.collectives import Collectives
+from lightcc.torch.compiling import keep_out
+from lightcc.torch.futures import Work, wait_for_abandoned
+
+__all__ = ["ProcessGroup", "Work"]
+
+_CONNECT = timedelta(seconds=30)
+_DRAIN_S = 5.0
+_basics = HorovodBasics(__file__)
+_epoch_of_ours = 0                          # that init_process_group began, and destroy_process_group is to end
+_groups_of: Dict[Tuple[int, int], int] = {}  # (epoch, process set id): how many groups it has had
+
+
+class ProcessGroup(Collectives):
+    """A torch process group over a process set. Made by init_process_group("lightcc") and new_group.
+
+    Errors: HorovodInternalError where a rank is lost, ranks disagree or a timeout is over; ValueError for wrong
+    arguments; NotImplementedError for send and recv. Source: torch.distributed.ProcessGroup.
+    """
+
+    def __init__(self, process_set: ProcessSet, timeout: timedelta, name: str):
+        epoch_and_set = (_core.epoch, process_set.process_set_id)
+        before = _groups_of.get(epoch_and_set, 0)
+        _groups_of[epoch_and_set] = before + 1
+        prefix = f"group.{name}" if before else ""  # another group's calls must not shift this one's numbering
+        super().__init__(process_set.rank(), process_set.size(), process_set, timeout, prefix)
+        self._group_name, self._group_desc = name, "undefined"
+
+    def new_group(self, ranks: List[int], timeout: Optional[timedelta] = None, pg_options=None,
+                  group_name: str = "", group_desc: Optional[str] = None) -> Optional["ProcessGroup"]:
+        """dist.new_group of torch 2.13 calls it, on all ranks; None on those that are not members."""
+        if not group_name.isdigit() and list(ranks) != list(range(self._size)):  # then it is a hash of the ranks
+            raise ValueError("new_group over lightcc: all ranks make a group together, so use_local_synchronization "
+                             "must be False.")
+        process_set = _process_set(list(ranks))
+        if not process_set.included():
+            return None
+        group = ProcessGroup(process_set, timeout or self._timeout, group_name)
+        group._group_desc = group_desc or "undefined"
+        return group
+
+    # What torch asks a group
+
+    def getBackendName(self) -> str:
+        return "lightcc"
+
+    def getRank(self) -> int:
+        return self._rank
+
+    def getSize(self) -> int:
+        return self._size
+
+    name = _get_backend_name = getBackendName
+    rank, size = getRank, getSize
+
+    def getGroupName(self) -> str:
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:
+        return self._group_desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._group_desc = desc
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long a wait may take."""
+        self._timeout = timeout
+
+    def shutdown(self) -> None:
+        """destroy_process_group calls it. Shuts lightcc down if init_process_group initialised it."""
+        wait_for_abandoned(_DRAIN_S)
+        if self._set is global_process_set and _core.epoch == _epoch_of_ours:
+            _basics.shutdown()
+
+    def abort(self) -> None:
+        """Ends the job on all ranks: what they wait for fails."""
+        _core.abort(f"abort of process group {self._group_name} on rank {_core.rank()}")
+
+
+def make(options) -> ProcessGroup:
+    """What torch calls to make a group. RuntimeError if torch and lightcc disagree on the world."""
+    _init()
+    ranks = list(options.global_ranks_in_group)
+    every = list(range(_core.size()))
+    is_default = not ranks
+    if is_default and (options.group_rank, options.group_size) != (_core.rank(), _core.size()):
+        raise RuntimeError(f"init_process_group: torch says that this is rank {options.group_rank} of "
+                           f"{options.group_size}, lightcc that it is rank {_core.rank()} of {_core.size()}. Both must "
+                           "have the same launcher: unset RANK and WORLD_SIZE, or do not give rank and world_size.")
+    if ranks and ranks != every:  # only members come here, and a process set needs all ranks
+        raise ValueError(f"new_group(backend='lightcc', ranks={ranks}): a group of some ranks must be made by a "
+                         "default group that is lightcc's, with torch 2.13 or later.")
+    return ProcessGroup(global_process_set, options.timeout, options.group_id)
+
+
+def rendezvous(timeout: timedelta = dist.default_pg_timeout, **_) -> Iterator[Tuple[dist.Store, int, int]]:
+    """env:// where the launcher is lightccrun or mpirun: a store at rank 0, which lightcc tells to all."""
+    _init()
+    rank, size = _core.rank(), _core.size()
+    if rank == 0:
+        host = _address_of_rank_0()
+        store = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        broadcast_object((host, store.port), 0, "torch_store")
+    else:
+        host, port = broadcast_object(None, 0, "torch_store")
+        store = dist.TCPStore(host, port, size, is_master=False, timeout=_CONNECT)
+        store.set_timeout(timeout)
+    barrier()  # rank 0 may not leave, and its store with it, before all are connected
+    yield store, rank, size
+    raise HorovodInternalError("A process group over lightcc cannot meet again; call destroy_process_group first.")
+
+
+def _address_of_rank_0() -> str:
+    if _core.local_size() == _core.size():
+        return "127.0.0.1"
+    met = re.search(r" at (\S+):\d+;", _core.describe("world"))
+    return met.group(1) if met else socket.gethostname()
+
+
+def _init() -> None:
+    global _epoch_of_ours
+    if not _core.initialized():
+        _basics.init()
+        _epoch_of_ours = _core.epoch
+
+
+def _process_set(ranks: List[int]) -> ProcessSet:
+    if ranks != sorted(ranks):
+        raise ValueError(f"new_group(ranks={ranks}, sort_ranks=False): lightcc's groups are in the order of ranks.")
+    if ranks == global_process_set.ranks:
+        return global_process_set
+    process_set = ProcessSet(ranks)
+    sets.match([process_set])  # one that exists is used again
+    return process_set
+
+
+_torch_backend.register()
+keep_out()

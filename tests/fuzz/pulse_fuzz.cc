@@ -1,0 +1,71 @@
+// Datagrams of anyone: what is taken for a beat is exactly what encode() writes; and whatever comes when, a host is
+// reported at most once, and only if it had to be heard. An input is: a flag (kSign: the rest is the body of a beat and
+// gets a valid signature), then the bytes; every eight of them are also a step of a script for Pulse.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "net/pulse.h"
+
+namespace {
+
+using namespace lightcc;
+
+constexpr uint8_t kSign = 1;
+constexpr size_t kHeadBytes = 40;
+
+void expect(bool holds) {
+  if (!holds) std::abort();
+}
+
+void check_datagram(std::string bytes, bool sign, const BeatKey& key) {
+  const auto text = [](const Digest& digest) { return std::string(digest.begin(), digest.end()); };
+  if (sign) {
+    bytes = encode({}, key).substr(0, kHeadBytes) + bytes;
+    bytes += text(hmac_sha256(text(key.key), bytes));
+  }
+  const auto beat = parse_beat(bytes, key);
+  if (beat) expect(encode(*beat, key) == bytes);
+}
+
+void check_script(const uint8_t* data, size_t size) {
+  constexpr int kHosts = 12;
+  const int own = size > 0 ? data[0] % kHosts : 0;
+  const auto expected = heard_by(own, kHosts);
+  Pulse pulse(kHosts, own, 0);
+  uint64_t now = 0;
+  int lost[kHosts] = {}, never[kHosts] = {};
+  for (; size >= 8; data += 8, size -= 8) {
+    uint32_t step;
+    std::memcpy(&step, data + 4, sizeof step);
+    now += step;
+    Beat beat;
+    beat.host = int8_t(data[0]), beat.sequence = data[1], beat.over = data[2] & 1;
+    beat.awake_ages.assign(data[2] >> 4, data[3]);
+    const bool news = pulse.heard(beat, now);
+    expect(!news || (beat.host >= 0 && beat.host < kHosts && beat.host != own));
+    expect(!pulse.heard(beat, now));
+    const auto age = pulse.awake_ns_ago(beat.host, data[3] % 16, now);
+    expect(!news || age.has_value() == (data[3] % 16 < data[2] >> 4));
+    const auto check = [&](const std::vector<int>& hosts, int* told) {
+      for (int host : hosts) {
+        expect(++told[host] == 1 && std::count(expected.begin(), expected.end(), host) == 1);
+        expect(!news || host != beat.host);
+      }
+    };
+    check(pulse.lost(now), lost);
+    check(pulse.never_heard(now), never);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const BeatKey key = beat_key({"job", "1.0", "secret", 2});
+  if (size == 0) return 0;
+  check_datagram(std::string(reinterpret_cast<const char*>(data + 1), size - 1), data[0] & kSign, key);
+  check_script(data + 1, size - 1);
+  return 0;
+}

@@ -1,0 +1,186 @@
+"""Hosts that are emulated on this one: each a network namespace with a hostname of its own, all on one bridge.
+
+    with Hosts(2, rate="1gbit") as hosts:            # h0, h1
+        hosts.run("h0", ["hostname"])                # "h0\n"
+        ["lightccrun", "-np", "4", "-H", "h0:2,h1:2", "--launch-command", hosts.launch_command, "python", "train.py"]
+        hosts.cut("h1")                              # its cable is pulled, until restore("h1")
+
+Names resolve in every host. Files, processes and users are this machine's. Namespaces are named after the process
+that made them, so that runs do not meet, and what a run that crashed left behind is removed by the next one.
+Needs root and iproute2: see why_not().
+"""
+import contextlib
+import functools
+import itertools
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from typing import Dict, List, Optional, Sequence
+
+_PREFIX = "lightcc"
+_RUN_S = 60
+_END_S = 10
+_BURST, _LATENCY = "256kb", "50ms"  # of tbf: a few of the kernel's largest segments, and a queue
+_numbers = itertools.count()
+
+
+class Hosts:
+    def __init__(self, count: int, rate: str = "", families: Sequence[int] = (4,), docker0: bool = False) -> None:
+        """rate: of each host's cable, each way, as tc has it ("1gbit"); "" is what the machine can do. families: 4, 6
+        or both. docker0: every host also has an interface of this name that leads nowhere, all with one address."""
+        self.names = [f"h{i}" for i in range(count)]
+        self._prefix = f"{_PREFIX}{os.getpid()}n{next(_numbers)}"
+        self._rate, self._families, self._docker0 = rate, families, docker0
+
+    def __enter__(self) -> "Hosts":
+        _remove_stale()
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _remove([name for name in _namespaces() if name.startswith(f"{self._prefix}-")])
+
+    def namespace(self, host: str) -> str:
+        return f"{self._prefix}-{host}"
+
+    def addresses(self, host: str) -> List[str]:
+        number = self.names.index(host) + 1
+        return [{4: f"10.77.0.{number}", 6: f"fd77::{number}"}[family] for family in self._families]
+
+    def command(self, host: str, argv: Sequence[str]) -> List[str]:
+        """Runs argv in the host. Each command execs the next, so that the process started is argv's."""
+        return ["ip", "netns", "exec", self.namespace(host), "unshare", "--uts", "sh", "-c",
+                f'hostname {host} && exec "$@"', "sh", *argv]
+
+    @property
+    def launch_command(self) -> str:
+        """For lightccrun --launch-command."""
+        words = ["ip", "netns", "exec", self.namespace("{host}"), "unshare", "--uts", "sh", "-c",
+                 'hostname {host} && exec sh -c "$1"', "sh", "{command}"]
+        return shlex.join(words)
+
+    def run(self, host: str, argv: Sequence[str], **options: object) -> str:
+        """What it prints; CalledProcessError if it fails, TimeoutExpired after a minute."""
+        return subprocess.run(self.command(host, argv), **{
+            "check": True, "timeout": _RUN_S, "text": True, "stdout": subprocess.PIPE, **options}).stdout
+
+    def popen(self, host: str, argv: Sequence[str], **options: object) -> "subprocess.Popen[str]":
+        return subprocess.Popen(self.command(host, argv), **{"text": True, **options})
+
+    def cut(self, host: str) -> None:
+        """Silently, as a cable that is pulled behind the next switch: the host's own interface stays up, so that the
+        host forgets no neighbour, whom to find again can take the kernel another second."""
+        self._set_port(host, "0")  # disabled
+
+    def restore(self, host: str) -> None:
+        self._set_port(host, "3")  # forwarding
+
+    def pids(self, host: Optional[str] = None) -> List[int]:
+        """The processes in this host, or in all."""
+        return [pid for name in ([host] if host else self.names) for pid in _pids(self.namespace(name))]
+
+    def _set_port(self, host: str, state: str) -> None:
+        _call("bridge", "-n", self.namespace("switch"), "link", "set", "dev", f"to-{host}", "state", state)
+
+    def _make(self) -> None:
+        switch = self.namespace("switch")
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        table = "127.0.0.1 localhost\n::1 localhost\n" + "".join(
+            f"{address} {name}\n" for name in self.names for address in self.addresses(name))
+        for name in self.names:
+            host, port = self.namespace(name), f"to-{name}"
+            os.makedirs(f"/etc/netns/{host}")
+            for file, text in (("hosts", table), ("resolv.conf", "# no name server\n")):
+                with open(f"/etc/netns/{host}/{file}", "w") as out:
+                    out.write(text)
+            _ip("netns", "add", host)
+            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
+            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+            for interface in ("lo", "eth0"):
+                _ip("-n", host, "link", "set", interface, "up")
+            for address in self.addresses(name):
+                wide = "/64" if ":" in address else "/24"
+                _ip("-n", host, "addr", "add", address + wide, "dev", "eth0", *(["nodad"] if ":" in address else []))
+            if self._docker0:
+                _ip("-n", host, "link", "add", "docker0", "type", "bridge")
+                _ip("-n", host, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+                _ip("-n", host, "link", "set", "docker0", "up")
+            if self._rate:
+                for namespace, interface in ((host, "eth0"), (switch, port)):
+                    _call("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", "rate", self._rate,
+                          "burst", _BURST, "latency", _LATENCY)
+
+
+@functools.lru_cache(maxsize=None)
+def why_not() -> str:
+    """Why there can be no emulated hosts here; "" if there can."""
+    if os.geteuid() != 0:
+        return "emulated hosts need root"
+    for tool in ("ip", "bridge", "tc", "unshare", "hostname"):
+        if not shutil.which(tool):
+            return f"emulated hosts need the command '{tool}'"
+    try:
+        with Hosts(1) as hosts:
+            hosts.run("h0", ["true"])
+    except subprocess.CalledProcessError as error:
+        return f"emulated hosts cannot be made here: {(error.stderr or str(error)).strip()}"
+    return ""
+
+
+def spread(slots: Sequence[int], num_proc: int) -> Dict[str, int]:
+    """How many of num_proc ranks each host takes: the largest gives up ranks first, so that few ranks are still on
+    several hosts. Empty if there is no room, or if one host were left."""
+    counts = list(slots)
+    while sum(counts) > num_proc:
+        counts[max(range(len(counts)), key=lambda i: (counts[i], i))] -= 1
+    hosts = {f"h{i}": count for i, count in enumerate(counts) if count}
+    return hosts if len(hosts) > 1 and sum(counts) == num_proc else {}
+
+
+def _ip(*words: str) -> str:
+    return _call("ip", *words)
+
+
+def _call(*words: str) -> str:
+    return subprocess.run(words, check=True, timeout=_RUN_S, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE).stdout
+
+
+def _namespaces() -> List[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(name for name in os.listdir("/run/netns") if name.startswith(_PREFIX))
+    return []
+
+
+def _pids(namespace: str) -> List[int]:
+    return [int(pid) for pid in _ip("netns", "pids", namespace).split()]
+
+
+def _remove_stale() -> None:
+    found = {name: re.match(rf"{_PREFIX}(\d+)n\d+-", name) for name in _namespaces()}
+    _remove([name for name, match in found.items() if match and not os.path.exists(f"/proc/{match[1]}")])
+
+
+def _remove(namespaces: Sequence[str]) -> None:
+    deadline = time.monotonic() + _END_S
+    while pids := [pid for name in namespaces for pid in _pids(name)]:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"still in {', '.join(namespaces)} after SIGKILL: pid {', '.join(map(str, pids))}")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    for name in namespaces:
+        shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
+        with contextlib.suppress(subprocess.CalledProcessError):  # somebody else was faster with a stale one
+            _ip("netns", "del", name)

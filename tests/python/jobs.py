@@ -1,0 +1,117 @@
+"""Starts lightccrun from a test and sees to it that nothing stays behind. Every process of a test carries a mark in its
+environment, by which left-overs are found."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import psutil
+
+DEADLINE_S = 20
+MARK = "LIGHTCC_TEST_MARK"
+
+
+class Job:
+    """One launcher and whatever it starts. A job that is not over at the end of its test is a failure."""
+
+    def __init__(self, *command, stderr=subprocess.PIPE, cwd=None, **variables):
+        self.mark = uuid.uuid4().hex
+        # pytest may run in the background of a shell, where SIGINT is ignored; a launcher would keep that.
+        self.process = subprocess.Popen(
+            command, env={**os.environ, MARK: self.mark, **variables}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=stderr, cwd=cwd,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+
+    def finish(self, deadline_s=DEADLINE_S):
+        """Returns exit code, output and errors, after a check that nobody is left."""
+        try:
+            out, err = self.process.communicate(timeout=deadline_s)
+            self.expect_nobody()
+            return self.process.returncode, out.decode(), (err or b"").decode()
+        finally:
+            for process in self.living():
+                process.kill()
+
+    def living(self):
+        return marked(self.mark)
+
+    def expect_nobody(self):
+        wait_until(lambda: not self.living(), "all processes of the job to end", self.living)
+
+    def wait_for(self, *lines):
+        """Reads until all these lines have come, in any order."""
+        missing = set(lines)
+        while missing:
+            line = self.process.stdout.readline()
+            assert line, f"the output ended before {missing}"
+            missing.discard(line.decode().rstrip("\n"))
+
+
+def marked(mark):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(condition, what, detail=lambda: ""):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}: {detail()}"
+        time.sleep(0.02)
+
+
+def start(*arguments, **options):
+    return Job(sys.executable, "-m", "lightcc.runner", *map(str, arguments), **options)
+
+
+def launch(*arguments, **options):
+    return start(*arguments, **options).finish()
+
+
+def environment(*arguments):
+    """Of a single rank that lightccrun has started; and lightccrun's errors."""
+    code, out, err = launch("-np", 1, *arguments, "env")
+    assert code == 0, err
+    return dict(re.findall(r"(?m)^\[0\]<stdout>:(\w+)=(.*)$", out)), err
+
+
+def program(text):
+    return [sys.executable, "-S", "-c", "import os, signal, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + text]
+
+
+def expect_whole_lines(*arguments):
+    """Of four ranks that write long lines in two pieces, on two streams that lead to one pipe."""
+    text = program("""
+for i in range(2500):
+    line = f"{rank} {i} " + "x" * (i % 100 * (100 if i % 50 == 0 else 1)) + " end\\n"
+    stream = sys.stderr if i % 2 else sys.stdout
+    stream.write(line[:3]); stream.flush(); stream.write(line[3:]); stream.flush()
+""")
+    code, out, _ = launch(*arguments, *text, stderr=subprocess.STDOUT)
+    assert code == 0
+    seen = {(rank, stream): [] for rank in "0123" for stream in ("stdout", "stderr")}
+    for line in out.splitlines():
+        match = re.fullmatch(r"\[(\d)\]<(stdout|stderr)>:(\d) (\d+) x* end", line)
+        assert match and match[1] == match[3], line
+        seen[match[1], match[2]].append(int(match[4]))
+    for (_, stream), numbers in seen.items():
+        assert numbers == list(range(stream == "stderr", 2500, 2))
+
+
+def expect_end_with_the_reader(ranks, *arguments):
+    """Of a job of so many ranks that nobody listens to any more."""
+    job = start(*arguments, "yes")
+    job.wait_for(f"[{ranks - 1}]<stdout>:y")
+    job.process.stdout.close()
+    assert job.process.wait(DEADLINE_S) == 141
+    assert f"nobody reads our output any more; ended {ranks} ranks".encode() in job.process.stderr.read()
+    job.process.stderr.close()
+    job.expect_nobody()

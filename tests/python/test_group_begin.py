@@ -1,0 +1,112 @@
+"""How a process group over lightcc begins: under which launchers, beside gloo, and how torch finds the backend."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ranks
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import torch, torch.distributed as dist
+import lightcc.torch.process_group
+dist.init_process_group("lightcc")
+x = torch.ones(1)
+dist.all_reduce(x)
+assert x.item() == dist.get_world_size() == 2
+print("done", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("init", ("env", "file"))
+def test_torchrun(init, tmp_path):
+    text = PROGRAM
+    if init == "file":
+        text = text.replace('"lightcc")\nx', f'"lightcc", init_method="file://{tmp_path}/meet", world_size=2, '
+                            'rank=int(__import__("os").environ["RANK"]))\nx')
+    (tmp_path / "program.py").write_text(text)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                           str(tmp_path / "program.py")], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and done.stdout.count("done") == 2, done.stdout + done.stderr
+
+
+def test_a_world_of_one_that_torch_takes_for_two():
+    program = """
+import datetime, torch.distributed as dist, lightcc.torch.process_group
+store = dist.HashStore()
+try:
+    dist.init_process_group("lightcc", store=store, rank=1, world_size=2, timeout=datetime.timedelta(seconds=5))
+except RuntimeError as error:
+    print(error)
+"""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI"))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=plain)
+    assert "torch says that this is rank 1 of 2, lightcc that it is rank 0 of 1" in done.stdout, done.stderr
+
+
+def test_a_group_of_some_ranks_needs_a_default_group_of_lightcc():
+    ranks.run_script("""
+import torch, torch.distributed as dist, lightcc.torch.process_group
+dist.init_process_group("gloo")
+group = dist.new_group(backend="lightcc")
+x = torch.ones(1)
+dist.all_reduce(x, group=group)
+assert x.item() == 2
+try:
+    dist.new_group([dist.get_rank()], backend="lightcc", use_local_synchronization=True)
+except ValueError as error:
+    assert "default group" in str(error), error
+else:
+    raise AssertionError
+""", 2)
+
+
+def test_torch_finds_the_backend_of_an_installed_lightcc(tmp_path):
+    """By its entry point, which loads nothing but two small modules and leaves gloo the default."""
+    project = (ROOT / "pyproject.toml").read_text()
+    entry = re.search(r'\[project.entry-points."torch.backends"\].*\nlightcc = "(.*)"', project)
+    installed = tmp_path / "installed-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[torch.backends]\nlightcc = {entry[1]}\n")
+    program = """
+import sys, torch, torch.distributed as dist
+print(sorted(m for m in sys.modules if m.startswith("lightcc")))
+assert dist.Backend("lightcc") == "lightcc" == dist.Backend.LIGHTCC
+assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
+import os
+os.environ.update(HOROVOD_RANK="0", HOROVOD_SIZE="1")
+dist.init_process_group("lightcc")
+x = torch.ones(1)
+dist.all_reduce(x)
+import lightcc.torch.process_group
+dist.destroy_process_group()
+"""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI", "SLURM"))}
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
+                          env={**plain, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['lightcc', 'lightcc._torch_backend', 'lightcc._version']"
+
+
+def test_variables_of_mpirun():
+    """Without RANK and MASTER_ADDR torch asks lightcc, which knows what Open MPI sets."""
+    job = f"mpi-{os.getpid()}"
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI", "SLURM"))}
+    started = [subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**plain, "LIGHTCC_JOB_ID": job, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2",
+             "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) for rank in range(2)]
+    try:
+        for process in started:
+            output = process.communicate(timeout=100)[0]
+            assert process.returncode == 0 and "done" in output, output
+    finally:
+        for process in started:
+            process.kill()

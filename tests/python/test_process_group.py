@@ -1,0 +1,231 @@
+"""A process group over lightcc: works and futures, errors, groups, and how it begins and ends."""
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import lightcc.torch as hvd
+import lightcc.torch.process_group  # noqa: F401  registers the backend
+import ranks
+
+
+@pytest.mark.parametrize("np", ranks.SIZES)
+def test_on_ranks(np):
+    ranks.run_checks(__file__, np)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch 2.13 has new names for some, 2.12 only the old
+
+
+@pytest.fixture(scope="module")
+def world(job):
+    dist.init_process_group("lightcc")
+    yield
+    dist.destroy_process_group()
+
+
+# Work
+
+def check_works_and_futures(world):
+    size = dist.get_world_size()
+    x = torch.ones(1000)
+    work = dist.all_reduce(x, async_op=True)
+    deadline = time.monotonic() + 20
+    while not work.is_completed():
+        assert time.monotonic() < deadline
+    assert work.is_success() and work.exception() is None and work.wait() and (x == size).all()
+    assert work.result()[0] is x
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(20)]
+    futures = [work.get_future() for work in works]
+    doubled = [future.then(lambda future: 2 * future.value()[0]) for future in futures]
+    assert all((future.wait() == 2 * size).all() for future in doubled)
+    assert all(future.done() for future in futures)
+    assert (torch.futures.collect_all(futures).wait()[0].wait()[0] == size).all()
+
+
+def check_futures_come_in_any_order(world):
+    """The second operation is done first; a rank starts the first one only when it knows that."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return
+    other = dist.new_group(list(range(size)))  # else calls must be in the same order on all ranks
+    x, y = torch.ones(1), torch.ones(1)
+    if rank == 0:
+        late = dist.all_reduce(x, async_op=True).get_future().then(lambda future: future.value()[0])
+    early = dist.all_reduce(y, async_op=True, group=other).get_future().then(lambda future: future.value()[0])
+    assert early.wait().item() == size
+    if rank != 0:
+        late = dist.all_reduce(x, async_op=True).get_future()
+    late.wait()
+    assert x.item() == size
+
+
+def check_time_is_limited(world):
+    """A wait ends; the operation is still there, and is finished when the others come."""
+    if dist.get_world_size() == 1:
+        return
+    x = torch.ones(1)
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(x, async_op=True)
+        begin = time.monotonic()
+        with pytest.raises(hvd.HorovodInternalError, match="Rank 0 has waited 0.3 s"):
+            work.wait(timedelta(seconds=0.3))
+        assert 0.2 < time.monotonic() - begin < 5
+    hvd.barrier()
+    if dist.get_rank() == 0:
+        work.wait()
+    else:
+        dist.all_reduce(x)
+    assert x.item() == dist.get_world_size()
+
+
+def check_works_that_nobody_waits_for(world):
+    from lightcc import request
+    for _ in range(50):
+        dist.all_reduce(torch.ones(10), async_op=True)
+    dist.barrier()
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1))
+    assert len(request._pending) < 10
+
+
+def test_a_work_that_is_left_at_the_end_fails_nowhere():
+    ranks.run_script("""
+import time, torch, torch.distributed as dist, lightcc.torch.process_group
+dist.init_process_group("lightcc")
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(1), async_op=True)
+else:
+    time.sleep(0.5)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 2
+dist.destroy_process_group()
+""", 2)
+
+
+def check_barrier(world):
+    for _ in range(3):
+        dist.barrier()
+        work = dist.barrier(async_op=True)
+        work.wait()
+        assert work.is_completed()
+    if dist.get_rank() == 0:
+        time.sleep(0.3)
+    begin = time.monotonic()
+    dist.barrier()
+    assert dist.get_rank() == 0 or time.monotonic() - begin > 0.1
+
+
+# Errors
+
+def check_what_it_cannot(world):
+    x = torch.ones(2)
+    for verb in (lambda: dist.send(x, (dist.get_rank() + 1) % 2), lambda: dist.recv(x, (dist.get_rank() + 1) % 2),
+                 lambda: dist.recv(x)):
+        if dist.get_world_size() > 1 and dist.get_rank() < 2:
+            with pytest.raises(NotImplementedError, match="no point-to-point"):
+                verb()
+    with pytest.raises(ValueError, match="SUM, AVG.*not .*BAND"):
+        dist.all_reduce(x.int(), op=dist.ReduceOp.BAND)
+    with pytest.raises(ValueError, match="float8_e5m2 is not supported"):
+        dist.all_reduce(x.to(torch.float8_e5m2))
+    with pytest.raises(ValueError, match="meta"):
+        dist.all_reduce(x.to("meta"))
+    dist.all_reduce(x)
+    assert (x == dist.get_world_size()).all()
+
+
+def check_ranks_that_disagree(world):
+    if dist.get_world_size() == 1:
+        return
+    for asynchronous in (False, True):
+        with pytest.raises(hvd.HorovodInternalError, match="disagree on shape"):
+            work = dist.all_reduce(torch.ones(1 + dist.get_rank()), async_op=asynchronous)
+            work.wait()
+    work = dist.all_reduce(torch.ones(1 + dist.get_rank()), async_op=True)
+    with pytest.raises(hvd.HorovodInternalError, match="disagree on shape"):
+        work.get_future().wait()
+    assert work.is_completed() and not work.is_success() and "disagree" in str(work.exception())
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == dist.get_world_size()
+
+
+# Groups
+
+def check_groups(world):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for members in ([0], [size - 1, 0] if size > 1 else [0], list(range(1, size)), list(range(size))):
+        if not members:
+            continue
+        for _ in range(2):  # a second group of the same ranks
+            group = dist.new_group(members)
+            if rank not in members:
+                assert group == dist.GroupMember.NON_GROUP_MEMBER
+                continue
+            assert dist.get_process_group_ranks(group) == sorted(members) and group.size() == len(members)
+            assert dist.get_rank(group) == sorted(members).index(rank) and dist.get_backend(group) == "lightcc"
+            x = torch.tensor([float(rank)])
+            dist.all_reduce(x, group=group)
+            assert x.item() == sum(members)
+            dist.broadcast(x.fill_(rank), src=max(members), group=group)
+            assert x.item() == max(members)
+            gathered = [None] * len(members)
+            dist.all_gather_object(gathered, rank, group=group)
+            assert gathered == sorted(members)
+            dist.barrier(group=group)
+            dist.destroy_process_group(group)
+
+
+def check_groups_that_cannot_be(world):
+    if dist.get_world_size() < 3:
+        return
+    with pytest.raises(ValueError, match="order of ranks"):
+        dist.new_group([1, 0], sort_ranks=False)
+    if dist.get_rank() < 2:
+        with pytest.raises(ValueError, match="use_local_synchronization"):
+            dist.new_group([0, 1], use_local_synchronization=True)
+    dist.barrier()
+
+
+def check_device_mesh(world):
+    size = dist.get_world_size()
+    from torch.distributed.device_mesh import init_device_mesh
+    shape = (2, 2) if size == 4 else (size, 1)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("a", "b"))
+    x = torch.ones(1)
+    dist.all_reduce(x, group=mesh.get_group("a"))
+    dist.all_reduce(x, group=mesh.get_group("b"))
+    assert x.item() == size
+
+
+def check_functional_collectives(world):
+    import torch.distributed._functional_collectives as functional
+    size, group = dist.get_world_size(), list(range(dist.get_world_size()))
+    x = torch.arange(2 * size, dtype=torch.float32)
+    assert torch.equal(functional.all_reduce(x, "sum", group), size * x)
+    assert functional.all_gather_tensor(x, 0, group).tolist() == x.tolist() * size
+    rank = dist.get_rank()
+    assert torch.equal(functional.reduce_scatter_tensor(x, "sum", 0, group), size * x[2 * rank:2 * rank + 2])
+    assert functional.all_to_all_single(x, None, None, group).tolist() == x[2 * rank:2 * rank + 2].tolist() * size
+
+
+# Begin and end; the last check ends the group
+
+def check_begin_and_end_by_torch_alone(world):
+    dist.destroy_process_group()
+    assert hvd.is_initialized()  # it was not init_process_group that initialised it
+    hvd.barrier()
+    hvd.shutdown()
+    for _ in range(2):
+        dist.init_process_group("lightcc")
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        assert x.item() == dist.get_world_size() == hvd.size()
+        dist.destroy_process_group()
+        assert not hvd.is_initialized()
+    hvd.init()
+    dist.init_process_group("lightcc")
