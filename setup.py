@@ -1,4 +1,4 @@
-"""Builds lightcc/_lightcc.so with CMake, and one wheel for every Python: py3-none-<platform>."""
+"""Builds the libraries in lightcc with CMake, and one wheel for every Python: py3-none-<platform>."""
 import os
 import shutil
 import subprocess
@@ -24,7 +24,8 @@ class BuildWithCore(build_py):
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
         make = Path(ninja.BIN_DIR, "ninja")
         subprocess.check_call([run, "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={make}"])
-        subprocess.check_call([run, "--build", BUILD, "--target", "_lightcc", "--parallel", jobs])
+        libraries = ["_lightcc", "_lightcc_tensorflow"]
+        subprocess.check_call([run, "--build", BUILD, "--target", *libraries, "--parallel", jobs])
         subprocess.check_call([run, "--install", BUILD, "--strip", "--prefix", package])
 
 

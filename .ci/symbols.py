@@ -1,8 +1,8 @@
-"""Checks what a wheel's _lightcc.so exports and needs, and prints the newest glibc symbol version among the latter.
+"""Checks what the libraries of a wheel export and need, and prints the newest glibc symbol version among the latter.
 
     python .ci/symbols.py dist/*.whl
 
-Exits 1 if it exports anything but lightcc_*, or needs a library other than libc's own.
+Exits 1 if one exports anything but lightcc_*, or needs a library other than libc's own and the core.
 """
 import re
 import subprocess
@@ -11,10 +11,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-LIBC = re.compile(r"(libc|libm|libpthread|libdl|librt|ld-linux-[\w-]+)\.so\.\d+")
+LIBRARIES = ("_lightcc.so", "_lightcc_tensorflow.so")
+ALLOWED = re.compile(r"(libc|libm|libpthread|libdl|librt|ld-linux-[\w-]+)\.so\.\d+|_lightcc\.so")
 
 
-def inspect(library: str) -> list[str]:
+def inspect(name: str, library: str) -> list[str]:
     dynamic = subprocess.check_output(["readelf", "--wide", "--dynamic", library], text=True)
     symbols = subprocess.check_output(["readelf", "--wide", "--dyn-syms", library], text=True)
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
@@ -24,19 +25,19 @@ def inspect(library: str) -> list[str]:
     versions = {tuple(map(int, v.split("."))) for v in re.findall(r"@GLIBC_([\d.]+)", symbols)}
     newest = max(versions)
     names = [row[7] for row in rows if len(row) > 7 and row[7].endswith(f"@GLIBC_{'.'.join(map(str, newest))}")]
-    print(f"_lightcc.so: {len(exported)} symbols exported; needs {', '.join(needed)}")
-    print(f"_lightcc.so: newest glibc version needed: {'.'.join(map(str, newest))} ({', '.join(names)})")
-    return [f"exports {name}" for name in exported if not name.startswith("lightcc_")] + [
-        f"needs {name}" for name in needed if not LIBC.fullmatch(name)
+    print(f"{name}: {len(exported)} symbols exported; needs {', '.join(needed)}")
+    print(f"{name}: newest glibc version needed: {'.'.join(map(str, newest))} ({', '.join(names)})")
+    return [f"{name} exports {symbol}" for symbol in exported if not symbol.startswith("lightcc_")] + [
+        f"{name} needs {other}" for other in needed if not ALLOWED.fullmatch(other)
     ]
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(sys.argv[1]) as wheel:
-            faults = inspect(wheel.extract("lightcc/_lightcc.so", folder))
+            faults = [fault for name in LIBRARIES for fault in inspect(name, wheel.extract(f"lightcc/{name}", folder))]
     for fault in faults:
-        print(f"{Path(sys.argv[1]).name}: _lightcc.so {fault}", file=sys.stderr)
+        print(f"{Path(sys.argv[1]).name}: {fault}", file=sys.stderr)
     return 1 if faults else 0
 
 

@@ -71,10 +71,12 @@ _functions = {  # name: (result, arguments)
 }
 
 
+_PATH = os.environ.get("LIGHTCC_LIBRARY") or os.path.join(os.path.dirname(__file__), "_lightcc.so")
+
+
 def _load() -> ctypes.CDLL:
-    path = os.environ.get("LIGHTCC_LIBRARY") or os.path.join(os.path.dirname(__file__), "_lightcc.so")
     try:
-        library = ctypes.CDLL(path)
+        library = ctypes.CDLL(_PATH)
     except OSError as error:
         raise ImportError(f"lightcc's library could not be loaded: {error}. Reinstall it (pip install "
                           "--force-reinstall lightcc), or in a source tree build it (make).") from error
@@ -263,6 +265,19 @@ def output(handle: int, index: int) -> Tuple[Memory, Tuple[int, ...]]:
     data, shape, ndim = c_void_p(), (c_int64 * _MAX_DIMENSIONS)(), c_int(_MAX_DIMENSIONS)
     _check_status(_library.lightcc_output(handle, index, byref(data), shape, byref(ndim)))
     return Memory.from_address(data.value or 0), tuple(shape[:ndim.value])
+
+
+def tensorflow_library() -> str:
+    """The path of the library of operations for TensorFlow, which stands beside the core."""
+    return os.path.join(os.path.dirname(_PATH), "_lightcc_tensorflow.so")
+
+
+def missing_in_tensorflow() -> Optional[str]:
+    """What the operations' library, loaded by TensorFlow before, did not find there; None: nothing."""
+    missing = ctypes.CDLL(tensorflow_library()).lightcc_tensorflow_missing
+    missing.restype = c_char_p
+    name = missing()
+    return name and name.decode()
 
 
 def start_timeline(path: bytes, mark_cycles: bool) -> None:

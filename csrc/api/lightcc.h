@@ -69,14 +69,15 @@ LIGHTCC_API int lightcc_group_rank(int group);              /* -1: no such group
 LIGHTCC_API int lightcc_group_ranks(int group, int32_t* ranks); /* fills group_size values  */
 LIGHTCC_API int lightcc_group_ids(int32_t* ids, int capacity);  /* returns how many exist   */
 
-/* Called by whichever thread runs the engine; must not block and must not call lightcc. `allocate` gives the
- * memory of output `index` once its shape is known (NULL ends the epoch: the others cannot go on without it); if it is
- * NULL itself, such outputs are lightcc's own, to be adopted by lightcc_output. `done` is the last thing a request
- * does. */
+/* Called by whichever thread runs the engine, maybe before the submission returns; must not block, and of lightcc may
+ * only submit. `allocate` gives the memory of output `index` once its shape is known (NULL ends the epoch: the others
+ * cannot go on without it). `received`, which may be NULL: of an alltoall, the rows that came from each member. `done`
+ * is the last thing a request does, and is not called for one that was refused. */
 typedef struct lightcc_callbacks {
   void (*done)(void* context, int status, const char* text);
   void* (*allocate)(void* context, int index, const int64_t* shape, int ndim);
   void* context;
+  void (*received)(void* context, int index, const int32_t* rows, int count);
 } lightcc_callbacks;
 
 /* flags */
@@ -97,8 +98,8 @@ LIGHTCC_API int64_t lightcc_submit(int kind, const char* name, int group, const 
                                    double postscale, const int32_t* splits, int flags);
 
 /* Submits several tensors as one unit with one handle; tensor i of `name` is called "<name>_<i+1>of<count>" in
- * messages. shapes holds all dimensions one after the other. callbacks may be NULL. Also the door for
- * callers with callbacks (count = 1). splits: group_size values a tensor. */
+ * messages. shapes holds all dimensions one after the other. splits: group_size values a tensor. With callbacks, also
+ * for one tensor or a barrier of none, `done` takes the place of a handle: returns 0 or minus a status. */
 LIGHTCC_API int64_t lightcc_submit_group(int kind, const char* name, int group, int count, const void* const* inputs,
                                          void* const* outputs, const int32_t* dtypes, const int32_t* ndims,
                                          const int64_t* shapes, int op, int root, double prescale,

@@ -26,6 +26,7 @@ struct Arguments {
   int op, root;
   double pre, post;
   const int32_t* splits;
+  Callbacks callbacks = {};
 };
 
 RequestPtr make_request(Engine& engine, const Arguments& a) {
@@ -39,6 +40,7 @@ RequestPtr make_request(Engine& engine, const Arguments& a) {
     request->key = key_of(what.kind, a.name);
   else
     request->automatic = true;
+  request->callbacks = a.callbacks;
   const int64_t* shape = a.shapes;
   for (int i = 0; i < a.count; ++i) {
     if (a.dtypes[i] < 0 || a.dtypes[i] >= kDTypes)
@@ -69,8 +71,8 @@ int64_t keep(const RequestPtr& request) {
 
 // Can the call take the short way? Whatever is wrong with it is said on the long one.
 bool is_plain(const Arguments& a) {
-  bool plain = a.kind == LIGHTCC_ALLREDUCE && a.op >= 0 && a.op <= LIGHTCC_PRODUCT && a.op != LIGHTCC_ADASUM &&
-               a.inputs[0] && a.outputs[0] && a.dtypes[0] >= 0 && a.dtypes[0] < kDTypes;
+  bool plain = a.kind == LIGHTCC_ALLREDUCE && a.count == 1 && a.op >= 0 && a.op <= LIGHTCC_PRODUCT &&
+               a.op != LIGHTCC_ADASUM && a.inputs[0] && a.outputs[0] && a.dtypes[0] >= 0 && a.dtypes[0] < kDTypes;
   for (int i = 0; plain && i < a.ndims[0]; ++i) plain = a.shapes[i] > 0;
   return plain;
 }
@@ -93,6 +95,10 @@ RequestPtr copy_of(const Request& form) {
 int64_t launch(Engine& engine, const RequestPtr& request, int flags, bool begun = false) {
   bool block = flags & LIGHTCC_BLOCK;
   if (!begun) engine.submit(request, block);
+  if (request->callbacks.done) {
+    if (block) engine.wait(*request, now_ns() + 100'000'000);
+    return 0;
+  }
   if (block && engine.wait(*request, now_ns() + 100'000'000)) {
     if (request->code != Code::ok) throw Error(request->code, request->text);
     bool outputs_left =
@@ -100,6 +106,19 @@ int64_t launch(Engine& engine, const RequestPtr& request, int flags, bool begun 
     if (!outputs_left) return 0;
   }
   return keep(request);
+}
+
+// The short way if the caller waits and the call is plain, else the long one.
+int64_t run(const Arguments& a, int flags) {
+  auto e = engine();
+  RequestPtr begun;
+  if (flags & LIGHTCC_BLOCK && is_plain(a) &&
+      e->express({a.group, a.name, a.inputs[0], a.outputs[0], DType(a.dtypes[0]), {a.shapes, size_t(a.ndims[0])},
+                  ReduceOp(a.op), a.pre, a.post, a.callbacks}, &begun)) {
+    if (a.callbacks.done) a.callbacks.done(a.callbacks.context, LIGHTCC_OK, "");
+    return 0;
+  }
+  return launch(*e, begun ? begun : make_request(*e, a), flags, begun != nullptr);
 }
 
 int status_of(const Request& request) {
@@ -120,16 +139,9 @@ int64_t lightcc_submit(int kind, const char* name, int group, const void* input,
                        int flags) {
   return guard(
       [&]() -> int64_t {
-        auto e = engine();
         int tensors = kind == LIGHTCC_BARRIER ? 0 : 1;
-        Arguments arguments{kind, name, group, tensors, &input, &output, &dtype, &ndim, shape, op, root, prescale,
-                            postscale, splits};
-        RequestPtr begun;
-        if (flags & LIGHTCC_BLOCK && is_plain(arguments) &&
-            e->express({group, name, input, output, DType(dtype), {shape, size_t(ndim)}, ReduceOp(op), prescale,
-                        postscale}, &begun))
-          return 0;
-        return launch(*e, begun ? begun : make_request(*e, arguments), flags, begun != nullptr);
+        return run({kind, name, group, tensors, &input, &output, &dtype, &ndim, shape, op, root, prescale, postscale,
+                    splits}, flags);
       },
       -1);
 }
@@ -140,11 +152,11 @@ int64_t lightcc_submit_group(int kind, const char* name, int group, int count, c
                              const lightcc_callbacks* callbacks) {
   return guard(
       [&]() -> int64_t {
-        auto e = engine();
-        auto request = make_request(*e, {kind, name, group, count, inputs, outputs, dtypes, ndims, shapes, op, root,
-                                         prescale, postscale, splits});
-        if (callbacks) request->callbacks = {callbacks->done, callbacks->allocate, callbacks->context};
-        return launch(*e, request, flags);
+        Arguments arguments{kind, name, group, count, inputs, outputs, dtypes, ndims, shapes, op, root, prescale,
+                            postscale, splits};
+        if (callbacks)
+          arguments.callbacks = {callbacks->done, callbacks->allocate, callbacks->context, callbacks->received};
+        return run(arguments, flags);
       },
       -1);
 }

@@ -33,6 +33,7 @@ RequestPtr request_of(const Call& call, uint64_t number) {
   what.kind = Kind::allreduce, what.op = call.op, what.pre = call.pre, what.post = call.post;
   what.tensors = {{call.dtype, Shape(call.shape.begin(), call.shape.end())}};
   request->inputs = {call.input}, request->outputs = {call.output};
+  request->callbacks = call.callbacks;
   request->submitted_ns = request->warned_ns = now_ns();
   return request;
 }

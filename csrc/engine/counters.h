@@ -8,7 +8,8 @@ namespace lightcc {
 
 struct Counters {
   enum Name { requests, express, batches, fused_batches, collectives, fused_requests, announced, recalled,
-              payload_bytes, copied_bytes, stall_warnings, wait_ns, kCount };
+              payload_bytes, copied_bytes, stall_warnings, wait_ns, most_in_flight,
+              kCount };
   static constexpr std::array<const char*, kCount> kNames = {
       "requests",           // calls of a framework that have finished
       "express",            // of these, without negotiation
@@ -21,8 +22,13 @@ struct Counters {
       "payload_bytes",      // bytes that collectives worked on
       "copied_bytes",       // payload bytes copied by the CPU (reductions not counted)
       "stall_warnings",
-      "wait_ns"};           // time that callers spent in wait
+      "wait_ns",            // time that callers spent in wait
+      "most_in_flight"};    // requests that were on their way together, at most
   void add(Name name, uint64_t n = 1) { values[name].fetch_add(n, std::memory_order_relaxed); }
+  void raise(Name name, uint64_t to) {
+    uint64_t is = values[name].load(std::memory_order_relaxed);
+    while (is < to && !values[name].compare_exchange_weak(is, to, std::memory_order_relaxed)) {}
+  }
   std::array<std::atomic<uint64_t>, kCount> values{};
 };
 

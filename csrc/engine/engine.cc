@@ -87,7 +87,7 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
                                               std::to_string(world_.rank) + "; wait for it or use another name");
     joining_ = request->what.kind == Kind::join;
     inbox_.push_back(request);
-    outstanding_.fetch_add(1);
+    counters_.raise(Counters::most_in_flight, uint64_t(outstanding_.fetch_add(1)) + 1);
   }
   inbox_full_.store(true, std::memory_order_seq_cst);
   visits_.fetch_add(1, std::memory_order_relaxed);
@@ -112,6 +112,11 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
   request->code = code, request->text = text;
   counters_.add(Counters::requests);
   Callbacks callbacks = request->callbacks;  // once finished, the request may be gone
+  if (callbacks.received && request->what.kind == Kind::alltoall && code == Code::ok)
+    for (size_t i = 0; i < request->results.size(); ++i) {
+      const auto& rows = request->results[i].rows_from;
+      callbacks.received(callbacks.context, int(i), rows.data(), int(rows.size()));
+    }
   request->finished.store(true, std::memory_order_seq_cst);
   outstanding_.fetch_sub(1);
   if (callbacks.done) callbacks.done(callbacks.context, int(code), text.c_str());

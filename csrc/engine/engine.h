@@ -29,6 +29,7 @@ struct Call {                    // an allreduce of one tensor, as lightcc_submi
   std::span<const int64_t> shape;
   ReduceOp op;
   double pre, post;
+  Callbacks callbacks = {};      // for what is begun here and ends elsewhere
 };
 
 class Engine : public ChannelOwner {

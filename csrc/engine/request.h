@@ -21,6 +21,7 @@ struct Callbacks {
   void (*done)(void* context, int status, const char* text) = nullptr;
   void* (*allocate)(void* context, int index, const int64_t* shape, int ndim) = nullptr;
   void* context = nullptr;
+  void (*received)(void* context, int index, const int32_t* rows, int count) = nullptr;  // alltoall, before done
 };
 
 struct Request {

@@ -1,0 +1,379 @@
+// The kernels: each hands its tensors to the engine and returns; the engine's callbacks make the outputs and tell
+// TensorFlow that it is done, from whichever thread runs the engine. Tensors are in host memory, also where the operation is
+// placed on a GPU: TensorFlow copies them.
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "api/lightcc.h"
+#include "api/tensorflow/c_api.h"
+
+namespace lightcc::tf {
+namespace {
+
+struct Form {
+  const char* operation;
+  int kind;
+  bool several = false;
+};
+constexpr Form kForms[] = {{"HorovodAllreduce", LIGHTCC_ALLREDUCE},
+                           {"HorovodGroupedAllreduce", LIGHTCC_ALLREDUCE, true},
+                           {"HorovodReducescatter", LIGHTCC_REDUCESCATTER},
+                           {"HorovodGroupedReducescatter", LIGHTCC_REDUCESCATTER, true},
+                           {"HorovodAllgather", LIGHTCC_ALLGATHER},
+                           {"HorovodGroupedAllgather", LIGHTCC_ALLGATHER, true},
+                           {"HorovodBroadcast", LIGHTCC_BROADCAST},
+                           {"HorovodAlltoall", LIGHTCC_ALLTOALL},
+                           {"HorovodBarrier", LIGHTCC_BARRIER}};
+constexpr DataType kDataTypes[] = {kUint8, kInt8,  kUint16, kInt16, kInt32,   kInt64,  // by lightcc_dtype
+                                   kHalf,  kFloat, kDouble, kBool,  kBfloat16};
+constexpr size_t kBytes[] = {1, 1, 2, 2, 4, 8, 2, 4, 8, 1, 2};
+
+// The iterations of a loop that TensorFlow may run at a time, 10 unless told otherwise, need names of their own.
+constexpr int64_t kIterations = 16;
+
+int dtype_of(const Tensor* tensor) {
+  for (int code = 0; code < int(std::size(kDataTypes)); ++code)
+    if (kDataTypes[code] == api.TensorType(tensor)) return code;
+  return -1;  // refused by the core; the operation's definition lets no such type through
+}
+
+Code code_of(int status) {
+  switch (status) {
+    case LIGHTCC_INVALID_ARGUMENT:
+      return kInvalidArgument;
+    case LIGHTCC_MISMATCH:
+      return kFailedPrecondition;
+    default:  // the epoch is over; or there was none
+      return lightcc_initialized() || status != LIGHTCC_SHUT_DOWN ? kUnknown : kFailedPrecondition;
+  }
+}
+
+// ---- one operation of a graph, or all eager calls with the same attributes
+
+struct Kernel {
+  Form form = {};
+  int group = 0, op = LIGHTCC_SUM, root = 0;
+  double pre = 1, post = 1;
+  std::string name;    // empty: the core numbers it
+  bool waits = false;  // TensorFlow does nothing else meanwhile, so this thread may run the engine
+};
+
+class Attributes {
+ public:
+  explicit Attributes(Construction* construction) : construction_(construction) {}
+  int64_t number(const char* name) {
+    int64_t value = 0;
+    api.OpKernelConstruction_GetAttrInt64(construction_, name, &value, result_);
+    return value;
+  }
+  double factor(const char* name) {
+    const int64_t bits = number(name);
+    double value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  std::string text(const char* name) {
+    int32_t count = 0, size = 0;
+    api.OpKernelConstruction_GetAttrSize(construction_, name, &count, &size, result_);
+    std::string value(size_t(std::max(size, 0)), '\0');
+    api.OpKernelConstruction_GetAttrString(construction_, name, value.data(), value.size(), result_);
+    return value;
+  }
+  void complain() {
+    if (!result_.ok()) api.OpKernelConstruction_Failure(construction_, result_);
+  }
+
+ private:
+  Construction* construction_;
+  Result result_;
+};
+
+// In a graph an operation is known by its node's name, which functions that are inlined make longer, and so unique.
+void name(Kernel& kernel, Construction* construction, Attributes& attributes) {
+  kernel.name = attributes.text("tensor_name");
+  kernel.waits = attributes.text("unique").empty();
+  if (kernel.waits || !kernel.name.empty()) return;
+  const StringView node = api.OpKernelConstruction_GetName(construction);
+  kernel.name.assign(node.data, node.size);
+  if (attributes.number("ignore_name_scope")) kernel.name.erase(0, kernel.name.rfind('/') + 1);
+}
+
+template <size_t form> void* create(Construction* construction) {
+  auto kernel = std::make_unique<Kernel>();
+  kernel->form = kForms[form];
+  const int kind = kernel->form.kind;
+  Attributes attributes(construction);
+  kernel->group = int(attributes.number("process_set_id"));
+  if (kind == LIGHTCC_BROADCAST) kernel->root = int(attributes.number("root_rank"));
+  if (kind == LIGHTCC_ALLREDUCE || kind == LIGHTCC_REDUCESCATTER) {
+    kernel->op = int(attributes.number("reduce_op"));
+    kernel->pre = attributes.factor("prescale_factor"), kernel->post = attributes.factor("postscale_factor");
+  }
+  if (kind != LIGHTCC_BARRIER) name(*kernel, construction, attributes);
+  attributes.complain();
+  return kernel.release();
+}
+
+void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
+
+// ---- one run of it
+
+// What TensorFlow passes as `done` points at a std::function of the caller's stack frame, gone when compute returns.
+class Completion {
+ public:
+  explicit Completion(Done* done) : copy_(*reinterpret_cast<const std::function<void()>*>(done)) {}
+  void operator()() { api.RunAsyncOpKernelDoneCallback(reinterpret_cast<Done*>(&copy_)); }
+
+ private:
+  std::function<void()> copy_;
+};
+
+class Run {
+ public:
+  Run(const Kernel& kernel, Context* context, Done* done) : kernel_(kernel), context_(context), done_(done) {}
+
+  void start() {
+    if (!take_inputs() || !take_splits()) return fail(kInvalidArgument, result_.text());
+    const std::string name = name_here();
+    const lightcc_callbacks callbacks{on_done, on_allocate, this, on_received};
+    const int64_t status = lightcc_submit_group(
+        kernel_.form.kind, name.empty() ? nullptr : name.c_str(), kernel_.group, int(inputs_.size()), inputs_.data(),
+        outputs_.empty() ? nullptr : outputs_.data(), dtypes_.data(), ndims_.data(), shapes_.data(), kernel_.op,
+        kernel_.root, kernel_.pre, kernel_.post, splits_.empty() ? nullptr : splits_.data(),
+        kernel_.waits ? LIGHTCC_BLOCK : 0, &callbacks);
+    if (status < 0) fail(code_of(int(-status)), lightcc_error());  // else this may be gone
+  }
+
+ private:
+  bool take_inputs() {
+    const int kind = kernel_.form.kind;
+    // Behind the tensors: the token, and for an alltoall the splits; a barrier has nothing.
+    const int tensors = kind == LIGHTCC_BARRIER ? 0 : api.NumInputs(context_) - (kind == LIGHTCC_ALLTOALL ? 2 : 1);
+    for (int i = 0; i < tensors; ++i) {
+      Tensor* tensor = nullptr;
+      api.GetInput(context_, i, &tensor, result_);
+      if (!result_.ok()) return false;
+      inputs_.push_back(api.TensorData(tensor));
+      dtypes_.push_back(dtype_of(tensor));
+      ndims_.push_back(api.NumDims(tensor));
+      for (int d = 0; d < ndims_.back(); ++d) shapes_.push_back(api.Dim(tensor, d));
+      api.DeleteTensor(tensor);  // the context keeps the memory; with a second owner it could not be the output's
+      if ((kind == LIGHTCC_ALLREDUCE || kind == LIGHTCC_BROADCAST) && !make_output(i)) return false;
+    }
+    return true;
+  }
+
+  // In the input's memory if nobody else needs that.
+  bool make_output(int i) {
+    const int64_t* shape = shapes_.data() + shapes_.size() - size_t(ndims_.back());
+    int forwarded = -1;
+    Tensor* output = api.ForwardInputOrAllocateOutput(context_, &i, 1, i, shape, ndims_.back(), &forwarded, result_);
+    if (!result_.ok()) return false;
+    outputs_.push_back(api.TensorData(output));
+    api.DeleteTensor(output);
+    return true;
+  }
+
+  bool take_splits() {
+    if (kernel_.form.kind != LIGHTCC_ALLTOALL) return true;
+    Tensor* splits = nullptr;
+    api.GetInput(context_, 1, &splits, result_);
+    if (!result_.ok()) return false;
+    const auto* values = static_cast<const int32_t*>(api.TensorData(splits));
+    const bool vector = api.NumDims(splits) == 1;
+    if (vector) splits_.assign(values, values + api.Dim(splits, 0));
+    api.DeleteTensor(splits);
+    const int members = lightcc_group_size(kernel_.group);
+    if (vector && (splits_.empty() || members < 0 || splits_.size() == size_t(members))) return cut();
+    api.SetStatus(result_, kInvalidArgument,
+                  ("splits must be one number of rows for each of the " + std::to_string(members) +
+                   " ranks of the process set, or empty").c_str());
+    return false;
+  }
+
+  // Rows behind the splits stay here. Whatever is wrong with the splits is said by the core.
+  bool cut() {
+    int64_t sum = 0;
+    for (int32_t rows : splits_) sum += rows;
+    if (!splits_.empty() && !shapes_.empty() && sum >= 0 && sum < shapes_[0]) shapes_[0] = sum;
+    return true;
+  }
+
+  std::string name_here() const {
+    if (kernel_.name.empty() || kernel_.waits) return kernel_.name;
+    const int64_t iteration = api.GetIterId(context_);
+    return iteration > 0 ? kernel_.name + "@" + std::to_string(iteration % kIterations) : kernel_.name;
+  }
+
+  void* allocate(int index, const int64_t* shape, int ndim) {
+    const auto dtype = size_t(dtypes_[size_t(index)]);
+    size_t bytes = kBytes[dtype];
+    for (int d = 0; d < ndim; ++d) bytes *= size_t(shape[d]);
+    Tensor* output = api.AllocateOutput(context_, index, kDataTypes[dtype], shape, ndim, bytes, result_);
+    if (!result_.ok()) return nullptr;
+    void* data = api.TensorData(output);
+    api.DeleteTensor(output);
+    return data;
+  }
+
+  void receive(const int32_t* rows, int count) {
+    const int64_t shape = count;
+    Tensor* output = api.AllocateOutput(context_, 1, kInt32, &shape, 1, size_t(count) * sizeof *rows, result_);
+    if (!result_.ok()) return;
+    std::memcpy(api.TensorData(output), rows, size_t(count) * sizeof *rows);
+    api.DeleteTensor(output);
+  }
+
+  void fail(Code code, const std::string& why) {
+    const std::string here = " on rank " + std::to_string(lightcc_rank()) + ": ";
+    api.SetStatus(result_, code, (kernel_.form.operation + here + why).c_str());
+    finish();
+  }
+  void finish() {
+    if (!result_.ok()) api.OpKernelContext_Failure(context_, result_);
+    Completion done = std::move(done_);
+    delete this;
+    done();
+  }
+
+  static void on_done(void* run, int status, const char* text) {
+    auto& self = *static_cast<Run*>(run);
+    status == LIGHTCC_OK ? self.finish() : self.fail(code_of(status), text);
+  }
+  static void* on_allocate(void* run, int index, const int64_t* shape, int ndim) {
+    return static_cast<Run*>(run)->allocate(index, shape, ndim);
+  }
+  static void on_received(void* run, int, const int32_t* rows, int count) {
+    static_cast<Run*>(run)->receive(rows, count);
+  }
+
+  const Kernel& kernel_;  // outlives its runs
+  Context* const context_;
+  Completion done_;
+  Result result_;
+  std::vector<const void*> inputs_;
+  std::vector<void*> outputs_;
+  std::vector<int32_t> dtypes_, ndims_, splits_;
+  std::vector<int64_t> shapes_;
+};
+
+void compute(void* kernel, Context* context, Done* done) {
+  (new Run(*static_cast<const Kernel*>(kernel), context, done))->start();
+}
+
+// ---- numbers
+
+void set_number(Context* context, int value) {
+  Result result;
+  Tensor* output = api.AllocateOutput(context, 0, kInt32, nullptr, 0, sizeof(int32_t), result);
+  if (!result.ok()) return api.OpKernelContext_Failure(context, result);
+  *static_cast<int32_t*>(api.TensorData(output)) = value;
+  api.DeleteTensor(output);
+}
+
+void fail(Context* context, Code code, const std::string& text) {
+  Result result;
+  api.SetStatus(result, code, text.c_str());
+  api.OpKernelContext_Failure(context, result);
+}
+
+int is_included(int group) { return lightcc_group_size(group) < 0 ? -2 : int(lightcc_group_rank(group) >= 0); }
+
+struct Number {
+  const char* operation;
+  int (*value)(int group);
+  bool of_group;
+};
+constexpr Number kNumbers[] = {
+    {"HorovodToken", [](int) { return 0; }, false},
+    {"HorovodRank", [](int) { return lightcc_rank(); }, false},
+    {"HorovodLocalRank", [](int) { return lightcc_local_rank(); }, false},
+    {"HorovodLocalSize", [](int) { return lightcc_local_size(); }, false},
+    {"HorovodSize", lightcc_group_size, true},
+    {"HorovodProcessSetIncluded", is_included, true}};
+
+template <size_t number> void* create_number(Construction* construction) {
+  Attributes attributes(construction);
+  auto group = std::make_unique<int>(kNumbers[number].of_group ? int(attributes.number("process_set_id")) : 0);
+  attributes.complain();
+  return group.release();
+}
+template <size_t number> void compute_number(void* group, Context* context) {
+  const int value = kNumbers[number].value(*static_cast<int*>(group));
+  if (value != -1) return set_number(context, value);
+  fail(context, lightcc_initialized() ? kInvalidArgument : kFailedPrecondition,
+       std::string(kNumbers[number].operation) +
+           (lightcc_initialized() ? ": no such process set" : ": lightcc is not initialised; call hvd.init()"));
+}
+void destroy_number(void* group) { delete static_cast<int*>(group); }
+
+// A join lasts as long as the others' training; nobody may wait for it inside the engine or on a thread of TensorFlow.
+void compute_join(void*, Context* context, Done* done) {
+  const int64_t handle = lightcc_join();
+  Completion finish(done);
+  if (handle < 0) {
+    fail(context, code_of(int(-handle)), std::string("HorovodJoin: ") + lightcc_error());
+    return finish();
+  }
+  std::thread([=]() mutable {
+    int status;
+    while ((status = lightcc_wait(handle, 1000)) == LIGHTCC_PENDING) {}
+    if (status == LIGHTCC_OK)
+      set_number(context, lightcc_last_joined(handle));
+    else
+      fail(context, code_of(status), std::string("HorovodJoin: ") + lightcc_error());
+    lightcc_release(handle);
+    finish();
+  }).detach();
+}
+
+// ---- registration
+
+constexpr const char* kDevices[] = {"CPU", "GPU"};
+
+void add(const char* operation, KernelBuilder* builder, std::initializer_list<const char*> arguments) {
+  for (const char* argument : arguments) api.KernelBuilder_HostMemory(builder, argument);
+  Result result;
+  api.RegisterKernelBuilder(operation, builder, result);
+}
+
+template <size_t... form> void add_collectives(const char* device, std::index_sequence<form...>) {
+  const auto one = [&](const Form& what, Create make) {
+    KernelBuilder* builder = api.NewAsyncKernelBuilder(what.operation, device, make, compute, destroy);
+    if (what.kind == LIGHTCC_BARRIER) return add(what.operation, builder, {});
+    if (what.kind == LIGHTCC_ALLTOALL)
+      return add(what.operation, builder, {"tensor", "splits", "token", "output", "received_splits"});
+    add(what.operation, builder,
+        {what.several ? "tensors" : "tensor", "token", what.several ? "outputs" : "output"});
+  };
+  (one(kForms[form], create<form>), ...);
+}
+template <size_t... number> void add_numbers(const char* device, std::index_sequence<number...>) {
+  (add(kNumbers[number].operation,
+       api.NewKernelBuilder(kNumbers[number].operation, device, create_number<number>, compute_number<number>,
+                            destroy_number),
+       {"output"}),
+   ...);
+}
+
+}  // namespace
+
+void register_kernels() {
+  for (const char* device : kDevices) {
+    add_collectives(device, std::make_index_sequence<std::size(kForms)>());
+    add_numbers(device, std::make_index_sequence<std::size(kNumbers)>());
+    add("HorovodJoin", api.NewAsyncKernelBuilder("HorovodJoin", device, [](Construction*) -> void* { return nullptr; },
+                                                 compute_join, [](void*) {}),
+        {"output"});
+  }
+}
+
+}  // namespace lightcc::tf

@@ -1,0 +1,225 @@
+"""The collectives on TensorFlow's tensors, by the names and signatures of horovod.tensorflow.mpi_ops.
+
+They work at once, in tf.function and in graphs of TensorFlow 1. Those that move data run when their inputs are there,
+in any order and many at a time; in a graph the node's name is what the ranks meet by, so they build the same graph.
+
+What holds for all of them:
+  tensors  tf.Tensor or what can be made one; uint8, int8, uint16, int16, int32, int64, float16, float32, float64, bool
+           or bfloat16; any shape, also without elements. On a GPU they are copied to the host and back.
+  name     None: in a graph made from the tensor's name; at once, numbered in the order of the calls.
+  ignore_name_scope  in a graph: the ranks meet by the last part of the node's name.
+  tf.errors.InvalidArgumentError     this rank's call is wrong (also: no such process set, not a member, name in flight).
+  tf.errors.FailedPreconditionError  the ranks disagree, which every rank is told; or lightcc is not initialised.
+  tf.errors.UnknownError             a rank is lost, or lightcc was shut down; at once it is a HorovodInternalError too.
+"""
+import re
+import struct
+
+import tensorflow as tf
+
+from lightcc.common.basics import HorovodBasics
+from lightcc.common.exceptions import HorovodInternalError  # noqa: F401
+from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
+from lightcc.common.util import (  # noqa: F401
+    check_installed_version,
+    get_average_backwards_compatibility_fun,
+    get_ext_suffix,
+    gpu_available,
+    num_rank_is_power_2,
+)
+from lightcc.ops import ReduceOps, handle_average_backwards_compatibility  # noqa: F401
+from lightcc.tensorflow._library import operations as MPI_LIB
+from lightcc.tensorflow._library import run
+
+check_num_rank_power_of_2 = num_rank_is_power_2
+
+_basics = HorovodBasics(__file__)
+
+Average, Sum, Adasum = _basics.Average, _basics.Sum, _basics.Adasum
+Min, Max, Product = _basics.Min, _basics.Max, _basics.Product
+
+init, shutdown, is_initialized = _basics.init, _basics.shutdown, _basics.is_initialized
+size, rank = _basics.size, _basics.rank
+local_size, local_rank = _basics.local_size, _basics.local_rank
+cross_size, cross_rank = _basics.cross_size, _basics.cross_rank
+is_homogeneous = _basics.is_homogeneous
+mpi_threads_supported = _basics.mpi_threads_supported
+mpi_enabled, mpi_built = _basics.mpi_enabled, _basics.mpi_built
+gloo_enabled, gloo_built = _basics.gloo_enabled, _basics.gloo_built
+nccl_built, ddl_built, ccl_built = _basics.nccl_built, _basics.ddl_built, _basics.ccl_built
+cuda_built, rocm_built = _basics.cuda_built, _basics.rocm_built
+start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
+
+
+def _normalize_name(name: str) -> str:
+    """The name with what TensorFlow does not allow in the names of nodes replaced by underscores."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+def _named(kind, tensors, name):
+    """The tensors as such, and the name of their operation."""
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if tf.executing_eagerly():
+        return tensors, name
+    if name is None:
+        return tensors, f"Horovod{kind}_{_normalize_name(tensors[0].name)}" if tensors else None
+    return tensors, re.sub(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]", "_", name)
+
+
+def _bits(factor: float) -> int:
+    return struct.unpack("<q", struct.pack("<d", factor))[0]
+
+
+def _run(operation, kind, tensors, name, process_set, ignore_name_scope, *arguments, **attributes):
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered; use hvd.add_process_set or hvd.init(process_sets=...).")
+    tensors, name = _named(kind, tensors, name)
+    return run(operation, tensors if "Grouped" in kind else tensors[0], *arguments, name=name,
+               process_set_id=process_set.process_set_id, ignore_name_scope=int(ignore_name_scope), **attributes)
+
+
+def _reduction(op, prescale_factor, postscale_factor):
+    return {"reduce_op": op, "prescale_factor": _bits(prescale_factor), "postscale_factor": _bits(postscale_factor)}
+
+
+def _allreduce(tensor, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=False,
+               process_set=global_process_set):
+    """Reduces a dense tensor over the ranks of the set; the result is on all of them. Differentiable."""
+    return _run(MPI_LIB.horovod_allreduce, "Allreduce", [tensor], name, process_set, ignore_name_scope,
+                **_reduction(op, prescale_factor, postscale_factor))
+
+
+def _grouped_allreduce(tensors, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=False,
+                       process_set=global_process_set):
+    """Reduces several dense tensors, whose dtypes may differ, as one unit; returns a list. Differentiable."""
+    return list(_run(MPI_LIB.horovod_grouped_allreduce, "GroupedAllreduce", tensors, name, process_set,
+                     ignore_name_scope, **_reduction(op, prescale_factor, postscale_factor)))
+
+
+def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):
+    """Concatenates the tensors of all ranks of the set along dimension 0, in rank order; differentiable.
+
+    Dimension 0 may differ between ranks, the others not. A tensor without dimensions: InvalidArgumentError, while a
+    graph is built ValueError.
+
+    >>> hvd.allgather(tf.ones((2, 3))).shape == (2 * hvd.size(), 3)
+    True
+    """
+    return _run(MPI_LIB.horovod_allgather, "Allgather", [tensor], name, process_set, ignore_name_scope)
+
+
+def grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=global_process_set):
+    """Gathers several tensors as one unit; returns a list. Arguments as for allgather; dtypes may differ.
+
+    >>> len(hvd.grouped_allgather([tf.ones(1), tf.ones((2, 2))]))
+    2
+    """
+    return list(_run(MPI_LIB.horovod_grouped_allgather, "GroupedAllgather", tensors, name, process_set,
+                     ignore_name_scope))
+
+
+def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set=global_process_set):
+    """Returns the root's tensor on every rank of the set; shapes and dtypes must be equal; differentiable.
+
+    root_rank: a rank of the world, also with a process set; InvalidArgumentError if it is not a member.
+
+    >>> int(hvd.broadcast(tf.constant(hvd.rank()), root_rank=0))
+    0
+    """
+    return _run(MPI_LIB.horovod_broadcast, "Broadcast", [tensor], name, process_set, ignore_name_scope,
+                root_rank=root_rank)
+
+
+def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_set=global_process_set):
+    """Sends slices of dimension 0 to the ranks of the set, and returns what they sent, in rank order; differentiable.
+
+    splits: how many rows go to each rank, a list or a one-dimensional int32 tensor; they may add up to less than there
+    are. None: equal parts. With splits, returns (tensor, rows received from each rank as an int32 tensor).
+
+    >>> hvd.alltoall(tf.range(hvd.size())).numpy().tolist() == [hvd.rank()] * hvd.size()
+    True
+    """
+    sent = tf.zeros([0], tf.int32) if splits is None else tf.convert_to_tensor(splits, tf.int32)
+    output, received = _run(MPI_LIB.horovod_alltoall, "Alltoall", [tensor], name, process_set, ignore_name_scope, sent)
+    return output if splits is None else (output, received)
+
+
+def _reducescatter(tensor, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=False,
+                   process_set=global_process_set):
+    """Reduces, then gives rank i of the set the i-th part of dimension 0; the first `rows % size` get one row more."""
+    return _run(MPI_LIB.horovod_reducescatter, "Reducescatter", [tensor], name, process_set, ignore_name_scope,
+                **_reduction(op, prescale_factor, postscale_factor))
+
+
+def _grouped_reducescatter(tensors, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0,
+                           ignore_name_scope=False, process_set=global_process_set):
+    """_reducescatter of several tensors as one unit; returns a list."""
+    return list(_run(MPI_LIB.horovod_grouped_reducescatter, "GroupedReducescatter", tensors, name, process_set,
+                     ignore_name_scope, **_reduction(op, prescale_factor, postscale_factor)))
+
+
+def join():
+    """Says that this rank has no more data, waits until all ranks have, and returns the rank that came last (int32).
+
+    Until then the others' collectives go on without it: lightcc.ops.join tells how.
+
+    >>> int(hvd.join()) in range(hvd.size())
+    True
+    """
+    return MPI_LIB.horovod_join()
+
+
+def barrier(process_set=global_process_set):
+    """Waits until all ranks of the set are here. In a graph returns the operation.
+
+    >>> hvd.barrier()
+    """
+    return MPI_LIB.horovod_barrier(process_set_id=process_set.process_set_id)
+
+
+def size_op(process_set_id=0, name=None):
+    """The number of ranks of a process set when the graph runs, not when it is built; an int32 scalar.
+
+    >>> int(hvd.size_op()) == hvd.size()
+    True
+    """
+    return MPI_LIB.horovod_size(process_set_id=process_set_id, name=name)
+
+
+def rank_op(name=None):
+    """This rank when the graph runs; an int32 scalar.
+
+    >>> int(hvd.rank_op()) == hvd.rank()
+    True
+    """
+    return MPI_LIB.horovod_rank(name=name)
+
+
+def local_rank_op(name=None):
+    """This rank on its host when the graph runs; an int32 scalar.
+
+    >>> int(hvd.local_rank_op()) == hvd.local_rank()
+    True
+    """
+    return MPI_LIB.horovod_local_rank(name=name)
+
+
+def local_size_op(name=None):
+    """The number of ranks on this host when the graph runs; an int32 scalar.
+
+    >>> int(hvd.local_size_op()) == hvd.local_size()
+    True
+    """
+    return MPI_LIB.horovod_local_size(name=name)
+
+
+def process_set_included_op(process_set_id=0, name=None):
+    """1 if this rank is in the process set when the graph runs, 0 if not, negative if there is none; int32.
+
+    >>> int(hvd.process_set_included_op())
+    1
+    """
+    return MPI_LIB.horovod_process_set_included(process_set_id=process_set_id, name=name)
+
+
+from lightcc.tensorflow import gradients  # noqa: E402, F401  built on the above
