@@ -1,19 +1,15 @@
 // The kernels: each hands its tensors to the engine and returns; the engine's callbacks make the outputs and tell
-// TensorFlow that it is done, from whichever thread runs the engine. Tensors are in host memory, also where the operation is
-// placed on a GPU: TensorFlow copies them.
+// TensorFlow that it is done, from whichever thread runs the engine. Tensors are in host memory, also where the
+// operation is placed on a GPU: TensorFlow copies them.
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "api/lightcc.h"
-#include "api/tensorflow/c_api.h"
+#include "api/tensorflow/kernel.h"
 
 namespace lightcc::tf {
 namespace {
@@ -45,17 +41,6 @@ int dtype_of(const Tensor* tensor) {
   return -1;  // refused by the core; the operation's definition lets no such type through
 }
 
-Code code_of(int status) {
-  switch (status) {
-    case LIGHTCC_INVALID_ARGUMENT:
-      return kInvalidArgument;
-    case LIGHTCC_MISMATCH:
-      return kFailedPrecondition;
-    default:  // the epoch is over; or there was none
-      return lightcc_initialized() || status != LIGHTCC_SHUT_DOWN ? kUnknown : kFailedPrecondition;
-  }
-}
-
 // ---- one operation of a graph, or all eager calls with the same attributes
 
 struct Kernel {
@@ -64,36 +49,6 @@ struct Kernel {
   double pre = 1, post = 1;
   std::string name;    // empty: the core numbers it
   bool waits = false;  // TensorFlow does nothing else meanwhile, so this thread may run the engine
-};
-
-class Attributes {
- public:
-  explicit Attributes(Construction* construction) : construction_(construction) {}
-  int64_t number(const char* name) {
-    int64_t value = 0;
-    api.OpKernelConstruction_GetAttrInt64(construction_, name, &value, result_);
-    return value;
-  }
-  double factor(const char* name) {
-    const int64_t bits = number(name);
-    double value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-  }
-  std::string text(const char* name) {
-    int32_t count = 0, size = 0;
-    api.OpKernelConstruction_GetAttrSize(construction_, name, &count, &size, result_);
-    std::string value(size_t(std::max(size, 0)), '\0');
-    api.OpKernelConstruction_GetAttrString(construction_, name, value.data(), value.size(), result_);
-    return value;
-  }
-  void complain() {
-    if (!result_.ok()) api.OpKernelConstruction_Failure(construction_, result_);
-  }
-
- private:
-  Construction* construction_;
-  Result result_;
 };
 
 // In a graph an operation is known by its node's name, which functions that are inlined make longer, and so unique.
@@ -126,16 +81,6 @@ void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
 // ---- one run of it
 
-// What TensorFlow passes as `done` points at a std::function of the caller's stack frame, gone when compute returns.
-class Completion {
- public:
-  explicit Completion(Done* done) : copy_(*reinterpret_cast<const std::function<void()>*>(done)) {}
-  void operator()() { api.RunAsyncOpKernelDoneCallback(reinterpret_cast<Done*>(&copy_)); }
-
- private:
-  std::function<void()> copy_;
-};
-
 class Run {
  public:
   Run(const Kernel& kernel, Context* context, Done* done) : kernel_(kernel), context_(context), done_(done) {}
@@ -149,7 +94,7 @@ class Run {
         outputs_.empty() ? nullptr : outputs_.data(), dtypes_.data(), ndims_.data(), shapes_.data(), kernel_.op,
         kernel_.root, kernel_.pre, kernel_.post, splits_.empty() ? nullptr : splits_.data(),
         kernel_.waits ? LIGHTCC_BLOCK : 0, &callbacks);
-    if (status < 0) fail(code_of(int(-status)), lightcc_error());  // else this may be gone
+    if (status < 0) fail(code_of_refusal(int(-status)), lightcc_error());  // else this may be gone
   }
 
  private:
@@ -269,111 +214,26 @@ void compute(void* kernel, Context* context, Done* done) {
   (new Run(*static_cast<const Kernel*>(kernel), context, done))->start();
 }
 
-// ---- numbers
-
-void set_number(Context* context, int value) {
-  Result result;
-  Tensor* output = api.AllocateOutput(context, 0, kInt32, nullptr, 0, sizeof(int32_t), result);
-  if (!result.ok()) return api.OpKernelContext_Failure(context, result);
-  *static_cast<int32_t*>(api.TensorData(output)) = value;
-  api.DeleteTensor(output);
-}
-
-void fail(Context* context, Code code, const std::string& text) {
-  Result result;
-  api.SetStatus(result, code, text.c_str());
-  api.OpKernelContext_Failure(context, result);
-}
-
-int is_included(int group) { return lightcc_group_size(group) < 0 ? -2 : int(lightcc_group_rank(group) >= 0); }
-
-struct Number {
-  const char* operation;
-  int (*value)(int group);
-  bool of_group;
-};
-constexpr Number kNumbers[] = {
-    {"HorovodToken", [](int) { return 0; }, false},
-    {"HorovodRank", [](int) { return lightcc_rank(); }, false},
-    {"HorovodLocalRank", [](int) { return lightcc_local_rank(); }, false},
-    {"HorovodLocalSize", [](int) { return lightcc_local_size(); }, false},
-    {"HorovodSize", lightcc_group_size, true},
-    {"HorovodProcessSetIncluded", is_included, true}};
-
-template <size_t number> void* create_number(Construction* construction) {
-  Attributes attributes(construction);
-  auto group = std::make_unique<int>(kNumbers[number].of_group ? int(attributes.number("process_set_id")) : 0);
-  attributes.complain();
-  return group.release();
-}
-template <size_t number> void compute_number(void* group, Context* context) {
-  const int value = kNumbers[number].value(*static_cast<int*>(group));
-  if (value != -1) return set_number(context, value);
-  fail(context, lightcc_initialized() ? kInvalidArgument : kFailedPrecondition,
-       std::string(kNumbers[number].operation) +
-           (lightcc_initialized() ? ": no such process set" : ": lightcc is not initialised; call hvd.init()"));
-}
-void destroy_number(void* group) { delete static_cast<int*>(group); }
-
-// A join lasts as long as the others' training; nobody may wait for it inside the engine or on a thread of TensorFlow.
-void compute_join(void*, Context* context, Done* done) {
-  const int64_t handle = lightcc_join();
-  Completion finish(done);
-  if (handle < 0) {
-    fail(context, code_of(int(-handle)), std::string("HorovodJoin: ") + lightcc_error());
-    return finish();
-  }
-  std::thread([=]() mutable {
-    int status;
-    while ((status = lightcc_wait(handle, 1000)) == LIGHTCC_PENDING) {}
-    if (status == LIGHTCC_OK)
-      set_number(context, lightcc_last_joined(handle));
-    else
-      fail(context, code_of(status), std::string("HorovodJoin: ") + lightcc_error());
-    lightcc_release(handle);
-    finish();
-  }).detach();
-}
-
 // ---- registration
-
-constexpr const char* kDevices[] = {"CPU", "GPU"};
-
-void add(const char* operation, KernelBuilder* builder, std::initializer_list<const char*> arguments) {
-  for (const char* argument : arguments) api.KernelBuilder_HostMemory(builder, argument);
-  Result result;
-  api.RegisterKernelBuilder(operation, builder, result);
-}
 
 template <size_t... form> void add_collectives(const char* device, std::index_sequence<form...>) {
   const auto one = [&](const Form& what, Create make) {
     KernelBuilder* builder = api.NewAsyncKernelBuilder(what.operation, device, make, compute, destroy);
-    if (what.kind == LIGHTCC_BARRIER) return add(what.operation, builder, {});
+    if (what.kind == LIGHTCC_BARRIER) return add_kernel(what.operation, builder, {});
     if (what.kind == LIGHTCC_ALLTOALL)
-      return add(what.operation, builder, {"tensor", "splits", "token", "output", "received_splits"});
-    add(what.operation, builder,
-        {what.several ? "tensors" : "tensor", "token", what.several ? "outputs" : "output"});
+      return add_kernel(what.operation, builder, {"tensor", "splits", "token", "output", "received_splits"});
+    add_kernel(what.operation, builder,
+               {what.several ? "tensors" : "tensor", "token", what.several ? "outputs" : "output"});
   };
   (one(kForms[form], create<form>), ...);
-}
-template <size_t... number> void add_numbers(const char* device, std::index_sequence<number...>) {
-  (add(kNumbers[number].operation,
-       api.NewKernelBuilder(kNumbers[number].operation, device, create_number<number>, compute_number<number>,
-                            destroy_number),
-       {"output"}),
-   ...);
 }
 
 }  // namespace
 
 void register_kernels() {
-  for (const char* device : kDevices) {
-    add_collectives(device, std::make_index_sequence<std::size(kForms)>());
-    add_numbers(device, std::make_index_sequence<std::size(kNumbers)>());
-    add("HorovodJoin", api.NewAsyncKernelBuilder("HorovodJoin", device, [](Construction*) -> void* { return nullptr; },
-                                                 compute_join, [](void*) {}),
-        {"output"});
-  }
+  for (const char* device : kDevices) add_collectives(device, std::make_index_sequence<std::size(kForms)>());
+  for (const Form& form : kForms) add_refusal(form.operation);
+  register_numbers();
 }
 
 }  // namespace lightcc::tf
