@@ -6,9 +6,9 @@ namespace {
 void* refuse(Construction* construction) {
   Result result;
   api.SetStatus(result, kUnimplemented,
-                "XLA cannot compile lightcc's collectives, which talk to other processes. Take jit_compile=True off the "
-                "function that calls them (in Keras: model.compile(jit_compile=False)); functions that it calls may "
-                "keep it.");
+                "XLA cannot compile lightcc's collectives, which talk to other processes. Take jit_compile=True off "
+                "the function that calls them (in Keras: model.compile(jit_compile=False)); functions that it calls "
+                "may keep it.");
   api.OpKernelConstruction_Failure(construction, result);
   return nullptr;
 }

@@ -178,7 +178,8 @@ class Run {
   }
 
   void fail(Code code, const std::string& why) {
-    const std::string here = " on rank " + std::to_string(lightcc_rank()) + ": ";
+    const int rank = lightcc_rank();  // -1 outside of an epoch
+    const std::string here = rank < 0 ? ": " : " on rank " + std::to_string(rank) + ": ";
     api.SetStatus(result_, code, (kernel_.form.operation + here + why).c_str());
     finish();
   }
