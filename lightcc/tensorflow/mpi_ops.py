@@ -58,7 +58,7 @@ def _normalize_name(name: str) -> str:
 
 def _named(kind, tensors, name):
     """The tensors as such, and the name of their operation."""
-    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    tensors = [tensor if isinstance(tensor, tf.Tensor) else tf.convert_to_tensor(tensor) for tensor in tensors]
     if tf.executing_eagerly():
         return tensors, name
     if name is None:
