@@ -14,16 +14,22 @@ SOURCES := $(shell find csrc lightcc setup.py pyproject.toml CMakeLists.txt READ
 ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*Express*:*Timeline*:*SideBySide*:*Death*:*Died*:*Dies*
 # Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find.
 ALONE := Types/Reduce.*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps
+# TensorFlow 2.13 has no wheels for Python 3.12 and later, 2.21 none for 3.9.
+TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
+                 print("2.13.0" * (v < (3, 12)), "2.21.0" * (v >= (3, 10)))')
+WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
+  test_join.py test_adasum.py test_tensorflow_*.py test_keras_*.py
 # Half of the unit tests beside the other half: they mostly wait.
 HALVES = printf '%s\n' 0 1 | xargs -P 2 -I {} env GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX={}
 # ThreadSanitizer's memory map does not fit every kernel's address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test unit bench lint wheel sanitize fuzz clean gtest
+.PHONY: help demo test unit tensorflow bench lint wheel sanitize fuzz clean gtest
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ unit tests, then Python tests'
 	@echo 'make unit       C++ unit tests alone'
+	@echo 'make tensorflow tests with TensorFlow and Keras alone, with $(TENSORFLOWS)'
 	@echo 'make bench      a short benchmark'
 	@echo 'make lint       style, layers, generated docs'
 	@echo 'make sanitize   C++ unit tests under ASan + UBSan, then TSan'
@@ -36,8 +42,13 @@ demo: build/installed
 	$(BIN)/python examples/pytorch_digits.py --output build/demo --reference
 
 # From tests, so that `import lightcc` finds the installed package and not the source folder, which has no core.
-test: unit build/installed build/mpi
+test: unit build/installed build/mpi tensorflow
 	cd tests && ../$(BIN)/python -m pytest python regressions multihost -q
+
+# What TensorFlow and Keras have a part in, with the oldest and the newest TensorFlow that this Python can have.
+tensorflow: $(TENSORFLOWS:%=test-tensorflow-%)
+test-tensorflow-%: build/tensorflow-%/installed
+	cd tests/python && ../../build/tensorflow-$*/bin/python -m pytest -q $(WITH_TENSORFLOW)
 
 unit: build/cmake/build.ninja
 	$(BUILD) build/cmake --target unit_tests --parallel $(JOBS)
@@ -69,9 +80,8 @@ fuzz: build/address/build.ninja
 	  $$target -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/ $$([ -d $$corpus ] && echo $$corpus) || exit 1; \
 	done
 
-wheel: build/packages
-	rm -rf build/wheel dist
-	$(BIN)/pip wheel -q --no-deps --no-build-isolation --wheel-dir build/wheel .
+wheel: build/wheel
+	rm -rf dist
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	$(PYTHON) .ci/symbols.py dist/*.whl
 	@ls dist/*.whl
@@ -103,6 +113,21 @@ build/cmake/build.ninja: build/packages | gtest
 
 build/installed: build/packages build/cmake/build.ninja $(SOURCES)
 	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation .
+	touch $@
+
+build/wheel: build/installed
+	rm -rf $@
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $@ .
+	touch $@
+
+# A TensorFlow and the wheel. tf_keras, which 2.13 does not have, would pull in the build for GPUs as well.
+TF_KERAS_2.21.0 := tf_keras==2.21.0
+.PRECIOUS: build/tensorflow-%/installed
+build/tensorflow-%/installed: build/wheel .ci/tensorflow.txt
+	$(PYTHON) -m venv build/tensorflow-$*
+	build/tensorflow-$*/bin/pip install -q --disable-pip-version-check tensorflow-cpu==$* -r .ci/tensorflow.txt
+	build/tensorflow-$*/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall $(TF_KERAS_$*) \
+	  build/wheel/*.whl
 	touch $@
 
 build/address/build.ninja build/thread/build.ninja: build/%/build.ninja: build/packages | gtest

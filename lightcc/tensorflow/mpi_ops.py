@@ -8,9 +8,9 @@ What holds for all of them:
            or bfloat16; any shape, also without elements. On a GPU they are copied to the host and back.
   name     None: in a graph made from the tensor's name; at once, numbered in the order of the calls.
   ignore_name_scope  in a graph: the ranks meet by the last part of the node's name.
-  tf.errors.InvalidArgumentError     this rank's call is wrong (also: no such process set, not a member, name in flight).
+  tf.errors.InvalidArgumentError     this rank's call is wrong; also: no such process set, no member, name in flight.
   tf.errors.FailedPreconditionError  the ranks disagree, which every rank is told; or lightcc is not initialised.
-  tf.errors.UnknownError             a rank is lost, or lightcc was shut down; at once it is a HorovodInternalError too.
+  tf.errors.UnknownError             a rank is lost, or lightcc was shut down; at once also a HorovodInternalError.
 """
 import re
 import struct
