@@ -1,0 +1,90 @@
+"""lightcc for TensorFlow: `import lightcc.tensorflow as hvd`, and the rest of a script written for horovod.tensorflow
+stays.
+"""
+from lightcc.common.exceptions import HorovodInternalError
+from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from lightcc.common.util import check_extension, gpu_available, split_list
+from lightcc.tensorflow.compression import Compression
+from lightcc.tensorflow.exchange import _make_allreduce_grads_fn  # noqa: F401  programs reach for it
+from lightcc.tensorflow.functions import (
+    allgather_object,
+    broadcast_,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from lightcc.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from lightcc.tensorflow.hooks import BroadcastGlobalVariablesHook, broadcast_global_variables
+from lightcc.tensorflow.mpi_ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    alltoall,
+    barrier,
+    broadcast,
+    ccl_built,
+    check_num_rank_power_of_2,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    grouped_allgather,
+    handle_average_backwards_compatibility,
+    init,
+    is_homogeneous,
+    is_initialized,
+    join,
+    local_rank,
+    local_rank_op,
+    local_size,
+    local_size_op,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    process_set_included_op,
+    rank,
+    rank_op,
+    rocm_built,
+    shutdown,
+    size,
+    size_op,
+    start_timeline,
+    stop_timeline,
+)
+from lightcc.tensorflow.optimizer import DistributedOptimizer
+from lightcc.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+from lightcc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from lightcc.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs  # noqa: F401
+
+__all__ = [
+    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
+    "DistributedOptimizer", "HorovodInternalError", "LocalGradientAggregationHelper", "Max", "Min",
+    "PartialDistributedGradientTape", "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "add_process_set",
+    "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
+    "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "ccl_built",
+    "check_extension", "check_num_rank_power_of_2", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce",
+    "grouped_reducescatter", "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized",
+    "join", "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op", "reducescatter",
+    "refs_to_vars", "remove_process_set", "rocm_built", "shutdown", "size", "size_op", "split_list",
+    "start_timeline", "stop_timeline", "vars_to_refs",
+]
+
+_LATER = frozenset(["elastic"])
+
+
+def __getattr__(name: str):
+    if name == "SyncBatchNormalization":  # its base class is Keras's, which takes a second to import
+        from lightcc.tensorflow.sync_batch_norm import SyncBatchNormalization
+        globals()[name] = SyncBatchNormalization
+        return SyncBatchNormalization
+    later = " in this version; horovod.tensorflow has it, and README.md lists what is not supported yet"
+    raise AttributeError(f"module 'lightcc.tensorflow' has no attribute {name!r}{later if name in _LATER else ''}")

@@ -1,0 +1,90 @@
+"""What a tensor becomes on the wire: hvd.Compression.none, .fp16 or .bf16. Names as in horovod.tensorflow.compression.
+"""
+from typing import Any, Tuple
+
+import tensorflow as tf
+
+
+class Compressor:
+    """The interface of a compressor: two static methods. The ranks must make tensors of equal shape and dtype."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> Tuple[tf.Tensor, Any]:
+        """Returns the tensor to send, and what decompress needs to undo it.
+
+        >>> sent, ctx = hvd.Compression.fp16.compress(tf.ones(2)); sent.dtype, ctx
+        (tf.float16, tf.float32)
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """Undoes compress.
+
+        >>> hvd.Compression.fp16.decompress(*hvd.Compression.fp16.compress(tf.ones(2))).numpy()
+        array([1., 1.], dtype=float32)
+        """
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are.
+
+    >>> hvd.Compression.none.compress("a tensor")
+    ('a tensor', None)
+    """
+
+    @staticmethod
+    def compress(tensor):
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor
+
+
+class CastCompressor(Compressor):
+    """Sends floating-point tensors as `wire`; subclasses set it. Other tensors travel as they are."""
+
+    wire: tf.DType
+
+    @classmethod
+    def compress(cls, tensor):
+        dtype = tensor.dtype.base_dtype  # a v1 variable's own dtype is a reference to it
+        return tf.cast(tensor, cls.wire) if dtype.is_floating else tensor, dtype
+
+    @staticmethod
+    def decompress(tensor, ctx: tf.DType):
+        return tf.cast(tensor, ctx) if ctx.is_floating else tensor
+
+
+class FP16Compressor(CastCompressor):
+    """Sends floating-point tensors as float16.
+
+    >>> hvd.allreduce(tf.ones(2), compression=hvd.Compression.fp16).numpy()
+    array([1., 1.], dtype=float32)
+    """
+
+    wire = tf.float16
+
+
+class BF16Compressor(CastCompressor):
+    """Sends floating-point tensors as bfloat16: 8 bits of precision, but the range of float32. Horovod has none.
+
+    >>> hvd.allreduce(tf.ones(2), compression=hvd.Compression.bf16).numpy()
+    array([1., 1.], dtype=float32)
+    """
+
+    wire = tf.bfloat16
+
+
+class Compression:
+    """The compressors there are.
+
+    >>> hvd.allreduce(tf.ones(2), compression=hvd.Compression.fp16).numpy()
+    array([1., 1.], dtype=float32)
+    """
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

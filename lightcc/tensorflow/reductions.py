@@ -1,0 +1,164 @@
+"""The reductions as a script calls them: on tensors and tf.IndexedSlices, compressed for the way, on a device.
+
+Each is differentiable and works eagerly, in a tf.function and in a v1 graph. Underneath are the operations of mpi_ops.
+A sparse tensor (tf.IndexedSlices) is reduced by gathering the rows of all ranks, one after the other: rows that several
+ranks have stay apart until someone adds them up, as optimizers do.
+"""
+import contextlib
+
+import tensorflow as tf
+
+from lightcc.common.process_sets import global_process_set
+from lightcc.tensorflow.compression import Compression
+from lightcc.tensorflow.mpi_ops import (
+    Average,
+    Sum,
+    _allreduce,
+    _grouped_allreduce,
+    _grouped_reducescatter,
+    _reducescatter,
+    allgather,
+    handle_average_backwards_compatibility,
+    size_op,
+)
+
+
+def allreduce(tensor, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None,
+              prescale_factor=1.0, postscale_factor=1.0, name=None, process_set=global_process_set,
+              ignore_name_scope=False):
+    """Reduces a tensor over the ranks of the set, element by element, and returns the result on all of them.
+
+    tensor: a tf.Tensor, a variable, or what tf.convert_to_tensor takes, of the same shape and dtype on all ranks:
+    uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64 or, but for averages and factors,
+    bool. Or tf.IndexedSlices, whose numbers of rows may differ; the result is IndexedSlices too. Their indices and
+    values travel as "<name>.indices" and "<name>.values", uncompressed.
+    op: hvd.Average (default; integers truncate towards zero), Sum, Adasum, Min, Max, Product; Average or Sum for
+    IndexedSlices. average is the deprecated form of op. The factors multiply before and after the reduction.
+    device_dense, device_sparse: where it runs, like "/cpu:0"; '': where TensorFlow puts it.
+    compression: what travels, e.g. hvd.Compression.fp16. name: what the ranks meet by; in graphs the node is named so,
+    after the name scope unless ignore_name_scope. Differentiable.
+    Errors: ValueError for op together with average; NotImplementedError for another op with IndexedSlices; else those
+    of docs/errors.md. Source: horovod.tensorflow.
+
+    >>> hvd.allreduce(tf.ones(3)).numpy()
+    array([1., 1., 1.], dtype=float32)
+    """
+    op = handle_average_backwards_compatibility(op, average)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _sparse_allreduce(tensor, op, device_sparse, prescale_factor, postscale_factor, name, process_set,
+                                 ignore_name_scope)
+    with _device(device_dense):
+        sent, ctx = compression.compress(tf.convert_to_tensor(tensor))
+        reduced = _allreduce(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+        return compression.decompress(reduced, ctx)
+
+
+def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None,
+                      prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set,
+                      ignore_name_scope=False, name=None):
+    """Reduces a list of tensors as one unit and returns a list. Arguments and errors as for allreduce.
+
+    dtypes may differ. tf.IndexedSlices may be among them; these are reduced one by one, beside the unit.
+
+    >>> [x.numpy() for x in hvd.grouped_allreduce([tf.ones(1), tf.ones(2)])]
+    [array([1.], dtype=float32), array([1., 1.], dtype=float32)]
+    """
+    op = handle_average_backwards_compatibility(op, average)
+    results = list(tensors)
+    dense = [i for i, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
+    for i in set(range(len(results))) - set(dense):
+        results[i] = _sparse_allreduce(results[i], op, device_sparse, prescale_factor, postscale_factor,
+                                       name and f"{name}.{i}", process_set, ignore_name_scope)
+    if dense:
+        with _device(device_dense):
+            sent, contexts = _compressed([results[i] for i in dense], compression)
+            reduced = _grouped_allreduce(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope,
+                                         process_set)
+            for i, tensor, ctx in zip(dense, reduced, contexts):
+                results[i] = compression.decompress(tensor, ctx)
+    return results
+
+
+def reducescatter(tensor, device_dense='', compression=Compression.none, op=Average, name=None,
+                  process_set=global_process_set, ignore_name_scope=False, prescale_factor=1.0, postscale_factor=1.0):
+    """Reduces, then gives rank i of the set the i-th part of dimension 0; the first `rows % size` ranks get one more.
+
+    Arguments and errors as for allreduce; op: all but Adasum. Differentiable. NotImplementedError for tf.IndexedSlices.
+
+    >>> hvd.reducescatter(tf.ones(hvd.size())).numpy()
+    array([1.], dtype=float32)
+    """
+    _expect_dense([tensor])
+    with _device(device_dense):
+        sent, ctx = compression.compress(tf.convert_to_tensor(tensor))
+        reduced = _reducescatter(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+        return compression.decompress(reduced, ctx)
+
+
+def grouped_reducescatter(tensors, device_dense='', compression=Compression.none, op=Average,
+                          process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0):
+    """reducescatter of a list of tensors as one unit; returns a list.
+
+    >>> [x.numpy() for x in hvd.grouped_reducescatter([tf.ones(hvd.size())])]
+    [array([1.], dtype=float32)]
+    """
+    tensors = list(tensors)
+    _expect_dense(tensors)
+    if not tensors:
+        return tensors
+    with _device(device_dense):
+        sent, contexts = _compressed(tensors, compression)
+        reduced = _grouped_reducescatter(sent, op=op, prescale_factor=prescale_factor,
+                                         postscale_factor=postscale_factor, process_set=process_set)
+        return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts)]
+
+
+def _sparse_allreduce(slices, op, device, prescale, postscale, name, process_set, ignore_name_scope):
+    if op not in (Average, Sum):
+        raise NotImplementedError(f"allreduce of {name or 'tf.IndexedSlices'}: op must be Average or Sum; another one "
+                                  "needs the zeros too. Send tf.convert_to_tensor(slices), or pass sparse_as_dense="
+                                  "True to the optimizer or tape.")
+    with _device(device):
+        count = size_op(process_set.process_set_id) if op == Average else None
+        slices = _scaled(slices, prescale)
+        if not slices.dtype.is_integer:  # a sum of rows may be scaled row by row, and here are fewer of them
+            slices = _scaled(slices, postscale, count)
+        indices, values = (allgather(part, name and f"{name}.{suffix}", ignore_name_scope, process_set)
+                           for part, suffix in ((slices.indices, "indices"), (slices.values, "values")))
+        gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
+        return _scaled(gathered, postscale, count) if slices.dtype.is_integer else gathered
+
+
+def _scaled(slices, factor, divisor=None):
+    """Slices times a factor, by a divisor. Integers as the core has it: what is truncated is a sum, not each part of
+    it, after a product in float64."""
+    if factor == 1.0 and divisor is None:
+        return slices
+    indices, values = slices.indices, slices.values
+    if not slices.dtype.is_integer:
+        values *= tf.cast(factor, values.dtype) / tf.cast(1 if divisor is None else divisor, values.dtype)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+    indices, places = tf.unique(indices)
+    values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
+    if factor != 1.0:
+        values = tf.cast(tf.cast(values, tf.float64) * factor, values.dtype)
+    if divisor is not None:
+        values = tf.truncatediv(values, tf.cast(divisor, values.dtype))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _compressed(tensors, compression):
+    """What is sent of each tensor, and what is needed to undo it."""
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    return [sent for sent, _ in pairs], [ctx for _, ctx in pairs]
+
+
+def _expect_dense(tensors) -> None:
+    if any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):
+        raise NotImplementedError("reducescatter of tf.IndexedSlices: each rank gets a run of rows, so all rows must "
+                                  "be there. Send tf.convert_to_tensor(slices).")
+
+
+def _device(name: str):
+    """tf.device(name); but in eager mode tf.device('') would end a device of the caller's."""
+    return tf.device(name) if name else contextlib.nullcontext()
