@@ -35,8 +35,8 @@ def allreduce(tensor, average=None, device_dense='', device_sparse='', compressi
     op: hvd.Average (default; integers truncate towards zero), Sum, Adasum, Min, Max, Product; Average or Sum for
     IndexedSlices. average is the deprecated form of op. The factors multiply before and after the reduction.
     device_dense, device_sparse: where it runs, like "/cpu:0"; '': where TensorFlow puts it.
-    compression: what travels, e.g. hvd.Compression.fp16. name: what the ranks meet by; in graphs the node is named so,
-    after the name scope unless ignore_name_scope. Differentiable.
+    compression: what travels, e.g. hvd.Compression.fp16. name: what the ranks meet by, in a graph with the name
+    scope before it, unless ignore_name_scope. Differentiable.
     Errors: ValueError for op together with average; NotImplementedError for another op with IndexedSlices; else those
     of docs/errors.md. Source: horovod.tensorflow.
 
@@ -119,14 +119,11 @@ def _sparse_allreduce(slices, op, device, prescale, postscale, name, process_set
                                   "needs the zeros too. Send tf.convert_to_tensor(slices), or pass sparse_as_dense="
                                   "True to the optimizer or tape.")
     with _device(device):
-        count = size_op(process_set.process_set_id) if op == Average else None
         slices = _scaled(slices, prescale)
-        if not slices.dtype.is_integer:  # a sum of rows may be scaled row by row, and here are fewer of them
-            slices = _scaled(slices, postscale, count)
         indices, values = (allgather(part, name and f"{name}.{suffix}", ignore_name_scope, process_set)
                            for part, suffix in ((slices.indices, "indices"), (slices.values, "values")))
-        gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
-        return _scaled(gathered, postscale, count) if slices.dtype.is_integer else gathered
+        return _scaled(tf.IndexedSlices(values, indices, slices.dense_shape), postscale,
+                       size_op(process_set.process_set_id) if op == Average else None)
 
 
 def _scaled(slices, factor, divisor=None):
