@@ -22,8 +22,8 @@ from lightcc import _core  # the counters
 
 TEST_IMAGES = 297
 # Several processes add up a batch's gradients in another order than one does. In float32 that moves a loss by some
-# 1e-7, and each step builds on the last: 2 to 4 ranks stayed within 3e-7 of one. Mistakes pass the bound: no hook at step
-# 1, a sum for the average at step 2, the gradient of one bias that is lost on one rank at step 3.
+# 1e-7, and each step builds on the last: 2 to 4 ranks stayed within 3e-7 of one. Mistakes pass the bound: no hook at
+# step 1, a sum for the average at step 2, the gradient of one bias that is lost on one rank at step 3.
 LARGEST_DIFFERENCE = 5e-6  # of two losses, relative to the larger
 
 

@@ -4,8 +4,6 @@ Each is differentiable and works eagerly, in a tf.function and in a v1 graph. Un
 A sparse tensor (tf.IndexedSlices) is reduced by gathering the rows of all ranks, one after the other: rows that several
 ranks have stay apart until someone adds them up, as optimizers do.
 """
-import contextlib
-
 import tensorflow as tf
 
 from lightcc.common.process_sets import global_process_set
@@ -47,7 +45,7 @@ def allreduce(tensor, average=None, device_dense='', device_sparse='', compressi
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(tensor, op, device_sparse, prescale_factor, postscale_factor, name, process_set,
                                  ignore_name_scope)
-    with _device(device_dense):
+    with tf.device(device_dense):
         sent, ctx = compression.compress(tf.convert_to_tensor(tensor))
         reduced = _allreduce(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
         return compression.decompress(reduced, ctx)
@@ -66,11 +64,12 @@ def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', 
     op = handle_average_backwards_compatibility(op, average)
     results = list(tensors)
     dense = [i for i, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
-    for i in set(range(len(results))) - set(dense):
-        results[i] = _sparse_allreduce(results[i], op, device_sparse, prescale_factor, postscale_factor,
-                                       name and f"{name}.{i}", process_set, ignore_name_scope)
+    for i, tensor in enumerate(results):
+        if isinstance(tensor, tf.IndexedSlices):
+            results[i] = _sparse_allreduce(tensor, op, device_sparse, prescale_factor, postscale_factor,
+                                           name and f"{name}.{i}", process_set, ignore_name_scope)
     if dense:
-        with _device(device_dense):
+        with tf.device(device_dense):
             sent, contexts = _compressed([results[i] for i in dense], compression)
             reduced = _grouped_allreduce(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope,
                                          process_set)
@@ -89,7 +88,7 @@ def reducescatter(tensor, device_dense='', compression=Compression.none, op=Aver
     array([1.], dtype=float32)
     """
     _expect_dense([tensor])
-    with _device(device_dense):
+    with tf.device(device_dense):
         sent, ctx = compression.compress(tf.convert_to_tensor(tensor))
         reduced = _reducescatter(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
         return compression.decompress(reduced, ctx)
@@ -106,7 +105,7 @@ def grouped_reducescatter(tensors, device_dense='', compression=Compression.none
     _expect_dense(tensors)
     if not tensors:
         return tensors
-    with _device(device_dense):
+    with tf.device(device_dense):
         sent, contexts = _compressed(tensors, compression)
         reduced = _grouped_reducescatter(sent, op=op, prescale_factor=prescale_factor,
                                          postscale_factor=postscale_factor, process_set=process_set)
@@ -118,7 +117,7 @@ def _sparse_allreduce(slices, op, device, prescale, postscale, name, process_set
         raise NotImplementedError(f"allreduce of {name or 'tf.IndexedSlices'}: op must be Average or Sum; another one "
                                   "needs the zeros too. Send tf.convert_to_tensor(slices), or pass sparse_as_dense="
                                   "True to the optimizer or tape.")
-    with _device(device):
+    with tf.device(device):
         slices = _scaled(slices, prescale)
         indices, values = (allgather(part, name and f"{name}.{suffix}", ignore_name_scope, process_set)
                            for part, suffix in ((slices.indices, "indices"), (slices.values, "values")))
@@ -154,8 +153,3 @@ def _expect_dense(tensors) -> None:
     if any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):
         raise NotImplementedError("reducescatter of tf.IndexedSlices: each rank gets a run of rows, so all rows must "
                                   "be there. Send tf.convert_to_tensor(slices).")
-
-
-def _device(name: str):
-    """tf.device(name); but in eager mode tf.device('') would end a device of the caller's."""
-    return tf.device(name) if name else contextlib.nullcontext()
