@@ -22,9 +22,10 @@ from lightcc.wrapper import Groups
 AllreduceGradients = Callable[[Sequence[Any], Optional[Sequence[Any]]], List[Any]]
 
 
-def make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: str = "", compression=Compression.none,
-                            sparse_as_dense: bool = False, op: int = Average, gradient_predivide_factor: float = 1.0,
-                            groups: Groups = None, process_set: ProcessSet = global_process_set) -> AllreduceGradients:
+def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: str = "", compression=Compression.none,
+                             sparse_as_dense: bool = False, op: int = Average, gradient_predivide_factor: float = 1.0,
+                             groups: Groups = None, process_set: ProcessSet = global_process_set
+                             ) -> AllreduceGradients:
     """Makes the function (gradients, variables=None) -> gradients that reduces gradients over the ranks of the set.
 
     name: the collectives' first name; equal on all ranks. groups: as lightcc.wrapper.groups_of returns it: how many
@@ -34,7 +35,7 @@ def make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: st
     In a world of one (unless it may grow: HOROVOD_ELASTIC=1) and on a rank outside the set, gradients stay as they are.
     Errors: from the function, as from allreduce. Source: _make_allreduce_grads_fn of horovod.tensorflow.
 
-    >>> reduce = make_allreduce_grads_fn("Example"); [g.numpy() for g in reduce([tf.constant(2.0)])]
+    >>> reduce = _make_allreduce_grads_fn("Example"); [g.numpy() for g in reduce([tf.constant(2.0)])]
     [2.0]
     """
     options = {"device_dense": device_dense, "device_sparse": device_sparse, "compression": compression, "op": op,
@@ -85,7 +86,7 @@ class LocalVariables:
     of the ranks' losses with respect to what only this rank has.
 
     >>> local = LocalVariables(global_process_set); own = tf.Variable(1.0); local.add(own)
-    >>> reduce = make_allreduce_grads_fn("Example")
+    >>> reduce = _make_allreduce_grads_fn("Example")
     >>> [grad.numpy() * hvd.size() for grad in local.around(reduce, [tf.constant(3.0)], [own])]
     [3.0]
     """
@@ -129,7 +130,8 @@ def dense(grad: Any) -> Any:
 
 def key_of(variable: Any) -> int:
     """What identifies a variable: the same for a variable of Keras 3 and the tf.Variable it holds."""
-    return id(getattr(variable, "_value", variable))
+    inner = getattr(variable, "_value", None)
+    return id(variable if inner is None else inner)
 
 
 def is_variable(thing: Any) -> bool:

@@ -1,0 +1,24 @@
+"""backward_passes_per_step for Keras optimizers, eagerly and in a tf.function."""
+from lightcc.common.process_sets import ProcessSet, global_process_set
+from lightcc.tensorflow.exchange import AllreduceGradients
+from lightcc.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+
+
+class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
+    """LocalGradientAggregationHelper for a Keras optimizer: iterations are counted by its `iterations`.
+
+    Arguments, methods and errors are the same. `counter` and the sums are made at the first use, once for eager calls
+    and all tf.functions. Source: horovod.tensorflow.gradient_aggregation_eager.
+
+    >>> helper = LocalGradientAggregationHelperEager(2, lambda grads, vars: grads, False, True)
+    >>> x = tf.Variable(0.0); helper.compute_gradients([tf.constant(2.0)], [x])[0].numpy(), helper.counter.numpy()
+    (2.0, 1)
+    >>> helper.compute_gradients([tf.constant(4.0)], [x])[0].numpy(), helper.counter.numpy()
+    (3.0, 0)
+    """
+
+    def __init__(self, backward_passes_per_step: int, allreduce_func: AllreduceGradients, sparse_as_dense: bool,
+                 average_aggregated_gradients: bool, process_set: ProcessSet = global_process_set,
+                 scale_local_gradients: bool = True, name: str = ""):
+        super().__init__(backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients, 0,
+                         self._OPTIMIZER_TYPE_KERAS, process_set, scale_local_gradients, name)

@@ -1,0 +1,123 @@
+"""DistributedGradientTape: a tf.GradientTape whose gradients are those of all ranks."""
+import functools
+from typing import Any, List, Tuple
+
+import tensorflow as tf
+
+from lightcc.common.process_sets import global_process_set
+from lightcc.tensorflow.compression import Compression
+from lightcc.tensorflow.exchange import LocalVariables, _make_allreduce_grads_fn, is_variable
+from lightcc.tensorflow.mpi_ops import Average
+from lightcc.wrapper import check_predivide, groups_of, variables_of
+
+
+def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=Compression.none,
+                            sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
+                            process_set=global_process_set, scale_local_gradients=True):
+    """Wraps a tf.GradientTape, also one that has recorded already: gradient() returns the reduced gradients.
+
+    Returns an object of a subclass of the tape's class, of the same name, which shares the tape's recording. Lists of
+    sources must be alike on all ranks, but for local ones. Works eagerly and in a tf.function; jacobian() and
+    batch_jacobian() are not reduced.
+
+    op: as for allreduce. gradient_predivide_factor: divide by it before the sum and by size / factor after.
+    device_dense, device_sparse, compression: as for allreduce. sparse_as_dense: sends tf.IndexedSlices as dense ones;
+    else they travel by allgather. groups: a number of groups, or lists of variables, that are reduced as one unit;
+    num_groups is its old name; eagerly, all are one unit. process_set: who takes part; on other ranks it is a plain
+    tape. scale_local_gradients: divide local gradients by the size of the process set.
+    More methods: register_local_source(variable), get_local_and_global_gradients(gradients, sources).
+
+    Errors: ValueError for wrong groups, a factor with another op than Average, or anything but a tape; from gradient()
+    as from allreduce. Source: horovod.tensorflow.
+
+    >>> x = tf.Variable(3.0)
+    >>> with tf.GradientTape() as tape: loss = x * x
+    >>> hvd.DistributedGradientTape(tape).gradient(loss, [x])[0].numpy()
+    6.0
+    """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise ValueError(f"DistributedGradientTape wraps a tf.GradientTape, not {type(gradtape).__name__}.")
+    if isinstance(gradtape, _DistributedGradientTape):
+        raise ValueError("The tape is a DistributedGradientTape already; wrap the plain tape, once.")
+    check_predivide(gradient_predivide_factor, op)
+    groups = groups_of(groups, num_groups, is_variable)
+    cls = _distributed(type(gradtape))
+    tape = cls.__new__(cls)
+    tape.__dict__ = gradtape.__dict__  # the same recording: either may be stopped, reset or used up
+    tape._local = LocalVariables(process_set, scale_local_gradients)
+    tape._allreduce_grads = _make_allreduce_grads_fn("DistributedGradientTape", device_dense, device_sparse,
+                                                     compression, sparse_as_dense, op, gradient_predivide_factor,
+                                                     groups, process_set)
+    return tape
+
+
+def PartialDistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=Compression.none,
+                                   sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0, num_groups=0,
+                                   groups=None, process_set=global_process_set, local_layers=None,
+                                   scale_local_gradients=True):
+    """DistributedGradientTape whose gradients for the given Keras layers stay on this rank.
+
+    local_layers: one built layer or a list of them; their trainable variables become local sources. Other arguments
+    and errors: as for DistributedGradientTape. ValueError for anything but Keras layers. Source: horovod.tensorflow.
+
+    >>> layer = tf.keras.layers.Dense(1); layer.build((None, 2))
+    >>> tape = hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=layer)
+    >>> with tape: loss = tf.reduce_sum(layer(tf.ones((1, 2)))) * hvd.size()
+    >>> tape.gradient(loss, layer.bias).numpy()
+    array([1.], dtype=float32)
+    """
+    local = variables_of(local_layers)
+    tape = DistributedGradientTape(gradtape, device_dense, device_sparse, compression, sparse_as_dense, op,
+                                   gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients)
+    for variable in local:
+        tape.register_local_source(variable)
+    return tape
+
+
+class _DistributedGradientTape:
+    """What DistributedGradientTape puts in front of the tape's own class."""
+
+    __slots__ = ("_allreduce_grads", "_local")  # beside __dict__, which is shared with the plain tape
+
+    def gradient(self, target, sources, *args, **kwargs):
+        """The tape's own gradients, reduced over the ranks, but for those of local sources. Arguments are the tape's.
+
+        >>> x = tf.Variable(3.0); tape = hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum)
+        >>> with tape: loss = x * x
+        >>> tape.gradient(loss, {"x": x})["x"].numpy() == 6.0 * hvd.size()
+        True
+        """
+        grads = super().gradient(target, sources, *args, **kwargs)
+        flat = self._local.around(self._allreduce_grads, tf.nest.flatten(grads), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(sources, flat)
+
+    def register_local_source(self, source) -> None:
+        """Keeps the gradient of a variable on this rank: it is only divided by the size of the process set, unless
+        scale_local_gradients=False was given. For what only this rank has, or has otherwise than the others.
+
+        >>> own = tf.Variable(3.0); tape = hvd.DistributedGradientTape(tf.GradientTape())
+        >>> tape.register_local_source(own)
+        >>> with tape: loss = own * own * hvd.size()
+        >>> tape.gradient(loss, own).numpy()
+        6.0
+        """
+        self._local.add(source)
+
+    def get_local_and_global_gradients(self, gradients, sources) -> Tuple[List[Any], List[Any]]:
+        """The pairs (gradient, source) of local sources, and those of all others, out of two lists.
+
+        >>> a, b = tf.Variable(1.0), tf.Variable(2.0); tape = hvd.DistributedGradientTape(tf.GradientTape())
+        >>> tape.register_local_source(b); local, rest = tape.get_local_and_global_gradients([3.0, 4.0], [a, b])
+        >>> [grad for grad, _ in local], [grad for grad, _ in rest]
+        ([4.0], [3.0])
+        """
+        local, rest = [], []
+        for gradient, source in zip(gradients, sources):
+            (local if source in self._local else rest).append((gradient, source))
+        return local, rest
+
+
+@functools.lru_cache(maxsize=None)
+def _distributed(cls: type) -> type:
+    """The subclass of a tape's class; one for all tapes of it, since scripts wrap a tape in every step."""
+    return type(cls.__name__, (_DistributedGradientTape, cls), {})
