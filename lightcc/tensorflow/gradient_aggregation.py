@@ -1,5 +1,5 @@
 """backward_passes_per_step for v1 optimizers: gradients are added up in variables of this rank and travel once."""
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -57,14 +57,14 @@ class LocalGradientAggregationHelper:
         self._sparse_as_dense, self._average = sparse_as_dense, average_aggregated_gradients
         self._optimizer_type = optimizer_type
         self._local = LocalVariables(process_set, scale_local_gradients)
-        self._sums: Dict[int, Any] = {}
+        self._sums: Dict[int, Tuple[Any, tf.Variable]] = {}  # by key: the variable, kept so that the key is its own
         self._counter: Optional[tf.Variable] = None
 
     @property
     def counter(self) -> tf.Variable:
         """How many calls of compute_gradients have come since the last reduction."""
         if self._counter is None:
-            self._counter = _local_variable(tf.TensorShape([]), tf.int32, "counter")
+            self._counter = local_variable(tf.TensorShape([]), tf.int32, "counter")
         return self._counter
 
     def register_local_var(self, var) -> None:
@@ -115,8 +115,8 @@ class LocalGradientAggregationHelper:
         grads = [thing for thing in tf.nest.flatten((args, kwargs)) if isinstance(thing, tf.Tensor)]
         with tf.control_dependencies(grads):  # which are there once the counter has been cleared
             ready = tf.equal(self.counter.read_value(), 0)
-        return tf.group(tf.cond(ready, _then_true(apply_grads_closure),
-                                _then_true(lambda: self._count(optimizer, *args, **kwargs))))
+        return tf.group(tf.cond(ready, then_true(apply_grads_closure),
+                                then_true(lambda: self._count(optimizer, *args, **kwargs))))
 
     def _dense(self, grad, var):
         if isinstance(grad, tf.IndexedSlices) and not self._sparse_as_dense:
@@ -128,8 +128,8 @@ class LocalGradientAggregationHelper:
         """The sum of a variable's gradients; None if it has had none yet."""
         key = key_of(var)
         if key not in self._sums and grad is not None:
-            self._sums[key] = _local_variable(var.shape, grad.dtype, "aggregated_gradient")
-        return self._sums.get(key)
+            self._sums[key] = var, local_variable(var.shape, grad.dtype, "aggregated_gradient")
+        return self._sums.get(key, (var, None))[1]
 
     def _reduced(self, sums: List[tf.Variable], vars: List[Any]) -> List[Any]:
         totals = [total.read_value() for total in sums]
@@ -147,17 +147,17 @@ class LocalGradientAggregationHelper:
         return None if step is None else step.assign_add(1)
 
 
-def _local_variable(shape: tf.TensorShape, dtype: tf.DType, name: str) -> tf.Variable:
+def local_variable(shape: tf.TensorShape, dtype: tf.DType, name: str) -> tf.Variable:
     """A variable of zeros, made once, outside of the function or branch that is traced."""
     with tf.init_scope():
         return tf.compat.v1.Variable(lambda: tf.zeros(shape, dtype), trainable=False, use_resource=True, name=name,
                                      collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES])
 
 
-def _then_true(action: Callable[[], Any]) -> Callable[[], tf.Tensor]:
+def then_true(action: Callable[[], Any]) -> Callable[[], tf.Tensor]:
     """A branch of tf.cond for an action: branches must return alike."""
     def branch():
-        done = action()
-        with tf.control_dependencies([op for op in tf.nest.flatten(done) if isinstance(op, (tf.Operation, tf.Tensor))]):
+        done = [thing for thing in tf.nest.flatten(action()) if isinstance(thing, tf.Operation) or hasattr(thing, "op")]
+        with tf.control_dependencies(done):
             return tf.constant(True)
     return branch
