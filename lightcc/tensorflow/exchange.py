@@ -40,18 +40,18 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
     """
     options = {"device_dense": device_dense, "device_sparse": device_sparse, "compression": compression, "op": op,
                "prescale_factor": 1.0 / gradient_predivide_factor, "postscale_factor": gradient_predivide_factor,
-               "process_set": process_set}
+               "process_set": process_set, "ignore_name_scope": True}
 
     def allreduce_grads(grads: Sequence[Any], vars: Optional[Sequence[Any]] = None) -> List[Any]:
         reduced = [dense(grad) if sparse_as_dense else grad for grad in grads]
         present = [i for i, grad in enumerate(reduced) if grad is not None]
         if not present or stays_here(process_set):
             return reduced
-        if tf.executing_eagerly():
-            units = {name: present}
-        else:
-            units = _units(present, groups, vars)
-        with tf.name_scope(f"{name}_Allreduce"):
+        with tf.name_scope(f"{name}_Allreduce") as scope:
+            # Where nodes end up in the graph that runs may differ between ranks, by the writing of summaries on one of
+            # them, say; the scope here does not. It tells apart what two tapes in a graph send.
+            prefix = scope.rstrip("/").replace("/", ".")
+            units = {prefix: present} if tf.executing_eagerly() else _units(prefix, present, groups, vars)
             for unit, members in units.items():
                 if len(members) == 1:
                     results = [allreduce(reduced[members[0]], name=unit, **options)]
@@ -64,7 +64,7 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
     return allreduce_grads
 
 
-def _units(present: List[int], groups: Groups, vars: Optional[Sequence[Any]]) -> Dict[str, List[int]]:
+def _units(prefix: str, present: List[int], groups: Groups, vars: Optional[Sequence[Any]]) -> Dict[str, List[int]]:
     """Which gradients, by their places, travel as one unit, and the units' names."""
     if groups is None:
         together = []
@@ -73,9 +73,9 @@ def _units(present: List[int], groups: Groups, vars: Optional[Sequence[Any]]) ->
     else:
         place = {} if vars is None else {key_of(vars[i]): i for i in present}
         together = [[place[key] for key in map(key_of, group) if key in place] for group in groups]
-    units = {f"group_{i}": members for i, members in enumerate(together) if members}
+    units = {f"{prefix}.group_{i}": members for i, members in enumerate(together) if members}
     grouped = {i for members in units.values() for i in members}
-    units.update({f"gradient_{i}": [i] for i in present if i not in grouped})
+    units.update({f"{prefix}.gradient_{i}": [i] for i in present if i not in grouped})
     return units
 
 
