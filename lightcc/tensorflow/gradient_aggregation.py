@@ -89,14 +89,13 @@ class LocalGradientAggregationHelper:
         summed = [i for i, total in enumerate(sums) if total is not None]  # also one without a gradient in this pass
         if not summed:
             return grads
-        with tf.name_scope(self._name or "LocalGradientAggregation") as scope:
+        with tf.name_scope(self._name or "LocalGradientAggregation"):  # tells the collectives of two helpers apart
             added = [sums[i].assign_add(grads[i], read_value=False) for i in summed if grads[i] is not None]
             with tf.control_dependencies([self.counter.assign_add(1, read_value=False), *added]):
                 last = tf.equal(self.counter.read_value(), self._passes)
 
             def reduced():
-                with tf.name_scope(scope):  # the collectives' names: a branch has its own graph, so they start anew
-                    return self._reduced([sums[i] for i in summed], [vars[i] for i in summed])
+                return self._reduced([sums[i] for i in summed], [vars[i] for i in summed])
 
             def unreduced():
                 return [tf.zeros_like(sums[i]) if grads[i] is None else tf.identity(grads[i]) for i in summed]
