@@ -89,13 +89,14 @@ class LocalGradientAggregationHelper:
         summed = [i for i, total in enumerate(sums) if total is not None]  # also one without a gradient in this pass
         if not summed:
             return grads
-        with tf.name_scope(self._name or "LocalGradientAggregation"):  # tells the collectives of two helpers apart
+        with tf.name_scope(self._name or "LocalGradientAggregation") as scope:
             added = [sums[i].assign_add(grads[i], read_value=False) for i in summed if grads[i] is not None]
             with tf.control_dependencies([self.counter.assign_add(1, read_value=False), *added]):
                 last = tf.equal(self.counter.read_value(), self._passes)
 
             def reduced():
-                return self._reduced([sums[i] for i in summed], [vars[i] for i in summed])
+                with tf.name_scope(scope):  # of v1 graphs a branch does not inherit it; collectives are named by it
+                    return self._reduced([sums[i] for i in summed], [vars[i] for i in summed])
 
             def unreduced():
                 return [tf.zeros_like(sums[i]) if grads[i] is None else tf.identity(grads[i]) for i in summed]

@@ -35,7 +35,8 @@ def loss_of(variables, words, targets):
 
 
 def dense(gradient):
-    return np.asarray(tf.convert_to_tensor(gradient))
+    """A gradient, or a variable, as an array."""
+    return gradient if isinstance(gradient, np.ndarray) else np.asarray(tf.convert_to_tensor(gradient))
 
 
 def gradients_of(step, variables, part=data):
