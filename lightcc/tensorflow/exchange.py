@@ -35,7 +35,7 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
     In a world of one (unless it may grow: HOROVOD_ELASTIC=1) and on a rank outside the set, gradients stay as they are.
     Errors: from the function, as from allreduce. Source: _make_allreduce_grads_fn of horovod.tensorflow.
 
-    >>> reduce = _make_allreduce_grads_fn("Example"); [g.numpy() for g in reduce([tf.constant(2.0)])]
+    >>> reduce = _make_allreduce_grads_fn("Example"); [float(grad) for grad in reduce([tf.constant(2.0)])]
     [2.0]
     """
     options = {"device_dense": device_dense, "device_sparse": device_sparse, "compression": compression, "op": op,
@@ -87,7 +87,7 @@ class LocalVariables:
 
     >>> local = LocalVariables(global_process_set); own = tf.Variable(1.0); local.add(own)
     >>> reduce = _make_allreduce_grads_fn("Example")
-    >>> [grad.numpy() * hvd.size() for grad in local.around(reduce, [tf.constant(3.0)], [own])]
+    >>> [float(grad) * hvd.size() for grad in local.around(reduce, [tf.constant(3.0)], [own])]
     [3.0]
     """
 

@@ -10,7 +10,7 @@ from lightcc.tensorflow.exchange import AllreduceGradients, LocalVariables, dens
 def apply_op_to_not_none_tensors(tensor_op: Callable[..., Any], tensors: List[Any], *args) -> List[Any]:
     """tensor_op(tensor, *args) of each tensor; None stays None.
 
-    >>> [x if x is None else x.numpy() for x in apply_op_to_not_none_tensors(tf.add, [tf.constant(1), None], 2)]
+    >>> [x if x is None else int(x) for x in apply_op_to_not_none_tensors(tf.add, [tf.constant(1), None], 2)]
     [3, None]
     """
     return [None if tensor is None else tensor_op(tensor, *args) for tensor in tensors]
@@ -41,7 +41,7 @@ class LocalGradientAggregationHelper:
     >>> helper = LocalGradientAggregationHelper(2, lambda grads, vars: [100 * grad for grad in grads], False, False, 0,
     ...                                         LocalGradientAggregationHelper._OPTIMIZER_TYPE_KERAS)
     >>> x = tf.Variable(0.0)
-    >>> [helper.compute_gradients([tf.constant(grad)], [x])[0].numpy() for grad in (1.0, 2.0, 3.0, 4.0)]
+    >>> [float(helper.compute_gradients([tf.constant(grad)], [x])[0]) for grad in (1.0, 2.0, 3.0, 4.0)]
     [1.0, 300.0, 3.0, 700.0]
     """
 

@@ -11,9 +11,9 @@ class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
     and all tf.functions. Source: horovod.tensorflow.gradient_aggregation_eager.
 
     >>> helper = LocalGradientAggregationHelperEager(2, lambda grads, vars: grads, False, True)
-    >>> x = tf.Variable(0.0); helper.compute_gradients([tf.constant(2.0)], [x])[0].numpy(), helper.counter.numpy()
+    >>> x = tf.Variable(0.0); float(helper.compute_gradients([tf.constant(2.0)], [x])[0]), int(helper.counter)
     (2.0, 1)
-    >>> helper.compute_gradients([tf.constant(4.0)], [x])[0].numpy(), helper.counter.numpy()
+    >>> float(helper.compute_gradients([tf.constant(4.0)], [x])[0]), int(helper.counter)
     (3.0, 0)
     """
 

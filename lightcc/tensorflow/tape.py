@@ -32,7 +32,7 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
 
     >>> x = tf.Variable(3.0)
     >>> with tf.GradientTape() as tape: loss = x * x
-    >>> hvd.DistributedGradientTape(tape).gradient(loss, [x])[0].numpy()
+    >>> float(hvd.DistributedGradientTape(tape).gradient(loss, x))
     6.0
     """
     if not isinstance(gradtape, tf.GradientTape):
@@ -84,7 +84,7 @@ class _DistributedGradientTape:
 
         >>> x = tf.Variable(3.0); tape = hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum)
         >>> with tape: loss = x * x
-        >>> tape.gradient(loss, {"x": x})["x"].numpy() == 6.0 * hvd.size()
+        >>> float(tape.gradient(loss, {"x": x})["x"]) == 6.0 * hvd.size()
         True
         """
         grads = super().gradient(target, sources, *args, **kwargs)
@@ -98,7 +98,7 @@ class _DistributedGradientTape:
         >>> own = tf.Variable(3.0); tape = hvd.DistributedGradientTape(tf.GradientTape())
         >>> tape.register_local_source(own)
         >>> with tape: loss = own * own * hvd.size()
-        >>> tape.gradient(loss, own).numpy()
+        >>> float(tape.gradient(loss, own))
         6.0
         """
         self._local.add(source)
