@@ -5,6 +5,7 @@ They run between the steps, in Python: values travel as numpy arrays, whatever t
 have the same callbacks in the same order. backend: the module keras.backend. device: Horovod's, not used: this version
 works in the memory of the host.
 """
+import math
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Union
 
@@ -157,7 +158,10 @@ class LearningRateScheduleCallbackImpl:
     def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
         """Keras hook."""
         if not self.staircase and not self.steps_per_epoch:
-            self.steps_per_epoch = (self.params or {}).get("steps")
+            asked = self.params or {}
+            self.steps_per_epoch = asked.get("steps")
+            if not self.steps_per_epoch and asked.get("samples") and asked.get("batch_size"):  # in a session
+                self.steps_per_epoch = math.ceil(asked["samples"] / asked["batch_size"])
             if not self.steps_per_epoch:
                 raise ValueError(f"{type(self).__name__}: Keras does not know how many steps an epoch has. Give "
                                  "steps_per_epoch to the callback or to fit.")

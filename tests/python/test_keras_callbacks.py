@@ -1,6 +1,7 @@
-"""Callbacks, with Model.fit on ranks, for the Keras that is installed: Keras 3 and tf_keras, Keras 2, Keras 3 over torch.
+"""Callbacks, with Model.fit on ranks, for the Keras that is installed: Keras 3, tf_keras, Keras 2, Keras 3 on torch.
 
-lightcc.keras and lightcc.tensorflow.keras differ in where they find Keras: one of them has all the checks, the other one.
+lightcc.keras and lightcc.tensorflow.keras differ in where they find Keras: one of them has all the checks, the other
+one.
 """
 import importlib
 import importlib.util
@@ -231,11 +232,12 @@ def check_variables_of_other_dtypes(flavour, dtype):
         pytest.skip("Keras 3 has no complex variables in every version")
     weight = flavour.keras.layers.Dense(1).add_weight(shape=(3,), dtype=dtype, initializer="zeros", trainable=False,
                                                       name="w")
-    start = [np.array(values.read(None, [weight])[0]) + np.asarray(flavour.hvd.rank() + 1).astype("float32")]
-    values.write(None, [weight], [start[0].astype(values.read(None, [weight])[0].dtype)])
+    start = values.read(None, [weight])[0]
+    assert str(start.dtype) == (dtype if "uint32" != dtype or HAS_TENSORFLOW else "int64")  # torch's
+    values.write(None, [weight], [(start + flavour.hvd.rank() + 1).astype(start.dtype)])
     values.broadcast(None, [weight], 0, "dtypes")
     read = values.read(None, [weight])[0]
-    assert str(read.dtype) == dtype and (read.astype("complex64") == 1).all()
+    assert read.dtype == start.dtype and (read.astype("complex64") == 1).all()
 
 
 def check_xla_is_turned_off(flavour):
@@ -461,28 +463,31 @@ def check_best_weights(flavour, tmp_path):
 
 
 SESSION = """
-import numpy as np, sys, tensorflow as tf
+import numpy as np, tensorflow as tf
 tf.compat.v1.disable_eager_execution()
 import lightcc.tensorflow.keras as hvd
+from lightcc._keras import values
+from lightcc.objects import allgather_object
 keras = tf.keras
 hvd.init()
-for family in (keras.optimizers.legacy,):
-    keras.utils.set_random_seed(hvd.rank())
-    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(2)])
-    model.compile(optimizer=family.SGD(1.0, momentum=0.9), loss="mse")
-    rates = []
-    read = keras.callbacks.LambdaCallback(
-        on_batch_end=lambda batch, logs: rates.append(keras.backend.get_value(model.optimizer.lr)))
-    weights = []
-    start = keras.callbacks.LambdaCallback(on_batch_begin=lambda batch, logs: weights.append(model.get_weights()))
-    history = model.fit(np.ones((4, 1)), np.full((4, 2), hvd.rank()), batch_size=1, epochs=2, verbose=0, callbacks=[
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
-        hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=1), start, read]).history
-    for name, value in (("weights", weights[0]), ("state", weights[1]), ("loss", history["loss"])):
-        every = hvd.allgather_object(value)
-        assert all(np.array_equal(a, b) for one in every for a, b in zip(one, every[0])), (name, every)
-    np.testing.assert_allclose(rates, [0.125, 0.15, 0.175, 0.2] + [0.2] * 4, rtol=1e-6)
-    print("seen", len(weights))
+keras.utils.set_random_seed(hvd.rank())
+model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(2)])
+model.compile(optimizer=keras.optimizers.legacy.SGD(1.0, momentum=0.9), loss="mse")
+rates, weights = [], []
+begin = keras.callbacks.LambdaCallback(on_batch_begin=lambda batch, logs: weights.append(model.get_weights()))
+end = keras.callbacks.LambdaCallback(
+    on_batch_end=lambda batch, logs: rates.append(keras.backend.get_value(model.optimizer.lr)))
+history = model.fit(np.ones((4, 1)), np.full((4, 2), hvd.rank()), batch_size=1, epochs=2, verbose=0, callbacks=[
+    hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
+    hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=1), begin, end]).history
+for name, value in (("first", weights[0]), ("second", weights[1]), ("loss", [history["loss"]])):
+    every = allgather_object(value)
+    assert all(np.array_equal(a, b) for one in every for a, b in zip(one, every[0])), (name, every)
+np.testing.assert_allclose(rates, [0.125, 0.15, 0.175, 0.2] + [0.2] * 4, rtol=1e-6)
+before = model.get_weights()
+values.multiply(keras.backend, model.weights, 0.5)
+assert all(np.array_equal(a, b / 2) for a, b in zip(model.get_weights(), before))
+print("seen", len(weights))
 """
 
 

@@ -1,0 +1,192 @@
+"""A small convolutional net learns to read handwritten digits with Keras: model.fit and Horovod's callbacks.
+
+    lightccrun -np 2 python examples/keras_digits.py --output DIR
+    python examples/keras_digits.py --output DIR --reference
+
+The data, 1,797 images of 8 x 8 pixels, come with scikit-learn. The second command repeats in one process what the
+first did in two (the same images in the same steps, the same learning rates) and fails unless it sees the same losses.
+Keras 3 may run on TensorFlow or, with KERAS_BACKEND=torch, on torch; Keras 2 does as well. For Horovod the script would
+differ in the import and the counters.
+"""
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+for _threads in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+    os.environ.setdefault(_threads, "1")  # the ranks share the cores
+import keras  # noqa: E402
+
+import lightcc.keras as hvd  # noqa: E402
+from lightcc import _core  # noqa: E402  the counters
+
+TEST_IMAGES = 288  # 2, 3, 4, 6, 8 or 9 ranks test as many each: then the mean of their accuracies is that of all
+WARMUP_EPOCHS = 2
+DECAY = 0.8  # of the learning rate, an epoch, after the warm-up
+# Several processes add up a batch's gradients in another order than one does. In float32 that moves a loss by some
+# 1e-7, and each step builds on the last: 2 to 4 ranks stayed within 3e-7 of one. Mistakes pass the bound: no broadcast
+# at step 1, a sum for the average at step 2, velocities that a new learning rate leaves as they are at step 3.
+LARGEST_DIFFERENCE = 5e-6  # of two losses, relative to the larger
+
+
+class Shards(keras.utils.Sequence):
+    """The images that this rank sees: of each step its part of a slice of the epoch's permutation. They depend on
+    nothing else, so any number of ranks sees the same global batches."""
+
+    def __init__(self, images, labels, batch, steps, seed):
+        super().__init__()
+        self.images, self.labels, self.batch, self.steps = images, labels, batch, steps
+        self.seed, self.epoch = seed, 0
+
+    def __len__(self):
+        return self.steps
+
+    def __getitem__(self, step):
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.images))
+        mine = np.array_split(order[step * self.batch:(step + 1) * self.batch], hvd.size())[hvd.rank()]
+        return self.images[mine], self.labels[mine]
+
+    def on_epoch_end(self):
+        self.epoch += 1
+
+
+class Losses(keras.callbacks.Callback):
+    """After each step, the mean of the epoch's losses so far: of equal shards, so that of the global batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(float(hvd.allreduce(logs["loss"], name="loss")))
+
+
+def load(seed):
+    """Training and test set, each (images, labels); labels are rows with one 1."""
+    data = load_digits()
+    images, labels = data.images.astype(np.float32)[..., np.newaxis] / 8 - 1, np.eye(10, dtype=np.float32)[data.target]
+    order = np.random.default_rng(seed).permutation(len(labels))
+    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def net():
+    """Two convolutions, two layers. No batch norm: its statistics would depend on how the batch is sharded."""
+    layers = keras.layers
+    return keras.Sequential([
+        layers.Input((8, 8, 1)), layers.Conv2D(32, 3, padding="same", activation="tanh"),
+        layers.Conv2D(64, 3, strides=2, padding="same", activation="tanh"), layers.Flatten(),
+        layers.Dense(128, activation="tanh"), layers.Dense(10)])
+
+
+def warmup(rate, workers, steps_per_epoch):
+    """From a rank's own learning rate to that of all. A reference run has fewer ranks than workers, so it must be told
+    how the rate of theirs rose."""
+    if workers == hvd.size():
+        return hvd.callbacks.LearningRateWarmupCallback(rate, WARMUP_EPOCHS)
+    return hvd.callbacks.LearningRateScheduleCallback(
+        rate, lambda epoch: (1 + (workers - 1) * (epoch + 1 / steps_per_epoch) / WARMUP_EPOCHS) / workers,
+        end_epoch=WARMUP_EPOCHS, staircase=False)
+
+
+def train(settings, workers, best):
+    """Trains and returns what happened. workers: how many ranks' batches make a global batch; best: where the best
+    weights go."""
+    (images, labels), test = load(settings["seed"])
+    batch, rate = settings["batch_size"] * workers, settings["lr"] * workers
+    steps_per_epoch = len(images) // batch
+    epochs = settings["epochs"]
+    if settings["steps"]:
+        steps_per_epoch = min(steps_per_epoch, settings["steps"])
+        epochs = math.ceil(settings["steps"] / steps_per_epoch)
+
+    keras.utils.set_random_seed(settings["seed"] + hvd.rank())  # every rank starts elsewhere, until rank 0 sends
+    model, losses = net(), Losses()
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(rate, momentum=0.9)), metrics=["accuracy"],
+                  loss=keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1))
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0),
+        hvd.callbacks.MetricAverageCallback(),  # before callbacks that read metrics
+        warmup(rate, workers, steps_per_epoch),
+        hvd.callbacks.LearningRateScheduleCallback(rate, lambda epoch: DECAY ** (epoch - WARMUP_EPOCHS + 1),
+                                                   start_epoch=WARMUP_EPOCHS),
+        losses]
+    if hvd.rank() == 0:
+        callbacks.append(keras.callbacks.ModelCheckpoint(str(best), monitor="val_accuracy", save_best_only=True,
+                                                         save_weights_only=True))
+    mine = slice(hvd.rank(), None, hvd.size())
+    before, begin = _core.counters(), time.perf_counter()
+    shards = Shards(images, labels, batch, steps_per_epoch, settings["seed"])  # shuffled: fit must not do it again
+    history = model.fit(shards, epochs=epochs, shuffle=False, validation_data=(test[0][mine], test[1][mine]),
+                        callbacks=callbacks, verbose=2 if hvd.rank() == 0 else 0).history
+    seconds = time.perf_counter() - begin
+    steps = len(losses.seen)
+    done = {name: count - before[name] for name, count in _core.counters().items()}
+    return {"ranks": hvd.size(), "settings": settings, "seconds": seconds, "images_per_second": steps * batch / seconds,
+            "gradients": len(model.trainable_variables), "collectives_per_step": done["collectives"] / steps,
+            "fused_per_step": done["fused_batches"] / steps, "rates": history["lr"], "losses": losses.seen,
+            "accuracies": [((i + 1) * steps_per_epoch, accuracy) for i, accuracy in enumerate(history["val_accuracy"])]}
+
+
+def report(run):
+    print(f"test accuracy    {run['accuracies'][-1][1]:.2%} of {TEST_IMAGES} images, after {len(run['losses'])} steps")
+    print(f"speed            {run['images_per_second']:,.0f} images/s on {run['ranks']} rank(s), tests included")
+    print(f"collectives      {run['collectives_per_step']:.2f} a step for {run['gradients']} gradients and the loss; "
+          f"{run['fused_per_step']:.2f} of them carried several tensors")
+
+
+def same(run, reference):
+    """Prints how far two loss curves are apart at most; False if that is too far."""
+    differences = [abs(a - b) / max(a, b) for a, b in zip(run["losses"], reference["losses"])]
+    largest = max(differences)
+    verdict = "same to float32 rounding" if largest <= LARGEST_DIFFERENCE else "DIFFERENT"
+    print(f"{run['ranks']} rank(s) against {reference['ranks']}: {verdict}: losses of {len(differences)} steps differ "
+          f"by at most {largest:.1e} (step {differences.index(largest) + 1}); bound {LARGEST_DIFFERENCE:.0e}")
+    return largest <= LARGEST_DIFFERENCE
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("build/keras"), metavar="DIR",
+                        help="gets run.json, with the curves of loss and accuracy, and the best weights; default "
+                             "%(default)s")
+    parser.add_argument("--reference", action="store_true",
+                        help="repeat the run in DIR on one rank, its settings too; exit code 1 if the losses differ")
+    parser.add_argument("--epochs", type=int, default=10, help="passes over the training set; default %(default)s")
+    parser.add_argument("--steps", type=int, default=0,
+                        help="train so many steps, and to the end of an epoch, whatever --epochs says")
+    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step; default %(default)s")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate a rank, at first; default %(default)s")
+    parser.add_argument("--seed", type=int, default=42, help="of weights, split and order; default %(default)s")
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
+    settings = {name: getattr(args, name) for name in ("epochs", "steps", "batch_size", "lr", "seed")}
+    hvd.init()
+    if args.reference:
+        if hvd.size() > 1:
+            sys.exit("--reference repeats a run in one process: start it without a launcher")
+        earlier = json.loads((args.output / "run.json").read_text())
+        settings = earlier["settings"]
+    args.output.mkdir(parents=True, exist_ok=True)
+    name = "reference" if args.reference else "run"
+    run = train(settings, earlier["ranks"] if args.reference else hvd.size(), args.output / f"{name}.weights.h5")
+    if hvd.rank() != 0:
+        return
+    report(run)
+    (args.output / f"{name}.json").write_text(json.dumps(run))
+    print(f"curves           {args.output / name}.json")
+    if args.reference and not same(earlier, run):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
