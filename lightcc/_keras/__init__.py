@@ -1,0 +1,92 @@
+"""What lightcc.keras and lightcc.tensorflow.keras share. TensorFlow is imported only where Keras runs on it.
+
+`backend` is the module keras.backend. Classes that are made for optimizers say that they are of this module, as
+Horovod's do.
+"""
+import importlib
+
+from lightcc._keras import hooks
+from lightcc._keras.collectives import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
+from lightcc._keras.gradients import gradients_by
+from lightcc._keras.optimizer import CallableList, Options, framework_of, front_of, is_built, is_distributed, keras_of
+from lightcc._keras.saving import load_model, name_like
+from lightcc.common import process_sets as hvd
+from lightcc.common.basics import HorovodBasics
+from lightcc.ops import ReduceOps
+from lightcc.wrapper import check_predivide, groups_of
+
+__all__ = [
+    "CallableList", "LocalGradientAggregationHelper", "LocalGradientAggregationHelperEager", "allgather", "allreduce",
+    "broadcast", "broadcast_global_variables", "create_distributed_optimizer", "load_model", "rank", "reducescatter",
+    "size_op",
+]
+
+rank = HorovodBasics(__file__).rank
+
+_TENSORFLOWS = {  # imported when they are asked for
+    "LocalGradientAggregationHelper": "lightcc.tensorflow.gradient_aggregation",
+    "LocalGradientAggregationHelperEager": "lightcc.tensorflow.gradient_aggregation_eager",
+    "size_op": "lightcc.tensorflow.mpi_ops",
+}
+
+
+def __getattr__(name: str):
+    if name in _TENSORFLOWS:
+        return getattr(importlib.import_module(_TENSORFLOWS[name]), name)
+    raise AttributeError(f"module 'lightcc._keras' has no attribute {name!r}")
+
+
+def create_distributed_optimizer(keras, optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
+                                 gradient_predivide_factor, op, backward_passes_per_step=1,
+                                 average_aggregated_gradients=False, groups=None, process_set=hvd.global_process_set,
+                                 scale_local_gradients=True):
+    """The factory behind DistributedOptimizer: makes a distributed optimizer after the pattern of a plain one.
+
+    Without variables so far, the new optimizer is made from the config of the given one; else it takes over its
+    variables. keras: not used, an optimizer knows its Keras. Other arguments and errors:
+    lightcc.tensorflow.keras.DistributedOptimizer.
+    """
+    if is_distributed(optimizer):
+        raise ValueError("The optimizer is a DistributedOptimizer already; wrap the plain optimizer, once.")
+    cls = _distributed(type(optimizer), Options(
+        name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+        backward_passes_per_step, average_aggregated_gradients, groups, process_set, scale_local_gradients))
+    if is_built(optimizer):
+        distributed = cls.__new__(cls)
+        vars(distributed).update(vars(optimizer))
+    else:
+        distributed = cls.from_config(dict(optimizer.get_config()))
+        vars(distributed).update({key: value for key, value in vars(optimizer).items()
+                                  if key.startswith("_exclude_from_weight_decay")})  # no part of the config
+    return distributed
+
+
+def checked_groups(groups, num_groups=0):
+    """The groups that a wrapper of this package is given, from a function that users call; ValueError if wrong."""
+    return groups_of(groups, num_groups, lambda thing: hasattr(thing, "assign"), stacklevel=4)
+
+
+def keep_layers_local(distributed, layers) -> None:
+    """Makes a distributed optimizer leave the gradients of Keras layers, one or a list, on this rank."""
+    distributed._gradients.keep_layers_local(layers)
+
+
+def distribute(optimizer, compression) -> None:
+    """Makes an optimizer that a model has been compiled with a distributed one, in place, with its variables."""
+    optimizer.__class__ = _distributed(type(optimizer), Options(
+        None, "", "", compression, False, 1.0, ReduceOps.Average, 1, False, None, hvd.global_process_set, True))
+
+
+def _distributed(plain: type, options: Options) -> type:
+    """A subclass of an optimizer's class."""
+    if options.op not in (ReduceOps.Average, ReduceOps.Sum):
+        raise ValueError(f"op must be hvd.Average or hvd.Sum for a Keras optimizer, not {options.op!r}.")
+    check_predivide(options.gradient_predivide_factor, options.op)
+    if options.backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0.")
+    front = front_of(plain)
+    gradients_by(framework_of(plain))  # raises if there are none
+    cls = type(plain.__name__, (front, plain), {"__module__": __name__, "_distribution": options})
+    name_like(cls, plain)
+    hooks.teach(keras_of(plain))
+    return cls

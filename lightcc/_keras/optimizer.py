@@ -1,0 +1,217 @@
+"""What turns a Keras optimizer into a distributed one: what its class is subclassed with, so that gradients are reduced
+where they arrive, before anything else (clipping, the search for inf and nan, accumulation) sees them.
+
+Keras has had three families of optimizers, each with its own such place:
+  Keras 3               apply(gradients, variables)
+  Keras 2 since 2.11    aggregate_gradients(pairs), which apply_gradients calls
+  Keras 2's legacy ones _aggregate_gradients(pairs), likewise
+A LossScaleOptimizer of Keras 2 around one of ours asks it to aggregate before it looks for inf and nan, so all ranks
+find the same; for Keras 3, hooks.py sees to that. The framework's part, how gradients travel, is in gradients.py.
+"""
+import sys
+from types import ModuleType
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+from lightcc._keras.gradients import Gradients, gradients_by
+from lightcc.common.process_sets import ProcessSet
+from lightcc.wrapper import Groups
+
+_GRADIENTS = "_lightcc_gradients"
+_BUILT = ("built", "_built", "_hypers_created")  # of the three families
+
+
+class Options(NamedTuple):
+    """How a distributed optimizer's gradients travel; the arguments of DistributedOptimizer."""
+
+    name: Optional[str]
+    device_dense: str
+    device_sparse: str
+    compression: Any
+    sparse_as_dense: bool
+    gradient_predivide_factor: float
+    op: int
+    backward_passes_per_step: int
+    average_aggregated_gradients: bool
+    groups: Groups
+    process_set: ProcessSet
+    scale_local_gradients: bool
+
+
+class CallableList(list):
+    """A list that can also be called, so that both `optimizer.variables` and `optimizer.variables()` work.
+
+    >>> CallableList([1])()
+    [1]
+    """
+
+    def __call__(self):
+        return self
+
+
+class Distributed:
+    """What all distributed optimizers have."""
+
+    _distribution: Options  # of the class that is made for an optimizer, so that from_config keeps it
+
+    @property
+    def _gradients(self) -> Gradients:
+        made = vars(self).get(_GRADIENTS)
+        if made is None:  # in the dictionary, past __setattr__: no part of the optimizer's own state
+            cls = type(self)
+            made = vars(self)[_GRADIENTS] = gradients_by(framework_of(cls))(self._distribution, cls.__name__)
+        return made
+
+    @property
+    def _agg_helper(self):
+        """What adds up gradients for backward_passes_per_step; None if that is 1."""
+        return self._gradients.helper
+
+    @property
+    def variables(self):
+        found = super().variables
+        return CallableList(found if isinstance(found, list) else found())
+
+    def register_local_var(self, var) -> None:
+        """Keeps a variable's gradient on this rank: it is only divided by the size of the process set, unless
+        scale_local_gradients=False was given. For what only this rank has, or has otherwise than the others.
+
+        >>> layer = keras.layers.Dense(1); layer.build((None, 2))
+        >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)); optimizer.register_local_var(layer.bias)
+        """
+        self._gradients.keep_local(var)
+
+    def _computed(self, pairs) -> List[Tuple[Any, Any]]:
+        """Reduces gradients that the optimizer itself has computed; apply_gradients then takes them as they are."""
+        pairs = list(pairs)
+        grads = self._gradients.reduce([grad for grad, _ in pairs], [variable for _, variable in pairs])
+        self._gradients.reduced = True
+        return list(zip(grads, (variable for _, variable in pairs)))
+
+    def _arrived(self, pairs) -> List[Tuple[Any, Any]]:
+        pairs = list(pairs)
+        variables = [variable for _, variable in pairs]
+        return list(zip(self._gradients.arrived([grad for grad, _ in pairs], variables), variables))
+
+
+class Keras3(Distributed):
+    """In front of a keras.optimizers.Optimizer of Keras 3."""
+
+    def apply(self, grads, trainable_variables=None):
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        apply = super().apply
+        if not variables or not len(grads):  # Keras says what is missing
+            return apply(grads, trainable_variables)
+        grads = self._gradients.arrived(list(grads), variables)
+        if self._agg_helper is not None and not self.built:  # not in a branch, where variables cannot be made
+            self.build(variables)
+        return self._gradients.apply(lambda: apply(grads, trainable_variables), self)
+
+    def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+        """As Keras 2 had it, for scripts that call it: the reduced (gradient, variable) pairs of a loss."""
+        if self._gradients.framework != "tensorflow":
+            raise ValueError("_compute_gradients needs a tf.GradientTape, and Keras runs on "
+                             f"{self._gradients.framework}: compute the gradients and call apply().")
+        import tensorflow as tf
+        tape = tf.GradientTape() if tape is None else tape
+        if callable(loss):
+            with tape:
+                loss = loss()
+        variables = var_list() if callable(var_list) else tf.nest.flatten(var_list)
+        grads = tape.gradient(loss, variables, grad_loss)
+        return self._computed(zip(grads, variables))
+
+
+class Keras2(Distributed):
+    """In front of a tf.keras.optimizers.Optimizer of Keras 2.11 or later, tf_keras among them."""
+
+    def aggregate_gradients(self, grads_and_vars):
+        self._check_loss_scale()
+        return self._arrived(grads_and_vars)
+
+    def compute_gradients(self, loss, var_list, tape=None):
+        self._check_loss_scale()
+        return self._computed(super().compute_gradients(loss, var_list, tape))
+
+    def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+        if grad_loss is not None:
+            raise ValueError(f"{type(self).__name__} computes gradients without grad_loss; multiply the loss by it.")
+        return self.compute_gradients(loss, var_list, tape)
+
+    def apply_gradients(self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs):
+        pairs = list(grads_and_vars)
+        if not skip_gradients_aggregation and kwargs.pop("experimental_aggregate_gradients", True):
+            pairs = self.aggregate_gradients(pairs)
+        self._gradients.reduced = False
+        apply, options = super().apply_gradients, {} if name is None else {"name": name}
+        if self._agg_helper is not None:  # not in a branch, where variables cannot be made
+            self._gradients.outside(lambda: self.build([variable for _, variable in pairs]))
+        return self._gradients.apply(lambda: apply(pairs, skip_gradients_aggregation=True, **options), self, pairs)
+
+    def _check_loss_scale(self) -> None:
+        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
+            check_loss_scale(self)
+
+
+class Legacy(Distributed):
+    """In front of a tf.keras.optimizers.legacy.Optimizer of Keras 2."""
+
+    def _aggregate_gradients(self, grads_and_vars):
+        return self._arrived(grads_and_vars)
+
+    def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+        return self._computed(super()._compute_gradients(loss, var_list, grad_loss, tape))
+
+    def get_gradients(self, loss, params):
+        return [grad for grad, _ in self._computed(zip(super().get_gradients(loss, params), params))]
+
+    def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
+        pairs = list(grads_and_vars)
+        if experimental_aggregate_gradients:
+            pairs = self._aggregate_gradients(pairs)
+        self._gradients.reduced = False
+        apply = super().apply_gradients
+        if self._agg_helper is not None:  # not in a branch, where variables cannot be made
+            self._gradients.outside(lambda: self._create_all_weights([variable for _, variable in pairs]))
+        return self._gradients.apply(lambda: apply(pairs, name, experimental_aggregate_gradients=False), self, pairs)
+
+
+def front_of(cls: type) -> type:
+    """What goes in front of an optimizer's class; ValueError if that is no optimizer of Keras."""
+    if hasattr(cls, "apply") and hasattr(cls, "stateless_apply"):
+        return Keras3
+    if hasattr(cls, "aggregate_gradients"):
+        return Keras2
+    if hasattr(cls, "_aggregate_gradients"):
+        return Legacy
+    raise ValueError(f"A {cls.__module__}.{cls.__name__} is no optimizer of Keras 3 or of Keras 2.11 and later; for "
+                     "tf.compat.v1.train optimizers use lightcc.tensorflow.DistributedOptimizer.")
+
+
+def keras_of(cls: type) -> ModuleType:
+    """The package that an optimizer's class comes from: keras or tf_keras."""
+    packages = [base.__module__.split(".")[0] for base in cls.__mro__]
+    return sys.modules[next(package for package in packages if package in ("keras", "tf_keras"))]
+
+
+def framework_of(cls: type) -> str:
+    """What an optimizer computes with: tensorflow, or what Keras 3 runs on."""
+    return keras_of(cls).backend.backend() if front_of(cls) is Keras3 else "tensorflow"
+
+
+def is_distributed(optimizer) -> bool:
+    """Whether it is one of ours, or a LossScaleOptimizer around one."""
+    return isinstance(optimizer, Distributed) or isinstance(getattr(optimizer, "inner_optimizer", None), Distributed)
+
+
+def check_loss_scale(inner) -> None:
+    """Ranks must change their loss scales together, so a pass in which gradients stay here must not change any."""
+    if inner._agg_helper is not None:
+        raise ValueError("A LossScaleOptimizer around a DistributedOptimizer with backward_passes_per_step > 1 would "
+                         "scale losses otherwise on each rank. Wrap it the other way round: DistributedOptimizer("
+                         "LossScaleOptimizer(optimizer), backward_passes_per_step=...). model.compile puts a "
+                         "LossScaleOptimizer around any other optimizer of a mixed_float16 model.")
+
+
+def is_built(optimizer) -> bool:
+    """Whether an optimizer has made its variables."""
+    return any(getattr(optimizer, name, False) for name in _BUILT)

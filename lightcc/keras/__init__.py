@@ -1,0 +1,150 @@
+"""lightcc for Keras: `import lightcc.keras as hvd`, and the rest of a script written for horovod.keras stays.
+
+Keras 3 may run on TensorFlow or on torch (TensorFlow is not imported then); Keras 2.13 and later and tf_keras on
+TensorFlow.
+"""
+import keras
+
+from lightcc import _keras
+from lightcc.common.basics import HorovodBasics
+from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+
+if keras.backend.backend() == "torch":
+    from lightcc.torch.compression import Compression
+else:
+    from lightcc.tensorflow.compression import Compression
+
+_basics = HorovodBasics(__file__)
+
+Average, Sum, Adasum = _basics.Average, _basics.Sum, _basics.Adasum
+init, shutdown, is_initialized = _basics.init, _basics.shutdown, _basics.is_initialized
+size, rank = _basics.size, _basics.rank
+local_size, local_rank = _basics.local_size, _basics.local_rank
+cross_size, cross_rank = _basics.cross_size, _basics.cross_rank
+mpi_threads_supported, mpi_enabled, mpi_built = _basics.mpi_threads_supported, _basics.mpi_enabled, _basics.mpi_built
+gloo_enabled, gloo_built = _basics.gloo_enabled, _basics.gloo_built
+nccl_built, ddl_built, ccl_built = _basics.nccl_built, _basics.ddl_built, _basics.ccl_built
+cuda_built, rocm_built = _basics.cuda_built, _basics.rocm_built
+start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
+
+__all__ = [
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
+    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built",
+    "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "init",
+    "is_initialized", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported",
+    "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline",
+    "stop_timeline",
+]
+
+
+def DistributedOptimizer(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none,
+                         sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, num_groups=0, groups=None):
+    """Wraps a Keras optimizer: it reduces gradients over the ranks before it applies them.
+
+    Like lightcc.tensorflow.keras.DistributedOptimizer, which describes the arguments and errors; that for all ranks,
+    and each backward pass is a step. Source: horovod.keras.
+
+    >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size()))
+    >>> type(optimizer).__name__
+    'SGD'
+    """
+    return _keras.create_distributed_optimizer(
+        keras, optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor,
+        op, groups=_keras.checked_groups(groups, num_groups))
+
+
+def PartialDistributedOptimizer(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none,
+                                sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average,
+                                backward_passes_per_step=1, average_aggregated_gradients=False, groups=None,
+                                process_set=global_process_set, local_layers=None, scale_local_gradients=True):
+    """A DistributedOptimizer that leaves the gradients of some layers on this rank.
+
+    local_layers: a Keras layer or a list of them. Their gradients are divided by the number of ranks, unless
+    scale_local_gradients is False. Other arguments and errors: lightcc.tensorflow.keras.DistributedOptimizer;
+    ValueError for anything but Keras layers. Source: horovod.keras.
+
+    >>> layer = keras.layers.Dense(1)
+    >>> optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=layer)
+    """
+    distributed = _keras.create_distributed_optimizer(
+        keras, optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor,
+        op, backward_passes_per_step, average_aggregated_gradients, _keras.checked_groups(groups), process_set,
+        scale_local_gradients)
+    _keras.keep_layers_local(distributed, local_layers)
+    return distributed
+
+
+def broadcast_global_variables(root_rank):
+    """Gives all variables of a v1 graph of TensorFlow the values of root_rank, in Keras's session.
+
+    ValueError with Keras on torch; RuntimeError in eager mode. Source: horovod.keras.
+
+    >>> try: hvd.broadcast_global_variables(0)
+    ... except (RuntimeError, ValueError): print("use hvd.callbacks.BroadcastGlobalVariablesCallback(0)")
+    use hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    """
+    return _keras.broadcast_global_variables(keras.backend, root_rank)
+
+
+def allreduce(value, name=None, average=True, prescale_factor=1.0, postscale_factor=1.0, op=None,
+              compression=Compression.none):
+    """Reduces a value over the ranks, element by element, and returns a tensor.
+
+    value: a number, a (nested) list, a numpy array or a tensor. op: hvd.Average (default), Sum, ...; average is its
+    deprecated form, and with op it must stay at its default or be None. Other arguments and errors: those of
+    lightcc.ops.allreduce; ValueError for average=False together with op. Source: horovod.keras.
+
+    >>> float(hvd.allreduce(3.0))
+    3.0
+    """
+    if average is True:  # the default, of which no script means to be told that it is deprecated
+        average, op = None, Average if op is None else op
+    return _keras.allreduce(keras.backend, value, name, average, prescale_factor, postscale_factor, op, compression)
+
+
+def allgather(value, name=None):
+    """Concatenates the values of all ranks along dimension 0, in which they may differ, and returns a tensor.
+
+    >>> hvd.allgather([1.0]).shape[0] == hvd.size()
+    True
+    """
+    return _keras.allgather(keras.backend, value, name)
+
+
+def broadcast(value, root_rank, name=None):
+    """Returns the value of root_rank as a tensor.
+
+    >>> int(hvd.broadcast(hvd.rank(), root_rank=0))
+    0
+    """
+    return _keras.broadcast(keras.backend, value, root_rank, name)
+
+
+def reducescatter(value, name=None, op=Average):
+    """Reduces a value, then gives rank i the i-th part of dimension 0, as a tensor.
+
+    >>> hvd.reducescatter([1.0] * hvd.size()).shape[0]
+    1
+    """
+    return _keras.reducescatter(keras.backend, value, name, op)
+
+
+def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False):
+    """Loads a saved model, with a DistributedOptimizer if it was saved with an optimizer.
+
+    filepath: a file or folder of any format that Keras reads. custom_optimizers: a list of optimizer classes, and
+    custom_objects: a dictionary by name, that the file needs. compression: what travels. legacy_opts: not used, the
+    file says of which family its optimizer is.
+    The optimizer goes on with the state that was saved. Errors: Keras's. Source: horovod.keras.
+
+    >>> import tempfile; path = os.path.join(tempfile.mkdtemp(), "model.keras")
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse"); model.save(path)
+    >>> hasattr(hvd.load_model(path).optimizer, "register_local_var")
+    True
+    """
+    return _keras.load_model(keras, lambda optimizer: _keras.distribute(optimizer, compression), filepath,
+                             custom_optimizers, custom_objects, legacy_opts)
+
+
+from lightcc.keras import callbacks  # noqa: E402  which are built on this module
