@@ -7,7 +7,7 @@ import importlib
 
 from lightcc._keras import hooks
 from lightcc._keras.collectives import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
-from lightcc._keras.gradients import gradients_by
+from lightcc._keras.gradients import gradients_by, no_framework  # noqa: F401
 from lightcc._keras.optimizer import CallableList, Options, framework_of, front_of, is_built, is_distributed, keras_of
 from lightcc._keras.saving import load_model, name_like
 from lightcc.common import process_sets as hvd

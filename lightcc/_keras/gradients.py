@@ -54,5 +54,10 @@ def gradients_by(framework: str) -> Type[Gradients]:
     if framework == "torch":
         from lightcc._keras.gradients_torch import TorchGradients
         return TorchGradients
-    raise ValueError(f"lightcc.keras works with Keras on TensorFlow and on torch. With KERAS_BACKEND={framework} there "
-                     "is no place where gradients could be exchanged: its training step is compiled as a whole.")
+    raise ValueError(no_framework(framework))
+
+
+def no_framework(backend: str) -> str:
+    """Says that, and why, lightcc does not work with what Keras runs on."""
+    return (f"lightcc.keras works with Keras on TensorFlow and on torch. With KERAS_BACKEND={backend} there is no "
+            "place where gradients could be exchanged: the training step is compiled as a whole.")

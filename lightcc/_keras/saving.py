@@ -2,27 +2,41 @@
 import sys
 from typing import Any, Callable
 
-from lightcc._keras.optimizer import is_distributed
+from lightcc._keras.optimizer import Keras3, front_of, is_distributed, keras_of
 
 _TENSORFLOWS_NAMES = ("_keras_api_names", "_keras_api_names_v1")  # where Keras 2 keeps the public names of a class
 
 
 def name_like(cls: type, plain: type) -> None:
     """Makes Keras save objects of cls, a subclass, as those of a plain class."""
-    for package in ("keras", "tf_keras"):
-        exported = sys.modules.get(f"{package}.src.api_export")
-        public = getattr(exported, "REGISTERED_OBJS_TO_NAMES", {})
-        own = next((base for base in plain.__mro__ if not base.__module__.startswith("keras.src.backend.")), plain)
-        if own in public:  # on torch, Keras makes an object of SGD's subclass and saves a name that only torch knows
-            public[cls] = public[own]
-        registration = sys.modules.get(f"{package}.src.saving.object_registration")
-        for table in ("GLOBAL_CUSTOM_NAMES", "_GLOBAL_CUSTOM_NAMES"):
-            custom = getattr(registration, table, {})
-            if plain in custom:
-                custom[cls] = custom[plain]
-    for attribute in _TENSORFLOWS_NAMES:
-        if attribute in vars(plain):
-            setattr(cls, attribute, vars(plain)[attribute])
+    if front_of(plain) is Keras3:
+        public = sys.modules["keras.src.api_export"].REGISTERED_OBJS_TO_NAMES
+        # On torch, Keras makes an object of a subclass of SGD, whose name says nothing elsewhere.
+        exported = next(base for base in plain.__mro__ if not base.__module__.startswith("keras.src.backend."))
+        if exported in public:
+            public[cls] = public[exported]
+        elif _is_keras(plain):
+            public[cls] = _path(plain)
+    else:
+        for attribute in _TENSORFLOWS_NAMES:
+            if attribute in vars(plain):
+                setattr(cls, attribute, vars(plain)[attribute])
+            elif _is_keras(plain):
+                setattr(cls, attribute, (_path(plain),))
+    registration = sys.modules[f"{keras_of(plain).__name__}.src.saving.object_registration"]
+    registered = getattr(registration, "GLOBAL_CUSTOM_NAMES", None)
+    registered = registration._GLOBAL_CUSTOM_NAMES if registered is None else registered  # of Keras 2
+    if plain in registered:
+        registered[cls] = registered[plain]
+
+
+def _is_keras(cls: type) -> bool:
+    return cls.__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def _path(cls: type) -> str:
+    """Where Keras finds a class of its own that has no public name."""
+    return f"{cls.__module__}.{cls.__name__}"
 
 
 def load_model(keras, wrap_optimizer: Callable[[Any], Any], filepath, custom_optimizers, custom_objects,
@@ -36,7 +50,14 @@ def load_model(keras, wrap_optimizer: Callable[[Any], Any], filepath, custom_opt
     model = keras.models.load_model(filepath, custom_objects=objects)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not is_distributed(optimizer):
+        if _is_misbuilt(optimizer):
+            optimizer = model.optimizer = type(optimizer).from_config(optimizer.get_config())
         wrap_optimizer(optimizer)
         model.jit_compile = False  # as model.compile would have it: see hooks.py
         model.train_function = None
     return model
+
+
+def _is_misbuilt(optimizer) -> bool:
+    """Reading .h5, Keras 3 builds an optimizer for no variables, which cannot train any then."""
+    return front_of(type(optimizer)) is Keras3 and optimizer.built and not optimizer._trainable_variables

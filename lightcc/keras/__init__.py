@@ -11,8 +11,10 @@ from lightcc.common.process_sets import ProcessSet, add_process_set, global_proc
 
 if keras.backend.backend() == "torch":
     from lightcc.torch.compression import Compression
-else:
+elif keras.backend.backend() == "tensorflow":
     from lightcc.tensorflow.compression import Compression
+else:
+    raise ImportError(_keras.no_framework(keras.backend.backend()))
 
 _basics = HorovodBasics(__file__)
 
@@ -135,7 +137,8 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     filepath: a file or folder of any format that Keras reads. custom_optimizers: a list of optimizer classes, and
     custom_objects: a dictionary by name, that the file needs. compression: what travels. legacy_opts: not used, the
     file says of which family its optimizer is.
-    The optimizer goes on with the state that was saved. Errors: Keras's. Source: horovod.keras.
+    The optimizer goes on with the state that Keras reads: from .keras files, but not from all of the older formats.
+    Errors: Keras's. Source: horovod.keras.
 
     >>> import tempfile; path = os.path.join(tempfile.mkdtemp(), "model.keras")
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -150,7 +150,8 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     filepath: a file or folder of any format that Keras reads. custom_optimizers: a list of optimizer classes, and
     custom_objects: a dictionary by name, that the file needs. compression: what travels. legacy_opts: not used, the
     file says of which family its optimizer is.
-    The optimizer goes on with the state that was saved. Errors: Keras's. Source: horovod.tensorflow.keras.
+    The optimizer goes on with the state that Keras reads: from .keras files, but not from all of the older formats.
+    Errors: Keras's. Source: horovod.tensorflow.keras.
 
     >>> import tempfile; path = os.path.join(tempfile.mkdtemp(), "model.keras")
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

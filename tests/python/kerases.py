@@ -1,0 +1,115 @@
+"""The Keras of this process for checks on ranks, whatever it is: Keras 3 on TensorFlow or on torch, Keras 2, tf_keras.
+
+Without TensorFlow, Keras runs on torch. tf_keras takes the place of tf.keras where TF_USE_LEGACY_KERAS=1 is set.
+"""
+import importlib.util
+import os
+
+import numpy as np
+
+HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
+HAS_TF_KERAS = importlib.util.find_spec("tf_keras") is not None
+if not HAS_TENSORFLOW:
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+
+BATCH = 12  # of all ranks together
+FEATURES, TARGETS = 4, 2
+
+
+class Kit:
+    """lightcc's package and the Keras that it is for."""
+
+    def __init__(self):
+        if HAS_TENSORFLOW:
+            from tensorflow import keras
+
+            import lightcc.tensorflow.keras as hvd
+        else:
+            import keras
+
+            import lightcc.keras as hvd
+        self.keras, self.hvd = keras, hvd
+        self.is_3 = hasattr(keras, "ops")
+        self.keras_is_213 = not self.is_3 and keras.Model.__module__.startswith("keras.")  # not tf_keras
+        self.on_tensorflow = keras.backend.backend() == "tensorflow"
+        self.families = [keras.optimizers] if self.is_3 else [keras.optimizers, keras.optimizers.legacy]
+
+    # Tensors and variables
+
+    def tensor(self, values, dtype="float32"):
+        values = np.asarray(values, dtype)
+        if self.on_tensorflow:
+            import tensorflow as tf
+            return tf.constant(values)
+        return self.keras.ops.convert_to_tensor(values)
+
+    def variable(self, values):
+        values = np.asarray(values, np.float32)
+        if self.is_3:
+            return self.keras.Variable(values)
+        import tensorflow as tf
+        return tf.Variable(values)
+
+    def value(self, tensor):
+        """As an array."""
+        return np.asarray(tensor.detach() if hasattr(tensor, "detach") else tensor.numpy())
+
+    # One step by hand
+
+    def apply(self, optimizer, pairs):
+        optimizer.apply_gradients([(self.tensor(grad), variable) for grad, variable in pairs])
+
+    def apply_in_function(self, optimizer, pairs):
+        """In a tf.function; the optimizer must have been built."""
+        import tensorflow as tf
+
+        @tf.function
+        def step(*grads):
+            optimizer.apply_gradients([(grad, variable) for grad, (_, variable) in zip(grads, pairs)])
+
+        step(*(self.tensor(grad) for grad, _ in pairs))
+
+    def build(self, optimizer, variables):
+        if hasattr(optimizer, "build"):
+            if not getattr(optimizer, "built", False):
+                optimizer.build(variables)
+        else:
+            optimizer._create_all_weights(variables)
+
+    # Training
+
+    def model(self, optimizer, hidden=5, **options):
+        model = self.uncompiled(hidden)
+        random = np.random.RandomState(1)
+        model.set_weights([random.standard_normal(weight.shape) for weight in model.get_weights()])
+        model.compile(optimizer, self.keras.losses.MeanSquaredError(), **options)  # "mse" Keras 3 cannot read from .h5
+        return model
+
+    def uncompiled(self, hidden=5):
+        layers = self.keras.layers
+        return self.keras.Sequential([layers.Input((FEATURES,)), layers.Dense(hidden, activation="tanh"),
+                                      layers.Dense(TARGETS)])
+
+    def data(self, batches=3):
+        random = np.random.RandomState(2)
+        return (random.standard_normal((batches * BATCH, FEATURES)).astype(np.float32),
+                random.standard_normal((batches * BATCH, TARGETS)).astype(np.float32))
+
+    def my_part(self, samples):
+        """This rank's share of each batch."""
+        count = BATCH // self.hvd.size()
+        batches = samples.reshape(-1, BATCH, *samples.shape[1:])
+        return batches[:, self.hvd.rank() * count:(self.hvd.rank() + 1) * count].reshape(-1, *samples.shape[1:])
+
+    def fit_all(self, model, epochs=1, **options):
+        """As one process would, with the whole batches."""
+        return model.fit(*self.data(), batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **options)
+
+    def fit_mine(self, model, epochs=1, **options):
+        """As one of the ranks."""
+        return model.fit(*map(self.my_part, self.data()), batch_size=BATCH // self.hvd.size(), epochs=epochs,
+                         shuffle=False, verbose=0, **options)
+
+    def expect_equal_weights(self, model, expected, rtol=1e-4, atol=1e-5):
+        for mine, theirs in zip(model.get_weights(), expected.get_weights()):
+            np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=atol)

@@ -1,0 +1,70 @@
+"""lightcc.keras where Keras runs on torch: no TensorFlow, and errors that say what there is no way for.
+
+What it does there, the other files test_keras_... show, which run on torch where TensorFlow is absent.
+"""
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ranks
+
+TRAIN = """
+import sys
+import numpy as np, keras
+import lightcc.keras as hvd
+hvd.init()
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.9)), "mse")
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+x = np.random.RandomState(hvd.rank()).standard_normal((8, 2)).astype("float32")
+model.fit(x, x.sum(1), batch_size=4, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
+every = np.asarray(hvd.allgather(model.get_weights()[0].reshape(1, -1)))
+assert (every == every[0]).all() and every.any(), every
+assert hvd.Compression.fp16.wire.is_floating_point  # of torch
+assert not [name for name in sys.modules if name.split(".")[0] in ("tensorflow", "tf_keras", "jax")]
+"""
+
+
+@pytest.fixture(autouse=True)
+def on_torch(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+
+
+@pytest.mark.parametrize("np", (1, 2))
+def test_training_without_tensorflow(np):
+    ranks.run_script(TRAIN, np)
+
+
+def run(program):
+    return subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=60)
+
+
+def test_another_backend_is_an_error():
+    done = run("import keras; keras.backend.backend = lambda: 'jax'; import lightcc.keras")
+    assert "ImportError: lightcc.keras works with Keras on TensorFlow and on torch." in done.stderr
+    assert "With KERAS_BACKEND=jax there is no place" in done.stderr
+
+
+@pytest.mark.parametrize("call, message", [
+    ("hvd.broadcast_global_variables(0)", "use hvd.callbacks.BroadcastGlobalVariablesCallback"),
+    ("hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))._compute_gradients(None, [])", "needs a tf.GradientTape")])
+def test_what_tensorflow_alone_has(call, message):
+    done = run(f"import keras, lightcc.keras as hvd; hvd.init(); {call}")
+    assert "ValueError: " in done.stderr and message in done.stderr
+
+
+def check_values(job):
+    import lightcc.keras as hvd
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size - 1) / 2
+    for value in (float(rank), [rank * 1.0], np.full((2, 2), rank, np.float64)):
+        np.testing.assert_allclose(hvd.allreduce(value), np.full(np.shape(value), total / size))
+        np.testing.assert_allclose(hvd.allreduce(value, op=hvd.Sum), np.full(np.shape(value), total))
+        np.testing.assert_allclose(hvd.broadcast(value, size - 1), np.full(np.shape(value), size - 1.0))
+
+
+@pytest.mark.parametrize("np", (2,))
+def test_values(np):
+    ranks.run_checks(__file__, np, only="check_values")
