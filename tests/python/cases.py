@@ -1,69 +1,28 @@
-"""What checks on ranks (see ranks.py) have in common: the frameworks and dtypes, values, and how results are compared.
-Values are float64 outside the frameworks: it holds all that is used here."""
+"""What checks on ranks (see ranks.py) have in common: the frameworks and dtypes, and values to work with.
+
+FRAMEWORKS are all that are installed; or those that LIGHTCC_TEST_FRAMEWORKS names ("numpy,torch"), which then must be.
+"""
+import importlib.util
+import os
+
 import numpy as np
+from frameworks import FLOATS, INTEGERS, TOLERANCE, Numpy, Torch  # noqa: F401
+from tensorflow_frameworks import TensorFlow, TensorFlowFunction, TensorFlowV1
 
-INTEGERS = ("uint8", "int8", "uint16", "int16", "int32", "int64")
-FLOATS = ("float16", "float32", "float64", "bfloat16")
-TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-14}
-
-
-class Framework:
-    """A framework's tensors, from and to values."""
-
-    def expect(self, tensor, values, dtype):
-        """Asserts dtype, shape and values of a tensor: exactly, but for the rounding of floats."""
-        values = np.asarray(values, np.float64)
-        assert (self.dtype(tensor), tuple(tensor.shape)) == (dtype, values.shape)
-        got = self.values(tensor)
-        close = abs(got - values) <= TOLERANCE.get(dtype, 0) * abs(values)
-        assert close.all(), f"{got} is not {values}; the first difference is at {np.argwhere(~close)[0]}"
-
-    def expect_identical(self, tensor):
-        """Asserts that a tensor has the same bits on all ranks."""
-        every = np.asarray(self.hvd.allgather(self.bits(tensor))).reshape(self.hvd.size(), -1)
-        assert (every == every[0]).all(), "the ranks' results differ in bits"
+_FRAMEWORKS = {"numpy": Numpy, "torch": Torch, "tensorflow": TensorFlow, "tensorflow-function": TensorFlowFunction,
+               "tensorflow-v1": TensorFlowV1}
 
 
-class Numpy(Framework):
-    dtypes = INTEGERS + FLOATS[:3] + ("bool",)
-
-    def __init__(self):
-        import lightcc.numpy
-        self.hvd = lightcc.numpy
-
-    def tensor(self, values, dtype):
-        return np.array(values).astype(dtype, order="C")
-
-    def values(self, tensor):
-        return tensor.astype(np.float64)
-
-    def dtype(self, tensor):
-        return tensor.dtype.name
-
-    def bits(self, tensor):
-        return np.frombuffer(tensor.tobytes(), np.uint8)
+def _present():
+    wanted = os.environ.get("LIGHTCC_TEST_FRAMEWORKS")
+    names = [name for name, framework in _FRAMEWORKS.items() if importlib.util.find_spec(framework.module)]
+    missing = set(wanted.split(",") if wanted else ()) - set(names)
+    if missing:
+        raise ImportError(f"LIGHTCC_TEST_FRAMEWORKS={wanted}: {', '.join(sorted(missing))} cannot be imported here")
+    return {name: _FRAMEWORKS[name] for name in names if not wanted or name in wanted.split(",")}
 
 
-class Torch(Framework):
-    def __init__(self):
-        import torch
-
-        import lightcc.torch
-        self.torch, self.hvd = torch, lightcc.torch
-
-    dtypes = INTEGERS + FLOATS + ("bool",)
-
-    def tensor(self, values, dtype):
-        return self.torch.tensor(values, dtype=self.torch.float64).to(getattr(self.torch, dtype))
-
-    def values(self, tensor):
-        return tensor.detach().to(self.torch.float64).numpy()
-
-    def dtype(self, tensor):
-        return str(tensor.dtype).split(".")[-1]
-
-    def bits(self, tensor):
-        return tensor.detach().reshape(-1).view(self.torch.uint8)
+FRAMEWORKS = _present()
 
 
 class Case:
@@ -105,6 +64,3 @@ class Case:
         assert len(tensors) == len(all_values)
         for tensor, values in zip(tensors, all_values):
             self.expect(tensor, values)
-
-
-FRAMEWORKS = {"numpy": Numpy, "torch": Torch}

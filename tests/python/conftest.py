@@ -1,8 +1,35 @@
-"""The job, and each framework with each of its dtypes, for checks on ranks (see ranks.py)."""
+"""The job, and each framework with each of its dtypes, for checks on ranks (see ranks.py); which files want a framework
+that is not there."""
+import ast
+import importlib.util
+from pathlib import Path
+
 import pytest
 from cases import FLOATS, FRAMEWORKS, INTEGERS, Case
 
 import ranks
+
+NEEDS = {"torch": "torch", "training": "torch", "tensorflow": "tensorflow", "keras": "keras"}  # import: framework
+
+
+def _missing(path):
+    """The frameworks that a file imports as it is imported itself and that are not there."""
+    imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {name.split(".")[0] for node in imports
+             for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])}
+    return sorted({NEEDS[name] for name in names if name in NEEDS and not importlib.util.find_spec(NEEDS[name])})
+
+
+FILES = sorted(Path(__file__).parent.glob("test_*.py"))
+LEFT_OUT = {path.name: missing for path in FILES if (missing := _missing(path))}
+collect_ignore = list(LEFT_OUT)
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"frameworks: {', '.join(FRAMEWORKS)}")
+    for missing in sorted({", ".join(missing) for missing in LEFT_OUT.values()}):
+        files = [name for name, of in LEFT_OUT.items() if ", ".join(of) == missing]
+        terminalreporter.write_line(f"not collected, as there is no {missing} here: {', '.join(files)}")
 
 
 def pytest_collection_modifyitems(items):
@@ -22,6 +49,18 @@ def job():
 
 @pytest.fixture(params=FRAMEWORKS)
 def framework(request, job):
+    return FRAMEWORKS[request.param]()
+
+
+@pytest.fixture(params=[name for name, framework in FRAMEWORKS.items() if framework.has_handles])
+def handled(request, job):
+    """A framework that has handles, and operations in place."""
+    return FRAMEWORKS[request.param]()
+
+
+@pytest.fixture(params=[name for name, framework in FRAMEWORKS.items() if hasattr(framework, "gradients")])
+def differentiable(request, job):
+    """A framework in which collectives have gradients."""
     return FRAMEWORKS[request.param]()
 
 

@@ -118,7 +118,7 @@ def check_movement(case, backwards):
                 parts = [case.values((sum(splits), 2), rank)[begin:begin + splits[me]] for rank in present]
                 output, received = hvd.alltoall(case.mine((sum(splits), 2)), splits)
                 case.expect(output, np.concatenate(parts))
-                assert received.tolist() == [splits[me] if rank in present else 0 for rank in range(size)]
+                assert list(np.array(received)) == [splits[me] if rank in present else 0 for rank in range(size)]
             hvd.barrier()
         uneven.join()
 
@@ -128,7 +128,7 @@ def check_a_broadcast_from_a_rank_that_has_joined(framework, backwards):
     for i, present in uneven.rounds():
         for root in uneven.order[:i]:
             for name in ("x", None):
-                with pytest.raises(hvd.HorovodInternalError, match=f"root rank {root} has joined"):
+                with pytest.raises(framework.refused, match=f"root rank {root} has joined"):
                     hvd.broadcast(framework.tensor([1.0], "float32"), root, name=name)
         x = framework.tensor([hvd.rank()], "float32")
         framework.expect(hvd.broadcast(x, present[-1]), [present[-1]], "float32")
@@ -178,17 +178,17 @@ def check_process_sets(job, backwards):
 
 # Order, numbering, time
 
-def check_what_was_started_before_takes_part_and_is_finished(framework):
-    hvd = framework.hvd
+def check_what_was_started_before_takes_part_and_is_finished(handled):
+    hvd = handled.hvd
     for _ in range(3):
         if hvd.rank() == hvd.size() - 1:
             time.sleep(0.05)
-        handles = [hvd.allreduce_async(framework.tensor(np.full(1000, hvd.rank()), "float32"), op=hvd.Sum, name=name)
+        handles = [hvd.allreduce_async(handled.tensor(np.full(1000, hvd.rank()), "float32"), op=hvd.Sum, name=name)
                    for name in ("a", "b", None)]
         hvd.join()
         for handle in handles:
             assert hvd.poll(handle)
-            framework.expect(hvd.synchronize(handle), np.full(1000, sum(range(hvd.size()))), "float32")
+            handled.expect(hvd.synchronize(handle), np.full(1000, sum(range(hvd.size()))), "float32")
 
 
 def check_names_meet_again_afterwards(framework, backwards):
@@ -207,21 +207,23 @@ def check_names_meet_again_afterwards(framework, backwards):
 
 def check_several_times_in_a_row(framework):
     hvd = framework.hvd
-    who = [hvd.join() for _ in range(10)] + [hvd.join(device=0)]
+    who = [int(hvd.join()) for _ in range(10)]
+    if framework.has_handles:
+        who.append(hvd.join(device=0))
     assert set(who) <= set(range(hvd.size()))
     assert hvd.allgather_object(who) == [who] * hvd.size()
 
 
 def check_at_random_times(framework):
     hvd, rng = framework.hvd, random.Random(hvd_seed(framework.hvd))
-    for _ in range(10):
+    for _ in range(10 if framework.has_handles else 3):
         steps = [rng.randrange(20) for _ in range(hvd.size())]
         for step in range(steps[hvd.rank()]):
             xs = [framework.tensor(np.full(count, 1.0), "float32") for count in (1, 500, 20_000)]
             expected = sum(step < most for most in steps)
-            handles = [hvd.allreduce_async_(x, op=hvd.Sum, name=f"x{i}") for i, x in enumerate(xs)]
-            for handle, x in zip(handles, xs):
-                framework.expect(hvd.synchronize(handle), np.full(tuple(x.shape), expected), "float32")
+            forms = [*framework.forms("allreduce"), *framework.forms("allreduce", in_place=True)]
+            for x, result in zip(xs, forms[step % len(forms)](xs, op=hvd.Sum)):
+                framework.expect(result, np.full(tuple(x.shape), expected), "float32")
         last = hvd.join()
         assert steps[last] == max(steps) or max(steps) == 0
 
@@ -233,8 +235,8 @@ def hvd_seed(hvd):
     return seed
 
 
-def check_another_thread_is_refused_meanwhile(framework):
-    hvd = framework.hvd
+def check_another_thread_is_refused_meanwhile(handled):
+    hvd = handled.hvd
     if hvd.size() == 1:
         return  # nobody is ever inside
     if hvd.rank() > 0:
@@ -246,43 +248,10 @@ def check_another_thread_is_refused_meanwhile(framework):
     with pytest.raises(ValueError, match=r"rank 0 has called join\(\) and takes part in nothing new until it returns"):
         inside.start()
         while inside.is_alive():  # what comes before join() takes part
-            handles.append(hvd.allgather_async(framework.tensor([1.0], "float32"), name=f"early.{len(handles)}"))
+            handles.append(hvd.allgather_async(handled.tensor([1.0], "float32"), name=f"early.{len(handles)}"))
     inside.join()
     for handle in handles:
-        framework.expect(hvd.synchronize(handle), [1.0], "float32")
-
-
-# Training
-
-@pytest.mark.parametrize("options", ["default", "two groups"])
-def check_an_uneven_epoch_of_training(job, backwards, options):
-    import torch
-
-    import lightcc.torch as hvd
-    from training import OPTIMIZERS, SAMPLES, data, expect_equal, loss_of, make_model, my_loss
-    size, uneven = hvd.size(), Uneven(hvd, backwards)
-    model, reference = make_model(), make_model()
-    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"](model.parameters()),
-                                         groups=2 if options == "two groups" else None)
-    plain = OPTIMIZERS["SGD"](reference.parameters())
-    for epoch in range(3):
-        for i, _ in uneven.rounds():
-            optimizer.zero_grad()
-            my_loss(model, 10 * epoch + i).backward()
-            optimizer.step()
-        last = hvd.join()
-        assert last == uneven.order[-1]
-        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
-        hvd.broadcast_optimizer_state(optimizer, root_rank=last)
-        for i in range(size):  # alone, on the data of the ranks that had some
-            plain.zero_grad()
-            x, y = data(10 * epoch + i)
-            for rank in uneven.order[i:]:
-                part = slice(rank * SAMPLES, (rank + 1) * SAMPLES)
-                (loss_of(reference, x[part], y[part]) / size).backward()
-            plain.step()
-        expect_equal(model, reference)
-    assert torch.isfinite(next(model.parameters())).all()
+        handled.expect(hvd.synchronize(handle), [1.0], "float32")
 
 
 # Ends, on ranks that are started one by one

@@ -1,8 +1,10 @@
-"""Process sets: registered at init and later, overlapping, used side by side. With numpy: sets know no framework."""
+"""Process sets: registered at init and later, overlapping, used side by side. Mostly with numpy: sets know no
+framework."""
 import random
 
 import numpy as np
 import pytest
+from cases import FRAMEWORKS, Numpy
 
 import lightcc.numpy as hvd
 import ranks
@@ -48,22 +50,29 @@ def mine(sets):
     return [s for s in sets if s.included()]
 
 
-def expect_works(process_set):
+def expect_works(process_set, framework=None):
     """Every collective in one set, with ranks that are not members doing nothing."""
-    who = process_set.ranks
-    x = np.array([[1.0 + hvd.rank()]])
+    framework = framework or Numpy()
+    who, verbs, how = process_set.ranks, framework.hvd, {"process_set": process_set}
     every = np.array([[1.0 + rank] for rank in who])
-    assert hvd.allreduce(x, op=hvd.Sum, process_set=process_set) == every.sum()
-    assert hvd.allreduce(x, process_set=process_set) == every.mean()
-    assert (hvd.allgather(x, process_set=process_set) == every).all()
-    assert hvd.broadcast(x, who[-1], process_set=process_set) == 1 + who[-1]  # a world rank
-    assert (hvd.alltoall(np.repeat(x, len(who), 0), process_set=process_set) == every).all()
-    rows = hvd.reducescatter(np.repeat(x, len(who) + 1, 0), op=hvd.Sum, process_set=process_set)
-    assert rows.shape == (2 if process_set.rank() == 0 else 1, 1) and (rows == every.sum()).all()
-    assert hvd.grouped_allreduce([x, x], op=hvd.Max, process_set=process_set)[1] == every.max()
-    assert hvd.broadcast_object(hvd.rank(), who[-1], process_set=process_set) == who[-1]
-    assert hvd.allgather_object(hvd.rank(), process_set=process_set) == who
-    hvd.barrier(process_set)
+
+    def rows(count):
+        return framework.tensor(np.full((count, 1), 1.0 + hvd.rank()), "float64")
+
+    def expect(tensor, values):
+        framework.expect(tensor, values, "float64")
+
+    expect(verbs.allreduce(rows(1), op=hvd.Sum, **how), [[every.sum()]])
+    expect(verbs.allreduce(rows(1), **how), [[every.mean()]])
+    expect(verbs.allgather(rows(1), **how), every)
+    expect(verbs.broadcast(rows(1), who[-1], **how), [[1 + who[-1]]])  # a world rank
+    expect(verbs.alltoall(rows(len(who)), **how), every)
+    expect(verbs.reducescatter(rows(len(who) + 1), op=hvd.Sum, **how),
+           np.full((2 if process_set.rank() == 0 else 1, 1), every.sum()))
+    expect(verbs.grouped_allreduce([rows(1), rows(1)], op=hvd.Max, **how)[1], [[every.max()]])
+    assert hvd.broadcast_object(hvd.rank(), who[-1], **how) == who[-1]
+    assert hvd.allgather_object(hvd.rank(), **how) == who
+    verbs.barrier(process_set)
 
 
 def check_queries(sets):
@@ -90,10 +99,10 @@ def check_unregistered_set(world):
 
 
 def check_collectives(sets):
-    for _ in range(3):
+    for framework in [make() for make in FRAMEWORKS.values()] * 3:
         for s in mine(sets):
-            expect_works(s)
-        expect_works(hvd.global_process_set)
+            expect_works(s, framework)
+        expect_works(hvd.global_process_set, framework)
 
 
 def check_sets_in_any_order(sets):

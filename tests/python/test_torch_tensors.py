@@ -239,6 +239,13 @@ def check_dtypes_that_cannot_be_sent_are_named(dtype):
             verb(x)
 
 
+def check_tensors_of_other_kinds(job):
+    for x, text in ((torch.ones(2, device="meta"), "meta"), (torch.ones(2, 2).to_sparse(), "sparse")):
+        with pytest.raises(ValueError, match=text):
+            hvd.allreduce(x)
+    assert hvd.allreduce(torch.ones(1)) == 1
+
+
 def check_a_forked_child_may_read_results():
     """Workers of a DataLoader do: what they load may be made of what a collective returned."""
     results = [verb(mine(12, 1000)) for verb in VERBS.values()]
