@@ -16,10 +16,11 @@ class Framework:
     """`hvd`, and what a body must know of it. Tensors come from values by tensor(), and go back by values()."""
 
     has_handles = True              # and operations in place
-    invalid = ValueError            # raised where a call cannot be,
-    refused = HorovodInternalError  # where the ranks disagree or there is no job,
-    lost = HorovodInternalError     # and where a rank has left
     odd_name = "two.ü"              # one that is allowed
+
+    # Raised where a call cannot be; is none of allgather and reducescatter; where the ranks disagree or there is no
+    # job; and where a rank has left.
+    invalid, unsupported, refused, lost = ValueError, HorovodInternalError, HorovodInternalError, HorovodInternalError
 
     def forms(self, verb, in_place=False):
         """Every way to run a verb on a list of tensors, which only one in place changes: functions of the list and of

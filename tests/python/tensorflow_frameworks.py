@@ -20,7 +20,7 @@ class TensorFlow(Framework):
         import lightcc.tensorflow
         self.tf = tf
         self.plain = lightcc.tensorflow
-        self.invalid = (ValueError, tf.errors.InvalidArgumentError)
+        self.invalid = self.unsupported = (ValueError, tf.errors.InvalidArgumentError)  # in graphs also as they are built
         self.refused, self.lost = tf.errors.FailedPreconditionError, tf.errors.UnknownError
         self.hvd = _Hvd(lightcc.tensorflow, self.verb)
 
@@ -46,7 +46,7 @@ class TensorFlow(Framework):
         return next(self.forms(verb))
 
     def message(self, error):
-        return re.search(r"Horovod\w+ on rank \d+: (.*?)( \[Op:\w+\])?$", str(error), re.MULTILINE)[1]
+        return re.search(r"Horovod\w+ on rank \d+: (.*?)( \[Op:.*)?$", str(error), re.MULTILINE)[1]
 
     def gradients(self, call, xs, above):
         def run(*tensors):
@@ -63,16 +63,18 @@ class TensorFlow(Framework):
         return self.tf.constant(np.asarray(values).astype(self.tf.as_dtype(dtype).as_numpy_dtype))
 
     def array(self, tensor):
-        return np.asarray(tensor)
+        return np.asarray(tensor.numpy())
 
     def values(self, tensor):
-        return np.asarray(tensor).astype(np.float64)
+        return self.array(tensor).astype(np.float64)
 
     def dtype(self, tensor):
         return tensor.dtype.name
 
 
 class _InGraph(TensorFlow):
+    dtypes = ("uint8", "int32", "float32", "bfloat16", "bool")  # the others have the same kernels as at once
+
     def name_pattern(self, name):
         """Of a node."""
         return ".*" + (re.sub("[^A-Za-z0-9_.]", "_", name) if name else "Horovod")
@@ -117,6 +119,9 @@ class TensorFlowV1(_InGraph):
     def tensor(self, values, dtype):
         return np.array(values).astype(self.tf.as_dtype(dtype).as_numpy_dtype, order="C")
 
+    def array(self, tensor):
+        return np.asarray(tensor)
+
 
 class _Hvd:
     """lightcc.tensorflow, its collectives run in a framework's way."""
@@ -134,7 +139,12 @@ class _Hvd:
 @functools.lru_cache(maxsize=None)
 def _traced(plain, name):
     import tensorflow as tf
-    return tf.function(getattr(plain, name), reduce_retracing=True)
+    verb = getattr(plain, name)
+
+    def run(*args, **options):
+        verb(*args, **options)  # in a graph a barrier is an operation, which a function cannot return
+
+    return tf.function(run if name == "barrier" else verb, reduce_retracing=True)
 
 
 _graphs = {}

@@ -78,7 +78,7 @@ BAD_CALLS = {  # what is wrong: call(hvd, x, scalar), and what the error says
     "root negative": (lambda hvd, x, _: hvd.broadcast(x, -1), r"root"),
     "splits too few": (lambda hvd, x, _: hvd.alltoall(x, [1] * (hvd.size() - 1)), r"splits"),
     "splits too large": (lambda hvd, x, _: hvd.alltoall(x, [x.shape[0]] * hvd.size()), r"splits"),
-    "splits negative": (lambda hvd, x, _: hvd.alltoall(x, [-1] + [1] * (hvd.size() - 1)), r"splits"),
+    "splits negative": (lambda hvd, x, _: hvd.alltoall(x, [-1] + [1] * (hvd.size() - 1)), r"split"),
     "splits too many": (lambda hvd, x, _: hvd.alltoall(x, [1] * (hvd.size() + 1)), r"splits"),
     "unequal parts": (lambda hvd, x, _: hvd.alltoall(x[:1]), r"splits"),
     "op and average": (lambda hvd, x, _: hvd.allreduce(x, average=True, op=hvd.Sum), r"average"),
@@ -160,8 +160,7 @@ def check_splits_of_wrong_form(handled):
 
 def check_allgather_of_a_scalar(framework):
     hvd = framework.hvd
-    with pytest.raises(hvd.HorovodInternalError if framework.has_handles else framework.invalid,
-                       match="dimension|rank 1"):
+    with pytest.raises(framework.unsupported, match="dimension|rank 1"):
         hvd.allgather(framework.tensor(1.0, "float32"))
     expect_works()
 
@@ -170,7 +169,7 @@ def check_reducescatter_with_adasum(framework):
     hvd = framework.hvd
     x = framework.tensor(np.ones(hvd.size()), "float32")
     for run in framework.forms("reducescatter"):
-        with pytest.raises(hvd.HorovodInternalError, match="reducescatter has no adasum"):
+        with pytest.raises(framework.unsupported, match="reducescatter has no adasum|Adasum combines whole tensors"):
             run([x], op=hvd.Adasum)
     framework.expect(hvd.reducescatter(x, op=hvd.Sum), [hvd.size()], "float32")
 

@@ -69,7 +69,7 @@ def check_reductions(case, backwards):
             if op in ("Average", "Sum"):
                 mine = [np.array_split(output, hvd.size())[hvd.rank()] for output in outputs[1:]]
                 case.expect(hvd.reducescatter(xs[-1], name=name, op=how), mine[-1])
-                case.expect_all(hvd.grouped_reducescatter(xs[1:], name=name, op=how), mine)
+                case.expect_all(hvd.grouped_reducescatter(xs[1:], op=how), mine)
         uneven.join()
 
 
