@@ -8,13 +8,8 @@ printed as such, and the exit code is 0 all the same: a test must not depend on 
 """
 import argparse
 import json
-import os
-import platform
 import resource
-import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 from peers import gloo, own
+from where import heading, surroundings
 
 import lightcc
 import lightcc.torch as hvd
@@ -189,21 +185,6 @@ def table(rows: List[Dict[str, Any]]) -> str:
     return "\n".join(f"{a:<44} {b:>12} {c:>12} {d:>7}  {e:<15} {f}".rstrip() for a, b, c, d, e, f in lines)
 
 
-def surroundings(np: int) -> Dict[str, Any]:
-    """Where, with what and how: what somebody needs who wants to see the same numbers."""
-    def git(*words: str) -> str:
-        home = Path(__file__).parent
-        return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=False).stdout.strip()
-
-    models = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-              if line.startswith("model name")]
-    return {"cpu": models[0] if models else platform.machine(), "cores": len(os.sched_getaffinity(0)), "ranks": np,
-            "kernel": platform.release(), "load_before": os.getloadavg()[0], "python": platform.python_version(),
-            "versions": [own.VERSION, gloo.VERSION],
-            "commit": (git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "-s") else "")) or "unknown",
-            "command": shlex.join(["python", *sys.argv])}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--np", type=int, default=2, help="ranks, 2 or more; default %(default)s")
@@ -215,9 +196,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.np < 2:
         parser.error("--np: one rank alone has nobody to send to")
-    where = surroundings(args.np)
-    print(f"{args.np} ranks on {where['cores']} cores, {where['cpu']}, Linux {where['kernel']}, load "
-          f"{where['load_before']:.1f}; {', '.join(where['versions'])}; commit {where['commit']}", flush=True)
+    where = surroundings(args.np, [own.VERSION, gloo.VERSION])
+    print(heading(where), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         of_ranks = lightcc.run(measure, (args.repeats, args.calls, args.idle, f"{folder}/gloo"), num_proc=args.np)
     merged = slowest(of_ranks)

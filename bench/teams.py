@@ -67,3 +67,9 @@ def _serve(pipe, start, factory, rank: int, size: int, arguments: tuple) -> None
             pipe.send((getattr(worker, method)(*arguments), None))
     except Exception:
         pipe.send((None, traceback.format_exc()))
+
+
+def become_rank(rank: int, size: int, folder: str) -> None:
+    """Tells lightcc which rank this process is, as a launcher would. The folder, one for each job, names the job."""
+    os.environ.update(HOROVOD_RANK=str(rank), HOROVOD_SIZE=str(size), HOROVOD_LOCAL_RANK=str(rank),
+                      HOROVOD_LOCAL_SIZE=str(size), LIGHTCC_JOB_ID=folder.replace("/", "-"))

@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import os
-import random
 import statistics
 import tempfile
 import time
@@ -23,8 +22,9 @@ import models
 import torch
 from peers import gloo, own
 from python_cost import Cost
-from smoke import surroundings
-from teams import Team
+from steps import ALONE, counted, measure, summary
+from teams import Team, become_rank
+from where import heading, surroundings
 
 import lightcc.torch as hvd
 from lightcc import _core
@@ -33,7 +33,6 @@ from lightcc.torch import ddp
 GOAL_RATIO = 0.5
 GOAL_COST_US = 3.0
 CHECKED_STEPS = 5
-BOOTSTRAPS = 4000
 
 
 # What runs on every rank
@@ -50,6 +49,7 @@ class Trainer:
         self._optimizer: Any = torch.optim.SGD(self._parameters, lr=1e-3)
         if side == own.NAME:
             become_rank(rank, size, folder)
+            hvd.init()
             if not hook:
                 self._optimizer = hvd.DistributedOptimizer(self._optimizer, self._model.named_parameters())
         self._gloo = side == gloo.NAME or side == own.NAME and hook
@@ -84,18 +84,13 @@ class Trainer:
             gloo.shutdown()
 
 
-def become_rank(rank: int, size: int, folder: str) -> None:
-    os.environ.update(HOROVOD_RANK=str(rank), HOROVOD_SIZE=str(size), HOROVOD_LOCAL_RANK=str(rank),
-                      HOROVOD_LOCAL_SIZE=str(size), LIGHTCC_JOB_ID=folder.replace("/", "-"))
-    hvd.init()
-
-
 class CostOnRank(Cost):
     """The cost of gradients on one rank; a world of one takes part in the exchange, too."""
 
     def __init__(self, rank: int, size: int, folder: str):
         torch.set_num_threads(1)
         become_rank(rank, size, folder)
+        hvd.init()
         os.environ["HOROVOD_ELASTIC"] = "1"  # without it the optimizer of a world of one is a plain one
         super().__init__()
 
@@ -109,7 +104,7 @@ def compare(name: str, np: int, repeats: int, steps: int, bucket_view: bool, hoo
     """Checks, then measures; the row of this model."""
     with tempfile.TemporaryDirectory() as folder:
         teams = {side: Team(side, np, Trainer, (side, name, folder, bucket_view, hook))
-                 for side in (own.NAME, gloo.NAME, "alone")}
+                 for side in (own.NAME, gloo.NAME, ALONE)}
         try:
             check(teams, name)
             for team in teams.values():
@@ -120,8 +115,10 @@ def compare(name: str, np: int, repeats: int, steps: int, bucket_view: bool, hoo
         finally:
             for team in teams.values():
                 team.end()
-    a_step = {counter: (after[counter] - before[counter]) / (repeats * steps) for counter in after}
-    return {"model": name, **summary(samples), "counters_of_rank_0_a_step": a_step,
+    found = summary(samples, own.NAME, gloo.NAME)
+    return {"model": name, **found, "goal": f"<= {GOAL_RATIO:g} x DDP",
+            "met": None if found["ratio"] is None else found["ratio"] <= GOAL_RATIO,
+            "counters_of_rank_0_a_step": counted(before, after, repeats * steps),
             "samples_ms": {side: [1e3 * x for x in xs] for side, xs in samples.items()}}
 
 
@@ -136,39 +133,6 @@ def check(teams: Dict[str, Team], name: str) -> None:
     torch.testing.assert_close(trained[own.NAME], trained[gloo.NAME], msg=lambda text: f"{name}: {text}")
     start = torch.cat([p.detach().reshape(-1) for p in models.make(name).parameters()])
     assert not torch.equal(start, trained[own.NAME]), f"{name}: nothing was learned"
-
-
-def measure(teams: Dict[str, Team], repeats: int, steps: int) -> Dict[str, List[float]]:
-    """Seconds a step of the slowest rank, for each side and repeat."""
-    samples: Dict[str, List[float]] = {side: [] for side in teams}
-    order = list(teams)
-    for _ in range(repeats):
-        for side in order:
-            samples[side].append(max(teams[side].ask("train", steps)))
-        order.append(order.pop(0))
-    return samples
-
-
-def summary(samples: Dict[str, List[float]]) -> Dict[str, Any]:
-    """Medians in ms; how much of the exposed communication of gloo's side is left, with a 95 % interval."""
-    def exposed(chosen: List[int]) -> Tuple[float, float]:
-        alone, mine, theirs = (statistics.median(samples[side][i] for i in chosen)
-                               for side in ("alone", own.NAME, gloo.NAME))
-        return mine - alone, theirs - alone
-
-    repeats = range(len(samples["alone"]))
-    mine, theirs = exposed(list(repeats))
-    draw = random.Random(1)
-    infinite = float("inf")  # gloo's communication hides in the noise
-    ratios = sorted(a / b if b > 0 else infinite
-                    for a, b in (exposed(draw.choices(repeats, k=len(repeats))) for _ in range(BOOTSTRAPS)))
-    interval = [None if x == infinite else x
-                for x in (ratios[round(0.025 * BOOTSTRAPS)], ratios[round(0.975 * BOOTSTRAPS) - 1])]
-    ratio = mine / theirs if theirs > 0 else None
-    step_ratio = statistics.median(a / b for a, b in zip(samples[own.NAME], samples[gloo.NAME]))  # pairs of a repeat
-    return {"step_ms": {side: 1e3 * statistics.median(xs) for side, xs in samples.items()}, "step_ratio": step_ratio,
-            "exposed_ms": {own.NAME: 1e3 * mine, gloo.NAME: 1e3 * theirs}, "ratio": ratio, "interval": interval,
-            "goal": f"<= {GOAL_RATIO:g} x DDP", "met": None if ratio is None else ratio <= GOAL_RATIO}
 
 
 # The cost of each gradient
@@ -202,7 +166,7 @@ def line(row: Dict[str, Any]) -> str:
 
     step, exposed = row["step_ms"], row["exposed_ms"]
     verdict = {True: "ok", False: "MISSED", None: "noise"}[row["met"]]
-    return (f"{row['model']:<14}{step['alone']:>11.2f}{step[own.NAME]:>9.2f}{step[gloo.NAME]:>9.2f}"
+    return (f"{row['model']:<14}{step[ALONE]:>11.2f}{step[own.NAME]:>9.2f}{step[gloo.NAME]:>9.2f}"
             f"{row['step_ratio']:>7.3f}{exposed[own.NAME]:>10.2f}{exposed[gloo.NAME]:>9.2f}{number(row['ratio']):>8}"
             f"  {' to '.join(map(number, row['interval'])):<16} {row['goal']:<13}{verdict:<8}"
             f"{row['counters_of_rank_0_a_step']['collectives']:.1f}")
@@ -230,9 +194,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     args = parser.parse_args(arguments)
     if args.np < 2:
         parser.error("--np: one rank alone has nobody to send to")
-    where = surroundings(args.np)
-    print(f"{args.np} ranks on {where['cores']} cores, {where['cpu']}, Linux {where['kernel']}, load "
-          f"{where['load_before']:.1f}; {', '.join(where['versions'])}; commit {where['commit']}", flush=True)
+    where = surroundings(args.np, [own.VERSION, gloo.VERSION])
+    print(heading(where), flush=True)
     rows = []
     print(head(), flush=True)
     for name in args.models:

@@ -1,0 +1,28 @@
+"""Where, with what and how a benchmark ran: what somebody needs who wants to see the same numbers."""
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+
+def surroundings(np: int, versions: List[str]) -> Dict[str, Any]:
+    """Ask before the ranks are started: the load is that of others."""
+    def git(*words: str) -> str:
+        home = Path(__file__).parent
+        return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=False).stdout.strip()
+
+    models = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+              if line.startswith("model name")]
+    return {"cpu": models[0] if models else platform.machine(), "cores": len(os.sched_getaffinity(0)), "ranks": np,
+            "kernel": platform.release(), "load_before": os.getloadavg()[0], "python": platform.python_version(),
+            "versions": versions,
+            "commit": (git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "-s") else "")) or "unknown",
+            "command": shlex.join(["python", *sys.argv])}
+
+
+def heading(where: Dict[str, Any]) -> str:
+    return (f"{where['ranks']} ranks on {where['cores']} cores, {where['cpu']}, Linux {where['kernel']}, load "
+            f"{where['load_before']:.1f}; {', '.join(where['versions'])}; commit {where['commit']}")
