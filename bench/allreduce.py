@@ -8,6 +8,7 @@ rounds follow in which each library runs once, by turns, with the setting that w
 import argparse
 import importlib
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -19,29 +20,13 @@ import report
 from contest import FLOAT, Case, Run
 from group import build_driver
 from peers.peer import Peer, Unavailable
+from shapes import resnet50
 
 PEERS = ("openmpi", "mpich", "impi", "gloo", "oneccl")
 MODULES = {"lightcc": "lightcc_c", "gloo": "torch_gloo"}  # where the file's name is not the peer's
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 QUICK_SIZES = [4, KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
-
-
-def resnet50() -> List[int]:
-    """How many floats each of ResNet-50's 161 parameters has, in their order: 25,557,032 in all."""
-    def batch_norm(channels: int) -> List[int]:
-        return [channels, channels]
-
-    counts = [3 * 64 * 49, *batch_norm(64)]
-    width_in = 64
-    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
-        for block in range(blocks):
-            counts += [width_in * width, *batch_norm(width), width * width * 9, *batch_norm(width),
-                       width * width * 4, *batch_norm(width * 4)]
-            if block == 0:
-                counts += [width_in * width * 4, *batch_norm(width * 4)]
-            width_in = width * 4
-    return [*counts, 2048 * 1000, 1000]
 
 
 def load(names: Sequence[str], install: bool) -> List[Peer]:
@@ -113,7 +98,7 @@ def arguments() -> argparse.Namespace:
     sizes = sorted(args.sizes or (QUICK_SIZES if args.quick else SIZES))
     args.cases = [Case(str(size), [size // FLOAT]) for size in sizes]
     if not args.no_gradients:
-        args.cases.append(Case("gradients", resnet50()))
+        args.cases.append(Case("gradients", list(map(math.prod, resnet50()))))
     return args
 
 

@@ -4,28 +4,10 @@ from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
 import torch
+from shapes import TINY, Shape, resnet50
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from pytorch_synthetic_benchmark import mlp, resnet20  # noqa: E402  where examples are
-
-Shape = Tuple[int, ...]
-
-
-def resnet50_shapes() -> List[Shape]:
-    """The 161 parameters of ResNet-50 (He et al. 2015, table 1) in order: 25,557,032 numbers."""
-    def norm(width: int) -> List[Shape]:
-        return [(width,), (width,)]
-
-    shapes: List[Shape] = [(64, 3, 7, 7), *norm(64)]
-    width_in = 64
-    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
-        for block in range(blocks):
-            shapes += [(width, width_in, 1, 1), *norm(width), (width, width, 3, 3), *norm(width)]
-            shapes += [(4 * width, width, 1, 1), *norm(4 * width)]
-            if block == 0:
-                shapes += [(4 * width, width_in, 1, 1), *norm(4 * width)]
-            width_in = 4 * width
-    return [*shapes, (1000, 2048), (1000,)]
 
 
 class Quick(torch.nn.Module):
@@ -81,8 +63,8 @@ class Images(torch.nn.Module):
 
 
 MODELS: Dict[str, Tuple[str, Callable[[], torch.nn.Module]]] = {
-    "resnet50": ("gradients as large as ResNet-50's", lambda: Quick(resnet50_shapes())),
-    "tiny": ("161 gradients of 16 numbers", lambda: Quick([(16,)] * 161)),
+    "resnet50": ("gradients as large as ResNet-50's", lambda: Quick(resnet50())),
+    "tiny": ("161 gradients of 16 numbers", lambda: Quick(TINY)),
     "convolutions": ("a small residual network", Convolutions),
     "resnet20": ("of examples/pytorch_synthetic_benchmark.py", lambda: Images(resnet20())),
     "mlp": ("of the same: large gradients for little work", lambda: Images(mlp())),
