@@ -23,6 +23,11 @@ def measure(teams: Dict[str, Team], repeats: int, steps: int) -> Dict[str, List[
     return samples
 
 
+def medians(samples: Dict[str, List[float]]) -> Dict[str, float]:
+    """ms a step."""
+    return {side: 1e3 * statistics.median(xs) for side, xs in samples.items()}
+
+
 def summary(samples: Dict[str, List[float]], ours: str, theirs: str) -> Dict[str, Any]:
     """Medians in ms; how much of the exposed communication of their side is left, with a 95 % interval."""
     def exposed(chosen: List[int]) -> Tuple[float, float]:
@@ -38,7 +43,7 @@ def summary(samples: Dict[str, List[float]], ours: str, theirs: str) -> Dict[str
     interval = [None if x == infinite else x
                 for x in (ratios[round(0.025 * BOOTSTRAPS)], ratios[round(0.975 * BOOTSTRAPS) - 1])]
     step_ratio = statistics.median(a / b for a, b in zip(samples[ours], samples[theirs]))  # pairs of a repeat
-    return {"step_ms": {side: 1e3 * statistics.median(xs) for side, xs in samples.items()}, "step_ratio": step_ratio,
+    return {"step_ms": medians(samples), "step_ratio": step_ratio,
             "exposed_ms": {ours: 1e3 * mine, theirs: 1e3 * others}, "ratio": mine / others if others > 0 else None,
             "interval": interval}
 
