@@ -10,7 +10,6 @@ to compare with: its fit fails under it.
 """
 import argparse
 import contextlib
-import importlib.metadata
 import json
 import os
 import socket
@@ -23,7 +22,7 @@ import numpy
 from keras_trainer import ALONE_XLA, OURS, OURS_XLA, THEIRS, on_rank
 from steps import ALONE, counted, measure, medians, summary
 from teams import Team
-from where import heading, surroundings
+from where import heading, surroundings, table_row, version
 
 import lightcc
 
@@ -32,14 +31,6 @@ CHECKED_STEPS = 5
 TOLERANCE = 1e-4   # of parameters, relative and absolute: XLA and the strategy round otherwise
 COLUMNS = ("model.fit, ms a step", "Keras", "gradients", "collectives a step", "alone", OURS, THEIRS, "ratio",
            "exposed", "exposed, " + THEIRS, "ratio, 95 %", ALONE_XLA, OURS_XLA)
-
-
-def version(*packages: str) -> Optional[str]:
-    """Of the first that is installed. Nothing is imported: TensorFlow would fill this process with threads."""
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(package)
-    return None
 
 
 def keras_versions() -> Dict[str, str]:
@@ -111,10 +102,6 @@ def values(answers: List[Any]) -> numpy.ndarray:
 
 # What is printed
 
-def table_row(cells: Any) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def line(row: Dict[str, Any], keras: str) -> str:
     def ms(side: str) -> str:
         return f"{step[side]:.1f}" if side in step else "–"
@@ -126,9 +113,9 @@ def line(row: Dict[str, Any], keras: str) -> str:
         share, *ends = ("inf" if x is None else f"{x:.2f}" for x in (row["ratio"], *row["interval"]))
         verdict = "" if row["ratio"] is None or row["ratio"] <= GOAL_RATIO else " MISSED"
         interval = f"{share} ({' to '.join(ends)}){verdict}"
-    return table_row([keras_models.MODELS[row["model"]][0], keras, str(row["gradients"]),
-                      f"{row['counters_of_rank_0_a_step']['collectives']:.1f}", ms(ALONE), ms(OURS), ms(THEIRS), ratio,
-                      f"{step[OURS] - step[ALONE]:.1f}", exposed, interval, ms(ALONE_XLA), ms(OURS_XLA)])
+    return table_row(keras_models.MODELS[row["model"]][0], keras, str(row["gradients"]),
+                     f"{row['counters_of_rank_0_a_step']['collectives']:.1f}", ms(ALONE), ms(OURS), ms(THEIRS), ratio,
+                     f"{step[OURS] - step[ALONE]:.1f}", exposed, interval, ms(ALONE_XLA), ms(OURS_XLA))
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
@@ -155,7 +142,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
                                    *(known[keras] for keras in args.keras)])
     threads = args.threads or max(1, where["cores"] // args.np)
     print(heading(where), flush=True)
-    print(table_row(COLUMNS), table_row(["---"] * len(COLUMNS)), sep="\n", flush=True)
+    print(table_row(*COLUMNS), table_row(*["---"] * len(COLUMNS)), sep="\n", flush=True)
     rows = []
     for keras in args.keras:
         with teams_of(keras, args.np, threads) as teams:

@@ -1,11 +1,14 @@
-"""Where, with what and how a benchmark ran: what somebody needs who wants to see the same numbers."""
+"""Where, with what and how a benchmark ran: what somebody needs who wants to see the same numbers; and how they are
+printed."""
+import contextlib
+import importlib.metadata
 import os
 import platform
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 
 def surroundings(np: int, versions: List[str]) -> Dict[str, Any]:
@@ -26,3 +29,16 @@ def surroundings(np: int, versions: List[str]) -> Dict[str, Any]:
 def heading(where: Dict[str, Any]) -> str:
     return (f"{where['ranks']} ranks on {where['cores']} cores, {where['cpu']}, Linux {where['kernel']}, load "
             f"{where['load_before']:.1f}; {', '.join(where['versions'])}; commit {where['commit']}")
+
+
+def version(*packages: str) -> Optional[str]:
+    """Of the first that is installed. Nothing is imported: a framework would fill this process with threads."""
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return None
+
+
+def table_row(*cells: str) -> str:
+    """A row of a table in Markdown."""
+    return f"| {' | '.join(cells)} |"
