@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 import keras_models
 from teams import become_rank
 
-OURS, THEIRS = "lightcc", "MultiWorkerMirroredStrategy"
+OURS, THEIRS = "lightcc", "MWMS"
 ALONE_XLA, OURS_XLA = "alone, XLA", "lightcc, XLA"
 RATE = 1e-3
 

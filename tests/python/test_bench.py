@@ -1,9 +1,11 @@
-"""bench/allreduce.py: that it runs, refuses a library with wrong sums, and that its arithmetic is right."""
+"""bench/allreduce.py: that it runs, refuses a library with wrong sums, and that its arithmetic is right. bench/steps.py
+and bench/keras_fit.py: the same, of teams that are scripted."""
 import json
 import math
 import os
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,73 @@ def test_ratio_is_paired_by_round_and_held_against_the_strongest_peer(bench):
 def test_sizes_are_read(bench, text, size):
     import allreduce
     assert allreduce.size_of(text) == size
+
+
+def test_exposed_time_is_what_a_step_takes_beyond_the_one_alone(bench):
+    import steps
+    found = steps.summary({steps.ALONE: [0.010] * 3, "ours": [0.012] * 3, "theirs": [0.018] * 3}, "ours", "theirs")
+    assert found["exposed_ms"] == {"ours": pytest.approx(2), "theirs": pytest.approx(8)}
+    assert [found["ratio"], *found["interval"], found["step_ratio"]] == pytest.approx([0.25, 0.25, 0.25, 12 / 18])
+    lost = steps.summary({steps.ALONE: [0.010], "ours": [0.012], "theirs": [0.009]}, "ours", "theirs")
+    assert (lost["ratio"], lost["interval"]) == (None, [None, None])
+
+
+class ScriptedTeam:
+    """Two ranks that train in no time. moved: what a training makes of their parameters, which are zeros before."""
+
+    def __init__(self, moved=((1.0, 2.0), (1.0, 2.0)), seconds=0.010):
+        self.moved, self.seconds, self.trained, self.collectives = moved, seconds, False, 0
+
+    def ask(self, method, *arguments):
+        return [getattr(self, method)(rank, *arguments) for rank in (0, 1)]
+
+    def load(self, rank, name):
+        self.trained = False
+        return 2
+
+    def train(self, rank, steps):
+        self.trained = True
+        self.collectives += 3 * (steps + 1) if rank == 0 else 0
+        return self.seconds * (1 + rank)  # rank 1 is slower
+
+    def parameters(self, rank):
+        values = array("f", self.moved[rank] if self.trained else (0.0, 0.0)).tobytes()
+        return values.hex(), values
+
+    def counters(self, rank):
+        return {"collectives": self.collectives}
+
+
+def test_keras_fit_counts_the_slowest_rank_and_the_collectives_of_a_step(bench):
+    import keras_fit
+    sides = {keras_fit.ALONE: 0.010, keras_fit.OURS: 0.011, keras_fit.ALONE_XLA: 0.008, keras_fit.OURS_XLA: 0.009,
+             keras_fit.THEIRS: 0.016}
+    teams = {side: ScriptedTeam(seconds=seconds) for side, seconds in sides.items()}
+    row = keras_fit.line(keras_fit.compare(teams, "mlp", 3, 10), "legacy")
+    assert row.split(" | ")[1:5] == ["legacy", "2", "3.0", "20.0"]
+    assert row.split(" | ")[5:] == ["22.0", "32.0", "0.69", "2.0", "12.0", "0.17 (0.17 to 0.17)", "16.0", "18.0 |"]
+    del teams[keras_fit.THEIRS]
+    row = keras_fit.line(keras_fit.compare(teams, "mlp", 3, 10), "3")
+    assert row == "| a perceptron | 3 | 2 | 3.0 | 20.0 | 22.0 | – | – | 2.0 | – | – | 16.0 | 18.0 |"
+
+
+@pytest.mark.parametrize("moved, what", [
+    (((1.0, 2.0), (1.0, 2.5)), "lightcc's ranks differ in their parameters"),
+    (((1.0, 2.5), (1.0, 2.5)), "MWMS has other parameters than lightcc"),
+])
+def test_keras_fit_measures_nothing_that_is_wrong(bench, moved, what):
+    import keras_fit
+    teams = {side: ScriptedTeam() for side in (keras_fit.ALONE, keras_fit.OURS_XLA, keras_fit.THEIRS)}
+    teams[keras_fit.OURS] = ScriptedTeam(moved)
+    if "MWMS" in what:
+        teams[keras_fit.OURS_XLA] = ScriptedTeam(moved)
+    with pytest.raises(AssertionError, match=what):
+        keras_fit.compare(teams, "mlp", 1, 1)
+    assert teams[keras_fit.ALONE].trained is False
+
+
+def test_keras_fit_wants_parameters_to_move(bench):
+    import keras_fit
+    still = ScriptedTeam(((0.0, 0.0), (0.0, 0.0)))
+    with pytest.raises(AssertionError, match="nothing was learned"):
+        keras_fit.compare({side: still for side in (keras_fit.ALONE, keras_fit.OURS, keras_fit.OURS_XLA)}, "mlp", 1, 1)
