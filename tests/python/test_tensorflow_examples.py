@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples"
-EXAMPLES = ["tensorflow1_style.py"]
+EXAMPLES = ["tensorflow1_style.py", "tensorflow2_digits.py", "keras_digits.py"]
 STEPS = 12
 DEADLINE_S = 240
 
