@@ -28,6 +28,7 @@ from lightcc.common.util import (  # noqa: F401
     num_rank_is_power_2,
 )
 from lightcc.ops import ReduceOps, handle_average_backwards_compatibility  # noqa: F401
+from lightcc.request import registered
 from lightcc.tensorflow._library import operations as MPI_LIB
 from lightcc.tensorflow._library import run
 
@@ -38,7 +39,7 @@ _basics = HorovodBasics(__file__)
 Average, Sum, Adasum = _basics.Average, _basics.Sum, _basics.Adasum
 Min, Max, Product = _basics.Min, _basics.Max, _basics.Product
 
-init, shutdown, is_initialized = _basics.init, _basics.shutdown, _basics.is_initialized
+shutdown, is_initialized = _basics.shutdown, _basics.is_initialized
 size, rank = _basics.size, _basics.rank
 local_size, local_rank = _basics.local_size, _basics.local_rank
 cross_size, cross_rank = _basics.cross_size, _basics.cross_rank
@@ -49,6 +50,15 @@ gloo_enabled, gloo_built = _basics.gloo_enabled, _basics.gloo_built
 nccl_built, ddl_built, ccl_built = _basics.nccl_built, _basics.ddl_built, _basics.ccl_built
 cuda_built, rocm_built = _basics.cuda_built, _basics.rocm_built
 start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
+
+
+def init(*args, **kwargs):
+    """Meets the other ranks; the arguments are those of HorovodBasics.init (comm, process_sets).
+
+    >>> hvd.init(); hvd.size() >= 1
+    True
+    """
+    _basics.init(*args, **kwargs)
 
 
 def _normalize_name(name: str) -> str:
@@ -71,11 +81,10 @@ def _bits(factor: float) -> int:
 
 
 def _run(operation, kind, tensors, name, process_set, ignore_name_scope, *arguments, **attributes):
-    if process_set.process_set_id is None:
-        raise ValueError(f"{process_set} is not registered; use hvd.add_process_set or hvd.init(process_sets=...).")
+    group = registered(process_set)
     tensors, name = _named(kind, tensors, name)
-    return run(operation, tensors if "Grouped" in kind else tensors[0], *arguments, name=name,
-               process_set_id=process_set.process_set_id, ignore_name_scope=int(ignore_name_scope), **attributes)
+    return run(operation, tensors if "Grouped" in kind else tensors[0], *arguments, name=name, process_set_id=group,
+               ignore_name_scope=int(ignore_name_scope), **attributes)
 
 
 def _reduction(op, prescale_factor, postscale_factor):
@@ -174,7 +183,7 @@ def barrier(process_set=global_process_set):
 
     >>> hvd.barrier()
     """
-    return MPI_LIB.horovod_barrier(process_set_id=process_set.process_set_id)
+    return MPI_LIB.horovod_barrier(process_set_id=registered(process_set))
 
 
 def size_op(process_set_id=0, name=None):
@@ -222,4 +231,5 @@ def process_set_included_op(process_set_id=0, name=None):
     return MPI_LIB.horovod_process_set_included(process_set_id=process_set_id, name=name)
 
 
-from lightcc.tensorflow import gradients  # noqa: E402, F401  built on the above
+from lightcc.tensorflow import gradients  # noqa: E402, F401  built on the above, as is the next
+from lightcc.tensorflow.functions import broadcast_  # noqa: E402, F401

@@ -20,7 +20,7 @@ class TensorFlow(Framework):
         import lightcc.tensorflow
         self.tf = tf
         self.plain = lightcc.tensorflow
-        self.invalid = self.unsupported = (ValueError, tf.errors.InvalidArgumentError)  # in graphs also as they are built
+        self.invalid = self.unsupported = (ValueError, tf.errors.InvalidArgumentError)  # ValueError as a graph is built
         self.refused, self.lost = tf.errors.FailedPreconditionError, tf.errors.UnknownError
         self.hvd = _Hvd(lightcc.tensorflow, self.verb)
 
