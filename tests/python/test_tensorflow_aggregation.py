@@ -19,7 +19,7 @@ v1 = tf.compat.v1
 LEGACY = LocalGradientAggregationHelper._OPTIMIZER_TYPE_LEGACY
 
 
-@pytest.mark.parametrize("np", ranks.SIZES)
+@pytest.mark.parametrize("np", (1, 2))
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
 
