@@ -1,5 +1,5 @@
-"""The training that the checks of tape and v1 optimizers share: a small net in three variables, the data of all ranks,
-and the reference, which trains in one process on all of them."""
+"""What the checks of tape and v1 optimizers share: a small net in three variables, the data of all ranks, and
+the reference, which trains in one process on all of them; also gradients that can be told without one."""
 import numpy as np
 import tensorflow as tf
 
@@ -7,6 +7,7 @@ import lightcc.tensorflow as hvd
 
 SAMPLES = 4  # a rank and step
 SHAPES = {"embedding": (7, 5), "weight": (5, 3), "bias": (3,)}
+MODES = {"eager": lambda function: function, "function": tf.function}  # how TensorFlow runs it
 
 
 def make_variables(**options):
@@ -50,3 +51,22 @@ def expect_close(got, expected, rtol=1e-5, atol=1e-6):
     assert len(got) == len(expected)
     for mine, theirs in zip(got, expected):
         np.testing.assert_allclose(dense(mine), theirs, rtol=rtol, atol=atol)
+
+
+def factor():
+    """What this rank's losses are multiplied by; the average over the ranks is (size + 1) / 2."""
+    return float(hvd.rank() + 1)
+
+
+def average():
+    return (hvd.size() + 1) / 2
+
+
+def gradient(mode, make_loss, sources, wrap=hvd.DistributedGradientTape, **options):
+    """The reduced gradients of make_loss()."""
+    @mode
+    def step():
+        with tf.GradientTape() as tape:
+            loss = make_loss()
+        return wrap(tape, **options).gradient(loss, sources)
+    return step()

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow_training import MODES
 
 import lightcc.tensorflow as hvd
 import ranks
@@ -35,9 +36,9 @@ class Optimizer:
         self.iterations.assign_add(1)
 
 
-@pytest.fixture(params=["eager", "function"])
+@pytest.fixture(params=MODES.values(), ids=MODES)
 def mode(request):
-    return tf.function if request.param == "function" else lambda function: function
+    return request.param
 
 
 @pytest.fixture(params=["v1", "v2"])

@@ -322,8 +322,8 @@ def check_keras_optimizers_are_passed_on_with_every_argument(monkeypatch):
     keras = types.SimpleNamespace(DistributedOptimizer=lambda optimizer, **options: passed.update(options) or optimizer)
     monkeypatch.setitem(sys.modules, "lightcc.tensorflow.keras", keras)
     optimizer = tf.keras.optimizers.SGD(0.1)
-    options = {"name": "mine", "device_dense": "/cpu:0", "device_sparse": "/cpu:0", "sparse_as_dense": True, "groups": 3,
-               "compression": hvd.Compression.fp16, "backward_passes_per_step": 2, "op": hvd.Average,
+    options = {"name": "mine", "device_dense": "/cpu:0", "device_sparse": "/cpu:0", "sparse_as_dense": True,
+               "groups": 3, "compression": hvd.Compression.fp16, "backward_passes_per_step": 2, "op": hvd.Average,
                "gradient_predivide_factor": 2.0, "average_aggregated_gradients": True, "scale_local_gradients": False,
                "process_set": hvd.global_process_set}
     assert hvd.DistributedOptimizer(optimizer, use_locking=True, **options) is optimizer

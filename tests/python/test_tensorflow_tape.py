@@ -1,11 +1,23 @@
-"""DistributedGradientTape and PartialDistributedGradientTape, eagerly and in a tf.function."""
+"""DistributedGradientTape, eagerly and in a tf.function."""
 import gc
 import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_training import SAMPLES, data, expect_close, gradients_of, loss_of, make_variables, mine
+from tensorflow_training import (
+    MODES,
+    SAMPLES,
+    average,
+    data,
+    expect_close,
+    factor,
+    gradient,
+    gradients_of,
+    loss_of,
+    make_variables,
+    mine,
+)
 
 import lightcc.tensorflow as hvd
 import ranks
@@ -19,29 +31,9 @@ def test_on_ranks(np):
     ranks.run_checks(__file__, np)
 
 
-@pytest.fixture(params=["eager", "function"])
+@pytest.fixture(params=MODES.values(), ids=MODES)
 def mode(request):
-    """Runs a function eagerly or in a tf.function."""
-    return tf.function if request.param == "function" else lambda function: function
-
-
-def factor():
-    """What this rank's losses are multiplied by; the average over the ranks is (size + 1) / 2."""
-    return float(hvd.rank() + 1)
-
-
-def average():
-    return (hvd.size() + 1) / 2
-
-
-def gradient(mode, make_loss, sources, wrap=hvd.DistributedGradientTape, **options):
-    """The reduced gradients of make_loss()."""
-    @mode
-    def step():
-        with tf.GradientTape() as tape:
-            loss = make_loss()
-        return wrap(tape, **options).gradient(loss, sources)
-    return step()
+    return request.param
 
 
 def counted(name, action):
@@ -70,8 +62,8 @@ def check_training_equals_one_process(mode):
     def train(words, targets):
         with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
             loss = loss_of(variables, words, targets)
-        for gradient, variable in zip(tape.gradient(loss, variables), variables):
-            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        for reduced, variable in zip(tape.gradient(loss, variables), variables):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(reduced))
 
     for step in range(5):
         train(*map(tf.constant, mine(step)))
@@ -315,87 +307,6 @@ def check_a_world_of_one_that_may_grow_exchanges(monkeypatch):
     assert exchanged() == (hvd.size() > 1)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     assert exchanged() == 1
-
-
-# Local sources
-
-@pytest.mark.parametrize("scale", [True, False])
-def check_local_sources(mode, scale):
-    x, own, more = tf.Variable(1.0), tf.Variable([1.0, 1.0]), tf.Variable(1.0)
-
-    def wrap(tape, **options):
-        tape = hvd.DistributedGradientTape(tape, scale_local_gradients=scale, **options)
-        for variable in (own, more):
-            tape.register_local_source(variable)
-        return tape
-
-    mine = factor() / (hvd.size() if scale else 1)
-    for options in ({}, {"groups": 1}, {"groups": [[x, own]]}, {"op": hvd.Average, "gradient_predivide_factor": 2.0}):
-        got = gradient(mode, lambda: factor() * (x + tf.reduce_sum(own)), [own, x, more], wrap, **options)
-        expect_close(got[:2], [[mine, mine], average()])
-        assert got[2] is None
-
-
-def check_local_slices_are_scaled(mode):
-    own = tf.Variable(tf.ones((4, 2)))
-
-    def wrap(tape):
-        tape = hvd.DistributedGradientTape(tape)
-        tape.register_local_source(own)
-        return tape
-
-    got = gradient(mode, lambda: factor() * tf.reduce_sum(tf.gather(own, [1, 3, 1])), own, wrap)
-    assert isinstance(got, tf.IndexedSlices) and len(got.indices) == 3
-    expect_close([got], [factor() / hvd.size() * np.array([[0, 0], [2, 2], [0, 0], [1, 1]])])
-
-
-def check_a_variable_that_only_one_rank_has(mode):
-    x, y, own = tf.Variable(1.0), tf.Variable([1.0, 1.0]), tf.Variable(1.0)
-    sources = [x, own, y] if hvd.rank() == 0 else [x, y]
-
-    def wrap(tape):
-        tape = hvd.DistributedGradientTape(tape)
-        tape.register_local_source(own)
-        return tape
-
-    got = gradient(mode, lambda: factor() * (x + tf.reduce_sum(y) + own), sources, wrap)
-    expect_close([got[0], got[-1]], [average(), [average()] * 2])
-    if hvd.rank() == 0:
-        expect_close([got[1]], [1 / hvd.size()])
-
-
-def check_local_and_global_gradients():
-    x, own = tf.Variable(1.0), tf.Variable(2.0)
-    tape = hvd.DistributedGradientTape(tf.GradientTape())
-    tape.register_local_source(own)
-    local, rest = tape.get_local_and_global_gradients([1, 2, None], [x, own, x])
-    assert local == [(2, own)] and rest == [(1, x), (None, x)]
-
-
-def check_local_layers(mode):
-    """Of Keras, whichever it is."""
-    local, frozen, shared = (tf.keras.layers.Dense(2) for _ in range(3))
-    for layer in (local, frozen, shared):
-        layer.build((None, 3))
-    frozen.trainable = False
-    inputs = tf.ones((1, 3))
-    weights = [*shared.trainable_weights, *local.trainable_weights]
-    for layers in (local, [local, frozen], (local,), None):
-        got = gradient(mode, lambda: factor() * tf.reduce_sum(local(inputs) + shared(inputs)), weights,
-                       hvd.PartialDistributedGradientTape, local_layers=layers)
-        own = average() if layers is None else factor() / hvd.size()
-        expect_close(got, [np.full((3, 2), average()), [average()] * 2, np.full((3, 2), own), [own] * 2])
-    for wrong in (3, [local, tf.Variable(1.0)], local.trainable_weights):
-        with pytest.raises(ValueError, match="local_layers must be Keras layers"):
-            hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=wrong)
-
-
-def check_keras_weights_in_groups(mode):
-    layer = tf.keras.layers.Dense(2)
-    layer.build((None, 3))
-    got = gradient(mode, lambda: factor() * tf.reduce_sum(layer(tf.ones((1, 3)))), layer.trainable_weights,
-                   groups=[list(layer.trainable_weights)])
-    expect_close(got, [np.full((3, 2), average()), [average()] * 2])
 
 
 # Errors
