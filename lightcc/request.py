@@ -70,7 +70,7 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
     if rows is not None and rows != shape[0]:
         shape = (rows, *shape[1:])
     packed = _shapes.get(shape) or _pack_shape(shape)
-    group = registered(process_set)
+    group = id_of(process_set)
     try:  # a plain call, not _send: this is the hot path
         handle = _core.submit(kind, None if name is None else name.encode(), group, address,
                               None if output is None else adapter.address(output), dtype, packed[1], packed[0], op,
@@ -102,7 +102,7 @@ def submit_pack(kind: int, pack: Pack, outputs, name: Optional[str], process_set
                 prescale: float = 1.0, postscale: float = 1.0) -> int:
     """Submits several tensors as one unit; outputs: an array of addresses, or None for memory of the core."""
     try:
-        return _send(_core.submit_group, kind, None if name is None else name.encode(), registered(process_set),
+        return _send(_core.submit_group, kind, None if name is None else name.encode(), id_of(process_set),
                      pack.count, pack.addresses, outputs, pack.dtypes, pack.ndims, pack.shapes, op, 0, float(prescale),
                      float(postscale), None, flags, None)
     except ctypes.ArgumentError:
@@ -124,7 +124,7 @@ def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale
 
 def submit_barrier(process_set: ProcessSet, flags: int = _core.BLOCK, name: Optional[str] = None) -> int:
     """Submits a barrier, and drives it unless told otherwise."""
-    return _send(_core.submit, _core.BARRIER, None if name is None else name.encode(), registered(process_set), None,
+    return _send(_core.submit, _core.BARRIER, None if name is None else name.encode(), id_of(process_set), None,
                  None, 0, 0, None, 0, 0, 1.0, 1.0, None, flags)
 
 
@@ -145,7 +145,7 @@ def _not_an_op(op) -> TypeError:  # all else that ctypes could refuse has been l
     return TypeError(f"op={op!r}: give hvd.Average, Sum, Adasum, Min, Max or Product.")
 
 
-def registered(process_set: ProcessSet) -> int:
+def id_of(process_set: ProcessSet) -> int:
     """The id of a process set; ValueError if it has none."""
     group = process_set.process_set_id
     if group is None:

@@ -28,7 +28,7 @@ from lightcc.common.util import (  # noqa: F401
     num_rank_is_power_2,
 )
 from lightcc.ops import ReduceOps, handle_average_backwards_compatibility  # noqa: F401
-from lightcc.request import registered
+from lightcc.request import id_of
 from lightcc.tensorflow._library import operations as MPI_LIB
 from lightcc.tensorflow._library import run
 
@@ -81,7 +81,7 @@ def _bits(factor: float) -> int:
 
 
 def _run(operation, kind, tensors, name, process_set, ignore_name_scope, *arguments, **attributes):
-    group = registered(process_set)
+    group = id_of(process_set)
     tensors, name = _named(kind, tensors, name)
     return run(operation, tensors if "Grouped" in kind else tensors[0], *arguments, name=name, process_set_id=group,
                ignore_name_scope=int(ignore_name_scope), **attributes)
@@ -183,7 +183,7 @@ def barrier(process_set=global_process_set):
 
     >>> hvd.barrier()
     """
-    return MPI_LIB.horovod_barrier(process_set_id=registered(process_set))
+    return MPI_LIB.horovod_barrier(process_set_id=id_of(process_set))
 
 
 def size_op(process_set_id=0, name=None):

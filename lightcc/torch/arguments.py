@@ -24,18 +24,3 @@ def names_of(named_parameters, param_groups: List[Dict[str, Any]]) -> Dict[torch
         raise ValueError(f"named_parameters was specified, but {unnamed} of the optimizer's parameters are not named. "
                          "Python object ids do not match: the optimizer's parameters may not be those of the model.")
     return result
-
-
-def check_groups(groups) -> None:
-    if groups is None or (isinstance(groups, int) and groups > 0):
-        return
-    if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups should be a positive integer or a list of lists of parameters.")
-    seen = set()
-    for parameter in (p for group in groups for p in group):
-        if not isinstance(parameter, torch.Tensor):
-            raise ValueError("groups must consist of lists of parameters (torch.Tensor), not of "
-                             f"{type(parameter).__name__}.")
-        if id(parameter) in seen:
-            raise ValueError("A parameter can only appear once in groups.")
-        seen.add(id(parameter))

@@ -20,6 +20,7 @@ from lightcc.request import submit
 from lightcc.torch.compiling import keep_out
 from lightcc.torch.compression import Compression
 from lightcc.torch.futures import Operation, future_of
+from lightcc.wrapper import check_predivide
 
 __all__ = ["Options", "comm_hook"]
 
@@ -44,8 +45,7 @@ class Options:
     name: str = "ddp"
 
     def __post_init__(self):
-        if self.gradient_predivide_factor != 1.0 and self.op != ReduceOps.Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average.")
+        check_predivide(self.gradient_predivide_factor, self.op)
 
 
 _default = Options()

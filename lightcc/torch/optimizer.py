@@ -11,7 +11,7 @@ import torch
 from lightcc import _core, ops
 from lightcc.common.process_sets import global_process_set, registered
 from lightcc.common.util import split_list
-from lightcc.torch.arguments import check_groups, names_of
+from lightcc.torch.arguments import names_of
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import broadcast_object
 from lightcc.torch.gradient import Gradient, Group
@@ -32,6 +32,7 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
     sparse_allreduce_async,
     synchronize,
 )
+from lightcc.wrapper import check_predivide, groups_of
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -85,13 +86,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("The optimizer is a DistributedOptimizer already; wrap the plain optimizer, once.")
     if op not in (Average, Sum, Adasum, Min, Max, Product):
         raise ValueError(f"op must be hvd.Average, Sum, Adasum, Min, Max or Product, not {op!r}.")
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average.")
+    check_predivide(gradient_predivide_factor, op)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = groups_of(groups, num_groups, lambda parameter: isinstance(parameter, torch.Tensor))
     front = _DistributedOptimizer
     if op == Adasum:
         from lightcc.torch.adasum import _DistributedAdasumOptimizer as front  # late: it is built on this module
@@ -139,7 +137,6 @@ class _DistributedOptimizer:
         self._groups = groups
         self._local: Dict[int, Tuple[torch.Tensor, Any]] = {}  # id: (parameter, its gradient and version when scaled)
         alone = size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
-        check_groups(groups)
         if process_set.included() and not alone:
             self._exchange = self._exchange_class(compression, op, 1.0 / gradient_predivide_factor,
                                                   gradient_predivide_factor, sparse_as_dense, process_set)
