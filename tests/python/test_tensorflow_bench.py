@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import tensorflow  # noqa: F401  so that the file is left out where there is none
+
 import lightcc._core
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
