@@ -161,6 +161,10 @@ def check_each_fit_begins_with_a_broadcast(flavour, job):
         model.set_weights(flavour.weights_like(flavour.hvd.rank() + 10 * turn, (3, 2), (2,)))
         flavour.fit(model, [callback])
         expect_equal(model.get_weights(), flavour.weights_like(10 * turn, (3, 2), (2,)))
+    flavour.keras.utils.set_random_seed(flavour.hvd.rank())
+    model = flavour.model(built=False)
+    flavour.fit(model, [callback])
+    expect_same_on_ranks(job, model.get_weights())
 
 
 @pytest.mark.parametrize("how", ["argument", "method"])
@@ -240,10 +244,15 @@ def check_variables_of_other_dtypes(flavour, dtype):
     assert read.dtype == start.dtype and (read.astype("complex64") == 1).all()
 
 
-def check_xla_is_turned_off(flavour):
+@pytest.mark.parametrize("jit_compile", ["auto", True])
+def check_xla_is_turned_off(flavour, jit_compile, monkeypatch):
     if not flavour.is_keras_3 or flavour.keras.backend.backend() != "tensorflow":
-        pytest.skip("only Keras 3 turns XLA on by itself, where it finds a GPU, and torch.compile has no harm")
-    model = flavour.model(jit_compile=True)
+        pytest.skip("only Keras 3 turns XLA on by itself, and torch.compile does no harm")
+    import tensorflow as tf
+    with monkeypatch.context() as patch:  # "auto" is True where there is a GPU
+        patch.setattr(tf.config, "list_physical_devices", lambda kind=None: [tf.config.PhysicalDevice("0", "GPU")])
+        model = flavour.model(jit_compile=jit_compile)
+    assert model.jit_compile is True
     with pytest.warns(UserWarning, match="jit_compile is turned off"):
         flavour.fit(model, [flavour.callbacks.BroadcastGlobalVariablesCallback(0)])
     assert model.jit_compile is False
@@ -344,6 +353,9 @@ def check_schedule_errors(flavour):
     callback.set_params({"steps": None})
     with pytest.raises(ValueError, match="Give steps_per_epoch"):
         callback.on_train_begin()
+    callback = schedule(0.1, 0.5, staircase=False)  # which needs no steps
+    callback.set_params({"steps": None})
+    callback.on_train_begin()
 
 
 def check_warmup(flavour, capsys):
