@@ -5,12 +5,12 @@ Horovod's do.
 """
 import importlib
 
+from lightcc import numpy as hvd
 from lightcc._keras import hooks
 from lightcc._keras.collectives import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from lightcc._keras.gradients import gradients_by, no_framework  # noqa: F401
 from lightcc._keras.optimizer import CallableList, Options, framework_of, front_of, is_built, is_distributed, keras_of
 from lightcc._keras.saving import load_model, name_like
-from lightcc.common import process_sets as hvd
 from lightcc.common.basics import HorovodBasics
 from lightcc.ops import ReduceOps
 from lightcc.wrapper import check_predivide, groups_of
@@ -21,7 +21,8 @@ __all__ = [
     "size_op",
 ]
 
-rank = HorovodBasics(__file__).rank
+_basics = HorovodBasics(__file__)
+rank = _basics.rank
 
 _TENSORFLOWS = {  # imported when they are asked for
     "LocalGradientAggregationHelper": "lightcc.tensorflow.gradient_aggregation",
@@ -34,6 +35,14 @@ def __getattr__(name: str):
     if name in _TENSORFLOWS:
         return getattr(importlib.import_module(_TENSORFLOWS[name]), name)
     raise AttributeError(f"module 'lightcc._keras' has no attribute {name!r}")
+
+
+def init(*args, **kwargs):
+    """Meets the other ranks; the arguments are those of HorovodBasics.init (comm, process_sets).
+
+    >>> hvd.init()
+    """
+    _basics.init(*args, **kwargs)
 
 
 def create_distributed_optimizer(keras, optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
@@ -85,7 +94,7 @@ def _distributed(plain: type, options: Options) -> type:
     if options.backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
     front = front_of(plain)
-    gradients_by(framework_of(plain))  # raises if there are none
+    gradients_by(framework_of(plain)).check(front)
     cls = type(plain.__name__, (front, plain), {"__module__": __name__, "_distribution": options})
     name_like(cls, plain)
     hooks.teach(keras_of(plain))

@@ -16,6 +16,10 @@ class Gradients:
         self.name = options.name or f"Distributed{class_name}"
         self._layers: List[Any] = []
 
+    @staticmethod
+    def check(front: type) -> None:
+        """ValueError if Keras would not keep to optimizers with this in front of them."""
+
     def arrived(self, grads: List[Any], variables: List[Any]) -> List[Any]:
         """The reduced gradients; None where a variable has none."""
         if self.reduced:

@@ -27,6 +27,12 @@ class TensorFlowGradients(Gradients):
                 self.helper = LocalGradientAggregationHelper(
                     *arguments, 0, LocalGradientAggregationHelper._OPTIMIZER_TYPE_KERAS)
 
+    @staticmethod
+    def check(front):
+        if front.__name__ == "Keras2" and not tf.__internal__.tf2.enabled():
+            raise ValueError("With the behavior of TensorFlow 1, Keras would put a plain optimizer in place of a "
+                             "DistributedOptimizer of this family: wrap one of tf.keras.optimizers.legacy.")
+
     def keep_local(self, variable):
         self._local.add(variable)
 
@@ -34,12 +40,6 @@ class TensorFlowGradients(Gradients):
         if self.helper is None:
             return closure()
         return self.helper.apply_gradients(closure, optimizer, pairs)
-
-    @staticmethod
-    def outside(build):
-        """Makes variables outside of a tf.function or branch that is being traced."""
-        with tf.init_scope():
-            build()
 
     def _reduce(self, grads, variables):
         reduce = self._over_ranks if self.helper is None else self.helper.compute_gradients

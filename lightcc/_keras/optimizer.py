@@ -75,6 +75,7 @@ class Distributed:
         """Keeps a variable's gradient on this rank: it is only divided by the size of the process set, unless
         scale_local_gradients=False was given. For what only this rank has, or has otherwise than the others.
 
+        >>> import keras, lightcc.keras as hvd
         >>> layer = keras.layers.Dense(1); layer.build((None, 2))
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)); optimizer.register_local_var(layer.bias)
         """
@@ -82,15 +83,19 @@ class Distributed:
 
     def _computed(self, pairs) -> List[Tuple[Any, Any]]:
         """Reduces gradients that the optimizer itself has computed; apply_gradients then takes them as they are."""
-        pairs = list(pairs)
-        grads = self._gradients.reduce([grad for grad, _ in pairs], [variable for _, variable in pairs])
+        pairs = self._over(self._gradients.reduce, pairs)
         self._gradients.reduced = True
-        return list(zip(grads, (variable for _, variable in pairs)))
+        return pairs
 
     def _arrived(self, pairs) -> List[Tuple[Any, Any]]:
+        return self._over(self._gradients.arrived, pairs)
+
+    def _over(self, reduce, pairs):
+        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):  # of Keras 2
+            check_loss_scale(self)
         pairs = list(pairs)
         variables = [variable for _, variable in pairs]
-        return list(zip(self._gradients.arrived([grad for grad, _ in pairs], variables), variables))
+        return list(zip(reduce([grad for grad, _ in pairs], variables), variables))
 
 
 class Keras3(Distributed):
@@ -102,8 +107,6 @@ class Keras3(Distributed):
         if not variables or not len(grads):  # Keras says what is missing
             return apply(grads, trainable_variables)
         grads = self._gradients.arrived(list(grads), variables)
-        if self._agg_helper is not None and not self.built:  # not in a branch, where variables cannot be made
-            self.build(variables)
         return self._gradients.apply(lambda: apply(grads, trainable_variables), self)
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
@@ -125,11 +128,9 @@ class Keras2(Distributed):
     """In front of a tf.keras.optimizers.Optimizer of Keras 2.11 or later, tf_keras among them."""
 
     def aggregate_gradients(self, grads_and_vars):
-        self._check_loss_scale()
         return self._arrived(grads_and_vars)
 
     def compute_gradients(self, loss, var_list, tape=None):
-        self._check_loss_scale()
         return self._computed(super().compute_gradients(loss, var_list, tape))
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
@@ -143,13 +144,7 @@ class Keras2(Distributed):
             pairs = self.aggregate_gradients(pairs)
         self._gradients.reduced = False
         apply, options = super().apply_gradients, {} if name is None else {"name": name}
-        if self._agg_helper is not None:  # not in a branch, where variables cannot be made
-            self._gradients.outside(lambda: self.build([variable for _, variable in pairs]))
         return self._gradients.apply(lambda: apply(pairs, skip_gradients_aggregation=True, **options), self, pairs)
-
-    def _check_loss_scale(self) -> None:
-        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
-            check_loss_scale(self)
 
 
 class Legacy(Distributed):
@@ -170,8 +165,6 @@ class Legacy(Distributed):
             pairs = self._aggregate_gradients(pairs)
         self._gradients.reduced = False
         apply = super().apply_gradients
-        if self._agg_helper is not None:  # not in a branch, where variables cannot be made
-            self._gradients.outside(lambda: self._create_all_weights([variable for _, variable in pairs]))
         return self._gradients.apply(lambda: apply(pairs, name, experimental_aggregate_gradients=False), self, pairs)
 
 
@@ -214,4 +207,5 @@ def check_loss_scale(inner) -> None:
 
 def is_built(optimizer) -> bool:
     """Whether an optimizer has made its variables."""
-    return any(getattr(optimizer, name, False) for name in _BUILT)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return any(getattr(inner, name, False) for name in _BUILT)

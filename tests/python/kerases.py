@@ -60,14 +60,17 @@ class Kit:
         optimizer.apply_gradients([(self.tensor(grad), variable) for grad, variable in pairs])
 
     def apply_in_function(self, optimizer, pairs):
-        """In a tf.function; the optimizer must have been built."""
+        """In a tf.function."""
+        self.function_of(optimizer, [variable for _, variable in pairs])(*(self.tensor(grad) for grad, _ in pairs))
+
+    def function_of(self, optimizer, variables):
+        """A tf.function of gradients that applies them to variables."""
         import tensorflow as tf
 
         @tf.function
         def step(*grads):
-            optimizer.apply_gradients([(grad, variable) for grad, (_, variable) in zip(grads, pairs)])
-
-        step(*(self.tensor(grad) for grad, _ in pairs))
+            optimizer.apply_gradients(list(zip(grads, variables)))
+        return step
 
     def build(self, optimizer, variables):
         if hasattr(optimizer, "build"):

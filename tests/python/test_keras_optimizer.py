@@ -19,6 +19,33 @@ if HAS_TF_KERAS:
         ranks.run_checks(__file__, 2, only="check")
 
 
+V1 = """
+import numpy as np, tensorflow as tf
+tf.compat.v1.disable_v2_behavior()
+from tensorflow import keras
+import lightcc.tensorflow.keras as hvd
+hvd.init()
+try:
+    hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+except ValueError as error:
+    assert "tf.keras.optimizers.legacy" in str(error)
+else:
+    raise AssertionError("Keras would train with a plain optimizer")
+model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(2,))])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.5, momentum=0.9)), "mse")
+x = np.random.RandomState(hvd.rank()).standard_normal((8, 2)).astype("float32")
+model.fit(x, x.sum(1), batch_size=4, epochs=3, verbose=0, shuffle=False)
+every = hvd.allgather(model.get_weights()[0].reshape(1, -1))
+assert (every == every[0]).all() and every.any() and len(every) == hvd.size(), every
+"""
+
+
+@pytest.mark.skipif(not HAS_TENSORFLOW, reason="of TensorFlow 1")
+def test_fit_in_a_v1_session(monkeypatch):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")  # Keras 3 has no sessions
+    ranks.run_script(V1, 2)
+
+
 @pytest.fixture(scope="module")
 def kit():
     return Kit()
@@ -70,6 +97,16 @@ def check_fit_in_eager_mode(kit):
                     for wrap in (lambda optimizer: optimizer, kit.hvd.DistributedOptimizer))
     kit.fit_all(plain)
     kit.fit_mine(model)
+    kit.expect_equal_weights(model, plain)
+
+
+def check_fit_with_several_steps_at_once(kit):
+    if not kit.on_tensorflow:
+        pytest.skip("torch runs one step at a time")
+    plain = kit.model(kit.keras.optimizers.SGD(0.1))
+    kit.fit_all(plain, epochs=2)
+    model = kit.model(kit.hvd.DistributedOptimizer(kit.keras.optimizers.SGD(0.1)), steps_per_execution=3)
+    kit.fit_mine(model, epochs=2)
     kit.expect_equal_weights(model, plain)
 
 
@@ -168,9 +205,9 @@ def check_process_set(kit, apply):
     kit.hvd.remove_process_set(only)
 
 
-def make(kit, family=None, **options):
-    """A distributed SGD by whichever function takes the options."""
-    plain = (family or kit.keras.optimizers).SGD(1.0)
+def make(kit, family=None, plain=None, **options):
+    """A distributed optimizer, SGD unless given, by whichever function takes the options."""
+    plain = plain or (family or kit.keras.optimizers).SGD(1.0)
     wrap = kit.hvd.DistributedOptimizer if HAS_TENSORFLOW else kit.hvd.PartialDistributedOptimizer
     return wrap(plain, **options)
 
@@ -226,6 +263,18 @@ def check_aggregation_waits(kit, family, apply):
     assert kit.value(x) == 0.0
 
 
+def check_aggregation_with_momentum_made_in_a_function(kit, family):
+    """Variables cannot be made in the branch that applies gradients."""
+    if not kit.on_tensorflow:
+        pytest.skip("torch has no tf.function")
+    x = kit.variable([0.0])
+    plain = family.SGD(1.0, momentum=0.5)
+    step = kit.function_of(make(kit, family, plain, backward_passes_per_step=2), [x])
+    for _ in range(4):
+        step(kit.tensor([1.0]))
+    np.testing.assert_allclose(kit.value(x), [-5.0])
+
+
 def check_aggregation_in_fit(kit):
     """Three batches a step: as one batch of three times the size."""
     plain = kit.model(kit.keras.optimizers.SGD(0.1))
@@ -247,6 +296,10 @@ def check_class_and_config(kit, family):
     assert optimizer.get_config() == plain.get_config()
     again = type(optimizer).from_config(optimizer.get_config())
     assert again.get_config() == plain.get_config()
+    if kit.on_tensorflow:  # on torch Keras itself saves names that only torch knows
+        for wrapped in plain, kit.keras.mixed_precision.LossScaleOptimizer(plain):
+            mine, theirs = map(kit.keras.optimizers.serialize, (kit.hvd.DistributedOptimizer(wrapped), wrapped))
+            assert [mine[key] for key in ("module", "class_name")] == [theirs[key] for key in ("module", "class_name")]
     x = kit.variable([0.0])
     sums = type(kit.hvd.DistributedOptimizer(family.SGD(1.0), op=kit.hvd.Sum)).from_config(family.SGD(1.0).get_config())
     kit.apply(sums, [([1.0], x)])

@@ -14,7 +14,7 @@ from lightcc.tensorflow.compression import Compression
 _basics = HorovodBasics(__file__)
 
 Average, Sum = _basics.Average, _basics.Sum
-init, shutdown, is_initialized = _basics.init, _basics.shutdown, _basics.is_initialized
+init, shutdown, is_initialized = _keras.init, _basics.shutdown, _basics.is_initialized
 size, rank = _basics.size, _basics.rank
 local_size, local_rank = _basics.local_size, _basics.local_rank
 cross_size, cross_rank = _basics.cross_size, _basics.cross_rank
