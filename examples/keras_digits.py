@@ -8,16 +8,13 @@ first did in two (the same images in the same steps, the same learning rates) an
 Keras 3 may run on TensorFlow or, with KERAS_BACKEND=torch, on torch; Keras 2 does as well. For Horovod the script would
 differ in the import and the counters.
 """
-import argparse
-import json
 import math
 import os
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
+
+import digits
 
 for _threads in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
     os.environ.setdefault(_threads, "1")  # the ranks share the cores
@@ -67,15 +64,6 @@ class Losses(keras.callbacks.Callback):
         self.seen.append(float(hvd.allreduce(logs["loss"], name="loss")))
 
 
-def load(seed):
-    """Training and test set, each (images, labels); labels are rows with one 1."""
-    data = load_digits()
-    images, labels = data.images.astype(np.float32)[..., np.newaxis] / 8 - 1, np.eye(10, dtype=np.float32)[data.target]
-    order = np.random.default_rng(seed).permutation(len(labels))
-    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
-    return (images[train], labels[train]), (images[test], labels[test])
-
-
 def net():
     """Two convolutions, two layers. No batch norm: its statistics would depend on how the batch is sharded."""
     layers = keras.layers
@@ -95,10 +83,11 @@ def warmup(rate, workers, steps_per_epoch):
         end_epoch=WARMUP_EPOCHS, staircase=False)
 
 
-def train(settings, workers, best):
-    """Trains and returns what happened. workers: how many ranks' batches make a global batch; best: where the best
-    weights go."""
-    (images, labels), test = load(settings["seed"])
+def train(settings, workers, path):
+    """Trains and returns what happened. workers: how many ranks' batches make a global batch; path: the best weights go
+    there, with another suffix."""
+    (images, labels), test = digits.load(settings["seed"], TEST_IMAGES)
+    rows = np.eye(10, dtype=np.float32)  # one for each digit
     batch, rate = settings["batch_size"] * workers, settings["lr"] * workers
     steps_per_epoch = len(images) // batch
     epochs = settings["epochs"]
@@ -118,74 +107,24 @@ def train(settings, workers, best):
                                                    start_epoch=WARMUP_EPOCHS),
         losses]
     if hvd.rank() == 0:
-        callbacks.append(keras.callbacks.ModelCheckpoint(str(best), monitor="val_accuracy", save_best_only=True,
+        callbacks.append(keras.callbacks.ModelCheckpoint(str(path.with_suffix(".weights.h5")), monitor="val_accuracy", save_best_only=True,
                                                          save_weights_only=True))
     mine = slice(hvd.rank(), None, hvd.size())
     before, begin = _core.counters(), time.perf_counter()
-    shards = Shards(images, labels, batch, steps_per_epoch, settings["seed"])  # shuffled: fit must not do it again
-    history = model.fit(shards, epochs=epochs, shuffle=False, validation_data=(test[0][mine], test[1][mine]),
+    shards = Shards(images, rows[labels], batch, steps_per_epoch, settings["seed"])  # shuffled: fit must not do it again
+    history = model.fit(shards, epochs=epochs, shuffle=False, validation_data=(test[0][mine], rows[test[1][mine]]),
                         callbacks=callbacks, verbose=2 if hvd.rank() == 0 else 0).history
     seconds = time.perf_counter() - begin
-    steps = len(losses.seen)
-    done = {name: count - before[name] for name, count in _core.counters().items()}
-    return {"ranks": hvd.size(), "settings": settings, "seconds": seconds, "images_per_second": steps * batch / seconds,
-            "gradients": len(model.trainable_variables), "collectives_per_step": done["collectives"] / steps,
-            "fused_per_step": done["fused_batches"] / steps, "rates": history["lr"], "losses": losses.seen,
-            "accuracies": [((i + 1) * steps_per_epoch, accuracy) for i, accuracy in enumerate(history["val_accuracy"])]}
-
-
-def report(run):
-    print(f"test accuracy    {run['accuracies'][-1][1]:.2%} of {TEST_IMAGES} images, after {len(run['losses'])} steps")
-    print(f"speed            {run['images_per_second']:,.0f} images/s on {run['ranks']} rank(s), tests included")
-    print(f"collectives      {run['collectives_per_step']:.2f} a step for {run['gradients']} gradients and the loss; "
-          f"{run['fused_per_step']:.2f} of them carried several tensors")
-
-
-def same(run, reference):
-    """Prints how far two loss curves are apart at most; False if that is too far."""
-    differences = [abs(a - b) / max(a, b) for a, b in zip(run["losses"], reference["losses"])]
-    largest = max(differences)
-    verdict = "same to float32 rounding" if largest <= LARGEST_DIFFERENCE else "DIFFERENT"
-    print(f"{run['ranks']} rank(s) against {reference['ranks']}: {verdict}: losses of {len(differences)} steps differ "
-          f"by at most {largest:.1e} (step {differences.index(largest) + 1}); bound {LARGEST_DIFFERENCE:.0e}")
-    return largest <= LARGEST_DIFFERENCE
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("build/keras"), metavar="DIR",
-                        help="gets run.json, with the curves of loss and accuracy, and the best weights; default "
-                             "%(default)s")
-    parser.add_argument("--reference", action="store_true",
-                        help="repeat the run in DIR on one rank, its settings too; exit code 1 if the losses differ")
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the training set; default %(default)s")
-    parser.add_argument("--steps", type=int, default=0,
-                        help="train so many steps, and to the end of an epoch, whatever --epochs says")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step; default %(default)s")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate a rank, at first; default %(default)s")
-    parser.add_argument("--seed", type=int, default=42, help="of weights, split and order; default %(default)s")
-    return parser.parse_args()
+    counted = {name: count - before[name] for name, count in _core.counters().items()}
+    accuracies = [((i + 1) * steps_per_epoch, accuracy) for i, accuracy in enumerate(history["val_accuracy"])]
+    return digits.outcome(settings, hvd.size(), seconds, len(losses.seen) * batch, TEST_IMAGES,
+                          len(model.trainable_variables), counted, losses.seen, accuracies, rates=history["lr"])
 
 
 def main():
-    args = arguments()
-    settings = {name: getattr(args, name) for name in ("epochs", "steps", "batch_size", "lr", "seed")}
+    args = digits.arguments(__doc__, "keras", epochs=10, lr=0.01)
     hvd.init()
-    if args.reference:
-        if hvd.size() > 1:
-            sys.exit("--reference repeats a run in one process: start it without a launcher")
-        earlier = json.loads((args.output / "run.json").read_text())
-        settings = earlier["settings"]
-    args.output.mkdir(parents=True, exist_ok=True)
-    name = "reference" if args.reference else "run"
-    run = train(settings, earlier["ranks"] if args.reference else hvd.size(), args.output / f"{name}.weights.h5")
-    if hvd.rank() != 0:
-        return
-    report(run)
-    (args.output / f"{name}.json").write_text(json.dumps(run))
-    print(f"curves           {args.output / name}.json")
-    if args.reference and not same(earlier, run):
-        sys.exit(1)
+    digits.run(train, args, hvd.rank(), hvd.size(), LARGEST_DIFFERENCE)
 
 
 if __name__ == "__main__":

@@ -7,41 +7,18 @@ The data, 1,797 images of 8 x 8 pixels, come with scikit-learn. The second comma
 first did in two (the same images in the same steps, the same learning rate) and fails unless it sees the same losses.
 For Horovod it would differ in the import and the counters.
 """
-import argparse
-import json
-import sys
 import time
-from pathlib import Path
 
-import numpy as np
 import tensorflow.compat.v1 as tf
-from sklearn.datasets import load_digits
 
+import digits
 import lightcc.tensorflow as hvd
 from lightcc import _core  # the counters
 
-TEST_IMAGES = 297
 # Several processes add up a batch's gradients in another order than one does. In float32 that moves a loss by some
 # 1e-7, and each step builds on the last: 2 to 4 ranks stayed within 3e-7 of one. Mistakes pass the bound: no hook at
 # step 1, a sum for the average at step 2, the gradient of one bias that is lost on one rank at step 3.
 LARGEST_DIFFERENCE = 5e-6  # of two losses, relative to the larger
-
-
-def load(seed):
-    """Training and test set, each (images, labels)."""
-    data = load_digits()
-    images, labels = data.images.astype(np.float32)[..., np.newaxis] / 8 - 1, data.target.astype(np.int32)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
-    return (images[train], labels[train]), (images[test], labels[test])
-
-
-def shard(step, images, batch, seed):
-    """Which images this rank sees in this step: its part of a slice of the epoch's permutation. It depends on nothing
-    else, so any number of ranks sees the same global batch."""
-    epoch, position = divmod(step, images // batch)
-    order = np.random.default_rng(seed + 1 + epoch).permutation(images)
-    return np.split(order[position * batch:(position + 1) * batch], hvd.size())[hvd.rank()]
 
 
 def weights(name, shape):
@@ -63,9 +40,9 @@ def net(images):
     return features @ kernel + biases
 
 
-def train(settings, workers):
+def train(settings, workers, path):
     """Trains and returns what happened. workers: how many ranks' batches make a global batch."""
-    (train_images, train_labels), (test_images, test_labels) = load(settings["seed"])
+    (train_images, train_labels), (test_images, test_labels) = digits.load(settings["seed"])
     batch = settings["batch_size"] * workers
     steps_per_epoch = len(train_images) // batch
     steps = settings["steps"] or settings["epochs"] * steps_per_epoch
@@ -90,74 +67,27 @@ def train(settings, workers):
     with tf.train.MonitoredTrainingSession(config=alone, hooks=hooks) as session:
         before, begin = _core.counters(), time.perf_counter()
         for done in range(1, steps + 1):
-            mine = shard(done - 1, len(train_images), batch, settings["seed"])
+            mine = digits.shard(done - 1, len(train_images), batch, settings["seed"], hvd.rank(), hvd.size())
             fed = {images: train_images[mine], labels: train_labels[mine]}
             losses.append(float(session.run([mean_loss, update], fed)[0]))
             if done % steps_per_epoch == 0 or done == steps:
                 mine = slice(hvd.rank(), None, hvd.size())
                 count = session.run(all_right, {images: test_images[mine], labels: test_labels[mine]})
-                accuracies.append((done, int(count) / TEST_IMAGES))
+                accuracies.append((done, int(count) / len(test_labels)))
                 if hvd.rank() == 0:
                     print(f"step {done:4}  loss {losses[-1]:.4f}  accuracy {accuracies[-1][1]:.1%}", flush=True)
         seconds = time.perf_counter() - begin
         counted = {name: count - before[name] for name, count in _core.counters().items()}
-    return {"ranks": hvd.size(), "settings": settings, "seconds": seconds, "images_per_second": steps * batch / seconds,
-            "gradients": len(tf.trainable_variables()), "collectives_per_step": counted["collectives"] / steps,
-            "fused_per_step": counted["fused_batches"] / steps, "accuracies": accuracies, "losses": losses}
-
-
-def report(run):
-    print(f"test accuracy    {run['accuracies'][-1][1]:.2%} of {TEST_IMAGES} images, after {len(run['losses'])} steps")
-    print(f"speed            {run['images_per_second']:,.0f} images/s on {run['ranks']} rank(s), tests included")
-    print(f"collectives      {run['collectives_per_step']:.2f} a step for {run['gradients']} gradients and the loss; "
-          f"{run['fused_per_step']:.2f} of them carried several tensors")
-
-
-def same(run, reference):
-    """Prints how far two loss curves are apart at most; False if that is too far."""
-    differences = [abs(a - b) / max(a, b) for a, b in zip(run["losses"], reference["losses"])]
-    largest = max(differences)
-    verdict = "same to float32 rounding" if largest <= LARGEST_DIFFERENCE else "DIFFERENT"
-    print(f"{run['ranks']} rank(s) against {reference['ranks']}: {verdict}: losses of {len(differences)} steps differ "
-          f"by at most {largest:.1e} (step {differences.index(largest) + 1}); bound {LARGEST_DIFFERENCE:.0e}")
-    return largest <= LARGEST_DIFFERENCE
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("build/tensorflow1"), metavar="DIR",
-                        help="gets run.json, with the curves of loss and accuracy; default %(default)s")
-    parser.add_argument("--reference", action="store_true",
-                        help="repeat the run in DIR on one rank, its settings too; exit code 1 if the losses differ")
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the training set; default %(default)s")
-    parser.add_argument("--steps", type=int, default=0, help="train so many steps, whatever --epochs says")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step; default %(default)s")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate a rank, at first; default %(default)s")
-    parser.add_argument("--seed", type=int, default=42, help="of variables, split and order; default %(default)s")
-    return parser.parse_args()
+    return digits.outcome(settings, hvd.size(), seconds, steps * batch, len(test_labels), len(tf.trainable_variables()),
+                          counted, losses, accuracies)
 
 
 def main():
-    args = arguments()
-    settings = {name: getattr(args, name) for name in ("epochs", "steps", "batch_size", "lr", "seed")}
+    args = digits.arguments(__doc__, "tensorflow1", epochs=10, lr=0.01)
     tf.logging.set_verbosity(tf.logging.ERROR)  # says that this style is deprecated, which is the point here
     tf.disable_v2_behavior()
     hvd.init()
-    if args.reference:
-        if hvd.size() > 1:
-            sys.exit("--reference repeats a run in one process: start it without a launcher")
-        earlier = json.loads((args.output / "run.json").read_text())
-        settings = earlier["settings"]
-    run = train(settings, workers=earlier["ranks"] if args.reference else hvd.size())
-    if hvd.rank() != 0:
-        return
-    report(run)
-    args.output.mkdir(parents=True, exist_ok=True)
-    path = args.output / ("reference.json" if args.reference else "run.json")
-    path.write_text(json.dumps(run))
-    print(f"curves           {path}")
-    if args.reference and not same(earlier, run):
-        sys.exit(1)
+    digits.run(train, args, hvd.rank(), hvd.size(), LARGEST_DIFFERENCE)
 
 
 if __name__ == "__main__":
