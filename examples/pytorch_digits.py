@@ -96,8 +96,8 @@ def train(settings, workers, path):
     seconds = time.perf_counter() - begin
     counted = {name: count - before[name] for name, count in _core.counters().items()}
     return digits.outcome(settings, hvd.size(), seconds, steps * batch, len(test_labels),
-                          len(list(model.parameters())), counted, losses, accuracies, waiting=counted["wait_ns"] * 1e-9 / seconds,
-                          hooks=clock.seconds / seconds)
+                          len(list(model.parameters())), counted, losses, accuracies,
+                          waiting=counted["wait_ns"] * 1e-9 / seconds, hooks=clock.seconds / seconds)
 
 
 def finish(path, *runs):
