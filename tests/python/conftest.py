@@ -9,7 +9,8 @@ from cases import FLOATS, FRAMEWORKS, INTEGERS, Case
 
 import ranks
 
-NEEDS = {"torch": "torch", "training": "torch", "tensorflow": "tensorflow", "keras": "keras"}  # import: framework
+NEEDS = {"torch": "torch", "training": "torch", "tensorflow": "tensorflow", "keras": "keras",
+         "kerases": "keras"}  # import: framework
 
 
 def _missing(path):
