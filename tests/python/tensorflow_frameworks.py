@@ -20,7 +20,7 @@ class TensorFlow(Framework):
         import lightcc.tensorflow
         self.tf = tf
         self.plain = lightcc.tensorflow
-        self.invalid = self.unsupported = (ValueError, tf.errors.InvalidArgumentError)  # ValueError as a graph is built
+        self.invalid = self.unsupported = (ValueError, tf.errors.InvalidArgumentError)  # ValueError: no graph can be
         self.refused, self.lost = tf.errors.FailedPreconditionError, tf.errors.UnknownError
         self.hvd = _Hvd(lightcc.tensorflow, self.verb)
 
@@ -139,12 +139,11 @@ class _Hvd:
 @functools.lru_cache(maxsize=None)
 def _traced(plain, name):
     import tensorflow as tf
-    verb = getattr(plain, name)
 
-    def run(*args, **options):
-        verb(*args, **options)  # in a graph a barrier is an operation, which a function cannot return
+    def barrier(process_set=plain.global_process_set):
+        plain.barrier(process_set)  # an operation, which a function cannot return
 
-    return tf.function(run if name == "barrier" else verb, reduce_retracing=True)
+    return tf.function(barrier if name == "barrier" else getattr(plain, name), reduce_retracing=True)
 
 
 _graphs = {}
