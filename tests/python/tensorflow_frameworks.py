@@ -73,7 +73,7 @@ class TensorFlow(Framework):
 
 
 class _InGraph(TensorFlow):
-    dtypes = ("uint8", "int32", "float32", "bfloat16", "bool")  # the others have the same kernels as at once
+    dtypes = ("int32", "float32", "bool")  # the others have the same kernels as at once
 
     def name_pattern(self, name):
         """Of a node."""
@@ -143,7 +143,7 @@ def _traced(plain, name):
     def barrier(process_set=plain.global_process_set):
         plain.barrier(process_set)  # an operation, which a function cannot return
 
-    return tf.function(barrier if name == "barrier" else getattr(plain, name), reduce_retracing=True)
+    return tf.function(barrier if name == "barrier" else getattr(plain, name), autograph=False, reduce_retracing=True)
 
 
 _graphs = {}

@@ -193,18 +193,19 @@ def check_alltoall_with_splits(case):
 def check_reducescatter(number):
     hvd = number.hvd
     size, me = hvd.size(), hvd.rank()
-    for rows, rest in ((0, ()), (1, ()), (size, ()), (2 * size + 1, (3,)), (5 * size - 1, ()), (size, (0,))):
-        shape = (rows, *rest)
-        first = sum(rows // size + (rank < rows % size) for rank in range(me))
-        part = slice(first, first + rows // size + (me < rows % size))
-        x = number.mine(shape)
-        for op in ("Sum", "Average", "Min", "Max", "Product"):
-            values = reduced(number, op, number.all(shape))[part]
-            for run in number.framework.forms("reducescatter"):
-                number.expect_all(run([x, x], op=getattr(hvd, op)), [values] * 2)
-        doubled = hvd.reducescatter(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)
-        number.expect(doubled, 6 * reduced(number, "Sum", number.all(shape))[part])
-        number.expect(x, number.values(shape, me))
+    shapes = [(0,), (1,), (size,), (2 * size + 1, 3), (5 * size - 1,), (size, 0)]
+
+    def mine(values):
+        rows = [len(values) // size + (rank < len(values) % size) for rank in range(size)]
+        return values[sum(rows[:me]):sum(rows[:me + 1])]
+
+    xs = [number.mine(shape) for shape in shapes]
+    for op, factors in (*((op, {}) for op in ("Sum", "Average", "Min", "Max", "Product")),
+                        ("Sum", {"prescale_factor": 2.0, "postscale_factor": 3.0})):
+        outputs = [(6 if factors else 1) * mine(reduced(number, op, number.all(shape))) for shape in shapes]
+        for run in number.framework.forms("reducescatter"):
+            number.expect_all(run(xs, op=getattr(hvd, op), **factors), outputs)
+    number.expect_all(xs, [number.values(shape, me) for shape in shapes])
 
 
 def check_barrier(framework):
