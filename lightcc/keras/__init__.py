@@ -8,6 +8,7 @@ import keras
 from lightcc import _keras
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from lightcc.later import no_attribute as _no_attribute
 
 if keras.backend.backend() == "torch":
     from lightcc.torch.compression import Compression
@@ -148,6 +149,10 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     """
     return _keras.load_model(keras, lambda optimizer: _keras.distribute(optimizer, compression), filepath,
                              custom_optimizers, custom_objects, legacy_opts)
+
+
+def __getattr__(name: str):
+    raise _no_attribute(__name__, name)
 
 
 from lightcc.keras import callbacks  # noqa: E402  which are built on this module

@@ -4,6 +4,7 @@ stays.
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.common.util import check_extension, gpu_available, split_list
+from lightcc.later import no_attribute as _no_attribute
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.exchange import _make_allreduce_grads_fn  # noqa: F401  programs reach for it
 from lightcc.tensorflow.functions import (
@@ -78,13 +79,10 @@ __all__ = [
     "start_timeline", "stop_timeline", "vars_to_refs",
 ]
 
-_LATER = frozenset(["elastic"])
-
 
 def __getattr__(name: str):
     if name == "SyncBatchNormalization":  # its base class is Keras's, which takes a second to import
         from lightcc.tensorflow.sync_batch_norm import SyncBatchNormalization
         globals()[name] = SyncBatchNormalization
         return SyncBatchNormalization
-    later = " in this version; horovod.tensorflow has it, and README.md lists what is not supported yet"
-    raise AttributeError(f"module 'lightcc.tensorflow' has no attribute {name!r}{later if name in _LATER else ''}")
+    raise _no_attribute(__name__, name)

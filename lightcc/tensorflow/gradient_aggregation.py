@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.tensorflow.exchange import AllreduceGradients, LocalVariables, dense, key_of
+from lightcc.tensorflow.mpi_ops import size_op  # noqa: F401
 
 
 def apply_op_to_not_none_tensors(tensor_op: Callable[..., Any], tensors: List[Any], *args) -> List[Any]:

@@ -2,6 +2,7 @@
 from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.tensorflow.exchange import AllreduceGradients
 from lightcc.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from lightcc.tensorflow.mpi_ops import size_op  # noqa: F401
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
@@ -19,6 +20,6 @@ class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
 
     def __init__(self, backward_passes_per_step: int, allreduce_func: AllreduceGradients, sparse_as_dense: bool,
                  average_aggregated_gradients: bool, process_set: ProcessSet = global_process_set,
-                 scale_local_gradients: bool = True, name: str = ""):
+                 scale_local_gradients: bool = True):
         super().__init__(backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients, 0,
-                         self._OPTIMIZER_TYPE_KERAS, process_set, scale_local_gradients, name)
+                         self._OPTIMIZER_TYPE_KERAS, process_set, scale_local_gradients)

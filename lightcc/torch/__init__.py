@@ -2,6 +2,7 @@
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.common.util import check_extension
+from lightcc.later import no_attribute as _no_attribute
 from lightcc.torch.compiling import keep_out as _keep_out
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -79,12 +80,9 @@ __all__ = [
     "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize",
 ]
 
-_LATER = frozenset(["elastic"])
-
 
 def __getattr__(name: str):
-    later = " in this version; horovod.torch has it, and README.md lists what is not supported yet"
-    raise AttributeError(f"module 'lightcc.torch' has no attribute {name!r}{later if name in _LATER else ''}")
+    raise _no_attribute(__name__, name)
 
 
 _keep_out()

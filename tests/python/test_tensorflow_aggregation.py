@@ -241,7 +241,7 @@ def check_ranks_exchange_sums_once(mode):
 
 def check_two_helpers_in_one_graph():
     """As in adversarial training: their exchanges may be under way together, and need different names."""
-    helpers = [eager_helper(2, _make_allreduce_grads_fn("Same"), name="Same") for _ in range(2)]
+    helpers = [eager_helper(2, _make_allreduce_grads_fn("Same")) for _ in range(2)]
     xs = [tf.Variable(tf.zeros(2)), tf.Variable(tf.zeros(3))]
 
     @tf.function

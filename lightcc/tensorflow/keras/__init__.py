@@ -9,6 +9,7 @@ from lightcc import _keras
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.common.util import is_version_greater_equal_than
+from lightcc.later import no_attribute as _no_attribute
 from lightcc.tensorflow.compression import Compression
 
 _basics = HorovodBasics(__file__)
@@ -161,6 +162,10 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     """
     return _keras.load_model(keras, lambda optimizer: _keras.distribute(optimizer, compression), filepath,
                              custom_optimizers, custom_objects, legacy_opts)
+
+
+def __getattr__(name: str):
+    raise _no_attribute(__name__, name)
 
 
 from lightcc.tensorflow.keras import callbacks  # noqa: E402  which are built on this module
