@@ -91,3 +91,32 @@ def check_what_scripts_ask_for(hvd):
     assert hvd.is_initialized() and hvd.local_size() >= 1 and hvd.cross_size() >= 1
     assert hvd.rank() in range(hvd.size()) and (hvd.gloo_built() or hvd.mpi_built())
     hvd.init()  # again: nothing happens
+
+
+def check_compression(hvd):
+    """Of what float16 cannot hold."""
+    assert float(hvd.allreduce(1 + 2 ** -12)) == 1 + 2 ** -12
+    assert float(hvd.allreduce(1 + 2 ** -12, compression=hvd.Compression.fp16)) == 1
+
+
+SESSION = """
+import numpy as np, tensorflow as tf
+tf.compat.v1.disable_eager_execution()
+import lightcc.tensorflow.keras as hvd
+hvd.init()
+x = tf.compat.v1.get_variable("x", initializer=[1.0 + hvd.rank()])
+session = tf.compat.v1.keras.backend.get_session()
+session.run(tf.compat.v1.global_variables_initializer())
+hvd.broadcast_global_variables(hvd.size() - 1)
+assert session.run(x) == [hvd.size()]
+gathered = hvd.allgather([hvd.rank()])
+assert isinstance(gathered, np.ndarray) and gathered.tolist() == list(range(hvd.size()))
+print("equal")
+"""
+
+
+@pytest.mark.skipif(not HAS_TENSORFLOW, reason="graphs are TensorFlow's")
+def test_in_a_session(monkeypatch):
+    """TensorFlow 1's way, which Keras 3 has left: values are arrays then."""
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    assert ranks.run_script(SESSION, 2).count("equal") == 2
