@@ -18,7 +18,7 @@ ALONE := Types/Reduce.*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoC
 TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
                  print("2.13.0" * (v < (3, 12)), "2.21.0" * (v >= (3, 10)))')
 WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
-  test_join.py test_adasum.py test_tensorflow_*.py test_keras_*.py
+  test_join.py test_adasum.py test_manifest.py test_tensorflow_*.py test_keras_*.py
 # Half of the unit tests beside the other half: they mostly wait.
 HALVES = printf '%s\n' 0 1 | xargs -P 2 -I {} env GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX={}
 # ThreadSanitizer's memory map does not fit every kernel's address randomisation.

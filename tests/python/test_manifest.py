@@ -1,9 +1,10 @@
 """Every name of Horovod's API is there with Horovod's signature, or tests/parity.yaml says that it is not; and so for
-flags and variables.
+flags and variables. Of modules for a framework, this shows it where that framework is.
 
 tests/data/horovod_api.json holds that API as data: module, name, parameters in order, defaults as source text.
 """
 import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -16,13 +17,34 @@ from lightcc.runner import launch
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 from parity_data import ABSENT, SECTIONS, load  # noqa: E402
 
+NEEDS = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow", "horovod.keras": "keras",
+         "horovod._keras": "tensorflow"}  # the last passes on names of horovod.tensorflow
+
+
+def need(row):
+    """The framework without which a row's module cannot be imported."""
+    path = row.name if row.section in SECTIONS else row.section
+    return next((framework for module, framework in NEEDS.items() if f"{path}.".startswith(f"{module}.")), None)
+
+
+FRAMEWORKS = [name for name in dict.fromkeys(NEEDS.values()) if importlib.util.find_spec(name)]
+if "keras" in FRAMEWORKS:
+    importlib.import_module("kerases")  # without TensorFlow, Keras runs on torch
 TABLE = load()
-ROWS = [row for row in TABLE.rows if row.section not in SECTIONS]  # of modules
-IMPORTABLE = [row for row in TABLE.rows if row.section == "semi_public" and row.name.startswith("horovod.")]
+HERE = [row for row in TABLE.rows if need(row) in (None, *FRAMEWORKS)]
+ROWS = [row for row in HERE if row.section not in SECTIONS]  # of modules
+IMPORTABLE = [row for row in HERE if row.section == "semi_public" and row.name.startswith("horovod.")]
 
 
 def ours(module):
     return module.replace("horovod", "lightcc", 1)
+
+
+def test_each_framework_here_has_its_rows():
+    assert FRAMEWORKS, "no framework is installed here"
+    least = {"torch": 200, "tensorflow": 230, "keras": 40}
+    for framework in FRAMEWORKS:
+        assert sum(need(row) == framework and row.entry.status not in ABSENT for row in ROWS) >= least[framework]
 
 
 def shown(row):
@@ -57,6 +79,13 @@ def test_no_name_is_missing():
 
 def test_what_is_there_is_not_said_to_be_missing():
     assert [shown(row) for row in ROWS + IMPORTABLE if row.entry.status in ABSENT and is_there(row)] == []
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.entry.status == "later"
+                                 and row.facts.get("kind") == "module"], ids=shown)
+def test_modules_of_later_versions_say_so(row):
+    with pytest.raises(AttributeError, match=f"'{row.name}' in this version; {re.escape(row.section)} has it"):
+        getattr(importlib.import_module(ours(row.section)), row.name)
 
 
 THERE = [row for row in ROWS if row.entry.status not in ABSENT]
@@ -95,7 +124,14 @@ def test_method_parameters_are_horovods(row):
         else:
             expected[-1] += character
     names = [part.split(":")[0].split("=")[0].strip().lstrip("*") for part in expected if part.strip()]
-    assert [name for name in inspect.signature(find(row)).parameters if name != "self"] == names
+    actual = [name for name in inspect.signature(find(row)).parameters if name != "self"]
+    if names == ["args", "kwargs"]:  # which Horovod passes on: what the base class takes
+        owner, _, method = row.name.rpartition(".")
+        bases = getattr(importlib.import_module(ours(row.section)), owner).__mro__[1:]
+        taken = inspect.signature(next(vars(base)[method] for base in bases if method in vars(base))).parameters
+        assert len(taken) > 1 and set(taken) <= {"self", *actual}
+    else:
+        assert actual == names
 
 
 def is_accepted(flag, values):
@@ -132,5 +168,8 @@ def test_variables_that_count_are_read():
 def test_constants_are_horovods():
     basics = importlib.import_module("lightcc.common.basics").HorovodBasics
     assert [basics.Average, basics.Sum, basics.Adasum, basics.Min, basics.Max, basics.Product] == list(range(6))
-    torch = importlib.import_module("lightcc.torch")
-    assert [torch.Average, torch.Sum, torch.Adasum, torch.Min, torch.Max, torch.Product] == list(range(6))
+    for name in FRAMEWORKS:
+        hvd = importlib.import_module(f"lightcc.{name}")
+        assert [hvd.Average, hvd.Sum] == [0, 1]
+        if name != "keras":
+            assert [hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == [2, 3, 4, 5]
