@@ -107,11 +107,12 @@ def train(settings, workers, path):
                                                    start_epoch=WARMUP_EPOCHS),
         losses]
     if hvd.rank() == 0:
-        callbacks.append(keras.callbacks.ModelCheckpoint(str(path.with_suffix(".weights.h5")), monitor="val_accuracy", save_best_only=True,
-                                                         save_weights_only=True))
+        callbacks.append(keras.callbacks.ModelCheckpoint(str(path.with_suffix(".weights.h5")), monitor="val_accuracy",
+                                                         save_best_only=True, save_weights_only=True))
     mine = slice(hvd.rank(), None, hvd.size())
     before, begin = _core.counters(), time.perf_counter()
-    shards = Shards(images, rows[labels], batch, steps_per_epoch, settings["seed"])  # shuffled: fit must not do it again
+    # The shards are shuffled, so fit must not do it.
+    shards = Shards(images, rows[labels], batch, steps_per_epoch, settings["seed"])
     history = model.fit(shards, epochs=epochs, shuffle=False, validation_data=(test[0][mine], rows[test[1][mine]]),
                         callbacks=callbacks, verbose=2 if hvd.rank() == 0 else 0).history
     seconds = time.perf_counter() - begin
