@@ -18,7 +18,10 @@ ALONE := Types/Reduce.*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoC
 TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
                  print("2.13.0" * (v < (3, 12)), "2.21.0" * (v >= (3, 10)))')
 WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
-  test_join.py test_adasum.py test_manifest.py test_tensorflow_*.py test_keras_*.py
+  test_objects.py test_join.py test_adasum.py test_docstrings.py test_manifest.py test_tensorflow_*.py test_keras_*.py
+# All sizes with the newest one; with an older one those at which most differs.
+SIZES := 1,2,3,4
+SIZES_2.13.0 := 2,3
 # Half of the unit tests beside the other half: they mostly wait.
 HALVES = printf '%s\n' 0 1 | xargs -P 2 -I {} env GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX={}
 # ThreadSanitizer's memory map does not fit every kernel's address randomisation.
@@ -43,12 +46,14 @@ demo: build/installed
 
 # From tests, so that `import lightcc` finds the installed package and not the source folder, which has no core.
 test: unit build/installed build/mpi tensorflow
-	cd tests && ../$(BIN)/python -m pytest python regressions multihost -q
+	cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch ../$(BIN)/python -m pytest python regressions multihost -q
 
 # What TensorFlow and Keras have a part in, with the oldest and the newest TensorFlow that this Python can have.
 tensorflow: $(TENSORFLOWS:%=test-tensorflow-%)
 test-tensorflow-%: build/tensorflow-%/installed
-	cd tests/python && ../../build/tensorflow-$*/bin/python -m pytest -q $(WITH_TENSORFLOW)
+	cd tests/python && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 \
+	  LIGHTCC_TEST_SIZES=$(or $(SIZES_$*),$(SIZES)) \
+	  ../../build/tensorflow-$*/bin/python -m pytest -q $(WITH_TENSORFLOW)
 
 unit: build/cmake/build.ninja
 	$(BUILD) build/cmake --target unit_tests --parallel $(JOBS)

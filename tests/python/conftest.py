@@ -1,7 +1,8 @@
 """The job, and each framework with each of its dtypes, for checks on ranks (see ranks.py); which files want a framework
-that is not there."""
+that is not there. LIGHTCC_TEST_SIZES ("2,3") says on how many ranks checks run; else 1 to 4."""
 import ast
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,19 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"not collected, as there is no {missing} here: {', '.join(files)}")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    sizes = os.environ.get("LIGHTCC_TEST_SIZES", "1,2,3,4").split(",")
+    left_out = [item for item in items if str(_ranks_of(item) or sizes[0]) not in sizes]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
     for item in items:
-        if getattr(item, "originalname", "") == "test_on_ranks":
-            ranks.share(str(item.path), item.callspec.params["np"])
+        if item.originalname == "test_on_ranks":
+            ranks.share(str(item.path), _ranks_of(item))
+
+
+def _ranks_of(item):
+    """On how many ranks a test starts its file's checks."""
+    return item.callspec.params["np"] if item.originalname in ("test_on_ranks", "test_on_fresh_ranks") else 0
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ class TensorFlow(Framework):
         import lightcc.tensorflow
         self.tf = tf
         self.plain = lightcc.tensorflow
-        self.invalid = self.unsupported = (ValueError, tf.errors.InvalidArgumentError)  # ValueError: no graph can be
+        self.invalid = self.unsupported = (ValueError, tf.errors.InvalidArgumentError)  # ValueError as a graph is built
         self.refused, self.lost = tf.errors.FailedPreconditionError, tf.errors.UnknownError
         self.hvd = _Hvd(lightcc.tensorflow, self.verb)
 
