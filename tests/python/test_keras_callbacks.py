@@ -3,45 +3,38 @@
 lightcc.keras and lightcc.tensorflow.keras differ in where they find Keras: one of them has all the checks, the other
 one.
 """
-import importlib
-import importlib.util
 import os
 
 import numpy as np
 import pytest
+from kerases import HAS_TENSORFLOW, HAS_TF_KERAS, Kit
 
 import ranks
 
-HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
-if not HAS_TENSORFLOW:
-    os.environ.setdefault("KERAS_BACKEND", "torch")
-PACKAGE = "lightcc.tensorflow.keras" if HAS_TENSORFLOW else "lightcc.keras"
 pytestmark = pytest.mark.usefixtures("job")
 
 
-@pytest.mark.parametrize("np", ranks.SIZES)
+@pytest.mark.parametrize("np", (1, 3))
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="without tf_keras, tf.keras is what it is")
+@pytest.mark.skipif(not HAS_TF_KERAS, reason="without tf_keras, tf.keras is what it is")
 def test_with_tf_keras(monkeypatch):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     ranks.run_checks(__file__, 2, only="not stand_alone")
 
 
-class Flavour:
-    """A package of lightcc and the Keras that it is for."""
-
-    def __init__(self, name):
-        self.hvd = importlib.import_module(name)
-        if "tensorflow" in name:
-            from tensorflow import keras
-        else:
+class Flavour(Kit):
+    def __init__(self, stand_alone=False):
+        super().__init__()
+        if stand_alone:
             import keras
-        self.keras, self.callbacks = keras, importlib.import_module(name + ".callbacks")
-        self.is_keras_3 = hasattr(keras, "ops")
-        self.ending = ".keras" if self.is_keras_3 else ".h5"  # Keras 2.13's ModelCheckpoint cannot write the former
+
+            import lightcc.keras as hvd
+            self.keras, self.hvd = keras, hvd
+        self.callbacks = self.hvd.callbacks
+        self.ending = ".h5" if self.keras_is_213 else ".keras"  # which Keras 2.13's ModelCheckpoint cannot write
 
     def weights_like(self, rank, *shapes):
         random = np.random.default_rng(rank)
@@ -81,7 +74,7 @@ class Flavour:
 
 @pytest.fixture
 def flavour(job):
-    return Flavour(PACKAGE)
+    return Flavour()
 
 
 def get_weights(model):
@@ -105,7 +98,7 @@ def expect_same_on_ranks(job, values):
 
 
 def check_stand_alone_keras(job, tmp_path):
-    flavour = Flavour("lightcc.keras")
+    flavour = Flavour(stand_alone=True)
     callbacks, model = flavour.callbacks, flavour.model(flavour.keras.optimizers.SGD(0.1, momentum=0.9))
     best = callbacks.BestModelCheckpoint("loss")
     best.filepath = str(tmp_path / "best") + flavour.ending
@@ -187,7 +180,7 @@ def check_local_variables_of_another_kind(flavour):
 
 def check_other_state_stays(flavour, job):
     """Metrics and seeds: dropout is to differ between the ranks."""
-    if not flavour.is_keras_3:
+    if not flavour.is_3:
         pytest.skip("Keras 2 does not list them with the variables")
     keras = flavour.keras
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dropout(0.5, seed=flavour.hvd.rank()),
@@ -201,7 +194,7 @@ def check_other_state_stays(flavour, job):
 
 
 def check_accumulated_gradients_stay(flavour, job):
-    if not flavour.is_keras_3:
+    if not flavour.is_3:
         pytest.skip("Keras 2's optimizers do not accumulate")
     optimizer = flavour.keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
     seen = flavour.recorder(lambda model: optimizer._accumulated_gradients[0].numpy())
@@ -232,8 +225,8 @@ def check_models_that_differ(flavour):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "uint32", "complex64"])
 def check_variables_of_other_dtypes(flavour, dtype):
     from lightcc._keras import values
-    if dtype == "complex64" and flavour.is_keras_3:
-        pytest.skip("Keras 3 has no complex variables in every version")
+    if dtype == "complex64" and flavour.is_3:
+        pytest.skip("Keras 3 has no complex variables")
     weight = flavour.keras.layers.Dense(1).add_weight(shape=(3,), dtype=dtype, initializer="zeros", trainable=False,
                                                       name="w")
     start = values.read(None, [weight])[0]
@@ -246,7 +239,7 @@ def check_variables_of_other_dtypes(flavour, dtype):
 
 @pytest.mark.parametrize("jit_compile", ["auto", True])
 def check_xla_is_turned_off(flavour, jit_compile, monkeypatch):
-    if not flavour.is_keras_3 or flavour.keras.backend.backend() != "tensorflow":
+    if not flavour.is_3 or not flavour.on_tensorflow:
         pytest.skip("only Keras 3 turns XLA on by itself, and torch.compile does no harm")
     import tensorflow as tf
     with monkeypatch.context() as patch:  # "auto" is True where there is a GPU
@@ -387,7 +380,7 @@ def velocities(momentum, corrected, nesterov):
 def optimizers(flavour):
     """SGD as each family of the flavour has it."""
     found = {"new": flavour.keras.optimizers.SGD}
-    if not flavour.is_keras_3:
+    if not flavour.is_3:
         found["legacy"] = flavour.keras.optimizers.legacy.SGD
     return found
 
@@ -463,7 +456,7 @@ def check_best_model(flavour, tmp_path):
 
 
 def check_best_weights(flavour, tmp_path):
-    if PACKAGE == "lightcc.keras":
+    if not HAS_TENSORFLOW:
         pytest.skip("horovod.keras has no save_weights_only")
     callback = flavour.callbacks.BestModelCheckpoint("loss", 0, True)
     callback.filepath = str(tmp_path / "best.weights.h5")

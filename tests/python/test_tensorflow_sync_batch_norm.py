@@ -1,9 +1,8 @@
 """SyncBatchNormalization: on ranks it is Keras' BatchNormalization on the batches of all ranks, one after the other."""
-import importlib.util
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from kerases import HAS_TF_KERAS
 
 import lightcc.tensorflow.mpi_ops as hvd
 import ranks
@@ -13,12 +12,12 @@ IS_KERAS_3 = hasattr(tf.keras, "ops")
 pytestmark = pytest.mark.usefixtures("job")
 
 
-@pytest.mark.parametrize("np", ranks.SIZES)
+@pytest.mark.parametrize("np", (1, 3))
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="without tf_keras, tf.keras is what it is")
+@pytest.mark.skipif(not HAS_TF_KERAS, reason="without tf_keras, tf.keras is what it is")
 def test_with_tf_keras(monkeypatch):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     ranks.run_checks(__file__, 2, only="check")
@@ -45,10 +44,15 @@ def mine_of(whole, rows):
     return whole[first:first + rows(hvd.rank())]
 
 
+def plain(**options):
+    """Keras' own; Keras 2's fused kernel would track another variance."""
+    return tf.keras.layers.BatchNormalization(**options, **({} if IS_KERAS_3 else {"fused": False}))
+
+
 def make(form, dtype="float64", **options):
     """The layer and its reference, with weights that are not just ones and zeros."""
     options = {"axis": 1 if form == "channels first" else -1, "dtype": dtype, **options}
-    reference = tf.keras.layers.BatchNormalization(**options, **({} if IS_KERAS_3 else {"fused": False}))
+    reference = plain(**options)
     layer = SyncBatchNormalization(**options)
     for one in (reference, layer):
         one.build((None, *SHAPES[form]))
@@ -187,7 +191,7 @@ def check_training_equals_one_model_on_the_whole_batch():
                 v.assign_sub(0.1 * gradient)
         return step
 
-    mine, reference = make_model(SyncBatchNormalization), make_model(tf.keras.layers.BatchNormalization)
+    mine, reference = make_model(SyncBatchNormalization), make_model(plain)
     my_step = step_of(mine, lambda gradients: hvd._grouped_allreduce(gradients, op=hvd.Average))
     reference_step = step_of(reference, lambda gradients: gradients)
     for step in range(4):
@@ -195,7 +199,7 @@ def check_training_equals_one_model_on_the_whole_batch():
         reference_step(x)
         my_step(x[hvd.rank() * 4:hvd.rank() * 4 + 4])
     for weight, other in zip(mine.get_weights(), reference.get_weights()):
-        expect_close(weight, other, rtol=1e-3, atol=2e-4)
+        expect_close(weight, other, rtol=1e-4, atol=2e-5)
 
 
 def check_join(job):
