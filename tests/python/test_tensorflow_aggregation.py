@@ -1,4 +1,6 @@
 """backward_passes_per_step: the two helpers, eagerly, in a tf.function and in v1 graphs, alone and on ranks."""
+from operator import attrgetter
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -251,6 +253,6 @@ def check_two_helpers_in_one_graph():
         got = step(tf.constant(hvd.rank() + 1.0))
         for grad in got:
             assert grad.numpy() == pytest.approx(hvd.rank() + 1 if i % 2 else hvd.size() + 1)
-    branches = step.get_concrete_function(tf.constant(1.0)).graph.as_graph_def().library.function
+    branches = attrgetter("library.function")(step.get_concrete_function(tf.constant(1.0)).graph.as_graph_def())
     names = [node.name for branch in branches for node in branch.node_def if node.op == "HorovodAllreduce"]
     assert len(set(names)) == len(names) == (2 if hvd.size() > 1 else 0)
