@@ -1,27 +1,54 @@
-"""Every example in lightcc's docstrings is run, on a world of one rank and of two.
+"""Every example in lightcc's docstrings is run, on a world of one rank and of two; those of modules for a framework
+where that framework is.
 
-An example may use what a reader takes as given: np, torch, what its own module defines, and hvd, which is lightcc.torch
-for examples of torch tensors and lightcc.numpy for the others. It finds a job that is initialised.
+An example may use what a reader takes as given: np, the framework that its module is for, what its own module defines,
+and hvd, which is lightcc's package for that framework, else lightcc.numpy. It finds a job that is initialised.
 """
 import ast
 import doctest
 import importlib
+import importlib.util
 import inspect
 import os
-import pkgutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-import lightcc.numpy
-import lightcc.torch
+import lightcc
 import ranks
 
-MODULES = sorted(module.name for module in pkgutil.walk_packages(lightcc.__path__, "lightcc.")
-                 if not module.name.endswith(("__main__", "._lightcc")))
+PACKAGES = {  # of the first that a module's name begins with: the framework that it needs, that in examples, their hvd
+    "lightcc.torch": ("torch", "torch", "lightcc.torch"),
+    "lightcc._torch_backend": ("torch", "torch", "lightcc.torch"),
+    "lightcc.tensorflow.keras": ("tensorflow", "tf", "lightcc.tensorflow.keras"),
+    "lightcc.tensorflow": ("tensorflow", "tf", "lightcc.tensorflow"),
+    "lightcc._keras.gradients_tensorflow": ("tensorflow", "tf", "lightcc.keras"),
+    "lightcc._keras.gradients_torch": ("torch", "torch", "lightcc.keras"),
+    "lightcc._keras": ("keras", "keras", "lightcc.keras"),
+    "lightcc.keras": ("keras", "keras", "lightcc.keras"),
+    "lightcc": ("numpy", "np", "lightcc.numpy"),
+}
 LAUNCHES = ("lightcc.runner",)  # modules whose examples start jobs of their own
+if importlib.util.find_spec("keras"):
+    importlib.import_module("kerases")  # without TensorFlow, Keras runs on torch
+
+
+def package_of(module):
+    return PACKAGES[next(package for package in PACKAGES if f"{module}.".startswith(f"{package}."))]
+
+
+def modules():
+    """Those whose framework is here, and their files."""
+    for path in sorted(Path(lightcc.__path__[0]).rglob("*.py")):
+        parts = ["lightcc", *path.relative_to(lightcc.__path__[0]).with_suffix("").parts]
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        importable = parts[-1] != "__main__" and "horovod_path" not in parts
+        if importable and importlib.util.find_spec(package_of(name)[0]):
+            yield name, path
+
+
+MODULES = dict(modules())
 
 
 @pytest.mark.parametrize("np", (1, 2))
@@ -33,8 +60,9 @@ def test_on_fresh_ranks(np, monkeypatch):
 def examples(module_name):
     """The docstrings of a module that have examples, each as a doctest."""
     module = importlib.import_module(module_name)
-    hvd = lightcc.torch if module_name.startswith("lightcc.torch") else lightcc.numpy
-    given = {"hvd": hvd, "np": np, "torch": torch, "os": os, **vars(module)}
+    framework, alias, hvd = package_of(module_name)
+    given = {"hvd": importlib.import_module(hvd), "np": np, "os": os, alias: importlib.import_module(framework),
+             **vars(module)}
     return doctest.DocTestFinder(exclude_empty=True).find(module, globs=given)
 
 
@@ -62,18 +90,18 @@ def test_example_that_starts_a_job(example):
 def test_no_example_is_left_out():
     """As many as the sources have: what DocTestFinder does not find, a property or a nested function, must be named."""
     written = 0
-    for path in Path(lightcc.__path__[0]).rglob("*.py"):
+    for path in MODULES.values():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 written += (ast.get_docstring(node) or "").count(">>> ")
     assert sum(len(example.examples) for example in EXAMPLES) == written
 
 
-@pytest.mark.parametrize("module", ["lightcc.torch", "lightcc.numpy"])
+@pytest.mark.parametrize("module", [module for module in MODULES if module in {hvd for _, _, hvd in PACKAGES.values()}])
 def test_every_public_function_has_an_example(module):
-    """Of what users take from the two packages."""
-    names = importlib.import_module(module).__all__
-    values = {name: getattr(importlib.import_module(module), name) for name in names}
-    without = [name for name, value in values.items() if callable(value) and not inspect.isclass(value)
+    """Of what users take from the packages; what a function made is described where that is."""
+    package = importlib.import_module(module)
+    values = {name: getattr(package, name) for name in package.__all__}
+    without = [name for name, value in values.items() if inspect.isroutine(value) and value.__name__ == name
                and ">>> " not in (inspect.getdoc(value) or "")]
     assert without == []
