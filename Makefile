@@ -18,7 +18,8 @@ ALONE := Types/Reduce.*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoC
 TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
                  print("2.13.0" * (v < (3, 12)), "2.21.0" * (v >= (3, 10)))')
 WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
-  test_objects.py test_join.py test_adasum.py test_docstrings.py test_manifest.py test_tensorflow_*.py test_keras_*.py
+  test_objects.py test_join.py test_adasum.py test_docstrings.py test_manifest.py \
+  $(notdir $(filter-out %_torch.py,$(wildcard tests/python/test_tensorflow_*.py tests/python/test_keras_*.py)))
 # All sizes with the newest one; with an older one those at which most differs.
 SIZES := 1,2,3,4
 SIZES_2.13.0 := 2,3
