@@ -197,6 +197,8 @@ def check_sparse_gradients(kit, family, sparse_as_dense):
 
 def check_process_set(kit, apply):
     """On ranks outside the set it is a plain optimizer."""
+    if kit.hvd.size() == 1:
+        pytest.skip("the set would be all ranks")
     only = kit.hvd.add_process_set([0])
     x = kit.variable([0.0])
     optimizer = make(kit, process_set=only)
