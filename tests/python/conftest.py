@@ -95,3 +95,18 @@ def number(request, job):
 @pytest.fixture
 def boolean(framework):
     return Case(framework, "bool")
+
+
+@pytest.fixture(scope="module")
+def kit(job):
+    """The Keras of this process."""
+    from kerases import Kit
+    return Kit()
+
+
+@pytest.fixture(params=["new", "legacy"])
+def family(request, kit):
+    """The modules that Keras has optimizers in."""
+    if request.param == "legacy" and kit.is_3:
+        pytest.skip("Keras 3 has no legacy optimizers")
+    return kit.families[request.param == "legacy"]

@@ -34,6 +34,14 @@ class Kit:
         self.on_tensorflow = keras.backend.backend() == "tensorflow"
         self.families = [keras.optimizers] if self.is_3 else [keras.optimizers, keras.optimizers.legacy]
 
+    def distributed(self, plain=None, **options):
+        """A distributed optimizer, SGD unless given, by whichever function of the package takes the options."""
+        wrap = self.hvd.DistributedOptimizer if HAS_TENSORFLOW else self.hvd.PartialDistributedOptimizer
+        return wrap(plain or self.keras.optimizers.SGD(1.0), **options)
+
+    def mean_rank(self):
+        return (self.hvd.size() - 1) / 2
+
     # Tensors and variables
 
     def tensor(self, values, dtype="float32"):

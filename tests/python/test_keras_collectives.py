@@ -3,7 +3,7 @@ import importlib
 
 import numpy as np
 import pytest
-from kerases import HAS_TENSORFLOW, HAS_TF_KERAS, Kit
+from kerases import HAS_TENSORFLOW, HAS_TF_KERAS
 
 import ranks
 
@@ -20,11 +20,6 @@ if HAS_TF_KERAS:
     def test_with_tf_keras(monkeypatch):
         monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
         ranks.run_checks(__file__, 2, only="check")
-
-
-@pytest.fixture(scope="module")
-def kit():
-    return Kit()
 
 
 @pytest.fixture(params=PACKAGES)

@@ -1,7 +1,7 @@
 """Where Keras must know that an optimizer is distributed: loss scales (mixed precision) and compilation by XLA."""
 import numpy as np
 import pytest
-from kerases import HAS_TENSORFLOW, HAS_TF_KERAS, Kit
+from kerases import HAS_TF_KERAS
 
 import ranks
 
@@ -17,11 +17,6 @@ if HAS_TF_KERAS:
     def test_with_tf_keras(monkeypatch):
         monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
         ranks.run_checks(__file__, 2, only="check")
-
-
-@pytest.fixture(scope="module")
-def kit():
-    return Kit()
 
 
 @pytest.fixture(params=["outside", "inside"])
@@ -86,13 +81,12 @@ def check_fit_in_mixed_precision(kit, half):
 
 @pytest.mark.parametrize("family", [0, -1])
 def check_gradients_are_not_added_up_inside_a_loss_scale(kit, family):
-    wrap = kit.hvd.DistributedOptimizer if HAS_TENSORFLOW else kit.hvd.PartialDistributedOptimizer
     scale, sgd, x = kit.keras.mixed_precision.LossScaleOptimizer, kit.families[family].SGD, kit.variable([0.0])
-    inside = scale(wrap(sgd(1.0), backward_passes_per_step=2))
+    inside = scale(kit.distributed(sgd(1.0), backward_passes_per_step=2))
     kit.build(inside, [x])
     with pytest.raises(ValueError, match="Wrap it the other way round"):
         kit.apply(inside, [([1.0], x)])
-    outside = wrap(scale(sgd(1.0), initial_scale=4.0), backward_passes_per_step=2)
+    outside = kit.distributed(scale(sgd(1.0), initial_scale=4.0), backward_passes_per_step=2)
     kit.build(outside, [x])
     for _ in range(2):
         kit.apply(outside, [([with_scale(kit, outside, 1.0 + kit.hvd.rank())], x)])

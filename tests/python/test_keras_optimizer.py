@@ -1,7 +1,7 @@
 """Keras's DistributedOptimizer on ranks: training and steps by hand, with every family of optimizers that is there."""
 import numpy as np
 import pytest
-from kerases import BATCH, HAS_TENSORFLOW, HAS_TF_KERAS, Kit
+from kerases import BATCH, HAS_TF_KERAS
 
 import ranks
 
@@ -19,48 +19,6 @@ if HAS_TF_KERAS:
         ranks.run_checks(__file__, 2, only="check")
 
 
-V1 = """
-import numpy as np, tensorflow as tf
-tf.compat.v1.disable_v2_behavior()
-from tensorflow import keras
-import lightcc.tensorflow.keras as hvd
-hvd.init()
-try:
-    hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-except ValueError as error:
-    assert "tf.keras.optimizers.legacy" in str(error)
-else:
-    raise AssertionError("Keras would train with a plain optimizer")
-model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(2,))])
-model.compile(hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.5, momentum=0.9)), "mse")
-x = np.random.RandomState(hvd.rank()).standard_normal((8, 2)).astype("float32")
-model.fit(x, x.sum(1), batch_size=4, epochs=3, verbose=0, shuffle=False)
-every = hvd.allgather(model.get_weights()[0].reshape(1, -1))
-assert (every == every[0]).all() and every.any() and len(every) == hvd.size(), every
-"""
-
-
-@pytest.mark.skipif(not HAS_TENSORFLOW, reason="of TensorFlow 1")
-def test_fit_in_a_v1_session(monkeypatch):
-    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")  # Keras 3 has no sessions
-    ranks.run_script(V1, 2)
-
-
-@pytest.fixture(scope="module")
-def kit():
-    return Kit()
-
-
-@pytest.fixture(params=["new", "legacy"])
-def family(request, kit):
-    """Keras 2 has two families of optimizers."""
-    if request.param == "new":
-        return kit.families[0]
-    if kit.is_3:
-        pytest.skip("Keras 3 has no legacy optimizers")
-    return kit.families[1]
-
-
 @pytest.fixture(params=["apply", "apply_in_function"])
 def apply(request, kit):
     """A step by hand, at once and in a tf.function."""
@@ -71,10 +29,6 @@ def apply(request, kit):
         kit.build(optimizer, [variable for _, variable in pairs])
         getattr(kit, request.param)(optimizer, pairs)
     return step
-
-
-def mean_rank(kit):
-    return (kit.hvd.size() - 1) / 2
 
 
 # Training
@@ -121,7 +75,7 @@ def check_stand_alone_package(kit):
         kit.fit_all(plain)
         kit.fit_mine(model)
         kit.expect_equal_weights(model, plain)
-    assert float(hvd.allreduce(hvd.rank())) == int(mean_rank(kit))  # of integers
+    assert float(hvd.allreduce(hvd.rank())) == int(kit.mean_rank())  # of integers
 
 
 def check_keras_own_accumulation_of_gradients(kit):
@@ -140,7 +94,7 @@ def check_step(kit, family, apply):
     x, y = kit.variable([10.0, 20.0]), kit.variable([1.0])
     optimizer = kit.hvd.DistributedOptimizer(family.SGD(1.0))
     apply(optimizer, [([1.0 + kit.hvd.rank(), 2.0], x), ([4.0], y)])
-    np.testing.assert_allclose(kit.value(x), [9.0 - mean_rank(kit), 18.0])
+    np.testing.assert_allclose(kit.value(x), [9.0 - kit.mean_rank(), 18.0])
     np.testing.assert_allclose(kit.value(y), [-3.0])
     assert int(optimizer.iterations) == 1
 
@@ -171,7 +125,7 @@ def check_groups_of_variables(kit, apply):
     variables = [kit.variable([0.0]) for _ in range(4)]
     optimizer = kit.hvd.DistributedOptimizer(kit.keras.optimizers.SGD(1.0), groups=[[variables[2], variables[0]]])
     apply(optimizer, [([i + kit.hvd.rank()], variable) for i, variable in enumerate(variables)])
-    np.testing.assert_allclose([kit.value(x)[0] for x in variables], [-i - mean_rank(kit) for i in range(4)])
+    np.testing.assert_allclose([kit.value(x)[0] for x in variables], [-i - kit.mean_rank() for i in range(4)])
 
 
 def check_num_groups_is_deprecated(kit):
@@ -201,17 +155,10 @@ def check_process_set(kit, apply):
         pytest.skip("the set would be all ranks")
     only = kit.hvd.add_process_set([0])
     x = kit.variable([0.0])
-    optimizer = make(kit, process_set=only)
+    optimizer = kit.distributed(process_set=only)
     apply(optimizer, [([1.0 + kit.hvd.rank()], x)])
     assert kit.value(x) == -1.0 - kit.hvd.rank()
     kit.hvd.remove_process_set(only)
-
-
-def make(kit, family=None, plain=None, **options):
-    """A distributed optimizer, SGD unless given, by whichever function takes the options."""
-    plain = plain or (family or kit.keras.optimizers).SGD(1.0)
-    wrap = kit.hvd.DistributedOptimizer if HAS_TENSORFLOW else kit.hvd.PartialDistributedOptimizer
-    return wrap(plain, **options)
 
 
 # Local variables
@@ -219,11 +166,11 @@ def make(kit, family=None, plain=None, **options):
 @pytest.mark.parametrize("scaled", [True, False])
 def check_local_variables(kit, family, apply, scaled):
     x, own = kit.variable([0.0]), kit.variable([0.0])
-    optimizer = make(kit, family, scale_local_gradients=scaled)
+    optimizer = kit.distributed(family.SGD(1.0), scale_local_gradients=scaled)
     optimizer.register_local_var(own)
     mine = 1.0 + kit.hvd.rank()
     apply(optimizer, [([mine], x), ([mine], own)])
-    np.testing.assert_allclose(kit.value(x), [-1.0 - mean_rank(kit)])
+    np.testing.assert_allclose(kit.value(x), [-1.0 - kit.mean_rank()])
     np.testing.assert_allclose(kit.value(own), [-mine / (kit.hvd.size() if scaled else 1)], rtol=1e-6)
 
 
@@ -235,7 +182,7 @@ def check_local_layers(kit):
     layer.build((None, 1))
     x, own = kit.variable([0.0]), layer.trainable_weights[0]
     kit.apply(optimizer, [([1.0 * kit.hvd.rank()], x), ([[1.0 * kit.hvd.rank()]], own)])
-    np.testing.assert_allclose(kit.value(x), [-mean_rank(kit)])
+    np.testing.assert_allclose(kit.value(x), [-kit.mean_rank()])
     np.testing.assert_allclose(kit.value(own), [[-kit.hvd.rank()]])
     with pytest.raises(ValueError, match="local_layers must be Keras layers"):
         kit.hvd.PartialDistributedOptimizer(kit.keras.optimizers.SGD(1.0), local_layers=[x])
@@ -247,11 +194,11 @@ def check_local_layers(kit):
 def check_aggregation(kit, family, apply, average):
     """The first pass changes nothing but the count of iterations."""
     x = kit.variable([0.0])
-    optimizer = make(kit, family, backward_passes_per_step=2, average_aggregated_gradients=average)
+    optimizer = kit.distributed(family.SGD(1.0), backward_passes_per_step=2, average_aggregated_gradients=average)
     expected = 0.0
     for step in range(4):
         apply(optimizer, [([step + 1.0 + kit.hvd.rank()], x)])
-        expected -= (step + 1 + mean_rank(kit)) / (2 if average else 1)
+        expected -= (step + 1 + kit.mean_rank()) / (2 if average else 1)
         if step % 2:
             np.testing.assert_allclose(kit.value(x), [expected])
         assert int(optimizer._agg_helper.counter) == (step + 1) % 2
@@ -261,7 +208,7 @@ def check_aggregation(kit, family, apply, average):
 
 def check_aggregation_waits(kit, family, apply):
     x = kit.variable([0.0])
-    apply(make(kit, family, backward_passes_per_step=2), [([1.0], x)])
+    apply(kit.distributed(family.SGD(1.0), backward_passes_per_step=2), [([1.0], x)])
     assert kit.value(x) == 0.0
 
 
@@ -271,7 +218,7 @@ def check_aggregation_with_momentum_made_in_a_function(kit, family):
         pytest.skip("torch has no tf.function")
     x = kit.variable([0.0])
     plain = family.SGD(1.0, momentum=0.5)
-    step = kit.function_of(make(kit, family, plain, backward_passes_per_step=2), [x])
+    step = kit.function_of(kit.distributed(plain, backward_passes_per_step=2), [x])
     for _ in range(4):
         step(kit.tensor([1.0]))
     np.testing.assert_allclose(kit.value(x), [-5.0])
@@ -281,151 +228,7 @@ def check_aggregation_in_fit(kit):
     """Three batches a step: as one batch of three times the size."""
     plain = kit.model(kit.keras.optimizers.SGD(0.1))
     plain.fit(*kit.data(), batch_size=3 * BATCH, epochs=2, shuffle=False, verbose=0)
-    wrap = kit.hvd.DistributedOptimizer if HAS_TENSORFLOW else kit.hvd.PartialDistributedOptimizer
-    model = kit.model(wrap(kit.keras.optimizers.SGD(0.1), backward_passes_per_step=3,
-                           average_aggregated_gradients=True))
+    model = kit.model(kit.distributed(kit.keras.optimizers.SGD(0.1), backward_passes_per_step=3,
+                                      average_aggregated_gradients=True))
     kit.fit_mine(model, epochs=2)
     kit.expect_equal_weights(model, plain)
-
-
-# To Keras it is an optimizer like any
-
-def check_class_and_config(kit, family):
-    plain = family.Adam(0.25, beta_1=0.5)
-    optimizer = kit.hvd.DistributedOptimizer(plain, op=kit.hvd.Sum)
-    assert isinstance(optimizer, family.Adam)
-    assert (type(optimizer).__name__, type(optimizer).__module__) == ("Adam", "lightcc._keras")
-    assert optimizer.get_config() == plain.get_config()
-    again = type(optimizer).from_config(optimizer.get_config())
-    assert again.get_config() == plain.get_config()
-    if kit.on_tensorflow:  # on torch Keras itself saves names that only torch knows
-        for wrapped in plain, kit.keras.mixed_precision.LossScaleOptimizer(plain):
-            mine, theirs = map(kit.keras.optimizers.serialize, (kit.hvd.DistributedOptimizer(wrapped), wrapped))
-            assert [mine[key] for key in ("module", "class_name")] == [theirs[key] for key in ("module", "class_name")]
-    x = kit.variable([0.0])
-    sums = type(kit.hvd.DistributedOptimizer(family.SGD(1.0), op=kit.hvd.Sum)).from_config(family.SGD(1.0).get_config())
-    kit.apply(sums, [([1.0], x)])
-    assert kit.value(x) == -kit.hvd.size()
-
-
-def check_learning_rate(kit, family):
-    optimizer, x = kit.hvd.DistributedOptimizer(family.SGD(1.0)), kit.variable([0.0])
-    optimizer.learning_rate = 0.5
-    kit.apply(optimizer, [([1.0], x)])
-    assert kit.value(x) == -0.5 and float(kit.value(optimizer.learning_rate)) == 0.5
-    if not kit.is_3:
-        optimizer.lr = 0.25
-        assert float(kit.value(optimizer.learning_rate)) == 0.25
-
-
-def check_schedule(kit, family):
-    schedule = kit.keras.optimizers.schedules.PiecewiseConstantDecay([0], [1.0, 0.5])
-    optimizer, x = kit.hvd.DistributedOptimizer(family.SGD(schedule)), kit.variable([0.0])
-    kit.apply(optimizer, [([1.0], x)])
-    kit.apply(optimizer, [([1.0], x)])
-    assert kit.value(x) == -1.5
-
-
-def check_variables_can_be_called(kit, family):
-    optimizer = kit.hvd.DistributedOptimizer(family.SGD(1.0, momentum=0.5))
-    kit.build(optimizer, [kit.variable([0.0])])
-    assert len(optimizer.variables) == len(optimizer.variables()) >= 2
-
-
-def check_state_of_a_used_optimizer_is_taken_over(kit, family):
-    plain, x = family.SGD(1.0, momentum=0.5), kit.variable([0.0])
-    kit.apply(plain, [([2.0], x)])
-    optimizer = kit.hvd.DistributedOptimizer(plain)
-    kit.apply(optimizer, [([0.0], x)])
-    assert kit.value(x) == -3.0 and int(optimizer.iterations) == 2
-
-
-def check_weights_without_decay_stay_so(kit):
-    x, y = kit.variable([1.0]), kit.variable([1.0])
-    plain = kit.keras.optimizers.AdamW(0.5, weight_decay=0.5)
-    plain.exclude_from_weight_decay([y])
-    kit.apply(kit.hvd.DistributedOptimizer(plain), [([0.0], x), ([0.0], y)])
-    assert kit.value(x) == 0.75 and kit.value(y) == 1.0
-
-
-def check_two_optimizers(kit):
-    first, second = (kit.hvd.DistributedOptimizer(kit.keras.optimizers.SGD(1.0)) for _ in range(2))
-    x = kit.variable([0.0])
-    kit.apply(first, [([1.0], x)])
-    y = kit.variable([0.0])
-    kit.apply(second, [([1.0 + kit.hvd.rank()], y)])
-    assert kit.value(x) == -1.0 and kit.value(y) == -1.0 - mean_rank(kit)
-
-
-# Gradients that the optimizer computes
-
-def check_compute_gradients(kit, family):
-    """They come reduced, and apply_gradients does not reduce them again."""
-    if not kit.on_tensorflow:
-        pytest.skip("a tf.GradientTape computes them")
-    size, x = kit.hvd.size(), kit.variable([1.0])
-    optimizer = kit.hvd.DistributedOptimizer(family.SGD(1.0), op=kit.hvd.Sum)
-    for _ in range(2):  # and then it is as before
-        x.assign([1.0])
-        pairs = optimizer._compute_gradients(lambda: (1.0 + kit.hvd.rank()) * x[0], [x])
-        assert kit.value(pairs[0][0]) == size * (size + 1) / 2
-        optimizer.apply_gradients(pairs)
-        assert kit.value(x) == 1 - size * (size + 1) / 2
-    kit.apply(optimizer, [([1.0], x)])
-    assert kit.value(x) == 1 - size * (size + 1) / 2 - size
-
-
-def check_minimize(kit, family):
-    if kit.is_3:
-        pytest.skip("Keras 3's optimizers compute no gradients")
-    x = kit.variable([0.0])
-    kit.hvd.DistributedOptimizer(family.SGD(1.0), op=kit.hvd.Sum).minimize(lambda: x * (1.0 + kit.hvd.rank()), [x])
-    assert kit.value(x) == -kit.hvd.size() * (kit.hvd.size() + 1) / 2
-
-
-def check_aggregated_elsewhere(kit, family):
-    """What Keras is told not to aggregate stays as it is."""
-    if kit.is_3:
-        pytest.skip("Keras 3 has no such option")
-    x, mine = kit.variable([0.0]), 1.0 + kit.hvd.rank()
-    kit.hvd.DistributedOptimizer(family.SGD(1.0)).apply_gradients([(kit.tensor([mine]), x)],
-                                                                   experimental_aggregate_gradients=False)
-    assert kit.value(x) == -mine
-
-
-def check_v1_graph(kit):
-    """get_gradients, which Keras 2 trains by where eager execution is off."""
-    if kit.is_3:
-        pytest.skip("Keras 3 has no v1 graphs")
-    import tensorflow as tf
-    v1 = tf.compat.v1
-    with tf.Graph().as_default(), v1.Session() as session:
-        x = v1.get_variable("x", initializer=[1.0])
-        optimizer = kit.hvd.DistributedOptimizer(kit.keras.optimizers.legacy.SGD(1.0), op=kit.hvd.Sum)
-        grads = optimizer.get_gradients(x * (1.0 + kit.hvd.rank()), [x])
-        step = optimizer.apply_gradients(zip(grads, [x]))
-        session.run(v1.global_variables_initializer())
-        total = kit.hvd.size() * (kit.hvd.size() + 1) / 2
-        assert session.run(grads[0]) == total
-        session.run(step)
-        assert session.run(x) == 1 - total
-
-
-# Errors
-
-@pytest.mark.parametrize("options, message", [
-    ({"op": 2}, "op must be hvd.Average or hvd.Sum"), ({"op": 3}, "op must be hvd.Average or hvd.Sum"),
-    ({"op": 1, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor not supported with op != Average"),
-    ({"groups": -1}, "groups should be a positive integer"), ({"groups": [1]}, "groups should be"),
-    ({"groups": [["x"]]}, "groups must consist of lists of variables"),
-    ({"backward_passes_per_step": 0}, "backward_passes_per_step must be > 0")])
-def check_wrong_arguments(kit, options, message):
-    with pytest.raises(ValueError, match=message):
-        make(kit, **options)
-
-
-def check_wrong_optimizers(kit, family):
-    with pytest.raises(ValueError, match="is a DistributedOptimizer already"):
-        kit.hvd.DistributedOptimizer(kit.hvd.DistributedOptimizer(family.SGD(1.0)))
-    with pytest.raises(ValueError, match="is no optimizer of Keras 3 or of Keras 2.11 and later"):
-        kit.hvd.DistributedOptimizer("sgd")

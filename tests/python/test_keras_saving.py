@@ -2,7 +2,7 @@
 optimizer, with its state, distributed again."""
 import numpy as np
 import pytest
-from kerases import HAS_TENSORFLOW, HAS_TF_KERAS, Kit
+from kerases import HAS_TENSORFLOW, HAS_TF_KERAS
 
 import ranks
 
@@ -20,18 +20,11 @@ if HAS_TF_KERAS:
         ranks.run_checks(__file__, 2, only="check")
 
 
-@pytest.fixture(scope="module")
-def kit():
-    return Kit()
-
-
-@pytest.fixture(params=["new", "legacy"])
-def family(request, kit):
-    if request.param == "legacy" and kit.is_3:
-        pytest.skip("Keras 3 has no legacy optimizers")
-    if request.param == "legacy" and "model.keras" in request.node.name and kit.keras_is_213:
+@pytest.fixture
+def family(request, family, kit):
+    if family is not kit.families[0] and "model.keras" in request.node.name and kit.keras_is_213:
         pytest.skip("Keras 2.13 cannot read a legacy optimizer from a .keras file")
-    return kit.families[request.param == "legacy"]
+    return family
 
 
 @pytest.fixture(params=["model.keras", "model.h5", "folder"])
@@ -69,11 +62,11 @@ def expect_equal(states, others):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def check_keras_alone_reads_it(kit, family, path):
-    model = trained(kit, family)
+def check_keras_alone_reads_it(kit, path):
+    model = trained(kit, kit.keras.optimizers)
     model.save(path)
     loaded = kit.keras.models.load_model(path)
-    assert isinstance(loaded.optimizer, family.Adam)
+    assert isinstance(loaded.optimizer, kit.keras.optimizers.Adam)
     assert "lightcc" not in " ".join(base.__module__ for base in type(loaded.optimizer).__mro__)
     kit.expect_equal_weights(loaded, model, rtol=0, atol=0)
     if has_state(kit, path, model.optimizer):
@@ -153,23 +146,23 @@ def check_loss_scale(kit, path):
     assert isinstance(kit.keras.models.load_model(path).optimizer, scaled)
 
 
-def check_weights_alone(kit, family, tmp_path):
-    model, path = trained(kit, family), str(tmp_path / "model.weights.h5")
+def check_weights_alone(kit, tmp_path):
+    model, path = trained(kit, kit.keras.optimizers), str(tmp_path / "model.weights.h5")
     model.save_weights(path)
-    again = kit.model(kit.hvd.DistributedOptimizer(family.Adam(0.05)))
+    again = kit.model(kit.hvd.DistributedOptimizer(kit.keras.optimizers.Adam(0.05)))
     kit.build(again.optimizer, again.trainable_variables)
     again.load_weights(path)
     kit.expect_equal_weights(again, model, rtol=0, atol=0)
 
 
-def check_checkpoint(kit, family, tmp_path):
+def check_checkpoint(kit, tmp_path):
     """tf.train.Checkpoint, between a distributed and a plain optimizer."""
     if not kit.on_tensorflow:
         pytest.skip("TensorFlow's")
     import tensorflow as tf
-    model = trained(kit, family)
+    model = trained(kit, kit.keras.optimizers)
     path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "checkpoint"))
-    for optimizer in (family.Adam(0.05), kit.hvd.DistributedOptimizer(family.Adam(0.05))):
+    for optimizer in (kit.keras.optimizers.Adam(0.05), kit.hvd.DistributedOptimizer(kit.keras.optimizers.Adam(0.05))):
         again = kit.model(optimizer)
         kit.build(again.optimizer, again.trainable_variables)
         status = tf.train.Checkpoint(model=again, optimizer=again.optimizer).restore(path)
