@@ -73,6 +73,17 @@ def check_equal_calls_are_not_merged(job):
     assert requests() - before == 4
 
 
+def check_what_nobody_needs_is_not_sent(job):
+    @tf.function
+    def step(x):
+        hvd._allreduce(x)
+        return hvd._allreduce(2 * x)
+
+    before = requests()
+    assert step(tf.ones(1)).numpy() == 2 * job.size()
+    assert requests() - before == 1
+
+
 def check_a_session_runs_constants_and_equal_calls_too(job):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         one, same = hvd._allreduce(tf.constant([1.0])), hvd._allreduce(tf.constant([1.0]))
@@ -174,6 +185,16 @@ def check_a_failed_kernel_harms_nobody(job):
     assert step(tf.ones(2))[0].numpy().tolist() == [job.size()] * 2
 
 
+def check_dtypes_that_cannot_be_sent(job):
+    for dtype in (tf.complex64, tf.uint32, tf.string):
+        x = tf.cast([1], dtype) if dtype != tf.string else tf.constant(["x"])
+        for call in (hvd._allreduce, hvd.allgather, lambda x: hvd._grouped_allreduce([tf.ones(1), x])):
+            for run in (call, tf.function(call)):
+                with pytest.raises((TypeError, tf.errors.InvalidArgumentError), match="(?i)allowed|valid|list of"):
+                    run(x)
+    hvd.barrier()
+
+
 def check_xla_is_told_why_not(job):
     @tf.function(jit_compile=True)
     def compiled(x):
@@ -226,13 +247,18 @@ def check_steps_leave_no_memory_behind(job):
         gathered = hvd.allgather(variable[:job.rank() + 1])
         variable.assign(hvd._allreduce(variable, op=hvd.Average) + 0 * tf.reduce_sum(gathered))
 
+    def eagerly():
+        hvd._grouped_allreduce([variable, hvd.broadcast(variable, 1, name="named")])
+        hvd.alltoall(variable, [300, 700])
+
     process = psutil.Process()
-    for _ in range(STEPS // 5):
-        step()
-    before = process.memory_info().rss
-    for _ in range(STEPS):
-        step()
-    assert process.memory_info().rss - before < GROWTH
+    for run, steps in ((step, STEPS), (eagerly, STEPS // 2)):
+        for _ in range(steps // 5):
+            run()
+        before = process.memory_info().rss
+        for _ in range(steps):
+            run()
+        assert process.memory_info().rss - before < GROWTH
 
 
 KILLED = """
