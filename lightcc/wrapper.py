@@ -1,11 +1,15 @@
 """What the wrappers of optimizers and tapes are given, checked, with errors that say what it should be; the same for
 every framework, and without importing one."""
+import os
 import sys
 import warnings
 from typing import Any, Callable, List, Optional, Union
 
+from lightcc.common.basics import HorovodBasics
+from lightcc.common.process_sets import ProcessSet
 from lightcc.ops import Average
 
+_basics = HorovodBasics(__file__)
 Groups = Optional[Union[int, List[List[Any]]]]
 
 
@@ -16,6 +20,16 @@ def check_predivide(gradient_predivide_factor: float, op: int) -> None:
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average.")
+
+
+def stays_here(process_set: ProcessSet) -> bool:
+    """Whether this rank has nobody to exchange gradients with: it is not in the set, or alone in a world that will not
+    grow (HOROVOD_ELASTIC=1 says that it may).
+
+    >>> stays_here(hvd.global_process_set) == (hvd.size() == 1)
+    True
+    """
+    return not process_set.included() or (_basics.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1")
 
 
 def groups_of(groups: Groups, num_groups: int, is_variable: Callable[[Any], bool], stacklevel: int = 3) -> Groups:

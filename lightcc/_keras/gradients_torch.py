@@ -2,15 +2,12 @@
 
 Keras hands all gradients over at once, after backward, so all of them are on their way before the first is waited for.
 """
-import os
 from typing import Any, Dict, List
 
 from lightcc import ops
 from lightcc._keras.gradients import Gradients
-from lightcc.common.basics import HorovodBasics
 from lightcc.common.util import split_list
-
-_basics = HorovodBasics(__file__)
+from lightcc.wrapper import stays_here
 
 
 class TorchGradients(Gradients):
@@ -40,7 +37,7 @@ class TorchGradients(Gradients):
 
     def _over_ranks(self, grads: List[Any], variables: List[Any]) -> List[Any]:
         process_set, results = self.options.process_set, list(grads)
-        if not process_set.included() or (_basics.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"):
+        if stays_here(process_set):
             return results
         shared = []
         for i, (grad, variable) in enumerate(zip(grads, variables)):

@@ -7,7 +7,6 @@ travel in one call.
 Gradients are lists, with None where a variable has none; a gradient's place in the list is what the ranks know it by,
 so lists must be alike on all ranks. Variables are tf.Variable or Keras 3's.
 """
-import os
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
@@ -15,9 +14,9 @@ import tensorflow as tf
 from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.common.util import split_list
 from lightcc.tensorflow.compression import Compression
-from lightcc.tensorflow.mpi_ops import Average, size, size_op
+from lightcc.tensorflow.mpi_ops import Average, size_op
 from lightcc.tensorflow.reductions import allreduce, grouped_allreduce
-from lightcc.wrapper import Groups
+from lightcc.wrapper import Groups, stays_here
 
 AllreduceGradients = Callable[[Sequence[Any], Optional[Sequence[Any]]], List[Any]]
 
@@ -137,8 +136,3 @@ def key_of(variable: Any) -> int:
 def is_variable(thing: Any) -> bool:
     """Whether it is a tf.Variable or holds one, as Keras 3's variables do."""
     return isinstance(getattr(thing, "_value", thing), tf.Variable)
-
-
-def stays_here(process_set: ProcessSet) -> bool:
-    """Whether this rank has nobody to exchange gradients with."""
-    return not process_set.included() or (size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1")

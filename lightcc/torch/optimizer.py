@@ -1,7 +1,6 @@
 """DistributedOptimizer: a torch optimizer whose step uses the gradients of all ranks."""
 import contextlib
 import functools
-import os
 import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
@@ -32,7 +31,7 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
     sparse_allreduce_async,
     synchronize,
 )
-from lightcc.wrapper import check_predivide, groups_of
+from lightcc.wrapper import check_predivide, groups_of, stays_here
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -136,8 +135,7 @@ class _DistributedOptimizer:
         self._exchange: Optional[Exchange] = None
         self._groups = groups
         self._local: Dict[int, Tuple[torch.Tensor, Any]] = {}  # id: (parameter, its gradient and version when scaled)
-        alone = size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
-        if process_set.included() and not alone:
+        if not stays_here(process_set):
             self._exchange = self._exchange_class(compression, op, 1.0 / gradient_predivide_factor,
                                                   gradient_predivide_factor, sparse_as_dense, process_set)
             self._track_new_parameters()
