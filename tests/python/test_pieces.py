@@ -186,8 +186,8 @@ def test_a_result_of_a_stranger_is_refused_and_not_unpickled(trap, monkeypatch):
     monkeypatch.setenv("LIGHTCC_LAUNCH_COMMAND", shlex.join(
         ["env", "lightcc_line={command}", sys.executable, "-c", IMPOSTOR, trap.hex()]))
     # Whether the agent counts as started by then depends on which of its pipes is read first.
-    with pytest.raises(RuntimeError, match="host h1.*: its agent does not make sense: a piece of rank 0's result does not "
-                                           "prove that its sender knows this job's secret"):
+    with pytest.raises(RuntimeError, match="host h1.*: its agent does not make sense: a piece of rank 0's result does "
+                                           "not prove that its sender knows this job's secret"):
         run(int, hosts="h1:1")
 
 
