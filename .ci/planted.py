@@ -104,6 +104,14 @@ def check_layers(tree: Path) -> None:
     clean = header.read_text()
     header.write_text(clean + '#include "engine/engine.h"\n')
     expect_alarm("an upward include", command, 'layer base may not include "engine/engine.h"')
+    header.write_text(clean)
+    for knows, known in (("net/tcp/tcp_stream.h", "net/loop/loop.h"), ("engine/engine.h", "net/tcp/tcp_stream.h"),
+                         ("engine/control/tree.h", "engine/engine.h")):
+        planted = tree / "csrc" / knows
+        whole = planted.read_text()
+        planted.write_text(whole + f'#include "{known}"\n')
+        expect_alarm(f"{knows} that includes {known}", command, f'this folder may not include "{known}"')
+        planted.write_text(whole)
     header.write_text(clean + 'inline const char* knob = std::getenv("LIGHTCC_KNOB");\n')
     expect_alarm("a knob read outside config", command, "the environment is read in")
     header.write_text(clean)
@@ -112,7 +120,12 @@ def check_layers(tree: Path) -> None:
     expect_alarm("torch in the framework-free part", command, "torch may be imported in")
     module.write_text('import ctypes\n\nctypes.CDLL("_lightcc.so")\n')
     expect_alarm("a second way into C", command, "C is reached through")
+    module.write_text("from lightcc import planted_too\n")
+    other = tree / "lightcc" / "planted_too.py"
+    other.write_text("from lightcc.planted import __name__\n")
+    expect_alarm("two modules that import each other", command, "a circle of imports: lightcc.planted, ")
     module.unlink()
+    other.unlink()
 
 
 def check_sanitizers(tree: Path) -> None:

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "net/arena.h"
+#include "net/shm/arena.h"
 
 using namespace lightcc;
 

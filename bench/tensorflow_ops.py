@@ -3,7 +3,7 @@
     python bench/tensorflow_ops.py [--np 2] [--tensors 161]
 
 On one rank and on --np ranks, by turns in the same processes: the tensors through lightcc's operations, one each and as
-one group; through the C door, called from Python with all arguments at hand; through lightcc.numpy; and through an
+one group; through the C API, called from Python with all arguments at hand; through lightcc.numpy; and through an
 operation that only negates, which tells what the graph itself costs. Every way is first checked. Prints one table, in
 Markdown, µs a tensor: the median of the repeats, each as long as on the slowest rank.
 """
@@ -27,9 +27,9 @@ from lightcc import _core
 
 GOAL_US = 20
 FLOATS = 16
-GRAPH, DOOR = "one each, in a tf.function", "the C door"
+GRAPH, C_API = "one each, in a tf.function", "the C API"
 NEGATED = "no exchange: a tf.function that negates"
-LAYER = "operations of TensorFlow, beyond the C door"
+LAYER = "operations of TensorFlow, beyond the C API"
 
 
 class Ways:
@@ -46,7 +46,7 @@ class Ways:
         hvd.init()
         self._tensors = tensors
         self._rows = numpy.full((tensors, FLOATS), rank + 1, "float32")
-        self._prepare_door()
+        self._prepare_c_api()
         rows = tf.constant(self._rows)
         unstacked = tf.unstack(rows)
 
@@ -65,7 +65,7 @@ class Ways:
         self._ways: Dict[str, Callable[[], Any]] = {
             GRAPH: lambda: one_each(rows), "one group, in a tf.function": lambda: group(rows),
             "eager, one after the other": lambda: [hvd_tensorflow.allreduce(row, op=hvd.Sum) for row in unstacked],
-            DOOR: self._door, "lightcc.numpy": self._numpy, NEGATED: lambda: negated(rows)}
+            C_API: self._c_api, "lightcc.numpy": self._numpy, NEGATED: lambda: negated(rows)}
         for name, way in self._ways.items():
             expected = -self._rows if name == NEGATED else numpy.full_like(self._rows, size * (size + 1) // 2)
             numpy.testing.assert_array_equal(numpy.asarray(way()), expected, name)
@@ -92,7 +92,7 @@ class Ways:
     def end(self) -> None:
         hvd.shutdown()
 
-    def _prepare_door(self) -> None:
+    def _prepare_c_api(self) -> None:
         self._summed = numpy.empty_like(self._rows)
         self._shape = array("q", [FLOATS])
         shape, _ = self._shape.buffer_info()
@@ -100,7 +100,7 @@ class Ways:
                         1, shape, _core.SUM, 0, 1.0, 1.0, None, 0)
                        for i, (source, target) in enumerate(zip(self._rows, self._summed))]
 
-    def _door(self) -> numpy.ndarray:
+    def _c_api(self) -> numpy.ndarray:
         _core.finish_all(array("q", [_core.submit(*call) for call in self._calls]))
         return self._summed
 
@@ -110,7 +110,7 @@ class Ways:
 
 
 def in_world(size: int, tensors: int, repeats: int, calls: int) -> Dict[str, Any]:
-    """The samples of a world of so many ranks, in µs of the slowest, with what the operations add to the C door."""
+    """The samples of a world of so many ranks, in µs of the slowest, with what the operations add to the C API."""
     with tempfile.TemporaryDirectory() as folder:
         team = Team(f"{size} ranks", size, Ways, (folder, tensors))
         try:
@@ -120,7 +120,7 @@ def in_world(size: int, tensors: int, repeats: int, calls: int) -> Dict[str, Any
         finally:
             team.end()
     samples = {name: [1e6 * max(times) for times in zip(*(rank[name] for rank in of_ranks))] for name in of_ranks[0]}
-    samples[LAYER] = [graph - door for graph, door in zip(samples[GRAPH], samples[DOOR])]
+    samples[LAYER] = [graph - c_api for graph, c_api in zip(samples[GRAPH], samples[C_API])]
     return {"ranks": size, "samples_us": samples, "collectives_a_call": collectives}
 
 

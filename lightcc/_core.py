@@ -7,7 +7,7 @@ import ctypes
 import os
 from array import array
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from lightcc.common.exceptions import HorovodInternalError
 
@@ -16,6 +16,7 @@ UINT8, INT8, UINT16, INT16, INT32, INT64, FLOAT16, FLOAT32, FLOAT64, BOOL, BFLOA
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 BLOCK = 1
+POOLED_BYTES = 1 << 20
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16")
 
 _WAIT_MS = 100  # how long a wait may stay in C: Python handles Ctrl-C only between two calls
@@ -29,6 +30,8 @@ _functions = {  # name: (result, arguments)
     "open_meeting": (c_int, [c_char_p, c_int]),
     "init_at": (c_int, [c_int, c_int, c_char_p, c_char_p, c_char_p]),
     "shutdown": (c_int, []),
+    "shutdown_because": (c_int, [c_char_p]),
+    "name_init": (None, [c_char_p]),
     "initialized": (c_int, []),
     "version": (c_char_p, []),
     "error": (c_char_p, []),
@@ -63,6 +66,8 @@ _functions = {  # name: (result, arguments)
     "received_splits": (c_int, [c_int64, c_int, POINTER(c_int32)]),
     "alloc": (c_void_p, [c_int64]),
     "free": (None, [c_void_p]),
+    "alloc_output": (c_void_p, [c_int64]),
+    "output_pool": (c_int, [POINTER(c_int64), POINTER(c_double)]),
     "timeline_start": (c_int, [c_char_p, c_int]),
     "timeline_stop": (c_int, []),
     "counters": (c_int, [POINTER(c_int64), c_int]),
@@ -78,6 +83,13 @@ def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(_PATH)
     except OSError as error:
+        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        if os.path.exists(os.path.join(home, "csrc")) and not os.path.exists(_PATH):
+            raise ImportError(
+                f"you are in lightcc's source folder: Python has found {home}/lightcc, which has no library, before "
+                "the installed package. Run from elsewhere, with the script in another folder (python looks in the "
+                "script's own folder first, and python -c and -m in the one you are in); if lightcc is not installed "
+                f"yet: pip install {home}") from error
         raise ImportError(f"lightcc's library could not be loaded: {error}. Reinstall it (pip install "
                           "--force-reinstall lightcc), or in a source tree build it (make).") from error
     for name, (result, arguments) in _functions.items():
@@ -103,6 +115,16 @@ epoch = 0  # counts successful init calls: what was made in one epoch must not b
 joins = 0  # counts joins that are over: what active ranks agreed on meanwhile, those that had joined do not know
 
 
+# Called when the epoch has ended: operations that failed may have left anything in their outputs, and so memory that is
+# kept for outputs must not be used again.
+output_pool_resets: List[Callable[[], None]] = []
+
+
+def abandon_outputs() -> None:
+    for reset in output_pool_resets:
+        reset()
+
+
 def error(status: int) -> Exception:
     """The exception for a status that this thread has just received from a call."""
     failed = failure(status)
@@ -112,7 +134,11 @@ def error(status: int) -> Exception:
 def failure(status: int) -> HorovodInternalError:
     """The exception for the status of a request that had been accepted: no argument of the caller's was wrong."""
     text = (_library.lightcc_error() or b"").decode(errors="replace") or f"the library returned status {status}"
-    return HorovodInternalError(text)
+    if status not in (INVALID_ARGUMENT, MISMATCH):
+        abandon_outputs()
+    failed = HorovodInternalError(text)
+    failed.status = status
+    return failed
 
 
 def check(result: int) -> int:
@@ -127,12 +153,19 @@ def _check_status(status: int) -> None:
         raise error(status)
 
 
+def _ranks(ranks: Sequence[int]) -> "ctypes.Array[c_int32]":
+    for one in ranks:
+        if not -1 << 31 <= one < 1 << 31:  # ctypes would cut it to 32 bits, and another rank be meant
+            raise ValueError(f"{one} is no rank of the job.")
+    return (c_int32 * len(ranks))(*ranks)
+
+
 def init(ranks: Sequence[int] = ()) -> None:
     """ranks: those of the job that form the world; none means all."""
     global epoch
     if initialized():
         return
-    _check_status(_library.lightcc_init_ranks((c_int32 * len(ranks))(*ranks), len(ranks)) if ranks
+    _check_status(_library.lightcc_init_ranks(_ranks(ranks), len(ranks)) if ranks
                   else _library.lightcc_init())
     epoch += 1
 
@@ -149,8 +182,21 @@ def init_at(rank: int, size: int, job: str, secret: str, where: str) -> None:
     epoch += 1
 
 
-def shutdown() -> None:
-    _check_status(_library.lightcc_shutdown())
+def shutdown(reason: str = "it shut down") -> None:
+    """reason: is told to the other ranks, in their errors."""
+    abandon_outputs()
+    _check_status(_library.lightcc_shutdown_because(reason.encode(errors="replace").replace(b"\0", b"?")))
+
+
+def name_package(name: str) -> None:
+    """Errors advise to call init() of this package, that of the user's choice."""
+    _library.lightcc_name_init(f"{name}.init()".encode())
+
+
+def not_initialised() -> ValueError:
+    """The error of a query before init; its text is that of collectives."""
+    group_size(0)
+    return ValueError((_library.lightcc_error() or b"").decode())
 
 
 def initialized() -> bool:
@@ -163,6 +209,7 @@ def version() -> str:
 
 def interrupted() -> None:
     """Ends the job on every rank: a collective that one rank has left can never finish."""
+    abandon_outputs()
     _library.lightcc_abort(f"KeyboardInterrupt on rank {rank()}".encode())
 
 
@@ -212,7 +259,7 @@ def last_joined(handle: int) -> int:
 
 
 def add_group(ranks: Sequence[int]) -> int:
-    return check(_library.lightcc_add_group((c_int32 * len(ranks))(*ranks), len(ranks)))
+    return check(_library.lightcc_add_group(_ranks(ranks), len(ranks)))
 
 
 def remove_group(group: int) -> None:
@@ -260,6 +307,19 @@ def alloc(count: int) -> Memory:
     return Memory.from_address(address)
 
 
+def alloc_output(count: int) -> Optional[Memory]:
+    """`count` bytes for a new output, from what earlier ones have left; None: the caller allocates."""
+    address = _library.lightcc_alloc_output(count)
+    return Memory.from_address(address) if address else None
+
+
+def output_pool() -> Tuple[int, float]:
+    """Of memory that is kept for outputs, the most bytes, and the seconds it is kept without use."""
+    most_bytes, idle_s = c_int64(), c_double()
+    _check_status(_library.lightcc_output_pool(byref(most_bytes), byref(idle_s)))
+    return most_bytes.value, idle_s.value
+
+
 def output(handle: int, index: int) -> Tuple[Memory, Tuple[int, ...]]:
     """The memory and shape of an output that the core allocated."""
     data, shape, ndim = c_void_p(), (c_int64 * _MAX_DIMENSIONS)(), c_int(_MAX_DIMENSIONS)
@@ -281,6 +341,8 @@ def missing_in_tensorflow() -> Optional[str]:
 
 
 def start_timeline(path: bytes, mark_cycles: bool) -> None:
+    if b"\0" in path:
+        raise ValueError(f"start_timeline: the path {path!r} has a NUL character in it.")
     _check_status(_library.lightcc_timeline_start(path, mark_cycles))
 
 

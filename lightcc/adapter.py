@@ -7,6 +7,7 @@ import sys
 from typing import Any, Dict, Optional, Protocol, Sequence, Tuple
 
 from lightcc import _core
+from lightcc._torch_outputs import OutputPool
 
 
 class Adapter(Protocol):
@@ -61,7 +62,13 @@ class _Numpy:
         self.numpy = numpy
         self.type = numpy.ndarray
         self.codes = {numpy.dtype(name): code for code, name in enumerate(_core.DTYPES) if name != "bfloat16"}
-        self.empty_like = numpy.empty_like
+
+    def empty_like(self, tensor):
+        if tensor.nbytes >= _core.POOLED_BYTES and type(tensor) is self.type:
+            memory = _core.alloc_output(tensor.nbytes)
+            if memory is not None:
+                return self.adopt(memory, tensor.shape, tensor)
+        return self.numpy.empty_like(tensor)
 
     def describe(self, tensor):
         code = self.codes.get(tensor.dtype)
@@ -97,7 +104,7 @@ class _Torch:
         self.type = torch.Tensor
         self.codes = {getattr(torch, name): code for code, name in enumerate(_core.DTYPES) if hasattr(torch, name)}
         self.address = torch.Tensor.data_ptr
-        self.empty_like = torch.empty_like
+        self.empty_like = OutputPool(torch).empty_like
 
     def describe(self, tensor):
         code = self.codes.get(tensor.dtype)

@@ -2,6 +2,7 @@
 
     lightccrun --as-horovod -np 2 python train.py
     python -m lightcc.as_horovod train.py arguments   # or any other words that python takes: -m module, -c code
+    python -m lightcc.as_horovod --install            # for all of this environment (install_as_horovod.py); --uninstall
 
 horovod.x is the very module lightcc.x; only the top module is one of its own (horovod_path/horovod). A Python process
 learns of this from a folder at the head of PYTHONPATH, so children do too, whatever starts them. All of them import
@@ -17,8 +18,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 HOROVOD_VERSION = "0.28.1"  # whose API this is, and what horovod.__version__ says
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "horovod_path")
 
-_METADATA = {
-    "METADATA": f"Metadata-Version: 2.1\nName: horovod\nVersion: {HOROVOD_VERSION}\nSummary: lightcc, as Horovod\n",
+__path__ = []  # else python -m lightcc.as_horovod would warn where this is loaded since Python's start
+INFO = f"horovod-{HOROVOD_VERSION}.dist-info"
+METADATA = {
+    "METADATA": f"Metadata-Version: 2.1\nName: horovod\nVersion: {HOROVOD_VERSION}\nSummary: lightcc, as Horovod\n"
+                "Requires-Dist: lightcc\nProvides-Extra: pytorch\nProvides-Extra: tensorflow\nProvides-Extra: keras\n",
     "top_level.txt": "horovod\n",
 }
 
@@ -50,13 +54,16 @@ class _Finder:
 
         class Horovod(Distribution):
             def read_text(self, filename):
-                return _METADATA.get(filename)
+                return METADATA.get(filename)
 
             def locate_file(self, path):
                 return os.path.join(FOLDER, path)
 
         name = getattr(context, "name", None)  # None asks for all that is installed
-        return iter([Horovod()] if name is None or name.lower() == "horovod" else [])
+        asked = name is None or name.lower() == "horovod"
+        # What --install has put into site-packages is found there without us.
+        installed = asked and any(os.path.isdir(os.path.join(folder, INFO)) for folder in sys.path)
+        return iter([Horovod()] if asked and not installed else [])
 
     def _mention_real_horovod(self) -> None:
         if self.said or os.environ.get("HOROVOD_RANK", "0") != "0":
@@ -99,9 +106,9 @@ def install() -> None:
 
 def environment() -> dict[str, str]:
     """With this, every Python that is started does install()."""
-    from lightcc.runner.local import path_to_us
+    from lightcc.runner.local import pythonpath_setting
 
-    path = path_to_us().get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    path = pythonpath_setting().get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     others = path.split(os.pathsep) if path else []  # an empty name among others means the working directory
     return {"PYTHONPATH": os.pathsep.join([FOLDER, *(folder for folder in others if folder != FOLDER)])}
 
@@ -113,6 +120,9 @@ def main(words: list[str]) -> None:
 
     if not words:
         sys.exit("say what to run: python -m lightcc.as_horovod script.py [arguments]; or -m module, or -c code")
+    if words[0] in ("--install", "--uninstall"):
+        from lightcc import install_as_horovod
+        sys.exit(install_as_horovod.main(words))
     if sys.flags.ignore_environment:
         sys.exit("python -I and -E ignore PYTHONPATH, by which a Python hears that lightcc stands in for Horovod")
     with open("/proc/self/cmdline", "rb") as file:

@@ -4,6 +4,7 @@ The functions are those of lightcc.ops, and their examples run here as they stan
 """
 import numpy  # noqa: F401  so that a missing numpy is named here
 
+from lightcc import _core
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -12,6 +13,7 @@ from lightcc.ops import *  # noqa: F401,F403
 from lightcc.ops import __all__ as _verbs
 
 _basics = HorovodBasics(__file__)
+_core.name_package("lightcc.numpy")
 Average, Sum, Adasum, Min, Max, Product = (_basics.Average, _basics.Sum, _basics.Adasum, _basics.Min, _basics.Max,
                                            _basics.Product)
 init, shutdown, is_initialized = _basics.init, _basics.shutdown, _basics.is_initialized

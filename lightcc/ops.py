@@ -6,7 +6,8 @@ Each verb comes as: `verb` (waits, returns a new tensor), `verb_` (waits, in pla
 What holds for all of them:
   tensors   a contiguous torch.Tensor on the CPU, or numpy.ndarray; uint8, int8, uint16, int16, int32, int64, float16,
             float32, float64, bool or bfloat16; any shape, also without elements.
-  name      what the ranks meet by; may be in flight once per process set. None: numbered in the order of the calls.
+  name      what the ranks meet by; may be in flight once per process set, that of a handle until synchronize
+            (docs/errors.md). None: numbered in the order of the calls.
   ValueError            this rank's call is wrong (also: unknown process set, not a member, name in flight).
   HorovodInternalError  not initialised or shut down, a rank is lost; or the ranks disagree, which every rank is told,
                         and the next operation works.
@@ -24,10 +25,11 @@ from lightcc.common.util import get_average_backwards_compatibility_fun
 from lightcc.request import (
     adopt,
     adopt_list,
-    later,
+    complete,
+    id_of,
     new_list,
-    now,
     poll,
+    register,
     submit,
     submit_barrier,
     submit_join,
@@ -86,8 +88,8 @@ def allreduce(tensor, average=None, name=None, op=None, prescale_factor=1.0, pos
     """
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
-    return now(submit(_core.ALLREDUCE, adapter, tensor, output, name, process_set, _core.BLOCK,
-                      reduce_op(op, average), prescale_factor, postscale_factor), output)
+    return complete(submit(_core.ALLREDUCE, adapter, tensor, output, name, process_set, _core.BLOCK,
+                           reduce_op(op, average), prescale_factor, postscale_factor), output)
 
 
 def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -97,8 +99,8 @@ def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, po
     >>> x = np.ones(3); hvd.allreduce_(x) is x
     True
     """
-    return now(submit(_core.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, _core.BLOCK,
-                      reduce_op(op, average), prescale_factor, postscale_factor), tensor)
+    return complete(submit(_core.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, _core.BLOCK,
+                           reduce_op(op, average), prescale_factor, postscale_factor), tensor)
 
 
 def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -110,8 +112,8 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
     """
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
-    return later(submit(_core.ALLREDUCE, adapter, tensor, output, name, process_set, 0, reduce_op(op, average),
-                        prescale_factor, postscale_factor), tensor, output)
+    return register(submit(_core.ALLREDUCE, adapter, tensor, output, name, process_set, 0, reduce_op(op, average),
+                           prescale_factor, postscale_factor), tensor, output)
 
 
 def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -121,8 +123,8 @@ def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1
     >>> x = np.ones(2); hvd.synchronize(hvd.allreduce_async_(x)) is x
     True
     """
-    return later(submit(_core.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, 0,
-                        reduce_op(op, average), prescale_factor, postscale_factor), tensor, tensor)
+    return register(submit(_core.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, 0,
+                           reduce_op(op, average), prescale_factor, postscale_factor), tensor, tensor)
 
 
 def grouped_allreduce(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -133,8 +135,8 @@ def grouped_allreduce(tensors, average=None, name=None, op=None, prescale_factor
     [array([1.]), array([1., 1.])]
     """
     outputs = new_list(tensors)
-    return now(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, _core.BLOCK,
-                           reduce_op(op, average), prescale_factor, postscale_factor), outputs)
+    return complete(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, _core.BLOCK,
+                                reduce_op(op, average), prescale_factor, postscale_factor), outputs)
 
 
 def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -144,8 +146,8 @@ def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_facto
     >>> x = np.ones(2); hvd.grouped_allreduce_([x])[0] is x
     True
     """
-    return now(submit_list(_core.ALLREDUCE, tensors, tensors, name, process_set, _core.BLOCK,
-                           reduce_op(op, average), prescale_factor, postscale_factor), list(tensors))
+    return complete(submit_list(_core.ALLREDUCE, tensors, tensors, name, process_set, _core.BLOCK,
+                                reduce_op(op, average), prescale_factor, postscale_factor), list(tensors))
 
 
 def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -156,8 +158,8 @@ def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_
     [array([1., 1.])]
     """
     outputs = new_list(tensors)
-    return later(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, 0, reduce_op(op, average),
-                             prescale_factor, postscale_factor), list(tensors), outputs)
+    return register(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, 0, reduce_op(op, average),
+                                prescale_factor, postscale_factor), list(tensors), outputs)
 
 
 def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -167,8 +169,8 @@ def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale
     >>> x = np.ones(2); hvd.synchronize(hvd.grouped_allreduce_async_([x]))[0] is x
     True
     """
-    return later(submit_list(_core.ALLREDUCE, tensors, tensors, name, process_set, 0, reduce_op(op, average),
-                             prescale_factor, postscale_factor), None, list(tensors))
+    return register(submit_list(_core.ALLREDUCE, tensors, tensors, name, process_set, 0, reduce_op(op, average),
+                                prescale_factor, postscale_factor), None, list(tensors))
 
 
 # Allgather
@@ -182,8 +184,8 @@ def allgather(tensor, name=None, process_set=global_process_set):
     True
     """
     adapter = adapter_of(tensor)
-    return now(submit(_core.ALLGATHER, adapter, tensor, None, name, process_set, _core.BLOCK), None,
-              adopt(adapter, tensor))
+    return complete(submit(_core.ALLGATHER, adapter, tensor, None, name, process_set, _core.BLOCK), None,
+                    adopt(adapter, tensor))
 
 
 def allgather_async(tensor, name=None, process_set=global_process_set):
@@ -193,8 +195,8 @@ def allgather_async(tensor, name=None, process_set=global_process_set):
     True
     """
     adapter = adapter_of(tensor)
-    return later(submit(_core.ALLGATHER, adapter, tensor, None, name, process_set, 0), tensor, None,
-                adopt(adapter, tensor))
+    return register(submit(_core.ALLGATHER, adapter, tensor, None, name, process_set, 0), tensor, None,
+                    adopt(adapter, tensor))
 
 
 def grouped_allgather(tensors, name=None, process_set=global_process_set):
@@ -203,8 +205,8 @@ def grouped_allgather(tensors, name=None, process_set=global_process_set):
     >>> len(hvd.grouped_allgather([np.ones(1), np.ones((2, 2))]))
     2
     """
-    return now(submit_list(_core.ALLGATHER, tensors, None, name, process_set, _core.BLOCK), None,
-              adopt_list(tensors))
+    return complete(submit_list(_core.ALLGATHER, tensors, None, name, process_set, _core.BLOCK), None,
+                    adopt_list(tensors))
 
 
 def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
@@ -213,8 +215,8 @@ def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
     >>> len(hvd.synchronize(hvd.grouped_allgather_async([np.ones(1)])))
     1
     """
-    return later(submit_list(_core.ALLGATHER, tensors, None, name, process_set, 0), list(tensors), None,
-                adopt_list(list(tensors)))
+    return register(submit_list(_core.ALLGATHER, tensors, None, name, process_set, 0), list(tensors), None,
+                    adopt_list(list(tensors)))
 
 
 # Broadcast
@@ -229,8 +231,8 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
     """
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
-    return now(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, _core.BLOCK,
-                      root=index(root_rank)), output)
+    return complete(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, _core.BLOCK,
+                           root=index(root_rank)), output)
 
 
 def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
@@ -239,8 +241,8 @@ def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
     >>> x = np.full(2, hvd.rank()); hvd.broadcast_(x, root_rank=0) is x
     True
     """
-    return now(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, _core.BLOCK,
-                      root=index(root_rank)), tensor)
+    return complete(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, _core.BLOCK,
+                           root=index(root_rank)), tensor)
 
 
 def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
@@ -251,8 +253,8 @@ def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set
     """
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
-    return later(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, 0, root=index(root_rank)),
-                tensor, output)
+    return register(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, 0, root=index(root_rank)),
+                    tensor, output)
 
 
 def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
@@ -261,8 +263,8 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_se
     >>> x = np.full(2, hvd.rank()); hvd.synchronize(hvd.broadcast_async_(x, root_rank=0)) is x
     True
     """
-    return later(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, 0,
-                        root=index(root_rank)), tensor, tensor)
+    return register(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, 0,
+                           root=index(root_rank)), tensor, tensor)
 
 
 # Alltoall
@@ -278,7 +280,7 @@ def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
     True
     """
     submitted = _alltoall(tensor, splits, name, process_set, _core.BLOCK)
-    output, received = now(submitted[0], *submitted[1:])
+    output, received = complete(submitted[0], *submitted[1:])
     return output if splits is None else (output, received)
 
 
@@ -289,13 +291,14 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
     True
     """
     handle, result, finish = _alltoall(tensor, splits, name, process_set, 0)
-    return later(handle, tensor, result, finish)
+    return register(handle, tensor, result, finish)
 
 
 def _alltoall(tensor, splits, name, process_set, flags):
     adapter = adapter_of(tensor)
     if not _core.initialized():
         submit(_core.ALLTOALL, adapter, tensor, None, name, process_set, flags)  # raises, saying why
+    id_of(process_set)
     packed, rows = pack(splits, tensor.shape, process_set.size() or 0, name)
     handle = submit(_core.ALLTOALL, adapter, tensor, None, name, process_set, flags, splits=packed, rows=rows)
     group = process_set.process_set_id
@@ -319,8 +322,8 @@ def reducescatter(tensor, name=None, op=Average, process_set=global_process_set,
     array([1.])
     """
     adapter = adapter_of(tensor)
-    return now(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, _core.BLOCK, _scatter_op(op),
-                      prescale_factor, postscale_factor), None, adopt(adapter, tensor))
+    return complete(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, _core.BLOCK, _scatter_op(op),
+                           prescale_factor, postscale_factor), None, adopt(adapter, tensor))
 
 
 def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
@@ -331,8 +334,8 @@ def reducescatter_async(tensor, name=None, op=Average, process_set=global_proces
     array([1.])
     """
     adapter = adapter_of(tensor)
-    return later(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, 0, _scatter_op(op),
-                        prescale_factor, postscale_factor), tensor, None, adopt(adapter, tensor))
+    return register(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, 0, _scatter_op(op),
+                           prescale_factor, postscale_factor), tensor, None, adopt(adapter, tensor))
 
 
 def grouped_reducescatter(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
@@ -342,8 +345,8 @@ def grouped_reducescatter(tensors, name=None, op=Average, process_set=global_pro
     >>> hvd.grouped_reducescatter([np.ones(hvd.size())])
     [array([1.])]
     """
-    return now(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, _core.BLOCK, _scatter_op(op),
-                           prescale_factor, postscale_factor), None, adopt_list(tensors))
+    return complete(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, _core.BLOCK, _scatter_op(op),
+                                prescale_factor, postscale_factor), None, adopt_list(tensors))
 
 
 def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
@@ -353,8 +356,8 @@ def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=glob
     >>> hvd.synchronize(hvd.grouped_reducescatter_async([np.ones(hvd.size())]))
     [array([1.])]
     """
-    return later(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, 0, _scatter_op(op),
-                             prescale_factor, postscale_factor), list(tensors), None, adopt_list(list(tensors)))
+    return register(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, 0, _scatter_op(op),
+                                prescale_factor, postscale_factor), list(tensors), None, adopt_list(list(tensors)))
 
 
 # Barrier
@@ -364,7 +367,7 @@ def barrier(process_set=global_process_set):
 
     >>> hvd.barrier()
     """
-    now(submit_barrier(process_set), None)
+    complete(submit_barrier(process_set), None)
 
 
 # Join
@@ -387,4 +390,4 @@ def join(device=-1) -> int:
     >>> hvd.join() in range(hvd.size())
     True
     """
-    return now(submit_join(), None, _core.last_joined)
+    return complete(submit_join(), None, _core.last_joined)

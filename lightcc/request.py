@@ -1,4 +1,4 @@
-"""One framework call on its way through the core: submitting it, and the table of those in flight.
+"""Requests to the core, one for each call of a framework: submitting them, and the table of those in flight.
 
 A handle is the core's own number. What a request reads and writes is kept alive here until it is done.
 """
@@ -25,9 +25,11 @@ def poll(handle: int) -> bool:
     True
     """
     try:
-        return _core.poll(handle)
-    except ctypes.ArgumentError:
-        raise ValueError(f"unknown handle {handle!r}") from None
+        if handle >> 63 == 0:  # else ctypes would cut it to 64 bits
+            return _core.poll(handle)
+    except (TypeError, ctypes.ArgumentError):
+        pass
+    raise ValueError(f"unknown handle {handle!r}")
 
 
 def synchronize(handle: int):
@@ -52,8 +54,13 @@ def synchronize(handle: int):
     return result
 
 
-def forget_handles() -> None:
-    """The epoch is over, and with it every operation; what was not synchronized gives its memory back."""
+def unregister(handle: int) -> bool:
+    """Undoes register; False if synchronize has done so before. The handle still must be released."""
+    return _pending.pop(handle, None) is not None
+
+
+def release_all() -> None:
+    """At the end of the epoch, which ends every operation: releases the handles that were not synchronized."""
     for handle in _pending:
         _core.release(handle)
     _pending.clear()
@@ -71,8 +78,12 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
         shape = (rows, *shape[1:])
     packed = _shapes.get(shape) or _pack_shape(shape)
     group = id_of(process_set)
+    if op not in _OPS:
+        raise _not_an_op(op)
+    if root >> 31 not in (0, -1):  # ctypes would cut it to 32 bits, and another rank be meant
+        raise ValueError(f"broadcast of {name or 'a tensor'}: root rank {root} is not in {process_set}.")
     try:  # a plain call, not _send: this is the hot path
-        handle = _core.submit(kind, None if name is None else name.encode(), group, address,
+        handle = _core.submit(kind, None if name is None else encoded(name), group, address,
                               None if output is None else adapter.address(output), dtype, packed[1], packed[0], op,
                               root, float(prescale), float(postscale), splits, flags)
     except KeyboardInterrupt:
@@ -80,6 +91,8 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
         raise
     except ctypes.ArgumentError:
         raise _not_an_op(op) from None
+    except OverflowError:
+        raise _not_a_factor(prescale, postscale) from None
     if handle < 0:
         raise _core.error(-handle)
     return handle
@@ -101,12 +114,16 @@ class Pack:
 def submit_pack(kind: int, pack: Pack, outputs, name: Optional[str], process_set: ProcessSet, flags: int, op: int = 0,
                 prescale: float = 1.0, postscale: float = 1.0) -> int:
     """Submits several tensors as one unit; outputs: an array of addresses, or None for memory of the core."""
+    if op not in _OPS:
+        raise _not_an_op(op)
     try:
-        return _send(_core.submit_group, kind, None if name is None else name.encode(), id_of(process_set),
+        return _send(_core.submit_group, kind, None if name is None else encoded(name), id_of(process_set),
                      pack.count, pack.addresses, outputs, pack.dtypes, pack.ndims, pack.shapes, op, 0, float(prescale),
                      float(postscale), None, flags, None)
     except ctypes.ArgumentError:
         raise _not_an_op(op) from None
+    except OverflowError:
+        raise _not_a_factor(prescale, postscale) from None
 
 
 def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale=1.0, postscale=1.0) -> int:
@@ -123,8 +140,8 @@ def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale
 
 
 def submit_barrier(process_set: ProcessSet, flags: int = _core.BLOCK, name: Optional[str] = None) -> int:
-    """Submits a barrier, and drives it unless told otherwise."""
-    return _send(_core.submit, _core.BARRIER, None if name is None else name.encode(), id_of(process_set), None,
+    """Submits a barrier; BLOCK in flags: the calling thread drives it."""
+    return _send(_core.submit, _core.BARRIER, None if name is None else encoded(name), id_of(process_set), None,
                  None, 0, 0, None, 0, 0, 1.0, 1.0, None, flags)
 
 
@@ -141,15 +158,39 @@ def _send(function, *arguments) -> int:
         raise
 
 
-def _not_an_op(op) -> TypeError:  # all else that ctypes could refuse has been looked at
-    return TypeError(f"op={op!r}: give hvd.Average, Sum, Adasum, Min, Max or Product.")
+_OPS = frozenset(range(6))
+
+
+def _not_an_op(op) -> Exception:  # all else that ctypes could refuse has been looked at
+    kind = ValueError if isinstance(op, int) else TypeError
+    return kind(f"op={op!r}: give hvd.Average, Sum, Adasum, Min, Max or Product.")
+
+
+def _not_a_factor(*factors) -> ValueError:
+    return ValueError(f"a factor is larger than any float: prescale and postscale are {factors}.")
+
+
+def encoded(name: str) -> bytes:
+    """A name as the core takes it. TypeError if it is no str, ValueError if it cannot be a name."""
+    try:
+        text = name.encode()
+    except AttributeError:
+        raise TypeError(f"name={name!r}: give a str, or None.") from None
+    if b"\0" in text:  # the core would take what stands before it for the name
+        raise ValueError(f"name={name!r}: a name has no NUL character in it.")
+    return text
 
 
 def id_of(process_set: ProcessSet) -> int:
-    """The id of a process set; ValueError if it has none."""
-    group = process_set.process_set_id
+    """The id of a process set; ValueError if it has none, TypeError if it is no process set."""
+    try:
+        group = process_set.process_set_id
+    except AttributeError:
+        raise TypeError(f"process_set={process_set!r}: give a ProcessSet.") from None
     if group is None:
         raise ValueError(f"{process_set} is not registered; use hvd.add_process_set or hvd.init(process_sets=...).")
+    if group.__class__ is not int or group >> 31:
+        raise ValueError(f"{process_set}: process_set_id={group!r} is no id of a process set.")
     return group
 
 
@@ -172,14 +213,17 @@ def _pack_shape(shape: Sequence[int]) -> Tuple[int, int, Any]:
 
 # Results
 
-def now(handle: int, result, finish=None):
-    """The result of a request that was submitted with BLOCK."""
+def complete(handle: int, result, finish=None):
+    """Completes a request that was submitted with BLOCK and returns its result; handle: 0 if it is done already."""
     return _result(handle, result, finish) if handle else result
 
 
-def later(handle: int, alive, result, finish=None) -> int:
-    """Notes a request for synchronize, which returns `result` or what finish(handle) returns."""
-    _pending[handle] = (alive, result, finish)
+def register(handle: int, keep_alive, result, finish=None) -> int:
+    """Puts a request into the table of those in flight: synchronize returns `result` or what finish(handle) returns.
+
+    keep_alive: what the request reads and writes.
+    """
+    _pending[handle] = (keep_alive, result, finish)
     return handle
 
 

@@ -1,4 +1,4 @@
-"""How each row of Horovod's API fares in lightcc: docs/parity.md, made from the API's manifest and tests/parity.yaml.
+"""How each row of Horovod's API fares in lightcc: docs/parity.md, made from the API's data and tests/parity.yaml.
 
     python tools/parity.py            writes docs/parity.md
     python tools/parity.py --check    exits 1 and says so if a row has no entry, an entry no row, a test does not
@@ -16,10 +16,10 @@ from parity_data import ABSENT, ROOT, SECTIONS, STATUSES, Entry, Row, Table, loa
 PAGE = ROOT / "docs" / "parity.md"
 INTRODUCTION = """\
 Every name, flag, variable and rule of Horovod's API, and how it fares in lightcc, where `horovod.x` is `lightcc.x`.
-This page is generated: `tests/parity.yaml` says it of each row of `tests/data/horovod_api.json`, and
-`python tools/parity.py` writes it down. `make lint` finds rows without a word and tests that do not exist;
-`tests/python/test_manifest.py` finds what lightcc has not as it is said here. "From" lists names that a module passes
-on: they fare as in that other module.""".splitlines()
+This page is generated: `tests/parity.yaml` says it of each row of `tests/data/horovod_api.json` and
+`horovod_objects.yaml`, and `python tools/parity.py` writes it down. `make lint` finds rows without a word and tests
+that do not exist; `tests/python/test_manifest.py` finds what lightcc has not as it is said here. "From" lists names
+that a module passes on: they fare as in that other module.""".splitlines()
 
 GROUPS = {  # of the totals; the first that a module's name begins with
     "horovod.torch": "PyTorch",
@@ -126,7 +126,9 @@ def _lines(rows: List[Row], what: str) -> List[str]:
 
 
 def _names(rows: List[Row]) -> str:
-    """Methods stand in brackets behind their class, if that is of the same line."""
+    """Methods stand in brackets behind their class, if that is of the same line; members behind their object."""
+    if all("object" in row.facts for row in rows):
+        return _members(rows)
     shown, top = [], {row.name for row in rows}
     methods = collections.defaultdict(list)
     for row in rows:
@@ -140,6 +142,17 @@ def _names(rows: List[Row]) -> str:
             inside = f" ({', '.join(methods[row.name])})" if row.name in methods else ""
             shown.append(f"`{row.name}`{inside}")
     return ("; " if any("shown" in row.facts for row in rows) else ", ").join(shown)
+
+
+def _members(rows: List[Row]) -> str:
+    """Objects that have the same members stand before them together."""
+    members: Dict[str, List[str]] = {}
+    for row in rows:
+        members.setdefault(row.facts["object"], []).append(f"`{row.facts['member']}`")
+    of: Dict[str, List[str]] = {}
+    for thing, names in members.items():
+        of.setdefault(", ".join(names), []).append(f"`{thing}`")
+    return "; ".join(f"{', '.join(things)}: {names}" for names, things in of.items())
 
 
 def _links(tests: Tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = ROOT / "tests" / "data" / "horovod_api.json"
+OBJECTS = ROOT / "tests" / "data" / "horovod_objects.yaml"
 DATA = ROOT / "tests" / "parity.yaml"
 TEST_FOLDERS = [ROOT / "tests" / name for name in ("python", "multihost", "regressions", "unit")]
 
@@ -28,6 +29,7 @@ STATUSES = {  # what it means, and what an entry of it must have
 ABSENT = ("later", "never")  # lightcc must not have these
 
 SECTIONS = {  # beside the modules: heading, what a row is called
+    "objects": ("What objects have", "objects: attributes and methods"),
     "flags": ("horovodrun's flags", "flag"),
     "environment": ("Environment variables", "variable"),
     "config": ("Keys of --config-file", "key"),
@@ -67,7 +69,7 @@ def load(document: Optional[dict] = None) -> Table:
     """document: what tests/parity.yaml says, if it is not that file's."""
     manifest = json.loads(MANIFEST.read_text())
     data, problems = _entries(document or yaml.safe_load(DATA.read_text()))
-    rows = [*_module_rows(manifest["modules"]), *_other_rows(manifest)]
+    rows = [*_module_rows(manifest["modules"]), *_object_rows(), *_other_rows(manifest)]
     by_name = {(row.section, row.name): row for row in rows}
     used = set()
     for row in rows:
@@ -102,6 +104,15 @@ def _origin(modules: dict, module: str, name: str, entry: dict) -> Optional[Tupl
     if name in modules[defined_in]["names"]:
         return defined_in, name
     return defined_in, f"HorovodBasics.{name}"  # rank, Sum, ...: the attributes of an instance that each module has
+
+
+def _object_rows() -> Iterator[Row]:
+    for thing, members in yaml.safe_load(OBJECTS.read_text()).items():
+        for member in members.split("; "):
+            name, bracket, parameters = member.partition("(")
+            yield Row("objects", f"{thing}.{name}", {
+                "object": thing, "member": name,
+                "parameters": [word for word in parameters[:-1].split(", ") if word] if bracket else None})
 
 
 def _other_rows(manifest: dict) -> Iterator[Row]:
@@ -169,8 +180,12 @@ def _entry(section: str, key: str, text: str) -> Entry:
 
 
 def _place(row: Row, rows: Dict[Tuple[str, str], Row], data: dict) -> Optional[Tuple[str, str]]:
-    """Where the entry for a row stands: at its own name, its class, its whole module, else where it comes from."""
-    owner = row.name if row.section in SECTIONS else row.name.split(".")[0]
+    """Where the entry for a row stands: at its own name, its class or object, its whole module, else where it comes
+    from."""
+    if "object" in row.facts:
+        owner = row.facts["object"]
+    else:
+        owner = row.name if row.section in SECTIONS else row.name.split(".")[0]
     for name in (row.name, owner, "*"):
         if (row.section, name) in data:
             return row.section, name

@@ -1,4 +1,4 @@
-/* lightcc through its C door, as the Python package uses it: lightcc_submit with LIGHTCC_BLOCK for a call that waits,
+/* lightcc through its C API, as the Python package uses it: lightcc_submit with LIGHTCC_BLOCK for a call that waits,
  * requests prepared once and started by number for those that travel while the caller goes on. */
 #include "../../csrc/api/lightcc.h"
 
@@ -17,22 +17,22 @@ static struct {
   __typeof__(&lightcc_free) free;
   __typeof__(&lightcc_shutdown) shutdown;
   __typeof__(&lightcc_error) error;
-} door;
+} api;
 
 enum { kRoom = 1024, kWaitMs = 100, kWaits = 600 };
 static int64_t prepared[kRoom]; /* by the tensor's index; 0: not yet */
 
 static void wait_for(int64_t handle, const char* name) {
   int status = LIGHTCC_PENDING;
-  for (int waits = 0; status == LIGHTCC_PENDING && waits < kWaits; ++waits) status = door.finish(handle, kWaitMs);
+  for (int waits = 0; status == LIGHTCC_PENDING && waits < kWaits; ++waits) status = api.finish(handle, kWaitMs);
   if (status == LIGHTCC_PENDING) die("%s: not done after %d s", name, kWaits * kWaitMs / 1000);
-  if (status != LIGHTCC_OK) die("%s: %s", name, door.error());
+  if (status != LIGHTCC_OK) die("%s: %s", name, api.error());
 }
 
 static void own_blocking(struct tensor* t) {
-  int64_t handle = door.submit(LIGHTCC_ALLREDUCE, t->name, 0, t->in, t->out, LIGHTCC_FLOAT32, 1, &t->count, LIGHTCC_SUM,
+  int64_t handle = api.submit(LIGHTCC_ALLREDUCE, t->name, 0, t->in, t->out, LIGHTCC_FLOAT32, 1, &t->count, LIGHTCC_SUM,
                                0, 1.0, 1.0, NULL, LIGHTCC_BLOCK);
-  if (handle < 0) die("%s: %s", t->name, door.error());
+  if (handle < 0) die("%s: %s", t->name, api.error());
   if (handle > 0) wait_for(handle, t->name);
 }
 
@@ -41,11 +41,11 @@ static void own_start_all(struct tensor* tensors, int count) {
     struct tensor* t = &tensors[i];
     if (t->index >= kRoom) die("more than %d tensors", kRoom);
     if (prepared[t->index] == 0)
-      prepared[t->index] = door.prepare(LIGHTCC_ALLREDUCE, t->name, 0, t->in, t->out, LIGHTCC_FLOAT32, 1, &t->count,
+      prepared[t->index] = api.prepare(LIGHTCC_ALLREDUCE, t->name, 0, t->in, t->out, LIGHTCC_FLOAT32, 1, &t->count,
                                         LIGHTCC_SUM, 0, 1.0, 1.0, NULL, 0);
-    if (prepared[t->index] < 0) die("prepare %s: %s", t->name, door.error());
-    t->handle = door.start(prepared[t->index]);
-    if (t->handle < 0) die("start %s: %s", t->name, door.error());
+    if (prepared[t->index] < 0) die("prepare %s: %s", t->name, api.error());
+    t->handle = api.start(prepared[t->index]);
+    if (t->handle < 0) die("start %s: %s", t->name, api.error());
   }
 }
 
@@ -55,17 +55,17 @@ static void own_finish_all(struct tensor* tensors, int count) {
 
 static void own_forget(struct tensor* tensors, int count) {
   for (int i = 0; i < count; ++i)
-    if (prepared[tensors[i].index] > 0) door.discard(prepared[tensors[i].index]), prepared[tensors[i].index] = 0;
+    if (prepared[tensors[i].index] > 0) api.discard(prepared[tensors[i].index]), prepared[tensors[i].index] = 0;
 }
 
 static void* own_memory(int64_t bytes) {
-  void* memory = door.alloc(bytes);
-  if (!memory) die("lightcc_alloc of %lld bytes: %s", (long long)bytes, door.error());
+  void* memory = api.alloc(bytes);
+  if (!memory) die("lightcc_alloc of %lld bytes: %s", (long long)bytes, api.error());
   return memory;
 }
 
-static void own_memory_back(void* memory) { door.free(memory); }
-static void own_close(void) { door.shutdown(); }
+static void own_memory_back(void* memory) { api.free(memory); }
+static void own_close(void) { api.shutdown(); }
 
 void open_lightcc(struct library* library, const char* path) {
   void* opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -74,16 +74,16 @@ void open_lightcc(struct library* library, const char* path) {
   __typeof__(&lightcc_rank) rank = symbol_of(opened, "lightcc_rank");
   __typeof__(&lightcc_size) size = symbol_of(opened, "lightcc_size");
   __typeof__(&lightcc_version) version = symbol_of(opened, "lightcc_version");
-  door.submit = symbol_of(opened, "lightcc_submit");
-  door.prepare = symbol_of(opened, "lightcc_prepare");
-  door.start = symbol_of(opened, "lightcc_start");
-  door.discard = symbol_of(opened, "lightcc_discard");
-  door.finish = symbol_of(opened, "lightcc_finish");
-  door.alloc = symbol_of(opened, "lightcc_alloc");
-  door.free = symbol_of(opened, "lightcc_free");
-  door.shutdown = symbol_of(opened, "lightcc_shutdown");
-  door.error = symbol_of(opened, "lightcc_error");
-  if (init() != LIGHTCC_OK) die("lightcc_init: %s", door.error());
+  api.submit = symbol_of(opened, "lightcc_submit");
+  api.prepare = symbol_of(opened, "lightcc_prepare");
+  api.start = symbol_of(opened, "lightcc_start");
+  api.discard = symbol_of(opened, "lightcc_discard");
+  api.finish = symbol_of(opened, "lightcc_finish");
+  api.alloc = symbol_of(opened, "lightcc_alloc");
+  api.free = symbol_of(opened, "lightcc_free");
+  api.shutdown = symbol_of(opened, "lightcc_shutdown");
+  api.error = symbol_of(opened, "lightcc_error");
+  if (init() != LIGHTCC_OK) die("lightcc_init: %s", api.error());
   library->rank = rank(), library->size = size();
   strncpy(library->version, version(), sizeof library->version - 1);
   library->allreduce = own_blocking, library->start = own_start_all, library->finish = own_finish_all;

@@ -1,4 +1,4 @@
-"""lightcc through its C door."""
+"""lightcc through its C API."""
 import importlib.util
 import os
 import uuid

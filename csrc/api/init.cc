@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "api/door.h"
+#include "api/global_state.h"
 #include "api/lightcc.h"
 #include "base/log.h"
 #include "device/device.h"
@@ -15,22 +15,27 @@ namespace lightcc {
 namespace {
 
 bool paused_for_fork = false;
+std::mutex initialising;  // held for as long as one init lasts: a second one finds what the first has made
 
 void before_fork() {
-  State& s = state();
+  GlobalState& s = global_state();
   s.mutex.lock();
   paused_for_fork = s.engine && s.engine->pause();
+  OutputPool::before_fork();
 }
 void after_fork() {
-  State& s = state();
+  GlobalState& s = global_state();
+  OutputPool::after_fork();
   if (paused_for_fork) s.engine->resume();
   s.mutex.unlock();
 }
 
 void in_forked_child() {
   // Only this thread exists here. The engine's memory is left as it is; its threads are not.
-  State& s = state();
+  GlobalState& s = global_state();
   new (&s.mutex) std::mutex;
+  new (&initialising) std::mutex;
+  OutputPool::in_child();
   if (!s.engine) return;
   s.engine->close_in_child(paused_for_fork);
   new std::shared_ptr<Engine>(std::move(s.engine));  // leaked: its destructor would join threads that do not exist
@@ -45,10 +50,13 @@ World nobody() {  // a world of one on this host
   return find_world([](const char*) -> const char* { return nullptr; });
 }
 
-// meet(world, config, epoch, deadline) finds the others.
-using Meet = std::function<Joined(const World&, const Config&, int, uint64_t)>;
-int init(const std::function<World()>& find, const Meet& meet) {
-  State& s = state();
+// bootstrap_ranks(world, config, epoch, deadline) finds the others.
+using Bootstrap = std::function<Bootstrapped(const World&, const Config&, const Epoch&, uint64_t)>;
+int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(before_fork, after_fork, in_forked_child); });
+  std::lock_guard only(initialising);
+  GlobalState& s = global_state();
   {
     std::lock_guard lock(s.mutex);
     if (s.engine) return 0;
@@ -67,24 +75,24 @@ int init(const std::function<World()>& find, const Meet& meet) {
   if (!config.timeline.empty() && config.timeline != kTimelineLater)
     start_timeline(*timeline, world, config.timeline, config.timeline_mark_cycles, "HOROVOD_TIMELINE");
   const uint64_t deadline = now_ns() + uint64_t(config.start_timeout_s * 1e9);
-  int epoch;
+  Epoch epoch;
   {
     std::lock_guard lock(s.mutex);
     epoch = s.epochs[world.job];
   }
-  Joined joined = meet(world, config, epoch, deadline);
-  auto engine = std::make_shared<Engine>(std::move(joined.peers), joined.world, joined.config, std::move(timeline));
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(before_fork, after_fork, in_forked_child); });
+  Bootstrapped bootstrapped = bootstrap_ranks(world, config, epoch, deadline);
+  auto engine = std::make_shared<Engine>(std::move(bootstrapped.peers), bootstrapped.world, bootstrapped.config,
+                                         std::move(timeline));
   std::lock_guard lock(s.mutex);
-  s.engine = std::move(engine), s.forked = false, ++s.epochs[world.job];
+  s.engine = std::move(engine), s.forked = false;
+  s.epochs[world.job] = {epoch.number + 1, bootstrapped.next_socket_name};
   s.copied_before = copied_bytes();
-  s.how = joined.how;
+  s.how = bootstrapped.how;
   return 0;
 }
 
-Joined meet_as_launched(const World& world, const Config& config, int epoch, uint64_t deadline) {
-  return join(world, config, environment, epoch, deadline);
+Bootstrapped bootstrap_as_launched(const World& world, const Config& config, const Epoch& epoch, uint64_t deadline) {
+  return bootstrap(world, config, environment, epoch, deadline);
 }
 
 }  // namespace
@@ -95,50 +103,55 @@ using namespace lightcc;
 extern "C" {
 
 int lightcc_init(void) {
-  return guard([] { return init([] { return find_world(environment); }, meet_as_launched); });
+  return guard([] { return init([] { return find_world(environment); }, bootstrap_as_launched); });
 }
 
 int lightcc_init_ranks(const int32_t* ranks, int count) {
   return guard([&] {
-    const std::vector<int> members(ranks, ranks + std::max(count, 0));
+    if (count < 0 || (count > 0 && !ranks)) refuse("init: no list of ranks was given");
+    const std::vector<int> members(ranks, ranks + count);
     const auto find = [&] {
       World world = find_world(environment);
       std::vector<int> all(size_t(world.size));
       std::iota(all.begin(), all.end(), 0);
       return members == all ? world : subset(world, members);
     };
-    return init(find, meet_as_launched);
+    return init(find, bootstrap_as_launched);
   });
 }
 
 int lightcc_open_meeting(char* where, int capacity) {
   return guard([&] {
-    Meeting meeting = open_meeting(read_config(environment), nobody());
-    const std::string text = text_of(meeting.places);
+    Rendezvous rendezvous = open_rendezvous(read_config(environment), nobody());
+    const std::string text = text_of(rendezvous.endpoints);
     if (int(text.size()) >= capacity) refuse("the buffer is too small for " + text);
     text.copy(where, text.size());
     where[text.size()] = 0;
-    State& s = state();
+    GlobalState& s = global_state();
     std::lock_guard lock(s.mutex);
-    s.meeting = std::move(meeting);
+    s.rendezvous = std::move(rendezvous);
     return 0;
   });
 }
 
 int lightcc_init_at(int rank, int size, const char* job, const char* secret, const char* where) {
   return guard([&] {
-    State& s = state();
-    Meeting meeting;
-    if (std::lock_guard lock(s.mutex); rank == 0 && s.meeting) meeting = std::move(*s.meeting), s.meeting.reset();
-    meeting.how = "a communicator", meeting.job = job, meeting.secret = secret;
-    meeting.places = parse_endpoints("init", where);
+    if (size < 1 || rank < 0 || rank >= size || !job || !secret || !where)
+      refuse("init: give a rank of a size, a job, a secret and a place, not rank " + std::to_string(rank) + " of " +
+             std::to_string(size));
+    GlobalState& s = global_state();
+    Rendezvous rendezvous;
+    if (std::lock_guard lock(s.mutex); rank == 0 && s.rendezvous)
+      rendezvous = std::move(*s.rendezvous), s.rendezvous.reset();
+    rendezvous.how = "a communicator", rendezvous.job = job, rendezvous.secret = secret;
+    rendezvous.endpoints = parse_endpoints("init", where);
     const auto find = [&] {
       World world = nobody();
       world.rank = rank, world.size = size, world.local_size = 0, world.job = job, world.launcher = "a communicator";
       return world;
     };
-    return init(find, [&](const World& world, const Config& config, int epoch, uint64_t deadline) {
-      return join_at(world, config, std::move(meeting), epoch, deadline);
+    return init(find, [&](const World& world, const Config& config, const Epoch& epoch, uint64_t deadline) {
+      return bootstrap_at(world, config, std::move(rendezvous), epoch.number, deadline);
     });
   });
 }

@@ -1,10 +1,10 @@
-// The C door but for requests (requests.cc): life, topology, groups, memory, what there is to know.
+// The C API but for requests (requests.cc): life, topology, groups, memory, what there is to know.
 #include "api/lightcc.h"
 
 #include <algorithm>
 #include <chrono>
 
-#include "api/door.h"
+#include "api/global_state.h"
 #include "base/log.h"
 #include "device/device.h"
 
@@ -13,21 +13,27 @@ namespace {
 thread_local std::string last_error;
 }  // namespace
 
-State& state() {
-  static State* state = new State;  // never destroyed: threads of the framework may outlive main()
+GlobalState& global_state() {
+  static GlobalState* state = new GlobalState;  // never destroyed: threads of the framework may outlive main()
   return *state;
 }
 
 void set_last_error(const std::string& text) { last_error = text; }
 
+void keep_owner(void* data, std::function<void()> free) {
+  GlobalState& s = global_state();
+  std::lock_guard lock(s.mutex);
+  s.memory.emplace(data, std::move(free));
+}
+
 std::shared_ptr<Engine> engine() {
-  State& s = state();
+  GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
   if (s.forked)
     throw Error(Code::shut_down,
-                "this process was forked from a rank and is none itself: call init() in it with a "
-                "world of its own, or use lightcc in the parent only");
-  if (!s.engine) throw Error(Code::shut_down, "lightcc is not initialised: call init() first");
+                "this process was forked from a rank and is none itself: call " + s.init_call +
+                    " in it with a world of its own, or use lightcc in the parent only");
+  if (!s.engine) throw Error(Code::shut_down, "lightcc is not initialised: call " + s.init_call + " first");
   return s.engine;
 }
 
@@ -51,7 +57,7 @@ void start_timeline(Timeline& timeline, const World& world, const std::string& p
 namespace {
 
 int world_number(int (*get)(const World&)) {
-  State& s = state();
+  GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
   return s.engine ? get(s.engine->world()) : -1;
 }
@@ -83,24 +89,32 @@ extern "C" {
 const char* lightcc_version(void) { return LIGHTCC_VERSION; }
 const char* lightcc_error(void) { return last_error.c_str(); }
 
-int lightcc_shutdown(void) {
-  return guard([] {
-    State& s = state();
+int lightcc_shutdown(void) { return lightcc_shutdown_because("it shut down"); }
+
+int lightcc_shutdown_because(const char* reason) {
+  return guard([&] {
+    GlobalState& s = global_state();
     std::shared_ptr<Engine> engine;
     {
       std::lock_guard lock(s.mutex);
       engine.swap(s.engine);
       s.prepared.clear();
     }
-    if (engine) engine->shutdown();
+    if (engine) engine->shutdown(reason);
     return 0;
   });
 }
 
 int lightcc_initialized(void) {
-  State& s = state();
+  GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
   return s.engine != nullptr;
+}
+
+void lightcc_name_init(const char* call) {
+  GlobalState& s = global_state();
+  std::lock_guard lock(s.mutex);
+  s.init_call = call;
 }
 
 int lightcc_abort(const char* cause) {
@@ -127,7 +141,7 @@ int lightcc_cross_size(void) {
 }
 
 int lightcc_is_homogeneous(void) {
-  State& s = state();
+  GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
   return s.engine ? s.engine->topology().is_homogeneous() : -1;
 }
@@ -142,8 +156,8 @@ int lightcc_add_group(const int32_t* ranks, int count) {
             std::adjacent_find(members.begin(), members.end()) != members.end())
           refuse("a process set needs different ranks of the world (0 to " + std::to_string(e->world().size - 1) +
                  "), not " + text_of(members));
-        if (e->group_ids().size() >= size_t(Host::kGroups))
-          refuse("there are already " + std::to_string(Host::kGroups) + " process sets");
+        if (e->group_ids().size() >= size_t(LocalRanks::kGroups))
+          refuse("there are already " + std::to_string(LocalRanks::kGroups) + " process sets");
         return run_to_end(*e, groups_request(Kind::add_group, members))->new_group;
       },
       -1);
@@ -152,7 +166,7 @@ int lightcc_add_group(const int32_t* ranks, int count) {
 int lightcc_remove_group(int group) {
   return guard([&] {
     auto e = engine();
-    if (group <= 0 || e->group_ranks(group).empty())
+    if (group <= 0 || !e->group(group))
       refuse("process set " + std::to_string(group) + " cannot be removed");
     run_to_end(*e, groups_request(Kind::remove_group, {group}));
     return 0;
@@ -162,8 +176,8 @@ int lightcc_remove_group(int group) {
 int lightcc_group_size(int group) {
   return guard(
       [&] {
-        size_t n = engine()->group_ranks(group).size();
-        return n ? int(n) : -1;
+        const auto found = engine()->group(group);
+        return found ? found->size() : -1;
       },
       -1);
 }
@@ -171,19 +185,17 @@ int lightcc_group_size(int group) {
 int lightcc_group_rank(int group) {
   return guard(
       [&] {
-        auto e = engine();
-        auto ranks = e->group_ranks(group);
-        auto it = std::find(ranks.begin(), ranks.end(), e->world().rank);
-        return it == ranks.end() ? -1 : int(it - ranks.begin());
+        const auto found = engine()->group(group);
+        return found ? found->index() : -1;
       },
       -1);
 }
 
 int lightcc_group_ranks(int group, int32_t* ranks) {
   return guard([&] {
-    auto all = engine()->group_ranks(group);
-    if (all.empty()) refuse("process set " + std::to_string(group) + " does not exist");
-    std::copy(all.begin(), all.end(), ranks);
+    const auto found = engine()->group(group);
+    if (!found) refuse("process set " + std::to_string(group) + " does not exist");
+    std::copy(found->ranks().begin(), found->ranks().end(), ranks);
     return 0;
   });
 }
@@ -201,27 +213,52 @@ int lightcc_group_ids(int32_t* ids, int capacity) {
 void* lightcc_alloc(int64_t bytes) {
   void* data = nullptr;
   guard([&] {
-    auto arena = engine()->arena();
-    data = arena->allocate(size_t(std::max<int64_t>(bytes, 1)));
+    auto e = engine();
+    auto arena = e->arena();
+    try {
+      data = arena->allocate(size_t(std::max<int64_t>(bytes, 1)));
+    } catch (const Error& error) {  // of an epoch that has ended: the cause says more
+      const std::string cause = e->failure();
+      throw Error(error.code(), "memory of " + std::to_string(bytes) + " bytes for tensors: " +
+                                    (cause.empty() ? error.what() : cause));
+    }
     arena->populate(static_cast<std::byte*>(data), size_t(std::max<int64_t>(bytes, 0)));
-    State& s = state();
-    std::lock_guard lock(s.mutex);
-    s.memory.emplace(data, std::move(arena));
+    keep_owner(data, [arena, data] { arena->release(static_cast<std::byte*>(data)); });
     return 0;
   });
   return data;
 }
 
+void* lightcc_alloc_output(int64_t bytes) {
+  void* data = nullptr;
+  guard([&] {
+    auto outputs = engine()->outputs();
+    if (!outputs->serves(size_t(std::max<int64_t>(bytes, 0)))) return 0;
+    data = outputs->allocate(size_t(bytes));
+    if (data) keep_owner(data, [outputs, data] { outputs->give_back(data); });
+    return 0;
+  });
+  return data;
+}
+
+int lightcc_output_pool(int64_t* bytes, double* idle_s) {
+  return guard([&] {
+    auto e = engine();
+    *bytes = e->config().output_pool_bytes, *idle_s = e->config().output_idle_s;
+    return 0;
+  });
+}
+
 void lightcc_free(void* data) {
   if (!data) return;
-  std::shared_ptr<Arena> arena;
+  std::function<void()> free;
   {
-    State& s = state();
+    GlobalState& s = global_state();
     std::lock_guard lock(s.mutex);
     auto it = s.memory.find(data);
-    if (it != s.memory.end()) arena = std::move(it->second), s.memory.erase(it);
+    if (it != s.memory.end()) free = std::move(it->second), s.memory.erase(it);
   }
-  arena ? arena->release(static_cast<std::byte*>(data)) : std::free(data);
+  free ? free() : std::free(data);
 }
 
 int lightcc_timeline_start(const char* path, int mark_cycles) {
@@ -250,7 +287,7 @@ int lightcc_counters(int64_t* values, int capacity) {
         auto e = engine();
         for (int i = 0; i < std::min(capacity, int(Counters::kCount)); ++i) {
           values[i] = int64_t(e->counters().values[i].load(std::memory_order_relaxed));
-          if (i == Counters::copied_bytes) values[i] = int64_t(copied_bytes() - state().copied_before);
+          if (i == Counters::copied_bytes) values[i] = int64_t(copied_bytes() - global_state().copied_before);
         }
         return int(Counters::kCount);
       },
@@ -268,12 +305,12 @@ const char* lightcc_describe(const char* what) {
     auto e = engine();
     const World& w = e->world();
     if (topic == "selector")
-      text = e->describe_selector();
+      text = e->selector_text();
     else if (topic == "knobs")
       text = knobs_text(e->config());
     else if (topic == "world")
       text = "rank " + std::to_string(w.rank) + " of " + std::to_string(w.size) + " on host " + w.host +
-             ", started by " + w.launcher + "; met by " + state().how + "; " + e->topology().text();
+             ", started by " + w.launcher + "; met by " + global_state().how + "; " + e->topology().text();
     else
       refuse("nothing to describe under '" + topic + "': selector, knobs, world");
     return 0;

@@ -1,4 +1,4 @@
-/* The one C door into lightcc. Every framework comes through it, and nothing else is exported.
+/* lightcc's C API. Every framework comes through it, and nothing else is exported.
  *
  * Every function may be called from any thread. None throws. A status is 0 (done), LIGHTCC_PENDING or
  * the reason for failure; after a failure lightcc_error() gives its text to the thread that saw it.
@@ -39,12 +39,16 @@ LIGHTCC_API int lightcc_init(void);
  * with the same list; LIGHTCC_INVALID_ARGUMENT on a rank that is not in it. */
 LIGHTCC_API int lightcc_init_ranks(const int32_t* ranks, int count);
 /* The same for processes that can talk to each other by other means (a communicator of MPI). One of them, to become
- * rank 0, opens a meeting and sends all others where it is ("10.0.0.1:4711,..."), with a job id and a secret of its own
- * choice, the same on all ranks and used once. */
+ * rank 0, opens a rendezvous and sends all others where it is ("10.0.0.1:4711,..."), with a job id and a secret of its
+ * own choice, the same on all ranks and used once. */
 LIGHTCC_API int lightcc_open_meeting(char* where, int capacity);
 LIGHTCC_API int lightcc_init_at(int rank, int size, const char* job, const char* secret, const char* where);
 LIGHTCC_API int lightcc_shutdown(void);
+/* The same; the others hear why: "rank 1 ... has left (<reason>)". At most 300 bytes of it. */
+LIGHTCC_API int lightcc_shutdown_because(const char* reason);
 LIGHTCC_API int lightcc_initialized(void);
+/* How the user of this process calls init ("lightcc.torch.init()"), for errors; kept until the next call. */
+LIGHTCC_API void lightcc_name_init(const char* call);
 LIGHTCC_API const char* lightcc_version(void);
 LIGHTCC_API const char* lightcc_error(void); /* the calling thread's last failure; valid until its next one */
 /* Ends the epoch on every rank with LIGHTCC_SHUT_DOWN and this cause (Ctrl-C inside a wait does it). */
@@ -64,7 +68,7 @@ LIGHTCC_API int lightcc_is_homogeneous(void); /* 1: every host has equally many 
  * add returns the id, or minus a status. */
 LIGHTCC_API int lightcc_add_group(const int32_t* ranks, int count);
 LIGHTCC_API int lightcc_remove_group(int group);
-LIGHTCC_API int lightcc_group_size(int group);              /* -1: no such group            */
+LIGHTCC_API int lightcc_group_size(int group);              /* -1: no such group; or minus a status */
 LIGHTCC_API int lightcc_group_rank(int group);              /* -1: no such group, or not in */
 LIGHTCC_API int lightcc_group_ranks(int group, int32_t* ranks); /* fills group_size values  */
 LIGHTCC_API int lightcc_group_ids(int32_t* ids, int capacity);  /* returns how many exist   */
@@ -85,7 +89,8 @@ typedef struct lightcc_callbacks {
 
 /* Submits one tensor. Returns a handle > 0; or 0 (done, LIGHTCC_BLOCK only); or minus a status.
  *   name      NULL: numbered per group and kind, "allreduce.noname.7". Else "<kind>.<name>" is the key that the
- *             ranks meet by, and may be in flight once per group.
+ *             ranks meet by, and may be in flight once per group. With a handle it is taken until that was waited
+ *             for, polled as done or released, or the request is done and a millisecond has passed since submission.
  *   input     allreduce, allgather, alltoall, reducescatter read it; it must live until the request is done.
  *             broadcast reads it on the root.
  *   output    allreduce and broadcast write it (may be the input). NULL for the other kinds (see allocate).
@@ -145,6 +150,15 @@ LIGHTCC_API int lightcc_received_splits(int64_t handle, int index, int32_t* spli
  * 64-byte aligned, zeroed. It stays readable after shutdown, until freed. NULL on failure. */
 LIGHTCC_API void* lightcc_alloc(int64_t bytes);
 LIGHTCC_API void lightcc_free(void* data);
+
+/* Memory for an output that the caller gives to a request: private to this process, not zeroed, taken from what earlier
+ * outputs have left, because new pages cost more than the exchange. Outputs that lightcc allocates itself come from the
+ * same pool (LIGHTCC_OUTPUT_POOL_BYTES). Page-aligned; lightcc_free returns it. NULL: use memory of your own, because
+ * the output is smaller than LIGHTCC_POOLED_BYTES, the pool is turned off, or there is no epoch. */
+#define LIGHTCC_POOLED_BYTES (1 << 20)
+LIGHTCC_API void* lightcc_alloc_output(int64_t bytes);
+/* The settings of the pool, for a framework that keeps outputs in memory of its own. */
+LIGHTCC_API int lightcc_output_pool(int64_t* most_bytes, double* idle_s);
 
 /* The timeline (docs/timeline.md), a file for chrome://tracing. start makes or empties the file, and completes one
  * that is being written; it is refused in a process that was started without HOROVOD_TIMELINE. Without "{rank}" in

@@ -1,14 +1,15 @@
-// The C door for requests: submitting, waiting, taking results.
+// The C API for requests: submitting, waiting, taking results.
 #include <algorithm>
 
-#include "api/door.h"
+#include "api/global_state.h"
 #include "api/lightcc.h"
+#include "engine/validate.h"
 
 namespace lightcc {
 namespace {
 
 RequestPtr request_of(int64_t handle) {
-  State& s = state();
+  GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
   auto it = s.handles.find(handle);
   if (it == s.handles.end()) throw Error(Code::invalid_argument, "unknown handle " + std::to_string(handle));
@@ -41,14 +42,20 @@ RequestPtr make_request(Engine& engine, const Arguments& a) {
   else
     request->automatic = true;
   request->callbacks = a.callbacks;
+  if (what.kind == Kind::barrier ? a.count != 0 : a.count < 1)
+    refuse(request->title() + ": " + std::to_string(a.count) + " tensors");
+  if (a.count && (!a.dtypes || !a.ndims)) refuse(request->title() + ": no dtypes or numbers of dimensions");
   const int64_t* shape = a.shapes;
   for (int i = 0; i < a.count; ++i) {
     if (a.dtypes[i] < 0 || a.dtypes[i] >= kDTypes)
       refuse(request->title() + ": unknown dtype " + std::to_string(a.dtypes[i]));
+    if (a.ndims[i] < 0 || (a.ndims[i] > 0 && !shape))
+      refuse(request->title() + ": no shape of " + std::to_string(a.ndims[i]) + " dimensions");
     what.tensors.push_back({DType(a.dtypes[i]), Shape(shape, shape + a.ndims[i])});
     shape += a.ndims[i];
-    for (int64_t d : what.tensors.back().shape)
-      if (d < 0) refuse(request->title() + ": a dimension is negative");
+    if (const Shape& own = what.tensors.back().shape; !is_countable(own))
+      refuse(request->title() + ": a tensor of shape " + text_of(own) +
+             " cannot be sent: at most 64 dimensions, 0 or more each, that multiply to at most 2^43");
     bool writes = what.kind == Kind::allreduce || what.kind == Kind::broadcast;
     request->inputs.push_back(a.inputs ? a.inputs[i] : nullptr);
     request->outputs.push_back(a.outputs ? a.outputs[i] : nullptr);
@@ -56,32 +63,35 @@ RequestPtr make_request(Engine& engine, const Arguments& a) {
       refuse(request->title() + " needs output memory");
   }
   if (what.kind == Kind::alltoall && a.splits) {
-    size_t n = engine.group_ranks(a.group).size() * size_t(a.count);
+    const auto group = engine.group(a.group);
+    const size_t n = group ? size_t(group->size()) * size_t(a.count) : 0;
     what.splits.assign(a.splits, a.splits + n);
   }
   return request;
 }
 
 int64_t keep(const RequestPtr& request) {
-  State& s = state();
+  GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
   s.handles.emplace(s.next_handle, request);
   return s.next_handle++;
 }
 
-// Can the call take the short way? Whatever is wrong with it is said on the long one.
+// May the call take the fast path? Whatever is wrong with it is said by make_request().
 bool is_plain(const Arguments& a) {
   bool plain = a.kind == LIGHTCC_ALLREDUCE && a.count == 1 && a.op >= 0 && a.op <= LIGHTCC_PRODUCT &&
-               a.op != LIGHTCC_ADASUM && a.inputs[0] && a.outputs[0] && a.dtypes[0] >= 0 && a.dtypes[0] < kDTypes;
-  for (int i = 0; plain && i < a.ndims[0]; ++i) plain = a.shapes[i] > 0;
-  return plain;
+               a.op != LIGHTCC_ADASUM && a.inputs && a.outputs && a.inputs[0] && a.outputs[0] && a.dtypes && a.ndims &&
+               a.dtypes[0] >= 0 && a.dtypes[0] < kDTypes;
+  if (!plain || a.ndims[0] < 0 || (a.ndims[0] && !a.shapes)) return false;
+  const std::span shape(a.shapes, size_t(a.ndims[0]));
+  return is_countable(shape) && std::find(shape.begin(), shape.end(), 0) == shape.end();
 }
 
 // A prepared request whose last start is over and released, to be started again as it is.
 RequestPtr renewed(const RequestPtr& request) {
   std::atomic_thread_fence(std::memory_order_acquire);  // whoever gave up the last other reference is done with it
   request->results.clear(), request->text.clear();
-  request->code = Code::pending, request->asked_ns = 0;
+  request->code = Code::pending, request->asked_ns = 0, request->name_held = false;
   request->finished.store(false, std::memory_order_relaxed);
   return request;
 }
@@ -108,21 +118,31 @@ int64_t launch(Engine& engine, const RequestPtr& request, int flags, bool begun 
   return keep(request);
 }
 
-// The short way if the caller waits and the call is plain, else the long one.
+// By the fast path if the caller waits and the call is plain, else by negotiation.
 int64_t run(const Arguments& a, int flags) {
   auto e = engine();
   RequestPtr begun;
   if (flags & LIGHTCC_BLOCK && is_plain(a) &&
-      e->express({a.group, a.name, a.inputs[0], a.outputs[0], DType(a.dtypes[0]), {a.shapes, size_t(a.ndims[0])},
-                  ReduceOp(a.op), a.pre, a.post, a.callbacks}, &begun)) {
+      e->try_fast_path({a.group, a.name, a.inputs[0], a.outputs[0], DType(a.dtypes[0]), {a.shapes, size_t(a.ndims[0])},
+                        ReduceOp(a.op), a.pre, a.post, a.callbacks}, &begun)) {
     if (a.callbacks.done) a.callbacks.done(a.callbacks.context, LIGHTCC_OK, "");
     return 0;
   }
   return launch(*e, begun ? begun : make_request(*e, a), flags, begun != nullptr);
 }
 
-int status_of(const Request& request) {
+uint64_t ns_of(int timeout_ms) { return uint64_t(std::max(timeout_ms, 0)) * 1'000'000; }
+
+// Its handle was waited for, seen as done or released.
+void give_back(Request& request) {
+  GlobalState& s = global_state();
+  std::unique_lock lock(s.mutex);
+  if (std::shared_ptr<Engine> engine = s.engine) lock.unlock(), engine->give_back(request);
+}
+
+int status_of(Request& request) {
   if (!request.finished.load(std::memory_order_acquire)) return LIGHTCC_PENDING;
+  if (request.name_held.load(std::memory_order_relaxed)) give_back(request);
   if (request.code != Code::ok) set_last_error(request.text);
   return int(request.code);
 }
@@ -170,7 +190,7 @@ int64_t lightcc_prepare(int kind, const char* name, int group, const void* input
         auto e = engine();
         auto request = make_request(
             *e, {kind, name, group, 1, &input, &output, &dtype, &ndim, shape, op, root, prescale, postscale, splits});
-        State& s = state();
+        GlobalState& s = global_state();
         std::lock_guard lock(s.mutex);
         s.prepared.emplace(s.next_handle, request);
         return s.next_handle++;
@@ -184,7 +204,7 @@ int64_t lightcc_start(int64_t prepared) {
         auto e = engine();
         RequestPtr request;
         {
-          State& s = state();
+          GlobalState& s = global_state();
           std::lock_guard lock(s.mutex);
           auto it = s.prepared.find(prepared);
           if (it == s.prepared.end())
@@ -221,7 +241,7 @@ int lightcc_last_joined(int64_t handle) {
 }
 
 int lightcc_discard(int64_t prepared) {
-  State& s = state();
+  GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
   return s.prepared.erase(prepared) ? LIGHTCC_OK : LIGHTCC_INVALID_ARGUMENT;
 }
@@ -230,7 +250,7 @@ int lightcc_wait(int64_t handle, int timeout_ms) {
   return guard([&] {
     auto request = request_of(handle);
     if (!request->finished.load(std::memory_order_acquire))
-      engine()->wait(*request, now_ns() + uint64_t(timeout_ms) * 1'000'000);
+      engine()->wait(*request, now_ns() + ns_of(timeout_ms));
     return status_of(*request);
   });
 }
@@ -246,7 +266,7 @@ int lightcc_finish_all(const int64_t* handles, int count, int timeout_ms) {
     std::vector<RequestPtr> requests;
     requests.reserve(size_t(count));
     for (int i = 0; i < count; ++i) requests.push_back(request_of(handles[i]));
-    uint64_t deadline = now_ns() + uint64_t(timeout_ms) * 1'000'000;
+    uint64_t deadline = now_ns() + ns_of(timeout_ms);
     // The last first: when it is done, the others mostly are, and each wait that ends rings the engine thread.
     for (auto it = requests.rbegin(); it != requests.rend(); ++it)
       if (!(*it)->finished.load(std::memory_order_acquire) && !engine()->wait(**it, deadline))
@@ -262,15 +282,25 @@ int lightcc_poll(int64_t handle) {
   return guard(
       [&] {
         auto request = request_of(handle);
-        return request->finished.load(std::memory_order_acquire) ? 1 : int(engine()->poll(*request));
+        const bool done = request->finished.load(std::memory_order_acquire) || engine()->poll(*request);
+        if (done && request->name_held.load(std::memory_order_relaxed)) give_back(*request);
+        return int(done);
       },
       -1);
 }
 
 int lightcc_release(int64_t handle) {
-  State& s = state();
-  std::lock_guard lock(s.mutex);
-  return s.handles.erase(handle) ? LIGHTCC_OK : LIGHTCC_INVALID_ARGUMENT;
+  RequestPtr request;
+  {
+    GlobalState& s = global_state();
+    std::lock_guard lock(s.mutex);
+    auto it = s.handles.find(handle);
+    if (it == s.handles.end()) return LIGHTCC_INVALID_ARGUMENT;
+    request = std::move(it->second);
+    s.handles.erase(it);
+  }
+  if (request->name_held.load() || !request->finished.load(std::memory_order_acquire)) give_back(*request);
+  return LIGHTCC_OK;
 }
 
 int lightcc_output(int64_t handle, int index, void** data, int64_t* shape, int* ndim) {
@@ -286,7 +316,9 @@ int lightcc_output(int64_t handle, int index, void** data, int64_t* shape, int* 
       refuse("room for " + std::to_string(*ndim) + " dimensions, need " + std::to_string(output.shape.size()));
     std::copy(output.shape.begin(), output.shape.end(), shape);
     *ndim = int(output.shape.size());
-    *data = output.own.release();
+    *data = output.own.get();
+    if (auto pool = output.own.get_deleter().pool) keep_owner(*data, [pool, at = *data] { pool->give_back(at); });
+    output.own.release();
     return 0;
   });
 }

@@ -2,6 +2,7 @@
 // reason. Reading, docs/knobs.md and the list of values in force are all made from them.
 #include "base/config.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -25,6 +26,8 @@ std::optional<bool> switch_of(const std::string& text) {
     if (word == no) return false;
   return std::nullopt;
 }
+
+constexpr double kMostSeconds = 1e9;  // 31 years: added to any clock's nanoseconds they still fit 64 bits
 
 constexpr const char* kLevels[] = {"trace", "debug", "info", "warning", "error", "fatal"};
 
@@ -51,7 +54,7 @@ struct Value {
   double seconds() const {
     double value = 0;
     if (!parse(value) || !std::isfinite(value) || value < 0) refuse("seconds, 0 or more");
-    return value;
+    return std::min(value, kMostSeconds);
   }
   bool flag() const {
     if (const auto value = switch_of(text)) return *value;
@@ -83,6 +86,7 @@ struct Knob {
 };
 
 constexpr int kIntMax = std::numeric_limits<int>::max();
+constexpr double kMostIdleSeconds = 1e9;  // its nanoseconds can still be added to a time
 
 const Knob kKnobs[] = {
     {"HOROVOD_FUSION_THRESHOLD",
@@ -157,7 +161,18 @@ const Knob kKnobs[] = {
     {"LIGHTCC_PORT_RANGE",
      "The only ports to listen on, `20000-20100`, for firewalls that let no others through. LIGHTCC_STORE_ADDR names "
      "its own. Must be the same on all ranks.",
-     [](Config& c, const Value& v) { c.port_range = v.text; }, [](const Config& c) { return c.port_range; }}};
+     [](Config& c, const Value& v) { c.port_range = v.text; }, [](const Config& c) { return c.port_range; }},
+    {"LIGHTCC_OUTPUT_POOL_BYTES",
+     "Most bytes of memory that a rank keeps for the next outputs of operations that are not in place, once the "
+     "program has dropped the outputs that lay there (docs/collectives.md); counted apart for memory of PyTorch's own. "
+     "0: none.",
+     [](Config& c, const Value& v) {
+       c.output_pool_bytes = v.whole(0, std::numeric_limits<int64_t>::max(), "bytes, 0 or more");
+     },
+     [](const Config& c) { return std::to_string(c.output_pool_bytes); }},
+    {"LIGHTCC_OUTPUT_POOL_IDLE_SECONDS", "Such memory goes back to the system when it was not used for so long.",
+     [](Config& c, const Value& v) { c.output_idle_s = std::min(v.seconds(), kMostIdleSeconds); },
+     [](const Config& c) { return text_of(c.output_idle_s); }}};
 
 // Ranks that disagree on these would wait for each other, or for different things. Rank 0's values hold.
 constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION", "HOROVOD_CACHE_CAPACITY",
@@ -183,7 +198,7 @@ constexpr const char* kCpuOnly = "it runs on CPU tensors only";
 constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
 constexpr const char* kNotElastic = "elastic training is not supported; the ranks are those that were started";
 constexpr const char* kNoSpark = "Spark is not supported";
-constexpr const char* kOwnMeeting = "ranks meet at LIGHTCC_STORE_ADDR, or where their launcher says";
+constexpr const char* kOwnRendezvous = "ranks meet at LIGHTCC_STORE_ADDR, or where their launcher says";
 constexpr const char* kNoTopk = "it has no Top-K compression; gradients travel dense";
 
 constexpr Idle kIdle[] = {
@@ -212,8 +227,8 @@ constexpr Idle kIdle[] = {
     {"HOROVOD_MPI_THREADS_DISABLE", kOwnTransport},
     {"HOROVOD_CCL_CACHE", kOwnTransport, false},
     {"HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_START_TIMEOUT bounds init, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS a stall"},
-    {"HOROVOD_GLOO_RENDEZVOUS_ADDR", kOwnMeeting},
-    {"HOROVOD_GLOO_RENDEZVOUS_PORT", kOwnMeeting},
+    {"HOROVOD_GLOO_RENDEZVOUS_ADDR", kOwnRendezvous},
+    {"HOROVOD_GLOO_RENDEZVOUS_PORT", kOwnRendezvous},
     {"HOROVOD_ELASTIC", kNotElastic, false},
     {"HOROVOD_ELASTIC_TIMEOUT", kNotElastic},
     {"HOROVOD_SPARK_START_TIMEOUT", kNoSpark},
@@ -257,7 +272,7 @@ If the launcher says that all ranks are on one host, they meet there and no port
 first of these that fits says where; if none does and it is not known who shares a host, all ranks are taken to be on
 one.
 
-| step | needs | rank 0 listens on |
+| method | needs | rank 0 listens on |
 | --- | --- | --- |
 | address | `LIGHTCC_STORE_ADDR` | that port, or the next free one of 15 more |
 | PMI | MPICH's or Intel MPI's mpiexec (`PMI_FD`) | any free port |
@@ -265,12 +280,12 @@ one.
 | master | `MASTER_ADDR`, `MASTER_PORT` (torchrun and many others) | the first free one of the 16 after `MASTER_PORT` |
 | Slurm | `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` | one of 16 between 20000 and 40015, by job and step |
 
-`LIGHTCC_PORT_RANGE` replaces the ports of all steps but the first.
+`LIGHTCC_PORT_RANGE` replaces the ports of all methods but the first.
 
 Every connection begins with a proof that both ends know the job's secret: `LIGHTCC_SECRET` if it is set (on all ranks,
 any text; a random one of 32 characters is good), else `HOROVOD_SECRET_KEY`, else under PMI and PMIx a random one that
-rank 0 draws for each init and hands out through the launcher. The other steps have nothing to hand it out with: they
-use the job's name, which keeps jobs apart but can be guessed by others who reach the port.
+rank 0 draws for each init and hands out through the launcher. The other methods have nothing to hand it out with:
+they use the job's name, which keeps jobs apart but can be guessed by others who reach the port.
 
 ## Nothing to configure when building
 
@@ -347,8 +362,9 @@ std::string knobs_markdown() {
       "# Knobs\n\n"
       "Environment variables that lightcc reads. This page is generated from `csrc/base/config.cc`: build the target\n"
       "`knobs` and redirect its output here. Sizes are bytes, times seconds (fractions allowed), switches 0 or 1\n"
-      "(true, false, yes, no, on and off are understood too). An empty value counts as not set; one that cannot be\n"
-      "read is an error in init that names the variable. `lightcc_describe(\"knobs\")` tells the values in force.\n\n"
+      "(true, false, yes, no, on and off are understood too). More than 1e9 seconds count as 1e9. An empty value\n"
+      "counts as not set; one that cannot be read is an error in init that names the variable.\n"
+      "`lightcc_describe(\"knobs\")` tells the values in force.\n\n"
       "| variable | default | meaning |\n| --- | --- | --- |\n";
   for (const Knob& knob : kKnobs) {
     const std::string fallback = knob.get(Config{});

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cmath>
 #include <fstream>
@@ -61,6 +62,27 @@ std::vector<int32_t> bound_to() {
     if (errno != EINVAL) break;
   }
   return cores;
+}
+
+CoreBitmap bitmap_of(const std::vector<int32_t>& cores) {
+  CoreBitmap bits;
+  for (int32_t core : cores) {
+    bits.resize(std::max(bits.size(), size_t(core) / 64 + 1));
+    bits[size_t(core) / 64] |= uint64_t(1) << core % 64;
+  }
+  return bits;
+}
+
+CoreBitmap together(CoreBitmap a, const CoreBitmap& b) {
+  a.resize(std::max(a.size(), b.size()));
+  for (size_t i = 0; i < b.size(); ++i) a[i] |= b[i];
+  return a;
+}
+
+int count_of(const CoreBitmap& bits) {
+  int count = 0;
+  for (uint64_t word : bits) count += std::popcount(word);
+  return count;
 }
 
 int bound_cores() { return std::max(1, int(bound_to().size())); }

@@ -11,6 +11,13 @@ namespace lightcc {
 int usable_cores(const std::string& root = "");
 
 std::vector<int32_t> bound_to();                // core numbers, by sched_setaffinity: mpirun binds, taskset too
+
+// One bit for each core: a few bytes where a list of numbers would be thousands.
+using CoreBitmap = std::vector<uint64_t>;
+CoreBitmap bitmap_of(const std::vector<int32_t>& cores);
+CoreBitmap together(CoreBitmap, const CoreBitmap&);  // the cores of either
+int count_of(const CoreBitmap&);
+
 int bound_cores();                              // how many
 int quota_cores(const std::string& root = "");  // by cgroup; 0: no quota
 int within_quota(int cores, const std::string& root = "");

@@ -1,10 +1,9 @@
 #include "base/error.h"
 
-#include <cerrno>
-#include <cstring>
+#include "base/shortage.h"
 
 namespace lightcc {
 Error system_error(const std::string& attempted) {
-  return Error(Code::internal, attempted + ": " + std::strerror(errno));
+  return Error(Code::internal, attempted + ": " + reason_of(errno));
 }
 }  // namespace lightcc

@@ -6,7 +6,7 @@
 
 namespace lightcc {
 
-enum class Code : int32_t {  // the values are part of the C door
+enum class Code : int32_t {  // the values are part of the C API
   ok = 0,
   pending = 1,           // not an error: the wait's time ran out before the work was done
   invalid_argument = 2,  // this rank's call is wrong; nothing was sent

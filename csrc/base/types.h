@@ -8,7 +8,7 @@
 
 namespace lightcc {
 
-enum class DType : int32_t {  // the values are part of the C door
+enum class DType : int32_t {  // the values are part of the C API
   uint8, int8, uint16, int16, int32, int64, float16, float32, float64, boolean, bfloat16
 };
 inline constexpr int kDTypes = 11;
@@ -31,6 +31,9 @@ using ConstSpan = std::span<const std::byte>;
 using Shape = std::vector<int64_t>;
 
 int64_t count_of(const Shape&);        // elements; 1 for a scalar
+// Whether it can be a tensor's shape: 64 dimensions at most, none negative, and no part of it has more elements than
+// arithmetic on them can stand. Also of an empty tensor, whose other dimensions another rank's rows may have.
+bool is_countable(std::span<const int64_t> shape);
 std::string text_of(const Shape&);     // "[2, 3]"
 std::string text_of(const std::vector<int>& ranks);  // "1, 4, 5"
 

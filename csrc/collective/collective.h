@@ -34,7 +34,7 @@ struct Collective {
 
 inline bool is_adasum(const Collective& c) { return c.kind == Kind::allreduce && c.op == ReduceOp::adasum; }
 
-// A collective in flight. step() never blocks and does a bounded piece of work (about 256 KiB);
+// A collective in flight. step() never blocks and does a bounded piece of work (about 512 KiB);
 // it returns whether anything moved. After done() nothing reads the input or writes the output any more,
 // on this rank or any other. When step() returns false, waiting_for() names a member (index in the
 // group) without whom it cannot go on.
@@ -45,11 +45,16 @@ struct Work {
   virtual int waiting_for() const = 0;
 };
 
+struct Algorithm;
+
+// A way to run collectives of one group. To add one: implement this, hand it to the group's Selector, and write its
+// rows into the rules (selector.h).
 struct Backend {
   virtual ~Backend() = default;
   virtual const char* name() const = 0;
-  virtual bool accepts(const Collective&) const = 0;
-  virtual std::unique_ptr<Work> start(const Collective&) = 0;  // members start the same collectives in the same order
+  virtual bool accepts(const Collective&) const = 0;  // by what all members know alike
+  // Members start the same collectives in the same order. algorithm: that of the row, nullptr where it names none.
+  virtual std::unique_ptr<Work> start(const Collective&, const Algorithm* algorithm) = 0;
 };
 
 }  // namespace lightcc

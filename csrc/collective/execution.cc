@@ -6,8 +6,8 @@
 
 namespace lightcc {
 namespace {
-constexpr size_t kPieceBytes = 64 << 10;   // reduced out of the cache that it was received into
-constexpr size_t kStepBytes = 256 << 10;   // the bounded work of one step()
+constexpr size_t kPieceBytes = 128 << 10;  // reduced out of the cache that it was received into
+constexpr size_t kStepBytes = 512 << 10;   // the bounded work of one step()
 constexpr int64_t kDotElements = 4 << 10;  // added up as one, so that the sum's bits do not depend on the records
 
 // The tensors' parts of [begin, begin + count) of the whole vector: visit(tensor, begin, count).

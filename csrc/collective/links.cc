@@ -1,6 +1,7 @@
 #include "collective/links.h"
 
 #include "base/error.h"
+#include "collective/algorithms.h"
 #include "collective/execution.h"
 
 namespace lightcc {
@@ -48,8 +49,7 @@ class Turn : public Work {
 
 }  // namespace
 
-LinksBackend::LinksBackend(std::vector<Link*> links, Selector selector)
-    : links_(std::move(links)), selector_(std::move(selector)), turns_(std::make_shared<Turns>()) {}
+LinksBackend::LinksBackend(std::vector<Link*> links) : links_(std::move(links)), turns_(std::make_shared<Turns>()) {}
 
 bool LinksBackend::accepts(const Collective& c) const {
   if (c.size != int(links_.size())) return false;
@@ -63,24 +63,24 @@ bool LinksBackend::accepts(const Collective& c) const {
   }
 }
 
-std::unique_ptr<Work> LinksBackend::start(const Collective& c) {
-  if (!accepts(c)) {
+std::unique_ptr<Work> LinksBackend::start(const Collective& c, const Algorithm* algorithm) {
+  if (!accepts(c) || !algorithm || algorithm->kind != c.kind || algorithm->adasum != is_adasum(c)) {
     throw Error(Code::internal, std::string(name_of(c.kind)) + " with op " + name_of(c.op) + " among " +
                                     std::to_string(c.size) + " ranks was given to the links of " +
-                                    std::to_string(links_.size()));
+                                    std::to_string(links_.size()) + ", by " +
+                                    (algorithm ? algorithm->name : "no algorithm"));
   }
-  return std::make_unique<Turn>(turns_, Execution(schedule_of(c), c, links_));
+  return std::make_unique<Turn>(turns_, Execution(schedule_of(c, *algorithm), c, links_));
 }
 
-std::shared_ptr<const Schedule> LinksBackend::schedule_of(const Collective& c) {
-  const Algorithm* algorithm = selector_.choose(c, name()).algorithm;
-  std::vector<int64_t> key{algorithm - algorithms().data(), c.index, c.root, c.count, c.pre != 1.0,
+std::shared_ptr<const Schedule> LinksBackend::schedule_of(const Collective& c, const Algorithm& algorithm) {
+  std::vector<int64_t> key{&algorithm - algorithms().data(), c.index, c.root, c.count, c.pre != 1.0,
                            int64_t(c.tensors.size())};
   key.insert(key.end(), c.counts.begin(), c.counts.end());
   key.insert(key.end(), c.send.begin(), c.send.end());
   if (auto known = schedules_.find(key); known != schedules_.end()) return known->second;
   if (schedules_.size() >= kCachedSchedules) schedules_.clear();
-  return schedules_[key] = std::make_shared<const Schedule>(plan(*algorithm, c));
+  return schedules_[key] = std::make_shared<const Schedule>(plan(algorithm, c));
 }
 
 }  // namespace lightcc

@@ -6,7 +6,6 @@
 
 #include "collective/collective.h"
 #include "collective/schedule.h"
-#include "collective/selector.h"
 #include "net/link.h"
 
 namespace lightcc {
@@ -16,19 +15,18 @@ namespace lightcc {
 class LinksBackend : public Backend {
  public:
   // links[member] leads there, nullptr at our own place; they must outlive this and all its Work.
-  LinksBackend(std::vector<Link*> links, Selector selector);
+  explicit LinksBackend(std::vector<Link*> links);
 
   const char* name() const override { return "links"; }
   bool accepts(const Collective&) const override;
-  std::unique_ptr<Work> start(const Collective&) override;
+  std::unique_ptr<Work> start(const Collective&, const Algorithm*) override;
 
   struct Turns;
 
  private:
-  std::shared_ptr<const Schedule> schedule_of(const Collective&);
+  std::shared_ptr<const Schedule> schedule_of(const Collective&, const Algorithm&);
 
   const std::vector<Link*> links_;
-  const Selector selector_;
   std::map<std::vector<int64_t>, std::shared_ptr<const Schedule>> schedules_;  // by all that a plan depends on
   std::shared_ptr<Turns> turns_;
 };

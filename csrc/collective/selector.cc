@@ -9,35 +9,39 @@
 namespace lightcc {
 namespace {
 
-struct Default { Kind kind; int most_ranks; int64_t most_bytes; const char* algorithm; };
-
 // Start-ups rule below, bytes above. Beyond about a thousand ranks a ring's start-ups cost more than bytes do.
 constexpr int kRingRanks = 1024;
 // Up to here it costs less to combine whole vectors on both ranks than to wait for halves, dot products and halves.
 constexpr int64_t kAdasumWholeBytes = 64 << 10;
-constexpr Default kLinks[] = {
-    {Kind::allreduce, 0, 8 << 10, "recursive_doubling"},
-    {Kind::allreduce, 0, 512 << 10, "halving_doubling"},
-    {Kind::allreduce, kRingRanks, 0, "ring"},
-    {Kind::allreduce, 0, 0, "halving_doubling"},
-    {Kind::allreduce, 0, kAdasumWholeBytes, "adasum_whole"},
-    {Kind::allreduce, 0, 0, "adasum_halving"},
-    {Kind::reducescatter, 0, 256 << 10, "pairwise"},
-    {Kind::reducescatter, 0, 0, "ring"},
-    {Kind::allgather, 0, 64 << 10, "bruck"},
-    {Kind::allgather, kRingRanks, 0, "ring"},
-    {Kind::allgather, 0, 0, "bruck"},
-    {Kind::broadcast, 0, 0, "binomial"},
-    {Kind::alltoall, 0, 0, "pairwise"},
-    {Kind::barrier, 0, 0, "dissemination"},
+constexpr Rule kRules[] = {
+    {Kind::allreduce, 0, 0, 0, "shared", nullptr},
+    {Kind::reducescatter, 0, 0, 0, "shared", nullptr},
+    {Kind::allgather, 0, 0, 0, "shared", nullptr},
+    {Kind::broadcast, 0, 0, 0, "shared", nullptr},
+    {Kind::alltoall, 0, 0, 0, "shared", nullptr},
+    {Kind::allreduce, 0, 0, 8 << 10, "links", "recursive_doubling"},
+    {Kind::allreduce, 0, 0, 512 << 10, "links", "halving_doubling"},
+    {Kind::allreduce, 0, kRingRanks, 0, "links", "ring"},
+    {Kind::allreduce, 0, 0, 0, "links", "halving_doubling"},
+    {Kind::allreduce, 0, 0, kAdasumWholeBytes, "links", "adasum_whole"},
+    {Kind::allreduce, 0, 0, 0, "links", "adasum_halving"},
+    {Kind::reducescatter, 0, 0, 256 << 10, "links", "pairwise"},
+    {Kind::reducescatter, 0, 0, 0, "links", "ring"},
+    {Kind::allgather, 0, 0, 64 << 10, "links", "bruck"},
+    {Kind::allgather, 0, kRingRanks, 0, "links", "ring"},
+    {Kind::allgather, 0, 0, 0, "links", "bruck"},
+    {Kind::broadcast, 0, 0, 0, "links", "binomial"},
+    {Kind::alltoall, 0, 0, 0, "links", "pairwise"},
+    {Kind::barrier, 0, 0, 0, "links", "dissemination"},
 };
-constexpr Kind kShared[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather, Kind::broadcast,
-                            Kind::alltoall};  // what that backend can do
-constexpr Kind kKindsHere[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather,
-                               Kind::broadcast, Kind::alltoall,      Kind::barrier};
+constexpr Kind kKinds[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather,
+                           Kind::broadcast, Kind::alltoall,      Kind::barrier};
 
-bool for_adasum(const Row& row) { return row.algorithm && row.algorithm->adasum; }
-bool shared_does(Kind kind) { return std::find(std::begin(kShared), std::end(kShared), kind) != std::end(kShared); }
+Backend* find_backend(std::span<Backend* const> backends, std::string_view name) {
+  for (Backend* backend : backends)
+    if (name == backend->name()) return backend;
+  return nullptr;
+}
 
 std::string_view trim(std::string_view text) {
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
@@ -51,21 +55,29 @@ std::string_view trim(std::string_view text) {
 
 Kind parse_kind(std::string_view name, std::string_view entry) {
   std::string known;
-  for (Kind kind : kKindsHere) {
+  for (Kind kind : kKinds) {
     if (name == name_of(kind)) return kind;
     known += (known.empty() ? "" : ", ") + std::string(name_of(kind));
   }
   refuse(entry, "expected <kind>=<choice>[,...] with kind one of " + known);
 }
 
-Row parse_choice(Kind kind, std::string_view name, std::string_view entry) {
-  if (name == "shared" && shared_does(kind)) return {kind, 0, 0, "shared", nullptr, true};
+struct Choice { std::string_view backend; const Algorithm* algorithm; };
+
+// "ring", "links/ring", or a backend that has only one way.
+Choice parse_choice(Kind kind, std::string_view name, std::string_view entry, std::span<const Rule> rules) {
+  std::string known;
+  const auto add = [&](const char* one) { known += (known.empty() ? "" : ", ") + std::string(one); };
+  for (const Rule& rule : rules) {
+    if (rule.kind != kind || rule.algorithm) continue;
+    if (name == rule.backend) return {rule.backend, nullptr};
+    add(rule.backend);
+  }
   constexpr std::string_view kPrefix = "links/";
   const std::string_view bare = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
-  if (const Algorithm* algorithm = find_algorithm(kind, bare)) return {kind, 0, 0, "links", algorithm, true};
-  std::string known = shared_does(kind) ? "shared" : "";
+  if (const Algorithm* algorithm = find_algorithm(kind, bare)) return {"links", algorithm};
   for (const Algorithm& a : algorithms())
-    if (a.kind == kind) known += (known.empty() ? "" : ", ") + std::string(a.name);
+    if (a.kind == kind) add(a.name);
   refuse(entry, std::string("the choices for ") + name_of(kind) + " are " + known);
 }
 
@@ -76,7 +88,10 @@ std::string bound_of(int64_t most, bool in_bytes) {
 
 }  // namespace
 
-Selector::Selector(bool one_host, std::string_view forced) {
+std::span<const Rule> default_rules() { return kRules; }
+
+Selector::Selector(std::span<Backend* const> backends, int hosts, std::string_view forced,
+                   std::span<const Rule> rules) {
   while (!forced.empty()) {
     const size_t comma = std::min(forced.find(','), forced.size());
     const std::string_view entry = trim(forced.substr(0, comma));
@@ -84,24 +99,29 @@ Selector::Selector(bool one_host, std::string_view forced) {
     if (entry.empty()) continue;
     const size_t equals = std::min(entry.find('='), entry.size());
     const Kind kind = parse_kind(trim(entry.substr(0, equals)), entry);
-    const Row row = parse_choice(kind, trim(entry.substr(std::min(equals + 1, entry.size()))), entry);
-    if (row.backend != "shared" || one_host) rows_.push_back(row);
+    const Choice choice = parse_choice(kind, trim(entry.substr(std::min(equals + 1, entry.size()))), entry, rules);
+    if (Backend* backend = find_backend(backends, choice.backend))
+      rows_.push_back({kind, 0, 0, backend, choice.algorithm, true});
   }
-  if (one_host)
-    for (Kind kind : kShared) rows_.push_back({kind, 0, 0, "shared", nullptr});
-  for (const Default& d : kLinks)
-    rows_.push_back({d.kind, d.most_ranks, d.most_bytes, "links", find_algorithm(d.kind, d.algorithm)});
+  for (const Rule& rule : rules) {
+    Backend* backend = find_backend(backends, rule.backend);
+    if (!backend || hosts < rule.least_hosts) continue;
+    const Algorithm* algorithm = rule.algorithm ? find_algorithm(rule.kind, rule.algorithm) : nullptr;
+    rows_.push_back({rule.kind, rule.most_ranks, rule.most_bytes, backend, algorithm});
+  }
 }
 
-const Row& Selector::choose(const Collective& c, std::string_view backend) const {
+const Row& Selector::choose(const Collective& c) const {
   const int64_t bytes = bytes_of(c);
+  const auto fits = [&](const Row& row) {
+    return row.kind == c.kind && (row.most_ranks == 0 || c.size <= row.most_ranks) &&
+           (row.most_bytes == 0 || bytes <= row.most_bytes) &&
+           (!row.algorithm || row.algorithm->adasum == is_adasum(c)) && row.backend->accepts(c);
+  };
   for (const Row& row : rows_)
-    if (row.kind == c.kind && for_adasum(row) == is_adasum(c) && (backend.empty() || row.backend == backend) &&
-        (row.most_ranks == 0 || c.size <= row.most_ranks) && (row.most_bytes == 0 || bytes <= row.most_bytes))
-      return row;
+    if (fits(row)) return row;
   throw Error(Code::internal, std::string("no way to run ") + name_of(c.kind) + " of " + std::to_string(bytes) +
-                                  " bytes among " + std::to_string(c.size) + " ranks" +
-                                  (backend.empty() ? "" : " on backend " + std::string(backend)));
+                                  " bytes among " + std::to_string(c.size) + " ranks");
 }
 
 std::string Selector::text() const {
@@ -119,7 +139,8 @@ std::string Selector::text() const {
 }
 
 std::string text_of(const Row& row) {
-  return row.algorithm ? row.backend + "/" + row.algorithm->name : row.backend;
+  const std::string backend = row.backend->name();
+  return row.algorithm ? backend + "/" + row.algorithm->name : backend;
 }
 
 int64_t bytes_of(const Collective& c) {

@@ -1,6 +1,7 @@
 // Which backend and algorithm runs a collective: a printable table, first row that fits. Pure: it looks at what
 // all members of the group know alike, so all choose alike.
 #pragma once
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,25 +10,39 @@
 
 namespace lightcc {
 
-struct Row {
+// A row as it is written down. A bound of 0 is none.
+struct Rule {
   Kind kind;
-  int most_ranks;             // 0: any
-  int64_t most_bytes;         // 0: any; the bytes of the whole result, see bytes_of()
-  std::string backend;
-  const Algorithm* algorithm; // nullptr: the backend has only one way
+  int least_hosts;            // of the group
+  int most_ranks;
+  int64_t most_bytes;         // of the whole result, see bytes_of()
+  const char* backend;        // its name()
+  const char* algorithm;      // nullptr: the backend has only one way
+};
+std::span<const Rule> default_rules();
+
+struct Row {                  // a rule whose backend is there
+  Kind kind;
+  int most_ranks;
+  int64_t most_bytes;
+  Backend* backend;
+  const Algorithm* algorithm;
   bool forced = false;
 };
 std::string text_of(const Row&);  // "links/ring", "shared"
 
 class Selector {
  public:
-  // one_host: all ranks of the group share a host. forced: "allreduce=ring,reducescatter=shared", the choices that
-  // go before all others (LIGHTCC_SELECT); "shared" holds only for groups on one host. An unknown kind or choice
-  // throws Error{invalid_argument} that lists the known ones.
-  Selector(bool one_host, std::string_view forced);
+  Selector() = default;       // no rows
+  // backends: those that the group has; they must outlive this. Rules for others are left out. hosts: of the group.
+  // forced: "allreduce=ring,reducescatter=shared", the choices that go before all others (LIGHTCC_SELECT); they hold
+  // where the group has that backend. An unknown kind or choice throws Error{invalid_argument} that lists the known
+  // ones.
+  Selector(std::span<Backend* const> backends, int hosts, std::string_view forced,
+           std::span<const Rule> rules = default_rules());
 
-  // The first row that fits; with a backend, the first of its rows. Throws Error{internal} if none does.
-  const Row& choose(const Collective&, std::string_view backend = {}) const;
+  // The first row that fits and whose backend accepts it. Throws Error{internal} if there is none.
+  const Row& choose(const Collective&) const;
   std::string text() const;
 
  private:

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "collective/move.h"
+#include "collective/copy_collective.h"
 #include "device/device.h"
 
 namespace lightcc {
@@ -22,13 +22,13 @@ const std::byte* at(const void* p, size_t bytes) { return static_cast<const std:
 
 }  // namespace
 
-SharedBackend::SharedBackend(Host& host, int group, std::vector<int> members, std::vector<Link*> links)
-    : host_(host),
+SharedBackend::SharedBackend(LocalRanks& local_ranks, int group, std::vector<int> members, std::vector<Link*> links)
+    : local_ranks_(local_ranks),
       members_(std::move(members)),
-      index_(int(std::find(members_.begin(), members_.end(), host.rank()) - members_.begin())),
+      index_(int(std::find(members_.begin(), members_.end(), local_ranks.rank()) - members_.begin())),
       links_(std::move(links)),
-      writer_(host.common_writer(group, members_)) {
-  for (int member : members_) readers_.push_back(host.common_reader(group, member));
+      writer_(local_ranks.common_writer(group, members_)) {
+  for (int member : members_) readers_.push_back(local_ranks.common_reader(group, member));
 }
 
 bool SharedBackend::accepts(const Collective& c) const {
@@ -39,11 +39,11 @@ bool SharedBackend::accepts(const Collective& c) const {
 void SharedBackend::commit(size_t n) {
   writer_.commit(n);
   for (int member : members_)
-    if (member != host_.rank()) host_.mark(member);
+    if (member != local_ranks_.rank()) local_ranks_.mark(member);
 }
 void SharedBackend::consume(int member, size_t n) {
   readers_[member].consume(n);
-  host_.mark(members_[member]);
+  local_ranks_.mark(members_[member]);
 }
 
 class FlatReduce : public Work {
@@ -85,21 +85,21 @@ class FlatReduce : public Work {
 // Direct and staged allreduce, and reducescatter (staged, nothing handed back).
 class BlockReduce : public Work {
  public:
-  // places: of all members, if they are known.
-  BlockReduce(SharedBackend& backend, const Collective& c, std::vector<Places> places = {})
-      : backend_(backend), c_(c), element_(size_of(c.dtype)), places_(std::move(places)) {
+  // offsets: of all members, if they are known.
+  BlockReduce(SharedBackend& backend, const Collective& c, std::vector<ArenaOffsets> offsets = {})
+      : backend_(backend), c_(c), element_(size_of(c.dtype)), offsets_(std::move(offsets)) {
     size_t begin = 0;
     for (int v = 0; v < c_.size; ++v) {
       bool scatter = c_.kind == Kind::reducescatter;
       parts_.push_back(scatter ? Part{begin, size_t(c_.counts[v])} : shard(size_t(c_.count), v, c_.size, element_));
       begin += parts_.back().count;
     }
-    block_ = Host::kRecordBytes / element_;  // smaller blocks would overlap more, and yet are never faster
+    block_ = LocalRanks::kRecordBytes / element_;  // smaller blocks would overlap more, and yet are never faster
     cursors_.resize(c_.size);
     ins_.resize(c_.size);
     streams_ = c_.kind == Kind::allreduce && c_.input != c_.output && outgrows_cache(begin * element_ * c_.size);
     if (c_.kind != Kind::allreduce) mode_ = staged;
-    if (!places_.empty()) choose_mode(), told_ = true;
+    if (!offsets_.empty()) choose_mode(), told_ = true;
   }
 
   bool step() override {
@@ -126,21 +126,21 @@ class BlockReduce : public Work {
   bool agree() {
     bool moved = false;
     if (!told_) {
-      std::byte* record = backend_.reserve(sizeof(Places));
+      std::byte* record = backend_.reserve(sizeof(ArenaOffsets));
       if (!record) return false;
-      Places mine = backend_.places_of(c_);
-      new (record) Places(mine);
-      backend_.commit(sizeof(Places));
-      places_.assign(size_t(c_.size), mine);
+      ArenaOffsets mine = backend_.offsets_of(c_);
+      new (record) ArenaOffsets(mine);
+      backend_.commit(sizeof(ArenaOffsets));
+      offsets_.assign(size_t(c_.size), mine);
       told_ = moved = true;
     }
     for (int v = 0; v < c_.size; ++v) {
       if (v == c_.index || cursors_[v].seen) continue;
       waiting_for_ = v;
-      auto* record = backend_.peek(v, sizeof(Places));
+      auto* record = backend_.peek(v, sizeof(ArenaOffsets));
       if (!record) return moved;
-      places_[v] = *reinterpret_cast<const Places*>(record);
-      backend_.consume(v, sizeof(Places));
+      offsets_[v] = *reinterpret_cast<const ArenaOffsets*>(record);
+      backend_.consume(v, sizeof(ArenaOffsets));
       cursors_[v].seen = moved = true;
     }
     for (auto& cursor : cursors_) cursor.seen = false;
@@ -149,9 +149,9 @@ class BlockReduce : public Work {
   }
   void choose_mode() {
     bool all = true, apart = true;
-    for (auto& place : places_) {
-      all = all && place.input >= 0 && place.output >= 0;
-      apart = apart && place.input != place.output;
+    for (auto& each : offsets_) {
+      all = all && each.input >= 0 && each.output >= 0;
+      apart = apart && each.input != each.output;
     }
     mode_ = all ? direct : staged;
     if (mode_ == direct) streams_ = streams_ && apart;
@@ -163,8 +163,8 @@ class BlockReduce : public Work {
       size_t n = std::min(block_, own.count - reduced_), from = (own.begin + reduced_) * element_;
       std::vector<void*> outs(c_.size);
       for (int v = 0; v < c_.size; ++v) {
-        std::byte* base = backend_.host_.base(backend_.members_[v]);
-        ins_[v] = base + places_[v].input + from, outs[v] = base + places_[v].output + from;
+        std::byte* base = backend_.local_ranks_.base(backend_.members_[v]);
+        ins_[v] = base + offsets_[v].input + from, outs[v] = base + offsets_[v].output + from;
       }
       reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs, ins_, n, streams_ ? outs.size() : 0);
       reduced_ += n;
@@ -251,7 +251,7 @@ class BlockReduce : public Work {
   bool streams_ = false;  // outputs are not inputs, and no cache would keep them: past it they go
   Mode mode_ = unknown;
   std::vector<Part> parts_;
-  std::vector<Places> places_;
+  std::vector<ArenaOffsets> offsets_;
   std::vector<Cursors> cursors_;
   std::vector<const void*> ins_;
   std::vector<void*> outs_;
@@ -260,17 +260,17 @@ class BlockReduce : public Work {
   int waiting_for_ = 0;
 };
 
-Places SharedBackend::places_of(const Collective& c) const {
+ArenaOffsets SharedBackend::offsets_of(const Collective& c) const {
   size_t bytes = size_t(c.count) * size_of(c.dtype);
-  return {host_.arena()->offset_of(c.input, bytes), host_.arena()->offset_of(c.output, bytes)};
+  return {local_ranks_.arena()->offset_of(c.input, bytes), local_ranks_.arena()->offset_of(c.output, bytes)};
 }
 
-std::unique_ptr<Work> SharedBackend::start(const Collective& c, std::vector<Places> places) {
-  return std::make_unique<BlockReduce>(*this, c, std::move(places));
+std::unique_ptr<Work> SharedBackend::start(const Collective& c, std::vector<ArenaOffsets> offsets) {
+  return std::make_unique<BlockReduce>(*this, c, std::move(offsets));
 }
 
-std::unique_ptr<Work> SharedBackend::start(const Collective& c) {
-  if (c.kind != Kind::allreduce && c.kind != Kind::reducescatter) return std::make_unique<Move>(*this, c);
+std::unique_ptr<Work> SharedBackend::start(const Collective& c, const Algorithm*) {
+  if (c.kind != Kind::allreduce && c.kind != Kind::reducescatter) return std::make_unique<CopyCollective>(*this, c);
   if (c.kind == Kind::allreduce && size_t(c.count) * size_of(c.dtype) <= kFlatBytes)
     return std::make_unique<FlatReduce>(*this, c);
   return std::make_unique<BlockReduce>(*this, c);

@@ -1,4 +1,5 @@
-// Collectives between ranks of one host, straight from each other's mapped memory. What is not reduced: move.h.
+// Collectives between ranks of one host, straight from each other's mapped memory. What is not reduced is in
+// copy_collective.h.
 //   flat    up to kFlatBytes: everyone publishes its input once, everyone adds all up in rank order: one hop.
 //   direct  all inputs and outputs lie in arenas: each rank owns a shard, reads it from all inputs and writes it
 //           to all outputs. No byte is staged: this is the floor, every input read once, every output written once.
@@ -7,41 +8,41 @@
 // All three sum in rank order, so all ranks end with the same bits.
 #pragma once
 #include "collective/collective.h"
-#include "net/host.h"
+#include "net/shm/local_ranks.h"
 
 namespace lightcc {
 
 // Where a member's input and output lie in its arena; -1: in private memory.
-struct Places { int64_t input = -1, output = -1; };
+struct ArenaOffsets { int64_t input = -1, output = -1; };
 
 class SharedBackend : public Backend {
  public:
   static constexpr size_t kFlatBytes = 4 << 10;
 
   // members: ranks of the group in order; links[i]: the data link to member i (nullptr for this rank itself).
-  SharedBackend(Host&, int group, std::vector<int> members, std::vector<Link*> links);
+  SharedBackend(LocalRanks&, int group, std::vector<int> members, std::vector<Link*> links);
   const char* name() const override { return "shared"; }
   bool accepts(const Collective&) const override;  // all but barrier
-  std::unique_ptr<Work> start(const Collective&) override;
-  // An allreduce of more than kFlatBytes whose members know each other's places already.
-  std::unique_ptr<Work> start(const Collective&, std::vector<Places>);
-  Places places_of(const Collective&) const;  // this rank's, of an allreduce
+  std::unique_ptr<Work> start(const Collective&, const Algorithm*) override;  // has one way for each collective
+  // An allreduce of more than kFlatBytes whose members know each other's offsets already.
+  std::unique_ptr<Work> start(const Collective&, std::vector<ArenaOffsets>);
+  ArenaOffsets offsets_of(const Collective&) const;  // this rank's, of an allreduce
 
  private:
   friend class FlatReduce;
   friend class BlockReduce;
-  friend class Move;
+  friend class CopyCollective;
   std::byte* reserve(size_t n) { return writer_.reserve(n); }
   void commit(size_t n);
   const std::byte* peek(int member, size_t n) { return readers_[member].peek(n); }
   void consume(int member, size_t n);
 
-  Host& host_;
+  LocalRanks& local_ranks_;
   std::vector<int> members_;
   int index_;
   std::vector<Link*> links_;
-  StreamWriter writer_;
-  std::vector<StreamReader> readers_;  // by member; the own one is never read
+  RingWriter writer_;
+  std::vector<RingReader> readers_;    // by member; the own one is never read
 };
 
 }  // namespace lightcc

@@ -7,12 +7,12 @@
 namespace lightcc {
 
 struct Counters {
-  enum Name { requests, express, batches, fused_batches, collectives, fused_requests, announced, recalled,
-              payload_bytes, copied_bytes, stall_warnings, wait_ns, most_in_flight,
+  enum Name { requests, fast_path, batches, fused_batches, collectives, fused_requests, announced, cached,
+              payload_bytes, copied_bytes, stall_warnings, wait_ns, most_in_flight, caller_steps, background_steps,
               kCount };
   static constexpr std::array<const char*, kCount> kNames = {
       "requests",           // calls of a framework that have finished
-      "express",            // of these, without negotiation
+      "express",            // of these, on the fast path, without negotiation
       "batches",            // what ran as one, on this rank
       "fused_batches",      // of these, with more than one tensor
       "collectives",        // run by a backend
@@ -23,7 +23,9 @@ struct Counters {
       "copied_bytes",       // payload bytes copied by the CPU (reductions not counted)
       "stall_warnings",
       "wait_ns",            // time that callers spent in wait
-      "most_in_flight"};    // requests that were on their way together, at most
+      "most_in_flight",     // requests that were on their way together, at most
+      "caller_steps",       // of the engine in which something moved, made by threads of the framework
+      "background_steps"};  // the same, made by the engine thread
   void add(Name name, uint64_t n = 1) { values[name].fetch_add(n, std::memory_order_relaxed); }
   void raise(Name name, uint64_t to) {
     uint64_t is = values[name].load(std::memory_order_relaxed);

@@ -6,13 +6,13 @@
 #include <cstring>
 
 #include "base/log.h"
-#include "engine/check.h"
+#include "engine/validate.h"
 
 namespace lightcc {
 namespace {
 
 constexpr uint64_t kNoTimeout = UINT64_MAX, kTickNs = 100'000'000;
-constexpr uint64_t kBlockedNs = 500'000'000;  // waits longer than this are looked at for a dispute
+constexpr uint64_t kBlockedNs = 500'000'000;  // waits longer than this may be a deadlock
 constexpr uint64_t kNapNs = 50'000;
 constexpr uint64_t kGatherNs = 50'000;
 constexpr int64_t kGatherBytes = 64 << 10;
@@ -21,9 +21,9 @@ constexpr int kNaps = 20;  // after its last work the engine thread looks again 
 
 // A waiting thread may spin only if every rank has a core to itself; else whoever spins keeps from working whom it
 // waits for.
-uint64_t most_spin_ns(const Config& config, const Host& host) {
+uint64_t most_spin_ns(const Config& config, const LocalRanks& local_ranks) {
   if (config.spin_us >= 0) return uint64_t(config.spin_us) * 1000;
-  return host.size() > host.cores() ? 0 : 20'000;
+  return local_ranks.size() > local_ranks.cores() ? 0 : 20'000;
 }
 
 }  // namespace
@@ -32,19 +32,22 @@ Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::un
     : peers_(std::move(peers)),
       world_(std::move(world)),
       config_(std::move(config)),
+      outputs_(std::make_shared<OutputPool>(size_t(config_.output_pool_bytes), uint64_t(config_.output_idle_s * 1e9))),
       timeline_(timeline ? std::move(timeline) : std::make_unique<Timeline>()),
-      spin_habit_(most_spin_ns(config_, peers_->host())),
-      disputes_(peers_->rank()),
-      judge_([this](int rank, int group) {
-        const std::vector<int> ranks = group_ranks(group);
-        return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+      spin_habit_(most_spin_ns(config_, peers_->local_ranks())),
+      blocked_state_(peers_->rank()),
+      deadlock_detector_([this](int rank, int group) {
+        const auto found = this->group(group);
+        return found && found->contains(rank);
       }),
       left_(peers_->size()),
       ended_(peers_->size()) {
   std::vector<int> all(peers_->size());
   for (int i = 0; i < peers_->size(); ++i) all[i] = i;
-  groups_[0] = all;
-  channels_[0] = std::make_unique<Channel>(*peers_, 0, all, config_, counters_, tracing_, *this);
+  groups_[0] = std::make_shared<Group>(0, all, peers_->rank(), peers_->topology());
+  group_engines_[0] =
+      std::make_unique<GroupEngine>(*peers_, groups_[0], config_, outputs_, counters_, tracing_, *this);
+  selector_text_ = group_engines_[0]->selector().text();
   if (peers_->size() > 1) watch_ = watch();
   thread_ = std::thread([this] { run(); });
 }
@@ -58,7 +61,7 @@ void Engine::name_automatically(Request& request) {
   request.key = key_of(request.what.kind, automatic_name(number));
 }
 
-// The other members settled this number without us: ours starts behind it, so that we meet again.
+// The other members have used this number without us: ours start behind it, so that the next ones agree again.
 void Engine::skip_name(int group, const std::string& key) {
   size_t dot = key.find('.');
   std::string name = key.substr(dot + 1);
@@ -71,9 +74,28 @@ void Engine::skip_name(int group, const std::string& key) {
     }
 }
 
+// Other ranks may take the same request and wait for this one: their warnings will say why.
+void Engine::report_refusal(const Request& request, const std::string& why) {
+  if (request.key.empty()) return;  // of no name that others could wait for
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_ || stopping_) return;
+    refusals_.push_back({inbox_.size(), request.group, request.key, why});
+  }
+  inbox_full_.store(true, std::memory_order_seq_cst);
+  drive();
+}
+
 void Engine::submit(const RequestPtr& request, bool will_wait) {
-  check(*request, group_ranks(request->group), world_.rank);
+  try {
+    validate(*request, group(request->group).get(), world_.rank);
+  } catch (const Error& error) {
+    report_refusal(*request, error.what());
+    throw;
+  }
   request->submitted_ns = request->warned_ns = now_ns();
+  const bool has_handle = !request->automatic && !will_wait && !request->callbacks.done;
+  bool taken = false;
   {
     std::lock_guard lock(mutex_);
     if (failure_) throw Error(failure_->first, request->title() + ": " + failure_->second);
@@ -82,12 +104,18 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
       throw Error(Code::invalid_argument, request->title() + ": rank " + std::to_string(world_.rank) + " has called " +
                                               "join() and takes part in nothing new until it returns");
     if (request->automatic) name_automatically(*request);  // only now: a refused request must not use up a number
-    if (!in_flight_.insert(flight_name(*request)).second)
-      throw Error(Code::invalid_argument, request->title() + ": a tensor of this name is still in flight on rank " +
-                                              std::to_string(world_.rank) + "; wait for it or use another name");
-    joining_ = request->what.kind == Kind::join;
-    inbox_.push_back(request);
-    counters_.raise(Counters::most_in_flight, uint64_t(outstanding_.fetch_add(1)) + 1);
+    taken = !names_.claim(flight_name(*request), has_handle, request->submitted_ns);
+    if (!taken) {
+      joining_ = request->what.kind == Kind::join;
+      inbox_.push_back(request);
+      counters_.raise(Counters::most_in_flight, uint64_t(outstanding_.fetch_add(1)) + 1);
+    }
+  }
+  if (taken) {
+    const std::string why = "one of this name is still in flight on rank " + std::to_string(world_.rank) +
+                            "; synchronize it first, or use another name";
+    report_refusal(*request, why);
+    throw Error(Code::invalid_argument, request->title() + ": " + why);
   }
   inbox_full_.store(true, std::memory_order_seq_cst);
   visits_.fetch_add(1, std::memory_order_relaxed);
@@ -104,10 +132,11 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
   if (request->what.kind == Kind::join && join_goes_on(request, code, text)) return;
   {
     std::lock_guard lock(mutex_);
-    in_flight_.erase(flight_name(*request));
+    request->name_held = names_.finished(flight_name(*request), now_ns());
   }
-  finish_dispute(*request, code, text);
-  disputes_.go_on();
+  hit_ = hit_ || (code == Code::shut_down && !first_left_.empty());
+  finish_deadlock(*request, code, text);
+  blocked_state_.unblock();
   tracing_.finished(*request, code, text);
   request->code = code, request->text = text;
   counters_.add(Counters::requests);
@@ -120,7 +149,7 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
   request->finished.store(true, std::memory_order_seq_cst);
   outstanding_.fetch_sub(1);
   if (callbacks.done) callbacks.done(callbacks.context, int(code), text.c_str());
-  peers_->ring_own_driver();  // other threads of this rank may wait for it
+  peers_->wake_own_driver();  // other threads of this rank may wait for it
 }
 
 bool Engine::wait(Request& request, uint64_t deadline_ns) {
@@ -128,7 +157,7 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   uint64_t begin = now_ns();
   visits_.fetch_add(1, std::memory_order_relaxed);
   waiters_.fetch_add(1);
-  if (begin - request.submitted_ns > kBlockedNs && waiters_ == 1) look_for_dispute(request);
+  if (begin - request.submitted_ns > kBlockedNs && waiters_ == 1) report_if_blocked(request);
   Patience patience(spin_habit_);
   while (!request.finished.load(std::memory_order_acquire)) {
     if (drive()) {
@@ -136,15 +165,21 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
     } else if (!patience.wait_a_little()) {
       uint64_t now = now_ns();
       if (now >= deadline_ns) break;
-      sleep(std::min(deadline_ns - now, kTickNs), request.finished);
+      sleep(Sleeper::caller, std::min(deadline_ns - now, kTickNs), request.finished);
       patience.reset();
     }
   }
   counters_.add(Counters::wait_ns, now_ns() - begin);
   const int others = waiters_.fetch_sub(1) - 1;
-  if (others > 0) peers_->ring_own_driver();  // one of them watches the network from now on
-  else if (outstanding_.load() > 0 || network_busy()) wake_engine_thread();
+  if (others > 0) peers_->wake_own_driver();  // one of them watches the network from now on
+  else if (outstanding_.load() > 0 || network_busy() || nobody_watches_network()) wake_engine_thread();
   return request.finished.load(std::memory_order_acquire);
+}
+
+void Engine::give_back(Request& request) {
+  if (request.finished.load(std::memory_order_acquire) && !request.name_held.exchange(false)) return;
+  std::lock_guard lock(mutex_);
+  names_.give_back(flight_name(request), request.submitted_ns);
 }
 
 bool Engine::poll(Request& request) {
@@ -153,19 +188,19 @@ bool Engine::poll(Request& request) {
   return finished;
 }
 
-// ---- the baton
+// ---- the progress lock
 
-bool Engine::drive() {
+bool Engine::drive(Sleeper who) {
   bool moved = false;
   do {
-    if (baton_.exchange(true, std::memory_order_seq_cst)) return moved;
-    moved |= step();
-    baton_.store(false, std::memory_order_seq_cst);
-  } while (inbox_full_.load(std::memory_order_seq_cst));  // submitted while we held the baton
+    if (progress_lock_.exchange(true, std::memory_order_seq_cst)) return moved;
+    moved |= step(who);
+    progress_lock_.store(false, std::memory_order_seq_cst);
+  } while (inbox_full_.load(std::memory_order_seq_cst));  // submitted while we held the progress lock
   return moved;
 }
 
-bool Engine::step() {
+bool Engine::step(Sleeper who) {
   bool moved = false;
   try {
     if (peers_->own().alarm.load(std::memory_order_relaxed)) look_at_peers();
@@ -173,63 +208,71 @@ bool Engine::step() {
     moved |= take_inbox();
     if (over_) return moved;
     bool holds = false;
-    for (auto it = channels_.begin(); it != channels_.end(); ++it) {
+    for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
       moved |= it->second->step();
-      holds |= it->second->courier().holds();
+      holds |= it->second->control_plane().holds();
     }
     holds_.store(holds, std::memory_order_relaxed);
-    if (disputes_.pending() || judge_.pending()) moved |= go_on_with_disputes();
+    if (blocked_state_.pending() || deadlock_detector_.pending()) moved |= detect_deadlocks();
     if (ending_) end_when_quiet(moved);
     if (uint64_t now;
         !moved && outstanding_.load(std::memory_order_relaxed) > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
       inspected_ns_ = now;
       peers_->own().awake_ns.store(now, std::memory_order_relaxed);
-      for (auto& [id, channel] : channels_) {
-        channel->remind();
-        if (config_.stall_check) channel->inspect(now);
+      for (auto& [id, group_engine] : group_engines_) {
+        group_engine->remind();
+        if (config_.stall_check) group_engine->inspect(now);
       }
     }
-    peers_->ring_marked();
+    peers_->flush_and_wake();
   } catch (const Error& error) {
     end_epoch(error.code(), error.what());
   } catch (const std::exception& error) {
     end_epoch(Code::internal, error.what());
   }
+  if (moved) counters_.add(who == Sleeper::engine_thread ? Counters::background_steps : Counters::caller_steps);
   return moved;
 }
 
 bool Engine::take_inbox() {
   if (!inbox_full_.load(std::memory_order_relaxed)) return false;
   std::vector<RequestPtr> requests;
+  std::vector<Refusal> refusals;
   std::optional<Failure> failure;
   {
     std::lock_guard lock(mutex_);
-    requests.swap(inbox_);
+    requests.swap(inbox_), refusals.swap(refusals_);
     inbox_full_.store(false, std::memory_order_seq_cst);
     failure = failure_;
   }
-  disputes_.go_on();  // this rank goes on
-  for (auto& request : requests) {
-    auto channel = channels_.find(request->group);
+  blocked_state_.unblock();  // this rank goes on
+  auto refusal = refusals.begin();
+  for (size_t i = 0; i <= requests.size(); ++i) {
+    for (; refusal != refusals.end() && refusal->position <= i; ++refusal)
+      if (auto group_engine = group_engines_.find(refusal->group); group_engine != group_engines_.end() && !failure)
+        group_engine->second->refused(refusal->key, refusal->why);
+    if (i == requests.size()) break;
+    RequestPtr& request = requests[i];
+    auto group_engine = group_engines_.find(request->group);
     if (failure)
       finish(request, failure->first, request->title() + ": " + failure->second);
-    else if (channel == channels_.end())
+    else if (group_engine == group_engines_.end())
       finish(request, Code::invalid_argument, request->title() + ": its process set was removed");
     else if (request->what.kind == Kind::join)
       join(request);
     else
-      channel->second->submit(request);
+      group_engine->second->submit(request);
   }
   return true;
 }
 
-void Engine::sleep(uint64_t timeout_ns, const std::atomic<bool>& finished) {
-  peers_->sleep(own_driver(), timeout_ns, [&] {
-    if (finished) return true;
+void Engine::sleep(Sleeper who, uint64_t timeout_ns, const std::atomic<bool>& finished) {
+  peers_->sleep(who, own_driver(), timeout_ns, [&] {
+    if (finished || (who == Sleeper::engine_thread && waiters_ > 0)) return true;
     // Only a step that ran after we said that we sleep proves that there is nothing to do.
-    if (baton_.exchange(true, std::memory_order_seq_cst)) return true;
-    bool moved = step();
-    baton_.store(false, std::memory_order_seq_cst);
+    if (progress_lock_.exchange(true, std::memory_order_seq_cst)) return true;
+    bool moved = step(who);
+    progress_lock_.store(false, std::memory_order_seq_cst);
     return moved || inbox_full_.load(std::memory_order_seq_cst);
   });
 }
@@ -241,8 +284,8 @@ void Engine::run() {
   while (!stopping_) {
     if (!needed()) {
       nap_or_park();
-    } else if (!drive()) {
-      sleep(kTickNs, stopping_);
+    } else if (!drive(Sleeper::engine_thread)) {
+      sleep(Sleeper::engine_thread, kTickNs, stopping_);
     }
   }
 }
@@ -254,37 +297,47 @@ bool Engine::needed() {
   return std::exchange(visits_seen_, visits) == visits && outstanding_ > 0 && waiters_ == 0;
 }
 
+// While callers wait they make the steps and one of them watches the network, so this thread does neither; the last
+// of them to go rings it.
 void Engine::nap_or_park() {
   auto alarmed = [&] { return peers_->own().alarm != 0; };  // rung while this thread was not asleep
   auto wanted = [&] { return stopping_ || alarmed() || (outstanding_ > 0 && waiters_ == 0); };
   for (int i = 0; i < kNaps; ++i) {
     if (stopping_ || needed()) return;
     if (alarmed()) break;
-    if (network_busy()) drive();
+    if (waiters_ == 0 && network_busy()) drive(Sleeper::engine_thread);
     timespec nap{0, kNapNs};
     nanosleep(&nap, nullptr);
   }
-  peers_->sleep(own_engine(), waiters_ > 0 || holds_ ? kTickNs : kNoTimeout, wanted);
-  drive();  // a peer may have rung: a question, a goodbye
+  if (waiters_ > 0)
+    own_engine().sleep(kTickNs, [&] { return wanted() || waiters_ == 0; });
+  else
+    peers_->sleep(Sleeper::engine_thread, own_engine(), holds_ ? kTickNs : kNoTimeout,
+                  [&] { return wanted() || waiters_ > 0; });
+  drive(Sleeper::engine_thread);  // a peer may have rung: it asks something, or leaves
+}
+
+bool Engine::nobody_watches_network() {
+  return peers_->tcp() && own_engine().sleepers.load(std::memory_order_seq_cst) > 0;
 }
 
 void Engine::wake_engine_thread() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  peers_->ring_own_engine();
+  peers_->wake_own_engine();
 }
 
 // ---- groups
 
-std::vector<int> Engine::group_ranks(int group) const {
+std::shared_ptr<const Group> Engine::group(int id) const {
   std::lock_guard lock(mutex_);
-  auto it = groups_.find(group);
-  return it == groups_.end() ? std::vector<int>() : it->second;
+  auto it = groups_.find(id);
+  return it == groups_.end() ? nullptr : it->second;
 }
 
 std::vector<int> Engine::group_ids() const {
   std::lock_guard lock(mutex_);
   std::vector<int> ids;
-  for (auto& [id, ranks] : groups_) ids.push_back(id);
+  for (auto& [id, group] : groups_) ids.push_back(id);
   return ids;
 }
 
@@ -293,9 +346,9 @@ void Engine::change_groups(Request& request) {
   const Shape& numbers = request.what.tensors[0].shape;
   if (request.what.kind == Kind::remove_group) {
     int group = int(numbers[0]);
-    if (auto it = channels_.find(group); it != channels_.end())
+    if (auto it = group_engines_.find(group); it != group_engines_.end())
       it->second->fail_all(Code::invalid_argument, "its process set was removed");
-    channels_.erase(group);
+    group_engines_.erase(group);
     peers_->reset_group(group);
     free_groups_.push_back(group);
     std::lock_guard lock(mutex_);
@@ -305,18 +358,18 @@ void Engine::change_groups(Request& request) {
     return;
   }
   std::vector<int> ranks(numbers.begin(), numbers.end());
-  int group;
+  std::shared_ptr<const Group> group;
   {
     std::lock_guard lock(mutex_);
-    group = free_groups_.empty() ? int(groups_.size()) : free_groups_.front();
+    const int id = free_groups_.empty() ? int(groups_.size()) : free_groups_.front();
     if (!free_groups_.empty()) free_groups_.pop_front();
-    groups_[group] = ranks;
+    group = groups_[id] = std::make_shared<Group>(id, std::move(ranks), peers_->rank(), peers_->topology());
   }
-  request.new_group = group;
-  if (std::find(ranks.begin(), ranks.end(), peers_->rank()) == ranks.end()) return;
-  auto& channel = channels_[group];
-  channel = std::make_unique<Channel>(*peers_, group, ranks, config_, counters_, tracing_, *this);
-  if (join_) ++join_parts_, channel->submit(join_);
+  request.new_group = group->id();
+  if (!group->contains(peers_->rank())) return;
+  auto& group_engine = group_engines_[group->id()];
+  group_engine = std::make_unique<GroupEngine>(*peers_, group, config_, outputs_, counters_, tracing_, *this);
+  if (join_) ++join_parts_, group_engine->submit(join_);
 }
 
 }  // namespace lightcc

@@ -4,14 +4,18 @@
 #include <cstdlib>
 #include <memory>
 
-#include "engine/message.h"
+#include "engine/control/message.h"
+#include "engine/output_pool.h"
 
 namespace lightcc {
 
-struct FreeDeleter { void operator()(void* p) const { std::free(p); } };
+struct OutputDeleter {
+  std::shared_ptr<OutputPool> pool;  // nullptr: malloc
+  void operator()(void* p) const { pool ? pool->give_back(p) : std::free(p); }
+};
 
 struct Output {                    // of a kind whose shape is known only when all ranks have spoken
-  std::unique_ptr<void, FreeDeleter> own;  // unless the caller allocates
+  std::unique_ptr<void, OutputDeleter> own;  // unless the caller allocates
   void* data = nullptr;
   Shape shape;
   std::vector<int32_t> rows_from;  // alltoall: by member
@@ -23,6 +27,21 @@ struct Callbacks {
   void* context = nullptr;
   void (*received)(void* context, int index, const int32_t* rows, int count) = nullptr;  // alltoall, before done
 };
+
+// What users read of a request: "allreduce of tensor 'w'", "barrier()". key: empty if it has no name yet.
+inline std::string title_of(Kind kind, const std::string& key) {
+  const bool tensors = kind != Kind::join && kind != Kind::barrier && kind != Kind::add_group &&
+                       kind != Kind::remove_group;
+  const std::string name = key.substr(key.find('.') + 1), text = name_of(kind);
+  if (!tensors) return name.empty() || is_automatic(key) ? text + "()" : text + " '" + name + "'";
+  return text + (key.empty() ? " of an unnamed tensor" : " of tensor '" + name + "'");
+}
+
+inline std::string title_of_key(const std::string& key) {  // "allreduce.w"
+  for (int kind = 0; kind < kKinds; ++kind)
+    if (key.starts_with(std::string(name_of(Kind(kind))) + ".")) return title_of(Kind(kind), key);
+  return key;
+}
 
 struct Request {
   // Asked; constant after submission.
@@ -43,11 +62,9 @@ struct Request {
   std::string text;
   uint64_t warned_ns = 0, asked_ns = 0;  // stall inspection
   std::atomic<bool> finished{false};     // released after code, text and results
+  std::atomic<bool> name_held{false};    // it is done, and yet nobody else may have its name (names.h)
 
-  std::string title() const {
-    if (what.kind == Kind::join) return "join()";
-    return name_of(what.kind) + (key.empty() ? std::string(" of an unnamed tensor") : " of tensor '" + name() + "'");
-  }
+  std::string title() const { return title_of(what.kind, key); }
   std::string name() const { return key.substr(key.find('.') + 1); }
 };
 

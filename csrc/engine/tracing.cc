@@ -1,7 +1,7 @@
 #include "engine/tracing.h"
 
 #include "base/clock.h"
-#include "engine/run.h"
+#include "engine/batch_execution.h"
 
 namespace lightcc {
 namespace {
@@ -48,11 +48,11 @@ void Tracing::tick(int group, const std::string& key, int rank) {
   timeline_.tick(row_of(group, key), "NEGOTIATE_" + kind_of(key), std::to_string(rank), now_ns());
 }
 
-void Tracing::begin(const std::vector<Entry>& batch, bool waits) {
+void Tracing::begin(const std::vector<BatchItem>& batch, bool waits) {
   const uint64_t now = now_ns();
   timeline_.mark("CYCLE_START", now, JsonObject().add("requests", int64_t(batch.size())));
-  for (const Entry& entry : batch) {
-    const Request& request = *entry.request;
+  for (const BatchItem& item : batch) {
+    const Request& request = *item.request;
     const std::string row = row_of(request.group, request.key);
     JsonObject args = describe(request.what);
     args.add("fused_requests", int64_t(batch.size()));
@@ -61,9 +61,9 @@ void Tracing::begin(const std::vector<Entry>& batch, bool waits) {
   }
 }
 
-void Tracing::act(const std::vector<Entry>& batch, const std::string& name) {
+void Tracing::act(const std::vector<BatchItem>& batch, const std::string& name) {
   const uint64_t now = now_ns();
-  for (const Entry& entry : batch) timeline_.activity(row_of(entry.request->group, entry.request->key), name, now);
+  for (const BatchItem& item : batch) timeline_.activity(row_of(item.request->group, item.request->key), name, now);
 }
 
 void Tracing::end(int group, const std::string& key, Code code, const std::string& text) {

@@ -1,6 +1,6 @@
 // What the engine tells its timeline, in Horovod's words: a row for each request, in it NEGOTIATE_<KIND> with a tick
-// for every rank that is ready, then <KIND>, and in that what was done to bring it about. Only the baton's holder
-// calls. While no timeline runs, a call is one look at a flag.
+// for every rank that is ready, then <KIND>, and in that what was done to bring it about. Only whoever holds the
+// progress lock calls. While no timeline runs, a call is one look at a flag.
 #pragma once
 #include <string>
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace lightcc {
 
-struct Entry;
+struct BatchItem;
 
 class Tracing {
  public:
@@ -21,10 +21,12 @@ class Tracing {
   // At the coordinator: this world rank has announced it.
   void ready(int group, const std::string& key, int rank) { if (timeline_.running()) tick(group, key, rank); }
   // A batch is to run; waits: once another one has.
-  void agreed(const std::vector<Entry>& batch, bool waits) { if (timeline_.running()) begin(batch, waits); }
+  void agreed(const std::vector<BatchItem>& batch, bool waits) { if (timeline_.running()) begin(batch, waits); }
   // What is now being done for a batch that runs. "": nothing.
-  void activity(const std::vector<Entry>& batch, const char* name) { if (timeline_.running()) act(batch, name); }
-  void activity(const std::vector<Entry>& batch, const Row& way) { if (timeline_.running()) act(batch, text_of(way)); }
+  void activity(const std::vector<BatchItem>& batch, const char* name) { if (timeline_.running()) act(batch, name); }
+  void activity(const std::vector<BatchItem>& batch, const Row& way) {
+    if (timeline_.running()) act(batch, text_of(way));
+  }
   void finished(const Request& request, Code code, const std::string& text) {
     if (timeline_.running()) end(request.group, request.key, code, text);
   }
@@ -36,8 +38,8 @@ class Tracing {
  private:
   void negotiate(const Request&);
   void tick(int group, const std::string& key, int rank);
-  void begin(const std::vector<Entry>&, bool waits);
-  void act(const std::vector<Entry>&, const std::string& name);
+  void begin(const std::vector<BatchItem>&, bool waits);
+  void act(const std::vector<BatchItem>&, const std::string& name);
   void end(int group, const std::string& key, Code, const std::string& text);
   Timeline& timeline_;
 };

@@ -14,7 +14,7 @@ namespace {
 // The opening of a Hello and the form of a refusal stay as they are in every version, so that any two versions can tell
 // each other that they differ.
 constexpr uint64_t kMagic = 0x0a6363746867696c;  // "lightcc\n" on the wire
-constexpr uint32_t kProtocol = 1;
+constexpr uint32_t kProtocol = 2;
 constexpr size_t kVersionBytes = 64;
 constexpr size_t kOpeningBytes = sizeof kMagic + sizeof kProtocol + sizeof(int32_t) + kVersionBytes;
 enum class Tag : uint32_t { answer = 0x72736e61, refusal = 0x65756672, welcome = 0x636c6577 };
@@ -35,9 +35,9 @@ Error no_secret() {
   return Error(Code::internal, "the process at the other end does not know this job's secret (LIGHTCC_SECRET)");
 }
 
-std::string opening(const Terms& terms, int32_t from) {
+std::string opening(const JobCredentials& credentials, int32_t from) {
   std::array<uint8_t, kVersionBytes> version{};
-  std::copy(terms.version.begin(), terms.version.end(), version.begin());
+  std::copy(credentials.version.begin(), credentials.version.end(), version.begin());
   return WireWriter().put(kMagic).put(kProtocol).put(from).put(version).take();
 }
 
@@ -49,25 +49,32 @@ Nonce draw_nonce() {
   return nonce;
 }
 
-Handshake::Handshake(Terms terms, int rank, const Nonce& nonce) : terms_(std::move(terms)), rank_(rank), nonce_(nonce) {
-  if (terms_.secret.empty()) throw Error(Code::internal, "a connection needs the job's secret, and there is none");
-  if (terms_.version.size() > kVersionBytes)
-    throw Error(Code::internal, "the version '" + terms_.version + "' is too long to be sent");
+Handshake::Handshake(JobCredentials credentials, int rank, const Nonce& nonce)
+    : credentials_(std::move(credentials)), rank_(rank), nonce_(nonce) {
+  if (credentials_.secret.empty())
+    throw Error(Code::internal, "a connection needs the job's secret, and there is none");
+  if (credentials_.version.size() > kVersionBytes)
+    throw Error(Code::internal, "the version '" + credentials_.version + "' is too long to be sent");
 }
 
-Handshake Handshake::connector(Terms terms, const Hello& hello, const Nonce& nonce) {
-  Handshake h(std::move(terms), hello.from, nonce);
+Handshake Handshake::connector(JobCredentials credentials, const Hello& hello, const Nonce& nonce) {
+  Handshake h(std::move(credentials), hello.from, nonce);
   h.hello_ = hello;
   WireWriter rest;
-  rest.put(sha256(h.terms_.job)).put(h.terms_.epoch).put(hello.purpose).put(hello.to).put(hello.group).put(hello.lane);
-  h.said_hello_ = opening(h.terms_, hello.from) + rest.put(hello.received).put(nonce).take();
+  rest.put(sha256(h.credentials_.job))
+      .put(h.credentials_.epoch)
+      .put(hello.purpose)
+      .put(hello.to)
+      .put(hello.group)
+      .put(hello.lane);
+  h.said_hello_ = opening(h.credentials_, hello.from) + rest.put(hello.received).put(nonce).take();
   h.output_ = h.said_hello_;
   h.await(sizeof(Tag), &Handshake::take_tag);
   return h;
 }
 
-Handshake Handshake::acceptor(Terms terms, int rank, const Nonce& nonce) {
-  Handshake h(std::move(terms), rank, nonce);
+Handshake Handshake::acceptor(JobCredentials credentials, int rank, const Nonce& nonce) {
+  Handshake h(std::move(credentials), rank, nonce);
   h.await(sizeof kMagic, &Handshake::take_magic);
   return h;
 }
@@ -76,7 +83,7 @@ void Handshake::await(size_t bytes, Step step) { need_ = bytes, step_ = step; }
 
 void Handshake::end(State state, const Error& error) {
   state_ = state, error_ = error;
-  if (state == State::stranger) output_.clear();
+  if (state == State::unauthenticated) output_.clear();
 }
 
 size_t Handshake::feed(std::string_view bytes) {
@@ -90,7 +97,7 @@ size_t Handshake::feed(std::string_view bytes) {
     try {
       (this->*step_)(piece);
     } catch (const Error&) {  // WireReader's: a value out of its range
-      end(State::stranger, no_lightcc());
+      end(State::unauthenticated, no_lightcc());
     }
   }
   return used;
@@ -100,11 +107,13 @@ std::string Handshake::take_output() { return std::exchange(output_, {}); }
 
 // What `role` shows to know the secret, for all that was said before and `more`.
 Digest Handshake::proof(std::string_view role, std::string_view more) const {
-  return hmac_sha256(terms_.secret, WireWriter().put(role).put(said_hello_).put(said_answer_).put(more).take());
+  WireWriter said;
+  said.put(role).put(credentials_.nonce).put(said_hello_).put(said_answer_).put(more);
+  return hmac_sha256(credentials_.secret, said.take());
 }
 
 void Handshake::take_magic(std::string_view bytes) {
-  if (WireReader(bytes).get<uint64_t>() != kMagic) return end(State::stranger, no_lightcc());
+  if (WireReader(bytes).get<uint64_t>() != kMagic) return end(State::unauthenticated, no_lightcc());
   said_hello_ = bytes;
   await(kOpeningBytes - sizeof kMagic, &Handshake::take_opening);
 }
@@ -117,9 +126,9 @@ void Handshake::take_opening(std::string_view bytes) {
   const auto version = reader.bytes<kVersionBytes>();
   const std::string theirs(view(version).substr(0, view(version).find('\0')));
   const std::string them = rank_text(hello_.from), us = rank_text(rank_);
-  if (theirs != terms_.version)
+  if (theirs != credentials_.version)
     return refuse(Error(Code::invalid_argument, them + " runs lightcc " + printable(theirs) + ", " + us + " " +
-                                                    terms_.version + ": install the same version on all hosts"));
+                                                    credentials_.version + ": install the same version on all hosts"));
   if (protocol != kProtocol)
     return refuse(Error(Code::invalid_argument, them + " and " + us + " run different builds of lightcc " + theirs +
                                                     ": install the same one on all hosts"));
@@ -136,13 +145,13 @@ void Handshake::take_hello(std::string_view bytes) {
   if (hello_.from < 0 || hello_.to < 0 || hello_.group < 0 || hello_.lane < -1 || epoch < 0) WireReader::fail();
   said_hello_ += bytes;
   const std::string them = rank_text(hello_.from), us = rank_text(rank_);
-  if (job != sha256(terms_.job))
+  if (job != sha256(credentials_.job))
     return refuse(Error(Code::mismatch, them + " belongs to another job than " + us +
                                             ", which it reached: do two jobs use the same address and port?"));
-  if (epoch != terms_.epoch)
-    return refuse(Error(epoch < terms_.epoch ? Code::shut_down : Code::timeout,
+  if (epoch != credentials_.epoch)
+    return refuse(Error(epoch < credentials_.epoch ? Code::shut_down : Code::timeout,
                         them + " has been initialised " + times(int64_t(epoch) + 1) + ", " + us + " " +
-                            times(int64_t(terms_.epoch) + 1) + ": all ranks must call init() equally often"));
+                            times(int64_t(credentials_.epoch) + 1) + ": all ranks must call init() equally often"));
   said_answer_ = WireWriter().put(nonce_).take();
   said_answer_ += view(proof("acceptor"));
   output_ = WireWriter().put(Tag::answer).take() + said_answer_;
@@ -150,7 +159,8 @@ void Handshake::take_hello(std::string_view bytes) {
 }
 
 void Handshake::take_proof(std::string_view bytes) {
-  if (!equal(WireReader(bytes).bytes<sizeof(Digest)>(), proof("connector"))) return end(State::stranger, no_secret());
+  if (!equal(WireReader(bytes).bytes<sizeof(Digest)>(), proof("connector")))
+    return end(State::unauthenticated, no_secret());
   state_ = State::asked;
   if (hello_.to != rank_)
     refuse(Error(Code::internal,
@@ -176,7 +186,7 @@ void Handshake::take_tag(std::string_view bytes) {
   if (tag == Tag::refusal) return await(kReasonHeadBytes, &Handshake::take_refusal);
   if (tag == Tag::answer && said_answer_.empty()) return await(kAnswerBytes, &Handshake::take_answer);
   if (tag == Tag::welcome && !said_answer_.empty()) return await(kWelcomeBytes, &Handshake::take_welcome);
-  end(State::stranger, no_lightcc());
+  end(State::unauthenticated, no_lightcc());
 }
 
 void Handshake::take_answer(std::string_view bytes) {

@@ -1,12 +1,14 @@
 // What happens first on every connection, as a state machine without I/O: bytes in, bytes out.
 //   connector -> acceptor   Hello: magic, protocol, version of lightcc, job, epoch, who wants whom and for what, nonce
-//   acceptor  -> connector  Answer: nonce and HMAC(secret, "acceptor", hello, nonce); or a refusal with its reason
-//   connector -> acceptor   Proof: HMAC(secret, "connector", hello, answer)
+//   acceptor  -> connector  Answer: nonce and HMAC(secret, "acceptor", epoch's nonce, hello, nonce); or a refusal with
+//                           its reason
+//   connector -> acceptor   Proof: HMAC(secret, "connector", epoch's nonce, hello, answer)
 //   acceptor  -> connector  Welcome: HMAC(secret, "welcome", ...) and how much was received on the broken connection
 //                           that this one replaces; or a refusal
 // Neither side acts on anything before the other has shown that it knows the secret, and no value of either proof can
-// be had from the other role (RFC 2104; as SCRAM's roles, RFC 5802). Who speaks no Hello is a stranger, told nothing.
-// Whoever knows job and epoch can have an Answer and try guesses against it at leisure: the secret must be random.
+// be had from the other role (RFC 2104; as SCRAM's roles, RFC 5802). A connector that sends no Hello is unauthenticated
+// and told nothing. Whoever knows job and epoch can have an Answer and try guesses against it at leisure: the secret
+// must be random.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -19,12 +21,18 @@
 
 namespace lightcc {
 
-struct Terms {              // what all processes of one epoch of a job have in common
+using Nonce = std::array<uint8_t, 16>;
+Nonce draw_nonce();
+
+struct JobCredentials {     // what all processes of one epoch of a job have in common
   std::string job, version, secret;
   int32_t epoch = 0;        // counts the inits of a process, from 0
+  // Drawn by rank 0 for this very epoch and distributed by the BootstrapExchange, on whose own connections it is still
+  // zero. Without it a process left of an earlier job of the same name and secret would pass for one of this job.
+  Nonce nonce{};
 };
 
-enum class Purpose : int32_t { store, link, probe };  // probe: "are you alive?"; it ends with Welcome
+enum class Purpose : int32_t { bootstrap, link, probe };  // probe: "are you alive?"; it ends with Welcome
 inline constexpr int kPurposes = 3;
 
 struct Hello {
@@ -34,21 +42,18 @@ struct Hello {
   uint64_t received = 0;             // on the broken connection that this one replaces
 };
 
-using Nonce = std::array<uint8_t, 16>;
-Nonce draw_nonce();
-
 class Handshake {
  public:
   // Both throw Error{internal} if there is no secret or the version is longer than 64 bytes.
-  static Handshake connector(Terms, const Hello&, const Nonce& = draw_nonce());
-  static Handshake acceptor(Terms, int rank, const Nonce& = draw_nonce());
+  static Handshake connector(JobCredentials, const Hello&, const Nonce& = draw_nonce());
+  static Handshake acceptor(JobCredentials, int rank, const Nonce& = draw_nonce());
 
   enum class State {
     going,     // more bytes must come (or take_output() must go out)
     asked,     // acceptor: the connector has proven itself; look at hello(), then welcome() or refuse()
     done,      // both have proven themselves; what follows on the connection is not the handshake's
     refused,   // error() says why: by the other side, or by us after sending the reason
-    stranger   // speaks another protocol or does not know the secret: close, say nothing, count
+    unauthenticated  // speaks another protocol or does not know the secret: close, say nothing, count
   };
   State state() const { return state_; }
   // Takes what came; returns how many bytes of it were the handshake's. The rest is not looked at.
@@ -61,15 +66,15 @@ class Handshake {
   void welcome(uint64_t received);                 // acceptor, in state asked
   // Acceptor, in any state but done; the text is cut at 1000 bytes. Whoever has said no Hello yet is told nothing.
   void refuse(const Error&);
-  // Set in states refused and stranger; the caller adds the address. The acceptor itself refuses, in words that fit
-  // both sides: invalid_argument, another version; mismatch, another job; shut_down, the connector's epoch is an older
-  // one; timeout, it is a newer one, so the acceptor is not there yet; internal, the connector wanted another rank. For
-  // the connector, internal is also: the acceptor has another secret.
+  // Set in states refused and unauthenticated; the caller adds the address. The acceptor itself refuses, in words that
+  // fit both sides: invalid_argument, another version; mismatch, another job; shut_down, the connector's epoch is an
+  // older one; timeout, it is a newer one, so the acceptor is not there yet; internal, the connector wanted another
+  // rank. For the connector, internal is also: the acceptor has another secret.
   const std::optional<Error>& error() const { return error_; }
 
  private:
   using Step = void (Handshake::*)(std::string_view);
-  Handshake(Terms, int rank, const Nonce&);
+  Handshake(JobCredentials, int rank, const Nonce&);
   void await(size_t bytes, Step);                  // `step` gets exactly so many
   void end(State, const Error&);
   Digest proof(std::string_view role, std::string_view more = {}) const;
@@ -85,7 +90,7 @@ class Handshake {
   void take_refusal(std::string_view);
   void take_reason(std::string_view);
 
-  Terms terms_;
+  JobCredentials credentials_;
   int rank_;
   Nonce nonce_;
   State state_ = State::going;

@@ -1,7 +1,7 @@
 // A Link is an ordered, reliable stream of records from one rank to another, in the transport's own
 // memory: the sender encodes into it, the receiver reduces straight out of it, nothing is copied between.
 // Both ends issue the same sequence of record sizes, so there are no tags and no matching.
-// Nothing blocks. One thread at a time may use a Link (the engine: whoever holds the baton).
+// Nothing blocks. One thread at a time may use a Link (the engine: whoever holds the progress lock).
 // A broken Link throws Error{peer_lost} from any call.
 #pragma once
 #include <memory>

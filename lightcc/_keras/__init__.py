@@ -6,14 +6,14 @@ Horovod's do.
 import importlib
 
 from lightcc import numpy as hvd
-from lightcc._keras import hooks
+from lightcc._keras import patches
 from lightcc._keras.collectives import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
-from lightcc._keras.gradients import gradients_by, no_framework  # noqa: F401
-from lightcc._keras.optimizer import CallableList, Options, framework_of, front_of, is_built, is_distributed, keras_of
+from lightcc._keras.frameworks import no_framework, reducer_for  # noqa: F401
+from lightcc._keras.optimizer import CallableList, Options, framework_of, is_built, is_distributed, keras_of, mixin_of
 from lightcc._keras.saving import load_model, name_like
 from lightcc.common.basics import HorovodBasics
 from lightcc.ops import ReduceOps
-from lightcc.wrapper import check_predivide, groups_of
+from lightcc.wrapper_arguments import check_predivide, groups_of
 
 __all__ = [
     "CallableList", "LocalGradientAggregationHelper", "LocalGradientAggregationHelperEager", "allgather", "allreduce",
@@ -77,7 +77,7 @@ def checked_groups(groups, num_groups=0):
 
 def keep_layers_local(distributed, layers) -> None:
     """Makes a distributed optimizer leave the gradients of Keras layers, one or a list, on this rank."""
-    distributed._gradients.keep_layers_local(layers)
+    distributed._reducer.keep_layers_local(layers)
 
 
 def distribute(optimizer, compression) -> None:
@@ -93,9 +93,9 @@ def _distributed(plain: type, options: Options) -> type:
     check_predivide(options.gradient_predivide_factor, options.op)
     if options.backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
-    front = front_of(plain)
-    gradients_by(framework_of(plain)).check(front)
-    cls = type(plain.__name__, (front, plain), {"__module__": __name__, "_distribution": options})
+    mixin = mixin_of(plain)
+    reducer_for(framework_of(plain)).check(mixin)
+    cls = type(plain.__name__, (mixin, plain), {"__module__": __name__, "_distribution": options})
     name_like(cls, plain)
-    hooks.teach(keras_of(plain))
+    patches.install(keras_of(plain))
     return cls

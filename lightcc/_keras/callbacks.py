@@ -250,8 +250,8 @@ class BestModelCheckpointImpl:
     """
 
     def __init__(self, save_weights_only: bool = False, **options):
-        later = "later.weights.h5" if save_weights_only else "later.keras"  # Keras 3 wants a name of the right kind
-        super().__init__(later, save_best_only=True, save_weights_only=save_weights_only, **options)
+        placeholder = "unset.weights.h5" if save_weights_only else "unset.keras"  # of a kind that Keras 3 takes
+        super().__init__(placeholder, save_best_only=True, save_weights_only=save_weights_only, **options)
         self.filepath = None
 
     def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:

@@ -5,7 +5,7 @@ session, a numpy array. Other arguments and errors: those of lightcc.keras, and 
 """
 from typing import Any, Callable
 
-from lightcc._keras.gradients import gradients_by
+from lightcc._keras.frameworks import reducer_for
 
 
 def allreduce(backend, value, name, average, prescale_factor, postscale_factor, op, compression):
@@ -40,7 +40,7 @@ def broadcast_global_variables(backend, root_rank):
 
 
 def _run(backend, value: Any, collective: Callable[[Any, Any], Any]) -> Any:
-    gradients_by(backend.backend())  # raises unless lightcc can serve it
+    reducer_for(backend.backend())  # raises unless lightcc can serve it
     if backend.backend() == "torch":
         import keras
 

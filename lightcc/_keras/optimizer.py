@@ -6,17 +6,19 @@ Keras has had three families of optimizers, each with its own such place:
   Keras 2 since 2.11    aggregate_gradients(pairs), which apply_gradients calls
   Keras 2's legacy ones _aggregate_gradients(pairs), likewise
 A LossScaleOptimizer of Keras 2 around one of ours asks it to aggregate before it looks for inf and nan, so all ranks
-find the same; for Keras 3, hooks.py sees to that. The framework's part, how gradients travel, is in gradients.py.
+find the same; for Keras 3, patches.py sees to that. The framework's part, how gradients travel, is in
+gradient_reducer.py.
 """
 import sys
 from types import ModuleType
 from typing import Any, List, NamedTuple, Optional, Tuple
 
-from lightcc._keras.gradients import Gradients, gradients_by
+from lightcc._keras.frameworks import reducer_for
+from lightcc._keras.gradient_reducer import GradientReducer
 from lightcc.common.process_sets import ProcessSet
-from lightcc.wrapper import Groups
+from lightcc.wrapper_arguments import Groups
 
-_GRADIENTS = "_lightcc_gradients"
+_REDUCER = "_lightcc_reducer"
 _BUILT = ("built", "_built", "_hypers_created")  # of the three families
 
 
@@ -54,17 +56,17 @@ class Distributed:
     _distribution: Options  # of the class that is made for an optimizer, so that from_config keeps it
 
     @property
-    def _gradients(self) -> Gradients:
-        made = vars(self).get(_GRADIENTS)
+    def _reducer(self) -> GradientReducer:
+        made = vars(self).get(_REDUCER)
         if made is None:  # in the dictionary, past __setattr__: no part of the optimizer's own state
             cls = type(self)
-            made = vars(self)[_GRADIENTS] = gradients_by(framework_of(cls))(self._distribution, cls.__name__)
+            made = vars(self)[_REDUCER] = reducer_for(framework_of(cls))(self._distribution, cls.__name__)
         return made
 
     @property
     def _agg_helper(self):
         """What adds up gradients for backward_passes_per_step; None if that is 1."""
-        return self._gradients.helper
+        return self._reducer.helper
 
     @property
     def variables(self):
@@ -79,16 +81,16 @@ class Distributed:
         >>> layer = keras.layers.Dense(1); layer.build((None, 2))
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)); optimizer.register_local_var(layer.bias)
         """
-        self._gradients.keep_local(var)
+        self._reducer.keep_local(var)
 
     def _computed(self, pairs) -> List[Tuple[Any, Any]]:
         """Reduces gradients that the optimizer itself has computed; apply_gradients then takes them as they are."""
-        pairs = self._over(self._gradients.reduce, pairs)
-        self._gradients.reduced = True
+        pairs = self._over(self._reducer.reduce, pairs)
+        self._reducer.reduced = True
         return pairs
 
     def _arrived(self, pairs) -> List[Tuple[Any, Any]]:
-        return self._over(self._gradients.arrived, pairs)
+        return self._over(self._reducer.arrived, pairs)
 
     def _over(self, reduce, pairs):
         if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):  # of Keras 2
@@ -99,21 +101,21 @@ class Distributed:
 
 
 class Keras3(Distributed):
-    """In front of a keras.optimizers.Optimizer of Keras 3."""
+    """The mix-in for a keras.optimizers.Optimizer of Keras 3."""
 
     def apply(self, grads, trainable_variables=None):
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         apply = super().apply
         if not variables or not len(grads):  # Keras says what is missing
             return apply(grads, trainable_variables)
-        grads = self._gradients.arrived(list(grads), variables)
-        return self._gradients.apply(lambda: apply(grads, trainable_variables), self)
+        grads = self._reducer.arrived(list(grads), variables)
+        return self._reducer.apply(lambda: apply(grads, trainable_variables), self)
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
         """As Keras 2 had it, for scripts that call it: the reduced (gradient, variable) pairs of a loss."""
-        if self._gradients.framework != "tensorflow":
+        if self._reducer.framework != "tensorflow":
             raise ValueError("_compute_gradients needs a tf.GradientTape, and Keras runs on "
-                             f"{self._gradients.framework}: compute the gradients and call apply().")
+                             f"{self._reducer.framework}: compute the gradients and call apply().")
         import tensorflow as tf
         tape = tf.GradientTape() if tape is None else tape
         if callable(loss):
@@ -125,7 +127,7 @@ class Keras3(Distributed):
 
 
 class Keras2(Distributed):
-    """In front of a tf.keras.optimizers.Optimizer of Keras 2.11 or later, tf_keras among them."""
+    """The mix-in for a tf.keras.optimizers.Optimizer of Keras 2.11 or later, tf_keras among them."""
 
     def aggregate_gradients(self, grads_and_vars):
         return self._arrived(grads_and_vars)
@@ -142,13 +144,13 @@ class Keras2(Distributed):
         pairs = list(grads_and_vars)
         if not skip_gradients_aggregation and kwargs.pop("experimental_aggregate_gradients", True):
             pairs = self.aggregate_gradients(pairs)
-        self._gradients.reduced = False
+        self._reducer.reduced = False
         apply, options = super().apply_gradients, {} if name is None else {"name": name}
-        return self._gradients.apply(lambda: apply(pairs, skip_gradients_aggregation=True, **options), self, pairs)
+        return self._reducer.apply(lambda: apply(pairs, skip_gradients_aggregation=True, **options), self, pairs)
 
 
 class Legacy(Distributed):
-    """In front of a tf.keras.optimizers.legacy.Optimizer of Keras 2."""
+    """The mix-in for a tf.keras.optimizers.legacy.Optimizer of Keras 2."""
 
     def _aggregate_gradients(self, grads_and_vars):
         return self._arrived(grads_and_vars)
@@ -163,13 +165,13 @@ class Legacy(Distributed):
         pairs = list(grads_and_vars)
         if experimental_aggregate_gradients:
             pairs = self._aggregate_gradients(pairs)
-        self._gradients.reduced = False
+        self._reducer.reduced = False
         apply = super().apply_gradients
-        return self._gradients.apply(lambda: apply(pairs, name, experimental_aggregate_gradients=False), self, pairs)
+        return self._reducer.apply(lambda: apply(pairs, name, experimental_aggregate_gradients=False), self, pairs)
 
 
-def front_of(cls: type) -> type:
-    """What goes in front of an optimizer's class; ValueError if that is no optimizer of Keras."""
+def mixin_of(cls: type) -> type:
+    """The mix-in for an optimizer's class; ValueError if that is no optimizer of Keras."""
     if hasattr(cls, "apply") and hasattr(cls, "stateless_apply"):
         return Keras3
     if hasattr(cls, "aggregate_gradients"):
@@ -188,7 +190,7 @@ def keras_of(cls: type) -> ModuleType:
 
 def framework_of(cls: type) -> str:
     """What an optimizer computes with: tensorflow, or what Keras 3 runs on."""
-    return keras_of(cls).backend.backend() if front_of(cls) is Keras3 else "tensorflow"
+    return keras_of(cls).backend.backend() if mixin_of(cls) is Keras3 else "tensorflow"
 
 
 def is_distributed(optimizer) -> bool:

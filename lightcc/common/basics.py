@@ -1,13 +1,19 @@
-"""Life, topology and build queries, for every framework. The state is the core's; an instance holds none."""
-import atexit
+"""The start and end of a job, its ranks and its timeline, for every framework. The state is in the core; an instance
+holds none.
+"""
 import operator
 import os
 import secrets
+import sys
+import threading
 from typing import Dict, List, Optional, Sequence, Union
 
 from lightcc import _core, request
 from lightcc.common import process_sets as sets
 from lightcc.common import util  # noqa: F401  scripts look for it here too
+from lightcc.common.build_queries import BuildQueries
+from lightcc.common.exiting import at_exit
+from lightcc.common.process_set_matching import match
 from lightcc.common.process_sets import ProcessSet, global_process_set  # noqa: F401
 
 
@@ -18,18 +24,21 @@ class MPI:
         """A communicator of mpi4py."""
 
 
-def _launched_by_mpi() -> bool:
-    # The word of a launcher that runs under mpirun counts more than that of mpirun.
-    if "HOROVOD_RANK" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
-        return False
-    return any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"))
-
-
-_shutdown_at_exit = False
+_REASON_CHARACTERS = 200  # of an exception, in what is sent to other ranks
 _world: object = None  # what init() was given
+_init_lock = threading.RLock()  # one init at a time
 
 
-class HorovodBasics:
+def _new_lock() -> None:
+    """In the child of a fork: a thread that is not there may have held it."""
+    global _init_lock
+    _init_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
+
+
+class HorovodBasics(BuildQueries):
     """What is not a collective. The arguments are Horovod's; lightcc has one library and finds it itself.
 
     >>> basics = HorovodBasics(__file__); basics.init(); basics.size() >= 1
@@ -43,10 +52,12 @@ class HorovodBasics:
 
     def init(self, comm: Optional[Union[Sequence[int], MPI.Comm]] = None,
              process_sets: Optional[Sequence[ProcessSet]] = None) -> None:
-        """Meets the other ranks and registers process sets. A second call only matches process sets again.
+        """Meets the other ranks and registers process sets. A second call only matches process sets again; one from
+        another thread waits for the first.
 
         comm: None or [] for all ranks of the job; a list of ranks, which become ranks 0, 1, ... of a world of their own
-        (every one of them passes the same list); or a communicator of mpi4py, whose processes form the world.
+        (every one of them passes the same list); or a communicator of mpi4py, whose processes form the world, and which
+        global_process_set.mpi_comm is then.
         mpirun on several hosts wants all ranks of the job to call init, each with a list that it is in, as often as
         the others: MPICH and Intel MPI hand addresses out to all at once, Open MPI takes a rank that never called for
         a crash. It does not matter where LIGHTCC_STORE_ADDR says where to meet, or the communicator is mpi4py's.
@@ -59,13 +70,17 @@ class HorovodBasics:
 
         >>> hvd.init(process_sets=[])  # or, with four ranks: [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 3])]
         """
-        global _shutdown_at_exit, _world
         if not hasattr(comm, "Get_size"):
             comm = _ranks(comm)
         if process_sets is not None and process_sets != "dynamic":
             process_sets = _list_of_sets(process_sets)
+        with _init_lock:
+            self._init(comm, process_sets)
+
+    def _init(self, comm, process_sets) -> None:
+        global _world
         if not _core.initialized():
-            request.forget_handles()
+            request.release_all()
             sets.forget()
             if hasattr(comm, "Get_size"):
                 _init_at(comm)
@@ -75,13 +90,13 @@ class HorovodBasics:
         elif not _is_world(comm):
             raise ValueError(f"init(comm={comm!r}): lightcc is initialised already, with {_core.size()} ranks "
                              f"(comm={_world!r}). Call shutdown() first, or use process sets.")
-        if not _shutdown_at_exit:
-            atexit.register(self.shutdown)
-            _shutdown_at_exit = True
+        at_exit(_leave)
         ranks = list(range(_core.size()))
         sets.global_process_set.ranks[:] = ranks
+        if hasattr(comm, "Get_size"):
+            sets.global_process_set.mpi_comm = comm
         if process_sets is not None and process_sets != "dynamic":
-            sets.match(process_sets)
+            match(process_sets)
 
     def shutdown(self) -> None:
         """Leaves the job: pending operations fail with HorovodInternalError. init() may follow.
@@ -89,10 +104,7 @@ class HorovodBasics:
         >>> hvd.init(); hvd.shutdown(); hvd.is_initialized()
         False
         """
-        if _core.initialized():
-            _core.shutdown()
-        request.forget_handles()
-        sets.forget()
+        _leave("it shut down", "it shut down while handling ")
 
     def is_initialized(self) -> bool:
         """True between init and shutdown.
@@ -168,78 +180,6 @@ class HorovodBasics:
         self.size()
         return self.mpi_enabled()
 
-    def mpi_enabled(self) -> bool:
-        """True if mpirun started this process and HOROVOD_RANK is not set. lightcc needs no MPI library for it.
-
-        >>> hvd.mpi_enabled() != hvd.gloo_enabled()
-        True
-        """
-        return _launched_by_mpi()
-
-    def mpi_built(self) -> bool:
-        """The same as mpi_enabled(), so that scripts choose the branch they would choose under Horovod.
-
-        >>> hvd.mpi_built() == hvd.mpi_enabled()
-        True
-        """
-        return _launched_by_mpi()
-
-    def gloo_enabled(self) -> bool:
-        """True unless mpi_enabled().
-
-        >>> hvd.mpi_enabled() != hvd.gloo_enabled()
-        True
-        """
-        return not _launched_by_mpi()
-
-    def gloo_built(self) -> bool:
-        """True: lightcc always runs without MPI.
-
-        >>> hvd.gloo_built()
-        True
-        """
-        return True
-
-    def nccl_built(self) -> int:
-        """NCCL's version code; 0, since this version of lightcc works on CPU tensors only.
-
-        >>> hvd.nccl_built()
-        0
-        """
-        return 0
-
-    def ddl_built(self) -> bool:
-        """False: IBM DDL is not used.
-
-        >>> hvd.ddl_built()
-        False
-        """
-        return False
-
-    def ccl_built(self) -> bool:
-        """False: oneCCL is not used.
-
-        >>> hvd.ccl_built()
-        False
-        """
-        return False
-
-    def cuda_built(self) -> bool:
-        """False: this version of lightcc works on CPU tensors only.
-
-        >>> hvd.cuda_built()
-        False
-        """
-        return False
-
-    def rocm_built(self) -> bool:
-        """False: this version of lightcc works on CPU tensors only.
-
-        >>> hvd.rocm_built()
-        False
-        """
-        return False
-
     def start_timeline(self, file_path: Union[str, bytes, "os.PathLike[str]"], mark_cycles: bool = False) -> None:
         """Begins to write a timeline for chrome://tracing (docs/timeline.md): rank 0 to that file, or, if there is
         "{rank}" in the path, every rank to its own. One that is being written is completed first.
@@ -266,9 +206,34 @@ class HorovodBasics:
         return sets.ids_and_ranks()
 
 
+def _leave(reason: str = "its program has ended", with_error: str = "it ended with ") -> None:
+    """Leaves the job. Tells the other ranks why, and what was raised here if that is known."""
+    if _core.initialized():
+        error = _uncaught()
+        _core.shutdown(reason if error is None else with_error + _line_of(error))
+    request.release_all()
+    sets.forget()
+
+
+def _uncaught() -> Optional[BaseException]:
+    """The exception that is on its way, or that has ended this program; at a prompt the program goes on after one."""
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):
+        error = getattr(sys, "last_value", None)
+    return None if isinstance(error, SystemExit) and error.code in (None, 0) else error
+
+
+def _line_of(error: BaseException) -> str:
+    try:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+    except Exception:  # of its __str__
+        text = type(error).__name__
+    return text if len(text) <= _REASON_CHARACTERS else text[:_REASON_CHARACTERS] + "..."
+
+
 def _initialized(value: int) -> int:
     if value < 0:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
+        raise _core.not_initialised()
     return value
 
 

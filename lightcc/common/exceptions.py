@@ -8,6 +8,8 @@ class HorovodInternalError(RuntimeError):
     shutdown() and init() again, or exit.
     """
 
+    status = 0  # the core's code (lightcc.h), where it was the core that failed
+
 
 class HostsUpdatedInterrupt(RuntimeError):
     """The set of hosts has changed; `skip_sync` says whether the state need not be broadcast again."""

@@ -1,5 +1,6 @@
 """Small helpers that scripts written for Horovod import. None of them starts a process or loads a framework."""
 import contextlib
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -8,9 +9,23 @@ import sysconfig
 import warnings
 from typing import Callable, Iterator, List, Optional
 
+from lightcc.common.build_queries import BuildQueries
 from lightcc.common.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
 
 EXTENSIONS = ["tensorflow", "torch"]
+_queries = BuildQueries()
+
+
+def _cache(function: Callable) -> Callable:
+    """A decorator: the function is called once for each set of arguments, which must be hashable.
+
+    >>> calls = []
+    >>> @_cache
+    ... def count(x): calls.append(x); return len(calls)
+    >>> count("a"), count("a"), count("b")
+    (1, 1, 2)
+    """
+    return functools.cache(function)
 
 
 def get_ext_suffix() -> str:
@@ -74,18 +89,13 @@ def _found(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def _basics():
-    from lightcc.common.basics import HorovodBasics  # late: basics needs the library, this module does not
-    return HorovodBasics(__file__)
-
-
 def mpi_built(verbose: bool = False) -> bool:
     """HorovodBasics.mpi_built().
 
     >>> mpi_built() in (True, False)
     True
     """
-    return _basics().mpi_built()
+    return _queries.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
@@ -94,7 +104,7 @@ def gloo_built(verbose: bool = False) -> bool:
     >>> gloo_built()
     True
     """
-    return _basics().gloo_built()
+    return _queries.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
@@ -103,7 +113,7 @@ def nccl_built(verbose: bool = False) -> int:
     >>> nccl_built()
     0
     """
-    return _basics().nccl_built()
+    return _queries.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
@@ -112,7 +122,7 @@ def ddl_built(verbose: bool = False) -> bool:
     >>> ddl_built()
     False
     """
-    return _basics().ddl_built()
+    return _queries.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
@@ -121,7 +131,7 @@ def ccl_built(verbose: bool = False) -> bool:
     >>> ccl_built()
     False
     """
-    return _basics().ccl_built()
+    return _queries.ccl_built()
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:

@@ -1,6 +1,8 @@
 """A base for data loaders, and a mix-in that makes one fetch ahead in a thread. Needs no framework and no job.
 
-Every iteration has a thread and batches of its own (_Ahead), so nothing of one epoch is left over for the next.
+Every iteration has a thread and batches of its own (_Prefetcher), so nothing of one epoch is left over for the next.
+Iterations that are still going on when the process ends are closed then: a framework's code aborts in a thread that
+Python ends by force.
 """
 import logging
 import os
@@ -11,7 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from lightcc.common.exiting import at_exit
+
 _CLOSE_S = 10.0  # how long close waits for _iterate to hand over; it may be waiting for a disk
+_EXIT_S = 5.0    # how long all of them together may take when the process ends
 _LOOK_S = 1.0    # how often who waits for the other side looks around
 _END = object()
 
@@ -77,29 +82,29 @@ class AsyncDataLoaderMixin:
     def __init__(self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args, **kwargs):
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
-        self._ahead: list[_Ahead] = []  # of iterations that are going on
+        self._prefetchers: list[_Prefetcher] = []  # of iterations that are going on
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
         """Stops the threads and waits for them; an iteration that is going on ends. The loader can be used again."""
-        for ahead in list(self._ahead):
-            ahead.close()
+        for prefetcher in list(self._prefetchers):
+            prefetcher.close()
 
     def __iter__(self) -> Iterator[Any]:
         if self.async_loader_queue_size <= 0:
             yield from super().__iter__()
             return
-        ahead = _Ahead(self._iterate, self.async_loader_queue_size)
-        self._ahead.append(ahead)
+        prefetcher = _Prefetcher(self._iterate, self.async_loader_queue_size)
+        self._prefetchers.append(prefetcher)
         try:
-            for batch in ahead.batches():
+            for batch in prefetcher.batches():
                 yield self._process_batch(batch)
         finally:  # also when the consumer leaves the loop and drops the iterator
-            self._ahead.remove(ahead)
-            ahead.close()
+            self._prefetchers.remove(prefetcher)
+            prefetcher.close()
             if self.debug_data_loader:
-                print(f"{type(self).__name__}: waited {ahead.waited_s:.3f} s for {ahead.taken} batches, with up to "
-                      f"{self.async_loader_queue_size} ahead", file=sys.stderr)
+                print(f"{type(self).__name__}: waited {prefetcher.waited_s:.3f} s for {prefetcher.taken} batches, "
+                      f"with up to {self.async_loader_queue_size} ahead", file=sys.stderr)
 
 
 class _Failure:
@@ -107,7 +112,7 @@ class _Failure:
         self.error = error
 
 
-class _Ahead:
+class _Prefetcher:
     """One iteration's thread, and the batches between it and the consumer."""
 
     def __init__(self, iterate: Callable[[], Iterator[Any]], size: int) -> None:
@@ -118,9 +123,13 @@ class _Ahead:
         self._changed = threading.Condition()  # guards the two below
         self._ready: "deque[Any]" = deque()
         self._closed = False
+        self._given_up = False  # _iterate did not come back, and is not waited for again
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._fetch, name="lightcc data loader", daemon=True)
         self._thread.start()
+        at_exit(_close_all)
+        _running.difference_update([prefetcher for prefetcher in list(_running) if not prefetcher._thread.is_alive()])
+        _running.add(self)
 
     def _fetch(self) -> None:
         last: Any = _END
@@ -175,15 +184,39 @@ class _Ahead:
 
     def close(self) -> None:
         """From any thread."""
+        self.stop()
+        self.wait(_CLOSE_S)
+
+    def stop(self) -> None:
+        """Tells the thread to end at its next batch, and does not wait for it."""
         if os.getpid() != self._process:
             return
         with self._changed:
             self._closed = True
             self._ready.clear()
             self._changed.notify_all()
+
+    def wait(self, wait_s: float) -> None:
+        """For the thread's end, once: who has not come by then may take for ever."""
+        if os.getpid() != self._process or self._given_up:
+            return
         if threading.current_thread() is self._thread:  # it collected garbage, a forgotten iterator among it
             return
-        self._thread.join(_CLOSE_S)
+        self._thread.join(wait_s)
         if self._thread.is_alive():
-            _logger.warning("the data loader's _iterate has not come to its next batch for %.0f s; its thread will end "
-                            "when it does", _CLOSE_S)
+            self._given_up = True
+            _logger.warning("the data loader's _iterate has not come to its next batch; its thread will end when "
+                            "it does")
+
+
+_running: "set[_Prefetcher]" = set()  # those whose threads may not have ended
+
+
+def _close_all() -> None:
+    """At the end of the process, where an iteration may be going on: a script keeps its iterator in a variable."""
+    deadline = time.monotonic() + _EXIT_S
+    running = list(_running)
+    for prefetcher in running:
+        prefetcher.stop()
+    for prefetcher in running:
+        prefetcher.wait(max(0.0, deadline - time.monotonic()))

@@ -5,10 +5,10 @@ TensorFlow.
 """
 import keras
 
-from lightcc import _keras
+from lightcc import _core, _keras
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from lightcc.later import no_attribute as _no_attribute
+from lightcc.unsupported import no_attribute as _no_attribute
 
 if keras.backend.backend() == "torch":
     from lightcc.torch.compression import Compression
@@ -18,6 +18,7 @@ else:
     raise ImportError(_keras.no_framework(keras.backend.backend()))
 
 _basics = HorovodBasics(__file__)
+_core.name_package("lightcc.keras")
 
 Average, Sum, Adasum = _basics.Average, _basics.Sum, _basics.Adasum
 init, shutdown, is_initialized = _keras.init, _basics.shutdown, _basics.is_initialized

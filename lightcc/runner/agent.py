@@ -1,27 +1,29 @@
-"""python -m lightcc.runner.agent: starts the ranks of a host that lightccrun is not on. It is started by ssh or its
-like, hears from the launcher on stdin and tells it on stdout (messages.py) what the ranks say and how they end.
+"""python -m lightcc.runner.agent: starts the ranks of a host that lightccrun is not on. It is started by ssh or another
+command, reads the launcher's messages from stdin, and writes to stdout (messages.py) what the ranks print and how they
+end.
 
-It goes when the launcher does: at the end of stdin, and when nobody reads stdout, it ends its ranks and itself. If it
+It ends when the launcher does: at the end of stdin, and when nobody reads stdout, it ends its ranks and itself. If it
 is killed, its watcher ends them (local.py).
 """
 
 import contextlib
 import os
 import selectors
+import subprocess
 import sys
 import time
 from typing import Optional
 
-from lightcc.runner.crew import READ_BYTES, Here
-from lightcc.runner.exchange import Exchange
+from lightcc.runner.host_ranks import READ_BYTES, HostRanks
 from lightcc.runner.hosts import Place
-from lightcc.runner.local import Job, StartError, started
+from lightcc.runner.local import Job, StartError, started, with_threads
 from lightcc.runner.messages import (
     Alive,
     Begin,
     End,
     Ended,
     Failed,
+    Input,
     Load,
     Message,
     Over,
@@ -33,7 +35,8 @@ from lightcc.runner.messages import (
     pack,
 )
 from lightcc.runner.output import MAX_PENDING_BYTES, Sink
-from lightcc.runner.pieces import PIECE_BYTES, Outbox
+from lightcc.runner.result_transfer import PART_BYTES, ResultSender
+from lightcc.runner.run_files import RunFiles
 
 ALIVE_S = 2.0
 
@@ -54,106 +57,109 @@ class _Agent:
         self._selector = stack.enter_context(selectors.PollSelector())  # stdin may be /dev/null, which epoll refuses
         self._pipes = stack.enter_context(selectors.DefaultSelector())
         self._unpacker = Unpacker()
-        self._crew: Optional[Here] = None
-        self._exchange: Optional[Exchange] = None  # if the ranks are run()'s
-        self._outbox: Optional[Outbox] = None
-        self._paused = False  # by the launcher
-        self._over = False    # all has been said
-        self._alone = False   # nobody listens
+        self._host_ranks: Optional[HostRanks] = None
+        self._run_files: Optional[RunFiles] = None  # if the ranks are run()'s
+        self._result_sender: Optional[ResultSender] = None
+        self._paused = False        # by the launcher
+        self._over = False          # the last message has been sent
+        self._disconnected = False  # the launcher has closed our input
 
     def run(self) -> None:
-        self._selector.register(0, selectors.EVENT_READ, self._listen)
+        self._selector.register(0, selectors.EVENT_READ, self._receive)
         self._out.put(None, greeting())
         alive_at = time.monotonic() + ALIVE_S
-        while not (self._alone or self._out.error or (self._over and not self._out.pending_bytes)):
-            wait_s = 0.0 if self._outbox and self._has_room() else max(0.0, alive_at - time.monotonic())
+        while not (self._disconnected or self._out.error or (self._over and not self._out.pending_bytes)):
+            wait_s = 0.0 if self._result_sender and self._has_room() else max(0.0, alive_at - time.monotonic())
             for key, _ in self._selector.select(wait_s):
                 for message in key.data() or ():
-                    self._tell(message)
-            if self._outbox and self._has_room():  # one piece at a time: commands and output are heard between
-                self._say(self._outbox.take())
+                    self._report(message)
+            if self._result_sender and self._has_room():  # one part at a time: commands and output are heard between
+                self._send(self._result_sender.take())
             if time.monotonic() >= alive_at:
                 alive_at = time.monotonic() + ALIVE_S
                 if not self._out.pending_bytes:
-                    self._say(Alive())
+                    self._send(Alive())
             self._pace()
 
     def _has_room(self) -> bool:
-        return self._out.pending_bytes <= PIECE_BYTES
+        return self._out.pending_bytes <= PART_BYTES
 
-    def _tell(self, message: Message) -> None:
-        """What the ranks do. That one has ended is said after what it has left."""
-        if isinstance(message, Ended) and self._outbox is not None:
-            self._outbox.put(message)
+    def _report(self, message: Message) -> None:
+        """Sends an event of the ranks. Ended is sent after the rank's result."""
+        if isinstance(message, Ended) and self._result_sender is not None:
+            self._result_sender.put(message)
         else:
-            self._say(message)
+            self._send(message)
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._out.put(None, pack(message))
         self._over = self._over or isinstance(message, Over)
 
     def _pace(self) -> None:
         """Waits for a slow connection; reads no more from the ranks while too much is pending."""
-        if self._crew and not self._over:
-            self._crew.pause(self._paused or self._out.pending_bytes > MAX_PENDING_BYTES)
+        if self._host_ranks and not self._over:
+            self._host_ranks.pause(self._paused or self._out.pending_bytes > MAX_PENDING_BYTES)
         waiting = self._out.fd in self._selector.get_map()
         if self._out.pending_bytes and not waiting:
             self._selector.register(self._out.fd, selectors.EVENT_WRITE, self._out.flush)
         elif waiting and not self._out.pending_bytes:
             self._selector.unregister(self._out.fd)
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         chunk = os.read(0, READ_BYTES)
-        if not chunk and not self._crew:
+        if not chunk and not self._host_ranks:
             print("the input of lightcc's agent ended before the job came: what started it must pass its input on, "
                   "as docker exec does with -i", file=sys.stderr)
-        self._alone = not chunk
+        self._disconnected = not chunk
         for message in self._unpacker.feed(chunk):
-            self._obey(message)
+            self._handle(message)
 
-    def _obey(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         if isinstance(message, Load):
             self._load(message.chunk)
         elif isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Pause):
             self._paused = message.on
-        elif isinstance(message, Signal) and self._crew:
-            self._crew.send(message.rank, message.signum)
-            for ended in self._outbox.drop_value(message.rank) if self._outbox else ():
-                self._say(ended)
-        elif isinstance(message, End) and self._crew and not self._over:
-            self._outbox = None
-            for last in self._crew.end():
-                self._say(last)
+        elif isinstance(message, Signal) and self._host_ranks:
+            self._host_ranks.send(message.rank, message.signum)
+            for ended in self._result_sender.drop_value(message.rank) if self._result_sender else ():
+                self._send(ended)
+        elif isinstance(message, Input) and self._host_ranks:
+            self._host_ranks.give(message.chunk)
+        elif isinstance(message, End) and self._host_ranks and not self._over:
+            self._result_sender = None
+            for last in self._host_ranks.end():
+                self._send(last)
 
     def _load(self, chunk: bytes) -> None:
-        if self._exchange is None:
-            self._exchange = self._stack.enter_context(Exchange(()))
-        with open(self._exchange.function, "ab", closefd=False) as memory:
+        if self._run_files is None:
+            self._run_files = self._stack.enter_context(RunFiles(()))
+        with open(self._run_files.function, "ab", closefd=False) as memory:
             memory.write(chunk)
 
     def _begin(self, job: Begin) -> None:
         try:
             os.chdir(job.folder)
         except OSError as error:
-            self._say(Remark(f"cannot work in {job.folder}: {error.strerror}; its ranks work in {os.getcwd()}"))
+            self._send(Remark(f"cannot work in {job.folder}: {error.strerror}; its ranks work in {os.getcwd()}"))
         try:
             places = [Place(*place)._replace(here=True) for place in job.places]
-            for place in places if self._exchange else ():
-                self._exchange.add(place.rank)
-            ranks = self._stack.enter_context(started(Job(
-                places, lambda rank: job.command, exchange=self._exchange, settings=job.environment,
-                bind_at_fork=True)))
+            for place in places if self._run_files else ():
+                self._run_files.add(place.rank)
+            here, remarks = with_threads(Job(places, lambda rank: job.command, run_files=self._run_files,
+                                             settings=job.environment, bind_at_fork=True,
+                                             stdin=subprocess.DEVNULL if self._run_files else subprocess.PIPE))
+            ranks = self._stack.enter_context(started(here))
         except StartError as error:
-            self._say(Failed(str(error), error.exit_code))
+            self._send(Failed(str(error), error.exit_code))
             return
-        if self._exchange:
-            self._exchange.forget_function()
-            self._outbox = Outbox(self._exchange, job.environment["LIGHTCC_SECRET"])
-        self._crew = Here(job.host, ranks, self._selector, self._pipes)
-        for message in self._crew.started():
-            self._say(message)
+        if self._run_files:
+            self._run_files.close_function()
+            self._result_sender = ResultSender(self._run_files, job.environment["LIGHTCC_SECRET"])
+        self._host_ranks = HostRanks(job.host, ranks, self._selector, self._pipes)
+        for message in [*remarks, *self._host_ranks.started()]:
+            self._send(message)
 
 
 if __name__ == "__main__":

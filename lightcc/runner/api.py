@@ -1,7 +1,7 @@
 """run(): a function in many processes, from Python. On this host the function travels to the ranks, and their results
-back, in anonymous memory that only they inherit (exchange.py): no files, no ports, no pipe that could fill up, and
-nothing is unpickled that another process could have written. To other hosts they go over the connection with the agent
-there, as messages between its memory and ours (pieces.py).
+back, in files in memory that only they inherit (run_files.py): nothing on disk, no ports, no pipe that could fill up,
+and nothing is unpickled that another process could have written. To other hosts they go over the connection with the
+agent there, as messages (result_transfer.py).
 """
 
 import os
@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NoReturn, Optional, Union
 
 from lightcc.runner import hosts as _hosts
-from lightcc.runner import network, record, remote
-from lightcc.runner.exchange import Exchange
+from lightcc.runner import network, remote, result_file
 from lightcc.runner.hosts import Place
-from lightcc.runner.local import Job, path_to_us
+from lightcc.runner.local import Job, pythonpath_setting
+from lightcc.runner.run_files import RunFiles
 from lightcc.runner.supervise import Outcome, supervise
 
 
@@ -36,7 +36,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     """Runs func(*args, **kwargs) in num_proc processes; returns their results in rank order.
 
     func, args and results travel by cloudpickle; modules that func needs are found along this process's sys.path. What
-    ranks print appears here, tagged as by lightccrun.
+    ranks print appears here, tagged as by lightccrun. OMP_NUM_THREADS, if it is not set, is the cores of a host divided
+    by its ranks.
 
     hosts: "node1:4,node2:4", filled in this order; hostfile: a file of lines "node1 slots=4"; default: all on this
     host. Others are reached by ssh with ssh_port and ssh_identity_file, or by what LIGHTCC_LAUNCH_COMMAND says
@@ -71,7 +72,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
 
     template = _launch_command()
     places = _hosts.places(num_proc, hosts, hostfile, lambda name: network.is_here(name, resolve=not template))
-    settings = path_to_us()
+    settings = pythonpath_setting()
     if start_timeout is not None:
         settings["HOROVOD_START_TIMEOUT"] = str(start_timeout)
     timeout_s = float(settings.get("HOROVOD_START_TIMEOUT") or os.environ.get("HOROVOD_START_TIMEOUT") or 30)
@@ -82,9 +83,9 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
         return (remote.template_command(template, host) if template
                 else remote.ssh_command(host, timeout_s, ssh_port, ssh_identity_file))
 
-    with Exchange(range(num_proc)) as exchange:
-        _write(exchange.function, func, args, kwargs)
-        job = Job(places, lambda rank: [executable or sys.executable, "-m", "lightcc.runner.task"], exchange=exchange,
+    with RunFiles(range(num_proc)) as run_files:
+        _write(run_files.function, func, args, kwargs)
+        job = Job(places, lambda rank: [executable or sys.executable, "-m", "lightcc.runner.task"], run_files=run_files,
                   settings=settings, output_dir=output_filename, verbose=bool(verbose), agent_command=agent_command,
                   start_timeout_s=timeout_s)
         in_main_thread = threading.current_thread() is threading.main_thread()
@@ -94,8 +95,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
         outcome = supervise(job, _descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2),
                             (signal.SIGINT,) if in_main_thread else ())
         if outcome.cause:
-            _fail(outcome, places, exchange)
-        return [_value(place, exchange) for place in places]
+            _fail(outcome, places, run_files)
+        return [_value(place, run_files) for place in places]
 
 
 def _launch_command() -> str:
@@ -125,35 +126,35 @@ def _write(memory: int, func: Callable[..., Any], args: Sequence[Any], kwargs: O
         cloudpickle.dump((func, tuple(args), dict(kwargs or {})), file)
 
 
-def _fail(outcome: Outcome, places: Sequence[Place], exchange: Exchange) -> NoReturn:
+def _fail(outcome: Outcome, places: Sequence[Place], run_files: RunFiles) -> NoReturn:
     cause = outcome.cause
     if cause.rank is None and cause.code == -signal.SIGINT:
         raise KeyboardInterrupt
     if cause.code > 0:
         # A rank that raised first may end last (frameworks take their time to unload), so their own clocks decide.
         # What was raised after a silent exit or the loss of a host follows from it.
-        records = [(place, record.find(exchange.results[place.rank])) for place in places]
-        errors = [(found.time_s, place.rank, found) for place, found in records if found and found.is_error
+        headers = [(place, result_file.read_header(run_files.results[place.rank])) for place in places]
+        errors = [(found.time_s, place.rank, found) for place, found in headers if found and found.is_error
                   and (place.rank == cause.rank or found.time_s <= outcome.failed_at)]
         if errors:
             _, rank, found = min(errors)
             first = "" if rank == cause.rank else f"{_named(places[rank])} raised an exception; then "
-            raise RuntimeError(f"run: {first}{outcome.text}\n\n{record.text(exchange.results[rank], found)}")
+            raise RuntimeError(f"run: {first}{outcome.text}\n\n{result_file.read_text(run_files.results[rank], found)}")
     raise RuntimeError(f"run: {outcome.text}")
 
 
-def _value(place: Place, exchange: Exchange) -> Any:
-    memory = exchange.results[place.rank]
-    found = record.find(memory)
+def _value(place: Place, run_files: RunFiles) -> Any:
+    memory = run_files.results[place.rank]
+    found = result_file.read_header(memory)
     if found is None:
         raise RuntimeError(f"run: {_named(place)} exited with code 0 before the function returned, so it has no result")
     if found.is_error:  # and then something made it exit with code 0
-        raise RuntimeError(f"run: {_named(place)} raised an exception\n\n{record.text(memory, found)}")
+        raise RuntimeError(f"run: {_named(place)} raised an exception\n\n{result_file.read_text(memory, found)}")
     try:
-        value = record.value(memory, found)
+        value = result_file.read_value(memory, found)
     except Exception as error:
         raise RuntimeError(f"run: the result of {_named(place)} cannot be unpickled here: {error!r}") from error
-    exchange.forget_result(place.rank)  # the next one may be large as well
+    run_files.close_result(place.rank)  # the next one may be large as well
     return value
 
 

@@ -43,7 +43,7 @@ def end(groups: Collection[int], grace_s: float = LEFTOVER_GRACE_S) -> list[int]
     """SIGTERM to every member, SIGKILL after the grace. Returns who still lives: processes stuck in the kernel."""
     now = time.monotonic()
     kill_at, give_up_at = now + grace_s, now + grace_s + KILL_WAIT_S
-    told: set[int] = set()
+    terminated: set[int] = set()  # which have got SIGTERM
     while True:
         alive = members(groups)
         now = time.monotonic()
@@ -52,9 +52,9 @@ def end(groups: Collection[int], grace_s: float = LEFTOVER_GRACE_S) -> list[int]
         for pid in alive:
             if now >= kill_at:
                 _send(pid, signal.SIGKILL)
-            elif pid not in told:  # a second SIGTERM would interrupt its clean-up
+            elif pid not in terminated:  # a second SIGTERM would interrupt its clean-up
                 _send(pid, signal.SIGTERM)
-                told.add(pid)
+                terminated.add(pid)
         time.sleep(SCAN_S)
 
 
@@ -80,7 +80,7 @@ def watch(launcher: int) -> None:
         events = dict(poll.poll())
         chunk = os.read(0, 65536) if 0 in events else b""
         text += chunk
-        if not chunk:  # end of file, or only the pidfd spoke
+        if not chunk:  # end of file, or only the pidfd is ready
             break
     groups = [int(line) for line in text.split()]
     if groups:

@@ -6,15 +6,16 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 from collections.abc import Sequence
 from typing import Any, Optional
 
 from lightcc import as_horovod
 from lightcc._version import __version__
 from lightcc.runner import flags, hosts, network, remote
-from lightcc.runner.life import exit_code
 from lightcc.runner.local import Job, StartError
 from lightcc.runner.supervise import supervise
+from lightcc.runner.termination import exit_code
 
 
 def template(text: str) -> str:
@@ -110,7 +111,7 @@ def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         if args.num_proc is None:
             args.num_proc = sum(host.slots for host in allocated)
     if args.num_proc is None:
-        raise ValueError("say how many processes to start: -np N")
+        raise ValueError(_without_number(args.command))
     if not args.command:
         raise ValueError("say which command to run: lightccrun -np N command")
     if args.as_horovod:
@@ -118,6 +119,18 @@ def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     if args.network_interfaces:
         args.settings["LIGHTCC_IFACE"] = "=" + ",".join(args.network_interfaces)
     return args
+
+
+def _without_number(command: Sequence[str]) -> str:
+    text = "say how many processes to start: -np N"
+    late = [i for i, word in enumerate(command) if word in ("-np", "--num-proc") or word.startswith("--num-proc=")]
+    if not late:
+        return text
+    begin = late[0]
+    end = begin + (1 if "=" in command[begin] else 2)
+    better = ["lightccrun", *command[begin:end], *command[:begin], *command[end:]]
+    return (f"{text}. Options of lightccrun come before the command, what follows it is the command's own; did you "
+            f"mean: {shlex.join(better)}")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -144,6 +157,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         _say(f"{args.num_proc} x {shlex.join(command)} on {where} {variables}".rstrip())
     job = Job(places, lambda rank: command, settings=settings, output_dir=args.output_filename,
               timestamps=args.prefix_output_with_timestamp, verbose=args.verbose, bind_at_fork=True,
+              stdin=subprocess.PIPE if os.isatty(0) else 0,
               agent_command=lambda host: _agent_command(args, host, timeout_s), start_timeout_s=timeout_s)
     try:
         outcome = supervise(job, 1, 2, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -180,6 +194,6 @@ def _open_standard_descriptors() -> None:
 def _say(text: str, code: int = 0) -> int:
     try:
         os.write(2, f"lightccrun: {text}\n".encode())
-    except OSError:  # nobody listens; the exit code says it too
+    except OSError:  # nobody reads it; the exit code says it too
         return code or exit_code(-signal.SIGPIPE)
     return code

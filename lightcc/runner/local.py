@@ -5,17 +5,20 @@ import ctypes
 import errno
 import os
 import secrets
+import shlex
 import signal
 import site
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Callable, Optional
 
 from lightcc.runner import groups
-from lightcc.runner.exchange import Exchange
+from lightcc.runner.cores import VARIABLE, threads_each, usable_cores
 from lightcc.runner.hosts import Place
+from lightcc.runner.messages import Message, Threads
+from lightcc.runner.run_files import RunFiles
 
 _PR_SET_PDEATHSIG = 1
 # A process group a rank, but one session for all: the kernel schedules each session as one (sched_autogroup), and then
@@ -38,14 +41,16 @@ class Job:
 
     places: Sequence[Place]  # of all ranks, in their order
     command: Callable[[int], Sequence[str]]
-    exchange: Optional[Exchange] = None  # of run(); the command, task.py, is also given its arguments
+    run_files: Optional[RunFiles] = None  # of run(); the command, task.py, is also given its arguments
     settings: Mapping[str, str] = field(default_factory=dict)  # on top of our environment
     output_dir: Optional[str] = None
     timestamps: bool = False
     verbose: bool = False
-    # Bind ranks to our life between fork and exec. Only for a launcher without threads: code between fork and
+    # Bind the ranks' lifetime to ours between fork and exec. Only for a launcher without threads: code between fork and
     # exec may meet a lock that another thread held. A rank of run() binds itself.
     bind_at_fork: bool = False
+    # What subprocess takes for the standard input of rank 0. The others have none.
+    stdin: int = subprocess.DEVNULL
     # What starts an agent on another host, and how long those may take to answer.
     agent_command: Optional[Callable[[str], Sequence[str]]] = None
     start_timeout_s: float = 30
@@ -62,7 +67,7 @@ class Rank:
         return self.process.pid
 
     def send(self, signum: int) -> None:
-        """To the whole process group. The leader is reaped last, so its number cannot belong to a stranger."""
+        """To the whole process group. The leader is reaped last, so its number cannot belong to another process."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
 
@@ -86,13 +91,22 @@ def job_environment() -> dict[str, str]:
     return {"LIGHTCC_JOB_ID": secrets.token_hex(16), "LIGHTCC_SECRET": secrets.token_hex(32)}
 
 
-def path_to_us() -> dict[str, str]:
+def pythonpath_setting() -> dict[str, str]:
     """PYTHONPATH with this package's home if Python would not find it there by itself (a source tree)."""
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if home in [*site.getsitepackages(), site.getusersitepackages()]:
         return {}
     others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", home)]
     return {"PYTHONPATH": os.pathsep.join([home, *others])}
+
+
+def with_threads(job: Job) -> tuple[Job, list[Message]]:
+    """The job with OMP_NUM_THREADS for its ranks here, if nobody has set it, and a message that says so."""
+    ranks, cores = sum(place.here for place in job.places), usable_cores()
+    each = threads_each({**os.environ, **job.settings}, cores, ranks)
+    if each is None:
+        return job, []
+    return replace(job, settings={**job.settings, VARIABLE: str(each)}), [Threads(each, cores, ranks)]
 
 
 @contextlib.contextmanager
@@ -112,7 +126,7 @@ def started(job: Job) -> Iterator[list[Rank]]:
                 continue
             rank = _start(job, place.rank, {**environment, **place.environment()})
             ranks.append(rank)
-            with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher; it is a second net only
+            with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher; it is a second safeguard only
                 watcher.stdin.write(b"%d\n" % rank.pid)
         yield ranks
     finally:
@@ -124,21 +138,25 @@ def started(job: Job) -> Iterator[list[Rank]]:
             os.close(rank.pidfd)
             rank.process.stdout.close()
             rank.process.stderr.close()
+            if rank.process.stdin:
+                rank.process.stdin.close()
             if rank.pid not in stuck:
                 rank.process.wait()
 
 
 def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
-    command = [*job.command(number), *(job.exchange.arguments(number) if job.exchange else ())]
+    command = [*job.command(number), *(job.run_files.arguments(number) if job.run_files else ())]
     launcher = os.getpid()
     try:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            bufsize=0, pass_fds=job.exchange.descriptors(number) if job.exchange else (),
+            command, env=environment, stdin=subprocess.DEVNULL if number else job.stdin, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, bufsize=0, pass_fds=job.run_files.descriptors(number) if job.run_files else (),
             preexec_fn=(lambda: die_with(launcher)) if job.bind_at_fork else None, **_OWN_GROUP)
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         advice = "; is it on PATH, and does the interpreter in its first line exist?" if missing else ""
+        if command[0].endswith(".py"):  # a script without the right to be run, or without #! in its first line
+            advice = f"; did you mean: python {shlex.join(command)}"
         raise StartError(f"rank {number}: cannot start '{command[0]}': {error.strerror}{advice}",
                          127 if missing else 126) from error
     for pipe in (process.stdout, process.stderr):

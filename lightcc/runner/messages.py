@@ -1,5 +1,5 @@
-"""What a launcher and its agents tell each other: tuples, packed into bytes. Half of them are also the events by which
-supervise.py hears of ranks, whichever host they are on.
+"""The messages between a launcher and its agents: tuples, packed into bytes. Half of them are also the events of ranks
+in supervise.py, whichever host they are on.
 
 Before its first message an agent writes a line, greeting(). What stands before it (a login shell's banner) is no
 message.
@@ -20,7 +20,7 @@ _GREETING = re.compile(rb"lightcc-agent (\S+)\n")
 
 # To an agent.
 class Load(NamedTuple):
-    """A part of the function that the ranks are to run (exchange.py); all of it comes before Begin."""
+    """A part of the function that the ranks are to run (run_files.py); all of it comes before Begin."""
 
     chunk: bytes
 
@@ -44,18 +44,32 @@ class Pause(NamedTuple):
     on: bool
 
 
+class Input(NamedTuple):
+    """A part of our standard input, for rank 0. standard_input.py limits the bytes in flight."""
+
+    chunk: bytes  # empty at its end
+
+
 class End(NamedTuple):
     """End what is left of the ranks and their groups, send what they have printed, say Over."""
 
 
 # From an agent.
 class Alive(NamedTuple):
-    """Nothing new. Sent so that both ends notice when the connection is gone."""
+    """A heartbeat, by which both ends notice when the connection is gone."""
 
 
 class Started(NamedTuple):
     rank: int
     pid: int
+
+
+class Threads(NamedTuple):
+    """OMP_NUM_THREADS was not set; these are the threads that each rank of a host gets."""
+
+    each: int
+    cores: int
+    ranks: int
 
 
 class Failed(NamedTuple):
@@ -71,15 +85,22 @@ class Output(NamedTuple):
     chunk: bytes  # empty at its end
 
 
-class Piece(NamedTuple):
-    """Of what a rank of run() has left (record.py). All of it comes before the rank's Ended."""
+class Taken(NamedTuple):
+    """Rank 0 has read so many bytes of its input."""
+
+    size: int
+    over: bool  # it reads no more
+
+
+class ResultPart(NamedTuple):
+    """Of what is in the result file of a rank of run() (result_file.py). All of it comes before the rank's Ended."""
 
     rank: int
     is_error: bool
     begin: int    # where the chunk belongs
     size: int     # of the whole
-    age_s: float  # since the rank left it
-    proof: bytes  # as pieces.py has it
+    age_s: float  # since the rank wrote it
+    mac: bytes    # of all other fields (result_transfer.py)
     chunk: bytes
 
 
@@ -93,16 +114,19 @@ class Remark(NamedTuple):
 
 
 class Over(NamedTuple):
-    """All has been said."""
+    """The last message of an agent."""
 
     host: str
     stuck: list[int]  # processes that SIGKILL did not end
 
 
-Message = Union[Load, Begin, Signal, Pause, End, Alive, Started, Failed, Output, Piece, Ended, Remark, Over]
-_KINDS = (Begin, Signal, Pause, End, Alive, Started, Failed, Output, Ended, Remark, Over, Load, Piece)
+Message = Union[Load, Begin, Signal, Pause, Input, End, Alive, Started, Threads, Failed, Output, Taken, ResultPart,
+                Ended, Remark, Over]
+_KINDS = (Begin, Signal, Pause, End, Alive, Started, Failed, Output, Ended, Remark, Over, Load, ResultPart,
+          Threads, Input, Taken)
 # Those that end in a chunk, and what stands before it; the others are JSON.
-_HEADS = {Load: struct.Struct("!"), Output: struct.Struct("!IB"), Piece: struct.Struct("!I?QQd32s")}
+_HEADS = {Load: struct.Struct("!"), Input: struct.Struct("!"), Output: struct.Struct("!IB"),
+          ResultPart: struct.Struct("!I?QQd32s")}
 _TYPES = {kind: [get_origin(type_) or type_ for type_ in kind.__annotations__.values()] for kind in _KINDS}
 
 

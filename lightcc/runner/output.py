@@ -25,9 +25,16 @@ class Tagger:
         self._stamp = stamp or (lambda: b"")
         self._parts: list[bytes] = []  # the line that has not ended yet
         self._held = 0
+        self._is_open = False  # the beginning of a line was shown
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns the lines that ended, tagged; keeps the rest."""
+        if self._is_open:
+            end = chunk.find(b"\n") + 1
+            if not end:
+                return chunk
+            self._is_open = False
+            return chunk[:end] + self.feed(chunk[end:])
         if self._parts and self._parts[-1].endswith(b"\r"):  # only now it shows whether a \n follows
             last = self._parts.pop()
             self._held -= len(last)
@@ -43,8 +50,25 @@ class Tagger:
             return self._tagged(block) + self.finish()
         return self._tagged(block)
 
+    @property
+    def has_partial(self) -> bool:
+        return bool(self._parts)
+
+    def show_partial(self) -> bytes:
+        """Returns the beginning of the line that has not ended, tagged; the rest of it is returned as it comes."""
+        rest = b"".join(self._parts)
+        self._parts, self._held, self._is_open = [], 0, True
+        return self._stamp() + self._tag + rest
+
+    def line_over(self) -> None:
+        """Its reader has begun a new line by other means."""
+        self._is_open = False
+
     def finish(self) -> bytes:
         """Returns the last line if it has no end, with one."""
+        if self._is_open:
+            self._is_open = False
+            return b"\n"
         rest = b"".join(self._parts).rstrip(b"\r")
         self._parts, self._held = [], 0
         return self._tagged(rest + b"\n") if rest else b""
@@ -69,21 +93,26 @@ class Sink:
         self._pending = bytearray()
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
-        self._bar: Optional[object] = None  # whose progress bar the last line is
+        self._bar: Optional[object] = None  # whose progress bar or prompt the last line is
 
     @property
     def pending_bytes(self) -> int:
         return len(self._pending)
 
     def put(self, owner: object, block: bytes) -> None:
-        """Takes whole lines. A progress bar may be overwritten by its owner only; others start below it."""
+        """Takes whole lines and prompts. A progress bar may be overwritten by its owner only; others start below it."""
         if not block or self.error:
             return
         if self._bar not in (None, owner):
             self._pending += b"\n"
-        self._bar = owner if block.endswith(b"\r") else None
+        self._bar = None if block.endswith(b"\n") else owner
         self._pending += block
         self.flush()
+
+    def line_over(self, owner: object) -> None:
+        """The terminal has begun a new line, since the answer to its prompt was typed."""
+        if self._bar == owner:
+            self._bar = None
 
     def flush(self) -> None:
         """Writes what can be written now. A pipe that is ready takes PIPE_BUF bytes without blocking."""

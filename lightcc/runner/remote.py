@@ -1,5 +1,5 @@
-"""The launcher's side of an agent: starts it by ssh or another command, tells it what to run, and turns what it says
-into events like those of ranks on this host (crew.py). Also: which of our environment goes with a job.
+"""The launcher's side of an agent: starts it by ssh or another command, sends it what to run, and turns its messages
+into events like those of ranks on this host (host_ranks.py). Also: which of our environment variables go with a job.
 """
 
 import contextlib
@@ -16,22 +16,22 @@ from typing import NamedTuple, Optional, Union
 
 from lightcc._version import __version__
 from lightcc.runner import groups
-from lightcc.runner.crew import READ_BYTES
+from lightcc.runner.host_ranks import READ_BYTES
 from lightcc.runner.hosts import Place
-from lightcc.runner.life import signal_name
-from lightcc.runner.local import StartError, path_to_us
+from lightcc.runner.local import StartError, pythonpath_setting
 from lightcc.runner.messages import (
     Begin,
     End,
     Ended,
     Failed,
+    Input,
     Load,
     Message,
     Output,
     Over,
     Pause,
-    Piece,
     Remark,
+    ResultPart,
     Signal,
     Started,
     Unpacker,
@@ -39,12 +39,13 @@ from lightcc.runner.messages import (
     pack,
 )
 from lightcc.runner.output import Sink
-from lightcc.runner.pieces import PIECE_BYTES, Inbox
+from lightcc.runner.result_transfer import PART_BYTES, ResultReceiver
+from lightcc.runner.termination import signal_name
 
 SSH_ALIVE_S, SSH_ALIVE_TIMES = 2, 3  # ssh gives a silent host up after 6 to 8 seconds
 SILENCE_S = 30.0                     # for commands that never do: an agent speaks every 2 seconds
 END_S = groups.LEFTOVER_GRACE_S + groups.KILL_WAIT_S + 4  # while it ends its ranks, it says nothing
-KEPT_BYTES = 2000                    # of what an agent or its ssh says beside messages
+KEPT_BYTES = 2000                    # of what an agent or its ssh prints beside messages
 _F_SETPIPE_SZ = 1031                 # fcntl(2); Python 3.9 has no name for it
 _EXIT_S = 1.0                        # from the end of its output to the end of ssh
 
@@ -58,7 +59,7 @@ NOT_FORWARDED = (
 
 
 class Lost(NamedTuple):
-    """A host can no longer be heard. Its agent ends the ranks as soon as it notices."""
+    """The connection to a host is lost. Its agent ends the ranks as soon as it notices."""
 
     host: str
     text: str
@@ -75,13 +76,13 @@ def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
 
 def agent_line() -> str:
     """Starts an agent from a shell: plain words, read alike by sh, csh and fish. There is no secret in it."""
-    path = [f"{name}={value}" for name, value in path_to_us().items()]
+    path = [f"{name}={value}" for name, value in pythonpath_setting().items()]
     return shlex.join([*(["env", *path] if path else []), sys.executable, "-m", "lightcc.runner.agent"])
 
 
 def ssh_command(host: str, timeout_s: float, port: Optional[int] = None, identity: Optional[str] = None) -> list[str]:
     """accept-new: the key of a host that is seen for the first time is believed, and from then on it must stay so.
-    ssh gives up a little before we do, so that its own words are there."""
+    ssh gives up a little before we do, so that its own error text is there."""
     options = ["BatchMode=yes", "StrictHostKeyChecking=accept-new", f"ConnectTimeout={max(1, int(timeout_s) - 1)}",
                f"ServerAliveInterval={SSH_ALIVE_S}", f"ServerAliveCountMax={SSH_ALIVE_TIMES}"]
     words = ["ssh", "-T", *(word for option in options for word in ("-o", option))]
@@ -110,18 +111,18 @@ def template_command(template: str, host: str) -> list[str]:
 
 
 class Agent:
-    """The crew of another host. Its ranks are those of `places`."""
+    """The ranks of another host, those of `places`, by way of the agent there; has the methods of HostRanks."""
 
     def __init__(self, host: str, places: Sequence[Place], command: Sequence[str],
-                 selector: selectors.BaseSelector, inbox: Optional[Inbox] = None) -> None:
-        """inbox: for what ranks of run() leave."""
+                 selector: selectors.BaseSelector, receiver: Optional[ResultReceiver] = None) -> None:
+        """receiver: of the results of run()."""
         self.host = host
         self.command = command
         self.ranks = [place.rank for place in places]
-        self.ready = False  # it has greeted us
+        self.ready = False  # its greeting has come
         self.over = False   # nothing more will come
         self._places = places
-        self._inbox = inbox
+        self._result_receiver = receiver
         self._load: Optional[Iterator[bytes]] = None
         self._program = os.path.basename(command[0])
         try:
@@ -131,16 +132,16 @@ class Agent:
             raise StartError(f"host {host}: cannot start '{command[0]}': {error.strerror}", 127) from error
         for pipe in (self._process.stdout, self._process.stderr):
             os.set_blocking(pipe.fileno(), False)
-        for pipe in (self._process.stdin, self._process.stdout) if inbox else ():  # what is large takes few steps
+        for pipe in (self._process.stdin, self._process.stdout) if receiver else ():  # what is large takes few steps
             with contextlib.suppress(OSError):  # the user's pipes hold all the memory they may; then it is slower
-                fcntl.fcntl(pipe, _F_SETPIPE_SZ, PIECE_BYTES)
+                fcntl.fcntl(pipe, _F_SETPIPE_SZ, PART_BYTES)
         self.commands = Sink(self._process.stdin.fileno(), f"the connection to host {host}")
         self._selector = selector
         self._unpacker = Unpacker()
-        self._aside = b""  # the last of what came beside messages
-        self._heard = time.monotonic()
-        self._patience_s = SILENCE_S
-        self._untaken, self._taken = 0, self._heard  # commands that wait, and since when there are so many
+        self._other_output = b""  # the last of what came beside messages
+        self._received_at = time.monotonic()
+        self._silence_limit_s = SILENCE_S
+        self._untaken, self._taken = 0, self._received_at  # commands that wait, and since when there are so many
         self._paused = False
         selector.register(self._process.stdout, selectors.EVENT_READ, self._read)
         selector.register(self._process.stderr, selectors.EVENT_READ, self._read_errors)
@@ -155,30 +156,33 @@ class Agent:
 
     def can_load(self) -> bool:
         """The next part need not wait for the connection."""
-        return not self.over and self._load is not None and self.commands.pending_bytes <= PIECE_BYTES
+        return not self.over and self._load is not None and self.commands.pending_bytes <= PART_BYTES
 
     def load_more(self) -> None:
         chunk = next(self._load, None)
         if chunk is None:
             self._load = None
         else:
-            self._tell(Load(chunk))
+            self._send_message(Load(chunk))
 
     def begin(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._tell(Begin(self.host, [list(place) for place in self._places], list(command), dict(environment),
-                         os.getcwd()))
+        self._send_message(Begin(self.host, [list(place) for place in self._places], list(command), dict(environment),
+                                 os.getcwd()))
 
     def send(self, rank: int, signum: int) -> None:
-        self._tell(Signal(rank, signum))
+        self._send_message(Signal(rank, signum))
+
+    def give(self, chunk: bytes) -> None:
+        self._send_message(Input(chunk))
 
     def pause(self, on: bool) -> None:
         if on != self._paused:
             self._paused = on
-            self._tell(Pause(on))
+            self._send_message(Pause(on))
 
     def end(self) -> tuple[Event, ...]:
-        self._heard, self._patience_s = time.monotonic(), END_S
-        self._tell(End())
+        self._received_at, self._silence_limit_s = time.monotonic(), END_S
+        self._send_message(End())
         return ()
 
     def check(self, now: float) -> list[Event]:
@@ -190,62 +194,63 @@ class Agent:
         if self._untaken and now - self._taken > SILENCE_S:
             self._kill()
             return self._lose(f"it has taken nothing of what it was sent for {SILENCE_S:.0f} s")
-        if now - self._heard <= self._patience_s:
+        if now - self._received_at <= self._silence_limit_s:
             return []
         events = self._read()  # if it was this launcher that stood still, there is something
-        if self.over or now - self._heard <= self._patience_s:
+        if self.over or now - self._received_at <= self._silence_limit_s:
             return events
         self._kill()
-        return self._lose(f"it has been silent for {self._patience_s:.0f} s")
+        return self._lose(f"it has been silent for {self._silence_limit_s:.0f} s")
 
-    def last_words(self) -> str:
-        lines = [line.strip() for line in self._aside.decode(errors="replace").splitlines() if line.strip()]
+    def last_lines(self) -> str:
+        """Of what the agent or its ssh printed beside messages."""
+        lines = [line.strip() for line in self._other_output.decode(errors="replace").splitlines() if line.strip()]
         return " | ".join(lines[-4:])
 
-    def _tell(self, message: Message) -> None:
+    def _send_message(self, message: Message) -> None:
         if not self.over:
             self.commands.put(None, pack(message))
 
     def _read(self) -> list[Event]:
         try:
-            chunk = os.read(self._process.stdout.fileno(), PIECE_BYTES if self._inbox else READ_BYTES)
+            chunk = os.read(self._process.stdout.fileno(), PART_BYTES if self._result_receiver else READ_BYTES)
         except BlockingIOError:
             return []
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         if not chunk:
             return self._ended()
         try:
-            return self._understood(chunk)
+            return self._parsed(chunk)
         except ValueError as error:
             self._kill()
             return self._lose(f"its agent does not make sense: {error}")
 
-    def _understood(self, chunk: bytes) -> list[Event]:
+    def _parsed(self, chunk: bytes) -> list[Event]:
         if not self.ready:
-            self._aside += chunk
-            found = find_greeting(self._aside)
+            self._other_output += chunk
+            found = find_greeting(self._other_output)
             if not found:
-                self._aside = self._aside[-KEPT_BYTES:]
+                self._other_output = self._other_output[-KEPT_BYTES:]
                 return []
             version, begin = found
             if version != __version__:
                 raise ValueError(f"it is of lightcc {version}, and this launcher of {__version__}")
-            chunk, self._aside, self.ready = self._aside[begin:], b"", True
+            chunk, self._other_output, self.ready = self._other_output[begin:], b"", True
         events: list[Event] = []
         for message in self._unpacker.feed(chunk):
-            if isinstance(message, (Started, Output, Piece, Ended)) and message.rank not in self.ranks:
+            if isinstance(message, (Started, Output, ResultPart, Ended)) and message.rank not in self.ranks:
                 raise ValueError(f"it speaks of rank {message.rank}, which is not on this host")
-            if isinstance(message, Piece):
-                if self._inbox is None:
+            if isinstance(message, ResultPart):
+                if self._result_receiver is None:
                     raise ValueError("it sends results that nobody asked for")
-                self._inbox.put(message)
+                self._result_receiver.put(message)
                 continue
             if isinstance(message, Remark):
                 message = Remark(f"host {self.host}: {message.text}")
             elif isinstance(message, Failed):
                 message = Failed(f"host {self.host}: {message.text}", message.exit_code)
             elif isinstance(message, Over):
-                self._forget()
+                self._unregister()
             events.append(message)
         return events
 
@@ -255,7 +260,7 @@ class Agent:
             text = os.read(self._process.stderr.fileno(), READ_BYTES)
             if not text and self._process.stderr in self._selector.get_map():
                 self._selector.unregister(self._process.stderr)
-        self._aside = (self._aside + text)[-KEPT_BYTES:]
+        self._other_output = (self._other_output + text)[-KEPT_BYTES:]
         return []
 
     def _ended(self) -> list[Event]:
@@ -269,20 +274,20 @@ class Agent:
         return self._lose(f"{self._program} {how}")
 
     def _lose(self, why: str) -> list[Event]:
-        self._forget()
-        words = self.last_words()
-        return [Lost(self.host, why + (f": {words}" if words else ""))]
+        self._unregister()
+        lines = self.last_lines()
+        return [Lost(self.host, why + (f": {lines}" if lines else ""))]
 
-    def _forget(self) -> None:
+    def _unregister(self) -> None:
         self.over = True
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(pipe)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """An agent that still runs ends its ranks when it notices, and then itself."""
         if not self.over:
-            self._forget()
+            self._unregister()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             pipe.close()
 
@@ -304,7 +309,7 @@ class Agent:
 
 @contextlib.contextmanager
 def agents(places: Sequence[Place], command_for: Callable[[str], Sequence[str]], selector: selectors.BaseSelector,
-           inbox: Optional[Inbox] = None) -> Iterator[list[Agent]]:
+           receiver: Optional[ResultReceiver] = None) -> Iterator[list[Agent]]:
     """An agent for each host that is not this one. However the block ends, they are gone after it."""
     by_host: dict[str, list[Place]] = {}
     for place in places:
@@ -313,11 +318,11 @@ def agents(places: Sequence[Place], command_for: Callable[[str], Sequence[str]],
     found: list[Agent] = []
     try:
         for host, there in by_host.items():
-            found.append(Agent(host, there, command_for(host), selector, inbox))
+            found.append(Agent(host, there, command_for(host), selector, receiver))
         yield found
     finally:
         for agent in found:
-            agent.hang_up()
+            agent.disconnect()
         deadline = time.monotonic() + END_S
         for agent in found:
             agent.wait(deadline)

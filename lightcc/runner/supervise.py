@@ -1,30 +1,36 @@
-"""Carries a job from its first process to its last byte: one loop over what its ranks say and how they end, on this
-host (crew.py) and others (remote.py), our own signals and our way out. It decides nothing itself: life.py says which
-signal is sent when, output.py what is printed.
+"""Runs a job from its first process to its last byte: one loop over what its ranks print and how they end, on this host
+(host_ranks.py) and others (remote.py), our own signals and our own output. It decides nothing itself:
+termination.py says which signal is sent when, output.py how lines are tagged, error_output.py when lines of standard
+error are printed and who failed first.
 """
 
 import contextlib
+import functools
 import os
 import selectors
 import shlex
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Optional, Union
+from typing import Callable, NamedTuple, Optional, Union
 
-from lightcc.runner.crew import Here
-from lightcc.runner.exchange import chunks
-from lightcc.runner.life import FAILURE_GRACE_S, FAR_GRACE_S, Cause, Life, signal_name
-from lightcc.runner.local import Job, StartError, job_environment, started
-from lightcc.runner.messages import Ended, Failed, Output, Over, Remark, Started
+from lightcc.runner.error_output import ErrorOutput
+from lightcc.runner.host_ranks import HostRanks
+from lightcc.runner.local import Job, StartError, job_environment, started, with_threads
+from lightcc.runner.messages import Ended, Failed, Output, Over, Remark, Started, Taken, Threads
 from lightcc.runner.output import MAX_PENDING_BYTES, Sink, Tagger, same_file
-from lightcc.runner.pieces import PIECE_BYTES, Inbox
 from lightcc.runner.remote import Agent, Event, Lost, agents, forwarded
+from lightcc.runner.result_transfer import PART_BYTES, ResultReceiver
+from lightcc.runner.run_files import read_chunks
+from lightcc.runner.standard_input import Source
+from lightcc.runner.termination import FAILURE_GRACE_S, FAR_GRACE_S, Cause, Termination, signal_name
 
 FLUSH_S = 1.0   # after a failure, a reader that does not read for this long misses the rest
-CHECK_S = 1.0   # how often the agents' silence is measured
+CHECK_S = 1.0   # how often the agents' silence is measured, and whether we are in the terminal's foreground
+PROMPT_S = 0.1  # what rank 0 has begun to write and not ended by then is a prompt, if somebody can answer
 LOST_CODE = 1   # of ranks that are lost with their host
 
 
@@ -52,18 +58,31 @@ def supervise(job: Job, stdout: int, stderr: int, signals: Sequence[int] = ()) -
 
 @dataclass
 class _Stream:
-    """One of a rank's on its way to a sink and perhaps a file."""
+    """An output stream of a rank, which goes to a sink and perhaps to a file."""
 
     tag: bytes
     tagger: Tagger
     sink: Sink
     file: Optional[Sink]
+    to_print: Callable[[bytes], bytes]  # selects the lines to print now
+    partial_at: Optional[float] = None  # since when there is a line that has not ended
 
     def put(self, chunk: bytes) -> None:
         """An empty chunk ends it."""
         if self.file:
             self.file.put(self.tag, chunk)
-        self.sink.put(self.tag, self.tagger.feed(chunk) if chunk else self.tagger.finish())
+        self.sink.put(self.tag, self.to_print(self.tagger.feed(chunk) if chunk else self.tagger.finish()))
+        self.partial_at = time.monotonic() if self.tagger.has_partial else None
+
+    def show_partial(self) -> None:
+        """A prompt, after which somebody is to type."""
+        self.sink.put(self.tag, self.tagger.show_partial())
+        self.partial_at = None
+
+    def entered(self) -> None:
+        """Somebody has typed an answer, and the terminal has begun a new line."""
+        self.tagger.line_over()
+        self.sink.line_over(self.tag)
 
 
 class _Lost(NamedTuple):
@@ -77,12 +96,15 @@ class _Supervisor:
         self.job = job
         self.stack = stack
         self.signals = signals
-        self.life = Life(0)  # until ranks are started
+        self.termination = Termination(0)  # until ranks are started
         self.failed_at = 0.0
         self.host = {p.rank: socket.gethostname() if p.here else p.host for p in job.places}
         self.pid: dict[int, int] = {}
         self.lost: dict[str, _Lost] = {}  # by host
         self.stuck: list[str] = []
+        self.threads: set[Threads] = set()
+        self.error_output = ErrorOutput()
+        self.signalled: set[int] = set()  # ranks that got a signal of ours
         out = Sink(outputs[0], "standard output")
         err = out if same_file(*outputs) else Sink(outputs[1], "standard error")
         self.sinks = [out] if err is out else [out, err]
@@ -92,44 +114,47 @@ class _Supervisor:
         for place in job.places:
             for number, name, sink in ((1, "stdout", out), (2, "stderr", err)):
                 tag = f"[{place.rank}]<{name}>:".encode()
-                self.streams[place.rank, number] = _Stream(tag, Tagger(tag, stamp), sink,
-                                                           files.get((place.rank, number)))
-        # Who is ready is called, and returns what happened.
+                self.streams[place.rank, number] = _Stream(
+                    tag, Tagger(tag, stamp), sink, files.get((place.rank, number)),
+                    functools.partial(self._errors_to_print, place.rank) if number == 2 else lambda lines: lines)
+        # The data of a key is a callable: it is called when its descriptor is ready, and returns events or None.
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.selector.register(signals, selectors.EVENT_READ, self._take_signals)
+        self.input: Optional[Source] = None
         self.agents: list[Agent] = []
-        self.crews: dict[int, Union[Here, Agent]] = {}  # by rank
+        self.host_ranks: dict[int, Union[HostRanks, Agent]] = {}  # by rank
 
     def run(self) -> Outcome:
-        self._reach_hosts()
-        if not self.life.cause:
+        self._connect_to_hosts()
+        if not self.termination.cause:
             self._start()
-        while self.life.running and not self.stuck:
-            self._step(self.life.wait_s(time.monotonic()))
+        while self.termination.running and not self.stuck:
+            self._step(self.termination.wait_s(time.monotonic()))
         self._end()
         self._flush()
-        return Outcome(self.life.cause, "\n".join(self._report()), self.failed_at)
+        cause = self._cause()
+        return Outcome(cause, "\n".join(self._report(cause)), self.failed_at)
 
-    def _reach_hosts(self) -> None:
+    def _connect_to_hosts(self) -> None:
         """Nothing is started before every host has answered, and has the function if there is one."""
         if all(place.here for place in self.job.places):
             return
         deadline = time.monotonic() + self.job.start_timeout_s
-        exchange = self.job.exchange
-        inbox = Inbox(exchange, self.job.settings["LIGHTCC_SECRET"]) if exchange else None
-        self.agents = self.stack.enter_context(agents(self.job.places, self.job.agent_command, self.selector, inbox))
+        run_files = self.job.run_files
+        receiver = ResultReceiver(run_files, self.job.settings["LIGHTCC_SECRET"]) if run_files else None
+        self.agents = self.stack.enter_context(agents(self.job.places, self.job.agent_command, self.selector, receiver))
         for agent in self.agents if self.job.verbose else ():
-            self._say(f"host {agent.host}: {shlex.join(agent.command)}")
-        while not self.life.cause and (missing := [agent for agent in self.agents if not agent.ready]):
+            self._print(f"host {agent.host}: {shlex.join(agent.command)}")
+        while not self.termination.cause and (missing := [agent for agent in self.agents if not agent.ready]):
             left = deadline - time.monotonic()
             if left <= 0:
-                words = "".join(f"; {agent.host}: {agent.last_words()}" for agent in missing if agent.last_words())
+                lines = "".join(f"; {agent.host}: {agent.last_lines()}" for agent in missing if agent.last_lines())
                 raise StartError(f"no answer within {self.job.start_timeout_s:g} s (--start-timeout) from lightcc's "
-                                 f"agent on {', '.join(agent.host for agent in missing)}{words}", 1)
+                                 f"agent on {', '.join(agent.host for agent in missing)}{lines}", 1)
             self._step(left)
-        for agent in self.agents if exchange else ():
-            agent.load(chunks(exchange.function, PIECE_BYTES))
-        while not self.life.cause and any(agent.loading for agent in self.agents):
+        for agent in self.agents if run_files else ():
+            agent.load(read_chunks(run_files.function, PART_BYTES))
+        while not self.termination.cause and any(agent.loading for agent in self.agents):
             self._step(0 if any(agent.can_load() for agent in self.agents) else None)
             for agent in self.agents:
                 if agent.can_load():
@@ -137,22 +162,37 @@ class _Supervisor:
             self._pace()
 
     def _start(self) -> None:
-        self.life = Life(len(self.job.places), FAR_GRACE_S if self.agents else FAILURE_GRACE_S)
+        self.termination = Termination(len(self.job.places), FAR_GRACE_S if self.agents else FAILURE_GRACE_S)
         for agent in self.agents:
-            self.crews.update(dict.fromkeys(agent.ranks, agent))
+            self.host_ranks.update(dict.fromkeys(agent.ranks, agent))
             agent.begin(self.job.command(agent.ranks[0]), {**forwarded(os.environ), **self.job.settings})
         if any(place.here for place in self.job.places):
-            ranks = self.stack.enter_context(started(self.job))
+            job, remarks = with_threads(self.job)
+            ranks = self.stack.enter_context(started(job))
             pipes = self.stack.enter_context(selectors.DefaultSelector())
-            here = Here(socket.gethostname(), ranks, self.selector, pipes)
-            self.crews.update({rank.number: here for rank in ranks})
-            self._handle(here.started())
-        if self.job.exchange:
-            self.job.exchange.forget_function()
+            here = HostRanks(socket.gethostname(), ranks, self.selector, pipes)
+            self.host_ranks.update({rank.number: here for rank in ranks})
+            self._handle([*remarks, *here.started()])
+        if self.job.run_files:
+            self.job.run_files.close_function()
+        elif self.job.stdin == subprocess.PIPE or not self.job.places[0].here:
+            self.input = Source(0, self.selector, self._give)
+
+    def _give(self, chunk: bytes) -> None:
+        self.host_ranks[0].give(chunk)
+        if self.input.is_terminal and chunk.endswith(b"\n"):
+            self.streams[0, 1].entered()
+
+    def _prompt_at(self) -> Optional[float]:
+        """When the beginning of a line of rank 0 is shown without its end; None: not at all."""
+        began = self.streams[0, 1].partial_at
+        return began + PROMPT_S if began is not None and self.input and self.input.is_terminal else None
 
     def _step(self, timeout: Optional[float]) -> None:
-        if self.agents:
-            timeout = CHECK_S if timeout is None else min(timeout, CHECK_S)
+        now, prompt_at = time.monotonic(), self._prompt_at()
+        waits = (timeout, CHECK_S if self.agents or (self.input and self.input.in_background) else None,
+                 self.error_output.wait_s(now), None if prompt_at is None else max(0.0, prompt_at - now))
+        timeout = min((wait for wait in waits if wait is not None), default=None)
         events: list[Event] = []
         for key, _ in self.selector.select(timeout):
             events += key.data() or ()
@@ -160,18 +200,25 @@ class _Supervisor:
         for agent in self.agents:
             events += agent.check(now)
         self._handle(events)
-        if any(isinstance(sink.error, BrokenPipeError) for sink in self.sinks) and not self.life.cause:
-            self.life.interrupted(signal.SIGPIPE, now)
-        for signum in self.life.due(now):
-            for number in self.life.running:
+        if any(isinstance(sink.error, BrokenPipeError) for sink in self.sinks) and not self.termination.cause:
+            self.termination.interrupted(signal.SIGPIPE, now)
+        for signum in self.termination.due(now):
+            for number in self.termination.running:
                 if signum is None:
                     self.stuck.append(self._process(number))
                 else:
-                    self.crews[number].send(number, signum)
+                    self.signalled.add(number)
+                    self.host_ranks[number].send(number, signum)
+        for rank, lines in self.error_output.due(now):
+            self._print_errors(rank, lines)
+        prompt_at = self._prompt_at()
+        if prompt_at is not None and prompt_at <= now:
+            self.streams[0, 1].show_partial()
         self._pace()
 
     def _handle(self, events: Iterable[Event]) -> None:
         ended: dict[int, int] = {}
+        lost: set[int] = set()
         for event in events:
             if isinstance(event, Output):
                 self.streams[event.rank, event.stream].put(event.chunk)
@@ -180,25 +227,36 @@ class _Supervisor:
             elif isinstance(event, Started):
                 self.pid[event.rank] = event.pid
                 if self.job.verbose:
-                    self._say(f"rank {event.rank} is {self._process(event.rank)}")
+                    self._print(f"rank {event.rank} is {self._process(event.rank)}")
             elif isinstance(event, Lost):
-                if not self.crews:
+                if not self.host_ranks:
                     raise StartError(f"cannot start lightcc's agent on host {event.host}: {event.text}", 1)
-                ended.update(dict.fromkeys(self._lose(event.host, event.text), LOST_CODE))
+                lost.update(self._lose(event.host, event.text))
+                ended.update(dict.fromkeys(lost, LOST_CODE))
             elif isinstance(event, Failed):
                 raise StartError(event.text, event.exit_code)
+            elif isinstance(event, Taken) and self.input:
+                self.input.taken(event.size, event.over)
+            elif isinstance(event, Threads):
+                if event not in self.threads:  # once for hosts of one kind
+                    self.threads.add(event)
+                    self._print(f"OMP_NUM_THREADS is not set; it is {event.each} for each rank: "
+                                f"{_count('core', event.cores)} for {_count('rank', event.ranks)} of a host")
             elif isinstance(event, Remark):
-                self._say(event.text)
+                self._print(event.text)
             elif isinstance(event, Over):
                 self.stuck = [f"pid {pid} on host {event.host}" for pid in event.stuck] + self.stuck
         now = time.monotonic()
-        self.life.exited(ended, now)
-        if self.life.cause and not self.failed_at:
+        self.termination.exited(ended, now)
+        for rank, code in ended.items():
+            self.error_output.ended(rank, code, now, by_us=rank in self.signalled and rank not in lost)
+        if self.termination.cause and not self.failed_at:
             self.failed_at = now
+            self.error_output.ending(now)
 
     def _take_signals(self) -> None:
         for signum in self.signals.recv(4096):
-            self.life.interrupted(signum, time.monotonic())
+            self.termination.interrupted(signum, time.monotonic())
 
     def _pace(self) -> None:
         """Waits for slow sinks; has no more read from the ranks while too much is pending."""
@@ -209,18 +267,32 @@ class _Supervisor:
                     self.selector.unregister(sink.fd)
                 else:
                     self.selector.register(sink.fd, selectors.EVENT_WRITE, sink.flush)
+        if self.input:
+            self.input.pace()
         full = any(sink.pending_bytes > MAX_PENDING_BYTES for sink in self.sinks)
-        for crew in set(self.crews.values()):
-            crew.pause(full)
+        for host in set(self.host_ranks.values()):
+            host.pause(full)
 
     def _end(self) -> None:
-        """What ranks left behind ends, everywhere; then the last of what they printed comes."""
-        for crew in sorted(set(self.crews.values()), key=lambda crew: isinstance(crew, Here)):  # ours takes its time
-            self._handle(crew.end())
-        while self.crews and not all(agent.over for agent in self.agents):  # one that falls silent is lost, and over
+        """Ends on every host what the ranks have left running; then the last of their output comes."""
+        if self.input:
+            self.input.close()
+        # This host comes last, since its end() waits until all is over.
+        for host in sorted(set(self.host_ranks.values()), key=lambda host: isinstance(host, HostRanks)):
+            self._handle(host.end())
+        while self.host_ranks and not all(agent.over for agent in self.agents):  # a silent one is lost, and so over
             self._step(CHECK_S)
         for stream in self.streams.values():
             stream.put(b"")
+        for rank, lines in self.error_output.rest():
+            self._print_errors(rank, lines)
+
+    def _errors_to_print(self, rank: int, lines: bytes) -> bytes:
+        return self.error_output.put(rank, lines, time.monotonic())
+
+    def _print_errors(self, rank: int, lines: bytes) -> None:
+        stream = self.streams[rank, 2]
+        stream.sink.put(stream.tag, lines)
 
     def _flush(self) -> None:
         """Waits for our readers, but not for ever once the job has failed or Ctrl-C was pressed."""
@@ -228,33 +300,42 @@ class _Supervisor:
         while any(sink.pending_bytes for sink in self.sinks):
             before = [sink.pending_bytes for sink in self.sinks]
             self._step(FLUSH_S)
-            if self.life.cause and before == [sink.pending_bytes for sink in self.sinks]:
+            if self.termination.cause and before == [sink.pending_bytes for sink in self.sinks]:
                 return
 
     def _lose(self, host: str, why: str) -> list[int]:
-        ranks = [p.rank for p in self.job.places if p.host == host and not p.here and p.rank in self.life.running]
+        running = self.termination.running
+        ranks = [p.rank for p in self.job.places if p.host == host and not p.here and p.rank in running]
         self.lost[host] = _Lost(why, ranks)
         return ranks
 
     def _process(self, rank: int) -> str:
         return f"pid {self.pid.get(rank, 'unknown')} on host {self.host[rank]}"
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.sinks[-1].put(b"", f"lightccrun: {text}\n".encode())
 
-    def _report(self) -> Iterator[str]:
-        cause = self.life.cause
+    def _cause(self) -> Optional[Cause]:
+        """The failure that ended the job may be the consequence of another rank's, which is then the cause."""
+        seen, first = self.termination.cause, self.error_output.first_failure()
+        if seen is None or seen.rank is None or first is None:
+            return seen
+        code = seen.code if first in self.signalled else self.error_output.ends[first].code
+        return seen._replace(rank=first, code=code)
+
+    def _report(self, cause: Optional[Cause]) -> Iterator[str]:
         if cause and cause.rank is None:
             how = ("nobody reads our output any more" if cause.code == -signal.SIGPIPE
                    else f"interrupted by {signal_name(-cause.code)}")
-            yield how + (f"; ended {_ranks(cause.others)}" if cause.others else "")
+            yield how + (f"; ended {_count('rank', cause.others)}" if cause.others else "")
         elif cause:
             host = self.host[cause.rank]
             lost = self.lost.pop(host) if host in self.lost and cause.rank in self.lost[host].ranks else None
             if lost:
                 yield _lost(host, lost) + _ended(cause.others + 1 - len(lost.ranks))
             else:
-                how = (f"exited with code {cause.code}" if cause.code > 0
+                how = ("raised an exception" if cause.rank in self.signalled  # and then it was ended by our signal
+                       else f"exited with code {cause.code}" if cause.code > 0
                        else f"was killed by {signal_name(-cause.code)}")
                 yield f"rank {cause.rank} (pid {self.pid[cause.rank]}, host {host}) {how}{_ended(cause.others)}"
         for host, lost in self.lost.items():
@@ -276,8 +357,8 @@ def _ended(others: int) -> str:
     return {0: "", 1: "; ended the other rank"}.get(others, f"; ended the other {others} ranks")
 
 
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
+def _count(what: str, count: int) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _open_files(job: Job, stack: contextlib.ExitStack) -> dict[tuple[int, int], Sink]:

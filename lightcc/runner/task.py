@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
-from lightcc.runner import record
+from lightcc.runner import result_file
 from lightcc.runner.local import die_with
 
 
@@ -26,23 +26,24 @@ def main(launcher: int, function_fd: int, result_fd: int) -> int:
             os.close(function_fd)
             _leave(result, func(*args, **kwargs))
             return 0
-        except Exception:
+        except Exception as error:
             failed_at = time.monotonic()
+            sys.last_value = error  # as Python does for what nobody catches: shutdown tells the other ranks
             traceback.print_exc()
-            record.begin(result)
+            result_file.begin(result)
             result.write(traceback.format_exc().encode(errors="replace"))
-            record.commit(result, is_error=True, time_s=failed_at)
+            result_file.commit(result, is_error=True, time_s=failed_at)
             return 1
 
 
 def _leave(result: BinaryIO, value: Any) -> None:
-    record.begin(result)
+    result_file.begin(result)
     try:
         cloudpickle.dump(value, result)
     except Exception as error:
         raise RuntimeError(f"the result of rank {os.environ.get('HOROVOD_RANK')}, of type {type(value).__name__}, "
                            f"cannot be pickled: {error}") from error
-    record.commit(result, is_error=False, time_s=time.monotonic())
+    result_file.commit(result, is_error=False, time_s=time.monotonic())
 
 
 if __name__ == "__main__":

@@ -4,17 +4,16 @@ stays.
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.common.util import check_extension, gpu_available, split_list
-from lightcc.later import no_attribute as _no_attribute
+from lightcc.tensorflow import gradients  # noqa: F401  registers them
 from lightcc.tensorflow.compression import Compression
-from lightcc.tensorflow.exchange import _make_allreduce_grads_fn  # noqa: F401  programs reach for it
 from lightcc.tensorflow.functions import (
     allgather_object,
-    broadcast_,
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
 )
 from lightcc.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from lightcc.tensorflow.gradient_reducer import _make_allreduce_grads_fn  # noqa: F401  programs reach for it
 from lightcc.tensorflow.hooks import BroadcastGlobalVariablesHook, broadcast_global_variables
 from lightcc.tensorflow.mpi_ops import (
     Adasum,
@@ -27,6 +26,7 @@ from lightcc.tensorflow.mpi_ops import (
     alltoall,
     barrier,
     broadcast,
+    broadcast_,
     ccl_built,
     check_num_rank_power_of_2,
     cross_rank,
@@ -63,6 +63,7 @@ from lightcc.tensorflow.optimizer import DistributedOptimizer
 from lightcc.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from lightcc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from lightcc.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs  # noqa: F401
+from lightcc.unsupported import no_attribute as _no_attribute
 
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",

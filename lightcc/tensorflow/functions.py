@@ -4,16 +4,16 @@ from typing import Any, Callable, List
 
 import tensorflow as tf
 
-from lightcc import _core, objects
+from lightcc import objects
 from lightcc.tensorflow.mpi_ops import (  # noqa: F401  as Horovod's module has them
     ProcessSet,
     allgather,
     broadcast,
+    broadcast_,
     global_process_set,
     rank,
     size,
 )
-from lightcc.tensorflow.util import tf_variable
 
 
 def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False):
@@ -28,34 +28,6 @@ def broadcast_variables(variables, root_rank, process_set=global_process_set, in
     array([0.], dtype=float32)
     """
     return tf.group(*broadcast_(variables, root_rank, process_set=process_set))
-
-
-def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
-    """broadcast_variables that returns the new values, a list of tensors.
-
-    name: of what travels, "<name>.0" and so on; default "broadcast_variables".
-
-    >>> x = tf.Variable([hvd.rank()]); hvd.broadcast_([x], root_rank=0)[0].numpy(), x.numpy()
-    (array([0], dtype=int32), array([0], dtype=int32))
-    """
-    variables = [tf_variable(variable) for variable in variables]
-    for variable in variables:
-        if variable.dtype.base_dtype == tf.string:
-            raise ValueError(f"broadcast of variable {variable.name}: strings do not travel as tensors; send "
-                             "variable.numpy() with broadcast_object.")
-    return [_overwritten(variable, root_rank, f"{name or 'broadcast_variables'}.{i}", process_set)
-            for i, variable in enumerate(variables)]
-
-
-def _overwritten(variable: tf.Variable, root_rank: int, name: str, process_set: ProcessSet) -> tf.Tensor:
-    value = variable.read_value()
-    sent = value if value.dtype.name in _core.DTYPES else tf.bitcast(value, tf.uint8)
-    received = broadcast(sent, root_rank, name, process_set=process_set)
-    if sent is not value:
-        received = tf.bitcast(received, value.dtype)
-    assigned = variable.assign(received, read_value=False)  # None in eager mode
-    with tf.control_dependencies([] if assigned is None else [assigned]):
-        return tf.identity(received)
 
 
 def broadcast_object(obj: Any, root_rank=0, session=None, name=None, process_set=global_process_set) -> Any:

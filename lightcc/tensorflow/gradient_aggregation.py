@@ -4,7 +4,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import tensorflow as tf
 
 from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.tensorflow.exchange import AllreduceGradients, LocalVariables, dense, key_of
+from lightcc.tensorflow.gradient_reducer import AllreduceGradients, LocalVariables, dense, key_of
 from lightcc.tensorflow.mpi_ops import size_op  # noqa: F401
 
 
@@ -34,8 +34,9 @@ class LocalGradientAggregationHelper:
     average_aggregated_gradients: divides the sums by backward_passes_per_step. rank: not used. optimizer_type:
     _OPTIMIZER_TYPE_LEGACY (v1; iterations are counted by global_step) or _OPTIMIZER_TYPE_KERAS (by its `iterations`).
     process_set, scale_local_gradients: whose size divides gradients of local variables, and whether. name: a name
-    scope. Sums and `counter`, the calls since the last reduction, are in the collection LOCAL_VARIABLES of a v1 graph:
-    neither saved nor broadcast; tf.compat.v1.local_variables_initializer() makes them, as monitored sessions do.
+    scope. The first, third and fourth are attributes too. Sums and `counter`, the calls since the last reduction, are
+    in the collection LOCAL_VARIABLES of a v1 graph: neither saved nor broadcast;
+    tf.compat.v1.local_variables_initializer() makes them, as monitored sessions do.
 
     Errors: ValueError for backward_passes_per_step <= 0. Source: horovod.tensorflow.gradient_aggregation.
 
@@ -54,8 +55,8 @@ class LocalGradientAggregationHelper:
                  process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True, name: str = ""):
         if backward_passes_per_step <= 0:
             raise ValueError("backward_passes_per_step must be > 0.")
-        self._passes, self._allreduce, self._name = backward_passes_per_step, allreduce_func, name
-        self._sparse_as_dense, self._average = sparse_as_dense, average_aggregated_gradients
+        self.backward_passes_per_step, self._allreduce, self._name = backward_passes_per_step, allreduce_func, name
+        self.sparse_as_dense, self.average_aggregated_gradients = sparse_as_dense, average_aggregated_gradients
         self._optimizer_type = optimizer_type
         self._local = LocalVariables(process_set, scale_local_gradients)
         self._sums: Dict[int, Tuple[Any, tf.Variable]] = {}  # by key: the variable, kept so that the key is its own
@@ -83,7 +84,7 @@ class LocalGradientAggregationHelper:
         grads: one for each variable; None: it has none in this pass. Errors: ValueError for IndexedSlices without
         sparse_as_dense; from the last pass as from allreduce.
         """
-        if self._passes == 1:
+        if self.backward_passes_per_step == 1:
             return self._local.around(self._allreduce, grads, vars)
         grads = [self._dense(grad, var) for grad, var in zip(grads, vars)]
         sums = [self._sum(grad, var) for grad, var in zip(grads, vars)]
@@ -93,7 +94,7 @@ class LocalGradientAggregationHelper:
         with tf.name_scope(self._name or "LocalGradientAggregation") as scope:
             added = [sums[i].assign_add(grads[i], read_value=False) for i in summed if grads[i] is not None]
             with tf.control_dependencies([self.counter.assign_add(1, read_value=False), *added]):
-                last = tf.equal(self.counter.read_value(), self._passes)
+                last = tf.equal(self.counter.read_value(), self.backward_passes_per_step)
 
             def reduced():
                 with tf.name_scope(scope):  # of v1 graphs a branch does not inherit it; collectives are named by it
@@ -111,7 +112,7 @@ class LocalGradientAggregationHelper:
         args, kwargs: those of the optimizer's apply_gradients, which the closure has, too. Returns the operation that
         does it, in a graph; with backward_passes_per_step=1 what the closure returns.
         """
-        if self._passes == 1:
+        if self.backward_passes_per_step == 1:
             return apply_grads_closure()
         grads = [thing for thing in tf.nest.flatten((args, kwargs)) if isinstance(thing, tf.Tensor)]
         with tf.control_dependencies(grads):  # which are there once the counter has been cleared
@@ -120,9 +121,9 @@ class LocalGradientAggregationHelper:
                                 then_true(lambda: self._count(optimizer, *args, **kwargs))))
 
     def _dense(self, grad, var):
-        if isinstance(grad, tf.IndexedSlices) and not self._sparse_as_dense:
-            raise ValueError(f"backward_passes_per_step={self._passes}: the gradient of {var.name} is sparse "
-                             "(tf.IndexedSlices), which cannot be added up; pass sparse_as_dense=True.")
+        if isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
+            raise ValueError(f"backward_passes_per_step={self.backward_passes_per_step}: the gradient of {var.name} is "
+                             "sparse (tf.IndexedSlices), which cannot be added up; pass sparse_as_dense=True.")
         return dense(grad)
 
     def _sum(self, grad, var) -> Optional[tf.Variable]:
@@ -137,8 +138,8 @@ class LocalGradientAggregationHelper:
         with tf.control_dependencies(totals):
             cleared = [total.assign(tf.zeros_like(value), read_value=False) for total, value in zip(sums, totals)]
             cleared.append(self.counter.assign(0, read_value=False))
-        if self._average:
-            totals = [total / tf.cast(self._passes, total.dtype) for total in totals]
+        if self.average_aggregated_gradients:
+            totals = [total / tf.cast(self.backward_passes_per_step, total.dtype) for total in totals]
         results = self._local.around(self._allreduce, totals, vars)
         with tf.control_dependencies(cleared):
             return [tf.identity(result) for result in results]

@@ -28,7 +28,8 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Overwrites all global variables with the root's once a session is made and its variables are initialised or
     restored: so every rank begins as the root does, and a checkpoint need only be where the root is.
 
-    root_rank: a world rank. device: where it runs, like "/cpu:0". Errors: RuntimeError in eager mode.
+    root_rank: a world rank. device: where it runs, like "/cpu:0". Both are attributes too, and so is bcast_op: the
+    operation, None before a session calls begin(). Errors: RuntimeError in eager mode.
     Source: horovod.tensorflow.
 
     >>> with tf.Graph().as_default():
@@ -40,15 +41,15 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """
 
     def __init__(self, root_rank, device=''):
-        self._root_rank, self._device = root_rank, device
-        self._broadcast = None
+        self.root_rank, self.device = root_rank, device
+        self.bcast_op = None
 
     def begin(self):
         """Builds the operation, of the variables that the graph has now; called by the session."""
-        if self._broadcast is None or self._broadcast.graph is not tf.compat.v1.get_default_graph():
-            with tf.device(self._device):
-                self._broadcast = broadcast_global_variables(self._root_rank)
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            with tf.device(self.device):
+                self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session, coord):
         """Runs it; called by the session."""
-        session.run(self._broadcast)
+        session.run(self.bcast_op)

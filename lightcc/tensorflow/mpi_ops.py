@@ -8,7 +8,9 @@ What holds for all of them:
            or bfloat16; any shape, also without elements. On a GPU they are copied to the host and back.
   name     None: in a graph made from the tensor's name; at once, numbered in the order of the calls.
   ignore_name_scope  in a graph: the ranks meet by the last part of the node's name.
-  tf.errors.InvalidArgumentError     this rank's call is wrong; also: no such process set, no member, name in flight.
+  ValueError                         of the call itself: the process set is not registered, or not any more.
+  tf.errors.InvalidArgumentError     this rank's call is wrong; also: no member of the process set, name in flight; a
+                                     graph that runs after the process set was removed.
   tf.errors.FailedPreconditionError  the ranks disagree, which every rank is told; or lightcc is not initialised.
   tf.errors.UnknownError             a rank is lost, or lightcc was shut down; at once also a HorovodInternalError.
 """
@@ -17,9 +19,16 @@ import struct
 
 import tensorflow as tf
 
+from lightcc import _core
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.exceptions import HorovodInternalError  # noqa: F401
-from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
+from lightcc.common.process_sets import (  # noqa: F401
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+    require_registered,
+)
 from lightcc.common.util import (  # noqa: F401
     check_installed_version,
     get_average_backwards_compatibility_fun,
@@ -28,13 +37,15 @@ from lightcc.common.util import (  # noqa: F401
     num_rank_is_power_2,
 )
 from lightcc.ops import ReduceOps, handle_average_backwards_compatibility  # noqa: F401
-from lightcc.request import id_of
+from lightcc.request import encoded, id_of
 from lightcc.tensorflow._library import operations as MPI_LIB
 from lightcc.tensorflow._library import run
+from lightcc.tensorflow.util import tf_variable
 
 check_num_rank_power_of_2 = num_rank_is_power_2
 
 _basics = HorovodBasics(__file__)
+_core.name_package("lightcc.tensorflow")
 
 Average, Sum, Adasum = _basics.Average, _basics.Sum, _basics.Adasum
 Min, Max, Product = _basics.Min, _basics.Max, _basics.Product
@@ -80,8 +91,19 @@ def _bits(factor: float) -> int:
     return struct.unpack("<q", struct.pack("<d", factor))[0]
 
 
-def _run(operation, kind, tensors, name, process_set, ignore_name_scope, *arguments, **attributes):
+def _group(process_set) -> int:
+    """The id of a process set; ValueError if there is no such set now. An operation that runs in a graph, later, looks
+    again."""
     group = id_of(process_set)
+    if group and _core.initialized():
+        require_registered(process_set)
+    return group
+
+
+def _run(operation, kind, tensors, name, process_set, ignore_name_scope, *arguments, **attributes):
+    group = _group(process_set)
+    if name is not None:
+        encoded(name)  # or TypeError or ValueError
     tensors, name = _named(kind, tensors, name)
     return run(operation, tensors if "Grouped" in kind else tensors[0], *arguments, name=name, process_set_id=group,
                ignore_name_scope=int(ignore_name_scope), **attributes)
@@ -139,6 +161,34 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set
                 root_rank=root_rank)
 
 
+def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
+    """broadcast_variables that returns the new values, a list of tensors.
+
+    name: of what travels, "<name>.0" and so on; default "broadcast_variables".
+
+    >>> x = tf.Variable([hvd.rank()]); hvd.broadcast_([x], root_rank=0)[0].numpy(), x.numpy()
+    (array([0], dtype=int32), array([0], dtype=int32))
+    """
+    variables = [tf_variable(variable) for variable in variables]
+    for variable in variables:
+        if variable.dtype.base_dtype == tf.string:
+            raise ValueError(f"broadcast of variable {variable.name}: strings do not travel as tensors; send "
+                             "variable.numpy() with broadcast_object.")
+    return [_overwritten(variable, root_rank, f"{name or 'broadcast_variables'}.{i}", process_set)
+            for i, variable in enumerate(variables)]
+
+
+def _overwritten(variable: tf.Variable, root_rank: int, name: str, process_set: ProcessSet) -> tf.Tensor:
+    value = variable.read_value()
+    sent = value if value.dtype.name in _core.DTYPES else tf.bitcast(value, tf.uint8)
+    received = broadcast(sent, root_rank, name, process_set=process_set)
+    if sent is not value:
+        received = tf.bitcast(received, value.dtype)
+    assigned = variable.assign(received, read_value=False)  # None in eager mode
+    with tf.control_dependencies([] if assigned is None else [assigned]):
+        return tf.identity(received)
+
+
 def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_set=global_process_set):
     """Sends slices of dimension 0 to the ranks of the set, and returns what they sent, in rank order; differentiable.
 
@@ -183,7 +233,7 @@ def barrier(process_set=global_process_set):
 
     >>> hvd.barrier()
     """
-    return MPI_LIB.horovod_barrier(process_set_id=id_of(process_set))
+    return MPI_LIB.horovod_barrier(process_set_id=_group(process_set))
 
 
 def size_op(process_set_id=0, name=None):
@@ -229,7 +279,3 @@ def process_set_included_op(process_set_id=0, name=None):
     1
     """
     return MPI_LIB.horovod_process_set_included(process_set_id=process_set_id, name=name)
-
-
-from lightcc.tensorflow import gradients  # noqa: E402, F401  built on the above, as is the next
-from lightcc.tensorflow.functions import broadcast_  # noqa: E402, F401

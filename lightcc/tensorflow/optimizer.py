@@ -5,10 +5,10 @@ import tensorflow as tf
 
 from lightcc.common.process_sets import global_process_set
 from lightcc.tensorflow.compression import Compression
-from lightcc.tensorflow.exchange import _make_allreduce_grads_fn, is_variable
 from lightcc.tensorflow.gradient_aggregation import LocalGradientAggregationHelper, local_variable, then_true
+from lightcc.tensorflow.gradient_reducer import _make_allreduce_grads_fn, is_variable
 from lightcc.tensorflow.mpi_ops import Adasum, Average, rank
-from lightcc.wrapper import check_predivide, groups_of
+from lightcc.wrapper_arguments import check_predivide, groups_of
 
 
 def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="", device_sparse="",

@@ -30,8 +30,9 @@ def allreduce(tensor, average=None, device_dense='', device_sparse='', compressi
     uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64 or, but for averages and factors,
     bool. Or tf.IndexedSlices, whose numbers of rows may differ; the result is IndexedSlices too. Their indices and
     values travel as "<name>.indices" and "<name>.values", uncompressed.
-    op: hvd.Average (default; integers truncate towards zero), Sum, Adasum, Min, Max, Product; Average or Sum for
-    IndexedSlices. average is the deprecated form of op. The factors multiply before and after the reduction.
+    op: hvd.Average (default), Sum, Adasum, Min, Max, Product; Average or Sum for IndexedSlices. Averages of integers
+    truncate towards zero; those of IndexedSlices are fractions, of the dtype that tf.truediv gives (float64; float32
+    of 8 and 16 bits). average is the deprecated form of op. The factors multiply before and after the reduction.
     device_dense, device_sparse: where it runs, like "/cpu:0"; '': where TensorFlow puts it.
     compression: what travels, e.g. hvd.Compression.fp16. name: what the ranks meet by, in a graph with the name
     scope before it, unless ignore_name_scope. Differentiable.
@@ -126,20 +127,24 @@ def _sparse_allreduce(slices, op, device, prescale, postscale, name, process_set
 
 
 def _scaled(slices, factor, divisor=None):
-    """Slices times a factor, by a divisor. Integers as the core has it: what is truncated is a sum, not each part of
-    it, after a product in float64."""
+    """Slices times a factor, by a divisor. Integers: the quotient is that of tf.truediv, a fraction (of int32 and int64
+    a float64, of 8 and 16 bits a float32), as Horovod has it; without a divisor they stay integers, and what is
+    truncated is a sum, not each part of it, after a product in float64."""
     if factor == 1.0 and divisor is None:
         return slices
     indices, values = slices.indices, slices.values
-    if not slices.dtype.is_integer:
-        values *= tf.cast(factor, values.dtype) / tf.cast(1 if divisor is None else divisor, values.dtype)
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
-    indices, places = tf.unique(indices)
-    values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
-    if factor != 1.0:
-        values = tf.cast(tf.cast(values, tf.float64) * factor, values.dtype)
     if divisor is not None:
-        values = tf.truncatediv(values, tf.cast(divisor, values.dtype))
+        if slices.dtype.is_integer:
+            values = tf.cast(values, tf.float64 if values.dtype.size >= 4 else tf.float32)
+        values /= tf.cast(divisor, values.dtype)
+        if factor != 1.0:
+            values *= tf.cast(factor, values.dtype)
+    elif slices.dtype.is_integer:
+        indices, places = tf.unique(indices)
+        values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
+        values = tf.cast(tf.cast(values, tf.float64) * factor, values.dtype)
+    else:
+        values *= tf.cast(factor, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

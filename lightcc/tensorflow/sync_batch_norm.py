@@ -49,15 +49,22 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         self.supports_jit = False
 
     def call(self, inputs, training=None, mask=None):
-        """Normalises; waits for the other ranks in training.
+        """Normalises; waits for the other ranks in training. In a graph of TensorFlow 1 the updates of the moving
+        statistics are filed in the collection UPDATE_OPS.
 
         >>> layer = hvd.SyncBatchNormalization(momentum=0.0); layer(tf.ones((2, 3)), training=True).shape.as_list()
         [2, 3]
         """
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            return super().call(inputs, training=training, mask=mask)
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
         outputs = super().call(inputs, training=training, mask=mask)
-        if not tf.compat.v1.executing_eagerly_outside_functions():  # where training steps run UPDATE_OPS themselves
-            filed = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.UPDATE_OPS)
-            filed.extend(update for update in self.updates if not any(update is other for other in filed))
+        # Keras 3 keeps no list of updates; in a graph they are what the call has assigned to the moving statistics.
+        updates = self.updates if not _KERAS_3 else [node for node in graph.get_operations()[before:]
+                                                     if node.type in ("AssignVariableOp", "Assign")]
+        filed = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.UPDATE_OPS)  # which the training step runs
+        filed.extend(update for update in updates if not any(update is other for other in filed))
         return outputs
 
     def _moments(self, inputs, *args, **kwargs):

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from lightcc.common.process_sets import global_process_set
 from lightcc.tensorflow.compression import Compression
-from lightcc.tensorflow.exchange import LocalVariables, _make_allreduce_grads_fn, is_variable
+from lightcc.tensorflow.gradient_reducer import LocalVariables, _make_allreduce_grads_fn, is_variable
 from lightcc.tensorflow.mpi_ops import Average
-from lightcc.wrapper import check_predivide, groups_of, variables_of
+from lightcc.wrapper_arguments import check_predivide, groups_of, variables_of
 
 
 def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=Compression.none,
@@ -25,7 +25,7 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
     else they travel by allgather. groups: a number of groups, or lists of variables, that are reduced as one unit;
     num_groups is its old name; eagerly, all are one unit. process_set: who takes part; on other ranks it is a plain
     tape. scale_local_gradients: divide local gradients by the size of the process set.
-    More methods: register_local_source(variable), get_local_and_global_gradients(gradients, sources).
+    More methods: register_local_source(variable), get_local_and_global_gradients(target, sources).
 
     Errors: ValueError for wrong groups, a factor with another op than Average, or anything but a tape; from gradient()
     as from allreduce. Source: horovod.tensorflow.
@@ -75,19 +75,27 @@ def PartialDistributedGradientTape(gradtape, device_dense="", device_sparse="", 
 
 
 class _DistributedGradientTape:
-    """What DistributedGradientTape puts in front of the tape's own class."""
+    """The mix-in that DistributedGradientTape puts before the tape's own class among the bases."""
 
     __slots__ = ("_allreduce_grads", "_local")  # beside __dict__, which is shared with the plain tape
 
-    def gradient(self, target, sources, *args, **kwargs):
-        """The tape's own gradients, reduced over the ranks, but for those of local sources. Arguments are the tape's.
+    def gradient(self, target, sources, output_gradients=None, use_generic_names=False, **kwargs):
+        """The tape's own gradients, reduced over the ranks, but for those of local sources.
+
+        target, sources, output_gradients, kwargs (unconnected_gradients): the tape's. use_generic_names: Horovod then
+        names what travels by its place in the list of sources, and not after the gradient's tensor, whose name may
+        differ between ranks; here that is always so, and it changes nothing.
 
         >>> x = tf.Variable(3.0); tape = hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum)
         >>> with tape: loss = x * x
         >>> float(tape.gradient(loss, {"x": x})["x"]) == 6.0 * hvd.size()
         True
         """
-        grads = super().gradient(target, sources, *args, **kwargs)
+        if isinstance(use_generic_names, (str, tf.UnconnectedGradients)):  # which is fourth in the tape's own method
+            kwargs["unconnected_gradients"] = use_generic_names
+        if output_gradients is not None:
+            kwargs["output_gradients"] = output_gradients
+        grads = super().gradient(target, sources, **kwargs)
         flat = self._local.around(self._allreduce_grads, tf.nest.flatten(grads), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, flat)
 
@@ -103,18 +111,23 @@ class _DistributedGradientTape:
         """
         self._local.add(source)
 
-    def get_local_and_global_gradients(self, gradients, sources) -> Tuple[List[Any], List[Any]]:
-        """The pairs (gradient, source) of local sources, and those of all others, out of two lists.
+    def get_local_and_global_gradients(self, target, sources, output_gradients=None, use_generic_names=False
+                                       ) -> Tuple[List[Tuple[Any, Any]], List[Tuple[Any, Any]]]:
+        """What gradient() returns, told apart: the pairs (source, gradient) of local sources, and those of all others.
+
+        Arguments and errors: those of gradient(); sources in a structure come in its flat order.
 
         >>> a, b = tf.Variable(1.0), tf.Variable(2.0); tape = hvd.DistributedGradientTape(tf.GradientTape())
-        >>> tape.register_local_source(b); local, rest = tape.get_local_and_global_gradients([3.0, 4.0], [a, b])
-        >>> [grad for grad, _ in local], [grad for grad, _ in rest]
-        ([4.0], [3.0])
+        >>> tape.register_local_source(b)
+        >>> with tape: loss = a + b * hvd.size()
+        >>> local, rest = tape.get_local_and_global_gradients(loss, [a, b])
+        >>> [float(grad) for _, grad in local], [float(grad) for _, grad in rest], local[0][0] is b
+        ([1.0], [1.0], True)
         """
-        local, rest = [], []
-        for gradient, source in zip(gradients, sources):
-            (local if source in self._local else rest).append((gradient, source))
-        return local, rest
+        grads = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(grads)))
+        return ([pair for pair in pairs if pair[0] in self._local],
+                [pair for pair in pairs if pair[0] not in self._local])
 
 
 @functools.lru_cache(maxsize=None)

@@ -2,7 +2,6 @@
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.common.util import check_extension
-from lightcc.later import no_attribute as _no_attribute
 from lightcc.torch.compiling import keep_out as _keep_out
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -65,6 +64,7 @@ from lightcc.torch.mpi_ops import (
 )
 from lightcc.torch.optimizer import DistributedOptimizer
 from lightcc.torch.sync_batch_norm import SyncBatchNorm
+from lightcc.unsupported import no_attribute as _no_attribute
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "ProcessSet",

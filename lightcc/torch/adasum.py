@@ -12,11 +12,11 @@ from typing import Any, Callable, Dict, Optional, Sequence
 import torch
 
 from lightcc.torch.gradient import Gradient
-from lightcc.torch.gradients import Exchange
+from lightcc.torch.gradient_reducer import GradientReducer
 from lightcc.torch.optimizer import _DistributedOptimizer
 
 
-class Deltas(Exchange):
+class DeltaReducer(GradientReducer):
     """Sends what a step has changed, and makes each parameter what it was plus what comes back."""
 
     def __init__(self, *arguments):
@@ -64,7 +64,7 @@ class Deltas(Exchange):
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
-    """What DistributedOptimizer(op=Adasum) puts in front of the optimizer's own class.
+    """The mix-in that DistributedOptimizer(op=Adasum) puts before the optimizer's own class among the bases.
 
     backward sends nothing: p.grad stays this rank's own and may be changed, for example clipped, until step(). A
     parameter without gradient on this rank adds nothing to what the others make of it. Parameters must be equal on
@@ -72,7 +72,7 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
     need no option. If the exchange fails, the parameters are those before the step; the optimizer's state is not.
     """
 
-    _exchange_class = Deltas
+    _reducer_class = DeltaReducer
 
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """The optimizer's own step, then the exchange of what it has changed."""
@@ -84,21 +84,21 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
                 self.synchronize()
                 return loss
         own_step = super(_DistributedOptimizer, self).step
-        if self._exchange is None:
+        if self._reducer is None:
             result = own_step(closure)
             self._stepped()
             return result
         self._track_new_parameters()
         with torch.no_grad():
-            self._exchange.begin()
+            self._reducer.begin()
         result = own_step(closure)
         try:
             with torch.no_grad():
                 self._send_the_rest()
-                self._exchange.finish()
+                self._reducer.finish()
         except Exception:
             with torch.no_grad():
-                self._exchange.restore()
+                self._reducer.restore()
             raise
         finally:
             self.synchronize()
@@ -123,6 +123,10 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
         """ValueError: with Adasum it is steps that are exchanged, not gradients."""
         raise ValueError("register_local_var is not supported with op=Adasum: step() exchanges what it has changed. "
                          "Give the parameter to an optimizer of its own.")
+
+    def _allreduce_grad_async(self, p: torch.Tensor):
+        """ValueError: with Adasum it is steps that are exchanged, not gradients."""
+        raise ValueError("_allreduce_grad_async is not supported with op=Adasum: step() exchanges what it has changed.")
 
     def _ready(self, gradient: Gradient) -> None:
         pass

@@ -26,7 +26,7 @@ class Collectives(dist.ProcessGroup):
     """What the members of a process set do together. Roots and lists are by rank in the group, in every method."""
 
     def __init__(self, rank: int, size: int, process_set: ProcessSet, timeout: timedelta, prefix: str):
-        """prefix: of the names that the ranks meet by; empty if no other group works on the process set."""
+        """prefix: of the names by which ranks match requests; empty if no other group works on the process set."""
         super().__init__(rank, size)
         self._rank, self._size, self._set = rank, size, process_set
         self._timeout, self._prefix, self._calls = timeout, prefix, 0
@@ -79,24 +79,24 @@ class Collectives(dist.ProcessGroup):
                           input_splits: Sequence[int], opts=None) -> Work:
         sent = self._split("input", tensor, input_splits)
         received = self._split("output", output, output_splits)
-        return self._exchange([output], received, _flat(tensor), sent, opts)
+        return self._all_to_all([output], received, _flat(tensor), sent, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
-        return self._exchange(outputs, _counts(outputs), torch.cat([_flat(t) for t in inputs]), _counts(inputs), opts)
+        return self._all_to_all(outputs, _counts(outputs), torch.cat([_flat(t) for t in inputs]), _counts(inputs), opts)
 
     # One rank to all, all to one
 
     def gather(self, outputs: List[Tensors], inputs: Tensors, opts) -> Work:
         sent = _flat(inputs[0])
         mine = outputs[0] if opts.rootRank == self._rank else []
-        return self._exchange(mine, _counts(mine) or [0] * self._size, sent, self._only(opts.rootRank, sent.numel()),
-                              opts)
+        return self._all_to_all(mine, _counts(mine) or [0] * self._size, sent, self._only(opts.rootRank, sent.numel()),
+                                opts)
 
     def scatter(self, outputs: Tensors, inputs: List[Tensors], opts) -> Work:
         mine = inputs[0] if opts.rootRank == self._rank else []
         sent = torch.cat([_flat(t) for t in mine]) if mine else _flat(outputs[0])[:0]
-        return self._exchange(outputs[:1], self._only(opts.rootRank, outputs[0].numel()), sent,
-                              _counts(mine) or [0] * self._size, opts)
+        return self._all_to_all(outputs[:1], self._only(opts.rootRank, outputs[0].numel()), sent,
+                                _counts(mine) or [0] * self._size, opts)
 
     def barrier(self, opts=None) -> Work:
         handle = request.submit_barrier(self._set, _flags(opts), self._name())
@@ -147,8 +147,8 @@ class Collectives(dist.ProcessGroup):
     def _gathered(self, inputs: Tensors, outputs: List[Tensors], opts) -> Work:
         return self._into(outputs, opts, _core.ALLGATHER, [_flat(_dense(t, False)) for t in inputs])
 
-    def _exchange(self, outputs: Tensors, received: Sequence[int], tensor: torch.Tensor, sent: Sequence[int],
-                  opts) -> Work:
+    def _all_to_all(self, outputs: Tensors, received: Sequence[int], tensor: torch.Tensor, sent: Sequence[int],
+                    opts) -> Work:
         """An all-to-all of `sent` elements of a flat tensor to each rank; `received` are expected."""
         if len(sent) != self._size or len(received) != self._size:
             raise ValueError(f"A group of {self._size} ranks needs as many tensors or splits, not {len(sent)} to send "
@@ -167,10 +167,10 @@ class Collectives(dist.ProcessGroup):
             _deal(_core_output(handle, 0, flat), outputs)
         return self._work(handle, flat, finish, outputs, opts)
 
-    def _work(self, handle: int, alive: Any, finish: Callable[[int], Any], outputs: Tensors, opts) -> Work:
+    def _work(self, handle: int, keep_alive: Any, finish: Callable[[int], Any], outputs: Tensors, opts) -> Work:
         if not handle:
             finish(0)
-        return Work(Operation(handle, alive, finish), list(outputs), self._timeout_of(opts))
+        return Work(Operation(handle, keep_alive, finish), list(outputs), self._timeout_of(opts))
 
     def _name(self) -> Optional[str]:
         if not self._prefix:

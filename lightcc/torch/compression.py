@@ -1,45 +1,7 @@
 """What a gradient or tensor becomes on the wire: hvd.Compression.none, .fp16 or .bf16."""
-from typing import Any, Tuple
-
 import torch
 
-
-class Compressor:
-    """The interface of a compressor: two static methods. The ranks must make tensors of equal shape and dtype."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        """Returns the tensor to send, and what decompress needs to undo it.
-
-        >>> hvd.Compression.fp16.compress(torch.ones(2))
-        (tensor([1., 1.], dtype=torch.float16), torch.float32)
-        """
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Undoes compress.
-
-        >>> hvd.Compression.fp16.decompress(*hvd.Compression.fp16.compress(torch.ones(2)))
-        tensor([1., 1.])
-        """
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Sends tensors as they are.
-
-    >>> hvd.Compression.none.compress(torch.ones(1))
-    (tensor([1.]), None)
-    """
-
-    @staticmethod
-    def compress(tensor):
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor, ctx):
-        return tensor
+from lightcc.compression import Compressor, NoneCompressor
 
 
 class CastCompressor(Compressor):
@@ -59,7 +21,9 @@ class CastCompressor(Compressor):
 class FP16Compressor(CastCompressor):
     """Sends floating-point tensors as float16.
 
-    >>> hvd.allreduce(torch.ones(2), compression=hvd.Compression.fp16)
+    >>> sent = hvd.Compression.fp16.compress(torch.ones(2)); sent
+    (tensor([1., 1.], dtype=torch.float16), torch.float32)
+    >>> hvd.Compression.fp16.decompress(*sent)
     tensor([1., 1.])
     """
 

@@ -20,7 +20,7 @@ from lightcc.request import submit
 from lightcc.torch.compiling import keep_out
 from lightcc.torch.compression import Compression
 from lightcc.torch.futures import Operation, future_of
-from lightcc.wrapper import check_predivide
+from lightcc.wrapper_arguments import check_predivide
 
 __all__ = ["Options", "comm_hook"]
 

@@ -5,7 +5,10 @@ somebody must ask. In a backward pass that is autograd itself, at its end, in th
 callback queued by the last bucket runs before the one with which DistributedDataParallel waits for its buckets. That
 takes no thread, and an error leaves backward as the exception it is. Everywhere else a thread asks, started when it is
 first needed; in a backward pass only for futures that are GRACE_S old, in case somebody waits for one before the end.
+The thread ends before the interpreter does: torch's code aborts in a thread that Python ends by force.
 """
+import logging
+import os
 import threading
 import time
 from datetime import timedelta
@@ -16,20 +19,23 @@ import torch.distributed as dist
 
 from lightcc import _core, request
 from lightcc.common.exceptions import HorovodInternalError
+from lightcc.common.exiting import at_exit
 
 GRACE_S = 0.02
 _STEP_MS = 2  # how long the thread waits for one operation before it asks for the others
+_STOP_S = 5.0  # how long the end of the process waits for the thread, which may be in a callback of the user's
 
 _engine = torch.autograd.Variable._execution_engine
 _completing = threading.local()
+_logger = logging.getLogger("lightcc")
 
 
 class Operation:
     """A request of the core, or its failure. Any thread may call."""
 
-    def __init__(self, handle: int, alive: Any = None, finish: Optional[Callable[[int], Any]] = None,
+    def __init__(self, handle: int, keep_alive: Any = None, finish: Optional[Callable[[int], Any]] = None,
                  at_end: Callable[[], Any] = lambda: None, error: Optional[Exception] = None):
-        """handle: 0 if it is done. alive: what must live until then. finish: called with the handle when it has
+        """handle: 0 if it is done. keep_alive: what must live until then. finish: called with the handle when it has
         succeeded. at_end: called in any case."""
         self._handle, self._finish, self._at_end = handle, finish, at_end
         self._lock = threading.Lock()
@@ -38,7 +44,7 @@ class Operation:
         if _abandoned:
             _reap()
         if handle:
-            request.later(handle, alive, None)  # it may outlive this object
+            request.register(handle, keep_alive, None)  # it may outlive this object
 
     def wait(self, timeout_s: Optional[float] = None) -> None:
         """Returns when it is done; raises what it failed with, and HorovodInternalError when the time is over."""
@@ -106,7 +112,7 @@ class Operation:
         self._forget()
 
     def _forget(self) -> None:
-        request._pending.pop(self._handle, None)
+        request.unregister(self._handle)
         self._handle, self._finish = 0, None
         self._at_end()
 
@@ -123,7 +129,7 @@ def _reap() -> None:
             done = True
         if done:
             _core.release(handle)
-            request._pending.pop(handle, None)
+            request.unregister(handle)
         else:
             _abandoned.append(handle)
 
@@ -247,20 +253,39 @@ class _Completer:
         self._changed = threading.Condition()
         self._futures: List[Tuple[float, Future]] = []  # with the time from which on they are the thread's
         self._idle = True
+        self._stopped = False
         self._thread: Optional[threading.Thread] = None
 
     def add(self, future: Future, grace_s: float) -> None:
         with self._changed:
-            self._futures.append((time.monotonic() + grace_s, future))
-            if self._thread is None or not self._thread.is_alive():  # also in the child of a fork
-                self._thread = threading.Thread(target=self._run, name="lightcc-futures", daemon=True)
-                self._thread.start()
-            elif self._idle or not grace_s:
-                self._changed.notify()
+            if not self._stopped:
+                self._futures.append((time.monotonic() + grace_s, future))
+                if self._thread is None:
+                    at_exit(_stop_completer)
+                    self._thread = threading.Thread(target=self._run, name="lightcc-futures", daemon=True)
+                    self._thread.start()
+                elif self._idle or not grace_s:
+                    self._changed.notify()
+                return
+        future.complete()  # the process is ending, and nobody else would do it later
+
+    def stop(self) -> None:
+        """Ends the thread; what is not done by now is completed by who waits for it."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_STOP_S)
+            if self._thread.is_alive():
+                _logger.warning("a callback of a torch future has not returned for %.0f s; the process ends without it",
+                                _STOP_S)
+        self._futures = []
 
     def _run(self) -> None:
         while True:
             with self._changed:
+                if self._stopped:
+                    return
                 self._futures = [entry for entry in self._futures if not entry[1]._set]
                 now = time.monotonic()
                 ready = [future for due, future in self._futures if due <= now]
@@ -277,3 +302,16 @@ class _Completer:
 
 
 _completer = _Completer()
+
+
+def _stop_completer() -> None:
+    _completer.stop()
+
+
+def _forget_completer() -> None:
+    """In the child of a fork, which has neither the thread nor, maybe, the right to its lock."""
+    global _completer
+    _completer = _Completer()
+
+
+os.register_at_fork(after_in_child=_forget_completer)

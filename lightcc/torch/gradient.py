@@ -1,5 +1,5 @@
-"""One gradient on its way, or a group of them; how they are described to the core, and what the ranks meet by."""
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+"""One gradient that is reduced, or a group of them; how they are described to the core, and by which names."""
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -11,41 +11,50 @@ class Gradient:
     """One parameter's gradient."""
 
     __slots__ = ("parameter", "given_name", "name", "optimizer", "group", "home", "passes_left", "sent", "sparse_dims",
-                 "local", "form", "slot", "address", "bytes", "dtype", "prepared", "context", "__weakref__")
+                 "local", "form", "slot", "address", "bytes", "dtype", "prepared", "handle",
+                 "context", "gathered", "__weakref__")
 
     def __init__(self, parameter: torch.Tensor, name: str):
         self.parameter = parameter
         self.given_name = str(name)
-        self.name = self.given_name                # what the ranks meet by
+        self.name = self.given_name                # by which ranks match it
         self.optimizer: Any = None                 # a weak reference to the one whose gradient this is
         self.group: Optional[Group] = None
         self.home: Optional[Group] = None          # the group, also while it is sparse and so not in it
         self.passes_left = 1                       # backward passes until it is sent
         self.sent = False                          # since the last finish
-        self.sparse_dims = 0                       # its sparse dimensions, if its form is settled as sparse
+        self.sparse_dims = 0                       # its sparse dimensions, if its form is settled as sparse: that in
+                                                   # which p.grad ends, and unless sparse_as_dense also travels
         self.local = False                         # it stays on this rank
         self.form: Any = None                      # the parameter's dtype and shape, when the slot was made
         self.slot: Optional[torch.Tensor] = None   # of the parameter's shape and layout, in the wire's dtype
         self.address = self.bytes = 0              # of the slot
         self.dtype: Optional[torch.dtype] = None   # of the slot, unless more than a copy stands between
         self.prepared = 0                          # the core's id of its request, unless it is in a group
-        self.context: Any = None                   # for a user's compressor to undo its work; what was gathered
+        self.handle = 0                            # of its request, once that is started; in a group it is the group's
+        self.context: Any = None                   # for a user's compressor to undo its work
+        self.gathered: Any = None                  # of all ranks: the sparse gradient; if sparse_as_dense its places
 
 
 class Group:
-    """Gradients that are reduced as one unit, once the last of them is ready."""
+    """Gradients that are reduced as one unit, once the last of them is ready.
 
-    def __init__(self, name: str, members: List[Gradient]):
+    Their order is that of the list which all ranks have, turned round as backward makes the last one first. A member's
+    place in it is all that tells the ranks which of their gradients belong together.
+    """
+
+    def __init__(self, name: str, parameters_first_to_last: Sequence[Gradient]):
         self.given_name = self.name = name
-        self.members = members
-        self.missing = len(members)
+        self._all = tuple(reversed(parameters_first_to_last))
+        self.members = list(self._all)
+        self.missing = len(self.members)
         self.pack: Optional[request.Pack] = None
-        for member in members:
+        self.handle = 0  # of its request, while that is in flight
+        for member in self._all:
             member.group = member.home = self
 
     def close(self) -> None:
         """Must come before the group is sent, whenever members or their slots have changed."""
-        self.members.sort(key=lambda member: member.address)  # side by side, as the core looks for neighbours
         self.pack = request.Pack([described(member) for member in self.members])
 
     def leave(self, member: Gradient) -> None:
@@ -54,6 +63,23 @@ class Group:
         self.missing -= 1
         member.group = None
         self.close()
+
+    def take_back(self, member: Gradient) -> None:
+        """One that has left travels with the others again, from its old place in their order."""
+        member.group = self
+        self.members = [one for one in self._all if one.group is self]
+        self.missing += 1
+        self.close()
+
+
+def in_order_of_slots(gradients: Iterable[Gradient]) -> List[Gradient]:
+    """These, members of a group side by side and in its order, as the core looks for neighbours."""
+    remaining = {id(gradient): gradient for gradient in gradients}
+    ordered = []
+    for gradient in list(remaining.values()):
+        members = [gradient] if gradient.group is None else gradient.group.members
+        ordered += [member for member in members if remaining.pop(id(member), None) is not None]
+    return ordered
 
 
 def described(gradient: Gradient) -> Tuple[int, int, List[int]]:

@@ -14,7 +14,7 @@ from lightcc.torch.arguments import names_of
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import broadcast_object
 from lightcc.torch.gradient import Gradient, Group
-from lightcc.torch.gradients import Exchange
+from lightcc.torch.gradient_reducer import GradientReducer
 from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
     Adasum,
     Average,
@@ -31,7 +31,8 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
     sparse_allreduce_async,
     synchronize,
 )
-from lightcc.wrapper import check_predivide, groups_of, stays_here
+from lightcc.torch.optimizer_attributes import OptimizerAttributes
+from lightcc.wrapper_arguments import check_predivide, groups_of, stays_here
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -46,7 +47,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     are sent. op: as for allreduce; Adasum combines the ranks' steps instead of their gradients (lightcc.torch.adasum).
     gradient_predivide_factor: divide by it before the sum and by size / factor after.
     groups: a number of groups, or lists of parameters, that are reduced as one unit; num_groups is its old name.
-    sparse_as_dense: sends sparse gradients as dense ones; else they travel by sparse_allreduce_async (below).
+    sparse_as_dense: sends sparse gradients as dense ones, and p.grad is sparse and coalesced again after it; else they
+    travel by sparse_allreduce_async (below).
     process_set: who takes part; on other ranks it is a plain optimizer.
 
     A parameter without gradient counts as zeros. From backward until synchronize or step is done, p.grad is being
@@ -58,6 +60,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     copy.deepcopy and pickle make a DistributedOptimizer over the copied parameters. A parameter whose data got another
     dtype or shape (model.double()) is followed.
     More methods: synchronize(), skip_synchronize(), set_backward_passes_per_step(n), register_local_var(parameter).
+    Attributes: the arguments backward_passes_per_step (may be set), op, gradient_predivide_factor, sparse_as_dense and
+    process_set; and those of lightcc.torch.optimizer_attributes.
 
     Sparse gradients, as of torch.nn.Embedding(sparse=True): p.grad becomes an uncoalesced sparse tensor with the
     entries of all ranks; a rank without gradient adds none. All ranks agree on what is sparse when they first
@@ -89,10 +93,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
     groups = groups_of(groups, num_groups, lambda parameter: isinstance(parameter, torch.Tensor))
-    front = _DistributedOptimizer
+    mixin = _DistributedOptimizer
     if op == Adasum:
-        from lightcc.torch.adasum import _DistributedAdasumOptimizer as front  # late: it is built on this module
-    cls = type(optimizer.__class__.__name__, (front, optimizer.__class__), {})
+        from lightcc.torch.adasum import _DistributedAdasumOptimizer as mixin  # here, so that others do not load it
+    cls = type(optimizer.__class__.__name__, (mixin, optimizer.__class__), {})
     distributed = cls.__new__(cls)
     # The same state, options and hooks, without a second __init__. An lr_scheduler may have put a `step` there that is
     # bound to the plain optimizer.
@@ -114,10 +118,10 @@ def _copied(cls, state, options, ranks, local):
     return copied
 
 
-class _DistributedOptimizer:
-    """What DistributedOptimizer puts in front of the optimizer's own class."""
+class _DistributedOptimizer(OptimizerAttributes):
+    """The mix-in that DistributedOptimizer puts before the optimizer's own class among the bases."""
 
-    _exchange_class = Exchange
+    _reducer_class = GradientReducer
     scale_local_gradients = True  # whether gradients of register_local_var are divided by the size of the process set
 
     def _setup(self, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
@@ -132,12 +136,12 @@ class _DistributedOptimizer:
         self._began_epoch = 0  # the epoch in which gradients wait to be synchronized; 0: none do
         self._gradients: Dict[torch.Tensor, Gradient] = {}
         self._tracked: Set[int] = set()  # the ids of its keys: a tensor is slow to hash
-        self._exchange: Optional[Exchange] = None
+        self._reducer: Optional[GradientReducer] = None
         self._groups = groups
         self._local: Dict[int, Tuple[torch.Tensor, Any]] = {}  # id: (parameter, its gradient and version when scaled)
         if not stays_here(process_set):
-            self._exchange = self._exchange_class(compression, op, 1.0 / gradient_predivide_factor,
-                                                  gradient_predivide_factor, sparse_as_dense, process_set)
+            self._reducer = self._reducer_class(compression, op, 1.0 / gradient_predivide_factor,
+                                                gradient_predivide_factor, sparse_as_dense, process_set)
             self._track_new_parameters()
             self._make_groups(groups)
 
@@ -169,11 +173,11 @@ class _DistributedOptimizer:
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced; sends those that are not on their way yet."""
-        if self._exchange is not None:
+        if self._reducer is not None:
             try:
                 with torch.no_grad():
                     self._send_the_rest()
-                    self._exchange.finish()
+                    self._reducer.finish()
                     if self._local and self.scale_local_gradients:
                         self._scale_local_gradients()
             finally:
@@ -191,9 +195,16 @@ class _DistributedOptimizer:
             self._should_synchronize = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes after how many backward passes gradients are sent."""
+        """Changes after how many backward passes gradients are sent, as does setting backward_passes_per_step.
+
+        passes: counted anew for each gradient that is not on its way. ValueError if it is not positive.
+        """
+        if passes <= 0:
+            raise ValueError("backward_passes_per_step must be > 0.")
         self._backward_passes_per_step = passes
-        self._reset_passes()
+        for gradient in self._gradients.values():
+            if not (gradient.sent and self._waiting()):
+                gradient.passes_left = passes
 
     def register_local_var(self, parameter: torch.Tensor) -> None:
         """Keeps a parameter's gradient on this rank: it is not exchanged, and step() uses it as it is.
@@ -219,14 +230,14 @@ class _DistributedOptimizer:
         if isinstance(self._groups, int) or any(parameter is p for group in self._groups or () for p in group):
             raise ValueError(f"register_local_var: {name} is in a group, which is reduced as a whole; leave it out of "
                              "groups.")
-        if self._exchange is not None:
+        if self._reducer is not None:
             self._track_new_parameters()
             gradient = self._gradients.get(parameter)
             if gradient is not None and not gradient.local:
                 if gradient.sent and self._waiting():
                     raise ValueError(f"register_local_var: the gradient of {name} is on its way; call this before "
                                      "backward() or after step().")
-                self._exchange.keep_local(gradient)
+                self._reducer.keep_local(gradient)
         self._local.setdefault(id(parameter), (parameter, None))
 
     def zero_grad(self, *args, **kwargs):
@@ -270,15 +281,15 @@ class _DistributedOptimizer:
 
     def _ready(self, gradient: Gradient) -> None:
         """A parameter's gradient is complete."""
-        self._exchange.send(gradient)
+        self._reducer.send(gradient)
 
     def _begin(self) -> None:
         """The first gradient since the last synchronize; what an interrupt or the end of an epoch left is void."""
         self._synchronized = False
         if self._began_epoch:
             self._reset_passes()
-        self._exchange.drain()
-        self._exchange.make_ready()
+        self._reducer.drain()
+        self._reducer.make_ready()
         self._began_epoch = _core.epoch
 
     # The rest
@@ -291,7 +302,7 @@ class _DistributedOptimizer:
 
     def _common_loss(self, loss):
         """The ranks' loss for LBFGS, which compares losses: by their own, ranks would part."""
-        if self._exchange is None:
+        if self._reducer is None:
             return loss
         mine = loss.item() if isinstance(loss, torch.Tensor) else float(loss)
         value = ops.allreduce(torch.tensor(mine, dtype=torch.float64), op=self._options["op"],
@@ -301,14 +312,14 @@ class _DistributedOptimizer:
     def _send_the_rest(self) -> None:
         self._track_new_parameters()
         try:
-            self._exchange.make_ready()
-            self._exchange.settle(1 if isinstance(self, torch.optim.SparseAdam) else 0)  # which takes no dense ones
+            self._reducer.make_ready()
+            self._reducer.settle(1 if isinstance(self, torch.optim.SparseAdam) else 0)  # which takes no dense ones
             for gradient in reversed(self._gradients.values()):
                 if not gradient.sent:  # also one frozen since: on other ranks it may not be
-                    self._exchange.send(gradient)
-            self._exchange.release()
+                    self._reducer.send(gradient)
+            self._reducer.release()
         except Exception:
-            self._exchange.drain()
+            self._reducer.drain()
             raise
 
     def _waiting(self) -> bool:
@@ -330,9 +341,9 @@ class _DistributedOptimizer:
             gradient.passes_left = self._backward_passes_per_step
             gradient.optimizer = weakref.ref(self)  # so that an optimizer that is dropped is gone at once
             parameter.register_post_accumulate_grad_hook(functools.partial(_accumulated, weakref.ref(gradient)))
-            self._exchange.add([gradient])
+            self._reducer.add([gradient])
             if id(parameter) in self._local:
-                self._exchange.keep_local(gradient)
+                self._reducer.keep_local(gradient)
 
     def _scale_local_gradients(self) -> None:
         """Divides each by the number of ranks, but not one that has been and is still the same."""

@@ -15,9 +15,9 @@ from typing import Dict, Iterator, List, Optional, Tuple
 import torch.distributed as dist
 
 from lightcc import _core, _torch_backend
-from lightcc.common import process_sets as sets
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.exceptions import HorovodInternalError
+from lightcc.common.process_set_matching import match
 from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.objects import broadcast_object
 from lightcc.ops import barrier
@@ -159,7 +159,7 @@ def _process_set(ranks: List[int]) -> ProcessSet:
     if ranks == global_process_set.ranks:
         return global_process_set
     process_set = ProcessSet(ranks)
-    sets.match([process_set])  # one that exists is used again
+    match([process_set])  # one that exists is used again
     return process_set
 
 

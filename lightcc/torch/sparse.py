@@ -69,7 +69,23 @@ def gather_async(tensor: torch.Tensor, name: Optional[str], process_set) -> Call
                                        "flight.")
         indices, values = _finished(handles, name)
         return torch.sparse_coo_tensor(indices.t(), values[0], shape, check_invariants=False)
-    return wait
+    return _once(wait)
+
+
+def _once(function: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """A function that calls this one once, and then returns or raises the same again."""
+    done: List[Any] = []
+
+    def once() -> torch.Tensor:
+        if not done:
+            try:
+                done.append(function())
+            except (HorovodInternalError, ValueError) as error:
+                done.append(error)
+        if isinstance(done[0], Exception):
+            raise done[0]
+        return done[0]
+    return once
 
 
 def _finished(handles: Sequence[int], name: Optional[str]) -> List[Any]:
@@ -107,6 +123,8 @@ def agree(forms: Sequence[Tuple[bool, int]], name: str, process_set) -> List[Tup
     try:
         all_ranks = ops.allreduce(mine, name=name, op=ops.ReduceOps.Max, process_set=process_set).tolist()
     except HorovodInternalError as error:
+        if error.status != _core.MISMATCH:  # for example, a rank is lost: that error is clearer
+            raise
         raise HorovodInternalError("The ranks could not agree on which gradients are sparse; if they disagree on the "
                                    "shape, two numbers for each parameter, their optimizers have different parameters: "
                                    f"{error}") from error
@@ -129,3 +147,19 @@ def in_form(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor) -
     if form_of(grad) == (False, dimensions):
         return grad
     return grad.to_dense().to_sparse(dimensions)
+
+
+# Sparse gradients that travel as dense ones
+
+def places(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor) -> torch.Tensor:
+    """uint8 over the sparse dimensions: 1 where a gradient of any form has an entry, also one of zeros."""
+    mine = torch.zeros(like.shape[:dimensions], dtype=torch.uint8)
+    mine[tuple(in_form(grad, dimensions, like)._indices())] = 1
+    return mine
+
+
+def at_places(whole: torch.Tensor, where: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a dense tensor has at these places, as a coalesced sparse one of the dtype; shares no memory with it."""
+    indices = where.nonzero().t()
+    return torch.sparse_coo_tensor(indices, whole[tuple(indices)].to(dtype), whole.shape, check_invariants=False,
+                                   is_coalesced=True)

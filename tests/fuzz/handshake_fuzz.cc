@@ -1,4 +1,4 @@
-// Bytes of a stranger against both roles of the handshake: nobody gets through with other bytes than those that hold
+// Bytes of anyone against both roles of the handshake: nobody gets through with other bytes than those that hold
 // the proof, and the pieces in which bytes come make no difference. An input is: flags, size of the pieces, how many
 // bytes of a genuine exchange come first; then bytes that follow those, or that change the genuine ones (flag kChange).
 #include <algorithm>
@@ -16,9 +16,9 @@ using State = Handshake::State;
 constexpr uint8_t kConnector = 1, kChange = 2;
 
 Handshake fresh(bool connector) {
-  static const lightcc::Terms terms{"job", "1.0", "secret", 2};
+  static const lightcc::JobCredentials credentials{"job", "1.0", "secret", 2};
   static const lightcc::Hello hello{lightcc::Purpose::link, 1, 0, 3, -1, 5};
-  return connector ? Handshake::connector(terms, hello, {1}) : Handshake::acceptor(terms, 0, {2});
+  return connector ? Handshake::connector(credentials, hello, {1}) : Handshake::acceptor(credentials, 0, {2});
 }
 
 void expect(bool holds) {
@@ -58,7 +58,7 @@ End run(bool connector, const std::string& bytes, size_t piece) {
   }
   end.state = handshake.state();
   if (handshake.error()) end.error = handshake.error()->what();
-  expect((end.state == State::refused || end.state == State::stranger) == handshake.error().has_value());
+  expect((end.state == State::refused || end.state == State::unauthenticated) == handshake.error().has_value());
   return end;
 }
 
@@ -79,9 +79,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const End at_once = run(connector, bytes, bytes.size() + 1);
   const End in_pieces = run(connector, bytes, size_t(data[1]) + 1);
-  // A stranger's output is cleared, so what was said before it depends on when it was taken.
+  // The output is cleared on State::unauthenticated, so what was said before it depends on when it was taken.
   expect(at_once.state == in_pieces.state && at_once.used == in_pieces.used && at_once.error == in_pieces.error);
-  expect(at_once.state == State::stranger || at_once.said == in_pieces.said);
+  expect(at_once.state == State::unauthenticated || at_once.said == in_pieces.said);
   expect(at_once.used <= bytes.size());
   expect(at_once.state != State::going || at_once.used == bytes.size());
   const bool through = at_once.state == (connector ? State::done : State::asked);

@@ -42,6 +42,7 @@ def numbers_and_total():
 def world(comm=None):
     hvd.init(comm)
     try:
+        assert hvd.global_process_set.mpi_comm is (comm if hasattr(comm, "Get_size") else None)
         return numbers_and_total()
     finally:
         hvd.shutdown()

@@ -21,6 +21,8 @@ import subprocess
 import time
 from typing import Dict, List, Optional, Sequence
 
+import needs
+
 _PREFIX = "lightcc"
 _RUN_S = 60
 _END_S = 10
@@ -125,15 +127,14 @@ class Hosts:
 def why_not() -> str:
     """Why there can be no emulated hosts here; "" if there can."""
     if os.geteuid() != 0:
-        return "emulated hosts need root"
-    for tool in ("ip", "bridge", "tc", "unshare", "hostname"):
-        if not shutil.which(tool):
-            return f"emulated hosts need the command '{tool}'"
+        return f"{needs.MISSING}root, for emulated hosts"
+    if missing := needs.why_not("ip", "bridge", "tc", "unshare", "hostname"):
+        return missing
     try:
         with Hosts(1) as hosts:
             hosts.run("h0", ["true"])
     except subprocess.CalledProcessError as error:
-        return f"emulated hosts cannot be made here: {(error.stderr or str(error)).strip()}"
+        return f"{needs.MISSING}the right to make emulated hosts: {(error.stderr or str(error)).strip()}"
     return ""
 
 

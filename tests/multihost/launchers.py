@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Sequence
 
+import needs
 from emulated import Hosts
 from jobs import MARK
 
@@ -37,8 +38,8 @@ class Launcher(NamedTuple):
 
     def why_not(self) -> str:
         if not os.path.exists(self.program):
-            return f"{self.program} is not there; {self.install}"
-        return "" if self.version in _version(self.program) else f"{self.program} is not of {self.version}"
+            return f"{needs.MISSING}{self.program}; {self.install}"
+        return "" if self.version in _version(self.program) else f"{needs.MISSING}{self.version} at {self.program}"
 
     def command(self, hosts: Hosts, folder: Path, variables: Sequence[str], each: int,
                 argv: Sequence[str], patient: bool = False) -> List[str]:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import needs
 import ranks
 from emulated import Hosts
 from jobs import DEADLINE_S, Job, program, wait_until
@@ -62,8 +63,8 @@ def test_a_killed_launcher_leaves_nobody_on_any_host(hosts):
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory):
     """Hosts with an sshd on each, and an ssh in PATH that knows nothing of this machine's own keys and hosts."""
-    if not (shutil.which("ssh") and shutil.which("ssh-keygen") and os.path.exists("/usr/sbin/sshd")):
-        pytest.skip("this test needs ssh, ssh-keygen and /usr/sbin/sshd")
+    if missing := needs.why_not("ssh", "ssh-keygen", "sshd"):
+        pytest.skip(missing)
     folder = tmp_path_factory.mktemp("ssh")
     for name in ("host_key", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)

@@ -10,18 +10,18 @@ import uuid
 
 import psutil
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 MARK = "LIGHTCC_TEST_MARK"
 
 
 class Job:
     """One launcher and whatever it starts. A job that is not over at the end of its test is a failure."""
 
-    def __init__(self, *command, stderr=subprocess.PIPE, cwd=None, **variables):
+    def __init__(self, *command, stderr=subprocess.PIPE, cwd=None, stdin=subprocess.DEVNULL, **variables):
         self.mark = uuid.uuid4().hex
         # pytest may run in the background of a shell, where SIGINT is ignored; a launcher would keep that.
         self.process = subprocess.Popen(
-            command, env={**os.environ, MARK: self.mark, **variables}, stdin=subprocess.DEVNULL,
+            command, env={**os.environ, "OMP_NUM_THREADS": "1", MARK: self.mark, **variables}, stdin=stdin,
             stdout=subprocess.PIPE, stderr=stderr, cwd=cwd,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 

@@ -64,7 +64,9 @@ def run_script(text: str, np: int, deadline_s: float = DEADLINE_S) -> str:
 def launch(np: int, arguments: List[str], deadline_s: float) -> Tuple[int, str]:
     """Runs `python arguments...` on np ranks; returns the exit code of the job and its output, tagged by rank."""
     command = [sys.executable, "-m", "lightcc.runner", "-np", str(np), *_hosts(np), sys.executable, *arguments]
-    launcher = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("LIGHTCC_TEST_SIZES", None)  # it says which tests start ranks, not what these do
+    launcher = subprocess.Popen(command, env=environment, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 start_new_session=True)
     try:

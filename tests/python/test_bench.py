@@ -48,6 +48,20 @@ def run(folder, *arguments, **environment):
     return done.stdout, json.loads((folder / "build" / "bench" / "allreduce.json").read_text())
 
 
+def test_a_tiny_run_between_hosts_is_checked_and_measured(tmp_path):
+    pytest.importorskip("torch")
+    command = [sys.executable, str(BENCH / "multihost.py"), "--loopback", "--hosts", "1,1", "--sizes", "4K,256K",
+               "--rounds", "3"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, timeout=100, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    result = json.loads((tmp_path / "build" / "bench" / "multihost.json").read_text())
+    assert [(row["hosts"], row["bytes"]) for row in result["rows"]] == [([1, 1], 4096), ([1, 1], 262144)]
+    for row in result["rows"]:
+        assert {side: len(xs) for side, xs in row["samples_s"].items()} == {"lightcc": 3, "gloo": 3}
+        assert all(spread >= 1 for spread in row["spread"].values())
+
+
 def test_a_tiny_run_measures_lightcc_and_gloo(tmp_path):
     pytest.importorskip("torch")
     text, result = run(tmp_path, "--peers", "gloo", "--sizes", "4,64K")

@@ -170,7 +170,7 @@ def check_nothing_of_lightcc_is_compiled():
     for step in range(STEPS):
         train_step(*part(step))
     compiled = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
-    for module in (hvd.mpi_ops, hvd.gradients, hvd.optimizer, request, ops, _core):
+    for module in (hvd.mpi_ops, hvd.differentiable, hvd.gradient_reducer, hvd.optimizer, request, ops, _core):
         functions = list(functions_of(module))
         assert functions and not [f.__qualname__ for f in functions if compiled(f.__code__)]
     assert compiled(loss_of.__code__) or compiled(train_step.__wrapped__.__code__)  # but it is this that was compiled

@@ -10,7 +10,7 @@ import pytest
 from lightcc.data import AsyncDataLoaderMixin, BaseDataLoader
 from lightcc.data import data_loader_base as base
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class Numbers(BaseDataLoader):
@@ -184,7 +184,7 @@ def test_closing_frees_a_consumer_that_waits():
     loader, seen = Slow(1), []
     consumer = threading.Thread(target=lambda: seen.extend(loader))
     consumer.start()
-    wait_until(lambda: loader._ahead and loader._ahead[0].taken == 1)
+    wait_until(lambda: loader._prefetchers and loader._prefetchers[0].taken == 1)
     threading.Timer(0.1, go.set).start()
     loader.close_async_loader()
     consumer.join(DEADLINE_S)
@@ -204,7 +204,7 @@ def test_close_does_not_wait_for_ever_for_a_loader_that_hangs(monkeypatch, caplo
     loader = Hangs(1)
     batches = iter(loader)
     next(batches)
-    thread = loader._ahead[0]._thread
+    thread = loader._prefetchers[0]._thread
     loader.close_async_loader()
     assert thread.is_alive() and "its thread will end when it does" in caplog.text
     go.set()
@@ -218,7 +218,7 @@ def test_closing_at_any_time_ends_both_sides():
         loader = AsyncNumbers(1 + round % 3, count=10**9)
         consumer = threading.Thread(target=lambda loader=loader: [None for _ in loader])
         consumer.start()
-        wait_until(lambda loader=loader: loader._ahead)
+        wait_until(lambda loader=loader: loader._prefetchers)
         time.sleep(round % 7 * 1e-4)
         loader.close_async_loader()
         consumer.join(DEADLINE_S)

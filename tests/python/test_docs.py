@@ -1,10 +1,14 @@
-"""The programs of docs/pytorch.md, as they stand there."""
+"""The programs of docs/pytorch.md, as they stand there, and what README says to a newcomer."""
+import os
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 import ranks
+from jobs import Job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text()
 PROGRAMS = {title: program for title, program in re.findall(r"## (.*?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)}
@@ -22,3 +26,16 @@ def test_program(what):
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (Path(__file__).parents[2] / "docs" / target).exists(), target
+
+
+def test_the_first_program_of_readme_under_its_own_command(tmp_path):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (command,) = re.findall(r"(?m)^lightccrun -np 2 python train.py", text)
+    (tmp_path / "train.py").write_text(re.search(r"`train.py`, with PyTorch:\n```python\n(.*?)```", text, re.DOTALL)[1])
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    launcher, *rest = shlex.split(command)
+    code, out, err = Job(os.path.join(os.path.dirname(sys.executable), launcher), *rest, cwd=tmp_path,
+                         PATH=path).finish(ranks.DEADLINE_S)
+    assert (code, err) == (0, "")
+    found = re.fullmatch(r"\[0\]<stdout>:2 ranks, loss (\d+\.\d+)\n", out)
+    assert found and float(found[1]) < 0.5, out  # 8 before the first step

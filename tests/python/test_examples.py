@@ -27,22 +27,26 @@ def expect_success(done):
     return done.stdout
 
 
-@pytest.mark.parametrize("launcher, ranks", [("lightccrun", 2), ("torchrun", 2), ("plain", 1)])
-def test_digits_starts_under_each_launcher(launcher, ranks, tmp_path):
-    out = expect_success(digits(launcher, tmp_path, "--steps", str(STEPS)))
-    run = json.loads((tmp_path / "run.json").read_text())
+def expect_short_run(launcher, ranks, folder):
+    out = expect_success(digits(launcher, folder, "--steps", str(STEPS)))
+    run = json.loads((folder / "run.json").read_text())
     assert run["ranks"] == ranks
     assert len(run["losses"]) == STEPS
-    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")
     for line in ("test accuracy", "images/s", "communication", "collectives"):
         assert line in out
 
 
+@pytest.mark.parametrize("launcher, ranks", [("torchrun", 2), ("plain", 1)])
+def test_digits_starts_under_other_launchers(launcher, ranks, tmp_path):
+    expect_short_run(launcher, ranks, tmp_path)
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """A short run with two ranks; its folder."""
+    """A short run with two ranks that lightccrun has started; its folder."""
     folder = tmp_path_factory.mktemp("digits")
-    expect_success(digits("lightccrun", folder, "--steps", str(STEPS)))
+    expect_short_run("lightccrun", 2, folder)
     return folder
 
 

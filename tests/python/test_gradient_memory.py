@@ -201,7 +201,7 @@ def check_model_and_optimizer_are_freed():
         model = make_model()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         train(model, optimizer, steps)
-        last = weakref.ref(model[0].weight), weakref.ref(optimizer), weakref.ref(optimizer._exchange)
+        last = weakref.ref(model[0].weight), weakref.ref(optimizer), weakref.ref(optimizer._reducer)
         weight = model[4].weight
         del model, optimizer
         gc.collect()

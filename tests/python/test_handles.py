@@ -100,6 +100,37 @@ def check_waited_for_backwards():
         assert (result == i * (hvd.size() if what.startswith(("allreduce", "group")) else 1)).all(), what
 
 
+def check_two_of_a_name_whether_or_not_the_first_is_done():
+    if hvd.size() > 1:
+        return  # alone a rank is done with each at once
+    refused, x = 0, torch.ones(2)
+    for _ in range(100):
+        begin = time.monotonic()
+        first = hvd.allreduce_async(x, name="two")
+        try:
+            hvd.synchronize(hvd.allreduce_async(x, name="two"))
+            assert time.monotonic() - begin >= 1e-3  # a slow machine
+        except ValueError as error:
+            assert "'two': one of this name is still in flight on rank 0; synchronize it first" in str(error), error
+            refused += 1
+        hvd.synchronize(first)
+        polled = hvd.allreduce_async(x, name="two")
+        while not hvd.poll(polled):
+            time.sleep(0)
+        hvd.allreduce(x, name="two")  # two blocking calls
+        hvd.allreduce(x, name="two")
+        hvd.synchronize(hvd.allreduce_async(x, name="two"))
+        hvd.synchronize(polled)
+    assert refused > 50
+    dropped = []
+    for _ in range(10):  # nobody looks at these for now
+        dropped.append(hvd.allreduce_async(x, name="dropped"))
+        hvd.barrier()  # so it is done
+        time.sleep(2e-3)
+    for handle in dropped:
+        hvd.synchronize(handle)
+
+
 def check_a_handle_of_an_operation_that_failed():
     if hvd.size() == 1:
         return  # nobody to disagree with

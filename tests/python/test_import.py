@@ -62,6 +62,13 @@ def test_init_of_a_world_of_one_is_where_threads_begin():
     assert subprocess.run([sys.executable, "-c", code], timeout=DEADLINE_S).returncode == 0
 
 
+def test_the_source_folder_is_not_the_package():
+    done = subprocess.run([sys.executable, "-c", "import lightcc.numpy"], cwd=Path(__file__).resolve().parents[2],
+                          capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 1
+    assert "ImportError: you are in lightcc's source folder: " in done.stderr and "Run from elsewhere" in done.stderr
+
+
 def test_the_bench_runs_and_prints_the_ratio():
     bench = Path(__file__).resolve().parents[2] / "bench" / "import_time.py"
     done = subprocess.run([sys.executable, str(bench), "--repeats", "1"], capture_output=True, text=True,

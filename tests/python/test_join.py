@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from test_life import Ranks, errors_of
+from test_termination import Ranks, errors_of
 
 import ranks
 

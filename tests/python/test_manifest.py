@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import lightcc.numpy as hvd
+from lightcc.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
 from lightcc.runner import launch
+from lightcc.runner.util.threads import in_thread
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 from parity_data import ABSENT, SECTIONS, load  # noqa: E402
@@ -132,6 +135,100 @@ def test_method_parameters_are_horovods(row):
         assert len(taken) > 1 and set(taken) <= {"self", *actual}
     else:
         assert actual == names
+
+
+# What objects have
+
+class Loader(AsyncDataLoaderMixin, BaseDataLoader):
+    """What users make of the two."""
+
+
+def objects_of_torch():
+    import torch
+
+    import lightcc.torch as hvd
+    parameters = [torch.zeros(2, requires_grad=True)]
+    yield "DistributedOptimizer()", hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))
+    yield "sparse_allreduce_async()", hvd.sparse_allreduce_async(torch.ones(2).to_sparse(), "manifest", hvd.Sum)
+    yield "SyncBatchNorm()", hvd.SyncBatchNorm(3)
+
+
+def objects_of_tensorflow():
+    import tensorflow as tf
+
+    import lightcc.tensorflow as hvd
+    yield "DistributedGradientTape()", hvd.DistributedGradientTape(tf.GradientTape())
+    yield "PartialDistributedGradientTape()", hvd.PartialDistributedGradientTape(tf.GradientTape())
+    yield "DistributedOptimizer(tf.compat.v1.train.Optimizer)", hvd.DistributedOptimizer(
+        tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    hook = hvd.BroadcastGlobalVariablesHook(1, "/cpu:0")
+    assert (hook.root_rank, hook.device, hook.bcast_op) == (1, "/cpu:0", None)
+    yield "BroadcastGlobalVariablesHook()", hook
+    helper = hvd.LocalGradientAggregationHelper(2, None, True, False, 0, "")
+    assert (helper.backward_passes_per_step, helper.sparse_as_dense, helper.average_aggregated_gradients) == (2, 1, 0)
+    yield "LocalGradientAggregationHelper()", helper
+    yield "broadcast_object_fn()", hvd.broadcast_object_fn()
+    layer = hvd.SyncBatchNormalization()
+    layer.build((None, 2))
+    yield "SyncBatchNormalization()", layer
+    yield from objects_of_keras(importlib.import_module("tensorflow").keras, "tensorflow.keras")
+
+
+def objects_of_keras(keras=None, package="keras"):
+    keras = keras or importlib.import_module("keras")
+    hvd, prefix = importlib.import_module(f"lightcc.{package}"), package.replace("tensorflow.", "", 1)
+    prefix = "" if package == "keras" else f"{prefix}."
+    yield f"{prefix}DistributedOptimizer()", hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    for name, arguments in (("BroadcastGlobalVariablesCallback", [0]), ("MetricAverageCallback", []),
+                            ("LearningRateScheduleCallback", [0.1, 2]), ("LearningRateWarmupCallback", [0.1]),
+                            ("BestModelCheckpoint", [])):
+        yield f"{prefix}callbacks.{name}()", getattr(hvd.callbacks, name)(*arguments)
+
+
+def objects_without_framework():
+    """By their whole names."""
+    exceptions = importlib.import_module("lightcc.common.exceptions")
+    yield "horovod.common.process_sets.ProcessSet()", hvd.ProcessSet([0])
+    yield "horovod.common.exceptions.HostsUpdatedInterrupt()", exceptions.HostsUpdatedInterrupt(True)
+    yield ("horovod.common.exceptions.HorovodVersionMismatchError()",
+           exceptions.HorovodVersionMismatchError("torch", "2", "1"))
+    yield "horovod.data.data_loader_base.AsyncDataLoaderMixin()", Loader()
+    thread = in_thread(lambda: None)
+    thread.join()
+    yield "horovod.runner.util.threads.in_thread()", thread
+
+
+def has_member(thing, row):
+    """Whether it has the attribute or method, if it should. A method may take more than Horovod's."""
+    member, parameters = row.facts["member"], row.facts["parameters"]
+    if row.entry.status in ABSENT or not hasattr(thing, member):
+        return (row.entry.status in ABSENT) != hasattr(thing, member)
+    if parameters is None:
+        return True
+    method = thing if member == "__call__" else getattr(thing, member)
+    taken = [str(parameter).partition(":")[0].partition("=")[0].strip()
+             for parameter in inspect.signature(method).parameters.values()]
+    return taken[:len(parameters)] == parameters
+
+
+OBJECTS = {"torch": objects_of_torch, "tensorflow": objects_of_tensorflow, "keras": objects_of_keras}
+
+
+@pytest.mark.parametrize("framework", [None, *(name for name in FRAMEWORKS if name in OBJECTS)])
+def test_objects_have_what_they_should(framework):
+    """Attributes, and methods with at least Horovod's parameters, by the same names and in the same order."""
+    hvd.init()
+    try:
+        if framework is None:
+            made = dict(objects_without_framework())
+        else:
+            made = {f"horovod.{framework}.{name}": thing for name, thing in OBJECTS[framework]()}
+        rows = [row for row in TABLE.rows if row.section == "objects" and need(row) == framework]
+        assert {row.facts["object"] for row in rows} == set(made)
+        wrong = [row.name for row in rows if not has_member(made[row.facts["object"]], row)]
+        assert wrong == []
+    finally:
+        hvd.shutdown()
 
 
 def is_accepted(flag, values):

@@ -245,7 +245,12 @@ def check_a_gradient_that_could_not_start_does_not_pass_for_reduced():
     if hvd.size() == 1:
         return
     w = torch.nn.Parameter(torch.ones(2))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), [("taken", w)], sparse_as_dense=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), [("taken", w)])
+    w.sum().backward()
+    optimizer.step()  # from now on the ranks know that this gradient is dense, and need not ask each other
+    assert w.tolist() == [0, 0]
+    w.data.fill_(1)
+    w.grad = None
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1), name="taken")  # in flight until the other ranks come
         for call in (w.sum().backward, optimizer.step):

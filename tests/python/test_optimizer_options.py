@@ -98,6 +98,21 @@ def check_an_optimizer_is_gone_as_soon_as_it_is_dropped():
     model(torch.ones(1, 5)).sum().backward()
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def check_a_group_where_ranks_have_their_parameters_in_different_orders(listed):
+    """Of one shape, so that nothing but their places in the group can tell them apart."""
+    parameters = [torch.nn.Parameter(torch.zeros(5)) for _ in range(4)]
+    named = [(f"p{i}", parameter) for i, parameter in enumerate(parameters)]
+    mine = named[hvd.rank():] + named[:hvd.rank()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in mine], lr=1.0), named_parameters=mine,
+                                         groups=[[parameters[0], parameters[3], parameters[1]]] if listed else 1)
+    for step in (1, 2):
+        optimizer.zero_grad()
+        sum(p.sum() * 10 ** i * step for i, p in enumerate(parameters)).backward()
+        optimizer.synchronize()
+        assert [p.grad[0].item() for p in parameters] == [10 ** i * step for i in range(4)]
+
+
 def check_groups_that_leave_some_out_and_tuples_of_them():
     for groups in (lambda m: [list(m[0].parameters())], lambda m: [tuple(m[4].parameters()), [m[0].weight]],
                    lambda m: [[]], lambda m: [], lambda m: 3):

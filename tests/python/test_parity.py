@@ -32,6 +32,18 @@ def test_a_row_without_entry(document):
     assert problems(document) == ["horovod.torch: barrier has no entry", "horovod.torch.mpi_ops: barrier has no entry"]
 
 
+def test_members_without_entry(document):
+    """One entry is for all members of an object, and a member may have its own."""
+    document["objects"]["horovod.tensorflow.broadcast_object_fn().__call__"] = "never Said of this member alone."
+    assert problems(document) == ["objects: horovod.tensorflow.broadcast_object_fn() is not in the manifest"]
+    del document["objects"]["horovod.tensorflow.broadcast_object_fn()"]
+    assert problems(document) == []
+    del document["objects"]["horovod.tensorflow.BroadcastGlobalVariablesHook()"]
+    assert problems(document) == [
+        f"objects: horovod.tensorflow.BroadcastGlobalVariablesHook().{member} has no entry"
+        for member in ("root_rank", "device", "bcast_op", "begin", "after_create_session")]
+
+
 def test_an_entry_without_row(document):
     document["horovod.torch.mpi_ops"]["allredoce, barriere"] = "present"
     document["horovod.torch.no_such"] = "present"

@@ -1,6 +1,7 @@
 """Process sets: registered at init and later, overlapping, used side by side. Mostly with numpy: sets know no
 framework."""
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -226,10 +227,34 @@ def check_init_with_a_part_of_the_job():
     hvd.shutdown()
     with pytest.raises(ValueError, match="different ranks of this job"):
         hvd.init(comm=everybody + [len(everybody)])
+    with pytest.raises(ValueError, match="no rank of the job"):
+        hvd.init(comm=[rank + 2 ** 32 for rank in everybody])
     assert not hvd.is_initialized()
     hvd.init(process_sets="dynamic")
     expect_works(hvd.global_process_set)
     hvd.shutdown()
+
+
+def check_init_from_several_threads():
+    """One of them meets the other ranks, and all find the library initialised, with one and the same set."""
+    for _ in range(3):
+        start = threading.Barrier(8)
+        sets = []
+
+        def begin(start=start, sets=sets):
+            own = hvd.ProcessSet([0])
+            start.wait()
+            hvd.init(process_sets=[own])
+            sets.append(own.process_set_id)
+
+        threads = [threading.Thread(target=begin) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sets == [1] * 8
+        expect_works(hvd.global_process_set)
+        hvd.shutdown()
 
 
 def check_worlds_of_some_ranks():
@@ -302,7 +327,7 @@ def check_freed_ids_go_first_in_first_out(world):
 def check_queries_of_others(world):
     s = hvd.add_process_set([0])
     assert (s.size(), s.included(), s.ranks) == (1, hvd.rank() == 0, [0])
-    assert repr(s) == "ProcessSet(process_set_id=1, ranks=[0])"
+    assert str(s) == repr(s) == "ProcessSet(process_set_id=1, ranks=[0], mpi_comm=None)"
     if hvd.rank() > 0:
         x = np.ones(4)
         for call in (lambda: s.rank(), lambda: hvd.allreduce(x, process_set=s),
@@ -317,10 +342,10 @@ def check_queries_of_others(world):
 
 def check_sets_of_other_forms(world):
     size = hvd.size()
-    for who in ([], [size], [-1], "01", ["0"], [0.0], [True], 0, None, [0, 0]):
+    for who in ([], [size], [-1], [2 ** 32], "01", ["0"], [0.0], [True], 0, None, [0, 0]):
         with pytest.raises(ValueError):
             hvd.add_process_set(who)
-    for who in ((size - 1,), {size - 1}, range(size - 1, size), iter([size - 1])):
+    for who in ((size - 1,), np.array([size - 1]), {size - 1}, range(size - 1, size), iter([size - 1])):
         s = hvd.add_process_set(who)
         assert s.ranks == [size - 1] and s.process_set_id == 1
         for t in mine([s]):
@@ -345,13 +370,20 @@ def check_the_global_set_is_filled_in_place():
 # Communicators, as mpi4py has them
 
 class Comm:
-    """What init asks of a communicator. Its processes: those that call with the same ranks."""
+    """What init asks of a communicator. Its processes: those that call with the same ranks. For a world of its own
+    only of one process."""
 
     def __init__(self, ranks):
         self.ranks = ranks
 
     def Get_size(self):
         return len(self.ranks)
+
+    def Get_rank(self):
+        return 0
+
+    def bcast(self, value, root):
+        return value
 
     def allgather(self, rank):
         assert rank in self.ranks
@@ -378,6 +410,25 @@ def check_sets_of_communicators():
         with pytest.raises(ValueError, match="equally many"):
             hvd.init(process_sets=[parity] * (1 + (me == 0)))
         hvd.shutdown()
+
+
+def check_the_communicator_of_the_world():
+    alone, again = Comm([0]), Comm([0])
+    for comm in (alone, again):
+        hvd.init(comm=comm)
+        hvd.init()
+        assert hvd.size() == 1 and hvd.global_process_set.mpi_comm is comm
+        assert str(hvd.global_process_set) == f"ProcessSet(process_set_id=0, ranks=[0], mpi_comm={comm})"
+        with pytest.raises(ValueError, match="exists already"):
+            hvd.add_process_set(hvd.global_process_set)
+        with pytest.raises(ValueError, match="global set"):
+            hvd.init(process_sets=[hvd.global_process_set])
+        expect_works(hvd.global_process_set)
+        hvd.shutdown()
+        assert hvd.global_process_set.mpi_comm is None
+    hvd.init()
+    assert hvd.global_process_set.mpi_comm is None  # the ranks of the job, without a communicator
+    hvd.shutdown()
 
 
 def check_ranks_that_add_or_remove_other_sets_are_told(world):

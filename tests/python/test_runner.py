@@ -29,53 +29,53 @@ from jobs import (
     wait_until,
 )
 from lightcc.runner import groups, hosts, local, run
-from lightcc.runner.life import FAILURE_GRACE_S, FAR_GRACE_S, GIVE_UP_S, TERM_GRACE_S, Cause, Life
 from lightcc.runner.output import Sink, Tagger
+from lightcc.runner.termination import FAILURE_GRACE_S, FAR_GRACE_S, GIVE_UP_S, TERM_GRACE_S, Cause, Termination
 
 # The first failure is the cause; an ending is a ladder of times and signals.
 
 def test_first_failure_ends_the_job():
-    life = Life(3)
-    life.exited({0: 0}, now=10)
-    assert life.cause is None and life.wait_s(10) is None
-    life.exited({1: 3}, now=20)
-    life.exited({2: -9}, now=20.1)
-    assert life.cause == Cause(rank=1, code=3, others=1) and life.cause.exit_code == 3
-    assert life.due(20 + FAILURE_GRACE_S / 2) == []
-    assert life.due(20 + FAILURE_GRACE_S) == [signal.SIGTERM]
-    assert life.due(20 + FAILURE_GRACE_S + TERM_GRACE_S) == [signal.SIGKILL]
-    assert life.due(20 + FAILURE_GRACE_S + TERM_GRACE_S + GIVE_UP_S) == [None]
+    termination = Termination(3)
+    termination.exited({0: 0}, now=10)
+    assert termination.cause is None and termination.wait_s(10) is None
+    termination.exited({1: 3}, now=20)
+    termination.exited({2: -9}, now=20.1)
+    assert termination.cause == Cause(rank=1, code=3, others=1) and termination.cause.exit_code == 3
+    assert termination.due(20 + FAILURE_GRACE_S / 2) == []
+    assert termination.due(20 + FAILURE_GRACE_S) == [signal.SIGTERM]
+    assert termination.due(20 + FAILURE_GRACE_S + TERM_GRACE_S) == [signal.SIGKILL]
+    assert termination.due(20 + FAILURE_GRACE_S + TERM_GRACE_S + GIVE_UP_S) == [None]
 
 
 def test_on_several_hosts_the_others_have_longer_to_notice():
-    life = Life(2, FAR_GRACE_S)
-    life.exited({0: 1}, now=20)
-    assert life.due(20 + FAR_GRACE_S - 0.1) == [] and life.due(20 + FAR_GRACE_S) == [signal.SIGTERM]
+    termination = Termination(2, FAR_GRACE_S)
+    termination.exited({0: 1}, now=20)
+    assert termination.due(20 + FAR_GRACE_S - 0.1) == [] and termination.due(20 + FAR_GRACE_S) == [signal.SIGTERM]
     assert FAR_GRACE_S > FAILURE_GRACE_S
 
 
 def test_of_failures_seen_together_the_killed_rank_is_the_cause():
-    life = Life(4)
-    life.exited({0: 1, 1: 1, 2: -9}, now=1)
-    assert life.cause == Cause(rank=2, code=-9, others=3) and life.cause.exit_code == 137
+    termination = Termination(4)
+    termination.exited({0: 1, 1: 1, 2: -9}, now=1)
+    assert termination.cause == Cause(rank=2, code=-9, others=3) and termination.cause.exit_code == 137
 
 
 def test_second_interrupt_kills_at_once():
-    life = Life(2)
-    life.interrupted(signal.SIGINT, now=1)
-    assert life.due(1) == [signal.SIGINT] and life.cause.exit_code == 130
-    life.interrupted(signal.SIGTERM, now=2)
-    assert life.due(2) == []
-    life.interrupted(signal.SIGINT, now=3)
-    assert life.due(3) == [signal.SIGKILL]
+    termination = Termination(2)
+    termination.interrupted(signal.SIGINT, now=1)
+    assert termination.due(1) == [signal.SIGINT] and termination.cause.exit_code == 130
+    termination.interrupted(signal.SIGTERM, now=2)
+    assert termination.due(2) == []
+    termination.interrupted(signal.SIGINT, now=3)
+    assert termination.due(3) == [signal.SIGKILL]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_ask_politely(signum):
-    life = Life(2)
-    life.interrupted(signum, now=1)
-    assert life.due(1 + TERM_GRACE_S) == [signal.SIGTERM, signal.SIGKILL]
-    assert life.cause.exit_code == 128 + signum
+    termination = Termination(2)
+    termination.interrupted(signum, now=1)
+    assert termination.due(1 + TERM_GRACE_S) == [signal.SIGTERM, signal.SIGKILL]
+    assert termination.cause.exit_code == 128 + signum
 
 
 # Tagging: any cut of the bytes into chunks gives the same lines.
@@ -236,6 +236,26 @@ def test_command_not_found(tmp_path):
     assert code == 126 and "Permission denied" in err
 
 
+def test_a_script_in_the_place_of_a_command_and_options_after_it(tmp_path):
+    """What is meant is said."""
+    (tmp_path / "train.py").write_text("print('hi')")
+    code, _, err = launch("-np", 2, tmp_path / "train.py", "--lr", 1)
+    assert code == 126 and f"Permission denied; did you mean: python {tmp_path}/train.py --lr 1\n" in err
+    code, _, err = launch("-np", 2, "train.py")
+    assert code == 127 and "cannot start 'train.py': No such file or directory; did you mean: python train.py\n" in err
+    (tmp_path / "train.py").chmod(0o755)
+    code, _, err = launch("-np", 2, tmp_path / "train.py")
+    assert code == 126 and f"did you mean: python {tmp_path}/train.py\n" in err
+    for late in (["-np", 2], ["--num-proc=2"]):
+        code, _, err = launch("python", "x.py", *late, "--lr", 1)
+        given = " ".join(map(str, late))
+        assert code == 2 and f"did you mean: lightccrun {given} python x.py --lr 1\n" in err, err
+
+
+def test_python_m_lightcc_is_lightccrun():
+    assert Job(sys.executable, "-m", "lightcc", "-np", "1", "echo", "hi").finish() == (0, "[0]<stdout>:hi\n", "")
+
+
 def test_if_one_rank_cannot_start_the_others_end():
     mark = uuid.uuid4().hex
     job = local.Job(hosts.places(2), lambda rank: [["sleep", "600"], ["no-such-program"]][rank], settings={MARK: mark})
@@ -342,7 +362,7 @@ def test_run_names_the_rank_that_raised_first():
         time.sleep(0.3)
         raise RuntimeError("a consequence")
 
-    with pytest.raises(RuntimeError, match="(?s)run: rank 1 raised an exception; then rank 0 .*KeyError: 'the cause'"):
+    with pytest.raises(RuntimeError, match=r"(?s)run: rank 1 \(.*; ended the other rank\n.*KeyError: 'the cause'"):
         run(fail, num_proc=2)
 
 

@@ -1,4 +1,5 @@
 """Sparse tensors: sparse_allreduce_async, and sparse gradients in DistributedOptimizer, in all its ways."""
+import functools
 import re
 
 import pytest
@@ -238,6 +239,7 @@ OPTIONS = {
     "default": lambda model: {},
     "named": lambda model: {"named_parameters": model.named_parameters()},
     "as dense": lambda model: {"sparse_as_dense": True},
+    "as dense in groups": lambda model: {"sparse_as_dense": True, "groups": 2},
     "one group": lambda model: {"groups": 1},
     "two groups": lambda model: {"groups": 2, "named_parameters": model.named_parameters()},
     "a group of the sparse": lambda model: {"groups": [[model.first.weight, model.second.weight]]},
@@ -259,16 +261,17 @@ def check_equals_one_process(options, inputs):
     expect_equal(model, reference)
     if hvd.size() > 1:
         for embedding in (model.first, model.second):
-            assert embedding.weight.grad.is_sparse == (options != "as dense")
+            assert embedding.weight.grad.is_sparse and embedding.weight.grad.is_coalesced() == ("as dense" in options)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["to none", "to zero"])
-@pytest.mark.parametrize("groups", [None, 2])
+@pytest.mark.parametrize("groups, as_dense", [(None, False), (2, False), (2, True)])
 @pytest.mark.parametrize("inputs", [both, uneven])
-def check_accumulation(inputs, groups, set_to_none):
+def check_accumulation(inputs, groups, as_dense, set_to_none):
     model, reference = Words(), Words()
     train_alone(reference, sgd(reference), inputs, 4, passes=3)
-    optimizer = hvd.DistributedOptimizer(sgd(model), backward_passes_per_step=3, groups=groups)
+    optimizer = hvd.DistributedOptimizer(sgd(model), backward_passes_per_step=3, groups=groups,
+                                         sparse_as_dense=as_dense)
     # A pass that leaves a parameter out makes no gradient: what is left of the passes is sent by step().
     train(model, optimizer, inputs, 4, passes=3, set_to_none=set_to_none)
     expect_equal(model, reference)
@@ -281,11 +284,12 @@ def check_closure():
     expect_equal(model, reference)
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def check_compression(compression):
+@pytest.mark.parametrize("compression, as_dense", [("fp16", False), ("bf16", False), ("fp16", True)])
+def check_compression(compression, as_dense):
     model, reference = Words(), Words()
     train_alone(reference, sgd(reference), uneven, 4)
-    optimizer = hvd.DistributedOptimizer(sgd(model), compression=getattr(hvd.Compression, compression))
+    optimizer = hvd.DistributedOptimizer(sgd(model), compression=getattr(hvd.Compression, compression),
+                                         sparse_as_dense=as_dense)
     train(model, optimizer, uneven, 4)
     expect_equal(model, reference, rtol=0, atol=5e-3)
     assert hvd.size() == 1 or model.first.weight.grad.dtype == torch.float32
@@ -304,10 +308,11 @@ class Doubled(hvd.Compression.none):
         return tensor / 2
 
 
-def check_compressor_of_the_user():
+@pytest.mark.parametrize("as_dense", [False, True], ids=["sparse", "as dense"])
+def check_compressor_of_the_user(as_dense):
     model, reference = Words(), Words()
     train_alone(reference, sgd(reference), uneven, 4)
-    train(model, hvd.DistributedOptimizer(sgd(model), compression=Doubled), uneven, 4)
+    train(model, hvd.DistributedOptimizer(sgd(model), compression=Doubled, sparse_as_dense=as_dense), uneven, 4)
     expect_equal(model, reference)
 
 
@@ -319,8 +324,9 @@ def check_sum():
     expect_equal(model, reference)
 
 
+@pytest.mark.parametrize("as_dense", [False, True], ids=["sparse", "as dense"])
 @pytest.mark.parametrize("inputs", [both, uneven])
-def check_sparse_adam(inputs):
+def check_sparse_adam(inputs, as_dense):
     model, reference = Words(), Words()
 
     def optimizers(model, wrap=lambda optimizer: optimizer):
@@ -342,11 +348,33 @@ def check_sparse_adam(inputs):
     plain = optimizers(reference)
     names = {p: name for name, p in model.named_parameters()}
     mine = optimizers(model, lambda optimizer: hvd.DistributedOptimizer(
-        optimizer, [(names[p], p) for p in optimizer.param_groups[0]["params"]]))
+        optimizer, [(names[p], p) for p in optimizer.param_groups[0]["params"]], sparse_as_dense=as_dense))
     for step in range(5):
         one_step(plain, [lambda rank=rank: reference(*inputs(rank, step)) / hvd.size() for rank in range(hvd.size())])
         one_step(mine, [lambda: model(*inputs(hvd.rank(), step))])
     expect_equal(model, reference)
+
+
+@pytest.mark.parametrize("as_dense", [False, True], ids=["sparse", "as dense"])
+def check_entries_of_zeros_stay_entries(as_dense):
+    """SparseAdam moves a row whose gradient is zero, by its momentum, and not one without gradient."""
+    def weight():
+        return torch.nn.Parameter(torch.arange(6.0).reshape(3, 2))
+
+    def gradient(rank, step):
+        return torch.sparse_coo_tensor([[2 if rank else 0]], torch.full((1, 2), float(step == 0)), (3, 2))
+
+    mine, alone = weight(), weight()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam([mine]), [("weight", mine)], sparse_as_dense=as_dense)
+    plain = torch.optim.SparseAdam([alone])
+    for step in range(3):
+        before = mine.detach().clone()
+        mine.grad = gradient(hvd.rank(), step)
+        optimizer.step()
+        alone.grad = functools.reduce(torch.add, [gradient(rank, step) for rank in range(hvd.size())]) / hvd.size()
+        plain.step()
+        torch.testing.assert_close(mine, alone)
+        assert (mine != before).any(1).tolist() == [True, False, hvd.size() > 1]
 
 
 def check_nobody_has_a_gradient_for_a_while():
@@ -381,9 +409,10 @@ class Tied(torch.nn.Module):
 @pytest.mark.parametrize("dense", [  # whether the gradient is dense, of a rank and step
     lambda rank, step: rank == 0, lambda rank, step: (rank + step) % 2 == 1,
     lambda rank, step: step > 0 and rank == 0, lambda rank, step: step == 0], ids=["one", "in turn", "late", "early"])
-def check_sparse_on_some_ranks_and_dense_on_others(dense):
+@pytest.mark.parametrize("as_dense", [False, True], ids=["sparse", "as dense"])
+def check_sparse_on_some_ranks_and_dense_on_others(dense, as_dense):
     model, reference = Tied(), Tied()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model)), sgd(reference)
+    optimizer, plain = hvd.DistributedOptimizer(sgd(model), sparse_as_dense=as_dense), sgd(reference)
     for step in range(4):
         optimizer.zero_grad()
         model((hvd.rank() + step) % 6, dense(hvd.rank(), step)).backward()
@@ -418,12 +447,13 @@ def check_process_set():
     hvd.remove_process_set(process_set)
 
 
-@pytest.mark.parametrize("groups", [None, 1])
+@pytest.mark.parametrize("groups, as_dense", [(None, False), (1, False), (1, True)])
 @pytest.mark.parametrize("first", ["first rank", "last rank"])
-def check_join_on_uneven_data(first, groups):
+def check_join_on_uneven_data(first, groups, as_dense):
     """A rank with no data at first does not know what the others have settled meanwhile."""
     model, reference = Words(), Words()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model), groups=groups), sgd(reference)
+    optimizer = hvd.DistributedOptimizer(sgd(model), groups=groups, sparse_as_dense=as_dense)
+    plain = sgd(reference)
     done = 0
     for epoch in range(3):
         empty = 0 if first == "first rank" else hvd.size() - 1
@@ -481,10 +511,11 @@ def check_create_graph():
     expect_equal(model, reference)
 
 
-def check_the_epoch_ends():
+@pytest.mark.parametrize("as_dense", [False, True], ids=["sparse", "as dense"])
+def check_the_epoch_ends(as_dense):
     """Settled forms and slots end with it; the optimizer goes on."""
     model, reference = Words(), Words()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model), groups=1), sgd(reference)
+    optimizer, plain = hvd.DistributedOptimizer(sgd(model), groups=1, sparse_as_dense=as_dense), sgd(reference)
     for epoch in range(2):
         train(model, optimizer, uneven, 3, begin=3 * epoch)
         train_alone(reference, plain, uneven, 3, begin=3 * epoch)
@@ -524,6 +555,19 @@ def check_other_ops_are_refused_on_all_ranks():
     with pytest.raises(ValueError, match="sparse_as_dense"):
         optimizer.step()
     hvd.barrier()
+
+
+def check_other_ops_with_sparse_as_dense():
+    if hvd.size() == 1:
+        return
+    model = torch.nn.Embedding(6, 2, sparse=True)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Max, sparse_as_dense=True)
+    (model(torch.tensor([0, 1 + hvd.rank()])).sum() * (1 + hvd.rank())).backward()
+    optimizer.step()
+    assert model.weight.grad.is_sparse
+    expected = [hvd.size(), *range(1, hvd.size() + 1), 0, 0, 0, 0][:6]  # row 0 is of all ranks
+    assert (-model.weight[:, 0]).tolist() == expected
 
 
 def check_disagreement_on_the_shape():

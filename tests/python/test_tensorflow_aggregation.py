@@ -9,13 +9,13 @@ from tensorflow_training import MODES
 import lightcc.tensorflow as hvd
 import ranks
 from lightcc import _core
-from lightcc.tensorflow.exchange import _make_allreduce_grads_fn
 from lightcc.tensorflow.gradient_aggregation import (
     LocalGradientAggregationHelper,
     apply_op_to_not_none_tensors,
     get_not_none_from_list,
 )
 from lightcc.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
+from lightcc.tensorflow.gradient_reducer import _make_allreduce_grads_fn
 
 pytestmark = pytest.mark.usefixtures("job")
 v1 = tf.compat.v1

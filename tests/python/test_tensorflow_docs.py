@@ -1,4 +1,5 @@
-"""The programs of docs/tensorflow.md, as they stand there: each where what it needs is installed."""
+"""The programs of docs/tensorflow.md and README's with Keras, as they stand there: each where what it needs is
+installed."""
 import importlib.util
 import re
 from pathlib import Path
@@ -12,10 +13,12 @@ SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.
 PROGRAMS = {title: "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)) for title, text in SECTIONS.items()
             if "```python" in text}
 TORCH = "Keras on torch"
+README = (Path(__file__).parents[2] / "README.md").read_text()
+PROGRAMS["README"] = re.search(r"or with Keras:\n```python\n(.*?)```", README, re.DOTALL)[1]
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 5 and TORCH in PROGRAMS
+    assert len(PROGRAMS) == 6 and TORCH in PROGRAMS
 
 
 @pytest.mark.parametrize("what", [what for what in PROGRAMS if importlib.util.find_spec(

@@ -227,6 +227,12 @@ def check_numbers_of_a_running_graph(job):
         hvd.size_op(77)
 
 
+def test_numbers_without_init_say_so():
+    for number in (hvd.rank_op, hvd.size_op):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="not initialised"):
+            number()
+
+
 def check_join(job):
     @tf.function
     def step(x):

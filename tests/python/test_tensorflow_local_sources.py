@@ -65,12 +65,25 @@ def check_a_variable_that_only_one_rank_has(mode):
         expect_close([got[1]], [1 / hvd.size()])
 
 
-def check_local_and_global_gradients():
-    x, own = tf.Variable(1.0), tf.Variable(2.0)
-    tape = hvd.DistributedGradientTape(tf.GradientTape())
-    tape.register_local_source(own)
-    local, rest = tape.get_local_and_global_gradients([1, 2, None], [x, own, x])
-    assert local == [(2, own)] and rest == [(1, x), (None, x)]
+def check_local_and_global_gradients(mode):
+    """Pairs of a source and what gradient() returns for it; those of local ones first."""
+    x, own, unused, y = tf.Variable(1.0), tf.Variable([1.0, 1.0]), tf.Variable(1.0), tf.Variable(1.0)
+    sources = {"a": x, "b": [own, unused], "c": y}
+
+    @mode
+    def step():
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            tape.register_local_source(own)
+            loss = factor() * (x + tf.reduce_sum(own) + 2 * y)
+        local, rest = tape.get_local_and_global_gradients(loss, sources, tf.constant(3.0), use_generic_names=True)
+        for pairs, expected in ((local, [own]), (rest, [x, unused, y])):
+            assert [source.ref() for source, _ in pairs] == [source.ref() for source in expected]
+        return [[grad for _, grad in pairs] for pairs in (local, rest)]
+
+    local, rest = step()
+    expect_close(local, [[3 * factor() / hvd.size()] * 2])
+    assert rest.pop(1) is None
+    expect_close(rest, [3 * average(), 6 * average()])
 
 
 def check_local_layers(mode):

@@ -74,12 +74,28 @@ def check_nobody_has_rows(run):
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def check_integers_truncate_sums_not_rows(run, dtype):
     """As for dense tensors."""
-    for how in ({"op": hvd.Sum}, {"op": hvd.Average}, {"op": hvd.Sum, "prescale_factor": 0.3},
-                {"op": hvd.Average, "postscale_factor": 1.7}, {"op": hvd.Sum, "postscale_factor": -0.7}):
-        sparse = reduced(lambda x, how=how: hvd.allreduce(x, **how), run, dtype)
-        whole = hvd.allreduce(tf.constant(dense(*rows_of(hvd.rank()), dtype)), **how).numpy()
+    for how in ({}, {"prescale_factor": 0.3}, {"postscale_factor": -0.7}):
+        sparse = reduced(lambda x, how=how: hvd.allreduce(x, op=hvd.Sum, **how), run, dtype)
+        whole = hvd.allreduce(tf.constant(dense(*rows_of(hvd.rank()), dtype)), op=hvd.Sum, **how).numpy()
         assert sparse.values.dtype == dtype
         assert (dense(sparse.values, sparse.indices, dtype) == whole).all(), how
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8, np.uint8, np.int16, np.uint16])
+def check_averages_of_integers_are_fractions(run, dtype):
+    """Unlike those of dense tensors: the rows are divided as tf.truediv does it, each for itself."""
+    fraction = np.float64 if np.dtype(dtype).itemsize >= 4 else np.float32
+    rows = np.concatenate([rows_of(rank, dtype)[0] for rank in range(hvd.size())])
+
+    def call(x):
+        return [hvd.allreduce(x), *hvd.grouped_allreduce([x, tf.constant([1], x.dtype)]),
+                hvd.allreduce(x, postscale_factor=3.0)]
+
+    single, grouped, whole, scaled = reduced(call, run, dtype)
+    for got, factor in ((single, 1), (grouped, 1), (scaled, 3)):
+        assert got.values.dtype == fraction
+        assert got.values == pytest.approx(rows / fraction(hvd.size()) * factor, rel=1e-6)
+    assert single.values.tolist() == (rows / fraction(hvd.size())).tolist() and whole.dtype == dtype
 
 
 def check_factors(run):

@@ -278,6 +278,7 @@ import numpy as np, tensorflow as tf
 tf.compat.v1.disable_v2_behavior()
 import lightcc.tensorflow.mpi_ops as hvd
 from lightcc.tensorflow.sync_batch_norm import SyncBatchNormalization
+from lightcc.tensorflow.util import tf_variable
 hvd.init()
 x = tf.compat.v1.placeholder(tf.float32, (None, 2))
 layer = SyncBatchNormalization(momentum=0.0)
@@ -291,13 +292,14 @@ with tf.compat.v1.Session() as session:
     every = np.arange(8, dtype=np.float32).reshape(4, 2) ** 2
     for _ in range(2):
         session.run([y, updates], {x: every[hvd.rank()::2]})
-    np.testing.assert_allclose(session.run(layer.moving_mean), every.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(session.run(layer.moving_variance), every.var(0), rtol=1e-6)
+    np.testing.assert_allclose(session.run(tf_variable(layer.moving_mean)), every.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(session.run(tf_variable(layer.moving_variance)), every.var(0), rtol=1e-6)
 print("equal")
 """
 
 
-def test_in_a_session(monkeypatch):
-    """TensorFlow 1's way, which Keras 3 has left: the training step runs UPDATE_OPS."""
-    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+@pytest.mark.parametrize("legacy", [False, True] if IS_KERAS_3 and HAS_TF_KERAS else [False])
+def test_in_a_session(monkeypatch, legacy):
+    """TensorFlow 1's way: the training step runs UPDATE_OPS. Keras 3 files nothing there itself."""
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1" if legacy else "0")
     assert ranks.run_script(SESSION, 2).count("equal") == 2

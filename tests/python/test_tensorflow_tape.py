@@ -1,4 +1,5 @@
 """DistributedGradientTape, eagerly and in a tf.function."""
+import functools
 import gc
 import weakref
 
@@ -97,6 +98,22 @@ def check_sources_without_gradient(mode):
         return tape.gradient(loss, [unused, x], output_gradients=tf.constant(2.0),
                              unconnected_gradients=tf.UnconnectedGradients.ZERO)
     expect_close(step(), [np.zeros(2), 2 * average()])
+
+
+def check_arguments_of_gradient(mode):
+    """Horovod's, by name and by place, and the tape's own fourth one."""
+    x, unused = tf.Variable(1.0), tf.Variable(1.0)
+
+    def step(*args, **kwargs):
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = factor() * x
+        return tape.gradient(loss, [x, unused], *args, **kwargs)
+
+    for args, kwargs in (((), {"use_generic_names": True}), ((None, True), {}), ((None, False), {})):
+        got = mode(functools.partial(step, *args, **kwargs))()
+        assert got.pop() is None
+        expect_close(got, [average()])
+    expect_close(mode(lambda: step(None, tf.UnconnectedGradients.ZERO))(), [average(), 0.0])
 
 
 def check_sources_that_are_no_variables(mode):

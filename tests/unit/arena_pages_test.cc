@@ -8,7 +8,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "net/arena.h"
+#include "net/shm/arena.h"
 
 namespace lightcc {
 namespace {

@@ -1,5 +1,5 @@
 // Shared memory: what allocate and release promise, what a peer can and cannot do, what abandon leaves behind.
-#include "net/arena.h"
+#include "net/shm/arena.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

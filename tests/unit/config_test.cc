@@ -88,13 +88,22 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 17u);
+  EXPECT_EQ(again.size(), 19u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 
 TEST(Config, SwitchesUnderstandWords) {
   for (const char* yes : {"1", "true", "TRUE", "yes", "On"}) EXPECT_TRUE(read({{"LIGHTCC_FUSION", yes}}).fusion) << yes;
   for (const char* no : {"0", "false", "False", "no", "OFF"}) EXPECT_FALSE(read({{"LIGHTCC_FUSION", no}}).fusion) << no;
+}
+
+TEST(Config, TimesFitIntoNanoseconds) {
+  const Config c = read({{"HOROVOD_START_TIMEOUT", "2e10"},
+                         {"HOROVOD_STALL_CHECK_TIME_SECONDS", "1e300"},
+                         {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "99999999999"}});
+  EXPECT_EQ(c.start_timeout_s, 1e9);
+  EXPECT_EQ(c.stall_warn_s, 1e9);
+  EXPECT_EQ(c.stall_end_s, 1e9);
 }
 
 TEST(Config, LogLevelsByNameOrNumber) {

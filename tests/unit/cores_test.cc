@@ -105,6 +105,17 @@ TEST_F(Cores, ABoundThreadHasOneCore) {
   }).join();
 }
 
+TEST(CoreBitmap, HoldsThousandsOfCoresInAFewBytes) {
+  EXPECT_EQ(count_of(bitmap_of({})), 0);
+  EXPECT_EQ(bitmap_of({0, 63, 64}), (CoreBitmap{uint64_t(1) << 63 | 1, 1}));
+  std::vector<int32_t> even, odd;
+  for (int32_t core = 0; core < 4096; ++core) (core % 2 ? odd : even).push_back(core);
+  EXPECT_LE(bitmap_of(odd).size() * sizeof(uint64_t), 512u);
+  EXPECT_EQ(count_of(together(bitmap_of(even), bitmap_of(odd))), 4096);
+  EXPECT_EQ(count_of(together(bitmap_of({1, 2}), bitmap_of({2, 200}))), 3);
+  EXPECT_EQ(count_of(together(bitmap_of({2, 200}), bitmap_of({1, 2}))), 3);
+}
+
 TEST_F(Cores, ThisMachineHasAtLeastOne) {
   EXPECT_GE(usable_cores(), 1);
   EXPECT_LE(usable_cores(), bound_cores());

@@ -324,7 +324,7 @@ TEST(Join, WhatOnlyOneRankHadStillRuns) {
   });
 }
 
-// A small cache gives numbers away while their recalls are on the way.
+// A small cache gives numbers away while cached requests by them are on the way.
 TEST(Join, WithHardlyAnyCache) {
   Config config;
   config.cache_capacity = 2;

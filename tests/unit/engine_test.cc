@@ -156,7 +156,7 @@ TEST(Engine, RanksMayDifferInWhereTheirTensorsLie) {
 
 // ---- the cache
 
-TEST(Engine, WhatWasSeenBeforeIsRecalled) {
+TEST(Engine, WhatWasSeenBeforeTravelsAsANumber) {
   for (int capacity : {1024, 3, 0}) {
     Config config;
     config.cache_capacity = capacity;
@@ -172,10 +172,10 @@ TEST(Engine, WhatWasSeenBeforeIsRecalled) {
       });
     };
     round();
-    EXPECT_EQ(ranks.count(Counters::recalled), 0u);
+    EXPECT_EQ(ranks.count(Counters::cached), 0u);
     EXPECT_EQ(ranks.count(Counters::announced), 9u);
     for (int again = 0; again < 4; ++again) round();
-    EXPECT_EQ(ranks.count(Counters::recalled), capacity ? 36u : 0u);
+    EXPECT_EQ(ranks.count(Counters::cached), capacity ? 36u : 0u);
     EXPECT_EQ(ranks.count(Counters::announced), capacity ? 9u : 45u);
   }
 }
@@ -248,6 +248,60 @@ TEST(Engine, WhatThisRankCanKnowIsRefusedAtSubmission) {
     }
     done(engine, request(engine, Kind::allreduce, "twice", {in_place(x)}));  // free again
   });
+}
+
+// Two of one name, submitted one after the other: whether the first is done by then makes no difference.
+TEST(Engine, ANameWithAHandleIsTakenForAWhileThoughItsRequestIsDone) {
+  Ranks ranks(1);
+  Engine& engine = ranks[0];
+  std::vector<float> x(10, 1);
+  int refused = 0;
+  for (int turn = 0; turn < 200; ++turn) {
+    const std::string name = "x" + std::to_string(turn);
+    const auto again = [&] { return request(engine, Kind::allreduce, name, {in_place(x)}); };
+    auto first = again();
+    engine.submit(first, false);
+    while (!engine.poll(*first)) std::this_thread::yield();
+    auto second = again();
+    // Half of the time by a call that blocks, which has a shorter way.
+    const uint64_t before = now_ns() - first->submitted_ns;
+    const Code code = turn % 2 ? outcome(engine, second) : [&] {
+      try {
+        return engine.submit(second, false), finish(engine, second);
+      } catch (const Error& error) {
+        return second->text = error.what(), error.code();
+      }
+    }();
+    if (code == Code::ok) {
+      EXPECT_GE(now_ns() - first->submitted_ns, Names::kHoldNs);
+      continue;
+    }
+    ++refused;
+    EXPECT_EQ(code, Code::invalid_argument);
+    EXPECT_LT(before, Names::kHoldNs);
+    EXPECT_NE(second->text.find("'" + name + "': one of this name is still in flight on rank 0"), std::string::npos)
+        << second->text;
+    engine.give_back(*first);
+    done(engine, again());
+  }
+  EXPECT_GT(refused, 100) << "a loaded machine may be late for some";
+}
+
+TEST(Engine, NamesWithoutAHandleAreFreeWhenTheirRequestIsDone) {
+  Ranks ranks(1);
+  Engine& engine = ranks[0];
+  std::vector<float> x(10, 1);
+  for (int turn = 0; turn < 100; ++turn) {
+    auto blocking = request(engine, Kind::broadcast, "x", {in_place(x)});
+    engine.submit(blocking, true);
+    while (!engine.wait(*blocking, now_ns() + kSecondNs)) continue;
+    std::atomic<bool> called{false};
+    auto with_callback = request(engine, Kind::broadcast, "x", {in_place(x)});
+    with_callback->callbacks.context = &called;
+    with_callback->callbacks.done = [](void* flag, int, const char*) { *static_cast<std::atomic<bool>*>(flag) = true; };
+    engine.submit(with_callback, false);
+    while (!called) engine.poll(*with_callback);
+  }
 }
 
 TEST(Engine, PollSaysNoUntilItIsDoneAndWaitKeepsItsDeadline) {

@@ -1,4 +1,4 @@
-// Engines on several hosts, where messages take their way over relays: ranks leave, join, stall and disagree.
+// Engines on several hosts, where messages take their way over aggregators: ranks leave, join, stall and disagree.
 #include <chrono>
 
 #include "ranks.h"
@@ -42,7 +42,7 @@ TEST(EngineTree, ManyRequestsInAnyOrderWithAndWithoutTheCache) {
     auto gather = done(engine, request(engine, Kind::allgather, "g", {input_of(rows, {rank + 1})}));
     EXPECT_EQ(result<float>(*gather).size(), 21u);
   });
-  EXPECT_GT(ranks.count(Counters::recalled), 0u);
+  EXPECT_GT(ranks.count(Counters::cached), 0u);
 }
 
 TEST(EngineTree, ADisagreementIsNamedOnAllHosts) {
@@ -132,7 +132,7 @@ TEST(EngineTree, RanksJoinAndTheOthersGoOn) {
   });
 }
 
-// Who disagrees may sit on any host, and the judge does nothing meanwhile.
+// Who disagrees may sit on any host, and the world's coordinator does nothing meanwhile.
 TEST(EngineTree, OnTheProcessSetRanksOfDifferentHostsDisagree) {
   for (auto [a, b] : {std::pair(1, 4), std::pair(0, 5), std::pair(3, 4)}) {
     Ranks ranks(kHosts);

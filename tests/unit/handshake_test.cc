@@ -22,14 +22,15 @@ Nonce nonce_of(uint8_t value) {
   return nonce;
 }
 
-const Terms kTerms{"job-7", "0.2.0", "a secret", 4};
+const JobCredentials kCredentials{"job-7", "0.2.0", "a secret", 4};
 const Hello kHelloOf3{Purpose::link, 3, 1, 2, -1, 4711};
 
-Handshake connector(const Terms& terms = kTerms, uint8_t nonce = 1, const Hello& hello = kHelloOf3) {
-  return Handshake::connector(terms, hello, nonce_of(nonce));
+Handshake connector(const JobCredentials& credentials = kCredentials, uint8_t nonce = 1,
+                    const Hello& hello = kHelloOf3) {
+  return Handshake::connector(credentials, hello, nonce_of(nonce));
 }
-Handshake acceptor(const Terms& terms = kTerms, uint8_t nonce = 2) {
-  return Handshake::acceptor(terms, 1, nonce_of(nonce));
+Handshake acceptor(const JobCredentials& credentials = kCredentials, uint8_t nonce = 2) {
+  return Handshake::acceptor(credentials, 1, nonce_of(nonce));
 }
 
 size_t feed(Handshake& to, std::string_view bytes, size_t piece) {
@@ -53,7 +54,7 @@ struct Exchange {
   std::string hello, answer, proof, welcome;
 };
 Exchange exchange(uint8_t connectors_nonce = 1, uint8_t acceptors_nonce = 2) {
-  Handshake c = connector(kTerms, connectors_nonce), a = acceptor(kTerms, acceptors_nonce);
+  Handshake c = connector(kCredentials, connectors_nonce), a = acceptor(kCredentials, acceptors_nonce);
   Exchange all;
   a.feed(all.hello = c.take_output());
   c.feed(all.answer = a.take_output());
@@ -98,8 +99,8 @@ TEST(Handshake, MessagesHaveTheSizesThatTheOtherTestsCountOn) {
 }
 
 TEST(Handshake, EachPurposeArrives) {
-  for (Purpose purpose : {Purpose::store, Purpose::link, Purpose::probe}) {
-    Handshake c = connector(kTerms, 1, {purpose, 0, 1, 0, 0, 0}), a = acceptor();
+  for (Purpose purpose : {Purpose::bootstrap, Purpose::link, Purpose::probe}) {
+    Handshake c = connector(kCredentials, 1, {purpose, 0, 1, 0, 0, 0}), a = acceptor();
     carry(c, a);
     ASSERT_EQ(a.state(), State::asked);
     EXPECT_EQ(a.hello().purpose, purpose);
@@ -135,24 +136,25 @@ TEST(Handshake, EveryTruncationIsWaitedOn) {
 }
 
 struct Refusal {
-  Terms connector, acceptor;
+  JobCredentials connector, acceptor;
   int to;
   Code code;
   std::string text;
 };
 std::vector<Refusal> refusals() {
-  Terms version = kTerms, job = kTerms, older = kTerms, oldest = kTerms, secret = kTerms;
+  JobCredentials version = kCredentials, job = kCredentials, older = kCredentials, oldest = kCredentials,
+                 secret = kCredentials;
   version.version = "0.2.0.dev1", job.job = "job-8", older.epoch = 3, oldest.epoch = 0;
   job.epoch = 9;  // the first difference counts: job, then epoch
-  return {{version, kTerms, 1, Code::invalid_argument,
+  return {{version, kCredentials, 1, Code::invalid_argument,
            "rank 3 runs lightcc 0.2.0.dev1, rank 1 0.2.0: install the same version on all hosts"},
-          {job, kTerms, 1, Code::mismatch,
+          {job, kCredentials, 1, Code::mismatch,
            "rank 3 belongs to another job than rank 1, which it reached: do two jobs use the same address and port?"},
-          {older, kTerms, 1, Code::shut_down,
+          {older, kCredentials, 1, Code::shut_down,
            "rank 3 has been initialised 4 times, rank 1 5 times: all ranks must call init() equally often"},
-          {kTerms, oldest, 1, Code::timeout,
+          {kCredentials, oldest, 1, Code::timeout,
            "rank 3 has been initialised 5 times, rank 1 once: all ranks must call init() equally often"},
-          {kTerms, kTerms, 6, Code::internal, "rank 3 looked for rank 6 and reached rank 1"}};
+          {kCredentials, kCredentials, 6, Code::internal, "rank 3 looked for rank 6 and reached rank 1"}};
 }
 
 TEST(Handshake, RefusalsSayOnBothSidesWhatDiffers) {
@@ -174,7 +176,7 @@ TEST(Handshake, RefusalsSayOnBothSidesWhatDiffers) {
 TEST(Handshake, WhatIsToldBeforeTheProofDoesNotDependOnTheSecret) {
   for (const Refusal& row : refusals()) {
     if (row.to != 1) continue;  // that is told to none but those who know the secret
-    Terms other = row.acceptor;
+    JobCredentials other = row.acceptor;
     other.secret = "another secret";
     Handshake a = acceptor(row.acceptor), b = acceptor(other);
     const std::string hello = connector(row.connector).take_output();
@@ -187,9 +189,9 @@ TEST(Handshake, WhatIsToldBeforeTheProofDoesNotDependOnTheSecret) {
 }
 
 TEST(Handshake, AnyTwoVersionsUnderstandTheOpening) {
-  Terms terms = kTerms;
-  terms.version = "7";
-  const std::string opening = connector(terms).take_output().substr(0, kOpening);
+  JobCredentials credentials = kCredentials;
+  credentials.version = "7";
+  const std::string opening = connector(credentials).take_output().substr(0, kOpening);
   Handshake a = acceptor();
   a.feed(opening + "whatever version 7 says here");
   EXPECT_EQ(a.state(), State::refused);
@@ -206,18 +208,18 @@ TEST(Handshake, BuildsOfOneVersionThatSpeakDifferentlyAreRefused) {
 }
 
 TEST(Handshake, AJobsNameMayBeOfAnyLength) {
-  Terms terms = kTerms, other = kTerms;
-  terms.job.assign(100'000, 'j');
+  JobCredentials credentials = kCredentials, other = kCredentials;
+  credentials.job.assign(100'000, 'j');
   other.job.assign(100'001, 'j');
-  Handshake c = connector(terms), a = acceptor(terms), b = acceptor(other);
-  EXPECT_EQ(b.feed(connector(terms).take_output()), kHello);
+  Handshake c = connector(credentials), a = acceptor(credentials), b = acceptor(other);
+  EXPECT_EQ(b.feed(connector(credentials).take_output()), kHello);
   EXPECT_EQ(code_of(b), Code::mismatch);
   carry(c, a);
   EXPECT_EQ(a.state(), State::asked);
 }
 
 TEST(Handshake, AnAcceptorWithAnotherSecretIsFoundOutAndGetsNoProof) {
-  Terms other = kTerms;
+  JobCredentials other = kCredentials;
   other.secret = "another secret";
   Handshake c = connector(), a = acceptor(other);
   carry(c, a);
@@ -227,26 +229,39 @@ TEST(Handshake, AnAcceptorWithAnotherSecretIsFoundOutAndGetsNoProof) {
   EXPECT_EQ(a.state(), State::going);  // it has got the Hello and nothing else
 }
 
-TEST(Handshake, AConnectorWithAnotherSecretIsAStrangerAndToldNothing) {
+TEST(Handshake, WhoIsLeftOfAnEarlierJobOfTheSameNameAndSecretIsUnauthenticated) {
+  JobCredentials earlier = kCredentials;
+  earlier.nonce = nonce_of(9);
+  Handshake left = connector(earlier), a = acceptor();
+  const std::string hello = left.take_output(), answer = (a.feed(hello), a.take_output());
+  left.feed(answer);
+  EXPECT_EQ(left.state(), State::refused);
+  Handshake forger = connector(), b = acceptor(earlier);  // it takes what it hears for its own job's
+  carry(forger, b);
+  EXPECT_EQ(forger.state(), State::refused);
+  EXPECT_NE(b.state(), State::asked);
+}
+
+TEST(Handshake, AConnectorWithAnotherSecretIsUnauthenticatedAndToldNothing) {
   const Exchange all = exchange();
   Handshake a = acceptor();
   a.feed(all.hello);
   EXPECT_EQ(a.take_output(), all.answer);
   EXPECT_EQ(a.feed(std::string(kProof, 'x') + "more"), kProof);
-  EXPECT_EQ(a.state(), State::stranger);
+  EXPECT_EQ(a.state(), State::unauthenticated);
   EXPECT_EQ(a.take_output(), "");
   EXPECT_EQ(a.feed(all.proof), 0u);  // too late
-  EXPECT_EQ(a.state(), State::stranger);
+  EXPECT_EQ(a.state(), State::unauthenticated);
 }
 
-TEST(Handshake, AnotherProtocolIsAStranger) {
+TEST(Handshake, AnotherProtocolIsUnauthenticated) {
   for (const char* text : {"GET / HTTP/1.1\r\n\r\n", "SSH-2.0-OpenSSH_9.2\r\n", "LIGHTCC\n"}) {
     Handshake a = acceptor(), c = connector();
     EXPECT_EQ(a.feed(text), 8u) << text;
-    EXPECT_EQ(a.state(), State::stranger) << text;
+    EXPECT_EQ(a.state(), State::unauthenticated) << text;
     EXPECT_EQ(a.take_output(), "") << text;
     c.feed(text);
-    EXPECT_EQ(c.state(), State::stranger) << text;
+    EXPECT_EQ(c.state(), State::unauthenticated) << text;
     EXPECT_EQ(c.take_output(), "") << text;
     EXPECT_EQ(text_of(c), "the process at the other end does not speak as lightcc does");
   }
@@ -276,13 +291,13 @@ TEST(Handshake, EveryBitCounts) {
 
 TEST(Handshake, ReplaysAreWorthNothing) {
   const Exchange all = exchange(1, 2);
-  Handshake same = acceptor(kTerms, 2), fresh = acceptor(kTerms, 5);
+  Handshake same = acceptor(kCredentials, 2), fresh = acceptor(kCredentials, 5);
   same.feed(all.hello + all.proof);
   EXPECT_EQ(same.state(), State::asked);  // the nonce alone makes the difference
   fresh.feed(all.hello + all.proof);
-  EXPECT_EQ(fresh.state(), State::stranger);
+  EXPECT_EQ(fresh.state(), State::unauthenticated);
 
-  Handshake same_connector = connector(kTerms, 1), fresh_connector = connector(kTerms, 5);
+  Handshake same_connector = connector(kCredentials, 1), fresh_connector = connector(kCredentials, 5);
   same_connector.feed(all.answer + all.welcome);
   EXPECT_EQ(same_connector.state(), State::done);
   fresh_connector.feed(all.answer + all.welcome);
@@ -295,26 +310,26 @@ TEST(Handshake, EachMessageHasItsTurn) {
   c.feed(all.answer);
   EXPECT_EQ(c.take_output(), all.hello + all.proof);
   c.feed(all.answer);  // again
-  EXPECT_EQ(c.state(), State::stranger);
+  EXPECT_EQ(c.state(), State::unauthenticated);
   EXPECT_EQ(c.take_output(), "");
   early.feed(all.welcome);
-  EXPECT_EQ(early.state(), State::stranger);
+  EXPECT_EQ(early.state(), State::unauthenticated);
 }
 
 TEST(Handshake, AProofOfAnotherEpochIsWorthNothing) {
   const Exchange all = exchange();
-  Terms next = kTerms;
+  JobCredentials next = kCredentials;
   next.epoch = 5;
   std::string hello = connector(next).take_output();
   Handshake a = acceptor(next);
   a.feed(hello + all.proof);
-  EXPECT_EQ(a.state(), State::stranger);
+  EXPECT_EQ(a.state(), State::unauthenticated);
 }
 
 TEST(Handshake, ReflectionsAreWorthNothing) {
   Handshake c = connector();
   c.feed(c.take_output());
-  EXPECT_EQ(c.state(), State::stranger);
+  EXPECT_EQ(c.state(), State::unauthenticated);
   EXPECT_EQ(c.take_output(), "");
 
   // What an acceptor proves itself with is no proof of a connector.
@@ -322,7 +337,7 @@ TEST(Handshake, ReflectionsAreWorthNothing) {
   for (const std::string& message : {all.answer, all.welcome}) {
     Handshake a = acceptor();
     a.feed(all.hello + message.substr(message.size() - kProof));
-    EXPECT_EQ(a.state(), State::stranger);
+    EXPECT_EQ(a.state(), State::unauthenticated);
   }
   // Nor is a connector's proof one of an acceptor, in either of its messages.
   c = connector();
@@ -335,7 +350,8 @@ TEST(Handshake, ReflectionsAreWorthNothing) {
 }
 
 TEST(Handshake, TwoAtATimeKeepApart) {
-  Handshake c1 = connector(kTerms, 1), a1 = acceptor(kTerms, 2), c2 = connector(kTerms, 3), a2 = acceptor(kTerms, 4);
+  Handshake c1 = connector(kCredentials, 1), a1 = acceptor(kCredentials, 2), c2 = connector(kCredentials, 3),
+            a2 = acceptor(kCredentials, 4);
   a1.feed(c1.take_output());
   a2.feed(c2.take_output());
   c2.feed(a2.take_output());
@@ -351,16 +367,17 @@ TEST(Handshake, TwoAtATimeKeepApart) {
   EXPECT_EQ(c1.peer_received(), 1u);
   EXPECT_EQ(c2.peer_received(), 2u);
 
-  c1 = connector(kTerms, 1), a1 = acceptor(kTerms, 2), c2 = connector(kTerms, 3), a2 = acceptor(kTerms, 4);
+  c1 = connector(kCredentials, 1), a1 = acceptor(kCredentials, 2), c2 = connector(kCredentials, 3),
+  a2 = acceptor(kCredentials, 4);
   a1.feed(c1.take_output());
   a2.feed(c2.take_output());
   c1.feed(a2.take_output());  // crossed
   EXPECT_EQ(c1.state(), State::refused);
-  c2 = connector(kTerms, 3), a2 = acceptor(kTerms, 4);
+  c2 = connector(kCredentials, 3), a2 = acceptor(kCredentials, 4);
   a2.feed(c2.take_output());
   c2.feed(a2.take_output());
   a1.feed(c2.take_output());
-  EXPECT_EQ(a1.state(), State::stranger);
+  EXPECT_EQ(a1.state(), State::unauthenticated);
 }
 
 TEST(Handshake, TheAcceptorMayRefuseWhomItCouldWelcome) {
@@ -391,15 +408,15 @@ TEST(Handshake, TheAcceptorMayRefuseAtAnyTimeButTellsNobodyWhoSaidNoHello) {
     c.feed(told);
     EXPECT_EQ(c.state(), said < 8 ? State::going : State::refused) << said;
   }
-  Handshake done = acceptor(), stranger = acceptor();
+  Handshake done = acceptor(), unauthenticated = acceptor();
   done.feed(all.hello + all.proof);
   done.welcome(0);
   done.refuse(error);
   EXPECT_EQ(done.state(), State::done);
-  stranger.feed("no Hello");
-  stranger.refuse(error);
-  EXPECT_EQ(stranger.state(), State::stranger);
-  EXPECT_EQ(stranger.take_output(), "");
+  unauthenticated.feed("no Hello");
+  unauthenticated.refuse(error);
+  EXPECT_EQ(unauthenticated.state(), State::unauthenticated);
+  EXPECT_EQ(unauthenticated.take_output(), "");
 }
 
 // What a connector makes of a refusal with this text.
@@ -421,7 +438,7 @@ TEST(Handshake, AReasonIsCutAndMadeFitToBePrinted) {
   EXPECT_EQ(after_refusal("two\nlines \x1b[2J\x7f"), "two\nlines ?[2J?");
 }
 
-TEST(Handshake, MalformedRefusalsAreAStrangers) {
+TEST(Handshake, MalformedRefusalsAreUnauthenticated) {
   const Error error(Code::mismatch, "why");
   Handshake a = acceptor();
   a.feed(exchange().hello);
@@ -436,38 +453,38 @@ TEST(Handshake, MalformedRefusalsAreAStrangers) {
     return c.state();
   };
   EXPECT_EQ(end(4, char(Code::mismatch)), State::refused);
-  for (char code : {0, 1, 8, -1}) EXPECT_EQ(end(4, code), State::stranger) << int(code);
-  EXPECT_EQ(end(9, 4), State::stranger);  // more than a thousand bytes
+  for (char code : {0, 1, 8, -1}) EXPECT_EQ(end(4, code), State::unauthenticated) << int(code);
+  EXPECT_EQ(end(9, 4), State::unauthenticated);  // more than a thousand bytes
 }
 
-TEST(Handshake, ValuesOutOfRangeAreAStrangers) {
+TEST(Handshake, ValuesOutOfRangeAreUnauthenticated) {
   for (Hello hello : {Hello{Purpose(3), 3, 1, 0, 0, 0}, Hello{Purpose(-1), 3, 1, 0, 0, 0},
                       Hello{Purpose::link, -1, 1, 0, 0, 0}, Hello{Purpose::link, 3, -1, 0, 0, 0},
                       Hello{Purpose::link, 3, 1, -1, 0, 0}, Hello{Purpose::link, 3, 1, 0, -2, 0}}) {
     Handshake a = acceptor();
-    a.feed(connector(kTerms, 1, hello).take_output());
-    EXPECT_EQ(a.state(), State::stranger);
+    a.feed(connector(kCredentials, 1, hello).take_output());
+    EXPECT_EQ(a.state(), State::unauthenticated);
     EXPECT_EQ(a.take_output(), "");
   }
 }
 
 TEST(Handshake, ThereIsNoneWithoutASecret) {
-  Terms terms = kTerms;
-  terms.secret = "";
-  EXPECT_THROW(connector(terms), Error);
-  EXPECT_THROW(acceptor(terms), Error);
-  terms = kTerms, terms.version.assign(64, '1');
-  EXPECT_NO_THROW(connector(terms));
-  terms.version += '1';
-  EXPECT_THROW(connector(terms), Error);
-  EXPECT_THROW(acceptor(terms), Error);
+  JobCredentials credentials = kCredentials;
+  credentials.secret = "";
+  EXPECT_THROW(connector(credentials), Error);
+  EXPECT_THROW(acceptor(credentials), Error);
+  credentials = kCredentials, credentials.version.assign(64, '1');
+  EXPECT_NO_THROW(connector(credentials));
+  credentials.version += '1';
+  EXPECT_THROW(connector(credentials), Error);
+  EXPECT_THROW(acceptor(credentials), Error);
   EXPECT_THROW(acceptor().welcome(0), Error);
 }
 
 TEST(Handshake, NoncesAreDrawn) {
   EXPECT_NE(draw_nonce(), draw_nonce());
-  EXPECT_NE(Handshake::connector(kTerms, kHelloOf3).take_output(),
-            Handshake::connector(kTerms, kHelloOf3).take_output());
+  EXPECT_NE(Handshake::connector(kCredentials, kHelloOf3).take_output(),
+            Handshake::connector(kCredentials, kHelloOf3).take_output());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Which step of the ladder is taken, by made-up environments, and what each says; PMI with a server in a thread.
-#include "net/launchers.h"
+// Which method finds the rendezvous, by made-up environments, and what each says; PMI with a server in a thread.
+#include "net/bootstrap/launchers.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -12,8 +12,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "net/pmi.h"
-#include "net/pmix.h"
+#include "net/bootstrap/pmi.h"
+#include "net/bootstrap/pmix.h"
 #include "variables.h"
 
 namespace lightcc {
@@ -60,16 +60,16 @@ Variables with(Variables variables, const Variables& changed) {
   for (auto& [name, value] : changed) variables[name] = value;
   return variables;
 }
-std::optional<Meeting> meeting_of(const Variables& variables, uint64_t deadline_ns = 0) {
-  return find_meeting(find_world(from(variables)), read_config(from(variables)), from(variables), 0,
-                      deadline_ns ? deadline_ns : in_ms(5000));
+std::optional<Rendezvous> rendezvous_of(const Variables& variables, uint64_t deadline_ns = 0) {
+  return find_rendezvous(find_world(from(variables)), read_config(from(variables)), from(variables), 0,
+                         deadline_ns ? deadline_ns : in_ms(5000));
 }
-std::string step_of(const Variables& variables) {
-  return meeting_step(find_world(from(variables)), read_config(from(variables)), from(variables));
+std::string method_of(const Variables& variables) {
+  return rendezvous_method(find_world(from(variables)), read_config(from(variables)), from(variables));
 }
 std::string refusal_of(const Variables& variables) {
   try {
-    meeting_of(variables);
+    rendezvous_of(variables);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::invalid_argument);
     return error.what();
@@ -77,34 +77,34 @@ std::string refusal_of(const Variables& variables) {
   return "nothing";
 }
 
-TEST(Launchers, TheFirstStepThatFitsIsTaken) {
+TEST(Launchers, TheFirstMethodThatFitsIsTaken) {
   const Variables address{{"LIGHTCC_STORE_ADDR", "h1:4711"}}, master{{"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}},
       fd{{"PMI_FD", "9"}};
-  EXPECT_EQ(step_of(kTorch), "master");
-  EXPECT_EQ(step_of(kOpenMpi), "PMIx");
-  EXPECT_EQ(step_of(with(kPmi, fd)), "PMI");
-  EXPECT_EQ(step_of(kSlurm), "Slurm");
-  for (auto& variables : {kRun, kUnknown, kPmi}) EXPECT_EQ(step_of(variables), "");
+  EXPECT_EQ(method_of(kTorch), "master");
+  EXPECT_EQ(method_of(kOpenMpi), "PMIx");
+  EXPECT_EQ(method_of(with(kPmi, fd)), "PMI");
+  EXPECT_EQ(method_of(kSlurm), "Slurm");
+  for (auto& variables : {kRun, kUnknown, kPmi}) EXPECT_EQ(method_of(variables), "");
 
   for (auto& variables : {kRun, kUnknown, kTorch, kOpenMpi, with(kPmi, fd), kSlurm})
-    EXPECT_EQ(step_of(with(variables, address)), "address");
-  for (auto& variables : {kRun, kUnknown, kPmi, kSlurm}) EXPECT_EQ(step_of(with(variables, master)), "master");
+    EXPECT_EQ(method_of(with(variables, address)), "address");
+  for (auto& variables : {kRun, kUnknown, kPmi, kSlurm}) EXPECT_EQ(method_of(with(variables, master)), "master");
   // mpirun does not forward it, so that it may be set on some hosts only.
-  EXPECT_EQ(step_of(with(kOpenMpi, master)), "PMIx");
-  EXPECT_EQ(step_of(with(with(kPmi, fd), master)), "PMI");
+  EXPECT_EQ(method_of(with(kOpenMpi, master)), "PMIx");
+  EXPECT_EQ(method_of(with(with(kPmi, fd), master)), "PMI");
 }
 
-TEST(Launchers, OneHostNeedsNoStep) {
+TEST(Launchers, OneHostNeedsNoMethod) {
   for (auto& variables : {with(kRun, {{"HOROVOD_LOCAL_SIZE", "4"}, {"LIGHTCC_STORE_ADDR", "h1:4711"}}),
                           with(kTorch, {{"LOCAL_WORLD_SIZE", "4"}}),
                           with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}), Variables{}}) {
-    EXPECT_EQ(step_of(variables), "");
-    EXPECT_FALSE(meeting_of(variables));
+    EXPECT_EQ(method_of(variables), "");
+    EXPECT_FALSE(rendezvous_of(variables));
   }
-  EXPECT_FALSE(meeting_of(kUnknown));  // for all that is known they are on one
+  EXPECT_FALSE(rendezvous_of(kUnknown));  // for all that is known they are on one
 }
 
-TEST(Launchers, WithoutAnyStepItSaysWhatWouldHelp) {
+TEST(Launchers, WithoutAnyMethodItSaysWhatWouldHelp) {
   const std::string text = refusal_of(kRun);
   EXPECT_TRUE(contains(text, "lightccrun started 2 of 4 ranks on host ")) << text;
   for (const char* help : {"LIGHTCC_STORE_ADDR=host:port", "MASTER_ADDR", "mpirun", "PMI_FD", "srun"})
@@ -112,15 +112,15 @@ TEST(Launchers, WithoutAnyStepItSaysWhatWouldHelp) {
 }
 
 TEST(Launchers, AnAddressIsScannedForSixteenPorts) {
-  const auto meeting = meeting_of(with(kRun, {{"LIGHTCC_STORE_ADDR", "h1:4711,[fd00::1]:4711"}}));
-  ASSERT_TRUE(meeting);
-  EXPECT_EQ(meeting->places.size(), 32u);
-  EXPECT_EQ(text_of({meeting->places.begin(), meeting->places.begin() + 4}),
+  const auto rendezvous = rendezvous_of(with(kRun, {{"LIGHTCC_STORE_ADDR", "h1:4711,[fd00::1]:4711"}}));
+  ASSERT_TRUE(rendezvous);
+  EXPECT_EQ(rendezvous->endpoints.size(), 32u);
+  EXPECT_EQ(text_of({rendezvous->endpoints.begin(), rendezvous->endpoints.begin() + 4}),
             "h1:4711,[fd00::1]:4711,h1:4712,[fd00::1]:4712");
-  EXPECT_EQ(meeting->job, "j7");
-  EXPECT_EQ(meeting->how, "lightccrun, LIGHTCC_STORE_ADDR");
-  EXPECT_FALSE(meeting->listener);
-  EXPECT_EQ(meeting_of(with(kRun, {{"LIGHTCC_STORE_ADDR", "h1:65530"}}))->places.size(), 6u);
+  EXPECT_EQ(rendezvous->job, "j7");
+  EXPECT_EQ(rendezvous->how, "lightccrun, LIGHTCC_STORE_ADDR");
+  EXPECT_FALSE(rendezvous->listener);
+  EXPECT_EQ(rendezvous_of(with(kRun, {{"LIGHTCC_STORE_ADDR", "h1:65530"}}))->endpoints.size(), 6u);
 }
 
 TEST(Launchers, AnAddressThatIsNoneIsRefused) {
@@ -132,39 +132,39 @@ TEST(Launchers, AnAddressThatIsNoneIsRefused) {
 }
 
 TEST(Launchers, MastersPortIsLeftToTorch) {
-  const auto meeting = meeting_of(kTorch);
-  EXPECT_EQ(meeting->places.size(), 16u);
-  EXPECT_EQ(meeting->places[0].host, "h1");
-  EXPECT_EQ(meeting->places[0].port, 29501);
-  EXPECT_EQ(meeting->places[15].port, 29516);
+  const auto rendezvous = rendezvous_of(kTorch);
+  EXPECT_EQ(rendezvous->endpoints.size(), 16u);
+  EXPECT_EQ(rendezvous->endpoints[0].host, "h1");
+  EXPECT_EQ(rendezvous->endpoints[0].port, 29501);
+  EXPECT_EQ(rendezvous->endpoints[15].port, 29516);
   EXPECT_TRUE(contains(refusal_of(with(kTorch, {{"MASTER_PORT", "x"}})), "MASTER_PORT"));
   EXPECT_TRUE(contains(refusal_of(with(kTorch, {{"MASTER_PORT", "65535"}})), "MASTER_PORT"));
 }
 
 TEST(Launchers, SlurmMeetsAtTheStepsFirstHost) {
-  const auto meeting = meeting_of(kSlurm);
-  EXPECT_EQ(meeting->places.size(), 16u);
-  EXPECT_EQ(meeting->places[0].host, "node03");
-  EXPECT_EQ(meeting->places[0].port, 20000 + 77 * 16);
-  EXPECT_EQ(meeting->job, "slurm-77.0");
+  const auto rendezvous = rendezvous_of(kSlurm);
+  EXPECT_EQ(rendezvous->endpoints.size(), 16u);
+  EXPECT_EQ(rendezvous->endpoints[0].host, "node03");
+  EXPECT_EQ(rendezvous->endpoints[0].port, 20000 + 77 * 16);
+  EXPECT_EQ(rendezvous->job, "slurm-77.0");
   for (const Variables& other : {Variables{{"SLURM_STEP_ID", "1"}}, Variables{{"SLURM_JOB_ID", "78"}}}) {
-    const auto next = meeting_of(with(kSlurm, other));
-    EXPECT_GE(std::abs(next->places[0].port - meeting->places[0].port), 16);
-    EXPECT_NE(next->job, meeting->job);
+    const auto next = rendezvous_of(with(kSlurm, other));
+    EXPECT_GE(std::abs(next->endpoints[0].port - rendezvous->endpoints[0].port), 16);
+    EXPECT_NE(next->job, rendezvous->job);
   }
-  const int last = meeting_of(with(kSlurm, {{"SLURM_JOB_ID", "4294967295"}}))->places[15].port;
+  const int last = rendezvous_of(with(kSlurm, {{"SLURM_JOB_ID", "4294967295"}}))->endpoints[15].port;
   EXPECT_GE(last, 20000 + 15);
   EXPECT_LT(last, 40016);
 }
 
-TEST(Launchers, ARangeOfPortsReplacesThoseOfTheStep) {
+TEST(Launchers, ARangeOfPortsReplacesThoseOfTheMethod) {
   for (auto& variables : {kTorch, kSlurm}) {
-    const auto meeting = meeting_of(with(variables, {{"LIGHTCC_PORT_RANGE", "21000-21003"}}));
-    EXPECT_EQ(meeting->places.size(), 4u);
-    EXPECT_EQ(meeting->places[0].port, 21000);
+    const auto rendezvous = rendezvous_of(with(variables, {{"LIGHTCC_PORT_RANGE", "21000-21003"}}));
+    EXPECT_EQ(rendezvous->endpoints.size(), 4u);
+    EXPECT_EQ(rendezvous->endpoints[0].port, 21000);
   }
-  EXPECT_EQ(meeting_of(with(kTorch, {{"LIGHTCC_PORT_RANGE", "20000-30000"}}))->places.size(), 64u);
-  EXPECT_EQ(meeting_of(with(kTorch, {{"LIGHTCC_PORT_RANGE", "0"}}))->places[0].port, 29501);
+  EXPECT_EQ(rendezvous_of(with(kTorch, {{"LIGHTCC_PORT_RANGE", "20000-30000"}}))->endpoints.size(), 64u);
+  EXPECT_EQ(rendezvous_of(with(kTorch, {{"LIGHTCC_PORT_RANGE", "0"}}))->endpoints[0].port, 29501);
   EXPECT_TRUE(contains(refusal_of(with(kTorch, {{"LIGHTCC_PORT_RANGE", "2-1"}})), "LIGHTCC_PORT_RANGE"));
 }
 
@@ -177,40 +177,41 @@ TEST(Launchers, RankZeroTakesTheNextPortIfOneIsTaken) {
     } catch (const Error&) {
     }
   --port;
-  const auto meeting =
-      meeting_of(with(kRun, {{"HOROVOD_RANK", "0"}, {"LIGHTCC_STORE_ADDR", "127.0.0.1:" + std::to_string(port)}}));
-  ASSERT_TRUE(meeting->listener);
-  EXPECT_GT(meeting->places.at(0).port, port);
-  EXPECT_LE(meeting->places.at(0).port, port + 15);
-  EXPECT_EQ(meeting->places.size(), 1u);
-  auto others = meeting_of(with(kRun, {{"LIGHTCC_STORE_ADDR", "127.0.0.1:" + std::to_string(port)}}));
-  EXPECT_TRUE(contains(text_of(others->places), text_of(meeting->places)));
+  const auto rendezvous =
+      rendezvous_of(with(kRun, {{"HOROVOD_RANK", "0"}, {"LIGHTCC_STORE_ADDR", "127.0.0.1:" + std::to_string(port)}}));
+  ASSERT_TRUE(rendezvous->listener);
+  EXPECT_GT(rendezvous->endpoints.at(0).port, port);
+  EXPECT_LE(rendezvous->endpoints.at(0).port, port + 15);
+  EXPECT_EQ(rendezvous->endpoints.size(), 1u);
+  auto others = rendezvous_of(with(kRun, {{"LIGHTCC_STORE_ADDR", "127.0.0.1:" + std::to_string(port)}}));
+  EXPECT_TRUE(contains(text_of(others->endpoints), text_of(rendezvous->endpoints)));
 }
 
 TEST(Launchers, SecretsAreSharedByWhoSharesTheJob) {
-  EXPECT_EQ(meeting_of(kTorch)->secret, meeting_of(with(kTorch, {{"RANK", "2"}}))->secret);
-  EXPECT_NE(meeting_of(kTorch)->secret, meeting_of(with(kTorch, {{"MASTER_PORT", "29600"}}))->secret);
-  EXPECT_EQ(meeting_of(with(kTorch, {{"LIGHTCC_SECRET", "s"}}))->secret, "s");
-  EXPECT_EQ(meeting_of(with(kTorch, {{"HOROVOD_SECRET_KEY", "k"}}))->secret, "k");
-  EXPECT_EQ(meeting_of(with(kTorch, {{"HOROVOD_SECRET_KEY", "k"}, {"LIGHTCC_SECRET", "s"}}))->secret, "s");
+  EXPECT_EQ(rendezvous_of(kTorch)->secret, rendezvous_of(with(kTorch, {{"RANK", "2"}}))->secret);
+  EXPECT_NE(rendezvous_of(kTorch)->secret, rendezvous_of(with(kTorch, {{"MASTER_PORT", "29600"}}))->secret);
+  EXPECT_EQ(rendezvous_of(with(kTorch, {{"LIGHTCC_SECRET", "s"}}))->secret, "s");
+  EXPECT_EQ(rendezvous_of(with(kTorch, {{"HOROVOD_SECRET_KEY", "k"}}))->secret, "k");
+  EXPECT_EQ(rendezvous_of(with(kTorch, {{"HOROVOD_SECRET_KEY", "k"}, {"LIGHTCC_SECRET", "s"}}))->secret, "s");
   // Without an id from the launcher the job is named alike on all hosts, however they call rank 0's.
   Variables one = with(kUnknown, {{"LIGHTCC_STORE_ADDR", "h1:4711"}}), two = one;
   two["LIGHTCC_STORE_ADDR"] = "10.0.0.1:4711";
-  EXPECT_EQ(meeting_of(one)->job, meeting_of(two)->job);
+  EXPECT_EQ(rendezvous_of(one)->job, rendezvous_of(two)->job);
   two["LIGHTCC_STORE_ADDR"] = "h1:4712";
-  EXPECT_NE(meeting_of(one)->job, meeting_of(two)->job);
+  EXPECT_NE(rendezvous_of(one)->job, rendezvous_of(two)->job);
 }
 
 TEST(Launchers, ASubsetNeedsItsFirstRankWhereRanksMeet) {
   const World world = find_world(from(kTorch));
-  auto meet = [&](const std::string& master, const std::vector<int>& ranks) {
+  auto rendezvous_from = [&](const std::string& master, const std::vector<int>& ranks) {
     const Variables variables = with(kTorch, {{"MASTER_ADDR", master}, {"MASTER_PORT", "23900"}});
-    return find_meeting(subset(world, ranks), Config{}, from(variables), 0, in_ms(1000));
+    return find_rendezvous(subset(world, ranks), Config{}, from(variables), 0, in_ms(1000));
   };
-  EXPECT_TRUE(meet("127.0.0.1", {1, 2})->listener);
-  EXPECT_NE(meet("192.0.2.77", {0, 1})->job, world.job);  // its first rank is elsewhere and answers for itself
+  EXPECT_TRUE(rendezvous_from("127.0.0.1", {1, 2})->listener);
+  // Its first rank is elsewhere and answers for itself.
+  EXPECT_NE(rendezvous_from("192.0.2.77", {0, 1})->job, world.job);
   try {
-    meet("198.51.100.77", {1, 2});
+    rendezvous_from("198.51.100.77", {1, 2});
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_TRUE(contains(error.what(), "init(comm=[1, 2]): its first rank, 1, is on host ")) << error.what();
@@ -304,10 +305,10 @@ TEST(Pmi, ANoteReachesAll) {
       for (int i = 0; i < 3; ++i)
         threads.emplace_back([&, i] {
           for (const char* key : {"k0", "k1"}) {
-            const Handout got =
-                hand_out_by_pmi(server.fd(i), key, i ? std::nullopt : std::optional(note + key), in_ms(20'000));
+            const PmiNote got =
+                broadcast_by_pmi(server.fd(i), key, i ? std::nullopt : std::optional(note + key), in_ms(20'000));
             EXPECT_EQ(got.note, note + key);
-            EXPECT_EQ(got.board, "kvs_1_0");
+            EXPECT_EQ(got.kvs_name, "kvs_1_0");
           }
         });
       for (std::thread& thread : threads) thread.join();
@@ -318,7 +319,7 @@ TEST(Pmi, ANoteReachesAll) {
 TEST(Pmi, FailuresAreNamed) {
   auto failure_of = [](int fd, uint64_t ms, std::optional<std::string> note = std::nullopt) {
     try {
-      hand_out_by_pmi(fd, "k", note, in_ms(ms));
+      broadcast_by_pmi(fd, "k", note, in_ms(ms));
     } catch (const Error& error) {
       return std::pair(error.code(), std::string(error.what()));
     }
@@ -354,15 +355,15 @@ TEST(Pmi, RanksMeetThroughIt) {
     threads.emplace_back([&, rank] {
       const Variables variables{
           {"PMI_RANK", std::to_string(rank)}, {"PMI_SIZE", "2"}, {"PMI_FD", std::to_string(server.fd(rank))}};
-      auto meeting = meeting_of(variables, in_ms(20'000));
-      ASSERT_TRUE(meeting);
-      secrets[size_t(rank)] = meeting->secret;
-      auto store =
-          open_store(rank, 2, {meeting->job, "1", meeting->secret, 0}, meeting->places, std::move(meeting->listener));
-      EXPECT_EQ(store->exchange("note", in_ms(20'000)).size(), 2u);
-      const std::string text = describe(*meeting, *store);
+      auto rendezvous = rendezvous_of(variables, in_ms(20'000));
+      ASSERT_TRUE(rendezvous);
+      secrets[size_t(rank)] = rendezvous->secret;
+      auto exchange = open_exchange(rank, 2, {rendezvous->job, "1", rendezvous->secret, 0}, rendezvous->endpoints,
+                                 std::move(rendezvous->listener));
+      EXPECT_EQ(exchange->exchange("note", in_ms(20'000)).size(), 2u);
+      const std::string text = describe(*rendezvous, *exchange);
       EXPECT_EQ(text.find("PMI at "), 0u) << text;
-      EXPECT_FALSE(contains(text, meeting->secret));
+      EXPECT_FALSE(contains(text, rendezvous->secret));
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(secrets[0].size(), 32u);
@@ -378,7 +379,7 @@ TEST(Pmi, ASecretOfTheUsersMustBeEverywhere) {
           {"PMI_RANK", std::to_string(rank)}, {"PMI_SIZE", "2"}, {"PMI_FD", std::to_string(server.fd(rank))}};
       if (rank == 0) {
         variables["LIGHTCC_SECRET"] = "s";
-        EXPECT_EQ(meeting_of(variables)->secret, "s");
+        EXPECT_EQ(rendezvous_of(variables)->secret, "s");
       } else {
         EXPECT_TRUE(contains(refusal_of(variables), "rank 0 has LIGHTCC_SECRET and rank 1 on host "));
       }
@@ -389,7 +390,7 @@ TEST(Pmi, ASecretOfTheUsersMustBeEverywhere) {
 TEST(Pmix, WithoutItsLibraryItSaysWhatToDo) {
   for (PmixClient how : {PmixClient::child, PmixClient::itself}) {
     try {
-      hand_out_by_pmix("/no/such/libpmix.so.2", how, "k", {0, 1}, std::nullopt, in_ms(20'000));
+      broadcast_by_pmix("/no/such/libpmix.so.2", how, "k", {0, 1}, std::nullopt, in_ms(20'000));
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::internal);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "collective/selector.h"
 #include "simulated.h"
 
 namespace lightcc {
@@ -15,13 +16,14 @@ constexpr Kind kKindsHere[] = {Kind::allreduce, Kind::reducescatter, Kind::allga
 
 // One collective on one rank, with its memory.
 struct Started {
-  Started(LinksBackend& backend, const Problem& problem, int rank)
+  Started(LinksBackend& backend, const Problem& problem, int rank, std::string_view forced = "")
       : input(encode(problem.dtype, problem.input(rank))), output(encode(problem.dtype, problem.output(rank))),
         expected(encode(problem.dtype, problem.expected(rank))) {
     Collective c = problem.of(rank);
     c.input = input.data();
     c.output = output.data();
-    work = backend.start(c);
+    Backend* const backends[] = {&backend};
+    work = backend.start(c, Selector(backends, 2, forced).choose(c).algorithm);
   }
   std::vector<std::byte> input, output, expected;
   std::unique_ptr<Work> work;
@@ -41,7 +43,7 @@ TEST(Links, EveryKindSizeAndDtypeWithSeveralInFlight) {
     LoopTransport transport(size, {.record_bytes = 1000, .capacity = 2, .refuse = 0.1, .delay = 0.1, .seed = seed});
     std::vector<int> wrong(size_t(size), -1);
     const auto thrown = run_ranks(transport, size, [&](int rank) {
-      LinksBackend backend(transport.links(rank), Selector(false, ""));
+      LinksBackend backend(transport.links(rank));
       constexpr size_t kInFlight = 6;
       for (size_t first = 0; first < problems.size(); first += kInFlight) {
         std::vector<std::unique_ptr<Started>> started;
@@ -69,13 +71,13 @@ TEST(Links, EveryKindSizeAndDtypeWithSeveralInFlight) {
 TEST(Links, RemembersSchedulesByTheirShape) {
   LoopTransport transport(2);
   const auto thrown = run_ranks(transport, 2, [&](int rank) {
-    LinksBackend backend(transport.links(rank), Selector(false, "allreduce=ring"));
+    LinksBackend backend(transport.links(rank));
     for (int again = 0; again < 4; ++again)
       for (int shape = 0; shape < 200; ++shape) {
         Problem problem(kKindsHere[shape % 5], 2, shape / 5 * 3, uint64_t(shape));
         problem.root = again % 2;
         problem.pre = 1 + again / 2;
-        Started one(backend, problem, rank);
+        Started one(backend, problem, rank, "allreduce=ring");
         drive(*one.work);
         if (one.output != one.expected) throw std::runtime_error("shape " + std::to_string(shape) + " is wrong");
       }
@@ -86,7 +88,7 @@ TEST(Links, RemembersSchedulesByTheirShape) {
 
 TEST(Links, AcceptsWhatItCanRun) {
   LoopTransport transport(2);
-  LinksBackend backend(transport.links(0), Selector(true, ""));
+  LinksBackend backend(transport.links(0));
   EXPECT_STREQ(backend.name(), "links");
   for (Kind kind : kKindsHere) EXPECT_TRUE(backend.accepts(Problem(kind, 2, 1, 1).of(0))) << name_of(kind);
   Collective c = Problem(Kind::allreduce, 2, 1, 1).of(0);
@@ -97,7 +99,11 @@ TEST(Links, AcceptsWhatItCanRun) {
   c.kind = Kind::reducescatter;
   c.op = ReduceOp::adasum;
   EXPECT_FALSE(backend.accepts(c));
-  EXPECT_THROW(backend.start(c), Error);
+  EXPECT_THROW(backend.start(c, find_algorithm(Kind::reducescatter, "ring")), Error);
+  c.op = ReduceOp::sum;
+  EXPECT_THROW(backend.start(c, nullptr), Error);
+  EXPECT_THROW(backend.start(c, find_algorithm(Kind::allreduce, "ring")), Error);
+  c.op = ReduceOp::adasum;
   c.kind = Kind::allreduce;
   c.dtype = DType::bfloat16;
   EXPECT_FALSE(backend.accepts(c)) << "where are its tensors?";
@@ -113,7 +119,7 @@ TEST(Links, AcceptsWhatItCanRun) {
 
 TEST(Links, TurnsAreTakenInTheOrderOfStart) {
   LoopTransport transport(2);
-  LinksBackend backend(transport.links(0), Selector(false, ""));
+  LinksBackend backend(transport.links(0));
   Problem problem(Kind::broadcast, 2, 4, 1);
   Started first(backend, problem, 0), second(backend, problem, 0);
   EXPECT_FALSE(second.work->step());
@@ -127,7 +133,7 @@ TEST(Links, TurnsAreTakenInTheOrderOfStart) {
 
 TEST(Links, WhoeverWaitsForATurnWaitsForThePeerOfTheFirst) {
   LoopTransport transport(3);
-  LinksBackend backend(transport.links(0), Selector(false, ""));
+  LinksBackend backend(transport.links(0));
   Problem problem(Kind::broadcast, 3, 4, 1);
   problem.root = 2;
   Started first(backend, problem, 0), second(backend, problem, 0);
@@ -139,7 +145,7 @@ TEST(Links, WhoeverWaitsForATurnWaitsForThePeerOfTheFirst) {
 
 TEST(Links, ACollectiveGivenUpBreaksTheNext) {
   LoopTransport transport(2);
-  LinksBackend backend(transport.links(0), Selector(false, ""));
+  LinksBackend backend(transport.links(0));
   { Started dropped(backend, Problem(Kind::allreduce, 2, 4, 1), 0); }
   Started next(backend, Problem(Kind::allreduce, 2, 4, 1), 0);
   EXPECT_THROW(next.work->step(), Error);
@@ -153,7 +159,7 @@ TEST(Links, ALostPeerRaisesOnAllWhoNeedIt) {
     problem.counts.assign(kSize, 1000);
     problem.matrix.assign(kSize, Values(kSize, 1000));
     const auto thrown = run_ranks(transport, kSize, [&](int rank) {
-      LinksBackend backend(transport.links(rank), Selector(false, ""));
+      LinksBackend backend(transport.links(rank));
       if (rank == 3) throw Error(Code::shut_down, "rank 3 leaves");
       Started one(backend, problem, rank);
       drive(*one.work);

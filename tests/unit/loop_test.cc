@@ -1,5 +1,5 @@
 // The loop transport keeps the Link contract, gentle or faulty, and its faults are what they say.
-#include "net/loop.h"
+#include "net/loop/loop.h"
 
 #include <gtest/gtest.h>
 

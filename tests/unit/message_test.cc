@@ -1,5 +1,5 @@
 // Control messages: each alternative survives the way there and back; bytes that no encode writes are refused.
-#include "engine/message.h"
+#include "engine/control/message.h"
 
 #include <gtest/gtest.h>
 
@@ -24,10 +24,10 @@ std::vector<Sample> samples() {
   return {{"announce", Announce{"alltoall.x", announcement()}},
           {"announce_barrier", Announce{"barrier.", {}}},
           {"announce_again", Announce{"alltoall.x", announcement(), true}},
-          {"recall", Recall{7, 3}},
-          {"recall_none", Recall{kNoId, 0}},
+          {"cached_request", CachedRequest{7, 3}},
+          {"cached_request_none", CachedRequest{kNoId, 0}},
           {"query", Query{"allreduce.grad"}},
-          {"contest", Contest{"allreduce.x", "ranks disagree on the process set", {1, 3}}},
+          {"members_absent", MembersAbsent{"allreduce.x", "ranks disagree on the process set", {1, 3}}},
           {"batch", Batch{{{4, 9, false, "", {}}, {5, 1, true, "allgather.y", {{1, 2, 3}, {0, 0, 9}}}}}},
           {"batch_absent", Batch{{{5, 2, true, "alltoall.x", {{1, 0}}, {1, 2}, announcement()}}}},
           {"batch_unnumbered", Batch{{{kNoId, 0, true, "broadcast.z", {}}}}},
@@ -38,16 +38,19 @@ std::vector<Sample> samples() {
           {"missing_joined", Missing{"allreduce.x", {0, 2}, {1}}},
           {"missing_nobody", Missing{"", {}}},
           {"missing_far_away", Missing{"allreduce.x", {1}, {}, 5}},
+          {"missing_with_note", Missing{"allreduce.x", {1}, {}, 2, "rank 1 refused it"}},
+          {"refused", Refused{"allreduce.x", "one of this name is still in flight", 3}},
           {"query_far_away", Query{"allreduce.grad", 5}},
-          {"said", Said{{{{0, 3}, Announce{"alltoall.x", announcement()}}, {{5, 5, 7, 8}, Recall{7, 3}}}}},
-          {"said_recall", Said{{{{1, 4}, Recall{0, 1}}}}},
-          {"said_nothing", Said{}},
-          {"gone", Gone{2, "rank 2 has left"}},
-          {"stuck", Stuck{3, 7, 1, Kind::allreduce, "allreduce.x"}},
-          {"stuck_no_more", Stuck{3, 8, -1, Kind::barrier, ""}},
-          {"accuse", Accuse{3, 7, 1, 0, "allreduce.noname.3", false}},
-          {"accuse_proven", Accuse{3, 7, 1, 0, "allreduce.x", true}},
-          {"plea", Plea{3, 7, 1, 2, true}}};
+          {"aggregated",
+           AggregatedRequests{{{{0, 3}, Announce{"alltoall.x", announcement()}}, {{5, 5, 7, 8}, CachedRequest{7, 3}}}}},
+          {"aggregated_cached", AggregatedRequests{{{{1, 4}, CachedRequest{0, 1}}}}},
+          {"aggregated_nothing", AggregatedRequests{}},
+          {"member_left", MemberLeft{2, "rank 2 has left"}},
+          {"blocked_report", BlockedReport{3, 7, 1, Kind::allreduce, "allreduce.x"}},
+          {"blocked_report_no_more", BlockedReport{3, 8, -1, Kind::barrier, ""}},
+          {"deadlock_probe", DeadlockProbe{3, 7, 1, 0, "allreduce.noname.3", false}},
+          {"deadlock_probe_confirmed", DeadlockProbe{3, 7, 1, 0, "allreduce.x", true}},
+          {"deadlock_reply", DeadlockReply{3, 7, 1, 2, true}}};
 }
 
 TEST(Message, EachAlternativeSurvivesTheWayThereAndBack) {
@@ -68,79 +71,88 @@ TEST(Message, TheFieldsComeBackInTheirPlaces) {
   EXPECT_EQ(announce.what, announcement());
   EXPECT_FALSE(announce.again);
   EXPECT_TRUE(std::get<Announce>(parse(encode(Announce{"x", {}, true}))).again);
-  const auto recall = std::get<Recall>(parse(encode(Recall{7, 3})));
-  EXPECT_EQ(recall.id, 7u);
-  EXPECT_EQ(recall.generation, 3u);
+  const auto cached = std::get<CachedRequest>(parse(encode(CachedRequest{7, 3})));
+  EXPECT_EQ(cached.id, 7u);
+  EXPECT_EQ(cached.generation, 3u);
   const Batch sent{{{4, 9, false, "", {}}, {5, 1, true, "allgather.y", {{1, 2, 3}, {0, 0, 9}}}}};
   const auto batch = std::get<Batch>(parse(encode(sent)));
-  ASSERT_EQ(batch.items.size(), 2u);
-  EXPECT_FALSE(batch.items[0].fresh);
-  EXPECT_EQ(batch.items[0].id, 4u);
-  EXPECT_EQ(batch.items[0].generation, 9u);
-  EXPECT_TRUE(batch.items[1].fresh);
-  EXPECT_EQ(batch.items[1].key, "allgather.y");
-  EXPECT_EQ(batch.items[1].rows, (std::vector<std::vector<int64_t>>{{1, 2, 3}, {0, 0, 9}}));
+  ASSERT_EQ(batch.responses.size(), 2u);
+  EXPECT_FALSE(batch.responses[0].fresh);
+  EXPECT_EQ(batch.responses[0].id, 4u);
+  EXPECT_EQ(batch.responses[0].generation, 9u);
+  EXPECT_TRUE(batch.responses[1].fresh);
+  EXPECT_EQ(batch.responses[1].key, "allgather.y");
+  EXPECT_EQ(batch.responses[1].rows, (std::vector<std::vector<int64_t>>{{1, 2, 3}, {0, 0, 9}}));
   const auto failure = std::get<Failure>(parse(encode(Failure{"k", Code::shut_down, "why", {1}, {2, 3}})));
   EXPECT_EQ(failure.key, "k");
   EXPECT_EQ(failure.code, Code::shut_down);
   EXPECT_EQ(failure.text, "why");
   EXPECT_EQ(failure.only, std::vector<int32_t>{1});
   EXPECT_EQ(failure.absent, (std::vector<int32_t>{2, 3}));
-  const auto contest = std::get<Contest>(parse(encode(Contest{"k", "why", {4}})));
-  EXPECT_EQ(contest.key, "k");
-  EXPECT_EQ(contest.text, "why");
-  EXPECT_EQ(contest.absent, std::vector<int32_t>{4});
+  const auto absence = std::get<MembersAbsent>(parse(encode(MembersAbsent{"k", "why", {4}})));
+  EXPECT_EQ(absence.key, "k");
+  EXPECT_EQ(absence.text, "why");
+  EXPECT_EQ(absence.absent, std::vector<int32_t>{4});
   const auto missing = std::get<Missing>(parse(encode(Missing{"k", {4, 1}})));
   EXPECT_EQ(missing.members, (std::vector<int32_t>{4, 1}));
   EXPECT_EQ(std::get<Missing>(parse(encode(Missing{"k", {}, {3}}))).joined, std::vector<int32_t>{3});
-  const auto without = std::get<Batch>(parse(encode(Batch{{{5, 2, true, "k", {}, {1, 2}, announcement()}}}))).items[0];
+  const auto without =
+      std::get<Batch>(parse(encode(Batch{{{5, 2, true, "k", {}, {1, 2}, announcement()}}}))).responses[0];
   EXPECT_EQ(without.absent, (std::vector<int32_t>{1, 2}));
   EXPECT_EQ(without.what, announcement());
   const auto query = std::get<Query>(parse(encode(Query{"k", 4})));
   EXPECT_EQ(query.key, "k");
   EXPECT_EQ(query.member, 4);
   EXPECT_EQ(std::get<Missing>(parse(encode(Missing{"k", {}, {}, 4}))).to, 4);
+  EXPECT_EQ(std::get<Missing>(parse(encode(Missing{"k", {}, {}, 4, "why"}))).note, "why");
+  const auto refused = std::get<Refused>(parse(encode(Refused{"k", "why", 3})));
+  EXPECT_EQ(refused.key, "k");
+  EXPECT_EQ(refused.why, "why");
+  EXPECT_EQ(refused.member, 3);
 }
 
-TEST(Message, TheFieldsOfWhatRelaysTellComeBackInTheirPlaces) {
-  const Said all{{{{0, 3, 5, 5}, Announce{"k", announcement(), true}}, {{4, 4}, Recall{7, 3}}}};
-  const auto said = std::get<Said>(parse(encode(all)));
-  ASSERT_EQ(said.parts.size(), 2u);
-  EXPECT_EQ(said.parts[0].places, (std::vector<int32_t>{0, 3, 5, 5}));
-  EXPECT_EQ(std::get<Announce>(said.parts[0].said), (Announce{"k", announcement(), true}));
-  EXPECT_EQ(said.parts[1].places, (std::vector<int32_t>{4, 4}));
-  EXPECT_EQ(std::get<Recall>(said.parts[1].said), (Recall{7, 3}));
-  const auto gone = std::get<Gone>(parse(encode(Gone{2, "why"})));
-  EXPECT_EQ(gone.member, 2);
-  EXPECT_EQ(gone.why, "why");
-  const auto stuck = std::get<Stuck>(parse(encode(Stuck{3, 7, 1, Kind::alltoall, "k"})));
-  EXPECT_EQ(stuck.rank, 3);
-  EXPECT_EQ(stuck.state, 7u);
-  EXPECT_EQ(stuck.group, 1);
-  EXPECT_EQ(stuck.kind, Kind::alltoall);
-  EXPECT_EQ(stuck.key, "k");
-  const auto accuse = std::get<Accuse>(parse(encode(Accuse{3, 7, 1, 2, "k", true})));
-  EXPECT_EQ(accuse.rank, 3);
-  EXPECT_EQ(accuse.state, 7u);
-  EXPECT_EQ(accuse.other, 1);
-  EXPECT_EQ(accuse.group, 2);
-  EXPECT_EQ(accuse.key, "k");
-  EXPECT_TRUE(accuse.proven);
-  const auto plea = std::get<Plea>(parse(encode(Plea{3, 7, 1, 2, true})));
-  EXPECT_EQ(plea.rank, 3);
-  EXPECT_EQ(plea.state, 7u);
-  EXPECT_EQ(plea.other, 1);
-  EXPECT_EQ(plea.group, 2);
-  EXPECT_TRUE(plea.guilty);
+TEST(Message, TheFieldsOfWhatAggregatorsTellComeBackInTheirPlaces) {
+  const AggregatedRequests all{{{{0, 3, 5, 5}, Announce{"k", announcement(), true}}, {{4, 4}, CachedRequest{7, 3}}}};
+  const auto aggregated = std::get<AggregatedRequests>(parse(encode(all)));
+  ASSERT_EQ(aggregated.requests.size(), 2u);
+  EXPECT_EQ(aggregated.requests[0].positions, (std::vector<int32_t>{0, 3, 5, 5}));
+  EXPECT_EQ(std::get<Announce>(aggregated.requests[0].request), (Announce{"k", announcement(), true}));
+  EXPECT_EQ(aggregated.requests[1].positions, (std::vector<int32_t>{4, 4}));
+  EXPECT_EQ(std::get<CachedRequest>(aggregated.requests[1].request), (CachedRequest{7, 3}));
+  const auto left = std::get<MemberLeft>(parse(encode(MemberLeft{2, "why"})));
+  EXPECT_EQ(left.member, 2);
+  EXPECT_EQ(left.why, "why");
+  const auto report = std::get<BlockedReport>(parse(encode(BlockedReport{3, 7, 1, Kind::alltoall, "k"})));
+  EXPECT_EQ(report.rank, 3);
+  EXPECT_EQ(report.state, 7u);
+  EXPECT_EQ(report.group, 1);
+  EXPECT_EQ(report.kind, Kind::alltoall);
+  EXPECT_EQ(report.key, "k");
+  const auto probe = std::get<DeadlockProbe>(parse(encode(DeadlockProbe{3, 7, 1, 2, "k", true})));
+  EXPECT_EQ(probe.rank, 3);
+  EXPECT_EQ(probe.state, 7u);
+  EXPECT_EQ(probe.other, 1);
+  EXPECT_EQ(probe.group, 2);
+  EXPECT_EQ(probe.key, "k");
+  EXPECT_TRUE(probe.confirmed);
+  const auto reply = std::get<DeadlockReply>(parse(encode(DeadlockReply{3, 7, 1, 2, true})));
+  EXPECT_EQ(reply.rank, 3);
+  EXPECT_EQ(reply.state, 7u);
+  EXPECT_EQ(reply.other, 1);
+  EXPECT_EQ(reply.group, 2);
+  EXPECT_TRUE(reply.deadlocked);
 }
 
 TEST(Message, RangesThatAreNoneAreRefused) {
-  using Places = std::vector<int32_t>;
-  for (const Places& places : {Places{}, Places{0}, Places{-1, 3}, Places{3, 2}, Places{0, 3, 4, 5}, Places{0, 3, 2, 5},
-                               Places{0, INT32_MAX, 0, 0}, Places{0, 1, 3}})
-    EXPECT_THROW(parse(encode(Said{{{places, Recall{1, 1}}}})), Error) << testing::PrintToString(places);
-  for (const Places& places : {Places{0, 0}, Places{0, 3, 5, 6}, Places{INT32_MAX, INT32_MAX}})
-    EXPECT_NO_THROW(parse(encode(Said{{{places, Recall{1, 1}}}}))) << testing::PrintToString(places);
+  using Positions = std::vector<int32_t>;
+  for (const Positions& positions :
+       {Positions{}, Positions{0}, Positions{-1, 3}, Positions{3, 2}, Positions{0, 3, 4, 5}, Positions{0, 3, 2, 5},
+        Positions{0, INT32_MAX, 0, 0}, Positions{0, 1, 3}})
+    EXPECT_THROW(parse(encode(AggregatedRequests{{{positions, CachedRequest{1, 1}}}})), Error)
+        << testing::PrintToString(positions);
+  for (const Positions& positions : {Positions{0, 0}, Positions{0, 3, 5, 6}, Positions{INT32_MAX, INT32_MAX}})
+    EXPECT_NO_THROW(parse(encode(AggregatedRequests{{{positions, CachedRequest{1, 1}}}})))
+        << testing::PrintToString(positions);
 }
 
 TEST(Message, EveryTruncationAndEveryExtensionIsRefused) {
@@ -171,9 +183,9 @@ TEST(Message, ValuesOutOfRangeAreRefused) {
   what = announcement(), what.kind = Kind(-1);
   refused(Batch{{{5, 2, true, "k", {}, {1}, what}}});
   refused(Failure{"k", Code(8), "", {}, {}});
-  refused(Stuck{0, 0, 0, Kind(kKinds), ""});
+  refused(BlockedReport{0, 0, 0, Kind(kKinds), ""});
   what = announcement(), what.op = ReduceOp(-1);
-  refused(Said{{{{0, 0}, Announce{"k", what}}}});
+  refused(AggregatedRequests{{{{0, 0}, Announce{"k", what}}}});
   EXPECT_THROW(parse(std::string(1, char(std::variant_size_v<Message>))), Error);
 }
 

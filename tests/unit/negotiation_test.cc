@@ -1,5 +1,5 @@
-// Both halves of the negotiation together, at random: coordinator and ledgers must understand each other whatever the
-// timing and however small the cache.
+// Both halves of the negotiation together, at random: coordinator and response caches must understand each other
+// whatever the timing and however small the cache.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +7,8 @@
 #include <random>
 #include <set>
 
-#include "engine/negotiator.h"
+#include "engine/control/coordinator.h"
+#include "engine/control/response_cache.h"
 #include "simulated.h"
 
 namespace lightcc {
@@ -19,13 +20,13 @@ Announcement allgather(int64_t rows) {
   return what;
 }
 
-// One coordinator and the ledgers of all members, joined by queues that deliver in order but whenever they like.
-// Members go on to the next round when their own is done. In each round the same requests are made by all, in another
-// order by each, with rows that change now and then: what runs must be the same everywhere and never out of date. Each
-// member joins after a number of rounds of its own, and when all have joined, they begin anew.
-class Parley {
+// One coordinator and the response caches of all members, joined by queues that deliver in order but whenever they
+// like. Members go on to the next round when their own is done. In each round the same requests are made by all, in
+// another order by each, with rows that change now and then: what runs must be the same everywhere and never out of
+// date. Each member joins after a number of rounds of its own, and when all have joined, they begin anew.
+class SimulatedMembers {
  public:
-  Parley(int size, Coordinator::Limits limits, uint64_t seed)
+  SimulatedMembers(int size, Coordinator::Limits limits, uint64_t seed)
       : coordinator_(ranks(size), limits), members_(size_t(size)), random_(seed) {}
 
   void play(int rounds, int keys) {
@@ -41,14 +42,14 @@ class Parley {
           else join(i);
           break;
         case 1:
-          if (!member.to_coordinator.empty()) receive(i);
+          if (!member.to_coordinator.empty()) receive_up(i);
           break;
         case 2:
-          for (const Message& message : coordinator_.take())
+          for (const Message& message : coordinator_.take_messages())
             for (Member& each : members_) each.from_coordinator.push_back(message);
           break;
         case 3:
-          if (!member.from_coordinator.empty()) handle(i);
+          if (!member.from_coordinator.empty()) receive_down(i);
       }
       if (testing::Test::HasFatalFailure()) return;
     }
@@ -59,7 +60,7 @@ class Parley {
   static constexpr int kEpochs = 3;
   static constexpr const char* kJoin = "join.";
   struct Member {
-    Ledger ledger;
+    ResponseCache cache;
     int epoch = 0, round = 0;
     std::set<std::string> pending;
     std::deque<Message> to_coordinator, from_coordinator;
@@ -83,7 +84,7 @@ class Parley {
   }
   void join(size_t i) {
     members_[i].pending.insert(kJoin);
-    members_[i].to_coordinator.push_back(members_[i].ledger.announce(kJoin, joining()));
+    members_[i].to_coordinator.push_back(members_[i].cache.announce(kJoin, joining()));
   }
   Announcement announcement(size_t i, const std::string& key) const {
     return allgather(rows(i, key, members_[i].round));
@@ -95,41 +96,42 @@ class Parley {
     std::shuffle(names.begin(), names.end(), random_);
     for (auto& name : names) {
       members_[i].pending.insert(name);
-      members_[i].to_coordinator.push_back(members_[i].ledger.announce(name, announcement(i, name)));
+      members_[i].to_coordinator.push_back(members_[i].cache.announce(name, announcement(i, name)));
     }
   }
-  void receive(size_t i) {
+  void receive_up(size_t i) {
     Message message = std::move(members_[i].to_coordinator.front());
     members_[i].to_coordinator.pop_front();
     if (auto* one = std::get_if<Announce>(&message)) coordinator_.announce(int(i), one->key, one->what, one->again);
-    else coordinator_.recall(int(i), std::get<Recall>(message));
+    else
+      coordinator_.announce_cached(int(i), std::get<CachedRequest>(message));
   }
-  void handle(size_t i) {
+  void receive_down(size_t i) {
     Member& member = members_[i];
     Message message = std::move(member.from_coordinator.front());
     member.from_coordinator.pop_front();
     ASSERT_TRUE(std::holds_alternative<Batch>(message));
-    for (Item& one : std::get<Batch>(message).items) {
+    for (Response& one : std::get<Batch>(message).responses) {
       std::optional<std::string> again;
-      const Item item = member.ledger.settle(std::move(one), &again);
+      const Response response = member.cache.apply(std::move(one), &again);
       const auto absent = [&](size_t j) {
-        return std::find(item.absent.begin(), item.absent.end(), int(j)) != item.absent.end();
+        return std::find(response.absent.begin(), response.absent.end(), int(j)) != response.absent.end();
       };
-      member.ran.push_back(item.key);
-      ASSERT_EQ(member.pending.erase(item.key), absent(i) ? 0u : 1u) << item.key << " was not asked for";
-      if (item.key == kJoin) {
+      member.ran.push_back(response.key);
+      ASSERT_EQ(member.pending.erase(response.key), absent(i) ? 0u : 1u) << response.key << " was not asked for";
+      if (response.key == kJoin) {
         ++member.epoch, member.round = 0;
       } else {
-        ASSERT_EQ(item.rows[0].size(), members_.size());
+        ASSERT_EQ(response.rows[0].size(), members_.size());
         for (size_t j = 0; j < members_.size(); ++j) {
           if (absent(i) && !absent(j)) continue;  // it is in no round
-          const int64_t expected = absent(j) ? 0 : rows(j, item.key, member.round);
-          ASSERT_EQ(item.rows[0][j], expected) << item.key << " is out of date";
+          const int64_t expected = absent(j) ? 0 : rows(j, response.key, member.round);
+          ASSERT_EQ(response.rows[0][j], expected) << response.key << " is out of date";
         }
-        ASSERT_EQ(item.what, item.absent.empty() ? Announcement() : allgather(0));
+        ASSERT_EQ(response.what, response.absent.empty() ? Announcement() : allgather(0));
       }
       if (again && member.pending.count(*again)) {
-        Message anew = member.ledger.announce(*again, *again == kJoin ? joining() : announcement(i, *again));
+        Message anew = member.cache.announce(*again, *again == kJoin ? joining() : announcement(i, *again));
         std::get<Announce>(anew).again = true;
         member.to_coordinator.push_back(anew);
       }
@@ -147,8 +149,8 @@ TEST(Negotiation, AllRunTheSameWhateverTheTimingAndTheCache) {
     for (int capacity : {0, 1, 2, 5, 100})
       for (uint64_t run = 0; run < 5; ++run) {
         SCOPED_TRACE(testing::Message() << "seed " << seed << ", " << size << " members, capacity " << capacity);
-        Parley parley(size, {1 << 20, true, capacity}, seed + run);
-        parley.play(30, 8);
+        SimulatedMembers members(size, {1 << 20, true, capacity}, seed + run);
+        members.play(30, 8);
         if (HasFailure()) return;
       }
 }

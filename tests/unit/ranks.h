@@ -112,7 +112,7 @@ inline RequestPtr request(Engine&, Kind kind, const std::string& name, const std
   return request;
 }
 
-// Waits to the end, in slices as the C door does. If there is no end, it makes one: the request's memory must not be
+// Waits to the end, in slices as the C API does. If there is no end, it makes one: the request's memory must not be
 // written after the test.
 inline Code finish(Engine& engine, const RequestPtr& request) {
   const auto wait = [&](uint64_t deadline_ns) {
@@ -125,23 +125,24 @@ inline Code finish(Engine& engine, const RequestPtr& request) {
     engine.abort("a test's patience has run out");
     wait(now_ns() + kPatienceNs);
   }
+  engine.give_back(*request);
   return request->code;
 }
 inline Code negotiated(Engine& engine, const RequestPtr& request) {
   engine.submit(request, true);
   return finish(engine, request);
 }
-// As a framework that blocks, by the same two ways as the C door.
+// As a framework that blocks, by the same two ways as the C API.
 inline Code run(Engine& engine, const RequestPtr& request) {
   const Announcement& what = request->what;
   if (what.kind == Kind::allreduce && what.tensors.size() == 1 && what.op != ReduceOp::adasum &&
       count_of(what.tensors[0].shape) > 0 && !request->callbacks.allocate && !request->callbacks.done) {
     const std::string name = request->name();
     RequestPtr begun;
-    bool done = engine.express({request->group, request->automatic ? nullptr : name.c_str(), request->inputs[0],
-                                request->outputs[0], what.tensors[0].dtype, what.tensors[0].shape, what.op, what.pre,
-                                what.post},
-                               &begun);
+    bool done = engine.try_fast_path({request->group, request->automatic ? nullptr : name.c_str(), request->inputs[0],
+                                      request->outputs[0], what.tensors[0].dtype, what.tensors[0].shape, what.op,
+                                      what.pre, what.post},
+                                     &begun);
     if (begun) {
       finish(engine, begun);
       request->key = begun->key, request->code = begun->code, request->text = begun->text;

@@ -16,12 +16,33 @@ Collective collective(Kind kind, int size, int64_t bytes) {
   else c.counts.assign(size_t(size), bytes / 4 / size);
   return c;
 }
-std::string chosen(const Selector& selector, Kind kind, int size, int64_t bytes, std::string_view backend = {}) {
-  return text_of(selector.choose(collective(kind, size, bytes), backend));
+std::string chosen(const Selector& selector, Kind kind, int size, int64_t bytes) {
+  return text_of(selector.choose(collective(kind, size, bytes)));
+}
+
+// Says what it accepts, and runs nothing.
+struct Named : Backend {
+  Named(const char* name, bool (*accepts)(const Collective&)) : name_(name), accepts_(accepts) {}
+  const char* name() const override { return name_; }
+  bool accepts(const Collective& c) const override { return accepts_(c); }
+  std::unique_ptr<Work> start(const Collective&, const Algorithm*) override { return nullptr; }
+  const char* name_;
+  bool (*accepts_)(const Collective&);
+};
+Named shared("shared", [](const Collective& c) { return c.kind != Kind::barrier && !is_adasum(c); });
+Named links("links", [](const Collective& c) { return c.kind != Kind::add_group; });
+
+Selector on_one_host(std::string_view forced = "") {
+  Backend* const backends[] = {&shared, &links};
+  return Selector(backends, 1, forced);
+}
+Selector on_two_hosts(std::string_view forced = "") {
+  Backend* const backends[] = {&links};
+  return Selector(backends, 2, forced);
 }
 
 TEST(Selector, SizeDecidesBetweenHosts) {
-  const Selector selector(false, "");
+  const Selector selector = on_two_hosts();
   EXPECT_EQ(chosen(selector, Kind::allreduce, 4, 4), "links/recursive_doubling");
   EXPECT_EQ(chosen(selector, Kind::allreduce, 4, 8 << 10), "links/recursive_doubling");
   EXPECT_EQ(chosen(selector, Kind::allreduce, 4, (8 << 10) + 4), "links/halving_doubling");
@@ -38,11 +59,11 @@ TEST(Selector, SizeDecidesBetweenHosts) {
 }
 
 TEST(Selector, OneHostSharesMemory) {
-  const Selector selector(true, "");
+  const Selector selector = on_one_host();
   EXPECT_EQ(chosen(selector, Kind::allreduce, 4, 4), "shared");
   EXPECT_EQ(chosen(selector, Kind::reducescatter, 4, 64 << 20), "shared");
   EXPECT_EQ(chosen(selector, Kind::allgather, 4, 64 << 20), "shared");
-  EXPECT_EQ(chosen(selector, Kind::allreduce, 4, 64 << 20, "links"), "links/ring") << "when the first cannot";
+  EXPECT_EQ(chosen(selector, Kind::barrier, 4, 0), "links/dissemination") << "when the first cannot";
 }
 
 TEST(Selector, AdasumHasItsOwnRows) {
@@ -51,11 +72,11 @@ TEST(Selector, AdasumHasItsOwnRows) {
   const Collective small = [&] { Collective s = c; s.count = 1; return s; }();
   for (bool one_host : {false, true})
     for (const char* forced : {"", "allreduce=ring", "allreduce=shared"}) {
-      const Selector selector(one_host, forced);
+      const Selector selector = one_host ? on_one_host(forced) : on_two_hosts(forced);
       EXPECT_EQ(text_of(selector.choose(c)), "links/adasum_halving");
       EXPECT_EQ(text_of(selector.choose(small)), "links/adasum_whole");
     }
-  const Selector forced(true, "allreduce=adasum_whole");
+  const Selector forced = on_one_host("allreduce=adasum_whole");
   EXPECT_EQ(text_of(forced.choose(c)), "links/adasum_whole");
   EXPECT_EQ(chosen(forced, Kind::allreduce, 4, 4), "shared") << "a sum is not touched by that";
 }
@@ -68,23 +89,39 @@ TEST(Selector, AlltoallIsChosenBlindly) {
 }
 
 TEST(Selector, ForcedRowsGoFirst) {
-  const Selector one_host(true, " allreduce=ring, broadcast = binomial,reducescatter=shared,,allgather=links/bruck");
+  const Selector one_host =
+      on_one_host(" allreduce=ring, broadcast = binomial,reducescatter=shared,,allgather=links/bruck");
   EXPECT_EQ(chosen(one_host, Kind::allreduce, 4, 4), "links/ring");
   EXPECT_EQ(chosen(one_host, Kind::reducescatter, 4, 4), "shared");
   EXPECT_EQ(chosen(one_host, Kind::allgather, 4, 64 << 20), "links/bruck");
-  const Selector hosts(false, "reducescatter=shared");
+  const Selector hosts = on_two_hosts("reducescatter=shared");
   EXPECT_EQ(chosen(hosts, Kind::reducescatter, 4, 4), "links/pairwise") << "no memory is shared between hosts";
   EXPECT_NE(one_host.text().find("links/ring  (forced)"), std::string::npos) << one_host.text();
 }
 
 std::string refusal_of(std::string_view forced) {
   try {
-    Selector selector(true, forced);
+    on_one_host(forced);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::invalid_argument);
     return error.what();
   }
   return "none";
+}
+
+// What a new backend takes: the interface, and its rows.
+TEST(Selector, ABackendIsAddedByOneRule) {
+  Named fast("fast", [](const Collective& c) { return c.size % 2 == 0; });
+  const Rule rules[] = {{Kind::allreduce, 2, 0, 1 << 20, "fast", nullptr}, {Kind::allreduce, 0, 0, 0, "links", "ring"}};
+  Backend* const backends[] = {&links, &fast};
+  const Selector two_hosts(backends, 2, "", rules), one_host(backends, 1, "", rules);
+  const Row& row = two_hosts.choose(collective(Kind::allreduce, 4, 1 << 20));
+  EXPECT_EQ(row.backend, &fast);
+  EXPECT_EQ(row.algorithm, nullptr);
+  EXPECT_EQ(chosen(two_hosts, Kind::allreduce, 4, (1 << 20) + 4), "links/ring") << "beyond its bytes";
+  EXPECT_EQ(chosen(two_hosts, Kind::allreduce, 3, 4), "links/ring") << "it does not accept that";
+  EXPECT_EQ(chosen(one_host, Kind::allreduce, 4, 4), "links/ring") << "it is for two hosts and more";
+  EXPECT_EQ(chosen(Selector(backends, 2, "allreduce=fast", rules), Kind::allreduce, 4, 64 << 20), "fast");
 }
 
 TEST(Selector, UnknownNamesListTheChoices) {
@@ -103,13 +140,14 @@ TEST(Selector, UnknownNamesListTheChoices) {
 }
 
 TEST(Selector, NoRowIsAnError) {
-  const Selector selector(false, "");
-  EXPECT_THROW(selector.choose(collective(Kind::add_group, 2, 0)), Error);
-  EXPECT_THROW(selector.choose(collective(Kind::allreduce, 2, 4), "shared"), Error);
+  EXPECT_THROW(on_one_host().choose(collective(Kind::add_group, 2, 0)), Error);
+  Backend* const backends[] = {&shared};
+  EXPECT_THROW(Selector(backends, 1, "").choose(collective(Kind::barrier, 2, 0)), Error) << "no backend for it";
+  EXPECT_THROW(Selector().choose(collective(Kind::allreduce, 2, 4)), Error);
 }
 
 TEST(Selector, TextIsTheTable) {
-  const std::string text = Selector(true, "").text();
+  const std::string text = on_one_host().text();
   EXPECT_EQ(text.substr(0, text.find("512")),
             "kind           ranks    bytes      choice\n"
             "allreduce      any      any        shared\n"
@@ -123,7 +161,7 @@ TEST(Selector, TextIsTheTable) {
 
 // Whatever the table says can run: no row names an algorithm that is not there.
 TEST(Selector, EachKindAndSizeHasAnAlgorithm) {
-  const Selector selector(false, "");
+  const Selector selector = on_two_hosts();
   for (Kind kind : {Kind::allreduce, Kind::reducescatter, Kind::allgather, Kind::broadcast, Kind::alltoall,
                     Kind::barrier})
     for (int size : {1, 2, 1024, 1025})

@@ -69,7 +69,7 @@ Bytes random_input(DType dtype, int64_t count, std::mt19937_64& random) {
 // A rank's tensor: in its arena, or private and exactly as long as it says.
 class Memory {
  public:
-  Memory(Host& host, size_t bytes, bool in_arena) : arena_(*host.arena()) {
+  Memory(LocalRanks& host, size_t bytes, bool in_arena) : arena_(*host.arena()) {
     if (in_arena) shared_ = arena_.allocate(bytes);
     else own_.resize(bytes);
   }
@@ -89,11 +89,11 @@ enum class Where { arenas, private_, one_in_arena, output_private };
 
 class SharedRanks {
  public:
-  SharedRanks(int size, uint64_t seed) : hosts_(Host::threads(size)), links_(size_t(size)), random_(seed) {
+  SharedRanks(int size, uint64_t seed) : hosts_(LocalRanks::threads(size)), links_(size_t(size)), random_(seed) {
     std::vector<int> members;
     for (int rank = 0; rank < size; ++rank) members.push_back(rank);
     for (int rank = 0; rank < size; ++rank) {
-      Host& host = *hosts_[size_t(rank)];
+      LocalRanks& host = *hosts_[size_t(rank)];
       std::vector<Link*> links;
       for (int peer = 0; peer < size; ++peer) {
         links_[size_t(rank)].push_back(peer == rank ? nullptr : host.data_link(0, peer));
@@ -116,7 +116,7 @@ class SharedRanks {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < c.size; ++rank)
       threads.emplace_back([&, rank, c]() mutable {
-        Host& host = *hosts_[size_t(rank)];
+        LocalRanks& host = *hosts_[size_t(rank)];
         const bool shared = where == Where::arenas || where == Where::output_private ||
                             (where == Where::one_in_arena && rank == 0);
         const size_t in_bytes = size_t(total) * element;
@@ -125,7 +125,7 @@ class SharedRanks {
         std::byte* output = in_place ? input.data() : separate.data();
         if (in_bytes) std::memcpy(input.data(), inputs[size_t(rank)].data(), in_bytes);
         c.index = rank, c.input = input.data(), c.output = output;
-        auto work = backends_[size_t(rank)]->start(c);
+        auto work = backends_[size_t(rank)]->start(c, nullptr);
         try {
           test::drive(*work);
         } catch (const Error& error) {
@@ -148,7 +148,7 @@ class SharedRanks {
   }
 
  private:
-  std::vector<std::unique_ptr<Host>> hosts_;
+  std::vector<std::unique_ptr<LocalRanks>> hosts_;
   std::vector<std::vector<std::unique_ptr<Link>>> links_;
   std::vector<std::unique_ptr<SharedBackend>> backends_;
   std::mt19937_64 random_;
@@ -218,7 +218,7 @@ TEST(SharedBackend, MemoryThatAllRanksMapIsNeverCopied) {
 }
 
 TEST(SharedBackend, NamesWhomItWaitsFor) {
-  auto hosts = Host::threads(3);
+  auto hosts = LocalRanks::threads(3);
   std::vector<std::unique_ptr<Link>> links;
   std::vector<Link*> to{nullptr, nullptr, nullptr};
   for (int peer : {1, 2}) links.push_back(hosts[0]->data_link(0, peer)), to[size_t(peer)] = links.back().get();
@@ -227,7 +227,7 @@ TEST(SharedBackend, NamesWhomItWaitsFor) {
     std::vector<float> data(size_t(count), 1.0f);
     Collective c = collective(DType::float32, count, 1);
     c.kind = Kind::allreduce, c.size = 3, c.index = 0, c.input = c.output = data.data();
-    auto work = backend.start(c);
+    auto work = backend.start(c, nullptr);
     while (work->step()) {}
     EXPECT_FALSE(work->done());
     EXPECT_EQ(work->waiting_for(), 1) << count;
@@ -244,7 +244,7 @@ TEST(SharedBackend, OutputsThatNoCacheKeeps) {
 }
 
 TEST(SharedBackend, RunsAllButBarriers) {
-  auto hosts = Host::threads(1);
+  auto hosts = LocalRanks::threads(1);
   SharedBackend backend(*hosts[0], 0, {0}, {nullptr});
   EXPECT_STREQ(backend.name(), "shared");
   for (int kind = 0; kind < kKinds; ++kind) {

@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "collective/collective.h"
 #include "device/half.h"
-#include "net/loop.h"
+#include "net/loop/loop.h"
 
 namespace lightcc::test {
 

@@ -1,5 +1,5 @@
 // Slurm's short lists, as its manual writes them.
-#include "net/slurm.h"
+#include "net/bootstrap/slurm.h"
 
 #include <gtest/gtest.h>
 

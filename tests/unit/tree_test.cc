@@ -1,5 +1,5 @@
 // The tree of a group: who speaks to whom.
-#include "engine/tree.h"
+#include "engine/control/tree.h"
 
 #include <gtest/gtest.h>
 
@@ -22,13 +22,17 @@ Topology hosts_of(int hosts, int each) {
   return Topology::by_leader(leader);
 }
 
+Tree tree_of(const std::vector<int>& ranks, const Topology& topology, int member) {
+  return Tree(Group(0, ranks, ranks[size_t(member)], topology));
+}
+
 TEST(Tree, OnOneHostAllAreBelowMember0) {
-  const Tree root({3, 0, 2}, Topology::one_host(4), 0);
+  const Tree root = tree_of({3, 0, 2}, Topology::one_host(4), 0);
   EXPECT_TRUE(root.is_root());
   EXPECT_EQ(root.children, (std::vector{1, 2}));
   EXPECT_EQ(root.below, (std::vector<std::vector<int>>{{1}, {2}}));
   for (int member : {1, 2}) {
-    const Tree leaf({3, 0, 2}, Topology::one_host(4), member);
+    const Tree leaf = tree_of({3, 0, 2}, Topology::one_host(4), member);
     EXPECT_EQ(leaf.parent(), 0);
     EXPECT_TRUE(leaf.children.empty());
     EXPECT_EQ(leaf.subtree, std::vector{member});
@@ -38,7 +42,8 @@ TEST(Tree, OnOneHostAllAreBelowMember0) {
 TEST(Tree, AHostHangsBelowItsFirstMember) {
   const Topology topology = hosts_of(3, 2);
   const std::vector<int> ranks = {3, 0, 2, 1, 5};  // hosts 1, 0, 1, 0, 2
-  const Tree root(ranks, topology, 0), leader(ranks, topology, 1), leaf(ranks, topology, 3), alone(ranks, topology, 4);
+  const Tree root = tree_of(ranks, topology, 0), leader = tree_of(ranks, topology, 1),
+             leaf = tree_of(ranks, topology, 3), alone = tree_of(ranks, topology, 4);
   EXPECT_EQ(root.children, (std::vector{2, 1, 4})) << "its own host first";
   EXPECT_EQ(root.below, (std::vector<std::vector<int>>{{2}, {1, 3}, {4}}));
   EXPECT_EQ(root.subtree, (std::vector{0, 2, 1, 3, 4}));
@@ -55,7 +60,7 @@ TEST(Tree, NobodyHasManyNeighboursAndNobodyIsFarAway) {
   const int hosts = 1000, each = 3;
   const Topology topology = hosts_of(hosts, each);
   for (int member : {0, 1, 3, 27, 30, 300, 2999}) {
-    const Tree tree(all(hosts * each), topology, member);
+    const Tree tree = tree_of(all(hosts * each), topology, member);
     EXPECT_LE(tree.children.size(), size_t(Tree::kFanOut + each - 1)) << member;
     EXPECT_LE(tree.ancestors.size(), 5u) << member;
   }
@@ -78,7 +83,7 @@ TEST(Tree, AllMembersSeeTheSame) {
     ranks.resize(1 + random() % ranks.size());
     const int size = int(ranks.size());
     std::vector<Tree> trees;
-    for (int member = 0; member < size; ++member) trees.emplace_back(ranks, topology, member);
+    for (int member = 0; member < size; ++member) trees.push_back(tree_of(ranks, topology, member));
     EXPECT_EQ(trees[0].subtree.size(), size_t(size)) << "everyone is below member 0";
     for (int member = 0; member < size; ++member) {
       const Tree& tree = trees[size_t(member)];

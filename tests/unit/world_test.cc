@@ -1,5 +1,5 @@
 // Which rank a process is, by the variables of each launcher.
-#include "net/world.h"
+#include "net/bootstrap/world.h"
 
 #include <gtest/gtest.h>
 

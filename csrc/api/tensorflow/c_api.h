@@ -39,6 +39,7 @@ enum DataType : int { kFloat = 1, kDouble, kInt32, kUint8, kInt16, kInt8, kInt64
   F(void, SetStatus, (Status*, Code, const char*))                                                                   \
   F(Code, GetCode, (const Status*))                                                                                  \
   F(const char*, Message, (const Status*))                                                                           \
+  F(Tensor*, NewTensor, (DataType, const int64_t*, int, void*, size_t, void (*)(void*, size_t, void*), void*))         \
   F(void, DeleteTensor, (Tensor*))                                                                                   \
   F(DataType, TensorType, (const Tensor*))                                                                           \
   F(int, NumDims, (const Tensor*))                                                                                   \
@@ -75,6 +76,7 @@ enum DataType : int { kFloat = 1, kDouble, kInt32, kUint8, kInt16, kInt8, kInt64
   F(void, GetInput, (Context*, int, Tensor**, Status*))                                                              \
   F(Tensor*, AllocateOutput, (Context*, int, DataType, const int64_t*, int, size_t, Status*))                        \
   F(Tensor*, ForwardInputOrAllocateOutput, (Context*, const int*, int, int, const int64_t*, int, int*, Status*))     \
+  F(void, SetOutput, (Context*, int, const Tensor*, Status*))                                                        \
   F(void, OpKernelContext_Failure, (Context*, Status*))                                                              \
   F(void, RunAsyncOpKernelDoneCallback, (Done*))
 

@@ -26,6 +26,9 @@ class Attributes {
     api.OpKernelConstruction_GetAttrInt64(construction_, name, &value, result_);
     return value;
   }
+  int integer(const char* name) {  // what does not fit an int is no rank, group or operation either
+    return int(std::clamp<int64_t>(number(name), INT32_MIN, INT32_MAX));
+  }
   double factor(const char* name) {
     const int64_t bits = number(name);
     double value;

@@ -66,10 +66,10 @@ template <size_t form> void* create(Construction* construction) {
   kernel->form = kForms[form];
   const int kind = kernel->form.kind;
   Attributes attributes(construction);
-  kernel->group = int(attributes.number("process_set_id"));
-  if (kind == LIGHTCC_BROADCAST) kernel->root = int(attributes.number("root_rank"));
+  kernel->group = attributes.integer("process_set_id");
+  if (kind == LIGHTCC_BROADCAST) kernel->root = attributes.integer("root_rank");
   if (kind == LIGHTCC_ALLREDUCE || kind == LIGHTCC_REDUCESCATTER) {
-    kernel->op = int(attributes.number("reduce_op"));
+    kernel->op = attributes.integer("reduce_op");
     kernel->pre = attributes.factor("prescale_factor"), kernel->post = attributes.factor("postscale_factor");
   }
   if (kind != LIGHTCC_BARRIER) name(*kernel, construction, attributes);
@@ -119,6 +119,8 @@ class Run {
   // In the input's memory if nobody else needs that.
   bool make_output(int i) {
     const int64_t* shape = shapes_.data() + shapes_.size() - size_t(ndims_.back());
+    if (void* data = pooled_output(i, shape, ndims_.back())) return outputs_.push_back(data), true;
+    if (!result_.ok()) return false;
     int forwarded = -1;
     Tensor* output = api.ForwardInputOrAllocateOutput(context_, &i, 1, i, shape, ndims_.back(), &forwarded, result_);
     if (!result_.ok()) return false;
@@ -158,10 +160,32 @@ class Run {
     return iteration > 0 ? kernel_.name + "@" + std::to_string(iteration % kIterations) : kernel_.name;
   }
 
-  void* allocate(int index, const int64_t* shape, int ndim) {
-    const auto dtype = size_t(dtypes_[size_t(index)]);
-    size_t bytes = kBytes[dtype];
+  // Of an eager call, whose large outputs TensorFlow would put into new pages each time. The tensor gives the memory
+  // back when its last reference is gone. nullptr: to be allocated by TensorFlow, or a failure.
+  void* pooled_output(int index, const int64_t* shape, int ndim) {
+    const size_t bytes = bytes_of(index, shape, ndim);
+    if (!kernel_.waits || bytes < LIGHTCC_POOLED_BYTES || dtypes_[size_t(index)] < 0) return nullptr;
+    void* data = lightcc_alloc_output(int64_t(bytes));
+    if (!data) return nullptr;
+    Tensor* output = api.NewTensor(kDataTypes[size_t(dtypes_[size_t(index)])], shape, ndim, data, bytes,
+                                   [](void* memory, size_t, void*) { lightcc_free(memory); }, nullptr);
+    api.SetOutput(context_, index, output, result_);
+    api.DeleteTensor(output);
+    return result_.ok() ? data : nullptr;
+  }
+
+  size_t bytes_of(int index, const int64_t* shape, int ndim) const {
+    const int dtype = dtypes_[size_t(index)];
+    size_t bytes = dtype < 0 ? 0 : kBytes[size_t(dtype)];
     for (int d = 0; d < ndim; ++d) bytes *= size_t(shape[d]);
+    return bytes;
+  }
+
+  void* allocate(int index, const int64_t* shape, int ndim) {
+    if (void* data = pooled_output(index, shape, ndim)) return data;
+    if (!result_.ok()) return nullptr;
+    const auto dtype = size_t(dtypes_[size_t(index)]);
+    const size_t bytes = bytes_of(index, shape, ndim);
     Tensor* output = api.AllocateOutput(context_, index, kDataTypes[dtype], shape, ndim, bytes, result_);
     if (!result_.ok()) return nullptr;
     void* data = api.TensorData(output);

@@ -18,7 +18,14 @@ void set_number(Context* context, int value) {
   api.DeleteTensor(output);
 }
 
-int is_included(int group) { return lightcc_group_size(group) < 0 ? -2 : int(lightcc_group_rank(group) >= 0); }
+constexpr int kNoSuchSet = -2;  // a value of HorovodProcessSetIncluded, not a failure
+
+int is_included(int group) { return lightcc_group_size(group) < 0 ? kNoSuchSet : int(lightcc_group_rank(group) >= 0); }
+
+const char* not_initialised() {  // in the core's words
+  lightcc_group_size(0);
+  return lightcc_error();
+}
 
 struct Number {
   const char* operation;
@@ -35,16 +42,16 @@ constexpr Number kNumbers[] = {
 
 template <size_t number> void* create_number(Construction* construction) {
   Attributes attributes(construction);
-  auto group = std::make_unique<int>(kNumbers[number].of_group ? int(attributes.number("process_set_id")) : 0);
+  auto group = std::make_unique<int>(kNumbers[number].of_group ? attributes.integer("process_set_id") : 0);
   attributes.complain();
   return group.release();
 }
 template <size_t number> void compute_number(void* group, Context* context) {
   const int value = kNumbers[number].value(*static_cast<int*>(group));
-  if (value != -1) return set_number(context, value);
+  if (value >= 0 || value == kNoSuchSet) return set_number(context, value);
   fail(context, lightcc_initialized() ? kInvalidArgument : kFailedPrecondition,
-       std::string(kNumbers[number].operation) +
-           (lightcc_initialized() ? ": no such process set" : ": lightcc is not initialised; call hvd.init()"));
+       std::string(kNumbers[number].operation) + ": " +
+           (lightcc_initialized() ? "no such process set" : not_initialised()));
 }
 void destroy_number(void* group) { delete static_cast<int*>(group); }
 

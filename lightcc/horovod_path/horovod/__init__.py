@@ -1,4 +1,4 @@
-"""The top module of Horovod, played by lightcc (lightcc/as_horovod.py).
+"""The top module of Horovod, provided by lightcc (lightcc/as_horovod.py).
 
 It is also found where that module was not loaded at the start: by a Python without site, or one that has another
 sitecustomize before ours.
@@ -18,4 +18,4 @@ def __getattr__(name: str):
         return run
     if name in ("common", "runner"):  # Horovod's top module has them imported
         return importlib.import_module(f"horovod.{name}")
-    raise AttributeError(f"module 'horovod' (played by lightcc) has no attribute {name!r}")
+    raise AttributeError(f"module 'horovod' (provided by lightcc) has no attribute {name!r}")

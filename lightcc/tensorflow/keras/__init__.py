@@ -5,14 +5,15 @@ tf.keras is Keras 3, or tf_keras with TF_USE_LEGACY_KERAS=1, or before TensorFlo
 """
 from tensorflow import keras
 
-from lightcc import _keras
+from lightcc import _core, _keras
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.common.util import is_version_greater_equal_than
-from lightcc.later import no_attribute as _no_attribute
 from lightcc.tensorflow.compression import Compression
+from lightcc.unsupported import no_attribute as _no_attribute
 
 _basics = HorovodBasics(__file__)
+_core.name_package("lightcc.tensorflow.keras")
 
 Average, Sum = _basics.Average, _basics.Sum
 init, shutdown, is_initialized = _keras.init, _basics.shutdown, _basics.is_initialized

@@ -1,0 +1,53 @@
+// What every function of the C API needs: the one static engine and the tables around it, and guard(), which no
+// exception crosses.
+#pragma once
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "engine/engine.h"
+#include "net/bootstrap/bootstrap.h"
+
+namespace lightcc {
+
+struct GlobalState {
+  std::mutex mutex;                                   // guards all of this, never held across a wait
+  std::shared_ptr<Engine> engine;
+  std::map<std::string, Epoch> epochs;                // by job: the next one
+  std::optional<Rendezvous> rendezvous;               // opened, for lightcc_init_at
+  int64_t next_handle = 1;
+  std::unordered_map<int64_t, RequestPtr> handles;    // of the present epoch and, until released, of earlier ones
+  std::unordered_map<int64_t, RequestPtr> prepared;
+  std::unordered_map<void*, std::function<void()>> memory;  // what was given out that is not malloc's: frees it
+  uint64_t copied_before = 0;                         // bytes copied before init
+  bool forked = false;
+  std::string how;                                    // the ranks met
+  std::string init_call = "init()";                   // as the user writes it
+  std::string notes;                                  // on settings, that the last init has logged
+};
+GlobalState& global_state();
+
+// Does nothing on a rank that is not to write. asked: by whom, for the error.
+void start_timeline(Timeline&, const World&, const std::string& pattern, bool mark_cycles, const std::string& asked);
+std::shared_ptr<Engine> engine();                     // throws Error{shut_down} when there is none
+void set_last_error(const std::string& text);         // of the calling thread
+void keep_owner(void* data, std::function<void()> free);  // until lightcc_free(data)
+[[noreturn]] inline void refuse(const std::string& why) { throw Error(Code::invalid_argument, why); }
+
+// The body of every function of the C API. sign: -1 for those that return a number on success.
+template <class Body> auto guard(Body body, int sign = 1) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    set_last_error(error.what());
+    return sign * int(error.code());
+  } catch (const std::exception& error) {
+    set_last_error(error.what());
+    return sign * int(Code::internal);
+  }
+}
+
+}  // namespace lightcc

@@ -1,0 +1,243 @@
+#include "engine/batch_execution.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "device/device.h"
+
+namespace lightcc {
+namespace {
+
+constexpr size_t kCopyBytes = 256 << 10;  // at most a step
+
+// The factor that makes a sum an average. For integers a hair more than 1/n, so that truncating 49 * (1/49) gives
+// 1 and not 0; the error stays below 1/n for sums under 2^51.
+double average_factor(DType dtype, int n) {
+  double factor = 1.0 / n;
+  return !is_floating(dtype) && n > 1 ? std::nextafter(factor, 1.0) : factor;
+}
+
+int64_t row_count(const Shape& shape) {  // elements in one row of dimension 0
+  return count_of(Shape(shape.begin() + 1, shape.end()));
+}
+
+}  // namespace
+
+void set_average(Collective& c, ReduceOp op, double post) {
+  c.op = op == ReduceOp::average ? ReduceOp::sum : op;
+  c.post = op == ReduceOp::average ? post * average_factor(c.dtype, c.size) : post;
+}
+
+std::byte* FusionBuffer::at_least(size_t bytes) {
+  if (bytes > bytes_) {
+    arena_->release(data_);
+    data_ = nullptr, bytes_ = 0;
+    data_ = arena_->allocate(bytes + bytes / 2);
+    bytes_ = bytes + bytes / 2;
+    arena_->populate(data_, bytes);
+  }
+  return data_;
+}
+
+BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group, FusionBuffer& buffer,
+                               const std::shared_ptr<OutputPool>& outputs, Counters& counters, Tracing& tracing,
+                               const Selector& selector)
+    : items_(std::move(items)),
+      group_(group),
+      buffer_(buffer),
+      outputs_(outputs),
+      counters_(counters),
+      tracing_(tracing),
+      selector_(selector) {
+  Kind kind = items_[0].request->what.kind;
+  for (BatchItem& item : items_) item.request->results.resize(item.request->what.tensors.size());
+  if (kind == Kind::allreduce) {
+    plan_allreduce();
+  } else if (kind == Kind::allgather || kind == Kind::broadcast || kind == Kind::alltoall ||
+             kind == Kind::reducescatter) {
+    for (BatchItem& item : items_)
+      for (size_t t = 0; t < item.request->what.tensors.size(); ++t) plan_tensor(item, t);
+  }
+  counters_.add(Counters::batches);
+  size_t tensors = 0;
+  for (BatchItem& item : items_) tensors += item.request->what.tensors.size();
+  if (tensors > 1) counters_.add(Counters::fused_batches);
+  if (items_.size() > 1) counters_.add(Counters::fused_requests, items_.size());
+  if (!done()) start_next();
+}
+
+// One collective for each dtype. Inside it every tensor begins on a line, so that all ranks have the same layout
+// whether they copy or not.
+void BatchExecution::plan_allreduce() {
+  std::vector<Piece> by_dtype[kDTypes];
+  for (BatchItem& item : items_)
+    for (size_t t = 0; t < item.request->what.tensors.size(); ++t) {
+      const TensorSpec& spec = item.request->what.tensors[t];
+      size_t bytes = size_t(count_of(spec.shape)) * size_of(spec.dtype);
+      if (bytes) by_dtype[int(spec.dtype)].push_back({item.request->inputs[t], item.request->outputs[t], bytes});
+    }
+  const Announcement& what = items_[0].request->what;
+  size_t buffered = 0;  // several dtypes share the buffer, one behind the other
+  for (int d = 0; d < kDTypes; ++d) {
+    auto& pieces = by_dtype[d];
+    if (pieces.empty()) continue;
+    FusedCollective fused{};
+    size_t span = 0;
+    bool side_by_side = true;
+    for (auto& piece : pieces) {
+      span = round_up(span);
+      side_by_side =
+          side_by_side && piece.in == piece.out && piece.in == static_cast<const std::byte*>(pieces[0].in) + span;
+      if (what.op == ReduceOp::adasum)
+        fused.collective.tensors.push_back(
+            {int64_t(span / size_of(DType(d))), int64_t(piece.bytes / size_of(DType(d)))});
+      span += piece.bytes;
+    }
+    side_by_side = side_by_side && (pieces.size() == 1 || buffer_.arena().offset_of(pieces[0].in, span) >= 0);
+    Collective& c = fused.collective;
+    c.kind = Kind::allreduce, c.index = group_.index(), c.size = group_.size(), c.dtype = DType(d);
+    c.pre = what.pre;
+    set_average(c, what.op, what.post);
+    // Who has no data puts ones into a product, which no factor may touch: it moves behind the product.
+    if (int absent = items_[0].absent; absent > 0 && what.op == ReduceOp::product && what.pre != 1)
+      c.pre = 1, c.post = what.post * std::pow(what.pre, c.size - absent);
+    c.count = int64_t(span / size_of(c.dtype));
+    c.input = pieces[0].in, c.output = pieces[0].out;
+    if (pieces.size() > 1 && !side_by_side) {
+      fused.before = fused.after = pieces;
+      buffered = round_up(buffered);
+      c.input = reinterpret_cast<void*>(buffered);  // an offset until the buffer's size is known
+      buffered += span;
+    }
+    collectives_.push_back(std::move(fused));
+  }
+  if (!buffered) return;
+  std::byte* buffer = buffer_.at_least(buffered);
+  for (FusedCollective& fused : collectives_) {
+    if (fused.before.empty()) continue;
+    std::byte* at = buffer + reinterpret_cast<uintptr_t>(fused.collective.input);
+    fused.collective.input = fused.collective.output = at;
+    for (size_t i = 0; i < fused.before.size(); ++i) {
+      fused.before[i].out = at;
+      fused.after[i].in = at;
+      at += round_up(fused.before[i].bytes);
+    }
+  }
+}
+
+void* BatchExecution::result(Request& request, size_t tensor, Shape shape) {
+  Output& output = request.results[tensor];
+  output.shape = std::move(shape);
+  size_t bytes = size_t(count_of(output.shape)) * size_of(request.what.tensors[tensor].dtype);
+  if (request.callbacks.allocate) {
+    output.data = request.callbacks.allocate(request.callbacks.context, int(tensor), output.shape.data(),
+                                             int(output.shape.size()));
+  } else {
+    if (outputs_->serves(bytes))
+      output.own = {outputs_->allocate(bytes), OutputDeleter{outputs_}};
+    else
+      output.own = {std::aligned_alloc(kLine, round_up(std::max<size_t>(bytes, 1))), OutputDeleter{}};
+    output.data = output.own.get();
+  }
+  if (!output.data && bytes)
+    throw Error(Code::internal, "no memory for " + std::to_string(bytes) + " bytes of output of " + request.title());
+  return output.data;
+}
+
+void BatchExecution::plan_tensor(BatchItem& item, size_t t) {
+  Request& request = *item.request;
+  const TensorSpec& spec = request.what.tensors[t];
+  const int n = group_.size(), me = group_.index();
+  FusedCollective fused{};
+  Collective& c = fused.collective;
+  c.kind = request.what.kind, c.index = me, c.size = n, c.dtype = spec.dtype;
+  c.input = request.inputs[t];
+  Shape shape = spec.shape;
+  int64_t elements = 0;
+  switch (c.kind) {
+    case Kind::broadcast: {
+      c.root = group_.index_of(request.what.root);
+      c.count = elements = count_of(shape);
+      c.output = request.outputs[t];
+      if (c.root == me && c.output != c.input && elements)
+        fused.before = {{c.input, c.output, size_t(elements) * size_of(c.dtype)}};
+      break;
+    }
+    case Kind::allgather: {
+      shape[0] = 0;
+      for (int64_t rows : item.rows[t]) c.counts.push_back(rows * row_count(spec.shape)), shape[0] += rows;
+      elements = count_of(shape);
+      c.output = result(request, t, shape);
+      break;
+    }
+    case Kind::alltoall: {
+      auto& rows = item.rows[t];
+      shape[0] = 0;
+      auto& from = request.results[t].rows_from;
+      for (int i = 0; i < n; ++i) {
+        c.send.push_back(rows[me * n + i] * row_count(spec.shape));
+        c.counts.push_back(rows[i * n + me] * row_count(spec.shape));
+        from.push_back(int32_t(rows[i * n + me]));
+        shape[0] += rows[i * n + me];
+      }
+      for (int64_t r : rows) elements += r * row_count(spec.shape);
+      c.output = result(request, t, shape);
+      break;
+    }
+    default: {  // reducescatter: the first ranks get one row more
+      int64_t least = spec.shape[0] / n, more = spec.shape[0] % n;
+      for (int i = 0; i < n; ++i) c.counts.push_back((least + (i < more)) * row_count(spec.shape));
+      shape[0] = least + (me < more);
+      elements = count_of(spec.shape);
+      c.pre = request.what.pre;
+      set_average(c, request.what.op, request.what.post);
+      c.output = result(request, t, shape);
+    }
+  }
+  if (elements) collectives_.push_back(std::move(fused));  // nothing to move: all ranks know
+}
+
+bool BatchExecution::copy_some(const std::vector<Piece>& pieces) {  // false: all copied
+  size_t budget = kCopyBytes;
+  while (piece_ < pieces.size() && budget) {
+    const Piece& piece = pieces[piece_];
+    size_t n = std::min(budget, piece.bytes - offset_);
+    copy(static_cast<std::byte*>(piece.out) + offset_, static_cast<const std::byte*>(piece.in) + offset_, n);
+    offset_ += n, budget -= n;
+    if (offset_ == piece.bytes) ++piece_, offset_ = 0;
+  }
+  return piece_ < pieces.size();
+}
+
+bool BatchExecution::start_next() {
+  FusedCollective& fused = collectives_[next_];
+  if (!fused.before.empty()) {
+    tracing_.activity(items_, fused.collective.kind == Kind::allreduce ? "MEMCPY_IN_FUSION_BUFFER" : "MEMCPY");
+    if (copy_some(fused.before)) return true;
+  }
+  piece_ = offset_ = 0;
+  const Row& row = selector_.choose(fused.collective);
+  tracing_.activity(items_, row);
+  work_ = row.backend->start(fused.collective, row.algorithm);
+  counters_.add(Counters::collectives);
+  counters_.add(Counters::payload_bytes, uint64_t(fused.collective.count) * size_of(fused.collective.dtype));
+  return true;
+}
+
+bool BatchExecution::step() {
+  if (done()) return false;
+  if (!work_) return start_next();
+  if (!work_->done() && !work_->step()) return false;
+  if (!work_->done()) return true;
+  if (!collectives_[next_].after.empty()) {
+    tracing_.activity(items_, "MEMCPY_OUT_FUSION_BUFFER");
+    if (copy_some(collectives_[next_].after)) return true;
+  }
+  tracing_.activity(items_, "");
+  work_.reset();
+  piece_ = offset_ = 0;
+  ++next_;
+  return true;
+}
+
+}  // namespace lightcc

@@ -1,0 +1,81 @@
+// Runs one batch: brings its tensors into the form that a backend takes, runs the collectives, hands the
+// results back. Tensors that lie side by side in shared memory run in place; others that were fused are
+// copied into a buffer and back.
+#pragma once
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collective/selector.h"
+#include "engine/counters.h"
+#include "engine/request.h"
+#include "engine/tracing.h"
+#include "net/group.h"
+#include "net/shm/arena.h"
+
+namespace lightcc {
+
+// Memory for fused tensors: one buffer a group, kept and grown.
+class FusionBuffer {
+ public:
+  explicit FusionBuffer(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+  ~FusionBuffer() { arena_->release(data_); }
+  FusionBuffer(const FusionBuffer&) = delete;
+  FusionBuffer& operator=(const FusionBuffer&) = delete;
+  std::byte* at_least(size_t bytes);
+  void clear() { arena_->release(std::exchange(data_, nullptr)), bytes_ = 0; }
+  const Arena& arena() const { return *arena_; }
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+struct BatchItem {           // a request of the batch and what the coordinator added to it
+  RequestPtr request;
+  std::vector<std::vector<int64_t>> rows;
+  int absent = 0;            // members that have joined and take part without data; the same in the whole batch
+  bool placeholder = false;  // this rank is one of them, and the request is nobody's (joined_rank.h)
+};
+
+// What a backend computes when a request asks for op and post: an average is a sum with a factor.
+void set_average(Collective&, ReduceOp, double post);
+
+class BatchExecution {
+ public:
+  // All arguments outlive the execution.
+  BatchExecution(std::vector<BatchItem> items, const Group&, FusionBuffer&, const std::shared_ptr<OutputPool>&,
+                 Counters&, Tracing&, const Selector&);
+
+  bool step();             // like Work::step
+  bool done() const { return next_ == collectives_.size(); }
+  int waiting_for() const { return work_ ? work_->waiting_for() : 0; }
+  const std::vector<BatchItem>& items() const { return items_; }
+
+ private:
+  struct Piece { const void* in; void* out; size_t bytes; };
+  struct FusedCollective {  // one collective, and the pieces to copy before and after it
+    Collective collective;
+    std::vector<Piece> before, after;
+  };
+  void plan_allreduce();
+  void plan_tensor(BatchItem&, size_t tensor);
+  void* result(Request&, size_t tensor, Shape shape);
+  bool copy_some(const std::vector<Piece>&);
+  bool start_next();
+
+  std::vector<BatchItem> items_;
+  const Group& group_;
+  FusionBuffer& buffer_;
+  const std::shared_ptr<OutputPool>& outputs_;
+  Counters& counters_;
+  Tracing& tracing_;
+  const Selector& selector_;
+  std::vector<FusedCollective> collectives_;
+  size_t next_ = 0;        // in collectives_
+  size_t piece_ = 0, offset_ = 0;  // in the copies of the collective
+  std::unique_ptr<Work> work_;
+};
+
+}  // namespace lightcc

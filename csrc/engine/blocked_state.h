@@ -1,0 +1,61 @@
+// What one rank reports to the deadlock detector (control/deadlock_detector.h) of itself: what its only waiting thread
+// has been blocked on for long, and that it goes on; each once.
+#pragma once
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace lightcc {
+
+class BlockedState {
+ public:
+  explicit BlockedState(int rank) { report_.rank = rank; }
+
+  void block(const Request& request) {
+    if (blocked()) return;
+    report_.group = request.group, report_.kind = request.what.kind, report_.key = request.key;
+    automatic_ = request.automatic;
+    ++report_.state, unreported_ = true;
+  }
+  void unblock() {
+    if (!blocked()) return;
+    report_.group = -1, report_.kind = Kind::barrier, report_.key.clear();
+    ++report_.state, unreported_ = true;
+  }
+  bool blocked() const { return report_.group >= 0; }
+  bool blocked(uint32_t state) const { return blocked() && report_.state == state; }
+  // What it is blocked on, while it is.
+  int group() const { return report_.group; }
+  Kind kind() const { return report_.kind; }
+  bool automatic() const { return automatic_; }
+  const std::string& key() const { return report_.key; }
+
+  void add(const DeadlockProbe& probe) { probes_.push_back(probe); }
+  bool pending() const { return unreported_ || !probes_.empty(); }
+  std::optional<BlockedReport> take_report() {
+    return std::exchange(unreported_, false) ? std::optional(report_) : std::nullopt;
+  }
+  std::vector<DeadlockProbe> take_probes() { return std::exchange(probes_, {}); }
+
+  // It has said yes to a probe, and stands by that until the request that it is about has finished.
+  struct Confirmation {
+    BlockedReport report;
+    bool automatic;
+    DeadlockProbe probe;
+    bool is_of(const Request& request) const { return report.group == request.group && report.key == request.key; }
+  };
+  void confirm(const DeadlockProbe& probe) { confirmation_ = Confirmation{report_, automatic_, probe}; }
+  std::optional<Confirmation>& confirmation() { return confirmation_; }
+
+ private:
+  BlockedReport report_;
+  bool automatic_ = false;
+  bool unreported_ = false;
+  std::optional<Confirmation> confirmation_;
+  std::vector<DeadlockProbe> probes_;  // not yet answered
+};
+
+}  // namespace lightcc

@@ -1,0 +1,223 @@
+#include "engine/control/aggregator.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lightcc {
+namespace {
+
+const std::string kJoinKey = std::string(name_of(Kind::join)) + ".";
+
+[[noreturn]] void refuse(const std::string& what) { throw Error(Code::internal, "an aggregator was sent " + what); }
+
+// Ranges ascend and do not touch (message.cc).
+void check_positions(const std::vector<int32_t>& positions, int size) {
+  if (positions.empty() || positions.size() % 2 || positions.front() < 0 || positions.back() >= size)
+    throw Error(Code::internal, "an aggregator sent a request of members that are not below it");
+}
+
+template <class Each>
+void for_positions(const std::vector<int32_t>& positions, Each each) {
+  for (size_t i = 0; i < positions.size(); i += 2)
+    for (int32_t position = positions[i]; position <= positions[i + 1]; ++position) each(size_t(position));
+}
+
+// Both ascend and have nothing in common; so does what comes out.
+std::vector<int32_t> united(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  std::vector<int32_t> all;
+  for (size_t i = 0, j = 0; i < a.size() || j < b.size();) {
+    const bool left = j == b.size() || (i < a.size() && a[i] < b[j]);
+    const auto& from = left ? a : b;
+    size_t& at = left ? i : j;
+    if (!all.empty() && all.back() + 1 == from[at])
+      all.back() = from[at + 1];
+    else
+      all.insert(all.end(), {from[at], from[at + 1]});
+    at += 2;
+  }
+  return all;
+}
+
+}  // namespace
+
+void for_each_request(const AggregatedRequests& aggregated, const std::vector<int>& below,
+                      const std::function<void(int member, const std::variant<Announce, CachedRequest>&)>& each) {
+  for (const AggregatedRequest& gathered : aggregated.requests) {
+    check_positions(gathered.positions, int(below.size()));
+    for_positions(gathered.positions, [&](size_t position) { each(below[position], gathered.request); });
+  }
+}
+
+Aggregator::Aggregator(const Tree& tree) : tree_(tree), joined_(tree.subtree.size()) {
+  int first = 1;  // behind this member
+  for (auto& members : tree.below) first_.push_back(first), first += int(members.size());
+}
+
+void Aggregator::receive_up(int child, Message message, uint64_t now_ns) {
+  const int32_t first = child == kSelf ? 0 : first_[size_t(child)];
+  auto check_below = [&](int member) {
+    if (child == kSelf ? member != tree_.subtree[0] : tree_.toward(member) != child)
+      refuse("a message of a member that is not below its sender");
+  };
+  if (auto* announce = std::get_if<Announce>(&message)) return gather({{first, first}, std::move(*announce)}, now_ns);
+  if (auto* cached = std::get_if<CachedRequest>(&message)) return gather({{first, first}, *cached}, now_ns);
+  if (auto* aggregated = std::get_if<AggregatedRequests>(&message)) {
+    if (child == kSelf) refuse("by itself what others have announced");
+    for (AggregatedRequest& gathered : aggregated->requests) {
+      check_positions(gathered.positions, int(tree_.below[size_t(child)].size()));
+      for (int32_t& position : gathered.positions) position += first;
+      gather(std::move(gathered), now_ns);
+    }
+    return;
+  }
+  if (auto* query = std::get_if<Query>(&message)) check_below(query->member);
+  if (auto* refused = std::get_if<Refused>(&message)) check_below(refused->member);
+  if (auto* report = std::get_if<BlockedReport>(&message)) check_below(report->rank);
+  if (auto* reply = std::get_if<DeadlockReply>(&message)) check_below(reply->rank);
+  // MemberLeft may be of anyone whose leaving the sender has seen.
+  if (std::holds_alternative<Batch>(message) || std::holds_alternative<Failure>(message) ||
+      std::holds_alternative<Missing>(message) || std::holds_alternative<DeadlockProbe>(message))
+    refuse("by a child a message that only coordinators send");
+  pass_all();
+  out_.push_back(std::move(message));
+}
+
+void Aggregator::gather(AggregatedRequest gathered, uint64_t now_ns) {
+  const auto* announce = std::get_if<Announce>(&gathered.request);
+  std::string key;
+  if (announce) {
+    key = announce->key;
+  } else {
+    const CachedRequest& cached = std::get<CachedRequest>(gathered.request);
+    auto numbered = numbered_.find(cached.id);
+    // A number that was given away: the coordinator counts that.
+    if (numbered == numbered_.end() || numbered->second.generation != cached.generation)
+      return out_.push_back(AggregatedRequests{{std::move(gathered)}});
+    key = numbered->second.key;
+  }
+  if (key == kJoinKey) return join(std::move(gathered));
+  if (passes_all_) return out_.push_back(AggregatedRequests{{std::move(gathered)}});
+
+  Entry& entry = entries_[key];
+  entry.state.resize(joined_.size());
+  // Who announces it again has been told of a failure that passed here before what it had announced came here.
+  bool hold = !(announce && announce->again), twice = false;
+  for_positions(gathered.positions, [&](size_t position) {
+    hold = hold && entry.state[position] == State::silent;
+    twice = twice || entry.state[position] == State::held;
+  });
+  if (twice) pass(entry);
+  if (auto it = absent_.find(key); it != absent_.end())
+    for_positions(gathered.positions, [&](size_t position) { hold = !std::exchange(it->second[position], 0) && hold; });
+  for_positions(gathered.positions, [&](size_t position) {
+    entry.count += entry.state[position] == State::silent;
+    entry.state[position] = hold ? State::held : State::passed;
+  });
+  if (!hold) {
+    out_.push_back(AggregatedRequests{{std::move(gathered)}});
+  } else {
+    if (entry.held.empty()) entry.since_ns = now_ns, due_ns_ = std::min(due_ns_, now_ns + kHoldNs);
+    auto same = std::find_if(entry.held.begin(), entry.held.end(),
+                             [&](AggregatedRequest& one) { return one.request == gathered.request; });
+    if (same == entry.held.end())
+      entry.held.push_back(std::move(gathered));
+    else
+      same->positions = united(same->positions, gathered.positions);
+  }
+  if (!complete(entry)) return;
+  pass(entry);
+  entries_.erase(key);
+}
+
+// First what these members have announced, then what was waiting only for them, and then that they join.
+void Aggregator::join(AggregatedRequest gathered) {
+  for (auto& [other, entry] : entries_) {
+    bool speaks = false;
+    for_positions(gathered.positions, [&](size_t position) { speaks |= entry.state[position] == State::held; });
+    if (speaks) pass(entry);
+  }
+  for_positions(gathered.positions, [&](size_t position) { joined_count_ += !std::exchange(joined_[position], 1); });
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    if (!complete(it->second)) {
+      ++it;
+      continue;
+    }
+    pass(it->second);
+    it = entries_.erase(it);
+  }
+  out_.push_back(AggregatedRequests{{std::move(gathered)}});
+}
+
+void Aggregator::pass(Entry& entry) {
+  if (entry.held.empty()) return;
+  for (const AggregatedRequest& gathered : entry.held)
+    for_positions(gathered.positions, [&](size_t position) { entry.state[position] = State::passed; });
+  out_.push_back(AggregatedRequests{std::exchange(entry.held, {})});
+}
+
+bool Aggregator::complete(const Entry& entry) const {
+  if (entry.count == int(joined_.size())) return true;
+  if (joined_count_ == 0) return false;
+  for (size_t i = 0; i < joined_.size(); ++i)
+    if (entry.state[i] == State::silent && !joined_[i]) return false;
+  return true;
+}
+
+void Aggregator::receive_down(const Message& message) {
+  auto release = [&](const std::string& key) {
+    if (auto it = entries_.find(key); it != entries_.end()) {
+      pass(it->second);
+      entries_.erase(it);
+    }
+  };
+  if (auto* batch = std::get_if<Batch>(&message)) {
+    for (const Response& response : batch->responses) {
+      auto numbered = numbered_.find(response.id);
+      if (!response.fresh && numbered == numbered_.end()) refuse("a number that stands for nothing");
+      const std::string key = response.fresh ? response.key : numbered->second.key;
+      release(key);
+      if (response.fresh && response.id != kNoId) {
+        // A cached request by this number that is held means the request that had it before: it must reach the
+        // coordinator before the announcement that repeats it in full.
+        if (numbered != numbered_.end() && numbered->second.key != key) release(numbered->second.key);
+        numbered_[response.id] = {key, response.generation};
+      }
+      if (key == kJoinKey) std::fill(joined_.begin(), joined_.end(), 0), joined_count_ = 0, absent_.clear();
+    }
+  } else if (auto* failure = std::get_if<Failure>(&message)) {
+    release(failure->key);  // those that it was for may announce it anew
+    if (failure->absent.empty()) return;
+    auto& absent = absent_[failure->key];
+    absent.resize(joined_.size());
+    for (size_t position = 0; position < absent.size(); ++position)
+      absent[position] |=
+          std::find(failure->only.begin(), failure->only.end(), tree_.subtree[position]) == failure->only.end();
+  }
+}
+
+void Aggregator::member_left() {
+  pass_all();
+  passes_all_ = true;
+  entries_.clear();
+}
+
+void Aggregator::pass_all() {
+  for (auto& [key, entry] : entries_) pass(entry);
+  due_ns_ = UINT64_MAX;
+}
+
+void Aggregator::pass_expired(uint64_t now_ns) {
+  if (now_ns < due_ns_) return;
+  due_ns_ = UINT64_MAX;
+  for (auto& [key, entry] : entries_) {
+    if (entry.held.empty()) continue;
+    if (now_ns >= entry.since_ns + kHoldNs)
+      pass(entry);
+    else
+      due_ns_ = std::min(due_ns_, entry.since_ns + kHoldNs);
+  }
+}
+
+std::vector<Message> Aggregator::take_messages() { return std::exchange(out_, {}); }
+
+}  // namespace lightcc

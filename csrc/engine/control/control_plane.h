@@ -1,0 +1,69 @@
+// One member's part of its group's control plane: takes messages up and down the group's tree between the members and
+// their coordinator, over message streams to its neighbours there and to nobody else. Only whoever holds the engine's
+// progress lock calls it.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/control/aggregator.h"
+#include "engine/control/message_stream.h"
+#include "engine/control/tree.h"
+#include "net/group.h"
+#include "net/peers.h"
+
+namespace lightcc {
+
+// Whom it works for. What a message says about members has been checked against the tree, but for lists of them.
+struct ControlPlaneOwner {
+  virtual ~ControlPlaneOwner() = default;
+  virtual void receive_up(int member, Message) = 0;  // at the coordinator: from a member
+  virtual void receive_down(Message) = 0;            // at every member: from the coordinator
+  // A member of another host has left; `from` said so. Calls ControlPlane::member_left().
+  virtual void remote_member_left(int member, const std::string& why, int from) = 0;
+};
+
+class ControlPlane {
+ public:
+  static constexpr int kSeen = -1;
+
+  // Everything outlives the control plane.
+  ControlPlane(Peers&, const Group&, ControlPlaneOwner&);
+
+  const Tree& tree() const { return tree_; }
+  void send_up(Message);           // from this member to the coordinator
+  void send_down(const Message&);  // from the coordinator to all members, or to the one that it is for
+  bool step();                     // takes in what has come and passes on what is for others; true if anything moved
+  bool flush();                    // true while messages wait for room
+  void expedite() { expedite_ = true; }  // this rank was rung urgently: what is held here goes on at the next step
+  bool holds() const { return aggregator_ && aggregator_->holds(); }  // it must step again within Aggregator::kHoldNs
+  void remind();                   // this member has waited for a while: its parent may have nothing to do and sleep
+  // A member has left: this rank has seen it (kSeen), or a neighbour has said so. Those who cannot see it are told.
+  void member_left(int member, const std::string& why, int from);
+  void leave(const std::string& why);        // this rank leaves, and has sent all that it had to send
+  bool cut_off() const { return cut_off_; }  // from the coordinator, for ever
+  // Who keeps this member from an answer to what it asked then.
+  int silent_since(uint64_t asked_ns) const;
+
+ private:
+  void take_in();                 // what the members below have sent
+  void receive_from_child(size_t child, Message);
+  void forward_down(const std::string& bytes);
+  bool forward_up();
+  void spread(int leaver, const std::string& why, int except);
+  void ring(int member) { peers_.wake_urgently(group_.rank(member)); }
+  void check_left(const MemberLeft&) const;
+
+  Peers& peers_;
+  const Group& group_;
+  ControlPlaneOwner& owner_;
+  Tree tree_;
+  std::unique_ptr<MessageStream> parent_;
+  std::vector<std::unique_ptr<MessageStream>> children_;
+  std::unique_ptr<Aggregator> aggregator_;  // of a member that has children and is not the coordinator
+  uint64_t sent_up_ = 0, reminded_ = 0;
+  bool expedite_ = false;
+  bool cut_off_ = false;
+};
+
+}  // namespace lightcc

@@ -1,0 +1,53 @@
+// Finds two ranks that wait for each other for ever because they gave one operation to different process sets. No
+// negotiation sees that, since each set has its own. Messages in, messages out: no I/O, no clock, no threads.
+// 1. A rank that has been blocked for long on one request, and does nothing else, reports it to the world's coordinator
+//    (group 0, member 0), where the detector is: BlockedReport. It reports too when it goes on.
+// 2. The detector finds two that are blocked on the same operation, each in a set that the other belongs to, and asks
+//    both whether they have announced nothing like it in the other's set: DeadlockProbe, DeadlockReply.
+// 3. If both say so, it tells both, and each tells the other's set that it will not come: MembersAbsent.
+#pragma once
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/control/message.h"
+
+namespace lightcc {
+
+class DeadlockDetector {
+ public:
+  // belongs(rank, group): to a group that exists.
+  explicit DeadlockDetector(std::function<bool(int rank, int group)> belongs) : belongs_(std::move(belongs)) {}
+
+  // What a rank waits for, or that it has gone on. Ranks are the world's, and exist.
+  void receive(const BlockedReport&);
+  void receive(const DeadlockReply&);
+  bool pending() const { return !out_.empty(); }
+  const BlockedReport* blocked(int rank) const {  // on what, if it has said so; nullptr: not known
+    auto it = ranks_.find(rank);
+    return it == ranks_.end() ? nullptr : &it->second.report;
+  }
+  std::vector<DeadlockProbe> take_messages();  // each to its own rank
+
+ private:
+  struct Rank {
+    BlockedReport report;
+    int partner = -1;            // about whom it has been asked
+    bool confirmed = false;      // it has said yes
+    std::set<std::pair<int, uint32_t>> cleared;  // who, in which state, is in no deadlock with it
+  };
+  using Operation = std::pair<Kind, std::string>;
+  static Operation operation(const BlockedReport&);
+  void withdraw(int rank);
+  void find_partner(int rank);   // looks for one that it may be in a deadlock with
+
+  std::function<bool(int, int)> belongs_;
+  std::map<int, Rank> ranks_;    // those that are blocked
+  std::map<Operation, std::map<int, std::set<int>>> blocked_on_;  // by group
+  std::vector<DeadlockProbe> out_;
+};
+
+}  // namespace lightcc

@@ -1,0 +1,132 @@
+// What the ranks of a group tell each other before a collective runs. Every request is announced to the
+// group's coordinator (member 0); when all members have announced it, the coordinator tells everyone to run it,
+// in one order for all, fused with others in a batch. A request seen before travels as a number. All of this goes up
+// and down the group's tree (tree.h), on which an aggregator gathers what the members below it send (aggregator.h).
+#pragma once
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "base/types.h"
+
+namespace lightcc {
+
+struct TensorSpec {
+  DType dtype = DType::uint8;
+  Shape shape;
+  bool operator==(const TensorSpec&) const = default;
+};
+
+// The name of a request that was given none: this and a number.
+inline constexpr std::string_view kAutomatic = "noname.";
+inline bool is_automatic(std::string_view key) {
+  std::string_view name = key.substr(key.find('.') + 1);
+  return name.starts_with(kAutomatic) && name.size() > kAutomatic.size() && name.size() < kAutomatic.size() + 20 &&
+         name.find_first_not_of("0123456789", kAutomatic.size()) == name.npos;
+}
+
+// What must agree between ranks (but for the first dimension of allgather and alltoall).
+struct Announcement {
+  Kind kind = Kind::barrier;
+  ReduceOp op = ReduceOp::sum;
+  int32_t root = 0;  // world rank
+  double pre = 1, post = 1;
+  std::vector<TensorSpec> tensors;
+  std::vector<int64_t> splits;  // alltoall: rows to each member, tensor after tensor
+  bool operator==(const Announcement&) const = default;
+};
+
+int64_t bytes_of(const Announcement&);  // of all its tensors
+
+inline constexpr uint32_t kNoId = UINT32_MAX;
+
+// member -> coordinator. An announcement of kind join says that this member has no more data: until all members
+// have joined, the others' requests run without it.
+struct Announce {
+  std::string key;
+  Announcement what;
+  bool again = false;                              // it was announced by a number that had gone to another request
+  bool operator==(const Announce&) const = default;
+};
+struct CachedRequest {                             // "the same as last time"
+  uint32_t id, generation;
+  bool operator==(const CachedRequest&) const = default;
+};
+struct Query { std::string key; int32_t member = 0; };  // "who is missing?", and who asks
+struct MembersAbsent {                             // "these members will not come: they gave it to another group"
+  std::string key, text;
+  std::vector<int32_t> absent;
+};
+struct Refused {                                   // "I did not take it, when it was submitted here, and why"
+  std::string key, why;
+  int32_t member = 0;
+};
+struct BlockedReport {                             // in group 0: this rank waits for nothing but this, for long
+  int32_t rank = 0;
+  uint32_t state = 0;                              // of this rank: grows whenever it goes on
+  int32_t group = -1;                              // -1: it has gone on
+  Kind kind = Kind::barrier;
+  std::string key = {};
+};
+struct DeadlockReply {                             // answers DeadlockProbe
+  int32_t rank;
+  uint32_t state;
+  int32_t other, group;
+  bool deadlocked;                                 // yes: it belongs there and has announced nothing like it
+};
+
+// aggregator -> coordinator, gathered from the members below it.
+struct AggregatedRequest {
+  std::vector<int32_t> positions;                  // first, last, first, last ... in the sender's Tree::subtree
+  std::variant<Announce, CachedRequest> request;   // by each of them
+};
+struct AggregatedRequests { std::vector<AggregatedRequest> requests; };
+
+// coordinator -> member
+struct Response {                                  // one request to run
+  uint32_t id = kNoId, generation = 0;             // under which to remember it
+  bool fresh = false;                              // the rest follows; otherwise it is as remembered
+  std::string key;
+  std::vector<std::vector<int64_t>> rows;          // by tensor: first dimension by member (allgather); rows
+                                                   // from member i to member j at i * size + j (alltoall);
+                                                   // join: the world rank that joined last
+  std::vector<int32_t> absent = {};                // members that have joined: they take part without data ...
+  Announcement what = {};                          // ... in this; only if there are any
+};
+struct Batch { std::vector<Response> responses; };  // to run as one
+struct Failure {
+  std::string key;
+  Code code;
+  std::string text;
+  std::vector<int32_t> only = {};                  // members that it is for; empty: all
+  std::vector<int32_t> absent = {};                // members that had not announced it and will not
+};
+struct Missing {                                   // to who asked, `to`
+  std::string key;
+  std::vector<int32_t> members, joined = {};       // who has not announced it; who has joined and need not
+  int32_t to = 0;
+  std::string note = {};                           // in words: what is known of why
+};
+// In group 0, to one rank: another is blocked in `group` on what this one is blocked on elsewhere. Does this one belong
+// to it too, and has announced nothing like it there?
+struct DeadlockProbe {
+  int32_t rank = 0;
+  uint32_t state = 0;                              // of this rank, as it said
+  int32_t other = 0, group = 0;
+  std::string key = {};                            // under which the other knows it; automatic names differ
+  bool confirmed = false;                          // both have said yes: no question any more
+};
+
+// Between neighbours on different hosts, either way: this member has left, and all that it had to send came before.
+struct MemberLeft { int32_t member; std::string why; };
+
+using Message =
+    std::variant<Announce, CachedRequest, Query, MembersAbsent, Batch, Failure, Missing, AggregatedRequests, MemberLeft,
+                 BlockedReport, DeadlockProbe, DeadlockReply, Refused>;
+
+std::string encode(const Message&);
+Message parse(std::string_view);  // throws Error{internal} on anything that encode does not write
+
+}  // namespace lightcc

@@ -1,0 +1,95 @@
+// The engine's part in finding deadlocks between process sets (control/deadlock_detector.h): what it reports, what it
+// answers, and what it does when both ranks have confirmed one.
+
+#include "engine/engine.h"
+
+namespace lightcc {
+namespace {
+
+const std::string kProcessSetsDiffer = "ranks disagree on the process set: ";
+
+// group: nullptr if it has been removed meanwhile.
+std::string process_set_text(int id, const std::shared_ptr<const Group>& group) {
+  return "process set " + std::to_string(id) + " (ranks " + (group ? text_of(group->ranks()) : "") + ")";
+}
+
+}  // namespace
+
+// A rank that belongs to one process set only can be in no such deadlock.
+void Engine::report_if_blocked(const Request& request) {
+  if (blocked_state_.blocked() || request.what.kind == Kind::join) return;
+  if (progress_lock_.exchange(true, std::memory_order_seq_cst)) return;
+  auto group_engine = group_engines_.find(request.group);
+  if (group_engines_.size() > 1 && group_engine != group_engines_.end() &&
+      group_engine->second->announced(request.what.kind, request.automatic, request.key))
+    blocked_state_.block(request);
+  progress_lock_.store(false, std::memory_order_seq_cst);
+}
+
+void Engine::receive_blocked(const Message& message) {
+  if (auto* report = std::get_if<BlockedReport>(&message)) deadlock_detector_.receive(*report);
+  if (auto* reply = std::get_if<DeadlockReply>(&message)) deadlock_detector_.receive(*reply);
+}
+
+// Who is blocked reports it only to the world's coordinator.
+std::string Engine::blocked_on(int rank) {
+  const BlockedReport* report = deadlock_detector_.blocked(rank);
+  if (!report) return "";
+  return title_of(report->kind, report->key) + " in " + process_set_text(report->group, group(report->group));
+}
+
+bool Engine::detect_deadlocks() {
+  GroupEngine& world = *group_engines_.at(0);
+  bool moved = false;
+  if (auto report = blocked_state_.take_report(); report && !world.control_plane().cut_off())
+    world.control_plane().send_up(*report), moved = true;
+  for (const DeadlockProbe& one : blocked_state_.take_probes()) answer(one), moved = true;
+  for (const DeadlockProbe& one : deadlock_detector_.take_messages())
+    world.control_plane().send_down(one), moved = true;
+  return moved;
+}
+
+void Engine::answer(const DeadlockProbe& probe) {
+  if (probe.confirmed) {
+    auto& confirmed = blocked_state_.confirmation();
+    if (confirmed && confirmed->probe.other == probe.other && confirmed->probe.group == probe.group) declare_absent();
+    return;
+  }
+  if (!blocked_state_.blocked(probe.state)) return;  // it has gone on, and has reported it
+  auto own = group_engines_.find(blocked_state_.group()), other = group_engines_.find(probe.group);
+  const bool deadlocked =
+      own != other && own != group_engines_.end() && other != group_engines_.end() &&
+      own->second->group().contains(probe.other) && other->second->group().contains(probe.other) &&
+      !other->second->announced(blocked_state_.kind(), blocked_state_.automatic(), blocked_state_.key());
+  if (deadlocked) blocked_state_.confirm(probe);
+  group_engines_.at(0)->control_plane().send_up(
+      DeadlockReply{world_.rank, probe.state, probe.other, probe.group, deadlocked});
+}
+
+// Both have confirmed it: this rank tells the other's process set that it will not come, and the other does likewise.
+// Each does so before anything that it does afterwards, so nobody takes its next request for this one.
+void Engine::declare_absent() {
+  const BlockedState::Confirmation confirmed = *std::exchange(blocked_state_.confirmation(), std::nullopt);
+  auto other = group_engines_.find(confirmed.probe.group);
+  if (other == group_engines_.end() ||
+      other->second->announced(confirmed.report.kind, confirmed.automatic, confirmed.report.key))
+    return;
+  auto side = [&](int rank, int id) {
+    return "rank " + std::to_string(rank) + " gave it to " + process_set_text(id, group(id));
+  };
+  std::string ours = side(world_.rank, confirmed.report.group),
+              theirs = side(confirmed.probe.other, confirmed.probe.group);
+  if (confirmed.probe.other < world_.rank) std::swap(ours, theirs);
+  skip_name(confirmed.probe.group, confirmed.probe.key);
+  other->second->declare_absent(confirmed.probe.key, kProcessSetsDiffer + ours + ", " + theirs);
+}
+
+// The request that it is about may fail before this rank is told why.
+void Engine::finish_deadlock(const Request& request, Code code, const std::string& text) {
+  auto& confirmed = blocked_state_.confirmation();
+  if (!confirmed || !confirmed->is_of(request)) return;
+  if (code == Code::mismatch && text.find(kProcessSetsDiffer) != std::string::npos) return declare_absent();
+  confirmed.reset();
+}
+
+}  // namespace lightcc

@@ -1,0 +1,116 @@
+// The engine's part of the fast path: calls on which a framework blocks.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "engine/engine.h"
+
+namespace lightcc {
+namespace {
+
+constexpr uint64_t kNamed = UINT64_MAX;  // in place of an automatic number
+
+// Of all that must agree between ranks; different calls have the same hash once in 2^64.
+uint64_t hash_of(const Call& call, uint64_t number) {
+  uint64_t hash = mix(uint64_t(call.dtype) << 16 | uint64_t(call.op) << 8 | call.shape.size(), number);
+  for (int64_t dimension : call.shape) hash = mix(hash, uint64_t(dimension));
+  hash = mix(mix(hash, std::bit_cast<uint64_t>(call.pre)), std::bit_cast<uint64_t>(call.post));
+  if (!call.name) return hash;
+  for (size_t at = 0, n = std::strlen(call.name); at < n; at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, call.name + at, std::min(n - at, sizeof word));
+    hash = mix(hash, word);
+  }
+  return hash;
+}
+
+RequestPtr request_of(const Call& call, uint64_t number) {
+  auto request = std::make_shared<Request>();
+  request->group = call.group;
+  request->automatic = !call.name;
+  request->key = key_of(Kind::allreduce, call.name ? call.name : automatic_name(number));
+  Announcement& what = request->what;
+  what.kind = Kind::allreduce, what.op = call.op, what.pre = call.pre, what.post = call.post;
+  what.tensors = {{call.dtype, Shape(call.shape.begin(), call.shape.end())}};
+  request->inputs = {call.input}, request->outputs = {call.output};
+  request->callbacks = call.callbacks;
+  request->submitted_ns = request->warned_ns = now_ns();
+  return request;
+}
+
+}  // namespace
+
+GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
+  auto it = group_engines_.find(call.group);
+  if (it == group_engines_.end() || outstanding_ > 0 || over_ || stopping_) return nullptr;
+  GroupEngine& group_engine = *it->second;
+  Collective c{};
+  c.kind = Kind::allreduce, c.index = group_engine.group().index(), c.size = group_engine.group().size();
+  c.dtype = call.dtype, c.pre = call.pre, c.input = call.input, c.output = call.output, c.count = 1;
+  for (int64_t dimension : call.shape) c.count *= dimension;
+  set_average(c, call.op, call.post);
+  if (!group_engine.can_take_fast_path(c)) return nullptr;
+  *number = kNamed;
+  {
+    std::lock_guard lock(mutex_);
+    if (!call.name)
+      *number = automatic_[{call.group, Kind::allreduce}]++;
+    else if (names_.any_held() && names_.is_taken(std::to_string(call.group) + "/" +
+                                                      key_of(Kind::allreduce, call.name), now_ns()))
+      return nullptr;  // submit() will refuse it
+  }
+  group_engine.fast_path().begin(c, hash_of(call, *number));
+  return &group_engine;
+}
+
+bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
+  if (outstanding_.load(std::memory_order_relaxed) > 0) return false;
+  if (timeline_->running()) return false;  // it shows negotiation
+  if (progress_lock_.exchange(true, std::memory_order_seq_cst)) return false;
+  visits_.fetch_add(1, std::memory_order_relaxed);
+  uint64_t number;
+  GroupEngine* group_engine = begin_fast_path(call, &number);
+  auto state = group_engine ? step_fast_path(group_engine->fast_path()) : FastPath::State::idle;
+  if (state == FastPath::State::done) {
+    counters_.add(Counters::requests), counters_.add(Counters::fast_path);
+  } else if (group_engine) {
+    *begun = request_of(call, number);
+    outstanding_.fetch_add(1);
+    {
+      std::lock_guard lock(mutex_);
+      names_.claim(flight_name(**begun), false, (*begun)->submitted_ns);
+    }
+    if (over_)
+      finish(*begun, failure_->first, (*begun)->title() + ": " + failure_->second);
+    else
+      state == FastPath::State::refused ? group_engine->submit(*begun) : group_engine->adopt(*begun);
+    peers_->flush_and_wake();
+  }
+  progress_lock_.store(false, std::memory_order_seq_cst);
+  if (inbox_full_.load(std::memory_order_seq_cst)) drive();
+  return state == FastPath::State::done;
+}
+
+// As long as patience lasts and nothing else is urgent.
+FastPath::State Engine::step_fast_path(FastPath& fast_path) {
+  Patience patience(spin_habit_);
+  auto state = FastPath::State::waiting;
+  try {
+    const auto& alarm = peers_->own().alarm;
+    for (bool waits = true; waits && !alarm.load(std::memory_order_relaxed);) {
+      bool moved = false;
+      state = fast_path.step(&moved);
+      peers_->flush_and_wake();
+      if (moved || !fast_path.active()) patience.reset();
+      if (!fast_path.active()) break;
+      waits = moved || patience.wait_a_little();
+    }
+  } catch (const Error& error) {
+    end_epoch(error.code(), error.what());
+  } catch (const std::exception& error) {
+    end_epoch(Code::internal, error.what());
+  }
+  return state;
+}
+
+}  // namespace lightcc

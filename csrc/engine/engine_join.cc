@@ -1,0 +1,33 @@
+// join() of one rank: announced in every process set that the rank belongs to, it ends when all have joined in each of
+// them. What the rank submitted before goes first, since a group engine keeps the order; nothing is submitted
+// meanwhile.
+#include "engine/engine.h"
+
+namespace lightcc {
+
+void Engine::join(const RequestPtr& request) {
+  join_ = request;
+  join_parts_ = int(group_engines_.size());
+  for (auto& [id, group_engine] : group_engines_) group_engine->submit(request);
+}
+
+// A group engine is done with it, in success or failure: does join() go on nevertheless?
+bool Engine::join_goes_on(const RequestPtr& request, Code code, const std::string& text) {
+  if (request->finished.load(std::memory_order_relaxed)) return true;  // it failed as a whole before
+  const bool done_here = code == Code::ok || code == Code::invalid_argument;  // that is, its process set was removed
+  if (request == join_ && done_here && --join_parts_ > 0) return true;
+  if (request == join_ && !done_here && !over_ && !stopping_) {
+    // A rank has left, so the world will never have joined, while sets without it take this rank as joined: nobody
+    // can go on. join() fails with the epoch, once what can still finish has finished.
+    if (!ending_) ending_ = Failure(code, text.substr(request->title().size() + 2)), ending_ns_ = moved_ns_ = now_ns();
+    return true;
+  }
+  join_.reset();
+  std::lock_guard lock(mutex_);
+  joining_ = false;
+  // Ranks that went on have drawn numbers that this one has not. All begin anew.
+  if (code == Code::ok) automatic_.clear();
+  return false;
+}
+
+}  // namespace lightcc

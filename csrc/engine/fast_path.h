@@ -1,0 +1,66 @@
+// The fast path of a call on which its rank blocks while it has nothing else in flight: the members compare their calls
+// in shared memory, without negotiation. Invariants:
+// 1. Calls are made in turns. In each, every member writes one of its slots once: a call (its hash, and its data or
+//    where they lie) or a refusal.
+// 2. A slot once written is not changed in its turn. So all members see the same slots and conclude the same: equal
+//    calls run, all others are negotiated.
+// 3. A member that sees others wait while it is busy with something else refuses.
+// 4. Two slots a member are enough: who writes that of turn t has seen all of turn t-1, and their writers had finished
+//    turn t-2 before.
+#pragma once
+#include <vector>
+
+#include "collective/shared.h"
+#include "net/group.h"
+
+namespace lightcc {
+
+inline uint64_t mix(uint64_t hash, uint64_t word) {  // a step of MurmurHash3's 64-bit finalizer for each word
+  hash = (hash ^ word) * 0xff51afd7ed558ccd;
+  hash = (hash ^ hash >> 33) * 0xc4ceb9fe1a85ec53;
+  return hash ^ hash >> 33;
+}
+
+class FastPath {
+ public:
+  enum class State { idle, waiting, running, done, refused };
+
+  FastPath(LocalRanks&, const Group&, SharedBackend&);  // all members are of this host
+
+  bool ready();  // no turn is open: a call may begin
+  // An allreduce; hash stands for all that must agree. The caller has nothing else in flight in this group, starts
+  // nothing else in it while active(), and negotiates what is refused.
+  void begin(const Collective&, uint64_t hash);
+  bool active() const { return state_ == State::waiting || state_ == State::running; }
+  State step(bool* moved = nullptr);  // one bounded piece; after done or refused it is idle
+  // This rank does something else; true if it refused. At once, or if others have waited for a while: what it does is
+  // often over in a moment, and then it comes.
+  bool refuse_if_awaited(bool at_once);
+  void member_left(int member) { left_[size_t(member)] = 1; }
+  void drop() { state_ = State::idle, work_.reset(); }  // the epoch ends
+  std::vector<int> missing() const;   // members that have not written their slot of the open turn
+
+ private:
+  FastPathSlot& slot(int member, uint64_t turn) const;
+  bool has_written(int member, uint64_t turn) const;
+  bool refused(int member) const;     // in the open turn
+  void write(bool refusal);
+  State finish(State);
+  void add_up();
+
+  LocalRanks& local_ranks_;
+  const Group& group_;
+  SharedBackend& shared_;
+  std::vector<char> left_;
+  uint64_t turn_ = 0;                 // for which this rank wrote a slot last
+  State state_ = State::idle;
+  Collective call_{};
+  uint64_t hash_ = 0;
+  uint64_t awaited_ns_ = 0;           // since when, as far as it was seen; 0: not
+  size_t bytes_ = 0;
+  int seen_ = 0;                      // members whose slot of the turn holds the same call
+  std::vector<const void*> inputs_;
+  std::unique_ptr<Work> work_;
+};
+
+}  // namespace lightcc

@@ -1,0 +1,364 @@
+#include "engine/group_engine.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/validate.h"
+
+namespace lightcc {
+namespace {
+// While one batch runs, ready requests gather for the next; so much is enough to be agreed on ahead of time.
+constexpr int64_t kAheadBytes = 4 << 20;
+constexpr uint64_t kDozeNs = 300'000'000;       // a rank with work in flight looks around three times as often
+constexpr size_t kMostNotes = 4;  // members of which a warning says more than their name
+constexpr uint64_t kSilenceNs = 400'000'000;  // a coordinator that takes longer to answer is itself missing
+
+std::vector<int32_t> to_int32(const std::vector<int>& members) { return {members.begin(), members.end()}; }
+
+}  // namespace
+
+GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const Config& config,
+                         std::shared_ptr<OutputPool> outputs, Counters& counters, Tracing& tracing,
+                         GroupEngineOwner& owner)
+    : peers_(peers),
+      group_(std::move(group)),
+      config_(config),
+      outputs_(std::move(outputs)),
+      counters_(counters),
+      tracing_(tracing),
+      owner_(owner),
+      buffer_(peers.arena()),
+      joined_rank_(peers.arena()),
+      left_(size_t(group_->size())) {
+  control_plane_ = std::make_unique<ControlPlane>(peers, *group_, *this);
+  std::vector<Link*> links;
+  for (int member = 0; member < group_->size(); ++member) {
+    const bool other = member != group_->index();
+    links_.push_back(other ? peers.data_link(group_->id(), group_->rank(member)) : nullptr);
+    links.push_back(links_.back().get());
+  }
+  if (is_coordinator())
+    coordinator_ = std::make_unique<Coordinator>(
+        group_->ranks(), Coordinator::Limits{config.fusion_bytes, config.fusion, config.cache_capacity});
+  if (group_->on_one_host()) {
+    auto shared =
+        std::make_unique<SharedBackend>(peers.local_ranks(), group_->id(), group_->local_indices(), links);
+    shared_ = shared.get();
+    backends_.push_back(std::move(shared));
+    fast_path_ = std::make_unique<FastPath>(peers.local_ranks(), *group_, *shared_);
+  }
+  backends_.push_back(std::make_unique<LinksBackend>(links));
+  std::vector<Backend*> backends;
+  for (auto& backend : backends_) backends.push_back(backend.get());
+  selector_ = Selector(backends, int(group_->hosts().size()), config.select);
+}
+
+void GroupEngine::submit(const RequestPtr& request) {
+  if (!first_left_.empty()) return owner_.finish(request, Code::shut_down, request->title() + ": " + first_left_);
+  tracing_.submitted(*request);
+  pending_.emplace(request->key, request);
+  Message message = response_cache_.announce(request->key, request->what);
+  counters_.add(std::holds_alternative<CachedRequest>(message) ? Counters::cached : Counters::announced);
+  if (is_coordinator() && request->what.kind == Kind::allreduce) {
+    size_t bytes = size_t(count_of(request->what.tensors[0].shape)) * size_of(request->what.tensors[0].dtype);
+    bool in_place = request->inputs[0] == request->outputs[0];
+    bool shared = in_place && peers_.arena()->offset_of(request->inputs[0], bytes) >= 0;
+    coordinator_->set_address(request->key, shared ? reinterpret_cast<uintptr_t>(request->inputs[0]) : 0);
+  }
+  control_plane_->send_up(std::move(message));
+}
+
+void GroupEngine::receive_up(int from, Message message) {
+  if (auto* announce = std::get_if<Announce>(&message)) {
+    coordinator_->announce(from, announce->key, std::move(announce->what), announce->again);
+    tracing_.ready(group_->id(), announce->key, group_->rank(from));
+  } else if (auto* cached = std::get_if<CachedRequest>(&message)) {
+    const std::string* key = coordinator_->announce_cached(from, *cached);
+    if (key) tracing_.ready(group_->id(), *key, group_->rank(from));
+  } else if (auto* query = std::get_if<Query>(&message)) {
+    queries_.push_back({query->member, query->key});  // answered when all that has arrived is taken in
+  } else if (auto* absence = std::get_if<MembersAbsent>(&message)) {
+    coordinator_->members_absent(*absence);
+  } else if (auto* refused = std::get_if<Refused>(&message)) {
+    coordinator_->refused(from, refused->key, refused->why);
+  } else if (group_->id() == 0 &&
+             (std::holds_alternative<BlockedReport>(message) || std::holds_alternative<DeadlockReply>(message))) {
+    owner_.receive_blocked(message);
+  } else {
+    throw Error(Code::internal, "a member sent the coordinator a message that only coordinators send");
+  }
+}
+
+void GroupEngine::receive_down(Message message) {
+  auto for_me = [&](auto& members) {
+    return std::find(members.begin(), members.end(), group_->index()) != members.end();
+  };
+  if (auto* batch = std::get_if<Batch>(&message)) {
+    if (batch->responses.empty()) throw Error(Code::internal, "told to run nothing");
+    std::vector<BatchItem> items;
+    for (Response& one : batch->responses) {
+      std::optional<std::string> again;
+      const Response& response = response_cache_.apply(std::move(one), &again);
+      if (for_me(response.absent)) {
+        validate_rows(response, response.what, group_->index(), group_->size(), true);
+        items.push_back(JoinedRank::placeholder(response));
+      } else {
+        auto it = pending_.find(response.key);
+        if (it == pending_.end())
+          throw Error(Code::internal, "told to run " + response.key + ", which was not announced here");
+        validate_rows(response, it->second->what, group_->index(), group_->size(), false);
+        items.push_back({std::move(it->second), response.rows, int(response.absent.size())});
+        pending_.erase(it);
+      }
+      if (!again) continue;
+      if (auto other = pending_.find(*again); other != pending_.end()) {
+        Message anew = response_cache_.announce(*again, other->second->what);
+        std::get<Announce>(anew).again = true;
+        control_plane_->send_up(std::move(anew));
+      }
+    }
+    tracing_.agreed(items, !batches_.empty());
+    batches_.push_back(std::move(items));
+  } else if (auto* failure = std::get_if<Failure>(&message)) {
+    if (!failure->only.empty() && !for_me(failure->only)) return;
+    response_cache_.forget(failure->key);
+    if (for_me(failure->absent)) return owner_.skip_name(group_->id(), failure->key);
+    auto it = pending_.find(failure->key);
+    if (it == pending_.end()) return tracing_.refused(group_->id(), failure->key, failure->code, failure->text);
+    RequestPtr request = std::move(it->second);
+    pending_.erase(it);
+    owner_.finish(request, failure->code, request->title() + ": " + failure->text);
+  } else if (auto* probe = std::get_if<DeadlockProbe>(&message); probe && group_->id() == 0) {
+    owner_.receive_probe(*probe);
+  } else if (auto* missing = std::get_if<Missing>(&message)) {
+    for (auto* members : {&missing->members, &missing->joined})
+      for (int32_t member : *members)
+        if (!group_->has_member(member))
+          throw Error(Code::internal, "the coordinator waits for a member that is not in its group");
+    if (auto it = pending_.find(missing->key); it != pending_.end())
+      report_stall(*it->second, {missing->members.begin(), missing->members.end()},
+                   {missing->joined.begin(), missing->joined.end()}, missing->note, now_ns());
+  } else {
+    throw Error(Code::internal, "the coordinator sent a message that only members send");
+  }
+}
+
+// Self-clocked: nothing in flight, send at once; something in flight, gather.
+bool GroupEngine::coordinate() {
+  if (!coordinator_->anything_ready()) return false;
+  bool ahead = batches_.size() == 1 && coordinator_->ready_bytes() >= kAheadBytes;
+  if (!batches_.empty() && !ahead && !coordinator_->anything_failed()) return false;
+  for (const Message& message : coordinator_->take_messages()) control_plane_->send_down(message);
+  return true;
+}
+
+bool GroupEngine::can_take_fast_path(const Collective& c) {
+  return fast_path_ && idle() && first_left_.empty() && selector_.choose(c).backend == shared_ &&
+         fast_path_->ready();
+}
+
+bool GroupEngine::step_fast_path() {
+  if (!fast_path_) return false;
+  if (!fast_path_->active()) return fast_path_->refuse_if_awaited(!pending_.empty());
+  bool moved = false;
+  FastPath::State state = fast_path_->step(&moved);
+  if (fast_path_->active()) return moved;
+  RequestPtr request = std::move(fast_path_request_);
+  if (state != FastPath::State::done) return submit(request), true;
+  counters_.add(Counters::fast_path);
+  owner_.finish(request, Code::ok, "");
+  return true;
+}
+
+bool GroupEngine::run_front_batch() {
+  if (batches_.empty() || (fast_path_ && fast_path_->active())) return false;  // the fast path began first on all ranks
+  if (!execution_) {
+    auto& front = *batches_[0][0].request;
+    if (batches_[0][0].placeholder && !joined_rank_.prepare(batches_[0])) return true;
+    if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
+    execution_ =
+        std::make_unique<BatchExecution>(batches_[0], *group_, buffer_, outputs_, counters_, tracing_, selector_);
+  }
+  bool moved = execution_->step();
+  if (execution_->done()) {
+    batch_ended_ns_ = now_ns();
+    for (const BatchItem& item : execution_->items()) {
+      if (item.request->what.kind == Kind::join) all_joined(item);
+      if (!item.placeholder) owner_.finish(item.request, Code::ok, "");
+    }
+    execution_.reset();
+    batches_.pop_front();
+    return true;
+  }
+  return moved;
+}
+
+void GroupEngine::all_joined(const BatchItem& item) {
+  joined_rank_.clear();
+  if (group_->id() == 0 && !item.rows.empty() && !item.rows[0].empty())
+    item.request->last_joined = int(item.rows[0][0]);
+}
+
+bool GroupEngine::step() {
+  bool moved = step_fast_path();
+  moved |= control_plane_->step();
+  for (auto& [member, key] : std::exchange(queries_, {}))
+    {
+      const std::vector<int> missing = coordinator_->missing(key);
+      control_plane_->send_down(
+          Missing{key, to_int32(missing), to_int32(coordinator_->joined()), member, note(key, missing)});
+    }
+  if (is_coordinator()) moved |= coordinate();
+  moved |= run_front_batch();
+  // What the next batch needs is often there already.
+  if (is_coordinator() && batches_.empty()) moved |= coordinate();
+  if (control_plane_->cut_off() && !moved && batches_.empty() && !pending_.empty())
+    fail_all(Code::shut_down, first_left_);
+  return moved;
+}
+
+void GroupEngine::rank_left(int rank, const std::string& why) {
+  if (const int member = group_->index_of(rank); member >= 0) member_left(member, why, ControlPlane::kSeen);
+}
+
+void GroupEngine::remote_member_left(int member, const std::string& why, int from) {
+  const int rank = group_->rank(member);
+  if (!peers_.is_local(rank)) owner_.remote_rank_left(rank, why);
+  member_left(member, why, from);
+}
+
+void GroupEngine::member_left(int member, const std::string& why, int from) {
+  if (std::exchange(left_[size_t(member)], 1)) return;
+  if (fast_path_) fast_path_->member_left(member);
+  if (first_left_.empty()) first_left_ = why;
+  control_plane_->member_left(member, why, from);
+  if (is_coordinator()) coordinator_->member_left(member, why);
+}
+
+void GroupEngine::fail_all(Code code, const std::string& text) {
+  execution_.reset();
+  if (fast_path_) fast_path_->drop();
+  if (RequestPtr request = std::move(fast_path_request_)) owner_.finish(request, code, request->title() + ": " + text);
+  auto batches = std::exchange(batches_, {});
+  auto pending = std::exchange(pending_, {});
+  for (auto& items : batches)
+    for (BatchItem& item : items)
+      if (!item.placeholder) owner_.finish(item.request, code, item.request->title() + ": " + text);
+  for (auto& [key, request] : pending) owner_.finish(request, code, request->title() + ": " + text);
+}
+
+bool GroupEngine::announced(Kind kind, bool automatic, const std::string& key) const {
+  if (fast_path_request_ && fast_path_request_->what.kind == kind && fast_path_request_->automatic == automatic)
+    return automatic || fast_path_request_->key == key;
+  if (!automatic) return pending_.count(key) > 0;
+  return std::any_of(pending_.begin(), pending_.end(),
+                     [&](auto& one) { return one.second->automatic && one.second->what.kind == kind; });
+}
+
+bool GroupEngine::flush() { return control_plane_->flush(); }
+
+void GroupEngine::remind() {
+  if (!pending_.empty()) control_plane_->remind();
+  if (!fast_path_request_) return;
+  for (int member : fast_path_->missing()) peers_.wake_urgently(group_->rank(member));
+}
+
+void GroupEngine::inspect(uint64_t now) {
+  if (fast_path_request_) inspect_request(*RequestPtr(fast_path_request_), true, now);
+  for (auto& [key, request] : std::unordered_map(pending_)) inspect_request(*request, false, now);
+  if (!batches_.empty())
+    for (BatchItem& item : std::vector(batches_[0])) inspect_request(*item.request, true, now);
+}
+
+// A rank in join() waits for as long as the others have work: it is no stall while that goes on.
+uint64_t GroupEngine::waits_since(const Request& request) const {
+  return request.what.kind == Kind::join ? std::max(request.submitted_ns, batch_ended_ns_) : request.submitted_ns;
+}
+
+void GroupEngine::inspect_request(Request& request, bool running, uint64_t now) {
+  if (request.what.kind == Kind::join && group_->id() != 0) return;  // the world's speaks for all
+  auto after = [&](uint64_t since, double seconds) { return double(now - since) * 1e-9 >= seconds; };
+  const uint64_t since = waits_since(request);
+  bool warn = after(since, config_.stall_warn_s) && after(request.warned_ns, config_.stall_warn_s);
+  bool end = config_.stall_end_s > 0 && after(since, config_.stall_end_s);
+  if (!warn && !end) return;
+  if (running) return report_stall(request, silent_members(now), {}, "", now);
+  if (is_coordinator()) {
+    const std::vector<int> missing = coordinator_->missing(request.key);
+    return report_stall(request, missing, coordinator_->joined(), note(request.key, missing), now);
+  }
+  if (request.asked_ns <= request.warned_ns) {  // not asked since the last warning
+    request.asked_ns = now;
+    control_plane_->send_up(Query{request.key, group_->index()});
+  } else if (now - request.asked_ns > kSilenceNs) {
+    report_stall(request, {control_plane_->silent_since(request.asked_ns)}, {}, "", now);
+  }
+}
+
+// Who holds up the batch that runs. Whom this rank waits for may itself wait for another, but a rank that does not
+// even look around is stopped.
+std::vector<int> GroupEngine::silent_members(uint64_t now) const {
+  std::vector<int> silent;
+  if (fast_path_request_) silent = fast_path_->missing();
+  if (!silent.empty()) return silent;
+  for (int i = 0; i < group_->size(); ++i)
+    if (i != group_->index() && peers_.awake_ns_ago(group_->rank(i), now) > kDozeNs) silent.push_back(i);
+  if (silent.empty()) silent.push_back(execution_ ? execution_->waiting_for() : 0);
+  return silent;
+}
+
+std::string GroupEngine::names(const std::vector<int>& members) const {
+  std::string text;
+  for (int member : members) text += (text.empty() ? "" : ", ") + peers_.name(group_->rank(member));
+  return text;
+}
+
+// The coordinator's: why these members may not have come, as far as it knows.
+std::string GroupEngine::note(const std::string& key, const std::vector<int>& missing) {
+  std::string text;
+  for (size_t i = 0; i < missing.size() && i < kMostNotes; ++i) {
+    const int rank = group_->rank(missing[i]);
+    std::string one = coordinator_->refusal(missing[i], key);
+    if (!one.empty()) {
+      one = "refused it when it was submitted there: " + one;
+    } else if (one = owner_.blocked_on(rank); !one.empty()) {
+      one = "itself waits for " + one;
+    } else if (const std::string other = coordinator_->waits_for(missing[i]); !other.empty()) {
+      one = "itself waits for " + title_of_key(other) + ", for which " + names(coordinator_->missing(other)) +
+            " has not come";
+    }
+    if (!one.empty()) text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank) + " " + one;
+  }
+  return text;
+}
+
+void GroupEngine::report_stall(Request& request, const std::vector<int>& missing, const std::vector<int>& joined,
+                               const std::string& note, uint64_t now) {
+  if (missing.empty()) return;  // they have all come meanwhile
+  request.warned_ns = now;
+  const double waited_s = double(now - waits_since(request)) * 1e-9;
+  char seconds[32];
+  snprintf(seconds, sizeof seconds, "%.0f s", waited_s);
+  std::string text = request.title() + " has waited " + seconds + " for " + names(missing);
+  if (!joined.empty()) text += " (has joined: " + names(joined) + ")";
+  if (config_.stall_end_s > 0 && waited_s >= config_.stall_end_s)
+    return owner_.end_epoch(Code::timeout, "stalled: " + text + "; ended after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" +
+                                              (note.empty() ? "" : "; " + note));
+  counters_.add(Counters::stall_warnings);
+  // One voice is enough: the first member that waits for it.
+  auto waits = [&](int member) {
+    bool has_joined = std::find(joined.begin(), joined.end(), member) != joined.end();
+    return std::find(missing.begin(), missing.end(), member) == missing.end() &&
+           (!has_joined || request.what.kind == Kind::join);
+  };
+  int first = 0;
+  while (first < group_->size() && !waits(first)) ++first;
+  if (first == group_->index())
+    log(Level::warning, "stall: " + text +
+                            " to submit it or to go on. " +
+                            (note.empty() ? "Are they stopped, or do they take another path through the program?"
+                                          : "Of those, " + note));
+}
+
+}  // namespace lightcc

@@ -1,0 +1,110 @@
+// One group at work: negotiates its requests and runs the batches in the agreed order. Only whoever holds the
+// engine's progress lock calls it.
+#pragma once
+#include <deque>
+#include <unordered_map>
+
+#include "base/config.h"
+#include "collective/links.h"
+#include "engine/batch_execution.h"
+#include "engine/control/control_plane.h"
+#include "engine/control/coordinator.h"
+#include "engine/control/response_cache.h"
+#include "engine/fast_path.h"
+#include "engine/joined_rank.h"
+#include "net/group.h"
+#include "net/peers.h"
+
+namespace lightcc {
+
+// What a group engine needs of the engine.
+struct GroupEngineOwner {
+  virtual ~GroupEngineOwner() = default;
+  virtual void finish(const RequestPtr&, Code, const std::string& text) = 0;
+  virtual void skip_name(int group, const std::string& key) = 0;  // the other members have used this automatic name
+  virtual void change_groups(Request&) = 0;                     // add_group, remove_group: all ranks are at this point
+  virtual void end_epoch(Code, const std::string& text) = 0;    // nobody can go on
+  virtual void remote_rank_left(int rank, const std::string& why) = 0;  // of another host, in peace
+  // A BlockedReport or a DeadlockReply: this rank is the world's coordinator.
+  virtual void receive_blocked(const Message&) = 0;
+  virtual void receive_probe(const DeadlockProbe&) = 0;
+  virtual std::string blocked_on(int rank) = 0;                 // in words, if this rank knows; or ""
+};
+
+class GroupEngine : public ControlPlaneOwner {
+ public:
+  GroupEngine(Peers&, std::shared_ptr<const Group>, const Config&, std::shared_ptr<OutputPool>, Counters&, Tracing&,
+              GroupEngineOwner&);
+
+  const Group& group() const { return *group_; }
+  const Selector& selector() const { return selector_; }
+  void submit(const RequestPtr&);
+  FastPath& fast_path() { return *fast_path_; }
+  bool can_take_fast_path(const Collective&);           // nothing is in flight in this group
+  void adopt(const RequestPtr& request) { fast_path_request_ = request; }  // whose call is already on the fast path
+  bool step();                                          // a bounded piece of work; true if anything moved
+  void rank_left(int rank, const std::string& why);     // a rank that left in peace
+  void fail_all(Code, const std::string& text);         // everything in flight
+  // Is such a request of this rank in flight here?
+  bool announced(Kind, bool automatic, const std::string& key) const;
+  // This rank will not announce it, but others have.
+  void declare_absent(const std::string& key, const std::string& text) {
+    control_plane_->send_up(MembersAbsent{key, text, {group_->index()}});
+  }
+  void refused(const std::string& key, const std::string& why) {  // by this rank, when it was submitted
+    control_plane_->send_up(Refused{key, why, group_->index()});
+  }
+  bool idle() const { return pending_.empty() && batches_.empty() && !fast_path_request_; }
+  bool flush();                                         // true while messages wait for room
+  void inspect(uint64_t now);                           // looks for stalls
+  void remind();                                        // those whom this rank waits for
+  ControlPlane& control_plane() { return *control_plane_; }
+
+ private:
+  bool is_coordinator() const { return group_->index() == 0; }
+  void receive_up(int from, Message) override;
+  void receive_down(Message) override;
+  void remote_member_left(int member, const std::string& why, int from) override;
+  void member_left(int member, const std::string& why, int from);
+  bool coordinate();
+  bool run_front_batch();
+  bool step_fast_path();
+  void all_joined(const BatchItem&);
+  uint64_t waits_since(const Request&) const;
+  void inspect_request(Request&, bool running, uint64_t now);
+  void report_stall(Request&, const std::vector<int>& missing, const std::vector<int>& joined, const std::string& note,
+                    uint64_t now);
+  std::string note(const std::string& key, const std::vector<int>& missing);
+  std::vector<int> silent_members(uint64_t now) const;
+  std::string names(const std::vector<int>& members) const;
+
+  Peers& peers_;
+  const std::shared_ptr<const Group> group_;
+  const Config& config_;
+  const std::shared_ptr<OutputPool> outputs_;
+  Counters& counters_;
+  Tracing& tracing_;
+  GroupEngineOwner& owner_;
+
+  std::unique_ptr<ControlPlane> control_plane_;
+  std::vector<std::unique_ptr<Link>> links_;            // data
+  ResponseCache response_cache_;
+  std::unique_ptr<Coordinator> coordinator_;            // on member 0
+  std::vector<std::pair<int, std::string>> queries_;    // to it, by member
+  std::unordered_map<std::string, RequestPtr> pending_; // announced, not yet to run
+
+  std::vector<std::unique_ptr<Backend>> backends_;
+  Selector selector_;                                   // among them
+  SharedBackend* shared_ = nullptr;                     // one of them, and fast_path_: if all share this host
+  FusionBuffer buffer_;
+  JoinedRank joined_rank_;
+  std::deque<std::vector<BatchItem>> batches_;          // agreed; the front one runs
+  std::unique_ptr<BatchExecution> execution_;
+  std::unique_ptr<FastPath> fast_path_;
+  RequestPtr fast_path_request_;                        // nullptr while its caller makes the steps itself
+  uint64_t batch_ended_ns_ = 0;                         // when a batch last came to its end
+  std::string first_left_;                              // why the first member left; empty: all are here
+  std::vector<char> left_;                              // by member
+};
+
+}  // namespace lightcc

@@ -1,0 +1,30 @@
+// init's first half: finds the other ranks, learns who shares a host, and opens memory and links to all of them.
+#pragma once
+#include "base/config.h"
+#include "net/bootstrap/launchers.h"
+#include "net/bootstrap/world.h"
+#include "net/peers.h"
+
+namespace lightcc {
+
+struct Epoch {          // of a job, in one process
+  int number = 0;       // counts its inits
+  // The name at which the ranks of one host exchange their infos in it, if the epoch before has distributed one. Unlike
+  // the first epoch's, which is made from the job's name, nobody can guess it and bind it first.
+  std::string socket_name;
+};
+
+struct Bootstrapped {
+  std::unique_ptr<Peers> peers;
+  World world;          // with its local and cross numbers as they turned out
+  Config config;        // with rank 0's values for what must be the same everywhere
+  std::string how;      // the ranks found each other: "Open MPI, PMIx 4.2.2 at 10.0.0.1:4711"
+  std::string next_socket_name{};  // for the next Epoch
+};
+
+// Throws why the ranks cannot connect, on every rank that came.
+Bootstrapped bootstrap(const World&, const Config&, const Environment&, const Epoch&, uint64_t deadline_ns);
+// The same where the ranks know the rendezvous already.
+Bootstrapped bootstrap_at(const World&, const Config&, Rendezvous, int epoch, uint64_t deadline_ns);
+
+}  // namespace lightcc

@@ -1,0 +1,191 @@
+#include "net/bootstrap/dial.h"
+
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/shortage.h"
+
+namespace lightcc {
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+constexpr uint64_t kStaggerNs = 5 * kMs;      // between the first attempts, so that earlier endpoints win
+constexpr uint64_t kFirstRetryNs = 20 * kMs;  // doubled with every failure
+constexpr uint64_t kLastRetryNs = 500 * kMs;
+constexpr uint64_t kSilenceNs = 10'000 * kMs;  // of an endpoint that has accepted the connection
+constexpr uint64_t kResolveNs = 2'000 * kMs;   // names are looked up again so often
+constexpr size_t kMostEndpointsNamed = 4;
+
+struct Attempt {
+  std::string endpoint;  // as it was given, for messages
+  Address address;
+  uint64_t retry_ns = kFirstRetryNs, next_ns = 0, silent_since_ns = 0;
+  Fd fd;
+  bool connected = false;
+  std::optional<Handshake> handshake;
+  std::string out, problem;  // problem: of the last try
+};
+
+class Dialer {
+ public:
+  Dialer(const std::vector<Endpoint>& endpoints, const JobCredentials& credentials, const Hello& hello)
+      : endpoints_(endpoints), credentials_(credentials), hello_(hello) {}
+
+  std::optional<Dialed> run(uint64_t deadline_ns) {
+    for (uint64_t now = now_ns(); now < deadline_ns; now = now_ns()) {
+      if (now >= resolve_ns_) resolve(now);
+      uint64_t wake = std::min(deadline_ns, resolve_ns_);
+      std::vector<pollfd> polled;
+      std::vector<Attempt*> of;
+      for (Attempt& a : attempts_) {
+        if (!a.fd && now >= a.next_ns) start(a, now);
+        if (a.fd && now - a.silent_since_ns > kSilenceNs) stop(a, a.connected ? "no answer" : "cannot be reached");
+        if (!a.fd) {
+          wake = std::min(wake, a.next_ns);
+          continue;
+        }
+        polled.push_back({a.fd.get(), short(!a.connected || !a.out.empty() ? POLLIN | POLLOUT : POLLIN), 0});
+        of.push_back(&a);
+      }
+      const uint64_t wait_ns = wake - std::min(wake, now_ns());
+      const int ready = poll(polled.data(), polled.size(), int(std::min<uint64_t>(wait_ns / kMs + 1, 100)));
+      if (ready < 0 && errno != EINTR) throw system_error("init: looking for rank 0");
+      for (size_t i = 0; ready > 0 && i < polled.size(); ++i) {
+        if (!polled[i].revents) continue;
+        if (auto found = go_on(*of[i])) return found;
+      }
+    }
+    return {};
+  }
+
+  [[noreturn]] void give_up(const std::string& missing) const {
+    if (refusal_) throw *refusal_;
+    std::string text = missing;
+    size_t named = 0;
+    for (const Attempt& a : attempts_)
+      if (named++ < kMostEndpointsNamed) {
+        text += named == 1 ? "; tried " : ", ";
+        text +=
+            a.endpoint + " (" + (a.problem.empty() ? a.connected ? "no answer" : "cannot be reached" : a.problem) + ")";
+      }
+    if (attempts_.size() > kMostEndpointsNamed)
+      text += " and " + std::to_string(attempts_.size() - kMostEndpointsNamed) + " more";
+    if (!unknown_.empty()) text += "; no address is known for " + unknown_;
+    throw Error(Code::timeout, text);
+  }
+
+ private:
+  // Adds addresses that are new. Resolving may block for as long as the resolver takes.
+  void resolve(uint64_t now) {
+    unknown_.clear();
+    std::vector<Attempt> found;
+    for (const Endpoint& endpoint : endpoints_) {
+      auto addresses = Address::resolve(endpoint.host, endpoint.port);
+      if (addresses.empty() && unknown_.find(endpoint.host) == std::string::npos)
+        unknown_ += (unknown_.empty() ? "" : ", ") + endpoint.host;
+      for (const Address& address : addresses) {
+        auto same = [&](const Attempt& a) { return a.address.text() == address.text(); };
+        if (std::any_of(attempts_.begin(), attempts_.end(), same)) continue;
+        Attempt& a = attempts_.emplace_back();
+        a.address = address, a.endpoint = address.text(), a.next_ns = now + kStaggerNs * (attempts_.size() - 1);
+        if (endpoint.host != address.with_port(0).text()) a.endpoint += " [" + endpoint.host + "]";
+      }
+    }
+    resolve_ns_ = now_ns() + kResolveNs;
+  }
+
+  void start(Attempt& a, uint64_t now) {
+    a.fd = Fd(socket(a.address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    a.connected = false, a.silent_since_ns = now;
+    if (!a.fd) return stop(a, reason_of(errno));
+    if (connect(a.fd.get(), a.address.get(), a.address.length()) != 0 && errno != EINPROGRESS)
+      stop(a, std::strerror(errno));
+  }
+
+  void stop(Attempt& a, const std::string& problem) {
+    a.fd = Fd(), a.handshake.reset(), a.out.clear(), a.problem = problem;
+    a.next_ns = now_ns() + a.retry_ns;
+    a.retry_ns = std::min(a.retry_ns * 2, kLastRetryNs);
+  }
+
+  std::optional<Dialed> go_on(Attempt& a) {
+    if (!a.connected) {
+      int error = 0;
+      socklen_t length = sizeof error;
+      getsockopt(a.fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+      if (error) return stop(a, std::strerror(error)), std::nullopt;
+      sockaddr_storage peer{};
+      socklen_t size = sizeof peer;
+      if (getpeername(a.fd.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) return {};  // not yet
+      // A port of this host's range of own ports may connect to itself.
+      if (local_address(a.fd.get()).text() == a.address.text()) return stop(a, "connected to itself"), std::nullopt;
+      const int on = 1;
+      setsockopt(a.fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      a.connected = true, a.silent_since_ns = now_ns();
+      a.handshake.emplace(Handshake::connector(credentials_, hello_));
+      a.out = a.handshake->take_output();
+    }
+    if (!send_out(a)) return {};
+    char bytes[4096];
+    const ssize_t n = recv(a.fd.get(), bytes, sizeof bytes, 0);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
+    if (n < 0) return stop(a, std::strerror(errno)), std::nullopt;
+    if (n == 0) return stop(a, "hung up before it had proven itself"), std::nullopt;
+    a.silent_since_ns = now_ns();
+    const size_t used = a.handshake->feed({bytes, size_t(n)});
+    a.out += a.handshake->take_output();
+    switch (a.handshake->state()) {
+      case Handshake::State::done:
+        return Dialed{std::move(a.fd), std::string(bytes + used, size_t(n) - used)};
+      case Handshake::State::going:
+      case Handshake::State::asked:
+        send_out(a);
+        return {};
+      case Handshake::State::refused:
+      case Handshake::State::unauthenticated: {
+        const Error error = *a.handshake->error();
+        // An endpoint may be another job's by chance, and rank 0 may be about to begin the epoch that we are in.
+        if (a.handshake->state() == Handshake::State::refused && error.code() != Code::mismatch)
+          refusal_ = Error(error.code(), "init: at " + a.endpoint + ": " + error.what());
+        return stop(a, error.what()), std::nullopt;
+      }
+    }
+    return {};
+  }
+
+  bool send_out(Attempt& a) {
+    while (!a.out.empty()) {
+      const ssize_t n = send(a.fd.get(), a.out.data(), a.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) return true;
+      if (n < 0) return stop(a, std::strerror(errno)), false;
+      a.out.erase(0, size_t(n));
+    }
+    return true;
+  }
+
+  const std::vector<Endpoint>& endpoints_;
+  const JobCredentials& credentials_;
+  const Hello& hello_;
+  std::vector<Attempt> attempts_;
+  uint64_t resolve_ns_ = 0;
+  std::string unknown_;
+  std::optional<Error> refusal_;
+};
+
+}  // namespace
+
+Dialed dial(const std::vector<Endpoint>& endpoints, const JobCredentials& credentials, const Hello& hello,
+            const std::string& missing, uint64_t deadline_ns) {
+  Dialer dialer(endpoints, credentials, hello);
+  if (auto found = dialer.run(deadline_ns)) return std::move(*found);
+  dialer.give_up(missing);
+}
+
+}  // namespace lightcc

@@ -1,0 +1,383 @@
+#include "net/bootstrap/exchange_root.h"
+
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.h"
+#include "base/shortage.h"
+
+namespace lightcc {
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+constexpr uint64_t kHandshakeNs = 5 * kSecond;  // a client that has not authenticated by then is dropped
+constexpr uint64_t kSweepNs = kSecond / 4;
+constexpr uint64_t kFailureNoticeNs = kSecond;  // for the others to hear of a failure
+constexpr uint64_t kDeliveryNs = 2 * kSecond;   // after the deadline, for notes that are complete
+constexpr uint64_t kPauseNs = kSecond / 20;     // between two looks whether there is a descriptor again
+constexpr int kSpareFds = 64;                   // of a process, beside one for each rank
+constexpr int kAcceptsAtOnce = 64;              // so that connected clients are served between
+
+Fd new_epoll() {
+  Fd fd(epoll_create1(EPOLL_CLOEXEC));
+  if (!fd) throw system_error("init: rank 0 cannot serve the others");
+  return fd;
+}
+
+// Every rank is a connection, others may connect too, and the usual limit of descriptors is 1024.
+std::optional<Error> allow_connections(int ranks) {
+  rlimit limit{};
+  const rlim_t needed = rlim_t(ranks) + kSpareFds, wanted = needed + rlim_t(ranks) + PendingConnections::kSpare;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return {};
+  if (limit.rlim_max < needed)
+    return Error(Code::internal, "init: rank 0 needs " + std::to_string(needed) + " descriptors to serve " +
+                                     std::to_string(ranks) + " ranks and may have " + std::to_string(limit.rlim_max) +
+                                     "; raise its limit (ulimit -n)");
+  allow_descriptors(wanted);
+  return {};
+}
+
+void watch(int epoll, int how, int fd, uint32_t events) {
+  epoll_event event{};
+  event.events = events, event.data.fd = fd;
+  if (epoll_ctl(epoll, how, fd, &event) != 0) throw system_error("init: rank 0 cannot serve the others");
+}
+
+bool same_host(const Address& a, const Address& b) { return a.is_loopback() || a.same_host(b); }
+
+}  // namespace
+
+ExchangeRoot::ExchangeRoot(int size, const JobCredentials& credentials, Fd listener)
+    : size_(size),
+      credentials_(credentials),
+      listener_(std::move(listener)),
+      epoll_(new_epoll()),
+      opened_ns_(now_ns()),
+      by_rank_(size_t(size), nullptr),
+      pending_(size_t(size)),
+      failure_(allow_connections(size)) {  // if there is one, the first exchange tells it to all
+  watch(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), EPOLLIN);
+}
+
+std::vector<std::string> ExchangeRoot::exchange(const std::string& mine, uint64_t deadline_ns) {
+  if (mine.size() > kMostNoteBytes) throw Error(Code::internal, "a note for the other ranks is longer than 64 KiB");
+  deadline_ns_ = deadline_ns;
+  if (!failure_ && !gone_.empty())
+    failure_ = Error(Code::peer_lost, "init: " + text_of_some(gone_) + " left while the ranks met");
+  while (!failure_ && noted_ < size_ - 1) {
+    if (now_ns() >= deadline_ns)
+      failure_ = missing(absent(), deadline_ns);
+    else
+      serve(deadline_ns);
+  }
+  if (failure_) end();
+
+  for (Client* client : by_rank_)
+    if (client && !own_ && !same_host(client->seen, client->at)) own_ = client->at;
+  std::vector<std::string> notes{mine};
+  WireWriter body;
+  body.put(uint32_t(round_)).put(own_ ? own_.text() : std::string()).put(uint32_t(size_)).put(mine);
+  for (int rank = 1; rank < size_; ++rank) {
+    notes.push_back(std::move(*by_rank_[size_t(rank)]->note));
+    by_rank_[size_t(rank)]->note.reset();
+    body.put(notes.back());
+  }
+  ++round_, noted_ = 0, complete_ = true;
+  const auto answer = std::make_shared<const std::string>(framed(FrameKind::all, body.take()));
+  for (Client* client : std::vector<Client*>(by_rank_.begin() + 1, by_rank_.end())) enqueue(*client, answer);
+  const uint64_t last = std::max(deadline_ns, now_ns()) + kDeliveryNs;
+  while (unsent_ > 0 && !failure_ && now_ns() < last) serve(last);
+  complete_ = false;
+  if (unsent_ > 0 && !failure_) {
+    std::vector<int> slow;
+    for (int rank = 1; rank < size_; ++rank)
+      if (by_rank_[size_t(rank)] && !by_rank_[size_t(rank)]->out.empty()) slow.push_back(rank);
+    failure_ = Error(Code::timeout, "init: " + text_of_some(slow) + " did not take the notes of the others before " +
+                                        start_timeout(deadline_ns - opened_ns_) + "; stopped?");
+  }
+  if (failure_) end();
+  return notes;
+}
+
+void ExchangeRoot::end() {
+  tell_failure();
+  throw *failure_;
+}
+
+void ExchangeRoot::fail(const Error& error) {
+  if (!failure_) failure_ = Error(error.code(), "rank 0: " + std::string(error.what()));
+  tell_failure();
+}
+
+// All clients are told, and those that connect within kFailureNoticeNs. It ends when they close: a connection that is
+// closed here with unread bytes is reset, and the notice is lost.
+void ExchangeRoot::tell_failure() {
+  const auto frame = std::make_shared<const std::string>(failure_frame(*failure_));
+  const bool late = failure_->code() == Code::timeout;  // who is absent now has had the time
+  const uint64_t last = now_ns() + kFailureNoticeNs;
+  auto tell = [&] {
+    for (auto& [fd, client] : clients_) {
+      if (client.leaving || client.handshake.state() != Handshake::State::done) continue;
+      client.leaving = true, told_.insert(client.rank());
+      enqueue(client, frame);
+    }
+  };
+  tell();
+  while ((!clients_.empty() || (!late && int(told_.size()) < size_ - 1)) && now_ns() < last) {
+    serve(last);
+    tell();
+  }
+  clients_.clear();
+  by_rank_.assign(size_t(size_), nullptr);
+  unsent_ = 0;
+}
+
+void ExchangeRoot::serve(uint64_t until_ns) {
+  drop_overdue();
+  const uint64_t now = now_ns();
+  if (now >= until_ns) return;
+  if (paused_until_ns_ && now >= paused_until_ns_) {
+    paused_until_ns_ = 0;
+    watch(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), EPOLLIN);
+  }
+  epoll_event events[64];
+  const uint64_t longest_ns = paused_until_ns_ ? kPauseNs : kSweepNs;
+  const int n = epoll_wait(epoll_.get(), events, std::size(events),
+                           int(std::min(until_ns - now, longest_ns) / 1'000'000 + 1));
+  if (n < 0 && errno != EINTR) throw system_error("init: waiting for the other ranks");
+  for (int i = 0; i < n; ++i) {
+    const int fd = events[i].data.fd;
+    if (fd == listener_.get()) {
+      accept_some();
+      continue;
+    }
+    auto found = clients_.find(fd);
+    if (found == clients_.end()) continue;
+    if (events[i].events & EPOLLOUT) flush(found->second);
+    if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) on_readable(found->second);
+  }
+  if (!dropped_.empty() && paused_until_ns_) paused_until_ns_ = now;  // there are descriptors again
+  for (int fd : std::exchange(dropped_, {})) clients_.erase(fd);
+}
+
+void ExchangeRoot::accept_some() {
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
+    Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd && is_shortage(errno)) {
+      const int error = errno;
+      const auto overdue = pending_.overdue(now_ns());
+      if (!overdue) return pause_accepting(error);
+      evict(int(*overdue));
+      continue;
+    }
+    if (!fd) return;  // nobody more; others' errors are those of the connection that was lost before it was taken
+    shortage_.clear();
+    if (const auto surplus = pending_.surplus()) evict(int(*surplus));
+    const int on = 1, number = fd.get();
+    setsockopt(number, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    Client client(std::move(fd), credentials_);
+    try {
+      client.seen = peer_address(number), client.at = local_address(number), client.since_ns = now_ns();
+    } catch (const Error&) {
+      continue;  // it has gone already
+    }
+    watch(epoll_.get(), EPOLL_CTL_ADD, number, EPOLLIN);
+    pending_.add(uint64_t(number), client.since_ns);
+    clients_.emplace(number, std::move(client));
+  }
+}
+
+// New connections wait in the listener's queue, and this loop does not spin meanwhile.
+void ExchangeRoot::pause_accepting(int error) {
+  shortage_ = reason_of(error);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+  paused_until_ns_ = now_ns() + kPauseNs;
+}
+
+void ExchangeRoot::evict(int fd) {
+  Client& client = clients_.at(fd);
+  unauthenticated_.add(client.seen.text());
+  drop(client);
+  std::erase(dropped_, fd);
+  clients_.erase(fd);
+}
+
+void ExchangeRoot::on_readable(Client& client) {
+  char bytes[16 << 10];
+  for (;;) {
+    if (is_dropped(client)) return;
+    const ssize_t n = recv(client.fd.get(), bytes, sizeof bytes, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    if (n <= 0) return drop(client);
+    try {
+      if (!client.leaving) on_bytes(client, {bytes, size_t(n)});
+    } catch (const Error&) {  // what a rank of this job sends is no frame
+      return drop(client);
+    }
+  }
+}
+
+void ExchangeRoot::on_bytes(Client& client, std::string_view bytes) {
+  using State = Handshake::State;
+  while (!bytes.empty() && client.handshake.state() == State::going) {
+    bytes.remove_prefix(client.handshake.feed(bytes));
+    on_handshake(client);
+  }
+  if (client.handshake.state() != State::done || client.leaving) return;
+  client.frames.feed(bytes);
+  while (auto frame = client.frames.take()) on_frame(client, *frame);
+}
+
+void ExchangeRoot::on_handshake(Client& client) {
+  using State = Handshake::State;
+  Handshake& handshake = client.handshake;
+  if (handshake.state() == State::asked) {
+    if (handshake.hello().purpose != Purpose::bootstrap)
+      handshake.refuse(Error(Code::timeout, "the ranks are still meeting; nothing else is served yet"));
+    else
+      handshake.welcome(0);
+  }
+  std::string text = handshake.take_output();
+  if (handshake.state() == State::done) {
+    pending_.remove(uint64_t(client.fd.get()));
+    const uint64_t left = deadline_ns_ - std::min(deadline_ns_, now_ns());
+    text += framed(FrameKind::greeting, WireWriter().put(client.seen.text()).put(left).take());
+  }
+  if (!text.empty()) enqueue(client, std::make_shared<const std::string>(std::move(text)));
+  if (handshake.state() == State::refused) {
+    // What another job's process was refused for is of no use in an error of this one.
+    if (handshake.error()->code() != Code::mismatch) refused_ = handshake.error()->what();
+    client.leaving = true;
+    flush(client);
+  } else if (handshake.state() == State::unauthenticated) {
+    unauthenticated_.add(client.seen.text());
+    drop(client);
+  }
+}
+
+void ExchangeRoot::on_frame(Client& client, const Frame& frame) {
+  if (failure_) return;
+  const int rank = client.rank();
+  const std::string who = "rank " + std::to_string(rank);
+  if (frame.kind == FrameKind::failure) {
+    const Error error = failure_in(frame);
+    failure_ = Error(error.code(), who + ": " + error.what());
+    return;
+  }
+  if (frame.kind != FrameKind::note) WireReader::fail();
+  WireReader reader(frame.body);
+  const auto round = reader.get<uint32_t>(), size = reader.get<uint32_t>();
+  std::string note = reader.text();
+  if (int(size) != size_ || rank < 1 || rank >= size_) {
+    failure_ = Error(Code::invalid_argument, "init: " + who + " was started in a world of " + std::to_string(size) +
+                                                 ", rank 0 in one of " + std::to_string(size_));
+    return;
+  }
+  if (!client.come && by_rank_[size_t(rank)]) {
+    failure_ =
+        Error(Code::invalid_argument, "init: two processes say they are " + who + " (at " +
+                                          by_rank_[size_t(rank)]->seen.text() + " and " + client.seen.text() + ")");
+    return;
+  }
+  if (int(round) != round_ || client.note) WireReader::fail();
+  client.come = true, by_rank_[size_t(rank)] = &client;
+  client.note = std::move(note), ++noted_;
+}
+
+void ExchangeRoot::enqueue(Client& client, std::shared_ptr<const std::string> text) {
+  if (client.out.empty()) ++unsent_;
+  client.out.push_back(std::move(text));
+  flush(client);
+}
+
+void ExchangeRoot::flush(Client& client) {
+  if (is_dropped(client)) return;
+  const bool had = !client.out.empty();
+  while (!client.out.empty()) {
+    const std::string& text = *client.out.front();
+    const ssize_t n =
+        send(client.fd.get(), text.data() + client.sent, text.size() - client.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno != EAGAIN) break;  // reading will tell that it is gone
+    if (n < 0) return watch(epoll_.get(), EPOLL_CTL_MOD, client.fd.get(), EPOLLIN | EPOLLOUT);
+    client.sent += size_t(n);
+    if (client.sent == text.size()) client.out.pop_front(), client.sent = 0;
+  }
+  client.out.clear(), client.sent = 0;
+  if (had) {
+    --unsent_;
+    watch(epoll_.get(), EPOLL_CTL_MOD, client.fd.get(), EPOLLIN);
+  }
+  if (client.leaving) shutdown(client.fd.get(), SHUT_WR);
+}
+
+void ExchangeRoot::drop(Client& client) {
+  if (is_dropped(client)) return;
+  const int rank = client.rank();
+  if (!client.out.empty()) client.out.clear(), --unsent_;
+  if (client.come) {
+    by_rank_[size_t(rank)] = nullptr;
+    if (client.note) --noted_;
+    // Once it has what it came for it may leave; whether that was too early the next round shows.
+    if (complete_) {
+      gone_.push_back(rank);
+    } else if (!failure_) {
+      std::vector<int> others = absent();
+      std::erase(others, rank);
+      failure_ = Error(Code::peer_lost, "init: rank " + std::to_string(rank) + " at " + client.seen.text() +
+                                            " left while the ranks met" +
+                                            (others.empty() ? "" : ", before " + text_of_some(others) + " had come"));
+    }
+  }
+  client.come = false, client.leaving = true;
+  pending_.remove(uint64_t(client.fd.get()));
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, client.fd.get(), nullptr);
+  dropped_.push_back(client.fd.get());
+}
+
+bool ExchangeRoot::is_dropped(const Client& client) const {
+  return std::find(dropped_.begin(), dropped_.end(), client.fd.get()) != dropped_.end();
+}
+
+void ExchangeRoot::drop_overdue() {
+  const uint64_t now = now_ns();
+  if (now - swept_ns_ < kSweepNs) return;
+  swept_ns_ = now;
+  for (auto& [fd, client] : clients_) {
+    if (client.handshake.state() == Handshake::State::done || now - client.since_ns < kHandshakeNs) continue;
+    if (client.handshake.state() == Handshake::State::going) unauthenticated_.add(client.seen.text());
+    drop(client);
+  }
+  for (int fd : std::exchange(dropped_, {})) clients_.erase(fd);
+}
+
+std::vector<int> ExchangeRoot::absent() const {
+  std::vector<int> ranks;
+  for (int rank = 1; rank < size_; ++rank)
+    if (!by_rank_[size_t(rank)] || !by_rank_[size_t(rank)]->note) ranks.push_back(rank);
+  return ranks;
+}
+
+Error ExchangeRoot::missing(const std::vector<int>& ranks, uint64_t deadline_ns) const {
+  const std::string in_time = " before " + start_timeout(deadline_ns - std::min(deadline_ns, opened_ns_));
+  if (!shortage_.empty())
+    return Error(Code::internal, "init: rank 0 could not take the connections of " + text_of_some(ranks) + in_time +
+                                     ": " + shortage_);
+  std::string text = "init: " + text_of_some(ranks) + " did not come" + in_time + kDidAllStart;
+  if (!refused_.empty()) text += ". A process was refused: " + refused_;
+  UnauthenticatedConnections unauthenticated = unauthenticated_;
+  for (const auto& [fd, client] : clients_)  // and those whose time is not over yet
+    if (client.handshake.state() == Handshake::State::going &&
+        now_ns() - client.since_ns > PendingConnections::kGraceNs)
+      unauthenticated.add(client.seen.text());
+  if (unauthenticated.count) text += "." + unauthenticated.text();
+  return Error(Code::timeout, text);
+}
+
+}  // namespace lightcc

@@ -1,0 +1,138 @@
+#include "net/bootstrap/local_exchange_client.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/shortage.h"
+#include "net/bootstrap/exchange_frames.h"
+
+namespace lightcc {
+namespace {
+
+// Rank 0 gives up at its own deadline and tells who is missing; ours is a little later.
+constexpr uint64_t kGraceNs = 4'000'000'000;
+constexpr uint64_t kFailureNoticeNs = 5'000'000'000;  // for telling rank 0 that this rank cannot go on
+
+Error left() { return Error(Code::peer_lost, "init: rank 0 left while the ranks met"); }
+
+bool readable_before(int fd, uint64_t deadline_ns) {
+  for (uint64_t now = now_ns(); now < deadline_ns; now = now_ns()) {
+    pollfd wait{fd, POLLIN, 0};
+    const int ready = poll(&wait, 1, int(std::min<uint64_t>((deadline_ns - now) / 1'000'000 + 1, 1000)));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) throw system_error("init: waiting for rank 0");
+  }
+  return false;
+}
+
+}  // namespace
+
+LocalExchangeClient::LocalExchangeClient(std::vector<std::string> names, int rank, int size)
+    : names_(std::move(names)), rank_(rank), size_(size), opened_ns_(now_ns()) {}
+
+std::vector<RankInfo> LocalExchangeClient::exchange(RankInfo mine, uint64_t deadline_ns) {
+  if (failure_) throw *failure_;
+  try {
+    LocalMessage message;
+    message.rank = rank_, message.size = size_, message.round = round_, message.info = std::move(mine);
+    std::vector<RankInfo> infos;
+    do {
+      if (!connected_) connect(deadline_ns);
+    } while (!send(message, deadline_ns) || !receive(infos, deadline_ns));
+    ++round_;
+    return infos;
+  } catch (const Error& error) {
+    tell(error);
+    throw;
+  }
+}
+
+void LocalExchangeClient::fail(const Error& error) {
+  if (failure_) return;
+  try {
+    if (!connected_) connect(now_ns() + kFailureNoticeNs);
+  } catch (const Error&) {  // rank 0 cannot be told; it will miss this rank
+  }
+  tell(error);
+}
+
+void LocalExchangeClient::tell(const Error& error) {
+  failure_ = error;
+  LocalMessage message;
+  message.rank = rank_, message.size = size_, message.round = round_;
+  message.refusal = error.code(), message.info.note = error.what();
+  const uint64_t until = now_ns() + kFailureNoticeNs;
+  while (connected_ && send_message(fd_.get(), message) == Sent::later && sleep_until(until)) {
+  }
+  fd_ = Fd();
+}
+
+void LocalExchangeClient::connect(uint64_t deadline_ns) {
+  std::optional<uid_t> other_user;
+  bool full = false;
+  for (bool in_time = !was_connected_ || sleep_until(deadline_ns); in_time; in_time = sleep_until(deadline_ns)) {
+    bool nobody = true;
+    for (const std::string& name : names_) {
+      const int error = connect_local(fd_.get(), name);
+      full = full || error == EAGAIN;  // its queue is: others may have filled it
+      nobody = nobody && error == ECONNREFUSED;
+      if (error) continue;
+      if (same_user(fd_.get())) return void(connected_ = was_connected_ = true);
+      other_user = user_of(fd_.get());
+      fd_ = local_socket();
+    }
+    if (nobody && was_connected_) throw left();
+  }
+  std::string text =
+      "init: rank 0 did not come before " + start_timeout(deadline_ns - std::min(deadline_ns, opened_ns_));
+  if (other_user)
+    text += "; a process of user " + std::to_string(*other_user) + " holds this job's name on this host";
+  else if (full)
+    text += "; the queue of this job's socket on this host is full: is it flooded by another process?";
+  else
+    text += kDidAllStart;
+  throw Error(Code::timeout, text);
+}
+
+bool LocalExchangeClient::closed(bool counted) {
+  if (counted || round_ > 0) throw left();
+  fd_ = local_socket(), connected_ = false;
+  return false;
+}
+
+bool LocalExchangeClient::send(const LocalMessage& message, uint64_t until_ns) {
+  for (;;) {
+    const Sent sent = send_message(fd_.get(), message);
+    if (sent == Sent::yes) return true;
+    if (sent == Sent::never) return true;  // it has hung up; if it had a reason, that can still be read
+    if (!sleep_until(until_ns))
+      throw Error(Code::timeout, "init: rank 0 did not take this rank's note before " +
+                                     start_timeout(until_ns - std::min(until_ns, opened_ns_)) + "; stopped?");
+  }
+}
+
+bool LocalExchangeClient::receive(std::vector<RankInfo>& infos, uint64_t deadline_ns) {
+  infos.clear();
+  const uint64_t until = std::max(deadline_ns, now_ns()) + kGraceNs;
+  while (int(infos.size()) < size_) {
+    if (!readable_before(fd_.get(), until))
+      throw Error(Code::timeout, "init: rank 0 did not answer before " +
+                                     start_timeout(deadline_ns - std::min(deadline_ns, opened_ns_)) + "; stopped?");
+    LocalMessage message;
+    const Received received = receive_message(fd_.get(), message);
+    if (received == Received::later) continue;
+    if (received == Received::nothing) return closed(!infos.empty());
+    if (message.refusal != Code::ok) throw Error(message.refusal, message.info.note);
+    if (message.rank != int(infos.size()) || message.round != round_ || message.size != size_)
+      throw Error(Code::internal, "init: rank 0 does not speak as this rank does: do all run the same build?");
+    if (!message.complete)
+      throw Error(Code::internal, "init: the descriptors of rank " + std::to_string(message.rank) +
+                                      " did not arrive at rank " + std::to_string(rank_) + ": " + reason_of(EMFILE));
+    infos.push_back(std::move(message.info));
+  }
+  return true;
+}
+
+}  // namespace lightcc

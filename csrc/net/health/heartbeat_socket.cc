@@ -1,0 +1,112 @@
+#include "net/health/heartbeat_socket.h"
+
+#include <sys/socket.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "base/clock.h"
+
+namespace lightcc {
+namespace {
+
+// A datagram socket for both families speaks to IPv4 by mapped addresses (RFC 4291, 2.5.5.2).
+Address mapped(const Address& address) {
+  sockaddr_in v4;
+  std::memcpy(&v4, address.get(), sizeof v4);
+  sockaddr_in6 v6{};
+  v6.sin6_family = AF_INET6, v6.sin6_port = v4.sin_port;
+  v6.sin6_addr.s6_addr[10] = v6.sin6_addr.s6_addr[11] = 0xff;
+  std::memcpy(v6.sin6_addr.s6_addr + 12, &v4.sin_addr, sizeof v4.sin_addr);
+  return Address(reinterpret_cast<sockaddr*>(&v6), sizeof v6);
+}
+
+}  // namespace
+
+HeartbeatSocket::HeartbeatSocket(const JobCredentials& credentials, int rank, const Topology& topology,
+                                 std::vector<Address> addresses, Fd socket, LocalRanks& local_ranks)
+    : key_(heartbeat_key(credentials)),
+      topology_(topology),
+      rank_(rank),
+      own_host_(topology.host_of[size_t(rank)]),
+      addresses_(std::move(addresses)),
+      socket_(std::move(socket)),
+      family_(local_address(socket_.get()).family()),
+      local_ranks_(local_ranks),
+      detector_(int(topology.hosts.size()), own_host_, now_ns()) {}
+
+Heartbeat HeartbeatSocket::next_heartbeat(uint64_t now) {
+  const uint64_t sequence = local_ranks_.header(0).heartbeats_sent.fetch_add(1, std::memory_order_relaxed) + 1;
+  Heartbeat heartbeat{
+      .host = own_host_, .sequence = sequence, .awake_ages = {}, .over = over_, .code = code_, .cause = cause_};
+  for (int i = 0; i < local_ranks_.size(); ++i) {
+    const uint64_t awake = local_ranks_.header(i).awake_ns.load(std::memory_order_relaxed);
+    heartbeat.awake_ages.push_back(awake == 0 ? kUnknownAge : age_of(now - std::min(now, awake)));
+  }
+  return heartbeat;
+}
+
+void HeartbeatSocket::send_to(const Address& to, const std::string& bytes) {
+  const Address& address = family_ == AF_INET6 && to.family() == AF_INET ? mapped(to) : to;
+  // What cannot be sent now is a lost datagram; others follow.
+  [[maybe_unused]] ssize_t n =
+      sendto(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT, address.get(), address.length());
+}
+
+void HeartbeatSocket::send(const std::vector<int>& hosts, uint64_t now) {
+  const std::string bytes = encode(next_heartbeat(now), key_);
+  for (int host : hosts)
+    for (int rank : topology_.hosts[size_t(host)]) send_to(addresses_[size_t(rank)], bytes);
+}
+
+void HeartbeatSocket::tick(uint64_t now) {
+  std::vector<int> lost, unheard;
+  std::vector<Heartbeat> ends;
+  {
+    std::lock_guard lock(mutex_);
+    auto& last_heartbeat = local_ranks_.header(0).heartbeat_ns;
+    if (heartbeat_is_due(now, last_heartbeat.load(std::memory_order_relaxed), topology_.local[size_t(rank_)])) {
+      last_heartbeat.store(now, std::memory_order_relaxed);
+      send(receivers_of(own_host_, int(topology_.hosts.size())), now);
+    }
+    char buffer[kHeartbeatBytes + 1];
+    for (ssize_t n; (n = recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT)) >= 0;) {
+      auto heartbeat = parse_heartbeat({buffer, size_t(n)}, key_);
+      if (!heartbeat) unauthenticated_.fetch_add(1, std::memory_order_relaxed);
+      else if (detector_.heard(*heartbeat, now) && heartbeat->over && heartbeat->code != Code::ok)
+        ends.push_back(std::move(*heartbeat));
+    }
+    lost = detector_.lost(now), unheard = detector_.never_heard(now);
+  }
+  for (const Heartbeat& end : ends) callbacks_.over(end.code, end.cause);
+  for (int host : lost) callbacks_.lost(host);
+  for (int host : unheard) callbacks_.unheard(host);
+}
+
+void HeartbeatSocket::announce_end(Code code, const std::string& cause, uint64_t now, bool already_known) {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(over_, true)) return;
+  code_ = code, cause_ = cause;
+  if (already_known) return;
+  std::vector<int> others(topology_.hosts.size());
+  std::iota(others.begin(), others.end(), 0);
+  others.erase(others.begin() + own_host_);
+  send(others, now);
+}
+
+std::optional<uint64_t> HeartbeatSocket::awake_ns_ago(int rank, uint64_t now) const {
+  std::lock_guard lock(mutex_);
+  return detector_.awake_ns_ago(topology_.host_of[size_t(rank)], topology_.local[size_t(rank)], now);
+}
+
+bool HeartbeatSocket::heard_since(int rank, uint64_t then) const {
+  std::lock_guard lock(mutex_);
+  return detector_.heard_since(topology_.host_of[size_t(rank)], then);
+}
+
+bool HeartbeatSocket::all_heard() const {
+  std::lock_guard lock(mutex_);
+  return detector_.all_heard();
+}
+
+}  // namespace lightcc

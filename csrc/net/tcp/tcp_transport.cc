@@ -1,0 +1,245 @@
+// The links, and the bytes that go over connections that are up. How those come about: tcp_connections.cc.
+#include "net/tcp/tcp_transport.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "net/tcp/tcp_state.h"
+
+namespace lightcc {
+namespace {
+
+constexpr uint64_t kTimerNs = 20'000'000;
+constexpr size_t kBufferBytes = 16 << 10, kReadBytes = 1 << 20;  // at once; in one step, of one link
+
+}  // namespace
+
+class TcpTransport::TcpLink : public Link {
+ public:
+  TcpLink(TcpTransport& transport, TcpLinkState& link) : transport_(transport), state_(link) {}
+  std::byte* reserve(size_t n) override { return transport_.open_stream(state_), state_.stream->reserve(n); }
+  void commit(size_t n) override { state_.stream->commit(n), transport_.mark_dirty(state_); }
+  const std::byte* peek(size_t n) override {
+    // Only the rank that connects must act before the peer does; so a coordinator holds no rings for members that are
+    // silent.
+    if (state_.connects) transport_.open_stream(state_);
+    return state_.stream ? state_.stream->peek(n) : nullptr;
+  }
+  void consume(size_t n) override { state_.stream->consume(n), transport_.mark_dirty(state_); }
+  size_t record_bytes() const override { return (state_.key.lane == kControl ? kControlRing : kDataRing) / 4; }
+
+ private:
+  TcpTransport& transport_;
+  TcpLinkState& state_;
+};
+
+TcpTransport::TcpTransport(JobCredentials credentials, int rank, std::vector<Contact> contacts, Fd listener,
+                           Address from, TcpTimeouts timeouts)
+    : credentials_(std::move(credentials)),
+      rank_(rank),
+      contacts_(std::move(contacts)),
+      listener_(std::move(listener)),
+      from_(from),
+      timeouts_(timeouts),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      left_(contacts_.size()),
+      pending_(contacts_.size()) {
+  if (!epoll_) throw system_error("watching the network");
+  listen();
+}
+
+TcpTransport::~TcpTransport() = default;
+
+void TcpTransport::listen() {
+  epoll_event event{EPOLLIN, {}};
+  event.data.u64 = 0;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0) throw system_error("watching the network");
+}
+
+const Contact& TcpTransport::contact(const TcpLinkState& link) const { return contacts_[size_t(link.key.peer)]; }
+
+void TcpTransport::throw_lost(const TcpLinkState& link, const std::string& why) {
+  throw Error(Code::peer_lost,
+              contact(link).name + " " + why + (unauthenticated_.count ? "." + unauthenticated_.text() : ""));
+}
+
+// ---- links
+
+TcpTransport::TcpLinkState& TcpTransport::link_state(const Key& key) {
+  auto& link = link_states_[key];
+  if (!link) link = std::make_unique<TcpLinkState>(key, rank_);
+  return *link;
+}
+
+std::unique_ptr<Link> TcpTransport::link(int group, int lane, int peer) {
+  TcpLinkState& it = link_state({group, lane, peer});
+  for (auto& [number, incoming] : connections_) {  // it may have come before us
+    const Hello& hello = incoming->handshake.hello();
+    if (!incoming->awaits_group || Key{hello.group, hello.lane, hello.from} != it.key) continue;
+    attach(it, *incoming);
+    break;
+  }
+  return std::make_unique<TcpLink>(*this, it);
+}
+
+void TcpTransport::open_stream(TcpLinkState& link) {
+  if (link.stream) return;
+  link.stream = std::make_unique<TcpStream>(link.key.lane == kControl ? kControlRing : kDataRing);
+  if (link.connects && !ended_) connect(link, Purpose::link);
+}
+
+void TcpTransport::mark_dirty(TcpLinkState& link) {
+  if (!std::exchange(link.dirty, true)) dirty_.push_back(&link);
+}
+
+void TcpTransport::flush() {
+  for (TcpLinkState* link : std::exchange(dirty_, {})) {
+    link->dirty = false;
+    write(*link);
+  }
+}
+
+bool TcpTransport::finish() {
+  bool delivered = true;
+  for (auto& [key, link] : link_states_) {
+    if (!link->stream || link->closed) continue;
+    if (!std::exchange(link->finishing, true)) link->stream->finish(), mark_dirty(*link);
+    delivered = delivered && (link->stream->delivered() || left_[size_t(key.peer)]);
+  }
+  flush();
+  return delivered;
+}
+
+void TcpTransport::retire(int group) {
+  for (auto it = link_states_.lower_bound({group, kControl, 0}); it != link_states_.end() && it->first.group == group;
+       ++it) {
+    TcpLinkState& link = *it->second;
+    if (!link.stream || link.closed) continue;
+    link.retired = link.finishing = true;
+    link.stream->finish();
+    mark_dirty(link);
+  }
+}
+
+void TcpTransport::end(const Error& cause) {
+  if (!ended_) ended_ = std::make_unique<Error>(cause);
+  for (auto it = connections_.begin(); it != connections_.end();) {
+    Connection& connection = *(it++)->second;
+    if (connection.link) drop(connection);
+    else if (connection.awaits_group) admit(connection);
+  }
+  for (auto& [key, link] : link_states_) link->closed = true;
+}
+
+void TcpTransport::close() {
+  end(Error(Code::shut_down, "this rank has shut down"));
+  connections_.clear();
+  listener_ = Fd();
+  timers_ = blocked_writes_ = 0;
+}
+
+void TcpTransport::close_in_child() {
+  connections_.clear();
+  listener_ = Fd();
+  epoll_ = Fd();
+}
+
+void TcpTransport::break_connections() {
+  for (auto& [number, connection] : connections_)
+    if (connection->up) shutdown(connection->fd.get(), SHUT_RDWR);
+}
+
+// ---- bytes
+
+void TcpTransport::write(TcpLinkState& link) {
+  Connection* c = link.connection;
+  if (!c || !c->up || !c->out.empty()) return;
+  std::array<iovec, 2> pieces;
+  while (const int count = link.stream->to_send(pieces)) {
+    msghdr message{};
+    message.msg_iov = pieces.data(), message.msg_iovlen = size_t(count);
+    const ssize_t n = sendmsg(c->fd.get(), &message, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return poll_for(*c, is_for_later(errno) ? kBoth : kIn);
+    link.stream->sent(size_t(n));
+  }
+  poll_for(*c, kIn);
+  if (link.retired && link.stream->delivered() && link.stream->peer_finished()) drop(*c), close(link);
+}
+
+void TcpTransport::close(TcpLinkState& link) {
+  link.closed = true;
+  if (link.retired) link.stream.reset();  // its link is gone
+}
+
+// What has come; straight into the ring where it is much.
+bool TcpTransport::read(TcpLinkState& link) {
+  char buffer[kBufferBytes];
+  bool moved = false;
+  for (size_t bytes = 0; bytes < kReadBytes;) {
+    std::array<iovec, 2> pieces{link.stream->to_receive(), iovec{buffer, sizeof buffer}};
+    const ssize_t n = readv(link.connection->fd.get(), pieces.data(), int(pieces.size()));
+    if (n < 0 && is_for_later(errno)) return moved;
+    if (n <= 0) return on_broken(link, n < 0 ? std::strerror(errno) : "closed by the other side"), true;
+    const size_t direct = std::min(size_t(n), pieces[0].iov_len);
+    try {
+      link.stream->arrived(direct);
+      link.stream->feed({buffer, size_t(n) - direct});
+    } catch (const Error& error) {
+      throw Error(error.code(), contact(link).name + ": " + error.what());
+    }
+    mark_dirty(link);  // there may be something to acknowledge
+    moved = true;
+    bytes += size_t(n);
+    if (size_t(n) < pieces[0].iov_len + pieces[1].iov_len) return true;
+  }
+  return moved;
+}
+
+bool TcpTransport::serve(Connection& c, uint32_t events) {
+  if (c.connecting) {
+    int error = 0;
+    socklen_t length = sizeof error;
+    getsockopt(c.fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error) return on_attempt_failed(*c.link, error), true;
+    c.connecting = false, c.since_ns = now_ns();
+    c.out += c.handshake.take_output();
+    return send_handshake(c), true;
+  }
+  if (events & EPOLLOUT && !c.out.empty() && !send_handshake(c)) return true;
+  if (!c.up) return pump_handshake(c), true;
+  TcpLinkState& link = *c.link;
+  if (events & EPOLLOUT) write(link);
+  return link.connection && events & ~uint32_t(EPOLLOUT) ? read(link) : true;
+}
+
+bool TcpTransport::step() {
+  std::array<epoll_event, 64> events;
+  const int count = epoll_wait(epoll_.get(), events.data(), int(events.size()), 0);
+  bool moved = false;
+  for (int i = 0; i < count; ++i) {
+    const uint64_t number = events[size_t(i)].data.u64;
+    if (number == 0) {
+      accept_incoming();
+      moved = true;
+    } else if (auto it = connections_.find(number); it != connections_.end()) {
+      moved |= serve(*it->second, events[size_t(i)].events);
+    }
+  }
+  if (timers_ > 0)
+    if (const uint64_t now = now_ns(); now - timers_ran_ns_ >= kTimerNs) run_timers(timers_ran_ns_ = now);
+  return moved;
+}
+
+void TcpTransport::wait(uint64_t timeout_ns, int also) {
+  if (timers_ > 0) timeout_ns = std::min(timeout_ns, kTimerNs);
+  pollfd fds[] = {{epoll_.get(), POLLIN, 0}, {also, POLLIN, 0}};
+  const timespec timeout{time_t(timeout_ns / 1'000'000'000), long(timeout_ns % 1'000'000'000)};
+  ppoll(fds, 2, timeout_ns == UINT64_MAX ? nullptr : &timeout, nullptr);
+}
+
+}  // namespace lightcc

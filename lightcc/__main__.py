@@ -1,0 +1,7 @@
+"""python -m lightcc is lightccrun."""
+
+import sys
+
+from lightcc.runner.launch import main
+
+sys.exit(main())

@@ -1,0 +1,35 @@
+"""The callbacks of one Keras package: the mix-ins of callbacks.py, joined with the Callback of that package."""
+from types import ModuleType
+from typing import Any, Iterable, Optional, Tuple
+
+from lightcc._keras import callbacks as impl
+
+
+def bound_callbacks(keras: ModuleType, module: str) -> Tuple[type, type, type, type]:
+    """The classes, as if they were defined in `module`. keras: the package keras or tf.keras."""
+
+    class BroadcastGlobalVariablesCallback(impl.BroadcastGlobalVariablesCallbackImpl, keras.callbacks.Callback):
+        def __init__(self, root_rank: int, device: str = "", local_variables: Optional[Iterable[Any]] = None):
+            super().__init__(keras.backend, root_rank, device)
+            for variable in local_variables or ():
+                self.register_local_var(variable)
+
+    class MetricAverageCallback(impl.MetricAverageCallbackImpl, keras.callbacks.Callback):
+        def __init__(self, device: str = ""):
+            super().__init__(keras.backend, device)
+
+    class LearningRateScheduleCallback(impl.LearningRateScheduleCallbackImpl, keras.callbacks.Callback):
+        def __init__(self, initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True,
+                     momentum_correction=True, steps_per_epoch=None):
+            super().__init__(keras.backend, initial_lr, multiplier, start_epoch, end_epoch, staircase,
+                             momentum_correction, steps_per_epoch)
+
+    class LearningRateWarmupCallback(impl.LearningRateWarmupCallbackImpl, keras.callbacks.Callback):
+        def __init__(self, initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0):
+            super().__init__(keras.backend, initial_lr, warmup_epochs, momentum_correction, steps_per_epoch, verbose)
+
+    classes = (BroadcastGlobalVariablesCallback, MetricAverageCallback, LearningRateScheduleCallback,
+               LearningRateWarmupCallback)
+    for cls in classes:
+        cls.__module__, cls.__qualname__ = module, cls.__name__
+    return classes

@@ -1,0 +1,99 @@
+"""The gradients of Keras 3's optimizers on torch. TensorFlow is not imported here.
+
+Keras hands all gradients over at once, after backward, so all of them are on their way before the first is waited for.
+"""
+from typing import Any, Dict, List
+
+from lightcc import ops
+from lightcc._keras.gradient_reducer import GradientReducer
+from lightcc.common.util import split_list
+from lightcc.wrapper_arguments import stays_here
+
+
+class TorchGradientReducer(GradientReducer):
+    """By asynchronous collectives, which the core puts into buckets."""
+
+    framework = "torch"
+
+    def __init__(self, options, class_name):
+        super().__init__(options, class_name)
+        self._local: Dict[int, Any] = {}  # by key; kept, so that no other variable gets the key
+        if options.backward_passes_per_step > 1:
+            self.helper = _Sums(options.backward_passes_per_step, options.average_aggregated_gradients)
+
+    def keep_local(self, variable):
+        self._local[_key(variable)] = variable
+
+    def apply(self, closure, optimizer, pairs=()):
+        if self.helper is None or self.helper.counter == 0:
+            return closure()
+        optimizer._iterations.assign_add(1)
+
+    def _reduce(self, grads, variables):
+        if self.helper is None:
+            return self._over_ranks(grads, variables)
+        totals = self.helper.add(grads, variables)
+        return grads if totals is None else self._over_ranks(totals, variables)
+
+    def _over_ranks(self, grads: List[Any], variables: List[Any]) -> List[Any]:
+        process_set, results = self.options.process_set, list(grads)
+        if stays_here(process_set):
+            return results
+        shared = []
+        for i, (grad, variable) in enumerate(zip(grads, variables)):
+            if grad is not None and _key(variable) not in self._local:
+                shared.append(i)
+            elif grad is not None and self.options.scale_local_gradients:
+                results[i] = grad / process_set.size()
+        pending = [(members, *self._send([grads[i] for i in members], f"{self.name}.gradient.{members[0]}"))
+                   for members in self._units(shared, variables)]
+        for members, handle, contexts in pending:
+            for i, output, context in zip(members, ops.synchronize(handle), contexts):
+                results[i] = self.options.compression.decompress(output, context)
+        return results
+
+    def _send(self, grads: List[Any], name: str):
+        sent, contexts = zip(*(self.options.compression.compress(grad.contiguous()) for grad in grads))
+        factor = self.options.gradient_predivide_factor
+        handle = ops.grouped_allreduce_async(list(sent), None, name, self.options.op, 1.0 / factor, factor,
+                                             self.options.process_set)
+        return handle, contexts
+
+    def _units(self, shared: List[int], variables: List[Any]) -> List[List[int]]:
+        """Which gradients, by their places, travel as one unit."""
+        groups = self.options.groups
+        if groups is None or not shared:
+            return [[i] for i in shared]
+        if isinstance(groups, int):
+            return split_list(shared, min(groups, len(shared)))
+        place = {_key(variables[i]): i for i in shared}
+        together = [[place.pop(key) for key in map(_key, group) if key in place] for group in groups]
+        return [members for members in together if members] + [[i] for i in place.values()]
+
+
+class _Sums:
+    """Adds up the gradients of several backward passes."""
+
+    def __init__(self, passes: int, average: bool):
+        self._passes, self._average = passes, average
+        self._sums: Dict[int, Any] = {}
+        self.counter = 0  # passes since the gradients last travelled
+
+    def add(self, grads, variables):
+        """Returns the sums with the last pass, and starts anew; before that None."""
+        self.counter += 1
+        for grad, variable in zip(grads, variables):
+            if grad is not None:
+                total = self._sums.get(_key(variable))
+                self._sums[_key(variable)] = grad.clone() if total is None else total.add_(grad)
+        if self.counter < self._passes:
+            return None
+        self.counter = 0
+        sums, self._sums = self._sums, {}
+        totals = [sums.get(_key(variable)) for variable in variables]
+        return [total if total is None or not self._average else total / self._passes for total in totals]
+
+
+def _key(variable: Any) -> int:
+    """What identifies a variable of Keras: the tensor it holds, as in groups either may stand."""
+    return id(getattr(variable, "_value", variable))

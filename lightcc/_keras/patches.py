@@ -1,0 +1,64 @@
+"""Wraps those methods of Keras' own classes, once, that must know whether an optimizer is distributed.
+
+Nothing changes for models without a distributed optimizer.
+"""
+import functools
+import inspect
+from typing import Callable
+
+from lightcc._keras.optimizer import Distributed, check_loss_scale, framework_of, is_distributed
+
+_MARK = "_lightcc_wrapped"
+
+
+def install(keras) -> None:
+    """Wraps Model.compile and, of Keras 3, LossScaleOptimizer.apply."""
+    _wrap(keras.Model, "compile", _compile)
+    if hasattr(keras.optimizers, "LossScaleOptimizer"):  # in Keras 2 it is elsewhere, and asks to aggregate
+        _wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply)
+
+
+def _wrap(cls: type, name: str, around: Callable) -> None:
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    plain = vars(owner)[name]
+    if not hasattr(plain, _MARK):
+        wrapped = functools.wraps(plain)(around(plain))
+        setattr(wrapped, _MARK, True)
+        setattr(owner, name, wrapped)
+
+
+def _compile(plain):
+    """XLA cannot compile collectives, and jit_compile="auto" is True where there is a GPU."""
+    signature = inspect.signature(plain)
+
+    def compile(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        optimizer = given.arguments.get("optimizer")
+        if is_distributed(optimizer) and framework_of(type(optimizer)) == "tensorflow":
+            if given.arguments.get("jit_compile") == "auto":
+                given.arguments["jit_compile"] = False
+            elif given.arguments.get("jit_compile"):
+                raise ValueError("model.compile(jit_compile=True) with a DistributedOptimizer: XLA cannot compile the "
+                                 "exchange of gradients. Leave jit_compile out; what is to be compiled, put into a "
+                                 "tf.function(jit_compile=True) of its own, inside the model.")
+        return plain(*given.args, **given.kwargs)
+    return compile
+
+
+def _apply(plain):
+    """It looks for inf and nan and skips the step if there are any. So gradients must be reduced before, or a rank
+    would skip the exchange that the others wait in."""
+    def apply(self, grads, trainable_variables=None):
+        inner = self.inner_optimizer
+        if not isinstance(inner, Distributed) or not len(grads):
+            return plain(self, grads, trainable_variables)
+        check_loss_scale(inner)
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        grads = inner._reducer.arrived(list(grads), variables)
+        inner._reducer.reduced = True
+        try:
+            return plain(self, grads, trainable_variables)
+        finally:
+            inner._reducer.reduced = False  # also if the step is skipped
+    return apply

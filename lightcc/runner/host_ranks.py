@@ -1,0 +1,93 @@
+"""The ranks of this host as events (messages.py), for supervise.py and for an agent alike.
+
+The ranks of a host are one object with send(rank, signum), give(input), pause(on) and end(); the callables that it puts
+into the selector return the ranks' events. HostRanks is that of the host where this process runs; remote.Agent has the
+same methods for another host.
+"""
+
+import functools
+import os
+import selectors
+from collections.abc import Iterator, Sequence
+from typing import Optional
+
+from lightcc.runner import groups
+from lightcc.runner.local import Rank
+from lightcc.runner.messages import Ended, Message, Output, Over, Started
+from lightcc.runner.standard_input import Feed
+
+READ_BYTES = 1 << 16
+MAX_PIPE_BYTES = 1 << 20  # what a pipe can still hold after its writer has ended
+
+
+class HostRanks:
+    def __init__(self, host: str, ranks: Sequence[Rank], selector: selectors.BaseSelector,
+                 pipes: selectors.BaseSelector) -> None:
+        """pipes: an empty selector, which is registered in `selector`, so that one call pauses all reading."""
+        self._host = host
+        self._ranks = {rank.number: rank for rank in ranks}
+        self._selector = selector
+        self._pipes = pipes
+        self._paused = True
+        self._feed: Optional[Feed] = None  # rank 0's input
+        for rank in ranks:
+            if rank.process.stdin:
+                self._feed = Feed(rank.process.stdin, selector)
+            selector.register(rank.pidfd, selectors.EVENT_READ, functools.partial(self._ended, rank))
+            for stream, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
+                pipes.register(pipe.fileno(), selectors.EVENT_READ, (rank.number, stream))
+        self.pause(False)
+
+    def started(self) -> list[Message]:
+        return [Started(rank.number, rank.pid) for rank in self._ranks.values()]
+
+    def send(self, rank: int, signum: int) -> None:
+        self._ranks[rank].send(signum)
+
+    def give(self, chunk: bytes) -> None:
+        """Writes to rank 0's standard input; b"" ends it. What the rank has read is an event (Taken)."""
+        if self._feed:
+            self._feed.put(chunk)
+
+    def pause(self, on: bool) -> None:
+        if on != self._paused:
+            self._paused = on
+            if on:
+                self._selector.unregister(self._pipes.fileno())
+            else:
+                self._selector.register(self._pipes.fileno(), selectors.EVENT_READ, self._read)
+
+    def end(self) -> Iterator[Message]:
+        """What a rank leaves in its group ends with the job; only then its pipes have all that it wrote."""
+        if self._feed:
+            self._feed.close()
+        stuck = groups.end([rank.pid for rank in self._ranks.values()])
+        self.pause(True)
+        for key in list(self._pipes.get_map().values()):
+            left = MAX_PIPE_BYTES  # a process that left the group may still be writing
+            while left > 0 and (chunk := _read_some(key.fd)):
+                yield Output(*key.data, chunk)
+                left -= len(chunk)
+            yield Output(*key.data, b"")
+            self._pipes.unregister(key.fd)
+        yield Over(self._host, stuck)
+
+    def _ended(self, rank: Rank) -> list[Message]:
+        self._selector.unregister(rank.pidfd)
+        return [Ended(rank.number, rank.exit_code())]
+
+    def _read(self) -> Iterator[Message]:
+        for key, _ in self._pipes.select(0):
+            chunk = _read_some(key.fd)
+            if chunk is not None:
+                yield Output(*key.data, chunk)
+            if chunk == b"":
+                self._pipes.unregister(key.fd)
+
+
+def _read_some(fd: int) -> Optional[bytes]:
+    """b"" at the end, None when there is nothing now."""
+    try:
+        return os.read(fd, READ_BYTES)
+    except BlockingIOError:
+        return None

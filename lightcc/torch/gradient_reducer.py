@@ -1,0 +1,394 @@
+"""Reduces the gradients of an optimizer: each has a slot in memory that the ranks of a host share and is reduced there.
+
+One copy in, when a gradient is ready and still in the cache; none out: p.grad itself becomes a view of the slot. The
+slots of one dtype lie side by side in one slab, in the order in which backward usually makes gradients, so that the
+core can fuse neighbours without copying. A slot belongs to an epoch; it keeps its slab alive, and so does each view.
+A gradient that has been reduced is overwritten by the next reduction: who keeps p.grad across steps must clone it.
+
+Sparse gradients are gathered instead (lightcc.torch.sparse). All ranks must send a gradient in one form, and a rank
+without gradient cannot tell which. So all ranks settle a form together, when they first synchronize with a gradient of
+that parameter on any of them: sparse if no rank has it dense. Until then a dense gradient goes at once, as zeros can
+follow it, and a sparse one waits. Once it is settled each rank brings what it has into that form. A settled form lasts
+until a join is over, as ranks that had joined do not know it, or the epoch.
+
+With sparse_as_dense a sparse gradient travels as a dense one, and ends as a sparse one again, as its optimizer may take
+no other. Beside it travels one byte for each place (for an embedding: row) that says whether this rank has an entry
+there: a gradient that is zero is none that is absent to an optimizer with momentum.
+"""
+import ctypes
+from array import array
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import torch
+
+from lightcc import _core, ops, request
+from lightcc.common.exceptions import HorovodInternalError
+from lightcc.torch import slots, sparse
+from lightcc.torch.compression import Compression
+from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
+from lightcc.torch.handles import SeenHandles
+
+_ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
+_BURST_BYTES = 1 << 20  # small gradients wait for each other until they are so many: each collective costs time, too
+_strided, _start = torch.strided, _core.start  # looked up for each gradient
+_engine = torch.autograd.Variable._execution_engine
+_names = Names()
+
+
+class GradientReducer:
+    """Reduces gradients over a process set. Used by one thread at a time."""
+
+    def __init__(self, compression, op: int, prescale: float, postscale: float, sparse_as_dense: bool, process_set):
+        self._compression = compression
+        self._casts = compression in (Compression.none, Compression.fp16, Compression.bf16)  # no subclass of a user's
+        self._request = op, prescale, postscale
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._gradients: List[Gradient] = []
+        self._without_slot: List[Gradient] = []
+        self._unsettled: List[Gradient] = []
+        self._gathers: List[Tuple[Gradient, Callable[[], torch.Tensor]]] = []  # sent since the last finish
+        self._joins = _core.joins  # when forms were settled
+        self._held: List[Gradient] = []  # whose prepared requests are to start together, and their bytes
+        self._held_bytes = 0
+        self._backward = -1  # torch's number of the backward pass at whose end they start at the latest
+        self._handles = array("q")  # of what was sent since the last finish
+        self._seen = SeenHandles()
+        self._epoch = 0  # of the slots
+        self._number = 0  # among the reducers of this epoch that have names in common
+
+    def add(self, gradients: Iterable[Gradient]) -> None:
+        for gradient in gradients:
+            self._gradients.append(gradient)
+            self._without_slot.append(gradient)
+            self._unsettled.append(gradient)
+
+    def keep_local(self, gradient: Gradient) -> None:
+        """From now on send does nothing with this gradient, which is in no group and not on its way."""
+        gradient.local, gradient.dtype = True, None
+        for gradients in (self._gradients, self._without_slot, self._unsettled):
+            if gradient in gradients:
+                gradients.remove(gradient)
+        if gradient.prepared and self._epoch == _core.epoch:
+            _core.discard(gradient.prepared)
+        gradient.prepared = 0
+
+    def make_ready(self) -> None:
+        """Must come before send, whenever gradients were added or another epoch may have begun.
+
+        HorovodInternalError if gradients were in flight when the last epoch ended.
+        """
+        if self._joins != _core.joins and not any(gradient.sent for gradient in self._gradients):
+            self._unsettle()
+        if self._without_slot or self._epoch != _core.epoch:
+            self._make_slots()
+
+    def settle(self, sparse_dims_of_none: int) -> None:
+        """Settles with the other ranks the form of gradients of which that has not been done.
+
+        Must come once before finish, with nothing sent of what this rank has no gradient of. What no rank has a
+        gradient of stays open, and travels as zeros, unless sparse_dims_of_none says that it be sparse and how.
+        ValueError, on all ranks, if a gradient is sparse that cannot be.
+        """
+        # The ranks may have their parameters in different orders.
+        open_ = sorted(self._unsettled, key=lambda gradient: gradient.name)
+        if not open_:
+            return
+        mine = [(True, 0) if g.sent and not self._sparse_as_dense else sparse.form_of(g.parameter.grad) for g in open_]
+        forms = sparse.agree(mine, f"gradient_forms.{open_[0].name}", self._process_set)
+        settled = set()
+        for gradient, (dense, dimensions) in zip(open_, forms):
+            dimensions = dimensions or sparse_dims_of_none
+            if dimensions and not dense:
+                if self._request[0] not in sparse.SUMS and not self._sparse_as_dense:
+                    raise ValueError(f"The gradient of {gradient.name} is sparse, and op is not Sum or Average: that "
+                                     "needs the zeros too. Use DistributedOptimizer(..., sparse_as_dense=True) or a "
+                                     "layer with sparse=False.")
+                self._make_sparse(gradient, dimensions)
+            if dimensions or dense:
+                settled.add(id(gradient))
+        self._unsettled = [gradient for gradient in self._unsettled if id(gradient) not in settled]
+
+    def send(self, gradient: Gradient) -> None:
+        """Copies the gradient into its slot and starts the reduction; a parameter without gradient sends zeros."""
+        grad = gradient.parameter.grad
+        # Every gradient of every step comes by here: a plain one costs one copy and one call of the core.
+        if grad is not None and grad.dtype is gradient.dtype and grad.layout is _strided and not grad.requires_grad:
+            if grad.data_ptr() != gradient.address:  # else it accumulated in its slot
+                try:
+                    gradient.slot.copy_(grad)
+                except RuntimeError:  # not of the slot's shape
+                    self._fill(gradient, grad)
+                grad.data = gradient.slot  # frees its memory, so that backward's next gradient is made where it is hot
+            self._start(gradient)
+        else:
+            self._send_other(gradient, grad)
+
+    def _send_other(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
+        """send for what takes more than a copy."""
+        if gradient.local:
+            return
+        if gradient.sparse_dims and not self._sparse_as_dense:
+            self._gather(gradient, grad)
+        elif self._sparse_as_dense or grad is None or grad.layout is not torch.sparse_coo or \
+                not any(waiting is gradient for waiting in self._unsettled):
+            self._fill(gradient, grad)
+            self._start(gradient)
+            if gradient.sparse_dims:
+                self._send_places(gradient, grad)
+
+    def _start(self, gradient: Gradient) -> None:
+        """Starts the reduction of what is in the slot, a small one together with those after it."""
+        group = gradient.group
+        if group is None:
+            held = self._held
+            if not held:
+                self._release_after_backward()
+            held.append(gradient)
+            self._held_bytes += gradient.bytes
+            if self._held_bytes >= _BURST_BYTES:
+                self.release()
+        else:
+            if group.missing == 1:
+                self._start_group(group)
+            group.missing -= 1
+        gradient.sent = True
+
+    def release(self) -> None:
+        """Starts what is held back. Must come before finish."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        for done, gradient in enumerate(held):
+            gradient.handle = handle = _start(gradient.prepared)
+            if handle < 0:
+                self._held = held[done:]  # what was not started must not pass for reduced
+                raise _core.error(-handle)
+            self._handles.append(handle)
+
+    def _release_after_backward(self) -> None:
+        """Sees to it that other ranks need not wait until this one comes to synchronize."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward and backward != -1:
+            self._backward = backward
+            _engine.queue_callback(self.release)
+
+    def _start_group(self, group: Group) -> None:
+        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.pack.addresses, group.name,
+                                           self._process_set, 0, *self._request)
+        self._handles.append(group.handle)
+
+    def _gather(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
+        """Starts the reduction of a gradient whose form is settled as sparse."""
+        grad = sparse.in_form(grad, gradient.sparse_dims, gradient.parameter)
+        if self._casts:
+            grad = sparse.with_values(grad, self._compression.compress(grad._values())[0])
+        self._gathers.append((gradient, sparse.gather_async(grad, gradient.name, self._process_set)))
+        gradient.sent = True
+
+    def _send_places(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
+        """Starts the reduction of where a gradient has entries, which itself travels as a dense one."""
+        mine = sparse.places(grad, gradient.sparse_dims, gradient.parameter)
+        handle = ops.allreduce_async_(mine, name=f"{gradient.name}.places", op=ops.ReduceOps.Max,
+                                      process_set=self._process_set)
+        self._gathers.append((gradient, lambda: ops.synchronize(handle)))
+
+    def handles(self) -> Dict[torch.Tensor, Tuple[Any, Any]]:
+        """Starts what is held back. By parameter, of all that is in flight: (handle, what decompress needs)."""
+        self.release()
+        waits = {} if self._sparse_as_dense else {gradient: wait for gradient, wait in self._gathers}
+        found = {g.parameter: (lambda wait=wait: self._averaged(wait())) for g, wait in waits.items()}
+        found.update((g.parameter, self._seen.handle_of(g)) for g in self._gradients if g.sent and g not in waits)
+        none = self._compression is Compression.none
+        return {g.parameter: (found[g.parameter], None if none else g.parameter.dtype if self._casts else g.context)
+                for g in self._gradients if found.get(g.parameter)}
+
+    def finish(self) -> None:
+        """Waits for all that was sent, and makes each p.grad the reduced gradient. Raises the first error."""
+        sent = [gradient for gradient in self._gradients if gradient.sent]
+        gathered = [gradient for gradient, _ in self._gathers]
+        failure = self.drain()
+        if failure is not None:
+            raise failure
+        if gathered and not self._sparse_as_dense:
+            sent = [gradient for gradient in sent if not gradient.sparse_dims]
+            self._deliver_sparse(gathered)
+        self._deliver_all(sent)
+
+    def drain(self) -> Optional[Exception]:
+        """Waits for all that was sent and forgets it; returns the first error."""
+        failure: Optional[Exception] = None
+        if self._handles:
+            seen_failure = self._seen.take_back(self._handles)
+            try:
+                _core.finish_all(self._handles)
+            except (HorovodInternalError, ValueError) as error:
+                failure = error
+            if self._epoch != _core.epoch or not _core.initialized():
+                failure = failure or HorovodInternalError("lightcc was shut down while gradients were in flight.")
+            failure = failure or seen_failure
+        for gradient, wait in self._gathers:
+            try:
+                gradient.gathered = wait()
+            except (HorovodInternalError, ValueError) as error:
+                failure = failure or error
+        self._forget()
+        return failure
+
+    def __del__(self):
+        if self._epoch != _core.epoch:
+            return
+        self._seen.take_back(self._handles)
+        kept = [gradient.slot for gradient in self._gradients]
+        for handle in self._handles:  # the core still works on the slots
+            request.register(handle, kept, None)
+        for gradient in self._gradients:
+            if gradient.prepared:
+                _core.discard(gradient.prepared)
+
+    # Slots
+
+    def _make_slots(self) -> None:
+        if self._epoch != _core.epoch:
+            failure = self.drain()
+            self._epoch, self._number = _core.epoch, 0
+            self._unsettle()
+            self._without_slot = list(self._gradients)
+            if failure is not None:
+                raise failure
+        waiting = in_order_of_slots(reversed(self._without_slot))  # the order in which backward usually makes them
+        forms = [(gradient, self._wire_form(gradient)) for gradient in waiting]  # before any name
+        named = {id(one): one for g, _ in forms for one in (g, g.group) if one is not None}.values()
+        self._number = _names.take([one.given_name for one in named], self._process_set.process_set_id, self._number)
+        for one in named:
+            one.name = f"{one.given_name}.{self._number}" if self._number else one.given_name
+        for gradient, _ in forms:
+            gradient.slot, gradient.address, gradient.dtype, gradient.form, gradient.prepared = None, 0, None, None, 0
+        self._assign_slots([entry for entry in forms if not self._may_stay_without(*entry)])
+        self._without_slot = []
+
+    def _assign_slots(self, forms: Sequence[Tuple[Gradient, torch.Tensor]]) -> None:
+        by_dtype: Dict[torch.dtype, List[Tuple[Gradient, torch.Tensor]]] = {}
+        for gradient, form in forms:
+            by_dtype.setdefault(form.dtype, []).append((gradient, form))
+        for entries in by_dtype.values():
+            self._make_slab(entries)
+        for group in {id(g.group): g.group for g, _ in forms if g.group is not None}.values():
+            group.close()
+
+    def _may_stay_without(self, gradient: Gradient, form: torch.Tensor) -> bool:
+        """Whether to wait for the first dense gradient: a sparse one of a large embedding needs no memory for all."""
+        large = form.numel() * form.element_size() >= _ALONE_BYTES
+        return large and gradient.group is None and not self._sparse_as_dense
+
+    def _wire_form(self, gradient: Gradient) -> torch.Tensor:
+        return slots.wire_form(gradient.given_name, gradient.parameter, self._compression, self._casts)
+
+    def _make_slab(self, entries: Sequence[Tuple[Gradient, torch.Tensor]]) -> None:
+        for (gradient, _), slot in zip(entries, slots.in_one_slab([form for _, form in entries])):
+            gradient.slot, gradient.address, gradient.bytes = slot
+            gradient.dtype = gradient.slot.dtype if self._casts and not gradient.sparse_dims else None
+            gradient.form = gradient.parameter.dtype, gradient.parameter.shape
+            if gradient.group is None:
+                gradient.prepared = self._prepare(gradient)
+
+    def _prepare(self, gradient: Gradient) -> int:
+        address, dtype, shape = described(gradient)
+        op, prescale, postscale = self._request
+        dimensions = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+        return _core.prepare(_core.ALLREDUCE, request.encoded(gradient.name), self._process_set.process_set_id, address,
+                             address, dtype, len(shape), ctypes.addressof(dimensions), op, 0, prescale, postscale,
+                             None, 0)
+
+    def _forget(self) -> None:
+        del self._handles[:]
+        del self._held[:]
+        self._held_bytes = 0
+        del self._gathers[:]
+        for gradient in self._gradients:
+            gradient.sent = False
+            if gradient.group is not None:
+                gradient.group.missing, gradient.group.handle = len(gradient.group.members), 0
+
+    # The form
+
+    def _make_sparse(self, gradient: Gradient, dimensions: int) -> None:
+        gradient.sparse_dims, gradient.dtype = dimensions, None
+        group = gradient.group
+        if self._sparse_as_dense:
+            if gradient.sent:
+                self._send_places(gradient, gradient.parameter.grad)
+        elif group is not None:
+            group.leave(gradient)
+            if group.members and group.missing == 0:  # it was the one that the group waited for
+                self._start_group(group)
+
+    def _unsettle(self) -> None:
+        """Makes every form open again. Nothing is on its way."""
+        for gradient in self._gradients:
+            if gradient.sparse_dims:
+                gradient.sparse_dims, gradient.gathered = 0, None
+                gradient.dtype = gradient.slot.dtype if self._casts and gradient.slot is not None else None
+                if gradient.home is not gradient.group:
+                    gradient.home.take_back(gradient)
+        self._unsettled = list(self._gradients)
+        self._joins = _core.joins
+
+    # Between p.grad and slot
+
+    def _fit(self, gradient: Gradient) -> None:
+        """A slot if there is none that fits: after model.double() the parameter has another dtype."""
+        if gradient.form != (gradient.parameter.dtype, gradient.parameter.shape):
+            if gradient.prepared:
+                _core.discard(gradient.prepared)
+                gradient.prepared = 0
+            self._assign_slots([(gradient, self._wire_form(gradient))])
+
+    def _fill(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
+        """Makes the slot what this rank sends, whatever form its gradient has."""
+        self._fit(gradient)
+        if grad is None:
+            gradient.slot.zero_()
+            return
+        if grad.requires_grad:  # create_graph: the gradient has a history, a slot never
+            grad = grad.detach()
+        if grad.layout is not _strided:
+            grad = grad.to_dense()
+        if not self._casts:
+            grad, gradient.context = self._compression.compress(grad)
+        if grad.data_ptr() != gradient.address:
+            gradient.slot.copy_(grad)
+
+    def _deliver_all(self, sent: Sequence[Gradient]) -> None:
+        for gradient in sent:
+            grad = gradient.parameter.grad
+            if grad is None or grad.layout is not _strided or grad.data_ptr() != gradient.address:
+                if gradient.parameter.requires_grad:
+                    self._deliver(gradient, grad)
+
+    def _deliver_sparse(self, gathered: Sequence[Gradient]) -> None:
+        for gradient in gathered:
+            result, gradient.gathered = gradient.gathered, None
+            parameter = gradient.parameter
+            if parameter.requires_grad:
+                result = sparse.with_values(result, result._values().to(parameter.dtype))
+                parameter.grad = self._averaged(result)
+
+    def _averaged(self, total: torch.Tensor) -> torch.Tensor:
+        """What op makes of a sum of sparse gradients."""
+        count = self._process_set.size() if self._request[0] == ops.Average else 1
+        return sparse.divided(total, count) if count > 1 else total
+
+    def _deliver(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
+        """Makes p.grad, which is not the slot, the reduced gradient."""
+        parameter, slot = gradient.parameter, gradient.slot
+        if gradient.sparse_dims:
+            where, gradient.gathered = gradient.gathered, None
+            whole = slot if self._casts else self._compression.decompress(slot, gradient.context)
+            parameter.grad = sparse.at_places(whole.detach(), where, parameter.dtype)
+        elif not self._casts:
+            parameter.grad = self._compression.decompress(slot, gradient.context)
+        elif grad is None or grad.requires_grad or grad.layout is not _strided:
+            parameter.grad = slot.detach().to(parameter.dtype)
+        elif slot.dtype != grad.dtype:
+            grad.copy_(slot)
+        else:
+            grad.data = slot  # not a new tensor: who holds this p.grad already sees the reduced values

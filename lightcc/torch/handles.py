@@ -1,0 +1,42 @@
+"""The core's handles of gradients on their way, where a program asks for them: poll and synchronize take them."""
+import functools
+from array import array
+from typing import Any, Dict, Optional
+
+from lightcc import request
+from lightcc.common.exceptions import HorovodInternalError
+from lightcc.torch.gradient import Gradient
+
+
+class SeenHandles:
+    """Handles that the program has seen. The core wants each to be waited for once: that is done by the program with
+    synchronize, or else with all others."""
+
+    def __init__(self):
+        self._succeeded: Dict[int, bool] = {}  # by handle: whether the program has waited for it, without an error
+
+    def handle_of(self, gradient: Gradient) -> int:
+        """The handle of a gradient that is sent, which synchronize may now wait for; 0 while its group waits."""
+        group = gradient.group
+        handle = gradient.handle if group is None else group.handle
+        if handle and handle not in self._succeeded:
+            result = gradient.slot if group is None else [member.slot for member in group.members]
+            self._succeeded[handle] = False
+            request.register(handle, None, None, functools.partial(self._success, result))
+        return handle
+
+    def _success(self, result: Any, handle: int) -> Any:
+        self._succeeded[handle] = True
+        return result
+
+    def take_back(self, handles: "array[int]") -> Optional[Exception]:
+        """Takes out of `handles` those for which the program has waited; returns an error if one of them failed."""
+        failure = None
+        for handle, succeeded in self._succeeded.items():
+            if not request.unregister(handle):
+                handles.remove(handle)
+                if not succeeded:
+                    failure = HorovodInternalError("The allreduce of a gradient failed, which synchronize(handle) has "
+                                                   "raised already; the gradients of this step are not reduced.")
+        self._succeeded.clear()
+        return failure

@@ -1,0 +1,41 @@
+// The bytes of a connection: in whatever pieces whatever comes, a TcpStream takes it as frames or throws Error.
+// The first byte of the input decides how much was sent the other way before, so that acknowledgements can be right.
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "base/error.h"
+#include "net/tcp/tcp_stream.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace lightcc;
+  constexpr size_t kCapacity = 4096;
+  if (size < 2) return 0;
+  TcpStream stream(kCapacity);
+  for (int records = data[0] % 16; records > 0; --records) {
+    std::byte* to = stream.reserve(64);
+    if (!to) break;
+    std::memset(to, records, 64);
+    stream.commit(64);
+  }
+  const size_t pieces = data[1] % 97 + 1;
+  std::string_view bytes(reinterpret_cast<const char*>(data + 2), size - 2);
+  try {
+    while (!bytes.empty()) {
+      const size_t n = std::min(pieces, bytes.size());
+      stream.feed(bytes.substr(0, n));
+      bytes.remove_prefix(n);
+      std::array<iovec, 2> out;
+      size_t sent = 0;
+      for (int i = stream.to_send(out); i > 0; --i) sent += out[size_t(i - 1)].iov_len;
+      if (sent) stream.sent(sent);
+      while (const std::byte* record = stream.peek(64)) {
+        volatile std::byte last = record[63];
+        (void)last;
+        stream.consume(64);
+      }
+    }
+  } catch (const Error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,592 @@
+// Negotiation by script: given these messages, exactly those. No I/O, no clock, no threads.
+#include "engine/control/coordinator.h"
+#include "engine/control/response_cache.h"
+
+#include <gtest/gtest.h>
+
+namespace lightcc {
+namespace {
+
+constexpr Coordinator::Limits kLimits{1 << 20, true, 100};
+
+Announcement allreduce(int64_t count, DType dtype = DType::float32) {
+  Announcement what;
+  what.kind = Kind::allreduce, what.tensors = {{dtype, {count}}};
+  return what;
+}
+Announcement of_kind(Kind kind, Shape shape = {4}) {
+  Announcement what;
+  what.kind = kind, what.tensors = {{DType::float32, std::move(shape)}};
+  if (kind == Kind::alltoall) what.splits = {1, 1, 2};
+  return what;
+}
+
+// As a line of text: "[a=0.1 b=1.1] [0.1]" is a batch of two fresh requests, numbered 0 and 1 in their first
+// generation, and a batch of a known one; "a! why" is a failure.
+std::string script_of(const std::vector<Message>& messages) {
+  std::string line;
+  for (const Message& message : messages) {
+    line += line.empty() ? "" : " ";
+    if (auto* batch = std::get_if<Batch>(&message)) {
+      std::string responses;
+      for (const Response& response : batch->responses) {
+        responses += responses.empty() ? "" : " ";
+        if (response.fresh) responses += response.key + "=";
+        responses +=
+            response.id == kNoId ? "none" : std::to_string(response.id) + "." + std::to_string(response.generation);
+      }
+      line += "[" + responses + "]";
+    } else if (auto* failure = std::get_if<Failure>(&message)) {
+      line += failure->key + "! " + failure->text;
+      if (!failure->only.empty()) line += " (only " + text_of(failure->only) + ")";
+      if (!failure->absent.empty()) line += " (absent " + text_of(failure->absent) + ")";
+    } else {
+      line += "?";
+    }
+  }
+  return line;
+}
+
+void all_announce(Coordinator& coordinator, int size, const std::string& key, const Announcement& what) {
+  for (int member = 0; member < size; ++member) coordinator.announce(member, key, what);
+}
+
+// ---- what runs, and in which order
+
+TEST(Coordinator, NothingRunsBeforeTheLastMemberHasAnnouncedIt) {
+  Coordinator c({4, 7, 9}, kLimits);
+  c.announce(2, "a", of_kind(Kind::barrier));
+  c.announce(0, "a", of_kind(Kind::barrier));
+  EXPECT_FALSE(c.anything_ready());
+  EXPECT_EQ(c.missing("a"), std::vector{1});
+  EXPECT_EQ(c.missing("never heard of"), (std::vector{0, 1, 2}));
+  EXPECT_EQ(script_of(c.take_messages()), "");
+  c.announce(1, "a", of_kind(Kind::barrier));
+  EXPECT_TRUE(c.anything_ready());
+  EXPECT_TRUE(c.missing("a").empty());
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
+  EXPECT_FALSE(c.anything_ready());
+  EXPECT_EQ(c.missing("a"), (std::vector{0, 1, 2}));
+}
+
+TEST(Coordinator, RunsInTheOrderInWhichTheyBecameReady) {
+  Coordinator c({0, 1}, kLimits);
+  for (const char* key : {"a", "b", "c"}) c.announce(0, key, of_kind(Kind::allgather));
+  for (const char* key : {"c", "a", "b"}) c.announce(1, key, of_kind(Kind::allgather));
+  EXPECT_EQ(script_of(c.take_messages()), "[c=0.1] [a=1.1] [b=2.1]");
+}
+
+TEST(Coordinator, AnnouncingTwiceIsAFault) {
+  Coordinator c({0, 1}, kLimits);
+  c.announce(1, "a", allreduce(1));
+  EXPECT_THROW(c.announce(1, "a", allreduce(1)), Error);
+}
+
+TEST(Coordinator, TellsTheRowsOfEachMember) {
+  Coordinator c({0, 1}, kLimits);
+  c.announce(0, "g", of_kind(Kind::allgather, {2, 5}));
+  c.announce(1, "g", of_kind(Kind::allgather, {7, 5}));
+  Announcement x = of_kind(Kind::alltoall, {3}), y = of_kind(Kind::alltoall, {9});
+  x.splits = {1, 2}, y.splits = {4, 5};
+  c.announce(0, "t", x);
+  c.announce(1, "t", y);
+  const auto messages = c.take_messages();
+  ASSERT_EQ(script_of(messages), "[g=0.1] [t=1.1]");
+  using Rows = std::vector<std::vector<int64_t>>;
+  EXPECT_EQ(std::get<Batch>(messages[0]).responses[0].rows, (Rows{{2, 7}}));
+  EXPECT_EQ(std::get<Batch>(messages[1]).responses[0].rows, (Rows{{1, 2, 4, 5}}));
+}
+
+// ---- fusion
+
+TEST(Coordinator, FusesWhatIsReadyTogether) {
+  Coordinator c({0, 1}, kLimits);
+  for (const char* key : {"a", "b", "c"}) all_announce(c, 2, key, allreduce(10));
+  EXPECT_EQ(c.ready_bytes(), 120);
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1 b=1.1 c=2.1]");
+  EXPECT_EQ(c.ready_bytes(), 0);
+}
+
+TEST(Coordinator, NeverFusesWhatDiffers) {
+  Announcement average = allreduce(10), scaled = allreduce(10), rescaled = allreduce(10), mixed = allreduce(10);
+  average.op = ReduceOp::average, scaled.pre = 0.5, rescaled.post = 0.5;
+  mixed.tensors.push_back({DType::int32, {1}});
+  for (const Announcement& other : {average, scaled, rescaled, mixed, allreduce(10, DType::float64),
+                                    of_kind(Kind::reducescatter, {10}), of_kind(Kind::broadcast, {10})}) {
+    Coordinator c({0, 1}, kLimits);
+    all_announce(c, 2, "a", allreduce(10));
+    all_announce(c, 2, "b", other);
+    all_announce(c, 2, "c", allreduce(10));
+    EXPECT_EQ(script_of(c.take_messages()), "[a=0.1 c=1.1] [b=2.1]");
+  }
+  Coordinator c({0, 1}, kLimits);
+  for (const char* key : {"a", "b"}) all_announce(c, 2, key, of_kind(Kind::broadcast));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1] [b=1.1]") << "only reductions are fused";
+}
+
+TEST(Coordinator, ABatchHasItsLimit) {
+  Coordinator c({0, 1}, {100, true, 100});
+  all_announce(c, 2, "a", allreduce(10));
+  all_announce(c, 2, "b", allreduce(20));  // does not fit beside a
+  all_announce(c, 2, "c", allreduce(15));  // does
+  all_announce(c, 2, "d", allreduce(100));
+  all_announce(c, 2, "e", allreduce(5));   // just fits beside b
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1 c=1.1] [b=2.1 e=3.1] [d=4.1]");
+}
+
+TEST(Coordinator, FusionCanBeTurnedOff) {
+  Coordinator c({0, 1}, {1 << 20, false, 100});
+  for (const char* key : {"a", "b"}) all_announce(c, 2, key, allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1] [b=1.1]");
+}
+
+TEST(Coordinator, LargeTensorsRunAloneUnlessTheyLieInSharedMemory) {
+  for (bool placed : {false, true}) {
+    Coordinator c({0, 1}, {64 << 20, true, 100});
+    uintptr_t at = 4096;
+    for (const char* key : {"a", "b"}) {
+      if (placed) c.set_address(key, at += 4 << 20);
+      all_announce(c, 2, key, allreduce(1 << 20));
+    }
+    EXPECT_EQ(script_of(c.take_messages()), placed ? "[a=0.1 b=1.1]" : "[a=0.1] [b=1.1]");
+  }
+}
+
+TEST(Coordinator, WhatLiesSideBySideRunsSideBySide) {
+  Coordinator c({0, 1}, kLimits);
+  c.set_address("a", 3000), c.set_address("b", 1000), c.set_address("d", 2000);
+  for (const char* key : {"a", "b", "c", "d"}) all_announce(c, 2, key, allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[b=0.1 d=1.1 a=2.1] [c=3.1]") << "by address; private memory on its own";
+}
+
+// ---- the cache
+
+TEST(Coordinator, WhatAllHaveCachedIsToldByNumber) {
+  Coordinator c({0, 1}, kLimits);
+  all_announce(c, 2, "a", allreduce(10));
+  all_announce(c, 2, "b", allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1 b=1.1]");
+  for (int member : {1, 0}) c.announce_cached(member, {1, 1});
+  EXPECT_EQ(c.ready_bytes(), 40);
+  EXPECT_EQ(script_of(c.take_messages()), "[1.1]");
+}
+
+TEST(Coordinator, AChangedRequestKeepsItsNumberInANewGeneration) {
+  Coordinator c({0, 1}, kLimits);
+  all_announce(c, 2, "a", of_kind(Kind::allgather, {1, 3}));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
+  c.announce_cached(0, {0, 1});
+  c.announce(1, "a", of_kind(Kind::allgather, {5, 3}));
+  const auto messages = c.take_messages();
+  EXPECT_EQ(script_of(messages), "[a=0.2]");
+  EXPECT_EQ(std::get<Batch>(messages[0]).responses[0].rows[0], (std::vector<int64_t>{1, 5}));
+}
+
+TEST(Coordinator, ANumberThatWasGivenAwayIsIgnored) {
+  Coordinator c({0, 1}, {1 << 20, true, 1});
+  all_announce(c, 2, "a", allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
+  all_announce(c, 2, "b", allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[b=0.2]");
+  c.announce_cached(1, {0, 1});    // was on its way when the number went to b
+  c.announce_cached(1, {100, 1});  // no such number
+  EXPECT_EQ(c.missing("b"), (std::vector{0, 1}));
+  all_announce(c, 2, "a", allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.3]");
+}
+
+TEST(Coordinator, TheLongestUnusedIsEvictedButNothingInFlight) {
+  Coordinator c({0, 1}, {1 << 20, false, 2});
+  all_announce(c, 2, "a", allreduce(1));
+  all_announce(c, 2, "b", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1] [b=1.1]");
+  c.announce_cached(0, {0, 1});  // a is in flight, so b must give way although it was used later
+  all_announce(c, 2, "c", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "[c=1.2]");
+  c.announce_cached(0, {1, 2});  // and now both are
+  all_announce(c, 2, "d", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "[d=none]");
+  c.announce_cached(1, {1, 2});
+  c.announce_cached(1, {0, 1});
+  EXPECT_EQ(script_of(c.take_messages()), "[1.2] [0.1]");
+}
+
+TEST(Coordinator, WithoutACacheNothingIsNumbered) {
+  Coordinator c({0, 1}, {1 << 20, true, 0});
+  for (int again = 0; again < 2; ++again) {
+    all_announce(c, 2, "a", allreduce(10));
+    EXPECT_EQ(script_of(c.take_messages()), "[a=none]");
+  }
+}
+
+// ---- disagreement
+
+TEST(Coordinator, SaysWhatDiffersAndWhoHasWhat) {
+  const auto group = [](std::vector<TensorSpec> tensors) {
+    Announcement what = allreduce(1);
+    what.tensors = std::move(tensors);
+    return what;
+  };
+  Announcement op = allreduce(4), root = of_kind(Kind::broadcast), pre = allreduce(4), post = allreduce(4);
+  op.op = ReduceOp::max, root.root = 7, pre.pre = 0.25, post.post = 1e-3;
+  const struct { Announcement ours, theirs; const char* text; } rows[] = {
+      {allreduce(4), of_kind(Kind::broadcast), "operation: ranks 4, 9 have allreduce, rank 7 has broadcast"},
+      {allreduce(4), allreduce(5), "shape: ranks 4, 9 have [4], rank 7 has [5]"},
+      {allreduce(4), group({{DType::float32, {}}}), "shape: ranks 4, 9 have [4], rank 7 has []"},
+      {allreduce(4), allreduce(4, DType::int32), "dtype: ranks 4, 9 have float32, rank 7 has int32"},
+      {allreduce(4), op, "reduce op: ranks 4, 9 have sum, rank 7 has max"},
+      {of_kind(Kind::broadcast), root, "root rank: ranks 4, 9 have 0, rank 7 has 7"},
+      {allreduce(4), pre, "prescale factor: ranks 4, 9 have 1, rank 7 has 0.25"},
+      {allreduce(4), post, "postscale factor: ranks 4, 9 have 1, rank 7 has 0.001"},
+      {of_kind(Kind::allgather, {1, 2, 3}), of_kind(Kind::allgather, {5, 2, 4}),
+       "shape: ranks 4, 9 have [any, 2, 3], rank 7 has [any, 2, 4]"},
+      {of_kind(Kind::alltoall, {4}), of_kind(Kind::alltoall, {4, 1}),
+       "shape: ranks 4, 9 have [any], rank 7 has [any, 1]"},
+      {allreduce(4), group({{DType::float32, {4}}, {DType::float32, {4}}}),
+       "number of tensors: ranks 4, 9 have 1, rank 7 has 2"},
+      {group({{DType::float32, {4}}, {DType::float32, {4}}}), group({{DType::float32, {4}}, {DType::float32, {2, 2}}}),
+       "shape of tensor 2of2: ranks 4, 9 have [4], rank 7 has [2, 2]"}};
+  for (auto& row : rows) {
+    Coordinator c({4, 7, 9}, kLimits);
+    for (int member : {0, 2}) c.announce(member, "a", row.ours);
+    c.announce(1, "a", row.theirs);
+    EXPECT_TRUE(c.anything_ready());
+    const auto messages = c.take_messages();
+    EXPECT_EQ(script_of(messages), std::string("a! ranks disagree on ") + row.text);
+    EXPECT_EQ(std::get<Failure>(messages[0]).code, Code::mismatch);
+    all_announce(c, 3, "a", row.ours);
+    EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]") << "the next one does not work";
+  }
+}
+
+TEST(Coordinator, ThreeWaysToDisagree) {
+  Coordinator c({0, 1, 2}, kLimits);
+  c.announce(2, "a", allreduce(1));
+  c.announce(0, "a", allreduce(2));
+  c.announce(1, "a", allreduce(3));
+  EXPECT_EQ(script_of(c.take_messages()), "a! ranks disagree on shape: rank 0 has [2], rank 1 has [3], rank 2 has [1]");
+}
+
+TEST(Coordinator, ADisagreementAfterCachingIsFoundAndHealed) {
+  Coordinator c({0, 1}, kLimits);
+  all_announce(c, 2, "a", allreduce(10));
+  all_announce(c, 2, "b", allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1 b=1.1]");
+  c.announce_cached(0, {0, 1});
+  c.announce(1, "a", allreduce(11));
+  for (int member : {0, 1}) c.announce_cached(member, {1, 1});
+  EXPECT_EQ(script_of(c.take_messages()), "a! ranks disagree on shape: rank 0 has [10], rank 1 has [11] [1.1]");
+  all_announce(c, 2, "a", allreduce(11));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.2]");
+}
+
+// ---- members that will not come
+
+TEST(Coordinator, WhatAMemberThatLeftHasNotAnnouncedFailsNowAndLater) {
+  Coordinator c({0, 1, 2}, kLimits);
+  all_announce(c, 3, "complete", allreduce(1));
+  for (int member : {0, 1}) c.announce(member, "waiting", allreduce(1));
+  for (int member : {0, 2}) c.announce(member, "announced by it", allreduce(1));
+  c.member_left(2, "rank 2 has left");
+  EXPECT_TRUE(c.anything_failed());
+  auto messages = c.take_messages();
+  EXPECT_EQ(script_of(messages), "waiting! rank 2 has left [complete=0.1]");
+  EXPECT_EQ(std::get<Failure>(messages[0]).code, Code::shut_down);
+  c.announce(1, "announced by it", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "[announced by it=1.1]");
+  c.announce(0, "new", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "new! rank 2 has left");
+  c.announce_cached(1, {0, 1});
+  EXPECT_EQ(script_of(c.take_messages()), "complete! rank 2 has left");
+}
+
+TEST(Coordinator, RemembersWhoRefusedARequestUntilItComes) {
+  Coordinator c({0, 1, 2}, kLimits);
+  c.announce(0, "a", allreduce(1));
+  c.refused(0, "a", "in flight");
+  EXPECT_EQ(c.refusal(0, "a"), "in flight");
+  for (int member : {1, 2}) {
+    c.announce(member, "a", allreduce(1));
+    EXPECT_EQ(c.refusal(member, "a"), "");
+  }
+  c.take_messages();
+  c.announce_cached(1, {0, 1});
+  EXPECT_EQ(c.missing("a"), (std::vector<int>{0, 2}));
+  EXPECT_EQ(c.refusal(0, "a"), "in flight") << "it is the second that it refused";
+  EXPECT_EQ(c.refusal(2, "a"), "");
+  c.announce_cached(0, {0, 1});
+  EXPECT_EQ(c.refusal(0, "a"), "");
+}
+
+TEST(Coordinator, WhatAllHaveRefusedIsForgotten) {
+  Coordinator c({0, 1, 2}, kLimits);
+  for (int member : {0, 0, 1, 2}) c.refused(member, "a", "in flight");
+  EXPECT_EQ(c.refusal(0, "a"), "in flight") << "twice";
+  EXPECT_EQ(c.refusal(1, "a"), "");
+  for (int member : {1, 2}) c.refused(member, "a", "in flight");
+  for (int member : {0, 1, 2}) EXPECT_EQ(c.refusal(member, "a"), "");
+}
+
+TEST(Coordinator, KnowsWhatAMemberWaitsForItself) {
+  Coordinator c({0, 1, 2}, kLimits);
+  EXPECT_EQ(c.waits_for(1), "");
+  c.announce(0, "a", allreduce(1));
+  c.announce(1, "b", allreduce(1));
+  c.announce(1, "c", allreduce(1));
+  EXPECT_EQ(c.waits_for(0), "a");
+  EXPECT_EQ(c.waits_for(1), "b") << "the first of two";
+  EXPECT_EQ(c.waits_for(2), "");
+  for (int member : {0, 2}) c.announce(member, "b", allreduce(1));
+  c.take_messages();
+  EXPECT_EQ(c.waits_for(1), "c") << "b has run";
+}
+
+TEST(Coordinator, AnAbsenceFailsItForEachAsItComes) {
+  Coordinator c({0, 1, 2, 3}, kLimits);
+  c.announce(0, "a", allreduce(1));
+  c.members_absent({"a", "rank 1 gave it to process set 2", {1}});
+  EXPECT_EQ(script_of(c.take_messages()), "a! rank 1 gave it to process set 2 (only 0, 1) (absent 1)");
+  for (int member : {2, 3}) {
+    c.announce(member, "a", allreduce(1));
+    EXPECT_EQ(script_of(c.take_messages()), "a! rank 1 gave it to process set 2 (only " + std::to_string(member) + ")");
+  }
+  all_announce(c, 4, "a", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
+  c.members_absent({"a", "too late", {1}});
+  c.members_absent({"never heard of", "too late", {1}});
+  EXPECT_FALSE(c.anything_ready());
+}
+
+TEST(Coordinator, WhoAlsoStaysAwayIsOwedNothing) {
+  Coordinator c({0, 1, 2, 3}, kLimits);
+  c.announce(0, "a", allreduce(1));
+  c.members_absent({"a", "why", {1}});
+  EXPECT_EQ(script_of(c.take_messages()), "a! why (only 0, 1) (absent 1)");
+  c.announce(0, "a", allreduce(1));  // the next one
+  c.members_absent({"a", "so do I", {2}});
+  EXPECT_EQ(script_of(c.take_messages()), "a! so do I (only 2) (absent 2)");
+  for (int member : {1, 2}) c.announce(member, "a", allreduce(1));
+  c.announce(3, "a", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "a! why (only 3)") << "it comes to the first one";
+  c.announce(3, "a", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
+}
+
+// ---- members that have joined
+
+void join(Coordinator& coordinator, int member) {
+  Announcement what;
+  what.kind = Kind::join;
+  coordinator.announce(member, "join.", what);
+}
+Response only_response(const std::vector<Message>& messages) {
+  EXPECT_EQ(messages.size(), 1u) << script_of(messages);
+  return std::get<Batch>(messages.at(0)).responses.at(0);
+}
+
+TEST(Coordinator, NothingWaitsForAMemberThatHasJoined) {
+  Coordinator c({4, 7, 9}, kLimits);
+  for (int member : {0, 2}) c.announce(member, "a", allreduce(10));
+  join(c, 1);
+  EXPECT_EQ(c.joined(), std::vector{1});
+  EXPECT_EQ(c.ready_bytes(), 40);
+  auto messages = c.take_messages();
+  EXPECT_EQ(script_of(messages), "[a=0.1]");
+  EXPECT_EQ(only_response(messages).absent, std::vector{1});
+  EXPECT_EQ(only_response(messages).what, allreduce(10));
+  c.announce(2, "b", allreduce(1));
+  EXPECT_EQ(c.missing("b"), std::vector{0});
+  EXPECT_EQ(c.missing("join."), (std::vector{0, 2}));
+  EXPECT_FALSE(c.anything_ready());
+}
+
+TEST(Coordinator, WhenAllHaveJoinedWhatWaitsRunsBeforeTheEnd) {
+  Coordinator c({4, 7}, kLimits);
+  c.announce(1, "b", allreduce(10));
+  c.announce(0, "a", allreduce(10));
+  join(c, 1);
+  join(c, 0);
+  EXPECT_TRUE(c.joined().empty());
+  auto messages = c.take_messages();
+  EXPECT_EQ(script_of(messages), "[a=0.1] [b=1.1] [join.=2.1]") << "other members are absent: never fused";
+  EXPECT_EQ(std::get<Batch>(messages[0]).responses[0].absent, std::vector{1});
+  EXPECT_EQ(std::get<Batch>(messages[1]).responses[0].absent, std::vector{0});
+  EXPECT_EQ(std::get<Batch>(messages[2]).responses[0].rows, (std::vector<std::vector<int64_t>>{{4}})) << "the last";
+  c.announce(1, "a", allreduce(10));
+  EXPECT_FALSE(c.anything_ready()) << "who has joined counts again";
+  join(c, 0);
+  EXPECT_EQ(only_response(c.take_messages()).absent, std::vector{0});
+  join(c, 1);
+  EXPECT_EQ(only_response(c.take_messages()).rows, (std::vector<std::vector<int64_t>>{{7}}));
+}
+
+TEST(Coordinator, TheCacheAndFusionWorkWithoutTheAbsent) {
+  Coordinator c({0, 1, 2}, kLimits);
+  for (const char* key : {"a", "b"}) all_announce(c, 3, key, allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1 b=1.1]");
+  join(c, 0);  // its place in shared memory is still known
+  const auto run_cached = [&](std::vector<int> members, uint32_t generation) {
+    for (uint32_t id : {0, 1})
+      for (int member : members) c.announce_cached(member, {id, generation});
+    return script_of(c.take_messages());
+  };
+  EXPECT_EQ(run_cached({1, 2}, 1), "[a=0.2 b=1.2]") << "who is absent is news";
+  EXPECT_EQ(run_cached({1, 2}, 2), "[0.2 1.2]");
+  join(c, 2);
+  EXPECT_EQ(run_cached({1}, 2), "[a=0.3 b=1.3]");
+  join(c, 1);
+  EXPECT_EQ(script_of(c.take_messages()), "[join.=2.1]");
+  EXPECT_EQ(run_cached({0, 1, 2}, 3), "[a=0.4 b=1.4]");
+  EXPECT_EQ(run_cached({0, 1, 2}, 4), "[0.4 1.4]");
+}
+
+TEST(Coordinator, TheAbsentHaveNoRows) {
+  using Rows = std::vector<std::vector<int64_t>>;
+  Coordinator c({0, 1, 2}, kLimits);
+  join(c, 1);
+  c.announce(0, "g", of_kind(Kind::allgather, {2, 5}));
+  c.announce(2, "g", of_kind(Kind::allgather, {7, 5}));
+  const Response gather = only_response(c.take_messages());
+  EXPECT_EQ(gather.rows, (Rows{{2, 0, 7}}));
+  EXPECT_EQ(gather.what, of_kind(Kind::allgather, {0, 5}));
+  for (int member : {0, 2}) c.announce(member, "t", of_kind(Kind::alltoall, {4}));
+  const Response exchange = only_response(c.take_messages());
+  EXPECT_EQ(exchange.rows, (Rows{{1, 1, 2, 0, 0, 0, 1, 1, 2}}));
+  EXPECT_EQ(exchange.what.splits, Shape(3, 0));
+  EXPECT_EQ(exchange.what.tensors[0].shape, Shape{0});
+}
+
+TEST(Coordinator, WhatNeedsTheAbsentFailsOnTheOthers) {
+  Coordinator c({4, 7, 9}, kLimits);
+  join(c, 1);
+  Announcement from_7 = of_kind(Kind::broadcast), from_9 = from_7;
+  from_7.root = 7, from_9.root = 9;
+  for (int again = 0; again < 2; ++again) {
+    for (int member : {0, 2}) c.announce(member, "a", from_7);
+    EXPECT_EQ(script_of(c.take_messages()),
+              "a! root rank 7 has joined and has no more data: broadcast from a rank that has "
+              "some, or after join() (only 0, 2)");
+    for (int member : {0, 2}) c.announce(member, "a", from_9);
+    EXPECT_EQ(only_response(c.take_messages()).absent, std::vector{1});
+  }
+  for (int member : {0, 2}) c.announce(member, "add", of_kind(Kind::add_group, {0, 1}));
+  EXPECT_EQ(script_of(c.take_messages()),
+            "add! all ranks of the job must call it, but rank 7 has joined and takes part in "
+            "nothing new until all ranks have called join() (only 0, 2)");
+  c.announce(0, "a", from_9), c.announce(2, "a", from_7);
+  EXPECT_EQ(script_of(c.take_messages()), "a! ranks disagree on root rank: rank 4 has 9, rank 9 has 7 (only 0, 2)");
+}
+
+TEST(Coordinator, ANumberThatWasGivenAwayIsAnnouncedInFullBeforeItsMemberJoins) {
+  Coordinator c({0, 1}, {1 << 20, true, 1});
+  all_announce(c, 2, "a", allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
+  all_announce(c, 2, "b", allreduce(10));
+  EXPECT_EQ(script_of(c.take_messages()), "[b=0.2]");
+  c.announce_cached(1, {0, 1});  // of a, made before it knew
+  join(c, 1);
+  EXPECT_TRUE(c.joined().empty());
+  c.announce(0, "a", allreduce(10));
+  EXPECT_FALSE(c.anything_ready()) << "its data would be lost";
+  c.announce(1, "a", allreduce(10), true);
+  EXPECT_TRUE(only_response(c.take_messages()).absent.empty());
+  EXPECT_EQ(c.joined(), std::vector{1});
+  c.announce(0, "a", allreduce(10));
+  EXPECT_EQ(only_response(c.take_messages()).absent, std::vector{1});
+}
+
+TEST(Coordinator, AJoinFailsWhenAMemberLeaves) {
+  Coordinator c({0, 1, 2}, kLimits);
+  join(c, 1);
+  c.member_left(2, "rank 2 has left");
+  EXPECT_EQ(script_of(c.take_messages()), "join.! rank 2 has left");
+  join(c, 0);
+  EXPECT_EQ(script_of(c.take_messages()), "join.! rank 2 has left");
+}
+
+TEST(Coordinator, WhatIsReadyWithoutTheAbsentIsNotFailedAnyMore) {
+  Coordinator c({0, 1, 2}, kLimits);
+  join(c, 1);
+  for (int member : {0, 2}) c.announce(member, "a", allreduce(10));
+  c.members_absent({"a", "too late", {1}});
+  c.member_left(1, "rank 1 has left");
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
+}
+
+TEST(Coordinator, AFailureThatWaitsForAMemberEndsWhenItJoins) {
+  Coordinator c({0, 1, 2}, kLimits);
+  c.announce(0, "a", allreduce(1));
+  c.members_absent({"a", "why", {1}});
+  EXPECT_EQ(script_of(c.take_messages()), "a! why (only 0, 1) (absent 1)");
+  for (int member : {0, 1, 2}) join(c, member);  // 2 never came to it
+  EXPECT_EQ(script_of(c.take_messages()), "[join.=0.1]");
+  all_announce(c, 3, "a", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=1.1]");
+}
+
+// ---- the member's half
+
+std::string sent(const Message& message) {
+  if (auto* cached = std::get_if<CachedRequest>(&message))
+    return "cached " + std::to_string(cached->id) + "." + std::to_string(cached->generation);
+  return "announce " + std::get<Announce>(message).key;
+}
+Response fresh(const std::string& key, uint32_t id, uint32_t generation) { return {id, generation, true, key, {}}; }
+
+TEST(ResponseCache, AnnouncesInFullThenByNumber) {
+  ResponseCache cache;
+  std::optional<std::string> again;
+  EXPECT_EQ(sent(cache.announce("a", allreduce(1))), "announce a");
+  Response response = fresh("a", 3, 1);
+  response.rows = {{5, 6}};
+  EXPECT_EQ(cache.apply(response, &again).key, "a");
+  EXPECT_EQ(sent(cache.announce("a", allreduce(1))), "cached 3.1");
+  const Response& remembered = cache.apply({3, 1, false, "", {}}, &again);
+  EXPECT_EQ(remembered.key, "a");
+  EXPECT_EQ(remembered.rows, response.rows);
+  EXPECT_EQ(again, std::nullopt);
+}
+
+TEST(ResponseCache, WhatHasChangedIsAnnouncedInFull) {
+  ResponseCache cache;
+  std::optional<std::string> again;
+  cache.announce("a", allreduce(1));
+  cache.apply(fresh("a", 0, 1), &again);
+  EXPECT_EQ(sent(cache.announce("a", allreduce(2))), "announce a");
+  cache.apply(fresh("a", 0, 2), &again);
+  EXPECT_EQ(sent(cache.announce("a", allreduce(2))), "cached 0.2");
+  cache.forget("a");  // it failed
+  EXPECT_EQ(sent(cache.announce("a", allreduce(2))), "announce a");
+  cache.forget("never heard of");
+}
+
+TEST(ResponseCache, ANumberGivenAwayIsAnnouncedAgainIfItWasOnTheWay) {
+  for (bool in_flight : {true, false}) {
+    ResponseCache cache;
+    std::optional<std::string> again;
+    cache.announce("a", allreduce(1));
+    cache.apply(fresh("a", 0, 1), &again);
+    cache.announce("b", allreduce(1));
+    if (in_flight) cache.announce("a", allreduce(1));
+    cache.apply(fresh("b", 0, 2), &again);
+    EXPECT_EQ(again.has_value(), in_flight);
+    EXPECT_EQ(sent(cache.announce("a", allreduce(1))), "announce a");
+  }
+}
+
+TEST(ResponseCache, WhatHasNoNumberIsNotRemembered) {
+  ResponseCache cache;
+  std::optional<std::string> again;
+  cache.announce("a", allreduce(1));
+  EXPECT_EQ(cache.apply(fresh("a", kNoId, 0), &again).key, "a");
+  EXPECT_EQ(sent(cache.announce("a", allreduce(1))), "announce a");
+}
+
+TEST(ResponseCache, ANumberThatWasNeverGivenIsAFault) {
+  ResponseCache cache;
+  std::optional<std::string> again;
+  EXPECT_THROW(cache.apply({3, 1, false, "", {}}, &again), Error);
+}
+
+}  // namespace
+}  // namespace lightcc

@@ -1,0 +1,134 @@
+// Heartbeats over real sockets, at times that the test makes up.
+#include "net/health/heartbeat_socket.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <memory>
+
+#include "base/clock.h"
+#include "net/peers.h"
+
+namespace lightcc {
+namespace {
+
+struct Sockets {
+  explicit Sockets(const std::vector<int>& ranks_of_hosts) {
+    std::vector<int> leader;
+    for (int ranks : ranks_of_hosts) {
+      leader.insert(leader.end(), size_t(ranks), int(leader.size()));
+      for (auto& host : LocalRanks::threads(ranks)) hosts.push_back(std::move(host));
+    }
+    topology = Topology::by_leader(leader);
+    for (int rank = 0; rank < topology.ranks(); ++rank) {
+      listen_sockets.push_back(open_listen_sockets(Address::parse("127.0.0.1"), {}));
+      addresses.push_back(local_address(listen_sockets.back().heartbeats.get()));
+    }
+    lost.resize(addresses.size()), unheard = lost, over.resize(addresses.size());
+    for (int rank = 0; rank < topology.ranks(); ++rank) {
+      const size_t r = size_t(rank);
+      sockets.push_back(std::make_unique<HeartbeatSocket>(JobCredentials{"job", "1", "secret", 0}, rank, topology,
+                                                          addresses, std::move(listen_sockets[r].heartbeats),
+                                                          *hosts[r]));
+      sockets.back()->set_callbacks({[this, r](int host) { lost[r].push_back(host); },
+                                     [this, r](int host) { unheard[r].push_back(host); },
+                                     [this, r](Code code, const std::string& text) { over[r] = {code, text}; }});
+    }
+  }
+  void run(uint64_t ns, const std::vector<int>& ranks) {
+    for (const uint64_t end = now + ns; now < end; now += kHeartbeatNs)
+      for (int rank : ranks) sockets[size_t(rank)]->tick(now);
+  }
+  Topology topology;
+  std::vector<Address> addresses;
+  std::vector<std::unique_ptr<LocalRanks>> hosts;
+  std::vector<ListenSockets> listen_sockets;
+  std::vector<std::unique_ptr<HeartbeatSocket>> sockets;
+  std::vector<std::vector<int>> lost, unheard;
+  std::vector<std::pair<Code, std::string>> over;
+  uint64_t now = now_ns();
+};
+constexpr uint64_t kSecond = 1'000'000'000;
+
+TEST(HeartbeatSocket, AHostThatFallsSilentIsLostInUnderFiveSeconds) {
+  Sockets all({1, 1, 1});
+  all.run(10 * kSecond, {0, 1, 2});
+  EXPECT_TRUE(all.lost[0].empty() && all.lost[1].empty());
+  all.run(3 * kSecond, {0, 1});
+  EXPECT_TRUE(all.lost[0].empty()) << "a cut of three seconds is survived";
+  all.run(1750'000'000, {0, 1});
+  EXPECT_EQ(all.lost[0], std::vector<int>{2});
+  EXPECT_EQ(all.lost[1], std::vector<int>{2});
+}
+
+TEST(HeartbeatSocket, AStoppedRanksMatesGoOnForItsHost) {
+  Sockets all({2, 1});
+  all.run(2 * kSecond, {0, 1, 2});
+  all.run(10 * kSecond, {1, 2});     // rank 0 is stopped
+  EXPECT_TRUE(all.lost[2].empty());
+}
+
+TEST(HeartbeatSocket, WhereNothingEverComesItSaysSo) {
+  Sockets all({1, 1});
+  all.run(6 * kSecond, {0});
+  EXPECT_TRUE(all.lost[0].empty());
+  EXPECT_EQ(all.unheard[0], std::vector<int>{1});
+}
+
+TEST(HeartbeatSocket, EveryRankElsewhereHearsWhyTheEpochEnds) {
+  Sockets all({2, 2});
+  all.run(kSecond, {0, 1, 2, 3});
+  all.sockets[1]->announce_end(Code::timeout, "it stalled", all.now);
+  all.run(kHeartbeatNs, {2, 3});
+  for (size_t rank : {2, 3}) {
+    EXPECT_EQ(all.over[rank].first, Code::timeout);
+    EXPECT_EQ(all.over[rank].second, "it stalled");
+  }
+  all.run(10 * kSecond, {2, 3});
+  EXPECT_TRUE(all.lost[2].empty()) << "who has said that it is over is not missed";
+}
+
+TEST(HeartbeatSocket, WhatAnEarlierJobOfTheSameNameSecretAndPortsSaysIsNotBelieved) {
+  Sockets all({1, 1});
+  JobCredentials earlier{"job", "1", "secret", 0, {7}};
+  const Heartbeat end{1, UINT64_MAX, {}, true, Code::peer_lost, "rank 3 died"};
+  const std::string bytes = encode(end, heartbeat_key(earlier));
+  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const Address& to = all.addresses[0];
+  ASSERT_EQ(sendto(socket.get(), bytes.data(), bytes.size(), 0, to.get(), to.length()), ssize_t(bytes.size()));
+  all.run(kSecond, {0, 1});
+  EXPECT_EQ(all.over[0].second, "");
+  EXPECT_EQ(all.sockets[0]->unauthenticated(), 1u);
+  EXPECT_TRUE(all.sockets[0]->all_heard());
+}
+
+TEST(HeartbeatSocket, HeartbeatsAreCountedByNoClockSoOneThatIsSetBackSilencesNoHost) {
+  Sockets all({1, 1});
+  all.run(kSecond, {0, 1});
+  all.sockets[1]->announce_end(Code::timeout, "it stalled", all.now - 20 * kSecond);
+  all.run(kHeartbeatNs, {0});
+  EXPECT_EQ(all.over[0].second, "it stalled");
+}
+
+TEST(HeartbeatSocket, AHostThatLeftInPeaceIsNotMissed) {
+  Sockets all({1, 1});
+  all.run(kSecond, {0, 1});
+  all.sockets[1]->announce_end(Code::ok, "", all.now);
+  all.run(10 * kSecond, {0});
+  EXPECT_TRUE(all.lost[0].empty());
+  EXPECT_EQ(all.over[0].second, "");
+}
+
+TEST(HeartbeatSocket, TellsWhenRanksElsewhereLookedAround) {
+  Sockets all({1, 2});
+  all.hosts[1]->header(1).awake_ns = all.now - kSecond;
+  all.run(kHeartbeatNs, {1});
+  all.sockets[0]->tick(all.now);
+  EXPECT_EQ(all.sockets[0]->awake_ns_ago(1, all.now), std::nullopt);
+  const auto ago = all.sockets[0]->awake_ns_ago(2, all.now);
+  ASSERT_TRUE(ago);
+  EXPECT_NEAR(double(*ago), 1.25e9, 0.3e9);
+}
+
+}  // namespace
+}  // namespace lightcc

@@ -1,0 +1,316 @@
+// TCP transports of one process over loopback: the links' contract, and what happens when connections or peers go.
+#include "net/tcp/tcp_transport.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "base/clock.h"
+#include "link_contract.h"
+#include "loopback.h"
+
+namespace lightcc {
+namespace {
+
+constexpr uint64_t kPatienceNs = 20'000'000'000;
+
+JobCredentials credentials(const std::string& secret = "a secret") { return {"job", "1.0", secret, 0}; }
+
+// n ranks, each on a host of its own.
+struct Cluster {
+  explicit Cluster(int n, const std::string& odd_secret = "", TcpTimeouts timeouts = {}) {
+    std::vector<Fd> listeners;
+    std::vector<Contact> contacts;
+    for (int rank = 0; rank < n; ++rank) {
+      listeners.push_back(listen_on_own_loopback());
+      contacts.push_back({"rank " + std::to_string(rank) + " on host h" + std::to_string(rank),
+                          local_address(listeners.back().get())});
+    }
+    for (int rank = 0; rank < n; ++rank) {
+      const bool odd = rank == n - 1 && !odd_secret.empty();
+      ranks.push_back(std::make_unique<TcpTransport>(credentials(odd ? odd_secret : "a secret"), rank, contacts,
+                                                     std::move(listeners[size_t(rank)]), Address(), timeouts));
+    }
+    address = contacts[0].address;
+  }
+  void step() {
+    for (auto& rank : ranks)
+      if (rank) rank->step(), rank->flush();
+  }
+  template <class Done> bool until(Done done) {
+    for (const uint64_t deadline = now_ns() + kPatienceNs; now_ns() < deadline; step())
+      if (done()) return true;
+    return false;
+  }
+  // What step() throws, "" if nothing for so long.
+  std::string thrown_within(uint64_t ns, Code* code = nullptr) {
+    try {
+      for (const uint64_t deadline = now_ns() + ns; now_ns() < deadline;) step();
+    } catch (const Error& error) {
+      if (code) *code = error.code();
+      return error.what();
+    }
+    return "";
+  }
+  std::vector<std::unique_ptr<TcpTransport>> ranks;
+  Address address;  // rank 0's
+};
+
+bool send(Cluster& cluster, Link& link, const std::string& text) {
+  std::byte* to = nullptr;
+  if (!cluster.until([&] { return (to = link.reserve(text.size())) != nullptr; })) return false;
+  std::memcpy(to, text.data(), text.size());
+  link.commit(text.size());
+  return true;
+}
+std::string receive(Cluster& cluster, Link& link, size_t n) {
+  const std::byte* from = nullptr;
+  if (!cluster.until([&] { return (from = link.peek(n)) != nullptr; })) return "nothing came";
+  std::string text(reinterpret_cast<const char*>(from), n);
+  link.consume(n);
+  return text;
+}
+
+// A link whose every use lets both transports do what they can.
+class Stepped : public Link {
+  template <class Body> auto turn(Body body) {
+    std::lock_guard lock(mutex_);
+    cluster_.step();
+    auto result = body();
+    cluster_.step();
+    return result;
+  }
+
+ public:
+  Stepped(Cluster& cluster, std::mutex& mutex, std::unique_ptr<Link> link)
+      : cluster_(cluster), mutex_(mutex), link_(std::move(link)) {}
+  std::byte* reserve(size_t n) override { return turn([&] { return link_->reserve(n); }); }
+  void commit(size_t n) override { turn([&] { return link_->commit(n), true; }); }
+  const std::byte* peek(size_t n) override { return turn([&] { return link_->peek(n); }); }
+  void consume(size_t n) override { turn([&] { return link_->consume(n), true; }); }
+  size_t record_bytes() const override { return link_->record_bytes(); }
+
+
+ private:
+  Cluster& cluster_;
+  std::mutex& mutex_;
+  std::unique_ptr<Link> link_;
+};
+
+template <int kLane> struct TcpPair {
+  TcpPair()
+      : a_(cluster, mutex, cluster.ranks[0]->link(0, kLane, 1)),
+        b_(cluster, mutex, cluster.ranks[1]->link(0, kLane, 0)) {}
+  Link& a() { return a_; }
+  Link& b() { return b_; }
+  Cluster cluster{2};
+  std::mutex mutex;
+  Stepped a_, b_;
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(TcpData, LinkContract, TcpPair<0>);
+INSTANTIATE_TYPED_TEST_SUITE_P(TcpControl, LinkContract, TcpPair<TcpTransport::kControl>);
+
+TEST(TcpTransport, LinksDoNotMix) {
+  Cluster cluster(3);
+  std::vector<std::pair<std::unique_ptr<Link>, std::string>> ends;
+  for (int group : {0, 5})
+    for (int lane : {TcpTransport::kControl, 0, 1})
+      for (int peer : {1, 2}) {
+        std::string text = std::to_string(group) + std::to_string(lane + 1) + std::to_string(peer);
+        auto link = cluster.ranks[0]->link(group, lane, peer);
+        ASSERT_TRUE(send(cluster, *link, text));
+        ends.emplace_back(cluster.ranks[size_t(peer)]->link(group, lane, 0), text);
+      }
+  for (auto& [link, text] : ends) EXPECT_EQ(receive(cluster, *link, 3), text);
+}
+
+TEST(TcpTransport, APeerThatComesBeforeTheGroupExistsHereWaits) {
+  Cluster cluster(2);
+  auto early = cluster.ranks[1]->link(7, 0, 0);
+  ASSERT_TRUE(send(cluster, *early, "early"));
+  for (const uint64_t end = now_ns() + 100'000'000; now_ns() < end;) cluster.step();
+  auto late = cluster.ranks[0]->link(7, 0, 1);
+  EXPECT_EQ(receive(cluster, *late, 5), "early");
+  EXPECT_EQ(cluster.ranks[0]->unauthenticated(), 0u);
+}
+
+TEST(TcpTransport, AConnectionThatBreaksIsReplacedAndLosesNothing) {
+  Cluster cluster(2);
+  auto a = cluster.ranks[0]->link(0, 0, 1), b = cluster.ranks[1]->link(0, 0, 0);
+  for (int i = 0; i < 30; ++i) {
+    const std::string there(1000 + size_t(i) * 7000, char('a' + i % 26)), back = "back" + std::to_string(i);
+    ASSERT_TRUE(send(cluster, *a, there) && send(cluster, *b, back));
+    if (i % 3 == 0) cluster.ranks[size_t(i) % 2]->break_connections();
+    ASSERT_EQ(receive(cluster, *b, there.size()), there) << i;
+    ASSERT_EQ(receive(cluster, *a, back.size()), back) << i;
+  }
+  EXPECT_GE(cluster.ranks[0]->reconnects(), 5u);
+}
+
+TEST(TcpTransport, APeerThatIsGoneIsLostWithItsName) {
+  for (int gone : {0, 1}) {
+    Cluster cluster(2);
+    auto a = cluster.ranks[0]->link(0, 0, 1), b = cluster.ranks[1]->link(0, 0, 0);
+    ASSERT_TRUE(send(cluster, *a, "hello"));
+    ASSERT_EQ(receive(cluster, *b, 5), "hello");
+    (gone ? b : a).reset();
+    cluster.ranks[size_t(gone)].reset();
+    const uint64_t begin = now_ns();
+    Code code{};
+    const std::string text = cluster.thrown_within(kPatienceNs, &code);
+    EXPECT_EQ(code, Code::peer_lost);
+    const std::string number = std::to_string(gone);
+    EXPECT_TRUE(text.starts_with("rank " + number + " on host h" + number + " died")) << text;
+    EXPECT_LT(now_ns() - begin, 4'000'000'000u);
+  }
+}
+
+TEST(TcpTransport, ARefusedConnectionIsNoDeathWhileThePeerIsHeardOf) {
+  Cluster cluster(2);
+  auto a = cluster.ranks[0]->link(0, 0, 1), b = cluster.ranks[1]->link(0, 0, 0);
+  ASSERT_TRUE(send(cluster, *a, "hello"));
+  ASSERT_EQ(receive(cluster, *b, 5), "hello");
+  bool heard = true;
+  cluster.ranks[1]->set_liveness_check([&](int peer, uint64_t since_ns) {
+    EXPECT_TRUE(peer == 0 && since_ns < now_ns() && now_ns() - since_ns < 1'000'000'000);
+    return heard;
+  });
+  a.reset();
+  cluster.ranks[0].reset();
+  EXPECT_EQ(cluster.thrown_within(2'000'000'000), "");
+  heard = false;
+  EXPECT_TRUE(cluster.thrown_within(500'000'000).starts_with("rank 0 on host h0 died"));
+}
+
+TEST(TcpTransport, AnAddressWhereNobodyEverListenedMayBeAWrongOne) {
+  Cluster cluster(2);
+  auto b = cluster.ranks[1]->link(0, 0, 0);
+  cluster.ranks[0].reset();
+  b->peek(1);
+  const std::string text = cluster.thrown_within(kPatienceNs);
+  EXPECT_TRUE(text.starts_with("rank 0 on host h0 cannot be reached: nobody listens at " + own_loopback().text() + ":")) << text;
+  EXPECT_NE(text.find("LIGHTCC_IFACE"), std::string::npos) << text;
+}
+
+// Its system takes connections for it. Other ways tell whether it has died.
+TEST(TcpTransport, AStoppedPeerWhoseConnectionBreaksIsAwaited) {
+  for (int stopped : {0, 1}) {
+    Cluster cluster(2, "", {.handshake_ns = 100'000'000, .reconnect_ns = 400'000'000});
+    auto a = cluster.ranks[0]->link(0, 0, 1), b = cluster.ranks[1]->link(0, 0, 0);
+    ASSERT_TRUE(send(cluster, *a, "hello"));
+    ASSERT_EQ(receive(cluster, *b, 5), "hello");
+    auto asleep = std::move(cluster.ranks[size_t(stopped)]);
+    cluster.ranks[size_t(1 - stopped)]->break_connections();
+    EXPECT_EQ(cluster.thrown_within(1'500'000'000), "");
+    cluster.ranks[size_t(stopped)] = std::move(asleep);
+    ASSERT_TRUE(send(cluster, *a, "again") && send(cluster, *b, "there"));
+    EXPECT_EQ(receive(cluster, *b, 5) + receive(cluster, *a, 5), "againthere");
+  }
+}
+
+TEST(TcpTransport, APeerOfWhichNothingWasHeardIsLookedFor) {
+  Cluster cluster(2);
+  cluster.ranks[0]->probe(1);
+  EXPECT_EQ(cluster.thrown_within(1'500'000'000), "") << "it is there";
+  cluster.ranks[1].reset();
+  auto link = cluster.ranks[0]->link(0, 0, 1);
+  EXPECT_EQ(link->peek(1), nullptr);
+  EXPECT_EQ(cluster.thrown_within(1'500'000'000), "") << "the lower rank waits to be connected to";
+  Cluster another(2);
+  another.ranks[1].reset();
+  another.ranks[0]->probe(1);
+  Code code{};
+  const std::string text = another.thrown_within(kPatienceNs, &code);
+  EXPECT_EQ(code, Code::peer_lost);
+  EXPECT_TRUE(text.starts_with("rank 1 on host h1 cannot be reached")) << text;
+}
+
+TEST(TcpTransport, APeerThatHasLeftInPeaceIsNoLoss) {
+  Cluster cluster(2);
+  auto a = cluster.ranks[0]->link(0, 0, 1), b = cluster.ranks[1]->link(0, 0, 0);
+  ASSERT_TRUE(send(cluster, *b, "last words"));
+  ASSERT_TRUE(cluster.until([&] { return cluster.ranks[1]->finish(); }));
+  b.reset();
+  cluster.ranks[1].reset();
+  EXPECT_EQ(receive(cluster, *a, 10), "last words");
+  EXPECT_EQ(cluster.thrown_within(1'500'000'000), "");
+}
+
+TEST(TcpTransport, WhoeverComesAfterTheEndHearsTheCause) {
+  Cluster cluster(3);
+  auto a = cluster.ranks[0]->link(0, 0, 1), b = cluster.ranks[1]->link(0, 0, 0);
+  ASSERT_TRUE(send(cluster, *a, "hello"));
+  ASSERT_EQ(receive(cluster, *b, 5), "hello");
+  cluster.ranks[0]->end(Error(Code::timeout, "it stalled"));
+  Code code{};
+  EXPECT_NE(cluster.thrown_within(kPatienceNs, &code).find("it stalled"), std::string::npos);
+  EXPECT_EQ(code, Code::timeout);
+  auto c = cluster.ranks[2]->link(0, 0, 0);
+  c->peek(1);
+  EXPECT_NE(cluster.thrown_within(kPatienceNs).find("it stalled"), std::string::npos);
+}
+
+TEST(TcpTransport, AnotherSecretIsRefusedOnBothSides) {
+  Cluster cluster(2, "another secret");
+  auto b = cluster.ranks[1]->link(0, 0, 0);
+  b->peek(1);
+  EXPECT_NE(cluster.thrown_within(kPatienceNs).find("secret"), std::string::npos);
+  auto a = cluster.ranks[0]->link(0, 0, 1);
+  EXPECT_EQ(a->peek(1), nullptr);
+}
+
+TEST(TcpTransport, UnauthenticatedConnectionsAreCountedAndDisturbNobody) {
+  Cluster cluster(2);
+  std::vector<Fd> connections;
+  for (int i = 0; i < 20; ++i) {
+    Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(fd.get(), cluster.address.get(), cluster.address.length()), 0);
+    const std::string text = i % 2 ? "GET / HTTP/1.1\r\n\r\n" : "";  // a scanner, and one that says nothing
+    ASSERT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL), ssize_t(text.size()));
+    connections.push_back(std::move(fd));
+  }
+  auto a = cluster.ranks[0]->link(0, 0, 1), b = cluster.ranks[1]->link(0, 0, 0);
+  ASSERT_TRUE(send(cluster, *a, "hello"));
+  EXPECT_EQ(receive(cluster, *b, 5), "hello");
+  EXPECT_TRUE(cluster.until([&] { return cluster.ranks[0]->unauthenticated() == 20; }));  // the silent ones after 5 s
+}
+
+TEST(TcpTransport, LinksOfARetiredGroupAreForgotten) {
+  Cluster cluster(2);
+  for (int group : {1, 2}) {
+    auto a = cluster.ranks[0]->link(group, 0, 1), b = cluster.ranks[1]->link(group, 0, 0);
+    ASSERT_TRUE(send(cluster, *a, "hello"));
+    ASSERT_EQ(receive(cluster, *b, 5), "hello");
+    a.reset(), b.reset();
+    for (auto& rank : cluster.ranks) rank->retire(group);
+    EXPECT_EQ(cluster.thrown_within(200'000'000), "");
+  }
+  EXPECT_EQ(cluster.ranks[0]->reconnects() + cluster.ranks[1]->reconnects(), 0u);
+}
+
+TEST(TcpTransport, AWaitEndsWhenSomethingComes) {
+  Cluster cluster(2);
+  auto a = cluster.ranks[0]->link(0, 0, 1), b = cluster.ranks[1]->link(0, 0, 0);
+  ASSERT_TRUE(send(cluster, *a, "hello"));
+  ASSERT_EQ(receive(cluster, *b, 5), "hello");
+  for (const uint64_t end = now_ns() + 50'000'000; now_ns() < end;) cluster.step();
+  uint64_t begin = now_ns();
+  cluster.ranks[1]->wait(50'000'000, -1);
+  EXPECT_GE(now_ns() - begin, 50'000'000u) << "nothing had come";
+  begin = now_ns();
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::memcpy(a->reserve(5), "again", 5);
+    a->commit(5);
+    cluster.ranks[0]->flush();
+  });
+  cluster.ranks[1]->wait(kPatienceNs, -1);
+  EXPECT_LT(now_ns() - begin, 10'000'000'000u);
+  later.join();
+}
+
+}  // namespace
+}  // namespace lightcc
