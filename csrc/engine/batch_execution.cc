@@ -66,63 +66,53 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
   if (!done()) start_next();
 }
 
-// One collective for each dtype. Inside it every tensor begins on a line, so that all ranks have the same layout
-// whether they copy or not.
 void BatchExecution::plan_allreduce() {
-  std::vector<Piece> by_dtype[kDTypes];
-  for (BatchItem& item : items_)
+  std::vector<BatchTensor> tensors;
+  for (const BatchItem& item : items_)
     for (size_t t = 0; t < item.request->what.tensors.size(); ++t) {
       const TensorSpec& spec = item.request->what.tensors[t];
-      size_t bytes = size_t(count_of(spec.shape)) * size_of(spec.dtype);
-      if (bytes) by_dtype[int(spec.dtype)].push_back({item.request->inputs[t], item.request->outputs[t], bytes});
+      const size_t bytes = size_t(count_of(spec.shape)) * size_of(spec.dtype);
+      tensors.push_back({spec.dtype, bytes, item.request->inputs[t], item.request->outputs[t]});
     }
-  const Announcement& what = items_[0].request->what;
-  size_t buffered = 0;  // several dtypes share the buffer, one behind the other
-  for (int d = 0; d < kDTypes; ++d) {
-    auto& pieces = by_dtype[d];
-    if (pieces.empty()) continue;
-    FusedCollective fused{};
-    size_t span = 0;
-    bool side_by_side = true;
-    for (auto& piece : pieces) {
-      span = round_up(span);
-      side_by_side =
-          side_by_side && piece.in == piece.out && piece.in == static_cast<const std::byte*>(pieces[0].in) + span;
-      if (what.op == ReduceOp::adasum)
-        fused.collective.tensors.push_back(
-            {int64_t(span / size_of(DType(d))), int64_t(piece.bytes / size_of(DType(d)))});
-      span += piece.bytes;
-    }
-    side_by_side = side_by_side && (pieces.size() == 1 || buffer_.arena().offset_of(pieces[0].in, span) >= 0);
-    Collective& c = fused.collective;
-    c.kind = Kind::allreduce, c.index = group_.index(), c.size = group_.size(), c.dtype = DType(d);
-    c.pre = what.pre;
-    set_average(c, what.op, what.post);
-    // Who has no data puts ones into a product, which no factor may touch: it moves behind the product.
-    if (int absent = items_[0].absent; absent > 0 && what.op == ReduceOp::product && what.pre != 1)
-      c.pre = 1, c.post = what.post * std::pow(what.pre, c.size - absent);
-    c.count = int64_t(span / size_of(c.dtype));
-    c.input = pieces[0].in, c.output = pieces[0].out;
-    if (pieces.size() > 1 && !side_by_side) {
-      fused.before = fused.after = pieces;
-      buffered = round_up(buffered);
-      c.input = reinterpret_cast<void*>(buffered);  // an offset until the buffer's size is known
-      buffered += span;
-    }
-    collectives_.push_back(std::move(fused));
+  const auto is_shared = [&](const void* begin, size_t bytes) { return buffer_.arena().offset_of(begin, bytes) >= 0; };
+  const BatchLayout layout = lay_out(tensors, is_shared);
+  std::byte* buffer = layout.buffer_bytes > 0 ? buffer_.at_least(layout.buffer_bytes) : nullptr;
+  for (const CollectiveLayout& collective : layout.collectives)
+    collectives_.push_back(fused_allreduce(collective, tensors, buffer));
+}
+
+BatchExecution::FusedCollective BatchExecution::fused_allreduce(const CollectiveLayout& layout,
+                                                                const std::vector<BatchTensor>& tensors,
+                                                                std::byte* buffer) const {
+  const Announcement& what = items_[0].request->what;  // op and factors are the same in the whole batch
+  FusedCollective fused{};
+  Collective& c = fused.collective;
+  c.kind = Kind::allreduce;
+  c.index = group_.index();
+  c.size = group_.size();
+  c.dtype = layout.dtype;
+  c.count = int64_t(layout.bytes / size_of(c.dtype));
+  c.pre = what.pre;
+  set_average(c, what.op, what.post);
+  // Who has no data puts ones into a product, which no factor may touch: it moves behind the product.
+  if (const int absent = items_[0].absent; absent > 0 && what.op == ReduceOp::product && what.pre != 1) {
+    c.pre = 1;
+    c.post = what.post * std::pow(what.pre, c.size - absent);
   }
-  if (!buffered) return;
-  std::byte* buffer = buffer_.at_least(buffered);
-  for (FusedCollective& fused : collectives_) {
-    if (fused.before.empty()) continue;
-    std::byte* at = buffer + reinterpret_cast<uintptr_t>(fused.collective.input);
-    fused.collective.input = fused.collective.output = at;
-    for (size_t i = 0; i < fused.before.size(); ++i) {
-      fused.before[i].out = at;
-      fused.after[i].in = at;
-      at += round_up(fused.before[i].bytes);
-    }
+  if (what.op == ReduceOp::adasum)
+    for (auto [tensor, offset] : layout.places)
+      c.tensors.push_back({int64_t(offset / size_of(c.dtype)), int64_t(tensors[tensor].bytes / size_of(c.dtype))});
+  const BatchTensor& first = tensors[layout.places[0].tensor];
+  c.input = first.input;
+  c.output = first.output;
+  if (!layout.buffer_offset) return fused;
+  std::byte* begin = buffer + *layout.buffer_offset;
+  c.input = c.output = begin;
+  for (auto [tensor, offset] : layout.places) {
+    fused.before.push_back({tensors[tensor].input, begin + offset, tensors[tensor].bytes});
+    fused.after.push_back({begin + offset, tensors[tensor].output, tensors[tensor].bytes});
   }
+  return fused;
 }
 
 void* BatchExecution::result(Request& request, size_t tensor, Shape shape) {

@@ -1,6 +1,5 @@
 // Runs one batch: brings its tensors into the form that a backend takes, runs the collectives, hands the
-// results back. Tensors that lie side by side in shared memory run in place; others that were fused are
-// copied into a buffer and back.
+// results back. Tensors that were fused run in place or in a buffer into which they are copied (fusion.h).
 #pragma once
 #include <memory>
 #include <utility>
@@ -8,6 +7,7 @@
 
 #include "collective/selector.h"
 #include "engine/counters.h"
+#include "engine/fusion.h"
 #include "engine/request.h"
 #include "engine/tracing.h"
 #include "net/group.h"
@@ -60,6 +60,7 @@ class BatchExecution {
     std::vector<Piece> before, after;
   };
   void plan_allreduce();
+  FusedCollective fused_allreduce(const CollectiveLayout&, const std::vector<BatchTensor>&, std::byte* buffer) const;
   void plan_tensor(BatchItem&, size_t tensor);
   void* result(Request&, size_t tensor, Shape shape);
   bool copy_some(const std::vector<Piece>&);

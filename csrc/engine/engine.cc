@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "engine/fusion.h"
 #include "engine/validate.h"
 
 namespace lightcc {
@@ -14,8 +15,6 @@ namespace {
 constexpr uint64_t kNoTimeout = UINT64_MAX, kTickNs = 100'000'000;
 constexpr uint64_t kBlockedNs = 500'000'000;  // waits longer than this may be a deadlock
 constexpr uint64_t kNapNs = 50'000;
-constexpr uint64_t kGatherNs = 50'000;
-constexpr int64_t kGatherBytes = 64 << 10;
 constexpr int kNaps = 20;  // after its last work the engine thread looks again for a millisecond, so that a burst of
                            // submissions wakes it once
 
@@ -120,8 +119,8 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
   inbox_full_.store(true, std::memory_order_seq_cst);
   visits_.fetch_add(1, std::memory_order_relaxed);
   // In a burst of small requests each step takes along what has gathered since the last; whoever waits drives at once.
-  const uint64_t driven_ns = driven_ns_.load(std::memory_order_relaxed);
-  if (will_wait || request->submitted_ns - driven_ns >= kGatherNs || bytes_of(request->what) >= kGatherBytes) {
+  const uint64_t since_step_ns = request->submitted_ns - driven_ns_.load(std::memory_order_relaxed);
+  if (will_wait || !gathers_for_next_step(since_step_ns, bytes_of(request->what))) {
     driven_ns_.store(request->submitted_ns, std::memory_order_relaxed);
     drive();
   }

@@ -8,8 +8,6 @@
 
 namespace lightcc {
 namespace {
-// While one batch runs, ready requests gather for the next; so much is enough to be agreed on ahead of time.
-constexpr int64_t kAheadBytes = 4 << 20;
 constexpr uint64_t kDozeNs = 300'000'000;       // a rank with work in flight looks around three times as often
 constexpr size_t kMostNotes = 4;  // members of which a warning says more than their name
 constexpr uint64_t kSilenceNs = 400'000'000;  // a coordinator that takes longer to answer is itself missing
@@ -40,7 +38,7 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
   }
   if (is_coordinator())
     coordinator_ = std::make_unique<Coordinator>(
-        group_->ranks(), Coordinator::Limits{config.fusion_bytes, config.fusion, config.cache_capacity});
+        group_->ranks(), Coordinator::Limits{{config.fusion_bytes, config.fusion}, config.cache_capacity});
   if (group_->on_one_host()) {
     auto shared =
         std::make_unique<SharedBackend>(peers.local_ranks(), group_->id(), group_->local_indices(), links);
@@ -144,11 +142,10 @@ void GroupEngine::receive_down(Message message) {
   }
 }
 
-// Self-clocked: nothing in flight, send at once; something in flight, gather.
 bool GroupEngine::coordinate() {
   if (!coordinator_->anything_ready()) return false;
-  bool ahead = batches_.size() == 1 && coordinator_->ready_bytes() >= kAheadBytes;
-  if (!batches_.empty() && !ahead && !coordinator_->anything_failed()) return false;
+  const bool gathers = gathers_for_next_batch(batches_.size(), coordinator_->ready_bytes());
+  if (gathers && !coordinator_->anything_failed()) return false;
   for (const Message& message : coordinator_->take_messages()) control_plane_->send_down(message);
   return true;
 }

@@ -29,7 +29,9 @@ from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_o
 from lightcc.torch.handles import SeenHandles
 
 _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
-_BURST_BYTES = 1 << 20  # small gradients wait for each other until they are so many: each collective costs time, too
+# Small gradients wait for each other until they are so many: each collective costs time, too. They wait here and not in
+# the core's fusion, as only torch knows when backward has made its last one: the core would need a timer.
+_BURST_BYTES = 1 << 20
 _strided, _start = torch.strided, _core.start  # looked up for each gradient
 _engine = torch.autograd.Variable._execution_engine
 _names = Names()

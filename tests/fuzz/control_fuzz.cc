@@ -79,7 +79,7 @@ class FuzzedGroup {
   const std::vector<int> ranks_ = {0, 1, 2, 3, 4, 5};
   const Topology topology_ = Topology::by_leader({0, 0, 2, 2, 2, 5});
   const Tree root_{Group(0, ranks_, 0, topology_)}, leader_{Group(0, ranks_, 2, topology_)};
-  Coordinator coordinator_{ranks_, {1 << 20, true, 2}};
+  Coordinator coordinator_{ranks_, {{1 << 20, true}, 2}};
   Aggregator aggregator_{leader_};
   ResponseCache cache_;
   uint64_t now_ns_ = 0;

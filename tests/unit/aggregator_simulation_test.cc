@@ -41,7 +41,7 @@ class SimulatedGroup {
       : scenario_(scenario),
         random_(seed),
         host_of_(std::move(host_of)),
-        coordinator_(ranks(), {1 << 20, true, scenario.capacity}) {
+        coordinator_(ranks(), {{1 << 20, true}, scenario.capacity}) {
     std::vector<int> leader;
     for (size_t i = 0; i < host_of_.size(); ++i)
       leader.push_back(int(std::find(host_of_.begin(), host_of_.end(), host_of_[i]) - host_of_.begin()));

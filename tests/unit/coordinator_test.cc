@@ -7,7 +7,7 @@
 namespace lightcc {
 namespace {
 
-constexpr Coordinator::Limits kLimits{1 << 20, true, 100};
+constexpr Coordinator::Limits kLimits{{1 << 20, true}, 100};
 
 Announcement allreduce(int64_t count, DType dtype = DType::float32) {
   Announcement what;
@@ -107,7 +107,7 @@ TEST(Coordinator, FusesWhatIsReadyTogether) {
   EXPECT_EQ(c.ready_bytes(), 0);
 }
 
-TEST(Coordinator, NeverFusesWhatDiffers) {
+TEST(Coordinator, TellsFusionAllThatMayDiffer) {
   Announcement average = allreduce(10), scaled = allreduce(10), rescaled = allreduce(10), mixed = allreduce(10);
   average.op = ReduceOp::average, scaled.pre = 0.5, rescaled.post = 0.5;
   mixed.tensors.push_back({DType::int32, {1}});
@@ -124,31 +124,11 @@ TEST(Coordinator, NeverFusesWhatDiffers) {
   EXPECT_EQ(script_of(c.take_messages()), "[a=0.1] [b=1.1]") << "only reductions are fused";
 }
 
-TEST(Coordinator, ABatchHasItsLimit) {
-  Coordinator c({0, 1}, {100, true, 100});
-  all_announce(c, 2, "a", allreduce(10));
-  all_announce(c, 2, "b", allreduce(20));  // does not fit beside a
-  all_announce(c, 2, "c", allreduce(15));  // does
-  all_announce(c, 2, "d", allreduce(100));
-  all_announce(c, 2, "e", allreduce(5));   // just fits beside b
-  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1 c=1.1] [b=2.1 e=3.1] [d=4.1]");
-}
-
-TEST(Coordinator, FusionCanBeTurnedOff) {
-  Coordinator c({0, 1}, {1 << 20, false, 100});
-  for (const char* key : {"a", "b"}) all_announce(c, 2, key, allreduce(10));
-  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1] [b=1.1]");
-}
-
-TEST(Coordinator, LargeTensorsRunAloneUnlessTheyLieInSharedMemory) {
-  for (bool placed : {false, true}) {
-    Coordinator c({0, 1}, {64 << 20, true, 100});
-    uintptr_t at = 4096;
-    for (const char* key : {"a", "b"}) {
-      if (placed) c.set_address(key, at += 4 << 20);
-      all_announce(c, 2, key, allreduce(1 << 20));
-    }
-    EXPECT_EQ(script_of(c.take_messages()), placed ? "[a=0.1 b=1.1]" : "[a=0.1] [b=1.1]");
+TEST(Coordinator, KeepsToTheLimitsOfFusion) {
+  for (const FusionLimits limits : {FusionLimits{79, true}, FusionLimits{1 << 20, false}}) {
+    Coordinator c({0, 1}, {limits, 100});
+    for (const char* key : {"a", "b"}) all_announce(c, 2, key, allreduce(10));
+    EXPECT_EQ(script_of(c.take_messages()), "[a=0.1] [b=1.1]");
   }
 }
 
@@ -183,7 +163,7 @@ TEST(Coordinator, AChangedRequestKeepsItsNumberInANewGeneration) {
 }
 
 TEST(Coordinator, ANumberThatWasGivenAwayIsIgnored) {
-  Coordinator c({0, 1}, {1 << 20, true, 1});
+  Coordinator c({0, 1}, {{1 << 20, true}, 1});
   all_announce(c, 2, "a", allreduce(10));
   EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
   all_announce(c, 2, "b", allreduce(10));
@@ -196,7 +176,7 @@ TEST(Coordinator, ANumberThatWasGivenAwayIsIgnored) {
 }
 
 TEST(Coordinator, TheLongestUnusedIsEvictedButNothingInFlight) {
-  Coordinator c({0, 1}, {1 << 20, false, 2});
+  Coordinator c({0, 1}, {{1 << 20, false}, 2});
   all_announce(c, 2, "a", allreduce(1));
   all_announce(c, 2, "b", allreduce(1));
   EXPECT_EQ(script_of(c.take_messages()), "[a=0.1] [b=1.1]");
@@ -212,7 +192,7 @@ TEST(Coordinator, TheLongestUnusedIsEvictedButNothingInFlight) {
 }
 
 TEST(Coordinator, WithoutACacheNothingIsNumbered) {
-  Coordinator c({0, 1}, {1 << 20, true, 0});
+  Coordinator c({0, 1}, {{1 << 20, true}, 0});
   for (int again = 0; again < 2; ++again) {
     all_announce(c, 2, "a", allreduce(10));
     EXPECT_EQ(script_of(c.take_messages()), "[a=none]");
@@ -478,7 +458,7 @@ TEST(Coordinator, WhatNeedsTheAbsentFailsOnTheOthers) {
 }
 
 TEST(Coordinator, ANumberThatWasGivenAwayIsAnnouncedInFullBeforeItsMemberJoins) {
-  Coordinator c({0, 1}, {1 << 20, true, 1});
+  Coordinator c({0, 1}, {{1 << 20, true}, 1});
   all_announce(c, 2, "a", allreduce(10));
   EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
   all_announce(c, 2, "b", allreduce(10));

@@ -149,7 +149,7 @@ TEST(Negotiation, AllRunTheSameWhateverTheTimingAndTheCache) {
     for (int capacity : {0, 1, 2, 5, 100})
       for (uint64_t run = 0; run < 5; ++run) {
         SCOPED_TRACE(testing::Message() << "seed " << seed << ", " << size << " members, capacity " << capacity);
-        SimulatedMembers members(size, {1 << 20, true, capacity}, seed + run);
+        SimulatedMembers members(size, {{1 << 20, true}, capacity}, seed + run);
         members.play(30, 8);
         if (HasFailure()) return;
       }

@@ -9,15 +9,14 @@
 namespace lightcc {
 namespace {
 
-// Private tensors above this run alone: copying them together would cost more than a collective.
-constexpr int64_t kFuseBytes = 256 << 10;
 constexpr size_t kRefusedKept = 256;  // keys of which refusals are remembered
 
 const std::string kJoinKey = std::string(name_of(Kind::join)) + ".";
 
-bool one_dtype(const Announcement& a) {
-  return std::all_of(a.tensors.begin(), a.tensors.end(),
-                     [&](auto& tensor) { return tensor.dtype == a.tensors[0].dtype; });
+std::optional<DType> common_dtype(const std::vector<TensorSpec>& tensors) {
+  const auto differs = [&](const TensorSpec& tensor) { return tensor.dtype != tensors[0].dtype; };
+  if (tensors.empty() || std::any_of(tensors.begin(), tensors.end(), differs)) return std::nullopt;
+  return tensors[0].dtype;
 }
 
 // What a member that has joined takes part with: as the others do, but it sends and receives no rows.
@@ -239,8 +238,8 @@ std::string Coordinator::needs_the_absent(const Entry& e) const {
 
 void Coordinator::number(Entry& e) {
   // An automatic name never comes again.
-  if (e.id != kNoId || limits_.capacity == 0 || is_automatic(e.key)) return;
-  if (int(by_id_.size()) < limits_.capacity) {
+  if (e.id != kNoId || limits_.cache_capacity == 0 || is_automatic(e.key)) return;
+  if (int(by_id_.size()) < limits_.cache_capacity) {
     e.id = uint32_t(by_id_.size());
     by_id_.push_back(&e), generations_.push_back(0);
     return;
@@ -288,19 +287,8 @@ std::vector<Message> Coordinator::take_messages() {
   for (Failure& failure : failures_) out.push_back(std::move(failure));
   failures_.clear();
 
-  struct Open {
-    std::vector<Entry*> entries;
-    int64_t bytes = 0;
-  };
-  std::vector<Open> batches;
-  auto fits = [&](const Open& open, const Entry& e, int64_t bytes) {
-    const Announcement &a = open.entries[0]->announcement(), &b = e.announcement();
-    return limits_.fusion && a.kind == Kind::allreduce && b.kind == Kind::allreduce && a.op == b.op && a.pre == b.pre &&
-           a.post == b.post && one_dtype(a) && one_dtype(b) && !a.tensors.empty() && !b.tensors.empty() &&
-           a.tensors[0].dtype == b.tensors[0].dtype && open.bytes + bytes <= limits_.batch_bytes &&
-           (open.entries[0]->address != 0) == (e.address != 0) && open.entries[0]->absent == e.absent &&
-           (e.address != 0 || (bytes <= kFuseBytes && bytes_of(a) <= kFuseBytes));
-  };
+  std::vector<Entry*> entries;  // of those that run
+  std::vector<ReadyRequest> ready;
   for (Entry* e : ready_) {
     e->fresh = e->fresh || e->absent != e->told_absent;
     std::string why = e->fresh ? disagreement(e->what, e->announced, rank_of_) : "";
@@ -312,21 +300,20 @@ std::vector<Message> Coordinator::take_messages() {
       reset(*e);
       continue;
     }
-    int64_t bytes = bytes_of(e->announcement());
-    auto open = std::find_if(batches.begin(), batches.end(), [&](Open& o) { return fits(o, *e, bytes); });
-    if (open == batches.end()) open = batches.insert(open, Open{});
-    open->entries.push_back(e), open->bytes += bytes;
+    const Announcement& what = e->announcement();
+    entries.push_back(e);
+    ready.push_back({what.kind, what.op, what.pre, what.post, common_dtype(what.tensors), bytes_of(what), e->address,
+                     e->absent});
   }
   ready_.clear(), ready_bytes_ = 0;
 
-  for (Open& open : batches) {
-    std::stable_sort(open.entries.begin(), open.entries.end(),
-                     [](Entry* a, Entry* b) { return a->address < b->address; });
+  for (const Bucket& bucket : fuse(ready, limits_.fusion)) {
     Batch batch;
-    for (Entry* e : open.entries) {
-      batch.responses.push_back(response(*e));
-      reset(*e);
-      if (e->id == kNoId) entries_.erase(e->key);
+    for (size_t i : bucket) {
+      Entry& e = *entries[i];
+      batch.responses.push_back(response(e));
+      reset(e);
+      if (e.id == kNoId) entries_.erase(e.key);
     }
     out.push_back(std::move(batch));
   }

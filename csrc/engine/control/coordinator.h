@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "engine/control/message.h"
+#include "engine/fusion.h"
 
 namespace lightcc {
 
 class Coordinator {
  public:
-  struct Limits { int64_t batch_bytes; bool fusion; int capacity; };
+  struct Limits { FusionLimits fusion; int cache_capacity; };
   // rank_of[i]: world rank of member i, for messages to people.
   Coordinator(std::vector<int> rank_of, Limits limits)
       : rank_of_(std::move(rank_of)), limits_(limits), joined_(rank_of_.size()), stale_(rank_of_.size()) {}
