@@ -1,5 +1,7 @@
 #include "base/types.h"
 
+#include "base/limits.h"
+
 namespace lightcc {
 namespace {
 struct DTypeRow { const char* name; size_t bytes; };
@@ -28,8 +30,6 @@ const char* name_of(ReduceOp op) { return kOpNames[int(op)]; }
 const char* name_of(Kind kind) { return kKindNames[int(kind)]; }
 
 bool is_countable(std::span<const int64_t> shape) {
-  constexpr size_t kMostDimensions = 64;
-  constexpr int64_t kMostElements = int64_t(1) << 43;
   int64_t count = 1;
   for (int64_t d : shape)
     if (d < 0 || __builtin_mul_overflow(count, d == 0 ? 1 : d, &count) || count > kMostElements) return false;

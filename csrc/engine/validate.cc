@@ -1,5 +1,6 @@
 #include "engine/validate.h"
 
+#include "base/limits.h"
 
 namespace lightcc {
 namespace {
@@ -8,13 +9,11 @@ namespace {
   throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(rank) + ": " + why);
 }
 
-constexpr int64_t kMost = int64_t(1) << 46;  // bytes or rows, of all members together: sums stay far from overflow
-
 // What no memory could hold, and what the other members would take for damage.
 void validate_sizes(const Request& request, int64_t members, int rank) {
   const Kind kind = request.what.kind;
   const bool gathers = kind == Kind::allgather || kind == Kind::alltoall;
-  const int64_t most = gathers ? kMost / members : kMost;
+  const int64_t most = gathers ? kMostRequestBytes / members : kMostRequestBytes;
   int64_t bytes = 0;
   for (auto& tensor : request.what.tensors) {
     const Shape& shape = tensor.shape;
@@ -91,10 +90,10 @@ void validate_rows(const Response& response, const Announcement& what, int index
     if (rows.size() != (matrix ? n * n : n)) damaged();
     int64_t sum = 0, elements;
     for (int64_t each : rows)
-      if (each < 0 || each > kMost || (sum += each) > kMost) damaged();
+      if (each < 0 || each > kMostRequestBytes || (sum += each) > kMostRequestBytes) damaged();
     const Shape& shape = what.tensors[t].shape;
     if (shape.empty() || __builtin_mul_overflow(sum, count_of(Shape(shape.begin() + 1, shape.end())), &elements) ||
-        elements > kMost)
+        elements > kMostRequestBytes)
       damaged();
     for (size_t i = 0; i < (matrix ? n : 1); ++i) {
       const int64_t own = absent ? 0 : matrix ? what.splits[t * n + i] : shape[0];

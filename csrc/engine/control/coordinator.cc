@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "base/limits.h"
 #include "engine/control/disagreement.h"
 
 namespace lightcc {
@@ -29,7 +30,6 @@ Announcement without_rows(Announcement a, size_t members) {
 
 // What a member's own check (validate.h) lets through; of other members only a damaged message is anything else.
 bool is_possible(const Announcement& a, size_t members) {
-  constexpr int64_t kMostBytes = int64_t(1) << 46;  // sums of these stay far from overflow
   const bool rows = a.kind == Kind::allgather || a.kind == Kind::alltoall || a.kind == Kind::reducescatter;
   if (a.kind == Kind::alltoall && a.splits.size() != members * a.tensors.size()) return false;
   int64_t bytes = 0;
@@ -37,7 +37,8 @@ bool is_possible(const Announcement& a, size_t members) {
     const TensorSpec& tensor = a.tensors[t];
     if (rows && tensor.shape.empty()) return false;
     const int64_t count = count_of(tensor.shape);
-    if (count > kMostBytes || (bytes += count * int64_t(size_of(tensor.dtype))) > kMostBytes) return false;
+    bytes += count * int64_t(size_of(tensor.dtype));
+    if (count > kMostRequestBytes || bytes > kMostRequestBytes) return false;
     int64_t left = rows ? tensor.shape[0] : 0;
     for (size_t i = t * members; a.kind == Kind::alltoall && i < (t + 1) * members; ++i) {
       if (a.splits[i] < 0 || a.splits[i] > left) return false;

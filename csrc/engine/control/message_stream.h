@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/limits.h"
 #include "net/link.h"
 
 namespace lightcc {
@@ -55,7 +56,7 @@ class MessageStream {
       if (length_ == kNothing) {
         uint32_t length;
         std::memcpy(&length, record, sizeof length);
-        if (length > kLongest) throw Error(Code::internal, "a control message of impossible length arrived");
+        if (length > kMostMessageBytes) throw Error(Code::internal, "a control message of impossible length arrived");
         length_ = length;
         inbox_.assign(text + sizeof length, std::min<size_t>(length, kHeadRoom));
       } else {
@@ -69,7 +70,7 @@ class MessageStream {
 
  private:
   static constexpr size_t kHead = kLine, kHeadRoom = kHead - sizeof(uint32_t);
-  static constexpr size_t kLongest = 256 << 20, kNothing = SIZE_MAX;
+  static constexpr size_t kNothing = SIZE_MAX;
   std::unique_ptr<Link> link_;
   std::deque<std::string> outbox_;
   size_t sent_ = kNothing;    // bytes of the front message; kNothing: not even its length
