@@ -78,7 +78,8 @@ class Engine : public GroupEngineOwner {
   void change_groups(Request&) override;
   void end_epoch(Code, const std::string& text) override;
   void remote_rank_left(int rank, const std::string& why) override;
-  void receive_blocked(const Message&) override;
+  void receive_blocked(const BlockedReport& report) override { deadlock_detector_.receive(report); }
+  void receive_reply(const DeadlockReply& reply) override { deadlock_detector_.receive(reply); }
   void receive_probe(const DeadlockProbe& probe) override { blocked_state_.add(probe); }
   std::string blocked_on(int rank) override;
 

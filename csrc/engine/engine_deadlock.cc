@@ -26,11 +26,6 @@ void Engine::report_if_blocked(const Request& request) {
   progress_lock_.store(false, std::memory_order_seq_cst);
 }
 
-void Engine::receive_blocked(const Message& message) {
-  if (auto* report = std::get_if<BlockedReport>(&message)) deadlock_detector_.receive(*report);
-  if (auto* reply = std::get_if<DeadlockReply>(&message)) deadlock_detector_.receive(*reply);
-}
-
 // Who is blocked reports it only to the world's coordinator.
 std::string Engine::blocked_on(int rank) {
   const BlockedReport* report = deadlock_detector_.blocked(rank);

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/overloaded.h"
 #include "engine/validate.h"
 
 namespace lightcc {
@@ -56,7 +57,7 @@ void GroupEngine::submit(const RequestPtr& request) {
   if (!first_left_.empty()) return owner_.finish(request, Code::shut_down, request->title() + ": " + first_left_);
   tracing_.submitted(*request);
   pending_.emplace(request->key, request);
-  Message message = response_cache_.announce(request->key, request->what);
+  UpMessage message = response_cache_.announce(request->key, request->what);
   counters_.add(std::holds_alternative<CachedRequest>(message) ? Counters::cached : Counters::announced);
   if (is_coordinator() && request->what.kind == Kind::allreduce) {
     size_t bytes = size_t(count_of(request->what.tensors[0].shape)) * size_of(request->what.tensors[0].dtype);
@@ -67,86 +68,105 @@ void GroupEngine::submit(const RequestPtr& request) {
   control_plane_->send_up(std::move(message));
 }
 
-void GroupEngine::receive_up(int from, Message message) {
-  if (auto* announce = std::get_if<Announce>(&message)) {
-    coordinator_->announce(from, announce->key, std::move(announce->what), announce->again);
-    tracing_.ready(group_->id(), announce->key, group_->rank(from));
-  } else if (auto* cached = std::get_if<CachedRequest>(&message)) {
-    const std::string* key = coordinator_->announce_cached(from, *cached);
-    if (key) tracing_.ready(group_->id(), *key, group_->rank(from));
-  } else if (auto* query = std::get_if<Query>(&message)) {
-    queries_.push_back({query->member, query->key});  // answered when all that has arrived is taken in
-  } else if (auto* absence = std::get_if<MembersAbsent>(&message)) {
-    coordinator_->members_absent(*absence);
-  } else if (auto* refused = std::get_if<Refused>(&message)) {
-    coordinator_->refused(from, refused->key, refused->why);
-  } else if (group_->id() == 0 &&
-             (std::holds_alternative<BlockedReport>(message) || std::holds_alternative<DeadlockReply>(message))) {
-    owner_.receive_blocked(message);
-  } else {
-    throw Error(Code::internal, "a member sent the coordinator a message that only coordinators send");
-  }
+void GroupEngine::receive_up(int from, UpMessage message) {
+  std::visit(Overloaded{[&](Announce& announce) {
+                          coordinator_->announce(from, announce.key, std::move(announce.what), announce.again);
+                          tracing_.ready(group_->id(), announce.key, group_->rank(from));
+                        },
+                        [&](const CachedRequest& cached) {
+                          const std::string* key = coordinator_->announce_cached(from, cached);
+                          if (key) tracing_.ready(group_->id(), *key, group_->rank(from));
+                        },
+                        // Answered when all that has arrived is taken in.
+                        [&](const Query& query) { queries_.push_back({query.member, query.key}); },
+                        [&](const MembersAbsent& absence) { coordinator_->members_absent(absence); },
+                        [&](const Refused& refused) { coordinator_->refused(from, refused.key, refused.why); },
+                        [&](const BlockedReport& report) {
+                          check_world(from);
+                          owner_.receive_blocked(report);
+                        },
+                        [&](const DeadlockReply& reply) {
+                          check_world(from);
+                          owner_.receive_reply(reply);
+                        }},
+             message);
 }
 
-void GroupEngine::receive_down(Message message) {
-  auto for_me = [&](auto& members) {
-    return std::find(members.begin(), members.end(), group_->index()) != members.end();
-  };
-  if (auto* batch = std::get_if<Batch>(&message)) {
-    if (batch->responses.empty()) throw Error(Code::internal, "told to run nothing");
-    std::vector<BatchItem> items;
-    for (Response& one : batch->responses) {
-      std::optional<std::string> again;
-      const Response& response = response_cache_.apply(std::move(one), &again);
-      if (for_me(response.absent)) {
-        validate_rows(response, response.what, group_->index(), group_->size(), true);
-        items.push_back(JoinedRank::placeholder(response));
-      } else {
-        auto it = pending_.find(response.key);
-        if (it == pending_.end())
-          throw Error(Code::internal, "told to run " + response.key + ", which was not announced here");
-        validate_rows(response, it->second->what, group_->index(), group_->size(), false);
-        items.push_back({std::move(it->second), response.rows, int(response.absent.size())});
-        pending_.erase(it);
-      }
-      if (!again) continue;
-      if (auto other = pending_.find(*again); other != pending_.end()) {
-        Message anew = response_cache_.announce(*again, other->second->what);
-        std::get<Announce>(anew).again = true;
-        control_plane_->send_up(std::move(anew));
-      }
+void GroupEngine::receive_down(DownMessage message) {
+  std::visit(Overloaded{[&](Batch& batch) { receive(batch); }, [&](const Failure& failure) { receive(failure); },
+                        [&](const Missing& missing) { receive(missing); },
+                        [&](const DeadlockProbe& probe) {
+                          check_world(0);
+                          owner_.receive_probe(probe);
+                        }},
+             message);
+}
+
+// Deadlocks between process sets are found in the world's.
+void GroupEngine::check_world(int from) const {
+  if (group_->id() != 0)
+    throw Error(Code::internal, "rank " + std::to_string(group_->rank(from)) + " sent a message about a deadlock in " +
+                                    "process set " + std::to_string(group_->id()) + ", which belongs in the world's");
+}
+
+bool GroupEngine::is_among(const std::vector<int32_t>& members) const {
+  return std::find(members.begin(), members.end(), group_->index()) != members.end();
+}
+
+void GroupEngine::receive(Batch& batch) {
+  if (batch.responses.empty()) throw Error(Code::internal, "told to run nothing");
+  std::vector<BatchItem> items;
+  for (Response& one : batch.responses) {
+    std::optional<std::string> again;
+    const Response& response = response_cache_.apply(std::move(one), &again);
+    if (is_among(response.absent)) {
+      validate_rows(response, response.what, group_->index(), group_->size(), true);
+      items.push_back(JoinedRank::placeholder(response));
+    } else {
+      auto it = pending_.find(response.key);
+      if (it == pending_.end())
+        throw Error(Code::internal, "told to run " + response.key + ", which was not announced here");
+      validate_rows(response, it->second->what, group_->index(), group_->size(), false);
+      items.push_back({std::move(it->second), response.rows, int(response.absent.size())});
+      pending_.erase(it);
     }
-    tracing_.agreed(items, !batches_.empty());
-    batches_.push_back(std::move(items));
-  } else if (auto* failure = std::get_if<Failure>(&message)) {
-    if (!failure->only.empty() && !for_me(failure->only)) return;
-    response_cache_.forget(failure->key);
-    if (for_me(failure->absent)) return owner_.skip_name(group_->id(), failure->key);
-    auto it = pending_.find(failure->key);
-    if (it == pending_.end()) return tracing_.refused(group_->id(), failure->key, failure->code, failure->text);
-    RequestPtr request = std::move(it->second);
-    pending_.erase(it);
-    owner_.finish(request, failure->code, request->title() + ": " + failure->text);
-  } else if (auto* probe = std::get_if<DeadlockProbe>(&message); probe && group_->id() == 0) {
-    owner_.receive_probe(*probe);
-  } else if (auto* missing = std::get_if<Missing>(&message)) {
-    for (auto* members : {&missing->members, &missing->joined})
-      for (int32_t member : *members)
-        if (!group_->has_member(member))
-          throw Error(Code::internal, "the coordinator waits for a member that is not in its group");
-    if (auto it = pending_.find(missing->key); it != pending_.end())
-      report_stall(*it->second, {missing->members.begin(), missing->members.end()},
-                   {missing->joined.begin(), missing->joined.end()}, missing->note, now_ns());
-  } else {
-    throw Error(Code::internal, "the coordinator sent a message that only members send");
+    if (!again) continue;
+    if (auto other = pending_.find(*again); other != pending_.end()) {
+      UpMessage anew = response_cache_.announce(*again, other->second->what);
+      std::get<Announce>(anew).again = true;
+      control_plane_->send_up(std::move(anew));
+    }
   }
+  tracing_.agreed(items, !batches_.empty());
+  batches_.push_back(std::move(items));
+}
+
+void GroupEngine::receive(const Failure& failure) {
+  if (!failure.only.empty() && !is_among(failure.only)) return;
+  response_cache_.forget(failure.key);
+  if (is_among(failure.absent)) return owner_.skip_name(group_->id(), failure.key);
+  auto it = pending_.find(failure.key);
+  if (it == pending_.end()) return tracing_.refused(group_->id(), failure.key, failure.code, failure.text);
+  RequestPtr request = std::move(it->second);
+  pending_.erase(it);
+  owner_.finish(request, failure.code, request->title() + ": " + failure.text);
+}
+
+void GroupEngine::receive(const Missing& missing) {
+  for (auto* members : {&missing.members, &missing.joined})
+    for (int32_t member : *members)
+      if (!group_->has_member(member))
+        throw Error(Code::internal, "the coordinator waits for a member that is not in its group");
+  if (auto it = pending_.find(missing.key); it != pending_.end())
+    report_stall(*it->second, {missing.members.begin(), missing.members.end()},
+                 {missing.joined.begin(), missing.joined.end()}, missing.note, now_ns());
 }
 
 bool GroupEngine::coordinate() {
   if (!coordinator_->anything_ready()) return false;
   const bool gathers = gathers_for_next_batch(batches_.size(), coordinator_->ready_bytes());
   if (gathers && !coordinator_->anything_failed()) return false;
-  for (const Message& message : coordinator_->take_messages()) control_plane_->send_down(message);
+  for (const DownMessage& message : coordinator_->take_messages()) control_plane_->send_down(message);
   return true;
 }
 

@@ -25,9 +25,9 @@ struct GroupEngineOwner {
   virtual void change_groups(Request&) = 0;                     // add_group, remove_group: all ranks are at this point
   virtual void end_epoch(Code, const std::string& text) = 0;    // nobody can go on
   virtual void remote_rank_left(int rank, const std::string& why) = 0;  // of another host, in peace
-  // A BlockedReport or a DeadlockReply: this rank is the world's coordinator.
-  virtual void receive_blocked(const Message&) = 0;
-  virtual void receive_probe(const DeadlockProbe&) = 0;
+  virtual void receive_blocked(const BlockedReport&) = 0;       // this rank is the world's coordinator
+  virtual void receive_reply(const DeadlockReply&) = 0;         // and here
+  virtual void receive_probe(const DeadlockProbe&) = 0;         // from the world's coordinator
   virtual std::string blocked_on(int rank) = 0;                 // in words, if this rank knows; or ""
 };
 
@@ -62,8 +62,13 @@ class GroupEngine : public ControlPlaneOwner {
 
  private:
   bool is_coordinator() const { return group_->index() == 0; }
-  void receive_up(int from, Message) override;
-  void receive_down(Message) override;
+  void receive_up(int from, UpMessage) override;
+  void receive_down(DownMessage) override;
+  void receive(Batch&);
+  void receive(const Failure&);
+  void receive(const Missing&);
+  void check_world(int from) const;  // throws if this group is another
+  bool is_among(const std::vector<int32_t>& members) const;  // this rank
   void remote_member_left(int member, const std::string& why, int from) override;
   void member_left(int member, const std::string& why, int from);
   bool coordinate();

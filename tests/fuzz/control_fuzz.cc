@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "base/overloaded.h"
 #include "engine/control/aggregator.h"
 #include "engine/control/coordinator.h"
 #include "engine/control/response_cache.h"
@@ -18,51 +19,66 @@ using namespace lightcc;
 
 class FuzzedGroup {
  public:
-  void receive(int who, int child, Message message) {
+  void receive(int who, int child, const UpFrame& frame) {
     now_ns_ += Aggregator::kHoldNs / 4;
     if (who == 0) {
-      coordinate(size_t(child), std::move(message));
+      coordinate(size_t(child), frame);
     } else {
-      aggregator_.receive_up(child == 7 ? Aggregator::kSelf : child % int(leader_.children.size()), std::move(message),
-                             now_ns_);
+      aggregate(child == 7 ? Aggregator::kSelf : child % int(leader_.children.size()), frame);
       aggregator_.pass_expired(now_ns_);
       pass_up();
     }
-    for (const Message& one : coordinator_.take_messages()) send_down(one);
+    for (const DownMessage& one : coordinator_.take_messages()) send_down(one);
   }
 
  private:
-  void pass_up() {
-    for (Message& one : aggregator_.take_messages()) coordinate(size_t(root_.toward(2)), parse(encode(one)));
+  void aggregate(int child, const UpFrame& frame) {
+    std::visit(Overloaded{[&](const MemberLeft&) { aggregator_.member_left(); },
+                          [&](const auto& one) { aggregator_.receive_up(child, one, now_ns_); }},
+               frame);
+    if (auto* left = std::get_if<MemberLeft>(&frame)) pass_up(), member_left(*left);
   }
-  void coordinate(size_t child, Message message) {
+  void pass_up() {
+    const int sender = 2;
+    for (const UpFrame& one : aggregator_.take_frames())
+      coordinate(size_t(root_.toward(sender)), parse_up(encode(one), sender));
+  }
+  void coordinate(size_t child, const UpFrame& frame) {
     const bool own = child == 7;
     child %= root_.children.size();
-    const int from = own ? 0 : root_.children[child];
-    if (auto* aggregated = std::get_if<AggregatedRequests>(&message))
-      for_each_request(*aggregated, own ? std::vector{0} : root_.below[child],
-                       [&](int member, const std::variant<Announce, CachedRequest>& one) {
-                         std::visit([&](auto& each) { receive_request(member, each); }, one);
-                       });
-    else if (auto* announce = std::get_if<Announce>(&message))
-      receive_request(from, *announce);
-    else if (auto* cached = std::get_if<CachedRequest>(&message))
-      receive_request(from, *cached);
-    else if (auto* absence = std::get_if<MembersAbsent>(&message))
-      coordinator_.members_absent(*absence);
-    else if (auto* query = std::get_if<Query>(&message))
-      send_down(Missing{query->key, {}, {}, query->member, coordinator_.refusal(from, query->key)}),
-          coordinator_.missing(query->key), coordinator_.waits_for(from);
-    else if (auto* refused = std::get_if<Refused>(&message))
-      coordinator_.refused(from, refused->key, refused->why);
-    else if (auto* left = std::get_if<MemberLeft>(&message); left && left->member >= 0 && left->member < 6)
-      coordinator_.member_left(left->member, left->why);
+    std::visit(
+        Overloaded{[&](const UpMessage& message) { receive_up(own ? 0 : root_.children[child], message); },
+                   [&](const AggregatedRequests& requests) {
+                     for_each_request(requests, own ? std::vector{0} : root_.below[child],
+                                      [&](int member, const std::variant<Announce, CachedRequest>& one) {
+                                        std::visit([&](auto& each) { receive_request(member, each); }, one);
+                                      });
+                   },
+                   [&](const MemberLeft& left) { member_left(left); }},
+        frame);
+  }
+  void receive_up(int from, const UpMessage& message) {
+    std::visit(Overloaded{[&](const Announce& announce) { receive_request(from, announce); },
+                          [&](const CachedRequest& cached) { receive_request(from, cached); },
+                          [&](const MembersAbsent& absence) { coordinator_.members_absent(absence); },
+                          [&](const Query& query) { answer(from, query); },
+                          [&](const Refused& refused) { coordinator_.refused(from, refused.key, refused.why); },
+                          [](const BlockedReport&) {}, [](const DeadlockReply&) {}},
+               message);
+  }
+  void answer(int from, const Query& query) {
+    send_down(Missing{query.key, {}, {}, query.member, coordinator_.refusal(from, query.key)});
+    coordinator_.missing(query.key);
+    coordinator_.waits_for(from);
+  }
+  void member_left(const MemberLeft& left) {
+    if (left.member >= 0 && left.member < int(ranks_.size())) coordinator_.member_left(left.member, left.why);
   }
   void receive_request(int member, const Announce& one) { coordinator_.announce(member, one.key, one.what, one.again); }
   void receive_request(int member, const CachedRequest& one) { coordinator_.announce_cached(member, one); }
 
-  void send_down(const Message& decided) {
-    const Message message = parse(encode(decided));
+  void send_down(const DownMessage& decided) {
+    const auto message = std::get<DownMessage>(parse_down(encode(decided), 0));
     aggregator_.receive_down(message);
     pass_up();
     if (auto* batch = std::get_if<Batch>(&message))
@@ -94,7 +110,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const size_t length = size_t(data[at + 2]) | size_t(data[at + 3]) << 8;
       if (length > size - at - 4) return 0;
       const std::string_view bytes(reinterpret_cast<const char*>(data) + at + 4, length);
-      group.receive(data[at] % 2, data[at + 1] % 8, parse(bytes));
+      group.receive(data[at] % 2, data[at + 1] % 8, parse_up(bytes, 0));
       at += 4 + length;
     }
   } catch (const Error&) {

@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "base/overloaded.h"
 #include "engine/control/aggregator.h"
 #include "engine/control/coordinator.h"
 #include "engine/control/response_cache.h"
@@ -171,18 +172,18 @@ class SimulatedGroup {
 
   // ---- up
 
-  void send_up(int i, Message message) {
+  void send_up(int i, UpMessage message) {
     if (i == 0) return coordinate(0, std::move(message));
     if (!at(i).aggregator) return push_up(i, message);
     at(i).aggregator->receive_up(Aggregator::kSelf, std::move(message), now_);
     forward_up(i);
   }
-  void push_up(int i, const Message& message) {
+  void push_up(int i, const UpFrame& frame) {
     Member& parent = at(at(i).tree.parent());
-    parent.from_child[size_t(parent.tree.toward(i))].push_back(encode(message));
+    parent.from_child[size_t(parent.tree.toward(i))].push_back(encode(frame));
   }
   void forward_up(int i) {
-    for (const Message& message : at(i).aggregator->take_messages()) push_up(i, message);
+    for (const UpFrame& frame : at(i).aggregator->take_frames()) push_up(i, frame);
   }
   void take_in(int i) {
     std::vector<size_t> waiting;
@@ -192,23 +193,30 @@ class SimulatedGroup {
   }
   void take_in(int i, size_t child) {
     Member& member = at(i);
-    Message message = parse(member.from_child[child].front());
+    const int sender = member.tree.children[child];
+    UpFrame frame = parse_up(member.from_child[child].front(), sender);
     member.from_child[child].pop_front();
-    if (auto* left = std::get_if<MemberLeft>(&message))
-      return member_left(i, left->member, member.tree.children[child]);
-    if (member.aggregator) {
-      member.aggregator->receive_up(int(child), std::move(message), now_);
+    std::visit(Overloaded{[&](UpMessage& message) { receive_up(i, child, std::move(message)); },
+                          [&](AggregatedRequests& requests) { receive_up(i, child, std::move(requests)); },
+                          [&](MemberLeft& left) { member_left(i, left.member, sender); }},
+               frame);
+  }
+  void receive_up(int i, size_t child, UpMessage message) {
+    if (!at(i).aggregator) return coordinate(named_sender(message).value_or(at(i).tree.children[child]), message);
+    at(i).aggregator->receive_up(int(child), std::move(message), now_);
+    forward_up(i);
+  }
+  void receive_up(int i, size_t child, AggregatedRequests requests) {
+    if (at(i).aggregator) {
+      at(i).aggregator->receive_up(int(child), std::move(requests), now_);
       return forward_up(i);
     }
-    if (auto* aggregated = std::get_if<AggregatedRequests>(&message))
-      for_each_request(*aggregated, member.tree.below[child],
-                       [&](int from, const std::variant<Announce, CachedRequest>& one) {
-                         std::visit([&](auto& each) { coordinate(from, each); }, one);
-                       });
-    else
-      coordinate(member.tree.children[child], std::move(message));
+    for_each_request(requests, at(i).tree.below[child],
+                     [&](int from, const std::variant<Announce, CachedRequest>& one) {
+                       std::visit([&](auto& each) { coordinate(from, each); }, one);
+                     });
   }
-  void coordinate(int from, Message message) {
+  void coordinate(int from, const UpMessage& message) {
     if (auto* announce = std::get_if<Announce>(&message)) {
       coordinator_.announce(from, announce->key, announce->what, announce->again);
     } else if (auto* cached = std::get_if<CachedRequest>(&message)) {
@@ -223,12 +231,12 @@ class SimulatedGroup {
     }
   }
   void decide() {
-    for (const Message& message : coordinator_.take_messages()) send_down(0, message);
+    for (const DownMessage& message : coordinator_.take_messages()) send_down(0, message);
   }
 
   // ---- down
 
-  void send_down(int i, const Message& message) {
+  void send_down(int i, const DownMessage& message) {
     Member& member = at(i);
     if (member.aggregator) member.aggregator->receive_down(message), forward_up(i);
     if (auto* missing = std::get_if<Missing>(&message)) {
@@ -247,12 +255,14 @@ class SimulatedGroup {
       if (member.cut_off()) fail_all(i);
       return;
     }
-    Message message = parse(member.from_parent.front());
+    const int sender = member.tree.parent();
+    const DownFrame frame = parse_down(member.from_parent.front(), sender);
     member.from_parent.pop_front();
-    if (auto* left = std::get_if<MemberLeft>(&message)) return member_left(i, left->member, member.tree.parent());
-    send_down(i, message);
+    std::visit(Overloaded{[&](const DownMessage& message) { send_down(i, message); },
+                          [&](const MemberLeft& left) { member_left(i, left.member, sender); }},
+               frame);
   }
-  void receive_down(int i, const Message& message) {
+  void receive_down(int i, const DownMessage& message) {
     Member& member = at(i);
     if (auto* failure = std::get_if<Failure>(&message)) {
       const auto& only = failure->only;
@@ -283,7 +293,7 @@ class SimulatedGroup {
         }
       }
       if (again && member.pending.count(*again)) {
-        Message anew = member.cache.announce(*again, announcement(i, *again));
+        UpMessage anew = member.cache.announce(*again, announcement(i, *again));
         std::get<Announce>(anew).again = true;
         send_up(i, std::move(anew));
       }
@@ -310,11 +320,12 @@ class SimulatedGroup {
       if (other != i && topology_.share_host(i, other)) member_left(other, i, -1);
   }
   void pass_on(int i, int leaver, int from) {
-    const Message message = MemberLeft{leaver, "it shut down"};
+    const MemberLeft left{leaver, "it shut down"};
+    const std::string bytes = encode(DownFrame(left));
     for (int child : at(i).tree.children)
-      if (child != from && !topology_.share_host(child, leaver)) at(child).from_parent.push_back(encode(message));
+      if (child != from && !topology_.share_host(child, leaver)) at(child).from_parent.push_back(bytes);
     const int parent = at(i).tree.parent();
-    if (parent >= 0 && parent != from && !topology_.share_host(parent, leaver)) push_up(i, message);
+    if (parent >= 0 && parent != from && !topology_.share_host(parent, leaver)) push_up(i, left);
   }
   void member_left(int i, int leaver, int from) {
     Member& member = at(i);

@@ -23,9 +23,9 @@ Announcement of_kind(Kind kind, Shape shape = {4}) {
 
 // As a line of text: "[a=0.1 b=1.1] [0.1]" is a batch of two fresh requests, numbered 0 and 1 in their first
 // generation, and a batch of a known one; "a! why" is a failure.
-std::string script_of(const std::vector<Message>& messages) {
+std::string script_of(const std::vector<DownMessage>& messages) {
   std::string line;
-  for (const Message& message : messages) {
+  for (const DownMessage& message : messages) {
     line += line.empty() ? "" : " ";
     if (auto* batch = std::get_if<Batch>(&message)) {
       std::string responses;
@@ -359,7 +359,7 @@ void join(Coordinator& coordinator, int member) {
   what.kind = Kind::join;
   coordinator.announce(member, "join.", what);
 }
-Response only_response(const std::vector<Message>& messages) {
+Response only_response(const std::vector<DownMessage>& messages) {
   EXPECT_EQ(messages.size(), 1u) << script_of(messages);
   return std::get<Batch>(messages.at(0)).responses.at(0);
 }
@@ -506,7 +506,7 @@ TEST(Coordinator, AFailureThatWaitsForAMemberEndsWhenItJoins) {
 
 // ---- the member's half
 
-std::string sent(const Message& message) {
+std::string sent(const UpMessage& message) {
   if (auto* cached = std::get_if<CachedRequest>(&message))
     return "cached " + std::to_string(cached->id) + "." + std::to_string(cached->generation);
   return "announce " + std::get<Announce>(message).key;

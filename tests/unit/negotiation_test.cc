@@ -45,7 +45,7 @@ class SimulatedMembers {
           if (!member.to_coordinator.empty()) receive_up(i);
           break;
         case 2:
-          for (const Message& message : coordinator_.take_messages())
+          for (const DownMessage& message : coordinator_.take_messages())
             for (Member& each : members_) each.from_coordinator.push_back(message);
           break;
         case 3:
@@ -63,7 +63,8 @@ class SimulatedMembers {
     ResponseCache cache;
     int epoch = 0, round = 0;
     std::set<std::string> pending;
-    std::deque<Message> to_coordinator, from_coordinator;
+    std::deque<UpMessage> to_coordinator;
+    std::deque<DownMessage> from_coordinator;
     std::vector<std::string> ran;
   };
   static std::vector<int> ranks(int size) {
@@ -100,7 +101,7 @@ class SimulatedMembers {
     }
   }
   void receive_up(size_t i) {
-    Message message = std::move(members_[i].to_coordinator.front());
+    UpMessage message = std::move(members_[i].to_coordinator.front());
     members_[i].to_coordinator.pop_front();
     if (auto* one = std::get_if<Announce>(&message)) coordinator_.announce(int(i), one->key, one->what, one->again);
     else
@@ -108,7 +109,7 @@ class SimulatedMembers {
   }
   void receive_down(size_t i) {
     Member& member = members_[i];
-    Message message = std::move(member.from_coordinator.front());
+    DownMessage message = std::move(member.from_coordinator.front());
     member.from_coordinator.pop_front();
     ASSERT_TRUE(std::holds_alternative<Batch>(message));
     for (Response& one : std::get<Batch>(message).responses) {
@@ -131,7 +132,7 @@ class SimulatedMembers {
         ASSERT_EQ(response.what, response.absent.empty() ? Announcement() : allgather(0));
       }
       if (again && member.pending.count(*again)) {
-        Message anew = member.cache.announce(*again, *again == kJoin ? joining() : announcement(i, *again));
+        UpMessage anew = member.cache.announce(*again, *again == kJoin ? joining() : announcement(i, *again));
         std::get<Announce>(anew).again = true;
         member.to_coordinator.push_back(anew);
       }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/overloaded.h"
+
 namespace lightcc {
 namespace {
 
@@ -53,33 +55,24 @@ Aggregator::Aggregator(const Tree& tree) : tree_(tree), joined_(tree.subtree.siz
   for (auto& members : tree.below) first_.push_back(first), first += int(members.size());
 }
 
-void Aggregator::receive_up(int child, Message message, uint64_t now_ns) {
+void Aggregator::receive_up(int child, UpMessage message, uint64_t now_ns) {
   const int32_t first = child == kSelf ? 0 : first_[size_t(child)];
-  auto check_below = [&](int member) {
-    if (child == kSelf ? member != tree_.subtree[0] : tree_.toward(member) != child)
-      refuse("a message of a member that is not below its sender");
-  };
   if (auto* announce = std::get_if<Announce>(&message)) return gather({{first, first}, std::move(*announce)}, now_ns);
   if (auto* cached = std::get_if<CachedRequest>(&message)) return gather({{first, first}, *cached}, now_ns);
-  if (auto* aggregated = std::get_if<AggregatedRequests>(&message)) {
-    if (child == kSelf) refuse("by itself what others have announced");
-    for (AggregatedRequest& gathered : aggregated->requests) {
-      check_positions(gathered.positions, int(tree_.below[size_t(child)].size()));
-      for (int32_t& position : gathered.positions) position += first;
-      gather(std::move(gathered), now_ns);
-    }
-    return;
-  }
-  if (auto* query = std::get_if<Query>(&message)) check_below(query->member);
-  if (auto* refused = std::get_if<Refused>(&message)) check_below(refused->member);
-  if (auto* report = std::get_if<BlockedReport>(&message)) check_below(report->rank);
-  if (auto* reply = std::get_if<DeadlockReply>(&message)) check_below(reply->rank);
-  // MemberLeft may be of anyone whose leaving the sender has seen.
-  if (std::holds_alternative<Batch>(message) || std::holds_alternative<Failure>(message) ||
-      std::holds_alternative<Missing>(message) || std::holds_alternative<DeadlockProbe>(message))
-    refuse("by a child a message that only coordinators send");
+  if (const auto sender = named_sender(message))
+    if (child == kSelf ? *sender != tree_.subtree[0] : tree_.toward(*sender) != child)
+      refuse("a message of a member that is not below its sender");
   pass_all();
   out_.push_back(std::move(message));
+}
+
+void Aggregator::receive_up(int child, AggregatedRequests aggregated, uint64_t now_ns) {
+  if (child == kSelf) refuse("by itself what others have announced");
+  for (AggregatedRequest& gathered : aggregated.requests) {
+    check_positions(gathered.positions, int(tree_.below[size_t(child)].size()));
+    for (int32_t& position : gathered.positions) position += first_[size_t(child)];
+    gather(std::move(gathered), now_ns);
+  }
 }
 
 void Aggregator::gather(AggregatedRequest gathered, uint64_t now_ns) {
@@ -163,36 +156,46 @@ bool Aggregator::complete(const Entry& entry) const {
   return true;
 }
 
-void Aggregator::receive_down(const Message& message) {
-  auto release = [&](const std::string& key) {
-    if (auto it = entries_.find(key); it != entries_.end()) {
-      pass(it->second);
-      entries_.erase(it);
+void Aggregator::receive_down(const DownMessage& message) {
+  std::visit(Overloaded{[&](const Batch& batch) { release(batch); }, [&](const Failure& failure) { release(failure); },
+                        [](const Missing&) {}, [](const DeadlockProbe&) {}},
+             message);
+}
+
+void Aggregator::release(const std::string& key) {
+  auto it = entries_.find(key);
+  if (it == entries_.end()) return;
+  pass(it->second);
+  entries_.erase(it);
+}
+
+void Aggregator::release(const Batch& batch) {
+  for (const Response& response : batch.responses) {
+    auto numbered = numbered_.find(response.id);
+    if (!response.fresh && numbered == numbered_.end()) refuse("a number that stands for nothing");
+    const std::string key = response.fresh ? response.key : numbered->second.key;
+    release(key);
+    if (response.fresh && response.id != kNoId) {
+      // A cached request by this number that is held means the request that had it before: it must reach the
+      // coordinator before the announcement that repeats it in full.
+      if (numbered != numbered_.end() && numbered->second.key != key) release(numbered->second.key);
+      numbered_[response.id] = {key, response.generation};
     }
-  };
-  if (auto* batch = std::get_if<Batch>(&message)) {
-    for (const Response& response : batch->responses) {
-      auto numbered = numbered_.find(response.id);
-      if (!response.fresh && numbered == numbered_.end()) refuse("a number that stands for nothing");
-      const std::string key = response.fresh ? response.key : numbered->second.key;
-      release(key);
-      if (response.fresh && response.id != kNoId) {
-        // A cached request by this number that is held means the request that had it before: it must reach the
-        // coordinator before the announcement that repeats it in full.
-        if (numbered != numbered_.end() && numbered->second.key != key) release(numbered->second.key);
-        numbered_[response.id] = {key, response.generation};
-      }
-      if (key == kJoinKey) std::fill(joined_.begin(), joined_.end(), 0), joined_count_ = 0, absent_.clear();
-    }
-  } else if (auto* failure = std::get_if<Failure>(&message)) {
-    release(failure->key);  // those that it was for may announce it anew
-    if (failure->absent.empty()) return;
-    auto& absent = absent_[failure->key];
-    absent.resize(joined_.size());
-    for (size_t position = 0; position < absent.size(); ++position)
-      absent[position] |=
-          std::find(failure->only.begin(), failure->only.end(), tree_.subtree[position]) == failure->only.end();
+    if (key != kJoinKey) continue;
+    std::fill(joined_.begin(), joined_.end(), 0);
+    joined_count_ = 0;
+    absent_.clear();
   }
+}
+
+void Aggregator::release(const Failure& failure) {
+  release(failure.key);  // those that it was for may announce it anew
+  if (failure.absent.empty()) return;
+  auto& absent = absent_[failure.key];
+  absent.resize(joined_.size());
+  for (size_t position = 0; position < absent.size(); ++position)
+    absent[position] |=
+        std::find(failure.only.begin(), failure.only.end(), tree_.subtree[position]) == failure.only.end();
 }
 
 void Aggregator::member_left() {
@@ -218,6 +221,6 @@ void Aggregator::pass_expired(uint64_t now_ns) {
   }
 }
 
-std::vector<Message> Aggregator::take_messages() { return std::exchange(out_, {}); }
+std::vector<UpFrame> Aggregator::take_frames() { return std::exchange(out_, {}); }
 
 }  // namespace lightcc

@@ -25,15 +25,16 @@ class Aggregator {
 
   explicit Aggregator(const Tree&);  // outlives the aggregator
 
-  // Something for the coordinator: from a child (its index in the tree), or kSelf. Throws Error{internal} on what no
-  // child sends, or not about members that are not below it.
-  void receive_up(int child, Message, uint64_t now_ns);
-  void receive_down(const Message&);     // from the coordinator to all, before it goes to the children
-  void member_left();                    // some member has left: nothing is held any more
+  // Something for the coordinator: from a child (its index in the tree), or kSelf, which gathers nothing. Throws
+  // Error{internal} if it is about members that are not below the child.
+  void receive_up(int child, UpMessage, uint64_t now_ns);
+  void receive_up(int child, AggregatedRequests, uint64_t now_ns);
+  void receive_down(const DownMessage&);  // from the coordinator to all, before it goes to the children
+  void member_left();                     // some member has left: nothing is held any more
   bool holds() const { return due_ns_ != UINT64_MAX; }
-  void pass_all();                       // passes all that is held
-  void pass_expired(uint64_t now_ns);    // passes what has been held for too long
-  std::vector<Message> take_messages();  // to the parent, in this order
+  void pass_all();                        // passes all that is held
+  void pass_expired(uint64_t now_ns);     // passes what has been held for too long
+  std::vector<UpFrame> take_frames();     // to the parent, in this order
 
  private:
   enum class State : char { silent, held, passed };
@@ -50,6 +51,9 @@ class Aggregator {
   void gather(AggregatedRequest, uint64_t now_ns);
   void join(AggregatedRequest);
   void pass(Entry&);
+  void release(const std::string& key);  // its entry ends, and what is held of it passes
+  void release(const Batch&);
+  void release(const Failure&);
   bool complete(const Entry&) const;
 
   const Tree& tree_;
@@ -61,7 +65,7 @@ class Aggregator {
   int joined_count_ = 0;
   bool passes_all_ = false;       // a member has left
   uint64_t due_ns_ = UINT64_MAX;  // when the next may have been held for too long
-  std::vector<Message> out_;
+  std::vector<UpFrame> out_;
 };
 
 // What a child has gathered, member by member. Throws Error{internal} if it names members that are not below it.

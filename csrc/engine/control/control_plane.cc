@@ -4,23 +4,20 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/overloaded.h"
 
 namespace lightcc {
 namespace {
 
-template <class... Kinds>
-bool is_one_of(const Message& message) {
-  return (std::holds_alternative<Kinds>(message) || ...);
-}
-
 // A parent on this host must not sleep on these; all others can wait until it comes itself to what they are about. What
 // comes from another host wakes who sleeps.
-bool is_urgent(const Message& message) {
-  return is_one_of<Query, MembersAbsent, BlockedReport, DeadlockReply>(message);
+bool is_urgent(const UpMessage& message) {
+  return std::holds_alternative<Query>(message) || std::holds_alternative<MembersAbsent>(message) ||
+         std::holds_alternative<BlockedReport>(message) || std::holds_alternative<DeadlockReply>(message);
 }
 
 // The one member that a message of the coordinator is for; -1: all.
-int receiver(const Message& message) {
+int receiver(const DownMessage& message) {
   if (auto* missing = std::get_if<Missing>(&message)) return missing->to;
   if (auto* probe = std::get_if<DeadlockProbe>(&message)) return probe->rank;
   return -1;
@@ -40,7 +37,7 @@ ControlPlane::ControlPlane(Peers& peers, const Group& group, ControlPlaneOwner& 
 
 // ---- up
 
-void ControlPlane::send_up(Message message) {
+void ControlPlane::send_up(UpMessage message) {
   if (!parent_) return owner_.receive_up(group_.index(), std::move(message));
   ++sent_up_;
   if (aggregator_) {
@@ -53,40 +50,46 @@ void ControlPlane::send_up(Message message) {
 }
 
 bool ControlPlane::forward_up() {
-  bool sent = false;
-  for (const Message& message : aggregator_->take_messages()) parent_->send(encode(message)), sent = true;
-  return sent;
+  const std::vector<UpFrame> frames = aggregator_->take_frames();
+  for (const UpFrame& frame : frames) parent_->send(encode(frame));
+  return !frames.empty();
 }
 
-void ControlPlane::receive_from_child(size_t child, Message message) {
-  if (auto* left = std::get_if<MemberLeft>(&message)) {
-    check_left(*left);
-    return owner_.remote_member_left(left->member, left->why, tree_.children[child]);
-  }
+bool ControlPlane::receive_from_child(size_t child) {
+  const auto bytes = children_[child]->receive();
+  if (!bytes) return false;
+  const int sender = tree_.children[child];
+  UpFrame frame = parse_up(*bytes, group_.rank(sender));
+  std::visit(Overloaded{[&](UpMessage& message) { receive_up(child, std::move(message)); },
+                        [&](AggregatedRequests& requests) { receive_up(child, std::move(requests)); },
+                        [&](MemberLeft& left) { receive_left(left, sender); }},
+             frame);
+  return true;
+}
+
+void ControlPlane::receive_up(size_t child, UpMessage message) {
   if (aggregator_) return aggregator_->receive_up(int(child), std::move(message), now_ns());
-  if (auto* aggregated = std::get_if<AggregatedRequests>(&message))
-    return for_each_request(*aggregated, tree_.below[child],
-                            [&](int member, const std::variant<Announce, CachedRequest>& one) {
-                              std::visit([&](auto& each) { owner_.receive_up(member, each); }, one);
-                            });
-  int member = tree_.children[child];
-  if (auto* query = std::get_if<Query>(&message)) member = query->member;
-  if (auto* refused = std::get_if<Refused>(&message)) member = refused->member;
-  if (auto* report = std::get_if<BlockedReport>(&message)) member = report->rank;
-  if (auto* reply = std::get_if<DeadlockReply>(&message)) member = reply->rank;
+  const int member = named_sender(message).value_or(tree_.children[child]);
   if (tree_.toward(member) != int(child))
     throw Error(Code::internal, "the coordinator was sent a message of a member that is not below its sender");
   owner_.receive_up(member, std::move(message));
 }
 
+void ControlPlane::receive_up(size_t child, AggregatedRequests requests) {
+  if (aggregator_) return aggregator_->receive_up(int(child), std::move(requests), now_ns());
+  for_each_request(requests, tree_.below[child], [&](int member, const std::variant<Announce, CachedRequest>& one) {
+    std::visit([&](auto& each) { owner_.receive_up(member, each); }, one);
+  });
+}
+
 void ControlPlane::take_in() {
   for (size_t child = 0; child < children_.size(); ++child)
-    while (auto bytes = children_[child]->receive()) receive_from_child(child, parse(*bytes));
+    while (receive_from_child(child)) continue;
 }
 
 // ---- down
 
-void ControlPlane::send_down(const Message& message) {
+void ControlPlane::send_down(const DownMessage& message) {
   const int to = receiver(message);
   if (to == group_.index()) return owner_.receive_down(message);
   if (to >= 0 && tree_.toward(to) < 0)
@@ -99,12 +102,17 @@ void ControlPlane::send_down(const Message& message) {
   owner_.receive_down(message);
 }
 
-void ControlPlane::forward_down(const std::string& bytes) {
-  Message message = parse(bytes);
-  if (auto* left = std::get_if<MemberLeft>(&message)) {
-    check_left(*left);
-    return owner_.remote_member_left(left->member, left->why, tree_.parent());
-  }
+bool ControlPlane::receive_from_parent() {
+  const auto bytes = parent_->receive();
+  if (!bytes) return false;
+  DownFrame frame = parse_down(*bytes, group_.rank(tree_.parent()));
+  std::visit(Overloaded{[&](DownMessage& message) { receive_down(std::move(message), *bytes); },
+                        [&](MemberLeft& left) { receive_left(left, tree_.parent()); }},
+             frame);
+  return true;
+}
+
+void ControlPlane::receive_down(DownMessage message, const std::string& bytes) {
   const int to = receiver(message);
   if (to >= 0 && to != group_.index()) {
     if (tree_.toward(to) < 0) throw Error(Code::internal, "an answer came to a member that it is not for");
@@ -125,11 +133,11 @@ bool ControlPlane::step() {
   bool moved = false;
   for (size_t child = 0; child < children_.size(); ++child) {
     moved |= children_[child]->pump();
-    while (auto bytes = children_[child]->receive()) receive_from_child(child, parse(*bytes)), moved = true;
+    while (receive_from_child(child)) moved = true;
   }
   if (!parent_) return moved;
   moved |= parent_->pump();
-  while (auto bytes = parent_->receive()) forward_down(*bytes), moved = true;
+  while (receive_from_parent()) moved = true;
   if (!aggregator_) return moved;
   if (std::exchange(expedite_, false)) aggregator_->pass_all();
   if (aggregator_->holds()) aggregator_->pass_expired(now_ns());
@@ -160,9 +168,10 @@ int ControlPlane::silent_since(uint64_t asked_ns) const {
 
 // ---- members that leave
 
-void ControlPlane::check_left(const MemberLeft& left) const {
+void ControlPlane::receive_left(const MemberLeft& left, int from) {
   if (!group_.has_member(left.member) || left.member == group_.index())
     throw Error(Code::internal, "a member that cannot have left was said to have left");
+  owner_.remote_member_left(left.member, left.why, from);
 }
 
 void ControlPlane::member_left(int member, const std::string& why, int from) {
@@ -181,10 +190,10 @@ void ControlPlane::leave(const std::string& why) {
 
 void ControlPlane::spread(int leaver, const std::string& why, int except) {
   const auto sees = [&](int member) { return group_.share_host(member, leaver); };
-  const Message message = MemberLeft{leaver, why};
-  if (parent_ && tree_.parent() != except && !sees(tree_.parent())) parent_->send(encode(message));
+  const MemberLeft left{leaver, why};
+  if (parent_ && tree_.parent() != except && !sees(tree_.parent())) parent_->send(encode(UpFrame(left)));
   for (size_t i = 0; i < children_.size(); ++i)
-    if (tree_.children[i] != except && !sees(tree_.children[i])) children_[i]->send(encode(message));
+    if (tree_.children[i] != except && !sees(tree_.children[i])) children_[i]->send(encode(DownFrame(left)));
 }
 
 }  // namespace lightcc

@@ -17,8 +17,8 @@ namespace lightcc {
 // Whom it works for. What a message says about members has been checked against the tree, but for lists of them.
 struct ControlPlaneOwner {
   virtual ~ControlPlaneOwner() = default;
-  virtual void receive_up(int member, Message) = 0;  // at the coordinator: from a member
-  virtual void receive_down(Message) = 0;            // at every member: from the coordinator
+  virtual void receive_up(int member, UpMessage) = 0;  // at the coordinator: from a member
+  virtual void receive_down(DownMessage) = 0;          // at every member: from the coordinator
   // A member of another host has left; `from` said so. Calls ControlPlane::member_left().
   virtual void remote_member_left(int member, const std::string& why, int from) = 0;
 };
@@ -31,13 +31,13 @@ class ControlPlane {
   ControlPlane(Peers&, const Group&, ControlPlaneOwner&);
 
   const Tree& tree() const { return tree_; }
-  void send_up(Message);           // from this member to the coordinator
-  void send_down(const Message&);  // from the coordinator to all members, or to the one that it is for
-  bool step();                     // takes in what has come and passes on what is for others; true if anything moved
-  bool flush();                    // true while messages wait for room
+  void send_up(UpMessage);             // from this member to the coordinator
+  void send_down(const DownMessage&);  // from the coordinator to all members, or to the one that it is for
+  bool step();   // takes in what has come and passes on what is for others; true if anything moved
+  bool flush();  // true while messages wait for room
   void expedite() { expedite_ = true; }  // this rank was rung urgently: what is held here goes on at the next step
   bool holds() const { return aggregator_ && aggregator_->holds(); }  // it must step again within Aggregator::kHoldNs
-  void remind();                   // this member has waited for a while: its parent may have nothing to do and sleep
+  void remind();  // this member has waited for a while: its parent may have nothing to do and sleep
   // A member has left: this rank has seen it (kSeen), or a neighbour has said so. Those who cannot see it are told.
   void member_left(int member, const std::string& why, int from);
   void leave(const std::string& why);        // this rank leaves, and has sent all that it had to send
@@ -46,13 +46,16 @@ class ControlPlane {
   int silent_since(uint64_t asked_ns) const;
 
  private:
-  void take_in();                 // what the members below have sent
-  void receive_from_child(size_t child, Message);
-  void forward_down(const std::string& bytes);
+  void take_in();  // what the members below have sent
+  bool receive_from_child(size_t child);  // one frame; false: there is none
+  bool receive_from_parent();
+  void receive_up(size_t child, UpMessage);
+  void receive_up(size_t child, AggregatedRequests);
   bool forward_up();
+  void receive_down(DownMessage, const std::string& bytes);  // bytes: of its frame, for whom it is passed on to
+  void receive_left(const MemberLeft&, int from);
   void spread(int leaver, const std::string& why, int except);
   void ring(int member) { peers_.wake_urgently(group_.rank(member)); }
-  void check_left(const MemberLeft&) const;
 
   Peers& peers_;
   const Group& group_;

@@ -283,8 +283,8 @@ Response Coordinator::response(Entry& e) {
   return response;
 }
 
-std::vector<Message> Coordinator::take_messages() {
-  std::vector<Message> out;
+std::vector<DownMessage> Coordinator::take_messages() {
+  std::vector<DownMessage> out;
   for (Failure& failure : failures_) out.push_back(std::move(failure));
   failures_.clear();
 

@@ -44,7 +44,7 @@ class Coordinator {
   bool anything_failed() const { return !failures_.empty(); }
   bool anything_ready() const { return !ready_.empty() || anything_failed(); }
   // Everything ready, as messages that go to every member in this order.
-  std::vector<Message> take_messages();
+  std::vector<DownMessage> take_messages();
 
  private:
   struct Entry {

@@ -1,17 +1,98 @@
 #include "engine/control/message.h"
 
+#include "base/overloaded.h"
 #include "base/wire.h"
 
 namespace lightcc {
 namespace {
 
-template <class... Cases> struct Match : Cases... { using Cases::operator()...; };
-template <class... Cases> Match(Cases...) -> Match<Cases...>;
+// The first byte of a frame.
+enum class Tag : uint8_t {
+  announce, cached_request, query, members_absent, batch, failure, missing, aggregated_requests, member_left,
+  blocked_report, deadlock_probe, deadlock_reply, refused
+};
+constexpr int kTags = int(Tag::refused) + 1;
+
+Tag tag_of(const Announce&) { return Tag::announce; }
+Tag tag_of(const CachedRequest&) { return Tag::cached_request; }
+Tag tag_of(const Query&) { return Tag::query; }
+Tag tag_of(const MembersAbsent&) { return Tag::members_absent; }
+Tag tag_of(const Batch&) { return Tag::batch; }
+Tag tag_of(const Failure&) { return Tag::failure; }
+Tag tag_of(const Missing&) { return Tag::missing; }
+Tag tag_of(const AggregatedRequests&) { return Tag::aggregated_requests; }
+Tag tag_of(const MemberLeft&) { return Tag::member_left; }
+Tag tag_of(const BlockedReport&) { return Tag::blocked_report; }
+Tag tag_of(const DeadlockProbe&) { return Tag::deadlock_probe; }
+Tag tag_of(const DeadlockReply&) { return Tag::deadlock_reply; }
+Tag tag_of(const Refused&) { return Tag::refused; }
+
+// ---- encoding
 
 void put(WireWriter& out, const Announcement& a) {
   out.put(a.kind).put(a.op).put(a.root).put(a.pre).put(a.post).put(uint32_t(a.tensors.size()));
   for (const TensorSpec& tensor : a.tensors) out.put(tensor.dtype).put(tensor.shape);
   out.put(a.splits);
+}
+
+void put(WireWriter& out, const Response& response) {
+  out.put(response.id).put(response.generation).put(uint8_t(response.fresh));
+  if (!response.fresh) return;
+  out.put(response.key).put(uint32_t(response.rows.size()));
+  for (auto& rows : response.rows) out.put(rows);
+  out.put(response.absent);
+  if (!response.absent.empty()) put(out, response.what);
+}
+
+void put(WireWriter& out, const Announce& m) {
+  out.put(m.key).put(uint8_t(m.again));
+  put(out, m.what);
+}
+void put(WireWriter& out, const CachedRequest& m) { out.put(m.id).put(m.generation); }
+void put(WireWriter& out, const Query& m) { out.put(m.key).put(m.member); }
+void put(WireWriter& out, const MembersAbsent& m) { out.put(m.key).put(m.text).put(m.absent); }
+void put(WireWriter& out, const Batch& m) {
+  out.put(uint32_t(m.responses.size()));
+  for (const Response& response : m.responses) put(out, response);
+}
+void put(WireWriter& out, const Failure& m) { out.put(m.key).put(m.code).put(m.text).put(m.only).put(m.absent); }
+void put(WireWriter& out, const Missing& m) { out.put(m.key).put(m.members).put(m.joined).put(m.to).put(m.note); }
+void put(WireWriter& out, const AggregatedRequests& m) {
+  out.put(uint32_t(m.requests.size()));
+  for (const AggregatedRequest& request : m.requests) {
+    out.put(request.positions).put(uint8_t(request.request.index()));
+    std::visit([&](auto& one) { put(out, one); }, request.request);
+  }
+}
+void put(WireWriter& out, const MemberLeft& m) { out.put(m.member).put(m.why); }
+void put(WireWriter& out, const BlockedReport& m) {
+  out.put(m.rank).put(m.state).put(m.group).put(m.kind).put(m.key);
+}
+void put(WireWriter& out, const DeadlockProbe& m) {
+  out.put(m.rank).put(m.state).put(m.other).put(m.group).put(m.key).put(uint8_t(m.confirmed));
+}
+void put(WireWriter& out, const DeadlockReply& m) {
+  out.put(m.rank).put(m.state).put(m.other).put(m.group).put(uint8_t(m.deadlocked));
+}
+void put(WireWriter& out, const Refused& m) { out.put(m.key).put(m.why).put(m.member); }
+
+template <class Frame, class Message>
+std::string encode_frame(const Frame& frame) {
+  WireWriter out;
+  const auto put_one = [&](const auto& one) {
+    out.put(tag_of(one));
+    put(out, one);
+  };
+  std::visit(Overloaded{[&](const Message& message) { std::visit(put_one, message); }, put_one}, frame);
+  return out.take();
+}
+
+// ---- parsing
+
+bool flag(WireReader& in) {
+  auto byte = in.get<uint8_t>();
+  if (byte > 1) WireReader::fail();
+  return byte != 0;
 }
 
 Announcement announcement(WireReader& in) {
@@ -30,21 +111,6 @@ Announcement announcement(WireReader& in) {
   return a;
 }
 
-void put(WireWriter& out, const Response& response) {
-  out.put(response.id).put(response.generation).put(uint8_t(response.fresh));
-  if (!response.fresh) return;
-  out.put(response.key).put(uint32_t(response.rows.size()));
-  for (auto& rows : response.rows) out.put(rows);
-  out.put(response.absent);
-  if (!response.absent.empty()) put(out, response.what);
-}
-
-bool flag(WireReader& in) {
-  auto byte = in.get<uint8_t>();
-  if (byte > 1) WireReader::fail();
-  return byte != 0;
-}
-
 Response response(WireReader& in) {
   Response response;
   response.id = in.get<uint32_t>(), response.generation = in.get<uint32_t>();
@@ -57,9 +123,6 @@ Response response(WireReader& in) {
   if (!response.absent.empty()) response.what = announcement(in);
   return response;
 }
-
-void put(WireWriter& out, const Announce& m) { out.put(m.key).put(uint8_t(m.again)), put(out, m.what); }
-void put(WireWriter& out, const CachedRequest& m) { out.put(m.id).put(m.generation); }
 
 Announce announce(WireReader& in) {
   Announce announce;
@@ -88,6 +151,135 @@ AggregatedRequest aggregated_request(WireReader& in) {
   return request;
 }
 
+Query query(WireReader& in) {
+  Query query;
+  query.key = in.text();
+  query.member = in.get<int32_t>();
+  return query;
+}
+
+MembersAbsent members_absent(WireReader& in) {
+  MembersAbsent absence;
+  absence.key = in.text();
+  absence.text = in.text();
+  absence.absent = in.values<int32_t>();
+  return absence;
+}
+
+Batch batch(WireReader& in) {
+  Batch batch;
+  batch.responses.resize(in.length(9));
+  for (Response& one : batch.responses) one = response(in);
+  return batch;
+}
+
+Failure failure(WireReader& in) {
+  Failure failure;
+  failure.key = in.text();
+  failure.code = in.get_enum<Code>(int(Code::internal) + 1);
+  failure.text = in.text();
+  failure.only = in.values<int32_t>();
+  failure.absent = in.values<int32_t>();
+  return failure;
+}
+
+Missing missing(WireReader& in) {
+  Missing missing;
+  missing.key = in.text();
+  missing.members = in.values<int32_t>();
+  missing.joined = in.values<int32_t>();
+  missing.to = in.get<int32_t>();
+  missing.note = in.text();
+  return missing;
+}
+
+AggregatedRequests aggregated_requests(WireReader& in) {
+  AggregatedRequests aggregated;
+  aggregated.requests.resize(in.length(17));
+  for (AggregatedRequest& one : aggregated.requests) one = aggregated_request(in);
+  return aggregated;
+}
+
+MemberLeft member_left(WireReader& in) {
+  const auto member = in.get<int32_t>();
+  return {member, in.text()};
+}
+
+BlockedReport blocked_report(WireReader& in) {
+  BlockedReport report;
+  report.rank = in.get<int32_t>();
+  report.state = in.get<uint32_t>();
+  report.group = in.get<int32_t>();
+  report.kind = in.get_enum<Kind>(kKinds);
+  report.key = in.text();
+  return report;
+}
+
+DeadlockProbe deadlock_probe(WireReader& in) {
+  DeadlockProbe probe;
+  probe.rank = in.get<int32_t>();
+  probe.state = in.get<uint32_t>();
+  probe.other = in.get<int32_t>();
+  probe.group = in.get<int32_t>();
+  probe.key = in.text();
+  probe.confirmed = flag(in);
+  return probe;
+}
+
+DeadlockReply deadlock_reply(WireReader& in) {
+  DeadlockReply reply{};
+  reply.rank = in.get<int32_t>();
+  reply.state = in.get<uint32_t>();
+  reply.other = in.get<int32_t>();
+  reply.group = in.get<int32_t>();
+  reply.deadlocked = flag(in);
+  return reply;
+}
+
+Refused refused(WireReader& in) {
+  Refused refused;
+  refused.key = in.text();
+  refused.why = in.text();
+  refused.member = in.get<int32_t>();
+  return refused;
+}
+
+Tag tag(WireReader& in) {
+  const auto byte = in.get<uint8_t>();
+  if (byte >= kTags) WireReader::fail();
+  return Tag(byte);
+}
+
+[[noreturn]] void refuse(int sender, const char* senders) {
+  throw Error(Code::internal, "rank " + std::to_string(sender) + " sent a message that only " + senders + " send");
+}
+
+UpFrame read_up(WireReader& in, int sender) {
+  switch (tag(in)) {
+    case Tag::announce: return announce(in);
+    case Tag::cached_request: return cached_request(in);
+    case Tag::query: return query(in);
+    case Tag::members_absent: return members_absent(in);
+    case Tag::refused: return refused(in);
+    case Tag::blocked_report: return blocked_report(in);
+    case Tag::deadlock_reply: return deadlock_reply(in);
+    case Tag::aggregated_requests: return aggregated_requests(in);
+    case Tag::member_left: return member_left(in);
+    default: refuse(sender, "coordinators");
+  }
+}
+
+DownFrame read_down(WireReader& in, int sender) {
+  switch (tag(in)) {
+    case Tag::batch: return batch(in);
+    case Tag::failure: return failure(in);
+    case Tag::missing: return missing(in);
+    case Tag::deadlock_probe: return deadlock_probe(in);
+    case Tag::member_left: return member_left(in);
+    default: refuse(sender, "members");
+  }
+}
+
 }  // namespace
 
 int64_t bytes_of(const Announcement& a) {
@@ -96,125 +288,33 @@ int64_t bytes_of(const Announcement& a) {
   return bytes;
 }
 
-std::string encode(const Message& message) {
-  WireWriter out;
-  out.put(uint8_t(message.index()));
-  std::visit(Match{[&](const Announce& m) { put(out, m); },
-                   [&](const CachedRequest& m) { put(out, m); },
-                   [&](const Query& m) { out.put(m.key).put(m.member); },
-                   [&](const MembersAbsent& m) { out.put(m.key).put(m.text).put(m.absent); },
-                   [&](const Batch& m) {
-                     out.put(uint32_t(m.responses.size()));
-                     for (const Response& response : m.responses) put(out, response);
-                   },
-                   [&](const Failure& m) { out.put(m.key).put(m.code).put(m.text).put(m.only).put(m.absent); },
-                   [&](const Missing& m) { out.put(m.key).put(m.members).put(m.joined).put(m.to).put(m.note); },
-                   [&](const AggregatedRequests& m) {
-                     out.put(uint32_t(m.requests.size()));
-                     for (const AggregatedRequest& request : m.requests) {
-                       out.put(request.positions).put(uint8_t(request.request.index()));
-                       std::visit([&](auto& one) { put(out, one); }, request.request);
-                     }
-                   },
-                   [&](const MemberLeft& m) { out.put(m.member).put(m.why); },
-                   [&](const BlockedReport& m) { out.put(m.rank).put(m.state).put(m.group).put(m.kind).put(m.key); },
-                   [&](const DeadlockProbe& m) {
-                     out.put(m.rank).put(m.state).put(m.other).put(m.group).put(m.key).put(uint8_t(m.confirmed));
-                   },
-                   [&](const DeadlockReply& m) {
-                     out.put(m.rank).put(m.state).put(m.other).put(m.group).put(uint8_t(m.deadlocked));
-                   },
-                   [&](const Refused& m) { out.put(m.key).put(m.why).put(m.member); }},
-             message);
-  return out.take();
+std::optional<int> named_sender(const UpMessage& message) {
+  using Sender = std::optional<int>;
+  return std::visit(Overloaded{[](const Query& query) -> Sender { return query.member; },
+                               [](const Refused& refused) -> Sender { return refused.member; },
+                               [](const BlockedReport& report) -> Sender { return report.rank; },
+                               [](const DeadlockReply& reply) -> Sender { return reply.rank; },
+                               [](const Announce&) -> Sender { return std::nullopt; },
+                               [](const CachedRequest&) -> Sender { return std::nullopt; },
+                               [](const MembersAbsent&) -> Sender { return std::nullopt; }},
+                    message);
 }
 
-Message parse(std::string_view bytes) {
+std::string encode(const UpFrame& frame) { return encode_frame<UpFrame, UpMessage>(frame); }
+std::string encode(const DownFrame& frame) { return encode_frame<DownFrame, DownMessage>(frame); }
+
+UpFrame parse_up(std::string_view bytes, int sender) {
   WireReader in(bytes);
-  Message message;
-  switch (in.get<uint8_t>()) {
-    case 0: message = announce(in); break;
-    case 1: message = cached_request(in); break;
-    case 2: {
-      Query query{in.text()};
-      query.member = in.get<int32_t>();
-      message = std::move(query);
-      break;
-    }
-    case 3: {
-      MembersAbsent absence;
-      absence.key = in.text(), absence.text = in.text();
-      absence.absent = in.values<int32_t>();
-      message = std::move(absence);
-      break;
-    }
-    case 4: {
-      Batch batch;
-      batch.responses.resize(in.length(9));
-      for (Response& one : batch.responses) one = response(in);
-      message = std::move(batch);
-      break;
-    }
-    case 5: {
-      Failure failure;
-      failure.key = in.text();
-      failure.code = in.get_enum<Code>(int(Code::internal) + 1);
-      failure.text = in.text();
-      failure.only = in.values<int32_t>(), failure.absent = in.values<int32_t>();
-      message = std::move(failure);
-      break;
-    }
-    case 6: {
-      Missing missing;
-      missing.key = in.text();
-      missing.members = in.values<int32_t>(), missing.joined = in.values<int32_t>();
-      missing.to = in.get<int32_t>(), missing.note = in.text();
-      message = std::move(missing);
-      break;
-    }
-    case 7: {
-      AggregatedRequests aggregated;
-      aggregated.requests.resize(in.length(17));
-      for (AggregatedRequest& one : aggregated.requests) one = aggregated_request(in);
-      message = std::move(aggregated);
-      break;
-    }
-    case 8: {
-      auto member = in.get<int32_t>();
-      message = MemberLeft{member, in.text()};
-      break;
-    }
-    case 9: {
-      BlockedReport report;
-      report.rank = in.get<int32_t>(), report.state = in.get<uint32_t>(), report.group = in.get<int32_t>();
-      report.kind = in.get_enum<Kind>(kKinds), report.key = in.text();
-      message = std::move(report);
-      break;
-    }
-    case 10: {
-      DeadlockProbe probe;
-      probe.rank = in.get<int32_t>(), probe.state = in.get<uint32_t>(), probe.other = in.get<int32_t>();
-      probe.group = in.get<int32_t>(), probe.key = in.text(), probe.confirmed = flag(in);
-      message = std::move(probe);
-      break;
-    }
-    case 11: {
-      DeadlockReply reply{};
-      reply.rank = in.get<int32_t>(), reply.state = in.get<uint32_t>(), reply.other = in.get<int32_t>();
-      reply.group = in.get<int32_t>(), reply.deadlocked = flag(in);
-      message = reply;
-      break;
-    }
-    case 12: {
-      Refused refused;
-      refused.key = in.text(), refused.why = in.text(), refused.member = in.get<int32_t>();
-      message = std::move(refused);
-      break;
-    }
-    default: WireReader::fail();
-  }
+  UpFrame frame = read_up(in, sender);
   if (!in.empty()) WireReader::fail();
-  return message;
+  return frame;
+}
+
+DownFrame parse_down(std::string_view bytes, int sender) {
+  WireReader in(bytes);
+  DownFrame frame = read_down(in, sender);
+  if (!in.empty()) WireReader::fail();
+  return frame;
 }
 
 }  // namespace lightcc

@@ -2,7 +2,10 @@
 // group's coordinator (member 0); when all members have announced it, the coordinator tells everyone to run it,
 // in one order for all, fused with others in a batch. A request seen before travels as a number. All of this goes up
 // and down the group's tree (tree.h), on which an aggregator gathers what the members below it send (aggregator.h).
+// An UpMessage is what a member says to the coordinator, a DownMessage what the coordinator says to members. A frame is
+// what one link of the tree carries in that direction: a message, or what concerns the tree itself.
 #pragma once
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -77,6 +80,8 @@ struct DeadlockReply {                             // answers DeadlockProbe
   bool deadlocked;                                 // yes: it belongs there and has announced nothing like it
 };
 
+using UpMessage = std::variant<Announce, CachedRequest, Query, MembersAbsent, Refused, BlockedReport, DeadlockReply>;
+
 // aggregator -> coordinator, gathered from the members below it.
 struct AggregatedRequest {
   std::vector<int32_t> positions;                  // first, last, first, last ... in the sender's Tree::subtree
@@ -84,7 +89,7 @@ struct AggregatedRequest {
 };
 struct AggregatedRequests { std::vector<AggregatedRequest> requests; };
 
-// coordinator -> member
+// coordinator -> members
 struct Response {                                  // one request to run
   uint32_t id = kNoId, generation = 0;             // under which to remember it
   bool fresh = false;                              // the rest follows; otherwise it is as remembered
@@ -119,14 +124,23 @@ struct DeadlockProbe {
   bool confirmed = false;                          // both have said yes: no question any more
 };
 
+using DownMessage = std::variant<Batch, Failure, Missing, DeadlockProbe>;
+
 // Between neighbours on different hosts, either way: this member has left, and all that it had to send came before.
 struct MemberLeft { int32_t member; std::string why; };
 
-using Message =
-    std::variant<Announce, CachedRequest, Query, MembersAbsent, Batch, Failure, Missing, AggregatedRequests, MemberLeft,
-                 BlockedReport, DeadlockProbe, DeadlockReply, Refused>;
+// The member that the message itself says it is from (of group 0, where members are ranks): aggregators pass such
+// messages on as they are.
+std::optional<int> named_sender(const UpMessage&);
 
-std::string encode(const Message&);
-Message parse(std::string_view);  // throws Error{internal} on anything that encode does not write
+using UpFrame = std::variant<UpMessage, AggregatedRequests, MemberLeft>;  // to the parent
+using DownFrame = std::variant<DownMessage, MemberLeft>;                  // to a child
+
+std::string encode(const UpFrame&);
+std::string encode(const DownFrame&);
+// sender: its rank, for the error. Both throw Error{internal} on anything that encode does not write for this
+// direction.
+UpFrame parse_up(std::string_view, int sender);
+DownFrame parse_down(std::string_view, int sender);
 
 }  // namespace lightcc

@@ -4,7 +4,7 @@
 
 namespace lightcc {
 
-Message ResponseCache::announce(const std::string& key, const Announcement& what) {
+UpMessage ResponseCache::announce(const std::string& key, const Announcement& what) {
   auto it = cached_.find(key);
   if (it != cached_.end() && it->second.what == what && it->second.response.id != kNoId) {
     it->second.in_flight = true;

@@ -12,7 +12,7 @@ namespace lightcc {
 class ResponseCache {
  public:
   // What to send to announce this request.
-  Message announce(const std::string& key, const Announcement&);
+  UpMessage announce(const std::string& key, const Announcement&);
   // Takes a response; returns the whole of it, as remembered. If its number belonged to another request
   // that was announced by that number and has not run, `again` gets the key, to be announced anew.
   const Response& apply(Response, std::optional<std::string>* again);
