@@ -17,15 +17,14 @@ MAY_INCLUDE = {
     "engine": {"base", "device", "net", "collective"},
     "api": {"base", "device", "net", "collective", "engine"},
 }
-# Folders inside a layer that not everyone may include, and who may beside themselves. No transport includes another.
-# Left to be put right: that net itself, whose files are to be neutral, knows shm, tcp and health, by peers.h; and that
-# shm and bootstrap know each other.
+# Folders inside a layer that not everyone may include, and who may beside themselves. No transport includes another, and
+# bootstrap alone knows which there are. (peers.h, in net itself, knows shared memory and heartbeats, no transport.)
 FOLDERS = {
     "net/loop": set(),
-    "net/shm": {"net", "net/health", "collective", "engine"},
-    "net/tcp": {"net"},
-    "net/health": {"net", "net/shm"},
-    "net/bootstrap": {"net/shm", "engine", "api"},
+    "net/shm": {"net", "net/health", "net/bootstrap", "collective", "engine"},
+    "net/tcp": {"net/bootstrap"},
+    "net/health": {"net", "net/bootstrap", "engine"},
+    "net/bootstrap": {"engine", "api"},
     "engine/control": {"engine"},
 }
 CONTROL_MAY_INCLUDE = {"base", "net", "engine/control"}  # it decides, and does no I/O but over links

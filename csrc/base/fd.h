@@ -1,8 +1,11 @@
 // A file descriptor with an owner.
 #pragma once
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
+
+#include "base/error.h"
 
 namespace lightcc {
 
@@ -23,5 +26,11 @@ class Fd {
  private:
   int fd_;
 };
+
+inline Fd duplicate(int fd) {
+  Fd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!copy) throw system_error("copying a descriptor");
+  return copy;
+}
 
 }  // namespace lightcc

@@ -171,7 +171,7 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   counters_.add(Counters::wait_ns, now_ns() - begin);
   const int others = waiters_.fetch_sub(1) - 1;
   if (others > 0) peers_->wake_own_driver();  // one of them watches the network from now on
-  else if (outstanding_.load() > 0 || network_busy() || nobody_watches_network()) wake_engine_thread();
+  else if (outstanding_.load() > 0 || peers_->network_busy() || nobody_watches_network()) wake_engine_thread();
   return request.finished.load(std::memory_order_acquire);
 }
 
@@ -201,36 +201,35 @@ bool Engine::drive(Sleeper who) {
 
 bool Engine::step(Sleeper who) {
   bool moved = false;
-  try {
+  end_epoch_on_error([&] {
     if (peers_->own().alarm.load(std::memory_order_relaxed)) look_at_peers();
     moved = peers_->step();
     moved |= take_inbox();
-    if (over_) return moved;
-    bool holds = false;
-    for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
-      moved |= it->second->step();
-      holds |= it->second->control_plane().holds();
-    }
-    holds_.store(holds, std::memory_order_relaxed);
-    if (blocked_state_.pending() || deadlock_detector_.pending()) moved |= detect_deadlocks();
-    if (ending_) end_when_quiet(moved);
-    if (uint64_t now;
-        !moved && outstanding_.load(std::memory_order_relaxed) > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
-      inspected_ns_ = now;
-      peers_->own().awake_ns.store(now, std::memory_order_relaxed);
-      for (auto& [id, group_engine] : group_engines_) {
-        group_engine->remind();
-        if (config_.stall_check) group_engine->inspect(now);
-      }
-    }
-    peers_->flush_and_wake();
-  } catch (const Error& error) {
-    end_epoch(error.code(), error.what());
-  } catch (const std::exception& error) {
-    end_epoch(Code::internal, error.what());
-  }
+    if (!over_) step_groups(moved);
+  });
   if (moved) counters_.add(who == Sleeper::engine_thread ? Counters::background_steps : Counters::caller_steps);
   return moved;
+}
+
+void Engine::step_groups(bool& moved) {
+  bool holds = false;
+  for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
+    moved |= it->second->step();
+    holds |= it->second->control_plane().holds();
+  }
+  holds_.store(holds, std::memory_order_relaxed);
+  if (blocked_state_.pending() || deadlock_detector_.pending()) moved |= detect_deadlocks();
+  if (ending_) end_when_quiet(moved);
+  if (uint64_t now;
+      !moved && outstanding_.load(std::memory_order_relaxed) > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
+    inspected_ns_ = now;
+    peers_->own().awake_ns.store(now, std::memory_order_relaxed);
+    for (auto& [id, group_engine] : group_engines_) {
+      group_engine->remind();
+      if (config_.stall_check) group_engine->inspect(now);
+    }
+  }
+  peers_->flush_and_wake();
 }
 
 bool Engine::take_inbox() {
@@ -304,7 +303,7 @@ void Engine::nap_or_park() {
   for (int i = 0; i < kNaps; ++i) {
     if (stopping_ || needed()) return;
     if (alarmed()) break;
-    if (waiters_ == 0 && network_busy()) drive(Sleeper::engine_thread);
+    if (waiters_ == 0 && peers_->network_busy()) drive(Sleeper::engine_thread);
     timespec nap{0, kNapNs};
     nanosleep(&nap, nullptr);
   }
@@ -317,7 +316,7 @@ void Engine::nap_or_park() {
 }
 
 bool Engine::nobody_watches_network() {
-  return peers_->tcp() && own_engine().sleepers.load(std::memory_order_seq_cst) > 0;
+  return !peers_->all_local() && own_engine().sleepers.load(std::memory_order_seq_cst) > 0;
 }
 
 void Engine::wake_engine_thread() {

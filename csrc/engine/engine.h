@@ -17,6 +17,7 @@
 #include "engine/group_engine.h"
 #include "engine/names.h"
 #include "net/bootstrap/world.h"
+#include "net/health/process_watch.h"
 
 namespace lightcc {
 
@@ -93,6 +94,9 @@ class Engine : public GroupEngineOwner {
   using Sleeper = Peers::Sleeper;
   bool drive(Sleeper who = Sleeper::caller);   // one step, if nobody else is at it
   bool step(Sleeper);
+  // What `body` throws ends the epoch: links and transports throw when a peer is lost.
+  template <class Body> void end_epoch_on_error(Body body);
+  void step_groups(bool& moved);
   bool take_inbox();
   std::unique_ptr<ProcessWatch> watch();
   void remote_failure(Code, const std::string& text);  // the epoch has ended elsewhere; any thread
@@ -110,7 +114,6 @@ class Engine : public GroupEngineOwner {
   void sleep(Sleeper, uint64_t timeout_ns, const std::atomic<bool>& finished);
   void run();                                  // the engine thread
   bool needed();
-  bool network_busy() { return peers_->tcp() && peers_->tcp()->busy(); }
   void nap_or_park();
   void wake_engine_thread();
   bool nobody_watches_network();               // callers did, and the last of them has gone
@@ -170,5 +173,15 @@ class Engine : public GroupEngineOwner {
   std::unique_ptr<ProcessWatch> watch_;
   std::thread thread_;
 };
+
+template <class Body> void Engine::end_epoch_on_error(Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    end_epoch(error.code(), error.what());
+  } catch (const std::exception& error) {
+    end_epoch(Code::internal, error.what());
+  }
+}
 
 }  // namespace lightcc

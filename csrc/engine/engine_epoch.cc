@@ -38,8 +38,7 @@ bool Engine::pause() {
 
 void Engine::close_in_child(bool paused) {
   if (watch_) watch_->close_in_child();
-  if (HeartbeatSocket* heartbeats = peers_->heartbeats()) heartbeats->close_in_child();
-  if (TcpTransport* tcp = peers_->tcp(); tcp && paused) tcp->close_in_child();
+  peers_->close_in_child(paused);
 }
 
 std::unique_ptr<ProcessWatch> Engine::watch() {
@@ -95,7 +94,7 @@ void Engine::look_at_news() {
     heard.swap(remote_failure_), lost.swap(lost_hosts_), unheard.swap(unheard_hosts_);
   }
   for (int host : unheard)
-    for (int rank : peers_->topology().hosts[size_t(host)]) peers_->tcp()->probe(rank);
+    for (int rank : peers_->topology().hosts[size_t(host)]) peers_->probe(rank);
   for (int host : lost) {
     std::string names;
     for (int rank : peers_->topology().hosts[size_t(host)])
@@ -146,7 +145,7 @@ void Engine::look_at_peers() {
 void Engine::remote_rank_left(int rank, const std::string& why) {
   if (first_left_.empty()) first_left_ = why;
   left_[size_t(rank)] = 1;
-  peers_->tcp()->mark_left(rank);
+  peers_->mark_left(rank);
 }
 
 // A rank that left or was interrupted had sent its part of all that it finished, and the other ranks are there: what
@@ -173,7 +172,7 @@ void Engine::end_epoch(Code code, const std::string& why) {
   // First out of reach of ranks that may still be writing, then tell.
   peers_->arena()->abandon();
   outputs_->close();
-  if (TcpTransport* tcp = peers_->tcp()) tcp->end(Error(code, text));
+  peers_->end_links(Error(code, text));
   if (HeartbeatSocket* heartbeats = peers_->heartbeats()) heartbeats->announce_end(code, text, now_ns(), cause_sent_);
   for (auto& [id, group_engine] : group_engines_) group_engine->fail_all(code, text);
   if (RequestPtr join = join_) finish(join, code, join->title() + ": " + text);  // no group engine may have it any more
@@ -216,7 +215,7 @@ std::string Engine::leave_message(const std::string& reason) const {
 
 // To other hosts; the ranks of this one see it.
 void Engine::send_leave_message(const std::string& text) {
-  if (!peers_->tcp()) return;
+  if (peers_->all_local()) return;
   for (auto& [id, group_engine] : group_engines_) group_engine->control_plane().leave(text);
   flush();
 }
@@ -224,18 +223,16 @@ void Engine::send_leave_message(const std::string& text) {
 // After an end in peace all that was sent has to arrive. After another one everybody has been told by a datagram; where
 // none gets through, they hear the cause when they connect again.
 void Engine::leave_network(bool failed) {
-  TcpTransport* tcp = peers_->tcp();
-  if (!tcp) return;
-  const bool alone = !peers_->heartbeats()->all_heard();
+  const bool alone = peers_->heartbeats() && !peers_->heartbeats()->all_heard();
   const uint64_t deadline = now_ns() + kFlushNs;
   try {
-    while (now_ns() < deadline && (failed ? alone : !tcp->finish())) {
-      tcp->wait(kLookNs, -1);
-      tcp->step();
+    while (now_ns() < deadline && (failed ? alone : !peers_->finish_links())) {
+      peers_->wait_for_network(kLookNs);
+      peers_->step();
     }
   } catch (const Error&) {  // whoever is lost only now is nothing to a rank that leaves
   }
-  tcp->close();
+  peers_->close_links();
 }
 
 std::string Engine::failure() const {
@@ -252,15 +249,17 @@ void Engine::shutdown(const std::string& reason) {
   peers_->wake_own_driver();
   thread_.join();
   while (progress_lock_.exchange(true)) sched_yield();  // and never given back
-  take_inbox();
-  flush();
+  end_epoch_on_error([&] {
+    take_inbox();
+    flush();
+  });
   bool unfinished = outstanding_ > 0;
   const std::string text = leave_message(reason);
-  if (!unfinished && !over_) send_leave_message(text);
+  if (!unfinished && !over_) end_epoch_on_error([&] { send_leave_message(text); });
   if (unfinished) peers_->arena()->abandon(), outputs_->close();
   for (auto& [id, group_engine] : group_engines_)
     group_engine->fail_all(Code::shut_down, "lightcc has been shut down on this rank");
-  peers_->flush_and_wake();
+  end_epoch_on_error([&] { peers_->flush_and_wake(); });
   // Others wait for what this rank will not send any more, or for each other because of it: this ends the epoch. A rank
   // that leaves with nothing in flight has sent all that anyone needs of it.
   if (unfinished)

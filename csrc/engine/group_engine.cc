@@ -34,7 +34,7 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
   std::vector<Link*> links;
   for (int member = 0; member < group_->size(); ++member) {
     const bool other = member != group_->index();
-    links_.push_back(other ? peers.data_link(group_->id(), group_->rank(member)) : nullptr);
+    links_.push_back(other ? peers.data_link(group_->id(), 0, group_->rank(member)) : nullptr);
     links.push_back(links_.back().get());
   }
   if (is_coordinator())

@@ -1,8 +1,9 @@
 #include "net/peers.h"
 
-#include <sys/socket.h>
+#include <poll.h>
 
 #include <algorithm>
+#include <array>
 
 namespace lightcc {
 
@@ -13,102 +14,110 @@ Peers::Peers(std::unique_ptr<LocalRanks> local_ranks)
   for (int rank = 0; rank < local_ranks_->size(); ++rank) names_.push_back(local_ranks_->name(rank));
 }
 
-Peers::Peers(int rank, Topology topology, std::vector<std::string> names, std::unique_ptr<LocalRanks> local_ranks,
-             std::unique_ptr<TcpTransport> tcp, std::unique_ptr<HeartbeatSocket> heartbeats)
-    : local_ranks_(std::move(local_ranks)), topology_(std::move(topology)), rank_(rank), names_(std::move(names)),
-      tcp_(std::move(tcp)), heartbeats_(std::move(heartbeats)) {}
-
-ListenSockets open_listen_sockets(const Address& at, Ports ports) {
-  for (int tries = 64;; --tries) {
-    ListenSockets sockets{listen_on(at, ports), Fd()};
-    const Address own = local_address(sockets.listener.get());
-    sockets.heartbeats = Fd(socket(own.family(), SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    const int off = 0;
-    if (own.family() == AF_INET6) setsockopt(sockets.heartbeats.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (sockets.heartbeats && bind(sockets.heartbeats.get(), own.get(), own.length()) == 0) return sockets;
-    if (tries == 0 || (ports.first && own.port() == ports.last))
-      throw system_error("opening UDP port " + std::to_string(own.port()) + " for heartbeats");
-    if (ports.first) ports.first = own.port() + 1;
+Peers::Peers(int rank, Topology topology, const std::vector<Contact>& contacts,
+             std::unique_ptr<LocalRanks> local_ranks, std::vector<NamedTransport> transports,
+             std::unique_ptr<HeartbeatSocket> heartbeats)
+    : local_ranks_(std::move(local_ranks)),
+      topology_(std::move(topology)),
+      rank_(rank),
+      transports_(std::move(transports)),
+      route_(contacts.size()),
+      heartbeats_(std::move(heartbeats)) {
+  if (transports_.size() > kMostTransports) throw Error(Code::internal, "more transports than can be polled");
+  for (size_t peer = 0; peer < contacts.size(); ++peer) {
+    names_.push_back(contacts[peer].name);
+    if (is_local(int(peer))) continue;
+    const auto leads_there = [&](const NamedTransport& one) { return contacts[peer].address(one.name) != nullptr; };
+    const auto found = std::find_if(transports_.begin(), transports_.end(), leads_there);
+    if (found == transports_.end())
+      throw Error(Code::internal, "no transport leads to " + contacts[peer].name + ": no address of it is known");
+    route_[peer] = found->transport.get();
   }
 }
 
-std::unique_ptr<Peers> Peers::connected(const JobCredentials& credentials, int rank, const Topology& topology,
-                                        const std::vector<Contact>& contacts, std::unique_ptr<LocalRanks> local_ranks,
-                                        ListenSockets sockets, const Address& from) {
-  std::vector<Address> addresses;
-  std::vector<std::string> names;
-  for (const Contact& contact : contacts) addresses.push_back(contact.address), names.push_back(contact.name);
-  auto tcp = std::make_unique<TcpTransport>(credentials, rank, contacts, std::move(sockets.listener), from);
-  auto heartbeats = std::make_unique<HeartbeatSocket>(credentials, rank, topology, addresses,
-                                                      std::move(sockets.heartbeats), *local_ranks);
-  tcp->set_liveness_check(
-      [heartbeats = heartbeats.get()](int peer, uint64_t since) { return heartbeats->heard_since(peer, since); });
-  return std::unique_ptr<Peers>(
-      new Peers(rank, topology, names, std::move(local_ranks), std::move(tcp), std::move(heartbeats)));
-}
-
 std::optional<uint64_t> Peers::awake_ns_ago(int rank, uint64_t now) const {
-  if (!is_local(rank)) return heartbeats_->awake_ns_ago(rank, now);
+  if (!is_local(rank)) return heartbeats_ ? heartbeats_->awake_ns_ago(rank, now) : std::nullopt;
   const uint64_t awake = header(rank).awake_ns.load(std::memory_order_relaxed);
   return now - std::min(now, awake);
 }
 
-std::vector<std::unique_ptr<Peers>> Peers::threads(const std::vector<int>& ranks_of_hosts) {
-  std::vector<int> leader;
-  std::vector<std::unique_ptr<LocalRanks>> hosts;
-  for (int ranks : ranks_of_hosts) {
-    leader.insert(leader.end(), size_t(ranks), int(leader.size()));
-    for (auto& host : LocalRanks::threads(ranks)) hosts.push_back(std::move(host));
-  }
-  std::vector<std::unique_ptr<Peers>> peers;
-  if (ranks_of_hosts.size() == 1) {
-    for (auto& host : hosts) peers.push_back(std::make_unique<Peers>(std::move(host)));
-    return peers;
-  }
-  const Topology topology = Topology::by_leader(leader);
-  const JobCredentials credentials{"threads", "1", "a secret", 0};
-  std::vector<ListenSockets> all_sockets;
-  std::vector<Contact> contacts;
-  std::vector<std::string> names;
-  for (int rank = 0; rank < topology.ranks(); ++rank) {
-    all_sockets.push_back(open_listen_sockets(Address::parse("127.0.0.1"), {}));
-    names.push_back("rank " + std::to_string(rank) + " (a thread)");
-    contacts.push_back({names.back(), local_address(all_sockets.back().listener.get())});
-  }
-  for (int rank = 0; rank < topology.ranks(); ++rank) {
-    ListenSockets& sockets = all_sockets[size_t(rank)];
-    peers.push_back(
-        connected(credentials, rank, topology, contacts, std::move(hosts[size_t(rank)]), std::move(sockets), {}));
-  }
-  return peers;
-}
+// ---- links
 
 std::unique_ptr<Link> Peers::control_link(int group, int peer) {
   if (is_local(peer)) return local_ranks_->control_link(group, local_index(peer));
-  return tcp_->link(serial(group), TcpTransport::kControl, peer);
+  return route(peer).link(serial(group), Transport::kControl, peer);
 }
-std::unique_ptr<Link> Peers::data_link(int group, int peer) {
-  if (is_local(peer)) return local_ranks_->data_link(group, local_index(peer));
-  return tcp_->link(serial(group), 0, peer);
+
+std::unique_ptr<Link> Peers::data_link(int group, int lane, int peer) {
+  if (is_local(peer)) return local_ranks_->data_link(group, lane, local_index(peer));
+  return route(peer).link(serial(group), lane, peer);
 }
+
 void Peers::reset_group(int group) {
   local_ranks_->reset_group(group);
-  if (tcp_) tcp_->retire(serial(group));
+  for (auto& [name, transport] : transports_) transport->retire(serial(group));
   ++generation_[size_t(group)];
+}
+
+bool Peers::step() {
+  bool moved = false;
+  for (auto& [name, transport] : transports_) moved |= transport->step();
+  return moved;
 }
 
 void Peers::flush_and_wake() {
   local_ranks_->wake_marked();
-  if (tcp_) tcp_->flush();
+  for (auto& [name, transport] : transports_) transport->flush();
 }
+
+void Peers::wake_urgently(int peer) {
+  if (is_local(peer)) local_ranks_->wake_urgently(local_index(peer));
+}
+
+bool Peers::network_busy() const {
+  return std::any_of(transports_.begin(), transports_.end(), [](auto& one) { return one.transport->busy(); });
+}
+
+void Peers::end_links(const Error& cause) {
+  for (auto& [name, transport] : transports_) transport->end(cause);
+}
+
+bool Peers::finish_links() {
+  bool delivered = true;
+  for (auto& [name, transport] : transports_) delivered &= transport->finish();
+  return delivered;
+}
+
+void Peers::close_links() {
+  for (auto& [name, transport] : transports_) transport->close();
+}
+
+void Peers::close_in_child(bool transports_are_whole) {
+  if (heartbeats_) heartbeats_->close_in_child();
+  if (!transports_are_whole) return;
+  for (auto& [name, transport] : transports_) transport->close_in_child();
+}
+
+// ---- sleeping
+
+void Peers::wait_for_network(uint64_t timeout_ns) { poll_transports(timeout_ns, -1); }
+
+void Peers::poll_transports(uint64_t timeout_ns, int also) {
+  std::array<pollfd, kMostTransports + 1> fds{{{also, POLLIN, 0}}};
+  nfds_t count = 1;
+  for (auto& [name, transport] : transports_) {
+    fds[count++] = {transport->descriptor(), POLLIN, 0};
+    timeout_ns = std::min(timeout_ns, transport->arm());
+  }
+  const timespec timeout{time_t(timeout_ns / 1'000'000'000), long(timeout_ns % 1'000'000'000)};
+  ppoll(fds.data(), count, timeout_ns == Pollable::kForever ? nullptr : &timeout, nullptr);
+}
+
 bool Peers::become_poller(Sleeper who) {
   int holder = kNobody;
   if (poller_.compare_exchange_strong(holder, int(who))) return true;
   if (who == Sleeper::caller && holder == int(Sleeper::engine_thread)) local_ranks_->set_event();
   return false;
-}
-void Peers::wake_urgently(int peer) {
-  if (is_local(peer)) local_ranks_->wake_urgently(local_index(peer));
 }
 
 }  // namespace lightcc

@@ -279,7 +279,7 @@ void run_cases(int size, const LoopFaults& faults) {
   const std::vector<Case> cases = cases_of(faults.seed);
   std::vector<std::vector<std::vector<std::byte>>> outputs(cases.size());
   for (auto& one : outputs) one.resize(size_t(size));
-  LoopTransport transport(size, faults);
+  LoopNetwork transport(size, faults);
   const auto thrown = run_ranks(transport, size, [&](int rank) {
     const std::vector<Link*> links = transport.links(rank);
     for (size_t i = 0; i < cases.size(); ++i) {
@@ -373,7 +373,7 @@ TEST(Adasum, RoundsAndVolume) {
 }
 
 TEST(Adasum, NeverBlocksAndSaysWhomItWaitsFor) {
-  LoopTransport transport(2, {.capacity = 1});
+  LoopNetwork transport(2, {.capacity = 1});
   const std::vector<Link*> links = transport.links(0);
   std::vector<float> data{3, 4};
   const Case one{"adasum_whole", DType::float32, {{0, 2}}, 2, true, 1, 1, 1};
@@ -399,7 +399,7 @@ TEST(Adasum, ACutLinkRaisesAndNobodyHangs) {
       constexpr int kSize = 5;  // 0 is folded into 1, which exchanges with 2
       SCOPED_TRACE(testing::Message() << algorithm << " cut after " << records);
       const Case one{algorithm, DType::float32, {{0, 999}}, 999, true, 1, 1, 7};
-      LoopTransport transport(kSize, {.record_bytes = 64, .capacity = 2});
+      LoopNetwork transport(kSize, {.record_bytes = 64, .capacity = 2});
       transport.cut(1, 2, records);
       const auto thrown = run_ranks(transport, kSize, [&](int rank) {
         auto data = encode(one.dtype, input_of(one, rank));

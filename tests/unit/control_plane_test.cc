@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/overloaded.h"
+#include "thread_peers.h"
 
 namespace lightcc {
 namespace {
@@ -69,7 +70,7 @@ class Members {
   // Ranks on emulated hosts of so many each. ranks: of the members, all if none are given. played: a member that the
   // test plays itself.
   explicit Members(const std::vector<int>& hosts, std::vector<int> ranks = {}, int played = -1)
-      : peers_(Peers::threads(hosts)) {
+      : peers_(test::thread_peers(hosts)) {
     if (ranks.empty()) {
       ranks.resize(peers_.size());
       std::iota(ranks.begin(), ranks.end(), 0);

@@ -21,7 +21,7 @@ class CopyingRanks {
     for (int rank = 0; rank < size; ++rank) {
       std::vector<Link*> links;
       for (int peer = 0; peer < size; ++peer) {
-        links_[size_t(rank)].push_back(peer == rank ? nullptr : hosts_[size_t(rank)]->data_link(0, peer));
+        links_[size_t(rank)].push_back(peer == rank ? nullptr : hosts_[size_t(rank)]->data_link(0, 0, peer));
         links.push_back(links_[size_t(rank)].back().get());
       }
       backends_.push_back(std::make_unique<SharedBackend>(*hosts_[size_t(rank)], 0, members, links));

@@ -23,7 +23,7 @@ bool comes_to_watch(const Doorbell& doorbell) {
 }
 
 TEST(Peers, ACallerTakesOverTheNetworkFromTheEngineThread) {
-  const auto all = Peers::threads({1, 1});
+  const auto all = thread_peers({1, 1});
   Peers& peers = *all[0];
   std::thread engine([&] { peers.sleep(Sleeper::engine_thread, peers.own().engine, UINT64_MAX, kNever); });
   EXPECT_TRUE(comes_to_watch(peers.own().engine));
@@ -36,7 +36,7 @@ TEST(Peers, ACallerTakesOverTheNetworkFromTheEngineThread) {
 }
 
 TEST(Peers, TheEngineThreadAndOtherCallersLeaveItToTheCallerWhoWatches) {
-  const auto all = Peers::threads({1, 1});
+  const auto all = thread_peers({1, 1});
   Peers& peers = *all[0];
   std::thread first([&] { peers.sleep(Sleeper::caller, peers.own().driver, UINT64_MAX, kNever); });
   EXPECT_TRUE(comes_to_watch(peers.own().driver));

@@ -51,7 +51,7 @@ void run_cases(int size, const LoopFaults& faults) {
   SCOPED_TRACE(testing::Message() << size << " ranks, records of " << faults.record_bytes << ", seed " << faults.seed);
   const std::vector<Case> cases = cases_of(size, faults.seed);
   std::vector<std::string> wrong(static_cast<size_t>(size));
-  LoopTransport transport(size, faults);
+  LoopNetwork transport(size, faults);
   const auto thrown = run_ranks(transport, size, [&](int rank) {
     const std::vector<Link*> links = transport.links(rank);
     for (const Case& one : cases) {
@@ -92,7 +92,7 @@ void check_equal_bits(const char* name, int size, ReduceOp op) {
   constexpr size_t kCount = 1001;
   SCOPED_TRACE(testing::Message() << name << " " << name_of(op) << " among " << size);
   std::vector<std::vector<float>> outputs(static_cast<size_t>(size), std::vector<float>(kCount));
-  LoopTransport transport(size);
+  LoopNetwork transport(size);
   const auto thrown = run_ranks(transport, size, [&](int rank) {
     std::mt19937_64 random(run_seed() + uint64_t(rank));
     for (float& value : outputs[rank]) value = std::normal_distribution<float>()(random);
@@ -119,7 +119,7 @@ TEST(Execution, AllRanksEndWithEqualBits) {
 }
 
 TEST(Execution, NeverBlocksAndSaysWhomItWaitsFor) {
-  LoopTransport transport(3, {.capacity = 1});
+  LoopNetwork transport(3, {.capacity = 1});
   const std::vector<Link*> links = transport.links(0);
   std::vector<int32_t> data(10, 1);
   Collective c = Problem(Kind::broadcast, 3, 10, 1).of(0);
@@ -158,7 +158,7 @@ TEST(Execution, OneStepIsABoundedPieceOfWork) {
 }
 
 TEST(Execution, NothingToDoIsDoneAtOnce) {
-  LoopTransport transport(4);
+  LoopNetwork transport(4);
   const std::vector<Link*> links = transport.links(1);
   const Collective c = Problem(Kind::allreduce, 4, 0, 1).of(1);
   EXPECT_TRUE(Execution(shared_plan(*find_algorithm(Kind::allreduce, "ring"), c), c, links).done());
@@ -166,7 +166,7 @@ TEST(Execution, NothingToDoIsDoneAtOnce) {
 
 // Steps in one direction to one peer keep their order even if a later one could go sooner.
 TEST(Execution, StepsToOnePeerKeepTheirOrder) {
-  LoopTransport transport(2, {.record_bytes = 8, .capacity = 1});
+  LoopNetwork transport(2, {.record_bytes = 8, .capacity = 1});
   const std::vector<Link*> links = transport.links(0);
   int64_t input[] = {1, 2, 3}, output[3] = {};
   Collective c = Problem(Kind::allreduce, 2, 3, 1).of(0);
@@ -185,7 +185,7 @@ TEST(Execution, StepsToOnePeerKeepTheirOrder) {
 }
 
 TEST(Execution, ARecordTooSmallForAnElementIsAnError) {
-  LoopTransport transport(2, {.record_bytes = 7});
+  LoopNetwork transport(2, {.record_bytes = 7});
   const std::vector<Link*> links = transport.links(0);
   int64_t data[] = {1};
   Collective c = Problem(Kind::broadcast, 2, 1, 1).of(0);
@@ -204,7 +204,7 @@ TEST(Execution, ACutLinkRaisesAndNobodyHangs) {
       Problem problem(algorithm.kind, kSize, 400, 3);
       problem.counts.assign(kSize, 100);
       problem.matrix.assign(kSize, Values(kSize, 100));
-      LoopTransport transport(kSize, {.record_bytes = 64, .capacity = 2});
+      LoopNetwork transport(kSize, {.record_bytes = 64, .capacity = 2});
       transport.cut(0, 1, records);
       std::vector<int> right(kSize, 1);  // not bool: ranks write it at the same time
       const auto thrown = run_ranks(transport, kSize, [&](int rank) {

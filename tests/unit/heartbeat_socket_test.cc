@@ -7,29 +7,24 @@
 #include <memory>
 
 #include "base/clock.h"
-#include "net/peers.h"
+#include "thread_peers.h"
 
 namespace lightcc {
 namespace {
 
 struct Sockets {
-  explicit Sockets(const std::vector<int>& ranks_of_hosts) {
-    std::vector<int> leader;
-    for (int ranks : ranks_of_hosts) {
-      leader.insert(leader.end(), size_t(ranks), int(leader.size()));
-      for (auto& host : LocalRanks::threads(ranks)) hosts.push_back(std::move(host));
-    }
-    topology = Topology::by_leader(leader);
-    for (int rank = 0; rank < topology.ranks(); ++rank) {
+  explicit Sockets(const std::vector<int>& ranks_of_hosts) : hosts(ranks_of_hosts) {
+    for (int rank = 0; rank < hosts.size(); ++rank) {
       listen_sockets.push_back(open_listen_sockets(Address::parse("127.0.0.1"), {}));
       addresses.push_back(local_address(listen_sockets.back().heartbeats.get()));
     }
     lost.resize(addresses.size()), unheard = lost, over.resize(addresses.size());
-    for (int rank = 0; rank < topology.ranks(); ++rank) {
+    for (int rank = 0; rank < hosts.size(); ++rank) {
       const size_t r = size_t(rank);
-      sockets.push_back(std::make_unique<HeartbeatSocket>(JobCredentials{"job", "1", "secret", 0}, rank, topology,
-                                                          addresses, std::move(listen_sockets[r].heartbeats),
-                                                          *hosts[r]));
+      sockets.push_back(std::make_unique<HeartbeatSocket>(JobCredentials{"job", "1", "secret", 0}, rank,
+                                                          hosts.topology, addresses,
+                                                          std::move(listen_sockets[r].heartbeats),
+                                                          *hosts.local_ranks[r]));
       sockets.back()->set_callbacks({[this, r](int host) { lost[r].push_back(host); },
                                      [this, r](int host) { unheard[r].push_back(host); },
                                      [this, r](Code code, const std::string& text) { over[r] = {code, text}; }});
@@ -39,9 +34,8 @@ struct Sockets {
     for (const uint64_t end = now + ns; now < end; now += kHeartbeatNs)
       for (int rank : ranks) sockets[size_t(rank)]->tick(now);
   }
-  Topology topology;
+  test::ThreadHosts hosts;
   std::vector<Address> addresses;
-  std::vector<std::unique_ptr<LocalRanks>> hosts;
   std::vector<ListenSockets> listen_sockets;
   std::vector<std::unique_ptr<HeartbeatSocket>> sockets;
   std::vector<std::vector<int>> lost, unheard;
@@ -121,7 +115,7 @@ TEST(HeartbeatSocket, AHostThatLeftInPeaceIsNotMissed) {
 
 TEST(HeartbeatSocket, TellsWhenRanksElsewhereLookedAround) {
   Sockets all({1, 2});
-  all.hosts[1]->header(1).awake_ns = all.now - kSecond;
+  all.hosts.local_ranks[1]->header(1).awake_ns = all.now - kSecond;
   all.run(kHeartbeatNs, {1});
   all.sockets[0]->tick(all.now);
   EXPECT_EQ(all.sockets[0]->awake_ns_ago(1, all.now), std::nullopt);

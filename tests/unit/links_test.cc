@@ -40,7 +40,7 @@ TEST(Links, EveryKindSizeAndDtypeWithSeveralInFlight) {
           problems.emplace_back(kind, size, count, seed + problems.size());
           problems.back().dtype = dtype;
         }
-    LoopTransport transport(size, {.record_bytes = 1000, .capacity = 2, .refuse = 0.1, .delay = 0.1, .seed = seed});
+    LoopNetwork transport(size, {.record_bytes = 1000, .capacity = 2, .refuse = 0.1, .delay = 0.1, .seed = seed});
     std::vector<int> wrong(size_t(size), -1);
     const auto thrown = run_ranks(transport, size, [&](int rank) {
       LinksBackend backend(transport.links(rank));
@@ -69,7 +69,7 @@ TEST(Links, EveryKindSizeAndDtypeWithSeveralInFlight) {
 
 // More shapes than are remembered, all again and again: another shape's schedule would give a wrong result or hang.
 TEST(Links, RemembersSchedulesByTheirShape) {
-  LoopTransport transport(2);
+  LoopNetwork transport(2);
   const auto thrown = run_ranks(transport, 2, [&](int rank) {
     LinksBackend backend(transport.links(rank));
     for (int again = 0; again < 4; ++again)
@@ -87,7 +87,7 @@ TEST(Links, RemembersSchedulesByTheirShape) {
 }
 
 TEST(Links, AcceptsWhatItCanRun) {
-  LoopTransport transport(2);
+  LoopNetwork transport(2);
   LinksBackend backend(transport.links(0));
   EXPECT_STREQ(backend.name(), "links");
   for (Kind kind : kKindsHere) EXPECT_TRUE(backend.accepts(Problem(kind, 2, 1, 1).of(0))) << name_of(kind);
@@ -118,7 +118,7 @@ TEST(Links, AcceptsWhatItCanRun) {
 }
 
 TEST(Links, TurnsAreTakenInTheOrderOfStart) {
-  LoopTransport transport(2);
+  LoopNetwork transport(2);
   LinksBackend backend(transport.links(0));
   Problem problem(Kind::broadcast, 2, 4, 1);
   Started first(backend, problem, 0), second(backend, problem, 0);
@@ -132,7 +132,7 @@ TEST(Links, TurnsAreTakenInTheOrderOfStart) {
 }
 
 TEST(Links, WhoeverWaitsForATurnWaitsForThePeerOfTheFirst) {
-  LoopTransport transport(3);
+  LoopNetwork transport(3);
   LinksBackend backend(transport.links(0));
   Problem problem(Kind::broadcast, 3, 4, 1);
   problem.root = 2;
@@ -144,7 +144,7 @@ TEST(Links, WhoeverWaitsForATurnWaitsForThePeerOfTheFirst) {
 }
 
 TEST(Links, ACollectiveGivenUpBreaksTheNext) {
-  LoopTransport transport(2);
+  LoopNetwork transport(2);
   LinksBackend backend(transport.links(0));
   { Started dropped(backend, Problem(Kind::allreduce, 2, 4, 1), 0); }
   Started next(backend, Problem(Kind::allreduce, 2, 4, 1), 0);
@@ -154,7 +154,7 @@ TEST(Links, ACollectiveGivenUpBreaksTheNext) {
 TEST(Links, ALostPeerRaisesOnAllWhoNeedIt) {
   constexpr int kSize = 5;
   for (Kind kind : kKindsHere) {
-    LoopTransport transport(kSize, {.record_bytes = 256, .capacity = 1});
+    LoopNetwork transport(kSize, {.record_bytes = 256, .capacity = 1});
     Problem problem(kind, kSize, 5000, 1);
     problem.counts.assign(kSize, 1000);
     problem.matrix.assign(kSize, Values(kSize, 1000));

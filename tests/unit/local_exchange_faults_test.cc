@@ -9,6 +9,7 @@
 
 #include "child.h"
 #include "net/bootstrap/bootstrap.h"
+#include "net/bootstrap/connect.h"
 #include "net/bootstrap/local_exchange_message.h"
 #include "net/shm/local_ranks.h"
 
@@ -31,7 +32,7 @@ std::string exchange_info(const std::vector<std::string>& names, int rank, int s
   return tried([&] { open_local_exchange(names, rank, size)->exchange({}, deadline_ns); });
 }
 std::string connect_ranks(const std::string& name, int rank, int size, uint64_t deadline_ns) {
-  return tried([&] { LocalRanks::connect({name}, rank, size, "rank " + std::to_string(rank), "", deadline_ns); });
+  return tried([&] { connect_local_ranks({name}, rank, size, "rank " + std::to_string(rank), "", deadline_ns); });
 }
 
 Fd listening_at(const std::string& name, int queue) {

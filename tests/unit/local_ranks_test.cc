@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "net/bootstrap/connect.h"
 #include "link_contract.h"
 
 namespace lightcc {
@@ -24,7 +25,7 @@ struct ShmPair {
   Link& b() { return *ends[1]; }
   std::unique_ptr<Link> end(int from, int to) {
     LocalRanks& host = *hosts[size_t(from)];
-    return which == control ? host.control_link(group, to) : host.data_link(group, to);
+    return which == control ? host.control_link(group, to) : host.data_link(group, 0, to);
   }
 };
 using Rows = testing::Types<ShmPair<control, 0>, ShmPair<data, 0>, ShmPair<control, LocalRanks::kGroups - 1>,
@@ -47,7 +48,7 @@ std::vector<Connected> connect_all(const std::vector<int>& sizes) {
     threads.emplace_back([&, i] {
       const std::string name = "rank " + std::to_string(i) + " on host h";
       try {
-        connected[i].host = LocalRanks::connect({job}, int(i), sizes[i], name, "note " + std::to_string(i),
+        connected[i].host = connect_local_ranks({job}, int(i), sizes[i], name, "note " + std::to_string(i),
                                                 now_ns() + 10'000'000'000);
       } catch (const Error& error) {
         connected[i].code = error.code(), connected[i].text = error.what();
@@ -88,7 +89,7 @@ TEST(LocalRanks, EveryPeerButNotTheRankItselfIsWatched) {
 TEST(LocalRanks, LinksWorkBetweenMappings) {
   const auto ranks = connect_all({2, 2});
   for (const Connected& rank : ranks) ASSERT_EQ(rank.text, "");
-  auto a = ranks[0].host->data_link(5, 1), b = ranks[1].host->data_link(5, 0);
+  auto a = ranks[0].host->data_link(5, 0, 1), b = ranks[1].host->data_link(5, 0, 0);
   std::memcpy(a->reserve(6), "hello", 6);
   a->commit(6);
   ASSERT_NE(b->peek(6), nullptr);

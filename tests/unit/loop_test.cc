@@ -11,7 +11,7 @@ namespace {
 
 template <size_t record_bytes, size_t capacity, int fault_percent>
 struct LoopPair {
-  LoopTransport transport{2, {record_bytes, capacity, fault_percent / 100.0, fault_percent / 100.0, 7}};
+  LoopNetwork transport{2, {record_bytes, capacity, fault_percent / 100.0, fault_percent / 100.0, 7}};
   Link& a() { return *transport.link(0, 1); }
   Link& b() { return *transport.link(1, 0); }
 };
@@ -29,7 +29,7 @@ std::string thrown_by(const std::function<void()>& call, Code expected) {
 }
 
 TEST(Loop, ACutLinkThrowsFromEachCallAndNamesThePeer) {
-  LoopTransport transport(3);
+  LoopNetwork transport(3);
   Link& link = *transport.link(2, 0);
   ASSERT_NE(link.reserve(8), nullptr);
   transport.cut(0, 2);
@@ -48,7 +48,7 @@ TEST(Loop, ACutLinkThrowsFromEachCallAndNamesThePeer) {
 }
 
 TEST(Loop, CutsAfterTheRecordsGranted) {
-  LoopTransport transport(4);
+  LoopNetwork transport(4);
   transport.cut(3, 1, 2);
   for (int record = 0; record < 2; ++record) {
     ASSERT_NE(transport.link(1, 3)->reserve(8), nullptr);
@@ -58,7 +58,7 @@ TEST(Loop, CutsAfterTheRecordsGranted) {
 }
 
 TEST(Loop, SizesMustAgreeAtBothEnds) {
-  LoopTransport transport(2, {.record_bytes = 64});
+  LoopNetwork transport(2, {.record_bytes = 64});
   Link &a = *transport.link(0, 1), &b = *transport.link(1, 0);
   EXPECT_NE(thrown_by([&] { a.reserve(65); }, Code::internal), "nothing");
   EXPECT_NE(thrown_by([&] { a.commit(8); }, Code::internal), "nothing");
@@ -72,7 +72,7 @@ TEST(Loop, SizesMustAgreeAtBothEnds) {
 // The same seed makes the same refusals; another seed others.
 TEST(Loop, FaultsReplayFromTheirSeed) {
   const auto refusals = [](uint64_t seed) {
-    LoopTransport transport(2, {.refuse = 0.5, .seed = seed});
+    LoopNetwork transport(2, {.refuse = 0.5, .seed = seed});
     std::vector<bool> pattern;
     for (int i = 0; i < 64; ++i) pattern.push_back(transport.link(0, 1)->reserve(8) == nullptr);
     return pattern;
@@ -82,7 +82,7 @@ TEST(Loop, FaultsReplayFromTheirSeed) {
 }
 
 TEST(Loop, DelayHidesARecordForAWhile) {
-  LoopTransport transport(2, {.delay = 0.9});
+  LoopNetwork transport(2, {.delay = 0.9});
   int hidden = 0;
   for (int record = 0; record < 50; ++record) {
     ASSERT_NE(transport.link(0, 1)->reserve(8), nullptr);

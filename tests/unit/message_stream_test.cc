@@ -23,7 +23,7 @@ struct Borrowed : Link {  // the transport owns its links
 
 struct StreamPair {
   explicit StreamPair(LoopFaults faults) : transport(2, faults) {}
-  LoopTransport transport;
+  LoopNetwork transport;
   MessageStream a{std::make_unique<Borrowed>(transport.link(0, 1))},
       b{std::make_unique<Borrowed>(transport.link(1, 0))};
 };

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "engine/engine.h"
+#include "thread_peers.h"
 
 namespace lightcc::test {
 
@@ -21,9 +22,19 @@ class Ranks {
  public:
   // absent: ranks that have joined the host but whose engine never runs.
   explicit Ranks(int n, Config config = {}, const std::vector<int>& absent = {})
-      : Ranks(Peers::threads(spread(n)), config, absent) {}
+      : Ranks(thread_peers(spread(n)), config, absent) {}
   // On emulated hosts of so many ranks each.
-  explicit Ranks(const std::vector<int>& hosts, Config config = {}) : Ranks(Peers::threads(hosts), config, {}) {}
+  explicit Ranks(const std::vector<int>& hosts, Config config = {}) : Ranks(thread_peers(hosts), config) {}
+  Ranks(std::vector<std::unique_ptr<Peers>> peers, Config config, const std::vector<int>& absent = {})
+      : peers_(std::move(peers)) {
+    config.stall_check = config.stall_warn_s < 60 || config.stall_end_s > 0;
+    for (int rank = 0; rank < int(peers_.size()); ++rank) {
+      World world;
+      world.rank = rank, world.size = int(peers_.size());
+      const bool here = std::find(absent.begin(), absent.end(), rank) == absent.end();
+      engines_.push_back(here ? std::make_unique<Engine>(std::move(peers_[size_t(rank)]), world, config) : nullptr);
+    }
+  }
   int size() const { return int(engines_.size()); }
   Engine& operator[](int rank) { return *engines_[size_t(rank)]; }
 
@@ -54,16 +65,6 @@ class Ranks {
   }
 
  private:
-  Ranks(std::vector<std::unique_ptr<Peers>> peers, Config config, const std::vector<int>& absent)
-      : peers_(std::move(peers)) {
-    config.stall_check = config.stall_warn_s < 60 || config.stall_end_s > 0;
-    for (int rank = 0; rank < int(peers_.size()); ++rank) {
-      World world;
-      world.rank = rank, world.size = int(peers_.size());
-      const bool here = std::find(absent.begin(), absent.end(), rank) == absent.end();
-      engines_.push_back(here ? std::make_unique<Engine>(std::move(peers_[size_t(rank)]), world, config) : nullptr);
-    }
-  }
   // One host, unless the tests are to run as on several: LIGHTCC_TEST_RANKS_PER_HOST.
   static std::vector<int> spread(int n) {
     const char* given = std::getenv("LIGHTCC_TEST_RANKS_PER_HOST");

@@ -96,7 +96,7 @@ class SharedRanks {
       LocalRanks& host = *hosts_[size_t(rank)];
       std::vector<Link*> links;
       for (int peer = 0; peer < size; ++peer) {
-        links_[size_t(rank)].push_back(peer == rank ? nullptr : host.data_link(0, peer));
+        links_[size_t(rank)].push_back(peer == rank ? nullptr : host.data_link(0, 0, peer));
         links.push_back(links_[size_t(rank)].back().get());
       }
       backends_.push_back(std::make_unique<SharedBackend>(host, 0, members, links));
@@ -221,7 +221,7 @@ TEST(SharedBackend, NamesWhomItWaitsFor) {
   auto hosts = LocalRanks::threads(3);
   std::vector<std::unique_ptr<Link>> links;
   std::vector<Link*> to{nullptr, nullptr, nullptr};
-  for (int peer : {1, 2}) links.push_back(hosts[0]->data_link(0, peer)), to[size_t(peer)] = links.back().get();
+  for (int peer : {1, 2}) links.push_back(hosts[0]->data_link(0, 0, peer)), to[size_t(peer)] = links.back().get();
   SharedBackend backend(*hosts[0], 0, {0, 1, 2}, to);
   for (int64_t count : {10, 100'000}) {
     std::vector<float> data(size_t(count), 1.0f);

@@ -192,7 +192,7 @@ inline void drive(const std::vector<Work*>& works, Clock::time_point deadline = 
 inline void drive(Work& work) { drive(std::vector<Work*>{&work}); }
 
 // Runs one thread a rank. One that throws loses its links, as a rank that dies does; what it threw is returned.
-inline std::vector<std::exception_ptr> run_ranks(LoopTransport& transport, int size,
+inline std::vector<std::exception_ptr> run_ranks(LoopNetwork& transport, int size,
                                                  const std::function<void(int rank)>& body) {
   std::vector<std::exception_ptr> thrown(static_cast<size_t>(size));
   std::vector<std::thread> threads;

@@ -178,15 +178,15 @@ TEST(ExchangeShortage, ALimitThatCannotDoIsToldToAll) {
 struct Two {  // ranks of two hosts
   explicit Two(TcpTimeouts timeouts) {
     Fd listeners[2];
-    std::vector<Contact> contacts;
+    std::vector<TcpPeer> peers;
     for (int rank : {0, 1}) {
       listeners[rank] = listen_on_own_loopback();
-      contacts.push_back({"rank " + std::to_string(rank) + " on host h", local_address(listeners[rank].get())});
+      peers.push_back({"rank " + std::to_string(rank) + " on host h", local_address(listeners[rank].get())});
     }
-    at = contacts[0].address;
+    at = peers[0].address;
     for (int rank : {0, 1})
       ranks[rank] =
-          std::make_unique<TcpTransport>(kCredentials, rank, contacts, std::move(listeners[rank]), Address(), timeouts);
+          std::make_unique<TcpTransport>(kCredentials, rank, peers, std::move(listeners[rank]), Address(), timeouts);
   }
   template <class Done> bool until(Done done, uint64_t ms = 10'000) {
     for (const uint64_t deadline = in_ms(ms); now_ns() < deadline;) {

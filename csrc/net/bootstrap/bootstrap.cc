@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/wire.h"
+#include "net/bootstrap/connect.h"
 #include "net/bootstrap/exchange.h"
 #include "net/bootstrap/launchers.h"
 #include "net/bootstrap/local_exchange.h"
@@ -75,7 +76,7 @@ Bootstrapped bootstrap_one_host(World world, const Config& config, const Epoch& 
   std::vector<std::string> socket_names{socket_name_of(world.job, epoch.number)};
   if (!epoch.socket_name.empty()) socket_names.insert(socket_names.begin(), epoch.socket_name);
   auto local_ranks =
-      LocalRanks::connect(socket_names, world.rank, world.size, name_of(world), note.take(), deadline_ns);
+      connect_local_ranks(socket_names, world.rank, world.size, name_of(world), note.take(), deadline_ns);
   std::vector<std::string> settings, names;
   std::string next_socket_name;
   for (int rank = 0; rank < world.size; ++rank) {
@@ -153,11 +154,11 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
       const Address& address = with_root ? exchange_->root_address() : addresses[size_t(rank)];
       if (!address && topology.host_of[size_t(rank)] != host)
         throw Error(Code::internal, "init: no address is known for " + names[size_t(rank)] + "; set LIGHTCC_IFACE");
-      contacts.push_back({names[size_t(rank)], address ? address.with_port(ports[size_t(rank)]) : address});
+      contacts.push_back(contact_of(names[size_t(rank)], address ? address.with_port(ports[size_t(rank)]) : address));
     }
 
     auto& on_this_host = topology.hosts[size_t(host)];
-    auto local_ranks = LocalRanks::connect({socket_names[size_t(leader)]}, topology.local[size_t(world_.rank)],
+    auto local_ranks = connect_local_ranks({socket_names[size_t(leader)]}, topology.local[size_t(world_.rank)],
                                            int(on_this_host.size()), names[size_t(world_.rank)], "", deadline_ns_);
     exchange(WireWriter());  // everyone has come so far: from now on a rank that is not there is a loss
     number_hosts(world_, topology);
@@ -165,9 +166,9 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     const Config agreed = agree(config_, world_.rank, settings, names);
     if (topology.hosts.size() == 1)
       return {std::make_unique<Peers>(std::move(local_ranks)), world_, agreed, how};
-    return {Peers::connected(credentials, world_.rank, topology, contacts, std::move(local_ranks), std::move(sockets),
-                             from),
-            world_, agreed, how};
+    auto peers = connect_peers(credentials, world_.rank, topology, contacts, std::move(local_ranks),
+                               std::move(sockets), from);
+    return {std::move(peers), world_, agreed, how};
   }
 
   std::vector<std::string> exchange(WireWriter& note) { return exchange_->exchange(note.take(), deadline_ns_); }

@@ -1,6 +1,11 @@
 #include "net/loop/loop.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -8,6 +13,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/fd.h"
 
 namespace lightcc {
 namespace {
@@ -21,68 +27,99 @@ struct Record {
   size_t bytes;
 };
 
-}  // namespace
-
-// What two ranks share. Their records are written and read outside the lock: a record belongs to one end.
-struct LoopTransport::Wire {
-  std::mutex mutex;
+// One link of two ranks.
+struct Wire {
   std::deque<Record> records[2];              // to the lower rank, to the higher rank
+};
+
+// All that joins two ranks. Records are written and read outside the lock: a record belongs to one end.
+struct Pair {
+  std::mutex mutex;
+  std::map<std::pair<int, int>, Wire> wires;  // by group and lane
   std::optional<int64_t> records_until_cut;
 };
 
-class LoopTransport::End : public Link {
+}  // namespace
+
+struct LoopNetwork::Impl {
+  struct Rank {
+    Fd event{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};  // written by peers that have flushed
+    std::optional<Error> ended;                        // under the mutex
+  };
+  Impl(int n, const LoopFaults& f) : size(n), faults(f), ranks(size_t(n)), pairs(size_t(n) * size_t(n)) {}
+  Pair& pair(int a, int b) { return pairs[size_t(std::min(a, b)) * size_t(size) + size_t(std::max(a, b))]; }
+  void signal(int rank) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(ranks[size_t(rank)].event.get(), &one, sizeof one);
+  }
+
+  const int size;
+  const LoopFaults faults;
+  std::mutex mutex;
+  std::vector<Rank> ranks;
+  std::vector<Pair> pairs;                             // [lower * size + higher]
+  std::map<std::pair<int, int>, std::unique_ptr<Link>> links;  // that link() has handed out
+};
+
+class LoopNetwork::End : public Link {
  public:
-  End(Wire& wire, int me, int peer, const LoopFaults& faults)
-      : wire_(wire), out_(wire.records[peer > me]), in_(wire.records[me > peer]), me_(me), peer_(peer),
-        faults_(faults) {
-    std::seed_seq seeds{faults.seed, uint64_t(me), uint64_t(peer)};
+  // marked: what to set when the peer has to be told, or nullptr.
+  End(Impl& network, int group, int lane, int me, int peer, char* marked)
+      : pair_(network.pair(me, peer)), me_(me), peer_(peer), faults_(network.faults), marked_(marked) {
+    std::lock_guard lock(pair_.mutex);
+    Wire& wire = pair_.wires[{group, lane}];
+    out_ = &wire.records[peer > me];
+    in_ = &wire.records[me > peer];
+    std::seed_seq seeds{faults_.seed, uint64_t(me), uint64_t(peer), uint64_t(group), uint64_t(lane)};
     random_.seed(seeds);
   }
 
   std::byte* reserve(size_t n) override {
-    std::lock_guard lock(wire_.mutex);
+    std::lock_guard lock(pair_.mutex);
     check("reserve a record to");
     if (n == 0 || n > faults_.record_bytes) fail("reserve " + std::to_string(n) + " bytes", "a record has 1 to " +
                                                  std::to_string(faults_.record_bytes));
-    if (out_.size() >= faults_.capacity || chance(faults_.refuse)) return nullptr;
+    if (out_->size() >= faults_.capacity || chance(faults_.refuse)) return nullptr;
     reserved_.emplace(n);
     return reserved_->data.get();
   }
 
   void commit(size_t n) override {
-    std::lock_guard lock(wire_.mutex);
+    std::lock_guard lock(pair_.mutex);
     check("send to");
     if (!reserved_ || reserved_->bytes != n)
       fail("commit " + std::to_string(n) + " bytes",
            (reserved_ ? std::to_string(reserved_->bytes) : "none") + " are reserved");
-    out_.push_back(std::move(*reserved_));
+    out_->push_back(std::move(*reserved_));
     reserved_.reset();
-    if (wire_.records_until_cut) --*wire_.records_until_cut;
+    if (pair_.records_until_cut) --*pair_.records_until_cut;
+    if (marked_) *marked_ = 1;
   }
 
   const std::byte* peek(size_t n) override {
-    std::lock_guard lock(wire_.mutex);
+    std::lock_guard lock(pair_.mutex);
     check("receive from");
-    if (in_.empty() || (!seen_ && chance(faults_.delay))) return nullptr;
+    if (in_->empty() || (!seen_ && chance(faults_.delay))) return nullptr;
     seen_ = true;
-    if (in_.front().bytes != n)
-      fail("receive " + std::to_string(n) + " bytes", std::to_string(in_.front().bytes) + " came");
-    return in_.front().data.get();
+    if (in_->front().bytes != n)
+      fail("receive " + std::to_string(n) + " bytes", std::to_string(in_->front().bytes) + " came");
+    return in_->front().data.get();
   }
 
   void consume(size_t n) override {
-    std::lock_guard lock(wire_.mutex);
+    std::lock_guard lock(pair_.mutex);
     check("receive from");
-    if (!seen_ || in_.front().bytes != n) fail("consume " + std::to_string(n) + " bytes", "they were not seen");
-    in_.pop_front();
+    if (!seen_ || in_->front().bytes != n) fail("consume " + std::to_string(n) + " bytes", "they were not seen");
+    in_->pop_front();
     seen_ = false;
+    if (marked_) *marked_ = 1;
   }
 
   size_t record_bytes() const override { return faults_.record_bytes; }
 
  private:
   void check(const char* attempted) const {
-    if (!wire_.records_until_cut || *wire_.records_until_cut > 0) return;
+    if (!pair_.records_until_cut || *pair_.records_until_cut > 0) return;
     throw Error(Code::peer_lost, "rank " + std::to_string(me_) + " cannot " + attempted + " rank " +
                                      std::to_string(peer_) + ": the link is cut");
   }
@@ -92,45 +129,81 @@ class LoopTransport::End : public Link {
   }
   bool chance(double probability) { return std::uniform_real_distribution<>()(random_) < probability; }
 
-  Wire& wire_;
-  std::deque<Record>& out_;
-  std::deque<Record>& in_;
+  Pair& pair_;
+  std::deque<Record>* out_;
+  std::deque<Record>* in_;
   const int me_, peer_;
-  const LoopFaults faults_;
+  const LoopFaults& faults_;
+  char* const marked_;
   std::mt19937_64 random_;          // each end has its own, so that a seed replays whatever the threads do
   std::optional<Record> reserved_;
   bool seen_ = false;               // the next record was shown by peek and stays visible
 };
 
-LoopTransport::LoopTransport(int size, const LoopFaults& faults) : size_(size), ends_(size_t(size) * size) {
-  for (int a = 0; a < size; ++a)
-    for (int b = a + 1; b < size; ++b) {
-      Wire& wire = *wires_.emplace_back(std::make_unique<Wire>());
-      ends_[a * size + b] = std::make_unique<End>(wire, a, b, faults);
-      ends_[b * size + a] = std::make_unique<End>(wire, b, a, faults);
-    }
+class LoopNetwork::RankTransport : public Transport {
+ public:
+  RankTransport(Impl& network, int rank) : network_(network), rank_(rank), marked_(size_t(network.size)) {}
+
+  std::unique_ptr<Link> link(int group, int lane, int peer) override {
+    return std::make_unique<End>(network_, group, lane, rank_, peer, &marked_[size_t(peer)]);
+  }
+  bool step() override {
+    uint64_t count = 0;
+    const bool signalled = read(descriptor(), &count, sizeof count) == sizeof count;
+    std::lock_guard lock(network_.mutex);
+    if (network_.ranks[size_t(rank_)].ended) return false;
+    for (const auto& rank : network_.ranks)
+      if (rank.ended) throw *rank.ended;
+    return signalled;
+  }
+  void flush() override {
+    for (int peer = 0; peer < network_.size; ++peer)
+      if (std::exchange(marked_[size_t(peer)], 0)) network_.signal(peer);
+  }
+  int descriptor() const override { return network_.ranks[size_t(rank_)].event.get(); }
+  // A fault passes without anybody saying so.
+  uint64_t arm() override { return network_.faults.refuse > 0 || network_.faults.delay > 0 ? 1'000'000 : kForever; }
+  bool busy() const override { return false; }
+  void end(const Error& cause) override {
+    std::lock_guard lock(network_.mutex);
+    network_.ranks[size_t(rank_)].ended = cause;
+    for (int peer = 0; peer < network_.size; ++peer) network_.signal(peer);
+  }
+
+ private:
+  Impl& network_;
+  const int rank_;
+  std::vector<char> marked_;  // peers for which there is something new since the last flush
+};
+
+LoopNetwork::LoopNetwork(int size, const LoopFaults& faults) : impl_(std::make_unique<Impl>(size, faults)) {}
+
+LoopNetwork::~LoopNetwork() = default;
+
+std::unique_ptr<Transport> LoopNetwork::transport(int rank) { return std::make_unique<RankTransport>(*impl_, rank); }
+
+Link* LoopNetwork::link(int from, int to) {
+  if (from == to) return nullptr;
+  std::lock_guard lock(impl_->mutex);
+  auto& link = impl_->links[{from, to}];
+  if (!link) link = std::make_unique<End>(*impl_, 0, 0, from, to, nullptr);
+  return link.get();
 }
 
-LoopTransport::~LoopTransport() = default;
-
-Link* LoopTransport::link(int from, int to) const { return ends_[from * size_ + to].get(); }
-
-std::vector<Link*> LoopTransport::links(int from) const {
+std::vector<Link*> LoopNetwork::links(int from) {
   std::vector<Link*> all;
-  for (int to = 0; to < size_; ++to) all.push_back(link(from, to));
+  for (int to = 0; to < impl_->size; ++to) all.push_back(link(from, to));
   return all;
 }
 
-void LoopTransport::cut(int a, int b, int64_t records) {
-  // Wires stand in the order of (lower rank, higher rank).
-  if (a > b) std::swap(a, b);
-  Wire& wire = *wires_[size_t(a) * (2 * size_ - a - 1) / 2 + (b - a - 1)];
-  std::lock_guard lock(wire.mutex);
-  wire.records_until_cut = records;
+void LoopNetwork::cut(int a, int b, int64_t records) {
+  Pair& pair = impl_->pair(a, b);
+  std::lock_guard lock(pair.mutex);
+  pair.records_until_cut = records;
 }
 
-void LoopTransport::lose(int rank) {
-  for (int other = 0; other < size_; ++other)
+void LoopNetwork::lose(int rank) {
+  for (int other = 0; other < impl_->size; ++other)
     if (other != rank) cut(rank, other);
 }
 

@@ -1,11 +1,11 @@
-// Links between N ranks that are threads of one process: the plain transport. Read it to learn what a Link
-// is; test with it, because it can be small, refuse, delay and break on demand. Every record is memory of its
-// own, so a sanitizer sees each byte written past it, and both ends' sizes are checked against each other.
+// Links between N ranks that are threads of one process: the plain transport. Read it to learn what a Link and a
+// Transport are; test with it, because it can be small, refuse, delay and break on demand. Every record is memory of
+// its own, so a sanitizer sees each byte written past it, and both ends' sizes are checked against each other.
 #pragma once
 #include <memory>
 #include <vector>
 
-#include "net/link.h"
+#include "net/transport.h"
 
 namespace lightcc {
 
@@ -17,23 +17,26 @@ struct LoopFaults {
   uint64_t seed = 1;
 };
 
-// Owns all links; must outlive their use. Members may be called from any thread, each Link from one at a time.
-class LoopTransport {
+// What joins the ranks. Its own members may be called from any thread, each Link and each Transport from one at a time;
+// those that it made must not outlive it.
+class LoopNetwork {
  public:
-  explicit LoopTransport(int size, const LoopFaults& = {});
-  ~LoopTransport();
+  explicit LoopNetwork(int size, const LoopFaults& = {});
+  ~LoopNetwork();
 
-  Link* link(int from, int to) const;          // rank `from`'s end of its link with `to`; nullptr if from == to
-  std::vector<Link*> links(int from) const;    // one a rank
-  void cut(int a, int b, int64_t records = 0); // breaks their link once so many more records were committed
-  void lose(int rank);                         // breaks all its links, as its death would
+  std::unique_ptr<Transport> transport(int rank);  // once a rank
+  // For tests of Links alone, which this owns: rank `from`'s end of group 0, lane 0; nullptr if from == to.
+  Link* link(int from, int to);
+  std::vector<Link*> links(int from);              // one a rank
+
+  void cut(int a, int b, int64_t records = 0);     // breaks what joins them once so many more records were committed
+  void lose(int rank);                             // breaks all its links, as its death would
 
  private:
-  struct Wire;
   class End;
-  int size_;
-  std::vector<std::unique_ptr<Wire>> wires_;
-  std::vector<std::unique_ptr<End>> ends_;  // [from * size + to]
+  class RankTransport;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace lightcc

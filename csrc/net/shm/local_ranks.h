@@ -1,24 +1,20 @@
 // The ranks of one host as one of them sees them: everyone's arena, how to wake everyone, who has gone.
 //
 // An arena's fixed part: a header, then for each group a block of ring buffers whose writer is the arena's owner: one
-// to all members, and two to each member (control and data); the owner's tails of the ring buffers it reads; and two
-// fast path slots.
+// to all members, and to each member one for control and one for each lane of data; the owner's tails of the ring
+// buffers it reads; and two fast path slots.
 #pragma once
 #include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "base/cores.h"
-#include "net/health/process_watch.h"
 #include "net/link.h"
 #include "net/ring_buffer.h"
 #include "net/shm/arena.h"
 #include "net/shm/futex.h"
 
 namespace lightcc {
-
-class LocalExchange;
 
 enum class Presence : uint32_t { here, left, failed, dead };
 
@@ -46,6 +42,8 @@ struct FastPathSlot {
   alignas(kLine) std::byte eager[kEagerBytes];   // its data, if they fit here
 };
 
+Fd new_event();           // an eventfd
+
 struct LocalRank {
   std::string name;     // "rank 1 (pid 17) on host h"
   std::string note;     // what else it told when it connected
@@ -55,32 +53,32 @@ struct LocalRank {
 
 class LocalRanks {
  public:
-  static constexpr int kGroups = 128;
+  static constexpr int kGroups = 128, kLanes = 2;
   static constexpr size_t kRecordBytes = 256 << 10;  // the largest record of the data and the common ring
 
-  // Exchanges memory with the other ranks of this host, which give the same names (local_exchange.h). All of them
-  // succeed, or each throws why one could not.
-  static std::unique_ptr<LocalRanks> connect(const std::vector<std::string>& socket_names, int rank, int size,
-                                             const std::string& name, const std::string& note, uint64_t deadline_ns);
+  // An arena for one of n ranks, with a new Header in it.
+  static std::shared_ptr<Arena> create_arena(int n);
+  static std::shared_ptr<Arena> map_arena(int memfd, int n);
+  // pidfds: of the others. cores: that all ranks together may keep busy.
+  LocalRanks(int rank, std::vector<LocalRank> ranks, std::vector<Fd> pidfds, int cores);
   // n ranks as threads of one process, for tests. They share one mapping, so a race is seen as a race.
   static std::vector<std::unique_ptr<LocalRanks>> threads(int n);
 
   int rank() const { return rank_; }  // among the ranks of this host
   int size() const { return int(ranks_.size()); }
-  int cores() const { return cores_; }  // that all ranks together may keep busy
+  int cores() const { return cores_; }
   const std::string& name(int rank) const { return ranks_[rank].name; }
   const std::string& note(int rank) const { return ranks_[rank].note; }
   Header& header(int rank) const { return *reinterpret_cast<Header*>(ranks_[rank].arena->base()); }
   std::byte* base(int rank) const { return ranks_[rank].arena->base(); }
   const std::shared_ptr<Arena>& arena() const { return ranks_[rank_].arena; }
   std::vector<Fd> take_pidfds() { return std::move(pidfds_); }
-  void no_copy_in_child();
 
   // Group slot `group` < kGroups. Only the engine's thread of the moment uses ring buffers and links.
   RingWriter common_writer(int group, const std::vector<int>& readers) const;
   RingReader common_reader(int group, int from) const;
   std::unique_ptr<Link> control_link(int group, int peer);
-  std::unique_ptr<Link> data_link(int group, int peer);
+  std::unique_ptr<Link> data_link(int group, int lane, int peer);
   FastPathSlot& fast_path_slot(int group, int rank, int slot) const;  // slot 0 or 1
   void reset_group(int group) const;  // once every member has left it: this rank's cursors and slots back to zero
 
@@ -96,21 +94,19 @@ class LocalRanks {
   void clear_event() const;
 
  private:
-  LocalRanks(int rank, std::vector<LocalRank> ranks);
-  static std::unique_ptr<LocalRanks> connect(LocalExchange&, int rank, int size, const std::string& name,
-                                             const std::string& note, uint64_t deadline_ns);
-  enum RingKind { common, control, data };
   struct Layout;
   void wake(int rank, Doorbell&);
-  Cursor* head(RingKind, int group, int owner, int to) const;
-  Cursor* tail(RingKind, int group, int owner, int from) const;
-  RingWriter writer(RingKind, int group, int to, const std::vector<int>& readers) const;
-  RingReader reader(RingKind, int group, int from) const;
+  // ring: which of those that Layout knows.
+  Cursor* head(int ring, int group, int owner, int to) const;
+  Cursor* tail(int ring, int group, int owner, int from) const;
+  RingWriter writer(int ring, int group, int to, const std::vector<int>& readers) const;
+  RingReader reader(int ring, int group, int from) const;
+  std::unique_ptr<Link> link(int ring, int group, int peer);
 
-  int rank_;
-  int cores_ = usable_cores();
+  const int rank_;
   std::vector<LocalRank> ranks_;
   std::vector<Fd> pidfds_;
+  const int cores_;
   std::vector<char> marked_;
   bool any_marked_ = false;
 };

@@ -63,10 +63,10 @@ void TcpTransport::drop(Connection& c) {
 }
 
 void TcpTransport::connect(TcpLinkState& link, Purpose purpose) {
-  const Address& to = contact(link).address;
+  const Address& to = peer(link).address;
   link.retry_ns = now_ns() + kRetryNs;
   Fd fd(socket(to.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) throw system_error("opening a connection to " + contact(link).name);
+  if (!fd) throw system_error("opening a connection to " + peer(link).name);
   if (from_.family() == to.family() && bind(fd.get(), from_.with_port(0).get(), from_.length()) != 0)
     return on_attempt_failed(link, errno);
   if (::connect(fd.get(), to.get(), to.length()) != 0 && errno != EINPROGRESS) return on_attempt_failed(link, errno);
@@ -86,7 +86,7 @@ void TcpTransport::on_attempt_failed(TcpLinkState& link, int error) {
   else if (link.refused_ns == 0) link.refused_ns = now;
   if (left_[size_t(link.key.peer)]) close(link);
   if (link.closed) return;
-  const std::string at = contact(link).address.text();
+  const std::string at = peer(link).address.text();
   const std::string broke = link.broken_why.empty() ? "" : "its connection broke (" + link.broken_why + ") and ";
   // While heartbeats of its host come, something between us refuses: other ranks of that host would tell of its death,
   // and a rank alone on its host sends them itself.
@@ -183,7 +183,7 @@ void TcpTransport::reject(Connection& c) {
 // The other end has proven that it belongs to the job.
 void TcpTransport::admit(Connection& c) {
   const Hello& hello = c.handshake.hello();
-  const bool known = hello.from > rank_ && hello.from < int(contacts_.size()) && contacts_[size_t(hello.from)].address;
+  const bool known = hello.from > rank_ && hello.from < int(peers_.size()) && peers_[size_t(hello.from)].address;
   if (ended_) {
     c.handshake.refuse(*ended_);
   } else if (hello.purpose == Purpose::probe) {
@@ -235,7 +235,7 @@ void TcpTransport::pump_handshake(Connection& c) {
       throw Error(c.handshake.error()->code(), c.handshake.error()->what());
     case Handshake::State::unauthenticated:
       if (!c.link) return reject(c);
-      unauthenticated_.add(contact(*c.link).address.text());
+      unauthenticated_.add(peer(*c.link).address.text());
       return on_attempt_failed(*c.link, EPROTO);
   }
 }

@@ -1,7 +1,6 @@
 // The links, and the bytes that go over connections that are up. How those come about: tcp_connections.cc.
 #include "net/tcp/tcp_transport.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -37,17 +36,17 @@ class TcpTransport::TcpLink : public Link {
   TcpLinkState& state_;
 };
 
-TcpTransport::TcpTransport(JobCredentials credentials, int rank, std::vector<Contact> contacts, Fd listener,
+TcpTransport::TcpTransport(JobCredentials credentials, int rank, std::vector<TcpPeer> peers, Fd listener,
                            Address from, TcpTimeouts timeouts)
     : credentials_(std::move(credentials)),
       rank_(rank),
-      contacts_(std::move(contacts)),
+      peers_(std::move(peers)),
       listener_(std::move(listener)),
       from_(from),
       timeouts_(timeouts),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      left_(contacts_.size()),
-      pending_(contacts_.size()) {
+      left_(peers_.size()),
+      pending_(peers_.size()) {
   if (!epoll_) throw system_error("watching the network");
   listen();
 }
@@ -60,11 +59,11 @@ void TcpTransport::listen() {
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0) throw system_error("watching the network");
 }
 
-const Contact& TcpTransport::contact(const TcpLinkState& link) const { return contacts_[size_t(link.key.peer)]; }
+const TcpPeer& TcpTransport::peer(const TcpLinkState& link) const { return peers_[size_t(link.key.peer)]; }
 
 void TcpTransport::throw_lost(const TcpLinkState& link, const std::string& why) {
   throw Error(Code::peer_lost,
-              contact(link).name + " " + why + (unauthenticated_.count ? "." + unauthenticated_.text() : ""));
+              peer(link).name + " " + why + (unauthenticated_.count ? "." + unauthenticated_.text() : ""));
 }
 
 // ---- links
@@ -190,7 +189,7 @@ bool TcpTransport::read(TcpLinkState& link) {
       link.stream->arrived(direct);
       link.stream->feed({buffer, size_t(n) - direct});
     } catch (const Error& error) {
-      throw Error(error.code(), contact(link).name + ": " + error.what());
+      throw Error(error.code(), peer(link).name + ": " + error.what());
     }
     mark_dirty(link);  // there may be something to acknowledge
     moved = true;
@@ -235,11 +234,6 @@ bool TcpTransport::step() {
   return moved;
 }
 
-void TcpTransport::wait(uint64_t timeout_ns, int also) {
-  if (timers_ > 0) timeout_ns = std::min(timeout_ns, kTimerNs);
-  pollfd fds[] = {{epoll_.get(), POLLIN, 0}, {also, POLLIN, 0}};
-  const timespec timeout{time_t(timeout_ns / 1'000'000'000), long(timeout_ns % 1'000'000'000)};
-  ppoll(fds, 2, timeout_ns == UINT64_MAX ? nullptr : &timeout, nullptr);
-}
+uint64_t TcpTransport::arm() { return timers_ > 0 ? kTimerNs : kForever; }
 
 }  // namespace lightcc

@@ -12,15 +12,15 @@
 #include "base/error.h"
 #include "net/address.h"
 #include "net/handshake.h"
-#include "net/link.h"
 #include "net/tcp/tcp_stream.h"
+#include "net/transport.h"
 #include "net/unauthenticated.h"
 
 namespace lightcc {
 
-struct Contact {               // how to reach a rank of another host
+struct TcpPeer {
   std::string name;            // "rank 1 (pid 17) on host h"
-  Address address;
+  Address address;             // where it listens; none: it is of this host
 };
 
 struct TcpTimeouts {
@@ -28,41 +28,40 @@ struct TcpTimeouts {
   uint64_t reconnect_ns = 30'000'000'000;  // for a peer to which no connection comes about
 };
 
-// One thread at a time may call; but wait() may be called by another meanwhile.
-class TcpTransport {
+class TcpTransport : public Transport {
  public:
-  static constexpr int kControl = -1;              // the lane of messages; data lanes count from 0
-  static constexpr int kProbe = -2;                // no lane: whether the peer is there at all
   static constexpr size_t kDataRing = 1 << 20, kControlRing = 64 << 10;
 
-  // contacts: by world rank; those of this host are never asked for. from: where connections start, or no address.
-  TcpTransport(JobCredentials, int rank, std::vector<Contact> contacts, Fd listener, Address from = {},
-               TcpTimeouts = {});
-  ~TcpTransport();
+  // peers: by world rank; those of this host are never asked for. from: where connections start, or no address.
+  TcpTransport(JobCredentials, int rank, std::vector<TcpPeer> peers, Fd listener, Address from = {}, TcpTimeouts = {});
+  ~TcpTransport() override;
 
-  std::unique_ptr<Link> link(int group, int lane, int peer);
-  // Whatever can be done without waiting; true if anything moved. Throws Error{peer_lost}, or why a peer refuses.
-  bool step();
-  void flush();                                    // what was committed since the last
-  void wait(uint64_t timeout_ns, int also);        // until step() may have something to do or `also` is readable
-  // Has to be stepped though no rank here wants anything.
-  bool busy() const { return timers_ > 0 || blocked_writes_ > 0; }
-  bool finish();                                   // sends fin on every link; true when all has been delivered
-  void retire(int group);                          // its links are gone: the same, and then they are forgotten
-  void end(const Error& cause);                    // closes every connection; later ones are refused with the cause
-  void close();                                    // the listener as well; only wait() may follow
+  std::unique_ptr<Link> link(int group, int lane, int peer) override;
+  bool step() override;                            // throws also why a peer refuses
+  void flush() override;
+  void probe(int peer) override;
+  void mark_left(int peer) override { left_[size_t(peer)] = 1; }
+
+  int descriptor() const override { return epoll_.get(); }
+  uint64_t arm() override;
+  bool busy() const override { return timers_ > 0 || blocked_writes_ > 0; }
+
+  bool finish() override;                          // sends fin on every link
+  void retire(int group) override;                 // the same, and then they are forgotten
+  void end(const Error& cause) override;           // closes every connection; later ones are refused with the cause
+  void close() override;                           // the listener as well
+  void close_in_child() override;
+
   // is_heard: whether heartbeats of a peer's host have come since: then a refused connection is no sign of death.
   void set_liveness_check(std::function<bool(int peer, uint64_t since_ns)> is_heard) {
     is_heard_ = std::move(is_heard);
   }
-  void probe(int peer);                            // nothing was ever heard of it: is it there? If not, step() throws
-  void mark_left(int peer) { left_[size_t(peer)] = 1; }  // it has shut down: that it is not there is no loss
   uint64_t unauthenticated() const { return unauthenticated_.count; }
   uint64_t reconnects() const { return reconnects_; }
-  void close_in_child();                           // after fork(): the parent's connections stay the parent's
   void break_connections();                        // as a fault of the network would; for tests
 
  private:
+  static constexpr int kProbe = -2;                // no lane: whether the peer is there at all
   struct Key {
     int group, lane, peer;
     auto operator<=>(const Key&) const = default;
@@ -94,11 +93,11 @@ class TcpTransport {
   void drop(Connection&);
   void run_timers(uint64_t now);
   [[noreturn]] void throw_lost(const TcpLinkState&, const std::string& why);
-  const Contact& contact(const TcpLinkState&) const;
+  const TcpPeer& peer(const TcpLinkState&) const;
 
   const JobCredentials credentials_;
   const int rank_;
-  const std::vector<Contact> contacts_;
+  const std::vector<TcpPeer> peers_;
   Fd listener_;
   const Address from_;
   const TcpTimeouts timeouts_;

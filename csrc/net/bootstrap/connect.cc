@@ -1,0 +1,109 @@
+#include "net/bootstrap/connect.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include "base/cores.h"
+#include "base/wire.h"
+#include "net/bootstrap/local_exchange.h"
+#include "net/health/process_watch.h"
+#include "net/tcp/tcp_transport.h"
+
+namespace lightcc {
+namespace {
+
+const std::string kTcp = "tcp";
+
+std::unique_ptr<LocalRanks> share_memory(LocalExchange& exchange, int rank, int size, const std::string& name,
+                                         const std::string& note, uint64_t deadline_ns) {
+  auto own = LocalRanks::create_arena(size);
+  uint64_t& own_nonce = reinterpret_cast<Header*>(own->base())->nonce;
+  if (getrandom(&own_nonce, sizeof own_nonce, 0) != sizeof own_nonce) throw system_error("drawing a nonce");
+  RankInfo info{WireWriter().put(own_nonce).put(name).put(note).put(bitmap_of(bound_to())).take(), {}};
+  info.fds.push_back(duplicate(own->memfd()));
+  info.fds.push_back(ProcessWatch::own_pidfd());
+  info.fds.push_back(new_event());
+  own->close_memfd();
+  auto infos = exchange.exchange(std::move(info), deadline_ns);
+
+  std::vector<LocalRank> ranks;
+  std::vector<Fd> pidfds(static_cast<size_t>(size));
+  CoreBitmap cores;
+  for (int other = 0; other < size; ++other) {
+    RankInfo& theirs = infos[size_t(other)];
+    if (theirs.fds.size() != 3) WireReader::fail();
+    WireReader reader(theirs.note);
+    const auto nonce = reader.get<uint64_t>();
+    LocalRank one{reader.text(), reader.text(), own, std::move(theirs.fds[2])};
+    cores = together(std::move(cores), reader.values<uint64_t>());
+    if (other != rank) {
+      one.arena = LocalRanks::map_arena(theirs.fds[0].get(), size);
+      one.arena->close_memfd();
+      one.arena->no_copy_in_child();  // a forked child keeps its own memory, where tensors may lie, and no peer's
+      pidfds[size_t(other)] = std::move(theirs.fds[1]);
+    }
+    if (reinterpret_cast<Header*>(one.arena->base())->nonce != nonce)
+      throw Error(Code::internal, "init: " + one.name + " does not share memory with this rank");
+    ranks.push_back(std::move(one));
+  }
+  return std::make_unique<LocalRanks>(rank, std::move(ranks), std::move(pidfds), within_quota(count_of(cores)));
+}
+
+}  // namespace
+
+std::unique_ptr<LocalRanks> connect_local_ranks(const std::vector<std::string>& socket_names, int rank, int size,
+                                                const std::string& name, const std::string& note,
+                                                uint64_t deadline_ns) {
+  const auto exchange = open_local_exchange(socket_names, rank, size);
+  try {
+    auto local_ranks = share_memory(*exchange, rank, size, name, note, deadline_ns);
+    exchange->exchange({}, deadline_ns);  // all map all memory: from now on a rank that is not there is a loss
+    return local_ranks;
+  } catch (const Error& error) {
+    exchange->fail(error);
+    throw;
+  }
+}
+
+ListenSockets open_listen_sockets(const Address& at, Ports ports) {
+  for (int tries = 64;; --tries) {
+    ListenSockets sockets{listen_on(at, ports), Fd()};
+    const Address own = local_address(sockets.listener.get());
+    sockets.heartbeats = Fd(socket(own.family(), SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int off = 0;
+    if (own.family() == AF_INET6) setsockopt(sockets.heartbeats.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (sockets.heartbeats && bind(sockets.heartbeats.get(), own.get(), own.length()) == 0) return sockets;
+    if (tries == 0 || (ports.first && own.port() == ports.last))
+      throw system_error("opening UDP port " + std::to_string(own.port()) + " for heartbeats");
+    if (ports.first) ports.first = own.port() + 1;
+  }
+}
+
+Contact contact_of(const std::string& name, const Address& listens_at) {
+  Contact contact{name};
+  if (listens_at) contact.addresses.push_back({kTcp, listens_at.text()});
+  return contact;
+}
+
+std::unique_ptr<Peers> connect_peers(const JobCredentials& credentials, int rank, const Topology& topology,
+                                     const std::vector<Contact>& contacts, std::unique_ptr<LocalRanks> local_ranks,
+                                     ListenSockets sockets, const Address& from) {
+  std::vector<TcpPeer> tcp_peers;
+  std::vector<Address> heartbeat_addresses;  // the ports are the same
+  for (const Contact& contact : contacts) {
+    const std::string* address = contact.address(kTcp);
+    tcp_peers.push_back({contact.name, address ? Address::parse(*address) : Address()});
+    heartbeat_addresses.push_back(tcp_peers.back().address);
+  }
+  auto tcp = std::make_unique<TcpTransport>(credentials, rank, std::move(tcp_peers), std::move(sockets.listener), from);
+  auto heartbeats = std::make_unique<HeartbeatSocket>(credentials, rank, topology, std::move(heartbeat_addresses),
+                                                      std::move(sockets.heartbeats), *local_ranks);
+  tcp->set_liveness_check(
+      [heartbeats = heartbeats.get()](int peer, uint64_t since) { return heartbeats->heard_since(peer, since); });
+  std::vector<NamedTransport> transports;
+  transports.push_back({kTcp, std::move(tcp)});
+  return std::make_unique<Peers>(rank, topology, contacts, std::move(local_ranks), std::move(transports),
+                                 std::move(heartbeats));
+}
+
+}  // namespace lightcc

@@ -1,0 +1,31 @@
+// Opens what ranks that know of each other need: memory that those of a host share, sockets, transports and heartbeats.
+// The one place that knows which transports there are.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net/address.h"
+#include "net/handshake.h"
+#include "net/peers.h"
+
+namespace lightcc {
+
+// Exchanges memory with the other ranks of this host, which give the same names (local_exchange.h). All of them
+// succeed, or each throws why one could not.
+std::unique_ptr<LocalRanks> connect_local_ranks(const std::vector<std::string>& socket_names, int rank, int size,
+                                                const std::string& name, const std::string& note,
+                                                uint64_t deadline_ns);
+
+struct ListenSockets {         // for ranks of other hosts: one port, TCP for links, UDP for heartbeats
+  Fd listener, heartbeats;
+};
+ListenSockets open_listen_sockets(const Address& at, Ports);
+
+// A rank's contact, given where it listens; no address: it is not to be reached from elsewhere.
+Contact contact_of(const std::string& name, const Address& listens_at);
+// contacts: of all ranks; those of this host are not connected to. from: where connections start, or no address.
+std::unique_ptr<Peers> connect_peers(const JobCredentials&, int rank, const Topology&, const std::vector<Contact>&,
+                                     std::unique_ptr<LocalRanks>, ListenSockets, const Address& from);
+
+}  // namespace lightcc
