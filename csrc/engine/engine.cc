@@ -39,8 +39,8 @@ Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::un
         const auto found = this->group(group);
         return found && found->contains(rank);
       }),
-      left_(peers_->size()),
       ended_(peers_->size()) {
+  epoch_.rank_name = peers_->name(peers_->rank());
   std::vector<int> all(peers_->size());
   for (int i = 0; i < peers_->size(); ++i) all[i] = i;
   groups_[0] = std::make_shared<Group>(0, all, peers_->rank(), peers_->topology());
@@ -97,7 +97,7 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
   bool taken = false;
   {
     std::lock_guard lock(mutex_);
-    if (failure_) throw Error(failure_->first, request->title() + ": " + failure_->second);
+    if (failure_) throw Error(failure_->code, request->title() + ": " + failure_->text);
     if (stopping_) throw Error(Code::shut_down, request->title() + ": lightcc has been shut down");
     if (joining_)
       throw Error(Code::invalid_argument, request->title() + ": rank " + std::to_string(world_.rank) + " has called " +
@@ -133,7 +133,7 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
     std::lock_guard lock(mutex_);
     request->name_held = names_.finished(flight_name(*request), now_ns());
   }
-  hit_ = hit_ || (code == Code::shut_down && !first_left_.empty());
+  if (code == Code::shut_down) apply(epoch_event::RequestShutDown{});
   finish_deadlock(*request, code, text);
   blocked_state_.unblock();
   tracing_.finished(*request, code, text);
@@ -205,7 +205,7 @@ bool Engine::step(Sleeper who) {
     if (peers_->own().alarm.load(std::memory_order_relaxed)) look_at_peers();
     moved = peers_->step();
     moved |= take_inbox();
-    if (!over_) step_groups(moved);
+    if (!epoch_.over()) step_groups(moved);
   });
   if (moved) counters_.add(who == Sleeper::engine_thread ? Counters::background_steps : Counters::caller_steps);
   return moved;
@@ -219,7 +219,7 @@ void Engine::step_groups(bool& moved) {
   }
   holds_.store(holds, std::memory_order_relaxed);
   if (blocked_state_.pending() || deadlock_detector_.pending()) moved |= detect_deadlocks();
-  if (ending_) end_when_quiet(moved);
+  if (epoch_.phase == EpochState::Phase::draining) apply(epoch_event::Stepped{moved, outstanding_ > 0});
   if (uint64_t now;
       !moved && outstanding_.load(std::memory_order_relaxed) > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
     inspected_ns_ = now;
@@ -236,24 +236,23 @@ bool Engine::take_inbox() {
   if (!inbox_full_.load(std::memory_order_relaxed)) return false;
   std::vector<RequestPtr> requests;
   std::vector<Refusal> refusals;
-  std::optional<Failure> failure;
   {
     std::lock_guard lock(mutex_);
     requests.swap(inbox_), refusals.swap(refusals_);
     inbox_full_.store(false, std::memory_order_seq_cst);
-    failure = failure_;
   }
   blocked_state_.unblock();  // this rank goes on
+  const bool failed = epoch_.phase == EpochState::Phase::failed;
   auto refusal = refusals.begin();
   for (size_t i = 0; i <= requests.size(); ++i) {
     for (; refusal != refusals.end() && refusal->position <= i; ++refusal)
-      if (auto group_engine = group_engines_.find(refusal->group); group_engine != group_engines_.end() && !failure)
+      if (auto group_engine = group_engines_.find(refusal->group); group_engine != group_engines_.end() && !failed)
         group_engine->second->refused(refusal->key, refusal->why);
     if (i == requests.size()) break;
     RequestPtr& request = requests[i];
     auto group_engine = group_engines_.find(request->group);
-    if (failure)
-      finish(request, failure->first, request->title() + ": " + failure->second);
+    if (failed)
+      finish(request, epoch_.cause.code, request->title() + ": " + epoch_.cause.text);
     else if (group_engine == group_engines_.end())
       finish(request, Code::invalid_argument, request->title() + ": its process set was removed");
     else if (request->what.kind == Kind::join)

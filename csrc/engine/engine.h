@@ -14,6 +14,7 @@
 #include "base/trace.h"
 #include "engine/blocked_state.h"
 #include "engine/control/deadlock_detector.h"
+#include "engine/epoch_state.h"
 #include "engine/group_engine.h"
 #include "engine/names.h"
 #include "net/bootstrap/world.h"
@@ -72,12 +73,11 @@ class Engine : public GroupEngineOwner {
   void close_in_child(bool paused);            // only this may be called there
 
  private:
-  using Failure = std::pair<Code, std::string>;
   struct Refusal { size_t position; int group; std::string key, why; };  // behind so many requests of the inbox
   void finish(const RequestPtr&, Code, const std::string& text) override;
   void skip_name(int group, const std::string& key) override;
   void change_groups(Request&) override;
-  void end_epoch(Code, const std::string& text) override;
+  void end_epoch(Code, const std::string& text) override;  // by a failure of this rank
   void remote_rank_left(int rank, const std::string& why) override;
   void receive_blocked(const BlockedReport& report) override { deadlock_detector_.receive(report); }
   void receive_reply(const DeadlockReply& reply) override { deadlock_detector_.receive(reply); }
@@ -105,9 +105,9 @@ class Engine : public GroupEngineOwner {
   void look_at_peers();
   void look_at_news();
   void ring_local_ranks();                     // the ranks of this host
-  void end_when_quiet(bool moved);
+  EpochAction apply(const EpochEvent&);        // under the progress lock
+  void carry_out_end(bool tell);               // tell: the other hosts do not know it yet
   void flush();
-  std::string leave_message(const std::string& reason) const;
   void send_leave_message(const std::string& text);
   void leave_network(bool failed);
   // Until someone rings, unless there is work or `finished` says that there is no need.
@@ -142,13 +142,9 @@ class Engine : public GroupEngineOwner {
   uint64_t inspected_ns_ = 0;
   BlockedState blocked_state_;
   DeadlockDetector deadlock_detector_;         // used by the world's coordinator only
-  std::vector<char> left_;                     // by rank
-  std::optional<Failure> ending_;              // a peer ended the epoch in peace: what can still finish, does
-  std::string first_left_;                     // why the first rank left, of those known to have left
-  bool hit_ = false;                           // something here has failed because a rank had left
+  EpochState epoch_;
   RequestPtr join_;                            // in flight; it is announced in every group engine
   int join_parts_ = 0;                         // group engines in which not all have joined
-  uint64_t ending_ns_ = 0, moved_ns_ = 0;      // since when, and when anything last moved
 
   // Under the mutex.
   mutable std::mutex mutex_;
@@ -157,13 +153,12 @@ class Engine : public GroupEngineOwner {
   std::vector<Refusal> refusals_;              // of this rank's own requests, not yet told
   std::map<int, std::shared_ptr<const Group>> groups_;
   std::map<std::pair<int, Kind>, uint64_t> automatic_;
-  std::optional<Failure> failure_;             // the epoch's end
-  std::optional<Failure> remote_failure_;      // ... on a rank of another host
+  std::optional<EpochCause> failure_;          // the epoch's end, for callers
+  std::optional<EpochCause> remote_failure_;   // ... on a rank of another host
   std::vector<int> lost_hosts_, unheard_hosts_;
   bool joining_ = false;                       // nothing is submitted until join() returns
 
-  std::atomic<bool> inbox_full_{false}, stopping_{false}, over_{false};
-  bool cause_sent_ = false;                    // who is elsewhere knows why the epoch ends; under the progress lock
+  std::atomic<bool> inbox_full_{false}, stopping_{false};
   std::atomic<int> outstanding_{0}, waiters_{0};
   std::atomic<bool> holds_{false};             // an aggregator here holds what others have sent, for a while
   std::atomic<uint64_t> driven_ns_{0};         // when a submission last made a step

@@ -1,4 +1,5 @@
-// How an engine's epoch ends: by shutdown here, by a peer that left, failed or died, or by an interrupt.
+// How an engine's epoch ends: by shutdown here, by a peer that left, failed or died, or by an interrupt. What that
+// means is decided in epoch_state.h; here stands where its events come from, and what the engine does about them.
 #include <algorithm>
 #include <cstring>
 
@@ -9,13 +10,8 @@
 namespace lightcc {
 namespace {
 
-// After a peer ended the epoch in peace: the end comes once nothing has moved for so long, or after so long in all.
-constexpr uint64_t kQuietNs = 50'000'000, kLongestEndNs = 1'000'000'000;
 constexpr uint64_t kFlushNs = 1'000'000'000;  // the longest that shutdown tries to send what it owes
 constexpr uint64_t kLookNs = 1'000'000, kPauseNs = 100'000'000;
-
-constexpr size_t kReasonBytes = 300;          // why a rank leaves: short enough to stand in an error
-const std::string kHasLeft = " has left", kAfter = kHasLeft + " after ";
 
 std::string cause_of(const Header& header) {
   return std::string(header.cause, strnlen(header.cause, sizeof header.cause));
@@ -60,7 +56,7 @@ void Engine::peer_ended(int rank) {
 void Engine::remote_failure(Code code, const std::string& text) {
   {
     std::lock_guard lock(mutex_);
-    if (!remote_failure_) remote_failure_ = Failure(code, text);
+    if (!remote_failure_) remote_failure_ = EpochCause{code, text};
   }
   peers_->wake_urgently(peers_->rank());
 }
@@ -87,7 +83,7 @@ void Engine::host_unheard(int host) {
 
 // What the watching thread has learnt of other hosts.
 void Engine::look_at_news() {
-  std::optional<Failure> heard;
+  std::optional<EpochCause> heard;
   std::vector<int> lost, unheard;
   {
     std::lock_guard lock(mutex_);
@@ -96,75 +92,65 @@ void Engine::look_at_news() {
   for (int host : unheard)
     for (int rank : peers_->topology().hosts[size_t(host)]) peers_->probe(rank);
   for (int host : lost) {
-    std::string names;
-    for (int rank : peers_->topology().hosts[size_t(host)])
-      if (!left_[size_t(rank)]) names += (names.empty() ? "" : ", ") + peers_->name(rank);
-    if (names.empty()) continue;  // they had all left
-    return end_epoch(Code::peer_lost, "a host is lost, nothing was heard of it for " +
-                                          std::to_string(kDeadNs / 1'000'000'000) + " s: " + names);
+    epoch_event::HostLost event{kDeadNs / 1'000'000'000, {}};
+    for (int rank : peers_->topology().hosts[size_t(host)]) event.ranks.emplace_back(rank, peers_->name(rank));
+    apply(event);
   }
-  if (!heard) return;
-  cause_sent_ = true;
-  if (heard->first != Code::shut_down) return end_epoch(heard->first, heard->second);
-  if (!ending_) ending_ = heard, ending_ns_ = moved_ns_ = now_ns();
+  if (heard) apply(epoch_event::EndedElsewhere{*heard});
 }
 
-// Under the progress lock: someone left, failed or died. The first cause is what everyone should hear: a death, then
-// what a failed rank says it failed of.
+// Under the progress lock: someone left, failed or died. A death is looked for first, since it may be why another rank
+// has failed.
 void Engine::look_at_peers() {
   peers_->own().alarm.exchange(0);  // and sees what was written before it
   peers_->own().awake_ns.store(now_ns(), std::memory_order_relaxed);
-  if (over_) return;
+  if (epoch_.over()) return;
   look_at_news();
-  if (over_) return;
+  if (epoch_.over()) return;
   for (auto& [id, group_engine] : group_engines_) group_engine->control_plane().expedite();
   for (int rank : peers_->ranks_on_this_host())
     if (rank != peers_->rank() && ended_[rank] && peers_->header(rank).presence == Presence::here)
-      return end_epoch(Code::peer_lost, peers_->name(rank) + " died");
+      apply(epoch_event::PeerDied{peers_->name(rank)});
+  if (epoch_.over()) return;
   std::vector<int> leavers;
   for (int rank : peers_->ranks_on_this_host()) {
     Header& header = peers_->header(rank);
     if (rank == peers_->rank()) continue;
-    if (header.presence == Presence::failed) {
-      Failure failure(Code(header.cause_code), cause_of(header));
-      cause_sent_ = true;  // that rank has
-      if (failure.first != Code::shut_down) return end_epoch(failure.first, failure.second);
-      if (!ending_) ending_ = failure, ending_ns_ = moved_ns_ = now_ns();
-    }
-    if (header.presence == Presence::left && !std::exchange(left_[rank], 1)) leavers.push_back(rank);
+    if (header.presence == Presence::failed)
+      apply(epoch_event::EndedElsewhere{{Code(header.cause_code), cause_of(header)}});
+    if (header.presence == Presence::left && !epoch_.left.contains(rank)) leavers.push_back(rank);
   }
+  if (epoch_.over()) return;
   auto earlier = [&](int a, int b) { return peers_->header(a).left_ns < peers_->header(b).left_ns; };
   std::sort(leavers.begin(), leavers.end(), earlier);
   for (int rank : leavers) {
     const std::string why = cause_of(peers_->header(rank));
-    if (first_left_.empty()) first_left_ = why;
+    apply(epoch_event::PeerLeft{rank, why});
     for (auto& [id, group_engine] : group_engines_) group_engine->rank_left(rank, why);
   }
 }
 
 void Engine::remote_rank_left(int rank, const std::string& why) {
-  if (first_left_.empty()) first_left_ = why;
-  left_[size_t(rank)] = 1;
+  apply(epoch_event::PeerLeft{rank, why});
   peers_->mark_left(rank);
 }
 
-// A rank that left or was interrupted had sent its part of all that it finished, and the other ranks are there: what
-// it took part in can still be finished here.
-void Engine::end_when_quiet(bool moved) {
-  uint64_t now = now_ns();
-  if (moved) moved_ns_ = now;
-  if (outstanding_ == 0 || now - moved_ns_ > kQuietNs || now - ending_ns_ > kLongestEndNs)
-    end_epoch(ending_->first, ending_->second);
+void Engine::end_epoch(Code code, const std::string& text) { apply(epoch_event::OwnFailure{{code, text}}); }
+
+// Ends what there is to end. EpochAction::leave is left to the caller.
+EpochAction Engine::apply(const EpochEvent& event) {
+  EpochTransition next = transition(std::move(epoch_), event, now_ns());
+  epoch_ = std::move(next.state);
+  if (next.action == EpochAction::end || next.action == EpochAction::end_and_tell)
+    carry_out_end(next.action == EpochAction::end_and_tell);
+  return next.action;
 }
 
-void Engine::end_epoch(Code code, const std::string& why) {
-  if (over_.exchange(true)) return;
-  // What the system refused, it refused to one rank; all hear to which.
-  const bool own_refusal = code == Code::internal && !why.starts_with("rank ");
-  const std::string text = own_refusal ? peers_->name(peers_->rank()) + ": " + why : why;
+void Engine::carry_out_end(bool tell) {
+  const auto [code, text] = epoch_.cause;
   {
     std::lock_guard lock(mutex_);
-    failure_ = Failure{code, text};
+    failure_ = epoch_.cause;
   }
   Header& own = peers_->own();
   set_cause(own, code, text);
@@ -173,7 +159,7 @@ void Engine::end_epoch(Code code, const std::string& why) {
   peers_->arena()->abandon();
   outputs_->close();
   peers_->end_links(Error(code, text));
-  if (HeartbeatSocket* heartbeats = peers_->heartbeats()) heartbeats->announce_end(code, text, now_ns(), cause_sent_);
+  if (HeartbeatSocket* heartbeats = peers_->heartbeats()) heartbeats->announce_end(code, text, now_ns(), !tell);
   for (auto& [id, group_engine] : group_engines_) group_engine->fail_all(code, text);
   if (RequestPtr join = join_) finish(join, code, join->title() + ": " + text);  // no group engine may have it any more
   ring_local_ranks();
@@ -189,28 +175,19 @@ void Engine::abort(const std::string& cause) {
     if (stopping_) return;  // shutdown keeps the progress lock
     sched_yield();
   }
-  end_epoch(Code::shut_down, cause);
+  apply(epoch_event::Interrupted{cause});
   progress_lock_.store(false);
 }
 
 // What this rank has agreed to with others must reach them.
 void Engine::flush() {
-  for (uint64_t deadline = now_ns() + kFlushNs; now_ns() < deadline && !over_;) {
+  for (uint64_t deadline = now_ns() + kFlushNs; now_ns() < deadline && !epoch_.over();) {
     bool waiting = false;
     for (auto& [id, group_engine] : group_engines_) waiting |= group_engine->flush();
     peers_->flush_and_wake();
     if (!waiting) break;
     sched_yield();
   }
-}
-
-// What the others hear of this rank's leaving. Where it has failed here because another had left, that comes with it:
-// whoever hears of both should learn of the first.
-std::string Engine::leave_message(const std::string& reason) const {
-  const std::string& name = peers_->name(world_.rank);
-  if (!hit_) return name + kHasLeft + " (" + std::string(cut(reason, kReasonBytes)) + ")";
-  const size_t after = first_left_.find(kAfter);
-  return name + kAfter + (after == first_left_.npos ? first_left_ : first_left_.substr(after + kAfter.size()));
 }
 
 // To other hosts; the ranks of this one see it.
@@ -237,7 +214,7 @@ void Engine::leave_network(bool failed) {
 
 std::string Engine::failure() const {
   std::lock_guard lock(mutex_);
-  return failure_ ? failure_->second : "";
+  return failure_ ? failure_->text : "";
 }
 
 void Engine::shutdown(const std::string& reason) {
@@ -254,25 +231,21 @@ void Engine::shutdown(const std::string& reason) {
     flush();
   });
   bool unfinished = outstanding_ > 0;
-  const std::string text = leave_message(reason);
-  if (!unfinished && !over_) end_epoch_on_error([&] { send_leave_message(text); });
+  const std::string text = leave_message(epoch_, reason);
+  if (!unfinished && !epoch_.over()) end_epoch_on_error([&] { send_leave_message(text); });
   if (unfinished) peers_->arena()->abandon(), outputs_->close();
   for (auto& [id, group_engine] : group_engines_)
     group_engine->fail_all(Code::shut_down, "lightcc has been shut down on this rank");
   end_epoch_on_error([&] { peers_->flush_and_wake(); });
-  // Others wait for what this rank will not send any more, or for each other because of it: this ends the epoch. A rank
-  // that leaves with nothing in flight has sent all that anyone needs of it.
-  if (unfinished)
-    end_epoch(Code::shut_down, text + ", with work in flight");
+  const bool leaves = apply(epoch_event::ShutDown{text, unfinished}) == EpochAction::leave;
   peers_->own().left_ns = now_ns();
-  const bool failed = over_.exchange(true);
-  if (!failed) {
+  if (leaves) {
     set_cause(peers_->own(), Code::ok, text);
     peers_->own().presence = Presence::left;
   }
   ring_local_ranks();
   outputs_->close();
-  leave_network(failed);
+  leave_network(!leaves);
   const auto left = [&](int rank) { return peers_->header(rank).presence != Presence::here; };
   auto& here = peers_->ranks_on_this_host();
   if (HeartbeatSocket* heartbeats = peers_->heartbeats(); heartbeats && std::all_of(here.begin(), here.end(), left))

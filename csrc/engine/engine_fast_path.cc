@@ -42,7 +42,7 @@ RequestPtr request_of(const Call& call, uint64_t number) {
 
 GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
   auto it = group_engines_.find(call.group);
-  if (it == group_engines_.end() || outstanding_ > 0 || over_ || stopping_) return nullptr;
+  if (it == group_engines_.end() || outstanding_ > 0 || epoch_.over() || stopping_) return nullptr;
   GroupEngine& group_engine = *it->second;
   Collective c{};
   c.kind = Kind::allreduce, c.index = group_engine.group().index(), c.size = group_engine.group().size();
@@ -80,8 +80,8 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
       std::lock_guard lock(mutex_);
       names_.claim(flight_name(**begun), false, (*begun)->submitted_ns);
     }
-    if (over_)
-      finish(*begun, failure_->first, (*begun)->title() + ": " + failure_->second);
+    if (epoch_.over())
+      finish(*begun, epoch_.cause.code, (*begun)->title() + ": " + epoch_.cause.text);
     else
       state == FastPath::State::refused ? group_engine->submit(*begun) : group_engine->adopt(*begun);
     peers_->flush_and_wake();

@@ -16,10 +16,9 @@ bool Engine::join_goes_on(const RequestPtr& request, Code code, const std::strin
   if (request->finished.load(std::memory_order_relaxed)) return true;  // it failed as a whole before
   const bool done_here = code == Code::ok || code == Code::invalid_argument;  // that is, its process set was removed
   if (request == join_ && done_here && --join_parts_ > 0) return true;
-  if (request == join_ && !done_here && !over_ && !stopping_) {
-    // A rank has left, so the world will never have joined, while sets without it take this rank as joined: nobody
-    // can go on. join() fails with the epoch, once what can still finish has finished.
-    if (!ending_) ending_ = Failure(code, text.substr(request->title().size() + 2)), ending_ns_ = moved_ns_ = now_ns();
+  if (request == join_ && !done_here && !epoch_.over() && !stopping_) {
+    // It fails with the epoch, once what can still finish has finished.
+    apply(epoch_event::JoinFailed{{code, text.substr(request->title().size() + 2)}});
     return true;
   }
   join_.reset();
