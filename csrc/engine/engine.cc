@@ -44,8 +44,7 @@ Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::un
   std::vector<int> all(peers_->size());
   for (int i = 0; i < peers_->size(); ++i) all[i] = i;
   groups_[0] = std::make_shared<Group>(0, all, peers_->rank(), peers_->topology());
-  group_engines_[0] =
-      std::make_unique<GroupEngine>(*peers_, groups_[0], config_, outputs_, counters_, tracing_, *this);
+  group_engines_[0] = make_group_engine(groups_[0]);
   selector_text_ = group_engines_[0]->selector().text();
   if (peers_->size() > 1) watch_ = watch();
   thread_ = std::thread([this] { run(); });
@@ -62,6 +61,7 @@ void Engine::name_automatically(Request& request) {
 
 // The other members have used this number without us: ours start behind it, so that the next ones agree again.
 void Engine::skip_name(int group, const std::string& key) {
+  progress_lock_.assert_held();
   size_t dot = key.find('.');
   std::string name = key.substr(dot + 1);
   if (!is_automatic(key)) return;
@@ -128,6 +128,7 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
 }
 
 void Engine::finish(const RequestPtr& request, Code code, const std::string& text) {
+  progress_lock_.assert_held();
   if (request->what.kind == Kind::join && join_goes_on(request, code, text)) return;
   {
     std::lock_guard lock(mutex_);
@@ -192,14 +193,15 @@ bool Engine::poll(Request& request) {
 bool Engine::drive(Sleeper who) {
   bool moved = false;
   do {
-    if (progress_lock_.exchange(true, std::memory_order_seq_cst)) return moved;
+    if (!progress_lock_.try_lock()) return moved;
     moved |= step(who);
-    progress_lock_.store(false, std::memory_order_seq_cst);
+    progress_lock_.unlock();
   } while (inbox_full_.load(std::memory_order_seq_cst));  // submitted while we held the progress lock
   return moved;
 }
 
 bool Engine::step(Sleeper who) {
+  progress_lock_.assert_held();
   bool moved = false;
   end_epoch_on_error([&] {
     if (peers_->own().alarm.load(std::memory_order_relaxed)) look_at_peers();
@@ -212,6 +214,7 @@ bool Engine::step(Sleeper who) {
 }
 
 void Engine::step_groups(bool& moved) {
+  progress_lock_.assert_held();
   bool holds = false;
   for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
     moved |= it->second->step();
@@ -233,6 +236,7 @@ void Engine::step_groups(bool& moved) {
 }
 
 bool Engine::take_inbox() {
+  progress_lock_.assert_held();
   if (!inbox_full_.load(std::memory_order_relaxed)) return false;
   std::vector<RequestPtr> requests;
   std::vector<Refusal> refusals;
@@ -267,9 +271,9 @@ void Engine::sleep(Sleeper who, uint64_t timeout_ns, const std::atomic<bool>& fi
   peers_->sleep(who, own_driver(), timeout_ns, [&] {
     if (finished || (who == Sleeper::engine_thread && waiters_ > 0)) return true;
     // Only a step that ran after we said that we sleep proves that there is nothing to do.
-    if (progress_lock_.exchange(true, std::memory_order_seq_cst)) return true;
+    if (!progress_lock_.try_lock()) return true;
     bool moved = step(who);
-    progress_lock_.store(false, std::memory_order_seq_cst);
+    progress_lock_.unlock();
     return moved || inbox_full_.load(std::memory_order_seq_cst);
   });
 }
@@ -325,6 +329,11 @@ void Engine::wake_engine_thread() {
 
 // ---- groups
 
+std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
+  return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, counters_, tracing_,
+                                       progress_lock_, *this);
+}
+
 std::shared_ptr<const Group> Engine::group(int id) const {
   std::lock_guard lock(mutex_);
   auto it = groups_.find(id);
@@ -340,6 +349,7 @@ std::vector<int> Engine::group_ids() const {
 
 // The members, or the id of the group to remove, came as the request's shape: so that ranks agree on them.
 void Engine::change_groups(Request& request) {
+  progress_lock_.assert_held();
   const Shape& numbers = request.what.tensors[0].shape;
   if (request.what.kind == Kind::remove_group) {
     int group = int(numbers[0]);
@@ -365,7 +375,7 @@ void Engine::change_groups(Request& request) {
   request.new_group = group->id();
   if (!group->contains(peers_->rank())) return;
   auto& group_engine = group_engines_[group->id()];
-  group_engine = std::make_unique<GroupEngine>(*peers_, group, config_, outputs_, counters_, tracing_, *this);
+  group_engine = make_group_engine(group);
   if (join_) ++join_parts_, group_engine->submit(join_);
 }
 

@@ -17,6 +17,7 @@
 #include "engine/epoch_state.h"
 #include "engine/group_engine.h"
 #include "engine/names.h"
+#include "engine/progress_lock.h"
 #include "net/bootstrap/world.h"
 #include "net/health/process_watch.h"
 
@@ -69,7 +70,7 @@ class Engine : public GroupEngineOwner {
   void shutdown(const std::string& reason = "it shut down");
   // Around fork(): what a child closes must be whole. False: somebody was busy for too long, it closes less.
   bool pause();
-  void resume() { progress_lock_.store(false); }
+  void resume() { progress_lock_.unlock(); }   // by the thread that paused it
   void close_in_child(bool paused);            // only this may be called there
 
  private:
@@ -79,16 +80,17 @@ class Engine : public GroupEngineOwner {
   void change_groups(Request&) override;
   void end_epoch(Code, const std::string& text) override;  // by a failure of this rank
   void remote_rank_left(int rank, const std::string& why) override;
-  void receive_blocked(const BlockedReport& report) override { deadlock_detector_.receive(report); }
-  void receive_reply(const DeadlockReply& reply) override { deadlock_detector_.receive(reply); }
-  void receive_probe(const DeadlockProbe& probe) override { blocked_state_.add(probe); }
+  void receive_blocked(const BlockedReport&) override;
+  void receive_reply(const DeadlockReply&) override;
+  void receive_probe(const DeadlockProbe&) override;
   std::string blocked_on(int rank) override;
 
+  std::unique_ptr<GroupEngine> make_group_engine(std::shared_ptr<const Group>);
   void join(const RequestPtr&);
   bool join_goes_on(const RequestPtr&, Code, const std::string& text);
   void report_refusal(const Request&, const std::string& why);
   void name_automatically(Request&);           // "noname.7": numbered by group and kind; under the mutex
-  // Both under the progress lock. nullptr: the call cannot take it.
+  // nullptr: the call cannot take it.
   GroupEngine* begin_fast_path(const Call&, uint64_t* number);
   FastPath::State step_fast_path(FastPath&);
   using Sleeper = Peers::Sleeper;
@@ -105,7 +107,7 @@ class Engine : public GroupEngineOwner {
   void look_at_peers();
   void look_at_news();
   void ring_local_ranks();                     // the ranks of this host
-  EpochAction apply(const EpochEvent&);        // under the progress lock
+  EpochAction apply(const EpochEvent&);
   void carry_out_end(bool tell);               // tell: the other hosts do not know it yet
   void flush();
   void send_leave_message(const std::string& text);
@@ -135,8 +137,8 @@ class Engine : public GroupEngineOwner {
   Tracing tracing_{*timeline_};
   SpinHabit spin_habit_;
 
-  // Under the progress lock.
-  std::atomic<bool> progress_lock_{false};
+  // Under the progress lock, as its users assert.
+  ProgressLock progress_lock_;
   std::map<int, std::unique_ptr<GroupEngine>> group_engines_;
   std::deque<int> free_groups_;
   uint64_t inspected_ns_ = 0;

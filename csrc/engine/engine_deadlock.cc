@@ -18,22 +18,39 @@ std::string process_set_text(int id, const std::shared_ptr<const Group>& group) 
 // A rank that belongs to one process set only can be in no such deadlock.
 void Engine::report_if_blocked(const Request& request) {
   if (blocked_state_.blocked() || request.what.kind == Kind::join) return;
-  if (progress_lock_.exchange(true, std::memory_order_seq_cst)) return;
+  if (!progress_lock_.try_lock()) return;
   auto group_engine = group_engines_.find(request.group);
   if (group_engines_.size() > 1 && group_engine != group_engines_.end() &&
       group_engine->second->announced(request.what.kind, request.automatic, request.key))
     blocked_state_.block(request);
-  progress_lock_.store(false, std::memory_order_seq_cst);
+  progress_lock_.unlock();
+}
+
+void Engine::receive_blocked(const BlockedReport& report) {
+  progress_lock_.assert_held();
+  deadlock_detector_.receive(report);
+}
+
+void Engine::receive_reply(const DeadlockReply& reply) {
+  progress_lock_.assert_held();
+  deadlock_detector_.receive(reply);
+}
+
+void Engine::receive_probe(const DeadlockProbe& probe) {
+  progress_lock_.assert_held();
+  blocked_state_.add(probe);
 }
 
 // Who is blocked reports it only to the world's coordinator.
 std::string Engine::blocked_on(int rank) {
+  progress_lock_.assert_held();
   const BlockedReport* report = deadlock_detector_.blocked(rank);
   if (!report) return "";
   return title_of(report->kind, report->key) + " in " + process_set_text(report->group, group(report->group));
 }
 
 bool Engine::detect_deadlocks() {
+  progress_lock_.assert_held();
   GroupEngine& world = *group_engines_.at(0);
   bool moved = false;
   if (auto report = blocked_state_.take_report(); report && !world.control_plane().cut_off())
@@ -45,6 +62,7 @@ bool Engine::detect_deadlocks() {
 }
 
 void Engine::answer(const DeadlockProbe& probe) {
+  progress_lock_.assert_held();
   if (probe.confirmed) {
     auto& confirmed = blocked_state_.confirmation();
     if (confirmed && confirmed->probe.other == probe.other && confirmed->probe.group == probe.group) declare_absent();
@@ -64,6 +82,7 @@ void Engine::answer(const DeadlockProbe& probe) {
 // Both have confirmed it: this rank tells the other's process set that it will not come, and the other does likewise.
 // Each does so before anything that it does afterwards, so nobody takes its next request for this one.
 void Engine::declare_absent() {
+  progress_lock_.assert_held();
   const BlockedState::Confirmation confirmed = *std::exchange(blocked_state_.confirmation(), std::nullopt);
   auto other = group_engines_.find(confirmed.probe.group);
   if (other == group_engines_.end() ||
@@ -81,6 +100,7 @@ void Engine::declare_absent() {
 
 // The request that it is about may fail before this rank is told why.
 void Engine::finish_deadlock(const Request& request, Code code, const std::string& text) {
+  progress_lock_.assert_held();
   auto& confirmed = blocked_state_.confirmation();
   if (!confirmed || !confirmed->is_of(request)) return;
   if (code == Code::mismatch && text.find(kProcessSetsDiffer) != std::string::npos) return declare_absent();

@@ -27,7 +27,7 @@ void set_cause(Header& header, Code code, const std::string& text) {
 }  // namespace
 
 bool Engine::pause() {
-  for (uint64_t deadline = now_ns() + kPauseNs; progress_lock_.exchange(true); sched_yield())
+  for (uint64_t deadline = now_ns() + kPauseNs; !progress_lock_.try_lock(); sched_yield())
     if (stopping_ || now_ns() > deadline) return false;
   return true;
 }
@@ -83,6 +83,7 @@ void Engine::host_unheard(int host) {
 
 // What the watching thread has learnt of other hosts.
 void Engine::look_at_news() {
+  progress_lock_.assert_held();
   std::optional<EpochCause> heard;
   std::vector<int> lost, unheard;
   {
@@ -99,9 +100,9 @@ void Engine::look_at_news() {
   if (heard) apply(epoch_event::EndedElsewhere{*heard});
 }
 
-// Under the progress lock: someone left, failed or died. A death is looked for first, since it may be why another rank
-// has failed.
+// Someone left, failed or died. A death is looked for first, since it may be why another rank has failed.
 void Engine::look_at_peers() {
+  progress_lock_.assert_held();
   peers_->own().alarm.exchange(0);  // and sees what was written before it
   peers_->own().awake_ns.store(now_ns(), std::memory_order_relaxed);
   if (epoch_.over()) return;
@@ -131,6 +132,7 @@ void Engine::look_at_peers() {
 }
 
 void Engine::remote_rank_left(int rank, const std::string& why) {
+  progress_lock_.assert_held();
   apply(epoch_event::PeerLeft{rank, why});
   peers_->mark_left(rank);
 }
@@ -139,6 +141,7 @@ void Engine::end_epoch(Code code, const std::string& text) { apply(epoch_event::
 
 // Ends what there is to end. EpochAction::leave is left to the caller.
 EpochAction Engine::apply(const EpochEvent& event) {
+  progress_lock_.assert_held();
   EpochTransition next = transition(std::move(epoch_), event, now_ns());
   epoch_ = std::move(next.state);
   if (next.action == EpochAction::end || next.action == EpochAction::end_and_tell)
@@ -147,6 +150,7 @@ EpochAction Engine::apply(const EpochEvent& event) {
 }
 
 void Engine::carry_out_end(bool tell) {
+  progress_lock_.assert_held();
   const auto [code, text] = epoch_.cause;
   {
     std::lock_guard lock(mutex_);
@@ -171,16 +175,17 @@ void Engine::ring_local_ranks() {
 }
 
 void Engine::abort(const std::string& cause) {
-  while (progress_lock_.exchange(true)) {
+  while (!progress_lock_.try_lock()) {
     if (stopping_) return;  // shutdown keeps the progress lock
     sched_yield();
   }
   apply(epoch_event::Interrupted{cause});
-  progress_lock_.store(false);
+  progress_lock_.unlock();
 }
 
 // What this rank has agreed to with others must reach them.
 void Engine::flush() {
+  progress_lock_.assert_held();
   for (uint64_t deadline = now_ns() + kFlushNs; now_ns() < deadline && !epoch_.over();) {
     bool waiting = false;
     for (auto& [id, group_engine] : group_engines_) waiting |= group_engine->flush();
@@ -192,6 +197,7 @@ void Engine::flush() {
 
 // To other hosts; the ranks of this one see it.
 void Engine::send_leave_message(const std::string& text) {
+  progress_lock_.assert_held();
   if (peers_->all_local()) return;
   for (auto& [id, group_engine] : group_engines_) group_engine->control_plane().leave(text);
   flush();
@@ -200,6 +206,7 @@ void Engine::send_leave_message(const std::string& text) {
 // After an end in peace all that was sent has to arrive. After another one everybody has been told by a datagram; where
 // none gets through, they hear the cause when they connect again.
 void Engine::leave_network(bool failed) {
+  progress_lock_.assert_held();
   const bool alone = peers_->heartbeats() && !peers_->heartbeats()->all_heard();
   const uint64_t deadline = now_ns() + kFlushNs;
   try {
@@ -225,7 +232,7 @@ void Engine::shutdown(const std::string& reason) {
   wake_engine_thread();
   peers_->wake_own_driver();
   thread_.join();
-  while (progress_lock_.exchange(true)) sched_yield();  // and never given back
+  while (!progress_lock_.try_lock()) sched_yield();  // and never given back
   end_epoch_on_error([&] {
     take_inbox();
     flush();

@@ -41,6 +41,7 @@ RequestPtr request_of(const Call& call, uint64_t number) {
 }  // namespace
 
 GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
+  progress_lock_.assert_held();
   auto it = group_engines_.find(call.group);
   if (it == group_engines_.end() || outstanding_ > 0 || epoch_.over() || stopping_) return nullptr;
   GroupEngine& group_engine = *it->second;
@@ -66,7 +67,7 @@ GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
 bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
   if (outstanding_.load(std::memory_order_relaxed) > 0) return false;
   if (timeline_->running()) return false;  // it shows negotiation
-  if (progress_lock_.exchange(true, std::memory_order_seq_cst)) return false;
+  if (!progress_lock_.try_lock()) return false;
   visits_.fetch_add(1, std::memory_order_relaxed);
   uint64_t number;
   GroupEngine* group_engine = begin_fast_path(call, &number);
@@ -86,13 +87,14 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
       state == FastPath::State::refused ? group_engine->submit(*begun) : group_engine->adopt(*begun);
     peers_->flush_and_wake();
   }
-  progress_lock_.store(false, std::memory_order_seq_cst);
+  progress_lock_.unlock();
   if (inbox_full_.load(std::memory_order_seq_cst)) drive();
   return state == FastPath::State::done;
 }
 
 // As long as patience lasts and nothing else is urgent.
 FastPath::State Engine::step_fast_path(FastPath& fast_path) {
+  progress_lock_.assert_held();
   Patience patience(spin_habit_);
   auto state = FastPath::State::waiting;
   try {

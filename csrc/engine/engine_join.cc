@@ -6,6 +6,7 @@
 namespace lightcc {
 
 void Engine::join(const RequestPtr& request) {
+  progress_lock_.assert_held();
   join_ = request;
   join_parts_ = int(group_engines_.size());
   for (auto& [id, group_engine] : group_engines_) group_engine->submit(request);
@@ -13,6 +14,7 @@ void Engine::join(const RequestPtr& request) {
 
 // A group engine is done with it, in success or failure: does join() go on nevertheless?
 bool Engine::join_goes_on(const RequestPtr& request, Code code, const std::string& text) {
+  progress_lock_.assert_held();
   if (request->finished.load(std::memory_order_relaxed)) return true;  // it failed as a whole before
   const bool done_here = code == Code::ok || code == Code::invalid_argument;  // that is, its process set was removed
   if (request == join_ && done_here && --join_parts_ > 0) return true;

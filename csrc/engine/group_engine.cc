@@ -19,13 +19,14 @@ std::vector<int32_t> to_int32(const std::vector<int>& members) { return {members
 
 GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const Config& config,
                          std::shared_ptr<OutputPool> outputs, Counters& counters, Tracing& tracing,
-                         GroupEngineOwner& owner)
+                         const ProgressLock& progress_lock, GroupEngineOwner& owner)
     : peers_(peers),
       group_(std::move(group)),
       config_(config),
       outputs_(std::move(outputs)),
       counters_(counters),
       tracing_(tracing),
+      progress_lock_(progress_lock),
       owner_(owner),
       buffer_(peers.arena()),
       joined_rank_(peers.arena()),
@@ -54,6 +55,7 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
 }
 
 void GroupEngine::submit(const RequestPtr& request) {
+  progress_lock_.assert_held();
   if (!first_left_.empty()) return owner_.finish(request, Code::shut_down, request->title() + ": " + first_left_);
   tracing_.submitted(*request);
   pending_.emplace(request->key, request);
@@ -171,6 +173,7 @@ bool GroupEngine::coordinate() {
 }
 
 bool GroupEngine::can_take_fast_path(const Collective& c) {
+  progress_lock_.assert_held();
   return fast_path_ && idle() && first_left_.empty() && selector_.choose(c).backend == shared_ &&
          fast_path_->ready();
 }
@@ -218,6 +221,7 @@ void GroupEngine::all_joined(const BatchItem& item) {
 }
 
 bool GroupEngine::step() {
+  progress_lock_.assert_held();
   bool moved = step_fast_path();
   moved |= control_plane_->step();
   for (auto& [member, key] : std::exchange(queries_, {}))
@@ -236,6 +240,7 @@ bool GroupEngine::step() {
 }
 
 void GroupEngine::rank_left(int rank, const std::string& why) {
+  progress_lock_.assert_held();
   if (const int member = group_->index_of(rank); member >= 0) member_left(member, why, ControlPlane::kSeen);
 }
 
@@ -254,6 +259,7 @@ void GroupEngine::member_left(int member, const std::string& why, int from) {
 }
 
 void GroupEngine::fail_all(Code code, const std::string& text) {
+  progress_lock_.assert_held();
   execution_.reset();
   if (fast_path_) fast_path_->drop();
   if (RequestPtr request = std::move(fast_path_request_)) owner_.finish(request, code, request->title() + ": " + text);
@@ -266,6 +272,7 @@ void GroupEngine::fail_all(Code code, const std::string& text) {
 }
 
 bool GroupEngine::announced(Kind kind, bool automatic, const std::string& key) const {
+  progress_lock_.assert_held();
   if (fast_path_request_ && fast_path_request_->what.kind == kind && fast_path_request_->automatic == automatic)
     return automatic || fast_path_request_->key == key;
   if (!automatic) return pending_.count(key) > 0;
@@ -273,15 +280,20 @@ bool GroupEngine::announced(Kind kind, bool automatic, const std::string& key) c
                      [&](auto& one) { return one.second->automatic && one.second->what.kind == kind; });
 }
 
-bool GroupEngine::flush() { return control_plane_->flush(); }
+bool GroupEngine::flush() {
+  progress_lock_.assert_held();
+  return control_plane_->flush();
+}
 
 void GroupEngine::remind() {
+  progress_lock_.assert_held();
   if (!pending_.empty()) control_plane_->remind();
   if (!fast_path_request_) return;
   for (int member : fast_path_->missing()) peers_.wake_urgently(group_->rank(member));
 }
 
 void GroupEngine::inspect(uint64_t now) {
+  progress_lock_.assert_held();
   if (fast_path_request_) inspect_request(*RequestPtr(fast_path_request_), true, now);
   for (auto& [key, request] : std::unordered_map(pending_)) inspect_request(*request, false, now);
   if (!batches_.empty())

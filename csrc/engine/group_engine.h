@@ -1,5 +1,5 @@
 // One group at work: negotiates its requests and runs the batches in the agreed order. Only whoever holds the
-// engine's progress lock calls it.
+// engine's progress lock calls it, once it is made.
 #pragma once
 #include <deque>
 #include <unordered_map>
@@ -12,6 +12,7 @@
 #include "engine/control/response_cache.h"
 #include "engine/fast_path.h"
 #include "engine/joined_rank.h"
+#include "engine/progress_lock.h"
 #include "net/group.h"
 #include "net/peers.h"
 
@@ -34,14 +35,17 @@ struct GroupEngineOwner {
 class GroupEngine : public ControlPlaneOwner {
  public:
   GroupEngine(Peers&, std::shared_ptr<const Group>, const Config&, std::shared_ptr<OutputPool>, Counters&, Tracing&,
-              GroupEngineOwner&);
+              const ProgressLock&, GroupEngineOwner&);
 
   const Group& group() const { return *group_; }
   const Selector& selector() const { return selector_; }
   void submit(const RequestPtr&);
   FastPath& fast_path() { return *fast_path_; }
   bool can_take_fast_path(const Collective&);           // nothing is in flight in this group
-  void adopt(const RequestPtr& request) { fast_path_request_ = request; }  // whose call is already on the fast path
+  void adopt(const RequestPtr& request) {               // whose call is already on the fast path
+    progress_lock_.assert_held();
+    fast_path_request_ = request;
+  }
   bool step();                                          // a bounded piece of work; true if anything moved
   void rank_left(int rank, const std::string& why);     // a rank that left in peace
   void fail_all(Code, const std::string& text);         // everything in flight
@@ -49,9 +53,11 @@ class GroupEngine : public ControlPlaneOwner {
   bool announced(Kind, bool automatic, const std::string& key) const;
   // This rank will not announce it, but others have.
   void declare_absent(const std::string& key, const std::string& text) {
+    progress_lock_.assert_held();
     control_plane_->send_up(MembersAbsent{key, text, {group_->index()}});
   }
   void refused(const std::string& key, const std::string& why) {  // by this rank, when it was submitted
+    progress_lock_.assert_held();
     control_plane_->send_up(Refused{key, why, group_->index()});
   }
   bool idle() const { return pending_.empty() && batches_.empty() && !fast_path_request_; }
@@ -89,6 +95,7 @@ class GroupEngine : public ControlPlaneOwner {
   const std::shared_ptr<OutputPool> outputs_;
   Counters& counters_;
   Tracing& tracing_;
+  const ProgressLock& progress_lock_;
   GroupEngineOwner& owner_;
 
   std::unique_ptr<ControlPlane> control_plane_;
