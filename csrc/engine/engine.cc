@@ -39,12 +39,12 @@ Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::un
         const auto found = this->group(group);
         return found && found->contains(rank);
       }),
-      ended_(peers_->size()) {
+      inbox_(peers_->rank()),
+      health_events_(peers_->size()) {
   epoch_.rank_name = peers_->name(peers_->rank());
   std::vector<int> all(peers_->size());
   for (int i = 0; i < peers_->size(); ++i) all[i] = i;
-  groups_[0] = std::make_shared<Group>(0, all, peers_->rank(), peers_->topology());
-  group_engines_[0] = make_group_engine(groups_[0]);
+  group_engines_[0] = make_group_engine(groups_.add(all, peers_->rank(), peers_->topology()));
   selector_text_ = group_engines_[0]->selector().text();
   if (peers_->size() > 1) watch_ = watch();
   thread_ = std::thread([this] { run(); });
@@ -54,35 +54,15 @@ Engine::~Engine() { shutdown(); }
 
 // ---- requests
 
-void Engine::name_automatically(Request& request) {
-  uint64_t number = automatic_[{request.group, request.what.kind}]++;
-  request.key = key_of(request.what.kind, automatic_name(number));
-}
-
-// The other members have used this number without us: ours start behind it, so that the next ones agree again.
 void Engine::skip_name(int group, const std::string& key) {
   progress_lock_.assert_held();
-  size_t dot = key.find('.');
-  std::string name = key.substr(dot + 1);
-  if (!is_automatic(key)) return;
-  std::lock_guard lock(mutex_);
-  for (int kind = 0; kind < kKinds; ++kind)
-    if (key.compare(0, dot, name_of(Kind(kind))) == 0) {
-      uint64_t& next = automatic_[{group, Kind(kind)}];
-      next = std::max(next, automatic_number(name) + 1);
-    }
+  inbox_.skip_name(group, key);
 }
 
 // Other ranks may take the same request and wait for this one: their warnings will say why.
 void Engine::report_refusal(const Request& request, const std::string& why) {
   if (request.key.empty()) return;  // of no name that others could wait for
-  {
-    std::lock_guard lock(mutex_);
-    if (failure_ || stopping_) return;
-    refusals_.push_back({inbox_.size(), request.group, request.key, why});
-  }
-  inbox_full_.store(true, std::memory_order_seq_cst);
-  drive();
+  if (inbox_.add_refusal(request, why)) drive();
 }
 
 void Engine::submit(const RequestPtr& request, bool will_wait) {
@@ -94,29 +74,14 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
   }
   request->submitted_ns = request->warned_ns = now_ns();
   const bool has_handle = !request->automatic && !will_wait && !request->callbacks.done;
-  bool taken = false;
-  {
-    std::lock_guard lock(mutex_);
-    if (failure_) throw Error(failure_->code, request->title() + ": " + failure_->text);
-    if (stopping_) throw Error(Code::shut_down, request->title() + ": lightcc has been shut down");
-    if (joining_)
-      throw Error(Code::invalid_argument, request->title() + ": rank " + std::to_string(world_.rank) + " has called " +
-                                              "join() and takes part in nothing new until it returns");
-    if (request->automatic) name_automatically(*request);  // only now: a refused request must not use up a number
-    taken = !names_.claim(flight_name(*request), has_handle, request->submitted_ns);
-    if (!taken) {
-      joining_ = request->what.kind == Kind::join;
-      inbox_.push_back(request);
-      counters_.raise(Counters::most_in_flight, uint64_t(outstanding_.fetch_add(1)) + 1);
-    }
-  }
-  if (taken) {
+  const int in_flight = inbox_.add(request, has_handle);
+  if (in_flight == 0) {
     const std::string why = "one of this name is still in flight on rank " + std::to_string(world_.rank) +
                             "; synchronize it first, or use another name";
     report_refusal(*request, why);
     throw Error(Code::invalid_argument, request->title() + ": " + why);
   }
-  inbox_full_.store(true, std::memory_order_seq_cst);
+  counters_.raise(Counters::most_in_flight, uint64_t(in_flight));
   visits_.fetch_add(1, std::memory_order_relaxed);
   // In a burst of small requests each step takes along what has gathered since the last; whoever waits drives at once.
   const uint64_t since_step_ns = request->submitted_ns - driven_ns_.load(std::memory_order_relaxed);
@@ -130,10 +95,7 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
 void Engine::finish(const RequestPtr& request, Code code, const std::string& text) {
   progress_lock_.assert_held();
   if (request->what.kind == Kind::join && join_goes_on(request, code, text)) return;
-  {
-    std::lock_guard lock(mutex_);
-    request->name_held = names_.finished(flight_name(*request), now_ns());
-  }
+  request->name_held = inbox_.release_name(*request);
   if (code == Code::shut_down) apply(epoch_event::RequestShutDown{});
   finish_deadlock(*request, code, text);
   blocked_state_.unblock();
@@ -147,7 +109,7 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
       callbacks.received(callbacks.context, int(i), rows.data(), int(rows.size()));
     }
   request->finished.store(true, std::memory_order_seq_cst);
-  outstanding_.fetch_sub(1);
+  inbox_.finished();
   if (callbacks.done) callbacks.done(callbacks.context, int(code), text.c_str());
   peers_->wake_own_driver();  // other threads of this rank may wait for it
 }
@@ -172,14 +134,13 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   counters_.add(Counters::wait_ns, now_ns() - begin);
   const int others = waiters_.fetch_sub(1) - 1;
   if (others > 0) peers_->wake_own_driver();  // one of them watches the network from now on
-  else if (outstanding_.load() > 0 || peers_->network_busy() || nobody_watches_network()) wake_engine_thread();
+  else if (inbox_.in_flight() > 0 || peers_->network_busy() || nobody_watches_network()) wake_engine_thread();
   return request.finished.load(std::memory_order_acquire);
 }
 
 void Engine::give_back(Request& request) {
   if (request.finished.load(std::memory_order_acquire) && !request.name_held.exchange(false)) return;
-  std::lock_guard lock(mutex_);
-  names_.give_back(flight_name(request), request.submitted_ns);
+  inbox_.give_back(request);
 }
 
 bool Engine::poll(Request& request) {
@@ -196,7 +157,7 @@ bool Engine::drive(Sleeper who) {
     if (!progress_lock_.try_lock()) return moved;
     moved |= step(who);
     progress_lock_.unlock();
-  } while (inbox_full_.load(std::memory_order_seq_cst));  // submitted while we held the progress lock
+  } while (inbox_.full());  // submitted while we held the progress lock
   return moved;
 }
 
@@ -222,9 +183,8 @@ void Engine::step_groups(bool& moved) {
   }
   holds_.store(holds, std::memory_order_relaxed);
   if (blocked_state_.pending() || deadlock_detector_.pending()) moved |= detect_deadlocks();
-  if (epoch_.phase == EpochState::Phase::draining) apply(epoch_event::Stepped{moved, outstanding_ > 0});
-  if (uint64_t now;
-      !moved && outstanding_.load(std::memory_order_relaxed) > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
+  if (epoch_.phase == EpochState::Phase::draining) apply(epoch_event::Stepped{moved, inbox_.in_flight() > 0});
+  if (uint64_t now; !moved && inbox_.in_flight() > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
     inspected_ns_ = now;
     peers_->own().awake_ns.store(now, std::memory_order_relaxed);
     for (auto& [id, group_engine] : group_engines_) {
@@ -237,14 +197,8 @@ void Engine::step_groups(bool& moved) {
 
 bool Engine::take_inbox() {
   progress_lock_.assert_held();
-  if (!inbox_full_.load(std::memory_order_relaxed)) return false;
-  std::vector<RequestPtr> requests;
-  std::vector<Refusal> refusals;
-  {
-    std::lock_guard lock(mutex_);
-    requests.swap(inbox_), refusals.swap(refusals_);
-    inbox_full_.store(false, std::memory_order_seq_cst);
-  }
+  if (!inbox_.full()) return false;
+  const auto [requests, refusals] = inbox_.take();
   blocked_state_.unblock();  // this rank goes on
   const bool failed = epoch_.phase == EpochState::Phase::failed;
   auto refusal = refusals.begin();
@@ -253,7 +207,7 @@ bool Engine::take_inbox() {
       if (auto group_engine = group_engines_.find(refusal->group); group_engine != group_engines_.end() && !failed)
         group_engine->second->refused(refusal->key, refusal->why);
     if (i == requests.size()) break;
-    RequestPtr& request = requests[i];
+    const RequestPtr& request = requests[i];
     auto group_engine = group_engines_.find(request->group);
     if (failed)
       finish(request, epoch_.cause.code, request->title() + ": " + epoch_.cause.text);
@@ -274,7 +228,7 @@ void Engine::sleep(Sleeper who, uint64_t timeout_ns, const std::atomic<bool>& fi
     if (!progress_lock_.try_lock()) return true;
     bool moved = step(who);
     progress_lock_.unlock();
-    return moved || inbox_full_.load(std::memory_order_seq_cst);
+    return moved || inbox_.full();
   });
 }
 
@@ -295,14 +249,14 @@ void Engine::run() {
 // steps itself, and its core is better left to it.
 bool Engine::needed() {
   uint32_t visits = visits_.load(std::memory_order_relaxed);
-  return std::exchange(visits_seen_, visits) == visits && outstanding_ > 0 && waiters_ == 0;
+  return std::exchange(visits_seen_, visits) == visits && inbox_.in_flight() > 0 && waiters_ == 0;
 }
 
 // While callers wait they make the steps and one of them watches the network, so this thread does neither; the last
 // of them to go rings it.
 void Engine::nap_or_park() {
   auto alarmed = [&] { return peers_->own().alarm != 0; };  // rung while this thread was not asleep
-  auto wanted = [&] { return stopping_ || alarmed() || (outstanding_ > 0 && waiters_ == 0); };
+  auto wanted = [&] { return stopping_ || alarmed() || (inbox_.in_flight() > 0 && waiters_ == 0); };
   for (int i = 0; i < kNaps; ++i) {
     if (stopping_ || needed()) return;
     if (alarmed()) break;
@@ -334,19 +288,6 @@ std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Gro
                                        progress_lock_, *this);
 }
 
-std::shared_ptr<const Group> Engine::group(int id) const {
-  std::lock_guard lock(mutex_);
-  auto it = groups_.find(id);
-  return it == groups_.end() ? nullptr : it->second;
-}
-
-std::vector<int> Engine::group_ids() const {
-  std::lock_guard lock(mutex_);
-  std::vector<int> ids;
-  for (auto& [id, group] : groups_) ids.push_back(id);
-  return ids;
-}
-
 // The members, or the id of the group to remove, came as the request's shape: so that ranks agree on them.
 void Engine::change_groups(Request& request) {
   progress_lock_.assert_held();
@@ -357,21 +298,11 @@ void Engine::change_groups(Request& request) {
       it->second->fail_all(Code::invalid_argument, "its process set was removed");
     group_engines_.erase(group);
     peers_->reset_group(group);
-    free_groups_.push_back(group);
-    std::lock_guard lock(mutex_);
-    groups_.erase(group);
-    for (auto it = automatic_.begin(); it != automatic_.end();)
-      it = it->first.first == group ? automatic_.erase(it) : std::next(it);
+    groups_.remove(group);
+    inbox_.forget_group(group);
     return;
   }
-  std::vector<int> ranks(numbers.begin(), numbers.end());
-  std::shared_ptr<const Group> group;
-  {
-    std::lock_guard lock(mutex_);
-    const int id = free_groups_.empty() ? int(groups_.size()) : free_groups_.front();
-    if (!free_groups_.empty()) free_groups_.pop_front();
-    group = groups_[id] = std::make_shared<Group>(id, std::move(ranks), peers_->rank(), peers_->topology());
-  }
+  const auto group = groups_.add({numbers.begin(), numbers.end()}, peers_->rank(), peers_->topology());
   request.new_group = group->id();
   if (!group->contains(peers_->rank())) return;
   auto& group_engine = group_engines_[group->id()];

@@ -2,13 +2,8 @@
 // free and makes one step, wait() drives until its request is done, and the engine thread drives while the
 // framework computes. Nobody sleeps while holding it. Everything public may be called from any thread.
 #pragma once
-#include <condition_variable>
-#include <deque>
 #include <map>
-#include <mutex>
-#include <optional>
 #include <thread>
-#include <unordered_map>
 
 #include "base/clock.h"
 #include "base/trace.h"
@@ -16,7 +11,9 @@
 #include "engine/control/deadlock_detector.h"
 #include "engine/epoch_state.h"
 #include "engine/group_engine.h"
-#include "engine/names.h"
+#include "engine/group_table.h"
+#include "engine/health_events.h"
+#include "engine/inbox.h"
 #include "engine/progress_lock.h"
 #include "net/bootstrap/world.h"
 #include "net/health/process_watch.h"
@@ -60,10 +57,10 @@ class Engine : public GroupEngineOwner {
   bool poll(Request&);                         // finished at entry?
   void give_back(Request&);                    // its handle: its name is free as soon as it is done
 
-  std::shared_ptr<const Group> group(int id) const;  // nullptr: there is none
-  std::vector<int> group_ids() const;
+  std::shared_ptr<const Group> group(int id) const { return groups_.find(id); }  // nullptr: there is none
+  std::vector<int> group_ids() const { return groups_.ids(); }
 
-  std::string failure() const;                 // what ended the epoch; "" while it lasts
+  std::string failure() const { return inbox_.failure(); }  // what ended the epoch; "" while it lasts
   void abort(const std::string& cause);        // ends the epoch on all ranks
   void peer_ended(int rank);                   // its process is gone; any thread
   // reason: why this rank leaves, for the others: "its program has ended".
@@ -74,7 +71,6 @@ class Engine : public GroupEngineOwner {
   void close_in_child(bool paused);            // only this may be called there
 
  private:
-  struct Refusal { size_t position; int group; std::string key, why; };  // behind so many requests of the inbox
   void finish(const RequestPtr&, Code, const std::string& text) override;
   void skip_name(int group, const std::string& key) override;
   void change_groups(Request&) override;
@@ -89,7 +85,6 @@ class Engine : public GroupEngineOwner {
   void join(const RequestPtr&);
   bool join_goes_on(const RequestPtr&, Code, const std::string& text);
   void report_refusal(const Request&, const std::string& why);
-  void name_automatically(Request&);           // "noname.7": numbered by group and kind; under the mutex
   // nullptr: the call cannot take it.
   GroupEngine* begin_fast_path(const Call&, uint64_t* number);
   FastPath::State step_fast_path(FastPath&);
@@ -105,7 +100,7 @@ class Engine : public GroupEngineOwner {
   void host_lost(int host);                            // any thread
   void host_unheard(int host);                         // any thread
   void look_at_peers();
-  void look_at_news();
+  void take_health_events();
   void ring_local_ranks();                     // the ranks of this host
   EpochAction apply(const EpochEvent&);
   void carry_out_end(bool tell);               // tell: the other hosts do not know it yet
@@ -140,7 +135,6 @@ class Engine : public GroupEngineOwner {
   // Under the progress lock, as its users assert.
   ProgressLock progress_lock_;
   std::map<int, std::unique_ptr<GroupEngine>> group_engines_;
-  std::deque<int> free_groups_;
   uint64_t inspected_ns_ = 0;
   BlockedState blocked_state_;
   DeadlockDetector deadlock_detector_;         // used by the world's coordinator only
@@ -148,24 +142,15 @@ class Engine : public GroupEngineOwner {
   RequestPtr join_;                            // in flight; it is announced in every group engine
   int join_parts_ = 0;                         // group engines in which not all have joined
 
-  // Under the mutex.
-  mutable std::mutex mutex_;
-  std::vector<RequestPtr> inbox_;
-  Names names_;                                // in flight: "group/key"
-  std::vector<Refusal> refusals_;              // of this rank's own requests, not yet told
-  std::map<int, std::shared_ptr<const Group>> groups_;
-  std::map<std::pair<int, Kind>, uint64_t> automatic_;
-  std::optional<EpochCause> failure_;          // the epoch's end, for callers
-  std::optional<EpochCause> remote_failure_;   // ... on a rank of another host
-  std::vector<int> lost_hosts_, unheard_hosts_;
-  bool joining_ = false;                       // nothing is submitted until join() returns
-
-  std::atomic<bool> inbox_full_{false}, stopping_{false};
-  std::atomic<int> outstanding_{0}, waiters_{0};
+  // Of any thread.
+  Inbox inbox_;
+  GroupTable groups_;
+  HealthEvents health_events_;
+  std::atomic<bool> stopping_{false};          // shutdown() has begun
+  std::atomic<int> waiters_{0};
   std::atomic<bool> holds_{false};             // an aggregator here holds what others have sent, for a while
   std::atomic<uint64_t> driven_ns_{0};         // when a submission last made a step
   std::atomic<uint32_t> visits_{0};            // calls of the framework that made a step themselves
-  std::vector<std::atomic<bool>> ended_;       // by rank: its process
   uint32_t visits_seen_ = 0;                   // the engine thread's
   std::unique_ptr<ProcessWatch> watch_;
   std::thread thread_;

@@ -49,23 +49,17 @@ std::unique_ptr<ProcessWatch> Engine::watch() {
 }
 
 void Engine::peer_ended(int rank) {
-  ended_[rank] = true;
+  health_events_.process_ended(rank);
   peers_->wake_urgently(peers_->rank());
 }
 
 void Engine::remote_failure(Code code, const std::string& text) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!remote_failure_) remote_failure_ = EpochCause{code, text};
-  }
+  health_events_.ended_elsewhere({code, text});
   peers_->wake_urgently(peers_->rank());
 }
 
 void Engine::host_lost(int host) {
-  {
-    std::lock_guard lock(mutex_);
-    lost_hosts_.push_back(host);
-  }
+  health_events_.host_lost(host);
   peers_->wake_urgently(peers_->rank());
 }
 
@@ -74,30 +68,22 @@ void Engine::host_unheard(int host) {
                           " has arrived: UDP does not get through, or its address is wrong (LIGHTCC_IFACE). Until it "
                           "does, TCP may take minutes to notice that its host is lost; let UDP pass on the ports of "
                           "LIGHTCC_PORT_RANGE");
-  {
-    std::lock_guard lock(mutex_);
-    unheard_hosts_.push_back(host);
-  }
+  health_events_.host_unheard(host);
   peers_->wake_urgently(peers_->rank());
 }
 
 // What the watching thread has learnt of other hosts.
-void Engine::look_at_news() {
+void Engine::take_health_events() {
   progress_lock_.assert_held();
-  std::optional<EpochCause> heard;
-  std::vector<int> lost, unheard;
-  {
-    std::lock_guard lock(mutex_);
-    heard.swap(remote_failure_), lost.swap(lost_hosts_), unheard.swap(unheard_hosts_);
-  }
-  for (int host : unheard)
+  const HealthEvents::OfHosts events = health_events_.take();
+  for (int host : events.unheard)
     for (int rank : peers_->topology().hosts[size_t(host)]) peers_->probe(rank);
-  for (int host : lost) {
+  for (int host : events.lost) {
     epoch_event::HostLost event{kDeadNs / 1'000'000'000, {}};
     for (int rank : peers_->topology().hosts[size_t(host)]) event.ranks.emplace_back(rank, peers_->name(rank));
     apply(event);
   }
-  if (heard) apply(epoch_event::EndedElsewhere{*heard});
+  if (events.ended_elsewhere) apply(epoch_event::EndedElsewhere{*events.ended_elsewhere});
 }
 
 // Someone left, failed or died. A death is looked for first, since it may be why another rank has failed.
@@ -106,11 +92,12 @@ void Engine::look_at_peers() {
   peers_->own().alarm.exchange(0);  // and sees what was written before it
   peers_->own().awake_ns.store(now_ns(), std::memory_order_relaxed);
   if (epoch_.over()) return;
-  look_at_news();
+  take_health_events();
   if (epoch_.over()) return;
   for (auto& [id, group_engine] : group_engines_) group_engine->control_plane().expedite();
   for (int rank : peers_->ranks_on_this_host())
-    if (rank != peers_->rank() && ended_[rank] && peers_->header(rank).presence == Presence::here)
+    if (rank != peers_->rank() && health_events_.has_process_ended(rank) &&
+        peers_->header(rank).presence == Presence::here)
       apply(epoch_event::PeerDied{peers_->name(rank)});
   if (epoch_.over()) return;
   std::vector<int> leavers;
@@ -152,10 +139,7 @@ EpochAction Engine::apply(const EpochEvent& event) {
 void Engine::carry_out_end(bool tell) {
   progress_lock_.assert_held();
   const auto [code, text] = epoch_.cause;
-  {
-    std::lock_guard lock(mutex_);
-    failure_ = epoch_.cause;
-  }
+  inbox_.fail(epoch_.cause);
   Header& own = peers_->own();
   set_cause(own, code, text);
   own.presence = Presence::failed;
@@ -219,16 +203,9 @@ void Engine::leave_network(bool failed) {
   peers_->close_links();
 }
 
-std::string Engine::failure() const {
-  std::lock_guard lock(mutex_);
-  return failure_ ? failure_->text : "";
-}
-
 void Engine::shutdown(const std::string& reason) {
-  {
-    std::lock_guard lock(mutex_);
-    if (stopping_.exchange(true)) return;
-  }
+  if (!inbox_.close()) return;
+  stopping_ = true;
   wake_engine_thread();
   peers_->wake_own_driver();
   thread_.join();
@@ -237,7 +214,7 @@ void Engine::shutdown(const std::string& reason) {
     take_inbox();
     flush();
   });
-  bool unfinished = outstanding_ > 0;
+  const bool unfinished = inbox_.in_flight() > 0;
   const std::string text = leave_message(epoch_, reason);
   if (!unfinished && !epoch_.over()) end_epoch_on_error([&] { send_leave_message(text); });
   if (unfinished) peers_->arena()->abandon(), outputs_->close();

@@ -43,7 +43,7 @@ RequestPtr request_of(const Call& call, uint64_t number) {
 GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
   progress_lock_.assert_held();
   auto it = group_engines_.find(call.group);
-  if (it == group_engines_.end() || outstanding_ > 0 || epoch_.over() || stopping_) return nullptr;
+  if (it == group_engines_.end() || inbox_.in_flight() > 0 || epoch_.over() || stopping_) return nullptr;
   GroupEngine& group_engine = *it->second;
   Collective c{};
   c.kind = Kind::allreduce, c.index = group_engine.group().index(), c.size = group_engine.group().size();
@@ -51,21 +51,14 @@ GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
   for (int64_t dimension : call.shape) c.count *= dimension;
   set_average(c, call.op, call.post);
   if (!group_engine.can_take_fast_path(c)) return nullptr;
-  *number = kNamed;
-  {
-    std::lock_guard lock(mutex_);
-    if (!call.name)
-      *number = automatic_[{call.group, Kind::allreduce}]++;
-    else if (names_.any_held() && names_.is_taken(std::to_string(call.group) + "/" +
-                                                      key_of(Kind::allreduce, call.name), now_ns()))
-      return nullptr;  // submit() will refuse it
-  }
+  if (call.name && inbox_.is_held(call.group, Kind::allreduce, call.name)) return nullptr;  // submit() will refuse it
+  *number = call.name ? kNamed : inbox_.draw_number(call.group, Kind::allreduce);
   group_engine.fast_path().begin(c, hash_of(call, *number));
   return &group_engine;
 }
 
 bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
-  if (outstanding_.load(std::memory_order_relaxed) > 0) return false;
+  if (inbox_.in_flight() > 0) return false;
   if (timeline_->running()) return false;  // it shows negotiation
   if (!progress_lock_.try_lock()) return false;
   visits_.fetch_add(1, std::memory_order_relaxed);
@@ -76,11 +69,7 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
     counters_.add(Counters::requests), counters_.add(Counters::fast_path);
   } else if (group_engine) {
     *begun = request_of(call, number);
-    outstanding_.fetch_add(1);
-    {
-      std::lock_guard lock(mutex_);
-      names_.claim(flight_name(**begun), false, (*begun)->submitted_ns);
-    }
+    inbox_.adopt(**begun);
     if (epoch_.over())
       finish(*begun, epoch_.cause.code, (*begun)->title() + ": " + epoch_.cause.text);
     else
@@ -88,7 +77,7 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
     peers_->flush_and_wake();
   }
   progress_lock_.unlock();
-  if (inbox_full_.load(std::memory_order_seq_cst)) drive();
+  if (inbox_.full()) drive();
   return state == FastPath::State::done;
 }
 

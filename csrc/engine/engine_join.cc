@@ -24,10 +24,7 @@ bool Engine::join_goes_on(const RequestPtr& request, Code code, const std::strin
     return true;
   }
   join_.reset();
-  std::lock_guard lock(mutex_);
-  joining_ = false;
-  // Ranks that went on have drawn numbers that this one has not. All begin anew.
-  if (code == Code::ok) automatic_.clear();
+  inbox_.end_join(code == Code::ok);
   return false;
 }
 

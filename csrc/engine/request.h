@@ -69,7 +69,6 @@ struct Request {
 };
 
 inline std::string key_of(Kind kind, const std::string& name) { return std::string(name_of(kind)) + "." + name; }
-inline std::string flight_name(const Request& request) { return std::to_string(request.group) + "/" + request.key; }
 inline std::string automatic_name(uint64_t number) { return std::string(kAutomatic) + std::to_string(number); }
 inline uint64_t automatic_number(const std::string& name) { return std::stoull(name.substr(kAutomatic.size())); }
 

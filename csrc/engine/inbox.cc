@@ -1,0 +1,109 @@
+#include "engine/inbox.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace lightcc {
+namespace {
+
+std::string flight_name(int group, const std::string& key) { return std::to_string(group) + "/" + key; }
+std::string flight_name(const Request& request) { return flight_name(request.group, request.key); }
+
+}  // namespace
+
+int Inbox::add(const RequestPtr& request, bool has_handle) {
+  std::lock_guard lock(mutex_);
+  if (failure_) throw Error(failure_->code, request->title() + ": " + failure_->text);
+  if (closed_) throw Error(Code::shut_down, request->title() + ": lightcc has been shut down");
+  if (joining_)
+    throw Error(Code::invalid_argument, request->title() + ": rank " + std::to_string(rank_) + " has called " +
+                                            "join() and takes part in nothing new until it returns");
+  const Kind kind = request->what.kind;
+  if (request->automatic) request->key = key_of(kind, automatic_name(numbers_[{request->group, kind}]++));
+  if (!names_.claim(flight_name(*request), has_handle, request->submitted_ns)) return 0;
+  joining_ = kind == Kind::join;
+  requests_.push_back(request);
+  full_.store(true, std::memory_order_seq_cst);
+  return in_flight_.fetch_add(1) + 1;
+}
+
+bool Inbox::add_refusal(const Request& request, const std::string& why) {
+  std::lock_guard lock(mutex_);
+  if (failure_ || closed_) return false;
+  refusals_.push_back({requests_.size(), request.group, request.key, why});
+  full_.store(true, std::memory_order_seq_cst);
+  return true;
+}
+
+uint64_t Inbox::draw_number(int group, Kind kind) {
+  std::lock_guard lock(mutex_);
+  return numbers_[{group, kind}]++;
+}
+
+bool Inbox::is_held(int group, Kind kind, const char* name) {
+  std::lock_guard lock(mutex_);
+  return names_.any_held() && names_.is_taken(flight_name(group, key_of(kind, name)), now_ns());
+}
+
+void Inbox::adopt(const Request& request) {
+  std::lock_guard lock(mutex_);
+  names_.claim(flight_name(request), false, request.submitted_ns);
+  in_flight_.fetch_add(1);
+}
+
+Inbox::Contents Inbox::take() {
+  std::lock_guard lock(mutex_);
+  full_.store(false, std::memory_order_seq_cst);
+  return {std::exchange(requests_, {}), std::exchange(refusals_, {})};
+}
+
+bool Inbox::release_name(const Request& request) {
+  std::lock_guard lock(mutex_);
+  return names_.finished(flight_name(request), now_ns());
+}
+
+void Inbox::give_back(const Request& request) {
+  std::lock_guard lock(mutex_);
+  names_.give_back(flight_name(request), request.submitted_ns);
+}
+
+void Inbox::skip_name(int group, const std::string& key) {
+  if (!is_automatic(key)) return;
+  const size_t dot = key.find('.');
+  std::lock_guard lock(mutex_);
+  for (int kind = 0; kind < kKinds; ++kind)
+    if (key.compare(0, dot, name_of(Kind(kind))) == 0) {
+      uint64_t& next = numbers_[{group, Kind(kind)}];
+      next = std::max(next, automatic_number(key.substr(dot + 1)) + 1);
+    }
+}
+
+void Inbox::forget_group(int group) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(numbers_, [&](const auto& one) { return one.first.first == group; });
+}
+
+void Inbox::end_join(bool all_have_joined) {
+  std::lock_guard lock(mutex_);
+  joining_ = false;
+  // Ranks that went on have drawn numbers that this one has not.
+  if (all_have_joined) numbers_.clear();
+}
+
+void Inbox::fail(const EpochCause& cause) {
+  std::lock_guard lock(mutex_);
+  failure_ = cause;
+}
+
+std::string Inbox::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_ ? failure_->text : "";
+}
+
+bool Inbox::close() {
+  std::lock_guard lock(mutex_);
+  return !std::exchange(closed_, true);
+}
+
+}  // namespace lightcc
