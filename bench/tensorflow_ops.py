@@ -3,9 +3,9 @@
     python bench/tensorflow_ops.py [--np 2] [--tensors 161]
 
 On one rank and on --np ranks, by turns in the same processes: the tensors through lightcc's operations, one each and as
-one group; through the C API, called from Python with all arguments at hand; through lightcc.numpy; and through an
-operation that only negates, which tells what the graph itself costs. Every way is first checked. Prints one table, in
-Markdown, µs a tensor: the median of the repeats, each as long as on the slowest rank.
+one group; through the C API, called from Python with requests that are filled in already; through lightcc.numpy; and
+through an operation that only negates, which tells what the graph itself costs. Every way is first checked. Prints one
+table, in Markdown, µs a tensor: the median of the repeats, each as long as on the slowest rank.
 """
 import argparse
 import json
@@ -24,6 +24,7 @@ from where import heading, surroundings, table_row, version
 import lightcc
 import lightcc.numpy as hvd
 from lightcc import _core
+from lightcc.request_buffer import RequestBuffer
 
 GOAL_US = 20
 FLOATS = 16
@@ -96,12 +97,16 @@ class Ways:
         self._summed = numpy.empty_like(self._rows)
         self._shape = array("q", [FLOATS])
         shape, _ = self._shape.buffer_info()
-        self._calls = [(_core.ALLREDUCE, f"row{i}".encode(), 0, source.ctypes.data, target.ctypes.data, _core.FLOAT32,
-                        1, shape, _core.SUM, 0, 1.0, 1.0, None, 0)
-                       for i, (source, target) in enumerate(zip(self._rows, self._summed))]
+        self._names = [array("b", f"row{i}\0".encode()) for i in range(self._tensors)]
+        self._requests = []
+        for name, source, target in zip(self._names, self._rows, self._summed):
+            request = RequestBuffer(1)
+            request.set_request(_core.ALLREDUCE, 0, 0, name.buffer_info()[0], _core.SUM)
+            request.set_tensor(0, source.ctypes.data, target.ctypes.data, shape, _core.FLOAT32, 1)
+            self._requests.append(request)
 
     def _c_api(self) -> numpy.ndarray:
-        _core.finish_all(array("q", [_core.submit(*call) for call in self._calls]))
+        _core.finish_all(array("q", [_core.submit(request.address) for request in self._requests]))
         return self._summed
 
     def _numpy(self) -> List[numpy.ndarray]:

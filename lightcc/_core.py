@@ -1,7 +1,7 @@
 """The ctypes mirror of csrc/api/lightcc.h, and the only module that touches the library.
 
 Constants and functions carry the names of the header without their prefix. A status other than 0 becomes an exception
-here: docs/errors.md. The raw calls that the hot path makes itself are `submit`, `start` and `release`.
+here: docs/errors.md. Raw calls, which return what the core does: `submit`, `prepare`, `start` and `release`.
 """
 import ctypes
 import os
@@ -22,8 +22,6 @@ DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "floa
 _WAIT_MS = 100  # how long a wait may stay in C: Python handles Ctrl-C only between two calls
 _MAX_DIMENSIONS = 64
 
-_request = [c_int, c_char_p, c_int, c_void_p, c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_double, c_double,
-            c_void_p, c_int]
 _functions = {  # name: (result, arguments)
     "init": (c_int, []),
     "init_ranks": (c_int, [POINTER(c_int32), c_int]),
@@ -49,10 +47,8 @@ _functions = {  # name: (result, arguments)
     "group_rank": (c_int, [c_int]),
     "group_ranks": (c_int, [c_int, POINTER(c_int32)]),
     "group_ids": (c_int, [POINTER(c_int32), c_int]),
-    "submit": (c_int64, _request),
-    "submit_group": (c_int64, [c_int, c_char_p, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int,
-                               c_int, c_double, c_double, c_void_p, c_int, c_void_p]),
-    "prepare": (c_int64, _request),
+    "submit": (c_int64, [c_void_p]),
+    "prepare": (c_int64, [c_void_p]),
     "start": (c_int64, [c_int64]),
     "discard": (c_int, [c_int64]),
     "join": (c_int64, []),
@@ -99,8 +95,7 @@ def _load() -> ctypes.CDLL:
 
 
 _library = _load()
-submit = _library.lightcc_submit
-submit_group = _library.lightcc_submit_group
+submit, prepare = _library.lightcc_submit, _library.lightcc_prepare
 start = _library.lightcc_start
 release = _library.lightcc_release
 discard = _library.lightcc_discard
@@ -242,10 +237,6 @@ def finish_all(handles: "array[int]") -> None:
 
 def poll(handle: int) -> bool:
     return check(_poll(handle)) == 1
-
-
-def prepare(*request) -> int:
-    return check(_library.lightcc_prepare(*request))
 
 
 def join() -> int:

@@ -3,17 +3,23 @@
 A handle is the core's own number. What a request reads and writes is kept alive here until it is done.
 """
 import ctypes
+import struct
+from array import array
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from lightcc import _core
 from lightcc.adapter import adapter_of
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet
+from lightcc.request_buffer import RequestBuffer, call
 
 # handle: (what must live until it is done, the result, or a function that makes the result)
 _pending: Dict[int, Tuple[Any, Any, Optional[Callable[[int], Any]]]] = {}
-_shapes: Dict[Tuple[int, ...], Tuple[int, int, Any]] = {}  # shape: (address, dimensions, owner of the address)
-_SHAPES_KEPT = 4096
+# What requests point at, made once: the address of a name or a shape, and who owns the memory there.
+_names: Dict[str, Tuple[int, Any]] = {}
+_shapes: Dict[Tuple[int, ...], Tuple[int, Any]] = {}
+_KEPT = 4096  # of each
+_UNNAMED = 0, None
 
 
 def poll(handle: int) -> bool:
@@ -76,20 +82,21 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
         raise _scalar(kind, name)
     if rows is not None and rows != shape[0]:
         shape = (rows, *shape[1:])
-    packed = _shapes.get(shape) or _pack_shape(shape)
+    kept_shape = _shapes.get(shape) or _shape_of(shape)
     group = id_of(process_set)
     if op not in _OPS:
         raise _not_an_op(op)
-    if root >> 31 not in (0, -1):  # ctypes would cut it to 32 bits, and another rank be meant
+    if root >> 31 not in (0, -1):  # another rank would be meant, or no field holds it
         raise ValueError(f"broadcast of {name or 'a tensor'}: root rank {root} is not in {process_set}.")
+    kept_name = _name_of(name)
     try:  # a plain call, not _send: this is the hot path
-        handle = _core.submit(kind, None if name is None else encoded(name), group, address,
-                              None if output is None else adapter.address(output), dtype, packed[1], packed[0], op,
-                              root, float(prescale), float(postscale), splits, flags)
+        handle = call(_core.submit, 1, kind, flags, group, kept_name[0], op, root, float(prescale), float(postscale),
+                      0 if splits is None else ctypes.addressof(splits), address,
+                      0 if output is None else adapter.address(output), kept_shape[0], dtype, len(shape))
     except KeyboardInterrupt:
         _core.interrupted()
         raise
-    except ctypes.ArgumentError:
+    except struct.error:
         raise _not_an_op(op) from None
     except OverflowError:
         raise _not_a_factor(prescale, postscale) from None
@@ -98,29 +105,36 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
     return handle
 
 
+def prepare(kind: int, address: int, dtype: int, shape: Sequence[int], name: str, process_set: ProcessSet, op: int,
+            prescale: float, postscale: float) -> int:
+    """A request of one tensor in place, for _core.start."""
+    kept_name, kept_shape = _name_of(name), _shape_of(shape)
+    return _core.check(call(_core.prepare, 1, kind, 0, id_of(process_set), kept_name[0], op, 0, prescale, postscale, 0,
+                            address, address, kept_shape[0], dtype, len(shape)))
+
+
 class Pack:
     """Several tensors in the form in which the core takes them."""
 
-    def __init__(self, described: Sequence[Tuple[int, int, Sequence[int]]]):
-        count = len(described)
-        dimensions = [length for _, _, shape in described for length in shape]
-        self.count = count
-        self.addresses = (ctypes.c_void_p * count)(*[address for address, _, _ in described])
-        self.dtypes = (ctypes.c_int32 * count)(*[dtype for _, dtype, _ in described])
-        self.ndims = (ctypes.c_int32 * count)(*[len(shape) for _, _, shape in described])
-        self.shapes = (ctypes.c_int64 * max(len(dimensions), 1))(*dimensions)
+    def __init__(self, described: Sequence[Tuple[int, int, Sequence[int]]], outputs: Optional[Sequence[int]] = None):
+        """outputs: addresses; None for memory of the core."""
+        self._shapes = [_shape_of(shape) for _, _, shape in described]
+        self.buffer = RequestBuffer(len(described))
+        for index, (address, dtype, shape) in enumerate(described):
+            self.buffer.set_tensor(index, address, outputs[index] if outputs else 0, self._shapes[index][0], dtype,
+                                   len(shape))
 
 
-def submit_pack(kind: int, pack: Pack, outputs, name: Optional[str], process_set: ProcessSet, flags: int, op: int = 0,
+def submit_pack(kind: int, pack: Pack, name: Optional[str], process_set: ProcessSet, flags: int, op: int = 0,
                 prescale: float = 1.0, postscale: float = 1.0) -> int:
-    """Submits several tensors as one unit; outputs: an array of addresses, or None for memory of the core."""
+    """Submits several tensors as one unit."""
     if op not in _OPS:
         raise _not_an_op(op)
+    kept_name = _name_of(name)
     try:
-        return _send(_core.submit_group, kind, None if name is None else encoded(name), id_of(process_set),
-                     pack.count, pack.addresses, outputs, pack.dtypes, pack.ndims, pack.shapes, op, 0, float(prescale),
-                     float(postscale), None, flags, None)
-    except ctypes.ArgumentError:
+        pack.buffer.set_request(kind, flags, id_of(process_set), kept_name[0], op, 0, float(prescale), float(postscale))
+        return _send(_core.submit, pack.buffer.address)
+    except struct.error:
         raise _not_an_op(op) from None
     except OverflowError:
         raise _not_a_factor(prescale, postscale) from None
@@ -133,16 +147,14 @@ def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale
     described = [adapter_of(tensor).describe(tensor) for tensor in tensors]
     if kind in _NEED_ROWS and not all(shape for _, _, shape in described):
         raise _scalar(kind, name)
-    addresses = None
-    if outputs is not None:
-        addresses = (ctypes.c_void_p * len(outputs))(*[adapter_of(output).address(output) for output in outputs])
-    return submit_pack(kind, Pack(described), addresses, name, process_set, flags, op, prescale, postscale)
+    addresses = None if outputs is None else [adapter_of(output).address(output) for output in outputs]
+    return submit_pack(kind, Pack(described, addresses), name, process_set, flags, op, prescale, postscale)
 
 
 def submit_barrier(process_set: ProcessSet, flags: int = _core.BLOCK, name: Optional[str] = None) -> int:
     """Submits a barrier; BLOCK in flags: the calling thread drives it."""
-    return _send(_core.submit, _core.BARRIER, None if name is None else encoded(name), id_of(process_set), None,
-                 None, 0, 0, None, 0, 0, 1.0, 1.0, None, flags)
+    kept_name = _name_of(name)
+    return _send(call, _core.submit, 0, _core.BARRIER, flags, id_of(process_set), kept_name[0])
 
 
 def submit_join() -> int:
@@ -161,7 +173,7 @@ def _send(function, *arguments) -> int:
 _OPS = frozenset(range(6))
 
 
-def _not_an_op(op) -> Exception:  # all else that ctypes could refuse has been looked at
+def _not_an_op(op) -> Exception:  # all else that may not fit into a field has been looked at
     kind = ValueError if isinstance(op, int) else TypeError
     return kind(f"op={op!r}: give hvd.Average, Sum, Adasum, Min, Max or Product.")
 
@@ -202,13 +214,26 @@ def _scalar(kind: int, name: Optional[str]) -> Exception:
     return HorovodInternalError(text) if kind == _core.ALLGATHER else ValueError(text)  # as Horovod has it
 
 
-def _pack_shape(shape: Sequence[int]) -> Tuple[int, int, Any]:
-    array = (ctypes.c_int64 * max(len(shape), 1))(*shape)
-    packed = ctypes.addressof(array), len(shape), array
-    if len(_shapes) >= _SHAPES_KEPT:
-        _shapes.clear()
-    _shapes[tuple(shape)] = packed
-    return packed
+def _name_of(name: Optional[str]) -> Tuple[int, Any]:
+    if name is None:
+        return _UNNAMED
+    try:
+        return _names[name]
+    except (KeyError, TypeError):  # new, or nothing that could be a name
+        pass
+    return _keep(_names, name, array("b", encoded(name) + b"\0"))
+
+
+def _shape_of(shape: Sequence[int]) -> Tuple[int, Any]:
+    key = tuple(shape)
+    return _shapes.get(key) or _keep(_shapes, key, array("q", key))
+
+
+def _keep(kept: Dict[Any, Tuple[int, Any]], key: Any, memory: "array[int]") -> Tuple[int, Any]:
+    if len(kept) >= _KEPT:
+        kept.clear()
+    kept[key] = entry = memory.buffer_info()[0], memory
+    return entry
 
 
 # Results

@@ -29,9 +29,18 @@ static void wait_for(int64_t handle, const char* name) {
   if (status != LIGHTCC_OK) die("%s: %s", name, api.error());
 }
 
+/* The sum of one tensor, by submit or by prepare. */
+static int64_t request_by(int64_t (*function)(const lightcc_request*), const struct tensor* t, uint32_t flags) {
+  const lightcc_tensor sent = {
+      .input = t->in, .output = t->out, .shape = &t->count, .dtype = LIGHTCC_FLOAT32, .ndim = 1};
+  const lightcc_request request = {.size = sizeof request, .tensor_size = sizeof sent, .tensors = &sent, .count = 1,
+                                   .kind = LIGHTCC_ALLREDUCE, .flags = flags, .name = t->name, .op = LIGHTCC_SUM,
+                                   .prescale = 1.0, .postscale = 1.0};
+  return function(&request);
+}
+
 static void own_blocking(struct tensor* t) {
-  int64_t handle = api.submit(LIGHTCC_ALLREDUCE, t->name, 0, t->in, t->out, LIGHTCC_FLOAT32, 1, &t->count, LIGHTCC_SUM,
-                               0, 1.0, 1.0, NULL, LIGHTCC_BLOCK);
+  int64_t handle = request_by(api.submit, t, LIGHTCC_BLOCK);
   if (handle < 0) die("%s: %s", t->name, api.error());
   if (handle > 0) wait_for(handle, t->name);
 }
@@ -41,8 +50,7 @@ static void own_start_all(struct tensor* tensors, int count) {
     struct tensor* t = &tensors[i];
     if (t->index >= kRoom) die("more than %d tensors", kRoom);
     if (prepared[t->index] == 0)
-      prepared[t->index] = api.prepare(LIGHTCC_ALLREDUCE, t->name, 0, t->in, t->out, LIGHTCC_FLOAT32, 1, &t->count,
-                                        LIGHTCC_SUM, 0, 1.0, 1.0, NULL, 0);
+      prepared[t->index] = request_by(api.prepare, t, 0);
     if (prepared[t->index] < 0) die("prepare %s: %s", t->name, api.error());
     t->handle = api.start(prepared[t->index]);
     if (t->handle < 0) die("start %s: %s", t->name, api.error());

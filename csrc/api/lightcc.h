@@ -73,49 +73,83 @@ LIGHTCC_API int lightcc_group_rank(int group);              /* -1: no such group
 LIGHTCC_API int lightcc_group_ranks(int group, int32_t* ranks); /* fills group_size values  */
 LIGHTCC_API int lightcc_group_ids(int32_t* ids, int capacity);  /* returns how many exist   */
 
-/* Called by whichever thread runs the engine, maybe before the submission returns; must not block, and of lightcc may
- * only submit. `allocate` gives the memory of output `index` once its shape is known (NULL ends the epoch: the others
- * cannot go on without it). `received`, which may be NULL: of an alltoall, the rows that came from each member. `done`
- * is the last thing a request does, and is not called for one that was refused. */
-typedef struct lightcc_callbacks {
-  void (*done)(void* context, int status, const char* text);
-  void* (*allocate)(void* context, int index, const int64_t* shape, int ndim);
-  void* context;
-  void (*received)(void* context, int index, const int32_t* rows, int count);
-} lightcc_callbacks;
+/* Where the memory of a tensor is. All zero: in the host's, the only place that there is in this version. */
+typedef struct lightcc_place {
+  int32_t device;
+  int32_t reserved; /* 0 */
+  void* stream;     /* of the device: what makes the input and waits for the output */
+} lightcc_place;
+
+/* A tensor of a request.
+ *   input     allreduce, allgather, alltoall, reducescatter read it; it must live until the request is done.
+ *             broadcast reads it on the root.
+ *   output    allreduce and broadcast write it (may be the input). NULL for the other kinds (see allocate).
+ *   shape     ndim lengths, in elements. */
+typedef struct lightcc_tensor {
+  const void* input;
+  void* output;
+  const int64_t* shape;
+  int32_t dtype; /* lightcc_dtype */
+  int32_t ndim;
+  lightcc_place place;
+} lightcc_tensor;
 
 /* flags */
 #define LIGHTCC_BLOCK 1 /* drive it here for up to 100 ms: returns 0 when done (no handle is left)               */
 
-/* Submits one tensor. Returns a handle > 0; or 0 (done, LIGHTCC_BLOCK only); or minus a status.
+/* A request, of one tensor or of several that are one unit. Zero all of it, then set what the kind needs. It is read
+ * during the call only, and so is what it points at, apart from the memory of the tensors.
+ *
+ * Later versions may add fields to the end of lightcc_request and lightcc_tensor, whose zero means what there was
+ * before them. `size` and `tensor_size` say which version the caller was compiled with. The library takes every size
+ * that was ever published, and larger ones, up to 4096 bytes, as long as all that it does not know is zero. Anything
+ * else is LIGHTCC_INVALID_ARGUMENT, and so is what is not zero and should be.
+ *
  *   name      NULL: numbered per group and kind, "allreduce.noname.7". Else "<kind>.<name>" is the key that the
  *             ranks meet by, and may be in flight once per group. With a handle it is taken until that was waited
  *             for, polled as done or released, or the request is done and a millisecond has passed since submission.
- *   input     allreduce, allgather, alltoall, reducescatter read it; it must live until the request is done.
- *             broadcast reads it on the root.
- *   output    allreduce and broadcast write it (may be the input). NULL for the other kinds (see allocate).
- *   op, prescale, postscale   allreduce and reducescatter.
+ *             Of several tensors, tensor i is called "<name>_<i+1>of<count>" in messages.
+ *   op, prescale, postscale   allreduce and reducescatter. A factor of 1 changes nothing.
  *   root      broadcast: a WORLD rank.
- *   splits    alltoall: rows of dimension 0 for each member of the group; NULL: equal parts.
- * An output of lightcc's own makes LIGHTCC_BLOCK return the handle even when done. */
-LIGHTCC_API int64_t lightcc_submit(int kind, const char* name, int group, const void* input, void* output, int dtype,
-                                   int ndim, const int64_t* shape, int op, int root, double prescale,
-                                   double postscale, const int32_t* splits, int flags);
+ *   splits    alltoall: rows of dimension 0 for each member of the group, group_size values a tensor. NULL: equal
+ *             parts.
+ *
+ * The callbacks, each NULL if it is not wanted, are called by whichever thread runs the engine, maybe before the
+ * submission returns. They must not block, and of lightcc may only submit.
+ *   done      takes the place of a handle. It is the last thing a request does, and is not called for one that was
+ *             refused.
+ *   allocate  gives the memory of output `index` once its shape is known. NULL ends the epoch: the others cannot go on
+ *             without it. Without this callback lightcc allocates (see lightcc_output).
+ *   received  of an alltoall, the rows that came from each member. */
+typedef struct lightcc_request {
+  uint32_t size;        /* sizeof(lightcc_request) */
+  uint32_t tensor_size; /* sizeof(lightcc_tensor) */
+  const lightcc_tensor* tensors;
+  int32_t count;        /* of tensors: 0 for a barrier, 1 or more for the other kinds */
+  int32_t kind;         /* lightcc_kind */
+  uint32_t flags;
+  int32_t group;
+  const char* name;
+  int32_t op;           /* lightcc_op */
+  int32_t root;
+  double prescale;
+  double postscale;
+  const int32_t* splits;
+  int32_t codec;        /* 0: values travel as they are, the only way in this version */
+  int32_t reserved;     /* 0 */
+  void (*done)(void* context, int status, const char* text);
+  void* (*allocate)(void* context, int index, const int64_t* shape, int ndim);
+  void (*received)(void* context, int index, const int32_t* rows, int count);
+  void* context;        /* for the callbacks */
+} lightcc_request;
 
-/* Submits several tensors as one unit with one handle; tensor i of `name` is called "<name>_<i+1>of<count>" in
- * messages. shapes holds all dimensions one after the other. splits: group_size values a tensor. With callbacks, also
- * for one tensor or a barrier of none, `done` takes the place of a handle: returns 0 or minus a status. */
-LIGHTCC_API int64_t lightcc_submit_group(int kind, const char* name, int group, int count, const void* const* inputs,
-                                         void* const* outputs, const int32_t* dtypes, const int32_t* ndims,
-                                         const int64_t* shapes, int op, int root, double prescale,
-                                         double postscale, const int32_t* splits, int flags,
-                                         const lightcc_callbacks* callbacks);
+/* Submits a request. Returns a handle > 0; or 0 if it is done (LIGHTCC_BLOCK only) or has a callback `done`; or minus
+ * a status. An output of lightcc's own makes LIGHTCC_BLOCK return the handle even when done. */
+LIGHTCC_API int64_t lightcc_submit(const lightcc_request* request);
 
-/* The same request again and again: prepare once (same arguments as lightcc_submit, name required), start
- * many times with one integer. prepare returns an id > 0 or minus a status; start a handle or minus a status. */
-LIGHTCC_API int64_t lightcc_prepare(int kind, const char* name, int group, const void* input, void* output, int dtype,
-                                    int ndim, const int64_t* shape, int op, int root, double prescale,
-                                    double postscale, const int32_t* splits, int flags);
+/* The same request again and again: prepare once (name required, no callbacks; flags do not count), start many times
+ * with one integer. prepare returns an id > 0 or minus a status; start a handle or minus a status. */
+LIGHTCC_API int64_t lightcc_prepare(const lightcc_request* request);
 LIGHTCC_API int64_t lightcc_start(int64_t prepared);
 LIGHTCC_API int lightcc_discard(int64_t prepared);
 

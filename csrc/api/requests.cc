@@ -3,7 +3,7 @@
 
 #include "api/global_state.h"
 #include "api/lightcc.h"
-#include "engine/validate.h"
+#include "api/read_request.h"
 
 namespace lightcc {
 namespace {
@@ -16,75 +16,11 @@ RequestPtr request_of(int64_t handle) {
   return it->second;
 }
 
-struct Arguments {
-  int kind;
-  const char* name;
-  int group, count;
-  const void* const* inputs;
-  void* const* outputs;
-  const int32_t *dtypes, *ndims;
-  const int64_t* shapes;
-  int op, root;
-  double pre, post;
-  const int32_t* splits;
-  Callbacks callbacks = {};
-};
-
-RequestPtr make_request(Engine& engine, const Arguments& a) {
-  if (a.kind < 0 || a.kind > LIGHTCC_BARRIER) refuse("unknown kind of collective " + std::to_string(a.kind));
-  if (a.op < 0 || a.op > LIGHTCC_PRODUCT) refuse("unknown reduce op " + std::to_string(a.op));
-  auto request = std::make_shared<Request>();
-  Announcement& what = request->what;
-  what.kind = Kind(a.kind), what.op = ReduceOp(a.op), what.root = a.root, what.pre = a.pre, what.post = a.post;
-  request->group = a.group;
-  if (a.name)
-    request->key = key_of(what.kind, a.name);
-  else
-    request->automatic = true;
-  request->callbacks = a.callbacks;
-  if (what.kind == Kind::barrier ? a.count != 0 : a.count < 1)
-    refuse(request->title() + ": " + std::to_string(a.count) + " tensors");
-  if (a.count && (!a.dtypes || !a.ndims)) refuse(request->title() + ": no dtypes or numbers of dimensions");
-  const int64_t* shape = a.shapes;
-  for (int i = 0; i < a.count; ++i) {
-    if (a.dtypes[i] < 0 || a.dtypes[i] >= kDTypes)
-      refuse(request->title() + ": unknown dtype " + std::to_string(a.dtypes[i]));
-    if (a.ndims[i] < 0 || (a.ndims[i] > 0 && !shape))
-      refuse(request->title() + ": no shape of " + std::to_string(a.ndims[i]) + " dimensions");
-    what.tensors.push_back({DType(a.dtypes[i]), Shape(shape, shape + a.ndims[i])});
-    shape += a.ndims[i];
-    if (const Shape& own = what.tensors.back().shape; !is_countable(own))
-      refuse(request->title() + ": a tensor of shape " + text_of(own) +
-             " cannot be sent: at most 64 dimensions, 0 or more each, that multiply to at most 2^43");
-    bool writes = what.kind == Kind::allreduce || what.kind == Kind::broadcast;
-    request->inputs.push_back(a.inputs ? a.inputs[i] : nullptr);
-    request->outputs.push_back(a.outputs ? a.outputs[i] : nullptr);
-    if (count_of(what.tensors.back().shape) > 0 && writes && !request->outputs.back())
-      refuse(request->title() + " needs output memory");
-  }
-  if (what.kind == Kind::alltoall && a.splits) {
-    const auto group = engine.group(a.group);
-    const size_t n = group ? size_t(group->size()) * size_t(a.count) : 0;
-    what.splits.assign(a.splits, a.splits + n);
-  }
-  return request;
-}
-
 int64_t keep(const RequestPtr& request) {
   GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
   s.handles.emplace(s.next_handle, request);
   return s.next_handle++;
-}
-
-// May the call take the fast path? Whatever is wrong with it is said by make_request().
-bool is_plain(const Arguments& a) {
-  bool plain = a.kind == LIGHTCC_ALLREDUCE && a.count == 1 && a.op >= 0 && a.op <= LIGHTCC_PRODUCT &&
-               a.op != LIGHTCC_ADASUM && a.inputs && a.outputs && a.inputs[0] && a.outputs[0] && a.dtypes && a.ndims &&
-               a.dtypes[0] >= 0 && a.dtypes[0] < kDTypes;
-  if (!plain || a.ndims[0] < 0 || (a.ndims[0] && !a.shapes)) return false;
-  const std::span shape(a.shapes, size_t(a.ndims[0]));
-  return is_countable(shape) && std::find(shape.begin(), shape.end(), 0) == shape.end();
 }
 
 // A prepared request whose last start is over and released, to be started again as it is.
@@ -102,14 +38,22 @@ RequestPtr copy_of(const Request& form) {
   return request;
 }
 
-int64_t launch(Engine& engine, const RequestPtr& request, int flags, bool begun = false) {
-  bool block = flags & LIGHTCC_BLOCK;
+RequestPtr request_from(const Engine& engine, const lightcc_request& from) {
+  int members = 0;
+  if (from.kind == LIGHTCC_ALLTOALL && from.splits)
+    if (const auto group = engine.group(from.group)) members = group->size();
+  return make_request(from, members);
+}
+
+constexpr uint64_t kBlockNs = 100'000'000;  // how long LIGHTCC_BLOCK may keep the caller
+
+int64_t launch(Engine& engine, const RequestPtr& request, bool block, bool begun = false) {
   if (!begun) engine.submit(request, block);
   if (request->callbacks.done) {
-    if (block) engine.wait(*request, now_ns() + 100'000'000);
+    if (block) engine.wait(*request, now_ns() + kBlockNs);
     return 0;
   }
-  if (block && engine.wait(*request, now_ns() + 100'000'000)) {
+  if (block && engine.wait(*request, now_ns() + kBlockNs)) {
     if (request->code != Code::ok) throw Error(request->code, request->text);
     bool outputs_left =
         std::any_of(request->results.begin(), request->results.end(), [](auto& r) { return bool(r.own); });
@@ -118,17 +62,14 @@ int64_t launch(Engine& engine, const RequestPtr& request, int flags, bool begun 
   return keep(request);
 }
 
-// By the fast path if the caller waits and the call is plain, else by negotiation.
-int64_t run(const Arguments& a, int flags) {
-  auto e = engine();
-  RequestPtr begun;
-  if (flags & LIGHTCC_BLOCK && is_plain(a) &&
-      e->try_fast_path({a.group, a.name, a.inputs[0], a.outputs[0], DType(a.dtypes[0]), {a.shapes, size_t(a.ndims[0])},
-                        ReduceOp(a.op), a.pre, a.post, a.callbacks}, &begun)) {
-    if (a.callbacks.done) a.callbacks.done(a.callbacks.context, LIGHTCC_OK, "");
-    return 0;
-  }
-  return launch(*e, begun ? begun : make_request(*e, a), flags, begun != nullptr);
+// True: done. False: *begun is on its way; or, if that is nullptr, nothing has happened.
+bool try_fast_path(Engine& engine, const lightcc_request& from, RequestPtr* begun) {
+  if (!(from.flags & LIGHTCC_BLOCK) || from.count != 1) return false;
+  const lightcc_tensor tensor = read_tensor(from, 0);
+  if (!is_plain(from, tensor)) return false;
+  return engine.try_fast_path({from.group, from.name, tensor.input, tensor.output, DType(tensor.dtype),
+                               {tensor.shape, size_t(tensor.ndim)}, ReduceOp(from.op), from.prescale, from.postscale,
+                               {from.done, from.allocate, from.context, from.received}}, begun);
 }
 
 uint64_t ns_of(int timeout_ms) { return uint64_t(std::max(timeout_ms, 0)) * 1'000'000; }
@@ -154,42 +95,29 @@ using namespace lightcc;
 
 extern "C" {
 
-int64_t lightcc_submit(int kind, const char* name, int group, const void* input, void* output, int dtype, int ndim,
-                       const int64_t* shape, int op, int root, double prescale, double postscale, const int32_t* splits,
-                       int flags) {
+int64_t lightcc_submit(const lightcc_request* caller) {
   return guard(
       [&]() -> int64_t {
-        int tensors = kind == LIGHTCC_BARRIER ? 0 : 1;
-        return run({kind, name, group, tensors, &input, &output, &dtype, &ndim, shape, op, root, prescale, postscale,
-                    splits}, flags);
-      },
-      -1);
-}
-
-int64_t lightcc_submit_group(int kind, const char* name, int group, int count, const void* const* inputs,
-                             void* const* outputs, const int32_t* dtypes, const int32_t* ndims, const int64_t* shapes,
-                             int op, int root, double prescale, double postscale, const int32_t* splits, int flags,
-                             const lightcc_callbacks* callbacks) {
-  return guard(
-      [&]() -> int64_t {
-        Arguments arguments{kind, name, group, count, inputs, outputs, dtypes, ndims, shapes, op, root, prescale,
-                            postscale, splits};
-        if (callbacks)
-          arguments.callbacks = {callbacks->done, callbacks->allocate, callbacks->context, callbacks->received};
-        return run(arguments, flags);
-      },
-      -1);
-}
-
-int64_t lightcc_prepare(int kind, const char* name, int group, const void* input, void* output, int dtype, int ndim,
-                        const int64_t* shape, int op, int root, double prescale, double postscale,
-                        const int32_t* splits, int) {
-  return guard(
-      [&]() -> int64_t {
-        if (!name) refuse("a prepared request needs a name");
         auto e = engine();
-        auto request = make_request(
-            *e, {kind, name, group, 1, &input, &output, &dtype, &ndim, shape, op, root, prescale, postscale, splits});
+        const lightcc_request from = read_request(caller);
+        RequestPtr begun;
+        if (try_fast_path(*e, from, &begun)) {
+          if (from.done) from.done(from.context, LIGHTCC_OK, "");
+          return 0;
+        }
+        return launch(*e, begun ? begun : request_from(*e, from), from.flags & LIGHTCC_BLOCK, begun != nullptr);
+      },
+      -1);
+}
+
+int64_t lightcc_prepare(const lightcc_request* caller) {
+  return guard(
+      [&]() -> int64_t {
+        auto e = engine();
+        const lightcc_request from = read_request(caller);
+        if (!from.name) refuse("a prepared request needs a name");
+        if (from.done || from.allocate || from.received) refuse("a prepared request has no callbacks");
+        auto request = request_from(*e, from);
         GlobalState& s = global_state();
         std::lock_guard lock(s.mutex);
         s.prepared.emplace(s.next_handle, request);
@@ -211,7 +139,7 @@ int64_t lightcc_start(int64_t prepared) {
             refuse("unknown prepared request " + std::to_string(prepared) + ": prepare it again after init()");
           request = it->second.use_count() == 1 ? renewed(it->second) : copy_of(*it->second);
         }
-        return launch(*e, request, 0);
+        return launch(*e, request, false);
       },
       -1);
 }

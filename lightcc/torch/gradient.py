@@ -55,7 +55,8 @@ class Group:
 
     def close(self) -> None:
         """Must come before the group is sent, whenever members or their slots have changed."""
-        self.pack = request.Pack([described(member) for member in self.members])
+        self.pack = request.Pack([described(member) for member in self.members],
+                                 [member.address for member in self.members])
 
     def leave(self, member: Gradient) -> None:
         """A member that is not sent yet will travel by itself."""

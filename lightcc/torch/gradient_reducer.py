@@ -15,7 +15,6 @@ With sparse_as_dense a sparse gradient travels as a dense one, and ends as a spa
 no other. Beside it travels one byte for each place (for an embedding: row) that says whether this rank has an entry
 there: a gradient that is zero is none that is absent to an optimizer with momentum.
 """
-import ctypes
 from array import array
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -174,8 +173,8 @@ class GradientReducer:
             _engine.queue_callback(self.release)
 
     def _start_group(self, group: Group) -> None:
-        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.pack.addresses, group.name,
-                                           self._process_set, 0, *self._request)
+        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.name, self._process_set, 0,
+                                           *self._request)
         self._handles.append(group.handle)
 
     def _gather(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
@@ -295,10 +294,8 @@ class GradientReducer:
     def _prepare(self, gradient: Gradient) -> int:
         address, dtype, shape = described(gradient)
         op, prescale, postscale = self._request
-        dimensions = (ctypes.c_int64 * max(len(shape), 1))(*shape)
-        return _core.prepare(_core.ALLREDUCE, request.encoded(gradient.name), self._process_set.process_set_id, address,
-                             address, dtype, len(shape), ctypes.addressof(dimensions), op, 0, prescale, postscale,
-                             None, 0)
+        return request.prepare(_core.ALLREDUCE, address, dtype, shape, gradient.name, self._process_set, op, prescale,
+                               postscale)
 
     def _forget(self) -> None:
         del self._handles[:]

@@ -65,8 +65,9 @@ def load(path):
 
 
 EVERYTHING = """
-import sys, time, numpy as np, lightcc.numpy as hvd
+import ctypes, sys, time, numpy as np, lightcc.numpy as hvd
 from lightcc import _core
+from lightcc.request_buffer import RequestBuffer
 hvd.init()
 x = np.ones(6, np.float32)
 hvd.allreduce(x, name="w", op=hvd.Sum)
@@ -77,7 +78,9 @@ hvd.alltoall(np.ones(hvd.size()), name="a")
 hvd.reducescatter(np.ones(hvd.size()), name="r")
 hvd.barrier()
 hvd.allreduce(x, name=sys.argv[1])
-_core.finish(_core.submit(_core.BARRIER, b'bad \\xff"', 0, None, None, 0, 0, None, 1, 0, 1.0, 1.0, None, 0))
+name, barrier = ctypes.create_string_buffer(b'bad \\xff"'), RequestBuffer(0)
+barrier.set_request(_core.BARRIER, 0, 0, ctypes.addressof(name))
+_core.finish(_core.submit(barrier.address))
 hvd.barrier()
 if hvd.rank() == hvd.size() - 1:
     time.sleep(0.3)

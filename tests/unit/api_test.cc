@@ -6,12 +6,10 @@
 #include <string>
 #include <vector>
 
-namespace {
+#include "unit/api_requests.h"
 
-struct Api : testing::Test {
-  Api() { EXPECT_EQ(lightcc_init(), LIGHTCC_OK) << lightcc_error(); }
-  ~Api() override { EXPECT_EQ(lightcc_shutdown(), LIGHTCC_OK) << lightcc_error(); }
-};
+namespace lightcc {
+namespace {
 
 struct Caller {
   int status = -1, dones = 0;
@@ -20,13 +18,16 @@ struct Caller {
   void (*then)() = nullptr;  // called by done
 
   int64_t submit(int kind, const char* name, std::vector<float>& tensor, int flags) {
-    const void* input = tensor.data();
-    void* output = tensor.data();
-    const int32_t dtype = LIGHTCC_FLOAT32, ndim = 1;
-    const int64_t shape = int64_t(tensor.size());
-    const lightcc_callbacks callbacks{done, allocate, this, received};
-    return lightcc_submit_group(kind, name, 0, 1, &input, kind == LIGHTCC_ALLREDUCE ? &output : nullptr, &dtype, &ndim,
-                                &shape, LIGHTCC_SUM, 0, 2, 1, nullptr, flags, &callbacks);
+    const int64_t length = int64_t(tensor.size());
+    lightcc_tensor sent = tensor_of(tensor, &length);
+    if (kind != LIGHTCC_ALLREDUCE) sent.output = nullptr;
+    lightcc_request request = request_of(kind, name, &sent, 1, flags);
+    request.prescale = 2;
+    request.done = done;
+    request.allocate = allocate;
+    request.received = received;
+    request.context = this;
+    return lightcc_submit(&request);
   }
   static void done(void* context, int status, const char*) {
     auto& caller = *static_cast<Caller*>(context);
@@ -48,10 +49,8 @@ struct Caller {
 
 // What was submitted before it is done when it returns.
 void barrier() {
-  EXPECT_EQ(lightcc_submit(LIGHTCC_BARRIER, nullptr, 0, nullptr, nullptr, 0, 0, nullptr, 0, 0, 1, 1, nullptr,
-                           LIGHTCC_BLOCK),
-            0)
-      << lightcc_error();
+  const lightcc_request request = request_of(LIGHTCC_BARRIER, nullptr, nullptr, 0, LIGHTCC_BLOCK);
+  EXPECT_EQ(lightcc_submit(&request), 0) << lightcc_error();
 }
 
 TEST_F(Api, DoneTakesThePlaceOfAHandle) {
@@ -85,13 +84,12 @@ TEST_F(Api, ARefusedSubmissionIsNotDone) {
 
 // Whatever is refused, the next call works.
 TEST_F(Api, RefusesWhatNoTensorIs) {
-  float x = 1;
-  const void* input = &x;
-  void* output = &x;
-  const int32_t dtype = LIGHTCC_FLOAT32;
+  std::vector<float> x{1};
   const auto submit = [&](int kind, const std::vector<int64_t>& shape, int ndim, int count = 1) {
-    return lightcc_submit_group(kind, "x", 0, count, &input, &output, &dtype, &ndim, shape.data(), LIGHTCC_SUM, 0, 1, 1,
-                                nullptr, LIGHTCC_BLOCK, nullptr);
+    lightcc_tensor tensor = tensor_of(x, shape.data());
+    tensor.ndim = ndim;
+    const lightcc_request request = request_of(kind, "x", &tensor, count, LIGHTCC_BLOCK);
+    return lightcc_submit(&request);
   };
   for (int kind : {LIGHTCC_ALLREDUCE, LIGHTCC_ALLGATHER, LIGHTCC_BROADCAST, LIGHTCC_ALLTOALL, LIGHTCC_REDUCESCATTER}) {
     for (const std::vector<int64_t>& shape : {std::vector<int64_t>{0, 1 << 30, 1 << 30},
@@ -131,9 +129,10 @@ TEST_F(Api, DoneMaySubmit) {
 }
 
 int64_t allreduce(std::vector<float>& x, const char* name) {
-  const int64_t shape = int64_t(x.size());
-  return lightcc_submit(LIGHTCC_ALLREDUCE, name, 0, x.data(), x.data(), LIGHTCC_FLOAT32, 1, &shape, LIGHTCC_SUM, 0, 1,
-                        1, nullptr, 0);
+  const int64_t length = int64_t(x.size());
+  const lightcc_tensor tensor = tensor_of(x, &length);
+  const lightcc_request request = request_of(LIGHTCC_ALLREDUCE, name, &tensor, 1);
+  return lightcc_submit(&request);
 }
 
 // Here, with nobody else, it would otherwise be taken for a millisecond.
@@ -170,3 +169,4 @@ TEST(NoEpoch, IsSaidInTheWordsOfThePackageInUse) {
 }
 
 }  // namespace
+}  // namespace lightcc

@@ -88,12 +88,7 @@ class Run {
   void start() {
     if (!take_inputs() || !take_splits()) return fail(kInvalidArgument, result_.text());
     const std::string name = name_here();
-    const lightcc_callbacks callbacks{on_done, on_allocate, this, on_received};
-    const int64_t status = lightcc_submit_group(
-        kernel_.form.kind, name.empty() ? nullptr : name.c_str(), kernel_.group, int(inputs_.size()), inputs_.data(),
-        outputs_.empty() ? nullptr : outputs_.data(), dtypes_.data(), ndims_.data(), shapes_.data(), kernel_.op,
-        kernel_.root, kernel_.pre, kernel_.post, splits_.empty() ? nullptr : splits_.data(),
-        kernel_.waits ? LIGHTCC_BLOCK : 0, &callbacks);
+    const int64_t status = submit(name.empty() ? nullptr : name.c_str());
     if (status < 0) fail(code_of_refusal(int(-status)), lightcc_error());  // else this may be gone
   }
 
@@ -106,10 +101,11 @@ class Run {
       Tensor* tensor = nullptr;
       api.GetInput(context_, i, &tensor, result_);
       if (!result_.ok()) return false;
-      inputs_.push_back(api.TensorData(tensor));
-      dtypes_.push_back(dtype_of(tensor));
-      ndims_.push_back(api.NumDims(tensor));
-      for (int d = 0; d < ndims_.back(); ++d) shapes_.push_back(api.Dim(tensor, d));
+      lightcc_tensor& added = tensors_.emplace_back();
+      added.input = api.TensorData(tensor);
+      added.dtype = dtype_of(tensor);
+      added.ndim = api.NumDims(tensor);
+      for (int d = 0; d < added.ndim; ++d) shapes_.push_back(api.Dim(tensor, d));
       api.DeleteTensor(tensor);  // the context keeps the memory; with a second owner it could not be the output's
       if ((kind == LIGHTCC_ALLREDUCE || kind == LIGHTCC_BROADCAST) && !make_output(i)) return false;
     }
@@ -118,13 +114,15 @@ class Run {
 
   // In the input's memory if nobody else needs that.
   bool make_output(int i) {
-    const int64_t* shape = shapes_.data() + shapes_.size() - size_t(ndims_.back());
-    if (void* data = pooled_output(i, shape, ndims_.back())) return outputs_.push_back(data), true;
+    lightcc_tensor& tensor = tensors_.back();
+    const int64_t* shape = shapes_.data() + shapes_.size() - size_t(tensor.ndim);
+    tensor.output = pooled_output(i, shape, tensor.ndim);
+    if (tensor.output) return true;
     if (!result_.ok()) return false;
     int forwarded = -1;
-    Tensor* output = api.ForwardInputOrAllocateOutput(context_, &i, 1, i, shape, ndims_.back(), &forwarded, result_);
+    Tensor* output = api.ForwardInputOrAllocateOutput(context_, &i, 1, i, shape, tensor.ndim, &forwarded, result_);
     if (!result_.ok()) return false;
-    outputs_.push_back(api.TensorData(output));
+    tensor.output = api.TensorData(output);
     api.DeleteTensor(output);
     return true;
   }
@@ -154,6 +152,33 @@ class Run {
     return true;
   }
 
+  int64_t submit(const char* name) {
+    const int64_t* shape = shapes_.data();
+    for (lightcc_tensor& tensor : tensors_) {
+      tensor.shape = shape;
+      shape += tensor.ndim;
+    }
+    lightcc_request request{};
+    request.size = sizeof request;
+    request.tensor_size = sizeof(lightcc_tensor);
+    request.tensors = tensors_.data();
+    request.count = int32_t(tensors_.size());
+    request.kind = kernel_.form.kind;
+    request.flags = kernel_.waits ? LIGHTCC_BLOCK : 0;
+    request.group = kernel_.group;
+    request.name = name;
+    request.op = kernel_.op;
+    request.root = kernel_.root;
+    request.prescale = kernel_.pre;
+    request.postscale = kernel_.post;
+    request.splits = splits_.empty() ? nullptr : splits_.data();
+    request.done = on_done;
+    request.allocate = on_allocate;
+    request.received = on_received;
+    request.context = this;
+    return lightcc_submit(&request);
+  }
+
   std::string name_here() const {
     if (kernel_.name.empty() || kernel_.waits) return kernel_.name;
     const int64_t iteration = api.GetIterId(context_);
@@ -164,18 +189,20 @@ class Run {
   // back when its last reference is gone. nullptr: to be allocated by TensorFlow, or a failure.
   void* pooled_output(int index, const int64_t* shape, int ndim) {
     const size_t bytes = bytes_of(index, shape, ndim);
-    if (!kernel_.waits || bytes < LIGHTCC_POOLED_BYTES || dtypes_[size_t(index)] < 0) return nullptr;
+    const int dtype = dtype_at(index);
+    if (!kernel_.waits || bytes < LIGHTCC_POOLED_BYTES || dtype < 0) return nullptr;
     void* data = lightcc_alloc_output(int64_t(bytes));
     if (!data) return nullptr;
-    Tensor* output = api.NewTensor(kDataTypes[size_t(dtypes_[size_t(index)])], shape, ndim, data, bytes,
+    Tensor* output = api.NewTensor(kDataTypes[size_t(dtype)], shape, ndim, data, bytes,
                                    [](void* memory, size_t, void*) { lightcc_free(memory); }, nullptr);
     api.SetOutput(context_, index, output, result_);
     api.DeleteTensor(output);
     return result_.ok() ? data : nullptr;
   }
 
+  int dtype_at(int index) const { return tensors_[size_t(index)].dtype; }
   size_t bytes_of(int index, const int64_t* shape, int ndim) const {
-    const int dtype = dtypes_[size_t(index)];
+    const int dtype = dtype_at(index);
     size_t bytes = dtype < 0 ? 0 : kBytes[size_t(dtype)];
     for (int d = 0; d < ndim; ++d) bytes *= size_t(shape[d]);
     return bytes;
@@ -184,7 +211,7 @@ class Run {
   void* allocate(int index, const int64_t* shape, int ndim) {
     if (void* data = pooled_output(index, shape, ndim)) return data;
     if (!result_.ok()) return nullptr;
-    const auto dtype = size_t(dtypes_[size_t(index)]);
+    const auto dtype = size_t(dtype_at(index));
     const size_t bytes = bytes_of(index, shape, ndim);
     Tensor* output = api.AllocateOutput(context_, index, kDataTypes[dtype], shape, ndim, bytes, result_);
     if (!result_.ok()) return nullptr;
@@ -229,10 +256,9 @@ class Run {
   Context* const context_;
   Completion done_;
   Result result_;
-  std::vector<const void*> inputs_;
-  std::vector<void*> outputs_;
-  std::vector<int32_t> dtypes_, ndims_, splits_;
-  std::vector<int64_t> shapes_;
+  std::vector<lightcc_tensor> tensors_;
+  std::vector<int64_t> shapes_;  // of all tensors, one behind the other
+  std::vector<int32_t> splits_;
 };
 
 void compute(void* kernel, Context* context, Done* done) {

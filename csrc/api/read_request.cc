@@ -1,0 +1,121 @@
+#include "api/read_request.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "api/global_state.h"
+
+namespace lightcc {
+namespace {
+
+static_assert(sizeof(lightcc_request) == *std::rbegin(kRequestSizes), "a new field appends the struct's new size");
+static_assert(sizeof(lightcc_tensor) == *std::rbegin(kTensorSizes), "a new field appends the struct's new size");
+
+bool is_zero(const std::byte* from, size_t bytes) {
+  return std::all_of(from, from + bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+void check_place(const lightcc_place& place, int index) {
+  if (place.device == 0 && place.reserved == 0 && !place.stream) return;
+  refuse("lightcc_tensor.place of tensor " + std::to_string(index) +
+         " is not zero: this version takes tensors in the host's memory only");
+}
+
+Announcement announcement_of(const lightcc_request& request) {
+  Announcement what;
+  what.kind = Kind(request.kind);
+  what.op = ReduceOp(request.op);
+  what.root = request.root;
+  what.pre = request.prescale;
+  what.post = request.postscale;
+  return what;
+}
+
+void add_tensor(Request& request, const lightcc_tensor& tensor) {
+  if (tensor.dtype < 0 || tensor.dtype >= kDTypes)
+    refuse(request.title() + ": unknown dtype " + std::to_string(tensor.dtype));
+  if (tensor.ndim < 0) refuse(request.title() + ": ndim is " + std::to_string(tensor.ndim));
+  if (tensor.ndim > 0 && !tensor.shape)
+    refuse(request.title() + ": no shape of " + std::to_string(tensor.ndim) + " dimensions");
+  const Shape shape(tensor.shape, tensor.shape + tensor.ndim);
+  if (!is_countable(shape))
+    refuse(request.title() + ": a tensor of shape " + text_of(shape) +
+           " cannot be sent: at most 64 dimensions, 0 or more each, that multiply to at most 2^43");
+  const bool writes = request.what.kind == Kind::allreduce || request.what.kind == Kind::broadcast;
+  if (writes && count_of(shape) > 0 && !tensor.output) refuse(request.title() + " needs output memory");
+  request.what.tensors.push_back({DType(tensor.dtype), shape});
+  request.inputs.push_back(tensor.input);
+  request.outputs.push_back(tensor.output);
+}
+
+}  // namespace
+
+void read_struct(void* to, const void* from, uint32_t size, std::span<const uint32_t> published, const char* what) {
+  const uint32_t own = published.back();
+  const uint32_t known = std::min(size, own);
+  if (size > own && size <= kMostStructBytes) {
+    if (!is_zero(static_cast<const std::byte*>(from) + own, size - own))
+      refuse(std::string(what) + " is " + std::to_string(size) + ", and what follows the " + std::to_string(own) +
+             " bytes that this version of lightcc knows is not zero: a newer one is needed");
+  } else if (std::find(published.begin(), published.end(), size) == published.end()) {
+    std::string sizes;
+    for (uint32_t one : published) sizes += (sizes.empty() ? "" : ", ") + std::to_string(one);
+    refuse(std::string(what) + " is " + std::to_string(size) + ", which no version has: it must be " + sizes +
+           ", or up to " + std::to_string(kMostStructBytes) + " if the rest is zero");
+  }
+  std::memcpy(to, from, known);
+  std::memset(static_cast<std::byte*>(to) + known, 0, own - known);
+}
+
+lightcc_request read_request(const lightcc_request* caller) {
+  if (!caller) refuse("lightcc_request is NULL");
+  lightcc_request request;
+  read_struct(&request, caller, caller->size, kRequestSizes, "lightcc_request.size");
+  if (const uint32_t unknown = request.flags & ~uint32_t(LIGHTCC_BLOCK))
+    refuse("lightcc_request.flags has " + std::to_string(unknown) + ", which this version of lightcc does not know");
+  if (request.codec != 0)
+    refuse("lightcc_request.codec is " + std::to_string(request.codec) + ": this version of lightcc has 0 only");
+  if (request.reserved != 0) refuse("lightcc_request.reserved is " + std::to_string(request.reserved) + ", not 0");
+  if (request.count > 0 && !request.tensors)
+    refuse("lightcc_request.tensors is NULL, but count is " + std::to_string(request.count));
+  return request;
+}
+
+lightcc_tensor read_tensor(const lightcc_request& request, int index) {
+  lightcc_tensor tensor;
+  const auto* first = reinterpret_cast<const std::byte*>(request.tensors);
+  read_struct(&tensor, first + size_t(index) * request.tensor_size, request.tensor_size, kTensorSizes,
+              "lightcc_request.tensor_size");
+  check_place(tensor.place, index);
+  return tensor;
+}
+
+bool is_plain(const lightcc_request& request, const lightcc_tensor& tensor) {
+  if (request.kind != LIGHTCC_ALLREDUCE || request.op < 0 || request.op > LIGHTCC_PRODUCT) return false;
+  if (request.op == LIGHTCC_ADASUM || !tensor.input || !tensor.output) return false;
+  if (tensor.dtype < 0 || tensor.dtype >= kDTypes) return false;
+  if (tensor.ndim < 0 || (tensor.ndim > 0 && !tensor.shape)) return false;
+  const std::span shape(tensor.shape, size_t(tensor.ndim));
+  return is_countable(shape) && std::find(shape.begin(), shape.end(), 0) == shape.end();
+}
+
+RequestPtr make_request(const lightcc_request& from, int members) {
+  if (from.kind < 0 || from.kind > LIGHTCC_BARRIER) refuse("unknown kind of collective " + std::to_string(from.kind));
+  if (from.op < 0 || from.op > LIGHTCC_PRODUCT) refuse("unknown reduce op " + std::to_string(from.op));
+  auto request = std::make_shared<Request>();
+  request->what = announcement_of(from);
+  const Kind kind = request->what.kind;
+  request->group = from.group;
+  request->automatic = !from.name;
+  if (from.name) request->key = key_of(kind, from.name);
+  request->callbacks = {from.done, from.allocate, from.context, from.received};
+  if (kind == Kind::barrier ? from.count != 0 : from.count < 1)
+    refuse(request->title() + ": " + std::to_string(from.count) + " tensors");
+  for (int i = 0; i < from.count; ++i) add_tensor(*request, read_tensor(from, i));
+  if (kind == Kind::alltoall && from.splits)
+    request->what.splits.assign(from.splits, from.splits + size_t(members) * size_t(from.count));
+  return request;
+}
+
+}  // namespace lightcc
