@@ -17,8 +17,8 @@ MAY_INCLUDE = {
     "engine": {"base", "device", "net", "collective"},
     "api": {"base", "device", "net", "collective", "engine"},
 }
-# Folders inside a layer that not everyone may include, and who may beside themselves. No transport includes another, and
-# bootstrap alone knows which there are. (peers.h, in net itself, knows shared memory and heartbeats, no transport.)
+# Folders inside a layer that not everyone may include, and who may beside themselves. No transport includes another,
+# and bootstrap alone knows which there are. (peers.h, in net itself, knows shared memory and heartbeats.)
 FOLDERS = {
     "net/loop": set(),
     "net/shm": {"net", "net/health", "net/bootstrap", "collective", "engine"},
