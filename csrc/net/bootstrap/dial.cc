@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/shortage.h"
+#include "net/handshake_connection.h"
 
 namespace lightcc {
 namespace {
@@ -26,10 +27,9 @@ struct Attempt {
   std::string endpoint;  // as it was given, for messages
   Address address;
   uint64_t retry_ns = kFirstRetryNs, next_ns = 0, silent_since_ns = 0;
-  Fd fd;
+  std::optional<HandshakeConnection> connection;
   bool connected = false;
-  std::optional<Handshake> handshake;
-  std::string out, problem;  // problem: of the last try
+  std::string problem;   // of the last try
 };
 
 class Dialer {
@@ -44,13 +44,14 @@ class Dialer {
       std::vector<pollfd> polled;
       std::vector<Attempt*> of;
       for (Attempt& a : attempts_) {
-        if (!a.fd && now >= a.next_ns) start(a, now);
-        if (a.fd && now - a.silent_since_ns > kSilenceNs) stop(a, a.connected ? "no answer" : "cannot be reached");
-        if (!a.fd) {
+        if (!a.connection && now >= a.next_ns) start(a, now);
+        if (a.connection && now - a.silent_since_ns > kSilenceNs) stop(a, a.connected ? "no answer" : "cannot be reached");
+        if (!a.connection) {
           wake = std::min(wake, a.next_ns);
           continue;
         }
-        polled.push_back({a.fd.get(), short(!a.connected || !a.out.empty() ? POLLIN | POLLOUT : POLLIN), 0});
+        const bool sends = !a.connected || !a.connection->all_sent();
+        polled.push_back({a.connection->fd(), short(sends ? POLLIN | POLLOUT : POLLIN), 0});
         of.push_back(&a);
       }
       const uint64_t wait_ns = wake - std::min(wake, now_ns());
@@ -101,57 +102,44 @@ class Dialer {
   }
 
   void start(Attempt& a, uint64_t now) {
-    a.fd = Fd(socket(a.address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    a.connected = false, a.silent_since_ns = now;
-    if (!a.fd) return stop(a, reason_of(errno));
-    if (connect(a.fd.get(), a.address.get(), a.address.length()) != 0 && errno != EINPROGRESS)
-      stop(a, std::strerror(errno));
+    Fd fd(socket(a.address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    a.connected = false;
+    a.silent_since_ns = now;
+    if (!fd) return stop(a, reason_of(errno));
+    if (connect(fd.get(), a.address.get(), a.address.length()) != 0 && errno != EINPROGRESS)
+      return stop(a, std::strerror(errno));
+    a.connection.emplace(std::move(fd), Handshake::connector(credentials_, hello_));
   }
 
   void stop(Attempt& a, const std::string& problem) {
-    a.fd = Fd(), a.handshake.reset(), a.out.clear(), a.problem = problem;
+    a.connection.reset();
+    a.problem = problem;
     a.next_ns = now_ns() + a.retry_ns;
     a.retry_ns = std::min(a.retry_ns * 2, kLastRetryNs);
   }
 
+  // Returns the connection if it is the one.
   std::optional<Dialed> go_on(Attempt& a) {
-    if (!a.connected) {
-      int error = 0;
-      socklen_t length = sizeof error;
-      getsockopt(a.fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-      if (error) return stop(a, std::strerror(error)), std::nullopt;
-      sockaddr_storage peer{};
-      socklen_t size = sizeof peer;
-      if (getpeername(a.fd.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) return {};  // not yet
-      // A port of this host's range of own ports may connect to itself.
-      if (local_address(a.fd.get()).text() == a.address.text()) return stop(a, "connected to itself"), std::nullopt;
-      const int on = 1;
-      setsockopt(a.fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      a.connected = true, a.silent_since_ns = now_ns();
-      a.handshake.emplace(Handshake::connector(credentials_, hello_));
-      a.out = a.handshake->take_output();
-    }
-    if (!send_out(a)) return {};
-    char bytes[4096];
-    const ssize_t n = recv(a.fd.get(), bytes, sizeof bytes, 0);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
-    if (n < 0) return stop(a, std::strerror(errno)), std::nullopt;
-    if (n == 0) return stop(a, "hung up before it had proven itself"), std::nullopt;
+    if (!a.connected && !is_connected(a)) return {};
+    HandshakeConnection& connection = *a.connection;
+    if (connection.send() == HandshakeConnection::Sent::broken) return stop(a, std::strerror(errno)), std::nullopt;
+    auto received = connection.receive();
+    if (!received) return {};
+    if (received->error == ECONNRESET) return stop(a, "hung up before it had proven itself"), std::nullopt;
+    if (received->error) return stop(a, std::strerror(received->error)), std::nullopt;
     a.silent_since_ns = now_ns();
-    const size_t used = a.handshake->feed({bytes, size_t(n)});
-    a.out += a.handshake->take_output();
-    switch (a.handshake->state()) {
+    switch (connection.handshake().state()) {
       case Handshake::State::done:
-        return Dialed{std::move(a.fd), std::string(bytes + used, size_t(n) - used)};
+        return Dialed{connection.take_fd(), std::move(received->rest)};
       case Handshake::State::going:
       case Handshake::State::asked:
-        send_out(a);
+        if (connection.send() == HandshakeConnection::Sent::broken) stop(a, std::strerror(errno));
         return {};
       case Handshake::State::refused:
       case Handshake::State::unauthenticated: {
-        const Error error = *a.handshake->error();
+        const Error error = *connection.handshake().error();
         // An endpoint may be another job's by chance, and rank 0 may be about to begin the epoch that we are in.
-        if (a.handshake->state() == Handshake::State::refused && error.code() != Code::mismatch)
+        if (connection.handshake().state() == Handshake::State::refused && error.code() != Code::mismatch)
           refusal_ = Error(error.code(), "init: at " + a.endpoint + ": " + error.what());
         return stop(a, error.what()), std::nullopt;
       }
@@ -159,14 +147,22 @@ class Dialer {
     return {};
   }
 
-  bool send_out(Attempt& a) {
-    while (!a.out.empty()) {
-      const ssize_t n = send(a.fd.get(), a.out.data(), a.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && errno == EAGAIN) return true;
-      if (n < 0) return stop(a, std::strerror(errno)), false;
-      a.out.erase(0, size_t(n));
-    }
+  // False: not yet, or it has been stopped.
+  bool is_connected(Attempt& a) {
+    const int fd = a.connection->fd();
+    int error = 0;
+    socklen_t length = sizeof error;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error) return stop(a, std::strerror(error)), false;
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return false;
+    // A port of this host's range of own ports may connect to itself.
+    if (local_address(fd).text() == a.address.text()) return stop(a, "connected to itself"), false;
+    const int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    a.connected = true;
+    a.silent_since_ns = now_ns();
     return true;
   }
 

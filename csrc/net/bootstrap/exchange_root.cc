@@ -122,7 +122,7 @@ void ExchangeRoot::tell_failure() {
   const uint64_t last = now_ns() + kFailureNoticeNs;
   auto tell = [&] {
     for (auto& [fd, client] : clients_) {
-      if (client.leaving || client.handshake.state() != Handshake::State::done) continue;
+      if (client.leaving || client.handshake_state() != Handshake::State::done) continue;
       client.leaving = true, told_.insert(client.rank());
       enqueue(client, frame);
     }
@@ -208,49 +208,55 @@ void ExchangeRoot::evict(int fd) {
 }
 
 void ExchangeRoot::on_readable(Client& client) {
-  char bytes[16 << 10];
-  for (;;) {
-    if (is_dropped(client)) return;
-    const ssize_t n = recv(client.fd.get(), bytes, sizeof bytes, 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) return;
-    if (n <= 0) return drop(client);
+  while (!is_dropped(client)) {
     try {
-      if (!client.leaving) on_bytes(client, {bytes, size_t(n)});
-    } catch (const Error&) {  // what a rank of this job sends is no frame
+      if (!read_some(client)) return;
+    } catch (const Error&) {  // nothing that a rank would send
       return drop(client);
     }
   }
 }
 
-void ExchangeRoot::on_bytes(Client& client, std::string_view bytes) {
-  using State = Handshake::State;
-  while (!bytes.empty() && client.handshake.state() == State::going) {
-    bytes.remove_prefix(client.handshake.feed(bytes));
+// False: nothing more has come.
+bool ExchangeRoot::read_some(Client& client) {
+  if (client.handshake_state() == Handshake::State::going) {
+    const auto received = client.connection.receive();
+    if (!received) return false;
+    if (received->error) return drop(client), false;
     on_handshake(client);
+    on_frames(client, received->rest);
+    return true;
   }
-  if (client.handshake.state() != State::done || client.leaving) return;
+  char bytes[16 << 10];
+  const ssize_t n = recv(client.fd(), bytes, sizeof bytes, 0);
+  if (n < 0 && errno == EINTR) return true;
+  if (n < 0 && errno == EAGAIN) return false;
+  if (n <= 0) return drop(client), false;
+  on_frames(client, {bytes, size_t(n)});
+  return true;
+}
+
+void ExchangeRoot::on_frames(Client& client, std::string_view bytes) {
+  if (client.handshake_state() != Handshake::State::done || client.leaving) return;
   client.frames.feed(bytes);
   while (auto frame = client.frames.take()) on_frame(client, *frame);
 }
 
 void ExchangeRoot::on_handshake(Client& client) {
   using State = Handshake::State;
-  Handshake& handshake = client.handshake;
+  Handshake& handshake = client.connection.handshake();
   if (handshake.state() == State::asked) {
     if (handshake.hello().purpose != Purpose::bootstrap)
       handshake.refuse(Error(Code::timeout, "the ranks are still meeting; nothing else is served yet"));
     else
       handshake.welcome(0);
   }
-  std::string text = handshake.take_output();
   if (handshake.state() == State::done) {
-    pending_.remove(uint64_t(client.fd.get()));
+    pending_.remove(uint64_t(client.fd()));
     const uint64_t left = deadline_ns_ - std::min(deadline_ns_, now_ns());
-    text += framed(FrameKind::greeting, WireWriter().put(client.seen.text()).put(left).take());
-  }
-  if (!text.empty()) enqueue(client, std::make_shared<const std::string>(std::move(text)));
-  if (handshake.state() == State::refused) {
+    const std::string body = WireWriter().put(client.seen.text()).put(left).take();
+    enqueue(client, std::make_shared<const std::string>(framed(FrameKind::greeting, body)));
+  } else if (handshake.state() == State::refused) {
     // What another job's process was refused for is of no use in an error of this one.
     if (handshake.error()->code() != Code::mismatch) refused_ = handshake.error()->what();
     client.leaving = true;
@@ -258,6 +264,8 @@ void ExchangeRoot::on_handshake(Client& client) {
   } else if (handshake.state() == State::unauthenticated) {
     unauthenticated_.add(client.seen.text());
     drop(client);
+  } else {
+    flush(client);
   }
 }
 
@@ -298,23 +306,31 @@ void ExchangeRoot::enqueue(Client& client, std::shared_ptr<const std::string> te
 
 void ExchangeRoot::flush(Client& client) {
   if (is_dropped(client)) return;
-  const bool had = !client.out.empty();
-  while (!client.out.empty()) {
+  using Sent = HandshakeConnection::Sent;
+  Sent sent = client.connection.send();
+  while (sent == Sent::all && !client.out.empty()) {
     const std::string& text = *client.out.front();
     const ssize_t n =
-        send(client.fd.get(), text.data() + client.sent, text.size() - client.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        send(client.fd(), text.data() + client.sent, text.size() - client.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno != EAGAIN) break;  // reading will tell that it is gone
-    if (n < 0) return watch(epoll_.get(), EPOLL_CTL_MOD, client.fd.get(), EPOLLIN | EPOLLOUT);
+    if (n < 0) {
+      sent = errno == EAGAIN ? Sent::later : Sent::broken;
+      break;
+    }
     client.sent += size_t(n);
-    if (client.sent == text.size()) client.out.pop_front(), client.sent = 0;
+    if (client.sent < text.size()) continue;
+    client.out.pop_front();
+    client.sent = 0;
+    if (client.out.empty()) --unsent_;
   }
-  client.out.clear(), client.sent = 0;
-  if (had) {
+  if (sent == Sent::later) return watch(epoll_.get(), EPOLL_CTL_MOD, client.fd(), EPOLLIN | EPOLLOUT);
+  if (!client.out.empty()) {  // reading will tell that it is gone
+    client.out.clear();
+    client.sent = 0;
     --unsent_;
-    watch(epoll_.get(), EPOLL_CTL_MOD, client.fd.get(), EPOLLIN);
   }
-  if (client.leaving) shutdown(client.fd.get(), SHUT_WR);
+  watch(epoll_.get(), EPOLL_CTL_MOD, client.fd(), EPOLLIN);
+  if (client.leaving) shutdown(client.fd(), SHUT_WR);
 }
 
 void ExchangeRoot::drop(Client& client) {
@@ -336,13 +352,13 @@ void ExchangeRoot::drop(Client& client) {
     }
   }
   client.come = false, client.leaving = true;
-  pending_.remove(uint64_t(client.fd.get()));
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, client.fd.get(), nullptr);
-  dropped_.push_back(client.fd.get());
+  pending_.remove(uint64_t(client.fd()));
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, client.fd(), nullptr);
+  dropped_.push_back(client.fd());
 }
 
 bool ExchangeRoot::is_dropped(const Client& client) const {
-  return std::find(dropped_.begin(), dropped_.end(), client.fd.get()) != dropped_.end();
+  return std::find(dropped_.begin(), dropped_.end(), client.fd()) != dropped_.end();
 }
 
 void ExchangeRoot::drop_overdue() {
@@ -350,8 +366,8 @@ void ExchangeRoot::drop_overdue() {
   if (now - swept_ns_ < kSweepNs) return;
   swept_ns_ = now;
   for (auto& [fd, client] : clients_) {
-    if (client.handshake.state() == Handshake::State::done || now - client.since_ns < kHandshakeNs) continue;
-    if (client.handshake.state() == Handshake::State::going) unauthenticated_.add(client.seen.text());
+    if (client.handshake_state() == Handshake::State::done || now - client.since_ns < kHandshakeNs) continue;
+    if (client.handshake_state() == Handshake::State::going) unauthenticated_.add(client.seen.text());
     drop(client);
   }
   for (int fd : std::exchange(dropped_, {})) clients_.erase(fd);
@@ -373,7 +389,7 @@ Error ExchangeRoot::missing(const std::vector<int>& ranks, uint64_t deadline_ns)
   if (!refused_.empty()) text += ". A process was refused: " + refused_;
   UnauthenticatedConnections unauthenticated = unauthenticated_;
   for (const auto& [fd, client] : clients_)  // and those whose time is not over yet
-    if (client.handshake.state() == Handshake::State::going &&
+    if (client.handshake_state() == Handshake::State::going &&
         now_ns() - client.since_ns > PendingConnections::kGraceNs)
       unauthenticated.add(client.seen.text());
   if (unauthenticated.count) text += "." + unauthenticated.text();

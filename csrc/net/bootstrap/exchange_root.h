@@ -7,6 +7,7 @@
 
 #include "net/bootstrap/exchange.h"
 #include "net/bootstrap/exchange_frames.h"
+#include "net/handshake_connection.h"
 #include "net/unauthenticated.h"
 
 namespace lightcc {
@@ -22,9 +23,8 @@ class ExchangeRoot : public BootstrapExchange {
  private:
   struct Client {  // a connection
     Client(Fd socket, const JobCredentials& credentials)
-        : fd(std::move(socket)), handshake(Handshake::acceptor(credentials, 0)) {}
-    Fd fd;
-    Handshake handshake;
+        : connection(std::move(socket), Handshake::acceptor(credentials, 0)) {}
+    HandshakeConnection connection;
     Address seen, at;       // its end and ours
     uint64_t since_ns = 0;  // accepted
     FrameReader frames{kMostNoteBytes + 64};
@@ -33,13 +33,16 @@ class ExchangeRoot : public BootstrapExchange {
     std::deque<std::shared_ptr<const std::string>> out;
     size_t sent = 0;       // of the first in `out`
     bool leaving = false;  // nothing more will be said to it; it shall close
-    int rank() const { return handshake.hello().from; }
+    int fd() const { return connection.fd(); }
+    Handshake::State handshake_state() const { return connection.handshake().state(); }
+    int rank() const { return connection.handshake().hello().from; }
   };
   void serve(uint64_t until_ns);  // waits for something to happen and does what it asks for
   void accept_some();
   void pause_accepting(int error);
   void on_readable(Client&);
-  void on_bytes(Client&, std::string_view);
+  bool read_some(Client&);
+  void on_frames(Client&, std::string_view);
   void on_handshake(Client&);
   void on_frame(Client&, const Frame&);
   void enqueue(Client&, std::shared_ptr<const std::string>);

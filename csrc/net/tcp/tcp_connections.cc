@@ -39,23 +39,24 @@ void TcpTransport::poll_for(Connection& c, uint32_t events) {
   if (c.polled_for == events) return;
   epoll_event event{events, {}};
   event.data.u64 = c.number;
-  if (epoll_ctl(epoll_.get(), c.polled_for ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, c.fd.get(), &event) != 0)
+  if (epoll_ctl(epoll_.get(), c.polled_for ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, c.fd(), &event) != 0)
     throw system_error("watching a connection");
   blocked_writes_ += int((events & EPOLLOUT) != 0) - int((c.polled_for & EPOLLOUT) != 0);
   c.polled_for = events;
 }
 
-TcpTransport::Connection& TcpTransport::open(Fd fd, Handshake handshake, uint32_t events) {
+TcpTransport::Connection& TcpTransport::open(Fd fd, Handshake handshake, bool connecting) {
   tune(fd.get());
+  const auto first = connecting ? ConnectionState::connecting : ConnectionState::handshaking;
   auto& c = connections_[++last_number_];
-  c = std::make_unique<Connection>(last_number_, std::move(fd), std::move(handshake));
-  ++timers_;
-  poll_for(*c, events);
+  c = std::make_unique<Connection>(last_number_, std::move(fd), std::move(handshake), first);
+  timers_ += c->needs_timer();
+  poll_for(*c, connecting ? EPOLLOUT : kIn);
   return *c;
 }
 
 void TcpTransport::drop(Connection& c) {
-  if (!c.up && !c.awaits_group) --timers_;
+  timers_ -= c.needs_timer();
   if (c.polled_for & EPOLLOUT) --blocked_writes_;
   if (c.link) c.link->connection = nullptr;
   pending_.remove(c.number);
@@ -72,8 +73,9 @@ void TcpTransport::connect(TcpLinkState& link, Purpose purpose) {
   if (::connect(fd.get(), to.get(), to.length()) != 0 && errno != EINPROGRESS) return on_attempt_failed(link, errno);
   const int lane = std::max(link.key.lane, kControl);
   const Hello hello{purpose, rank_, link.key.peer, link.key.group, lane, link.stream->received()};
-  Connection& c = open(std::move(fd), Handshake::connector(credentials_, hello), EPOLLOUT);
-  c.purpose = purpose, c.link = &link, c.connecting = true;
+  Connection& c = open(std::move(fd), Handshake::connector(credentials_, hello), true);
+  c.purpose = purpose;
+  c.link = &link;
   link.connection = &c;
 }
 
@@ -81,11 +83,14 @@ void TcpTransport::connect(TcpLinkState& link, Purpose purpose) {
 void TcpTransport::on_attempt_failed(TcpLinkState& link, int error) {
   const uint64_t now = now_ns();
   if (link.connection) drop(*link.connection);
-  if (!std::exchange(link.has_timer, true)) ++timers_, link.broken_ns = now;
+  if (link.state == LinkState::idle) {
+    set_state(link, LinkState::retrying);
+    link.broken_ns = now;
+  }
   if (error != ECONNREFUSED) link.refused_ns = 0;
   else if (link.refused_ns == 0) link.refused_ns = now;
   if (left_[size_t(link.key.peer)]) close(link);
-  if (link.closed) return;
+  if (link.state == LinkState::closed) return;
   const std::string at = peer(link).address.text();
   const std::string broke = link.broken_why.empty() ? "" : "its connection broke (" + link.broken_why + ") and ";
   // While heartbeats of its host come, something between us refuses: other ranks of that host would tell of its death,
@@ -93,7 +98,7 @@ void TcpTransport::on_attempt_failed(TcpLinkState& link, int error) {
   const bool dead = link.refused_ns && now - link.refused_ns >= kRefusedNs &&
                     !(is_heard_ && is_heard_(link.key.peer, now - kHostSilentNs));
   if (dead) {
-    if (link.was_up) throw_lost(link, "died: " + broke + "nobody listens at " + at + " any more");
+    if (link.state == LinkState::broken) throw_lost(link, "died: " + broke + "nobody listens at " + at + " any more");
     throw_lost(link, "cannot be reached: nobody listens at " + at +
                          "; it died, or that is an address of this host as well, and LIGHTCC_IFACE is needed");
   }
@@ -109,37 +114,39 @@ void TcpTransport::probe(int peer) {
   TcpLinkState& it = link_state({0, kProbe, peer});
   if (it.stream || ended_) return;
   it.stream = std::make_unique<TcpStream>(kControlRing);
-  it.broken_ns = now_ns(), it.has_timer = true, ++timers_;
+  it.broken_ns = now_ns();
+  set_state(it, LinkState::probing);
 }
 
 // A connection that was up.
 void TcpTransport::on_broken(TcpLinkState& link, const std::string& why) {
   drop(*link.connection);
-  const bool over = link.stream->peer_finished() || (link.finishing && link.stream->delivered());
+  const bool over = link.stream->peer_finished() || (link.end != LinkEnd::open && link.stream->delivered());
   if (over || left_[size_t(link.key.peer)]) return close(link);
-  link.broken_why = why, link.broken_ns = now_ns(), link.refused_ns = 0;
+  link.broken_why = why;
+  link.broken_ns = now_ns();
+  link.refused_ns = 0;
   link.retry_ns = link.broken_ns + (link.connects ? 0 : kProbeNs);
-  if (!std::exchange(link.has_timer, true)) ++timers_;
+  set_state(link, LinkState::broken);
 }
 
 // The handshake is over: the connection carries the link from now on.
 void TcpTransport::attach(TcpLinkState& link, Connection& c) {
   if (link.connection && link.connection != &c) drop(*link.connection);
   if (!link.stream) link.stream = std::make_unique<TcpStream>(link.key.lane == kControl ? kControlRing : kDataRing);
-  if (c.handshake.state() == Handshake::State::asked) {
-    link.stream->restart(c.handshake.hello().received);
-    c.handshake.welcome(link.stream->received());
+  if (c.handshake().state() == Handshake::State::asked) {
+    link.stream->restart(c.handshake().hello().received);
+    c.handshake().welcome(link.stream->received());
   } else {
-    link.stream->restart(c.handshake.peer_received());
+    link.stream->restart(c.handshake().peer_received());
   }
-  if (!std::exchange(c.awaits_group, false)) --timers_;
   pending_.remove(c.number);
-  c.link = &link, c.up = true;
+  c.link = &link;
   link.connection = &c;
-  if (std::exchange(link.has_timer, false)) --timers_;
-  if (std::exchange(link.was_up, true)) ++reconnects_;
+  reconnects_ += link.state == LinkState::up || link.state == LinkState::broken;
+  set_state(c, ConnectionState::up);
+  set_state(link, LinkState::up);
   link.refused_ns = 0;
-  c.out += c.handshake.take_output();
   if (send_handshake(c)) mark_dirty(link);
 }
 
@@ -169,7 +176,7 @@ void TcpTransport::accept_incoming() {
                                 " connections have not proven to be of this job, the oldest are closed." +
                                 unauthenticated_.text());
     }
-    Connection& c = open(std::move(fd), Handshake::acceptor(credentials_, rank_), EPOLLIN);
+    Connection& c = open(std::move(fd), Handshake::acceptor(credentials_, rank_), false);
     c.seen = Address(seen, length);
     pending_.add(c.number, c.since_ns);
   }
@@ -182,24 +189,22 @@ void TcpTransport::reject(Connection& c) {
 
 // The other end has proven that it belongs to the job.
 void TcpTransport::admit(Connection& c) {
-  const Hello& hello = c.handshake.hello();
+  const Hello& hello = c.handshake().hello();
   const bool known = hello.from > rank_ && hello.from < int(peers_.size()) && peers_[size_t(hello.from)].address;
   if (ended_) {
-    c.handshake.refuse(*ended_);
+    c.handshake().refuse(*ended_);
   } else if (hello.purpose == Purpose::probe) {
-    c.handshake.welcome(0);
+    c.handshake().welcome(0);
   } else if (hello.purpose != Purpose::link || !known || hello.group < 0 || hello.lane < kControl) {
-    c.handshake.refuse(Error(Code::internal, "rank " + std::to_string(hello.from) + " asks rank " +
-                                                 std::to_string(rank_) + " for a link that cannot be"));
+    c.handshake().refuse(Error(Code::internal, "rank " + std::to_string(hello.from) + " asks rank " +
+                                                   std::to_string(rank_) + " for a link that cannot be"));
   } else if (auto it = link_states_.find({hello.group, hello.lane, hello.from}); it != link_states_.end()) {
     return attach(*it->second, c);
   } else {  // until the group exists here, too
     pending_.remove(c.number);
-    return void(std::exchange(c.awaits_group, true) || --timers_);
+    return set_state(c, ConnectionState::awaits_group);
   }
-  if (std::exchange(c.awaits_group, false)) ++timers_;
-  c.closing = true;
-  c.out += c.handshake.take_output();
+  set_state(c, ConnectionState::closing);
   send_handshake(c);
 }
 
@@ -207,7 +212,10 @@ void TcpTransport::handshake_done(Connection& c, std::string_view rest) {
   TcpLinkState& link = *c.link;
   if (c.purpose == Purpose::probe) {  // alive; it will come, or come again
     drop(c);
-    if (link.key.lane == kProbe) return link.closed = true, link.stream.reset();
+    if (link.key.lane == kProbe) {
+      set_state(link, LinkState::closed);
+      return link.stream.reset();
+    }
     link.refused_ns = 0, link.retry_ns = now_ns() + 3 * kProbeNs;
     if (now_ns() - link.broken_ns >= timeouts_.reconnect_ns) on_attempt_failed(link, ETIMEDOUT);
     return;
@@ -217,22 +225,22 @@ void TcpTransport::handshake_done(Connection& c, std::string_view rest) {
 }
 
 void TcpTransport::pump_handshake(Connection& c) {
-  char buffer[4096];
-  const ssize_t n = recv(c.fd.get(), buffer, sizeof buffer, 0);
-  if (n < 0 && is_for_later(errno)) return;
-  if (n <= 0) return c.link ? on_attempt_failed(*c.link, n < 0 ? errno : ECONNRESET) : drop(c);
-  if (c.closing) return;
-  const std::string_view bytes(buffer, size_t(n));
-  const size_t used = c.handshake.feed(bytes);
-  c.out += c.handshake.take_output();
-  switch (c.handshake.state()) {
+  const auto received = c.receive();
+  if (!received) return;
+  if (received->error) return c.link ? on_attempt_failed(*c.link, received->error) : drop(c);
+  if (c.state == ConnectionState::closing) return;
+  switch (c.handshake().state()) {
     case Handshake::State::going: send_handshake(c); return;
     case Handshake::State::asked: return admit(c);
-    case Handshake::State::done: return handshake_done(c, bytes.substr(used));
+    case Handshake::State::done: return handshake_done(c, received->rest);
     case Handshake::State::refused:
-      if (!c.link) return c.closing = true, void(send_handshake(c));
+      if (!c.link) {
+        set_state(c, ConnectionState::closing);
+        send_handshake(c);
+        return;
+      }
       if (left_[size_t(c.link->key.peer)]) return on_attempt_failed(*c.link, ECONNREFUSED);
-      throw Error(c.handshake.error()->code(), c.handshake.error()->what());
+      throw Error(c.handshake().error()->code(), c.handshake().error()->what());
     case Handshake::State::unauthenticated:
       if (!c.link) return reject(c);
       unauthenticated_.add(peer(*c.link).address.text());
@@ -242,14 +250,10 @@ void TcpTransport::pump_handshake(Connection& c) {
 
 // Sends what the handshake has to say. True: all of it is out.
 bool TcpTransport::send_handshake(Connection& c) {
-  while (!c.out.empty()) {
-    const ssize_t n = send(c.fd.get(), c.out.data(), c.out.size(), MSG_NOSIGNAL);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return poll_for(c, is_for_later(errno) ? kBoth : kIn), false;  // an error shows at the next read
-    c.out.erase(0, size_t(n));
-  }
-  poll_for(c, kIn);
-  if (c.closing) shutdown(c.fd.get(), SHUT_WR);  // the other end reads what we said, then closes
+  const auto sent = c.send();
+  poll_for(c, sent == HandshakeConnection::Sent::later ? kBoth : kIn);  // an error shows at the next read
+  if (sent != HandshakeConnection::Sent::all) return false;
+  if (c.state == ConnectionState::closing) shutdown(c.fd(), SHUT_WR);  // the other end reads what we said, then closes
   return true;
 }
 
@@ -260,24 +264,23 @@ void TcpTransport::run_timers(uint64_t now) {
   }
   std::vector<Connection*> late;
   for (auto& [number, c] : connections_)
-    if (const uint64_t most = c->connecting ? kConnectNs : timeouts_.handshake_ns;
-        !c->up && !c->awaits_group && now - c->since_ns > most)
+    if (const bool connecting = c->state == ConnectionState::connecting;
+        c->needs_timer() && now - c->since_ns > (connecting ? kConnectNs : timeouts_.handshake_ns))
       late.push_back(c.get());
   for (Connection* c : late) {
     if (c->link) {
       // Taken by the system and not answered by the process: it is stopped, and that is no loss, however long.
-      if (!c->connecting) c->link->broken_ns = now;
+      if (c->state != ConnectionState::connecting) c->link->broken_ns = now;
       on_attempt_failed(*c->link, ETIMEDOUT);
     } else {
-      if (c->closing) drop(*c);
+      if (c->state == ConnectionState::closing) drop(*c);
       else reject(*c);
     }
   }
   for (auto& [key, link] : link_states_) {
-    if (!link->has_timer || link->connection) continue;
-    const bool wants_link = link->connects && link->key.lane != kProbe;
-    if (link->closed) link->has_timer = false, --timers_;
-    else if (now >= link->retry_ns) connect(*link, wants_link ? Purpose::link : Purpose::probe);
+    if (!link->needs_timer() || link->connection || now < link->retry_ns) continue;
+    const bool wants_link = link->connects && link->state != LinkState::probing;
+    connect(*link, wants_link ? Purpose::link : Purpose::probe);
   }
 }
 

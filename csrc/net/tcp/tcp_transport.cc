@@ -77,8 +77,9 @@ TcpTransport::TcpLinkState& TcpTransport::link_state(const Key& key) {
 std::unique_ptr<Link> TcpTransport::link(int group, int lane, int peer) {
   TcpLinkState& it = link_state({group, lane, peer});
   for (auto& [number, incoming] : connections_) {  // it may have come before us
-    const Hello& hello = incoming->handshake.hello();
-    if (!incoming->awaits_group || Key{hello.group, hello.lane, hello.from} != it.key) continue;
+    const Hello& hello = incoming->handshake().hello();
+    if (incoming->state != ConnectionState::awaits_group) continue;
+    if (Key{hello.group, hello.lane, hello.from} != it.key) continue;
     attach(it, *incoming);
     break;
   }
@@ -102,11 +103,19 @@ void TcpTransport::flush() {
   }
 }
 
+void TcpTransport::finish(TcpLinkState& link) {
+  link.stream->finish();
+  mark_dirty(link);
+}
+
 bool TcpTransport::finish() {
   bool delivered = true;
   for (auto& [key, link] : link_states_) {
-    if (!link->stream || link->closed) continue;
-    if (!std::exchange(link->finishing, true)) link->stream->finish(), mark_dirty(*link);
+    if (!link->stream || link->state == LinkState::closed) continue;
+    if (link->end == LinkEnd::open) {
+      link->end = LinkEnd::finishing;
+      finish(*link);
+    }
     delivered = delivered && (link->stream->delivered() || left_[size_t(key.peer)]);
   }
   flush();
@@ -117,10 +126,9 @@ void TcpTransport::retire(int group) {
   for (auto it = link_states_.lower_bound({group, kControl, 0}); it != link_states_.end() && it->first.group == group;
        ++it) {
     TcpLinkState& link = *it->second;
-    if (!link.stream || link.closed) continue;
-    link.retired = link.finishing = true;
-    link.stream->finish();
-    mark_dirty(link);
+    if (!link.stream || link.state == LinkState::closed) continue;
+    link.end = LinkEnd::retired;
+    finish(link);
   }
 }
 
@@ -129,9 +137,9 @@ void TcpTransport::end(const Error& cause) {
   for (auto it = connections_.begin(); it != connections_.end();) {
     Connection& connection = *(it++)->second;
     if (connection.link) drop(connection);
-    else if (connection.awaits_group) admit(connection);
+    else if (connection.state == ConnectionState::awaits_group) admit(connection);
   }
-  for (auto& [key, link] : link_states_) link->closed = true;
+  for (auto& [key, link] : link_states_) set_state(*link, LinkState::closed);
 }
 
 void TcpTransport::close() {
@@ -149,30 +157,33 @@ void TcpTransport::close_in_child() {
 
 void TcpTransport::break_connections() {
   for (auto& [number, connection] : connections_)
-    if (connection->up) shutdown(connection->fd.get(), SHUT_RDWR);
+    if (connection->state == ConnectionState::up) shutdown(connection->fd(), SHUT_RDWR);
 }
 
 // ---- bytes
 
 void TcpTransport::write(TcpLinkState& link) {
   Connection* c = link.connection;
-  if (!c || !c->up || !c->out.empty()) return;
+  if (!c || c->state != ConnectionState::up || !c->all_sent()) return;
   std::array<iovec, 2> pieces;
   while (const int count = link.stream->to_send(pieces)) {
     msghdr message{};
     message.msg_iov = pieces.data(), message.msg_iovlen = size_t(count);
-    const ssize_t n = sendmsg(c->fd.get(), &message, MSG_NOSIGNAL);
+    const ssize_t n = sendmsg(c->fd(), &message, MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return poll_for(*c, is_for_later(errno) ? kBoth : kIn);
     link.stream->sent(size_t(n));
   }
   poll_for(*c, kIn);
-  if (link.retired && link.stream->delivered() && link.stream->peer_finished()) drop(*c), close(link);
+  if (link.end == LinkEnd::retired && link.stream->delivered() && link.stream->peer_finished()) {
+    drop(*c);
+    close(link);
+  }
 }
 
 void TcpTransport::close(TcpLinkState& link) {
-  link.closed = true;
-  if (link.retired) link.stream.reset();  // its link is gone
+  set_state(link, LinkState::closed);
+  if (link.end == LinkEnd::retired) link.stream.reset();  // its link is gone
 }
 
 // What has come; straight into the ring where it is much.
@@ -181,7 +192,7 @@ bool TcpTransport::read(TcpLinkState& link) {
   bool moved = false;
   for (size_t bytes = 0; bytes < kReadBytes;) {
     std::array<iovec, 2> pieces{link.stream->to_receive(), iovec{buffer, sizeof buffer}};
-    const ssize_t n = readv(link.connection->fd.get(), pieces.data(), int(pieces.size()));
+    const ssize_t n = readv(link.connection->fd(), pieces.data(), int(pieces.size()));
     if (n < 0 && is_for_later(errno)) return moved;
     if (n <= 0) return on_broken(link, n < 0 ? std::strerror(errno) : "closed by the other side"), true;
     const size_t direct = std::min(size_t(n), pieces[0].iov_len);
@@ -200,17 +211,17 @@ bool TcpTransport::read(TcpLinkState& link) {
 }
 
 bool TcpTransport::serve(Connection& c, uint32_t events) {
-  if (c.connecting) {
+  if (c.state == ConnectionState::connecting) {
     int error = 0;
     socklen_t length = sizeof error;
-    getsockopt(c.fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    getsockopt(c.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error) return on_attempt_failed(*c.link, error), true;
-    c.connecting = false, c.since_ns = now_ns();
-    c.out += c.handshake.take_output();
+    set_state(c, ConnectionState::handshaking);
+    c.since_ns = now_ns();
     return send_handshake(c), true;
   }
-  if (events & EPOLLOUT && !c.out.empty() && !send_handshake(c)) return true;
-  if (!c.up) return pump_handshake(c), true;
+  if (events & EPOLLOUT && !c.all_sent() && !send_handshake(c)) return true;
+  if (c.state != ConnectionState::up) return pump_handshake(c), true;
   TcpLinkState& link = *c.link;
   if (events & EPOLLOUT) write(link);
   return link.connection && events & ~uint32_t(EPOLLOUT) ? read(link) : true;

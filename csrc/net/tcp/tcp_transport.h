@@ -71,12 +71,14 @@ class TcpTransport : public Transport {
   struct Connection;           // an open socket: a link's, or an incoming one that has not said what it wants
 
   TcpLinkState& link_state(const Key&);
-  Connection& open(Fd, Handshake, uint32_t events);
+  template <class Stateful> void set_state(Stateful&, typename Stateful::State);
+  Connection& open(Fd, Handshake, bool connecting);
   void open_stream(TcpLinkState&);
   void connect(TcpLinkState&, Purpose);
   void on_attempt_failed(TcpLinkState&, int error);  // to connect
   void on_broken(TcpLinkState&, const std::string& why);
   void close(TcpLinkState&);
+  void finish(TcpLinkState&);
   void attach(TcpLinkState&, Connection&);
   void mark_dirty(TcpLinkState&);
   void accept_incoming();
