@@ -84,7 +84,8 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   auto engine = std::make_shared<Engine>(std::move(bootstrapped.peers), bootstrapped.world, bootstrapped.config,
                                          std::move(timeline));
   std::lock_guard lock(s.mutex);
-  s.engine = std::move(engine), s.forked = false;
+  s.engine = std::move(engine);
+  s.forked = false;
   s.epochs[world.job] = {epoch.number + 1, bootstrapped.next_socket_name};
   s.copied_before = copied_bytes();
   s.how = bootstrapped.how;
@@ -143,11 +144,17 @@ int lightcc_init_at(int rank, int size, const char* job, const char* secret, con
     Rendezvous rendezvous;
     if (std::lock_guard lock(s.mutex); rank == 0 && s.rendezvous)
       rendezvous = std::move(*s.rendezvous), s.rendezvous.reset();
-    rendezvous.how = "a communicator", rendezvous.job = job, rendezvous.secret = secret;
+    rendezvous.how = "a communicator";
+    rendezvous.job = job;
+    rendezvous.secret = secret;
     rendezvous.endpoints = parse_endpoints("init", where);
     const auto find = [&] {
       World world = nobody();
-      world.rank = rank, world.size = size, world.local_size = 0, world.job = job, world.launcher = "a communicator";
+      world.rank = rank;
+      world.size = size;
+      world.local_size = 0;
+      world.job = job;
+      world.launcher = "a communicator";
       return world;
     };
     return init(find, [&](const World& world, const Config& config, const Epoch& epoch, uint64_t deadline) {

@@ -66,7 +66,8 @@ RequestPtr groups_request(Kind kind, const Shape& numbers) {
   auto request = std::make_shared<Request>();
   request->what.kind = kind;
   request->what.tensors = {{DType::uint8, numbers}};
-  request->inputs = {nullptr}, request->outputs = {nullptr};
+  request->inputs = {nullptr};
+  request->outputs = {nullptr};
   return request;
 }
 
@@ -256,7 +257,10 @@ void lightcc_free(void* data) {
     GlobalState& s = global_state();
     std::lock_guard lock(s.mutex);
     auto it = s.memory.find(data);
-    if (it != s.memory.end()) free = std::move(it->second), s.memory.erase(it);
+    if (it != s.memory.end()) {
+      free = std::move(it->second);
+      s.memory.erase(it);
+    }
   }
   free ? free() : std::free(data);
 }

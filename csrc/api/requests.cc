@@ -26,15 +26,21 @@ int64_t keep(const RequestPtr& request) {
 // A prepared request whose last start is over and released, to be started again as it is.
 RequestPtr renewed(const RequestPtr& request) {
   std::atomic_thread_fence(std::memory_order_acquire);  // whoever gave up the last other reference is done with it
-  request->results.clear(), request->text.clear();
-  request->code = Code::pending, request->asked_ns = 0, request->name_held = false;
+  request->results.clear();
+  request->text.clear();
+  request->code = Code::pending;
+  request->asked_ns = 0;
+  request->name_held = false;
   request->finished.store(false, std::memory_order_relaxed);
   return request;
 }
 RequestPtr copy_of(const Request& form) {
   auto request = std::make_shared<Request>();
-  request->group = form.group, request->key = form.key, request->what = form.what;
-  request->inputs = form.inputs, request->outputs = form.outputs;
+  request->group = form.group;
+  request->key = form.key;
+  request->what = form.what;
+  request->inputs = form.inputs;
+  request->outputs = form.outputs;
   return request;
 }
 
@@ -78,7 +84,10 @@ uint64_t ns_of(int timeout_ms) { return uint64_t(std::max(timeout_ms, 0)) * 1'00
 void give_back(Request& request) {
   GlobalState& s = global_state();
   std::unique_lock lock(s.mutex);
-  if (std::shared_ptr<Engine> engine = s.engine) lock.unlock(), engine->give_back(request);
+  if (std::shared_ptr<Engine> engine = s.engine) {
+    lock.unlock();
+    engine->give_back(request);
+  }
 }
 
 int status_of(Request& request) {

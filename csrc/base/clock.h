@@ -48,7 +48,10 @@ class Patience {
   explicit Patience(SpinHabit& habit) : habit_(habit), spin_ns_(habit.spin_ns()) {}
   void reset() {  // something came
     if (since_ != 0) habit_.paid(!yielded_);
-    turns_ = 0, since_ = 0, yielded_ = false, idle_yields_ = 0;
+    turns_ = 0;
+    since_ = 0;
+    yielded_ = false;
+    idle_yields_ = 0;
     spin_ns_ = habit_.spin_ns();
   }
   bool wait_a_little() {  // false: patience is used up, sleep

@@ -22,7 +22,9 @@ void Timeline::start(const Start& start) {
   auto file = std::make_unique<TraceFile>(start.path, about, start.now_ns, most_events_);
   std::lock_guard lock(mutex_);
   file_ = std::move(file);
-  start_ns_ = mark_ns_ = last_ns_ = start.now_ns, last_id_ = 0, mark_cycles_ = start.mark_cycles;
+  start_ns_ = mark_ns_ = last_ns_ = start.now_ns;
+  last_id_ = 0;
+  mark_cycles_ = start.mark_cycles;
   running_ = true;
 }
 
@@ -38,7 +40,8 @@ bool Timeline::complete(uint64_t now_ns) {
     if (!file_) return false;
     running_ = false;
     for (auto& [name, row] : rows_) {
-      row.last_ns = std::max(row.last_ns, now_ns), row.waiting.clear();
+      row.last_ns = std::max(row.last_ns, now_ns);
+      row.waiting.clear();
       end_phase(name, row);
     }
     rows_.clear();
@@ -54,7 +57,8 @@ void Timeline::phase(const std::string& name, std::string_view what, uint64_t ti
   std::lock_guard lock(mutex_);
   Row* row = at(name, time_ns);
   if (!row || row->phase.name == what) return;
-  end(name, *row, row->activity), end(name, *row, row->phase);
+  end(name, *row, row->activity);
+  end(name, *row, row->phase);
   begin(name, *row, row->phase, what, args);
 }
 
@@ -88,7 +92,8 @@ void Timeline::end(const std::string& name, uint64_t time_ns, const JsonObject& 
 void Timeline::mark(std::string_view name, uint64_t time_ns, const JsonObject& args) {
   std::lock_guard lock(mutex_);
   if (!file_ || !mark_cycles_) return;
-  mark_ns_ = std::max(mark_ns_, time_ns), last_ns_ = std::max(last_ns_, mark_ns_);
+  mark_ns_ = std::max(mark_ns_, time_ns);
+  last_ns_ = std::max(last_ns_, mark_ns_);
   file_->put({'i', 0, mark_ns_, std::string(name), args.empty() ? "" : args.text()});
 }
 
@@ -101,7 +106,10 @@ Timeline::Row* Timeline::at(const std::string& name, uint64_t time_ns) {
   }
   auto [it, is_new] = rows_.try_emplace(name);
   Row& row = it->second;
-  if (is_new) row.id = ++last_id_, row.last_ns = start_ns_;
+  if (is_new) {
+    row.id = ++last_id_;
+    row.last_ns = start_ns_;
+  }
   row.last_ns = std::max(row.last_ns, time_ns);
   last_ns_ = std::max(last_ns_, row.last_ns);
   return &row;

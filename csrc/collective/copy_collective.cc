@@ -24,19 +24,26 @@ CopyCollective::CopyCollective(SharedBackend& backend, const Collective& c)
   auto* output = static_cast<std::byte*>(c.output);
   if (c.kind == Kind::broadcast) {
     Transfer& transfer = c.index == c.root ? out_[size_t(c.index)] : in_[size_t(c.root)];
-    transfer.data = output, transfer.bytes = size_t(c.count) * element;
+    transfer.data = output;
+    transfer.bytes = size_t(c.count) * element;
     return;
   }
   for (size_t v = 0, read = 0, written = 0; v < size_t(c.size); ++v) {
-    in_[v].data = output + written, in_[v].bytes = size_t(c.counts[v]) * element;
+    in_[v].data = output + written;
+    in_[v].bytes = size_t(c.counts[v]) * element;
     written += in_[v].bytes;
     if (to_all_) continue;
-    out_[v].data = input + read, out_[v].bytes = size_t(c.send[v]) * element;
+    out_[v].data = input + read;
+    out_[v].bytes = size_t(c.send[v]) * element;
     read += out_[v].bytes;
   }
   Transfer& own = in_[size_t(c.index)];
-  if (to_all_) out_[size_t(c.index)].data = input, out_[size_t(c.index)].bytes = own.bytes;
-  own_ = own, own_from_ = out_[size_t(c.index)].data;
+  if (to_all_) {
+    out_[size_t(c.index)].data = input;
+    out_[size_t(c.index)].bytes = own.bytes;
+  }
+  own_ = own;
+  own_from_ = out_[size_t(c.index)].data;
   if (!to_all_) out_[size_t(c.index)] = {};
   own = {};
 }
@@ -59,7 +66,8 @@ bool CopyCollective::offer(Transfer& transfer, int to) {
   const int64_t offset = backend_.local_ranks_.arena()->offset_of(transfer.data, transfer.bytes);
   new (record) int64_t(offset);
   commit(to, sizeof(int64_t));
-  transfer.offered = true, transfer.direct = offset >= 0;
+  transfer.offered = true;
+  transfer.direct = offset >= 0;
   if (transfer.direct) transfer.moved = transfer.bytes;
   return true;
 }
@@ -82,7 +90,8 @@ bool CopyCollective::receive(Transfer& transfer, int from) {
     if (!record) return false;
     const int64_t offset = *reinterpret_cast<const int64_t*>(record);
     consume(from, sizeof(int64_t));
-    transfer.offered = true, transfer.direct = offset >= 0;
+    transfer.offered = true;
+    transfer.direct = offset >= 0;
     if (transfer.direct) transfer.from = backend_.local_ranks_.base(backend_.members_[size_t(from)]) + offset;
     return true;
   }
@@ -135,7 +144,10 @@ bool CopyCollective::step() {
     moved |= receive_ack(v);
     const Transfer &gives = out_[size_t(v)], &takes = in_[size_t(v)];
     const bool acked = !outgoing(v).direct || acked_[size_t(v)];
-    if (!gives.over() || !takes.over() || takes.direct != takes.acked || !acked) done_ = false, waiting_for_ = v;
+    if (!gives.over() || !takes.over() || takes.direct != takes.acked || !acked) {
+      done_ = false;
+      waiting_for_ = v;
+    }
   }
   return moved || done_;
 }

@@ -99,7 +99,10 @@ class BlockReduce : public Work {
     ins_.resize(c_.size);
     streams_ = c_.kind == Kind::allreduce && c_.input != c_.output && outgrows_cache(begin * element_ * c_.size);
     if (c_.kind != Kind::allreduce) mode_ = staged;
-    if (!offsets_.empty()) choose_mode(), told_ = true;
+    if (!offsets_.empty()) {
+      choose_mode();
+      told_ = true;
+    }
   }
 
   bool step() override {
@@ -164,7 +167,8 @@ class BlockReduce : public Work {
       std::vector<void*> outs(c_.size);
       for (int v = 0; v < c_.size; ++v) {
         std::byte* base = backend_.local_ranks_.base(backend_.members_[v]);
-        ins_[v] = base + offsets_[v].input + from, outs[v] = base + offsets_[v].output + from;
+        ins_[v] = base + offsets_[v].input + from;
+        outs[v] = base + offsets_[v].output + from;
       }
       reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs, ins_, n, streams_ ? outs.size() : 0);
       reduced_ += n;
@@ -174,7 +178,8 @@ class BlockReduce : public Work {
     if (told_) {  // my shard is in all outputs: say so, once
       if (!backend_.reserve(1)) return false;
       backend_.commit(1);
-      told_ = false, moved = true;
+      told_ = false;
+      moved = true;
     }
     for (int v = 0; v < c_.size; ++v) {
       if (v == c_.index || cursors_[v].seen) continue;

@@ -31,7 +31,8 @@ void set_average(Collective& c, ReduceOp op, double post) {
 std::byte* FusionBuffer::at_least(size_t bytes) {
   if (bytes > bytes_) {
     arena_->release(data_);
-    data_ = nullptr, bytes_ = 0;
+    data_ = nullptr;
+    bytes_ = 0;
     data_ = arena_->allocate(bytes + bytes / 2);
     bytes_ = bytes + bytes / 2;
     arena_->populate(data_, bytes);
@@ -140,7 +141,10 @@ void BatchExecution::plan_tensor(BatchItem& item, size_t t) {
   const int n = group_.size(), me = group_.index();
   FusedCollective fused{};
   Collective& c = fused.collective;
-  c.kind = request.what.kind, c.index = me, c.size = n, c.dtype = spec.dtype;
+  c.kind = request.what.kind;
+  c.index = me;
+  c.size = n;
+  c.dtype = spec.dtype;
   c.input = request.inputs[t];
   Shape shape = spec.shape;
   int64_t elements = 0;
@@ -193,8 +197,12 @@ bool BatchExecution::copy_some(const std::vector<Piece>& pieces) {  // false: al
     const Piece& piece = pieces[piece_];
     size_t n = std::min(budget, piece.bytes - offset_);
     copy(static_cast<std::byte*>(piece.out) + offset_, static_cast<const std::byte*>(piece.in) + offset_, n);
-    offset_ += n, budget -= n;
-    if (offset_ == piece.bytes) ++piece_, offset_ = 0;
+    offset_ += n;
+    budget -= n;
+    if (offset_ == piece.bytes) {
+      ++piece_;
+      offset_ = 0;
+    }
   }
   return piece_ < pieces.size();
 }

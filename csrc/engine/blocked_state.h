@@ -16,14 +16,20 @@ class BlockedState {
 
   void block(const Request& request) {
     if (blocked()) return;
-    report_.group = request.group, report_.kind = request.what.kind, report_.key = request.key;
+    report_.group = request.group;
+    report_.kind = request.what.kind;
+    report_.key = request.key;
     automatic_ = request.automatic;
-    ++report_.state, unreported_ = true;
+    ++report_.state;
+    unreported_ = true;
   }
   void unblock() {
     if (!blocked()) return;
-    report_.group = -1, report_.kind = Kind::barrier, report_.key.clear();
-    ++report_.state, unreported_ = true;
+    report_.group = -1;
+    report_.kind = Kind::barrier;
+    report_.key.clear();
+    ++report_.state;
+    unreported_ = true;
   }
   bool blocked() const { return report_.group >= 0; }
   bool blocked(uint32_t state) const { return blocked() && report_.state == state; }

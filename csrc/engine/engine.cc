@@ -100,7 +100,8 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
   finish_deadlock(*request, code, text);
   blocked_state_.unblock();
   tracing_.finished(*request, code, text);
-  request->code = code, request->text = text;
+  request->code = code;
+  request->text = text;
   counters_.add(Counters::requests);
   Callbacks callbacks = request->callbacks;  // once finished, the request may be gone
   if (callbacks.received && request->what.kind == Kind::alltoall && code == Code::ok)
@@ -307,7 +308,10 @@ void Engine::change_groups(Request& request) {
   if (!group->contains(peers_->rank())) return;
   auto& group_engine = group_engines_[group->id()];
   group_engine = make_group_engine(group);
-  if (join_) ++join_parts_, group_engine->submit(join_);
+  if (join_) {
+    ++join_parts_;
+    group_engine->submit(join_);
+  }
 }
 
 }  // namespace lightcc

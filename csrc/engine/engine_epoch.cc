@@ -217,7 +217,10 @@ void Engine::shutdown(const std::string& reason) {
   const bool unfinished = inbox_.in_flight() > 0;
   const std::string text = leave_message(epoch_, reason);
   if (!unfinished && !epoch_.over()) end_epoch_on_error([&] { send_leave_message(text); });
-  if (unfinished) peers_->arena()->abandon(), outputs_->close();
+  if (unfinished) {
+    peers_->arena()->abandon();
+    outputs_->close();
+  }
   for (auto& [id, group_engine] : group_engines_)
     group_engine->fail_all(Code::shut_down, "lightcc has been shut down on this rank");
   end_epoch_on_error([&] { peers_->flush_and_wake(); });

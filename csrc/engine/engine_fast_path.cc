@@ -30,9 +30,13 @@ RequestPtr request_of(const Call& call, uint64_t number) {
   request->automatic = !call.name;
   request->key = key_of(Kind::allreduce, call.name ? call.name : automatic_name(number));
   Announcement& what = request->what;
-  what.kind = Kind::allreduce, what.op = call.op, what.pre = call.pre, what.post = call.post;
+  what.kind = Kind::allreduce;
+  what.op = call.op;
+  what.pre = call.pre;
+  what.post = call.post;
   what.tensors = {{call.dtype, Shape(call.shape.begin(), call.shape.end())}};
-  request->inputs = {call.input}, request->outputs = {call.output};
+  request->inputs = {call.input};
+  request->outputs = {call.output};
   request->callbacks = call.callbacks;
   request->submitted_ns = request->warned_ns = now_ns();
   return request;
@@ -46,8 +50,14 @@ GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
   if (it == group_engines_.end() || inbox_.in_flight() > 0 || epoch_.over() || stopping_) return nullptr;
   GroupEngine& group_engine = *it->second;
   Collective c{};
-  c.kind = Kind::allreduce, c.index = group_engine.group().index(), c.size = group_engine.group().size();
-  c.dtype = call.dtype, c.pre = call.pre, c.input = call.input, c.output = call.output, c.count = 1;
+  c.kind = Kind::allreduce;
+  c.index = group_engine.group().index();
+  c.size = group_engine.group().size();
+  c.dtype = call.dtype;
+  c.pre = call.pre;
+  c.input = call.input;
+  c.output = call.output;
+  c.count = 1;
   for (int64_t dimension : call.shape) c.count *= dimension;
   set_average(c, call.op, call.post);
   if (!group_engine.can_take_fast_path(c)) return nullptr;
@@ -66,7 +76,8 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
   GroupEngine* group_engine = begin_fast_path(call, &number);
   auto state = group_engine ? step_fast_path(group_engine->fast_path()) : FastPath::State::idle;
   if (state == FastPath::State::done) {
-    counters_.add(Counters::requests), counters_.add(Counters::fast_path);
+    counters_.add(Counters::requests);
+    counters_.add(Counters::fast_path);
   } else if (group_engine) {
     *begun = request_of(call, number);
     inbox_.adopt(**begun);

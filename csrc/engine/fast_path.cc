@@ -47,8 +47,13 @@ void FastPath::write(bool refusal) {
 }
 
 void FastPath::begin(const Collective& call, uint64_t hash) {
-  call_ = call, hash_ = hash, bytes_ = size_t(call.count) * size_of(call.dtype);
-  ++turn_, seen_ = 0, awaited_ns_ = 0, state_ = State::waiting;
+  call_ = call;
+  hash_ = hash;
+  bytes_ = size_t(call.count) * size_of(call.dtype);
+  ++turn_;
+  seen_ = 0;
+  awaited_ns_ = 0;
+  state_ = State::waiting;
   FastPathSlot& own = slot(group_.index(), turn_);
   own.hash = hash;
   if (bytes_ > FastPathSlot::kEagerBytes) {
@@ -102,7 +107,8 @@ bool FastPath::refuse_if_awaited(bool at_once) {
   if (!awaited) return false;
   if (awaited_ns_ == 0) awaited_ns_ = now_ns();
   if (!at_once && now_ns() - awaited_ns_ < kWhileNs) return false;
-  ++turn_, awaited_ns_ = 0;
+  ++turn_;
+  awaited_ns_ = 0;
   write(true);
   return true;
 }

@@ -20,8 +20,10 @@ bool needs_memory(Kind kind) {
 
 BatchItem JoinedRank::placeholder(const Response& response) {
   auto request = std::make_shared<Request>();
-  request->key = response.key, request->what = response.what;
-  request->inputs.resize(response.what.tensors.size()), request->outputs.resize(response.what.tensors.size());
+  request->key = response.key;
+  request->what = response.what;
+  request->inputs.resize(response.what.tensors.size());
+  request->outputs.resize(response.what.tensors.size());
   request->submitted_ns = request->warned_ns = now_ns();
   return {std::move(request), response.rows, int(response.absent.size()), true};
 }
@@ -54,7 +56,8 @@ bool JoinedRank::prepare(const std::vector<BatchItem>& items) {
     Piece& piece = pieces_.back();
     const size_t element = size_of(piece.reduction.dtype), n = std::min(piece.count, budget / element);
     fill_neutral(piece.reduction, piece.at, n);
-    piece.at += n * element, piece.count -= n;
+    piece.at += n * element;
+    piece.count -= n;
     budget = piece.count > 0 ? 0 : budget - n * element;
     if (piece.count == 0) pieces_.pop_back();
   }

@@ -28,14 +28,16 @@ std::optional<int> number(std::string_view text, int largest) {
 
 std::optional<Address> read_v4(const std::string& host, int port) {
   sockaddr_in address{};
-  address.sin_family = AF_INET, address.sin_port = htons(uint16_t(port));
+  address.sin_family = AF_INET;
+  address.sin_port = htons(uint16_t(port));
   if (inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) return {};
   return Address(reinterpret_cast<sockaddr*>(&address), sizeof address);
 }
 
 std::optional<Address> read_v6(const std::string& host, int port) {
   sockaddr_in6 address{};
-  address.sin6_family = AF_INET6, address.sin6_port = htons(uint16_t(port));
+  address.sin6_family = AF_INET6;
+  address.sin6_port = htons(uint16_t(port));
   const size_t percent = host.find('%');
   if (inet_pton(AF_INET6, host.substr(0, percent).c_str(), &address.sin6_addr) != 1) return {};
   if (percent != std::string::npos) {
@@ -86,7 +88,8 @@ Address::Address(const sockaddr* address, socklen_t length) {
     length_ = sizeof storage_;
     if (!IN6_IS_ADDR_V4MAPPED(&storage_.sin6_addr)) return;
     sockaddr_in wrapped{};
-    wrapped.sin_family = AF_INET, wrapped.sin_port = storage_.sin6_port;
+    wrapped.sin_family = AF_INET;
+    wrapped.sin_port = storage_.sin6_port;
     std::memcpy(&wrapped.sin_addr, storage_.sin6_addr.s6_addr + 12, sizeof wrapped.sin_addr);
     *this = Address(reinterpret_cast<sockaddr*>(&wrapped), sizeof wrapped);
   } else {

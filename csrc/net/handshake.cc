@@ -82,7 +82,8 @@ Handshake Handshake::acceptor(JobCredentials credentials, int rank, const Nonce&
 void Handshake::await(size_t bytes, Step step) { need_ = bytes, step_ = step; }
 
 void Handshake::end(State state, const Error& error) {
-  state_ = state, error_ = error;
+  state_ = state;
+  error_ = error;
   if (state == State::unauthenticated) output_.clear();
 }
 
@@ -140,7 +141,9 @@ void Handshake::take_hello(std::string_view bytes) {
   const Digest job = reader.bytes<sizeof(Digest)>();
   const auto epoch = reader.get<int32_t>();
   hello_.purpose = reader.get_enum<Purpose>(kPurposes);
-  hello_.to = reader.get<int32_t>(), hello_.group = reader.get<int32_t>(), hello_.lane = reader.get<int32_t>();
+  hello_.to = reader.get<int32_t>();
+  hello_.group = reader.get<int32_t>();
+  hello_.lane = reader.get<int32_t>();
   hello_.received = reader.get<uint64_t>();
   if (hello_.from < 0 || hello_.to < 0 || hello_.group < 0 || hello_.lane < -1 || epoch < 0) WireReader::fail();
   said_hello_ += bytes;
@@ -203,7 +206,8 @@ void Handshake::take_welcome(std::string_view bytes) {
   const auto received = reader.get<uint64_t>();
   if (!equal(reader.bytes<sizeof(Digest)>(), proof("welcome", bytes.substr(0, sizeof received))))
     return end(State::refused, no_secret());
-  peer_received_ = received, state_ = State::done;
+  peer_received_ = received;
+  state_ = State::done;
 }
 
 void Handshake::take_refusal(std::string_view bytes) {

@@ -70,7 +70,8 @@ template <size_t form> void* create(Construction* construction) {
   if (kind == LIGHTCC_BROADCAST) kernel->root = attributes.integer("root_rank");
   if (kind == LIGHTCC_ALLREDUCE || kind == LIGHTCC_REDUCESCATTER) {
     kernel->op = attributes.integer("reduce_op");
-    kernel->pre = attributes.factor("prescale_factor"), kernel->post = attributes.factor("postscale_factor");
+    kernel->pre = attributes.factor("prescale_factor");
+    kernel->post = attributes.factor("postscale_factor");
   }
   if (kind != LIGHTCC_BARRIER) name(*kernel, construction, attributes);
   attributes.complain();

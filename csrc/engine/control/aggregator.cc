@@ -109,7 +109,10 @@ void Aggregator::gather(AggregatedRequest gathered, uint64_t now_ns) {
   if (!hold) {
     out_.push_back(AggregatedRequests{{std::move(gathered)}});
   } else {
-    if (entry.held.empty()) entry.since_ns = now_ns, due_ns_ = std::min(due_ns_, now_ns + kHoldNs);
+    if (entry.held.empty()) {
+      entry.since_ns = now_ns;
+      due_ns_ = std::min(due_ns_, now_ns + kHoldNs);
+    }
     auto same = std::find_if(entry.held.begin(), entry.held.end(),
                              [&](AggregatedRequest& one) { return one.request == gathered.request; });
     if (same == entry.held.end())

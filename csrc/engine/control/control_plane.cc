@@ -177,14 +177,20 @@ void ControlPlane::receive_left(const MemberLeft& left, int from) {
 void ControlPlane::member_left(int member, const std::string& why, int from) {
   take_in();  // what it announced before it left
   cut_off_ = cut_off_ || std::find(tree_.ancestors.begin(), tree_.ancestors.end(), member) != tree_.ancestors.end();
-  if (aggregator_) aggregator_->member_left(), forward_up();
+  if (aggregator_) {
+    aggregator_->member_left();
+    forward_up();
+  }
   spread(member, why, from);
   // Idle, it must still answer what this member has announced.
   if (parent_ && tree_.parent() != member) ring(tree_.parent());
 }
 
 void ControlPlane::leave(const std::string& why) {
-  if (aggregator_) aggregator_->member_left(), forward_up();
+  if (aggregator_) {
+    aggregator_->member_left();
+    forward_up();
+  }
   spread(group_.index(), why, kSeen);
 }
 

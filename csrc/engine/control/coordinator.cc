@@ -52,7 +52,11 @@ bool is_possible(const Announcement& a, size_t members) {
 
 Coordinator::Entry& Coordinator::entry(const std::string& key) {
   Entry& entry = entries_[key];
-  if (entry.what.empty()) entry.key = key, entry.what.resize(rank_of_.size()), entry.announced.resize(rank_of_.size());
+  if (entry.what.empty()) {
+    entry.key = key;
+    entry.what.resize(rank_of_.size());
+    entry.announced.resize(rank_of_.size());
+  }
   return entry;
 }
 
@@ -61,7 +65,8 @@ void Coordinator::announce(int member, const std::string& key, Announcement what
     throw Error(Code::internal, "rank " + std::to_string(rank_of_[size_t(member)]) + " announced " + key +
                                     " with shapes that no request can have");
   Entry& e = entry(key);
-  e.what[member] = std::move(what), e.fresh = true;
+  e.what[member] = std::move(what);
+  e.fresh = true;
   if (again && stale_[member] > 0) --stale_[member];
   arrived(e, member);
   if (!again) return;
@@ -80,7 +85,9 @@ const std::string* Coordinator::announce_cached(int member, const CachedRequest&
 }
 
 void Coordinator::reset(Entry& e) {
-  e.count = 0, e.ready = false, std::fill(e.announced.begin(), e.announced.end(), 0);
+  e.count = 0;
+  e.ready = false;
+  std::fill(e.announced.begin(), e.announced.end(), 0);
 }
 
 void Coordinator::arrived(Entry& e, int member) {
@@ -127,7 +134,9 @@ void Coordinator::make_ready(Entry& e) {
 // comes first. From now on nothing waits for the member; when all have joined, nothing is left to wait for.
 void Coordinator::join_if_due(Entry& join, int member) {
   if (!join.announced[member] || join.ready || joined_[member] || stale_[member] > 0) return;
-  joined_[member] = 1, ++joined_count_, last_joined_ = member;
+  joined_[member] = 1;
+  ++joined_count_;
+  last_joined_ = member;
   std::vector<Entry*> now;
   for (auto& [key, e] : entries_)
     if (&e != &join && !e.ready && complete(e)) now.push_back(&e);
@@ -136,7 +145,8 @@ void Coordinator::join_if_due(Entry& join, int member) {
   if (joined_count_ < int(rank_of_.size())) return;
   join.fresh = true;  // who was last is news each time
   make_ready(join);
-  std::fill(joined_.begin(), joined_.end(), 0), joined_count_ = 0;
+  std::fill(joined_.begin(), joined_.end(), 0);
+  joined_count_ = 0;
   for (auto& [key, e] : entries_) e.owed.clear();  // all have gone past it
 }
 
@@ -157,7 +167,8 @@ void Coordinator::members_absent(const MembersAbsent& absence) {
   bool known = false;  // that they will not come: the request has failed before, and failed waits for them
   for (int32_t i : absence.absent) {
     if (i < 0 || i >= int32_t(it->second.owed.size()) || it->second.owed[size_t(i)].empty()) continue;
-    it->second.owed[size_t(i)].clear(), known = true;
+    it->second.owed[size_t(i)].clear();
+    known = true;
     failures_.push_back({absence.key, Code::mismatch, absence.text, {i}, {i}});
   }
   if (known || it->second.count == 0 || it->second.ready) return;  // decided already
@@ -180,7 +191,8 @@ void Coordinator::refused(int member, const std::string& key, const std::string&
   if (refused_.size() >= kRefusedKept && !refused_.count(key)) return;
   auto& by_member = refused_[key];
   by_member.resize(rank_of_.size());
-  ++by_member[size_t(member)].count, by_member[size_t(member)].why = why;
+  ++by_member[size_t(member)].count;
+  by_member[size_t(member)].why = why;
   const auto none = [](const Refusal& refusal) { return refusal.count == 0; };
   if (std::any_of(by_member.begin(), by_member.end(), none)) return;
   for (Refusal& refusal : by_member) --refusal.count;  // all have refused it: nobody waits for them
@@ -242,7 +254,8 @@ void Coordinator::number(Entry& e) {
   if (e.id != kNoId || limits_.cache_capacity == 0 || is_automatic(e.key)) return;
   if (int(by_id_.size()) < limits_.cache_capacity) {
     e.id = uint32_t(by_id_.size());
-    by_id_.push_back(&e), generations_.push_back(0);
+    by_id_.push_back(&e);
+    generations_.push_back(0);
     return;
   }
   Entry* oldest = nullptr;
@@ -306,7 +319,8 @@ std::vector<DownMessage> Coordinator::take_messages() {
     ready.push_back({what.kind, what.op, what.pre, what.post, common_dtype(what.tensors), bytes_of(what), e->address,
                      e->absent});
   }
-  ready_.clear(), ready_bytes_ = 0;
+  ready_.clear();
+  ready_bytes_ = 0;
 
   for (const Bucket& bucket : fuse(ready, limits_.fusion)) {
     Batch batch;

@@ -28,7 +28,8 @@ void DeadlockDetector::withdraw(int rank) {
   if (same->second.empty()) blocked_on_.erase(same);
   ranks_.erase(it);
   if (partner < 0) return;
-  ranks_[partner].partner = -1, ranks_[partner].confirmed = false;
+  ranks_[partner].partner = -1;
+  ranks_[partner].confirmed = false;
   find_partner(partner);
 }
 
@@ -42,7 +43,8 @@ void DeadlockDetector::find_partner(int rank) {
       Rank& second = ranks_[other];
       const BlockedReport& b = second.report;
       if (second.partner >= 0 || one.cleared.count({other, b.state}) || !belongs_(other, a.group)) continue;
-      one.partner = other, second.partner = rank;
+      one.partner = other;
+      second.partner = rank;
       out_.push_back({rank, a.state, other, group, b.key, false});
       out_.push_back({other, b.state, rank, a.group, a.key, false});
       return;
@@ -57,9 +59,12 @@ void DeadlockDetector::receive(const DeadlockReply& reply) {
   Rank &one = it->second, &other = ranks_[reply.other];
   if (reply.group != other.report.group || (one.confirmed && other.confirmed)) return;
   if (!reply.deadlocked) {
-    one.cleared.insert({reply.other, other.report.state}), other.cleared.insert({reply.rank, one.report.state});
-    one.partner = other.partner = -1, one.confirmed = other.confirmed = false;
-    find_partner(reply.rank), find_partner(reply.other);
+    one.cleared.insert({reply.other, other.report.state});
+    other.cleared.insert({reply.rank, one.report.state});
+    one.partner = other.partner = -1;
+    one.confirmed = other.confirmed = false;
+    find_partner(reply.rank);
+    find_partner(reply.other);
     return;
   }
   one.confirmed = true;

@@ -100,7 +100,8 @@ Announcement announcement(WireReader& in) {
   a.kind = in.get_enum<Kind>(kKinds);
   a.op = in.get_enum<ReduceOp>(int(ReduceOp::product) + 1);
   a.root = in.get<int32_t>();
-  a.pre = in.get<double>(), a.post = in.get<double>();
+  a.pre = in.get<double>();
+  a.post = in.get<double>();
   a.tensors.resize(in.length(sizeof(int32_t) * 2));
   for (TensorSpec& tensor : a.tensors) {
     tensor.dtype = in.get_enum<DType>(kDTypes);
@@ -113,7 +114,8 @@ Announcement announcement(WireReader& in) {
 
 Response response(WireReader& in) {
   Response response;
-  response.id = in.get<uint32_t>(), response.generation = in.get<uint32_t>();
+  response.id = in.get<uint32_t>();
+  response.generation = in.get<uint32_t>();
   response.fresh = flag(in);
   if (!response.fresh) return response;
   response.key = in.text();
@@ -126,7 +128,9 @@ Response response(WireReader& in) {
 
 Announce announce(WireReader& in) {
   Announce announce;
-  announce.key = in.text(), announce.again = flag(in), announce.what = announcement(in);
+  announce.key = in.text();
+  announce.again = flag(in);
+  announce.what = announcement(in);
   return announce;
 }
 

@@ -41,7 +41,10 @@ class MessageStream {
       }
       link_->commit(n);
       moved = true;
-      if (sent_ == message.size()) outbox_.pop_front(), sent_ = kNothing;
+      if (sent_ == message.size()) {
+        outbox_.pop_front();
+        sent_ = kNothing;
+      }
     }
     return moved;
   }

@@ -35,7 +35,8 @@ const Response& ResponseCache::apply(Response response, std::optional<std::strin
   }
   by_id_[response.id] = response.key;
   Cached& known = cached_[response.key];
-  known.response = std::move(response), known.in_flight = false;
+  known.response = std::move(response);
+  known.in_flight = false;
   return known.response;
 }
 

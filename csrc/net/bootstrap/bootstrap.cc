@@ -84,7 +84,8 @@ Bootstrapped bootstrap_one_host(World world, const Config& config, const Epoch& 
     if (const std::string version = reader.text(); version != LIGHTCC_VERSION)
       throw Error(Code::invalid_argument, "init: " + local_ranks->name(rank) + " runs lightcc " + version + ", rank " +
                                               std::to_string(world.rank) + " " LIGHTCC_VERSION);
-    settings.push_back(reader.text()), names.push_back(local_ranks->name(rank));
+    settings.push_back(reader.text());
+    names.push_back(local_ranks->name(rank));
     if (rank == 0) next_socket_name = reader.text();
   }
   number_hosts(world, Topology::one_host(world.size));
@@ -127,8 +128,11 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     for (const std::string& note : exchange(WireWriter().put(likely_host(config_)).put(name_of(world_)).put(port).put(
              shared_settings(config_)).put(presence_name_).put(socket_name_).put(draw_nonce()))) {
       WireReader reader(note);
-      likely.push_back(reader.text()), names.push_back(reader.text()), ports.push_back(reader.get<int>());
-      settings.push_back(reader.text()), presence_names.push_back(reader.text());
+      likely.push_back(reader.text());
+      names.push_back(reader.text());
+      ports.push_back(reader.get<int>());
+      settings.push_back(reader.text());
+      presence_names.push_back(reader.text());
       socket_names.push_back(reader.text());
       if (!nonce) nonce = reader.bytes<sizeof(Nonce)>();
     }

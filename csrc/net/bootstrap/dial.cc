@@ -45,7 +45,8 @@ class Dialer {
       std::vector<Attempt*> of;
       for (Attempt& a : attempts_) {
         if (!a.connection && now >= a.next_ns) start(a, now);
-        if (a.connection && now - a.silent_since_ns > kSilenceNs) stop(a, a.connected ? "no answer" : "cannot be reached");
+        if (a.connection && now - a.silent_since_ns > kSilenceNs)
+          stop(a, a.connected ? "no answer" : "cannot be reached");
         if (!a.connection) {
           wake = std::min(wake, a.next_ns);
           continue;
@@ -94,7 +95,9 @@ class Dialer {
         auto same = [&](const Attempt& a) { return a.address.text() == address.text(); };
         if (std::any_of(attempts_.begin(), attempts_.end(), same)) continue;
         Attempt& a = attempts_.emplace_back();
-        a.address = address, a.endpoint = address.text(), a.next_ns = now + kStaggerNs * (attempts_.size() - 1);
+        a.address = address;
+        a.endpoint = address.text();
+        a.next_ns = now + kStaggerNs * (attempts_.size() - 1);
         if (endpoint.host != address.with_port(0).text()) a.endpoint += " [" + endpoint.host + "]";
       }
     }

@@ -82,7 +82,9 @@ void ExchangeClient::fail(const Error& error) {
 
 void ExchangeClient::connect(uint64_t deadline_ns) {
   Hello hello;
-  hello.purpose = Purpose::bootstrap, hello.from = rank_, hello.to = 0;
+  hello.purpose = Purpose::bootstrap;
+  hello.from = rank_;
+  hello.to = 0;
   const std::string missing =
       "init: rank 0 did not come before " + start_timeout(deadline_ns - std::min(deadline_ns, opened_ns_));
   Dialed dialed = dial(endpoints_, credentials_, hello, missing, deadline_ns);

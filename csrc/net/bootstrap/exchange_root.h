@@ -37,6 +37,9 @@ class ExchangeRoot : public BootstrapExchange {
     Handshake::State handshake_state() const { return connection.handshake().state(); }
     int rank() const { return connection.handshake().hello().from; }
   };
+  static constexpr uint64_t kSweepNs = 250'000'000;  // between two looks for clients that are overdue
+  static constexpr uint64_t kPauseNs = 50'000'000;   // between two looks whether there is a descriptor again
+  void watch(int how, int fd, uint32_t events);      // as epoll_ctl
   void serve(uint64_t until_ns);  // waits for something to happen and does what it asks for
   void accept_some();
   void pause_accepting(int error);

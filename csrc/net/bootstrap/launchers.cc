@@ -165,7 +165,8 @@ Rendezvous by_pmi(const Launch& c) {
   finalize_pmi_at_exit(fd);
   const PmiNote got = broadcast_by_pmi(fd, key_of(c), mine, c.deadline_ns);
   read_rendezvous_note(c, got.note, rendezvous);
-  rendezvous.how = c.world.launcher, rendezvous.job = got.kvs_name + c.members();
+  rendezvous.how = c.world.launcher;
+  rendezvous.job = got.kvs_name + c.members();
   return rendezvous;
 }
 
@@ -179,7 +180,8 @@ Rendezvous by_pmix(const Launch& c) {
   const PmixNote got = broadcast_by_pmix(pmix_library(getppid()), open_mpi_4 ? PmixClient::itself : PmixClient::child,
                                          key_of(c), ranks, mine, c.deadline_ns);
   read_rendezvous_note(c, got.note, rendezvous);
-  rendezvous.how = c.world.launcher + ", PMIx " + got.version, rendezvous.job = c.world.job;
+  rendezvous.how = c.world.launcher + ", PMIx " + got.version;
+  rendezvous.job = c.world.job;
   return rendezvous;
 }
 

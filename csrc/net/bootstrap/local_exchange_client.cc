@@ -36,7 +36,10 @@ std::vector<RankInfo> LocalExchangeClient::exchange(RankInfo mine, uint64_t dead
   if (failure_) throw *failure_;
   try {
     LocalMessage message;
-    message.rank = rank_, message.size = size_, message.round = round_, message.info = std::move(mine);
+    message.rank = rank_;
+    message.size = size_;
+    message.round = round_;
+    message.info = std::move(mine);
     std::vector<RankInfo> infos;
     do {
       if (!connected_) connect(deadline_ns);
@@ -61,8 +64,11 @@ void LocalExchangeClient::fail(const Error& error) {
 void LocalExchangeClient::tell(const Error& error) {
   failure_ = error;
   LocalMessage message;
-  message.rank = rank_, message.size = size_, message.round = round_;
-  message.refusal = error.code(), message.info.note = error.what();
+  message.rank = rank_;
+  message.size = size_;
+  message.round = round_;
+  message.refusal = error.code();
+  message.info.note = error.what();
   const uint64_t until = now_ns() + kFailureNoticeNs;
   while (connected_ && send_message(fd_.get(), message) == Sent::later && sleep_until(until)) {
   }
@@ -98,7 +104,8 @@ void LocalExchangeClient::connect(uint64_t deadline_ns) {
 
 bool LocalExchangeClient::closed(bool counted) {
   if (counted || round_ > 0) throw left();
-  fd_ = local_socket(), connected_ = false;
+  fd_ = local_socket();
+  connected_ = false;
   return false;
 }
 

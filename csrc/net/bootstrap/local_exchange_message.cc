@@ -36,11 +36,14 @@ Sent send_message(int fd, const LocalMessage& message) {
   iovec io{body.data(), body.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFds)] = {};
   msghdr head{};
-  head.msg_iov = &io, head.msg_iovlen = 1;
+  head.msg_iov = &io;
+  head.msg_iovlen = 1;
   if (const auto& fds = message.info.fds; !fds.empty()) {
-    head.msg_control = control, head.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
+    head.msg_control = control;
+    head.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
     cmsghdr* rights = CMSG_FIRSTHDR(&head);
-    rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
     std::vector<int> numbers;
     for (const Fd& one : fds) numbers.push_back(one.get());
@@ -68,8 +71,10 @@ Received receive_message(int fd, LocalMessage& message) {
   iovec io{body.data(), body.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFds)];
   msghdr head{};
-  head.msg_iov = &io, head.msg_iovlen = 1;
-  head.msg_control = control, head.msg_controllen = sizeof control;
+  head.msg_iov = &io;
+  head.msg_iovlen = 1;
+  head.msg_control = control;
+  head.msg_controllen = sizeof control;
   n = recvmsg(fd, &head, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   message = {};
   for (cmsghdr* rights = n > 0 ? CMSG_FIRSTHDR(&head) : nullptr; rights; rights = CMSG_NXTHDR(&head, rights)) {
@@ -85,7 +90,9 @@ Received receive_message(int fd, LocalMessage& message) {
   try {
     WireReader reader(body);
     if (reader.get<uint32_t>() != kMagic) return Received::nothing;
-    message.rank = reader.get<int>(), message.size = reader.get<int>(), message.round = reader.get<uint32_t>();
+    message.rank = reader.get<int>();
+    message.size = reader.get<int>();
+    message.round = reader.get<uint32_t>();
     message.refusal = reader.get_enum<Code>(int(Code::internal) + 1);
     message.info.note = reader.text();
     return reader.empty() ? Received::message : Received::nothing;

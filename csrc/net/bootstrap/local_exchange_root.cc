@@ -155,7 +155,9 @@ void LocalExchangeRoot::on_message(Client& client, LocalMessage message) {
   if (!message.complete)
     throw Error(Code::internal, "init: the descriptors of " + who + " did not arrive at rank 0: " + reason_of(EMFILE));
   pending_.remove(uint64_t(client.fd.get()));
-  client.rank = message.rank, ++client.round, client.info = std::move(message.info);
+  client.rank = message.rank;
+  ++client.round;
+  client.info = std::move(message.info);
 }
 
 void LocalExchangeRoot::send_to_all(const std::vector<LocalMessage>& all, uint64_t deadline_ns) {
@@ -186,7 +188,10 @@ void LocalExchangeRoot::send_to_all(const std::vector<LocalMessage>& all, uint64
 void LocalExchangeRoot::tell_failure(const Error& error) {
   failure_ = error;
   LocalMessage refusal;
-  refusal.size = size_, refusal.round = round_, refusal.refusal = error.code(), refusal.info.note = error.what();
+  refusal.size = size_;
+  refusal.round = round_;
+  refusal.refusal = error.code();
+  refusal.info.note = error.what();
   const uint64_t last = now_ns() + kFailureNoticeNs;
   const bool late = error.code() == Code::timeout;  // who is absent now has had the time
   for (int told = 0;;) {
@@ -198,7 +203,10 @@ void LocalExchangeRoot::tell_failure(const Error& error) {
         LocalMessage unread;
         while (receive_message(client.fd.get(), unread) == Received::message) {
         }
-        if (send_message(client.fd.get(), refusal) != Sent::later) client.told = true, ++told;
+        if (send_message(client.fd.get(), refusal) != Sent::later) {
+          client.told = true;
+          ++told;
+        }
       }
       const bool all = std::all_of(clients_.begin(), clients_.end(), [](const Client& client) { return client.told; });
       if (now_ns() >= last || (all && (late || told >= size_ - 1))) break;

@@ -68,8 +68,13 @@ class Library {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
       if (!function) throw Error(Code::internal, "init: " + path + " has no " + name + kWithout);
     };
-    find(init, "PMIx_Init"), find(finalize, "PMIx_Finalize"), find(put, "PMIx_Put"), find(commit, "PMIx_Commit");
-    find(fence, "PMIx_Fence"), find(get, "PMIx_Get"), find(text, "PMIx_Error_string");
+    find(init, "PMIx_Init");
+    find(finalize, "PMIx_Finalize");
+    find(put, "PMIx_Put");
+    find(commit, "PMIx_Commit");
+    find(fence, "PMIx_Fence");
+    find(get, "PMIx_Get");
+    find(text, "PMIx_Error_string");
     find(version, "PMIx_Get_version");
   }
   pmix::Status (*init)(pmix::Proc*, pmix::Info*, size_t);
@@ -121,7 +126,8 @@ PmixNote hand_out(const Task& task, const Library& library, const Client& user) 
   if (task.mine) {
     std::string note = *task.mine;
     pmix::Value value{};
-    value.type = pmix::kString, value.data.string = note.data();
+    value.type = pmix::kString;
+    value.data.string = note.data();
     user.check(library.put(pmix::kGlobal, task.key.c_str(), &value), "PMIx_Put");
     user.check(library.commit(), "PMIx_Commit");
   }
@@ -129,7 +135,8 @@ PmixNote hand_out(const Task& task, const Library& library, const Client& user) 
   for (int rank : task.ranks) procs.push_back(user.proc(rank));
   pmix::Info collect{};
   std::strcpy(collect.key, "pmix.collect");
-  collect.value.type = pmix::kBool, collect.value.data.flag = true;
+  collect.value.type = pmix::kBool;
+  collect.value.data.flag = true;
   user.check(library.fence(procs.data(), procs.size(), &collect, 1), "PMIx_Fence");
 
   PmixNote result;
@@ -139,7 +146,8 @@ PmixNote hand_out(const Task& task, const Library& library, const Client& user) 
   if (!value || value->type != pmix::kString || !value->data.string)
     throw Error(Code::internal, std::string("init: mpirun's PMIx server lost rank 0's note") + kWithout);
   result.note = value->data.string;
-  std::free(value->data.string), std::free(value);
+  std::free(value->data.string);
+  std::free(value);
   return result;
 }
 
@@ -206,7 +214,9 @@ PmixNote in_thread(PmixNote (*call)(const Task&), const Task& task, uint64_t dea
       failure = {error.code(), error.what()};
     }
     std::lock_guard lock(shared->mutex);
-    shared->result = std::move(result), shared->failure = std::move(failure), shared->done = true;
+    shared->result = std::move(result);
+    shared->failure = std::move(failure);
+    shared->done = true;
     shared->changed.notify_all();
   }).detach();
   std::unique_lock lock(shared->mutex);
@@ -250,7 +260,8 @@ class Child {
     WireReader reader(answer);
     const auto code = reader.get_enum<Code>(int(Code::internal) + 1);
     PmixNote got;
-    got.version = reader.text(), got.note = reader.text();
+    got.version = reader.text();
+    got.note = reader.text();
     if (code != Code::ok) throw Error(code, got.version);
     return got;
   }
@@ -288,7 +299,9 @@ class Child {
       try {
         WireReader reader(question);
         Task task;
-        task.path = reader.text(), task.key = reader.text(), task.ranks = reader.values<int>();
+        task.path = reader.text();
+        task.key = reader.text();
+        task.ranks = reader.values<int>();
         const bool brings = reader.get<int32_t>();
         if (brings) task.mine = reader.text();
         if (!library) library = std::make_unique<Library>(task.path);

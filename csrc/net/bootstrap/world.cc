@@ -78,7 +78,8 @@ bool is_slurm_task(const Environment& env) {
 
 // Slurm tells the tasks of every node of the step: "2(x3),1".
 void read_slurm_locals(const Environment& env, World& world) {
-  world.local_rank = number(env, "SLURM_LOCALID", 0), world.local_size = 0;
+  world.local_rank = number(env, "SLURM_LOCALID", 0);
+  world.local_size = 0;
   const std::string tasks = text(env, "SLURM_STEP_TASKS_PER_NODE");
   if (tasks.empty() || text(env, "SLURM_NODEID").empty() || text(env, "SLURM_LOCALID").empty()) return;
   const std::vector<int> counts = tasks_per_node(tasks);
@@ -146,12 +147,15 @@ World subset(const World& world, const std::vector<int>& ranks) {
     refuse("rank " + std::to_string(world.rank) + " on host " + world.host +
            " is not in the list; only the ranks of a list may call init with it");
   World part = world;
-  part.rank = int(self - ranks.begin()), part.size = int(ranks.size());
+  part.rank = int(self - ranks.begin());
+  part.size = int(ranks.size());
   part.members.clear();
   for (int rank : ranks) part.members.push_back(world.launched_rank(rank));
   const bool known = world.one_host() || part.size == 1;
-  part.local_rank = known ? part.rank : 0, part.local_size = known ? part.size : 0;
-  part.cross_rank = 0, part.cross_size = 1;
+  part.local_rank = known ? part.rank : 0;
+  part.local_size = known ? part.size : 0;
+  part.cross_rank = 0;
+  part.cross_size = 1;
   part.job += "/ranks " + text_of(part.members);
   return part;
 }

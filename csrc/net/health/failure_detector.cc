@@ -120,7 +120,10 @@ bool FailureDetector::heard(const Heartbeat& heartbeat, uint64_t now_ns) {
   if (heartbeat.host < 0 || heartbeat.host >= int(peers_.size()) || heartbeat.host == own_host_) return false;
   Peer& peer = peers_[size_t(heartbeat.host)];
   if (peer.heard && heartbeat.sequence <= peer.sequence) return false;
-  peer.heard = true, peer.over = heartbeat.over, peer.sequence = heartbeat.sequence, peer.heard_at = watched(now_ns);
+  peer.heard = true;
+  peer.over = heartbeat.over;
+  peer.sequence = heartbeat.sequence;
+  peer.heard_at = watched(now_ns);
   peer.heard_ns = now_ns;
   peer.awake_ages = heartbeat.awake_ages;
   return true;

@@ -15,7 +15,8 @@ Address mapped(const Address& address) {
   sockaddr_in v4;
   std::memcpy(&v4, address.get(), sizeof v4);
   sockaddr_in6 v6{};
-  v6.sin6_family = AF_INET6, v6.sin6_port = v4.sin_port;
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = v4.sin_port;
   v6.sin6_addr.s6_addr[10] = v6.sin6_addr.s6_addr[11] = 0xff;
   std::memcpy(v6.sin6_addr.s6_addr + 12, &v4.sin_addr, sizeof v4.sin_addr);
   return Address(reinterpret_cast<sockaddr*>(&v6), sizeof v6);
@@ -76,7 +77,8 @@ void HeartbeatSocket::tick(uint64_t now) {
       else if (detector_.heard(*heartbeat, now) && heartbeat->over && heartbeat->code != Code::ok)
         ends.push_back(std::move(*heartbeat));
     }
-    lost = detector_.lost(now), unheard = detector_.never_heard(now);
+    lost = detector_.lost(now);
+    unheard = detector_.never_heard(now);
   }
   for (const Heartbeat& end : ends) callbacks_.over(end.code, end.cause);
   for (int host : lost) callbacks_.lost(host);
@@ -86,7 +88,8 @@ void HeartbeatSocket::tick(uint64_t now) {
 void HeartbeatSocket::announce_end(Code code, const std::string& cause, uint64_t now, bool already_known) {
   std::lock_guard lock(mutex_);
   if (std::exchange(over_, true)) return;
-  code_ = code, cause_ = cause;
+  code_ = code;
+  cause_ = cause;
   if (already_known) return;
   std::vector<int> others(topology_.hosts.size());
   std::iota(others.begin(), others.end(), 0);

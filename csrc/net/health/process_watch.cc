@@ -39,7 +39,10 @@ void ProcessWatch::run() {
   for (const Fd& fd : pidfds_) waits.push_back({fd.get(), POLLIN, 0});  // poll ignores -1
   waits.push_back({stop_.get(), POLLIN, 0});
   for (uint64_t next_ns = 0;;) {  // the first tick is at once
-    if (const uint64_t now = now_ns(); tick_ && now >= next_ns) tick_(), next_ns = now + period_ns_;
+    if (const uint64_t now = now_ns(); tick_ && now >= next_ns) {
+      tick_();
+      next_ns = now + period_ns_;
+    }
     const int timeout_ms = tick_ ? int((next_ns - std::min(next_ns, now_ns())) / 1'000'000 + 1) : -1;
     if (poll(waits.data(), waits.size(), timeout_ms) < 0) continue;  // EINTR
     if (waits.back().revents) return;

@@ -109,7 +109,10 @@ void Arena::release(std::byte* p) {
 
 void Arena::give_back(size_t offset, size_t bytes) {
   auto next = free_.lower_bound(offset);
-  if (next != free_.end() && next->first == offset + bytes) bytes += next->second, next = free_.erase(next);
+  if (next != free_.end() && next->first == offset + bytes) {
+    bytes += next->second;
+    next = free_.erase(next);
+  }
   if (next != free_.begin()) {
     auto before = std::prev(next);
     if (before->first + before->second == offset) {

@@ -165,7 +165,8 @@ void TcpTransport::accept_incoming() {
       }
       // New connections wait in the listener's queue a while longer, and step() does not spin meanwhile.
       epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
-      accept_again_ns_ = now_ns() + kAcceptPauseNs, ++timers_;
+      accept_again_ns_ = now_ns() + kAcceptPauseNs;
+      ++timers_;
       return;
     }
     if (!fd) return;
@@ -216,7 +217,8 @@ void TcpTransport::handshake_done(Connection& c, std::string_view rest) {
       set_state(link, LinkState::closed);
       return link.stream.reset();
     }
-    link.refused_ns = 0, link.retry_ns = now_ns() + 3 * kProbeNs;
+    link.refused_ns = 0;
+    link.retry_ns = now_ns() + 3 * kProbeNs;
     if (now_ns() - link.broken_ns >= timeouts_.reconnect_ns) on_attempt_failed(link, ETIMEDOUT);
     return;
   }
@@ -260,7 +262,8 @@ bool TcpTransport::send_handshake(Connection& c) {
 void TcpTransport::run_timers(uint64_t now) {
   if (accept_again_ns_ && now >= accept_again_ns_) {
     listen();
-    accept_again_ns_ = 0, --timers_;
+    accept_again_ns_ = 0;
+    --timers_;
   }
   std::vector<Connection*> late;
   for (auto& [number, c] : connections_)

@@ -37,7 +37,8 @@ void TcpStream::commit(size_t n) {
 // Decides on the next frame, if there is reason for one.
 void TcpStream::next_frame() {
   outgoing_ = {};
-  outgoing_.consumed = in_tail_.at, outgoing_.received = in_head_.at;
+  outgoing_.consumed = in_tail_.at;
+  outgoing_.received = in_head_.at;
   for (const Range& range : unreceived_) {
     if (range.end <= sent_) continue;
     outgoing_.position = std::max(sent_, range.begin);
@@ -70,7 +71,8 @@ void TcpStream::sent(size_t bytes) {
   frame_sent_ += bytes;
   if (frame_sent_ < frame_bytes_) return;
   sent_ = std::max(sent_, outgoing_.position + outgoing_.bytes);
-  acknowledged_consumed_ = outgoing_.consumed, acknowledged_received_ = outgoing_.received;
+  acknowledged_consumed_ = outgoing_.consumed;
+  acknowledged_received_ = outgoing_.received;
   if (outgoing_.kind == FrameHeader::fin) sent_fin_ = true;
   frame_sent_ = frame_bytes_ = 0;
 }

@@ -168,7 +168,8 @@ void TcpTransport::write(TcpLinkState& link) {
   std::array<iovec, 2> pieces;
   while (const int count = link.stream->to_send(pieces)) {
     msghdr message{};
-    message.msg_iov = pieces.data(), message.msg_iovlen = size_t(count);
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = size_t(count);
     const ssize_t n = sendmsg(c->fd(), &message, MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return poll_for(*c, is_for_later(errno) ? kBoth : kIn);
