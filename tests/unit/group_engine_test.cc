@@ -1,0 +1,205 @@
+// One group's engine on each of its members, stepped by hand in one thread, with an engine around it that only writes
+// down what it is told.
+#include "engine/group_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/clock.h"
+#include "ranks.h"
+
+namespace lightcc {
+namespace {
+
+using namespace test;
+
+struct Member : GroupEngineOwner {
+  Member(std::unique_ptr<Peers> p, Config c) : peers(std::move(p)), config(std::move(c)) {
+    std::vector<int> all(size_t(peers->size()));
+    std::iota(all.begin(), all.end(), 0);
+    auto group = std::make_shared<Group>(0, all, peers->rank(), peers->topology());
+    lock.try_lock();
+    engine = std::make_unique<GroupEngine>(*peers, group, config, std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
+                                           counters, tracing, lock, *this);
+  }
+  void finish(const RequestPtr& request, Code code, const std::string& text) override {
+    request->code = code;
+    request->text = text;
+    request->finished = true;
+    finished += (finished.empty() ? "" : " ") + request->key;
+  }
+  void skip_name(int, const std::string& key) override { skipped = key; }
+  void change_groups(Request&) override { ADD_FAILURE() << "no group is added or removed"; }
+  void end_epoch(Code code, const std::string& text) override { ended = {code, text}; }
+  void remote_rank_left(int rank, const std::string&) override { remote_left.push_back(rank); }
+  void receive_blocked(const BlockedReport&) override {}
+  void receive_reply(const DeadlockReply&) override {}
+  void receive_probe(const DeadlockProbe&) override {}
+  std::string blocked_on(int) override { return ""; }
+
+  std::unique_ptr<Peers> peers;
+  const Config config;
+  Counters counters;
+  Timeline timeline;
+  Tracing tracing{timeline};
+  ProgressLock lock;
+  std::unique_ptr<GroupEngine> engine;
+  std::string finished, skipped;     // keys, in order
+  EpochCause ended;
+  std::vector<int> remote_left;
+};
+
+class Members {
+ public:
+  explicit Members(const std::vector<int>& hosts, const Config& config = {}) {
+    for (auto& peers : thread_peers(hosts)) all_.push_back(std::make_unique<Member>(std::move(peers), config));
+  }
+  Member& operator[](int rank) { return *all_[size_t(rank)]; }
+  int size() const { return int(all_.size()); }
+  bool until(const std::function<bool()>& done) {
+    for (const uint64_t deadline = now_ns() + kPatienceNs; now_ns() < deadline;) {
+      if (done()) return true;
+      step();
+    }
+    return false;
+  }
+  void step_for_a_while() {
+    for (const uint64_t end = now_ns() + 20'000'000; now_ns() < end;) step();
+  }
+
+ private:
+  void step() {
+    for (auto& member : all_) {
+      member->peers->step();
+      member->engine->step();
+      member->peers->flush_and_wake();
+    }
+  }
+  std::vector<std::unique_ptr<Member>> all_;
+};
+
+RequestPtr sum_of(const std::string& name, std::vector<float>& data) {
+  auto request = std::make_shared<Request>();
+  request->what.kind = Kind::allreduce;
+  request->what.op = ReduceOp::sum;
+  request->what.tensors = {{DType::float32, {int64_t(data.size())}}};
+  request->inputs = {data.data()};
+  request->outputs = {data.data()};
+  request->key = key_of(Kind::allreduce, name);
+  request->submitted_ns = request->warned_ns = now_ns();
+  return request;
+}
+
+const std::vector<int> kOneHost{3}, kHosts{1, 2};
+
+TEST(GroupEngine, ARequestRunsOnceAllMembersHaveAnnouncedIt) {
+  for (const auto& hosts : {kOneHost, kHosts}) {
+    Members members(hosts);
+    std::vector<std::vector<float>> data(3, std::vector<float>(100, 1));
+    std::vector<RequestPtr> requests;
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_TRUE(members[rank].engine->idle());
+      requests.push_back(sum_of("x", data[size_t(rank)]));
+      members[rank].engine->submit(requests.back());
+      EXPECT_TRUE(members[rank].engine->announced(Kind::allreduce, false, "allreduce.x"));
+      members.step_for_a_while();
+      EXPECT_EQ(requests[0]->finished, rank == 2) << "after rank " << rank;
+    }
+    EXPECT_TRUE(members.until([&] { return requests[1]->finished && requests[2]->finished; }));
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(requests[size_t(rank)]->code, Code::ok);
+      EXPECT_EQ(data[size_t(rank)], std::vector<float>(100, 3));
+      EXPECT_TRUE(members[rank].engine->idle());
+    }
+  }
+}
+
+TEST(GroupEngine, AllMembersFinishInOneOrderWhateverTheirOwn) {
+  Config config;
+  config.fusion = false;
+  Members members(kHosts, config);
+  const std::vector<std::vector<std::string>> orders{{"a", "b", "c"}, {"c", "a", "b"}, {"b", "c", "a"}};
+  std::vector<std::vector<float>> data(9, std::vector<float>(10, 1));
+  std::vector<RequestPtr> requests;
+  for (int rank = 0; rank < 3; ++rank)
+    for (const std::string& name : orders[size_t(rank)]) {
+      requests.push_back(sum_of(name, data[requests.size()]));
+      members[rank].engine->submit(requests.back());
+    }
+  EXPECT_TRUE(members.until([&] {
+    return std::all_of(requests.begin(), requests.end(), [](auto& one) { return one->finished.load(); });
+  }));
+  EXPECT_EQ(members[1].finished, members[0].finished);
+  EXPECT_EQ(members[2].finished, members[0].finished);
+}
+
+TEST(GroupEngine, MembersThatDisagreeAllHearWhoAndAboutWhat) {
+  Members members(kOneHost);
+  std::vector<float> ten(10), eleven(11);
+  std::vector<RequestPtr> requests{sum_of("x", ten), sum_of("x", ten), sum_of("x", eleven)};
+  for (int rank = 0; rank < 3; ++rank) members[rank].engine->submit(requests[size_t(rank)]);
+  for (const RequestPtr& one : requests) {
+    EXPECT_TRUE(members.until([&] { return one->finished.load(); }));
+    EXPECT_EQ(one->code, Code::mismatch);
+    EXPECT_NE(one->text.find("'x'"), std::string::npos) << one->text;
+    EXPECT_NE(one->text.find("rank 2 has [11]"), std::string::npos) << one->text;
+  }
+  EXPECT_EQ(members[0].ended.code, Code::ok) << "the epoch goes on";
+}
+
+TEST(GroupEngine, WhatARankThatLeftWillNotSendFailsWithItsReason) {
+  Members members(kOneHost);
+  std::vector<float> data(10);
+  const RequestPtr before = sum_of("before", data), after = sum_of("after", data);
+  members[1].engine->submit(before);
+  members.step_for_a_while();
+  for (int rank : {0, 1}) members[rank].engine->rank_left(2, "rank 2 has left (its work is done)");
+  EXPECT_TRUE(members.until([&] { return before->finished.load(); }));
+  members[1].engine->submit(after);
+  for (const RequestPtr& one : {before, after}) {
+    EXPECT_EQ(one->code, Code::shut_down);
+    EXPECT_NE(one->text.find("rank 2 has left (its work is done)"), std::string::npos) << one->text;
+  }
+}
+
+TEST(GroupEngine, AtTheEndOfTheEpochEverythingInFlightFails) {
+  Members members(kOneHost);
+  std::vector<float> data(10);
+  const RequestPtr one = sum_of("x", data), two = sum_of("y", data);
+  for (const RequestPtr& request : {one, two}) members[0].engine->submit(request);
+  members[0].engine->fail_all(Code::peer_lost, "rank 1 died");
+  for (const RequestPtr& request : {one, two}) {
+    EXPECT_EQ(request->code, Code::peer_lost);
+    EXPECT_EQ(request->text, request->title() + ": rank 1 died");
+  }
+  EXPECT_TRUE(members[0].engine->idle());
+}
+
+// The coordinator knows who is missing; another member asks it.
+TEST(GroupEngine, AStallNamesTheMissingMembersAndCanEndTheEpoch) {
+  Config config;
+  config.stall_warn_s = 10;
+  config.stall_end_s = 60;
+  for (int rank : {0, 1})
+    for (uint64_t seconds : {9, 11, 61}) {
+      Members members(kOneHost, config);
+      Member& member = members[rank];
+      std::vector<float> data(10);
+      const RequestPtr one = sum_of("x", data);
+      one->submitted_ns = one->warned_ns = now_ns() - seconds * kSecondNs;
+      member.engine->submit(one);
+      members.step_for_a_while();
+      member.engine->inspect(now_ns());
+      members.step_for_a_while();
+      EXPECT_EQ(member.counters.values[Counters::stall_warnings], seconds == 11) << seconds;
+      EXPECT_EQ(member.ended.code, seconds == 61 ? Code::timeout : Code::ok) << seconds;
+      if (seconds < 61) continue;
+      const std::string expected = "stalled: allreduce of tensor 'x' has waited 61 s for " +
+                                   std::string(rank == 0 ? "rank 1" : "rank 0") + " (a thread), rank 2 (a thread);";
+      EXPECT_TRUE(member.ended.text.starts_with(expected)) << member.ended.text;
+    }
+}
+
+}  // namespace
+}  // namespace lightcc
