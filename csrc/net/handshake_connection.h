@@ -1,5 +1,6 @@
-// A connection on which a handshake is made (handshake.h): its socket, and what the handshake still has to send. Whoever
-// polls the socket calls send() while it can be written to and receive() while it can be read. Nothing here blocks.
+// A connection on which a handshake is made (handshake.h): its socket, and what the handshake still has to send.
+// Whoever polls the socket calls send() while it can be written to and receive() while it can be read. Nothing here
+// blocks.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,7 +12,7 @@ namespace lightcc {
 
 class HandshakeConnection {
  public:
-  // socket: non-blocking. An incoming one, or one that connects: then begin() follows once it is connected.
+  // socket: of an incoming connection, or of one that is being made: then send() may begin once it is connected.
   HandshakeConnection(Fd socket, Handshake handshake) : fd_(std::move(socket)), handshake_(std::move(handshake)) {}
 
   int fd() const { return fd_.get(); }
