@@ -83,7 +83,8 @@ def copy_small_tree(tree: Path) -> None:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
     shutil.copytree(ROOT / "csrc", tree / "csrc")
-    shutil.copytree(ROOT / "tests" / "fuzz", tree / "tests" / "fuzz")
+    for tests in ("tests/fuzz", "tests/unit/doubles"):
+        shutil.copytree(ROOT / tests, tree / tests)
     for source in (tree / "csrc").rglob("*.cc"):
         if source.parent.name != "base" and source.stem != "message":
             source.unlink()
