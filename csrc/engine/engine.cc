@@ -258,8 +258,11 @@ bool Engine::needed() {
 void Engine::nap_or_park() {
   auto alarmed = [&] { return peers_->own().alarm != 0; };  // rung while this thread was not asleep
   auto wanted = [&] { return stopping_ || alarmed() || (inbox_.in_flight() > 0 && waiters_ == 0); };
-  for (int i = 0; i < kNaps; ++i) {
+  for (int naps = 0; naps < kNaps; ++naps) {
+    const uint32_t seen = visits_seen_;
     if (stopping_ || needed()) return;
+    // Each caller that leaves would wake this thread to watch the network; while they come often it stays up instead.
+    if (!peers_->all_local() && visits_seen_ != seen) naps = 0;
     if (alarmed()) break;
     if (waiters_ == 0 && peers_->network_busy()) drive(Sleeper::engine_thread);
     timespec nap{0, kNapNs};
