@@ -122,6 +122,23 @@ const Knob kKnobs[] = {
      "Forces the backend or algorithm of a kind of collective: `allreduce=ring,broadcast=binomial`. Must be the same "
      "on all ranks.",
      [](Config& c, const Value& v) { c.select = v.text; }, [](const Config& c) { return c.select; }},
+    {"LIGHT_2D_ALLREDUCE",
+     "0: all-reduces between hosts use flat rings and trees. 1: those of LIGHT_HIERARCHICAL_THRESHOLD bytes and more are "
+     "hierarchical: each host sums up, its ranks exchange shards with other hosts side by side, each host gathers "
+     "(docs/design.md). If it is not set, `HOROVOD_HIERARCHICAL_ALLREDUCE` and then `HOROVOD_TORUS_ALLREDUCE` are read.",
+     [](Config& c, const Value& v) { c.hierarchical = v.flag(); },
+     [](const Config& c) { return text_of(c.hierarchical); },
+     {"HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE"}},
+    {"LIGHT_HIERARCHICAL_THRESHOLD", "Bytes of the smallest all-reduce that is hierarchical; see LIGHT_2D_ALLREDUCE.",
+     [](Config& c, const Value& v) {
+       c.hierarchical_bytes = v.whole(0, std::numeric_limits<int64_t>::max(), "bytes, 0 or more");
+     },
+     [](const Config& c) { return std::to_string(c.hierarchical_bytes); }},
+    {"LIGHT_INTRA_SIZE",
+     "Hierarchical all-reduces take so many ranks of a host for a host of their own (the last of them may have fewer), "
+     "so that one machine can act as several. local_rank and local_size stay as they are. 0: all ranks of a host.",
+     [](Config& c, const Value& v) { c.intra_size = static_cast<int>(v.whole(0, kIntMax, "ranks, 0 or more")); },
+     [](const Config& c) { return std::to_string(c.intra_size); }},
     {"HOROVOD_LOG_LEVEL",
      "Lowest level that is written to stderr: trace, debug, info, warning, error, fatal, or 0 to 5.",
      [](Config& c, const Value& v) { c.log_level = v.level(); },
@@ -177,7 +194,8 @@ const Knob kKnobs[] = {
 // Ranks that disagree on these would wait for each other, or for different things. Rank 0's values hold.
 constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION", "HOROVOD_CACHE_CAPACITY",
                                    "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-                                   "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT"};
+                                   "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT", "LIGHT_2D_ALLREDUCE",
+                                   "LIGHT_HIERARCHICAL_THRESHOLD", "LIGHT_INTRA_SIZE"};
 
 const Knob& knob_of(const std::string& name) {
   for (const Knob& knob : kKnobs)
@@ -193,7 +211,6 @@ struct Idle {
 
 constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
 constexpr const char* kNoTuner = "nothing is tuned at run time; see LIGHTCC_SELECT and HOROVOD_FUSION_THRESHOLD";
-constexpr const char* kFlat = "between hosts it runs flat schedules; see `lightcc_describe(\"selector\")`";
 constexpr const char* kCpuOnly = "it runs on CPU tensors only";
 constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
 constexpr const char* kNotElastic = "elastic training is not supported; the ranks are those that were started";
@@ -209,9 +226,7 @@ constexpr Idle kIdle[] = {
     {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", kNoTuner},
     {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", kNoTuner},
     {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", kNoTuner},
-    {"HOROVOD_HIERARCHICAL_ALLREDUCE", kFlat, false},
-    {"HOROVOD_HIERARCHICAL_ALLGATHER", kFlat, false},
-    {"HOROVOD_TORUS_ALLREDUCE", kFlat, false},
+    {"HOROVOD_HIERARCHICAL_ALLGATHER", "all-gathers between hosts run flat schedules", false},
     {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
     {"HOROVOD_NUM_NCCL_STREAMS", kCpuOnly},
     {"HOROVOD_BATCH_D2D_MEMCOPIES", kCpuOnly},
@@ -235,9 +250,6 @@ constexpr Idle kIdle[] = {
     {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", kNoSpark, false},
     {"HOROVOD_SPARK_PYTHONPATH", kNoSpark},
     {"HOROVOD_SPARK_WORK_DIR", kNoSpark},
-    {"LIGHT_2D_ALLREDUCE", kFlat, false},
-    {"LIGHT_INTRA_SIZE", kFlat},
-    {"LIGHT_HIERARCHICAL_THRESHOLD", kFlat},
     {"LIGHT_TOPK_ALLREDUCE", kNoTopk, false},
     {"LIGHT_TOPK_RATIO", kNoTopk},
     {"LIGHT_TOPK_THRESHOLD", kNoTopk},

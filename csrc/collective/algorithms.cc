@@ -93,6 +93,28 @@ Schedule reducescatter_pairwise(const Collective& c) {
   return rounds;
 }
 
+// Each rank owns a block: all send theirs of it straight there, the owner sums up and sends the result straight to all.
+Schedule allreduce_pairwise(const Collective& c) {
+  if (c.size == 1) return alone(c.count);
+  const Blocks blocks(c.count, c.size);
+  const Place own{kOutput, blocks.offset(c.index)};
+  const int64_t count = blocks.count(c.index);
+  const bool two = c.size == 2;
+  std::vector<Step> scatter, gather;
+  for (int s = 1; s < c.size; ++s) {
+    const int to = right_of(c, s), from = left_of(c, s);
+    scatter.push_back(Step::send(to, {kInput, blocks.offset(to)}, blocks.count(to)));
+    scatter.push_back(two ? Step::recv_reduce(from, {kInput, own.offset}, own, count, true)
+                          : Step::recv(from, {kScratch, (s - 1) * count}, count));
+    gather.push_back(Step::send(to, own, count));
+    gather.push_back(Step::recv(from, {kOutput, blocks.offset(from)}, blocks.count(from)));
+  }
+  Schedule rounds{std::move(scatter)};
+  if (!two) rounds.push_back({Step::reduce({kInput, own.offset}, {kScratch, 0}, c.size - 1, own, count, true)});
+  rounds.push_back(std::move(gather));
+  return rounds;
+}
+
 // The first round of both algorithms below; returns where the folded input lies afterwards.
 Memory fold_in(Schedule& rounds, const Collective& c, const Fold& fold) {
   if (!fold.has_extra()) return kInput;
@@ -229,6 +251,7 @@ constexpr const char* kThakur = "Thakur, Rabenseifner, Gropp 2005";
 constexpr const char* kMaleki = "Maleki et al. 2021";
 constexpr Algorithm kAlgorithms[] = {
     {Kind::allreduce, "ring", allreduce_ring, "Patarasuk, Yuan 2009"},
+    {Kind::allreduce, "pairwise", allreduce_pairwise, kThakur},
     {Kind::allreduce, "recursive_doubling", allreduce_recursive_doubling, kThakur},
     {Kind::allreduce, "halving_doubling", allreduce_halving_doubling, kThakur},
     {Kind::allreduce, "adasum_whole", adasum_whole, kMaleki, true},

@@ -138,6 +138,7 @@ bool CopyCollective::step() {
     if (v != c_.index) moved |= receive(in_[size_t(v)], v);
   }
   done_ = own_.over() && out_[size_t(c_.index)].over();
+  if (!out_[size_t(c_.index)].over()) waiting_for_ = backend_.slowest_reader();  // of what goes to all
   for (int v = 0; v < c_.size; ++v) {
     if (v == c_.index) continue;
     moved |= send_ack(v);

@@ -150,6 +150,7 @@ size_t Execution::move_piece(const Step& step, Progress& progress) {
       add_dots(step, progress);
       return bytes;
     }
+    case Step::Kind::reduce: reduce_piece(step, progress.moved, n); break;
     case Step::Kind::combine: combine_piece(step, progress.moved, n); break;
     case Step::Kind::copy: {
       const double pre = step.from.memory == Memory::input ? reduction_.pre : 1.0;
@@ -178,6 +179,12 @@ void Execution::add_dots(const Step& step, Progress& progress) {
     });
     progress.dotted += n;
   }
+}
+
+void Execution::reduce_piece(const Step& step, int64_t moved, int64_t n) {
+  std::vector<const void*> in{at(step.from, moved)};
+  for (int slot = 0; slot < step.slots; ++slot) in.push_back(at(step.theirs, slot * step.count + moved));
+  store(at(step.to, moved), in, n, 1.0, step.completes ? reduction_.post : 1.0);
 }
 
 void Execution::combine_piece(const Step& step, int64_t moved, int64_t n) {

@@ -33,6 +33,7 @@ class Execution : public Work {
   bool may_move(size_t step) const;
   size_t move_piece(const Step&, Progress&);
   void add_dots(const Step&, Progress&);
+  void reduce_piece(const Step&, int64_t moved, int64_t count);
   void combine_piece(const Step&, int64_t moved, int64_t count);
   size_t bytes_in(Memory memory) const { return memory == Memory::dots ? sizeof(double) : element_bytes_; }
   std::byte* at(Place, int64_t element) const;

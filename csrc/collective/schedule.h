@@ -19,15 +19,17 @@ struct Place {
 };
 
 struct Step {
-  enum class Kind : uint8_t { send, recv, recv_reduce, recv_dot, copy, combine };
+  enum class Kind : uint8_t { send, recv, recv_reduce, recv_dot, copy, reduce, combine };
   Kind kind;
-  int peer = -1;           // member of the group; -1 for copy
+  int peer = -1;           // member of the group; -1 for copy and reduce
   int64_t count = 0;       // elements; a step of none is skipped, on both ranks
   Place from, to;          // recv_reduce: to = op(from, what arrives); `from` may be `to` itself
-  bool completes = false;  // recv_reduce, copy, combine: these are the final values, to be postscaled
+  bool completes = false;  // recv_reduce, copy, reduce, combine: these are the final values, to be postscaled
   // combine: to = adasum(from, theirs), where theirs came from `peer`; `from` may be `to` itself
+  // reduce: to = op(from, all slots), rounded once; slots of `count` elements lie one after the other at `theirs`
   Place theirs = {};
   int64_t dots = 0;        // combine: where in Memory::dots the dot products of both are, three a tensor
+  int slots = 0;           // reduce
 
   static Step send(int peer, Place from, int64_t count) { return {Kind::send, peer, count, from, {}}; }
   static Step recv(int peer, Place to, int64_t count) { return {Kind::recv, peer, count, {}, to}; }
@@ -37,6 +39,9 @@ struct Step {
   static Step copy(Place from, Place to, int64_t count, bool completes = false) {
     return {Kind::copy, -1, count, from, to, completes};
   }
+  static Step reduce(Place ours, Place theirs, int slots, Place to, int64_t count, bool completes) {
+    return {Kind::reduce, -1, count, ours, to, completes, theirs, 0, slots};
+  }
   // recv, and the dot products of `ours` with what arrives into Memory::dots at 0.
   static Step recv_dot(int peer, Place ours, Place to, int64_t count) {
     return {Kind::recv_dot, peer, count, ours, to};
@@ -44,7 +49,7 @@ struct Step {
   static Step combine(int peer, Place ours, Place theirs, Place to, int64_t count, int64_t dots, bool completes) {
     return {Kind::combine, peer, count, ours, to, completes, theirs, dots};
   }
-  bool is_local() const { return kind == Kind::copy || kind == Kind::combine; }
+  bool is_local() const { return kind == Kind::copy || kind == Kind::reduce || kind == Kind::combine; }
   bool reads() const { return kind != Kind::recv; }   // uses `from`
   bool writes() const { return kind != Kind::send; }  // uses `to`
 };

@@ -14,6 +14,7 @@ constexpr int kRingRanks = 1024;
 // Up to here it costs less to combine whole vectors on both ranks than to wait for halves, dot products and halves.
 constexpr int64_t kAdasumWholeBytes = 64 << 10;
 constexpr Rule kRules[] = {
+    {Kind::allreduce, 0, 0, 0, "2d", nullptr},
     {Kind::allreduce, 0, 0, 0, "shared", nullptr},
     {Kind::reducescatter, 0, 0, 0, "shared", nullptr},
     {Kind::allgather, 0, 0, 0, "shared", nullptr},

@@ -22,13 +22,14 @@ const std::byte* at(const void* p, size_t bytes) { return static_cast<const std:
 
 }  // namespace
 
-SharedBackend::SharedBackend(LocalRanks& local_ranks, int group, std::vector<int> members, std::vector<Link*> links)
+SharedBackend::SharedBackend(LocalRanks& local_ranks, int group, int lane, std::vector<int> members,
+                             std::vector<Link*> links)
     : local_ranks_(local_ranks),
       members_(std::move(members)),
       index_(int(std::find(members_.begin(), members_.end(), local_ranks.rank()) - members_.begin())),
       links_(std::move(links)),
-      writer_(local_ranks.common_writer(group, members_)) {
-  for (int member : members_) readers_.push_back(local_ranks.common_reader(group, member));
+      writer_(local_ranks.common_writer(group, lane, members_)) {
+  for (int member : members_) readers_.push_back(local_ranks.common_reader(group, lane, member));
 }
 
 bool SharedBackend::accepts(const Collective& c) const {
@@ -40,6 +41,10 @@ void SharedBackend::commit(size_t n) {
   writer_.commit(n);
   for (int member : members_)
     if (member != local_ranks_.rank()) local_ranks_.mark(member);
+}
+int SharedBackend::slowest_reader() const {
+  const int reader = int(writer_.slowest_reader());  // among the others
+  return reader < index_ ? reader : reader + 1;
 }
 void SharedBackend::consume(int member, size_t n) {
   readers_[member].consume(n);

@@ -19,8 +19,9 @@ class SharedBackend : public Backend {
  public:
   static constexpr size_t kFlatBytes = 4 << 10;
 
-  // members: ranks of the group in order; links[i]: the data link to member i (nullptr for this rank itself).
-  SharedBackend(LocalRanks&, int group, std::vector<int> members, std::vector<Link*> links);
+  // members: ranks of this host, this one among them, in order; links[i]: the data link to member i (nullptr for this
+  // rank itself). lane: of the common ring, which nobody else uses.
+  SharedBackend(LocalRanks&, int group, int lane, std::vector<int> members, std::vector<Link*> links);
   const char* name() const override { return "shared"; }
   bool accepts(const Collective&) const override;  // all but barrier
   std::unique_ptr<Work> start(const Collective&, const Algorithm*) override;  // has one way for each collective
@@ -34,6 +35,7 @@ class SharedBackend : public Backend {
   friend class CopyCollective;
   std::byte* reserve(size_t n) { return writer_.reserve(n); }
   void commit(size_t n);
+  int slowest_reader() const;           // the member that holds up reserve()
   const std::byte* peek(int member, size_t n) { return readers_[member].peek(n); }
   void consume(int member, size_t n);
 

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/overloaded.h"
+#include "collective/hierarchical.h"
 #include "engine/validate.h"
 
 namespace lightcc {
@@ -43,11 +44,14 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
         group_->ranks(), Coordinator::Limits{{config.fusion_bytes, config.fusion}, config.cache_capacity});
   if (group_->on_one_host()) {
     auto shared =
-        std::make_unique<SharedBackend>(peers.local_ranks(), group_->id(), group_->local_indices(), links);
+        std::make_unique<SharedBackend>(peers.local_ranks(), group_->id(), 0, group_->local_indices(), links);
     shared_ = shared.get();
     backends_.push_back(std::move(shared));
     fast_path_ = std::make_unique<FastPath>(peers.local_ranks(), *group_, *shared_);
   }
+  if (auto nodes = nodes_of(*group_, config.intra_size); config.hierarchical && nodes.size() > 1)
+    backends_.push_back(
+        std::make_unique<HierarchicalBackend>(peers, *group_, std::move(nodes), config.hierarchical_bytes));
   backends_.push_back(std::make_unique<LinksBackend>(links));
   std::vector<Backend*> backends;
   for (auto& backend : backends_) backends.push_back(backend.get());

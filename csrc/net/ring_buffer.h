@@ -37,6 +37,11 @@ class RingWriter {
     head_->at.store(at_, std::memory_order_release);
   }
 
+  size_t slowest_reader() const {  // index in tails
+    const auto behind = [](const Cursor* a, const Cursor* b) { return a->at.load() < b->at.load(); };
+    return size_t(std::min_element(tails_.begin(), tails_.end(), behind) - tails_.begin());
+  }
+
  private:
   Cursor* head_;
   std::byte* data_;

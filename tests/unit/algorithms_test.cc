@@ -37,7 +37,7 @@ struct SimulatedRank {
     if (done()) return -1;
     for (size_t i = 0; i < moved.size(); ++i) {
       const Step& step = rounds[round][i];
-      if (!moved[i] && step.kind != Step::Kind::copy && step.peer == peer && step.writes() == receives) return int(i);
+      if (!moved[i] && !step.is_local() && step.peer == peer && step.writes() == receives) return int(i);
     }
     return -1;
   }
@@ -63,6 +63,8 @@ void check_memory(SimulatedRank& rank, int index) {
         accesses.push_back({s, writes, output ? Memory::output : at.memory, at.offset, at.offset + step.count});
       };
       if (step.reads()) add(false, step.from);
+      for (int slot = 0; slot < step.slots; ++slot)
+        add(false, {step.theirs.memory, step.theirs.offset + slot * step.count});
       if (step.writes()) add(true, step.to);
     }
     for (const Access& a : accesses)
@@ -97,6 +99,14 @@ void simulate(std::vector<SimulatedRank>& ranks, const Problem& problem) {
           for (int64_t k = 0; k < step.count; ++k)
             rank.memory(step.to.memory)[step.to.offset + k] = Problem::scaled(
                 post, Problem::scaled(pre, rank.memory(step.from.memory)[step.from.offset + k]));
+        } else if (step.kind == Step::Kind::reduce) {
+          for (int64_t k = 0; k < step.count; ++k) {
+            int64_t value = rank.memory(step.from.memory)[step.from.offset + k];
+            for (int slot = 0; slot < step.slots; ++slot)
+              value = Problem::combine(problem.op, value,
+                                       rank.memory(step.theirs.memory)[step.theirs.offset + slot * step.count + k]);
+            rank.memory(step.to.memory)[step.to.offset + k] = Problem::scaled(post, value);
+          }
         } else if (step.writes()) {
           if (step.peer < 0 || step.peer >= size || rank.next(step.peer, true) != int(i)) continue;
           SimulatedRank& sender = ranks[step.peer];
@@ -210,7 +220,7 @@ TEST(Algorithms, RoundsAndVolume) {
   Collective c = Problem(Kind::allreduce, 16, 128, 1).of(3);
   struct Cost { const char* name; size_t rounds; int64_t sent; };
   for (const Cost& cost : {Cost{"ring", 30, 2 * 15 * 8}, Cost{"recursive_doubling", 4, 4 * 128},
-                           Cost{"halving_doubling", 8, 2 * 15 * 8}}) {
+                           Cost{"halving_doubling", 8, 2 * 15 * 8}, Cost{"pairwise", 3, 2 * 15 * 8}}) {
     const Schedule rounds = plan(*find_algorithm(Kind::allreduce, cost.name), c);
     EXPECT_EQ(rounds.size(), cost.rounds) << cost.name;
     EXPECT_EQ(sent(rounds), cost.sent) << cost.name;

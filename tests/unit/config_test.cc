@@ -88,8 +88,18 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 19u);
+  EXPECT_EQ(again.size(), 22u);
   EXPECT_EQ(knobs_text(read(again)), text);
+}
+
+TEST(Config, HorovodsNamesOfHierarchicalAllreduceAreRead) {
+  EXPECT_TRUE(read({}).hierarchical);
+  EXPECT_FALSE(read({{"HOROVOD_HIERARCHICAL_ALLREDUCE", "0"}}).hierarchical);
+  EXPECT_FALSE(read({{"HOROVOD_TORUS_ALLREDUCE", "0"}}).hierarchical);
+  EXPECT_TRUE(read({{"LIGHT_2D_ALLREDUCE", "1"}, {"HOROVOD_HIERARCHICAL_ALLREDUCE", "0"}}).hierarchical);
+  const Config c = read({{"LIGHT_INTRA_SIZE", "4"}, {"LIGHT_HIERARCHICAL_THRESHOLD", "65536"}});
+  EXPECT_EQ(c.intra_size, 4);
+  EXPECT_EQ(c.hierarchical_bytes, 65536);
 }
 
 TEST(Config, SwitchesUnderstandWords) {
@@ -160,7 +170,7 @@ TEST(Config, VariablesWithoutEffectAreNotedOneALine) {
 TEST(Config, ASwitchThatAsksForWhatHappensAnywayIsNotNoted) {
   std::string notes;
   read({{"HOROVOD_AUTOTUNE", "0"},
-        {"HOROVOD_HIERARCHICAL_ALLREDUCE", "off"},
+        {"HOROVOD_HIERARCHICAL_ALLGATHER", "off"},
         {"HOROVOD_DYNAMIC_PROCESS_SETS", "1"},
         {"HOROVOD_ELASTIC", "0"},
         {"LIGHT_TOPK_ALLREDUCE", "False"}},

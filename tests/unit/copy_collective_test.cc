@@ -24,7 +24,7 @@ class CopyingRanks {
         links_[size_t(rank)].push_back(peer == rank ? nullptr : hosts_[size_t(rank)]->data_link(0, 0, peer));
         links.push_back(links_[size_t(rank)].back().get());
       }
-      backends_.push_back(std::make_unique<SharedBackend>(*hosts_[size_t(rank)], 0, members, links));
+      backends_.push_back(std::make_unique<SharedBackend>(*hosts_[size_t(rank)], 0, 0, members, links));
     }
   }
 

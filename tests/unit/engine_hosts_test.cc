@@ -52,7 +52,7 @@ TEST(Peers, TheEngineThreadAndOtherCallersLeaveItToTheCallerWhoWatches) {
 TEST(Engine, CallersMakeTheStepsOfWhatTheyWaitFor) {
   constexpr int64_t kCount = 2 << 20;
   constexpr int kRounds = 12;
-  constexpr uint64_t kRecords = (kCount * sizeof(float)) / (256 << 10);  // a step moves no more
+  constexpr uint64_t kSteps = (kCount * sizeof(float)) / (1 << 20);  // one moves no more
   Ranks ranks(std::vector<int>{1, 1});
   std::atomic<int> by_engine_thread{0};
   ranks.each([&](Engine& engine, int) {
@@ -66,7 +66,7 @@ TEST(Engine, CallersMakeTheStepsOfWhatTheyWaitFor) {
       engine.submit(one, true);
       EXPECT_TRUE(engine.wait(*one, now_ns() + kPatienceNs));  // not in slices: between them nobody waits
       const uint64_t in_background = steps(Counters::background_steps) - background;
-      EXPECT_GE(steps(Counters::caller_steps) - callers + in_background, kRecords);
+      EXPECT_GE(steps(Counters::caller_steps) - callers + in_background, kSteps);
       by_engine_thread += in_background > 2;  // what had come before the caller waited is its own
     }
     EXPECT_EQ(data[0], 1 << (kRounds + 1));

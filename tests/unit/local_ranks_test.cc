@@ -108,8 +108,8 @@ TEST(LocalRanks, AGroupThatWasResetBeginsAnew) {
   auto hosts = LocalRanks::threads(2);
   for (int again = 0; again < 2; ++again) {
     auto a = hosts[0]->control_link(3, 1), b = hosts[1]->control_link(3, 0);
-    auto writer = hosts[0]->common_writer(3, {0, 1});
-    auto reader = hosts[1]->common_reader(3, 0);
+    auto writer = hosts[0]->common_writer(3, 1, {0, 1});
+    auto reader = hosts[1]->common_reader(3, 1, 0);
     EXPECT_EQ(b->peek(8), nullptr) << "left over from before";
     EXPECT_EQ(reader.peek(8), nullptr) << "left over from before";
     for (int record = 0; record < 3; ++record) {

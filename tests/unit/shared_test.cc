@@ -99,7 +99,7 @@ class SharedRanks {
         links_[size_t(rank)].push_back(peer == rank ? nullptr : host.data_link(0, 0, peer));
         links.push_back(links_[size_t(rank)].back().get());
       }
-      backends_.push_back(std::make_unique<SharedBackend>(host, 0, members, links));
+      backends_.push_back(std::make_unique<SharedBackend>(host, 0, 0, members, links));
     }
   }
   int size() const { return int(hosts_.size()); }
@@ -222,7 +222,7 @@ TEST(SharedBackend, NamesWhomItWaitsFor) {
   std::vector<std::unique_ptr<Link>> links;
   std::vector<Link*> to{nullptr, nullptr, nullptr};
   for (int peer : {1, 2}) links.push_back(hosts[0]->data_link(0, 0, peer)), to[size_t(peer)] = links.back().get();
-  SharedBackend backend(*hosts[0], 0, {0, 1, 2}, to);
+  SharedBackend backend(*hosts[0], 0, 0, {0, 1, 2}, to);
   for (int64_t count : {10, 100'000}) {
     std::vector<float> data(size_t(count), 1.0f);
     Collective c = collective(DType::float32, count, 1);
@@ -245,7 +245,7 @@ TEST(SharedBackend, OutputsThatNoCacheKeeps) {
 
 TEST(SharedBackend, RunsAllButBarriers) {
   auto hosts = LocalRanks::threads(1);
-  SharedBackend backend(*hosts[0], 0, {0}, {nullptr});
+  SharedBackend backend(*hosts[0], 0, 0, {0}, {nullptr});
   EXPECT_STREQ(backend.name(), "shared");
   for (int kind = 0; kind < kKinds; ++kind) {
     Collective c{};

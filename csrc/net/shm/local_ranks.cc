@@ -21,19 +21,19 @@ Fd new_event() {
   return fd;
 }
 
-// Where the ring buffers of one group lie in each arena of a host of n ranks: the common one, then for each other kind
+// Where the ring buffers of one group lie in each arena of a host of n ranks: the common ones, then for each other kind
 // one to each rank (a line for the head, then the ring), this rank's tails of what it reads, and last its fast path
 // slots.
 struct LocalRanks::Layout {
-  enum Ring { common, control, data };  // data: of lane 0, the other lanes follow
+  enum Ring { common, control = kCommonLanes, data };  // common, data: of lane 0, the other lanes follow
   static constexpr int kRings = data + kLanes;
   size_t n;
   static constexpr size_t ring_bytes(int ring) { return ring == control ? 64 << 10 : 4 * kRecordBytes; }
+  size_t readers(int ring) const { return ring < control ? 1 : n; }  // that have a ring of their own
   size_t head(int ring, int to) const {
-    if (ring == common) return 0;
-    size_t at = kLine + ring_bytes(common);
-    for (int before = control; before < ring; ++before) at += n * (kLine + ring_bytes(before));
-    return at + size_t(to) * (kLine + ring_bytes(ring));
+    size_t at = 0;
+    for (int before = common; before < ring; ++before) at += readers(before) * (kLine + ring_bytes(before));
+    return ring < control ? at : at + size_t(to) * (kLine + ring_bytes(ring));
   }
   size_t tail(int ring, int from) const { return head(kRings, 0) + kLine * size_t(kRings * from + ring); }
   size_t fast_path_slot(int slot) const {
@@ -93,10 +93,12 @@ RingReader LocalRanks::reader(int ring, int group, int from) const {
           tail(ring, group, rank_, from)};
 }
 
-RingWriter LocalRanks::common_writer(int group, const std::vector<int>& readers) const {
-  return writer(Layout::common, group, 0, readers);
+RingWriter LocalRanks::common_writer(int group, int lane, const std::vector<int>& readers) const {
+  return writer(Layout::common + lane, group, 0, readers);
 }
-RingReader LocalRanks::common_reader(int group, int from) const { return reader(Layout::common, group, from); }
+RingReader LocalRanks::common_reader(int group, int lane, int from) const {
+  return reader(Layout::common + lane, group, from);
+}
 
 std::unique_ptr<Link> LocalRanks::link(int ring, int group, int peer) {
   return std::make_unique<ShmLink>(writer(ring, group, peer, {peer}), reader(ring, group, peer),

@@ -1,8 +1,8 @@
 // The ranks of one host as one of them sees them: everyone's arena, how to wake everyone, who has gone.
 //
-// An arena's fixed part: a header, then for each group a block of ring buffers whose writer is the arena's owner: one
-// to all members, and to each member one for control and one for each lane of data; the owner's tails of the ring
-// buffers it reads; and two fast path slots.
+// An arena's fixed part: a header, then for each group a block of ring buffers whose writer is the arena's owner: the
+// common ones, which many members read; to each member one for control and one for each lane of data; the owner's tails
+// of the ring buffers it reads; and two fast path slots.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -53,7 +53,7 @@ struct LocalRank {
 
 class LocalRanks {
  public:
-  static constexpr int kGroups = 128, kLanes = 2;
+  static constexpr int kGroups = 128, kLanes = 3, kCommonLanes = 2;
   static constexpr size_t kRecordBytes = 256 << 10;  // the largest record of the data and the common ring
 
   // An arena for one of n ranks, with a new Header in it.
@@ -75,8 +75,9 @@ class LocalRanks {
   std::vector<Fd> take_pidfds() { return std::move(pidfds_); }
 
   // Group slot `group` < kGroups. Only the engine's thread of the moment uses ring buffers and links.
-  RingWriter common_writer(int group, const std::vector<int>& readers) const;
-  RingReader common_reader(int group, int from) const;
+  // Of a common ring the readers never change.
+  RingWriter common_writer(int group, int lane, const std::vector<int>& readers) const;
+  RingReader common_reader(int group, int lane, int from) const;
   std::unique_ptr<Link> control_link(int group, int peer);
   std::unique_ptr<Link> data_link(int group, int lane, int peer);
   FastPathSlot& fast_path_slot(int group, int rank, int slot) const;  // slot 0 or 1

@@ -1,0 +1,209 @@
+// 2D all-reduce on hosts that are threads: any numbers of members, alike or not, on a network with faults, against
+// exact whole numbers; equal bits; the lanes and nodes it stands on.
+#include "collective/hierarchical.h"
+
+#include <gtest/gtest.h>
+
+#include "simulated.h"
+#include "thread_peers.h"
+
+namespace lightcc {
+namespace {
+
+using namespace test;
+using Hosts = std::vector<int>;
+
+TEST(Nodes, AreHostsOrPiecesOfThem) {
+  const Topology topology = Topology::by_leader({0, 0, 0, 3, 0, 3});
+  const Group group(0, {5, 4, 3, 2, 1, 0}, 0, topology);  // members 0, 2 on one host, 1, 3, 4, 5 on the other
+  using Nodes = std::vector<std::vector<int>>;
+  EXPECT_EQ(nodes_of(group), (Nodes{{0, 2}, {1, 3, 4, 5}}));
+  EXPECT_EQ(nodes_of(group, 3), (Nodes{{0, 2}, {1, 3, 4}, {5}}));
+  EXPECT_EQ(nodes_of(group, 1).size(), 6u);
+}
+
+TEST(Lanes, EachHasOneOwnerOnANodeOfAnySize) {
+  for (int members = 1; members <= 9; ++members)
+    for (int lanes = 1; lanes <= 9; ++lanes) {
+      int next = 0;
+      for (int member = 0; member < members; ++member) {
+        const LaneRange range = lanes_of(lanes, members, member);
+        EXPECT_EQ(range.begin, next);
+        for (int lane = range.begin; lane < range.end; ++lane) EXPECT_EQ(lane * members / lanes, member);
+        next = range.end;
+      }
+      EXPECT_EQ(next, lanes);
+    }
+}
+
+// Ranks of a world, each stepped by a thread of its own.
+class World {
+ public:
+  World(const Hosts& hosts, const LoopFaults& faults, int members_of_node = 0, std::vector<int> order = {})
+      : size_(std::accumulate(hosts.begin(), hosts.end(), 0)), network_(size_, faults) {
+    if (order.empty())
+      for (int rank = 0; rank < size_; ++rank) order.push_back(rank);
+    peers_ = thread_peers(hosts, network_);
+    for (int rank = 0; rank < size_; ++rank) {
+      groups_.push_back(std::make_unique<Group>(0, order, rank, peers_[size_t(rank)]->topology()));
+      backends_.push_back(std::make_unique<HierarchicalBackend>(
+          *peers_[size_t(rank)], *groups_.back(), nodes_of(*groups_.back(), members_of_node), 0));
+    }
+  }
+  int size() const { return size_; }
+  LoopNetwork& network() { return network_; }
+
+  // What each member's output is then. Throws what a rank throws.
+  std::vector<std::vector<std::byte>> run(const std::vector<Problem>& problems, bool in_place) {
+    std::vector<std::vector<std::byte>> outputs{size_t(size_)};
+    const auto thrown = run_ranks(network_, size_, [&](int rank) {
+      const int member = groups_[size_t(rank)]->index();
+      for (const Problem& problem : problems) {
+        auto input = encode(problem.dtype, problem.input(member));
+        auto output = encode(problem.dtype, in_place ? problem.input(member) : problem.output(member));
+        Collective c = problem.of(member);
+        c.input = in_place ? output.data() : input.data();
+        c.output = output.data();
+        finish(rank, *backends_[size_t(rank)]->start(c, nullptr));
+        outputs[size_t(member)] = output;
+        EXPECT_EQ(output, encode(problem.dtype, problem.expected(member))) << "member " << member;
+        EXPECT_EQ(input, encode(problem.dtype, problem.input(member))) << "the input was written";
+      }
+    });
+    for (const auto& one : thrown)
+      if (one) std::rethrow_exception(one);
+    return outputs;
+  }
+  // Steps the work as an engine does.
+  void finish(int rank, Work& work) {
+    const auto deadline = Clock::now() + kDeadline;
+    while (!work.done()) {
+      const bool moved = work.step();
+      if (!moved && !work.done()) {
+        const int member = work.waiting_for();
+        EXPECT_TRUE(member >= 0 && member < size_ && member != groups_[size_t(rank)]->index()) << member;
+      }
+      peers_[size_t(rank)]->step();
+      peers_[size_t(rank)]->flush_and_wake();
+      if (Clock::now() > deadline) throw Error(Code::timeout, "the test's deadline has passed");
+      if (!moved) std::this_thread::yield();
+    }
+  }
+  Peers& peers(int rank) { return *peers_[size_t(rank)]; }
+  HierarchicalBackend& backend(int rank) { return *backends_[size_t(rank)]; }
+
+ private:
+  const int size_;
+  LoopNetwork network_;
+  std::vector<std::unique_ptr<Peers>> peers_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<std::unique_ptr<HierarchicalBackend>> backends_;
+};
+
+class Hierarchical : public testing::TestWithParam<Hosts> {};
+
+// Nothing to a few chunks a lane, one after the other without a pause between.
+TEST_P(Hierarchical, AddsUpWhatAPlainLoopDoes) {
+  const uint64_t seed = run_seed();
+  World world(GetParam(), {64 << 10, 4, 0.1, 0.1, seed});
+  std::vector<Problem> problems;
+  for (const DType dtype : {DType::int32, DType::float32, DType::float16, DType::int64})
+    for (const int64_t count : {0, 1, 33, 4 << 10, 70'001, kWatched ? 200'001 : 900'001}) {
+      Problem problem(Kind::allreduce, world.size(), count, seed + problems.size());
+      problem.dtype = dtype;
+      if (problem.op == ReduceOp::product) problem.op = ReduceOp::sum;
+      problem.pre = problems.size() % 2 ? 0.5 : 1;
+      problem.post = problems.size() % 3 ? 3 : 1;
+      problems.push_back(problem);
+    }
+  for (const bool in_place : {false, true}) {
+    const auto outputs = world.run(problems, in_place);
+    for (const auto& output : outputs) EXPECT_EQ(output, outputs[0]);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(On, Hierarchical,
+                         testing::Values(Hosts{1, 1}, Hosts{2, 2}, Hosts{3, 1}, Hosts{2, 2, 1}, Hosts{1, 1, 1},
+                                         Hosts{2, 3, 1, 2}, Hosts{4, 2}),
+                         [](const auto& info) {
+                           std::string name;
+                           for (const int ranks : info.param) name += std::to_string(ranks);
+                           return name;
+                         });
+
+TEST(HierarchicalBackend, TheOrderOfTheMembersIsTheGroups) {
+  World world({2, 2}, {}, 0, {3, 0, 2, 1});
+  Problem problem(Kind::allreduce, 4, 100'000, run_seed());
+  problem.op = ReduceOp::sum;
+  problem.dtype = DType::float32;
+  world.run({problem}, true);
+}
+
+// One host that acts as two and two halves, and hosts that are cut unevenly.
+TEST(HierarchicalBackend, PiecesOfAHostAreNodes) {
+  for (const Hosts& hosts : {Hosts{5}, Hosts{3, 3}})
+    for (const int members_of_node : {1, 2}) {
+      World world(hosts, {}, members_of_node);
+      std::vector<Problem> problems;
+      for (const int64_t count : {100, 300'000, 5, 200'000}) {
+        problems.emplace_back(Kind::allreduce, world.size(), count, run_seed());
+        problems.back().op = ReduceOp::max;
+      }
+      world.run(problems, false);
+    }
+}
+
+// Sums of 16-bit floats are rounded once a node and once more: 1 + n small ones that each would be lost by themselves.
+TEST(HierarchicalBackend, SixteenBitFloatsAreRoundedOnceANodeAndOnceMore) {
+  World world({1, 1, 1, 1}, {});
+  constexpr int64_t kCount = 40'000;
+  const uint16_t one = float16_of_float(1), small = float16_of_float(0x1p-12f);  // half a unit in the last place of 1: /2
+  run_ranks(world.network(), 4, [&](int rank) {
+    std::vector<uint16_t> data(size_t(kCount), rank == 0 ? one : small);
+    Collective c{};
+    c.kind = Kind::allreduce;
+    c.index = rank;
+    c.size = 4;
+    c.dtype = DType::float16;
+    c.count = kCount;
+    c.input = c.output = data.data();
+    world.finish(rank, *world.backend(rank).start(c, nullptr));
+    // 1 + 3/4 of a unit in the last place rounds up; one after the other each would round to 1.
+    for (const uint16_t value : data) ASSERT_EQ(float_of_float16(value), 1 + 0x1p-10f);
+  });
+}
+
+TEST(HierarchicalBackend, LeavesOthersWhatIsNotItsOwn) {
+  World world({2, 1}, {});
+  HierarchicalBackend& backend = world.backend(0);
+  Collective c = Problem(Kind::allreduce, 3, 100, 1).of(0);
+  c.op = ReduceOp::sum;
+  EXPECT_TRUE(backend.accepts(c));
+  c.op = ReduceOp::adasum;
+  EXPECT_FALSE(backend.accepts(c));
+  EXPECT_THROW(backend.start(c, nullptr), Error);
+  c.kind = Kind::allgather;
+  EXPECT_FALSE(backend.accepts(c));
+  const Group group(0, {0, 1, 2}, 0, world.peers(0).topology());
+  HierarchicalBackend larger(world.peers(0), group, nodes_of(group), 1024);
+  Collective floats = Problem(Kind::allreduce, 3, 255, 1).of(0);
+  floats.op = ReduceOp::sum;
+  floats.dtype = DType::float32;
+  EXPECT_FALSE(larger.accepts(floats));
+  floats.count = 256;
+  EXPECT_TRUE(larger.accepts(floats));
+}
+
+// Whoever is left hears of it, in whatever queue the chunk is.
+TEST(HierarchicalBackend, ALostHostEndsIt) {
+  for (const int64_t after : {0, 3, 20}) {
+    World world({2, 2}, {});
+    for (int here : {0, 1})
+      for (int there : {2, 3}) world.network().cut(here, there, after);
+    Problem problem(Kind::allreduce, 4, 2'000'000, run_seed());
+    problem.op = ReduceOp::sum;
+    EXPECT_THROW(world.run({problem}, true), Error);
+  }
+}
+
+}  // namespace
+}  // namespace lightcc
