@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -70,6 +71,10 @@ void TraceFile::close(uint64_t now_ns) {
 
 void TraceFile::run() {
   prctl(PR_SET_NAME, "lightcc-trace");
+  sigset_t broken_pipe;  // a pipe whose reader has gone is an error as others are
+  sigemptyset(&broken_pipe);
+  sigaddset(&broken_pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
   std::vector<TraceEvent> events;
   std::string text;
   for (bool last = false; !last;) {

@@ -36,34 +36,6 @@ class Trace : public testing::Test {
   std::string folder_;
 };
 
-TEST(Json, StringsOfAnyBytes) {
-  EXPECT_EQ(json_string("plain"), R"("plain")");
-  EXPECT_EQ(json_string("a\"b\\c/d"), R"("a\"b\\c/d")");
-  EXPECT_EQ(json_string("1\n2\t3\r"), R"("1\n2\u00093\u000d")");
-  EXPECT_EQ(json_string(std::string_view("\0\x1f\x7f", 3)), R"("\u0000\u001f\u007f")");
-  EXPECT_EQ(json_string("ä€😀"), "\"ä€😀\"");
-}
-
-TEST(Json, WhatIsNotUtf8IsReplacedByteByByte) {
-  const std::string bad = "\\ufffd";
-  EXPECT_EQ(json_string("\xff"), '"' + bad + '"');
-  EXPECT_EQ(json_string("a\x80z"), "\"a" + bad + "z\"");                          // goes on without a beginning
-  EXPECT_EQ(json_string("\xc3"), '"' + bad + '"');                                // ends early
-  EXPECT_EQ(json_string("\xc3\"\n"), '"' + bad + R"(\"\n")");                     // and does not swallow a quote
-  EXPECT_EQ(json_string("\xc0\xaf"), '"' + bad + bad + '"');                      // a longer form of '/'
-  EXPECT_EQ(json_string("\xe0\x9f\xbf"), '"' + bad + bad + bad + '"');            // a longer form of U+07FF
-  EXPECT_EQ(json_string("\xed\xa0\x80"), '"' + bad + bad + bad + '"');            // U+D800
-  EXPECT_EQ(json_string("\xf4\x90\x80\x80"), '"' + bad + bad + bad + bad + '"');  // U+110000
-  EXPECT_EQ(json_string("\xf4\x8f\xbf\xbf"), "\"\xf4\x8f\xbf\xbf\"");             // U+10FFFF
-  EXPECT_EQ(json_string("\xef\xbf\xbd\xe2\x82"), "\"\xef\xbf\xbd" + bad + bad + '"');
-}
-
-TEST(Json, Objects) {
-  EXPECT_TRUE(JsonObject().empty());
-  EXPECT_EQ(JsonObject().text(), "{}");
-  EXPECT_EQ(JsonObject().add("a\"", "b").add("n", -3).text(), R"({"a\"":"b","n":-3})");
-}
-
 TEST(TimelinePath, OneFileOrOneForEachRank) {
   EXPECT_EQ(timeline_path("/tmp/t.json", 0), "/tmp/t.json");
   EXPECT_EQ(timeline_path("/tmp/t.json", 1), "");
@@ -221,31 +193,6 @@ TEST_F(Trace, WhatIsWrittenIsInTheFileSoonAndLacksOnlyItsEnd) {
   EXPECT_TRUE(so_far.ends_with(R"({"ph":"B","ts":1000.000,"pid":1,"tid":1,"name":"P"})")) << so_far;
   timeline.stop(3'000'000);
   EXPECT_TRUE(file().text.starts_with(so_far));
-}
-
-TEST_F(Trace, AFullQueueDropsSlicesWholeAndCountsThem) {
-  constexpr size_t kQueue = 64;
-  constexpr int kSlices = 20'000;
-  uint64_t dropped = 0, begun = 0;
-  {
-    TraceFile file(path(), "{}", 0, kQueue);
-    for (int i = 0; i < kSlices; ++i) {
-      const bool taken = file.put({'B', 1, 1, "outer", ""});
-      if (!file.put({'X', 1, 1, "tick", ""})) ++dropped;
-      taken ? ++begun : dropped += 2;
-      if (!taken) continue;
-      EXPECT_TRUE(file.put({'E', 1, 1, "outer", ""})) << "the end of a slice that was taken";
-    }
-    file.close(3);
-  }
-  const auto all = file();
-  all.expect_complete();
-  all.expect_nested();
-  EXPECT_GT(dropped, 0u) << "the queue was never full: the test shows nothing";
-  EXPECT_GE(begun, kQueue / 4);
-  EXPECT_EQ(all.count(R"("ph":"B")"), begun);
-  EXPECT_EQ(all.count(R"("ph":"E")"), begun);
-  EXPECT_EQ(all.count("\"dropped_events\":" + std::to_string(dropped) + "}"), 1u) << all.text;
 }
 
 TEST_F(Trace, AFullQueueLeavesATimelineNested) {
