@@ -1,5 +1,6 @@
 // What ranks and rank 0's BootstrapExchange say to each other after the handshake: frames, a head and a body.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
