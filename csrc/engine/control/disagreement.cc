@@ -1,16 +1,17 @@
 #include "engine/control/disagreement.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <utility>
 
 namespace lightcc {
 namespace {
 
+// So many digits that factors which differ never look the same.
 std::string factor_text(double value) {
   char text[32];
-  snprintf(text, sizeof text, "%g", value);
-  return text;
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
 // The dimensions that must agree: allgather and alltoall may differ in the first.
