@@ -21,6 +21,16 @@ int64_t row_count(const Shape& shape) {  // elements in one row of dimension 0
   return count_of(Shape(shape.begin() + 1, shape.end()));
 }
 
+// Who has no data puts ones into a product, which no factor may touch: it moves behind the product.
+void set_reduction(Collective& c, const BatchItem& item) {
+  const Announcement& what = item.request->what;
+  c.pre = what.pre;
+  set_average(c, what.op, what.post);
+  if (item.absent == 0 || what.op != ReduceOp::product || what.pre == 1) return;
+  c.pre = 1;
+  c.post = what.post * std::pow(what.pre, c.size - item.absent);
+}
+
 }  // namespace
 
 void set_average(Collective& c, ReduceOp op, double post) {
@@ -93,13 +103,7 @@ BatchExecution::FusedCollective BatchExecution::fused_allreduce(const Collective
   c.size = group_.size();
   c.dtype = layout.dtype;
   c.count = int64_t(layout.bytes / size_of(c.dtype));
-  c.pre = what.pre;
-  set_average(c, what.op, what.post);
-  // Who has no data puts ones into a product, which no factor may touch: it moves behind the product.
-  if (const int absent = items_[0].absent; absent > 0 && what.op == ReduceOp::product && what.pre != 1) {
-    c.pre = 1;
-    c.post = what.post * std::pow(what.pre, c.size - absent);
-  }
+  set_reduction(c, items_[0]);
   if (what.op == ReduceOp::adasum)
     for (auto [tensor, offset] : layout.places)
       c.tensors.push_back({int64_t(offset / size_of(c.dtype)), int64_t(tensors[tensor].bytes / size_of(c.dtype))});
@@ -183,8 +187,7 @@ void BatchExecution::plan_tensor(BatchItem& item, size_t t) {
       for (int i = 0; i < n; ++i) c.counts.push_back((least + (i < more)) * row_count(spec.shape));
       shape[0] = least + (me < more);
       elements = count_of(spec.shape);
-      c.pre = request.what.pre;
-      set_average(c, request.what.op, request.what.post);
+      set_reduction(c, item);
       c.output = result(request, t, shape);
     }
   }

@@ -220,18 +220,21 @@ TEST_F(Batches, OpAndFactorsAreWhatTheBackendIsToCompute) {
       {"product without one", kFloat, ReduceOp::product, 3, 5, 1, ReduceOp::product, 1, 45},
       {"product without two", kFloat, ReduceOp::product, 3, 5, 2, ReduceOp::product, 1, 15},
   };
-  for (const FactorsRow& row : rows) {
-    Values a(3, 1);
-    BatchItem one = allreduce({{row.dtype, {3}, a.data(), a.data()}}, row.op);
-    one.request->what.pre = row.pre;
-    one.request->what.post = row.post;
-    one.absent = row.absent;
-    run({std::move(one)});
-    const Collective& c = backend.started.back();
-    EXPECT_EQ(c.op, row.runs) << row.name;
-    EXPECT_EQ(c.pre, row.runs_pre) << row.name;
-    EXPECT_EQ(c.post, row.runs_post) << row.name;
-  }
+  for (Kind kind : {Kind::allreduce, Kind::reducescatter})
+    for (const FactorsRow& row : rows) {
+      SCOPED_TRACE(std::string(name_of(kind)) + ": " + row.name);
+      Values a(3, 1);
+      BatchItem one = item(kind, {{row.dtype, {3}, a.data(), a.data()}}, row.op);
+      one.request->what.pre = row.pre;
+      one.request->what.post = row.post;
+      one.absent = row.absent;
+      run({std::move(one)});
+      const Collective& c = backend.started.back();
+      EXPECT_EQ(c.kind, kind);
+      EXPECT_EQ(c.op, row.runs);
+      EXPECT_EQ(c.pre, row.runs_pre);
+      EXPECT_EQ(c.post, row.runs_post);
+    }
 }
 
 TEST_F(Batches, AdasumKnowsWhereEachTensorLies) {

@@ -211,6 +211,18 @@ TEST_P(Absent, ReducescatterGivesTheOthersTheirParts) {
   });
 }
 
+// The ones that it puts into a product stay ones.
+TEST_P(Absent, FactorsOfAReducescatterAreNotAppliedToIt) {
+  without(GetParam(), [](Engine& engine, int rank) {
+    double product = 1;
+    for (int other = 0; other < kSize; ++other) product *= other == GetParam() ? 1 : 2 * (3 + other);
+    const std::vector<double> in(kSize, 3 + rank);
+    auto one = request(engine, Kind::reducescatter, "x", {input_of(in, {kSize})});
+    one->what.op = ReduceOp::product, one->what.pre = 2, one->what.post = 5;
+    EXPECT_EQ(result<double>(*done(engine, one)), std::vector<double>{5 * product});
+  });
+}
+
 TEST_P(Absent, BroadcastFromItFailsAndFromOthersWorks) {
   without(GetParam(), [](Engine& engine, int rank) {
     for (int root = 0; root < kSize; ++root)
