@@ -139,13 +139,13 @@ EpochAction Engine::apply(const EpochEvent& event) {
 void Engine::carry_out_end(bool tell) {
   progress_lock_.assert_held();
   const auto [code, text] = epoch_.cause;
-  inbox_.fail(epoch_.cause);
   Header& own = peers_->own();
   set_cause(own, code, text);
   own.presence = Presence::failed;
   // First out of reach of ranks that may still be writing, then tell.
   peers_->arena()->abandon();
   outputs_->close();
+  inbox_.fail(epoch_.cause);
   peers_->end_links(Error(code, text));
   if (HeartbeatSocket* heartbeats = peers_->heartbeats()) heartbeats->announce_end(code, text, now_ns(), !tell);
   for (auto& [id, group_engine] : group_engines_) group_engine->fail_all(code, text);

@@ -31,12 +31,16 @@ _numbers = itertools.count()
 
 
 class Hosts:
-    def __init__(self, count: int, rate: str = "", families: Sequence[int] = (4,), docker0: bool = False) -> None:
-        """rate: of each host's cable, each way, as tc has it ("1gbit"); "" is what the machine can do. families: 4, 6
-        or both. docker0: every host also has an interface of this name that leads nowhere, all with one address."""
+    def __init__(self, count: int, rate: str = "", families: Sequence[int] = (4,), docker0: bool = False,
+                 burst: str = _BURST, gso_bytes: int = 0) -> None:
+        """rate: of each host's cable, each way, as tc has it ("1gbit"); "" is what the machine can do. burst: what may
+        pass at once after a pause, more than the largest segment. gso_bytes: the largest segment that a host hands to
+        its cable; 0: the kernel's. families: 4, 6 or both. docker0: every host also has an interface of this name that
+        leads nowhere, all with one address."""
         self.names = [f"h{i}" for i in range(count)]
         self._prefix = f"{_PREFIX}{os.getpid()}n{next(_numbers)}"
-        self._rate, self._families, self._docker0 = rate, families, docker0
+        self._rate, self._burst, self._gso_bytes = rate, burst, gso_bytes
+        self._families, self._docker0 = families, docker0
 
     def __enter__(self) -> "Hosts":
         _remove_stale()
@@ -108,6 +112,8 @@ class Hosts:
             _ip("netns", "add", host)
             _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
             _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+            if self._gso_bytes:
+                _ip("-n", host, "link", "set", "eth0", "gso_max_size", str(self._gso_bytes))
             for interface in ("lo", "eth0"):
                 _ip("-n", host, "link", "set", interface, "up")
             for address in self.addresses(name):
@@ -120,7 +126,7 @@ class Hosts:
             if self._rate:
                 for namespace, interface in ((host, "eth0"), (switch, port)):
                     _call("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", "rate", self._rate,
-                          "burst", _BURST, "latency", _LATENCY)
+                          "burst", self._burst, "latency", _LATENCY)
 
 
 @functools.lru_cache(maxsize=None)
