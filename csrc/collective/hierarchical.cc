@@ -13,9 +13,10 @@ constexpr int kReduceScatterLane = 1, kAllGatherLane = 2, kCommonLane = 1;
 static_assert(kAllGatherLane < LocalRanks::kLanes && kCommonLane < LocalRanks::kCommonLanes);
 
 // Between the owners of a lane. Two exchange in one round what is small; where all can send straight to all, two
-// rounds do; beyond that it is start-ups below and bytes above.
+// rounds do; beyond that start-ups count below and bytes above.
 constexpr int kPairwiseOwners = 8;
 constexpr Rule kExchangeRules[] = {
+    {Kind::allreduce, 0, 2, 64 << 10, "links", "recursive_doubling"},
     {Kind::allreduce, 0, 0, 8 << 10, "links", "recursive_doubling"},
     {Kind::allreduce, 0, kPairwiseOwners, 0, "links", "pairwise"},
     {Kind::allreduce, 0, 0, 512 << 10, "links", "halving_doubling"},
@@ -33,7 +34,8 @@ int64_t border(int64_t count, int lane, int lanes, int64_t line) {
   return lane == lanes ? count : std::min(count, (count * lane / lanes + line - 1) / line * line);
 }
 
-template <class T> std::byte* at(T* p, int64_t bytes) { return static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(p))) + bytes; }
+std::byte* at(void* p, int64_t bytes) { return static_cast<std::byte*>(p) + bytes; }
+const std::byte* at(const void* p, int64_t bytes) { return static_cast<const std::byte*>(p) + bytes; }
 
 }  // namespace
 
@@ -101,8 +103,8 @@ struct HierarchicalBackend::Flow {
 };
 
 HierarchicalBackend::HierarchicalBackend(Peers& peers, const Group& group, std::vector<std::vector<int>> nodes,
-                                         int64_t least_bytes)
-    : nodes_(std::move(nodes)), least_bytes_(least_bytes) {
+                                         const Limits& limits)
+    : nodes_(std::move(nodes)), limits_(limits) {
   size_t least = nodes_[0].size(), most = 0;
   bool share_host = false;
   for (size_t node = 0; node < nodes_.size(); ++node) {
@@ -134,7 +136,7 @@ HierarchicalBackend::HierarchicalBackend(Peers& peers, const Group& group, std::
 HierarchicalBackend::~HierarchicalBackend() = default;
 
 bool HierarchicalBackend::accepts(const Collective& c) const {
-  return c.kind == Kind::allreduce && !is_adasum(c) && c.op != ReduceOp::average && bytes_of(c) >= least_bytes_;
+  return c.kind == Kind::allreduce && !is_adasum(c) && c.op != ReduceOp::average && bytes_of(c) >= limits_.least_bytes;
 }
 
 // ---- one all-reduce
@@ -144,9 +146,9 @@ class HierarchicalAllreduce : public Work {
   HierarchicalAllreduce(HierarchicalBackend& backend, const Collective& c)
       : backend_(backend), c_(c), element_(int64_t(size_of(c.dtype))), node_(backend.own_node()) {
     const int64_t bytes = c.count * element_;
-    lanes_ = bytes <= int64_t(HierarchicalBackend::kOneLaneBytes) ? 1 : backend.lanes_;
+    lanes_ = bytes <= backend.limits_.one_lane_bytes ? 1 : backend.lanes_;
     own_ = lanes_of(lanes_, int(node_.size()), backend.place_);
-    const int64_t most = int64_t(HierarchicalBackend::kChunkBytes) * lanes_;
+    const int64_t most = backend.limits_.chunk_bytes * lanes_;
     chunks_ = std::max<int64_t>(1, (bytes + most - 1) / most);
     if (alone()) reduced_ = chunks_;
   }

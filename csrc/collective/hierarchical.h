@@ -32,12 +32,15 @@ LaneRange lanes_of(int lanes, int members, int member);
 
 class HierarchicalBackend : public Backend {
  public:
-  static constexpr int kFlows = 2;       // connections of a lane between two owners; chunks take them in turn
-  static constexpr size_t kChunkBytes = 512 << 10;  // of a lane
-  static constexpr size_t kOneLaneBytes = 16 << 10;  // up to here lane 0 has all: the nodes' first members exchange
+  static constexpr int kFlows = 2;         // connections of a lane between two owners; chunks take them in turn
+  struct Limits {
+    int64_t least_bytes = 0;               // smaller all-reduces are not accepted
+    int64_t one_lane_bytes = 256 << 10;    // up to here lane 0 has all: the nodes' first members exchange alone
+    int64_t chunk_bytes = 512 << 10;       // of a lane
+  };
 
-  // nodes: of the group, at least 2. least_bytes: smaller all-reduces are not accepted.
-  HierarchicalBackend(Peers&, const Group&, std::vector<std::vector<int>> nodes, int64_t least_bytes);
+  // nodes: of the group, at least 2.
+  HierarchicalBackend(Peers&, const Group&, std::vector<std::vector<int>> nodes, const Limits&);
   ~HierarchicalBackend() override;
   const char* name() const override { return "2d"; }
   bool accepts(const Collective&) const override;
@@ -51,7 +54,7 @@ class HierarchicalBackend : public Backend {
   const std::vector<int>& own_node() const { return nodes_[size_t(node_)]; }
 
   const std::vector<std::vector<int>> nodes_;
-  const int64_t least_bytes_;
+  const Limits limits_;
   int node_ = -1, place_ = -1;           // this rank's node, and its place there
   int lanes_ = 0;
   std::unique_ptr<Phase> reduce_scatter_, all_gather_;  // none where this rank is alone

@@ -50,8 +50,8 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
     fast_path_ = std::make_unique<FastPath>(peers.local_ranks(), *group_, *shared_);
   }
   if (auto nodes = nodes_of(*group_, config.intra_size); config.hierarchical && nodes.size() > 1)
-    backends_.push_back(
-        std::make_unique<HierarchicalBackend>(peers, *group_, std::move(nodes), config.hierarchical_bytes));
+    backends_.push_back(std::make_unique<HierarchicalBackend>(
+        peers, *group_, std::move(nodes), HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));
   backends_.push_back(std::make_unique<LinksBackend>(links));
   std::vector<Backend*> backends;
   for (auto& backend : backends_) backends.push_back(backend.get());

@@ -36,6 +36,8 @@ TEST(Lanes, EachHasOneOwnerOnANodeOfAnySize) {
     }
 }
 
+constexpr HierarchicalBackend::Limits kLimits{.one_lane_bytes = 1 << 10, .chunk_bytes = 4 << 10};
+
 // Ranks of a world, each stepped by a thread of its own.
 class World {
  public:
@@ -47,7 +49,7 @@ class World {
     for (int rank = 0; rank < size_; ++rank) {
       groups_.push_back(std::make_unique<Group>(0, order, rank, peers_[size_t(rank)]->topology()));
       backends_.push_back(std::make_unique<HierarchicalBackend>(
-          *peers_[size_t(rank)], *groups_.back(), nodes_of(*groups_.back(), members_of_node), 0));
+          *peers_[size_t(rank)], *groups_.back(), nodes_of(*groups_.back(), members_of_node), kLimits));
     }
   }
   int size() const { return size_; }
@@ -105,10 +107,10 @@ class Hierarchical : public testing::TestWithParam<Hosts> {};
 // Nothing to a few chunks a lane, one after the other without a pause between.
 TEST_P(Hierarchical, AddsUpWhatAPlainLoopDoes) {
   const uint64_t seed = run_seed();
-  World world(GetParam(), {64 << 10, 4, 0.1, 0.1, seed});
+  World world(GetParam(), {1 << 10, 4, 0.1, 0.1, seed});
   std::vector<Problem> problems;
   for (const DType dtype : {DType::int32, DType::float32, DType::float16, DType::int64})
-    for (const int64_t count : {0, 1, 33, 4 << 10, 70'001, kWatched ? 200'001 : 900'001}) {
+    for (const int64_t count : {0, 1, 33, 900, 7'001, kWatched ? 9'001 : 40'001}) {
       Problem problem(Kind::allreduce, world.size(), count, seed + problems.size());
       problem.dtype = dtype;
       if (problem.op == ReduceOp::product) problem.op = ReduceOp::sum;
@@ -132,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(On, Hierarchical,
 
 TEST(HierarchicalBackend, TheOrderOfTheMembersIsTheGroups) {
   World world({2, 2}, {}, 0, {3, 0, 2, 1});
-  Problem problem(Kind::allreduce, 4, 100'000, run_seed());
+  Problem problem(Kind::allreduce, 4, 10'000, run_seed());
   problem.op = ReduceOp::sum;
   problem.dtype = DType::float32;
   world.run({problem}, true);
@@ -144,7 +146,7 @@ TEST(HierarchicalBackend, PiecesOfAHostAreNodes) {
     for (const int members_of_node : {1, 2}) {
       World world(hosts, {}, members_of_node);
       std::vector<Problem> problems;
-      for (const int64_t count : {100, 300'000, 5, 200'000}) {
+      for (const int64_t count : {100, 30'000, 5, 20'000}) {
         problems.emplace_back(Kind::allreduce, world.size(), count, run_seed());
         problems.back().op = ReduceOp::max;
       }
@@ -155,8 +157,8 @@ TEST(HierarchicalBackend, PiecesOfAHostAreNodes) {
 // Sums of 16-bit floats are rounded once a node and once more: 1 + n small ones that each would be lost by themselves.
 TEST(HierarchicalBackend, SixteenBitFloatsAreRoundedOnceANodeAndOnceMore) {
   World world({1, 1, 1, 1}, {});
-  constexpr int64_t kCount = 40'000;
-  const uint16_t one = float16_of_float(1), small = float16_of_float(0x1p-12f);  // half a unit in the last place of 1: /2
+  constexpr int64_t kCount = 10'000;
+  const uint16_t one = float16_of_float(1), small = float16_of_float(0x1p-12f);  // a quarter of a unit in the last place of 1
   run_ranks(world.network(), 4, [&](int rank) {
     std::vector<uint16_t> data(size_t(kCount), rank == 0 ? one : small);
     Collective c{};
@@ -184,7 +186,7 @@ TEST(HierarchicalBackend, LeavesOthersWhatIsNotItsOwn) {
   c.kind = Kind::allgather;
   EXPECT_FALSE(backend.accepts(c));
   const Group group(0, {0, 1, 2}, 0, world.peers(0).topology());
-  HierarchicalBackend larger(world.peers(0), group, nodes_of(group), 1024);
+  HierarchicalBackend larger(world.peers(0), group, nodes_of(group), {.least_bytes = 1024});
   Collective floats = Problem(Kind::allreduce, 3, 255, 1).of(0);
   floats.op = ReduceOp::sum;
   floats.dtype = DType::float32;
@@ -199,7 +201,7 @@ TEST(HierarchicalBackend, ALostHostEndsIt) {
     World world({2, 2}, {});
     for (int here : {0, 1})
       for (int there : {2, 3}) world.network().cut(here, there, after);
-    Problem problem(Kind::allreduce, 4, 2'000'000, run_seed());
+    Problem problem(Kind::allreduce, 4, 50'000, run_seed());
     problem.op = ReduceOp::sum;
     EXPECT_THROW(world.run({problem}, true), Error);
   }
