@@ -158,7 +158,8 @@ TEST(HierarchicalBackend, PiecesOfAHostAreNodes) {
 TEST(HierarchicalBackend, SixteenBitFloatsAreRoundedOnceANodeAndOnceMore) {
   World world({1, 1, 1, 1}, {});
   constexpr int64_t kCount = 10'000;
-  const uint16_t one = float16_of_float(1), small = float16_of_float(0x1p-12f);  // a quarter of a unit in the last place of 1
+  const uint16_t one = float16_of_float(1);
+  const uint16_t small = float16_of_float(0x1p-12f);  // a quarter of a unit in the last place of 1
   run_ranks(world.network(), 4, [&](int rank) {
     std::vector<uint16_t> data(size_t(kCount), rank == 0 ? one : small);
     Collective c{};
