@@ -123,10 +123,8 @@ const Knob kKnobs[] = {
      "on all ranks.",
      [](Config& c, const Value& v) { c.select = v.text; }, [](const Config& c) { return c.select; }},
     {"LIGHT_2D_ALLREDUCE",
-     "0: all-reduces between hosts use flat rings and trees. 1: those of LIGHT_HIERARCHICAL_THRESHOLD bytes and more "
-     "are hierarchical: each host sums up, its ranks exchange shards with other hosts side by side, each host gathers "
-     "(docs/design.md). If it is not set, `HOROVOD_HIERARCHICAL_ALLREDUCE` and then `HOROVOD_TORUS_ALLREDUCE` are "
-     "read.",
+     "1: all-reduces between hosts are hierarchical (docs/design.md). 0: they use flat rings and trees. If it is not "
+     "set, `HOROVOD_HIERARCHICAL_ALLREDUCE` and then `HOROVOD_TORUS_ALLREDUCE` are read.",
      [](Config& c, const Value& v) { c.hierarchical = v.flag(); },
      [](const Config& c) { return text_of(c.hierarchical); },
      {"HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE"}},
