@@ -53,7 +53,7 @@ GOAL_RATIO = {((1, 1), 16 * MIB): 0.8, ((1, 1), 64 * MIB): 0.8}
 GOAL_SPREAD = 2.0                # the largest sample, by the median: where there is a goal for the ratio
 LEAST_BOUND_BYTES = MIB          # of a smaller message the bound says nothing
 LEAST_GOODPUT = 0.95             # of the rate
-STREAMS, STREAM_S, STREAM_BYTES = 5, 0.6, 256 * KIB
+STREAMS, STREAM_S, STREAM_BYTES, STREAM_TIMEOUT_S = 5, 0.6, 256 * KIB, 20
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 # Of a cable with a rate. A burst that is much of a message would refill between two calls; segments must fit in it, and
 # small ones cost the machine more than the messages do.
@@ -127,10 +127,12 @@ class Rank:
             return None
         if self._rank == listens:
             with socket.create_server((address, STREAM_PORT)) as listener:
+                listener.settimeout(STREAM_TIMEOUT_S)
                 joined, _ = listener.accept()
         else:
             joined = connect(address)
         with joined:
+            joined.settimeout(STREAM_TIMEOUT_S)
             return duplex(joined)
 
     def end(self) -> None:
@@ -149,7 +151,7 @@ def enter(namespace: str) -> None:
 def connect(address: str) -> socket.socket:
     for _ in range(100):
         with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection((address, STREAM_PORT))
+            return socket.create_connection((address, STREAM_PORT), STREAM_TIMEOUT_S)
         time.sleep(0.02)
     raise TimeoutError(f"nobody listens at {address}")
 
@@ -200,7 +202,7 @@ class Contest:
     """The teams that measure; which of them, and as which side, by the name of what is measured."""
 
     def __init__(self, stack: contextlib.ExitStack, hosts: Sequence[int], rate: str, args: argparse.Namespace):
-        self._stack, self._hosts, self._loopback = stack, hosts, args.loopback
+        self._stack, self._hosts = stack, hosts
         self._folder = stack.enter_context(tempfile.TemporaryDirectory())
         # All teams share the hosts, and thus the cables; one at a time uses them.
         self._places = stack.enter_context(places_on(hosts, args.loopback, rate, min(args.sizes)))

@@ -208,21 +208,26 @@ class HierarchicalAllreduce : public Work {
     return c;
   }
 
+  // A queue that has one chunk in work, which start() begins; finished: so many are done.
+  template <class Start> static bool advance(std::unique_ptr<Work>& work, int64_t& finished, Start start) {
+    if (!work) work = start();
+    const bool moved = work->step();
+    if (!work->done()) return moved;
+    work.reset();
+    ++finished;
+    return true;
+  }
+
   bool reduce() {
     if (reduced_ == chunks_) return false;
-    if (!reduce_) {
+    return advance(reduce_, reduced_, [&] {
       Collective c = part(Kind::reducescatter, backend_.place_, node_.size());
       c.counts = counts(reduced_);
       c.pre = c_.pre;
       c.input = at(c_.input, begin(reduced_) * element_);
       c.output = at(c_.output, shard_begin(reduced_, own_.begin) * element_);
-      reduce_ = backend_.reduce_scatter_->shared->start(c, nullptr);
-    }
-    const bool moved = reduce_->step();
-    if (!reduce_->done()) return moved;
-    reduce_.reset();
-    ++reduced_;
-    return true;
+      return backend_.reduce_scatter_->shared->start(c, nullptr);
+    });
   }
 
   // As many chunks are under way as there are flows, and one more each, so that none runs dry.
@@ -264,18 +269,13 @@ class HierarchicalAllreduce : public Work {
       return moved;
     }
     if (gathered_ == exchanged_) return false;
-    if (!gather_) {
+    return advance(gather_, gathered_, [&] {
       Collective c = part(Kind::allgather, backend_.place_, node_.size());
       c.counts = counts(gathered_);
       c.input = at(c_.output, shard_begin(gathered_, own_.begin) * element_);
       c.output = at(c_.output, begin(gathered_) * element_);
-      gather_ = backend_.all_gather_->shared->start(c, nullptr);
-    }
-    const bool moved = gather_->step();
-    if (!gather_->done()) return moved;
-    gather_.reset();
-    ++gathered_;
-    return true;
+      return backend_.all_gather_->shared->start(c, nullptr);
+    });
   }
 
   HierarchicalBackend& backend_;
