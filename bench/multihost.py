@@ -140,7 +140,8 @@ def main() -> None:
     rows = [row for rate in args.rates for hosts in args.hosts for row in contest(hosts, rate, args)]
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps({**where, "loopback": args.loopback, "rows": rows}, indent=1))
-    print(f"\n{args.rounds} samples each, slowest rank; CPU: of all ranks; results were checked.\nAll samples: {args.json}")
+    print(f"\n{args.rounds} samples each, slowest rank; CPU: of all ranks; results were checked.")
+    print(f"All samples: {args.json}")
     if args.png:
         import multihost_picture  # matplotlib is needed for nothing else
         multihost_picture.draw(rows, heading(where), args.png)

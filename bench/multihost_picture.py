@@ -18,6 +18,7 @@ from report import size_text  # noqa: E402
 COLOURS = {"lightcc": "#c0392b", "gloo": "#2980b9", "lightcc, flat": "#e67e22", "lightcc, cyclic": "#8e44ad",
            "gloo, cyclic": "#7f8c8d"}
 MARKERS, DASHES = "osD^v", ("-", "--", ":", "-.")
+RATIOS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 HOSTS_COLOURS = ("#c0392b", "#2980b9", "#27ae60", "#8e44ad", "#e67e22")
 
 
@@ -61,6 +62,9 @@ def _by_gloo(axis: Any, rows: List[Dict[str, Any]]) -> None:
         axis.errorbar(sizes, [ratio for ratio, _, _ in ratios], yerr=around, label=hosts, color=colour, marker=marker,
                       capsize=3)
     axis.set(title="as fast as the machine can", ylabel="lightcc / gloo; below 1 lightcc is faster", yscale="log")
+    least, most = axis.get_ylim()
+    ticks = [tick for tick in RATIOS if least <= tick <= most]
+    axis.set_yticks(ticks, list(map(str, ticks)))
 
 
 def _by_hosts(rows: List[Dict[str, Any]]) -> List[Tuple[str, List[Dict[str, Any]]]]:
