@@ -4,7 +4,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from cables import LEAST_BOUND_BYTES, bound_s
 from multihost_driven import OPEN_MPI, OURS
-from multihost_sides import CYCLIC, Case, Sample
+from multihost_sides import CYCLIC, Case, Samples
 from peers import gloo, own
 from report import KIB, MIB, ratio_of, time_text
 
@@ -39,18 +39,18 @@ def best_gloo(median: Dict[str, float]) -> Optional[str]:
     return min(names, key=median.__getitem__, default=None)
 
 
-def row_of(hosts: Tuple[int, ...], rate: str, case: Case, samples: Dict[str, List[Sample]]) -> Dict[str, Any]:
-    seconds = {name: [sample.seconds for sample in some] for name, some in samples.items()}
+def row_of(hosts: Tuple[int, ...], rate: str, case: Case, samples: Samples) -> Dict[str, Any]:
+    seconds = {name: [sample.seconds for sample in some] for name, some in samples.of.items()}
+    cpu = {name: [sample.cpu_seconds for sample in some] for name, some in samples.of.items()}
     median = {name: statistics.median(xs) for name, xs in seconds.items()}
-    held = {name: OURS if name == OPEN_MPI else own.NAME for name in samples if name not in (own.NAME, OURS)}
+    held = {name: OURS if name == OPEN_MPI else own.NAME for name in seconds if name not in (own.NAME, OURS)}
     return {"hosts": hosts, "rate": rate, "case": case.label, "bytes": case.nbytes, "tensors": len(case.counts),
             "compute_s": case.compute_s, "median_s": median,
             "p90_s": {name: sorted(xs)[int(0.9 * (len(xs) - 1) + 0.5)] for name, xs in seconds.items()},
             "spread": {name: max(xs) / median[name] for name, xs in seconds.items()},
             "ratios": {name: ratio_of(seconds[ours], seconds[name]) for name, ours in held.items()},
-            "cpu_s": {name: statistics.median(sample.cpu_seconds for sample in some) for name, some in samples.items()},
-            "samples_s": seconds,
-            "samples_cpu_s": {name: [sample.cpu_seconds for sample in some] for name, some in samples.items()}}
+            "cpu_s": {name: statistics.median(xs) for name, xs in cpu.items()}, "tried_s": samples.tried_s,
+            "samples_s": seconds, "samples_cpu_s": cpu}
 
 
 def hold_against_wire(row: Dict[str, Any], goodput: float) -> None:
@@ -96,6 +96,8 @@ def lines_of(row: Dict[str, Any]) -> str:
                      f"{time_text(max(xs)):>9} {row['spread'][name]:>8.2f} {time_text(row['cpu_s'][name]):>9}   {ratio}"
                      .rstrip())
         label = ""
+    lines += [f"{'':<14} {name:<22} {time_text(tried):>9} when tried; left out of the rounds"
+              for name, tried in row["tried_s"].items() if name not in row["samples_s"]]
     return "\n".join(lines)
 
 

@@ -246,8 +246,13 @@ def environment(**variables: str) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def samples_of(sides: Dict[str, Any], case: Case, rounds: int, pause_s: float) -> Dict[str, List[Sample]]:
-    """Of each name and round, after each side has been checked. Of several ways of gloo's only the good ones."""
+class Samples(NamedTuple):
+    of: Dict[str, List[Sample]]  # of each side, one a round
+    tried_s: Dict[str, float]    # the best trial of each of gloo's ways; bad ones are in no round
+
+
+def samples_of(sides: Dict[str, Any], case: Case, rounds: int, pause_s: float) -> Samples:
+    """After each side has been checked."""
     for side in sides.values():
         side.check(case)
     tried = {name: min(sides[name].sample(case, pause_s).seconds for _ in range(TRIALS))
@@ -257,4 +262,4 @@ def samples_of(sides: Dict[str, Any], case: Case, rounds: int, pause_s: float) -
     for turn in range(rounds):
         for name in names[turn % len(names):] + names[:turn % len(names)]:
             samples[name].append(sides[name].sample(case, pause_s))
-    return samples
+    return Samples(samples, tried)

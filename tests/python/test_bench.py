@@ -1,5 +1,5 @@
 """bench/allreduce.py: that it runs, refuses a library with wrong sums, and that its arithmetic is right. bench/steps.py
-and bench/keras_fit.py: the same, of teams that are scripted."""
+and bench/keras_fit.py: the same, of teams that are scripted. bench/multihost.py and bench/replay.py: tiny runs."""
 import json
 import math
 import os
@@ -48,18 +48,40 @@ def run(folder, *arguments, **environment):
     return done.stdout, json.loads((folder / "build" / "bench" / "allreduce.json").read_text())
 
 
-def test_a_tiny_run_between_hosts_is_checked_and_measured(tmp_path):
+def run_between_hosts(folder, program, *arguments):
+    """What it left in its JSON. The hosts are so in name only."""
     pytest.importorskip("torch")
-    command = [sys.executable, str(BENCH / "multihost.py"), "--loopback", "--hosts", "1,1", "--sizes", "4K,256K",
-               "--rounds", "3"]
-    done = subprocess.run(command, cwd=tmp_path, text=True, timeout=100, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT)
+    command = [sys.executable, str(BENCH / f"{program}.py"), "--loopback", "--hosts", "1,1", *arguments]
+    done = subprocess.run(command, cwd=folder, text=True, timeout=100, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
-    result = json.loads((tmp_path / "build" / "bench" / "multihost.json").read_text())
+    return json.loads((folder / "build" / "bench" / f"{program}.json").read_text())
+
+
+def test_a_tiny_run_between_hosts_is_checked_and_measured(tmp_path):
+    result = run_between_hosts(tmp_path, "multihost", "--sizes", "4K,256K", "--rounds", "3")
     assert [(row["hosts"], row["bytes"]) for row in result["rows"]] == [([1, 1], 4096), ([1, 1], 262144)]
     for row in result["rows"]:
         assert {side: len(xs) for side, xs in row["samples_s"].items()} == {"lightcc": 3, "gloo": 3}
         assert all(spread >= 1 for spread in row["spread"].values())
+        assert all(cpu > 0 for xs in row["samples_cpu_s"].values() for cpu in xs)
+
+
+def test_many_tensors_between_hosts_stand_beside_the_best_of_gloos_ways(tmp_path):
+    result = run_between_hosts(tmp_path, "multihost", "--small", "40", "--lone", "--cyclic", "--rounds", "2")
+    assert [(row["tensors"], row["bytes"]) for row in result["rows"]] == [(40, 40 * 4096), (10, 10240)]
+    for row in result["rows"]:
+        ways = row["tried_s"]
+        assert set(ways) == {"gloo, one by one", "gloo, all started", "gloo, fused"}
+        assert min(ways, key=ways.get) in row["samples_s"]
+        assert set(row["samples_s"]) - set(ways) == {"lightcc", "lightcc, cyclic"}
+    assert [goal["what"] for goal in result["rows"][1]["goals"]][:1] == ["median of lightcc"]
+
+
+def test_a_replayed_step_is_checked_and_takes_as_long_as_its_computation(tmp_path):
+    result = run_between_hosts(tmp_path, "replay", "--ratio", "2", "--rounds", "2", "--steps", "1")
+    assert result["computation_s"] == result["communication_s"] / 2
+    assert set(result["samples_s"]) == {"lightcc", "lightcc, flat", "DDP over gloo", "alone"}
+    assert all(x >= 0.99 * result["computation_s"] for xs in result["samples_s"].values() for x in xs)
 
 
 def test_a_tiny_run_measures_lightcc_and_gloo(tmp_path):
