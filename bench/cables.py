@@ -139,10 +139,14 @@ def bound_s(hosts: int, nbytes: int, goodput: float) -> float:
     return 2 * (hosts - 1) / hosts * nbytes / goodput
 
 
+def share_of_rate(goodput: float, rate: str) -> float:
+    return goodput / (float(rate[:-4]) * UNITS[rate[-4:]] / 8)
+
+
 def goodput_text(goodput: float, rate: str) -> str:
-    share = goodput / (float(rate[:-4]) * UNITS[rate[-4:]] / 8)
-    verdict = "" if share >= LEAST_GOODPUT else ": too little, this counts for nothing"
-    return f"goodput {goodput / 1e6:.1f} MB/s, {share:.2f} of the rate{verdict}"
+    share = share_of_rate(goodput, rate)
+    verdict = "" if share >= LEAST_GOODPUT else ": too little, the bound counts for nothing"
+    return f"goodput {goodput / 1e6:.1f} MB/s, {share:.3f} of the rate{verdict}"
 
 
 # What options say

@@ -54,7 +54,7 @@ def cases_of(args: argparse.Namespace) -> List[sides.Case]:
 
 def contest(hosts: Tuple[int, ...], rate: str, args: argparse.Namespace) -> List[Dict[str, Any]]:
     joined = ", joined by loopback" if args.loopback else f", {rate} each" if rate else ""
-    print(f"\n{host_text(hosts)}{joined}\n{TITLE}", flush=True)
+    print(f"\n{host_text(hosts)}{joined}", flush=True)
     rows: List[Dict[str, Any]] = []
     cases = cases_of(args)
     with contextlib.ExitStack() as stack:
@@ -62,6 +62,7 @@ def contest(hosts: Tuple[int, ...], rate: str, args: argparse.Namespace) -> List
         python = sides.Sides(stack, network, args)
         from_c = open_mpi(stack, network) if args.openmpi else {}
         before = python.goodput() if rate else 0.0
+        print(TITLE, flush=True)
         for case in cases:
             chosen = {**python.of(case), **(from_c if len(case.counts) == 1 else {})}
             rows.append(row_of(hosts, rate, case, sides.samples_of(chosen, case, args.rounds, args.pause)))

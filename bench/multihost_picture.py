@@ -25,10 +25,10 @@ HOSTS_COLOURS = ("#c0392b", "#2980b9", "#27ae60", "#8e44ad", "#e67e22")
 def draw(rows: Sequence[Dict[str, Any]], headline: str, path: Path) -> None:
     """Writes a PNG; of rows with one tensor alone."""
     rows = [row for row in rows if row["tensors"] == 1]
-    wire, free = [row for row in rows if "of_bound" in row], [row for row in rows if not row["rate"]]
+    wire, free = [row for row in rows if row.get("bound_counts")], [row for row in rows if not row["rate"]]
     panels = [(panel, some) for panel, some in ((_by_the_bound, wire), (_by_gloo, free)) if some]
     if not panels:
-        raise SystemExit("no picture: it shows single tensors, with and without a rate")
+        raise SystemExit("no picture: it shows single tensors, without a rate, or with one that the cables kept")
     figure, axes = plt.subplots(1, len(panels), figsize=(1 + 6 * len(panels), 5), squeeze=False)
     for axis, (panel, some) in zip(axes[0], panels):
         panel(axis, some)

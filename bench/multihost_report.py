@@ -2,7 +2,7 @@
 import statistics
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from cables import LEAST_BOUND_BYTES, bound_s
+from cables import LEAST_BOUND_BYTES, LEAST_GOODPUT, bound_s, share_of_rate
 from multihost_driven import OPEN_MPI, OURS
 from multihost_sides import CYCLIC, Case, Samples
 from peers import gloo, own
@@ -56,12 +56,13 @@ def row_of(hosts: Tuple[int, ...], rate: str, case: Case, samples: Samples) -> D
 def hold_against_wire(row: Dict[str, Any], goodput: float) -> None:
     """Adds the bound, where the message is large enough for it to say something."""
     if row["bytes"] >= LEAST_BOUND_BYTES:
+        row["goodput"], row["bound_counts"] = goodput, share_of_rate(goodput, row["rate"]) >= LEAST_GOODPUT
         row["bound_s"] = bound_s(len(row["hosts"]), row["bytes"], goodput)
         row["of_bound"] = {name: seconds / row["bound_s"] for name, seconds in row["median_s"].items()}
 
 
 def goals_of(row: Dict[str, Any]) -> List[Goal]:
-    """Those that are set for such a row. One by the bound is there once the row is held against the wire."""
+    """Those that are set for such a row; one by the bound only if the bound counts."""
     hosts, ratios, nbytes = tuple(row["hosts"]), row["ratios"], row["bytes"]
     best, one, found = best_gloo(row["median_s"]), row["tensors"] == 1, []
     if hosts == TWO and not row["rate"] and one:
@@ -74,7 +75,7 @@ def goals_of(row: Dict[str, Any]) -> List[Goal]:
         found.append(Goal("median of lightcc", row["median_s"][own.NAME], GOAL_LONE_S, True))
     if hosts == FOUR_BY_TWO and row["rate"] == CABLE and row["case"] == "gradients":
         found.append(Goal(f"lightcc / {best}", ratios[best][0], GOAL_GRADIENTS))
-        if "of_bound" in row:
+        if row.get("bound_counts"):
             found.append(Goal("lightcc / bound", row["of_bound"][own.NAME], GOAL_GRADIENTS_BY_BOUND))
     elif hosts == FOUR_BY_TWO and row["rate"] == CABLE and row["tensors"] in GOAL_SMALL:
         found.append(Goal("median of lightcc", row["median_s"][own.NAME], GOAL_SMALL[row["tensors"]], True))
