@@ -31,6 +31,7 @@ from cables import emulated, goodput_text, host_text, network_of, parse_hosts, p
 from multihost_report import TITLE, goals_of, hold_against_wire, lines_of, row_of, wire_line
 from peers import gloo, own
 from peers.openmpi import OpenMPI
+from peers.peer import Unavailable
 from report import KIB, MIB
 from where import heading, surroundings
 
@@ -60,14 +61,15 @@ def contest(hosts: Tuple[int, ...], rate: str, args: argparse.Namespace) -> List
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(network_of(hosts, args.loopback, rate, min(case.nbytes for case in cases)))
         python = sides.Sides(stack, network, args)
-        from_c = open_mpi(stack, network) if args.openmpi else {}
+        from_c = sides_in_c(stack, network) if args.openmpi else {}
         before = python.goodput() if rate else 0.0
         print(TITLE, flush=True)
         for case in cases:
             chosen = {**python.of(case), **(from_c if len(case.counts) == 1 else {})}
             rows.append(row_of(hosts, rate, case, sides.samples_of(chosen, case, args.rounds, args.pause)))
             if len(case.counts) == 1 and from_c:
-                rows[-1]["open_mpi"] = from_c[driven.OPEN_MPI].best.setting.name
+                open_mpi = from_c[driven.OPEN_MPI]
+                rows[-1]["open_mpi"] = {"version": open_mpi.version, "setting": open_mpi.best.setting.name}
             print(lines_of(rows[-1]), flush=True)
         goodput = max(before, python.goodput()) if rate else 0.0
     if rate:
@@ -84,13 +86,18 @@ def contest(hosts: Tuple[int, ...], rate: str, args: argparse.Namespace) -> List
     return rows
 
 
-def open_mpi(stack: contextlib.ExitStack, network: Any) -> Dict[str, driven.Driven]:
+def sides_in_c(stack: contextlib.ExitStack, network: Any) -> Dict[str, driven.Driven]:
     """Open MPI and lightcc as C calls them, where Open MPI can be measured."""
     why_not = driven.why_no_open_mpi(network.ranks)
     if why_not:
         print(f"LEFT OUT: {driven.OPEN_MPI}: {why_not}", flush=True)
         return {}
-    found = driven.driven_sides(stack, network)
+    try:
+        found = driven.driven_sides(stack, network)
+    except Unavailable as why:
+        print(f"LEFT OUT: {why}", flush=True)
+        return {}
+    print(f"{driven.OPEN_MPI}: {found[driven.OPEN_MPI].version}; {driven.BetweenHosts.transport}", flush=True)
     for setting, why in found[driven.OPEN_MPI].left_out.items():
         print(f"LEFT OUT: {driven.OPEN_MPI} ({setting}): {why}", flush=True)
     return found

@@ -99,6 +99,8 @@ def lines_of(row: Dict[str, Any]) -> str:
         label = ""
     lines += [f"{'':<14} {name:<22} {time_text(tried):>9} when tried; left out of the rounds"
               for name, tried in row["tried_s"].items() if name not in row["samples_s"]]
+    if "open_mpi" in row:
+        lines.append(f"{'':<14} {OPEN_MPI}'s best: {row['open_mpi']['setting']}")
     return "\n".join(lines)
 
 
