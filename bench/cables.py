@@ -14,9 +14,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from report import MIB
+from teams import Team
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "multihost"))
 import emulated  # noqa: E402
@@ -79,7 +80,7 @@ def settle(place: Place, secret: str) -> None:
                       **environment_of(place, secret), GLOO_SOCKET_IFNAME="eth0" if place.namespace else "lo")
 
 
-def environment_of(place: Place, secret: str) -> "dict[str, str]":
+def environment_of(place: Place, secret: str) -> Dict[str, str]:
     """What lightcc has to know of a rank's place, beyond its numbers."""
     in_name_only = {} if place.namespace else {"LIGHTCC_HOST_ID": str(place.host), "LIGHTCC_IFACE": "lo"}
     return {"LIGHTCC_STORE_ADDR": place.store, "LIGHTCC_SECRET": secret, **in_name_only}
@@ -94,9 +95,18 @@ def _enter(namespace: str) -> None:
 
 # What a cable carries
 
-def stream(listens: bool, address: str) -> float:
-    """Bytes a second that arrive in a stream to and fro between two ranks, of which one listens."""
-    if listens:
+def goodput_of(team: Team, network: Network) -> float:
+    """Bytes a second of the best stream each way between the first two hosts. The team's workers have stream(), which
+    is that below; their ranks are in the order of hosts."""
+    other, address = network.ranks[0], network.store.rpartition(":")[0]
+    return max(min(rate for rate in team.ask("stream", 0, other, address) if rate is not None) for _ in range(STREAMS))
+
+
+def stream(rank: int, listens: int, sends: int, address: str) -> Optional[float]:
+    """Bytes a second that arrive in a stream to and fro between two ranks, of which one listens; None on others."""
+    if rank not in (listens, sends):
+        return None
+    if rank == listens:
         with socket.create_server((address, STREAM_PORT)) as listener:
             listener.settimeout(STREAM_TIMEOUT_S)
             joined, _ = listener.accept()

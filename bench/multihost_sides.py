@@ -146,8 +146,7 @@ class Rank:
         return seconds / calls, (time.process_time() - cpu) / calls
 
     def stream(self, listens: int, sends: int, address: str) -> Optional[float]:
-        """Bytes a second between these two ranks; None on others."""
-        return cables.stream(self._rank == listens, address) if self._rank in (listens, sends) else None
+        return cables.stream(self._rank, listens, sends, address)
 
     def end(self) -> None:
         if self._with_gloo:
@@ -217,10 +216,7 @@ class Sides:
         return found
 
     def goodput(self) -> float:
-        """Bytes a second of the best stream each way between the first two hosts."""
-        other, address = self._network.ranks[0], self._network.store.rpartition(":")[0]
-        return max(min(rate for rate in self._main.ask("stream", 0, other, address) if rate is not None)
-                   for _ in range(cables.STREAMS))
+        return cables.goodput_of(self._main, self._network)
 
     def _team(self, name: str, with_gloo: bool, cyclic: bool = False) -> Team:
         home, ranks = Path(self._folder) / name.replace(" ", ""), self._network.ranks
