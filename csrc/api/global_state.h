@@ -22,7 +22,7 @@ struct GlobalState {
   std::unordered_map<int64_t, RequestPtr> handles;    // of the present epoch and, until released, of earlier ones
   std::unordered_map<int64_t, RequestPtr> prepared;
   std::unordered_map<void*, std::function<void()>> memory;  // what was given out that is not malloc's: frees it
-  uint64_t copied_before = 0;                         // bytes copied before init
+  uint64_t copied_before = 0, staged_before = 0;      // bytes copied before init
   bool forked = false;
   std::string how;                                    // the ranks met
   std::string init_call = "init()";                   // as the user writes it

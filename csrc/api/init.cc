@@ -88,6 +88,7 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   s.forked = false;
   s.epochs[world.job] = {epoch.number + 1, bootstrapped.next_socket_name};
   s.copied_before = copied_bytes();
+  s.staged_before = staged_bytes();
   s.how = bootstrapped.how;
   return 0;
 }

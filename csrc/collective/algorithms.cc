@@ -285,19 +285,43 @@ std::string algorithms_text() {
   return text;
 }
 
+namespace {
+
+// Whether a round after `round` writes what a send of it reads. Input and output count as one memory, which they may be.
+bool is_written_later(const Schedule& rounds, size_t round, const Step& send) {
+  for (size_t later = round + 1; later < rounds.size(); ++later)
+    for (const Step& step : rounds[later]) {
+      if (!step.writes() || step.to.memory != kOutput) continue;
+      if (step.kind == Step::Kind::recv && step.peer == send.peer) continue;
+      if (step.to.offset < send.from.offset + send.count && send.from.offset < step.to.offset + step.count) return true;
+    }
+  return false;
+}
+
+void mark_in_place(Schedule& rounds) {
+  for (size_t round = 0; round < rounds.size(); ++round)
+    for (Step& step : rounds[round])
+      if (step.kind == Step::Kind::send && (step.from.memory == kInput || step.from.memory == kOutput))
+        step.in_place = !is_written_later(rounds, round, step);
+}
+
+}  // namespace
+
 Schedule plan(const Algorithm& algorithm, const Collective& c) {
   Schedule rounds = algorithm.rounds(c);
-  if (c.pre == 1.0) return rounds;
-  // Only allreduce has an output as large as its input; all of its algorithms work in place.
-  const Place loaded = c.kind == Kind::allreduce ? Place{kOutput, 0} : Place{kScratch, scratch_count(rounds)};
-  int64_t count = 0;
-  for (auto& round : rounds)
-    for (Step& step : round)
-      if (step.reads() && step.from.memory == kInput) {
-        count = std::max(count, step.from.offset + step.count);
-        step.from = {loaded.memory, loaded.offset + step.from.offset};
-      }
-  rounds.insert(rounds.begin(), {Step::copy({kInput, 0}, loaded, count)});
+  if (c.pre != 1.0) {
+    // Only allreduce has an output as large as its input; all of its algorithms work in place.
+    const Place loaded = c.kind == Kind::allreduce ? Place{kOutput, 0} : Place{kScratch, scratch_count(rounds)};
+    int64_t count = 0;
+    for (auto& round : rounds)
+      for (Step& step : round)
+        if (step.reads() && step.from.memory == kInput) {
+          count = std::max(count, step.from.offset + step.count);
+          step.from = {loaded.memory, loaded.offset + step.from.offset};
+        }
+    rounds.insert(rounds.begin(), {Step::copy({kInput, 0}, loaded, count)});
+  }
+  mark_in_place(rounds);
   return rounds;
 }
 

@@ -77,7 +77,7 @@ bool CopyCollective::publish(Transfer& transfer, int to) {
   const size_t n = block_of(transfer.bytes, transfer.moved);
   std::byte* record = reserve(to, n);
   if (!record) return false;
-  lightcc::copy(record, transfer.data + transfer.moved, n);
+  stage(record, transfer.data + transfer.moved, n);
   commit(to, n);
   transfer.moved += n;
   return true;
@@ -98,8 +98,13 @@ bool CopyCollective::receive(Transfer& transfer, int from) {
   const size_t n = block_of(transfer.bytes, transfer.moved);
   const std::byte* block = transfer.direct ? transfer.from + transfer.moved : peek(from, n);
   if (!block) return false;
-  lightcc::copy(transfer.data + transfer.moved, block, n);
-  if (!transfer.direct) consume(from, n);
+  std::byte* const to = transfer.data + transfer.moved;
+  if (transfer.direct) {
+    lightcc::copy(to, block, n);
+  } else {
+    stage(to, block, n);
+    consume(from, n);
+  }
   transfer.moved += n;
   return true;
 }

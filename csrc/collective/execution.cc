@@ -8,6 +8,8 @@ namespace lightcc {
 namespace {
 constexpr size_t kPieceBytes = 128 << 10;  // reduced out of the cache that it was received into
 constexpr size_t kStepBytes = 512 << 10;   // the bounded work of one step()
+constexpr size_t kBulkBytes = 64 << 10;    // sends of less are cheaper through the link's memory
+constexpr int64_t kPostedPieces = 4;       // ahead of the one that is awaited
 constexpr int64_t kDotElements = 4 << 10;  // added up as one, so that the sum's bits do not depend on the records
 
 // The tensors' parts of [begin, begin + count) of the whole vector: visit(tensor, begin, count).
@@ -111,20 +113,12 @@ size_t Execution::move_piece(const Step& step, Progress& progress) {
   const double post = step.completes ? reduction_.post : 1.0;
 
   switch (step.kind) {
-    case Step::Kind::send: {
-      std::byte* record = link->reserve(bytes);
-      if (!record) return 0;
-      lightcc::copy(record, at(step.from, progress.moved), bytes);
-      link->commit(bytes);
+    case Step::Kind::send:
+      if (!send_piece(step, progress.moved, bytes)) return 0;
       break;
-    }
-    case Step::Kind::recv: {
-      const std::byte* record = link->peek(bytes);
-      if (!record) return 0;
-      lightcc::copy(at(step.to, progress.moved), record, bytes);
-      link->consume(bytes);
+    case Step::Kind::recv:
+      if (!receive_piece(step, progress, int64_t(most_bytes / element_bytes), bytes)) return 0;
       break;
-    }
     case Step::Kind::recv_reduce: {
       const std::byte* record = link->peek(bytes);
       if (!record) return 0;
@@ -144,7 +138,7 @@ size_t Execution::move_piece(const Step& step, Progress& progress) {
     case Step::Kind::recv_dot: {
       const std::byte* record = link->peek(bytes);
       if (!record) return 0;
-      lightcc::copy(at(step.to, progress.moved), record, bytes);
+      stage(at(step.to, progress.moved), record, bytes);
       link->consume(bytes);
       progress.moved += n;
       add_dots(step, progress);
@@ -179,6 +173,35 @@ void Execution::add_dots(const Step& step, Progress& progress) {
     });
     progress.dotted += n;
   }
+}
+
+bool Execution::send_piece(const Step& step, int64_t moved, size_t bytes) {
+  Link& link = *links_[size_t(step.peer)];
+  const std::byte* const from = at(step.from, moved);
+  BulkLink* const bulk = step.in_place && size_t(step.count) * element_bytes_ >= kBulkBytes ? link.bulk() : nullptr;
+  if (bulk) return bulk->send_from(from, bytes);
+  std::byte* const record = link.reserve(bytes);
+  if (!record) return false;
+  stage(record, from, bytes);
+  link.commit(bytes);
+  return true;
+}
+
+// most: elements of a piece that is not the last.
+bool Execution::receive_piece(const Step& step, Progress& progress, int64_t most, size_t bytes) {
+  Link& link = *links_[size_t(step.peer)];
+  BulkLink* const bulk = link.bulk();
+  const int64_t ahead = bulk ? std::min(step.count, progress.moved + most * kPostedPieces) : 0;
+  while (progress.posted < ahead) {
+    const int64_t n = std::min(step.count - progress.posted, most);
+    bulk->post(at(step.to, progress.posted), size_t(n) * bytes_in(step.to.memory));
+    progress.posted += n;
+  }
+  const std::byte* const record = link.peek(bytes);
+  if (!record) return false;
+  if (std::byte* const to = at(step.to, progress.moved); record != to) stage(to, record, bytes);
+  link.consume(bytes);
+  return true;
 }
 
 void Execution::reduce_piece(const Step& step, int64_t moved, int64_t n) {

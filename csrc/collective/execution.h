@@ -1,6 +1,8 @@
 // Runs one Schedule over Links: the only place where schedules meet payload. Each step streams through the
 // links' own memory, piece by piece: copied or reduced straight out of it. float16 and bfloat16 are rounded
 // after each step here, not once at the end: what travels between ranks is the wire type.
+// Links that can (BulkLink) carry records from and into the collective's own memory. It belongs to them until their
+// release(), which is the caller's to call: an Execution that is done may still be sending out of it.
 #pragma once
 #include <memory>
 #include <span>
@@ -26,12 +28,15 @@ class Execution : public Work {
  private:
   struct Progress {
     int64_t moved = 0;  // elements
+    int64_t posted = 0; // of a recv, where its link takes posts; at least as many as moved
     int64_t dotted = 0; // of them, already in the dot products
     int after = -1;     // the step of this round that goes first: same peer, same direction
   };
   void enter_round();
   bool may_move(size_t step) const;
   size_t move_piece(const Step&, Progress&);
+  bool send_piece(const Step&, int64_t moved, size_t bytes);
+  bool receive_piece(const Step&, Progress&, int64_t most, size_t bytes);
   void add_dots(const Step&, Progress&);
   void reduce_piece(const Step&, int64_t moved, int64_t count);
   void combine_piece(const Step&, int64_t moved, int64_t count);

@@ -85,7 +85,7 @@ struct HierarchicalBackend::Flow {
                             : nullptr);
       to.push_back(links.back().get());
     }
-    backend = std::make_unique<LinksBackend>(to);
+    backend = std::make_unique<LinksBackend>(to, true);
     Backend* const only = backend.get();
     exchange = Selector({&only, 1}, int(owners.size()), "", kExchangeRules);
     round_once = Selector({&only, 1}, int(owners.size()), "", kRoundOnceRules);
@@ -153,10 +153,14 @@ class HierarchicalAllreduce : public Work {
     if (alone()) reduced_ = chunks_;
   }
 
+  ~HierarchicalAllreduce() override {
+    if (!done()) release();
+  }
   bool step() override {
     bool moved = exchange();
     moved |= gather();
     moved |= reduce();
+    if (done()) release();
     return moved;
   }
   bool done() const override { return gathered_ == chunks_; }
@@ -181,6 +185,12 @@ class HierarchicalAllreduce : public Work {
     }
   };
   bool alone() const { return node_.size() == 1; }
+  // The output is the caller's again.
+  void release() {
+    exchanges_.clear();
+    for (auto& lane : backend_.flows_)
+      for (auto& flow : lane) flow->backend->release();
+  }
   int64_t begin(int64_t chunk) const {
     return border(c_.count, int(chunk), int(chunks_), kLine / element_);
   }

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "collective/algorithms.h"
 #include "collective/execution.h"
+#include "device/device.h"
 
 namespace lightcc {
 
@@ -10,6 +11,12 @@ struct LinksBackend::Turns {
   uint64_t started = 0, finished = 0;  // collective number `finished` has the links
   int waiting_for = -1;                // whom it waits for
   bool broken = false;                 // one was dropped half-way: what is in the links has no meaning now
+  std::vector<BulkLink*> bulk_links;
+  bool lends = false;
+
+  void release() {
+    for (BulkLink* link : bulk_links) count_staged(link->release());
+  }
 };
 
 namespace {
@@ -22,7 +29,9 @@ class Turn : public Work {
       : turns_(std::move(turns)), execution_(std::move(execution)), number_(turns_->started++) {}
   Turn(const Turn&) = delete;
   ~Turn() override {
-    if (!done()) turns_->broken = true;
+    if (done()) return;
+    turns_->broken = true;
+    turns_->release();
   }
 
   bool step() override {
@@ -35,6 +44,7 @@ class Turn : public Work {
     const bool moved = execution_.step();
     turns_->waiting_for = execution_.waiting_for();
     if (!execution_.done()) return moved;
+    if (!turns_->lends) turns_->release();
     ++turns_->finished;
     return true;
   }
@@ -49,7 +59,14 @@ class Turn : public Work {
 
 }  // namespace
 
-LinksBackend::LinksBackend(std::vector<Link*> links) : links_(std::move(links)), turns_(std::make_shared<Turns>()) {}
+LinksBackend::LinksBackend(std::vector<Link*> links, bool lends)
+    : links_(std::move(links)), turns_(std::make_shared<Turns>()) {
+  turns_->lends = lends;
+  for (Link* link : links_)
+    if (BulkLink* bulk = link ? link->bulk() : nullptr) turns_->bulk_links.push_back(bulk);
+}
+
+void LinksBackend::release() { turns_->release(); }
 
 bool LinksBackend::accepts(const Collective& c) const {
   if (c.size != int(links_.size())) return false;

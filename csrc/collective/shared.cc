@@ -61,7 +61,7 @@ class FlatReduce : public Work {
     if (!inputs_[c_.index]) {
       std::byte* mine = backend_.reserve(bytes_);
       if (!mine) return false;
-      copy(mine, c_.input, bytes_);
+      stage(mine, c_.input, bytes_);
       backend_.commit(bytes_);
       inputs_[c_.index] = c_.input;
       moved = true;
@@ -214,7 +214,7 @@ class BlockReduce : public Work {
     size_t n = std::min(block_, part.count - sent);
     std::byte* record = backend_.links_[v]->reserve(n * element_);
     if (!record) return waiting_for_ = v, false;
-    copy(record, at(c_.input, (part.begin + sent) * element_), n * element_);
+    stage(record, at(c_.input, (part.begin + sent) * element_), n * element_);
     backend_.links_[v]->commit(n * element_);
     records[sent / block_ % kAhead] = record;
     sent += n;
@@ -249,7 +249,7 @@ class BlockReduce : public Work {
     size_t n = std::min(block_, part.count - received);
     if (!backend_.peek(v, 1)) return waiting_for_ = v, false;
     const std::byte* record = cursors_[v].records[received / block_ % kAhead];
-    copy(at(c_.output, (part.begin + received) * element_), record, n * element_, streams_);
+    stage(at(c_.output, (part.begin + received) * element_), record, n * element_, streams_);
     backend_.consume(v, 1);
     received += n;
     return true;

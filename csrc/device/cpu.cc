@@ -65,7 +65,13 @@ Kernel kernel(Isa isa, DType dtype, ReduceOp op) {
 // was told of, data began to fall out at about 128.
 constexpr size_t kMostCache = size_t(128) << 20;
 
-std::atomic<uint64_t> copied{0};
+std::atomic<uint64_t> copied{0}, staged{0};
+
+void move(void* to, const void* from, size_t bytes, bool streamed) {
+  if (bytes == 0) return;  // memcpy may not be given the null pointer that an empty tensor has
+  if (streamed) stream<Plain>(to, from, bytes), fence();
+  else std::memcpy(to, from, bytes);
+}
 
 }  // namespace
 
@@ -104,11 +110,16 @@ void reduce(const Reduction& reduction, std::span<void* const> out, std::span<co
 }
 
 void copy(void* to, const void* from, size_t bytes, bool streamed) {
-  if (bytes == 0) return;  // memcpy may not be given the null pointer that an empty tensor has
-  if (streamed) stream<Plain>(to, from, bytes), fence();
-  else std::memcpy(to, from, bytes);
+  move(to, from, bytes, streamed);
   copied.fetch_add(bytes, std::memory_order_relaxed);
 }
+
+void stage(void* to, const void* from, size_t bytes, bool streamed) {
+  move(to, from, bytes, streamed);
+  count_staged(bytes);
+}
+
+void count_staged(size_t bytes) { staged.fetch_add(bytes, std::memory_order_relaxed); }
 
 bool outgrows_cache(size_t bytes) {
   static const size_t counted = [] {
@@ -119,5 +130,6 @@ bool outgrows_cache(size_t bytes) {
 }
 
 uint64_t copied_bytes() { return copied.load(std::memory_order_relaxed); }
+uint64_t staged_bytes() { return staged.load(std::memory_order_relaxed); }
 
 }  // namespace lightcc

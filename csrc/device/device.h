@@ -28,12 +28,16 @@ void reduce(const Reduction&, std::span<void* const> out, std::span<const void* 
 void fill_neutral(const Reduction&, void* out, size_t count);
 
 void copy(void* to, const void* from, size_t bytes, bool streamed = false);
+// The same between payload and the memory of a link, counted apart.
+void stage(void* to, const void* from, size_t bytes, bool streamed = false);
+void count_staged(size_t bytes);  // that somebody else has copied
 
 // Whether outputs of `bytes`, those of all ranks that work at the same time on this host, are more than the
 // last-level cache will keep (half of it, what they came from needing the rest), so that streaming them pays.
 bool outgrows_cache(size_t bytes);
 
-// The payload bytes that copy() has moved in this thread's process so far.
+// The payload bytes that copy() and stage() have moved in this process so far.
 uint64_t copied_bytes();
+uint64_t staged_bytes();
 
 }  // namespace lightcc

@@ -8,7 +8,7 @@ namespace lightcc {
 
 struct Counters {
   enum Name { requests, fast_path, batches, fused_batches, collectives, fused_requests, announced, cached,
-              payload_bytes, copied_bytes, stall_warnings, wait_ns, most_in_flight, caller_steps, background_steps,
+              payload_bytes, copied_bytes, staged_bytes, stall_warnings, wait_ns, most_in_flight, caller_steps, background_steps,
               kCount };
   static constexpr std::array<const char*, kCount> kNames = {
       "requests",           // calls of a framework that have finished
@@ -20,7 +20,8 @@ struct Counters {
       "announced",          // requests announced in full
       "recalled",           // requests announced as a number
       "payload_bytes",      // bytes that collectives worked on
-      "copied_bytes",       // payload bytes copied by the CPU (reductions not counted)
+      "copied_bytes",       // payload bytes copied into and out of buckets, and otherwise within a rank's memory
+      "staged_bytes",       // payload bytes copied into or out of the memory of links
       "stall_warnings",
       "wait_ns",            // time that callers spent in wait
       "most_in_flight",     // requests that were on their way together, at most

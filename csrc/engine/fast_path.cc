@@ -59,7 +59,7 @@ void FastPath::begin(const Collective& call, uint64_t hash) {
   if (bytes_ > FastPathSlot::kEagerBytes) {
     new (own.inline_data) ArenaOffsets(shared_.offsets_of(call));
   } else {
-    copy(bytes_ <= FastPathSlot::kInlineBytes ? own.inline_data : own.eager, call.input, bytes_);
+    stage(bytes_ <= FastPathSlot::kInlineBytes ? own.inline_data : own.eager, call.input, bytes_);
   }
   write(false);
 }

@@ -10,6 +10,19 @@
 
 namespace lightcc {
 
+// What some links can do beside: carry records between the callers' own memory, with no copy into or out of the link's.
+// Each end decides for itself: a record sent from the caller's memory may be peeked, a committed one received into it.
+struct BulkLink {
+  virtual ~BulkLink() = default;
+  // Commits a record that lies at `data` and stays there, unchanged, until release() or until it is overwritten by a
+  // posted record of this link; false: no room, as reserve().
+  virtual bool send_from(const std::byte* data, size_t n) = 0;
+  // The next record that is not posted yet has n bytes and shall arrive at `to`. peek(n) returns `to` once it is there.
+  virtual void post(std::byte* to, size_t n) = 0;
+  // None of that memory is used any more. Copies what it still has to, and returns how many bytes that were.
+  virtual size_t release() = 0;
+};
+
 struct Link {
   virtual ~Link() = default;
   // Room for one record of n bytes (contiguous, 64-byte aligned, n <= record_bytes()), or nullptr when
@@ -19,6 +32,7 @@ struct Link {
   virtual const std::byte* peek(size_t n) = 0;     // the next incoming record of n bytes, or nullptr
   virtual void consume(size_t n) = 0;              // lets the sender have its memory back
   virtual size_t record_bytes() const = 0;         // the largest record
+  virtual BulkLink* bulk() { return nullptr; }     // nullptr: it cannot
 };
 
 }  // namespace lightcc

@@ -25,9 +25,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const size_t n = std::min(pieces, bytes.size());
       stream.feed(bytes.substr(0, n));
       bytes.remove_prefix(n);
-      std::array<iovec, 2> out;
+      std::array<iovec, TcpStream::kPieces> out;
       size_t sent = 0;
-      for (int i = stream.to_send(out); i > 0; --i) sent += out[size_t(i - 1)].iov_len;
+      for (size_t i = stream.to_send(out); i > 0; --i) sent += out[i - 1].iov_len;
       if (sent) stream.sent(sent);
       while (const std::byte* record = stream.peek(64)) {
         volatile std::byte last = record[63];

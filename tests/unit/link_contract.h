@@ -4,6 +4,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -26,6 +27,10 @@ class LinkContract : public testing::Test {
       if (std::chrono::steady_clock::now() > deadline) return nullptr;
       std::this_thread::yield();
     }
+  }
+  static bool holds_within(std::function<bool()> condition) {
+    static constexpr bool kHolds = true;
+    return wait_for([&] { return condition() ? &kHolds : nullptr; }) != nullptr;
   }
   static std::byte value(size_t record, size_t i) { return std::byte((record * 31 + i * 7 + 1) & 0xff); }
   static void fill(std::byte* to, size_t record, size_t n) {
@@ -169,8 +174,115 @@ TYPED_TEST_P(LinkContract, TwoThreadsStreamBothWays) {
   EXPECT_TRUE(b_is_right);
 }
 
+// What follows is for links that can carry bulk; others pass by having none.
+
+TYPED_TEST_P(LinkContract, BulkArrivesWhereItIsPostedHoweverItWasSent) {
+  TypeParam pair;
+  BulkLink *const a = pair.a().bulk(), *const b = pair.b().bulk();
+  ASSERT_EQ(a == nullptr, b == nullptr);
+  if (!a) return;
+  constexpr size_t kRecords = 60;
+  std::vector<std::byte> sent[kRecords], received[kRecords];
+  for (size_t record = 0; record < kRecords; ++record) {
+    const size_t n = this->size_in(pair.a(), record);
+    sent[record].resize(n);
+    received[record].resize(n);
+    this->fill(sent[record].data(), record, n);
+    const bool in_place = record % 3 != 0, posted = record % 4 != 0, posted_first = record % 8 > 4;
+    if (posted && posted_first) b->post(received[record].data(), n);
+    if (in_place) {
+      ASSERT_TRUE(this->holds_within([&] { return a->send_from(sent[record].data(), n); }));
+    } else {
+      ASSERT_TRUE(this->send(pair.a(), record, n));
+    }
+    if (posted && !posted_first) b->post(received[record].data(), n);
+    const std::byte* from = this->wait_for([&] { return pair.b().peek(n); });
+    ASSERT_NE(from, nullptr) << record;
+    ASSERT_EQ(from == received[record].data(), posted) << record;
+    ASSERT_TRUE(this->holds(from, record, n)) << record;
+    pair.b().consume(n);
+  }
+  a->release();
+}
+
+TYPED_TEST_P(LinkContract, PostsStandForTheNextRecordsInTheirOrder) {
+  TypeParam pair;
+  BulkLink* const b = pair.b().bulk();
+  if (!b) return;
+  constexpr size_t kRecords = 40, kAhead = 5;
+  std::vector<std::vector<std::byte>> memory;
+  for (size_t record = 0; record < kRecords; ++record) memory.emplace_back(this->size_in(pair.a(), record));
+  size_t posted = 0;
+  for (size_t record = 0; record < kRecords; ++record) {
+    for (; posted < std::min(kRecords, record + kAhead); ++posted) b->post(memory[posted].data(), memory[posted].size());
+    ASSERT_TRUE(this->send(pair.a(), record, memory[record].size()));
+    ASSERT_TRUE(this->receive(pair.b(), record, memory[record].size())) << record;
+    ASSERT_TRUE(this->holds(memory[record].data(), record, memory[record].size())) << record;
+  }
+}
+
+TYPED_TEST_P(LinkContract, AfterReleaseNeitherEndUsesTheCallersMemory) {
+  TypeParam pair;
+  BulkLink *const a = pair.a().bulk(), *const b = pair.b().bulk();
+  if (!a) return;
+  const size_t n = std::min<size_t>(pair.a().record_bytes(), 1000);
+  for (size_t round = 0; round < 20; ++round) {
+    std::vector<std::byte> sent(n), posted(n, std::byte(0x55));
+    b->post(posted.data(), n);
+    this->fill(sent.data(), round, n);
+    ASSERT_TRUE(this->holds_within([&] { return a->send_from(sent.data(), n); }));
+    a->release();
+    std::fill(sent.begin(), sent.end(), std::byte(0xaa));
+    if (round % 2 == 0) {
+      b->release();
+      std::fill(posted.begin(), posted.end(), std::byte(0x55));
+    }
+    const std::byte* from = this->wait_for([&] { return pair.b().peek(n); });
+    ASSERT_NE(from, nullptr);
+    ASSERT_TRUE(this->holds(from, round, n)) << "round " << round;
+    ASSERT_EQ(from == posted.data(), round % 2 == 1);
+    pair.b().consume(n);
+    if (round % 2 == 0) {
+      ASSERT_EQ(std::count(posted.begin(), posted.end(), std::byte(0x55)), int64_t(n)) << "it was written";
+    }
+  }
+}
+
+// As in an all-reduce: both send what they have and receive the answer in the same memory.
+TYPED_TEST_P(LinkContract, TheAnswerMayArriveWhereTheQuestionStillLies) {
+  TypeParam pair;
+  if (!pair.a().bulk()) return;
+  const size_t n = pair.a().record_bytes();
+  constexpr size_t kRecords = 100;
+  bool b_is_right = false;
+  std::thread b([&] {
+    std::vector<std::byte> memory(n);
+    b_is_right = true;
+    for (size_t record = 0; record < kRecords && b_is_right; ++record) {
+      pair.b().bulk()->post(memory.data(), n);
+      b_is_right = this->receive(pair.b(), record, n);
+      this->fill(memory.data(), record + 1000, n);
+      b_is_right = b_is_right && this->holds_within([&] { return pair.b().bulk()->send_from(memory.data(), n); });
+      pair.b().bulk()->release();
+    }
+  });
+  std::vector<std::byte> memory(n);
+  for (size_t record = 0; record < kRecords; ++record) {
+    this->fill(memory.data(), record, n);
+    EXPECT_TRUE(this->holds_within([&] { return pair.a().bulk()->send_from(memory.data(), n); }));
+    pair.a().bulk()->post(memory.data(), n);
+    ASSERT_NE(this->wait_for([&] { return pair.a().peek(n); }), nullptr) << record;
+    pair.a().consume(n);
+    EXPECT_TRUE(this->holds(memory.data(), record + 1000, n)) << record;
+  }
+  b.join();
+  EXPECT_TRUE(b_is_right);
+}
+
 REGISTER_TYPED_TEST_SUITE_P(LinkContract, RecordsArriveInOrderBothWays, NothingArrivesBeforeCommit,
                             ARecordStaysUntilConsumed, AFullLinkHasNoRoomAndLosesNothing,
-                            MemoryIsAlignedAndTheLargestRecordFits, TwoThreadsStreamBothWays);
+                            MemoryIsAlignedAndTheLargestRecordFits, TwoThreadsStreamBothWays,
+                            BulkArrivesWhereItIsPostedHoweverItWasSent, PostsStandForTheNextRecordsInTheirOrder,
+                            AfterReleaseNeitherEndUsesTheCallersMemory, TheAnswerMayArriveWhereTheQuestionStillLies);
 
 }  // namespace lightcc

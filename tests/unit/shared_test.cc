@@ -207,14 +207,14 @@ TEST_P(Shared, ReducescatterEvenUnevenAndWithRanksThatKeepNothing) {
 
 TEST(SharedBackend, MemoryThatAllRanksMapIsNeverCopied) {
   SharedRanks ranks(3, 1);
-  const uint64_t before = copied_bytes();
+  const uint64_t before = staged_bytes();
   ranks.expect_right(collective(DType::float32, 100'003, 1), {}, Where::arenas, true);
   ranks.expect_right(collective(DType::float32, 100'003, 1), {}, Where::arenas, false);
-  EXPECT_EQ(copied_bytes(), before);
+  EXPECT_EQ(staged_bytes(), before);
   ranks.expect_right(collective(DType::float32, 100'003, 1), {}, Where::private_, true);
   const uint64_t bytes = 100'003 * sizeof(float);
-  EXPECT_LE(copied_bytes() - before, 2 * 2 * bytes + 100) << "a rank copies its own shard too";
-  EXPECT_GT(copied_bytes(), before);
+  EXPECT_LE(staged_bytes() - before, 2 * 2 * bytes + 100) << "a rank copies its own shard too";
+  EXPECT_GT(staged_bytes(), before);
 }
 
 TEST(SharedBackend, NamesWhomItWaitsFor) {

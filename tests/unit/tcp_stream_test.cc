@@ -19,14 +19,14 @@ constexpr size_t kCapacity = 4096;
 // What one stream has to send, at most `most` bytes of it.
 std::string take(TcpStream& stream, size_t most) {
   std::string bytes;
-  std::array<iovec, 2> pieces;
+  std::array<iovec, TcpStream::kPieces> pieces;
   while (bytes.size() < most) {
-    const int count = stream.to_send(pieces);
+    const size_t count = stream.to_send(pieces);
     if (count == 0) break;
     size_t sent = 0;
-    for (int i = 0; i < count && bytes.size() < most; ++i) {
-      const size_t n = std::min(pieces[size_t(i)].iov_len, most - bytes.size());
-      bytes.append(static_cast<const char*>(pieces[size_t(i)].iov_base), n);
+    for (size_t i = 0; i < count && bytes.size() < most; ++i) {
+      const size_t n = std::min(pieces[i].iov_len, most - bytes.size());
+      bytes.append(static_cast<const char*>(pieces[i].iov_base), n);
       sent += n;
     }
     stream.sent(sent);
@@ -122,6 +122,126 @@ TEST(TcpStream, NothingIsLostOrTwiceThereHoweverOftenTheConnectionBreaks) {
     }
     ASSERT_EQ(got[0], kRecords);
     ASSERT_EQ(got[1], kRecords);
+  }
+}
+
+// Two streams and the bytes between them, carried in random pieces; now and then the connection breaks.
+struct Wires {
+  explicit Wires(uint64_t seed) : random(seed) {}
+  void turn() {
+    const size_t me = random() % 2, other = 1 - me;
+    switch (random() % 16) {
+      case 0:
+        for (size_t i : {0, 1}) received[i] = ends[i].received();
+        for (size_t i : {0, 1}) ends[i].restart(received[1 - i]), wire[i].clear();
+        ++breaks;
+        break;
+      case 1:
+      case 2:
+      case 3:
+      case 4: wire[me] += take(ends[me], 1 + random() % 3000); break;
+      default:
+        const size_t n = std::min<size_t>(wire[other].size(), random() % 3000);
+        ends[me].feed(wire[other].substr(0, n));
+        wire[other].erase(0, n);
+    }
+  }
+  std::mt19937_64 random;
+  TcpStream ends[2] = {TcpStream(kCapacity), TcpStream(kCapacity)};
+  std::string wire[2];  // on its way from end i
+  uint64_t received[2] = {0, 0};
+  int breaks = 0;
+};
+
+// Records from the ring and from vectors that are overwritten once they are released, into the ring and into vectors.
+TEST(TcpStream, BulkIsRightHoweverOftenTheConnectionBreaks) {
+  constexpr size_t kRecords = 60;
+  int breaks = 0;
+  for (uint64_t round = 0; breaks < 10'000; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    Wires wires(test::run_seed() + round);
+    auto& random = wires.random;
+    std::vector<size_t> sizes;
+    for (size_t i = 0; i < kRecords; ++i) sizes.push_back(1 + random() % (kCapacity / 4));
+    std::vector<std::byte> lent[2][kRecords], posted[2][kRecords];
+    size_t sent[2] = {0, 0}, post[2] = {0, 0}, got[2] = {0, 0};
+    const auto put_bulk = [&](size_t me) {
+      const size_t record = sent[me], n = sizes[record];
+      auto& data = lent[me][record];
+      for (size_t i = 0; i < n; ++i) data.push_back(value(record + me * 1000, i));
+      if (wires.ends[me].send_from(data.data(), n)) ++sent[me];
+      else data.clear();
+    };
+    for (int turn = 0; (got[0] < kRecords || got[1] < kRecords) && turn < 1'000'000; ++turn) {
+      wires.turn();
+      const size_t me = random() % 2, other = 1 - me;
+      TcpStream& end = wires.ends[me];
+      switch (random() % 8) {
+        case 0:
+          if (sent[me] < kRecords && put(end, sent[me] + me * 1000, sizes[sent[me]])) ++sent[me];
+          break;
+        case 1:
+          if (sent[me] < kRecords) put_bulk(me);
+          break;
+        case 2:
+          post[me] = std::max(post[me], got[me]);
+          if (post[me] == kRecords || post[me] - got[me] == 3) break;
+          posted[me][post[me]].resize(sizes[post[me]]);
+          end.post(posted[me][post[me]].data(), sizes[post[me]]);
+          ++post[me];
+          break;
+        case 3:
+          if (random() % 16 != 0) break;
+          end.release();
+          for (size_t record = 0; record < sent[me]; ++record) std::vector<std::byte>().swap(lent[me][record]);
+          for (size_t record = got[me]; record < post[me]; ++record) std::vector<std::byte>().swap(posted[me][record]);
+          post[me] = got[me];
+          break;
+        default:
+          if (got[me] < kRecords && get(end, got[me] + other * 1000, sizes[got[me]])) ++got[me];
+      }
+    }
+    ASSERT_EQ(got[0], kRecords);
+    ASSERT_EQ(got[1], kRecords);
+    breaks += wires.breaks;
+  }
+}
+
+// One end sends what it has and receives the answer in the same memory, the other answers out of the memory in which
+// it received, and in which the next question shall arrive.
+TEST(TcpStream, AnAnswerMayArriveWhereTheQuestionLies) {
+  constexpr size_t kTurns = 20, kParts = 3, kBytes = kCapacity / 4;
+  int breaks = 0;
+  for (uint64_t round = 0; breaks < 10'000; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    Wires wires(test::run_seed() + round);
+    const size_t n = kBytes - wires.random() % 100;
+    std::vector<std::byte> memory[2][kParts];
+    size_t sent[2] = {0, 0}, got[2] = {0, 0};
+    for (auto& ends : memory)
+      for (auto& part : ends) part.resize(n);
+    const auto fill = [&](size_t end, size_t record) {
+      for (size_t i = 0; i < n; ++i) memory[end][record % kParts][i] = value(record + end * 1000, i);
+    };
+    for (size_t record = 0; record < kParts; ++record) wires.ends[1].post(memory[1][record].data(), n);
+    for (int turn = 0; got[0] < kTurns * kParts && turn < 1'000'000; ++turn) {
+      wires.turn();
+      for (size_t me : {0, 1}) {
+        const size_t may_send = me == 0 ? std::min(got[0] + kParts, kTurns * kParts) : got[1];
+        if (sent[me] < may_send) {
+          fill(me, sent[me]);
+          std::byte* const data = memory[me][sent[me] % kParts].data();
+          if (wires.ends[me].send_from(data, n)) {
+            wires.ends[me].post(data, n);
+            ++sent[me];
+          }
+        }
+        if (me == 1 ? got[1] - sent[1] < kParts : got[0] < sent[0])
+          if (get(wires.ends[me], got[me] + (1 - me) * 1000, n)) ++got[me];
+      }
+    }
+    ASSERT_EQ(got[0], kTurns * kParts);
+    breaks += wires.breaks;
   }
 }
 

@@ -76,7 +76,7 @@ std::string receive(Cluster& cluster, Link& link, size_t n) {
 }
 
 // A link whose every use lets both transports do what they can.
-class Stepped : public Link {
+class Stepped : public Link, public BulkLink {
   template <class Body> auto turn(Body body) {
     std::lock_guard lock(mutex_);
     cluster_.step();
@@ -93,7 +93,14 @@ class Stepped : public Link {
   const std::byte* peek(size_t n) override { return turn([&] { return link_->peek(n); }); }
   void consume(size_t n) override { turn([&] { return link_->consume(n), true; }); }
   size_t record_bytes() const override { return link_->record_bytes(); }
-
+  BulkLink* bulk() override { return this; }
+  bool send_from(const std::byte* data, size_t n) override {
+    return turn([&] { return link_->bulk()->send_from(data, n); });
+  }
+  void post(std::byte* to, size_t n) override {
+    turn([&] { return link_->bulk()->post(to, n), true; });
+  }
+  size_t release() override { return turn([&] { return link_->bulk()->release(); }); }
 
  private:
   Cluster& cluster_;

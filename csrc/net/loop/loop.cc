@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -25,6 +26,11 @@ struct Record {
   explicit Record(size_t n) : data(new (std::align_val_t{kLine}) std::byte[n]), bytes(n) {}
   std::unique_ptr<std::byte[], Free> data;
   size_t bytes;
+  const std::byte* lent = nullptr;            // in the sender's memory, not copied yet
+
+  void take_back() {
+    if (const std::byte* from = std::exchange(lent, nullptr)) std::memcpy(data.get(), from, bytes);
+  }
 };
 
 // One link of two ranks.
@@ -61,7 +67,7 @@ struct LoopNetwork::Impl {
   std::map<std::pair<int, int>, std::unique_ptr<Link>> links;  // that link() has handed out
 };
 
-class LoopNetwork::End : public Link {
+class LoopNetwork::End : public Link, public BulkLink {
  public:
   // marked: what to set when the peer has to be told, or nullptr.
   End(Impl& network, int group, int lane, int me, int peer, char* marked)
@@ -90,10 +96,7 @@ class LoopNetwork::End : public Link {
     if (!reserved_ || reserved_->bytes != n)
       fail("commit " + std::to_string(n) + " bytes",
            (reserved_ ? std::to_string(reserved_->bytes) : "none") + " are reserved");
-    out_->push_back(std::move(*reserved_));
-    reserved_.reset();
-    if (pair_.records_until_cut) --*pair_.records_until_cut;
-    if (marked_) *marked_ = 1;
+    push_reserved();
   }
 
   const std::byte* peek(size_t n) override {
@@ -103,7 +106,12 @@ class LoopNetwork::End : public Link {
     seen_ = true;
     if (in_->front().bytes != n)
       fail("receive " + std::to_string(n) + " bytes", std::to_string(in_->front().bytes) + " came");
-    return in_->front().data.get();
+    in_->front().take_back();
+    if (posted_.empty()) return in_->front().data.get();
+    if (posted_.front().second != n)
+      fail("receive " + std::to_string(n) + " bytes", std::to_string(posted_.front().second) + " were posted");
+    std::memcpy(posted_.front().first, in_->front().data.get(), n);
+    return posted_.front().first;
   }
 
   void consume(size_t n) override {
@@ -111,13 +119,40 @@ class LoopNetwork::End : public Link {
     check("receive from");
     if (!seen_ || in_->front().bytes != n) fail("consume " + std::to_string(n) + " bytes", "they were not seen");
     in_->pop_front();
+    if (!posted_.empty()) posted_.pop_front();
     seen_ = false;
     if (marked_) *marked_ = 1;
   }
 
   size_t record_bytes() const override { return faults_.record_bytes; }
 
+  BulkLink* bulk() override { return this; }
+  bool send_from(const std::byte* data, size_t n) override {
+    if (!reserve(n)) return false;
+    std::lock_guard lock(pair_.mutex);
+    reserved_->lent = data;
+    push_reserved();
+    return true;
+  }
+  void post(std::byte* to, size_t n) override { posted_.emplace_back(to, n); }
+  size_t release() override {
+    std::lock_guard lock(pair_.mutex);
+    size_t bytes = 0;
+    for (Record& record : *out_) {
+      if (record.lent) bytes += record.bytes;
+      record.take_back();
+    }
+    posted_.clear();
+    return bytes;
+  }
+
  private:
+  void push_reserved() {
+    out_->push_back(std::move(*reserved_));
+    reserved_.reset();
+    if (pair_.records_until_cut) --*pair_.records_until_cut;
+    if (marked_) *marked_ = 1;
+  }
   void check(const char* attempted) const {
     if (!pair_.records_until_cut || *pair_.records_until_cut > 0) return;
     throw Error(Code::peer_lost, "rank " + std::to_string(me_) + " cannot " + attempted + " rank " +
@@ -137,6 +172,7 @@ class LoopNetwork::End : public Link {
   char* const marked_;
   std::mt19937_64 random_;          // each end has its own, so that a seed replays whatever the threads do
   std::optional<Record> reserved_;
+  std::deque<std::pair<std::byte*, size_t>> posted_;
   bool seen_ = false;               // the next record was shown by peek and stays visible
 };
 

@@ -1,6 +1,8 @@
 #include "net/tcp/tcp_stream.h"
 
+#include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "base/error.h"
 
@@ -10,6 +12,8 @@ namespace {
 [[noreturn]] void malformed(const std::string& what) {
   throw Error(Code::internal, "a connection carries what is no frame of lightcc: " + what);
 }
+
+std::byte* at(std::byte* ring, uint64_t position, size_t capacity) { return ring + position % capacity; }
 
 }  // namespace
 
@@ -34,6 +38,68 @@ void TcpStream::commit(size_t n) {
   else unreceived_.push_back({begin, end});
 }
 
+// ---- what lies in memory of the caller's
+
+bool TcpStream::send_from(const std::byte* data, size_t n) {
+  if (!reserve(n)) return false;
+  const uint64_t begin = record_start(out_head_.at, round_up(n), capacity_);
+  commit(n);
+  lent_.push_back({begin, begin + n, const_cast<std::byte*>(data)});
+  return true;
+}
+
+void TcpStream::post(std::byte* to, size_t n) {
+  const uint64_t next = posted_.empty() ? in_tail_.at.load() : round_up(posted_.back().end);
+  const uint64_t begin = record_start(next, round_up(n), capacity_), end = begin + n;
+  posted_.push_back({{begin, end, to}, std::clamp(in_head_.at.load(), begin, end)});
+}
+
+const std::byte* TcpStream::peek(size_t n) {
+  const std::byte* record = reader_.peek(n);
+  if (!record || posted_.empty() || posted_.front().begin != record_start(in_tail_.at, round_up(n), capacity_))
+    return record;
+  Posted& one = posted_.front();
+  if (is_lent(one)) take_back_lent();
+  std::memcpy(one.memory, record, one.in_ring - one.begin);
+  return one.memory;
+}
+
+void TcpStream::consume(size_t n) {
+  reader_.consume(n);
+  if (!posted_.empty() && posted_.front().begin < in_tail_.at) posted_.pop_front();
+}
+
+// Whether any of its memory is lent: bytes that have yet to leave it stand where it shall arrive.
+bool TcpStream::is_lent(const Posted& one) const {
+  const auto overlaps = [&](const Lent& lent) {
+    return lent.memory < one.memory + (one.end - one.begin) && one.memory < lent.memory + (lent.end - lent.begin);
+  };
+  return std::any_of(lent_.begin(), lent_.end(), overlaps);
+}
+
+size_t TcpStream::take_back_lent() {
+  size_t bytes = 0;
+  for (const Lent& one : lent_) {
+    std::memcpy(at(out_.get(), one.begin, capacity_), one.memory, one.end - one.begin);
+    bytes += one.end - one.begin;
+  }
+  lent_.clear();
+  return bytes;
+}
+
+size_t TcpStream::release() {
+  size_t bytes = take_back_lent();
+  for (const Posted& one : posted_) {
+    const uint64_t until = std::clamp(in_head_.at.load(), one.in_ring, one.end);
+    std::memcpy(at(in_.get(), one.in_ring, capacity_), one.memory + (one.in_ring - one.begin), until - one.in_ring);
+    bytes += until - one.in_ring;
+  }
+  posted_.clear();
+  return bytes;
+}
+
+// ---- the connection
+
 // Decides on the next frame, if there is reason for one.
 void TcpStream::next_frame() {
   outgoing_ = {};
@@ -55,16 +121,33 @@ void TcpStream::next_frame() {
   frame_bytes_ = sizeof outgoing_ + outgoing_.bytes;
 }
 
-int TcpStream::to_send(std::array<iovec, 2>& pieces) {
+// Where the bytes [begin, end) lie: in the records' own memory where that is in use, else in the ring. Fills `pieces` with
+// the first of them and returns how many.
+template <class Records, class InUse>
+static size_t cut(uint64_t begin, uint64_t end, const Records& records, std::byte* ring, size_t capacity, InUse in_use,
+                  std::span<iovec> pieces) {
+  size_t count = 0;
+  auto one = records.begin();
+  while (begin < end && count < pieces.size()) {
+    while (one != records.end() && (one->end <= begin || !in_use(*one))) ++one;
+    const bool inside = one != records.end() && one->begin <= begin;
+    const uint64_t until = one == records.end() ? end : std::min(end, inside ? one->end : one->begin);
+    pieces[count++] = {inside ? one->memory + (begin - one->begin) : at(ring, begin, capacity), until - begin};
+    begin = until;
+  }
+  return count;
+}
+
+size_t TcpStream::to_send(Pieces pieces) {
   if (frame_bytes_ == 0) next_frame();
   if (frame_bytes_ == 0) return 0;
-  int count = 0;
+  size_t count = 0;
   if (frame_sent_ < sizeof outgoing_)
-    pieces[size_t(count++)] = {reinterpret_cast<std::byte*>(&outgoing_) + frame_sent_, sizeof outgoing_ - frame_sent_};
+    pieces[count++] = {reinterpret_cast<std::byte*>(&outgoing_) + frame_sent_, sizeof outgoing_ - frame_sent_};
   const size_t body = frame_sent_ > sizeof outgoing_ ? frame_sent_ - sizeof outgoing_ : 0;
-  if (outgoing_.bytes > body)
-    pieces[size_t(count++)] = {out_.get() + outgoing_.position % capacity_ + body, outgoing_.bytes - body};
-  return count;
+  const uint64_t begin = outgoing_.position + body, end = outgoing_.position + outgoing_.bytes;
+  return count + cut(begin, end, lent_, out_.get(), capacity_, [](const Lent&) { return true; },
+                     pieces.subspan(count));
 }
 
 void TcpStream::sent(size_t bytes) {
@@ -77,26 +160,34 @@ void TcpStream::sent(size_t bytes) {
   frame_sent_ = frame_bytes_ = 0;
 }
 
-iovec TcpStream::to_receive() {
-  if (arrived_ < sizeof incoming_)
-    return {reinterpret_cast<std::byte*>(&incoming_) + arrived_, sizeof incoming_ - arrived_};
-  const size_t body = arrived_ - sizeof incoming_;
-  return {in_.get() + incoming_.position % capacity_ + body, incoming_.bytes - body};
+size_t TcpStream::to_receive(Pieces pieces) {
+  if (arrived_ < sizeof incoming_) {
+    pieces[0] = {reinterpret_cast<std::byte*>(&incoming_) + arrived_, sizeof incoming_ - arrived_};
+    return 1;
+  }
+  return cut(incoming_.position + (arrived_ - sizeof incoming_), incoming_.position + incoming_.bytes, posted_,
+             in_.get(), capacity_, [&](const Posted& one) { return !is_lent(one); }, pieces);
 }
 
 void TcpStream::arrived(size_t bytes) {
   arrived_ += bytes;
   if (arrived_ < sizeof incoming_) return;
   if (arrived_ == sizeof incoming_ && bytes > 0) take_header();
-  if (arrived_ > sizeof incoming_) in_head_.at = incoming_.position + (arrived_ - sizeof incoming_);
+  if (arrived_ > sizeof incoming_) {
+    const uint64_t head = incoming_.position + (arrived_ - sizeof incoming_), before = head - bytes;
+    for (Posted& one : posted_)
+      if (one.begin < head && before < one.end && is_lent(one)) one.in_ring = std::min(one.end, head);
+    in_head_.at = head;
+  }
   if (arrived_ == sizeof incoming_ + incoming_.bytes) arrived_ = 0;
 }
 
 void TcpStream::feed(std::string_view bytes) {
+  std::array<iovec, kPieces> pieces;
   while (!bytes.empty()) {
-    const iovec to = to_receive();
-    const size_t n = std::min(bytes.size(), to.iov_len);
-    std::memcpy(to.iov_base, bytes.data(), n);
+    to_receive(pieces);
+    const size_t n = std::min(bytes.size(), pieces[0].iov_len);
+    std::memcpy(pieces[0].iov_base, bytes.data(), n);
     arrived(n);
     bytes.remove_prefix(n);
   }
@@ -105,6 +196,7 @@ void TcpStream::feed(std::string_view bytes) {
 void TcpStream::acknowledged(uint64_t peer_received) {
   peer_received_ = peer_received;
   while (!unreceived_.empty() && unreceived_.front().end <= peer_received_) unreceived_.pop_front();
+  while (!lent_.empty() && lent_.front().end <= peer_received_) lent_.pop_front();
 }
 
 void TcpStream::take_header() {

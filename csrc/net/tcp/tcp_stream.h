@@ -5,6 +5,12 @@
 // frame says where its bytes belong, so the gap before a record that would have wrapped (ring_buffer.h) is not sent.
 // What the other end has consumed is free again at this one: it never receives what it has no room for. What it has
 // received need not be sent again when a new connection takes the place of a broken one.
+//
+// Bulk: a record's bytes may lie in memory of the caller's instead of the ring, at either end. The wire does not know, and
+// the ring's room for them stays theirs: what has to leave that memory early is copied there. Invariants:
+// 1. What is lent is sent from the caller's memory, again if need be, until the other end has received it.
+// 2. A posted record arrives in the caller's memory, but for its first bytes if they came before it was posted or while
+//    that memory was still lent: those wait in the ring for peek().
 #pragma once
 #include <sys/uio.h>
 
@@ -12,6 +18,7 @@
 #include <cstdlib>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "net/ring_buffer.h"
@@ -34,16 +41,22 @@ class TcpStream {
   // Link's half; see link.h. n <= capacity / 4.
   std::byte* reserve(size_t n) { return writer_.reserve(n); }
   void commit(size_t n);
-  const std::byte* peek(size_t n) { return reader_.peek(n); }
-  void consume(size_t n) { reader_.consume(n); }
+  const std::byte* peek(size_t n);
+  void consume(size_t n);
   void finish() { finishing_ = true; }             // nothing more will be committed: send fin behind the last record
+  // BulkLink's half.
+  bool send_from(const std::byte* data, size_t n);
+  void post(std::byte* to, size_t n);
+  size_t release();
 
-  // The connection's half. What is to be written next, as one or two pieces (0: nothing), then how much of it went out.
-  int to_send(std::array<iovec, 2>&);
+  // The connection's half. What is to be written next, in pieces (none: nothing), then how much of it went out.
+  static constexpr size_t kPieces = 8;
+  using Pieces = std::span<iovec, kPieces>;
+  size_t to_send(Pieces);
   void sent(size_t bytes);
   // Where the next bytes that come in belong, then how many came; or the bytes themselves. Throws Error{internal} when
   // they are no frame of this stream.
-  iovec to_receive();
+  size_t to_receive(Pieces);
   void arrived(size_t bytes);
   void feed(std::string_view bytes);
   // A new connection: the other end had received so much when the old one broke. Throws Error{internal} if that cannot
@@ -56,6 +69,8 @@ class TcpStream {
 
  private:
   struct Range { uint64_t begin, end; };           // positions without a gap
+  struct Lent { uint64_t begin, end; std::byte* memory; };  // the bytes of one record
+  struct Posted : Lent { uint64_t in_ring; };      // up to where they lie in the ring
   struct Freed { void operator()(std::byte* p) const { std::free(p); } };
   using Ring = std::unique_ptr<std::byte[], Freed>;
   static Ring ring(size_t capacity);
@@ -63,6 +78,8 @@ class TcpStream {
   void next_frame();
   void take_header();
   void acknowledged(uint64_t peer_received);
+  bool is_lent(const Posted&) const;
+  size_t take_back_lent();
 
   const size_t capacity_;
   const Ring out_, in_;
@@ -71,6 +88,8 @@ class TcpStream {
   RingReader reader_;
 
   std::deque<Range> unreceived_;                   // committed and not known to be received
+  std::deque<Lent> lent_;                          // of it, what lies in memory of the caller's
+  std::deque<Posted> posted_;                      // not consumed
   uint64_t sent_ = 0;                              // up to here in whole frames
   uint64_t peer_received_ = 0;
   FrameHeader outgoing_{};                         // the frame that is being sent

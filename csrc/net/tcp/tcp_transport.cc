@@ -17,7 +17,7 @@ constexpr size_t kBufferBytes = 16 << 10, kReadBytes = 1 << 20;  // at once; in 
 
 }  // namespace
 
-class TcpTransport::TcpLink : public Link {
+class TcpTransport::TcpLink : public Link, public BulkLink {
  public:
   TcpLink(TcpTransport& transport, TcpLinkState& link) : transport_(transport), state_(link) {}
   std::byte* reserve(size_t n) override { return transport_.open_stream(state_), state_.stream->reserve(n); }
@@ -30,6 +30,16 @@ class TcpTransport::TcpLink : public Link {
   }
   void consume(size_t n) override { state_.stream->consume(n), transport_.mark_dirty(state_); }
   size_t record_bytes() const override { return (state_.key.lane == kControl ? kControlRing : kDataRing) / 4; }
+
+  BulkLink* bulk() override { return this; }
+  bool send_from(const std::byte* data, size_t n) override {
+    transport_.open_stream(state_);
+    if (!state_.stream->send_from(data, n)) return false;
+    transport_.mark_dirty(state_);
+    return true;
+  }
+  void post(std::byte* to, size_t n) override { transport_.open_stream(state_), state_.stream->post(to, n); }
+  size_t release() override { return state_.stream ? state_.stream->release() : 0; }
 
  private:
   TcpTransport& transport_;
@@ -165,11 +175,11 @@ void TcpTransport::break_connections() {
 void TcpTransport::write(TcpLinkState& link) {
   Connection* c = link.connection;
   if (!c || c->state != ConnectionState::up || !c->all_sent()) return;
-  std::array<iovec, 2> pieces;
-  while (const int count = link.stream->to_send(pieces)) {
+  std::array<iovec, TcpStream::kPieces> pieces;
+  while (const size_t count = link.stream->to_send(pieces)) {
     msghdr message{};
     message.msg_iov = pieces.data();
-    message.msg_iovlen = size_t(count);
+    message.msg_iovlen = count;
     const ssize_t n = sendmsg(c->fd(), &message, MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return poll_for(*c, is_for_later(errno) ? kBoth : kIn);
@@ -187,16 +197,21 @@ void TcpTransport::close(TcpLinkState& link) {
   if (link.end == LinkEnd::retired) link.stream.reset();  // its link is gone
 }
 
-// What has come; straight into the ring where it is much.
+// What has come; straight to where it belongs where it is much.
 bool TcpTransport::read(TcpLinkState& link) {
   char buffer[kBufferBytes];
+  std::array<iovec, TcpStream::kPieces + 1> pieces;
   bool moved = false;
   for (size_t bytes = 0; bytes < kReadBytes;) {
-    std::array<iovec, 2> pieces{link.stream->to_receive(), iovec{buffer, sizeof buffer}};
-    const ssize_t n = readv(link.connection->fd(), pieces.data(), int(pieces.size()));
+    const size_t count = link.stream->to_receive(std::span(pieces).first<TcpStream::kPieces>());
+    pieces[count] = {buffer, sizeof buffer};
+    size_t direct = 0;
+    for (size_t i = 0; i < count; ++i) direct += pieces[i].iov_len;
+    const ssize_t n = readv(link.connection->fd(), pieces.data(), int(count) + 1);
     if (n < 0 && is_for_later(errno)) return moved;
     if (n <= 0) return on_broken(link, n < 0 ? std::strerror(errno) : "closed by the other side"), true;
-    const size_t direct = std::min(size_t(n), pieces[0].iov_len);
+    const size_t whole = direct + sizeof buffer;
+    direct = std::min(size_t(n), direct);
     try {
       link.stream->arrived(direct);
       link.stream->feed({buffer, size_t(n) - direct});
@@ -206,7 +221,7 @@ bool TcpTransport::read(TcpLinkState& link) {
     mark_dirty(link);  // there may be something to acknowledge
     moved = true;
     bytes += size_t(n);
-    if (size_t(n) < pieces[0].iov_len + pieces[1].iov_len) return true;
+    if (size_t(n) < whole) return true;
   }
   return moved;
 }
