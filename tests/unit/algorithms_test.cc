@@ -78,12 +78,35 @@ void check_memory(SimulatedRank& rank, int index) {
   }
 }
 
+// What is sent in place stays as it is for good, but for what its receiver sends later.
+void check_lent(SimulatedRank& rank, int index) {
+  struct Lent { int peer; Memory memory; int64_t begin, end; };
+  std::vector<Lent> lent;
+  const auto alias = [&](Memory m) { return rank.in_place && m == Memory::input ? Memory::output : m; };
+  for (size_t r = 0; r < rank.rounds.size(); ++r) {
+    for (size_t s = 0; s < rank.rounds[r].size(); ++s) {
+      const Step& step = rank.rounds[r][s];
+      for (const Lent& one : lent)
+        if (step.writes() && !(step.kind == Step::Kind::recv && step.peer == one.peer) &&
+            alias(step.to.memory) == one.memory && step.to.offset < one.end && one.begin < step.to.offset + step.count)
+          throw Fault("writes what is being sent: " + name_of_step(index, r, s));
+    }
+    for (const Step& step : rank.rounds[r]) {
+      if (!step.in_place) continue;
+      if (step.kind != Step::Kind::send || step.from.memory == Memory::scratch)
+        throw Fault("sends in place what is gone in the end: " + name_of_step(index, r, 0));
+      lent.push_back({step.peer, alias(step.from.memory), step.from.offset, step.from.offset + step.count});
+    }
+  }
+}
+
 // Runs the ranks to their end, or throws a Fault that says why they cannot get there.
 void simulate(std::vector<SimulatedRank>& ranks, const Problem& problem) {
   const int size = int(ranks.size());
   for (int r = 0; r < size; ++r) {
     ranks[r].memories[int(Memory::scratch)].assign(size_t(scratch_count(ranks[r].rounds)), -77);
     check_memory(ranks[r], r);
+    check_lent(ranks[r], r);
     ranks[r].enter_round();
   }
   for (bool progress = true; progress;) {
@@ -193,6 +216,25 @@ TEST(Algorithms, AnySizeCountRootAndFactors) {
           }
         }
       }
+  }
+}
+
+// How many of so many sends go straight out of the caller's memory.
+TEST(Algorithms, SendsInPlaceWhatIsNotOverwritten) {
+  struct Expected { Kind kind; const char* name; int sends, in_place; };
+  for (const Expected& one : {Expected{Kind::allreduce, "pairwise", 6, 6}, {Kind::allreduce, "ring", 6, 3},
+                              {Kind::allreduce, "halving_doubling", 4, 4}, {Kind::allreduce, "recursive_doubling", 2, 0},
+                              {Kind::allgather, "ring", 3, 3}, {Kind::reducescatter, "pairwise", 3, 3},
+                              {Kind::reducescatter, "ring", 3, 1}, {Kind::alltoall, "pairwise", 3, 3}}) {
+    const Problem problem(one.kind, 4, 64, 1);
+    int sends = 0, in_place = 0;
+    for (const auto& round : plan(*find_algorithm(one.kind, one.name), problem.of(0)))
+      for (const Step& step : round) {
+        sends += step.kind == Step::Kind::send;
+        in_place += step.in_place;
+      }
+    EXPECT_EQ(sends, one.sends) << one.name;
+    EXPECT_EQ(in_place, one.in_place) << one.name;
   }
 }
 

@@ -207,6 +207,25 @@ TEST(TcpStream, BulkIsRightHoweverOftenTheConnectionBreaks) {
   }
 }
 
+TEST(TcpStream, WhatIsLentLeavesBeforeWhatIsPostedOverItArrives) {
+  constexpr size_t kBytes = 1000;
+  for (size_t crossing : {size_t(0), size_t(1), kBytes / 2, kBytes * 2}) {  // how much of it is on its way then
+    TcpStream a(kCapacity), b(kCapacity);
+    std::vector<std::byte> memory(kBytes);
+    for (size_t i = 0; i < kBytes; ++i) memory[i] = value(1, i);
+    ASSERT_TRUE(a.send_from(memory.data(), kBytes));
+    a.post(memory.data(), kBytes);
+    const std::string first = take(a, crossing);
+    ASSERT_TRUE(put(b, 2, kBytes));  // no answer: b has seen nothing
+    carry(b, a);
+    ASSERT_EQ(a.peek(kBytes), memory.data());
+    EXPECT_TRUE(get(a, 2, kBytes));
+    b.feed(first);
+    carry(a, b);
+    EXPECT_TRUE(get(b, 1, kBytes)) << crossing;
+  }
+}
+
 // One end sends what it has and receives the answer in the same memory, the other answers out of the memory in which
 // it received, and in which the next question shall arrive.
 TEST(TcpStream, AnAnswerMayArriveWhereTheQuestionLies) {
