@@ -287,7 +287,7 @@ std::string algorithms_text() {
 
 namespace {
 
-// Whether a round after `round` writes what a send of it reads. Input and output count as one memory, which they may be.
+// Whether a round after `round` writes what a send of it reads. Input and output may be one memory, and count as such.
 bool is_written_later(const Schedule& rounds, size_t round, const Step& send) {
   for (size_t later = round + 1; later < rounds.size(); ++later)
     for (const Step& step : rounds[later]) {

@@ -179,7 +179,10 @@ bool Execution::send_piece(const Step& step, int64_t moved, size_t bytes) {
   Link& link = *links_[size_t(step.peer)];
   const std::byte* const from = at(step.from, moved);
   BulkLink* const bulk = step.in_place && size_t(step.count) * element_bytes_ >= kBulkBytes ? link.bulk() : nullptr;
-  if (bulk) return bulk->send_from(from, bytes);
+  if (bulk) {
+    lends_ = true;
+    return bulk->send_from(from, bytes);
+  }
   std::byte* const record = link.reserve(bytes);
   if (!record) return false;
   stage(record, from, bytes);

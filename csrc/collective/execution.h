@@ -1,8 +1,8 @@
 // Runs one Schedule over Links: the only place where schedules meet payload. Each step streams through the
 // links' own memory, piece by piece: copied or reduced straight out of it. float16 and bfloat16 are rounded
 // after each step here, not once at the end: what travels between ranks is the wire type.
-// Links that can (BulkLink) carry records from and into the collective's own memory. It belongs to them until their
-// release(), which is the caller's to call: an Execution that is done may still be sending out of it.
+// Links that can (BulkLink) carry records from and into the collective's own memory. They may use it until they are
+// released, which is the caller's to do: also an Execution that is done may still be sending out of it.
 #pragma once
 #include <memory>
 #include <span>
@@ -24,6 +24,7 @@ class Execution : public Work {
   bool step() override;
   bool done() const override { return round_ == schedule_->size(); }
   int waiting_for() const override;
+  bool lends() const { return lends_; }  // its links may still send out of the collective's memory
 
  private:
   struct Progress {
@@ -54,6 +55,7 @@ class Execution : public Work {
   std::vector<double> dots_;
   std::byte* memories_[4];  // by Memory; the input is never written
   size_t round_ = 0;
+  bool lends_ = false;
   std::vector<Progress> progress_;  // of the round's steps
 };
 

@@ -44,7 +44,7 @@ class Turn : public Work {
     const bool moved = execution_.step();
     turns_->waiting_for = execution_.waiting_for();
     if (!execution_.done()) return moved;
-    if (!turns_->lends) turns_->release();
+    if (!turns_->lends && execution_.lends()) turns_->release();
     ++turns_->finished;
     return true;
   }

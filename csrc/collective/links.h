@@ -14,8 +14,8 @@ namespace lightcc {
 // step every one in flight. To drop one that is not done breaks the rest.
 class LinksBackend : public Backend {
  public:
-  // links[member] leads there, nullptr at our own place; they must outlive this and all its Work. lends: Work may be done
-  // while the links still send out of its memory; release() ends that.
+  // links[member] leads there, nullptr at our own place; they must outlive this and all its Work.
+  // lends: Work may be done while the links still send out of its memory; release() ends that.
   explicit LinksBackend(std::vector<Link*> links, bool lends = false);
   void release();
 

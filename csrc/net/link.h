@@ -14,12 +14,13 @@ namespace lightcc {
 // Each end decides for itself: a record sent from the caller's memory may be peeked, a committed one received into it.
 struct BulkLink {
   virtual ~BulkLink() = default;
-  // Commits a record that lies at `data` and stays there, unchanged, until release() or until it is overwritten by a
-  // posted record of this link; false: no room, as reserve().
+  // Commits a record that lies at `data` and stays there unchanged until release(); only a record of this link that is
+  // posted there may overwrite it. False: no room, as reserve().
   virtual bool send_from(const std::byte* data, size_t n) = 0;
-  // The next record that is not posted yet has n bytes and shall arrive at `to`. peek(n) returns `to` once it is there.
+  // The next record that is neither consumed nor posted has n bytes and shall arrive at `to`, where peek(n) shows it.
   virtual void post(std::byte* to, size_t n) = 0;
-  // None of that memory is used any more. Copies what it still has to, and returns how many bytes that were.
+  // None of that memory is used any more: what is still to be sent or kept is copied. Returns how many bytes have been
+  // copied after all since the last time.
   virtual size_t release() = 0;
 };
 

@@ -1,5 +1,6 @@
 // The bytes of a connection: in whatever pieces whatever comes, a TcpStream takes it as frames or throws Error.
-// The first byte of the input decides how much was sent the other way before, so that acknowledgements can be right.
+// The first byte of the input decides how much was sent the other way before, so that acknowledgements can be right, and
+// whether records go to and come from memory outside the rings.
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -12,12 +13,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr size_t kCapacity = 4096;
   if (size < 2) return 0;
   TcpStream stream(kCapacity);
+  const bool sends_bulk = data[0] & 16, posts = data[0] & 32, releases = data[0] & 64;
+  std::byte lent[64] = {}, posted[64];
   for (int records = data[0] % 16; records > 0; --records) {
+    if (sends_bulk && !stream.send_from(lent, sizeof lent)) break;
+    if (sends_bulk) continue;
     std::byte* to = stream.reserve(64);
     if (!to) break;
     std::memset(to, records, 64);
     stream.commit(64);
   }
+  bool is_posted = false;
   const size_t pieces = data[1] % 97 + 1;
   std::string_view bytes(reinterpret_cast<const char*>(data + 2), size - 2);
   try {
@@ -33,7 +39,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         volatile std::byte last = record[63];
         (void)last;
         stream.consume(64);
+        is_posted = false;
       }
+      if (releases) {
+        stream.release();
+        is_posted = false;
+      }
+      if (posts && !is_posted) stream.post(posted, sizeof posted);
+      is_posted = posts;
     }
   } catch (const Error&) {
   }

@@ -223,7 +223,8 @@ TEST(Algorithms, AnySizeCountRootAndFactors) {
 TEST(Algorithms, SendsInPlaceWhatIsNotOverwritten) {
   struct Expected { Kind kind; const char* name; int sends, in_place; };
   for (const Expected& one : {Expected{Kind::allreduce, "pairwise", 6, 6}, {Kind::allreduce, "ring", 6, 3},
-                              {Kind::allreduce, "halving_doubling", 4, 4}, {Kind::allreduce, "recursive_doubling", 2, 0},
+                              {Kind::allreduce, "halving_doubling", 4, 4},
+                              {Kind::allreduce, "recursive_doubling", 2, 0},
                               {Kind::allgather, "ring", 3, 3}, {Kind::reducescatter, "pairwise", 3, 3},
                               {Kind::reducescatter, "ring", 3, 1}, {Kind::alltoall, "pairwise", 3, 3}}) {
     const Problem problem(one.kind, 4, 64, 1);

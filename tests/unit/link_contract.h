@@ -214,7 +214,8 @@ TYPED_TEST_P(LinkContract, PostsStandForTheNextRecordsInTheirOrder) {
   for (size_t record = 0; record < kRecords; ++record) memory.emplace_back(this->size_in(pair.a(), record));
   size_t posted = 0;
   for (size_t record = 0; record < kRecords; ++record) {
-    for (; posted < std::min(kRecords, record + kAhead); ++posted) b->post(memory[posted].data(), memory[posted].size());
+    for (; posted < std::min(kRecords, record + kAhead); ++posted)
+      b->post(memory[posted].data(), memory[posted].size());
     ASSERT_TRUE(this->send(pair.a(), record, memory[record].size()));
     ASSERT_TRUE(this->receive(pair.b(), record, memory[record].size())) << record;
     ASSERT_TRUE(this->holds(memory[record].data(), record, memory[record].size())) << record;

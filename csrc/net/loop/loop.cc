@@ -106,7 +106,7 @@ class LoopNetwork::End : public Link, public BulkLink {
     seen_ = true;
     if (in_->front().bytes != n)
       fail("receive " + std::to_string(n) + " bytes", std::to_string(in_->front().bytes) + " came");
-    in_->front().take_back();
+    in_->front().take_back();  // as the wire would
     if (posted_.empty()) return in_->front().data.get();
     if (posted_.front().second != n)
       fail("receive " + std::to_string(n) + " bytes", std::to_string(posted_.front().second) + " were posted");
@@ -137,13 +137,12 @@ class LoopNetwork::End : public Link, public BulkLink {
   void post(std::byte* to, size_t n) override { posted_.emplace_back(to, n); }
   size_t release() override {
     std::lock_guard lock(pair_.mutex);
-    size_t bytes = 0;
     for (Record& record : *out_) {
-      if (record.lent) bytes += record.bytes;
+      if (record.lent) staged_ += record.bytes;
       record.take_back();
     }
     posted_.clear();
-    return bytes;
+    return std::exchange(staged_, 0);
   }
 
  private:
@@ -173,6 +172,7 @@ class LoopNetwork::End : public Link, public BulkLink {
   std::mt19937_64 random_;          // each end has its own, so that a seed replays whatever the threads do
   std::optional<Record> reserved_;
   std::deque<std::pair<std::byte*, size_t>> posted_;
+  size_t staged_ = 0;
   bool seen_ = false;               // the next record was shown by peek and stays visible
 };
 

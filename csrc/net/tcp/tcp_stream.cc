@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "base/error.h"
 
@@ -61,6 +62,7 @@ const std::byte* TcpStream::peek(size_t n) {
   Posted& one = posted_.front();
   if (is_lent(one)) take_back_lent();
   std::memcpy(one.memory, record, one.in_ring - one.begin);
+  staged_ += one.in_ring - one.begin;
   return one.memory;
 }
 
@@ -77,25 +79,23 @@ bool TcpStream::is_lent(const Posted& one) const {
   return std::any_of(lent_.begin(), lent_.end(), overlaps);
 }
 
-size_t TcpStream::take_back_lent() {
-  size_t bytes = 0;
+void TcpStream::take_back_lent() {
   for (const Lent& one : lent_) {
     std::memcpy(at(out_.get(), one.begin, capacity_), one.memory, one.end - one.begin);
-    bytes += one.end - one.begin;
+    staged_ += one.end - one.begin;
   }
   lent_.clear();
-  return bytes;
 }
 
 size_t TcpStream::release() {
-  size_t bytes = take_back_lent();
+  take_back_lent();
   for (const Posted& one : posted_) {
     const uint64_t until = std::clamp(in_head_.at.load(), one.in_ring, one.end);
     std::memcpy(at(in_.get(), one.in_ring, capacity_), one.memory + (one.in_ring - one.begin), until - one.in_ring);
-    bytes += until - one.in_ring;
+    staged_ += until - one.in_ring;
   }
   posted_.clear();
-  return bytes;
+  return std::exchange(staged_, 0);
 }
 
 // ---- the connection
@@ -121,8 +121,8 @@ void TcpStream::next_frame() {
   frame_bytes_ = sizeof outgoing_ + outgoing_.bytes;
 }
 
-// Where the bytes [begin, end) lie: in the records' own memory where that is in use, else in the ring. Fills `pieces` with
-// the first of them and returns how many.
+// Where the bytes [begin, end) lie: in the records' own memory where that is in use, else in the ring. Fills `pieces`
+// with the first of them and returns how many.
 template <class Records, class InUse>
 static size_t cut(uint64_t begin, uint64_t end, const Records& records, std::byte* ring, size_t capacity, InUse in_use,
                   std::span<iovec> pieces) {

@@ -6,8 +6,8 @@
 // What the other end has consumed is free again at this one: it never receives what it has no room for. What it has
 // received need not be sent again when a new connection takes the place of a broken one.
 //
-// Bulk: a record's bytes may lie in memory of the caller's instead of the ring, at either end. The wire does not know, and
-// the ring's room for them stays theirs: what has to leave that memory early is copied there. Invariants:
+// Bulk: a record's bytes may lie in memory of the caller's instead of the ring, at either end. The wire does not know,
+// and the ring's room for them stays theirs: what has to leave that memory early is copied there. Invariants:
 // 1. What is lent is sent from the caller's memory, again if need be, until the other end has received it.
 // 2. A posted record arrives in the caller's memory, but for its first bytes if they came before it was posted or while
 //    that memory was still lent: those wait in the ring for peek().
@@ -79,7 +79,7 @@ class TcpStream {
   void take_header();
   void acknowledged(uint64_t peer_received);
   bool is_lent(const Posted&) const;
-  size_t take_back_lent();
+  void take_back_lent();
 
   const size_t capacity_;
   const Ring out_, in_;
@@ -90,6 +90,7 @@ class TcpStream {
   std::deque<Range> unreceived_;                   // committed and not known to be received
   std::deque<Lent> lent_;                          // of it, what lies in memory of the caller's
   std::deque<Posted> posted_;                      // not consumed
+  size_t staged_ = 0;                              // bytes of either that were copied all the same, since release()
   uint64_t sent_ = 0;                              // up to here in whole frames
   uint64_t peer_received_ = 0;
   FrameHeader outgoing_{};                         // the frame that is being sent
