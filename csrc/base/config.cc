@@ -51,6 +51,7 @@ struct Value {
     if (!parse(value) || value < least || value > most) refuse(expected);
     return value;
   }
+  int64_t bytes() const { return whole(0, std::numeric_limits<int64_t>::max(), "bytes, 0 or more"); }
   double seconds() const {
     double value = 0;
     if (!parse(value) || !std::isfinite(value) || value < 0) refuse("seconds, 0 or more");
@@ -92,9 +93,7 @@ const Knob kKnobs[] = {
     {"HOROVOD_FUSION_THRESHOLD",
      "Most bytes that travel as one fused collective. 0 is noted and ignored: many command lines carry it, and "
      "fusion here costs no waiting; LIGHTCC_FUSION=0 is what turns it off.",
-     [](Config& c, const Value& v) {
-       c.fusion_bytes = v.whole(0, std::numeric_limits<int64_t>::max(), "bytes, 0 or more");
-     },
+     [](Config& c, const Value& v) { c.fusion_bytes = v.bytes(); },
      [](const Config& c) { return std::to_string(c.fusion_bytes); }},
     {"LIGHTCC_FUSION", "0: every tensor travels alone. For comparisons and for finding faults.",
      [](Config& c, const Value& v) { c.fusion = v.flag(); }, [](const Config& c) { return text_of(c.fusion); }},
@@ -129,13 +128,15 @@ const Knob kKnobs[] = {
      [](const Config& c) { return text_of(c.hierarchical); },
      {"HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE"}},
     {"LIGHT_HIERARCHICAL_THRESHOLD", "Bytes of the smallest all-reduce that is hierarchical; see LIGHT_2D_ALLREDUCE.",
-     [](Config& c, const Value& v) {
-       c.hierarchical_bytes = v.whole(0, std::numeric_limits<int64_t>::max(), "bytes, 0 or more");
-     },
+     [](Config& c, const Value& v) { c.hierarchical_bytes = v.bytes(); },
      [](const Config& c) { return std::to_string(c.hierarchical_bytes); }},
+    {"HOROVOD_HIERARCHICAL_ALLGATHER",
+     "1: all-gathers bring each byte to each host once, and the ranks there hand it on. 0: they are flat.",
+     [](Config& c, const Value& v) { c.hierarchical_allgather = v.flag(); },
+     [](const Config& c) { return text_of(c.hierarchical_allgather); }},
     {"LIGHT_INTRA_SIZE",
-     "Hierarchical all-reduces take so many ranks of a host for a host of their own (the last of them may have fewer), "
-     "so that one machine can act as several. local_rank and local_size stay as they are. 0: all ranks of a host.",
+     "Collectives that go by host take so many ranks of a host for a host of their own (the last may have fewer), so "
+     "that one machine can act as several. local_rank and local_size stay as they are. 0: all ranks of a host.",
      [](Config& c, const Value& v) { c.intra_size = static_cast<int>(v.whole(0, kIntMax, "ranks, 0 or more")); },
      [](const Config& c) { return std::to_string(c.intra_size); }},
     {"HOROVOD_LOG_LEVEL",
@@ -182,9 +183,7 @@ const Knob kKnobs[] = {
      "Most bytes of memory that a rank keeps for the next outputs of operations that are not in place, once the "
      "program has dropped the outputs that lay there (docs/collectives.md); counted apart for memory of PyTorch's own. "
      "0: none.",
-     [](Config& c, const Value& v) {
-       c.output_pool_bytes = v.whole(0, std::numeric_limits<int64_t>::max(), "bytes, 0 or more");
-     },
+     [](Config& c, const Value& v) { c.output_pool_bytes = v.bytes(); },
      [](const Config& c) { return std::to_string(c.output_pool_bytes); }},
     {"LIGHTCC_OUTPUT_POOL_IDLE_SECONDS", "Such memory goes back to the system when it was not used for so long.",
      [](Config& c, const Value& v) { c.output_idle_s = std::min(v.seconds(), kMostIdleSeconds); },
@@ -194,7 +193,8 @@ const Knob kKnobs[] = {
 constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION", "HOROVOD_CACHE_CAPACITY",
                                    "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                                    "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT", "LIGHT_2D_ALLREDUCE",
-                                   "LIGHT_HIERARCHICAL_THRESHOLD", "LIGHT_INTRA_SIZE"};
+                                   "LIGHT_HIERARCHICAL_THRESHOLD", "HOROVOD_HIERARCHICAL_ALLGATHER",
+                                   "LIGHT_INTRA_SIZE"};
 
 const Knob& knob_of(const std::string& name) {
   for (const Knob& knob : kKnobs)
@@ -225,7 +225,6 @@ constexpr Idle kIdle[] = {
     {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", kNoTuner},
     {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", kNoTuner},
     {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", kNoTuner},
-    {"HOROVOD_HIERARCHICAL_ALLGATHER", "all-gathers between hosts run flat schedules", false},
     {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
     {"HOROVOD_NUM_NCCL_STREAMS", kCpuOnly},
     {"HOROVOD_BATCH_D2D_MEMCOPIES", kCpuOnly},

@@ -21,6 +21,7 @@ struct Config {
   std::string select;                // LIGHTCC_SELECT: forces backends, "allreduce=ring,broadcast=binomial"
   bool hierarchical = true;          // LIGHT_2D_ALLREDUCE: all-reduces between hosts are hierarchical
   int64_t hierarchical_bytes = 0;     // LIGHT_HIERARCHICAL_THRESHOLD: from so many bytes on
+  bool hierarchical_allgather = true; // HOROVOD_HIERARCHICAL_ALLGATHER: all-gathers between hosts go by host
   int intra_size = 0;                // LIGHT_INTRA_SIZE: ranks that count as a host of their own, 0 = all of a host
   int log_level = 3;                 // HOROVOD_LOG_LEVEL: trace 0, debug 1, info 2, warning 3, error 4, fatal 5
   bool log_hide_time = false;        // HOROVOD_LOG_HIDE_TIME

@@ -36,7 +36,7 @@ int64_t sum_dots(Schedule& rounds, const Collective& c, const Fold& fold, int ma
 
 }  // namespace
 
-Schedule adasum_whole(const Collective& c) {
+Schedule adasum_whole(const Collective& c, const Hosts&) {
   if (c.size == 1) return alone(c);
   const Fold fold(c);
   if (fold.index < 0) return folded_away(c);
@@ -53,7 +53,7 @@ Schedule adasum_whole(const Collective& c) {
   return rounds;
 }
 
-Schedule adasum_halving(const Collective& c) {
+Schedule adasum_halving(const Collective& c, const Hosts&) {
   if (c.size == 1) return alone(c);
   const Fold fold(c);
   if (fold.index < 0) return folded_away(c);

@@ -8,16 +8,17 @@
 // ranks adasum(adasum(adasum(0, 1), 2), adasum(3, 4)). Each level rounds to the collective's dtype.
 #pragma once
 #include "collective/collective.h"
+#include "collective/hosts.h"
 #include "collective/schedule.h"
 
 namespace lightcc {
 
 // Both give that tree, on all ranks the same bits; between each other they may differ in the last one.
 // Whole vectors to rank XOR 1, 2, 4, ...: least start-ups.
-Schedule adasum_whole(const Collective&);
+Schedule adasum_whole(const Collective&, const Hosts&);
 // Half of what is left to rank XOR 1, a quarter to XOR 2, ...; the dot products of the pieces are summed over the
 // ranks that hold pieces of the same two vectors; then the way back: least bytes.
-Schedule adasum_halving(const Collective&);
+Schedule adasum_halving(const Collective&, const Hosts&);
 
 // From the dot products a.a, a.b, b.b to the factors of a and b.
 struct AdasumFactors {

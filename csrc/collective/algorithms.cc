@@ -3,34 +3,15 @@
 #include <cstdio>
 
 #include "collective/adasum.h"
+#include "collective/blocks.h"
+#include "collective/broadcast.h"
+#include "collective/by_host.h"
 #include "collective/fold.h"
 
 namespace lightcc {
 namespace {
 
 constexpr Memory kInput = Memory::input, kOutput = Memory::output, kScratch = Memory::scratch;
-
-// Consecutive parts of a memory, one a rank, numbered modulo their number.
-class Blocks {
- public:
-  explicit Blocks(const std::vector<int64_t>& counts) : borders_(1, 0) {
-    for (int64_t count : counts) borders_.push_back(borders_.back() + count);
-  }
-  Blocks(int64_t count, int parts) {
-    for (int b = 0; b <= parts; ++b) borders_.push_back(count / parts * b + count % parts * b / parts);
-  }
-  int64_t offset(int b) const { return borders_[wrap(b)]; }
-  int64_t count(int b) const { return borders_[wrap(b) + 1] - borders_[wrap(b)]; }
-  int64_t end(int b) const { return borders_[wrap(b) + 1]; }
-  int64_t total() const { return borders_.back(); }
-
- private:
-  int wrap(int b) const {
-    const int parts = int(borders_.size()) - 1;
-    return (b % parts + parts) % parts;
-  }
-  std::vector<int64_t> borders_;
-};
 
 int right_of(const Collective& c, int distance = 1) { return (c.index + distance) % c.size; }
 int left_of(const Collective& c, int distance = 1) { return (c.index - distance + c.size) % c.size; }
@@ -48,7 +29,7 @@ void ring_gather(Schedule& rounds, const Collective& c, const Blocks& blocks, Pl
 }
 
 // Block b sets out from rank b+1 and gathers every rank's share on its way round to rank b.
-Schedule allreduce_ring(const Collective& c) {
+Schedule allreduce_ring(const Collective& c, const Hosts&) {
   if (c.size == 1) return alone(c.count);
   const Blocks blocks(c.count, c.size);
   Schedule rounds;
@@ -62,10 +43,24 @@ Schedule allreduce_ring(const Collective& c) {
   return rounds;
 }
 
+// A collective whose ranks are numbered by host, and back: a ring of these numbers leaves a host once.
+Collective numbered_by_host(Collective c, const std::vector<int>& order) {
+  c.index = int(std::find(order.begin(), order.end(), c.index) - order.begin());
+  return c;
+}
+Schedule numbered_as_members(Schedule rounds, const std::vector<int>& order) {
+  for (auto& round : rounds)
+    for (Step& step : round)
+      if (!step.is_local()) step.peer = order[size_t(step.peer)];
+  return rounds;
+}
+
 // As above; partial sums alternate between two slots of scratch, since the output has room for block r only.
-Schedule reducescatter_ring(const Collective& c) {
-  if (c.size == 1) return alone(c.counts[0]);
-  const Blocks blocks(c.counts);
+Schedule reducescatter_ring(const Collective& member, const Hosts& hosts) {
+  if (member.size == 1) return alone(member.counts[0]);
+  const std::vector<int> order = in_host_order(hosts);
+  const Collective c = numbered_by_host(member, order);
+  const Blocks blocks(c.counts, order);
   const int64_t slot = *std::max_element(c.counts.begin(), c.counts.end());
   Schedule rounds;
   for (int s = 0; s < c.size - 1; ++s) {
@@ -76,11 +71,11 @@ Schedule reducescatter_ring(const Collective& c) {
     rounds.push_back({Step::send(right_of(c), partial, blocks.count(out)),
                       Step::recv_reduce(left_of(c), {kInput, blocks.offset(in)}, sum, blocks.count(in), last)});
   }
-  return rounds;
+  return numbered_as_members(std::move(rounds), order);
 }
 
 // Every rank sends each block of its input straight to the block's owner, one owner a round.
-Schedule reducescatter_pairwise(const Collective& c) {
+Schedule reducescatter_pairwise(const Collective& c, const Hosts&) {
   if (c.size == 1) return alone(c.counts[0]);
   const Blocks blocks(c.counts);
   Schedule rounds;
@@ -94,7 +89,7 @@ Schedule reducescatter_pairwise(const Collective& c) {
 }
 
 // Each rank owns a block: all send theirs of it straight there, the owner sums up and sends the result straight to all.
-Schedule allreduce_pairwise(const Collective& c) {
+Schedule allreduce_pairwise(const Collective& c, const Hosts&) {
   if (c.size == 1) return alone(c.count);
   const Blocks blocks(c.count, c.size);
   const Place own{kOutput, blocks.offset(c.index)};
@@ -125,7 +120,7 @@ Memory fold_in(Schedule& rounds, const Collective& c, const Fold& fold) {
 // All data to rank XOR 1, 2, 4, ... A round may not write what it sends, so sums go from one slot of scratch
 // to the other and only the last goes to the output (by a copy if it would come straight from the input,
 // which may be the same memory).
-Schedule allreduce_recursive_doubling(const Collective& c) {
+Schedule allreduce_recursive_doubling(const Collective& c, const Hosts&) {
   if (c.size == 1) return alone(c.count);
   const Fold fold(c);
   if (fold.index < 0) return folded_away(c);
@@ -146,7 +141,7 @@ Schedule allreduce_recursive_doubling(const Collective& c) {
 
 // Half of what is left to rank XOR 1, a quarter to XOR 2, ... until each rank has one piece summed up; then
 // the way back. The large halves go to near ranks, which are likely on the same host.
-Schedule allreduce_halving_doubling(const Collective& c) {
+Schedule allreduce_halving_doubling(const Collective& c, const Hosts&) {
   if (c.size == 1) return alone(c.count);
   const Fold fold(c);
   if (fold.index < 0) return folded_away(c);
@@ -170,16 +165,18 @@ Schedule allreduce_halving_doubling(const Collective& c) {
   return rounds;
 }
 
-Schedule allgather_ring(const Collective& c) {
-  const Blocks blocks(c.counts);
-  Schedule rounds{{Step::copy({kInput, 0}, {kOutput, blocks.offset(c.index)}, c.counts[c.index])}};
+Schedule allgather_ring(const Collective& member, const Hosts& hosts) {
+  const std::vector<int> order = in_host_order(hosts);
+  const Collective c = numbered_by_host(member, order);
+  const Blocks blocks(c.counts, order);
+  Schedule rounds{{Step::copy({kInput, 0}, {kOutput, blocks.offset(c.index)}, blocks.count(c.index))}};
   ring_gather(rounds, c, blocks, {kInput, 0});
-  return rounds;
+  return numbered_as_members(std::move(rounds), order);
 }
 
 // With 2^k blocks in hand, r .. r + 2^k - 1, a rank gives them all to its left and gets as many from its right.
 // Blocks lie at their place from the start, so a run of them is one piece, or two where it wraps.
-Schedule allgather_bruck(const Collective& c) {
+Schedule allgather_bruck(const Collective& c, const Hosts&) {
   const Blocks blocks(c.counts);
   Schedule rounds{{Step::copy({kInput, 0}, {kOutput, blocks.offset(c.index)}, c.counts[c.index])}};
   for (int have = 1; have < c.size; have *= 2) {
@@ -199,34 +196,7 @@ Schedule allgather_bruck(const Collective& c) {
   return rounds;
 }
 
-// A binomial tree, counted from the root: r hears from r without its lowest bit. Long data goes down it in
-// pieces, each passed on while the next one arrives.
-Schedule broadcast_binomial(const Collective& c) {
-  constexpr int64_t kPieceElements = 64 << 10, kMostPieces = 64;
-  const int relative = (c.index - c.root + c.size) % c.size;
-  const auto member = [&](int r) { return (r + c.root) % c.size; };
-  std::vector<int> children;  // the one with most below it first
-  int bit = 1;
-  for (; bit < c.size && !(relative & bit); bit *= 2)
-    if (relative + bit < c.size) children.insert(children.begin(), member(relative + bit));
-  const int pieces = int(std::clamp<int64_t>(c.count / kPieceElements, 1, kMostPieces));
-  const Blocks blocks(c.count, pieces);
-  const int lag = relative == 0 ? 0 : 1;
-  Schedule rounds;
-  for (int r = 0; r < pieces + lag; ++r) {
-    std::vector<Step> round;
-    const int in = r, out = r - lag;
-    if (relative != 0 && in < pieces)
-      round.push_back(Step::recv(member(relative - bit), {kOutput, blocks.offset(in)}, blocks.count(in)));
-    if (out >= 0)
-      for (int child : children)
-        round.push_back(Step::send(child, {kOutput, blocks.offset(out)}, blocks.count(out)));
-    rounds.push_back(std::move(round));
-  }
-  return rounds;
-}
-
-Schedule alltoall_pairwise(const Collective& c) {
+Schedule alltoall_pairwise(const Collective& c, const Hosts&) {
   const Blocks in(c.send), out(c.counts);
   Schedule rounds{{Step::copy({kInput, in.offset(c.index)}, {kOutput, out.offset(c.index)}, c.send[c.index])}};
   for (int s = 1; s < c.size; ++s) {
@@ -239,7 +209,7 @@ Schedule alltoall_pairwise(const Collective& c) {
 
 // After k rounds a rank has heard, directly or not, from the 2^k - 1 ranks on its left. One element travels
 // (a step of none would not), its value is of no concern.
-Schedule barrier_dissemination(const Collective& c) {
+Schedule barrier_dissemination(const Collective& c, const Hosts&) {
   Schedule rounds;
   for (int distance = 1; distance < c.size; distance *= 2)
     rounds.push_back({Step::send(right_of(c, distance), {kScratch, 0}, 1),
@@ -249,6 +219,7 @@ Schedule barrier_dissemination(const Collective& c) {
 
 constexpr const char* kThakur = "Thakur, Rabenseifner, Gropp 2005";
 constexpr const char* kMaleki = "Maleki et al. 2021";
+constexpr const char* kTraff = "Traff, Hunold 2020";
 constexpr Algorithm kAlgorithms[] = {
     {Kind::allreduce, "ring", allreduce_ring, "Patarasuk, Yuan 2009"},
     {Kind::allreduce, "pairwise", allreduce_pairwise, kThakur},
@@ -258,9 +229,12 @@ constexpr Algorithm kAlgorithms[] = {
     {Kind::allreduce, "adasum_halving", adasum_halving, kMaleki, true},
     {Kind::reducescatter, "ring", reducescatter_ring, "Patarasuk, Yuan 2009"},
     {Kind::reducescatter, "pairwise", reducescatter_pairwise, kThakur},
+    {Kind::reducescatter, "by_host", reducescatter_by_host, kTraff, false, true},
     {Kind::allgather, "ring", allgather_ring, kThakur},
     {Kind::allgather, "bruck", allgather_bruck, "Bruck et al. 1997"},
+    {Kind::allgather, "by_host", allgather_by_host, kTraff, false, true},
     {Kind::broadcast, "binomial", broadcast_binomial, kThakur},
+    {Kind::broadcast, "by_host", broadcast_by_host, "Kielmann et al. 1999", false, true},
     {Kind::alltoall, "pairwise", alltoall_pairwise, kThakur},
     {Kind::barrier, "dissemination", barrier_dissemination, "Hensgen, Finkel, Manber 1988"},
 };
@@ -307,8 +281,8 @@ void mark_in_place(Schedule& rounds) {
 
 }  // namespace
 
-Schedule plan(const Algorithm& algorithm, const Collective& c) {
-  Schedule rounds = algorithm.rounds(c);
+Schedule plan(const Algorithm& algorithm, const Collective& c, const Hosts& hosts) {
+  Schedule rounds = algorithm.rounds(c, hosts);
   if (c.pre != 1.0) {
     // Only allreduce has an output as large as its input; all of its algorithms work in place.
     const Place loaded = c.kind == Kind::allreduce ? Place{kOutput, 0} : Place{kScratch, scratch_count(rounds)};

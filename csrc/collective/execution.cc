@@ -45,8 +45,9 @@ void Execution::enter_round() {
       empty = empty && steps[i].count == 0;
       if (steps[i].is_local()) continue;
       if (steps[i].kind == Step::Kind::recv_dot) std::fill_n(dots_.begin(), kDotProducts * tensors_.size(), 0.0);
-      for (size_t j = 0; j < i; ++j)
-        if (steps[j].peer == steps[i].peer && steps[j].writes() == steps[i].writes()) progress_[i].after = int(j);
+      for (size_t j = 0; j < i; ++j)  // around empty ones, which nothing waits for
+        if (steps[j].count > 0 && steps[j].peer == steps[i].peer && steps[j].writes() == steps[i].writes())
+          progress_[i].after = int(j);
     }
     if (!empty) return;
   }

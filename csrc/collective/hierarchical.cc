@@ -85,7 +85,7 @@ struct HierarchicalBackend::Flow {
                             : nullptr);
       to.push_back(links.back().get());
     }
-    backend = std::make_unique<LinksBackend>(to, true);
+    backend = std::make_unique<LinksBackend>(to, Hosts{}, true);
     Backend* const only = backend.get();
     exchange = Selector({&only, 1}, int(owners.size()), "", kExchangeRules);
     round_once = Selector({&only, 1}, int(owners.size()), "", kRoundOnceRules);

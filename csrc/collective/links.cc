@@ -1,5 +1,7 @@
 #include "collective/links.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "collective/algorithms.h"
 #include "collective/execution.h"
@@ -25,8 +27,9 @@ constexpr size_t kCachedSchedules = 256;  // a training step has a few shapes; w
 
 class Turn : public Work {
  public:
-  Turn(std::shared_ptr<LinksBackend::Turns> turns, Execution execution)
-      : turns_(std::move(turns)), execution_(std::move(execution)), number_(turns_->started++) {}
+  // members: whom the execution's numbers stand for; nullptr: themselves.
+  Turn(std::shared_ptr<LinksBackend::Turns> turns, Execution execution, const std::vector<int>* members)
+      : turns_(std::move(turns)), execution_(std::move(execution)), members_(members), number_(turns_->started++) {}
   Turn(const Turn&) = delete;
   ~Turn() override {
     if (done()) return;
@@ -42,7 +45,8 @@ class Turn : public Work {
     }
     if (turns_->finished != number_) return false;
     const bool moved = execution_.step();
-    turns_->waiting_for = execution_.waiting_for();
+    const int peer = execution_.waiting_for();
+    turns_->waiting_for = members_ && peer >= 0 ? (*members_)[size_t(peer)] : peer;
     if (!execution_.done()) return moved;
     if (!turns_->lends && execution_.lends()) turns_->release();
     ++turns_->finished;
@@ -54,13 +58,18 @@ class Turn : public Work {
  private:
   std::shared_ptr<LinksBackend::Turns> turns_;
   Execution execution_;
+  const std::vector<int>* const members_;
   const uint64_t number_;
 };
 
 }  // namespace
 
-LinksBackend::LinksBackend(std::vector<Link*> links, bool lends)
-    : links_(std::move(links)), turns_(std::make_shared<Turns>()) {
+LinksBackend::LinksBackend(std::vector<Link*> links, Hosts hosts, bool lends)
+    : hosts_(hosts.empty() ? one_host(int(links.size())) : std::move(hosts)),
+      links_(std::move(links)),
+      by_host_(in_host_order(hosts_)),
+      turns_(std::make_shared<Turns>()) {
+  for (const int member : by_host_) links_by_host_.push_back(links_[size_t(member)]);
   turns_->lends = lends;
   for (Link* link : links_)
     if (BulkLink* bulk = link ? link->bulk() : nullptr) turns_->bulk_links.push_back(bulk);
@@ -87,17 +96,22 @@ std::unique_ptr<Work> LinksBackend::start(const Collective& c, const Algorithm* 
                                     std::to_string(links_.size()) + ", by " +
                                     (algorithm ? algorithm->name : "no algorithm"));
   }
-  return std::make_unique<Turn>(turns_, Execution(schedule_of(c, *algorithm), c, links_));
+  const bool any_order = (c.kind == Kind::allreduce && !is_adasum(c)) || c.kind == Kind::barrier;
+  if (!any_order) return std::make_unique<Turn>(turns_, Execution(schedule_of(c, *algorithm), c, links_), nullptr);
+  Collective numbered = c;
+  numbered.index = int(std::find(by_host_.begin(), by_host_.end(), c.index) - by_host_.begin());
+  return std::make_unique<Turn>(turns_, Execution(schedule_of(numbered, *algorithm), numbered, links_by_host_),
+                                &by_host_);
 }
 
 std::shared_ptr<const Schedule> LinksBackend::schedule_of(const Collective& c, const Algorithm& algorithm) {
   std::vector<int64_t> key{&algorithm - algorithms().data(), c.index, c.root, c.count, c.pre != 1.0,
-                           int64_t(c.tensors.size())};
+                           int64_t(size_of(c.dtype)), int64_t(c.tensors.size())};
   key.insert(key.end(), c.counts.begin(), c.counts.end());
   key.insert(key.end(), c.send.begin(), c.send.end());
   if (auto known = schedules_.find(key); known != schedules_.end()) return known->second;
   if (schedules_.size() >= kCachedSchedules) schedules_.clear();
-  return schedules_[key] = std::make_shared<const Schedule>(plan(algorithm, c));
+  return schedules_[key] = std::make_shared<const Schedule>(plan(algorithm, c, hosts_));
 }
 
 }  // namespace lightcc

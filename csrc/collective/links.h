@@ -5,18 +5,21 @@
 #include <vector>
 
 #include "collective/collective.h"
+#include "collective/hosts.h"
 #include "collective/schedule.h"
 #include "net/link.h"
 
 namespace lightcc {
 
 // One a group. A link carries records without names, so collectives take turns on it in the order of their start:
-// step every one in flight. To drop one that is not done breaks the rest.
+// step every one in flight. To drop one that is not done breaks the rest. All-reduces other than Adasum, and barriers,
+// run with the members numbered by host, so that near numbers are near; what other algorithms make of hosts is theirs.
 class LinksBackend : public Backend {
  public:
-  // links[member] leads there, nullptr at our own place; they must outlive this and all its Work.
+  // links[member] leads there, nullptr at our own place; they and this must outlive all its Work. hosts: of the
+  // members; none: they count as on one.
   // lends: Work may be done while the links still send out of its memory; release() ends that.
-  explicit LinksBackend(std::vector<Link*> links, bool lends = false);
+  explicit LinksBackend(std::vector<Link*> links, Hosts hosts = {}, bool lends = false);
   void release();
 
   const char* name() const override { return "links"; }
@@ -28,7 +31,10 @@ class LinksBackend : public Backend {
  private:
   std::shared_ptr<const Schedule> schedule_of(const Collective&, const Algorithm&);
 
+  const Hosts hosts_;
   const std::vector<Link*> links_;
+  const std::vector<int> by_host_;       // the members, by host
+  std::vector<Link*> links_by_host_;
   std::map<std::vector<int64_t>, std::shared_ptr<const Schedule>> schedules_;  // by all that a plan depends on
   std::shared_ptr<Turns> turns_;
 };

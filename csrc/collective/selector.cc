@@ -1,5 +1,6 @@
 #include "collective/selector.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <numeric>
 #include <optional>
@@ -11,10 +12,17 @@ namespace {
 
 // Start-ups rule below, bytes above. Beyond about a thousand ranks a ring's start-ups cost more than bytes do.
 constexpr int kRingRanks = 1024;
+// By host the same holds for hosts, of about eight ranks.
+constexpr int kByHostRanks = 8 * kRingRanks;
 // Up to here it costs less to combine whole vectors on both ranks than to wait for halves, dot products and halves.
 constexpr int64_t kAdasumWholeBytes = 64 << 10;
+// Up to here an all-gather has few start-ups by host, and whoever serves many neighbours in one round few messages.
+constexpr int kBurstRanks = 64;
 constexpr Rule kRules[] = {
     {Kind::allreduce, 0, 0, 0, "2d", nullptr},
+    {Kind::reducescatter, 2, 0, 0, "links", "by_host"},
+    {Kind::allgather, 2, kBurstRanks, 0, "links", "by_host"},
+    {Kind::broadcast, 2, 0, 0, "links", "by_host"},
     {Kind::allreduce, 0, 0, 0, "shared", nullptr},
     {Kind::reducescatter, 0, 0, 0, "shared", nullptr},
     {Kind::allgather, 0, 0, 0, "shared", nullptr},
@@ -29,6 +37,7 @@ constexpr Rule kRules[] = {
     {Kind::reducescatter, 0, 0, 256 << 10, "links", "pairwise"},
     {Kind::reducescatter, 0, 0, 0, "links", "ring"},
     {Kind::allgather, 0, 0, 64 << 10, "links", "bruck"},
+    {Kind::allgather, 2, kByHostRanks, 0, "links", "by_host"},
     {Kind::allgather, 0, kRingRanks, 0, "links", "ring"},
     {Kind::allgather, 0, 0, 0, "links", "bruck"},
     {Kind::broadcast, 0, 0, 0, "links", "binomial"},
@@ -90,6 +99,17 @@ std::string bound_of(int64_t most, bool in_bytes) {
 }  // namespace
 
 std::span<const Rule> default_rules() { return kRules; }
+
+std::vector<Rule> rules_for(const Hosts& hosts, bool allgather_by_host) {
+  const bool shared = std::any_of(hosts.begin(), hosts.end(), [](const auto& members) { return members.size() > 1; });
+  std::vector<Rule> rules;
+  for (const Rule& rule : kRules) {
+    const Algorithm* algorithm = rule.algorithm ? find_algorithm(rule.kind, rule.algorithm) : nullptr;
+    const bool by_host = algorithm && algorithm->by_host;
+    if (!by_host || (shared && (allgather_by_host || rule.kind != Kind::allgather))) rules.push_back(rule);
+  }
+  return rules;
+}
 
 Selector::Selector(std::span<Backend* const> backends, int hosts, std::string_view forced,
                    std::span<const Rule> rules) {

@@ -49,13 +49,14 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
     backends_.push_back(std::move(shared));
     fast_path_ = std::make_unique<FastPath>(peers.local_ranks(), *group_, *shared_);
   }
-  if (auto nodes = nodes_of(*group_, config.intra_size); config.hierarchical && nodes.size() > 1)
+  const Hosts nodes = nodes_of(*group_, config.intra_size);
+  if (config.hierarchical && nodes.size() > 1)
     backends_.push_back(std::make_unique<HierarchicalBackend>(
-        peers, *group_, std::move(nodes), HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));
-  backends_.push_back(std::make_unique<LinksBackend>(links));
+        peers, *group_, nodes, HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));
+  backends_.push_back(std::make_unique<LinksBackend>(links, nodes));
   std::vector<Backend*> backends;
   for (auto& backend : backends_) backends.push_back(backend.get());
-  selector_ = Selector(backends, int(group_->hosts().size()), config.select);
+  selector_ = Selector(backends, int(nodes.size()), config.select, rules_for(nodes, config.hierarchical_allgather));
 }
 
 void GroupEngine::submit(const RequestPtr& request) {

@@ -209,13 +209,14 @@ def test_the_page_of_knobs_has_every_variable_of_horovod():
 REPORTED = {"HOROVOD_SPARK_START_TIMEOUT", "HOROVOD_SPARK_WORK_DIR", "HOROVOD_SPARK_PYTHONPATH",
             "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_ELASTIC",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_CYCLE_TIME", "HOROVOD_AUTOTUNE",
-            "HOROVOD_HIERARCHICAL_ALLGATHER", "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_THREAD_AFFINITY",
+            "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_THREAD_AFFINITY",
             "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_MPI_THREADS_DISABLE"}
 
 
 def test_variables_without_effect_are_reported_by_rank_0_once():
     code = "import lightcc.numpy as hvd; hvd.init(); hvd.shutdown(); hvd.init(); hvd.shutdown()"
-    others = {"HOROVOD_HIERARCHICAL_ALLREDUCE": "0", "HOROVOD_GPU_OPERATIONS": "NCCL"}
+    others = {"HOROVOD_HIERARCHICAL_ALLREDUCE": "0", "HOROVOD_HIERARCHICAL_ALLGATHER": "1",
+              "HOROVOD_GPU_OPERATIONS": "NCCL"}
     variables = {**dict.fromkeys(REPORTED, "1"), **others}
     code, out, err = start("-np", 2, sys.executable, "-c", code, **variables).finish()
     said = re.findall(r"(HOROVOD_\w+)=\S+ has no effect in this version: ", err)

@@ -270,7 +270,7 @@ std::string compare(const Case& one, int size, const std::vector<std::byte>& out
 }
 
 std::shared_ptr<const Schedule> planned(const Case& one, const Collective& c) {
-  return std::make_shared<const Schedule>(plan(*find_algorithm(Kind::allreduce, one.algorithm), c));
+  return std::make_shared<const Schedule>(plan(*find_algorithm(Kind::allreduce, one.algorithm), c, one_host(c.size)));
 }
 
 // All cases one after the other over the same links; no rank waits for the others in between.

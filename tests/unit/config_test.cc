@@ -88,7 +88,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 22u);
+  EXPECT_EQ(again.size(), 23u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 
@@ -100,6 +100,13 @@ TEST(Config, HorovodsNamesOfHierarchicalAllreduceAreRead) {
   const Config c = read({{"LIGHT_INTRA_SIZE", "4"}, {"LIGHT_HIERARCHICAL_THRESHOLD", "65536"}});
   EXPECT_EQ(c.intra_size, 4);
   EXPECT_EQ(c.hierarchical_bytes, 65536);
+}
+
+TEST(Config, HierarchicalAllgatherIsASwitchThatRankZeroSets) {
+  EXPECT_TRUE(read({}).hierarchical_allgather);
+  const Config off = read({{"HOROVOD_HIERARCHICAL_ALLGATHER", "0"}});
+  EXPECT_FALSE(off.hierarchical_allgather);
+  EXPECT_FALSE(with_settings(read({}), shared_settings(off)).hierarchical_allgather);
 }
 
 TEST(Config, SwitchesUnderstandWords) {
@@ -170,7 +177,6 @@ TEST(Config, VariablesWithoutEffectAreNotedOneALine) {
 TEST(Config, ASwitchThatAsksForWhatHappensAnywayIsNotNoted) {
   std::string notes;
   read({{"HOROVOD_AUTOTUNE", "0"},
-        {"HOROVOD_HIERARCHICAL_ALLGATHER", "off"},
         {"HOROVOD_DYNAMIC_PROCESS_SETS", "1"},
         {"HOROVOD_ELASTIC", "0"},
         {"LIGHT_TOPK_ALLREDUCE", "False"}},

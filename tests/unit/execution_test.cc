@@ -11,20 +11,24 @@ namespace {
 
 using namespace test;
 
+std::shared_ptr<const Schedule> shared_plan(const Algorithm& algorithm, const Collective& c, const Hosts& hosts) {
+  return std::make_shared<const Schedule>(plan(algorithm, c, hosts));
+}
 std::shared_ptr<const Schedule> shared_plan(const Algorithm& algorithm, const Collective& c) {
-  return std::make_shared<const Schedule>(plan(algorithm, c));
+  return shared_plan(algorithm, c, one_host(c.size));
 }
 
 struct Case {
   const Algorithm* algorithm;
   Problem problem;
   bool in_place;
+  Hosts hosts;
 };
 std::string text_of(const Case& c) {
   const Problem& p = c.problem;
   return std::string(name_of(p.kind)) + "/" + c.algorithm->name + " size " + std::to_string(p.size) + " count " +
          std::to_string(p.count) + " " + name_of(p.dtype) + " " + name_of(p.op) + " root " + std::to_string(p.root) +
-         " seed " + std::to_string(p.seed) + (c.in_place ? " in place" : "");
+         " seed " + std::to_string(p.seed) + (c.in_place ? " in place" : "") + " on " + test::text_of(c.hosts);
 }
 
 std::vector<Case> cases_of(int size, uint64_t seed) {
@@ -40,7 +44,9 @@ std::vector<Case> cases_of(int size, uint64_t seed) {
         const bool fractions = dtype == DType::int32 || problem.op != ReduceOp::product;
         if (seed % 3 == 0 && fractions) problem.pre = 0.5;
         if (seed % 2 == 0) problem.post = dtype == DType::int32 ? 1.5 : 2;
-        cases.push_back({&algorithm, problem, algorithm.kind == Kind::allreduce && seed % 5 < 2});
+        const auto hosts = placements(size, seed);
+        cases.push_back({&algorithm, problem, algorithm.kind == Kind::allreduce && seed % 5 < 2,
+                         hosts[size_t(seed % hosts.size())]});
       }
   }
   return cases;
@@ -61,7 +67,7 @@ void run_cases(int size, const LoopFaults& faults) {
       Collective c = problem.of(rank);
       c.input = one.in_place ? output.data() : input.data();
       c.output = output.data();
-      Execution execution(shared_plan(*one.algorithm, c), c, links);
+      Execution execution(shared_plan(*one.algorithm, c, one.hosts), c, links);
       try {
         drive(execution);
       } catch (const Error& error) {
@@ -164,7 +170,7 @@ TEST(Execution, NothingToDoIsDoneAtOnce) {
   EXPECT_TRUE(Execution(shared_plan(*find_algorithm(Kind::allreduce, "ring"), c), c, links).done());
 }
 
-// Steps in one direction to one peer keep their order even if a later one could go sooner.
+// Steps in one direction to one peer keep their order even if a later one could go sooner, also around an empty one.
 TEST(Execution, StepsToOnePeerKeepTheirOrder) {
   LoopNetwork transport(2, {.record_bytes = 8, .capacity = 1});
   const std::vector<Link*> links = transport.links(0);
@@ -173,7 +179,8 @@ TEST(Execution, StepsToOnePeerKeepTheirOrder) {
   c.input = input;
   c.output = output;
   const auto schedule = std::make_shared<const Schedule>(
-      Schedule{{Step::send(1, {Memory::input, 1}, 2), Step::send(1, {Memory::input, 0}, 1)}});
+      Schedule{{Step::send(1, {Memory::input, 1}, 2), Step::send(1, {Memory::input, 0}, 0),
+                Step::send(1, {Memory::input, 0}, 1)}});
   Execution execution(schedule, c, links);
   for (int64_t expected : {2, 3, 1}) {
     EXPECT_TRUE(execution.step());

@@ -36,9 +36,9 @@ Selector on_one_host(std::string_view forced = "") {
   Backend* const backends[] = {&shared, &links};
   return Selector(backends, 1, forced);
 }
-Selector on_two_hosts(std::string_view forced = "") {
+Selector on_two_hosts(std::string_view forced = "") {  // of one rank each
   Backend* const backends[] = {&links};
-  return Selector(backends, 2, forced);
+  return Selector(backends, 2, forced, rules_for({{0}, {1}}, true));
 }
 
 TEST(Selector, SizeDecidesBetweenHosts) {
@@ -56,6 +56,25 @@ TEST(Selector, SizeDecidesBetweenHosts) {
   EXPECT_EQ(chosen(selector, Kind::broadcast, 4, 64 << 20), "links/binomial");
   EXPECT_EQ(chosen(selector, Kind::alltoall, 4, 64 << 20), "links/pairwise");
   EXPECT_EQ(chosen(selector, Kind::barrier, 4, 0), "links/dissemination");
+}
+
+TEST(Selector, HostsOfSeveralGoByHost) {
+  Backend* const backends[] = {&links};
+  const Selector selector(backends, 2, "", rules_for({{0, 1}, {2}}, true));
+  for (const int64_t bytes : {1 << 10, 64 << 20}) {
+    EXPECT_EQ(chosen(selector, Kind::reducescatter, 4, bytes), "links/by_host");
+    EXPECT_EQ(chosen(selector, Kind::allgather, 4, bytes), "links/by_host");
+    EXPECT_EQ(chosen(selector, Kind::broadcast, 4, bytes), "links/by_host");
+  }
+  EXPECT_EQ(chosen(selector, Kind::allgather, 65, 1 << 10), "links/bruck") << "start-ups";
+  EXPECT_EQ(chosen(selector, Kind::allgather, 65, 64 << 20), "links/by_host");
+  EXPECT_EQ(chosen(selector, Kind::allgather, 100'000, int64_t(1) << 30), "links/bruck");
+  const Selector off(backends, 2, "", rules_for({{0, 1}, {2}}, false));
+  EXPECT_EQ(chosen(off, Kind::allgather, 4, 64 << 20), "links/ring");
+  EXPECT_EQ(chosen(off, Kind::reducescatter, 4, 64 << 20), "links/by_host");
+  const Selector forced(backends, 2, "allgather=by_host,broadcast=binomial", rules_for({{0, 1}, {2}}, false));
+  EXPECT_EQ(chosen(forced, Kind::allgather, 4, 4), "links/by_host");
+  EXPECT_EQ(chosen(forced, Kind::broadcast, 4, 4), "links/binomial");
 }
 
 TEST(Selector, OneHostSharesMemory) {
@@ -129,7 +148,8 @@ TEST(Selector, UnknownNamesListTheChoices) {
             "LIGHTCC_SELECT: \"allreduce=tree\" is not understood; the choices for allreduce are 2d, shared, ring, "
             "pairwise, recursive_doubling, halving_doubling, adasum_whole, adasum_halving");
   EXPECT_EQ(refusal_of("broadcast=ring"),
-            "LIGHTCC_SELECT: \"broadcast=ring\" is not understood; the choices for broadcast are shared, binomial");
+            "LIGHTCC_SELECT: \"broadcast=ring\" is not understood; the choices for broadcast are shared, binomial, "
+            "by_host");
   EXPECT_EQ(refusal_of("barrier=shared"),
             "LIGHTCC_SELECT: \"barrier=shared\" is not understood; the choices for barrier are dissemination");
   EXPECT_EQ(refusal_of("reduce=ring"),

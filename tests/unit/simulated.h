@@ -1,6 +1,7 @@
 // What the tests of collectives share: problems with their answers in exact integers, worked out the plain way,
 // and ranks that are threads joined by loop links.
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 
 #include "base/error.h"
 #include "collective/collective.h"
+#include "collective/hosts.h"
 #include "device/half.h"
 #include "net/loop/loop.h"
 
@@ -170,6 +172,43 @@ inline std::vector<std::byte> encode(DType dtype, const Values& values) {
     }
   }
   return bytes;
+}
+
+// Ways in which ranks can be placed on hosts: all on one, each on its own, pairs, one alone, in turns, at random.
+inline std::vector<Hosts> placements(int size, uint64_t seed) {
+  std::vector<Hosts> all{one_host(size)};
+  const auto add = [&](auto host_of) {
+    Hosts hosts;
+    std::vector<int> known;  // hosts come in the order of their first members, as in a Group
+    for (int rank = 0; rank < size; ++rank) {
+      const auto found = std::find(known.begin(), known.end(), host_of(rank));
+      if (found == known.end()) {
+        known.push_back(host_of(rank));
+        hosts.push_back({rank});
+      } else {
+        hosts[size_t(found - known.begin())].push_back(rank);
+      }
+    }
+    all.push_back(hosts);
+  };
+  std::mt19937_64 random(seed);
+  std::vector<int> drawn;
+  for (int rank = 0; rank < size; ++rank) drawn.push_back(int(random() % uint64_t(size / 2 + 1)));
+  add([](int rank) { return rank; });
+  add([](int rank) { return rank / 2; });
+  add([&](int rank) { return rank == size - 1; });
+  add([](int rank) { return rank % 2; });
+  add([](int rank) { return rank % 3; });
+  add([&](int rank) { return drawn[size_t(rank)]; });
+  return all;
+}
+inline std::string text_of(const Hosts& hosts) {
+  std::string text;
+  for (const auto& host : hosts) {
+    text += text.empty() ? "" : " | ";
+    for (const int member : host) text += (member == host[0] ? "" : " ") + std::to_string(member);
+  }
+  return text;
 }
 
 using Clock = std::chrono::steady_clock;

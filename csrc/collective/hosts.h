@@ -1,0 +1,23 @@
+// Who shares a host, as algorithms know it.
+#pragma once
+#include <numeric>
+#include <vector>
+
+namespace lightcc {
+
+using Hosts = std::vector<std::vector<int>>;  // the members of each host; each member of the group once
+
+inline Hosts one_host(int members) {
+  Hosts hosts(1);
+  for (int member = 0; member < members; ++member) hosts[0].push_back(member);
+  return hosts;
+}
+
+// All members, those of a host side by side: what goes from each to the next leaves a host once.
+inline std::vector<int> in_host_order(const Hosts& hosts) {
+  std::vector<int> members;
+  for (const auto& host : hosts) members.insert(members.end(), host.begin(), host.end());
+  return members;
+}
+
+}  // namespace lightcc
