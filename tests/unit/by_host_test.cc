@@ -47,7 +47,7 @@ TEST(ByHost, LongBlocksGoInPieces) {
     for (const Hosts& hosts : {Hosts{{0, 1, 2}}, Hosts{{0, 2}, {1, 3}}, Hosts{{0, 2, 4}, {1}, {3, 5}},
                                Hosts{{0}, {1, 2, 3}}}) {
       const int size = int(in_host_order(hosts).size());
-      Problem problem(algorithm.kind, size, 4 * 65536, run_seed());
+      Problem problem(algorithm.kind, size, 3 * 65536 + 1000, run_seed());
       for (int64_t& count : problem.counts) count = problem.count - count % 999;
       problem.counts[1] = 7;
       problem.root = size - 1;
