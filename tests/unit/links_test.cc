@@ -143,6 +143,17 @@ TEST(Links, WhoeverWaitsForATurnWaitsForThePeerOfTheFirst) {
   EXPECT_EQ(second.work->waiting_for(), 2);
 }
 
+// Of ranks that are placed in turns, a ring goes to the neighbour on the same host first.
+TEST(Links, AllreducesTakeMembersByHost) {
+  LoopNetwork transport(4);
+  LinksBackend backend(transport.links(0), {{0, 2}, {1, 3}});
+  Started ring(backend, Problem(Kind::allreduce, 4, 16, 1), 0, "allreduce=ring");
+  EXPECT_TRUE(ring.work->step());
+  EXPECT_NE(transport.link(2, 0)->peek(4 * sizeof(int64_t)), nullptr);
+  EXPECT_EQ(transport.link(1, 0)->peek(4 * sizeof(int64_t)), nullptr);
+  EXPECT_EQ(ring.work->waiting_for(), 3) << "a member, whatever its number in the ring";
+}
+
 TEST(Links, ACollectiveGivenUpBreaksTheNext) {
   LoopNetwork transport(2);
   LinksBackend backend(transport.links(0));
