@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 
 #include "base/error.h"
 
@@ -150,7 +151,15 @@ class HierarchicalAllreduce : public Work {
     own_ = lanes_of(lanes_, int(node_.size()), backend.place_);
     const int64_t most = backend.limits_.chunk_bytes * lanes_;
     chunks_ = std::max<int64_t>(1, (bytes + most - 1) / most);
-    if (alone()) reduced_ = chunks_;
+    if (alone()) {
+      reduced_ = chunks_;
+    } else if (size_t(bytes) <= SharedBackend::kFlatBytes) {  // less work to publish than to say where it lies
+      inputs_.resize(node_.size());
+    } else {
+      // Nothing else is on the all-gather's common streams yet, and the reduce-scatter has none.
+      SharedBackend& shared = *backend.all_gather_->shared;
+      input_offsets_.emplace(shared, ArenaOffsets{shared.offsets_of(c_).input, -1});
+    }
   }
 
   ~HierarchicalAllreduce() override {
@@ -172,6 +181,7 @@ class HierarchicalAllreduce : public Work {
     if (!exchanges_.empty())
       for (const Exchange& one : exchanges_.front())
         if (!one.work->done()) return one.waiting_for();
+    if (input_offsets_) return node_[size_t(input_offsets_->waiting_for())];
     return reduce_ ? node_[size_t(reduce_->waiting_for())] : -1;
   }
 
@@ -230,13 +240,22 @@ class HierarchicalAllreduce : public Work {
 
   bool reduce() {
     if (reduced_ == chunks_) return false;
+    if (input_offsets_) {
+      const bool moved = input_offsets_->step();
+      if (!input_offsets_->done()) return moved;
+      inputs_ = input_offsets_->offsets();
+      input_offsets_.reset();
+    }
     return advance(reduce_, reduced_, [&] {
       Collective c = part(Kind::reducescatter, backend_.place_, node_.size());
       c.counts = counts(reduced_);
       c.pre = c_.pre;
       c.input = at(c_.input, begin(reduced_) * element_);
       c.output = at(c_.output, shard_begin(reduced_, own_.begin) * element_);
-      return backend_.reduce_scatter_->shared->start(c, nullptr);
+      std::vector<ArenaOffsets> inputs = inputs_;
+      for (ArenaOffsets& each : inputs)
+        if (each.input >= 0) each.input += begin(reduced_) * element_;
+      return backend_.reduce_scatter_->shared->start(c, std::move(inputs));
     });
   }
 
@@ -296,6 +315,8 @@ class HierarchicalAllreduce : public Work {
   LaneRange own_{};
   int64_t chunks_ = 0;
   int64_t reduced_ = 0, started_ = 0, exchanged_ = 0, gathered_ = 0;  // so many chunks
+  std::optional<OffsetExchange> input_offsets_;  // until the members here know them
+  std::vector<ArenaOffsets> inputs_;             // where the inputs of the members here lie
   std::unique_ptr<Work> reduce_, gather_;
   std::deque<std::vector<Exchange>> exchanges_;  // of chunks exchanged_ to started_
 };

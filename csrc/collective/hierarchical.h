@@ -9,7 +9,9 @@
 //    together, however the members' steps interleave.
 // 3. All members of a node write, in the output, only what they own until the all-gather; and what a member reads of
 //    another's input is what it owns. So the output may be the input.
-// 4. 16-bit floats are summed in float32 and rounded once a node, and once more between nodes where their number lets
+// 4. If all inputs of a node lie in mapped memory, the owner of a shard reads it straight from there. Nobody says when
+//    it has read: the shard that it then gives to the all-gather says so, and the all-reduce ends with that.
+// 5. 16-bit floats are summed in float32 and rounded once a node, and once more between nodes where their number lets
 //    everyone send straight to everyone. What is gathered is forwarded bit by bit: all members end with equal bits.
 #pragma once
 #include <memory>

@@ -1,6 +1,8 @@
 #include "collective/shared.h"
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
 
 #include "collective/copy_collective.h"
 #include "device/device.h"
@@ -51,6 +53,26 @@ void SharedBackend::consume(int member, size_t n) {
   local_ranks_.mark(members_[member]);
 }
 
+bool OffsetExchange::step() {
+  bool moved = false;
+  if (offsets_.empty()) {
+    std::byte* record = backend_.reserve(sizeof(ArenaOffsets));
+    if (!record) return false;
+    new (record) ArenaOffsets(own_);
+    backend_.commit(sizeof(ArenaOffsets));
+    offsets_.assign(backend_.members_.size(), own_);
+    moved = true;
+  }
+  for (; !done(); ++seen_, moved = true) {
+    if (seen_ == backend_.index_) continue;
+    const std::byte* record = backend_.peek(seen_, sizeof(ArenaOffsets));
+    if (!record) return moved;
+    offsets_[size_t(seen_)] = *reinterpret_cast<const ArenaOffsets*>(record);
+    backend_.consume(seen_, sizeof(ArenaOffsets));
+  }
+  return moved;
+}
+
 class FlatReduce : public Work {
  public:
   FlatReduce(SharedBackend& backend, const Collective& c)
@@ -87,7 +109,7 @@ class FlatReduce : public Work {
   bool done_ = false;
 };
 
-// Direct and staged allreduce, and reducescatter (staged, nothing handed back).
+// Direct and staged allreduce and reducescatter. Of the latter nothing is handed back.
 class BlockReduce : public Work {
  public:
   // offsets: of all members, if they are known.
@@ -95,18 +117,20 @@ class BlockReduce : public Work {
       : backend_(backend), c_(c), element_(size_of(c.dtype)), offsets_(std::move(offsets)) {
     size_t begin = 0;
     for (int v = 0; v < c_.size; ++v) {
-      bool scatter = c_.kind == Kind::reducescatter;
-      parts_.push_back(scatter ? Part{begin, size_t(c_.counts[v])} : shard(size_t(c_.count), v, c_.size, element_));
+      parts_.push_back(scatters() ? Part{begin, size_t(c_.counts[v])} : shard(size_t(c_.count), v, c_.size, element_));
       begin += parts_.back().count;
     }
     block_ = LocalRanks::kRecordBytes / element_;  // smaller blocks would overlap more, and yet are never faster
     cursors_.resize(c_.size);
     ins_.resize(c_.size);
-    streams_ = c_.kind == Kind::allreduce && c_.input != c_.output && outgrows_cache(begin * element_ * c_.size);
-    if (c_.kind != Kind::allreduce) mode_ = staged;
+    streams_ = !scatters() && c_.input != c_.output && outgrows_cache(begin * element_ * c_.size);
+    tells_ = !scatters() || offsets_.empty();
     if (!offsets_.empty()) {
       choose_mode();
-      told_ = true;
+    } else if (scatters() && begin * element_ <= SharedBackend::kFlatBytes) {
+      mode_ = staged;  // one hop, where direct takes two
+    } else {
+      exchange_.emplace(backend_, backend_.offsets_of(c_));
     }
   }
 
@@ -127,38 +151,22 @@ class BlockReduce : public Work {
   struct Cursors {
     size_t sent = 0, received = 0;      // elements of the part
     std::byte* records[kAhead] = {};    // where the blocks lie that were sent and not yet received
-    bool seen = false;                  // its record
+    bool seen = false;                  // that it has told
   };
 
-  // Every rank tells where its memory lies; direct only if all lie in arenas.
+  bool scatters() const { return c_.kind == Kind::reducescatter; }
   bool agree() {
-    bool moved = false;
-    if (!told_) {
-      std::byte* record = backend_.reserve(sizeof(ArenaOffsets));
-      if (!record) return false;
-      ArenaOffsets mine = backend_.offsets_of(c_);
-      new (record) ArenaOffsets(mine);
-      backend_.commit(sizeof(ArenaOffsets));
-      offsets_.assign(size_t(c_.size), mine);
-      told_ = moved = true;
-    }
-    for (int v = 0; v < c_.size; ++v) {
-      if (v == c_.index || cursors_[v].seen) continue;
-      waiting_for_ = v;
-      auto* record = backend_.peek(v, sizeof(ArenaOffsets));
-      if (!record) return moved;
-      offsets_[v] = *reinterpret_cast<const ArenaOffsets*>(record);
-      backend_.consume(v, sizeof(ArenaOffsets));
-      cursors_[v].seen = moved = true;
-    }
-    for (auto& cursor : cursors_) cursor.seen = false;
+    const bool moved = exchange_->step();
+    waiting_for_ = exchange_->waiting_for();
+    if (!exchange_->done()) return moved;
+    offsets_ = exchange_->offsets();
     choose_mode();
     return true;
   }
   void choose_mode() {
     bool all = true, apart = true;
     for (auto& each : offsets_) {
-      all = all && each.input >= 0 && each.output >= 0;
+      all = all && each.input >= 0 && (scatters() || each.output >= 0);
       apart = apart && each.input != each.output;
     }
     mode_ = all ? direct : staged;
@@ -169,22 +177,23 @@ class BlockReduce : public Work {
     Part own = parts_[c_.index];
     if (reduced_ < own.count) {
       size_t n = std::min(block_, own.count - reduced_), from = (own.begin + reduced_) * element_;
-      std::vector<void*> outs(c_.size);
+      outs_.clear();
       for (int v = 0; v < c_.size; ++v) {
         std::byte* base = backend_.local_ranks_.base(backend_.members_[v]);
         ins_[v] = base + offsets_[v].input + from;
-        outs[v] = base + offsets_[v].output + from;
+        if (!scatters()) outs_.push_back(base + offsets_[v].output + from);
       }
-      reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs, ins_, n, streams_ ? outs.size() : 0);
+      if (scatters()) outs_.push_back(at(c_.output, reduced_ * element_));
+      reduce({c_.dtype, c_.op, c_.pre, c_.post}, outs_, ins_, n, streams_ ? outs_.size() : 0);
       reduced_ += n;
       return true;
     }
+    if (!tells_) return done_ = true;
     bool moved = false;
-    if (told_) {  // my shard is in all outputs: say so, once
+    if (!told_) {  // my part is read from all inputs and is in all outputs: say so, once
       if (!backend_.reserve(1)) return false;
       backend_.commit(1);
-      told_ = false;
-      moved = true;
+      told_ = moved = true;
     }
     for (int v = 0; v < c_.size; ++v) {
       if (v == c_.index || cursors_[v].seen) continue;
@@ -220,7 +229,7 @@ class BlockReduce : public Work {
     sent += n;
     return true;
   }
-  bool hands_back() const { return c_.kind == Kind::allreduce && c_.size > 1; }
+  bool hands_back() const { return !scatters() && c_.size > 1; }
   // The result goes back into the very lines that the others published: they are in this core's cache already, and
   // nobody else ever reads them. Their owners leave them alone until they have taken it.
   bool reduce_block() {
@@ -244,7 +253,7 @@ class BlockReduce : public Work {
   bool receive_block(int v) {
     Part part = parts_[v];
     size_t& received = cursors_[v].received;
-    if (c_.kind == Kind::reducescatter) received = part.count;
+    if (scatters()) received = part.count;
     if (received == part.count) return false;
     size_t n = std::min(block_, part.count - received);
     if (!backend_.peek(v, 1)) return waiting_for_ = v, false;
@@ -262,17 +271,23 @@ class BlockReduce : public Work {
   Mode mode_ = unknown;
   std::vector<Part> parts_;
   std::vector<ArenaOffsets> offsets_;
+  std::optional<OffsetExchange> exchange_;
   std::vector<Cursors> cursors_;
   std::vector<const void*> ins_;
   std::vector<void*> outs_;
   size_t reduced_ = 0;
-  bool told_ = false, done_ = false;
+  bool tells_ = true, told_ = false, done_ = false;  // whether it tells when its part is reduced; has told
   int waiting_for_ = 0;
 };
 
 ArenaOffsets SharedBackend::offsets_of(const Collective& c) const {
-  size_t bytes = size_t(c.count) * size_of(c.dtype);
-  return {local_ranks_.arena()->offset_of(c.input, bytes), local_ranks_.arena()->offset_of(c.output, bytes)};
+  const Arena& arena = *local_ranks_.arena();
+  if (c.kind == Kind::reducescatter) {
+    const auto count = std::accumulate(c.counts.begin(), c.counts.end(), int64_t(0));
+    return {arena.offset_of(c.input, size_t(count) * size_of(c.dtype)), -1};
+  }
+  const size_t bytes = size_t(c.count) * size_of(c.dtype);
+  return {arena.offset_of(c.input, bytes), arena.offset_of(c.output, bytes)};
 }
 
 std::unique_ptr<Work> SharedBackend::start(const Collective& c, std::vector<ArenaOffsets> offsets) {

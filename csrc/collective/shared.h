@@ -3,6 +3,7 @@
 //   flat    up to kFlatBytes: everyone publishes its input once, everyone adds all up in rank order: one hop.
 //   direct  all inputs and outputs lie in arenas: each rank owns a shard, reads it from all inputs and writes it
 //           to all outputs. No byte is staged: this is the floor, every input read once, every output written once.
+//           Of a reducescatter only the inputs must lie there, since each rank writes its own output.
 //   staged  anything else: each rank publishes only what others own, block by block; the owner reduces straight
 //           out of the streams into its own output and back into the published lines, whence the others copy.
 // All three sum in rank order, so all ranks end with the same bits.
@@ -25,13 +26,16 @@ class SharedBackend : public Backend {
   const char* name() const override { return "shared"; }
   bool accepts(const Collective&) const override;  // all but barrier
   std::unique_ptr<Work> start(const Collective&, const Algorithm*) override;  // has one way for each collective
-  // An allreduce of more than kFlatBytes whose members know each other's offsets already.
+  // An allreduce of more than kFlatBytes, or a reducescatter, whose members know each other's offsets already, and that
+  // all inputs are there. Such a reducescatter ends with this member's part: when the others have read its input, the
+  // caller learns by other ways.
   std::unique_ptr<Work> start(const Collective&, std::vector<ArenaOffsets>);
-  ArenaOffsets offsets_of(const Collective&) const;  // this rank's, of an allreduce
+  ArenaOffsets offsets_of(const Collective&) const;  // this rank's; the output's of an allreduce alone
 
  private:
   friend class FlatReduce;
   friend class BlockReduce;
+  friend class OffsetExchange;
   friend class CopyCollective;
   std::byte* reserve(size_t n) { return writer_.reserve(n); }
   void commit(size_t n);
@@ -45,6 +49,22 @@ class SharedBackend : public Backend {
   std::vector<Link*> links_;
   RingWriter writer_;
   std::vector<RingReader> readers_;    // by member; the own one is never read
+};
+
+// Every member tells the others where its memory lies and, by that, that its input is there.
+class OffsetExchange {
+ public:
+  OffsetExchange(SharedBackend& backend, ArenaOffsets own) : backend_(backend), own_(own) {}
+  bool step();                          // like Work's
+  bool done() const { return seen_ == int(backend_.members_.size()); }
+  int waiting_for() const { return offsets_.empty() ? backend_.slowest_reader() : seen_; }
+  const std::vector<ArenaOffsets>& offsets() const { return offsets_; }  // by member, once done
+
+ private:
+  SharedBackend& backend_;
+  const ArenaOffsets own_;
+  std::vector<ArenaOffsets> offsets_;
+  int seen_ = 0;
 };
 
 }  // namespace lightcc

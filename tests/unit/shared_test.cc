@@ -85,7 +85,7 @@ class Memory {
   Bytes own_;
 };
 
-enum class Where { arenas, private_, one_in_arena, output_private };
+enum class Where { arenas, private_, one_in_arena, one_private, output_private };
 
 class SharedRanks {
  public:
@@ -118,11 +118,14 @@ class SharedRanks {
       threads.emplace_back([&, rank, c]() mutable {
         LocalRanks& host = *hosts_[size_t(rank)];
         const bool shared = where == Where::arenas || where == Where::output_private ||
-                            (where == Where::one_in_arena && rank == 0);
+                            (where == Where::one_in_arena && rank == 0) ||
+                            (where == Where::one_private && rank < c.size - 1);
         const size_t in_bytes = size_t(total) * element;
         const size_t out_bytes = counts.empty() ? in_bytes : size_t(counts[size_t(rank)]) * element;
         Memory input(host, in_bytes, shared), separate(host, out_bytes, shared && where != Where::output_private);
         std::byte* output = in_place ? input.data() : separate.data();
+        if (in_place && !counts.empty())
+          output += size_t(std::accumulate(counts.begin(), counts.begin() + rank, int64_t(0))) * element;
         if (in_bytes) std::memcpy(input.data(), inputs[size_t(rank)].data(), in_bytes);
         c.index = rank, c.input = input.data(), c.output = output;
         auto work = backends_[size_t(rank)]->start(c, nullptr);
@@ -193,15 +196,17 @@ TEST_P(Shared, ReducescatterEvenUnevenAndWithRanksThatKeepNothing) {
   unsigned turn = 0;
   for (int64_t count : {1, 7, 4097, 100'003})
     for (DType dtype : kDTypesHere)
-      for (Where where : {Where::arenas, Where::private_, Where::one_in_arena}) {
+      for (Where where : {Where::arenas, Where::private_, Where::one_in_arena, Where::one_private,
+                          Where::output_private}) {
         SCOPED_TRACE(testing::Message() << "seed " << seed << ", " << count << " " << name_of(dtype) << ", where "
                                         << int(where));
+        const bool in_place = where != Where::output_private && turn % 2 == 0;
         std::vector<int64_t> even, uneven(size_t(ranks.size()), 0);
         for (int rank = 0; rank < ranks.size(); ++rank)
           even.push_back(count / ranks.size() + (rank < count % ranks.size()));
         uneven[turn % uneven.size()] = count;
-        ranks.expect_right(collective(dtype, 0, turn++), even, where, false);
-        ranks.expect_right(collective(dtype, 0, turn++), uneven, where, false);
+        ranks.expect_right(collective(dtype, 0, turn++), even, where, in_place);
+        ranks.expect_right(collective(dtype, 0, turn++), uneven, where, in_place);
       }
 }
 
@@ -217,6 +222,23 @@ TEST(SharedBackend, MemoryThatAllRanksMapIsNeverCopied) {
   EXPECT_GT(staged_bytes(), before);
 }
 
+// Outputs may lie anywhere; a single input that others do not map is enough for all to publish.
+TEST_P(Shared, ReducescatterReadsMappedInputsWhereTheyLie) {
+  SharedRanks ranks(GetParam(), test::run_seed());
+  std::vector<int64_t> even(size_t(ranks.size()), 100'003), one_has_all(size_t(ranks.size()), 0);
+  one_has_all.back() = 300'001;
+  const uint64_t before = copied_bytes();
+  for (const auto& counts : {even, one_has_all})
+    for (Where where : {Where::arenas, Where::output_private}) {
+      ranks.expect_right(collective(DType::float32, 0, 1), counts, where, false);
+      ranks.expect_right(collective(DType::float32, 0, 1), counts, Where::arenas, true);
+    }
+  EXPECT_EQ(copied_bytes(), before);
+  for (Where where : {Where::one_in_arena, Where::one_private})
+    ranks.expect_right(collective(DType::float32, 0, 1), even, where, false);
+  EXPECT_EQ(copied_bytes() - before, 2 * uint64_t(ranks.size()) * uint64_t(ranks.size() - 1) * 100'003 * sizeof(float));
+}
+
 TEST(SharedBackend, NamesWhomItWaitsFor) {
   auto hosts = LocalRanks::threads(3);
   std::vector<std::unique_ptr<Link>> links;
@@ -226,11 +248,15 @@ TEST(SharedBackend, NamesWhomItWaitsFor) {
   for (int64_t count : {10, 100'000}) {
     std::vector<float> data(size_t(count), 1.0f);
     Collective c = collective(DType::float32, count, 1);
-    c.kind = Kind::allreduce, c.size = 3, c.index = 0, c.input = c.output = data.data();
-    auto work = backend.start(c, nullptr);
-    while (work->step()) {}
-    EXPECT_FALSE(work->done());
-    EXPECT_EQ(work->waiting_for(), 1) << count;
+    c.size = 3, c.index = 0, c.input = c.output = data.data();
+    c.counts = {count, 0, 0};
+    for (Kind kind : {Kind::allreduce, Kind::reducescatter}) {
+      c.kind = kind;
+      auto work = backend.start(c, nullptr);
+      while (work->step()) {}
+      EXPECT_FALSE(work->done());
+      EXPECT_EQ(work->waiting_for(), 1) << count;
+    }
   }
 }
 
