@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/types.h"
@@ -30,10 +31,17 @@ struct Collective {
   void* output = nullptr;
   int64_t count = 0;
   std::vector<int64_t> counts, send;
+  bool timed = false;                  // the Work notes when its phases were: a timeline runs
   std::vector<TensorPlace> tensors;    // Adasum: where each lies in input and output, by offset; the rest is void
 };
 
 inline bool is_adasum(const Collective& c) { return c.kind == Kind::allreduce && c.op == ReduceOp::adasum; }
+
+// A part of a collective in flight, by the clock of base/clock.h. Phases may overlap.
+struct Phase {
+  const char* name;                    // of static life
+  uint64_t begin_ns = 0, end_ns = 0;   // end 0: it is not over
+};
 
 // A collective in flight. step() never blocks and does a bounded piece of work (about 512 KiB);
 // it returns whether anything moved. After done() nothing reads the input or writes the output any more,
@@ -44,6 +52,8 @@ struct Work {
   virtual bool step() = 0;
   virtual bool done() const = 0;
   virtual int waiting_for() const = 0;
+  // Of a timed collective that has some: those that have begun.
+  virtual std::span<const Phase> phases() const { return {}; }
 };
 
 struct Algorithm;

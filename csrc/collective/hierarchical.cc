@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <string_view>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace lightcc {
@@ -58,8 +60,8 @@ LaneRange lanes_of(int lanes, int members, int member) {
 
 // ---- the links of each queue
 
-struct HierarchicalBackend::Phase {
-  Phase(Peers& peers, const Group& group, const std::vector<int>& node, int lane) {
+struct HierarchicalBackend::LocalLinks {
+  LocalLinks(Peers& peers, const Group& group, const std::vector<int>& node, int lane) {
     std::vector<int> members;
     std::vector<Link*> to;
     for (const int member : node) {
@@ -122,8 +124,8 @@ HierarchicalBackend::HierarchicalBackend(Peers& peers, const Group& group, std::
   lanes_ = int(share_host ? least : most);
   const int members_here = int(own_node().size());
   if (members_here > 1) {
-    reduce_scatter_ = std::make_unique<Phase>(peers, group, own_node(), kReduceScatterLane);
-    all_gather_ = std::make_unique<Phase>(peers, group, own_node(), kAllGatherLane);
+    reduce_scatter_ = std::make_unique<LocalLinks>(peers, group, own_node(), kReduceScatterLane);
+    all_gather_ = std::make_unique<LocalLinks>(peers, group, own_node(), kAllGatherLane);
   }
   own_lanes_ = lanes_of(lanes_, members_here, place_);
   for (int lane = own_lanes_.begin; lane < own_lanes_.end; ++lane) {
@@ -166,12 +168,15 @@ class HierarchicalAllreduce : public Work {
     if (!done()) release();
   }
   bool step() override {
+    const uint64_t begun_ns = c_.timed ? now_ns() : 0;
     bool moved = exchange();
     moved |= gather();
     moved |= reduce();
     if (done()) release();
+    if (c_.timed && moved) note_times(begun_ns);
     return moved;
   }
+  std::span<const Phase> phases() const override { return phases_; }
   bool done() const override { return gathered_ == chunks_; }
 
   // Whoever holds up the oldest chunk.
@@ -226,6 +231,22 @@ class HierarchicalAllreduce : public Work {
     c.dtype = c_.dtype;
     c.op = c_.op;
     return c;
+  }
+
+  // Each queue, from when it has had something to do to when its last chunk was done. A step is short, so its own begin
+  // and end are near enough.
+  void note_times(uint64_t begun_ns) {
+    const uint64_t now = now_ns();
+    const auto note = [&](const char* name, bool has_begun, int64_t finished) {
+      if (!has_begun) return;
+      const std::string_view wanted = name;
+      auto phase = std::find_if(phases_.begin(), phases_.end(), [&](const Phase& one) { return one.name == wanted; });
+      if (phase == phases_.end()) phase = phases_.insert(phase, Phase{name, begun_ns, 0});
+      if (phase->end_ns == 0 && finished == chunks_) phase->end_ns = now;
+    };
+    if (!alone()) note("LOCAL_REDUCESCATTER", true, reduced_);
+    note("CROSS_ALLREDUCE", started_ > 0, exchanged_);
+    if (!alone()) note("LOCAL_ALLGATHER", gather_ || gathered_ > 0, gathered_);
   }
 
   // A queue that has one chunk in work, which start() begins; finished: so many are done.
@@ -319,6 +340,7 @@ class HierarchicalAllreduce : public Work {
   std::vector<ArenaOffsets> inputs_;             // where the inputs of the members here lie
   std::unique_ptr<Work> reduce_, gather_;
   std::deque<std::vector<Exchange>> exchanges_;  // of chunks exchanged_ to started_
+  std::vector<Phase> phases_;                    // of a timed one, those that have begun
 };
 
 std::unique_ptr<Work> HierarchicalBackend::start(const Collective& c, const Algorithm*) {

@@ -48,7 +48,7 @@ class HierarchicalBackend : public Backend {
   bool accepts(const Collective&) const override;
   std::unique_ptr<Work> start(const Collective&, const Algorithm*) override;
 
-  struct Phase;                          // a SharedBackend among the members here, with links of its own
+  struct LocalLinks;                     // a SharedBackend among the members here, with links of its own
   struct Flow;                           // a LinksBackend among the owners of a lane, with links of its own
 
  private:
@@ -59,7 +59,7 @@ class HierarchicalBackend : public Backend {
   const Limits limits_;
   int node_ = -1, place_ = -1;           // this rank's node, and its place there
   int lanes_ = 0;
-  std::unique_ptr<Phase> reduce_scatter_, all_gather_;  // none where this rank is alone
+  std::unique_ptr<LocalLinks> reduce_scatter_, all_gather_;  // none where this rank is alone
   LaneRange own_lanes_{};
   std::vector<std::vector<std::unique_ptr<Flow>>> flows_;  // by own lane
 };

@@ -219,6 +219,7 @@ bool BatchExecution::start_next() {
   piece_ = offset_ = 0;
   const Row& row = selector_.choose(fused.collective);
   tracing_.activity(items_, row);
+  fused.collective.timed = tracing_.running();
   work_ = row.backend->start(fused.collective, row.algorithm);
   counters_.add(Counters::collectives);
   counters_.add(Counters::payload_bytes, uint64_t(fused.collective.count) * size_of(fused.collective.dtype));
@@ -235,6 +236,7 @@ bool BatchExecution::step() {
     if (copy_some(collectives_[next_].after)) return true;
   }
   tracing_.activity(items_, "");
+  tracing_.phases(items_, work_->phases());
   work_.reset();
   piece_ = offset_ = 0;
   ++next_;

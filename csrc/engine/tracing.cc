@@ -66,6 +66,17 @@ void Tracing::act(const std::vector<BatchItem>& batch, const std::string& name) 
   for (const BatchItem& item : batch) timeline_.activity(row_of(item.request->group, item.request->key), name, now);
 }
 
+void Tracing::show(const std::vector<BatchItem>& batch, std::span<const Phase> phases) {
+  const Request& first = *batch[0].request;
+  for (const Phase& phase : phases) {
+    const std::string row = row_of(first.group, phase.name);
+    JsonObject args;
+    args.add("request", first.key).add("fused_requests", int64_t(batch.size()));
+    timeline_.phase(row, phase.name, phase.begin_ns, args);
+    timeline_.end(row, phase.end_ns);
+  }
+}
+
 void Tracing::end(int group, const std::string& key, Code code, const std::string& text) {
   JsonObject args;
   args.add("status", name_of(code));

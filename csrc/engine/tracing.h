@@ -2,6 +2,7 @@
 // for every rank that is ready, then <KIND>, and in that what was done to bring it about. Only whoever holds the
 // progress lock calls. While no timeline runs, a call is one look at a flag.
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,11 @@ class Tracing {
   void activity(const std::vector<BatchItem>& batch, const Row& way) {
     if (timeline_.running()) act(batch, text_of(way));
   }
+  bool running() const { return timeline_.running(); }
+  // What a collective of the batch, which is done, tells of its parts. They overlap, so each has a row of its own.
+  void phases(const std::vector<BatchItem>& batch, std::span<const Phase> phases) {
+    if (!phases.empty() && timeline_.running()) show(batch, phases);
+  }
   void finished(const Request& request, Code code, const std::string& text) {
     if (timeline_.running()) end(request.group, request.key, code, text);
   }
@@ -40,6 +46,7 @@ class Tracing {
   void tick(int group, const std::string& key, int rank);
   void begin(const std::vector<BatchItem>&, bool waits);
   void act(const std::vector<BatchItem>&, const std::string& name);
+  void show(const std::vector<BatchItem>&, std::span<const Phase>);
   void end(int group, const std::string& key, Code, const std::string& text);
   Timeline& timeline_;
 };

@@ -136,6 +136,37 @@ def test_the_file_of_a_job(np, tmp_path, monkeypatch):
         assert late[3] - late[2] > 0.2
 
 
+IN_TWO_DIMENSIONS = """
+import numpy as np, lightcc.numpy as hvd
+hvd.init()
+for name in ("one", "two"):
+    hvd.allreduce(np.ones(1_000_000, np.float32), name=name, op=hvd.Sum)
+hvd.allreduce(np.ones(10, np.float32), name="small", op=hvd.Sum)
+"""
+PHASES = ["LOCAL_REDUCESCATTER", "CROSS_ALLREDUCE", "LOCAL_ALLGATHER"]
+
+
+@pytest.mark.parametrize("node, phases", ((2, PHASES), (1, PHASES[1:2])))
+def test_the_phases_of_2d_have_rows_of_their_own(node, phases, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "t.json"))
+    monkeypatch.setenv("LIGHT_INTRA_SIZE", str(node))
+    monkeypatch.setenv("LIGHT_HIERARCHICAL_THRESHOLD", "1000")
+    run(2 * node, IN_TWO_DIMENSIONS)
+    timeline = load(tmp_path / "t.json")
+    assert "  2d" in timeline.names("allreduce.one") and "  2d" not in timeline.names("allreduce.small")
+    assert [name for name in PHASES if name in timeline.rows] == phases
+    for name in phases:
+        assert [(s[1], s[4]) for s in timeline.rows[name]] == [
+            (name, {"request": f"allreduce.{which}", "fused_requests": 1}) for which in ("one", "two")]
+    for i, key in enumerate(("allreduce.one", "allreduce.two")):
+        whole = timeline.slice(key, "2d")
+        slices = [timeline.rows[name][i] for name in phases]
+        begins, ends = [s[2] for s in slices], [s[3] for s in slices]
+        assert begins == sorted(begins) and ends == sorted(ends)  # chunk by chunk, they overlap
+        assert whole[2] <= begins[0] and ends[-1] <= whole[3]
+        assert all(begin < end for begin, end in zip(begins, ends))
+
+
 AT_RUN_TIME = """
 import pathlib, sys, pytest, torch, lightcc.torch as hvd
 folder = sys.argv[1] + "/"

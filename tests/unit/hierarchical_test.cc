@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/clock.h"
 #include "device/device.h"
 #include "simulated.h"
 #include "thread_peers.h"
@@ -204,6 +205,37 @@ TEST(HierarchicalBackend, NothingIsStagedInMemoryThatTheHostMaps) {
   EXPECT_EQ(copied({2, 2}, Where::arenas, false), exchanged + gathered);
   EXPECT_GT(copied({2, 2}, Where::inputs_in_arenas, false), exchanged + gathered) << "published, then gathered";
   EXPECT_GT(copied({2, 2}, Where::private_, true), copied({2, 2}, Where::inputs_in_arenas, false));
+}
+
+// Only if asked; of a rank that is alone on its node the one in the middle.
+TEST(HierarchicalBackend, TellsWhenItsPhasesWere) {
+  World world({2, 1}, {});
+  run_ranks(world.network(), 3, [&](int rank) {
+    for (const bool timed : {false, true}) {
+      std::vector<int64_t> data(20'000, 1);
+      Collective c = Problem(Kind::allreduce, 3, int64_t(data.size()), 1).of(rank);
+      c.op = ReduceOp::sum;
+      c.input = c.output = data.data();
+      c.timed = timed;
+      const uint64_t before = now_ns();
+      const auto work = world.backend(rank).start(c, nullptr);
+      EXPECT_TRUE(work->phases().empty());
+      world.finish(rank, *work);
+      std::vector<std::string> names;
+      uint64_t begin = before, end = before;
+      for (const Phase& phase : work->phases()) {
+        names.push_back(phase.name);
+        EXPECT_TRUE(begin <= phase.begin_ns && end < phase.end_ns && phase.begin_ns < phase.end_ns) << phase.name;
+        begin = phase.begin_ns;
+        end = phase.end_ns;
+      }
+      EXPECT_LE(end, now_ns());
+      using Names = std::vector<std::string>;
+      const Names all = rank < 2 ? Names{"LOCAL_REDUCESCATTER", "CROSS_ALLREDUCE", "LOCAL_ALLGATHER"}
+                                 : Names{"CROSS_ALLREDUCE"};
+      EXPECT_EQ(names, timed ? all : Names{});
+    }
+  });
 }
 
 // Sums of 16-bit floats are rounded once a node and once more: 1 + n small ones that each would be lost by themselves.

@@ -75,6 +75,22 @@ TEST_F(Tracings, ABatchThatRunsAtOnceIsNotQueued) {
   EXPECT_EQ(all.count(R"("args":{"fused_requests":2})"), 2u);
 }
 
+TEST_F(Tracings, PhasesOfACollectiveHaveARowEach) {
+  const std::vector<BatchItem> batch{item(Kind::allreduce, "a", {}, 3), item(Kind::allreduce, "b", {}, 3)};
+  const uint64_t now = now_ns();
+  const Phase phases[] = {{"FIRST", now + 1000, now + 9000}, {"SECOND", now + 3000, now + 12'000}};
+  tracing.phases(batch, phases);
+  tracing.phases(batch, {});
+  const auto all = text();
+  EXPECT_EQ(all.row("FIRST (process set 3)"), (Events{"B FIRST", "E FIRST"}));
+  EXPECT_EQ(all.row("SECOND (process set 3)"), (Events{"B SECOND", "E SECOND"}));
+  EXPECT_EQ(all.count(R"("args":{"request":"allreduce.a","fused_requests":2})"), 2u);
+  std::map<std::string, double> times;
+  for (const std::string& line : all.lines)
+    if (all.field(line, "name") == "FIRST") times[all.field(line, "ph")] = std::stod(all.field(line, "ts"));
+  EXPECT_NEAR(times.at("E") - times.at("B"), 8, 0.01) << "microseconds";
+}
+
 TEST_F(Tracings, EachKindSaysWhatMattersToIt) {
   const TensorSpec matrix{DType::float32, {2, 3}}, scalar{DType::int64, {}};
   const struct { Kind kind; std::vector<TensorSpec> tensors; const char* begins; } rows[] = {
