@@ -101,4 +101,17 @@ std::vector<Interface> chosen(const std::vector<Interface>& interfaces, std::str
   return left;
 }
 
+std::vector<Address> link_addresses(const std::vector<Interface>& allowed, std::string_view list) {
+  const bool names_them = !list.empty() && !list.starts_with('^');
+  std::vector<Address> addresses;
+  std::vector<std::string_view> taken;
+  for (const Interface& interface : allowed) {
+    if (!addresses.empty() && (!names_them || interface.address.family() != addresses[0].family())) continue;
+    if (std::find(taken.begin(), taken.end(), interface.name) != taken.end()) continue;
+    taken.push_back(interface.name);
+    addresses.push_back(interface.address);
+  }
+  return addresses;
+}
+
 }  // namespace lightcc

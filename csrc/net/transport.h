@@ -23,7 +23,7 @@ struct NamedAddress {
 
 struct Contact {               // how to reach a rank
   std::string name;            // "rank 1 (pid 17) on host h"
-  std::vector<NamedAddress> addresses{};
+  std::vector<NamedAddress> addresses{};           // of one transport there may be several, one a NIC
 
   const std::string* address(const std::string& transport) const {  // nullptr: it has none there
     for (const NamedAddress& one : addresses)

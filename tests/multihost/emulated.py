@@ -32,15 +32,15 @@ _numbers = itertools.count()
 
 class Hosts:
     def __init__(self, count: int, rate: str = "", families: Sequence[int] = (4,), docker0: bool = False,
-                 burst: str = _BURST, gso_bytes: int = 0) -> None:
+                 burst: str = _BURST, gso_bytes: int = 0, rails: bool = False) -> None:
         """rate: of each host's cable, each way, as tc has it ("1gbit"); "" is what the machine can do. burst: what may
         pass at once after a pause, more than the largest segment. gso_bytes: the largest segment that a host hands to
         its cable; 0: the kernel's. families: 4, 6 or both. docker0: every host also has an interface of this name that
-        leads nowhere, all with one address."""
+        leads nowhere, all with one address. rails: every host also has eth1, on a switch and a network of its own."""
         self.names = [f"h{i}" for i in range(count)]
         self._prefix = f"{_PREFIX}{os.getpid()}n{next(_numbers)}"
         self._rate, self._burst, self._gso_bytes = rate, burst, gso_bytes
-        self._families, self._docker0 = families, docker0
+        self._families, self._docker0, self._rails = families, docker0, rails
 
     def __enter__(self) -> "Hosts":
         _remove_stale()
@@ -60,6 +60,11 @@ class Hosts:
     def addresses(self, host: str) -> List[str]:
         number = self.names.index(host) + 1
         return [{4: f"10.77.0.{number}", 6: f"fd77::{number}"}[family] for family in self._families]
+
+    def carried(self, host: str, interface: str) -> int:
+        """Bytes that it has sent and received."""
+        files = [f"/sys/class/net/{interface}/statistics/{way}_bytes" for way in ("rx", "tx")]
+        return sum(map(int, self.run(host, ["cat", *files]).split()))
 
     def command(self, host: str, argv: Sequence[str]) -> List[str]:
         """Runs argv in the host. Each command execs the next, so that the process started is argv's."""
@@ -119,6 +124,8 @@ class Hosts:
             for address in self.addresses(name):
                 wide = "/64" if ":" in address else "/24"
                 _ip("-n", host, "addr", "add", address + wide, "dev", "eth0", *(["nodad"] if ":" in address else []))
+            if self._rails:
+                self._add_rail(switch, name)
             if self._docker0:
                 _ip("-n", host, "link", "add", "docker0", "type", "bridge")
                 _ip("-n", host, "addr", "add", "172.17.0.1/16", "dev", "docker0")
@@ -127,6 +134,17 @@ class Hosts:
                 for namespace, interface in ((host, "eth0"), (switch, port)):
                     _call("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", "rate", self._rate,
                           "burst", self._burst, "latency", _LATENCY)
+
+
+    def _add_rail(self, switch: str, name: str) -> None:
+        host, port = self.namespace(name), f"rail-to-{name}"
+        if name == self.names[0]:
+            _ip("-n", switch, "link", "add", "rail", "type", "bridge")
+            _ip("-n", switch, "link", "set", "rail", "up")
+        _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth1", "netns", host)
+        _ip("-n", switch, "link", "set", port, "master", "rail", "up")
+        _ip("-n", host, "addr", "add", f"10.78.0.{self.names.index(name) + 1}/24", "dev", "eth1")
+        _ip("-n", host, "link", "set", "eth1", "up")
 
 
 @functools.lru_cache(maxsize=None)

@@ -63,6 +63,24 @@ TEST(Interfaces, AListAllowsByPrefixExactlyOrAllBut) {
   for (auto& [list, names] : rows) EXPECT_EQ(names_of(chosen(kInterfaces, list)), names) << list;
 }
 
+// One address each, though they have several, and all of one family.
+TEST(Interfaces, LinksGoOverAllThatAListNames) {
+  const std::vector<Interface> both{interface("eth0", "10.0.0.1"), interface("eth0", "10.0.0.9"),
+                                    interface("ib0", "10.0.2.1"),  interface("lo", "127.0.0.1"),
+                                    interface("eth0", "fd77::1"),  interface("eth1", "fd78::1"),
+                                    interface("ib0", "fd79::1")};
+  const struct {
+    const char *list, *addresses;
+  } rows[] = {{"eth,ib", "10.0.0.1 10.0.2.1"}, {"=ib0,eth0", "10.0.2.1 10.0.0.1"}, {"eth1,ib", "fd78::1 fd79::1"},
+              {"=ib0", "10.0.2.1"},            {"^lo", "10.0.0.1"},                {"^=eth0", "10.0.2.1"},
+              {"", "10.0.0.1"}};
+  for (auto& [list, addresses] : rows) {
+    std::string text;
+    for (const Address& one : link_addresses(chosen(both, list), list)) text += (text.empty() ? "" : " ") + one.text();
+    EXPECT_EQ(text, addresses) << list;
+  }
+}
+
 TEST(Interfaces, AListThatAllowsNoneNamesThoseThereAre) {
   for (const char* list : {"wlan0", "=eth", "=", ",", "^eth,ib,docker,lo"}) try {
       ADD_FAILURE() << list << " allows " << names_of(chosen(kInterfaces, list));

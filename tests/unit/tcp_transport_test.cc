@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "base/clock.h"
@@ -28,14 +29,15 @@ struct Cluster {
     for (int rank = 0; rank < n; ++rank) {
       listeners.push_back(listen_on_own_loopback());
       peers.push_back({"rank " + std::to_string(rank) + " on host h" + std::to_string(rank),
-                          local_address(listeners.back().get())});
+                       {local_address(listeners.back().get())}});
     }
     for (int rank = 0; rank < n; ++rank) {
       const bool odd = rank == n - 1 && !odd_secret.empty();
       ranks.push_back(std::make_unique<TcpTransport>(credentials(odd ? odd_secret : "a secret"), rank, peers,
-                                                     std::move(listeners[size_t(rank)]), Address(), timeouts));
+                                                     std::move(listeners[size_t(rank)]), std::vector<Address>(),
+                                                     timeouts));
     }
-    address = peers[0].address;
+    if (n > 0) address = peers[0].addresses[0];
   }
   void step() {
     for (auto& rank : ranks)
@@ -120,6 +122,53 @@ template <int kLane> struct TcpPair {
 };
 INSTANTIATE_TYPED_TEST_SUITE_P(TcpData, LinkContract, TcpPair<0>);
 INSTANTIATE_TYPED_TEST_SUITE_P(TcpControl, LinkContract, TcpPair<TcpTransport::kControl>);
+
+// Loopback has an address for each: rank r's NIC i is 127.77.r.i.
+TEST(TcpTransport, LanesTakeTheNicsInTurn) {
+  const auto nic = [](int rank, int i) {
+    return Address::parse("127.77." + std::to_string(rank) + "." + std::to_string(i + 1));
+  };
+  const auto nics = [&](int rank, int count, int port) {
+    std::vector<Address> all;
+    for (int i = 0; i < count; ++i) all.push_back(nic(rank, i).with_port(port));
+    return all;
+  };
+  for (const auto& [here, there] : {std::pair{2, 2}, {3, 2}, {2, 3}, {1, 2}, {2, 1}, {0, 2}}) {
+    Cluster cluster(0);
+    std::vector<TcpPeer> peers;
+    std::vector<Fd> listeners;
+    for (int rank : {0, 1}) {
+      listeners.push_back(listen_on(Address::parse("0.0.0.0"), {}));
+      const int port = local_address(listeners.back().get()).port();
+      peers.push_back({"rank " + std::to_string(rank), nics(rank, rank == 0 ? there : std::max(here, 1), port)});
+    }
+    const int port = peers[0].addresses[0].port();
+    for (int rank : {0, 1})
+      cluster.ranks.push_back(std::make_unique<TcpTransport>(credentials(), rank, peers,
+                                                             std::move(listeners[size_t(rank)]),
+                                                             nics(rank, rank == 0 ? there : here, 0)));
+    const int both = std::min(std::max(here, 1), there);
+    std::vector<std::unique_ptr<Link>> links;
+    std::multiset<std::string> expected;
+    for (const int lane : {TcpTransport::kControl, 0, 1, 2, 3}) {
+      for (int rank : {0, 1}) links.push_back(cluster.ranks[size_t(rank)]->link(0, lane, 1 - rank));
+      ASSERT_TRUE(send(cluster, *links.back(), "hello"));
+      EXPECT_EQ(receive(cluster, *links[links.size() - 2], 5), "hello");
+      const int way = std::max(lane, 0) % both;
+      expected.insert((here ? nic(1, way).text() : "somewhere") + " to " + nic(0, way).with_port(port).text());
+    }
+    std::multiset<std::string> connections;  // of this process to that port
+    for (int fd = 0; fd < 1000; ++fd) {
+      sockaddr_storage peer{};
+      socklen_t length = sizeof peer;
+      if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || peer.ss_family != AF_INET) continue;
+      if (peer_address(fd).port() != port) continue;
+      const std::string from = here ? local_address(fd).with_port(0).text() : "somewhere";
+      connections.insert(from + " to " + peer_address(fd).text());
+    }
+    EXPECT_EQ(connections, expected) << here << " NICs to " << there;
+  }
+}
 
 TEST(TcpTransport, LinksDoNotMix) {
   Cluster cluster(3);

@@ -39,7 +39,7 @@ inline std::vector<std::unique_ptr<Peers>> thread_peers(const std::vector<int>& 
   std::vector<Contact> contacts;
   for (const std::string& name : hosts.names) {
     sockets.push_back(open_listen_sockets(Address::parse("127.0.0.1"), {}));
-    contacts.push_back(contact_of(name, local_address(sockets.back().listener.get())));
+    contacts.push_back(contact_of(name, {local_address(sockets.back().listener.get())}));
   }
   for (int rank = 0; rank < hosts.size(); ++rank)
     peers.push_back(connect_peers(credentials, rank, hosts.topology, contacts,

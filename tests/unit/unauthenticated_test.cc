@@ -181,12 +181,13 @@ struct Two {  // ranks of two hosts
     std::vector<TcpPeer> peers;
     for (int rank : {0, 1}) {
       listeners[rank] = listen_on_own_loopback();
-      peers.push_back({"rank " + std::to_string(rank) + " on host h", local_address(listeners[rank].get())});
+      peers.push_back({"rank " + std::to_string(rank) + " on host h", {local_address(listeners[rank].get())}});
     }
-    at = peers[0].address;
+    at = peers[0].addresses[0];
     for (int rank : {0, 1})
       ranks[rank] =
-          std::make_unique<TcpTransport>(kCredentials, rank, peers, std::move(listeners[rank]), Address(), timeouts);
+          std::make_unique<TcpTransport>(kCredentials, rank, peers, std::move(listeners[rank]),
+                                         std::vector<Address>(), timeouts);
   }
   template <class Done> bool until(Done done, uint64_t ms = 10'000) {
     for (const uint64_t deadline = in_ms(ms); now_ns() < deadline;) {

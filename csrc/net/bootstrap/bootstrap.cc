@@ -117,8 +117,8 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
 
  private:
   Bootstrapped try_to_run() {
-    Address from;
-    if (!config_.iface.empty()) from = interfaces_of(config_)[0].address;
+    std::vector<Address> from;  // one a NIC
+    if (!config_.iface.empty()) from = link_addresses(interfaces_of(config_), config_.iface);
     ListenSockets sockets = open_listen_sockets(any_address(), ports_of(config_));
     const int port = local_address(sockets.listener.get()).port();
 
@@ -138,27 +138,33 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     }
     JobCredentials credentials = credentials_;
     credentials.nonce = *nonce;
-    Address own = from ? from : exchange_->own_address();
+    std::vector<std::string> own;
+    for (const Address& nic : from) own.push_back(nic.text());
+    if (own.empty() && exchange_->own_address()) own = {exchange_->own_address().text()};
     // Nobody came from elsewhere, so whoever shares rank 0's network is reached as rank 0 is.
-    if (!own && is_reachable_locally(presence_names[0], deadline_ns_)) own = exchange_->root_address();
+    if (own.empty() && is_reachable_locally(presence_names[0], deadline_ns_) && exchange_->root_address())
+      own = {exchange_->root_address().text()};
     const int leader = find_leader(world_.rank, likely, presence_names, deadline_ns_);
-    std::vector<Address> addresses;
-    for (const std::string& note : exchange(WireWriter().put(leader).put(own ? own.text() : ""))) {
+    std::vector<std::vector<Address>> addresses;
+    for (const std::string& note : exchange(WireWriter().put(leader).put(own))) {
       WireReader reader(note);
       leaders.push_back(reader.get<int>());
-      const std::string address = reader.text();
-      addresses.push_back(address.empty() ? Address() : Address::parse(address));
+      auto& nics = addresses.emplace_back();
+      for (uint32_t left = reader.length(sizeof(uint32_t)); left > 0; --left)
+        nics.push_back(Address::parse(reader.text()));
     }
     const Topology topology = Topology::by_leader(leaders);
     const int host = topology.host_of[size_t(world_.rank)];
     std::vector<Contact> contacts;
     for (int rank = 0; rank < world_.size; ++rank) {
       // The way to rank 0's host is known, since this rank has gone it; to others it is as they say.
-      const bool with_root = topology.share_host(rank, 0) && host != 0 && !from;
-      const Address& address = with_root ? exchange_->root_address() : addresses[size_t(rank)];
-      if (!address && topology.host_of[size_t(rank)] != host)
+      const bool with_root = topology.share_host(rank, 0) && host != 0 && from.empty();
+      std::vector<Address>& nics = addresses[size_t(rank)];
+      if (with_root) nics = {exchange_->root_address()};
+      if (nics.empty() && topology.host_of[size_t(rank)] != host)
         throw Error(Code::internal, "init: no address is known for " + names[size_t(rank)] + "; set LIGHTCC_IFACE");
-      contacts.push_back(contact_of(names[size_t(rank)], address ? address.with_port(ports[size_t(rank)]) : address));
+      for (Address& nic : nics) nic = nic.with_port(ports[size_t(rank)]);
+      contacts.push_back(contact_of(names[size_t(rank)], nics));
     }
 
     auto& on_this_host = topology.hosts[size_t(host)];

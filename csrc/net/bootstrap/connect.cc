@@ -79,23 +79,25 @@ ListenSockets open_listen_sockets(const Address& at, Ports ports) {
   }
 }
 
-Contact contact_of(const std::string& name, const Address& listens_at) {
+Contact contact_of(const std::string& name, const std::vector<Address>& listens_at) {
   Contact contact{name};
-  if (listens_at) contact.addresses.push_back({kTcp, listens_at.text()});
+  for (const Address& address : listens_at) contact.addresses.push_back({kTcp, address.text()});
   return contact;
 }
 
 std::unique_ptr<Peers> connect_peers(const JobCredentials& credentials, int rank, const Topology& topology,
                                      const std::vector<Contact>& contacts, std::unique_ptr<LocalRanks> local_ranks,
-                                     ListenSockets sockets, const Address& from) {
+                                     ListenSockets sockets, std::vector<Address> from) {
   std::vector<TcpPeer> tcp_peers;
   std::vector<Address> heartbeat_addresses;  // the ports are the same
   for (const Contact& contact : contacts) {
-    const std::string* address = contact.address(kTcp);
-    tcp_peers.push_back({contact.name, address ? Address::parse(*address) : Address()});
-    heartbeat_addresses.push_back(tcp_peers.back().address);
+    TcpPeer& peer = tcp_peers.emplace_back(TcpPeer{contact.name, {}});
+    for (const NamedAddress& one : contact.addresses)
+      if (one.transport == kTcp) peer.addresses.push_back(Address::parse(one.address));
+    heartbeat_addresses.push_back(peer.addresses.empty() ? Address() : peer.addresses[0]);
   }
-  auto tcp = std::make_unique<TcpTransport>(credentials, rank, std::move(tcp_peers), std::move(sockets.listener), from);
+  auto tcp = std::make_unique<TcpTransport>(credentials, rank, std::move(tcp_peers), std::move(sockets.listener),
+                                            std::move(from));
   auto heartbeats = std::make_unique<HeartbeatSocket>(credentials, rank, topology, std::move(heartbeat_addresses),
                                                       std::move(sockets.heartbeats), *local_ranks);
   tcp->set_liveness_check(

@@ -22,10 +22,11 @@ struct ListenSockets {         // for ranks of other hosts: one port, TCP for li
 };
 ListenSockets open_listen_sockets(const Address& at, Ports);
 
-// A rank's contact, given where it listens; no address: it is not to be reached from elsewhere.
-Contact contact_of(const std::string& name, const Address& listens_at);
-// contacts: of all ranks; those of this host are not connected to. from: where connections start, or no address.
+// A rank's contact, given where it listens, one address a NIC; none: it is not to be reached from elsewhere.
+Contact contact_of(const std::string& name, const std::vector<Address>& listens_at);
+// contacts: of all ranks; those of this host are not connected to. from: where connections start, one address a NIC;
+// empty: wherever the system has them start. Heartbeats take the first NIC.
 std::unique_ptr<Peers> connect_peers(const JobCredentials&, int rank, const Topology&, const std::vector<Contact>&,
-                                     std::unique_ptr<LocalRanks>, ListenSockets, const Address& from);
+                                     std::unique_ptr<LocalRanks>, ListenSockets, std::vector<Address> from);
 
 }  // namespace lightcc

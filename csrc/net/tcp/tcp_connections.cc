@@ -64,11 +64,12 @@ void TcpTransport::drop(Connection& c) {
 }
 
 void TcpTransport::connect(TcpLinkState& link, Purpose purpose) {
-  const Address& to = peer(link).address;
+  const Address& to = address(link);
+  const Address from = from_.empty() ? Address() : from_[nic(link)];
   link.retry_ns = now_ns() + kRetryNs;
   Fd fd(socket(to.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) throw system_error("opening a connection to " + peer(link).name);
-  if (from_.family() == to.family() && bind(fd.get(), from_.with_port(0).get(), from_.length()) != 0)
+  if (from && from.family() == to.family() && bind(fd.get(), from.with_port(0).get(), from.length()) != 0)
     return on_attempt_failed(link, errno);
   if (::connect(fd.get(), to.get(), to.length()) != 0 && errno != EINPROGRESS) return on_attempt_failed(link, errno);
   const int lane = std::max(link.key.lane, kControl);
@@ -91,7 +92,7 @@ void TcpTransport::on_attempt_failed(TcpLinkState& link, int error) {
   else if (link.refused_ns == 0) link.refused_ns = now;
   if (left_[size_t(link.key.peer)]) close(link);
   if (link.state == LinkState::closed) return;
-  const std::string at = peer(link).address.text();
+  const std::string at = address(link).text();
   const std::string broke = link.broken_why.empty() ? "" : "its connection broke (" + link.broken_why + ") and ";
   // While heartbeats of its host come, something between us refuses: other ranks of that host would tell of its death,
   // and a rank alone on its host sends them itself.
@@ -191,7 +192,8 @@ void TcpTransport::reject(Connection& c) {
 // The other end has proven that it belongs to the job.
 void TcpTransport::admit(Connection& c) {
   const Hello& hello = c.handshake().hello();
-  const bool known = hello.from > rank_ && hello.from < int(peers_.size()) && peers_[size_t(hello.from)].address;
+  const bool is_rank = hello.from > rank_ && hello.from < int(peers_.size());
+  const bool known = is_rank && !peers_[size_t(hello.from)].addresses.empty();
   if (ended_) {
     c.handshake().refuse(*ended_);
   } else if (hello.purpose == Purpose::probe) {
@@ -245,7 +247,7 @@ void TcpTransport::pump_handshake(Connection& c) {
       throw Error(c.handshake().error()->code(), c.handshake().error()->what());
     case Handshake::State::unauthenticated:
       if (!c.link) return reject(c);
-      unauthenticated_.add(peer(*c.link).address.text());
+      unauthenticated_.add(address(*c.link).text());
       return on_attempt_failed(*c.link, EPROTO);
   }
 }

@@ -47,12 +47,12 @@ class TcpTransport::TcpLink : public Link, public BulkLink {
 };
 
 TcpTransport::TcpTransport(JobCredentials credentials, int rank, std::vector<TcpPeer> peers, Fd listener,
-                           Address from, TcpTimeouts timeouts)
+                           std::vector<Address> from, TcpTimeouts timeouts)
     : credentials_(std::move(credentials)),
       rank_(rank),
       peers_(std::move(peers)),
       listener_(std::move(listener)),
-      from_(from),
+      from_(std::move(from)),
       timeouts_(timeouts),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       left_(peers_.size()),
@@ -70,6 +70,11 @@ void TcpTransport::listen() {
 }
 
 const TcpPeer& TcpTransport::peer(const TcpLinkState& link) const { return peers_[size_t(link.key.peer)]; }
+
+size_t TcpTransport::nic(const TcpLinkState& link) const {
+  const size_t both = std::min(std::max<size_t>(from_.size(), 1), peer(link).addresses.size());
+  return link.key.lane < 0 ? 0 : size_t(link.key.lane) % both;
+}
 
 void TcpTransport::throw_lost(const TcpLinkState& link, const std::string& why) {
   throw Error(Code::peer_lost,

@@ -1,5 +1,6 @@
 // Links to ranks of other hosts: a TCP connection for each (peer, group, lane), made when it is first used. The higher
-// rank connects. A connection that breaks is replaced and goes on where it stopped; only when the other
+// rank connects; where both have several NICs, control over the first, data lane v over NIC v modulo the smaller
+// number of theirs. A connection that breaks is replaced and goes on where it stopped; only when the other
 // process is gone, or cannot be reached for half a minute, the peer is lost. One that is stopped is not.
 #pragma once
 #include <atomic>
@@ -20,7 +21,7 @@ namespace lightcc {
 
 struct TcpPeer {
   std::string name;            // "rank 1 (pid 17) on host h"
-  Address address;             // where it listens; none: it is of this host
+  std::vector<Address> addresses;  // where it listens, one a NIC; none: it is of this host
 };
 
 struct TcpTimeouts {
@@ -32,8 +33,10 @@ class TcpTransport : public Transport {
  public:
   static constexpr size_t kDataRing = 1 << 20, kControlRing = 64 << 10;
 
-  // peers: by world rank; those of this host are never asked for. from: where connections start, or no address.
-  TcpTransport(JobCredentials, int rank, std::vector<TcpPeer> peers, Fd listener, Address from = {}, TcpTimeouts = {});
+  // peers: by world rank; those of this host are never asked for. from: where connections start, one a NIC; empty:
+  // wherever the system has them start.
+  TcpTransport(JobCredentials, int rank, std::vector<TcpPeer> peers, Fd listener, std::vector<Address> from = {},
+               TcpTimeouts = {});
   ~TcpTransport() override;
 
   std::unique_ptr<Link> link(int group, int lane, int peer) override;
@@ -96,12 +99,14 @@ class TcpTransport : public Transport {
   void run_timers(uint64_t now);
   [[noreturn]] void throw_lost(const TcpLinkState&, const std::string& why);
   const TcpPeer& peer(const TcpLinkState&) const;
+  size_t nic(const TcpLinkState&) const;           // at both ends
+  const Address& address(const TcpLinkState& link) const { return peer(link).addresses[nic(link)]; }
 
   const JobCredentials credentials_;
   const int rank_;
   const std::vector<TcpPeer> peers_;
   Fd listener_;
-  const Address from_;
+  const std::vector<Address> from_;
   const TcpTimeouts timeouts_;
   Fd epoll_;
   std::map<Key, std::unique_ptr<TcpLinkState>> link_states_;
