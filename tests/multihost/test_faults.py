@@ -1,5 +1,7 @@
 """What happens to a job on several hosts when hosts, ranks and connections fail, and others connect. Whoever is lost is
 named on all other ranks in under 5 s; what is no loss is survived without a word."""
+import contextlib
+import json
 import random
 import re
 import signal
@@ -137,6 +139,62 @@ def test_cuts_and_broken_connections_are_survived(hosts):
             time.sleep(CUT_S)
         job.go_on()
         assert job.stop() == ""
+
+
+IN_TWO_DIMENSIONS = """
+import sys, time
+import numpy as np
+import lightcc.numpy as hvd
+
+hvd.init()
+print("ready", flush=True)
+base = (np.arange(8_000_000) % 7).astype(np.float32)
+for step in range(3):
+    total = hvd.allreduce(base + (hvd.rank() + step), name=f"a{step}", op=hvd.Sum)
+    assert np.array_equal(total, hvd.size() * (base + step) + hvd.size() * (hvd.size() - 1) // 2), f"step {step}"
+hvd.shutdown()
+print("done", flush=True)
+print("held []", flush=True)
+"""
+
+
+def test_a_cut_in_the_midst_of_2d(hosts, tmp_path):
+    """Cables that make an all-reduce take seconds; the timeline shows that the cut was inside its exchange and its
+    all-gather. The connections break as well."""
+    file = tmp_path / "t.json"
+    with slow_cables(hosts, ("h0", "h1"), "100mbit"), Watched(
+            hosts, "h0:2,h1:2", program=IN_TWO_DIMENSIONS, HOROVOD_TIMELINE=str(file)) as job:
+        job.wait_for("ready")
+        time.sleep(1.5)
+        hosts.cut("h1")
+        cut = time.time()
+        time.sleep(CUT_S / 2)
+        before = connections(hosts, "h0")
+        hosts.run("h0", ["ss", "-K", "-Htn"])
+        assert len(before) > 3 and not before & connections(hosts, "h0")
+        time.sleep(CUT_S / 2)
+        restored = time.time()
+        hosts.restore("h1")
+        assert job.stop() == ""
+    events = json.loads(file.read_text())
+    start = events[0]["args"]["start_time_since_epoch_in_micros"]
+    for phase in ("CROSS_ALLREDUCE", "LOCAL_ALLGATHER"):
+        times = [(start + e["ts"]) / 1e6 for e in events if e["name"] == phase and e["ph"] in "BE"]
+        spans = list(zip(times[::2], times[1::2]))
+        assert len(spans) == 3
+        assert any(begin < cut and restored < end for begin, end in spans), (phase, spans, cut, restored)
+
+
+@contextlib.contextmanager
+def slow_cables(hosts, names, rate):
+    for name in names:
+        hosts.run(name, ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "256kb",
+                         "latency", "50ms"])
+    try:
+        yield
+    finally:
+        for name in names:
+            hosts.run(name, ["tc", "qdisc", "del", "dev", "eth0", "root"])
 
 
 def connections(hosts, host):
