@@ -164,8 +164,7 @@ def test_a_cut_in_the_midst_of_2d(hosts, tmp_path):
     file = tmp_path / "t.json"
     with slow_cables(hosts, ("h0", "h1"), "100mbit"), Watched(
             hosts, "h0:2,h1:2", program=IN_TWO_DIMENSIONS, HOROVOD_TIMELINE=str(file)) as job:
-        job.wait_for("ready")
-        time.sleep(1.5)
+        wait_until_carried(hosts, "h1", 16 << 20)  # of 61 MiB a step
         hosts.cut("h1")
         cut = time.time()
         time.sleep(CUT_S / 2)
@@ -183,6 +182,26 @@ def test_a_cut_in_the_midst_of_2d(hosts, tmp_path):
         spans = list(zip(times[::2], times[1::2]))
         assert len(spans) == 3
         assert any(begin < cut and restored < end for begin, end in spans), (phase, spans, cut, restored)
+
+
+def test_a_host_lost_in_the_midst_of_2d(hosts):
+    """Nearly all the time passes inside of exchanges."""
+    with slow_cables(hosts, ("h0", "h1"), "50mbit"), Watched(hosts, "h0:2,h1:2") as job:
+        job.wait_ready(steps=0)
+        wait_until_carried(hosts, "h1", 4 << 20)  # of 12 MiB a step
+        hosts.cut("h1")
+        since = time.monotonic()
+        try:
+            expect_errors(job, job.on("h0"), since, map(job.name, job.on("h1")))
+            expect_errors(job, job.on("h1"), since, [])
+        finally:
+            hosts.restore("h1")
+        assert job.finish() == ""
+
+
+def wait_until_carried(hosts, host, count):
+    before = hosts.carried(host, "eth0")
+    wait_until(lambda: hosts.carried(host, "eth0") - before > count, f"{count} bytes of {host}")
 
 
 @contextlib.contextmanager
