@@ -1,6 +1,6 @@
 // The bytes of a connection: in whatever pieces whatever comes, a TcpStream takes it as frames or throws Error.
-// The first byte of the input decides how much was sent the other way before, so that acknowledgements can be right, and
-// whether records go to and come from memory outside the rings.
+// The first byte of the input decides how much was sent the other way before, so that acknowledgements can be right,
+// and whether records go to and come from memory outside the rings.
 #include <array>
 #include <cstdint>
 #include <cstring>

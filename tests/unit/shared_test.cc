@@ -227,16 +227,16 @@ TEST_P(Shared, ReducescatterReadsMappedInputsWhereTheyLie) {
   SharedRanks ranks(GetParam(), test::run_seed());
   std::vector<int64_t> even(size_t(ranks.size()), 100'003), one_has_all(size_t(ranks.size()), 0);
   one_has_all.back() = 300'001;
-  const uint64_t before = copied_bytes();
+  const uint64_t before = staged_bytes();
   for (const auto& counts : {even, one_has_all})
     for (Where where : {Where::arenas, Where::output_private}) {
       ranks.expect_right(collective(DType::float32, 0, 1), counts, where, false);
       ranks.expect_right(collective(DType::float32, 0, 1), counts, Where::arenas, true);
     }
-  EXPECT_EQ(copied_bytes(), before);
+  EXPECT_EQ(staged_bytes(), before);
   for (Where where : {Where::one_in_arena, Where::one_private})
     ranks.expect_right(collective(DType::float32, 0, 1), even, where, false);
-  EXPECT_EQ(copied_bytes() - before, 2 * uint64_t(ranks.size()) * uint64_t(ranks.size() - 1) * 100'003 * sizeof(float));
+  EXPECT_EQ(staged_bytes() - before, 2 * uint64_t(ranks.size()) * uint64_t(ranks.size() - 1) * 100'003 * sizeof(float));
 }
 
 TEST(SharedBackend, NamesWhomItWaitsFor) {
