@@ -13,7 +13,8 @@ namespace lightcc {
 namespace {
 
 constexpr uint64_t kTimerNs = 20'000'000;
-constexpr size_t kBufferBytes = 16 << 10, kReadBytes = 1 << 20;  // at once; in one step, of one link
+// At once; in one step, of one link. No more, so that what comes behind a record finds its memory posted.
+constexpr size_t kBufferBytes = 16 << 10, kReadBytes = 256 << 10;
 
 }  // namespace
 
