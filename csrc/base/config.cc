@@ -166,8 +166,8 @@ const Knob kKnobs[] = {
      "elsewhere the launcher usually says enough (below). Must be set on all ranks (mpirun: `-x LIGHTCC_STORE_ADDR`).",
      [](Config& c, const Value& v) { c.store_addr = v.text; }, [](const Config& c) { return c.store_addr; }},
     {"LIGHTCC_IFACE",
-     "Network interfaces to use between hosts, all of them at once: `eth0,eth1` (names that begin so), `=eth0` "
-     "(exactly); or the first but `^docker0,lo`. Not set: `HOROVOD_GLOO_IFACE`, then `NCCL_SOCKET_IFNAME` are read.",
+     "Network interfaces between hosts: `eth0,eth1` (those names, or all that begin so), `=eth0` (exactly), all at "
+     "once; `^docker0,lo`: the first other. Not set: `HOROVOD_GLOO_IFACE`, then `NCCL_SOCKET_IFNAME` are read.",
      [](Config& c, const Value& v) { c.iface = v.text; },
      [](const Config& c) { return c.iface; },
      {"HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"}},

@@ -261,22 +261,34 @@ std::string algorithms_text() {
 
 namespace {
 
-// Whether a round after `round` writes what a send of it reads. Input and output may be one memory, and count as such.
-bool is_written_later(const Schedule& rounds, size_t round, const Step& send) {
-  for (size_t later = round + 1; later < rounds.size(); ++later)
-    for (const Step& step : rounds[later]) {
-      if (!step.writes() || step.to.memory != kOutput) continue;
-      if (step.kind == Step::Kind::recv && step.peer == send.peer) continue;
-      if (step.to.offset < send.from.offset + send.count && send.from.offset < step.to.offset + step.count) return true;
-    }
-  return false;
-}
+struct Write { int64_t begin, end; size_t round; int answers; };  // answers: from whom it is received, or -1
 
-void mark_in_place(Schedule& rounds) {
+// Marks the sends whose memory no later round writes, but with what comes from the same peer. one_memory: the input may
+// be the output. Otherwise it is never written; and scratch is never lent, since it goes with the Execution.
+void mark_lendable(Schedule& rounds, bool one_memory) {
+  std::vector<Write> writes;
+  int64_t longest = 0;
+  for (size_t round = 0; round < rounds.size(); ++round)
+    for (const Step& step : rounds[round]) {
+      if (!step.writes() || step.to.memory != kOutput || step.count == 0) continue;
+      const int answers = step.kind == Step::Kind::recv ? step.peer : -1;
+      writes.push_back({step.to.offset, step.to.offset + step.count, round, answers});
+      longest = std::max(longest, step.count);
+    }
+  const auto starts_before = [](const Write& one, int64_t begin) { return one.begin < begin; };
+  std::sort(writes.begin(), writes.end(), [](const Write& a, const Write& b) { return a.begin < b.begin; });
+  const auto is_written_later = [&](const Step& send, size_t round) {
+    if (send.from.memory == kInput && !one_memory) return false;
+    const int64_t begin = send.from.offset, end = begin + send.count;
+    auto one = std::lower_bound(writes.begin(), writes.end(), begin - longest, starts_before);
+    for (; one != writes.end() && one->begin < end; ++one)
+      if (one->round > round && one->end > begin && one->answers != send.peer) return true;
+    return false;
+  };
   for (size_t round = 0; round < rounds.size(); ++round)
     for (Step& step : rounds[round])
       if (step.kind == Step::Kind::send && (step.from.memory == kInput || step.from.memory == kOutput))
-        step.in_place = !is_written_later(rounds, round, step);
+        step.may_lend = !is_written_later(step, round);
 }
 
 }  // namespace
@@ -295,7 +307,7 @@ Schedule plan(const Algorithm& algorithm, const Collective& c, const Hosts& host
         }
     rounds.insert(rounds.begin(), {Step::copy({kInput, 0}, loaded, count)});
   }
-  mark_in_place(rounds);
+  mark_lendable(rounds, c.kind == Kind::allreduce);
   return rounds;
 }
 

@@ -7,10 +7,10 @@
 namespace lightcc {
 namespace {
 
-// Of a rank's block. More pieces than these in all would only make the plan longer: what they hide is the way of the
-// last one inside a host.
+// Of a rank's block. What pieces hide is the way of the last one inside a host, and scratch holds two pieces of what
+// comes from each host. More rounds than these would only make the plan longer.
 constexpr int64_t kPieceElements = 64 << 10;
-constexpr int kMostPieces = 64;
+constexpr int kMostRounds = 512;
 // Up to so many bytes in all, start-ups count: so many hosts are served in one round.
 constexpr int64_t kBurstBytes = 256 << 10;
 constexpr int kBurstHosts = 8;
@@ -20,7 +20,7 @@ class Pieces {
  public:
   Pieces(const Collective& c, const Hosts& hosts) : blocks_(c.counts), counts_(c.counts) {
     const int64_t longest = *std::max_element(c.counts.begin(), c.counts.end());
-    const int most = std::max(1, kMostPieces / int(hosts.size()));
+    const int most = std::max(1, kMostRounds / int(hosts.size()));
     number_ = int(std::clamp<int64_t>(longest / kPieceElements, 1, most));
     burst_ = number_ == 1 && blocks_.total() * int64_t(size_of(c.dtype)) <= kBurstBytes;
   }

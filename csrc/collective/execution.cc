@@ -1,5 +1,7 @@
 #include "collective/execution.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "collective/adasum.h"
 #include "device/adasum.h"
@@ -9,7 +11,7 @@ namespace {
 constexpr size_t kPieceBytes = 128 << 10;  // reduced out of the cache that it was received into
 constexpr size_t kStepBytes = 512 << 10;   // the bounded work of one step()
 constexpr size_t kBulkBytes = 64 << 10;    // sends of less are cheaper through the link's memory
-constexpr int64_t kPostedPieces = 4;       // ahead of the one that is awaited
+constexpr int64_t kPostedPieces = 4;       // at a time, the awaited one included
 constexpr int64_t kDotElements = 4 << 10;  // added up as one, so that the sum's bits do not depend on the records
 
 // The tensors' parts of [begin, begin + count) of the whole vector: visit(tensor, begin, count).
@@ -31,7 +33,8 @@ Execution::Execution(std::shared_ptr<const Schedule> schedule, const Collective&
       scratch_(std::make_unique_for_overwrite<std::byte[]>(size_t(scratch_count(*schedule_)) * element_bytes_)),
       dots_(std::max(size_t(count_in(Memory::dots, *schedule_)), kDotProducts * tensors_.size())),
       memories_{static_cast<std::byte*>(const_cast<void*>(c.input)), static_cast<std::byte*>(c.output),
-                scratch_.get(), reinterpret_cast<std::byte*>(dots_.data())} {
+                scratch_.get(), reinterpret_cast<std::byte*>(dots_.data())},
+      last_(2 * links.size(), -1) {
   enter_round();
 }
 
@@ -45,10 +48,11 @@ void Execution::enter_round() {
       empty = empty && steps[i].count == 0;
       if (steps[i].is_local()) continue;
       if (steps[i].kind == Step::Kind::recv_dot) std::fill_n(dots_.begin(), kDotProducts * tensors_.size(), 0.0);
-      for (size_t j = 0; j < i; ++j)  // around empty ones, which nothing waits for
-        if (steps[j].count > 0 && steps[j].peer == steps[i].peer && steps[j].writes() == steps[i].writes())
-          progress_[i].after = int(j);
+      if (steps[i].count == 0) continue;  // nothing waits for it
+      progress_[i].after = std::exchange(last_of(steps[i]), int(i));
     }
+    for (const Step& step : steps)
+      if (!step.is_local()) last_of(step) = -1;
     if (!empty) return;
   }
 }
@@ -179,9 +183,9 @@ void Execution::add_dots(const Step& step, Progress& progress) {
 bool Execution::send_piece(const Step& step, int64_t moved, size_t bytes) {
   Link& link = *links_[size_t(step.peer)];
   const std::byte* const from = at(step.from, moved);
-  BulkLink* const bulk = step.in_place && size_t(step.count) * element_bytes_ >= kBulkBytes ? link.bulk() : nullptr;
+  BulkLink* const bulk = step.may_lend && size_t(step.count) * element_bytes_ >= kBulkBytes ? link.bulk() : nullptr;
   if (bulk) {
-    lends_ = true;
+    uses_bulk_ = true;
     return bulk->send_from(from, bytes);
   }
   std::byte* const record = link.reserve(bytes);
@@ -196,6 +200,7 @@ bool Execution::receive_piece(const Step& step, Progress& progress, int64_t most
   Link& link = *links_[size_t(step.peer)];
   BulkLink* const bulk = link.bulk();
   const int64_t ahead = bulk ? std::min(step.count, progress.moved + most * kPostedPieces) : 0;
+  uses_bulk_ = uses_bulk_ || (bulk && size_t(step.count) * element_bytes_ >= kBulkBytes);
   while (progress.posted < ahead) {
     const int64_t n = std::min(step.count - progress.posted, most);
     bulk->post(at(step.to, progress.posted), size_t(n) * bytes_in(step.to.memory));

@@ -24,7 +24,8 @@ class Execution : public Work {
   bool step() override;
   bool done() const override { return round_ == schedule_->size(); }
   int waiting_for() const override;
-  bool lends() const { return lends_; }  // its links may still send out of the collective's memory
+  // Its links may still send out of the collective's memory, or have something to tell at their release.
+  bool uses_bulk() const { return uses_bulk_; }
 
  private:
   struct Progress {
@@ -42,6 +43,7 @@ class Execution : public Work {
   void reduce_piece(const Step&, int64_t moved, int64_t count);
   void combine_piece(const Step&, int64_t moved, int64_t count);
   size_t bytes_in(Memory memory) const { return memory == Memory::dots ? sizeof(double) : element_bytes_; }
+  int& last_of(const Step& step) { return last_[2 * size_t(step.peer) + step.writes()]; }
   std::byte* at(Place, int64_t element) const;
   void store(std::byte* to, std::span<const void* const> from, int64_t count, double pre, double post) const;
 
@@ -55,8 +57,9 @@ class Execution : public Work {
   std::vector<double> dots_;
   std::byte* memories_[4];  // by Memory; the input is never written
   size_t round_ = 0;
-  bool lends_ = false;
+  bool uses_bulk_ = false;
   std::vector<Progress> progress_;  // of the round's steps
+  std::vector<int> last_;           // while a round is entered, by peer and direction: the step that was last so far
 };
 
 }  // namespace lightcc

@@ -70,6 +70,7 @@ struct HierarchicalBackend::LocalLinks {
       to.push_back(links.back().get());
       members.push_back(group.local_index(member));
     }
+    // The common ring is one for both queues: only the all-gather uses it. So a reduce-scatter starts with offsets.
     shared = std::make_unique<SharedBackend>(peers.local_ranks(), group.id(), kCommonLane, std::move(members), to);
   }
   std::vector<std::unique_ptr<Link>> links;

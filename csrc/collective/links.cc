@@ -1,6 +1,7 @@
 #include "collective/links.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "collective/algorithms.h"
@@ -14,9 +15,10 @@ struct LinksBackend::Turns {
   int waiting_for = -1;                // whom it waits for
   bool broken = false;                 // one was dropped half-way: what is in the links has no meaning now
   std::vector<BulkLink*> bulk_links;
-  bool lends = false;
+  bool keeps_lent = false, to_release = false;
 
   void release() {
+    if (!std::exchange(to_release, false)) return;
     for (BulkLink* link : bulk_links) count_staged(link->release());
   }
 };
@@ -33,7 +35,7 @@ class Turn : public Work {
   Turn(const Turn&) = delete;
   ~Turn() override {
     if (done()) return;
-    turns_->broken = true;
+    turns_->broken = turns_->to_release = true;
     turns_->release();
   }
 
@@ -48,7 +50,8 @@ class Turn : public Work {
     const int peer = execution_.waiting_for();
     turns_->waiting_for = members_ && peer >= 0 ? (*members_)[size_t(peer)] : peer;
     if (!execution_.done()) return moved;
-    if (!turns_->lends && execution_.lends()) turns_->release();
+    turns_->to_release = turns_->to_release || execution_.uses_bulk();
+    if (!turns_->keeps_lent) turns_->release();
     ++turns_->finished;
     return true;
   }
@@ -64,13 +67,13 @@ class Turn : public Work {
 
 }  // namespace
 
-LinksBackend::LinksBackend(std::vector<Link*> links, Hosts hosts, bool lends)
+LinksBackend::LinksBackend(std::vector<Link*> links, Hosts hosts, bool keeps_lent)
     : hosts_(hosts.empty() ? one_host(int(links.size())) : std::move(hosts)),
       links_(std::move(links)),
       by_host_(in_host_order(hosts_)),
       turns_(std::make_shared<Turns>()) {
   for (const int member : by_host_) links_by_host_.push_back(links_[size_t(member)]);
-  turns_->lends = lends;
+  turns_->keeps_lent = keeps_lent;
   for (Link* link : links_)
     if (BulkLink* bulk = link ? link->bulk() : nullptr) turns_->bulk_links.push_back(bulk);
 }

@@ -13,13 +13,14 @@ namespace lightcc {
 
 // One a group. A link carries records without names, so collectives take turns on it in the order of their start:
 // step every one in flight. To drop one that is not done breaks the rest. All-reduces other than Adasum, and barriers,
-// run with the members numbered by host, so that near numbers are near; what other algorithms make of hosts is theirs.
+// run with the members numbered by host, so that near numbers are near; other algorithms get the hosts and number the
+// members themselves.
 class LinksBackend : public Backend {
  public:
   // links[member] leads there, nullptr at our own place; they and this must outlive all its Work. hosts: of the
   // members; none: they count as on one.
-  // lends: Work may be done while the links still send out of its memory; release() ends that.
-  explicit LinksBackend(std::vector<Link*> links, Hosts hosts = {}, bool lends = false);
+  // keeps_lent: Work may be done while the links still send out of its memory; release() ends that.
+  explicit LinksBackend(std::vector<Link*> links, Hosts hosts = {}, bool keeps_lent = false);
   void release();
 
   const char* name() const override { return "links"; }

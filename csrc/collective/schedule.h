@@ -30,9 +30,9 @@ struct Step {
   Place theirs = {};
   int64_t dots = 0;        // combine: where in Memory::dots the dot products of both are, three a tensor
   int slots = 0;           // reduce
-  // send: no later round writes what it reads, but with what comes from the same peer. Then the answer proves that it
-  // has arrived, and it may be sent from where it lies.
-  bool in_place = false;
+  // send: what it reads may be lent to the link (BulkLink). No later round writes it, but with what is received from
+  // the same peer, which is posted on the same link: the link keeps the two apart.
+  bool may_lend = false;
 
   static Step send(int peer, Place from, int64_t count) { return {Kind::send, peer, count, from, {}}; }
   static Step recv(int peer, Place to, int64_t count) { return {Kind::recv, peer, count, {}, to}; }

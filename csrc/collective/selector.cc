@@ -12,11 +12,13 @@ namespace {
 
 // Start-ups rule below, bytes above. Beyond about a thousand ranks a ring's start-ups cost more than bytes do.
 constexpr int kRingRanks = 1024;
-// By host the same holds for hosts, of about eight ranks.
+// The same bound by host, where rounds grow with hosts: about eight ranks a host.
 constexpr int kByHostRanks = 8 * kRingRanks;
 // Up to here it costs less to combine whole vectors on both ranks than to wait for halves, dot products and halves.
 constexpr int64_t kAdasumWholeBytes = 64 << 10;
-// Up to here an all-gather has few start-ups by host, and whoever serves many neighbours in one round few messages.
+// Up to so many hosts a reduce-scatter by host keeps a sum of each in scratch; a ring keeps two.
+constexpr size_t kSummedHosts = 64;
+// Up to so many ranks a small all-gather is as quick by host as by Bruck's algorithm.
 constexpr int kBurstRanks = 64;
 constexpr Rule kRules[] = {
     {Kind::allreduce, 0, 0, 0, "2d", nullptr},
@@ -106,7 +108,9 @@ std::vector<Rule> rules_for(const Hosts& hosts, bool allgather_by_host) {
   for (const Rule& rule : kRules) {
     const Algorithm* algorithm = rule.algorithm ? find_algorithm(rule.kind, rule.algorithm) : nullptr;
     const bool by_host = algorithm && algorithm->by_host;
-    if (!by_host || (shared && (allgather_by_host || rule.kind != Kind::allgather))) rules.push_back(rule);
+    const bool is_for_these = shared && (rule.kind != Kind::allgather || allgather_by_host) &&
+                              (rule.kind != Kind::reducescatter || hosts.size() <= kSummedHosts);
+    if (!by_host || is_for_these) rules.push_back(rule);
   }
   return rules;
 }

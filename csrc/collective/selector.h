@@ -20,7 +20,8 @@ struct Rule {
   const char* algorithm;      // nullptr: the backend has only one way
 };
 std::span<const Rule> default_rules();
-// Those for members on such hosts: where each has one, nothing is gained by host. allgather: not excepted from that.
+// Those for members on such hosts: where each has one, nothing is gained by host. allgather_by_host: false leaves
+// all-gathers flat.
 std::vector<Rule> rules_for(const Hosts&, bool allgather_by_host);
 
 struct Row {                  // a rule whose backend is there

@@ -276,7 +276,8 @@ class BlockReduce : public Work {
   std::vector<const void*> ins_;
   std::vector<void*> outs_;
   size_t reduced_ = 0;
-  bool tells_ = true, told_ = false, done_ = false;  // whether it tells when its part is reduced; has told
+  bool tells_ = true;     // the others when its own part is reduced; in 2D the all-gather says so
+  bool told_ = false, done_ = false;
   int waiting_for_ = 0;
 };
 

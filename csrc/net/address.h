@@ -53,9 +53,10 @@ std::vector<Interface> by_preference(std::vector<Interface>);
 // there are if none is left.
 std::vector<Interface> chosen(const std::vector<Interface>&, std::string_view list);
 
-// Where a rank's links go when `list` has allowed these interfaces: one address of each, of the first one's family. A
-// list that names none ("", "^docker0") is about one, the first: others may lead nowhere.
-std::vector<Address> link_addresses(const std::vector<Interface>& allowed, std::string_view list);
+// Where a rank's links go when `list` has allowed these interfaces: one address of each that it names, in its order, of
+// the first one's family. A name stands for the interface that has it, or else for all that begin so, in the order of
+// their names. A list that names none ("", "^docker0") is about one, the first: others may lead nowhere.
+std::vector<Address> link_addresses(std::vector<Interface> allowed, std::string_view list);
 
 struct Ports { int first = 0, last = 0; };         // 0: whichever is free
 Ports parse_ports(std::string_view);               // "20000-20100", "20000", "0"; throws Error{invalid_argument}

@@ -101,16 +101,29 @@ std::vector<Interface> chosen(const std::vector<Interface>& interfaces, std::str
   return left;
 }
 
-std::vector<Address> link_addresses(const std::vector<Interface>& allowed, std::string_view list) {
-  const bool names_them = !list.empty() && !list.starts_with('^');
-  std::vector<Address> addresses;
-  std::vector<std::string_view> taken;
-  for (const Interface& interface : allowed) {
-    if (!addresses.empty() && (!names_them || interface.address.family() != addresses[0].family())) continue;
-    if (std::find(taken.begin(), taken.end(), interface.name) != taken.end()) continue;
-    taken.push_back(interface.name);
-    addresses.push_back(interface.address);
+std::vector<Address> link_addresses(std::vector<Interface> allowed, std::string_view list) {
+  if (allowed.empty()) return {};
+  if (list.empty() || list.starts_with('^')) return {allowed[0].address};
+  const bool exactly = list.starts_with('=');
+  std::vector<Interface> nics;
+  for (const std::string_view name : names_in(exactly ? list.substr(1) : list)) {
+    const auto is_it = [&](const Interface& interface) { return interface.name == name; };
+    const bool is_there = std::any_of(allowed.begin(), allowed.end(), is_it);
+    std::vector<Interface> named;
+    for (const Interface& interface : allowed)
+      if (is_there ? is_it(interface) : !exactly && interface.name.starts_with(name)) named.push_back(interface);
+    std::stable_sort(named.begin(), named.end(), [](const Interface& a, const Interface& b) {
+      return std::pair(a.name.size(), a.name) < std::pair(b.name.size(), b.name);  // eth2 before eth10
+    });
+    for (const Interface& interface : named) {
+      const auto same = [&](const Interface& nic) { return nic.name == interface.name; };
+      const bool fits = nics.empty() || (interface.address.family() == nics[0].address.family() &&
+                                         interface.address.is_loopback() == nics[0].address.is_loopback());
+      if (fits && std::none_of(nics.begin(), nics.end(), same)) nics.push_back(interface);
+    }
   }
+  std::vector<Address> addresses;
+  for (const Interface& nic : nics) addresses.push_back(nic.address);
   return addresses;
 }
 

@@ -15,12 +15,12 @@ namespace lightcc {
 struct BulkLink {
   virtual ~BulkLink() = default;
   // Commits a record that lies at `data` and stays there unchanged until release(); only a record of this link that is
-  // posted there may overwrite it. False: no room, as reserve().
+  // posted there afterwards may overwrite it. False: no room, as reserve().
   virtual bool send_from(const std::byte* data, size_t n) = 0;
-  // The next record that is neither consumed nor posted has n bytes and shall arrive at `to`, where peek(n) shows it.
+  // Names where the next record that is neither consumed nor posted shall go. It has n bytes; peek(n) returns `to`.
   virtual void post(std::byte* to, size_t n) = 0;
-  // None of that memory is used any more: what is still to be sent or kept is copied. Returns how many bytes have been
-  // copied after all since the last time.
+  // Afterwards the link uses none of the lent or posted memory: what is still to be sent, and what has come and is not
+  // consumed, was copied to its own. Returns how many bytes were copied since the last release, in peek() too.
   virtual size_t release() = 0;
 };
 

@@ -43,7 +43,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     host. Others are reached by ssh with ssh_port and ssh_identity_file, or by what LIGHTCC_LAUNCH_COMMAND says
     (docs/running.md). start_timeout: seconds that hosts may take to answer, and that ranks wait for each other in
     init; default HOROVOD_START_TIMEOUT, else 30. network_interfaces: "eth0,eth1", those that carry the traffic between
-    hosts; default all. output_filename: a directory, as lightccrun's flag. verbose: say what is started where.
+    hosts, all at once; default: the one that leads to rank 0. output_filename: a directory, as lightccrun's flag.
+    verbose: say what is started where.
     executable: the Python that runs the ranks (default: this one). np and network_interface are deprecated names of
     num_proc and network_interfaces. use_gloo and use_mpi choose nothing, since lightcc has one controller; mpi_args
     and disable_cache have no effect.

@@ -86,7 +86,8 @@ def _add_hosts(top: argparse.ArgumentParser) -> None:
                      default=os.environ.get("LIGHTCC_LAUNCH_COMMAND") or None,
                      help="instead of ssh: words in which {host} is replaced, and {command}, which stays one word, a "
                           "line for a shell: 'docker exec -i {host} sh -c {command}'")
-    for flag, text in (("--network-interfaces", "eth0,eth1: those that hosts use between them; default all"),
+    for flag, text in (("--network-interfaces", "eth0,eth1: those that hosts use between them, all at once; default: "
+                                                "the one that leads to rank 0"),
                        ("--network-interface", argparse.SUPPRESS)):
         top.add_argument(flag, action=_Interfaces, default=[], dest="network_interfaces", metavar="NAMES", help=text)
     top.add_argument("--disable-cache", action="store_true", help="what happens anyway: no checks of hosts are cached")

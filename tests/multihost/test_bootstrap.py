@@ -33,6 +33,12 @@ for dtype in (np.float32, np.float16, np.float64):
         check(result)
     check(hvd.allgather(random.standard_normal((hvd.rank() + 1, 3)).astype(dtype)))
     check(hvd.broadcast(random.standard_normal(1000).astype(dtype), root_rank=hvd.size() - 1))
+    check(hvd.allgather(random.standard_normal((100_000 * hvd.rank(), 2)).astype(dtype)))  # in pieces
+    check(hvd.broadcast(random.standard_normal(300_001).astype(dtype), root_rank=hvd.size() - 1))
+for n in (5, 700_001):
+    x = np.arange(n) % 1009
+    total = hvd.allgather(hvd.reducescatter(x * (hvd.rank() + 1), op=hvd.Sum))
+    assert np.array_equal(total, x * (hvd.size() * (hvd.size() + 1) // 2))
 if "torch" in sys.argv:
     import torch
     import lightcc.torch

@@ -37,8 +37,8 @@ hvd.shutdown()
 
 
 def test_gradients_are_exchanged_where_they_lie():
-    """They lie in slots that the ranks of a host map. Of all gradients' bytes, a rank copies the half that the other rank of
-    its host owns, and sets aside what the other host has not yet received at the end."""
+    """They lie in slots that the ranks of a host map. Of their bytes, a rank copies the half that its neighbour owns,
+    and sets aside what the other host has not yet received at the end."""
     with Hosts(2) as hosts, ByHand(["h0", "h0", "h1", "h1"], PROGRAM, "h0:4810", [{}] * 4, hosts) as job:
         said = [job.finish(rank) for rank in range(4)]
     for rank, text in enumerate(said):

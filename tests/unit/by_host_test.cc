@@ -278,6 +278,9 @@ TEST(ByHost, RulesAreForHostsOfSeveral) {
   using Kinds = std::vector<Kind>;
   EXPECT_EQ(by_host({{0, 1}, {2}}, true), (Kinds{Kind::reducescatter, Kind::allgather, Kind::broadcast}));
   EXPECT_EQ(by_host({{0, 1}, {2}}, false), (Kinds{Kind::reducescatter, Kind::broadcast}));
+  Hosts many{{0, 1}};
+  for (int host = 2; host < 66; ++host) many.push_back({host});
+  EXPECT_EQ(by_host(many, false), (Kinds{Kind::broadcast})) << "a reduce-scatter would keep a sum of each in scratch";
   EXPECT_EQ(by_host({{0}, {1}, {2}}, true), Kinds{});
 }
 

@@ -48,6 +48,20 @@ TEST(Peers, TheEngineThreadAndOtherCallersLeaveItToTheCallerWhoWatches) {
   first.join();
 }
 
+TEST(Engine, AllGathersGoByHostUnlessTheConfigurationSaysOtherwise) {
+  for (const bool by_host : {true, false}) {
+    Config config;
+    config.hierarchical_allgather = by_host;
+    Ranks ranks(std::vector<int>{2, 1}, config);
+    ranks.each([&](Engine& engine, int) {
+      const std::string& table = engine.selector_text();
+      const size_t begin = table.find("allgather");
+      const std::string first_row = table.substr(begin, table.find('\n', begin) - begin);
+      EXPECT_EQ(first_row.ends_with("links/by_host"), by_host) << table;
+    });
+  }
+}
+
 // Once it was the engine thread that data woke, which then made a single step and napped, while the caller slept on.
 TEST(Engine, CallersMakeTheStepsOfWhatTheyWaitFor) {
   constexpr int64_t kCount = 2 << 20;

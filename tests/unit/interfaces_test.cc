@@ -65,15 +65,21 @@ TEST(Interfaces, AListAllowsByPrefixExactlyOrAllBut) {
 
 // One address each, though they have several, and all of one family.
 TEST(Interfaces, LinksGoOverAllThatAListNames) {
-  const std::vector<Interface> both{interface("eth0", "10.0.0.1"), interface("eth0", "10.0.0.9"),
-                                    interface("ib0", "10.0.2.1"),  interface("lo", "127.0.0.1"),
-                                    interface("eth0", "fd77::1"),  interface("eth1", "fd78::1"),
-                                    interface("ib0", "fd79::1")};
+  const std::vector<Interface> both{
+      interface("eth0", "10.0.0.1"),     interface("eth0", "10.0.0.9"), interface("ib0", "10.0.2.1"),
+      interface("lo", "127.0.0.1"),      interface("eth0", "fd77::1"),  interface("eth1", "fd78::1"),
+      interface("ib0", "fd79::1"),       interface("bond0", "10.1.0.1"), interface("bond0.100", "10.2.0.1"),
+      interface("ens10", "10.3.10.1"),   interface("ens2", "10.3.2.1")};
   const struct {
     const char *list, *addresses;
   } rows[] = {{"eth,ib", "10.0.0.1 10.0.2.1"}, {"=ib0,eth0", "10.0.2.1 10.0.0.1"}, {"eth1,ib", "fd78::1 fd79::1"},
               {"=ib0", "10.0.2.1"},            {"^lo", "10.0.0.1"},                {"^=eth0", "10.0.2.1"},
-              {"", "10.0.0.1"}};
+              {"", "10.0.0.1"},
+              {"bond0", "10.1.0.1"},
+              {"bond", "10.1.0.1 10.2.0.1"},
+              {"ens", "10.3.2.1 10.3.10.1"},
+              {"eth0,lo", "10.0.0.1"},
+              {"lo,eth0", "127.0.0.1"}};
   for (auto& [list, addresses] : rows) {
     std::string text;
     for (const Address& one : link_addresses(chosen(both, list), list)) text += (text.empty() ? "" : " ") + one.text();

@@ -89,7 +89,7 @@ inline void check_lent(SimulatedRank& rank, int index) {
           throw Fault("writes what is being sent: " + name_of_step(index, r, s));
     }
     for (const Step& step : rank.rounds[r]) {
-      if (!step.in_place) continue;
+      if (!step.may_lend) continue;
       if (step.kind != Step::Kind::send || step.from.memory == Memory::scratch)
         throw Fault("sends in place what is gone in the end: " + name_of_step(index, r, 0));
       lent.push_back({step.peer, alias(step.from.memory), step.from.offset, step.from.offset + step.count});

@@ -105,10 +105,14 @@ void TcpTransport::on_attempt_failed(TcpLinkState& link, int error) {
   }
   if (now - link.broken_ns < timeouts_.reconnect_ns) return;
   const bool closed = error == ECONNRESET || error == EPIPE;  // by who takes connections there
-  throw_lost(link, "is out of reach: " + broke + "no connection to " + at + " came about for " +
+  const std::string from = from_.empty() ? "" : "from " + from_[nic(link)].text() + " ";
+  const char* const remedy = from_.size() > 1
+                                 ? "does LIGHTCC_IFACE name the networks in one order on all hosts?"
+                                 : "does a firewall lie between the hosts, or is LIGHTCC_IFACE needed?";
+  throw_lost(link, "is out of reach: " + broke + "no connection " + from + "to " + at + " came about for " +
                        std::to_string(timeouts_.reconnect_ns / 1'000'000'000) + " s (" + std::strerror(error) + "); " +
                        (closed ? "it was taken and closed each time: is that port flooded (see that rank's log)?"
-                               : "does a firewall lie between the hosts, or is LIGHTCC_IFACE needed?"));
+                               : remedy));
 }
 
 void TcpTransport::probe(int peer) {

@@ -11,6 +11,7 @@
 // 1. What is lent is sent from the caller's memory, again if need be, until the other end has received it.
 // 2. A posted record arrives in the caller's memory, but for its first bytes if they came before it was posted or while
 //    that memory was still lent: those wait in the ring for peek().
+// 3. No memory is lent while a post of it is open.
 #pragma once
 #include <sys/uio.h>
 
@@ -65,6 +66,7 @@ class TcpStream {
 
   uint64_t received() const { return in_head_.at; }
   bool peer_finished() const { return peer_finished_; }
+  bool has_committed() const { return out_head_.at != 0; }
   bool delivered() const { return peer_received_ == out_head_.at && !owes_fin(); }  // all of it, fin included
 
  private:

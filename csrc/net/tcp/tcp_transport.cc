@@ -13,7 +13,7 @@ namespace lightcc {
 namespace {
 
 constexpr uint64_t kTimerNs = 20'000'000;
-// At once; in one step, of one link. No more, so that what comes behind a record finds its memory posted.
+// At once; in one step, of one link. Little, so that memory for the next records can be posted before they are read.
 constexpr size_t kBufferBytes = 16 << 10, kReadBytes = 256 << 10;
 
 }  // namespace
@@ -74,7 +74,8 @@ const TcpPeer& TcpTransport::peer(const TcpLinkState& link) const { return peers
 
 size_t TcpTransport::nic(const TcpLinkState& link) const {
   const size_t both = std::min(std::max<size_t>(from_.size(), 1), peer(link).addresses.size());
-  return link.key.lane < 0 ? 0 : size_t(link.key.lane) % both;
+  // Of one lane too, so that what has only one is dealt out as well.
+  return link.key.lane < 0 ? 0 : size_t(link.key.lane + rank_ + link.key.peer) % both;
 }
 
 void TcpTransport::throw_lost(const TcpLinkState& link, const std::string& why) {
@@ -132,7 +133,9 @@ bool TcpTransport::finish() {
       link->end = LinkEnd::finishing;
       finish(*link);
     }
-    delivered = delivered && (link->stream->delivered() || left_[size_t(key.peer)]);
+    // One that only waited to be connected to has nothing to deliver.
+    const bool idle = link->state == LinkState::idle && !link->connects && !link->stream->has_committed();
+    delivered = delivered && (idle || link->stream->delivered() || left_[size_t(key.peer)]);
   }
   flush();
   return delivered;

@@ -1,7 +1,8 @@
 // Links to ranks of other hosts: a TCP connection for each (peer, group, lane), made when it is first used. The higher
-// rank connects; where both have several NICs, control over the first, data lane v over NIC v modulo the smaller
-// number of theirs. A connection that breaks is replaced and goes on where it stopped; only when the other
-// process is gone, or cannot be reached for half a minute, the peer is lost. One that is stopped is not.
+// rank connects; where both have several NICs, control takes the first, and data links take them in turn, by lane and
+// ranks, as many as the smaller number of theirs. A connection that breaks is replaced and goes on where it stopped;
+// only when the other process is gone, or cannot be reached for half a minute, the peer is lost. One that is stopped is
+// not.
 #pragma once
 #include <atomic>
 #include <functional>
