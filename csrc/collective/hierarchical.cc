@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string_view>
 
@@ -12,8 +13,8 @@ namespace lightcc {
 namespace {
 
 // Lanes of the links and of the common rings of a host that no other backend of the group uses.
-constexpr int kReduceScatterLane = 1, kAllGatherLane = 2, kCommonLane = 1;
-static_assert(kAllGatherLane < LocalRanks::kLanes && kCommonLane < LocalRanks::kCommonLanes);
+constexpr int kReduceScatterLane = 1, kAllGatherLane = 2;
+static_assert(kAllGatherLane < LocalRanks::kLanes && kAllGatherLane < LocalRanks::kCommonLanes);
 
 // Between the owners of a lane. Two exchange in one round what is small; where all can send straight to all, two
 // rounds do; beyond that start-ups count below and bytes above.
@@ -70,8 +71,7 @@ struct HierarchicalBackend::LocalLinks {
       to.push_back(links.back().get());
       members.push_back(group.local_index(member));
     }
-    // The common ring is one for both queues: only the all-gather uses it. So a reduce-scatter starts with offsets.
-    shared = std::make_unique<SharedBackend>(peers.local_ranks(), group.id(), kCommonLane, std::move(members), to);
+    shared = std::make_unique<SharedBackend>(peers.local_ranks(), group.id(), lane, std::move(members), to);
   }
   std::vector<std::unique_ptr<Link>> links;
   std::unique_ptr<SharedBackend> shared;
@@ -148,19 +148,21 @@ bool HierarchicalBackend::accepts(const Collective& c) const {
 class HierarchicalAllreduce : public Work {
  public:
   HierarchicalAllreduce(HierarchicalBackend& backend, const Collective& c)
-      : backend_(backend), c_(c), element_(int64_t(size_of(c.dtype))), node_(backend.own_node()) {
+      : backend_(backend),
+        c_(c),
+        element_(int64_t(size_of(c.dtype))),
+        node_(backend.own_node()),
+        number_(backend.started_++) {
     const int64_t bytes = c.count * element_;
     lanes_ = bytes <= backend.limits_.one_lane_bytes ? 1 : backend.lanes_;
     own_ = lanes_of(lanes_, int(node_.size()), backend.place_);
     const int64_t most = backend.limits_.chunk_bytes * lanes_;
     chunks_ = std::max<int64_t>(1, (bytes + most - 1) / most);
-    if (alone()) {
-      reduced_ = chunks_;
-    } else if (size_t(bytes) <= SharedBackend::kFlatBytes) {  // less work to publish than to say where it lies
+    if (alone()) return;
+    if (size_t(bytes) <= SharedBackend::kFlatBytes) {  // less work to publish than to say where it lies
       inputs_.resize(node_.size());
     } else {
-      // Nothing else is on the all-gather's common streams yet, and the reduce-scatter has none.
-      SharedBackend& shared = *backend.all_gather_->shared;
+      SharedBackend& shared = *backend.reduce_scatter_->shared;
       input_offsets_.emplace(shared, ArenaOffsets{shared.offsets_of(c_).input, -1});
     }
   }
@@ -204,8 +206,8 @@ class HierarchicalAllreduce : public Work {
   // The output is the caller's again.
   void release() {
     exchanges_.clear();
-    for (auto& lane : backend_.flows_)
-      for (auto& flow : lane) flow->backend->release();
+    for (const auto& [flow, lent] : lent_) flow->backend->release_lent(lent);
+    lent_.clear();
   }
   int64_t begin(int64_t chunk) const {
     return border(c_.count, int(chunk), int(chunks_), kLine / element_);
@@ -245,7 +247,7 @@ class HierarchicalAllreduce : public Work {
       if (phase == phases_.end()) phase = phases_.insert(phase, Phase{name, begun_ns, 0});
       if (phase->end_ns == 0 && finished == chunks_) phase->end_ns = now;
     };
-    if (!alone()) note("LOCAL_REDUCESCATTER", true, reduced_);
+    if (!alone()) note("LOCAL_REDUCESCATTER", backend_.reduces_ >= number_, reduced_);
     note("CROSS_ALLREDUCE", started_ > 0, exchanged_);
     if (!alone()) note("LOCAL_ALLGATHER", gather_ || gathered_ > 0, gathered_);
   }
@@ -260,15 +262,22 @@ class HierarchicalAllreduce : public Work {
     return true;
   }
 
+  // A queue is this all-reduce's until its last chunk has passed.
+  bool pass_on(uint64_t& queue, int64_t finished) const {
+    if (finished == chunks_) ++queue;
+    return true;
+  }
+
   bool reduce() {
-    if (reduced_ == chunks_) return false;
+    if (backend_.reduces_ != number_) return false;
+    if (alone()) return pass_on(backend_.reduces_, reduced_ = chunks_);
     if (input_offsets_) {
       const bool moved = input_offsets_->step();
       if (!input_offsets_->done()) return moved;
       inputs_ = input_offsets_->offsets();
       input_offsets_.reset();
     }
-    return advance(reduce_, reduced_, [&] {
+    const bool moved = advance(reduce_, reduced_, [&] {
       Collective c = part(Kind::reducescatter, backend_.place_, node_.size());
       c.counts = counts(reduced_);
       c.pre = c_.pre;
@@ -279,20 +288,29 @@ class HierarchicalAllreduce : public Work {
         if (each.input >= 0) each.input += begin(reduced_) * element_;
       return backend_.reduce_scatter_->shared->start(c, std::move(inputs));
     });
+    return moved && pass_on(backend_.reduces_, reduced_);
   }
 
   // As many chunks are under way as there are flows, and one more each, so that none runs dry.
   bool exchange() {
     bool moved = false;
-    while (started_ < reduced_ && started_ - exchanged_ < 2 * HierarchicalBackend::kFlows) start_exchange();
+    if (backend_.exchanges_ == number_) {
+      while (started_ < reduced_ && started_ - exchanged_ < 2 * HierarchicalBackend::kFlows) start_exchange();
+      pass_on(backend_.exchanges_, started_);
+    }
     for (auto& shards : exchanges_)
-      for (Exchange& one : shards) moved |= !one.work->done() && one.work->step();
+      for (Exchange& one : shards) moved |= !one.work->done() && step(one);
     const auto is_done = [](const Exchange& one) { return one.work->done(); };
     while (!exchanges_.empty() && std::all_of(exchanges_.front().begin(), exchanges_.front().end(), is_done)) {
       exchanges_.pop_front();
       ++exchanged_;
       moved = true;
     }
+    return moved;
+  }
+  bool step(Exchange& one) {
+    const bool moved = one.work->step();
+    if (one.work->done()) lent_[one.flow] = one.flow->backend->lent();  // before those behind it lend more
     return moved;
   }
   void start_exchange() {
@@ -314,25 +332,23 @@ class HierarchicalAllreduce : public Work {
   }
 
   bool gather() {
-    if (alone()) {
-      const bool moved = gathered_ < exchanged_;
-      gathered_ = exchanged_;
-      return moved;
-    }
-    if (gathered_ == exchanged_) return false;
-    return advance(gather_, gathered_, [&] {
+    if (backend_.gathers_ != number_ || gathered_ == exchanged_) return false;
+    if (alone()) return pass_on(backend_.gathers_, gathered_ = exchanged_);
+    const bool moved = advance(gather_, gathered_, [&] {
       Collective c = part(Kind::allgather, backend_.place_, node_.size());
       c.counts = counts(gathered_);
       c.input = at(c_.output, shard_begin(gathered_, own_.begin) * element_);
       c.output = at(c_.output, begin(gathered_) * element_);
       return backend_.all_gather_->shared->start(c, nullptr);
     });
+    return moved && pass_on(backend_.gathers_, gathered_);
   }
 
   HierarchicalBackend& backend_;
   const Collective c_;
   const int64_t element_;
   const std::vector<int>& node_;
+  const uint64_t number_;                        // among the backend's
   int lanes_ = 0;
   LaneRange own_{};
   int64_t chunks_ = 0;
@@ -341,6 +357,7 @@ class HierarchicalAllreduce : public Work {
   std::vector<ArenaOffsets> inputs_;             // where the inputs of the members here lie
   std::unique_ptr<Work> reduce_, gather_;
   std::deque<std::vector<Exchange>> exchanges_;  // of chunks exchanged_ to started_
+  std::map<const HierarchicalBackend::Flow*, std::vector<uint64_t>> lent_;  // by what is exchanged
   std::vector<Phase> phases_;                    // of a timed one, those that have begun
 };
 

@@ -4,9 +4,9 @@
 //
 // 1. A vector is cut into chunks, and each chunk into V shards, one a lane. On a node of L members, lane v belongs to
 //    member floor(v * L / V): nodes may have different numbers of members, and a member's shards lie side by side.
-// 2. The chunks pass through three queues, each in their order. The queues share no stream of records, so the
-//    reduce-scatter of one chunk, the exchange of the chunk before and the all-gather of the one before that go on
-//    together, however the members' steps interleave.
+// 2. The chunks pass through three queues, each in their order, and behind them those of the all-reduce that was
+//    started next. The queues share no stream of records, so the reduce-scatter of one chunk, the exchange of the chunk
+//    before and the all-gather of the one before that go on together, however the members' steps interleave.
 // 3. All members of a node write, in the output, only what they own until the all-gather; and what a member reads of
 //    another's input is what it owns. So the output may be the input.
 // 4. If all inputs of a node lie in mapped memory, the owner of a shard reads it straight from there. Nobody says when
@@ -41,14 +41,15 @@ class HierarchicalBackend : public Backend {
     int64_t chunk_bytes = 512 << 10;       // of a lane
   };
 
-  // nodes: of the group, at least 2.
+  // nodes: of the group, at least 2. Several all-reduces may be in flight: step every one. To drop one that is not done
+  // stops those behind it.
   HierarchicalBackend(Peers&, const Group&, std::vector<std::vector<int>> nodes, const Limits&);
   ~HierarchicalBackend() override;
   const char* name() const override { return "2d"; }
   bool accepts(const Collective&) const override;
   std::unique_ptr<Work> start(const Collective&, const Algorithm*) override;
 
-  struct LocalLinks;                     // a SharedBackend among the members here, with links of its own
+  struct LocalLinks;                     // of a queue: a SharedBackend among the members here, with links of its own
   struct Flow;                           // a LinksBackend among the owners of a lane, with links of its own
 
  private:
@@ -59,6 +60,8 @@ class HierarchicalBackend : public Backend {
   const Limits limits_;
   int node_ = -1, place_ = -1;           // this rank's node, and its place there
   int lanes_ = 0;
+  uint64_t started_ = 0;                 // all-reduces; the numbers of those whose chunks are in each queue:
+  uint64_t reduces_ = 0, exchanges_ = 0, gathers_ = 0;
   std::unique_ptr<LocalLinks> reduce_scatter_, all_gather_;  // none where this rank is alone
   LaneRange own_lanes_{};
   std::vector<std::vector<std::unique_ptr<Flow>>> flows_;  // by own lane

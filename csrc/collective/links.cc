@@ -15,10 +15,9 @@ struct LinksBackend::Turns {
   int waiting_for = -1;                // whom it waits for
   bool broken = false;                 // one was dropped half-way: what is in the links has no meaning now
   std::vector<BulkLink*> bulk_links;
-  bool keeps_lent = false, to_release = false;
+  bool keeps_lent = false;
 
   void release() {
-    if (!std::exchange(to_release, false)) return;
     for (BulkLink* link : bulk_links) count_staged(link->release());
   }
 };
@@ -35,7 +34,7 @@ class Turn : public Work {
   Turn(const Turn&) = delete;
   ~Turn() override {
     if (done()) return;
-    turns_->broken = turns_->to_release = true;
+    turns_->broken = true;
     turns_->release();
   }
 
@@ -50,8 +49,7 @@ class Turn : public Work {
     const int peer = execution_.waiting_for();
     turns_->waiting_for = members_ && peer >= 0 ? (*members_)[size_t(peer)] : peer;
     if (!execution_.done()) return moved;
-    turns_->to_release = turns_->to_release || execution_.uses_bulk();
-    if (!turns_->keeps_lent) turns_->release();
+    if (execution_.uses_bulk() && !turns_->keeps_lent) turns_->release();
     ++turns_->finished;
     return true;
   }
@@ -78,7 +76,15 @@ LinksBackend::LinksBackend(std::vector<Link*> links, Hosts hosts, bool keeps_len
     if (BulkLink* bulk = link ? link->bulk() : nullptr) turns_->bulk_links.push_back(bulk);
 }
 
-void LinksBackend::release() { turns_->release(); }
+std::vector<uint64_t> LinksBackend::lent() const {
+  std::vector<uint64_t> lent;
+  for (const BulkLink* link : turns_->bulk_links) lent.push_back(link->lent());
+  return lent;
+}
+
+void LinksBackend::release_lent(const std::vector<uint64_t>& before) {
+  for (size_t i = 0; i < before.size(); ++i) count_staged(turns_->bulk_links[i]->release_lent(before[i]));
+}
 
 bool LinksBackend::accepts(const Collective& c) const {
   if (c.size != int(links_.size())) return false;

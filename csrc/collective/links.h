@@ -19,9 +19,10 @@ class LinksBackend : public Backend {
  public:
   // links[member] leads there, nullptr at our own place; they and this must outlive all its Work. hosts: of the
   // members; none: they count as on one.
-  // keeps_lent: Work may be done while the links still send out of its memory; release() ends that.
+  // keeps_lent: Work may be done while the links still send out of its memory; release_lent() ends that.
   explicit LinksBackend(std::vector<Link*> links, Hosts hosts = {}, bool keeps_lent = false);
-  void release();
+  std::vector<uint64_t> lent() const;    // by link, what Work has lent so far; see BulkLink
+  void release_lent(const std::vector<uint64_t>& before);
 
   const char* name() const override { return "links"; }
   bool accepts(const Collective&) const override;

@@ -74,7 +74,6 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
   for (BatchItem& item : items_) tensors += item.request->what.tensors.size();
   if (tensors > 1) counters_.add(Counters::fused_batches);
   if (items_.size() > 1) counters_.add(Counters::fused_requests, items_.size());
-  if (!done()) start_next();
 }
 
 void BatchExecution::plan_allreduce() {
@@ -210,12 +209,13 @@ bool BatchExecution::copy_some(const std::vector<Piece>& pieces) {  // false: al
   return piece_ < pieces.size();
 }
 
-bool BatchExecution::start_next() {
+bool BatchExecution::start_next(bool may_start) {
   FusedCollective& fused = collectives_[next_];
-  if (!fused.before.empty()) {
+  if (piece_ < fused.before.size()) {
     tracing_.activity(items_, fused.collective.kind == Kind::allreduce ? "MEMCPY_IN_FUSION_BUFFER" : "MEMCPY");
-    if (copy_some(fused.before)) return true;
+    if (copy_some(fused.before) || !may_start) return true;
   }
+  if (!may_start) return false;
   piece_ = offset_ = 0;
   const Row& row = selector_.choose(fused.collective);
   tracing_.activity(items_, row);
@@ -226,9 +226,9 @@ bool BatchExecution::start_next() {
   return true;
 }
 
-bool BatchExecution::step() {
+bool BatchExecution::step(bool may_start) {
   if (done()) return false;
-  if (!work_) return start_next();
+  if (!work_) return start_next(may_start);
   if (!work_->done() && !work_->step()) return false;
   if (!work_->done()) return true;
   if (!collectives_[next_].after.empty()) {

@@ -15,7 +15,7 @@
 
 namespace lightcc {
 
-// Memory for fused tensors: one buffer a group, kept and grown.
+// Memory for fused tensors, of one batch at a time; kept and grown.
 class FusionBuffer {
  public:
   explicit FusionBuffer(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
@@ -48,7 +48,10 @@ class BatchExecution {
   BatchExecution(std::vector<BatchItem> items, const Group&, FusionBuffer&, const std::shared_ptr<OutputPool>&,
                  Counters&, Tracing&, const Selector&);
 
-  bool step();             // like Work::step
+  // Like Work::step. may_start: a collective may be started, which all ranks do in the same order: the execution before
+  // this one has started all of its own.
+  bool step(bool may_start = true);
+  bool all_started() const { return next_ + (work_ ? 1 : 0) == collectives_.size(); }
   bool done() const { return next_ == collectives_.size(); }
   int waiting_for() const { return work_ ? work_->waiting_for() : 0; }
   const std::vector<BatchItem>& items() const { return items_; }
@@ -64,7 +67,7 @@ class BatchExecution {
   void plan_tensor(BatchItem&, size_t tensor);
   void* result(Request&, size_t tensor, Shape shape);
   bool copy_some(const std::vector<Piece>&);
-  bool start_next();
+  bool start_next(bool may_start);
 
   std::vector<BatchItem> items_;
   const Group& group_;

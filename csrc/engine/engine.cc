@@ -33,7 +33,7 @@ Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::un
       config_(std::move(config)),
       outputs_(std::make_shared<OutputPool>(size_t(config_.output_pool_bytes), uint64_t(config_.output_idle_s * 1e9))),
       timeline_(timeline ? std::move(timeline) : std::make_unique<Timeline>()),
-      spin_habit_(most_spin_ns(config_, peers_->local_ranks())),
+      wait_habit_(most_spin_ns(config_, peers_->local_ranks())),
       blocked_state_(peers_->rank()),
       deadlock_detector_([this](int rank, int group) {
         const auto found = this->group(group);
@@ -121,7 +121,7 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   visits_.fetch_add(1, std::memory_order_relaxed);
   waiters_.fetch_add(1);
   if (begin - request.submitted_ns > kBlockedNs && waiters_ == 1) report_if_blocked(request);
-  Patience patience(spin_habit_);
+  Patience patience(wait_habit_);
   while (!request.finished.load(std::memory_order_acquire)) {
     if (drive()) {
       patience.reset();

@@ -130,7 +130,7 @@ class Engine : public GroupEngineOwner {
   Counters counters_;
   const std::unique_ptr<Timeline> timeline_;
   Tracing tracing_{*timeline_};
-  SpinHabit spin_habit_;
+  WaitHabit wait_habit_;
 
   // Under the progress lock, as its users assert.
   ProgressLock progress_lock_;

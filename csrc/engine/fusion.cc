@@ -42,8 +42,8 @@ bool gathers_for_next_step(uint64_t since_step_ns, int64_t bytes) {
   return since_step_ns < kBurstNs && bytes < kBurstBytes;
 }
 
-bool gathers_for_next_batch(size_t batches_in_flight, int64_t ready_bytes) {
-  return batches_in_flight > 1 || (batches_in_flight == 1 && ready_bytes < kAgreedAheadBytes);
+bool gathers_for_next_batch(size_t in_flight, size_t may_run, int64_t ready_bytes) {
+  return in_flight > may_run || (in_flight > 0 && ready_bytes < kAgreedAheadBytes);
 }
 
 std::vector<Bucket> fuse(std::span<const ReadyRequest> ready, FusionLimits limits) {

@@ -26,10 +26,14 @@ inline constexpr int64_t kBurstBytes = 64 << 10;
 inline constexpr uint64_t kBurstNs = 50'000;
 bool gathers_for_next_step(uint64_t since_step_ns, int64_t bytes);
 
-// While a batch runs, ready requests gather for the next. When they have so many bytes they are enough, and the next
-// batch is agreed on ahead of time.
+// Between hosts so many batches run at a time, that the next is copied and reduced on each host while this one crosses
+// the network; on one host, where both would take the same cores, it is one.
+inline constexpr size_t kBatchesBetweenHosts = 2;
+
+// While a batch runs, ready requests gather for the next. When they have so many bytes they are enough, and batches are
+// agreed on ahead of time: those that may run and one more.
 inline constexpr int64_t kAgreedAheadBytes = 4 << 20;
-bool gathers_for_next_batch(size_t batches_in_flight, int64_t ready_bytes);
+bool gathers_for_next_batch(size_t in_flight, size_t may_run, int64_t ready_bytes);
 
 // ---- what
 

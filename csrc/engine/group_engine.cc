@@ -3,18 +3,20 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/overloaded.h"
 #include "collective/hierarchical.h"
 #include "engine/validate.h"
 
 namespace lightcc {
 namespace {
-constexpr uint64_t kDozeNs = 300'000'000;       // a rank with work in flight looks around three times as often
-constexpr size_t kMostNotes = 4;  // members of which a warning says more than their name
-constexpr uint64_t kSilenceNs = 400'000'000;  // a coordinator that takes longer to answer is itself missing
 
 std::vector<int32_t> to_int32(const std::vector<int>& members) { return {members.begin(), members.end()}; }
+
+// Whether such a batch may run beside another. Those of a joined rank share one piece of memory; the other kinds are
+// rare, and some of them end what others need.
+bool may_overlap(const std::vector<BatchItem>& batch) {
+  return batch[0].request->what.kind == Kind::allreduce && !batch[0].placeholder;
+}
 
 }  // namespace
 
@@ -29,7 +31,7 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
       tracing_(tracing),
       progress_lock_(progress_lock),
       owner_(owner),
-      buffer_(peers.arena()),
+      buffers_{FusionBuffer(peers.arena()), FusionBuffer(peers.arena())},
       joined_rank_(peers.arena()),
       left_(size_t(group_->size())) {
   control_plane_ = std::make_unique<ControlPlane>(peers, *group_, *this);
@@ -144,7 +146,7 @@ void GroupEngine::receive(Batch& batch) {
       control_plane_->send_up(std::move(anew));
     }
   }
-  tracing_.agreed(items, !batches_.empty());
+  tracing_.agreed(items, batches_in_flight() > 0);
   batches_.push_back(std::move(items));
 }
 
@@ -171,7 +173,8 @@ void GroupEngine::receive(const Missing& missing) {
 
 bool GroupEngine::coordinate() {
   if (!coordinator_->anything_ready()) return false;
-  const bool gathers = gathers_for_next_batch(batches_.size(), coordinator_->ready_bytes());
+  const bool gathers =
+      gathers_for_next_batch(batches_in_flight(), batches_at_a_time(), coordinator_->ready_bytes());
   if (gathers && !coordinator_->anything_failed()) return false;
   for (const DownMessage& message : coordinator_->take_messages()) control_plane_->send_down(message);
   return true;
@@ -196,25 +199,34 @@ bool GroupEngine::step_fast_path() {
   return true;
 }
 
-bool GroupEngine::run_front_batch() {
-  if (batches_.empty() || (fast_path_ && fast_path_->active())) return false;  // the fast path began first on all ranks
-  if (!execution_) {
-    auto& front = *batches_[0][0].request;
-    if (batches_[0][0].placeholder && !joined_rank_.prepare(batches_[0])) return true;
-    if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
-    execution_ =
-        std::make_unique<BatchExecution>(batches_[0], *group_, buffer_, outputs_, counters_, tracing_, selector_);
+bool GroupEngine::begin_batch() {
+  if (batches_.empty() || running_.size() == batches_at_a_time()) return false;
+  if (!running_.empty() && !(may_overlap(running_.back()->items()) && may_overlap(batches_[0]))) return false;
+  Request& front = *batches_[0][0].request;
+  if (batches_[0][0].placeholder && !joined_rank_.prepare(batches_[0])) return true;
+  if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
+  FusionBuffer& buffer = buffers_[begun_++ % kBatchesBetweenHosts];
+  // It may throw: then the batch is still here, to fail.
+  running_.push_back(
+      std::make_unique<BatchExecution>(batches_[0], *group_, buffer, outputs_, counters_, tracing_, selector_));
+  batches_.pop_front();
+  return true;
+}
+
+bool GroupEngine::run_batches() {
+  if (fast_path_ && fast_path_->active()) return false;  // it began first on all ranks
+  bool moved = begin_batch(), may_start = true;
+  for (auto& execution : running_) {
+    moved |= execution->step(may_start);
+    may_start = may_start && execution->all_started();
   }
-  bool moved = execution_->step();
-  if (execution_->done()) {
+  for (; !running_.empty() && running_[0]->done(); running_.pop_front()) {
     batch_ended_ns_ = now_ns();
-    for (const BatchItem& item : execution_->items()) {
+    for (const BatchItem& item : running_[0]->items()) {
       if (item.request->what.kind == Kind::join) all_joined(item);
       if (!item.placeholder) owner_.finish(item.request, Code::ok, "");
     }
-    execution_.reset();
-    batches_.pop_front();
-    return true;
+    moved = true;
   }
   return moved;
 }
@@ -236,10 +248,10 @@ bool GroupEngine::step() {
           Missing{key, to_int32(missing), to_int32(coordinator_->joined()), member, note(key, missing)});
     }
   if (is_coordinator()) moved |= coordinate();
-  moved |= run_front_batch();
+  moved |= run_batches();
   // What the next batch needs is often there already.
   if (is_coordinator() && batches_.empty()) moved |= coordinate();
-  if (control_plane_->cut_off() && !moved && batches_.empty() && !pending_.empty())
+  if (control_plane_->cut_off() && !moved && batches_in_flight() == 0 && !pending_.empty())
     fail_all(Code::shut_down, first_left_);
   return moved;
 }
@@ -265,14 +277,17 @@ void GroupEngine::member_left(int member, const std::string& why, int from) {
 
 void GroupEngine::fail_all(Code code, const std::string& text) {
   progress_lock_.assert_held();
-  execution_.reset();
+  std::vector<BatchItem> agreed;
+  const auto take = [&](const auto& items) { agreed.insert(agreed.end(), items.begin(), items.end()); };
+  for (const auto& execution : running_) take(execution->items());
+  for (const auto& batch : batches_) take(batch);
+  running_.clear();
+  batches_.clear();
   if (fast_path_) fast_path_->drop();
   if (RequestPtr request = std::move(fast_path_request_)) owner_.finish(request, code, request->title() + ": " + text);
-  auto batches = std::exchange(batches_, {});
   auto pending = std::exchange(pending_, {});
-  for (auto& items : batches)
-    for (BatchItem& item : items)
-      if (!item.placeholder) owner_.finish(item.request, code, item.request->title() + ": " + text);
+  for (const BatchItem& item : agreed)
+    if (!item.placeholder) owner_.finish(item.request, code, item.request->title() + ": " + text);
   for (auto& [key, request] : pending) owner_.finish(request, code, request->title() + ": " + text);
 }
 
@@ -295,104 +310,6 @@ void GroupEngine::remind() {
   if (!pending_.empty()) control_plane_->remind();
   if (!fast_path_request_) return;
   for (int member : fast_path_->missing()) peers_.wake_urgently(group_->rank(member));
-}
-
-void GroupEngine::inspect(uint64_t now) {
-  progress_lock_.assert_held();
-  if (fast_path_request_) inspect_request(*RequestPtr(fast_path_request_), true, now);
-  for (auto& [key, request] : std::unordered_map(pending_)) inspect_request(*request, false, now);
-  if (!batches_.empty())
-    for (BatchItem& item : std::vector(batches_[0])) inspect_request(*item.request, true, now);
-}
-
-// A rank in join() waits for as long as the others have work: it is no stall while that goes on.
-uint64_t GroupEngine::waits_since(const Request& request) const {
-  return request.what.kind == Kind::join ? std::max(request.submitted_ns, batch_ended_ns_) : request.submitted_ns;
-}
-
-void GroupEngine::inspect_request(Request& request, bool running, uint64_t now) {
-  if (request.what.kind == Kind::join && group_->id() != 0) return;  // the world's speaks for all
-  auto after = [&](uint64_t since, double seconds) { return double(now - since) * 1e-9 >= seconds; };
-  const uint64_t since = waits_since(request);
-  bool warn = after(since, config_.stall_warn_s) && after(request.warned_ns, config_.stall_warn_s);
-  bool end = config_.stall_end_s > 0 && after(since, config_.stall_end_s);
-  if (!warn && !end) return;
-  if (running) return report_stall(request, silent_members(now), {}, "", now);
-  if (is_coordinator()) {
-    const std::vector<int> missing = coordinator_->missing(request.key);
-    return report_stall(request, missing, coordinator_->joined(), note(request.key, missing), now);
-  }
-  if (request.asked_ns <= request.warned_ns) {  // not asked since the last warning
-    request.asked_ns = now;
-    control_plane_->send_up(Query{request.key, group_->index()});
-  } else if (now - request.asked_ns > kSilenceNs) {
-    report_stall(request, {control_plane_->silent_since(request.asked_ns)}, {}, "", now);
-  }
-}
-
-// Who holds up the batch that runs. Whom this rank waits for may itself wait for another, but a rank that does not
-// even look around is stopped.
-std::vector<int> GroupEngine::silent_members(uint64_t now) const {
-  std::vector<int> silent;
-  if (fast_path_request_) silent = fast_path_->missing();
-  if (!silent.empty()) return silent;
-  for (int i = 0; i < group_->size(); ++i)
-    if (i != group_->index() && peers_.awake_ns_ago(group_->rank(i), now) > kDozeNs) silent.push_back(i);
-  if (silent.empty()) silent.push_back(execution_ ? execution_->waiting_for() : 0);
-  return silent;
-}
-
-std::string GroupEngine::names(const std::vector<int>& members) const {
-  std::string text;
-  for (int member : members) text += (text.empty() ? "" : ", ") + peers_.name(group_->rank(member));
-  return text;
-}
-
-// The coordinator's: why these members may not have come, as far as it knows.
-std::string GroupEngine::note(const std::string& key, const std::vector<int>& missing) {
-  std::string text;
-  for (size_t i = 0; i < missing.size() && i < kMostNotes; ++i) {
-    const int rank = group_->rank(missing[i]);
-    std::string one = coordinator_->refusal(missing[i], key);
-    if (!one.empty()) {
-      one = "refused it when it was submitted there: " + one;
-    } else if (one = owner_.blocked_on(rank); !one.empty()) {
-      one = "itself waits for " + one;
-    } else if (const std::string other = coordinator_->waits_for(missing[i]); !other.empty()) {
-      one = "itself waits for " + title_of_key(other) + ", for which " + names(coordinator_->missing(other)) +
-            " has not come";
-    }
-    if (!one.empty()) text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank) + " " + one;
-  }
-  return text;
-}
-
-void GroupEngine::report_stall(Request& request, const std::vector<int>& missing, const std::vector<int>& joined,
-                               const std::string& note, uint64_t now) {
-  if (missing.empty()) return;  // they have all come meanwhile
-  request.warned_ns = now;
-  const double waited_s = double(now - waits_since(request)) * 1e-9;
-  char seconds[32];
-  snprintf(seconds, sizeof seconds, "%.0f s", waited_s);
-  std::string text = request.title() + " has waited " + seconds + " for " + names(missing);
-  if (!joined.empty()) text += " (has joined: " + names(joined) + ")";
-  if (config_.stall_end_s > 0 && waited_s >= config_.stall_end_s)
-    return owner_.end_epoch(Code::timeout, "stalled: " + text + "; ended after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" +
-                                              (note.empty() ? "" : "; " + note));
-  counters_.add(Counters::stall_warnings);
-  // One voice is enough: the first member that waits for it.
-  auto waits = [&](int member) {
-    bool has_joined = std::find(joined.begin(), joined.end(), member) != joined.end();
-    return std::find(missing.begin(), missing.end(), member) == missing.end() &&
-           (!has_joined || request.what.kind == Kind::join);
-  };
-  int first = 0;
-  while (first < group_->size() && !waits(first)) ++first;
-  if (first == group_->index())
-    log(Level::warning, "stall: " + text +
-                            " to submit it or to go on. " +
-                            (note.empty() ? "Are they stopped, or do they take another path through the program?"
-                                          : "Of those, " + note));
 }
 
 }  // namespace lightcc

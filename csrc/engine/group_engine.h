@@ -60,7 +60,7 @@ class GroupEngine : public ControlPlaneOwner {
     progress_lock_.assert_held();
     control_plane_->send_up(Refused{key, why, group_->index()});
   }
-  bool idle() const { return pending_.empty() && batches_.empty() && !fast_path_request_; }
+  bool idle() const { return pending_.empty() && batches_in_flight() == 0 && !fast_path_request_; }
   bool flush();                                         // true while messages wait for room
   void inspect(uint64_t now);                           // looks for stalls
   void remind();                                        // those whom this rank waits for
@@ -68,6 +68,9 @@ class GroupEngine : public ControlPlaneOwner {
 
  private:
   bool is_coordinator() const { return group_->index() == 0; }
+  size_t batches_in_flight() const { return batches_.size() + running_.size(); }
+  size_t batches_at_a_time() const { return shared_ ? 1 : kBatchesBetweenHosts; }
+  const std::vector<BatchItem>& oldest_batch() const { return running_.empty() ? batches_[0] : running_[0]->items(); }
   void receive_up(int from, UpMessage) override;
   void receive_down(DownMessage) override;
   void receive(Batch&);
@@ -78,7 +81,8 @@ class GroupEngine : public ControlPlaneOwner {
   void remote_member_left(int member, const std::string& why, int from) override;
   void member_left(int member, const std::string& why, int from);
   bool coordinate();
-  bool run_front_batch();
+  bool begin_batch();
+  bool run_batches();
   bool step_fast_path();
   void all_joined(const BatchItem&);
   uint64_t waits_since(const Request&) const;
@@ -108,10 +112,11 @@ class GroupEngine : public ControlPlaneOwner {
   std::vector<std::unique_ptr<Backend>> backends_;
   Selector selector_;                                   // among them
   SharedBackend* shared_ = nullptr;                     // one of them, and fast_path_: if all share this host
-  FusionBuffer buffer_;
+  FusionBuffer buffers_[kBatchesBetweenHosts];          // the batches take them by turns
+  uint64_t begun_ = 0;                                  // batches
   JoinedRank joined_rank_;
-  std::deque<std::vector<BatchItem>> batches_;          // agreed; the front one runs
-  std::unique_ptr<BatchExecution> execution_;
+  std::deque<std::vector<BatchItem>> batches_;          // agreed, not begun
+  std::deque<std::unique_ptr<BatchExecution>> running_; // in their order, in which they also end
   std::unique_ptr<FastPath> fast_path_;
   RequestPtr fast_path_request_;                        // nullptr while its caller makes the steps itself
   uint64_t batch_ended_ns_ = 0;                         // when a batch last came to its end

@@ -14,13 +14,16 @@ namespace lightcc {
 // Each end decides for itself: a record sent from the caller's memory may be peeked, a committed one received into it.
 struct BulkLink {
   virtual ~BulkLink() = default;
-  // Commits a record that lies at `data` and stays there unchanged until release(); only a record of this link that is
-  // posted there afterwards may overwrite it. False: no room, as reserve().
+  // Commits a record that lies at `data` and stays there unchanged until it is released; only a record of this link
+  // that is posted there afterwards may overwrite it. False: no room, as reserve().
   virtual bool send_from(const std::byte* data, size_t n) = 0;
   // Names where the next record that is neither consumed nor posted shall go. It has n bytes; peek(n) returns `to`.
   virtual void post(std::byte* to, size_t n) = 0;
-  // Afterwards the link uses none of the lent or posted memory: what is still to be sent, and what has come and is not
-  // consumed, was copied to its own. Returns how many bytes were copied since the last release, in peek() too.
+  virtual uint64_t lent() const = 0;               // a mark behind all that send_from() has lent so far
+  // Afterwards the link uses none of the memory that was lent before the mark: what is still to be sent of it was
+  // copied to the link's own. Returns how many bytes were copied since the last release, in peek() too.
+  virtual size_t release_lent(uint64_t before) = 0;
+  // The same for all that was lent, and for what is posted: what has come and is not consumed was copied as well.
   virtual size_t release() = 0;
 };
 

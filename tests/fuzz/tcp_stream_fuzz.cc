@@ -42,6 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         is_posted = false;
       }
       if (releases) {
+        stream.release_lent(64);
         stream.release();
         is_posted = false;
       }

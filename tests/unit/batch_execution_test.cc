@@ -192,7 +192,36 @@ TEST_F(Batches, ABarrierRunsNoCollective) {
 TEST_F(Batches, NamesTheMemberThatItWaitsFor) {
   Values a(3, 1);
   auto execution = begin({allreduce({tensor(a, a)})});
+  execution->step();
   EXPECT_EQ(execution->waiting_for(), 1);
+}
+
+TEST_F(Batches, WhatIsCopiedIsCopiedBeforeACollectiveMayStart) {
+  Values a(3, 1), b(4, 2);
+  auto execution = begin({allreduce({tensor(a, a)}), allreduce({tensor(b, b)})});
+  EXPECT_TRUE(execution->step(false));
+  EXPECT_FALSE(execution->step(false)) << "nothing is left to do but to start";
+  EXPECT_FALSE(execution->all_started());
+  EXPECT_EQ(backend.started.size(), 0u);
+  a.assign(3, 9);  // it lies in the buffer already
+  EXPECT_TRUE(execution->step());
+  EXPECT_TRUE(execution->all_started());
+  EXPECT_FALSE(execution->done());
+  while (!execution->done()) execution->step();
+  EXPECT_EQ(a, Values(3, 2));
+  EXPECT_EQ(b, Values(4, 4));
+}
+
+TEST_F(Batches, AllIsStartedWithTheLastCollective) {
+  Values a(3, 1);
+  std::vector<double> b(3, 1);
+  auto execution = begin({allreduce({tensor(a, a), {DType::float64, {3}, b.data(), b.data()}})});
+  execution->step();
+  ASSERT_EQ(backend.started.size(), 1u);
+  EXPECT_FALSE(execution->all_started());
+  for (int steps = 0; backend.started.size() < 2 && steps < 10; ++steps) execution->step();
+  EXPECT_TRUE(execution->all_started());
+  EXPECT_FALSE(execution->done());
 }
 
 // ---- op and factors

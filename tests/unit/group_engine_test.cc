@@ -115,6 +115,31 @@ TEST(GroupEngine, ARequestRunsOnceAllMembersHaveAnnouncedIt) {
   }
 }
 
+// The exchange of one leaves time for the other.
+TEST(GroupEngine, TwoBatchesRunAtATimeBetweenHostsAndOneOnAHost) {
+  for (const bool between_hosts : {true, false}) {
+    Members members(between_hosts ? std::vector<int>{1, 1} : std::vector<int>{2});
+    constexpr size_t kCount = 1'500'000;
+    std::vector<std::vector<float>> data(8, std::vector<float>(kCount, 1));
+    std::vector<RequestPtr> requests;
+    for (int rank = 0; rank < 2; ++rank)
+      for (const char* name : {"a", "b", "c", "d"}) {
+        requests.push_back(sum_of(name, data[requests.size()]));
+        members[rank].engine->submit(requests.back());
+      }
+    uint64_t most = 0;
+    EXPECT_TRUE(members.until([&] {
+      uint64_t ended = 0;
+      for (size_t i = 0; i < 4; ++i) ended += requests[i]->finished;
+      most = std::max(most, members[0].counters.values[Counters::collectives] - ended);
+      return std::all_of(requests.begin(), requests.end(), [](auto& one) { return one->finished.load(); });
+    }));
+    EXPECT_EQ(most, between_hosts ? 2u : 1u);
+    EXPECT_EQ(members[0].finished, "allreduce.a allreduce.b allreduce.c allreduce.d");
+    for (const auto& each : data) EXPECT_EQ(each, std::vector<float>(kCount, 2));
+  }
+}
+
 TEST(GroupEngine, AllMembersFinishInOneOrderWhateverTheirOwn) {
   Config config;
   config.fusion = false;

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <deque>
+#include <random>
 
 #include "base/clock.h"
 #include "device/device.h"
@@ -116,6 +118,42 @@ class World {
       if (one) std::rethrow_exception(one);
     return outputs;
   }
+  // The same with up to `ahead` of them in flight, stepped in any order.
+  void run_together(const std::vector<Problem>& problems, size_t ahead, Where where) {
+    struct InFlight {
+      const Problem* problem;
+      std::unique_ptr<Tensor> tensor;
+      std::unique_ptr<Work> work;
+    };
+    const auto thrown = run_ranks(network_, size_, [&](int rank) {
+      const int member = groups_[size_t(rank)]->index();
+      std::mt19937_64 random(run_seed() + uint64_t(rank));
+      std::deque<InFlight> in_flight;
+      size_t started = 0;
+      for (const auto deadline = Clock::now() + kDeadline; started < problems.size() || !in_flight.empty();) {
+        if (started < problems.size() && in_flight.size() < ahead) {
+          const Problem& problem = problems[started++];
+          auto tensor = std::make_unique<Tensor>(peers(rank), encode(problem.dtype, problem.input(member)),
+                                                 where != Where::private_);
+          Collective c = problem.of(member);
+          c.input = c.output = tensor->data();
+          in_flight.push_back({&problem, std::move(tensor), backends_[size_t(rank)]->start(c, nullptr)});
+        }
+        const size_t one = random() % in_flight.size();
+        if (!in_flight[one].work->done()) in_flight[one].work->step();
+        for (; !in_flight.empty() && in_flight[0].work->done(); in_flight.pop_front()) {
+          const auto& [problem, tensor, work] = in_flight[0];
+          EXPECT_EQ(tensor->bytes(), encode(problem->dtype, problem->expected(member))) << "member " << member;
+          tensor->overwrite();
+        }
+        peers_[size_t(rank)]->step();
+        peers_[size_t(rank)]->flush_and_wake();
+        if (Clock::now() > deadline) throw Error(Code::timeout, "the test's deadline has passed");
+      }
+    });
+    for (const auto& one : thrown)
+      if (one) std::rethrow_exception(one);
+  }
   // Steps the work as an engine does.
   void finish(int rank, Work& work) {
     const auto deadline = Clock::now() + kDeadline;
@@ -167,6 +205,23 @@ TEST_P(Hierarchical, AddsUpWhatAPlainLoopDoes) {
       for (const auto& output : outputs) EXPECT_EQ(output, outputs[0]);
     }
 }
+
+// What one still lends is another's to leave alone, and its chunks follow those of the one before in each queue.
+TEST_P(Hierarchical, SeveralAreInFlight) {
+  const int large = kWatched ? 150'000 : 400'000;
+  for (const auto& [limits, most] : {std::pair{kLimits, 7'001}, std::pair{kLargeChunks, large}}) {
+    World world(GetParam(), {16 << 10, 4, 0.1, 0.1, run_seed()}, 0, {}, limits);
+    std::vector<Problem> problems;
+    for (int i = 0; i < 12; ++i) {
+      Problem problem(Kind::allreduce, world.size(), i % 4 == 3 ? 33 : most / (1 + i % 3), run_seed() + uint64_t(i));
+      problem.op = ReduceOp::sum;
+      problem.dtype = i % 2 ? DType::float32 : DType::int32;
+      problems.push_back(problem);
+    }
+    for (const Where where : {Where::private_, Where::arenas}) world.run_together(problems, 3, where);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(On, Hierarchical,
                          testing::Values(Hosts{1, 1}, Hosts{2, 2}, Hosts{3, 1}, Hosts{2, 2, 1}, Hosts{1, 1, 1},
                                          Hosts{2, 3, 1, 2}, Hosts{4, 2}),

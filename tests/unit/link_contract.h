@@ -249,6 +249,33 @@ TYPED_TEST_P(LinkContract, AfterReleaseNeitherEndUsesTheCallersMemory) {
   }
 }
 
+TYPED_TEST_P(LinkContract, WhatIsLentAfterTheMarkAndWhatIsPostedStayInUse) {
+  TypeParam pair;
+  BulkLink *const a = pair.a().bulk(), *const b = pair.b().bulk();
+  if (!a) return;
+  const size_t n = std::min<size_t>(pair.a().record_bytes(), 1000);
+  for (size_t round = 0; round < 20; ++round) {
+    std::vector<std::byte> first(n), second(n), posted(n, std::byte(0x55));
+    this->fill(first.data(), 2 * round, n);
+    this->fill(second.data(), 2 * round + 1, n);
+    ASSERT_TRUE(this->holds_within([&] { return a->send_from(first.data(), n); }));
+    const uint64_t mark = a->lent();
+    bool is_lent = false;  // not where there is room for one record alone
+    for (int tries = 0; tries < 100 && !is_lent; ++tries) is_lent = a->send_from(second.data(), n);
+    a->release_lent(mark);
+    std::fill(first.begin(), first.end(), std::byte(0xaa));
+    ASSERT_TRUE(this->receive(pair.b(), 2 * round, n));
+    if (!is_lent) {
+      ASSERT_TRUE(this->holds_within([&] { return a->send_from(second.data(), n); }));
+    }
+    b->post(posted.data(), n);
+    b->release_lent(b->lent());
+    ASSERT_TRUE(this->receive(pair.b(), 2 * round + 1, n));
+    EXPECT_TRUE(this->holds(posted.data(), 2 * round + 1, n));
+    a->release_lent(a->lent());
+  }
+}
+
 // As in an all-reduce: both send what they have and receive the answer in the same memory.
 TYPED_TEST_P(LinkContract, TheAnswerMayArriveWhereTheQuestionStillLies) {
   TypeParam pair;
@@ -284,6 +311,8 @@ REGISTER_TYPED_TEST_SUITE_P(LinkContract, RecordsArriveInOrderBothWays, NothingA
                             ARecordStaysUntilConsumed, AFullLinkHasNoRoomAndLosesNothing,
                             MemoryIsAlignedAndTheLargestRecordFits, TwoThreadsStreamBothWays,
                             BulkArrivesWhereItIsPostedHoweverItWasSent, PostsStandForTheNextRecordsInTheirOrder,
-                            AfterReleaseNeitherEndUsesTheCallersMemory, TheAnswerMayArriveWhereTheQuestionStillLies);
+                            AfterReleaseNeitherEndUsesTheCallersMemory,
+                            WhatIsLentAfterTheMarkAndWhatIsPostedStayInUse,
+                            TheAnswerMayArriveWhereTheQuestionStillLies);
 
 }  // namespace lightcc

@@ -165,12 +165,16 @@ TEST(TcpStream, BulkIsRightHoweverOftenTheConnectionBreaks) {
     for (size_t i = 0; i < kRecords; ++i) sizes.push_back(1 + random() % (kCapacity / 4));
     std::vector<std::byte> lent[2][kRecords], posted[2][kRecords];
     size_t sent[2] = {0, 0}, post[2] = {0, 0}, got[2] = {0, 0};
+    struct Mark { uint64_t lent; size_t sent; } marks[2] = {};
     const auto put_bulk = [&](size_t me) {
       const size_t record = sent[me], n = sizes[record];
       auto& data = lent[me][record];
       for (size_t i = 0; i < n; ++i) data.push_back(value(record + me * 1000, i));
       if (wires.ends[me].send_from(data.data(), n)) ++sent[me];
       else data.clear();
+    };
+    const auto end_use = [&](size_t me, size_t before) {
+      for (size_t record = 0; record < before; ++record) std::vector<std::byte>().swap(lent[me][record]);
     };
     for (int turn = 0; (got[0] < kRecords || got[1] < kRecords) && turn < 1'000'000; ++turn) {
       wires.turn();
@@ -191,9 +195,11 @@ TEST(TcpStream, BulkIsRightHoweverOftenTheConnectionBreaks) {
           ++post[me];
           break;
         case 3:
+          if (random() % 16 == 1) marks[me] = {end.lent(), sent[me]};
+          if (random() % 16 == 2) end.release_lent(marks[me].lent), end_use(me, marks[me].sent);
           if (random() % 16 != 0) break;
           end.release();
-          for (size_t record = 0; record < sent[me]; ++record) std::vector<std::byte>().swap(lent[me][record]);
+          end_use(me, sent[me]);
           for (size_t record = got[me]; record < post[me]; ++record) std::vector<std::byte>().swap(posted[me][record]);
           post[me] = got[me];
           break;

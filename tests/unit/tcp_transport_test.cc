@@ -7,12 +7,14 @@
 
 #include <memory>
 #include <mutex>
+#include <random>
 #include <set>
 #include <thread>
 
 #include "base/clock.h"
 #include "link_contract.h"
 #include "loopback.h"
+#include "simulated.h"
 
 namespace lightcc {
 namespace {
@@ -102,6 +104,10 @@ class Stepped : public Link, public BulkLink {
   void post(std::byte* to, size_t n) override {
     turn([&] { return link_->bulk()->post(to, n), true; });
   }
+  uint64_t lent() const override { return link_->bulk()->lent(); }
+  size_t release_lent(uint64_t before) override {
+    return turn([&] { return link_->bulk()->release_lent(before); });
+  }
   size_t release() override { return turn([&] { return link_->bulk()->release(); }); }
 
  private:
@@ -122,6 +128,18 @@ template <int kLane> struct TcpPair {
 };
 INSTANTIATE_TYPED_TEST_SUITE_P(TcpData, LinkContract, TcpPair<0>);
 INSTANTIATE_TYPED_TEST_SUITE_P(TcpControl, LinkContract, TcpPair<TcpTransport::kControl>);
+
+// Those of this process with that port at either end.
+std::vector<int> connections_of(int port) {
+  std::vector<int> found;
+  for (int fd = 0; fd < 1000; ++fd) {
+    sockaddr_storage peer{};
+    socklen_t length = sizeof peer;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || peer.ss_family != AF_INET) continue;
+    if (peer_address(fd).port() == port || local_address(fd).port() == port) found.push_back(fd);
+  }
+  return found;
+}
 
 // Loopback has an address for each: rank r's NIC i is 127.77.r.i.
 TEST(TcpTransport, LanesTakeTheNicsInTurn) {
@@ -158,10 +176,7 @@ TEST(TcpTransport, LanesTakeTheNicsInTurn) {
       expected.insert((here ? nic(1, way).text() : "somewhere") + " to " + nic(0, way).with_port(port).text());
     }
     std::multiset<std::string> connections;  // of this process to that port
-    for (int fd = 0; fd < 1000; ++fd) {
-      sockaddr_storage peer{};
-      socklen_t length = sizeof peer;
-      if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || peer.ss_family != AF_INET) continue;
+    for (const int fd : connections_of(port)) {
       if (peer_address(fd).port() != port) continue;
       const std::string from = here ? local_address(fd).with_port(0).text() : "somewhere";
       connections.insert(from + " to " + peer_address(fd).text());
@@ -364,6 +379,37 @@ TEST(TcpTransport, TheDescriptorIsReadableWhenSomethingComes) {
   cluster.ranks[0]->flush();
   EXPECT_EQ(poll(&own, 1, 10'000), 1);
   EXPECT_EQ(receive(cluster, *b, 5), "again");
+}
+
+// Whoever sleeps is woken for much at once where much is to come; little must not wait for more.
+TEST(TcpTransport, WhateverComesWakesASleeper) {
+  Cluster cluster(2);
+  TcpTransport &a = *cluster.ranks[0], &b = *cluster.ranks[1];
+  auto sender = a.link(0, 0, 1), receiver = b.link(0, 0, 0);
+  ASSERT_TRUE(send(cluster, *sender, "hello"));
+  ASSERT_EQ(receive(cluster, *receiver, 5), "hello");
+  for (const int fd : connections_of(cluster.address.port())) {  // so that frames come in parts
+    const int little = 16 << 10;
+    ASSERT_EQ(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &little, sizeof little), 0);
+  }
+  std::mt19937_64 random(test::run_seed());
+  for (int round = 0; round < 10; ++round) {
+    std::vector<size_t> sizes;
+    for (size_t i = 1 + random() % 8; i > 0; --i)
+      sizes.push_back(1 + random() % (random() % 2 ? 30'000 : sender->record_bytes()));
+    size_t sent = 0, received = 0;
+    for (const uint64_t deadline = now_ns() + kPatienceNs; received < sizes.size();) {
+      ASSERT_LT(now_ns(), deadline) << "round " << round << ": nobody is woken for record " << received;
+      for (size_t burst = random() % 6; burst > 0 && sent < sizes.size() && sender->reserve(sizes[sent]); --burst)
+        sender->commit(sizes[sent++]);
+      for (size_t turns = random() % 6; turns > 0; --turns) a.flush(), a.step();
+      pollfd watched{b.descriptor(), POLLIN, 0};
+      if (random() % 2 || poll(&watched, 1, 0) == 0) continue;
+      b.step();
+      for (; received < sent && receiver->peek(sizes[received]); ++received) receiver->consume(sizes[received]);
+      b.flush();
+    }
+  }
 }
 
 // It has to be looked after, or nobody would notice that the peer is gone.

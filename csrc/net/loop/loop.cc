@@ -27,6 +27,7 @@ struct Record {
   std::unique_ptr<std::byte[], Free> data;
   size_t bytes;
   const std::byte* lent = nullptr;            // in the sender's memory, not copied yet
+  uint64_t number = 0;                        // of the sender's records here
 
   void take_back() {
     if (const std::byte* from = std::exchange(lent, nullptr)) std::memcpy(data.get(), from, bytes);
@@ -135,18 +136,24 @@ class LoopNetwork::End : public Link, public BulkLink {
     return true;
   }
   void post(std::byte* to, size_t n) override { posted_.emplace_back(to, n); }
-  size_t release() override {
+  uint64_t lent() const override { return committed_; }
+  size_t release_lent(uint64_t before) override {
     std::lock_guard lock(pair_.mutex);
     for (Record& record : *out_) {
+      if (record.number >= before) break;
       if (record.lent) staged_ += record.bytes;
       record.take_back();
     }
-    posted_.clear();
     return std::exchange(staged_, 0);
+  }
+  size_t release() override {
+    posted_.clear();
+    return release_lent(committed_);
   }
 
  private:
   void push_reserved() {
+    reserved_->number = committed_++;
     out_->push_back(std::move(*reserved_));
     reserved_.reset();
     if (pair_.records_until_cut) --*pair_.records_until_cut;
@@ -172,6 +179,7 @@ class LoopNetwork::End : public Link, public BulkLink {
   std::mt19937_64 random_;          // each end has its own, so that a seed replays whatever the threads do
   std::optional<Record> reserved_;
   std::deque<std::pair<std::byte*, size_t>> posted_;
+  uint64_t committed_ = 0;          // records
   size_t staged_ = 0;
   bool seen_ = false;               // the next record was shown by peek and stays visible
 };

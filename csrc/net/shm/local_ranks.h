@@ -53,7 +53,7 @@ struct LocalRank {
 
 class LocalRanks {
  public:
-  static constexpr int kGroups = 128, kLanes = 3, kCommonLanes = 2;
+  static constexpr int kGroups = 128, kLanes = 3, kCommonLanes = 3;
   static constexpr size_t kRecordBytes = 256 << 10;  // the largest record of the data and the common ring
 
   // An arena for one of n ranks, with a new Header in it.

@@ -64,6 +64,7 @@ struct TcpTransport::Connection : HandshakeConnection {
   TcpLinkState* link = nullptr;
   uint64_t since_ns = now_ns();
   uint32_t polled_for = 0;
+  int low_water = 1;             // of its receive buffer, in bytes
 };
 
 // In one step, so that whoever is about to sleep sees no timer missing.

@@ -60,7 +60,7 @@ const std::byte* TcpStream::peek(size_t n) {
   if (!record || posted_.empty() || posted_.front().begin != record_start(in_tail_.at, round_up(n), capacity_))
     return record;
   Posted& one = posted_.front();
-  if (is_lent(one)) take_back_lent();
+  if (is_lent(one)) take_back_lent(lent());
   std::memcpy(one.memory, record, one.in_ring - one.begin);
   staged_ += one.in_ring - one.begin;
   return one.memory;
@@ -79,16 +79,21 @@ bool TcpStream::is_lent(const Posted& one) const {
   return std::any_of(lent_.begin(), lent_.end(), overlaps);
 }
 
-void TcpStream::take_back_lent() {
-  for (const Lent& one : lent_) {
+void TcpStream::take_back_lent(uint64_t before) {
+  for (; !lent_.empty() && lent_.front().begin < before; lent_.pop_front()) {
+    const Lent& one = lent_.front();
     std::memcpy(at(out_.get(), one.begin, capacity_), one.memory, one.end - one.begin);
     staged_ += one.end - one.begin;
   }
-  lent_.clear();
+}
+
+size_t TcpStream::release_lent(uint64_t before) {
+  take_back_lent(before);
+  return std::exchange(staged_, 0);
 }
 
 size_t TcpStream::release() {
-  take_back_lent();
+  take_back_lent(lent());
   for (const Posted& one : posted_) {
     const uint64_t until = std::clamp(in_head_.at.load(), one.in_ring, one.end);
     std::memcpy(at(in_.get(), one.in_ring, capacity_), one.memory + (one.in_ring - one.begin), until - one.in_ring);

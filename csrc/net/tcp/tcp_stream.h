@@ -48,6 +48,8 @@ class TcpStream {
   // BulkLink's half.
   bool send_from(const std::byte* data, size_t n);
   void post(std::byte* to, size_t n);
+  uint64_t lent() const { return out_head_.at; }
+  size_t release_lent(uint64_t before);
   size_t release();
 
   // The connection's half. What is to be written next, in pieces (none: nothing), then how much of it went out.
@@ -60,6 +62,8 @@ class TcpStream {
   size_t to_receive(Pieces);
   void arrived(size_t bytes);
   void feed(std::string_view bytes);
+  // What is still to come of the frame whose header has come; the other end will send that whatever happens here.
+  size_t expected() const { return arrived_ < sizeof incoming_ ? 0 : sizeof incoming_ + incoming_.bytes - arrived_; }
   // A new connection: the other end had received so much when the old one broke. Throws Error{internal} if that cannot
   // be.
   void restart(uint64_t peer_received);
@@ -81,7 +85,7 @@ class TcpStream {
   void take_header();
   void acknowledged(uint64_t peer_received);
   bool is_lent(const Posted&) const;
-  void take_back_lent();
+  void take_back_lent(uint64_t before);
 
   const size_t capacity_;
   const Ring out_, in_;

@@ -15,6 +15,7 @@ namespace {
 constexpr uint64_t kTimerNs = 20'000'000;
 // At once; in one step, of one link. Little, so that memory for the next records can be posted before they are read.
 constexpr size_t kBufferBytes = 16 << 10, kReadBytes = 256 << 10;
+constexpr size_t kLeastAwaited = 16 << 10, kMostAwaited = 128 << 10;  // at once
 
 }  // namespace
 
@@ -40,6 +41,8 @@ class TcpTransport::TcpLink : public Link, public BulkLink {
     return true;
   }
   void post(std::byte* to, size_t n) override { transport_.open_stream(state_), state_.stream->post(to, n); }
+  uint64_t lent() const override { return state_.stream ? state_.stream->lent() : 0; }
+  size_t release_lent(uint64_t before) override { return state_.stream ? state_.stream->release_lent(before) : 0; }
   size_t release() override { return state_.stream ? state_.stream->release() : 0; }
 
  private:
@@ -206,6 +209,14 @@ void TcpTransport::close(TcpLinkState& link) {
   if (link.end == LinkEnd::retired) link.stream.reset();  // its link is gone
 }
 
+// So many bytes will come: whoever sleeps is woken for all of them, or for much, and not for each segment.
+void TcpTransport::await(Connection& c, size_t bytes) {
+  const int low_water = bytes < kLeastAwaited ? 1 : int(std::min(bytes, kMostAwaited));
+  if (c.low_water == low_water) return;
+  c.low_water = low_water;
+  setsockopt(c.fd(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water);
+}
+
 // What has come; straight to where it belongs where it is much.
 bool TcpTransport::read(TcpLinkState& link) {
   char buffer[kBufferBytes];
@@ -217,7 +228,7 @@ bool TcpTransport::read(TcpLinkState& link) {
     size_t direct = 0;
     for (size_t i = 0; i < count; ++i) direct += pieces[i].iov_len;
     const ssize_t n = readv(link.connection->fd(), pieces.data(), int(count) + 1);
-    if (n < 0 && is_for_later(errno)) return moved;
+    if (n < 0 && is_for_later(errno)) break;
     if (n <= 0) return on_broken(link, n < 0 ? std::strerror(errno) : "closed by the other side"), true;
     const size_t whole = direct + sizeof buffer;
     direct = std::min(size_t(n), direct);
@@ -230,8 +241,9 @@ bool TcpTransport::read(TcpLinkState& link) {
     mark_dirty(link);  // there may be something to acknowledge
     moved = true;
     bytes += size_t(n);
-    if (size_t(n) < whole) return true;
+    if (size_t(n) < whole) break;
   }
+  await(*link.connection, link.stream->expected());
   return moved;
 }
 

@@ -92,6 +92,7 @@ class TcpTransport : public Transport {
   void pump_handshake(Connection&);
   void handshake_done(Connection&, std::string_view rest);
   bool read(TcpLinkState&);
+  void await(Connection&, size_t bytes);
   void write(TcpLinkState&);
   bool send_handshake(Connection&);
   void poll_for(Connection&, uint32_t events);
