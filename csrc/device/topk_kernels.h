@@ -1,0 +1,194 @@
+// The loops behind TopKSelection, as in kernels.h: plain C++ that is inlined into one function per instruction set, and
+// what AVX-512 brings beyond that, compressing a register. All give the same bits.
+#pragma once
+#include "device/sets.h"
+#include "device/topk.h"
+#include "device/topk_message.h"
+
+namespace lightcc::kernels {
+
+inline constexpr size_t kLanes = 16;  // loops that compress write whole registers: so much room beyond the last
+
+LIGHTCC_INLINE uint32_t magnitude_of(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }
+
+// A block of a piece: adds up, unless there is no gradient because the residual is the sum already, and makes
+// candidates of the elements whose bits are at least `least`.
+struct CollectTask {
+  float* residual;
+  float* gradient;  // becomes the old residual
+  float scale;
+  size_t count;
+  uint32_t least;
+  float* values;  // candidates go here, room for count + kLanes
+  uint16_t* indices;
+};
+
+// The candidates of a block, in place: keeps those from cut on and the first `ties` of those just below, puts the
+// others back into the residual.
+struct PruneTask {
+  float* residual;
+  const float* values;
+  const uint16_t* indices;
+  size_t count;
+  uint32_t cut;
+  float* kept_values;  // at values or before
+  uint16_t* kept_indices;
+};
+
+// Of one instruction set.
+struct TopKLoops {
+  size_t (*collect[2][2])(const CollectTask&);  // [values are float16][adds up]; returns how many were found
+  size_t (*count_from)(const float* values, size_t n, uint32_t least);
+  size_t (*prune)(const PruneTask&, size_t& ties);  // returns how many are kept, takes ties off
+};
+const TopKLoops& topk_loops(Isa);
+
+template <bool half>
+LIGHTCC_INLINE float left_behind(float sum) {
+  if constexpr (half) return sum - float_of_float16(send_float16(sum));
+  else return 0;
+}
+
+struct PlainTopK {
+  // Most groups have no candidate, and no branch is taken for an element of them.
+  template <bool half, bool add>
+  LIGHTCC_INLINE static size_t collect_group(const CollectTask& t, size_t at, size_t n, size_t found) {
+    float* r = t.residual + at;
+    float* g = t.gradient + at;
+    uint32_t any = 0;
+    if constexpr (add) {
+#pragma GCC ivdep
+      for (size_t i = 0; i < n; ++i) {
+        const float old = r[i];
+        const float sum = old + t.scale * g[i];
+        g[i] = old;
+        r[i] = sum;
+        any |= static_cast<uint32_t>(magnitude_of(sum) >= t.least);
+      }
+    } else {
+      for (size_t i = 0; i < n; ++i) any |= static_cast<uint32_t>(magnitude_of(r[i]) >= t.least);
+    }
+    if (!any) return found;
+    for (size_t i = 0; i < n; ++i) {
+      if (magnitude_of(r[i]) < t.least) continue;
+      t.values[found] = r[i];
+      t.indices[found++] = static_cast<uint16_t>(at + i);
+      r[i] = left_behind<half>(r[i]);
+    }
+    return found;
+  }
+
+  template <bool half, bool add>
+  LIGHTCC_INLINE static size_t collect(const CollectTask& t) {
+    size_t found = 0, at = 0;
+    for (; at + kLanes <= t.count; at += kLanes) found = collect_group<half, add>(t, at, kLanes, found);
+    return collect_group<half, add>(t, at, t.count - at, found);
+  }
+
+  LIGHTCC_INLINE static size_t count_from(const float* values, size_t n, uint32_t least) {
+    uint32_t count = 0;
+    for (size_t i = 0; i < n; ++i) count += magnitude_of(values[i]) >= least;
+    return count;
+  }
+
+  LIGHTCC_INLINE static size_t prune(const PruneTask& t, size_t& ties) {
+    size_t kept = 0;
+    for (size_t i = 0; i < t.count; ++i) {
+      const float value = t.values[i];
+      const uint16_t index = t.indices[i];
+      const uint32_t magnitude = magnitude_of(value);
+      const bool tie = magnitude + 1 == t.cut && ties > 0;
+      ties -= tie;
+      if (tie || magnitude >= t.cut) {
+        t.kept_values[kept] = value;
+        t.kept_indices[kept++] = index;
+      } else {
+        t.residual[index] = value;
+      }
+    }
+    return kept;
+  }
+};
+
+#if defined(__x86_64__)
+
+struct Avx512TopK {
+  static constexpr __mmask16 kAll = 0xffff;
+
+  LIGHTCC_AVX512 static __m512i magnitudes(__m512 x) {
+    return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+  }
+
+  template <bool half>
+  LIGHTCC_AVX512 static __m512 left_behind(__m512 sum) {  // as above, and send_float16() inside it
+    if constexpr (!half) return _mm512_setzero_ps();
+    const __m512i most = _mm512_set1_epi32(std::bit_cast<int32_t>(kLargestFloat16));
+    const __m512i infinity = _mm512_set1_epi32(0x7f800000);
+    const __m512i magnitude = magnitudes(sum);
+    const __mmask16 beyond = _mm512_cmplt_epu32_mask(magnitude, infinity) & _mm512_cmpgt_epu32_mask(magnitude, most);
+    const __m512i sign = _mm512_xor_si512(_mm512_castps_si512(sum), magnitude);
+    const __m512 sent = _mm512_castsi512_ps(_mm512_mask_or_epi32(_mm512_castps_si512(sum), beyond, sign, most));
+    return _mm512_sub_ps(sum, _mm512_maskz_cvtph_ps(kAll, _mm512_maskz_cvtps_ph(kAll, sent, kRound)));
+  }
+  static constexpr int kRound = _MM_FROUND_TO_NEAREST_INT;
+
+  template <bool half, bool add>
+  LIGHTCC_AVX512 static size_t collect(const CollectTask& t) {
+    const __m512 scale = _mm512_set1_ps(t.scale);
+    const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(t.least));
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    size_t found = 0;
+    for (size_t at = 0; at < t.count; at += kLanes) {
+      const size_t left = t.count - at;
+      const __mmask16 here = left >= kLanes ? kAll : static_cast<__mmask16>((1u << left) - 1);
+      float* r = t.residual + at;
+      const __m512 old = _mm512_maskz_loadu_ps(here, r);
+      __m512 sum = old;
+      if constexpr (add) {
+        float* g = t.gradient + at;
+        sum = _mm512_add_ps(old, _mm512_mul_ps(scale, _mm512_maskz_loadu_ps(here, g)));
+        _mm512_mask_storeu_ps(g, here, old);
+      }
+      const __mmask16 found_here = _mm512_mask_cmpge_epu32_mask(here, magnitudes(sum), least);
+      if (add || found_here) _mm512_mask_storeu_ps(r, here, _mm512_mask_mov_ps(sum, found_here, left_behind<half>(sum)));
+      const __m512i index = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(at)));
+      _mm512_storeu_ps(t.values + found, _mm512_maskz_compress_ps(found_here, sum));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(t.indices + found),
+                          _mm512_maskz_cvtepi32_epi16(kAll, _mm512_maskz_compress_epi32(found_here, index)));
+      found += static_cast<size_t>(__builtin_popcount(found_here));
+    }
+    return found;
+  }
+
+  LIGHTCC_AVX512 static size_t prune(const PruneTask& t, size_t& ties) {
+    const __m512i cut = _mm512_set1_epi32(static_cast<int32_t>(t.cut));
+    const __m512i below = _mm512_set1_epi32(static_cast<int32_t>(t.cut - 1));
+    size_t kept = 0;
+    for (size_t at = 0; at < t.count; at += kLanes) {
+      const size_t left = t.count - at;
+      const __mmask16 here = left >= kLanes ? kAll : static_cast<__mmask16>((1u << left) - 1);
+      const __m512 value = _mm512_maskz_loadu_ps(here, t.values + at);
+      const __m256i index = _mm256_maskz_loadu_epi16(here, t.indices + at);
+      __mmask16 keep = _mm512_mask_cmpge_epu32_mask(here, magnitudes(value), cut);
+      if (ties > 0) {
+        uint32_t equal = _mm512_mask_cmpeq_epi32_mask(here, magnitudes(value), below);
+        for (; equal && ties > 0; equal &= equal - 1, --ties) keep |= static_cast<__mmask16>(equal & -equal);
+      }
+      for (uint32_t rest = here & ~keep & 0xffffu; rest; rest &= rest - 1) {  // before kept ones may overwrite them
+        const size_t i = at + static_cast<size_t>(__builtin_ctz(rest));
+        t.residual[t.indices[i]] = t.values[i];
+      }
+      const auto n = static_cast<size_t>(__builtin_popcount(keep));
+      const auto first_n = static_cast<__mmask16>((1u << n) - 1);  // behind them candidates wait to be read
+      _mm512_mask_storeu_ps(t.kept_values + kept, first_n, _mm512_maskz_compress_ps(keep, value));
+      const __m512i packed = _mm512_maskz_compress_epi32(keep, _mm512_maskz_cvtepu16_epi32(kAll, index));
+      _mm256_mask_storeu_epi16(t.kept_indices + kept, first_n, _mm512_maskz_cvtepi32_epi16(kAll, packed));
+      kept += n;
+    }
+    return kept;
+  }
+};
+
+#endif
+
+}  // namespace lightcc::kernels
