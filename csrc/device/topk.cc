@@ -22,13 +22,15 @@ constexpr size_t kPruneStep = size_t(16) << 10;                        // candid
 constexpr size_t kSampleLines = 4096, kLeastSampleLines = 32, kSampleShare = 8;
 constexpr size_t kLineFloats = kLine / sizeof(float);
 constexpr double kDeviations = 4;      // so many standard deviations more than k are expected from the guess on
-constexpr uint32_t kCoarse = 1 << 16;  // bits of a float: less than a hundredth of it
+constexpr uint32_t kCoarse = 1 << 13;  // bits of a float: a thousandth of it
 
-// The gap between the guess and the last threshold. A candidate beyond k costs a few ns, a miss another pass: so the
-// gap narrows slowly, and a miss undoes 34 steps of that.
-constexpr float kLeastGap = 0.005f, kMostGap = 0.5f, kNarrower = 0.98f, kWider = 2;
+// The gap between the guess and the last threshold narrows while there are more candidates than this, by k; else it
+// widens. Error feedback makes many elements lie just below the threshold, so gaps of less than a hundredth are usual. A
+// candidate beyond k costs ten ns, a miss another pass: so a miss undoes 14 steps of narrowing.
+constexpr double kCandidates = 1.25;
+constexpr float kLeastGap = 1.0f / 4096, kMostGap = 0.5f, kNarrower = 0.95f, kWider = 1.05f, kMissed = 2;
 
-constexpr uint32_t kFirstStride = 1 << 14;  // of the search, in bits of a float: a thousandth of it
+constexpr uint32_t kFirstStride = 1 << 12;  // of the search, in bits of a float: half a thousandth of it
 
 // The k-th largest magnitude of a sample, or a little less.
 uint32_t quantile(const TopKLoops& loops, std::span<const float> sample, size_t k) {
@@ -62,6 +64,7 @@ void TopKSelection::start(const TopKPiece& piece, TopKWarmStart& warm) {
     allocated_ = room_;
   }
   counts_.assign((piece.count + kTopKBlock - 1) / kTopKBlock, 0);
+  gap_ = warm.gap >= kLeastGap && warm.gap <= kMostGap ? warm.gap : TopKWarmStart{}.gap;
   phase_ = Phase::guess;
 }
 
@@ -84,8 +87,7 @@ size_t TopKSelection::length_of(size_t block) const {
 // ---- the guess -----------------------------------------------------------------------------------------------------
 
 void TopKSelection::guess() {
-  if (!(warm_->gap >= kLeastGap && warm_->gap <= kMostGap)) warm_->gap = TopKWarmStart{}.gap;
-  const float guessed = warm_->threshold * (1 - warm_->gap);
+  const float guessed = warm_->threshold * (1 - gap_);
   const bool known = guessed > 0 && std::isfinite(guessed);
   if (selected_.passes == 0) selected_.warm = known;
   if (selected_.passes == 0 && known) begin_pass(magnitude_of(guessed));
@@ -140,9 +142,14 @@ void TopKSelection::collect() {
     ++selected_.prunes;
     search();
   } else if (candidates_ < piece_.k) {  // a miss: all go back
-    if (selected_.warm && selected_.passes == 1) warm_->gap = std::min(kMostGap, warm_->gap * kWider);
+    if (selected_.warm && selected_.passes == 1) gap_ = std::min(kMostGap, gap_ * kMissed);
     begin_pruning(kBeyondAll, 0);
   } else {
+    if (selected_.warm && selected_.passes == 1) {
+      const bool many =
+          selected_.prunes > 0 || static_cast<double>(candidates_) > kCandidates * static_cast<double>(piece_.k);
+      gap_ = std::clamp(gap_ * (many ? kNarrower : kWider), kLeastGap, kMostGap);
+    }
     search();
   }
 }
@@ -244,7 +251,7 @@ void TopKSelection::finish() {
   phase_ = selected_.finite ? Phase::done : Phase::undo;
   if (!selected_.finite) return;  // a step that will be skipped teaches nothing
   warm_->threshold = std::bit_cast<float>(cut_);
-  if (selected_.warm && selected_.passes == 1) warm_->gap = std::max(kLeastGap, warm_->gap * kNarrower);
+  warm_->gap = gap_;
 }
 
 void TopKSelection::undo() {

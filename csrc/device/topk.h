@@ -98,6 +98,7 @@ class TopKSelection {
   TopKSelected selected_;
   Phase phase_ = Phase::done;
   bool sampled_ = false;
+  float gap_ = 0;  // the warm start's, if it makes sense, and then the next step's
 
   // Candidates: of the blocks so far all elements whose bits are at least least_, or after pruning at least floor_ and
   // among the k largest of their time. In the residual stands what is left behind if they are sent.

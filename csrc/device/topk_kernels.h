@@ -50,6 +50,8 @@ LIGHTCC_INLINE float left_behind(float sum) {
 }
 
 struct PlainTopK {
+  static constexpr size_t kGroup = 32;
+
   // Most groups have no candidate, and no branch is taken for an element of them.
   template <bool half, bool add>
   LIGHTCC_INLINE static size_t collect_group(const CollectTask& t, size_t at, size_t n, size_t found) {
@@ -81,7 +83,7 @@ struct PlainTopK {
   template <bool half, bool add>
   LIGHTCC_INLINE static size_t collect(const CollectTask& t) {
     size_t found = 0, at = 0;
-    for (; at + kLanes <= t.count; at += kLanes) found = collect_group<half, add>(t, at, kLanes, found);
+    for (; at + kGroup <= t.count; at += kGroup) found = collect_group<half, add>(t, at, kGroup, found);
     return collect_group<half, add>(t, at, t.count - at, found);
   }
 
@@ -91,20 +93,21 @@ struct PlainTopK {
     return count;
   }
 
+  // Which are kept is as good as random, so no branch depends on it.
   LIGHTCC_INLINE static size_t prune(const PruneTask& t, size_t& ties) {
     size_t kept = 0;
+    float nowhere;
     for (size_t i = 0; i < t.count; ++i) {
       const float value = t.values[i];
       const uint16_t index = t.indices[i];
       const uint32_t magnitude = magnitude_of(value);
-      const bool tie = magnitude + 1 == t.cut && ties > 0;
+      const bool tie = (magnitude + 1 == t.cut) & (ties > 0);
+      const bool keep = tie | (magnitude >= t.cut);
       ties -= tie;
-      if (tie || magnitude >= t.cut) {
-        t.kept_values[kept] = value;
-        t.kept_indices[kept++] = index;
-      } else {
-        t.residual[index] = value;
-      }
+      t.kept_values[kept] = value;
+      t.kept_indices[kept] = index;
+      kept += keep;
+      *(keep ? &nowhere : t.residual + index) = value;
     }
     return kept;
   }
@@ -112,8 +115,50 @@ struct PlainTopK {
 
 #if defined(__x86_64__)
 
+struct Avx2TopK {
+  static constexpr size_t kGroup = 32;
+
+  // The lanes of 8 sums that are candidates, as bits.
+  template <bool add>
+  LIGHTCC_AVX2 static uint32_t eight(float* r, float* g, __m256 scale, __m256i below) {
+    const __m256 old = _mm256_loadu_ps(r);
+    __m256 sum = old;
+    if constexpr (add) {
+      sum = _mm256_add_ps(old, _mm256_mul_ps(scale, _mm256_loadu_ps(g)));
+      _mm256_storeu_ps(g, old);
+      _mm256_storeu_ps(r, sum);
+    }
+    const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(sum), _mm256_set1_epi32(0x7fffffff));
+    const __m256i found = _mm256_cmpgt_epi32(magnitude, below);
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(found)));
+  }
+
+  template <bool half, bool add>
+  LIGHTCC_AVX2 static size_t collect(const CollectTask& t) {
+    const __m256 scale = _mm256_set1_ps(t.scale);
+    const __m256i below = _mm256_set1_epi32(static_cast<int32_t>(t.least - 1));  // signed: -1 for 0, as it must be
+    size_t found = 0, at = 0;
+    for (; at + kGroup <= t.count; at += kGroup) {
+      float* r = t.residual + at;
+      float* g = t.gradient + at;
+      uint32_t lanes = eight<add>(r, g, scale, below);
+      lanes |= eight<add>(r + 8, g + 8, scale, below) << 8;
+      lanes |= eight<add>(r + 16, g + 16, scale, below) << 16;
+      lanes |= eight<add>(r + 24, g + 24, scale, below) << 24;
+      for (; lanes; lanes &= lanes - 1, ++found) {
+        const auto i = static_cast<size_t>(__builtin_ctz(lanes));
+        t.values[found] = r[i];
+        t.indices[found] = static_cast<uint16_t>(at + i);
+        r[i] = left_behind<half>(r[i]);
+      }
+    }
+    return PlainTopK::collect_group<half, add>(t, at, t.count - at, found);
+  }
+};
+
 struct Avx512TopK {
   static constexpr __mmask16 kAll = 0xffff;
+  static constexpr size_t kAhead = 128;  // candidates of which prune() fetches the lines that it will change
 
   LIGHTCC_AVX512 static __m512i magnitudes(__m512 x) {
     return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
@@ -122,6 +167,7 @@ struct Avx512TopK {
   template <bool half>
   LIGHTCC_AVX512 static __m512 left_behind(__m512 sum) {  // as above, and send_float16() inside it
     if constexpr (!half) return _mm512_setzero_ps();
+    constexpr int kRound = _MM_FROUND_TO_NEAREST_INT;
     const __m512i most = _mm512_set1_epi32(std::bit_cast<int32_t>(kLargestFloat16));
     const __m512i infinity = _mm512_set1_epi32(0x7f800000);
     const __m512i magnitude = magnitudes(sum);
@@ -130,7 +176,6 @@ struct Avx512TopK {
     const __m512 sent = _mm512_castsi512_ps(_mm512_mask_or_epi32(_mm512_castps_si512(sum), beyond, sign, most));
     return _mm512_sub_ps(sum, _mm512_maskz_cvtph_ps(kAll, _mm512_maskz_cvtps_ph(kAll, sent, kRound)));
   }
-  static constexpr int kRound = _MM_FROUND_TO_NEAREST_INT;
 
   template <bool half, bool add>
   LIGHTCC_AVX512 static size_t collect(const CollectTask& t) {
@@ -173,6 +218,12 @@ struct Avx512TopK {
       if (ties > 0) {
         uint32_t equal = _mm512_mask_cmpeq_epi32_mask(here, magnitudes(value), below);
         for (; equal && ties > 0; equal &= equal - 1, --ties) keep |= static_cast<__mmask16>(equal & -equal);
+      }
+      if (left >= kAhead + kLanes) {
+        const __m512 later = _mm512_loadu_ps(t.values + at + kAhead);
+        for (uint32_t rest = _mm512_cmplt_epu32_mask(magnitudes(later), cut); rest; rest &= rest - 1) {
+          __builtin_prefetch(t.residual + t.indices[at + kAhead + static_cast<size_t>(__builtin_ctz(rest))], 1);
+        }
       }
       for (uint32_t rest = here & ~keep & 0xffffu; rest; rest &= rest - 1) {  // before kept ones may overwrite them
         const size_t i = at + static_cast<size_t>(__builtin_ctz(rest));

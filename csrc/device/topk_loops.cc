@@ -19,10 +19,6 @@ constexpr TopKLoops kPlain{
 
 #if defined(__x86_64__)
 
-template <bool half, bool add>
-LIGHTCC_AVX2 size_t collect_avx2(const CollectTask& t) {
-  return PlainTopK::collect<half, add>(t);
-}
 LIGHTCC_AVX2 size_t count_avx2(const float* values, size_t n, uint32_t least) {
   return PlainTopK::count_from(values, n, least);
 }
@@ -32,7 +28,8 @@ LIGHTCC_AVX512 size_t count_avx512(const float* values, size_t n, uint32_t least
 }
 
 constexpr TopKLoops kAvx2{
-    {{collect_avx2<false, false>, collect_avx2<false, true>}, {collect_avx2<true, false>, collect_avx2<true, true>}},
+    {{Avx2TopK::collect<false, false>, Avx2TopK::collect<false, true>},
+     {Avx2TopK::collect<true, false>, Avx2TopK::collect<true, true>}},
     count_avx2,
     prune_avx2};
 
