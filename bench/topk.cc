@@ -66,7 +66,12 @@ double median(std::vector<double> all) {
 class Training {
  public:
   Training(size_t count, size_t k, DType values)
-      : count_(count), k_(k), values_(values), gradient_(memory(count)), residual_(memory(count)), added_(memory(count)) {
+      : count_(count),
+        k_(k),
+        values_(values),
+        gradient_(memory(count)),
+        residual_(memory(count)),
+        added_(memory(count)) {
     std::normal_distribution<float> normal;
     for (float*& gradient : gradients_) {
       gradient = memory(count);
@@ -112,8 +117,8 @@ class Training {
       }
       for (Side side : order) ratios[side].push_back(seconds[side].back() / seconds[adding].back());
     }
-    std::printf("\n%-8s %-22s%9s%9s%9s%9s%9s%9s%9s\n", name_of(isa), "", "ms", "least", "GB/s", "ratio", "goal", "passes",
-                "prunes");
+    std::printf("\n%-8s %-22s%9s%9s%9s%9s%9s%9s%9s\n", name_of(isa), "", "ms", "least", "GB/s", "ratio", "goal",
+                "passes", "prunes");
     for (int side = 0; side < kSides; ++side) {
       const double typical = median(seconds[side]), ratio = median(ratios[side]);
       const double least = *std::min_element(seconds[side].begin(), seconds[side].end());

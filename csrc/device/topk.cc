@@ -1,3 +1,4 @@
+// The phases of TopKSelection; its loops are in topk_kernels.h.
 #include "device/topk.h"
 
 #include <algorithm>
@@ -19,14 +20,14 @@ constexpr size_t kProbeStep = size_t(128) << 10;                       // candid
 constexpr size_t kPruneStep = size_t(16) << 10;                        // candidates; each may touch a line
 
 // The sample: whole lines, one in each of as many equal parts, of an eighth of the piece at most.
-constexpr size_t kSampleLines = 4096, kLeastSampleLines = 32, kSampleShare = 8;
+constexpr size_t kSampleLines = 2048, kLeastSampleLines = 32, kSampleShare = 8;
 constexpr size_t kLineFloats = kLine / sizeof(float);
 constexpr double kDeviations = 4;      // so many standard deviations more than k are expected from the guess on
 constexpr uint32_t kCoarse = 1 << 13;  // bits of a float: a thousandth of it
 
 // The gap between the guess and the last threshold narrows while there are more candidates than this, by k; else it
-// widens. Error feedback makes many elements lie just below the threshold, so gaps of less than a hundredth are usual. A
-// candidate beyond k costs ten ns, a miss another pass: so a miss undoes 14 steps of narrowing.
+// widens. Error feedback makes many elements lie just below the threshold, so gaps of less than a hundredth are usual.
+// A candidate beyond k costs ten ns, a miss another pass: so a miss undoes 14 steps of narrowing.
 constexpr double kCandidates = 1.25;
 constexpr float kLeastGap = 1.0f / 4096, kMostGap = 0.5f, kNarrower = 0.95f, kWider = 1.05f, kMissed = 2;
 
@@ -129,8 +130,13 @@ void TopKSelection::begin_pass(uint32_t least) {
 
 void TopKSelection::collect() {
   const size_t at = block_ * kTopKBlock;
-  const CollectTask task{piece_.residual + at,        piece_.gradient + at,          piece_.scale, length_of(block_), least_,
-                         &values_[candidates_], &indices_[candidates_]};
+  const CollectTask task{.residual = piece_.residual + at,
+                         .gradient = piece_.gradient + at,
+                         .scale = piece_.scale,
+                         .count = length_of(block_),
+                         .least = least_,
+                         .values = &values_[candidates_],
+                         .indices = &indices_[candidates_]};
   const bool half = piece_.values == DType::float16, add = selected_.passes == 1;
   const size_t found = loops_->collect[half][add](task);
   // What is not finite is larger than all else, so it will be selected.
@@ -154,7 +160,7 @@ void TopKSelection::collect() {
   }
 }
 
-// ---- the k-th largest candidate --------------------------------------------------------------------------------------
+// ---- the k-th largest candidate ------------------------------------------------------------------------------------
 
 void TopKSelection::search() {
   if (candidates_ == piece_.k) {
@@ -171,8 +177,8 @@ void TopKSelection::search() {
   probe_at_ = probe_count_ = 0;
 }
 
-// The cut is usually a little above low_. So first in growing strides; once it lies between two counts, where a straight
-// line between them has k, and the middle at each third time, which bounds their number.
+// The cut is usually a little above low_. So first in growing strides; once it lies between two counts, where a
+// straight line between them has k, and the middle at each third time, which bounds their number.
 uint32_t TopKSelection::next_probe() {
   const uint32_t span = high_ - low_;
   ++probes_;
@@ -198,7 +204,7 @@ void TopKSelection::probe() {
   probe_at_ = probe_count_ = 0;
 }
 
-// ---- all but the k largest go back -----------------------------------------------------------------------------------
+// ---- all but the k largest go back ---------------------------------------------------------------------------------
 
 void TopKSelection::begin_pruning(uint32_t cut, size_t ties) {
   cut_ = cut;
@@ -212,10 +218,14 @@ void TopKSelection::begin_pruning(uint32_t cut, size_t ties) {
 void TopKSelection::prune() {
   for (size_t left = kPruneStep; block_ < end_ && left > 0;) {
     const size_t n = std::min(left, counts_[block_] - block_at_);
-    const size_t kept = loops_->prune({piece_.residual + block_ * kTopKBlock, &values_[read_],
-                                       &indices_[read_], n, cut_, &values_[kept_],
-                                       &indices_[kept_]},
-                                      ties_);
+    const PruneTask task{.residual = piece_.residual + block_ * kTopKBlock,
+                         .values = &values_[read_],
+                         .indices = &indices_[read_],
+                         .count = n,
+                         .cut = cut_,
+                         .kept_values = &values_[kept_],
+                         .kept_indices = &indices_[kept_]};
+    const size_t kept = loops_->prune(task, ties_);
     left -= n;
     read_ += n;
     kept_ += kept;
@@ -241,7 +251,7 @@ void TopKSelection::pruned() {
   }
 }
 
-// ---- the end -----------------------------------------------------------------------------------------------------------
+// ---- the end -------------------------------------------------------------------------------------------------------
 
 void TopKSelection::finish() {
   selected_.counts = counts_;

@@ -158,6 +158,7 @@ struct Avx2TopK {
 
 struct Avx512TopK {
   static constexpr __mmask16 kAll = 0xffff;
+  static constexpr size_t kGroup = 4 * kLanes;
   static constexpr size_t kAhead = 128;  // candidates of which prune() fetches the lines that it will change
 
   LIGHTCC_AVX512 static __m512i magnitudes(__m512 x) {
@@ -177,32 +178,44 @@ struct Avx512TopK {
     return _mm512_sub_ps(sum, _mm512_maskz_cvtph_ps(kAll, _mm512_maskz_cvtps_ph(kAll, sent, kRound)));
   }
 
+  // The lanes of 16 sums that are candidates; they stand in the residual.
+  template <bool add>
+  LIGHTCC_AVX512 static __mmask16 sixteen(float* r, float* g, __m512 scale, __m512i least) {
+    const __m512 old = _mm512_loadu_ps(r);
+    __m512 sum = old;
+    if constexpr (add) {
+      sum = _mm512_add_ps(old, _mm512_mul_ps(scale, _mm512_loadu_ps(g)));
+      _mm512_storeu_ps(g, old);
+      _mm512_storeu_ps(r, sum);
+    }
+    return _mm512_cmpge_epu32_mask(magnitudes(sum), least);
+  }
+
   template <bool half, bool add>
   LIGHTCC_AVX512 static size_t collect(const CollectTask& t) {
     const __m512 scale = _mm512_set1_ps(t.scale);
     const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(t.least));
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    size_t found = 0;
-    for (size_t at = 0; at < t.count; at += kLanes) {
-      const size_t left = t.count - at;
-      const __mmask16 here = left >= kLanes ? kAll : static_cast<__mmask16>((1u << left) - 1);
+    size_t found = 0, at = 0;
+    for (; at + kGroup <= t.count; at += kGroup) {
       float* r = t.residual + at;
-      const __m512 old = _mm512_maskz_loadu_ps(here, r);
-      __m512 sum = old;
-      if constexpr (add) {
-        float* g = t.gradient + at;
-        sum = _mm512_add_ps(old, _mm512_mul_ps(scale, _mm512_maskz_loadu_ps(here, g)));
-        _mm512_mask_storeu_ps(g, here, old);
+      float* g = t.gradient + at;
+      __mmask16 mask[kGroup / kLanes];
+      for (size_t i = 0; i < kGroup / kLanes; ++i) {
+        mask[i] = sixteen<add>(r + i * kLanes, g + i * kLanes, scale, least);
       }
-      const __mmask16 found_here = _mm512_mask_cmpge_epu32_mask(here, magnitudes(sum), least);
-      if (add || found_here) _mm512_mask_storeu_ps(r, here, _mm512_mask_mov_ps(sum, found_here, left_behind<half>(sum)));
-      const __m512i index = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(at)));
-      _mm512_storeu_ps(t.values + found, _mm512_maskz_compress_ps(found_here, sum));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(t.indices + found),
-                          _mm512_maskz_cvtepi32_epi16(kAll, _mm512_maskz_compress_epi32(found_here, index)));
-      found += static_cast<size_t>(__builtin_popcount(found_here));
+      for (size_t i = 0; i < kGroup / kLanes; ++i) {
+        if (!mask[i]) continue;
+        const __m512 sum = _mm512_loadu_ps(r + i * kLanes);
+        _mm512_storeu_ps(r + i * kLanes, _mm512_mask_mov_ps(sum, mask[i], left_behind<half>(sum)));
+        const __m512i index = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(at + i * kLanes)));
+        _mm512_storeu_ps(t.values + found, _mm512_maskz_compress_ps(mask[i], sum));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(t.indices + found),
+                            _mm512_maskz_cvtepi32_epi16(kAll, _mm512_maskz_compress_epi32(mask[i], index)));
+        found += static_cast<size_t>(__builtin_popcount(mask[i]));
+      }
     }
-    return found;
+    return PlainTopK::collect_group<half, add>(t, at, t.count - at, found);
   }
 
   LIGHTCC_AVX512 static size_t prune(const PruneTask& t, size_t& ties) {

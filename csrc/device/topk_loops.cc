@@ -13,7 +13,8 @@ size_t collect_plain(const CollectTask& t) {
 }
 
 constexpr TopKLoops kPlain{
-    {{collect_plain<false, false>, collect_plain<false, true>}, {collect_plain<true, false>, collect_plain<true, true>}},
+    {{collect_plain<false, false>, collect_plain<false, true>},
+     {collect_plain<true, false>, collect_plain<true, true>}},
     [](const float* values, size_t n, uint32_t least) { return PlainTopK::count_from(values, n, least); },
     [](const PruneTask& t, size_t& ties) { return PlainTopK::prune(t, ties); }};
 

@@ -1,5 +1,6 @@
 // The body of a top-k message from a peer: any bytes, any alignment, a plain reader beside. What the one refuses the
-// other refuses, what both accept they add to the same elements. An input is: flags, count of elements in 3 bytes, body.
+// other refuses, what both accept they add to the same elements. An input is: flags, count of elements in 3 bytes,
+// body.
 #include <bit>
 #include <cstdint>
 #include <cstdlib>

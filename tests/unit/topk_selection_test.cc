@@ -152,7 +152,7 @@ void check(const Input& in, size_t k, DType type, const std::string& name, size_
   }
 }
 
-// ---- distributions ---------------------------------------------------------------------------------------------------
+// ---- distributions -------------------------------------------------------------------------------------------------
 
 using Draw = std::function<float(size_t i, size_t count, std::mt19937_64&)>;
 struct Distribution {
@@ -179,7 +179,7 @@ const Distribution kDistributions[] = {
     {"in one place", [](size_t i, size_t n, auto& random) { return i < n - n / 64 ? 0 : 1 + 0.1f * normal(random); }},
     {"wide", [](size_t, size_t, auto& random) { return sign(random) * std::exp2(12 * normal(random)); }},
     {"beyond float16", [](size_t, size_t, auto& random) { return 65504 + 30 * normal(random); }},
-    {"far beyond float16", [](size_t, size_t, auto& random) { return sign(random) * 3e37f * (1 + float(random() % 8)); }},
+    {"far beyond it", [](size_t, size_t, auto& random) { return sign(random) * 3e37f * float(1 + random() % 8); }},
 };
 
 Input input(const Distribution& from, size_t count, uint64_t seed, float scale = 1) {
@@ -287,19 +287,18 @@ TEST(TopKWarmStart, IsTheThresholdOfTheLastStep) {
   EXPECT_EQ(1, again.passes);
 }
 
-// ---- what is not finite ----------------------------------------------------------------------------------------------
+// ---- what is not finite --------------------------------------------------------------------------------------------
 
 TEST_P(TopK, OfASumThatIsNotFiniteSaysSoAndLeavesTheResidual) {
-  for (size_t count : {1, 40, 65537, 200'000}) {
+  for (size_t count : {1, 40, 65537, 140'000}) {
     for (size_t at : {size_t(0), size_t(17), count / 2, size_t(65535), size_t(65536), count - 1}) {
       if (at >= count) continue;
       for (float value : {kNaN, kInfinite, -kInfinite, kLargest}) {
         Input in = input(kDistributions[0], count, 11);
         in.gradient[at] = value;
         if (value == kLargest) in.residual[at] = kLargest;  // their sum is too large
-        for (size_t k : {size_t(1), (count + 99) / 100, count}) {
-          const Output want = oracle(in, k, GetParam());
-          ASSERT_FALSE(want.finite);
+        for (size_t k : {size_t(1), count / 100 + 1}) {
+          ASSERT_FALSE(oracle(in, 1, GetParam()).finite);
           check(in, k, GetParam(), "not finite at " + std::to_string(at), 1);
           if (HasFatalFailure()) return;
         }
@@ -326,7 +325,7 @@ TEST(TopKSelection, AStepThatWillBeSkippedDoesNotChangeTheWarmStart) {
   EXPECT_EQ(before.threshold, warm.threshold);
 }
 
-// ---- arguments -------------------------------------------------------------------------------------------------------
+// ---- arguments -----------------------------------------------------------------------------------------------------
 
 TEST(TopKSelection, RefusesWhatItCannotDo) {
   float g = 1, r = 0;
