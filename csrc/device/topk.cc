@@ -85,7 +85,7 @@ size_t TopKSelection::length_of(size_t block) const {
   return std::min(kTopKBlock, piece_.count - block * kTopKBlock);
 }
 
-// ---- the guess -----------------------------------------------------------------------------------------------------
+// ---- the guess
 
 void TopKSelection::guess() {
   const float guessed = warm_->threshold * (1 - gap_);
@@ -118,7 +118,7 @@ uint32_t TopKSelection::guess_from_sample() {
   return k < static_cast<double>(sample.size()) ? quantile(*loops_, sample, static_cast<size_t>(k)) : 0;
 }
 
-// ---- a pass --------------------------------------------------------------------------------------------------------
+// ---- a pass
 
 void TopKSelection::begin_pass(uint32_t least) {
   ++selected_.passes;
@@ -160,7 +160,7 @@ void TopKSelection::collect() {
   }
 }
 
-// ---- the k-th largest candidate ------------------------------------------------------------------------------------
+// ---- the k-th largest candidate
 
 void TopKSelection::search() {
   if (candidates_ == piece_.k) {
@@ -204,7 +204,7 @@ void TopKSelection::probe() {
   probe_at_ = probe_count_ = 0;
 }
 
-// ---- all but the k largest go back ---------------------------------------------------------------------------------
+// ---- all but the k largest go back
 
 void TopKSelection::begin_pruning(uint32_t cut, size_t ties) {
   cut_ = cut;
@@ -251,7 +251,7 @@ void TopKSelection::pruned() {
   }
 }
 
-// ---- the end -------------------------------------------------------------------------------------------------------
+// ---- the end
 
 void TopKSelection::finish() {
   selected_.counts = counts_;

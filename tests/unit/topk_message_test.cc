@@ -74,7 +74,7 @@ TEST(TopKMessage, SendsNoFiniteNumberAsInfinity) {
   EXPECT_TRUE(std::isnan(float_of_float16(send_float16(std::numeric_limits<float>::quiet_NaN()))));
 }
 
-// ---- what is malformed ---------------------------------------------------------------------------------------------
+// ---- what is malformed
 
 struct Parts {
   std::vector<uint32_t> counts;

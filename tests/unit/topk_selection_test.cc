@@ -31,7 +31,7 @@ std::vector<Isa> isas() {
   return all;
 }
 
-// ---- the oracle ----------------------------------------------------------------------------------------------------
+// ---- the oracle
 
 struct Input {
   std::vector<float> gradient, residual;
@@ -152,7 +152,7 @@ void check(const Input& in, size_t k, DType type, const std::string& name, size_
   }
 }
 
-// ---- distributions -------------------------------------------------------------------------------------------------
+// ---- distributions
 
 using Draw = std::function<float(size_t i, size_t count, std::mt19937_64&)>;
 struct Distribution {
@@ -213,7 +213,7 @@ TEST_P(TopK, EqualsTheOracleForEverySmallSize) {
 }
 
 TEST_P(TopK, EqualsTheOracleAroundBlocks) {
-  for (size_t count : {65535, 65536, 65537, 200'000}) {
+  for (size_t count : {65536, 65537}) {
     for (const Distribution& from : kDistributions) {
       const Input in = input(from, count, count / 2);
       for (size_t k : ks(count)) check(in, k, GetParam(), from.name, 1);
@@ -226,7 +226,7 @@ TEST_P(TopK, EqualsTheOracleAroundBlocks) {
 TEST_P(TopK, EqualsTheOracleWhenCandidatesHaveNoRoom) {
   int prunes = 0;
   for (const Distribution& from : kDistributions) {
-    const Input in = input(from, 400'001, 5, 0.5f);
+    const Input in = input(from, 150'001, 5, 0.5f);
     for (size_t k : {1, 1000}) check(in, k, GetParam(), from.name, 2);
     if (HasFatalFailure()) return;
     TopKSelection selection;
@@ -237,16 +237,16 @@ TEST_P(TopK, EqualsTheOracleWhenCandidatesHaveNoRoom) {
   EXPECT_GT(prunes, 5);
 }
 
-// ---- a training ----------------------------------------------------------------------------------------------------
+// ---- a training
 
 // Gradients whose scale drifts, jumps and vanishes: all ways to a result are taken, and which one does not matter.
 TEST_P(TopK, EveryWayLeadsToTheSame) {
-  const size_t count = 300'000, k = 300;
+  const size_t count = 150'000, k = 300;
   std::mt19937_64 random(7);
   Input in{std::vector<float>(count), std::vector<float>(count), 1.0f / 1024};
   std::vector<TopKWarmStart> warm(isas().size());
   int warmed = 0, cold = 0, misses = 0, prunes = 0, at_once = 0;
-  for (int step = 0; step < 60; ++step) {
+  for (int step = 0; step < 40; ++step) {
     const float jump = step % 20 == 7 ? 1000.0f : step % 20 == 14 ? 1e-3f : 1.0f;
     for (float& x : in.gradient) x = jump * normal(random) * (step == 33 ? 0 : 1);
     if (step % 20 == 10) std::fill(in.residual.begin(), in.residual.end(), 0);
@@ -264,7 +264,7 @@ TEST_P(TopK, EveryWayLeadsToTheSame) {
     }
     in.residual = want.residual;
   }
-  EXPECT_GT(at_once, int(40 * isas().size())) << "the usual way";
+  EXPECT_GT(at_once, int(24 * isas().size())) << "the usual way";
   EXPECT_GT(warmed, 0);
   EXPECT_GT(cold, 0);
   EXPECT_GT(misses, 0);
@@ -287,10 +287,10 @@ TEST(TopKWarmStart, IsTheThresholdOfTheLastStep) {
   EXPECT_EQ(1, again.passes);
 }
 
-// ---- what is not finite --------------------------------------------------------------------------------------------
+// ---- what is not finite
 
 TEST_P(TopK, OfASumThatIsNotFiniteSaysSoAndLeavesTheResidual) {
-  for (size_t count : {1, 40, 65537, 140'000}) {
+  for (size_t count : {1, 40, 65537, 131'073}) {
     for (size_t at : {size_t(0), size_t(17), count / 2, size_t(65535), size_t(65536), count - 1}) {
       if (at >= count) continue;
       for (float value : {kNaN, kInfinite, -kInfinite, kLargest}) {
@@ -325,7 +325,7 @@ TEST(TopKSelection, AStepThatWillBeSkippedDoesNotChangeTheWarmStart) {
   EXPECT_EQ(before.threshold, warm.threshold);
 }
 
-// ---- arguments -----------------------------------------------------------------------------------------------------
+// ---- arguments
 
 TEST(TopKSelection, RefusesWhatItCannotDo) {
   float g = 1, r = 0;
