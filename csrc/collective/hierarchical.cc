@@ -168,9 +168,15 @@ class HierarchicalAllreduce : public Work {
   }
 
   ~HierarchicalAllreduce() override {
-    if (!done()) release();
+    if (done()) return;
+    backend_.broken_ = true;
+    release();
   }
   bool step() override {
+    if (backend_.broken_) {
+      throw Error(Code::internal, "an all-reduce between hosts cannot go on: an earlier one was given up before its "
+                                  "end; shut down and init again");
+    }
     const uint64_t begun_ns = c_.timed ? now_ns() : 0;
     bool moved = exchange();
     moved |= gather();
@@ -262,15 +268,18 @@ class HierarchicalAllreduce : public Work {
     return true;
   }
 
-  // A queue is this all-reduce's until its last chunk has passed.
-  bool pass_on(uint64_t& queue, int64_t finished) const {
+  // A queue is this all-reduce's until its last chunk is in it.
+  void pass_on(uint64_t& queue, int64_t finished) const {
     if (finished == chunks_) ++queue;
-    return true;
   }
 
   bool reduce() {
     if (backend_.reduces_ != number_) return false;
-    if (alone()) return pass_on(backend_.reduces_, reduced_ = chunks_);
+    if (alone()) {
+      reduced_ = chunks_;
+      pass_on(backend_.reduces_, reduced_);
+      return true;
+    }
     if (input_offsets_) {
       const bool moved = input_offsets_->step();
       if (!input_offsets_->done()) return moved;
@@ -288,7 +297,8 @@ class HierarchicalAllreduce : public Work {
         if (each.input >= 0) each.input += begin(reduced_) * element_;
       return backend_.reduce_scatter_->shared->start(c, std::move(inputs));
     });
-    return moved && pass_on(backend_.reduces_, reduced_);
+    pass_on(backend_.reduces_, reduced_);
+    return moved;
   }
 
   // As many chunks are under way as there are flows, and one more each, so that none runs dry.
@@ -333,7 +343,11 @@ class HierarchicalAllreduce : public Work {
 
   bool gather() {
     if (backend_.gathers_ != number_ || gathered_ == exchanged_) return false;
-    if (alone()) return pass_on(backend_.gathers_, gathered_ = exchanged_);
+    if (alone()) {
+      gathered_ = exchanged_;
+      pass_on(backend_.gathers_, gathered_);
+      return true;
+    }
     const bool moved = advance(gather_, gathered_, [&] {
       Collective c = part(Kind::allgather, backend_.place_, node_.size());
       c.counts = counts(gathered_);
@@ -341,7 +355,8 @@ class HierarchicalAllreduce : public Work {
       c.output = at(c_.output, begin(gathered_) * element_);
       return backend_.all_gather_->shared->start(c, nullptr);
     });
-    return moved && pass_on(backend_.gathers_, gathered_);
+    pass_on(backend_.gathers_, gathered_);
+    return moved;
   }
 
   HierarchicalBackend& backend_;

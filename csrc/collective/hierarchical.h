@@ -42,7 +42,7 @@ class HierarchicalBackend : public Backend {
   };
 
   // nodes: of the group, at least 2. Several all-reduces may be in flight: step every one. To drop one that is not done
-  // stops those behind it.
+  // breaks the rest.
   HierarchicalBackend(Peers&, const Group&, std::vector<std::vector<int>> nodes, const Limits&);
   ~HierarchicalBackend() override;
   const char* name() const override { return "2d"; }
@@ -60,8 +60,9 @@ class HierarchicalBackend : public Backend {
   const Limits limits_;
   int node_ = -1, place_ = -1;           // this rank's node, and its place there
   int lanes_ = 0;
-  uint64_t started_ = 0;                 // all-reduces; the numbers of those whose chunks are in each queue:
+  uint64_t started_ = 0;                 // all-reduces; the numbers of those that may put chunks into each queue:
   uint64_t reduces_ = 0, exchanges_ = 0, gathers_ = 0;
+  bool broken_ = false;                  // one was dropped half-way
   std::unique_ptr<LocalLinks> reduce_scatter_, all_gather_;  // none where this rank is alone
   LaneRange own_lanes_{};
   std::vector<std::vector<std::unique_ptr<Flow>>> flows_;  // by own lane

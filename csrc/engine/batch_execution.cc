@@ -213,7 +213,8 @@ bool BatchExecution::start_next(bool may_start) {
   FusedCollective& fused = collectives_[next_];
   if (piece_ < fused.before.size()) {
     tracing_.activity(items_, fused.collective.kind == Kind::allreduce ? "MEMCPY_IN_FUSION_BUFFER" : "MEMCPY");
-    if (copy_some(fused.before) || !may_start) return true;
+    if (copy_some(fused.before)) return true;
+    if (!may_start) return tracing_.activity(items_, "QUEUE"), true;
   }
   if (!may_start) return false;
   piece_ = offset_ = 0;
@@ -228,8 +229,9 @@ bool BatchExecution::start_next(bool may_start) {
 
 bool BatchExecution::step(bool may_start) {
   if (done()) return false;
-  if (!work_) return start_next(may_start);
-  if (!work_->done() && !work_->step()) return false;
+  bool moved = false;
+  if (!work_) moved = start_next(may_start);
+  if (!work_ || (!work_->done() && !work_->step())) return moved;
   if (!work_->done()) return true;
   if (!collectives_[next_].after.empty()) {
     tracing_.activity(items_, "MEMCPY_OUT_FUSION_BUFFER");

@@ -12,10 +12,11 @@ namespace {
 
 std::vector<int32_t> to_int32(const std::vector<int>& members) { return {members.begin(), members.end()}; }
 
-// Whether such a batch may run beside another. Those of a joined rank share one piece of memory; the other kinds are
-// rare, and some of them end what others need.
+// Whether such a batch may run beside another. Those of a joined rank share one piece of memory; Adasum needs as much
+// again while it waits; the other kinds are rare, and some of them end what others need.
 bool may_overlap(const std::vector<BatchItem>& batch) {
-  return batch[0].request->what.kind == Kind::allreduce && !batch[0].placeholder;
+  const Announcement& what = batch[0].request->what;
+  return what.kind == Kind::allreduce && what.op != ReduceOp::adasum && !batch[0].placeholder;
 }
 
 }  // namespace
@@ -205,10 +206,11 @@ bool GroupEngine::begin_batch() {
   Request& front = *batches_[0][0].request;
   if (batches_[0][0].placeholder && !joined_rank_.prepare(batches_[0])) return true;
   if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
-  FusionBuffer& buffer = buffers_[begun_++ % kBatchesBetweenHosts];
+  static_assert(kBatchesBetweenHosts == 2);
+  buffer_ = running_.empty() ? 0 : 1 - buffer_;
   // It may throw: then the batch is still here, to fail.
-  running_.push_back(
-      std::make_unique<BatchExecution>(batches_[0], *group_, buffer, outputs_, counters_, tracing_, selector_));
+  running_.push_back(std::make_unique<BatchExecution>(batches_[0], *group_, buffers_[buffer_], outputs_, counters_,
+                                                      tracing_, selector_));
   batches_.pop_front();
   return true;
 }

@@ -112,8 +112,8 @@ class GroupEngine : public ControlPlaneOwner {
   std::vector<std::unique_ptr<Backend>> backends_;
   Selector selector_;                                   // among them
   SharedBackend* shared_ = nullptr;                     // one of them, and fast_path_: if all share this host
-  FusionBuffer buffers_[kBatchesBetweenHosts];          // the batches take them by turns
-  uint64_t begun_ = 0;                                  // batches
+  FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another
+  int buffer_ = 0;                                      // of the batch that began last
   JoinedRank joined_rank_;
   std::deque<std::vector<BatchItem>> batches_;          // agreed, not begun
   std::deque<std::unique_ptr<BatchExecution>> running_; // in their order, in which they also end

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 namespace lightcc {
 namespace {
@@ -28,6 +29,7 @@ class RecordingBackend : public Backend {
   struct Doubling : Work {
     explicit Doubling(Collective c) : collective(std::move(c)) {}
     bool step() override {
+      if (!std::exchange(begun, true)) return true;
       finished = true;
       if (collective.kind != Kind::allreduce || collective.dtype != DType::float32) return true;
       const Values in(static_cast<const float*>(collective.input),
@@ -38,7 +40,7 @@ class RecordingBackend : public Backend {
     bool done() const override { return finished; }
     int waiting_for() const override { return 1; }
     Collective collective;
-    bool finished = false;
+    bool begun = false, finished = false;
   };
 };
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "ranks.h"
+#include "simulated.h"
 
 namespace lightcc {
 namespace {
@@ -48,6 +49,32 @@ TEST_P(Joins, UnevenWorkGoesOnWithoutThoseWhoAreDone) {
       }
       EXPECT_EQ(join(engine), n - 1);
     }
+  });
+}
+
+// A rank that has joined runs one batch at a time where the others run two, of all sizes and so by several backends.
+TEST(Joined, StandsByWhileTheOthersRunTwoBatchesAtATime) {
+  Ranks ranks(std::vector<int>{2, 1, 1});
+  ranks.each([](Engine& engine, int rank) {
+    for (int step = 0; step < 2 + 2 * (rank == 1); ++step) {
+      std::vector<std::vector<float>> tensors;
+      std::vector<RequestPtr> requests;
+      for (size_t i = 0; i < 16; ++i) {
+        tensors.emplace_back(i % 4 == 3 ? 100 : kWatched ? 300'000 : 1'200'000, float(rank + 1));
+        requests.push_back(request(engine, Kind::allreduce, std::to_string(i), {in_place(tensors[i])}));
+        if (i == 9) requests[i]->what.op = ReduceOp::adasum;
+        engine.submit(requests[i], false);
+      }
+      const float sum = step < 2 ? 1 + 2 + 3 + 4 : 2;
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        ASSERT_EQ(finish(engine, requests[i]), Code::ok) << requests[i]->text;
+        ASSERT_EQ(tensors[i].front(), tensors[i].back());
+        if (i != 9) {
+          ASSERT_EQ(tensors[i].front(), sum) << "step " << step << ", tensor " << i;
+        }
+      }
+    }
+    join(engine);
   });
 }
 

@@ -201,6 +201,25 @@ TEST(GroupEngine, AtTheEndOfTheEpochEverythingInFlightFails) {
   EXPECT_TRUE(members[0].engine->idle());
 }
 
+TEST(GroupEngine, BothBatchesThatRunFailOnce) {
+  Members members({1, 1});
+  std::vector<std::vector<float>> data(8, std::vector<float>(1'500'000, 1));
+  std::vector<RequestPtr> requests;
+  for (int rank = 0; rank < 2; ++rank)
+    for (const char* name : {"a", "b", "c", "d"}) {
+      requests.push_back(sum_of(name, data[requests.size()]));
+      members[rank].engine->submit(requests.back());
+    }
+  const auto run_two = [&](int rank) { return members[rank].counters.values[Counters::collectives] == 2; };
+  EXPECT_TRUE(members.until([&] { return run_two(0) && run_two(1); }));
+  for (int rank = 0; rank < 2; ++rank) {
+    members[rank].engine->fail_all(Code::peer_lost, "rank 7 died");
+    EXPECT_EQ(members[rank].finished, "allreduce.a allreduce.b allreduce.c allreduce.d");
+    EXPECT_TRUE(members[rank].engine->idle());
+  }
+  for (const RequestPtr& request : requests) EXPECT_EQ(request->code, Code::peer_lost);
+}
+
 // The coordinator knows who is missing; another member asks it.
 TEST(GroupEngine, AStallNamesTheMissingMembersAndCanEndTheEpoch) {
   Config config;

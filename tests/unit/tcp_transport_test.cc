@@ -392,6 +392,15 @@ TEST(TcpTransport, WhateverComesWakesASleeper) {
     const int little = 16 << 10;
     ASSERT_EQ(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &little, sizeof little), 0);
   }
+  int highest_mark = 0;
+  const auto see_marks = [&] {
+    for (const int fd : connections_of(cluster.address.port())) {
+      int mark = 0;
+      socklen_t length = sizeof mark;
+      ASSERT_EQ(getsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &mark, &length), 0);
+      highest_mark = std::max(highest_mark, mark);
+    }
+  };
   std::mt19937_64 random(test::run_seed());
   for (int round = 0; round < 10; ++round) {
     std::vector<size_t> sizes;
@@ -406,10 +415,12 @@ TEST(TcpTransport, WhateverComesWakesASleeper) {
       pollfd watched{b.descriptor(), POLLIN, 0};
       if (random() % 2 || poll(&watched, 1, 0) == 0) continue;
       b.step();
+      see_marks();
       for (; received < sent && receiver->peek(sizes[received]); ++received) receiver->consume(sizes[received]);
       b.flush();
     }
   }
+  EXPECT_GT(highest_mark, 1) << "it is woken for each segment";
 }
 
 // It has to be looked after, or nobody would notice that the peer is gone.

@@ -3,9 +3,12 @@
 
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/utsname.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "net/tcp/tcp_state.h"
 
@@ -16,6 +19,14 @@ constexpr uint64_t kTimerNs = 20'000'000;
 // At once; in one step, of one link. Little, so that memory for the next records can be posted before they are read.
 constexpr size_t kBufferBytes = 16 << 10, kReadBytes = 256 << 10;
 constexpr size_t kLeastAwaited = 16 << 10, kMostAwaited = 128 << 10;  // at once
+
+// Before Linux 5.12, whoever waits for much may sleep on although the receive buffer is full with less.
+bool kernel_wakes_for_full_buffers() {
+  utsname system;
+  int major = 0, minor = 0;
+  return uname(&system) == 0 && std::sscanf(system.release, "%d.%d", &major, &minor) == 2 &&
+         std::pair(major, minor) >= std::pair(5, 12);
+}
 
 }  // namespace
 
@@ -211,8 +222,9 @@ void TcpTransport::close(TcpLinkState& link) {
 
 // So many bytes will come: whoever sleeps is woken for all of them, or for much, and not for each segment.
 void TcpTransport::await(Connection& c, size_t bytes) {
+  static const bool is_safe = kernel_wakes_for_full_buffers();
   const int low_water = bytes < kLeastAwaited ? 1 : int(std::min(bytes, kMostAwaited));
-  if (c.low_water == low_water) return;
+  if (!is_safe || c.low_water == low_water) return;
   c.low_water = low_water;
   setsockopt(c.fd(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water);
 }
