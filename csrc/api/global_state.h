@@ -21,6 +21,9 @@ struct GlobalState {
   int64_t next_handle = 1;
   std::unordered_map<int64_t, RequestPtr> handles;    // of the present epoch and, until released, of earlier ones
   std::unordered_map<int64_t, RequestPtr> prepared;
+  int next_codec = 1;
+  std::unordered_map<int, std::shared_ptr<Compressor>> codecs;
+  std::map<std::string, int> codec_names;
   std::unordered_map<void*, std::function<void()>> memory;  // what was given out that is not malloc's: frees it
   uint64_t copied_before = 0, staged_before = 0;      // bytes copied before init
   bool forked = false;
@@ -32,6 +35,8 @@ GlobalState& global_state();
 
 // Does nothing on a rank that is not to write. asked: by whom, for the error.
 void start_timeline(Timeline&, const World&, const std::string& pattern, bool mark_cycles, const std::string& asked);
+std::shared_ptr<Compressor> compressor(int codec);   // throws Error{invalid_argument} if there is none
+void forget_residuals(const std::function<bool(int group)>& ended);  // what was left behind in groups that are no more
 std::shared_ptr<Engine> engine();                     // throws Error{shut_down} when there is none
 void set_last_error(const std::string& text);         // of the calling thread
 void keep_owner(void* data, std::function<void()> free);  // until lightcc_free(data)

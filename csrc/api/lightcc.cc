@@ -102,6 +102,7 @@ int lightcc_shutdown_because(const char* reason) {
       s.prepared.clear();
     }
     if (engine) engine->shutdown(reason);
+    forget_residuals([](int group) { return group != 0; });
     return 0;
   });
 }
@@ -170,6 +171,7 @@ int lightcc_remove_group(int group) {
     if (group <= 0 || !e->group(group))
       refuse("process set " + std::to_string(group) + " cannot be removed");
     run_to_end(*e, groups_request(Kind::remove_group, {group}));
+    forget_residuals([&](int ended) { return ended == group; });
     return 0;
   });
 }

@@ -135,7 +135,7 @@ typedef struct lightcc_request {
   double prescale;
   double postscale;
   const int32_t* splits;
-  int32_t codec;        /* 0: values travel as they are, the only way in this version */
+  int32_t codec;        /* of lightcc_register_codec, for sums and averages of floats with a name; 0: none */
   int32_t reserved;     /* 0 */
   void (*done)(void* context, int status, const char* text);
   void* (*allocate)(void* context, int index, const int64_t* shape, int ndim);
@@ -193,6 +193,53 @@ LIGHTCC_API void lightcc_free(void* data);
 LIGHTCC_API void* lightcc_alloc_output(int64_t bytes);
 /* The settings of the pool, for a framework that keeps outputs in memory of its own. */
 LIGHTCC_API int lightcc_output_pool(int64_t* most_bytes, double* idle_s);
+
+/* Compression between hosts, with error feedback (docs/compression.md). A codec says how, and keeps what is left behind
+ * of the tensors that requests name it for: by group, name and index of the tensor. All ranks must give a request
+ * codecs of the same kind, ratio, width and momentum. */
+enum lightcc_codec_kind { LIGHTCC_CODEC_NONE, LIGHTCC_CODEC_TOPK, LIGHTCC_CODEC_INT8 };
+typedef struct lightcc_codec {
+  uint32_t size;        /* sizeof(lightcc_codec) */
+  int32_t kind;         /* lightcc_codec_kind */
+  int32_t width;        /* lightcc_dtype in which values travel: topk float32 or float16, int8 int8 */
+  int32_t warmup_steps; /* topk: each tensor's first exchanges send ratio^(1/5), ratio^(2/5) ... a fifth of them each */
+  double ratio;         /* topk: the share of the elements that is sent, above 0 and at most 1; int8: 1 */
+  double momentum;      /* topk: of momentum correction, at least 0 and below 1; 0: none */
+  const char* name;     /* NULL: a new codec; else the one that was registered under this name, if there is one */
+} lightcc_codec;
+/* register returns an id > 0 or minus a status. It needs no init, and a codec outlives shutdown. What it keeps ends
+ * with release; requests in flight go on. */
+LIGHTCC_API int lightcc_register_codec(const lightcc_codec* codec);
+LIGHTCC_API int lightcc_release_codec(int codec);
+
+/* JSON, for the caller to read until its next call: counts of what the codec was used for on this rank, and by tensor
+ * the pieces that this rank keeps. NULL on failure.
+ *   {"gradient_bytes": of all tensors that were compressed, "sent_bytes": to other hosts for them,
+ *    "dense_sent_bytes": what would have been sent without compression, "sent_elements", "elements": that this rank
+ *    owns, "dense": why values travel dense, or "",
+ *    "tensors": [{"group", "name", "tensor", "elements", "steps", "node", "nodes", "velocity": true or false,
+ *                 "pieces": [{"first", "count", "norm"}]}]} */
+LIGHTCC_API const char* lightcc_codec_state(int codec);
+
+/* A part of what is left behind of a tensor. read copies it into values: it must lie in one piece. write keeps it until
+ * the tensor is next exchanged; then parts that were left behind on node j are added up on node j modulo the number of
+ * nodes, by whichever rank owns them there, and what nobody here owns is dropped. So every rank may write all. */
+typedef struct lightcc_residual {
+  uint32_t size;        /* sizeof(lightcc_residual) */
+  int32_t codec;
+  int32_t group;
+  int32_t tensor;       /* index in the request */
+  int32_t part;         /* 0: what is left behind, 1: its velocity (momentum correction) */
+  int32_t node;         /* write: where it was left behind */
+  const char* name;     /* of the request */
+  int64_t elements;     /* write: of the whole tensor */
+  int64_t steps;        /* write: exchanges that the tensor has seen, for warmup_steps */
+  int64_t first;        /* the first element, in the tensor, and how many */
+  int64_t count;
+  float* values;        /* read only by write */
+} lightcc_residual;
+LIGHTCC_API int lightcc_read_residual(const lightcc_residual* residual);
+LIGHTCC_API int lightcc_write_residual(const lightcc_residual* residual);
 
 /* The timeline (docs/timeline.md), a file for chrome://tracing. start makes or empties the file, and completes one
  * that is being written; it is refused in a process that was started without HOROVOD_TIMELINE. Without "{rank}" in

@@ -74,8 +74,6 @@ lightcc_request read_request(const lightcc_request* caller) {
   read_struct(&request, caller, caller->size, kRequestSizes, "lightcc_request.size");
   if (const uint32_t unknown = request.flags & ~uint32_t(LIGHTCC_BLOCK))
     refuse("lightcc_request.flags has " + std::to_string(unknown) + ", which this version of lightcc does not know");
-  if (request.codec != 0)
-    refuse("lightcc_request.codec is " + std::to_string(request.codec) + ": this version of lightcc has 0 only");
   if (request.reserved != 0) refuse("lightcc_request.reserved is " + std::to_string(request.reserved) + ", not 0");
   if (request.count > 0 && !request.tensors)
     refuse("lightcc_request.tensors is NULL, but count is " + std::to_string(request.count));
@@ -93,7 +91,7 @@ lightcc_tensor read_tensor(const lightcc_request& request, int index) {
 
 bool is_plain(const lightcc_request& request, const lightcc_tensor& tensor) {
   if (request.kind != LIGHTCC_ALLREDUCE || request.op < 0 || request.op > LIGHTCC_PRODUCT) return false;
-  if (request.op == LIGHTCC_ADASUM || !tensor.input || !tensor.output) return false;
+  if (request.codec != 0 || request.op == LIGHTCC_ADASUM || !tensor.input || !tensor.output) return false;
   if (tensor.dtype < 0 || tensor.dtype >= kDTypes) return false;
   if (tensor.ndim < 0 || (tensor.ndim > 0 && !tensor.shape)) return false;
   const std::span shape(tensor.shape, size_t(tensor.ndim));

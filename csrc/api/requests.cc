@@ -41,6 +41,7 @@ RequestPtr copy_of(const Request& form) {
   request->what = form.what;
   request->inputs = form.inputs;
   request->outputs = form.outputs;
+  request->compressor = form.compressor;
   return request;
 }
 
@@ -48,12 +49,19 @@ RequestPtr request_from(const Engine& engine, const lightcc_request& from) {
   int members = 0;
   if (from.kind == LIGHTCC_ALLTOALL && from.splits)
     if (const auto group = engine.group(from.group)) members = group->size();
-  return make_request(from, members);
+  auto request = make_request(from, members);
+  if (from.codec != 0) request->compressor = compressor(from.codec);
+  return request;
 }
 
 constexpr uint64_t kBlockNs = 100'000'000;  // how long LIGHTCC_BLOCK may keep the caller
 
 int64_t launch(Engine& engine, const RequestPtr& request, bool block, bool begun = false) {
+  if (request->compressor) {
+    request->residuals =
+        request->compressor->residuals(request->group, request->name(), request->what.tensors.size());
+    request->what.codec = request->compressor->codec_for(request->residuals);
+  }
   if (!begun) engine.submit(request, block);
   if (request->callbacks.done) {
     if (block) engine.wait(*request, now_ns() + kBlockNs);

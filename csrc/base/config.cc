@@ -1,5 +1,5 @@
-// The two tables: knobs that do something, and variables that have no effect in this version, with the
-// reason. Reading, docs/knobs.md and the list of values in force are all made from them.
+// The table of knobs that do something; beside it, in idle_knobs.h, stands that of variables that have no effect.
+// Reading, docs/knobs.md and the list of values in force are all made from them.
 #include "base/config.h"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/idle_knobs.h"
 
 namespace lightcc {
 namespace {
@@ -56,6 +57,11 @@ struct Value {
     double value = 0;
     if (!parse(value) || !std::isfinite(value) || value < 0) refuse("seconds, 0 or more");
     return std::min(value, kMostSeconds);
+  }
+  double share() const {
+    double value = 0;
+    if (!parse(value) || !(value > 0 && value <= 1)) refuse("a number above 0 and at most 1");
+    return value;
   }
   bool flag() const {
     if (const auto value = switch_of(text)) return *value;
@@ -139,6 +145,20 @@ const Knob kKnobs[] = {
      "that one machine can act as several. local_rank and local_size stay as they are. 0: all ranks of a host.",
      [](Config& c, const Value& v) { c.intra_size = static_cast<int>(v.whole(0, kIntMax, "ranks, 0 or more")); },
      [](const Config& c) { return std::to_string(c.intra_size); }},
+    {"LIGHT_TOPK_ALLREDUCE",
+     "1: optimizers and gradient tapes that are given no compression send the largest gradients only, and leave the "
+     "rest for later steps (docs/compression.md).",
+     [](Config& c, const Value& v) { c.topk = v.flag(); }, [](const Config& c) { return text_of(c.topk); }},
+    {"LIGHT_TOPK_RATIO", "The share of a gradient's elements that they send, above 0 and at most 1.",
+     [](Config& c, const Value& v) { c.topk_ratio = v.share(); },
+     [](const Config& c) { return text_of(c.topk_ratio); }},
+    {"LIGHT_TOPK_THRESHOLD",
+     "If the gradients of a step that can be compressed have fewer bytes, they travel dense; also where compression "
+     "was asked for by the program.",
+     [](Config& c, const Value& v) { c.topk_threshold = v.bytes(); },
+     [](const Config& c) { return std::to_string(c.topk_threshold); }},
+    {"LIGHT_TOPK_FP16", "1: the values are sent as float16.",
+     [](Config& c, const Value& v) { c.topk_fp16 = v.flag(); }, [](const Config& c) { return text_of(c.topk_fp16); }},
     {"HOROVOD_LOG_LEVEL",
      "Lowest level that is written to stderr: trace, debug, info, warning, error, fatal, or 0 to 5.",
      [](Config& c, const Value& v) { c.log_level = v.level(); },
@@ -194,64 +214,14 @@ constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION",
                                    "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                                    "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT", "LIGHT_2D_ALLREDUCE",
                                    "LIGHT_HIERARCHICAL_THRESHOLD", "HOROVOD_HIERARCHICAL_ALLGATHER",
-                                   "LIGHT_INTRA_SIZE"};
+                                   "LIGHT_INTRA_SIZE", "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO",
+                                   "LIGHT_TOPK_THRESHOLD", "LIGHT_TOPK_FP16"};
 
 const Knob& knob_of(const std::string& name) {
   for (const Knob& knob : kKnobs)
     if (name == knob.name) return knob;
   throw Error(Code::internal, "a rank sent a setting that does not exist: " + name);
 }
-
-struct Idle {
-  const char* name;
-  const char* reason;
-  std::optional<bool> anyway = {};  // of a switch: the value that asks for what happens anyway, and is not noted
-};
-
-constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
-constexpr const char* kNoTuner = "nothing is tuned at run time; see LIGHTCC_SELECT and HOROVOD_FUSION_THRESHOLD";
-constexpr const char* kCpuOnly = "it runs on CPU tensors only";
-constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
-constexpr const char* kNotElastic = "elastic training is not supported; the ranks are those that were started";
-constexpr const char* kNoSpark = "Spark is not supported";
-constexpr const char* kOwnRendezvous = "ranks meet at LIGHTCC_STORE_ADDR, or where their launcher says";
-constexpr const char* kNoTopk = "it has no Top-K compression; gradients travel dense";
-
-constexpr Idle kIdle[] = {
-    {"HOROVOD_CYCLE_TIME", kNoCycle},
-    {"HOROVOD_AUTOTUNE", kNoTuner, false},
-    {"HOROVOD_AUTOTUNE_LOG", kNoTuner},
-    {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES", kNoTuner},
-    {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", kNoTuner},
-    {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", kNoTuner},
-    {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", kNoTuner},
-    {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
-    {"HOROVOD_NUM_NCCL_STREAMS", kCpuOnly},
-    {"HOROVOD_BATCH_D2D_MEMCOPIES", kCpuOnly},
-    {"HOROVOD_ENABLE_ASYNC_COMPLETION", kCpuOnly, false},
-    {"HOROVOD_ENABLE_XLA_OPS", "it registers no XLA kernels", false},
-    {"HOROVOD_DISABLE_NVTX_RANGES", "it emits no NVTX ranges", true},
-    {"HOROVOD_DISABLE_GROUP_FUSION", "a group may always be fused with other tensors; see LIGHTCC_FUSION", false},
-    {"HOROVOD_DYNAMIC_PROCESS_SETS", "process sets can always be added and removed after init, at no cost a cycle",
-     true},
-    {"HOROVOD_ADASUM_MPI_CHUNK_SIZE", kOwnTransport},
-    {"HOROVOD_CPU_OPERATIONS", kOwnTransport},
-    {"HOROVOD_CONTROLLER", kOwnTransport},
-    {"HOROVOD_MPI_THREADS_DISABLE", kOwnTransport},
-    {"HOROVOD_CCL_CACHE", kOwnTransport, false},
-    {"HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_START_TIMEOUT bounds init, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS a stall"},
-    {"HOROVOD_GLOO_RENDEZVOUS_ADDR", kOwnRendezvous},
-    {"HOROVOD_GLOO_RENDEZVOUS_PORT", kOwnRendezvous},
-    {"HOROVOD_ELASTIC", kNotElastic, false},
-    {"HOROVOD_ELASTIC_TIMEOUT", kNotElastic},
-    {"HOROVOD_SPARK_START_TIMEOUT", kNoSpark},
-    {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", kNoSpark, false},
-    {"HOROVOD_SPARK_PYTHONPATH", kNoSpark},
-    {"HOROVOD_SPARK_WORK_DIR", kNoSpark},
-    {"LIGHT_TOPK_ALLREDUCE", kNoTopk, false},
-    {"LIGHT_TOPK_RATIO", kNoTopk},
-    {"LIGHT_TOPK_THRESHOLD", kNoTopk},
-    {"LIGHT_TOPK_FP16", kNoTopk, false}};
 
 constexpr const char* kWorldVariables = R"(
 ## Who takes part

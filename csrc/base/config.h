@@ -23,6 +23,10 @@ struct Config {
   int64_t hierarchical_bytes = 0;     // LIGHT_HIERARCHICAL_THRESHOLD: from so many bytes on
   bool hierarchical_allgather = true; // HOROVOD_HIERARCHICAL_ALLGATHER: all-gathers between hosts go by host
   int intra_size = 0;                // LIGHT_INTRA_SIZE: ranks that count as a host of their own, 0 = all of a host
+  bool topk = false;                 // LIGHT_TOPK_ALLREDUCE: gradients are compressed unless the program says how
+  double topk_ratio = 0.01;          // LIGHT_TOPK_RATIO
+  int64_t topk_threshold = 1 << 20;  // LIGHT_TOPK_THRESHOLD: bytes of a step that can be compressed; fewer go dense
+  bool topk_fp16 = false;            // LIGHT_TOPK_FP16
   int log_level = 3;                 // HOROVOD_LOG_LEVEL: trace 0, debug 1, info 2, warning 3, error 4, fatal 5
   bool log_hide_time = false;        // HOROVOD_LOG_HIDE_TIME
   std::string timeline;              // HOROVOD_TIMELINE: a file, kTimelineLater, or "": there will be none

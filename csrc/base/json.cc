@@ -1,5 +1,7 @@
 #include "base/json.h"
 
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 
 namespace lightcc {
@@ -24,6 +26,12 @@ size_t character_length(std::string_view bytes) {
 }
 
 }  // namespace
+
+JsonObject& JsonObject::add_float(std::string_view name, double number) {
+  if (!std::isfinite(number)) return put(name, "null");
+  char text[32];
+  return put(name, {text, std::to_chars(text, text + sizeof text, number).ptr});
+}
 
 std::string json_string(std::string_view bytes) {
   std::string text = "\"";

@@ -1,5 +1,7 @@
 #include "base/types.h"
 
+#include <charconv>
+
 #include "base/limits.h"
 
 namespace lightcc {
@@ -28,6 +30,32 @@ bool is_floating(DType t) {
 const char* name_of(DType t) { return kDTypeTable[int(t)].name; }
 const char* name_of(ReduceOp op) { return kOpNames[int(op)]; }
 const char* name_of(Kind kind) { return kKindNames[int(kind)]; }
+
+const char* fault_of(const Codec& codec) {
+  const bool floats = codec.width == DType::float32 || codec.width == DType::float16;
+  switch (codec.kind) {
+    case CodecKind::none: return codec == Codec{} ? nullptr : "no codec, yet a width, a ratio or a momentum";
+    case CodecKind::topk:
+      if (!floats) return "topk sends values as float32 or float16";
+      if (!(codec.ratio > 0 && codec.ratio <= 1)) return "the ratio must be above 0 and at most 1";
+      return codec.momentum >= 0 && codec.momentum < 1 ? nullptr : "the momentum must be at least 0 and below 1";
+    case CodecKind::int8:
+      if (codec.width != DType::int8) return "int8 sends values as int8";
+      return codec.ratio == 1 && codec.momentum == 0 ? nullptr : "int8 has a ratio of 1 and no momentum";
+  }
+  return "unknown kind";
+}
+
+std::string text_of(const Codec& codec) {
+  const auto number = [](double value) {
+    char text[32];
+    return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
+  };
+  if (codec.kind == CodecKind::none) return "none";
+  if (codec.kind == CodecKind::int8) return "int8";
+  return "topk of ratio " + number(codec.ratio) + " as " + name_of(codec.width) +
+         (codec.momentum > 0 ? " with momentum " + number(codec.momentum) : "");
+}
 
 bool is_countable(std::span<const int64_t> shape) {
   int64_t count = 1;

@@ -20,6 +20,21 @@ enum class Kind : int32_t {
 };
 inline constexpr int kKinds = 9;
 
+enum class CodecKind : int32_t { none, topk, int8 };
+inline constexpr int kCodecKinds = 3;
+
+// How an all-reduce is compressed between nodes; none: values travel as they are.
+struct Codec {
+  CodecKind kind = CodecKind::none;
+  DType width = DType::float32;  // as which values travel
+  double ratio = 1;              // topk: the share of the elements that is sent, above 0 and at most 1
+  double momentum = 0;           // topk: of momentum correction, at least 0 and below 1
+  bool operator==(const Codec&) const = default;
+};
+// nullptr, or what cannot be, in words.
+const char* fault_of(const Codec&);
+std::string text_of(const Codec&);     // "topk of ratio 0.01 as float16", "none"
+
 size_t size_of(DType);
 bool is_floating(DType);
 const char* name_of(DType);

@@ -9,6 +9,8 @@
 
 namespace lightcc {
 
+class Residual;
+
 struct TensorPlace { int64_t offset, count; };
 
 // One collective over one Group, as rank `index` of `size` sees it. Sizes and offsets are in elements.
@@ -32,7 +34,9 @@ struct Collective {
   int64_t count = 0;
   std::vector<int64_t> counts, send;
   bool timed = false;                  // the Work notes when its phases were: a timeline runs
-  std::vector<TensorPlace> tensors;    // Adasum: where each lies in input and output, by offset; the rest is void
+  std::vector<TensorPlace> tensors;    // Adasum, codec: where each lies in input and output, by offset; no more counts
+  Codec codec;                         // a backend may compress the tensors so, each with its residual ...
+  std::vector<std::shared_ptr<Residual>> residuals;  // ... of these
 };
 
 inline bool is_adasum(const Collective& c) { return c.kind == Kind::allreduce && c.op == ReduceOp::adasum; }

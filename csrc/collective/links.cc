@@ -76,10 +76,9 @@ LinksBackend::LinksBackend(std::vector<Link*> links, Hosts hosts, bool keeps_len
     if (BulkLink* bulk = link ? link->bulk() : nullptr) turns_->bulk_links.push_back(bulk);
 }
 
-std::vector<uint64_t> LinksBackend::lent() const {
-  std::vector<uint64_t> lent;
-  for (const BulkLink* link : turns_->bulk_links) lent.push_back(link->lent());
-  return lent;
+void LinksBackend::lent(std::vector<uint64_t>* marks) const {
+  marks->clear();
+  for (const BulkLink* link : turns_->bulk_links) marks->push_back(link->lent());
 }
 
 void LinksBackend::release_lent(const std::vector<uint64_t>& before) {

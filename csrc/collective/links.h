@@ -21,7 +21,7 @@ class LinksBackend : public Backend {
   // members; none: they count as on one.
   // keeps_lent: Work may be done while the links still send out of its memory; release_lent() ends that.
   explicit LinksBackend(std::vector<Link*> links, Hosts hosts = {}, bool keeps_lent = false);
-  std::vector<uint64_t> lent() const;    // by link, what Work has lent so far; see BulkLink
+  void lent(std::vector<uint64_t>* marks) const;  // by link, what Work has lent so far; see BulkLink
   void release_lent(const std::vector<uint64_t>& before);
 
   const char* name() const override { return "links"; }

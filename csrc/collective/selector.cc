@@ -21,6 +21,7 @@ constexpr size_t kSummedHosts = 64;
 // Up to so many ranks a small all-gather is as quick by host as by Bruck's algorithm.
 constexpr int kBurstRanks = 64;
 constexpr Rule kRules[] = {
+    {Kind::allreduce, 2, 0, 0, "compressed", nullptr},
     {Kind::allreduce, 0, 0, 0, "2d", nullptr},
     {Kind::reducescatter, 2, 0, 0, "links", "by_host"},
     {Kind::allgather, 2, kBurstRanks, 0, "links", "by_host"},

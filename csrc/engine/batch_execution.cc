@@ -78,21 +78,25 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
 
 void BatchExecution::plan_allreduce() {
   std::vector<BatchTensor> tensors;
-  for (const BatchItem& item : items_)
+  Residuals residuals;  // by tensor, if they are to be compressed
+  for (const BatchItem& item : items_) {
+    residuals.insert(residuals.end(), item.request->residuals.begin(), item.request->residuals.end());
     for (size_t t = 0; t < item.request->what.tensors.size(); ++t) {
       const TensorSpec& spec = item.request->what.tensors[t];
       const size_t bytes = size_t(count_of(spec.shape)) * size_of(spec.dtype);
       tensors.push_back({spec.dtype, bytes, item.request->inputs[t], item.request->outputs[t]});
     }
+  }
   const auto is_shared = [&](const void* begin, size_t bytes) { return buffer_.arena().offset_of(begin, bytes) >= 0; };
   const BatchLayout layout = lay_out(tensors, is_shared);
   std::byte* buffer = layout.buffer_bytes > 0 ? buffer_.at_least(layout.buffer_bytes) : nullptr;
   for (const CollectiveLayout& collective : layout.collectives)
-    collectives_.push_back(fused_allreduce(collective, tensors, buffer));
+    collectives_.push_back(fused_allreduce(collective, tensors, residuals, buffer));
 }
 
 BatchExecution::FusedCollective BatchExecution::fused_allreduce(const CollectiveLayout& layout,
                                                                 const std::vector<BatchTensor>& tensors,
+                                                                const Residuals& residuals,
                                                                 std::byte* buffer) const {
   const Announcement& what = items_[0].request->what;  // op and factors are the same in the whole batch
   FusedCollective fused{};
@@ -103,9 +107,12 @@ BatchExecution::FusedCollective BatchExecution::fused_allreduce(const Collective
   c.dtype = layout.dtype;
   c.count = int64_t(layout.bytes / size_of(c.dtype));
   set_reduction(c, items_[0]);
-  if (what.op == ReduceOp::adasum)
+  c.codec = what.codec;
+  if (what.op == ReduceOp::adasum || c.codec.kind != CodecKind::none)
     for (auto [tensor, offset] : layout.places)
       c.tensors.push_back({int64_t(offset / size_of(c.dtype)), int64_t(tensors[tensor].bytes / size_of(c.dtype))});
+  if (c.codec.kind != CodecKind::none)
+    for (auto [tensor, offset] : layout.places) c.residuals.push_back(residuals[tensor]);
   const BatchTensor& first = tensors[layout.places[0].tensor];
   c.input = first.input;
   c.output = first.output;
@@ -239,6 +246,7 @@ bool BatchExecution::step(bool may_start) {
   }
   tracing_.activity(items_, "");
   tracing_.phases(items_, work_->phases());
+  for (const auto& residual : collectives_[next_].collective.residuals) residual->set_steps(residual->steps() + 1);
   work_.reset();
   piece_ = offset_ = 0;
   ++next_;

@@ -63,7 +63,8 @@ class BatchExecution {
     std::vector<Piece> before, after;
   };
   void plan_allreduce();
-  FusedCollective fused_allreduce(const CollectiveLayout&, const std::vector<BatchTensor>&, std::byte* buffer) const;
+  FusedCollective fused_allreduce(const CollectiveLayout&, const std::vector<BatchTensor>&, const Residuals&,
+                                  std::byte* buffer) const;
   void plan_tensor(BatchItem&, size_t tensor);
   void* result(Request&, size_t tensor, Shape shape);
   bool copy_some(const std::vector<Piece>&);

@@ -7,7 +7,7 @@ namespace {
 
 bool is_alike(const ReadyRequest& a, const ReadyRequest& b) {
   return a.kind == Kind::allreduce && b.kind == Kind::allreduce && a.op == b.op && a.pre == b.pre && a.post == b.post &&
-         a.dtype && b.dtype && *a.dtype == *b.dtype && std::ranges::equal(a.absent, b.absent);
+         a.codec == b.codec && a.dtype && b.dtype && *a.dtype == *b.dtype && std::ranges::equal(a.absent, b.absent);
 }
 
 // Requests in shared memory may lie side by side and run without a copy; what is private would have to be copied.

@@ -2,8 +2,8 @@
 // request is sent at once if nothing is in flight, and gathers with others while something is. Invariants:
 // 1. Every ready request is in exactly one bucket. Buckets stand in the order in which their first requests became
 //    ready, and inside a bucket requests keep their order, or that of their addresses in shared memory.
-// 2. The requests of a bucket agree on all that one collective has only one of: kind, op, factors, dtype, and the
-//    members that are absent.
+// 2. The requests of a bucket agree on all that one collective has only one of: kind, op, factors, codec, dtype, and
+//    the members that are absent.
 // 3. Where a tensor begins inside its collective follows from dtypes and sizes alone, which all ranks agree on. So it
 //    is the same on all ranks, whether they copy their tensors together or not.
 // Includes base only, as the negotiation (engine/control) and the engine around it share it.
@@ -50,6 +50,7 @@ struct ReadyRequest {               // all members that are not absent have anno
   Kind kind;
   ReduceOp op;
   double pre, post;
+  Codec codec;
   std::optional<DType> dtype;       // of all its tensors; nullopt: they differ, or there are none
   int64_t bytes;                    // of all its tensors
   uintptr_t address;                // of the coordinator's own tensor in memory that ranks share; 0: in private memory

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/overloaded.h"
+#include "collective/compressed.h"
 #include "collective/hierarchical.h"
 #include "engine/validate.h"
 
@@ -13,10 +14,12 @@ namespace {
 std::vector<int32_t> to_int32(const std::vector<int>& members) { return {members.begin(), members.end()}; }
 
 // Whether such a batch may run beside another. Those of a joined rank share one piece of memory; Adasum needs as much
-// again while it waits; the other kinds are rare, and some of them end what others need.
+// again while it waits; a compressed one uses the links of 2D; the other kinds are rare, and some of them end what
+// others need.
 bool may_overlap(const std::vector<BatchItem>& batch) {
   const Announcement& what = batch[0].request->what;
-  return what.kind == Kind::allreduce && what.op != ReduceOp::adasum && !batch[0].placeholder;
+  return what.kind == Kind::allreduce && what.op != ReduceOp::adasum && what.codec.kind == CodecKind::none &&
+         !batch[0].placeholder;
 }
 
 }  // namespace
@@ -53,19 +56,26 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
     fast_path_ = std::make_unique<FastPath>(peers.local_ranks(), *group_, *shared_);
   }
   const Hosts nodes = nodes_of(*group_, config.intra_size);
-  if (config.hierarchical && nodes.size() > 1)
-    backends_.push_back(std::make_unique<HierarchicalBackend>(
-        peers, *group_, nodes, HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));
+  if (nodes.size() > 1) {
+    const auto node_links = std::make_shared<NodeLinks>(peers, *group_, nodes);
+    backends_.push_back(std::make_unique<CompressedBackend>(node_links));
+    if (config.hierarchical)
+      backends_.push_back(std::make_unique<HierarchicalBackend>(
+          node_links, HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));
+  }
   backends_.push_back(std::make_unique<LinksBackend>(links, nodes));
   std::vector<Backend*> backends;
   for (auto& backend : backends_) backends.push_back(backend.get());
-  selector_ = Selector(backends, int(nodes.size()), config.select, rules_for(nodes, config.hierarchical_allgather));
+  nodes_ = int(nodes.size());
+  selector_ = Selector(backends, nodes_, config.select, rules_for(nodes, config.hierarchical_allgather));
 }
 
 void GroupEngine::submit(const RequestPtr& request) {
   progress_lock_.assert_held();
   if (!first_left_.empty()) return owner_.finish(request, Code::shut_down, request->title() + ": " + first_left_);
   tracing_.submitted(*request);
+  if (request->compressor)
+    request->compressor->set_dense(why_dense(request->what.codec, request->what.tensors[0].dtype, nodes_));
   pending_.emplace(request->key, request);
   UpMessage message = response_cache_.announce(request->key, request->what);
   counters_.add(std::holds_alternative<CachedRequest>(message) ? Counters::cached : Counters::announced);
@@ -132,11 +142,13 @@ void GroupEngine::receive(Batch& batch) {
     if (is_among(response.absent)) {
       validate_rows(response, response.what, group_->index(), group_->size(), true);
       items.push_back(JoinedRank::placeholder(response));
+      joined_residuals_.give(*items.back().request);
     } else {
       auto it = pending_.find(response.key);
       if (it == pending_.end())
         throw Error(Code::internal, "told to run " + response.key + ", which was not announced here");
       validate_rows(response, it->second->what, group_->index(), group_->size(), false);
+      joined_residuals_.remember(*it->second);
       items.push_back({std::move(it->second), response.rows, int(response.absent.size())});
       pending_.erase(it);
     }
@@ -235,6 +247,7 @@ bool GroupEngine::run_batches() {
 
 void GroupEngine::all_joined(const BatchItem& item) {
   joined_rank_.clear();
+  joined_residuals_.clear();
   if (group_->id() == 0 && !item.rows.empty() && !item.rows[0].empty())
     item.request->last_joined = int(item.rows[0][0]);
 }

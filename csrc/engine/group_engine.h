@@ -111,10 +111,12 @@ class GroupEngine : public ControlPlaneOwner {
 
   std::vector<std::unique_ptr<Backend>> backends_;
   Selector selector_;                                   // among them
+  int nodes_ = 0;                                       // hosts, or parts of one, as backends see them
   SharedBackend* shared_ = nullptr;                     // one of them, and fast_path_: if all share this host
   FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another
   int buffer_ = 0;                                      // of the batch that began last
   JoinedRank joined_rank_;
+  JoinedResiduals joined_residuals_;
   std::deque<std::vector<BatchItem>> batches_;          // agreed, not begun
   std::deque<std::unique_ptr<BatchExecution>> running_; // in their order, in which they also end
   std::unique_ptr<FastPath> fast_path_;

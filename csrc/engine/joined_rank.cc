@@ -28,6 +28,23 @@ BatchItem JoinedRank::placeholder(const Response& response) {
   return {std::move(request), response.rows, int(response.absent.size()), true};
 }
 
+void JoinedResiduals::remember(const Request& request) {
+  if (!request.residuals.empty()) known_[request.key] = {request.residuals.begin(), request.residuals.end()};
+}
+
+void JoinedResiduals::give(Request& placeholder) {
+  if (placeholder.what.codec.kind == CodecKind::none) return;
+  Residuals& kept = kept_[placeholder.key];
+  kept.resize(placeholder.what.tensors.size());
+  const auto known = known_.find(placeholder.key);
+  for (size_t t = 0; t < kept.size(); ++t) {
+    if (kept[t]) continue;
+    if (known != known_.end() && t < known->second.size()) kept[t] = known->second[t].lock();
+    if (!kept[t]) kept[t] = std::make_shared<Residual>();
+  }
+  placeholder.residuals = kept;
+}
+
 // Every tensor begins on a line, one behind the other, so that a fused batch runs in place.
 void JoinedRank::lay_out(const std::vector<BatchItem>& items) {
   size_t bytes = 0;

@@ -1,6 +1,8 @@
 // What a rank that has joined puts into collectives that go on without it: placeholder requests with inputs that change
 // no result and outputs that are dropped. All of them use one piece of memory, one batch after the other.
 #pragma once
+#include <unordered_map>
+
 #include "device/device.h"
 #include "engine/batch_execution.h"
 
@@ -29,6 +31,19 @@ class JoinedRank {
   FusionBuffer buffer_;
   std::vector<Piece> pieces_;  // to be filled, from the back
   bool laid_out_ = false;
+};
+
+// The residuals of compressed requests, by key: a rank that has joined still owns its shards, and finds here what it
+// has left behind of them.
+class JoinedResiduals {
+ public:
+  void remember(const Request&);  // whose batch is agreed
+  void give(Request& placeholder);
+  void clear() { kept_.clear(); }  // this rank has data again
+
+ private:
+  std::unordered_map<std::string, std::vector<std::weak_ptr<Residual>>> known_;
+  std::unordered_map<std::string, Residuals> kept_;  // of requests whose own are gone, or were never made
 };
 
 }  // namespace lightcc

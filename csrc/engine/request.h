@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "engine/compressor.h"
 #include "engine/control/message.h"
 #include "engine/output_pool.h"
 
@@ -52,6 +53,8 @@ struct Request {
   std::vector<const void*> inputs;
   std::vector<void*> outputs;      // nullptr: see Output
   Callbacks callbacks;
+  std::shared_ptr<Compressor> compressor;  // what.codec comes from it; nullptr: none
+  Residuals residuals;             // of its tensors
   uint64_t submitted_ns = 0;
 
   // The engine's, until finished; then the caller's.

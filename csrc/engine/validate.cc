@@ -25,6 +25,20 @@ void validate_sizes(const Request& request, int64_t members, int rank) {
   }
 }
 
+// A codec: sums of what it can turn into float32, under a name by which the ranks find what they have left behind.
+void validate_codec(const Request& request, int rank) {
+  const Announcement& what = request.what;
+  if (what.codec.kind == CodecKind::none) return;
+  if (const char* fault = fault_of(what.codec)) refuse(request, rank, std::string("compression: ") + fault);
+  if (what.kind != Kind::allreduce || (what.op != ReduceOp::sum && what.op != ReduceOp::average))
+    refuse(request, rank, "only sums and averages can be compressed");
+  if (request.automatic) refuse(request, rank, "compression needs a name, by which what is left behind is found");
+  for (auto& tensor : what.tensors)
+    if (tensor.dtype != DType::float32 && tensor.dtype != DType::float16 && tensor.dtype != DType::bfloat16)
+      refuse(request, rank,
+             std::string("compression takes float32, float16 and bfloat16 tensors, not ") + name_of(tensor.dtype));
+}
+
 // Alltoall: the rows that go to each member; none given means equal parts.
 void validate_splits(Request& request, size_t members, int rank) {
   auto& splits = request.what.splits;
@@ -66,6 +80,7 @@ void validate(Request& request, const Group* group, int rank) {
         refuse(request, rank,
                std::string("Adasum combines float16, bfloat16, float32 and float64 tensors, not ") +
                    name_of(tensor.dtype));
+  validate_codec(request, rank);
   if (what.kind == Kind::reducescatter && what.op == ReduceOp::adasum)
     refuse(request, rank, "Adasum combines whole tensors; reducescatter has every other operation");
   bool rows = what.kind == Kind::allgather || what.kind == Kind::alltoall || what.kind == Kind::reducescatter;

@@ -12,7 +12,8 @@ constexpr int32_t kOne[] = {1}, kTwo[] = {2};
 constexpr FusionLimits kLimits{64 << 20, true};
 
 struct Ready : ReadyRequest {  // what a row does not say is as in all others
-  explicit Ready(int64_t bytes) : ReadyRequest{Kind::allreduce, ReduceOp::sum, 1, 1, DType::float32, bytes, 0, {}} {}
+  explicit Ready(int64_t bytes)
+      : ReadyRequest{Kind::allreduce, ReduceOp::sum, 1, 1, {}, DType::float32, bytes, 0, {}} {}
   Ready with(auto member, auto value) const {
     Ready other = *this;
     other.*member = value;
@@ -21,6 +22,7 @@ struct Ready : ReadyRequest {  // what a row does not say is as in all others
   Ready of(Kind value) const { return with(&Ready::kind, value); }
   Ready of(ReduceOp value) const { return with(&Ready::op, value); }
   Ready of(DType value) const { return with(&Ready::dtype, value); }
+  Ready of(const Codec& value) const { return with(&Ready::codec, value); }
   Ready mixed() const { return with(&Ready::dtype, std::nullopt); }  // a group of several dtypes
   Ready scaled(double pre, double post) const { return with(&Ready::pre, pre).with(&Ready::post, post); }
   Ready at(uintptr_t address) const { return with(&Ready::address, address); }
@@ -55,6 +57,7 @@ const FusionRow kFusionRows[] = {
     {"AnotherPostscale", {k40, k40.scaled(1, 0.5), k40}, kLimits, {{0, 2}, {1}}},
     {"AFactorThatEqualsNothing", {k40.scaled(NAN, 1), k40.scaled(NAN, 1)}, kLimits, {{0}, {1}}},
     {"AnotherDtype", {k40, k40.of(DType::float64), k40}, kLimits, {{0, 2}, {1}}},
+    {"AnotherCodec", {k40, k40.of(Codec{CodecKind::int8, DType::int8}), k40}, kLimits, {{0, 2}, {1}}},
     {"GroupsOfSeveralDtypes", {k40.mixed(), k40, k40.mixed()}, kLimits, {{0}, {1}, {2}}},
     {"OthersAreAbsent", {k40.without(kOne), k40.without(kTwo), k40, k40.without(kOne)}, kLimits, {{0, 3}, {1}, {2}}},
     {"AnotherKind", {k40, k40.of(Kind::reducescatter), k40}, kLimits, {{0, 2}, {1}}},

@@ -54,7 +54,8 @@ class TwoHosts {
     rank.peers = std::make_unique<Peers>(number, hosts_.topology, contacts_, std::move(hosts_.local_ranks[i]),
                                          std::move(transports), nullptr);
     rank.group = std::make_unique<Group>(0, std::vector<int>{0, 1, 2, 3}, number, hosts_.topology);
-    rank.backend = std::make_unique<HierarchicalBackend>(*rank.peers, *rank.group, nodes_of(*rank.group), kLimits);
+    rank.backend = std::make_unique<HierarchicalBackend>(
+        std::make_shared<NodeLinks>(*rank.peers, *rank.group, nodes_of(*rank.group)), kLimits);
     return rank;
   }
 

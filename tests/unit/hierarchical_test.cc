@@ -81,7 +81,9 @@ class World {
     for (int rank = 0; rank < size_; ++rank) {
       groups_.push_back(std::make_unique<Group>(0, order, rank, peers_[size_t(rank)]->topology()));
       backends_.push_back(std::make_unique<HierarchicalBackend>(
-          *peers_[size_t(rank)], *groups_.back(), nodes_of(*groups_.back(), members_of_node), limits));
+          std::make_shared<NodeLinks>(*peers_[size_t(rank)], *groups_.back(),
+                                            nodes_of(*groups_.back(), members_of_node)),
+          limits));
     }
   }
   int size() const { return size_; }
@@ -353,7 +355,8 @@ TEST(HierarchicalBackend, LeavesOthersWhatIsNotItsOwn) {
   c.kind = Kind::allgather;
   EXPECT_FALSE(backend.accepts(c));
   const Group group(0, {0, 1, 2}, 0, world.peers(0).topology());
-  HierarchicalBackend larger(world.peers(0), group, nodes_of(group), {.least_bytes = 1024});
+  HierarchicalBackend larger(std::make_shared<NodeLinks>(world.peers(0), group, nodes_of(group)),
+                             {.least_bytes = 1024});
   Collective floats = Problem(Kind::allreduce, 3, 255, 1).of(0);
   floats.op = ReduceOp::sum;
   floats.dtype = DType::float32;

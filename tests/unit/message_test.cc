@@ -14,7 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 Announcement announcement() {
-  return {Kind::alltoall, ReduceOp::max, 3, 0.5, -2.0,
+  return {Kind::alltoall, ReduceOp::max, 3, 0.5, -2.0, {CodecKind::topk, DType::float16, 0.25, 0.5},
           {{DType::bfloat16, {2, 3}}, {DType::boolean, {}}, {DType::float64, {0}}}, {1, 0, 5}};
 }
 

@@ -145,8 +145,8 @@ TEST(Selector, ABackendIsAddedByOneRule) {
 
 TEST(Selector, UnknownNamesListTheChoices) {
   EXPECT_EQ(refusal_of("allreduce=tree"),
-            "LIGHTCC_SELECT: \"allreduce=tree\" is not understood; the choices for allreduce are 2d, shared, ring, "
-            "pairwise, recursive_doubling, halving_doubling, adasum_whole, adasum_halving");
+            "LIGHTCC_SELECT: \"allreduce=tree\" is not understood; the choices for allreduce are compressed, 2d, "
+            "shared, ring, pairwise, recursive_doubling, halving_doubling, adasum_whole, adasum_halving");
   EXPECT_EQ(refusal_of("broadcast=ring"),
             "LIGHTCC_SELECT: \"broadcast=ring\" is not understood; the choices for broadcast are shared, binomial, "
             "by_host");

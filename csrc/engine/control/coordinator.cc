@@ -316,8 +316,8 @@ std::vector<DownMessage> Coordinator::take_messages() {
     }
     const Announcement& what = e->announcement();
     entries.push_back(e);
-    ready.push_back({what.kind, what.op, what.pre, what.post, common_dtype(what.tensors), bytes_of(what), e->address,
-                     e->absent});
+    ready.push_back({what.kind, what.op, what.pre, what.post, what.codec, common_dtype(what.tensors), bytes_of(what),
+                     e->address, e->absent});
   }
   ready_.clear();
   ready_bytes_ = 0;

@@ -55,6 +55,7 @@ std::string disagreement(const std::vector<Announcement>& what, const std::vecto
   if (found.empty()) found = differ("root rank", [](auto& a) { return std::to_string(a.root); });
   if (found.empty()) found = differ("prescale factor", [](auto& a) { return factor_text(a.pre); });
   if (found.empty()) found = differ("postscale factor", [](auto& a) { return factor_text(a.post); });
+  if (found.empty()) found = differ("compression", [](auto& a) { return text_of(a.codec); });
   return found;
 }
 

@@ -30,7 +30,10 @@ Tag tag_of(const Refused&) { return Tag::refused; }
 // ---- encoding
 
 void put(WireWriter& out, const Announcement& a) {
-  out.put(a.kind).put(a.op).put(a.root).put(a.pre).put(a.post).put(uint32_t(a.tensors.size()));
+  out.put(a.kind).put(a.op).put(a.root).put(a.pre).put(a.post);
+  out.put(a.codec.kind);
+  if (a.codec.kind != CodecKind::none) out.put(a.codec.width).put(a.codec.ratio).put(a.codec.momentum);
+  out.put(uint32_t(a.tensors.size()));
   for (const TensorSpec& tensor : a.tensors) out.put(tensor.dtype).put(tensor.shape);
   out.put(a.splits);
 }
@@ -102,6 +105,13 @@ Announcement announcement(WireReader& in) {
   a.root = in.get<int32_t>();
   a.pre = in.get<double>();
   a.post = in.get<double>();
+  a.codec.kind = in.get_enum<CodecKind>(kCodecKinds);
+  if (a.codec.kind != CodecKind::none) {
+    a.codec.width = in.get_enum<DType>(kDTypes);
+    a.codec.ratio = in.get<double>();
+    a.codec.momentum = in.get<double>();
+    if (fault_of(a.codec)) WireReader::fail();
+  }
   a.tensors.resize(in.length(sizeof(int32_t) * 2));
   for (TensorSpec& tensor : a.tensors) {
     tensor.dtype = in.get_enum<DType>(kDTypes);

@@ -36,6 +36,7 @@ struct Announcement {
   ReduceOp op = ReduceOp::sum;
   int32_t root = 0;  // world rank
   double pre = 1, post = 1;
+  Codec codec;
   std::vector<TensorSpec> tensors;
   std::vector<int64_t> splits;  // alltoall: rows to each member, tensor after tensor
   bool operator==(const Announcement&) const = default;

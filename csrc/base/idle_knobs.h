@@ -1,0 +1,53 @@
+// Variables that are known from Horovod or LightCC and have no effect here, each with the reason.
+#pragma once
+#include <optional>
+
+namespace lightcc {
+
+struct Idle {
+  const char* name;
+  const char* reason;
+  std::optional<bool> anyway = {};  // of a switch: the value that asks for what happens anyway, and is not noted
+};
+
+inline constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
+inline constexpr const char* kNoTuner = "nothing is tuned at run time; see LIGHTCC_SELECT and HOROVOD_FUSION_THRESHOLD";
+inline constexpr const char* kCpuOnly = "it runs on CPU tensors only";
+inline constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
+inline constexpr const char* kNotElastic = "elastic training is not supported; the ranks are those that were started";
+inline constexpr const char* kNoSpark = "Spark is not supported";
+inline constexpr const char* kOwnRendezvous = "ranks meet at LIGHTCC_STORE_ADDR, or where their launcher says";
+
+inline constexpr Idle kIdle[] = {
+    {"HOROVOD_CYCLE_TIME", kNoCycle},
+    {"HOROVOD_AUTOTUNE", kNoTuner, false},
+    {"HOROVOD_AUTOTUNE_LOG", kNoTuner},
+    {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES", kNoTuner},
+    {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", kNoTuner},
+    {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", kNoTuner},
+    {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", kNoTuner},
+    {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
+    {"HOROVOD_NUM_NCCL_STREAMS", kCpuOnly},
+    {"HOROVOD_BATCH_D2D_MEMCOPIES", kCpuOnly},
+    {"HOROVOD_ENABLE_ASYNC_COMPLETION", kCpuOnly, false},
+    {"HOROVOD_ENABLE_XLA_OPS", "it registers no XLA kernels", false},
+    {"HOROVOD_DISABLE_NVTX_RANGES", "it emits no NVTX ranges", true},
+    {"HOROVOD_DISABLE_GROUP_FUSION", "a group may always be fused with other tensors; see LIGHTCC_FUSION", false},
+    {"HOROVOD_DYNAMIC_PROCESS_SETS", "process sets can always be added and removed after init, at no cost a cycle",
+     true},
+    {"HOROVOD_ADASUM_MPI_CHUNK_SIZE", kOwnTransport},
+    {"HOROVOD_CPU_OPERATIONS", kOwnTransport},
+    {"HOROVOD_CONTROLLER", kOwnTransport},
+    {"HOROVOD_MPI_THREADS_DISABLE", kOwnTransport},
+    {"HOROVOD_CCL_CACHE", kOwnTransport, false},
+    {"HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_START_TIMEOUT bounds init, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS a stall"},
+    {"HOROVOD_GLOO_RENDEZVOUS_ADDR", kOwnRendezvous},
+    {"HOROVOD_GLOO_RENDEZVOUS_PORT", kOwnRendezvous},
+    {"HOROVOD_ELASTIC", kNotElastic, false},
+    {"HOROVOD_ELASTIC_TIMEOUT", kNotElastic},
+    {"HOROVOD_SPARK_START_TIMEOUT", kNoSpark},
+    {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", kNoSpark, false},
+    {"HOROVOD_SPARK_PYTHONPATH", kNoSpark},
+    {"HOROVOD_SPARK_WORK_DIR", kNoSpark}};
+
+}  // namespace lightcc

@@ -1,0 +1,371 @@
+#include "collective/compressed.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.h"
+#include "collective/compressed_layout.h"
+#include "collective/local_phases.h"
+#include "collective/phases.h"
+#include "collective/piece_codec.h"
+#include "device/device.h"
+#include "device/float32.h"
+
+namespace lightcc {
+namespace {
+
+constexpr int64_t kPartBytes = 4 << 20;  // of gradients; an exchange of what becomes of them takes longer than to start
+
+struct MessageHeader {  // of a message
+  uint64_t number;   // of the all-reduce, among the compressed ones of the group
+  uint32_t part, tensors;
+  bool operator==(const MessageHeader&) const = default;
+};
+
+std::byte* at(void* p, int64_t bytes) { return static_cast<std::byte*>(p) + bytes; }
+const std::byte* at(const void* p, int64_t bytes) { return static_cast<const std::byte*>(p) + bytes; }
+
+}  // namespace
+
+std::string why_dense(const Codec& codec, DType dtype, int nodes) {
+  if (nodes < 2) return "all ranks are on one host";
+  if (codec.kind == CodecKind::none) return "no compression was asked for";
+  // Every node receives the messages of all others, but of a dense sum only as much as 2 (N - 1) / N vectors.
+  constexpr size_t kMany = size_t(1) << 30;
+  const double ours = double(piece_bytes(codec, kMany)) * nodes, dense = 2.0 * double(kMany) * double(size_of(dtype));
+  if (ours < dense) return "";
+  return text_of(codec) + " among " + std::to_string(nodes) + " hosts would send " +
+         std::to_string(int(std::lround(100 * ours / dense))) + " % of the bytes of " + name_of(dtype);
+}
+
+bool CompressedBackend::accepts(const Collective& c) const {
+  const bool adds = c.kind == Kind::allreduce && c.op == ReduceOp::sum;
+  const bool floats = c.dtype == DType::float32 || c.dtype == DType::float16 || c.dtype == DType::bfloat16;
+  return adds && floats && c.codec.kind != CodecKind::none && why_dense(c.codec, c.dtype, links_->nodes()).empty();
+}
+
+// ---- one all-reduce
+
+class CompressedAllreduce : public Work {
+ public:
+  CompressedAllreduce(NodeLinks& links, const Collective& c, uint64_t number)
+      : c_(c),
+        element_(int64_t(size_of(c.dtype))),
+        links_(links),
+        node_(links.members()),
+        number_(number),
+        layout_(lay_out_compressed(c, links, kPartBytes, sizeof(MessageHeader))),
+        encoder_(make_piece_encoder(c.codec)),
+        times_(c.timed) {
+    for (const CompressedPart& part : layout_.parts) {
+      messages_.emplace_back();
+      for (const size_t bytes : part.message_bytes) messages_.back().push_back({.bytes = bytes});
+    }
+    if (!links_.alone()) local_.emplace(links_, c_);
+  }
+
+  ~CompressedAllreduce() override {
+    if (held_) held_->let_go();
+    if (done()) return;
+    links_.give_up();
+    release();
+  }
+
+  bool step() override {
+    links_.check();
+    times_.begin_step();
+    bool moved = exchange();
+    moved |= gather();
+    moved |= add();
+    moved |= encode();
+    moved |= reduce();
+    if (done()) release();
+    if (times_.timed() && moved) note_times();
+    return moved;
+  }
+  std::span<const Phase> phases() const override { return times_.phases(); }
+  bool done() const override { return gathered_ == tensors().size(); }
+
+  int waiting_for() const override {
+    if (done()) return -1;
+    if (gather_) return node_[size_t(gather_->waiting_for())];
+    if (exchanged_ < started_)
+      for (const Message& one : messages_[exchanged_])
+        if (!one.work->done()) return one.waiting_for();
+    if (reduce_) return node_[size_t(reduce_->waiting_for())];
+    const int place = local_ ? local_->waiting_for() : -1;
+    return place < 0 ? -1 : node_[size_t(place)];
+  }
+
+ private:
+  using Tensor = CompressedTensor;
+  using Shard = CompressedShard;
+  struct Message {                // of an own lane: every node's, one behind the other
+    const NodeLinks::Flow* flow = nullptr;
+    size_t bytes = 0;             // of each
+    std::unique_ptr<std::byte[]> memory = nullptr;
+    std::unique_ptr<Work> work = nullptr;
+    std::byte* of(int node) const { return memory.get() + bytes * size_t(node); }
+    int waiting_for() const {
+      const int owner = work->waiting_for();
+      return owner < 0 ? -1 : flow->owner(owner);
+    }
+  };
+
+  const std::vector<Tensor>& tensors() const { return layout_.tensors; }
+  std::vector<Message>& messages_of(const Tensor& tensor) { return messages_[tensor.part]; }
+  MessageHeader header_of(size_t part) const {
+    return {number_, uint32_t(part), uint32_t(layout_.parts[part].end - layout_.parts[part].begin)};
+  }
+  const void* input(const Tensor& tensor, int64_t element) const {
+    return at(c_.input, (tensor.place.offset + element) * element_);
+  }
+  void* output(const Tensor& tensor, int64_t element) const {
+    return at(c_.output, (tensor.place.offset + element) * element_);
+  }
+  bool is_float32() const { return c_.dtype == DType::float32; }
+
+  void release() {
+    lent_.release();
+    messages_.clear();
+  }
+
+  void note_times() {
+    const size_t n = tensors().size();
+    if (!links_.alone()) times_.note("LOCAL_REDUCESCATTER", true, reduced_ == n);
+    times_.note("COMPRESS", reduced_ > 0, encoded_ == n);
+    times_.note("CROSS_ALLGATHER", started_ > 0, added_ == n || exchanged_ == layout_.parts.size());
+    times_.note("DECOMPRESS", exchanged_ > 0, added_ == n);
+    if (!links_.alone()) times_.note("LOCAL_ALLGATHER", gather_ || gathered_ > 0, gathered_ == n);
+  }
+
+  template <class Start> static bool advance(std::unique_ptr<Work>& work, size_t& finished, Start start) {
+    if (!work) work = start();
+    const bool moved = work->step();
+    if (!work->done()) return moved;
+    work.reset();
+    ++finished;
+    return true;
+  }
+
+  // ---- the queues
+
+  bool reduce() {
+    if (reduced_ == tensors().size()) return false;
+    if (links_.alone()) {
+      reduced_ = tensors().size();
+      return true;
+    }
+    if (!local_->knows_inputs()) {
+      const bool moved = local_->step();
+      if (!local_->knows_inputs()) return moved;
+    }
+    return advance(reduce_, reduced_, [&] {
+      const Tensor& tensor = tensors()[reduced_];
+      return local_->reduce_scatter(tensor.place.offset, tensor.counts);
+    });
+  }
+
+  // A shard a time, a block of it a step.
+  bool encode() {
+    if (encoded_ == reduced_) return false;
+    const Tensor& tensor = tensors()[encoded_];
+    Residual& residual = *c_.residuals[encoded_];
+    if (!held_) {
+      if (!residual.try_hold()) return false;  // a caller copies it
+      held_ = &residual;
+      begin_tensor(tensor);
+    }
+    if (!encoding_ && lane_ < tensor.shards.size()) begin_shard(tensor);
+    if (encoding_ && encoder_->step()) return true;
+    if (encoding_) {
+      encoding_ = false;
+      ++lane_;
+    }
+    if (lane_ < tensor.shards.size()) return true;
+    end_tensor(tensor);
+    held_->let_go();
+    held_ = nullptr;
+    lane_ = 0;
+    ++encoded_;
+    return true;
+  }
+
+  void begin_tensor(const Tensor& tensor) {
+    std::vector<Residual::Range> ranges;
+    for (const Shard& shard : tensor.shards) ranges.push_back({shard.first, shard.count});
+    held_->cut(tensor.place.count, links_.node(), links_.nodes(), ranges, c_.codec.momentum > 0);
+    for (Message& one : messages_of(tensor)) {
+      if (one.memory) continue;
+      one.memory = std::make_unique_for_overwrite<std::byte[]>(one.bytes * size_t(links_.nodes()));
+      const MessageHeader header = header_of(tensor.part);
+      std::memcpy(one.of(links_.node()), &header, sizeof header);
+    }
+  }
+
+  void begin_shard(const Tensor& tensor) {
+    const Shard& shard = tensor.shards[lane_];
+    if (shard.count == 0) {
+      ++lane_;
+      return;
+    }
+    const size_t count = size_t(shard.count);
+    // Where a rank is alone its sum is its own input, which must not be changed.
+    const void* sum = links_.alone() ? input(tensor, shard.first) : output(tensor, shard.first);
+    auto* gradient = static_cast<float*>(output(tensor, shard.first));
+    if (!is_float32()) {
+      gradients_.resize(count);
+      gradient = gradients_.data();
+      to_float32(c_.dtype, sum, gradient, count);
+    } else if (sum != gradient) {
+      copy(gradient, sum, count * sizeof(float));
+    }
+    const Message& one = messages_of(tensor)[lane_];
+    encoder_->start({gradient, count, links_.alone() ? float(c_.pre) : 1.0f, &held_->pieces()[lane_],
+                     one.of(links_.node()) + shard.body});
+    encoding_ = true;
+  }
+
+  void end_tensor(const Tensor& tensor) {
+    CompressionTotals& totals = held_->totals;
+    const uint64_t others = uint64_t(links_.nodes()) - 1;
+    totals.gradient_bytes += uint64_t(tensor.place.count * element_);
+    for (const Shard& shard : tensor.shards) {
+      totals.elements += uint64_t(shard.count);
+      totals.sent_elements += piece_elements(c_.codec, size_t(shard.count));
+      totals.sent_bytes += others * piece_bytes(c_.codec, size_t(shard.count));
+      totals.dense_sent_bytes += 2 * others * uint64_t(shard.count * element_) / uint64_t(links_.nodes());
+    }
+  }
+
+  // As many parts are under way as there are flows, and one more each, so that none runs dry.
+  bool exchange() {
+    bool moved = false;
+    const auto may_start = [&] {
+      return started_ < layout_.parts.size() && layout_.parts[started_].end <= encoded_ &&
+             started_ - exchanged_ < 2 * NodeLinks::kFlows;
+    };
+    while (may_start()) {
+      start_exchange();
+      moved = true;
+    }
+    for (size_t p = exchanged_; p < started_; ++p)
+      for (Message& one : messages_[p])
+        if (!one.work->done()) {
+          moved |= one.work->step();
+          if (one.work->done()) lent_.note(*one.flow);
+        }
+    const auto is_done = [](const Message& one) { return one.work->done(); };
+    while (exchanged_ < started_ && std::ranges::all_of(messages_[exchanged_], is_done)) {
+      ++exchanged_;
+      moved = true;
+    }
+    return moved;
+  }
+
+  void start_exchange() {
+    for (size_t lane = 0; lane < messages_[started_].size(); ++lane) {
+      Message& one = messages_[started_][lane];
+      one.flow = &links_.flow(links_.own_lanes().begin + int(lane), int64_t(started_));
+      Collective c{};
+      c.kind = Kind::allgather;
+      c.index = links_.node();
+      c.size = links_.nodes();
+      c.counts.assign(size_t(c.size), int64_t(one.bytes));
+      c.input = one.of(c.index);
+      c.output = one.memory.get();
+      one.work = one.flow->start(c);
+    }
+    ++started_;
+  }
+
+  // A block of a shard a step: zero, and the nodes' messages in their order.
+  bool add() {
+    if (added_ == tensors().size() || tensors()[added_].part >= exchanged_) return false;
+    const Tensor& tensor = tensors()[added_];
+    const Shard& shard = tensor.shards[add_lane_];
+    const size_t count = size_t(shard.count);
+    if (count > 0) {
+      if (block_ == 0) read_messages(tensor, shard);
+      const size_t first = block_ * kCodecBlock, n = std::min(kCodecBlock, count - first);
+      if (!is_float32()) sums_.resize(count);
+      float* sum = is_float32() ? static_cast<float*>(output(tensor, shard.first)) : sums_.data();
+      std::fill_n(sum + first, n, 0.0f);
+      for (const auto& one : received_) one->add_to(sum, block_);
+      scale(sum + first, n);
+      if (!is_float32()) from_float32(c_.dtype, sum + first, output(tensor, shard.first + int64_t(first)), n);
+      if (++block_ * kCodecBlock < count) return true;
+    }
+    block_ = 0;
+    if (++add_lane_ < tensor.shards.size()) return true;
+    add_lane_ = 0;
+    ++added_;
+    return true;
+  }
+
+  void read_messages(const Tensor& tensor, const Shard& shard) {
+    const Message& one = messages_of(tensor)[add_lane_];
+    received_.clear();
+    for (int node = 0; node < links_.nodes(); ++node) {
+      const std::byte* from = one.of(node);
+      MessageHeader header;
+      std::memcpy(&header, from, sizeof header);
+      if (header != header_of(tensor.part))
+        throw Error(Code::internal, "member " + std::to_string(one.flow->owner(node)) +
+                                        " of the group sent the compressed gradients of another all-reduce");
+      received_.push_back(read_piece(c_.codec, {from + shard.body, piece_bytes(c_.codec, size_t(shard.count))},
+                                     size_t(shard.count)));
+    }
+  }
+
+  void scale(float* values, size_t n) const {
+    if (c_.post == 1) return;
+    void* out = values;
+    const void* in = values;
+    lightcc::reduce({DType::float32, ReduceOp::sum, 1, c_.post}, {&out, 1}, {&in, 1}, n);
+  }
+
+  bool gather() {
+    if (gathered_ == added_) return false;
+    if (links_.alone()) {
+      gathered_ = added_;
+      return true;
+    }
+    return advance(gather_, gathered_, [&] {
+      const Tensor& tensor = tensors()[gathered_];
+      return local_->all_gather(tensor.place.offset, tensor.counts);
+    });
+  }
+
+  const Collective c_;
+  const int64_t element_;
+  NodeLinks& links_;
+  const std::vector<int>& node_;                // the members here
+  const uint64_t number_;
+  const CompressedLayout layout_;
+  std::vector<std::vector<Message>> messages_;  // by part and own lane
+  size_t reduced_ = 0, encoded_ = 0;            // so many tensors
+  size_t started_ = 0, exchanged_ = 0;          // so many parts
+  size_t added_ = 0, gathered_ = 0;             // so many tensors
+  std::optional<LocalPhases> local_;            // none where this rank is alone
+  std::unique_ptr<Work> reduce_, gather_;
+  const std::unique_ptr<PieceEncoder> encoder_;
+  Residual* held_ = nullptr;                    // of tensor encoded_
+  bool encoding_ = false;                       // its shard lane_
+  size_t lane_ = 0;
+  size_t add_lane_ = 0, block_ = 0;             // of tensor added_
+  std::vector<std::unique_ptr<PieceMessage>> received_;  // of that shard, by node
+  std::vector<float> gradients_, sums_;         // where elements are no float32
+  LentMemory lent_;
+  PhaseTimes times_;
+};
+
+std::unique_ptr<Work> CompressedBackend::start(const Collective& c, const Algorithm*) {
+  if (!accepts(c) || c.tensors.size() != c.residuals.size() || c.tensors.empty())
+    throw Error(Code::internal, std::string(name_of(c.kind)) + " with compression " + text_of(c.codec) +
+                                    " was given to the compressed all-reduce");
+  return std::make_unique<CompressedAllreduce>(*links_, c, started_++);
+}
+
+}  // namespace lightcc

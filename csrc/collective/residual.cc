@@ -1,0 +1,61 @@
+#include "collective/residual.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lightcc {
+namespace {
+
+void add_overlap(std::vector<float>& to, int64_t to_first, const std::vector<float>& from, int64_t from_first) {
+  const int64_t begin = std::max(to_first, from_first);
+  const int64_t end = std::min(to_first + int64_t(to.size()), from_first + int64_t(from.size()));
+  for (int64_t i = begin; i < end; ++i) to[size_t(i - to_first)] += from[size_t(i - from_first)];
+}
+
+}  // namespace
+
+CompressionTotals& CompressionTotals::operator+=(const CompressionTotals& other) {
+  gradient_bytes += other.gradient_bytes;
+  elements += other.elements;
+  sent_elements += other.sent_elements;
+  sent_bytes += other.sent_bytes;
+  dense_sent_bytes += other.dense_sent_bytes;
+  return *this;
+}
+
+void Residual::cut(int64_t elements, int node, int nodes, const std::vector<Range>& ranges, bool velocity) {
+  const auto fits = [&](size_t i) {
+    return pieces_[i].first == ranges[i].first && int64_t(pieces_[i].values.size()) == ranges[i].count;
+  };
+  bool same = elements == elements_ && velocity == velocity_ && pieces_.size() == ranges.size();
+  for (size_t i = 0; same && i < ranges.size(); ++i) same = fits(i);
+  node_ = node;
+  nodes_ = nodes;
+  if (same && saved_.empty()) return;
+  const std::vector<ResidualPiece> old = std::exchange(pieces_, {});
+  for (const Range& range : ranges) {
+    ResidualPiece& piece = pieces_.emplace_back();
+    piece.first = range.first;
+    piece.values.resize(size_t(range.count));
+    if (velocity) piece.velocity.resize(size_t(range.count));
+    for (const ResidualPiece& before : old) {
+      if (elements != elements_) break;
+      add_overlap(piece.values, piece.first, before.values, before.first);
+      add_overlap(piece.velocity, piece.first, before.velocity, before.first);
+    }
+    for (const SavedPart& part : saved_)
+      if (elements == saved_elements_ && part.node % nodes == node)
+        add_overlap(part.velocity ? piece.velocity : piece.values, piece.first, part.values, part.first);
+  }
+  saved_.clear();
+  elements_ = elements;
+  velocity_ = velocity;
+}
+
+void Residual::add_saved(int64_t elements, SavedPart part) {
+  if (elements != saved_elements_) saved_.clear();
+  saved_elements_ = elements;
+  saved_.push_back(std::move(part));
+}
+
+}  // namespace lightcc

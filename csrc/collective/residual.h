@@ -1,0 +1,77 @@
+// Error feedback: what a rank has left behind of a tensor in compressed exchanges, to be added to the next gradient
+// (Seide et al. 2014; Stich et al. 2018). A rank keeps it for the pieces of the tensor that it owns: its lanes.
+//
+// 1. Whoever changes or copies pieces holds the residual (try_hold): the engine while it compresses the tensor, or a
+//    caller who reads or writes a checkpoint. Neither holds it across a wait.
+// 2. What was written from a checkpoint waits as parts until the tensor is next exchanged, when it is known who owns
+//    what. A part of node j belongs to node j modulo the number of nodes; several add up. So the sum over all nodes
+//    stays what it was, on whatever hosts the job goes on.
+// 3. A tensor of another number of elements is another tensor: nothing is left behind of it.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device/topk.h"
+
+namespace lightcc {
+
+struct ResidualPiece {
+  int64_t first = 0;
+  std::vector<float> values;
+  std::vector<float> velocity;  // of momentum correction; empty: none
+  TopKWarmStart warm;
+  int64_t end() const { return first + int64_t(values.size()); }
+};
+
+struct SavedPart {
+  bool velocity = false;
+  int node = 0;
+  int64_t first = 0;
+  std::vector<float> values;
+};
+
+// What compression has done, all counted on this rank.
+struct CompressionTotals {
+  uint64_t gradient_bytes = 0;     // of the tensors
+  uint64_t elements = 0;           // of the pieces that this rank owns
+  uint64_t sent_elements = 0;      // of these
+  uint64_t sent_bytes = 0;         // to other nodes
+  uint64_t dense_sent_bytes = 0;   // what 2D would have sent to other nodes
+  CompressionTotals& operator+=(const CompressionTotals&);
+};
+
+class Residual {
+ public:
+  bool try_hold() { return !held_.exchange(true, std::memory_order_acquire); }
+  void let_go() { held_.store(false, std::memory_order_release); }
+
+  // How many exchanges the tensor has seen: all ranks that take part count alike.
+  int64_t steps() const { return steps_.load(std::memory_order_relaxed); }
+  void set_steps(int64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
+
+  // The rest by who holds it.
+  struct Range { int64_t first, count; };
+  // Makes one piece of each range. What is there is kept where it belongs, and saved parts are taken in.
+  void cut(int64_t elements, int node, int nodes, const std::vector<Range>&, bool velocity);
+  void add_saved(int64_t elements, SavedPart);
+  std::vector<ResidualPiece>& pieces() { return pieces_; }
+  int64_t elements() const { return elements_; }  // of the whole tensor; 0: it was not exchanged yet
+  int node() const { return node_; }
+  int nodes() const { return nodes_; }
+  bool has_velocity() const { return velocity_; }
+  CompressionTotals totals;
+
+ private:
+  std::atomic<bool> held_{false};
+  std::atomic<int64_t> steps_{0};
+  int64_t elements_ = 0, saved_elements_ = 0;
+  int node_ = 0, nodes_ = 0;
+  bool velocity_ = false;
+  std::vector<ResidualPiece> pieces_;
+  std::vector<SavedPart> saved_;
+};
+
+}  // namespace lightcc
