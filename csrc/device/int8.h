@@ -1,6 +1,6 @@
-// Int8 quantization with error feedback: the sum of a gradient and of what earlier steps have left behind is sent as one
-// byte an element, and what rounding has taken is left behind for later steps. For one piece, a rank's shard of one
-// tensor. The elements of a group share a factor.
+// Int8 quantization with error feedback: the sum of a gradient and of what earlier steps have left behind is sent as
+// one byte an element, and what rounding has taken is left behind for later steps. For one piece, a rank's shard of
+// one tensor. The elements of a group share a factor.
 //
 //   acc = residual + scale * gradient
 //   factor = largest |acc| of the group / 127, but at least the smallest normal number, at most the largest whose
@@ -33,9 +33,9 @@ namespace kernels {
 struct Int8Loops;
 }
 
-// Factors make a message 1/64 longer. Of normal sums the largest of 256 is 3.05 deviations, 2.82 of 128, 3.26 of 512: to
-// halve the group would cost another 1/64 for an error that is 7 % smaller; to double it would gain half as much for one
-// that is 7 % larger, and an outlier would coarsen twice as many. A block is whole groups.
+// Factors make a message 1/64 longer. Of normal sums the largest of 256 is 3.05 deviations, 2.82 of 128, 3.26 of 512:
+// to halve the group would cost another 1/64 for an error that is 7 % smaller; to double it would gain half as much for
+// one that is 7 % larger, and an outlier would coarsen twice as many. A block is whole groups.
 inline constexpr size_t kInt8Group = 256;
 static_assert(kCodecBlock % kInt8Group == 0);
 

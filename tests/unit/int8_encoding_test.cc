@@ -193,9 +193,9 @@ Input input(const Distribution& from, size_t count, uint64_t seed, float scale =
   return in;
 }
 
-constexpr size_t kCounts[] = {1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 65, 100, 127, 129, 254, 255, 256, 257, 258, 300, 511,
-                              512, 513, 767, 769, 1000, 65'280, 65'281, 65'535, 65'536, 65'537, 65'793, 131'071, 131'072,
-                              131'073, 150'001};
+constexpr size_t kCounts[] = {
+    1,   2,   3,   7,   15,  16,  17,  31,  33,   63,     65,     100,    127,    129,    254,     255,     257,
+    256, 258, 300, 511, 512, 513, 767, 769, 1000, 65'280, 65'281, 65'535, 65'536, 65'537, 65'793, 131'073, 150'001};
 
 TEST(Int8Encoding, EqualsItsDefinition) {
   for (size_t count : kCounts) {
