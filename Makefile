@@ -17,7 +17,7 @@ ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*FastPath*:*Timeline*:*S
 WITHOUT_DESCRIPTORS := *Shortage*
 # Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find; and forks in forked
 # processes, in which it takes locks for held.
-ALONE := Types/Reduce.*:*TopK*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:As/Pmix.*/Child:PmixChild.*
+ALONE := Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:As/Pmix.*/Child:PmixChild.*
 # TensorFlow 2.13 has no wheels for Python 3.12 and later, 2.21 none for 3.9.
 TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
                  print("2.13.0" * (v < (3, 12)), "2.21.0" * (v >= (3, 10)))')

@@ -1,4 +1,5 @@
-// TopKSelection beside the error-feedback add that is a part of it, residual += scale * gradient, by instruction set.
+// TopKSelection and Int8Encoding beside the error-feedback add that is a part of both, residual += scale * gradient, by
+// instruction set.
 // Sides take turns in random order in one run; the median of the ratios of each turn counts. Selections are steps
 // of one training: random gradients, whose scale drifts by some percent, and a residual that has settled.
 //
@@ -14,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "device/int8.h"
 #include "device/sets.h"
 #include "device/topk.h"
 
@@ -54,9 +56,10 @@ Add add_of(Isa isa) { return isa == Isa::avx512 ? add_avx512 : isa == Isa::avx2 
 Add add_of(Isa) { return add_plain; }
 #endif
 
-enum Side { adding, warm, cold, too_high, too_low, kSides };
-constexpr const char* kNames[] = {"add alone", "warm", "cold", "guess twice too high", "guess twice too low"};
-constexpr double kGoals[] = {0, 1.5, 2.5, 0, 0};  // times the add
+enum Side { adding, warm, cold, too_high, too_low, int8, kSides };
+constexpr const char* kNames[] = {"add alone", "warm", "cold", "guess twice too high", "guess twice too low",
+                                  "int8"};
+constexpr double kGoals[] = {0, 1.5, 2.5, 0, 0, 0};  // times the add
 
 double median(std::vector<double> all) {
   std::nth_element(all.begin(), all.begin() + int64_t(all.size() / 2), all.end());
@@ -71,7 +74,9 @@ class Training {
         values_(values),
         gradient_(memory(count)),
         residual_(memory(count)),
-        added_(memory(count)) {
+        added_(memory(count)),
+        int8_residual_(memory(count)),
+        int8_body_(int8_message_bytes(count)) {
     std::normal_distribution<float> normal;
     for (float*& gradient : gradients_) {
       gradient = memory(count);
@@ -90,13 +95,17 @@ class Training {
     const auto start = std::chrono::steady_clock::now();
     if (side == adding) {
       add_of(isa)(added_, gradient_, count_, scale);
+    } else if (side == int8) {
+      Int8Encoding encoding(isa);
+      encoding.start({gradient_, int8_residual_, count_, scale}, int8_body_.data());
+      while (encoding.step()) {}
     } else {
       selection.start({gradient_, residual_, count_, k_, scale, values_}, guess);
       while (selection.step()) {}
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (side == warm) warm_ = guess;
-    else if (side != adding) warm_.threshold = guess.threshold;
+    else if (side != adding && side != int8) warm_.threshold = guess.threshold;
     return seconds;
   }
 
@@ -106,12 +115,12 @@ class Training {
     std::vector<double> seconds[kSides], ratios[kSides];
     double passes[kSides] = {};
     int prunes[kSides] = {};
-    std::vector<Side> order{adding, warm, cold, too_high, too_low};
+    std::vector<Side> order{adding, warm, cold, too_high, too_low, int8};
     for (int repeat = 0; repeat < repeats; ++repeat) {
       std::shuffle(order.begin(), order.end(), random_);
       for (Side side : order) {
         seconds[side].push_back(step(side, isa, selection));
-        if (side == adding) continue;
+        if (side == adding || side == int8) continue;
         passes[side] += selection.selected().passes;
         prunes[side] += selection.selected().prunes;
       }
@@ -124,7 +133,7 @@ class Training {
       const double least = *std::min_element(seconds[side].begin(), seconds[side].end());
       std::printf("%8s %-22s%9.2f%9.2f%9.1f%9.2f", "", kNames[side], 1e3 * typical, 1e3 * least,
                   3e-9 * sizeof(float) * static_cast<double>(count_) / typical, ratio);
-      if (side == adding) std::printf("\n");
+      if (side == adding || side == int8) std::printf("\n");
       else if (kGoals[side] == 0) std::printf("%9s%9.2f%9d\n", "", passes[side] / repeats, prunes[side]);
       else std::printf("%9.1f%9.2f%9d  %s\n", kGoals[side], passes[side] / repeats, prunes[side],
                        ratio <= kGoals[side] ? "ok" : "MISSED");
@@ -135,7 +144,8 @@ class Training {
  private:
   size_t count_, k_;
   DType values_;
-  float *gradient_, *residual_, *added_;
+  float *gradient_, *residual_, *added_, *int8_residual_;
+  std::vector<std::byte> int8_body_;
   float* gradients_[kGradients];
   TopKWarmStart warm_;
   int step_ = 0;

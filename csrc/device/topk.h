@@ -22,6 +22,7 @@
 #pragma once
 #include <memory>
 
+#include "device/codec.h"
 #include "device/cpu.h"
 
 namespace lightcc {
@@ -30,7 +31,7 @@ namespace kernels {
 struct TopKLoops;
 }
 
-inline constexpr size_t kTopKBlock = 65536;  // elements that a uint16 can tell apart
+inline constexpr size_t kTopKBlock = kCodecBlock;
 
 // What a caller keeps for a piece from step to step. Only speed depends on it: any bits may be in it.
 struct TopKWarmStart {

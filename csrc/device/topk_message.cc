@@ -9,8 +9,6 @@
 namespace lightcc {
 namespace {
 
-size_t blocks_of(size_t count) { return (count + kTopKBlock - 1) / kTopKBlock; }
-
 size_t bytes_of_entry(DType values) {
   if (values != DType::float32 && values != DType::float16) {
     throw Error(Code::internal, std::string("top-k: values are sent as float32 or float16, not ") + name_of(values));
