@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "device/int8.h"
 #include "device/topk_message.h"
 
 namespace lightcc {
@@ -67,7 +68,7 @@ class TopKEncoder : public PieceEncoder {
       size_t entry = 0;
       for (size_t block = 0; block < selected.counts.size(); ++block)
         for (uint32_t i = 0; i < selected.counts[block]; ++i)
-          velocity_[block * kTopKBlock + selected.indices[entry++]] = 0;
+          velocity_[block * kCodecBlock + selected.indices[entry++]] = 0;
       velocity_.swap(task_.residual->velocity);
     }
     at_ = 0;
@@ -90,6 +91,26 @@ class TopKEncoder : public PieceEncoder {
   size_t at_ = 0;                // elements accelerated, then entries written
 };
 
+class Int8Encoder : public PieceEncoder {
+ public:
+  void start(const PieceTask& task) override {
+    encoding_.start({task.gradient, task.residual->values.data(), task.count, task.scale}, task.body);
+  }
+  bool step() override { return encoding_.step(); }
+
+ private:
+  Int8Encoding encoding_;
+};
+
+class Int8PieceMessage : public PieceMessage {
+ public:
+  Int8PieceMessage(ConstSpan body, size_t count) : message_(body, count) {}
+  void add_to(float* out, size_t block) const override { message_.add_to(out, block); }
+
+ private:
+  const Int8Message message_;
+};
+
 class TopKPieceMessage : public PieceMessage {
  public:
   TopKPieceMessage(ConstSpan body, size_t count, DType width) : message_(body, count, width) {}
@@ -99,9 +120,7 @@ class TopKPieceMessage : public PieceMessage {
   const TopKMessage message_;
 };
 
-[[noreturn]] void unknown(const Codec& codec) {
-  throw Error(Code::internal, "compression by " + text_of(codec) + " is not built");
-}
+[[noreturn]] void no_codec() { throw Error(Code::internal, "a tensor is to be compressed, and by no codec"); }
 
 }  // namespace
 
@@ -112,18 +131,30 @@ size_t piece_elements(const Codec& codec, size_t count) {
 
 size_t piece_bytes(const Codec& codec, size_t count) {
   if (count == 0) return 0;
-  if (codec.kind == CodecKind::topk) return topk_message_bytes(count, piece_elements(codec, count), codec.width);
-  unknown(codec);
+  switch (codec.kind) {
+    case CodecKind::topk: return topk_message_bytes(count, piece_elements(codec, count), codec.width);
+    case CodecKind::int8: return int8_message_bytes(count);
+    case CodecKind::none: break;
+  }
+  no_codec();
 }
 
 std::unique_ptr<PieceEncoder> make_piece_encoder(const Codec& codec) {
-  if (codec.kind == CodecKind::topk) return std::make_unique<TopKEncoder>(codec);
-  unknown(codec);
+  switch (codec.kind) {
+    case CodecKind::topk: return std::make_unique<TopKEncoder>(codec);
+    case CodecKind::int8: return std::make_unique<Int8Encoder>();
+    case CodecKind::none: break;
+  }
+  no_codec();
 }
 
 std::unique_ptr<PieceMessage> read_piece(const Codec& codec, ConstSpan body, size_t count) {
-  if (codec.kind == CodecKind::topk) return std::make_unique<TopKPieceMessage>(body, count, codec.width);
-  unknown(codec);
+  switch (codec.kind) {
+    case CodecKind::topk: return std::make_unique<TopKPieceMessage>(body, count, codec.width);
+    case CodecKind::int8: return std::make_unique<Int8PieceMessage>(body, count);
+    case CodecKind::none: break;
+  }
+  no_codec();
 }
 
 }  // namespace lightcc

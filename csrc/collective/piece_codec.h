@@ -7,8 +7,6 @@
 
 namespace lightcc {
 
-inline constexpr size_t kCodecBlock = kTopKBlock;  // elements that a step takes at most
-
 // How many bytes a piece of `count` elements becomes: the same on all ranks. 0 for no elements.
 size_t piece_bytes(const Codec&, size_t count);
 // How many of them are sent.

@@ -58,13 +58,13 @@ void TopKSelection::start(const TopKPiece& piece, TopKWarmStart& warm) {
   selected_ = {};
   sampled_ = false;
   // Without the second part of the room each element of a small piece would cost a search.
-  room_ = std::min(piece.count, 2 * piece.k + 2 * kTopKBlock);
+  room_ = std::min(piece.count, 2 * piece.k + 2 * kCodecBlock);
   if (allocated_ < room_) {
     values_ = std::make_unique_for_overwrite<float[]>(room_ + kLanes);
     indices_ = std::make_unique_for_overwrite<uint16_t[]>(room_ + kLanes);
     allocated_ = room_;
   }
-  counts_.assign((piece.count + kTopKBlock - 1) / kTopKBlock, 0);
+  counts_.assign((piece.count + kCodecBlock - 1) / kCodecBlock, 0);
   gap_ = warm.gap >= kLeastGap && warm.gap <= kMostGap ? warm.gap : TopKWarmStart{}.gap;
   phase_ = Phase::guess;
 }
@@ -82,7 +82,7 @@ bool TopKSelection::step() {
 }
 
 size_t TopKSelection::length_of(size_t block) const {
-  return std::min(kTopKBlock, piece_.count - block * kTopKBlock);
+  return std::min(kCodecBlock, piece_.count - block * kCodecBlock);
 }
 
 // ---- the guess
@@ -129,7 +129,7 @@ void TopKSelection::begin_pass(uint32_t least) {
 }
 
 void TopKSelection::collect() {
-  const size_t at = block_ * kTopKBlock;
+  const size_t at = block_ * kCodecBlock;
   const CollectTask task{.residual = piece_.residual + at,
                          .gradient = piece_.gradient + at,
                          .scale = piece_.scale,
@@ -218,7 +218,7 @@ void TopKSelection::begin_pruning(uint32_t cut, size_t ties) {
 void TopKSelection::prune() {
   for (size_t left = kPruneStep; block_ < end_ && left > 0;) {
     const size_t n = std::min(left, counts_[block_] - block_at_);
-    const PruneTask task{.residual = piece_.residual + block_ * kTopKBlock,
+    const PruneTask task{.residual = piece_.residual + block_ * kCodecBlock,
                          .values = &values_[read_],
                          .indices = &indices_[read_],
                          .count = n,
@@ -265,7 +265,7 @@ void TopKSelection::finish() {
 }
 
 void TopKSelection::undo() {
-  const size_t at = block_ * kTopKBlock;
+  const size_t at = block_ * kCodecBlock;
   std::memcpy(piece_.residual + at, piece_.gradient + at, length_of(block_) * sizeof(float));
   if (++block_ == blocks()) phase_ = Phase::done;
 }

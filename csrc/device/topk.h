@@ -31,8 +31,6 @@ namespace kernels {
 struct TopKLoops;
 }
 
-inline constexpr size_t kTopKBlock = kCodecBlock;
-
 // What a caller keeps for a piece from step to step. Only speed depends on it: any bits may be in it.
 struct TopKWarmStart {
   float threshold = 0;  // of the last step; 0: not known
@@ -50,7 +48,7 @@ struct TopKPiece {
 
 // In ascending order of elements. Lies in the memory of the selection, until its next start().
 struct TopKSelected {
-  std::span<const uint32_t> counts;   // for each block of kTopKBlock elements how many of it are selected
+  std::span<const uint32_t> counts;   // for each block of kCodecBlock elements how many of it are selected
   std::span<const uint16_t> indices;  // k, in their block
   std::span<const float> values;      // k sums; send_float16() rounds them
   bool finite = true;                 // all sums; if not, the residual has not changed

@@ -76,7 +76,7 @@ TopKMessage::TopKMessage(ConstSpan body, size_t count, DType values) : count_(co
   values_ = indices_ + k() * sizeof(uint16_t);
 }
 
-size_t TopKMessage::length_of(size_t block) const { return std::min(kTopKBlock, count_ - block * kTopKBlock); }
+size_t TopKMessage::length_of(size_t block) const { return std::min(kCodecBlock, count_ - block * kCodecBlock); }
 
 void TopKMessage::add_to(float* out, size_t block) const {
   const size_t begin = begins_[block], n = begins_[block + 1] - begin;
@@ -88,8 +88,8 @@ void TopKMessage::add_to(float* out, size_t block) const {
     malformed("indices of block " + std::to_string(block) + " are not ascending, or beyond its end");
   }
   const std::byte* values = values_ + begin * size_of(type_);
-  if (type_ == DType::float32) add<float>(out + block * kTopKBlock, indices, values, n);
-  else add<uint16_t>(out + block * kTopKBlock, indices, values, n);
+  if (type_ == DType::float32) add<float>(out + block * kCodecBlock, indices, values, n);
+  else add<uint16_t>(out + block * kCodecBlock, indices, values, n);
 }
 
 }  // namespace lightcc

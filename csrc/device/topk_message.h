@@ -1,6 +1,6 @@
 // What a rank sends of a piece to the other owners of its shard, and how it is added to a dense vector. The body:
 //
-//   uint32   counts[blocks]   of each block of kTopKBlock elements how many are here
+//   uint32   counts[blocks]   of each block of kCodecBlock elements how many are here
 //   uint16   indices[k]       where in their block, ascending in each block
 //   float32 or float16        values[k]
 //
