@@ -222,7 +222,7 @@ def topk(ratio: float = 0.01, fp16: bool = False, warmup_steps: int = 0, momentu
     small (lightcc.compression.CoreCompressor.is_compressed).
     ValueError for arguments that are none of this. More, and sources: docs/compression.md.
 
-    >>> hvd.Compression.topk(ratio=0.02, fp16=True, warmup_steps=100).ratio
+    >>> topk(ratio=0.02, fp16=True, warmup_steps=100).ratio
     0.02
     """
     return TopK(ratio, fp16, warmup_steps, momentum_correction, dense)
@@ -234,7 +234,7 @@ def int8(dense: Dense = None) -> Int8:
     What rounding takes is kept, and added to the next step's gradient. For the same calls as Compression.topk.
     dense(name, tensor): true for what shall travel dense, as for Compression.topk.
 
-    >>> hvd.Compression.int8()
+    >>> int8()
     Compression.int8(dense=None)
     """
     return Int8(dense)
