@@ -6,7 +6,7 @@ here: docs/errors.md. Raw calls, which return what the core does: `submit`, `pre
 import ctypes
 import os
 from array import array
-from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p, sizeof
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from lightcc.common.exceptions import HorovodInternalError
@@ -15,12 +15,25 @@ OK, PENDING, INVALID_ARGUMENT, MISMATCH, PEER_LOST, SHUT_DOWN, TIMEOUT, INTERNAL
 UINT8, INT8, UINT16, INT16, INT32, INT64, FLOAT16, FLOAT32, FLOAT64, BOOL, BFLOAT16 = range(11)
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
+CODEC_NONE, CODEC_TOPK, CODEC_INT8 = range(3)
 BLOCK = 1
 POOLED_BYTES = 1 << 20
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16")
 
 _WAIT_MS = 100  # how long a wait may stay in C: Python handles Ctrl-C only between two calls
 _MAX_DIMENSIONS = 64
+
+
+class _Codec(Structure):
+    _fields_ = [("size", c_uint32), ("kind", c_int32), ("width", c_int32), ("warmup_steps", c_int32),
+                ("ratio", c_double), ("momentum", c_double), ("name", c_char_p)]
+
+
+class _Residual(Structure):
+    _fields_ = [("size", c_uint32), ("codec", c_int32), ("group", c_int32), ("tensor", c_int32), ("part", c_int32),
+                ("node", c_int32), ("name", c_char_p), ("elements", c_int64), ("first", c_int64), ("count", c_int64),
+                ("steps", c_int64), ("values", c_void_p)]
+
 
 _functions = {  # name: (result, arguments)
     "init": (c_int, []),
@@ -66,6 +79,11 @@ _functions = {  # name: (result, arguments)
     "output_pool": (c_int, [POINTER(c_int64), POINTER(c_double)]),
     "timeline_start": (c_int, [c_char_p, c_int]),
     "timeline_stop": (c_int, []),
+    "register_codec": (c_int, [POINTER(_Codec)]),
+    "release_codec": (c_int, [c_int]),
+    "codec_state": (c_char_p, [c_int]),
+    "read_residual": (c_int, [POINTER(_Residual)]),
+    "write_residual": (c_int, [POINTER(_Residual)]),
     "counters": (c_int, [POINTER(c_int64), c_int]),
     "counter_name": (c_char_p, [c_int]),
     "describe": (c_char_p, [c_char_p]),
@@ -99,6 +117,7 @@ submit, prepare = _library.lightcc_submit, _library.lightcc_prepare
 start = _library.lightcc_start
 release = _library.lightcc_release
 discard = _library.lightcc_discard
+release_codec = _library.lightcc_release_codec
 rank, size = _library.lightcc_rank, _library.lightcc_size
 local_rank, local_size = _library.lightcc_local_rank, _library.lightcc_local_size
 cross_rank, cross_size = _library.lightcc_cross_rank, _library.lightcc_cross_size
@@ -339,6 +358,28 @@ def start_timeline(path: bytes, mark_cycles: bool) -> None:
 
 def stop_timeline() -> None:
     _check_status(_library.lightcc_timeline_stop())
+
+
+def register_codec(kind: int, width: int, warmup_steps: int, ratio: float, momentum: float,
+                   name: Optional[str] = None) -> int:
+    """name: of one that may be registered already, which then is meant; None: a new one."""
+    codec = _Codec(sizeof(_Codec), kind, width, warmup_steps, ratio, momentum, name and name.encode())
+    return check(_library.lightcc_register_codec(byref(codec)))
+
+
+def codec_state(codec: int) -> str:
+    """JSON: csrc/api/lightcc.h."""
+    state = _library.lightcc_codec_state(codec)
+    if state is None:
+        raise error(INVALID_ARGUMENT)
+    return state.decode(errors="replace")
+
+
+def copy_residual(to_core: bool, values: int, name: str, **fields: int) -> None:
+    """A part of what was left behind, to or from the address `values`; fields: those of lightcc_residual."""
+    residual = _Residual(size=sizeof(_Residual), values=values, name=name.encode(), **fields)
+    function = _library.lightcc_write_residual if to_core else _library.lightcc_read_residual
+    _check_status(function(byref(residual)))
 
 
 def counters() -> Dict[str, int]:

@@ -75,8 +75,9 @@ def release_all() -> None:
 # Submitting
 
 def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, prescale=1.0, postscale=1.0, root=0,
-           splits=None, rows=None) -> int:
-    """Submits one tensor. output: a tensor, or None for memory of the core. rows: how much of dimension 0 is sent."""
+           splits=None, rows=None, codec=0) -> int:
+    """Submits one tensor. output: a tensor, or None for memory of the core. rows: how much of dimension 0 is sent.
+    codec: the id of a lightcc.codec.Codec."""
     address, dtype, shape = adapter.describe(tensor)
     if not shape and kind in _NEED_ROWS:
         raise _scalar(kind, name)
@@ -92,7 +93,7 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
     try:  # a plain call, not _send: this is the hot path
         handle = call(_core.submit, 1, kind, flags, group, kept_name[0], op, root, float(prescale), float(postscale),
                       0 if splits is None else ctypes.addressof(splits), address,
-                      0 if output is None else adapter.address(output), kept_shape[0], dtype, len(shape))
+                      0 if output is None else adapter.address(output), kept_shape[0], dtype, len(shape), codec)
     except KeyboardInterrupt:
         _core.interrupted()
         raise
@@ -106,11 +107,11 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
 
 
 def prepare(kind: int, address: int, dtype: int, shape: Sequence[int], name: str, process_set: ProcessSet, op: int,
-            prescale: float, postscale: float) -> int:
+            prescale: float, postscale: float, codec: int = 0) -> int:
     """A request of one tensor in place, for _core.start."""
     kept_name, kept_shape = _name_of(name), _shape_of(shape)
     return _core.check(call(_core.prepare, 1, kind, 0, id_of(process_set), kept_name[0], op, 0, prescale, postscale, 0,
-                            address, address, kept_shape[0], dtype, len(shape)))
+                            address, address, kept_shape[0], dtype, len(shape), codec))
 
 
 class Pack:
@@ -126,13 +127,14 @@ class Pack:
 
 
 def submit_pack(kind: int, pack: Pack, name: Optional[str], process_set: ProcessSet, flags: int, op: int = 0,
-                prescale: float = 1.0, postscale: float = 1.0) -> int:
+                prescale: float = 1.0, postscale: float = 1.0, codec: int = 0) -> int:
     """Submits several tensors as one unit."""
     if op not in _OPS:
         raise _not_an_op(op)
     kept_name = _name_of(name)
     try:
-        pack.buffer.set_request(kind, flags, id_of(process_set), kept_name[0], op, 0, float(prescale), float(postscale))
+        pack.buffer.set_request(kind, flags, id_of(process_set), kept_name[0], op, 0, float(prescale), float(postscale),
+                                codec=codec)
         return _send(_core.submit, pack.buffer.address)
     except struct.error:
         raise _not_an_op(op) from None
@@ -140,7 +142,7 @@ def submit_pack(kind: int, pack: Pack, name: Optional[str], process_set: Process
         raise _not_a_factor(prescale, postscale) from None
 
 
-def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale=1.0, postscale=1.0) -> int:
+def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale=1.0, postscale=1.0, codec=0) -> int:
     """submit_pack for lists of tensors."""
     if not tensors:
         raise ValueError("A grouped operation needs at least one tensor.")
@@ -148,7 +150,7 @@ def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale
     if kind in _NEED_ROWS and not all(shape for _, _, shape in described):
         raise _scalar(kind, name)
     addresses = None if outputs is None else [adapter_of(output).address(output) for output in outputs]
-    return submit_pack(kind, Pack(described, addresses), name, process_set, flags, op, prescale, postscale)
+    return submit_pack(kind, Pack(described, addresses), name, process_set, flags, op, prescale, postscale, codec)
 
 
 def submit_barrier(process_set: ProcessSet, flags: int = _core.BLOCK, name: Optional[str] = None) -> int:

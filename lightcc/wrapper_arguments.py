@@ -5,9 +5,11 @@ import sys
 import warnings
 from typing import Any, Callable, List, Optional, Union
 
+from lightcc import _core
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet
-from lightcc.ops import Average
+from lightcc.compression import CoreCompressor, NoneCompressor, TopK
+from lightcc.ops import Average, ReduceOps
 
 _basics = HorovodBasics(__file__)
 Groups = Optional[Union[int, List[List[Any]]]]
@@ -20,6 +22,57 @@ def check_predivide(gradient_predivide_factor: float, op: int) -> None:
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average.")
+
+
+_ADAPTIVE = ("adam", "lamb", "adagrad", "rmsprop")
+
+
+def compression_of(compression: Any, op: int, optimizer_class: str, stacklevel: int = 3) -> Any:
+    """The compression of an optimizer or tape: what it was given, or Compression.topk if that is none and
+    LIGHT_TOPK_ALLREDUCE=1 (rank 0's knobs hold) and op is a sum.
+
+    Warns, on rank 0, if an optimizer of this class does not do well with topk; "" for a tape.
+    ValueError for Compression.topk or int8 with an op other than Average and Sum.
+
+    >>> compression_of(TopK(0.5), Average, "SGD").ratio
+    0.5
+    """
+    is_sum = op in (ReduceOps.Average, ReduceOps.Sum)
+    if compression is NoneCompressor and is_sum and knob("LIGHT_TOPK_ALLREDUCE", "0") == "1":
+        compression = TopK(float(knob("LIGHT_TOPK_RATIO", "0.01")), knob("LIGHT_TOPK_FP16", "0") == "1")
+    if isinstance(compression, CoreCompressor) and not is_sum:
+        raise ValueError(f"{compression} is for op=Average and op=Sum: of other reductions nothing can be left for the "
+                         "next step.")
+    adaptive = any(word in optimizer_class.lower() for word in _ADAPTIVE)
+    if isinstance(compression, TopK) and adaptive and _core.rank() == 0:
+        warnings.warn(f"{optimizer_class} with {compression}: an adaptive optimizer divides by running averages of "
+                      "squared gradients, and topk makes gradients sparse and late, so that its steps are not those "
+                      "without compression. SGD with momentum is known to converge; or use Compression.int8 "
+                      "(docs/compression.md).", UserWarning, stacklevel)
+    return compression
+
+
+def too_few_to_compress(gradient_bytes: int) -> str:
+    """Why the gradients of one step travel dense, of which so many bytes could be compressed; "": they do not.
+
+    >>> too_few_to_compress(0)
+    'no gradient is of the kind that is compressed'
+    """
+    least = int(knob("LIGHT_TOPK_THRESHOLD", "1048576"))
+    if gradient_bytes == 0:
+        return "no gradient is of the kind that is compressed"
+    return "" if gradient_bytes >= least else (f"{gradient_bytes} bytes of gradients could be compressed, fewer than "
+                                               f"LIGHT_TOPK_THRESHOLD={least}")
+
+
+def knob(name: str, default: str) -> str:
+    """The value of a knob that is in force on all ranks.
+
+    >>> knob("HOROVOD_STALL_CHECK_DISABLE", "")
+    '0'
+    """
+    lines = _core.describe("knobs").splitlines() if _core.initialized() else ()
+    return dict(line.split("=", 1) for line in lines).get(name, default)
 
 
 def stays_here(process_set: ProcessSet) -> bool:

@@ -25,7 +25,7 @@ class DeltaReducer(GradientReducer):
 
     def begin(self) -> None:
         """Keeps the parameters as they are before the step."""
-        for gradient in self._gradients:
+        for gradient in self.gradients:
             parameter = gradient.parameter
             start = self._starts.get(parameter)
             if start is None or (start.shape, start.dtype) != (parameter.shape, parameter.dtype):
@@ -35,7 +35,7 @@ class DeltaReducer(GradientReducer):
 
     def restore(self) -> None:
         """Undoes the step."""
-        for gradient in self._gradients:
+        for gradient in self.gradients:
             gradient.parameter.copy_(self._starts[gradient.parameter])
 
     def settle(self, sparse_dims_of_none: int) -> None:

@@ -1,7 +1,7 @@
-"""What a gradient or tensor becomes on the wire: hvd.Compression.none, .fp16 or .bf16."""
+"""What a gradient or tensor becomes on the wire: hvd.Compression.none, .fp16, .bf16, .topk(...) or .int8()."""
 import torch
 
-from lightcc.compression import Compressor, NoneCompressor
+from lightcc.compression import Compressor, NoneCompressor, int8, topk
 
 
 class CastCompressor(Compressor):
@@ -50,3 +50,5 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    topk = staticmethod(topk)
+    int8 = staticmethod(int8)

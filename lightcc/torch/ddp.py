@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightcc import _core, _torch_backend
 from lightcc.adapter import adapter_of
 from lightcc.common.process_sets import ProcessSet, global_process_set
+from lightcc.compression import refuse_core
 from lightcc.ops import ReduceOps
 from lightcc.request import submit
 from lightcc.torch.compiling import keep_out
@@ -30,7 +31,8 @@ class Options:
     """What comm_hook may be told: its `state`.
 
     op: Average, Sum, Adasum, Min, Max or Product, over buckets. compression: hvd.Compression.none, .fp16 or .bf16, or
-    another Compressor. gradient_predivide_factor: with Average, divide by it before the sum and by size / factor after.
+    another Compressor, but not topk or int8, as buckets change. gradient_predivide_factor: with Average, divide by it
+    before the sum and by size / factor after.
     process_set: the ranks of the model's process group, if that is not the world. name: tells the buckets of models
     apart whose backward passes are not in the same order on all ranks.
 
@@ -46,6 +48,7 @@ class Options:
 
     def __post_init__(self):
         check_predivide(self.gradient_predivide_factor, self.op)
+        refuse_core(self.compression, "comm_hook, whose buckets change,")
 
 
 _default = Options()

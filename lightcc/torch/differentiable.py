@@ -5,9 +5,10 @@ Each backward runs a collective itself, through the functions here, so that crea
 """
 import torch
 
-from lightcc import ops
+from lightcc import codec, ops
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet, global_process_set
+from lightcc.compression import CoreCompressor, refuse_core
 from lightcc.ops import Average
 from lightcc.torch.compression import Compression
 
@@ -25,11 +26,16 @@ def allreduce(tensor, average=None, name=None, compression=Compression.none, op=
               postscale_factor=1.0, process_set=global_process_set):
     """Reduces a tensor over the ranks of the set and returns the result; differentiable.
 
-    compression: what travels, e.g. hvd.Compression.fp16. The other arguments and errors: lightcc.ops.allreduce.
+    compression: what travels, e.g. hvd.Compression.fp16. Compression.topk(...) and .int8() want a name, op Average or
+    Sum, and the same object each time, else ValueError or nothing fed back; the gradient travels dense. The other
+    arguments and errors: lightcc.ops.allreduce.
 
     >>> hvd.allreduce(torch.ones(3))
     tensor([1., 1., 1.])
     """
+    if isinstance(compression, CoreCompressor):
+        return CompressedAllreduce.apply(compression, name, ops.reduce_op(op, average), prescale_factor,
+                                         postscale_factor, process_set, tensor)[0]
     if compression is not Compression.none:
         tensor, ctx = compression.compress(tensor)
         return compression.decompress(allreduce(tensor, average, name, Compression.none, op, prescale_factor,
@@ -43,9 +49,14 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
                       postscale_factor=1.0, process_set=global_process_set):
     """Reduces a list of tensors as one unit and returns a list; differentiable.
 
+    With Compression.topk(...) or .int8() it travels compressed if each of its tensors would; see allreduce.
+
     >>> hvd.grouped_allreduce([torch.ones(1), torch.ones(2)])
     [tensor([1.]), tensor([1., 1.])]
     """
+    if isinstance(compression, CoreCompressor):
+        return list(CompressedAllreduce.apply(compression, name, ops.reduce_op(op, average), prescale_factor,
+                                              postscale_factor, process_set, *tensors))
     compressed = [compression.compress(tensor) for tensor in tensors]
     tensors = [tensor for tensor, _ in compressed]
     if any(map(_needs_grad, tensors)):
@@ -110,6 +121,7 @@ def reducescatter(tensor, name=None, compression=Compression.none, op=Average, p
     >>> hvd.reducescatter(torch.ones(hvd.size()))
     tensor([1.])
     """
+    refuse_core(compression, "reducescatter")
     tensor, ctx = compression.compress(tensor)
     if _needs_grad(tensor):
         result = HorovodReducescatter.apply(tensor, name, op, process_set, prescale_factor, postscale_factor)
@@ -125,6 +137,7 @@ def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=A
     >>> hvd.grouped_reducescatter([torch.ones(hvd.size())])
     [tensor([1.])]
     """
+    refuse_core(compression, "grouped_reducescatter")
     compressed = [compression.compress(tensor) for tensor in tensors]
     tensors = [tensor for tensor, _ in compressed]
     if any(map(_needs_grad, tensors)):
@@ -165,6 +178,17 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
                                              prescale_factor=ctx.reduction[1], postscale_factor=ctx.reduction[2],
                                              process_set=ctx.reduction[3])
         return (None, None, None, None, None, None, *grads)
+
+
+class CompressedAllreduce(torch.autograd.Function):
+    """HorovodGroupedAllreduce through lightcc.codec; the gradients, which have no names, travel dense."""
+
+    @staticmethod
+    def forward(ctx, compression: CoreCompressor, name, op, prescale_factor, postscale_factor, process_set, *tensors):
+        ctx.reduction = op, prescale_factor, postscale_factor, process_set
+        return tuple(codec.allreduce(tensors, compression, name, *ctx.reduction))
+
+    backward = staticmethod(HorovodGroupedAllreduce.backward)
 
 
 class HorovodAllgather(torch.autograd.Function):

@@ -11,7 +11,7 @@ class Gradient:
     """One parameter's gradient."""
 
     __slots__ = ("parameter", "given_name", "name", "optimizer", "group", "home", "passes_left", "sent", "sparse_dims",
-                 "local", "form", "slot", "address", "bytes", "dtype", "prepared", "handle",
+                 "local", "compressed", "form", "slot", "address", "bytes", "dtype", "prepared", "handle",
                  "context", "gathered", "__weakref__")
 
     def __init__(self, parameter: torch.Tensor, name: str):
@@ -26,6 +26,7 @@ class Gradient:
         self.sparse_dims = 0                       # its sparse dimensions, if its form is settled as sparse: that in
                                                    # which p.grad ends, and unless sparse_as_dense also travels
         self.local = False                         # it stays on this rank
+        self.compressed = False                    # it travels compressed by the core
         self.form: Any = None                      # the parameter's dtype and shape, when the slot was made
         self.slot: Optional[torch.Tensor] = None   # of the parameter's shape and layout, in the wire's dtype
         self.address = self.bytes = 0              # of the slot
@@ -52,6 +53,14 @@ class Group:
         self.handle = 0  # of its request, while that is in flight
         for member in self._all:
             member.group = member.home = self
+
+    def index_of(self, member: Gradient) -> int:
+        """The member's place while none has left."""
+        return self._all.index(member)
+
+    def is_compressed(self) -> bool:
+        """By its places the core finds again what was left behind, so none may have left."""
+        return len(self.members) == len(self._all) and all(member.compressed for member in self._all)
 
     def close(self) -> None:
         """Must come before the group is sent, whenever members or their slots have changed."""

@@ -25,6 +25,7 @@ from lightcc.common.exceptions import HorovodInternalError
 from lightcc.torch import slots, sparse
 from lightcc.torch.compression import Compression
 from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
+from lightcc.torch.gradient_compression import GradientCompression
 from lightcc.torch.handles import SeenHandles
 
 _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
@@ -34,6 +35,7 @@ _BURST_BYTES = 1 << 20
 _strided, _start = torch.strided, _core.start  # looked up for each gradient
 _engine = torch.autograd.Variable._execution_engine
 _names = Names()
+_CASTS = Compression.none, Compression.fp16, Compression.bf16
 
 
 class GradientReducer:
@@ -41,11 +43,12 @@ class GradientReducer:
 
     def __init__(self, compression, op: int, prescale: float, postscale: float, sparse_as_dense: bool, process_set):
         self._compression = compression
-        self._casts = compression in (Compression.none, Compression.fp16, Compression.bf16)  # no subclass of a user's
         self._request = op, prescale, postscale
+        self.compressed = GradientCompression.of(compression, self._request, process_set)
+        self._casts = self.compressed is not None or compression in _CASTS  # no subclass of a user's
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        self._gradients: List[Gradient] = []
+        self.gradients: List[Gradient] = []
         self._without_slot: List[Gradient] = []
         self._unsettled: List[Gradient] = []
         self._gathers: List[Tuple[Gradient, Callable[[], torch.Tensor]]] = []  # sent since the last finish
@@ -60,14 +63,14 @@ class GradientReducer:
 
     def add(self, gradients: Iterable[Gradient]) -> None:
         for gradient in gradients:
-            self._gradients.append(gradient)
+            self.gradients.append(gradient)
             self._without_slot.append(gradient)
             self._unsettled.append(gradient)
 
     def keep_local(self, gradient: Gradient) -> None:
         """From now on send does nothing with this gradient, which is in no group and not on its way."""
         gradient.local, gradient.dtype = True, None
-        for gradients in (self._gradients, self._without_slot, self._unsettled):
+        for gradients in (self.gradients, self._without_slot, self._unsettled):
             if gradient in gradients:
                 gradients.remove(gradient)
         if gradient.prepared and self._epoch == _core.epoch:
@@ -79,10 +82,13 @@ class GradientReducer:
 
         HorovodInternalError if gradients were in flight when the last epoch ended.
         """
-        if self._joins != _core.joins and not any(gradient.sent for gradient in self._gradients):
+        if self._joins != _core.joins and not any(gradient.sent for gradient in self.gradients):
             self._unsettle()
         if self._without_slot or self._epoch != _core.epoch:
             self._make_slots()
+        if self.compressed is not None:
+            undecided = self._unsettled if self._sparse_as_dense else ()
+            self.compressed.make_ready(self.gradients, undecided, self._prepare)
 
     def settle(self, sparse_dims_of_none: int) -> None:
         """Settles with the other ranks the form of gradients of which that has not been done.
@@ -173,8 +179,8 @@ class GradientReducer:
             _engine.queue_callback(self.release)
 
     def _start_group(self, group: Group) -> None:
-        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.name, self._process_set, 0,
-                                           *self._request)
+        summing = self.compressed.request if self.compressed is not None and group.is_compressed() else self._request
+        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.name, self._process_set, 0, *summing)
         self._handles.append(group.handle)
 
     def _gather(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
@@ -197,14 +203,14 @@ class GradientReducer:
         self.release()
         waits = {} if self._sparse_as_dense else {gradient: wait for gradient, wait in self._gathers}
         found = {g.parameter: (lambda wait=wait: self._averaged(wait())) for g, wait in waits.items()}
-        found.update((g.parameter, self._seen.handle_of(g)) for g in self._gradients if g.sent and g not in waits)
+        found.update((g.parameter, self._seen.handle_of(g)) for g in self.gradients if g.sent and g not in waits)
         none = self._compression is Compression.none
         return {g.parameter: (found[g.parameter], None if none else g.parameter.dtype if self._casts else g.context)
-                for g in self._gradients if found.get(g.parameter)}
+                for g in self.gradients if found.get(g.parameter)}
 
     def finish(self) -> None:
         """Waits for all that was sent, and makes each p.grad the reduced gradient. Raises the first error."""
-        sent = [gradient for gradient in self._gradients if gradient.sent]
+        sent = [gradient for gradient in self.gradients if gradient.sent]
         gathered = [gradient for gradient, _ in self._gathers]
         failure = self.drain()
         if failure is not None:
@@ -238,10 +244,10 @@ class GradientReducer:
         if self._epoch != _core.epoch:
             return
         self._seen.take_back(self._handles)
-        kept = [gradient.slot for gradient in self._gradients]
+        kept = [gradient.slot for gradient in self.gradients]
         for handle in self._handles:  # the core still works on the slots
             request.register(handle, kept, None)
-        for gradient in self._gradients:
+        for gradient in self.gradients:
             if gradient.prepared:
                 _core.discard(gradient.prepared)
 
@@ -252,7 +258,7 @@ class GradientReducer:
             failure = self.drain()
             self._epoch, self._number = _core.epoch, 0
             self._unsettle()
-            self._without_slot = list(self._gradients)
+            self._without_slot = list(self.gradients)
             if failure is not None:
                 raise failure
         waiting = in_order_of_slots(reversed(self._without_slot))  # the order in which backward usually makes them
@@ -292,17 +298,15 @@ class GradientReducer:
                 gradient.prepared = self._prepare(gradient)
 
     def _prepare(self, gradient: Gradient) -> int:
-        address, dtype, shape = described(gradient)
-        op, prescale, postscale = self._request
-        return request.prepare(_core.ALLREDUCE, address, dtype, shape, gradient.name, self._process_set, op, prescale,
-                               postscale)
+        summing = self.compressed.request if gradient.compressed else self._request
+        return request.prepare(_core.ALLREDUCE, *described(gradient), gradient.name, self._process_set, *summing)
 
     def _forget(self) -> None:
         del self._handles[:]
         del self._held[:]
         self._held_bytes = 0
         del self._gathers[:]
-        for gradient in self._gradients:
+        for gradient in self.gradients:
             gradient.sent = False
             if gradient.group is not None:
                 gradient.group.missing, gradient.group.handle = len(gradient.group.members), 0
@@ -322,13 +326,13 @@ class GradientReducer:
 
     def _unsettle(self) -> None:
         """Makes every form open again. Nothing is on its way."""
-        for gradient in self._gradients:
+        for gradient in self.gradients:
             if gradient.sparse_dims:
                 gradient.sparse_dims, gradient.gathered = 0, None
                 gradient.dtype = gradient.slot.dtype if self._casts and gradient.slot is not None else None
                 if gradient.home is not gradient.group:
                     gradient.home.take_back(gradient)
-        self._unsettled = list(self._gradients)
+        self._unsettled = list(self.gradients)
         self._joins = _core.joins
 
     # Between p.grad and slot
@@ -339,6 +343,8 @@ class GradientReducer:
             if gradient.prepared:
                 _core.discard(gradient.prepared)
                 gradient.prepared = 0
+            if self.compressed is not None:
+                self.compressed.fit(gradient)
             self._assign_slots([(gradient, self._wire_form(gradient))])
 
     def _fill(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:

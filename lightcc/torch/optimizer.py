@@ -32,7 +32,8 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
     synchronize,
 )
 from lightcc.torch.optimizer_attributes import OptimizerAttributes
-from lightcc.wrapper_arguments import check_predivide, groups_of, stays_here
+from lightcc.torch.residuals import SavedResiduals
+from lightcc.wrapper_arguments import check_predivide, compression_of, groups_of, stays_here
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -43,8 +44,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     Returns an optimizer of a subclass (same class name) that shares the state and options of the given one.
 
     optimizer: any torch.optim.Optimizer. named_parameters: model.named_parameters(); names must be equal on all ranks.
-    compression: what travels. backward_passes_per_step: gradients of so many backward passes are added up before they
-    are sent. op: as for allreduce; Adasum combines the ranks' steps instead of their gradients (lightcc.torch.adasum).
+    compression: what travels (topk, int8: docs/compression.md). backward_passes_per_step: gradients of so many backward
+    passes are added up before they are sent. op: as for allreduce; Adasum combines the ranks' steps instead of their
+    gradients (lightcc.torch.adasum).
     gradient_predivide_factor: divide by it before the sum and by size / factor after.
     groups: a number of groups, or lists of parameters, that are reduced as one unit; num_groups is its old name.
     sparse_as_dense: sends sparse gradients as dense ones, and p.grad is sparse and coalesced again after it; else they
@@ -92,6 +94,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     check_predivide(gradient_predivide_factor, op)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
+    compression = compression_of(compression, op, type(optimizer).__name__)
     groups = groups_of(groups, num_groups, lambda parameter: isinstance(parameter, torch.Tensor))
     mixin = _DistributedOptimizer
     if op == Adasum:
@@ -118,7 +121,7 @@ def _copied(cls, state, options, ranks, local):
     return copied
 
 
-class _DistributedOptimizer(OptimizerAttributes):
+class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
     """The mix-in that DistributedOptimizer puts before the optimizer's own class among the bases."""
 
     _reducer_class = GradientReducer
@@ -249,7 +252,7 @@ class _DistributedOptimizer(OptimizerAttributes):
         return super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, state_dict) -> None:
-        """The optimizer's own; a scheduler made before the wrap goes on to change the options in use."""
+        """As SavedResiduals has it; a scheduler made before the wrap goes on to change the options in use."""
         super().load_state_dict(state_dict)
         plain = self._plain()
         if plain is not None:
@@ -373,8 +376,11 @@ class _DistributedOptimizer(OptimizerAttributes):
         else:
             return
         for i, members in enumerate(lists):
-            if members:
-                Group(f"gradient_group.{i}", [self._gradients[p] for p in members])
+            name, gradients = f"gradient_group.{i}", [self._gradients[p] for p in members]
+            compressed = self._reducer.compressed
+            for part, of_part in compressed.parts_of(name, gradients) if compressed else [(name, gradients)]:
+                if of_part:
+                    Group(part, of_part)
 
 
 def _accumulated(gradient: "weakref.ref[Gradient]", _: torch.Tensor) -> None:

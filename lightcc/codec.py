@@ -1,0 +1,124 @@
+"""A compressor registered with the core, which keeps what it leaves behind; and named allreduces through it."""
+import json
+import math
+import weakref
+from typing import Any, Dict, Iterable, Sequence
+
+from lightcc import _core
+from lightcc.adapter import adapter_of
+from lightcc.compression import CoreCompressor
+from lightcc.request import complete, new_list, submit_list
+
+
+class Codec:
+    """Of one owner, which keeps it: when it is gone, what was left behind is, too. Requests in flight go on."""
+
+    def __init__(self, compression: CoreCompressor):
+        self.id = _core.register_codec(compression.kind, compression.width, compression.warmup_steps,
+                                       compression.ratio, compression.momentum)
+        weakref.finalize(self, _core.release_codec, self.id).atexit = False
+        _alive.add(self)
+
+    def state(self) -> Dict[str, Any]:
+        """lightcc_codec_state of csrc/api/lightcc.h."""
+        return json.loads(_core.codec_state(self.id))
+
+
+_alive: "weakref.WeakSet[Codec]" = weakref.WeakSet()
+
+
+def codec_of(compression: CoreCompressor) -> Codec:
+    """The codec of a compressor by itself, for allreduces with it.
+
+    >>> from lightcc.compression import TopK
+    >>> compression = TopK(); codec_of(compression) is codec_of(compression)
+    True
+    """
+    codec = vars(compression).get("codec")
+    return codec or vars(compression).setdefault("codec", Codec(compression))
+
+
+# Allreduce
+
+def allreduce(tensors: Sequence[Any], compression: CoreCompressor, name, op, prescale, postscale, process_set):
+    """ops.grouped_allreduce of tensors, compressed if is_compressed says so of the name and of each tensor.
+
+    Errors: ValueError without a name, by which what is left behind is found again, and for an op other than Average and
+    Sum.
+
+    >>> from lightcc.compression import TopK
+    >>> allreduce([np.ones(1)], TopK(), "small", hvd.Average, 1.0, 1.0, hvd.global_process_set)
+    [array([1.])]
+    """
+    reduction = reduction_of(tensors, compression, name, op, prescale, postscale)
+    outputs = new_list(tensors)
+    return complete(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, _core.BLOCK, **reduction),
+                    outputs)
+
+
+def reduction_of(tensors: Sequence[Any], compression: CoreCompressor, name: Any, op: int, prescale: float,
+                 postscale: float) -> Dict[str, Any]:
+    """op, prescale, postscale and codec of a request for these tensors. Errors as of allreduce.
+
+    >>> from lightcc.compression import TopK
+    >>> reduction_of([np.ones(1)], TopK(), "small", hvd.Average, 1.0, 1.0)
+    {'op': 0, 'prescale': 1.0, 'postscale': 1.0, 'codec': 0}
+    """
+    if name is None:
+        raise ValueError(f"allreduce with {compression} needs a name, by which what is left behind of the tensor is "
+                         "found again.")
+    if op not in (_core.AVERAGE, _core.SUM):
+        raise ValueError(f"allreduce of {name} with {compression}: op must be Average or Sum.")
+    compressed = all(_is_compressed(tensor, compression, name) for tensor in tensors)
+    return reduction(codec_of(compression).id if compressed else 0, compression, op, prescale, postscale)
+
+
+def reduction(codec: int, compression: CoreCompressor, op: int, prescale: float, postscale: float) -> Dict[str, Any]:
+    """op, prescale, postscale and codec of a request, which is compressed in units without the loss scale.
+
+    >>> from lightcc.compression import TopK
+    >>> compression = TopK(); compression.loss_scale = 8.0; reduction(1, compression, hvd.Average, 2.0, 1.0)
+    {'op': 0, 'prescale': 0.25, 'postscale': 8.0, 'codec': 1}
+    """
+    scale = compression.scale() if codec else 1.0
+    return {"op": op, "prescale": prescale / scale, "postscale": postscale * scale, "codec": codec}
+
+
+def _is_compressed(tensor: Any, compression: CoreCompressor, name: str) -> bool:
+    _, dtype, shape = adapter_of(tensor).describe(tensor)
+    return compression.is_compressed(str(name), shape, _core.DTYPES[dtype], tensor)
+
+
+# Statistics
+
+def stats(codecs: Iterable[Codec], dense: str = "") -> Dict[str, Any]:
+    """What these codecs have done on this rank; dense: why gradients of theirs travel dense, if the core does not know.
+
+    >>> stats([], "no gradient is compressed")["dense"]
+    'no gradient is compressed'
+    """
+    states = [codec.state() for codec in codecs]
+    total = {key: sum(state[key] for state in states) for key in _SUMMED}
+    norms = [piece["norm"] for state in states for tensor in state["tensors"] for piece in tensor["pieces"]]
+    return {"gradient_bytes": total["gradient_bytes"], "sent_bytes": total["sent_bytes"],
+            "dense_sent_bytes": total["dense_sent_bytes"],
+            "ratio": _quotient(total["sent_bytes"], total["dense_sent_bytes"]),
+            "density": _quotient(total["sent_elements"], total["elements"]),
+            "residual_norm": math.sqrt(sum(norm * norm for norm in norms)),
+            "dense": dense or "; ".join(dict.fromkeys(state["dense"] for state in states if state["dense"]))}
+
+
+_SUMMED = ("gradient_bytes", "sent_bytes", "dense_sent_bytes", "sent_elements", "elements")
+
+
+def all_stats() -> Dict[str, Any]:
+    """stats of all that this process compresses.
+
+    >>> all_stats()["sent_bytes"] >= 0
+    True
+    """
+    return stats(list(_alive))
+
+
+def _quotient(part: float, whole: float) -> float:
+    return part / whole if whole else 1.0
