@@ -6,6 +6,7 @@
     python bench/multihost.py --also old/_lightcc.so  # another build of the core as well, by turns
     python bench/multihost.py --rates 1gbit --hosts 2,2 2,2,2,2 3,1 --flat --cyclic --sizes 16M,64M --rounds 9
     python bench/multihost.py --rates 1gbit --hosts 2,2,2,2 --gradients --rounds 9
+    python bench/multihost.py --rates 100mbit 1gbit --hosts 2,2,2,2 --compression topk:0.01 topk:0.001 --rounds 5
     python bench/multihost.py --hosts 1,1 --openmpi --lone --sizes 4K,64K,1M,16M,64M
 
 The hosts are network namespaces on one bridge, made here and removed at the end (tests/multihost/emulated.py), so all
@@ -22,6 +23,7 @@ after them.
 import argparse
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -46,9 +48,16 @@ def parse_size(text: str) -> int:
     return nbytes
 
 
+def parse_compression(text: str) -> str:
+    if not re.fullmatch(r"int8|topk(16)?:[\d.e-]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: int8, or a ratio as topk:0.01 or topk16:0.01")
+    return text
+
+
 def cases_of(args: argparse.Namespace) -> List[sides.Case]:
     many = [sides.gradients()] * args.gradients + [sides.small(count) for count in args.small]
     many += [sides.lone_group()] * args.lone
+    many += [sides.step()] * bool(args.compression)
     sizes = args.sizes or (() if many else SIZES)
     return [*map(sides.one_tensor, sizes), *many]
 
@@ -113,6 +122,9 @@ def arguments() -> argparse.Namespace:
                         help="the 161 gradients of a ResNet-50, 102 MB, beside gloo's ways to send many tensors")
     parser.add_argument("--small", type=int, nargs="+", default=[], metavar="N", help="N tensors of 4 KiB, likewise")
     parser.add_argument("--lone", action="store_true", help="a group of 10 KB after 5 ms of computing, likewise")
+    parser.add_argument("--compression", type=parse_compression, nargs="+", default=[], metavar="CODEC",
+                        help="topk:RATIO, topk16:RATIO (values as float16) or int8: an optimizer's exchange of the 161 "
+                             "gradients of a ResNet-50, when they are ready, dense and so")
     parser.add_argument("--rounds", type=int, default=30, help="samples of each case; default %(default)s")
     parser.add_argument("--pause", type=float, default=0.01, metavar="SECONDS",
                         help="between samples; default %(default)s")

@@ -4,7 +4,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from cables import LEAST_BOUND_BYTES, LEAST_GOODPUT, bound_s, share_of_rate
 from multihost_driven import OPEN_MPI, OURS
-from multihost_sides import CYCLIC, Case, Samples
+from multihost_sides import CYCLIC, STEP, Case, Samples
 from peers import gloo, own
 from report import KIB, MIB, ratio_of, time_text
 
@@ -17,6 +17,9 @@ GOAL_CPU = 1.0
 GOAL_GRADIENTS_BY_BOUND, GOAL_GRADIENTS = 1.06, 0.7
 GOAL_SMALL = {500: 0.030}                    # seconds, by the number of tensors
 GOAL_LONE_S = 0.0005
+# Speedups over the dense exchange
+GOAL_COMPRESSION = {("100mbit", "topk:0.01"): 12, (CABLE, "topk:0.01"): 4.5, ("100mbit", "topk:0.001"): 45,
+                    (CABLE, "topk:0.001"): 5}
 
 
 class Goal(NamedTuple):
@@ -79,6 +82,9 @@ def goals_of(row: Dict[str, Any]) -> List[Goal]:
             found.append(Goal("lightcc / bound", row["of_bound"][own.NAME], GOAL_GRADIENTS_BY_BOUND))
     elif hosts == FOUR_BY_TWO and row["rate"] == CABLE and row["tensors"] in GOAL_SMALL:
         found.append(Goal("median of lightcc", row["median_s"][own.NAME], GOAL_SMALL[row["tensors"]], True))
+    if hosts == FOUR_BY_TWO and row["case"] == STEP:
+        found += [Goal(f"{name} / dense", 1 / ratios[name][0], 1 / GOAL_COMPRESSION[row["rate"], name])
+                  for name in ratios if (row["rate"], name) in GOAL_COMPRESSION]
     if CYCLIC in ratios and row["rate"] and nbytes >= LEAST_BOUND_BYTES:
         found.append(Goal(f"{CYCLIC} / host order", 1 / ratios[CYCLIC][0], GOAL_CYCLIC))
     if best and row["cpu_s"][best]:

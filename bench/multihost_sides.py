@@ -10,10 +10,11 @@ import secrets
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import cables
 import torch
+from multihost_compression import DENSE, Steps
 from peers import gloo, own
 from report import KIB, size_text
 from shapes import resnet50
@@ -28,6 +29,7 @@ CALLS = {4 * KIB: 20}  # of one tensor in one sample; 1 of other sizes
 GLOO_WAYS = {"gloo, one by one": "each", "gloo, all started": "started", "gloo, fused": "fused"}
 FAR_BEHIND = 2.0       # a way of gloo's that takes so many times the best one's time is not measured further
 TRIALS = 2             # of each of those ways, before the rounds
+STEP = "step"          # an optimizer's, whose gradients are ready (multihost_compression.py)
 START_S = 0.002        # until then all ranks have heard what to do
 
 
@@ -37,7 +39,7 @@ class Case(NamedTuple):
     counts: Tuple[int, ...]  # floats of each tensor
     calls: int = 1
     compute_s: float = 0.0   # all ranks compute so long before, and nobody calls a library meanwhile
-    ours: str = "each"       # lightcc's way, see WAYS
+    ours: str = "each"       # lightcc's way, see WAYS; or STEP
 
     @property
     def nbytes(self) -> int:
@@ -55,6 +57,10 @@ def one_tensor(nbytes: int) -> Case:
 
 def gradients() -> Case:
     return Case("gradients", tuple(torch.Size(shape).numel() for shape in resnet50()), ours="started")
+
+
+def step() -> Case:
+    return gradients()._replace(label=STEP, ours=STEP)
 
 
 def small(count: int) -> Case:
@@ -112,6 +118,16 @@ class Rank:
             gloo.init(rank, size, f"{folder}/gloo")
         self._rank, self._size = rank, size
         self._counts: Tuple[int, ...] = ()
+        self._steps = Steps(rank)
+
+    def check_step(self, compression: str) -> None:
+        self._steps.check(compression)
+
+    def prepare_step(self, compression: str) -> None:
+        self._steps.prepare(compression)
+
+    def measure_step(self, compression: str) -> Tuple[float, float]:
+        return timed(lambda: self._steps.run(compression))
 
     def shape(self) -> Tuple[int, int, int]:
         """What lightcc has found out: ranks, ranks of this host, hosts."""
@@ -139,11 +155,7 @@ class Rank:
     def measure(self, library: str, way: str, calls: int, begins: float) -> Tuple[float, float]:
         """Seconds of a call and its CPU seconds, after computing until that moment of the machine's clock, if any."""
         compute_until(begins)
-        cpu, begin = time.process_time(), time.perf_counter()
-        for _ in range(calls):
-            self._run(library, way)
-        seconds = time.perf_counter() - begin
-        return seconds / calls, (time.process_time() - cpu) / calls
+        return timed(lambda: self._run(library, way), calls)
 
     def stream(self, listens: int, sends: int, address: str) -> Optional[float]:
         return cables.stream(self._rank, listens, sends, address)
@@ -156,6 +168,15 @@ class Rank:
     def _run(self, library: str, way: str) -> None:
         run = named_started if library == own.NAME and way == "started" else WAYS[way]
         run(LIBRARIES[library], self._tensors, self._buffer)
+
+
+def timed(call: Callable[[], None], calls: int = 1) -> Tuple[float, float]:
+    """Seconds of a call and its CPU seconds."""
+    cpu, begin = time.process_time(), time.perf_counter()
+    for _ in range(calls):
+        call()
+    seconds = time.perf_counter() - begin
+    return seconds / calls, (time.process_time() - cpu) / calls
 
 
 def compute_until(moment: float) -> None:
@@ -187,6 +208,22 @@ class Side:
         return Sample(max(seconds for seconds, _ in answers), sum(cpu for _, cpu in answers))
 
 
+class StepSide:
+    """The optimizer's exchange of one compression."""
+
+    def __init__(self, team: Team, compression: str):
+        self._team, self._compression = team, compression
+
+    def check(self, _: Case) -> None:
+        self._team.ask("check_step", self._compression)
+
+    def sample(self, _: Case, pause_s: float) -> Sample:
+        self._team.ask("prepare_step", self._compression)
+        time.sleep(pause_s)
+        answers = self._team.ask("measure_step", self._compression)
+        return Sample(max(seconds for seconds, _ in answers), sum(cpu for _, cpu in answers))
+
+
 class Sides:
     """All that take part between these hosts. Teams share the hosts, and thus the cables; one at a time uses them."""
 
@@ -195,6 +232,7 @@ class Sides:
         self._folder = stack.enter_context(tempfile.TemporaryDirectory())
         self._main = self._team(own.NAME, True)
         self._others: Dict[str, Team] = {}
+        self._compressions = [DENSE, *args.compression]
         if args.flat:
             with environment(LIGHT_2D_ALLREDUCE="0"):
                 self._others[FLAT] = self._team(FLAT, False)
@@ -206,6 +244,9 @@ class Sides:
 
     def of(self, case: Case) -> Dict[str, Side]:
         """By name, in the order in which they are printed."""
+        if case.ours == STEP:
+            names = {text: own.NAME if text == DENSE else text for text in self._compressions}
+            return {name: StepSide(self._main, text) for text, name in names.items()}
         one = len(case.counts) == 1
         ways = {gloo.NAME: "each"} if one else GLOO_WAYS
         found = {own.NAME: Side(self._main, own.NAME, case.ours)}
