@@ -284,6 +284,10 @@ class CompressedAllreduce : public Work {
   bool add() {
     if (added_ == tensors().size() || tensors()[added_].part >= exchanged_) return false;
     const Tensor& tensor = tensors()[added_];
+    if (tensor.shards.empty()) {  // a member of a node that has fewer lanes than members
+      ++added_;
+      return true;
+    }
     const Shard& shard = tensor.shards[add_lane_];
     const size_t count = size_t(shard.count);
     if (count > 0) {
