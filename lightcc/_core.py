@@ -31,8 +31,8 @@ class _Codec(Structure):
 
 class _Residual(Structure):
     _fields_ = [("size", c_uint32), ("codec", c_int32), ("group", c_int32), ("tensor", c_int32), ("part", c_int32),
-                ("node", c_int32), ("name", c_char_p), ("elements", c_int64), ("first", c_int64), ("count", c_int64),
-                ("steps", c_int64), ("values", c_void_p)]
+                ("node", c_int32), ("name", c_char_p), ("elements", c_int64), ("steps", c_int64), ("first", c_int64),
+                ("count", c_int64), ("values", c_void_p)]
 
 
 _functions = {  # name: (result, arguments)

@@ -33,7 +33,7 @@ def read(codec: Codec, names: Mapping[Place, str], rank: int, size: int) -> Opti
             continue
         pieces = []
         for piece in tensor["pieces"]:
-            for part in range(2 if tensor["velocity"] else 1):
+            for part in range((2 if tensor["velocity"] else 1) if piece["count"] else 0):
                 values = array("f", bytes(4 * piece["count"]))
                 _core.copy_residual(False, values.buffer_info()[0], place[1], codec=codec.id, group=place[0],
                                     tensor=place[2], part=part, node=tensor["node"], elements=tensor["elements"],
@@ -80,14 +80,13 @@ def write(codec: Codec, places: Mapping[str, Tuple[Place, int]], saved: Saved) -
         if place is None or elements != tensor["elements"]:
             unknown.append(name)
             continue
-        nothing = {"node": 0, "part": 0, "first": 0, "values": array("f")}  # tells how many steps there were
-        for piece in tensor["pieces"] or [nothing]:
+        no_piece = {"node": 0, "part": 0, "first": 0, "values": array("f", [0])}  # still tells the steps
+        for piece in tensor["pieces"] or [no_piece]:
             values = memoryview(piece["values"])
-            address = ctypes.addressof(ctypes.c_char.from_buffer(values)) if values.nbytes else 0
-            _core.copy_residual(True, address, place[1], codec=codec.id,
+            count = 0 if piece is no_piece else values.nbytes // 4
+            _core.copy_residual(True, ctypes.addressof(ctypes.c_char.from_buffer(values)), place[1], codec=codec.id,
                                 group=place[0], tensor=place[2], part=piece["part"], node=piece["node"],
-                                elements=elements, first=piece["first"], count=values.nbytes // 4,
-                                steps=tensor["steps"])
+                                elements=elements, steps=tensor["steps"], first=piece["first"], count=count)
     return unknown
 
 
@@ -103,8 +102,7 @@ def missing(saved: Optional[Saved], process_set: ProcessSet) -> str:
         return ""
     tensors = saved["tensors"].values()
     whole = sum(tensor["elements"] * tensor["nodes"] for tensor in tensors)
-    there = sum(memoryview(piece["values"]).nbytes // 4 for tensor in tensors for piece in tensor["pieces"]
-                if piece["part"] == 0)
+    there = sum(len(piece["values"]) for tensor in tensors for piece in tensor["pieces"] if piece["part"] == 0)
     share = 100 - 100 * there / max(whole, 1)
     return (f"{len(saved['ranks'])} of {saved['size']} ranks have saved it: {share:.0f} % of what compression had left "
             "behind is not in it and begins at zero. All ranks should call hvd.gather_residuals(optimizer) before "

@@ -38,8 +38,8 @@ def compression_of(compression: Any, op: int, optimizer_class: str, stacklevel: 
     0.5
     """
     is_sum = op in (ReduceOps.Average, ReduceOps.Sum)
-    if compression is NoneCompressor and is_sum and knob("LIGHT_TOPK_ALLREDUCE", "0") == "1":
-        compression = TopK(float(knob("LIGHT_TOPK_RATIO", "0.01")), knob("LIGHT_TOPK_FP16", "0") == "1")
+    if compression is NoneCompressor and is_sum and knob("LIGHT_TOPK_ALLREDUCE") == "1":
+        compression = TopK(float(knob("LIGHT_TOPK_RATIO")), knob("LIGHT_TOPK_FP16") == "1")
     if isinstance(compression, CoreCompressor) and not is_sum:
         raise ValueError(f"{compression} is for op=Average and op=Sum: of other reductions nothing can be left for the "
                          "next step.")
@@ -58,21 +58,22 @@ def too_few_to_compress(gradient_bytes: int) -> str:
     >>> too_few_to_compress(0)
     'no gradient is of the kind that is compressed'
     """
-    least = int(knob("LIGHT_TOPK_THRESHOLD", "1048576"))
+    least = int(knob("LIGHT_TOPK_THRESHOLD"))
     if gradient_bytes == 0:
         return "no gradient is of the kind that is compressed"
     return "" if gradient_bytes >= least else (f"{gradient_bytes} bytes of gradients could be compressed, fewer than "
                                                f"LIGHT_TOPK_THRESHOLD={least}")
 
 
-def knob(name: str, default: str) -> str:
-    """The value of a knob that is in force on all ranks.
+def knob(name: str) -> str:
+    """The value of a knob that is in force on all ranks. ValueError before init.
 
-    >>> knob("HOROVOD_STALL_CHECK_DISABLE", "")
+    >>> knob("HOROVOD_STALL_CHECK_DISABLE")
     '0'
     """
-    lines = _core.describe("knobs").splitlines() if _core.initialized() else ()
-    return dict(line.split("=", 1) for line in lines).get(name, default)
+    if not _core.initialized():
+        raise _core.not_initialised()
+    return dict(line.split("=", 1) for line in _core.describe("knobs").splitlines())[name]
 
 
 def stays_here(process_set: ProcessSet) -> bool:

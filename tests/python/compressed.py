@@ -10,7 +10,7 @@ import torch
 
 import lightcc.torch as hvd
 
-SHAPES = {"a.weight": (64, 80), "b.weight": (40, 120), "odd.weight": (3, 41, 43),  # those that are compressed
+SHAPES = {"a.weight": (128, 80), "b.weight": (80, 120), "odd.weight": (5, 43, 47),  # those that are compressed
           "a.bias": (4096,), "small.weight": (8, 8), "embed.weight": (64, 80)}
 COMPRESSED = ("a.weight", "b.weight", "odd.weight")
 _OURS = ("LIGHT_INTRA_SIZE", "LIGHT_TOPK_THRESHOLD", "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO", "LIGHT_TOPK_FP16",

@@ -16,14 +16,14 @@ pytestmark = pytest.mark.usefixtures("job")
 TOPK = hvd.Compression.topk(0.01)
 
 
-@pytest.mark.parametrize("np", (4,))
+@pytest.mark.parametrize("np", (2, 4))
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
 
 
 @pytest.fixture(autouse=True)
 def two_nodes(job):
-    begin(2)
+    begin(hvd.size() // 2)
     yield
     end()
     hvd.init()
@@ -47,6 +47,8 @@ def restored(training, state, compression=TOPK, **options):
 @pytest.mark.parametrize("intra", (2, 1, 3))
 @pytest.mark.parametrize("groups", (None, 1))
 def check_all_of_it_goes_on_with_other_nodes(intra, groups):
+    if intra >= hvd.size():
+        pytest.skip("that is one node")
     training = Training(TOPK).steps(4)
     hvd.gather_residuals(training.optimizer)
     state = saved_and_loaded(training.optimizer.state_dict())
@@ -59,14 +61,16 @@ def check_all_of_it_goes_on_with_other_nodes(intra, groups):
     assert set(hvd.gather_residuals(other.optimizer)["tensors"]) == set(COMPRESSED)
 
 
-def check_one_node_delivers_what_was_left_behind():
+def check_one_node_goes_on_without():
     training = Training(TOPK).steps(4)
     hvd.gather_residuals(training.optimizer)
     state = training.optimizer.state_dict()
     begin(0)
-    other = restored(training, state)
-    other.step().expect_equal_bits()
-    other.expect_total()
+    other = Training(TOPK)
+    other.optimizer.load_state_dict(state)
+    other.steps(2).expect_equal_bits()
+    assert all(torch.equal(other.delivered[name], other.dense[name]) for name in COMPRESSED)
+    assert "host" in hvd.compression_stats(other.optimizer)["dense"]
 
 
 def check_each_rank_loads_its_own(caplog):
@@ -86,7 +90,7 @@ def check_what_rank_0_alone_has_saved(caplog):
     if hvd.rank() == 0:
         assert texts == []
     else:
-        assert len(texts) == 1 and "1 of 4 ranks have saved it: 75 %" in texts[0]
+        assert len(texts) == 1 and f"1 of {hvd.size()} ranks have saved it: {100 - 100 // hvd.size()} %" in texts[0]
     before = {name: total.clone() for name, total in training.delivered.items()}
     other.steps(3).expect_equal_bits()
     left, kept = other.left(), 0
@@ -112,7 +116,8 @@ def check_a_file_without(caplog):
 
 def check_other_optimizers_take_the_file(caplog):
     training = Training(TOPK, make=lambda *args, lr: torch.optim.SGD(*args, lr=lr, momentum=0.9)).steps(2)
-    training.optimizer.step()
+    with training.optimizer.skip_synchronize():
+        training.optimizer.step()
     hvd.gather_residuals(training.optimizer)
     state = training.optimizer.state_dict()
     plain = torch.optim.SGD([torch.nn.Parameter(p.detach().clone()) for p in training.parameters.values()], lr=0.5)
@@ -177,6 +182,6 @@ def check_gathering_at_the_wrong_time():
         hvd.gather_residuals(training.optimizer)
     training.optimizer.synchronize()
     gathered = hvd.gather_residuals(training.optimizer)
-    assert gathered["ranks"] == [0, 1, 2, 3] and training.optimizer.state_dict()[KEY] is gathered
+    assert gathered["ranks"] == training.ranks and training.optimizer.state_dict()[KEY] is gathered
     training.step()
     assert training.optimizer.state_dict()[KEY]["ranks"] == [hvd.rank()], "of the step before"

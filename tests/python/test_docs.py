@@ -1,4 +1,4 @@
-"""The programs of docs/pytorch.md, as they stand there, and what README says to a newcomer."""
+"""The programs of docs/pytorch.md and docs/compression.md, as they stand there, and what README says to a newcomer."""
 import os
 import re
 import shlex
@@ -10,12 +10,12 @@ import pytest
 import ranks
 from jobs import Job
 
-PAGE = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text()
+PAGE = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("pytorch.md", "compression.md"))
 PROGRAMS = {title: program for title, program in re.findall(r"## (.*?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)}
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 4
+    assert len(PROGRAMS) == 6
 
 
 @pytest.mark.parametrize("what", PROGRAMS)

@@ -12,7 +12,7 @@ import lightcc.numpy as hvd
 from lightcc import _core, request, request_buffer
 
 HEADER = (Path(__file__).parents[2] / "csrc" / "api" / "lightcc.h").read_text()
-TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "double": ctypes.c_double}
+TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "double": ctypes.c_double}
 DEADLINE_S = 60
 
 
@@ -63,6 +63,14 @@ def request_fields(**changed):
 def test_the_header_has_these_structs():
     assert request_buffer.REQUEST_SIZE == ctypes.sizeof(REQUEST) and request_buffer.TENSOR_SIZE == ctypes.sizeof(TENSOR)
     assert {"size", "tensor_size", "codec", "reserved", "splits"} <= set(WORDS)
+
+
+@pytest.mark.parametrize("name, ours", [("lightcc_codec", _core._Codec), ("lightcc_residual", _core._Residual)])
+def test_structs_of_ctypes_are_laid_out_as_in_the_header(name, ours):
+    def layout(structure):
+        return [(field, getattr(structure, field).offset, getattr(structure, field).size)
+                for field, _ in structure._fields_]
+    assert layout(ours) == layout(mirror_of(name)) and ctypes.sizeof(ours) == ctypes.sizeof(mirror_of(name))
 
 
 def test_one_tensor_is_where_c_reads_it():
