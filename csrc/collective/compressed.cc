@@ -228,7 +228,7 @@ class CompressedAllreduce : public Work {
   }
 
   void end_tensor(const Tensor& tensor) {
-    CompressionTotals& totals = held_->totals;
+    CompressionTotals totals;
     const uint64_t others = uint64_t(links_.nodes()) - 1;
     totals.gradient_bytes += uint64_t(tensor.place.count * element_);
     for (const Shard& shard : tensor.shards) {
@@ -237,6 +237,7 @@ class CompressedAllreduce : public Work {
       totals.sent_bytes += others * piece_bytes(c_.codec, size_t(shard.count));
       totals.dense_sent_bytes += 2 * others * uint64_t(shard.count * element_) / uint64_t(links_.nodes());
     }
+    held_->count(totals);
   }
 
   // As many parts are under way as there are flows, and one more each, so that none runs dry.

@@ -52,6 +52,11 @@ void Residual::cut(int64_t elements, int node, int nodes, const std::vector<Rang
   velocity_ = velocity;
 }
 
+void Residual::count(const CompressionTotals& exchange) {
+  totals_ += exchange;
+  last_ += exchange;
+}
+
 void Residual::add_saved(int64_t elements, SavedPart part) {
   if (elements != saved_elements_) saved_.clear();
   saved_elements_ = elements;

@@ -10,8 +10,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
-#include <mutex>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "device/topk.h"
@@ -62,7 +61,11 @@ class Residual {
   int node() const { return node_; }
   int nodes() const { return nodes_; }
   bool has_velocity() const { return velocity_; }
-  CompressionTotals totals;
+  const CompressionTotals& totals() const { return totals_; }
+  void count(const CompressionTotals& exchange);
+
+  // By who runs the exchanges: what has been counted since the last call.
+  CompressionTotals take_last() { return std::exchange(last_, {}); }
 
  private:
   std::atomic<bool> held_{false};
@@ -72,6 +75,7 @@ class Residual {
   bool velocity_ = false;
   std::vector<ResidualPiece> pieces_;
   std::vector<SavedPart> saved_;
+  CompressionTotals totals_, last_;
 };
 
 }  // namespace lightcc

@@ -234,6 +234,17 @@ bool BatchExecution::start_next(bool may_start) {
   return true;
 }
 
+// Whether or not it was compressed, it was an exchange of its tensors.
+void BatchExecution::count_compression(const Collective& c) {
+  for (const auto& residual : c.residuals) {
+    residual->set_steps(residual->steps() + 1);
+    const CompressionTotals last = residual->take_last();
+    counters_.add(Counters::compressed_bytes, last.gradient_bytes);
+    if (last.sent_bytes < last.dense_sent_bytes)
+      counters_.add(Counters::saved_bytes, last.dense_sent_bytes - last.sent_bytes);
+  }
+}
+
 bool BatchExecution::step(bool may_start) {
   if (done()) return false;
   bool moved = false;
@@ -246,7 +257,7 @@ bool BatchExecution::step(bool may_start) {
   }
   tracing_.activity(items_, "");
   tracing_.phases(items_, work_->phases());
-  for (const auto& residual : collectives_[next_].collective.residuals) residual->set_steps(residual->steps() + 1);
+  count_compression(collectives_[next_].collective);
   work_.reset();
   piece_ = offset_ = 0;
   ++next_;

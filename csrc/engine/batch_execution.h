@@ -69,6 +69,7 @@ class BatchExecution {
   void* result(Request&, size_t tensor, Shape shape);
   bool copy_some(const std::vector<Piece>&);
   bool start_next(bool may_start);
+  void count_compression(const Collective&);
 
   std::vector<BatchItem> items_;
   const Group& group_;

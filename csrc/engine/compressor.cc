@@ -86,7 +86,7 @@ std::string Compressor::state() const {
   for (const auto& [key, residuals] : all)
     for (size_t t = 0; t < residuals.size(); ++t) {
       const HeldResidual residual(residuals[t]);
-      totals += residual->totals;
+      totals += residual->totals();
       if (residual->elements() == 0) continue;
       std::vector<std::string> pieces;
       for (const ResidualPiece& piece : residual->pieces())

@@ -8,7 +8,7 @@ namespace lightcc {
 
 struct Counters {
   enum Name { requests, fast_path, batches, fused_batches, collectives, fused_requests, announced, cached,
-              payload_bytes, copied_bytes, staged_bytes, stall_warnings, wait_ns, most_in_flight, caller_steps,
+              payload_bytes, copied_bytes, staged_bytes, compressed_bytes, saved_bytes, stall_warnings, wait_ns, most_in_flight, caller_steps,
               background_steps, kCount };
   static constexpr std::array<const char*, kCount> kNames = {
       "requests",           // calls of a framework that have finished
@@ -22,6 +22,8 @@ struct Counters {
       "payload_bytes",      // bytes that collectives worked on
       "copied_bytes",       // payload bytes copied into and out of buckets, and otherwise within a rank's memory
       "staged_bytes",       // payload bytes copied into or out of the memory of links
+      "compressed_bytes",   // of the tensors whose all-reduce was compressed between hosts
+      "saved_bytes",        // that this rank had to send to other hosts less than without compression
       "stall_warnings",
       "wait_ns",            // time that callers spent in wait
       "most_in_flight",     // requests that were on their way together, at most
