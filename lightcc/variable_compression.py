@@ -124,11 +124,14 @@ class VariableCompression:
 
 
 def _forget(owner: Optional[VariableCompression], key: int) -> None:
-    """A variable is gone. What tapes have left behind goes with the last one."""
-    if owner is not None:
-        owner._labels.pop(key, None)
-        for tapes in [] if owner._labels else [tapes for tapes, one in _tapes.items() if one is owner]:
-            del _tapes[tapes]
+    """A variable is gone. Its label is not given again: the ranks need not notice this at the same time."""
+    if owner is None:
+        return
+    _, label = owner._labels.pop(key)
+    owner._places.pop(label, None)
+    if not owner._labels:  # nothing of what is left behind can travel any more
+        owner._codec.release()
+        owner._codec = Codec(owner.compression, owner._codec.name)
 
 
 _tapes: Dict[Any, VariableCompression] = {}  # scripts wrap a tape in every step, so the tape cannot keep anything
@@ -148,6 +151,9 @@ class WantedCompression:
             compression_of(compression, op, "")
             if _core.initialized():
                 self._resolve()  # its warning comes now
+
+    def __reduce__(self):  # a copy has left nothing behind
+        return WantedCompression, (self._given, self._op, self._class, self._process_set)
 
     @property
     def plain(self) -> Any:
@@ -258,8 +264,8 @@ def _core_of(thing: Any, what: str, make: bool = False) -> Optional[VariableComp
     """make: also of tapes that there have not been yet."""
     if isinstance(thing, CoreCompressor):
         return (_of_tapes if make else lambda *of: _tapes.get(_key(*of)))(thing, global_process_set)
-    inner = getattr(thing, "inner_optimizer", thing)  # of a LossScaleOptimizer
-    wanted = getattr(inner, "_wanted_compression", None)
+    inner = getattr(thing, "inner_optimizer", None)  # of a LossScaleOptimizer
+    wanted = getattr(thing, "_wanted_compression", None) or getattr(inner, "_wanted_compression", None)
     if not isinstance(wanted, WantedCompression):
         raise ValueError(f"{what}: give a DistributedOptimizer, a DistributedGradientTape or its compression, not a "
                          f"{type(thing).__name__}.")
