@@ -1,8 +1,9 @@
 """A compressor registered with the core, which keeps what it leaves behind; and named allreduces through it."""
 import json
 import math
+import uuid
 import weakref
-from typing import Any, Dict, Iterable, Sequence
+from typing import Any, Dict, Iterable, Optional, Sequence
 
 from lightcc import _core
 from lightcc.adapter import adapter_of
@@ -11,12 +12,17 @@ from lightcc.request import complete, new_list, submit_list
 
 
 class Codec:
-    """Of one owner, which keeps it: when it is gone, what was left behind is, too. Requests in flight go on."""
+    """Of one owner, which keeps it: when it is gone, what was left behind is, too. Requests in flight go on.
 
-    def __init__(self, compression: CoreCompressor):
+    name: by which operations in a graph find it (lightcc.tensorflow); None: a new one.
+    """
+
+    def __init__(self, compression: CoreCompressor, name: Optional[str] = None):
+        self.name = name or uuid.uuid4().hex
         self.id = _core.register_codec(compression.kind, compression.width, compression.warmup_steps,
-                                       compression.ratio, compression.momentum)
-        weakref.finalize(self, _core.release_codec, self.id).atexit = False
+                                       compression.ratio, compression.momentum, self.name)
+        self.release = weakref.finalize(self, _core.release_codec, self.id)
+        self.release.atexit = False
         _alive.add(self)
 
     def state(self) -> Dict[str, Any]:

@@ -1,9 +1,10 @@
 """What the wrappers of optimizers and tapes are given, checked, with errors that say what it should be; the same for
 every framework, and without importing one."""
+import functools
 import os
 import sys
 import warnings
-from typing import Any, Callable, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from lightcc import _core
 from lightcc.common.basics import HorovodBasics
@@ -73,7 +74,12 @@ def knob(name: str) -> str:
     """
     if not _core.initialized():
         raise _core.not_initialised()
-    return dict(line.split("=", 1) for line in _core.describe("knobs").splitlines())[name]
+    return _knobs(_core.epoch)[name]
+
+
+@functools.lru_cache(maxsize=1)  # scripts wrap a tape in every step
+def _knobs(epoch: int) -> Dict[str, str]:
+    return dict(line.split("=", 1) for line in _core.describe("knobs").splitlines())
 
 
 def stays_here(process_set: ProcessSet) -> bool:

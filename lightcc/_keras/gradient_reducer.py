@@ -1,6 +1,7 @@
 """Reduces the gradients of Keras optimizers over the ranks: what the frameworks have in common."""
 from typing import Any, Callable, List
 
+from lightcc.variable_compression import WantedCompression
 from lightcc.wrapper_arguments import variables_of
 
 
@@ -14,6 +15,7 @@ class GradientReducer:
     def __init__(self, options, class_name: str):
         self.options = options
         self.name = options.name or f"Distributed{class_name}"
+        self.wanted = WantedCompression(options.compression, options.op, class_name, options.process_set)
         self._layers: List[Any] = []
 
     @staticmethod

@@ -16,7 +16,7 @@ class TensorFlowGradientReducer(GradientReducer):
         super().__init__(options, class_name)
         self._local = LocalVariables(options.process_set, options.scale_local_gradients)
         self._allreduce_grads = _make_allreduce_grads_fn(
-            self.name, options.device_dense, options.device_sparse, options.compression, options.sparse_as_dense,
+            self.name, options.device_dense, options.device_sparse, self.wanted, options.sparse_as_dense,
             options.op, options.gradient_predivide_factor, options.groups, options.process_set)
         if options.backward_passes_per_step > 1:
             arguments = (options.backward_passes_per_step, self._over_ranks, options.sparse_as_dense,

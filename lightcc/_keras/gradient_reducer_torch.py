@@ -4,9 +4,12 @@ Keras hands all gradients over at once, after backward, so all of them are on th
 """
 from typing import Any, Dict, List
 
-from lightcc import ops
+from lightcc import _core, ops
 from lightcc._keras.gradient_reducer import GradientReducer
+from lightcc.codec import reduction
 from lightcc.common.util import split_list
+from lightcc.request import new_list, register, submit_list
+from lightcc.variable_compression import Gradient, parts_of
 from lightcc.wrapper_arguments import stays_here
 
 
@@ -45,19 +48,41 @@ class TorchGradientReducer(GradientReducer):
                 shared.append(i)
             elif grad is not None and self.options.scale_local_gradients:
                 results[i] = grad / process_set.size()
-        pending = [(members, *self._send([grads[i] for i in members], f"{self.name}.gradient.{members[0]}"))
-                   for members in self._units(shared, variables)]
+        chosen, pending = self._chosen(shared, grads, variables), []
+        for members in self._units(shared, variables):
+            rest, of_core = parts_of(members, chosen)
+            if rest:
+                pending.append((rest, *self._send([grads[i] for i in rest], f"{self.name}.gradient.{members[0]}")))
+            if of_core:
+                pending.append((of_core, *self._send_through_core([grads[i] for i in of_core],
+                                                                  [chosen[i] for i in of_core])))
         for members, handle, contexts in pending:
             for i, output, context in zip(members, ops.synchronize(handle), contexts):
-                results[i] = self.options.compression.decompress(output, context)
+                results[i] = self.wanted.plain.decompress(output, context)
         return results
 
     def _send(self, grads: List[Any], name: str):
-        sent, contexts = zip(*(self.options.compression.compress(grad.contiguous()) for grad in grads))
+        sent, contexts = zip(*(self.wanted.plain.compress(grad.contiguous()) for grad in grads))
         factor = self.options.gradient_predivide_factor
         handle = ops.grouped_allreduce_async(list(sent), None, name, self.options.op, 1.0 / factor, factor,
                                              self.options.process_set)
         return handle, contexts
+
+    def _chosen(self, shared: List[int], grads: List[Any], variables: List[Any]) -> Dict[int, str]:
+        """The gradients that the core compresses, by their places, and what it knows them by."""
+        core = self.wanted.core
+        return {} if core is None else core.choose({
+            i: Gradient(getattr(variables[i], "_value", variables[i]), getattr(variables[i], "path", f"variable_{i}"),
+                        grads[i].shape, str(grads[i].dtype).rpartition(".")[2]) for i in shared})
+
+    def _send_through_core(self, grads: List[Any], labels: List[str]):
+        core, factor = self.wanted.core, self.options.gradient_predivide_factor
+        grads = [grad.contiguous() for grad in grads]
+        outputs = new_list(grads)
+        name = core.request(self.name, labels, [grad.numel() for grad in grads])
+        handle = submit_list(_core.ALLREDUCE, grads, outputs, name, self.options.process_set, 0, **reduction(
+            core.codec.id, core.compression, self.options.op, 1.0 / factor, factor))
+        return register(handle, grads, outputs), [None] * len(grads)
 
     def _units(self, shared: List[int], variables: List[Any]) -> List[List[int]]:
         """Which gradients, by their places, travel as one unit."""

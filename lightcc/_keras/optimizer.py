@@ -64,6 +64,10 @@ class Distributed:
         return made
 
     @property
+    def _wanted_compression(self):
+        return self._reducer.wanted
+
+    @property
     def _agg_helper(self):
         """What adds up gradients for backward_passes_per_step; None if that is 1."""
         return self._reducer.helper

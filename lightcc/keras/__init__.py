@@ -9,6 +9,12 @@ from lightcc import _core, _keras
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.unsupported import no_attribute as _no_attribute
+from lightcc.variable_compression import (
+    compression_state,
+    compression_stats,
+    gather_residuals,
+    load_compression_state,
+)
 
 if keras.backend.backend() == "torch":
     from lightcc.torch.compression import Compression
@@ -33,11 +39,12 @@ start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
-    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built",
-    "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "init",
-    "is_initialized", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported",
-    "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline",
-    "stop_timeline",
+    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks",
+    "ccl_built", "compression_state", "compression_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
+    "load_compression_state", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
+    "size", "start_timeline", "stop_timeline",
 ]
 
 

@@ -1,8 +1,9 @@
-"""What a tensor becomes on the wire: hvd.Compression.none, .fp16 or .bf16. Names as in horovod.tensorflow.compression.
+"""What a tensor becomes on the wire: hvd.Compression.none, .fp16, .bf16, .topk(...) or .int8(). Names as in
+horovod.tensorflow.compression.
 """
 import tensorflow as tf
 
-from lightcc.compression import Compressor, NoneCompressor
+from lightcc.compression import Compressor, NoneCompressor, int8, topk
 
 
 class CastCompressor(Compressor):
@@ -52,3 +53,5 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    topk = staticmethod(topk)
+    int8 = staticmethod(int8)

@@ -13,9 +13,11 @@ import tensorflow as tf
 
 from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.common.util import split_list
+from lightcc.tensorflow import compressed
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.mpi_ops import Average, size_op
 from lightcc.tensorflow.reductions import allreduce, grouped_allreduce
+from lightcc.variable_compression import Gradient, VariableCompression, WantedCompression, parts_of
 from lightcc.wrapper_arguments import Groups, stays_here
 
 AllreduceGradients = Callable[[Sequence[Any], Optional[Sequence[Any]]], List[Any]]
@@ -30,14 +32,17 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
     name: the collectives' first name; equal on all ranks. groups: as lightcc.wrapper_arguments.groups_of returns it:
     how many units, or lists of variables that are a unit each; in eager mode everything is one. sparse_as_dense:
     IndexedSlices travel as dense tensors; else by allgather, as in allreduce. gradient_predivide_factor: with Average
-    only; divides before the sum, and the sum by size / factor. The rest: as for allreduce.
+    only; divides before the sum, and the sum by size / factor. The rest: as for allreduce; compression: a
+    WantedCompression, too. Without variables the core compresses nothing.
     In a world of one (unless it may grow: HOROVOD_ELASTIC=1) and on a rank outside the set, gradients stay as they are.
     Errors: from the function, as from allreduce. Source: _make_allreduce_grads_fn of horovod.tensorflow.
 
     >>> reduce = _make_allreduce_grads_fn("Example"); [float(grad) for grad in reduce([tf.constant(2.0)])]
     [2.0]
     """
-    options = {"device_dense": device_dense, "device_sparse": device_sparse, "compression": compression, "op": op,
+    wanted = compression if isinstance(compression, WantedCompression) else WantedCompression(
+        compression, op, name, process_set)
+    options = {"device_dense": device_dense, "device_sparse": device_sparse, "compression": wanted.plain, "op": op,
                "prescale_factor": 1.0 / gradient_predivide_factor, "postscale_factor": gradient_predivide_factor,
                "process_set": process_set, "ignore_name_scope": True}
 
@@ -51,16 +56,40 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
             # them, say; the scope here does not. It tells apart what two tapes in a graph send.
             prefix = scope.rstrip("/").replace("/", ".")
             units = {prefix: present} if tf.executing_eagerly() else _units(prefix, present, groups, vars)
+            chosen = _chosen(wanted.core, grads, vars)
             for unit, members in units.items():
-                if len(members) == 1:
-                    results = [allreduce(reduced[members[0]], name=unit, **options)]
-                else:
-                    results = grouped_allreduce([reduced[i] for i in members], name=unit, **options)
-                for i, result in zip(members, results):
-                    reduced[i] = result
+                rest, of_core = parts_of(members, chosen)
+                if of_core:
+                    through_core(prefix if len(of_core) == 1 else f"{unit}.compressed", of_core, chosen, reduced)
+                if len(rest) == 1:
+                    reduced[rest[0]] = allreduce(reduced[rest[0]], name=unit, **options)
+                elif rest:
+                    for i, result in zip(rest, grouped_allreduce([reduced[i] for i in rest], name=unit, **options)):
+                        reduced[i] = result
         return reduced
 
+    def through_core(unit: str, members: List[int], chosen: Dict[int, str], reduced: List[Any]) -> None:
+        core, tensors = wanted.core, [reduced[i] for i in members]
+        request = core.request(unit, [chosen[i] for i in members], [tensor.shape.num_elements() for tensor in tensors])
+        with tf.device(device_dense):
+            results = compressed.allreduce(tensors, request, op, options["prescale_factor"],
+                                           options["postscale_factor"], process_set, core.codec, core.compression)
+        for i, result in zip(members, results):
+            reduced[i] = result
+
     return allreduce_grads
+
+
+def _chosen(core: Optional[VariableCompression], grads: Sequence[Any], vars: Optional[Sequence[Any]]) -> Dict[int, str]:
+    """The gradients that the core compresses, by their places, and what it knows them by. Those of variables, whose
+    shape is known as the graph is built, and not sparse."""
+    if core is None or vars is None:
+        return {}
+    return core.choose({
+        i: Gradient(getattr(variable, "_value", variable), name_of(variable), grad.shape.as_list(), grad.dtype.name)
+        for i, (grad, variable) in enumerate(zip(grads, vars))
+        if tf.is_tensor(grad) and not isinstance(grad, tf.IndexedSlices) and grad.shape.is_fully_defined() and
+        is_variable(variable)})
 
 
 def _units(prefix: str, present: List[int], groups: Groups, vars: Optional[Sequence[Any]]) -> Dict[str, List[int]]:
@@ -131,6 +160,11 @@ def key_of(variable: Any) -> int:
     """What identifies a variable: the same for a variable of Keras 3 and the tf.Variable it holds."""
     inner = getattr(variable, "_value", None)
     return id(variable if inner is None else inner)
+
+
+def name_of(variable: Any) -> str:
+    """A variable's name in its model: Keras 3's path, or the name without ":0"."""
+    return getattr(variable, "path", None) or variable.name.rpartition(":")[0] or variable.name
 
 
 def is_variable(thing: Any) -> bool:

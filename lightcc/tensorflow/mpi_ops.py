@@ -101,6 +101,8 @@ def _group(process_set) -> int:
 
 
 def _run(operation, kind, tensors, name, process_set, ignore_name_scope, *arguments, **attributes):
+    if attributes.get("codec") and not tf.executing_eagerly():
+        attributes["tensor_name"] = name  # else it would be the node's, which may be another when it is traced again
     group = _group(process_set)
     if name is not None:
         encoded(name)  # or TypeError or ValueError
@@ -114,17 +116,20 @@ def _reduction(op, prescale_factor, postscale_factor):
 
 
 def _allreduce(tensor, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=False,
-               process_set=global_process_set):
-    """Reduces a dense tensor over the ranks of the set; the result is on all of them. Differentiable."""
-    return _run(MPI_LIB.horovod_allreduce, "Allreduce", [tensor], name, process_set, ignore_name_scope,
+               process_set=global_process_set, codec=""):
+    """Reduces a dense tensor over the ranks of the set; the result is on all of them. Differentiable.
+
+    codec: how it is compressed, csrc/api/tensorflow/codec.h; it needs a name then.
+    """
+    return _run(MPI_LIB.horovod_allreduce, "Allreduce", [tensor], name, process_set, ignore_name_scope, codec=codec,
                 **_reduction(op, prescale_factor, postscale_factor))
 
 
 def _grouped_allreduce(tensors, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=False,
-                       process_set=global_process_set):
+                       process_set=global_process_set, codec=""):
     """Reduces several dense tensors, whose dtypes may differ, as one unit; returns a list. Differentiable."""
     return list(_run(MPI_LIB.horovod_grouped_allreduce, "GroupedAllreduce", tensors, name, process_set,
-                     ignore_name_scope, **_reduction(op, prescale_factor, postscale_factor)))
+                     ignore_name_scope, codec=codec, **_reduction(op, prescale_factor, postscale_factor)))
 
 
 def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):

@@ -8,6 +8,7 @@ from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.gradient_aggregation import LocalGradientAggregationHelper, local_variable, then_true
 from lightcc.tensorflow.gradient_reducer import _make_allreduce_grads_fn, is_variable
 from lightcc.tensorflow.mpi_ops import Adasum, Average, rank
+from lightcc.variable_compression import WantedCompression
 from lightcc.wrapper_arguments import check_predivide, groups_of
 
 
@@ -53,13 +54,14 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
             raise ValueError("backward_passes_per_step > 1 is not supported for tf.compat.v1 optimizers in eager mode; "
                              "use a Keras optimizer, or build a graph.")
         name = name or f"Distributed{type(optimizer).__name__}"
-        allreduce_grads = _make_allreduce_grads_fn(name, device_dense, device_sparse, compression, sparse_as_dense, op,
+        wanted = WantedCompression(compression, op, type(optimizer).__name__, process_set)
+        allreduce_grads = _make_allreduce_grads_fn(name, device_dense, device_sparse, wanted, sparse_as_dense, op,
                                                    gradient_predivide_factor, groups, process_set)
         if op != Adasum:
             helper = LocalGradientAggregationHelper(
                 backward_passes_per_step, allreduce_grads, sparse_as_dense, average_aggregated_gradients, rank(),
                 LocalGradientAggregationHelper._OPTIMIZER_TYPE_LEGACY, process_set, scale_local_gradients, name)
-            return _DistributedOptimizer(optimizer, name, use_locking, helper)
+            return _DistributedOptimizer(optimizer, name, use_locking, helper, wanted)
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum is not supported with a process set.")
         return _DistributedAdasumOptimizer(optimizer, name, use_locking, allreduce_grads, backward_passes_per_step)
@@ -108,9 +110,10 @@ class _Wrapper(tf.compat.v1.train.Optimizer):
 class _DistributedOptimizer(_Wrapper):
     """What DistributedOptimizer makes of a v1 optimizer."""
 
-    def __init__(self, optimizer, name: str, use_locking: bool, helper: LocalGradientAggregationHelper):
+    def __init__(self, optimizer, name: str, use_locking: bool, helper: LocalGradientAggregationHelper,
+                 wanted: WantedCompression):
         super().__init__(optimizer, name, use_locking)
-        self._agg_helper = helper
+        self._agg_helper, self._wanted_compression = helper, wanted
 
     def register_local_var(self, var) -> None:
         """Keeps the gradient of a variable on this rank: it is only divided by the size of the process set, unless

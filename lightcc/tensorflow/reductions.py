@@ -6,7 +6,10 @@ ranks have stay apart until someone adds them up, as optimizers do.
 """
 import tensorflow as tf
 
+from lightcc.codec import codec_of
 from lightcc.common.process_sets import global_process_set
+from lightcc.compression import CoreCompressor, refuse_core
+from lightcc.tensorflow import compressed
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.mpi_ops import (
     Average,
@@ -34,7 +37,8 @@ def allreduce(tensor, average=None, device_dense='', device_sparse='', compressi
     truncate towards zero; those of IndexedSlices are fractions, of the dtype that tf.truediv gives (float64; float32
     of 8 and 16 bits). average is the deprecated form of op. The factors multiply before and after the reduction.
     device_dense, device_sparse: where it runs, like "/cpu:0"; '': where TensorFlow puts it.
-    compression: what travels, e.g. hvd.Compression.fp16. name: what the ranks meet by, in a graph with the name
+    compression: what travels, e.g. hvd.Compression.fp16; .topk(...) and .int8() want a name, op Average or Sum, and
+    keep what is left behind (docs/compression.md). name: what the ranks meet by, in a graph with the name
     scope before it, unless ignore_name_scope. Differentiable.
     Errors: ValueError for op together with average; NotImplementedError for another op with IndexedSlices; else those
     of docs/errors.md. Source: horovod.tensorflow.
@@ -46,6 +50,9 @@ def allreduce(tensor, average=None, device_dense='', device_sparse='', compressi
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(tensor, op, device_sparse, prescale_factor, postscale_factor, name, process_set,
                                  ignore_name_scope)
+    if isinstance(compression, CoreCompressor):
+        return _core_allreduce([tensor], op, device_dense, compression, prescale_factor, postscale_factor, name,
+                               process_set, ignore_name_scope)[0]
     with tf.device(device_dense):
         sent, ctx = compression.compress(tf.convert_to_tensor(tensor))
         reduced = _allreduce(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
@@ -69,7 +76,12 @@ def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', 
         if isinstance(tensor, tf.IndexedSlices):
             results[i] = _sparse_allreduce(tensor, op, device_sparse, prescale_factor, postscale_factor,
                                            name and f"{name}.{i}", process_set, ignore_name_scope)
-    if dense:
+    if dense and isinstance(compression, CoreCompressor):
+        reduced = _core_allreduce([results[i] for i in dense], op, device_dense, compression, prescale_factor,
+                                  postscale_factor, name, process_set, ignore_name_scope)
+        for i, tensor in zip(dense, reduced):
+            results[i] = tensor
+    elif dense:
         with tf.device(device_dense):
             sent, contexts = _compressed([results[i] for i in dense], compression)
             reduced = _grouped_allreduce(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope,
@@ -89,6 +101,7 @@ def reducescatter(tensor, device_dense='', compression=Compression.none, op=Aver
     array([1.], dtype=float32)
     """
     _expect_dense([tensor])
+    refuse_core(compression, "reducescatter")
     with tf.device(device_dense):
         sent, ctx = compression.compress(tf.convert_to_tensor(tensor))
         reduced = _reducescatter(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
@@ -104,6 +117,7 @@ def grouped_reducescatter(tensors, device_dense='', compression=Compression.none
     """
     tensors = list(tensors)
     _expect_dense(tensors)
+    refuse_core(compression, "grouped_reducescatter")
     if not tensors:
         return tensors
     with tf.device(device_dense):
@@ -111,6 +125,23 @@ def grouped_reducescatter(tensors, device_dense='', compression=Compression.none
         reduced = _grouped_reducescatter(sent, op=op, prescale_factor=prescale_factor,
                                          postscale_factor=postscale_factor, process_set=process_set)
         return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts)]
+
+
+def _core_allreduce(tensors, op, device, compression, prescale, postscale, name, process_set, ignore_name_scope):
+    """Of dense tensors as one unit, compressed by the core if each of them would be."""
+    if name is None:
+        raise ValueError(f"allreduce with {compression} needs a name, by which what is left behind of the tensor is "
+                         "found again.")
+    if op not in (Average, Sum):
+        raise ValueError(f"allreduce of {name} with {compression}: op must be Average or Sum.")
+    with tf.device(device):
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if all(compressed.is_compressed(tensor, name, compression) for tensor in tensors):
+            return compressed.allreduce(tensors, name, op, prescale, postscale, process_set, codec_of(compression),
+                                        compression)
+        if len(tensors) == 1:
+            return [_allreduce(tensors[0], name, op, prescale, postscale, ignore_name_scope, process_set)]
+        return _grouped_allreduce(tensors, name, op, prescale, postscale, ignore_name_scope, process_set)
 
 
 def _sparse_allreduce(slices, op, device, prescale, postscale, name, process_set, ignore_name_scope):

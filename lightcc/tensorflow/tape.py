@@ -8,6 +8,7 @@ from lightcc.common.process_sets import global_process_set
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.gradient_reducer import LocalVariables, _make_allreduce_grads_fn, is_variable
 from lightcc.tensorflow.mpi_ops import Average
+from lightcc.variable_compression import WantedCompression
 from lightcc.wrapper_arguments import check_predivide, groups_of, variables_of
 
 
@@ -21,10 +22,11 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
     batch_jacobian() are not reduced.
 
     op: as for allreduce. gradient_predivide_factor: divide by it before the sum and by size / factor after.
-    device_dense, device_sparse, compression: as for allreduce. sparse_as_dense: sends tf.IndexedSlices as dense ones;
-    else they travel by allgather. groups: a number of groups, or lists of variables, that are reduced as one unit;
-    num_groups is its old name; eagerly, all are one unit. process_set: who takes part; on other ranks it is a plain
-    tape. scale_local_gradients: divide local gradients by the size of the process set.
+    device_dense, device_sparse, compression: as for allreduce (topk, int8: docs/compression.md). sparse_as_dense:
+    sends tf.IndexedSlices as dense ones; else they travel by allgather. groups: a number of groups, or lists of
+    variables, that are reduced as one unit; num_groups is its old name; eagerly, all are one unit. process_set: who
+    takes part; on other ranks it is a plain tape. scale_local_gradients: divide local gradients by the size of the
+    process set.
     More methods: register_local_source(variable), get_local_and_global_gradients(target, sources).
 
     Errors: ValueError for wrong groups, a factor with another op than Average, or anything but a tape; from gradient()
@@ -45,9 +47,10 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
     tape = cls.__new__(cls)
     tape.__dict__ = gradtape.__dict__  # the same recording: either may be stopped, reset or used up
     tape._local = LocalVariables(process_set, scale_local_gradients)
+    tape._wanted_compression = WantedCompression(compression, op, "", process_set)
     tape._allreduce_grads = _make_allreduce_grads_fn("DistributedGradientTape", device_dense, device_sparse,
-                                                     compression, sparse_as_dense, op, gradient_predivide_factor,
-                                                     groups, process_set)
+                                                     tape._wanted_compression, sparse_as_dense, op,
+                                                     gradient_predivide_factor, groups, process_set)
     return tape
 
 
@@ -77,7 +80,8 @@ def PartialDistributedGradientTape(gradtape, device_dense="", device_sparse="", 
 class _DistributedGradientTape:
     """The mix-in that DistributedGradientTape puts before the tape's own class among the bases."""
 
-    __slots__ = ("_allreduce_grads", "_local")  # beside __dict__, which is shared with the plain tape
+    # Beside __dict__, which is shared with the plain tape.
+    __slots__ = ("_allreduce_grads", "_local", "_wanted_compression")
 
     def gradient(self, target, sources, output_gradients=None, use_generic_names=False, **kwargs):
         """The tape's own gradients, reduced over the ranks, but for those of local sources.

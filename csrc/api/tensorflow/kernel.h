@@ -42,6 +42,7 @@ class Attributes {
     api.OpKernelConstruction_GetAttrString(construction_, name, value.data(), value.size(), result_);
     return value;
   }
+  void refuse(const std::string& why) { api.SetStatus(result_, kInvalidArgument, why.c_str()); }
   void complain() {
     if (!result_.ok()) api.OpKernelConstruction_Failure(construction_, result_);
   }

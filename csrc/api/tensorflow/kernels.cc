@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/tensorflow/codec.h"
 #include "api/tensorflow/kernel.h"
 
 namespace lightcc::tf {
@@ -47,6 +48,7 @@ struct Kernel {
   Form form = {};
   int group = 0, op = LIGHTCC_SUM, root = 0;
   double pre = 1, post = 1;
+  CodecText codec;
   std::string name;    // empty: the core numbers it
   bool waits = false;  // TensorFlow does nothing else meanwhile, so this thread may run the engine
 };
@@ -61,6 +63,13 @@ void name(Kernel& kernel, Construction* construction, Attributes& attributes) {
   if (attributes.number("ignore_name_scope")) kernel.name.erase(0, kernel.name.rfind('/') + 1);
 }
 
+// What is wrong is said here, and not by each run.
+void codec(Kernel& kernel, Attributes& attributes) {
+  std::string why;
+  if (!parse_codec(attributes.text("codec"), &kernel.codec, &why)) return attributes.refuse(why);
+  if (id_of(kernel.codec) < 0) attributes.refuse(lightcc_error());
+}
+
 template <size_t form> void* create(Construction* construction) {
   auto kernel = std::make_unique<Kernel>();
   kernel->form = kForms[form];
@@ -73,6 +82,7 @@ template <size_t form> void* create(Construction* construction) {
     kernel->pre = attributes.factor("prescale_factor");
     kernel->post = attributes.factor("postscale_factor");
   }
+  if (kind == LIGHTCC_ALLREDUCE) codec(*kernel, attributes);
   if (kind != LIGHTCC_BARRIER) name(*kernel, construction, attributes);
   attributes.complain();
   return kernel.release();
@@ -159,6 +169,8 @@ class Run {
       tensor.shape = shape;
       shape += tensor.ndim;
     }
+    const int codec = id_of(kernel_.codec);
+    if (codec < 0) return codec;
     lightcc_request request{};
     request.size = sizeof request;
     request.tensor_size = sizeof(lightcc_tensor);
@@ -176,12 +188,14 @@ class Run {
     request.done = on_done;
     request.allocate = on_allocate;
     request.received = on_received;
+    request.codec = codec;
     request.context = this;
     return lightcc_submit(&request);
   }
 
   std::string name_here() const {
-    if (kernel_.name.empty() || kernel_.waits) return kernel_.name;
+    // By its name what is left behind is found again in each iteration, of which none may overtake another then.
+    if (kernel_.name.empty() || kernel_.waits || kernel_.codec.kind) return kernel_.name;
     const int64_t iteration = api.GetIterId(context_);
     return iteration > 0 ? kernel_.name + "@" + std::to_string(iteration % kIterations) : kernel_.name;
   }

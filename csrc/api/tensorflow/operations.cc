@@ -104,8 +104,8 @@ Operation reducing(Operation operation) {
 }  // namespace
 
 void register_operations() {
-  reducing(one("HorovodAllreduce")).shapes(same_shapes).add();
-  reducing(several("HorovodGroupedAllreduce")).shapes(same_shapes).add();
+  for (const Operation& operation : {one("HorovodAllreduce"), several("HorovodGroupedAllreduce")})
+    reducing(operation).attribute("codec: string = ''").shapes(same_shapes).add();  // codec.h
   reducing(one("HorovodReducescatter")).shapes(all_other_rows).add();
   reducing(several("HorovodGroupedReducescatter")).shapes(all_other_rows).add();
   on_data(one("HorovodAllgather")).shapes(all_other_rows).add();

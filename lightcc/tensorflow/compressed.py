@@ -1,0 +1,54 @@
+"""Allreduces of dense tensors that the core compresses: what is left behind is found by the request's name, which is
+the same at once and in every graph, wherever its nodes end up."""
+import numpy as np
+import tensorflow as tf
+
+from lightcc import _core
+from lightcc.codec import Codec
+from lightcc.compression import CoreCompressor
+from lightcc.tensorflow import mpi_ops
+
+
+def allreduce(tensors, name, op, prescale, postscale, process_set, codec: Codec, compression: CoreCompressor):
+    """Reduces tensors as one unit in units without the loss scale; returns a list."""
+    scale = loss_scale(compression)
+    if isinstance(scale, tf.Tensor):
+        tensors = [tensor / tf.cast(scale, tensor.dtype) for tensor in tensors]
+    else:
+        prescale, postscale = prescale / scale, postscale * scale
+    options = {"prescale_factor": prescale, "postscale_factor": postscale, "ignore_name_scope": True,
+               "process_set": process_set, "codec": text_of(codec, compression)}
+    if len(tensors) == 1:
+        results = [mpi_ops._allreduce(tensors[0], name, op, **options)]
+    else:
+        results = mpi_ops._grouped_allreduce(tensors, name, op, **options)
+    if isinstance(scale, tf.Tensor):
+        results = [result * tf.cast(scale, result.dtype) for result in results]
+    return results
+
+
+def is_compressed(tensor, name: str, compression: CoreCompressor) -> bool:
+    """Whether a named allreduce compresses this tensor; not if its shape is not known as the graph is built."""
+    return tensor.shape.is_fully_defined() and compression.is_compressed(
+        name, tensor.shape.as_list(), tensor.dtype.base_dtype.name, tensor)
+
+
+def loss_scale(compression: CoreCompressor):
+    """A float, or a tensor that is it when the graph runs."""
+    given = compression.loss_scale
+    if not callable(given):
+        return compression.scale()
+    scale = given()
+    if tf.executing_eagerly():
+        return compression.scale()
+    if isinstance(scale, (int, float, np.generic)):
+        return tf.ensure_shape(tf.numpy_function(lambda: np.float32(compression.scale()), [], tf.float32), [])
+    return tf.convert_to_tensor(scale)
+
+
+def text_of(codec: Codec, compression: CoreCompressor) -> str:
+    """The attribute `codec`: csrc/api/tensorflow/codec.h."""
+    if compression.kind == _core.CODEC_INT8:
+        return f"int8 name={codec.name}"
+    return (f"topk ratio={compression.ratio!r} width={_core.DTYPES[compression.width]} "
+            f"warmup={compression.warmup_steps} momentum={compression.momentum!r} name={codec.name}")
