@@ -8,8 +8,8 @@ namespace lightcc {
 
 struct Counters {
   enum Name { requests, fast_path, batches, fused_batches, collectives, fused_requests, announced, cached,
-              payload_bytes, copied_bytes, staged_bytes, compressed_bytes, saved_bytes, stall_warnings, wait_ns, most_in_flight, caller_steps,
-              background_steps, kCount };
+              payload_bytes, copied_bytes, staged_bytes, compressed_bytes, saved_bytes, stall_warnings, wait_ns,
+              most_in_flight, caller_steps, background_steps, kCount };
   static constexpr std::array<const char*, kCount> kNames = {
       "requests",           // calls of a framework that have finished
       "express",            // of these, on the fast path, without negotiation
