@@ -1,5 +1,6 @@
 // The C API for compression: codecs, and what is left behind in error feedback.
 #include <algorithm>
+#include <cmath>
 
 #include "api/global_state.h"
 #include "api/lightcc.h"
@@ -8,6 +9,8 @@
 namespace lightcc {
 namespace {
 
+constexpr int32_t kMostTensors = 1 << 20;
+
 lightcc_residual read_residual(const lightcc_residual* caller) {
   if (!caller) refuse("lightcc_residual is NULL");
   lightcc_residual residual;
@@ -15,14 +18,16 @@ lightcc_residual read_residual(const lightcc_residual* caller) {
   if (!residual.name || !residual.values) refuse("lightcc_residual needs a name and values");
   if (residual.part != 0 && residual.part != 1)
     refuse("lightcc_residual.part is " + std::to_string(residual.part) + ": 0 is what is left behind, 1 its velocity");
+  if (residual.tensor >= kMostTensors)
+    refuse("lightcc_residual.tensor is " + std::to_string(residual.tensor) + ": no request has so many");
   if (residual.tensor < 0 || residual.first < 0 || residual.count < 0 || residual.node < 0)
     refuse("lightcc_residual of '" + std::string(residual.name) + "' has a negative number");
   return residual;
 }
 
 [[noreturn]] void not_there(const lightcc_residual& asked) {
-  refuse("nothing is left behind here of elements " + std::to_string(asked.first) + " to " +
-         std::to_string(asked.first + asked.count) + " of '" + asked.name + "', tensor " +
+  refuse("nothing is left behind here of " + std::to_string(asked.count) + " elements from " +
+         std::to_string(asked.first) + " on of '" + asked.name + "', tensor " +
          std::to_string(asked.tensor) + ", in process set " + std::to_string(asked.group));
 }
 
@@ -61,7 +66,11 @@ int lightcc_register_codec(const lightcc_codec* caller) {
         GlobalState& s = global_state();
         std::lock_guard lock(s.mutex);
         if (from.name)
-          if (const auto known = s.codec_names.find(from.name); known != s.codec_names.end()) return known->second;
+          if (const auto known = s.codec_names.find(from.name); known != s.codec_names.end()) {
+            if (!s.codecs.at(known->second)->is_like(*made))
+              refuse("a codec named '" + std::string(from.name) + "' is registered, and is another");
+            return known->second;
+          }
         const int id = s.next_codec++;
         s.codecs.emplace(id, std::move(made));
         if (from.name) s.codec_names.emplace(from.name, id);
@@ -96,7 +105,7 @@ int lightcc_read_residual(const lightcc_residual* caller) {
     for (const ResidualPiece& piece : residual->pieces()) {
       const std::vector<float>& values = asked.part == 0 ? piece.values : piece.velocity;
       const int64_t first = asked.first - piece.first;
-      if (first < 0 || first + asked.count > int64_t(values.size())) continue;
+      if (first < 0 || first > int64_t(values.size()) || asked.count > int64_t(values.size()) - first) continue;
       std::copy_n(values.begin() + first, asked.count, asked.values);
       return 0;
     }
@@ -110,6 +119,8 @@ int lightcc_write_residual(const lightcc_residual* caller) {
     if (from.elements <= 0 || from.count > from.elements - from.first || from.steps < 0)
       refuse("lightcc_residual of '" + std::string(from.name) + "' is not a part of " + std::to_string(from.elements) +
              " elements, or of a negative number of steps");
+    if (!std::all_of(from.values, from.values + from.count, [](float value) { return std::isfinite(value); }))
+      refuse("lightcc_residual of '" + std::string(from.name) + "' has values that are not finite");
     const auto found = compressor(from.codec)->residuals(from.group, from.name, size_t(from.tensor) + 1).back();
     const HeldResidual residual(found);
     residual->set_steps(from.steps);

@@ -36,6 +36,8 @@ void in_forked_child() {
   new (&s.mutex) std::mutex;
   new (&initialising) std::mutex;
   OutputPool::in_child();
+  for (auto& [id, codec] : s.codecs)  // leaked: another thread may have held its locks
+    codec = (*new std::shared_ptr<Compressor>(codec))->without_residuals();
   if (!s.engine) return;
   s.engine->close_in_child(paused_for_fork);
   new std::shared_ptr<Engine>(std::move(s.engine));  // leaked: its destructor would join threads that do not exist

@@ -10,6 +10,8 @@ namespace lightcc {
 namespace {
 
 static_assert(sizeof(lightcc_request) == *std::rbegin(kRequestSizes), "a new field appends the struct's new size");
+static_assert(sizeof(lightcc_codec) == *std::rbegin(kCodecSizes), "a new field appends the struct's new size");
+static_assert(sizeof(lightcc_residual) == *std::rbegin(kResidualSizes), "a new field appends the struct's new size");
 static_assert(sizeof(lightcc_tensor) == *std::rbegin(kTensorSizes), "a new field appends the struct's new size");
 
 bool is_zero(const std::byte* from, size_t bytes) {

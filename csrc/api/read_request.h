@@ -17,8 +17,8 @@ namespace lightcc {
 // The sizes that each struct has had, the present one last: a new field appends a size.
 inline constexpr uint32_t kRequestSizes[] = {112};
 inline constexpr uint32_t kTensorSizes[] = {48};
-inline constexpr uint32_t kCodecSizes[] = {sizeof(lightcc_codec)};
-inline constexpr uint32_t kResidualSizes[] = {sizeof(lightcc_residual)};
+inline constexpr uint32_t kCodecSizes[] = {40};
+inline constexpr uint32_t kResidualSizes[] = {72};
 inline constexpr uint32_t kMostStructBytes = 4096;  // a larger size is taken for garbage, not for a later version
 
 // Fills `to`, a struct of the last size in `published`, from the caller's of `size` bytes. Errors begin with `what`,

@@ -39,6 +39,7 @@ RequestPtr copy_of(const Request& form) {
   request->group = form.group;
   request->key = form.key;
   request->what = form.what;
+  request->residuals = form.residuals;
   request->inputs = form.inputs;
   request->outputs = form.outputs;
   request->compressor = form.compressor;
@@ -50,18 +51,17 @@ RequestPtr request_from(const Engine& engine, const lightcc_request& from) {
   if (from.kind == LIGHTCC_ALLTOALL && from.splits)
     if (const auto group = engine.group(from.group)) members = group->size();
   auto request = make_request(from, members);
-  if (from.codec != 0) request->compressor = compressor(from.codec);
+  if (from.codec == 0) return request;
+  request->compressor = compressor(from.codec);
+  if (from.name)
+    request->residuals = request->compressor->residuals(from.group, from.name, request->what.tensors.size());
+  request->what.codec = request->compressor->codec_for(request->residuals);
   return request;
 }
 
 constexpr uint64_t kBlockNs = 100'000'000;  // how long LIGHTCC_BLOCK may keep the caller
 
 int64_t launch(Engine& engine, const RequestPtr& request, bool block, bool begun = false) {
-  if (request->compressor) {
-    request->residuals =
-        request->compressor->residuals(request->group, request->name(), request->what.tensors.size());
-    request->what.codec = request->compressor->codec_for(request->residuals);
-  }
   if (!begun) engine.submit(request, block);
   if (request->callbacks.done) {
     if (block) engine.wait(*request, now_ns() + kBlockNs);

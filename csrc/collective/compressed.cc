@@ -23,26 +23,36 @@ struct MessageHeader {  // of a message
   bool operator==(const MessageHeader&) const = default;
 };
 
-std::byte* at(void* p, int64_t bytes) { return static_cast<std::byte*>(p) + bytes; }
-const std::byte* at(const void* p, int64_t bytes) { return static_cast<const std::byte*>(p) + bytes; }
+Collective without_prescale(Collective c) {
+  c.pre = 1;
+  return c;
+}
+
+// Every node receives the messages of all others, but of a dense sum only as much as 2 (N - 1) / N vectors.
+double share_of_dense(const Codec& codec, DType dtype, int nodes) {
+  constexpr size_t kMany = size_t(1) << 30;
+  return double(piece_bytes(codec, kMany)) * nodes / (2.0 * double(kMany) * double(size_of(dtype)));
+}
 
 }  // namespace
 
+bool compresses(const Codec& codec, DType dtype, int nodes) {
+  return nodes > 1 && codec.kind != CodecKind::none && share_of_dense(codec, dtype, nodes) < 1;
+}
+
 std::string why_dense(const Codec& codec, DType dtype, int nodes) {
+  if (compresses(codec, dtype, nodes)) return "";
   if (nodes < 2) return "all ranks are on one host";
   if (codec.kind == CodecKind::none) return "no compression was asked for";
-  // Every node receives the messages of all others, but of a dense sum only as much as 2 (N - 1) / N vectors.
-  constexpr size_t kMany = size_t(1) << 30;
-  const double ours = double(piece_bytes(codec, kMany)) * nodes, dense = 2.0 * double(kMany) * double(size_of(dtype));
-  if (ours < dense) return "";
   return text_of(codec) + " among " + std::to_string(nodes) + " hosts would send " +
-         std::to_string(int(std::lround(100 * ours / dense))) + " % of the bytes of " + name_of(dtype);
+         std::to_string(int(std::lround(100 * share_of_dense(codec, dtype, nodes)))) + " % of the bytes of " +
+         name_of(dtype);
 }
 
 bool CompressedBackend::accepts(const Collective& c) const {
   const bool adds = c.kind == Kind::allreduce && c.op == ReduceOp::sum;
   const bool floats = c.dtype == DType::float32 || c.dtype == DType::float16 || c.dtype == DType::bfloat16;
-  return adds && floats && c.codec.kind != CodecKind::none && why_dense(c.codec, c.dtype, links_->nodes()).empty();
+  return adds && floats && compresses(c.codec, c.dtype, links_->nodes());
 }
 
 // ---- one all-reduce
@@ -50,7 +60,8 @@ bool CompressedBackend::accepts(const Collective& c) const {
 class CompressedAllreduce : public Work {
  public:
   CompressedAllreduce(NodeLinks& links, const Collective& c, uint64_t number)
-      : c_(c),
+      : c_(without_prescale(c)),
+        scale_(float(c.pre)),
         element_(int64_t(size_of(c.dtype))),
         links_(links),
         node_(links.members()),
@@ -135,18 +146,9 @@ class CompressedAllreduce : public Work {
     const size_t n = tensors().size();
     if (!links_.alone()) times_.note("LOCAL_REDUCESCATTER", true, reduced_ == n);
     times_.note("COMPRESS", reduced_ > 0, encoded_ == n);
-    times_.note("CROSS_ALLGATHER", started_ > 0, added_ == n || exchanged_ == layout_.parts.size());
+    times_.note("CROSS_ALLGATHER", started_ > 0, exchanged_ == layout_.parts.size());
     times_.note("DECOMPRESS", exchanged_ > 0, added_ == n);
     if (!links_.alone()) times_.note("LOCAL_ALLGATHER", gather_ || gathered_ > 0, gathered_ == n);
-  }
-
-  template <class Start> static bool advance(std::unique_ptr<Work>& work, size_t& finished, Start start) {
-    if (!work) work = start();
-    const bool moved = work->step();
-    if (!work->done()) return moved;
-    work.reset();
-    ++finished;
-    return true;
   }
 
   // ---- the queues
@@ -173,17 +175,14 @@ class CompressedAllreduce : public Work {
     const Tensor& tensor = tensors()[encoded_];
     Residual& residual = *c_.residuals[encoded_];
     if (!held_) {
-      if (!residual.try_hold()) return false;  // a caller copies it
+      if (!residual.try_hold()) return true;  // a caller copies it, who rings nobody when it is done
       held_ = &residual;
       begin_tensor(tensor);
     }
-    if (!encoding_ && lane_ < tensor.shards.size()) begin_shard(tensor);
-    if (encoding_ && encoder_->step()) return true;
-    if (encoding_) {
-      encoding_ = false;
-      ++lane_;
+    if (lane_ < tensor.shards.size()) {
+      encode_shard(tensor);
+      return true;
     }
-    if (lane_ < tensor.shards.size()) return true;
     end_tensor(tensor);
     held_->let_go();
     held_ = nullptr;
@@ -204,27 +203,41 @@ class CompressedAllreduce : public Work {
     }
   }
 
-  void begin_shard(const Tensor& tensor) {
+  void encode_shard(const Tensor& tensor) {
     const Shard& shard = tensor.shards[lane_];
-    if (shard.count == 0) {
-      ++lane_;
-      return;
-    }
     const size_t count = size_t(shard.count);
-    // Where a rank is alone its sum is its own input, which must not be changed.
-    const void* sum = links_.alone() ? input(tensor, shard.first) : output(tensor, shard.first);
-    auto* gradient = static_cast<float*>(output(tensor, shard.first));
+    if (!encoding_ && copied_ < count) return copy_block(tensor, shard);
+    if (!encoding_ && count > 0) {
+      const Message& one = messages_of(tensor)[lane_];
+      encoder_->start({gradient_of(tensor, shard), count, scale_, &held_->pieces()[lane_],
+                       one.of(links_.node()) + shard.body});
+      encoding_ = true;
+    }
+    if (encoding_ && encoder_->step()) return;
+    encoding_ = false;
+    copied_ = 0;
+    ++lane_;
+  }
+
+  // Where the encoder finds the sum as float32, and may overwrite it.
+  float* gradient_of(const Tensor& tensor, const Shard& shard) {
+    return is_float32() ? static_cast<float*>(output(tensor, shard.first)) : gradients_.data();
+  }
+  // Where a rank is alone the sum is its own input, which must not be changed.
+  void copy_block(const Tensor& tensor, const Shard& shard) {
+    const size_t count = size_t(shard.count), n = std::min(kCodecBlock, count - copied_);
+    const int64_t first = shard.first + int64_t(copied_);
+    const void* sum = links_.alone() ? input(tensor, first) : output(tensor, first);
     if (!is_float32()) {
       gradients_.resize(count);
-      gradient = gradients_.data();
-      to_float32(c_.dtype, sum, gradient, count);
-    } else if (sum != gradient) {
-      copy(gradient, sum, count * sizeof(float));
+      to_float32(c_.dtype, sum, gradients_.data() + copied_, n);
+    } else if (sum == output(tensor, first)) {
+      copied_ = count;  // it lies there already
+      return;
+    } else {
+      copy(output(tensor, first), sum, n * sizeof(float));
     }
-    const Message& one = messages_of(tensor)[lane_];
-    encoder_->start({gradient, count, links_.alone() ? float(c_.pre) : 1.0f, &held_->pieces()[lane_],
-                     one.of(links_.node()) + shard.body});
-    encoding_ = true;
+    copied_ += n;
   }
 
   void end_tensor(const Tensor& tensor) {
@@ -344,6 +357,7 @@ class CompressedAllreduce : public Work {
   }
 
   const Collective c_;
+  const float scale_;                           // the prescale factor: applied in float32, as sums may be 16 bits
   const int64_t element_;
   NodeLinks& links_;
   const std::vector<int>& node_;                // the members here
@@ -358,7 +372,7 @@ class CompressedAllreduce : public Work {
   const std::unique_ptr<PieceEncoder> encoder_;
   Residual* held_ = nullptr;                    // of tensor encoded_
   bool encoding_ = false;                       // its shard lane_
-  size_t lane_ = 0;
+  size_t lane_ = 0, copied_ = 0;                // and so many elements of it
   size_t add_lane_ = 0, block_ = 0;             // of tensor added_
   std::vector<std::unique_ptr<PieceMessage>> received_;  // of that shard, by node
   std::vector<float> gradients_, sums_;         // where elements are no float32

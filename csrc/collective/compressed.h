@@ -17,7 +17,9 @@
 
 namespace lightcc {
 
-// Why an all-reduce of such elements is not compressed among so many nodes: the bytes would be no fewer. "": it is.
+// Whether an all-reduce of such elements is compressed among so many nodes: whether that makes fewer bytes.
+bool compresses(const Codec&, DType, int nodes);
+// Why it is not; "": it is.
 std::string why_dense(const Codec&, DType, int nodes);
 
 class CompressedBackend : public Backend {

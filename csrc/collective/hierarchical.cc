@@ -9,12 +9,6 @@
 #include "collective/phases.h"
 
 namespace lightcc {
-namespace {
-
-std::byte* at(void* p, int64_t bytes) { return static_cast<std::byte*>(p) + bytes; }
-const std::byte* at(const void* p, int64_t bytes) { return static_cast<const std::byte*>(p) + bytes; }
-
-}  // namespace
 
 HierarchicalBackend::HierarchicalBackend(std::shared_ptr<NodeLinks> links, const Limits& limits)
     : links_(std::move(links)), limits_(limits) {}
@@ -106,16 +100,6 @@ class HierarchicalAllreduce : public Work {
     if (!links_.alone()) times_.note("LOCAL_REDUCESCATTER", backend_.reduces_ >= number_, reduced_ == chunks_);
     times_.note("CROSS_ALLREDUCE", started_ > 0, exchanged_ == chunks_);
     if (!links_.alone()) times_.note("LOCAL_ALLGATHER", gather_ || gathered_ > 0, gathered_ == chunks_);
-  }
-
-  // A queue that has one chunk in work, which start() begins; finished: so many are done.
-  template <class Start> static bool advance(std::unique_ptr<Work>& work, int64_t& finished, Start start) {
-    if (!work) work = start();
-    const bool moved = work->step();
-    if (!work->done()) return moved;
-    work.reset();
-    ++finished;
-    return true;
   }
 
   // A queue is this all-reduce's until its last chunk is in it.

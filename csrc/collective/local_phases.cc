@@ -3,13 +3,6 @@
 #include <numeric>
 
 namespace lightcc {
-namespace {
-
-std::byte* at(void* p, int64_t bytes) { return static_cast<std::byte*>(p) + bytes; }
-const std::byte* at(const void* p, int64_t bytes) { return static_cast<const std::byte*>(p) + bytes; }
-
-}  // namespace
-
 LocalPhases::LocalPhases(NodeLinks& links, const Collective& c)
     : links_(links), c_(c), element_(int64_t(size_of(c.dtype))) {
   if (size_t(c.count * element_) <= SharedBackend::kFlatBytes) {  // less work to publish than to say where it lies

@@ -7,6 +7,20 @@
 
 namespace lightcc {
 
+// So many bytes behind p.
+inline std::byte* at(void* p, int64_t bytes) { return static_cast<std::byte*>(p) + bytes; }
+inline const std::byte* at(const void* p, int64_t bytes) { return static_cast<const std::byte*>(p) + bytes; }
+
+// A queue that has one item in work, which start() begins; finished: so many are done.
+template <class Count, class Start> bool advance(std::unique_ptr<Work>& work, Count& finished, Start start) {
+  if (!work) work = start();
+  const bool moved = work->step();
+  if (!work->done()) return moved;
+  work.reset();
+  ++finished;
+  return true;
+}
+
 class LocalPhases {
  public:
   // The collective's input and output are vectors; its node has several members. All must outlive this.

@@ -69,7 +69,7 @@ class TopKEncoder : public PieceEncoder {
       for (size_t block = 0; block < selected.counts.size(); ++block)
         for (uint32_t i = 0; i < selected.counts[block]; ++i)
           velocity_[block * kCodecBlock + selected.indices[entry++]] = 0;
-      velocity_.swap(task_.residual->velocity);
+      std::copy_n(velocity_.begin(), task_.count, task_.residual->velocity.begin());
     }
     at_ = 0;
     phase_ = Phase::write;

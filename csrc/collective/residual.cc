@@ -32,14 +32,14 @@ void Residual::cut(int64_t elements, int node, int nodes, const std::vector<Rang
   node_ = node;
   nodes_ = nodes;
   if (same && saved_.empty()) return;
-  const std::vector<ResidualPiece> old = std::exchange(pieces_, {});
+  std::vector<ResidualPiece> old = std::exchange(pieces_, {});
+  if (elements != elements_) old.clear();
   for (const Range& range : ranges) {
     ResidualPiece& piece = pieces_.emplace_back();
     piece.first = range.first;
     piece.values.resize(size_t(range.count));
     if (velocity) piece.velocity.resize(size_t(range.count));
     for (const ResidualPiece& before : old) {
-      if (elements != elements_) break;
       add_overlap(piece.values, piece.first, before.values, before.first);
       add_overlap(piece.velocity, piece.first, before.velocity, before.first);
     }
@@ -55,6 +55,10 @@ void Residual::cut(int64_t elements, int node, int nodes, const std::vector<Rang
 void Residual::count(const CompressionTotals& exchange) {
   totals_ += exchange;
   last_ += exchange;
+}
+
+void Residual::note_dense(int64_t elements) {
+  if (elements_ == 0) elements_ = elements;
 }
 
 void Residual::add_saved(int64_t elements, SavedPart part) {

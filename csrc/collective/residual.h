@@ -2,7 +2,7 @@
 // (Seide et al. 2014; Stich et al. 2018). A rank keeps it for the pieces of the tensor that it owns: its lanes.
 //
 // 1. Whoever changes or copies pieces holds the residual (try_hold): the engine while it compresses the tensor, or a
-//    caller who reads or writes a checkpoint. Neither holds it across a wait.
+//    caller who reads or writes a checkpoint. Both hold it only while they go on with it.
 // 2. What was written from a checkpoint waits as parts until the tensor is next exchanged, when it is known who owns
 //    what. A part of node j belongs to node j modulo the number of nodes; several add up. So the sum over all nodes
 //    stays what it was, on whatever hosts the job goes on.
@@ -50,12 +50,14 @@ class Residual {
   // How many exchanges the tensor has seen: all ranks that take part count alike.
   int64_t steps() const { return steps_.load(std::memory_order_relaxed); }
   void set_steps(int64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
+  void count_step() { steps_.fetch_add(1, std::memory_order_relaxed); }
 
   // The rest by who holds it.
   struct Range { int64_t first, count; };
   // Makes one piece of each range. What is there is kept where it belongs, and saved parts are taken in.
   void cut(int64_t elements, int node, int nodes, const std::vector<Range>&, bool velocity);
   void add_saved(int64_t elements, SavedPart);
+  void note_dense(int64_t elements);  // it was exchanged dense: what is there, and saved parts, wait
   std::vector<ResidualPiece>& pieces() { return pieces_; }
   int64_t elements() const { return elements_; }  // of the whole tensor; 0: it was not exchanged yet
   int node() const { return node_; }

@@ -236,9 +236,14 @@ bool BatchExecution::start_next(bool may_start) {
 
 // Whether or not it was compressed, it was an exchange of its tensors.
 void BatchExecution::count_compression(const Collective& c) {
-  for (const auto& residual : c.residuals) {
-    residual->set_steps(residual->steps() + 1);
-    const CompressionTotals last = residual->take_last();
+  for (size_t t = 0; t < c.residuals.size(); ++t) {
+    Residual& residual = *c.residuals[t];
+    residual.count_step();
+    const CompressionTotals last = residual.take_last();
+    if (last.gradient_bytes == 0 && residual.try_hold()) {  // else a caller looks at it; the next exchange comes
+      residual.note_dense(c.tensors[t].count);
+      residual.let_go();
+    }
     counters_.add(Counters::compressed_bytes, last.gradient_bytes);
     if (last.sent_bytes < last.dense_sent_bytes)
       counters_.add(Counters::saved_bytes, last.dense_sent_bytes - last.sent_bytes);

@@ -62,7 +62,7 @@ Codec Compressor::codec_for(const Residuals& residuals) const {
   for (const auto& residual : residuals) steps = std::min(steps, residual->steps());
   if (steps >= warmup_steps_) return codec;
   const double stage = double(steps * kWarmupStages / warmup_steps_ + 1);
-  codec.ratio = std::pow(codec_.ratio, stage / kWarmupStages);
+  codec.ratio = double(float(std::pow(codec_.ratio, stage / kWarmupStages)));  // the same bits on all machines
   return codec;
 }
 
@@ -87,7 +87,7 @@ std::string Compressor::state() const {
     for (size_t t = 0; t < residuals.size(); ++t) {
       const HeldResidual residual(residuals[t]);
       totals += residual->totals();
-      if (residual->elements() == 0) continue;
+      if (residual->elements() == 0) continue;  // not exchanged yet
       std::vector<std::string> pieces;
       for (const ResidualPiece& piece : residual->pieces())
         pieces.push_back(JsonObject()

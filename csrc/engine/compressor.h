@@ -21,6 +21,11 @@ class Compressor {
   // Throws Error{invalid_argument}.
   Compressor(const Codec&, int64_t warmup_steps);
 
+  bool is_like(const Compressor& other) const {
+    return codec_ == other.codec_ && warmup_steps_ == other.warmup_steps_;
+  }
+  std::shared_ptr<Compressor> without_residuals() const { return std::make_shared<Compressor>(codec_, warmup_steps_); }
+
   // Of a request, by group and name without kind; they are made when they are first asked for.
   Residuals residuals(int group, const std::string& name, size_t tensors);
   // The same of one tensor; nullptr if there is none.

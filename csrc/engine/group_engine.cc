@@ -16,10 +16,11 @@ std::vector<int32_t> to_int32(const std::vector<int>& members) { return {members
 // Whether such a batch may run beside another. Those of a joined rank share one piece of memory; Adasum needs as much
 // again while it waits; a compressed one uses the links of 2D; the other kinds are rare, and some of them end what
 // others need.
-bool may_overlap(const std::vector<BatchItem>& batch) {
+bool may_overlap(const std::vector<BatchItem>& batch, int nodes) {
   const Announcement& what = batch[0].request->what;
-  return what.kind == Kind::allreduce && what.op != ReduceOp::adasum && what.codec.kind == CodecKind::none &&
-         !batch[0].placeholder;
+  const auto is_compressed = [&](const TensorSpec& tensor) { return compresses(what.codec, tensor.dtype, nodes); };
+  return what.kind == Kind::allreduce && what.op != ReduceOp::adasum && !batch[0].placeholder &&
+         std::none_of(what.tensors.begin(), what.tensors.end(), is_compressed);
 }
 
 }  // namespace
@@ -74,8 +75,10 @@ void GroupEngine::submit(const RequestPtr& request) {
   progress_lock_.assert_held();
   if (!first_left_.empty()) return owner_.finish(request, Code::shut_down, request->title() + ": " + first_left_);
   tracing_.submitted(*request);
-  if (request->compressor)
+  if (request->compressor) {
+    request->what.codec = request->compressor->codec_for(request->residuals);
     request->compressor->set_dense(why_dense(request->what.codec, request->what.tensors[0].dtype, nodes_));
+  }
   pending_.emplace(request->key, request);
   UpMessage message = response_cache_.announce(request->key, request->what);
   counters_.add(std::holds_alternative<CachedRequest>(message) ? Counters::cached : Counters::announced);
@@ -214,7 +217,9 @@ bool GroupEngine::step_fast_path() {
 
 bool GroupEngine::begin_batch() {
   if (batches_.empty() || running_.size() == batches_at_a_time()) return false;
-  if (!running_.empty() && !(may_overlap(running_.back()->items()) && may_overlap(batches_[0]))) return false;
+  const bool may_begin = running_.empty() || (may_overlap(running_.back()->items(), nodes_) &&
+                                              may_overlap(batches_[0], nodes_));
+  if (!may_begin) return false;
   Request& front = *batches_[0][0].request;
   if (batches_[0][0].placeholder && !joined_rank_.prepare(batches_[0])) return true;
   if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);

@@ -29,7 +29,13 @@ BatchItem JoinedRank::placeholder(const Response& response) {
 }
 
 void JoinedResiduals::remember(const Request& request) {
-  if (!request.residuals.empty()) known_[request.key] = {request.residuals.begin(), request.residuals.end()};
+  if (request.residuals.empty()) return;
+  auto& known = known_[request.key];
+  const auto is_same = [](const std::weak_ptr<Residual>& a, const std::shared_ptr<Residual>& b) {
+    return !a.owner_before(b) && !b.owner_before(a);
+  };
+  if (std::ranges::equal(known, request.residuals, is_same)) return;
+  known = {request.residuals.begin(), request.residuals.end()};
 }
 
 void JoinedResiduals::give(Request& placeholder) {
