@@ -232,15 +232,15 @@ def check_the_switch(mode):
 
 
 def check_named_allreduces(mode):
-    compression, values = hvd.Compression.topk(0.01), tf.constant(gradient("a", 0))
+    compression, values = hvd.Compression.topk(0.05), tf.constant(gradient("a", 0))
     exact = dense("a", [0])
     one = mode(lambda x: hvd.allreduce(x, name="one", op=hvd.Sum, compression=compression))
-    seen = [one(values).numpy() for _ in range(20)]
-    assert all(0 < np.count_nonzero(each) < exact.size / 10 for each in seen)
-    error = [np.linalg.norm(sum(seen[:n]) / n - exact) for n in (1, 20)]
+    seen = [one(values).numpy() for _ in range(60)]
+    assert all(0 < np.count_nonzero(each) < exact.size / 5 for each in seen)
+    error = [np.linalg.norm(sum(seen[:n]) / n - exact) for n in (1, 60)]
     assert error[0] > 2 * error[1]
     two = mode(lambda x: hvd.grouped_allreduce([x, 2 * x], name="two", op=hvd.Sum, compression=compression))
-    assert all(0 < np.count_nonzero(each) < exact.size / 10 for each in two(values))
+    assert all(0 < np.count_nonzero(each) < exact.size / 5 for each in two(values))
     mixed = mode(lambda x: hvd.grouped_allreduce([x, x[0]], name="mixed", op=hvd.Sum, compression=compression))
     assert np.array_equal(mixed(values)[0], exact)
 
