@@ -224,22 +224,23 @@ def check_few_bytes_travel_dense(mode):
 
 def check_the_switch(mode):
     begin(LIGHT_TOPK_ALLREDUCE="1", LIGHT_TOPK_RATIO="0.05")
-    Training(tapes(hvd.Compression.none), mode).steps(2).expect_total(hvd.Compression.topk(0.05))
-    assert Training(tapes(hvd.Compression.fp16), mode).steps(1).last[0].any()
-    assert hvd.compression_stats(hvd.Compression.topk(0.05))["gradient_bytes"] == 2 * 4 * sum(
-        np.prod(SHAPES[name]) for name in COMPRESSED)
+    training = Training(tapes(hvd.Compression.none), mode).steps(2)
+    training.expect_total(hvd.Compression.topk(0.05))
+    sent = hvd.compression_stats()["gradient_bytes"]
+    casts = Training(tapes(hvd.Compression.fp16), mode).steps(1)
+    assert casts.last[0].any() and hvd.compression_stats()["gradient_bytes"] == sent
 
 
 def check_named_allreduces(mode):
-    compression, values = hvd.Compression.topk(0.01), tf.constant(gradient("a", 0))
+    compression, values = hvd.Compression.topk(0.05), tf.constant(gradient("a", 0))
     exact = dense("a", [0])
     one = mode(lambda x: hvd.allreduce(x, name="one", op=hvd.Sum, compression=compression))
-    seen = [one(values).numpy() for _ in range(20)]
-    assert all(0 < np.count_nonzero(each) < exact.size / 10 for each in seen)
-    error = [np.linalg.norm(sum(seen[:n]) / n - exact) for n in (1, 20)]
+    seen = [one(values).numpy() for _ in range(60)]
+    assert all(0 < np.count_nonzero(each) < exact.size / 5 for each in seen)
+    error = [np.linalg.norm(sum(seen[:n]) / n - exact) for n in (1, 60)]
     assert error[0] > 2 * error[1]
     two = mode(lambda x: hvd.grouped_allreduce([x, 2 * x], name="two", op=hvd.Sum, compression=compression))
-    assert all(0 < np.count_nonzero(each) < exact.size / 10 for each in two(values))
+    assert all(0 < np.count_nonzero(each) < exact.size / 5 for each in two(values))
     mixed = mode(lambda x: hvd.grouped_allreduce([x, x[0]], name="mixed", op=hvd.Sum, compression=compression))
     assert np.array_equal(mixed(values)[0], exact)
 

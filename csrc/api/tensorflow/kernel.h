@@ -42,14 +42,16 @@ class Attributes {
     api.OpKernelConstruction_GetAttrString(construction_, name, value.data(), value.size(), result_);
     return value;
   }
-  void refuse(const std::string& why) { api.SetStatus(result_, kInvalidArgument, why.c_str()); }
+  void refuse(const std::string& why) { refusal_ = why; }
   void complain() {
+    if (!refusal_.empty()) api.SetStatus(result_, kInvalidArgument, refusal_.c_str());
     if (!result_.ok()) api.OpKernelConstruction_Failure(construction_, result_);
   }
 
  private:
   Construction* construction_;
-  Result result_;
+  Result result_;        // of the last call: each sets it anew
+  std::string refusal_;
 };
 
 // What TensorFlow passes as `done` points at a std::function of the caller's stack frame, gone when compute returns.
