@@ -48,7 +48,7 @@ def train(team: Team, data: str, setting: str, seed: int, epochs: int) -> Dict[s
 
 def scores(row: Dict[str, Any]) -> List[float]:
     """Of the test set at the end, for each seed."""
-    return [run["points"][-1][3] for run in row["runs"]]
+    return [run["score"] for run in row["runs"]]
 
 
 def training_losses(row: Dict[str, Any]) -> List[float]:
@@ -90,7 +90,7 @@ def line(row: Dict[str, Any], rows: Dict[str, Dict[str, Any]]) -> str:
     return table_row(row["data"], row["setting"],
                      "{:.2f} ± {:.2f} ({})".format(*mean_and_spread(scores(row)), row["score"]),
                      "{:+.2f} ± {:.2f}".format(*less(row, rows[DENSE], scores)) if beside_dense else "–",
-                     f"{mean(run['points'][-1][2] for run in row['runs']):.4f}", f"{mean(training_losses(row)):.4g}",
+                     f"{mean(run['test_loss'] for run in row['runs']):.4f}", f"{mean(training_losses(row)):.4g}",
                      f"{100 * mean(run['compressed_share'] for run in row['runs']):.1f}", f"{sent / steps / 1e3:.1f}",
                      "; ".join(f"{goal['what']}: {'ok' if goal['met'] else 'MISSED'}" for goal in row["goals"]) or "–")
 

@@ -20,14 +20,19 @@ SHARE_BELOW = 0.02  # of the points
 
 
 def draw(found: Dict[str, Any], rate_gbit: float, path: Path) -> None:
-    """Writes a PNG: for each data set the means over the seeds, with a band of one standard deviation each way."""
+    """Writes a PNG: for each data set the means over the seeds, with a band of one standard deviation each way.
+
+    The test sets of some seeds are harder than those of others, for all settings alike: of each curve is taken by how
+    much the scores of its seed, at the end and over all settings, are above those of all seeds.
+    """
     by_data: Dict[str, List[Dict[str, Any]]] = {}
     for row in found["rows"]:
         by_data.setdefault(row["data"], []).append(row)
     figure, axes = plt.subplots(1, len(by_data), figsize=(1 + 6 * len(by_data), 5), squeeze=False)
     for axis, (data, some) in zip(axes[0], by_data.items()):
+        ends = np.array([[run["score"] for run in row["runs"]] for row in some])
         for row in some:
-            _curve(axis, row, rate_gbit)
+            _curve(axis, row, ends.mean(axis=0) - ends.mean(), rate_gbit)
         compute_ms = 1e3 * some[0]["compute_s"]
         axis.set(xscale="log", title=f"{data}, computing {compute_ms:.1f} ms a step",
                  xlabel=f"simulated seconds of training, cables of {rate_gbit:g} Gbit/s",
@@ -50,8 +55,8 @@ def simulated_s(row: Dict[str, Any], rate_gbit: float) -> np.ndarray:
     return np.mean(steps * row["compute_s"] + 8 * sent / (rate_gbit * 1e9), axis=0)
 
 
-def _curve(axis: Any, row: Dict[str, Any], rate_gbit: float) -> None:
-    scores = np.array([[point[3] for point in run["points"]] for run in row["runs"]])
+def _curve(axis: Any, row: Dict[str, Any], easier: np.ndarray, rate_gbit: float) -> None:
+    scores = np.array([[point[3] for point in run["points"]] for run in row["runs"]]) - easier[:, np.newaxis]
     seconds, mean, spread = simulated_s(row, rate_gbit), scores.mean(axis=0), scores.std(axis=0)
     colour = COLOURS.get(row["setting"])
     axis.plot(seconds, mean, label=row["setting"], color=colour, linewidth=2)

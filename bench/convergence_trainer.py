@@ -17,7 +17,7 @@ import lightcc.torch as hvd
 
 MOMENTUM = 0.9
 POINTS = 40                 # of a curve
-POINT_EXAMPLES = 10_000     # so many of the test set make a point; all of it makes the last one
+POINT_EXAMPLES = 10_000     # so many of the test set make a point
 TRAINING_EXAMPLES = 30_000  # so many of the training set say how far it has been learned
 CHUNK = 8192                # examples that are tested at once
 TIMED_STEPS = 100
@@ -58,7 +58,8 @@ class Trainer:
         self._rank, self._size, self._folder = rank, size, Path(folder)
 
     def train(self, task: Task, setting: Setting, seed: int) -> Dict[str, Any]:
-        """What happened. Only rank 0 has points, of step, bytes sent until then, loss and score of the test set."""
+        """What happened. Only rank 0 tests; its points are step, bytes sent until then, loss and score of the test set.
+        """
         data = convergence_data.load(task.data, self._folder)
         testing = data.fifths == seed % convergence_data.FIFTHS
         training = np.flatnonzero(~testing)
@@ -68,6 +69,7 @@ class Trainer:
         schedule = torch.optim.lr_scheduler.LinearLR(exchange.optimizer, 1.0, 0.0, total_iters=steps)
         marks = {round(steps * (i + 1) / POINTS) for i in range(POINTS)}
         tested = np.flatnonzero(testing)
+        some = tested[::1 + len(tested) // POINT_EXAMPLES]
         points, begin = [], time.perf_counter()
         for step, batch in enumerate(self._batches(training, task, seed), 1):
             loss = _loss(model, data, batch)
@@ -76,13 +78,16 @@ class Trainer:
             exchange.step()
             schedule.step()
             if step in marks and self._rank == 0:
-                some = tested if step == steps else tested[::1 + len(tested) // POINT_EXAMPLES]
                 points.append((step, exchange.sent(step), *_test(model, data, some, task.score)))
         seconds = time.perf_counter() - begin
-        learned = _test(model, data, training[::1 + len(training) // TRAINING_EXAMPLES], task.score)[0]
         weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-        return {"points": points, "steps": steps, "seconds": seconds, "training_loss": learned,
-                "compressed_share": exchange.compressed_share(steps), "digest": hashlib.sha256(weights).hexdigest()}
+        outcome = {"points": points, "steps": steps, "seconds": seconds, "digest": hashlib.sha256(weights).hexdigest(),
+                   "compressed_share": exchange.compressed_share(steps)}
+        if self._rank == 0:
+            learned = training[::1 + len(training) // TRAINING_EXAMPLES]
+            outcome["training_loss"] = _test(model, data, learned, task.score)[0]
+            outcome["test_loss"], outcome["score"] = _test(model, data, tested, task.score)
+        return outcome
 
     def compute_s(self, task: Task) -> Optional[float]:
         """Seconds that rank 0 alone computes for a step, with its part of the batch; median."""
