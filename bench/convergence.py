@@ -27,8 +27,8 @@ from peers import own
 from teams import Team
 from where import heading, surroundings, table_row, version
 
-DENSE, FORGETFUL = "dense", ", no error feedback"
-WITHIN_POINTS = {"top-k 1 %": 0.5, "top-k 0.1 %, warm-up": 1.0}  # below dense, at most
+DENSE, TOPK, FORGETFUL = "dense", "top-k 1 %", "top-k 1 %, no error feedback"
+WITHIN_POINTS = {TOPK: 0.5, "top-k 0.1 %, warm-up": 1.0}  # below dense, at most
 LEAST_COMPRESSED = 0.9
 COLUMNS = ("data", "gradients", "test score, %", "less that of dense, points", "test loss", "training loss",
            "compressed, % of bytes", "sent, KB a step", "goal")
@@ -72,10 +72,9 @@ def goals_of(row: Dict[str, Any], rows: Dict[str, Dict[str, Any]]) -> List[Dict[
     if setting in WITHIN_POINTS and DENSE in rows:
         points = WITHIN_POINTS[setting]
         return [{"what": f"score at least dense's - {points:g}", "met": less(row, rows[DENSE], scores)[0] >= -points}]
-    mindful = rows.get(setting[:-len(FORGETFUL)]) if setting.endswith(FORGETFUL) else None
-    if mindful:
-        lost, loss_spread = less(row, mindful, training_losses)
-        points, spread = less(mindful, row, scores)
+    if setting == FORGETFUL and TOPK in rows:
+        lost, loss_spread = less(row, rows[TOPK], training_losses)
+        points, spread = less(rows[TOPK], row, scores)
         return [{"what": f"score worse than with feedback, by {points:.2f} > ± {spread:.2f}", "met": points > spread},
                 {"what": f"training loss too, by {lost:.2g} > ± {loss_spread:.2g}", "met": lost > loss_spread}]
     return []

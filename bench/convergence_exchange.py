@@ -12,7 +12,7 @@ class Setting(NamedTuple):
     kind: str              # dense, topk or int8
     density: float = 1     # topk: share of the elements that is sent
     warm_up: float = 0     # topk: share of the steps in which the density falls to that
-    feedback: bool = True  # what was not sent is added to the next gradient
+    feedback: bool = True  # what was not sent is added to the next gradient; without it there is no warm-up either
 
     def compression(self, steps: int) -> Any:
         if self.kind == "topk":
@@ -50,7 +50,7 @@ class Exchange:
         return self._count()["gradient_bytes"] / (steps * self._bytes)
 
     def _forget(self) -> None:
-        """What is not in a state that is loaded begins at zero, and so does the counting."""
+        """What is not in a state that is loaded begins at zero: what was left behind, warm-up and counting."""
         self._counted = self._count()
         state = self.optimizer.state_dict()
         del state["lightcc_residuals"]

@@ -14,8 +14,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 
 COLOURS = {"dense": "#2980b9", "top-k 1 %": "#c0392b", "top-k 0.1 %, warm-up": "#e67e22",
-           "top-k 1 %, no error feedback": "#7f8c8d", "top-k 0.1 %, warm-up, no error feedback": "#bdc3c7",
-           "int8": "#27ae60"}
+           "top-k 1 %, no error feedback": "#7f8c8d", "int8": "#27ae60"}
 SHARE_BELOW = 0.02  # of the points
 
 

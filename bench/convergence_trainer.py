@@ -42,7 +42,6 @@ SETTINGS = {"dense": Setting("dense"),
             "top-k 1 %": Setting("topk", 0.01),
             "top-k 0.1 %, warm-up": Setting("topk", 0.001, warm_up=0.2),
             "top-k 1 %, no error feedback": Setting("topk", 0.01, feedback=False),
-            "top-k 0.1 %, warm-up, no error feedback": Setting("topk", 0.001, warm_up=0.2, feedback=False),
             "int8": Setting("int8")}
 
 

@@ -1,5 +1,6 @@
 """bench/allreduce.py: that it runs, refuses a library with wrong sums, and that its arithmetic is right. bench/steps.py
-and bench/keras_fit.py: the same, of teams that are scripted. bench/multihost.py and bench/replay.py: tiny runs."""
+and bench/keras_fit.py: the same, of teams that are scripted. bench/multihost.py, bench/replay.py and
+bench/convergence.py: tiny runs."""
 import json
 import math
 import os
@@ -84,6 +85,30 @@ def test_a_replayed_step_is_checked_and_takes_as_long_as_its_computation(tmp_pat
     assert all(x >= 0.99 * result["computation_s"] for xs in result["samples_s"].values() for x in xs)
 
 
+def test_a_short_training_is_compressed_with_and_without_error_feedback(tmp_path):
+    for package in ("torch", "sklearn", "matplotlib"):
+        pytest.importorskip(package)
+    command = [sys.executable, str(BENCH / "convergence.py"), "--np", "2", "--data", "digits", "--seeds", "1",
+               "--epochs", "2", "--png", "digits.png"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, timeout=300, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    rows = {row["setting"]: row for row in json.loads((tmp_path / "build/bench/convergence.json").read_text())["rows"]}
+    runs = {setting: row["runs"][0] for setting, row in rows.items()}
+    sent = {setting: run["points"][-1][1] / run["steps"] for setting, run in runs.items()}
+    net = 4 * (64 * 512 + 512 * 512 + 512 * 10)
+    biases = 4 * (512 + 512 + 10)
+    assert sent["dense"] == net + biases  # between two: half of it to the other, and then the sum of the other half
+    assert sent["top-k 1 %"] == pytest.approx(biases + 0.06 / 4 * net, rel=0.02)  # 6 bytes an element
+    assert sent["top-k 1 %, no error feedback"] == sent["top-k 1 %"] < sent["int8"] < 0.6 * sent["dense"]
+    assert runs["dense"]["compressed_share"] == 0
+    assert all(run["compressed_share"] > 0.99 for setting, run in runs.items() if setting != "dense")
+    assert all(run["score"] > 50 for run in runs.values()), done.stdout
+    assert runs["top-k 1 %"]["score"] != runs["top-k 1 %, no error feedback"]["score"]
+    assert [len(row["goals"]) for row in rows.values()] == [0, 1, 1, 2, 0]
+    assert (tmp_path / "digits.png").stat().st_size > 10_000
+
+
 def test_a_tiny_run_measures_lightcc_and_gloo(tmp_path):
     pytest.importorskip("torch")
     text, result = run(tmp_path, "--peers", "gloo", "--sizes", "4,64K")
@@ -148,6 +173,36 @@ def test_exposed_time_is_what_a_step_takes_beyond_the_one_alone(bench):
     assert [found["ratio"], *found["interval"], found["step_ratio"]] == pytest.approx([0.25, 0.25, 0.25, 12 / 18])
     lost = steps.summary({steps.ALONE: [0.010], "ours": [0.012], "theirs": [0.009]}, "ours", "theirs")
     assert (lost["ratio"], lost["interval"]) == (None, [None, None])
+
+
+def import_convergence():
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    import convergence
+    return convergence
+
+
+def trained(setting, scores, losses=(0.5, 0.5, 0.5)):
+    """A row of bench/convergence.py."""
+    return {"setting": setting, "runs": [{"score": a, "training_loss": b} for a, b in zip(scores, losses)]}
+
+
+@pytest.mark.parametrize("scores, met", [((97.6, 98.4, 95.5), True), ((97.4, 98.4, 95.5), False)])
+def test_convergence_holds_the_mean_over_the_seeds_against_dense(bench, scores, met):
+    convergence = import_convergence()
+    rows = {"dense": trained("dense", (98, 99, 96))}
+    goal, = convergence.goals_of(trained("top-k 1 %", scores), rows)
+    assert (goal["what"], goal["met"]) == ("score at least dense's - 0.5", met)
+    assert convergence.goals_of(rows["dense"], rows) == convergence.goals_of(trained("top-k 1 %", scores), {}) == []
+
+
+def test_convergence_wants_feedback_to_help_by_more_than_the_seeds_differ(bench):
+    convergence = import_convergence()
+    rows = {"top-k 1 %": trained("top-k 1 %", (98, 99, 96), (0.1, 0.2, 0.3))}
+    without = trained("top-k 1 %, no error feedback", (97, 97, 93), (0.2, 0.2, 0.3))
+    score, loss = convergence.goals_of(without, rows)
+    assert score == {"what": "score worse than with feedback, by 2.00 > ± 1.00", "met": True}
+    assert loss == {"what": "training loss too, by 0.033 > ± 0.058", "met": False}
 
 
 class ScriptedTeam:
