@@ -1,0 +1,89 @@
+/* HARP: messages and streams between processes over a user-space network stack, one engine a core.
+ *
+ * Threads: a connection's harp_send, harp_recv, harp_recv_zc, harp_consume and harp_test are called by one thread at a
+ * time; different connections by different threads, freely. Everything else may be called by any thread.
+ * Nothing here blocks except harp_close and harp_close_context, which wait until the engine no longer touches memory of the caller's.
+ * A function returns HARP_OK or what went wrong; harp_error() then says it in words, for the calling thread. */
+#ifndef HARP_H
+#define HARP_H
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  HARP_OK = 0,
+  HARP_PENDING = 1,           /* not yet: call again */
+  HARP_INVALID_ARGUMENT = 2,
+  HARP_TOO_LONG = 3,          /* the message is longer than the buffer posted for it; the connection goes on */
+  HARP_PEER_CLOSED = 4,       /* the peer has closed the connection */
+  HARP_PEER_FAILED = 5,       /* the peer gave up what was under way, or was started anew */
+  HARP_PEER_SILENT = 6,       /* no sign of life from the peer within peer_timeout_ms */
+  HARP_CANCELLED = 7,         /* closed on this side before it was done */
+  HARP_CONNECT_TIMEOUT = 8,
+  HARP_LOCAL_FAULT = 9        /* the operating system refused something */
+};
+
+typedef struct harp_context harp_context;
+typedef struct harp_listener harp_listener;
+typedef struct harp_connection harp_connection;
+typedef struct harp_request harp_request;
+
+typedef struct harp_options {  /* zero or NULL: the default, or what the environment says (docs/harp.md) */
+  uint32_t size;               /* sizeof(harp_options) */
+  const char* port;            /* "udp" (default), "shm"; "mem" within a process */
+  const char* interface;       /* udp: names of interfaces as in NCCL_SOCKET_IFNAME, or an IPv4 address */
+  int32_t engines;             /* threads, each with a core of its own; default 1 */
+  int32_t inline_mode;         /* 1: harp_test and harp_poll do the engine's work while they are called; 2: threads only; default: by cores */
+  uint32_t paths;              /* UDP source ports of a connection; default 1 */
+  uint32_t mtu;                /* udp: 0 takes the interface's */
+  uint32_t peer_timeout_ms;    /* default 4000 */
+  uint32_t connect_timeout_ms; /* default 60000 */
+  int32_t authenticate;        /* 1: each packet carries a tag under a key from `secret`; 2: not; default not */
+  const char* secret;          /* the same in all processes; default HARP_SECRET */
+} harp_options;
+
+enum { HARP_MESSAGE = 0, HARP_STREAM = 1 };
+enum { HARP_HANDLE_BYTES = 128 };
+
+typedef struct harp_handle { uint8_t bytes[HARP_HANDLE_BYTES]; } harp_handle;  /* send it to who shall connect */
+
+const char* harp_error(void);
+int harp_open(const harp_options*, harp_context**);
+void harp_close_context(harp_context*);  /* closes what is still open in it */
+
+int harp_listen(harp_context*, harp_handle*, harp_listener**);
+int harp_accept(harp_listener*, harp_connection**);  /* HARP_PENDING: nobody has come yet */
+void harp_stop_listening(harp_listener*);
+int harp_connect(harp_context*, const harp_handle*, int mode, harp_connection**);  /* usable at once: sends wait */
+int harp_connected(harp_connection*);  /* HARP_OK, HARP_PENDING, or why not */
+void harp_close(harp_connection*);     /* afterwards no memory of its requests is touched; their handles are gone */
+
+/* A message, to the next buffer that the peer posts: receives match sends in order. HARP_PENDING: too many requests.
+ * data belongs to HARP until the request is done. In a stream: a record of at most harp_record_bytes(). */
+int harp_send(harp_connection*, const void* data, size_t bytes, harp_request**);
+int harp_recv(harp_connection*, void* data, size_t capacity, harp_request**);
+/* HARP_PENDING: not done. Otherwise the request's end, which frees it; *bytes (or NULL) is what was sent or received.
+ * In any order. */
+int harp_test(harp_request*, size_t* bytes);
+int harp_poll(harp_context*);  /* does what is to do, if nobody else does; never waits */
+
+/* Streams: the next record, in the memory that the port received it in, until it is consumed. HARP_PENDING: none.
+ * Several may be taken before they are consumed, in the same order. */
+size_t harp_record_bytes(harp_connection*);
+int harp_recv_zc(harp_connection*, const void** data, size_t* bytes);
+int harp_consume(harp_connection*, size_t records);
+
+/* Memory that the port can send from without a copy (docs/harp.md, copies per port). Page-aligned; NULL: none left. */
+void* harp_alloc(harp_context*, size_t bytes);
+void harp_free(harp_context*, void*);
+
+/* What this process's connections have counted, as JSON; how many bytes it takes (then call again with more room). */
+size_t harp_stats(harp_context*, char* json, size_t room);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
