@@ -104,6 +104,7 @@ struct CloseBody {
   CloseReason reason = CloseReason::done;
   uint64_t messages = 0;  // that the closing side has sent entirely: later receives of the other side fail
 };
+inline constexpr size_t kCloseBytes = 9;
 size_t write_close(const CloseBody&, uint8_t* to);
 std::optional<CloseBody> read_close(std::span<const uint8_t> body);
 
