@@ -103,7 +103,7 @@ struct Endpoint::Impl {
   void on_open(const Header&, const OpenBody&, const RxPacket&, uint64_t now_ns);
   void on_open_packet(const Header&, const RxPacket&, uint64_t now_ns);
   void on_reset(const Header&, const RxPacket&);
-  bool authentic(const RxPacket&, size_t* body_bytes, const Nonce&) const;
+  bool authentic(const RxPacket&, const Nonce&) const;
   size_t transmit_resets(std::span<TxPacket>);
   void tend(std::vector<Session*>* list, uint64_t now_ns, uint64_t pause_ns);
 };
@@ -161,7 +161,7 @@ void Endpoint::close(ConnectionId id, uint64_t now_ns) {
 
 bool Endpoint::receive(const RxPacket& packet, uint64_t now_ns) {
   const std::optional<Header> header = read_header({packet.head, packet.head_bytes});
-  if (!header) {
+  if (!header || !body_of(packet)) {
     ++impl_->strays.malformed;
     return false;
   }
@@ -187,29 +187,20 @@ bool Endpoint::receive(const RxPacket& packet, uint64_t now_ns) {
   return kept;
 }
 
-// The body of OPEN or OPEN_ACK ends in a tag under a key that who knows secret and nonce can make.
-bool Endpoint::Impl::authentic(const RxPacket& packet, size_t* body_bytes, const Nonce& nonce) const {
-  if (!options.authenticate) return true;
-  if (*body_bytes < kTagBytes) return false;
-  *body_bytes -= kTagBytes;
-  const uint64_t number = 0;
-  uint64_t tag;
-  std::memcpy(&tag, packet.head + kHeaderBytes + *body_bytes, sizeof tag);
-  SipHash hash(opening_key(options.secret, nonce));
-  hash.update({reinterpret_cast<const uint8_t*>(&number), sizeof number});
-  hash.update({packet.head, kHeaderBytes + *body_bytes});
-  return hash.finish() == tag;
+// OPEN and OPEN_ACK carry a tag under a key that only who knows the secret can make.
+bool Endpoint::Impl::authentic(const RxPacket& packet, const Nonce& nonce) const {
+  return !options.authenticate ||
+         verify(opening_key(options.secret, nonce), 0, {packet.head, kHeaderBytes}, *body_of(packet));
 }
 
 void Endpoint::Impl::on_open_packet(const Header& header, const RxPacket& packet, uint64_t now_ns) {
-  size_t bytes = packet.head_bytes - kHeaderBytes;
-  const bool tagged = header.flags & kTagged;
-  if (tagged != options.authenticate || packet.payload_bytes > 0) {
+  std::span<const uint8_t> bytes = *body_of(packet);
+  if (bool(header.flags & kTagged) != options.authenticate || (options.authenticate && bytes.size() < kTagBytes)) {
     ++strays.unauthenticated;
     return;
   }
-  const size_t tag_bytes = tagged ? std::min(kTagBytes, bytes) : 0;
-  const std::optional<OpenBody> body = read_open({packet.head + kHeaderBytes, bytes - tag_bytes});
+  if (options.authenticate) bytes = bytes.first(bytes.size() - kTagBytes);
+  const std::optional<OpenBody> body = read_open(bytes);
   if (!body) {
     ++strays.malformed;
     return;
@@ -218,7 +209,7 @@ void Endpoint::Impl::on_open_packet(const Header& header, const RxPacket& packet
   if (header.type == Type::open) {
     if (std::find(listeners.begin(), listeners.end(), body->nonce) == listeners.end()) {
       ++strays.out_of_window;
-    } else if (!authentic(packet, &bytes, body->nonce)) {
+    } else if (!authentic(packet, body->nonce)) {
       ++strays.unauthenticated;
     } else {
       on_open(header, *body, packet, now_ns);
@@ -229,7 +220,7 @@ void Endpoint::Impl::on_open_packet(const Header& header, const RxPacket& packet
   if (!session || session->identity().nonce != body->nonce || session->identity().mode != body->mode ||
       !session->knows(packet.from)) {
     ++strays.out_of_window;
-  } else if (!authentic(packet, &bytes, body->nonce)) {
+  } else if (!authentic(packet, body->nonce)) {
     ++strays.unauthenticated;
   } else {
     wake(session);

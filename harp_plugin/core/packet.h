@@ -143,7 +143,7 @@ struct TxPacket {
 
 // A packet that has come. The port owns the bytes until it is released.
 struct RxPacket {
-  const uint8_t* head = nullptr;  // the header (and a body); kHeaderBytes of it at least
+  const uint8_t* head = nullptr;  // the header, and the body if it does not lie in `payload`
   uint32_t head_bytes = 0;
   const uint8_t* payload = nullptr;  // what follows, tag included: may lie elsewhere, also where it was expected
   uint32_t payload_bytes = 0;
@@ -151,6 +151,14 @@ struct RxPacket {
   Address from;
   uint64_t frame = 0;  // the port's name for what release() gives back
 };
+
+// What follows the header, tag included. Ports may leave it behind the header or put it elsewhere, not both.
+inline std::optional<std::span<const uint8_t>> body_of(const RxPacket& packet) {
+  if (packet.head_bytes < kHeaderBytes) return std::nullopt;
+  if (packet.head_bytes == kHeaderBytes) return std::span{packet.payload, packet.payload_bytes};
+  if (packet.payload_bytes > 0) return std::nullopt;
+  return std::span{packet.head + kHeaderBytes, packet.head_bytes - kHeaderBytes};
+}
 
 // A packet of data that probably comes next, and where its payload should go, so that a port that can put it there
 // saves the copy. The port compares all of it before it claims to have done so.

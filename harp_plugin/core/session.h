@@ -26,7 +26,7 @@
 #include "harp_plugin/core/received_numbers.h"
 #include "harp_plugin/core/rtt.h"
 #include "harp_plugin/core/sent_packets.h"
-#include "harp_plugin/core/siphash.h"
+#include "harp_plugin/core/seal.h"
 
 namespace harp {
 
@@ -107,7 +107,6 @@ class Session {
   void timed_out(uint64_t now_ns);
   // Sending.
   void begin(TxPacket*, Type, uint8_t flags, uint16_t path, Header*) const;
-  void seal(TxPacket*, uint64_t number, const Key&) const;
   bool opens_due(uint64_t now_ns) const;
   void send_packet(Header*, TxPacket*, SentPacket, size_t body_bytes, uint64_t now_ns);
   size_t transmit_open(std::span<TxPacket>, uint64_t now_ns);

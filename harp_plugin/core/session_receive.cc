@@ -14,14 +14,7 @@ bool needs_acknowledgement(Type type) { return type != Type::ack; }
 
 bool Session::receive(const Header& header, const RxPacket& packet, bool may_keep, uint64_t now_ns) {
   if (peer_id_ == 0 || state_ == State::closed) return false;
-  std::span<const uint8_t> body{packet.payload, packet.payload_bytes};
-  if (header.type != Type::data) {
-    body = {packet.head + kHeaderBytes, packet.head_bytes - kHeaderBytes};
-    if (packet.payload_bytes > 0) {
-      ++counters_.malformed;
-      return false;
-    }
-  }
+  std::span<const uint8_t> body = *body_of(packet);
   const uint64_t number = expand(header.number, received_.expected());
   if (header.path >= path_count_ || !paths_[header.path].known || packet.from != paths_[header.path].to ||
       number >= received_.expected() + kFarAhead) {
@@ -33,17 +26,11 @@ bool Session::receive(const Header& header, const RxPacket& packet, bool may_kee
     return false;
   }
   if (options_.authenticate) {
-    uint64_t tag;
-    std::memcpy(&tag, body.data() + body.size() - kTagBytes, sizeof tag);
-    body = body.first(body.size() - kTagBytes);
-    SipHash hash(key_);
-    hash.update({reinterpret_cast<const uint8_t*>(&number), sizeof number});
-    hash.update({packet.head, kHeaderBytes});
-    hash.update(body);
-    if (hash.finish() != tag) {
+    if (!verify(key_, number, {packet.head, kHeaderBytes}, body)) {
       ++counters_.unauthenticated;
       return false;
     }
+    body = body.first(body.size() - kTagBytes);
   }
   if (received_.contains(number)) {
     ++counters_.duplicates;

@@ -20,16 +20,6 @@ void Session::begin(TxPacket* packet, Type type, uint8_t flags, uint16_t path, H
   *header = Header{.type = type, .flags = flags, .conn = peer_id_, .path = path};
 }
 
-void Session::seal(TxPacket* packet, uint64_t number, const Key& key) const {
-  SipHash hash(key);
-  hash.update({reinterpret_cast<const uint8_t*>(&number), sizeof number});
-  hash.update({packet->head.data(), packet->head_bytes});
-  hash.update({packet->payload, packet->payload_bytes});
-  const uint64_t tag = hash.finish();
-  std::memcpy(packet->tag.data(), &tag, sizeof tag);
-  packet->tagged = true;
-}
-
 // The last step of every packet but OPEN and OPEN_ACK: number, header, tag, and the memory of it.
 void Session::send_packet(Header* header, TxPacket* packet, SentPacket sent, size_t body_bytes, uint64_t now_ns) {
   const uint64_t number = sent_.next();
@@ -37,7 +27,7 @@ void Session::send_packet(Header* header, TxPacket* packet, SentPacket sent, siz
   if (options_.authenticate) header->flags |= kTagged;
   write_header(*header, packet->head.data());
   packet->head_bytes = uint16_t(kHeaderBytes + body_bytes);
-  if (options_.authenticate) seal(packet, number, key_);
+  if (options_.authenticate) seal(key_, number, packet);
   Path& path = paths_[header->path];
   sent.sent_ns = now_ns;
   sent.path = header->path;
@@ -68,7 +58,7 @@ size_t Session::transmit_open(std::span<TxPacket> packets, uint64_t now_ns) {
     begin(&packet, type, options_.authenticate ? kTagged : 0, path, &header);
     write_header(header, packet.head.data());
     packet.head_bytes = uint16_t(kHeaderBytes + write_open(offer(), packet.head.data() + kHeaderBytes));
-    if (options_.authenticate) seal(&packet, 0, open_key_);
+    if (options_.authenticate) seal(open_key_, 0, &packet);
     ++counters_.packets_sent;
   };
   for (uint16_t p = 0; p < path_count_ && open_acks_due_ != 0 && count < packets.size(); ++p) {
