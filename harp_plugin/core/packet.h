@@ -10,12 +10,15 @@
 // With Ethernet, IPv4 and UDP before it the header ends at byte 64, so a payload lies on a cache line.
 // The payload of DATA follows the header, the body of any other type does; with authentication an 8-byte tag ends it.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <span>
+
+#include "harp_plugin/core/options.h"
 
 namespace harp {
 
@@ -91,7 +94,7 @@ struct OpenBody {  // of OPEN and of OPEN_ACK: what the side that sends it offer
   uint32_t receive_packets = 0;  // >= 1
   uint32_t eager_bytes = 0;
   uint32_t eager_messages = 0;   // <= 1024
-  uint32_t stream_frames = 0;    // 1..65536
+  uint32_t stream_frames = 0;    // 1..16384
   Mode mode = Mode::message;
   uint8_t paths = 1;             // 1..kMostPaths; those of the side that sends OPEN count
   bool operator==(const OpenBody&) const = default;
@@ -102,9 +105,8 @@ std::optional<OpenBody> read_open(std::span<const uint8_t> body);
 enum class CloseReason : uint8_t { done, failed };  // failed: its requests were aborted
 struct CloseBody {
   CloseReason reason = CloseReason::done;
-  uint64_t messages = 0;  // that the closing side has sent entirely: later receives of the other side fail
 };
-inline constexpr size_t kCloseBytes = 9;
+inline constexpr size_t kCloseBytes = 1;
 size_t write_close(const CloseBody&, uint8_t* to);
 std::optional<CloseBody> read_close(std::span<const uint8_t> body);
 

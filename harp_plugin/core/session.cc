@@ -183,7 +183,7 @@ void Session::close(uint64_t now_ns) {
   told_ = true;
   const bool sent_all = outgoing_.idle();
   if (state_ == State::open || state_ == State::opening) {
-    close_body_ = {sent_all ? CloseReason::done : CloseReason::failed, outgoing_.submitted()};
+    close_body_ = {sent_all ? CloseReason::done : CloseReason::failed};
     const bool reachable = state_ == State::open;
     state_ = State::closing;
     over_ = Status::cancelled;
