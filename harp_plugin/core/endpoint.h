@@ -54,7 +54,7 @@ class Endpoint {
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);  // what is to be sent now; payload pointers into requests
   void advance(uint64_t now_ns);                          // timers that have run out
   uint64_t next_ns() const;                               // when advance() has something to do; UINT64_MAX: never
-  bool wants_to_transmit() const;
+  bool wants_to_transmit(uint64_t now_ns) const;
 
   const Counters* counters(ConnectionId) const;  // nullptr: there is none (any more)
   const Counters& strays() const;                // packets that belong to no connection
