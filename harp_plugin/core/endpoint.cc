@@ -152,6 +152,8 @@ uint32_t Endpoint::record_bytes(ConnectionId id) const {
   return session ? session->payload() : 0;
 }
 
+Mode Endpoint::mode(ConnectionId id) const { return impl_->find(id)->identity().mode; }
+
 void Endpoint::close(ConnectionId id, uint64_t now_ns) {
   Session* session = impl_->find(id);
   if (!session) return;

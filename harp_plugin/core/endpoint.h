@@ -44,6 +44,7 @@ class Endpoint {
   // Stream mode: send() sends a record, of at most record_bytes(). Records are consumed in order.
   void consume(ConnectionId, uint32_t records, uint64_t now_ns);
   uint32_t record_bytes(ConnectionId) const;
+  Mode mode(ConnectionId) const;  // of one that is there
   // Says goodbye and ends it. Requests that are not done complete with Status::cancelled. The id lives on until the
   // peer has heard or its time-out has passed; nothing is told about it any more except release().
   void close(ConnectionId, uint64_t now_ns);

@@ -24,6 +24,7 @@
 #include "harp_plugin/core/endpoint.h"
 #include "harp_plugin/engine/channel.h"
 #include "harp_plugin/engine/control.h"
+#include "harp_plugin/engine/core_claim.h"
 #include "harp_plugin/port/port.h"
 
 namespace harp {
@@ -36,7 +37,7 @@ class Engine final : private Events {
   struct Settings {
     int index = 0;
     bool runs_inline = false;
-    int core = -1;            // that its thread is pinned to; -1: none
+    std::optional<CoreClaim> core;  // that its thread is pinned to
     uint64_t spin_ns = 5'000; // at most, before its thread offers its core and then sleeps
     std::function<std::string(const Address&)> name_of_peer;
     std::function<uint64_t()> random;

@@ -77,10 +77,10 @@ void Engine::ring() {
 void Engine::thread() {
   pthread_setname_np(pthread_self(), ("harp-engine-" + std::to_string(settings_.index)).substr(0, 15).c_str());
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
-  if (settings_.core >= 0) {
+  if (settings_.core) {
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(settings_.core, &set);
+    if (settings_.core->core < CPU_SETSIZE) CPU_SET(settings_.core->core, &set);
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // refused: it runs where the system puts it
   }
   while (!stopping_) {

@@ -12,6 +12,10 @@ namespace {
 constexpr size_t kBatch = 64;
 constexpr size_t kFlushEvery = 32;  // released slots
 
+// Whether the receiver may read the payload where the sender has it. A record of a stream is lent to an application,
+// which may keep it for ever: a sender that closes must not wait for that.
+bool may_refer(const TxPacket& packet) { return !packet.tagged && !(packet.head[1] & kStream); }
+
 bool inside(uint64_t base, uint64_t bytes, uint64_t at, uint64_t count) {
   return at >= base && at - base <= bytes && count <= bytes - (at - base);
 }
@@ -64,7 +68,7 @@ bool RingPort::send(SendLink& link, const TxPacket& packet) {
   const uint8_t* inline_payload = nullptr;
   if (packet.head_bytes + bytes <= sizeof(PacketSlot::bytes)) {
     inline_payload = packet.payload;
-  } else if (const SentRegion* region = packet.tagged ? nullptr : region_of(link, packet)) {
+  } else if (const SentRegion* region = may_refer(packet) ? region_of(link, packet) : nullptr) {
     header.region = region->id;
     header.offset = reinterpret_cast<uintptr_t>(packet.payload) - region->base;
     sent.number = done_.add();
