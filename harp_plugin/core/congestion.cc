@@ -37,6 +37,8 @@ void Congestion::acked(uint32_t packets, uint64_t rtt_ns, uint64_t now_ns, bool 
     least_ns_ = std::min(least_ns_, rtt_ns);
     round_least_ns_ = std::min(round_least_ns_, rtt_ns);
     latest_rtt_ns_ = rtt_ns;
+    // Doubling ends at the first sign of a queue: a round later it would be twice as long (HyStart).
+    if (rtt_ns - base_ns() > limits_.target_ns / 2) slow_start_until_ = std::min(slow_start_until_, window_);
   }
   round_acked_ += packets;
   sample_acked_ += packets;

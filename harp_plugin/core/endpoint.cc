@@ -94,6 +94,10 @@ struct Endpoint::Impl {
     take(session);
     put(session, false);
   }
+  bool refuse(ConnectionId id, uint64_t request) {  // there is no such connection (any more)
+    owner.completed(id, {request, Status::cancelled, 0});
+    return true;
+  }
   void remove(Session* session) {
     if (latest == session) latest = nullptr;
     const uint32_t slot = session->identity().id & ((1u << kSlotBits) - 1);
@@ -131,18 +135,21 @@ ConnectionId Endpoint::connect(const Address& address, const Nonce& nonce, Mode 
 
 bool Endpoint::send(ConnectionId id, const uint8_t* data, uint32_t bytes, uint64_t request, uint64_t now_ns) {
   Session* session = impl_->find(id);
+  if (!session) return impl_->refuse(id, request);
   impl_->wake(session);
   return session->send(data, bytes, request, now_ns);
 }
 
 bool Endpoint::receive(ConnectionId id, uint8_t* to, uint32_t capacity, uint64_t request, uint64_t now_ns) {
   Session* session = impl_->find(id);
+  if (!session) return impl_->refuse(id, request);
   impl_->wake(session);
   return session->post(to, capacity, request, now_ns);
 }
 
 void Endpoint::consume(ConnectionId id, uint32_t records, uint64_t now_ns) {
   Session* session = impl_->find(id);
+  if (!session) return;
   impl_->wake(session);
   session->consume(records, now_ns);
 }

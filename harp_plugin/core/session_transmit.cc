@@ -84,7 +84,8 @@ bool Session::opens_due(uint64_t now_ns) const {
 }
 
 bool Session::grants_waiting() const {
-  return identity_.mode == Mode::stream ? stream_.limit() > announced_ : incoming_.posted() > announced_;
+  if (identity_.mode == Mode::stream) return stream_.limit() > announced_;
+  return incoming_.posted() > std::max(announced_, incoming_.oldest());  // what is done needs no grant
 }
 
 size_t Session::transmit_control(std::span<TxPacket> packets, uint64_t now_ns) {
@@ -141,7 +142,7 @@ void Session::transmit_grant(TxPacket* packet, uint64_t now_ns) {
     bytes = write_credit({uint32_t(announced_)}, body);
   } else {
     GrantBody grant;
-    announced_ = std::max(announced_, incoming_.oldest());  // what is done needs no grant
+    announced_ = std::max(announced_, incoming_.oldest());
     grant.first = uint16_t(announced_);
     for (; announced_ < incoming_.posted() && grant.count < kMostGrants; ++announced_)
       grant.capacity[grant.count++] = incoming_.capacity(announced_);
