@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "harp_plugin/port/mem.h"
+#include "harp_plugin/port/shm.h"
 
 namespace harp {
 
@@ -31,6 +32,7 @@ struct Kind {
 };
 
 const Kind kKinds[] = {
+    {"shm", [](const Config&) -> std::unique_ptr<Port> { return open_shm(); }, in_hexadecimal},
     {"mem", [](const Config&) -> std::unique_ptr<Port> { return open_mem(process_network()); }, in_hexadecimal},
 };
 
