@@ -4,8 +4,8 @@
 //   sender <-- returned: numbers of released slots, in any order --- receiver
 //
 // Invariants:
-//   1. A slot is free (the sender's private stack), out (between sent and returned), never both: it is filled again only
-//      after the receiver has returned it.
+//   1. A slot is free (the sender's private stack), out (between sent and returned), never both: it is filled again
+//      only after the receiver has returned it.
 //   2. Each side keeps which slots are where in private memory. A number from the other side is checked against it:
 //      what does not fit breaks the ring, and a broken ring moves nothing.
 //   3. Sleep: the receiver sets `armed` and then looks at `sent` once more; the sender publishes into `sent` and then

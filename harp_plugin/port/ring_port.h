@@ -1,9 +1,9 @@
-// The part that the ports mem and shm share: packets to and from many peers, each over a ring of its own. How rings come
-// into being and end is the business of a Rendezvous.
+// The part that the ports mem and shm share: packets to and from many peers, each over a ring of its own. How rings
+// come into being and end is the business of a Rendezvous.
 //
 // A payload that lies in a region which the peer can see is not copied: the slot names region and offset. Any other is
-// copied into the slot, if it is short, or into a frame of the port's pool. A packet for which there is no slot or frame,
-// or no such peer, is taken and lost: a peer that stands still keeps nobody else waiting.
+// copied into the slot, if it is short, or into a frame of the port's pool. A packet for which there is no slot or
+// frame, or no such peer, is taken and lost: a peer that stands still keeps nobody else waiting.
 #pragma once
 #include <algorithm>
 #include <memory>

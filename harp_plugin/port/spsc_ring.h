@@ -6,7 +6,7 @@
 //   1. Only the producer writes `tail`, only the consumer writes `head`; head <= tail <= head + capacity.
 //   2. A slot belongs to the producer until tail has passed it, then to the consumer until head has passed it.
 //   3. What the other side publishes is checked against 1 before it is used, and a slot's number comes from the private
-//      index alone: a peer that writes nonsense makes the ring `broken()` (it then moves nothing), never a stray access.
+//      index alone: a peer that writes nonsense makes the ring `broken()` (it then moves nothing), and that is all.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -99,8 +99,15 @@ class PortContract : public testing::TestWithParam<PortKind> {
   }
 
   // Sends all of it, and again what does not come; returns the numbers in the order in which they came first.
-  static std::vector<uint32_t> deliver(Port& from, Port& to, const std::vector<TxPacket>& packets) {
+  static std::vector<uint32_t> deliver(Port& from, Port& to, std::vector<TxPacket> packets) {
     using namespace contract;
+    static uint32_t last_conn = 100;
+    const uint32_t conn = ++last_conn;  // by this, what comes late from before is told apart
+    for (TxPacket& packet : packets) {
+      Header header = *read_header(packet.head);
+      header.conn = conn;
+      write_header(header, packet.head.data());
+    }
     std::vector<uint32_t> order;
     std::vector<bool> seen(packets.size());
     const auto deadline = Clock::now() + kPatience;
@@ -117,7 +124,10 @@ class PortContract : public testing::TestWithParam<PortKind> {
         progress = Clock::now();
       }
       pump(to, [&](const RxPacket& packet) {
-        const uint32_t number = number_of(packet);
+        const auto header = read_header(std::span(packet.head, packet.head_bytes));
+        ASSERT_TRUE(header);
+        if (header->conn != conn) return;
+        const uint32_t number = header->number;
         ASSERT_LT(number, packets.size());
         EXPECT_EQ(bytes_of(packet), bytes_of(packets[number])) << "packet " << number;
         EXPECT_EQ(packet.local, 0);

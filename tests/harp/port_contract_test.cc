@@ -4,7 +4,9 @@
 #include <numeric>
 #include <random>
 
+#include "harp_plugin/port/faulty.h"
 #include "harp_plugin/port/mem.h"
+#include "harp_plugin/port/shm.h"
 
 namespace harp {
 
@@ -171,9 +173,9 @@ TEST_P(PortContract, LentPacketsStayAsTheyAreAndGoBackInAnyOrder) {
     EXPECT_EQ(contract::bytes_of(packet), contract::bytes_of(packets[number_of(packet)]));
     b->release(std::span(&packet, 1));
   }
+  const auto before = a->tx_done();
   taken = a->tx(packets);
   EXPECT_GT(taken, 0u);
-  const auto before = a->tx_done();
   deadline = Clock::now() + kPatience;
   while (a->tx_done() < before + taken && Clock::now() < deadline) pump(*b, [](const RxPacket&) {});
   EXPECT_GE(a->tx_done(), before + taken);
@@ -336,11 +338,20 @@ OpenPort mem_network() {
 OpenPort large_mem_network() {
   return [network = make_mem_network()] { return open_mem(network, 8944); };
 }
+// Around each port of a network, without faults.
+template <OpenPort (*network)()>
+OpenPort faultless() {
+  return [open = network()] { return open_faulty(open(), Faults{}, [] { return uint64_t{0}; }); };
+}
+OpenPort shm_network() { return [] { return open_shm(); }; }
 
 }  // namespace
 
 INSTANTIATE_TEST_SUITE_P(Ports, PortContract,
-                         testing::Values(PortKind{"mem_1440", mem_network}, PortKind{"mem_8944", large_mem_network}),
+                         testing::Values(PortKind{"mem_1440", mem_network}, PortKind{"mem_8944", large_mem_network},
+                                         PortKind{"shm", shm_network}, PortKind{"shm_regions", shm_network, true},
+                                         PortKind{"faulty_mem", faultless<mem_network>},
+                                         PortKind{"faulty_shm", faultless<shm_network>}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace harp
