@@ -191,7 +191,7 @@ bool Endpoint::receive(const RxPacket& packet, uint64_t now_ns) {
   }
   if (impl_->latest != session) impl_->latest = session;
   impl_->wake(session);
-  const bool kept = session->receive(*header, packet, impl_->kept < kMostKept, now_ns);
+  const bool kept = session->receive(*header, packet, packet.lendable && impl_->kept < kMostKept, now_ns);
   impl_->kept += kept;
   return kept;
 }

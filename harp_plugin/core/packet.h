@@ -150,6 +150,7 @@ struct RxPacket {
   const uint8_t* payload = nullptr;  // what follows, tag included: may lie elsewhere, also where it was expected
   uint32_t payload_bytes = 0;
   uint16_t local = 0;  // which of the port's own addresses it came to
+  bool lendable = true;  // it may be kept for long; false: the port is short of frames
   Address from;
   uint64_t frame = 0;  // the port's name for what release() gives back
 };

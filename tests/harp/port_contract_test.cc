@@ -7,6 +7,7 @@
 #include "harp_plugin/port/faulty.h"
 #include "harp_plugin/port/mem.h"
 #include "harp_plugin/port/shm.h"
+#include "harp_plugin/port/udp.h"
 
 namespace harp {
 
@@ -343,12 +344,19 @@ template <OpenPort (*network)()>
 OpenPort faultless() {
   return [open = network()] { return open_faulty(open(), Faults{}, [] { return uint64_t{0}; }); };
 }
+OpenPort udp_network(int locals, bool combine) {
+  return [=] {
+    return open_udp({.address = "127.0.0.1", .locals = locals, .mtu = 1500, .gso = combine, .gro = combine});
+  };
+}
 OpenPort shm_network() { return [] { return open_shm(); }; }
 
 }  // namespace
 
 INSTANTIATE_TEST_SUITE_P(Ports, PortContract,
-                         testing::Values(PortKind{"mem_1440", mem_network}, PortKind{"mem_8944", large_mem_network},
+                         testing::Values(PortKind{"udp", [] { return udp_network(1, true); }},
+                                         PortKind{"udp_two_sockets", [] { return udp_network(2, true); }},
+                                         PortKind{"udp_packets_alone", [] { return udp_network(1, false); }}, PortKind{"mem_1440", mem_network}, PortKind{"mem_8944", large_mem_network},
                                          PortKind{"shm", shm_network}, PortKind{"shm_regions", shm_network, true},
                                          PortKind{"faulty_mem", faultless<mem_network>},
                                          PortKind{"faulty_shm", faultless<shm_network>}),
