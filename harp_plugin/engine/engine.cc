@@ -38,8 +38,10 @@ bool Engine::round() {
     port_->disarm();
     armed_ = false;
   }
+  const size_t received = receive();
+  // Read again after packets were looked at: what is sent now is not as old as what has come.
   const uint64_t now_ns = lightcc::now_ns();
-  bool busy = receive(now_ns) > 0;
+  bool busy = received > 0;
   if (!mailbox_.empty()) busy |= commands();
   busy |= submissions(now_ns);
   endpoint_.advance(now_ns);
@@ -51,10 +53,12 @@ bool Engine::round() {
   return busy;
 }
 
-size_t Engine::receive(uint64_t now_ns) {
+size_t Engine::receive() {
   std::array<Expected, kExpected> expected;
   const size_t guesses = endpoint_.expect(expected);
   const size_t count = port_->rx(rx_, std::span(expected).first(guesses));
+  if (count == 0) return 0;
+  const uint64_t now_ns = lightcc::now_ns();  // not before rx(): packets may have come while it ran
   size_t unneeded = 0;
   for (size_t i = 0; i < count; ++i) {
     current_ = &rx_[i];
