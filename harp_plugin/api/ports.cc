@@ -1,11 +1,12 @@
 #include "harp_plugin/api/ports.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 
 #include <cstring>
 
 #include "base/error.h"
-#include "harp_plugin/api/interfaces.h"
+#include "harp_plugin/port/interfaces.h"
 #include "harp_plugin/port/mem.h"
 #include "harp_plugin/port/shm.h"
 #include "harp_plugin/port/udp.h"
@@ -32,7 +33,7 @@ std::string in_hexadecimal(const Address& address) {
 }
 
 std::unique_ptr<Port> open_udp_of(const Config& config) {
-  return open_udp({.address = choose_address(ipv4_interfaces(), config.interface),
+  return open_udp({.address = choose_interface(config.interface).address,
                    .locals = config.paths,
                    .mtu = config.mtu,
                    .tags = config.authenticate,
@@ -44,7 +45,9 @@ std::string in_dots(const Address& address) {
   sockaddr_in ip{};
   if (address.size != sizeof ip) return in_hexadecimal(address);
   std::memcpy(&ip, address.bytes.data(), sizeof ip);
-  return dotted(ntohl(ip.sin_addr.s_addr)) + ":" + std::to_string(ntohs(ip.sin_port));
+  char text[INET_ADDRSTRLEN] = "";
+  inet_ntop(AF_INET, &ip.sin_addr, text, sizeof text);
+  return std::string(text) + ":" + std::to_string(ntohs(ip.sin_port));
 }
 
 struct Kind {
