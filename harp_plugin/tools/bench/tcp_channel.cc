@@ -1,6 +1,6 @@
 // The kernel's TCP in the pattern of NCCL's socket transport: four bytes of length, then the payload, which goes
-// straight to where the receiver wants it. With several flows a message is cut into equal parts, one a flow. A request makes
-// progress when it is tested, and so do those behind it, as far as the sockets take and give.
+// straight to where the receiver wants it. With several flows a message is cut into equal parts, one a flow. A request
+// makes progress when it is tested, and so do those behind it, as far as the sockets take and give.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
