@@ -12,6 +12,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 enum {
   HARP_OK = 0,
@@ -83,6 +84,7 @@ void harp_free(harp_context*, void*);
 /* What this process's connections have counted, as JSON; how many bytes it takes (then call again with more room). */
 size_t harp_stats(harp_context*, char* json, size_t room);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

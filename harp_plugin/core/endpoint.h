@@ -44,6 +44,7 @@ class Endpoint {
   // Stream mode: send() sends a record, of at most record_bytes(). Records are consumed in order.
   void consume(ConnectionId, uint32_t records, uint64_t now_ns);
   uint32_t record_bytes(ConnectionId) const;
+  Mode mode(ConnectionId) const;  // of one that is there
   // Says goodbye and ends it. Requests that are not done complete with Status::cancelled. The id lives on until the
   // peer has heard or its time-out has passed; nothing is told about it any more except release().
   void close(ConnectionId, uint64_t now_ns);
@@ -54,7 +55,7 @@ class Endpoint {
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);  // what is to be sent now; payload pointers into requests
   void advance(uint64_t now_ns);                          // timers that have run out
   uint64_t next_ns() const;                               // when advance() has something to do; UINT64_MAX: never
-  bool wants_to_transmit() const;
+  bool wants_to_transmit(uint64_t now_ns) const;
 
   const Counters* counters(ConnectionId) const;  // nullptr: there is none (any more)
   const Counters& strays() const;                // packets that belong to no connection

@@ -1,6 +1,7 @@
 // What one endpoint is told when it is made: plain data. The front end fills it from its arguments and the environment.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace harp {
@@ -21,8 +22,8 @@ struct Options {
   uint32_t eager_messages = 16;          // so many beyond those that are posted
   uint32_t stream_frames = 256;          // credit of a stream: records that the receiver holds unread, at most
   bool authenticate = false;             // every packet carries a tag (siphash.h) under a key derived from secret
-  std::string secret;                    // the same on both sides; used with authenticate only
-  uint64_t first_number = 0;             // of the packets it sends
+  std::string secret = {};               // the same on both sides; used with authenticate only
+  std::optional<uint64_t> first_number = {};  // of the packets it sends; by default random
 };
 
 }  // namespace harp

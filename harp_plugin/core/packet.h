@@ -10,12 +10,15 @@
 // With Ethernet, IPv4 and UDP before it the header ends at byte 64, so a payload lies on a cache line.
 // The payload of DATA follows the header, the body of any other type does; with authentication an 8-byte tag ends it.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <span>
+
+#include "harp_plugin/core/options.h"
 
 namespace harp {
 
@@ -91,7 +94,7 @@ struct OpenBody {  // of OPEN and of OPEN_ACK: what the side that sends it offer
   uint32_t receive_packets = 0;  // >= 1
   uint32_t eager_bytes = 0;
   uint32_t eager_messages = 0;   // <= 1024
-  uint32_t stream_frames = 0;    // 1..65536
+  uint32_t stream_frames = 0;    // 1..16384
   Mode mode = Mode::message;
   uint8_t paths = 1;             // 1..kMostPaths; those of the side that sends OPEN count
   bool operator==(const OpenBody&) const = default;
@@ -102,8 +105,8 @@ std::optional<OpenBody> read_open(std::span<const uint8_t> body);
 enum class CloseReason : uint8_t { done, failed };  // failed: its requests were aborted
 struct CloseBody {
   CloseReason reason = CloseReason::done;
-  uint64_t messages = 0;  // that the closing side has sent entirely: later receives of the other side fail
 };
+inline constexpr size_t kCloseBytes = 1;
 size_t write_close(const CloseBody&, uint8_t* to);
 std::optional<CloseBody> read_close(std::span<const uint8_t> body);
 
@@ -142,14 +145,23 @@ struct TxPacket {
 
 // A packet that has come. The port owns the bytes until it is released.
 struct RxPacket {
-  const uint8_t* head = nullptr;  // the header (and a body); kHeaderBytes of it at least
+  const uint8_t* head = nullptr;  // the header, and the body if it does not lie in `payload`
   uint32_t head_bytes = 0;
   const uint8_t* payload = nullptr;  // what follows, tag included: may lie elsewhere, also where it was expected
   uint32_t payload_bytes = 0;
   uint16_t local = 0;  // which of the port's own addresses it came to
+  bool lendable = true;  // it may be kept for long; false: the port is short of frames
   Address from;
   uint64_t frame = 0;  // the port's name for what release() gives back
 };
+
+// What follows the header, tag included. Ports may leave it behind the header or put it elsewhere, not both.
+inline std::optional<std::span<const uint8_t>> body_of(const RxPacket& packet) {
+  if (packet.head_bytes < kHeaderBytes) return std::nullopt;
+  if (packet.head_bytes == kHeaderBytes) return std::span{packet.payload, packet.payload_bytes};
+  if (packet.payload_bytes > 0) return std::nullopt;
+  return std::span{packet.head + kHeaderBytes, packet.head_bytes - kHeaderBytes};
+}
 
 // A packet of data that probably comes next, and where its payload should go, so that a port that can put it there
 // saves the copy. The port compares all of it before it claims to have done so.

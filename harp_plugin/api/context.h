@@ -1,0 +1,64 @@
+// What harp_open makes: engines, and what was opened in them. Any thread may call. Every connection, listener and piece
+// of memory belongs to the context until it is closed or freed.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "harp_plugin/api/config.h"
+#include "harp_plugin/api/stats_page.h"
+#include "harp_plugin/engine/engine.h"
+#include "harp_plugin/harp.h"
+#include "harp_plugin/port/region.h"
+
+namespace harp {
+class Context;
+}
+
+struct harp_listener {
+  harp::Context* context;
+  harp::Engine* engine;
+  uint32_t forks;
+  harp::Nonce nonce;
+  harp::AcceptQueue waiting;
+};
+
+namespace harp {
+
+class Context {
+ public:
+  explicit Context(const Config&);
+  ~Context();  // closes what is still open
+
+  harp_listener* listen(harp_handle*);
+  Channel* accept(harp_listener&);  // nullptr: nobody has come yet
+  void stop_listening(harp_listener*);
+  Channel* connect(const harp_handle&, Mode);
+  void close(Channel*);
+
+  void* allocate(size_t bytes);
+  void free(void*);
+  void poll();
+  std::string stats();
+  const uint32_t forks;  // when it was opened
+
+ private:
+  using Memory = std::variant<std::shared_ptr<Region>, Mapping>;
+  struct Open {
+    std::map<Channel*, std::pair<std::unique_ptr<Channel>, StatsRow*>> channels;
+    std::map<harp_listener*, std::unique_ptr<harp_listener>> listeners;
+    std::map<void*, Memory> memory;
+    size_t next_engine = 0;  // of a listener
+  };
+  Engine& least_loaded();
+  Channel* adopt(std::unique_ptr<Channel>);
+
+  const Config config_;
+  std::unique_ptr<StatsPage> page_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+  Guarded<Open> open_;
+};
+
+}  // namespace harp

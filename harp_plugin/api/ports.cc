@@ -1,0 +1,55 @@
+#include "harp_plugin/api/ports.h"
+
+#include "base/error.h"
+#include "harp_plugin/port/mem.h"
+#include "harp_plugin/port/shm.h"
+
+namespace harp {
+
+namespace {
+
+using lightcc::Code;
+using lightcc::Error;
+
+// All contexts of a process reach each other.
+std::shared_ptr<MemNetwork> process_network() {
+  static const std::shared_ptr<MemNetwork> network = make_mem_network();
+  return network;
+}
+
+// An address whose bytes are not text.
+std::string in_hexadecimal(const Address& address) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (size_t i = 0; i < address.size; ++i) text += {kDigits[address.bytes[i] / 16], kDigits[address.bytes[i] % 16]};
+  return text;
+}
+
+struct Kind {
+  const char* name;
+  std::unique_ptr<Port> (*open)(const Config&);
+  std::string (*text)(const Address&);
+};
+
+const Kind kKinds[] = {
+    {"shm", [](const Config&) -> std::unique_ptr<Port> { return open_shm(); }, in_hexadecimal},
+    {"mem", [](const Config&) -> std::unique_ptr<Port> { return open_mem(process_network()); }, in_hexadecimal},
+};
+
+const Kind& kind_of(const std::string& name) {
+  std::string all;
+  for (const Kind& kind : kKinds) {
+    if (name == kind.name) return kind;
+    all += (all.empty() ? "" : ", ") + std::string(kind.name);
+  }
+  throw Error(Code::invalid_argument, "opening a context: there is no port " + name + ", only " + all +
+                                          "; set HARP_PORT or harp_options.port");
+}
+
+}  // namespace
+
+std::unique_ptr<Port> open_port(const Config& config) { return kind_of(config.port).open(config); }
+
+std::string name_of_peer(const std::string& port, const Address& address) { return kind_of(port).text(address); }
+
+}  // namespace harp

@@ -1,0 +1,48 @@
+// How many packets may be in flight: a window steered by delay (Kumar et al., Swift, SIGCOMM 2020), which loss alone
+// does not shrink while it is rare. Pure: time is a parameter.
+//
+// Once a round (an RTT):
+//   delay over the target    the window shrinks in proportion to the excess, by half at most
+//   more than 2 % lost       it shrinks by the share that was lost, by half at most
+//   neither                  it grows: doubles until the first congestion, then by more the less delay there is
+// Delay is the least round trip of the round over the least of the last ten seconds, so that one reader that was not
+// scheduled for a moment does not look like a full queue.
+#pragma once
+#include <cstdint>
+
+#include "harp_plugin/core/options.h"
+
+namespace harp {
+
+class Congestion {
+ public:
+  struct Limits {
+    uint32_t most_packets;
+    uint32_t least_packets = 2;
+    uint32_t first_packets = 10;
+    uint64_t target_ns = 100 * kMicrosecond;
+  };
+  explicit Congestion(const Limits&);
+
+  // rtt_ns: of the newest of them, 0 if there is no sample. limited: the window was what held the sender back.
+  void acked(uint32_t packets, uint64_t rtt_ns, uint64_t now_ns, bool limited);
+  void lost(uint32_t packets, uint64_t now_ns);
+  void timed_out(uint64_t now_ns);
+  uint32_t window() const { return uint32_t(window_); }
+
+ private:
+  void end_round(uint64_t now_ns);
+  uint64_t target_ns() const;
+  void shrink(double factor);
+  uint64_t base_ns() const;
+
+  const Limits limits_;
+  double window_;
+  double slow_start_until_;
+  uint64_t round_ends_ns_ = 0, round_least_ns_ = UINT64_MAX, latest_rtt_ns_ = 0;
+  uint64_t least_ns_ = UINT64_MAX, previous_least_ns_ = UINT64_MAX, least_since_ns_ = 0;
+  uint32_t round_acked_ = 0, sample_acked_ = 0, sample_lost_ = 0;
+  bool round_limited_ = false;
+};
+
+}  // namespace harp

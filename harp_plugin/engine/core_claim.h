@@ -1,0 +1,16 @@
+// A core for an engine alone: engines of several processes on a host must not be pinned to the same one.
+#pragma once
+#include <optional>
+
+#include "base/fd.h"
+
+namespace harp {
+
+// Held as a name of the abstract AF_UNIX space, which the kernel frees however the process ends.
+struct CoreClaim {
+  int core;
+  lightcc::Fd name;
+};
+std::optional<CoreClaim> claim_core();  // one that this process is bound to; nothing: all are taken
+
+}  // namespace harp

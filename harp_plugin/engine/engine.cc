@@ -1,0 +1,224 @@
+// A round of an engine. What it is commanded is in commands.cc, when its thread runs in thread.cc.
+#include "harp_plugin/engine/engine.h"
+
+#include <bit>
+
+namespace harp {
+
+namespace {
+
+constexpr uint64_t kPublishEveryNs = 100 * kMillisecond;
+constexpr size_t kExpected = 64;
+
+}  // namespace
+
+bool Engine::try_round(bool* busy) {
+  if (baton_.test(std::memory_order_relaxed) || baton_.test_and_set(std::memory_order_acquire)) return false;
+  try {
+    *busy = round();
+  } catch (const std::exception& error) {
+    // The engine goes on: what is broken is known to those who use it.
+    for (const auto& [id, channel] : channels_) give_up(*channel, Status::local_fault, error.what());
+    *busy = true;
+  }
+  baton_.clear(std::memory_order_release);
+  return true;
+}
+
+void Engine::poll() {
+  if (!settings_.runs_inline) return;
+  // The count only tells the engine's thread that somebody polls: two threads may count as one.
+  polls_.store(polls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  bool busy;
+  try_round(&busy);
+}
+
+bool Engine::round() {
+  if (armed_) {
+    port_->disarm();
+    armed_ = false;
+  }
+  const uint64_t now_ns = lightcc::now_ns();
+  bool busy = receive(now_ns) > 0;
+  if (!mailbox_.empty()) busy |= commands();
+  busy |= submissions(now_ns);
+  endpoint_.advance(now_ns);
+  for (ConnectionId id : std::exchange(orphans_, {})) endpoint_.close(id, now_ns);
+  busy |= transmit(now_ns);
+  if (!fenced_.empty()) settle();
+  unpublished_ |= busy;
+  if (unpublished_ && now_ns - published_ns_ >= kPublishEveryNs) publish(now_ns);
+  return busy;
+}
+
+size_t Engine::receive(uint64_t now_ns) {
+  std::array<Expected, kExpected> expected;
+  const size_t guesses = endpoint_.expect(expected);
+  const size_t count = port_->rx(rx_, std::span(expected).first(guesses));
+  size_t unneeded = 0;
+  for (size_t i = 0; i < count; ++i) {
+    current_ = &rx_[i];
+    if (endpoint_.receive(rx_[i], now_ns)) continue;
+    if (unneeded != i) rx_[unneeded] = rx_[i];
+    ++unneeded;
+  }
+  current_ = nullptr;
+  if (unneeded > 0) port_->release(std::span(rx_).first(unneeded));
+  if (!released_.empty()) {
+    port_->release(released_);
+    released_.clear();
+  }
+  return count;
+}
+
+bool Engine::submissions(uint64_t now_ns) {
+  if (!queued_.load(std::memory_order_relaxed)) return false;
+  Channel* channel = queued_.exchange(nullptr, std::memory_order_acq_rel);
+  while (channel) {
+    Channel* next = channel->next_queued_;
+    // From here on the application queues it anew; what it submitted before is seen below.
+    channel->queued_.exchange(false, std::memory_order_acq_rel);
+    drain(*channel, now_ns);
+    channel = next;
+  }
+  return true;
+}
+
+void Engine::drain(Channel& channel, uint64_t now_ns) {
+  const Status over = channel.over();
+  if (channel.id_ == 0 && over == Status::ok) return;  // connect() is about to come, and drains
+  RingConsumer<Submission>& ring = channel.submissions_.consumer();
+  while (ring.available() > 0) {
+    const Submission submission = ring.read(0);
+    Request& request = channel.requests_[submission.request];
+    const auto name = reinterpret_cast<uintptr_t>(&request);
+    bool taken = true;
+    if (channel.id_ == 0) {
+      request.complete({name, over, 0});
+    } else if (submission.sends) {
+      taken = endpoint_.send(channel.id_, submission.data, submission.bytes, name, now_ns);
+    } else {
+      taken = endpoint_.receive(channel.id_, submission.data, submission.bytes, name, now_ns);
+    }
+    if (!taken) {
+      notice(channel);
+      break;
+    }
+    ring.retire(1);
+  }
+  const uint64_t consumed = channel.consumed_.load(std::memory_order_acquire);
+  if (channel.id_ == 0 || consumed == channel.consumed_seen_) return;
+  endpoint_.consume(channel.id_, static_cast<uint32_t>(consumed - channel.consumed_seen_), now_ns);
+  channel.consumed_seen_ = consumed;
+}
+
+bool Engine::transmit(uint64_t now_ns) {
+  bool any = kept_ != kept_end_;
+  if (any) offer_kept();
+  for (int batch = 0; batch < kBatchesARound && kept_ == kept_end_; ++batch) {
+    const size_t count = endpoint_.transmit(tx_, now_ns);
+    if (count == 0) return any;
+    any = true;
+    const size_t taken = port_->tx(std::span(tx_).first(count));
+    taken_ += taken;
+    if (taken < count) keep(taken, count);
+  }
+  return any;
+}
+
+void Engine::offer_kept() {
+  const size_t taken = port_->tx(std::span(tx_).subspan(kept_, kept_end_ - kept_));
+  taken_ += taken;
+  kept_ += taken;
+}
+
+// The endpoint may forget a connection before the port takes its packets: their addresses are copied.
+void Engine::keep(size_t from, size_t count) {
+  kept_ = from;
+  kept_end_ = count;
+  for (size_t i = from; i < count; ++i) {
+    kept_to_[i] = *tx_[i].to;
+    tx_[i].to = &kept_to_[i];
+  }
+}
+
+void Engine::completed(ConnectionId, const Completion& completion) {
+  auto* request = reinterpret_cast<Request*>(static_cast<uintptr_t>(completion.request));
+  const bool ended_well = completion.status == Status::ok || completion.status == Status::too_long;
+  const bool kept = request->sends && kept_ != kept_end_;
+  if (ended_well && !kept) return request->complete(completion);
+  // Failures come before failed() tells why, so they wait for the end of the round in any case.
+  fenced_.push_back({taken_ + (kept_end_ - kept_), !ended_well, request, completion, nullptr});
+}
+
+void Engine::settle() {
+  const uint64_t let_go = port_->tx_done();
+  while (!fenced_.empty()) {
+    const Fenced& first = fenced_.front();
+    if ((first.let_go ? let_go : taken_) < first.packets) return;
+    if (first.request) first.request->complete(first.completion);
+    if (first.acknowledgement) first.acknowledgement->give();
+    fenced_.pop_front();
+  }
+}
+
+void Engine::opened(ConnectionId id, const Nonce* listener) {
+  if (!listener) {
+    if (const auto own = channels_.find(id); own != channels_.end())
+      own->second->record_bytes_.store(endpoint_.record_bytes(id), std::memory_order_release);
+    return;
+  }
+  const auto queue = listeners_.find(*listener);
+  if (queue == listeners_.end()) return orphans_.push_back(id);
+  auto channel = std::make_unique<Channel>(*this, endpoint_.mode(id), options_.stream_frames);
+  channel->id_ = id;
+  if (current_) channel->peer = settings_.name_of_peer(current_->from);
+  channel->record_bytes_.store(endpoint_.record_bytes(id), std::memory_order_release);
+  channels_[id] = channel.get();
+  load_.fetch_add(1, std::memory_order_relaxed);
+  queue->second->with([&](auto& waiting) { waiting.push_back(std::move(channel)); });
+}
+
+void Engine::record(ConnectionId id, const Record& record) {
+  const auto own = channels_.find(id);
+  if (own == channels_.end() || !own->second->records_) return;
+  // The peer has credit for as many records as the ring holds.
+  if (!own->second->records_->producer().push({record.data, record.bytes}))
+    give_up(*own->second, Status::local_fault, "more records than the credit that was given");
+}
+
+void Engine::failed(ConnectionId id, Status status, const std::string& why) {
+  if (const auto own = channels_.find(id); own != channels_.end()) give_up(*own->second, status, why);
+}
+
+void Engine::give_up(Channel& channel, Status status, const std::string& why) {
+  if (channel.over() != Status::ok) return;
+  channel.why_ = "peer " + channel.peer + " (port " + caps().name + "): " + why;
+  channel.over_.store(static_cast<int>(status), std::memory_order_release);
+}
+
+void Engine::release(const RxPacket& packet) {
+  if (current_) {
+    released_.push_back(packet);  // the packets of this batch are looked at first
+  } else {
+    port_->release(std::span(&packet, 1));
+  }
+}
+
+Counters Engine::counters(const Channel& channel) const {
+  const Counters* counters = channel.id_ ? endpoint_.counters(channel.id_) : nullptr;
+  return counters ? *counters : Counters{};
+}
+
+void Engine::publish(uint64_t now_ns) {
+  published_ns_ = now_ns;
+  unpublished_ = false;
+  for (const auto& [id, channel] : channels_) {
+    std::atomic<uint64_t>* to = channel->published.load(std::memory_order_acquire);
+    if (!to) continue;
+    for (uint64_t number : std::bit_cast<std::array<uint64_t, sizeof(Counters) / 8>>(counters(*channel)))
+      (to++)->store(number, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace harp
