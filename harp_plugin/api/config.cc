@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
@@ -105,6 +106,8 @@ void apply(Config& config, const char* variable, const char* member, const std::
 }
 
 }  // namespace
+
+const char* process_environment(const char* name) { return std::getenv(name); }
 
 Config read_config(const harp_options* given, const Environment& environment) {
   const harp_options options = known_part(given);
