@@ -46,7 +46,6 @@ bool Engine::round() {
   for (ConnectionId id : std::exchange(orphans_, {})) endpoint_.close(id, now_ns);
   busy |= transmit(now_ns);
   if (!fenced_.empty()) settle();
-  unpublished_ |= busy;
   if (unpublished_ && now_ns - published_ns_ >= kPublishEveryNs) publish(now_ns);
   return busy;
 }
@@ -63,6 +62,7 @@ size_t Engine::receive(uint64_t now_ns) {
     ++unneeded;
   }
   current_ = nullptr;
+  unpublished_ |= count > 0;
   if (unneeded > 0) port_->release(std::span(rx_).first(unneeded));
   if (!released_.empty()) {
     port_->release(released_);
@@ -113,17 +113,16 @@ void Engine::drain(Channel& channel, uint64_t now_ns) {
 }
 
 bool Engine::transmit(uint64_t now_ns) {
-  bool any = kept_ != kept_end_;
-  if (any) offer_kept();
+  if (kept_ != kept_end_) offer_kept();
   for (int batch = 0; batch < kBatchesARound && kept_ == kept_end_; ++batch) {
     const size_t count = endpoint_.transmit(tx_, now_ns);
-    if (count == 0) return any;
-    any = true;
+    if (count == 0) return false;
+    unpublished_ = true;
     const size_t taken = port_->tx(std::span(tx_).first(count));
     taken_ += taken;
     if (taken < count) keep(taken, count);
   }
-  return any;
+  return kept_ == kept_end_;  // else the port is full, and sleep() looks again soon
 }
 
 void Engine::offer_kept() {
