@@ -76,7 +76,7 @@ class Engine final : private Events {
 
   // engine.cc: a round and what it consists of.
   bool round();  // whether anything came, or is left to do: what timers had sent is no reason to stay awake
-  size_t receive(uint64_t now_ns);
+  size_t receive();
   bool submissions(uint64_t now_ns);
   void drain(Channel&, uint64_t now_ns);
   bool transmit(uint64_t now_ns);  // whether there may be more
