@@ -91,7 +91,8 @@ struct EnginePair {
     return until_done([&] { return done(request) ? HARP_OK : HARP_PENDING; }) == HARP_OK;
   }
   bool stays_posted(const Request* request, std::chrono::milliseconds time) {
-    for (const auto end = std::chrono::steady_clock::now() + time; std::chrono::steady_clock::now() < end; sched_yield())
+    const auto end = std::chrono::steady_clock::now() + time;
+    for (; std::chrono::steady_clock::now() < end; sched_yield())
       if (done(request)) return false;
     return true;
   }
