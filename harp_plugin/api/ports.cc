@@ -1,8 +1,15 @@
 #include "harp_plugin/api/ports.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include <cstring>
+
 #include "base/error.h"
+#include "harp_plugin/port/interfaces.h"
 #include "harp_plugin/port/mem.h"
 #include "harp_plugin/port/shm.h"
+#include "harp_plugin/port/udp.h"
 
 namespace harp {
 
@@ -25,6 +32,24 @@ std::string in_hexadecimal(const Address& address) {
   return text;
 }
 
+std::unique_ptr<Port> open_udp_of(const Config& config) {
+  return open_udp({.address = choose_interface(config.interface).address,
+                   .locals = config.paths,
+                   .mtu = config.mtu,
+                   .tags = config.authenticate,
+                   .gso = config.gso,
+                   .gro = config.gro});
+}
+
+std::string in_dots(const Address& address) {
+  sockaddr_in ip{};
+  if (address.size != sizeof ip) return in_hexadecimal(address);
+  std::memcpy(&ip, address.bytes.data(), sizeof ip);
+  char text[INET_ADDRSTRLEN] = "";
+  inet_ntop(AF_INET, &ip.sin_addr, text, sizeof text);
+  return std::string(text) + ":" + std::to_string(ntohs(ip.sin_port));
+}
+
 struct Kind {
   const char* name;
   std::unique_ptr<Port> (*open)(const Config&);
@@ -32,6 +57,7 @@ struct Kind {
 };
 
 const Kind kKinds[] = {
+    {"udp", open_udp_of, in_dots},
     {"shm", [](const Config&) -> std::unique_ptr<Port> { return open_shm(); }, in_hexadecimal},
     {"mem", [](const Config&) -> std::unique_ptr<Port> { return open_mem(process_network()); }, in_hexadecimal},
 };

@@ -198,6 +198,10 @@ size_t RingPort::receive(ReceiveLink& link, uint32_t index, std::span<RxPacket> 
     }
     packet.head = slot->bytes;
     packet.head_bytes = slot->header.head_bytes;
+    if (slot->header.region == kInline && packet.head_bytes > kHeaderBytes) {
+      packet.head_bytes += packet.payload_bytes;  // the tag stays behind the body, as body_of() wants it
+      packet.payload_bytes = 0;
+    }
     packet.local = 0;
     packet.from = link.from;
     packet.frame = uint64_t{index} << 32 | slots[i];

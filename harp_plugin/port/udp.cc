@@ -1,21 +1,18 @@
 #include "harp_plugin/port/udp.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "harp_plugin/port/interfaces.h"
 #include "harp_plugin/port/udp_receiver.h"
 
 #ifndef UDP_SEGMENT
@@ -32,12 +29,6 @@ constexpr size_t kMostSegments = 64;     // of one UDP_SEGMENT call, in every ke
 constexpr size_t kTxBatch = 64;          // packets, and datagrams, of one sendmmsg
 constexpr int kSocketBuffer = 4 << 20;   // asked for; the kernel grants its own limit to who has no privileges
 
-struct Interface {
-  std::string name;
-  uint32_t mtu = 0;
-  uint64_t speed_mbit = 0;
-};
-
 sockaddr_in to_sockaddr(const std::string& address) {
   sockaddr_in ip{};
   ip.sin_family = AF_INET;
@@ -46,37 +37,10 @@ sockaddr_in to_sockaddr(const std::string& address) {
   return ip;
 }
 
-Interface interface_with(const std::string& address) {
-  const sockaddr_in wanted = to_sockaddr(address);
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) throw lightcc::system_error("HARP: listing the interfaces");
-  Interface found;
-  for (const ifaddrs* i = all; i; i = i->ifa_next) {
-    if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET) continue;
-    sockaddr_in own;
-    std::memcpy(&own, i->ifa_addr, sizeof own);
-    if (own.sin_addr.s_addr == wanted.sin_addr.s_addr) found.name = i->ifa_name;
-  }
-  freeifaddrs(all);
-  if (found.name.empty() && ntohl(wanted.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET) found.name = "lo";
-  if (found.name.empty())
-    throw lightcc::Error(lightcc::Code::invalid_argument, "HARP: no interface has the address " + address);
-  const lightcc::Fd any(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  ifreq request{};
-  std::strncpy(request.ifr_name, found.name.c_str(), IFNAMSIZ - 1);
-  if (!any || ioctl(any.get(), SIOCGIFMTU, &request) != 0)
-    throw lightcc::system_error("HARP: asking for the MTU of " + found.name);
-  found.mtu = uint32_t(request.ifr_mtu);
-  int64_t speed = 0;
-  std::ifstream("/sys/class/net/" + found.name + "/speed") >> speed;
-  found.speed_mbit = speed > 0 ? uint64_t(speed) : 0;
-  return found;
-}
-
 class Udp : public UdpPort {
  public:
   explicit Udp(const UdpOptions& options) : gso_(options.gso), bell_(epoll_create1(EPOLL_CLOEXEC)) {
-    const Interface interface = interface_with(options.address);
+    const Interface interface = choose_interface(options.address);
     const size_t mtu = std::min<size_t>(options.mtu ? options.mtu : interface.mtu, kLargestDatagram + kUdpHeaders);
     const size_t around = kUdpHeaders + kHeaderBytes + (options.tags ? kTagBytes : 0);
     if (mtu < around + kMostControlBytes)
@@ -262,7 +226,5 @@ class Udp : public UdpPort {
 }  // namespace
 
 std::unique_ptr<UdpPort> open_udp(const UdpOptions& options) { return std::make_unique<Udp>(options); }
-
-uint32_t mtu_of(const std::string& address) { return interface_with(address).mtu; }
 
 }  // namespace harp

@@ -10,7 +10,7 @@
 namespace harp {
 
 struct UdpOptions {
-  std::string address;  // numeric IPv4 to bind
+  std::string address;  // numeric IPv4 of this host to bind
   int locals = 1;       // sockets
   uint32_t mtu = 0;     // 0: that of the interface which has the address
   bool tags = false;    // leave room for a tag in a full packet
@@ -30,7 +30,5 @@ class UdpPort : public Port {
 
 // Throws Error{invalid_argument} or what errno says.
 std::unique_ptr<UdpPort> open_udp(const UdpOptions&);
-
-uint32_t mtu_of(const std::string& address);  // of the interface that has it
 
 }  // namespace harp

@@ -19,7 +19,7 @@ class Api : public testing::TestWithParam<std::tuple<std::string, int>> {
 std::string name_of_case(const testing::TestParamInfo<std::tuple<std::string, int>>& info) {
   return std::get<0>(info.param) + (std::get<1>(info.param) == 1 ? "_inline" : "_threads");
 }
-INSTANTIATE_TEST_SUITE_P(Ports, Api, testing::Combine(testing::Values("mem", "shm"), testing::Values(1, 2)),
+INSTANTIATE_TEST_SUITE_P(Ports, Api, testing::Combine(testing::Values("mem", "shm", "udp"), testing::Values(1, 2)),
                          name_of_case);
 
 TEST_P(Api, MessagesOfAllSizesArriveWhicheverSideComesFirst) {
