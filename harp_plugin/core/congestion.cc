@@ -61,6 +61,7 @@ void Congestion::end_round(uint64_t now_ns) {
     window_ = std::min(window_ + 1 + window_ / 8 * room * room * room, double(limits_.most_packets));
   }
   if (enough) sample_acked_ = sample_lost_ = 0;
+  before_timeout_ = 0;
   round_ends_ns_ = now_ns + latest_rtt_ns_;
   round_least_ns_ = UINT64_MAX;
   round_acked_ = 0;
@@ -76,8 +77,16 @@ void Congestion::lost(uint32_t packets, uint64_t) { sample_lost_ += packets; }
 
 void Congestion::timed_out(uint64_t) {
   slow_start_until_ = std::max(window_ / 2, double(limits_.least_packets));
+  before_timeout_ = window_;
   window_ = limits_.least_packets;
   sample_acked_ = sample_lost_ = 0;
+}
+
+void Congestion::late_only() {
+  if (before_timeout_ == 0) return;
+  window_ = std::max(window_, before_timeout_);
+  slow_start_until_ = std::min(slow_start_until_, window_);
+  before_timeout_ = 0;
 }
 
 }  // namespace harp

@@ -28,6 +28,7 @@ class Congestion {
   void acked(uint32_t packets, uint64_t rtt_ns, uint64_t now_ns, bool limited);
   void lost(uint32_t packets, uint64_t now_ns);
   void timed_out(uint64_t now_ns);
+  void late_only();  // what timed_out() was about has arrived after all: the window is as before (Eifel, RFC 4015)
   uint32_t window() const { return uint32_t(window_); }
 
  private:
@@ -39,6 +40,7 @@ class Congestion {
   const Limits limits_;
   double window_;
   double slow_start_until_;
+  double before_timeout_ = 0;  // the window, while it may come back
   uint64_t round_ends_ns_ = 0, round_least_ns_ = UINT64_MAX, latest_rtt_ns_ = 0;
   uint64_t least_ns_ = UINT64_MAX, previous_least_ns_ = UINT64_MAX, least_since_ns_ = 0;
   uint32_t round_acked_ = 0, sample_acked_ = 0, sample_lost_ = 0;

@@ -15,7 +15,7 @@ struct SentPacket {
   uint32_t segment = 0;        // data: which of the message; grant: how many messages
   uint16_t path = 0;
   Content content = Content::nothing;
-  enum class Fate : uint8_t { settled, in_flight, lost } fate = Fate::settled;
+  enum class Fate : uint8_t { settled, in_flight, lost, overdue } fate = Fate::settled;
 };
 
 class SentPackets {
@@ -34,13 +34,13 @@ class SentPackets {
   }
   SentPacket& at(uint64_t number) { return ring_[number & (ring_.size() - 1)]; }
 
-  // What was taken for lost is remembered until `forget_before_ns`, to see whether it was late only.
+  // What was taken for lost (others overtook it) or overdue (nothing came) is remembered until `forget_before_ns`, to see whether it was late only.
   void settle(uint64_t forget_before_ns) {
     for (; oldest_ < next_; ++oldest_) {
       const SentPacket& packet = at(oldest_);
       if (packet.fate == SentPacket::Fate::in_flight) return;
       const bool crowded = next_ - oldest_ > ring_.size() / 2;
-      if (packet.fate == SentPacket::Fate::lost && packet.sent_ns > forget_before_ns && !crowded) return;
+      if (packet.fate != SentPacket::Fate::settled && packet.sent_ns > forget_before_ns && !crowded) return;
     }
   }
 

@@ -290,7 +290,7 @@ void Session::timed_out(uint64_t now_ns) {
   while (number < sent_.next() && sent_.at(number).fate != SentPacket::Fate::in_flight) ++number;
   if (number == sent_.next()) return;
   Path& path = paths_[sent_.at(number).path];
-  lose(sent_.at(number));
+  lose(sent_.at(number), SentPacket::Fate::overdue);
   beyond_window_ = 2;
   if (++path.timeouts < kTimeoutsUntilRest || path_count_ == 1) return;
   // The path carries nothing any more: all that it was given goes over the others.
@@ -299,7 +299,7 @@ void Session::timed_out(uint64_t now_ns) {
   path_burst_ = 0;
   for (; number < sent_.next(); ++number)
     if (SentPacket& packet = sent_.at(number); packet.fate == SentPacket::Fate::in_flight)
-      if (&paths_[packet.path] == &path) lose(packet);
+      if (&paths_[packet.path] == &path) lose(packet, SentPacket::Fate::overdue);
 }
 
 void Session::forgive(uint64_t pause_ns) {

@@ -103,7 +103,7 @@ class Session {
   void acknowledge_later(const Header&, bool in_order, uint64_t now_ns);
   void acknowledged(SentPacket&);
   void detect_losses(uint64_t now_ns);
-  void lose(SentPacket&);
+  void lose(SentPacket&, SentPacket::Fate);
   void timed_out(uint64_t now_ns);
   // Sending.
   void begin(TxPacket*, Type, uint8_t flags, uint16_t path, Header*) const;

@@ -105,10 +105,13 @@ Arrival Session::on_ack(std::span<const uint8_t> bytes, uint64_t now_ns) {
     for (uint64_t number = std::max(range.first, sent_.oldest()); number <= range.last; ++number) {
       SentPacket& packet = sent_.at(number);
       if (packet.fate == SentPacket::Fate::settled) continue;
-      if (packet.fate == SentPacket::Fate::lost) {
-        // It was late, not lost: packets overtake each other by more than was thought.
+      if (packet.fate != SentPacket::Fate::in_flight) {
         ++counters_.spurious;
-        reordering_ = std::min(reordering_ * 2, kMostReordering);
+        if (packet.fate == SentPacket::Fate::lost) {
+          reordering_ = std::min(reordering_ * 2, kMostReordering);  // they overtake each other by more than was thought
+        } else {
+          congestion_.late_only();
+        }
       } else {
         ++packets;
         --in_flight_;
@@ -159,7 +162,7 @@ void Session::detect_losses(uint64_t now_ns) {
     if (path.newest_acked >= packet.path_sequence + 1 + reordering_ ||
         (packet.sent_ns <= newest_acked_sent_ns_ && packet.sent_ns + late_ns <= now_ns)) {
       lost += packet.content == Content::data;
-      lose(packet);
+      lose(packet, SentPacket::Fate::lost);
     } else if (packet.sent_ns <= newest_acked_sent_ns_) {
       loss_ns_ = std::min(loss_ns_, packet.sent_ns + late_ns);
     }
@@ -167,8 +170,8 @@ void Session::detect_losses(uint64_t now_ns) {
   if (lost > 0) congestion_.lost(lost, now_ns);
 }
 
-void Session::lose(SentPacket& packet) {
-  packet.fate = SentPacket::Fate::lost;
+void Session::lose(SentPacket& packet, SentPacket::Fate fate) {
+  packet.fate = fate;
   --in_flight_;
   --paths_[packet.path].in_flight;
   ++counters_.lost;

@@ -76,11 +76,11 @@ class Engine final : private Events {
   void release(const RxPacket&) override;
 
   // engine.cc: a round and what it consists of.
-  bool round();  // whether there was anything to do
-  size_t receive(uint64_t now_ns);
+  bool round();  // whether anything came, or is left to do: what timers had sent is no reason to stay awake
+  size_t receive();
   bool submissions(uint64_t now_ns);
   void drain(Channel&, uint64_t now_ns);
-  bool transmit(uint64_t now_ns);
+  bool transmit(uint64_t now_ns);  // whether there may be more
   void offer_kept();
   void keep(size_t from, size_t count);
   void settle();
@@ -92,6 +92,9 @@ class Engine final : private Events {
   void unlist(Channel&);
   void give_up(Channel&, Status, const std::string& why);
   // thread.cc
+  void wake() {
+    if (sleeping_.load(std::memory_order_seq_cst)) ring();
+  }
   void ring();
   void thread();
   bool attend(uint64_t polls);
