@@ -63,6 +63,7 @@ class Engine final : private Events {
   int load() const { return load_.load(std::memory_order_relaxed); }
   Port& port() { return *port_; }                                            // in commands only
   Counters counters(const Channel& channel) const;                          // in commands only
+  const Counters& strays() const { return endpoint_.strays(); }              // in commands only
 
  private:
   static constexpr size_t kBatch = 64;
