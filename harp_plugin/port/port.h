@@ -1,4 +1,4 @@
-// What carries packets for one engine: a queue of a NIC, a set of UDP sockets, rings in shared memory. One thread calls.
+// What carries packets for one engine: a queue of a NIC, UDP sockets, rings in shared memory. One thread calls.
 // A port may lose, repeat and reorder packets; it never blocks and never waits.
 #pragma once
 #include <cstdint>
