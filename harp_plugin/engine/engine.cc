@@ -1,6 +1,8 @@
 // A round of an engine. What it is commanded is in commands.cc, when its thread runs in thread.cc.
 #include "harp_plugin/engine/engine.h"
 
+#include <sched.h>
+
 #include <bit>
 
 namespace harp {
@@ -26,7 +28,10 @@ bool Engine::try_round(bool* busy) {
 }
 
 void Engine::poll() {
-  if (!settings_.runs_inline) return;
+  if (!settings_.runs_inline) {
+    if (settings_.crowded) sched_yield();
+    return;
+  }
   // The count only tells the engine's thread that somebody polls: two threads may count as one.
   polls_.store(polls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   bool busy;

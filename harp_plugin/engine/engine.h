@@ -37,6 +37,7 @@ class Engine final : private Events {
   struct Settings {
     int index = 0;
     bool runs_inline = false;
+    bool crowded = false;     // fewer cores than threads that would like one: who polls in vain offers its own
     std::optional<CoreClaim> core = std::nullopt;  // that its thread is pinned to
     uint64_t spin_ns = 5'000; // at most, before its thread offers its core and then sleeps
     std::function<std::string(const Address&)> name_of_peer;
