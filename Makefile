@@ -7,9 +7,9 @@ FUZZ_SECONDS ?= 20
 BIN := .venv/bin
 CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON
 BUILD = $(BIN)/cmake --build
-SOURCES := $(shell find csrc lightcc setup.py pyproject.toml CMakeLists.txt README.md \
+SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLists.txt README.md \
              -type f ! -name '*.pyc' ! -name '*.so' 2>/dev/null)
-CPP_TESTS = $(shell grep -rhE '^(TEST|TYPED_TEST)' tests/unit tests/regressions --include='*.cc' | wc -l)
+CPP_TESTS = $(shell grep -rhE '^(TEST|TYPED_TEST)' tests/unit tests/harp tests/regressions --include='*.cc' | wc -l)
 # The engine's tests that hold wherever its ranks are; they run once more with TCP between them. Not what only ranks of
 # one host have: the fast path, shared memory, a pidfd.
 ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*FastPath*:*Timeline*:*SideBySide*:*Death*:*Died*:*Dies*
@@ -18,6 +18,9 @@ WITHOUT_DESCRIPTORS := *Shortage*
 # Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find; and forks in forked
 # processes, in which it takes locks for held.
 ALONE := Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:As/Pmix.*/Child:PmixChild.*
+HARP_ALONE := Simulator.*:Endpoint*:Shm*
+# Random networks of HARP's simulator under sanitizers; without, all that the test has (HARP_SEEDS).
+FEW_SEEDS := 60
 # TensorFlow 2.13 has no wheels for Python 3.12 and later, 2.21 none for 3.9.
 TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
                  print("2.13.0" * (v < (3, 12)), "2.21.0" * (v >= (3, 10)))')
@@ -80,8 +83,9 @@ unit: packages-tests build/cmake/build.ninja
 
 unit-tests: build/cmake/build.ninja
 	$(CMAKE) -B build/cmake >/dev/null  # GoogleTest may be newer than the last look for it
-	$(BUILD) build/cmake --target unit_tests --parallel $(JOBS)
+	$(BUILD) build/cmake --target unit_tests harp_tests harp-bench harp-stat --parallel $(JOBS)
 	$(call PARTS,4) build/cmake/unit_tests --gtest_brief=1
+	$(call PARTS,2) build/cmake/harp_tests --gtest_brief=1
 	LIGHTCC_TEST_RANKS_PER_HOST=2 $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 
 bench: build/installed
@@ -91,14 +95,16 @@ lint: build/cmake/build.ninja
 	$(BIN)/ruff check .
 	$(PYTHON) .ci/layers.py
 	$(BIN)/python tools/parity.py --check
-	! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' csrc tests tools --include='*.cc' --include='*.h'
+	! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' csrc harp_plugin tests tools --include='*.cc' --include='*.h'
 	$(BUILD) build/cmake --target knobs --parallel $(JOBS)
 	build/cmake/knobs | diff - docs/knobs.md || { echo 'docs/knobs.md is old: build/cmake/knobs > docs/knobs.md'; false; }
 
 sanitize: build/address/build.ninja build/thread/build.ninja
-	$(BUILD) build/address --target unit_tests --parallel $(JOBS)
+	$(BUILD) build/address --target unit_tests harp_tests --parallel $(JOBS)
+	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,2) build/address/harp_tests --gtest_brief=1
 	UBSAN_OPTIONS=print_stacktrace=1 $(call PARTS,3) build/address/unit_tests --gtest_brief=1 --gtest_filter='-$(WITHOUT_DESCRIPTORS)'
-	$(BUILD) build/thread --target unit_tests --parallel $(JOBS)
+	$(BUILD) build/thread --target unit_tests harp_tests --parallel $(JOBS)
+	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,2) $(NO_ASLR) build/thread/harp_tests --gtest_brief=1 --gtest_filter='-$(HARP_ALONE)'
 	$(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='-$(ALONE)'
 	LIGHTCC_TEST_RANKS_PER_HOST=1 $(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 

@@ -1,5 +1,5 @@
-"""Checks who may know whom (docs/design.md): C++ includes, Python imports and that they form no circle, and who reads
-the environment.
+"""Checks who may know whom (docs/design.md): C++ includes, Python imports and that they form no circle; who reads the
+environment; and that HARP's data passes no mutex.
 
 Prints one line per offence and exits 1 if there is any. With an argument, checks the tree at that path.
 """
@@ -30,7 +30,18 @@ FOLDERS = {
 CONTROL_MAY_INCLUDE = {"base", "net", "engine/control"}  # it decides, and does no I/O but over links
 # What control shares with the engine around it: pure, and includes base only.
 SHARED_WITH_CONTROL = {"engine/fusion.h"}
-PLUGIN_MAY_INCLUDE = {"base"}
+# HARP's layers, and single files that a layer may include beside them. All may include csrc/base, and nobody in csrc
+# anything of HARP but its C API.
+HARP_MAY_INCLUDE = {
+    "core": {"core"},
+    "port": {"port", "core/options.h", "core/packet.h"},
+    "engine": {"core", "port", "engine"},
+    "api": {"core", "port", "engine", "api", "harp.h"},
+    "tools": {"tools", "api", "harp.h"},
+}
+HARP_MAY_READ_ENVIRONMENT = "harp_plugin/api/config.cc"
+# Data passes no mutex: these are for opening, closing and counting.
+HARP_MAY_LOCK = ("harp_plugin/api/", "harp_plugin/engine/control.", "harp_plugin/port/mem.cc", "harp_plugin/tools/")
 MAY_READ_ENVIRONMENT = ("csrc/base/config.cc", "csrc/net/bootstrap/world.cc", "csrc/api/")
 
 # A framework is imported inside these parts of the Python package only.
@@ -43,6 +54,7 @@ MAY_OPEN_LIBRARY = "lightcc/_core.py"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 GETENV = re.compile(r"\b(secure_getenv|getenv|environ)\b")
+LOCK = re.compile(r"\b(\w*mutex|condition_variable\w*|lock_guard|unique_lock|scoped_lock|pthread_(spin|rwlock)\w*)\b")
 COMMENT = re.compile(r"//.*")
 
 
@@ -67,6 +79,8 @@ def cxx_offences(root: Path):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if match := INCLUDE.match(line):
                 target = match[1].split("/")[0]
+                if layer == "net" and match[1] == "harp_plugin/harp.h":
+                    continue
                 shared = path.relative_to(root / "csrc").as_posix() in SHARED_WITH_CONTROL
                 may_include = {"base"} if shared else MAY_INCLUDE[layer] | {layer}
                 if target not in may_include or "/" not in match[1]:
@@ -77,13 +91,25 @@ def cxx_offences(root: Path):
                 yield f"{name}:{number}: the environment is read in {', '.join(MAY_READ_ENVIRONMENT)} only"
 
 
-def plugin_offences(root: Path):
-    layers = {p.name for p in (root / "csrc").iterdir() if p.is_dir()}
-    for path in cxx_files(root / "harp_plugin"):
+def harp_offences(root: Path):
+    plugin = root / "harp_plugin"
+    for path in cxx_files(plugin):
+        name, layer = path.relative_to(root).as_posix(), path.relative_to(plugin).parts[0]
+        if layer not in HARP_MAY_INCLUDE and name != "harp_plugin/harp.h":
+            yield f"{name}: '{layer}' is no layer of HARP; known: {', '.join(HARP_MAY_INCLUDE)}"
+            continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            match = INCLUDE.match(line)
-            if match and match[1].split("/")[0] in layers - PLUGIN_MAY_INCLUDE:
-                yield f'{path.relative_to(root)}:{number}: harp_plugin may not include "{match[1]}"'
+            code = COMMENT.sub("", line)
+            if match := INCLUDE.match(line):
+                own = match[1].removeprefix("harp_plugin/")
+                may = HARP_MAY_INCLUDE.get(layer, set())
+                known = own != match[1] and (own in may or own.split("/")[0] in may) or match[1].startswith("base/")
+                if not known:
+                    yield f'{name}:{number}: HARP\'s {layer} may not include "{match[1]}"'
+            if GETENV.search(code) and layer != "tools" and name != HARP_MAY_READ_ENVIRONMENT:
+                yield f"{name}:{number}: HARP's environment is read in {HARP_MAY_READ_ENVIRONMENT} only"
+            if LOCK.search(code) and not name.startswith(HARP_MAY_LOCK):
+                yield f"{name}:{number}: data passes no mutex; see HARP_MAY_LOCK"
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -148,7 +174,7 @@ def circle_offences(root: Path):
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
-    offences = [*cxx_offences(root), *plugin_offences(root), *python_offences(root), *circle_offences(root)]
+    offences = [*cxx_offences(root), *harp_offences(root), *python_offences(root), *circle_offences(root)]
     print("\n".join(offences) or "layers: clean")
     return 1 if offences else 0
 

@@ -83,7 +83,8 @@ def copy_small_tree(tree: Path) -> None:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
     shutil.copytree(ROOT / "csrc", tree / "csrc")
-    for tests in ("tests/fuzz", "tests/unit/doubles"):
+    shutil.copytree(ROOT / "harp_plugin", tree / "harp_plugin")
+    for tests in ("tests/fuzz", "tests/harp", "tests/unit/doubles"):
         shutil.copytree(ROOT / tests, tree / tests)
     for source in (tree / "csrc").rglob("*.cc"):
         if source.parent.name != "base" and source.stem != "message":
@@ -116,6 +117,7 @@ def check_layers(tree: Path) -> None:
     header.write_text(clean + 'inline const char* knob = std::getenv("LIGHTCC_KNOB");\n')
     expect_alarm("a knob read outside config", command, "the environment is read in")
     header.write_text(clean)
+    check_harp_layers(tree, command)
     module = tree / "lightcc" / "planted.py"
     module.write_text("import torch\n")
     expect_alarm("torch in the framework-free part", command, "torch may be imported in")
@@ -127,6 +129,26 @@ def check_layers(tree: Path) -> None:
     expect_alarm("two modules that import each other", command, "a circle of imports: lightcc.planted, ")
     module.unlink()
     other.unlink()
+
+
+def check_harp_layers(tree: Path, command: list) -> None:
+    for knows, line, alarm in (
+        ("core/packet.h", '#include "harp_plugin/port/port.h"', "HARP's core may not include"),
+        ("port/udp.h", '#include "harp_plugin/core/endpoint.h"', "HARP's port may not include"),
+        ("engine/engine.h", '#include "net/link.h"', 'HARP\'s engine may not include "net/link.h"'),
+        ("engine/engine.h", 'inline const char* knob = std::getenv("HARP_KNOB");', "HARP's environment is read in"),
+        ("engine/engine.h", "inline std::mutex everyones;", "data passes no mutex"),
+    ):
+        planted = tree / "harp_plugin" / knows
+        whole = planted.read_text()
+        planted.write_text(f"{whole}{line}\n")
+        expect_alarm(f"in HARP's {knows}: {line}", command, alarm)
+        planted.write_text(whole)
+    header = tree / "csrc" / "net" / "link.h"
+    whole = header.read_text()
+    header.write_text(whole + '#include "harp_plugin/core/endpoint.h"\n')
+    expect_alarm("lightcc's core that knows HARP's inside", command, 'may not include "harp_plugin/core/endpoint.h"')
+    header.write_text(whole)
 
 
 def check_sanitizers(tree: Path) -> None:

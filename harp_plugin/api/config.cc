@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
@@ -61,7 +62,7 @@ constexpr Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.inline_mode = static_cast<int>(v.whole(1, 2)); }},
     {"HARP_PATHS", "1", "UDP source ports of a connection, so that switches spread it.",
      [](Config& c, const Value& v) { c.paths = static_cast<int>(v.whole(1, kMostPaths)); }},
-    {"HARP_MTU", "(the interface's)", "udp: bytes of the largest packet, IP header included.",
+    {"HARP_MTU", "(the interface's)", "udp, mem: bytes of the largest packet, IP header included.",
      [](Config& c, const Value& v) { c.mtu = static_cast<uint32_t>(v.whole(kLeastMtu, kMostMtu)); }},
     {"HARP_PEER_TIMEOUT_MS", "4000", "A peer that gives no sign of life for so long has failed.",
      [](Config& c, const Value& v) { c.peer_timeout_ms = static_cast<uint64_t>(v.whole(1, kMostTimeoutMs)); }},
@@ -105,6 +106,8 @@ void apply(Config& config, const char* variable, const char* member, const std::
 }
 
 }  // namespace
+
+const char* process_environment(const char* name) { return std::getenv(name); }
 
 Config read_config(const harp_options* given, const Environment& environment) {
   const harp_options options = known_part(given);

@@ -11,6 +11,8 @@ namespace harp {
 
 using Environment = std::function<const char*(const char* name)>;  // getenv, or a test's map
 
+const char* process_environment(const char* name);
+
 struct Config {
   std::string port = "udp";
   std::string interface;           // "": any that is up

@@ -183,8 +183,12 @@ std::string Context::stats() {
   return open_.with([&](Open& open) {
     for (const auto& [channel, owned] : open.channels) channels[&channel->engine].push_back(channel);
     std::string connections;
+    Counters strays;  // packets that belong to no connection
     for (const auto& engine : engines_) {
       engine->run([&] {
+        strays.malformed += engine->strays().malformed;
+        strays.unauthenticated += engine->strays().unauthenticated;
+        strays.out_of_window += engine->strays().out_of_window;
         for (const Channel* channel : channels[engine.get()]) {
           lightcc::JsonObject one;
           one.add("engine", engine->index()).add("peer", channel->peer);
@@ -195,7 +199,10 @@ std::string Context::stats() {
       });
     }
     const Caps& caps = engines_.front()->caps();
-    lightcc::JsonObject all;
+    lightcc::JsonObject all, of_strays;
+    of_strays.add("malformed", strays.malformed).add("unauthenticated", strays.unauthenticated);
+    of_strays.add("out_of_window", strays.out_of_window);
+    all.add_json("strays", of_strays.text());
     all.add("port", caps.name).add("payload_bytes", caps.payload).add("engines", engines_.size());
     all.add("inline", engines_.front()->runs_inline() ? 1 : 0).add_json("connections", "[" + connections + "]");
     return all.text();

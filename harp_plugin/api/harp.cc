@@ -101,8 +101,7 @@ int harp_open(const harp_options* options, harp_context** context) {
   return guard([&]() -> int {
     require(context, "harp_open: where to store the context is NULL");
     *context = nullptr;
-    const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
-    *context = reinterpret_cast<harp_context*>(new Context(harp::read_config(options, environment)));
+    *context = reinterpret_cast<harp_context*>(new Context(harp::read_config(options, harp::process_environment)));
     return HARP_OK;
   });
 }

@@ -32,6 +32,13 @@ std::string in_hexadecimal(const Address& address) {
   return text;
 }
 
+// Packets of the payload that udp has with this MTU.
+std::unique_ptr<Port> open_mem_of(const Config& config) {
+  constexpr uint32_t kHeaders = 20 + 8 + kHeaderBytes;
+  if (config.mtu == 0) return open_mem(process_network());
+  return open_mem(process_network(), (config.mtu - kHeaders) / kOffsetUnit * kOffsetUnit);
+}
+
 std::unique_ptr<Port> open_udp_of(const Config& config) {
   return open_udp({.address = choose_interface(config.interface).address,
                    .locals = config.paths,
@@ -59,7 +66,7 @@ struct Kind {
 const Kind kKinds[] = {
     {"udp", open_udp_of, in_dots},
     {"shm", [](const Config&) -> std::unique_ptr<Port> { return open_shm(); }, in_hexadecimal},
-    {"mem", [](const Config&) -> std::unique_ptr<Port> { return open_mem(process_network()); }, in_hexadecimal},
+    {"mem", open_mem_of, in_hexadecimal},
 };
 
 const Kind& kind_of(const std::string& name) {

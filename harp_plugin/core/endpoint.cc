@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kSlotBits = 16;  // of an id: where its session is; the other bits are random
 constexpr size_t kMostResets = 64;  // that wait to be sent
-constexpr uint64_t kIdleLookNs = 20 * kMillisecond;  // how often sessions with nothing under way are looked at
+constexpr uint64_t kIdleLookNs = 50 * kMillisecond;  // how often sessions with nothing under way are looked at
 constexpr uint64_t kPauseNs = 100 * kMillisecond;    // of this process, that is not counted against peers
 constexpr uint32_t kMostKept = 512;  // packets that streams keep; beyond, records are copied
 
@@ -329,12 +329,13 @@ void Endpoint::Impl::tend(std::vector<Session*>* list, uint64_t now_ns, uint64_t
   }
 }
 
+// Sessions with nothing under way wait for the next look at all of them, so that many share a wake-up.
 uint64_t Endpoint::next_ns() const {
   uint64_t first = UINT64_MAX;
-  for (Session* session : impl_->active) first = std::min(first, session->deadline_ns());
   for (Session* session : impl_->quiet) first = std::min(first, session->deadline_ns());
+  first = std::max(first, impl_->quiet_look_ns);
+  for (Session* session : impl_->active) first = std::min(first, session->deadline_ns());
   impl_->promised_ns = first == UINT64_MAX ? 0 : first;
-  impl_->quiet_look_ns = std::min(impl_->quiet_look_ns, first);
   return first;
 }
 

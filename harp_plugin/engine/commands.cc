@@ -14,7 +14,7 @@ void Engine::run(std::function<void()> command) {
     }
     done.give(error);
   });
-  ring();
+  wake();
   done.wait(settings_.runs_inline ? [this] { poll(); } : std::function<void()>());
 }
 
@@ -28,7 +28,7 @@ void Engine::run_fenced(std::function<void()> command) {
       done.give(std::current_exception());
     }
   });
-  ring();
+  wake();
   done.wait(settings_.runs_inline ? [this] { poll(); } : std::function<void()>());
 }
 
@@ -60,7 +60,7 @@ void Engine::connect(Channel& channel, const Address& address, const Nonce& nonc
     }
     drain(channel, now_ns);
   });
-  ring();
+  wake();
 }
 
 void Engine::close(Channel& channel) {
@@ -100,7 +100,7 @@ void Engine::notice(Channel& channel) {
     while (!queued_.compare_exchange_weak(channel.next_queued_, &channel, std::memory_order_seq_cst)) {
     }
   }
-  if (sleeping_.load(std::memory_order_seq_cst)) ring();
+  wake();
 }
 
 }  // namespace harp

@@ -29,7 +29,7 @@ class Guarded {
 class Acknowledgement {
  public:
   void give(std::exception_ptr error = nullptr);
-  // Until it is given. `help` is called between short waits if it is set: in inline mode the waiter does the work itself.
+  // Until it is given. `help`, if set, is called between short waits: in inline mode the waiter does the work itself.
   // Rethrows what the command threw.
   void wait(const std::function<void()>& help);
 

@@ -46,9 +46,12 @@ bool Engine::round() {
   busy |= submissions(now_ns);
   endpoint_.advance(now_ns);
   for (ConnectionId id : std::exchange(orphans_, {})) endpoint_.close(id, now_ns);
+  if (!released_.empty()) {
+    port_->release(released_);
+    released_.clear();
+  }
   busy |= transmit(now_ns);
   if (!fenced_.empty()) settle();
-  unpublished_ |= busy;
   if (unpublished_ && now_ns - published_ns_ >= kPublishEveryNs) publish(now_ns);
   return busy;
 }
@@ -67,11 +70,8 @@ size_t Engine::receive() {
     ++unneeded;
   }
   current_ = nullptr;
+  unpublished_ |= count > 0;
   if (unneeded > 0) port_->release(std::span(rx_).first(unneeded));
-  if (!released_.empty()) {
-    port_->release(released_);
-    released_.clear();
-  }
   return count;
 }
 
@@ -117,17 +117,16 @@ void Engine::drain(Channel& channel, uint64_t now_ns) {
 }
 
 bool Engine::transmit(uint64_t now_ns) {
-  bool any = kept_ != kept_end_;
-  if (any) offer_kept();
+  if (kept_ != kept_end_) offer_kept();
   for (int batch = 0; batch < kBatchesARound && kept_ == kept_end_; ++batch) {
     const size_t count = endpoint_.transmit(tx_, now_ns);
-    if (count == 0) return any;
-    any = true;
+    if (count == 0) return false;
+    unpublished_ = true;
     const size_t taken = port_->tx(std::span(tx_).first(count));
     taken_ += taken;
     if (taken < count) keep(taken, count);
   }
-  return any;
+  return kept_ == kept_end_;  // else the port is full, and sleep() looks again soon
 }
 
 void Engine::offer_kept() {
@@ -201,13 +200,8 @@ void Engine::give_up(Channel& channel, Status status, const std::string& why) {
   channel.over_.store(static_cast<int>(status), std::memory_order_release);
 }
 
-void Engine::release(const RxPacket& packet) {
-  if (current_) {
-    released_.push_back(packet);  // the packets of this batch are looked at first
-  } else {
-    port_->release(std::span(&packet, 1));
-  }
-}
+// Later in the round, all together: while packets are looked at, their port must not reuse any.
+void Engine::release(const RxPacket& packet) { released_.push_back(packet); }
 
 Counters Engine::counters(const Channel& channel) const {
   const Counters* counters = channel.id_ ? endpoint_.counters(channel.id_) : nullptr;

@@ -37,7 +37,7 @@ class Engine final : private Events {
   struct Settings {
     int index = 0;
     bool runs_inline = false;
-    std::optional<CoreClaim> core;  // that its thread is pinned to
+    std::optional<CoreClaim> core = std::nullopt;  // that its thread is pinned to
     uint64_t spin_ns = 5'000; // at most, before its thread offers its core and then sleeps
     std::function<std::string(const Address&)> name_of_peer;
     std::function<uint64_t()> random;
@@ -63,6 +63,7 @@ class Engine final : private Events {
   int load() const { return load_.load(std::memory_order_relaxed); }
   Port& port() { return *port_; }                                            // in commands only
   Counters counters(const Channel& channel) const;                          // in commands only
+  const Counters& strays() const { return endpoint_.strays(); }              // in commands only
 
  private:
   static constexpr size_t kBatch = 64;
@@ -75,11 +76,11 @@ class Engine final : private Events {
   void release(const RxPacket&) override;
 
   // engine.cc: a round and what it consists of.
-  bool round();  // whether there was anything to do
+  bool round();  // whether anything came, or is left to do: what timers had sent is no reason to stay awake
   size_t receive();
   bool submissions(uint64_t now_ns);
   void drain(Channel&, uint64_t now_ns);
-  bool transmit(uint64_t now_ns);
+  bool transmit(uint64_t now_ns);  // whether there may be more
   void offer_kept();
   void keep(size_t from, size_t count);
   void settle();
@@ -91,6 +92,9 @@ class Engine final : private Events {
   void unlist(Channel&);
   void give_up(Channel&, Status, const std::string& why);
   // thread.cc
+  void wake() {
+    if (sleeping_.load(std::memory_order_seq_cst)) ring();
+  }
   void ring();
   void thread();
   bool attend(uint64_t polls);

@@ -17,8 +17,6 @@ namespace {
 constexpr uint64_t kUnattendedNs = 10 * kMillisecond;  // inline mode: nobody polled for so long
 constexpr uint64_t kLookAgainNs = 200 * kMicrosecond;  // while the port takes nothing or has not let go
 constexpr uint64_t kNoDoorbellNs = kMillisecond;
-// Timers that are far away are those of idle connections: a little late, many of them share one wake-up.
-constexpr uint64_t kFarNs = 20 * kMillisecond, kTogetherNs = 10 * kMillisecond;
 constexpr uint64_t kGoodbyeNs = 200 * kMillisecond;
 constexpr unsigned long kTimerSlackNs = 1'000;
 
@@ -108,7 +106,6 @@ void Engine::sleep() {
   if (baton_.test_and_set(std::memory_order_acquire)) return;
   const uint64_t now_ns = lightcc::now_ns();
   uint64_t until_ns = endpoint_.next_ns();
-  if (until_ns != UINT64_MAX && until_ns > now_ns + kFarNs) until_ns += kTogetherNs;
   if (kept_ != kept_end_ || !fenced_.empty()) until_ns = std::min(until_ns, now_ns + kLookAgainNs);
   if (port_->descriptor() < 0) until_ns = std::min(until_ns, now_ns + kNoDoorbellNs);
   if (unpublished_) publish(now_ns);

@@ -198,7 +198,7 @@ size_t RingPort::receive(ReceiveLink& link, uint32_t index, std::span<RxPacket> 
     }
     packet.head = slot->bytes;
     packet.head_bytes = slot->header.head_bytes;
-    if (slot->header.region == kInline && packet.head_bytes > kHeaderBytes) {
+    if (slot->header.region == kInline && packet.head_bytes > kHeaderBytes && packet.payload_bytes <= kTagBytes) {
       packet.head_bytes += packet.payload_bytes;  // the tag stays behind the body, as body_of() wants it
       packet.payload_bytes = 0;
     }

@@ -54,8 +54,9 @@ struct Side {
     engine = std::make_unique<Engine>(
         std::move(port), options,
         Engine::Settings{.runs_inline = runs_inline,
+                         .core = std::nullopt,
                          .name_of_peer = [](const Address&) { return std::string("the peer"); },
-                         .random = [dice = std::make_shared<std::mt19937_64>(std::random_device{}())] { return (*dice)(); }});
+                         .random = [dice = std::make_shared<std::mt19937_64>(7)] { return (*dice)(); }});
   }
   Switches switches;
   std::unique_ptr<Engine> engine;
@@ -90,7 +91,8 @@ struct EnginePair {
     return until_done([&] { return done(request) ? HARP_OK : HARP_PENDING; }) == HARP_OK;
   }
   bool stays_posted(const Request* request, std::chrono::milliseconds time) {
-    for (const auto end = std::chrono::steady_clock::now() + time; std::chrono::steady_clock::now() < end; sched_yield())
+    const auto end = std::chrono::steady_clock::now() + time;
+    for (; std::chrono::steady_clock::now() < end; sched_yield())
       if (done(request)) return false;
     return true;
   }

@@ -86,7 +86,7 @@ class Link {
     bool moved = false;
     while (!last_came_ && receives_.size() < kDepth && post_receive()) moved = true;
     while (!last_sent_ && (send || stop) && sends_.size() < kDepth && post_send(stop)) moved = true;
-    if (done(harp_connected(connection_))) connected_ = true;
+    connected_ = connected_ || done(harp_connected(connection_));  // later on its requests say how it ends
     return test_send() | test_receive() | moved;
   }
   bool connected() const { return connected_; }

@@ -37,6 +37,7 @@ void run_pair(const Settings& s, uint64_t number, Board& board) {
   bind_to(std::to_string(cores.empty() ? int(number) : cores[number % cores.size()]));
   const auto here = make_harp(s), there = make_harp(s);
   const std::string handle = there->listen();
+  std::unique_ptr<Party> sender, receiver;  // their buffers may be posted until the channels are closed
   const auto to = here->connect(handle);
   std::unique_ptr<Channel> from;
   auto accepted = [&] {
@@ -47,7 +48,8 @@ void run_pair(const Settings& s, uint64_t number, Board& board) {
   };
   wait_until(accepted, kOpenS, "connection over mem");
   Window sends(1), receives(1);
-  const auto sender = make_client_party(*to, s, sends), receiver = make_server_party(*from, s, receives);
+  sender = make_client_party(*to, s, sends);
+  receiver = make_server_party(*from, s, receives);
   board.ready.fetch_add(1);
   auto all_ready = [&] {
     here->progress();

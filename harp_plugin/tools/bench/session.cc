@@ -29,8 +29,13 @@ std::unique_ptr<Transport> make_transport(const Settings& s, const std::string& 
   return s.transport == "tcp" ? make_tcp(s, address_of(own_address)) : make_harp(s);
 }
 
-using Channels = std::vector<std::unique_ptr<Channel>>;
 using Parties = std::vector<std::unique_ptr<Party>>;
+
+// The connections of one side and who uses them, whose buffers may be posted until the connections are closed.
+struct Ends {
+  Parties parties;
+  std::vector<std::unique_ptr<Channel>> channels;
+};
 
 // Each thread steps the parties of its share of the connections.
 void drive_in_threads(const Parties& parties, const Settings& s) {
@@ -64,24 +69,20 @@ JsonObject idle(const Settings& s) {
   return json_of(usage_now() - begin, 0);
 }
 
-// What one side has used, and the round trips that it saw. An idle run ends with a message on each connection, of no
+// What one side has used. An idle run ends with a message on each connection, of no
 // measured time, which shows that all are alive.
 template <class MakeParty>
-JsonObject measure(const Channels& channels, const Settings& s, MakeParty make_party,
-                   std::vector<uint32_t>* round_trips) {
+JsonObject measure(Ends& ends, const Settings& s, MakeParty make_party) {
   Settings traffic = s;
   JsonObject idled;
   if (s.mode == "idle") {
     idled = idle(s);
     traffic.warm_up_s = traffic.seconds = 0;
   }
-  Window window(channels.size());
-  Parties parties;
-  for (const auto& channel : channels) parties.push_back(make_party(*channel, traffic, window));
-  drive_in_threads(parties, traffic);
-  for (const auto& party : parties)
-    round_trips->insert(round_trips->end(), party->round_trips_ns().begin(), party->round_trips_ns().end());
-  return s.mode == "idle" ? idled : json_of(window.used(), total_bytes(parties));
+  Window window(ends.channels.size());
+  for (const auto& channel : ends.channels) ends.parties.push_back(make_party(*channel, traffic, window));
+  drive_in_threads(ends.parties, traffic);
+  return s.mode == "idle" ? idled : json_of(window.used(), total_bytes(ends.parties));
 }
 
 JsonObject percentiles(std::vector<uint32_t> ns) {
@@ -96,16 +97,15 @@ void serve_client(Control control, const Settings& own) {
   const Settings s = from_client(control.receive(), own);
   const auto transport = make_transport(s, control.own_address());
   control.send(transport->listen());
-  Channels channels;
+  Ends ends;
   auto accept_one = [&] {
     transport->progress();
-    if (auto channel = transport->accept()) channels.push_back(std::move(channel));
-    return channels.size() == s.connections;
+    if (auto channel = transport->accept()) ends.channels.push_back(std::move(channel));
+    return ends.channels.size() == s.connections;
   };
   wait_until(accept_one, kOpenS, "connection of the client");
   control.send("go");
-  std::vector<uint32_t> none;
-  JsonObject used = measure(channels, s, make_server_party, &none);
+  JsonObject used = measure(ends, s, make_server_party);
   control.receive([&] { transport->progress(); });  // until the client has done with it
   used.add_json("stats", transport->stats());
   control.send(used.text());
@@ -124,16 +124,18 @@ std::string run_against(const std::string& server, const Settings& s) {
   Control control(connect_to(server));
   control.send(for_server(s));
   const std::string handle = control.receive();
-  std::vector<uint32_t> round_trips;
   const auto transport = make_transport(s, control.own_address());
-  Channels channels;  // open until the server, which has receives posted, is done as well
-  for (uint64_t i = 0; i < s.connections; ++i) channels.push_back(transport->connect(handle));
+  Ends ends;  // open until the server, which has receives posted, is done as well
+  for (uint64_t i = 0; i < s.connections; ++i) ends.channels.push_back(transport->connect(handle));
   control.receive([&] { transport->progress(); });
-  JsonObject result = described(s), used = measure(channels, s, make_client_party, &round_trips);
+  JsonObject result = described(s), used = measure(ends, s, make_client_party);
   control.send("done");
   const std::string of_server = control.receive([&] { transport->progress(); });
   used.add_json("stats", transport->stats());
   result.add_json("client", used.text()).add_json("server", of_server);
+  std::vector<uint32_t> round_trips;
+  for (const auto& party : ends.parties)
+    round_trips.insert(round_trips.end(), party->round_trips_ns().begin(), party->round_trips_ns().end());
   if (!round_trips.empty()) result.add_json("round_trip", percentiles(std::move(round_trips)).text());
   return result.text();
 }

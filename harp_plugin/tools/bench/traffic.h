@@ -12,6 +12,7 @@
 
 namespace harp::bench {
 
+// Its buffers are posted until its channel is closed, so it must outlive that.
 class Party {
  public:
   virtual ~Party() = default;
