@@ -4,7 +4,7 @@
 // Once a round (an RTT):
 //   delay over the target    the window shrinks in proportion to the excess, by half at most
 //   more than 2 % lost       it shrinks by the share that was lost, by half at most
-//   neither                  it grows: doubles until the first congestion, then by more the less delay and loss there is
+//   neither                  it grows: doubles until the first congestion, then by more the less delay and loss
 // Delay is the least round trip of the round over the least of the last ten seconds, so that one reader that was not
 // scheduled for a moment does not look like a full queue.
 //

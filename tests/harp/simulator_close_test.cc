@@ -1,5 +1,5 @@
-// Connections that end while messages are under way, over wires that lose, repeat and reorder: by close(), by a host that
-// falls silent, by both at once. HARP_SEEDS and HARP_FIRST_SEED as in simulator_test.cc.
+// Connections that end while messages are under way, over wires that lose, repeat and reorder: by close(), by a host
+// that falls silent, by both at once. HARP_SEEDS and HARP_FIRST_SEED as in simulator_test.cc.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -132,7 +132,8 @@ Outcome run(uint64_t seed) {
   simulator.run(20 * kSecond, [] { return false; });
   const auto fault = [&](const char* name, const std::string& what) { return Outcome{std::string(name) + what, 0}; };
   // Who did not close has heard of it; then each closes.
-  if (a.closed() && b_id != 0 && !b.closed() && b.over() == Status::ok) return fault("two: ", "the close was not heard");
+  const bool unheard = a.closed() && b_id != 0 && !b.closed() && b.over() == Status::ok;
+  if (unheard) return fault("two: ", "the close was not heard");
   if (b.closed() && !a.closed() && a.over() == Status::ok) return fault("one: ", "the close was not heard");
   a.close(a_id);
   if (b_id != 0) b.close(b_id);
