@@ -1,6 +1,6 @@
 // Packets as UDP datagrams over the kernel: no privileges, any NIC. One socket for each own address (a path's source
-// port). Sending: consecutive packets to one place are one system call and one datagram to the kernel's stack
-// (UDP_SEGMENT). Receiving, one of two ways, whichever the network asks for (udp_receiver.h).
+// port). Sending: consecutive packets to one place are one datagram to the kernel's stack until the wire (UDP_SEGMENT,
+// udp_sender.h). Receiving: payloads go straight to where they are expected to belong (udp_receiver.h).
 #pragma once
 #include <memory>
 #include <string>
@@ -13,14 +13,18 @@ struct UdpOptions {
   std::string address;  // numeric IPv4 of this host to bind
   int locals = 1;       // sockets
   uint32_t mtu = 0;     // 0: that of the interface which has the address
-  bool tags = false;    // leave room for a tag in a full packet
+  bool tags = false;    // packets carry tags: leave room for one, and do not place payloads (the tag is not contiguous then)
   bool gso = true, gro = true;
 };
 
 // What the sockets did; one thread.
 struct UdpCounters {
-  uint64_t sent_calls = 0, refused = 0, unsent = 0;  // unsent: no such address, link down, too large
-  uint64_t received_calls = 0, placed = 0, misplaced = 0, aggregates = 0, dropped = 0;
+  uint64_t sent_calls = 0, sent_groups = 0;  // groups: packets that went as one datagram to the kernel's stack
+  uint64_t refused = 0, unsent = 0;  // refused: no room now; unsent: no such address, link down, too large
+  uint64_t received_calls = 0, aggregates = 0;
+  uint64_t placed = 0, misplaced = 0;  // payloads that were, or were not, where they had been expected
+  uint64_t dropped = 0;                // too short or too long for a packet
+  bool gso = false;                    // groups are sent (still)
 };
 
 class UdpPort : public Port {

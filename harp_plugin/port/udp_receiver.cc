@@ -1,9 +1,10 @@
 #include "harp_plugin/port/udp_receiver.h"
 
-#include <netinet/in.h>
 #include <netinet/udp.h>
 
 #include <cstring>
+
+#include "base/clock.h"
 
 #ifndef UDP_GRO
 #define UDP_GRO 104
@@ -13,35 +14,64 @@ namespace harp {
 
 namespace {
 
-constexpr size_t kSmallFrames = 1024, kLargeFrames = 48;
 constexpr size_t kLargestDatagram = 65535;
-constexpr size_t kHeaderRoom = 64;  // in a frame, before the payload, which so lies on a cache line
-constexpr uint64_t kTrialNs = kSecond;
-constexpr uint32_t kTrialReceptions = 128;  // after which the mode is decided
-constexpr uint64_t kLargeBit = uint64_t(1) << 32;  // in RxPacket::frame: of the large pool
-constexpr size_t kLargeBatch = 8;
+constexpr uint32_t kFrames = 1024, kLeastFrames = 256, kAggregateFrames = 48;
+constexpr size_t kPoolBytes = 16 << 20;  // where packets are large, fewer frames
+constexpr uint64_t kLookNs = kSecond;
+constexpr uint32_t kReceptions = 128;  // after which the mode is considered
+constexpr uint32_t kMostHesitations = 8;
+constexpr uint64_t kAggregateBit = uint64_t{1} << 32;  // in RxPacket::frame
 
-size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+// A frame of a packet alone: the header's slot, then room for all of it, whose payload begins a cache line.
+constexpr size_t kAloneRoom = 64 - kHeaderBytes;
+static_assert(kAloneRoom >= kHeaderBytes);
+// A frame of an aggregate: the slots of so many headers as a batch has packets, then room for all of it.
+constexpr size_t kSlotBytes = 24, kAggregateRoom = 64 * kSlotBytes;
 
-bool is(const Expected& expected, const Header& header) {
-  return header.type == Type::data && header.flags == 0 && header.conn == expected.conn &&
-         header.message == expected.message && header.offset == expected.offset && header.total == expected.total;
+bool is(const Expected& expected, const uint8_t* head) {
+  const std::optional<Header> header = read_header({head, kHeaderBytes});
+  return header && header->type == Type::data && header->flags == 0 && header->conn == expected.conn &&
+         header->message == expected.message && header->offset == expected.offset && header->total == expected.total;
+}
+
+// Puts the first `bytes` of what was scattered over `pieces`, whose last is `room`, together in `room`.
+void put_together(std::span<const iovec> pieces, uint8_t* room, size_t bytes) {
+  size_t elsewhere = 0;
+  for (const iovec& piece : pieces.first(pieces.size() - 1)) elsewhere += piece.iov_len;
+  if (bytes > elsewhere) std::memmove(room + elsewhere, room, bytes - elsewhere);
+  for (const iovec& piece : pieces.first(pieces.size() - 1)) {
+    const size_t count = std::min(bytes, piece.iov_len);
+    std::memcpy(room, piece.iov_base, count);
+    room += count;
+    bytes -= count;
+  }
+}
+
+Address address_of(const sockaddr_in& name) {
+  Address address;
+  std::memcpy(address.bytes.data(), &name, sizeof name);
+  address.size = sizeof name;
+  return address;
+}
+
+uint32_t frames_for(uint32_t payload_and_tag) {
+  return std::clamp(static_cast<uint32_t>(kPoolBytes / (payload_and_tag + 64)), kLeastFrames, kFrames);
 }
 
 }  // namespace
 
-UdpReceiver::Pool::Pool(size_t count, size_t frame_bytes) : memory(count * frame_bytes + 64) {
-  uint8_t* begin = memory.data() + 64 - reinterpret_cast<uintptr_t>(memory.data()) % 64;
-  for (size_t i = count; i-- > 0;) free.push_back(uint32_t(i));
-  for (size_t i = 0; i < count; ++i) frames.push_back({begin + i * frame_bytes, 0});
-}
+UdpPools::UdpPools(uint32_t payload_and_tag, bool gro)
+    : alone(frames_for(payload_and_tag), kAloneRoom + kHeaderBytes + payload_and_tag, true),
+      aggregates(gro ? kAggregateFrames : 0, kAggregateRoom + kLargestDatagram, false) {}
 
-// A frame has room for the payload of a full packet that lies elsewhere by mistake, and as much behind it.
-UdpReceiver::UdpReceiver(int socket, uint16_t local, uint32_t payload, bool gro, UdpCounters& counters)
-    : socket_(socket), local_(local), payload_(payload), may_gro_(gro), counters_(counters),
-      mode_(gro ? Mode::gro : Mode::direct), small_(kSmallFrames, kHeaderRoom + 2 * round_up(payload + kTagBytes)),
-      large_(gro ? kLargeFrames : 0, round_up(kLargestDatagram + 1)), trial_left_(kTrialReceptions), messages_(kBatch),
-      pieces_(3 * kBatch), names_(kBatch), controls_(kBatch), frames_(kBatch) {
+UdpReceiver::UdpReceiver(int socket, uint16_t local, uint32_t payload, bool gro, UdpPools& pools, UdpCounters& counters)
+    : socket_(socket), local_(local), payload_(payload), may_gro_(gro), mode_(gro ? Mode::aggregates : Mode::alone),
+      pools_(pools), counters_(counters) {
+  for (size_t i = 0; i < kBatch; ++i) {
+    msghdr& message = batch_->messages[i].msg_hdr;
+    message.msg_name = &batch_->names[i];
+    message.msg_iov = batch_->pieces[i].data();
+  }
   if (gro) set_gro(true);
 }
 
@@ -50,185 +80,205 @@ void UdpReceiver::set_gro(bool on) {
   setsockopt(socket_, SOL_UDP, UDP_GRO, &value, sizeof value);
 }
 
-size_t UdpReceiver::receive(std::span<RxPacket> packets, std::span<const Expected> expected, uint64_t now_ns) {
-  if (mode_ == Mode::direct && may_gro_ && now_ns >= next_trial_ns_) {
-    mode_ = Mode::gro;
-    trial_left_ = kTrialReceptions;
-    trial_aggregates_ = 0;
+size_t UdpReceiver::receive(std::span<RxPacket> packets, std::span<const Expected> expected) {
+  if (packets.empty()) return 0;
+  // What is expected includes these, so nothing else is received that would be taken for it.
+  if (holds_more()) return hand_out_rest(packets);
+  const auto too_long = [&](const Expected& one) { return one.bytes > payload_; };
+  expected = expected.first(static_cast<size_t>(std::find_if(expected.begin(), expected.end(), too_long) - expected.begin()));
+  if (mode_ == Mode::alone && may_gro_ && lightcc::now_ns() >= next_look_ns_) {
+    mode_ = Mode::aggregates;
+    receptions_ = packets_ = 0;
     set_gro(true);
   }
-  if (mode_ == Mode::direct) return receive_direct(packets, expected);
-  const size_t count = receive_aggregates(packets);
-  if (mode_ == Mode::gro && trial_left_ == 0) {
-    // One datagram a reception is no gain that pays for the copy.
-    if (trial_aggregates_ * 4 < kTrialReceptions) {
-      set_gro(false);
-      mode_ = Mode::draining;  // what is queued already may be aggregates
-    }
-    trial_left_ = kTrialReceptions;
-    trial_aggregates_ = 0;
-  }
-  if (mode_ == Mode::draining && count == 0) {
-    mode_ = Mode::direct;
-    next_trial_ns_ = now_ns + kTrialNs;
-  }
-  return count;
+  return mode_ == Mode::alone ? receive_alone(packets, expected) : receive_aggregates(packets, expected);
 }
 
-size_t UdpReceiver::receive_direct(std::span<RxPacket> packets, std::span<const Expected> expected) {
-  const size_t wanted = std::min({packets.size(), batch_, small_.free.size()});
+size_t UdpReceiver::receive_alone(std::span<RxPacket> packets, std::span<const Expected> expected) {
+  const size_t wanted = std::min({packets.size(), batch_size_, pools_.alone.free()});
   for (size_t i = 0; i < wanted; ++i) {
-    const uint32_t frame = frames_[i] = small_.free[small_.free.size() - 1 - i];
-    uint8_t* bytes = small_.frames[frame].bytes;
-    iovec* piece = &pieces_[3 * i];
-    size_t count = 0;
-    piece[count++] = {bytes, kHeaderBytes};
-    if (i < expected.size()) piece[count++] = {expected[i].at, expected[i].bytes};
-    piece[count++] = {bytes + kHeaderRoom, payload_ + kTagBytes};
-    messages_[i].msg_hdr = {.msg_name = &names_[i],
-                            .msg_namelen = sizeof names_[i],
-                            .msg_iov = piece,
-                            .msg_iovlen = count,
-                            .msg_control = nullptr,
-                            .msg_controllen = 0,
-                            .msg_flags = 0};
+    uint8_t* frame = pools_.alone.bytes(pools_.alone.peek(i));
+    msghdr& message = batch_->messages[i].msg_hdr;
+    iovec* piece = message.msg_iov;
+    if (i < expected.size()) {
+      *piece++ = {frame, kHeaderBytes};
+      *piece++ = {expected[i].at, expected[i].bytes};
+    }
+    *piece++ = {frame + kAloneRoom, kHeaderBytes + payload_};
+    message.msg_iovlen = static_cast<size_t>(piece - message.msg_iov);
+    message.msg_namelen = sizeof(sockaddr_in);
   }
   if (wanted == 0) return 0;
   ++counters_.received_calls;
-  const int received = recvmmsg(socket_, messages_.data(), unsigned(wanted), MSG_DONTWAIT, nullptr);
+  const int received = recvmmsg(socket_, batch_->messages.data(), static_cast<unsigned>(wanted), MSG_DONTWAIT, nullptr);
   if (received <= 0) return 0;
-  batch_ = std::min(kBatch, std::max<size_t>(8, size_t(received) * 2));
+  batch_size_ = std::clamp<size_t>(static_cast<size_t>(received) * 2, 8, kBatch);
+  std::array<uint32_t, kBatch> frames;
+  for (size_t i = 0; i < static_cast<size_t>(received); ++i) frames[i] = pools_.alone.take();
   size_t count = 0;
-  small_.free.resize(small_.free.size() - size_t(received));
-  for (size_t i = 0; i < size_t(received); ++i) {
-    RxPacket& packet = packets[count];
-    const bool whole = !(messages_[i].msg_hdr.msg_flags & MSG_TRUNC) && messages_[i].msg_len >= kHeaderBytes;
-    if (whole && hand_out(i < expected.size() ? &expected[i] : nullptr, frames_[i], messages_[i].msg_len, &packet)) {
-      packet.local = local_;
-      packet.from.size = uint8_t(messages_[i].msg_hdr.msg_namelen);
-      std::memcpy(packet.from.bytes.data(), &names_[i], sizeof(sockaddr_in));
-      ++count;
-    } else {
+  for (size_t i = 0; i < static_cast<size_t>(received); ++i) {
+    const msghdr& message = batch_->messages[i].msg_hdr;
+    const uint32_t bytes = batch_->messages[i].msg_len;
+    uint8_t* frame = pools_.alone.bytes(frames[i]);
+    const bool packet_like = bytes >= kHeaderBytes && bytes <= kHeaderBytes + payload_ && !(message.msg_flags & MSG_TRUNC);
+    if (!packet_like) {
       ++counters_.dropped;
-      small_.free.push_back(frames_[i]);
-    }
-  }
-  return count;
-}
-
-// A datagram of so many bytes, the first of whose payload went to where `expected` says.
-bool UdpReceiver::hand_out(const Expected* expected, uint32_t frame, uint32_t bytes, RxPacket* packet) {
-  uint8_t* head = small_.frames[frame].bytes;
-  const uint32_t payload_bytes = bytes - kHeaderBytes;
-  const std::optional<Header> header = read_header({head, kHeaderBytes});
-  if (!header) return false;
-  packet->head = head;
-  packet->head_bytes = kHeaderBytes;
-  packet->payload = head + kHeaderRoom;
-  packet->payload_bytes = payload_bytes;
-  packet->lendable = small_.free.size() > kSmallFrames / 2;
-  packet->frame = frame;
-  if (!expected) return true;
-  if (payload_bytes == expected->bytes && is(*expected, *header)) {
-    packet->payload = expected->at;
-    ++counters_.placed;
-    return true;
-  }
-  // Back together in the frame: first what lies in the wrong place, then what did not fit there.
-  ++counters_.misplaced;
-  const uint32_t elsewhere = std::min(payload_bytes, expected->bytes), rest = payload_bytes - elsewhere;
-  if (rest > 0) std::memmove(head + kHeaderRoom + elsewhere, head + kHeaderRoom, rest);
-  std::memcpy(head + kHeaderRoom, expected->at, elsewhere);
-  return true;
-}
-
-size_t UdpReceiver::receive_aggregates(std::span<RxPacket> packets) {
-  size_t count = split(packets);
-  if (count == packets.size()) return count;
-  const size_t wanted = std::min(kLargeBatch, large_.free.size());
-  for (size_t i = 0; i < wanted; ++i) {
-    frames_[i] = large_.free[large_.free.size() - 1 - i];
-    pieces_[i] = {large_.frames[frames_[i]].bytes, kLargestDatagram};
-    messages_[i].msg_hdr = {.msg_name = &names_[i],
-                            .msg_namelen = sizeof names_[i],
-                            .msg_iov = &pieces_[i],
-                            .msg_iovlen = 1,
-                            .msg_control = controls_[i].data(),
-                            .msg_controllen = controls_[i].size(),
-                            .msg_flags = 0};
-  }
-  if (wanted == 0) return count;
-  ++counters_.received_calls;
-  const int received = recvmmsg(socket_, messages_.data(), unsigned(wanted), MSG_DONTWAIT, nullptr);
-  if (received <= 0) return count;
-  aggregates_.clear();
-  aggregate_ = 0;
-  large_.free.resize(large_.free.size() - size_t(received));
-  for (size_t i = 0; i < size_t(received); ++i) {
-    msghdr& message = messages_[i].msg_hdr;
-    const uint32_t bytes = messages_[i].msg_len;
-    uint32_t segment = bytes;
-    for (cmsghdr* control = CMSG_FIRSTHDR(&message); control; control = CMSG_NXTHDR(&message, control)) {
-      if (control->cmsg_level != SOL_UDP || control->cmsg_type != UDP_GRO) continue;
-      int value;
-      std::memcpy(&value, CMSG_DATA(control), sizeof value);
-      segment = uint32_t(value);
-    }
-    if (trial_left_ > 0) --trial_left_;
-    if (segment < bytes) {
-      ++trial_aggregates_;
-      ++counters_.aggregates;
-    }
-    if (message.msg_flags & MSG_TRUNC || segment < kHeaderBytes) {
-      ++counters_.dropped;
-      large_.free.push_back(frames_[i]);
+      pools_.alone.release(frames[i]);
       continue;
     }
-    Aggregate aggregate{.frame = frames_[i], .bytes = bytes, .at = 0, .segment = segment, .from = {}};
-    aggregate.from.size = uint8_t(message.msg_namelen);
-    std::memcpy(aggregate.from.bytes.data(), &names_[i], sizeof(sockaddr_in));
-    large_.frames[frames_[i]].references = 1;  // ours, until all of it is handed out
-    aggregates_.push_back(aggregate);
-  }
-  return count + split(packets.subspan(count));
-}
-
-size_t UdpReceiver::split(std::span<RxPacket> packets) {
-  size_t count = 0;
-  for (; aggregate_ < aggregates_.size(); ++aggregate_) {
-    Aggregate& aggregate = aggregates_[aggregate_];
-    Frame& frame = large_.frames[aggregate.frame];
-    while (aggregate.at < aggregate.bytes) {
-      if (count == packets.size()) return count;
-      const uint32_t bytes = std::min(aggregate.segment, aggregate.bytes - aggregate.at);
-      const uint8_t* head = frame.bytes + aggregate.at;
-      aggregate.at += bytes;
-      if (bytes < kHeaderBytes) {
-        ++counters_.dropped;
-        continue;
-      }
-      packets[count++] = {.head = head,
-                          .head_bytes = kHeaderBytes,
-                          .payload = head + kHeaderBytes,
-                          .payload_bytes = bytes - uint32_t(kHeaderBytes),
-                          .local = local_,
-                          .lendable = large_.free.size() > kLargeFrames / 2,
-                          .from = aggregate.from,
-                          .frame = aggregate.frame | kLargeBit};
-      ++frame.references;
+    RxPacket& packet = packets[count++];
+    packet.head = frame + kAloneRoom;
+    packet.head_bytes = kHeaderBytes;
+    packet.payload = packet.head + kHeaderBytes;
+    packet.payload_bytes = bytes - static_cast<uint32_t>(kHeaderBytes);
+    packet.local = local_;
+    packet.lendable = pools_.alone.plenty();
+    packet.from = address_of(batch_->names[i]);
+    packet.frame = frames[i];
+    if (i >= expected.size()) continue;
+    if (packet.payload_bytes == expected[i].bytes && is(expected[i], frame)) {
+      packet.head = frame;
+      packet.payload = expected[i].at;
+      ++counters_.placed;
+    } else {
+      put_together({message.msg_iov, message.msg_iovlen}, frame + kAloneRoom, bytes);
+      ++counters_.misplaced;
     }
-    if (--frame.references == 0) large_.free.push_back(aggregate.frame);
   }
   return count;
 }
 
-void UdpReceiver::release(const RxPacket& packet) {
-  const uint32_t frame = uint32_t(packet.frame);
-  if (!(packet.frame & kLargeBit)) {
-    small_.free.push_back(frame);
-  } else if (--large_.frames[frame].references == 0) {
-    large_.free.push_back(frame);
+// Datagrams one by one: after an aggregate, what is expected next is for the caller to say.
+size_t UdpReceiver::receive_aggregates(std::span<RxPacket> packets, std::span<const Expected> expected) {
+  size_t count = 0;
+  while (count < packets.size() && mode_ != Mode::alone) {
+    size_t more = 0;
+    const int parts = receive_aggregate(packets.subspan(count), expected, &more);
+    if (parts < 0) {
+      if (mode_ == Mode::leaving) leave();  // aggregates that were queued have been received: nothing is lost
+      break;
+    }
+    count += more;
+    expected = expected.subspan(std::min(expected.size(), more));
+    if (parts > 1) break;
   }
+  return count;
+}
+
+// Returns how many parts the datagram has, or -1 if there is none (or no frame for it).
+int UdpReceiver::receive_aggregate(std::span<RxPacket> packets, std::span<const Expected> expected, size_t* count) {
+  if (pools_.aggregates.free() == 0) return -1;
+  const uint32_t frame = pools_.aggregates.peek(0);
+  uint8_t* const slots = pools_.aggregates.bytes(frame);
+  uint8_t* const room = slots + kAggregateRoom;
+  expected = expected.first(std::min({expected.size(), packets.size(), kBatch}));
+  iovec* const pieces = batch_->aggregate.data();
+  size_t used = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    pieces[used++] = {slots + i * kSlotBytes, kHeaderBytes};
+    pieces[used++] = {expected[i].at, expected[i].bytes};
+  }
+  pieces[used++] = {room, kLargestDatagram};
+  msghdr message = {.msg_name = &batch_->names[0],
+                    .msg_namelen = sizeof(sockaddr_in),
+                    .msg_iov = pieces,
+                    .msg_iovlen = used,
+                    .msg_control = batch_->control.data(),
+                    .msg_controllen = batch_->control.size(),
+                    .msg_flags = 0};
+  ++counters_.received_calls;
+  const ssize_t received = recvmsg(socket_, &message, MSG_DONTWAIT);
+  if (received < 0) return -1;
+  pools_.aggregates.take();
+  const auto bytes = static_cast<uint32_t>(received);
+  rest_ = {.begin = room, .frame = frame, .bytes = bytes, .at = 0, .segment = bytes, .from = address_of(batch_->names[0])};
+  if (const cmsghdr* control = CMSG_FIRSTHDR(&message);
+      control && control->cmsg_level == SOL_UDP && control->cmsg_type == UDP_GRO) {
+    int value;
+    std::memcpy(&value, CMSG_DATA(control), sizeof value);
+    rest_.segment = static_cast<uint32_t>(value);
+  }
+  const size_t parts = bytes == 0 ? 1 : (bytes + rest_.segment - 1) / rest_.segment;
+  counters_.aggregates += parts > 1;
+  consider(parts);
+  // Those that are where they belong, from the first on. As long as all are, a header is in its slot.
+  size_t hits = 0;
+  for (; hits < expected.size() && rest_.at < bytes; ++hits) {
+    const Expected& one = expected[hits];
+    const uint32_t part = std::min(rest_.segment, bytes - rest_.at);
+    if (part != kHeaderBytes + one.bytes || !is(one, slots + hits * kSlotBytes)) break;
+    packets[hits] = {.head = slots + hits * kSlotBytes,
+                     .head_bytes = kHeaderBytes,
+                     .payload = one.at,
+                     .payload_bytes = one.bytes,
+                     .local = local_,
+                     .lendable = pools_.aggregates.plenty(),
+                     .from = rest_.from,
+                     .frame = frame | kAggregateBit};
+    pools_.aggregates.hold(frame);
+    rest_.at += part;
+  }
+  counters_.placed += hits;
+  *count = hits;
+  rest_.bytes = bytes - rest_.at;
+  rest_.at = 0;
+  if (rest_.bytes > 0) {
+    if (hits < expected.size()) {
+      counters_.misplaced += std::min(parts, expected.size()) - hits;
+      put_together({pieces + 2 * hits, used - 2 * hits}, room, rest_.bytes);
+    }
+    *count += hand_out_rest(packets.subspan(hits));
+  } else {
+    counters_.dropped += bytes == 0;
+    pools_.aggregates.release(frame);
+  }
+  return static_cast<int>(parts);
+}
+
+size_t UdpReceiver::hand_out_rest(std::span<RxPacket> packets) {
+  size_t count = 0;
+  while (holds_more() && count < packets.size()) {
+    const uint32_t bytes = std::min(rest_.segment, rest_.bytes - rest_.at);
+    const uint8_t* head = rest_.begin + rest_.at;
+    rest_.at += bytes;
+    if (bytes < kHeaderBytes || bytes > kHeaderBytes + payload_) {
+      ++counters_.dropped;
+      continue;
+    }
+    packets[count++] = {.head = head,
+                        .head_bytes = kHeaderBytes,
+                        .payload = head + kHeaderBytes,
+                        .payload_bytes = bytes - static_cast<uint32_t>(kHeaderBytes),
+                        .local = local_,
+                        .lendable = pools_.aggregates.plenty(),
+                        .from = rest_.from,
+                        .frame = rest_.frame | kAggregateBit};
+    pools_.aggregates.hold(rest_.frame);
+  }
+  if (!holds_more()) pools_.aggregates.release(rest_.frame);
+  return count;
+}
+
+void UdpReceiver::consider(size_t packets) {
+  packets_ += static_cast<uint32_t>(packets);
+  if (++receptions_ < kReceptions) return;
+  // A call for each packet costs more than one for many packets alone.
+  const bool few = packets_ < kReceptions * 3 / 2;
+  mode_ = few ? Mode::leaving : Mode::aggregates;
+  receptions_ = packets_ = 0;
+  hesitations_ = few ? hesitations_ + 1 : 0;
+  if (hesitations_ == kMostHesitations) leave();  // the queue is never empty: an aggregate in it would be lost
+}
+
+void UdpReceiver::leave() {
+  set_gro(false);
+  mode_ = Mode::alone;
+  hesitations_ = 0;
+  next_look_ns_ = lightcc::now_ns() + kLookNs;
+}
+
+void UdpReceiver::release(const RxPacket& packet, UdpPools& pools) {
+  (packet.frame & kAggregateBit ? pools.aggregates : pools.alone).release(static_cast<uint32_t>(packet.frame));
 }
 
 }  // namespace harp
