@@ -13,7 +13,7 @@ struct UdpOptions {
   std::string address;  // numeric IPv4 of this host to bind
   int locals = 1;       // sockets
   uint32_t mtu = 0;     // 0: that of the interface which has the address
-  bool tags = false;    // packets carry tags: leave room for one, and do not place payloads (the tag is not contiguous then)
+  bool tags = false;    // leave room for a tag, and do not place payloads: a tag would not lie behind its payload then
   bool gso = true, gro = true;
 };
 

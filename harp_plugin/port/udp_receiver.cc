@@ -85,7 +85,8 @@ size_t UdpReceiver::receive(std::span<RxPacket> packets, std::span<const Expecte
   // What is expected includes these, so nothing else is received that would be taken for it.
   if (holds_more()) return hand_out_rest(packets);
   const auto too_long = [&](const Expected& one) { return one.bytes > payload_; };
-  expected = expected.first(static_cast<size_t>(std::find_if(expected.begin(), expected.end(), too_long) - expected.begin()));
+  const auto fitting = std::find_if(expected.begin(), expected.end(), too_long) - expected.begin();
+  expected = expected.first(static_cast<size_t>(fitting));
   if (mode_ == Mode::alone && may_gro_ && lightcc::now_ns() >= next_look_ns_) {
     mode_ = Mode::aggregates;
     receptions_ = packets_ = 0;
@@ -120,7 +121,8 @@ size_t UdpReceiver::receive_alone(std::span<RxPacket> packets, std::span<const E
     const msghdr& message = batch_->messages[i].msg_hdr;
     const uint32_t bytes = batch_->messages[i].msg_len;
     uint8_t* frame = pools_.alone.bytes(frames[i]);
-    const bool packet_like = bytes >= kHeaderBytes && bytes <= kHeaderBytes + payload_ && !(message.msg_flags & MSG_TRUNC);
+    const bool packet_like =
+        bytes >= kHeaderBytes && bytes <= kHeaderBytes + payload_ && !(message.msg_flags & MSG_TRUNC);
     if (!packet_like) {
       ++counters_.dropped;
       pools_.alone.release(frames[i]);
@@ -191,7 +193,12 @@ int UdpReceiver::receive_aggregate(std::span<RxPacket> packets, std::span<const 
   if (received < 0) return -1;
   pools_.aggregates.take();
   const auto bytes = static_cast<uint32_t>(received);
-  rest_ = {.begin = room, .frame = frame, .bytes = bytes, .at = 0, .segment = bytes, .from = address_of(batch_->names[0])};
+  rest_ = {.begin = room,
+           .frame = frame,
+           .bytes = bytes,
+           .at = 0,
+           .segment = bytes,
+           .from = address_of(batch_->names[0])};
   if (const cmsghdr* control = CMSG_FIRSTHDR(&message);
       control && control->cmsg_level == SOL_UDP && control->cmsg_type == UDP_GRO) {
     int value;
