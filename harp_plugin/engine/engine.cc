@@ -15,7 +15,8 @@ constexpr size_t kExpected = 64;
 }  // namespace
 
 bool Engine::try_round(bool* busy) {
-  if (baton_.test(std::memory_order_relaxed) || baton_.test_and_set(std::memory_order_acquire)) return false;
+  if (progress_lock_.test(std::memory_order_relaxed)) return false;
+  if (progress_lock_.test_and_set(std::memory_order_acquire)) return false;
   try {
     *busy = round();
   } catch (const std::exception& error) {
@@ -23,7 +24,7 @@ bool Engine::try_round(bool* busy) {
     for (const auto& [id, channel] : channels_) give_up(*channel, Status::local_fault, error.what());
     *busy = true;
   }
-  baton_.clear(std::memory_order_release);
+  progress_lock_.clear(std::memory_order_release);
   return true;
 }
 
