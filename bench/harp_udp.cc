@@ -4,9 +4,10 @@
 //   harp_udp_bench SENDER_NETNS RECEIVER_NETNS RECEIVER_ADDRESS [MiB a round 512] [rounds 5] [gso 1] [gro 1] [tags 0]
 // A namespace is a name of `ip netns`, or "-" for this one. For example, with offloads off:
 //   ip netns add a; ip netns add b; ip link add va netns a mtu 1500 type veth peer name vb netns b mtu 1500
-//   ip -n a addr add 10.9.0.1/24 dev va; ip -n a link set va up; ip -n b addr add 10.9.0.2/24 dev vb; ip -n b link set
-//   vb up for i in a b; do ip netns exec $i ethtool -K v$i tso off gso off gro off tx off rx off; done harp_udp_bench a
-//   b 10.9.0.2
+//   ip -n a addr add 10.9.0.1/24 dev va; ip -n a link set va up
+//   ip -n b addr add 10.9.0.2/24 dev vb; ip -n b link set vb up
+//   for i in a b; do ip netns exec $i ethtool -K v$i tso off gso off gro off tx off rx off; done
+//   harp_udp_bench a b 10.9.0.2
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -109,7 +110,7 @@ struct Cut {
 Round send_packets(UdpPort& port, const Address& to, const Shape& shape, std::vector<uint8_t>& data) {
   const Cut cut{port.caps().payload};
   const uint32_t packets = uint32_t(shape.bytes / kMessage * cut.segments);
-  const uint32_t window = std::max(kAckEvery * 2, port.caps().receive_packets * 3 / 4);
+  const uint32_t window = std::max(kAckEvery * 2, port.caps().receive_packets);
   std::vector<TxPacket> batch(64);
   std::vector<RxPacket> acks(64);
   const UdpCounters before = port.counters();
@@ -267,10 +268,10 @@ void receive_raw(int fd, size_t packet) {
 }
 
 // A socket connected to the other side's.
-int connect_raw(int other, const char* own) {
+int connect_raw(int other, const char* own, bool sends) {
   const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   const int size = 4 << 20;
-  const timeval patience{0, kStallMs * 1000};
+  const timeval patience{0, kStallMs * (sends ? 5000 : 1000)};  // what is left is acknowledged first
   setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
   setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
@@ -310,7 +311,7 @@ void run_side(bool sends, int other, const std::string& address, const Shape& sh
   const auto port = open_udp({.address = own, .tags = shape.tags, .gso = shape.gso, .gro = shape.gro});
   Address to = port->caps().address;
   exchange(other, &to, sizeof to, !sends);
-  const int raw = connect_raw(other, own);
+  const int raw = connect_raw(other, own, sends);
   const size_t packet = port->caps().payload + kHeaderBytes;
   for (int i = 0; i < rounds; ++i) {
     for (const Way way : {Way::tcp, Way::raw, Way::port}) {
