@@ -100,9 +100,11 @@ Caps caps_of(const UdpOptions& options, const Interface& interface) {
 class Udp : public UdpPort {
  public:
   explicit Udp(const UdpOptions& options)
-      : caps_(caps_of(options, choose_interface(options.address))), places_(!options.tags),
-        pools_(caps_.payload + kTagBytes, options.gro), sender_(options.gso, counters_) {
-    // One socket is its own doorbell: whoever waits for all of its packets costs each of them time.
+      : caps_(caps_of(options, choose_interface(options.address))),
+        places_(!options.tags),
+        pools_(caps_.payload + kTagBytes, options.gro),
+        sender_(options.gso, counters_) {
+    // One socket is its own doorbell: to be watched by epoll costs each of its packets time.
     if (options.locals > 1) {
       bell_ = Fd(epoll_create1(EPOLL_CLOEXEC));
       if (!bell_) throw lightcc::system_error("HARP: making an epoll descriptor");

@@ -13,14 +13,14 @@ struct UdpOptions {
   std::string address;  // numeric IPv4 of this host to bind
   int locals = 1;       // sockets
   uint32_t mtu = 0;     // 0: that of the interface which has the address
-  bool tags = false;    // leave room for a tag, and do not place payloads: a tag would not lie behind its payload then
+  bool tags = false;    // packets carry tags: a full one has room for it, and payloads are not placed
   bool gso = true, gro = true;
 };
 
 // What the sockets did; one thread.
 struct UdpCounters {
   uint64_t sent_calls = 0, sent_groups = 0;  // groups: packets that went as one datagram to the kernel's stack
-  uint64_t refused = 0, unsent = 0;  // refused: no room now; unsent: no such address, link down, too large
+  uint64_t refused = 0, unsent = 0;          // refused: no room now; unsent: no such address, link down, too large
   uint64_t received_calls = 0, aggregates = 0;
   uint64_t placed = 0, misplaced = 0;  // payloads that were, or were not, where they had been expected
   uint64_t dropped = 0;                // too short or too long for a packet

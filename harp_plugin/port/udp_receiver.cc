@@ -2,7 +2,9 @@
 
 #include <netinet/udp.h>
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "base/clock.h"
 
@@ -65,8 +67,13 @@ UdpPools::UdpPools(uint32_t payload_and_tag, bool gro)
       aggregates(gro ? kAggregateFrames : 0, kAggregateRoom + kLargestDatagram, false) {}
 
 UdpReceiver::UdpReceiver(int socket, uint16_t local, uint32_t payload, bool gro, UdpPools& pools, UdpCounters& counters)
-    : socket_(socket), local_(local), payload_(payload), may_gro_(gro), mode_(gro ? Mode::aggregates : Mode::alone),
-      pools_(pools), counters_(counters) {
+    : socket_(socket),
+      local_(local),
+      payload_(payload),
+      may_gro_(gro),
+      mode_(gro ? Mode::aggregates : Mode::alone),
+      pools_(pools),
+      counters_(counters) {
   for (size_t i = 0; i < kBatch; ++i) {
     msghdr& message = batch_->messages[i].msg_hdr;
     message.msg_name = &batch_->names[i];
@@ -85,8 +92,8 @@ size_t UdpReceiver::receive(std::span<RxPacket> packets, std::span<const Expecte
   // What is expected includes these, so nothing else is received that would be taken for it.
   if (holds_more()) return hand_out_rest(packets);
   const auto too_long = [&](const Expected& one) { return one.bytes > payload_; };
-  const auto fitting = std::find_if(expected.begin(), expected.end(), too_long) - expected.begin();
-  expected = expected.first(static_cast<size_t>(fitting));
+  expected =
+      expected.first(static_cast<size_t>(std::find_if(expected.begin(), expected.end(), too_long) - expected.begin()));
   if (mode_ == Mode::alone && may_gro_ && lightcc::now_ns() >= next_look_ns_) {
     mode_ = Mode::aggregates;
     receptions_ = packets_ = 0;
@@ -157,7 +164,8 @@ size_t UdpReceiver::receive_aggregates(std::span<RxPacket> packets, std::span<co
     size_t more = 0;
     const int parts = receive_aggregate(packets.subspan(count), expected, &more);
     if (parts < 0) {
-      if (mode_ == Mode::leaving) leave();  // aggregates that were queued have been received: nothing is lost
+      // Aggregates that were queued have been received, unless frames are short: nothing is lost.
+      if (mode_ == Mode::leaving && pools_.aggregates.free() > 0) leave();
       break;
     }
     count += more;
@@ -193,12 +201,7 @@ int UdpReceiver::receive_aggregate(std::span<RxPacket> packets, std::span<const 
   if (received < 0) return -1;
   pools_.aggregates.take();
   const auto bytes = static_cast<uint32_t>(received);
-  rest_ = {.begin = room,
-           .frame = frame,
-           .bytes = bytes,
-           .at = 0,
-           .segment = bytes,
-           .from = address_of(batch_->names[0])};
+  rest_ = {.begin = room, .frame = frame, .bytes = bytes, .segment = bytes, .from = address_of(batch_->names[0])};
   if (const cmsghdr* control = CMSG_FIRSTHDR(&message);
       control && control->cmsg_level == SOL_UDP && control->cmsg_type == UDP_GRO) {
     int value;

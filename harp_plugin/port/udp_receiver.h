@@ -65,7 +65,7 @@ class UdpReceiver {
   Mode mode_;
   uint64_t next_look_ns_ = 0;
   uint32_t receptions_ = 0, packets_ = 0;  // since the mode was considered last
-  uint32_t hesitations_ = 0;  // in a row, to leave the mode for aggregates
+  uint32_t hesitations_ = 0;               // in a row, to leave the mode for aggregates
   size_t batch_size_ = 8;
   UdpPools& pools_;
   UdpCounters& counters_;

@@ -19,7 +19,7 @@ class UdpSender {
   size_t send(int socket, std::span<const TxPacket>);
 
  private:
-  static constexpr size_t kBatch = 64;  // packets, and datagrams, of one sendmmsg
+  static constexpr size_t kBatch = 64;      // packets, and datagrams, of one sendmmsg
   static constexpr size_t kMostPieces = 3;  // of a packet: header, payload, tag
   struct alignas(cmsghdr) Control : std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t))> {};
 
