@@ -37,6 +37,7 @@ struct Endpoint::Impl {
   Counters strays;
   Session* latest = nullptr;  // that data came for
   uint32_t kept = 0;
+  uint64_t changes = 0;
   size_t turn = 0;            // which active session transmits first
   uint64_t quiet_look_ns = 0, promised_ns = 0, advanced_ns = 0;
 
@@ -99,6 +100,7 @@ struct Endpoint::Impl {
     return true;
   }
   void remove(Session* session) {
+    ++changes;
     if (latest == session) latest = nullptr;
     const uint32_t slot = session->identity().id & ((1u << kSlotBits) - 1);
     sessions[slot].reset();
@@ -127,6 +129,7 @@ Nonce Endpoint::listen() {
 void Endpoint::stop_listening(const Nonce& nonce) { std::erase(impl_->listeners, nonce); }
 
 ConnectionId Endpoint::connect(const Address& address, const Nonce& nonce, Mode mode, uint64_t now_ns) {
+  ++impl_->changes;
   Session* session = impl_->add(nonce, mode, true, now_ns);
   if (!session) return 0;
   session->connect_to(address);
@@ -134,6 +137,7 @@ ConnectionId Endpoint::connect(const Address& address, const Nonce& nonce, Mode 
 }
 
 bool Endpoint::send(ConnectionId id, const uint8_t* data, uint32_t bytes, uint64_t request, uint64_t now_ns) {
+  ++impl_->changes;
   Session* session = impl_->find(id);
   if (!session) return impl_->refuse(id, request);
   impl_->wake(session);
@@ -141,6 +145,7 @@ bool Endpoint::send(ConnectionId id, const uint8_t* data, uint32_t bytes, uint64
 }
 
 bool Endpoint::receive(ConnectionId id, uint8_t* to, uint32_t capacity, uint64_t request, uint64_t now_ns) {
+  ++impl_->changes;
   Session* session = impl_->find(id);
   if (!session) return impl_->refuse(id, request);
   impl_->wake(session);
@@ -148,6 +153,7 @@ bool Endpoint::receive(ConnectionId id, uint8_t* to, uint32_t capacity, uint64_t
 }
 
 void Endpoint::consume(ConnectionId id, uint32_t records, uint64_t now_ns) {
+  ++impl_->changes;
   Session* session = impl_->find(id);
   if (!session) return;
   impl_->wake(session);
@@ -162,6 +168,7 @@ uint32_t Endpoint::record_bytes(ConnectionId id) const {
 Mode Endpoint::mode(ConnectionId id) const { return impl_->find(id)->identity().mode; }
 
 void Endpoint::close(ConnectionId id, uint64_t now_ns) {
+  ++impl_->changes;
   Session* session = impl_->find(id);
   if (!session) return;
   impl_->wake(session);
@@ -169,6 +176,7 @@ void Endpoint::close(ConnectionId id, uint64_t now_ns) {
 }
 
 bool Endpoint::receive(const RxPacket& packet, uint64_t now_ns) {
+  ++impl_->changes;
   const std::optional<Header> header = read_header({packet.head, packet.head_bytes});
   if (!header || !body_of(packet)) {
     ++impl_->strays.malformed;
@@ -261,6 +269,8 @@ size_t Endpoint::expect(std::span<Expected> expected) const {
   return impl_->latest ? impl_->latest->expect(expected) : 0;
 }
 
+uint64_t Endpoint::changes() const { return impl_->changes; }
+
 size_t Endpoint::transmit(std::span<TxPacket> packets, uint64_t now_ns) {
   size_t count = impl_->transmit_resets(packets);
   // Who is first changes by turns, so that under load all are served alike.
@@ -313,7 +323,10 @@ void Endpoint::Impl::tend(std::vector<Session*>* list, uint64_t now_ns, uint64_t
   for (size_t i = 0; i < list->size();) {
     Session* session = (*list)[i];
     if (pause_ns > 0) session->forgive(pause_ns);
-    if (now_ns >= session->deadline_ns()) session->advance(now_ns);
+    if (now_ns >= session->deadline_ns()) {
+      ++changes;
+      session->advance(now_ns);
+    }
     if (i == list->size() || (*list)[i] != session) continue;  // what it told its owner has woken it
     const bool idle = session->idle(now_ns);
     if (idle == session->quiet && !session->finished()) {

@@ -51,7 +51,9 @@ class Endpoint {
 
   // true: the packet is kept, and given back through Events::release (before this returns, if record() consumed it).
   bool receive(const RxPacket&, uint64_t now_ns);
-  size_t expect(std::span<Expected>) const;               // what probably comes next
+  // What probably comes next. The guesses, whose memory is that of requests, hold until changes() says another number.
+  size_t expect(std::span<Expected>) const;
+  uint64_t changes() const;
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);  // what is to be sent now; payload pointers into requests
   void advance(uint64_t now_ns);                          // timers that have run out
   uint64_t next_ns() const;                               // when advance() has something to do; UINT64_MAX: never

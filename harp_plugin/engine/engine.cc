@@ -10,7 +10,6 @@ namespace harp {
 namespace {
 
 constexpr uint64_t kPublishEveryNs = 100 * kMillisecond;
-constexpr size_t kExpected = 64, kLeastExpected = 8;
 
 }  // namespace
 
@@ -63,12 +62,11 @@ bool Engine::round() {
 }
 
 size_t Engine::receive() {
-  // As many guesses as packets are likely: twice those of last time.
-  std::array<Expected, kExpected> expected;
-  const bool places = port_->caps().places_payload;
-  const size_t guesses = places ? endpoint_.expect(std::span(expected).first(likely_)) : 0;
-  const size_t count = port_->rx(rx_, std::span(expected).first(guesses));
-  likely_ = std::clamp<size_t>(2 * count, kLeastExpected, kExpected);
+  if (port_->caps().places_payload && endpoint_.changes() != guessed_at_) {
+    guessed_at_ = endpoint_.changes();
+    guesses_ = endpoint_.expect(expected_);
+  }
+  const size_t count = port_->rx(rx_, std::span(expected_).first(guesses_));
   if (count == 0) return 0;
   const uint64_t now_ns = lightcc::now_ns();  // not before rx(): packets may have come while it ran
   size_t unneeded = 0;
