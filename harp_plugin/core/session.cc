@@ -241,6 +241,12 @@ uint64_t Session::timeout_ns() const {
   return std::min(once << std::min(backoff_, kMostBackoff), std::max(once, kLongestTimeoutNs));
 }
 
+// Whoever was last heard long ago gets the time to answer that a sign of life has.
+uint64_t Session::silent_ns() const {
+  const uint64_t to_answer_ns = options_.peer_timeout_ns - options_.peer_timeout_ns / kSignsOfLife;
+  return std::max(heard_ns_ + options_.peer_timeout_ns, asked_ns_ + to_answer_ns);
+}
+
 uint64_t Session::deadline_ns() const {
   uint64_t first = linger_ns_;
   if (state_ == State::opening) {
@@ -250,7 +256,7 @@ uint64_t Session::deadline_ns() const {
   }
   if (state_ == State::closed) return first;
   if (in_flight_ > 0) {
-    first = std::min({first, heard_ns_ + options_.peer_timeout_ns, timeout_base_ns_ + timeout_ns(), loss_ns_});
+    first = std::min({first, silent_ns(), timeout_base_ns_ + timeout_ns(), loss_ns_});
   } else if (state_ == State::open) {
     first = std::min(first, heard_ns_ + options_.peer_timeout_ns / kSignsOfLife);
   }
@@ -269,7 +275,7 @@ void Session::advance(uint64_t now_ns) {
     return;
   }
   if (state_ == State::closed) return;
-  if (in_flight_ > 0 && now_ns >= heard_ns_ + options_.peer_timeout_ns)
+  if (in_flight_ > 0 && now_ns >= silent_ns())
     return fail(Status::peer_silent, "no sign of life for " + seconds(options_.peer_timeout_ns));
   if (now_ns >= ack_ns_) ack_due_ = true;
   if (now_ns >= grant_ns_) grant_due_ = true;
@@ -307,6 +313,7 @@ void Session::timed_out(uint64_t now_ns) {
 void Session::forgive(uint64_t pause_ns) {
   opened_ns_ += pause_ns;
   heard_ns_ += pause_ns;
+  asked_ns_ += pause_ns;
   timeout_base_ns_ += pause_ns;
 }
 

@@ -120,6 +120,7 @@ class Session {
   uint32_t window() const { return std::min(congestion_.window(), peer_offer_.receive_packets); }
   bool grants_waiting() const;
   uint64_t timeout_ns() const;
+  uint64_t silent_ns() const;  // when the peer counts as silent, having been asked
   // Ending.
   void fail(Status, const std::string& why);
   void abandon_packets();
@@ -172,6 +173,7 @@ class Session {
   CloseBody close_body_;
 
   uint64_t opened_ns_, heard_ns_;
+  uint64_t asked_ns_ = 0;        // when packets went out that the peer, silent since heard_ns_, has to answer
   uint64_t open_ns_ = 0;         // when OPEN goes out next
   uint32_t open_tries_ = 0;
   uint8_t open_acks_due_ = 0;    // a bit for each path

@@ -43,6 +43,7 @@ void Session::send_packet(Header* header, TxPacket* packet, SentPacket sent, siz
   if (sent.content == Content::nothing) return;
   ++path.sequence;
   ++path.in_flight;
+  if (in_flight_ == 0 && asked_ns_ <= heard_ns_) asked_ns_ = now_ns;
   if (in_flight_++ == 0 || beyond_window_ > 0) timeout_base_ns_ = now_ns;
 }
 

@@ -59,19 +59,30 @@ TEST(HarpCorpus, OfPacketsHoldsEveryKind) {
   expect_corpus("harp_packet_fuzz", files);
 }
 
-// Scripts of harp_connection_fuzz: flags (1 authentication, 2 stream, 4 numbers near 2^32, 8 two paths), then steps:
-// 0 n send, 1 n post, 2 exchange with a fate a packet (0 lost, 1 twice, 2 changed, else passes), 3 n time passes, 4 all
-// passes, 5 inject, 6 n consume.
+// Scripts of harp_connection_fuzz: flags (1 authentication, 2 stream, 4 numbers near 2^32, 8 two paths, 16 records are
+// copied, 32 opening is part of the script), then steps:
+// 0 n, 8 n send; 1 n, 9 n post; 2 a round with a fate a packet (0 lost, 1 twice, 2 changed, else passes); 3 n time
+// passes; 4 all passes; 5 inject; 6 n, 10 n consume; 11 n replay; 12 n close. The first of two is for a or from a to b.
+std::string script(std::initializer_list<int> bytes) { return {bytes.begin(), bytes.end()}; }
+
 TEST(HarpCorpus, OfConnectionsHoldsEveryStep) {
+  const std::map<std::string, std::string> kinds = {
+      {"all_pass", script({4, 3, 4, 4, 6, 7, 10, 7, 4, 7})},
+      {"some_lost", script({2, 3, 0, 3, 0, 3, 3, 3, 20, 2, 0, 3, 3, 3, 6, 3, 4})},
+      {"all_lost", script({2, 0, 0, 0, 0, 0, 0, 0, 0, 3, 60, 2, 0, 0, 0, 3, 100, 2, 0, 0, 3, 230, 4})},
+      {"changed", script({2, 2, 1, 0, 6, 9, 0, 20, 3, 1, 1, 1, 2, 3, 0, 8, 40, 0, 0, 0, 0, 0, 3, 20, 4})},
+      {"injected", script({2, 3, 3, 3, 5, 1, 1, 0, 0, 0, 1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 9, 9, 9, 4})},
+      {"stranger", script({2, 3, 3, 3, 5, 16 | 32 | 64 | 3, 0, 9, 9, 9, 9, 0, 0, 0, 0, 1, 0, 0, 4})},
+      {"replayed", script({2, 0, 3, 3, 3, 3, 3, 3, 11, 0, 11, 1, 11, 2, 4, 11, 3, 11, 5, 3, 100, 11, 7, 4})},
+      {"closed_by_a", script({2, 3, 3, 3, 12, 1, 8, 90, 1, 90, 2, 3, 0, 3, 3, 30, 2, 3, 3, 3, 11, 2, 4})},
+      {"closed_by_b", script({2, 3, 0, 3, 12, 0, 0, 90, 9, 90, 2, 0, 0, 3, 3, 30, 12, 1, 2, 3, 3, 3, 4})},
+  };
   Files files;
-  const std::string send_and_post = {0, 100, 0, 1, 1, 100, 1, 1, 0, 0, 1, 0, 0, (char)200, 1, (char)200};
-  for (char flags = 0; flags < 16; ++flags) {
-    const std::string start = flags + send_and_post;
-    const std::string number = std::to_string(int(flags));
-    files["all_pass_" + number] = start + std::string{4, 3, 1, 4, 6, 7, 4};
-    files["some_lost_" + number] = start + std::string{2, 3, 0, 3, 0, 3, 3, 3, 100, 2, 0, 3, 3, 3, 6, 3, 4};
-    files["changed_" + number] = start + std::string{2, 2, 1, 0, 6, 9, 0, 20, 3, 1, 1, 1, 2, 3, 0, 8, 40, 3, 20, 4};
-    files["injected_" + number] = start + std::string{2, 3, 5, 0x13, 0, 0, 0, 0, 0, 1, 7, 0, 0, 0, 12, 5, 0x12, 8, 4};
+  for (const int flags : {0, 1, 2, 3, 13, 14, 18, 32, 35, 41}) {
+    std::string start = script({flags});
+    if (flags & 32) start += script({2, 3, 2, 3, 0, 2, 3, 11, 0, 3, 50, 2, 3, 3, 2, 3, 3});
+    start += script({0, 100, 0, 1, 1, 100, 1, 1, 0, 0, 1, 0, 0, 200, 1, 200, 8, 150, 9, 150, 8, 20, 9, 10});
+    for (const auto& [name, steps] : kinds) files[name + "_" + std::to_string(flags)] = start + steps;
   }
   expect_corpus("harp_connection_fuzz", files);
 }

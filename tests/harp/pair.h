@@ -70,6 +70,7 @@ class Host : public Events {
     auto [it, added] = kept.emplace(frame, wire);
     RxPacket packet = rx_of(it->second);
     packet.frame = frame;
+    packet.lendable = lends;
     if (!endpoint.receive(packet, now)) kept.erase(frame);
   }
   std::vector<Wire> give(uint64_t now) {
@@ -83,6 +84,7 @@ class Host : public Events {
   const uint8_t number;
   Endpoint endpoint;
   ConnectionId connection = 0;
+  bool lends = true;  // packets that it takes may be kept
   std::vector<Completion> completions;
   std::vector<std::string> records;
   std::vector<std::pair<Status, std::string>> failures;
