@@ -2,7 +2,8 @@
  *
  * Threads: a connection's harp_send, harp_recv, harp_recv_zc, harp_consume and harp_test are called by one thread at a
  * time; different connections by different threads, freely. Everything else may be called by any thread.
- * Nothing here blocks except harp_close and harp_close_context, which wait until the engine no longer touches memory of the caller's.
+ * Nothing here blocks except harp_close and harp_close_context, which wait until the engine no longer touches memory of
+ * the caller's.
  * A function returns HARP_OK or what went wrong; harp_error() then says it in words, for the calling thread. */
 #ifndef HARP_H
 #define HARP_H
@@ -37,7 +38,8 @@ typedef struct harp_options {  /* zero or NULL: the default, or what the environ
   const char* port;            /* "udp" (default), "shm"; "mem" within a process */
   const char* interface;       /* udp: names of interfaces as in NCCL_SOCKET_IFNAME, or an IPv4 address */
   int32_t engines;             /* threads, each with a core of its own; default 1 */
-  int32_t inline_mode;         /* 1: harp_test and harp_poll do the engine's work while they are called; 2: threads only; default: by cores */
+  int32_t inline_mode;         /* 1: harp_test and harp_poll do the work of the engine while called; 2: threads only;
+                                  default: by cores */
   uint32_t paths;              /* UDP source ports of a connection; default 1 */
   uint32_t mtu;                /* udp: 0 takes the interface's */
   uint32_t peer_timeout_ms;    /* default 4000 */

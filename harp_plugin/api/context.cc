@@ -57,6 +57,7 @@ Context::Context(const Config& config) : forks(harp::forks()), config_(config) {
         std::move(port), options,
         Engine::Settings{.index = i,
                          .runs_inline = runs_inline,
+                         .crowded = by_cores,
                          .core = own_cores ? claim_core() : std::nullopt,
                          .spin_ns = own_cores ? kSpinNs : 0,
                          .name_of_peer = [kind = config.port](const Address& a) { return name_of_peer(kind, a); },

@@ -49,7 +49,7 @@ class Endpoint {
   // peer has heard or its time-out has passed; nothing is told about it any more except release().
   void close(ConnectionId, uint64_t now_ns);
 
-  // true: the packet is kept, and given back through Events::release.
+  // true: the packet is kept, and given back through Events::release (before this returns, if record() consumed it).
   bool receive(const RxPacket&, uint64_t now_ns);
   size_t expect(std::span<Expected>) const;               // what probably comes next
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);  // what is to be sent now; payload pointers into requests

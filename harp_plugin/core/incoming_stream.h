@@ -33,7 +33,10 @@ class IncomingStream {
       held.copy.assign(payload.begin(), payload.end());
       held.record = {held.copy.data(), uint32_t(payload.size()), {}};
     }
-    for (; at(delivered_).there && delivered_ < limit(); ++delivered_) deliver(at(delivered_).record);
+    while (delivered_ < limit() && at(delivered_).there) {
+      const Record next = at(delivered_++).record;  // delivered first: it may be consumed from within
+      deliver(next);
+    }
     return Arrival::accepted;
   }
 

@@ -48,6 +48,9 @@ class Reader {
   bool ok_ = true;
 };
 
+constexpr size_t kLongestAck = 4 + 1 + 8 * kMostRanges, kLongestGrant = 2 + 2 + 4 * kMostGrants;
+static_assert(kHeaderBytes + kLongestGrant + kLongestAck <= kMostControlBytes, "an ACK may ride on any GRANT");
+
 constexpr uint32_t kLargestPayload = 65520;
 constexpr uint32_t kMostEagerMessages = 1024, kMostStreamFrames = 1 << 14;
 

@@ -68,7 +68,7 @@ struct AckBody {
 size_t write_ack(const AckBody&, uint8_t* to);
 std::optional<AckBody> read_ack(std::span<const uint8_t> body, uint64_t expected);  // of exactly this length
 
-inline constexpr size_t kMostGrants = 32;
+inline constexpr size_t kMostGrants = 24;  // so that the longest ACK still fits behind them
 struct GrantBody {
   uint16_t first = 0;  // low bits of the number of the first granted message
   uint16_t count = 0;  // 1..kMostGrants consecutive messages

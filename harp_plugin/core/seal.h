@@ -1,5 +1,5 @@
-// The tag that ends a packet where authentication is on: SipHash-2-4 over the whole packet number (of which the wire has
-// the low half), the header and what follows.
+// The tag that ends a packet where authentication is on: SipHash-2-4 over the whole packet number, of which the wire
+// has half, the header and what follows.
 #pragma once
 #include <cstring>
 #include <span>

@@ -34,7 +34,8 @@ class SentPackets {
   }
   SentPacket& at(uint64_t number) { return ring_[number & (ring_.size() - 1)]; }
 
-  // What was taken for lost (others overtook it) or overdue (nothing came) is remembered until `forget_before_ns`, to see whether it was late only.
+  // What was taken for lost (others overtook it) or overdue (nothing came) is remembered until `forget_before_ns`, to
+  // see whether it was late only.
   void settle(uint64_t forget_before_ns) {
     for (; oldest_ < next_; ++oldest_) {
       const SentPacket& packet = at(oldest_);

@@ -87,7 +87,9 @@ void Session::agree(const OpenBody& peer) {
   peer_offer_ = peer;
   peer_id_ = peer.conn;
   payload_ = std::min(options_.payload, peer.payload);
-  sent_ = SentPackets(identity_.first_number, std::min(peer.receive_packets, kMostWindow) + kMostControlInFlight);
+  const uint32_t most = std::min(peer.receive_packets, kMostWindow);
+  sent_ = SentPackets(identity_.first_number, most + kMostControlInFlight);
+  congestion_ = Congestion({.most_packets = most});  // a window that never binds would not know when it shrinks
   received_ = ReceivedNumbers(peer.first_number);
   outgoing_.agree({.mode = identity_.mode,
                    .payload = payload_,

@@ -108,7 +108,8 @@ Arrival Session::on_ack(std::span<const uint8_t> bytes, uint64_t now_ns) {
       if (packet.fate != SentPacket::Fate::in_flight) {
         ++counters_.spurious;
         if (packet.fate == SentPacket::Fate::lost) {
-          reordering_ = std::min(reordering_ * 2, kMostReordering);  // they overtake each other by more than was thought
+          // Packets overtake each other by more than was thought.
+          reordering_ = std::min(reordering_ * 2, kMostReordering);
         } else {
           congestion_.late_only();
         }

@@ -22,6 +22,12 @@ void Session::begin(TxPacket* packet, Type type, uint8_t flags, uint16_t path, H
 
 // The last step of every packet but OPEN and OPEN_ACK: number, header, tag, and the memory of it.
 void Session::send_packet(Header* header, TxPacket* packet, SentPacket sent, size_t body_bytes, uint64_t now_ns) {
+  // Acknowledgements need no place in flight, yet a number: what waits behind too many of them goes once more.
+  if (sent_.full()) {
+    if (sent_.at(sent_.oldest()).fate == SentPacket::Fate::in_flight)
+      lose(sent_.at(sent_.oldest()), SentPacket::Fate::overdue);
+    sent_.settle(kNever);
+  }
   const uint64_t number = sent_.next();
   header->number = uint32_t(number);
   if (options_.authenticate) header->flags |= kTagged;

@@ -1,6 +1,8 @@
 // A round of an engine. What it is commanded is in commands.cc, when its thread runs in thread.cc.
 #include "harp_plugin/engine/engine.h"
 
+#include <sched.h>
+
 #include <bit>
 
 namespace harp {
@@ -8,12 +10,13 @@ namespace harp {
 namespace {
 
 constexpr uint64_t kPublishEveryNs = 100 * kMillisecond;
-constexpr size_t kExpected = 64;
+constexpr size_t kExpected = 64, kLeastExpected = 8;
 
 }  // namespace
 
 bool Engine::try_round(bool* busy) {
-  if (baton_.test(std::memory_order_relaxed) || baton_.test_and_set(std::memory_order_acquire)) return false;
+  if (progress_lock_.test(std::memory_order_relaxed)) return false;
+  if (progress_lock_.test_and_set(std::memory_order_acquire)) return false;
   try {
     *busy = round();
   } catch (const std::exception& error) {
@@ -21,12 +24,15 @@ bool Engine::try_round(bool* busy) {
     for (const auto& [id, channel] : channels_) give_up(*channel, Status::local_fault, error.what());
     *busy = true;
   }
-  baton_.clear(std::memory_order_release);
+  progress_lock_.clear(std::memory_order_release);
   return true;
 }
 
 void Engine::poll() {
-  if (!settings_.runs_inline) return;
+  if (!settings_.runs_inline) {
+    if (settings_.crowded) sched_yield();
+    return;
+  }
   // The count only tells the engine's thread that somebody polls: two threads may count as one.
   polls_.store(polls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   bool busy;
@@ -57,9 +63,12 @@ bool Engine::round() {
 }
 
 size_t Engine::receive() {
+  // As many guesses as packets are likely: twice those of last time.
   std::array<Expected, kExpected> expected;
-  const size_t guesses = endpoint_.expect(expected);
+  const bool places = port_->caps().places_payload;
+  const size_t guesses = places ? endpoint_.expect(std::span(expected).first(likely_)) : 0;
   const size_t count = port_->rx(rx_, std::span(expected).first(guesses));
+  likely_ = std::clamp<size_t>(2 * count, kLeastExpected, kExpected);
   if (count == 0) return 0;
   const uint64_t now_ns = lightcc::now_ns();  // not before rx(): packets may have come while it ran
   size_t unneeded = 0;

@@ -1,8 +1,8 @@
 // The thread around one port and one endpoint, and what the application's threads ask of it.
 //
-// Who holds the baton runs a round: packets in, submissions, timers, packets out. In threaded mode only the engine's
-// own thread ever does. In inline mode the application's threads do while they poll, and the engine's thread looks
-// after a process that does not poll. Members of the second half of the class belong to who holds the baton.
+// Who holds the progress lock runs a round: packets in, submissions, timers, packets out. In threaded mode only the
+// engine's own thread ever does. In inline mode the application's threads do while they poll, and the engine's thread
+// looks after a process that does not poll. Members of the second half of the class belong to the holder of the lock.
 //
 // Invariants:
 //   1. Memory of a request that ended in failure, and of a connection that was closed, is given back only when the port
@@ -37,7 +37,8 @@ class Engine final : private Events {
   struct Settings {
     int index = 0;
     bool runs_inline = false;
-    std::optional<CoreClaim> core;  // that its thread is pinned to
+    bool crowded = false;     // fewer cores than threads that would like one: who polls in vain offers its own
+    std::optional<CoreClaim> core = std::nullopt;  // that its thread is pinned to
     uint64_t spin_ns = 5'000; // at most, before its thread offers its core and then sleeps
     std::function<std::string(const Address&)> name_of_peer;
     std::function<uint64_t()> random;
@@ -49,7 +50,7 @@ class Engine final : private Events {
   Nonce listen(AcceptQueue&);
   void stop_listening(const Nonce&);
   void close(Channel&);  // afterwards nothing refers to it or to memory of its requests
-  void run(std::function<void()> command);         // by who holds the baton, between two rounds
+  void run(std::function<void()> command);         // by who holds the progress lock, between two rounds
   void run_fenced(std::function<void()> command);  // and then until the port has let go of all it was given so far
   // These do not.
   void connect(Channel&, const Address&, const Nonce&);
@@ -110,9 +111,9 @@ class Engine final : private Events {
   alignas(kCacheLine) std::atomic<Channel*> queued_{nullptr};
   alignas(kCacheLine) std::atomic<bool> sleeping_{false};
   alignas(kCacheLine) std::atomic<uint64_t> polls_{0};
-  alignas(kCacheLine) std::atomic_flag baton_;
+  alignas(kCacheLine) std::atomic_flag progress_lock_;
 
-  // The holder of the baton's.
+  // The holder of the progress lock's.
   struct Fenced {  // waits until the port has taken, or let go, so many packets
     uint64_t packets;
     bool let_go;
@@ -130,6 +131,7 @@ class Engine final : private Events {
   std::vector<RxPacket> rx_, released_;
   std::vector<TxPacket> tx_;
   std::array<Address, kBatch> kept_to_;
+  size_t likely_ = 8;               // packets in the next batch
   size_t kept_ = 0, kept_end_ = 0;  // tx_[kept_..kept_end_) were not taken by the port yet
   uint64_t taken_ = 0;              // packets that the port took, ever
   std::deque<Fenced> fenced_;

@@ -101,9 +101,9 @@ void Engine::thread() {
   }
 }
 
-// Until a packet, a submission, a command or a timer. The baton is free meanwhile.
+// Until a packet, a submission, a command or a timer. The progress lock is free meanwhile.
 void Engine::sleep() {
-  if (baton_.test_and_set(std::memory_order_acquire)) return;
+  if (progress_lock_.test_and_set(std::memory_order_acquire)) return;
   const uint64_t now_ns = lightcc::now_ns();
   uint64_t until_ns = endpoint_.next_ns();
   if (kept_ != kept_end_ || !fenced_.empty()) until_ns = std::min(until_ns, now_ns + kLookAgainNs);
@@ -112,7 +112,7 @@ void Engine::sleep() {
   armed_ = true;
   sleeping_.store(true, std::memory_order_seq_cst);
   const bool nothing = port_->arm() && !queued_.load(std::memory_order_seq_cst) && mailbox_.empty() && !stopping_;
-  baton_.clear(std::memory_order_release);
+  progress_lock_.clear(std::memory_order_release);
   if (nothing && until_ns > now_ns) block(until_ns, true);
   sleeping_.store(false, std::memory_order_seq_cst);
 }

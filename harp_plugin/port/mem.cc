@@ -182,6 +182,7 @@ std::unique_ptr<RingPort> open_mem(std::shared_ptr<MemNetwork> network, uint32_t
                   .payload = payload,
                   .receive_packets = kRingSlots / 2,
                   .holds_payload = true,
+                  .places_payload = false,
                   .zero_copy = true,
                   .locals = 1,
                   .speed_mbit = 0,

@@ -1,4 +1,4 @@
-// What carries packets for one engine: a queue of a NIC, a set of UDP sockets, rings in shared memory. One thread calls.
+// What carries packets for one engine: a queue of a NIC, UDP sockets, rings in shared memory. One thread calls.
 // A port may lose, repeat and reorder packets; it never blocks and never waits.
 #pragma once
 #include <cstdint>
@@ -14,6 +14,7 @@ struct Caps {
   uint32_t payload;          // the largest payload of DATA with room for a tag, a multiple of kOffsetUnit
   uint32_t receive_packets;  // full ones that it holds unread before it loses some
   bool holds_payload;        // it reads payloads after tx() (tx_done() tells until when); else tx() has copied them
+  bool places_payload;       // rx() makes use of `expected`
   bool zero_copy;            // no copy of a payload by a CPU between the sender's memory and RxPacket
   int locals;                // own addresses: TxPacket::local and RxPacket::local are below it
   uint64_t speed_mbit;       // 0: not known

@@ -221,6 +221,7 @@ std::unique_ptr<RingPort> open_shm() {
                   .payload = kPayload,
                   .receive_packets = kReceivePackets,
                   .holds_payload = true,
+                  .places_payload = false,
                   .zero_copy = true,  // from regions
                   .locals = 1,
                   .speed_mbit = 0,

@@ -90,6 +90,7 @@ Caps caps_of(const UdpOptions& options, const Interface& interface) {
           .payload = static_cast<uint32_t>((mtu_of(options, interface) - around) / kOffsetUnit * kOffsetUnit),
           .receive_packets = 0,
           .holds_payload = false,
+          .places_payload = true,
           .zero_copy = false,
           .locals = options.locals,
           .speed_mbit = interface.speed_mbit,

@@ -130,7 +130,8 @@ class Run {
     for (const Completion& done : pair_.b.completions) {
       if (done.status != Status::ok) continue;
       const std::vector<uint8_t>& sent = sent_.at(done.request);
-      if (done.bytes != sent.size() || !std::equal(sent.begin(), sent.end(), posted_[done.request].begin())) std::abort();
+      if (done.bytes != sent.size()) std::abort();
+      if (!std::equal(sent.begin(), sent.end(), posted_[done.request].begin())) std::abort();
     }
     for (size_t i = 0; i < pair_.b.records.size(); ++i)
       if (pair_.b.records[i] != std::string(sent_.at(i).begin(), sent_.at(i).end())) std::abort();

@@ -59,8 +59,8 @@ TEST(HarpCorpus, OfPacketsHoldsEveryKind) {
   expect_corpus("harp_packet_fuzz", files);
 }
 
-// Scripts of harp_connection_fuzz: flags (1 authentication, 2 stream, 4 numbers near 2^32, 8 two paths), then steps: 0 n
-// send, 1 n post, 2 exchange with a fate a packet (0 lost, 1 twice, 2 changed, else passes), 3 n time passes, 4 all
+// Scripts of harp_connection_fuzz: flags (1 authentication, 2 stream, 4 numbers near 2^32, 8 two paths), then steps:
+// 0 n send, 1 n post, 2 exchange with a fate a packet (0 lost, 1 twice, 2 changed, else passes), 3 n time passes, 4 all
 // passes, 5 inject, 6 n consume.
 TEST(HarpCorpus, OfConnectionsHoldsEveryStep) {
   Files files;

@@ -54,7 +54,8 @@ inline RxPacket rx_of(const Wire& wire) {
 
 class Host : public Events {
  public:
-  Host(uint8_t number, Options options) : number(number), endpoint(std::move(options), *this, [this] { return next(); }) {}
+  Host(uint8_t number, Options options)
+      : number(number), endpoint(std::move(options), *this, [this] { return next(); }) {}
 
   void opened(ConnectionId id, const Nonce*) override { connection = id; }
   void completed(ConnectionId, const Completion& done) override { completions.push_back(done); }

@@ -5,10 +5,10 @@
 //   harp_peer connect handle=HEX [KEY=VALUE]...
 //
 // Keys: port, interface, timeout (ms), secret, connections, engine (0, 1: inline, 2: threads), idle (1: receives are
-// posted, nothing is sent before "go"), most (bytes of a message). On its input: "go", "stop" and "stats". Lines that it
-// prints: "ready" when all are connected; "at N", so many messages have come in all; "error CODE TEXT", a connection has
-// failed, then it ends with 3; after "stop" on either side "stats JSON" and "done N", then it ends with 0; "wrong TEXT",
-// then it ends with 4.
+// posted, nothing is sent before "go"), most (bytes of a message). On its input: "go", "stop" and "stats". Lines that
+// it prints: "ready" when all are connected; "at N", so many messages have come in all; "error CODE TEXT", a connection
+// has failed, then it ends with 3; after "stop" on either side "stats JSON" and "done N", then it ends with 0; "wrong
+// TEXT", then it ends with 4.
 #include <poll.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// A network in virtual time: hosts with an endpoint each, wires between them that delay, queue, lose, repeat, reorder and
-// damage packets. Everything follows from a seed.
+// A network in virtual time: hosts with an endpoint each, wires between them that delay, queue, lose, repeat, reorder
+// and damage packets. Everything follows from a seed.
 #pragma once
 #include <functional>
 #include <map>
@@ -91,7 +91,9 @@ class Simulator {
       host.poll();
     });
   }
-  bool chance(double probability) { return probability > 0 && std::uniform_real_distribution<>()(random) < probability; }
+  bool chance(double probability) {
+    return probability > 0 && std::uniform_real_distribution<>()(random) < probability;
+  }
   uint64_t below(uint64_t limit) { return limit == 0 ? 0 : random() % limit; }
 
   uint64_t now = kSecond;

@@ -2,6 +2,7 @@
 // tested until they are done. One thread at a time uses a channel.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@ class Channel {
   virtual void* send(const void* data, size_t bytes) = 0;
   virtual void* receive(void* data, size_t capacity) = 0;
   virtual bool test(void* request, size_t* bytes) = 0;  // true: done, and the request is gone
+  virtual std::shared_ptr<uint8_t> memory(size_t bytes);  // that it sends from best, page-aligned
 };
 
 // Records in the memory that they were received in.

@@ -1,4 +1,5 @@
 // HARP, through its C API.
+#include <cstdlib>
 #include <cstring>
 
 #include "base/clock.h"
@@ -24,7 +25,7 @@ bool done(const char* attempted, int code) {
 
 class HarpChannel : public Records {
  public:
-  explicit HarpChannel(harp_connection* connection) : connection_(connection) {}
+  HarpChannel(harp_context* context, harp_connection* connection) : context_(context), connection_(connection) {}
   ~HarpChannel() override { harp_close(connection_); }
 
   void* send(const void* data, size_t bytes) override {
@@ -38,6 +39,11 @@ class HarpChannel : public Records {
   bool test(void* request, size_t* bytes) override {
     return done("harp_test", harp_test(static_cast<harp_request*>(request), bytes));
   }
+  std::shared_ptr<uint8_t> memory(size_t bytes) override {
+    auto* block = static_cast<uint8_t*>(harp_alloc(context_, bytes));
+    if (!block) throw Error(Code::internal, std::string("harp_alloc: ") + harp_error());
+    return {block, [](uint8_t*) {}};  // goes with the context
+  }
   size_t record_bytes() override { return harp_record_bytes(connection_); }
   const void* next(size_t* bytes) override {
     const void* data = nullptr;
@@ -48,6 +54,7 @@ class HarpChannel : public Records {
   }
 
  private:
+  harp_context* context_;
   harp_connection* connection_;
 };
 
@@ -80,7 +87,7 @@ class HarpTransport : public Transport {
   std::unique_ptr<Channel> accept() override {
     harp_connection* connection = nullptr;
     if (!done("harp_accept", harp_accept(listener_, &connection))) return nullptr;
-    return std::make_unique<HarpChannel>(connection);
+    return std::make_unique<HarpChannel>(context_, connection);
   }
   std::unique_ptr<Channel> connect(const std::string& where) override {
     harp_handle handle;
@@ -89,7 +96,7 @@ class HarpTransport : public Transport {
     harp_connection* connection = nullptr;
     const int code = harp_connect(context_, &handle, mode_, &connection);
     if (code != HARP_OK) fail("harp_connect", code);
-    return std::make_unique<HarpChannel>(connection);
+    return std::make_unique<HarpChannel>(context_, connection);
   }
   void progress() override { done("harp_poll", harp_poll(context_)); }
   std::string stats() override {
@@ -113,6 +120,13 @@ class HarpTransport : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> make_harp(const Settings& settings) { return std::make_unique<HarpTransport>(settings); }
+
+std::shared_ptr<uint8_t> Channel::memory(size_t bytes) {
+  constexpr size_t kPage = 4096;
+  void* block = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
+  if (!block) throw lightcc::system_error("allocate the buffers");
+  return {static_cast<uint8_t*>(block), std::free};
+}
 
 void wait_until(const std::function<bool()>& turn, double seconds, const std::string& what) {
   const uint64_t deadline = lightcc::now_ns() + uint64_t(seconds * 1e9);

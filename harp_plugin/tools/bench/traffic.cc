@@ -14,27 +14,22 @@ namespace {
 
 using lightcc::now_ns;
 
-constexpr size_t kPage = 4096, kCacheLine = 64;
+constexpr size_t kCacheLine = 64;
 constexpr double kGraceS = 60;
 
 // Buffers of one size in one block, used in turn.
 class Buffers {
  public:
-  Buffers(size_t bytes, size_t footprint, size_t least)
-      : stride_((bytes + kCacheLine - 1) / kCacheLine * kCacheLine), count_(std::max(least, footprint / stride_)) {
-    const size_t all = (stride_ * count_ + kPage - 1) / kPage * kPage;
-    block_.reset(static_cast<uint8_t*>(std::aligned_alloc(kPage, all)));
-    if (!block_) throw lightcc::system_error("allocate the buffers");
-    std::memset(block_.get(), 0x5a, all);
+  Buffers(Channel& channel, size_t bytes, size_t footprint, size_t least)
+      : stride_((bytes + kCacheLine - 1) / kCacheLine * kCacheLine), count_(std::max(least, footprint / stride_)),
+        block_(channel.memory(stride_ * count_)) {
+    std::memset(block_.get(), 0x5a, stride_ * count_);
   }
   uint8_t* operator[](uint64_t turn) const { return block_.get() + turn % count_ * stride_; }
 
  private:
-  struct Free {
-    void operator()(uint8_t* block) const { std::free(block); }
-  };
   const size_t stride_, count_;
-  std::unique_ptr<uint8_t, Free> block_;
+  std::shared_ptr<uint8_t> block_;
 };
 
 // Which phase a message belongs to that is made now.
@@ -78,7 +73,7 @@ class Sender : public Party {
  public:
   Sender(Channel& channel, const Settings& s, size_t bytes, Window& window)
       : channel_(channel), bytes_(bytes), depth_(s.depth), full_(s.check == "full"), schedule_(s), counter_(window),
-        buffers_(bytes, s.footprint_bytes, s.depth) {}
+        buffers_(channel, bytes, s.footprint_bytes, s.depth) {}
 
   bool step() override {
     const bool was_done = test_oldest();
@@ -136,7 +131,7 @@ class Receiver : public Party {
  public:
   Receiver(Channel& channel, const Settings& s, Window& window)
       : channel_(channel), bytes_(s.message_bytes), depth_(s.depth), full_(s.check == "full"), counter_(window),
-        buffers_(bytes_, s.footprint_bytes, s.depth) {}
+        buffers_(channel, bytes_, s.footprint_bytes, s.depth) {}
 
   bool step() override {
     size_t came = 0;
@@ -197,7 +192,7 @@ class Pinger : public Party {
  public:
   Pinger(Channel& channel, const Settings& s, Window& window)
       : channel_(channel), bytes_(s.message_bytes), depth_(s.depth), full_(s.check == "full"), schedule_(s),
-        counter_(window), out_(bytes_, 0, depth_), in_(bytes_, 0, depth_), sends_(depth_) {}
+        counter_(window), out_(channel, bytes_, 0, depth_), in_(channel, bytes_, 0, depth_), sends_(depth_) {}
 
   bool step() override {
     for (size_t i = 0; posted_ < number_ + depth_ && i < depth_; ++i) post_receive();
@@ -266,7 +261,7 @@ class Ponger : public Party {
  public:
   Ponger(Channel& channel, const Settings& s, Window& window)
       : channel_(channel), bytes_(s.message_bytes), depth_(s.depth), full_(s.check == "full"), counter_(window),
-        buffers_(bytes_, 0, depth_), sends_(depth_) {}
+        buffers_(channel, bytes_, 0, depth_), sends_(depth_) {}
 
   bool step() override {
     while (posted_ < number_ + depth_ && free_send(posted_) && post_receive()) {}
