@@ -63,7 +63,8 @@ class Transfer {
   std::vector<uint8_t> source_, target_;
 };
 
-// What comes until there are `count` packets or patience ends. The n-th packet is expected to be the n-th of `expected`.
+// What comes until there are `count` packets or patience ends. The n-th packet is expected to be the n-th of
+// `expected`.
 inline std::vector<RxPacket> receive(Port& port, size_t count, std::span<const Expected> expected = {}) {
   std::vector<RxPacket> all;
   std::array<RxPacket, 64> got;
