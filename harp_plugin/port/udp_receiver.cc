@@ -92,8 +92,8 @@ size_t UdpReceiver::receive(std::span<RxPacket> packets, std::span<const Expecte
   // What is expected includes these, so nothing else is received that would be taken for it.
   if (holds_more()) return hand_out_rest(packets);
   const auto too_long = [&](const Expected& one) { return one.bytes > payload_; };
-  expected =
-      expected.first(static_cast<size_t>(std::find_if(expected.begin(), expected.end(), too_long) - expected.begin()));
+  const auto fitting = std::find_if(expected.begin(), expected.end(), too_long) - expected.begin();
+  expected = expected.first(static_cast<size_t>(fitting));
   if (mode_ == Mode::alone && may_gro_ && lightcc::now_ns() >= next_look_ns_) {
     mode_ = Mode::aggregates;
     receptions_ = packets_ = 0;
