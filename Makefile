@@ -85,9 +85,9 @@ unit: packages-tests build/cmake/build.ninja
 
 unit-tests: build/cmake/build.ninja
 	$(CMAKE) -B build/cmake >/dev/null  # GoogleTest may be newer than the last look for it
-	$(BUILD) build/cmake --target unit_tests harp_tests harp-bench harp-stat --parallel $(JOBS)
+	$(BUILD) build/cmake --target unit_tests harp_tests harp_peer harp-bench harp-stat --parallel $(JOBS)
 	$(call PARTS,4) build/cmake/unit_tests --gtest_brief=1
-	$(call PARTS,2) build/cmake/harp_tests --gtest_brief=1
+	$(call PARTS,4) build/cmake/harp_tests --gtest_brief=1
 	LIGHTCC_TEST_RANKS_PER_HOST=2 $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 
 bench: build/installed
@@ -103,10 +103,10 @@ lint: build/cmake/build.ninja
 
 sanitize: build/address/build.ninja build/thread/build.ninja
 	$(BUILD) build/address --target unit_tests harp_tests --parallel $(JOBS)
-	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,2) build/address/harp_tests --gtest_brief=1 --gtest_filter='-$(HARP_WAITS)'
+	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,3) build/address/harp_tests --gtest_brief=1 --gtest_filter='-$(HARP_WAITS)'
 	UBSAN_OPTIONS=print_stacktrace=1 $(call PARTS,3) build/address/unit_tests --gtest_brief=1 --gtest_filter='-$(WITHOUT_DESCRIPTORS)'
 	$(BUILD) build/thread --target unit_tests harp_tests --parallel $(JOBS)
-	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,2) $(NO_ASLR) build/thread/harp_tests --gtest_brief=1 --gtest_filter='$(HARP_THREADS)-$(HARP_WAITS):*Fork*'
+	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,3) $(NO_ASLR) build/thread/harp_tests --gtest_brief=1 --gtest_filter='$(HARP_THREADS)-$(HARP_WAITS):*Fork*'
 	$(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='-$(ALONE)'
 	LIGHTCC_TEST_RANKS_PER_HOST=1 $(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 
