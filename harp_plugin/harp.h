@@ -2,8 +2,8 @@
  *
  * Threads: a connection's harp_send, harp_recv, harp_recv_zc, harp_consume and harp_test are called by one thread at a
  * time; different connections by different threads, freely. Everything else may be called by any thread.
- * Nothing here blocks except harp_close and harp_close_context, which wait until the engine no longer touches memory of
- * the caller's.
+ * Nothing here blocks except harp_cancel, harp_close and harp_close_context, which wait until the engine no longer
+ * touches memory of the caller's.
  * A function returns HARP_OK or what went wrong; harp_error() then says it in words, for the calling thread. */
 #ifndef HARP_H
 #define HARP_H
@@ -51,7 +51,8 @@ typedef struct harp_options {  /* zero or NULL: the default, or what the environ
 enum { HARP_MESSAGE = 0, HARP_STREAM = 1 };
 enum { HARP_HANDLE_BYTES = 128 };
 
-typedef struct harp_handle { uint8_t bytes[HARP_HANDLE_BYTES]; } harp_handle;  /* send it to who shall connect */
+/* Send it to who shall connect. Its last byte is the application's. */
+typedef struct harp_handle { uint8_t bytes[HARP_HANDLE_BYTES]; } harp_handle;
 
 const char* harp_error(void);
 int harp_open(const harp_options*, harp_context**);
@@ -62,7 +63,13 @@ int harp_accept(harp_listener*, harp_connection**);  /* HARP_PENDING: nobody has
 void harp_stop_listening(harp_listener*);
 int harp_connect(harp_context*, const harp_handle*, int mode, harp_connection**);  /* usable at once: sends wait */
 int harp_connected(harp_connection*);  /* HARP_OK, HARP_PENDING, or why not */
+/* Ends it: requests under way, and any later ones, end with HARP_CANCELLED; afterwards their memory is not touched, and
+ * records of a stream that were not consumed are gone. Any thread, also while another uses the connection. It is still
+ * to be closed. */
+void harp_cancel(harp_connection*);
 void harp_close(harp_connection*);     /* afterwards no memory of its requests is touched; their handles are gone */
+/* How it moves data, in a line of words: peer, port, copies, packets, engine, paths. Bytes as harp_stats. */
+size_t harp_describe(harp_connection*, char* text, size_t room);
 
 /* A message, to the next buffer that the peer posts: receives match sends in order. HARP_PENDING: too many requests.
  * data belongs to HARP until the request is done. In a stream: a record of at most harp_record_bytes(). */

@@ -16,6 +16,7 @@ using lightcc::Error;
 
 constexpr int64_t kMostEngines = 64;
 constexpr int64_t kLeastMtu = 576, kMostMtu = 65535;
+constexpr int64_t kMostReceives = 8;  // that NCCL groups
 constexpr int64_t kMostTimeoutMs = 86'400'000;
 
 // A setting's text, and what it may be read as.
@@ -76,6 +77,8 @@ constexpr Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.stats = v.flag(); }},
     {"HARP_GSO", "1", "udp: the kernel cuts large sends into packets (UDP_SEGMENT), if it can.",
      [](Config& c, const Value& v) { c.gso = v.flag(); }},
+    {"HARP_MAX_RECVS", "1", "NCCL's plugin: how many receives NCCL may group in one, up to 8; a message more for each group.",
+     [](Config& c, const Value& v) { c.most_receives = static_cast<int>(v.whole(1, kMostReceives)); }},
     {"HARP_GRO", "1", "udp: the kernel joins received packets (UDP_GRO), if it can.",
      [](Config& c, const Value& v) { c.gro = v.flag(); }},
 };

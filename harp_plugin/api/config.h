@@ -26,6 +26,7 @@ struct Config {
   std::string secret;
   bool stats = true;
   bool gso = true, gro = true;
+  int most_receives = 1;  // of NCCL's plugin: in one irecv
 };
 
 // The environment, and over it what `options` say (they may be nullptr). A value that cannot be read throws

@@ -149,6 +149,17 @@ void Context::close(Channel* channel) {
   if (StatsRow* row = closed.mapped().second) page_->give_back(row);
 }
 
+std::string Context::describe(const Channel& channel) const {
+  const Engine& engine = channel.engine;
+  const Caps& caps = engine.caps();
+  const int paths = engine.options().paths;
+  return "peer " + channel.peer + ", port " + caps.name + (caps.zero_copy ? " (zero-copy), " : " (copies), ") +
+         std::to_string(caps.payload) + " bytes a packet, engine " + std::to_string(engine.index()) + " of " +
+         std::to_string(engines_.size()) + (engine.runs_inline() ? " (inline), " : " (a thread), ") +
+         std::to_string(paths) + (paths == 1 ? " path" : " paths") +
+         (engine.options().authenticate ? ", authenticated" : "");
+}
+
 void* Context::allocate(size_t bytes) {
   if (bytes == 0 || bytes > SIZE_MAX / 4) return nullptr;
   const bool shared = config_.port != "mem" && region_user(*engines_.front()) != nullptr;

@@ -37,6 +37,7 @@ class Context {
   void stop_listening(harp_listener*);
   Channel* connect(const harp_handle&, Mode);
   void close(Channel*);
+  std::string describe(const Channel&) const;
 
   void* allocate(size_t bytes);
   void free(void*);

@@ -24,7 +24,8 @@ struct Layout {
   char port[kPortBytes];
   uint8_t nonce[sizeof(Nonce)];
   uint8_t address[sizeof(Address::bytes)];
-  uint8_t unused[65];
+  uint8_t unused[64];
+  uint8_t of_the_application;
 };
 static_assert(sizeof(Layout) == HARP_HANDLE_BYTES && alignof(Layout) <= 2);
 

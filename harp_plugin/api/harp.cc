@@ -71,6 +71,16 @@ harp_listener* checked(harp_listener* listener) {
 }
 Context* owner_of(Channel* channel) { return static_cast<Context*>(channel->context); }
 
+// As much as there is room for; how many bytes all of it takes.
+size_t copy_text(const std::string& text, char* to, size_t room) {
+  if (to && room > 0) {
+    const size_t fits = std::min(room - 1, text.size());
+    std::memcpy(to, text.data(), fits);
+    to[fits] = 0;
+  }
+  return text.size() + 1;
+}
+
 int post(Channel* channel, bool sends, void* data, size_t bytes, harp_request** request) {
   static uint8_t nothing;  // a message without bytes may come without an address
   require(request, "where to store the request is NULL");
@@ -154,6 +164,24 @@ int harp_connected(harp_connection* connection) {
     if (channel->over() != Status::ok) return failed(int(channel->over()), "connection with " + channel->why());
     return channel->open() ? HARP_OK : HARP_PENDING;
   });
+}
+
+void harp_cancel(harp_connection* connection) {
+  guard([&]() -> int {
+    Channel* channel = channel_of(connection);
+    channel->engine.cancel(*channel);
+    return HARP_OK;
+  });
+}
+
+size_t harp_describe(harp_connection* connection, char* text, size_t room) {
+  size_t bytes = 0;
+  guard([&]() -> int {
+    Channel* channel = channel_of(connection);
+    bytes = copy_text(owner_of(channel)->describe(*channel), text, room);
+    return HARP_OK;
+  });
+  return bytes;
 }
 
 void harp_close(harp_connection* connection) {
@@ -273,13 +301,7 @@ void harp_free(harp_context* context, void* memory) {
 size_t harp_stats(harp_context* context, char* json, size_t room) {
   size_t bytes = 0;
   guard([&]() -> int {
-    const std::string text = context_of(context)->stats();
-    bytes = text.size() + 1;
-    if (json && room > 0) {
-      const size_t fits = std::min(room - 1, text.size());
-      std::memcpy(json, text.data(), fits);
-      json[fits] = 0;
-    }
+    bytes = copy_text(context_of(context)->stats(), json, room);
     return HARP_OK;
   });
   return bytes;

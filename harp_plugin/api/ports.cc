@@ -40,7 +40,7 @@ std::unique_ptr<Port> open_mem_of(const Config& config) {
 }
 
 std::unique_ptr<Port> open_udp_of(const Config& config) {
-  return open_udp({.address = choose_interface(config.interface).address,
+  return open_udp({.address = choose_interfaces(config.interface).front().address,
                    .locals = config.paths,
                    .mtu = config.mtu,
                    .tags = config.authenticate,

@@ -63,15 +63,24 @@ void Engine::connect(Channel& channel, const Address& address, const Nonce& nonc
   wake();
 }
 
+void Engine::cancel(Channel& channel) {
+  run_fenced([&] { end(channel); });
+}
+
+void Engine::end(Channel& channel) {
+  if (channel.id_ == 0) return;
+  const uint64_t now_ns = lightcc::now_ns();
+  submissions(now_ns);
+  give_up(channel, Status::cancelled, "closed on this side");
+  endpoint_.close(channel.id_, now_ns);
+  drain(channel, now_ns);  // what the endpoint had no room for completes as cancelled now
+  channels_.erase(channel.id_);
+  channel.id_ = 0;
+}
+
 void Engine::close(Channel& channel) {
   run_fenced([&] {
-    const uint64_t now_ns = lightcc::now_ns();
-    submissions(now_ns);
-    if (channel.id_ != 0) {
-      endpoint_.close(channel.id_, now_ns);
-      drain(channel, now_ns);  // what the endpoint had no room for completes as cancelled now
-      channels_.erase(channel.id_);
-    }
+    end(channel);
     unlist(channel);
     load_.fetch_sub(1, std::memory_order_relaxed);
   });

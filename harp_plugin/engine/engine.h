@@ -49,7 +49,8 @@ class Engine final : private Events {
   // Any thread. These wait until it is done.
   Nonce listen(AcceptQueue&);
   void stop_listening(const Nonce&);
-  void close(Channel&);  // afterwards nothing refers to it or to memory of its requests
+  void cancel(Channel&);  // afterwards no memory of its requests is touched, and later ones fail
+  void close(Channel&);   // afterwards nothing refers to it either
   void run(std::function<void()> command);         // by who holds the progress lock, between two rounds
   void run_fenced(std::function<void()> command);  // and then until the port has let go of all it was given so far
   // These do not.
@@ -90,6 +91,7 @@ class Engine final : private Events {
   // commands.cc
   bool commands();
   void begin_close(Channel&, Acknowledgement&);
+  void end(Channel&);
   void unlist(Channel&);
   void give_up(Channel&, Status, const std::string& why);
   // thread.cc

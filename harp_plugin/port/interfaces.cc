@@ -70,17 +70,19 @@ bool matches(std::string_view pattern, std::string_view name) {
   return except;
 }
 
-Interface choose_interface(const std::string& wanted) {
+std::vector<Interface> choose_interfaces(const std::string& wanted) {
   const std::vector<Interface> all = interfaces();
+  std::vector<Interface> chosen;
   std::string there;
   for (const Interface& interface : all) {
     there += (there.empty() ? "" : ", ") + interface.name + " (" + interface.address + ")";
     if (wanted.empty() ? !matches(kLoopback, interface.name) && !matches(kVirtualBridges, interface.name)
                        : interface.address == wanted || (!is_address(wanted) && matches(wanted, interface.name)))
-      return interface;
+      chosen.push_back(interface);
   }
-  if (wanted.empty() && !all.empty()) return all[0];
-  if (is_address(wanted) && wanted.starts_with("127.")) return {"lo", wanted, mtu_of("lo"), 0};
+  if (!chosen.empty()) return chosen;
+  if (wanted.empty() && !all.empty()) return {all[0]};
+  if (is_address(wanted) && wanted.starts_with("127.")) return {{"lo", wanted, mtu_of("lo"), 0}};
   throw lightcc::Error(lightcc::Code::invalid_argument,
                        "HARP: no interface that is up matches '" + wanted + "'; there is " +
                            (there.empty() ? "none with an IPv4 address" : there) + "; see HARP_IFNAME");

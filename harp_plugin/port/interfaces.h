@@ -18,8 +18,8 @@ std::vector<Interface> interfaces();  // that are up and have an IPv4 address; a
 // As NCCL_SOCKET_IFNAME: names' beginnings with commas between, `=` before them: whole names, `^`: all but these.
 bool matches(std::string_view pattern, std::string_view name);
 
-// The first that is meant by a pattern or has this address. Without a pattern: not the loopback nor a bridge of virtual
-// machines, unless there is nothing else. Throws Error{invalid_argument} with what there is.
-Interface choose_interface(const std::string& pattern_or_address);
+// Those that are meant by a pattern or have this address, at least one. Without a pattern: not the loopback nor bridges
+// of virtual machines, unless there is nothing else. Throws Error{invalid_argument} with what there is.
+std::vector<Interface> choose_interfaces(const std::string& pattern_or_address);
 
 }  // namespace harp

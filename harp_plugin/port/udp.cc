@@ -100,7 +100,7 @@ Caps caps_of(const UdpOptions& options, const Interface& interface) {
 class Udp : public UdpPort {
  public:
   explicit Udp(const UdpOptions& options)
-      : caps_(caps_of(options, choose_interface(options.address))),
+      : caps_(caps_of(options, choose_interfaces(options.address).front())),
         places_(!options.tags),
         pools_(caps_.payload + kTagBytes, options.gro),
         sender_(options.gso, counters_) {

@@ -21,16 +21,16 @@ TEST(Interfaces, PatternsAreNcclSocketIfname) {
 }
 
 TEST(Interfaces, LoopbackIsFoundByNameAndByAnyOfItsAddresses) {
-  EXPECT_EQ(choose_interface("=lo").address, "127.0.0.1");
-  EXPECT_EQ(choose_interface("127.0.0.1").name, "lo");
-  EXPECT_EQ(choose_interface("127.0.0.9").address, "127.0.0.9");
-  EXPECT_GE(choose_interface("lo").mtu, 1500u);
+  EXPECT_EQ(choose_interfaces("=lo").front().address, "127.0.0.1");
+  EXPECT_EQ(choose_interfaces("127.0.0.1").front().name, "lo");
+  EXPECT_EQ(choose_interfaces("127.0.0.9").front().address, "127.0.0.9");
+  EXPECT_GE(choose_interfaces("lo").front().mtu, 1500u);
 }
 
 TEST(Interfaces, WhatIsNotThereIsNamedWithWhatIs) {
   for (const char* wanted : {"nowhere", "192.0.2.1"}) {
     try {
-      choose_interface(wanted);
+      choose_interfaces(wanted);
       FAIL() << wanted;
     } catch (const lightcc::Error& error) {
       EXPECT_NE(std::string(error.what()).find(wanted), std::string::npos);
