@@ -37,7 +37,8 @@ HARP_MAY_INCLUDE = {
     "port": {"port", "core/options.h", "core/packet.h"},
     "engine": {"core", "port", "engine"},
     "api": {"core", "port", "engine", "api", "harp.h"},
-    "tools": {"tools", "api", "harp.h"},
+    "nccl": {"nccl", "api", "harp.h", "port/interfaces.h", "engine/control.h", "engine/fork.h"},
+    "tools": {"tools", "api", "harp.h", "nccl/nccl_net.h"},
 }
 HARP_MAY_READ_ENVIRONMENT = "harp_plugin/api/config.cc"
 # Data passes no mutex: these are for opening, closing and counting.

@@ -77,10 +77,11 @@ constexpr Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.stats = v.flag(); }},
     {"HARP_GSO", "1", "udp: the kernel cuts large sends into packets (UDP_SEGMENT), if it can.",
      [](Config& c, const Value& v) { c.gso = v.flag(); }},
-    {"HARP_MAX_RECVS", "1", "NCCL's plugin: how many receives NCCL may group in one, up to 8; a message more for each group.",
-     [](Config& c, const Value& v) { c.most_receives = static_cast<int>(v.whole(1, kMostReceives)); }},
     {"HARP_GRO", "1", "udp: the kernel joins received packets (UDP_GRO), if it can.",
      [](Config& c, const Value& v) { c.gro = v.flag(); }},
+    {"HARP_MAX_RECVS", "1",
+     "NCCL's plugin: how many receives NCCL may group in one, up to 8; a group costs a message more.",
+     [](Config& c, const Value& v) { c.most_receives = static_cast<int>(v.whole(1, kMostReceives)); }},
 };
 
 const char* text_if_set(const Environment& environment, const char* name) {
