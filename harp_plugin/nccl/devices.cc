@@ -109,10 +109,10 @@ void Devices::initialize() {
 }
 
 void Devices::finalize() {
-  std::vector<Device> closed;  // after the lock is let go: closing says goodbye to peers
+  std::vector<SharedContext> closed;  // after the lock is let go: closing says goodbye to peers
   state().with([&](State& state) {
     if (state.forks != forks() || state.users == 0 || --state.users > 0) return;
-    closed.swap(state.devices);
+    for (Device& device : state.devices) closed.push_back(std::move(device.context));
   });
 }
 
