@@ -41,11 +41,12 @@ SIDE_BY_SIDE = -n 2 --dist loadfile
 # ThreadSanitizer's memory map does not fit every kernel's address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test test-all test-rest unit unit-tests bench lint wheel sanitize fuzz clean packages-build packages-tests
+.PHONY: help demo harp test test-all test-rest unit unit-tests bench lint wheel sanitize fuzz clean packages-build packages-tests
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
 	@echo 'make test-all   that, and what it leaves out: other numbers of ranks, TensorFlow $(OLDEST), sanitizers, fuzzers'
+	@echo 'make harp       HARP alone: libharp.so and NCCL'\''s plugin libnccl-net-harp.so, in build/cmake'
 	@echo 'make unit       C++ tests alone'
 	@echo 'make bench      a short benchmark'
 	@echo 'make lint       style, layers, generated docs'
@@ -85,10 +86,13 @@ unit: packages-tests build/cmake/build.ninja
 
 unit-tests: build/cmake/build.ninja
 	$(CMAKE) -B build/cmake >/dev/null  # GoogleTest may be newer than the last look for it
-	$(BUILD) build/cmake --target unit_tests harp_tests harp_peer harp-bench harp-stat --parallel $(JOBS)
+	$(BUILD) build/cmake --target unit_tests harp_tests harp_peer harp-bench harp-stat harp-plugtest nccl-net-harp --parallel $(JOBS)
 	$(call PARTS,4) build/cmake/unit_tests --gtest_brief=1
 	$(call PARTS,4) build/cmake/harp_tests --gtest_brief=1
 	LIGHTCC_TEST_RANKS_PER_HOST=2 $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
+
+harp: build/cmake/build.ninja
+	$(BUILD) build/cmake --target harp nccl-net-harp --parallel $(JOBS)
 
 bench: build/installed
 	$(BIN)/python bench/smoke.py

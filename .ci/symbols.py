@@ -2,7 +2,7 @@
 
     python .ci/symbols.py dist/*.whl
 
-Exits 1 if one exports anything but lightcc_*, or needs a library other than libc's own and the core.
+Exits 1 if one exports anything but its own, or needs a library other than libc's own and those it may need.
 """
 import re
 import subprocess
@@ -11,8 +11,12 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-LIBRARIES = ("_lightcc.so", "_lightcc_tensorflow.so")
-ALLOWED = re.compile(r"(libc|libm|libpthread|libdl|librt|ld-linux-[\w-]+)\.so\.\d+|_lightcc\.so")
+LIBC = r"(libc|libm|libpthread|libdl|librt|ld-linux-[\w-]+)\.so\.\d+"
+LIBRARIES = {  # what it exports, and what it may need
+    "_lightcc.so": (r"lightcc_\w+", LIBC),
+    "_lightcc_tensorflow.so": (r"lightcc_\w+", LIBC + r"|_lightcc\.so"),
+    "libnccl-net-harp.so": (r"ncclNetPlugin_v\d+", LIBC),
+}
 
 
 def inspect(name: str, library: str) -> list[str]:
@@ -27,8 +31,9 @@ def inspect(name: str, library: str) -> list[str]:
     names = [row[7] for row in rows if len(row) > 7 and row[7].endswith(f"@GLIBC_{'.'.join(map(str, newest))}")]
     print(f"{name}: {len(exported)} symbols exported; needs {', '.join(needed)}")
     print(f"{name}: newest glibc version needed: {'.'.join(map(str, newest))} ({', '.join(names)})")
-    return [f"{name} exports {symbol}" for symbol in exported if not symbol.startswith("lightcc_")] + [
-        f"{name} needs {other}" for other in needed if not ALLOWED.fullmatch(other)
+    own, allowed = LIBRARIES[name]
+    return [f"{name} exports {symbol}" for symbol in exported if not re.fullmatch(own, symbol)] + [
+        f"{name} needs {other}" for other in needed if not re.fullmatch(allowed, other)
     ]
 
 

@@ -1,8 +1,37 @@
 #include "harp_plugin/core/incoming.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
+#include <utility>
 
 namespace harp {
+
+namespace {
+
+// The memory of messages that packets are guessed to be for. It must not overlap: a packet that belongs elsewhere is
+// put together from where it was guessed to be.
+class Apart {
+ public:
+  bool add(const uint8_t* begin, uint32_t bytes) {
+    const uint8_t* end = begin + bytes;
+    const bool beside = count_ == 0 || end <= low_ || begin >= high_;
+    for (size_t i = 0; !beside && i < count_; ++i)
+      if (begin < places_[i].second && places_[i].first < end) return false;
+    if (count_ == places_.size()) return false;
+    low_ = count_ == 0 ? begin : std::min(low_, begin);
+    high_ = count_ == 0 ? end : std::max(high_, end);
+    places_[count_++] = {begin, end};
+    return true;
+  }
+
+ private:
+  std::array<std::pair<const uint8_t*, const uint8_t*>, 64> places_;
+  size_t count_ = 0;
+  const uint8_t *low_ = nullptr, *high_ = nullptr;  // all lie between
+};
+
+}  // namespace
 
 Incoming::Incoming(uint32_t most_requests, const Options& options)
     : options_(options), most_(most_requests), messages_(std::bit_ceil(most_requests + options.eager_messages)) {}
@@ -55,6 +84,7 @@ void Incoming::retire() {
 // The next segments of the message that came last, then of those that are posted behind it, if they are as long.
 size_t Incoming::expect(std::span<Expected> expected, uint32_t conn, uint32_t packet_payload) const {
   size_t count = 0;
+  Apart apart;
   uint64_t number = latest_;
   uint32_t segment = latest_segment_ + 1, bytes = 0;
   if (number >= oldest_ && number < posted_) {
@@ -73,6 +103,7 @@ size_t Incoming::expect(std::span<Expected> expected, uint32_t conn, uint32_t pa
     const Message& message = at(number);
     if (message.done) continue;
     if (message.started ? message.bytes != bytes : bytes > message.capacity) break;
+    if (!apart.add(message.to, bytes)) break;
     const Segments cut{bytes, packet_payload};
     for (; segment < cut.count() && count < expected.size(); ++segment) {
       if (message.started && message.received.test(segment)) return count;

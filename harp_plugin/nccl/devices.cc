@@ -100,7 +100,9 @@ void Devices::initialize() {
     if (state.forks != forks()) leave_behind(state);
     if (state.users == 0) {
       state.config = read_config(nullptr, environment);
-      state.devices = find_devices(state.config);
+      auto devices = find_devices(state.config);
+      devices[0].context = open_context(state.config, devices[0]);  // what does not work is said now
+      state.devices = std::move(devices);
       for (const Device& device : state.devices)
         inform("device " + device.interface.name + " " + device.interface.address + ", port " + state.config.port);
     }

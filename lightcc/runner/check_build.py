@@ -4,13 +4,14 @@ import importlib.util
 from collections.abc import Iterable
 
 from lightcc._version import __version__
+from lightcc.runner import nccl_plugin
 
 FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"), ("NumPy", "numpy"))
 
 
-def report() -> tuple[str, str]:
+def report(harp: bool = False) -> tuple[str, str]:
     """The text, and what is wrong with this installation ("" if nothing is). Finds frameworks without importing
-    them; loads the library."""
+    them; loads the library. With `harp` also on NCCL's plugin."""
     fault, built = "", {}
     try:
         from lightcc.common.basics import HorovodBasics
@@ -28,6 +29,9 @@ def report() -> tuple[str, str]:
         *((name.upper(), built.get(name)) for name in ("nccl", "ddl", "ccl", "mpi")),
         ("Gloo (by the two that follow)", built.get("gloo")),
         ("lightcc shared memory", works), ("lightcc TCP between hosts", works)])
+    if harp:
+        more, harp_fault = nccl_plugin.report()
+        return text + more, fault or harp_fault
     return text, fault
 
 

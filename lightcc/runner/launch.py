@@ -8,11 +8,11 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 from lightcc import as_horovod
 from lightcc._version import __version__
-from lightcc.runner import flags, hosts, network, remote
+from lightcc.runner import flags, hosts, nccl_plugin, network, remote
 from lightcc.runner.local import Job, StartError
 from lightcc.runner.supervise import supervise
 from lightcc.runner.termination import exit_code
@@ -25,14 +25,12 @@ def template(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-class _CheckBuild(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: Optional[str] = None) -> None:
-        from lightcc.runner import check_build  # here, so that starting a job does not pay for it
+def _check_build(top: argparse.ArgumentParser, harp: bool) -> NoReturn:
+    from lightcc.runner import check_build  # here, so that starting a job does not pay for it
 
-        text, fault = check_build.report()
-        print(text, end="", flush=True)
-        parser.exit(1 if fault else 0, f"{parser.prog}: {fault}\n" if fault else None)
+    text, fault = check_build.report(harp)
+    print(text, end="", flush=True)
+    top.exit(1 if fault else 0, f"{top.prog}: {fault}\n" if fault else None)
 
 
 class _Interfaces(argparse.Action):
@@ -51,12 +49,14 @@ def parser() -> argparse.ArgumentParser:
         prog="lightccrun", allow_abbrev=False, usage="lightccrun -np N [options] command [arguments]",
         description="Runs a command in N processes that train together.")
     top.add_argument("-v", "--version", action="version", version=__version__)
-    top.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help="print what can be used here and exit")
+    top.add_argument("-cb", "--check-build", action="store_true", help="print what can be used here and exit")
     top.add_argument("-np", "--num-proc", type=int, metavar="N",
                      help="number of processes; default, under LSF only: the slots of its allocation")
     top.add_argument("--verbose", action="store_true", help="say what is started where and how")
     top.add_argument("--as-horovod", action="store_true",
                      help="in every Python that the command starts, import horovod means lightcc")
+    top.add_argument("--harp", action="store_true",
+                     help="NCCL uses HARP between hosts: each host's own plugin is its NCCL_NET_PLUGIN (docs/nccl.md)")
     top.add_argument("--config-file", metavar="FILE", help="settings in YAML; flags win over them (docs/running.md)")
     top.add_argument("--output-filename", metavar="DIR",
                      help="also write the output of rank n, untagged, to DIR/rank.<n>/stdout and stderr")
@@ -96,7 +96,10 @@ def _add_hosts(top: argparse.ArgumentParser) -> None:
 def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """What the flags and the configuration file say together; flags win. Raises ValueError or OSError if that cannot
     be; ends the program for what argparse refuses."""
-    args = parser().parse_args(arguments)
+    top = parser()
+    args = top.parse_args(arguments)
+    if args.check_build:
+        _check_build(top, args.harp)
     args.command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if args.config_file:
         from lightcc.runner import config_file  # here, so that other jobs do not pay for it
@@ -117,6 +120,8 @@ def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         raise ValueError("say which command to run: lightccrun -np N command")
     if args.as_horovod:
         args.settings.update(as_horovod.environment())
+    if args.harp:
+        args.settings.update(nccl_plugin.SETTINGS)
     if args.network_interfaces:
         args.settings["LIGHTCC_IFACE"] = "=" + ",".join(args.network_interfaces)
     return args

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Callable, Optional
 
-from lightcc.runner import groups
+from lightcc.runner import groups, nccl_plugin
 from lightcc.runner.cores import VARIABLE, threads_each, usable_cores
 from lightcc.runner.hosts import Place
 from lightcc.runner.messages import Message, Threads
@@ -121,6 +121,10 @@ def started(job: Job) -> Iterator[list[Rank]]:
         environment = {"PYTHONUNBUFFERED": "1", **os.environ, **job.settings}
         if "LIGHTCC_STORE_ADDR" not in job.settings:  # then it is another job's, of which this launcher is a part
             environment.pop("LIGHTCC_STORE_ADDR", None)
+        try:
+            environment = nccl_plugin.with_path(environment)
+        except FileNotFoundError as error:
+            raise StartError(str(error), 1) from None
         for place in job.places:
             if not place.here:
                 continue

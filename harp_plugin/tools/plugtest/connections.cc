@@ -49,9 +49,16 @@ void connecting_to_nobody_ends(const Settings& settings) {
       },
       "connect to end");
   if (!communicator) return;
-  const Endpoint endpoint(plugin);
-  const Bytes data(100);
-  result = endpoint.finish({endpoint.send(communicator, data)})[0].result;
+  Bytes data(100);
+  void* request = nullptr;
+  wait_until(
+      [&] {
+        int done = 0;
+        result = request ? plugin.path().test(request, &done, nullptr)
+                         : plugin.path().isend(communicator, data.data(), data.size(), 0, nullptr, nullptr, &request);
+        return done || result != nccl::kSuccess;
+      },
+      "a send to end");
   expect(result == nccl::kRemoteError, "sending to nobody ended with " + std::to_string(result));
   expect_ok(plugin.path().close_send(communicator), "closeSend");
 }

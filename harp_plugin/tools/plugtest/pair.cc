@@ -1,5 +1,6 @@
 #include "harp_plugin/tools/plugtest/pair.h"
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
@@ -144,10 +145,12 @@ void Pair::close() {
 }
 
 void Pair::transfer(size_t bytes, uint64_t seed, size_t more) {
-  const Bytes data = pattern(bytes, seed);
-  Bytes wanted = data, got(bytes + more, 0xee);
-  wanted.resize(bytes + more, 0xee);
-  void* received = receive(receiver, got);
+  constexpr size_t kGuard = 64;
+  const Bytes data = pattern(bytes, seed), guard(kGuard, 0xee);
+  Bytes got(bytes + more + kGuard, 0xee);
+  void* received = nullptr;
+  wait_until([&] { return (received = try_receive(receiver, {{got.data(), bytes + more}})) != nullptr; },
+             "irecv to begin");
   void* sent = send(sender, data);
   const auto ends = finish({received, sent});
   const std::string what = "a message of " + std::to_string(bytes) + " bytes";
@@ -155,7 +158,8 @@ void Pair::transfer(size_t bytes, uint64_t seed, size_t more) {
     expect_ok(end.result, what);
     expect(end.sizes[0] == static_cast<int>(bytes), what + " was reported as " + std::to_string(end.sizes[0]));
   }
-  expect(got == wanted, what + " came changed, or something was written beyond it");
+  expect(std::equal(data.begin(), data.end(), got.begin()), what + " came changed");
+  expect(std::equal(guard.begin(), guard.end(), got.end() - kGuard), what + ": written beyond the buffer");
 }
 
 }  // namespace harp::plugtest

@@ -50,7 +50,7 @@ class Pair : public Endpoint {
   Pair(LoadedPlugin&, void* context);
   ~Pair();
   void close();
-  // A message there, checked to the byte; the buffer is `more` larger than the message.
+  // A message there, checked to the byte, into a buffer that is `more` larger; nothing may be written beyond that.
   void transfer(size_t bytes, uint64_t seed, size_t more = 0);
 
   void* sender = nullptr;

@@ -1,0 +1,92 @@
+"""HARP, NCCL's network plugin: where it lies on this host, and what --harp --check-build says of it (docs/nccl.md)."""
+
+import ctypes
+import ctypes.util
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any, Optional
+
+PATH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libnccl-net-harp.so")
+SETTINGS = {"NCCL_NET_PLUGIN": "harp", "NCCL_NET": "HARP"}  # of --harp; each host's starter puts its own path in
+VERSIONS = {12: 23000, 11: 22800, 10: 22600}  # of the plugin's interface, and the first NCCL that loads it
+_Logger = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p,
+                           ctypes.c_char_p)  # all lines of the plugin have one argument
+_WARN = 2
+_loggers: list[Any] = []
+
+
+class _Net(ctypes.Structure):
+    """The beginning of versions 11 and 12, as far as it is needed here."""
+
+    _fields_ = [("name", ctypes.c_char_p),
+                ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint64,
+                                          ctypes.c_void_p, _Logger, ctypes.c_void_p))]
+
+
+def report() -> tuple[str, str]:
+    """The text, and why the plugin cannot be used ("" if it can). Starts it once, as NCCL would."""
+    try:
+        plugin = ctypes.CDLL(PATH)
+    except OSError as error:
+        return "", f"HARP's plugin cannot be loaded: {error}"
+    exported = [version for version in VERSIONS if hasattr(plugin, f"ncclNetPlugin_v{version}")]
+    lines = [f"{PATH} exports versions {', '.join(map(str, exported))}", _what_nccl_loads(exported)]
+    fault = _start(plugin)
+    lines.append("it cannot start" if fault else "it starts")
+    return "\nHARP, NCCL's network plugin:\n" + "".join(f"    {line}\n" for line in lines), fault
+
+
+def with_path(environment: dict[str, str]) -> dict[str, str]:
+    """NCCL_NET_PLUGIN=harp means this host's own: the dynamic loader would not look in this package. Raises
+    FileNotFoundError if there is none."""
+    if environment.get("NCCL_NET_PLUGIN") != SETTINGS["NCCL_NET_PLUGIN"]:
+        return environment
+    if not os.path.exists(PATH):
+        raise FileNotFoundError(f"NCCL_NET_PLUGIN=harp: there is no {PATH}; install lightcc's wheel on this host")
+    return {**environment, "NCCL_NET_PLUGIN": PATH}
+
+
+def _what_nccl_loads(exported: list[int]) -> str:
+    nccl = next(_libraries(), None)
+    if nccl is None:
+        return "NCCL is not installed here"
+    try:
+        code = ctypes.c_int()
+        ctypes.CDLL(nccl).ncclGetVersion(ctypes.byref(code))
+    except (OSError, AttributeError) as error:
+        return f"NCCL cannot be loaded: {error}"
+    name = f"NCCL {code.value // 10000}.{code.value // 100 % 100}.{code.value % 100} ({nccl})"
+    version = next((version for version in exported if code.value >= VERSIONS[version]), None)
+    return f"{name} loads version {version}" if version else f"{name} is older than 2.26 and loads none of them"
+
+
+def _libraries() -> Iterator[str]:
+    """NCCL's, first as PyTorch's wheels bring it."""
+    try:
+        found = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        found = None
+    for folder in (found.submodule_search_locations or []) if found else []:
+        path = os.path.join(folder, "lib", "libnccl.so.2")
+        if os.path.exists(path):
+            yield path
+    if name := ctypes.util.find_library("nccl"):
+        yield name
+
+
+def _start(plugin: ctypes.CDLL) -> str:
+    """Why it cannot, or "". The logger lives for as long as the process, for the plugin may use it that long."""
+    warnings: list[str] = []
+
+    @_Logger
+    def log(level: int, _: int, __: bytes, ___: int, ____: bytes, text: Optional[bytes]) -> None:
+        if level == _WARN:
+            warnings.append((text or b"").decode(errors="replace"))
+
+    _loggers.append(log)
+    net = _Net.in_dll(plugin, "ncclNetPlugin_v12")
+    context = ctypes.c_void_p()
+    if net.init(ctypes.byref(context), 0, None, log, None) == 0:
+        return ""
+    return f"HARP's plugin: {'; '.join(warnings) or 'init failed'}"
