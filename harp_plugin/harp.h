@@ -72,7 +72,8 @@ void harp_close(harp_connection*);     /* afterwards no memory of its requests i
 size_t harp_describe(harp_connection*, char* text, size_t room);
 
 /* A message, to the next buffer that the peer posts: receives match sends in order. HARP_PENDING: too many requests.
- * data belongs to HARP until the request is done; what a buffer holds behind its message is undefined then. In a stream: a record of at most harp_record_bytes(). */
+ * data belongs to HARP until the request is done; what a buffer holds behind its message is undefined then. In a
+ * stream: a record of at most harp_record_bytes(). */
 int harp_send(harp_connection*, const void* data, size_t bytes, harp_request**);
 int harp_recv(harp_connection*, void* data, size_t capacity, harp_request**);
 /* HARP_PENDING: not done. Otherwise the request's end, which frees it; *bytes (or NULL) is what was sent or received.

@@ -127,13 +127,14 @@ nccl::Result Communicator::hear_of_groups() {
 bool Communicator::join(NetRequest& request, int tag) {
   if (announced_.empty()) return false;
   Announced& oldest = announced_.front();
-  int place = 0;
-  while (place < oldest.group.count && (oldest.sends[size_t(place)] || oldest.group.tags[size_t(place)] != tag)) ++place;
-  if (place == oldest.group.count) return false;
-  oldest.sends[size_t(place)] = &request;
-  if (++oldest.filled < oldest.group.count) return true;
-  for (int i = 0; i < oldest.group.count; ++i) {
-    NetRequest::Part& part = oldest.sends[size_t(i)]->parts[0];
+  const auto count = static_cast<size_t>(oldest.group.count);
+  size_t place = 0;
+  while (place < count && (oldest.sends[place] || oldest.group.tags[place] != tag)) ++place;
+  if (place == count) return false;
+  oldest.sends[place] = &request;
+  if (++oldest.filled < count) return true;
+  for (size_t i = 0; i < count; ++i) {
+    NetRequest::Part& part = oldest.sends[i]->parts[0];
     begin(harp_send(connection_, part.data.load(), part.bytes.load(), &part.handle));
   }
   announced_.pop_front();

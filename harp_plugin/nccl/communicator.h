@@ -1,9 +1,9 @@
 // What NCCL calls a communicator of a net plugin: one direction of a connection, and its requests.
 //
 // Receives may be grouped (HARP_MAX_RECVS): NCCL posts several buffers at once, each with a tag, and a send belongs to
-// the first free buffer of its tag in the oldest group. HARP's messages match in order, so the receiver tells the tags of
-// each group in a message the other way, and the sender sends a group when all its messages are there, in the order of
-// the buffers.
+// the first free buffer of its tag in the oldest group. HARP's messages match in order, so the receiver tells the tags
+// of each group in a message the other way, and the sender sends a group when all its messages are there, in the order
+// of the buffers.
 //
 // Threads: one calls send, receive and test; another may register, deregister and, when these are over, close.
 #pragma once
@@ -64,7 +64,7 @@ class Communicator {
   struct Announced {  // a group that the receiver waits for, and what is there of it
     Group group;
     std::array<NetRequest*, nccl::kMostReceives> sends{};
-    int filled = 0;
+    size_t filled = 0;
   };
   struct Expected {  // where the next group comes to
     Group group;

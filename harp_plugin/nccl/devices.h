@@ -10,7 +10,7 @@
 
 namespace harp {
 
-// A context that closes when the last of its users lets it go: a device that is initialized, a communicator, a listener.
+// A context that closes when the last of its users lets it go: an initialized device, a communicator, a listener.
 using SharedContext = std::shared_ptr<harp_context>;
 
 struct Device {

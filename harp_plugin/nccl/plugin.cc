@@ -1,4 +1,5 @@
-// The callbacks that NCCL calls. Each is one guard(): nothing is thrown across it, and what went wrong is in NCCL's log.
+// The callbacks that NCCL calls. Each is one guard(): nothing is thrown across it, and what went wrong is in NCCL's
+// log.
 #include <climits>
 #include <cstring>
 #include <set>

@@ -181,8 +181,9 @@ void memory_is_registered_while_data_flows(const Settings& settings) {
     while (!stop) {
       for (void* communicator : {pair.sender, pair.receiver}) {
         void* memory = nullptr;
-        const auto result = plugin.path().reg_mr(communicator, other.data(), other.size(), nccl::kHostPointers, &memory);
-        if (result != nccl::kSuccess || plugin.path().dereg_mr(communicator, memory) != nccl::kSuccess)
+        const auto registered =
+            plugin.path().reg_mr(communicator, other.data(), other.size(), nccl::kHostPointers, &memory);
+        if (registered != nccl::kSuccess || plugin.path().dereg_mr(communicator, memory) != nccl::kSuccess)
           fault = "registration failed: " + last_warning();
       }
     }

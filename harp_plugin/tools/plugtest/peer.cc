@@ -133,8 +133,8 @@ std::vector<std::string> commands() {
 class Side {
  public:
   Side(const std::string& path, std::map<std::string, std::string> words)
-      : words_(std::move(words)), plugin_(path, 0), sends_(words_.count("connect") > 0), count_(number("connections", 1)),
-        most_(number("most", 300'000)) {}
+      : words_(std::move(words)), plugin_(path, 0), sends_(words_.count("connect") > 0),
+        count_(number("connections", 1)), most_(number("most", 300'000)) {}
 
   ~Side() {
     flows_.clear();
