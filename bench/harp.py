@@ -1,7 +1,8 @@
 """HARP against the kernel's TCP in the very same message pattern, and against its own targets.
 
-    python bench/harp.py                              # as root: all rows, about six minutes
+    python bench/harp.py                              # as root: all rows, about nine minutes
     python bench/harp.py --rows 'udp-*' --rounds 15
+    python bench/harp.py --rows 'nccl-*'              # its plugin for NCCL against what NCCL's sockets do
     python bench/harp.py --rows 'shm*' 'mem*' idle    # these need no root
     python bench/harp.py --list
 
@@ -21,9 +22,12 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-from harp_rows import ROWS, Bench, Row, line_of
+from harp_rows import ROWS as OWN_ROWS
+from harp_rows import Bench, Row, line_of
+from nccl_rows import NCCL_ROWS
 from where import surroundings
 
+ROWS = [*OWN_ROWS, *NCCL_ROWS]
 HOME = Path(__file__).resolve().parents[1]
 
 

@@ -40,6 +40,9 @@ class Transport {
 };
 
 std::unique_ptr<Transport> make_harp(const Settings&);
+// Of a network plugin of NCCL's: transport is kPluginPrefix and its path.
+constexpr char kPluginPrefix[] = "plugin=";
+std::unique_ptr<Transport> make_plugin(const Settings&);
 // `address` is this side's, of the control connection.
 std::unique_ptr<Transport> make_tcp(const Settings&, const std::string& address);
 

@@ -26,6 +26,7 @@ using lightcc::JsonObject;
 constexpr double kOpenS = 30;
 
 std::unique_ptr<Transport> make_transport(const Settings& s, const std::string& own_address) {
+  if (s.transport.starts_with(kPluginPrefix)) return make_plugin(s);
   return s.transport == "tcp" ? make_tcp(s, address_of(own_address)) : make_harp(s);
 }
 

@@ -23,7 +23,7 @@ struct Option {
 
 const Option kOptions[] = {
     {"mode", &Settings::mode, true, "throughput, latency, streams or idle"},
-    {"transport", &Settings::transport, true, "harp, or tcp: the kernel's in the same message pattern"},
+    {"transport", &Settings::transport, true, "harp; tcp: the kernel's in the same message pattern; plugin=PATH: of NCCL"},
     {"port", &Settings::port, true, "of HARP: udp, shm or mem"},
     {"message", &Settings::message_bytes, true, "bytes of a message, with K or M"},
     {"footprint", &Settings::footprint_bytes, true, "bytes of a connection's buffers on each side, used in turn"},
@@ -40,7 +40,7 @@ const Option kOptions[] = {
     {"seconds", &Settings::seconds, true, "that count"},
     {"check", &Settings::check, true, "sampled, or full: every byte of every message"},
     {"pause-us", &Settings::pause_us, true, "sleep after a turn in which nothing was done; 0: poll"},
-    {"flows", &Settings::flows, true, "tcp: connections that a message is striped over"},
+    {"flows", &Settings::flows, true, "tcp, plugins: connections that a message is striped over"},
     {"socket-buffer", &Settings::socket_buffer, true, "tcp: bytes; 0: the kernel tunes them"},
     {"congestion", &Settings::congestion, true, "tcp: congestion control"},
     {"listen", &Settings::listen, false, "[ADDRESS:]PORT: be a server"},
@@ -103,7 +103,7 @@ void least(const char* name, uint64_t value, uint64_t bound) {
 
 void check(const Settings& s) {
   one_of("mode", s.mode, {"throughput", "latency", "streams", "idle"});
-  one_of("transport", s.transport, {"harp", "tcp"});
+  if (!s.transport.starts_with("plugin=")) one_of("transport", s.transport, {"harp", "tcp", "plugin=PATH"});
   one_of("engine-mode", s.engine_mode, {"auto", "inline", "threads"});
   one_of("check", s.check, {"sampled", "full"});
   one_of("pairs-as", s.pairs_as, {"threads", "processes"});

@@ -199,7 +199,7 @@ class Pinger : public Party {
     if (!waiting_) return ping();
     size_t came = 0;
     if (!channel_.test(receives_.front(), &came)) {
-      free_send(number_ + 1);  // whatever else is to do for the connection
+      free_send(number_);  // a send may need tests to go on
       return false;
     }
     const uint64_t round_trip = now_ns() - sent_at_ns_;
@@ -268,7 +268,10 @@ class Ponger : public Party {
     if (counter_.last()) return free_all();
     size_t came = 0;
     if (pending_ == 0) {
-      if (receives_.empty() || !channel_.test(receives_.front(), &came)) return false;
+      if (receives_.empty() || !channel_.test(receives_.front(), &came)) {
+        free_send(number_ + depth_ - 1);  // the last
+        return false;
+      }
       receives_.pop_front();
       pending_ = came;
     }
