@@ -12,6 +12,7 @@ import needs
 import ranks
 from emulated import Hosts
 from jobs import DEADLINE_S, Job, program, wait_until
+from lightcc.runner import nccl_plugin
 
 RUNNER = [sys.executable, "-m", "lightcc.runner"]
 SLEEPERS = ["sh", "-c", "sleep 600 & echo up; wait"]
@@ -28,6 +29,13 @@ def hosts():
 def start(hosts, *arguments, **options):
     """The launcher is on no host."""
     return Job(*RUNNER, "--launch-command", hosts.launch_command, *map(str, arguments), **options)
+
+
+def test_each_host_gives_its_ranks_its_own_plugin(hosts):
+    """NCCL_NET_PLUGIN's path is made where the ranks are started, not where the launcher is."""
+    code, out, err = start(hosts, "-np", 2, "-H", "h1:1,h0:1", "--harp", "sh", "-c",
+                           "echo $NCCL_NET_PLUGIN $NCCL_NET").finish()
+    assert (code, err) == (0, "") and out.count(f"{nccl_plugin.PATH} HARP\n") == 2, out
 
 
 def test_ranks_are_on_their_hosts(hosts, tmp_path):
