@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <numeric>
 
 #include "harp/pair.h"
@@ -173,6 +174,25 @@ TEST_F(EndpointTest, DuplicatesAndOvertakingDoNoHarm) {
   EXPECT_EQ(pair.b.completions.size(), 1u);
   EXPECT_EQ(to, data);
   EXPECT_GE(pair.b.endpoint.counters(pair.b.connection)->duplicates, 14u);
+}
+
+// A port may scatter packets over all of the places, and put those that belong elsewhere together from there.
+TEST_F(EndpointTest, PlacesThatAreExpectedInDoNotOverlap) {
+  const auto places = [&](std::vector<size_t> offsets) {
+    Pair pair;
+    open(pair);
+    exchange(pair, 16, 16);
+    static std::array<uint8_t, 256> memory;
+    for (size_t offset : offsets)
+      EXPECT_TRUE(pair.b.endpoint.receive(pair.b.connection, &memory[offset], 16, offset, pair.now));
+    std::array<Expected, 64> expected;
+    return pair.b.endpoint.expect(expected);
+  };
+  EXPECT_EQ(places({0, 16, 32, 48}), 4u);
+  EXPECT_EQ(places({32, 0, 48, 16}), 4u);
+  EXPECT_EQ(places({0, 0, 32}), 1u);
+  EXPECT_EQ(places({32, 0, 64, 40, 96}), 3u);
+  EXPECT_EQ(places({32, 0, 64, 15, 96}), 3u);
 }
 
 TEST_F(EndpointTest, ASilentPeerFailsWithItsTimeAndName) {
