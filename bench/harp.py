@@ -1,6 +1,6 @@
 """HARP against the kernel's TCP in the very same message pattern, and against its own targets.
 
-    python bench/harp.py                              # as root: all rows, about nine minutes
+    python bench/harp.py                              # as root: all rows, about seven minutes
     python bench/harp.py --rows 'udp-*' --rounds 15
     python bench/harp.py --rows 'nccl-*'              # its plugin for NCCL against what NCCL's sockets do
     python bench/harp.py --rows 'shm*' 'mem*' idle    # these need no root
