@@ -23,7 +23,7 @@ struct Option {
 
 const Option kOptions[] = {
     {"mode", &Settings::mode, true, "throughput, latency, streams or idle"},
-    {"transport", &Settings::transport, true, "harp; tcp: the kernel's in the same message pattern; plugin=PATH: of NCCL"},
+    {"transport", &Settings::transport, true, "harp; tcp: the kernel's in the same pattern; plugin=PATH: NCCL's"},
     {"port", &Settings::port, true, "of HARP: udp, shm or mem"},
     {"message", &Settings::message_bytes, true, "bytes of a message, with K or M"},
     {"footprint", &Settings::footprint_bytes, true, "bytes of a connection's buffers on each side, used in turn"},
