@@ -215,11 +215,11 @@ TEST_P(Api, AfterCancelRequestsFail) {
 
 TEST_P(Api, AfterCancelTheMemoryOfRequestsInFlightIsTheCallersAgain) {
   for (uint32_t round = 0; round < 5; ++round) {
+    std::vector<uint8_t> got(1 << 20);
+    const auto data = pattern(got.size(), round);
     World world(opening());
     const Link link = world.connect();
-    std::vector<uint8_t> got(1 << 20);
     receive_from(link.b, got);
-    const auto data = pattern(got.size(), round);
     send_to(link.a, data);
     for (uint32_t i = 0; i < round; ++i) harp_poll(world.b), harp_poll(world.a);
     harp_cancel(link.b);

@@ -100,10 +100,10 @@ void closing_with_requests_under_way(const Settings& settings) {
 
 // Deregistering is the promise that nothing is written any more, whatever is under way.
 void deregistering_memory_in_use(const Settings& settings) {
-  Started plugin(settings.path, settings.version);
-  Pair pair(plugin, plugin.context);
   Bytes got(1 << 20);
   const Bytes data = pattern(got.size(), settings.seed);
+  Started plugin(settings.path, settings.version);
+  Pair pair(plugin, plugin.context);
   void* memory = nullptr;
   expect_ok(plugin.path().reg_mr(pair.receiver, got.data(), got.size(), nccl::kHostPointers, &memory), "regMr");
   void* received = pair.receive(pair.receiver, got);

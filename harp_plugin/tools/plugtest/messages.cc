@@ -57,10 +57,10 @@ void received_size_is_reported(const Settings& settings) {
 
 void too_long_is_an_error_and_nothing_is_written_beyond(const Settings& settings) {
   for (size_t bytes : {size_t(17), 100 * kKiB, kMiB}) {
-    Started plugin(settings.path, settings.version);
-    Pair pair(plugin, plugin.context);
     const Bytes data = pattern(bytes, settings.seed);
     Bytes got(bytes + 64, 0xee);
+    Started plugin(settings.path, settings.version);
+    Pair pair(plugin, plugin.context);
     void* received = pair.try_receive(pair.receiver, {{got.data(), bytes / 2}});
     expect(received, "irecv would block on an empty connection");
     void* sent = pair.send(pair.sender, data);
