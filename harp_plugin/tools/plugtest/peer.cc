@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kDepth = 8;
 constexpr size_t kLastBytes = 3;  // the size of no other message
 constexpr uint64_t kSayEveryNs = 20'000'000;
-constexpr unsigned kBusyUs = 200, kIdleUs = 20'000;  // between two looks, when nothing moves
+constexpr unsigned kBusyUs = 200, kIdleUs = 50'000;  // between two looks, when nothing moves
 
 struct Failure : std::runtime_error {
   explicit Failure(nccl::Result its_result) : std::runtime_error(last_warning()), result(its_result) {}
