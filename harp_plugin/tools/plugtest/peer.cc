@@ -48,11 +48,12 @@ class Flow {
       : plugin_(plugin), communicator_(communicator), sends_(sends), most_(most) {}
   ~Flow() { sends_ ? plugin_.path().close_send(communicator_) : plugin_.path().close_recv(communicator_); }
   Flow(const Flow&) = delete;
-  bool finished() const { return last_posted_ && under_way_.empty(); }
+  bool finished() const { return last_came_ || (last_posted_ && under_way_.empty()); }
   uint64_t over() const { return over_; }
 
   bool step(bool go, bool stop) {
     bool moved = false;
+    if (last_came_) return false;
     while (!last_posted_ && (!sends_ || go || stop) && under_way_.size() < kDepth && post(stop)) moved = true;
     return test() || moved;
   }
@@ -94,12 +95,7 @@ class Flow {
       first.memory.resize(size_t(bytes));
       if (first.memory != pattern(last ? kLastBytes : size_of(over_, most_), over_))
         throw std::runtime_error("message " + std::to_string(over_) + " came changed");
-      if (last) {
-        last_posted_ = true;
-        under_way_.clear();  // closing takes the receives that are left back
-        ++over_;
-        return true;
-      }
+      last_came_ = last;  // the receives that are left keep their memory until the communicator is closed
     }
     under_way_.pop_front();
     ++over_;
@@ -111,7 +107,7 @@ class Flow {
   const bool sends_;
   const size_t most_;
   uint64_t posted_ = 0, over_ = 0;
-  bool last_posted_ = false;
+  bool last_posted_ = false, last_came_ = false;
   std::deque<std::unique_ptr<Pending>> under_way_;
 };
 
