@@ -322,7 +322,7 @@ void Endpoint::advance(uint64_t now_ns) {
 void Endpoint::Impl::tend(std::vector<Session*>* list, uint64_t now_ns, uint64_t pause_ns) {
   for (size_t i = 0; i < list->size();) {
     Session* session = (*list)[i];
-    if (pause_ns > 0) session->forgive(pause_ns);
+    if (pause_ns > 0) session->forgive(pause_ns, now_ns);
     if (now_ns >= session->deadline_ns()) {
       ++changes;
       session->advance(now_ns);

@@ -311,11 +311,10 @@ void Session::timed_out(uint64_t now_ns) {
       if (&paths_[packet.path] == &path) lose(packet, SentPacket::Fate::overdue);
 }
 
-void Session::forgive(uint64_t pause_ns) {
-  opened_ns_ += pause_ns;
-  heard_ns_ += pause_ns;
-  asked_ns_ += pause_ns;
-  timeout_base_ns_ += pause_ns;
+// What has come since the pause is not from the future.
+void Session::forgive(uint64_t pause_ns, uint64_t now_ns) {
+  for (uint64_t* since_ns : {&opened_ns_, &heard_ns_, &asked_ns_, &timeout_base_ns_})
+    *since_ns = std::min(*since_ns + pause_ns, now_ns);
 }
 
 bool Session::idle(uint64_t now_ns) {

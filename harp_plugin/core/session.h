@@ -71,7 +71,7 @@ class Session {
   void reset_by_peer(uint32_t number);
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);
   void advance(uint64_t now_ns);
-  void forgive(uint64_t pause_ns);
+  void forgive(uint64_t pause_ns, uint64_t now_ns);  // this process did not run for so long
   uint64_t deadline_ns() const;  // of advance()
   bool wants_to_transmit(uint64_t now_ns);
   bool idle(uint64_t now_ns);  // nothing is under way: only signs of life are due, far apart

@@ -227,14 +227,32 @@ TEST_F(EndpointTest, ASilenceShorterThanTheTimeOutIsSurvived) {
 TEST_F(EndpointTest, TimeThatThisProcessSleptIsNotThePeers) {
   Pair pair({.peer_timeout_ns = kSecond});
   open(pair);
-  std::vector<uint8_t> to(10);
-  pair.a.endpoint.next_ns();
+  pair.later(kMillisecond);
+  const auto data = pattern(100);
+  pair.a.endpoint.send(pair.a.connection, data.data(), 100, 1, pair.now);
+  pair.a.give(pair.now);  // in flight
   pair.now += 20 * kSecond;
   pair.a.endpoint.advance(pair.now);
   pair.b.endpoint.advance(pair.now);
   pair.run(kSecond);
   EXPECT_TRUE(pair.a.failures.empty());
   EXPECT_TRUE(pair.b.failures.empty());
+}
+
+// Packets that waited while this process was stopped are read before its timers are looked at.
+TEST_F(EndpointTest, APeerThatFallsSilentAfterThisProcessSleptHasNoMoreTimeThanAnyOther) {
+  Pair pair({.peer_timeout_ns = kSecond});
+  open(pair);
+  pair.later(kMillisecond);
+  const auto data = pattern(100);
+  pair.a.endpoint.send(pair.a.connection, data.data(), 100, 2, pair.now);
+  const std::vector<Wire> waiting = pair.a.give(pair.now);
+  pair.now += 20 * kSecond;
+  for (const Wire& wire : waiting) pair.b.take(wire, pair.now);
+  pair.b.endpoint.advance(pair.now);
+  pair.run(1300 * kMillisecond, [](const Wire&) { return false; });
+  ASSERT_EQ(pair.b.failures.size(), 1u);
+  EXPECT_EQ(pair.b.failures[0].first, Status::peer_silent);
 }
 
 TEST_F(EndpointTest, CloseIsHeardAndEndsRequests) {
