@@ -30,6 +30,7 @@ from typing import Any, Dict, List, Tuple
 import multihost_driven as driven
 import multihost_sides as sides
 from cables import emulated, goodput_text, host_text, network_of, parse_hosts, parse_rate
+from multihost_model import hold_against_model, model_lines
 from multihost_report import TITLE, goals_of, hold_against_wire, lines_of, row_of, wire_line
 from peers import gloo, own
 from peers.openmpi import OpenMPI
@@ -81,6 +82,10 @@ def contest(hosts: Tuple[int, ...], rate: str, args: argparse.Namespace) -> List
                 rows[-1]["open_mpi"] = {"version": open_mpi.version, "setting": open_mpi.best.setting.name}
             print(lines_of(rows[-1]), flush=True)
         goodput = max(before, python.goodput()) if rate else 0.0
+    if rate and args.model:
+        for row in rows:
+            hold_against_model(row, goodput)
+        print("\n".join(model_lines(rows)), flush=True)
     if rate:
         print(f"{goodput_text(goodput, rate)}; time by the wire's bound:")
         for row in rows:
@@ -131,6 +136,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rates", type=parse_rate, nargs="+", default=[""], metavar="RATE",
                         help="of each host's cable, each way, as 1gbit; none (the default) is what the machine can do")
     parser.add_argument("--flat", action="store_true", help="lightcc without its hierarchy as well, by turns")
+    parser.add_argument("--model", action="store_true",
+                        help="lightcc with other algorithms as well, all beside the cost model; with --rates")
     parser.add_argument("--cyclic", action="store_true", help="with ranks dealt to the hosts round robin as well")
     parser.add_argument("--openmpi", action="store_true",
                         help="Open MPI over TCP and lightcc, both called from C, where each rank has a core")
@@ -143,6 +150,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.loopback and (any(args.rates) or args.openmpi):
         parser.error("--rates, --openmpi: only between emulated hosts")
+    if args.model and not all(args.rates):
+        parser.error("--model: needs --rates, from which the cables' goodput is known")
     if args.small and max(args.small) < 2:
         parser.error("--small: two tensors or more")
     if not args.loopback and emulated.why_not():

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import cables
 import torch
 from multihost_compression import DENSE, Steps
+from multihost_model import ALGORITHMS, side_name
 from peers import gloo, own
 from report import KIB, size_text
 from shapes import resnet50
@@ -236,6 +237,9 @@ class Sides:
         if args.flat:
             with environment(LIGHT_2D_ALLREDUCE="0"):
                 self._others[FLAT] = self._team(FLAT, False)
+        for algorithm in ALGORITHMS if args.model else ():
+            with environment(LIGHTCC_SELECT=f"allreduce={algorithm}"):
+                self._others[side_name(algorithm)] = self._team(side_name(algorithm), False)
         if args.also:
             with environment(LIGHTCC_LIBRARY=str(args.also.resolve())):
                 self._others[ALSO] = self._team(ALSO, False)

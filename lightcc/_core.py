@@ -35,6 +35,15 @@ class _Residual(Structure):
                 ("count", c_int64), ("values", c_void_p)]
 
 
+class Cluster(Structure):
+    """lightcc_cluster of api/lightcc.h."""
+    _fields_ = [("size", c_uint32), ("host_count", c_int32), ("hosts", POINTER(c_int32)),
+                ("local_latency_s", c_double), ("memory_bytes_per_s", c_double), ("latency_s", c_double),
+                ("message_s", c_double), ("nic_bytes_per_s", c_double), ("flow_bytes_per_s", c_double),
+                ("oversubscription", c_double), ("nics", c_int32), ("half_duplex", c_int32), ("pod_hosts", c_int32),
+                ("simulated", c_int32), ("compressed_share", c_double)]
+
+
 _functions = {  # name: (result, arguments)
     "init": (c_int, []),
     "init_ranks": (c_int, [POINTER(c_int32), c_int]),
@@ -87,6 +96,7 @@ _functions = {  # name: (result, arguments)
     "counters": (c_int, [POINTER(c_int64), c_int]),
     "counter_name": (c_char_p, [c_int]),
     "describe": (c_char_p, [c_char_p]),
+    "explain": (c_char_p, [c_void_p, c_int64]),
 }
 
 
@@ -388,6 +398,15 @@ def counters() -> Dict[str, int]:
     values = (c_int64 * max(count, 1))()
     _library.lightcc_counters(values, count)
     return {_library.lightcc_counter_name(i).decode(): values[i] for i in range(count)}
+
+
+def explain(cluster: Cluster, nbytes: int) -> str:
+    """JSON: what the cost model says of an all-reduce of so many bytes."""
+    cluster.size = sizeof(Cluster)
+    text = _library.lightcc_explain(byref(cluster), nbytes)
+    if text is None:
+        raise error(INVALID_ARGUMENT)
+    return text.decode()
 
 
 def describe(what: str) -> str:

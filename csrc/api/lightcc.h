@@ -253,6 +253,29 @@ LIGHTCC_API const char* lightcc_counter_name(int index);
 /* The selector's table and the knobs, as text (the caller must not free it). */
 LIGHTCC_API const char* lightcc_describe(const char* what); /* "selector", "knobs", "world" */
 
+/* A cluster for lightcc_explain, there or not. Seconds, bytes, bytes a second. */
+typedef struct lightcc_cluster {
+  uint32_t size;             /* sizeof(lightcc_cluster) */
+  int32_t host_count;
+  const int32_t* hosts;      /* ranks of each */
+  double local_latency_s;    /* of a message inside a host */
+  double memory_bytes_per_s; /* of a host, read or written, by all of its ranks together */
+  double latency_s;          /* of a message between hosts */
+  double message_s;          /* of a rank's core, for each message */
+  double nic_bytes_per_s;    /* of each NIC, each way */
+  double flow_bytes_per_s;   /* most of one connection; 0: no such limit */
+  double oversubscription;   /* NIC bytes of a pod's hosts for each byte of its uplink; 1: none */
+  int32_t nics;              /* of a host */
+  int32_t half_duplex;       /* 1: both ways share nic_bytes_per_s */
+  int32_t pod_hosts;         /* hosts below one switch; 0: all are */
+  int32_t simulated;         /* 1: message by message, up to 4096 ranks; 0: in closed form */
+  double compressed_share;   /* a codec's bytes for each byte of the gradients; 0: there is no codec */
+} lightcc_cluster;
+/* What an all-reduce of so many bytes takes there, all ways, the quickest first: a JSON array of objects, for
+ * lightcc-explain (docs/explain.md). Needs no init. The caller must not free it; valid until the thread's next call.
+ * NULL: see lightcc_error. */
+LIGHTCC_API const char* lightcc_explain(const lightcc_cluster* cluster, int64_t bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -19,6 +19,7 @@ inline constexpr uint32_t kRequestSizes[] = {112};
 inline constexpr uint32_t kTensorSizes[] = {48};
 inline constexpr uint32_t kCodecSizes[] = {40};
 inline constexpr uint32_t kResidualSizes[] = {72};
+inline constexpr uint32_t kClusterSizes[] = {96};
 inline constexpr uint32_t kMostStructBytes = 4096;  // a larger size is taken for garbage, not for a later version
 
 // Fills `to`, a struct of the last size in `published`, from the caller's of `size` bytes. Errors begin with `what`,
