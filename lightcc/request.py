@@ -3,6 +3,7 @@
 A handle is the core's own number. What a request reads and writes is kept alive here until it is done.
 """
 import ctypes
+import itertools
 import struct
 from array import array
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
@@ -74,6 +75,16 @@ def release_all() -> None:
 
 # Submitting
 
+_sets = itertools.count(1)
+
+
+def new_set() -> int:
+    """The number of a new set: of allreduces with a name that are submitted together in each step, and before the first
+    of them is waited for. The core learns their order and may hold one until those have come that shall travel with it.
+    """
+    return next(_sets)
+
+
 def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, prescale=1.0, postscale=1.0, root=0,
            splits=None, rows=None, codec=0) -> int:
     """Submits one tensor. output: a tensor, or None for memory of the core. rows: how much of dimension 0 is sent.
@@ -107,11 +118,11 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
 
 
 def prepare(kind: int, address: int, dtype: int, shape: Sequence[int], name: str, process_set: ProcessSet, op: int,
-            prescale: float, postscale: float, codec: int = 0) -> int:
-    """A request of one tensor in place, for _core.start."""
+            prescale: float, postscale: float, codec: int = 0, set_: int = 0) -> int:
+    """A request of one tensor in place, for _core.start. set_: of a new_set(), or 0."""
     kept_name, kept_shape = _name_of(name), _shape_of(shape)
     return _core.check(call(_core.prepare, 1, kind, 0, id_of(process_set), kept_name[0], op, 0, prescale, postscale, 0,
-                            address, address, kept_shape[0], dtype, len(shape), codec))
+                            address, address, kept_shape[0], dtype, len(shape), codec, set_))
 
 
 class Pack:

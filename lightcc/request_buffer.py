@@ -9,7 +9,8 @@ from typing import Callable, List
 
 # Native sizes and alignment: struct aligns as C does, as long as it begins at a multiple of 8. What is "x" is zero.
 _SIZES = Struct("IIP")               # size, tensor_size, tensors
-_REQUEST = Struct("iiIiPiiddPi36x")  # count, kind, flags, group, name, op, root, prescale, postscale, splits, codec
+# count, kind, flags, group, name, op, root, prescale, postscale, splits, codec, set
+_REQUEST = Struct("iiIiPiiddPii32x")
 _TENSOR = Struct("PPPii16x")         # input, output, shape, dtype, ndim
 _pack_one = Struct(_REQUEST.format + _TENSOR.format).pack_into
 REQUEST_SIZE, TENSOR_SIZE = _SIZES.size + _REQUEST.size, _TENSOR.size
@@ -32,9 +33,10 @@ class RequestBuffer:
         _TENSOR.pack_into(self.memory, REQUEST_SIZE + index * TENSOR_SIZE, address, output, shape, dtype, ndim)
 
     def set_request(self, kind: int, flags: int, group: int, name: int, op: int = 0, root: int = 0,
-                    prescale: float = 1.0, postscale: float = 1.0, splits: int = 0, codec: int = 0) -> None:
+                    prescale: float = 1.0, postscale: float = 1.0, splits: int = 0, codec: int = 0,
+                    set_: int = 0) -> None:
         _REQUEST.pack_into(self.memory, _SIZES.size, self._count, kind, flags, group, name, op, root, prescale,
-                           postscale, splits, codec)
+                           postscale, splits, codec, set_)
 
 
 # Those that no call is using. There come to be as many as there are calls at a time: one for each thread, and another
@@ -44,7 +46,7 @@ _spare: List[RequestBuffer] = []
 
 def call(function: Callable[[int], int], count: int, kind: int, flags: int, group: int, name: int, op: int = 0,
          root: int = 0, prescale: float = 1.0, postscale: float = 1.0, splits: int = 0, address: int = 0,
-         output: int = 0, shape: int = 0, dtype: int = 0, ndim: int = 0, codec: int = 0) -> int:
+         output: int = 0, shape: int = 0, dtype: int = 0, ndim: int = 0, codec: int = 0, set_: int = 0) -> int:
     """function(address of a request). struct.error for what does not fit into a field.
 
     count: 1, or 0 for a request without tensors. For several there is RequestBuffer.
@@ -55,7 +57,7 @@ def call(function: Callable[[int], int], count: int, kind: int, flags: int, grou
         buffer = RequestBuffer(1)
     try:  # set_request and set_tensor at once: this is the hot path
         _pack_one(buffer.memory, _SIZES.size, count, kind, flags, group, name, op, root, prescale, postscale, splits,
-                  codec, address, output, shape, dtype, ndim)
+                  codec, set_, address, output, shape, dtype, ndim)
         return function(buffer.address)
     finally:
         _spare.append(buffer)

@@ -113,6 +113,10 @@ typedef struct lightcc_tensor {
  *   root      broadcast: a WORLD rank.
  *   splits    alltoall: rows of dimension 0 for each member of the group, group_size values a tensor. NULL: equal
  *             parts.
+ *   set       allreduces with a name, such as the gradients of an optimizer, that are submitted together in each step,
+ *             and before the first of them is waited for: a number > 0 of the caller's choice, the same for all of them.
+ *             lightcc learns their order and may hold one until those have come that shall travel with it. Ranks need
+ *             not agree on the number.
  *
  * The callbacks, each NULL if it is not wanted, are called by whichever thread runs the engine, maybe before the
  * submission returns. They must not block, and of lightcc may only submit.
@@ -136,7 +140,7 @@ typedef struct lightcc_request {
   double postscale;
   const int32_t* splits;
   int32_t codec;        /* of lightcc_register_codec, for sums and averages of floats with a name; 0: none */
-  int32_t reserved;     /* 0 */
+  int32_t set;          /* see above; 0: none */
   void (*done)(void* context, int status, const char* text);
   void* (*allocate)(void* context, int index, const int64_t* shape, int ndim);
   void (*received)(void* context, int index, const int32_t* rows, int count);

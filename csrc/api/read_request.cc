@@ -76,7 +76,7 @@ lightcc_request read_request(const lightcc_request* caller) {
   read_struct(&request, caller, caller->size, kRequestSizes, "lightcc_request.size");
   if (const uint32_t unknown = request.flags & ~uint32_t(LIGHTCC_BLOCK))
     refuse("lightcc_request.flags has " + std::to_string(unknown) + ", which this version of lightcc does not know");
-  if (request.reserved != 0) refuse("lightcc_request.reserved is " + std::to_string(request.reserved) + ", not 0");
+  if (request.set < 0) refuse("lightcc_request.set is " + std::to_string(request.set) + ", which is negative");
   if (request.count > 0 && !request.tensors)
     refuse("lightcc_request.tensors is NULL, but count is " + std::to_string(request.count));
   return request;
@@ -107,6 +107,7 @@ RequestPtr make_request(const lightcc_request& from, int members) {
   request->what = announcement_of(from);
   const Kind kind = request->what.kind;
   request->group = from.group;
+  request->set = kind == Kind::allreduce && from.name ? from.set : 0;
   request->automatic = !from.name;
   if (from.name) request->key = key_of(kind, from.name);
   request->callbacks = {from.done, from.allocate, from.context, from.received};

@@ -37,6 +37,7 @@ RequestPtr renewed(const RequestPtr& request) {
 RequestPtr copy_of(const Request& form) {
   auto request = std::make_shared<Request>();
   request->group = form.group;
+  request->set = form.set;
   request->key = form.key;
   request->what = form.what;
   request->residuals = form.residuals;

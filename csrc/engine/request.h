@@ -47,6 +47,7 @@ inline std::string title_of_key(const std::string& key) {  // "allreduce.w"
 struct Request {
   // Asked; constant after submission.
   int group = 0;
+  int set = 0;                     // of requests that are submitted together in each step (plan.h); 0: none
   std::string key;                 // "<kind>.<name>": how the ranks know it
   bool automatic = false;          // the name is kAutomatic and a number, drawn when the request is accepted
   Announcement what;

@@ -62,7 +62,7 @@ def request_fields(**changed):
 
 def test_the_header_has_these_structs():
     assert request_buffer.REQUEST_SIZE == ctypes.sizeof(REQUEST) and request_buffer.TENSOR_SIZE == ctypes.sizeof(TENSOR)
-    assert {"size", "tensor_size", "codec", "reserved", "splits"} <= set(WORDS)
+    assert {"size", "tensor_size", "codec", "set", "splits"} <= set(WORDS)
 
 
 @pytest.mark.parametrize("name, ours", [("lightcc_codec", _core._Codec), ("lightcc_residual", _core._Residual)])
@@ -77,11 +77,11 @@ def test_one_tensor_is_where_c_reads_it():
     def check(address):
         found, (tensor,) = seen_by_c(address)
         assert found == request_fields(count=1, kind=1, flags=2, group=3, name=4 << 40, op=5, root=-6, prescale=7.5,
-                                       postscale=8.5, splits=9 << 40, codec=16)
+                                       postscale=8.5, splits=9 << 40, codec=16, set=17)
         expect_tensor(tensor, {"input": 10 << 40, "output": 11 << 40, "shape": 12 << 40, "dtype": 13, "ndim": 14})
         return 15
     assert request_buffer.call(check, 1, 1, 2, 3, 4 << 40, 5, -6, 7.5, 8.5, 9 << 40, 10 << 40, 11 << 40, 12 << 40,
-                               13, 14, 16) == 15
+                               13, 14, 16, 17) == 15
 
 
 def test_none_is_where_c_reads_it():
@@ -95,10 +95,10 @@ def test_several_tensors_are_where_c_reads_them(count):
     for index in range(count):
         buffer.set_tensor(index, 10 + index, 20 + index, 30 + index, 40 + index, 50 + index)
     for name in (1, 2):  # the tensors stay, the rest is as the last call has it
-        buffer.set_request(3, 4, 5, name, 6, 7, 8.5, 9.5, 10, 11)
+        buffer.set_request(3, 4, 5, name, 6, 7, 8.5, 9.5, 10, 11, 12)
         found, tensors = seen_by_c(buffer.address)
         assert found == request_fields(count=count, kind=3, flags=4, group=5, name=name, op=6, root=7, prescale=8.5,
-                                       postscale=9.5, splits=10, codec=11)
+                                       postscale=9.5, splits=10, codec=11, set=12)
         assert len(tensors) == count
         for index, tensor in enumerate(tensors):
             expect_tensor(tensor, {"input": 10 + index, "output": 20 + index, "shape": 30 + index, "dtype": 40 + index,

@@ -42,7 +42,7 @@ static_assert(offsetof(lightcc_request, prescale) == 48);
 static_assert(offsetof(lightcc_request, postscale) == 56);
 static_assert(offsetof(lightcc_request, splits) == 64);
 static_assert(offsetof(lightcc_request, codec) == 72);
-static_assert(offsetof(lightcc_request, reserved) == 76);
+static_assert(offsetof(lightcc_request, set) == 76);
 static_assert(offsetof(lightcc_request, done) == 80);
 static_assert(offsetof(lightcc_request, allocate) == 88);
 static_assert(offsetof(lightcc_request, received) == 96);
@@ -179,7 +179,7 @@ TEST_F(RequestStruct, ARefusalNamesTheField) {
     refused([&] { request.tensors = nullptr; }, "lightcc_request.tensors is NULL, but count is 2");
     refused([&] { request.flags = 6; },
             "lightcc_request.flags has 6, which this version of lightcc does not know");
-    refused([&] { request.reserved = -1; }, "lightcc_request.reserved is -1, not 0");
+    refused([&] { request.set = -1; }, "lightcc_request.set is -1, which is negative");
     refused([&] { request.kind = LIGHTCC_BARRIER + 1; }, "unknown kind of collective 6");
     refused([&] { request.op = -1; }, "unknown reduce op -1");
     refused([&] { request.count = 0; }, "allreduce of tensor 'w': 0 tensors");
