@@ -138,14 +138,14 @@ class Pack:
 
 
 def submit_pack(kind: int, pack: Pack, name: Optional[str], process_set: ProcessSet, flags: int, op: int = 0,
-                prescale: float = 1.0, postscale: float = 1.0, codec: int = 0) -> int:
+                prescale: float = 1.0, postscale: float = 1.0, codec: int = 0, set_: int = 0) -> int:
     """Submits several tensors as one unit."""
     if op not in _OPS:
         raise _not_an_op(op)
     kept_name = _name_of(name)
     try:
         pack.buffer.set_request(kind, flags, id_of(process_set), kept_name[0], op, 0, float(prescale), float(postscale),
-                                codec=codec)
+                                codec=codec, set_=set_)
         return _send(_core.submit, pack.buffer.address)
     except struct.error:
         raise _not_an_op(op) from None

@@ -318,8 +318,10 @@ const char* lightcc_describe(const char* what) {
     else if (topic == "world")
       text = "rank " + std::to_string(w.rank) + " of " + std::to_string(w.size) + " on host " + w.host +
              ", started by " + w.launcher + "; met by " + global_state().how + "; " + e->topology().text();
+    else if (topic == "fusion_plan")
+      text = e->plans_text();
     else
-      refuse("nothing to describe under '" + topic + "': selector, knobs, world");
+      refuse("nothing to describe under '" + topic + "': selector, knobs, world, fusion_plan");
     return 0;
   });
   return text.c_str();

@@ -114,9 +114,9 @@ typedef struct lightcc_tensor {
  *   splits    alltoall: rows of dimension 0 for each member of the group, group_size values a tensor. NULL: equal
  *             parts.
  *   set       allreduces with a name, such as the gradients of an optimizer, that are submitted together in each step,
- *             and before the first of them is waited for: a number > 0 of the caller's choice, the same for all of them.
- *             lightcc learns their order and may hold one until those have come that shall travel with it. Ranks need
- *             not agree on the number.
+ *             and before the first of them is waited for: a number > 0 of the caller's choice, the same for all of
+ *             them. lightcc learns their order and may hold one until those have come that shall travel with it.
+ *             Ranks need not agree on the number. Other kinds, and requests without a name, have no set.
  *
  * The callbacks, each NULL if it is not wanted, are called by whichever thread runs the engine, maybe before the
  * submission returns. They must not block, and of lightcc may only submit.

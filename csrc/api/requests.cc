@@ -30,7 +30,7 @@ RequestPtr renewed(const RequestPtr& request) {
   request->text.clear();
   request->code = Code::pending;
   request->asked_ns = 0;
-  request->name_held = false;
+  request->name_held = request->planned = request->awaited = false;
   request->finished.store(false, std::memory_order_relaxed);
   return request;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/clock.h"
 #include "device/device.h"
 
 namespace lightcc {
@@ -225,12 +226,15 @@ bool BatchExecution::start_next(bool may_start) {
   }
   if (!may_start) return false;
   piece_ = offset_ = 0;
+  if (began_ns_ == 0) began_ns_ = now_ns();
   const Row& row = selector_.choose(fused.collective);
   tracing_.activity(items_, row);
   fused.collective.timed = tracing_.running();
   work_ = row.backend->start(fused.collective, row.algorithm);
   counters_.add(Counters::collectives);
-  counters_.add(Counters::payload_bytes, uint64_t(fused.collective.count) * size_of(fused.collective.dtype));
+  const int64_t bytes = fused.collective.count * int64_t(size_of(fused.collective.dtype));
+  counters_.add(Counters::payload_bytes, uint64_t(bytes));
+  bytes_ += bytes;
   return true;
 }
 

@@ -55,6 +55,8 @@ class BatchExecution {
   bool done() const { return next_ == collectives_.size(); }
   int waiting_for() const { return work_ ? work_->waiting_for() : 0; }
   const std::vector<BatchItem>& items() const { return items_; }
+  uint64_t began_ns() const { return began_ns_; }  // its first collective; 0: not yet
+  int64_t bytes() const { return bytes_; }         // of all that have begun
 
  private:
   struct Piece { const void* in; void* out; size_t bytes; };
@@ -82,6 +84,8 @@ class BatchExecution {
   size_t next_ = 0;        // in collectives_
   size_t piece_ = 0, offset_ = 0;  // in the copies of the collective
   std::unique_ptr<Work> work_;
+  uint64_t began_ns_ = 0;
+  int64_t bytes_ = 0;
 };
 
 }  // namespace lightcc

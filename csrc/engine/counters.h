@@ -7,7 +7,7 @@
 namespace lightcc {
 
 struct Counters {
-  enum Name { requests, fast_path, batches, fused_batches, collectives, fused_requests, announced, cached,
+  enum Name { requests, fast_path, batches, fused_batches, collectives, fused_requests, announced, cached, planned,
               payload_bytes, copied_bytes, staged_bytes, compressed_bytes, saved_bytes, stall_warnings, wait_ns,
               most_in_flight, caller_steps, background_steps, kCount };
   static constexpr std::array<const char*, kCount> kNames = {
@@ -19,6 +19,7 @@ struct Counters {
       "fused_requests",     // requests that ran together with others
       "announced",          // requests announced in full
       "recalled",           // requests announced as a number
+      "planned",            // requests that came to a fusion plan, and were announced with their bucket
       "payload_bytes",      // bytes that collectives worked on
       "copied_bytes",       // payload bytes copied into and out of buckets, and otherwise within a rank's memory
       "staged_bytes",       // payload bytes copied into or out of the memory of links

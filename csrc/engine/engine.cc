@@ -120,6 +120,8 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   uint64_t begin = now_ns();
   visits_.fetch_add(1, std::memory_order_relaxed);
   waiters_.fetch_add(1);
+  request.awaited.store(true);
+  if (request.planned.load()) awaits_planned_.store(true);
   if (begin - request.submitted_ns > kBlockedNs && waiters_ == 1) report_if_blocked(request);
   Patience patience(wait_habit_);
   while (!request.finished.load(std::memory_order_acquire)) {
@@ -178,6 +180,8 @@ bool Engine::step(Sleeper who) {
 void Engine::step_groups(bool& moved) {
   progress_lock_.assert_held();
   bool holds = false;
+  if (awaits_planned_.load(std::memory_order_relaxed) && awaits_planned_.exchange(false))
+    for (auto& [id, group_engine] : group_engines_) group_engine->leave_awaited_plans();
   for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
     moved |= it->second->step();
     holds |= it->second->control_plane().holds();
@@ -190,6 +194,7 @@ void Engine::step_groups(bool& moved) {
     peers_->own().awake_ns.store(now, std::memory_order_relaxed);
     for (auto& [id, group_engine] : group_engines_) {
       group_engine->remind();
+      group_engine->leave_stuck_plans(now);
       if (config_.stall_check) group_engine->inspect(now);
     }
   }
@@ -286,6 +291,17 @@ void Engine::wake_engine_thread() {
 }
 
 // ---- groups
+
+std::string Engine::plans_text() {
+  while (!progress_lock_.try_lock()) std::this_thread::yield();
+  std::string text;
+  for (auto& [id, group_engine] : group_engines_) {
+    const std::string plans = group_engine->plans_text();
+    if (!plans.empty()) text += "process set " + std::to_string(id) + "\n" + plans;
+  }
+  progress_lock_.unlock();
+  return text;
+}
 
 std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
   return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, counters_, tracing_,

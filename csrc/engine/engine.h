@@ -60,6 +60,7 @@ class Engine : public GroupEngineOwner {
   std::shared_ptr<const Group> group(int id) const { return groups_.find(id); }  // nullptr: there is none
   std::vector<int> group_ids() const { return groups_.ids(); }
 
+  std::string plans_text();                    // of all groups, for people
   std::string failure() const { return inbox_.failure(); }  // what ended the epoch; "" while it lasts
   void abort(const std::string& cause);        // ends the epoch on all ranks
   void peer_ended(int rank);                   // its process is gone; any thread
@@ -148,6 +149,7 @@ class Engine : public GroupEngineOwner {
   HealthEvents health_events_;
   std::atomic<bool> stopping_{false};          // shutdown() has begun
   std::atomic<int> waiters_{0};
+  std::atomic<bool> awaits_planned_{false};    // a caller waits for a request that came to a fusion plan
   std::atomic<bool> holds_{false};             // an aggregator here holds what others have sent, for a while
   std::atomic<uint64_t> driven_ns_{0};         // when a submission last made a step
   std::atomic<uint32_t> visits_{0};            // calls of the framework that made a step themselves

@@ -36,6 +36,7 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
       tracing_(tracing),
       progress_lock_(progress_lock),
       owner_(owner),
+      plans_(group_->index(), response_cache_),
       buffers_{FusionBuffer(peers.arena()), FusionBuffer(peers.arena())},
       joined_rank_(peers.arena()),
       left_(size_t(group_->size())) {
@@ -80,26 +81,55 @@ void GroupEngine::submit(const RequestPtr& request) {
     request->compressor->set_dense(why_dense(request->what.codec, request->what.tensors[0].dtype, nodes_));
   }
   pending_.emplace(request->key, request);
-  UpMessage message = response_cache_.announce(request->key, request->what);
-  counters_.add(std::holds_alternative<CachedRequest>(message) ? Counters::cached : Counters::announced);
-  if (is_coordinator() && request->what.kind == Kind::allreduce) {
+  const Kind kind = request->what.kind;
+  if (kind == Kind::join) send_up(plans_.leave_all());  // what was submitted before goes first
+  if (is_coordinator() && kind == Kind::allreduce) {
     size_t bytes = size_t(count_of(request->what.tensors[0].shape)) * size_of(request->what.tensors[0].dtype);
     bool in_place = request->inputs[0] == request->outputs[0];
     bool shared = in_place && peers_.arena()->offset_of(request->inputs[0], bytes) >= 0;
-    coordinator_->set_address(request->key, shared ? reinterpret_cast<uintptr_t>(request->inputs[0]) : 0);
+    coordinator_->set_own(request->key, shared ? reinterpret_cast<uintptr_t>(request->inputs[0]) : 0, request->set);
   }
-  control_plane_->send_up(std::move(message));
+  const bool planned = plans_.has(request->key);
+  MemberPlans::Messages messages = plans_.submit(request->key, request->what, request->submitted_ns);
+  const bool by_itself = !messages.empty() && std::holds_alternative<Announce>(messages.back());
+  counters_.add(by_itself ? Counters::announced : planned ? Counters::planned : Counters::cached);
+  send_up(std::move(messages));
+  if (!planned) return;
+  request->planned.store(true);
+  if (request->awaited.load()) send_up(plans_.leave_with(request->key));
+}
+
+void GroupEngine::send_up(MemberPlans::Messages messages) {
+  for (UpMessage& message : messages) control_plane_->send_up(std::move(message));
+}
+
+void GroupEngine::leave_awaited_plans() {
+  progress_lock_.assert_held();
+  if (!plans_.holds()) return;
+  for (auto& [key, request] : pending_)
+    if (request->planned.load(std::memory_order_relaxed) && request->awaited.load()) send_up(plans_.leave_with(key));
+}
+
+void GroupEngine::leave_stuck_plans(uint64_t now) {
+  progress_lock_.assert_held();
+  if (plans_.holds()) send_up(plans_.leave_stuck(now));
 }
 
 void GroupEngine::receive_up(int from, UpMessage message) {
+  const auto ready = [&](const std::string& key) { tracing_.ready(group_->id(), key, group_->rank(from)); };
+  const uint64_t now = now_ns();
   std::visit(Overloaded{[&](Announce& announce) {
-                          coordinator_->announce(from, announce.key, std::move(announce.what), announce.again);
-                          tracing_.ready(group_->id(), announce.key, group_->rank(from));
+                          coordinator_->announce(from, announce.key, std::move(announce.what), announce.again, now);
+                          ready(announce.key);
                         },
                         [&](const CachedRequest& cached) {
-                          const std::string* key = coordinator_->announce_cached(from, cached);
-                          if (key) tracing_.ready(group_->id(), *key, group_->rank(from));
+                          const std::string* key = coordinator_->announce_cached(from, cached, now);
+                          if (key) ready(*key);
                         },
+                        [&](const BucketReady& bucket) {
+                          for (const std::string& key : coordinator_->announce_bucket(from, bucket, now)) ready(key);
+                        },
+                        [&](const PlanLeft& left) { coordinator_->plan_left(from, left.plan); },
                         // Answered when all that has arrived is taken in.
                         [&](const Query& query) { queries_.push_back({query.member, query.key}); },
                         [&](const MembersAbsent& absence) { coordinator_->members_absent(absence); },
@@ -116,7 +146,13 @@ void GroupEngine::receive_up(int from, UpMessage message) {
 }
 
 void GroupEngine::receive_down(DownMessage message) {
-  std::visit(Overloaded{[&](Batch& batch) { receive(batch); }, [&](const Failure& failure) { receive(failure); },
+  std::visit(Overloaded{[&](Batch& batch) { receive(batch); }, [&](const BucketBatch& batch) { receive(batch); },
+                        [&](const Plan& plan) {
+                          plans_.begin(plan);
+                          tracing_.planned(plan.plan, plans_.text());
+                        },
+                        [&](const PlanEnded& ended) { send_up(plans_.end(ended)); },
+                        [&](const Failure& failure) { receive(failure); },
                         [&](const Missing& missing) { receive(missing); },
                         [&](const DeadlockProbe& probe) {
                           check_world(0);
@@ -166,6 +202,19 @@ void GroupEngine::receive(Batch& batch) {
   batches_.push_back(std::move(items));
 }
 
+void GroupEngine::receive(const BucketBatch& batch) {
+  std::vector<BatchItem> items;
+  for (const std::string& key : plans_.run(batch)) {
+    auto it = pending_.find(key);
+    if (it == pending_.end()) throw Error(Code::internal, "told to run " + key + ", which was not announced here");
+    joined_residuals_.remember(*it->second);
+    items.push_back({std::move(it->second), {}});
+    pending_.erase(it);
+  }
+  tracing_.agreed(items, batches_in_flight() > 0);
+  batches_.push_back(std::move(items));
+}
+
 void GroupEngine::receive(const Failure& failure) {
   if (!failure.only.empty() && !is_among(failure.only)) return;
   response_cache_.forget(failure.key);
@@ -191,7 +240,7 @@ bool GroupEngine::coordinate() {
   if (!coordinator_->anything_ready()) return false;
   const bool gathers =
       gathers_for_next_batch(batches_in_flight(), batches_at_a_time(), coordinator_->ready_bytes());
-  if (gathers && !coordinator_->anything_failed()) return false;
+  if (gathers && !coordinator_->anything_urgent()) return false;
   for (const DownMessage& message : coordinator_->take_messages()) control_plane_->send_down(message);
   return true;
 }
@@ -240,7 +289,10 @@ bool GroupEngine::run_batches() {
     may_start = may_start && execution->all_started();
   }
   for (; !running_.empty() && running_[0]->done(); running_.pop_front()) {
+    const uint64_t began_ns = std::max(running_[0]->began_ns(), batch_ended_ns_);
     batch_ended_ns_ = now_ns();
+    if (is_coordinator() && running_[0]->items()[0].request->what.kind == Kind::allreduce)
+      coordinator_->note_cost(running_[0]->bytes(), double(batch_ended_ns_ - began_ns) * 1e-9);
     for (const BatchItem& item : running_[0]->items()) {
       if (item.request->what.kind == Kind::join) all_joined(item);
       if (!item.placeholder) owner_.finish(item.request, Code::ok, "");

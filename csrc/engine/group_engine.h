@@ -9,6 +9,7 @@
 #include "engine/batch_execution.h"
 #include "engine/control/control_plane.h"
 #include "engine/control/coordinator.h"
+#include "engine/control/member_plans.h"
 #include "engine/control/response_cache.h"
 #include "engine/fast_path.h"
 #include "engine/joined_rank.h"
@@ -60,6 +61,10 @@ class GroupEngine : public ControlPlaneOwner {
     progress_lock_.assert_held();
     control_plane_->send_up(Refused{key, why, group_->index()});
   }
+  // A caller waits for requests that a fusion plan may hold, and will not submit what they are held for.
+  void leave_awaited_plans();
+  void leave_stuck_plans(uint64_t now);
+  std::string plans_text() const { return plans_.text(); }
   bool idle() const { return pending_.empty() && batches_in_flight() == 0 && !fast_path_request_; }
   bool flush();                                         // true while messages wait for room
   void inspect(uint64_t now);                           // looks for stalls
@@ -71,9 +76,11 @@ class GroupEngine : public ControlPlaneOwner {
   size_t batches_in_flight() const { return batches_.size() + running_.size(); }
   size_t batches_at_a_time() const { return shared_ ? 1 : kBatchesBetweenHosts; }
   const std::vector<BatchItem>& oldest_batch() const { return running_.empty() ? batches_[0] : running_[0]->items(); }
+  void send_up(MemberPlans::Messages);
   void receive_up(int from, UpMessage) override;
   void receive_down(DownMessage) override;
   void receive(Batch&);
+  void receive(const BucketBatch&);
   void receive(const Failure&);
   void receive(const Missing&);
   void check_world(int from) const;  // throws if this group is another
@@ -105,6 +112,7 @@ class GroupEngine : public ControlPlaneOwner {
   std::unique_ptr<ControlPlane> control_plane_;
   std::vector<std::unique_ptr<Link>> links_;            // data
   ResponseCache response_cache_;
+  MemberPlans plans_;
   std::unique_ptr<Coordinator> coordinator_;            // on member 0
   std::vector<std::pair<int, std::string>> queries_;    // to it, by member
   std::unordered_map<std::string, RequestPtr> pending_; // announced, not yet to run

@@ -66,6 +66,8 @@ struct Request {
   std::string text;
   uint64_t warned_ns = 0, asked_ns = 0;  // stall inspection
   std::atomic<bool> finished{false};     // released after code, text and results
+  std::atomic<bool> planned{false};      // it came to a fusion plan, which may hold it ...
+  std::atomic<bool> awaited{false};      // ... but not while a caller waits for it
   std::atomic<bool> name_held{false};    // it is done, and yet nobody else may have its name (names.h)
 
   std::string title() const { return title_of(what.kind, key); }

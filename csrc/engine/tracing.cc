@@ -44,6 +44,10 @@ void Tracing::negotiate(const Request& request) {
   timeline_.phase(row_of(request.group, request.key), "NEGOTIATE_" + kind_of(request.key), request.submitted_ns);
 }
 
+void Tracing::mark_plan(uint32_t plan, const std::string& text) {
+  timeline_.mark("FUSION_PLAN", now_ns(), JsonObject().add("plan", int64_t(plan)).add("buckets", text));
+}
+
 void Tracing::tick(int group, const std::string& key, int rank) {
   timeline_.tick(row_of(group, key), "NEGOTIATE_" + kind_of(key), std::to_string(rank), now_ns());
 }

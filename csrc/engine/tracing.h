@@ -28,6 +28,8 @@ class Tracing {
   void activity(const std::vector<BatchItem>& batch, const Row& way) {
     if (timeline_.running()) act(batch, text_of(way));
   }
+  // Requests of this set travel in such buckets from now on.
+  void planned(uint32_t plan, const std::string& text) { if (timeline_.running()) mark_plan(plan, text); }
   bool running() const { return timeline_.running(); }
   // What a collective of the batch, which is done, tells of its parts. They overlap, so each has a row of its own.
   void phases(const std::vector<BatchItem>& batch, std::span<const Phase> phases) {
@@ -45,6 +47,7 @@ class Tracing {
   void negotiate(const Request&);
   void tick(int group, const std::string& key, int rank);
   void begin(const std::vector<BatchItem>&, bool waits);
+  void mark_plan(uint32_t plan, const std::string& text);
   void act(const std::vector<BatchItem>&, const std::string& name);
   void show(const std::vector<BatchItem>&, std::span<const Phase>);
   void end(int group, const std::string& key, Code, const std::string& text);

@@ -48,6 +48,7 @@ class GradientReducer:
         self._casts = self.compressed is not None or compression in _CASTS  # no subclass of a user's
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
+        self._set = request.new_set()
         self.gradients: List[Gradient] = []
         self._without_slot: List[Gradient] = []
         self._unsettled: List[Gradient] = []
@@ -180,7 +181,8 @@ class GradientReducer:
 
     def _start_group(self, group: Group) -> None:
         summing = self.compressed.request if self.compressed is not None and group.is_compressed() else self._request
-        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.name, self._process_set, 0, *summing)
+        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.name, self._process_set, 0, *summing,
+                                           set_=self._set)
         self._handles.append(group.handle)
 
     def _gather(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
@@ -299,7 +301,8 @@ class GradientReducer:
 
     def _prepare(self, gradient: Gradient) -> int:
         summing = self.compressed.request if gradient.compressed else self._request
-        return request.prepare(_core.ALLREDUCE, *described(gradient), gradient.name, self._process_set, *summing)
+        return request.prepare(_core.ALLREDUCE, *described(gradient), gradient.name, self._process_set, *summing,
+                               set_=self._set)
 
     def _forget(self) -> None:
         del self._handles[:]

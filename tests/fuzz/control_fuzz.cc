@@ -10,6 +10,7 @@
 #include "base/overloaded.h"
 #include "engine/control/aggregator.h"
 #include "engine/control/coordinator.h"
+#include "engine/control/member_plans.h"
 #include "engine/control/response_cache.h"
 #include "engine/validate.h"
 
@@ -50,7 +51,7 @@ class FuzzedGroup {
         Overloaded{[&](const UpMessage& message) { receive_up(own ? 0 : root_.children[child], message); },
                    [&](const AggregatedRequests& requests) {
                      for_each_request(requests, own ? std::vector{0} : root_.below[child],
-                                      [&](int member, const std::variant<Announce, CachedRequest>& one) {
+                                      [&](int member, const Readiness& one) {
                                         std::visit([&](auto& each) { receive_request(member, each); }, one);
                                       });
                    },
@@ -60,6 +61,8 @@ class FuzzedGroup {
   void receive_up(int from, const UpMessage& message) {
     std::visit(Overloaded{[&](const Announce& announce) { receive_request(from, announce); },
                           [&](const CachedRequest& cached) { receive_request(from, cached); },
+                          [&](const BucketReady& bucket) { receive_request(from, bucket); },
+                          [&](const PlanLeft& left) { coordinator_.plan_left(from, left.plan); },
                           [&](const MembersAbsent& absence) { coordinator_.members_absent(absence); },
                           [&](const Query& query) { answer(from, query); },
                           [&](const Refused& refused) { coordinator_.refused(from, refused.key, refused.why); },
@@ -74,8 +77,12 @@ class FuzzedGroup {
   void member_left(const MemberLeft& left) {
     if (left.member >= 0 && left.member < int(ranks_.size())) coordinator_.member_left(left.member, left.why);
   }
-  void receive_request(int member, const Announce& one) { coordinator_.announce(member, one.key, one.what, one.again); }
-  void receive_request(int member, const CachedRequest& one) { coordinator_.announce_cached(member, one); }
+  void receive_request(int member, const Announce& one) {
+    coordinator_.set_own(one.key, 0, int(one.key.size() % 4));  // sets
+    coordinator_.announce(member, one.key, one.what, one.again, now_ns_);
+  }
+  void receive_request(int member, const CachedRequest& one) { coordinator_.announce_cached(member, one, now_ns_); }
+  void receive_request(int member, const BucketReady& one) { coordinator_.announce_bucket(member, one, now_ns_); }
 
   void send_down(const DownMessage& decided) {
     const auto message = std::get<DownMessage>(parse_down(encode(decided), 0));
@@ -88,6 +95,10 @@ class FuzzedGroup {
         if (!response.absent.empty()) validate_rows(response, response.what, response.absent[0], 6, true);
         if (again) cache_.announce(*again, {});
       }
+    else if (auto* plan = std::get_if<Plan>(&message))
+      plans_.begin(*plan);
+    else if (auto* ended = std::get_if<PlanEnded>(&message))
+      plans_.end(*ended);
     else if (auto* failure = std::get_if<Failure>(&message))
       cache_.forget(failure->key);
   }
@@ -98,6 +109,7 @@ class FuzzedGroup {
   Coordinator coordinator_{ranks_, {{1 << 20, true}, 2}};
   Aggregator aggregator_{leader_};
   ResponseCache cache_;
+  MemberPlans plans_{1, cache_};
   uint64_t now_ns_ = 0;
 };
 

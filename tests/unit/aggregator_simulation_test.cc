@@ -1,6 +1,7 @@
-// The negotiation of a group on several hosts, at random: coordinator, aggregators and response caches on the group's
-// tree, joined by queues that deliver in order but whenever they like. With aggregators between them all members must
-// see what they would see without: the same batches in the same order, and an end of every request.
+// The negotiation of a group on several hosts, at random: coordinator, aggregators, response caches and fusion plans on
+// the group's tree, joined by queues that deliver in order but whenever they like. With aggregators between them, and
+// whoever leaves a plan when, all members must see what they would see without: the same batches in the same order, and
+// an end of every request.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "base/overloaded.h"
 #include "engine/control/aggregator.h"
 #include "engine/control/coordinator.h"
+#include "engine/control/member_plans.h"
 #include "engine/control/response_cache.h"
 #include "simulated.h"
 
@@ -21,6 +23,8 @@ namespace lightcc {
 namespace {
 
 constexpr const char *kJoin = "join.", *kWithAbsence = "x";
+constexpr int kSetKeys = 6;  // "g0", "g1" ..., of the set 1
+bool is_of_set(const std::string& key) { return key[0] == 'g'; }
 
 Announcement joining() {
   Announcement what;
@@ -33,6 +37,7 @@ struct Scenario {  // what happens in a run
   int capacity = 5;
   bool mismatches = false;  // now and then a member has another dtype
   bool absences = false;    // in each round one stays away from a request, and another says so
+  bool set = false;         // there is a set, of which all come in most rounds
   int leaves_after = -1;    // rounds after which a member leaves; -1: none does
 };
 
@@ -48,7 +53,7 @@ class SimulatedGroup {
       leader.push_back(int(std::find(host_of_.begin(), host_of_.end(), host_of_[i]) - host_of_.begin()));
     topology_ = Topology::by_leader(leader);
     for (int i = 0; i < size(); ++i) {
-      auto& member = *members_.emplace_back(std::make_unique<Member>());
+      auto& member = *members_.emplace_back(std::make_unique<Member>(i));
       member.tree = Tree(Group(0, ranks(), i, topology_));
       member.from_child.resize(member.tree.children.size());
       if (i > 0 && !member.tree.children.empty()) member.aggregator = std::make_unique<Aggregator>(member.tree);
@@ -58,21 +63,24 @@ class SimulatedGroup {
 
   void run() {
     for (uint64_t turns = 0; !over(); ++turns) {
-      ASSERT_LT(turns, 3'000'000u) << "stuck";
+      ASSERT_LT(turns, 10'000'000u) << "stuck";
       turn(int(random_() % members_.size()));
       if (testing::Test::HasFailure()) return;
     }
     for (auto& member : members_) EXPECT_EQ(member->ran, members_[0]->ran) << "members ran in different orders";
   }
   uint64_t batches() const { return members_[0]->ran.size(); }
+  uint64_t planned() const { return planned_; }
   uint64_t failures() const { return failures_; }
   uint64_t answers() const { return answers_; }
 
  private:
   struct Member {
+    explicit Member(int index) : plans(index, cache) {}
     Tree tree;
     std::unique_ptr<Aggregator> aggregator;
     ResponseCache cache;
+    MemberPlans plans;
     int epoch = 0, round = 0, reported = 0;
     bool left = false, asks = false;
     int stays = 0, noticed = 0;  // how often it stayed away from a request, and how often it was told so
@@ -122,6 +130,8 @@ class SimulatedGroup {
         if (i == 0) decide();
         return;
       default:
+        // As whoever waits for a request: nothing more comes that it is held for. Or as who has waited for too long.
+        if (member.plans.holds() || (scenario_.set && random_() % 2048 == 0)) return leave_plans(i);
         if (scenario_.absences) report_absence(i);
         if (!member.pending.empty() && !std::exchange(member.asks, true)) send_up(i, Query{*member.pending.begin(), i});
     }
@@ -129,14 +139,16 @@ class SimulatedGroup {
 
   // ---- what a member does by itself
 
-  int rounds_of(int i, int epoch) const { return 1 + (scenario_.absences ? 5 : i * 7 + epoch * 5) % scenario_.rounds; }
+  int rounds_of(int i, int epoch) const {
+    return 1 + 14 * scenario_.set + (scenario_.absences ? 5 : i * 7 + epoch * 5) % scenario_.rounds;
+  }
   int stays_away(int round) const { return round % size(); }
   int64_t rows(int i, const std::string& key, int round) const { return i + key[0] + round / 3 * (i == 1); }
   Announcement announcement(int i, const std::string& key) {
     if (key == kJoin) return joining();
     const int round = at(i).round;
     Announcement what;
-    what.kind = key[0] % 2 ? Kind::allgather : Kind::allreduce;
+    what.kind = key[0] % 2 && !is_of_set(key) ? Kind::allgather : Kind::allreduce;
     const bool odd = scenario_.mismatches && (round * 3 + key[0]) % 7 == 0 && (round + key[0]) % size() == i;
     what.tensors = {{odd ? DType::int32 : DType::float32, {what.kind == Kind::allgather ? rows(i, key, round) : 3, 2}}};
     return what;
@@ -157,11 +169,24 @@ class SimulatedGroup {
         names.push_back(kWithAbsence);
     }
     std::shuffle(names.begin(), names.end(), random_);
+    if (scenario_.set) {
+      std::vector<std::string> set;
+      for (int k = 0; k < kSetKeys; ++k)
+        if (member.round % 9 != 8 || member.round / 9 % kSetKeys != k) set.push_back("g" + std::to_string(k));
+      if (random_() % 8 == 0) std::shuffle(set.begin(), set.end(), random_);
+      names.insert(names.begin(), set.begin(), set.end());
+    }
     for (auto& name : names) announce(i, name);
   }
   void announce(int i, const std::string& key) {
-    at(i).pending.insert(key);
-    send_up(i, at(i).cache.announce(key, announcement(i, key)));
+    Member& member = at(i);
+    member.pending.insert(key);
+    if (key == kJoin) leave_plans(i);
+    if (i == 0) coordinator_.set_own(key, 0, is_of_set(key) ? 1 : 0);
+    for (UpMessage& message : member.plans.submit(key, announcement(i, key), now_)) send_up(i, std::move(message));
+  }
+  void leave_plans(int i) {
+    for (UpMessage& message : at(i).plans.leave_all()) send_up(i, std::move(message));
   }
   void report_absence(int i) {
     Member& member = at(i);
@@ -212,15 +237,19 @@ class SimulatedGroup {
       return forward_up(i);
     }
     for_each_request(requests, at(i).tree.below[child],
-                     [&](int from, const std::variant<Announce, CachedRequest>& one) {
+                     [&](int from, const Readiness& one) {
                        std::visit([&](auto& each) { coordinate(from, each); }, one);
                      });
   }
   void coordinate(int from, const UpMessage& message) {
     if (auto* announce = std::get_if<Announce>(&message)) {
-      coordinator_.announce(from, announce->key, announce->what, announce->again);
+      coordinator_.announce(from, announce->key, announce->what, announce->again, now_);
     } else if (auto* cached = std::get_if<CachedRequest>(&message)) {
-      coordinator_.announce_cached(from, *cached);
+      coordinator_.announce_cached(from, *cached, now_);
+    } else if (auto* bucket = std::get_if<BucketReady>(&message)) {
+      coordinator_.announce_bucket(from, *bucket, now_);
+    } else if (auto* left = std::get_if<PlanLeft>(&message)) {
+      coordinator_.plan_left(from, left->plan);
     } else if (auto* absence = std::get_if<MembersAbsent>(&message)) {
       coordinator_.members_absent(*absence);
     } else {
@@ -276,6 +305,20 @@ class SimulatedGroup {
       return;
     }
     std::string line;
+    if (auto* plan = std::get_if<Plan>(&message)) return member.plans.begin(*plan);
+    if (auto* ended = std::get_if<PlanEnded>(&message)) {
+      for (UpMessage& one : member.plans.end(*ended)) send_up(i, std::move(one));
+      return;
+    }
+    if (auto* bucket = std::get_if<BucketBatch>(&message)) {
+      for (const std::string& key : member.plans.run(*bucket)) {
+        line += key + " ";
+        ASSERT_EQ(member.pending.erase(key), 1u) << key << " was not asked for";
+      }
+      member.ran.push_back(line);
+      planned_ += i == 0;
+      return;
+    }
     for (const Response& one : std::get<Batch>(message).responses) {
       std::optional<std::string> again;
       const Response response = member.cache.apply(one, &again);
@@ -343,12 +386,12 @@ class SimulatedGroup {
   Topology topology_;
   Coordinator coordinator_;
   std::vector<std::unique_ptr<Member>> members_;
-  uint64_t now_ = 0, failures_ = 0, answers_ = 0;
+  uint64_t now_ = 0, failures_ = 0, answers_ = 0, planned_ = 0;
   int leaver_;
 };
 
 struct Sums {
-  uint64_t batches = 0, failures = 0, answers = 0;
+  uint64_t batches = 0, failures = 0, answers = 0, planned = 0;
 };
 
 // Runs of groups of every kind. LIGHTCC_TEST_SEED replays them.
@@ -357,16 +400,18 @@ Sums run_groups(const std::function<Scenario(std::mt19937_64&)>& make, int runs)
   const uint64_t seed = test::run_seed();
   for (int run = 0; run < runs && !testing::Test::HasFailure(); ++run) {
     std::mt19937_64 random(seed + uint64_t(run));
-    const int size = 1 + int(random() % 24), hosts = 1 + int(random() % 12);
+    Scenario scenario = make(random);
+    const int size = 1 + int(random() % (scenario.set ? 10 : 24)), hosts = 1 + int(random() % 12);
     std::vector<int> host_of;
     for (int i = 0; i < size; ++i) host_of.push_back(random() % 2 ? i * hosts / size : int(random() % uint64_t(hosts)));
-    Scenario scenario = make(random);
     scenario.capacity = std::vector<int>{0, 1, 2, 5, 100}[random() % 5];
+    if (scenario.set) scenario.capacity = random() % 4 == 0 ? 9 : 100;
     SCOPED_TRACE(testing::Message() << "seed " << seed << ", run " << run << ", " << size << " members on " << hosts
                                     << " hosts, capacity " << scenario.capacity);
     SimulatedGroup group(host_of, scenario, seed * 31 + uint64_t(run));
     group.run();
     sums.batches += group.batches(), sums.failures += group.failures(), sums.answers += group.answers();
+    sums.planned += group.planned();
   }
   return sums;
 }
@@ -376,6 +421,25 @@ TEST(Aggregators, AllRunTheSameWhateverTheTreeTheTimingAndTheCache) {
   EXPECT_GT(sums.batches, 1000u);
   EXPECT_GT(sums.answers, 100u);
   EXPECT_EQ(sums.failures, 0u);
+}
+
+TEST(Aggregators, PlansRunTheSameWhoeverLeavesThemWhen) {
+  const Sums sums = run_groups([](auto&) { return Scenario{.set = true}; }, 60);
+  EXPECT_GT(sums.planned, 200u);
+  EXPECT_EQ(sums.failures, 0u);
+}
+
+TEST(Aggregators, PlansOfMembersThatDisagreeStayAwayOrLeaveEnd) {
+  const Sums sums = run_groups(
+      [](auto& random) {
+        const int leaves_after = random() % 3 == 0 ? 15 + int(random() % 20) : -1;
+        const bool absences = leaves_after < 0 && random() % 2 == 0;
+        return Scenario{.mismatches = random() % 2 == 0, .absences = absences, .set = true,
+                        .leaves_after = leaves_after};
+      },
+      150);
+  EXPECT_GT(sums.planned, 200u);
+  EXPECT_GT(sums.failures, 100u);
 }
 
 TEST(Aggregators, DisagreementsEndOnAll) {

@@ -29,6 +29,8 @@ Failure failure(const std::string& key) { return {key, Code::mismatch, "why", {}
 std::string text_of(const UpMessage& message) {
   return std::visit(Overloaded{[](const Announce& m) { return "announces " + m.key; },
                                [](const CachedRequest& m) { return "announces number " + std::to_string(m.id); },
+                               [](const BucketReady& m) { return "announces bucket " + std::to_string(m.bucket); },
+                               [](const PlanLeft& m) { return "has left plan " + std::to_string(m.plan); },
                                [](const Query& m) { return "asks for " + m.key; },
                                [](const MembersAbsent& m) { return "says who is absent from " + m.key; },
                                [](const Refused& m) { return "has refused " + m.key; },
@@ -38,6 +40,9 @@ std::string text_of(const UpMessage& message) {
 }
 std::string text_of(const DownMessage& message) {
   return std::visit(Overloaded{[](const Batch& m) { return "batch of " + std::to_string(m.responses.size()); },
+                               [](const Plan& m) { return "plan " + std::to_string(m.plan); },
+                               [](const PlanEnded& m) { return "end of plan " + std::to_string(m.plan); },
+                               [](const BucketBatch& m) { return "batch of bucket " + std::to_string(m.bucket); },
                                [](const Failure& m) { return m.key + " failed"; },
                                [](const Missing& m) { return "missing at " + m.key; },
                                [](const DeadlockProbe& m) { return "probe about " + m.key; }},

@@ -40,10 +40,15 @@ std::vector<int32_t> united(const std::vector<int32_t>& a, const std::vector<int
   return all;
 }
 
+// What a bucket's readiness is held under; no request's key begins so.
+std::string key_of(uint32_t plan, uint32_t bucket) {
+  return "=" + std::to_string(plan) + "." + std::to_string(bucket);
+}
+
 }  // namespace
 
 void for_each_request(const AggregatedRequests& aggregated, const std::vector<int>& below,
-                      const std::function<void(int member, const std::variant<Announce, CachedRequest>&)>& each) {
+                      const std::function<void(int member, const Readiness&)>& each) {
   for (const AggregatedRequest& gathered : aggregated.requests) {
     check_positions(gathered.positions, int(below.size()));
     for_positions(gathered.positions, [&](size_t position) { each(below[position], gathered.request); });
@@ -59,6 +64,7 @@ void Aggregator::receive_up(int child, UpMessage message, uint64_t now_ns) {
   const int32_t first = child == kSelf ? 0 : first_[size_t(child)];
   if (auto* announce = std::get_if<Announce>(&message)) return gather({{first, first}, std::move(*announce)}, now_ns);
   if (auto* cached = std::get_if<CachedRequest>(&message)) return gather({{first, first}, *cached}, now_ns);
+  if (auto* bucket = std::get_if<BucketReady>(&message)) return gather({{first, first}, *bucket}, now_ns);
   if (const auto sender = named_sender(message))
     if (child == kSelf ? *sender != tree_.subtree[0] : tree_.toward(*sender) != child)
       refuse("a message of a member that is not below its sender");
@@ -80,6 +86,10 @@ void Aggregator::gather(AggregatedRequest gathered, uint64_t now_ns) {
   std::string key;
   if (announce) {
     key = announce->key;
+  } else if (auto* bucket = std::get_if<BucketReady>(&gathered.request)) {
+    // The plan has ended: the coordinator takes the word for its requests.
+    if (!plans_.contains(bucket->plan)) return out_.push_back(AggregatedRequests{{std::move(gathered)}});
+    key = key_of(bucket->plan, bucket->bucket);
   } else {
     const CachedRequest& cached = std::get<CachedRequest>(gathered.request);
     auto numbered = numbered_.find(cached.id);
@@ -120,6 +130,8 @@ void Aggregator::gather(AggregatedRequest gathered, uint64_t now_ns) {
     else
       same->positions = united(same->positions, gathered.positions);
   }
+  // Who sends a planned request by itself has left the plan, and what others have said by it must not wait here.
+  if (planned_.contains(key)) pass_all();
   if (!complete(entry)) return;
   pass(entry);
   entries_.erase(key);
@@ -161,6 +173,8 @@ bool Aggregator::complete(const Entry& entry) const {
 
 void Aggregator::receive_down(const DownMessage& message) {
   std::visit(Overloaded{[&](const Batch& batch) { release(batch); }, [&](const Failure& failure) { release(failure); },
+                        [&](const Plan& plan) { begin(plan); }, [&](const PlanEnded& ended) { end(ended.plan); },
+                        [&](const BucketBatch& batch) { release(key_of(batch.plan, batch.bucket)); },
                         [](const Missing&) {}, [](const DeadlockProbe&) {}},
              message);
 }
@@ -189,6 +203,28 @@ void Aggregator::release(const Batch& batch) {
     joined_count_ = 0;
     absent_.clear();
   }
+}
+
+void Aggregator::begin(const Plan& plan) {
+  std::vector<std::string>& keys = plans_[plan.plan];
+  for (auto& bucket : plan.buckets)
+    for (uint32_t id : bucket) {
+      auto numbered = numbered_.find(id);
+      if (numbered == numbered_.end()) refuse("a plan with a number that stands for nothing");
+      keys.push_back(numbered->second.key);
+      planned_.insert(keys.back());
+    }
+}
+
+// What members still say by it passes at once.
+void Aggregator::end(uint32_t plan) {
+  auto it = plans_.find(plan);
+  if (it == plans_.end()) return;
+  for (const std::string& key : it->second) planned_.erase(key);
+  plans_.erase(it);
+  pass_all();
+  const std::string prefix = "=" + std::to_string(plan) + ".";
+  std::erase_if(entries_, [&](const auto& one) { return one.first.starts_with(prefix); });
 }
 
 void Aggregator::release(const Failure& failure) {

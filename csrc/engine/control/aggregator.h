@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "engine/control/message.h"
@@ -54,12 +55,16 @@ class Aggregator {
   void release(const std::string& key);  // its entry ends, and what is held of it passes
   void release(const Batch&);
   void release(const Failure&);
+  void begin(const Plan&);
+  void end(uint32_t plan);
   bool complete(const Entry&) const;
 
   const Tree& tree_;
   std::vector<int> first_;  // by child: its position
   std::unordered_map<std::string, Entry> entries_;
   std::unordered_map<uint32_t, Numbered> numbered_;            // by number
+  std::unordered_map<uint32_t, std::vector<std::string>> plans_;  // by number: the keys of their requests ...
+  std::unordered_set<std::string> planned_;                       // ... and of all of them
   std::unordered_map<std::string, std::vector<char>> absent_;  // by position: its announcement fails when it comes
   std::vector<char> joined_;                                   // by position
   int joined_count_ = 0;
@@ -70,6 +75,6 @@ class Aggregator {
 
 // What a child has gathered, member by member. Throws Error{internal} if it names members that are not below it.
 void for_each_request(const AggregatedRequests&, const std::vector<int>& below,
-                      const std::function<void(int member, const std::variant<Announce, CachedRequest>&)>&);
+                      const std::function<void(int member, const Readiness&)>&);
 
 }  // namespace lightcc

@@ -77,7 +77,7 @@ void ControlPlane::receive_up(size_t child, UpMessage message) {
 
 void ControlPlane::receive_up(size_t child, AggregatedRequests requests) {
   if (aggregator_) return aggregator_->receive_up(int(child), std::move(requests), now_ns());
-  for_each_request(requests, tree_.below[child], [&](int member, const std::variant<Announce, CachedRequest>& one) {
+  for_each_request(requests, tree_.below[child], [&](int member, const Readiness& one) {
     std::visit([&](auto& each) { owner_.receive_up(member, each); }, one);
   });
 }

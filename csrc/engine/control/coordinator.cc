@@ -11,6 +11,7 @@ namespace lightcc {
 namespace {
 
 constexpr size_t kRefusedKept = 256;  // keys of which refusals are remembered
+constexpr size_t kRecordedSets = 64;  // sets whose steps are remembered: functions that are traced again make new ones
 
 const std::string kJoinKey = std::string(name_of(Kind::join)) + ".";
 
@@ -60,28 +61,37 @@ Coordinator::Entry& Coordinator::entry(const std::string& key) {
   return entry;
 }
 
-void Coordinator::announce(int member, const std::string& key, Announcement what, bool again) {
+void Coordinator::announce(int member, const std::string& key, Announcement what, bool again, uint64_t now_ns) {
   if (!is_possible(what, rank_of_.size()))
     throw Error(Code::internal, "rank " + std::to_string(rank_of_[size_t(member)]) + " announced " + key +
                                     " with shapes that no request can have");
   Entry& e = entry(key);
+  now_ns_ = now_ns;
+  if (what.kind == Kind::join) end_plans();
+  end_plan_of(e);
   e.what[member] = std::move(what);
   e.fresh = true;
   if (again && stale_[member] > 0) --stale_[member];
   arrived(e, member);
+  learn(e);
   if (!again) return;
   if (auto join = entries_.find(kJoinKey); join != entries_.end()) join_if_due(join->second, member);
 }
 
-const std::string* Coordinator::announce_cached(int member, const CachedRequest& request) {
+const std::string* Coordinator::announce_cached(int member, const CachedRequest& request, uint64_t now_ns) {
   // A number that was given away meanwhile: the member learns of it from the batch that gave it away, and
   // announces the request again in full.
   if (request.id >= by_id_.size() || !by_id_[request.id] || generations_[request.id] != request.generation) {
     ++stale_[member];
     return nullptr;
   }
-  arrived(*by_id_[request.id], member);
-  return &by_id_[request.id]->key;
+  Entry& e = *by_id_[request.id];
+  now_ns_ = now_ns;
+  if (e.key == kJoinKey) end_plans();
+  end_plan_of(e);
+  arrived(e, member);
+  learn(e);
+  return &e.key;
 }
 
 void Coordinator::reset(Entry& e) {
@@ -150,9 +160,15 @@ void Coordinator::join_if_due(Entry& join, int member) {
   for (auto& [key, e] : entries_) e.owed.clear();  // all have gone past it
 }
 
-void Coordinator::set_address(const std::string& key, uintptr_t address) { entry(key).address = address; }
+void Coordinator::set_own(const std::string& key, uintptr_t address, int set) {
+  Entry& e = entry(key);
+  if (e.set != set) end_plan_of(e);
+  e.address = address;
+  e.set = set;
+}
 
 void Coordinator::member_left(int member, const std::string& why) {
+  end_plans();
   if (first_left_.empty()) first_left_ = why;
   for (auto& [key, e] : entries_) {
     if (e.count == 0 || e.announced[member] || e.ready) continue;
@@ -164,6 +180,7 @@ void Coordinator::member_left(int member, const std::string& why) {
 void Coordinator::members_absent(const MembersAbsent& absence) {
   auto it = entries_.find(absence.key);
   if (it == entries_.end()) return;
+  end_plan_of(it->second);
   bool known = false;  // that they will not come: the request has failed before, and failed waits for them
   for (int32_t i : absence.absent) {
     if (i < 0 || i >= int32_t(it->second.owed.size()) || it->second.owed[size_t(i)].empty()) continue;
@@ -207,7 +224,7 @@ std::string Coordinator::refusal(int member, const std::string& key) const {
 std::string Coordinator::waits_for(int member) const {
   const Entry* first = nullptr;
   for (auto& [key, e] : entries_) {
-    if (e.announced.empty() || !e.announced[size_t(member)] || e.ready || e.what[size_t(member)].kind == Kind::join)
+    if (e.announced.empty() || !has_announced(e, member) || e.ready || e.what[size_t(member)].kind == Kind::join)
       continue;
     if (!first || e.last_used < first->last_used) first = &e;
   }
@@ -218,7 +235,7 @@ std::vector<int> Coordinator::missing(const std::string& key) const {
   std::vector<int> members;
   auto it = entries_.find(key);
   for (int i = 0; i < int(rank_of_.size()); ++i)
-    if (!joined_[i] && (it == entries_.end() || it->second.announced.empty() || !it->second.announced[i]))
+    if (!joined_[i] && (it == entries_.end() || it->second.announced.empty() || !has_announced(it->second, i)))
       members.push_back(i);
   return members;
 }
@@ -260,8 +277,8 @@ void Coordinator::number(Entry& e) {
   }
   Entry* oldest = nullptr;
   for (Entry* old : by_id_)
-    if (old->count == 0 && (!oldest || old->last_used < oldest->last_used)) oldest = old;
-  if (!oldest) return;  // all are in flight: this one goes unnumbered
+    if (old->count == 0 && old->plans == 0 && (!oldest || old->last_used < oldest->last_used)) oldest = old;
+  if (!oldest) return end_oldest_plan();  // all are in flight or planned: this one goes unnumbered
   e.id = oldest->id;
   by_id_[e.id] = &e;
   entries_.erase(oldest->key);
@@ -275,6 +292,7 @@ Response Coordinator::response(Entry& e) {
   if (response.fresh && e.id != kNoId) ++generations_[e.id];
   response.generation = e.id == kNoId ? 0 : generations_[e.id];
   if (!response.fresh) return response;
+  e.known = e.id != kNoId;
   response.key = e.key;
   response.absent = e.told_absent = e.absent;
   size_t n = rank_of_.size();
@@ -296,9 +314,173 @@ Response Coordinator::response(Entry& e) {
   return response;
 }
 
+ReadyRequest Coordinator::ready_request(const Entry& e) const {
+  const Announcement& what = e.announcement();
+  return {what.kind, what.op, what.pre, what.post, what.codec, common_dtype(what.tensors), bytes_of(what), e.address,
+          e.absent};
+}
+
+// ---- plans
+
+// A request of a set has been announced; if it is ready by that, a step may have ended.
+void Coordinator::learn(const Entry& e) {
+  if (e.set == 0 || !e.ready || !limits_.fusion.enabled || joined_count_ > 0 || !first_left_.empty()) return;
+  if (records_.size() > kRecordedSets && !records_.contains(e.set)) records_.clear();
+  StepRecord& record = records_[e.set];
+  if (record.ready(e.key, now_ns_)) make_plan(e.set, record);
+}
+
+void Coordinator::make_plan(int set, StepRecord& record) {
+  std::vector<Entry*> entries;
+  std::vector<PlanRequest> requests;
+  for (const StepRecord::Item& item : record.step()) {
+    auto it = entries_.find(item.key);
+    if (it == entries_.end() || it->second.id == kNoId) return record.start_over(0);
+    Entry& e = it->second;
+    // A later step may do better: when nobody is in the next one already, and all remember what runs.
+    if (!e.known || (e.ready ? e.fresh : e.count > 0)) return;
+    entries.push_back(&e);
+    requests.push_back({ready_request(e), double(item.ready_ns - record.step()[0].ready_ns) * 1e-9});
+  }
+  const uint32_t number = next_plan_++;
+  FusionPlan& made = plans_[number];
+  Plan message{number, {}};
+  for (const Bucket& bucket : plan_buckets(requests, costs_.costs(), limits_.fusion)) {
+    PlannedBucket& planned = made.buckets.emplace_back();
+    auto& ids = message.buckets.emplace_back();
+    for (size_t i : bucket) {
+      entries[i]->plan = number;
+      entries[i]->bucket = uint32_t(made.buckets.size() - 1);
+      ++entries[i]->plans;
+      planned.entries.push_back(entries[i]);
+      ids.push_back(entries[i]->id);
+    }
+    planned.announced.resize(rank_of_.size());
+  }
+  made.set = set;
+  made.last_used = ++clock_;
+  made.left.resize(rank_of_.size());
+  plan_of_[set] = number;
+  plan_messages_.emplace_back(std::move(message));
+}
+
+Coordinator::FusionPlan& Coordinator::plan(uint32_t number) {
+  auto it = plans_.find(number);
+  if (it == plans_.end()) throw Error(Code::internal, "a member named a fusion plan that there is not");
+  return it->second;
+}
+
+std::vector<std::string> Coordinator::announce_bucket(int member, const BucketReady& one, uint64_t now_ns) {
+  now_ns_ = now_ns;
+  FusionPlan& p = plan(one.plan);
+  if (one.bucket >= p.buckets.size() || p.left[size_t(member)])
+    throw Error(Code::internal, "a member announced a bucket that its fusion plan does not have");
+  PlannedBucket& bucket = p.buckets[one.bucket];
+  std::vector<std::string> keys;
+  for (const Entry* e : bucket.entries) keys.push_back(e->key);
+  if (std::exchange(bucket.announced[size_t(member)], 1))
+    throw Error(Code::internal, "a member announced a bucket twice");
+  ++bucket.count;
+  if (p.ended) return expand(bucket), keys;
+  if (!refused_.empty())
+    for (const std::string& key : keys)
+      if (auto it = refused_.find(key); it != refused_.end()) it->second[size_t(member)].count = 0;
+  if (bucket.count < int(rank_of_.size())) return keys;
+  bucket.ready = true;
+  ready_buckets_.push_back({one.plan, one.bucket});
+  ++bucket.served;
+  p.last_used = ++clock_;
+  return keys;
+}
+
+// What members have said by the bucket is from now on as if they had announced each of its requests.
+void Coordinator::expand(PlannedBucket& bucket) {
+  const std::vector<char> announced = std::exchange(bucket.announced, std::vector<char>(rank_of_.size()));
+  bucket.count = 0;
+  bucket.ready = false;
+  for (Entry* e : bucket.entries)
+    for (int member = 0; member < int(announced.size()); ++member)
+      if (announced[size_t(member)]) {
+        arrived(*e, member);
+        learn(*e);
+      }
+}
+
+void Coordinator::end_plan(uint32_t number) {
+  FusionPlan& p = plans_.at(number);
+  p.ended = true;
+  plan_of_.erase(p.set);
+  std::erase_if(ready_buckets_, [&](const BucketBatch& batch) { return batch.plan == number; });
+  plan_messages_.emplace_back(PlanEnded{number});
+  uint64_t steps = 0;
+  for (PlannedBucket& bucket : p.buckets) steps = std::max(steps, bucket.served -= bucket.ready);
+  std::set<std::string> rest;  // of the step in which it ends
+  for (PlannedBucket& bucket : p.buckets)
+    for (Entry* e : bucket.entries) {
+      e->plan = 0;
+      if (bucket.served < steps) rest.insert(e->key);
+    }
+  records_[p.set].start_over(steps, std::move(rest));
+  for (PlannedBucket& bucket : p.buckets) expand(bucket);
+}
+
+// Something of it, or of its set, happens otherwise.
+void Coordinator::end_plan_of(const Entry& e) {
+  if (e.plan != 0) return end_plan(e.plan);
+  if (e.set == 0) return;
+  if (auto it = plan_of_.find(e.set); it != plan_of_.end()) end_plan(it->second);
+}
+
+void Coordinator::end_plans() {
+  while (!plan_of_.empty()) end_plan(plan_of_.begin()->second);
+}
+
+// It keeps numbers that others could use.
+void Coordinator::end_oldest_plan() {
+  uint32_t oldest = 0;
+  for (auto& [number, p] : plans_)
+    if (!p.ended && (oldest == 0 || p.last_used < plans_.at(oldest).last_used)) oldest = number;
+  if (oldest != 0) end_plan(oldest);
+}
+
+void Coordinator::plan_left(int member, uint32_t number) {
+  FusionPlan& p = plan(number);
+  if (!p.ended || std::exchange(p.left[size_t(member)], 1))
+    throw Error(Code::internal, "a member left a fusion plan that has not ended, or twice");
+  if (std::ranges::find(p.left, 0) != p.left.end()) return;
+  for (PlannedBucket& bucket : p.buckets)
+    for (Entry* e : bucket.entries) --e->plans;
+  plans_.erase(number);
+}
+
+// By itself or with its bucket.
+bool Coordinator::has_announced(const Entry& e, int member) const {
+  if (e.announced[size_t(member)] || e.plan == 0) return e.announced[size_t(member)];
+  const PlannedBucket& bucket = plans_.at(e.plan).buckets[e.bucket];
+  return bucket.announced[size_t(member)] && !bucket.ready;
+}
+
+// ---- what runs
+
 std::vector<DownMessage> Coordinator::take_messages() {
   std::vector<DownMessage> out;
-  for (Failure& failure : failures_) out.push_back(std::move(failure));
+  for (const BucketBatch& batch : ready_buckets_) {
+    PlannedBucket& bucket = plans_[batch.plan].buckets[batch.bucket];
+    std::fill(bucket.announced.begin(), bucket.announced.end(), 0);
+    bucket.count = 0;
+    bucket.ready = false;
+    out.push_back(batch);
+  }
+  ready_buckets_.clear();
+  std::ranges::move(plan_messages_, std::back_inserter(out));
+  plan_messages_.clear();
+  const auto forget = [&](const std::string& key) {  // as members do
+    if (auto it = entries_.find(key); it != entries_.end()) it->second.known = false;
+  };
+  for (Failure& failure : failures_) {
+    forget(failure.key);
+    out.emplace_back(std::move(failure));
+  }
   failures_.clear();
 
   std::vector<Entry*> entries;  // of those that run
@@ -312,12 +494,11 @@ std::vector<DownMessage> Coordinator::take_messages() {
       for (size_t i = 0; !e->absent.empty() && i < e->announced.size(); ++i)
         if (e->announced[i]) failure.only.push_back(int32_t(i));
       reset(*e);
+      forget(e->key);
       continue;
     }
-    const Announcement& what = e->announcement();
     entries.push_back(e);
-    ready.push_back({what.kind, what.op, what.pre, what.post, what.codec, common_dtype(what.tensors), bytes_of(what),
-                     e->address, e->absent});
+    ready.push_back(ready_request(*e));
   }
   ready_.clear();
   ready_bytes_ = 0;

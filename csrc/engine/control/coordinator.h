@@ -1,5 +1,13 @@
 // Who has announced what, what may run, in which order and fused with what. Messages in, messages out: no I/O,
 // no clock, no threads. Members are indices in the group; the coordinator is member 0.
+//
+// It also makes the learned fusion plans (engine/plan.h): of each set of requests whose steps are alike. Invariants:
+// 1. BucketReady says no more and no less than a cached request for each request of its bucket. So a plan may end at
+//    any time: what members have said by it is then taken for those, and nothing is lost.
+// 2. A plan ends when anything of its requests happens otherwise: a member announces one of them by itself, its set has
+//    another request, a member joins or leaves, or it is said that one will not come.
+// 3. Members hear of a plan's begin and end in the order of the batches. Of a plan that has ended words may still come
+//    until each member has answered (PlanLeft); as long its requests keep their numbers.
 #pragma once
 #include <deque>
 #include <map>
@@ -10,22 +18,34 @@
 
 #include "engine/control/message.h"
 #include "engine/fusion.h"
+#include "engine/plan.h"
 
 namespace lightcc {
 
 class Coordinator {
  public:
-  struct Limits { FusionLimits fusion; int cache_capacity; };
+  struct Limits { FusionLimits fusion; int cache_capacity; PlanCosts costs = {50e-6, 2e-10}; };
   // rank_of[i]: world rank of member i, for messages to people.
   Coordinator(std::vector<int> rank_of, Limits limits)
-      : rank_of_(std::move(rank_of)), limits_(limits), joined_(rank_of_.size()), stale_(rank_of_.size()) {}
+      : rank_of_(std::move(rank_of)),
+        limits_(limits),
+        costs_(limits.costs),
+        joined_(rank_of_.size()),
+        stale_(rank_of_.size()) {}
 
-  void announce(int member, const std::string& key, Announcement, bool again = false);
+  // now_ns: for plans.
+  void announce(int member, const std::string& key, Announcement, bool again = false, uint64_t now_ns = 0);
   // The request's key, or nullptr: its number has been given away.
-  const std::string* announce_cached(int member, const CachedRequest&);
-  // Where the coordinator's own tensor lies in memory that ranks share (0: not in such memory). Requests that
-  // lie side by side are put side by side in a batch, so that they run without being copied together.
-  void set_address(const std::string& key, uintptr_t address);
+  const std::string* announce_cached(int member, const CachedRequest&, uint64_t now_ns = 0);
+  // The keys of its requests.
+  std::vector<std::string> announce_bucket(int member, const BucketReady&, uint64_t now_ns = 0);
+  void plan_left(int member, uint32_t plan);
+  // What the coordinator's own rank knows of a request: its set, and where its tensor lies in memory that ranks share
+  // (0: not in such memory). Requests that lie side by side are put side by side in a batch, so that they run without
+  // being copied together.
+  void set_own(const std::string& key, uintptr_t address, int set = 0);
+  // An all-reduce of so many bytes has taken so long.
+  void note_cost(int64_t bytes, double seconds) { costs_.note(bytes, seconds); }
   // This member will announce nothing more: what waits for it fails, now and later.
   void member_left(int member, const std::string& why);
   // Fails a request that the absent members will never announce, on the others as each comes to it.
@@ -41,10 +61,12 @@ class Coordinator {
   std::vector<int> joined() const;
 
   int64_t ready_bytes() const { return ready_bytes_; }
-  bool anything_failed() const { return !failures_.empty(); }
-  bool anything_ready() const { return !ready_.empty() || anything_failed(); }
+  // What must not wait for others to gather: failures, plans, and buckets, which are complete.
+  bool anything_urgent() const { return !failures_.empty() || !plan_messages_.empty() || !ready_buckets_.empty(); }
+  bool anything_ready() const { return !ready_.empty() || anything_urgent(); }
   // Everything ready, as messages that go to every member in this order.
   std::vector<DownMessage> take_messages();
+  size_t plans() const { return plans_.size(); }  // also those that members have not left yet
 
  private:
   struct Entry {
@@ -56,11 +78,30 @@ class Coordinator {
     std::vector<int32_t> told_absent;  // when it last ran
     int count = 0, first_member = 0;   // members that announced it; the first of them, once it is ready
     bool ready = false;
+    bool known = false;              // all members remember it by its number
     bool fresh = true;               // someone announced it in full since it last ran
     uint32_t id = kNoId, generation = 0;
     uint64_t last_used = 0;
     uintptr_t address = 0;
+    int set = 0;
+    uint32_t plan = 0;               // which it belongs to, with the bucket in that; 0: to none
+    uint32_t bucket = 0;
+    int plans = 0;                   // that name it, also those that members have not left yet: so long it keeps its id
     const Announcement& announcement() const { return what[size_t(first_member)]; }
+  };
+  struct PlannedBucket {
+    std::vector<Entry*> entries;
+    std::vector<char> announced;     // by member: by BucketReady
+    int count = 0;
+    bool ready = false;
+    uint64_t served = 0;             // batches
+  };
+  struct FusionPlan {
+    std::vector<PlannedBucket> buckets;
+    int set = 0;
+    uint64_t last_used = 0;
+    bool ended = false;
+    std::vector<char> left;          // by member, once it has ended
   };
   Entry& entry(const std::string& key);
   void arrived(Entry&, int member);
@@ -71,6 +112,16 @@ class Coordinator {
   void number(Entry&);
   std::string needs_the_absent(const Entry&) const;
   Response response(Entry&);
+  ReadyRequest ready_request(const Entry&) const;
+  FusionPlan& plan(uint32_t number);
+  void learn(const Entry&);
+  void make_plan(int set, StepRecord&);
+  void end_plan(uint32_t number);
+  void end_plan_of(const Entry&);
+  void end_plans();
+  void end_oldest_plan();
+  void expand(PlannedBucket&);
+  bool has_announced(const Entry&, int member) const;
 
   std::vector<int> rank_of_;
   Limits limits_;
@@ -79,6 +130,14 @@ class Coordinator {
   std::vector<uint32_t> generations_;                // by id
   std::vector<Entry*> ready_;
   std::vector<Failure> failures_;
+  std::map<uint32_t, FusionPlan> plans_;             // by number
+  std::unordered_map<int, uint32_t> plan_of_;        // by set: the one that has not ended
+  std::unordered_map<int, StepRecord> records_;      // by set
+  std::vector<DownMessage> plan_messages_;
+  std::vector<BucketBatch> ready_buckets_;
+  uint32_t next_plan_ = 1;
+  uint64_t now_ns_ = 0;                              // of the last announcement
+  MeasuredCosts costs_;
   int64_t ready_bytes_ = 0;
   uint64_t clock_ = 0;
   std::string first_left_;                           // why the first member left; empty: all are here

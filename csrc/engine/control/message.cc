@@ -9,9 +9,9 @@ namespace {
 // The first byte of a frame.
 enum class Tag : uint8_t {
   announce, cached_request, query, members_absent, batch, failure, missing, aggregated_requests, member_left,
-  blocked_report, deadlock_probe, deadlock_reply, refused
+  blocked_report, deadlock_probe, deadlock_reply, refused, bucket_ready, plan_left, plan, plan_ended, bucket_batch
 };
-constexpr int kTags = int(Tag::refused) + 1;
+constexpr int kTags = int(Tag::bucket_batch) + 1;
 
 Tag tag_of(const Announce&) { return Tag::announce; }
 Tag tag_of(const CachedRequest&) { return Tag::cached_request; }
@@ -26,6 +26,11 @@ Tag tag_of(const BlockedReport&) { return Tag::blocked_report; }
 Tag tag_of(const DeadlockProbe&) { return Tag::deadlock_probe; }
 Tag tag_of(const DeadlockReply&) { return Tag::deadlock_reply; }
 Tag tag_of(const Refused&) { return Tag::refused; }
+Tag tag_of(const BucketReady&) { return Tag::bucket_ready; }
+Tag tag_of(const PlanLeft&) { return Tag::plan_left; }
+Tag tag_of(const Plan&) { return Tag::plan; }
+Tag tag_of(const PlanEnded&) { return Tag::plan_ended; }
+Tag tag_of(const BucketBatch&) { return Tag::bucket_batch; }
 
 // ---- encoding
 
@@ -52,6 +57,14 @@ void put(WireWriter& out, const Announce& m) {
   put(out, m.what);
 }
 void put(WireWriter& out, const CachedRequest& m) { out.put(m.id).put(m.generation); }
+void put(WireWriter& out, const BucketReady& m) { out.put(m.plan).put(m.bucket); }
+void put(WireWriter& out, const PlanLeft& m) { out.put(m.plan).put(m.member); }
+void put(WireWriter& out, const Plan& m) {
+  out.put(m.plan).put(uint32_t(m.buckets.size()));
+  for (auto& bucket : m.buckets) out.put(bucket);
+}
+void put(WireWriter& out, const PlanEnded& m) { out.put(m.plan); }
+void put(WireWriter& out, const BucketBatch& m) { out.put(m.plan).put(m.bucket); }
 void put(WireWriter& out, const Query& m) { out.put(m.key).put(m.member); }
 void put(WireWriter& out, const MembersAbsent& m) { out.put(m.key).put(m.text).put(m.absent); }
 void put(WireWriter& out, const Batch& m) {
@@ -149,6 +162,32 @@ CachedRequest cached_request(WireReader& in) {
   return {id, in.get<uint32_t>()};
 }
 
+BucketReady bucket_ready(WireReader& in) {
+  const auto plan = in.get<uint32_t>();
+  return {plan, in.get<uint32_t>()};
+}
+
+PlanLeft plan_left(WireReader& in) {
+  const auto plan = in.get<uint32_t>();
+  return {plan, in.get<int32_t>()};
+}
+
+Plan plan(WireReader& in) {
+  Plan plan{in.get<uint32_t>(), {}};
+  plan.buckets.resize(in.length(sizeof(uint32_t)));
+  for (auto& bucket : plan.buckets) {
+    bucket = in.values<uint32_t>();
+    if (bucket.empty()) WireReader::fail();
+  }
+  if (plan.buckets.empty()) WireReader::fail();
+  return plan;
+}
+
+BucketBatch bucket_batch(WireReader& in) {
+  const auto plan = in.get<uint32_t>();
+  return {plan, in.get<uint32_t>()};
+}
+
 AggregatedRequest aggregated_request(WireReader& in) {
   AggregatedRequest request;
   request.positions = in.values<int32_t>();
@@ -158,10 +197,12 @@ AggregatedRequest aggregated_request(WireReader& in) {
     const int64_t before = request.positions[i - 1], least = i % 2 ? before : before + 2;
     if (request.positions[i] < least) WireReader::fail();
   }
-  if (flag(in))
-    request.request = cached_request(in);
-  else
-    request.request = announce(in);
+  switch (in.get<uint8_t>()) {  // its place in Readiness
+    case 0: request.request = announce(in); break;
+    case 1: request.request = cached_request(in); break;
+    case 2: request.request = bucket_ready(in); break;
+    default: WireReader::fail();
+  }
   return request;
 }
 
@@ -272,6 +313,8 @@ UpFrame read_up(WireReader& in, int sender) {
   switch (tag(in)) {
     case Tag::announce: return announce(in);
     case Tag::cached_request: return cached_request(in);
+    case Tag::bucket_ready: return bucket_ready(in);
+    case Tag::plan_left: return plan_left(in);
     case Tag::query: return query(in);
     case Tag::members_absent: return members_absent(in);
     case Tag::refused: return refused(in);
@@ -286,6 +329,9 @@ UpFrame read_up(WireReader& in, int sender) {
 DownFrame read_down(WireReader& in, int sender) {
   switch (tag(in)) {
     case Tag::batch: return batch(in);
+    case Tag::plan: return plan(in);
+    case Tag::plan_ended: return PlanEnded{in.get<uint32_t>()};
+    case Tag::bucket_batch: return bucket_batch(in);
     case Tag::failure: return failure(in);
     case Tag::missing: return missing(in);
     case Tag::deadlock_probe: return deadlock_probe(in);
@@ -308,8 +354,10 @@ std::optional<int> named_sender(const UpMessage& message) {
                                [](const Refused& refused) -> Sender { return refused.member; },
                                [](const BlockedReport& report) -> Sender { return report.rank; },
                                [](const DeadlockReply& reply) -> Sender { return reply.rank; },
+                               [](const PlanLeft& left) -> Sender { return left.member; },
                                [](const Announce&) -> Sender { return std::nullopt; },
                                [](const CachedRequest&) -> Sender { return std::nullopt; },
+                               [](const BucketReady&) -> Sender { return std::nullopt; },
                                [](const MembersAbsent&) -> Sender { return std::nullopt; }},
                     message);
 }

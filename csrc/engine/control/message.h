@@ -58,6 +58,14 @@ struct CachedRequest {                             // "the same as last time"
   uint32_t id, generation;
   bool operator==(const CachedRequest&) const = default;
 };
+struct BucketReady {                               // "each request of this bucket, the same as last time"
+  uint32_t plan, bucket;
+  bool operator==(const BucketReady&) const = default;
+};
+struct PlanLeft {                                  // answers PlanEnded: this member says nothing more by that plan
+  uint32_t plan;
+  int32_t member = 0;
+};
 struct Query { std::string key; int32_t member = 0; };  // "who is missing?", and who asks
 struct MembersAbsent {                             // "these members will not come: they gave it to another group"
   std::string key, text;
@@ -81,12 +89,15 @@ struct DeadlockReply {                             // answers DeadlockProbe
   bool deadlocked;                                 // yes: it belongs there and has announced nothing like it
 };
 
-using UpMessage = std::variant<Announce, CachedRequest, Query, MembersAbsent, Refused, BlockedReport, DeadlockReply>;
+using UpMessage = std::variant<Announce, CachedRequest, BucketReady, PlanLeft, Query, MembersAbsent, Refused,
+                               BlockedReport, DeadlockReply>;
+// Of these, what says that a member is ready.
+using Readiness = std::variant<Announce, CachedRequest, BucketReady>;
 
 // aggregator -> coordinator, gathered from the members below it.
 struct AggregatedRequest {
   std::vector<int32_t> positions;                  // first, last, first, last ... in the sender's Tree::subtree
-  std::variant<Announce, CachedRequest> request;   // by each of them
+  Readiness request;                               // by each of them
 };
 struct AggregatedRequests { std::vector<AggregatedRequest> requests; };
 
@@ -102,6 +113,15 @@ struct Response {                                  // one request to run
   Announcement what = {};                          // ... in this; only if there are any
 };
 struct Batch { std::vector<Response> responses; };  // to run as one
+// The learned fusion plan (engine/plan.h): from now on each of these requests, given by their numbers, is held until
+// all of its bucket are there, and those are announced by BucketReady. It says the same as a CachedRequest for each of
+// them.
+struct Plan {
+  uint32_t plan;                                   // no number comes twice
+  std::vector<std::vector<uint32_t>> buckets;      // each in the order in which it runs
+};
+struct PlanEnded { uint32_t plan; };               // each request by itself again
+struct BucketBatch { uint32_t plan, bucket; };     // a bucket to run as one batch
 struct Failure {
   std::string key;
   Code code;
@@ -125,7 +145,7 @@ struct DeadlockProbe {
   bool confirmed = false;                          // both have said yes: no question any more
 };
 
-using DownMessage = std::variant<Batch, Failure, Missing, DeadlockProbe>;
+using DownMessage = std::variant<Batch, Plan, PlanEnded, BucketBatch, Failure, Missing, DeadlockProbe>;
 
 // Between neighbours on different hosts, either way: this member has left, and all that it had to send came before.
 struct MemberLeft { int32_t member; std::string why; };

@@ -4,12 +4,24 @@
 
 namespace lightcc {
 
-UpMessage ResponseCache::announce(const std::string& key, const Announcement& what) {
+bool ResponseCache::knows(const std::string& key, const Announcement& what) const {
   auto it = cached_.find(key);
-  if (it != cached_.end() && it->second.what == what && it->second.response.id != kNoId) {
-    it->second.in_flight = true;
-    return CachedRequest{it->second.response.id, it->second.response.generation};
-  }
+  return it != cached_.end() && it->second.what == what && it->second.response.id != kNoId;
+}
+
+CachedRequest ResponseCache::repeat(const std::string& key) {
+  Cached& known = cached_.at(key);
+  known.in_flight = true;
+  return {known.response.id, known.response.generation};
+}
+
+const std::string* ResponseCache::key_of(uint32_t id) const {
+  auto it = by_id_.find(id);
+  return it == by_id_.end() ? nullptr : &it->second;
+}
+
+UpMessage ResponseCache::announce(const std::string& key, const Announcement& what) {
+  if (knows(key, what)) return repeat(key);
   Cached& known = cached_[key];  // kept until the response comes
   if (known.response.id != kNoId) by_id_.erase(known.response.id);
   known = Cached{{}, what, false};

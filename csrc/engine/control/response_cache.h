@@ -18,6 +18,11 @@ class ResponseCache {
   const Response& apply(Response, std::optional<std::string>* again);
   void forget(const std::string& key);
 
+  // Whether it can be announced as a number; the same without what it is; and whose number that is (nullptr: nobody's).
+  bool knows(const std::string& key, const Announcement&) const;
+  CachedRequest repeat(const std::string& key);
+  const std::string* key_of(uint32_t id) const;
+
  private:
   struct Cached { Response response; Announcement what; bool in_flight = false; };
   std::unordered_map<std::string, Cached> cached_;  // by key

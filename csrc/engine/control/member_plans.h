@@ -1,0 +1,65 @@
+// Every member's half of the learned fusion plans: holds each request of a plan until all of its bucket are there, and
+// then announces the bucket. Messages in, messages out: no I/O, no clock, no threads. Invariants:
+// 1. A request is announced once: by itself, or with its bucket.
+// 2. Leaving a plan announces what it holds, and from then on each of its requests by itself. What has been announced
+//    with a bucket counts as announced by itself when the coordinator ends the plan.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/control/message.h"
+#include "engine/control/response_cache.h"
+
+namespace lightcc {
+
+class MemberPlans {
+ public:
+  using Messages = std::vector<UpMessage>;
+  // The cache outlives it.
+  MemberPlans(int member, ResponseCache& cache) : member_(member), cache_(cache) {}
+
+  // What to send as this request is submitted: its announcement, that of its bucket, or nothing as it is held.
+  Messages submit(const std::string& key, const Announcement&, uint64_t now_ns);
+  bool has(const std::string& key) const { return slots_.contains(key); }
+  bool holds() const { return held_ > 0; }
+  Messages leave_with(const std::string& key);  // the plan of this request, if it holds any
+  Messages leave_all();
+  // Those that have held something for much longer than it took before: what they wait for does not come.
+  Messages leave_stuck(uint64_t now_ns);
+
+  void begin(const Plan&);
+  Messages end(const PlanEnded&);
+  // The keys of the requests that run; all of them had been announced.
+  std::vector<std::string> run(const BucketBatch&);
+
+  std::string text() const;                     // a line a bucket, for people
+
+ private:
+  struct Bucket {
+    std::vector<std::string> keys;
+    std::vector<char> here;                     // by key
+    size_t count = 0;                           // of them
+    uint64_t since_ns = 0;                      // when the first came
+    uint64_t usual_ns = 0;                      // how long it has taken from then until all were here, at most
+  };
+  struct MemberPlan {
+    std::vector<Bucket> buckets;
+    bool left = false;
+    bool holds() const;
+  };
+  struct Slot {
+    uint32_t plan, bucket, index;
+  };
+  void leave(MemberPlan&, Messages&);
+
+  const int member_;
+  ResponseCache& cache_;
+  std::map<uint32_t, MemberPlan> plans_;        // by number, until they end
+  std::unordered_map<std::string, Slot> slots_; // of those that were not left
+  size_t held_ = 0;                             // requests
+};
+
+}  // namespace lightcc
