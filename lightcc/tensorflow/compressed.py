@@ -9,15 +9,15 @@ from lightcc.compression import CoreCompressor
 from lightcc.tensorflow import mpi_ops
 
 
-def allreduce(tensors, name, op, prescale, postscale, process_set, codec: Codec, compression: CoreCompressor):
-    """Reduces tensors as one unit in units without the loss scale; returns a list."""
+def allreduce(tensors, name, op, prescale, postscale, process_set, codec: Codec, compression: CoreCompressor, set_=0):
+    """Reduces tensors as one unit in units without the loss scale; returns a list. set_: as for mpi_ops._allreduce."""
     scale = loss_scale(compression)
     if isinstance(scale, tf.Tensor):
         tensors = [tensor / tf.cast(scale, tensor.dtype) for tensor in tensors]
     else:
         prescale, postscale = prescale / scale, postscale * scale
     options = {"prescale_factor": prescale, "postscale_factor": postscale, "ignore_name_scope": True,
-               "process_set": process_set, "codec": text_of(codec, compression)}
+               "process_set": process_set, "codec": text_of(codec, compression), "set_": set_}
     if len(tensors) == 1:
         results = [mpi_ops._allreduce(tensors[0], name, op, **options)]
     else:

@@ -1,7 +1,8 @@
 """The reduction of gradients that DistributedGradientTape and all DistributedOptimizers share.
 
 In a graph (tf.function, v1) every gradient is a collective of its own, which starts as soon as the gradient is there,
-while others are still computed; the core makes buckets of them. Eager calls follow one another, so there all gradients
+while others are still computed; the core makes buckets of them, and as those of one call are a set
+(lightcc.request.new_set), it learns in which order they come. Eager calls follow one another, so there all gradients
 travel in one call.
 
 Gradients are lists, with None where a variable has none; a gradient's place in the list is what the ranks know it by,
@@ -13,10 +14,11 @@ import tensorflow as tf
 
 from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.common.util import split_list
+from lightcc.request import new_set
 from lightcc.tensorflow import compressed
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.mpi_ops import Average, size_op
-from lightcc.tensorflow.reductions import allreduce, grouped_allreduce
+from lightcc.tensorflow.reductions import _allreduce_in_set, _grouped_allreduce_in_set
 from lightcc.variable_compression import Gradient, VariableCompression, WantedCompression, parts_of
 from lightcc.wrapper_arguments import Groups, stays_here
 
@@ -56,24 +58,27 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
             # them, say; the scope here does not. It tells apart what two tapes in a graph send.
             prefix = scope.rstrip("/").replace("/", ".")
             units = {prefix: present} if tf.executing_eagerly() else _units(prefix, present, groups, vars)
+            set_ = new_set() if len(units) > 1 else 0  # of each call, as each is other nodes of the graph
             chosen = _chosen(wanted.core, grads, vars)
             for unit, members in units.items():
                 rest, of_core = parts_of(members, chosen)
                 if of_core:
-                    through_core(prefix if len(of_core) == 1 else f"{unit}.compressed", of_core, chosen, reduced)
+                    through_core(set_, prefix if len(of_core) == 1 else f"{unit}.compressed", of_core, chosen, reduced)
                 if len(rest) == 1:
-                    reduced[rest[0]] = allreduce(reduced[rest[0]], name=unit, **options)
+                    reduced[rest[0]] = _allreduce_in_set(set_, reduced[rest[0]], name=unit, **options)
                 elif rest:
-                    for i, result in zip(rest, grouped_allreduce([reduced[i] for i in rest], name=unit, **options)):
+                    results = _grouped_allreduce_in_set(set_, [reduced[i] for i in rest], name=unit, **options)
+                    for i, result in zip(rest, results):
                         reduced[i] = result
         return reduced
 
-    def through_core(unit: str, members: List[int], chosen: Dict[int, str], reduced: List[Any]) -> None:
+    def through_core(set_: int, unit: str, members: List[int], chosen: Dict[int, str], reduced: List[Any]) -> None:
         core, tensors = wanted.core, [reduced[i] for i in members]
         request = core.request(unit, [chosen[i] for i in members], [tensor.shape.num_elements() for tensor in tensors])
         with tf.device(device_dense):
             results = compressed.allreduce(tensors, request, op, options["prescale_factor"],
-                                           options["postscale_factor"], process_set, core.codec, core.compression)
+                                           options["postscale_factor"], process_set, core.codec, core.compression,
+                                           set_)
         for i, result in zip(members, results):
             reduced[i] = result
 

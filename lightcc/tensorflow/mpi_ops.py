@@ -116,20 +116,21 @@ def _reduction(op, prescale_factor, postscale_factor):
 
 
 def _allreduce(tensor, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=False,
-               process_set=global_process_set, codec=""):
-    """Reduces a dense tensor over the ranks of the set; the result is on all of them. Differentiable.
+               process_set=global_process_set, codec="", set_=0):
+    """Reduces a dense tensor over the ranks of the process set; the result is on all of them. Differentiable.
 
-    codec: how it is compressed, csrc/api/tensorflow/codec.h; it needs a name then.
+    codec: how it is compressed, csrc/api/tensorflow/codec.h; it needs a name then. set_: of lightcc.request.new_set(),
+    if it is one of several that each run of a graph submits together; 0: it is not.
     """
     return _run(MPI_LIB.horovod_allreduce, "Allreduce", [tensor], name, process_set, ignore_name_scope, codec=codec,
-                **_reduction(op, prescale_factor, postscale_factor))
+                set=set_, **_reduction(op, prescale_factor, postscale_factor))
 
 
 def _grouped_allreduce(tensors, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=False,
-                       process_set=global_process_set, codec=""):
+                       process_set=global_process_set, codec="", set_=0):
     """Reduces several dense tensors, whose dtypes may differ, as one unit; returns a list. Differentiable."""
     return list(_run(MPI_LIB.horovod_grouped_allreduce, "GroupedAllreduce", tensors, name, process_set,
-                     ignore_name_scope, codec=codec, **_reduction(op, prescale_factor, postscale_factor)))
+                     ignore_name_scope, codec=codec, set=set_, **_reduction(op, prescale_factor, postscale_factor)))
 
 
 def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):

@@ -47,15 +47,23 @@ def allreduce(tensor, average=None, device_dense='', device_sparse='', compressi
     array([1., 1., 1.], dtype=float32)
     """
     op = handle_average_backwards_compatibility(op, average)
+    return _allreduce_in_set(0, tensor, op, device_dense, device_sparse, compression, prescale_factor, postscale_factor,
+                             name, process_set, ignore_name_scope)
+
+
+def _allreduce_in_set(set_, tensor, op, device_dense, device_sparse, compression, prescale_factor, postscale_factor,
+                      name, process_set, ignore_name_scope):
+    """allreduce as one of a set, as for mpi_ops._allreduce; what is sparse is in none."""
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(tensor, op, device_sparse, prescale_factor, postscale_factor, name, process_set,
                                  ignore_name_scope)
     if isinstance(compression, CoreCompressor):
-        return _core_allreduce([tensor], op, device_dense, compression, prescale_factor, postscale_factor, name,
+        return _core_allreduce(set_, [tensor], op, device_dense, compression, prescale_factor, postscale_factor, name,
                                process_set, ignore_name_scope)[0]
     with tf.device(device_dense):
         sent, ctx = compression.compress(tf.convert_to_tensor(tensor))
-        reduced = _allreduce(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+        reduced = _allreduce(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set,
+                             set_=set_)
         return compression.decompress(reduced, ctx)
 
 
@@ -70,6 +78,13 @@ def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', 
     [array([1.], dtype=float32), array([1., 1.], dtype=float32)]
     """
     op = handle_average_backwards_compatibility(op, average)
+    return _grouped_allreduce_in_set(0, tensors, op, device_dense, device_sparse, compression, prescale_factor,
+                                     postscale_factor, name, process_set, ignore_name_scope)
+
+
+def _grouped_allreduce_in_set(set_, tensors, op, device_dense, device_sparse, compression, prescale_factor,
+                              postscale_factor, name, process_set, ignore_name_scope):
+    """grouped_allreduce as one of a set, as for mpi_ops._allreduce; what is sparse is in none."""
     results = list(tensors)
     dense = [i for i, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
     for i, tensor in enumerate(results):
@@ -77,7 +92,7 @@ def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', 
             results[i] = _sparse_allreduce(tensor, op, device_sparse, prescale_factor, postscale_factor,
                                            name and f"{name}.{i}", process_set, ignore_name_scope)
     if dense and isinstance(compression, CoreCompressor):
-        reduced = _core_allreduce([results[i] for i in dense], op, device_dense, compression, prescale_factor,
+        reduced = _core_allreduce(set_, [results[i] for i in dense], op, device_dense, compression, prescale_factor,
                                   postscale_factor, name, process_set, ignore_name_scope)
         for i, tensor in zip(dense, reduced):
             results[i] = tensor
@@ -85,7 +100,7 @@ def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', 
         with tf.device(device_dense):
             sent, contexts = _compressed([results[i] for i in dense], compression)
             reduced = _grouped_allreduce(sent, name, op, prescale_factor, postscale_factor, ignore_name_scope,
-                                         process_set)
+                                         process_set, set_=set_)
             for i, tensor, ctx in zip(dense, reduced, contexts):
                 results[i] = compression.decompress(tensor, ctx)
     return results
@@ -127,7 +142,7 @@ def grouped_reducescatter(tensors, device_dense='', compression=Compression.none
         return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts)]
 
 
-def _core_allreduce(tensors, op, device, compression, prescale, postscale, name, process_set, ignore_name_scope):
+def _core_allreduce(set_, tensors, op, device, compression, prescale, postscale, name, process_set, ignore_name_scope):
     """Of dense tensors as one unit, compressed by the core if each of them would be."""
     if name is None:
         raise ValueError(f"allreduce with {compression} needs a name, by which what is left behind of the tensor is "
@@ -138,10 +153,10 @@ def _core_allreduce(tensors, op, device, compression, prescale, postscale, name,
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if all(compressed.is_compressed(tensor, name, compression) for tensor in tensors):
             return compressed.allreduce(tensors, name, op, prescale, postscale, process_set, codec_of(compression),
-                                        compression)
+                                        compression, set_)
         if len(tensors) == 1:
-            return [_allreduce(tensors[0], name, op, prescale, postscale, ignore_name_scope, process_set)]
-        return _grouped_allreduce(tensors, name, op, prescale, postscale, ignore_name_scope, process_set)
+            return [_allreduce(tensors[0], name, op, prescale, postscale, ignore_name_scope, process_set, set_=set_)]
+        return _grouped_allreduce(tensors, name, op, prescale, postscale, ignore_name_scope, process_set, set_=set_)
 
 
 def _sparse_allreduce(slices, op, device, prescale, postscale, name, process_set, ignore_name_scope):

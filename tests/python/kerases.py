@@ -89,16 +89,17 @@ class Kit:
 
     # Training
 
-    def model(self, optimizer, hidden=5, **options):
-        model = self.uncompiled(hidden)
+    def model(self, optimizer, hidden=5, depth=1, **options):
+        model = self.uncompiled(hidden, depth)
         random = np.random.RandomState(1)
         model.set_weights([random.standard_normal(weight.shape) for weight in model.get_weights()])
         model.compile(optimizer, self.keras.losses.MeanSquaredError(), **options)  # "mse" Keras 3 cannot read from .h5
         return model
 
-    def uncompiled(self, hidden=5):
+    def uncompiled(self, hidden=5, depth=1):
         layers = self.keras.layers
-        return self.keras.Sequential([layers.Input((FEATURES,)), layers.Dense(hidden, activation="tanh"),
+        return self.keras.Sequential([layers.Input((FEATURES,)),
+                                      *(layers.Dense(hidden, activation="tanh") for _ in range(depth)),
                                       layers.Dense(TARGETS)])
 
     def data(self, batches=3):

@@ -94,6 +94,18 @@ def check_groups_are_cut(groups, mode):
     Training(tapes(compression, groups=groups), mode).steps(3).expect_total(compression)
 
 
+@pytest.mark.parametrize("groups, requests", ((None, len(SHAPES)), (1, 2)))
+def check_they_are_one_set(groups, requests):
+    """What the core compresses and what it does not."""
+    training = Training(tapes(hvd.Compression.topk(0.01), groups=groups), tf.function)
+    given = {name: tf.constant(gradient(name, 0)) for name in SHAPES}
+    graph = training._run.get_concrete_function(given).graph
+    nodes = [node for node in graph.get_operations() if node.type in ("HorovodAllreduce", "HorovodGroupedAllreduce")]
+    assert len(nodes) == requests and any(node.get_attr("codec") for node in nodes)
+    assert len({node.get_attr("set") for node in nodes}) == 1
+    assert (nodes[0].get_attr("set") > 0) == (groups is None)  # one unit is no set
+
+
 def check_what_is_sent(mode):
     compression = hvd.Compression.topk(0.01)
     Training(tapes(compression), mode).steps(4)
@@ -282,7 +294,7 @@ def check_a_graph_from_before():
     definition = graph.as_graph_def()
     nodes = [node for node in definition.node if node.op == "HorovodAllreduce"]
     for node in nodes:
-        del node.attr["codec"]
+        del node.attr["codec"], node.attr["set"]
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         tf.graph_util.import_graph_def(definition, name="")
         assert len(nodes) == 1 and (session.run("y:0", {"x:0": [1.0, 2.0, 3.0]})[2] == 3 * hvd.size())

@@ -35,6 +35,8 @@ constexpr size_t kBytes[] = {1, 1, 2, 2, 4, 8, 2, 4, 8, 1, 2};
 
 // The iterations of a loop that TensorFlow may run at a time, 10 unless told otherwise, need names of their own.
 constexpr int64_t kIterations = 16;
+// And sets of their own, so the number of a set that an operation is given is below this.
+constexpr int64_t kSets = (int64_t(INT32_MAX) + 1) / kIterations;
 
 int dtype_of(const Tensor* tensor) {
   for (int code = 0; code < int(std::size(kDataTypes)); ++code)
@@ -46,7 +48,7 @@ int dtype_of(const Tensor* tensor) {
 
 struct Kernel {
   Form form = {};
-  int group = 0, op = LIGHTCC_SUM, root = 0;
+  int group = 0, op = LIGHTCC_SUM, root = 0, set = 0;
   double pre = 1, post = 1;
   CodecText codec;
   std::string name;    // empty: the core numbers it
@@ -70,6 +72,13 @@ void codec(Kernel& kernel, Attributes& attributes) {
   if (id_of(kernel.codec) < 0) attributes.refuse(lightcc_error());
 }
 
+void set(Kernel& kernel, Attributes& attributes) {
+  const int64_t number = attributes.number("set");
+  if (number < 0 || number >= kSets)
+    return attributes.refuse("set is " + std::to_string(number) + ", not 0 to " + std::to_string(kSets - 1));
+  kernel.set = int(number);
+}
+
 template <size_t form> void* create(Construction* construction) {
   auto kernel = std::make_unique<Kernel>();
   kernel->form = kForms[form];
@@ -82,7 +91,10 @@ template <size_t form> void* create(Construction* construction) {
     kernel->pre = attributes.factor("prescale_factor");
     kernel->post = attributes.factor("postscale_factor");
   }
-  if (kind == LIGHTCC_ALLREDUCE) codec(*kernel, attributes);
+  if (kind == LIGHTCC_ALLREDUCE) {
+    codec(*kernel, attributes);
+    set(*kernel, attributes);
+  }
   if (kind != LIGHTCC_BARRIER) name(*kernel, construction, attributes);
   attributes.complain();
   return kernel.release();
@@ -189,6 +201,7 @@ class Run {
     request.allocate = on_allocate;
     request.received = on_received;
     request.codec = codec;
+    request.set = set_here();
     request.context = this;
     return lightcc_submit(&request);
   }
@@ -196,9 +209,15 @@ class Run {
   std::string name_here() const {
     // By its name what is left behind is found again in each iteration, of which none may overtake another then.
     if (kernel_.name.empty() || kernel_.waits || kernel_.codec.kind) return kernel_.name;
-    const int64_t iteration = api.GetIterId(context_);
-    return iteration > 0 ? kernel_.name + "@" + std::to_string(iteration % kIterations) : kernel_.name;
+    const int64_t iteration = iteration_here();
+    return iteration > 0 ? kernel_.name + "@" + std::to_string(iteration) : kernel_.name;
   }
+
+  // Iterations of a loop wait for what those before them have submitted, or run beside them: together they are no set.
+  int32_t set_here() const {
+    return kernel_.set ? int32_t(kernel_.set + iteration_here() * kSets) : 0;
+  }
+  int64_t iteration_here() const { return api.GetIterId(context_) % kIterations; }
 
   // Of an eager call, whose large outputs TensorFlow would put into new pages each time. The tensor gives the memory
   // back when its last reference is gone. nullptr: to be allocated by TensorFlow, or a failure.

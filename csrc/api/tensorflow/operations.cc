@@ -105,7 +105,11 @@ Operation reducing(Operation operation) {
 
 void register_operations() {
   for (const Operation& operation : {one("HorovodAllreduce"), several("HorovodGroupedAllreduce")})
-    reducing(operation).attribute("codec: string = ''").shapes(same_shapes).add();  // codec.h
+    reducing(operation)
+        .attribute("codec: string = ''")  // codec.h
+        .attribute("set: int = 0")        // of lightcc_request
+        .shapes(same_shapes)
+        .add();
   reducing(one("HorovodReducescatter")).shapes(all_other_rows).add();
   reducing(several("HorovodGroupedReducescatter")).shapes(all_other_rows).add();
   on_data(one("HorovodAllgather")).shapes(all_other_rows).add();
