@@ -73,6 +73,7 @@ _functions = {  # name: (result, arguments)
     "prepare": (c_int64, [c_void_p]),
     "start": (c_int64, [c_int64]),
     "discard": (c_int, [c_int64]),
+    "start_all": (c_int, [c_void_p, c_int, c_void_p]),
     "join": (c_int64, []),
     "last_joined": (c_int, [c_int64]),
     "wait": (c_int, [c_int64, c_int]),
@@ -254,6 +255,17 @@ def finish(handle: int) -> None:
     status = wait(handle, _finish)
     if status:
         raise failure(status)
+
+
+def start_all(prepared: "array[int]", handles: "array[int]") -> None:
+    """Starts prepared requests and appends their handles; raises if one cannot be started, which has none then."""
+    begun = array("q", prepared)
+    (address, count), (begun_address, _) = prepared.buffer_info(), begun.buffer_info()
+    status = _library.lightcc_start_all(address, count, begun_address)
+    if status:
+        handles.extend(handle for handle in begun if handle)
+        raise error(status)
+    handles.extend(begun)
 
 
 def finish_all(handles: "array[int]") -> None:

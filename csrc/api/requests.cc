@@ -8,12 +8,16 @@
 namespace lightcc {
 namespace {
 
-RequestPtr request_of(int64_t handle) {
-  GlobalState& s = global_state();
-  std::lock_guard lock(s.mutex);
+RequestPtr request_of(GlobalState& s, int64_t handle) {  // which is locked
   auto it = s.handles.find(handle);
   if (it == s.handles.end()) throw Error(Code::invalid_argument, "unknown handle " + std::to_string(handle));
   return it->second;
+}
+
+RequestPtr request_of(int64_t handle) {
+  GlobalState& s = global_state();
+  std::lock_guard lock(s.mutex);
+  return request_of(s, handle);
 }
 
 int64_t keep(const RequestPtr& request) {
@@ -45,6 +49,14 @@ RequestPtr copy_of(const Request& form) {
   request->outputs = form.outputs;
   request->compressor = form.compressor;
   return request;
+}
+
+// The request of a start; the state is locked.
+RequestPtr started(GlobalState& s, int64_t prepared) {
+  auto it = s.prepared.find(prepared);
+  if (it == s.prepared.end())
+    refuse("unknown prepared request " + std::to_string(prepared) + ": prepare it again after init()");
+  return it->second.use_count() == 1 ? renewed(it->second) : copy_of(*it->second);
 }
 
 RequestPtr request_from(const Engine& engine, const lightcc_request& from) {
@@ -152,14 +164,39 @@ int64_t lightcc_start(int64_t prepared) {
         {
           GlobalState& s = global_state();
           std::lock_guard lock(s.mutex);
-          auto it = s.prepared.find(prepared);
-          if (it == s.prepared.end())
-            refuse("unknown prepared request " + std::to_string(prepared) + ": prepare it again after init()");
-          request = it->second.use_count() == 1 ? renewed(it->second) : copy_of(*it->second);
+          request = started(s, prepared);
         }
         return launch(*e, request, false);
       },
       -1);
+}
+
+int lightcc_start_all(const int64_t* prepared, int count, int64_t* handles) {
+  return guard([&] {
+    auto e = engine();
+    std::vector<RequestPtr> requests;
+    requests.reserve(size_t(count));
+    size_t begun = 0;
+    const auto keep_begun = [&] {
+      GlobalState& s = global_state();
+      std::lock_guard lock(s.mutex);
+      for (size_t i = 0; i < begun; ++i) s.handles.emplace(handles[i] = s.next_handle++, std::move(requests[i]));
+    };
+    std::fill_n(handles, count, 0);
+    {
+      GlobalState& s = global_state();
+      std::lock_guard lock(s.mutex);
+      for (int i = 0; i < count; ++i) requests.push_back(started(s, prepared[i]));
+    }
+    try {
+      e->submit_all(requests, &begun);
+    } catch (...) {
+      keep_begun();
+      throw;
+    }
+    keep_begun();
+    return 0;
+  });
 }
 
 int64_t lightcc_join(void) {
@@ -211,13 +248,22 @@ int lightcc_finish_all(const int64_t* handles, int count, int timeout_ms) {
   return guard([&] {
     std::vector<RequestPtr> requests;
     requests.reserve(size_t(count));
-    for (int i = 0; i < count; ++i) requests.push_back(request_of(handles[i]));
+    GlobalState& s = global_state();
+    {
+      std::lock_guard lock(s.mutex);
+      for (int i = 0; i < count; ++i) requests.push_back(request_of(s, handles[i]));
+    }
     uint64_t deadline = now_ns() + ns_of(timeout_ms);
     // The last first: when it is done, the others mostly are, and each wait that ends rings the engine thread.
     for (auto it = requests.rbegin(); it != requests.rend(); ++it)
       if (!(*it)->finished.load(std::memory_order_acquire) && !engine()->wait(**it, deadline))
         return int(LIGHTCC_PENDING);
-    for (int i = 0; i < count; ++i) lightcc_release(handles[i]);
+    {
+      std::lock_guard lock(s.mutex);
+      for (int i = 0; i < count; ++i) s.handles.erase(handles[i]);
+    }
+    for (const RequestPtr& request : requests)
+      if (request->name_held.load(std::memory_order_relaxed)) give_back(*request);
     auto failed = [](const RequestPtr& request) { return request->code != Code::ok; };
     auto first = std::find_if(requests.begin(), requests.end(), failed);
     return first == requests.end() ? int(LIGHTCC_OK) : status_of(**first);

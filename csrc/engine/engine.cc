@@ -18,6 +18,11 @@ constexpr uint64_t kNapNs = 50'000;
 constexpr int kNaps = 20;  // after its last work the engine thread looks again for a millisecond, so that a burst of
                            // submissions wakes it once
 
+void nap() {
+  timespec time{0, kNapNs};
+  nanosleep(&time, nullptr);
+}
+
 // A waiting thread may spin only if every rank has a core to itself; else whoever spins keeps from working whom it
 // waits for.
 uint64_t most_spin_ns(const Config& config, const LocalRanks& local_ranks) {
@@ -65,14 +70,15 @@ void Engine::report_refusal(const Request& request, const std::string& why) {
   if (inbox_.add_refusal(request, why)) drive();
 }
 
-void Engine::submit(const RequestPtr& request, bool will_wait) {
+// Returns how many are in flight with it.
+int Engine::take_in(const RequestPtr& request, uint64_t now_ns, bool will_wait) {
   try {
     validate(*request, group(request->group).get(), world_.rank);
   } catch (const Error& error) {
     report_refusal(*request, error.what());
     throw;
   }
-  request->submitted_ns = request->warned_ns = now_ns();
+  request->submitted_ns = request->warned_ns = now_ns;
   const bool has_handle = !request->automatic && !will_wait && !request->callbacks.done;
   const int in_flight = inbox_.add(request, has_handle);
   if (in_flight == 0) {
@@ -81,7 +87,11 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
     report_refusal(*request, why);
     throw Error(Code::invalid_argument, request->title() + ": " + why);
   }
-  counters_.raise(Counters::most_in_flight, uint64_t(in_flight));
+  return in_flight;
+}
+
+void Engine::submit(const RequestPtr& request, bool will_wait) {
+  counters_.raise(Counters::most_in_flight, uint64_t(take_in(request, now_ns(), will_wait)));
   visits_.fetch_add(1, std::memory_order_relaxed);
   // In a burst of small requests each step takes along what has gathered since the last; whoever waits drives at once.
   const uint64_t since_step_ns = request->submitted_ns - driven_ns_.load(std::memory_order_relaxed);
@@ -90,6 +100,24 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
     drive();
   }
   if (!will_wait && !request->finished.load(std::memory_order_acquire)) wake_engine_thread();
+}
+
+void Engine::submit_all(std::span<const RequestPtr> requests, size_t* begun) {
+  const uint64_t now = now_ns();
+  const auto go = [&] {
+    counters_.raise(Counters::most_in_flight, uint64_t(inbox_.in_flight()));
+    visits_.fetch_add(1, std::memory_order_relaxed);
+    driven_ns_.store(now, std::memory_order_relaxed);
+    drive();
+    if (inbox_.in_flight() > 0) wake_engine_thread();
+  };
+  try {
+    for (*begun = 0; *begun < requests.size(); ++*begun) take_in(requests[*begun], now, false);
+  } catch (...) {
+    go();
+    throw;
+  }
+  go();
 }
 
 void Engine::finish(const RequestPtr& request, Code code, const std::string& text) {
@@ -245,6 +273,8 @@ void Engine::run() {
   while (!stopping_) {
     if (!needed()) {
       nap_or_park();
+    } else if (progress_lock_.is_held()) {
+      nap();  // a caller makes steps, and needs its core
     } else if (!drive(Sleeper::engine_thread)) {
       sleep(Sleeper::engine_thread, kTickNs, stopping_);
     }
@@ -270,8 +300,7 @@ void Engine::nap_or_park() {
     if (!peers_->all_local() && visits_seen_ != seen) naps = 0;
     if (alarmed()) break;
     if (waiters_ == 0 && peers_->network_busy()) drive(Sleeper::engine_thread);
-    timespec nap{0, kNapNs};
-    nanosleep(&nap, nullptr);
+    nap();
   }
   if (waiters_ > 0)
     own_engine().sleep(kTickNs, [&] { return wanted() || waiters_ == 0; });

@@ -50,6 +50,8 @@ class Engine : public GroupEngineOwner {
   // Checks what this rank can know by itself (Error{invalid_argument}), completes key and average, and sends
   // it on its way. Will the caller wait at once? Then no thread is woken.
   void submit(const RequestPtr&, bool will_wait);
+  // The same for several of one thread; how many are on their way when it throws, *begun says.
+  void submit_all(std::span<const RequestPtr>, size_t* begun);
   // The same for a caller that will wait at once, by engine/fast_path.h if it can be. True: it is done. False: wait for
   // *begun; or, if that is nullptr, nothing has happened: submit() it.
   bool try_fast_path(const Call&, RequestPtr* begun);
@@ -83,6 +85,7 @@ class Engine : public GroupEngineOwner {
   std::string blocked_on(int rank) override;
 
   std::unique_ptr<GroupEngine> make_group_engine(std::shared_ptr<const Group>);
+  int take_in(const RequestPtr&, uint64_t now_ns, bool will_wait);
   void join(const RequestPtr&);
   bool join_goes_on(const RequestPtr&, Code, const std::string& text);
   void report_refusal(const Request&, const std::string& why);

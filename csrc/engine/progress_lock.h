@@ -28,6 +28,7 @@ class ProgressLock {
     if constexpr (kProgressLockIsAsserted) holder_.store(std::thread::id(), std::memory_order_relaxed);
     held_.store(false, std::memory_order_seq_cst);
   }
+  bool is_held() const { return held_.load(std::memory_order_relaxed); }  // by whomever, and maybe no more
   void assert_held(const char* caller = __builtin_FUNCTION()) const {
     if constexpr (kProgressLockIsAsserted) {
       if (holder_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return;

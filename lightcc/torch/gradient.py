@@ -11,7 +11,7 @@ class Gradient:
     """One parameter's gradient."""
 
     __slots__ = ("parameter", "given_name", "name", "optimizer", "group", "home", "passes_left", "sent", "sparse_dims",
-                 "local", "compressed", "form", "slot", "address", "bytes", "dtype", "prepared", "handle",
+                 "local", "compressed", "form", "slot", "address", "bytes", "small", "dtype", "prepared", "handle",
                  "context", "gathered", "__weakref__")
 
     def __init__(self, parameter: torch.Tensor, name: str):
@@ -30,6 +30,7 @@ class Gradient:
         self.form: Any = None                      # the parameter's dtype and shape, when the slot was made
         self.slot: Optional[torch.Tensor] = None   # of the parameter's shape and layout, in the wire's dtype
         self.address = self.bytes = 0              # of the slot
+        self.small = False                         # it waits for others to be copied together
         self.dtype: Optional[torch.dtype] = None   # of the slot, unless more than a copy stands between
         self.prepared = 0                          # the core's id of its request, unless it is in a group
         self.handle = 0                            # of its request, once that is started; in a group it is the group's

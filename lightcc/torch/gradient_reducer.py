@@ -29,12 +29,15 @@ from lightcc.torch.gradient_compression import GradientCompression
 from lightcc.torch.handles import SeenHandles
 
 _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
-# Small gradients wait for each other until they are so many: each collective costs time, too. They wait here and not in
-# the core's fusion, as only torch knows when backward has made its last one: the core would need a timer.
+# Gradients wait here until they are so many bytes, or until backward ends, which only torch knows: to start many at once
+# costs less. What travels together the core decides. Small ones are also copied at once.
 _BURST_BYTES = 1 << 20
-_strided, _start = torch.strided, _core.start  # looked up for each gradient
+_SMALL_BYTES = 64 << 10
+_strided = torch.strided  # looked up for each gradient
 _engine = torch.autograd.Variable._execution_engine
 _names = Names()
+_copy_all = getattr(torch, "_foreach_copy_", None) or (  # PyTorch 2.0 has none
+    lambda slots, grads: [slot.copy_(grad) for slot, grad in zip(slots, grads)])
 _CASTS = Compression.none, Compression.fp16, Compression.bf16
 
 
@@ -56,6 +59,7 @@ class GradientReducer:
         self._joins = _core.joins  # when forms were settled
         self._held: List[Gradient] = []  # whose prepared requests are to start together, and their bytes
         self._held_bytes = 0
+        self._uncopied: List[Tuple[Gradient, torch.Tensor]] = []  # small ones of them
         self._backward = -1  # torch's number of the backward pass at whose end they start at the latest
         self._handles = array("q")  # of what was sent since the last finish
         self._seen = SeenHandles()
@@ -120,8 +124,19 @@ class GradientReducer:
     def send(self, gradient: Gradient) -> None:
         """Copies the gradient into its slot and starts the reduction; a parameter without gradient sends zeros."""
         grad = gradient.parameter.grad
-        # Every gradient of every step comes by here: a plain one costs one copy and one call of the core.
+        # Every gradient of every step comes by here: a plain one costs a copy, and a small one not even that.
         if grad is not None and grad.dtype is gradient.dtype and grad.layout is _strided and not grad.requires_grad:
+            if gradient.small:
+                held = self._held
+                if not held:
+                    self._release_after_backward()
+                held.append(gradient)
+                self._uncopied.append((gradient, grad))
+                gradient.sent = True
+                self._held_bytes += gradient.bytes
+                if self._held_bytes >= _BURST_BYTES:
+                    self.release()
+                return
             if grad.data_ptr() != gradient.address:  # else it accumulated in its slot
                 try:
                     gradient.slot.copy_(grad)
@@ -164,13 +179,34 @@ class GradientReducer:
 
     def release(self) -> None:
         """Starts what is held back. Must come before finish."""
+        if not self._held:
+            return
+        self._copy_small()
         held, self._held, self._held_bytes = self._held, [], 0
-        for done, gradient in enumerate(held):
-            gradient.handle = handle = _start(gradient.prepared)
-            if handle < 0:
-                self._held = held[done:]  # what was not started must not pass for reduced
-                raise _core.error(-handle)
-            self._handles.append(handle)
+        first = len(self._handles)
+        try:
+            _core.start_all(array("q", [gradient.prepared for gradient in held]), self._handles)
+        except Exception:
+            self._held = held[len(self._handles) - first:]  # what was not started must not pass for reduced
+            raise
+        finally:
+            for gradient, handle in zip(held, self._handles[first:]):
+                gradient.handle = handle
+
+    def _copy_small(self) -> None:
+        """Copies small gradients, which nobody has looked at since they were sent, into their slots."""
+        uncopied = [(gradient, grad) for gradient, grad in self._uncopied if grad.data_ptr() != gradient.address]
+        self._uncopied = []
+        if not uncopied:
+            return
+        with torch.no_grad():
+            try:
+                _copy_all([gradient.slot for gradient, _ in uncopied], [grad for _, grad in uncopied])
+            except RuntimeError:  # one is not of its slot's shape
+                for gradient, grad in uncopied:
+                    self._fill(gradient, grad)
+        for gradient, grad in uncopied:
+            grad.data = gradient.slot
 
     def _release_after_backward(self) -> None:
         """Sees to it that other ranks need not wait until this one comes to synchronize."""
@@ -296,6 +332,7 @@ class GradientReducer:
             gradient.slot, gradient.address, gradient.bytes = slot
             gradient.dtype = gradient.slot.dtype if self._casts and not gradient.sparse_dims else None
             gradient.form = gradient.parameter.dtype, gradient.parameter.shape
+            gradient.small = gradient.group is None and gradient.bytes <= _SMALL_BYTES
             if gradient.group is None:
                 gradient.prepared = self._prepare(gradient)
 
@@ -307,6 +344,7 @@ class GradientReducer:
     def _forget(self) -> None:
         del self._handles[:]
         del self._held[:]
+        del self._uncopied[:]
         self._held_bytes = 0
         del self._gathers[:]
         for gradient in self.gradients:

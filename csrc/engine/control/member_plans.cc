@@ -102,7 +102,7 @@ MemberPlans::Messages MemberPlans::end(const PlanEnded& ended) {
   return messages;
 }
 
-std::vector<std::string> MemberPlans::run(const BucketBatch& batch) {
+const std::vector<std::string>& MemberPlans::run(const BucketBatch& batch) {
   auto it = plans_.find(batch.plan);
   if (it == plans_.end() || batch.bucket >= it->second.buckets.size())
     throw Error(Code::internal, "told to run a bucket of no fusion plan");

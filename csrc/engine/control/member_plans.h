@@ -33,7 +33,7 @@ class MemberPlans {
   void begin(const Plan&);
   Messages end(const PlanEnded&);
   // The keys of the requests that run; all of them had been announced.
-  std::vector<std::string> run(const BucketBatch&);
+  const std::vector<std::string>& run(const BucketBatch&);
 
   std::string text() const;                     // a line a bucket, for people
 
