@@ -4,6 +4,7 @@ bench/convergence.py: tiny runs."""
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from array import array
@@ -143,10 +144,38 @@ def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
 
 
-def test_the_gradients_are_those_of_resnet50(bench):
+@pytest.mark.parametrize("model, gradients, numbers", [
+    ("resnet50", 161, 25_557_032), ("vgg16", 32, 138_357_544),  # as torchvision.models has them
+    ("bert_base", 199, 109_482_240),                            # as bert-base-uncased has them
+])
+def test_the_gradients_are_those_of_the_model(bench, model, gradients, numbers):
     import shapes
-    counts = list(map(math.prod, shapes.resnet50()))
-    assert len(counts) == 161 and sum(counts) == 25_557_032  # as torchvision.models.resnet50 has them
+    counts = list(map(math.prod, shapes.MODELS[model]()))
+    assert (len(counts), sum(counts)) == (gradients, numbers)
+
+
+@pytest.mark.parametrize("ready, nbytes, hosts, finish", [
+    ([1.0], [100], 2, 1.0 + 1.0),
+    ([1.0], [100], 4, 1.0 + 1.5),
+    ([1.0, 5.0], [100, 100], 2, 5.0 + 1.0),            # the first one is hidden behind computation
+    ([1.0, 1.5], [100, 100], 2, 1.0 + 2.0),            # the second one waits for it
+    ([3.0, 1.0, 3.0], [50, 100, 50], 2, 3.0 + 1.0),    # in any order, ready together
+])
+def test_the_floor_is_that_of_a_cable_that_never_rests_while_a_gradient_waits(bench, ready, nbytes, hosts, finish):
+    import floor
+    assert floor.last_reduced_s(ready, nbytes, hosts, 100.0, 0.0) == pytest.approx(finish)
+    start_ups = {2: 0.25, 4: 0.5}[hosts]
+    assert floor.exposed_s(ready, nbytes, hosts, 100.0, 0.25) == pytest.approx(finish - max(ready) + start_ups)
+
+
+def test_the_floor_is_the_largest_of_what_each_moment_leaves_to_be_sent(bench):
+    import floor
+    draw = random.Random(1)
+    for _ in range(100):
+        ready = [draw.uniform(0, 10) for _ in range(draw.randint(1, 20))]
+        nbytes = [draw.randint(1, 300) for _ in ready]
+        most = max(t + floor.bound_s(3, sum(size for r, size in zip(ready, nbytes) if r >= t), 100.0) for t in ready)
+        assert floor.last_reduced_s(ready, nbytes, 3, 100.0, 0.0) == pytest.approx(most)
 
 
 def test_ratio_is_paired_by_round_and_held_against_the_strongest_peer(bench):
