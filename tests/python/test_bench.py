@@ -80,10 +80,13 @@ def test_many_tensors_between_hosts_stand_beside_the_best_of_gloos_ways(tmp_path
 
 
 def test_a_replayed_step_is_checked_and_takes_as_long_as_its_computation(tmp_path):
-    result = run_between_hosts(tmp_path, "replay", "--ratio", "2", "--rounds", "2", "--steps", "1")
+    result, = run_between_hosts(tmp_path, "replay", "--ratio", "2", "--rounds", "2", "--steps", "1")["rows"]
+    assert (result["model"], result["hosts"]) == ("resnet50", [1, 1])
     assert result["computation_s"] == result["communication_s"] / 2
     assert set(result["samples_s"]) == {"lightcc", "lightcc, flat", "DDP over gloo", "alone"}
     assert all(x >= 0.99 * result["computation_s"] for xs in result["samples_s"].values() for x in xs)
+    assert set(result["collectives_a_step"]) == {"lightcc", "lightcc, flat"}
+    assert all(0 < count <= 161 for count in result["collectives_a_step"].values())
 
 
 def test_a_short_training_is_compressed_with_and_without_error_feedback(tmp_path):
@@ -176,6 +179,36 @@ def test_the_floor_is_the_largest_of_what_each_moment_leaves_to_be_sent(bench):
         nbytes = [draw.randint(1, 300) for _ in ready]
         most = max(t + floor.bound_s(3, sum(size for r, size in zip(ready, nbytes) if r >= t), 100.0) for t in ready)
         assert floor.last_reduced_s(ready, nbytes, 3, 100.0, 0.0) == pytest.approx(most)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "vgg16", "bert_base"])
+def test_each_model_has_a_trace_whose_backward_goes_from_the_last_layer_to_the_first(bench, model):
+    pytest.importorskip("torch")
+    import replay
+    trace = replay.trace_of(model, None)
+    assert max(trace.ready) == trace.ready[0] == 1 and min(trace.ready) in trace.ready[-2:]
+    assert 0.2 < trace.forward < 0.5  # backward is about twice the work
+
+
+@pytest.mark.parametrize("of_floor, alone, rate, verdict", [
+    (1.1, 1.0, "1gbit", "1.10 of it, goal <= 1.15: ok"), (1.2, 1.0, "1gbit", "1.20 of it, goal <= 1.15: MISSED"),
+    (1.1, 1.0, "2gbit", "counts for nothing: too little goodput"),
+    (1.1, 1.1, "1gbit", "counts for nothing: the step alone is late by 100 ms"),
+])
+def test_exposed_communication_is_held_against_the_floor(bench, of_floor, alone, rate, verdict):
+    pytest.importorskip("torch")
+    import replay
+    trace = replay.Trace("resnet50", 0.5, [1.0, *[0.5] * 160])
+    goodput, latency = 120e6, 0.1
+    least = 0.5 + sum(trace.nbytes) / goodput - 1.0 + latency  # from half of the computation on the cable never rests
+    steps_alone = [alone, alone - 0.2, alone + 0.3]
+    row = {"hosts": [2, 2], **replay.summary({
+        "computation_s": 1.0, "collectives_a_step": {"lightcc": 1.0},
+        "samples_s": {"lightcc": [x + of_floor * least for x in steps_alone], "alone": steps_alone}})}
+    replay.hold_against_floor(row, trace, goodput, latency, rate)
+    assert row["floor_s"] == pytest.approx(least)
+    assert row["exposed_s"] == {"lightcc": pytest.approx(of_floor * least)}
+    assert verdict in replay.floor_lines(row, rate)
 
 
 def test_ratio_is_paired_by_round_and_held_against_the_strongest_peer(bench):
