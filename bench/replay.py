@@ -46,7 +46,7 @@ LATE = 0.05                 # of the floor: what the step alone may take beyond 
 PUBLISHED_GBIT = 25
 TRIALS, WARM_UP = 5, 3      # DDP makes its buckets anew after the first step
 SIDES = {"lightcc": own.NAME, "flat": FLAT, "ddp": DDP}
-PROCESS_BYTES = 300 << 20   # a Python with torch
+PROCESS_BYTES = 550 << 20   # a Python with torch, and its connections
 
 
 class Sides:

@@ -182,6 +182,16 @@ def test_the_floor_is_the_largest_of_what_each_moment_leaves_to_be_sent(bench):
 
 
 @pytest.mark.parametrize("model", ["resnet50", "vgg16", "bert_base"])
+def test_the_network_that_is_recorded_has_those_gradients(bench, model):
+    torch = pytest.importorskip("torch")
+    import networks
+    import shapes
+    with torch.device("meta"):
+        parameters = list(networks.NETWORKS[model].make().parameters())
+    assert [tuple(parameter.shape) for parameter in parameters] == shapes.MODELS[model]()
+
+
+@pytest.mark.parametrize("model", ["resnet50", "vgg16", "bert_base"])
 def test_each_model_has_a_trace_whose_backward_goes_from_the_last_layer_to_the_first(bench, model):
     pytest.importorskip("torch")
     import replay
