@@ -2,7 +2,7 @@
 
 Hosts are network namespaces on one bridge (tests/multihost/emulated.py), or hosts in name only that the loopback device
 joins. What a cable carries is measured by plain streams, each way at once; from that follows the bound of an
-all-reduce, 2 (H - 1) / H * bytes / goodput for H hosts: less cannot pass through the cables.
+all-reduce (floor.py): less cannot pass through the cables.
 """
 import argparse
 import contextlib
@@ -25,6 +25,7 @@ import emulated  # noqa: E402
 LEAST_BOUND_BYTES = MIB  # of a smaller message the bound says nothing
 LEAST_GOODPUT = 0.95     # of the rate; the bound would be too easy otherwise
 STREAMS, STREAM_S, STREAM_BYTES, STREAM_TIMEOUT_S = 5, 0.6, 256 * 1024, 20
+ROUND_TRIPS = 50
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 # Of a cable with a rate. A burst that is much of a message would refill between two calls; segments must fit in it, and
 # small ones cost the machine more than the messages do.
@@ -102,11 +103,32 @@ def goodput_of(team: Team, network: Network) -> float:
     return max(min(rate for rate in team.ask("stream", 0, other, address) if rate is not None) for _ in range(STREAMS))
 
 
+def latency_of(team: Team, network: Network) -> float:
+    """Seconds that a byte takes between the first two hosts, at best. The team's workers have latency()."""
+    other, address = network.ranks[0], network.store.rpartition(":")[0]
+    return min(seconds for seconds in team.ask("latency", 0, other, address) if seconds is not None)
+
+
 def stream(rank: int, listens: int, sends: int, address: str) -> Optional[float]:
     """Bytes a second that arrive in a stream to and fro between two ranks, of which one listens; None on others."""
     if rank not in (listens, sends):
         return None
-    if rank == listens:
+    with _joined(rank == listens, address) as joined:
+        return _duplex(joined)
+
+
+def latency(rank: int, listens: int, sends: int, address: str) -> Optional[float]:
+    """Half of the shortest round trip of a byte between two ranks; None on others."""
+    if rank not in (listens, sends):
+        return None
+    with _joined(rank == listens, address) as joined:
+        joined.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return min(_round_trip(joined, rank == sends) for _ in range(ROUND_TRIPS)) / 2
+
+
+@contextlib.contextmanager
+def _joined(listens: bool, address: str) -> Iterator[socket.socket]:
+    if listens:
         with socket.create_server((address, STREAM_PORT)) as listener:
             listener.settimeout(STREAM_TIMEOUT_S)
             joined, _ = listener.accept()
@@ -114,7 +136,7 @@ def stream(rank: int, listens: int, sends: int, address: str) -> Optional[float]
         joined = _connect(address)
     with joined:
         joined.settimeout(STREAM_TIMEOUT_S)
-        return _duplex(joined)
+        yield joined
 
 
 def _connect(address: str) -> socket.socket:
@@ -145,8 +167,15 @@ def _duplex(joined: socket.socket) -> float:
     return received / seconds if first else 0.0
 
 
-def bound_s(hosts: int, nbytes: int, goodput: float) -> float:
-    return 2 * (hosts - 1) / hosts * nbytes / goodput
+def _round_trip(joined: socket.socket, begins: bool) -> float:
+    """Seconds from a byte that leaves to the next that comes; the end that does not begin answers first."""
+    if not begins:
+        joined.sendall(joined.recv(1))
+        return float("inf")
+    begin = time.perf_counter()
+    joined.sendall(b"0")
+    joined.recv(1)
+    return time.perf_counter() - begin
 
 
 def share_of_rate(goodput: float, rate: str) -> float:

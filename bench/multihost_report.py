@@ -2,7 +2,8 @@
 import statistics
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from cables import LEAST_BOUND_BYTES, LEAST_GOODPUT, bound_s, share_of_rate
+from cables import LEAST_BOUND_BYTES, LEAST_GOODPUT, share_of_rate
+from floor import bound_s
 from multihost_driven import OPEN_MPI, OURS
 from multihost_sides import CYCLIC, STEP, Case, Samples
 from peers import gloo, own

@@ -4,6 +4,7 @@ bench/convergence.py: tiny runs."""
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from array import array
@@ -79,10 +80,13 @@ def test_many_tensors_between_hosts_stand_beside_the_best_of_gloos_ways(tmp_path
 
 
 def test_a_replayed_step_is_checked_and_takes_as_long_as_its_computation(tmp_path):
-    result = run_between_hosts(tmp_path, "replay", "--ratio", "2", "--rounds", "2", "--steps", "1")
+    result, = run_between_hosts(tmp_path, "replay", "--ratio", "2", "--rounds", "2", "--steps", "1")["rows"]
+    assert (result["model"], result["hosts"]) == ("resnet50", [1, 1])
     assert result["computation_s"] == result["communication_s"] / 2
     assert set(result["samples_s"]) == {"lightcc", "lightcc, flat", "DDP over gloo", "alone"}
     assert all(x >= 0.99 * result["computation_s"] for xs in result["samples_s"].values() for x in xs)
+    assert set(result["collectives_a_step"]) == {"lightcc", "lightcc, flat"}
+    assert all(0 < count <= 161 for count in result["collectives_a_step"].values())
 
 
 def test_a_short_training_is_compressed_with_and_without_error_feedback(tmp_path):
@@ -143,10 +147,78 @@ def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
 
 
-def test_the_gradients_are_those_of_resnet50(bench):
+@pytest.mark.parametrize("model, gradients, numbers", [
+    ("resnet50", 161, 25_557_032), ("vgg16", 32, 138_357_544),  # as torchvision.models has them
+    ("bert_base", 199, 109_482_240),                            # as bert-base-uncased has them
+])
+def test_the_gradients_are_those_of_the_model(bench, model, gradients, numbers):
     import shapes
-    counts = list(map(math.prod, shapes.resnet50()))
-    assert len(counts) == 161 and sum(counts) == 25_557_032  # as torchvision.models.resnet50 has them
+    counts = list(map(math.prod, shapes.MODELS[model]()))
+    assert (len(counts), sum(counts)) == (gradients, numbers)
+
+
+@pytest.mark.parametrize("ready, nbytes, hosts, finish", [
+    ([1.0], [100], 2, 1.0 + 1.0),
+    ([1.0], [100], 4, 1.0 + 1.5),
+    ([1.0, 5.0], [100, 100], 2, 5.0 + 1.0),            # the first one is hidden behind computation
+    ([1.0, 1.5], [100, 100], 2, 1.0 + 2.0),            # the second one waits for it
+    ([3.0, 1.0, 3.0], [50, 100, 50], 2, 3.0 + 1.0),    # in any order, ready together
+])
+def test_the_floor_is_that_of_a_cable_that_never_rests_while_a_gradient_waits(bench, ready, nbytes, hosts, finish):
+    import floor
+    assert floor.last_reduced_s(ready, nbytes, hosts, 100.0, 0.0) == pytest.approx(finish)
+    start_ups = {2: 0.25, 4: 0.5}[hosts]
+    assert floor.exposed_s(ready, nbytes, hosts, 100.0, 0.25) == pytest.approx(finish - max(ready) + start_ups)
+
+
+def test_the_floor_is_the_largest_of_what_each_moment_leaves_to_be_sent(bench):
+    import floor
+    draw = random.Random(1)
+    for _ in range(100):
+        ready = [draw.uniform(0, 10) for _ in range(draw.randint(1, 20))]
+        nbytes = [draw.randint(1, 300) for _ in ready]
+        most = max(t + floor.bound_s(3, sum(size for r, size in zip(ready, nbytes) if r >= t), 100.0) for t in ready)
+        assert floor.last_reduced_s(ready, nbytes, 3, 100.0, 0.0) == pytest.approx(most)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "vgg16", "bert_base"])
+def test_the_network_that_is_recorded_has_those_gradients(bench, model):
+    torch = pytest.importorskip("torch")
+    import networks
+    import shapes
+    with torch.device("meta"):
+        parameters = list(networks.NETWORKS[model].make().parameters())
+    assert [tuple(parameter.shape) for parameter in parameters] == shapes.MODELS[model]()
+
+
+@pytest.mark.parametrize("model", ["resnet50", "vgg16", "bert_base"])
+def test_each_model_has_a_trace_whose_backward_goes_from_the_last_layer_to_the_first(bench, model):
+    pytest.importorskip("torch")
+    import replay
+    trace = replay.trace_of(model, None)
+    assert max(trace.ready) == trace.ready[0] == 1 and min(trace.ready) in trace.ready[-2:]
+    assert 0.2 < trace.forward < 0.5  # backward is about twice the work
+
+
+@pytest.mark.parametrize("of_floor, alone, rate, verdict", [
+    (1.1, 1.0, "1gbit", "1.10 of it, goal <= 1.15: ok"), (1.2, 1.0, "1gbit", "1.20 of it, goal <= 1.15: MISSED"),
+    (1.1, 1.0, "2gbit", "counts for nothing: too little goodput"),
+    (1.1, 1.1, "1gbit", "counts for nothing: the step alone is late by 100 ms"),
+])
+def test_exposed_communication_is_held_against_the_floor(bench, of_floor, alone, rate, verdict):
+    pytest.importorskip("torch")
+    import replay
+    trace = replay.Trace("resnet50", 0.5, [1.0, *[0.5] * 160])
+    goodput, latency = 120e6, 0.1
+    least = 0.5 + sum(trace.nbytes) / goodput - 1.0 + latency  # from half of the computation on the cable never rests
+    steps_alone = [alone, alone - 0.2, alone + 0.3]
+    row = {"hosts": [2, 2], **replay.summary({
+        "computation_s": 1.0, "collectives_a_step": {"lightcc": 1.0},
+        "samples_s": {"lightcc": [x + of_floor * least for x in steps_alone], "alone": steps_alone}})}
+    replay.hold_against_floor(row, trace, goodput, latency, rate)
+    assert row["floor_s"] == pytest.approx(least)
+    assert row["exposed_s"] == {"lightcc": pytest.approx(of_floor * least)}
+    assert verdict in replay.floor_lines(row, rate)
 
 
 def test_ratio_is_paired_by_round_and_held_against_the_strongest_peer(bench):
