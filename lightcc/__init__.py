@@ -6,7 +6,21 @@ This package imports no framework: a framework is imported only by its own packa
 """
 from lightcc._version import __version__
 
-__all__ = ["__version__", "run"]
+__all__ = ["__version__", "fusion_plan", "run"]
+
+
+def fusion_plan() -> str:
+    """The fusion plans in force on this rank, a line a bucket; "" if there are none.
+
+    After three equal steps the gradients of an optimizer or a tape have one; docs/design.md tells how it is made and
+    when it ends. Inside a line stand how many tensors travel together, and the first and the last of them in memory.
+    HorovodInternalError before init().
+
+    >>> import lightcc; lightcc.fusion_plan()
+    ''
+    """
+    from lightcc import _core
+    return _core.describe("fusion_plan")
 
 
 def __getattr__(name: str):

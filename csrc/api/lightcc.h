@@ -257,8 +257,8 @@ LIGHTCC_API int lightcc_timeline_stop(void);
 /* Counters of this process since init, in the order of lightcc_counter_name; returns how many there are. */
 LIGHTCC_API int lightcc_counters(int64_t* values, int capacity);
 LIGHTCC_API const char* lightcc_counter_name(int index);
-/* The selector's table and the knobs, as text (the caller must not free it). */
-LIGHTCC_API const char* lightcc_describe(const char* what); /* "selector", "knobs", "world" */
+/* The selector's table, the knobs, or the fusion plans in force, as text (the caller must not free it). */
+LIGHTCC_API const char* lightcc_describe(const char* what); /* "selector", "knobs", "world", "fusion_plan" */
 
 /* A cluster for lightcc_explain, there or not. Seconds, bytes, bytes a second. */
 typedef struct lightcc_cluster {

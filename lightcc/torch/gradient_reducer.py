@@ -29,8 +29,8 @@ from lightcc.torch.gradient_compression import GradientCompression
 from lightcc.torch.handles import SeenHandles
 
 _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
-# Gradients wait here until they are so many bytes, or until backward ends, which only torch knows: to start many at once
-# costs less. What travels together the core decides. Small ones are also copied at once.
+# Gradients wait here until they are so many bytes, or until backward ends, which only torch knows: to start many at
+# once costs less. What travels together the core decides. Small ones are also copied at once.
 _BURST_BYTES = 1 << 20
 _SMALL_BYTES = 64 << 10
 _strided = torch.strided  # looked up for each gradient
