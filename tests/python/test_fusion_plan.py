@@ -1,4 +1,4 @@
-"""The learned fusion plan under DistributedOptimizer: what a step costs, and that whatever ends a plan loses nothing."""
+"""The learned fusion plan under DistributedOptimizer: what a step costs, and that nothing is lost when a plan ends."""
 import numpy
 import pytest
 import torch
