@@ -83,14 +83,15 @@ void GroupEngine::submit(const RequestPtr& request) {
   pending_.emplace(request->key, request);
   const Kind kind = request->what.kind;
   if (kind == Kind::join) send_up(plans_.leave_all());  // what was submitted before goes first
-  if (is_coordinator() && kind == Kind::allreduce) {
+  MemberPlans::Messages messages =
+      plans_.submit(request->key, request->what, request->set != 0, request->submitted_ns, &request->slot);
+  const bool planned = request->slot.plan != 0;
+  if (is_coordinator() && kind == Kind::allreduce && !planned) {
     size_t bytes = size_t(count_of(request->what.tensors[0].shape)) * size_of(request->what.tensors[0].dtype);
     bool in_place = request->inputs[0] == request->outputs[0];
     bool shared = in_place && peers_.arena()->offset_of(request->inputs[0], bytes) >= 0;
     coordinator_->set_own(request->key, shared ? reinterpret_cast<uintptr_t>(request->inputs[0]) : 0, request->set);
   }
-  const bool planned = plans_.has(request->key);
-  MemberPlans::Messages messages = plans_.submit(request->key, request->what, request->submitted_ns);
   const bool by_itself = !messages.empty() && std::holds_alternative<Announce>(messages.back());
   counters_.add(by_itself ? Counters::announced : planned ? Counters::planned : Counters::cached);
   send_up(std::move(messages));

@@ -21,7 +21,8 @@ int Inbox::add(const RequestPtr& request, bool has_handle) {
                                             "join() and takes part in nothing new until it returns");
   const Kind kind = request->what.kind;
   if (request->automatic) request->key = key_of(kind, automatic_name(numbers_[{request->group, kind}]++));
-  if (!names_.claim(flight_name(*request), has_handle, request->submitted_ns)) return 0;
+  if (request->flight_name.empty()) request->flight_name = flight_name(*request);
+  if (!names_.claim(request->flight_name, has_handle, request->submitted_ns)) return 0;
   joining_ = kind == Kind::join;
   requests_.push_back(request);
   full_.store(true, std::memory_order_seq_cst);
@@ -46,9 +47,10 @@ bool Inbox::is_held(int group, Kind kind, const char* name) {
   return names_.any_held() && names_.is_taken(flight_name(group, key_of(kind, name)), now_ns());
 }
 
-void Inbox::adopt(const Request& request) {
+void Inbox::adopt(Request& request) {
   std::lock_guard lock(mutex_);
-  names_.claim(flight_name(request), false, request.submitted_ns);
+  request.flight_name = flight_name(request);
+  names_.claim(request.flight_name, false, request.submitted_ns);
   in_flight_.fetch_add(1);
 }
 
@@ -60,12 +62,12 @@ Inbox::Contents Inbox::take() {
 
 bool Inbox::release_name(const Request& request) {
   std::lock_guard lock(mutex_);
-  return names_.finished(flight_name(request), now_ns());
+  return names_.finished(request.flight_name, now_ns());
 }
 
 void Inbox::give_back(const Request& request) {
   std::lock_guard lock(mutex_);
-  names_.give_back(flight_name(request), request.submitted_ns);
+  names_.give_back(request.flight_name, request.submitted_ns);
 }
 
 void Inbox::skip_name(int group, const std::string& key) {

@@ -43,7 +43,7 @@ class Inbox {
   // For calls on the fast path, which do not come through add() unless they have to wait.
   uint64_t draw_number(int group, Kind);
   bool is_held(int group, Kind, const char* name);          // by a request that is done (names.h)
-  void adopt(const Request&);                              // from now on it is in flight and has its name
+  void adopt(Request&);                              // from now on it is in flight and has its name
 
   bool full() const { return full_.load(std::memory_order_seq_cst); }
   Contents take();

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "engine/compressor.h"
+#include "engine/control/member_plans.h"
 #include "engine/control/message.h"
 #include "engine/output_pool.h"
 
@@ -57,6 +58,10 @@ struct Request {
   std::shared_ptr<Compressor> compressor;  // what.codec comes from it; nullptr: none
   Residuals residuals;             // of its tensors
   uint64_t submitted_ns = 0;
+
+  // Of one that is submitted again as it is, what the last time has found.
+  std::string flight_name;         // inbox.h
+  MemberPlans::Slot slot;
 
   // The engine's, until finished; then the caller's.
   std::vector<Output> results;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -81,6 +82,7 @@ class SimulatedGroup {
     std::unique_ptr<Aggregator> aggregator;
     ResponseCache cache;
     MemberPlans plans;
+    std::map<std::string, MemberPlans::Slot> slots;
     int epoch = 0, round = 0, reported = 0;
     bool left = false, asks = false;
     int stays = 0, noticed = 0;  // how often it stayed away from a request, and how often it was told so
@@ -183,7 +185,10 @@ class SimulatedGroup {
     member.pending.insert(key);
     if (key == kJoin) leave_plans(i);
     if (i == 0) coordinator_.set_own(key, 0, is_of_set(key) ? 1 : 0);
-    for (UpMessage& message : member.plans.submit(key, announcement(i, key), now_)) send_up(i, std::move(message));
+    MemberPlans::Slot& slot = member.slots[key];  // kept, or looked for each time
+    if (random_() % 4 == 0) slot = {};
+    for (UpMessage& message : member.plans.submit(key, announcement(i, key), is_of_set(key), now_, &slot))
+      send_up(i, std::move(message));
   }
   void leave_plans(int i) {
     for (UpMessage& message : at(i).plans.leave_all()) send_up(i, std::move(message));

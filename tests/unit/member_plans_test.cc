@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "base/overloaded.h"
 
 namespace lightcc {
@@ -45,10 +47,11 @@ class Planned : public testing::Test {
     plans.begin({7, {{0, 1}, {2}}});
   }
   std::string submit(const std::string& key, uint64_t now_ns = 0) {
-    return text_of(plans.submit(key, allreduce(4), now_ns));
+    return text_of(plans.submit(key, allreduce(4), true, now_ns, &slots[key]));
   }
   ResponseCache cache;
   MemberPlans plans{3, cache};
+  std::map<std::string, MemberPlans::Slot> slots;
 };
 
 TEST_F(Planned, TheLastOfABucketAnnouncesIt) {
@@ -98,8 +101,24 @@ TEST_F(Planned, TheCoordinatorsEndAnnouncesWhatIsHeld) {
 
 TEST_F(Planned, AnotherShapeLeaves) {
   submit("a");
-  EXPECT_EQ(text_of(plans.submit("b", allreduce(5), 0)), "#0 b");
+  MemberPlans::Slot slot;
+  EXPECT_EQ(text_of(plans.submit("b", allreduce(5), true, 0, &slot)), "#0 b");
   EXPECT_FALSE(plans.has("c"));
+}
+
+TEST_F(Planned, OneOfNoSetIsNotHeldAndLeaves) {
+  submit("a");
+  MemberPlans::Slot slot;
+  EXPECT_EQ(text_of(plans.submit("b", allreduce(4), false, 0, &slot)), "#0 #1");
+  EXPECT_EQ(slot.plan, 0u);
+}
+
+TEST_F(Planned, AnotherGroupsPlanOfThatNumberIsAnotherPlan) {
+  submit("a"), submit("b");
+  EXPECT_EQ(slots["b"].plan, 7u);
+  MemberPlans others(3, cache);
+  others.begin({7, {{0}, {1}}});
+  EXPECT_EQ(text_of(others.submit("b", allreduce(4), true, 0, &slots["b"])), "=7.1");
 }
 
 TEST_F(Planned, WhatIsHeldForMuchLongerThanBeforeIsStuck) {

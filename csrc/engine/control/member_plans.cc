@@ -1,6 +1,7 @@
 #include "engine/control/member_plans.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 namespace lightcc {
@@ -16,26 +17,31 @@ bool MemberPlans::MemberPlan::holds() const {
   return std::ranges::any_of(buckets, [](const Bucket& b) { return b.count > 0 && b.count < b.keys.size(); });
 }
 
-MemberPlans::Messages MemberPlans::submit(const std::string& key, const Announcement& what, uint64_t now_ns) {
+MemberPlans::Messages MemberPlans::submit(const std::string& key, const Announcement& what, bool may_hold,
+                                          uint64_t now_ns, Slot* slot) {
   Messages messages;
-  auto it = slots_.find(key);
-  if (it != slots_.end() && !cache_.knows(key, what)) {
-    leave(plans_.at(it->second.plan), messages);
-    it = slots_.end();
+  auto plan = plans_.find(slot->plan);
+  if (plan == plans_.end() || plan->second.left || plan->second.life != slot->life) {
+    *slot = {};
+    auto it = slots_.find(key);
+    if (it != slots_.end() && may_hold && cache_.knows(key, what))
+      *slot = it->second;
+    else if (it != slots_.end())
+      leave(plans_.at(it->second.plan), messages);
+    if (slot->plan == 0) {
+      messages.emplace_back(cache_.announce(key, what));
+      return messages;
+    }
+    plan = plans_.find(slot->plan);
   }
-  if (it == slots_.end()) {
-    messages.emplace_back(cache_.announce(key, what));
-    return messages;
-  }
-  const Slot slot = it->second;
-  Bucket& bucket = plans_.at(slot.plan).buckets[slot.bucket];
-  if (std::exchange(bucket.here[slot.index], 1)) throw Error(Code::internal, key + " is in flight twice");
+  Bucket& bucket = plan->second.buckets[slot->bucket];
+  if (std::exchange(bucket.here[slot->index], 1)) throw Error(Code::internal, key + " is in flight twice");
   if (bucket.count++ == 0) bucket.since_ns = now_ns;
   ++held_;
   if (bucket.count < bucket.keys.size()) return messages;
   held_ -= bucket.count;
   bucket.usual_ns = std::max(bucket.usual_ns, now_ns - bucket.since_ns);
-  messages.emplace_back(BucketReady{slot.plan, slot.bucket});
+  messages.emplace_back(BucketReady{slot->plan, slot->bucket});
   return messages;
 }
 
@@ -76,12 +82,13 @@ MemberPlans::Messages MemberPlans::leave_stuck(uint64_t now_ns) {
 }
 
 void MemberPlans::begin(const Plan& message) {
-  MemberPlan plan;
+  static std::atomic<uint64_t> lives{0};
+  MemberPlan plan{++lives, {}};
   for (const auto& ids : message.buckets) {
     Bucket& bucket = plan.buckets.emplace_back();
     for (uint32_t id : ids) {
       const std::string* key = cache_.key_of(id);
-      const Slot slot{message.plan, uint32_t(plan.buckets.size() - 1), uint32_t(bucket.keys.size())};
+      const Slot slot{plan.life, message.plan, uint32_t(plan.buckets.size() - 1), uint32_t(bucket.keys.size())};
       if (!key || !slots_.try_emplace(*key, slot).second)
         throw Error(Code::internal, "the coordinator made a fusion plan of a request that it never numbered, or twice");
       bucket.keys.push_back(*key);

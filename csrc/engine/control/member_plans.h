@@ -21,8 +21,15 @@ class MemberPlans {
   // The cache outlives it.
   MemberPlans(int member, ResponseCache& cache) : member_(member), cache_(cache) {}
 
-  // What to send as this request is submitted: its announcement, that of its bucket, or nothing as it is held.
-  Messages submit(const std::string& key, const Announcement&, uint64_t now_ns);
+  // Where a request belongs; plan 0: nowhere. Who keeps it for a request that is submitted again as it is saves the
+  // search.
+  struct Slot {
+    uint64_t life = 0;                          // of the plan: other groups and epochs have plans of the same number
+    uint32_t plan = 0, bucket = 0, index = 0;
+  };
+  // What to send as this request is submitted: its announcement, that of its bucket, or nothing as it is held. One that
+  // may not be held leaves its plan.
+  Messages submit(const std::string& key, const Announcement&, bool may_hold, uint64_t now_ns, Slot* slot);
   bool has(const std::string& key) const { return slots_.contains(key); }
   bool holds() const { return held_ > 0; }
   Messages leave_with(const std::string& key);  // the plan of this request, if it holds any
@@ -46,12 +53,10 @@ class MemberPlans {
     uint64_t usual_ns = 0;                      // how long it has taken from then until all were here, at most
   };
   struct MemberPlan {
+    uint64_t life;                              // no two of this process are the same
     std::vector<Bucket> buckets;
     bool left = false;
     bool holds() const;
-  };
-  struct Slot {
-    uint32_t plan, bucket, index;
   };
   void leave(MemberPlan&, Messages&);
 
