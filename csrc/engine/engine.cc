@@ -317,6 +317,7 @@ bool Engine::nobody_watches_network() {
 void Engine::wake_engine_thread() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   peers_->wake_own_engine();
+  if (inbox_.full()) peers_->wake_own_driver();  // with work in flight it sleeps there, as callers do
 }
 
 // ---- groups

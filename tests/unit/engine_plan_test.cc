@@ -153,6 +153,35 @@ TEST(EnginePlan, WhatIsHeldForARequestThatDoesNotComeGoes) {
   });
 }
 
+// The engine thread sleeps, as all that is in flight is held. What comes in a burst is left to it, and must wake it: at
+// its next look of its own accord 100 ms would have gone by.
+TEST(EnginePlan, TheLastOfABurstWakesTheEngineThread) {
+  Ranks ranks(2);
+  ranks.each([&](Engine& engine, int) {
+    Gradients gradients(engine, "w", 1, {4, 4, 4});
+    for (int i = 0; i < kServing; ++i) step(engine, gradients, 2, i);
+    std::vector<uint64_t> took;
+    for (int round = 0; round < 15; ++round) {
+      std::atomic<int> done{0};
+      std::vector<RequestPtr> requests;
+      for (size_t i = 0; i < 3; ++i) {
+        auto& one = requests.emplace_back(gradients.make(i, 1));
+        one->callbacks.context = &done;
+        one->callbacks.done = [](void* context, int, const char*) { ++*static_cast<std::atomic<int>*>(context); };
+      }
+      engine.submit(requests[0], false);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      const uint64_t begin = now_ns();
+      engine.submit(requests[1], false), engine.submit(requests[2], false);
+      while (done < 3 && now_ns() < begin + kPatienceNs) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      took.push_back(now_ns() - begin);
+      expect_end(engine, requests);
+    }
+    std::ranges::nth_element(took, took.begin() + 7);
+    EXPECT_LT(took[7], 60'000'000u);
+  });
+}
+
 TEST(EnginePlan, APeerThatLeavesEndsWhatIsHeld) {
   Ranks ranks(2);
   ranks.each([&](Engine& engine, int rank) {
