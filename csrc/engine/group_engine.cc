@@ -79,6 +79,7 @@ void GroupEngine::submit(const RequestPtr& request) {
   if (request->compressor) {
     request->what.codec = request->compressor->codec_for(request->residuals);
     request->compressor->set_dense(why_dense(request->what.codec, request->what.tensors[0].dtype, nodes_));
+    request->slot = {};  // the codec changes while it warms up, and with it what is announced
   }
   pending_.emplace(request->key, request);
   const Kind kind = request->what.kind;
