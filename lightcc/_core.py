@@ -259,7 +259,7 @@ def finish(handle: int) -> None:
 
 def start_all(prepared: "array[int]", handles: "array[int]") -> None:
     """Starts prepared requests and appends their handles; raises if one cannot be started, which has none then."""
-    begun = array("q", prepared)
+    begun = array("q", bytes(8 * len(prepared)))
     (address, count), (begun_address, _) = prepared.buffer_info(), begun.buffer_info()
     status = _library.lightcc_start_all(address, count, begun_address)
     if status:

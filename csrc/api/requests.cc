@@ -173,6 +173,7 @@ int64_t lightcc_start(int64_t prepared) {
 
 int lightcc_start_all(const int64_t* prepared, int count, int64_t* handles) {
   return guard([&] {
+    std::fill_n(handles, count, 0);
     auto e = engine();
     std::vector<RequestPtr> requests;
     requests.reserve(size_t(count));
@@ -182,7 +183,6 @@ int lightcc_start_all(const int64_t* prepared, int count, int64_t* handles) {
       std::lock_guard lock(s.mutex);
       for (size_t i = 0; i < begun; ++i) s.handles.emplace(handles[i] = s.next_handle++, std::move(requests[i]));
     };
-    std::fill_n(handles, count, 0);
     {
       GlobalState& s = global_state();
       std::lock_guard lock(s.mutex);

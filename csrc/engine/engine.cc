@@ -323,7 +323,10 @@ void Engine::wake_engine_thread() {
 // ---- groups
 
 std::string Engine::plans_text() {
-  while (!progress_lock_.try_lock()) std::this_thread::yield();
+  while (!progress_lock_.try_lock()) {
+    if (stopping_) return "";  // shutdown keeps the progress lock
+    std::this_thread::yield();
+  }
   std::string text;
   for (auto& [id, group_engine] : group_engines_) {
     const std::string plans = group_engine->plans_text();

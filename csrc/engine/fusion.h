@@ -38,7 +38,7 @@ bool gathers_for_next_batch(size_t in_flight, size_t may_run, int64_t ready_byte
 // ---- what
 
 // A request in private memory with more bytes runs alone: copying it together with others would cost more than a
-// collective.
+// collective. A plan weighs that for each bucket instead (plan.h).
 inline constexpr int64_t kMostCopiedBytes = 256 << 10;
 
 struct FusionLimits {

@@ -85,8 +85,9 @@ void GroupEngine::submit(const RequestPtr& request) {
   const Kind kind = request->what.kind;
   if (kind == Kind::join) send_up(plans_.leave_all());  // what was submitted before goes first
   MemberPlans::Messages messages =
-      plans_.submit(request->key, request->what, request->set != 0, request->submitted_ns, &request->slot);
+      plans_.submit(request->key, request->what, request->set, request->submitted_ns, &request->slot);
   const bool planned = request->slot.plan != 0;
+  // What a plan has taken in stays as it was when the plan was made.
   if (is_coordinator() && kind == Kind::allreduce && !planned) {
     size_t bytes = size_t(count_of(request->what.tensors[0].shape)) * size_of(request->what.tensors[0].dtype);
     bool in_place = request->inputs[0] == request->outputs[0];
@@ -151,7 +152,7 @@ void GroupEngine::receive_down(DownMessage message) {
   std::visit(Overloaded{[&](Batch& batch) { receive(batch); }, [&](const BucketBatch& batch) { receive(batch); },
                         [&](const Plan& plan) {
                           plans_.begin(plan);
-                          tracing_.planned(plan.plan, plans_.text());
+                          if (tracing_.running()) tracing_.planned(plan.plan, plans_.text());
                         },
                         [&](const PlanEnded& ended) { send_up(plans_.end(ended)); },
                         [&](const Failure& failure) { receive(failure); },
@@ -293,7 +294,7 @@ bool GroupEngine::run_batches() {
   for (; !running_.empty() && running_[0]->done(); running_.pop_front()) {
     const uint64_t began_ns = std::max(running_[0]->began_ns(), batch_ended_ns_);
     batch_ended_ns_ = now_ns();
-    if (is_coordinator() && running_[0]->items()[0].request->what.kind == Kind::allreduce)
+    if (is_coordinator() && running_[0]->bytes() > 0 && running_[0]->items()[0].request->what.kind == Kind::allreduce)
       coordinator_->note_cost(running_[0]->bytes(), double(batch_ended_ns_ - began_ns) * 1e-9);
     for (const BatchItem& item : running_[0]->items()) {
       if (item.request->what.kind == Kind::join) all_joined(item);
@@ -345,6 +346,7 @@ void GroupEngine::member_left(int member, const std::string& why, int from) {
   if (std::exchange(left_[size_t(member)], 1)) return;
   if (fast_path_) fast_path_->member_left(member);
   if (first_left_.empty()) first_left_ = why;
+  if (member != 0) send_up(plans_.leave_all());  // before the coordinator is rung, who may sleep
   control_plane_->member_left(member, why, from);
   if (is_coordinator()) coordinator_->member_left(member, why);
 }
@@ -357,6 +359,7 @@ void GroupEngine::fail_all(Code code, const std::string& text) {
   for (const auto& batch : batches_) take(batch);
   running_.clear();
   batches_.clear();
+  plans_.clear();
   if (fast_path_) fast_path_->drop();
   if (RequestPtr request = std::move(fast_path_request_)) owner_.finish(request, code, request->title() + ": " + text);
   auto pending = std::exchange(pending_, {});

@@ -13,7 +13,9 @@ constexpr double kOverheadS = 50e-6;
 // To copy private tensors together and apart again, beyond what a collective of one of them copies anyway.
 constexpr double kCopyByteS = 3e-11;
 constexpr size_t kMostBuckets = 16;  // more are made only where the limit of a bucket's bytes asks for them
-constexpr size_t kMostUnits = 1024;  // which the optimum is sought of: consecutive requests are put together first
+constexpr size_t kMostUnits = 256;   // which the optimum is sought of: consecutive requests are put together first
+
+constexpr size_t kMostRequests = 16384;  // of a step: more are no set
 
 constexpr size_t kSamples = 64;
 constexpr int64_t kSmallBytes = 64 << 10, kLargeBytes = 256 << 10;
@@ -117,6 +119,7 @@ bool StepRecord::ready(const std::string& key, uint64_t now_ns) {
     equal_ = 0;
     return false;
   }
+  if (now_.size() >= kMostRequests) start_over(0);
   now_.push_back({key, now_ns});
   now_keys_.insert(key);
   if (known_.empty() || !std::ranges::includes(now_keys_, known_)) return false;
@@ -138,6 +141,17 @@ void StepRecord::start_over(uint64_t served_steps, Keys rest) {
   equal_ = 0;
   now_.clear(), now_keys_.clear(), last_.clear(), steps_.clear(), known_.clear();
   rest_ = std::move(rest);
+}
+
+void StepRecord::realign() {
+  size_t begin = 0;  // of the step that is under way
+  uint64_t longest_ns = 0;
+  for (size_t i = 1; i < last_.size(); ++i)
+    if (const uint64_t pause_ns = last_[i].ready_ns - last_[i - 1].ready_ns; pause_ns > longest_ns)
+      longest_ns = pause_ns, begin = i;
+  Keys rest;
+  for (size_t i = 0; i < begin; ++i) rest.insert(last_[i].key);
+  start_over(kServedSteps, std::move(rest));
 }
 
 void MeasuredCosts::note(int64_t bytes, double seconds) {

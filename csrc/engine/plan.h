@@ -39,9 +39,11 @@ class StepRecord {
   bool ready(const std::string& key, uint64_t now_ns);
   const std::vector<Item>& step() const { return last_; }  // in the order in which its requests became ready
 
-  // The plan was left after so many steps, or (0) could not be made: it begins anew, with the step after this one, of
-  // which these are still to come.
+  // The plan was left after so many steps, or (0) could not be made: it begins anew, with the next step. rest: what is
+  // still to come of the present one. So when a plan of a, b and c ends behind a, these are b and c.
   void start_over(uint64_t served_steps, std::set<std::string> rest = {});
+  // What was taken for the end of a step was not: the longest pause in it is where a step ended.
+  void realign();
 
  private:
   using Keys = std::set<std::string>;

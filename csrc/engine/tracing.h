@@ -28,7 +28,7 @@ class Tracing {
   void activity(const std::vector<BatchItem>& batch, const Row& way) {
     if (timeline_.running()) act(batch, text_of(way));
   }
-  // Requests of this set travel in such buckets from now on.
+  // Requests travel in such buckets from now on: those of all plans, this one among them.
   void planned(uint32_t plan, const std::string& text) { if (timeline_.running()) mark_plan(plan, text); }
   bool running() const { return timeline_.running(); }
   // What a collective of the batch, which is done, tells of its parts. They overlap, so each has a row of its own.

@@ -66,17 +66,17 @@ void validate_splits(Request& request, size_t members, int rank) {
 
 void validate(Request& request, const Group* group, int rank) {
   const Announcement& what = request.what;
-  const auto set = [&] {
+  const auto process_set = [&] {
     return "process set " + std::to_string(request.group) +
            (group ? " (ranks " + text_of(group->ranks()) + ")" : std::string());
   };
-  if (!group) refuse(request, rank, set() + " does not exist");
-  if (!group->contains(rank)) refuse(request, rank, "this rank is not in " + set());
+  if (!group) refuse(request, rank, process_set() + " does not exist");
+  if (!group->contains(rank)) refuse(request, rank, "this rank is not in " + process_set());
   if (what.kind == Kind::join && request.group != 0)
-    refuse(request, rank, "join() is of the whole job, not of " + set());
+    refuse(request, rank, "join() is of the whole job, not of " + process_set());
   if (int(what.kind) <= int(Kind::barrier)) validate_sizes(request, group->size(), rank);
   if (what.kind == Kind::broadcast && !group->contains(what.root))
-    refuse(request, rank, "root rank " + std::to_string(what.root) + " is not in " + set());
+    refuse(request, rank, "root rank " + std::to_string(what.root) + " is not in " + process_set());
   if (what.kind == Kind::allreduce && what.op == ReduceOp::adasum)
     for (auto& tensor : what.tensors)
       if (!is_floating(tensor.dtype))

@@ -188,6 +188,7 @@ class GradientReducer:
             _core.start_all(array("q", [gradient.prepared for gradient in held]), self._handles)
         except Exception:
             self._held = held[len(self._handles) - first:]  # what was not started must not pass for reduced
+            self._held_bytes = sum(gradient.bytes for gradient in self._held)
             raise
         finally:
             for gradient, handle in zip(held, self._handles[first:]):
@@ -196,17 +197,16 @@ class GradientReducer:
     def _copy_small(self) -> None:
         """Copies small gradients, which nobody has looked at since they were sent, into their slots."""
         uncopied = [(gradient, grad) for gradient, grad in self._uncopied if grad.data_ptr() != gradient.address]
-        self._uncopied = []
-        if not uncopied:
-            return
-        with torch.no_grad():
-            try:
-                _copy_all([gradient.slot for gradient, _ in uncopied], [grad for _, grad in uncopied])
-            except RuntimeError:  # one is not of its slot's shape
-                for gradient, grad in uncopied:
-                    self._fill(gradient, grad)
-        for gradient, grad in uncopied:
-            grad.data = gradient.slot
+        if uncopied:
+            with torch.no_grad():
+                try:
+                    _copy_all([gradient.slot for gradient, _ in uncopied], [grad for _, grad in uncopied])
+                except RuntimeError:  # one is not of its slot's shape
+                    for gradient, grad in uncopied:
+                        self._fill(gradient, grad)
+            for gradient, grad in uncopied:
+                grad.data = gradient.slot
+        self._uncopied = []  # now only: what an exception has left here must not pass for copied
 
     def _release_after_backward(self) -> None:
         """Sees to it that other ranks need not wait until this one comes to synchronize."""

@@ -187,7 +187,7 @@ class SimulatedGroup {
     if (i == 0) coordinator_.set_own(key, 0, is_of_set(key) ? 1 : 0);
     MemberPlans::Slot& slot = member.slots[key];  // kept, or looked for each time
     if (random_() % 4 == 0) slot = {};
-    for (UpMessage& message : member.plans.submit(key, announcement(i, key), is_of_set(key), now_, &slot))
+    for (UpMessage& message : member.plans.submit(key, announcement(i, key), is_of_set(key) ? 1 : 0, now_, &slot))
       send_up(i, std::move(message));
   }
   void leave_plans(int i) {

@@ -560,6 +560,32 @@ TEST_F(PlannedSet, WhoJoinsEndsItAndNoneIsMadeMeanwhile) {
   EXPECT_EQ(script_of(c.take_messages()), "end of plan 1 [a=0.2 b=1.2 c=2.2]");
 }
 
+TEST_F(PlannedSet, AJoinThatWaitsForAnAnnouncementEndsItWhenItIsDue) {
+  EXPECT_EQ(step(), "[0.1 1.1 2.1]");
+  c.announce_cached(1, {7, 1});  // a number that had been given away: its announcement in full comes after the join
+  say(1, "abc");
+  c.announce(1, "join.", of_kind(Kind::join));
+  say(0, "abc");
+  EXPECT_EQ(script_of(c.take_messages()), "plan 1 (0, 1, 2) [0.1 1.1 2.1]");
+  c.announce_bucket(0, {1, 0});
+  c.announce(1, "x", allreduce(4), true);
+  EXPECT_EQ(script_of(c.take_messages()), "end of plan 1 [a=0.2 b=1.2 c=2.2]");
+}
+
+TEST_F(PlannedSet, WhatIsAgreedIsMissingNowhere) {
+  plan();
+  c.announce_bucket(0, {1, 0}), c.announce_bucket(1, {1, 0});
+  EXPECT_TRUE(c.missing("b").empty());
+  EXPECT_EQ(c.waits_for(0), "");
+}
+
+TEST_F(PlannedSet, ARefusalEndsIt) {
+  plan();
+  c.announce_bucket(0, {1, 0});
+  c.refused(1, "b", "why");
+  EXPECT_EQ(script_of(c.take_messages()), "end of plan 1");
+}
+
 TEST_F(PlannedSet, AMemberThatLeavesEndsItForThoseThatWait) {
   plan();
   c.announce_bucket(0, {1, 0});

@@ -105,6 +105,28 @@ TEST(StepRecord, PlansThatDoNotServeAreMadeLessOften) {
   EXPECT_EQ(seen(record, "ababab"), "ababab|");
 }
 
+TEST(StepRecord, RealignsAtTheLongestPause) {
+  StepRecord record;
+  uint64_t now = 0;
+  const auto step = [&](const std::string& letters, uint64_t pause) {
+    bool due = false;
+    for (char letter : letters) due = record.ready(std::string(1, letter), now += letter == letters[0] ? pause : 1);
+    return due;
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(step("abc", 100), i == 2);
+  bool due = false;
+  for (int i = 0; i < 4; ++i) {  // n comes first from now on, and is taken for the end of the step before
+    record.ready("n", now += 100);
+    due = due || step("abc", 1);
+  }
+  record.ready("n", now += 100);
+  EXPECT_EQ(keys(record), "abcn");
+  record.realign();
+  step("abc", 1);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(step("nabc", 100), i == 2);
+  EXPECT_EQ(keys(record), "nabc");
+}
+
 // ---- buckets
 
 TEST(Plan, SmallOnesAreOneBucket) {

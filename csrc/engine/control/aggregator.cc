@@ -99,7 +99,7 @@ void Aggregator::gather(AggregatedRequest gathered, uint64_t now_ns) {
     key = numbered->second.key;
   }
   if (key == kJoinKey) return join(std::move(gathered));
-  if (passes_all_) return out_.push_back(AggregatedRequests{{std::move(gathered)}});
+  if (passes_all_ || passing_.contains(key)) return out_.push_back(AggregatedRequests{{std::move(gathered)}});
 
   Entry& entry = entries_[key];
   entry.state.resize(joined_.size());
@@ -180,6 +180,7 @@ void Aggregator::receive_down(const DownMessage& message) {
 }
 
 void Aggregator::release(const std::string& key) {
+  passing_.erase(key);
   auto it = entries_.find(key);
   if (it == entries_.end()) return;
   pass(it->second);
@@ -220,7 +221,10 @@ void Aggregator::begin(const Plan& plan) {
 void Aggregator::end(uint32_t plan) {
   auto it = plans_.find(plan);
   if (it == plans_.end()) return;
-  for (const std::string& key : it->second) planned_.erase(key);
+  for (const std::string& key : it->second) {
+    planned_.erase(key);
+    passing_.insert(key);
+  }
   plans_.erase(it);
   pass_all();
   const std::string prefix = "=" + std::to_string(plan) + ".";

@@ -65,6 +65,8 @@ class Aggregator {
   std::unordered_map<uint32_t, Numbered> numbered_;            // by number
   std::unordered_map<uint32_t, std::vector<std::string>> plans_;  // by number: the keys of their requests ...
   std::unordered_set<std::string> planned_;                       // ... and of all of them
+  std::unordered_set<std::string> passing_;                       // those of plans that ended, until they run: what
+                                                                  // has passed of them by buckets is not in entries_
   std::unordered_map<std::string, std::vector<char>> absent_;  // by position: its announcement fails when it comes
   std::vector<char> joined_;                                   // by position
   int joined_count_ = 0;

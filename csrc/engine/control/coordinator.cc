@@ -67,7 +67,6 @@ void Coordinator::announce(int member, const std::string& key, Announcement what
                                     " with shapes that no request can have");
   Entry& e = entry(key);
   now_ns_ = now_ns;
-  if (what.kind == Kind::join) end_plans();
   end_plan_of(e);
   e.what[member] = std::move(what);
   e.fresh = true;
@@ -87,7 +86,6 @@ const std::string* Coordinator::announce_cached(int member, const CachedRequest&
   }
   Entry& e = *by_id_[request.id];
   now_ns_ = now_ns;
-  if (e.key == kJoinKey) end_plans();
   end_plan_of(e);
   arrived(e, member);
   learn(e);
@@ -144,6 +142,7 @@ void Coordinator::make_ready(Entry& e) {
 // comes first. From now on nothing waits for the member; when all have joined, nothing is left to wait for.
 void Coordinator::join_if_due(Entry& join, int member) {
   if (!join.announced[member] || join.ready || joined_[member] || stale_[member] > 0) return;
+  end_plans();  // buckets wait for all members
   joined_[member] = 1;
   ++joined_count_;
   last_joined_ = member;
@@ -205,6 +204,7 @@ void Coordinator::members_absent(const MembersAbsent& absence) {
 }
 
 void Coordinator::refused(int member, const std::string& key, const std::string& why) {
+  if (auto it = entries_.find(key); it != entries_.end()) end_plan_of(it->second);
   if (refused_.size() >= kRefusedKept && !refused_.count(key)) return;
   auto& by_member = refused_[key];
   by_member.resize(rank_of_.size());
@@ -224,7 +224,7 @@ std::string Coordinator::refusal(int member, const std::string& key) const {
 std::string Coordinator::waits_for(int member) const {
   const Entry* first = nullptr;
   for (auto& [key, e] : entries_) {
-    if (e.announced.empty() || !has_announced(e, member) || e.ready || e.what[size_t(member)].kind == Kind::join)
+    if (e.announced.empty() || !has_announced(e, member) || is_ready(e) || e.what[size_t(member)].kind == Kind::join)
       continue;
     if (!first || e.last_used < first->last_used) first = &e;
   }
@@ -337,8 +337,8 @@ void Coordinator::make_plan(int set, StepRecord& record) {
     auto it = entries_.find(item.key);
     if (it == entries_.end() || it->second.id == kNoId) return record.start_over(0);
     Entry& e = it->second;
-    // A later step may do better: when nobody is in the next one already, and all remember what runs.
-    if (!e.known || (e.ready ? e.fresh : e.count > 0)) return;
+    if (!e.ready && e.count > 0) return record.realign();  // somebody is in the next step, so this is not its end
+    if (!e.known || (e.ready && e.fresh)) return;            // not all remember it: a later step may do better
     entries.push_back(&e);
     requests.push_back({ready_request(e), double(item.ready_ns - record.step()[0].ready_ns) * 1e-9});
   }
@@ -377,7 +377,10 @@ std::vector<std::string> Coordinator::announce_bucket(int member, const BucketRe
     throw Error(Code::internal, "a member announced a bucket that its fusion plan does not have");
   PlannedBucket& bucket = p.buckets[one.bucket];
   std::vector<std::string> keys;
-  for (const Entry* e : bucket.entries) keys.push_back(e->key);
+  for (Entry* e : bucket.entries) {
+    keys.push_back(e->key);
+    e->last_used = ++clock_;
+  }
   if (std::exchange(bucket.announced[size_t(member)], 1))
     throw Error(Code::internal, "a member announced a bucket twice");
   ++bucket.count;
@@ -457,7 +460,11 @@ void Coordinator::plan_left(int member, uint32_t number) {
 bool Coordinator::has_announced(const Entry& e, int member) const {
   if (e.announced[size_t(member)] || e.plan == 0) return e.announced[size_t(member)];
   const PlannedBucket& bucket = plans_.at(e.plan).buckets[e.bucket];
-  return bucket.announced[size_t(member)] && !bucket.ready;
+  return bucket.announced[size_t(member)];
+}
+
+bool Coordinator::is_ready(const Entry& e) const {
+  return e.ready || (e.plan != 0 && plans_.at(e.plan).buckets[e.bucket].ready);
 }
 
 // ---- what runs

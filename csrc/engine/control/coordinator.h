@@ -37,7 +37,7 @@ class Coordinator {
   void announce(int member, const std::string& key, Announcement, bool again = false, uint64_t now_ns = 0);
   // The request's key, or nullptr: its number has been given away.
   const std::string* announce_cached(int member, const CachedRequest&, uint64_t now_ns = 0);
-  // The keys of its requests.
+  // The same for each request of the bucket, whose keys it returns.
   std::vector<std::string> announce_bucket(int member, const BucketReady&, uint64_t now_ns = 0);
   void plan_left(int member, uint32_t plan);
   // What the coordinator's own rank knows of a request: its set, and where its tensor lies in memory that ranks share
@@ -114,7 +114,7 @@ class Coordinator {
   Response response(Entry&);
   ReadyRequest ready_request(const Entry&) const;
   FusionPlan& plan(uint32_t number);
-  void learn(const Entry&);
+  void learn(const Entry&);        // it may end a step by which a plan is due
   void make_plan(int set, StepRecord&);
   void end_plan(uint32_t number);
   void end_plan_of(const Entry&);
@@ -122,6 +122,7 @@ class Coordinator {
   void end_oldest_plan();
   void expand(PlannedBucket&);
   bool has_announced(const Entry&, int member) const;
+  bool is_ready(const Entry&) const;
 
   std::vector<int> rank_of_;
   Limits limits_;

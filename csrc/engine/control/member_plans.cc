@@ -17,22 +17,24 @@ bool MemberPlans::MemberPlan::holds() const {
   return std::ranges::any_of(buckets, [](const Bucket& b) { return b.count > 0 && b.count < b.keys.size(); });
 }
 
-MemberPlans::Messages MemberPlans::submit(const std::string& key, const Announcement& what, bool may_hold,
+MemberPlans::Messages MemberPlans::submit(const std::string& key, const Announcement& what, int set,
                                           uint64_t now_ns, Slot* slot) {
   Messages messages;
   auto plan = plans_.find(slot->plan);
   if (plan == plans_.end() || plan->second.left || plan->second.life != slot->life) {
     *slot = {};
-    auto it = slots_.find(key);
-    if (it != slots_.end() && may_hold && cache_.knows(key, what))
-      *slot = it->second;
-    else if (it != slots_.end())
-      leave(plans_.at(it->second.plan), messages);
+    if (auto it = slots_.find(key); it != slots_.end()) {
+      plan = plans_.find(it->second.plan);
+      if (plan->second.set == 0) plan->second.set = set;
+      if (set != 0 && plan->second.set == set && cache_.knows(key, what))
+        *slot = it->second;
+      else
+        leave(plan->second, messages);
+    }
     if (slot->plan == 0) {
       messages.emplace_back(cache_.announce(key, what));
       return messages;
     }
-    plan = plans_.find(slot->plan);
   }
   Bucket& bucket = plan->second.buckets[slot->bucket];
   if (std::exchange(bucket.here[slot->index], 1)) throw Error(Code::internal, key + " is in flight twice");
@@ -40,7 +42,9 @@ MemberPlans::Messages MemberPlans::submit(const std::string& key, const Announce
   ++held_;
   if (bucket.count < bucket.keys.size()) return messages;
   held_ -= bucket.count;
-  bucket.usual_ns = std::max(bucket.usual_ns, now_ns - bucket.since_ns);
+  // Requests of several threads may come in another order than that of their times.
+  const uint64_t took_ns = std::max(now_ns, bucket.since_ns) - bucket.since_ns;
+  bucket.usual_ns = std::max(took_ns, bucket.usual_ns - bucket.usual_ns / 8);
   messages.emplace_back(BucketReady{slot->plan, slot->bucket});
   return messages;
 }
@@ -74,7 +78,7 @@ MemberPlans::Messages MemberPlans::leave_stuck(uint64_t now_ns) {
   Messages messages;
   const auto is_stuck = [&](const Bucket& b) {
     return b.count > 0 && b.count < b.keys.size() &&
-           now_ns - b.since_ns > kStuckNs + 4 * (b.usual_ns > 0 ? b.usual_ns : kFirstUsualNs);
+           now_ns > b.since_ns + kStuckNs + 4 * (b.usual_ns > 0 ? b.usual_ns : kFirstUsualNs);
   };
   for (auto& [number, plan] : plans_)
     if (!plan.left && std::ranges::any_of(plan.buckets, is_stuck)) leave(plan, messages);
@@ -89,14 +93,27 @@ void MemberPlans::begin(const Plan& message) {
     for (uint32_t id : ids) {
       const std::string* key = cache_.key_of(id);
       const Slot slot{plan.life, message.plan, uint32_t(plan.buckets.size() - 1), uint32_t(bucket.keys.size())};
-      if (!key || !slots_.try_emplace(*key, slot).second)
-        throw Error(Code::internal, "the coordinator made a fusion plan of a request that it never numbered, or twice");
+      if (!key) {  // it is on its way to the coordinator in full, who will end the plan
+        plan.left = true;
+        continue;
+      }
+      if (!slots_.try_emplace(*key, slot).second)
+        throw Error(Code::internal, "the coordinator made a second fusion plan of " + *key);
       bucket.keys.push_back(*key);
     }
     bucket.here.resize(bucket.keys.size());
   }
+  if (plan.left)
+    for (const Bucket& bucket : plan.buckets)
+      for (const std::string& key : bucket.keys) slots_.erase(key);
   if (!plans_.emplace(message.plan, std::move(plan)).second)
     throw Error(Code::internal, "the coordinator made two fusion plans of one number");
+}
+
+void MemberPlans::clear() {
+  plans_.clear();
+  slots_.clear();
+  held_ = 0;
 }
 
 MemberPlans::Messages MemberPlans::end(const PlanEnded& ended) {
@@ -114,7 +131,7 @@ const std::vector<std::string>& MemberPlans::run(const BucketBatch& batch) {
   if (it == plans_.end() || batch.bucket >= it->second.buckets.size())
     throw Error(Code::internal, "told to run a bucket of no fusion plan");
   Bucket& bucket = it->second.buckets[batch.bucket];
-  if (bucket.count < bucket.keys.size())
+  if (bucket.count == 0 || bucket.count < bucket.keys.size())
     throw Error(Code::internal, "told to run a bucket that was not announced here");
   bucket.count = 0;
   std::ranges::fill(bucket.here, 0);

@@ -21,15 +21,16 @@ class MemberPlans {
   // The cache outlives it.
   MemberPlans(int member, ResponseCache& cache) : member_(member), cache_(cache) {}
 
-  // Where a request belongs; plan 0: nowhere. Who keeps it for a request that is submitted again as it is saves the
-  // search.
+  // Where a request belongs; plan 0: nowhere. Kept for a request that is submitted again as it is, it saves the search
+  // and the comparison with what is remembered.
   struct Slot {
-    uint64_t life = 0;                          // of the plan: other groups and epochs have plans of the same number
+    uint64_t life = 0;                          // of the plan, which no other of this process has: other groups and
+                                                // epochs have plans of the same number
     uint32_t plan = 0, bucket = 0, index = 0;
   };
-  // What to send as this request is submitted: its announcement, that of its bucket, or nothing as it is held. One that
-  // may not be held leaves its plan.
-  Messages submit(const std::string& key, const Announcement&, bool may_hold, uint64_t now_ns, Slot* slot);
+  // What to send as this request of a set is submitted: its announcement, that of its bucket, or nothing as it is held.
+  // One that is not as it was, or of another set, leaves its plan. set 0: none.
+  Messages submit(const std::string& key, const Announcement&, int set, uint64_t now_ns, Slot* slot);
   bool has(const std::string& key) const { return slots_.contains(key); }
   bool holds() const { return held_ > 0; }
   Messages leave_with(const std::string& key);  // the plan of this request, if it holds any
@@ -37,6 +38,8 @@ class MemberPlans {
   // Those that have held something for much longer than it took before: what they wait for does not come.
   Messages leave_stuck(uint64_t now_ns);
 
+  void clear();                                 // all of its requests have ended, and nobody is told
+  // A plan of a request that this member has meanwhile announced otherwise is left from the beginning.
   void begin(const Plan&);
   Messages end(const PlanEnded&);
   // The keys of the requests that run; all of them had been announced.
@@ -50,11 +53,12 @@ class MemberPlans {
     std::vector<char> here;                     // by key
     size_t count = 0;                           // of them
     uint64_t since_ns = 0;                      // when the first came
-    uint64_t usual_ns = 0;                      // how long it has taken from then until all were here, at most
+    uint64_t usual_ns = 0;                      // how long it has taken from then until all were here, at most, of late
   };
   struct MemberPlan {
-    uint64_t life;                              // no two of this process are the same
+    uint64_t life;
     std::vector<Bucket> buckets;
+    int set = 0;                                // of the first request that came to it
     bool left = false;
     bool holds() const;
   };
