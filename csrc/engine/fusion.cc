@@ -5,7 +5,8 @@
 namespace lightcc {
 namespace {
 
-// Requests in shared memory may lie side by side and run without a copy; what is private would have to be copied.
+// Of requests in shared memory or in private memory, both: those in shared memory may lie side by side and run without a
+// copy, the others would have to be copied.
 bool is_cheap_together(const ReadyRequest& a, const ReadyRequest& b) {
   return a.address != 0 || (a.bytes <= kMostCopiedBytes && b.bytes <= kMostCopiedBytes);
 }
@@ -35,7 +36,7 @@ CollectiveLayout lay_out_dtype(DType dtype, std::span<const BatchTensor> tensors
 bool may_fuse(const ReadyRequest& a, const ReadyRequest& b) {
   return a.kind == Kind::allreduce && b.kind == Kind::allreduce && a.op == b.op && a.pre == b.pre && a.post == b.post &&
          a.codec == b.codec && a.dtype && b.dtype && *a.dtype == *b.dtype && std::ranges::equal(a.absent, b.absent) &&
-         (a.address != 0) == (b.address != 0);
+         (a.address != 0) == (b.address != 0) && is_cheap_together(a, b);
 }
 
 bool gathers_for_next_step(uint64_t since_step_ns, int64_t bytes) {
@@ -52,7 +53,7 @@ std::vector<Bucket> fuse(std::span<const ReadyRequest> ready, FusionLimits limit
   for (size_t i = 0; i < ready.size(); ++i) {
     const auto takes = [&](size_t bucket) {
       const ReadyRequest& first = ready[buckets[bucket][0]];
-      return may_fuse(first, ready[i]) && is_cheap_together(first, ready[i]) &&
+      return may_fuse(first, ready[i]) &&
              bucket_bytes[bucket] + ready[i].bytes <= limits.bucket_bytes;
     };
     size_t bucket = limits.enabled ? 0 : buckets.size();

@@ -38,7 +38,7 @@ bool gathers_for_next_batch(size_t in_flight, size_t may_run, int64_t ready_byte
 // ---- what
 
 // A request in private memory with more bytes runs alone: copying it together with others would cost more than a
-// collective. A plan weighs that for each bucket instead (plan.h).
+// collective.
 inline constexpr int64_t kMostCopiedBytes = 256 << 10;
 
 struct FusionLimits {
@@ -57,8 +57,8 @@ struct ReadyRequest {               // all members that are not absent have anno
   std::span<const int32_t> absent;  // members that have joined and take part without data
 };
 
-// Whether both may be in one batch: they agree on all that one collective has only one of, and both lie in memory that
-// ranks share, or neither.
+// Whether both may be in one batch: they agree on all that one collective has only one of, both lie in memory that ranks
+// share, or neither, and neither is too large to be copied.
 bool may_fuse(const ReadyRequest&, const ReadyRequest&);
 
 using Bucket = std::vector<size_t>;  // indices of the ready requests that run as one batch, in this order

@@ -10,8 +10,9 @@ namespace {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 // What a bucket costs the computation beside it, whether or not the exchange is hidden: waking threads, cold caches.
 constexpr double kOverheadS = 50e-6;
-// To copy private tensors together and apart again, beyond what a collective of one of them copies anyway.
-constexpr double kCopyByteS = 3e-11;
+// To copy tensors together and apart again, beyond what a collective of one of them copies anyway: 256 KiB
+// (kMostCopiedBytes) are worth a collective.
+constexpr double kCopyByteS = 2e-10;
 constexpr size_t kMostBuckets = 16;  // more are made only where the limit of a bucket's bytes asks for them
 constexpr size_t kMostUnits = 256;   // which the optimum is sought of: consecutive requests are put together first
 

@@ -139,8 +139,9 @@ TEST(Plan, SmallOnesAreOneBucket) {
 
 TEST(Plan, WhatWaitsForNothingTravelsEarlyAndTheLastBucketIsSmall) {
   std::vector<PlanRequest> requests;
-  for (int i = 0; i < 10; ++i) requests.push_back(gradient(4 << 20, i * 10e-3));
-  requests.push_back(gradient(64, 100e-3));
+  for (uintptr_t i = 0; i < 10; ++i)
+    requests.push_back(gradient(4 << 20, double(i) * 10e-3, (i + 1) << 22));  // side by side
+  requests.push_back(gradient(64, 100e-3, uintptr_t(11) << 22));
   const auto buckets = plan_buckets(requests, kCosts, kLimits);
   ASSERT_GT(buckets.size(), 2u);
   EXPECT_EQ(buckets.back(), (Bucket{10}));
@@ -172,8 +173,8 @@ TEST(Plan, IsTheOptimum) {
       }
       least = std::min(least, price(buckets));
     }
-    // Beside it, that tensors which do not lie side by side are copied: 0.03 ns a byte.
-    EXPECT_LE(price(plan_buckets(requests, costs, kLimits)), least + 3e-11 * 500'000 * double(n)) << "run " << run;
+    // Beside it, that tensors which do not lie side by side are copied: 0.2 ns a byte.
+    EXPECT_LE(price(plan_buckets(requests, costs, kLimits)), least + 2e-10 * 500'000 * double(n)) << "run " << run;
   }
 }
 
@@ -202,6 +203,14 @@ TEST(Plan, EachRequestIsInOneBucketWithSuchAsItMayTravelWith) {
       EXPECT_TRUE(may_fuse(requests[bucket[0]].request, requests[i].request));
     }
   EXPECT_EQ(times, std::vector<int>(requests.size(), 1));
+}
+
+TEST(Plan, LargePrivateOnesTravelAloneAndSmallOnesPastThem) {
+  std::vector<PlanRequest> requests;
+  for (int i = 0; i < 9; ++i) requests.push_back(gradient(i % 3 ? 1000 : kMostCopiedBytes + 1, i * 1e-6));
+  const auto buckets = plan_buckets(requests, kCosts, kLimits);
+  ASSERT_EQ(buckets.size(), 4u);
+  EXPECT_EQ(buckets.back(), (Bucket{1, 2, 4, 5, 7, 8}));
 }
 
 TEST(Plan, NeighboursInMemoryStandSideBySide) {
