@@ -5,8 +5,8 @@
 namespace lightcc {
 namespace {
 
-// Of requests in shared memory or in private memory, both: those in shared memory may lie side by side and run without a
-// copy, the others would have to be copied.
+// Both in shared memory, or both in private memory: those in shared memory may lie side by side and run without a copy,
+// the others would have to be copied.
 bool is_cheap_together(const ReadyRequest& a, const ReadyRequest& b) {
   return a.address != 0 || (a.bytes <= kMostCopiedBytes && b.bytes <= kMostCopiedBytes);
 }

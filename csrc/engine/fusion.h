@@ -57,8 +57,8 @@ struct ReadyRequest {               // all members that are not absent have anno
   std::span<const int32_t> absent;  // members that have joined and take part without data
 };
 
-// Whether both may be in one batch: they agree on all that one collective has only one of, both lie in memory that ranks
-// share, or neither, and neither is too large to be copied.
+// Whether both may be in one batch: they agree on all that one collective has only one of, both lie in memory that
+// ranks share, or neither does, and neither would be too large to copy.
 bool may_fuse(const ReadyRequest&, const ReadyRequest&);
 
 using Bucket = std::vector<size_t>;  // indices of the ready requests that run as one batch, in this order
