@@ -27,17 +27,11 @@ from lightcc.torch.compression import Compression
 from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
 from lightcc.torch.gradient_compression import GradientCompression
 from lightcc.torch.handles import SeenHandles
+from lightcc.torch.held_gradients import SMALL_BYTES, HeldGradients
 
 _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
-# Gradients wait here until they are so many bytes, or until backward ends, which only torch knows: to start many at
-# once costs less. What travels together the core decides. Small ones are also copied at once.
-_BURST_BYTES = 1 << 20
-_SMALL_BYTES = 64 << 10
 _strided = torch.strided  # looked up for each gradient
-_engine = torch.autograd.Variable._execution_engine
 _names = Names()
-_copy_all = getattr(torch, "_foreach_copy_", None) or (  # PyTorch 2.0 has none
-    lambda slots, grads: [slot.copy_(grad) for slot, grad in zip(slots, grads)])
 _CASTS = Compression.none, Compression.fp16, Compression.bf16
 
 
@@ -57,11 +51,8 @@ class GradientReducer:
         self._unsettled: List[Gradient] = []
         self._gathers: List[Tuple[Gradient, Callable[[], torch.Tensor]]] = []  # sent since the last finish
         self._joins = _core.joins  # when forms were settled
-        self._held: List[Gradient] = []  # whose prepared requests are to start together, and their bytes
-        self._held_bytes = 0
-        self._uncopied: List[Tuple[Gradient, torch.Tensor]] = []  # small ones of them
-        self._backward = -1  # torch's number of the backward pass at whose end they start at the latest
         self._handles = array("q")  # of what was sent since the last finish
+        self._held = HeldGradients(self._handles, self._fill)
         self._seen = SeenHandles()
         self._epoch = 0  # of the slots
         self._number = 0  # among the reducers of this epoch that have names in common
@@ -127,15 +118,8 @@ class GradientReducer:
         # Every gradient of every step comes by here: a plain one costs a copy, and a small one not even that.
         if grad is not None and grad.dtype is gradient.dtype and grad.layout is _strided and not grad.requires_grad:
             if gradient.small:
-                held = self._held
-                if not held:
-                    self._release_after_backward()
-                held.append(gradient)
-                self._uncopied.append((gradient, grad))
                 gradient.sent = True
-                self._held_bytes += gradient.bytes
-                if self._held_bytes >= _BURST_BYTES:
-                    self.release()
+                self._held.add(gradient, grad)
                 return
             if grad.data_ptr() != gradient.address:  # else it accumulated in its slot
                 try:
@@ -161,16 +145,10 @@ class GradientReducer:
                 self._send_places(gradient, grad)
 
     def _start(self, gradient: Gradient) -> None:
-        """Starts the reduction of what is in the slot, a small one together with those after it."""
+        """Starts the reduction of what is in the slot, that of a group once all of it is there."""
         group = gradient.group
         if group is None:
-            held = self._held
-            if not held:
-                self._release_after_backward()
-            held.append(gradient)
-            self._held_bytes += gradient.bytes
-            if self._held_bytes >= _BURST_BYTES:
-                self.release()
+            self._held.add(gradient)
         else:
             if group.missing == 1:
                 self._start_group(group)
@@ -179,41 +157,7 @@ class GradientReducer:
 
     def release(self) -> None:
         """Starts what is held back. Must come before finish."""
-        if not self._held:
-            return
-        self._copy_small()
-        held, self._held, self._held_bytes = self._held, [], 0
-        first = len(self._handles)
-        try:
-            _core.start_all(array("q", [gradient.prepared for gradient in held]), self._handles)
-        except Exception:
-            self._held = held[len(self._handles) - first:]  # what was not started must not pass for reduced
-            self._held_bytes = sum(gradient.bytes for gradient in self._held)
-            raise
-        finally:
-            for gradient, handle in zip(held, self._handles[first:]):
-                gradient.handle = handle
-
-    def _copy_small(self) -> None:
-        """Copies small gradients, which nobody has looked at since they were sent, into their slots."""
-        uncopied = [(gradient, grad) for gradient, grad in self._uncopied if grad.data_ptr() != gradient.address]
-        if uncopied:
-            with torch.no_grad():
-                try:
-                    _copy_all([gradient.slot for gradient, _ in uncopied], [grad for _, grad in uncopied])
-                except RuntimeError:  # one is not of its slot's shape
-                    for gradient, grad in uncopied:
-                        self._fill(gradient, grad)
-            for gradient, grad in uncopied:
-                grad.data = gradient.slot
-        self._uncopied = []  # now only: what an exception has left here must not pass for copied
-
-    def _release_after_backward(self) -> None:
-        """Sees to it that other ranks need not wait until this one comes to synchronize."""
-        backward = torch._C._current_graph_task_id()
-        if backward != self._backward and backward != -1:
-            self._backward = backward
-            _engine.queue_callback(self.release)
+        self._held.release()
 
     def _start_group(self, group: Group) -> None:
         summing = self.compressed.request if self.compressed is not None and group.is_compressed() else self._request
@@ -332,7 +276,7 @@ class GradientReducer:
             gradient.slot, gradient.address, gradient.bytes = slot
             gradient.dtype = gradient.slot.dtype if self._casts and not gradient.sparse_dims else None
             gradient.form = gradient.parameter.dtype, gradient.parameter.shape
-            gradient.small = gradient.group is None and gradient.bytes <= _SMALL_BYTES
+            gradient.small = gradient.group is None and gradient.bytes <= SMALL_BYTES
             if gradient.group is None:
                 gradient.prepared = self._prepare(gradient)
 
@@ -343,9 +287,7 @@ class GradientReducer:
 
     def _forget(self) -> None:
         del self._handles[:]
-        del self._held[:]
-        del self._uncopied[:]
-        self._held_bytes = 0
+        self._held.clear()
         del self._gathers[:]
         for gradient in self.gradients:
             gradient.sent = False

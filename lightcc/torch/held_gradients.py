@@ -1,0 +1,89 @@
+"""Gradients whose prepared requests start together.
+
+They wait here until they are so many bytes, or until backward ends, which only torch knows: to start many at once
+costs less. What travels together the core decides. Small ones are also copied into their slots together.
+"""
+import weakref
+from array import array
+from typing import Callable, List, Optional, Tuple
+
+import torch
+
+from lightcc import _core
+from lightcc.torch.gradient import Gradient
+
+SMALL_BYTES = 64 << 10
+_BURST_BYTES = 1 << 20
+_engine = torch.autograd.Variable._execution_engine
+_copy_all = getattr(torch, "_foreach_copy_", None) or (  # PyTorch 2.0 has none
+    lambda slots, grads: [slot.copy_(grad) for slot, grad in zip(slots, grads)])
+
+
+class HeldGradients:
+    """Of one reducer."""
+
+    def __init__(self, handles: "array[int]", fill: Callable[[Gradient, torch.Tensor], None]):
+        """handles: gets those of all that is started. fill: copies a gradient that is not of its slot's shape; a method,
+        which is not kept alive."""
+        self._handles, self._fill = handles, weakref.WeakMethod(fill)
+        self._gradients: List[Gradient] = []
+        self._bytes = 0
+        self._uncopied: List[Tuple[Gradient, torch.Tensor]] = []  # small ones of them
+        self._backward = -1  # torch's number of the backward pass at whose end they start at the latest
+
+    def add(self, gradient: Gradient, grad: Optional[torch.Tensor] = None) -> None:
+        """Starts the reduction of a gradient, a small one together with those after it.
+
+        grad: a plain gradient that is still to be copied into its slot; None: it is there.
+        """
+        if not self._gradients:
+            self._release_after_backward()
+        self._gradients.append(gradient)
+        if grad is not None:
+            self._uncopied.append((gradient, grad))
+        self._bytes += gradient.bytes
+        if self._bytes >= _BURST_BYTES:
+            self.release()
+
+    def release(self) -> None:
+        """Starts all of them."""
+        if not self._gradients:
+            return
+        self._copy()
+        held, self._gradients, self._bytes = self._gradients, [], 0
+        first = len(self._handles)
+        try:
+            _core.start_all(array("q", [gradient.prepared for gradient in held]), self._handles)
+        except Exception:
+            self._gradients = held[len(self._handles) - first:]  # what was not started must not pass for reduced
+            self._bytes = sum(gradient.bytes for gradient in self._gradients)
+            raise
+        finally:
+            for gradient, handle in zip(held, self._handles[first:]):
+                gradient.handle = handle
+
+    def clear(self) -> None:
+        del self._gradients[:]
+        del self._uncopied[:]
+        self._bytes = 0
+
+    def _copy(self) -> None:
+        """Copies small gradients, which nobody has looked at since they were sent, into their slots."""
+        uncopied = [(gradient, grad) for gradient, grad in self._uncopied if grad.data_ptr() != gradient.address]
+        if uncopied:
+            with torch.no_grad():
+                try:
+                    _copy_all([gradient.slot for gradient, _ in uncopied], [grad for _, grad in uncopied])
+                except RuntimeError:  # one is not of its slot's shape
+                    for gradient, grad in uncopied:
+                        self._fill()(gradient, grad)
+            for gradient, grad in uncopied:
+                grad.data = gradient.slot
+        self._uncopied = []  # now only: what an exception has left here must not pass for copied
+
+    def _release_after_backward(self) -> None:
+        """Sees to it that other ranks need not wait until this one comes to synchronize."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward and backward != -1:
+            self._backward = backward
+            _engine.queue_callback(self.release)
