@@ -23,8 +23,8 @@ class HeldGradients:
     """Of one reducer."""
 
     def __init__(self, handles: "array[int]", fill: Callable[[Gradient, torch.Tensor], None]):
-        """handles: gets those of all that is started. fill: copies a gradient that is not of its slot's shape; a method,
-        which is not kept alive."""
+        """handles: gets those of all that is started. fill: a method that copies a gradient which is not of its slot's
+        shape; it does not keep its object alive."""
         self._handles, self._fill = handles, weakref.WeakMethod(fill)
         self._gradients: List[Gradient] = []
         self._bytes = 0
