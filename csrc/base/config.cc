@@ -145,6 +145,15 @@ const Knob kKnobs[] = {
      "that one machine can act as several. local_rank and local_size stay as they are. 0: all ranks of a host.",
      [](Config& c, const Value& v) { c.intra_size = static_cast<int>(v.whole(0, kIntMax, "ranks, 0 or more")); },
      [](const Config& c) { return std::to_string(c.intra_size); }},
+    {"LIGHTCC_CALIBRATION",
+     "1: where ranks are on several hosts, the first init among them measures latency and bandwidth (at most a second), "
+     "and the algorithms of all-reduces follow from that. 0: they follow from sizes and numbers of hosts alone.",
+     [](Config& c, const Value& v) { c.calibration = v.flag(); },
+     [](const Config& c) { return text_of(c.calibration); }},
+    {"LIGHTCC_CACHE_DIR",
+     "Directory in which rank 0 keeps what was measured of a set of hosts, for later runs; to delete a file there "
+     "means to measure anew. Not set: `lightcc` in `XDG_CACHE_HOME` or in `~/.cache`.",
+     [](Config& c, const Value& v) { c.cache_dir = v.text; }, [](const Config& c) { return c.cache_dir; }},
     {"LIGHT_TOPK_ALLREDUCE",
      "1: optimizers and gradient tapes that are given no compression send the largest gradients only, and leave the "
      "rest for later steps (docs/compression.md).",
@@ -214,8 +223,8 @@ constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION",
                                    "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                                    "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT", "LIGHT_2D_ALLREDUCE",
                                    "LIGHT_HIERARCHICAL_THRESHOLD", "HOROVOD_HIERARCHICAL_ALLGATHER",
-                                   "LIGHT_INTRA_SIZE", "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO",
-                                   "LIGHT_TOPK_THRESHOLD", "LIGHT_TOPK_FP16"};
+                                   "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "LIGHT_TOPK_ALLREDUCE",
+                                   "LIGHT_TOPK_RATIO", "LIGHT_TOPK_THRESHOLD", "LIGHT_TOPK_FP16"};
 
 const Knob& knob_of(const std::string& name) {
   for (const Knob& knob : kKnobs)
@@ -298,6 +307,10 @@ Config read_config(const Environment& env, std::string* notes) {
     for (const char* other : knob.other_names)
       if (other && !text_if_set(env, name)) name = other;
     if (const char* text = text_if_set(env, name)) knob.set(config, Value{name, text});
+  }
+  if (config.cache_dir.empty()) {
+    if (const char* caches = text_if_set(env, "XDG_CACHE_HOME")) config.cache_dir = std::string(caches) + "/lightcc";
+    else if (const char* home = text_if_set(env, "HOME")) config.cache_dir = std::string(home) + "/.cache/lightcc";
   }
   if (config.fusion_bytes == 0) {
     config.fusion_bytes = Config{}.fusion_bytes;

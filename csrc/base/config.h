@@ -23,6 +23,8 @@ struct Config {
   int64_t hierarchical_bytes = 0;     // LIGHT_HIERARCHICAL_THRESHOLD: from so many bytes on
   bool hierarchical_allgather = true; // HOROVOD_HIERARCHICAL_ALLGATHER: all-gathers between hosts go by host
   int intra_size = 0;                // LIGHT_INTRA_SIZE: ranks that count as a host of their own, 0 = all of a host
+  bool calibration = true;           // LIGHTCC_CALIBRATION: the network is measured, and decides on algorithms
+  std::string cache_dir;             // LIGHTCC_CACHE_DIR: where that is kept for later runs; "": nowhere
   bool topk = false;                 // LIGHT_TOPK_ALLREDUCE: gradients are compressed unless the program says how
   double topk_ratio = 0.01;          // LIGHT_TOPK_RATIO
   int64_t topk_threshold = 1 << 20;  // LIGHT_TOPK_THRESHOLD: bytes of a step that can be compressed; fewer go dense

@@ -21,9 +21,10 @@ bool HierarchicalBackend::accepts(const Collective& c) const {
 
 class HierarchicalAllreduce : public Work {
  public:
-  HierarchicalAllreduce(HierarchicalBackend& backend, const Collective& c)
+  HierarchicalAllreduce(HierarchicalBackend& backend, const Collective& c, const Algorithm* exchange)
       : backend_(backend),
         c_(c),
+        exchange_(exchange),
         element_(int64_t(size_of(c.dtype))),
         links_(*backend.links_),
         node_(links_.members()),
@@ -163,7 +164,7 @@ class HierarchicalAllreduce : public Work {
       c.post = c_.post;
       c.output = at(c_.output, first * element_);
       c.input = links_.alone() ? at(c_.input, first * element_) : c.output;
-      shards.push_back({&flow, flow.start(c)});
+      shards.push_back({&flow, flow.start(c, exchange_)});
     }
     ++started_;
   }
@@ -183,6 +184,7 @@ class HierarchicalAllreduce : public Work {
 
   HierarchicalBackend& backend_;
   const Collective c_;
+  const Algorithm* const exchange_;              // between nodes; nullptr: by size
   const int64_t element_;
   NodeLinks& links_;
   const std::vector<int>& node_;                 // the members here
@@ -198,10 +200,10 @@ class HierarchicalAllreduce : public Work {
   PhaseTimes times_;
 };
 
-std::unique_ptr<Work> HierarchicalBackend::start(const Collective& c, const Algorithm*) {
+std::unique_ptr<Work> HierarchicalBackend::start(const Collective& c, const Algorithm* exchange) {
   if (!accepts(c))
     throw Error(Code::internal, std::string(name_of(c.kind)) + " with op " + name_of(c.op) + " was given to 2D");
-  return std::make_unique<HierarchicalAllreduce>(*this, c);
+  return std::make_unique<HierarchicalAllreduce>(*this, c, exchange);
 }
 
 }  // namespace lightcc

@@ -31,6 +31,7 @@ class HierarchicalBackend : public Backend {
   HierarchicalBackend(std::shared_ptr<NodeLinks>, const Limits&);
   const char* name() const override { return "2d"; }
   bool accepts(const Collective&) const override;
+  // algorithm: of the all-reduce between the nodes; nullptr: by the size of what they exchange.
   std::unique_ptr<Work> start(const Collective&, const Algorithm*) override;
 
  private:

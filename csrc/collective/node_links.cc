@@ -91,8 +91,9 @@ NodeLinks::Flow::Flow(Peers& peers, const Group& group, const std::vector<int>& 
   round_once_ = Selector({&only, 1}, int(owners_.size()), "", kRoundOnceRules);
 }
 
-std::unique_ptr<Work> NodeLinks::Flow::start(const Collective& c) const {
+std::unique_ptr<Work> NodeLinks::Flow::start(const Collective& c, const Algorithm* algorithm) const {
   const bool rounds = c.kind == Kind::allreduce && is_floating(c.dtype) && size_of(c.dtype) == 2;
+  if (algorithm && !rounds) return backend_->start(c, algorithm);
   const Row& row = (rounds ? round_once_ : exchange_).choose(c);
   return row.backend->start(c, row.algorithm);
 }

@@ -66,8 +66,9 @@ class NodeLinks {
 class NodeLinks::Flow {
  public:
   Flow(Peers&, const Group&, const std::vector<int>& owners, int lane, int flow);
-  // An all-reduce, or an all-gather, among the owners, whose numbers are those of their nodes.
-  std::unique_ptr<Work> start(const Collective&) const;
+  // An all-reduce, or an all-gather, among the owners, whose numbers are those of their nodes. algorithm: nullptr: one
+  // that suits what is exchanged. 16-bit floats always take that which rounds the fewest times.
+  std::unique_ptr<Work> start(const Collective&, const Algorithm* algorithm = nullptr) const;
   int owner(int node) const { return owners_[size_t(node)]; }  // the member
 
  private:

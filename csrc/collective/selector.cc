@@ -1,6 +1,7 @@
 #include "collective/selector.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <numeric>
 #include <optional>
@@ -77,13 +78,17 @@ Kind parse_kind(std::string_view name, std::string_view entry) {
 
 struct Choice { std::string_view backend; const Algorithm* algorithm; };
 
-// "ring", "links/ring", or a backend that has only one way.
+// "ring", "links/ring", or a backend, which has only one way or finds its own: "2d", "2d/ring".
 Choice parse_choice(Kind kind, std::string_view name, std::string_view entry, std::span<const Rule> rules) {
   std::string known;
   const auto add = [&](const char* one) { known += (known.empty() ? "" : ", ") + std::string(one); };
+  const size_t slash = std::min(name.find('/'), name.size());
   for (const Rule& rule : rules) {
     if (rule.kind != kind || rule.algorithm) continue;
     if (name == rule.backend) return {rule.backend, nullptr};
+    if (name.substr(0, slash) == rule.backend && rule.backend == std::string_view("2d"))
+      if (const Algorithm* algorithm = find_algorithm(kind, name.substr(std::min(slash + 1, name.size()))))
+        if (!algorithm->adasum) return {rule.backend, algorithm};
     add(rule.backend);
   }
   constexpr std::string_view kPrefix = "links/";
@@ -137,18 +142,31 @@ Selector::Selector(std::span<Backend* const> backends, int hosts, std::string_vi
   }
 }
 
-const Row& Selector::choose(const Collective& c) const {
+const Row* Selector::find(const Collective& c, const Row* after) const {
   const int64_t bytes = bytes_of(c);
   const auto fits = [&](const Row& row) {
     return row.kind == c.kind && (row.most_ranks == 0 || c.size <= row.most_ranks) &&
            (row.most_bytes == 0 || bytes <= row.most_bytes) &&
            (!row.algorithm || row.algorithm->adasum == is_adasum(c)) && row.backend->accepts(c);
   };
-  for (const Row& row : rows_)
-    if (fits(row)) return row;
-  throw Error(Code::internal, std::string("no way to run ") + name_of(c.kind) + " of " + std::to_string(bytes) +
-                                  " bytes among " + std::to_string(c.size) + " ranks");
+  const auto differs = [&](const Row& row) { return row.backend != after->backend || row.algorithm != after->algorithm; };
+  for (const Row& row : std::span(rows_).subspan(after ? size_t(after - rows_.data()) : 0))
+    if ((!after || differs(row)) && fits(row)) return &row;
+  return nullptr;
 }
+
+const Row& Selector::choose(const Collective& c, SecondChoices second) const {
+  const Row* const first = find(c, nullptr);
+  if (!first)
+    throw Error(Code::internal, std::string("no way to run ") + name_of(c.kind) + " of " + std::to_string(bytes_of(c)) +
+                                    " bytes among " + std::to_string(c.size) + " ranks");
+  const bool has_second = c.kind == Kind::allreduce && !is_adasum(c) && c.codec.kind == CodecKind::none;
+  if (!has_second || (second >> size_class(bytes_of(c)) & 1) == 0) return *first;
+  const Row* const other = find(c, first);
+  return other ? *other : *first;
+}
+
+int size_class(int64_t bytes) { return bytes > 0 ? std::bit_width(uint64_t(bytes)) - 1 : 0; }
 
 std::string Selector::text() const {
   std::string text;

@@ -32,7 +32,11 @@ struct Row {                  // a rule whose backend is there
   const Algorithm* algorithm;
   bool forced = false;
 };
-std::string text_of(const Row&);  // "links/ring", "shared"
+std::string text_of(const Row&);  // "links/ring", "2d/pairwise", "shared"
+
+// Sizes of all-reduces, by bits, for which the second row that fits is taken: bit k is for 2^k to 2^(k+1) - 1 bytes.
+using SecondChoices = uint64_t;
+int size_class(int64_t bytes);  // k; 0 for no bytes
 
 class Selector {
  public:
@@ -44,11 +48,15 @@ class Selector {
   Selector(std::span<Backend* const> backends, int hosts, std::string_view forced,
            std::span<const Rule> rules = default_rules());
 
-  // The first row that fits and whose backend accepts it. Throws Error{internal} if there is none.
-  const Row& choose(const Collective&) const;
+  // The first row that fits and whose backend accepts it. Throws Error{internal} if there is none. second: the next
+  // other one, if there is; for all-reduces that are neither compressed nor Adasum.
+  const Row& choose(const Collective&, SecondChoices second = 0) const;
   std::string text() const;
 
  private:
+  // The first of those behind `after`, if that is not nullptr, which do something else than that.
+  const Row* find(const Collective&, const Row* after) const;
+
   std::vector<Row> rows_;
 };
 

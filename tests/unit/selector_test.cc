@@ -128,6 +128,44 @@ std::string refusal_of(std::string_view forced) {
   return "none";
 }
 
+// By size, and only where there is another way that gives the same result.
+TEST(Selector, TheSecondRowThatFits) {
+  Named two_levels("2d", [](const Collective& c) { return c.kind == Kind::allreduce && !is_adasum(c); });
+  Named compressed("compressed", [](const Collective& c) { return c.codec.kind != CodecKind::none; });
+  Backend* const backends[] = {&compressed, &two_levels, &links};
+  const Selector selector(backends, 2, "", rules_for({{0}, {1}}, true));
+  const Collective large = collective(Kind::allreduce, 2, 1 << 20);
+  const SecondChoices only_large = SecondChoices(1) << 20;
+  EXPECT_EQ(size_class(1 << 20), 20);
+  EXPECT_EQ(size_class((1 << 21) - 1), 20);
+  EXPECT_EQ(size_class(0), 0);
+  EXPECT_EQ(text_of(selector.choose(large)), "2d");
+  EXPECT_EQ(text_of(selector.choose(large, only_large)), "links/ring");
+  EXPECT_EQ(text_of(selector.choose(collective(Kind::allreduce, 2, 1 << 19), only_large)), "2d");
+  Collective other = large;
+  other.codec.kind = CodecKind::topk;
+  EXPECT_EQ(text_of(selector.choose(other, ~SecondChoices())), "compressed");
+  other = large;
+  other.op = ReduceOp::adasum;
+  EXPECT_EQ(text_of(selector.choose(other, ~SecondChoices())), "links/adasum_halving");
+  EXPECT_EQ(text_of(selector.choose(collective(Kind::broadcast, 2, 1 << 20), ~SecondChoices())), "links/binomial");
+  const Rule only[] = {{Kind::allreduce, 0, 0, 0, "links", "ring"}, {Kind::allreduce, 0, 0, 0, "links", "ring"}};
+  EXPECT_EQ(text_of(Selector(backends, 2, "", only).choose(large, only_large)), "links/ring") << "there is no other";
+}
+
+TEST(Selector, TwoLevelsCanBeToldHowToExchange) {
+  Named two_levels("2d", [](const Collective&) { return true; });
+  Backend* const backends[] = {&two_levels, &links};
+  const auto chosen_by = [&](const char* forced) {
+    const Selector selector(backends, 2, forced, rules_for({{0}, {1}}, true));
+    return text_of(selector.choose(collective(Kind::allreduce, 2, 4)));
+  };
+  EXPECT_EQ(chosen_by("allreduce=2d"), "2d");
+  EXPECT_EQ(chosen_by("allreduce=2d/ring"), "2d/ring");
+  EXPECT_THROW(chosen_by("allreduce=2d/adasum_whole"), Error);
+  EXPECT_THROW(chosen_by("allreduce=2d/star"), Error);
+}
+
 // What a new backend takes: the interface, and its rows.
 TEST(Selector, ABackendIsAddedByOneRule) {
   Named fast("fast", [](const Collective& c) { return c.size % 2 == 0; });
