@@ -52,6 +52,9 @@ struct Value {
     if (!parse(value) || value < least || value > most) refuse(expected);
     return value;
   }
+  int number(int least, const char* expected) const {
+    return static_cast<int>(whole(least, std::numeric_limits<int>::max(), expected));
+  }
   int64_t bytes() const { return whole(0, std::numeric_limits<int64_t>::max(), "bytes, 0 or more"); }
   double seconds() const {
     double value = 0;
@@ -92,7 +95,6 @@ struct Knob {
   const char* other_names[2] = {};  // read in this order if it is not set itself
 };
 
-constexpr int kIntMax = std::numeric_limits<int>::max();
 constexpr double kMostIdleSeconds = 1e9;  // its nanoseconds can still be added to a time
 
 const Knob kKnobs[] = {
@@ -105,9 +107,7 @@ const Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.fusion = v.flag(); }, [](const Config& c) { return text_of(c.fusion); }},
     {"HOROVOD_CACHE_CAPACITY",
      "Requests remembered for each process set; one that is remembered needs no negotiation of its shape. 0: none.",
-     [](Config& c, const Value& v) {
-       c.cache_capacity = static_cast<int>(v.whole(0, kIntMax, "a number of requests, 0 or more"));
-     },
+     [](Config& c, const Value& v) { c.cache_capacity = v.number(0, "a number of requests, 0 or more"); },
      [](const Config& c) { return std::to_string(c.cache_capacity); }},
     {"HOROVOD_STALL_CHECK_TIME_SECONDS",
      "Warn about a tensor that some ranks have submitted and others have not for so long.",
@@ -143,7 +143,7 @@ const Knob kKnobs[] = {
     {"LIGHT_INTRA_SIZE",
      "Collectives that go by host take so many ranks of a host for a host of their own (the last may have fewer), so "
      "that one machine can act as several. local_rank and local_size stay as they are. 0: all ranks of a host.",
-     [](Config& c, const Value& v) { c.intra_size = static_cast<int>(v.whole(0, kIntMax, "ranks, 0 or more")); },
+     [](Config& c, const Value& v) { c.intra_size = v.number(0, "ranks, 0 or more"); },
      [](const Config& c) { return std::to_string(c.intra_size); }},
     {"LIGHTCC_CALIBRATION",
      "1: where ranks are on several hosts, the first init among them measures latency and bandwidth (at most a second), "
@@ -154,6 +154,23 @@ const Knob kKnobs[] = {
      "Directory in which rank 0 keeps what was measured of a set of hosts, for later runs; to delete a file there "
      "means to measure anew. Not set: `lightcc` in `XDG_CACHE_HOME` or in `~/.cache`.",
      [](Config& c, const Value& v) { c.cache_dir = v.text; }, [](const Config& c) { return c.cache_dir; }},
+    {"HOROVOD_AUTOTUNE",
+     "1: all-reduces between hosts, of 16 KiB and more, try a second algorithm by turns while training runs, and keep "
+     "the quicker, for each power of two of bytes; what was found is kept in LIGHTCC_CACHE_DIR for later runs. 0: the "
+     "same algorithms in each run, and so the same rounding.",
+     [](Config& c, const Value& v) { c.autotune = v.flag(); }, [](const Config& c) { return text_of(c.autotune); }},
+    {"HOROVOD_AUTOTUNE_LOG", "File in which rank 0 writes each sample that counts, as CSV.",
+     [](Config& c, const Value& v) { c.autotune_log = v.text; }, [](const Config& c) { return c.autotune_log; }},
+    {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "The first samples of each size, which do not count.",
+     [](Config& c, const Value& v) { c.autotune_warmup_samples = v.number(0, "a number of samples, 0 or more"); },
+     [](const Config& c) { return std::to_string(c.autotune_warmup_samples); }},
+    {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "All-reduces of one size that make a sample.",
+     [](Config& c, const Value& v) { c.autotune_steps_per_sample = v.number(1, "a number of all-reduces, 1 or more"); },
+     [](const Config& c) { return std::to_string(c.autotune_steps_per_sample); }},
+    {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+     "Most samples of each size that count; six are enough if the algorithms differ clearly.",
+     [](Config& c, const Value& v) { c.autotune_most_samples = v.number(1, "a number of samples, 1 or more"); },
+     [](const Config& c) { return std::to_string(c.autotune_most_samples); }},
     {"LIGHT_TOPK_ALLREDUCE",
      "1: optimizers and gradient tapes that are given no compression send the largest gradients only, and leave the "
      "rest for later steps (docs/compression.md).",
@@ -185,9 +202,7 @@ const Knob kKnobs[] = {
     {"LIGHTCC_SPIN_US",
      "Microseconds that a wait spins before it yields and then sleeps. -1: at most 20 if every rank of the host has a "
      "core, else 0.",
-     [](Config& c, const Value& v) {
-       c.spin_us = static_cast<int>(v.whole(-1, kIntMax, "microseconds, or -1 to choose by cores and ranks"));
-     },
+     [](Config& c, const Value& v) { c.spin_us = v.number(-1, "microseconds, or -1 to choose by cores and ranks"); },
      [](const Config& c) { return std::to_string(c.spin_us); }},
     {"LIGHTCC_STORE_ADDR",
      "Where the ranks of several hosts meet: `host:port`, or several with commas in between, a host of rank 0 (an IPv6 "
@@ -223,8 +238,9 @@ constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION",
                                    "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                                    "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT", "LIGHT_2D_ALLREDUCE",
                                    "LIGHT_HIERARCHICAL_THRESHOLD", "HOROVOD_HIERARCHICAL_ALLGATHER",
-                                   "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "LIGHT_TOPK_ALLREDUCE",
-                                   "LIGHT_TOPK_RATIO", "LIGHT_TOPK_THRESHOLD", "LIGHT_TOPK_FP16"};
+                                   "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "HOROVOD_AUTOTUNE",
+                                   "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO", "LIGHT_TOPK_THRESHOLD",
+                                   "LIGHT_TOPK_FP16"};
 
 const Knob& knob_of(const std::string& name) {
   for (const Knob& knob : kKnobs)

@@ -25,6 +25,11 @@ struct Config {
   int intra_size = 0;                // LIGHT_INTRA_SIZE: ranks that count as a host of their own, 0 = all of a host
   bool calibration = true;           // LIGHTCC_CALIBRATION: the network is measured, and decides on algorithms
   std::string cache_dir;             // LIGHTCC_CACHE_DIR: where that is kept for later runs; "": nowhere
+  bool autotune = false;             // HOROVOD_AUTOTUNE: all-reduces between hosts are tuned in live steps
+  std::string autotune_log;          // HOROVOD_AUTOTUNE_LOG: a file for its samples; "": none
+  int autotune_warmup_samples = 3;   // HOROVOD_AUTOTUNE_WARMUP_SAMPLES: thrown away, of each size class
+  int autotune_steps_per_sample = 10; // HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE
+  int autotune_most_samples = 20;    // HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES: of a size class
   bool topk = false;                 // LIGHT_TOPK_ALLREDUCE: gradients are compressed unless the program says how
   double topk_ratio = 0.01;          // LIGHT_TOPK_RATIO
   int64_t topk_threshold = 1 << 20;  // LIGHT_TOPK_THRESHOLD: bytes of a step that can be compressed; fewer go dense

@@ -11,7 +11,6 @@ struct Idle {
 };
 
 inline constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
-inline constexpr const char* kNoTuner = "nothing is tuned at run time; see LIGHTCC_SELECT and HOROVOD_FUSION_THRESHOLD";
 inline constexpr const char* kCpuOnly = "it runs on CPU tensors only";
 inline constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
 inline constexpr const char* kNotElastic = "elastic training is not supported; the ranks are those that were started";
@@ -20,12 +19,7 @@ inline constexpr const char* kOwnRendezvous = "ranks meet at LIGHTCC_STORE_ADDR,
 
 inline constexpr Idle kIdle[] = {
     {"HOROVOD_CYCLE_TIME", kNoCycle},
-    {"HOROVOD_AUTOTUNE", kNoTuner, false},
-    {"HOROVOD_AUTOTUNE_LOG", kNoTuner},
-    {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES", kNoTuner},
-    {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", kNoTuner},
-    {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", kNoTuner},
-    {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", kNoTuner},
+    {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "two candidates are compared, and there is no Gaussian process"},
     {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
     {"HOROVOD_NUM_NCCL_STREAMS", kCpuOnly},
     {"HOROVOD_BATCH_D2D_MEMCOPIES", kCpuOnly},

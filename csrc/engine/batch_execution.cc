@@ -227,7 +227,7 @@ bool BatchExecution::start_next(bool may_start) {
   if (!may_start) return false;
   piece_ = offset_ = 0;
   if (began_ns_ == 0) began_ns_ = now_ns();
-  const Row& row = selector_.choose(fused.collective);
+  const Row& row = selector_.choose(fused.collective, items_[0].second);
   tracing_.activity(items_, row);
   fused.collective.timed = tracing_.running();
   work_ = row.backend->start(fused.collective, row.algorithm);

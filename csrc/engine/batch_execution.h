@@ -37,6 +37,7 @@ struct BatchItem {           // a request of the batch and what the coordinator 
   std::vector<std::vector<int64_t>> rows;
   int absent = 0;            // members that have joined and take part without data; the same in the whole batch
   bool placeholder = false;  // this rank is one of them, and the request is nobody's (joined_rank.h)
+  SecondChoices second = 0;  // by which its all-reduces choose; the same in the whole batch
 };
 
 // What a backend computes when a request asks for op and post: an average is a sum with a factor.
@@ -57,6 +58,9 @@ class BatchExecution {
   const std::vector<BatchItem>& items() const { return items_; }
   uint64_t began_ns() const { return began_ns_; }  // its first collective; 0: not yet
   int64_t bytes() const { return bytes_; }         // of all that have begun
+  const Collective* only_collective() const {      // nullptr: it is none, or several
+    return collectives_.size() == 1 ? &collectives_[0].collective : nullptr;
+  }
 
  private:
   struct Piece { const void* in; void* out; size_t bytes; };

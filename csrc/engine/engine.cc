@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "engine/fusion.h"
+#include "engine/hosts_subject.h"
 #include "engine/validate.h"
 
 namespace lightcc {
@@ -338,7 +339,7 @@ std::string Engine::plans_text() {
 
 std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
   return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, counters_, tracing_,
-                                       progress_lock_, *this);
+                                       progress_lock_, *this, CacheFile::of(config_.cache_dir, hosts_subject(*peers_)));
 }
 
 // The members, or the id of the group to remove, came as the request's shape: so that ranks agree on them.

@@ -27,7 +27,7 @@ bool may_overlap(const std::vector<BatchItem>& batch, int nodes) {
 
 GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const Config& config,
                          std::shared_ptr<OutputPool> outputs, Counters& counters, Tracing& tracing,
-                         const ProgressLock& progress_lock, GroupEngineOwner& owner)
+                         const ProgressLock& progress_lock, GroupEngineOwner& owner, CacheFile tuned)
     : peers_(peers),
       group_(std::move(group)),
       config_(config),
@@ -70,6 +70,8 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
   for (auto& backend : backends_) backends.push_back(backend.get());
   nodes_ = int(nodes.size());
   selector_ = Selector(backends, nodes_, config.select, rules_for(nodes, config.hierarchical_allgather));
+  if (config.autotune && is_coordinator() && group_->id() == 0 && nodes_ > 1)
+    tuning_ = std::make_unique<Tuning>(config, selector_, group_->size(), std::move(tuned));
 }
 
 void GroupEngine::submit(const RequestPtr& request) {
@@ -155,6 +157,7 @@ void GroupEngine::receive_down(DownMessage message) {
                           if (tracing_.running()) tracing_.planned(plan.plan, plans_.text());
                         },
                         [&](const PlanEnded& ended) { send_up(plans_.end(ended)); },
+                        [&](const Tuned& tuned) { second_choices_ = tuned.second; },
                         [&](const Failure& failure) { receive(failure); },
                         [&](const Missing& missing) { receive(missing); },
                         [&](const DeadlockProbe& probe) {
@@ -201,8 +204,7 @@ void GroupEngine::receive(Batch& batch) {
       control_plane_->send_up(std::move(anew));
     }
   }
-  tracing_.agreed(items, batches_in_flight() > 0);
-  batches_.push_back(std::move(items));
+  agree(std::move(items));
 }
 
 void GroupEngine::receive(const BucketBatch& batch) {
@@ -214,6 +216,11 @@ void GroupEngine::receive(const BucketBatch& batch) {
     items.push_back({std::move(it->second), {}});
     pending_.erase(it);
   }
+  agree(std::move(items));
+}
+
+void GroupEngine::agree(std::vector<BatchItem> items) {
+  for (BatchItem& item : items) item.second = second_choices_;
   tracing_.agreed(items, batches_in_flight() > 0);
   batches_.push_back(std::move(items));
 }
@@ -244,6 +251,7 @@ bool GroupEngine::coordinate() {
   const bool gathers =
       gathers_for_next_batch(batches_in_flight(), batches_at_a_time(), coordinator_->ready_bytes());
   if (gathers && !coordinator_->anything_urgent()) return false;
+  if (const auto tuned = tuning_ ? tuning_->message() : std::nullopt) control_plane_->send_down(*tuned);
   for (const DownMessage& message : coordinator_->take_messages()) control_plane_->send_down(message);
   return true;
 }
@@ -294,8 +302,10 @@ bool GroupEngine::run_batches() {
   for (; !running_.empty() && running_[0]->done(); running_.pop_front()) {
     const uint64_t began_ns = std::max(running_[0]->began_ns(), batch_ended_ns_);
     batch_ended_ns_ = now_ns();
+    const double seconds = double(batch_ended_ns_ - began_ns) * 1e-9;
     if (is_coordinator() && running_[0]->bytes() > 0 && running_[0]->items()[0].request->what.kind == Kind::allreduce)
-      coordinator_->note_cost(running_[0]->bytes(), double(batch_ended_ns_ - began_ns) * 1e-9);
+      coordinator_->note_cost(running_[0]->bytes(), seconds);
+    if (tuning_) tuning_->note(*running_[0], seconds);
     for (const BatchItem& item : running_[0]->items()) {
       if (item.request->what.kind == Kind::join) all_joined(item);
       if (!item.placeholder) owner_.finish(item.request, Code::ok, "");
@@ -316,12 +326,11 @@ bool GroupEngine::step() {
   progress_lock_.assert_held();
   bool moved = step_fast_path();
   moved |= control_plane_->step();
-  for (auto& [member, key] : std::exchange(queries_, {}))
-    {
-      const std::vector<int> missing = coordinator_->missing(key);
-      control_plane_->send_down(
-          Missing{key, to_int32(missing), to_int32(coordinator_->joined()), member, note(key, missing)});
-    }
+  for (auto& [member, key] : std::exchange(queries_, {})) {
+    const std::vector<int> missing = coordinator_->missing(key);
+    control_plane_->send_down(
+        Missing{key, to_int32(missing), to_int32(coordinator_->joined()), member, note(key, missing)});
+  }
   if (is_coordinator()) moved |= coordinate();
   moved |= run_batches();
   // What the next batch needs is often there already.
@@ -380,13 +389,6 @@ bool GroupEngine::announced(Kind kind, bool automatic, const std::string& key) c
 bool GroupEngine::flush() {
   progress_lock_.assert_held();
   return control_plane_->flush();
-}
-
-void GroupEngine::remind() {
-  progress_lock_.assert_held();
-  if (!pending_.empty()) control_plane_->remind();
-  if (!fast_path_request_) return;
-  for (int member : fast_path_->missing()) peers_.wake_urgently(group_->rank(member));
 }
 
 }  // namespace lightcc

@@ -14,6 +14,7 @@
 #include "engine/fast_path.h"
 #include "engine/joined_rank.h"
 #include "engine/progress_lock.h"
+#include "engine/tuning.h"
 #include "net/group.h"
 #include "net/peers.h"
 
@@ -35,11 +36,13 @@ struct GroupEngineOwner {
 
 class GroupEngine : public ControlPlaneOwner {
  public:
+  // tuned: what the tuner finds, for later runs.
   GroupEngine(Peers&, std::shared_ptr<const Group>, const Config&, std::shared_ptr<OutputPool>, Counters&, Tracing&,
-              const ProgressLock&, GroupEngineOwner&);
+              const ProgressLock&, GroupEngineOwner&, CacheFile tuned = {});
 
   const Group& group() const { return *group_; }
   const Selector& selector() const { return selector_; }
+  SecondChoices second_choices() const { return second_choices_; }  // of batches that are agreed on from now on
   void submit(const RequestPtr&);
   FastPath& fast_path() { return *fast_path_; }
   bool can_take_fast_path(const Collective&);           // nothing is in flight in this group
@@ -83,6 +86,7 @@ class GroupEngine : public ControlPlaneOwner {
   void receive(const BucketBatch&);
   void receive(const Failure&);
   void receive(const Missing&);
+  void agree(std::vector<BatchItem>);
   void check_world(int from) const;  // throws if this group is another
   bool is_among(const std::vector<int32_t>& members) const;  // this rank
   void remote_member_left(int member, const std::string& why, int from) override;
@@ -119,6 +123,8 @@ class GroupEngine : public ControlPlaneOwner {
 
   std::vector<std::unique_ptr<Backend>> backends_;
   Selector selector_;                                   // among them
+  std::unique_ptr<Tuning> tuning_;                      // on the world's coordinator, if there is one
+  SecondChoices second_choices_ = 0;                    // as the coordinator has said
   int nodes_ = 0;                                       // hosts, or parts of one, as backends see them
   SharedBackend* shared_ = nullptr;                     // one of them, and fast_path_: if all share this host
   FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another

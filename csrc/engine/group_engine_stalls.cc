@@ -111,4 +111,11 @@ void GroupEngine::report_stall(Request& request, const std::vector<int>& missing
                                           : "Of those, " + note));
 }
 
+void GroupEngine::remind() {
+  progress_lock_.assert_held();
+  if (!pending_.empty()) control_plane_->remind();
+  if (!fast_path_request_) return;
+  for (int member : fast_path_->missing()) peers_.wake_urgently(group_->rank(member));
+}
+
 }  // namespace lightcc

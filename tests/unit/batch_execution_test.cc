@@ -16,9 +16,10 @@ using Values = std::vector<float>;
 
 class RecordingBackend : public Backend {
  public:
+  explicit RecordingBackend(const char* name = "recording") : name_(name) {}
   std::vector<Collective> started;
 
-  const char* name() const override { return "recording"; }
+  const char* name() const override { return name_; }
   bool accepts(const Collective&) const override { return true; }
   std::unique_ptr<Work> start(const Collective& collective, const Algorithm*) override {
     started.push_back(collective);
@@ -26,6 +27,7 @@ class RecordingBackend : public Backend {
   }
 
  private:
+  const char* const name_;
   struct Doubling : Work {
     explicit Doubling(Collective c) : collective(std::move(c)) {}
     bool step() override {
@@ -383,6 +385,25 @@ TEST_F(Batches, ACallerMayAllocateItsOutputs) {
     }
     EXPECT_EQ(allocation.shape, Shape{6});
   }
+}
+
+TEST_F(Batches, AllReducesOfTheSizesThatTheBatchNamesTakeTheSecondChoice) {
+  RecordingBackend other("other");
+  constexpr Rule kBoth[] = {{Kind::allreduce, 0, 0, 0, "recording", nullptr},
+                            {Kind::allreduce, 0, 0, 0, "other", nullptr}};
+  Backend* const both[] = {&backend, &other};
+  const Selector choices(both, 1, "", kBoth);
+  for (const SecondChoices second : {0, 1 << 4, 1 << 5}) {
+    Values data(4, 1);
+    std::vector<BatchItem> items{allreduce({tensor(data, data)})};
+    items[0].second = second;
+    BatchExecution execution(std::move(items), group, buffer, outputs, counters, tracing, choices);
+    ASSERT_NE(execution.only_collective(), nullptr);
+    EXPECT_EQ(execution.only_collective()->count, 4);
+    while (!execution.done()) execution.step();
+  }
+  EXPECT_EQ(backend.started.size(), 2u);
+  EXPECT_EQ(other.started.size(), 1u) << "four floats are of class 4";
 }
 
 }  // namespace

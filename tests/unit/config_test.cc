@@ -88,7 +88,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 29u);
+  EXPECT_EQ(again.size(), 34u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 
@@ -107,6 +107,21 @@ TEST(Config, HierarchicalAllgatherIsASwitchThatRankZeroSets) {
   const Config off = read({{"HOROVOD_HIERARCHICAL_ALLGATHER", "0"}});
   EXPECT_FALSE(off.hierarchical_allgather);
   EXPECT_FALSE(with_settings(read({}), shared_settings(off)).hierarchical_allgather);
+}
+
+TEST(Config, ReadsTheTunersKnobs) {
+  const Config c = read({{"HOROVOD_AUTOTUNE", "1"},
+                         {"HOROVOD_AUTOTUNE_LOG", "log.csv"},
+                         {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "0"},
+                         {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "1"},
+                         {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "7"}});
+  EXPECT_TRUE(c.autotune);
+  EXPECT_EQ(c.autotune_log, "log.csv");
+  EXPECT_EQ(c.autotune_warmup_samples, 0);
+  EXPECT_EQ(c.autotune_steps_per_sample, 1);
+  EXPECT_EQ(c.autotune_most_samples, 7);
+  EXPECT_FALSE(read({}).autotune);
+  EXPECT_TRUE(with_settings(read({}), shared_settings(c)).autotune) << "rank 0's value holds";
 }
 
 TEST(Config, SwitchesUnderstandWords) {
@@ -153,7 +168,8 @@ TEST(Config, RefusesWhatDoesNotParse) {
       {"HOROVOD_STALL_CHECK_TIME_SECONDS", "nan"}, {"HOROVOD_STALL_CHECK_DISABLE", "2"},
       {"LIGHTCC_FUSION", "maybe"},                 {"HOROVOD_LOG_LEVEL", "6"},
       {"HOROVOD_LOG_LEVEL", "loud"},               {"LIGHTCC_SPIN_US", "-2"},
-      {"LIGHTCC_SPIN_US", "5 "}};
+      {"LIGHTCC_SPIN_US", "5 "},                   {"HOROVOD_AUTOTUNE", "maybe"},
+      {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "0"},  {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "0"}};
   for (const auto& [name, value] : cases) {
     const std::string text = refusal(name, value);
     EXPECT_EQ(text.find(std::string(name) + "=" + value + ": expected "), 0u) << text;
@@ -168,23 +184,23 @@ TEST(Config, FusionThresholdZeroIsNotedAndIgnored) {
 
 TEST(Config, VariablesWithoutEffectAreNotedOneALine) {
   std::string notes;
-  read({{"HOROVOD_CYCLE_TIME", "5"}, {"HOROVOD_AUTOTUNE", "1"}, {"UNRELATED", "1"}}, &notes);
+  read({{"HOROVOD_CYCLE_TIME", "5"}, {"HOROVOD_CONTROLLER", "mpi"}, {"UNRELATED", "1"}}, &notes);
   EXPECT_NE(notes.find("HOROVOD_CYCLE_TIME=5 has no effect in this version: "), std::string::npos) << notes;
-  EXPECT_NE(notes.find("\nHOROVOD_AUTOTUNE=1 has no effect in this version: "), std::string::npos) << notes;
+  EXPECT_NE(notes.find("\nHOROVOD_CONTROLLER=mpi has no effect in this version: "), std::string::npos) << notes;
   EXPECT_EQ(std::count(notes.begin(), notes.end(), '\n'), 1);
 }
 
 TEST(Config, ASwitchThatAsksForWhatHappensAnywayIsNotNoted) {
   std::string notes;
-  read({{"HOROVOD_AUTOTUNE", "0"},
+  read({{"HOROVOD_CCL_CACHE", "0"},
         {"HOROVOD_DYNAMIC_PROCESS_SETS", "1"},
         {"HOROVOD_ELASTIC", "0"},
         {"LIGHT_TOPK_ALLREDUCE", "False"}},
        &notes);
   EXPECT_EQ(notes, "");
-  read({{"HOROVOD_DYNAMIC_PROCESS_SETS", "0"}, {"HOROVOD_ELASTIC", "1"}, {"HOROVOD_AUTOTUNE", "maybe"}}, &notes);
+  read({{"HOROVOD_DYNAMIC_PROCESS_SETS", "0"}, {"HOROVOD_ELASTIC", "1"}, {"HOROVOD_CCL_CACHE", "maybe"}}, &notes);
   for (const char* noted :
-       {"HOROVOD_DYNAMIC_PROCESS_SETS=0 has", "HOROVOD_ELASTIC=1 has", "HOROVOD_AUTOTUNE=maybe has"})
+       {"HOROVOD_DYNAMIC_PROCESS_SETS=0 has", "HOROVOD_ELASTIC=1 has", "HOROVOD_CCL_CACHE=maybe has"})
     EXPECT_NE(notes.find(noted), std::string::npos) << notes;
 }
 

@@ -43,6 +43,7 @@ std::string text_of(const DownMessage& message) {
                                [](const Plan& m) { return "plan " + std::to_string(m.plan); },
                                [](const PlanEnded& m) { return "end of plan " + std::to_string(m.plan); },
                                [](const BucketBatch& m) { return "batch of bucket " + std::to_string(m.bucket); },
+                               [](const Tuned& m) { return "tuned to " + std::to_string(m.second); },
                                [](const Failure& m) { return m.key + " failed"; },
                                [](const Missing& m) { return "missing at " + m.key; },
                                [](const DeadlockProbe& m) { return "probe about " + m.key; }},

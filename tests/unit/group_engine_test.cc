@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <numeric>
 
 #include "base/clock.h"
@@ -21,7 +24,7 @@ struct Member : GroupEngineOwner {
     auto group = std::make_shared<Group>(0, all, peers->rank(), peers->topology());
     lock.try_lock();
     engine = std::make_unique<GroupEngine>(*peers, group, config, std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
-                                           counters, tracing, lock, *this);
+                                           counters, tracing, lock, *this, CacheFile::of(config.cache_dir, "threads"));
   }
   void finish(const RequestPtr& request, Code code, const std::string& text) override {
     request->code = code;
@@ -92,6 +95,35 @@ RequestPtr sum_of(const std::string& name, std::vector<float>& data) {
 }
 
 const std::vector<int> kOneHost{3}, kHosts{1, 2};
+
+// One all-reduce of so many bytes, from its begin to its end on all members.
+void reduce(Members& members, size_t bytes) {
+  std::vector<std::vector<float>> data(size_t(members.size()), std::vector<float>(bytes / sizeof(float), 1));
+  std::vector<RequestPtr> requests;
+  for (int rank = 0; rank < members.size(); ++rank) {
+    requests.push_back(sum_of("x" + std::to_string(bytes), data[size_t(rank)]));
+    members[rank].engine->submit(requests.back());
+  }
+  EXPECT_TRUE(members.until([&] {
+    return std::all_of(requests.begin(), requests.end(), [](auto& one) { return one->finished.load(); });
+  }));
+  for (const auto& each : data) EXPECT_EQ(each, std::vector<float>(bytes / sizeof(float), float(members.size())));
+}
+// The choices that all members have.
+SecondChoices choices(Members& members) {
+  const SecondChoices all = members[0].engine->second_choices();
+  for (int rank = 0; rank < members.size(); ++rank) EXPECT_EQ(members[rank].engine->second_choices(), all);
+  return all;
+}
+
+Config tuned() {
+  Config config;
+  config.autotune = true;
+  config.autotune_warmup_samples = 0;
+  config.autotune_steps_per_sample = 1;
+  config.autotune_most_samples = 6;
+  return config;
+}
 
 TEST(GroupEngine, ARequestRunsOnceAllMembersHaveAnnouncedIt) {
   for (const auto& hosts : {kOneHost, kHosts}) {
@@ -243,6 +275,58 @@ TEST(GroupEngine, AStallNamesTheMissingMembersAndCanEndTheEpoch) {
                                    std::string(rank == 0 ? "rank 1" : "rank 0") + " (a thread), rank 2 (a thread);";
       EXPECT_TRUE(member.ended.text.starts_with(expected)) << member.ended.text;
     }
+}
+
+// ---- the tuner
+
+constexpr int k64KiB = 16;
+
+TEST(GroupEngine, TheTunersChoicesAreThoseOfAllMembers) {
+  Members members(kHosts, tuned());
+  std::vector<SecondChoices> seen;
+  for (int i = 0; i < 7; ++i) {
+    reduce(members, size_t(1) << k64KiB);
+    seen.push_back(choices(members));
+  }
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(seen[size_t(i)], SecondChoices(i % 2) << k64KiB) << i;
+  for (int i = 0; i < 5; ++i) {
+    reduce(members, size_t(1) << k64KiB);
+    EXPECT_EQ(choices(members), seen[6]) << "it has settled";
+  }
+}
+
+TEST(GroupEngine, WhatAnEarlierRunHasFoundHoldsFromTheFirstBatchOn) {
+  Config config = tuned();
+  config.cache_dir = testing::TempDir() + "group_engine_tuned_" + std::to_string(getpid());
+  const CacheFile file = CacheFile::of(config.cache_dir, "threads");
+  file.put("tuned", "14:2d 16:links/halving_doubling 17:links/star 19:links/ring 2:links/ring 99:2d x 18:");
+  for (int round = 0; round < 2; ++round) {
+    Members members(kHosts, config);
+    for (int i = 0; i < 8; ++i) {
+      reduce(members, size_t(1) << k64KiB);
+      EXPECT_EQ(choices(members), SecondChoices(1) << 16 | SecondChoices(1) << 19);
+    }
+  }
+  Members members(kHosts, config);
+  for (int i = 0; i < 6; ++i) reduce(members, size_t(1) << 17);
+  const std::string kept = *file.get("tuned");
+  EXPECT_TRUE(kept.starts_with("14:2d 16:links/halving_doubling 17:")) << kept;
+  EXPECT_EQ(kept.find("star"), std::string::npos) << "found out anew: " << kept;
+  EXPECT_TRUE(kept.ends_with(" 19:links/ring")) << kept;
+  std::filesystem::remove_all(config.cache_dir);
+}
+
+TEST(GroupEngine, NothingIsTunedUnlessAskedForAndBetweenHosts) {
+  Config forced = tuned();
+  forced.select = "allreduce=ring";
+  const std::pair<std::vector<int>, Config> cases[] = {{kHosts, Config{}}, {kOneHost, tuned()}, {kHosts, forced}};
+  for (const auto& [hosts, config] : cases) {
+    Members members(hosts, config);
+    for (int i = 0; i < 10; ++i) {
+      reduce(members, size_t(1) << k64KiB);
+      EXPECT_EQ(choices(members), 0u);
+    }
+  }
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ std::string anew(bool up, const std::string& bytes) {
   return up ? encode(parse_up(bytes, kSender)) : encode(parse_down(bytes, kSender));
 }
 constexpr int kMemberLeft = 8;  // the first byte of the only frame that travels both ways
-constexpr int kTags = 13;
+constexpr int kTags = 19;
 
 // One of each kind, and each again at its borders; named as the files of the fuzzer's corpus are.
 std::vector<Sample> samples() {
@@ -65,7 +65,13 @@ std::vector<Sample> samples() {
           {"blocked_report_no_more", BlockedReport{3, 8, -1, Kind::barrier, ""}},
           {"deadlock_probe", DeadlockProbe{3, 7, 1, 0, "allreduce.noname.3", false}},
           {"deadlock_probe_confirmed", DeadlockProbe{3, 7, 1, 0, "allreduce.x", true}},
-          {"deadlock_reply", DeadlockReply{3, 7, 1, 2, true}}};
+          {"deadlock_reply", DeadlockReply{3, 7, 1, 2, true}},
+          {"bucket_ready", BucketReady{3, 1}},
+          {"plan_left", PlanLeft{3, 2}},
+          {"plan", Plan{3, {{7, 4}, {9}}}},
+          {"plan_ended", PlanEnded{3}},
+          {"bucket_batch", BucketBatch{3, 1}},
+          {"tuned", Tuned{uint64_t(1) << 63 | 5}}};
 }
 
 // What comes back of a message.
@@ -138,6 +144,7 @@ TEST(Message, TheFieldsComeBackInTheirPlaces) {
   EXPECT_EQ(absence.key, "k");
   EXPECT_EQ(absence.text, "why");
   EXPECT_EQ(absence.absent, std::vector<int32_t>{4});
+  EXPECT_EQ(back_down(Tuned{uint64_t(1) << 63 | 5}).second, uint64_t(1) << 63 | 5);
   const auto missing = back_down(Missing{"k", {4, 1}});
   EXPECT_EQ(missing.members, (std::vector<int32_t>{4, 1}));
   EXPECT_EQ(back_down(Missing{"k", {}, {3}}).joined, std::vector<int32_t>{3});

@@ -9,9 +9,10 @@ namespace {
 // The first byte of a frame.
 enum class Tag : uint8_t {
   announce, cached_request, query, members_absent, batch, failure, missing, aggregated_requests, member_left,
-  blocked_report, deadlock_probe, deadlock_reply, refused, bucket_ready, plan_left, plan, plan_ended, bucket_batch
+  blocked_report, deadlock_probe, deadlock_reply, refused, bucket_ready, plan_left, plan, plan_ended, bucket_batch,
+  tuned
 };
-constexpr int kTags = int(Tag::bucket_batch) + 1;
+constexpr int kTags = int(Tag::tuned) + 1;
 
 Tag tag_of(const Announce&) { return Tag::announce; }
 Tag tag_of(const CachedRequest&) { return Tag::cached_request; }
@@ -31,6 +32,7 @@ Tag tag_of(const PlanLeft&) { return Tag::plan_left; }
 Tag tag_of(const Plan&) { return Tag::plan; }
 Tag tag_of(const PlanEnded&) { return Tag::plan_ended; }
 Tag tag_of(const BucketBatch&) { return Tag::bucket_batch; }
+Tag tag_of(const Tuned&) { return Tag::tuned; }
 
 // ---- encoding
 
@@ -65,6 +67,7 @@ void put(WireWriter& out, const Plan& m) {
 }
 void put(WireWriter& out, const PlanEnded& m) { out.put(m.plan); }
 void put(WireWriter& out, const BucketBatch& m) { out.put(m.plan).put(m.bucket); }
+void put(WireWriter& out, const Tuned& m) { out.put(m.second); }
 void put(WireWriter& out, const Query& m) { out.put(m.key).put(m.member); }
 void put(WireWriter& out, const MembersAbsent& m) { out.put(m.key).put(m.text).put(m.absent); }
 void put(WireWriter& out, const Batch& m) {
@@ -332,6 +335,7 @@ DownFrame read_down(WireReader& in, int sender) {
     case Tag::plan: return plan(in);
     case Tag::plan_ended: return PlanEnded{in.get<uint32_t>()};
     case Tag::bucket_batch: return bucket_batch(in);
+    case Tag::tuned: return Tuned{in.get<uint64_t>()};
     case Tag::failure: return failure(in);
     case Tag::missing: return missing(in);
     case Tag::deadlock_probe: return deadlock_probe(in);

@@ -122,6 +122,7 @@ struct Plan {
 };
 struct PlanEnded { uint32_t plan; };               // each request by itself again
 struct BucketBatch { uint32_t plan, bucket; };     // a bucket to run as one batch
+struct Tuned { uint64_t second; };                 // all-reduces of later batches choose by these SecondChoices
 struct Failure {
   std::string key;
   Code code;
@@ -145,7 +146,7 @@ struct DeadlockProbe {
   bool confirmed = false;                          // both have said yes: no question any more
 };
 
-using DownMessage = std::variant<Batch, Plan, PlanEnded, BucketBatch, Failure, Missing, DeadlockProbe>;
+using DownMessage = std::variant<Batch, Plan, PlanEnded, BucketBatch, Tuned, Failure, Missing, DeadlockProbe>;
 
 // Between neighbours on different hosts, either way: this member has left, and all that it had to send came before.
 struct MemberLeft { int32_t member; std::string why; };

@@ -1,0 +1,64 @@
+#include "engine/tuner.h"
+
+#include <algorithm>
+
+namespace lightcc {
+namespace {
+
+struct Spread {
+  double low, median, high;  // quartiles, the outer ones rounded outwards: of few samples all count
+};
+Spread spread_of(std::vector<double> samples) {
+  if (samples.empty()) return {};
+  std::ranges::sort(samples);
+  const size_t last = samples.size() - 1, quarter = last / 4;
+  return {samples[quarter], (samples[last / 2] + samples[(last + 1) / 2]) / 2, samples[last - quarter]};
+}
+
+}  // namespace
+
+Tuner::Noted Tuner::note(int64_t bytes, double seconds, SecondChoices in_force) {
+  if (bytes < kLeastTunedBytes || !(seconds > 0)) return {};
+  const int k = size_class(bytes);
+  Class& c = classes_[size_t(k)];
+  if (c.settled || (in_force >> k & 1) != SecondChoices(c.second)) return {};
+  c.bytes += double(bytes);
+  c.seconds += seconds;
+  if (++c.steps < limits_.steps_per_sample) return {};
+  const Sample sample{k, c.second, c.bytes / c.seconds};
+  c.steps = 0;
+  c.bytes = c.seconds = 0;
+  c.second = !c.second;
+  if (c.warmups < limits_.warmup_samples) return ++c.warmups, Noted{};
+  c.samples[sample.second].push_back(sample.bytes_per_s);
+  const std::optional<bool> second = verdict(c);
+  if (!second) return {sample, {}};
+  settle(k, *second);
+  return {sample, Decision{k, *second, spread_of(c.samples[0]).median, spread_of(c.samples[1]).median}};
+}
+
+std::optional<bool> Tuner::verdict(const Class& c) const {
+  const size_t firsts = c.samples[0].size(), seconds = c.samples[1].size();
+  const Spread first = spread_of(c.samples[0]), second = spread_of(c.samples[1]);
+  const bool gains = firsts > 0 && second.median > first.median * (1 + kLeastGain);
+  if (firsts + seconds >= size_t(limits_.most_samples)) return gains;
+  if (std::min(firsts, seconds) < size_t(kFewestSamples)) return std::nullopt;
+  if (gains && second.low > first.high) return true;
+  if (first.low > second.high) return false;
+  return std::nullopt;
+}
+
+void Tuner::settle(int size_class, bool second) {
+  Class& c = classes_.at(size_t(size_class));
+  if (c.settled) return;
+  c.settled = true;
+  c.second = second;
+}
+
+SecondChoices Tuner::choices() const {
+  SecondChoices choices = 0;
+  for (size_t k = 0; k < classes_.size(); ++k) choices |= SecondChoices(classes_[k].second) << k;
+  return choices;
+}
+
+}  // namespace lightcc
