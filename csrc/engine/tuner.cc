@@ -15,6 +15,13 @@ Spread spread_of(std::vector<double> samples) {
   return {samples[quarter], (samples[last / 2] + samples[(last + 1) / 2]) / 2, samples[last - quarter]};
 }
 
+// The candidate of a class's sample, of those that count. Every class begins with the first one. The orders are the rows
+// of a Hadamard matrix: of any four classes side by side, two have the same order in half of the pairs.
+bool takes_second(int size_class, size_t sample) {
+  constexpr unsigned kSwapped[] = {0b0000, 0b1010, 0b1100, 0b0110};  // bit p: pairs p, p + 4 ... are second, first
+  return (sample % 2 != 0) != ((kSwapped[size_class % 4] >> sample / 2 % 4 & 1) != 0);
+}
+
 }  // namespace
 
 Tuner::Noted Tuner::note(int64_t bytes, double seconds, SecondChoices in_force) {
@@ -28,9 +35,12 @@ Tuner::Noted Tuner::note(int64_t bytes, double seconds, SecondChoices in_force) 
   const Sample sample{k, c.second, c.bytes / c.seconds};
   c.steps = 0;
   c.bytes = c.seconds = 0;
-  c.second = !c.second;
-  if (c.warmups < limits_.warmup_samples) return ++c.warmups, Noted{};
+  if (c.warmups < limits_.warmup_samples) {
+    c.second = ++c.warmups < limits_.warmup_samples && !c.second;
+    return {};
+  }
   c.samples[sample.second].push_back(sample.bytes_per_s);
+  c.second = takes_second(k, c.samples[0].size() + c.samples[1].size());
   const std::optional<bool> second = verdict(c);
   if (!second) return {sample, {}};
   settle(k, *second);

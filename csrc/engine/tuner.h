@@ -4,7 +4,9 @@
 // Invariants:
 // 1. A sample is so many all-reduces of one class under one candidate. What ran under the other, because it was agreed
 //    on before the last change of choices(), is in no sample.
-// 2. The samples of a class take the two candidates in turn, the first one first. The first few are thrown away.
+// 2. The samples of a class take the two candidates in turn. The first few are thrown away; those that count come in
+//    pairs, one of each candidate, in orders by which classes do not change in step: where all-reduces of two classes
+//    overlap, one would be blamed for the other.
 // 3. What has settled, by samples or by settle(), never changes again, and is measured no more.
 // 4. A class depends on no other, and takes its first candidate until something of it has been noted.
 // 5. The second candidate wins only if it is quicker by kLeastGain; else the first stays.

@@ -19,7 +19,7 @@ namespace {
 using namespace test;
 
 const std::vector<std::vector<int>> kPlacements = {{1, 1}, {2, 2}, {1, 3}, {1, 1, 1}};
-constexpr int64_t kCounts[] = {4096, 6000, 40'000, 131'072, 300'000};  // floats: classes 14, 17, 19 and 20
+const std::vector<int64_t> kCounts = {4096, 6000, 40'000, 131'072, 300'000};  // floats: classes 14, 17, 19 and 20
 
 // A folder for what is kept, and in it the log of samples.
 class Folder {
@@ -73,10 +73,11 @@ Config tuned(const Folder& folder, int steps = 1, int most = 20) {
 }
 
 // Several all-reduces in flight: values that add up without rounding.
-void step(Engine& engine, int ranks, int number, int set = 0, int joined = -1, std::mt19937_64* order = nullptr) {
+void step(Engine& engine, int ranks, int number, int set = 0, int joined = -1, std::mt19937_64* order = nullptr,
+          const std::vector<int64_t>& counts = kCounts) {
   std::vector<std::vector<float>> data;
-  std::vector<RequestPtr> sent(std::size(kCounts));
-  for (const int64_t count : kCounts) data.emplace_back(size_t(count), float(engine.world().rank + 1 + number));
+  std::vector<RequestPtr> sent(counts.size());
+  for (const int64_t count : counts) data.emplace_back(size_t(count), float(engine.world().rank + 1 + number));
   std::vector<size_t> places(sent.size());
   std::iota(places.begin(), places.end(), 0);
   if (order) std::shuffle(places.begin(), places.end(), *order);
@@ -114,6 +115,21 @@ TEST(EngineTuning, SumsAreRightWhileChoicesChange) {
                                                        "131072 links/halving_doubling", "524288 2d", "1048576 2d",
                                                        "524288 links/halving_doubling", "1048576 links/ring"}));
     EXPECT_EQ(folder.settled(), 4u);
+  }
+}
+
+// Two batches run at a time, and mostly under unlike choices.
+TEST(EngineTuning, BothAlgorithmsRunBesideEachOther) {
+  const std::vector<int64_t> counts = {1'100'000, 300'000, 2'300'000, 1'200'000, 500'000, 2'200'000};
+  for (const auto& hosts : {std::vector<int>{1, 1}, std::vector<int>{2, 1}}) {
+    Folder folder;
+    Config config = tuned(folder, 1, 1000);
+    config.fusion = false;
+    Ranks ranks(hosts, config);
+    ranks.each([&](Engine& engine, int) {
+      for (int i = 0; i < 10; ++i) step(engine, ranks.size(), i, 0, -1, nullptr, counts);
+    });
+    EXPECT_GE(folder.sampled().size(), 6u);
   }
 }
 
