@@ -149,9 +149,11 @@ const Row* Selector::find(const Collective& c, const Row* after) const {
            (row.most_bytes == 0 || bytes <= row.most_bytes) &&
            (!row.algorithm || row.algorithm->adasum == is_adasum(c)) && row.backend->accepts(c);
   };
-  const auto differs = [&](const Row& row) { return row.backend != after->backend || row.algorithm != after->algorithm; };
+  const auto is_other = [&](const Row& row) {
+    return !after || row.backend != after->backend || row.algorithm != after->algorithm;
+  };
   for (const Row& row : std::span(rows_).subspan(after ? size_t(after - rows_.data()) : 0))
-    if ((!after || differs(row)) && fits(row)) return &row;
+    if (is_other(row) && fits(row)) return &row;
   return nullptr;
 }
 
