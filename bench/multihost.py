@@ -136,6 +136,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rates", type=parse_rate, nargs="+", default=[""], metavar="RATE",
                         help="of each host's cable, each way, as 1gbit; none (the default) is what the machine can do")
     parser.add_argument("--flat", action="store_true", help="lightcc without its hierarchy as well, by turns")
+    parser.add_argument("--uncalibrated", action="store_true", help="lightcc without calibration as well, by turns")
     parser.add_argument("--model", action="store_true",
                         help="lightcc with other algorithms as well, all beside the cost model; with --rates")
     parser.add_argument("--cyclic", action="store_true", help="with ranks dealt to the hosts round robin as well")

@@ -25,6 +25,7 @@ import lightcc.torch as hvd
 
 LIBRARIES = {library.NAME: library for library in (own, gloo)}
 ALSO, FLAT, CYCLIC = "lightcc, other build", "lightcc, flat", "lightcc, cyclic"
+UNCALIBRATED = "lightcc, uncalibrated"
 GLOO_CYCLIC = "gloo, cyclic"
 CALLS = {4 * KIB: 20}  # of one tensor in one sample; 1 of other sizes
 GLOO_WAYS = {"gloo, one by one": "each", "gloo, all started": "started", "gloo, fused": "fused"}
@@ -237,6 +238,9 @@ class Sides:
         if args.flat:
             with environment(LIGHT_2D_ALLREDUCE="0"):
                 self._others[FLAT] = self._team(FLAT, False)
+        if args.uncalibrated:
+            with environment(LIGHTCC_CALIBRATION="0"):
+                self._others[UNCALIBRATED] = self._team(UNCALIBRATED, False)
         for algorithm in ALGORITHMS if args.model else ():
             with environment(LIGHTCC_SELECT=f"allreduce={algorithm}"):
                 self._others[side_name(algorithm)] = self._team(side_name(algorithm), False)

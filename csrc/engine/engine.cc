@@ -57,6 +57,14 @@ Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::un
 
 Engine::~Engine() { shutdown(); }
 
+void Engine::use_rules(std::vector<Rule> allreduces, PlanCosts costs, const std::string& why) {
+  with_peers([&](Peers&) {
+    group_engines_[0]->use_rules(allreduces, costs);
+    selector_text_ = why + "\n" + group_engines_[0]->selector().text();
+    for (auto& value : counters_.values) value = 0;
+  });
+}
+
 // ---- requests
 
 void Engine::skip_name(int group, const std::string& key) {

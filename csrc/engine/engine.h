@@ -59,6 +59,12 @@ class Engine : public GroupEngineOwner {
   bool poll(Request&);                         // finished at entry?
   void give_back(Request&);                    // its handle: its name is free as soon as it is done
 
+  // Under the progress lock, between two steps of the engine. What `body` throws ends the epoch.
+  template <class Body> void with_peers(Body body);
+  // From now on the world's all-reduces are chosen so; before any was submitted. why: what that is known from, for
+  // people. What the engine has done so far does not count.
+  void use_rules(std::vector<Rule> allreduces, PlanCosts, const std::string& why);
+
   std::shared_ptr<const Group> group(int id) const { return groups_.find(id); }  // nullptr: there is none
   std::vector<int> group_ids() const { return groups_.ids(); }
 
@@ -169,6 +175,12 @@ template <class Body> void Engine::end_epoch_on_error(Body body) {
   } catch (const std::exception& error) {
     end_epoch(Code::internal, error.what());
   }
+}
+
+template <class Body> void Engine::with_peers(Body body) {
+  while (!progress_lock_.try_lock()) sched_yield();
+  end_epoch_on_error([&] { body(*peers_); });
+  progress_lock_.unlock();
 }
 
 }  // namespace lightcc

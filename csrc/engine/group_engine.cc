@@ -66,10 +66,21 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
           node_links, HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));
   }
   backends_.push_back(std::make_unique<LinksBackend>(links, nodes));
+  nodes_ = int(nodes.size());
+  select({});
+}
+
+void GroupEngine::select(std::span<const Rule> allreduces) {
   std::vector<Backend*> backends;
   for (auto& backend : backends_) backends.push_back(backend.get());
-  nodes_ = int(nodes.size());
-  selector_ = Selector(backends, nodes_, config.select, rules_for(nodes, config.hierarchical_allgather));
+  const Hosts nodes = nodes_of(*group_, config_.intra_size);
+  selector_ = Selector(backends, nodes_, config_.select, rules_for(nodes, config_.hierarchical_allgather, allreduces));
+}
+
+void GroupEngine::use_rules(std::span<const Rule> allreduces, PlanCosts costs) {
+  progress_lock_.assert_held();
+  select(allreduces);
+  if (coordinator_) coordinator_->expect_costs(costs);
 }
 
 void GroupEngine::submit(const RequestPtr& request) {
