@@ -68,9 +68,9 @@ Cluster cluster_of(const Slowest& slowest, const Topology& topology) {
 
 std::string for_people(const Cluster& c) {
   char text[200];
-  std::snprintf(text, sizeof text, "%.0f us and %.1f MB/s each way between hosts%s, %.1f GB/s of memory", 1e6 * c.latency_s,
-                1e-6 * c.nic_bytes_per_s, c.flow_bytes_per_s > 0 ? ", less on one connection" : "",
-                1e-9 * c.memory_bytes_per_s);
+  std::snprintf(text, sizeof text, "%.0f us and %.1f MB/s each way between hosts%s, %.1f GB/s of memory",
+                1e6 * c.latency_s, 1e-6 * c.nic_bytes_per_s,
+                c.flow_bytes_per_s > 0 ? ", less on one connection" : "", 1e-9 * c.memory_bytes_per_s);
   return text;
 }
 
@@ -135,7 +135,7 @@ class Measurement {
         if (size_t(local) >= pairs) continue;
         const int peer = theirs[size_t(local)];
         auto& link = links_[peer];
-        if (!link) link = peers.data_link(kProbeGroup, 0, peer);
+        if (!link) link = peers.data_link(kProbeGroup, local, peer);  // lanes are dealt out to NICs
         LinkProbe end(peers, *link, peers.rank() < peer, deadline_ns_);
         if (!probe(end, int(pairs))) slowest_[kFailed] = 1;
       }
@@ -174,7 +174,9 @@ void calibrate(Engine& engine) {
   CacheFile cache;
   std::optional<Cluster> cluster;
   if (decides) {
-    engine.with_peers([&](Peers& peers) { cache = CacheFile::of(config.cache_dir, text_of_hosts(peers, config.iface)); });
+    engine.with_peers([&](Peers& peers) {
+      cache = CacheFile::of(config.cache_dir, text_of_hosts(peers, config.iface));
+    });
     if (const auto known = cache.get(kCached)) cluster = cluster_of(*known, topology);
   }
   std::array<char, kTextBytes> text{};  // what was measured, a line end, the rules; nothing: it is not known

@@ -78,7 +78,8 @@ TEST(PricedRules, TextReadsBackTheSame) {
     EXPECT_LT(text_of(rules).size(), 4096u);
   }
   EXPECT_TRUE(parse_allreduce_rules("").empty());
-  for (const char* text : {"x", "12", "12 2d", "12 2d/star", "-1 2d/ring", "12x 2d/ring", "12 shared/ring", "2d/ring 12"})
+  for (const char* text :
+       {"x", "12", "12 2d", "12 2d/star", "-1 2d/ring", "12x 2d/ring", "12 shared/ring", "2d/ring 12"})
     EXPECT_THROW(parse_allreduce_rules(text), Error) << text;
 }
 
