@@ -82,9 +82,10 @@ def contest(hosts: Tuple[int, ...], rate: str, args: argparse.Namespace) -> List
                 rows[-1]["open_mpi"] = {"version": open_mpi.version, "setting": open_mpi.best.setting.name}
             print(lines_of(rows[-1]), flush=True)
         goodput = max(before, python.goodput()) if rate else 0.0
+        cluster = python.cluster() if args.model else None
     if rate and args.model:
         for row in rows:
-            hold_against_model(row, goodput)
+            hold_against_model(row, cluster, goodput)
         print("\n".join(model_lines(rows)), flush=True)
     if rate:
         print(f"{goodput_text(goodput, rate)}; time by the wire's bound:")

@@ -22,6 +22,7 @@ from shapes import resnet50
 from teams import Team, become_rank
 
 import lightcc.torch as hvd
+from lightcc.explain import Cluster, measured_cluster
 
 LIBRARIES = {library.NAME: library for library in (own, gloo)}
 ALSO, FLAT, CYCLIC = "lightcc, other build", "lightcc, flat", "lightcc, cyclic"
@@ -134,6 +135,10 @@ class Rank:
     def shape(self) -> Tuple[int, int, int]:
         """What lightcc has found out: ranks, ranks of this host, hosts."""
         return hvd.size(), hvd.local_size(), hvd.cross_size()
+
+    def cluster(self) -> Optional[Cluster]:
+        """What lightcc has measured."""
+        return measured_cluster()
 
     def check(self, library: str, way: str, counts: Tuple[int, ...]) -> None:
         """AssertionError unless random numbers are added up."""
@@ -263,6 +268,9 @@ class Sides:
         if one and CYCLIC in self._others:
             found[GLOO_CYCLIC] = Side(self._others[CYCLIC], gloo.NAME, "each")
         return found
+
+    def cluster(self) -> Cluster:
+        return self._main.ask("cluster")[0]
 
     def goodput(self) -> float:
         return cables.goodput_of(self._main, self._network)

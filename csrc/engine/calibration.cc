@@ -66,12 +66,16 @@ Cluster cluster_of(const Slowest& slowest, const Topology& topology) {
   return c;
 }
 
-std::string for_people(const Cluster& c) {
-  char text[200];
-  std::snprintf(text, sizeof text, "%.0f us and %.1f MB/s each way between hosts%s, %.1f GB/s of memory",
-                1e6 * c.latency_s, 1e-6 * c.nic_bytes_per_s,
-                c.flow_bytes_per_s > 0 ? ", less on one connection" : "", 1e-9 * c.memory_bytes_per_s);
-  return text;
+// With the keys of a cluster file (docs/explain.md).
+std::string json_of(const Cluster& c) {
+  constexpr double kGbit = 1e9 / 8;
+  std::string hosts;
+  for (const int ranks : c.hosts) hosts += (hosts.empty() ? "" : ", ") + std::to_string(ranks);
+  char numbers[200];
+  std::snprintf(numbers, sizeof numbers,
+                "\"latency_us\": %.4g, \"nic_gbit_per_s\": %.4g, \"flow_gbit_per_s\": %.4g, \"memory_gbyte_per_s\": %.4g",
+                1e6 * c.latency_s, c.nic_bytes_per_s / kGbit, c.flow_bytes_per_s / kGbit, 1e-9 * c.memory_bytes_per_s);
+  return "{\"hosts\": [" + hosts + "], " + numbers + "}";
 }
 
 // Of the quickest way there, until some have run (engine/plan.h).
@@ -200,8 +204,8 @@ void calibrate(Engine& engine) {
     const std::string all = text.data();
     const size_t line_end = std::min(all.find('\n'), all.size());
     const Cluster measured = cluster_of(all.substr(0, line_end), topology).value_or(Cluster{});
-    engine.use_rules(parse_allreduce_rules(all.substr(line_end)), decides ? plan_costs(measured) : PlanCosts{},
-                     for_people(measured));
+    engine.use({parse_allreduce_rules(all.substr(line_end)), decides ? plan_costs(measured) : PlanCosts{},
+                json_of(measured)});
   }
   if (decides)
     log(Level::info, "calibration took " + std::to_string((now_ns() - begin) / 1'000'000) + " ms: " +

@@ -57,10 +57,11 @@ Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::un
 
 Engine::~Engine() { shutdown(); }
 
-void Engine::use_rules(std::vector<Rule> allreduces, PlanCosts costs, const std::string& why) {
+void Engine::use(Calibrated calibrated) {
   with_peers([&](Peers&) {
-    group_engines_[0]->use_rules(allreduces, costs);
-    selector_text_ = why + "\n" + group_engines_[0]->selector().text();
+    calibrated_ = std::move(calibrated);
+    group_engines_[0]->use_rules(calibrated_.rules, calibrated_.costs);
+    selector_text_ = "network: " + calibrated_.network + "\n" + group_engines_[0]->selector().text();
     for (auto& value : counters_.values) value = 0;
   });
 }

@@ -32,6 +32,13 @@ struct Call {                    // an allreduce of one tensor, as lightcc_submi
   Callbacks callbacks = {};      // for what is begun here and ends elsewhere
 };
 
+// What the ranks have measured, and what follows for all-reduces of all of them (calibration.h).
+struct Calibrated {
+  std::vector<Rule> rules;         // go before the others
+  PlanCosts costs;                 // of what is chosen by them
+  std::string network;             // JSON, with the keys of a cluster file (docs/explain.md)
+};
+
 class Engine : public GroupEngineOwner {
  public:
   // timeline: one that runs already, or nothing.
@@ -42,6 +49,7 @@ class Engine : public GroupEngineOwner {
   const Config& config() const { return config_; }
   const Counters& counters() const { return counters_; }
   const std::string& selector_text() const { return selector_text_; }  // of the whole world's
+  const std::string& network_text() const { return calibrated_.network; }  // empty: nothing was measured
   Timeline& timeline() { return *timeline_; }
   const Topology& topology() const { return peers_->topology(); }
   const std::shared_ptr<Arena>& arena() const { return peers_->arena(); }
@@ -61,9 +69,8 @@ class Engine : public GroupEngineOwner {
 
   // Under the progress lock, between two steps of the engine. What `body` throws ends the epoch.
   template <class Body> void with_peers(Body body);
-  // From now on the world's all-reduces are chosen so; before any was submitted. why: what that is known from, for
-  // people. What the engine has done so far does not count.
-  void use_rules(std::vector<Rule> allreduces, PlanCosts, const std::string& why);
+  // Before anything was submitted. What the engine has done until then does not count.
+  void use(Calibrated);
 
   std::shared_ptr<const Group> group(int id) const { return groups_.find(id); }  // nullptr: there is none
   std::vector<int> group_ids() const { return groups_.ids(); }
@@ -137,6 +144,7 @@ class Engine : public GroupEngineOwner {
   const Config config_;
   const std::shared_ptr<OutputPool> outputs_;
   std::string selector_text_;
+  Calibrated calibrated_{};
   Counters counters_;
   const std::unique_ptr<Timeline> timeline_;
   Tracing tracing_{*timeline_};

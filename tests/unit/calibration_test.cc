@@ -80,7 +80,7 @@ class Calibrations : public testing::Test {
 TEST_F(Calibrations, AllRanksChooseByWhatWasMeasured) {
   for (const std::vector<int>& hosts : {std::vector<int>{1, 1}, {2, 2}, {3, 1, 2}, {1, 1, 1, 1}}) {
     const std::string table = calibrated(hosts);
-    EXPECT_NE(table.find(" us and "), std::string::npos) << table;
+    EXPECT_NE(table.find("latency_us"), std::string::npos) << table;
     EXPECT_NE(table.find("2d/"), std::string::npos) << table;
   }
 }
@@ -90,7 +90,9 @@ TEST_F(Calibrations, LaterRunsFindIt) {
   EXPECT_EQ(files(), 1u);
   EXPECT_EQ(calibrated({2, 1}), first) << "two measurements would never be the same";
   keep("network=0.5 1e6 0 1e9\n");
-  EXPECT_TRUE(calibrated({2, 1}).starts_with("500000 us and 1.0 MB/s each way between hosts, 1.0 GB/s")) << first;
+  EXPECT_TRUE(calibrated({2, 1}).starts_with("network: {\"hosts\": [2, 1], \"latency_us\": 5e+05, "
+                                                  "\"nic_gbit_per_s\": 0.008, \"flow_gbit_per_s\": 0, "
+                                                  "\"memory_gbyte_per_s\": 1}\n")) << first;
   calibrated({1, 1});
   EXPECT_EQ(files(), 2u) << "that is another set of hosts";
 }
@@ -100,7 +102,7 @@ TEST_F(Calibrations, WhatIsNoMeasurementIsMeasuredAgain) {
   for (const char* content : {"", "network=\n", "network=1 2\n", "network=-1 1 0 1\n", "network=nan nan nan nan\n",
                               "network=1e-5 0 0 1e9\n"}) {
     keep(content);
-    EXPECT_NE(calibrated({1, 1}).find(" us and "), std::string::npos);
+    EXPECT_NE(calibrated({1, 1}).find("latency_us"), std::string::npos);
   }
 }
 
@@ -113,7 +115,7 @@ TEST_F(Calibrations, NothingIsMeasuredUnlessItIsWanted) {
 
 TEST_F(Calibrations, ItWorksWhereNothingCanBeKept) {
   config_.cache_dir = "/proc/no/such/directory";
-  EXPECT_NE(calibrated({1, 1}).find(" us and "), std::string::npos);
+  EXPECT_NE(calibrated({1, 1}).find("latency_us"), std::string::npos);
 }
 
 // A rank that does not answer within a second, because it is stopped or its host is overloaded.
