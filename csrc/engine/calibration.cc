@@ -73,7 +73,8 @@ std::string json_of(const Cluster& c) {
   for (const int ranks : c.hosts) hosts += (hosts.empty() ? "" : ", ") + std::to_string(ranks);
   char numbers[200];
   std::snprintf(numbers, sizeof numbers,
-                "\"latency_us\": %.4g, \"nic_gbit_per_s\": %.4g, \"flow_gbit_per_s\": %.4g, \"memory_gbyte_per_s\": %.4g",
+                "\"latency_us\": %.4g, \"nic_gbit_per_s\": %.4g, \"flow_gbit_per_s\": %.4g, "
+                "\"memory_gbyte_per_s\": %.4g",
                 1e6 * c.latency_s, c.nic_bytes_per_s / kGbit, c.flow_bytes_per_s / kGbit, 1e-9 * c.memory_bytes_per_s);
   return "{\"hosts\": [" + hosts + "], " + numbers + "}";
 }
