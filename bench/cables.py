@@ -11,8 +11,10 @@ import os
 import re
 import socket
 import sys
+import tempfile
 import threading
 import time
+import unittest.mock
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -62,14 +64,18 @@ class Network(NamedTuple):
 @contextlib.contextmanager
 def network_of(ranks: Sequence[int], loopback: bool, rate: str, least_bytes: int) -> Iterator[Network]:
     """Hosts that have so many ranks each; they last as long as the context. least_bytes: of the smallest message."""
-    if loopback:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        yield Network(tuple(ranks), f"127.0.0.1:{port}", None)
-        return
-    cable = {} if not rate else CABLE if least_bytes >= LEAST_BYTES_FOR_CABLE else CABLE_OF_SMALL
-    with emulated.Hosts(len(ranks), rate, **cable) as made:
+    with contextlib.ExitStack() as stack:
+        # What is measured of these hosts is not that of others of the same names.
+        kept = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(unittest.mock.patch.dict(os.environ, LIGHTCC_CACHE_DIR=kept))
+        if loopback:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            yield Network(tuple(ranks), f"127.0.0.1:{port}", None)
+            return
+        cable = {} if not rate else CABLE if least_bytes >= LEAST_BYTES_FOR_CABLE else CABLE_OF_SMALL
+        made = stack.enter_context(emulated.Hosts(len(ranks), rate, **cable))
         yield Network(tuple(ranks), f"{made.addresses('h0')[0]}:{STORE_PORT}", made)
 
 

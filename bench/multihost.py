@@ -82,9 +82,10 @@ def contest(hosts: Tuple[int, ...], rate: str, args: argparse.Namespace) -> List
                 rows[-1]["open_mpi"] = {"version": open_mpi.version, "setting": open_mpi.best.setting.name}
             print(lines_of(rows[-1]), flush=True)
         goodput = max(before, python.goodput()) if rate else 0.0
+        cluster = python.cluster() if args.model else None
     if rate and args.model:
         for row in rows:
-            hold_against_model(row, goodput)
+            hold_against_model(row, cluster, goodput)
         print("\n".join(model_lines(rows)), flush=True)
     if rate:
         print(f"{goodput_text(goodput, rate)}; time by the wire's bound:")
@@ -136,6 +137,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rates", type=parse_rate, nargs="+", default=[""], metavar="RATE",
                         help="of each host's cable, each way, as 1gbit; none (the default) is what the machine can do")
     parser.add_argument("--flat", action="store_true", help="lightcc without its hierarchy as well, by turns")
+    parser.add_argument("--uncalibrated", action="store_true", help="lightcc without calibration as well, by turns")
     parser.add_argument("--model", action="store_true",
                         help="lightcc with other algorithms as well, all beside the cost model; with --rates")
     parser.add_argument("--cyclic", action="store_true", help="with ranks dealt to the hosts round robin as well")

@@ -1,6 +1,8 @@
 """The cost model (lightcc-explain) held against what bench/multihost.py measured, of lightcc and of algorithms that
-were forced upon it."""
-from typing import Any, Dict, List, Sequence
+were forced upon it. Its cluster is what lightcc's calibration has found, but for the NICs, which have the goodput of
+plain streams."""
+import dataclasses
+from typing import Any, Dict, List
 
 from cables import LEAST_BOUND_BYTES
 from peers import own
@@ -17,18 +19,18 @@ def side_name(algorithm: str) -> str:
     return f"{own.NAME}, {algorithm}"
 
 
-def predictions(hosts: Sequence[int], nbytes: int, goodput: float) -> Dict[str, float]:
+def predictions(cluster: Cluster, nbytes: int, goodput: float) -> Dict[str, float]:
     """Seconds, by side."""
-    cluster = Cluster(hosts=list(hosts), nic_gbit_per_s=8e-9 * goodput)
+    cluster = dataclasses.replace(cluster, nic_gbit_per_s=8e-9 * goodput, flow_gbit_per_s=0)
     ways = list(reversed(candidates(cluster, nbytes)))  # the best of each algorithm comes last
     seconds = {one.algorithm: one.seconds for one in ways}
     return {own.NAME: seconds["2d"], **{side_name(name): seconds[name] for name in ALGORITHMS}}
 
 
-def hold_against_model(row: Dict[str, Any], goodput: float) -> None:
+def hold_against_model(row: Dict[str, Any], cluster: Cluster, goodput: float) -> None:
     """Adds what was predicted, where bytes matter more than start-ups."""
     if row["tensors"] == 1 and row["bytes"] >= LEAST_BOUND_BYTES:
-        found = predictions(row["hosts"], row["bytes"], goodput)
+        found = predictions(cluster, row["bytes"], goodput)
         row["predicted_s"] = {name: seconds for name, seconds in found.items() if name in row["median_s"]}
 
 

@@ -22,9 +22,11 @@ from shapes import resnet50
 from teams import Team, become_rank
 
 import lightcc.torch as hvd
+from lightcc.explain import Cluster, measured_cluster
 
 LIBRARIES = {library.NAME: library for library in (own, gloo)}
 ALSO, FLAT, CYCLIC = "lightcc, other build", "lightcc, flat", "lightcc, cyclic"
+UNCALIBRATED = "lightcc, uncalibrated"
 GLOO_CYCLIC = "gloo, cyclic"
 CALLS = {4 * KIB: 20}  # of one tensor in one sample; 1 of other sizes
 GLOO_WAYS = {"gloo, one by one": "each", "gloo, all started": "started", "gloo, fused": "fused"}
@@ -134,6 +136,10 @@ class Rank:
         """What lightcc has found out: ranks, ranks of this host, hosts."""
         return hvd.size(), hvd.local_size(), hvd.cross_size()
 
+    def cluster(self) -> Optional[Cluster]:
+        """What lightcc has measured."""
+        return measured_cluster()
+
     def check(self, library: str, way: str, counts: Tuple[int, ...]) -> None:
         """AssertionError unless random numbers are added up."""
         self.prepare(counts)
@@ -237,6 +243,9 @@ class Sides:
         if args.flat:
             with environment(LIGHT_2D_ALLREDUCE="0"):
                 self._others[FLAT] = self._team(FLAT, False)
+        if args.uncalibrated:
+            with environment(LIGHTCC_CALIBRATION="0"):
+                self._others[UNCALIBRATED] = self._team(UNCALIBRATED, False)
         for algorithm in ALGORITHMS if args.model else ():
             with environment(LIGHTCC_SELECT=f"allreduce={algorithm}"):
                 self._others[side_name(algorithm)] = self._team(side_name(algorithm), False)
@@ -259,6 +268,9 @@ class Sides:
         if one and CYCLIC in self._others:
             found[GLOO_CYCLIC] = Side(self._others[CYCLIC], gloo.NAME, "each")
         return found
+
+    def cluster(self) -> Cluster:
+        return self._main.ask("cluster")[0]
 
     def goodput(self) -> float:
         return cables.goodput_of(self._main, self._network)

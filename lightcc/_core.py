@@ -422,5 +422,5 @@ def explain(cluster: Cluster, nbytes: int) -> str:
 
 
 def describe(what: str) -> str:
-    """The core's own account of "selector", "knobs", "world" or "fusion_plan"."""
+    """The core's own account of "selector", "network", "knobs", "world" or "fusion_plan"."""
     return (_library.lightcc_describe(what.encode()) or b"").decode()

@@ -1,6 +1,10 @@
-"""For all tests: signals arrive as in a terminal, and the end says what is missing."""
+"""For all tests: signals arrive as in a terminal, nothing is kept for later runs, and the end says what is missing."""
 import collections
+import os
 import signal
+import tempfile
+
+_kept = tempfile.TemporaryDirectory(prefix="lightcc-tests-")
 
 
 def pytest_configure():
@@ -9,6 +13,7 @@ def pytest_configure():
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)
+    os.environ.setdefault("LIGHTCC_CACHE_DIR", _kept.name)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -10,6 +10,7 @@
 #include "api/lightcc.h"
 #include "base/log.h"
 #include "device/device.h"
+#include "engine/calibration.h"
 
 namespace lightcc {
 namespace {
@@ -85,6 +86,7 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   Bootstrapped bootstrapped = bootstrap_ranks(world, config, epoch, deadline);
   auto engine = std::make_shared<Engine>(std::move(bootstrapped.peers), bootstrapped.world, bootstrapped.config,
                                          std::move(timeline));
+  calibrate(*engine);
   std::lock_guard lock(s.mutex);
   s.engine = std::move(engine);
   s.forked = false;

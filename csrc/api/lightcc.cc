@@ -313,6 +313,8 @@ const char* lightcc_describe(const char* what) {
     const World& w = e->world();
     if (topic == "selector")
       text = e->selector_text();
+    else if (topic == "network")
+      text = e->network_text();
     else if (topic == "knobs")
       text = knobs_text(e->config());
     else if (topic == "world")
@@ -321,7 +323,7 @@ const char* lightcc_describe(const char* what) {
     else if (topic == "fusion_plan")
       text = e->plans_text();
     else
-      refuse("nothing to describe under '" + topic + "': selector, knobs, world, fusion_plan");
+      refuse("nothing to describe under '" + topic + "': selector, network, knobs, world, fusion_plan");
     return 0;
   });
   return text.c_str();

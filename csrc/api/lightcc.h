@@ -258,7 +258,8 @@ LIGHTCC_API int lightcc_timeline_stop(void);
 LIGHTCC_API int lightcc_counters(int64_t* values, int capacity);
 LIGHTCC_API const char* lightcc_counter_name(int index);
 /* The selector's table, the knobs, or the fusion plans in force, as text (the caller must not free it). */
-LIGHTCC_API const char* lightcc_describe(const char* what); /* "selector", "knobs", "world", "fusion_plan" */
+/* "selector", "network", "knobs", "world" or "fusion_plan" */
+LIGHTCC_API const char* lightcc_describe(const char* what);
 
 /* A cluster for lightcc_explain, there or not. Seconds, bytes, bytes a second. */
 typedef struct lightcc_cluster {

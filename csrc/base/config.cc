@@ -146,8 +146,8 @@ const Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.intra_size = v.number(0, "ranks, 0 or more"); },
      [](const Config& c) { return std::to_string(c.intra_size); }},
     {"LIGHTCC_CALIBRATION",
-     "1: where ranks are on several hosts, the first init among them measures latency and bandwidth (at most a second), "
-     "and the algorithms of all-reduces follow from that. 0: they follow from sizes and numbers of hosts alone.",
+     "1: where ranks are on several hosts, the first init among them measures latency and bandwidth (at most a "
+     "second), and the algorithms of all-reduces follow from that. 0: from sizes and numbers of hosts alone.",
      [](Config& c, const Value& v) { c.calibration = v.flag(); },
      [](const Config& c) { return text_of(c.calibration); }},
     {"LIGHTCC_CACHE_DIR",

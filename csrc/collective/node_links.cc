@@ -14,7 +14,6 @@ static_assert(kAllGatherLane < LocalRanks::kLanes && kAllGatherLane < LocalRanks
 
 // Between the owners of a lane. Two exchange in one round what is small; where all can send straight to all, two
 // rounds do; beyond that start-ups count below and bytes above.
-constexpr int kPairwiseOwners = 8;
 constexpr Rule kExchangeRules[] = {
     {Kind::allreduce, 0, 2, 64 << 10, "links", "recursive_doubling"},
     {Kind::allreduce, 0, 0, 8 << 10, "links", "recursive_doubling"},

@@ -15,6 +15,9 @@
 
 namespace lightcc {
 
+// Everyone sends straight to everyone up to so many: more would overrun the switch in front of each of them.
+inline constexpr int kPairwiseOwners = 8;
+
 // The members of each node: of each host, or of pieces of it that have so many members (the last may have fewer).
 std::vector<std::vector<int>> nodes_of(const Group&, int members_of_node = 0);
 

@@ -21,7 +21,7 @@ constexpr int64_t kAdasumWholeBytes = 64 << 10;
 constexpr size_t kSummedHosts = 64;
 // Up to so many ranks a small all-gather is as quick by host as by Bruck's algorithm.
 constexpr int kBurstRanks = 64;
-constexpr Rule kRules[] = {
+constexpr Rule kRules[] = {  // what compresses goes first
     {Kind::allreduce, 2, 0, 0, "compressed", nullptr},
     {Kind::allreduce, 0, 0, 0, "2d", nullptr},
     {Kind::reducescatter, 2, 0, 0, "links", "by_host"},
@@ -108,7 +108,7 @@ std::string bound_of(int64_t most, bool in_bytes) {
 
 std::span<const Rule> default_rules() { return kRules; }
 
-std::vector<Rule> rules_for(const Hosts& hosts, bool allgather_by_host) {
+std::vector<Rule> rules_for(const Hosts& hosts, bool allgather_by_host, std::span<const Rule> allreduces) {
   const bool shared = std::any_of(hosts.begin(), hosts.end(), [](const auto& members) { return members.size() > 1; });
   std::vector<Rule> rules;
   for (const Rule& rule : kRules) {
@@ -117,6 +117,7 @@ std::vector<Rule> rules_for(const Hosts& hosts, bool allgather_by_host) {
     const bool is_for_these = shared && (rule.kind != Kind::allgather || allgather_by_host) &&
                               (rule.kind != Kind::reducescatter || hosts.size() <= kSummedHosts);
     if (!by_host || is_for_these) rules.push_back(rule);
+    if (&rule == &kRules[0]) rules.insert(rules.end(), allreduces.begin(), allreduces.end());
   }
   return rules;
 }
@@ -149,9 +150,11 @@ const Row* Selector::find(const Collective& c, const Row* after) const {
            (row.most_bytes == 0 || bytes <= row.most_bytes) &&
            (!row.algorithm || row.algorithm->adasum == is_adasum(c)) && row.backend->accepts(c);
   };
-  const auto differs = [&](const Row& row) { return row.backend != after->backend || row.algorithm != after->algorithm; };
+  const auto is_other = [&](const Row& row) {
+    return !after || row.backend != after->backend || row.algorithm != after->algorithm;
+  };
   for (const Row& row : std::span(rows_).subspan(after ? size_t(after - rows_.data()) : 0))
-    if ((!after || differs(row)) && fits(row)) return &row;
+    if (is_other(row) && fits(row)) return &row;
   return nullptr;
 }
 

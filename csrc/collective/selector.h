@@ -21,8 +21,8 @@ struct Rule {
 };
 std::span<const Rule> default_rules();
 // Those for members on such hosts: where each has one, nothing is gained by host. allgather_by_host: false leaves
-// all-gathers flat.
-std::vector<Rule> rules_for(const Hosts&, bool allgather_by_host);
+// all-gathers flat. allreduces: go before all others of their kind but the compressed ones (priced_rules.h).
+std::vector<Rule> rules_for(const Hosts&, bool allgather_by_host, std::span<const Rule> allreduces = {});
 
 struct Row {                  // a rule whose backend is there
   Kind kind;

@@ -58,6 +58,15 @@ Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::un
 
 Engine::~Engine() { shutdown(); }
 
+void Engine::use(Calibrated calibrated) {
+  with_peers([&](Peers&) {
+    calibrated_ = std::move(calibrated);
+    group_engines_[0]->use_rules(calibrated_.rules, calibrated_.costs);
+    selector_text_ = "network: " + calibrated_.network + "\n" + group_engines_[0]->selector().text();
+    for (auto& value : counters_.values) value = 0;
+  });
+}
+
 // ---- requests
 
 void Engine::skip_name(int group, const std::string& key) {
@@ -339,7 +348,8 @@ std::string Engine::plans_text() {
 
 std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
   return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, counters_, tracing_,
-                                       progress_lock_, *this, CacheFile::of(config_.cache_dir, hosts_subject(*peers_)));
+                                       progress_lock_, *this,
+                                       CacheFile::of(config_.cache_dir, hosts_subject(*peers_, config_.iface)));
 }
 
 // The members, or the id of the group to remove, came as the request's shape: so that ranks agree on them.

@@ -32,6 +32,13 @@ struct Call {                    // an allreduce of one tensor, as lightcc_submi
   Callbacks callbacks = {};      // for what is begun here and ends elsewhere
 };
 
+// What the ranks have measured, and what follows for all-reduces of all of them (calibration.h).
+struct Calibrated {
+  std::vector<Rule> rules;         // go before the others
+  PlanCosts costs;                 // of what is chosen by them
+  std::string network;             // JSON, with the keys of a cluster file (docs/explain.md)
+};
+
 class Engine : public GroupEngineOwner {
  public:
   // timeline: one that runs already, or nothing.
@@ -42,6 +49,7 @@ class Engine : public GroupEngineOwner {
   const Config& config() const { return config_; }
   const Counters& counters() const { return counters_; }
   const std::string& selector_text() const { return selector_text_; }  // of the whole world's
+  const std::string& network_text() const { return calibrated_.network; }  // empty: nothing was measured
   Timeline& timeline() { return *timeline_; }
   const Topology& topology() const { return peers_->topology(); }
   const std::shared_ptr<Arena>& arena() const { return peers_->arena(); }
@@ -58,6 +66,11 @@ class Engine : public GroupEngineOwner {
   bool wait(Request&, uint64_t deadline_ns);   // false: not finished by then
   bool poll(Request&);                         // finished at entry?
   void give_back(Request&);                    // its handle: its name is free as soon as it is done
+
+  // Under the progress lock, between two steps of the engine. What `body` throws ends the epoch.
+  template <class Body> void with_peers(Body body);
+  // Before anything was submitted. What the engine has done until then does not count.
+  void use(Calibrated);
 
   std::shared_ptr<const Group> group(int id) const { return groups_.find(id); }  // nullptr: there is none
   std::vector<int> group_ids() const { return groups_.ids(); }
@@ -131,6 +144,7 @@ class Engine : public GroupEngineOwner {
   const Config config_;
   const std::shared_ptr<OutputPool> outputs_;
   std::string selector_text_;
+  Calibrated calibrated_{};
   Counters counters_;
   const std::unique_ptr<Timeline> timeline_;
   Tracing tracing_{*timeline_};
@@ -169,6 +183,12 @@ template <class Body> void Engine::end_epoch_on_error(Body body) {
   } catch (const std::exception& error) {
     end_epoch(Code::internal, error.what());
   }
+}
+
+template <class Body> void Engine::with_peers(Body body) {
+  while (!progress_lock_.try_lock()) sched_yield();
+  end_epoch_on_error([&] { body(*peers_); });
+  progress_lock_.unlock();
 }
 
 }  // namespace lightcc

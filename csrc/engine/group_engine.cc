@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "base/overloaded.h"
 #include "collective/compressed.h"
-#include "collective/hierarchical.h"
 #include "engine/validate.h"
 
 namespace lightcc {
@@ -24,55 +23,6 @@ bool may_overlap(const std::vector<BatchItem>& batch, int nodes) {
 }
 
 }  // namespace
-
-GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const Config& config,
-                         std::shared_ptr<OutputPool> outputs, Counters& counters, Tracing& tracing,
-                         const ProgressLock& progress_lock, GroupEngineOwner& owner, CacheFile tuned)
-    : peers_(peers),
-      group_(std::move(group)),
-      config_(config),
-      outputs_(std::move(outputs)),
-      counters_(counters),
-      tracing_(tracing),
-      progress_lock_(progress_lock),
-      owner_(owner),
-      plans_(group_->index(), response_cache_),
-      buffers_{FusionBuffer(peers.arena()), FusionBuffer(peers.arena())},
-      joined_rank_(peers.arena()),
-      left_(size_t(group_->size())) {
-  control_plane_ = std::make_unique<ControlPlane>(peers, *group_, *this);
-  std::vector<Link*> links;
-  for (int member = 0; member < group_->size(); ++member) {
-    const bool other = member != group_->index();
-    links_.push_back(other ? peers.data_link(group_->id(), 0, group_->rank(member)) : nullptr);
-    links.push_back(links_.back().get());
-  }
-  if (is_coordinator())
-    coordinator_ = std::make_unique<Coordinator>(
-        group_->ranks(), Coordinator::Limits{{config.fusion_bytes, config.fusion}, config.cache_capacity});
-  if (group_->on_one_host()) {
-    auto shared =
-        std::make_unique<SharedBackend>(peers.local_ranks(), group_->id(), 0, group_->local_indices(), links);
-    shared_ = shared.get();
-    backends_.push_back(std::move(shared));
-    fast_path_ = std::make_unique<FastPath>(peers.local_ranks(), *group_, *shared_);
-  }
-  const Hosts nodes = nodes_of(*group_, config.intra_size);
-  if (nodes.size() > 1) {
-    const auto node_links = std::make_shared<NodeLinks>(peers, *group_, nodes);
-    backends_.push_back(std::make_unique<CompressedBackend>(node_links));
-    if (config.hierarchical)
-      backends_.push_back(std::make_unique<HierarchicalBackend>(
-          node_links, HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));
-  }
-  backends_.push_back(std::make_unique<LinksBackend>(links, nodes));
-  std::vector<Backend*> backends;
-  for (auto& backend : backends_) backends.push_back(backend.get());
-  nodes_ = int(nodes.size());
-  selector_ = Selector(backends, nodes_, config.select, rules_for(nodes, config.hierarchical_allgather));
-  if (config.autotune && is_coordinator() && group_->id() == 0 && nodes_ > 1)
-    tuning_ = std::make_unique<Tuning>(config, selector_, group_->size(), std::move(tuned));
-}
 
 void GroupEngine::submit(const RequestPtr& request) {
   progress_lock_.assert_held();

@@ -43,6 +43,8 @@ class GroupEngine : public ControlPlaneOwner {
   const Group& group() const { return *group_; }
   const Selector& selector() const { return selector_; }
   SecondChoices second_choices() const { return second_choices_; }  // of batches that are agreed on from now on
+  // Before anything was submitted: rules that go before others of all-reduces, and what these are taken to cost.
+  void use_rules(std::span<const Rule> allreduces, PlanCosts);
   void submit(const RequestPtr&);
   FastPath& fast_path() { return *fast_path_; }
   bool can_take_fast_path(const Collective&);           // nothing is in flight in this group
@@ -79,6 +81,7 @@ class GroupEngine : public ControlPlaneOwner {
   size_t batches_in_flight() const { return batches_.size() + running_.size(); }
   size_t batches_at_a_time() const { return shared_ ? 1 : kBatchesBetweenHosts; }
   const std::vector<BatchItem>& oldest_batch() const { return running_.empty() ? batches_[0] : running_[0]->items(); }
+  void select(std::span<const Rule> allreduces);
   void send_up(MemberPlans::Messages);
   void receive_up(int from, UpMessage) override;
   void receive_down(DownMessage) override;

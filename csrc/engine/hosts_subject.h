@@ -8,20 +8,14 @@
 
 namespace lightcc {
 
-// "a:4,b:4", the hosts' names in their order and how many ranks each has, wherever the ranks' numbers are.
-inline std::string hosts_subject(const Peers& peers) {
-  constexpr std::string_view kOnHost = " on host ";
-  std::vector<std::string> hosts;
+// What they are to each other, whichever job it is.
+inline std::string hosts_subject(const Peers& peers, const std::string& interfaces) {
+  std::string text = "interfaces " + interfaces;
   for (const std::vector<int>& ranks : peers.topology().hosts) {
-    const std::string& name = peers.name(ranks[0]);
-    const size_t at = name.find(kOnHost);
-    const std::string host = at == name.npos ? name : name.substr(at + kOnHost.size());
-    hosts.push_back(host + ":" + std::to_string(ranks.size()));
+    const std::string& name = peers.name(ranks[0]);  // "rank 1 (pid 17) on host h"
+    text += "; " + std::to_string(ranks.size()) + name.substr(std::min(name.find(" on host "), name.size()));
   }
-  std::ranges::sort(hosts);
-  std::string subject;
-  for (const std::string& host : hosts) subject += (subject.empty() ? "" : ",") + host;
-  return subject;
+  return text;
 }
 
 }  // namespace lightcc

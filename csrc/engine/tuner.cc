@@ -15,8 +15,8 @@ Spread spread_of(std::vector<double> samples) {
   return {samples[quarter], (samples[last / 2] + samples[(last + 1) / 2]) / 2, samples[last - quarter]};
 }
 
-// The candidate of a class's sample, of those that count. Every class begins with the first one. The orders are the rows
-// of a Hadamard matrix: of any four classes side by side, two have the same order in half of the pairs.
+// The candidate of a class's sample, of those that count. Every class begins with the first one. The orders are the
+// rows of a Hadamard matrix: of any four classes side by side, two have the same order in half of the pairs.
 bool takes_second(int size_class, size_t sample) {
   constexpr unsigned kSwapped[] = {0b0000, 0b1010, 0b1100, 0b0110};  // bit p: pairs p, p + 4 ... are second, first
   return (sample % 2 != 0) != ((kSwapped[size_class % 4] >> sample / 2 % 4 & 1) != 0);

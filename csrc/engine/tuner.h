@@ -66,7 +66,7 @@ class Tuner {
   };
   std::optional<bool> verdict(const Class&) const;  // is it the second? nullopt: more samples are needed
 
-  const TunerLimits limits_;
+  TunerLimits limits_;
   std::array<Class, 64> classes_;
 };
 

@@ -24,18 +24,26 @@ std::string gigabytes(double bytes_per_s) {
 
 Tuning::Tuning(const Config& config, const Selector& selector, int members, CacheFile file)
     : selector_(selector),
-      tuner_({config.autotune_warmup_samples, config.autotune_steps_per_sample, config.autotune_most_samples}),
+      members_(members),
+      limits_{config.autotune_warmup_samples, config.autotune_steps_per_sample, config.autotune_most_samples},
       file_(std::move(file)),
       name_(name_in_file(config)) {
-  if (const auto kept = file_.get(name_)) recall(*kept, members);
+  restart();
   if (config.autotune_log.empty()) return;
   log_.open(config.autotune_log, std::ios::trunc);
   log_ << "size_class_bytes,choice,bytes_per_s,settled" << std::endl;
   if (!log_) log(Level::warning, "HOROVOD_AUTOTUNE_LOG: " + config.autotune_log + " cannot be written");
 }
 
+void Tuning::restart() {
+  tuner_ = Tuner(limits_);
+  candidates_ = {};
+  kept_.clear();
+  if (const auto kept = file_.get(name_)) recall(*kept);
+}
+
 // "20:2d/ring 22:links/ring". Whatever has another form, or names no candidate, is found out anew.
-void Tuning::recall(const std::string& kept, int members) {
+void Tuning::recall(const std::string& kept) {
   std::istringstream entries(kept);
   for (std::string entry; entries >> entry;) {
     int k = 0;
@@ -45,7 +53,7 @@ void Tuning::recall(const std::string& kept, int members) {
     kept_[k] = name;
     Collective c{};
     c.kind = Kind::allreduce;
-    c.size = members;
+    c.size = members_;
     c.dtype = DType::uint8;
     for (const int64_t bytes : {int64_t(1) << k, (int64_t(1) << k) + 1}) {  // rules may end at the class's first size
       c.count = bytes;

@@ -22,6 +22,8 @@ class Tuning {
   // is still one of its candidates.
   Tuning(const Config&, const Selector&, int members, CacheFile);
 
+  // The selector has other rows: what is known of the last ones is forgotten.
+  void restart();
   // A batch has run, in this time. It counts if it was one all-reduce, of all members, that was neither compressed nor
   // Adasum, and that has a second candidate.
   void note(const BatchExecution&, double seconds);
@@ -34,13 +36,15 @@ class Tuning {
     bool operator==(const Candidates&) const = default;
   };
   Candidates candidates(const Collective&) const;  // none: it is not tuned
-  void recall(const std::string& kept, int members);
+  void recall(const std::string& kept);
   void tell(const Tuner::Sample&, const Tuner::Decision*);
   void keep(const Tuner::Decision&);
   const Row& row(int size_class, bool second) const;
 
   const Selector& selector_;
-  Tuner tuner_;
+  const int members_;
+  const TunerLimits limits_;
+  Tuner tuner_{limits_};
   SecondChoices sent_ = 0;
   std::array<Candidates, 64> candidates_;  // of each class: those of its first all-reduce
   const CacheFile file_;

@@ -2,7 +2,7 @@
 
 import ctypes
 import json
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from lightcc import _core
 from lightcc.explain.cluster import Cluster
@@ -48,3 +48,18 @@ def candidates(cluster: Cluster, nbytes: int, compressed_share: float = 0.0,
         half_duplex=not cluster.full_duplex, pod_hosts=cluster.pod_hosts, simulated=simulated,
         compressed_share=compressed_share)
     return [Candidate(**one) for one in json.loads(_core.explain(asked, nbytes))]
+
+
+def measured_cluster() -> Optional[Cluster]:
+    """The hosts of this job with what init() has measured of them; None on one host, or where nothing was measured.
+
+    Latency and rates between hosts, of one connection and of a NIC, and of memory; docs/design.md says how. All other
+    fields are defaults. All ranks get the same. None before init(), too.
+
+    >>> import lightcc.torch as hvd
+    >>> from lightcc.explain import measured_cluster
+    >>> hvd.init()
+    >>> measured_cluster()
+    """
+    text = _core.describe("network")
+    return Cluster(**json.loads(text)) if text else None

@@ -316,6 +316,21 @@ TEST(GroupEngine, WhatAnEarlierRunHasFoundHoldsFromTheFirstBatchOn) {
   std::filesystem::remove_all(config.cache_dir);
 }
 
+// As calibration does, once the engine has said what is in the file.
+TEST(GroupEngine, WhatIsKnownOfOtherRulesIsForgottenWithThem) {
+  Config config = tuned();
+  config.cache_dir = testing::TempDir() + "group_engine_rules_" + std::to_string(getpid());
+  CacheFile::of(config.cache_dir, "threads").put("tuned", "16:links/halving_doubling 17:links/ring");
+  Members members(kHosts, config);
+  reduce(members, 64);
+  EXPECT_EQ(choices(members), SecondChoices(1) << 16);
+  const Rule rules[] = {{Kind::allreduce, 0, 0, 0, "2d", nullptr}, {Kind::allreduce, 0, 0, 0, "links", "ring"}};
+  for (int rank = 0; rank < members.size(); ++rank) members[rank].engine->use_rules(rules, {});
+  reduce(members, 64);
+  EXPECT_EQ(choices(members), SecondChoices(1) << 17);
+  std::filesystem::remove_all(config.cache_dir);
+}
+
 TEST(GroupEngine, NothingIsTunedUnlessAskedForAndBetweenHosts) {
   Config forced = tuned();
   forced.select = "allreduce=ring";

@@ -44,6 +44,8 @@ class Coordinator {
   // (0: not in such memory). Requests that lie side by side are put side by side in a batch, so that they run without
   // being copied together.
   void set_own(const std::string& key, uintptr_t address, int set = 0);
+  // What all-reduces cost, until some have run.
+  void expect_costs(PlanCosts costs) { costs_ = MeasuredCosts(costs); }
   // An all-reduce of so many bytes has taken so long.
   void note_cost(int64_t bytes, double seconds) { costs_.note(bytes, seconds); }
   // This member will announce nothing more: what waits for it fails, now and later.

@@ -1,0 +1,207 @@
+#include "engine/calibration.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <map>
+#include <optional>
+
+#include "base/cache_file.h"
+#include "base/log.h"
+#include "collective/cost/cost.h"
+#include "collective/network_probe.h"
+#include "collective/priced_rules.h"
+#include "engine/hosts_subject.h"
+
+namespace lightcc {
+namespace {
+
+constexpr uint64_t kLongestNs = 1'000'000'000;
+constexpr size_t kTextBytes = 4096;             // of what rank 0 sends: all ranks know that without asking
+constexpr int kProbeGroup = LocalRanks::kGroups - 1;  // whose links nobody has used yet
+constexpr double kCappedShare = 0.9;            // of the NIC: a connection with less than that is limited by itself
+const char* const kCached = "network";          // in the file of a set of hosts
+
+enum Measured { kLatency, kConnection, kNic, kMemory, kFailed, kMeasured };  // seconds; three times a byte; 0 or 1
+using Slowest = std::array<double, kMeasured>;
+
+std::string text_of(const Cluster& c) {
+  char text[128];
+  std::snprintf(text, sizeof text, "%.4g %.4g %.4g %.4g", c.latency_s, c.nic_bytes_per_s, c.flow_bytes_per_s,
+                c.memory_bytes_per_s);
+  return text;
+}
+
+std::optional<Cluster> cluster_of(const std::string& text, const Topology& topology) {
+  Cluster c;
+  for (const auto& ranks : topology.hosts) c.hosts.push_back(int(ranks.size()));
+  if (std::sscanf(text.c_str(), "%lf %lf %lf %lf", &c.latency_s, &c.nic_bytes_per_s, &c.flow_bytes_per_s,
+                  &c.memory_bytes_per_s) != 4)
+    return std::nullopt;
+  try {
+    c.check();
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  return c;
+}
+
+Cluster cluster_of(const Slowest& slowest, const Topology& topology) {
+  Cluster c;
+  for (const auto& ranks : topology.hosts) c.hosts.push_back(int(ranks.size()));
+  c.latency_s = slowest[kLatency];
+  const double connection = 1 / slowest[kConnection];
+  c.nic_bytes_per_s = std::max(connection, 1 / slowest[kNic]);
+  c.flow_bytes_per_s = connection < kCappedShare * c.nic_bytes_per_s ? connection : 0;
+  c.memory_bytes_per_s = 1 / slowest[kMemory];
+  return c;
+}
+
+// With the keys of a cluster file (docs/explain.md).
+std::string json_of(const Cluster& c) {
+  constexpr double kGbit = 1e9 / 8;
+  std::string hosts;
+  for (const int ranks : c.hosts) hosts += (hosts.empty() ? "" : ", ") + std::to_string(ranks);
+  char numbers[200];
+  std::snprintf(numbers, sizeof numbers,
+                "\"latency_us\": %.4g, \"nic_gbit_per_s\": %.4g, \"flow_gbit_per_s\": %.4g, "
+                "\"memory_gbyte_per_s\": %.4g",
+                1e6 * c.latency_s, c.nic_bytes_per_s / kGbit, c.flow_bytes_per_s / kGbit, 1e-9 * c.memory_bytes_per_s);
+  return "{\"hosts\": [" + hosts + "], " + numbers + "}";
+}
+
+// Of the quickest way there, until some have run (engine/plan.h).
+PlanCosts plan_costs(const Cluster& cluster) {
+  constexpr int64_t kSmall = 4 << 10, kLarge = 64 << 20;
+  const auto best_s = [&](int64_t bytes) { return allreduce_candidates(cluster, bytes)[0].price.seconds(); };
+  const double start_s = best_s(kSmall);
+  return {start_s, (best_s(kLarge) - start_s) / double(kLarge)};
+}
+
+// False: it has failed, and with it the epoch.
+bool run(Engine& engine, Kind kind, const char* name, DType dtype, void* data, int64_t count) {
+  const auto request = std::make_shared<Request>();
+  request->key = key_of(kind, name);
+  request->what.kind = kind;
+  request->what.op = ReduceOp::max;
+  request->what.tensors.push_back({dtype, {count}});
+  request->inputs = {data};
+  request->outputs = {data};
+  engine.submit(request, true);
+  engine.wait(*request, UINT64_MAX);
+  return request->code == Code::ok;
+}
+
+class Measurement {
+ public:
+  Measurement(Engine& engine, uint64_t deadline_ns) : engine_(engine), deadline_ns_(deadline_ns) {}
+
+  // nullopt, on all ranks alike: one of them could not.
+  std::optional<Slowest> run() {
+    const Topology& topology = engine_.topology();
+    const auto& here = topology.hosts[size_t(topology.host_of[size_t(engine_.world().rank)])];
+    slowest_[kMemory] = double(1) / (copied_bytes_per_s() * double(here.size()));
+    // One connection between two hosts, then one of each rank at the same time.
+    with_neighbours(1, [&](LinkProbe& end, int) {
+      return keep(kLatency, end.latency_s()) && keep(kConnection, seconds_a_byte(end, 1));
+    });
+    bool all_have = agree();
+    if (all_have) {
+      with_neighbours(SIZE_MAX, [&](LinkProbe& end, int pairs) { return keep(kNic, seconds_a_byte(end, pairs)); });
+      all_have = agree();
+    }
+    engine_.with_peers([&](Peers& peers) {
+      links_.clear();
+      peers.reset_group(kProbeGroup);
+    });
+    return all_have ? std::optional(slowest_) : std::nullopt;
+  }
+
+ private:
+  // probe: with the counterpart on a neighbouring host, and the number of such pairs of the two; at most so many.
+  template <class Probe> void with_neighbours(size_t most_pairs, Probe probe) {
+    engine_.with_peers([&](Peers& peers) {
+      const Topology& topology = peers.topology();
+      const int host = topology.host_of[size_t(peers.rank())], local = peers.local_index(peers.rank());
+      for (int round = 0; round < kProbeRounds && slowest_[kFailed] == 0; ++round) {
+        const int other = probe_partner(host, int(topology.hosts.size()), round);
+        if (other < 0) continue;
+        const auto& theirs = topology.hosts[size_t(other)];
+        const size_t pairs = std::min({theirs.size(), peers.ranks_on_this_host().size(), most_pairs});
+        if (size_t(local) >= pairs) continue;
+        const int peer = theirs[size_t(local)];
+        auto& link = links_[peer];
+        if (!link) link = peers.data_link(kProbeGroup, local, peer);  // lanes are dealt out to NICs
+        LinkProbe end(peers, *link, peers.rank() < peer, deadline_ns_);
+        if (!probe(end, int(pairs))) slowest_[kFailed] = 1;
+      }
+    });
+  }
+
+  static std::optional<double> seconds_a_byte(LinkProbe& end, int pairs) {
+    const auto rate = end.bytes_per_s();
+    return rate ? std::optional(1 / (*rate * pairs)) : std::nullopt;
+  }
+
+  bool keep(Measured what, std::optional<double> seconds) {
+    if (seconds) slowest_[what] = std::max(slowest_[what], *seconds);
+    return seconds.has_value();
+  }
+
+  bool agree() {
+    return lightcc::run(engine_, Kind::allreduce, "lightcc.network", DType::float64, slowest_.data(), kMeasured) &&
+           slowest_[kFailed] == 0;
+  }
+
+  Engine& engine_;
+  const uint64_t deadline_ns_;
+  Slowest slowest_{};
+  std::map<int, std::unique_ptr<Link>> links_;  // by peer
+};
+
+}  // namespace
+
+void calibrate(Engine& engine) {
+  const Config& config = engine.config();
+  const Topology& topology = engine.topology();
+  if (!config.calibration || topology.hosts.size() < 2 || config.intra_size != 0) return;
+  const uint64_t begin = now_ns();
+  const bool decides = engine.world().rank == 0;
+  CacheFile cache;
+  std::optional<Cluster> cluster;
+  if (decides) {
+    engine.with_peers([&](Peers& peers) {
+      cache = CacheFile::of(config.cache_dir, hosts_subject(peers, config.iface));
+    });
+    if (const auto known = cache.get(kCached)) cluster = cluster_of(*known, topology);
+  }
+  std::array<char, kTextBytes> text{};  // what was measured, a line end, the rules; nothing: it is not known
+  const auto tell = [&] {
+    if (cluster) {
+      const std::string rules = text_of(priced_rules(*cluster, config.hierarchical));
+      (text_of(*cluster) + '\n' + rules).copy(text.data(), kTextBytes - 1);
+    }
+    return run(engine, Kind::broadcast, "lightcc.rules", DType::uint8, text.data(), kTextBytes) && text[0] != 0;
+  };
+  bool known = tell();
+  if (!known && engine.failure().empty()) {
+    const auto slowest = Measurement(engine, begin + kLongestNs).run();
+    if (decides && slowest) {
+      cluster = cluster_of(*slowest, topology);
+      cache.put(kCached, text_of(*cluster));
+    }
+    known = tell();
+  }
+  if (known) {
+    const std::string all = text.data();
+    const size_t line_end = std::min(all.find('\n'), all.size());
+    const Cluster measured = cluster_of(all.substr(0, line_end), topology).value_or(Cluster{});
+    engine.use({parse_allreduce_rules(all.substr(line_end)), decides ? plan_costs(measured) : PlanCosts{},
+                json_of(measured)});
+  }
+  if (decides)
+    log(Level::info, "calibration took " + std::to_string((now_ns() - begin) / 1'000'000) + " ms: " +
+                         (known ? engine.selector_text() : "the network could not be measured"));
+}
+
+}  // namespace lightcc
