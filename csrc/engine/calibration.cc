@@ -17,12 +17,14 @@ namespace lightcc {
 namespace {
 
 constexpr uint64_t kLongestNs = 1'000'000'000;
-constexpr size_t kTextBytes = 4096;             // of what rank 0 sends: all ranks know that without asking
+constexpr size_t kTextBytes = 4096;       // of what rank 0 sends; that is known to all ranks beforehand
 constexpr int kProbeGroup = LocalRanks::kGroups - 1;  // whose links nobody has used yet
-constexpr double kCappedShare = 0.9;            // of the NIC: a connection with less than that is limited by itself
-const char* const kCached = "network";          // in the file of a set of hosts
+constexpr double kCappedShare = 0.9;      // of the NIC's rate: a connection that has less is limited by itself
+constexpr const char* kCached = "network";  // the name in the file of a set of hosts
 
-enum Measured { kLatency, kConnection, kNic, kMemory, kFailed, kMeasured };  // seconds; three times a byte; 0 or 1
+// The slowest of all ranks: seconds of a message; seconds a byte of a connection, a host's NIC and its memory; and 1 if
+// a rank could not measure.
+enum { kLatency, kConnection, kNic, kMemory, kFailed, kMeasured };
 using Slowest = std::array<double, kMeasured>;
 
 std::string text_of(const Cluster& c) {
@@ -78,8 +80,8 @@ PlanCosts plan_costs(const Cluster& cluster) {
   return {start_s, (best_s(kLarge) - start_s) / double(kLarge)};
 }
 
-// False: it has failed, and with it the epoch.
-bool run(Engine& engine, Kind kind, const char* name, DType dtype, void* data, int64_t count) {
+// In place. Throws what ends the epoch.
+void run_now(Engine& engine, Kind kind, const char* name, DType dtype, void* data, int64_t count) {
   const auto request = std::make_shared<Request>();
   request->key = key_of(kind, name);
   request->what.kind = kind;
@@ -89,7 +91,7 @@ bool run(Engine& engine, Kind kind, const char* name, DType dtype, void* data, i
   request->outputs = {data};
   engine.submit(request, true);
   engine.wait(*request, UINT64_MAX);
-  return request->code == Code::ok;
+  if (request->code != Code::ok) throw Error(request->code, request->text);
 }
 
 class Measurement {
@@ -100,7 +102,7 @@ class Measurement {
   std::optional<Slowest> run() {
     const Topology& topology = engine_.topology();
     const auto& here = topology.hosts[size_t(topology.host_of[size_t(engine_.world().rank)])];
-    slowest_[kMemory] = double(1) / (copied_bytes_per_s() * double(here.size()));
+    slowest_[kMemory] = 1 / (copied_bytes_per_s() * double(here.size()));
     // One connection between two hosts, then one of each rank at the same time.
     with_neighbours(1, [&](LinkProbe& end, int) {
       return keep(kLatency, end.latency_s()) && keep(kConnection, seconds_a_byte(end, 1));
@@ -143,14 +145,14 @@ class Measurement {
     return rate ? std::optional(1 / (*rate * pairs)) : std::nullopt;
   }
 
-  bool keep(Measured what, std::optional<double> seconds) {
+  bool keep(size_t what, std::optional<double> seconds) {
     if (seconds) slowest_[what] = std::max(slowest_[what], *seconds);
     return seconds.has_value();
   }
 
   bool agree() {
-    return lightcc::run(engine_, Kind::allreduce, "lightcc.network", DType::float64, slowest_.data(), kMeasured) &&
-           slowest_[kFailed] == 0;
+    run_now(engine_, Kind::allreduce, "lightcc.network", DType::float64, slowest_.data(), kMeasured);
+    return slowest_[kFailed] == 0;
   }
 
   Engine& engine_;
@@ -181,10 +183,11 @@ void calibrate(Engine& engine) {
       const std::string rules = text_of(priced_rules(*cluster, config.hierarchical));
       (text_of(*cluster) + '\n' + rules).copy(text.data(), kTextBytes - 1);
     }
-    return run(engine, Kind::broadcast, "lightcc.rules", DType::uint8, text.data(), kTextBytes) && text[0] != 0;
+    run_now(engine, Kind::broadcast, "lightcc.rules", DType::uint8, text.data(), kTextBytes);
+    return text[0] != 0;
   };
   bool known = tell();
-  if (!known && engine.failure().empty()) {
+  if (!known) {
     const auto slowest = Measurement(engine, begin + kLongestNs).run();
     if (decides && slowest) {
       cluster = cluster_of(*slowest, topology);

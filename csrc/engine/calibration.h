@@ -7,8 +7,8 @@
 namespace lightcc {
 
 // All ranks call it together, before they submit anything. Rank 0 says whether there is anything to measure, and which
-// rules hold, so that all have the same. Takes at most about a second, and fails only as the engine does: what could
-// not be measured leaves the rules as they are.
+// rules hold, so that all have the same. Takes at most about a second; what could not be measured leaves the rules as
+// they are. Throws only what ends the epoch: that another rank is gone.
 void calibrate(Engine&);
 
 }  // namespace lightcc

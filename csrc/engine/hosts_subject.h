@@ -8,7 +8,7 @@
 
 namespace lightcc {
 
-// What they are to each other, whichever job it is.
+// The interfaces that are used, and of each host its name and how many ranks it has: the same in each job there.
 inline std::string hosts_subject(const Peers& peers, const std::string& interfaces) {
   std::string text = "interfaces " + interfaces;
   for (const std::vector<int>& ranks : peers.topology().hosts) {
