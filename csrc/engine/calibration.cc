@@ -91,7 +91,9 @@ void run_now(Engine& engine, Kind kind, const char* name, DType dtype, void* dat
   request->outputs = {data};
   engine.submit(request, true);
   engine.wait(*request, UINT64_MAX);
-  if (request->code != Code::ok) throw Error(request->code, request->text);
+  if (request->code == Code::ok) return;
+  const std::string failure = engine.failure();
+  throw Error(request->code, "init: " + (failure.empty() ? request->text : failure));
 }
 
 class Measurement {

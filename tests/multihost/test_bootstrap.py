@@ -90,7 +90,7 @@ def test_ipv6_and_a_chosen_interface():
 
 
 @pytest.mark.parametrize("interface, error", [
-    ("docker0", r"HorovodInternalError: allreduce .*: rank 0 \(pid \d+\) on host h0 .* 172\.17\.0\.1:.*LIGHTCC_IFACE"),
+    ("docker0", r"HorovodInternalError: init: rank 0 \(pid \d+\) on host h0 .* 172\.17\.0\.1:.*LIGHTCC_IFACE"),
     ("docker1", r"'=docker1' allows no network interface of this host; there are eth0 10\.77\.0\.\d, doc"),
 ])
 def test_an_interface_that_leads_nowhere(hosts, interface, error):
