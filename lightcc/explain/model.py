@@ -56,7 +56,7 @@ def measured_cluster() -> Optional[Cluster]:
     Latency and rates between hosts, of one connection and of a NIC, and of memory; docs/design.md says how. All other
     fields are defaults. All ranks get the same. None before init(), too.
 
-    >>> import lightcc.torch as hvd
+    >>> import lightcc.numpy as hvd
     >>> from lightcc.explain import measured_cluster
     >>> hvd.init()
     >>> measured_cluster()
