@@ -158,10 +158,26 @@ def test_a_rank_that_was_stopped_inside_a_reduction_cannot_write_into_survivors_
             assert survivor.stdout.readline() == "intact\n"
 
 
+SYNCHRONIZE_WITHOUT_PEERS = """
+import time
+import numpy as np
+import lightcc.numpy as hvd
+hvd.init()
+hvd.allreduce(np.ones(1), name="together")
+print("ready", flush=True)
+try:
+    hvd.allreduce(np.ones(1), name="alone" if hvd.rank() == 1 else "others")
+except hvd.HorovodInternalError as error:
+    print("error", time.time(), error, flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
 def test_ctrl_c_inside_synchronize_interrupts_this_rank_and_tells_the_others_why():
-    with Ranks(3, LOOP) as ranks:
+    with Ranks(3, SYNCHRONIZE_WITHOUT_PEERS) as ranks:
         ranks.wait_ready()
-        time.sleep(0.05)
+        time.sleep(0.5)
         since = time.time()
         ranks.kill(1, signal.SIGINT)
         for message in errors_of(ranks, (0, 2), since):
@@ -175,6 +191,8 @@ import lightcc.torch as hvd
 hvd.init()
 p = torch.ones(3, requires_grad=True)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=0.1))
+p.sum().backward()  # the first backward of a process takes long
+optimizer.step()
 print("ready", flush=True)
 try:
     if hvd.rank() == 0:
