@@ -2,11 +2,12 @@
 
     python bench/training.py [--np 2] [--models resnet50 tiny convolutions resnet20 mlp] [--comm-hook]
 
-Three teams of processes train the same model: with lightcc, with DistributedDataParallel, and without communication.
-With --comm-hook lightcc's team uses DistributedDataParallel, too, with lightcc.torch.ddp.comm_hook.
-One works while the others sleep; a repeat measures each of them, in turning order. What a step takes longer than the
-step without communication is the exposed communication. First, the parameters after some steps must be equal on all
-ranks and the same on both sides. Then the calling thread's cost of each gradient is measured on tiny gradients.
+Four teams of processes train the same model: with lightcc, with DistributedDataParallel, with a barrier a step in place
+of the exchange, and without communication. With --comm-hook lightcc's team uses DistributedDataParallel, too, with
+lightcc.torch.ddp.comm_hook. One works while the others sleep; a repeat measures each of them, in turning order. What a
+step takes longer than the step without communication is the exposed communication; what the barrier takes is waiting
+for the slower rank, which no exchange avoids. First, the parameters after some steps must be equal on all ranks and the
+same on both sides. Then the calling thread's cost of each gradient is measured on tiny gradients.
 """
 import argparse
 import hashlib
@@ -30,6 +31,7 @@ import lightcc.torch as hvd
 from lightcc import _core
 from lightcc.torch import ddp
 
+BARRIER = "barrier"
 GOAL_RATIO = 0.5
 GOAL_COST_US = 3.0
 CHECKED_STEPS = 5
@@ -47,10 +49,10 @@ class Trainer:
         self._model = models.make(name)
         self._parameters = list(self._model.parameters())
         self._optimizer: Any = torch.optim.SGD(self._parameters, lr=1e-3)
-        if side == own.NAME:
-            become_rank(rank, size, folder)
+        if side in (own.NAME, BARRIER):
+            become_rank(rank, size, f"{folder}/{side}")
             hvd.init()
-            if not hook:
+            if side == own.NAME and not hook:
                 self._optimizer = hvd.DistributedOptimizer(self._optimizer, self._model.named_parameters())
         self._gloo = side == gloo.NAME or side == own.NAME and hook
         if self._gloo:
@@ -65,6 +67,8 @@ class Trainer:
         for _ in range(steps):
             self._optimizer.zero_grad()
             self._model(self._rank, self._step).backward()
+            if self._side == BARRIER:
+                hvd.barrier()
             self._optimizer.step()
             self._step += 1
         return (time.perf_counter() - begin) / steps
@@ -78,8 +82,7 @@ class Trainer:
         return _core.counters()
 
     def end(self) -> None:
-        if self._side == own.NAME:
-            hvd.shutdown()
+        hvd.shutdown()
         if self._gloo:
             gloo.shutdown()
 
@@ -104,7 +107,7 @@ def compare(name: str, np: int, repeats: int, steps: int, bucket_view: bool, hoo
     """Checks, then measures; the row of this model."""
     with tempfile.TemporaryDirectory() as folder:
         teams = {side: Team(side, np, Trainer, (side, name, folder, bucket_view, hook))
-                 for side in (own.NAME, gloo.NAME, ALONE)}
+                 for side in (own.NAME, gloo.NAME, BARRIER, ALONE)}
         try:
             check(teams, name)
             for team in teams.values():
@@ -156,7 +159,8 @@ def cost_of_gradients(np: int, repeats: int) -> Dict[str, Any]:
 # What is printed
 
 def head() -> str:
-    return (f"{'model':<14}{'step alone':>11}{'lightcc':>9}{'DDP':>9}{'ratio':>7}{'exposed':>10}{'DDP':>9}{'ratio':>8}"
+    return (f"{'model':<14}{'step alone':>11}{'lightcc':>9}{'DDP':>9}{'ratio':>7}{'exposed':>10}{'DDP':>9}"
+            f"{'barrier':>9}{'ratio':>8}"
             f"  {'95 % interval':<16} {'goal':<13}{'':<8}{'collectives a step'}")
 
 
@@ -167,7 +171,8 @@ def line(row: Dict[str, Any]) -> str:
     step, exposed = row["step_ms"], row["exposed_ms"]
     verdict = {True: "ok", False: "MISSED", None: "noise"}[row["met"]]
     return (f"{row['model']:<14}{step[ALONE]:>11.2f}{step[own.NAME]:>9.2f}{step[gloo.NAME]:>9.2f}"
-            f"{row['step_ratio']:>7.3f}{exposed[own.NAME]:>10.2f}{exposed[gloo.NAME]:>9.2f}{number(row['ratio']):>8}"
+            f"{row['step_ratio']:>7.3f}{exposed[own.NAME]:>10.2f}{exposed[gloo.NAME]:>9.2f}"
+            f"{step[BARRIER] - step[ALONE]:>9.2f}{number(row['ratio']):>8}"
             f"  {' to '.join(map(number, row['interval'])):<16} {row['goal']:<13}{verdict:<8}"
             f"{row['counters_of_rank_0_a_step']['collectives']:.1f}")
 
