@@ -66,11 +66,17 @@ def limits(args: argparse.Namespace) -> Limits:
         if not 0 < cooldown[0] <= cooldown[1]:
             raise ValueError(f"--blacklist-cooldown-range {cooldown[0]:g} {cooldown[1]:g}: expected two times, the "
                              "shorter first")
-    timeout_s = args.elastic_timeout
-    if timeout_s is None:
-        timeout_s = _seconds(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600")
+    timeout_s = _timeout_s() if args.elastic_timeout is None else args.elastic_timeout
     return Limits(args.num_proc, least, most, timeout_s, args.reset_limit, cooldown, args.failures_per_host or 1,
                   hosts_may_come=bool(args.host_discovery_script))
+
+
+def _timeout_s() -> float:
+    text = os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600"
+    try:
+        return _seconds(text)
+    except argparse.ArgumentTypeError:
+        raise ValueError(f"HOROVOD_ELASTIC_TIMEOUT={text}: expected seconds, 0 or more") from None
 
 
 def discovery(args: argparse.Namespace) -> HostDiscovery:

@@ -130,7 +130,8 @@ class Membership:
     _had_state: bool = False
     _short_since: Optional[float] = None                         # since when too few are there
     _announced: dict[int, int] = field(default_factory=dict)     # worker -> what rank 0 was told of it, in this epoch
-    _broken: Optional[str] = None                                # why the present epoch cannot be met for
+    _broken: Optional[str] = None                                # why not all can meet for the present epoch
+    _cancelled: int = 0                                          # the last epoch that was cancelled
 
     # What happens.
 
@@ -146,8 +147,7 @@ class Membership:
     def waiting(self, number: int) -> None:
         """The worker waits for an epoch."""
         worker = self.workers[number]
-        if worker.state is State.MEMBER and not self._all_joined():
-            self._broken = self._broken or f"worker {number} on host {worker.host} could not join"
+        self._leaves(worker, f"worker {number} on host {worker.host} could not join")
         worker.state, worker.joined = State.WAITING, False
 
     def joined(self, number: int) -> None:
@@ -161,8 +161,7 @@ class Membership:
     def exited(self, number: int, code: int, how: str, now: float) -> None:
         """how: in words, for the others."""
         worker = self.workers[number]
-        if worker.state is State.MEMBER and not self._all_joined():
-            self._broken = self._broken or how
+        self._leaves(worker, how)
         worker.state = State.ENDED
         if worker.dismissed:
             return
@@ -177,6 +176,10 @@ class Membership:
                 usage.failures, usage.blacklisted = 0, usage.blacklisted + 1
                 usage.until = now + self._cooldown_s(usage.blacklisted)
 
+    def _leaves(self, worker: Worker, how: str) -> None:
+        if worker.state is State.MEMBER and not all(w.joined for w in self.members):
+            self._broken = self._broken or how
+
     # What follows from it.
 
     def due(self, now: float) -> list[Action]:
@@ -184,11 +187,11 @@ class Membership:
         actions: list[Action] = []
         if self.over:
             return actions
-        if self._broken:
+        if self._broken and self._cancelled < self.epoch:
+            self._cancelled = self.epoch
             actions.append(Cancel(self.epoch, [w for w in self.members if w.state is State.MEMBER], self._broken))
-            self._broken = None
         if self._succeeded:
-            actions += self._dismiss(w for w in self._alive() if w.state is not State.MEMBER)
+            actions += self._dismiss(w for w in self._alive() if w.state is State.WAITING)
             return actions + self._end_if_empty()
         if end := self._hopeless(now):
             return actions + [end]
@@ -257,7 +260,7 @@ class Membership:
             return self._finish(f"the job was reset {self.limits.reset_limit} times, and --reset-limit allows no more")
         chosen = chosen[:None if self.limits.max_num_proc is None else self.limits.max_num_proc]
         self.epoch += 1
-        self.members, self._announced, self._short_since = chosen, {}, None
+        self.members, self._announced, self._short_since, self._broken = chosen, {}, None, None
         for worker in chosen:
             worker.state, worker.joined = State.MEMBER, False
         unwanted = [w for w in self._alive() if w.state is State.WAITING or w.slot >= usable.get(w.host, 0)]
@@ -328,6 +331,3 @@ class Membership:
 
     def _running(self) -> list[Worker]:
         return [w for w in self.members if w.state is State.MEMBER]
-
-    def _all_joined(self) -> bool:
-        return all(w.joined for w in self.members)

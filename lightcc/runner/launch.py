@@ -160,7 +160,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             settings["LIGHTCC_STORE_ADDR"] = network.store_address(
                 places[0].host, places[0].here, settings.get("LIGHTCC_IFACE") or os.environ.get("LIGHTCC_IFACE", ""),
                 os.environ.get("LIGHTCC_PORT_RANGE", ""))
-    except (ValueError, OSError, argparse.ArgumentTypeError) as error:
+    except (ValueError, OSError) as error:
         return _say(str(error), 2)
     for line in args.remarks.values():
         _say(line)

@@ -1,4 +1,5 @@
-"""lightcc/elastic/membership.py by script: given these events at this time, exactly these actions. And random histories."""
+"""lightcc/elastic/membership.py by script: given these events at this time, exactly these actions; and by random
+histories."""
 import random
 
 from lightcc.elastic.membership import (
@@ -188,6 +189,14 @@ def test_an_epoch_that_somebody_cannot_join_is_cancelled():
     assert formed(job.waits(2))[0] == 2
 
 
+def test_an_epoch_is_cancelled_once():
+    job = Job(num_proc=3, hosts=[("a", 3)], failures_per_host=9)
+    job.due()
+    job.waits(0, 1, 2)
+    job.ends(1, -9)
+    assert not any(isinstance(action, Cancel) for action in job.waits(0))
+
+
 def test_an_epoch_that_all_have_joined_is_not_cancelled():
     job = Job(failures_per_host=9)
     job.begun()
@@ -208,6 +217,13 @@ def test_the_first_success_ends_the_job_well():
     assert dismissed(job.waits(0)) == [0]  # it lost its peer at the very end
     job.membership.exited(0, 0, "", 0)
     assert job.due() == [End(None, "")]
+
+
+def test_after_a_success_others_may_still_begin_and_end():
+    job = Job(num_proc=2)
+    job.due()
+    assert job.ends(1, 0) == []  # it never asked for an epoch
+    assert job.ends(0, 0) == [End(None, "")]
 
 
 def test_after_a_success_a_failure_is_none():
