@@ -15,7 +15,7 @@ class DiscoveryThread:
     def __init__(self, discovery: HostDiscovery) -> None:
         self._discovery = discovery
         self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()             # guards what follows, and the pipe's end
         self._hosts: Optional[list[Host]] = None  # that were found last, and not taken
         self._error = ""                          # of the last try
         self.fd, self._wake = os.pipe()
@@ -32,24 +32,25 @@ class DiscoveryThread:
 
     def close(self) -> None:
         """Does not wait for a script that runs."""
-        self._stop.set()
+        with self._lock:
+            self._stop.set()
+            os.close(self.fd)
+            os.close(self._wake)
 
     def _run(self) -> None:
         last: Optional[list[Host]] = None
-        try:
-            while not self._stop.is_set():
-                error = ""
-                try:
-                    hosts = [Host(*item) for item in self._discovery.find_available_hosts_and_slots().items()]
-                except Exception as raised:
-                    hosts, error = last, str(raised) or type(raised).__name__
-                with self._lock:
-                    if hosts != last:
-                        self._hosts = last = hosts
-                    self._error = error
-                    news = self._hosts is not None or error
-                if news:
+        while not self._stop.is_set():
+            error = ""
+            try:
+                hosts = [Host(*item) for item in self._discovery.find_available_hosts_and_slots().items()]
+            except Exception as raised:
+                hosts, error = last, str(raised) or type(raised).__name__
+            with self._lock:
+                if self._stop.is_set():
+                    return
+                if hosts != last or error:
                     os.write(self._wake, b"!")
-                self._stop.wait(PERIOD_S)
-        finally:
-            os.close(self._wake)
+                if hosts != last:
+                    self._hosts = last = hosts
+                self._error = error
+            self._stop.wait(PERIOD_S)
