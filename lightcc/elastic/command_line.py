@@ -30,6 +30,9 @@ def add_to(top: argparse.ArgumentParser) -> None:
                             "they double; default: for ever")
     flags.add_argument("--failures-per-host", type=_count, metavar="N",
                        help="failures of a host's workers until it is not used any more; default 1")
+    flags.add_argument("--worker-timeout", type=_seconds, metavar="SECONDS",
+                       help="a worker that does not answer for so long (stopped, stuck in the kernel) is killed; "
+                            "default 30")
 
 
 def is_elastic(args: argparse.Namespace) -> bool:
@@ -40,7 +43,7 @@ def check(args: argparse.Namespace) -> None:
     """Raises ValueError for what cannot be together. Fills in -np."""
     if not is_elastic(args):
         for name in ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range",
-                     "failures_per_host"):
+                     "failures_per_host", "worker_timeout"):
             if getattr(args, name) is not None:
                 raise ValueError(f"--{name.replace('_', '-')} is for elastic jobs: say --min-np, --max-np or "
                                  "--host-discovery-script too")

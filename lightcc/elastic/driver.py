@@ -43,7 +43,7 @@ from lightcc.runner.supervise import Outcome, signals_as_bytes
 from lightcc.runner.termination import FAILURE_GRACE_S, Cause, Termination, signal_name
 
 CHECK_S = 1.0     # how often workers are asked whether they live, and agents' silence is measured
-SILENCE_S = 30.0  # a worker that does not answer for so long is killed
+WORKER_TIMEOUT_S = 30.0
 PAUSE_S = 5.0     # if this process stood still for longer, silence of others says nothing
 FLUSH_S = 1.0     # once the job is over, a reader that does not read for this long misses the rest
 LOST_CODE = 1     # of workers that are lost with their host
@@ -72,25 +72,26 @@ class _RemoteHost:
 
 
 def drive(job: Job, limits: Limits, discovery: HostDiscovery, stdout: int, stderr: int,
-          signals: Sequence[int] = (), silence_s: float = SILENCE_S) -> Outcome:
-    """Runs the job, whose places are those of nobody yet; returns when all its processes have ended. The other
-    arguments and errors are those of supervise(). DiscoveryError if the first discovery of hosts fails."""
+          signals: Sequence[int] = (), worker_timeout_s: float = WORKER_TIMEOUT_S) -> Outcome:
+    """Runs the job, which has no places; returns when all its processes have ended. A worker that does not answer for
+    worker_timeout_s is killed. The other arguments and errors are those of supervise(). DiscoveryError if the first
+    discovery of hosts fails."""
     with contextlib.ExitStack() as stack:
         outputs = RankOutputs([stdout, stderr], job.timestamps, job.output_dir, limits.num_proc, stack)
         thread = DiscoveryThread(discovery)
         stack.callback(thread.close)
-        driver = _Driver(job, limits, thread, outputs, stack, silence_s)
+        driver = _Driver(job, limits, thread, outputs, stack, worker_timeout_s)
         driver.take_signals(stack.enter_context(signals_as_bytes(signals)))
         return driver.run()
 
 
 class _Driver:
     def __init__(self, job: Job, limits: Limits, discovery: DiscoveryThread, outputs: RankOutputs,
-                 stack: contextlib.ExitStack, silence_s: float) -> None:
+                 stack: contextlib.ExitStack, worker_timeout_s: float) -> None:
         self.job = job
         self.stack = stack
         self.outputs = outputs
-        self.silence_s = silence_s
+        self.worker_timeout_s = worker_timeout_s
         self.membership = Membership(limits)
         self.termination = Termination(0, FAILURE_GRACE_S)
         self.peers: dict[int, _Peer] = {}
@@ -209,6 +210,8 @@ class _Driver:
             self.membership.joined(number)
         elif what == "synced":
             self.membership.synced(number)
+        elif what == "leaving":
+            peer.speaks = False
         elif what == "meeting":
             for worker in self.membership.members[1:]:
                 self._tell(worker.number, "meet", epoch=epoch, where=message["where"])
@@ -218,7 +221,8 @@ class _Driver:
             return
         self.termination.running.discard(number)
         worker = self.membership.workers[number]
-        self._host(number).send(number, signal.SIGTERM)  # what it has left running
+        if self.peers[number].pid is not None:
+            self._host(number).send(number, signal.SIGTERM)  # what it has left running
         if code != 0 and not worker.dismissed and not self.termination.cause:
             self.outputs.say(f"{self._named(number)} {how}")
         self.membership.exited(number, code, f"{self._named(number)} {how}", now)
@@ -327,8 +331,9 @@ class _Driver:
                 peer.asked_at = None
             if peer.kill_at is not None and now >= peer.kill_at:
                 self._host(number).send(number, signal.SIGKILL)
-            elif peer.asked_at is not None and now - peer.asked_at > self.silence_s and peer.kill_at is None:
-                self.outputs.say(f"{self._named(number)} has not answered for {self.silence_s:g} s; it is killed")
+            elif peer.asked_at is not None and now - peer.asked_at > self.worker_timeout_s and peer.kill_at is None:
+                self.outputs.say(f"{self._named(number)} has not answered for {self.worker_timeout_s:g} s "
+                                 "(--worker-timeout); it is killed")
                 self._host(number).send(number, signal.SIGKILL)
                 peer.kill_at = now
             elif peer.speaks and peer.asked_at is None:

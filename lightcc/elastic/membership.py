@@ -279,7 +279,8 @@ class Membership:
             return self._finish("no worker that has the state of the job is left")[0]
         blocked = all(usage.until == float("inf") for usage in self._hosts.values())
         if self.workers and blocked and not self.limits.hosts_may_come:
-            return self._finish("no host is left that may be used")[0]
+            return self._finish("no host is left whose workers have not failed (--failures-per-host "
+                                f"{self.limits.failures_per_host})")[0]
         return self._late_end(now)
 
     def _late_end(self, now: float) -> Optional[End]:

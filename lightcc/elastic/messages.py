@@ -3,7 +3,8 @@ worker inherits. Its number is in LIGHTCC_DRIVER_FD.
 
 To a worker: form (an epoch: its number, the worker's rank, size, job, secret), meet (where rank 0 waits), cancel (an
 epoch that somebody will not come to, and why), hosts_updated (timestamp, result), dismiss, ping.
-To the driver: waiting (in init), meeting (where), joined, synced, pong.
+To the driver: waiting (in init), meeting (where), joined, synced, pong, leaving (its program has ended; it will answer
+no more).
 """
 import json
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "joined": {"epoch": int},
     "synced": {"epoch": int},
     "pong": {},
+    "leaving": {},
 }
 
 

@@ -3,6 +3,7 @@
 A thread reads what the driver says. Whoever calls init() waits here until the worker has a place in an epoch and the
 members have met; a member that ends before they have costs the others nothing but another try.
 """
+import atexit
 import os
 import socket
 import threading
@@ -58,6 +59,7 @@ class Connection:
         self._job = ""  # of the epoch
         self._cancelled = 0  # the last epoch that was cancelled
         self._gone = ""      # why nothing more will come
+        atexit.register(self._leave)
         threading.Thread(target=self._read, name="lightcc-elastic", daemon=True).start()
 
     def join_epoch(self) -> None:
@@ -70,6 +72,10 @@ class Connection:
 
     def synced(self) -> None:
         self._send("synced", epoch=self._epoch)
+
+    def _leave(self) -> None:
+        if os.getpid() == self._process:
+            self._send("leaving")
 
     def _meet(self, last: bool) -> bool:
         """Whether the members have met; one of them may end before, which is no try of ours."""

@@ -184,13 +184,14 @@ def _drive(args: argparse.Namespace, timeout_s: float) -> int:
     from lightcc.elastic import driver, messages  # here, so that other jobs do not pay for it
 
     limits, discovery = command_line.limits(args), command_line.discovery(args)
+    worker_timeout_s = driver.WORKER_TIMEOUT_S if args.worker_timeout is None else args.worker_timeout
     for line in args.remarks.values():
         _say(line)
     if args.verbose:
         _say(f"{args.num_proc} x {shlex.join(args.command)}, elastic")
     job = replace(_job(args, timeout_s), talk_variable=messages.VARIABLE,
                   settings={**args.settings, **job_environment(), "HOROVOD_ELASTIC": "1"})
-    return _outcome_of(lambda: driver.drive(job, limits, discovery, 1, 2, SIGNALS))
+    return _outcome_of(lambda: driver.drive(job, limits, discovery, 1, 2, SIGNALS, worker_timeout_s))
 
 
 def _outcome_of(run: Callable[[], Outcome]) -> int:

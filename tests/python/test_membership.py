@@ -237,7 +237,7 @@ def test_all_hosts_are_blacklisted():
     job = Job(num_proc=2)
     job.begun()
     (end,) = job.ends(0, 3)
-    assert end.failure.code == 3 and end.text == "no host is left that may be used"
+    assert end.failure.code == 3 and end.text == "no host is left whose workers have not failed (--failures-per-host 1)"
 
 
 def test_discovered_hosts_may_still_come():
