@@ -45,9 +45,8 @@ from lightcc.runner.termination import FAILURE_GRACE_S, Cause, Termination, sign
 CHECK_S = 1.0     # how often workers are asked whether they live, and agents' silence is measured
 WORKER_TIMEOUT_S = 30.0
 PAUSE_S = 5.0     # if this process stood still for longer, silence of others says nothing
-FLUSH_S = 1.0     # once the job is over, a reader that does not read for this long misses the rest
 LOST_CODE = 1     # of workers that are lost with their host
-MOST_WORKERS = 1 << 16
+KILL_S = 5.0      # from asking a worker to end to SIGKILL
 
 
 @dataclass
@@ -316,11 +315,22 @@ class _Driver:
             self.outputs.say(f"epoch {action.epoch}: {size} worker{'s' * (size != 1)} on {hosts}")
 
     def _dismiss(self, worker: Worker, now: float) -> None:
-        if worker.state is State.WAITING:
+        if self._not_started(worker.number):
+            self._drop(worker.number, now)
+        elif worker.state is State.WAITING:
             self._tell(worker.number, "dismiss")
         else:
             self._host(worker.number).send(worker.number, signal.SIGTERM)
-        self.peers[worker.number].kill_at = now + 5.0
+        self.peers[worker.number].kill_at = now + KILL_S
+
+    def _not_started(self, number: int) -> bool:
+        """Its host's agent has not answered yet."""
+        remote = self.remote.get(self.peers[number].place.host)
+        return remote is not None and self.peers[number].place in remote.waiting
+
+    def _drop(self, number: int, now: float) -> None:
+        self.remote[self.peers[number].place.host].waiting.remove(self.peers[number].place)
+        self._ended(number, 0, "was not started", now)
 
     def _check(self, now: float) -> None:
         """Asks workers whether they live, and kills those that do not answer."""
@@ -354,7 +364,9 @@ class _Driver:
     def _signal(self, now: float) -> None:
         for signum in self.termination.due(now):
             for number in sorted(self.termination.running):
-                if signum is None:
+                if self._not_started(number):
+                    self._drop(number, now)
+                elif signum is None:
                     self.stuck.append(self._process(number))
                 else:
                     self._host(number).send(number, signum)
@@ -388,7 +400,7 @@ class _Driver:
         self._pace()
         while any(before := self.outputs.pending):
             self._step()
-            if before == self.outputs.pending:
+            if before == self.outputs.pending:  # nobody has read for CHECK_S
                 return
 
     def _outcome(self) -> Outcome:
