@@ -54,7 +54,8 @@ class Worker:
     slot: int
     state: State = State.STARTING
     joined: bool = False      # the epoch that it is a member of: its init has returned
-    has_state: bool = False   # rule 2
+    synced: bool = False      # and it has the state of rank 0
+    has_state: bool = False   # since some epoch: rule 2
     dismissed: bool = False   # its end is our wish
 
 
@@ -156,7 +157,9 @@ class Membership:
 
     def synced(self, number: int) -> None:
         """It has the state of rank 0."""
-        self.workers[number].has_state = self._had_state = True
+        worker = self.workers[number]
+        worker.synced = worker.state is State.MEMBER
+        worker.has_state = self._had_state = True
 
     def exited(self, number: int, code: int, how: str, now: float) -> None:
         """how: in words, for the others."""
@@ -236,7 +239,7 @@ class Membership:
             changes = {number: change for number, change in changes.items() if change is not ADDED}
         news = {number: change for number, change in changes.items() if self._announced.get(number) != change}
         leader = self.members[0]
-        if not news or leader.state is not State.MEMBER or not leader.joined:
+        if not news or leader.state is not State.MEMBER or not leader.synced:  # before, it forgets what it hears
             return []
         self._announced.update(news)
         result = NO_UPDATE
@@ -262,7 +265,7 @@ class Membership:
         self.epoch += 1
         self.members, self._announced, self._short_since, self._broken = chosen, {}, None, None
         for worker in chosen:
-            worker.state, worker.joined = State.MEMBER, False
+            worker.state, worker.joined, worker.synced = State.MEMBER, False, False
         unwanted = [w for w in self._alive() if w.state is State.WAITING or w.slot >= usable.get(w.host, 0)]
         return [Form(self.epoch, chosen), *self._dismiss(w for w in unwanted if w not in chosen)]
 

@@ -126,7 +126,7 @@ class Connection:
         with self._changed:
             while not any(kind in self._said for kind in kinds):
                 if self._gone:
-                    raise HorovodInternalError(f"init: the launcher of this elastic job is gone: {self._gone}")
+                    raise RuntimeError(f"init: the launcher of this elastic job is gone: {self._gone}")
                 self._changed.wait()
             return self._said.pop(next(kind for kind in kinds if kind in self._said))
 

@@ -273,7 +273,7 @@ def test_the_reset_limit():
     assert "--reset-limit" in end.text
 
 
-def test_a_newcomer_is_not_announced_before_the_members_have_met():
+def test_a_newcomer_is_not_announced_before_rank_0_listens():
     job = Job(num_proc=1, hosts=[("a", 1)])
     job.due()
     job.waits(0)
@@ -281,6 +281,8 @@ def test_a_newcomer_is_not_announced_before_the_members_have_met():
     job.due()
     assert job.waits(1) == []
     job.membership.joined(0)
+    assert job.due() == []
+    job.membership.synced(0)
     assert [type(action) for action in job.due()] == [Notify]
 
 
