@@ -49,6 +49,7 @@ _functions = {  # name: (result, arguments)
     "init_ranks": (c_int, [POINTER(c_int32), c_int]),
     "open_meeting": (c_int, [c_char_p, c_int]),
     "init_at": (c_int, [c_int, c_int, c_char_p, c_char_p, c_char_p]),
+    "cancel_init": (c_int, [c_char_p, c_char_p]),
     "shutdown": (c_int, []),
     "shutdown_because": (c_int, [c_char_p]),
     "name_init": (None, [c_char_p]),
@@ -178,6 +179,10 @@ def _check_status(status: int) -> None:
         raise error(status)
 
 
+def _text(text: str) -> bytes:
+    return text.encode(errors="replace").replace(b"\0", b"?")
+
+
 def _ranks(ranks: Sequence[int]) -> "ctypes.Array[c_int32]":
     for one in ranks:
         if not -1 << 31 <= one < 1 << 31:  # ctypes would cut it to 32 bits, and another rank be meant
@@ -203,14 +208,20 @@ def open_meeting() -> str:
 
 def init_at(rank: int, size: int, job: str, secret: str, where: str) -> None:
     global epoch
-    _check_status(_library.lightcc_init_at(rank, size, job.encode(), secret.encode(), where.encode()))
+    _check_status(_library.lightcc_init_at(rank, size, _text(job), _text(secret), _text(where)))
     epoch += 1
+
+
+def cancel_init(job: str, cause: str) -> None:
+    """The init_at of this job in another thread, under way or yet to come, raises HorovodInternalError with the cause
+    at once. Does nothing to a world that has formed."""
+    _check_status(_library.lightcc_cancel_init(_text(job), _text(cause)))
 
 
 def shutdown(reason: str = "it shut down") -> None:
     """reason: is told to the other ranks, in their errors."""
     abandon_outputs()
-    _check_status(_library.lightcc_shutdown_because(reason.encode(errors="replace").replace(b"\0", b"?")))
+    _check_status(_library.lightcc_shutdown_because(_text(reason)))
 
 
 def name_package(name: str) -> None:

@@ -89,7 +89,16 @@ def stays_here(process_set: ProcessSet) -> bool:
     >>> stays_here(hvd.global_process_set) == (hvd.size() == 1)
     True
     """
-    return not process_set.included() or (_basics.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1")
+    return not process_set.included() or (_basics.size() == 1 and not is_elastic())
+
+
+def is_elastic() -> bool:
+    """Whether ranks may come later. What they make then, the others have already: so that must not communicate.
+
+    >>> is_elastic()
+    False
+    """
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def groups_of(groups: Groups, num_groups: int, is_variable: Callable[[Any], bool], stacklevel: int = 3) -> Groups:

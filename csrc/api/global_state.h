@@ -1,6 +1,7 @@
 // What every function of the C API needs: the one static engine and the tables around it, and guard(), which no
 // exception crosses.
 #pragma once
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -8,6 +9,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "api/cancellable_init.h"
 #include "engine/engine.h"
 #include "net/bootstrap/bootstrap.h"
 
@@ -18,6 +20,8 @@ struct GlobalState {
   std::shared_ptr<Engine> engine;
   std::map<std::string, Epoch> epochs;                // by job: the next one
   std::optional<Rendezvous> rendezvous;               // opened, for lightcc_init_at
+  CancellableInit* init_under_way = nullptr;
+  std::deque<CancelledInit> cancelled_inits;          // the last ones
   int64_t next_handle = 1;
   std::unordered_map<int64_t, RequestPtr> handles;    // of the present epoch and, until released, of earlier ones
   std::unordered_map<int64_t, RequestPtr> prepared;

@@ -1,4 +1,4 @@
-// init in its three forms, and what fork() does to an engine.
+// init in its three forms, and what fork() does to an engine. Cancelling one: cancellable_init.h.
 #include <pthread.h>
 
 #include <cstdlib>
@@ -36,6 +36,7 @@ void in_forked_child() {
   GlobalState& s = global_state();
   new (&s.mutex) std::mutex;
   new (&initialising) std::mutex;
+  s.init_under_way = nullptr;  // its thread is not here
   OutputPool::in_child();
   for (auto& [id, codec] : s.codecs)  // leaked: another thread may have held its locks
     codec = (*new std::shared_ptr<Compressor>(codec))->without_residuals();
@@ -54,8 +55,9 @@ World nobody() {  // a world of one on this host
 }
 
 // bootstrap_ranks(world, config, epoch, deadline) finds the others.
-using Bootstrap = std::function<Bootstrapped(const World&, const Config&, const Epoch&, uint64_t)>;
-int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
+using Bootstrap = std::function<Bootstrapped(const World&, const Config&, const Epoch&, const Deadline&)>;
+enum class Cancellable { no, yes };
+int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks, Cancellable cancellable) {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(before_fork, after_fork, in_forked_child); });
   std::lock_guard only(initialising);
@@ -67,6 +69,8 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   std::string notes;
   const Config config = read_config(environment, &notes);
   const World world = find();
+  std::optional<CancellableInit> under_way;
+  if (cancellable == Cancellable::yes) under_way.emplace(world.job);
   set_log(config.log_level, config.log_hide_time, world.rank, world.host);
   bool told;
   {
@@ -77,27 +81,41 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   auto timeline = std::make_unique<Timeline>();  // before the others are met: it may fail
   if (!config.timeline.empty() && config.timeline != kTimelineLater)
     start_timeline(*timeline, world, config.timeline, config.timeline_mark_cycles, "HOROVOD_TIMELINE");
-  const uint64_t deadline = now_ns() + uint64_t(config.start_timeout_s * 1e9);
+  const Deadline deadline(now_ns() + uint64_t(config.start_timeout_s * 1e9),
+                          under_way ? &under_way->cancellation : nullptr);
   Epoch epoch;
   {
     std::lock_guard lock(s.mutex);
     epoch = s.epochs[world.job];
   }
-  Bootstrapped bootstrapped = bootstrap_ranks(world, config, epoch, deadline);
-  auto engine = std::make_shared<Engine>(std::move(bootstrapped.peers), bootstrapped.world, bootstrapped.config,
-                                         std::move(timeline));
-  calibrate(*engine);
-  std::lock_guard lock(s.mutex);
-  s.engine = std::move(engine);
-  s.forked = false;
-  s.epochs[world.job] = {epoch.number + 1, bootstrapped.next_socket_name};
-  s.copied_before = copied_bytes();
-  s.staged_before = staged_bytes();
-  s.how = bootstrapped.how;
-  return 0;
+  std::shared_ptr<Engine> engine;
+  try {
+    Bootstrapped bootstrapped = bootstrap_ranks(world, config, epoch, deadline);
+    engine = std::make_shared<Engine>(std::move(bootstrapped.peers), bootstrapped.world, bootstrapped.config,
+                                      std::move(timeline));
+    calibrate(*engine, deadline.cancellation);
+    std::lock_guard lock(s.mutex);
+    if (deadline.cancelled()) throw deadline.cancellation->why();
+    s.engine = std::move(engine);
+    s.forked = false;
+    s.epochs[world.job] = {epoch.number + 1, bootstrapped.next_socket_name};
+    s.copied_before = copied_bytes();
+    s.staged_before = staged_bytes();
+    s.how = bootstrapped.how;
+    return 0;
+  } catch (const Error&) {
+    if (!deadline.cancelled()) throw;
+    const Error why = deadline.cancellation->why();  // where all are cancelled, another may have failed first
+    if (engine) {
+      engine->abort(why.what());
+      engine->shutdown(why.what(), deadline.cancellation);
+    }
+    throw why;
+  }
 }
 
-Bootstrapped bootstrap_as_launched(const World& world, const Config& config, const Epoch& epoch, uint64_t deadline) {
+Bootstrapped bootstrap_as_launched(const World& world, const Config& config, const Epoch& epoch,
+                                   const Deadline& deadline) {
   return bootstrap(world, config, environment, epoch, deadline);
 }
 
@@ -109,7 +127,7 @@ using namespace lightcc;
 extern "C" {
 
 int lightcc_init(void) {
-  return guard([] { return init([] { return find_world(environment); }, bootstrap_as_launched); });
+  return guard([] { return init([] { return find_world(environment); }, bootstrap_as_launched, Cancellable::no); });
 }
 
 int lightcc_init_ranks(const int32_t* ranks, int count) {
@@ -122,7 +140,7 @@ int lightcc_init_ranks(const int32_t* ranks, int count) {
       std::iota(all.begin(), all.end(), 0);
       return members == all ? world : subset(world, members);
     };
-    return init(find, bootstrap_as_launched);
+    return init(find, bootstrap_as_launched, Cancellable::no);
   });
 }
 
@@ -162,9 +180,10 @@ int lightcc_init_at(int rank, int size, const char* job, const char* secret, con
       world.launcher = "a communicator";
       return world;
     };
-    return init(find, [&](const World& world, const Config& config, const Epoch& epoch, uint64_t deadline) {
+    const auto meet = [&](const World& world, const Config& config, const Epoch& epoch, const Deadline& deadline) {
       return bootstrap_at(world, config, std::move(rendezvous), epoch.number, deadline);
-    });
+    };
+    return init(find, meet, Cancellable::yes);
   });
 }
 

@@ -43,6 +43,9 @@ LIGHTCC_API int lightcc_init_ranks(const int32_t* ranks, int count);
  * own choice, the same on all ranks and used once. */
 LIGHTCC_API int lightcc_open_meeting(char* where, int capacity);
 LIGHTCC_API int lightcc_init_at(int rank, int size, const char* job, const char* secret, const char* where);
+/* From another thread: the lightcc_init_at of this job, whether it is under way or yet to come, fails at once with
+ * LIGHTCC_SHUT_DOWN and this cause, of which at most 300 bytes count. Does nothing to a world that has formed. */
+LIGHTCC_API int lightcc_cancel_init(const char* job, const char* cause);
 LIGHTCC_API int lightcc_shutdown(void);
 /* The same; the others hear why: "rank 1 ... has left (<reason>)". At most 300 bytes of it. */
 LIGHTCC_API int lightcc_shutdown_because(const char* reason);

@@ -13,7 +13,6 @@ struct Idle {
 inline constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
 inline constexpr const char* kCpuOnly = "it runs on CPU tensors only";
 inline constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
-inline constexpr const char* kNotElastic = "elastic training is not supported; the ranks are those that were started";
 inline constexpr const char* kNoSpark = "Spark is not supported";
 inline constexpr const char* kOwnRendezvous = "ranks meet at LIGHTCC_STORE_ADDR, or where their launcher says";
 
@@ -37,8 +36,6 @@ inline constexpr Idle kIdle[] = {
     {"HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_START_TIMEOUT bounds init, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS a stall"},
     {"HOROVOD_GLOO_RENDEZVOUS_ADDR", kOwnRendezvous},
     {"HOROVOD_GLOO_RENDEZVOUS_PORT", kOwnRendezvous},
-    {"HOROVOD_ELASTIC", kNotElastic, false},
-    {"HOROVOD_ELASTIC_TIMEOUT", kNotElastic},
     {"HOROVOD_SPARK_START_TIMEOUT", kNoSpark},
     {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", kNoSpark, false},
     {"HOROVOD_SPARK_PYTHONPATH", kNoSpark},

@@ -35,7 +35,7 @@ template <class Ready> bool LinkProbe::wait_until(Ready ready) {
   while (!ready()) {
     peers_.flush_and_wake();
     if (peers_.step()) continue;
-    if (now_ns() > deadline_ns_) return false;
+    if (deadline_.over()) return false;
     peers_.wait_for_network(kLookNs);
   }
   peers_.flush_and_wake();

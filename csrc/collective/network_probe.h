@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/deadline.h"
 #include "net/peers.h"
 
 namespace lightcc {
@@ -13,12 +14,12 @@ namespace lightcc {
 inline constexpr int kProbeRounds = 2;
 int probe_partner(int host, int hosts, int round);
 
-// One end of a link that nobody else uses; the rank at the other end makes the same calls. nullopt: the deadline has
-// passed, and the link cannot be used again. Only whoever holds the progress lock calls it.
+// One end of a link that nobody else uses; the rank at the other end makes the same calls. nullopt: the deadline is
+// over, and the link cannot be used again. Only whoever holds the progress lock calls it.
 class LinkProbe {
  public:
-  LinkProbe(Peers& peers, Link& link, bool leads, uint64_t deadline_ns)
-      : peers_(peers), link_(link), leads_(leads), deadline_ns_(deadline_ns) {}
+  LinkProbe(Peers& peers, Link& link, bool leads, const Deadline& deadline)
+      : peers_(peers), link_(link), leads_(leads), deadline_(deadline) {}
 
   std::optional<double> latency_s();    // of 8 bytes one way; at the end that leads
   std::optional<double> bytes_per_s();  // in each direction, both at once
@@ -32,7 +33,7 @@ class LinkProbe {
   Peers& peers_;
   Link& link_;
   const bool leads_;
-  const uint64_t deadline_ns_;
+  const Deadline deadline_;
 };
 
 // What this rank's core copies, in bytes read and written.

@@ -17,6 +17,7 @@ namespace lightcc {
 namespace {
 
 constexpr uint64_t kLongestNs = 1'000'000'000;
+constexpr uint64_t kLookNs = 5'000'000;   // whether it was cancelled
 constexpr size_t kTextBytes = 4096;       // of what rank 0 sends; that is known to all ranks beforehand
 constexpr int kProbeGroup = LocalRanks::kGroups - 1;  // whose links nobody has used yet
 constexpr double kCappedShare = 0.9;      // of the NIC's rate: a connection that has less is limited by itself
@@ -80,8 +81,9 @@ PlanCosts plan_costs(const Cluster& cluster) {
   return {start_s, (best_s(kLarge) - start_s) / double(kLarge)};
 }
 
-// In place. Throws what ends the epoch.
-void run_now(Engine& engine, Kind kind, const char* name, DType dtype, void* data, int64_t count) {
+// In place. Throws what ends the epoch, as cancelling does.
+void run_now(Engine& engine, const Cancellation* cancellation, Kind kind, const char* name, DType dtype, void* data,
+             int64_t count) {
   const auto request = std::make_shared<Request>();
   request->key = key_of(kind, name);
   request->what.kind = kind;
@@ -90,15 +92,17 @@ void run_now(Engine& engine, Kind kind, const char* name, DType dtype, void* dat
   request->inputs = {data};
   request->outputs = {data};
   engine.submit(request, true);
-  engine.wait(*request, UINT64_MAX);
+  while (!engine.wait(*request, now_ns() + kLookNs))
+    if (cancellation && cancellation->cancelled()) engine.abort(cancellation->why().what());
   if (request->code == Code::ok) return;
+  if (cancellation && cancellation->cancelled()) throw cancellation->why();
   const std::string failure = engine.failure();
   throw Error(request->code, "init: " + (failure.empty() ? request->text : failure));
 }
 
 class Measurement {
  public:
-  Measurement(Engine& engine, uint64_t deadline_ns) : engine_(engine), deadline_ns_(deadline_ns) {}
+  Measurement(Engine& engine, const Deadline& deadline) : engine_(engine), deadline_(deadline) {}
 
   // nullopt, on all ranks alike: one of them could not.
   std::optional<Slowest> run() {
@@ -136,7 +140,7 @@ class Measurement {
         const int peer = theirs[size_t(local)];
         auto& link = links_[peer];
         if (!link) link = peers.data_link(kProbeGroup, local, peer);  // lanes are dealt out to NICs
-        LinkProbe end(peers, *link, peers.rank() < peer, deadline_ns_);
+        LinkProbe end(peers, *link, peers.rank() < peer, deadline_);
         if (!probe(end, int(pairs))) slowest_[kFailed] = 1;
       }
     });
@@ -153,19 +157,20 @@ class Measurement {
   }
 
   bool agree() {
-    run_now(engine_, Kind::allreduce, "lightcc.network", DType::float64, slowest_.data(), kMeasured);
+    run_now(engine_, deadline_.cancellation, Kind::allreduce, "lightcc.network", DType::float64, slowest_.data(),
+            kMeasured);
     return slowest_[kFailed] == 0;
   }
 
   Engine& engine_;
-  const uint64_t deadline_ns_;
+  const Deadline deadline_;
   Slowest slowest_{};
   std::map<int, std::unique_ptr<Link>> links_;  // by peer
 };
 
 }  // namespace
 
-void calibrate(Engine& engine) {
+void calibrate(Engine& engine, const Cancellation* cancellation) {
   const Config& config = engine.config();
   const Topology& topology = engine.topology();
   if (!config.calibration || topology.hosts.size() < 2 || config.intra_size != 0) return;
@@ -185,12 +190,12 @@ void calibrate(Engine& engine) {
       const std::string rules = text_of(priced_rules(*cluster, config.hierarchical));
       (text_of(*cluster) + '\n' + rules).copy(text.data(), kTextBytes - 1);
     }
-    run_now(engine, Kind::broadcast, "lightcc.rules", DType::uint8, text.data(), kTextBytes);
+    run_now(engine, cancellation, Kind::broadcast, "lightcc.rules", DType::uint8, text.data(), kTextBytes);
     return text[0] != 0;
   };
   bool known = tell();
   if (!known) {
-    const auto slowest = Measurement(engine, begin + kLongestNs).run();
+    const auto slowest = Measurement(engine, {begin + kLongestNs, cancellation}).run();
     if (decides && slowest) {
       cluster = cluster_of(*slowest, topology);
       cache.put(kCached, text_of(*cluster));

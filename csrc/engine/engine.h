@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/deadline.h"
 #include "base/trace.h"
 #include "engine/blocked_state.h"
 #include "engine/control/deadlock_detector.h"
@@ -79,8 +80,8 @@ class Engine : public GroupEngineOwner {
   std::string failure() const { return inbox_.failure(); }  // what ended the epoch; "" while it lasts
   void abort(const std::string& cause);        // ends the epoch on all ranks
   void peer_ended(int rank);                   // its process is gone; any thread
-  // reason: why this rank leaves, for the others: "its program has ended".
-  void shutdown(const std::string& reason = "it shut down");
+  // reason: why this rank leaves, for the others: "its program has ended". Cancelled, it waits for none of them.
+  void shutdown(const std::string& reason = "it shut down", const Cancellation* = nullptr);
   // Around fork(): what a child closes must be whole. False: somebody was busy for too long, it closes less.
   bool pause();
   void resume() { progress_lock_.unlock(); }   // by the thread that paused it
@@ -123,7 +124,7 @@ class Engine : public GroupEngineOwner {
   void carry_out_end(bool tell);               // tell: the other hosts do not know it yet
   void flush();
   void send_leave_message(const std::string& text);
-  void leave_network(bool failed);
+  void leave_network(bool failed, const Cancellation*);
   // Until someone rings, unless there is work or `finished` says that there is no need.
   void sleep(Sleeper, uint64_t timeout_ns, const std::atomic<bool>& finished);
   void run();                                  // the engine thread

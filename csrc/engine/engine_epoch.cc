@@ -189,12 +189,12 @@ void Engine::send_leave_message(const std::string& text) {
 
 // After an end in peace all that was sent has to arrive. After another one everybody has been told by a datagram; where
 // none gets through, they hear the cause when they connect again.
-void Engine::leave_network(bool failed) {
+void Engine::leave_network(bool failed, const Cancellation* cancellation) {
   progress_lock_.assert_held();
   const bool alone = peers_->heartbeats() && !peers_->heartbeats()->all_heard();
-  const uint64_t deadline = now_ns() + kFlushNs;
+  const Deadline deadline(now_ns() + kFlushNs, cancellation);
   try {
-    while (now_ns() < deadline && (failed ? alone : !peers_->finish_links())) {
+    while (!deadline.over() && (failed ? alone : !peers_->finish_links())) {
       peers_->wait_for_network(kLookNs);
       peers_->step();
     }
@@ -203,7 +203,7 @@ void Engine::leave_network(bool failed) {
   peers_->close_links();
 }
 
-void Engine::shutdown(const std::string& reason) {
+void Engine::shutdown(const std::string& reason, const Cancellation* cancellation) {
   if (!inbox_.close()) return;
   stopping_ = true;
   wake_engine_thread();
@@ -232,7 +232,7 @@ void Engine::shutdown(const std::string& reason) {
   }
   ring_local_ranks();
   outputs_->close();
-  leave_network(!leaves);
+  leave_network(!leaves, cancellation);
   const auto left = [&](int rank) { return peers_->header(rank).presence != Presence::here; };
   auto& here = peers_->ranks_on_this_host();
   if (HeartbeatSocket* heartbeats = peers_->heartbeats(); heartbeats && std::all_of(here.begin(), here.end(), left))

@@ -15,6 +15,7 @@ from lightcc.common.build_queries import BuildQueries
 from lightcc.common.exiting import at_exit
 from lightcc.common.process_set_matching import match
 from lightcc.common.process_sets import ProcessSet, global_process_set  # noqa: F401
+from lightcc.elastic import worker as elastic
 
 
 class MPI:
@@ -84,6 +85,8 @@ class HorovodBasics(BuildQueries):
             sets.forget()
             if hasattr(comm, "Get_size"):
                 _init_at(comm)
+            elif elastic.available():
+                _init_elastic(comm)
             else:
                 _core.init(comm)
             _world = comm
@@ -256,6 +259,13 @@ def _init_at(comm) -> None:
     at = [secrets.token_hex(16), secrets.token_hex(32), _core.open_meeting()] if comm.Get_rank() == 0 else None
     job, secret, where = comm.bcast(at, root=0)
     _core.init_at(comm.Get_rank(), comm.Get_size(), job, secret, where)
+
+
+def _init_elastic(comm) -> None:
+    """The driver of the job says who the others are."""
+    if comm:
+        raise ValueError(f"init(comm={comm!r}): the world of an elastic job is all its workers; use process sets.")
+    elastic.connection().join_epoch()
 
 
 def _is_world(comm) -> bool:

@@ -12,11 +12,12 @@ import selectors
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Optional
 
 from lightcc.runner.host_ranks import READ_BYTES, HostRanks
 from lightcc.runner.hosts import Place
-from lightcc.runner.local import Job, StartError, started, with_threads
+from lightcc.runner.local import Job, Rank, StartError, rank_starter, with_threads
 from lightcc.runner.messages import (
     Alive,
     Begin,
@@ -30,6 +31,9 @@ from lightcc.runner.messages import (
     Pause,
     Remark,
     Signal,
+    Started,
+    StartRank,
+    Tell,
     Unpacker,
     greeting,
     pack,
@@ -58,6 +62,7 @@ class _Agent:
         self._pipes = stack.enter_context(selectors.DefaultSelector())
         self._unpacker = Unpacker()
         self._host_ranks: Optional[HostRanks] = None
+        self._start: Callable[[Place], Rank]  # once the job has begun
         self._run_files: Optional[RunFiles] = None  # if the ranks are run()'s
         self._result_sender: Optional[ResultSender] = None
         self._paused = False        # by the launcher
@@ -98,6 +103,7 @@ class _Agent:
     def _pace(self) -> None:
         """Waits for a slow connection; reads no more from the ranks while too much is pending."""
         if self._host_ranks and not self._over:
+            self._host_ranks.flush()
             self._host_ranks.pause(self._paused or self._out.pending_bytes > MAX_PENDING_BYTES)
         waiting = self._out.fd in self._selector.get_map()
         if self._out.pending_bytes and not waiting:
@@ -125,6 +131,10 @@ class _Agent:
             self._host_ranks.send(message.rank, message.signum)
             for ended in self._result_sender.drop_value(message.rank) if self._result_sender else ():
                 self._send(ended)
+        elif isinstance(message, StartRank) and self._host_ranks:
+            self._start_rank(Place(*message.place)._replace(here=True))
+        elif isinstance(message, Tell) and self._host_ranks:
+            self._host_ranks.tell(message.rank, message.chunk)
         elif isinstance(message, Input) and self._host_ranks:
             self._host_ranks.give(message.chunk)
         elif isinstance(message, End) and self._host_ranks and not self._over:
@@ -149,8 +159,10 @@ class _Agent:
                 self._run_files.add(place.rank)
             here, remarks = with_threads(Job(places, lambda rank: job.command, run_files=self._run_files,
                                              settings=job.environment, bind_at_fork=True,
-                                             stdin=subprocess.DEVNULL if self._run_files else subprocess.PIPE))
-            ranks = self._stack.enter_context(started(here))
+                                             stdin=subprocess.DEVNULL if self._run_files else subprocess.PIPE,
+                                             talk_variable=job.talk_variable, slots=job.slots))
+            self._start = self._stack.enter_context(rank_starter(here))
+            ranks = [self._start(place) for place in places]
         except StartError as error:
             self._send(Failed(str(error), error.exit_code))
             return
@@ -160,6 +172,16 @@ class _Agent:
         self._host_ranks = HostRanks(job.host, ranks, self._selector, self._pipes)
         for message in [*remarks, *self._host_ranks.started()]:
             self._send(message)
+
+    def _start_rank(self, place: Place) -> None:
+        try:
+            rank = self._start(place)
+        except StartError as error:  # the others go on
+            self._send(Remark(str(error)))
+            self._send(Ended(place.rank, error.exit_code))
+            return
+        self._host_ranks.add(rank)
+        self._send(Started(rank.number, rank.pid))
 
 
 if __name__ == "__main__":

@@ -144,12 +144,6 @@ SETTINGS: Sequence[Union[Value, Switch]] = (
 )
 OLD_NAMES = {"--log-with-timestamp": "--no-log-hide-timestamp", "--log-without-timestamp": "--log-hide-timestamp"}
 
-ELASTIC = {  # names of a flag, and how many values it takes
-    ("--min-np", "--min-num-proc"): 1, ("--max-np", "--max-num-proc"): 1, ("--slots-per-host",): 1,
-    ("--host-discovery-script",): 1, ("--elastic-timeout",): 1, ("--reset-limit",): 1,
-    ("--blacklist-cooldown-range",): 2,
-}
-
 WITHOUT_EFFECT = {
     "--mpi": "ranks need no MPI, and lightccrun starts them itself; mpirun can start them too (docs/running.md)",
     "--jsrun": "lightccrun starts the ranks itself, by ssh or --launch-command",
@@ -210,12 +204,3 @@ class WithoutEffect(argparse.Action):
                  option_string: Optional[str] = None) -> None:
         flag = self.option_strings[0]
         remark(namespace, flag, without_effect(flag, flag))
-
-
-class Elastic(argparse.Action):
-    """Refuses the flag."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: Optional[str] = None) -> None:
-        flag = option_string if option_string in self.option_strings else self.option_strings[0]
-        parser.exit(2, f"{parser.prog}: {flag}: elastic training is not supported in this version\n")

@@ -5,15 +5,18 @@ into the selector return the ranks' events. HostRanks is that of the host where 
 same methods for another host.
 """
 
+import contextlib
 import functools
 import os
 import selectors
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Optional
 
 from lightcc.runner import groups
 from lightcc.runner.local import Rank
-from lightcc.runner.messages import Ended, Message, Output, Over, Started
+from lightcc.runner.messages import Ended, Message, Output, Over, Said, Started
+from lightcc.runner.output import Sink
 from lightcc.runner.standard_input import Feed
 
 READ_BYTES = 1 << 16
@@ -25,21 +28,38 @@ class HostRanks:
                  pipes: selectors.BaseSelector) -> None:
         """pipes: an empty selector, which is registered in `selector`, so that one call pauses all reading."""
         self._host = host
-        self._ranks = {rank.number: rank for rank in ranks}
+        self._ranks: dict[int, Rank] = {}
         self._selector = selector
         self._pipes = pipes
         self._paused = True
         self._feed: Optional[Feed] = None  # rank 0's input
+        self._talks: dict[int, Sink] = {}  # what ranks are told, on its way
         for rank in ranks:
-            if rank.process.stdin:
-                self._feed = Feed(rank.process.stdin, selector)
-            selector.register(rank.pidfd, selectors.EVENT_READ, functools.partial(self._ended, rank))
-            for stream, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
-                pipes.register(pipe.fileno(), selectors.EVENT_READ, (rank.number, stream))
+            self.add(rank)
         self.pause(False)
+
+    def add(self, rank: Rank) -> None:
+        self._ranks[rank.number] = rank
+        if rank.process.stdin:
+            self._feed = Feed(rank.process.stdin, self._selector)
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, functools.partial(self._ended, rank))
+        for stream, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
+            self._pipes.register(pipe.fileno(), selectors.EVENT_READ, (rank.number, stream))
+        if rank.talk:
+            self._talks[rank.number] = Sink(rank.talk.fileno(), f"the connection to rank {rank.number}")
+            self._selector.register(rank.talk, selectors.EVENT_READ, functools.partial(self._hear, rank))
 
     def started(self) -> list[Message]:
         return [Started(rank.number, rank.pid) for rank in self._ranks.values()]
+
+    def tell(self, rank: int, chunk: bytes) -> None:
+        """By the socket that it has for that. What it says is an event (Said)."""
+        self._talks[rank].put(None, chunk)
+
+    def flush(self) -> None:
+        """What ranks were told and were too slow to take. Is to be called often."""
+        for talk in self._talks.values():
+            talk.flush()
 
     def send(self, rank: int, signum: int) -> None:
         self._ranks[rank].send(signum)
@@ -73,8 +93,17 @@ class HostRanks:
         yield Over(self._host, stuck)
 
     def _ended(self, rank: Rank) -> list[Message]:
+        said = self._hear(rank) if rank.number in self._talks else []  # its last words come before its end
         self._selector.unregister(rank.pidfd)
-        return [Ended(rank.number, rank.exit_code())]
+        return [*said, Ended(rank.number, rank.exit_code())]
+
+    def _hear(self, rank: Rank) -> list[Message]:
+        chunk = b""
+        with contextlib.suppress(OSError):
+            chunk = rank.talk.recv(READ_BYTES, socket.MSG_DONTWAIT)
+        if not chunk and rank.talk in self._selector.get_map():
+            self._selector.unregister(rank.talk)
+        return [Said(rank.number, chunk)] if chunk else []
 
     def _read(self) -> Iterator[Message]:
         for key, _ in self._pipes.select(0):

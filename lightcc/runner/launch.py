@@ -8,14 +8,19 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from typing import Any, NoReturn, Optional
+from dataclasses import replace
+from typing import Any, Callable, NoReturn, Optional
 
 from lightcc import as_horovod
 from lightcc._version import __version__
+from lightcc.elastic import command_line
 from lightcc.runner import flags, hosts, nccl_plugin, network, remote
-from lightcc.runner.local import Job, StartError
-from lightcc.runner.supervise import supervise
+from lightcc.runner.elastic.discovery import DiscoveryError
+from lightcc.runner.local import Job, StartError, job_environment
+from lightcc.runner.supervise import Outcome, supervise
 from lightcc.runner.termination import exit_code
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def template(text: str) -> str:
@@ -70,8 +75,7 @@ def parser() -> argparse.ArgumentParser:
         controller.add_argument(flag, action="store_const", dest="controller", const=flag.strip("-"), help=text)
     top.add_argument("--mpi-args", action=flags.WithoutEffect, metavar="TEXT", help="without effect")
     top.add_argument("--binding-args", action=flags.WithoutEffect, metavar="TEXT", help="without effect")
-    for names, count in flags.ELASTIC.items():
-        top.add_argument(*names, action=flags.Elastic, nargs=count, help=argparse.SUPPRESS)
+    command_line.add_to(top)
     top.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
     return top
 
@@ -114,6 +118,7 @@ def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         args.hosts = ",".join(f"{host.name}:{host.slots}" for host in allocated)
         if args.num_proc is None:
             args.num_proc = sum(host.slots for host in allocated)
+    command_line.check(args)
     if args.num_proc is None:
         raise ValueError(_without_number(args.command))
     if not args.command:
@@ -146,6 +151,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         args = parse_args(arguments)
         settings, command = args.settings, args.command
         timeout_s = _seconds(settings.get("HOROVOD_START_TIMEOUT") or os.environ.get("HOROVOD_START_TIMEOUT") or "30")
+        if command_line.is_elastic(args):
+            return _drive(args, timeout_s)
         # Names that are not ssh's (of containers, of pods) are nothing to ask the system about.
         places = hosts.places(args.num_proc, args.hosts, args.hostfile,
                               lambda name: network.is_here(name, resolve=not args.launch_command))
@@ -161,16 +168,41 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         where = ", ".join(dict.fromkeys(socket.gethostname() if place.here else place.host for place in places))
         variables = " ".join(f"{name}={value}" for name, value in settings.items())
         _say(f"{args.num_proc} x {shlex.join(command)} on {where} {variables}".rstrip())
-    job = Job(places, lambda rank: command, settings=settings, output_dir=args.output_filename,
-              timestamps=args.prefix_output_with_timestamp, verbose=args.verbose, bind_at_fork=True,
-              stdin=subprocess.PIPE if os.isatty(0) else 0,
-              agent_command=lambda host: _agent_command(args, host, timeout_s), start_timeout_s=timeout_s)
+    job = replace(_job(args, timeout_s), places=places, stdin=subprocess.PIPE if os.isatty(0) else 0)
+    return _outcome_of(lambda: supervise(job, 1, 2, SIGNALS))
+
+
+def _job(args: argparse.Namespace, timeout_s: float) -> Job:
+    """What is said of it that does not depend on who its ranks are."""
+    return Job([], lambda rank: args.command, settings=args.settings, output_dir=args.output_filename,
+               timestamps=args.prefix_output_with_timestamp, verbose=args.verbose, bind_at_fork=True,
+               agent_command=lambda host: _agent_command(args, host, timeout_s), start_timeout_s=timeout_s)
+
+
+def _drive(args: argparse.Namespace, timeout_s: float) -> int:
+    """An elastic job."""
+    from lightcc.elastic import driver, messages  # here, so that other jobs do not pay for it
+
+    limits, discovery = command_line.limits(args), command_line.discovery(args)
+    worker_timeout_s = driver.WORKER_TIMEOUT_S if args.worker_timeout is None else args.worker_timeout
+    for line in args.remarks.values():
+        _say(line)
+    if args.verbose:
+        _say(f"{args.num_proc} x {shlex.join(args.command)}, elastic")
+    job = replace(_job(args, timeout_s), talk_variable=messages.VARIABLE,
+                  settings={**args.settings, **job_environment(), "HOROVOD_ELASTIC": "1"})
+    return _outcome_of(lambda: driver.drive(job, limits, discovery, 1, 2, SIGNALS, worker_timeout_s))
+
+
+def _outcome_of(run: Callable[[], Outcome]) -> int:
     try:
-        outcome = supervise(job, 1, 2, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        outcome = run()
     except StartError as error:
         return _say(str(error), error.exit_code)
     except OSError as error:
         return _say(f"cannot write the output: {error}", 1)
+    except DiscoveryError as error:
+        return _say(str(error), 1)
     for line in outcome.text.splitlines():
         _say(line)
     return outcome.exit_code

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import signal
 import site
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,9 @@ class Job:
     bind_at_fork: bool = False
     # What subprocess takes for the standard input of rank 0. The others have none.
     stdin: int = subprocess.DEVNULL
+    # Each rank has a socket to talk to its launcher by, whose number this variable tells it. They come and go.
+    talk_variable: str = ""
+    slots: int = 0  # of this host, where ranks come and go; else there are as many as places
     # What starts an agent on another host, and how long those may take to answer.
     agent_command: Optional[Callable[[str], Sequence[str]]] = None
     start_timeout_s: float = 30
@@ -61,6 +65,7 @@ class Rank:
     number: int
     process: "subprocess.Popen[bytes]"
     pidfd: int
+    talk: Optional[socket.socket] = None  # our end
 
     @property
     def pid(self) -> int:
@@ -77,6 +82,12 @@ class Rank:
         if status is None:
             return None
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        for file in (self.process.stdin, self.process.stdout, self.process.stderr, self.talk):
+            if file:
+                file.close()
 
 
 def die_with(parent: int) -> None:
@@ -102,7 +113,7 @@ def pythonpath_setting() -> dict[str, str]:
 
 def with_threads(job: Job) -> tuple[Job, list[Message]]:
     """The job with OMP_NUM_THREADS for its ranks here, if nobody has set it, and a message that says so."""
-    ranks, cores = sum(place.here for place in job.places), usable_cores()
+    ranks, cores = job.slots or sum(place.here for place in job.places), usable_cores()
     each = threads_each({**os.environ, **job.settings}, cores, ranks)
     if each is None:
         return job, []
@@ -111,39 +122,43 @@ def with_threads(job: Job) -> tuple[Job, list[Message]]:
 
 @contextlib.contextmanager
 def started(job: Job) -> Iterator[list[Rank]]:
-    """The ranks of the job that are here, each the leader of its own process group. However the block ends, they and
-    all in their groups are gone after it, and so is the watcher."""
+    """The ranks of the job that are here, as rank_starter() starts them."""
+    with rank_starter(job) as start:
+        yield [start(place) for place in job.places if place.here]
+
+
+@contextlib.contextmanager
+def rank_starter(job: Job) -> Iterator[Callable[[Place], Rank]]:
+    """A function that starts a rank of the job here, the leader of a process group of its own. However the block ends,
+    the ranks and all in their groups are gone after it, and so is the watcher."""
     watcher = subprocess.Popen(
         [sys.executable, "-I", "-S", os.path.abspath(groups.__file__), str(os.getpid())], cwd="/", bufsize=0,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     ranks: list[Rank] = []
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ, **job.settings}
+    if "LIGHTCC_STORE_ADDR" not in job.settings:  # then it is another job's, of which this launcher is a part
+        environment.pop("LIGHTCC_STORE_ADDR", None)
+
+    def start(place: Place) -> Rank:
+        rank = _start(job, place.rank, {**environment, **place.environment()})
+        ranks.append(rank)
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher; it is a second safeguard only
+            watcher.stdin.write(b"%d\n" % rank.pid)
+        return rank
+
     try:
-        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **job.settings}
-        if "LIGHTCC_STORE_ADDR" not in job.settings:  # then it is another job's, of which this launcher is a part
-            environment.pop("LIGHTCC_STORE_ADDR", None)
         try:
             environment = nccl_plugin.with_path(environment)
         except FileNotFoundError as error:
             raise StartError(str(error), 1) from None
-        for place in job.places:
-            if not place.here:
-                continue
-            rank = _start(job, place.rank, {**environment, **place.environment()})
-            ranks.append(rank)
-            with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher; it is a second safeguard only
-                watcher.stdin.write(b"%d\n" % rank.pid)
-        yield ranks
+        yield start
     finally:
         stuck = groups.end([rank.pid for rank in ranks]) if ranks else []
         watcher.kill()
         watcher.wait()
         watcher.stdin.close()
         for rank in ranks:
-            os.close(rank.pidfd)
-            rank.process.stdout.close()
-            rank.process.stderr.close()
-            if rank.process.stdin:
-                rank.process.stdin.close()
+            rank.close()
             if rank.pid not in stuck:
                 rank.process.wait()
 
@@ -151,18 +166,28 @@ def started(job: Job) -> Iterator[list[Rank]]:
 def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
     command = [*job.command(number), *(job.run_files.arguments(number) if job.run_files else ())]
     launcher = os.getpid()
+    descriptors = list(job.run_files.descriptors(number)) if job.run_files else []
+    ours, theirs = socket.socketpair() if job.talk_variable else (None, None)
+    if theirs:
+        descriptors.append(theirs.fileno())
+        environment = {**environment, job.talk_variable: str(theirs.fileno())}
     try:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL if number else job.stdin, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, bufsize=0, pass_fds=job.run_files.descriptors(number) if job.run_files else (),
+            stderr=subprocess.PIPE, bufsize=0, pass_fds=descriptors,
             preexec_fn=(lambda: die_with(launcher)) if job.bind_at_fork else None, **_OWN_GROUP)
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         advice = "; is it on PATH, and does the interpreter in its first line exist?" if missing else ""
+        if ours:
+            ours.close()
         if command[0].endswith(".py"):  # a script without the right to be run, or without #! in its first line
             advice = f"; did you mean: python {shlex.join(command)}"
         raise StartError(f"rank {number}: cannot start '{command[0]}': {error.strerror}{advice}",
                          127 if missing else 126) from error
+    finally:
+        if theirs:
+            theirs.close()
     for pipe in (process.stdout, process.stderr):
         os.set_blocking(pipe.fileno(), False)
     try:
@@ -172,4 +197,4 @@ def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
         process.wait()
         raise StartError(f"rank {number}: cannot watch pid {process.pid}: {error.strerror}; lightccrun needs "
                          "pidfd_open (Linux 5.3), and a container's seccomp profile must allow it", 126) from error
-    return Rank(number, process, pidfd)
+    return Rank(number, process, pidfd, ours)

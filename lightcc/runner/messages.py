@@ -31,6 +31,21 @@ class Begin(NamedTuple):
     command: list[str]
     environment: dict[str, str]
     folder: str
+    talk_variable: str  # as Job's
+    slots: int          # as Job's
+
+
+class StartRank(NamedTuple):
+    """One more rank of the job that has begun."""
+
+    place: list[Any]
+
+
+class Tell(NamedTuple):
+    """What a rank gets by its own socket."""
+
+    rank: int
+    chunk: bytes
 
 
 class Signal(NamedTuple):
@@ -92,6 +107,13 @@ class Taken(NamedTuple):
     over: bool  # it reads no more
 
 
+class Said(NamedTuple):
+    """What a rank has said by its own socket."""
+
+    rank: int
+    chunk: bytes
+
+
 class ResultPart(NamedTuple):
     """Of what is in the result file of a rank of run() (result_file.py). All of it comes before the rank's Ended."""
 
@@ -120,13 +142,13 @@ class Over(NamedTuple):
     stuck: list[int]  # processes that SIGKILL did not end
 
 
-Message = Union[Load, Begin, Signal, Pause, Input, End, Alive, Started, Threads, Failed, Output, Taken, ResultPart,
-                Ended, Remark, Over]
+Message = Union[Load, Begin, StartRank, Tell, Signal, Pause, Input, End, Alive, Started, Threads, Failed, Output, Taken,
+                Said, ResultPart, Ended, Remark, Over]
 _KINDS = (Begin, Signal, Pause, End, Alive, Started, Failed, Output, Ended, Remark, Over, Load, ResultPart,
-          Threads, Input, Taken)
+          Threads, Input, Taken, StartRank, Tell, Said)
 # Those that end in a chunk, and what stands before it; the others are JSON.
-_HEADS = {Load: struct.Struct("!"), Input: struct.Struct("!"), Output: struct.Struct("!IB"),
-          ResultPart: struct.Struct("!I?QQd32s")}
+_HEADS = {Load: struct.Struct("!"), Input: struct.Struct("!"), Output: struct.Struct("!IB"), Tell: struct.Struct("!I"),
+          Said: struct.Struct("!I"), ResultPart: struct.Struct("!I?QQd32s")}
 _TYPES = {kind: [get_origin(type_) or type_ for type_ in kind.__annotations__.values()] for kind in _KINDS}
 
 

@@ -32,8 +32,11 @@ from lightcc.runner.messages import (
     Pause,
     Remark,
     ResultPart,
+    Said,
     Signal,
     Started,
+    StartRank,
+    Tell,
     Unpacker,
     find_greeting,
     pack,
@@ -165,9 +168,18 @@ class Agent:
         else:
             self._send_message(Load(chunk))
 
-    def begin(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def begin(self, command: Sequence[str], environment: Mapping[str, str], talk_variable: str = "",
+              slots: int = 0) -> None:
         self._send_message(Begin(self.host, [list(place) for place in self._places], list(command), dict(environment),
-                                 os.getcwd()))
+                                 os.getcwd(), talk_variable, slots))
+
+    def start_rank(self, place: Place) -> None:
+        """One more, after begin()."""
+        self.ranks.append(place.rank)
+        self._send_message(StartRank(list(place)))
+
+    def tell(self, rank: int, chunk: bytes) -> None:
+        self._send_message(Tell(rank, chunk))
 
     def send(self, rank: int, signum: int) -> None:
         self._send_message(Signal(rank, signum))
@@ -238,7 +250,7 @@ class Agent:
             chunk, self._other_output, self.ready = self._other_output[begin:], b"", True
         events: list[Event] = []
         for message in self._unpacker.feed(chunk):
-            if isinstance(message, (Started, Output, ResultPart, Ended)) and message.rank not in self.ranks:
+            if isinstance(message, (Started, Output, Said, ResultPart, Ended)) and message.rank not in self.ranks:
                 raise ValueError(f"it speaks of rank {message.rank}, which is not on this host")
             if isinstance(message, ResultPart):
                 if self._result_receiver is None:

@@ -15,13 +15,13 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Callable, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 from lightcc.runner.error_output import ErrorOutput
 from lightcc.runner.host_ranks import HostRanks
 from lightcc.runner.local import Job, StartError, job_environment, started, with_threads
 from lightcc.runner.messages import Ended, Failed, Output, Over, Remark, Started, Taken, Threads
-from lightcc.runner.output import MAX_PENDING_BYTES, Sink, Tagger, same_file
+from lightcc.runner.rank_outputs import RankOutputs, wait_for
 from lightcc.runner.remote import Agent, Event, Lost, agents, forwarded
 from lightcc.runner.result_transfer import PART_BYTES, ResultReceiver
 from lightcc.runner.run_files import read_chunks
@@ -51,38 +51,10 @@ def supervise(job: Job, stdout: int, stderr: int, signals: Sequence[int] = ()) -
     StartError, or OSError when the output directory cannot be written."""
     with contextlib.ExitStack() as stack:
         job = replace(job, settings={**job.settings, **job_environment()})
-        files = _open_files(job, stack)
-        signal_bytes = stack.enter_context(_signals_as_bytes(signals))
-        return _Supervisor(job, [stdout, stderr], files, signal_bytes, stack).run()
-
-
-@dataclass
-class _Stream:
-    """An output stream of a rank, which goes to a sink and perhaps to a file."""
-
-    tag: bytes
-    tagger: Tagger
-    sink: Sink
-    file: Optional[Sink]
-    to_print: Callable[[bytes], bytes]  # selects the lines to print now
-    partial_at: Optional[float] = None  # since when there is a line that has not ended
-
-    def put(self, chunk: bytes) -> None:
-        """An empty chunk ends it."""
-        if self.file:
-            self.file.put(self.tag, chunk)
-        self.sink.put(self.tag, self.to_print(self.tagger.feed(chunk) if chunk else self.tagger.finish()))
-        self.partial_at = time.monotonic() if self.tagger.has_partial else None
-
-    def show_partial(self) -> None:
-        """A prompt, after which somebody is to type."""
-        self.sink.put(self.tag, self.tagger.show_partial())
-        self.partial_at = None
-
-    def entered(self) -> None:
-        """Somebody has typed an answer, and the terminal has begun a new line."""
-        self.tagger.line_over()
-        self.sink.line_over(self.tag)
+        outputs = RankOutputs([stdout, stderr], job.timestamps, job.output_dir, len(job.places), stack)
+        supervisor = _Supervisor(job, outputs, stack)
+        supervisor.take_signals(stack.enter_context(signals_as_bytes(signals)))
+        return supervisor.run()
 
 
 class _Lost(NamedTuple):
@@ -91,11 +63,10 @@ class _Lost(NamedTuple):
 
 
 class _Supervisor:
-    def __init__(self, job: Job, outputs: Sequence[int], files: dict[tuple[int, int], Sink], signals: socket.socket,
-                 stack: contextlib.ExitStack) -> None:
+    def __init__(self, job: Job, outputs: RankOutputs, stack: contextlib.ExitStack) -> None:
         self.job = job
         self.stack = stack
-        self.signals = signals
+        self.outputs = outputs
         self.termination = Termination(0)  # until ranks are started
         self.failed_at = 0.0
         self.host = {p.rank: socket.gethostname() if p.here else p.host for p in job.places}
@@ -105,24 +76,16 @@ class _Supervisor:
         self.threads: set[Threads] = set()
         self.error_output = ErrorOutput()
         self.signalled: set[int] = set()  # ranks that got a signal of ours
-        out = Sink(outputs[0], "standard output")
-        err = out if same_file(*outputs) else Sink(outputs[1], "standard error")
-        self.sinks = [out] if err is out else [out, err]
-        self.files = list(files.values())
-        stamp = (lambda: time.strftime("%a %b %d %H:%M:%S %Y").encode()) if job.timestamps else None
-        self.streams: dict[tuple[int, int], _Stream] = {}
         for place in job.places:
-            for number, name, sink in ((1, "stdout", out), (2, "stderr", err)):
-                tag = f"[{place.rank}]<{name}>:".encode()
-                self.streams[place.rank, number] = _Stream(
-                    tag, Tagger(tag, stamp), sink, files.get((place.rank, number)),
-                    functools.partial(self._errors_to_print, place.rank) if number == 2 else lambda lines: lines)
+            outputs.add(place.rank, functools.partial(self._errors_to_print, place.rank))
         # The data of a key is a callable: it is called when its descriptor is ready, and returns events or None.
         self.selector = stack.enter_context(selectors.DefaultSelector())
-        self.selector.register(signals, selectors.EVENT_READ, self._take_signals)
         self.input: Optional[Source] = None
         self.agents: list[Agent] = []
         self.host_ranks: dict[int, Union[HostRanks, Agent]] = {}  # by rank
+
+    def take_signals(self, signals: socket.socket) -> None:
+        self.selector.register(signals, selectors.EVENT_READ, functools.partial(self._take_signals, signals))
 
     def run(self) -> Outcome:
         self._connect_to_hosts()
@@ -144,7 +107,7 @@ class _Supervisor:
         receiver = ResultReceiver(run_files, self.job.settings["LIGHTCC_SECRET"]) if run_files else None
         self.agents = self.stack.enter_context(agents(self.job.places, self.job.agent_command, self.selector, receiver))
         for agent in self.agents if self.job.verbose else ():
-            self._print(f"host {agent.host}: {shlex.join(agent.command)}")
+            self.outputs.say(f"host {agent.host}: {shlex.join(agent.command)}")
         while not self.termination.cause and (missing := [agent for agent in self.agents if not agent.ready]):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -181,11 +144,11 @@ class _Supervisor:
     def _give(self, chunk: bytes) -> None:
         self.host_ranks[0].give(chunk)
         if self.input.is_terminal and chunk.endswith(b"\n"):
-            self.streams[0, 1].entered()
+            self.outputs.streams[0, 1].entered()
 
     def _prompt_at(self) -> Optional[float]:
         """When the beginning of a line of rank 0 is shown without its end; None: not at all."""
-        began = self.streams[0, 1].partial_at
+        began = self.outputs.streams[0, 1].partial_at
         return began + PROMPT_S if began is not None and self.input and self.input.is_terminal else None
 
     def _step(self, timeout: Optional[float]) -> None:
@@ -200,7 +163,7 @@ class _Supervisor:
         for agent in self.agents:
             events += agent.check(now)
         self._handle(events)
-        if any(isinstance(sink.error, BrokenPipeError) for sink in self.sinks) and not self.termination.cause:
+        if self.outputs.unread and not self.termination.cause:
             self.termination.interrupted(signal.SIGPIPE, now)
         for signum in self.termination.due(now):
             for number in self.termination.running:
@@ -210,10 +173,10 @@ class _Supervisor:
                     self.signalled.add(number)
                     self.host_ranks[number].send(number, signum)
         for rank, lines in self.error_output.due(now):
-            self._print_errors(rank, lines)
+            self.outputs.print_errors(rank, lines)
         prompt_at = self._prompt_at()
         if prompt_at is not None and prompt_at <= now:
-            self.streams[0, 1].show_partial()
+            self.outputs.streams[0, 1].show_partial()
         self._pace()
 
     def _handle(self, events: Iterable[Event]) -> None:
@@ -221,13 +184,13 @@ class _Supervisor:
         lost: set[int] = set()
         for event in events:
             if isinstance(event, Output):
-                self.streams[event.rank, event.stream].put(event.chunk)
+                self.outputs.put(*event)
             elif isinstance(event, Ended):
                 ended[event.rank] = event.code
             elif isinstance(event, Started):
                 self.pid[event.rank] = event.pid
                 if self.job.verbose:
-                    self._print(f"rank {event.rank} is {self._process(event.rank)}")
+                    self.outputs.say(f"rank {event.rank} is {self._process(event.rank)}")
             elif isinstance(event, Lost):
                 if not self.host_ranks:
                     raise StartError(f"cannot start lightcc's agent on host {event.host}: {event.text}", 1)
@@ -240,10 +203,10 @@ class _Supervisor:
             elif isinstance(event, Threads):
                 if event not in self.threads:  # once for hosts of one kind
                     self.threads.add(event)
-                    self._print(f"OMP_NUM_THREADS is not set; it is {event.each} for each rank: "
+                    self.outputs.say(f"OMP_NUM_THREADS is not set; it is {event.each} for each rank: "
                                 f"{_count('core', event.cores)} for {_count('rank', event.ranks)} of a host")
             elif isinstance(event, Remark):
-                self._print(event.text)
+                self.outputs.say(event.text)
             elif isinstance(event, Over):
                 self.stuck = [f"pid {pid} on host {event.host}" for pid in event.stuck] + self.stuck
         now = time.monotonic()
@@ -254,24 +217,17 @@ class _Supervisor:
             self.failed_at = now
             self.error_output.ending(now)
 
-    def _take_signals(self) -> None:
-        for signum in self.signals.recv(4096):
+    def _take_signals(self, signals: socket.socket) -> None:
+        for signum in signals.recv(4096):
             self.termination.interrupted(signum, time.monotonic())
 
     def _pace(self) -> None:
         """Waits for slow sinks; has no more read from the ranks while too much is pending."""
-        for sink in self.sinks + [agent.commands for agent in self.agents if not agent.over]:
-            waiting = sink.fd in self.selector.get_map()
-            if bool(sink.pending_bytes) != waiting:
-                if waiting:
-                    self.selector.unregister(sink.fd)
-                else:
-                    self.selector.register(sink.fd, selectors.EVENT_WRITE, sink.flush)
+        wait_for(self.outputs.sinks + [agent.commands for agent in self.agents if not agent.over], self.selector)
         if self.input:
             self.input.pace()
-        full = any(sink.pending_bytes > MAX_PENDING_BYTES for sink in self.sinks)
         for host in set(self.host_ranks.values()):
-            host.pause(full)
+            host.pause(self.outputs.too_much_pending)
 
     def _end(self) -> None:
         """Ends on every host what the ranks have left running; then the last of their output comes."""
@@ -282,25 +238,19 @@ class _Supervisor:
             self._handle(host.end())
         while self.host_ranks and not all(agent.over for agent in self.agents):  # a silent one is lost, and so over
             self._step(CHECK_S)
-        for stream in self.streams.values():
-            stream.put(b"")
+        self.outputs.finish()
         for rank, lines in self.error_output.rest():
-            self._print_errors(rank, lines)
+            self.outputs.print_errors(rank, lines)
 
     def _errors_to_print(self, rank: int, lines: bytes) -> bytes:
         return self.error_output.put(rank, lines, time.monotonic())
 
-    def _print_errors(self, rank: int, lines: bytes) -> None:
-        stream = self.streams[rank, 2]
-        stream.sink.put(stream.tag, lines)
-
     def _flush(self) -> None:
         """Waits for our readers, but not for ever once the job has failed or Ctrl-C was pressed."""
         self._pace()
-        while any(sink.pending_bytes for sink in self.sinks):
-            before = [sink.pending_bytes for sink in self.sinks]
+        while any(before := self.outputs.pending):
             self._step(FLUSH_S)
-            if self.termination.cause and before == [sink.pending_bytes for sink in self.sinks]:
+            if self.termination.cause and before == self.outputs.pending:
                 return
 
     def _lose(self, host: str, why: str) -> list[int]:
@@ -311,9 +261,6 @@ class _Supervisor:
 
     def _process(self, rank: int) -> str:
         return f"pid {self.pid.get(rank, 'unknown')} on host {self.host[rank]}"
-
-    def _print(self, text: str) -> None:
-        self.sinks[-1].put(b"", f"lightccrun: {text}\n".encode())
 
     def _cause(self) -> Optional[Cause]:
         """The failure that ended the job may be the consequence of another rank's, which is then the cause."""
@@ -342,9 +289,7 @@ class _Supervisor:
             yield _lost(host, lost)
         if self.stuck:
             yield f"did not end after SIGKILL, stuck in the kernel: {', '.join(dict.fromkeys(self.stuck))}"
-        for sink in self.sinks + self.files:
-            if sink.error and not isinstance(sink.error, BrokenPipeError):
-                yield f"could not write {sink.name}: {sink.error.strerror}; what followed was dropped"
+        yield from self.outputs.errors()
 
 
 def _lost(host: str, lost: _Lost) -> str:
@@ -361,22 +306,8 @@ def _count(what: str, count: int) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _open_files(job: Job, stack: contextlib.ExitStack) -> dict[tuple[int, int], Sink]:
-    """DIR/rank.<n>/stdout and stderr, n as wide as the largest rank: the bytes of the rank, without tags."""
-    files = {}
-    size = len(job.places)
-    for rank in range(size if job.output_dir else 0):
-        folder = os.path.join(job.output_dir, f"rank.{rank:0{len(str(size - 1))}}")
-        os.makedirs(folder, exist_ok=True)
-        for stream, name in ((1, "stdout"), (2, "stderr")):
-            path = os.path.join(folder, name)
-            file = stack.enter_context(open(path, "wb", buffering=0))
-            files[rank, stream] = Sink(file.fileno(), path)
-    return files
-
-
 @contextlib.contextmanager
-def _signals_as_bytes(signums: Sequence[int]) -> Iterator[socket.socket]:
+def signals_as_bytes(signums: Sequence[int]) -> Iterator[socket.socket]:
     """Makes these signals bytes on a socket instead of interruptions, so that they come one at a time."""
     reader, writer = socket.socketpair()
     with reader, writer:

@@ -64,6 +64,10 @@ class Termination:
         elif signum == signal.SIGINT:
             self._schedule = [(now, signal.SIGKILL), (now + GIVE_UP_S, None)]
 
+    def end(self, now: float) -> None:
+        """The job is over, though ranks still run."""
+        self._plan(now, signal.SIGTERM)
+
     def _plan(self, first: float, signum: int) -> None:
         kill_at = first + TERM_GRACE_S
         self._schedule = [(first, signum), (kill_at, signal.SIGKILL), (kill_at + GIVE_UP_S, None)]

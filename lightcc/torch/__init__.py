@@ -1,4 +1,6 @@
 """lightcc for PyTorch: `import lightcc.torch as hvd`, and the rest of a script written for horovod.torch stays."""
+from importlib import import_module as _import_module
+
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.common.util import check_extension
@@ -65,7 +67,6 @@ from lightcc.torch.mpi_ops import (
 from lightcc.torch.optimizer import DistributedOptimizer
 from lightcc.torch.residuals import compression_stats, gather_residuals
 from lightcc.torch.sync_batch_norm import SyncBatchNorm
-from lightcc.unsupported import no_attribute as _no_attribute
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "ProcessSet",
@@ -83,7 +84,9 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    raise _no_attribute(__name__, name)
+    if name == "elastic":  # loaded only where it is used
+        return _import_module("lightcc.torch.elastic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 _keep_out()

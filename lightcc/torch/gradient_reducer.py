@@ -339,7 +339,7 @@ class GradientReducer:
         if grad.requires_grad:  # create_graph: the gradient has a history, a slot never
             grad = grad.detach()
         if grad.layout is not _strided:
-            grad = grad.to_dense()
+            grad = sparse.dense(grad)
         if not self._casts:
             grad, gradient.context = self._compression.compress(grad)
         if grad.data_ptr() != gradient.address:

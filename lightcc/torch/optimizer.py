@@ -33,7 +33,7 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
 )
 from lightcc.torch.optimizer_attributes import OptimizerAttributes
 from lightcc.torch.residuals import SavedResiduals
-from lightcc.wrapper_arguments import check_predivide, compression_of, groups_of, stays_here
+from lightcc.wrapper_arguments import check_predivide, compression_of, groups_of, is_elastic, stays_here
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -48,7 +48,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     passes are added up before they are sent. op: as for allreduce; Adasum combines the ranks' steps instead of their
     gradients (lightcc.torch.adasum).
     gradient_predivide_factor: divide by it before the sum and by size / factor after.
-    groups: a number of groups, or lists of parameters, that are reduced as one unit; num_groups is its old name.
+    groups: a number of groups, or lists of parameters, that are reduced as one unit; num_groups is its old name. In an
+    elastic job (HOROVOD_ELASTIC=1) a number wants parameters in the same order on all ranks.
     sparse_as_dense: sends sparse gradients as dense ones, and p.grad is sparse and coalesced again after it; else they
     travel by sparse_allreduce_async (below).
     process_set: who takes part; on other ranks it is a plain optimizer.
@@ -366,7 +367,8 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
             lists = [[p for p in group if p in self._gradients] for group in groups]
         elif groups:
             names = [self._parameter_names[p] for p in self._gradients]
-            order = broadcast_object(names, self._process_set.ranks[0], "gradient_groups", self._process_set)
+            order = names if is_elastic() else broadcast_object(
+                names, self._process_set.ranks[0], "gradient_groups", self._process_set)
             if sorted(names) != sorted(order):
                 raise ValueError("groups: the parameters that need gradients are named otherwise on rank "
                                  f"{self._process_set.ranks[0]} and on rank {rank()}.")

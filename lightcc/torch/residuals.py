@@ -42,6 +42,20 @@ def gather_residuals(optimizer) -> Optional[Dict[str, Any]]:
     return reducer.compressed.gather(reducer.gradients) if reducer and reducer.compressed else None
 
 
+def share_residuals(optimizer) -> None:
+    """Gives all ranks what compression has left behind on any of them, after the members of the job have changed. All
+    ranks call it; it does nothing for another optimizer, and for one that compresses nothing. What ranks that are gone
+    had left behind begins at zero.
+
+    >>> share_residuals(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1))
+    """
+    reducer = optimizer._reducer if isinstance(optimizer, SavedResiduals) else None
+    if reducer and reducer.compressed:
+        saved = reducer.compressed.gather(reducer.gradients)
+        if saved:
+            reducer.compressed.load({**saved, "size": len(saved["ranks"])})  # those that are there are all
+
+
 def compression_stats(optimizer=None) -> Dict[str, Any]:
     """What Compression.topk and int8 have done on this rank for an optimizer since it was made or last loaded.
 

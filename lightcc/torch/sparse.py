@@ -146,10 +146,23 @@ def in_form(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor) -
     grad = grad.detach()
     if form_of(grad) == (False, dimensions):
         return grad
-    return grad.to_dense().to_sparse(dimensions)
+    return dense(grad).to_sparse(dimensions)
 
 
 # Sparse gradients that travel as dense ones
+
+def dense(grad: torch.Tensor) -> torch.Tensor:
+    """A gradient of any form as a dense one. to_dense of PyTorch (seen with 2.13) makes zeros of a single value that an
+    expand() has made, as of sum() over one row of an embedding with one column.
+
+    >>> value = torch.ones(1).expand(1, 1); grad = torch.sparse_coo_tensor([[1]], value, (2, 1))
+    >>> dense(grad).flatten()
+    tensor([0., 1.])
+    """
+    if grad.layout is torch.sparse_coo and grad._values().numel() == 1:
+        grad = with_values(grad, grad._values().clone(memory_format=torch.contiguous_format))
+    return grad.to_dense()
+
 
 def places(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor) -> torch.Tensor:
     """uint8 over the sparse dimensions: 1 where a gradient of any form has an entry, also one of zeros."""

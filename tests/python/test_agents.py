@@ -37,9 +37,10 @@ def before_agent(text):
 
 # Messages: any cut of the bytes gives the same ones.
 
-MESSAGES = [Begin("h", [[1, 2]], ["a b", "c\nd"], {"K": "\udc80\n"}, "/"), Signal(3, 15), messages.Pause(True), End(),
-            messages.Alive(), Started(1, 2), messages.Failed("no", 127), Output(7, 2, b"\x00\xff\r"), Output(7, 1, b""),
-            Ended(1, -9), Remark("r"), Over("h", []), messages.Load(b"\x00f"),
+MESSAGES = [Begin("h", [[1, 2]], ["a b", "c\nd"], {"K": "\udc80\n"}, "/", "V", 2), Signal(3, 15), messages.Pause(True),
+            End(), messages.Alive(), Started(1, 2), messages.Failed("no", 127), Output(7, 2, b"\x00\xff\r"),
+            Output(7, 1, b""), Ended(1, -9), Remark("r"), Over("h", []), messages.Load(b"\x00f"),
+            messages.StartRank([1, 2]), messages.Tell(1, b"\x00t"), messages.Said(1, b"\x00s"),
             messages.Threads(1, 2, 3), messages.Input(b"\x00i"), messages.Taken(4, True),
             messages.ResultPart(3, True, 1 << 40, 1 << 41, 0.5, bytes(range(32)), b"p")]
 
@@ -301,7 +302,8 @@ def test_an_agent_says_where_its_ranks_work_if_there_is_no_such_folder():
     agent = subprocess.Popen([sys.executable, "-m", "lightcc.runner.agent"], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, cwd="/", env={**os.environ, "OMP_NUM_THREADS": "1"})
     place = ["h1", False, 5, 6, 0, 1, 0, 1]
-    agent.stdin.write(pack(Begin("h1", [place], ["sh", "-c", "echo $HOROVOD_RANK; pwd; exit 3"], {}, "/nonesuch")))
+    agent.stdin.write(pack(Begin("h1", [place], ["sh", "-c", "echo $HOROVOD_RANK; pwd; exit 3"], {}, "/nonesuch",
+                                 "", 0)))
     agent.stdin.flush()
     text, said, unpacker = b"", [], Unpacker()
     while not any(isinstance(message, Ended) for message in said):

@@ -1,4 +1,4 @@
-"""The programs of docs/pytorch.md and docs/compression.md, as they stand there, and what README says to a newcomer."""
+"""The programs of docs/pytorch.md, compression.md and elastic.md, as they are there; what README says to newcomers."""
 import os
 import re
 import shlex
@@ -10,12 +10,13 @@ import pytest
 import ranks
 from jobs import Job
 
-PAGE = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("pytorch.md", "compression.md"))
+NAMES = "pytorch.md", "compression.md", "elastic.md"
+PAGE = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in NAMES)
 PROGRAMS = {title: program for title, program in re.findall(r"## (.*?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)}
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 6
+    assert len(PROGRAMS) == 7
 
 
 @pytest.mark.parametrize("what", PROGRAMS)

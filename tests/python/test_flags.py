@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobs import environment, launch, start
+from lightcc.elastic import command_line
+from lightcc.elastic.membership import Limits
 from lightcc.runner import hosts
 from lightcc.runner import launch as launcher
 from lightcc.runner.flags import SETTINGS, Switch, Value
@@ -19,6 +21,7 @@ VARIABLES = {name: entry["sets_env"] for entry in MANIFEST["horovodrun_cli"] for
 ELASTIC = {"--min-np": [1], "--min-num-proc": [1], "--max-np": [4], "--max-num-proc": [4], "--slots-per-host": [2],
            "--elastic-timeout": [600], "--reset-limit": [3], "--blacklist-cooldown-range": [1, 9],
            "--host-discovery-script": ["./hosts.sh"]}
+MAKE_ELASTIC = {"--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--host-discovery-script"}
 # Flags that become a variable: their value, if they take one, and the variable's.
 SET = {
     "--start-timeout": (7, "7"), "--fusion-threshold-mb": (32, str(32 << 20)), "--cycle-time-ms": (3.5, "3.5"),
@@ -64,11 +67,41 @@ def test_flags_without_a_meaning_here_say_so_once(flag):
     assert re.fullmatch(rf"lightccrun: {flag} {re.escape(text)}.*\n", err), err
 
 
-@pytest.mark.parametrize("flag", sorted(ELASTIC))
-def test_elastic_flags_are_refused(flag):
+@pytest.mark.parametrize("flag", sorted(set(ELASTIC) - MAKE_ELASTIC))
+def test_flags_of_elastic_jobs_are_refused_in_others(flag):
     code, out, err = launch("-np", 1, flag, *ELASTIC[flag], "echo", "ran")
     assert (code, out) == (2, "")
-    assert err == f"lightccrun: {flag}: elastic training is not supported in this version\n"
+    assert err == (f"lightccrun: {flag} is for elastic jobs: say --min-np, --max-np or --host-discovery-script too\n")
+
+
+@pytest.mark.parametrize("given, limits", [
+    (["-np", 4, "--min-np", 2], (4, 2, None, 600, None, None, 1, False)),
+    (["--min-num-proc", 2], (2, 2, None, 600, None, None, 1, False)),
+    (["-np", 2, "--max-num-proc", 8, "--elastic-timeout", 9.5, "--reset-limit", 3, "--failures-per-host", 2,
+      "--blacklist-cooldown-range", 5, 60], (2, 2, 8, 9.5, 3, (5, 60), 2, False)),
+    (["-np", 2, "--max-np", 2, "--host-discovery-script", "x", "--slots-per-host", 2], (2, 2, 2, 600, None, None, 1,
+                                                                                       True)),
+])
+def test_what_elastic_flags_mean(given, limits):
+    assert command_line.limits(launcher.parse_args([*map(str, given), "true"])) == Limits(*limits)
+
+
+@pytest.mark.parametrize("given, message", [
+    (["-np", 2, "--min-np", 3], "--min-np 3, -np 2: expected --min-np <= -np <= --max-np"),
+    (["-np", 4, "--min-np", 1, "--max-np", 3], "--min-np 1, -np 4, --max-np 3: expected"),
+    (["-np", 2, "--min-np", 1, "--blacklist-cooldown-range", 9, 3], "--blacklist-cooldown-range 9 3: expected two"),
+    (["-np", 2, "--host-discovery-script", "x", "-H", "h:2"], "give either --host-discovery-script or hosts"),
+    (["-np", 2, "--min-np", 1, "--slots-per-host", 2], "--slots-per-host is for hosts that a --host-discovery-script"),
+    (["-np", 3, "--min-np", 1, "-H", "h:2"], "3 processes do not fit: the hosts have 2 slots"),
+])
+def test_elastic_flags_that_contradict_each_other(given, message):
+    code, out, err = launch(*given, "echo", "ran")
+    assert (code, out) == (2, "") and err.startswith(f"lightccrun: {message}"), err
+
+
+def test_the_elastic_timeout_of_the_environment():
+    code, _, err = start("-np", 1, "--min-np", 1, "true", HOROVOD_ELASTIC_TIMEOUT="soon").finish()
+    assert (code, err) == (2, "lightccrun: HOROVOD_ELASTIC_TIMEOUT=soon: expected seconds, 0 or more\n")
 
 
 @pytest.mark.parametrize("given, expected", [
@@ -118,14 +151,16 @@ def test_hidden_flags_are_hidden():
     words = set(re.findall(r"(?<![\w-])--?[a-zH][\w-]*", launcher.parser().format_help()))
     hidden = {name for entry in MANIFEST["horovodrun_cli"] if entry["hidden"] for name in entry["flags"]}
     assert hidden & words == set()
-    assert set(NAMES) - hidden - words == set(ELASTIC) | {"--network-interface"}
+    assert set(NAMES) - hidden - words == {"--network-interface"}
 
 
 @pytest.mark.parametrize("given, message", [
     (["--gloo", "--mpi"], "argument --mpi: not allowed with argument --gloo"),
     (["--mpi", "--jsrun"], "argument --jsrun: not allowed with argument --mpi"),
     (["-H", "h:1", "-hostfile", "hosts"], "argument -hostfile/--hostfile: not allowed with argument -H/--hosts"),
-    (["-H", "h:1", "--host-discovery-script", "x"], "--host-discovery-script: elastic training is not supported"),
+    (["--min-np", "0"], "'0' is not a whole number, 1 or more"),
+    (["--elastic-timeout", "-1"], "'-1' is not a number of seconds, 0 or more"),
+    (["--reset-limit", "1.5"], "'1.5' is not a whole number, 0 or more"),
     *[([setting.on, setting.off], f"argument {setting.off}: not allowed with argument {setting.on}")
       for setting in SETTINGS if isinstance(setting, Switch)],
     (["--log-hide-timestamp", "--log-with-timestamp"], "not allowed with argument"),
@@ -207,10 +242,9 @@ def test_the_page_of_knobs_has_every_variable_of_horovod():
 
 
 REPORTED = {"HOROVOD_SPARK_START_TIMEOUT", "HOROVOD_SPARK_WORK_DIR", "HOROVOD_SPARK_PYTHONPATH",
-            "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_ELASTIC",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_CYCLE_TIME",
-            "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_THREAD_AFFINITY",
-            "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_MPI_THREADS_DISABLE"}
+            "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT",
+            "HOROVOD_CYCLE_TIME", "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "HOROVOD_NUM_NCCL_STREAMS",
+            "HOROVOD_THREAD_AFFINITY", "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_MPI_THREADS_DISABLE"}
 
 
 def test_variables_without_effect_are_reported_by_rank_0_once():

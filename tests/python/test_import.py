@@ -40,12 +40,15 @@ def test_lightcc_torch_loads_little_beside_torch():
 
 
 @pytest.mark.parametrize("package, framework", [
-    ("lightcc.torch", "torch"), ("lightcc.numpy", "numpy"), ("lightcc.data", "sys"), ("lightcc.common.util", "sys"),
+    ("lightcc.torch", "torch"), ("lightcc.torch.elastic", "torch"), ("lightcc.numpy", "numpy"),
+    ("lightcc.data", "sys"), ("lightcc.common.util", "sys"),
     ("lightcc.as_horovod", "sys")])
 def test_what_only_some_calls_need_is_not_loaded(package, framework):
     found = loaded(package, f"import {framework}")
     assert package in found
-    assert set(found).isdisjoint({"cloudpickle", "mpi4py", "psutil", "tensorflow", "torch", "yaml", "lightcc.runner"})
+    assert set(found).isdisjoint({"cloudpickle", "mpi4py", "psutil", "tensorflow", "torch", "yaml",
+                                  "lightcc.runner.api"})
+    assert ("lightcc.common.elastic" in found) == (package == "lightcc.torch.elastic")
 
 
 def test_import_starts_nothing_even_in_a_rank():

@@ -85,5 +85,5 @@ def test_who_inherits_from_whom(document):
     assert entries["horovod.torch", "rank"] == entries["horovod.torch.mpi_ops", "rank"] == rank
     assert entries["horovod.torch", "ProcessSet.size"] == entries["horovod.common.process_sets", "ProcessSet.size"]
     assert entries["semi_public", "horovod.common.util.env"] == entries["horovod.common.util", "env"]
-    assert entries["horovod.torch", "elastic"] == entries["horovod.torch.elastic", "TorchState.save"]
+    assert entries["horovod.tensorflow", "elastic"] == entries["horovod.tensorflow.elastic", "TensorFlowState.save"]
     assert entries["environment", "HOROVOD_CYCLE_TIME"].key == "kind runtime"

@@ -602,3 +602,18 @@ def check_a_large_embedding_needs_no_dense_memory():
     if hvd.size() > 1:
         assert model[0].weight.grad._nnz() == 2 * hvd.size()
         assert all(g.slot is None for g in optimizer._gradients.values() if g.parameter is model[0].weight)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("as_dense", [False, True])
+def check_a_gradient_of_one_row(as_dense, columns):
+    """sum() of one row: its gradient is a single number without a stride."""
+    table = torch.nn.Embedding(4, columns, sparse=True)
+    torch.nn.init.zeros_(table.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), op=hvd.Sum,
+                                         sparse_as_dense=as_dense)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (-table(torch.tensor([2])).sum()).backward()
+        optimizer.step()
+    assert table.weight.tolist() == [[0.0] * columns] * 2 + [[2.0 * hvd.size()] * columns] + [[0.0] * columns]

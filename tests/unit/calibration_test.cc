@@ -142,5 +142,39 @@ TEST_F(Calibrations, ARankThatIsGoneIsAnError) {
   });
 }
 
+// Rank 1 answers as long as it is asked for the rules, and then no more.
+TEST_F(Calibrations, CancelledOnesEndAtOnce) {
+  for (const int answers : {0, 1}) {
+    Ranks ranks(std::vector<int>{1, 1}, config_);
+    Cancellation cancellation;
+    std::atomic<bool> over{false};
+    ranks.each([&](Engine& engine, int rank) {
+      if (rank == 1) {
+        std::vector<uint8_t> rules(4096);
+        if (answers == 1) {
+          auto one = request(engine, Kind::broadcast, "lightcc.rules", {in_place(rules)});
+          one->what.op = ReduceOp::max;
+          EXPECT_EQ(negotiated(engine, one), Code::ok);
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        const uint64_t begin = now_ns();
+        cancellation.cancel(Error(Code::shut_down, "init: a member is gone"));
+        while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        EXPECT_LT(now_ns() - begin, kSecondNs / 2);
+        return;
+      }
+      try {
+        calibrate(engine, &cancellation);
+        ADD_FAILURE() << "it was cancelled";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::shut_down);
+        EXPECT_STREQ(error.what(), "init: a member is gone");
+      }
+      engine.shutdown("", &cancellation);
+      over = true;
+    });
+  }
+}
+
 }  // namespace
 }  // namespace lightcc

@@ -194,13 +194,16 @@ TEST(Config, ASwitchThatAsksForWhatHappensAnywayIsNotNoted) {
   std::string notes;
   read({{"HOROVOD_CCL_CACHE", "0"},
         {"HOROVOD_DYNAMIC_PROCESS_SETS", "1"},
-        {"HOROVOD_ELASTIC", "0"},
+        {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "0"},
         {"LIGHT_TOPK_ALLREDUCE", "False"}},
        &notes);
   EXPECT_EQ(notes, "");
-  read({{"HOROVOD_DYNAMIC_PROCESS_SETS", "0"}, {"HOROVOD_ELASTIC", "1"}, {"HOROVOD_CCL_CACHE", "maybe"}}, &notes);
-  for (const char* noted :
-       {"HOROVOD_DYNAMIC_PROCESS_SETS=0 has", "HOROVOD_ELASTIC=1 has", "HOROVOD_CCL_CACHE=maybe has"})
+  read({{"HOROVOD_DYNAMIC_PROCESS_SETS", "0"},
+        {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "1"},
+        {"HOROVOD_CCL_CACHE", "maybe"}},
+       &notes);
+  for (const char* noted : {"HOROVOD_DYNAMIC_PROCESS_SETS=0 has", "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX=1 has",
+                            "HOROVOD_CCL_CACHE=maybe has"})
     EXPECT_NE(notes.find(noted), std::string::npos) << notes;
 }
 

@@ -39,10 +39,10 @@ std::string likely_host(const Config& config) {
 
 // The first rank that this one reaches on this host. presence_names: of the sockets by which each is found there.
 int find_leader(int rank, const std::vector<std::string>& likely, const std::vector<std::string>& presence_names,
-                uint64_t deadline_ns) {
+                const Deadline& deadline) {
   for (int other = 0; other < rank; ++other) {
     const bool may = likely[size_t(other)] == likely[size_t(rank)];
-    if (may && is_reachable_locally(presence_names[size_t(other)], deadline_ns)) return other;
+    if (may && is_reachable_locally(presence_names[size_t(other)], deadline)) return other;
   }
   return rank;
 }
@@ -69,14 +69,14 @@ void number_hosts(World& world, const Topology& topology) {
   }
 }
 
-Bootstrapped bootstrap_one_host(World world, const Config& config, const Epoch& epoch, uint64_t deadline_ns) {
+Bootstrapped bootstrap_one_host(World world, const Config& config, const Epoch& epoch, const Deadline& deadline) {
   WireWriter note;
   note.put(std::string(LIGHTCC_VERSION)).put(shared_settings(config)).put(world.rank == 0 ? random_name() : "");
   // The name that everyone knows stays, for a rank that missed the epoch before.
   std::vector<std::string> socket_names{socket_name_of(world.job, epoch.number)};
   if (!epoch.socket_name.empty()) socket_names.insert(socket_names.begin(), epoch.socket_name);
   auto local_ranks =
-      connect_local_ranks(socket_names, world.rank, world.size, name_of(world), note.take(), deadline_ns);
+      connect_local_ranks(socket_names, world.rank, world.size, name_of(world), note.take(), deadline);
   std::vector<std::string> settings, names;
   std::string next_socket_name;
   for (int rank = 0; rank < world.size; ++rank) {
@@ -95,11 +95,12 @@ Bootstrapped bootstrap_one_host(World world, const Config& config, const Epoch& 
 
 class BootstrapSession {  // of one rank, where the ranks are on several hosts
  public:
-  BootstrapSession(const World& world, const Config& config, Rendezvous rendezvous, int epoch, uint64_t deadline_ns)
+  BootstrapSession(const World& world, const Config& config, Rendezvous rendezvous, int epoch,
+                   const Deadline& deadline)
       : world_(world),
         config_(config),
         rendezvous_(std::move(rendezvous)),
-        deadline_ns_(deadline_ns),
+        deadline_(deadline),
         credentials_{rendezvous_.job, LIGHTCC_VERSION, rendezvous_.secret, epoch},
         presence_name_(random_name()),
         presence_(listen_locally(presence_name_)),
@@ -110,7 +111,7 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     try {
       return try_to_run();
     } catch (const Error& error) {
-      exchange_->fail(error);
+      exchange_->fail(error, deadline_.cancellation);
       throw;
     }
   }
@@ -142,9 +143,9 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     for (const Address& nic : from) own.push_back(nic.text());
     if (own.empty() && exchange_->own_address()) own = {exchange_->own_address().text()};
     // Nobody came from elsewhere, so whoever shares rank 0's network is reached as rank 0 is.
-    if (own.empty() && is_reachable_locally(presence_names[0], deadline_ns_) && exchange_->root_address())
+    if (own.empty() && is_reachable_locally(presence_names[0], deadline_) && exchange_->root_address())
       own = {exchange_->root_address().text()};
-    const int leader = find_leader(world_.rank, likely, presence_names, deadline_ns_);
+    const int leader = find_leader(world_.rank, likely, presence_names, deadline_);
     std::vector<std::vector<Address>> addresses;
     for (const std::string& note : exchange(WireWriter().put(leader).put(own))) {
       WireReader reader(note);
@@ -169,7 +170,7 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
 
     auto& on_this_host = topology.hosts[size_t(host)];
     auto local_ranks = connect_local_ranks({socket_names[size_t(leader)]}, topology.local[size_t(world_.rank)],
-                                           int(on_this_host.size()), names[size_t(world_.rank)], "", deadline_ns_);
+                                           int(on_this_host.size()), names[size_t(world_.rank)], "", deadline_);
     exchange(WireWriter());  // everyone has come so far: from now on a rank that is not there is a loss
     number_hosts(world_, topology);
     std::string how = describe(rendezvous_, *exchange_);
@@ -181,13 +182,13 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     return {std::move(peers), world_, agreed, how};
   }
 
-  std::vector<std::string> exchange(WireWriter& note) { return exchange_->exchange(note.take(), deadline_ns_); }
+  std::vector<std::string> exchange(WireWriter& note) { return exchange_->exchange(note.take(), deadline_); }
   std::vector<std::string> exchange(WireWriter&& note) { return exchange(note); }
 
   World world_;
   const Config& config_;
   Rendezvous rendezvous_;
-  const uint64_t deadline_ns_;
+  const Deadline deadline_;
   const JobCredentials credentials_;
   const std::string presence_name_;  // of the socket by which ranks of this host find this one
   const std::string socket_name_ = random_name();  // of their LocalExchange if this one is the first of them
@@ -198,16 +199,16 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
 }  // namespace
 
 Bootstrapped bootstrap(const World& world, const Config& config, const Environment& env, const Epoch& epoch,
-                       uint64_t deadline_ns) {
+                       const Deadline& deadline) {
   std::optional<Rendezvous> rendezvous;
-  if (world.size > 1) rendezvous = find_rendezvous(world, config, env, epoch.number, deadline_ns);
-  if (!rendezvous) return bootstrap_one_host(world, config, epoch, deadline_ns);
-  return bootstrap_at(world, config, std::move(*rendezvous), epoch.number, deadline_ns);
+  if (world.size > 1) rendezvous = find_rendezvous(world, config, env, epoch.number, deadline.ns);
+  if (!rendezvous) return bootstrap_one_host(world, config, epoch, deadline);
+  return bootstrap_at(world, config, std::move(*rendezvous), epoch.number, deadline);
 }
 
 Bootstrapped bootstrap_at(const World& world, const Config& config, Rendezvous rendezvous, int epoch,
-                          uint64_t deadline_ns) {
-  return BootstrapSession(world, config, std::move(rendezvous), epoch, deadline_ns).run();
+                          const Deadline& deadline) {
+  return BootstrapSession(world, config, std::move(rendezvous), epoch, deadline).run();
 }
 
 }  // namespace lightcc

@@ -1,6 +1,7 @@
 // init's first half: finds the other ranks, learns who shares a host, and opens memory and links to all of them.
 #pragma once
 #include "base/config.h"
+#include "base/deadline.h"
 #include "net/bootstrap/launchers.h"
 #include "net/bootstrap/world.h"
 #include "net/peers.h"
@@ -22,9 +23,10 @@ struct Bootstrapped {
   std::string next_socket_name{};  // for the next Epoch
 };
 
-// Throws why the ranks cannot connect, on every rank that came.
-Bootstrapped bootstrap(const World&, const Config&, const Environment&, const Epoch&, uint64_t deadline_ns);
+// Throws why the ranks cannot connect, on every rank that came, or why it was cancelled. What a launcher's service does
+// before the ranks meet cannot be.
+Bootstrapped bootstrap(const World&, const Config&, const Environment&, const Epoch&, const Deadline&);
 // The same where the ranks know the rendezvous already.
-Bootstrapped bootstrap_at(const World&, const Config&, Rendezvous, int epoch, uint64_t deadline_ns);
+Bootstrapped bootstrap_at(const World&, const Config&, Rendezvous, int epoch, const Deadline&);
 
 }  // namespace lightcc

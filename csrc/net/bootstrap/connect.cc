@@ -15,7 +15,7 @@ namespace {
 const std::string kTcp = "tcp";
 
 std::unique_ptr<LocalRanks> share_memory(LocalExchange& exchange, int rank, int size, const std::string& name,
-                                         const std::string& note, uint64_t deadline_ns) {
+                                         const std::string& note, const Deadline& deadline) {
   auto own = LocalRanks::create_arena(size);
   uint64_t& own_nonce = reinterpret_cast<Header*>(own->base())->nonce;
   if (getrandom(&own_nonce, sizeof own_nonce, 0) != sizeof own_nonce) throw system_error("drawing a nonce");
@@ -24,7 +24,7 @@ std::unique_ptr<LocalRanks> share_memory(LocalExchange& exchange, int rank, int 
   info.fds.push_back(ProcessWatch::own_pidfd());
   info.fds.push_back(new_event());
   own->close_memfd();
-  auto infos = exchange.exchange(std::move(info), deadline_ns);
+  auto infos = exchange.exchange(std::move(info), deadline);
 
   std::vector<LocalRank> ranks;
   std::vector<Fd> pidfds(static_cast<size_t>(size));
@@ -53,14 +53,14 @@ std::unique_ptr<LocalRanks> share_memory(LocalExchange& exchange, int rank, int 
 
 std::unique_ptr<LocalRanks> connect_local_ranks(const std::vector<std::string>& socket_names, int rank, int size,
                                                 const std::string& name, const std::string& note,
-                                                uint64_t deadline_ns) {
+                                                const Deadline& deadline) {
   const auto exchange = open_local_exchange(socket_names, rank, size);
   try {
-    auto local_ranks = share_memory(*exchange, rank, size, name, note, deadline_ns);
-    exchange->exchange({}, deadline_ns);  // all map all memory: from now on a rank that is not there is a loss
+    auto local_ranks = share_memory(*exchange, rank, size, name, note, deadline);
+    exchange->exchange({}, deadline);  // all map all memory: from now on a rank that is not there is a loss
     return local_ranks;
   } catch (const Error& error) {
-    exchange->fail(error);
+    exchange->fail(error, deadline.cancellation);
     throw;
   }
 }

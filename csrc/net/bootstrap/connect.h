@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "net/address.h"
 #include "net/handshake.h"
 #include "net/peers.h"
@@ -12,10 +13,10 @@
 namespace lightcc {
 
 // Exchanges memory with the other ranks of this host, which give the same names (local_exchange.h). All of them
-// succeed, or each throws why one could not.
+// succeed, or each throws why one could not, or why it was cancelled.
 std::unique_ptr<LocalRanks> connect_local_ranks(const std::vector<std::string>& socket_names, int rank, int size,
                                                 const std::string& name, const std::string& note,
-                                                uint64_t deadline_ns);
+                                                const Deadline&);
 
 struct ListenSockets {         // for ranks of other hosts: one port, TCP for links, UDP for heartbeats
   Fd listener, heartbeats;

@@ -1,7 +1,6 @@
 #include "net/bootstrap/dial.h"
 
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@ constexpr uint64_t kFirstRetryNs = 20 * kMs;  // doubled with every failure
 constexpr uint64_t kLastRetryNs = 500 * kMs;
 constexpr uint64_t kSilenceNs = 10'000 * kMs;  // of an endpoint that has accepted the connection
 constexpr uint64_t kResolveNs = 2'000 * kMs;   // names are looked up again so often
+constexpr uint64_t kLookNs = 100 * kMs;        // at the clock
 constexpr size_t kMostEndpointsNamed = 4;
 
 struct Attempt {
@@ -37,10 +37,11 @@ class Dialer {
   Dialer(const std::vector<Endpoint>& endpoints, const JobCredentials& credentials, const Hello& hello)
       : endpoints_(endpoints), credentials_(credentials), hello_(hello) {}
 
-  std::optional<Dialed> run(uint64_t deadline_ns) {
-    for (uint64_t now = now_ns(); now < deadline_ns; now = now_ns()) {
+  std::optional<Dialed> run(const Deadline& deadline) {
+    while (!deadline.over()) {
+      const uint64_t now = now_ns();
       if (now >= resolve_ns_) resolve(now);
-      uint64_t wake = std::min(deadline_ns, resolve_ns_);
+      uint64_t wake = std::min(deadline.ns, resolve_ns_);
       std::vector<pollfd> polled;
       std::vector<Attempt*> of;
       for (Attempt& a : attempts_) {
@@ -55,8 +56,7 @@ class Dialer {
         polled.push_back({a.connection->fd(), short(sends ? POLLIN | POLLOUT : POLLIN), 0});
         of.push_back(&a);
       }
-      const uint64_t wait_ns = wake - std::min(wake, now_ns());
-      const int ready = poll(polled.data(), polled.size(), int(std::min<uint64_t>(wait_ns / kMs + 1, 100)));
+      const int ready = poll_until(polled, deadline.at(wake), kLookNs);
       if (ready < 0 && errno != EINTR) throw system_error("init: looking for rank 0");
       for (size_t i = 0; ready > 0 && i < polled.size(); ++i) {
         if (!polled[i].revents) continue;
@@ -66,8 +66,8 @@ class Dialer {
     return {};
   }
 
-  [[noreturn]] void give_up(const std::string& missing) const {
-    if (refusal_) throw *refusal_;
+  Error failure(const std::string& missing) const {
+    if (refusal_) return *refusal_;
     std::string text = missing;
     size_t named = 0;
     for (const Attempt& a : attempts_)
@@ -79,7 +79,7 @@ class Dialer {
     if (attempts_.size() > kMostEndpointsNamed)
       text += " and " + std::to_string(attempts_.size() - kMostEndpointsNamed) + " more";
     if (!unknown_.empty()) text += "; no address is known for " + unknown_;
-    throw Error(Code::timeout, text);
+    return Error(Code::timeout, text);
   }
 
  private:
@@ -181,10 +181,10 @@ class Dialer {
 }  // namespace
 
 Dialed dial(const std::vector<Endpoint>& endpoints, const JobCredentials& credentials, const Hello& hello,
-            const std::string& missing, uint64_t deadline_ns) {
+            const std::string& missing, const Deadline& deadline) {
   Dialer dialer(endpoints, credentials, hello);
-  if (auto found = dialer.run(deadline_ns)) return std::move(*found);
-  dialer.give_up(missing);
+  if (auto found = dialer.run(deadline)) return std::move(*found);
+  throw deadline.error(dialer.failure(missing));
 }
 
 }  // namespace lightcc

@@ -13,9 +13,9 @@ struct Dialed {
   std::string rest;  // bytes that came right behind the handshake
 };
 
-// Throws, once the deadline is over: why an endpoint refused, if one did that is not another job's; else Error{timeout}
-// beginning with `missing` and telling what became of each endpoint.
+// Throws why it was cancelled; once the deadline is over, why an endpoint refused, if one did that is not another job's;
+// else Error{timeout} beginning with `missing` and telling what became of each endpoint.
 Dialed dial(const std::vector<Endpoint>&, const JobCredentials&, const Hello&, const std::string& missing,
-            uint64_t deadline_ns);
+            const Deadline&);
 
 }  // namespace lightcc

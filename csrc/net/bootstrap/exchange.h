@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "net/address.h"
 #include "net/handshake.h"
 
@@ -14,11 +15,12 @@ class BootstrapExchange {
  public:
   virtual ~BootstrapExchange() = default;
   // An all-gather; every rank calls it the same number of times. Throws on every rank that came: Error{timeout} naming
-  // those that did not before the deadline (CLOCK_MONOTONIC), what another rank brought to fail(), or
+  // those that did not before the deadline, why it was cancelled, what another rank brought to fail(), or
   // Error{peer_lost} if rank 0 has gone.
-  virtual std::vector<std::string> exchange(const std::string& mine, uint64_t deadline_ns) = 0;
-  // This rank cannot go on: all others' exchange throws this error, naming the rank.
-  virtual void fail(const Error&) = 0;
+  virtual std::vector<std::string> exchange(const std::string& mine, const Deadline&) = 0;
+  // This rank cannot go on: all others' exchange throws this error, naming the rank. Once it is cancelled nobody is
+  // waited for, and only those are told that can be at once.
+  virtual void fail(const Error&, const Cancellation* = nullptr) = 0;
   // From the first exchange on: how rank 0's host and this one see each other. The address of rank 0 that this rank
   // reached (none on rank 0), and that of this rank as rank 0 sees it. On rank 0, and on ranks of its host: its own
   // address as the first rank from elsewhere saw it, or none. Ports say nothing but that of root_address().

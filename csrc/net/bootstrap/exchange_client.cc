@@ -1,6 +1,5 @@
 #include "net/bootstrap/exchange_client.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -16,14 +15,8 @@ namespace {
 constexpr uint64_t kGraceNs = 4'000'000'000;
 constexpr uint64_t kFailureNoticeNs = 5'000'000'000;  // for telling rank 0 that this rank cannot go on
 
-bool ready(int fd, short events, uint64_t until_ns) {
-  for (uint64_t now = now_ns(); now < until_ns; now = now_ns()) {
-    pollfd one{fd, events, 0};
-    const int n = poll(&one, 1, int(std::min<uint64_t>((until_ns - now) / 1'000'000 + 1, 1000)));
-    if (n > 0) return true;
-    if (n < 0 && errno != EINTR) throw system_error("init: waiting for rank 0");
-  }
-  return false;
+bool ready(int fd, short events, const Deadline& deadline) {
+  return wait_for(fd, events, deadline, "init: waiting for rank 0");
 }
 
 }  // namespace
@@ -36,12 +29,12 @@ ExchangeClient::ExchangeClient(int rank, int size, const JobCredentials& credent
       opened_ns_(now_ns()),
       frames_((kMostNoteBytes + sizeof(uint32_t)) * size_t(size) + kMostNoteBytes) {}
 
-std::vector<std::string> ExchangeClient::exchange(const std::string& mine, uint64_t deadline_ns) {
+std::vector<std::string> ExchangeClient::exchange(const std::string& mine, const Deadline& deadline) {
   if (mine.size() > kMostNoteBytes) throw Error(Code::internal, "a note for the other ranks is longer than 64 KiB");
   if (failure_) throw *failure_;
   try {
-    if (!fd_) connect(deadline_ns);
-    const uint64_t until = std::max(deadline_ns, now_ns()) + lag_ns_ + kGraceNs;
+    if (!fd_) connect(deadline);
+    const Deadline until = deadline.at(std::max(deadline.ns, now_ns()) + lag_ns_ + kGraceNs);
     // If rank 0 has hung up, it has said why.
     send_all(framed(FrameKind::note, WireWriter().put(round_).put(uint32_t(size_)).put(mine).take()), until);
     const Frame frame = next_frame(until);
@@ -59,16 +52,17 @@ std::vector<std::string> ExchangeClient::exchange(const std::string& mine, uint6
     return notes;
   } catch (const Error& error) {
     failure_ = error;
+    if (fd_ && deadline.cancelled()) send_all(failure_frame(error), deadline);  // else rank 0 knows, or is gone
     fd_ = Fd();
     throw;
   }
 }
 
-void ExchangeClient::fail(const Error& error) {
+void ExchangeClient::fail(const Error& error, const Cancellation* cancellation) {
   if (failure_) return;
   failure_ = error;
   try {
-    const uint64_t until = now_ns() + kFailureNoticeNs;
+    const Deadline until(now_ns() + kFailureNoticeNs, cancellation);
     if (!fd_) connect(until);
     if (!send_all(failure_frame(error), until)) return;
     // Not closed before rank 0 has read it: it hangs up when it has told the others.
@@ -80,43 +74,42 @@ void ExchangeClient::fail(const Error& error) {
   fd_ = Fd();
 }
 
-void ExchangeClient::connect(uint64_t deadline_ns) {
+void ExchangeClient::connect(const Deadline& deadline) {
   Hello hello;
   hello.purpose = Purpose::bootstrap;
   hello.from = rank_;
   hello.to = 0;
   const std::string missing =
-      "init: rank 0 did not come before " + start_timeout(deadline_ns - std::min(deadline_ns, opened_ns_));
-  Dialed dialed = dial(endpoints_, credentials_, hello, missing, deadline_ns);
+      "init: rank 0 did not come before " + start_timeout(deadline.ns - std::min(deadline.ns, opened_ns_));
+  Dialed dialed = dial(endpoints_, credentials_, hello, missing, deadline);
   fd_ = std::move(dialed.fd);
   frames_.feed(dialed.rest);
   root_ = peer_address(fd_.get());
-  const Frame frame = next_frame(std::max(deadline_ns, now_ns()) + kGraceNs);
+  const Frame frame = next_frame(deadline.at(std::max(deadline.ns, now_ns()) + kGraceNs));
   if (frame.kind == FrameKind::failure) throw failure_in(frame);
   if (frame.kind != FrameKind::greeting) WireReader::fail();
   WireReader reader(frame.body);
   own_ = Address::parse(reader.text());
   const uint64_t rank0_ends = now_ns() + reader.get<uint64_t>();
-  lag_ns_ = rank0_ends - std::min(rank0_ends, deadline_ns);
+  lag_ns_ = rank0_ends - std::min(rank0_ends, deadline.ns);
 }
 
-bool ExchangeClient::send_all(std::string_view bytes, uint64_t until_ns) {
-  while (!bytes.empty() && ready(fd_.get(), POLLOUT, until_ns)) {
+bool ExchangeClient::send_all(std::string_view bytes, const Deadline& until) {
+  while (!bytes.empty()) {
     const ssize_t n = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (n < 0) return false;
-    bytes.remove_prefix(size_t(n));
+    if (n >= 0) bytes.remove_prefix(size_t(n));
+    else if (errno == EAGAIN ? !ready(fd_.get(), POLLOUT, until) : errno != EINTR) return false;
   }
-  return bytes.empty();
+  return true;
 }
 
-Frame ExchangeClient::next_frame(uint64_t until_ns) {
+Frame ExchangeClient::next_frame(const Deadline& until) {
   const std::string rank0 = "init: rank 0 at " + root_.text();
   for (;;) {
     if (auto frame = frames_.take()) return std::move(*frame);
-    if (!ready(fd_.get(), POLLIN, until_ns))
-      throw Error(Code::timeout,
-                  rank0 + " did not answer before " + start_timeout(until_ns - opened_ns_ - kGraceNs) + "; stopped?");
+    if (!ready(fd_.get(), POLLIN, until))
+      throw until.error(Error(Code::timeout, rank0 + " did not answer before " +
+                                                 start_timeout(until.ns - opened_ns_ - kGraceNs) + "; stopped?"));
     char bytes[64 << 10];
     const ssize_t n = recv(fd_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;

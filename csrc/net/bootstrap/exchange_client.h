@@ -10,15 +10,16 @@ namespace lightcc {
 class ExchangeClient : public BootstrapExchange {
  public:
   ExchangeClient(int rank, int size, const JobCredentials&, std::vector<Endpoint>);
-  std::vector<std::string> exchange(const std::string& mine, uint64_t deadline_ns) override;
-  void fail(const Error&) override;
+  std::vector<std::string> exchange(const std::string& mine, const Deadline&) override;
+  void fail(const Error&, const Cancellation*) override;
   Address root_address() const override { return root_; }
   Address own_address() const override { return own_; }
 
  private:
-  void connect(uint64_t deadline_ns);
-  bool send_all(std::string_view, uint64_t until_ns);  // false: rank 0 has hung up, or takes nothing
-  Frame next_frame(uint64_t until_ns);
+  void connect(const Deadline&);
+  // False: rank 0 has hung up, or takes nothing. What can be sent without a wait is sent in any case.
+  bool send_all(std::string_view, const Deadline&);
+  Frame next_frame(const Deadline&);
 
   const int rank_, size_;
   const JobCredentials credentials_;

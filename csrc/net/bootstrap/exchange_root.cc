@@ -53,18 +53,18 @@ ExchangeRoot::ExchangeRoot(int size, const JobCredentials& credentials, Fd liste
   watch(EPOLL_CTL_ADD, listener_.get(), EPOLLIN);
 }
 
-std::vector<std::string> ExchangeRoot::exchange(const std::string& mine, uint64_t deadline_ns) {
+std::vector<std::string> ExchangeRoot::exchange(const std::string& mine, const Deadline& deadline) {
   if (mine.size() > kMostNoteBytes) throw Error(Code::internal, "a note for the other ranks is longer than 64 KiB");
-  deadline_ns_ = deadline_ns;
+  deadline_ns_ = deadline.ns;
   if (!failure_ && !gone_.empty())
     failure_ = Error(Code::peer_lost, "init: " + text_of_some(gone_) + " left while the ranks met");
   while (!failure_ && noted_ < size_ - 1) {
-    if (now_ns() >= deadline_ns)
-      failure_ = missing(absent(), deadline_ns);
+    if (deadline.over())
+      failure_ = deadline.error(missing(absent(), deadline.ns));
     else
-      serve(deadline_ns);
+      serve(deadline);
   }
-  if (failure_) end();
+  if (failure_) end(deadline.cancellation);
 
   for (Client* client : by_rank_)
     if (client && !own_ && !same_host(client->seen, client->at)) own_ = client->at;
@@ -81,36 +81,37 @@ std::vector<std::string> ExchangeRoot::exchange(const std::string& mine, uint64_
   complete_ = true;
   const auto answer = std::make_shared<const std::string>(framed(FrameKind::all, body.take()));
   for (Client* client : std::vector<Client*>(by_rank_.begin() + 1, by_rank_.end())) enqueue(*client, answer);
-  const uint64_t last = std::max(deadline_ns, now_ns()) + kDeliveryNs;
-  while (unsent_ > 0 && !failure_ && now_ns() < last) serve(last);
+  const Deadline last = deadline.at(std::max(deadline.ns, now_ns()) + kDeliveryNs);
+  while (unsent_ > 0 && !failure_ && !last.over()) serve(last);
   complete_ = false;
   if (unsent_ > 0 && !failure_) {
     std::vector<int> slow;
     for (int rank = 1; rank < size_; ++rank)
       if (by_rank_[size_t(rank)] && !by_rank_[size_t(rank)]->out.empty()) slow.push_back(rank);
-    failure_ = Error(Code::timeout, "init: " + text_of_some(slow) + " did not take the notes of the others before " +
-                                        start_timeout(deadline_ns - opened_ns_) + "; stopped?");
+    failure_ = last.error(Error(Code::timeout, "init: " + text_of_some(slow) +
+                                                   " did not take the notes of the others before " +
+                                                   start_timeout(deadline.ns - opened_ns_) + "; stopped?"));
   }
-  if (failure_) end();
+  if (failure_) end(deadline.cancellation);
   return notes;
 }
 
-void ExchangeRoot::end() {
-  tell_failure();
+void ExchangeRoot::end(const Cancellation* cancellation) {
+  tell_failure(cancellation);
   throw *failure_;
 }
 
-void ExchangeRoot::fail(const Error& error) {
+void ExchangeRoot::fail(const Error& error, const Cancellation* cancellation) {
   if (!failure_) failure_ = Error(error.code(), "rank 0: " + std::string(error.what()));
-  tell_failure();
+  tell_failure(cancellation);
 }
 
 // All clients are told, and those that connect within kFailureNoticeNs. It ends when they close: a connection that is
 // closed here with unread bytes is reset, and the notice is lost.
-void ExchangeRoot::tell_failure() {
+void ExchangeRoot::tell_failure(const Cancellation* cancellation) {
   const auto frame = std::make_shared<const std::string>(failure_frame(*failure_));
   const bool late = failure_->code() == Code::timeout;  // who is absent now has had the time
-  const uint64_t last = now_ns() + kFailureNoticeNs;
+  const Deadline last(now_ns() + kFailureNoticeNs, cancellation);
   auto tell = [&] {
     for (auto& [fd, client] : clients_) {
       if (client.leaving || client.handshake_state() != Handshake::State::done) continue;
@@ -120,7 +121,7 @@ void ExchangeRoot::tell_failure() {
     }
   };
   tell();
-  while ((!clients_.empty() || (!late && int(told_.size()) < size_ - 1)) && now_ns() < last) {
+  while ((!clients_.empty() || (!late && int(told_.size()) < size_ - 1)) && !last.over()) {
     serve(last);
     tell();
   }
@@ -129,18 +130,18 @@ void ExchangeRoot::tell_failure() {
   unsent_ = 0;
 }
 
-void ExchangeRoot::serve(uint64_t until_ns) {
+void ExchangeRoot::serve(const Deadline& until) {
   drop_overdue();
   const uint64_t now = now_ns();
-  if (now >= until_ns) return;
+  if (until.over()) return;
   if (paused_until_ns_ && now >= paused_until_ns_) {
     paused_until_ns_ = 0;
     watch(EPOLL_CTL_ADD, listener_.get(), EPOLLIN);
   }
+  std::vector<pollfd> epoll{{epoll_.get(), POLLIN, 0}};
+  int n = poll_until(epoll, until, paused_until_ns_ ? kPauseNs : kSweepNs);
   epoll_event events[64];
-  const uint64_t longest_ns = paused_until_ns_ ? kPauseNs : kSweepNs;
-  const int n = epoll_wait(epoll_.get(), events, std::size(events),
-                           int(std::min(until_ns - now, longest_ns) / 1'000'000 + 1));
+  if (n > 0) n = epoll_wait(epoll_.get(), events, std::size(events), 0);
   if (n < 0 && errno != EINTR) throw system_error("init: waiting for the other ranks");
   for (int i = 0; i < n; ++i) {
     const int fd = events[i].data.fd;

@@ -15,8 +15,8 @@ namespace lightcc {
 class ExchangeRoot : public BootstrapExchange {
  public:
   ExchangeRoot(int size, const JobCredentials&, Fd listener);
-  std::vector<std::string> exchange(const std::string& mine, uint64_t deadline_ns) override;
-  void fail(const Error&) override;
+  std::vector<std::string> exchange(const std::string& mine, const Deadline&) override;
+  void fail(const Error&, const Cancellation*) override;
   Address root_address() const override { return {}; }
   Address own_address() const override { return own_; }
 
@@ -40,7 +40,7 @@ class ExchangeRoot : public BootstrapExchange {
   static constexpr uint64_t kSweepNs = 250'000'000;  // between two looks for clients that are overdue
   static constexpr uint64_t kPauseNs = 50'000'000;   // between two looks whether there is a descriptor again
   void watch(int how, int fd, uint32_t events);      // as epoll_ctl
-  void serve(uint64_t until_ns);  // waits for something to happen and does what it asks for
+  void serve(const Deadline&);  // waits for something to happen and does what it asks for
   void accept_some();
   void pause_accepting(int error);
   void on_readable(Client&);
@@ -54,8 +54,8 @@ class ExchangeRoot : public BootstrapExchange {
   void evict(int fd);  // an unauthenticated client, whose descriptor is needed now
   bool is_dropped(const Client&) const;
   void drop_overdue();
-  void tell_failure();
-  [[noreturn]] void end();          // tells and throws it
+  void tell_failure(const Cancellation*);
+  [[noreturn]] void end(const Cancellation*);  // tells and throws it
   std::vector<int> absent() const;  // ranks that have brought no note to this round
   Error missing(const std::vector<int>&, uint64_t deadline_ns) const;
 

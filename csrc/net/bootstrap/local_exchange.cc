@@ -27,13 +27,13 @@ Fd listen_locally(const std::string& name) {
   return listener;
 }
 
-bool is_reachable_locally(const std::string& name, uint64_t deadline_ns) {
+bool is_reachable_locally(const std::string& name, const Deadline& deadline) {
   const Fd fd = local_socket();
   int error;
   while ((error = connect_local(fd.get(), name)) == EAGAIN)
-    if (!sleep_until(deadline_ns))
-      throw Error(Code::timeout, "init: another process of this host keeps the ranks from finding each other: it has "
-                                 "filled the queue of the socket @" + name);
+    if (!sleep_until(deadline))
+      throw deadline.error(Error(Code::timeout, "init: another process of this host keeps the ranks from finding each "
+                                                "other: it has filled the queue of the socket @" + name));
   // The kernel tells whose listener it is without its help, so nobody need accept.
   return error == 0 && same_user(fd.get());
 }

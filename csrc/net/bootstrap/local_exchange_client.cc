@@ -1,7 +1,5 @@
 #include "net/bootstrap/local_exchange_client.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cerrno>
 
@@ -17,22 +15,12 @@ constexpr uint64_t kFailureNoticeNs = 5'000'000'000;  // for telling rank 0 that
 
 Error left() { return Error(Code::peer_lost, "init: rank 0 left while the ranks met"); }
 
-bool readable_before(int fd, uint64_t deadline_ns) {
-  for (uint64_t now = now_ns(); now < deadline_ns; now = now_ns()) {
-    pollfd wait{fd, POLLIN, 0};
-    const int ready = poll(&wait, 1, int(std::min<uint64_t>((deadline_ns - now) / 1'000'000 + 1, 1000)));
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) throw system_error("init: waiting for rank 0");
-  }
-  return false;
-}
-
 }  // namespace
 
 LocalExchangeClient::LocalExchangeClient(std::vector<std::string> names, int rank, int size)
     : names_(std::move(names)), rank_(rank), size_(size), opened_ns_(now_ns()) {}
 
-std::vector<RankInfo> LocalExchangeClient::exchange(RankInfo mine, uint64_t deadline_ns) {
+std::vector<RankInfo> LocalExchangeClient::exchange(RankInfo mine, const Deadline& deadline) {
   if (failure_) throw *failure_;
   try {
     LocalMessage message;
@@ -42,26 +30,26 @@ std::vector<RankInfo> LocalExchangeClient::exchange(RankInfo mine, uint64_t dead
     message.info = std::move(mine);
     std::vector<RankInfo> infos;
     do {
-      if (!connected_) connect(deadline_ns);
-    } while (!send(message, deadline_ns) || !receive(infos, deadline_ns));
+      if (!connected_) connect(deadline);
+    } while (!send(message, deadline) || !receive(infos, deadline));
     ++round_;
     return infos;
   } catch (const Error& error) {
-    tell(error);
+    tell(error, deadline.cancellation);
     throw;
   }
 }
 
-void LocalExchangeClient::fail(const Error& error) {
+void LocalExchangeClient::fail(const Error& error, const Cancellation* cancellation) {
   if (failure_) return;
   try {
-    if (!connected_) connect(now_ns() + kFailureNoticeNs);
+    if (!connected_) connect({now_ns() + kFailureNoticeNs, cancellation});
   } catch (const Error&) {  // rank 0 cannot be told; it will miss this rank
   }
-  tell(error);
+  tell(error, cancellation);
 }
 
-void LocalExchangeClient::tell(const Error& error) {
+void LocalExchangeClient::tell(const Error& error, const Cancellation* cancellation) {
   failure_ = error;
   LocalMessage message;
   message.rank = rank_;
@@ -69,16 +57,16 @@ void LocalExchangeClient::tell(const Error& error) {
   message.round = round_;
   message.refusal = error.code();
   message.info.note = error.what();
-  const uint64_t until = now_ns() + kFailureNoticeNs;
+  const Deadline until(now_ns() + kFailureNoticeNs, cancellation);
   while (connected_ && send_message(fd_.get(), message) == Sent::later && sleep_until(until)) {
   }
   fd_ = Fd();
 }
 
-void LocalExchangeClient::connect(uint64_t deadline_ns) {
+void LocalExchangeClient::connect(const Deadline& deadline) {
   std::optional<uid_t> other_user;
   bool full = false;
-  for (bool in_time = !was_connected_ || sleep_until(deadline_ns); in_time; in_time = sleep_until(deadline_ns)) {
+  for (bool in_time = !was_connected_ || sleep_until(deadline); in_time; in_time = sleep_until(deadline)) {
     bool nobody = true;
     for (const std::string& name : names_) {
       const int error = connect_local(fd_.get(), name);
@@ -92,14 +80,14 @@ void LocalExchangeClient::connect(uint64_t deadline_ns) {
     if (nobody && was_connected_) throw left();
   }
   std::string text =
-      "init: rank 0 did not come before " + start_timeout(deadline_ns - std::min(deadline_ns, opened_ns_));
+      "init: rank 0 did not come before " + start_timeout(deadline.ns - std::min(deadline.ns, opened_ns_));
   if (other_user)
     text += "; a process of user " + std::to_string(*other_user) + " holds this job's name on this host";
   else if (full)
     text += "; the queue of this job's socket on this host is full: is it flooded by another process?";
   else
     text += kDidAllStart;
-  throw Error(Code::timeout, text);
+  throw deadline.error(Error(Code::timeout, text));
 }
 
 bool LocalExchangeClient::closed(bool counted) {
@@ -109,24 +97,26 @@ bool LocalExchangeClient::closed(bool counted) {
   return false;
 }
 
-bool LocalExchangeClient::send(const LocalMessage& message, uint64_t until_ns) {
+bool LocalExchangeClient::send(const LocalMessage& message, const Deadline& until) {
   for (;;) {
     const Sent sent = send_message(fd_.get(), message);
     if (sent == Sent::yes) return true;
     if (sent == Sent::never) return true;  // it has hung up; if it had a reason, that can still be read
-    if (!sleep_until(until_ns))
-      throw Error(Code::timeout, "init: rank 0 did not take this rank's note before " +
-                                     start_timeout(until_ns - std::min(until_ns, opened_ns_)) + "; stopped?");
+    if (!sleep_until(until))
+      throw until.error(Error(Code::timeout, "init: rank 0 did not take this rank's note before " +
+                                                 start_timeout(until.ns - std::min(until.ns, opened_ns_)) +
+                                                 "; stopped?"));
   }
 }
 
-bool LocalExchangeClient::receive(std::vector<RankInfo>& infos, uint64_t deadline_ns) {
+bool LocalExchangeClient::receive(std::vector<RankInfo>& infos, const Deadline& deadline) {
   infos.clear();
-  const uint64_t until = std::max(deadline_ns, now_ns()) + kGraceNs;
+  const Deadline until = deadline.at(std::max(deadline.ns, now_ns()) + kGraceNs);
   while (int(infos.size()) < size_) {
-    if (!readable_before(fd_.get(), until))
-      throw Error(Code::timeout, "init: rank 0 did not answer before " +
-                                     start_timeout(deadline_ns - std::min(deadline_ns, opened_ns_)) + "; stopped?");
+    if (!wait_for(fd_.get(), POLLIN, until, "init: waiting for rank 0"))
+      throw until.error(Error(Code::timeout, "init: rank 0 did not answer before " +
+                                                 start_timeout(deadline.ns - std::min(deadline.ns, opened_ns_)) +
+                                                 "; stopped?"));
     LocalMessage message;
     const Received received = receive_message(fd_.get(), message);
     if (received == Received::later) continue;

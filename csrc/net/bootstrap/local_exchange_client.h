@@ -9,15 +9,15 @@ namespace lightcc {
 class LocalExchangeClient : public LocalExchange {
  public:
   LocalExchangeClient(std::vector<std::string> names, int rank, int size);
-  std::vector<RankInfo> exchange(RankInfo mine, uint64_t deadline_ns) override;
-  void fail(const Error&) override;
+  std::vector<RankInfo> exchange(RankInfo mine, const Deadline&) override;
+  void fail(const Error&, const Cancellation*) override;
 
  private:
-  void connect(uint64_t deadline_ns);
-  void tell(const Error&);  // rank 0, if it is still there, why this rank goes no further
+  void connect(const Deadline&);
+  void tell(const Error&, const Cancellation*);  // rank 0, if it is still there, why this rank goes no further
   // False: rank 0 closed the connection before it had taken note of this rank, so that it may try again.
-  bool send(const LocalMessage&, uint64_t until_ns);
-  bool receive(std::vector<RankInfo>&, uint64_t deadline_ns);
+  bool send(const LocalMessage&, const Deadline&);
+  bool receive(std::vector<RankInfo>&, const Deadline&);
   bool closed(bool counted);
 
   const std::vector<std::string> names_;

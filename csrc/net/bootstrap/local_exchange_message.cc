@@ -1,7 +1,5 @@
 #include "net/bootstrap/local_exchange_message.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
@@ -127,13 +125,5 @@ std::optional<uid_t> user_of(int fd) {
 }
 
 bool same_user(int fd) { return user_of(fd) == geteuid(); }
-
-bool sleep_until(uint64_t deadline_ns, uint64_t ns) {
-  const uint64_t now = now_ns();
-  if (now >= deadline_ns) return false;
-  const timespec pause{0, long(std::min(ns, deadline_ns - now))};
-  nanosleep(&pause, nullptr);
-  return true;
-}
 
 }  // namespace lightcc

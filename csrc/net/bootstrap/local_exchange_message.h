@@ -34,7 +34,4 @@ int bind_local(int fd, const std::string& name);
 std::optional<uid_t> user_of(int fd);  // who is at the other end, or listens there: the kernel's word
 bool same_user(int fd);
 
-// False: the deadline is over. A few ms at most, so that callers look around.
-bool sleep_until(uint64_t deadline_ns, uint64_t ns = 2'000'000);
-
 }  // namespace lightcc

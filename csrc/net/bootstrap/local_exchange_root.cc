@@ -1,7 +1,5 @@
 #include "net/bootstrap/local_exchange_root.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cerrno>
 
@@ -33,24 +31,24 @@ std::string holder_of(const std::string& name) {
 LocalExchangeRoot::LocalExchangeRoot(std::vector<std::string> names, int size)
     : names_(std::move(names)), size_(size), opened_ns_(now_ns()), pending_(size_t(size)) {}
 
-std::vector<RankInfo> LocalExchangeRoot::exchange(RankInfo mine, uint64_t deadline_ns) {
+std::vector<RankInfo> LocalExchangeRoot::exchange(RankInfo mine, const Deadline& deadline) {
   if (failure_) throw *failure_;
   std::vector<LocalMessage> all(static_cast<size_t>(size_));
   all[0].info = std::move(mine);
   try {
-    if (listeners_.empty()) listen(deadline_ns);
+    if (listeners_.empty()) listen(deadline);
     while (!absent().empty()) {
-      if (now_ns() >= deadline_ns) throw missing(deadline_ns);
-      serve(deadline_ns);
+      if (deadline.over()) throw deadline.error(missing(deadline.ns));
+      serve(deadline);
     }
     for (Client& client : clients_)
       if (client.rank > 0)
         all[size_t(client.rank)].info = std::move(*client.info), client.info.reset(), client.infos_sent = 0;
     for (int rank = 0; rank < size_; ++rank)
       all[size_t(rank)].rank = rank, all[size_t(rank)].size = size_, all[size_t(rank)].round = round_;
-    send_to_all(all, deadline_ns);
+    send_to_all(all, deadline);
   } catch (const Error& error) {
-    tell_failure(error);
+    tell_failure(error, deadline.cancellation);
     throw;
   }
   ++round_;
@@ -59,36 +57,34 @@ std::vector<RankInfo> LocalExchangeRoot::exchange(RankInfo mine, uint64_t deadli
   return infos;
 }
 
-void LocalExchangeRoot::fail(const Error& error) {
-  if (!failure_) tell_failure(Error(error.code(), "rank 0: " + std::string(error.what())));
+void LocalExchangeRoot::fail(const Error& error, const Cancellation* cancellation) {
+  if (!failure_) tell_failure(Error(error.code(), "rank 0: " + std::string(error.what())), cancellation);
 }
 
-void LocalExchangeRoot::listen(uint64_t deadline_ns) {
+void LocalExchangeRoot::listen(const Deadline& deadline) {
   if (size_ == 1) return;
   for (const std::string& name : names_) {
     Fd listener = local_socket();
     int error;
     const bool needed = listeners_.empty();
-    while ((error = bind_local(listener.get(), name)) == EADDRINUSE && needed && sleep_until(deadline_ns)) {
+    while ((error = bind_local(listener.get(), name)) == EADDRINUSE && needed && sleep_until(deadline)) {
     }
     if (!error && ::listen(listener.get(), SOMAXCONN) != 0) error = errno;
     if (!error) listeners_.push_back(std::move(listener));
     else if (needed)
-      throw Error(Code::internal, "init: rank 0 cannot listen for the others: " +
-                                      (error == EADDRINUSE ? holder_of(name) : reason_of(error)));
+      throw deadline.error(Error(Code::internal, "init: rank 0 cannot listen for the others: " +
+                                                     (error == EADDRINUSE ? holder_of(name) : reason_of(error))));
   }
 }
 
-void LocalExchangeRoot::serve(uint64_t until_ns) {
-  const uint64_t now = now_ns();
-  if (now >= until_ns) return;
+void LocalExchangeRoot::serve(const Deadline& until) {
+  if (until.over()) return;
   std::vector<pollfd> polled;
   for (const Client& client : clients_) polled.push_back({client.fd.get(), POLLIN, 0});
   const size_t clients = polled.size();
-  const bool paused = now < paused_until_ns_;
+  const bool paused = now_ns() < paused_until_ns_;
   for (const Fd& listener : listeners_) polled.push_back({listener.get(), short(paused ? 0 : POLLIN), 0});
-  const uint64_t longest_ns = paused ? kPauseNs : 250 * kMs;
-  const int n = poll(polled.data(), polled.size(), int(std::min(until_ns - now, longest_ns) / kMs + 1));
+  const int n = poll_until(polled, until, paused ? kPauseNs : 250 * kMs);
   if (n < 0 && errno != EINTR) throw system_error("init: waiting for the other ranks of this host");
   if (n <= 0) return;
   for (size_t i = 0; i < clients; ++i) {
@@ -160,8 +156,8 @@ void LocalExchangeRoot::on_message(Client& client, LocalMessage message) {
   client.info = std::move(message.info);
 }
 
-void LocalExchangeRoot::send_to_all(const std::vector<LocalMessage>& all, uint64_t deadline_ns) {
-  const uint64_t until = std::max(deadline_ns, now_ns()) + kDeliveryNs;
+void LocalExchangeRoot::send_to_all(const std::vector<LocalMessage>& all, const Deadline& deadline) {
+  const Deadline until = deadline.at(std::max(deadline.ns, now_ns()) + kDeliveryNs);
   for (;;) {
     std::vector<int> slow;
     for (Client& client : clients_) {
@@ -179,20 +175,20 @@ void LocalExchangeRoot::send_to_all(const std::vector<LocalMessage>& all, uint64
     }
     if (slow.empty()) return;
     if (!sleep_until(until, kMs))
-      throw Error(Code::timeout, "init: " + text_of_some(slow) + " did not take the notes of the others" +
-                                     in_time(deadline_ns) + "; stopped?");
+      throw until.error(Error(Code::timeout, "init: " + text_of_some(slow) + " did not take the notes of the others" +
+                                                 in_time(deadline.ns) + "; stopped?"));
   }
 }
 
 // All clients are told, and those that connect within kFailureNoticeNs.
-void LocalExchangeRoot::tell_failure(const Error& error) {
+void LocalExchangeRoot::tell_failure(const Error& error, const Cancellation* cancellation) {
   failure_ = error;
   LocalMessage refusal;
   refusal.size = size_;
   refusal.round = round_;
   refusal.refusal = error.code();
   refusal.info.note = error.what();
-  const uint64_t last = now_ns() + kFailureNoticeNs;
+  const Deadline last(now_ns() + kFailureNoticeNs, cancellation);
   const bool late = error.code() == Code::timeout;  // who is absent now has had the time
   for (int told = 0;;) {
     try {
@@ -209,8 +205,8 @@ void LocalExchangeRoot::tell_failure(const Error& error) {
         }
       }
       const bool all = std::all_of(clients_.begin(), clients_.end(), [](const Client& client) { return client.told; });
-      if (now_ns() >= last || (all && (late || told >= size_ - 1))) break;
-      serve(std::min(last, now_ns() + 10 * kMs));
+      if (last.over() || (all && (late || told >= size_ - 1))) break;
+      serve(last.at(std::min(last.ns, now_ns() + 10 * kMs)));
     } catch (const Error&) {  // who cannot be told will miss this rank
       break;
     }

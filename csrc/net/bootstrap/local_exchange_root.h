@@ -11,8 +11,8 @@ namespace lightcc {
 class LocalExchangeRoot : public LocalExchange {
  public:
   LocalExchangeRoot(std::vector<std::string> names, int size);
-  std::vector<RankInfo> exchange(RankInfo mine, uint64_t deadline_ns) override;
-  void fail(const Error&) override;
+  std::vector<RankInfo> exchange(RankInfo mine, const Deadline&) override;
+  void fail(const Error&, const Cancellation*) override;
 
  private:
   struct Client {  // a connection; of this user, else it is closed at once
@@ -23,13 +23,13 @@ class LocalExchangeRoot : public LocalExchange {
     int infos_sent = 0;            // how many infos of the round it has been sent
     bool told = false;             // of the failure
   };
-  void listen(uint64_t deadline_ns);
-  void serve(uint64_t until_ns);  // waits for something to happen and does what it asks for
+  void listen(const Deadline&);
+  void serve(const Deadline&);  // waits for something to happen and does what it asks for
   void accept_some(int listener);
   void on_readable(Client&);
   void on_message(Client&, LocalMessage);
-  void send_to_all(const std::vector<LocalMessage>&, uint64_t until_ns);
-  void tell_failure(const Error&);
+  void send_to_all(const std::vector<LocalMessage>&, const Deadline&);
+  void tell_failure(const Error&, const Cancellation*);
   void drop(int fd);
   std::vector<int> absent() const;  // ranks that have sent no info in this round
   Error missing(uint64_t deadline_ns) const;

@@ -1,0 +1,35 @@
+"""A worker of bench/elastic.py: steps of a small model for ever, each committed; rank 0 says when each was done."""
+import sys
+import time
+
+import torch
+
+import lightcc.torch as hvd
+
+torch.set_num_threads(1)
+# What takes time comes before init(), from which on the others count on a newcomer: the first optimizer of a process
+# takes more than a second.
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+inputs, goals = torch.randn(32, 64), torch.randn(32, 8)
+torch.nn.functional.mse_loss(model(inputs), goals).backward()
+optimizer.step()
+hvd.init()
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+
+@hvd.elastic.run
+def train(state):
+    while True:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), goals).backward()
+        optimizer.step()
+        state.step += 1
+        state.commit()
+        if hvd.rank() == 0:
+            sys.stdout.write(f"step {state.step} size {hvd.size()} at {time.monotonic():.6f}\n")
+            sys.stdout.flush()
+        time.sleep(0.005)
+
+
+train(hvd.elastic.TorchState(model, optimizer, step=0))

@@ -1,0 +1,337 @@
+"""Who belongs to an elastic job. Pure: its input is hosts, what workers say and how they end, and the time; its output
+(due) which workers to start and to send away, which epoch to form, whom to tell, and how the job ends.
+
+An epoch is a world of ranks between two resets. The rules:
+
+1. An epoch is formed when no member of the last one still runs in it and enough workers wait; never beside another.
+2. A worker whose state was synced has what the job has learned. While any such worker lives, rank 0 of an epoch is one.
+   Once there was one and none is left, the job ends: what others would train from is not what was learned.
+3. Free slots of usable hosts are filled at once, and a newcomer is announced when it waits, so nobody waits for its
+   imports. After a failure those who are left go on without it if they are enough.
+4. A worker that fails counts against its host, which is not used any more after `failures_per_host` of them, for ever
+   or, with a cooldown, for a while that doubles.
+5. The first worker that ends well ends the job well: nobody is started after it, and who waits is sent away.
+"""
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Optional, Union
+
+from lightcc.runner.hosts import Host
+
+NO_UPDATE, REMOVED, ADDED = 0, 1, 2  # bits of Horovod's HostUpdateResult
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user asked for. Times in seconds."""
+
+    num_proc: int                        # slots to begin with
+    min_num_proc: int
+    max_num_proc: Optional[int] = None   # None: as many as there are slots
+    elastic_timeout_s: float = 600.0     # for enough workers to be there
+    reset_limit: Optional[int] = None    # epochs after the first
+    cooldown_s: Optional[tuple[float, float]] = None  # shortest and longest; None: for ever
+    failures_per_host: int = 1
+    hosts_may_come: bool = False         # hosts are discovered again and again
+
+    @property
+    def most(self) -> float:
+        return float("inf") if self.max_num_proc is None else self.max_num_proc
+
+
+class State(enum.Enum):
+    STARTING = "starting"  # until it waits for the first time
+    WAITING = "waiting"    # in init, for an epoch
+    MEMBER = "member"      # of the present epoch
+    ENDED = "ended"
+
+
+@dataclass
+class Worker:
+    number: int  # in the order of starts
+    host: str
+    slot: int
+    state: State = State.STARTING
+    joined: bool = False      # the epoch that it is a member of: its init has returned
+    synced: bool = False      # and it has the state of rank 0
+    has_state: bool = False   # since some epoch: rule 2
+    dismissed: bool = False   # its end is our wish
+
+
+class Exit(NamedTuple):
+    worker: Worker
+    code: int
+
+
+# What is to be done.
+class Start(NamedTuple):
+    worker: Worker
+
+
+class Dismiss(NamedTuple):
+    """The worker is not wanted any more: it ends with 0 if it waits, else by a signal."""
+
+    worker: Worker
+
+
+class Form(NamedTuple):
+    """These, in the order of their ranks, are the world of the epoch."""
+
+    epoch: int
+    members: list[Worker]
+
+
+class Cancel(NamedTuple):
+    """A member ended before all had met: those who are about to meet need not go on."""
+
+    epoch: int
+    members: list[Worker]
+    cause: str
+
+
+class Notify(NamedTuple):
+    """Hosts were added or removed; whom to tell is rank 0."""
+
+    worker: Worker
+    result: int
+
+
+class End(NamedTuple):
+    """The job is over. failure: of the worker that ended it, if it was one; text: why, "" if all went well."""
+
+    failure: Optional[Exit]
+    text: str
+
+
+Action = Union[Start, Dismiss, Form, Cancel, Notify, End]
+
+
+@dataclass
+class _Usage:
+    """Of a host."""
+
+    slots: int
+    failures: int = 0
+    blacklisted: int = 0       # times
+    until: float = 0.0         # when it may be used again
+
+
+@dataclass
+class Membership:
+    limits: Limits
+    epoch: int = 0                                               # the last that was formed; 0: none
+    members: list[Worker] = field(default_factory=list)          # of it, by rank
+    workers: dict[int, Worker] = field(default_factory=dict)     # all that ever were
+    over: Optional[End] = None
+    _hosts: dict[str, _Usage] = field(default_factory=dict)      # those there are, the oldest first
+    _past: dict[str, _Usage] = field(default_factory=dict)       # that went away: a failure is not forgotten
+    _first_failure: Optional[Exit] = None
+    _succeeded: bool = False
+    _had_state: bool = False
+    _short_since: Optional[float] = None                         # since when too few are there
+    _announced: dict[int, int] = field(default_factory=dict)     # worker -> what rank 0 was told of it, in this epoch
+    _broken: Optional[str] = None                                # why not all can meet for the present epoch
+    _cancelled: int = 0                                          # the last epoch that was cancelled
+
+    # What happens.
+
+    def found(self, hosts: Sequence[Host]) -> None:
+        """The hosts that there are now."""
+        slots = {host.name: host.slots for host in hosts}
+        for name in [name for name in self._hosts if name not in slots]:
+            self._past[name] = self._hosts.pop(name)
+        for name, count in slots.items():
+            usage = self._hosts.setdefault(name, self._past.pop(name, _Usage(count)))
+            usage.slots = count
+
+    def waiting(self, number: int) -> None:
+        """The worker waits for an epoch."""
+        worker = self.workers[number]
+        self._leaves(worker, f"worker {number} on host {worker.host} could not join")
+        worker.state, worker.joined = State.WAITING, False
+
+    def joined(self, number: int) -> None:
+        """Its init has returned."""
+        self.workers[number].joined = self.workers[number].state is State.MEMBER
+
+    def synced(self, number: int) -> None:
+        """It has the state of rank 0."""
+        worker = self.workers[number]
+        worker.synced = worker.state is State.MEMBER
+        worker.has_state = self._had_state = True
+
+    def exited(self, number: int, code: int, how: str, now: float) -> None:
+        """how: in words, for the others."""
+        worker = self.workers[number]
+        self._leaves(worker, how)
+        worker.state = State.ENDED
+        if worker.dismissed:
+            return
+        if code == 0:
+            self._succeeded = True
+            return
+        self._first_failure = self._first_failure or Exit(worker, code)
+        usage = self._hosts.get(worker.host) or self._past.get(worker.host)
+        if usage:
+            usage.failures += 1
+            if usage.failures >= self.limits.failures_per_host:
+                usage.failures, usage.blacklisted = 0, usage.blacklisted + 1
+                usage.until = now + self._cooldown_s(usage.blacklisted)
+
+    def _leaves(self, worker: Worker, how: str) -> None:
+        if worker.state is State.MEMBER and not all(w.joined for w in self.members):
+            self._broken = self._broken or how
+
+    # What follows from it.
+
+    def due(self, now: float) -> list[Action]:
+        """What is to be done now. Each action is returned once."""
+        actions: list[Action] = []
+        if self.over:
+            return actions
+        if self._broken and self._cancelled < self.epoch:
+            self._cancelled = self.epoch
+            actions.append(Cancel(self.epoch, [w for w in self.members if w.state is State.MEMBER], self._broken))
+        if self._succeeded:
+            actions += self._dismiss(w for w in self._alive() if w.state is State.WAITING)
+            return actions + self._end_if_empty()
+        if end := self._hopeless(now):
+            return actions + [end]
+        actions += self._start(now)
+        actions += self._announce(now) if self._running() else self._form(now)
+        return actions
+
+    def wait_s(self, now: float) -> Optional[float]:
+        """The time until something may be due that nobody reports; None: nothing is."""
+        times = [usage.until for usage in self._hosts.values() if now < usage.until < float("inf")]
+        if self._short_since is not None:
+            times.append(self._short_since + self.limits.elastic_timeout_s)
+        return max(0.0, min(times) - now) if times and not self.over else None
+
+    def _start(self, now: float) -> list[Action]:
+        """A worker for each free slot, as far as that many may run."""
+        usable = self._usable(now)
+        if self.epoch == 0 and not self.workers and sum(usable.values()) < self.limits.num_proc:
+            return self._wait_for_more(now)
+        taken = {(w.host, w.slot) for w in self._alive()}
+        room = self.limits.most - sum(w.slot < usable.get(w.host, 0) for w in self._alive())
+        actions: list[Action] = []
+        for host, slots in usable.items():
+            for slot in range(slots):
+                if room > 0 and (host, slot) not in taken:
+                    worker = Worker(len(self.workers), host, slot)
+                    self.workers[worker.number] = worker
+                    actions.append(Start(worker))
+                    room -= 1
+        if actions and len(actions) == len(self.workers):  # the first
+            self._short_since = None
+        return actions
+
+    def _announce(self, now: float) -> list[Action]:
+        """Tells rank 0 of newcomers that wait and of members that must go."""
+        usable = self._usable(now)
+        changes = {w.number: ADDED for w in self._alive() if w.state is State.WAITING and w not in self.members}
+        changes.update({w.number: REMOVED for w in self.members
+                        if w.state is State.MEMBER and w.slot >= usable.get(w.host, 0)})
+        room = self.limits.most - sum(w.state is State.MEMBER and w.number not in changes for w in self.members)
+        if room <= 0:
+            changes = {number: change for number, change in changes.items() if change is not ADDED}
+        news = {number: change for number, change in changes.items() if self._announced.get(number) != change}
+        leader = self.members[0]
+        if not news or leader.state is not State.MEMBER or not leader.synced:  # before, it forgets what it hears
+            return []
+        self._announced.update(news)
+        result = NO_UPDATE
+        for change in news.values():
+            result |= change
+        return [Notify(leader, result)]
+
+    def _form(self, now: float) -> list[Action]:
+        """The next epoch if enough wait; at first all that were started, as long as that may take."""
+        usable = self._usable(now)
+        chosen = self._in_order([w for w in self._alive()
+                                 if w.state is State.WAITING and w.slot < usable.get(w.host, 0)])
+        starting = [w for w in self._alive() if w.state is State.STARTING and w.slot < usable.get(w.host, 0)]
+        least = self.limits.min_num_proc if self.epoch or not starting else len(chosen) + len(starting)
+        if len(chosen) < least:
+            if len(chosen) < self.limits.min_num_proc or not self._is_late(now):
+                return self._wait_for_more(now)
+        if self._had_state and not any(w.has_state for w in chosen):
+            return self._finish("no worker that has the state of the job is left on a host that may be used")
+        if self.limits.reset_limit is not None and self.epoch > self.limits.reset_limit:
+            return self._finish(f"the job was reset {self.limits.reset_limit} times, and --reset-limit allows no more")
+        chosen = chosen[:None if self.limits.max_num_proc is None else self.limits.max_num_proc]
+        self.epoch += 1
+        self.members, self._announced, self._short_since, self._broken = chosen, {}, None, None
+        for worker in chosen:
+            worker.state, worker.joined, worker.synced = State.MEMBER, False, False
+        unwanted = [w for w in self._alive() if w.state is State.WAITING or w.slot >= usable.get(w.host, 0)]
+        return [Form(self.epoch, chosen), *self._dismiss(w for w in unwanted if w not in chosen)]
+
+    def _in_order(self, workers: Sequence[Worker]) -> list[Worker]:
+        """By host, those whose workers have the state first, in a host by slot; but rank 0 has the state."""
+        with_state = {w.host for w in workers if w.has_state}
+        order = {name: index for index, name in enumerate(self._hosts)}
+        found = sorted(workers, key=lambda w: (w.host not in with_state, order[w.host], w.slot))
+        first = next((w for w in found if w.has_state), None)
+        return found if first is None else [first, *(w for w in found if w is not first)]
+
+    def _hopeless(self, now: float) -> Optional[End]:
+        if self._had_state and not any(w.has_state for w in self._alive()):
+            return self._finish("no worker that has the state of the job is left")[0]
+        blocked = all(usage.until == float("inf") for usage in self._hosts.values())
+        if self.workers and blocked and not self.limits.hosts_may_come:
+            return self._finish("no host is left whose workers have not failed (--failures-per-host "
+                                f"{self.limits.failures_per_host})")[0]
+        return self._late_end(now)
+
+    def _late_end(self, now: float) -> Optional[End]:
+        if not self._is_late(now) or self._running():
+            return None
+        waiting = sum(w.state is State.WAITING for w in self._alive())
+        if self.workers and waiting >= self.limits.min_num_proc:
+            return None
+        need = self.limits.min_num_proc if self.workers else self.limits.num_proc
+        have = waiting if self.workers else sum(self._usable(now).values())
+        return self._finish(f"after {self.limits.elastic_timeout_s:g} s (--elastic-timeout) there were {have} of "
+                            f"{need} {'workers' if self.workers else 'slots'}")[0]
+
+    def _finish(self, text: str) -> list[Action]:
+        self.over = End(self._first_failure, text)
+        return [self.over]
+
+    def _end_if_empty(self) -> list[Action]:
+        if any(w.state is not State.ENDED for w in self.workers.values()):
+            return []
+        self.over = End(None, "")
+        return [self.over]
+
+    def _dismiss(self, workers) -> list[Action]:
+        found = [w for w in workers if not w.dismissed]
+        for worker in found:
+            worker.dismissed = True
+        return [Dismiss(w) for w in found]
+
+    def _wait_for_more(self, now: float) -> list[Action]:
+        if self._short_since is None:
+            self._short_since = now
+        return []
+
+    def _is_late(self, now: float) -> bool:
+        return self._short_since is not None and now >= self._short_since + self.limits.elastic_timeout_s
+
+    def _usable(self, now: float) -> Mapping[str, int]:
+        return {name: usage.slots for name, usage in self._hosts.items() if usage.until <= now}
+
+    def _cooldown_s(self, times: int) -> float:
+        if self.limits.cooldown_s is None:
+            return float("inf")
+        shortest, longest = self.limits.cooldown_s
+        return min(longest, shortest * 2 ** min(times - 1, 60))
+
+    def _alive(self):
+        return (w for w in self.workers.values() if w.state is not State.ENDED and not w.dismissed)
+
+    def _running(self) -> list[Worker]:
+        return [w for w in self.members if w.state is State.MEMBER]

@@ -1,0 +1,384 @@
+"""lightcc/elastic/membership.py by script: given these events at this time, exactly these actions; and by random
+histories."""
+import random
+
+from lightcc.elastic.membership import (
+    ADDED,
+    REMOVED,
+    Cancel,
+    Dismiss,
+    End,
+    Form,
+    Limits,
+    Membership,
+    Notify,
+    Start,
+    State,
+)
+from lightcc.runner.hosts import Host
+
+
+class Job:
+    """A membership whose workers do what they are told, and what the test tells them."""
+
+    def __init__(self, num_proc=2, min_num_proc=1, hosts=(("a", 2),), **limits):
+        self.membership = Membership(Limits(num_proc, min_num_proc, **limits))
+        self.now = 0.0
+        self.hosts(*hosts)
+
+    def hosts(self, *hosts):
+        self.membership.found([Host(*host) for host in hosts])
+
+    def due(self):
+        return self.membership.due(self.now)
+
+    def waits(self, *numbers):
+        for number in numbers:
+            self.membership.waiting(number)
+        return self.due()
+
+    def trains(self, *numbers):
+        """They have met and have the state of rank 0."""
+        for number in numbers:
+            self.membership.joined(number)
+        for number in numbers:
+            self.membership.synced(number)
+        return self.due()
+
+    def ends(self, number, code):
+        self.membership.exited(number, code, f"worker {number} ended", self.now)
+        return self.due()
+
+    def begun(self):
+        """All workers of the first epoch train."""
+        numbers = [action.worker.number for action in self.due()]
+        (form,) = self.waits(*numbers)
+        assert self.trains(*numbers) == []
+        return form
+
+
+def started(actions):
+    assert all(isinstance(action, Start) for action in actions), actions
+    return [(action.worker.number, action.worker.host, action.worker.slot) for action in actions]
+
+
+def formed(actions):
+    (form,) = [action for action in actions if isinstance(action, Form)]
+    return form.epoch, [worker.number for worker in form.members]
+
+
+def dismissed(actions):
+    return [action.worker.number for action in actions if isinstance(action, Dismiss)]
+
+
+def test_the_first_epoch_waits_for_all_that_were_started():
+    job = Job(hosts=[("a", 2), ("b", 1)])
+    assert started(job.due()) == [(0, "a", 0), (1, "a", 1), (2, "b", 0)]
+    assert job.waits(2) == [] and job.waits(0) == []
+    assert formed(job.waits(1)) == (1, [0, 1, 2])
+
+
+def test_it_begins_when_there_are_slots_for_np_and_with_no_more_than_max_np():
+    job = Job(num_proc=3, max_num_proc=4)
+    assert job.due() == []
+    job.hosts(("a", 2), ("b", 3))
+    assert started(job.due()) == [(0, "a", 0), (1, "a", 1), (2, "b", 0), (3, "b", 1)]
+
+
+def test_it_ends_when_slots_do_not_come_in_time():
+    job = Job(num_proc=3, elastic_timeout_s=10, hosts_may_come=True)
+    assert job.due() == [] and job.membership.wait_s(4) == 6
+    job.now = 10
+    (end,) = job.due()
+    assert end == End(None, "after 10 s (--elastic-timeout) there were 2 of 3 slots")
+    assert job.due() == []
+
+
+def test_survivors_go_on_at_once_if_they_are_enough():
+    job = Job(num_proc=3, min_num_proc=2, hosts=[("a", 1), ("b", 1), ("c", 1)])
+    job.begun()
+    assert job.ends(0, 1) == []  # its host is not used any more
+    assert job.waits(2) == []
+    assert formed(job.waits(1)) == (2, [1, 2])
+
+
+def test_a_worker_is_replaced_where_its_host_may_fail_again():
+    job = Job(failures_per_host=2)
+    job.begun()
+    assert started(job.ends(1, -9)) == [(2, "a", 1)]
+    assert formed(job.waits(0)) == (2, [0])
+    assert job.trains(0) == []
+    (notify,) = job.waits(2)
+    assert (notify.worker.number, notify.result) == (0, ADDED)
+    assert job.due() == []  # told once
+    assert formed(job.waits(0)) == (3, [0, 2])
+
+
+def test_a_host_is_used_again_after_its_cooldown_which_doubles():
+    job = Job(num_proc=1, hosts=[("a", 1), ("b", 1)], cooldown_s=(10, 15))
+    job.begun()
+    assert job.ends(1, 1) == [] and job.membership.wait_s(4) == 6
+    job.now = 10
+    assert started(job.due()) == [(2, "b", 0)]
+    assert job.ends(2, 1) == [] and job.membership.wait_s(10) == 15
+
+
+def test_rank_0_has_the_state_and_hosts_of_survivors_come_first():
+    job = Job(num_proc=2, hosts=[("a", 1), ("b", 2)], failures_per_host=9)
+    job.begun()
+    job.ends(0, 1)
+    job.ends(1, 1)
+    assert job.membership.due(0) == []
+    job.waits(3, 4)  # newcomers in the places of 0 and 1
+    epoch, order = formed(job.waits(2))
+    assert order == [2, 4, 3]  # host b: the survivor before the newcomer whose slot is lower; then host a
+    assert epoch == 2
+
+
+def test_the_job_ends_when_nobody_is_left_that_has_the_state():
+    job = Job(failures_per_host=9)
+    job.begun()
+    assert started(job.ends(0, 1)) == [(2, "a", 0)]
+    job.waits(2)
+    (end,) = job.ends(1, -9)
+    assert end.failure.worker.number == 0 and end.failure.code == 1
+    assert "no worker that has the state" in end.text
+
+
+def test_a_removed_host_is_announced_and_its_workers_are_sent_away():
+    job = Job(num_proc=2, hosts=[("a", 1), ("b", 1)])
+    job.begun()
+    job.hosts(("a", 1))
+    (notify,) = job.due()
+    assert (notify.worker.number, notify.result) == (0, REMOVED)
+    assert job.waits(0) == []
+    actions = job.waits(1)
+    assert formed(actions) == (2, [0]) and dismissed(actions) == [1]
+    job.membership.exited(1, 0, "", 0)  # which is no success of the job
+    assert job.due() == []
+
+
+def test_removed_and_added_are_told_together():
+    job = Job(num_proc=1, hosts=[("a", 1), ("b", 1)])
+    job.begun()
+    job.hosts(("a", 1), ("c", 1))
+    (start, notify) = job.due()
+    assert notify.result == REMOVED
+    (notify,) = job.waits(start.worker.number)
+    assert notify.result == ADDED
+    job.waits(0)
+    assert formed(job.waits(1)) == (2, [0, 2])
+
+
+def test_those_who_cannot_be_members_are_not_announced():
+    job = Job(num_proc=2, max_num_proc=2, hosts=[("a", 2), ("b", 2)])
+    job.begun()
+    assert all(worker.host == "a" for worker in job.membership.members)
+    assert job.due() == []
+
+
+def test_an_epoch_that_somebody_cannot_join_is_cancelled():
+    job = Job(num_proc=3, hosts=[("a", 3)], failures_per_host=9)
+    job.due()
+    formed(job.waits(0, 1, 2))
+    job.membership.joined(0)
+    actions = job.ends(1, -9)
+    (cancel,) = [action for action in actions if isinstance(action, Cancel)]
+    assert cancel == Cancel(1, [job.membership.workers[0], job.membership.workers[2]], "worker 1 ended")
+    job.waits(0)
+    assert formed(job.waits(2))[0] == 2
+
+
+def test_an_epoch_is_cancelled_once():
+    job = Job(num_proc=3, hosts=[("a", 3)], failures_per_host=9)
+    job.due()
+    job.waits(0, 1, 2)
+    job.ends(1, -9)
+    assert not any(isinstance(action, Cancel) for action in job.waits(0))
+
+
+def test_an_epoch_that_all_have_joined_is_not_cancelled():
+    job = Job(failures_per_host=9)
+    job.begun()
+    assert not any(isinstance(action, Cancel) for action in job.ends(1, 1))
+
+
+def test_a_member_that_comes_back_before_all_have_met_cancels_the_epoch():
+    job = Job(num_proc=2)
+    job.due()
+    job.waits(0, 1)
+    assert any(isinstance(action, Cancel) for action in job.waits(1))
+
+
+def test_the_first_success_ends_the_job_well():
+    job = Job(num_proc=2, failures_per_host=9)
+    job.begun()
+    assert job.ends(1, 0) == []
+    assert dismissed(job.waits(0)) == [0]  # it lost its peer at the very end
+    job.membership.exited(0, 0, "", 0)
+    assert job.due() == [End(None, "")]
+
+
+def test_after_a_success_others_may_still_begin_and_end():
+    job = Job(num_proc=2)
+    job.due()
+    assert job.ends(1, 0) == []  # it never asked for an epoch
+    assert job.ends(0, 0) == [End(None, "")]
+
+
+def test_after_a_success_a_failure_is_none():
+    job = Job(num_proc=2)
+    job.begun()
+    job.ends(1, 0)
+    assert job.ends(0, 1) == [End(None, "")]
+
+
+def test_all_hosts_are_blacklisted():
+    job = Job(num_proc=2)
+    job.begun()
+    (end,) = job.ends(0, 3)
+    assert end.failure.code == 3 and end.text == "no host is left whose workers have not failed (--failures-per-host 1)"
+
+
+def test_discovered_hosts_may_still_come():
+    job = Job(num_proc=1, hosts=[("a", 1), ("b", 1)], hosts_may_come=True, elastic_timeout_s=30)
+    job.begun()
+    job.ends(0, 1)
+    job.hosts(("a", 1))
+    job.waits(1)
+    assert job.due() == []
+    job.hosts(("a", 1), ("c", 1))
+    assert started(job.due()) == [(2, "c", 0)]
+
+
+def test_too_few_for_too_long():
+    job = Job(num_proc=3, min_num_proc=2, hosts=[("a", 1), ("b", 1), ("c", 1)], elastic_timeout_s=30)
+    job.begun()
+    job.ends(0, 1)
+    job.now = 5
+    assert job.ends(1, 1) == [] and job.waits(2) == []
+    job.now = 35
+    (end,) = job.due()
+    assert "after 30 s (--elastic-timeout) there were 1 of 2 workers" == end.text
+
+
+def test_the_reset_limit():
+    job = Job(num_proc=3, hosts=[("a", 1), ("b", 1), ("c", 1)], reset_limit=1)
+    job.begun()
+    job.ends(0, 1)
+    formed(job.waits(1, 2))
+    job.trains(1, 2)
+    job.ends(1, 1)
+    (end,) = job.waits(2)
+    assert "--reset-limit" in end.text
+
+
+def test_a_newcomer_is_not_announced_before_rank_0_listens():
+    job = Job(num_proc=1, hosts=[("a", 1)])
+    job.due()
+    job.waits(0)
+    job.hosts(("a", 1), ("b", 1))
+    job.due()
+    assert job.waits(1) == []
+    job.membership.joined(0)
+    assert job.due() == []
+    job.membership.synced(0)
+    assert [type(action) for action in job.due()] == [Notify]
+
+
+def test_random_histories_never_stall_and_keep_the_rules():
+    ends = [check_history(seed) for seed in range(300)]
+    assert 30 < ends.count("over") < 270  # both happen
+
+
+def check_history(seed):
+    """Workers come, fail, leave and are slow in any order; as soon as nothing happens any more, the job trains or is
+    over."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    num_proc = rng.randrange(1, 5)
+    least = rng.randrange(1, num_proc + 1)
+    most = rng.choice([None, num_proc, num_proc + 2])
+    job = Job(num_proc, least, [], max_num_proc=most, failures_per_host=rng.choice([1, 3]),
+              cooldown_s=rng.choice([None, (2, 8)]), hosts_may_come=True, elastic_timeout_s=50)
+    m = job.membership
+    orders = {}  # worker -> what it is to do
+    had_state = False
+
+    def act():
+        nonlocal had_state
+        for action in job.due():
+            if isinstance(action, Start):
+                orders[action.worker.number] = "come"
+            elif isinstance(action, Dismiss):
+                orders[action.worker.number] = "go"
+            elif isinstance(action, Form):
+                assert all(w.state is State.MEMBER for w in action.members)
+                assert least <= len(action.members) and (most is None or len(action.members) <= most)
+                assert action.members[0].has_state or not had_state
+                hosts = [w.host for w in action.members]
+                assert all(hosts[i] == hosts[i - 1] or hosts[i] not in hosts[:i] for i in range(1, len(hosts)))
+                for worker in action.members:
+                    orders[worker.number] = "join"
+            elif isinstance(action, (Cancel, Notify)):
+                for worker in action.members if isinstance(action, Cancel) else m.members:
+                    if worker.state is State.MEMBER and orders[worker.number] in ("join", "sync", "train"):
+                        orders[worker.number] = "wait"
+
+    def do(number):
+        nonlocal had_state
+        what, worker = orders[number], m.workers[number]
+        if worker.state is State.ENDED:
+            return
+        if what == "go":
+            m.exited(number, 0, "", job.now)
+        elif what in ("come", "wait"):
+            orders[number] = ""
+            m.waiting(number)
+        elif what == "join":
+            if all(w.state is State.MEMBER for w in m.members):
+                m.joined(number)
+                orders[number] = "sync"
+            else:
+                orders[number] = "wait"
+        elif what == "sync":
+            m.synced(number)
+            had_state = True
+            orders[number] = "train"
+
+    def settle():
+        for _ in range(200):
+            before = dict(orders)
+            act()
+            for number in list(orders):
+                do(number)
+            for worker in m.members:  # who loses a member hears of it
+                if worker.state is State.MEMBER and any(w.state is not State.MEMBER for w in m.members):
+                    orders[worker.number] = "wait"
+            if orders == before:
+                return
+
+    names = "abcd"
+    for _ in range(40):
+        job.now += rng.random()
+        event = rng.randrange(4)
+        alive = [n for n, w in m.workers.items() if w.state is not State.ENDED]
+        if event == 0:
+            job.hosts(*[(name, rng.randrange(1, 3)) for name in names if rng.random() < 0.7])
+        elif event == 1 and alive:
+            m.exited(rng.choice(alive), 1, "died", job.now)
+        else:
+            for number in rng.sample(alive, len(alive)):
+                if rng.random() < 0.7 and orders[number]:
+                    do(number)
+        act()
+        if m.over:
+            break
+    job.hosts(*[(name, 2) for name in names + "efgh"])  # new ones, so there is always where to go on
+    job.now += 9
+    settle()
+    if m.over:
+        return "over"
+    assert m.members and all(w.state is State.MEMBER and w.has_state for w in m.members)
+    assert len(m.members) >= least
+    return "trains"
