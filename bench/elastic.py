@@ -35,8 +35,9 @@ class Running:
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "lightcc.runner", "-np", str(np), "--min-np", "1", "--failures-per-host", "1000",
-             "--verbose", *where, sys.executable, str(Path(__file__).with_name("elastic_worker.py"))],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+             "--verbose", *where, sys.executable, str(Path(__file__).resolve().with_name("elastic_worker.py"))],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd="/")  # there is no source folder without a library
         self.workers = {}
 
     def step(self) -> Tuple[int, float]:

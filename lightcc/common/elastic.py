@@ -103,7 +103,7 @@ class State:
         previous = latest = self._last_updated_timestamp
         update = HostUpdateResult.no_update
         for timestamp, result in _drain(self._host_messages) if self._rank() == 0 else ():
-            if True:
+            if timestamp > previous:
                 latest = max(latest, timestamp)
                 update |= result
         return previous, latest, int(update)

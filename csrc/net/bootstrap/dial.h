@@ -13,7 +13,7 @@ struct Dialed {
   std::string rest;  // bytes that came right behind the handshake
 };
 
-// Throws why it was cancelled; once the deadline is over, why an endpoint refused, if one did that is not another job's;
+// Throws why it was cancelled; once the deadline is over, why an endpoint refused, if one did that is of no other job;
 // else Error{timeout} beginning with `missing` and telling what became of each endpoint.
 Dialed dial(const std::vector<Endpoint>&, const JobCredentials&, const Hello&, const std::string& missing,
             const Deadline&);
