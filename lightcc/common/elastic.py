@@ -54,6 +54,7 @@ class State:
         self._host_messages: "queue.Queue[Tuple[float, HostUpdateResult]]" = queue.Queue()
         self._last_updated_timestamp = 0.0
         self._reset_callbacks: List[Callable[[], Any]] = []
+        self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Adds functions without arguments that are called in each new world, in this order: say, to scale a learning
@@ -74,6 +75,7 @@ class State:
     def commit(self) -> None:
         """Keeps the state as that to go back to, then check_host_updates(). All ranks call it, between two steps."""
         self.save()
+        self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -159,8 +161,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     HorovodInternalError from func restores the state; HostsUpdatedInterrupt saves it as it is. Then come reset(), which
     leaves the old world and enters the new one, state.on_reset(), state.sync() and func again. sync() is left out if
     hosts have only gone and all ranks know it. Before the first call of func there is a sync(), too. An
-    HorovodInternalError in reset or sync counts like one in func. Any other exception is passed on, and so is what func
-    returns. Source: horovod.common.elastic.
+    HorovodInternalError in reset or sync counts like one in func. If ranks disagree about a collective (another shape,
+    say) twice without a commit in between, that is passed on; so is any other exception, and what func returns.
+    Source: horovod.common.elastic.
 
     >>> from lightcc.common.elastic import HorovodInternalError, ObjectState, run_fn
     >>> failures = [HorovodInternalError("a peer died")]
@@ -186,6 +189,7 @@ def _rounds(state: State, func: Callable[[], Any], reset: Callable[[], None]) ->
     """Calls func in one world after the other until it returns. Each reset waits for the other members, so that
     failures in a row do not spin."""
     new_world = skip_sync = False
+    disagreed_at = -1  # how many commits there were when ranks last disagreed about a collective
     while True:
         try:
             if new_world:  # not in a handler below, where the traceback keeps what the step that failed has left
@@ -197,6 +201,10 @@ def _rounds(state: State, func: Callable[[], Any], reset: Callable[[], None]) ->
             worker.synced()
             return func()
         except HorovodInternalError as error:
+            if error.status == _core.MISMATCH:
+                if disagreed_at == state._commits:  # the program's fault, which would come back for ever
+                    raise
+                disagreed_at = state._commits
             _logger.warning("elastic training goes back to the last commit: %s", error)
             state.restore()
             skip_sync = False

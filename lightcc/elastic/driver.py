@@ -44,7 +44,7 @@ from lightcc.runner.termination import FAILURE_GRACE_S, Cause, Termination, sign
 
 CHECK_S = 1.0     # how often workers are asked whether they live, and agents' silence is measured
 WORKER_TIMEOUT_S = 30.0
-PAUSE_S = 5.0     # if this process stood still for longer, silence of others says nothing
+PAUSE_S = 2.0     # if this process stood still for longer, silence of others says nothing
 LOST_CODE = 1     # of workers that are lost with their host
 KILL_S = 5.0      # from asking a worker to end to SIGKILL
 

@@ -5,7 +5,8 @@ An epoch is a world of ranks between two resets. The rules:
 
 1. An epoch is formed when no member of the last one still runs in it and enough workers wait; never beside another.
 2. A worker whose state was synced has what the job has learned. While any such worker lives, rank 0 of an epoch is one.
-   Once there was one and none is left, the job ends: what others would train from is not what was learned.
+   Once all members of an epoch were and none is left, the job ends: what others would train from is not what was
+   learned.
 3. Free slots of usable hosts are filled at once, and a newcomer is announced when it waits, so nobody waits for its
    imports. After a failure those who are left go on without it if they are enough.
 4. A worker that fails counts against its host, which is not used any more after `failures_per_host` of them, for ever
@@ -159,7 +160,9 @@ class Membership:
         """It has the state of rank 0."""
         worker = self.workers[number]
         worker.synced = worker.state is State.MEMBER
-        worker.has_state = self._had_state = True
+        worker.has_state = True
+        # Before, no step can have been trained that needs all.
+        self._had_state = self._had_state or all(w.synced for w in self.members)
 
     def exited(self, number: int, code: int, how: str, now: float) -> None:
         """how: in words, for the others."""

@@ -1,6 +1,6 @@
-"""A worker of test_elastic_jobs.py: trains a linear model for some passes over a few samples, commits each batch, and
-ends by printing what the job has seen. Deaths are ordered by files: a worker that finds FOLDER/kill.<point> at that
-point of the loop takes it away and is gone."""
+"""A worker of test_elastic_jobs.py: trains a linear model for some passes over a few samples, or until there is a file
+FOLDER/stop, commits each batch, and ends by printing what the job has seen. Deaths are ordered by files: a worker that
+finds FOLDER/kill.<point> at that point of the loop takes it away and is gone."""
 import os
 import signal
 import sys
@@ -10,7 +10,7 @@ import torch
 
 import lightcc.torch as hvd
 
-FOLDER, PASSES, SAMPLES, BATCH = sys.argv[1], int(sys.argv[2]), 48, 2
+FOLDER, PASSES, SAMPLES, BATCH = sys.argv[1], float(sys.argv[2]), 48, 2
 PAUSE_S = float(os.environ.get("TEST_PAUSE_S", "0"))
 
 
@@ -34,13 +34,14 @@ model = torch.nn.Linear(4, 1)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5),
                                      named_parameters=model.named_parameters())
 sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
-state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, passes=0, batches=0, seen=[], sizes=[])
+state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, passes=0, batches=0, stop=False, seen=[],
+                               sizes=[])
 state.register_reset_callbacks([lambda: point("reset")])
 
 
 @hvd.elastic.run
 def train(state):
-    while state.passes < PASSES:
+    while state.passes < PASSES and not state.stop:
         mine = list(state.sampler)
         for begin in range(0, len(mine), BATCH):
             chosen = mine[begin:begin + BATCH]
@@ -61,13 +62,14 @@ def train(state):
             time.sleep(PAUSE_S)
         state.passes += 1
         state.sampler.set_epoch(state.passes)
+        state.stop = hvd.broadcast_object(os.path.exists(os.path.join(FOLDER, "stop")), 0)
         state.commit()
     with torch.no_grad():
         return torch.nn.functional.mse_loss(model(data), goal).item()
 
 
 loss = train(state)
-seen = [sorted(i for at, i in state.seen if at == passes) for passes in range(PASSES)]
+seen = [sorted(i for at, i in state.seen if at == passes) for passes in range(state.passes)]
 extra = sum(len(one) - SAMPLES for one in seen)
 complete = all(sorted(set(one)) == list(range(SAMPLES)) for one in seen)
 weights = torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -35,8 +35,14 @@ def workers(running):
 
 def printed(running, text):
     """Reads the job's output up to a line with this text."""
-    while text not in (line := running.process.stdout.readline().decode()):
-        assert line, f"the output ended before {text}"
+    assert found(running, text), f"the output ended before {text}"
+
+
+def found(running, text):
+    """Reads the job's output up to a line with this text; False: there is none."""
+    while (line := running.process.stdout.readline().decode()) and text not in line:
+        pass
+    return bool(line)
 
 
 def trained(running, batches=1):
@@ -117,11 +123,13 @@ def test_hosts_come_and_go(tmp_path):
 
     offer("a:1\nb:1\n")
     running = job(tmp_path, "-np", 2, "--min-np", 1, "--host-discovery-script", f"cat {hosts}", *SEVERAL_HOSTS,
-                  passes=60, pause_s=0.05)
+                  passes="inf", pause_s=0.05)
     for text, size in (("a:1\nb:1\nc:2", 4), ("a:1\nc:2", 3), ("c:1", 1), ("c:1\nd:1", 2)):
         trained(running, 3)
         offer(text)
         printed(running, f"size {size}\n")
+    trained(running, 3)
+    (tmp_path / "stop").touch()
     code, out, err = running.finish()
     assert code == 0, err
     extra, loss, sizes = result(out)
@@ -154,7 +162,7 @@ def test_a_worker_that_is_stopped_for_too_long_is_replaced(tmp_path):
 
 
 def test_ctrl_c(tmp_path):
-    running = job(tmp_path, "-np", 2, "--min-np", 1, passes=1000, pause_s=0.02)
+    running = job(tmp_path, "-np", 2, "--min-np", 1, passes="inf", pause_s=0.02)
     trained(running)
     running.process.send_signal(signal.SIGINT)
     code, _, err = running.finish()
@@ -162,7 +170,7 @@ def test_ctrl_c(tmp_path):
 
 
 def test_nothing_is_left_when_the_launcher_is_killed(tmp_path):
-    running = job(tmp_path, "-np", 2, "--min-np", 1, "-H", "localhost:1,h1:1", *SEVERAL_HOSTS, passes=1000,
+    running = job(tmp_path, "-np", 2, "--min-np", 1, "-H", "localhost:1,h1:1", *SEVERAL_HOSTS, passes="inf",
                   pause_s=0.02)
     trained(running)
     running.process.kill()
@@ -212,8 +220,8 @@ def check_random_kill(tmp_path, rng):
     for _ in range(kills):
         if rng.random() < 0.2:
             time.sleep(rng.random())  # perhaps before there is a world
-        else:
-            trained(running, rng.randrange(1, 4))
+        elif not all(found(running, ":batch ") for _ in range(rng.randrange(1, 4))):
+            break  # all have died
         how = rng.choice(["now", "batch", "backward", "commit", "reset", "start"])
         print(f"size {size}, {how}", flush=True)
         alive = workers(running)

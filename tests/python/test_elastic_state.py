@@ -8,7 +8,7 @@ import pytest
 
 import lightcc.numpy as hvd
 import ranks
-from lightcc import objects
+from lightcc import _core, objects
 from lightcc.common import elastic
 from lightcc.common.elastic import HorovodInternalError, HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
 from lightcc.runner.elastic import worker
@@ -297,6 +297,34 @@ def test_init_asks_the_driver_if_there_is_one(available, monkeypatch):
     for callback in subscribed:
         callback(3, mixed)
     assert listener.heard == [(3, mixed)] * len(subscribed)
+
+
+def disagreement():
+    error = HorovodInternalError("ranks disagree")
+    error.status = _core.MISMATCH
+    return error
+
+
+@pytest.mark.parametrize("commits, calls", [(False, 2), (True, 4)])
+def test_a_disagreement_that_comes_back_without_a_commit_is_raised(commits, calls):
+    """Which is a fault of the program; another failure may come as often as it likes."""
+    state, called = Recorded(), []
+
+    def train(state):
+        called.append(1)
+        if len(called) == 4:
+            return "done"
+        if commits:
+            state.commit()
+        raise disagreement() if commits or len(called) < 3 else HorovodInternalError("a peer died")
+
+    run = elastic.run_fn(train, reset=lambda: None)
+    if commits:
+        assert run(state) == "done"
+    else:
+        with pytest.raises(HorovodInternalError, match="ranks disagree"):
+            run(state)
+    assert len(called) == calls
 
 
 def test_names_are_horovods():

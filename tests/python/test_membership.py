@@ -145,6 +145,17 @@ def test_the_job_ends_when_nobody_is_left_that_has_the_state():
     assert "no worker that has the state" in end.text
 
 
+def test_nothing_is_lost_with_a_worker_before_all_have_the_state():
+    job = Job(failures_per_host=9)
+    job.due()
+    job.waits(0, 1)
+    job.membership.joined(0)
+    job.membership.joined(1)
+    job.membership.synced(1)
+    assert started(job.ends(1, 1)) == [(2, "a", 1)]
+    assert formed(job.waits(0)) == (2, [0])
+
+
 def test_a_removed_host_is_announced_and_its_workers_are_sent_away():
     job = Job(num_proc=2, hosts=[("a", 1), ("b", 1)])
     job.begun()
@@ -343,8 +354,8 @@ def check_history(seed):
                 orders[number] = "wait"
         elif what == "sync":
             m.synced(number)
-            had_state = True
             orders[number] = "train"
+            had_state = had_state or all(orders[w.number] == "train" for w in m.members)
 
     def settle():
         for _ in range(200):
