@@ -31,7 +31,8 @@ class DiscoveryThread:
             return hosts, error
 
     def close(self) -> None:
-        """Does not wait for a script that runs."""
+        """Waits for nothing."""
+        self._discovery.stop()
         with self._lock:
             self._stop.set()
             os.close(self.fd)

@@ -1,20 +1,16 @@
-"""Runs an elastic job from its first worker to its last byte: one loop over the hosts that there are, what workers say,
-print and how they end, and our own signals. It decides nothing itself: membership.py says what is to be done.
-
-A worker is a rank to the runner (host_ranks.py, remote.py): its number there is the worker's, and stays as it is while
-its rank changes from epoch to epoch.
+"""The driver of an elastic job: one loop over the hosts that there are, what workers say and print, how they end, and
+our own signals. It decides nothing itself: membership.py says what is to be done.
 """
 import contextlib
-import os
+import functools
 import secrets
 import selectors
-import shlex
 import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Optional, Union
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional, Union
 
 from lightcc.elastic import messages
 from lightcc.elastic.discovery_thread import DiscoveryThread
@@ -22,7 +18,6 @@ from lightcc.elastic.membership import (
     Action,
     Cancel,
     Dismiss,
-    End,
     Form,
     Limits,
     Membership,
@@ -31,82 +26,65 @@ from lightcc.elastic.membership import (
     State,
     Worker,
 )
+from lightcc.elastic.worker_processes import WorkerProcesses
 from lightcc.runner import network
 from lightcc.runner.elastic.discovery import DiscoveryError, HostDiscovery
-from lightcc.runner.host_ranks import HostRanks
-from lightcc.runner.hosts import Host, Place
-from lightcc.runner.local import Job, StartError, rank_starter, with_threads
+from lightcc.runner.hosts import Place
+from lightcc.runner.local import Job, StartError
 from lightcc.runner.messages import Ended, Failed, Output, Over, Remark, Said, Started, Threads
 from lightcc.runner.rank_outputs import RankOutputs, wait_for
-from lightcc.runner.remote import Agent, Event, Lost, forwarded
-from lightcc.runner.supervise import Outcome, signals_as_bytes
-from lightcc.runner.termination import FAILURE_GRACE_S, Cause, Termination, signal_name
+from lightcc.runner.remote import Event, Lost
+from lightcc.runner.supervise import LOST_CODE, Outcome, signals_as_bytes
+from lightcc.runner.termination import FAILURE_GRACE_S, TERM_GRACE_S, Cause, Termination, signal_name
 
-CHECK_S = 1.0     # how often workers are asked whether they live, and agents' silence is measured
 WORKER_TIMEOUT_S = 30.0
-PAUSE_S = 2.0     # if this process stood still for longer, silence of others says nothing
-LOST_CODE = 1     # of workers that are lost with their host
-KILL_S = 5.0      # from asking a worker to end to SIGKILL
+CHECK_S = 1.0  # how often workers are asked whether they live, and agents' silence is measured
+PAUSE_S = 2.0  # if this process stood still for longer, silence of others says nothing
 
 
-@dataclass
-class _Peer:
-    """What the driver knows of a worker's process."""
-
-    place: Place
-    pid: Optional[int] = None
-    unpacker: messages.Unpacker = field(default_factory=messages.Unpacker)
-    asked_at: Optional[float] = None  # whether it lives; not answered yet
-    speaks: bool = False
-    kill_at: Optional[float] = None   # if it was asked to end
-
-
-class _RemoteHost:
-    """A host that is not this one: its agent, and the workers that are to be started there once it has answered."""
-
-    def __init__(self, agent: Agent, answer_by: float) -> None:
-        self.agent, self.answer_by = agent, answer_by
-        self.begun = False
-        self.waiting: list[Place] = []
-
-
-def drive(job: Job, limits: Limits, discovery: HostDiscovery, stdout: int, stderr: int,
-          signals: Sequence[int] = (), worker_timeout_s: float = WORKER_TIMEOUT_S) -> Outcome:
+def drive(job: Job, limits: Limits, discovery: HostDiscovery, stdout: int, stderr: int, signals: Sequence[int] = (),
+          worker_timeout_s: float = WORKER_TIMEOUT_S, is_here: Callable[[str], bool] = network.is_here) -> Outcome:
     """Runs the job, which has no places; returns when all its processes have ended. A worker that does not answer for
-    worker_timeout_s is killed. The other arguments and errors are those of supervise(). DiscoveryError if the first
-    discovery of hosts fails."""
+    worker_timeout_s is killed. is_here: whether a host is this one. The other arguments and errors are those of
+    supervise(). DiscoveryError if the first discovery of hosts fails."""
     with contextlib.ExitStack() as stack:
         outputs = RankOutputs([stdout, stderr], job.timestamps, job.output_dir, limits.num_proc, stack)
         thread = DiscoveryThread(discovery)
         stack.callback(thread.close)
-        driver = _Driver(job, limits, thread, outputs, stack, worker_timeout_s)
+        driver = _Driver(job, limits, thread, outputs, stack, worker_timeout_s, functools.lru_cache(None)(is_here))
         driver.take_signals(stack.enter_context(signals_as_bytes(signals)))
         return driver.run()
 
 
+@dataclass
+class _Talk:
+    """With a worker."""
+
+    unpacker: messages.Unpacker = field(default_factory=messages.Unpacker)
+    answers: bool = False             # from its first word on, until it leaves
+    asked_at: Optional[float] = None  # whether it lives; not answered yet
+    kill_at: Optional[float] = None   # it was told to end
+
+
 class _Driver:
     def __init__(self, job: Job, limits: Limits, discovery: DiscoveryThread, outputs: RankOutputs,
-                 stack: contextlib.ExitStack, worker_timeout_s: float) -> None:
-        self.job = job
-        self.stack = stack
+                 stack: contextlib.ExitStack, worker_timeout_s: float, is_here: Callable[[str], bool]) -> None:
+        self.verbose = job.verbose
         self.outputs = outputs
         self.worker_timeout_s = worker_timeout_s
-        self.membership = Membership(limits)
-        self.termination = Termination(0, FAILURE_GRACE_S)
-        self.peers: dict[int, _Peer] = {}
-        self.here: Optional[HostRanks] = None
-        self.remote: dict[str, _RemoteHost] = {}
-        self.slots: dict[str, int] = {}        # of the hosts found last
-        self.discovered = False
-        self.stuck: list[str] = []
-        self.threads: set[Threads] = set()
-        self.cause: Optional[Cause] = None
-        self.cause_text = ""
-        self.next_check = self.last_step = time.monotonic()
+        self.is_here = is_here
         # The data of a key is a callable: it is called when its descriptor is ready, and returns events or None.
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.discovery = discovery
         self.selector.register(discovery.fd, selectors.EVENT_READ, self._take_hosts)
+        self.processes = WorkerProcesses(job, self.selector, stack)
+        self.membership = Membership(limits)
+        self.termination = Termination(0, FAILURE_GRACE_S)
+        self.talks: dict[int, _Talk] = {}
+        self.slots: Optional[dict[str, int]] = None  # of the hosts found last
+        self.stuck: list[str] = []
+        self.threads: set[Threads] = set()
+        self.next_check = self.last_step = time.monotonic()
 
     def take_signals(self, signals: socket.socket) -> None:
         def take() -> None:
@@ -118,12 +96,13 @@ class _Driver:
     def run(self) -> Outcome:
         while not (self.membership.over or self.termination.cause or self.stuck):
             self._step()
-        if self.membership.over and not self.termination.cause:
-            self._conclude(self.membership.over)
+        if not self.termination.cause:
+            self.termination.end(time.monotonic())
         while self.termination.running and not self.stuck:
             self._step()
         self._end()
-        return self._outcome()
+        cause = self._cause()
+        return Outcome(cause, "\n".join(self._report(cause)))
 
     # What happens.
 
@@ -134,37 +113,37 @@ class _Driver:
         for key, _ in self.selector.select(min(wait for wait in waits if wait is not None)):
             events += key.data() or ()
         now = time.monotonic()
-        for host in self.remote.values():
-            events += host.agent.check(now)
         self._handle(events)
-        self._begin_on_hosts(now)
+        self._handle(self.processes.step(now))
         if self.outputs.unread and not self.termination.cause:
             self.termination.interrupted(signal.SIGPIPE, now)
-        if not self.termination.cause:
-            for action in self.membership.due(now):
-                self._perform(action, now)
-        self._signal(now)
+        for action in self.membership.due(now) if not self.termination.cause else ():
+            self._perform(action, now)
+        self._send_signals(now)
         if now >= self.next_check:
             self._check(now)
             self.next_check = now + CHECK_S
-        self._pace()
+        slow = self.processes.pace(pause=self.outputs.too_much_pending)
+        wait_for([*self.outputs.sinks, *slow], self.selector)
         self.last_step = now
 
     def _handle(self, events: Iterable[Event]) -> None:
-        now = time.monotonic()
         for event in events:
             if isinstance(event, Output):
                 self.outputs.put(*event)
             elif isinstance(event, Said):
                 self._hear(event)
             elif isinstance(event, Started):
-                self.peers[event.rank].pid = event.pid
-                if self.job.verbose:
-                    self.outputs.say(f"worker {event.rank} is {self._process(event.rank)}")
+                self.processes.started(event)
+                if self.verbose:
+                    self.outputs.say(f"worker {event.rank} is {self.processes.described(event.rank)}")
             elif isinstance(event, Ended):
-                self._ended(event.rank, event.code, _how(event.code), now)
+                self._ended(event.rank, event.code, _how(event.code))
             elif isinstance(event, Lost):
-                self._lost(event, now)
+                self.processes.lost(event.host)
+                self.outputs.say(f"lost host {event.host}: {event.text}")
+                for number in self.processes.on_host(event.host):
+                    self._ended(number, LOST_CODE, "was lost with its host")
             elif isinstance(event, Failed):
                 raise StartError(event.text, event.exit_code)
             elif isinstance(event, Threads):
@@ -179,27 +158,25 @@ class _Driver:
 
     def _take_hosts(self) -> None:
         hosts, error = self.discovery.take()
-        if error and not self.discovered:
+        if error and self.slots is None:
             raise DiscoveryError(error)
         if error:
             self.outputs.say(f"{error}; the hosts are those found before")
         if hosts is not None:
-            self.discovered = True
-            self.slots = {host.name: host.slots for host in hosts}
-            self.membership.found([Host(*host) for host in hosts])
+            self.slots = dict(hosts)
+            self.membership.found(hosts)
 
     def _hear(self, said: Said) -> None:
-        peer = self.peers[said.rank]
-        peer.speaks = True
+        talk = self.talks[said.rank]
+        talk.answers, talk.asked_at = True, None
         try:
-            for message in peer.unpacker.feed(said.chunk):
-                self._heed(said.rank, peer, message)
+            for message in talk.unpacker.feed(said.chunk):
+                self._heed(said.rank, message)
         except ValueError as error:
             self.outputs.say(f"{self._named(said.rank)} is killed: on its socket to the driver was {error}")
-            self._host(said.rank).send(said.rank, signal.SIGKILL)
+            self.processes.send(said.rank, signal.SIGKILL)
 
-    def _heed(self, number: int, peer: _Peer, message: dict) -> None:
-        peer.asked_at = None
+    def _heed(self, number: int, message: dict[str, Any]) -> None:
         what, epoch = message["what"], message.get("epoch", self.membership.epoch)
         if epoch != self.membership.epoch:  # it has been overtaken
             return
@@ -210,29 +187,19 @@ class _Driver:
         elif what == "synced":
             self.membership.synced(number)
         elif what == "leaving":
-            peer.speaks = False
+            self.talks[number].answers = False
         elif what == "meeting":
             for worker in self.membership.members[1:]:
                 self._tell(worker.number, "meet", epoch=epoch, where=message["where"])
 
-    def _ended(self, number: int, code: int, how: str, now: float) -> None:
+    def _ended(self, number: int, code: int, how: str) -> None:
         if number not in self.termination.running:
             return
         self.termination.running.discard(number)
-        worker = self.membership.workers[number]
-        if self.peers[number].pid is not None:
-            self._host(number).send(number, signal.SIGTERM)  # what it has left running
-        if code != 0 and not worker.dismissed and not self.termination.cause:
+        self.processes.send(number, signal.SIGTERM)  # to what it has left running
+        if code != 0 and not self.membership.workers[number].dismissed and not self.termination.cause:
             self.outputs.say(f"{self._named(number)} {how}")
-        self.membership.exited(number, code, f"{self._named(number)} {how}", now)
-
-    def _lost(self, event: Lost, now: float) -> None:
-        self.remote.pop(event.host, None)
-        self.outputs.say(f"lost host {event.host}: {event.text}")
-        for number in sorted(self.termination.running):
-            place = self.peers[number].place
-            if place.host == event.host and not place.here:
-                self._ended(number, LOST_CODE, "was lost with its host", now)
+        self.membership.exited(number, code, f"{self._named(number)} {how}", time.monotonic())
 
     # What is done.
 
@@ -251,199 +218,102 @@ class _Driver:
 
     def _start(self, worker: Worker, now: float) -> None:
         names = list(self.slots)
-        here = network.is_here(worker.host)
-        place = Place(worker.host, here, worker.number, max(self.membership.limits.num_proc, worker.number + 1),
-                      worker.slot, self.slots[worker.host], names.index(worker.host), len(names))
-        self.peers[worker.number] = _Peer(place)
+        place = Place(worker.host, self.is_here(worker.host), worker.number,
+                      max(self.membership.limits.num_proc, worker.number + 1), worker.slot, self.slots[worker.host],
+                      names.index(worker.host), len(names))
+        self.talks[worker.number] = _Talk()
         self.termination.running.add(worker.number)
         self.outputs.add(worker.number)
-        if here:
-            self._start_here(place)
+        self._handle(self.processes.start(place, now))
+
+    def _dismiss(self, worker: Worker, now: float) -> None:
+        if not self.processes.is_started(worker.number):
+            self._drop(worker.number)
+        elif worker.state is State.WAITING:
+            self._tell(worker.number, "dismiss")
         else:
-            self._agent(worker.host, now).waiting.append(place)
+            self.processes.send(worker.number, signal.SIGTERM)
+        self.talks[worker.number].kill_at = now + TERM_GRACE_S
 
-    def _start_here(self, place: Place) -> None:
-        if self.here is None:
-            job, remarks = with_threads(replace(self.job, slots=place.local_size))
-            self._start_rank = self.stack.enter_context(rank_starter(job))
-            pipes = self.stack.enter_context(selectors.DefaultSelector())
-            self.here = HostRanks(socket.gethostname(), [], self.selector, pipes)
-            self._handle(remarks)
-        try:
-            rank = self._start_rank(place)
-        except StartError as error:
-            self.outputs.say(str(error))
-            self._ended(place.rank, error.exit_code, "could not be started", time.monotonic())
-            return
-        self.here.add(rank)
-        self._handle([Started(rank.number, rank.pid)])
-
-    def _agent(self, host: str, now: float) -> _RemoteHost:
-        if host not in self.remote:
-            command = self.job.agent_command(host)
-            if self.job.verbose:
-                self.outputs.say(f"host {host}: {shlex.join(command)}")
-            agent = Agent(host, [], command, self.selector)
-            self.stack.callback(_disconnect, agent)
-            self.remote[host] = _RemoteHost(agent, now + self.job.start_timeout_s)
-        return self.remote[host]
-
-    def _begin_on_hosts(self, now: float) -> None:
-        late = [host for host in self.remote.values() if not host.agent.ready and now >= host.answer_by]
-        for host in late:
-            lines = host.agent.last_lines()
-            host.agent.disconnect()
-            self._lost(Lost(host.agent.host, f"no answer within {self.job.start_timeout_s:g} s (--start-timeout)"
-                            + (f"; {lines}" if lines else "")), now)
-        for host in self.remote.values():
-            if host.agent.ready and host.waiting:
-                if not host.begun:
-                    host.begun = True
-                    host.agent.begin(self.job.command(0), {**forwarded(os.environ), **self.job.settings},
-                                     self.job.talk_variable, host.waiting[0].local_size)
-                for place in host.waiting:
-                    host.agent.start_rank(place)
-                host.waiting = []
+    def _drop(self, number: int) -> None:
+        self.processes.drop(number)
+        self._ended(number, 0, "was not started")
 
     def _form(self, action: Form) -> None:
         job, secret = secrets.token_hex(16), secrets.token_hex(32)
         size = len(action.members)
         for rank, worker in enumerate(action.members):
             self._tell(worker.number, "form", epoch=action.epoch, rank=rank, size=size, job=job, secret=secret)
-        if action.epoch > 1 or self.job.verbose:
+        if action.epoch > 1 or self.verbose:
             hosts = ", ".join(dict.fromkeys(worker.host for worker in action.members))
             self.outputs.say(f"epoch {action.epoch}: {size} worker{'s' * (size != 1)} on {hosts}")
 
-    def _dismiss(self, worker: Worker, now: float) -> None:
-        if self._not_started(worker.number):
-            self._drop(worker.number, now)
-        elif worker.state is State.WAITING:
-            self._tell(worker.number, "dismiss")
-        else:
-            self._host(worker.number).send(worker.number, signal.SIGTERM)
-        self.peers[worker.number].kill_at = now + KILL_S
-
-    def _not_started(self, number: int) -> bool:
-        """Its host's agent has not answered yet."""
-        remote = self.remote.get(self.peers[number].place.host)
-        return remote is not None and self.peers[number].place in remote.waiting
-
-    def _drop(self, number: int, now: float) -> None:
-        self.remote[self.peers[number].place.host].waiting.remove(self.peers[number].place)
-        self._ended(number, 0, "was not started", now)
-
     def _check(self, now: float) -> None:
-        """Asks workers whether they live, and kills those that do not answer."""
+        """Asks workers whether they live, and kills those that do not answer or do not end."""
         stood_still = now - self.last_step > PAUSE_S
         for number in sorted(self.termination.running):
-            peer = self.peers[number]
+            talk = self.talks[number]
             if stood_still:
-                peer.asked_at = None
-            if peer.kill_at is not None and now >= peer.kill_at:
-                self._host(number).send(number, signal.SIGKILL)
-            elif peer.asked_at is not None and now - peer.asked_at > self.worker_timeout_s and peer.kill_at is None:
+                talk.asked_at = None
+            if talk.kill_at is not None:
+                if now >= talk.kill_at:
+                    self.processes.send(number, signal.SIGKILL)
+            elif talk.asked_at is not None and now - talk.asked_at > self.worker_timeout_s:
                 self.outputs.say(f"{self._named(number)} has not answered for {self.worker_timeout_s:g} s "
                                  "(--worker-timeout); it is killed")
-                self._host(number).send(number, signal.SIGKILL)
-                peer.kill_at = now
-            elif peer.speaks and peer.asked_at is None:
-                peer.asked_at = now
+                talk.kill_at = now
+                self.processes.send(number, signal.SIGKILL)
+            elif talk.answers and talk.asked_at is None:
+                talk.asked_at = now
                 self._tell(number, "ping")
 
     def _tell(self, number: int, what: str, **fields: Union[int, str]) -> None:
         if number in self.termination.running:
-            self._host(number).tell(number, messages.pack(what, **fields))
+            self.processes.tell(number, messages.pack(what, **fields))
 
-    def _host(self, number: int) -> Union[HostRanks, Agent, "_Nobody"]:
-        place = self.peers[number].place
-        if place.here:
-            return self.here
-        remote = self.remote.get(place.host)
-        return remote.agent if remote and remote.begun else _NOBODY
-
-    def _signal(self, now: float) -> None:
+    def _send_signals(self, now: float) -> None:
         for signum in self.termination.due(now):
             for number in sorted(self.termination.running):
-                if self._not_started(number):
-                    self._drop(number, now)
+                if not self.processes.is_started(number):
+                    self._drop(number)
                 elif signum is None:
-                    self.stuck.append(self._process(number))
+                    self.stuck.append(self.processes.described(number))
                 else:
-                    self._host(number).send(number, signum)
-
-    def _pace(self) -> None:
-        if self.here:
-            self.here.flush()
-        agents = [host.agent for host in self.remote.values()]
-        wait_for(self.outputs.sinks + [agent.commands for agent in agents if not agent.over], self.selector)
-        for host in [*agents, *([self.here] if self.here else [])]:
-            host.pause(self.outputs.too_much_pending)
+                    self.processes.send(number, signum)
 
     # The end.
 
-    def _conclude(self, end: End) -> None:
-        """Ends what still runs."""
-        if end.text or end.failure:
-            failure = end.failure
-            self.cause = Cause(failure.worker.number if failure else None, failure.code if failure else 1,
-                               len(self.termination.running))
-            self.cause_text = end.text
-        self.termination.end(time.monotonic())
-
     def _end(self) -> None:
-        hosts = [host.agent for host in self.remote.values() if host.begun and not host.agent.over]
-        for host in [*hosts, *([self.here] if self.here else [])]:
-            self._handle(host.end())
-        while not all(agent.over for agent in hosts):
+        self._handle(self.processes.end())
+        while not self.processes.is_over:
             self._step()
         self.outputs.finish()
-        self._pace()
         while any(before := self.outputs.pending):
             self._step()
             if before == self.outputs.pending:  # nobody has read for CHECK_S
                 return
 
-    def _outcome(self) -> Outcome:
-        lines = []
-        cause = self.termination.cause or self.cause
-        if self.termination.cause and self.termination.cause.rank is None and not self.cause:
-            others = cause.others
-            lines.append(("nobody reads our output any more" if cause.code == -signal.SIGPIPE
-                          else f"interrupted by {signal_name(-cause.code)}")
-                         + (f"; ended {others} worker{'s' * (others != 1)}" if others else ""))
+    def _cause(self) -> Optional[Cause]:
+        end = self.membership.over
+        if self.termination.cause or end is None or not end.text:
+            return self.termination.cause
+        return Cause(end.failure.worker.number, end.failure.code, 0) if end.failure else Cause(None, 1, 0)
+
+    def _report(self, cause: Optional[Cause]) -> Iterator[str]:
+        if cause and cause is self.termination.cause:
+            yield ("nobody reads our output any more" if cause.code == -signal.SIGPIPE
+                   else f"interrupted by {signal_name(-cause.code)}") \
+                + (f"; ended {cause.others} worker{'s' * (cause.others != 1)}" if cause.others else "")
         elif cause:
-            first = "" if cause.rank is None else f"; the first: {self._named(cause.rank)} {_how(cause.code)}"
-            lines.append(f"{self.cause_text}{first}")
+            yield self.membership.over.text + ("" if cause.rank is None else
+                                               f"; the first: {self._named(cause.rank)} {_how(cause.code)}")
         if self.stuck:
-            lines.append(f"did not end after SIGKILL, stuck in the kernel: {', '.join(dict.fromkeys(self.stuck))}")
-        return Outcome(cause, "\n".join(lines + self.outputs.errors()))
+            yield f"did not end after SIGKILL, stuck in the kernel: {', '.join(dict.fromkeys(self.stuck))}"
+        yield from self.outputs.errors()
 
     def _named(self, number: int) -> str:
-        return f"worker {number} ({self._process(number)})"
-
-    def _process(self, number: int) -> str:
-        peer = self.peers[number]
-        host = socket.gethostname() if peer.place.here else peer.place.host
-        return f"pid {peer.pid or 'unknown'} on host {host}"
-
-
-class _Nobody:
-    """In place of a host that is not there any more, or not yet."""
-
-    def send(self, rank: int, signum: int) -> None:
-        pass
-
-    def tell(self, rank: int, chunk: bytes) -> None:
-        pass
-
-
-_NOBODY = _Nobody()
+        return f"worker {number} ({self.processes.described(number)})"
 
 
 def _how(code: int) -> str:
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
-
-
-def _disconnect(agent: Agent) -> None:
-    agent.disconnect()
-    agent.wait(time.monotonic() + 10)

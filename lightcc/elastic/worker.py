@@ -7,6 +7,7 @@ import atexit
 import os
 import socket
 import threading
+import traceback
 from typing import Any, Callable, Optional
 
 from lightcc import _core
@@ -155,7 +156,10 @@ class Connection:
         if what == "ping":
             self._send("pong")
         elif what == "hosts_updated":
-            self.on_hosts_updated(message["timestamp"], message["result"])
+            try:
+                self.on_hosts_updated(message["timestamp"], message["result"])
+            except Exception:  # of somebody who listens; this thread goes on
+                traceback.print_exc()
         else:
             with self._changed:
                 self._said[what] = message

@@ -191,7 +191,9 @@ def _drive(args: argparse.Namespace, timeout_s: float) -> int:
         _say(f"{args.num_proc} x {shlex.join(args.command)}, elastic")
     job = replace(_job(args, timeout_s), talk_variable=messages.VARIABLE,
                   settings={**args.settings, **job_environment(), "HOROVOD_ELASTIC": "1"})
-    return _outcome_of(lambda: driver.drive(job, limits, discovery, 1, 2, SIGNALS, worker_timeout_s))
+    return _outcome_of(lambda: driver.drive(
+        job, limits, discovery, 1, 2, SIGNALS, worker_timeout_s,
+        lambda name: network.is_here(name, resolve=not args.launch_command)))
 
 
 def _outcome_of(run: Callable[[], Outcome]) -> int:

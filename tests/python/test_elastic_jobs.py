@@ -194,6 +194,26 @@ def test_a_script_that_fails_at_first_ends_the_job_and_later_is_tried_again(tmp_
     assert code == 0 and "exited with code 1: cat: " in err and "the hosts are those found before" in err, err
 
 
+def test_a_script_that_hangs_holds_nothing_up_and_is_not_left(tmp_path):
+    script = f"test -e {tmp_path}/asked && sleep 600; touch {tmp_path}/asked; echo localhost:2"
+    running = job(tmp_path, "-np", 2, "--host-discovery-script", script, passes=4, pause_s=0.05)
+    code, out, err = running.finish()  # fails if somebody is left
+    assert code == 0, err
+    assert set(result(out)[2]) == {2}
+
+
+def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    one, two = [job(folder, "-np", 2, "--min-np", 1, passes=6, pause_s=0.02) for folder in folders]
+    trained(one, 2)
+    (folders[0] / "kill.batch.1").touch()
+    assert two.finish()[0] == 0
+    code, out, err = one.finish()
+    assert code == 137 and "no host is left" in err, err
+
+
 def test_the_output_of_each_worker_has_a_file(tmp_path):
     code, out, err = launch("-np", 2, "--min-np", 1, "--output-filename", tmp_path / "out", "sh", "-c",
                             "echo out $HOROVOD_RANK; echo err $HOROVOD_RANK >&2")

@@ -1,6 +1,9 @@
 """Which hosts an elastic job may use now: those of a list, or those that a script prints."""
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Mapping
 from typing import Optional
@@ -19,6 +22,9 @@ class HostDiscovery:
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """The names of the hosts and how many workers each may run, the oldest hosts first."""
         raise NotImplementedError
+
+    def stop(self) -> None:
+        """The job is over: another thread may still be looking for hosts, and need not go on."""
 
 
 class FixedHosts(HostDiscovery):
@@ -53,6 +59,7 @@ class HostDiscoveryScript(HostDiscovery):
 
     def __init__(self, script: str, slots: Optional[int] = None) -> None:
         self._script, self._slots = script, slots
+        self._process: Optional["subprocess.Popen[str]"] = None  # that ran last
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         hosts: dict[str, int] = {}
@@ -67,16 +74,33 @@ class HostDiscoveryScript(HostDiscovery):
             hosts[name] = hosts.get(name, 0) + int(self._slots if match[2] is None else match[2])
         return hosts
 
+    def stop(self) -> None:
+        """Ends the script if it runs."""
+        if self._process is not None:
+            _kill(self._process)
+
     def _output(self) -> str:
         try:
-            done = subprocess.run(self._script, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                  errors="replace", timeout=_SCRIPT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise DiscoveryError(f"host discovery: {self._script} took more than {_SCRIPT_TIMEOUT_S:g} s") from None
+            self._process = subprocess.Popen(self._script, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                             stderr=subprocess.PIPE, text=True, errors="replace",
+                                             start_new_session=True)
         except OSError as error:
             raise DiscoveryError(f"host discovery: cannot run {self._script}: {error.strerror}") from error
-        if done.returncode:
-            last = " | ".join(done.stderr.strip().splitlines()[-3:])
-            raise DiscoveryError(f"host discovery: {self._script} exited with code {done.returncode}"
-                               + (f": {last}" if last else ""))
-        return done.stdout
+        with self._process as process:
+            try:
+                out, err = process.communicate(timeout=_SCRIPT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                _kill(process)
+                raise DiscoveryError(f"host discovery: {self._script} took more than {_SCRIPT_TIMEOUT_S:g} s") from None
+        if process.returncode:
+            last = " | ".join(err.strip().splitlines()[-3:])
+            raise DiscoveryError(f"host discovery: {self._script} exited with code {process.returncode}"
+                                 + (f": {last}" if last else ""))
+        return out
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    """And what it has started. Not once it was waited for: its number may be another's."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

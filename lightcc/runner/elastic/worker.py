@@ -62,4 +62,4 @@ class WorkerNotificationManager:
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:  # without the lock: a listener may remove itself
-            listener.on_hosts_updated(timestamp, update_res)
+            listener.on_hosts_updated(timestamp, HostUpdateResult(update_res))

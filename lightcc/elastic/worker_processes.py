@@ -1,0 +1,162 @@
+"""The processes of an elastic job's workers, on this host and, by way of agents, on others: starts them one by one,
+signals them, and carries what they and the driver say to each other. A worker is a rank to the runner (host_ranks.py,
+remote.py), by its number.
+"""
+import contextlib
+import os
+import selectors
+import shlex
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Callable, Optional, Union
+
+from lightcc.runner.host_ranks import HostRanks
+from lightcc.runner.hosts import Place
+from lightcc.runner.local import Job, Rank, StartError, rank_starter, with_threads
+from lightcc.runner.messages import Ended, Remark, Started
+from lightcc.runner.output import Sink
+from lightcc.runner.remote import END_S, Agent, Event, Lost, forwarded
+
+
+@dataclass
+class _RemoteHost:
+    agent: Agent
+    answer_by: float
+    begun: bool = False
+    waiting: list[Place] = field(default_factory=list)  # to be started once it has answered
+
+
+class WorkerProcesses:
+    """What happens to them is returned as events (messages.py, Lost), by these methods and by what is registered in the
+    selector."""
+
+    def __init__(self, job: Job, selector: selectors.BaseSelector, stack: contextlib.ExitStack) -> None:
+        self._job = job
+        self._selector = selector
+        self._stack = stack
+        self._places: dict[int, Place] = {}
+        self._pids: dict[int, int] = {}
+        self._start_rank: Optional[Callable[[Place], Rank]] = None
+        self._here: Optional[HostRanks] = None
+        self._remote: dict[str, _RemoteHost] = {}  # those that are connected, or about to be
+        self._ending: list[Agent] = []
+
+    def start(self, place: Place, now: float) -> list[Event]:
+        """place.rank: the worker's number. One that cannot be started has ended."""
+        self._places[place.rank] = place
+        if place.here:
+            return self._start_here(place)
+        events = self._connect(place.host, now)
+        self._remote[place.host].waiting.append(place)
+        return events
+
+    def started(self, event: Started) -> None:
+        """Is to be told of these events."""
+        self._pids[event.rank] = event.pid
+
+    def is_started(self, number: int) -> bool:
+        """False until its host's agent has answered."""
+        remote = self._remote.get(self._places[number].host)
+        return remote is None or self._places[number] not in remote.waiting
+
+    def drop(self, number: int) -> None:
+        """It need not be started."""
+        self._remote[self._places[number].host].waiting.remove(self._places[number])
+
+    def send(self, number: int, signum: int) -> None:
+        if number in self._pids and (host := self._host_of(number)):
+            host.send(number, signum)
+
+    def tell(self, number: int, chunk: bytes) -> None:
+        if number in self._pids and (host := self._host_of(number)):
+            host.tell(number, chunk)
+
+    def on_host(self, name: str) -> list[int]:
+        """Those on a host that is not this one."""
+        return [number for number, place in self._places.items() if place.host == name and not place.here]
+
+    def step(self, now: float) -> list[Event]:
+        """Is to be called often: notices hosts that are silent, and begins on those that have answered."""
+        events: list[Event] = []
+        for host in list(self._remote.values()):
+            events += host.agent.check(now)
+            if not host.agent.ready and now >= host.answer_by:
+                host.agent.disconnect()
+                lines = host.agent.last_lines()
+                events.append(Lost(host.agent.host, f"no answer within {self._job.start_timeout_s:g} s "
+                                                    "(--start-timeout)" + (f"; {lines}" if lines else "")))
+            elif host.agent.ready and host.waiting:
+                self._begin(host)
+        return events
+
+    def lost(self, name: str) -> None:
+        """Of a host: its agent is gone. A new one is started if there is something to start there."""
+        self._remote.pop(name, None)
+
+    def pace(self, pause: bool) -> list[Sink]:
+        """Reads on from workers or not; returns what is slow to take what it is told."""
+        if self._here:
+            self._here.flush()
+        agents = [host.agent for host in self._remote.values()]
+        for host in [*agents, *([self._here] if self._here else [])]:
+            host.pause(pause)
+        return [agent.commands for agent in agents if not agent.over]
+
+    def end(self) -> Iterator[Event]:
+        """Ends what is left on every host; there is more to come until is_over."""
+        self._ending = [host.agent for host in self._remote.values() if host.begun and not host.agent.over]
+        for host in [*self._ending, *([self._here] if self._here else [])]:
+            yield from host.end()
+
+    @property
+    def is_over(self) -> bool:
+        return all(agent.over for agent in self._ending)
+
+    def described(self, number: int) -> str:
+        place = self._places[number]
+        return f"pid {self._pids.get(number, 'unknown')} on host {socket.gethostname() if place.here else place.host}"
+
+    def _start_here(self, place: Place) -> list[Event]:
+        events: list[Event] = []
+        if self._here is None:
+            job, events = with_threads(replace(self._job, slots=place.local_size))
+            self._start_rank = self._stack.enter_context(rank_starter(job))
+            pipes = self._stack.enter_context(selectors.DefaultSelector())
+            self._here = HostRanks(socket.gethostname(), [], self._selector, pipes)
+        try:
+            rank = self._start_rank(place)
+        except StartError as error:
+            return [*events, Remark(str(error)), Ended(place.rank, error.exit_code)]
+        self._here.add(rank)
+        return [*events, Started(rank.number, rank.pid)]
+
+    def _connect(self, name: str, now: float) -> list[Event]:
+        if name in self._remote:
+            return []
+        command = self._job.agent_command(name)
+        agent = Agent(name, [], command, self._selector)
+        self._stack.callback(_disconnect, agent)
+        self._remote[name] = _RemoteHost(agent, now + self._job.start_timeout_s)
+        return [Remark(f"host {name}: {shlex.join(command)}")] if self._job.verbose else []
+
+    def _begin(self, host: _RemoteHost) -> None:
+        if not host.begun:
+            host.begun = True
+            host.agent.begin(self._job.command(0), {**forwarded(os.environ), **self._job.settings},
+                             self._job.talk_variable, host.waiting[0].local_size)
+        for place in host.waiting:
+            host.agent.start_rank(place)
+        host.waiting = []
+
+    def _host_of(self, number: int) -> Union[HostRanks, Agent, None]:
+        place = self._places[number]
+        if place.here:
+            return self._here
+        return self._remote[place.host].agent if place.host in self._remote else None
+
+
+def _disconnect(agent: Agent) -> None:
+    agent.disconnect()
+    agent.wait(time.monotonic() + END_S)
