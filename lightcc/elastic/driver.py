@@ -6,7 +6,6 @@ import functools
 import secrets
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from lightcc.runner.local import Job, StartError
 from lightcc.runner.messages import Ended, Failed, Output, Over, Remark, Said, Started, Threads
 from lightcc.runner.rank_outputs import RankOutputs, wait_for
 from lightcc.runner.remote import Event, Lost
-from lightcc.runner.supervise import LOST_CODE, Outcome, signals_as_bytes
+from lightcc.runner.supervise import LOST_CODE, Outcome, Signals, signals_as_bytes
 from lightcc.runner.termination import FAILURE_GRACE_S, TERM_GRACE_S, Cause, Termination, signal_name
 
 WORKER_TIMEOUT_S = 30.0
@@ -86,9 +85,9 @@ class _Driver:
         self.threads: set[Threads] = set()
         self.next_check = self.last_step = time.monotonic()
 
-    def take_signals(self, signals: socket.socket) -> None:
+    def take_signals(self, signals: Signals) -> None:
         def take() -> None:
-            for signum in signals.recv(4096):
+            for signum in signals.take():
                 self.termination.interrupted(signum, time.monotonic())
 
         self.selector.register(signals, selectors.EVENT_READ, take)

@@ -84,7 +84,7 @@ class _Supervisor:
         self.agents: list[Agent] = []
         self.host_ranks: dict[int, Union[HostRanks, Agent]] = {}  # by rank
 
-    def take_signals(self, signals: socket.socket) -> None:
+    def take_signals(self, signals: "Signals") -> None:
         self.selector.register(signals, selectors.EVENT_READ, functools.partial(self._take_signals, signals))
 
     def run(self) -> Outcome:
@@ -217,8 +217,8 @@ class _Supervisor:
             self.failed_at = now
             self.error_output.ending(now)
 
-    def _take_signals(self, signals: socket.socket) -> None:
-        for signum in signals.recv(4096):
+    def _take_signals(self, signals: "Signals") -> None:
+        for signum in signals.take():
             self.termination.interrupted(signum, time.monotonic())
 
     def _pace(self) -> None:
@@ -306,21 +306,36 @@ def _count(what: str, count: int) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
+class Signals(NamedTuple):
+    """Those that came, as bytes on a socket."""
+
+    received: socket.socket
+    ours: frozenset[int]
+
+    def fileno(self) -> int:
+        return self.received.fileno()
+
+    def take(self) -> list[int]:
+        """Python sends every signal there that has a handler in this process; torch's DataLoader has one of SIGCHLD."""
+        return [signum for signum in self.received.recv(4096) if signum in self.ours]
+
+
 @contextlib.contextmanager
-def signals_as_bytes(signums: Sequence[int]) -> Iterator[socket.socket]:
+def signals_as_bytes(signums: Sequence[int]) -> Iterator[Signals]:
     """Makes these signals bytes on a socket instead of interruptions, so that they come one at a time."""
     reader, writer = socket.socketpair()
     with reader, writer:
         reader.setblocking(False)
         writer.setblocking(False)
         ours = [s for s in signums if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+        signals = Signals(reader, frozenset(ours))
         if not ours:
-            yield reader
+            yield signals
             return
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         handlers = {s: signal.signal(s, lambda *_: None) for s in ours}
         try:
-            yield reader
+            yield signals
         finally:
             for s, handler in handlers.items():
                 signal.signal(s, handler)

@@ -402,6 +402,15 @@ def test_run_has_the_names_and_defaults_of_horovod():
         "network_interface network_interfaces executable np min_np max_np").split()
 
 
+def test_run_beside_a_handler_of_another_signal():
+    """Python wakes us for every signal that has one: torch's DataLoader has one for SIGCHLD."""
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        assert len(run(os.getpid, num_proc=2)) == 2
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_run_works_in_a_thread():
     results = []
     thread = threading.Thread(target=lambda: results.extend(run(rank_of_env, num_proc=2)))
