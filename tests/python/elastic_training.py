@@ -64,16 +64,16 @@ def train(state):
         state.sampler.set_epoch(state.passes)
         state.stop = hvd.broadcast_object(os.path.exists(os.path.join(FOLDER, "stop")), 0)
         state.commit()
-    with torch.no_grad():
-        return torch.nn.functional.mse_loss(model(data), goal).item()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return all(torch.equal(weights, other) for other in hvd.allgather_object(weights))
 
 
-loss = train(state)
+same = train(state)
+with torch.no_grad():
+    loss = torch.nn.functional.mse_loss(model(data), goal).item()
 seen = [sorted(i for at, i in state.seen if at == passes) for passes in range(state.passes)]
 extra = sum(len(one) - SAMPLES for one in seen)
 complete = all(sorted(set(one)) == list(range(SAMPLES)) for one in seen)
-weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-same = all(torch.equal(weights, other) for other in hvd.allgather_object(weights))
 if hvd.rank() == 0:
     print("end", "complete" if complete else "LOST", "extra", extra, "same" if same else "DIFFER", "loss", loss,
           "sizes", ",".join(map(str, state.sizes)), flush=True)
