@@ -82,7 +82,6 @@ class _Driver:
         self.talks: dict[int, _Talk] = {}
         self.slots: Optional[dict[str, int]] = None  # of the hosts found last
         self.stuck: list[str] = []
-        self.threads: set[Threads] = set()
         self.next_check = self.last_step = time.monotonic()
 
     def take_signals(self, signals: Signals) -> None:
@@ -146,10 +145,7 @@ class _Driver:
             elif isinstance(event, Failed):
                 raise StartError(event.text, event.exit_code)
             elif isinstance(event, Threads):
-                if event not in self.threads:  # once for hosts of one kind
-                    self.threads.add(event)
-                    self.outputs.say(f"OMP_NUM_THREADS is not set; it is {event.each} for each worker: {event.cores} "
-                                     f"cores for {event.ranks} slots of a host")
+                self.outputs.say_once(event.text())
             elif isinstance(event, Remark):
                 self.outputs.say(event.text)
             elif isinstance(event, Over):

@@ -124,6 +124,7 @@ class Connection:
                 raise HorovodInternalError(f"init: {message['cause']}")
 
     def _await(self, *kinds: str) -> dict[str, Any]:
+        """Without a deadline of its own: the driver has one for the job (--elastic-timeout), and its end is seen."""
         with self._changed:
             while not any(kind in self._said for kind in kinds):
                 if self._gone:

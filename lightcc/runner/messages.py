@@ -86,6 +86,11 @@ class Threads(NamedTuple):
     cores: int
     ranks: int
 
+    def text(self) -> str:
+        cores, ranks = (f"{count} {what}{'s' * (count != 1)}" for what, count in (("core", self.cores),
+                                                                                  ("rank", self.ranks)))
+        return f"OMP_NUM_THREADS is not set; it is {self.each} for each rank: {cores} for {ranks} of a host"
+
 
 class Failed(NamedTuple):
     """A rank could not be started."""

@@ -53,6 +53,7 @@ class RankOutputs:
         err = out if same_file(*outputs) else Sink(outputs[1], "standard error")
         self.sinks = [out] if err is out else [out, err]
         self.files: list[Sink] = []
+        self._said: set[str] = set()
         self.streams: dict[tuple[int, int], Stream] = {}
         self._stamp = (lambda: time.strftime("%a %b %d %H:%M:%S %Y").encode()) if timestamps else None
         self._folder, self._width, self._stack = folder, len(str(most_ranks - 1)), stack
@@ -87,6 +88,12 @@ class RankOutputs:
     def say(self, text: str) -> None:
         """A line of our own."""
         self.sinks[-1].put(b"", f"lightccrun: {text}\n".encode())
+
+    def say_once(self, text: str) -> None:
+        """The same, however many hosts say it."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
 
     def finish(self) -> None:
         for stream in self.streams.values():

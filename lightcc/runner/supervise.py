@@ -73,7 +73,6 @@ class _Supervisor:
         self.pid: dict[int, int] = {}
         self.lost: dict[str, _Lost] = {}  # by host
         self.stuck: list[str] = []
-        self.threads: set[Threads] = set()
         self.error_output = ErrorOutput()
         self.signalled: set[int] = set()  # ranks that got a signal of ours
         for place in job.places:
@@ -201,10 +200,7 @@ class _Supervisor:
             elif isinstance(event, Taken) and self.input:
                 self.input.taken(event.size, event.over)
             elif isinstance(event, Threads):
-                if event not in self.threads:  # once for hosts of one kind
-                    self.threads.add(event)
-                    self.outputs.say(f"OMP_NUM_THREADS is not set; it is {event.each} for each rank: "
-                                f"{_count('core', event.cores)} for {_count('rank', event.ranks)} of a host")
+                self.outputs.say_once(event.text())
             elif isinstance(event, Remark):
                 self.outputs.say(event.text)
             elif isinstance(event, Over):
