@@ -14,7 +14,7 @@ An epoch is a world of ranks between two resets. The rules:
 5. The first worker that ends well ends the job well: nobody is started after it, and who waits is sent away.
 """
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional, Union
 
@@ -261,9 +261,9 @@ class Membership:
             if len(chosen) < self.limits.min_num_proc or not self._is_late(now):
                 return self._wait_for_more(now)
         if self._had_state and not any(w.has_state for w in chosen):
-            return self._finish("no worker that has the state of the job is left on a host that may be used")
+            return [self._finish("no worker that has the state of the job is left on a host that may be used")]
         if self.limits.reset_limit is not None and self.epoch > self.limits.reset_limit:
-            return self._finish(f"the job was reset {self.limits.reset_limit} times, and --reset-limit allows no more")
+            return [self._finish(f"the job was reset {self.limits.reset_limit} times, the most by --reset-limit")]
         chosen = chosen[:None if self.limits.max_num_proc is None else self.limits.max_num_proc]
         self.epoch += 1
         self.members, self._announced, self._short_since, self._broken = chosen, {}, None, None
@@ -282,11 +282,11 @@ class Membership:
 
     def _hopeless(self, now: float) -> Optional[End]:
         if self._had_state and not any(w.has_state for w in self._alive()):
-            return self._finish("no worker that has the state of the job is left")[0]
+            return self._finish("no worker that has the state of the job is left")
         blocked = all(usage.until == float("inf") for usage in self._hosts.values())
         if self.workers and blocked and not self.limits.hosts_may_come:
             return self._finish("no host is left whose workers have not failed (--failures-per-host "
-                                f"{self.limits.failures_per_host})")[0]
+                                f"{self.limits.failures_per_host})")
         return self._late_end(now)
 
     def _late_end(self, now: float) -> Optional[End]:
@@ -298,11 +298,11 @@ class Membership:
         need = self.limits.min_num_proc if self.workers else self.limits.num_proc
         have = waiting if self.workers else sum(self._usable(now).values())
         return self._finish(f"after {self.limits.elastic_timeout_s:g} s (--elastic-timeout) there were {have} of "
-                            f"{need} {'workers' if self.workers else 'slots'}")[0]
+                            f"{need} {'workers' if self.workers else 'slots'}")
 
-    def _finish(self, text: str) -> list[Action]:
+    def _finish(self, text: str) -> End:
         self.over = End(self._first_failure, text)
-        return [self.over]
+        return self.over
 
     def _end_if_empty(self) -> list[Action]:
         if any(w.state is not State.ENDED for w in self.workers.values()):
@@ -310,7 +310,7 @@ class Membership:
         self.over = End(None, "")
         return [self.over]
 
-    def _dismiss(self, workers) -> list[Action]:
+    def _dismiss(self, workers: Iterable[Worker]) -> list[Action]:
         found = [w for w in workers if not w.dismissed]
         for worker in found:
             worker.dismissed = True
@@ -333,7 +333,7 @@ class Membership:
         shortest, longest = self.limits.cooldown_s
         return min(longest, shortest * 2 ** min(times - 1, 60))
 
-    def _alive(self):
+    def _alive(self) -> Iterator[Worker]:
         return (w for w in self.workers.values() if w.state is not State.ENDED and not w.dismissed)
 
     def _running(self) -> list[Worker]:
