@@ -38,7 +38,8 @@ class VariableCompression:
         self._labels: Dict[int, Tuple[Any, str]] = {}  # by id: a reference, and the name that is the variable's own
         self._named: Dict[str, int] = {}               # how many variables have had a name
         self._places: Dict[str, Tuple[residuals.Place, int]] = {}  # by label, where the core has it now
-        self._loaded: Optional[residuals.Saved] = None  # what the core has not got yet
+        self._loaded: Optional[residuals.Saved] = None  # what the core takes in with the next exchange of each tensor
+        self._unwritten: Dict[str, Any] = {}            # of it, what the core has not got yet
         self._why_dense = "no gradient has travelled yet"
         self._me = 0, 1  # rank and size when gradients last travelled: state outlives the epoch
 
@@ -89,7 +90,10 @@ class VariableCompression:
             return self._loaded
         saved = residuals.with_values(saved, lambda values: np.array(values, np.float32))
         if self._loaded:
-            saved["tensors"] = {**self._loaded["tensors"], **saved["tensors"]}
+            waiting = {label: tensor for label, tensor in self._loaded["tensors"].items()
+                       if label not in saved["tensors"]}
+            self._loaded = {**self._loaded, "tensors": waiting} if waiting else None
+            saved["tensors"].update(waiting)
         return saved
 
     def gather(self) -> Optional[residuals.Saved]:
@@ -101,6 +105,7 @@ class VariableCompression:
         self._codec.release()
         self._codec = Codec(self.compression, self._codec.name)
         self._loaded = saved and {**saved, "tensors": dict(saved["tensors"])}
+        self._unwritten = dict(saved["tensors"]) if saved else {}
         why = residuals.missing(saved, self._process_set) if _core.initialized() else ""
         if why:
             _logger.log(logging.INFO if saved is None else logging.WARNING, "optimizer state: %s", why)
@@ -110,17 +115,14 @@ class VariableCompression:
         return stats([self._codec], self._why_dense)
 
     def _write_loaded(self, labels: Sequence[str]) -> None:
-        if self._loaded is None:
-            return
-        there = self._loaded["tensors"]
-        now = {label: there.pop(label) for label in labels if label in there}
+        now = {label: self._unwritten.pop(label) for label in labels if label in self._unwritten}
         values = residuals.with_values({"tensors": now}, lambda values: np.array(values, np.float32))
         unknown = residuals.write(self._codec, self._places, values)
+        for label in unknown:
+            self._loaded["tensors"].pop(label)
         if unknown:
             _logger.warning("optimizer state: what compression had left behind of %s is dropped: there is no such "
                             "gradient here.", ", ".join(unknown))
-        if not there:
-            self._loaded = None
 
 
 def _forget(owner: Optional[VariableCompression], key: int) -> None:
@@ -258,6 +260,19 @@ def load_compression_state(optimizer, state: Optional[Dict[str, Any]]) -> None:
     elif state is not None:
         raise ValueError("load_compression_state: the optimizer compresses nothing, so there is no place for what was "
                          "left behind.")
+
+
+def share_residuals(optimizer) -> None:
+    """Gives all ranks what compression has left behind on any of them, after the members of the job have changed. All
+    ranks call it; nothing happens where nothing is compressed. What ranks that are gone had left behind begins at zero.
+
+    >>> from lightcc.compression import TopK
+    >>> share_residuals(TopK(0.125))
+    """
+    core = _core_of(optimizer, "share_residuals")
+    saved = core and core.gather()
+    if saved:
+        core.load({**saved, "size": len(saved["ranks"])})  # those that are there are all
 
 
 def _core_of(thing: Any, what: str, make: bool = False) -> Optional[VariableCompression]:

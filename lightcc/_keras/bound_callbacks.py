@@ -1,8 +1,9 @@
-"""The callbacks of one Keras package: the mix-ins of callbacks.py, joined with the Callback of that package."""
+"""The callbacks of one Keras package: the mix-ins of callbacks.py and elastic.py, joined with its own Callback."""
 from types import ModuleType
 from typing import Any, Iterable, Optional, Tuple
 
 from lightcc._keras import callbacks as impl
+from lightcc._keras import elastic
 
 
 def bound_callbacks(keras: ModuleType, module: str) -> Tuple[type, type, type, type]:
@@ -30,6 +31,32 @@ def bound_callbacks(keras: ModuleType, module: str) -> Tuple[type, type, type, t
 
     classes = (BroadcastGlobalVariablesCallback, MetricAverageCallback, LearningRateScheduleCallback,
                LearningRateWarmupCallback)
+    return _defined_in(module, classes)
+
+
+def bound_elastic(keras: ModuleType, module: str) -> Tuple[type, type, type, type]:
+    """As bound_callbacks, for elastic training: the state and its callbacks."""
+
+    class KerasState(elastic.TensorFlowKerasState):
+        def __init__(self, model, optimizer=None, **kwargs):
+            super().__init__(model, optimizer, keras.backend, **kwargs)
+
+    class CommitStateCallback(elastic.CommitStateCallbackImpl, keras.callbacks.Callback):
+        def __init__(self, state, batches_per_commit=1):
+            super().__init__(keras.backend, state, batches_per_commit)
+
+    class UpdateBatchStateCallback(elastic.UpdateBatchStateCallbackImpl, keras.callbacks.Callback):
+        def __init__(self, state):
+            super().__init__(keras.backend, state)
+
+    class UpdateEpochStateCallback(elastic.UpdateEpochStateCallbackImpl, keras.callbacks.Callback):
+        def __init__(self, state):
+            super().__init__(keras.backend, state)
+
+    return _defined_in(module, (KerasState, CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback))
+
+
+def _defined_in(module: str, classes: Tuple[type, ...]) -> Tuple[type, ...]:
     for cls in classes:
         cls.__module__, cls.__qualname__ = module, cls.__name__
     return classes

@@ -13,6 +13,7 @@ import numpy as np
 
 from lightcc import _core, objects
 from lightcc._keras import values
+from lightcc._keras.optimizer import variables_of
 
 
 class BroadcastGlobalVariablesCallbackImpl:
@@ -79,12 +80,9 @@ class BroadcastGlobalVariablesCallbackImpl:
 
     def _variables(self) -> List[Any]:
         optimizer = getattr(self.model, "optimizer", None)
-        state = getattr(optimizer, "variables", [])
-        if not isinstance(state, list):  # optimizers of Keras 2's legacy family have a method
-            state = state()
         left_out = {id(v) for v in self._local_variables}
         left_out.update(id(v) for v in getattr(optimizer, "_accumulated_gradients", ()))
-        return [v for v in [*self.model.weights, *state]
+        return [v for v in [*self.model.weights, *variables_of(optimizer)]
                 if id(v) not in left_out and id(getattr(v, "_value", None)) not in left_out]
 
 

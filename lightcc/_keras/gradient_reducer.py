@@ -48,5 +48,10 @@ class GradientReducer:
         iteration and no more."""
         return closure()
 
+    def drop_sums(self, backend: Any) -> None:
+        """Forgets the gradients that were added up for backward_passes_per_step and have not travelled yet. backend:
+        the module keras.backend."""
+        raise NotImplementedError
+
     def _reduce(self, grads: List[Any], variables: List[Any]) -> List[Any]:
         raise NotImplementedError

@@ -1,6 +1,8 @@
 """The gradients of Keras optimizers on TensorFlow."""
+import numpy as np
 import tensorflow as tf
 
+from lightcc._keras import values
 from lightcc._keras.gradient_reducer import GradientReducer
 from lightcc.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from lightcc.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
@@ -40,6 +42,10 @@ class TensorFlowGradientReducer(GradientReducer):
         if self.helper is None:
             return closure()
         return self.helper.apply_gradients(closure, optimizer, pairs)
+
+    def drop_sums(self, backend):
+        variables = [] if self.helper is None else self.helper.local_variables
+        values.write(backend, variables, [np.zeros(v.shape, v.dtype.as_numpy_dtype) for v in variables])
 
     def _reduce(self, grads, variables):
         reduce = self._over_ranks if self.helper is None else self.helper.compute_gradients

@@ -21,8 +21,11 @@ class TorchGradientReducer(GradientReducer):
     def __init__(self, options, class_name):
         super().__init__(options, class_name)
         self._local: Dict[int, Any] = {}  # by key; kept, so that no other variable gets the key
-        if options.backward_passes_per_step > 1:
-            self.helper = _Sums(options.backward_passes_per_step, options.average_aggregated_gradients)
+        self.drop_sums(None)
+
+    def drop_sums(self, backend):
+        if self.options.backward_passes_per_step > 1:
+            self.helper = _Sums(self.options.backward_passes_per_step, self.options.average_aggregated_gradients)
 
     def keep_local(self, variable):
         self._local[_key(variable)] = variable

@@ -197,9 +197,15 @@ def framework_of(cls: type) -> str:
     return keras_of(cls).backend.backend() if mixin_of(cls) is Keras3 else "tensorflow"
 
 
+def distributed_in(optimizer) -> Optional[Distributed]:
+    """The optimizer, or that in a LossScaleOptimizer, if it is one of ours."""
+    candidates = optimizer, getattr(optimizer, "inner_optimizer", None)
+    return next((found for found in candidates if isinstance(found, Distributed)), None)
+
+
 def is_distributed(optimizer) -> bool:
     """Whether it is one of ours, or a LossScaleOptimizer around one."""
-    return isinstance(optimizer, Distributed) or isinstance(getattr(optimizer, "inner_optimizer", None), Distributed)
+    return distributed_in(optimizer) is not None
 
 
 def check_loss_scale(inner) -> None:
@@ -215,3 +221,19 @@ def is_built(optimizer) -> bool:
     """Whether an optimizer has made its variables."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return any(getattr(inner, name, False) for name in _BUILT)
+
+
+def build(optimizer, variables: List[Any]) -> None:
+    """Makes an optimizer's variables for those of a model, if it has not made them yet."""
+    if is_built(optimizer):
+        return
+    if hasattr(optimizer, "build"):
+        optimizer.build(variables)
+    else:  # of Keras 2's legacy family
+        optimizer._create_all_weights(variables)
+
+
+def variables_of(optimizer) -> List[Any]:
+    """An optimizer's own variables; None has none."""
+    found = getattr(optimizer, "variables", [])
+    return found if isinstance(found, list) else found()  # a method in Keras 2's legacy family

@@ -8,7 +8,6 @@ import keras
 from lightcc import _core, _keras
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from lightcc.unsupported import no_attribute as _no_attribute
 from lightcc.variable_compression import (
     compression_state,
     compression_stats,
@@ -39,8 +38,8 @@ start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
-    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks",
-    "ccl_built", "compression_state", "compression_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built",
+    "compression_state", "compression_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic",
     "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
     "load_compression_state", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
@@ -159,8 +158,4 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
                              custom_optimizers, custom_objects, legacy_opts)
 
 
-def __getattr__(name: str):
-    raise _no_attribute(__name__, name)
-
-
-from lightcc.keras import callbacks  # noqa: E402  which are built on this module
+from lightcc.keras import callbacks, elastic  # noqa: E402  which are built on this module

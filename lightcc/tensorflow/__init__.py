@@ -1,6 +1,8 @@
 """lightcc for TensorFlow: `import lightcc.tensorflow as hvd`, and the rest of a script written for horovod.tensorflow
 stays.
 """
+from importlib import import_module as _import_module
+
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.common.util import check_extension, gpu_available, split_list
@@ -63,7 +65,6 @@ from lightcc.tensorflow.optimizer import DistributedOptimizer
 from lightcc.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from lightcc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from lightcc.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs  # noqa: F401
-from lightcc.unsupported import no_attribute as _no_attribute
 from lightcc.variable_compression import (
     compression_state,
     compression_stats,
@@ -93,4 +94,6 @@ def __getattr__(name: str):
         from lightcc.tensorflow.sync_batch_norm import SyncBatchNormalization
         globals()[name] = SyncBatchNormalization
         return SyncBatchNormalization
-    raise _no_attribute(__name__, name)
+    if name == "elastic":  # loaded only where it is used
+        return _import_module("lightcc.tensorflow.elastic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

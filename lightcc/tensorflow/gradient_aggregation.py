@@ -69,6 +69,12 @@ class LocalGradientAggregationHelper:
             self._counter = local_variable(tf.TensorShape([]), tf.int32, "counter")
         return self._counter
 
+    @property
+    def local_variables(self) -> List[tf.Variable]:
+        """What it has made so far: all zeros as after a reduction."""
+        made = [self._counter, *(total for _, total in self._sums.values())]
+        return [variable for variable in made if variable is not None]
+
     def register_local_var(self, var) -> None:
         """Excludes a variable from the reduction; its sum is only divided by the size of the process set.
 

@@ -7,7 +7,9 @@ the mean of the squares of float32 inputs. The gradient of the allreduce is one 
 """
 import tensorflow as tf
 
+from lightcc.common.process_sets import global_process_set
 from lightcc.tensorflow.mpi_ops import Sum, _allreduce, rank, size  # noqa: F401  as Horovod's module has them
+from lightcc.wrapper_arguments import stays_here
 
 _KERAS_3 = hasattr(tf.keras, "ops")
 
@@ -69,7 +71,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _moments(self, inputs, *args, **kwargs):
         """Keras' own step, which this class replaces: (mask) in Keras 3, (axes, keep_dims, mask) in Keras 2."""
-        if size() == 1:
+        if stays_here(global_process_set):
             return super()._moments(inputs, *args, **kwargs)
         if _KERAS_3:
             return _moments(inputs, self._reduction_axes, False, *args, **kwargs)

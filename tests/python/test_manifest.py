@@ -84,13 +84,6 @@ def test_what_is_there_is_not_said_to_be_missing():
     assert [shown(row) for row in ROWS + IMPORTABLE if row.entry.status in ABSENT and is_there(row)] == []
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.entry.status == "later"
-                                 and row.facts.get("kind") == "module"], ids=shown)
-def test_modules_of_later_versions_say_so(row):
-    with pytest.raises(AttributeError, match=f"'{row.name}' in this version; {re.escape(row.section)} has it"):
-        getattr(importlib.import_module(ours(row.section)), row.name)
-
-
 THERE = [row for row in ROWS if row.entry.status not in ABSENT]
 
 

@@ -85,5 +85,6 @@ def test_who_inherits_from_whom(document):
     assert entries["horovod.torch", "rank"] == entries["horovod.torch.mpi_ops", "rank"] == rank
     assert entries["horovod.torch", "ProcessSet.size"] == entries["horovod.common.process_sets", "ProcessSet.size"]
     assert entries["semi_public", "horovod.common.util.env"] == entries["horovod.common.util", "env"]
-    assert entries["horovod.tensorflow", "elastic"] == entries["horovod.tensorflow.elastic", "TensorFlowState.save"]
+    service = "horovod.tensorflow.data.compute_service"
+    assert entries[service, "compute_worker_fn"] == entries[service, "TfDataServiceConfig.write"]
     assert entries["environment", "HOROVOD_CYCLE_TIME"].key == "kind runtime"

@@ -18,7 +18,7 @@ PROGRAMS["README"] = re.search(r"or with Keras:\n```python\n(.*?)```", README, r
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 7 and TORCH in PROGRAMS
+    assert len(PROGRAMS) == 8 and TORCH in PROGRAMS
 
 
 @pytest.mark.parametrize("what", [what for what in PROGRAMS if importlib.util.find_spec(

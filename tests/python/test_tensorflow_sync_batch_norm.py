@@ -303,3 +303,12 @@ def test_in_a_session(monkeypatch, legacy):
     """TensorFlow 1's way: the training step runs UPDATE_OPS. Keras 3 files nothing there itself."""
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1" if legacy else "0")
     assert ranks.run_script(SESSION, 2).count("equal") == 2
+
+
+def check_a_graph_that_is_traced_in_a_world_that_may_grow(monkeypatch):
+    """It exchanges, as the same graph does where more ranks are."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    layer = SyncBatchNormalization()
+    layer.build((None, 3))
+    traced = tf.function(lambda x: layer(x, training=True)).get_concrete_function(tf.TensorSpec((None, 3)))
+    assert "HorovodAllreduce" in {operation.type for operation in traced.graph.get_operations()}

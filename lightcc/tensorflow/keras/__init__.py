@@ -10,7 +10,6 @@ from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lightcc.common.util import is_version_greater_equal_than
 from lightcc.tensorflow.compression import Compression
-from lightcc.unsupported import no_attribute as _no_attribute
 from lightcc.variable_compression import (
     compression_state,
     compression_stats,
@@ -34,12 +33,12 @@ start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
 
 __all__ = [
     "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
-    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks",
-    "ccl_built", "compression_state", "compression_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built",
+    "compression_state", "compression_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic",
     "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
-    "is_version_greater_equal_than", "load_compression_state", "load_model", "local_rank", "local_size",
-    "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "reducescatter",
-    "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+    "is_version_greater_equal_than", "load_compression_state", "load_model", "local_rank", "local_size", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built",
+    "shutdown", "size", "start_timeline", "stop_timeline",
 ]
 
 
@@ -172,8 +171,4 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
                              custom_optimizers, custom_objects, legacy_opts)
 
 
-def __getattr__(name: str):
-    raise _no_attribute(__name__, name)
-
-
-from lightcc.tensorflow.keras import callbacks  # noqa: E402  which are built on this module
+from lightcc.tensorflow.keras import callbacks, elastic  # noqa: E402  which are built on this module

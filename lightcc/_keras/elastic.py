@@ -1,0 +1,262 @@
+"""Elastic training with Keras: what a job takes from world to world of a model, and the callbacks that keep it.
+
+Values travel between the steps, as numpy arrays, whatever Keras runs on; TensorFlow is not imported here.
+"""
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from lightcc import _core, objects
+from lightcc._keras import values
+from lightcc._keras.optimizer import build, distributed_in, keras_of, variables_of
+from lightcc.common.elastic import ObjectState
+from lightcc.variable_compression import compression_state, load_compression_state, share_residuals
+
+
+class VariablesState(ObjectState):
+    """An ObjectState that also keeps variables. Abstract: a subclass says which.
+
+    backend: what reads and writes them where they live in a session, as lightcc._keras.values uses it.
+    """
+
+    def __init__(self, backend: Any, **kwargs: Any):
+        self.backend = backend
+        super().__init__(objects.broadcast_object, _core.rank, **kwargs)
+        self._keep()
+
+    def save(self) -> None:
+        """Keeps copies of the variables and the values."""
+        self._keep()
+        super().save()
+
+    def restore(self) -> None:
+        """Gives variables and values what was saved."""
+        values.write(self.backend, *self._kept)
+        super().restore()
+
+    def sync(self) -> None:
+        """Makes the variables and the last save of rank 0 those of all ranks, and saves them. ValueError on all ranks
+        if their variables differ."""
+        variables = self._variables()
+        of_ranks = values.outlines(variables, "elastic.state")
+        if len(of_ranks) > 1:
+            raise ValueError(f"{type(self).__name__}: the ranks' variables differ: {values.difference(of_ranks)}. "
+                             "Build the same model and optimizer on all ranks.")
+        values.broadcast(self.backend, variables, 0, "elastic.state")
+        super().sync()
+        self._keep()
+
+    def _variables(self) -> List[Any]:
+        raise NotImplementedError
+
+    def _keep(self) -> None:
+        variables = self._variables()
+        self._kept: Tuple[List[Any], List[np.ndarray]] = variables, values.read(self.backend, variables)
+
+
+class TensorFlowKerasState(VariablesState):
+    """The state of a Keras model: weights, optimizer, and plain values as in ObjectState.
+
+    model: built, of Keras 3 (on TensorFlow or on torch) or Keras 2. optimizer: default that with which the model is
+    compiled, if it is. Its variables are made now, if it has none yet, so that all ranks have the same ones. backend:
+    default the module keras.backend. kwargs: plain values; the callbacks use batch and epoch.
+    A commit keeps copies of the model's weights, the optimizer's variables and what compression has left behind on this
+    rank. Not kept: metrics, the seeds of dropout and the like. Gradients that backward_passes_per_step has added up are
+    dropped by restore() and in each new world: commit after the pass that applies them.
+    Errors: ValueError if the model is not built; from sync() if the ranks' variables differ.
+    Source: horovod.tensorflow.elastic.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    >>> model.compile(keras.optimizers.SGD(0.1), "mse")
+    >>> state = TensorFlowKerasState(model, batch=0)
+    >>> model.set_weights([weight + 1 for weight in model.get_weights()]); state.batch = 1; state.restore()
+    >>> state.batch, [float(weight.sum()) for weight in model.get_weights()]
+    (0, [0.0, 0.0])
+    """
+
+    def __init__(self, model, optimizer=None, backend=None, **kwargs: Any):
+        if not model.built:
+            raise ValueError(f"{type(self).__name__}: the model is not built, so it has no variables yet. Call "
+                             "model.build() with the shape of its input, or the model with a batch, before.")
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        self._distributed = distributed_in(self.optimizer)
+        if self.optimizer is not None:
+            build(self.optimizer, model.trainable_variables)
+        super().__init__(backend or keras_of(type(model)).backend, **kwargs)
+
+    def restore(self) -> None:
+        """Gives everything what was saved."""
+        super().restore()
+        if self._distributed is not None:
+            load_compression_state(self._distributed, self._residuals)
+        self._drop_sums()
+
+    def sync(self) -> None:
+        """Makes everything equal to rank 0's, and saves it."""
+        if self._distributed is not None:
+            share_residuals(self._distributed)
+        super().sync()
+
+    def reset(self) -> None:
+        """Gradients that are being added up belong to the world before."""
+        self._drop_sums()
+
+    def _variables(self) -> List[Any]:
+        found = [*self.model.weights, *variables_of(self.optimizer)]
+        rate = getattr(self.optimizer, "learning_rate", None)  # of Keras 2 not among them; it may be a schedule
+        return found + [rate] * (hasattr(rate, "assign") and all(rate is not variable for variable in found))
+
+    def _keep(self) -> None:
+        super()._keep()
+        self._residuals = None if self._distributed is None else compression_state(self._distributed)
+
+    def _drop_sums(self) -> None:
+        if self._distributed is not None:
+            self._distributed._reducer.drop_sums(self.backend)
+
+
+class CommitStateCallbackImpl:
+    """Commits a state after every batches_per_commit batches, and at the end of each epoch.
+
+    All ranks commit together, and hosts that have come or gone end the fit there, by an exception that elastic.run
+    takes. Put it behind the callbacks that update the state, as what they set later is not in the commit.
+    state: a KerasState. batches_per_commit: more of them cost less, and a lost worker costs up to so many batches.
+    Errors: ValueError for batches_per_commit < 1; those of state.commit(). Source: horovod.keras.elastic.
+
+    >>> import keras, lightcc.keras as hvd
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]); model.compile("sgd", "mse")
+    >>> state = hvd.elastic.KerasState(model, batch=0)
+    >>> callback = hvd.elastic.CommitStateCallback(state, batches_per_commit=2); callback.on_train_begin()
+    >>> state.batch = 1; callback.on_batch_end(0); state.batch = 2; callback.on_batch_end(1)
+    >>> state.batch = 3; state.restore(); state.batch
+    2
+    """
+
+    def __init__(self, backend: Any, state: Any, batches_per_commit: int, *args):
+        super().__init__(*args)
+        if batches_per_commit < 1:
+            raise ValueError(f"{type(self).__name__}: batches_per_commit must be 1 or more, not {batches_per_commit}.")
+        self.backend, self.state, self.batches_per_commit = backend, state, batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self.commit()
+
+    def commit(self) -> None:
+        """Commits the state now."""
+        self.batches_remaining = self.batches_per_commit
+        self.state.commit()
+
+
+class _EndOfEpoch:
+    """What model.stop_training is set to so that Keras ends the batches of this epoch, but not the training."""
+
+
+_END_OF_EPOCH = _EndOfEpoch()
+
+
+class UpdateBatchStateCallbackImpl:
+    """Keeps in state.batch how many batches of the epoch are done, and shortens an epoch that was begun before.
+
+    The first epoch of a fit has as many batches as are left, and at least one: the steps that Keras knows of (of
+    steps_per_epoch, or of data whose length is known) less state.batch. Where Keras does not know them, the epoch is
+    as long as its data.
+    state: a KerasState with batch. Errors: ValueError without one. Source: horovod.keras.elastic, where an epoch of
+    Keras 3 has all its batches, and state.batch is one less.
+
+    >>> import keras, lightcc.keras as hvd
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]); model.compile("sgd", "mse")
+    >>> state = hvd.elastic.KerasState(model, batch=3)
+    >>> callback = hvd.elastic.UpdateBatchStateCallback(state)
+    >>> class Count(keras.callbacks.Callback):
+    ...     def on_batch_end(self, batch, logs=None): print(batch, state.batch)
+    >>> x = np.ones((5, 2)); history = model.fit(x, x[:, 0], 1, verbose=0, callbacks=[callback, Count()])
+    0 4
+    1 5
+    >>> state.batch
+    0
+    """
+
+    def __init__(self, backend: Any, state: Any, *args):
+        super().__init__(*args)
+        _require(self, state, "batch")
+        self.backend, self.state = backend, state
+        self.steps_per_epoch: Optional[int] = None
+        self._before = 0  # batches of this epoch that were done before this fit
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self.steps_per_epoch = (self.params or {}).get("steps")
+
+    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self._before = self.state.batch
+        if self.steps_per_epoch:
+            self.params["steps"] = max(1, self.steps_per_epoch - self._before)  # for other callbacks
+
+    def on_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self.state.batch = self._before + batch + 1
+        if self._before and self.steps_per_epoch and self.state.batch >= self.steps_per_epoch:
+            self.model.stop_training = self.model.stop_training or _END_OF_EPOCH
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self.state.batch = 0
+        if self.model.stop_training is _END_OF_EPOCH:  # else another callback wants the training to end
+            self.model.stop_training = False
+
+
+class UpdateEpochStateCallbackImpl:
+    """Keeps in state.epoch how many epochs are done, in all fits together.
+
+    A fit may number its epochs from 0 (epochs=total - state.epoch) or go on (initial_epoch=state.epoch).
+    state: a KerasState with epoch. Errors: ValueError without one. Source: horovod.keras.elastic.
+
+    >>> import keras, lightcc.keras as hvd
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]); model.compile("sgd", "mse")
+    >>> state = hvd.elastic.KerasState(model, epoch=3)
+    >>> callbacks = [hvd.elastic.UpdateEpochStateCallback(state)]
+    >>> history = model.fit(np.ones((2, 2)), np.ones(2), epochs=2, verbose=0, callbacks=callbacks); state.epoch
+    5
+    >>> history = model.fit(np.ones((2, 2)), np.ones(2), initial_epoch=5, epochs=6, verbose=0, callbacks=callbacks)
+    >>> state.epoch
+    6
+    """
+
+    def __init__(self, backend: Any, state: Any, *args):
+        super().__init__(*args)
+        _require(self, state, "epoch")
+        self.backend, self.state = backend, state
+        self._before: Optional[int] = None  # epochs that were done before Keras' epoch 0; None until one begins
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self._before = None
+
+    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        if self._before is None:
+            self._before = self.state.epoch - epoch
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self.state.epoch = self._before + epoch + 1
+
+
+def _require(callback: Any, state: Any, name: str) -> None:
+    if not hasattr(state, name):
+        raise ValueError(f"{type(callback).__name__}: the state has no {name}: make it by KerasState(model, {name}=0).")

@@ -1,0 +1,110 @@
+"""Elastic training with TensorFlow: the job goes on when workers are lost or come. docs/elastic.md has a program."""
+import contextlib
+import functools
+import re
+from typing import Any, Callable, ContextManager, List, Sequence, Tuple
+
+import tensorflow as tf
+
+from lightcc._keras.elastic import TensorFlowKerasState, VariablesState
+from lightcc.common.elastic import ObjectState, run_fn
+from lightcc.common.exceptions import HorovodInternalError
+from lightcc.tensorflow.functions import broadcast_object, broadcast_object_fn, broadcast_variables
+from lightcc.tensorflow.mpi_ops import init, rank, shutdown
+
+__all__ = ["HorovodInternalError", "ObjectState", "TensorFlowKerasState", "TensorFlowState", "broadcast_object",
+           "broadcast_object_fn", "broadcast_variables", "init", "rank", "run", "run_fn", "shutdown"]
+
+_OURS = re.compile(r"\bHorovod[A-Z]\w*( on rank \d+)?: ")  # how the texts of our operations begin
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates the function that trains, which takes the state first: it is called again whenever the members of the
+    job have changed, with a state that all have.
+
+    As lightcc.torch.elastic.run, which describes it. A lost member is a tf.errors.UnknownError where a graph or a
+    tf.function runs: one of lightcc's operations counts as HorovodInternalError. Source: horovod.tensorflow.elastic.
+
+    >>> x = tf.Variable(0.0)
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     while state.batch < 3:
+    ...         x.assign_add(hvd.allreduce(tf.constant(2.0)))
+    ...         state.batch += 1
+    ...         state.commit()
+    ...     return float(x)
+    >>> train(hvd.elastic.TensorFlowState([x], batch=0))
+    6.0
+    """
+    @functools.wraps(func)
+    def named(state, *args, **kwargs):
+        try:
+            return func(state, *args, **kwargs)
+        except tf.errors.UnknownError as error:
+            if isinstance(error, HorovodInternalError) or not _OURS.search(error.message):
+                raise
+            raise HorovodInternalError(error.message) from error
+    return run_fn(named, _reset)
+
+
+class TensorFlowState(VariablesState):
+    """The state of some variables, and of plain values as in ObjectState.
+
+    variables: tf.Variable, or Keras variables that have been built; default: the global variables of a v1 graph, and
+    none in eager mode. session: of the v1 graph that the variables are in, in which they have been initialised;
+    default tf.compat.v1.get_default_session(). kwargs: plain values.
+    Errors: ValueError for variables of a graph without a session; from sync() if the ranks' variables differ.
+    Source: horovod.tensorflow.elastic.
+
+    >>> x = tf.Variable(1.0)
+    >>> state = hvd.elastic.TensorFlowState([x], batch=0)
+    >>> x.assign(2.0); state.batch = 1; state.restore(); float(x), state.batch  # doctest: +ELLIPSIS
+    <tf.Variable ...>
+    (1.0, 0)
+    """
+
+    def __init__(self, variables=None, session=None, **kwargs: Any):
+        self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
+        self.session = session or tf.compat.v1.get_default_session()
+        if self.session is None and not tf.executing_eagerly():
+            raise ValueError("TensorFlowState: variables of a graph live in a session; give session=.")
+        super().__init__(_Session(self.session) if self.session else None, **kwargs)
+
+    def restore(self) -> None:
+        """Gives variables and values what was saved."""
+        with self._graph():
+            super().restore()
+
+    def sync(self) -> None:
+        """Makes the variables and the last save of rank 0 those of all ranks, and saves them."""
+        with self._graph():
+            super().sync()
+
+    def _variables(self) -> List[Any]:
+        return self.variables
+
+    def _keep(self) -> None:
+        with self._graph():
+            super()._keep()
+
+    def _graph(self) -> ContextManager[Any]:
+        return self.session.graph.as_default() if self.session else contextlib.nullcontext()
+
+
+class _Session:
+    """Reads and writes variables as keras.backend does. Their graph is not changed: it may be finalized."""
+
+    def __init__(self, session: Any):
+        self._session = session
+
+    def batch_get_value(self, variables: List[Any]) -> List[Any]:
+        return self._session.run(variables)
+
+    def batch_set_value(self, pairs: Sequence[Tuple[Any, Any]]) -> None:
+        for variable, value in pairs:  # by its initializer, which is fed
+            self._session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+
+
+def _reset() -> None:
+    shutdown()
+    init()

@@ -1,0 +1,134 @@
+"""Elastic training's part for TensorFlow alone: the state of variables, eagerly and in sessions, and which errors are a
+lost worker's."""
+import numpy as np
+import pytest
+import tensorflow as tf
+from modes import v1
+
+import lightcc.tensorflow as hvd
+import ranks
+from lightcc.common.elastic import HorovodInternalError
+
+pytestmark = pytest.mark.usefixtures("job")
+
+
+@pytest.mark.parametrize("np", (1, 2))
+def test_on_ranks(np):
+    ranks.run_checks(__file__, np)
+
+
+class Eager:
+    def __init__(self):
+        self.variables = [tf.Variable([1.0, 2.0]), tf.Variable(3, dtype=tf.int64), tf.Variable(4.0, dtype=tf.bfloat16)]
+        self.state = hvd.elastic.TensorFlowState(self.variables, batch=0)
+
+    def set(self, value):
+        for variable in self.variables:
+            variable.assign(tf.cast(tf.fill(variable.shape, value), variable.dtype))
+
+    def get(self):
+        return [np.float64(variable.numpy()).tolist() for variable in self.variables]
+
+
+class Session:
+    """Global variables of a graph that is finalized, by the default session or a given one."""
+
+    def __init__(self, given):
+        with tf.Graph().as_default() as graph:
+            self.variables = [v1.get_variable("x", initializer=[1.0, 2.0], use_resource=given),
+                              v1.Variable(tf.constant(3, tf.int64)), v1.Variable(tf.constant(4.0, tf.bfloat16))]
+            initial = v1.global_variables_initializer()
+            self.fed = [v1.placeholder(variable.dtype.base_dtype) for variable in self.variables]
+            self.assigned = [v1.assign(variable, tf.fill(variable.shape, fed))
+                             for variable, fed in zip(self.variables, self.fed)]
+            graph.finalize()
+            self.session = v1.Session(graph=graph)
+            self.session.run(initial)
+            if given:
+                self.state = hvd.elastic.TensorFlowState(session=self.session, batch=0)
+            else:
+                with self.session.as_default():
+                    self.state = hvd.elastic.TensorFlowState(batch=0)
+
+    def set(self, value):
+        self.session.run(self.assigned, dict.fromkeys(self.fed, value))
+
+    def get(self):
+        return [np.float64(value).tolist() for value in self.session.run(self.variables)]
+
+
+@pytest.mark.parametrize("make", [Eager, lambda: Session(True), lambda: Session(False)], ids=["eager", "given", "own"])
+def check_what_is_committed_restored_and_synced(make):
+    kept = make()
+    first = kept.get()
+    assert first == [[1, 2], 3, 4]
+    kept.set(7)
+    kept.state.batch = 1
+    kept.state.restore()
+    assert kept.get() == first and kept.state.batch == 0
+    kept.set(8)
+    kept.state.batch = 2
+    kept.state.commit()
+    kept.set(9)
+    kept.state.restore()
+    assert kept.get() == [[8, 8], 8, 8] and kept.state.batch == 2
+    kept.set(10 + hvd.rank())
+    kept.state.batch = 10 + hvd.rank()
+    kept.state.save()
+    kept.state.sync()
+    assert kept.get() == [[10, 10], 10, 10] and kept.state.batch == 10
+    kept.set(11)
+    kept.state.restore()
+    assert kept.get() == [[10, 10], 10, 10]
+
+
+def check_sync_of_ranks_that_differ():
+    state = hvd.elastic.TensorFlowState([tf.Variable(0.0)] * (1 + hvd.rank()))
+    if hvd.size() == 1:
+        return state.sync()
+    with pytest.raises(ValueError, match="TensorFlowState: the ranks' variables differ: rank 0 has 1 and rank 1 has 2"):
+        state.sync()
+
+
+def check_a_state_of_values_alone():
+    state = hvd.elastic.TensorFlowState(epoch=1)
+    state.epoch = 2
+    state.restore()
+    state.sync()
+    assert state.epoch == 1
+
+
+def check_variables_of_a_graph_without_a_session():
+    with tf.Graph().as_default():
+        v1.get_variable("x", initializer=1.0)
+        with pytest.raises(ValueError, match="TensorFlowState: variables of a graph live in a session; give session="):
+            hvd.elastic.TensorFlowState()
+
+
+def raised_by_run(monkeypatch, error):
+    """What becomes of an error of the function that is trained, at once."""
+    monkeypatch.setattr(hvd.elastic, "run_fn", lambda func, reset: func)
+
+    @hvd.elastic.run
+    def train(state):
+        raise error
+
+    with pytest.raises(Exception) as caught:
+        train(None)
+    return caught.value
+
+
+def check_a_lost_rank_in_a_graph_is_an_internal_error(monkeypatch):
+    error = raised_by_run(monkeypatch, tf.errors.UnknownError(
+        None, None, "Graph execution error:\n\n{{node Horovod}} HorovodAllreduce on rank 1: allreduce of tensor 'x': "
+                    "rank 0 (pid 7) on host h died"))
+    assert type(error) is HorovodInternalError and "rank 0 (pid 7) on host h died" in str(error)
+    assert isinstance(error.__cause__, tf.errors.UnknownError)
+
+
+@pytest.mark.parametrize("error", [
+    tf.errors.UnknownError(None, None, "ValueError: of the user's generator, HorovodDataset"),
+    tf.errors.FailedPreconditionError(None, None, "HorovodAllreduce on rank 1: the ranks disagree"),
+    ValueError("of the user")], ids=repr)
+def check_other_errors_pass(error, monkeypatch):
+    assert raised_by_run(monkeypatch, error) is error
