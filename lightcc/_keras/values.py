@@ -23,7 +23,7 @@ def in_graph() -> bool:
 def read(backend: Any, variables: Sequence[Any]) -> List[np.ndarray]:
     """Copies of the values."""
     values = backend.batch_get_value(list(variables)) if in_graph() else [v.numpy() for v in variables]
-    return [np.array(value, order="C") for value in values]
+    return [_own(np.asarray(value, order="C")) for value in values]
 
 
 def write(backend: Any, variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
@@ -56,6 +56,11 @@ def broadcast(backend: Any, variables: Sequence[Any], root_rank: int, name: str)
             ops.synchronize(handle)
     if _core.rank() != root_rank:
         write(backend, variables, values)
+
+
+def _own(value: np.ndarray) -> np.ndarray:
+    """The array, or a copy if its memory is a variable's: torch shares it, TensorFlow has copied already."""
+    return value if value.flags.owndata else value.copy()
 
 
 def _sendable(value: np.ndarray) -> np.ndarray:

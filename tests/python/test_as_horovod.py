@@ -411,3 +411,23 @@ def test_a_run_that_is_resumed_ends_like_one_that_was_not_interrupted(tmp_path):
     start, first, _ = run("parts", 3)
     assert start == 0 and first == whole[:3]
     assert run("parts", 6) == (3, whole[3:], end)
+
+
+def expect_elastic_digits(script):
+    """One of two workers dies in the second epoch, and whoever is left, or has come, ends the training."""
+    job = jobs.start("-np", 2, "--min-np", 1, "--failures-per-host", 2, "--as-horovod", sys.executable,
+                     SCRIPTS / script)
+    while (line := job.process.stdout.readline().decode()) and "Epoch 0 " not in line:
+        pass
+    assert "Epoch 0 workers 2 " in line, line + job.process.stderr.read().decode()
+    next(p for p in job.living() if p.cmdline()[:2] == [sys.executable, str(SCRIPTS / script)]).kill()
+    code, out, err = job.finish(TRAINING_S)
+    assert code == 0 and "was killed by signal 9 (SIGKILL)" in err, out + err
+    size = re.search(r"Rank 0 of (\d)", out)[1]
+    of_all_ranks(rf"Rank (\d) of {size} parameters: (\w+)", TAG.sub("", out), int(size))
+    assert re.findall(r"Epoch (\d)", out) == list("12345"), out
+    assert float(re.search(r"Test accuracy: ([\d.]+)%", out)[1]) > 85, out
+
+
+def test_elastic_digits():
+    expect_elastic_digits("pytorch_elastic_digits.py")

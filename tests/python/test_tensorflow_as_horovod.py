@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import tensorflow as tf
-from test_as_horovod import AS_HOROVOD, SCRIPTS, TAG, TRAINING_S, of_all_ranks, printed
+from test_as_horovod import AS_HOROVOD, SCRIPTS, TAG, TRAINING_S, expect_elastic_digits, of_all_ranks, printed
 
 import jobs
 
@@ -68,3 +68,7 @@ def expect_trained(out, first, last):
     losses = [float(loss) for loss in re.search(r"Losses: (.*)", out)[1].split()]
     assert len(losses) == last - first + 1 and losses[-1] < losses[0] and accuracy(out) > 70, out
     return losses
+
+
+def test_elastic_digits():
+    expect_elastic_digits("keras_elastic_digits.py")
