@@ -12,6 +12,9 @@ from lightcc._keras.optimizer import build, distributed_in, keras_of, variables_
 from lightcc.common.elastic import ObjectState
 from lightcc.variable_compression import compression_state, load_compression_state, share_residuals
 
+# Where a model of Keras 3 or 2 keeps the validation data of a fit that an exception has ended: for the next fit.
+_VALIDATION_DATA = "_eval_epoch_iterator", "_eval_data_handler"
+
 
 class VariablesState(ObjectState):
     """An ObjectState that also keeps variables. Abstract: a subclass says which.
@@ -100,8 +103,10 @@ class TensorFlowKerasState(VariablesState):
         super().sync()
 
     def reset(self) -> None:
-        """Gradients that are being added up belong to the world before."""
+        """Drops what belongs to the world before: gradients that are being added up, and validation data."""
         self._drop_sums()
+        for name in _VALIDATION_DATA:
+            vars(self.model).pop(name, None)
 
     def _variables(self) -> List[Any]:
         found = [*self.model.weights, *variables_of(self.optimizer)]

@@ -234,6 +234,25 @@ def check_validation_of_a_shorter_epoch(kit):
     assert len(history["val_loss"]) == 2 and len(resumed.batches) == 2 * STEPS - 1
 
 
+def check_the_next_fit_has_its_own_validation_data(kit):
+    resumed = Resumed(kit, epoch=0, batch=0)
+    counted = []
+
+    class Count(kit.keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            counted.append(batch)
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise HostsUpdatedInterrupt(False)
+
+    with pytest.raises(HostsUpdatedInterrupt):
+        resumed.fit(Count(), epochs=3, validation_data=kit.data(2), validation_batch_size=BATCH)
+    resumed.state.on_reset()
+    resumed.fit(Count(), epochs=1, validation_data=kit.data(1), validation_batch_size=BATCH)
+    assert counted == [0, 1, 0, 1, 0]
+
+
 @pytest.mark.parametrize("each", [1, 2])
 def check_commits(kit, each):
     resumed = Resumed(kit, epoch=0, batch=0)
