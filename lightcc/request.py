@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 from lightcc import _core
 from lightcc.adapter import adapter_of
 from lightcc.common.exceptions import HorovodInternalError
-from lightcc.common.process_sets import ProcessSet
+from lightcc.common.process_sets import ProcessSet, not_registered
 from lightcc.request_buffer import RequestBuffer, call
 
 # handle: (what must live until it is done, the result, or a function that makes the result)
@@ -213,7 +213,7 @@ def id_of(process_set: ProcessSet) -> int:
     except AttributeError:
         raise TypeError(f"process_set={process_set!r}: give a ProcessSet.") from None
     if group is None:
-        raise ValueError(f"{process_set} is not registered; use hvd.add_process_set or hvd.init(process_sets=...).")
+        raise not_registered(process_set)
     if group.__class__ is not int or group >> 31:
         raise ValueError(f"{process_set}: process_set_id={group!r} is no id of a process set.")
     return group

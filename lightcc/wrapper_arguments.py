@@ -1,7 +1,6 @@
 """What the wrappers of optimizers and tapes are given, checked, with errors that say what it should be; the same for
 every framework, and without importing one."""
 import functools
-import os
 import sys
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Union
@@ -10,6 +9,7 @@ from lightcc import _core
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet
 from lightcc.compression import CoreCompressor, NoneCompressor, TopK
+from lightcc.elastic.worker import is_elastic
 from lightcc.ops import Average, ReduceOps
 
 _basics = HorovodBasics(__file__)
@@ -90,15 +90,6 @@ def stays_here(process_set: ProcessSet) -> bool:
     True
     """
     return not process_set.included() or (_basics.size() == 1 and not is_elastic())
-
-
-def is_elastic() -> bool:
-    """Whether ranks may come later. What they make then, the others have already: so that must not communicate.
-
-    >>> is_elastic()
-    False
-    """
-    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def groups_of(groups: Groups, num_groups: int, is_variable: Callable[[Any], bool], stacklevel: int = 3) -> Groups:

@@ -9,8 +9,8 @@ import threading
 from typing import Dict, List, Optional, Sequence, Union
 
 from lightcc import _core, request
+from lightcc.common import carried_sets, util  # noqa: F401  scripts look for util here too
 from lightcc.common import process_sets as sets
-from lightcc.common import util  # noqa: F401  scripts look for it here too
 from lightcc.common.build_queries import BuildQueries
 from lightcc.common.exiting import at_exit
 from lightcc.common.process_set_matching import match
@@ -85,10 +85,12 @@ class HorovodBasics(BuildQueries):
             sets.forget()
             if hasattr(comm, "Get_size"):
                 _init_at(comm)
+                _agree()
             elif elastic.available():
                 _init_elastic(comm)
             else:
                 _core.init(comm)
+                _agree()
             _world = comm
         elif not _is_world(comm):
             raise ValueError(f"init(comm={comm!r}): lightcc is initialised already, with {_core.size()} ranks "
@@ -99,7 +101,11 @@ class HorovodBasics(BuildQueries):
         if hasattr(comm, "Get_size"):
             sets.global_process_set.mpi_comm = comm
         if process_sets is not None and process_sets != "dynamic":
-            match(process_sets)
+            if sets.to_take is None:
+                match(process_sets)
+            else:
+                carried_sets.take(process_sets)
+        carried_sets.entered()
 
     def shutdown(self) -> None:
         """Leaves the job: pending operations fail with HorovodInternalError. init() may follow.
@@ -212,6 +218,8 @@ class HorovodBasics(BuildQueries):
 def _leave(reason: str = "its program has ended", with_error: str = "it ended with ") -> None:
     """Leaves the job. Tells the other ranks why, and what was raised here if that is known."""
     if _core.initialized():
+        if elastic.is_elastic():
+            carried_sets.remember()
         error = _uncaught()
         _core.shutdown(reason if error is None else with_error + _line_of(error))
     request.release_all()
@@ -265,7 +273,18 @@ def _init_elastic(comm) -> None:
     """The driver of the job says who the others are."""
     if comm:
         raise ValueError(f"init(comm={comm!r}): the world of an elastic job is all its workers; use process sets.")
-    elastic.connection().join_epoch()
+    elastic.connection().join_epoch(_agree)
+
+
+def _agree() -> None:
+    """What the members of a new world begin with; leaves it if that fails."""
+    if not elastic.is_elastic():
+        return
+    try:
+        carried_sets.carry_over()
+    except BaseException:
+        _core.shutdown("it lost another rank while it joined")
+        raise
 
 
 def _is_world(comm) -> bool:

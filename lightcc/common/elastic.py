@@ -16,6 +16,7 @@ import struct
 from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 from lightcc import _core, objects, ops
+from lightcc.common import carried_sets
 from lightcc.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from lightcc.elastic import worker
 from lightcc.runner.elastic.worker import HostUpdateResult, WorkerNotificationManager
@@ -176,6 +177,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     """
     @functools.wraps(func)
     def wrapper(state, *args, **kwargs):
+        carried_sets.training()
         notification_manager.init()
         notification_manager.register_listener(state)
         try:

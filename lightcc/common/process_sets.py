@@ -1,6 +1,6 @@
 """Process sets: ordered subsets of the ranks in which a collective can run. The core calls them groups."""
 import operator
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Deque, Dict, List, Optional, Sequence, Union
 
 from lightcc import _core
 from lightcc.common.util import is_iterable
@@ -23,6 +23,7 @@ class ProcessSet:
     process_set_id: Optional[int] = None
     ranks: Optional[List[int]] = None
     mpi_comm: Optional[Any] = None
+    _number: Optional[int] = None  # how many sets were made before it, in all worlds of the job
 
     def __init__(self, ranks_or_comm: Union[Sequence[int], Any]):
         if hasattr(ranks_or_comm, "Get_size"):
@@ -85,12 +86,19 @@ global_process_set.process_set_id = _GLOBAL
 
 _registered: List[ProcessSet] = []  # the objects whose ids end with the epoch
 
+# Of an elastic job (carried_sets.py):
+made = 0     # the number of the next set
+carried = 0  # sets with smaller numbers are of earlier worlds
+to_take: Optional[Deque[ProcessSet]] = None  # those that others have made, and the script of this worker makes next
+
 
 def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
     """Registers a process set after init; all ranks of the job call it, in the same order. Returns the set.
 
-    Unlike in Horovod it needs no HOROVOD_DYNAMIC_PROCESS_SETS=1. Errors: ValueError for a set with the ranks of an
-    existing one, for unknown ranks and before init; NotImplementedError for a set of a communicator.
+    Unlike in Horovod it needs no HOROVOD_DYNAMIC_PROCESS_SETS=1. In an elastic job a set of an earlier world that has
+    these ranks now is taken again; and a worker that comes later takes, until it trains, the sets that the others have
+    made, in their order, whatever their ranks are now (docs/elastic.md). Errors: ValueError for a set with the ranks of
+    an existing one, for unknown ranks and before init; NotImplementedError for a set of a communicator.
     Source: horovod.common.process_sets.
 
     >>> hvd.init(); first = hvd.add_process_set([0]) if hvd.size() > 1 else hvd.global_process_set
@@ -98,6 +106,12 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
     _require_init()
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
+    if _is_gone(process_set):
+        raise not_registered(process_set)
+    known = next_to_take() if to_take is not None else _carried_over(process_set.ranks)
+    if known is not None:
+        bind(process_set, known)
+        return process_set
     if process_set.process_set_id is not None or process_set.ranks in ids_and_ranks().values():
         raise ValueError(f"add_process_set: {process_set} has the ranks of a set that exists already.")
     if process_set.mpi_comm is not None:
@@ -129,10 +143,48 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def register(process_set: ProcessSet, group: int) -> None:
-    """Gives a set the id of a group of the core."""
-    process_set.process_set_id = group
-    _registered.append(process_set)
+def register(process_set: ProcessSet, group: int, number: Optional[int] = None) -> None:
+    """Gives a set the id of a group of the core. number: that which it has; None: a new one, or that of the set which
+    is this group already."""
+    global made
+    if number is None:
+        number = next((known._number for known in _registered if known.process_set_id == group), made)
+    made = max(made, number + 1)
+    process_set.process_set_id, process_set._number = group, number
+    if process_set not in _registered:
+        _registered.append(process_set)
+
+
+def bind(process_set: ProcessSet, known: ProcessSet) -> None:
+    """Makes it another object of a set that is known, unless it is registered already."""
+    if process_set.process_set_id is not None:
+        return
+    process_set.ranks, process_set._number = list(known.ranks), known._number
+    if known.process_set_id is not None:
+        register(process_set, known.process_set_id)
+
+
+def next_to_take() -> ProcessSet:
+    """The next of those that others have made. ValueError if there are no more."""
+    if not to_take:
+        raise ValueError(f"rank {_core.rank()} has come later to this elastic job and makes more process sets than the "
+                         f"{made} that the others have made. Before it trains, a script must make the same sets in the "
+                         "same order on all workers.")
+    return to_take.popleft()
+
+
+def _carried_over(ranks: Optional[List[int]]) -> Optional[ProcessSet]:
+    """A set of an earlier world that has these ranks now."""
+    return next((known for known in _registered if known._number < carried and known.ranks == ranks), None)
+
+
+def _is_gone(process_set: ProcessSet) -> bool:
+    return process_set._number is not None and not process_set.ranks
+
+
+def registered_sets() -> List[ProcessSet]:
+    """All objects that register has given an id to, in this epoch."""
+    return [*_registered]
 
 
 def ids_and_ranks() -> Dict[int, List[int]]:
@@ -150,8 +202,15 @@ def is_registered(process_set: ProcessSet) -> bool:
 def require_registered(process_set: ProcessSet) -> None:
     """ValueError unless is_registered."""
     if not is_registered(process_set):
-        raise ValueError(f"{process_set} is not registered, or not any more; use hvd.add_process_set or hvd.init("
-                         "process_sets=...).")
+        raise not_registered(process_set)
+
+
+def not_registered(process_set: ProcessSet) -> ValueError:
+    """The error of whoever uses it."""
+    if _is_gone(process_set):
+        return ValueError(f"{process_set} is not registered any more: every member of it has left the elastic job.")
+    return ValueError(f"{process_set} is not registered, or not any more; use hvd.add_process_set or hvd.init("
+                      "process_sets=...).")
 
 
 def registered(ranks: Sequence[int]) -> ProcessSet:

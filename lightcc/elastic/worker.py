@@ -26,6 +26,15 @@ def available() -> bool:
     return _connection is not None or VARIABLE in os.environ
 
 
+def is_elastic() -> bool:
+    """Whether ranks may come later. What they make then, the others have already: so that must not communicate.
+
+    >>> is_elastic()
+    False
+    """
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
 def connection() -> "Connection":
     """That with the driver; there is one."""
     global _connection
@@ -63,12 +72,14 @@ class Connection:
         atexit.register(self._leave)
         threading.Thread(target=self._read, name="lightcc-elastic", daemon=True).start()
 
-    def join_epoch(self) -> None:
-        """Forms the next world that this worker is a member of. SystemExit(0) if it is not wanted any more."""
+    def join_epoch(self, agree: Callable[[], None]) -> None:
+        """Forms the next world that this worker is a member of. SystemExit(0) if it is not wanted any more.
+
+        agree: collectives that the members begin with, part of their meeting. If they fail it leaves the world."""
         if os.getpid() != self._process:
             raise HorovodInternalError("init: a process forked from a worker is no worker of the elastic job")
         for tries in range(1, _TRIES + 1):
-            if self._meet(last=tries == _TRIES):
+            if self._meet(agree, last=tries == _TRIES):
                 return
 
     def synced(self) -> None:
@@ -78,12 +89,13 @@ class Connection:
         if os.getpid() == self._process:
             self._send("leaving")
 
-    def _meet(self, last: bool) -> bool:
+    def _meet(self, agree: Callable[[], None], last: bool) -> bool:
         """Whether the members have met; one of them may end before, which is no try of ours."""
         while True:
             place = self._place()
             try:
                 self._init(place)
+                agree()
             except HorovodInternalError:
                 if self._cancelled >= place["epoch"]:
                     continue

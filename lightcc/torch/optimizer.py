@@ -10,6 +10,7 @@ import torch
 from lightcc import _core, ops
 from lightcc.common.process_sets import global_process_set, registered
 from lightcc.common.util import split_list
+from lightcc.elastic.worker import is_elastic
 from lightcc.torch.arguments import names_of
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import broadcast_object
@@ -33,7 +34,7 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
 )
 from lightcc.torch.optimizer_attributes import OptimizerAttributes
 from lightcc.torch.residuals import SavedResiduals
-from lightcc.wrapper_arguments import check_predivide, compression_of, groups_of, is_elastic, stays_here
+from lightcc.wrapper_arguments import check_predivide, compression_of, groups_of, stays_here
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,

@@ -5,7 +5,7 @@
 
 calls module.prepare() once, and module.work(worlds, options) in a process for each name in worlds, which starts when
 the first world that it is in may begin; worlds is a Worlds, with
-    worlds.enter()                        hvd.init, into the first world
+    worlds.enter(...)                     hvd.init(...), into the first world
     worlds.leave_and_enter()              shutdown and init into the next one, for run_fn; ends who is not in it
 Returns what those of the last world printed. Processes meet by files in the folder. They are forked from one that has
 imported PyTorch, as that is what takes time.
@@ -57,14 +57,14 @@ class Worlds:
         self._worlds, self._folder, self.me = worlds, folder, me
         self.number = first_of(worlds, me) - 1
 
-    def enter(self):
+    def enter(self, **arguments):
         import lightcc.torch as hvd
         self.number += 1
         if self.me not in self.members:
             sys.exit(0)
         if len(self.members) > len(self._worlds[self.number - 1]) and self.number:
             (self._folder / f"ready{self.number}").touch()  # those that are new may start
-        hvd.init(Meeting(self._folder / f"world{self.number}", self.members, self.me))
+        hvd.init(Meeting(self._folder / f"world{self.number}", self.members, self.me), **arguments)
 
     def leave_and_enter(self):
         import lightcc.torch as hvd
