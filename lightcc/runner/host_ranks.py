@@ -44,7 +44,7 @@ class HostRanks:
             self._feed = Feed(rank.process.stdin, self._selector)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, functools.partial(self._ended, rank))
         for stream, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
-            self._pipes.register(pipe.fileno(), selectors.EVENT_READ, (rank.number, stream))
+            self._pipes.register(pipe, selectors.EVENT_READ, (rank.number, stream))
         if rank.talk:
             self._talks[rank.number] = Sink(rank.talk.fileno(), f"the connection to rank {rank.number}")
             self._selector.register(rank.talk, selectors.EVENT_READ, functools.partial(self._hear, rank))
@@ -53,8 +53,9 @@ class HostRanks:
         return [Started(rank.number, rank.pid) for rank in self._ranks.values()]
 
     def tell(self, rank: int, chunk: bytes) -> None:
-        """By the socket that it has for that. What it says is an event (Said)."""
-        self._talks[rank].put(None, chunk)
+        """By the socket that it has for that, if it has not closed it. What it says is an event (Said)."""
+        if rank in self._talks:
+            self._talks[rank].put(None, chunk)
 
     def flush(self) -> None:
         """What ranks were told and were too slow to take. Is to be called often."""
@@ -93,17 +94,25 @@ class HostRanks:
         yield Over(self._host, stuck)
 
     def _ended(self, rank: Rank) -> list[Message]:
-        said = self._hear(rank) if rank.number in self._talks else []  # its last words come before its end
+        said: list[Message] = []
+        while last_words := self._hear(rank):  # which come before its end
+            said += last_words
         self._selector.unregister(rank.pidfd)
+        rank.unwatch()
         return [*said, Ended(rank.number, rank.exit_code())]
 
     def _hear(self, rank: Rank) -> list[Message]:
+        if rank.number not in self._talks:
+            return []
         chunk = b""
         with contextlib.suppress(OSError):
             chunk = rank.talk.recv(READ_BYTES, socket.MSG_DONTWAIT)
-        if not chunk and rank.talk in self._selector.get_map():
-            self._selector.unregister(rank.talk)
-        return [Said(rank.number, chunk)] if chunk else []
+        if chunk:
+            return [Said(rank.number, chunk)]
+        del self._talks[rank.number]
+        self._selector.unregister(rank.talk)
+        rank.talk.close()
+        return []
 
     def _read(self) -> Iterator[Message]:
         for key, _ in self._pipes.select(0):
@@ -112,6 +121,7 @@ class HostRanks:
                 yield Output(*key.data, chunk)
             if chunk == b"":
                 self._pipes.unregister(key.fd)
+                key.fileobj.close()
 
 
 def _read_some(fd: int) -> Optional[bytes]:

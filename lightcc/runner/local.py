@@ -83,8 +83,14 @@ class Rank:
             return None
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
+    def unwatch(self) -> None:
+        """It has ended: nobody asks its pidfd any more."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
     def close(self) -> None:
-        os.close(self.pidfd)
+        self.unwatch()
         for file in (self.process.stdin, self.process.stdout, self.process.stderr, self.talk):
             if file:
                 file.close()
@@ -130,7 +136,10 @@ def started(job: Job) -> Iterator[list[Rank]]:
 @contextlib.contextmanager
 def rank_starter(job: Job) -> Iterator[Callable[[Place], Rank]]:
     """A function that starts a rank of the job here, the leader of a process group of its own. However the block ends,
-    the ranks and all in their groups are gone after it, and so is the watcher."""
+    the ranks and all in their groups are gone after it, and so is the watcher.
+
+    None is reaped before, as its number is also that of its group, which we and the watcher signal, and must not become
+    another process's. So a worker that an elastic job has lost costs a zombie until the end, and no more."""
     watcher = subprocess.Popen(
         [sys.executable, "-I", "-S", os.path.abspath(groups.__file__), str(os.getpid())], cwd="/", bufsize=0,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)

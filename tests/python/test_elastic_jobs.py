@@ -76,6 +76,20 @@ def test_a_worker_dies_and_is_replaced(tmp_path, point, rank):
     assert sizes[:4] == [2] * 4 and 1 in sizes and extra <= 3 and loss < 0.5, sizes
 
 
+def test_lost_workers_cost_the_launcher_no_descriptors(tmp_path):
+    running = job(tmp_path, "-np", 2, "--min-np", 2, "--failures-per-host", 9, passes="inf", pause_s=0.01)
+    trained(running, 2)
+    launcher = psutil.Process(running.process.pid)
+    before = launcher.num_fds()
+    for _ in range(2):
+        newest = workers(running)[-1]
+        newest.kill()
+        wait_until(lambda: len(workers(running)) == 2 and newest not in workers(running), "another worker")
+    wait_until(lambda: launcher.num_fds() == before, f"{before} descriptors", launcher.num_fds)
+    (tmp_path / "stop").touch()
+    assert running.finish()[0] == 0
+
+
 def test_the_newcomer_of_a_reset_dies(tmp_path):
     running = job(tmp_path, "-np", 2, "--min-np", 2, "--failures-per-host", 3, passes=4, pause_s=0.02)
     trained(running, 3)
