@@ -324,6 +324,20 @@ TEST(BootstrapExchange, AFailureIsBroughtToAll) {
     }
 }
 
+TEST(BootstrapExchange, AFailureIsBroughtToAllOnce) {
+  Site site;
+  std::thread client([&] {
+    open_exchange(1, 3, credentials_of("j"), site.endpoints)->fail(Error(Code::internal, "no memory on host h"));
+  });
+  auto root = open_exchange(0, 3, credentials_of("j"), {}, site.take());
+  const Outcome outcome = exchange_note(*root, "", in_ms(20'000));  // gives rank 2 a second to hear of it
+  EXPECT_EQ(outcome.text, "rank 1: no memory on host h");
+  const uint64_t before_ns = now_ns();
+  root->fail(Error(outcome.code, outcome.text));
+  EXPECT_LT(now_ns() - before_ns, 900'000'000u);
+  client.join();
+}
+
 TEST(BootstrapExchange, ManyRanks) {
   constexpr int kSize = 200;
   Site site;

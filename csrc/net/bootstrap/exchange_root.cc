@@ -109,6 +109,7 @@ void ExchangeRoot::fail(const Error& error, const Cancellation* cancellation) {
 // All clients are told, and those that connect within kFailureNoticeNs. It ends when they close: a connection that is
 // closed here with unread bytes is reset, and the notice is lost.
 void ExchangeRoot::tell_failure(const Cancellation* cancellation) {
+  if (failure_told_) return;  // exchange() has thrown it, and our caller brings it to fail()
   const auto frame = std::make_shared<const std::string>(failure_frame(*failure_));
   const bool late = failure_->code() == Code::timeout;  // who is absent now has had the time
   const Deadline last(now_ns() + kFailureNoticeNs, cancellation);
@@ -125,6 +126,7 @@ void ExchangeRoot::tell_failure(const Cancellation* cancellation) {
     serve(last);
     tell();
   }
+  failure_told_ = true;
   clients_.clear();
   by_rank_.assign(size_t(size_), nullptr);
   unsent_ = 0;

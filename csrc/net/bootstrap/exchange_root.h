@@ -78,6 +78,7 @@ class ExchangeRoot : public BootstrapExchange {
   std::string refused_;  // why a process of this job was refused last
   Address own_;
   std::optional<Error> failure_;
+  bool failure_told_ = false;
 };
 
 }  // namespace lightcc
