@@ -8,8 +8,8 @@ import selectors
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Callable, Optional, Union
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from lightcc.elastic import messages
 from lightcc.elastic.discovery_thread import DiscoveryThread
@@ -29,8 +29,8 @@ from lightcc.elastic.worker_processes import WorkerProcesses
 from lightcc.runner import network
 from lightcc.runner.elastic.discovery import DiscoveryError, HostDiscovery
 from lightcc.runner.hosts import Place
-from lightcc.runner.local import Job, StartError
-from lightcc.runner.messages import Ended, Failed, Output, Over, Remark, Said, Started, Threads
+from lightcc.runner.local import Job, StartError, job_environment
+from lightcc.runner.messages import Ended, Failed, NotStarted, Output, Over, Remark, Said, Started, Threads
 from lightcc.runner.rank_outputs import RankOutputs, wait_for
 from lightcc.runner.remote import Event, Lost
 from lightcc.runner.supervise import LOST_CODE, Outcome, Signals, signals_as_bytes
@@ -41,11 +41,29 @@ CHECK_S = 1.0  # how often workers are asked whether they live, and agents' sile
 PAUSE_S = 2.0  # if this process stood still for longer, silence of others says nothing
 
 
+class WorkerEnd(NamedTuple):
+    """How a worker has ended."""
+
+    name: str  # worker 3 (pid 17 on host h1)
+    code: int
+    how: str   # exited with code 1
+    dismissed: bool
+
+
+@dataclass
+class ElasticOutcome(Outcome):
+    ends: dict[int, WorkerEnd] = field(default_factory=dict)  # of all workers, by number
+    members: list[int] = field(default_factory=list)          # the workers of the last epoch, by rank; of none: []
+
+
 def drive(job: Job, limits: Limits, discovery: HostDiscovery, stdout: int, stderr: int, signals: Sequence[int] = (),
-          worker_timeout_s: float = WORKER_TIMEOUT_S, is_here: Callable[[str], bool] = network.is_here) -> Outcome:
+          worker_timeout_s: float = WORKER_TIMEOUT_S,
+          is_here: Callable[[str], bool] = network.is_here) -> ElasticOutcome:
     """Runs the job, which has no places; returns when all its processes have ended. A worker that does not answer for
     worker_timeout_s is killed. is_here: whether a host is this one. The other arguments and errors are those of
     supervise(). DiscoveryError if the first discovery of hosts fails."""
+    job = replace(job, talk_variable=messages.VARIABLE,
+                  settings={**job.settings, **job_environment(), "HOROVOD_ELASTIC": "1"})
     with contextlib.ExitStack() as stack:
         outputs = RankOutputs([stdout, stderr], job.timestamps, job.output_dir, limits.num_proc, stack)
         thread = DiscoveryThread(discovery)
@@ -80,6 +98,7 @@ class _Driver:
         self.membership = Membership(limits)
         self.termination = Termination(0, FAILURE_GRACE_S)
         self.talks: dict[int, _Talk] = {}
+        self.ends: dict[int, WorkerEnd] = {}
         self.slots: Optional[dict[str, int]] = None  # of the hosts found last
         self.stuck: list[str] = []
         self.next_check = self.last_step = time.monotonic()
@@ -91,7 +110,7 @@ class _Driver:
 
         self.selector.register(signals, selectors.EVENT_READ, take)
 
-    def run(self) -> Outcome:
+    def run(self) -> ElasticOutcome:
         while not (self.membership.over or self.termination.cause or self.stuck):
             self._step()
         if not self.termination.cause:
@@ -100,13 +119,15 @@ class _Driver:
             self._step()
         self._end()
         cause = self._cause()
-        return Outcome(cause, "\n".join(self._report(cause)))
+        return ElasticOutcome(cause, "\n".join(self._report(cause)), ends=self.ends,
+                              members=[worker.number for worker in self.membership.members])
 
     # What happens.
 
     def _step(self) -> None:
         now = time.monotonic()
-        waits = (self.membership.wait_s(now), self.termination.wait_s(now), max(0.0, self.next_check - now))
+        waits = (self.membership.wait_s(now), self.termination.wait_s(now), self.processes.wait_s(),
+                 max(0.0, self.next_check - now))
         events: list[Event] = []
         for key, _ in self.selector.select(min(wait for wait in waits if wait is not None)):
             events += key.data() or ()
@@ -135,13 +156,15 @@ class _Driver:
                 self.processes.started(event)
                 if self.verbose:
                     self.outputs.say(f"worker {event.rank} is {self.processes.described(event.rank)}")
+            elif isinstance(event, NotStarted):
+                self._ended(event.rank, event.exit_code, f"was not started: {event.text}")
             elif isinstance(event, Ended):
                 self._ended(event.rank, event.code, _how(event.code))
             elif isinstance(event, Lost):
                 self.processes.lost(event.host)
                 self.outputs.say(f"lost host {event.host}: {event.text}")
                 for number in self.processes.on_host(event.host):
-                    self._ended(number, LOST_CODE, "was lost with its host")
+                    self._ended(number, LOST_CODE, "was lost with its host", event.text)
             elif isinstance(event, Failed):
                 raise StartError(event.text, event.exit_code)
             elif isinstance(event, Threads):
@@ -187,14 +210,16 @@ class _Driver:
             for worker in self.membership.members[1:]:
                 self._tell(worker.number, "meet", epoch=epoch, where=message["where"])
 
-    def _ended(self, number: int, code: int, how: str) -> None:
+    def _ended(self, number: int, code: int, how: str, why: str = "") -> None:
         if number not in self.termination.running:
             return
         self.termination.running.discard(number)
         self.processes.send(number, signal.SIGTERM)  # to what it has left running
-        if code != 0 and not self.membership.workers[number].dismissed and not self.termination.cause:
-            self.outputs.say(f"{self._named(number)} {how}")
-        self.membership.exited(number, code, f"{self._named(number)} {how}", time.monotonic())
+        name, dismissed = self._named(number), self.membership.workers[number].dismissed
+        self.ends[number] = WorkerEnd(name, code, f"{how}: {why}" if why else how, dismissed)
+        if code != 0 and not dismissed and not self.termination.cause:
+            self.outputs.say(f"{name} {how}")
+        self.membership.exited(number, code, f"{name} {how}", time.monotonic())
 
     # What is done.
 
@@ -300,8 +325,8 @@ class _Driver:
                    else f"interrupted by {signal_name(-cause.code)}") \
                 + (f"; ended {cause.others} worker{'s' * (cause.others != 1)}" if cause.others else "")
         elif cause:
-            yield self.membership.over.text + ("" if cause.rank is None else
-                                               f"; the first: {self._named(cause.rank)} {_how(cause.code)}")
+            first = self.ends.get(cause.rank)
+            yield self.membership.over.text + (f"; the first: {first.name} {first.how}" if first else "")
         if self.stuck:
             yield f"did not end after SIGKILL, stuck in the kernel: {', '.join(dict.fromkeys(self.stuck))}"
         yield from self.outputs.errors()

@@ -15,9 +15,11 @@ from typing import Callable, Optional, Union
 from lightcc.runner.host_ranks import HostRanks
 from lightcc.runner.hosts import Place
 from lightcc.runner.local import Job, Rank, StartError, rank_starter, with_threads
-from lightcc.runner.messages import Ended, Remark, Started
+from lightcc.runner.messages import NotStarted, Remark, Started
 from lightcc.runner.output import Sink
 from lightcc.runner.remote import END_S, Agent, Event, Lost, forwarded
+from lightcc.runner.result_transfer import PART_BYTES, ResultReceiver
+from lightcc.runner.run_files import read_chunks
 
 
 @dataclass
@@ -25,7 +27,7 @@ class _RemoteHost:
     agent: Agent
     answer_by: float
     begun: bool = False
-    waiting: list[Place] = field(default_factory=list)  # to be started once it has answered
+    waiting: list[Place] = field(default_factory=list)  # to be started once it has answered and has the function
 
 
 class WorkerProcesses:
@@ -34,6 +36,7 @@ class WorkerProcesses:
 
     def __init__(self, job: Job, selector: selectors.BaseSelector, stack: contextlib.ExitStack) -> None:
         self._job = job
+        self._receiver = ResultReceiver(job.run_files, job.settings["LIGHTCC_SECRET"]) if job.run_files else None
         self._selector = selector
         self._stack = stack
         self._places: dict[int, Place] = {}
@@ -44,8 +47,10 @@ class WorkerProcesses:
         self._ending: list[Agent] = []
 
     def start(self, place: Place, now: float) -> list[Event]:
-        """place.rank: the worker's number. One that cannot be started has ended."""
+        """place.rank: the worker's number."""
         self._places[place.rank] = place
+        if self._job.run_files:
+            self._job.run_files.add(place.rank)
         if place.here:
             return self._start_here(place)
         events = self._connect(place.host, now)
@@ -57,7 +62,7 @@ class WorkerProcesses:
         self._pids[event.rank] = event.pid
 
     def is_started(self, number: int) -> bool:
-        """False until its host's agent has answered."""
+        """False until its host's agent has answered and has the function, if there is one."""
         remote = self._remote.get(self._places[number].host)
         return remote is None or self._places[number] not in remote.waiting
 
@@ -87,9 +92,15 @@ class WorkerProcesses:
                 lines = host.agent.last_lines()
                 events.append(Lost(host.agent.host, f"no answer within {self._job.start_timeout_s:g} s "
                                                     "(--start-timeout)" + (f"; {lines}" if lines else "")))
-            elif host.agent.ready and host.waiting:
+            if host.agent.can_load():  # one part at a time: others are heard between
+                host.agent.load_more()
+            if host.agent.ready and host.waiting and not host.agent.loading:
                 self._begin(host)
         return events
+
+    def wait_s(self) -> Optional[float]:
+        """The time until the next step() has something to do that no event tells of; None: there is nothing."""
+        return 0.0 if any(host.agent.can_load() for host in self._remote.values()) else None
 
     def lost(self, name: str) -> None:
         """Of a host: its agent is gone. A new one is started if there is something to start there."""
@@ -128,7 +139,7 @@ class WorkerProcesses:
         try:
             rank = self._start_rank(place)
         except StartError as error:
-            return [*events, Remark(str(error)), Ended(place.rank, error.exit_code)]
+            return [*events, NotStarted(place.rank, str(error), error.exit_code)]
         self._here.add(rank)
         return [*events, Started(rank.number, rank.pid)]
 
@@ -136,7 +147,9 @@ class WorkerProcesses:
         if name in self._remote:
             return []
         command = self._job.agent_command(name)
-        agent = Agent(name, [], command, self._selector)
+        agent = Agent(name, [], command, self._selector, self._receiver)
+        if self._job.run_files:
+            agent.load(read_chunks(self._job.run_files.function, PART_BYTES))
         self._stack.callback(_disconnect, agent)
         self._remote[name] = _RemoteHost(agent, now + self._job.start_timeout_s)
         return [Remark(f"host {name}: {shlex.join(command)}")] if self._job.verbose else []

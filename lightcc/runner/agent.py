@@ -27,6 +27,7 @@ from lightcc.runner.messages import (
     Input,
     Load,
     Message,
+    NotStarted,
     Over,
     Pause,
     Remark,
@@ -167,18 +168,20 @@ class _Agent:
             self._send(Failed(str(error), error.exit_code))
             return
         if self._run_files:
-            self._run_files.close_function()
+            if not job.talk_variable:  # else more ranks may come
+                self._run_files.close_function()
             self._result_sender = ResultSender(self._run_files, job.environment["LIGHTCC_SECRET"])
         self._host_ranks = HostRanks(job.host, ranks, self._selector, self._pipes)
         for message in [*remarks, *self._host_ranks.started()]:
             self._send(message)
 
     def _start_rank(self, place: Place) -> None:
+        if self._run_files:
+            self._run_files.add(place.rank)
         try:
             rank = self._start(place)
-        except StartError as error:  # the others go on
-            self._send(Remark(str(error)))
-            self._send(Ended(place.rank, error.exit_code))
+        except StartError as error:
+            self._send(NotStarted(place.rank, str(error), error.exit_code))
             return
         self._host_ranks.add(rank)
         self._send(Started(rank.number, rank.pid))

@@ -7,19 +7,18 @@ agent there, as messages (result_transfer.py).
 import os
 import pickle
 import signal
-import socket
 import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NoReturn, Optional, Union
+from typing import Any, Callable, Optional, Union
 
+from lightcc.elastic.options import Options
 from lightcc.runner import hosts as _hosts
-from lightcc.runner import network, remote, result_file
-from lightcc.runner.hosts import Place
+from lightcc.runner import network, remote, results
 from lightcc.runner.local import Job, pythonpath_setting
 from lightcc.runner.run_files import RunFiles
-from lightcc.runner.supervise import Outcome, supervise
+from lightcc.runner.supervise import supervise
 
 
 def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None,
@@ -57,47 +56,68 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     >>> lightcc.run(lambda base: base + int(os.environ["HOROVOD_RANK"]), args=(10,), num_proc=2)
     [10, 11]
     """
-    num_proc = _renamed("np", np, "num_proc", num_proc)
-    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
-    elastic = {
-        "min_num_proc": _renamed("min_np", min_np, "min_num_proc", min_num_proc),
-        "max_num_proc": _renamed("max_np", max_np, "max_num_proc", max_num_proc),
-        "slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range,
-        "host_discovery_script": host_discovery_script,
-    }
-    for name, value in elastic.items():
-        if value is not None:
-            raise ValueError(f"run: {name} asks for elastic training, which is not supported in this version")
     if use_gloo and use_mpi:
         raise ValueError("run: give either use_gloo or use_mpi, not both")
-
+    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
+    elastic = _options(
+        num_proc=_renamed("np", np, "num_proc", num_proc), hosts=hosts, hostfile=hostfile,
+        min_num_proc=_renamed("min_np", min_np, "min_num_proc", min_num_proc),
+        max_num_proc=_renamed("max_np", max_np, "max_num_proc", max_num_proc), slots_per_host=slots,
+        reset_limit=reset_limit, blacklist_cooldown_range=cooldown_range, host_discovery_script=host_discovery_script)
     template = _launch_command()
-    places = _hosts.places(num_proc, hosts, hostfile, lambda name: network.is_here(name, resolve=not template))
+
+    def is_here(host: str) -> bool:
+        return network.is_here(host, resolve=not template)
+
+    places = [] if elastic.is_elastic else _hosts.places(elastic.num_proc, hosts, hostfile, is_here)
     settings = pythonpath_setting()
     if start_timeout is not None:
         settings["HOROVOD_START_TIMEOUT"] = str(start_timeout)
     timeout_s = float(settings.get("HOROVOD_START_TIMEOUT") or os.environ.get("HOROVOD_START_TIMEOUT") or 30)
+    if elastic.is_elastic or not all(place.here for place in places):
+        settings.update(_interfaces(network_interfaces))
     if not all(place.here for place in places):
-        settings.update(_meeting(places, network_interfaces))
+        settings["LIGHTCC_STORE_ADDR"] = network.store_address(
+            places[0].host, places[0].here, settings.get("LIGHTCC_IFACE") or os.environ.get("LIGHTCC_IFACE", ""),
+            os.environ.get("LIGHTCC_PORT_RANGE", ""))
 
     def agent_command(host: str) -> list[str]:
         return (remote.template_command(template, host) if template
                 else remote.ssh_command(host, timeout_s, ssh_port, ssh_identity_file))
 
-    with RunFiles(range(num_proc)) as run_files:
+    with RunFiles(place.rank for place in places) as run_files:
         _write(run_files.function, func, args, kwargs)
         job = Job(places, lambda rank: [executable or sys.executable, "-m", "lightcc.runner.task"], run_files=run_files,
                   settings=settings, output_dir=output_filename, verbose=bool(verbose), agent_command=agent_command,
                   start_timeout_s=timeout_s)
-        in_main_thread = threading.current_thread() is threading.main_thread()
+        outputs = _descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2)
+        signals = (signal.SIGINT,) if threading.current_thread() is threading.main_thread() else ()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        outcome = supervise(job, _descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2),
-                            (signal.SIGINT,) if in_main_thread else ())
-        if outcome.cause:
-            _fail(outcome, places, run_files)
-        return [_value(place, run_files) for place in places]
+        if elastic.is_elastic:
+            return _drive(job, elastic, outputs, signals, is_here)
+        return results.values(supervise(job, *outputs, signals), places, run_files)
+
+
+def _options(**said: Any) -> Options:
+    """Checked as lightccrun's flags are."""
+    if said["min_num_proc"] is not None and said["num_proc"] == 1:  # which is the default too
+        said["num_proc"] = None
+    names = {"slots_per_host": "slots", "blacklist_cooldown_range": "cooldown_range"}
+    options = Options(lambda name: names.get(name, name), **said)
+    options.check()
+    return options
+
+
+def _drive(job: Job, elastic: Options, outputs: tuple[int, int], signals: Sequence[int],
+           is_here: Callable[[str], bool]) -> list[Any]:
+    from lightcc.elastic import driver  # here, so that other jobs do not pay for it
+    from lightcc.elastic import results as elastic_results
+
+    limits = elastic.limits()
+    outcome = driver.drive(job, limits, elastic.discovery(), *outputs, signals, is_here=is_here)
+    return elastic_results.values(outcome, limits.min_num_proc, job.run_files)
 
 
 def _launch_command() -> str:
@@ -109,13 +129,10 @@ def _launch_command() -> str:
         raise ValueError(f"run: LIGHTCC_LAUNCH_COMMAND: {error}") from None
 
 
-def _meeting(places: Sequence[Place], interfaces: Union[str, Sequence[str], None]) -> dict[str, str]:
-    """Where ranks of several hosts meet, and which interfaces they use."""
-    names = interfaces if interfaces is None or isinstance(interfaces, str) else ",".join(interfaces)
-    chosen = {"LIGHTCC_IFACE": f"={names}"} if names else {}
-    return {**chosen, "LIGHTCC_STORE_ADDR": network.store_address(
-        places[0].host, places[0].here, chosen.get("LIGHTCC_IFACE") or os.environ.get("LIGHTCC_IFACE", ""),
-        os.environ.get("LIGHTCC_PORT_RANGE", ""))}
+def _interfaces(names: Union[str, Sequence[str], None]) -> dict[str, str]:
+    """The setting that has ranks use these."""
+    names = names if names is None or isinstance(names, str) else ",".join(names)
+    return {"LIGHTCC_IFACE": f"={names}"} if names else {}
 
 
 def _write(memory: int, func: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Mapping[str, Any]]) -> None:
@@ -125,44 +142,6 @@ def _write(memory: int, func: Callable[..., Any], args: Sequence[Any], kwargs: O
         # First: func may come from a module that only our path finds. "" is where we work, whatever -m makes of it.
         pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], file)
         cloudpickle.dump((func, tuple(args), dict(kwargs or {})), file)
-
-
-def _fail(outcome: Outcome, places: Sequence[Place], run_files: RunFiles) -> NoReturn:
-    cause = outcome.cause
-    if cause.rank is None and cause.code == -signal.SIGINT:
-        raise KeyboardInterrupt
-    if cause.code > 0:
-        # A rank that raised first may end last (frameworks take their time to unload), so their own clocks decide.
-        # What was raised after a silent exit or the loss of a host follows from it.
-        headers = [(place, result_file.read_header(run_files.results[place.rank])) for place in places]
-        errors = [(found.time_s, place.rank, found) for place, found in headers if found and found.is_error
-                  and (place.rank == cause.rank or found.time_s <= outcome.failed_at)]
-        if errors:
-            _, rank, found = min(errors)
-            first = "" if rank == cause.rank else f"{_named(places[rank])} raised an exception; then "
-            raise RuntimeError(f"run: {first}{outcome.text}\n\n{result_file.read_text(run_files.results[rank], found)}")
-    raise RuntimeError(f"run: {outcome.text}")
-
-
-def _value(place: Place, run_files: RunFiles) -> Any:
-    memory = run_files.results[place.rank]
-    found = result_file.read_header(memory)
-    if found is None:
-        raise RuntimeError(f"run: {_named(place)} exited with code 0 before the function returned, so it has no result")
-    if found.is_error:  # and then something made it exit with code 0
-        raise RuntimeError(f"run: {_named(place)} raised an exception\n\n{result_file.read_text(memory, found)}")
-    try:
-        value = result_file.read_value(memory, found)
-    except Exception as error:
-        raise RuntimeError(f"run: the result of {_named(place)} cannot be unpickled here: {error!r}") from error
-    run_files.close_result(place.rank)  # the next one may be large as well
-    return value
-
-
-def _named(place: Place) -> str:
-    if place.local_size == place.size and place.here:
-        return f"rank {place.rank}"
-    return f"rank {place.rank} (host {socket.gethostname() if place.here else place.host})"
 
 
 def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:

@@ -72,21 +72,26 @@ def of_lsf(environment: Mapping[str, str]) -> list[Host]:
     return [Host(name, int(count)) for name, count in zip(words[::2], words[1::2])]
 
 
+def listed(hosts: Optional[str], hostfile: Optional[str]) -> list[Host]:
+    """None if neither says any. Raises ValueError or OSError as parse and parse_file do, and if both do."""
+    if hosts and hostfile:
+        raise ValueError("give either hosts or a hostfile, not both")
+    return parse(hosts) if hosts else parse_file(hostfile) if hostfile else []
+
+
 def places(num_proc: int, hosts: Optional[str] = None, hostfile: Optional[str] = None,
            is_here: Callable[[str], bool] = network.is_here) -> list[Place]:
     """Fills the hosts in the order listed. Raises ValueError if that cannot be, OSError if there is no such file."""
     if num_proc < 1:
         raise ValueError(f"the number of processes must be at least 1, not {num_proc}")
-    if hosts and hostfile:
-        raise ValueError("give either hosts or a hostfile, not both")
+    found = listed(hosts, hostfile)
     if not (hosts or hostfile):
         return _filled(num_proc, [(Host(socket.gethostname(), num_proc), True)])
-    listed = parse(hosts) if hosts else parse_file(hostfile)
-    slots = sum(host.slots for host in listed)
+    slots = sum(host.slots for host in found)
     if slots < num_proc:
         source = f"-H {hosts}" if hosts else hostfile
         raise ValueError(f"{num_proc} processes do not fit: {source} has {slots} slot{'s' * (slots != 1)}")
-    return _filled(num_proc, _distinct(listed, is_here))
+    return _filled(num_proc, _distinct(found, is_here))
 
 
 def _distinct(listed: Sequence[Host], is_here: Callable[[str], bool]) -> list[tuple[Host, bool]]:

@@ -16,7 +16,7 @@ from lightcc._version import __version__
 from lightcc.elastic import command_line
 from lightcc.runner import flags, hosts, nccl_plugin, network, remote
 from lightcc.runner.elastic.discovery import DiscoveryError
-from lightcc.runner.local import Job, StartError, job_environment
+from lightcc.runner.local import Job, StartError
 from lightcc.runner.supervise import Outcome, supervise
 from lightcc.runner.termination import exit_code
 
@@ -118,7 +118,9 @@ def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         args.hosts = ",".join(f"{host.name}:{host.slots}" for host in allocated)
         if args.num_proc is None:
             args.num_proc = sum(host.slots for host in allocated)
-    command_line.check(args)
+    args.elastic = command_line.options(args)
+    args.elastic.check()
+    args.num_proc = args.elastic.num_proc
     if args.num_proc is None:
         raise ValueError(_without_number(args.command))
     if not args.command:
@@ -151,7 +153,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         args = parse_args(arguments)
         settings, command = args.settings, args.command
         timeout_s = _seconds(settings.get("HOROVOD_START_TIMEOUT") or os.environ.get("HOROVOD_START_TIMEOUT") or "30")
-        if command_line.is_elastic(args):
+        if args.elastic.is_elastic:
             return _drive(args, timeout_s)
         # Names that are not ssh's (of containers, of pods) are nothing to ask the system about.
         places = hosts.places(args.num_proc, args.hosts, args.hostfile,
@@ -180,19 +182,16 @@ def _job(args: argparse.Namespace, timeout_s: float) -> Job:
 
 
 def _drive(args: argparse.Namespace, timeout_s: float) -> int:
-    """An elastic job."""
-    from lightcc.elastic import driver, messages  # here, so that other jobs do not pay for it
+    from lightcc.elastic import driver  # here, so that other jobs do not pay for it
 
-    limits, discovery = command_line.limits(args), command_line.discovery(args)
+    limits, discovery = args.elastic.limits(), args.elastic.discovery()
     worker_timeout_s = driver.WORKER_TIMEOUT_S if args.worker_timeout is None else args.worker_timeout
     for line in args.remarks.values():
         _say(line)
     if args.verbose:
         _say(f"{args.num_proc} x {shlex.join(args.command)}, elastic")
-    job = replace(_job(args, timeout_s), talk_variable=messages.VARIABLE,
-                  settings={**args.settings, **job_environment(), "HOROVOD_ELASTIC": "1"})
     return _outcome_of(lambda: driver.drive(
-        job, limits, discovery, 1, 2, SIGNALS, worker_timeout_s,
+        _job(args, timeout_s), limits, discovery, 1, 2, SIGNALS, worker_timeout_s,
         lambda name: network.is_here(name, resolve=not args.launch_command)))
 
 

@@ -92,8 +92,16 @@ class Threads(NamedTuple):
         return f"OMP_NUM_THREADS is not set; it is {self.each} for each rank: {cores} for {ranks} of a host"
 
 
+class NotStarted(NamedTuple):
+    """One of the ranks that come and go could not be started; the others go on."""
+
+    rank: int
+    text: str
+    exit_code: int
+
+
 class Failed(NamedTuple):
-    """A rank could not be started."""
+    """A rank could not be started, which ends the job."""
 
     text: str
     exit_code: int
@@ -147,10 +155,10 @@ class Over(NamedTuple):
     stuck: list[int]  # processes that SIGKILL did not end
 
 
-Message = Union[Load, Begin, StartRank, Tell, Signal, Pause, Input, End, Alive, Started, Threads, Failed, Output, Taken,
-                Said, ResultPart, Ended, Remark, Over]
+Message = Union[Load, Begin, StartRank, Tell, Signal, Pause, Input, End, Alive, Started, NotStarted, Threads, Failed,
+                Output, Taken, Said, ResultPart, Ended, Remark, Over]
 _KINDS = (Begin, Signal, Pause, End, Alive, Started, Failed, Output, Ended, Remark, Over, Load, ResultPart,
-          Threads, Input, Taken, StartRank, Tell, Said)
+          Threads, Input, Taken, StartRank, Tell, Said, NotStarted)
 # Those that end in a chunk, and what stands before it; the others are JSON.
 _HEADS = {Load: struct.Struct("!"), Input: struct.Struct("!"), Output: struct.Struct("!IB"), Tell: struct.Struct("!I"),
           Said: struct.Struct("!I"), ResultPart: struct.Struct("!I?QQd32s")}

@@ -27,6 +27,7 @@ from lightcc.runner.messages import (
     Input,
     Load,
     Message,
+    NotStarted,
     Output,
     Over,
     Pause,
@@ -59,6 +60,8 @@ NOT_FORWARDED = (
     "TERM", "TERM_*", "COLORTERM", "LINES", "COLUMNS", "LS_COLORS", "WINDOWID", "DISPLAY", "WAYLAND_DISPLAY",
     "XAUTHORITY", "DBUS_*", "XDG_*", "SSH_*", "GPG_*", "KRB5CCNAME", "STY", "TMUX*", "INVOCATION_ID", "JOURNAL_STREAM",
 )
+
+_OF_A_RANK = (Started, NotStarted, Output, Said, ResultPart, Ended)
 
 
 class Lost(NamedTuple):
@@ -150,7 +153,7 @@ class Agent:
         selector.register(self._process.stderr, selectors.EVENT_READ, self._read_errors)
 
     def load(self, function: Iterable[bytes]) -> None:
-        """Begins to send a function of run()."""
+        """Begins to send a function of run(), once the agent has answered."""
         self._load = iter(function)
 
     @property
@@ -159,7 +162,7 @@ class Agent:
 
     def can_load(self) -> bool:
         """The next part need not wait for the connection."""
-        return not self.over and self._load is not None and self.commands.pending_bytes <= PART_BYTES
+        return self.ready and not self.over and self._load is not None and self.commands.pending_bytes <= PART_BYTES
 
     def load_more(self) -> None:
         chunk = next(self._load, None)
@@ -250,7 +253,7 @@ class Agent:
             chunk, self._other_output, self.ready = self._other_output[begin:], b"", True
         events: list[Event] = []
         for message in self._unpacker.feed(chunk):
-            if isinstance(message, (Started, Output, Said, ResultPart, Ended)) and message.rank not in self.ranks:
+            if isinstance(message, _OF_A_RANK) and message.rank not in self.ranks:
                 raise ValueError(f"it speaks of rank {message.rank}, which is not on this host")
             if isinstance(message, ResultPart):
                 if self._result_receiver is None:

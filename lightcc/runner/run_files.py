@@ -33,7 +33,7 @@ class RunFiles:
         return self.function, self.results[rank]
 
     def close_function(self) -> None:
-        """All ranks have it."""
+        """All ranks have it, and no more will come."""
         if self.function >= 0:
             os.close(self.function)
             self.function = -1

@@ -41,7 +41,8 @@ def _leave(result: BinaryIO, value: Any) -> None:
     try:
         cloudpickle.dump(value, result)
     except Exception as error:
-        raise RuntimeError(f"the result of rank {os.environ.get('HOROVOD_RANK')}, of type {type(value).__name__}, "
+        whose = "worker" if os.environ.get("HOROVOD_ELASTIC") == "1" else "rank"
+        raise RuntimeError(f"the result of {whose} {os.environ.get('HOROVOD_RANK')}, of type {type(value).__name__}, "
                            f"cannot be pickled: {error}") from error
     result_file.commit(result, is_error=False, time_s=time.monotonic())
 

@@ -41,7 +41,8 @@ MESSAGES = [Begin("h", [[1, 2]], ["a b", "c\nd"], {"K": "\udc80\n"}, "/", "V", 2
             End(), messages.Alive(), Started(1, 2), messages.Failed("no", 127), Output(7, 2, b"\x00\xff\r"),
             Output(7, 1, b""), Ended(1, -9), Remark("r"), Over("h", []), messages.Load(b"\x00f"),
             messages.StartRank([1, 2]), messages.Tell(1, b"\x00t"), messages.Said(1, b"\x00s"),
-            messages.Threads(1, 2, 3), messages.Input(b"\x00i"), messages.Taken(4, True),
+            messages.NotStarted(1, "no", 127), messages.Threads(1, 2, 3), messages.Input(b"\x00i"),
+            messages.Taken(4, True),
             messages.ResultPart(3, True, 1 << 40, 1 << 41, 0.5, bytes(range(32)), b"p")]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from jobs import environment, launch, start
-from lightcc.elastic import command_line
 from lightcc.elastic.membership import Limits
 from lightcc.runner import hosts
 from lightcc.runner import launch as launcher
@@ -83,13 +82,14 @@ def test_flags_of_elastic_jobs_are_refused_in_others(flag):
                                                                                        True)),
 ])
 def test_what_elastic_flags_mean(given, limits):
-    assert command_line.limits(launcher.parse_args([*map(str, given), "true"])) == Limits(*limits)
+    args = launcher.parse_args([*map(str, given), "true"])
+    assert args.elastic.limits() == Limits(*limits)
 
 
 @pytest.mark.parametrize("given, message", [
     (["-np", 2, "--min-np", 3], "--min-np 3, -np 2: expected --min-np <= -np <= --max-np"),
     (["-np", 4, "--min-np", 1, "--max-np", 3], "--min-np 1, -np 4, --max-np 3: expected"),
-    (["-np", 2, "--min-np", 1, "--blacklist-cooldown-range", 9, 3], "--blacklist-cooldown-range 9 3: expected two"),
+    (["-np", 2, "--min-np", 1, "--blacklist-cooldown-range", 9, 3], "--blacklist-cooldown-range: expected two times"),
     (["-np", 2, "--host-discovery-script", "x", "-H", "h:2"], "give either --host-discovery-script or hosts"),
     (["-np", 2, "--min-np", 1, "--slots-per-host", 2], "--slots-per-host is for hosts that a --host-discovery-script"),
     (["-np", 3, "--min-np", 1, "-H", "h:2"], "3 processes do not fit: the hosts have 2 slots"),

@@ -378,9 +378,6 @@ def test_run_errors(func, message):
 
 
 def test_run_checks_its_arguments(tmp_path):
-    for name in ("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "host_discovery_script"):
-        with pytest.raises(ValueError, match=f"{name} .* not supported in this version"):
-            run(rank_of_env, **{name: 1})
     with pytest.raises(ValueError, match="use_gloo or use_mpi"):
         run(rank_of_env, use_gloo=True, use_mpi=True)
     with pytest.raises(ValueError, match="hosts or a hostfile"):

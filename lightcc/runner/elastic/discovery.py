@@ -60,6 +60,7 @@ class HostDiscoveryScript(HostDiscovery):
     def __init__(self, script: str, slots: Optional[int] = None) -> None:
         self._script, self._slots = script, slots
         self._process: Optional["subprocess.Popen[str]"] = None  # that ran last
+        self._stopped = False
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         hosts: dict[str, int] = {}
@@ -75,7 +76,8 @@ class HostDiscoveryScript(HostDiscovery):
         return hosts
 
     def stop(self) -> None:
-        """Ends the script if it runs."""
+        """Ends the script if it runs, or if another thread is about to start it."""
+        self._stopped = True
         if self._process is not None:
             _kill(self._process)
 
@@ -87,6 +89,8 @@ class HostDiscoveryScript(HostDiscovery):
         except OSError as error:
             raise DiscoveryError(f"host discovery: cannot run {self._script}: {error.strerror}") from error
         with self._process as process:
+            if self._stopped:
+                _kill(process)
             try:
                 out, err = process.communicate(timeout=_SCRIPT_TIMEOUT_S)
             except subprocess.TimeoutExpired:
