@@ -32,7 +32,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
         mpi_args: Optional[str] = None, network_interface: Optional[str] = None,
         network_interfaces: Optional[str] = None, executable: Optional[str] = None, np: Optional[int] = None,
         min_np: Optional[int] = None, max_np: Optional[int] = None) -> list[Any]:
-    """Runs func(*args, **kwargs) in num_proc processes; returns their results in rank order.
+    """Runs func(*args, **kwargs) in num_proc processes; returns their results in rank order. With min_num_proc,
+    max_num_proc or host_discovery_script in processes that come and go.
 
     func, args and results travel by cloudpickle; modules that func needs are found along this process's sys.path. What
     ranks print appears here, tagged as by lightccrun. OMP_NUM_THREADS, if it is not set, is the cores of a host divided
@@ -44,17 +45,32 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     init; default HOROVOD_START_TIMEOUT, else 30. network_interfaces: "eth0,eth1", those that carry the traffic between
     hosts, all at once; default: the one that leads to rank 0. output_filename: a directory, as lightccrun's flag.
     verbose: say what is started where.
-    executable: the Python that runs the ranks (default: this one). np and network_interface are deprecated names of
-    num_proc and network_interfaces. use_gloo and use_mpi choose nothing, since lightcc has one controller; mpi_args
-    and disable_cache have no effect.
+    executable: the Python that runs the ranks (default: this one). np, min_np, max_np and network_interface are
+    deprecated names of num_proc, min_num_proc, max_num_proc and network_interfaces. use_gloo and use_mpi choose
+    nothing, since lightcc has one controller; mpi_args and disable_cache have no effect.
+
+    Elastic jobs (docs/elastic.md): num_proc: slots that must be there to begin; default min_num_proc, else 1.
+    min_num_proc: fewest workers that go on (default num_proc); max_num_proc: most workers (default: all slots).
+    host_discovery_script: a command that prints the hosts, instead of hosts; slots: of a host that it prints without a
+    number. reset_limit: most resets. cooldown_range: (shortest, longest), seconds for which a host whose worker failed
+    is not used; default: for ever. The first worker that returns ends the job, while the others may return too; the
+    result is what ranks 0 to min_num_proc - 1 return, ranks of the last world. If func never calls init(), workers
+    count in the order of their start.
 
     Raises RuntimeError if a host cannot be reached or a rank fails: it names the host and the rank and ends in the
-    rank's traceback. ValueError: the elastic arguments, which this version does not support; hosts and hostfile, or
-    use_gloo and use_mpi, both given; too few slots; a LIGHTCC_LAUNCH_COMMAND without {command}.
+    rank's traceback. In an elastic job this is so if the job fails, with the exception that was raised first, or if one
+    of these ranks did not return. ValueError: arguments that contradict each other, or elastic ones that are none; too
+    few slots; a LIGHTCC_LAUNCH_COMMAND without {command}. KeyboardInterrupt after Ctrl-C, when all have ended.
 
     >>> import lightcc, os
     >>> lightcc.run(lambda base: base + int(os.environ["HOROVOD_RANK"]), args=(10,), num_proc=2)
     [10, 11]
+    >>> def size():
+    ...     import lightcc.numpy as hvd
+    ...     hvd.init()
+    ...     return hvd.size()
+    >>> lightcc.run(size, num_proc=2, min_num_proc=1)  # what one rank returns, since one may be left
+    [2]
     """
     if use_gloo and use_mpi:
         raise ValueError("run: give either use_gloo or use_mpi, not both")

@@ -3,13 +3,14 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 
 import elastic_functions as functions
 import psutil
 import pytest
 
-from jobs import Job, wait_until
+from jobs import DEADLINE_S, Job, wait_until
 from lightcc.runner import run
 
 BY_SHELL = "sh -c {command}"  # starts the agents of other hosts, which are all this one
@@ -52,6 +53,14 @@ def test_large_arguments_and_results():
     assert all(result == data + bytes([rank]) for rank, result in enumerate(results)) and len(results) == 3
 
 
+def test_it_works_in_a_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.extend(run(functions.count, (2,), min_num_proc=2)))
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert results == [(0, 2, 0), (1, 2, 1)]
+
+
 # Workers that die and come.
 
 def test_survivors_return():
@@ -86,6 +95,11 @@ def test_a_failure_names_worker_and_host_and_ends_in_its_traceback(hosts, host):
     assert re.match(rf"(?s)run: no host is left whose workers have not failed \(--failures-per-host 1\); the first: "
                     rf"{named} exited with code 1\n\n{named} raised an exception\n\nTraceback .*\nKeyError: "
                     r"'the cause'\n$", str(error.value)), error.value
+
+
+def test_a_result_that_cannot_be_pickled():
+    with pytest.raises(RuntimeError, match="the result of worker 0, of type lock, cannot be pickled: "):
+        run(threading.Lock, min_num_proc=1)
 
 
 def test_too_few_are_left():
