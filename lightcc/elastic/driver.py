@@ -52,8 +52,10 @@ class WorkerEnd(NamedTuple):
 
 @dataclass
 class ElasticOutcome(Outcome):
+    """And what run() needs to know of the workers."""
+
     ends: dict[int, WorkerEnd] = field(default_factory=dict)  # of all workers, by number
-    members: list[int] = field(default_factory=list)          # the workers of the last epoch, by rank; of none: []
+    members: list[int] = field(default_factory=list)          # those of the last epoch, by rank; [] if there was none
 
 
 def drive(job: Job, limits: Limits, discovery: HostDiscovery, stdout: int, stderr: int, signals: Sequence[int] = (),

@@ -58,9 +58,10 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     count in the order of their start.
 
     Raises RuntimeError if a host cannot be reached or a rank fails: it names the host and the rank and ends in the
-    rank's traceback. In an elastic job this is so if the job fails, with the exception that was raised first, or if one
-    of these ranks did not return. ValueError: arguments that contradict each other, or elastic ones that are none; too
-    few slots; a LIGHTCC_LAUNCH_COMMAND without {command}. KeyboardInterrupt after Ctrl-C, when all have ended.
+    rank's traceback. An elastic job raises it if too few workers are left, with the traceback of the exception that was
+    raised first, or if a rank whose result is asked for has not returned. ValueError: arguments that contradict each
+    other, numbers of an elastic job that are none, too few slots, a LIGHTCC_LAUNCH_COMMAND without {command}.
+    KeyboardInterrupt after Ctrl-C, when all have ended.
 
     >>> import lightcc, os
     >>> lightcc.run(lambda base: base + int(os.environ["HOROVOD_RANK"]), args=(10,), num_proc=2)

@@ -73,7 +73,8 @@ def of_lsf(environment: Mapping[str, str]) -> list[Host]:
 
 
 def listed(hosts: Optional[str], hostfile: Optional[str]) -> list[Host]:
-    """None if neither says any. Raises ValueError or OSError as parse and parse_file do, and if both do."""
+    """Those that the user names, if any. Raises ValueError if both are given; ValueError or OSError as parse and
+    parse_file do."""
     if hosts and hostfile:
         raise ValueError("give either hosts or a hostfile, not both")
     return parse(hosts) if hosts else parse_file(hostfile) if hostfile else []

@@ -47,13 +47,13 @@ def count(steps):
     return elastic(loop)
 
 
-def train(die, size):
-    """Worker `die` is killed in step 3; the others return once they are so many again."""
+def train(die, size, victim="worker"):
+    """Worker `die`, or what has started it, is killed in step 3; the others return once they are so many again."""
     def loop(state):
         while state.steps < 5 or hvd.size() != size:
             step(state)
             if worker() == die and state.steps == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid() if victim == "worker" else os.getppid(), signal.SIGKILL)
         return who()
 
     return elastic(loop)

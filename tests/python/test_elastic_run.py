@@ -63,8 +63,9 @@ def test_it_works_in_a_thread():
 
 # Workers that die and come.
 
-def test_survivors_return():
-    assert run(functions.train, (1, 2), num_proc=3, min_num_proc=2, hosts="h1:1,h2:1,localhost:1") == [
+@pytest.mark.parametrize("victim", ["worker", "agent"])
+def test_survivors_return(victim):
+    assert run(functions.train, (1, 2, victim), num_proc=3, min_num_proc=2, hosts="h1:1,h2:1,localhost:1") == [
         (0, 2, 0), (1, 2, 2)]
 
 

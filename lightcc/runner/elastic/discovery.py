@@ -89,7 +89,7 @@ class HostDiscoveryScript(HostDiscovery):
         except OSError as error:
             raise DiscoveryError(f"host discovery: cannot run {self._script}: {error.strerror}") from error
         with self._process as process:
-            if self._stopped:
+            if self._stopped:  # just now
                 _kill(process)
             try:
                 out, err = process.communicate(timeout=_SCRIPT_TIMEOUT_S)
