@@ -23,7 +23,7 @@ def _value(rank: int, number: int, outcome: ElasticOutcome, run_files: RunFiles)
     name = f"{end.name}, rank {rank}," if outcome.members else end.name
     if end.code == 0 and not end.dismissed:
         return results.value(number, name, run_files)
-    how = "lost the others, and was sent away when it waited in init()" if end.dismissed else end.how
+    how = "was in init() for another world" if end.dismissed else end.how
     error = results.raised(number, run_files)
     raise RuntimeError(f"run: {name} {how}, so it has no result; the job ended well, since another worker returned"
                        + (f"\n\n{error.traceback}" if error else ""))

@@ -66,12 +66,12 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     >>> import lightcc, os
     >>> lightcc.run(lambda base: base + int(os.environ["HOROVOD_RANK"]), args=(10,), num_proc=2)
     [10, 11]
-    >>> def size():
-    ...     import lightcc.numpy as hvd
+    >>> def total():
+    ...     import numpy as np, lightcc.numpy as hvd
     ...     hvd.init()
-    ...     return hvd.size()
-    >>> lightcc.run(size, num_proc=2, min_num_proc=1)  # what one rank returns, since one may be left
-    [2]
+    ...     return hvd.allreduce(np.ones(1), op=hvd.Sum).tolist()
+    >>> lightcc.run(total, num_proc=2, min_num_proc=1)  # what one rank returns, since one may be left
+    [[2.0]]
     """
     if use_gloo and use_mpi:
         raise ValueError("run: give either use_gloo or use_mpi, not both")

@@ -111,7 +111,7 @@ def test_too_few_are_left():
 
 @pytest.mark.parametrize("follow, end", [
     (functions.fail, r"exited with code 1, so it has no result; .*\nKeyError: 'of rank 1'\n$"),
-    (functions.step, r"lost the others, and was sent away when it waited in init\(\), so it has no result; .*$"),
+    (functions.step, r"was in init\(\) for another world, so it has no result; .*$"),
     (lambda state: os._exit(0), "exited with code 0 before the function returned, so it has no result$"),
 ])
 def test_who_does_not_follow_the_first_that_returns(follow, end):
