@@ -135,7 +135,7 @@ class _Driver:
             events += key.data() or ()
         now = time.monotonic()
         self._handle(events)
-        self._handle(self.processes.step(now))
+        self._handle(self.processes.step(now, self.membership.awaited_hosts()))
         if self.outputs.unread and not self.termination.cause:
             self.termination.interrupted(signal.SIGPIPE, now)
         for action in self.membership.due(now) if not self.termination.cause else ():

@@ -212,6 +212,11 @@ class Membership:
             times.append(self._short_since + self.limits.elastic_timeout_s)
         return max(0.0, min(times) - now) if times and not self.over else None
 
+    def awaited_hosts(self) -> set[str]:
+        """Those with members that still run in an epoch that another member has left and waits for the next."""
+        left = any(w.state is State.WAITING for w in self.members)
+        return {w.host for w in self._running()} if left else set()
+
     def _start(self, now: float) -> list[Action]:
         """A worker for each free slot, as far as that many may run."""
         usable = self._usable(now)

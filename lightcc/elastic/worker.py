@@ -4,6 +4,7 @@ A thread reads what the driver says. Whoever calls init() waits here until the w
 members have met; a member that ends before they have costs the others nothing but another try.
 """
 import atexit
+import logging
 import os
 import socket
 import threading
@@ -17,6 +18,9 @@ from lightcc.elastic.messages import VARIABLE, Unpacker, pack
 _READ_BYTES = 1 << 16
 _TRIES = 3  # epochs in a row that could not be met for without somebody's end
 
+_GONE = "the launcher of this elastic job is gone"
+
+_logger = logging.getLogger("lightcc")
 _connection: Optional["Connection"] = None
 _lock = threading.Lock()
 
@@ -140,7 +144,7 @@ class Connection:
         with self._changed:
             while not any(kind in self._said for kind in kinds):
                 if self._gone:
-                    raise RuntimeError(f"init: the launcher of this elastic job is gone: {self._gone}")
+                    raise RuntimeError(f"init: {_GONE}: {self._gone}")
                 self._changed.wait()
             return self._said.pop(next(kind for kind in kinds if kind in self._said))
 
@@ -160,6 +164,7 @@ class Connection:
             why = "it has closed the connection"
         except (OSError, ValueError) as error:
             why = str(error)
+        _logger.error("%s: %s", _GONE, why)
         with self._changed:
             self._gone = why
             self._changed.notify_all()

@@ -8,7 +8,7 @@ import selectors
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Callable, Optional, Union
 
@@ -82,11 +82,12 @@ class WorkerProcesses:
         """Those on a host that is not this one."""
         return [number for number, place in self._places.items() if place.host == name and not place.here]
 
-    def step(self, now: float) -> list[Event]:
-        """Is to be called often: notices hosts that are silent, and begins on those that have answered."""
+    def step(self, now: float, awaited: Collection[str]) -> list[Event]:
+        """Is to be called often: notices hosts that are silent, and begins on those that have answered. awaited: hosts
+        with members of an epoch that others have left, which is a sign that such a host is lost."""
         events: list[Event] = []
-        for host in list(self._remote.values()):
-            events += host.agent.check(now)
+        for name, host in list(self._remote.items()):
+            events += host.agent.check(now, doubtful=name in awaited)
             if not host.agent.ready and now >= host.answer_by:
                 host.agent.disconnect()
                 lines = host.agent.last_lines()

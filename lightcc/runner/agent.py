@@ -2,8 +2,8 @@
 command, reads the launcher's messages from stdin, and writes to stdout (messages.py) what the ranks print and how they
 end.
 
-It ends when the launcher does: at the end of stdin, and when nobody reads stdout, it ends its ranks and itself. If it
-is killed, its watcher ends them (local.py).
+It ends when the launcher does: at the end of stdin, and when nobody reads stdout, it says so on stderr, ends its ranks
+and itself. If it is killed, its watcher ends them (local.py).
 """
 
 import contextlib
@@ -42,6 +42,7 @@ from lightcc.runner.messages import (
 from lightcc.runner.output import MAX_PENDING_BYTES, Sink
 from lightcc.runner.result_transfer import PART_BYTES, ResultSender
 from lightcc.runner.run_files import RunFiles
+from lightcc.runner.termination import FAILURE_GRACE_S
 
 ALIVE_S = 2.0
 
@@ -86,6 +87,15 @@ class _Agent:
                 if not self._out.pending_bytes:
                     self._send(Alive())
             self._pace()
+        if self._host_ranks and not self._over:
+            self._abandoned(self._host_ranks)
+
+    def _abandoned(self, host_ranks: HostRanks) -> None:
+        """The launcher is gone. Ranks that talk with it are given a moment to say so in logs of their own."""
+        with contextlib.suppress(OSError):  # it may be the launcher's
+            os.write(2, f"lightcc's agent on host {host_ranks.host}: the launcher is gone; ending its ranks\n".encode())
+        if host_ranks.hang_up():
+            time.sleep(FAILURE_GRACE_S)
 
     def _has_room(self) -> bool:
         return self._out.pending_bytes <= PART_BYTES

@@ -27,7 +27,7 @@ class HostRanks:
     def __init__(self, host: str, ranks: Sequence[Rank], selector: selectors.BaseSelector,
                  pipes: selectors.BaseSelector) -> None:
         """pipes: an empty selector, which is registered in `selector`, so that one call pauses all reading."""
-        self._host = host
+        self.host = host
         self._ranks: dict[int, Rank] = {}
         self._selector = selector
         self._pipes = pipes
@@ -56,6 +56,13 @@ class HostRanks:
         """By the socket that it has for that, if it has not closed it. What it says is an event (Said)."""
         if rank in self._talks:
             self._talks[rank].put(None, chunk)
+
+    def hang_up(self) -> bool:
+        """Ends all talks; False: there are none."""
+        for number in self._talks:
+            with contextlib.suppress(OSError):  # it has hung up itself
+                self._ranks[number].talk.shutdown(socket.SHUT_RDWR)
+        return bool(self._talks)
 
     def flush(self) -> None:
         """What ranks were told and were too slow to take. Is to be called often."""
@@ -91,7 +98,7 @@ class HostRanks:
                 left -= len(chunk)
             yield Output(*key.data, b"")
             self._pipes.unregister(key.fd)
-        yield Over(self._host, stuck)
+        yield Over(self.host, stuck)
 
     def _ended(self, rank: Rank) -> list[Message]:
         said: list[Message] = []

@@ -48,6 +48,7 @@ from lightcc.runner.termination import signal_name
 
 SSH_ALIVE_S, SSH_ALIVE_TIMES = 2, 3  # ssh gives a silent host up after 6 to 8 seconds
 SILENCE_S = 30.0                     # for commands that never do: an agent speaks every 2 seconds
+DOUBTFUL_SILENCE_S = 4.0             # as long as a host may be silent to the ranks of others
 END_S = groups.LEFTOVER_GRACE_S + groups.KILL_WAIT_S + 4  # while it ends its ranks, it says nothing
 KEPT_BYTES = 2000                    # of what an agent or its ssh prints beside messages
 _F_SETPIPE_SZ = 1031                 # fcntl(2); Python 3.9 has no name for it
@@ -146,7 +147,7 @@ class Agent:
         self._unpacker = Unpacker()
         self._other_output = b""  # the last of what came beside messages
         self._received_at = time.monotonic()
-        self._silence_limit_s = SILENCE_S
+        self._ending = False
         self._untaken, self._taken = 0, self._received_at  # commands that wait, and since when there are so many
         self._paused = False
         selector.register(self._process.stdout, selectors.EVENT_READ, self._read)
@@ -196,12 +197,12 @@ class Agent:
             self._send_message(Pause(on))
 
     def end(self) -> tuple[Event, ...]:
-        self._received_at, self._silence_limit_s = time.monotonic(), END_S
+        self._received_at, self._ending = time.monotonic(), True
         self._send_message(End())
         return ()
 
-    def check(self, now: float) -> list[Event]:
-        """Is to be called often."""
+    def check(self, now: float, doubtful: bool = False) -> list[Event]:
+        """Is to be called often. doubtful: there are other signs that the host is lost."""
         if not self.ready or self.over:
             return []
         if self.commands.pending_bytes != self._untaken:
@@ -209,13 +210,14 @@ class Agent:
         if self._untaken and now - self._taken > SILENCE_S:
             self._kill()
             return self._lose(f"it has taken nothing of what it was sent for {SILENCE_S:.0f} s")
-        if now - self._received_at <= self._silence_limit_s:
+        limit_s = END_S if self._ending else DOUBTFUL_SILENCE_S if doubtful else SILENCE_S
+        if now - self._received_at <= limit_s:
             return []
         events = self._read()  # if it was this launcher that stood still, there is something
-        if self.over or now - self._received_at <= self._silence_limit_s:
+        if self.over or now - self._received_at <= limit_s:
             return events
         self._kill()
-        return self._lose(f"it has been silent for {self._silence_limit_s:.0f} s")
+        return self._lose(f"it has been silent for {limit_s:.0f} s")
 
     def last_lines(self) -> str:
         """Of what the agent or its ssh printed beside messages."""

@@ -61,10 +61,10 @@ def marked(mark):
     return found
 
 
-def wait_until(condition, what, detail=lambda: ""):
-    deadline = time.monotonic() + DEADLINE_S
+def wait_until(condition, what, detail=lambda: "", within_s=DEADLINE_S):
+    deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}: {detail()}"
+        assert time.monotonic() < deadline, f"waited {within_s:g} s for {what}: {detail()}"
         time.sleep(0.02)
 
 

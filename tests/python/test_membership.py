@@ -273,6 +273,17 @@ def test_too_few_for_too_long():
     assert "after 30 s (--elastic-timeout) there were 1 of 2 workers" == end.text
 
 
+def test_hosts_that_others_wait_for():
+    job = Job(3, hosts=(("a", 1), ("b", 1), ("c", 1)))
+    job.begun()
+    assert job.membership.awaited_hosts() == set()
+    job.waits(0)
+    assert job.membership.awaited_hosts() == {"b", "c"}
+    job.waits(2)
+    job.ends(1, 1)
+    assert job.membership.awaited_hosts() == set()  # and the next epoch was formed
+
+
 def test_the_reset_limit():
     job = Job(num_proc=3, hosts=[("a", 1), ("b", 1), ("c", 1)], reset_limit=1)
     job.begun()
