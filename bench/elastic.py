@@ -1,13 +1,17 @@
-"""How long a job stands still when a worker is lost, and when one comes; beside starting the job anew.
+"""How long a job stands still when a worker or a host is lost, and when a worker comes; beside starting the job anew.
 
     python bench/elastic.py [--np 3] [--rounds 11] [--hosts]
+    python bench/elastic.py --namespaces               # as root
 
 Workers train a small model, a commit a step. In each round one of them, chosen by turns, is killed (kill -9): the time
 from that moment to the next step of those who are left, and then the longest pause between two steps while its
 successor comes in. Before the rounds the job was started: the time to its first step is what a restart costs. With
---hosts each worker has a host of its own, in name only: they are started by agents.
+--hosts each worker has a host of its own, in name only: they are started by agents. With --namespaces these hosts are
+network namespaces (tests/multihost/emulated.py), and in more rounds one of them is lost: its cable is pulled, and
+nothing comes from it to the driver either.
 """
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -16,45 +20,62 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
-from typing import List, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
+from cables import emulated
 from peers import own
 from where import heading, surroundings
 
-GOALS_S = {"lost": 0.3, "came": 0.3}
-_STEP = re.compile(r":step (\d+) size (\d+) at ([\d.]+)")
-_WORKER = re.compile(r"worker (\d+) is pid (\d+) ")
+TEXTS = {"killed": "from kill -9 to the next step of the others", "lost": "from a lost host to the next step of others",
+         "came": "longest pause between two steps while a newcomer comes in"}
+GOALS_S = {"killed": 0.3, "came": 0.3}
+GOALS_BETWEEN_HOSTS_S = {"killed": 2.5, "lost": 6.0, "came": 0.3}
+IN_NAME_ONLY = "sh -c {command}"  # a launch command
+WORKER = Path(__file__).resolve().with_name("elastic_worker.py")
+_STEP = re.compile(r":step \d+ size (\d+) images (\d+) at ([\d.]+)")
+_WORKER = re.compile(r"worker (\d+) is pid (\d+) on host (\S+)")
+
+
+class Step(NamedTuple):
+    size: int    # of the world
+    images: int  # of all ranks
+    at: float    # when it was done, by time.monotonic() of this machine
+
+
+class Worker(NamedTuple):
+    pid: int
+    host: str
 
 
 class Running:
-    """A job; its clock is time.monotonic() of this machine."""
+    """A job. flags: of lightccrun."""
 
-    def __init__(self, np: int, hosts: bool):
-        where = ["-H", ",".join(f"h{i}:1" for i in range(np)), "--launch-command", "sh -c {command}"] if hosts else []
+    def __init__(self, flags: Sequence[object], command: Sequence[object]) -> None:
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lightcc.runner", "-np", str(np), "--min-np", "1", "--failures-per-host", "1000",
-             "--verbose", *where, sys.executable, str(Path(__file__).resolve().with_name("elastic_worker.py"))],
+            [sys.executable, "-m", "lightcc.runner", "--min-np", "1", "--verbose", *map(str, flags), sys.executable,
+             *map(str, command)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
             cwd="/")  # there is no source folder without a library
-        self.workers = {}
+        self.workers: Dict[int, Worker] = {}  # by number
 
-    def step(self) -> Tuple[int, float]:
-        """The next step: the world's size and when it was done."""
+    def step(self) -> Step:
+        """The next one."""
         while line := self.process.stdout.readline():
             if found := _WORKER.search(line):
-                self.workers[int(found[1])] = int(found[2])
+                self.workers[int(found[1])] = Worker(int(found[2]), found[3])
             if found := _STEP.search(line):
-                return int(found[2]), float(found[3])
+                return Step(int(found[1]), int(found[2]), float(found[3]))
         raise RuntimeError("the job has ended")
 
     def until_size(self, size: int) -> float:
         """Reads on until so many train; the longest pause on the way."""
-        longest, (now, last) = 0.0, self.step()
-        while now != size:
-            now, at = self.step()
-            longest, last = max(longest, at - last), at
+        longest, step = 0.0, self.step()
+        while step.size != size:
+            last, step = step, self.step()
+            longest = max(longest, step.at - last.at)
         return longest
 
     def end(self) -> None:
@@ -63,49 +84,81 @@ class Running:
         self.process.wait()
 
 
-def measure(np: int, rounds: int, hosts: bool) -> Tuple[float, List[float], List[float]]:
-    running = Running(np, hosts)
+@contextlib.contextmanager
+def killed(worker: Worker) -> Iterator[None]:
+    os.kill(worker.pid, signal.SIGKILL)
+    yield
+
+
+@contextlib.contextmanager
+def lost(hosts: emulated.Hosts, worker: Worker) -> Iterator[None]:
+    """Its host, whose processes end when it is back."""
+    hosts.cut(worker.host)
+    pids = hosts.pids(worker.host)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    hosts.restore(worker.host)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def measure(np: int, rounds: int, launch_command: str, hosts: Optional[emulated.Hosts]) -> Dict[str, List[float]]:
+    """launch_command: of the hosts that workers are on; "": all are here."""
+    where = ["-H", ",".join(f"h{i}:1" for i in range(np)), "--launch-command", launch_command] if launch_command else []
+    samples: Dict[str, List[float]] = defaultdict(list)
+    running = Running(["-np", np, "--failures-per-host", 1000, *where], [WORKER])
     try:
-        start = running.step()[1] - running.started
-        lost, came = [], []
+        samples["start"].append(running.step().at - running.started)
         running.until_size(np)
         for turn in range(rounds):
-            for _ in range(20):
-                running.step()
-            victim = sorted(running.workers)[turn % np]
-            killed = time.monotonic()
-            os.kill(running.workers.pop(victim), signal.SIGKILL)
-            size, at = running.step()
-            while size == np:  # steps that were done before, and printed late
-                size, at = running.step()
-            lost.append(at - killed)
-            came.append(running.until_size(np))
-        return start, lost, came
+            for kind in ("killed", "lost") if hosts else ("killed",):
+                for _ in range(20):
+                    running.step()
+                worker = running.workers.pop(sorted(running.workers)[turn % np])
+                since = time.monotonic()
+                with lost(hosts, worker) if kind == "lost" else killed(worker):
+                    step = running.step()
+                    while step.size == np:  # steps that were done before, and printed late
+                        step = running.step()
+                samples[kind].append(step.at - since)
+                samples["came"].append(running.until_size(np))
+        return samples
     finally:
         running.end()
+
+
+def report(samples: Dict[str, List[float]], goals_s: Dict[str, float]) -> Iterator[str]:
+    (start,) = samples["start"]
+    yield f"from the start of the job to its first step: {start:.2f} s"
+    for kind, goal in goals_s.items():
+        some, median = samples[kind], statistics.median(samples[kind])
+        yield (f"{TEXTS[kind]}: median {median:.3f} s ({min(some):.3f} to {max(some):.3f}), {median / start:.3f} of a "
+               f"start; goal {goal:g} s: {'ok' if median <= goal else 'MISSED'}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--np", type=int, default=3, help="workers, 2 or more; default %(default)s")
-    parser.add_argument("--rounds", type=int, default=11, help="losses; default %(default)s")
-    parser.add_argument("--hosts", action="store_true", help="each on a host in name only")
+    parser.add_argument("--rounds", type=int, default=11, help="losses of each kind; default %(default)s")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--hosts", action="store_true", help="each on a host in name only")
+    group.add_argument("--namespaces", action="store_true", help="each on a host that is a network namespace")
     parser.add_argument("--output", type=Path, default=Path("build/bench/elastic.json"), metavar="FILE",
                         help="gets all samples; default %(default)s")
     args = parser.parse_args()
     if args.np < 2:
         parser.error("--np: of one worker nobody is left")
+    if args.namespaces and emulated.why_not():
+        parser.error(f"{emulated.why_not()}; --hosts does without")
     where = surroundings(args.np, [own.VERSION])
     print(heading(where), flush=True)
-    start, lost, came = measure(args.np, args.rounds, args.hosts)
-    print(f"from the start of the job to its first step: {start:.2f} s")
-    for name, text, samples in (("lost", "from kill -9 to the next step of the others", lost),
-                                ("came", "longest pause between two steps while a newcomer comes in", came)):
-        median = statistics.median(samples)
-        print(f"{text}: median {median:.3f} s ({min(samples):.3f} to {max(samples):.3f}), {median / start:.3f} of a "
-              f"start; goal {GOALS_S[name]:g} s: {'ok' if median <= GOALS_S[name] else 'MISSED'}")
+    with emulated.Hosts(args.np) if args.namespaces else contextlib.nullcontext() as hosts:
+        samples = measure(args.np, args.rounds, hosts.launch_command if hosts else IN_NAME_ONLY * args.hosts, hosts)
+    print("\n".join(report(samples, GOALS_BETWEEN_HOSTS_S if hosts else GOALS_S)))
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps({**where, "start_s": start, "lost_s": lost, "came_s": came}, indent=1))
+    args.output.write_text(json.dumps({**where, **{f"{kind}_s": some for kind, some in samples.items()}}, indent=1))
     print(f"All samples: {args.output}")
 
 

@@ -1,10 +1,13 @@
-"""A worker of bench/elastic.py: steps of a small model for ever, each committed; rank 0 says when each was done."""
+"""A worker of bench/elastic.py and elastic_timeline.py: steps of a small model for ever, each committed; rank 0 says
+when each was done. Its argument: the seconds that a step takes beside the processor's time."""
 import sys
 import time
 
 import torch
 
 import lightcc.torch as hvd
+
+DEVICE_S = float(sys.argv[1]) if len(sys.argv) > 1 else 0.005
 
 torch.set_num_threads(1)
 # What takes time comes before init(), from which on the others count on a newcomer: the first optimizer of a process
@@ -27,9 +30,10 @@ def train(state):
         state.step += 1
         state.commit()
         if hvd.rank() == 0:
-            sys.stdout.write(f"step {state.step} size {hvd.size()} at {time.monotonic():.6f}\n")
+            images = len(inputs) * hvd.size()
+            sys.stdout.write(f"step {state.step} size {hvd.size()} images {images} at {time.monotonic():.6f}\n")
             sys.stdout.flush()
-        time.sleep(0.005)
+        time.sleep(DEVICE_S)
 
 
 train(hvd.elastic.TorchState(model, optimizer, step=0))
