@@ -6,8 +6,8 @@ import sys
 import time
 
 import pytest
-from elastic_jobs import TRAINING, job, printed, result, trained, workers
 
+from elastic_jobs import TRAINING, job, printed, result, trained, workers
 from emulated import Hosts
 from jobs import start, wait_until
 
@@ -49,7 +49,7 @@ def finish(running, tmp_path):
     (tmp_path / "stop").touch()
     code, out, err = running.finish()
     assert code == 0, err
-    sizes = result(out)[2]
+    sizes = result(out)
     return err, [size for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]]
 
 

@@ -1,6 +1,7 @@
-"""A worker of test_elastic_jobs.py: trains a linear model for some passes over a few samples, or until there is a file
-FOLDER/stop, commits each batch, and ends by printing what the job has seen. Deaths are ordered by files: a worker that
-finds FOLDER/kill.<point> at that point of the loop takes it away and is gone."""
+"""A worker of test_elastic_jobs.py: trains a small net for some passes over a few samples, or until there is a file
+FOLDER/stop, commits each batch, and ends by printing what the job has trained and the weights. Deaths are ordered by
+files: a worker that finds FOLDER/kill.<point> at that point takes it away and is gone."""
+import json
 import os
 import signal
 import sys
@@ -8,9 +9,11 @@ import time
 
 import torch
 
+import elastic_model
 import lightcc.torch as hvd
+from lightcc import _core
 
-FOLDER, PASSES, SAMPLES, BATCH = sys.argv[1], float(sys.argv[2]), 48, 2
+FOLDER, PASSES = sys.argv[1], float(sys.argv[2])
 PAUSE_S = float(os.environ.get("TEST_PAUSE_S", "0"))
 
 
@@ -24,18 +27,31 @@ def point(name):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def before(name, function):
+    """The function, with such a point before it."""
+    def called(*arguments):
+        point(name)
+        return function(*arguments)
+    return called
+
+
+class State(hvd.elastic.TorchState):
+    sync = before("sync", hvd.elastic.TorchState.sync)  # others wait in the broadcast of the state
+    check_host_updates = before("broadcast", hvd.elastic.TorchState.check_host_updates)  # behind this rank's commit
+
+
 point("start")
+_core.init_at = before("meeting", _core.init_at)
 torch.set_num_threads(1)
 hvd.init()
-torch.manual_seed(hvd.rank())  # a newcomer's own weights must never count
-data = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(7))
-goal = data.sum(dim=1, keepdim=True)
-model = torch.nn.Linear(4, 1)
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5),
-                                     named_parameters=model.named_parameters())
-sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
-state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, passes=0, batches=0, stop=False, seen=[],
-                               sizes=[])
+seed = hvd.rank()  # a newcomer's own weights must never count
+model = elastic_model.network(seed)
+optimizer = hvd.DistributedOptimizer(elastic_model.optimizer(model), named_parameters=model.named_parameters())
+# The gradients of the later layer have been sent by then.
+model[0].weight.register_post_accumulate_grad_hook(lambda parameter: point("allreduce"))
+sampler = hvd.elastic.ElasticSampler(range(elastic_model.SAMPLES))
+# history: a line a batch, the samples of each rank, and an empty one behind a pass. Of a text a commit costs little.
+state = State(model, optimizer, sampler=sampler, seed=seed, history="", passes=0, batches=0, stop=False)
 state.register_reset_callbacks([lambda: point("reset")])
 
 
@@ -43,37 +59,31 @@ state.register_reset_callbacks([lambda: point("reset")])
 def train(state):
     while state.passes < PASSES and not state.stop:
         mine = list(state.sampler)
-        for begin in range(0, len(mine), BATCH):
-            chosen = mine[begin:begin + BATCH]
+        for begin in range(0, len(mine), elastic_model.BATCH):
+            chosen = mine[begin:begin + elastic_model.BATCH]
             point("batch")
             optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(data[chosen]), goal[chosen])
-            loss.backward()
+            elastic_model.loss(model, chosen).backward()
             point("backward")
             optimizer.step()
             state.sampler.record_batch(0, len(chosen))
-            state.seen = state.seen + [(state.passes, i) for part in hvd.allgather_object(chosen) for i in part]
-            state.sizes = state.sizes + [hvd.size()]
+            state.history += f"{json.dumps(hvd.allgather_object(chosen))}\n"
             state.batches += 1
             point("commit")
             state.commit()
             if hvd.rank() == 0:
                 print("batch", state.batches, "size", hvd.size(), flush=True)
             time.sleep(PAUSE_S)
+        state.history += "\n"
         state.passes += 1
         state.sampler.set_epoch(state.passes)
         state.stop = hvd.broadcast_object(os.path.exists(os.path.join(FOLDER, "stop")), 0)
         state.commit()
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    weights = elastic_model.weights(model)
     return all(torch.equal(weights, other) for other in hvd.allgather_object(weights))
 
 
 same = train(state)
-with torch.no_grad():
-    loss = torch.nn.functional.mse_loss(model(data), goal).item()
-seen = [sorted(i for at, i in state.seen if at == passes) for passes in range(state.passes)]
-extra = sum(len(one) - SAMPLES for one in seen)
-complete = all(sorted(set(one)) == list(range(SAMPLES)) for one in seen)
 if hvd.rank() == 0:
-    print("end", "complete" if complete else "LOST", "extra", extra, "same" if same else "DIFFER", "loss", loss,
-          "sizes", ",".join(map(str, state.sizes)), flush=True)
+    print("end", json.dumps({"seed": state.seed, "history": state.history, "same": same,
+                             "weights": elastic_model.weights(model).tolist()}), flush=True)

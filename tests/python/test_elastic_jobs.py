@@ -1,4 +1,5 @@
 """Elastic jobs as users run them: lightccrun, workers that train, and deaths and hosts that come and go meanwhile."""
+import contextlib
 import os
 import random
 import re
@@ -8,8 +9,8 @@ import time
 
 import psutil
 import pytest
-from elastic_jobs import TRAINING, found, job, printed, result, trained, workers
 
+from elastic_jobs import TRAINING, agents, found, job, printed, result, trained, workers
 from jobs import launch, wait_until
 
 SEVERAL_HOSTS = ("--launch-command", "sh -c {command}")  # which are all this one
@@ -18,8 +19,7 @@ SEVERAL_HOSTS = ("--launch-command", "sh -c {command}")  # which are all this on
 def test_an_unbroken_job():
     code, out, err = launch("-np", 2, "--min-np", 1, sys.executable, TRAINING, "/nonesuch", 2)
     assert code == 0, err
-    extra, loss, sizes = result(out)
-    assert extra == 0 and set(sizes) == {2} and len(sizes) == 24 and loss < 1
+    assert result(out) == [2] * 24
 
 
 def test_workers_know_that_their_job_is_elastic():
@@ -36,8 +36,8 @@ def test_a_worker_dies_and_is_replaced(tmp_path, point, rank):
     (tmp_path / f"kill.{point}.{rank}").touch()
     code, out, err = running.finish()
     assert code == 0 and "was killed by signal 9 (SIGKILL)" in err, err
-    extra, loss, sizes = result(out)
-    assert sizes[:4] == [2] * 4 and 1 in sizes and extra <= 3 and loss < 0.5, sizes
+    sizes = result(out)
+    assert sizes[:4] == [2] * 4 and 1 in sizes, sizes
 
 
 def test_lost_workers_cost_the_launcher_no_descriptors(tmp_path):
@@ -61,8 +61,7 @@ def test_the_newcomer_of_a_reset_dies(tmp_path):
     workers(running)[1].send_signal(signal.SIGKILL)
     code, out, err = running.finish()
     assert code == 0 and err.count("was killed by signal 9") == 2, err
-    extra, _, sizes = result(out)
-    assert set(sizes) == {2} and extra == 0
+    assert set(result(out)) == {2}
 
 
 def test_too_few_are_left(tmp_path):
@@ -110,10 +109,10 @@ def test_hosts_come_and_go(tmp_path):
     (tmp_path / "stop").touch()
     code, out, err = running.finish()
     assert code == 0, err
-    extra, loss, sizes = result(out)
+    sizes = result(out)
     changes = [size for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]]
     # The two newcomers of a host may come one after the other.
-    assert changes in ([2, 4, 3, 1, 2], [2, 3, 4, 3, 1, 2]) and extra <= 4 * 3 and loss < 1e-3, (changes, extra)
+    assert changes in ([2, 4, 3, 1, 2], [2, 3, 4, 3, 1, 2]), changes
     assert "was killed" not in err and "exited" not in err, err
 
 
@@ -126,7 +125,7 @@ def test_a_worker_that_is_stopped_for_a_while_is_waited_for(tmp_path):
     victim.resume()
     code, out, err = running.finish()
     assert code == 0, err
-    assert set(result(out)[2]) == {2}
+    assert set(result(out)) == {2}
 
 
 def test_a_worker_that_is_stopped_for_too_long_is_replaced(tmp_path):
@@ -136,7 +135,7 @@ def test_a_worker_that_is_stopped_for_too_long_is_replaced(tmp_path):
     workers(running)[1].suspend()
     code, out, err = running.finish()
     assert code == 0 and "has not answered for 2 s (--worker-timeout); it is killed" in err, err
-    assert {1, 2} == set(result(out)[2])
+    assert {1, 2} == set(result(out))
 
 
 def test_ctrl_c(tmp_path):
@@ -177,7 +176,7 @@ def test_a_script_that_hangs_holds_nothing_up_and_is_not_left(tmp_path):
     running = job(tmp_path, "-np", 2, "--host-discovery-script", script, passes=4, pause_s=0.05)
     code, out, err = running.finish()  # fails if somebody is left
     assert code == 0, err
-    assert set(result(out)[2]) == {2}
+    assert set(result(out)) == {2}
 
 
 def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path):
@@ -200,43 +199,58 @@ def test_the_output_of_each_worker_has_a_file(tmp_path):
     assert [file.read_text() for file in files] == ["out 0\n", "err 0\n", "out 1\n", "err 1\n"]
 
 
-def test_random_kills_lose_no_sample(tmp_path):
-    """Eight jobs in which somebody dies at random moments, by kill -9 from outside or at a point of the loop."""
+POINTS = ("batch", "allreduce", "backward", "commit", "broadcast")  # of each batch
+POINTS_OF_RESETS = ("start", "meeting", "reset", "sync")            # which somebody's end brings about
+KILLS_OF_A_JOB = 4
+
+
+def test_random_kills_lose_nothing(tmp_path):
+    """Eight kills at random moments, from outside or at a point of the loop, of a worker or of a host."""
     seed = int(os.environ.get("LIGHTCC_TEST_SEED") or random.randrange(1 << 30))
     print(f"LIGHTCC_TEST_SEED={seed}")
     rng = random.Random(seed)
-    for _ in range(int(os.environ.get("LIGHTCC_TEST_KILLS") or 8)):
-        check_random_kill(tmp_path, rng)
+    left = int(os.environ.get("LIGHTCC_TEST_KILLS") or 8)
+    while left > 0:
+        left -= check_random_kills(tmp_path, rng, min(left, KILLS_OF_A_JOB))
 
 
-def check_random_kill(tmp_path, rng):
-    for order in tmp_path.glob("kill.*"):
+def check_random_kills(tmp_path, rng, count):
+    """Returns how many there were: a job may lose all workers that have its state, and ends then."""
+    for order in [*tmp_path.glob("kill.*"), *tmp_path.glob("stop")]:
         order.unlink()
-    size = rng.randrange(2, 4)
-    running = job(tmp_path, "-np", size, "--min-np", 1, "--failures-per-host", 9, passes=8, pause_s=0.01)
-    kills = rng.randrange(1, 3)
-    for _ in range(kills):
-        if rng.random() < 0.2:
-            time.sleep(rng.random())  # perhaps before there is a world
-        elif not all(found(running, ":batch ") for _ in range(rng.randrange(1, 4))):
+    where = rng.choice([(), ("-H", "localhost:1,b:2", *SEVERAL_HOSTS), ("-H", "a:1,b:2", *SEVERAL_HOSTS)])
+    print("on", *where, flush=True)
+    running = job(tmp_path, "-np", 3, "--min-np", 1, "--failures-per-host", 99, *where, passes="inf", pause_s=0.01)
+    if rng.random() < 0.2:
+        time.sleep(rng.random() * 3)  # perhaps before there is a world
+    else:
+        trained(running)
+    kills = 0
+    while kills < count:
+        kills += 1
+        kill_somebody(tmp_path, rng, running, bool(where))
+        until = "size 3\n" if rng.random() < 0.7 else ":batch "
+        if not all(found(running, until) for _ in range(rng.randrange(1, 4))):
             break  # all have died
-        how = rng.choice(["now", "batch", "backward", "commit", "reset", "start"])
-        print(f"size {size}, {how}", flush=True)
-        alive = workers(running)
-        if how in ("now", "reset", "start") and alive:
-            if how != "now":
-                (tmp_path / f"kill.{how}").touch()
-            try:
-                rng.choice(alive).kill()
-            except psutil.NoSuchProcess:
-                pass
-        else:
-            (tmp_path / f"kill.{how}").touch()
+    (tmp_path / "stop").touch()
     code, out, err = running.finish()
-    if "no worker that has the state of the job is left" in err:  # two died before a third had come
-        assert code == 137
-        return
-    assert code == 0, err
-    extra, loss, sizes = result(out)
-    assert extra <= 8 * (size - 1) + kills * size and loss < 0.5, (extra, loss)
+    if code != 0:
+        assert "no worker that has the state of the job is left" in err, err
+    else:
+        result(out)
     wait_until(lambda: not [name for name in os.listdir("/dev/shm") if "lightcc" in name], "shared memory to be gone")
+    return kills
+
+
+def kill_somebody(tmp_path, rng, running, hosts):
+    several = len(workers(running)) > 2  # somebody is left after a death in a reset
+    how = rng.choice(["now", *POINTS, *(POINTS_OF_RESETS if several else ()), *(["host"] if hosts else [])])
+    print(how, flush=True)
+    if how in POINTS:
+        (tmp_path / f"kill.{how}{rng.choice(['', '.0'])}").touch()
+        return
+    if how in POINTS_OF_RESETS:
+        (tmp_path / f"kill.{how}").touch()
+    if victims := (agents if how == "host" else workers)(running):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rng.choice(victims).kill()
