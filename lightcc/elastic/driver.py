@@ -204,6 +204,10 @@ class _Driver:
             self.membership.waiting(number)
         elif what == "joined":
             self.membership.joined(number)
+        elif what == "timed_out":
+            if message["apart"]:
+                self.outputs.say(f"{self._named(number)} cannot reach {self._named(self.membership.members[0].number)}")
+            self.membership.timed_out(number, message["apart"])
         elif what == "synced":
             self.membership.synced(number)
         elif what == "leaving":

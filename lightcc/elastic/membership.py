@@ -10,7 +10,8 @@ An epoch is a world of ranks between two resets. The rules:
 3. Free slots of usable hosts are filled at once, and a newcomer is announced when it waits, so nobody waits for its
    imports. After a failure those who are left go on without it if they are enough.
 4. A worker that fails counts against its host, which is not used any more after `failures_per_host` of them, for ever
-   or, with a cooldown, for a while that doubles.
+   or, with a cooldown, for a while that doubles. So does one that cannot reach rank 0, unless most members cannot: then
+   it is rank 0 that has failed.
 5. The first worker that ends well ends the job well: nobody is started after it, and who waits is sent away.
 """
 import enum
@@ -56,6 +57,8 @@ class Worker:
     state: State = State.STARTING
     joined: bool = False      # the epoch that it is a member of: its init has returned
     synced: bool = False      # and it has the state of rank 0
+    timed_out: bool = False   # not all met for it in time
+    apart: bool = False       # and this worker could not reach rank 0
     has_state: bool = False   # since some epoch: rule 2
     dismissed: bool = False   # its end is our wish
 
@@ -149,12 +152,19 @@ class Membership:
     def waiting(self, number: int) -> None:
         """The worker waits for an epoch."""
         worker = self.workers[number]
-        self._leaves(worker, f"worker {number} on host {worker.host} could not join")
+        if not worker.timed_out:  # the others' time is up as well, and then they say whether they are apart
+            self._leaves(worker, f"worker {number} on host {worker.host} could not join")
         worker.state, worker.joined = State.WAITING, False
 
     def joined(self, number: int) -> None:
         """Its init has returned."""
         self.workers[number].joined = self.workers[number].state is State.MEMBER
+
+    def timed_out(self, number: int, apart: bool) -> None:
+        """Its init has waited in vain; apart: for rank 0, which cannot be reached."""
+        worker = self.workers[number]
+        worker.timed_out = worker.state is State.MEMBER
+        worker.apart = worker.timed_out and apart
 
     def synced(self, number: int) -> None:
         """It has the state of rank 0."""
@@ -175,6 +185,9 @@ class Membership:
             self._succeeded = True
             return
         self._first_failure = self._first_failure or Exit(worker, code)
+        self._failed(worker, now)
+
+    def _failed(self, worker: Worker, now: float) -> None:
         usage = self._hosts.get(worker.host) or self._past.get(worker.host)
         if usage:
             usage.failures += 1
@@ -257,6 +270,7 @@ class Membership:
 
     def _form(self, now: float) -> list[Action]:
         """The next epoch if enough wait; at first all that were started, as long as that may take."""
+        self._count_apart(now)
         usable = self._usable(now)
         chosen = self._in_order([w for w in self._alive()
                                  if w.state is State.WAITING and w.slot < usable.get(w.host, 0)])
@@ -273,9 +287,16 @@ class Membership:
         self.epoch += 1
         self.members, self._announced, self._short_since, self._broken = chosen, {}, None, None
         for worker in chosen:
-            worker.state, worker.joined, worker.synced = State.MEMBER, False, False
+            worker.state, worker.joined, worker.synced, worker.timed_out = State.MEMBER, False, False, False
         unwanted = [w for w in self._alive() if w.state is State.WAITING or w.slot >= usable.get(w.host, 0)]
         return [Form(self.epoch, chosen), *self._dismiss(w for w in unwanted if w not in chosen)]
+
+    def _count_apart(self, now: float) -> None:
+        apart = [w for w in self.members if w.apart]
+        for worker in apart if 2 * len(apart) <= len(self.members) else self.members[:1]:
+            self._failed(worker, now)
+        for worker in apart:
+            worker.apart = False
 
     def _in_order(self, workers: Sequence[Worker]) -> list[Worker]:
         """By host, those whose workers have the state first, in a host by slot; but rank 0 has the state."""

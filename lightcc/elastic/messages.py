@@ -3,8 +3,8 @@ worker inherits. Its number is in LIGHTCC_DRIVER_FD.
 
 To a worker: form (an epoch: its number, the worker's rank, size, job, secret), meet (where rank 0 waits), cancel (an
 epoch that somebody will not come to, and why), hosts_updated (timestamp, result), dismiss, ping.
-To the driver: waiting (in init), meeting (where), joined, synced, pong, leaving (its program has ended; it will answer
-no more).
+To the driver: waiting (in init), meeting (where), joined, timed_out (an epoch's members have not all met; apart: it
+was rank 0 that this one could not reach), synced, pong, leaving (its program has ended; it will answer no more).
 """
 import json
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "waiting": {},
     "meeting": {"epoch": int, "where": str},
     "joined": {"epoch": int},
+    "timed_out": {"epoch": int, "apart": bool},
     "synced": {"epoch": int},
     "pong": {},
     "leaving": {},

@@ -18,6 +18,7 @@ from lightcc.elastic.messages import VARIABLE, Unpacker, pack
 _READ_BYTES = 1 << 16
 _TRIES = 3  # epochs in a row that could not be met for without somebody's end
 
+_NO_RANK_0 = "init: rank 0 did not come "  # the core's words, where it cannot be reached
 _GONE = "the launcher of this elastic job is gone"
 
 _logger = logging.getLogger("lightcc")
@@ -100,9 +101,11 @@ class Connection:
             try:
                 self._init(place)
                 agree()
-            except HorovodInternalError:
+            except HorovodInternalError as error:
                 if self._cancelled >= place["epoch"]:
                     continue
+                if error.status == _core.TIMEOUT:
+                    self._send("timed_out", epoch=place["epoch"], apart=str(error).startswith(_NO_RANK_0))
                 if last:
                     raise
                 return False

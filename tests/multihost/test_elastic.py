@@ -1,6 +1,7 @@
 """Elastic jobs on emulated hosts, each with one worker: what happens when workers, hosts and the driver are lost. The
 driver is on no host; what reaches it from a host does not pass the host's cable."""
 import os
+import re
 import signal
 import sys
 import time
@@ -97,6 +98,19 @@ def test_a_host_that_falls_silent_is_lost_and_comes_back_after_a_cooldown(hosts,
     assert "lightccrun: lost host h1: it has been silent for 4 s\n" in err, err
     assert f"lightccrun: worker 1 (pid {lost.pid} on host h1) was lost with its host\n" in err, err
     assert "lightccrun: epoch 2: 2 workers on h0, h2\n" in err, err
+
+
+def test_a_host_that_only_the_driver_reaches_is_not_used_any_more(hosts, tmp_path):
+    running = training(hosts, tmp_path, "--start-timeout", 3)
+    try:
+        hosts.cut("h0")  # with rank 0
+        goes_on(running, 2, LOST_S + 3)
+    finally:
+        hosts.restore("h0")
+    err, sizes = finish(running, tmp_path)
+    assert sizes == [3, 2] and "lightccrun: epoch 3: 2 workers on h1, h2\n" in err, err
+    for number in (1, 2):
+        assert re.search(rf"worker {number} \(pid \d+ on host h{number}\) cannot reach worker 0 \(.* h0\)\n", err), err
 
 
 def test_workers_and_agents_say_so_and_end_when_the_driver_is_killed(hosts, tmp_path):

@@ -284,6 +284,33 @@ def test_hosts_that_others_wait_for():
     assert job.membership.awaited_hosts() == set()  # and the next epoch was formed
 
 
+def times_out(job, *apart):
+    """The next epoch is formed, in vain."""
+    for number in (0, 1, 2):
+        actions = job.waits(number)
+    assert [worker.number for worker in actions[0].members] == [0, 1, 2]
+    for number in (0, 1, 2):
+        job.membership.timed_out(number, number in apart)
+
+
+def test_a_host_from_which_rank_0_cannot_be_reached_is_not_used_any_more():
+    job = Job(3, hosts=(("a", 1), ("b", 1), ("c", 1)))
+    job.begun()
+    times_out(job, 1)
+    assert job.waits(1) == job.waits(0) == []
+    actions = job.waits(2)
+    assert formed(actions) == (3, [0, 2]) and dismissed(actions) == [1]
+
+
+def test_if_most_cannot_reach_rank_0_it_is_that_of_rank_0():
+    job = Job(3, hosts=(("a", 1), ("b", 1), ("c", 1)), failures_per_host=2)
+    job.begun()
+    times_out(job, 1, 2)
+    times_out(job, 1, 2)
+    actions = job.waits(0) + job.waits(1) + job.waits(2)
+    assert formed(actions) == (4, [1, 2]) and dismissed(actions) == [0]
+
+
 def test_the_reset_limit():
     job = Job(num_proc=3, hosts=[("a", 1), ("b", 1), ("c", 1)], reset_limit=1)
     job.begun()
