@@ -50,12 +50,12 @@ class Worker(NamedTuple):
 
 
 class Running:
-    """A job. flags: of lightccrun."""
+    """A job. flags: of lightccrun. python: that its workers run."""
 
-    def __init__(self, flags: Sequence[object], command: Sequence[object]) -> None:
+    def __init__(self, flags: Sequence[object], command: Sequence[object], python: str = sys.executable) -> None:
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lightcc.runner", "--min-np", "1", "--verbose", *map(str, flags), sys.executable,
+            [sys.executable, "-m", "lightcc.runner", "--min-np", "1", "--verbose", *map(str, flags), python,
              *map(str, command)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
             cwd="/")  # there is no source folder without a library

@@ -310,7 +310,8 @@ class Membership:
         if self._had_state and not any(w.has_state for w in self._alive()):
             return self._finish("no worker that has the state of the job is left")
         blocked = all(usage.until == float("inf") for usage in self._hosts.values())
-        if self.workers and blocked and not self.limits.hosts_may_come:
+        all_failed = self._hosts and not any(self._alive())  # on other hosts the same would come of it
+        if self.workers and blocked and (all_failed or not self.limits.hosts_may_come):
             return self._finish("no host is left whose workers have not failed (--failures-per-host "
                                 f"{self.limits.failures_per_host})")
         return self._late_end(now)

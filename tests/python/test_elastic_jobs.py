@@ -154,8 +154,9 @@ def test_nothing_is_left_when_the_launcher_is_killed(tmp_path):
     running.finish()  # fails if somebody is
 
 
-def test_a_command_that_does_not_exist():
-    code, out, err = launch("-np", 2, "--min-np", 1, "./nonesuch")
+@pytest.mark.parametrize("flags", [["--min-np", 1], ["--host-discovery-script", "echo localhost:2"]], ids=str)
+def test_a_command_that_does_not_exist(flags):
+    code, out, err = launch("-np", 2, *flags, "./nonesuch")
     assert code == 127 and "cannot start './nonesuch': No such file or directory" in err, err
 
 

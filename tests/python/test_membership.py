@@ -262,6 +262,24 @@ def test_discovered_hosts_may_still_come():
     assert started(job.due()) == [(2, "c", 0)]
 
 
+def test_all_have_failed_on_discovered_hosts():
+    job = Job(num_proc=2, hosts=[("a", 1), ("b", 1)], hosts_may_come=True)
+    assert len(started(job.due())) == 2
+    assert job.ends(1, 127) == []
+    (end,) = job.ends(0, 127)
+    assert end.failure.worker.number == 1 and end.text.startswith("no host is left whose workers have not failed")
+
+
+def test_hosts_that_are_gone_before_their_workers_have_begun_may_come_again():
+    job = Job(num_proc=1, hosts=[("a", 1)], hosts_may_come=True)
+    job.due()
+    job.hosts()
+    job.due()
+    assert job.ends(0, -15) == []
+    job.hosts(("b", 1))
+    assert started(job.due()) == [(1, "b", 0)]
+
+
 def test_too_few_for_too_long():
     job = Job(num_proc=3, min_num_proc=2, hosts=[("a", 1), ("b", 1), ("c", 1)], elastic_timeout_s=30)
     job.begun()
