@@ -17,7 +17,6 @@ from lightcc.elastic.messages import VARIABLE, Unpacker, pack
 
 _READ_BYTES = 1 << 16
 _TRIES = 3  # epochs in a row that could not be met for without somebody's end
-
 _NO_RANK_0 = "init: rank 0 did not come "  # the core's words, where it cannot be reached
 _GONE = "the launcher of this elastic job is gone"
 

@@ -237,8 +237,9 @@ def check_random_kills(tmp_path, rng, count):
     code, out, err = running.finish()
     if code != 0:
         assert "no worker that has the state of the job is left" in err, err
+        print("lost")
     else:
-        result(out)
+        print("trained", len(result(out)))
     wait_until(lambda: not [name for name in os.listdir("/dev/shm") if "lightcc" in name], "shared memory to be gone")
     return kills
 
