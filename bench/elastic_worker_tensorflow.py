@@ -24,6 +24,7 @@ def step(inputs, goals):
     optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
 
 
+step.get_concrete_function(inputs, goals)  # what takes time comes before init()
 hvd.init()
 
 

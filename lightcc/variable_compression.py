@@ -5,6 +5,7 @@ What is left behind is found again by a variable's name, as ranks and checkpoint
 """
 import logging
 import math
+import os
 import weakref
 import zlib
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -161,6 +162,12 @@ class WantedCompression:
     def plain(self) -> Any:
         """What is done to gradients that the core does not compress."""
         return NoneCompressor if isinstance(self._given, CoreCompressor) else self._given
+
+    @property
+    def needs_init(self) -> bool:
+        """Whether it cannot be known yet what the core compresses."""
+        asked = isinstance(self._given, CoreCompressor) or os.environ.get("LIGHT_TOPK_ALLREDUCE", "0") != "0"
+        return asked and not self._resolved and not _core.initialized()
 
     @property
     def core(self) -> Optional[VariableCompression]:

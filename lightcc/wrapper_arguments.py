@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Union
 
 from lightcc import _core
 from lightcc.common.basics import HorovodBasics
-from lightcc.common.process_sets import ProcessSet
+from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.compression import CoreCompressor, NoneCompressor, TopK
 from lightcc.elastic.worker import is_elastic
 from lightcc.ops import Average, ReduceOps
@@ -84,11 +84,13 @@ def _knobs(epoch: int) -> Dict[str, str]:
 
 def stays_here(process_set: ProcessSet) -> bool:
     """Whether this rank has nobody to exchange gradients with: it is not in the set, or alone in a world that will not
-    grow (HOROVOD_ELASTIC=1 says that it may).
+    grow (HOROVOD_ELASTIC=1 says that it may; then a graph can be traced before init).
 
     >>> stays_here(hvd.global_process_set) == (hvd.size() == 1)
     True
     """
+    if is_elastic() and process_set is global_process_set:
+        return False
     return not process_set.included() or (_basics.size() == 1 and not is_elastic())
 
 

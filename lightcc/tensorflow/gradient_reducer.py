@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
+from lightcc import _core
 from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.common.util import split_list
 from lightcc.request import new_set
@@ -53,6 +54,8 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
         present = [i for i, grad in enumerate(reduced) if grad is not None]
         if not present or stays_here(process_set):
             return reduced
+        if wanted.needs_init:
+            raise _core.not_initialised()
         with tf.name_scope(f"{name}_Allreduce") as scope:
             # Where nodes end up in the graph that runs may differ between ranks, by the writing of summaries on one of
             # them, say; the scope here does not. It tells apart what two tapes in a graph send.

@@ -132,3 +132,32 @@ def check_a_lost_rank_in_a_graph_is_an_internal_error(monkeypatch):
     ValueError("of the user")], ids=repr)
 def check_other_errors_pass(error, monkeypatch):
     assert raised_by_run(monkeypatch, error) is error
+
+
+def traced(**options):
+    """A function of a step, for a weight of 1, that gives the average gradient; traced now."""
+    weight = tf.Variable(1.0)
+
+    @tf.function
+    def step(x):
+        with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+            loss = weight * x
+        return tape.gradient(loss, weight)
+
+    step.get_concrete_function(tf.TensorSpec([]))
+    return step
+
+
+def check_a_step_may_be_traced_before_init_in_an_elastic_job(monkeypatch, job):
+    hvd.shutdown()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    try:
+        step = traced()
+        for options, knob in (({"compression": hvd.Compression.topk(0.1)}, "0"), ({}, "1")):
+            monkeypatch.setenv("LIGHT_TOPK_ALLREDUCE", knob)
+            with pytest.raises(ValueError, match="lightcc is not initialised"):  # so that it is not traced without
+                traced(**options)
+        monkeypatch.delenv("LIGHT_TOPK_ALLREDUCE")
+    finally:
+        job.init()
+    assert float(step(tf.constant(float(hvd.rank())))) == (hvd.size() - 1) / 2
