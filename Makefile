@@ -33,7 +33,7 @@ NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 # Without what starts programs of its own: they have been run with the newest.
 # In Keras of 2.13 compression_stats(optimizer) counts nothing (docs/compression.md).
-LEFT_OUT_2.13.0 := test_keras_compressed.py test_tensorflow_examples.py test_tensorflow_as_horovod.py test_tensorflow_docs.py test_tensorflow_bench.py
+LEFT_OUT_2.13.0 := test_keras_compressed.py test_keras_elastic_jobs.py test_tensorflow_examples.py test_tensorflow_as_horovod.py test_tensorflow_docs.py test_tensorflow_bench.py
 # Tests run side by side where they mostly wait: parts of the unit tests, and files whose tests are not on ranks.
 PARTS = seq 0 $$(($(1) - 1)) | xargs -P $(1) -I {} env GTEST_TOTAL_SHARDS=$(1) GTEST_SHARD_INDEX={}
 PYTEST = -m pytest -q

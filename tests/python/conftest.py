@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.originalname == "test_on_ranks":
             ranks.share(str(item.path), _ranks_of(item))
+        elif item.originalname == "test_with_tf_keras":
+            ranks.share(str(item.path), 2, TF_USE_LEGACY_KERAS="1")
 
 
 def _ranks_of(item):

@@ -8,6 +8,6 @@ def point(folder, name, rank=None):
     for order in (f"kill.{name}", f"kill.{name}.{rank}"):
         try:
             os.unlink(os.path.join(folder, order))
-        except (FileNotFoundError, IsADirectoryError):
+        except FileNotFoundError:
             continue
         os.kill(os.getpid(), signal.SIGKILL)

@@ -4,7 +4,7 @@ each batch, and ends by printing what the job has seen.
     elastic_keras_training.py FOLDER HOW
 
 HOW: fit: Model.fit with the callbacks of elastic training; function: a tf.function with a DistributedGradientTape.
-Deaths are ordered as in elastic_training.py, at the point batch.
+Deaths are ordered by files (deaths.py), at the point batch.
 """
 import os
 import sys

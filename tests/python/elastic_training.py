@@ -1,12 +1,12 @@
 """A worker of test_elastic_jobs.py: trains a small net for some passes over a few samples, or until there is a file
-FOLDER/stop, commits each batch, and ends by printing what the job has trained and the weights. Deaths are ordered by
-files: a worker that finds FOLDER/kill.<point> at that point takes it away and is gone."""
+FOLDER/stop, commits each batch, and ends by printing what the job has trained and the weights. Its deaths are
+ordered by files (deaths.py)."""
 import json
 import os
-import signal
 import sys
 import time
 
+import deaths
 import torch
 
 import elastic_model
@@ -18,13 +18,7 @@ PAUSE_S = float(os.environ.get("TEST_PAUSE_S", "0"))
 
 
 def point(name):
-    """Where a worker may have to die; rank 0 only if the order says so."""
-    for order in (f"kill.{name}", f"kill.{name}.{hvd.rank()}" if hvd.is_initialized() else ""):
-        try:
-            os.unlink(os.path.join(FOLDER, order))
-        except (FileNotFoundError, IsADirectoryError):
-            continue
-        os.kill(os.getpid(), signal.SIGKILL)
+    deaths.point(FOLDER, name, hvd.rank() if hvd.is_initialized() else None)
 
 
 def before(name, function):

@@ -28,30 +28,36 @@ _STACKS_AFTER_S = 60  # a check that takes so long has its stacks printed
 _TERM_S = 10
 _SHOWN = 30_000       # characters of a rank's output
 
-_together: Dict[int, List[str]] = {}   # by number of ranks, the files that share them and have not run yet
-_passed: Set[Tuple[str, int]] = set()  # a file and on how many ranks
+_Ranks = Tuple[Any, ...]                  # their number, and what they have in their environment
+_together: Dict[_Ranks, List[str]] = {}   # the files that share such ranks and have not run yet
+_passed: Set[Tuple[str, _Ranks]] = set()  # a file and on which ranks
 
 _PYTEST = ["-m", "pytest", "-x", "-v", "-s", "--no-header", "--tb=short", "-p", "no:cacheprovider",
            "-o", "python_functions=check_*", "-o", f"faulthandler_timeout={_STACKS_AFTER_S}"]
 
 
-def share(file: str, np: int) -> None:
-    """Says that run_checks(file, np) will be called."""
-    _together.setdefault(np, []).append(file)
+def share(file: str, np: int, **variables: str) -> None:
+    """Says that run_checks(file, np, **variables) will be called."""
+    _together.setdefault(_ranks(np, variables), []).append(file)
 
 
-def run_checks(file: str, np: int, only: str = "", deadline_s: float = DEADLINE_S) -> None:
+def run_checks(file: str, np: int, only: str = "", deadline_s: float = DEADLINE_S, **variables: str) -> None:
     """Runs the checks of a file on np ranks; AssertionError with the ranks' output if one fails or they hang.
 
-    only: an expression for pytest's -k; these checks get ranks of their own.
+    only: an expression for pytest's -k; these checks get ranks of their own. variables: of the ranks' environment.
     """
-    if not only and (file, np) in _passed:
+    kind = _ranks(np, variables)
+    if not only and (file, kind) in _passed:
         return
-    files = _together.pop(np) if not only and file in _together.get(np, []) else [file]
-    code, output = launch(np, [*_PYTEST, "-k", only, *files], deadline_s * len(files))
+    files = _together.pop(kind) if not only and file in _together.get(kind, []) else [file]
+    code, output = launch(np, [*_PYTEST, "-k", only, *files], deadline_s * len(files), **variables)
     names = ", ".join(map(os.path.basename, files))
     assert code == 0, f"{names} failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
-    _passed.update((file, np) for file in files)
+    _passed.update((file, kind) for file in files)
+
+
+def _ranks(np: int, variables: Dict[str, str]) -> _Ranks:
+    return (np, *sorted(variables.items()))
 
 
 def run_script(text: str, np: int, deadline_s: float = DEADLINE_S) -> str:
@@ -61,10 +67,10 @@ def run_script(text: str, np: int, deadline_s: float = DEADLINE_S) -> str:
     return output
 
 
-def launch(np: int, arguments: List[str], deadline_s: float) -> Tuple[int, str]:
+def launch(np: int, arguments: List[str], deadline_s: float, **variables: str) -> Tuple[int, str]:
     """Runs `python arguments...` on np ranks; returns the exit code of the job and its output, tagged by rank."""
     command = [sys.executable, "-m", "lightcc.runner", "-np", str(np), *_hosts(np), sys.executable, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     environment.pop("LIGHTCC_TEST_SIZES", None)  # it says which tests start ranks, not what these do
     launcher = subprocess.Popen(command, env=environment, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -20,9 +20,8 @@ def test_on_ranks(np):
 
 
 @pytest.mark.skipif(not HAS_TF_KERAS, reason="without tf_keras, tf.keras is what it is")
-def test_with_tf_keras(monkeypatch):
-    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
-    ranks.run_checks(__file__, 2, only="not stand_alone")
+def test_with_tf_keras():
+    ranks.run_checks(__file__, 2, TF_USE_LEGACY_KERAS="1")
 
 
 class Flavour(Kit):
@@ -97,6 +96,7 @@ def expect_same_on_ranks(job, values):
         expect_equal(values, other)
 
 
+@pytest.mark.skipif(os.environ.get("TF_USE_LEGACY_KERAS") == "1", reason="the Keras that stands alone is another one")
 def check_stand_alone_keras(job, tmp_path):
     flavour = Flavour(stand_alone=True)
     callbacks, model = flavour.callbacks, flavour.model(flavour.keras.optimizers.SGD(0.1, momentum=0.9))

@@ -46,5 +46,5 @@ def test_a_worker_that_dies_is_replaced(tmp_path, how, rank):
 
 
 @pytest.mark.skipif(not HAS_TF_KERAS, reason="without tf_keras, tf.keras is what it is")
-def test_with_tf_keras(tmp_path):
+def test_a_worker_that_dies_with_tf_keras(tmp_path):
     check_a_worker_that_dies_is_replaced(tmp_path, "fit", 1, TF_USE_LEGACY_KERAS="1")

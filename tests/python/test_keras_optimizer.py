@@ -14,9 +14,8 @@ def test_on_ranks(np):
 
 
 if HAS_TF_KERAS:
-    def test_with_tf_keras(monkeypatch):
-        monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
-        ranks.run_checks(__file__, 2, only="check")
+    def test_with_tf_keras():
+        ranks.run_checks(__file__, 2, TF_USE_LEGACY_KERAS="1")
 
 
 @pytest.fixture(params=["apply", "apply_in_function"])

@@ -27,7 +27,7 @@ def test_on_ranks(np):
 
 
 if HAS_TF_KERAS:
-    def test_with_tf_keras(monkeypatch):
+    def test_keras_checks_with_tf_keras(monkeypatch):
         monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
         ranks.run_checks(__file__, 2, only="keras")
 

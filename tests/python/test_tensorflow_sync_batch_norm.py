@@ -18,9 +18,8 @@ def test_on_ranks(np):
 
 
 @pytest.mark.skipif(not HAS_TF_KERAS, reason="without tf_keras, tf.keras is what it is")
-def test_with_tf_keras(monkeypatch):
-    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
-    ranks.run_checks(__file__, 2, only="check")
+def test_with_tf_keras():
+    ranks.run_checks(__file__, 2, TF_USE_LEGACY_KERAS="1")
 
 
 CHANNELS = 3
