@@ -48,6 +48,11 @@ class VariableCompression:
     def codec(self) -> Codec:
         return self._codec
 
+    @property
+    def is_member(self) -> bool:
+        """Whether this rank takes part in what the optimizer sends."""
+        return bool(self._process_set.included())
+
     def choose(self, gradients: Mapping[int, Gradient]) -> Dict[int, str]:
         """Which gradients of one step travel compressed, by their places, and their variables' labels.
 
@@ -277,7 +282,7 @@ def share_residuals(optimizer) -> None:
     >>> share_residuals(TopK(0.125))
     """
     core = _core_of(optimizer, "share_residuals")
-    saved = core and core.gather()
+    saved = core.gather() if core and core.is_member else None
     if saved:
         core.load({**saved, "size": len(saved["ranks"])})  # those that are there are all
 

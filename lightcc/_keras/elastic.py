@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from lightcc import _core, objects
-from lightcc._keras import values
-from lightcc._keras.optimizer import build, distributed_in, keras_of, variables_of
+from lightcc._keras import patches, values
+from lightcc._keras.optimizer import build, distributed_in, hidden_variables_of, keras_of, variables_of
 from lightcc.common.elastic import ObjectState
 from lightcc.variable_compression import compression_state, load_compression_state, share_residuals
 
@@ -82,12 +82,13 @@ class TensorFlowKerasState(VariablesState):
         if not model.built:
             raise ValueError(f"{type(self).__name__}: the model is not built, so it has no variables yet. Call "
                              "model.build() with the shape of its input, or the model with a batch, before.")
-        self.model = model
-        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-        self._distributed = distributed_in(self.optimizer)
-        if self.optimizer is not None:
-            build(self.optimizer, model.trainable_variables)
+        self.model, self._optimizer = model, optimizer
         super().__init__(backend or keras_of(type(model)).backend, **kwargs)
+
+    @property
+    def optimizer(self) -> Any:
+        """That which was given, or that with which the model is compiled now."""
+        return getattr(self.model, "optimizer", None) if self._optimizer is None else self._optimizer
 
     def restore(self) -> None:
         """Gives everything what was saved."""
@@ -108,10 +109,15 @@ class TensorFlowKerasState(VariablesState):
         for name in _VALIDATION_DATA:
             vars(self.model).pop(name, None)
 
+    @property
+    def _distributed(self) -> Any:
+        return distributed_in(self.optimizer)
+
     def _variables(self) -> List[Any]:
-        found = [*self.model.weights, *variables_of(self.optimizer)]
-        rate = getattr(self.optimizer, "learning_rate", None)  # of Keras 2 not among them; it may be a schedule
-        return found + [rate] * (hasattr(rate, "assign") and all(rate is not variable for variable in found))
+        if self.optimizer is None:
+            return self.model.weights
+        build(self.optimizer, self.model.trainable_variables)
+        return [*self.model.weights, *variables_of(self.optimizer), *hidden_variables_of(self.optimizer)]
 
     def _keep(self) -> None:
         super()._keep()
@@ -177,8 +183,9 @@ class UpdateBatchStateCallbackImpl:
     """Keeps in state.batch how many batches of the epoch are done, and shortens an epoch that was begun before.
 
     The first epoch of a fit has as many batches as are left, and at least one: the steps that Keras knows of (of
-    steps_per_epoch, or of data whose length is known) less state.batch. Where Keras does not know them, the epoch is
-    as long as its data.
+    steps_per_epoch, or of data whose length is known) less state.batch, rounded up to whole executions. Where Keras
+    does not know them, the epoch is as long as its data. In a session of TensorFlow 1 a shorter epoch has no
+    validation.
     state: a KerasState with batch. Errors: ValueError without one. Source: horovod.keras.elastic, where an epoch of
     Keras 3 has all its batches, and state.batch is one less.
 
@@ -198,6 +205,7 @@ class UpdateBatchStateCallbackImpl:
     def __init__(self, backend: Any, state: Any, *args):
         super().__init__(*args)
         _require(self, state, "batch")
+        patches.install_epochs()
         self.backend, self.state = backend, state
         self.steps_per_epoch: Optional[int] = None
         self._before = 0  # batches of this epoch that were done before this fit
@@ -205,6 +213,7 @@ class UpdateBatchStateCallbackImpl:
     def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
         """Keras hook."""
         self.steps_per_epoch = (self.params or {}).get("steps")
+        patches.epoch_was_cut = False
 
     def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         """Keras hook."""
@@ -222,7 +231,7 @@ class UpdateBatchStateCallbackImpl:
         """Keras hook."""
         self.state.batch = 0
         if self.model.stop_training is _END_OF_EPOCH:  # else another callback wants the training to end
-            self.model.stop_training = False
+            self.model.stop_training, patches.epoch_was_cut = False, True
 
 
 class UpdateEpochStateCallbackImpl:

@@ -224,16 +224,24 @@ def is_built(optimizer) -> bool:
 
 
 def build(optimizer, variables: List[Any]) -> None:
-    """Makes an optimizer's variables for those of a model, if it has not made them yet."""
-    if is_built(optimizer):
-        return
-    if hasattr(optimizer, "build"):
-        optimizer.build(variables)
-    else:  # of Keras 2's legacy family
+    """Makes an optimizer's variables for those of a model, as far as it has not made them yet."""
+    if not hasattr(optimizer, "build"):  # of Keras 2's legacy family; who has a learning rate is called built there
         optimizer._create_all_weights(variables)
+    elif not getattr(optimizer, "built", is_built(optimizer)):  # that around an inner one of Keras 3 has its own
+        optimizer.build(variables)
 
 
 def variables_of(optimizer) -> List[Any]:
     """An optimizer's own variables; None has none."""
     found = getattr(optimizer, "variables", [])
     return found if isinstance(found, list) else found()  # a method in Keras 2's legacy family
+
+
+def hidden_variables_of(optimizer) -> List[Any]:
+    """What Keras 2 does not count among an optimizer's variables: its learning rate, unless that is a schedule, and
+    the state of a LossScaleOptimizer."""
+    scale = getattr(optimizer, "_loss_scale", None)
+    candidates = [getattr(optimizer, "learning_rate", None), getattr(scale, "current_loss_scale", None),
+                  getattr(scale, "counter", None)]
+    known = {id(variable) for variable in variables_of(optimizer)}
+    return [variable for variable in candidates if hasattr(variable, "assign") and id(variable) not in known]

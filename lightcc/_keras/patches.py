@@ -1,14 +1,17 @@
-"""Wraps those methods of Keras' own classes, once, that must know whether an optimizer is distributed.
+"""Wraps those methods of Keras' own classes, once, that must know whether an optimizer is distributed, and that by
+which fit goes from epoch to epoch.
 
-Nothing changes for models without a distributed optimizer.
+Nothing changes for models without a distributed optimizer, and for epochs with all their batches.
 """
 import functools
 import inspect
+import sys
 from typing import Callable
 
 from lightcc._keras.optimizer import Distributed, check_loss_scale, framework_of, is_distributed
 
 _MARK = "_lightcc_wrapped"
+epoch_was_cut = False  # the last epoch of the fit that is running has ended before its last batch
 
 
 def install(keras) -> None:
@@ -16,6 +19,13 @@ def install(keras) -> None:
     _wrap(keras.Model, "compile", _compile)
     if hasattr(keras.optimizers, "LossScaleOptimizer"):  # in Keras 2 it is elsewhere, and asks to aggregate
         _wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply)
+
+
+def install_epochs() -> None:
+    """Wraps the iterator over the epochs' batches of Keras 3."""
+    module = sys.modules.get("keras.src.trainers.epoch_iterator")
+    if module is not None:
+        _wrap(module.EpochIterator, "__iter__", _iter)
 
 
 def _wrap(cls: type, name: str, around: Callable) -> None:
@@ -62,3 +72,18 @@ def _apply(plain):
         finally:
             inner._reducer.reduced = False  # also if the step is skipped
     return apply
+
+
+def _iter(plain):
+    """Keras leaves an epoch early only to end the training. Where another one follows, the data must hear of the end,
+    and the next epoch begin with the first of them."""
+    def __iter__(self):
+        global epoch_was_cut
+        left = getattr(self, "_epoch_iterator", None)
+        if epoch_was_cut and left is not None and inspect.getgeneratorstate(left) == inspect.GEN_SUSPENDED:
+            epoch_was_cut = False
+            self.data_adapter.on_epoch_end()
+            if self.data_adapter.num_batches:  # else they go on, as they do in Keras
+                self._current_iterator = None
+        return plain(self)
+    return __iter__

@@ -8,12 +8,13 @@ then form a new world. What holds at each moment:
 3. Ranks may still leave a world for different reasons: a broadcast may reach one and fail on another. So they agree at
    the head of each round whether the state is sent, and it is unless all can do without.
 """
+import contextlib
 import copy
 import functools
 import logging
 import queue
 import struct
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Tuple
 
 from lightcc import _core, objects, ops
 from lightcc.common import carried_sets
@@ -175,33 +176,46 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     >>> run_fn(train, reset=lambda: None)(ObjectState(hvd.broadcast_object, hvd.rank, step=0))
     1
     """
+    return run_translated(func, reset, contextlib.nullcontext)
+
+
+def run_translated(func: Callable[..., Any], reset: Callable[[], None],
+                   translated: Callable[[], ContextManager[None]]) -> Callable[..., Any]:
+    """run_fn for a framework with errors of its own. translated: its context makes them HorovodInternalError.
+
+    >>> run_translated(lambda state: state.step, lambda: None, contextlib.nullcontext)(
+    ...     ObjectState(hvd.broadcast_object, hvd.rank, step=1))
+    1
+    """
     @functools.wraps(func)
     def wrapper(state, *args, **kwargs):
         carried_sets.training()
         notification_manager.init()
         notification_manager.register_listener(state)
         try:
-            return _rounds(state, lambda: func(state, *args, **kwargs), reset)
+            return _rounds(state, lambda: func(state, *args, **kwargs), reset, translated)
         finally:
             notification_manager.remove_listener(state)
     return wrapper
 
 
-def _rounds(state: State, func: Callable[[], Any], reset: Callable[[], None]) -> Any:
+def _rounds(state: State, func: Callable[[], Any], reset: Callable[[], None],
+            translated: Callable[[], ContextManager[None]]) -> Any:
     """Calls func in one world after the other until it returns. Each reset waits for the other members, so that
     failures in a row do not spin."""
     new_world = skip_sync = False
     disagreed_at = -1  # how many commits there were when ranks last disagreed about a collective
     while True:
         try:
-            if new_world:  # not in a handler below, where the traceback keeps what the step that failed has left
-                reset()
-                state.on_reset()
-            new_world = True
-            if not _all_skip(skip_sync):
-                state.sync()
-            worker.synced()
-            return func()
+            with translated():
+                if new_world:  # not in a handler below, where the traceback keeps what the step that failed has left
+                    reset()
+                    state.on_reset()
+                new_world = True
+                if not _all_skip(skip_sync):
+                    state.sync()
+                worker.synced()
+                return func()
         except HorovodInternalError as error:
             if error.status == _core.MISMATCH:
                 if disagreed_at == state._commits:  # the program's fault, which would come back for ever

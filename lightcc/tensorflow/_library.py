@@ -23,8 +23,8 @@ _eager_token = None
 class LostError(HorovodInternalError, tf.errors.UnknownError):
     """The UnknownError of an eager call: a rank is lost, or lightcc was shut down."""
 
-    def __init__(self, error: tf.errors.UnknownError):
-        tf.errors.UnknownError.__init__(self, error.node_def, error.op, error.message)
+    def __init__(self, node_def, op, message, *_):  # as TensorFlow's own, since Keras makes another of one
+        tf.errors.UnknownError.__init__(self, node_def, op, message)
 
 
 def run(operation, *arguments, name=None, **attributes):
@@ -36,7 +36,7 @@ def run(operation, *arguments, name=None, **attributes):
         try:
             return operation(*arguments, _token(), tensor_name=name or "", **attributes)
         except tf.errors.UnknownError as error:
-            raise LostError(error) from None
+            raise LostError(error.node_def, error.op, error.message) from None
     return operation(*arguments, _token(), unique=str(next(_numbers)), name=name, **attributes)
 
 

@@ -1,15 +1,15 @@
 """Elastic training with TensorFlow: the job goes on when workers are lost or come. docs/elastic.md has a program."""
 import contextlib
-import functools
 import re
-from typing import Any, Callable, ContextManager, List, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
 
 from lightcc._keras.elastic import TensorFlowKerasState, VariablesState
-from lightcc.common.elastic import ObjectState, run_fn
+from lightcc.common.elastic import ObjectState, run_fn, run_translated
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.tensorflow.functions import broadcast_object, broadcast_object_fn, broadcast_variables
+from lightcc.tensorflow.gradient_aggregation import SUMS
 from lightcc.tensorflow.mpi_ops import init, rank, shutdown
 
 __all__ = ["HorovodInternalError", "ObjectState", "TensorFlowKerasState", "TensorFlowState", "broadcast_object",
@@ -36,15 +36,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     >>> train(hvd.elastic.TensorFlowState([x], batch=0))
     6.0
     """
-    @functools.wraps(func)
-    def named(state, *args, **kwargs):
-        try:
-            return func(state, *args, **kwargs)
-        except tf.errors.UnknownError as error:
-            if isinstance(error, HorovodInternalError) or not _OURS.search(error.message):
-                raise
-            raise HorovodInternalError(error.message) from error
-    return run_fn(named, _reset)
+    return run_translated(func, _reset, _translated)
 
 
 class TensorFlowState(VariablesState):
@@ -74,6 +66,11 @@ class TensorFlowState(VariablesState):
         """Gives variables and values what was saved."""
         with self._graph():
             super().restore()
+        self._drop_sums()
+
+    def reset(self) -> None:
+        """Drops the gradients that a v1 optimizer adds up for backward_passes_per_step: of the world before."""
+        self._drop_sums()
 
     def sync(self) -> None:
         """Makes the variables and the last save of rank 0 those of all ranks, and saves them."""
@@ -86,6 +83,11 @@ class TensorFlowState(VariablesState):
     def _keep(self) -> None:
         with self._graph():
             super()._keep()
+
+    def _drop_sums(self) -> None:
+        if self.session:
+            for variable in self.session.graph.get_collection(SUMS):
+                self.session.run(variable.initializer)
 
     def _graph(self) -> ContextManager[Any]:
         return self.session.graph.as_default() if self.session else contextlib.nullcontext()
@@ -103,6 +105,16 @@ class _Session:
     def batch_set_value(self, pairs: Sequence[Tuple[Any, Any]]) -> None:
         for variable, value in pairs:  # by its initializer, which is fed
             self._session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.UnknownError as error:
+        if isinstance(error, HorovodInternalError) or not _OURS.search(error.message):
+            raise
+        raise HorovodInternalError(error.message) from error
 
 
 def _reset() -> None:

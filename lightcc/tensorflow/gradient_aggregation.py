@@ -155,11 +155,14 @@ class LocalGradientAggregationHelper:
         return None if step is None else step.assign_add(1)
 
 
+SUMS = "lightcc_sums"  # a collection of v1 graphs: the variables of all helpers, zeros after a reduction
+
+
 def local_variable(shape: tf.TensorShape, dtype: tf.DType, name: str) -> tf.Variable:
     """A variable of zeros, made once, outside of the function or branch that is traced."""
     with tf.init_scope():
         return tf.compat.v1.Variable(lambda: tf.zeros(shape, dtype), trainable=False, use_resource=True, name=name,
-                                     collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES])
+                                     collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES, SUMS])
 
 
 def then_true(action: Callable[[], Any]) -> Callable[[], tf.Tensor]:

@@ -111,6 +111,51 @@ def check_an_optimizer_beside_the_model(kit):
     assert len(facts(kit.hvd.elastic.KerasState(kit.uncompiled()))) == 4  # none at all
 
 
+def check_an_optimizer_makes_no_variables_after_the_state(kit):
+    """Else a newcomer would have fewer than the others."""
+    for make in optimizers(kit):
+        optimizer = make()
+        float(kit.value(optimizer.learning_rate))  # which legacy optimizers take for being built
+        model = kit.model(optimizer)
+        state = kit.hvd.elastic.KerasState(model)
+        count = len(facts(state))
+        kit.fit_mine(model)
+        assert len(facts(state)) == count
+
+
+def check_a_model_that_is_compiled_again(kit):
+    model = kit.model(kit.keras.optimizers.SGD(0.1))
+    state = kit.hvd.elastic.KerasState(model)
+    model.compile(kit.keras.optimizers.Adam(0.1), kit.keras.losses.MeanSquaredError())
+    state.commit()
+    before = facts(state)
+    kit.fit_mine(model)
+    state.restore()
+    expect(state, before)
+    assert len(before) > 2 * len(model.weights)
+
+
+def check_the_loss_scale_is_that_of_rank_0(kit):
+    scaled = (kit.keras.optimizers if kit.is_3 else kit.keras.mixed_precision).LossScaleOptimizer
+    for family in kit.families:
+        inner = family.SGD(0.1)
+        optimizer = scaled(inner, initial_scale=2.0 ** (10 + kit.hvd.rank()))
+        state = kit.hvd.elastic.KerasState(kit.uncompiled(), optimizer)
+        state.sync()
+        assert float(kit.value(optimizer.dynamic_scale if kit.is_3 else optimizer.loss_scale)) == 2.0 ** 10
+        state.restore()
+
+
+def check_compressed_gradients_of_a_process_set(kit):
+    """Who is not in it shares nothing."""
+    alone = kit.hvd.global_process_set if kit.hvd.size() == 1 else kit.hvd.add_process_set([0])
+    optimizer = kit.distributed(compression=kit.hvd.Compression.topk(0.1), process_set=alone)
+    state = kit.hvd.elastic.KerasState(kit.uncompiled(), optimizer)
+    state.sync()
+    if kit.hvd.size() > 1:
+        kit.hvd.remove_process_set(alone)
+
+
 def check_sums_of_several_passes_belong_to_a_world(kit):
     """What a worker that is lost, or left, has added up is not added to what others begin with."""
     variable = kit.variable(np.zeros(2))
@@ -187,19 +232,33 @@ class Resumed:
     def fit(self, *more, commit=None, **options):
         callbacks = [*self.updates, *more, self.recorder, *([commit] if commit else [])]
         x, y = map(self.kit.my_part, self.kit.data(STEPS))
-        if "steps_per_epoch" in options:
-            x, y = np.tile(x, (4, 1)), np.tile(y, (4, 1))
-        return self.model.fit(x, y, batch_size=BATCH // self.kit.hvd.size(), verbose=0, shuffle=False,
-                              callbacks=callbacks, **options)
+        batch = BATCH // self.kit.hvd.size()
+        data = {"x": x, "y": y, "batch_size": batch, "shuffle": False}
+        if options.pop("by_batches", False):
+            data = {"x": batches_of(self.kit, x, y, batch)}
+        return self.model.fit(**data, verbose=0, callbacks=callbacks, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"steps_per_epoch": STEPS}], ids=str)
+def batches_of(kit, x, y, size):
+    """Data of Keras' own kind, which want to hear of the ends of epochs."""
+    class Batches(kit.keras.utils.PyDataset if kit.is_3 else kit.keras.utils.Sequence):
+        def __len__(self):
+            return len(x) // size
+
+        def __getitem__(self, i):
+            return x[i * size:(i + 1) * size], y[i * size:(i + 1) * size]
+
+    return Batches()
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_epoch": STEPS}, {"by_batches": True}], ids=str)
 def check_an_epoch_that_was_begun_before_is_shorter(kit, options):
+    """And the next ones are not."""
     resumed = Resumed(kit, epoch=4, batch=STEPS - 1)
-    history = resumed.fit(epochs=2, **options)
-    assert resumed.batches == [(0, 0), *((1, batch) for batch in range(STEPS))]
-    assert len(history.history["loss"]) == 2
-    assert (resumed.state.epoch, resumed.state.batch) == (6, 0)
+    history = resumed.fit(epochs=3, **options)
+    assert resumed.batches == [(0, 0), *((epoch, batch) for epoch in (1, 2) for batch in range(STEPS))]
+    assert len(history.history["loss"]) == 3
+    assert (resumed.state.epoch, resumed.state.batch) == (7, 0)
 
 
 def check_epochs_may_be_numbered_from_where_they_go_on(kit):

@@ -8,6 +8,7 @@ from modes import v1
 import lightcc.tensorflow as hvd
 import ranks
 from lightcc.common.elastic import HorovodInternalError
+from lightcc.tensorflow._library import LostError
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -105,25 +106,55 @@ def check_variables_of_a_graph_without_a_session():
             hvd.elastic.TensorFlowState()
 
 
-def raised_by_run(monkeypatch, error):
-    """What becomes of an error of the function that is trained, at once."""
-    monkeypatch.setattr(hvd.elastic, "run_fn", lambda func, reset: func)
+def check_sums_of_a_v1_optimizer_belong_to_a_world():
+    for leave in ("restore", "on_reset"):
+        with tf.Graph().as_default(), v1.Session() as session:
+            x = v1.get_variable("x", initializer=0.0, use_resource=True)
+            gradient = v1.placeholder(tf.float32, [])
+            optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2,
+                                                 op=hvd.Sum)
+            step = optimizer.apply_gradients(optimizer.compute_gradients(x * gradient, [x]))
+            session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+            state = hvd.elastic.TensorFlowState([x], session)
+            for value in (4.0, 1.0, 2.0):
+                session.run(step, {gradient: value})
+                if value == 4.0:
+                    getattr(state, leave)()
+            assert session.run(x) == -3.0 * hvd.size()
 
-    @hvd.elastic.run
-    def train(state):
-        raise error
 
-    with pytest.raises(Exception) as caught:
-        train(None)
-    return caught.value
+LOST = tf.errors.UnknownError(None, None, "Graph execution error:\n\n{{node Horovod}} HorovodAllreduce on rank 1: "
+                                          "allreduce of tensor 'x': rank 0 (pid 7) on host h died")
 
 
-def check_a_lost_rank_in_a_graph_is_an_internal_error(monkeypatch):
-    error = raised_by_run(monkeypatch, tf.errors.UnknownError(
-        None, None, "Graph execution error:\n\n{{node Horovod}} HorovodAllreduce on rank 1: allreduce of tensor 'x': "
-                    "rank 0 (pid 7) on host h died"))
-    assert type(error) is HorovodInternalError and "rank 0 (pid 7) on host h died" in str(error)
-    assert isinstance(error.__cause__, tf.errors.UnknownError)
+class Failing:
+    """A function that is trained: it fails once, or a reset callback does."""
+
+    def __init__(self, monkeypatch, error, where="step"):
+        monkeypatch.setattr(hvd.elastic, "_reset", lambda: None)
+        self.errors = {where: [error]}
+        self.state = hvd.elastic.TensorFlowState(step=0)
+        self.state.register_reset_callbacks([lambda: self.fail("reset callback")])
+        if where != "step":
+            self.errors["step"] = [HorovodInternalError("a peer died")]
+
+    def fail(self, where):
+        if self.errors.get(where):
+            raise self.errors[where].pop()
+
+    def run(self):
+        @hvd.elastic.run
+        def train(state):
+            state.step += 1
+            self.fail("step")
+            return state.step
+
+        return train(self.state)
+
+
+@pytest.mark.parametrize("where", ["step", "reset callback"])
+def check_a_lost_rank_in_a_graph_takes_the_state_back(where, monkeypatch):
+    assert Failing(monkeypatch, LOST, where).run() == 1
 
 
 @pytest.mark.parametrize("error", [
@@ -131,7 +162,16 @@ def check_a_lost_rank_in_a_graph_is_an_internal_error(monkeypatch):
     tf.errors.FailedPreconditionError(None, None, "HorovodAllreduce on rank 1: the ranks disagree"),
     ValueError("of the user")], ids=repr)
 def check_other_errors_pass(error, monkeypatch):
-    assert raised_by_run(monkeypatch, error) is error
+    with pytest.raises(type(error)) as caught:
+        Failing(monkeypatch, error).run()
+    assert caught.value is error
+
+
+def check_the_error_of_an_eager_call_can_be_made_again():
+    """As Keras does with those of a layer."""
+    error = LostError(None, None, "HorovodAllreduce on rank 1: rank 0 died")
+    again = type(error)(error.node_def, error.op, "in a layer: " + error.message, error.error_code)
+    assert isinstance(again, HorovodInternalError) and again.message == "in a layer: " + error.message
 
 
 def traced(**options):
