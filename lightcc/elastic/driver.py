@@ -81,6 +81,7 @@ class _Talk:
 
     unpacker: messages.Unpacker = field(default_factory=messages.Unpacker)
     answers: bool = False             # from its first word on, until it leaves
+    leaves: bool = False              # its program has ended
     asked_at: Optional[float] = None  # whether it lives; not answered yet
     kill_at: Optional[float] = None   # it was told to end
 
@@ -103,6 +104,7 @@ class _Driver:
         self.ends: dict[int, WorkerEnd] = {}
         self.slots: Optional[dict[str, int]] = None  # of the hosts found last
         self.stuck: list[str] = []
+        self.told_at = 0  # of the last news of hosts
         self.next_check = self.last_step = time.monotonic()
 
     def take_signals(self, signals: Signals) -> None:
@@ -159,7 +161,7 @@ class _Driver:
                 if self.verbose:
                     self.outputs.say(f"worker {event.rank} is {self.processes.described(event.rank)}")
             elif isinstance(event, NotStarted):
-                self._ended(event.rank, event.exit_code, f"was not started: {event.text}")
+                self._ended(event.rank, event.exit_code or LOST_CODE, f"was not started: {event.text}")
             elif isinstance(event, Ended):
                 self._ended(event.rank, event.code, _how(event.code))
             elif isinstance(event, Lost):
@@ -188,7 +190,7 @@ class _Driver:
 
     def _hear(self, said: Said) -> None:
         talk = self.talks[said.rank]
-        talk.answers, talk.asked_at = True, None
+        talk.answers, talk.asked_at = not talk.leaves, None
         try:
             for message in talk.unpacker.feed(said.chunk):
                 self._heed(said.rank, message)
@@ -205,13 +207,13 @@ class _Driver:
         elif what == "joined":
             self.membership.joined(number)
         elif what == "timed_out":
-            if message["apart"]:
-                self.outputs.say(f"{self._named(number)} cannot reach {self._named(self.membership.members[0].number)}")
             self.membership.timed_out(number, message["apart"])
+            if self.membership.workers[number].apart:
+                self.outputs.say(f"{self._named(number)} cannot reach {self._named(self.membership.members[0].number)}")
         elif what == "synced":
             self.membership.synced(number)
         elif what == "leaving":
-            self.talks[number].answers = False
+            self.talks[number].answers, self.talks[number].leaves = False, True
         elif what == "meeting":
             for worker in self.membership.members[1:]:
                 self._tell(worker.number, "meet", epoch=epoch, where=message["where"])
@@ -240,7 +242,8 @@ class _Driver:
             for worker in action.members:
                 self._tell(worker.number, "cancel", epoch=action.epoch, cause=action.cause)
         elif isinstance(action, Notify):
-            self._tell(action.worker.number, "hosts_updated", timestamp=time.time_ns(), result=action.result)
+            self.told_at = max(self.told_at + 1, time.time_ns())  # it only grows, whatever is done to the clock
+            self._tell(action.worker.number, "hosts_updated", timestamp=self.told_at, result=action.result)
 
     def _start(self, worker: Worker, now: float) -> None:
         names = list(self.slots)

@@ -164,7 +164,7 @@ class Membership:
         """Its init has waited in vain; apart: for rank 0, which cannot be reached."""
         worker = self.workers[number]
         worker.timed_out = worker.state is State.MEMBER
-        worker.apart = worker.timed_out and apart
+        worker.apart = worker.timed_out and apart and worker.host != self.members[0].host  # there it is slow, at most
 
     def synced(self, number: int) -> None:
         """It has the state of rank 0."""
@@ -179,6 +179,7 @@ class Membership:
         worker = self.workers[number]
         self._leaves(worker, how)
         worker.state = State.ENDED
+        worker.apart = False  # this is its failure
         if worker.dismissed:
             return
         if code == 0:
@@ -189,7 +190,7 @@ class Membership:
 
     def _failed(self, worker: Worker, now: float) -> None:
         usage = self._hosts.get(worker.host) or self._past.get(worker.host)
-        if usage:
+        if usage and usage.until <= now:  # else the host has just been found to fail, and this is of the same cause
             usage.failures += 1
             if usage.failures >= self.limits.failures_per_host:
                 usage.failures, usage.blacklisted = 0, usage.blacklisted + 1
@@ -210,7 +211,8 @@ class Membership:
             self._cancelled = self.epoch
             actions.append(Cancel(self.epoch, [w for w in self.members if w.state is State.MEMBER], self._broken))
         if self._succeeded:
-            actions += self._dismiss(w for w in self._alive() if w.state is State.WAITING)
+            unneeded = (State.WAITING, State.STARTING) if self.epoch else (State.WAITING,)  # else all may yet begin
+            actions += self._dismiss(w for w in self._alive() if w.state in unneeded)
             return actions + self._end_if_empty()
         if end := self._hopeless(now):
             return actions + [end]
@@ -221,9 +223,9 @@ class Membership:
     def wait_s(self, now: float) -> Optional[float]:
         """The time until something may be due that nobody reports; None: nothing is."""
         times = [usage.until for usage in self._hosts.values() if now < usage.until < float("inf")]
-        if self._short_since is not None:
+        if self._short_since is not None and not self._is_late(now):
             times.append(self._short_since + self.limits.elastic_timeout_s)
-        return max(0.0, min(times) - now) if times and not self.over else None
+        return min(times) - now if times and not self.over else None
 
     def awaited_hosts(self) -> set[str]:
         """Those with members that still run in an epoch that another member has left and waits for the next."""
@@ -280,6 +282,8 @@ class Membership:
             if len(chosen) < self.limits.min_num_proc or not self._is_late(now):
                 return self._wait_for_more(now)
         if self._had_state and not any(w.has_state for w in chosen):
+            if any(w.has_state and self._comes_back(w.host, now) for w in self._alive()):
+                return self._wait_for_more(now)
             return [self._finish("no worker that has the state of the job is left on a host that may be used")]
         if self.limits.reset_limit is not None and self.epoch > self.limits.reset_limit:
             return [self._finish(f"the job was reset {self.limits.reset_limit} times, the most by --reset-limit")]
@@ -319,11 +323,12 @@ class Membership:
     def _late_end(self, now: float) -> Optional[End]:
         if not self._is_late(now) or self._running():
             return None
-        waiting = sum(w.state is State.WAITING for w in self._alive())
+        usable = self._usable(now)
+        waiting = sum(w.state is State.WAITING and w.slot < usable.get(w.host, 0) for w in self._alive())
         if self.workers and waiting >= self.limits.min_num_proc:
             return None
         need = self.limits.min_num_proc if self.workers else self.limits.num_proc
-        have = waiting if self.workers else sum(self._usable(now).values())
+        have = waiting if self.workers else sum(usable.values())
         return self._finish(f"after {self.limits.elastic_timeout_s:g} s (--elastic-timeout) there were {have} of "
                             f"{need} {'workers' if self.workers else 'slots'}")
 
@@ -350,6 +355,10 @@ class Membership:
 
     def _is_late(self, now: float) -> bool:
         return self._short_since is not None and now >= self._short_since + self.limits.elastic_timeout_s
+
+    def _comes_back(self, host: str, now: float) -> bool:
+        """Whether it may be used again after a while."""
+        return host in self._hosts and now < self._hosts[host].until < float("inf")
 
     def _usable(self, now: float) -> Mapping[str, int]:
         return {name: usage.slots for name, usage in self._hosts.items() if usage.until <= now}

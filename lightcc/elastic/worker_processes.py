@@ -105,7 +105,8 @@ class WorkerProcesses:
 
     def lost(self, name: str) -> None:
         """Of a host: its agent is gone. A new one is started if there is something to start there."""
-        self._remote.pop(name, None)
+        if remote := self._remote.pop(name, None):
+            remote.agent.disconnect()
 
     def pace(self, pause: bool) -> list[Sink]:
         """Reads on from workers or not; returns what is slow to take what it is told."""

@@ -257,6 +257,8 @@ class Agent:
         for message in self._unpacker.feed(chunk):
             if isinstance(message, _OF_A_RANK) and message.rank not in self.ranks:
                 raise ValueError(f"it speaks of rank {message.rank}, which is not on this host")
+            if isinstance(message, Output) and message.stream not in (1, 2):
+                raise ValueError(f"it sends stream {message.stream} of rank {message.rank}, which there is not")
             if isinstance(message, ResultPart):
                 if self._result_receiver is None:
                     raise ValueError("it sends results that nobody asked for")

@@ -5,12 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 
 import psutil
 
 DEADLINE_S = 60
+LONGEST_S = 900  # of a job that is watched by its output
 MARK = "LIGHTCC_TEST_MARK"
 
 
@@ -24,6 +26,10 @@ class Job:
             command, env={**os.environ, "OMP_NUM_THREADS": "1", MARK: self.mark, **variables}, stdin=stdin,
             stdout=subprocess.PIPE, stderr=stderr, cwd=cwd,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        # Whoever reads its output has no deadline of their own.
+        watchdog = threading.Timer(LONGEST_S, self.process.kill)
+        watchdog.daemon = True
+        watchdog.start()
 
     def finish(self, deadline_s=DEADLINE_S):
         """Returns exit code, output and errors, after a check that nobody is left."""

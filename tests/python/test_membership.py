@@ -280,6 +280,63 @@ def test_hosts_that_are_gone_before_their_workers_have_begun_may_come_again():
     assert started(job.due()) == [(1, "b", 0)]
 
 
+def test_workers_on_hosts_that_are_not_used_are_not_enough():
+    job = Job(num_proc=3, min_num_proc=2, hosts=[("a", 1), ("b", 2)], elastic_timeout_s=30)
+    job.begun()
+    job.ends(1, 1)  # and b is used no more
+    job.waits(0, 2)
+    assert job.due() == [] and job.membership.wait_s(job.now) == 30
+    job.now = 30
+    (end,) = job.due()
+    assert end.text == "after 30 s (--elastic-timeout) there were 1 of 2 workers"
+
+
+def test_while_some_still_run_a_time_that_is_over_wakes_nobody():
+    job = Job(num_proc=2, min_num_proc=2, hosts=[("a", 1), ("b", 1)], elastic_timeout_s=30)
+    job.due()
+    job.waits(0)  # the first epoch waits for worker 1
+    job.waits(1)
+    job.trains(0, 1)
+    job.waits(0)
+    job.now = 31
+    assert job.due() == [] and job.membership.wait_s(job.now) is None
+
+
+def test_the_state_is_waited_for_on_a_host_that_comes_back():
+    job = Job(num_proc=2, min_num_proc=1, hosts=[("b", 2)], cooldown_s=(10, 60), hosts_may_come=True)
+    job.begun()
+    job.hosts(("b", 2), ("c", 1))
+    (start,) = job.due()
+    job.waits(start.worker.number)  # is announced
+    job.ends(0, 1)
+    assert job.waits(1) == []  # the newcomer alone would begin anew
+    job.now = 10
+    assert [worker.number for worker in formed_of(job.due())][:1] == [1]
+
+
+def formed_of(actions):
+    (form,) = [action for action in actions if isinstance(action, Form)]
+    return form.members
+
+
+def test_a_lost_host_fails_once():
+    job = Job(num_proc=3, min_num_proc=1, hosts=[("a", 1), ("b", 2)], cooldown_s=(10, 600))
+    job.begun()
+    job.ends(1, 1)
+    job.ends(2, 1)
+    job.now = 10
+    assert {worker for _, worker, _ in started(job.due())} == {"b"}
+
+
+def test_after_a_success_nobody_waits_for_newcomers():
+    job = Job(num_proc=1, hosts=[("a", 1)], hosts_may_come=True)
+    job.begun()
+    job.hosts(("a", 1), ("b", 1))
+    (start,) = job.due()
+    assert dismissed(job.ends(0, 0)) == [start.worker.number]
+    assert job.ends(start.worker.number, -15) == [End(None, "")]
+
+
 def test_too_few_for_too_long():
     job = Job(num_proc=3, min_num_proc=2, hosts=[("a", 1), ("b", 1), ("c", 1)], elastic_timeout_s=30)
     job.begun()
