@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import elastic_model
-from jobs import start
+from jobs import command_of, start
 
 TRAINING = Path(__file__).with_name("elastic_training.py")
 RTOL, ATOL = 1e-4, 1e-5  # several ranks add up gradients in another order, and each step builds on the last
@@ -35,13 +35,12 @@ def result(out):
 
 
 def workers(running):
-    return [p for p in running.living() if str(TRAINING) in p.cmdline() and p.cmdline()[0] == sys.executable
-            and "-m" not in p.cmdline()]
+    found = [(p, command_of(p)) for p in running.living()]
+    return [p for p, words in found if words[:1] == [sys.executable] and str(TRAINING) in words and "-m" not in words]
 
 
 def agents(running):
-    return [p for p in running.living() if p.cmdline()[-2:] == ["-m", "lightcc.runner.agent"]
-            and p.cmdline()[0] == sys.executable]
+    return [p for p in running.living() if command_of(p) == [sys.executable, "-m", "lightcc.runner.agent"]]
 
 
 def printed(running, text):

@@ -67,6 +67,14 @@ def marked(mark):
     return found
 
 
+def command_of(process):
+    """Its words; [] if it has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def wait_until(condition, what, detail=lambda: "", within_s=DEADLINE_S):
     deadline = time.monotonic() + within_s
     while not condition():

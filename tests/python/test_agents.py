@@ -12,7 +12,17 @@ import time
 import psutil
 import pytest
 
-from jobs import DEADLINE_S, Job, expect_end_with_the_reader, expect_whole_lines, launch, program, start, wait_until
+from jobs import (
+    DEADLINE_S,
+    Job,
+    command_of,
+    expect_end_with_the_reader,
+    expect_whole_lines,
+    launch,
+    program,
+    start,
+    wait_until,
+)
 from lightcc._version import __version__
 from lightcc.runner import messages
 from lightcc.runner.cores import usable_cores
@@ -27,7 +37,8 @@ UP = [f"[{rank}]<stdout>:up" for rank in range(4)]
 
 
 def agents_of(job):
-    return [p for p in job.living() if p.cmdline()[-2:] == ["-m", "lightcc.runner.agent"] and "python" in p.name()]
+    found = [(p, command_of(p)) for p in job.living()]
+    return [p for p, words in found if words[-2:] == ["-m", "lightcc.runner.agent"] and "python" in words[0]]
 
 
 def before_agent(text):
@@ -101,7 +112,7 @@ def test_no_secret_is_on_a_command_line():
     job = start(*MIXED, *program("print(os.environ['LIGHTCC_SECRET']); time.sleep(600)"))
     secret = job.process.stdout.readline().decode().partition(":")[2].strip()
     assert len(secret) == 64
-    lines = [" ".join(process.cmdline()) for process in job.living()]
+    lines = [" ".join(command_of(process)) for process in job.living()]
     assert len(lines) >= 4 + 3 and not any(secret in line for line in lines)
     job.process.terminate()
     job.finish()

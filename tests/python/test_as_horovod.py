@@ -420,7 +420,7 @@ def expect_elastic_digits(script):
     while (line := job.process.stdout.readline().decode()) and "Epoch 0 " not in line:
         pass
     assert "Epoch 0 workers 2 " in line, line + job.process.stderr.read().decode()
-    next(p for p in job.living() if p.cmdline()[:2] == [sys.executable, str(SCRIPTS / script)]).kill()
+    next(p for p in job.living() if jobs.command_of(p)[:2] == [sys.executable, str(SCRIPTS / script)]).kill()
     code, out, err = job.finish(TRAINING_S)
     assert code == 0 and "was killed by signal 9 (SIGKILL)" in err, out + err
     size = re.search(r"Rank 0 of (\d)", out)[1]
