@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("job")
 STEPS = 3  # of an epoch of Kit's data
 
 
-@pytest.mark.parametrize("np", (1, 2))
+@pytest.mark.parametrize("np", (2,))
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
 

@@ -13,7 +13,7 @@ from lightcc.tensorflow._library import LostError
 pytestmark = pytest.mark.usefixtures("job")
 
 
-@pytest.mark.parametrize("np", (1, 2))
+@pytest.mark.parametrize("np", (2,))
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
 
