@@ -255,7 +255,5 @@ def check_executing_eagerly(run):
 
 
 def check_names_that_are_not_there():
-    with pytest.raises(AttributeError, match="'elastic' in this version"):
-        hvd.elastic  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'allreduce_async'$"):
         hvd.allreduce_async  # noqa: B018
