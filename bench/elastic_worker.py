@@ -1,9 +1,9 @@
 """A worker of bench/elastic.py and elastic_timeline.py: steps of a small model for ever, each committed; rank 0 says
 when each was done. Its argument: the seconds that a step takes beside the processor's time."""
 import sys
-import time
 
 import torch
+from elastic_steps import steps_for_ever
 
 import lightcc.torch as hvd
 
@@ -21,19 +21,15 @@ hvd.init()
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 
+def step():
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs), goals).backward()
+    optimizer.step()
+
+
 @hvd.elastic.run
 def train(state):
-    while True:
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(inputs), goals).backward()
-        optimizer.step()
-        state.step += 1
-        state.commit()
-        if hvd.rank() == 0:
-            images = len(inputs) * hvd.size()
-            sys.stdout.write(f"step {state.step} size {hvd.size()} images {images} at {time.monotonic():.6f}\n")
-            sys.stdout.flush()
-        time.sleep(DEVICE_S)
+    steps_for_ever(state, step, len(inputs), hvd, DEVICE_S)
 
 
 train(hvd.elastic.TorchState(model, optimizer, step=0))

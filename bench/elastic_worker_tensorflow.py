@@ -1,9 +1,9 @@
 """A worker of bench/elastic_timeline.py, as elastic_worker.py is one, with TensorFlow: a step is a tf.function with a
 DistributedGradientTape."""
 import sys
-import time
 
 import tensorflow as tf
+from elastic_steps import steps_for_ever
 
 import lightcc.tensorflow as hvd
 
@@ -30,15 +30,7 @@ hvd.init()
 
 @hvd.elastic.run
 def train(state):
-    while True:
-        step(inputs, goals)
-        state.step += 1
-        state.commit()
-        if hvd.rank() == 0:
-            images = len(inputs) * hvd.size()
-            sys.stdout.write(f"step {state.step} size {hvd.size()} images {images} at {time.monotonic():.6f}\n")
-            sys.stdout.flush()
-        time.sleep(DEVICE_S)
+    steps_for_ever(state, lambda: step(inputs, goals), len(inputs), hvd, DEVICE_S)
 
 
 train(hvd.elastic.TensorFlowKerasState(model, optimizer, step=0))

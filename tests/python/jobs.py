@@ -129,3 +129,24 @@ def expect_end_with_the_reader(ranks, *arguments):
     assert f"nobody reads our output any more; ended {ranks} ranks".encode() in job.process.stderr.read()
     job.process.stderr.close()
     job.expect_nobody()
+
+
+def expect_run_leaves_nobody(signum, arguments):
+    """Of a program that is ended by a signal while it is in run() of two ranks. arguments: of run(), as they are
+    written behind the function."""
+    job = Job(sys.executable, "-c", f"""
+import subprocess
+from lightcc.runner import run
+def wait():
+    child = subprocess.Popen(["sleep", "600"])
+    print("up")
+    child.wait()
+try:
+    run(wait, {arguments})
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+""")
+    job.wait_for("[0]<stdout>:up", "[1]<stdout>:up")
+    job.process.send_signal(signum)
+    code, out, _ = job.finish()
+    assert (code, out) == ((0, "interrupted\n") if signum == signal.SIGINT else (-signum, ""))

@@ -2,7 +2,6 @@
 import os
 import re
 import signal
-import sys
 import threading
 import time
 
@@ -10,7 +9,7 @@ import elastic_functions as functions
 import psutil
 import pytest
 
-from jobs import DEADLINE_S, Job, wait_until
+from jobs import DEADLINE_S, expect_run_leaves_nobody, wait_until
 from lightcc.runner import run
 
 BY_SHELL = "sh -c {command}"  # starts the agents of other hosts, which are all this one
@@ -176,22 +175,7 @@ def test_deprecated_names():
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nobody_is_left(signum):
-    job = Job(sys.executable, "-c", """
-import subprocess
-from lightcc.runner import run
-def wait():
-    child = subprocess.Popen(["sleep", "600"])
-    print("up")
-    child.wait()
-try:
-    run(wait, min_num_proc=2, hosts="localhost:1,h1:1")
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-""")
-    job.wait_for("[0]<stdout>:up", "[1]<stdout>:up")
-    job.process.send_signal(signum)
-    code, out, _ = job.finish()
-    assert (code, out) == ((0, "interrupted\n") if signum == signal.SIGINT else (-signum, ""))
+    expect_run_leaves_nobody(signum, 'min_num_proc=2, hosts="localhost:1,h1:1"')
 
 
 def test_a_discovery_script_that_hangs_is_not_left(tmp_path):

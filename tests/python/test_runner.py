@@ -21,6 +21,7 @@ from jobs import (
     MARK,
     Job,
     expect_end_with_the_reader,
+    expect_run_leaves_nobody,
     expect_whole_lines,
     launch,
     marked,
@@ -418,19 +419,4 @@ def test_run_works_in_a_thread():
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_run_leaves_nobody(signum):
-    job = Job(sys.executable, "-c", """
-import subprocess
-from lightcc.runner import run
-def wait():
-    child = subprocess.Popen(["sleep", "600"])
-    print("up")
-    child.wait()
-try:
-    run(wait, num_proc=2)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-""")
-    job.wait_for("[0]<stdout>:up", "[1]<stdout>:up")
-    job.process.send_signal(signum)
-    code, out, _ = job.finish()
-    assert (code, out) == ((0, "interrupted\n") if signum == signal.SIGINT else (-signum, ""))
+    expect_run_leaves_nobody(signum, "num_proc=2")
