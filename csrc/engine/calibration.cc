@@ -16,7 +16,6 @@
 namespace lightcc {
 namespace {
 
-constexpr uint64_t kLongestNs = 1'000'000'000;
 constexpr uint64_t kLookNs = 5'000'000;   // whether it was cancelled
 constexpr size_t kTextBytes = 4096;       // of what rank 0 sends; that is known to all ranks beforehand
 constexpr int kProbeGroup = LocalRanks::kGroups - 1;  // whose links nobody has used yet
@@ -170,7 +169,7 @@ class Measurement {
 
 }  // namespace
 
-void calibrate(Engine& engine, const Cancellation* cancellation) {
+void calibrate(Engine& engine, const Cancellation* cancellation, uint64_t longest_ns) {
   const Config& config = engine.config();
   const Topology& topology = engine.topology();
   if (!config.calibration || topology.hosts.size() < 2 || config.intra_size != 0) return;
@@ -195,7 +194,7 @@ void calibrate(Engine& engine, const Cancellation* cancellation) {
   };
   bool known = tell();
   if (!known) {
-    const auto slowest = Measurement(engine, {begin + kLongestNs, cancellation}).run();
+    const auto slowest = Measurement(engine, {begin + longest_ns, cancellation}).run();
     if (decides && slowest) {
       cluster = cluster_of(*slowest, topology);
       cache.put(kCached, text_of(*cluster));
@@ -209,6 +208,7 @@ void calibrate(Engine& engine, const Cancellation* cancellation) {
     engine.use({parse_allreduce_rules(all.substr(line_end)), decides ? plan_costs(measured) : PlanCosts{},
                 json_of(measured)});
   }
+  engine.reset_counters();
   if (decides)
     log(Level::info, "calibration took " + std::to_string((now_ns() - begin) / 1'000'000) + " ms: " +
                          (known ? engine.selector_text() : "the network could not be measured"));

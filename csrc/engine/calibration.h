@@ -8,8 +8,10 @@
 namespace lightcc {
 
 // All ranks call it together, before they submit anything. Rank 0 says whether there is anything to measure, and which
-// rules hold, so that all have the same. Takes at most about a second; what could not be measured leaves the rules as
-// they are. Throws only what ends the epoch: that another rank is gone, or that it was cancelled here or elsewhere.
-void calibrate(Engine&, const Cancellation* = nullptr);
+// rules hold, so that all have the same. What could not be measured in time leaves the rules as they are; afterwards
+// the engine's counters are zero. Throws only what ends the epoch: that another rank is gone, or that it was cancelled
+// here or elsewhere.
+inline constexpr uint64_t kCalibrationNs = 1'000'000'000;  // at most, or a little more
+void calibrate(Engine&, const Cancellation* = nullptr, uint64_t longest_ns = kCalibrationNs);
 
 }  // namespace lightcc

@@ -63,6 +63,11 @@ void Engine::use(Calibrated calibrated) {
     calibrated_ = std::move(calibrated);
     group_engines_[0]->use_rules(calibrated_.rules, calibrated_.costs);
     selector_text_ = "network: " + calibrated_.network + "\n" + group_engines_[0]->selector().text();
+  });
+}
+
+void Engine::reset_counters() {
+  with_peers([&](Peers&) {
     for (auto& value : counters_.values) value = 0;
   });
 }

@@ -70,8 +70,8 @@ class Engine : public GroupEngineOwner {
 
   // Under the progress lock, between two steps of the engine. What `body` throws ends the epoch.
   template <class Body> void with_peers(Body body);
-  // Before anything was submitted. What the engine has done until then does not count.
-  void use(Calibrated);
+  void use(Calibrated);   // before anything was submitted
+  void reset_counters();  // what the engine has done until then does not count
 
   std::shared_ptr<const Group> group(int id) const { return groups_.find(id); }  // nullptr: there is none
   std::vector<int> group_ids() const { return groups_.ids(); }

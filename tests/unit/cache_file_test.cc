@@ -1,6 +1,7 @@
 #include "base/cache_file.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,7 +11,9 @@ namespace {
 
 class CacheFiles : public testing::Test {
  protected:
-  CacheFiles() : directory_(testing::TempDir() + "cache_files") { std::filesystem::remove_all(directory_); }
+  CacheFiles() : directory_(testing::TempDir() + "cache_files_" + std::to_string(getpid())) {
+    std::filesystem::remove_all(directory_);
+  }
   ~CacheFiles() override { std::filesystem::remove_all(directory_); }
   const std::string directory_;
 };
