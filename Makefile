@@ -3,9 +3,12 @@
 PYTHON ?= python3
 JOBS ?= 2
 FUZZ_SECONDS ?= 20
+# 0: without liblightcc_cuda.so, which is built where nvcc is found.
+LIGHTCC_CUDA ?= 1
 
 BIN := .venv/bin
-CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON
+CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON \
+  -DLIGHTCC_CUDA=$(LIGHTCC_CUDA)
 BUILD = $(BIN)/cmake --build
 SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLists.txt README.md \
              -type f ! -name '*.pyc' ! -name '*.so' 2>/dev/null)
@@ -101,7 +104,7 @@ lint: build/cmake/build.ninja
 	$(BIN)/ruff check .
 	$(PYTHON) .ci/layers.py
 	$(BIN)/python tools/parity.py --check
-	! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' csrc harp_plugin tests tools --include='*.cc' --include='*.h'
+	! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' csrc harp_plugin tests tools --include='*.cc' --include='*.cu' --include='*.h'
 	$(BUILD) build/cmake --target knobs --parallel $(JOBS)
 	build/cmake/knobs | diff - docs/knobs.md || { echo 'docs/knobs.md is old: build/cmake/knobs > docs/knobs.md'; false; }
 

@@ -76,11 +76,16 @@ LIGHTCC_API int lightcc_group_rank(int group);              /* -1: no such group
 LIGHTCC_API int lightcc_group_ranks(int group, int32_t* ranks); /* fills group_size values  */
 LIGHTCC_API int lightcc_group_ids(int32_t* ids, int capacity);  /* returns how many exist   */
 
-/* Where the memory of a tensor is. All zero: in the host's, the only place that there is in this version. */
+/* Where the memory of a tensor is. All zero: in the host's. All tensors of a request are in one place.
+ *
+ * Of a GPU: the request reads after what the stream had been given when it was submitted, and the host waits for no
+ * stream. When the request is done, what the stream is given from then on runs after its outputs are written; for another
+ * stream see lightcc_order. A request that is prepared keeps its stream. */
+enum lightcc_device_kind { LIGHTCC_CPU, LIGHTCC_CUDA };
 typedef struct lightcc_place {
-  int32_t device;
-  int32_t reserved; /* 0 */
-  void* stream;     /* of the device: what makes the input and waits for the output */
+  int32_t device; /* of CUDA: its number in this process */
+  int32_t kind;   /* lightcc_device_kind */
+  void* stream;   /* cudaStream_t: what makes the input and waits for the output; NULL: the device's default stream */
 } lightcc_place;
 
 /* A tensor of a request.
@@ -187,6 +192,12 @@ LIGHTCC_API int lightcc_finish_all(const int64_t* handles, int count, int timeou
 /* Output `index` of a finished request that had no output memory: its address passes to the caller, who must
  * lightcc_free it. ndim: in, the room in shape; out, the dimensions. */
 LIGHTCC_API int lightcc_output(int64_t handle, int index, void** data, int64_t* shape, int* ndim);
+/* The same for the request of a GPU. First the shape; then lightcc_output_to has the output written to memory of that
+ * GPU, which the caller has allocated, as work of the stream `place.stream`. */
+LIGHTCC_API int lightcc_output_shape(int64_t handle, int index, int64_t* shape, int* ndim);
+LIGHTCC_API int lightcc_output_to(int64_t handle, int index, const lightcc_place* place, void* data);
+/* What this stream is given from now on runs after the outputs of a finished request of a GPU are written. */
+LIGHTCC_API int lightcc_order(int64_t handle, const lightcc_place* place);
 /* alltoall: rows of output `index` that came from each member (group_size values). */
 LIGHTCC_API int lightcc_received_splits(int64_t handle, int index, int32_t* splits);
 

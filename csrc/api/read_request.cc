@@ -18,12 +18,6 @@ bool is_zero(const std::byte* from, size_t bytes) {
   return std::all_of(from, from + bytes, [](std::byte byte) { return byte == std::byte{0}; });
 }
 
-void check_place(const lightcc_place& place, int index) {
-  if (place.device == 0 && place.reserved == 0 && !place.stream) return;
-  refuse("lightcc_tensor.place of tensor " + std::to_string(index) +
-         " is not zero: this version takes tensors in the host's memory only");
-}
-
 Announcement announcement_of(const lightcc_request& request) {
   Announcement what;
   what.kind = Kind(request.kind);
@@ -46,6 +40,13 @@ void add_tensor(Request& request, const lightcc_tensor& tensor) {
            " cannot be sent: at most 64 dimensions, 0 or more each, that multiply to at most 2^43");
   const bool writes = request.what.kind == Kind::allreduce || request.what.kind == Kind::broadcast;
   if (writes && count_of(shape) > 0 && !tensor.output) refuse(request.title() + " needs output memory");
+  const DevicePlace place = place_of(tensor.place, "");
+  if (request.what.tensors.empty()) {
+    request.place = place;
+    request.what.device = place.kind;
+  } else if (place != request.place) {
+    refuse(request.title() + ": its tensors are not all on one device, or not of one stream");
+  }
   request.what.tensors.push_back({DType(tensor.dtype), shape});
   request.inputs.push_back(tensor.input);
   request.outputs.push_back(tensor.output);
@@ -70,6 +71,14 @@ void read_struct(void* to, const void* from, uint32_t size, std::span<const uint
   std::memset(static_cast<std::byte*>(to) + known, 0, own - known);
 }
 
+DevicePlace place_of(const lightcc_place& place, const std::string& what) {
+  if (place.kind != LIGHTCC_CPU && place.kind != LIGHTCC_CUDA)
+    refuse(what + ".kind is " + std::to_string(place.kind) + ", which this version of lightcc does not know");
+  if (place.kind == LIGHTCC_CPU && (place.device != 0 || place.stream))
+    refuse(what + " is in the host's memory, and yet has a device or a stream");
+  return {DeviceKind(place.kind), place.device, place.stream};
+}
+
 lightcc_request read_request(const lightcc_request* caller) {
   if (!caller) refuse("lightcc_request is NULL");
   lightcc_request request;
@@ -87,13 +96,14 @@ lightcc_tensor read_tensor(const lightcc_request& request, int index) {
   const auto* first = reinterpret_cast<const std::byte*>(request.tensors);
   read_struct(&tensor, first + size_t(index) * request.tensor_size, request.tensor_size, kTensorSizes,
               "lightcc_request.tensor_size");
-  check_place(tensor.place, index);
+  place_of(tensor.place, "lightcc_tensor.place of tensor " + std::to_string(index));
   return tensor;
 }
 
 bool is_plain(const lightcc_request& request, const lightcc_tensor& tensor) {
   if (request.kind != LIGHTCC_ALLREDUCE || request.op < 0 || request.op > LIGHTCC_PRODUCT) return false;
   if (request.codec != 0 || request.op == LIGHTCC_ADASUM || !tensor.input || !tensor.output) return false;
+  if (tensor.place.kind != LIGHTCC_CPU) return false;
   if (tensor.dtype < 0 || tensor.dtype >= kDTypes) return false;
   if (tensor.ndim < 0 || (tensor.ndim > 0 && !tensor.shape)) return false;
   const std::span shape(tensor.shape, size_t(tensor.ndim));
@@ -114,6 +124,8 @@ RequestPtr make_request(const lightcc_request& from, int members) {
   if (kind == Kind::barrier ? from.count != 0 : from.count < 1)
     refuse(request->title() + ": " + std::to_string(from.count) + " tensors");
   for (int i = 0; i < from.count; ++i) add_tensor(*request, read_tensor(from, i));
+  if (from.allocate && request->place.kind != DeviceKind::cpu)
+    refuse(request->title() + ": lightcc_request.allocate gives host memory, and the tensors are on a GPU");
   if (kind == Kind::alltoall && from.splits)
     request->what.splits.assign(from.splits, from.splits + size_t(members) * size_t(from.count));
   return request;

@@ -4,6 +4,7 @@
 #include "api/global_state.h"
 #include "api/lightcc.h"
 #include "api/read_request.h"
+#include "engine/staging.h"
 
 namespace lightcc {
 namespace {
@@ -45,6 +46,7 @@ RequestPtr copy_of(const Request& form) {
   request->key = form.key;
   request->what = form.what;
   request->residuals = form.residuals;
+  request->place = form.place;
   request->inputs = form.inputs;
   request->outputs = form.outputs;
   request->compressor = form.compressor;
@@ -82,8 +84,8 @@ int64_t launch(Engine& engine, const RequestPtr& request, bool block, bool begun
   }
   if (block && engine.wait(*request, now_ns() + kBlockNs)) {
     if (request->code != Code::ok) throw Error(request->code, request->text);
-    bool outputs_left =
-        std::any_of(request->results.begin(), request->results.end(), [](auto& r) { return bool(r.own); });
+    bool outputs_left = std::any_of(request->results.begin(), request->results.end(),
+                                    [](auto& r) { return r.own || r.staged; });
     if (!outputs_left) return 0;
   }
   return keep(request);
@@ -116,6 +118,25 @@ int status_of(Request& request) {
   if (request.name_held.load(std::memory_order_relaxed)) give_back(request);
   if (request.code != Code::ok) set_last_error(request.text);
   return int(request.code);
+}
+
+Output& output_of(Request& request, int index) {
+  if (!request.finished.load(std::memory_order_acquire)) refuse(request.title() + " is not finished");
+  if (index < 0 || size_t(index) >= request.results.size())
+    refuse(request.title() + " has no output " + std::to_string(index));
+  return request.results[size_t(index)];
+}
+
+void tell_shape(const Output& output, int64_t* shape, int* ndim) {
+  if (*ndim < int(output.shape.size()))
+    refuse("room for " + std::to_string(*ndim) + " dimensions, need " + std::to_string(output.shape.size()));
+  std::copy(output.shape.begin(), output.shape.end(), shape);
+  *ndim = int(output.shape.size());
+}
+
+DevicePlace cuda_place(const lightcc_place* place) {
+  if (!place || place->kind != LIGHTCC_CUDA) refuse("lightcc_place is not one of a GPU");
+  return place_of(*place, "lightcc_place");
 }
 
 }  // namespace
@@ -298,19 +319,43 @@ int lightcc_release(int64_t handle) {
 int lightcc_output(int64_t handle, int index, void** data, int64_t* shape, int* ndim) {
   return guard([&] {
     auto request = request_of(handle);
-    if (!request->finished.load(std::memory_order_acquire)) refuse(request->title() + " is not finished");
-    if (index < 0 || size_t(index) >= request->results.size())
-      refuse(request->title() + " has no output " + std::to_string(index));
-    Output& output = request->results[index];
+    Output& output = output_of(*request, index);
     if (!output.own)
       refuse(request->title() + ": output " + std::to_string(index) + " is not lightcc's to give, or given already");
-    if (*ndim < int(output.shape.size()))
-      refuse("room for " + std::to_string(*ndim) + " dimensions, need " + std::to_string(output.shape.size()));
-    std::copy(output.shape.begin(), output.shape.end(), shape);
-    *ndim = int(output.shape.size());
+    tell_shape(output, shape, ndim);
     *data = output.own.get();
     if (auto pool = output.own.get_deleter().pool) keep_owner(*data, [pool, at = *data] { pool->give_back(at); });
     output.own.release();
+    return 0;
+  });
+}
+
+int lightcc_output_shape(int64_t handle, int index, int64_t* shape, int* ndim) {
+  return guard([&] {
+    tell_shape(output_of(*request_of(handle), index), shape, ndim);
+    return 0;
+  });
+}
+
+int lightcc_output_to(int64_t handle, int index, const lightcc_place* place, void* data) {
+  return guard([&] {
+    const RequestPtr request = request_of(handle);
+    Output& output = output_of(*request, index);
+    const int64_t bytes = count_of(output.shape) * int64_t(size_of(request->what.tensors[size_t(index)].dtype));
+    if (bytes == 0) return 0;
+    if (!output.staged)
+      refuse(request->title() + ": output " + std::to_string(index) + " is not in memory for a GPU, or was taken");
+    output.staged->copy_to(cuda_place(place), data, output.data, size_t(bytes));
+    output.staged = nullptr;
+    return 0;
+  });
+}
+
+int lightcc_order(int64_t handle, const lightcc_place* place) {
+  return guard([&] {
+    const RequestPtr request = request_of(handle);
+    if (!request->finished.load(std::memory_order_acquire)) refuse(request->title() + " is not finished");
+    if (request->delivered) request->delivered->order(cuda_place(place).stream);
     return 0;
   });
 }

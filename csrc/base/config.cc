@@ -223,6 +223,10 @@ const Knob kKnobs[] = {
      "The only ports to listen on, `20000-20100`, for firewalls that let no others through. LIGHTCC_STORE_ADDR names "
      "its own. Must be the same on all ranks.",
      [](Config& c, const Value& v) { c.port_range = v.text; }, [](const Config& c) { return c.port_range; }},
+    {"LIGHTCC_CUDA_LIBRARY",
+     "The library through which tensors of GPUs are reached (docs/gpu.md), in place of `liblightcc_cuda.so` beside "
+     "lightcc's own. For builds of one's own, and for tests.",
+     [](Config& c, const Value& v) { c.cuda_library = v.text; }, [](const Config& c) { return c.cuda_library; }},
     {"LIGHTCC_OUTPUT_POOL_BYTES",
      "Most bytes of memory that a rank keeps for the next outputs of operations that are not in place, once the "
      "program has dropped the outputs that lay there (docs/collectives.md); counted apart for memory of PyTorch's own. "

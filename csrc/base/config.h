@@ -44,6 +44,7 @@ struct Config {
   std::string host_id;               // LIGHTCC_HOST_ID: ranks share memory only where it is the same; "": by the system
   int64_t output_pool_bytes = 512 << 20;  // LIGHTCC_OUTPUT_POOL_BYTES: most memory kept for the next outputs, 0 = none
   double output_idle_s = 10;         // LIGHTCC_OUTPUT_POOL_IDLE_SECONDS: how long it is kept without use
+  std::string cuda_library;          // LIGHTCC_CUDA_LIBRARY: in place of the one beside the core
   std::string port_range;            // LIGHTCC_PORT_RANGE: the only ports to listen on, "20000-20100"
 };
 

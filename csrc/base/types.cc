@@ -30,6 +30,7 @@ bool is_floating(DType t) {
 const char* name_of(DType t) { return kDTypeTable[int(t)].name; }
 const char* name_of(ReduceOp op) { return kOpNames[int(op)]; }
 const char* name_of(Kind kind) { return kKindNames[int(kind)]; }
+const char* name_of(DeviceKind kind) { return kind == DeviceKind::cuda ? "cuda" : "cpu"; }
 
 const char* fault_of(const Codec& codec) {
   const bool floats = codec.width == DType::float32 || codec.width == DType::float16;

@@ -35,11 +35,22 @@ struct Codec {
 const char* fault_of(const Codec&);
 std::string text_of(const Codec&);     // "topk of ratio 0.01 as float16", "none"
 
+// Where the tensors of a request are; the values are part of the C API.
+enum class DeviceKind : int32_t { cpu, cuda };
+inline constexpr int kDeviceKinds = 2;
+struct DevicePlace {
+  DeviceKind kind = DeviceKind::cpu;
+  int device = 0;                // of CUDA: its number in this process
+  void* stream = nullptr;        // of CUDA: what makes the inputs and waits for the outputs; nullptr: the default stream
+  bool operator==(const DevicePlace&) const = default;
+};
+
 size_t size_of(DType);
 bool is_floating(DType);
 const char* name_of(DType);
 const char* name_of(ReduceOp);
 const char* name_of(Kind);
+const char* name_of(DeviceKind);
 
 using Span = std::span<std::byte>;
 using ConstSpan = std::span<const std::byte>;

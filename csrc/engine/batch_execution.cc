@@ -53,14 +53,15 @@ std::byte* FusionBuffer::at_least(size_t bytes) {
 
 BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group, FusionBuffer& buffer,
                                const std::shared_ptr<OutputPool>& outputs, Counters& counters, Tracing& tracing,
-                               const Selector& selector)
+                               const Selector& selector, Staging* staging)
     : items_(std::move(items)),
       group_(group),
       buffer_(buffer),
       outputs_(outputs),
       counters_(counters),
       tracing_(tracing),
-      selector_(selector) {
+      selector_(selector),
+      staging_(staging) {
   Kind kind = items_[0].request->what.kind;
   for (BatchItem& item : items_) item.request->results.resize(item.request->what.tensors.size());
   if (kind == Kind::allreduce) {
@@ -90,6 +91,11 @@ void BatchExecution::plan_allreduce() {
   }
   const auto is_shared = [&](const void* begin, size_t bytes) { return buffer_.arena().offset_of(begin, bytes) >= 0; };
   const BatchLayout layout = lay_out(tensors, is_shared);
+  if (is_staged()) {
+    for (const CollectiveLayout& collective : layout.collectives)
+      plan_slices(collective, tensors, fused_allreduce(collective, tensors, residuals, nullptr));
+    return;
+  }
   std::byte* buffer = layout.buffer_bytes > 0 ? buffer_.at_least(layout.buffer_bytes) : nullptr;
   for (const CollectiveLayout& collective : layout.collectives)
     collectives_.push_back(fused_allreduce(collective, tensors, residuals, buffer));
@@ -117,7 +123,7 @@ BatchExecution::FusedCollective BatchExecution::fused_allreduce(const Collective
   const BatchTensor& first = tensors[layout.places[0].tensor];
   c.input = first.input;
   c.output = first.output;
-  if (!layout.buffer_offset) return fused;
+  if (!layout.buffer_offset || !buffer) return fused;
   std::byte* begin = buffer + *layout.buffer_offset;
   c.input = c.output = begin;
   for (auto [tensor, offset] : layout.places) {
@@ -127,9 +133,59 @@ BatchExecution::FusedCollective BatchExecution::fused_allreduce(const Collective
   return fused;
 }
 
+// One collective for each slice. The data of a rank that has joined lie in host memory, as they are laid out here.
+void BatchExecution::plan_slices(const CollectiveLayout& layout, const std::vector<BatchTensor>& tensors,
+                                 const FusedCollective& whole) {
+  const Collective& c = whole.collective;
+  const bool is_whole = is_adasum(c) || c.codec.kind != CodecKind::none;
+  const size_t most = is_whole ? layout.bytes : kStagedSliceBytes;
+  std::vector<const Request*> owners;  // by tensor
+  for (const BatchItem& item : items_) owners.insert(owners.end(), item.request->inputs.size(), item.request.get());
+  const BatchTensor& first = tensors[layout.places[0].tensor];
+  for (size_t begin = 0; begin < layout.bytes; begin += most) {
+    const size_t bytes = std::min(most, layout.bytes - begin);
+    FusedCollective slice{whole};
+    slice.collective.count = int64_t(bytes / size_of(c.dtype));
+    slice.before.clear();
+    slice.after.clear();
+    if (items_[0].placeholder) {
+      slice.collective.input = static_cast<const std::byte*>(first.input) + begin;
+      slice.collective.output = static_cast<std::byte*>(first.output) + begin;
+      collectives_.push_back(std::move(slice));
+      continue;
+    }
+    slice.staged_bytes = bytes;
+    for (auto [tensor, offset] : layout.places) {
+      const size_t from = std::max(offset, begin), to = std::min(offset + tensors[tensor].bytes, begin + bytes);
+      if (from >= to) continue;
+      auto* input = static_cast<std::byte*>(const_cast<void*>(tensors[tensor].input)) + (from - offset);
+      auto* output = static_cast<std::byte*>(tensors[tensor].output) + (from - offset);
+      const bool sends = c.kind != Kind::broadcast || c.root == c.index;
+      if (sends) slice.fetch.push_back({owners[tensor], input, from - begin, to - from});
+      if (c.kind != Kind::broadcast || !sends || input != output)
+        slice.deliver.push_back({owners[tensor], output, from - begin, to - from});
+    }
+    collectives_.push_back(std::move(slice));
+  }
+}
+
+// Input and output of a collective that is not cut; the output stays where it is until the caller takes it.
+void BatchExecution::plan_staged(BatchItem& item, size_t tensor, FusedCollective fused) {
+  Request& request = *item.request;
+  const TensorSpec& spec = request.what.tensors[tensor];
+  const size_t input_bytes = size_t(count_of(spec.shape)) * size_of(spec.dtype);
+  fused.output_offset = round_up(input_bytes);
+  fused.staged_bytes = fused.output_offset + size_t(count_of(request.results[tensor].shape)) * size_of(spec.dtype);
+  if (input_bytes > 0)
+    fused.fetch = {{&request, const_cast<void*>(request.inputs[tensor]), 0, input_bytes}};
+  fused.result = &request.results[tensor];
+  collectives_.push_back(std::move(fused));
+}
+
 void* BatchExecution::result(Request& request, size_t tensor, Shape shape) {
   Output& output = request.results[tensor];
   output.shape = std::move(shape);
+  if (request.place.kind == DeviceKind::cuda) return nullptr;  // it lies in a slot
   size_t bytes = size_t(count_of(output.shape)) * size_of(request.what.tensors[tensor].dtype);
   if (request.callbacks.allocate) {
     output.data = request.callbacks.allocate(request.callbacks.context, int(tensor), output.shape.data(),
@@ -164,6 +220,14 @@ void BatchExecution::plan_tensor(BatchItem& item, size_t t) {
       c.root = group_.index_of(request.what.root);
       c.count = elements = count_of(shape);
       c.output = request.outputs[t];
+      if (is_staged()) {
+        if (elements == 0) return;
+        std::vector<BatchTensor> tensors(item.request->inputs.size());
+        for (size_t i = 0; i < tensors.size(); ++i)
+          tensors[i] = {request.what.tensors[i].dtype, 0, request.inputs[i], request.outputs[i]};
+        tensors[t].bytes = size_t(elements) * size_of(c.dtype);
+        return plan_slices({c.dtype, {{t, 0}}, tensors[t].bytes, std::nullopt}, tensors, fused);
+      }
       if (c.root == me && c.output != c.input && elements)
         fused.before = {{c.input, c.output, size_t(elements) * size_of(c.dtype)}};
       break;
@@ -198,7 +262,9 @@ void BatchExecution::plan_tensor(BatchItem& item, size_t t) {
       c.output = result(request, t, shape);
     }
   }
-  if (elements) collectives_.push_back(std::move(fused));  // nothing to move: all ranks know
+  if (!elements) return;  // nothing to move: all ranks know
+  if (is_staged() && !item.placeholder) return plan_staged(item, t, std::move(fused));
+  collectives_.push_back(std::move(fused));
 }
 
 bool BatchExecution::copy_some(const std::vector<Piece>& pieces) {  // false: all copied
@@ -217,8 +283,30 @@ bool BatchExecution::copy_some(const std::vector<Piece>& pieces) {  // false: al
   return piece_ < pieces.size();
 }
 
+// Queues copies to the host as far ahead as there are slots.
+bool BatchExecution::fetch_ahead() {
+  bool moved = false;
+  for (; fetched_ < collectives_.size(); ++fetched_, moved = true) {
+    FusedCollective& fused = collectives_[fetched_];
+    if (fused.staged_bytes == 0) continue;
+    const Request& request = *items_[0].request;
+    const int device = request.place.device;
+    fused.slot = fused.result ? staging_->take_for_results(device, fused.staged_bytes)
+                              : staging_->take(device, fused.staged_bytes);
+    if (!fused.slot) break;
+    fused.collective.input = fused.slot->data();
+    fused.collective.output = fused.slot->data() + fused.output_offset;
+    staging_->fetch(*fused.slot, fused.fetch);
+  }
+  return moved;
+}
+
 bool BatchExecution::start_next(bool may_start) {
   FusedCollective& fused = collectives_[next_];
+  if (fused.staged_bytes > 0 && (!fused.slot || !fused.slot->idle())) {
+    tracing_.activity(items_, "MEMCPY_DEVICE_TO_HOST");
+    return false;
+  }
   if (piece_ < fused.before.size()) {
     tracing_.activity(items_, fused.collective.kind == Kind::allreduce ? "MEMCPY_IN_FUSION_BUFFER" : "MEMCPY");
     if (copy_some(fused.before)) return true;
@@ -254,10 +342,20 @@ void BatchExecution::count_compression(const Collective& c) {
   }
 }
 
+// Of a staged collective that is done.
+void BatchExecution::empty(FusedCollective& fused) {
+  staging_->deliver(*fused.slot, fused.deliver);
+  if (fused.result) {
+    fused.result->data = fused.slot->data() + fused.output_offset;
+    fused.result->staged = fused.slot;
+  }
+  fused.slot = nullptr;
+}
+
 bool BatchExecution::step(bool may_start) {
   if (done()) return false;
-  bool moved = false;
-  if (!work_) moved = start_next(may_start);
+  bool moved = may_start && fetch_ahead();
+  if (!work_) moved |= start_next(may_start);
   if (!work_ || (!work_->done() && !work_->step())) return moved;
   if (!work_->done()) return true;
   if (!collectives_[next_].after.empty()) {
@@ -268,6 +366,7 @@ bool BatchExecution::step(bool may_start) {
   tracing_.phases(items_, work_->phases());
   count_compression(collectives_[next_].collective);
   work_.reset();
+  if (collectives_[next_].slot) empty(collectives_[next_]);
   piece_ = offset_ = 0;
   ++next_;
   return true;

@@ -1,5 +1,6 @@
 // Runs one batch: brings its tensors into the form that a backend takes, runs the collectives, hands the
-// results back. Tensors that were fused run in place or in a buffer into which they are copied (fusion.h).
+// results back. Tensors that were fused run in place or in a buffer into which they are copied (fusion.h). Tensors of
+// GPUs run in pinned memory, slice by slice, of which one is exchanged while others are copied (staging.h).
 #pragma once
 #include <memory>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "engine/counters.h"
 #include "engine/fusion.h"
 #include "engine/request.h"
+#include "engine/staging.h"
 #include "engine/tracing.h"
 #include "net/group.h"
 #include "net/shm/arena.h"
@@ -45,9 +47,9 @@ void set_average(Collective&, ReduceOp, double post);
 
 class BatchExecution {
  public:
-  // All arguments outlive the execution.
+  // All arguments outlive the execution. Staging: for tensors of GPUs; nullptr if there are none on this rank.
   BatchExecution(std::vector<BatchItem> items, const Group&, FusionBuffer&, const std::shared_ptr<OutputPool>&,
-                 Counters&, Tracing&, const Selector&);
+                 Counters&, Tracing&, const Selector&, Staging* = nullptr);
 
   // Like Work::step. may_start: a collective may be started, which all ranks do in the same order: the execution before
   // this one has started all of its own.
@@ -67,12 +69,22 @@ class BatchExecution {
   struct FusedCollective {  // one collective, and the pieces to copy before and after it
     Collective collective;
     std::vector<Piece> before, after;
+    size_t staged_bytes = 0;                // of the slot that it runs in; 0: it runs in none
+    size_t output_offset = 0;               // in the slot; the input is at its beginning
+    std::vector<StagedPiece> fetch, deliver;
+    Output* result = nullptr;               // that stays in the slot until the caller takes it
+    std::shared_ptr<StagingSlot> slot;
   };
+  bool is_staged() const { return items_[0].request->what.device == DeviceKind::cuda; }
   void plan_allreduce();
+  void plan_slices(const CollectiveLayout&, const std::vector<BatchTensor>&, const FusedCollective& whole);
+  void plan_staged(BatchItem&, size_t tensor, FusedCollective);
   FusedCollective fused_allreduce(const CollectiveLayout&, const std::vector<BatchTensor>&, const Residuals&,
                                   std::byte* buffer) const;
   void plan_tensor(BatchItem&, size_t tensor);
   void* result(Request&, size_t tensor, Shape shape);
+  bool fetch_ahead();
+  void empty(FusedCollective&);
   bool copy_some(const std::vector<Piece>&);
   bool start_next(bool may_start);
   void count_compression(const Collective&);
@@ -84,7 +96,9 @@ class BatchExecution {
   Counters& counters_;
   Tracing& tracing_;
   const Selector& selector_;
+  Staging* const staging_;
   std::vector<FusedCollective> collectives_;
+  size_t fetched_ = 0;     // those of which the copies to the host have been queued
   size_t next_ = 0;        // in collectives_
   size_t piece_ = 0, offset_ = 0;  // in the copies of the collective
   std::unique_ptr<Work> work_;

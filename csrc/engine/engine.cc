@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "engine/fusion.h"
 #include "engine/hosts_subject.h"
+#include "engine/staging.h"
 #include "engine/validate.h"
 
 namespace lightcc {
@@ -85,10 +86,25 @@ void Engine::report_refusal(const Request& request, const std::string& why) {
   if (inbox_.add_refusal(request, why)) drive();
 }
 
+// Of a request of a GPU: what its stream has been given so far.
+void Engine::note_stream(Request& request) {
+  request.delivered = nullptr;
+  if (request.place.kind == DeviceKind::cpu) return;
+  const CudaFunctions& functions = cuda(config_.cuda_library);
+  try {
+    request.ready = std::make_shared<CudaEvent>(functions, request.place.device);
+    request.ready->record(request.place.stream);
+  } catch (const Error& error) {
+    throw Error(Code::invalid_argument,
+                request.title() + " on rank " + std::to_string(world_.rank) + ": " + error.what());
+  }
+}
+
 // Returns how many are in flight with it.
 int Engine::take_in(const RequestPtr& request, uint64_t now_ns, bool will_wait) {
   try {
     validate(*request, group(request->group).get(), world_.rank);
+    note_stream(*request);
   } catch (const Error& error) {
     report_refusal(*request, error.what());
     throw;

@@ -99,6 +99,7 @@ class Engine : public GroupEngineOwner {
   std::string blocked_on(int rank) override;
 
   std::unique_ptr<GroupEngine> make_group_engine(std::shared_ptr<const Group>);
+  void note_stream(Request&);
   int take_in(const RequestPtr&, uint64_t now_ns, bool will_wait);
   void join(const RequestPtr&);
   bool join_goes_on(const RequestPtr&, Code, const std::string& text);

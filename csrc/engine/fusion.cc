@@ -8,7 +8,7 @@ namespace {
 // Both in shared memory, or both in private memory: those in shared memory may lie side by side and run without a copy,
 // the others would have to be copied.
 bool is_cheap_together(const ReadyRequest& a, const ReadyRequest& b) {
-  return a.address != 0 || (a.bytes <= kMostCopiedBytes && b.bytes <= kMostCopiedBytes);
+  return a.address != 0 || a.device == DeviceKind::cuda || (a.bytes <= kMostCopiedBytes && b.bytes <= kMostCopiedBytes);
 }
 
 CollectiveLayout lay_out_dtype(DType dtype, std::span<const BatchTensor> tensors,
@@ -35,7 +35,7 @@ CollectiveLayout lay_out_dtype(DType dtype, std::span<const BatchTensor> tensors
 
 bool may_fuse(const ReadyRequest& a, const ReadyRequest& b) {
   return a.kind == Kind::allreduce && b.kind == Kind::allreduce && a.op == b.op && a.pre == b.pre && a.post == b.post &&
-         a.codec == b.codec && a.dtype && b.dtype && *a.dtype == *b.dtype && std::ranges::equal(a.absent, b.absent) &&
+         a.codec == b.codec && a.device == b.device && a.dtype && b.dtype && *a.dtype == *b.dtype && std::ranges::equal(a.absent, b.absent) &&
          (a.address != 0) == (b.address != 0) && is_cheap_together(a, b);
 }
 

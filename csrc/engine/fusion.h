@@ -38,8 +38,12 @@ bool gathers_for_next_batch(size_t in_flight, size_t may_run, int64_t ready_byte
 // ---- what
 
 // A request in private memory with more bytes runs alone: copying it together with others would cost more than a
-// collective.
+// collective. Tensors of GPUs are copied anyway.
 inline constexpr int64_t kMostCopiedBytes = 256 << 10;
+
+// Tensors of GPUs are exchanged in slices of so many bytes, so that one is copied while another is exchanged; but for
+// what needs whole tensors (Adasum, codecs). All ranks cut alike.
+inline constexpr size_t kStagedSliceBytes = 4 << 20;
 
 struct FusionLimits {
   int64_t bucket_bytes;             // HOROVOD_FUSION_THRESHOLD: most bytes of several requests together
@@ -55,10 +59,11 @@ struct ReadyRequest {               // all members that are not absent have anno
   int64_t bytes;                    // of all its tensors
   uintptr_t address;                // of the coordinator's own tensor in memory that ranks share; 0: in private memory
   std::span<const int32_t> absent;  // members that have joined and take part without data
+  DeviceKind device = DeviceKind::cpu;
 };
 
-// Whether both may be in one batch: they agree on all that one collective has only one of, both lie in memory that
-// ranks share, or neither does, and neither would be too large to copy.
+// Whether both may be in one batch: they agree on all that one collective has only one of, both are on the same kind of
+// device, both lie in memory that ranks share, or neither does, and neither would be too large to copy.
 bool may_fuse(const ReadyRequest&, const ReadyRequest&);
 
 using Bucket = std::vector<size_t>;  // indices of the ready requests that run as one batch, in this order

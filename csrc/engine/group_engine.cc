@@ -225,6 +225,27 @@ bool GroupEngine::step_fast_path() {
   return true;
 }
 
+// nullptr: the batch has no tensors of a GPU on this rank.
+Staging* GroupEngine::staging_for(const std::vector<BatchItem>& batch) {
+  if (batch[0].request->place.kind == DeviceKind::cpu) return nullptr;
+  if (!staging_)
+    staging_ = std::make_unique<Staging>(cuda(config_.cuda_library), peers_.arena(), [this] {
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      peers_.wake_own_driver();
+    });
+  return staging_.get();
+}
+
+// A request that was agreed on: the program's stream goes on behind what was copied for it, also if it has failed.
+void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::string& text) {
+  if (staging_ && request->place.kind == DeviceKind::cuda) try {
+    staging_->finish(*request, code != Code::ok);
+  } catch (const Error& error) {
+    if (code == Code::ok) return owner_.finish(request, error.code(), request->title() + ": " + error.what());
+  }
+  owner_.finish(request, code, text);
+}
+
 bool GroupEngine::begin_batch() {
   if (batches_.empty() || running_.size() == batches_at_a_time()) return false;
   const bool may_begin = running_.empty() || (may_overlap(running_.back()->items(), nodes_) &&
@@ -237,7 +258,7 @@ bool GroupEngine::begin_batch() {
   buffer_ = running_.empty() ? 0 : 1 - buffer_;
   // It may throw: then the batch is still here, to fail.
   running_.push_back(std::make_unique<BatchExecution>(batches_[0], *group_, buffers_[buffer_], outputs_, counters_,
-                                                      tracing_, selector_));
+                                                      tracing_, selector_, staging_for(batches_[0])));
   batches_.pop_front();
   return true;
 }
@@ -258,7 +279,7 @@ bool GroupEngine::run_batches() {
     if (tuning_) tuning_->note(*running_[0], seconds);
     for (const BatchItem& item : running_[0]->items()) {
       if (item.request->what.kind == Kind::join) all_joined(item);
-      if (!item.placeholder) owner_.finish(item.request, Code::ok, "");
+      if (!item.placeholder) hand_back(item.request, Code::ok, "");
     }
     moved = true;
   }
@@ -323,7 +344,7 @@ void GroupEngine::fail_all(Code code, const std::string& text) {
   if (RequestPtr request = std::move(fast_path_request_)) owner_.finish(request, code, request->title() + ": " + text);
   auto pending = std::exchange(pending_, {});
   for (const BatchItem& item : agreed)
-    if (!item.placeholder) owner_.finish(item.request, code, item.request->title() + ": " + text);
+    if (!item.placeholder) hand_back(item.request, code, item.request->title() + ": " + text);
   for (auto& [key, request] : pending) owner_.finish(request, code, request->title() + ": " + text);
 }
 

@@ -96,6 +96,8 @@ class GroupEngine : public ControlPlaneOwner {
   void member_left(int member, const std::string& why, int from);
   bool coordinate();
   bool begin_batch();
+  Staging* staging_for(const std::vector<BatchItem>&);
+  void hand_back(const RequestPtr&, Code, const std::string& text);
   bool run_batches();
   bool step_fast_path();
   void all_joined(const BatchItem&);
@@ -132,6 +134,7 @@ class GroupEngine : public ControlPlaneOwner {
   SharedBackend* shared_ = nullptr;                     // one of them, and fast_path_: if all share this host
   FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another
   int buffer_ = 0;                                      // of the batch that began last
+  std::unique_ptr<Staging> staging_;                    // once a request of a GPU has run here
   JoinedRank joined_rank_;
   JoinedResiduals joined_residuals_;
   std::deque<std::vector<BatchItem>> batches_;          // agreed, not begun

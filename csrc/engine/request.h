@@ -16,8 +16,12 @@ struct OutputDeleter {
   void operator()(void* p) const { pool ? pool->give_back(p) : std::free(p); }
 };
 
+class CudaEvent;
+class StagingSlot;
+
 struct Output {                    // of a kind whose shape is known only when all ranks have spoken
   std::unique_ptr<void, OutputDeleter> own;  // unless the caller allocates
+  std::shared_ptr<StagingSlot> staged;       // of a GPU's request: it lies there, from which the caller copies it
   void* data = nullptr;
   Shape shape;
   std::vector<int32_t> rows_from;  // alltoall: by member
@@ -54,6 +58,8 @@ struct Request {
   Announcement what;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;      // nullptr: see Output
+  DevicePlace place;                     // of all of these
+  std::shared_ptr<CudaEvent> ready;  // what its stream had at submission; unless it is the CPU's
   Callbacks callbacks;
   std::shared_ptr<Compressor> compressor;  // what.codec comes from it; nullptr: none
   Residuals residuals;             // of its tensors
@@ -65,6 +71,7 @@ struct Request {
 
   // The engine's, until finished; then the caller's.
   std::vector<Output> results;
+  std::shared_ptr<CudaEvent> delivered;  // the outputs of a GPU's request are there; nullptr: nothing was copied
   int new_group = -1;              // add_group
   int last_joined = -1;            // join: the world rank that joined last
   Code code = Code::pending;

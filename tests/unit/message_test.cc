@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 Announcement announcement() {
   return {Kind::alltoall, ReduceOp::max, 3, 0.5, -2.0, {CodecKind::topk, DType::float16, 0.25, 0.5},
-          {{DType::bfloat16, {2, 3}}, {DType::boolean, {}}, {DType::float64, {0}}}, {1, 0, 5}};
+          {{DType::bfloat16, {2, 3}}, {DType::boolean, {}}, {DType::float64, {0}}}, {1, 0, 5}, DeviceKind::cuda};
 }
 
 // A frame of either direction as it travels. Parsed and encoded anew it must be the same.

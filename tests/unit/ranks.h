@@ -136,8 +136,9 @@ inline Code negotiated(Engine& engine, const RequestPtr& request) {
 // As a framework that blocks, by the same two ways as the C API.
 inline Code run(Engine& engine, const RequestPtr& request) {
   const Announcement& what = request->what;
-  if (what.kind == Kind::allreduce && what.tensors.size() == 1 && what.op != ReduceOp::adasum &&
-      count_of(what.tensors[0].shape) > 0 && !request->callbacks.allocate && !request->callbacks.done) {
+  if (what.kind == Kind::allreduce && what.device == DeviceKind::cpu && what.tensors.size() == 1 &&
+      what.op != ReduceOp::adasum && count_of(what.tensors[0].shape) > 0 && !request->callbacks.allocate &&
+      !request->callbacks.done) {
     const std::string name = request->name();
     RequestPtr begun;
     bool done = engine.try_fast_path({request->group, request->automatic ? nullptr : name.c_str(), request->inputs[0],

@@ -25,7 +25,7 @@ static_assert(offsetof(lightcc_tensor, dtype) == 24);
 static_assert(offsetof(lightcc_tensor, ndim) == 28);
 static_assert(offsetof(lightcc_tensor, place) == 32);
 static_assert(offsetof(lightcc_place, device) == 0);
-static_assert(offsetof(lightcc_place, reserved) == 4);
+static_assert(offsetof(lightcc_place, kind) == 4);
 static_assert(offsetof(lightcc_place, stream) == 8);
 
 static_assert(offsetof(lightcc_request, size) == 0);
@@ -194,11 +194,15 @@ TEST_F(RequestStruct, ARefusalNamesTheField) {
         };
         refused(change_last, text);
       };
-      const std::string place = "lightcc_tensor.place of tensor " + std::to_string(last) +
-                                " is not zero: this version takes tensors in the host's memory only";
-      refused_tensor([](lightcc_tensor& tensor) { tensor.place.device = 1; }, place);
-      refused_tensor([](lightcc_tensor& tensor) { tensor.place.reserved = 1; }, place);
-      refused_tensor([&](lightcc_tensor& tensor) { tensor.place.stream = &x; }, place);
+      const std::string place = "lightcc_tensor.place of tensor " + std::to_string(last);
+      const std::string of_host = place + " is in the host's memory, and yet has a device or a stream";
+      refused_tensor([](lightcc_tensor& tensor) { tensor.place.device = 1; }, of_host);
+      refused_tensor([&](lightcc_tensor& tensor) { tensor.place.stream = &x; }, of_host);
+      refused_tensor([](lightcc_tensor& tensor) { tensor.place.kind = 2; },
+                     place + ".kind is 2, which this version of lightcc does not know");
+      if (last > 0)
+        refused_tensor([](lightcc_tensor& tensor) { tensor.place = {0, LIGHTCC_CUDA, nullptr}; },
+                       "allreduce of tensor 'w': its tensors are not all on one device, or not of one stream");
       refused_tensor([](lightcc_tensor& tensor) { tensor.dtype = 11; }, "allreduce of tensor 'w': unknown dtype 11");
       refused_tensor([](lightcc_tensor& tensor) { tensor.dtype = -1; }, "allreduce of tensor 'w': unknown dtype -1");
       refused_tensor([](lightcc_tensor& tensor) { tensor.ndim = -1; }, "allreduce of tensor 'w': ndim is -1");

@@ -316,7 +316,7 @@ Response Coordinator::response(Entry& e) {
 ReadyRequest Coordinator::ready_request(const Entry& e) const {
   const Announcement& what = e.announcement();
   return {what.kind, what.op, what.pre, what.post, what.codec, common_dtype(what.tensors), bytes_of(what), e.address,
-          e.absent};
+          e.absent, what.device};
 }
 
 // ---- what runs

@@ -46,6 +46,7 @@ std::string disagreement(const std::vector<Announcement>& what, const std::vecto
   const size_t tensors = what[size_t(first - announced.begin())].tensors.size();
   std::string found = differ("operation", [](auto& a) { return name_of(a.kind); });
   if (found.empty()) found = differ("number of tensors", [](auto& a) { return std::to_string(a.tensors.size()); });
+  if (found.empty()) found = differ("device", [](auto& a) { return name_of(a.device); });
   for (size_t t = 0; found.empty() && t < tensors; ++t) {
     std::string which = tensors == 1 ? "" : " of tensor " + std::to_string(t + 1) + "of" + std::to_string(tensors);
     found = differ("dtype" + which, [&](auto& a) { return name_of(a.tensors[t].dtype); });

@@ -40,7 +40,7 @@ void put(WireWriter& out, const Announcement& a) {
   out.put(a.kind).put(a.op).put(a.root).put(a.pre).put(a.post);
   out.put(a.codec.kind);
   if (a.codec.kind != CodecKind::none) out.put(a.codec.width).put(a.codec.ratio).put(a.codec.momentum);
-  out.put(uint32_t(a.tensors.size()));
+  out.put(a.device).put(uint32_t(a.tensors.size()));
   for (const TensorSpec& tensor : a.tensors) out.put(tensor.dtype).put(tensor.shape);
   out.put(a.splits);
 }
@@ -128,6 +128,7 @@ Announcement announcement(WireReader& in) {
     a.codec.momentum = in.get<double>();
     if (fault_of(a.codec)) WireReader::fail();
   }
+  a.device = in.get_enum<DeviceKind>(kDeviceKinds);
   a.tensors.resize(in.length(sizeof(int32_t) * 2));
   for (TensorSpec& tensor : a.tensors) {
     tensor.dtype = in.get_enum<DType>(kDTypes);

@@ -39,6 +39,7 @@ struct Announcement {
   Codec codec;
   std::vector<TensorSpec> tensors;
   std::vector<int64_t> splits;  // alltoall: rows to each member, tensor after tensor
+  DeviceKind device = DeviceKind::cpu;  // where all of its tensors are
   bool operator==(const Announcement&) const = default;
 };
 

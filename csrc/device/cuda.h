@@ -1,0 +1,40 @@
+// What lightcc needs of CUDA, as one table of plain functions, so that the core itself links nothing of it.
+// liblightcc_cuda.so fills the table (device/cuda/functions.cu) and is opened when the first tensor of a GPU comes;
+// tests fill it with host memory whose streams are threads (tests/unit/doubles/cuda_double.h).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace lightcc {
+
+// Every function returns nullptr, or what has failed, in words that stay valid in the calling thread until its next
+// call. Any thread may call, and none finds another device to be its current one afterwards. Nothing waits for a device.
+// Streams and events are CUDA's own handles; the stream nullptr is the default stream of the device.
+struct CudaFunctions {
+  uint32_t size;  // sizeof(CudaFunctions): of another one nothing is called
+  const char* (*count_devices)(int* count);
+  const char* (*create_stream)(int device, void** stream);  // does not wait for the default stream, nor that for it
+  const char* (*destroy_stream)(int device, void* stream);
+  const char* (*create_event)(int device, void** event);
+  const char* (*destroy_event)(int device, void* event);
+  const char* (*record)(int device, void* event, void* stream);
+  const char* (*order)(int device, void* stream, void* event);  // what the stream gets from now on runs after the event
+  const char* (*query)(int device, void* event, int* reached);
+  const char* (*call)(int device, void* stream, void (*function)(void*), void* argument);  // after what it has so far
+  // Host memory that copies reach without a detour.
+  const char* (*pin)(int device, void* begin, size_t bytes);
+  const char* (*unpin)(int device, void* begin);
+  // Between the device's memory and the host's; the host's must be pinned.
+  const char* (*copy)(int device, void* stream, void* to, const void* from, size_t bytes);
+};
+
+// The table; opened at the first call, which waits for it. Throws Error{invalid_argument} that says why there is none.
+// library: a path, or "" for the one that lies beside the core.
+const CudaFunctions& cuda(const std::string& library);
+void set_cuda(const CudaFunctions*);  // for tests: what cuda() returns from now on; nullptr: it opens the library again
+
+// Throws Error{internal} that begins with what was attempted.
+void check_cuda(const char* failure, const char* attempted, int device);
+
+}  // namespace lightcc

@@ -1,0 +1,53 @@
+// Streams and events of CUDA as objects that give themselves back. Any thread may use them. What fails throws
+// Error{internal}.
+#pragma once
+#include <memory>
+
+#include "device/cuda.h"
+
+namespace lightcc {
+
+class CudaEvent {
+ public:
+  CudaEvent(const CudaFunctions& cuda, int device) : cuda_(cuda), device_(device) {
+    check_cuda(cuda_.create_event(device_, &event_), "making an event", device_);
+  }
+  ~CudaEvent() { cuda_.destroy_event(device_, event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  // Stands from now on for what the stream has been given so far.
+  void record(void* stream) { check_cuda(cuda_.record(device_, event_, stream), "recording an event", device_); }
+  // What the stream is given from now on runs after the event.
+  void order(void* stream) const { check_cuda(cuda_.order(device_, stream, event_), "ordering a stream", device_); }
+  bool reached() const {
+    int reached = 0;
+    check_cuda(cuda_.query(device_, event_, &reached), "waiting for copies", device_);
+    return reached != 0;
+  }
+  int device() const { return device_; }
+
+ private:
+  const CudaFunctions& cuda_;
+  const int device_;
+  void* event_ = nullptr;
+};
+
+class CudaStream {
+ public:
+  CudaStream(const CudaFunctions& cuda, int device) : cuda_(cuda), device_(device) {
+    check_cuda(cuda_.create_stream(device_, &stream_), "making a stream", device_);
+  }
+  ~CudaStream() { cuda_.destroy_stream(device_, stream_); }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  void* get() const { return stream_; }
+
+ private:
+  const CudaFunctions& cuda_;
+  const int device_;
+  void* stream_ = nullptr;
+};
+
+}  // namespace lightcc

@@ -1,0 +1,22 @@
+#!/bin/sh
+# The functions of liblightcc_cuda.so on a real GPU: copies, order between streams, calls, errors in words, the caller's
+# device. Exits 77 where there is no GPU or nvcc.
+#
+#   tests/gpu/cuda_functions.sh [LIBRARY.so]
+set -eu
+cd "$(dirname "$0")/../.."
+library=$(realpath "${1:-build/cmake/liblightcc_cuda.so}")
+
+left_out() {
+  echo "LEFT OUT: $1"
+  exit 77
+}
+
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+[ -x "$nvcc" ] || left_out "no nvcc"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+"$nvcc" -std=c++17 -O2 -I csrc tests/gpu/cuda_functions.cu -o "$folder/cuda_functions" -ldl
+nvidia-smi -L >/dev/null 2>&1 || left_out "no GPU (cuda_functions.cu compiles)"
+[ -e "$library" ] || { echo "no $library: cmake --build build/cmake --target lightcc_cuda" >&2; exit 1; }
+timeout 120 "$folder/cuda_functions" "$library"

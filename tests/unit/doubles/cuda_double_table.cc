@@ -1,0 +1,160 @@
+// The functions of the table that a CudaDouble fills.
+#include <iterator>
+#include <stdexcept>
+
+#include "cuda_double.h"
+
+namespace lightcc::test {
+
+void* CudaDouble::create_stream(int device) {
+  check_device(device);
+  void* handle = reinterpret_cast<void*>(++handles_);
+  auto stream = std::make_unique<Stream>();
+  stream->device = device, stream->index = streams_made_++;
+  stream->name = "stream " + std::to_string(++streams_of_device_[size_t(device)]);
+  streams_[{device, handle}] = std::move(stream);
+  return handle;
+}
+
+void CudaDouble::destroy_stream(int device, void* handle) {
+  Stream& stream = stream_of(device, handle);
+  if (!handle) refuse("the default stream cannot be destroyed");
+  stream.is_ending = true;  // after what it has
+  stream.wake.notify_all();
+  destroyed_.push_back(std::move(streams_.extract({device, handle}).mapped()));
+}
+
+void CudaDouble::order(int device, void* handle, void* event) {
+  Stream& stream = stream_of(device, handle);
+  const std::shared_ptr<Record> record = event_of(event).latest;
+  if (!record || ignores_order_) return;
+  stream.clock.join(record->clock);
+  queue(stream, {[this, record] {
+    Lock lock(mutex_);
+    wait(lock, "an event", [&] { return record->is_reached; });
+  }});
+}
+
+void CudaDouble::call(int device, void* handle, void (*function)(void*), void* argument) {
+  Stream& stream = stream_of(device, handle);
+  queue(stream, {[=, this, clock = stream.clock] {
+    {
+      std::lock_guard lock(mutex_);
+      history_.host_knows(clock);
+    }
+    is_called_function = true;
+    function(argument);
+    is_called_function = false;
+  }});
+}
+
+void CudaDouble::pin(int device, void* begin, size_t bytes) {
+  check_device(device);
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const auto next = pinned_.lower_bound(address + bytes);
+  const bool overlaps = next != pinned_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address;
+  if (!begin || bytes == 0 || overlaps) throw std::runtime_error("the memory is pinned already, or none");
+  pinned_[address] = {device, bytes};
+}
+
+void CudaDouble::copy(int device, void* handle, void* to, const void* from, size_t bytes) {
+  Stream& stream = stream_of(device, handle);
+  if (bytes == 0) return;
+  const std::string what = "a copy on " + stream.name, who = what + " of device " + std::to_string(device);
+  Range* memory = range_of(memory_, to, bytes);
+  const void* host = memory ? from : to;
+  if (!memory) memory = range_of(memory_, from, bytes);
+  if (!memory || memory->device != device) refuse(who + " has no side that is the device's memory");
+  Range* pinned = range_of(pinned_, host, bytes);
+  if (!pinned) refuse(who + " has no side that is pinned memory of the host");
+  const auto move = [=](size_t begin, size_t end) {
+    return [=] { move_bytes(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, end - begin); };
+  };
+  queue_access(stream, what, {{from, bytes, false}, {to, bytes, true}}, {move(0, bytes / 2), move(bytes / 2, bytes)},
+               {memory, pinned});
+}
+
+struct CudaDouble::Table {
+  // What has failed stays valid in this thread until its next call.
+  template <class Body>
+  static const char* attempt(const char* function, Body body) {
+    static thread_local char words[256];  // still there when the process ends
+    CudaDouble* one = CudaDouble::current;
+    const std::string failure =
+        one ? one->attempt(function, [&](Lock& lock) { body(*one, lock); }) : "there is no CudaDouble";
+    words[failure.copy(words, sizeof words - 1)] = 0;
+    return failure.empty() ? nullptr : words;
+  }
+
+  static const char* count_devices(int* count) {
+    return attempt("count_devices", [=](CudaDouble& one, Lock&) { *count = one.devices_; });
+  }
+  static const char* create_stream(int device, void** stream) {
+    return attempt("create_stream", [=](CudaDouble& one, Lock&) { *stream = one.create_stream(device); });
+  }
+  static const char* destroy_stream(int device, void* stream) {
+    return attempt("destroy_stream", [=](CudaDouble& one, Lock&) { one.destroy_stream(device, stream); });
+  }
+  static const char* create_event(int device, void** event) {
+    return attempt("create_event", [=](CudaDouble& one, Lock&) {
+      one.check_device(device);
+      *event = reinterpret_cast<void*>(++one.handles_);
+      one.events_[*event] = {device, nullptr};
+    });
+  }
+  static const char* destroy_event(int, void* event) {
+    return attempt("destroy_event", [=](CudaDouble& one, Lock&) {
+      one.event_of(event);
+      one.events_.erase(event);
+    });
+  }
+  static const char* record(int device, void* event, void* stream) {
+    return attempt("record", [=](CudaDouble& one, Lock&) {
+      Event& recorded = one.event_of(event);
+      Stream& from = one.stream_of(device, stream);
+      if (recorded.device != device) one.refuse("an event of another device is recorded");
+      recorded.latest = one.queue_record(from);
+    });
+  }
+  static const char* order(int device, void* stream, void* event) {
+    return attempt("order", [=](CudaDouble& one, Lock&) { one.order(device, stream, event); });
+  }
+  static const char* query(int, void* event, int* reached) {
+    return attempt("query", [=](CudaDouble& one, Lock&) {
+      const Event& asked = one.event_of(event);
+      *reached = !asked.latest || asked.latest->is_reached;
+      if (asked.latest && *reached) one.history_.host_knows(asked.latest->clock);
+    });
+  }
+  static const char* call(int device, void* stream, void (*function)(void*), void* argument) {
+    return attempt("call", [=](CudaDouble& one, Lock&) { one.call(device, stream, function, argument); });
+  }
+  static const char* pin(int device, void* begin, size_t bytes) {
+    return attempt("pin", [=](CudaDouble& one, Lock&) { one.pin(device, begin, bytes); });
+  }
+  static const char* unpin(int, void* begin) {
+    return attempt("unpin", [=](CudaDouble& one, Lock& lock) { one.forget(lock, one.pinned_, begin, "unpins"); });
+  }
+  static const char* copy(int device, void* stream, void* to, const void* from, size_t bytes) {
+    return attempt("copy", [=](CudaDouble& one, Lock&) { one.copy(device, stream, to, from, bytes); });
+  }
+};
+
+const CudaFunctions& CudaDouble::functions() {
+  static constexpr CudaFunctions table{.size = sizeof(CudaFunctions),
+                                       .count_devices = Table::count_devices,
+                                       .create_stream = Table::create_stream,
+                                       .destroy_stream = Table::destroy_stream,
+                                       .create_event = Table::create_event,
+                                       .destroy_event = Table::destroy_event,
+                                       .record = Table::record,
+                                       .order = Table::order,
+                                       .query = Table::query,
+                                       .call = Table::call,
+                                       .pin = Table::pin,
+                                       .unpin = Table::unpin,
+                                       .copy = Table::copy};
+  return table;
+}
+
+}  // namespace lightcc::test

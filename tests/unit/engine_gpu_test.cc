@@ -1,0 +1,300 @@
+// Tensors of GPUs: every kind of collective gives what it gives on the CPU, in order with the program's streams, which
+// nobody waits for. The GPUs are a double in host memory; each rank has one of them.
+
+#include "doubles/cuda_double.h"
+#include "ranks.h"
+
+namespace lightcc {
+namespace {
+
+using namespace test;
+
+constexpr int64_t kSlice = int64_t(kStagedSliceBytes / sizeof(float));
+
+class Gpus : public testing::Test {
+ protected:
+  Gpus() { set_cuda(&CudaDouble::functions()); }
+  ~Gpus() override {
+    set_cuda(nullptr);
+    if (expects_faults_) return;
+    EXPECT_EQ(cuda_.faults(), std::vector<std::string>{}) << "seed " << cuda_.seed();
+  }
+
+  // A tensor in a rank's GPU, which a kernel fills on a stream of that rank.
+  struct GpuTensor {
+    Gpus& gpus;
+    int device;
+    void* stream;
+    float* data;
+    size_t count;
+    GpuTensor(Gpus& gpus_, int rank, size_t count_, void* stream_)
+        : gpus(gpus_),
+          device(rank),
+          stream(stream_),
+          data(static_cast<float*>(gpus.cuda_.allocate(rank, std::max<size_t>(count_, 1) * sizeof(float)))),
+          count(count_) {}
+    ~GpuTensor() {
+      gpus.cuda_.synchronize(device, stream);
+      gpus.cuda_.release(data);
+    }
+    GpuTensor(const GpuTensor&) = delete;
+    void fill(float value) { gpus.cuda_.fill(device, stream, data, count, value); }
+    std::vector<float> read() { return gpus.cuda_.read(device, stream, data, count); }
+  };
+  void* stream_of(int rank) {
+    void* stream = nullptr;
+    check_cuda(CudaDouble::functions().create_stream(rank, &stream), "making a stream", rank);
+    return stream;
+  }
+  static RequestPtr on_gpu(Engine& engine, Kind kind, const std::string& name, std::vector<GpuTensor*> inputs,
+                           std::vector<GpuTensor*> outputs, std::vector<Shape> shapes = {}) {
+    std::vector<Tensor> tensors;
+    for (size_t i = 0; i < inputs.size(); ++i)
+      tensors.push_back({DType::float32, shapes.empty() ? Shape{int64_t(inputs[i]->count)} : shapes[i],
+                         inputs[i]->data, outputs.empty() ? nullptr : outputs[i]->data});
+    auto one = request(engine, kind, name, tensors);
+    one->place = {DeviceKind::cuda, inputs[0]->device, inputs[0]->stream};
+    one->what.device = DeviceKind::cuda;
+    return one;
+  }
+  // An output that lies in host memory until the program takes it.
+  std::vector<float> taken(Request& one, size_t tensor = 0) {
+    Output& output = one.results[tensor];
+    GpuTensor to(*this, one.place.device, size_t(count_of(output.shape)), one.place.stream);
+    if (to.count > 0) output.staged->copy_to(one.place, to.data, output.data, to.count * sizeof(float));
+    return to.read();
+  }
+
+  CudaDouble cuda_;
+  bool expects_faults_ = false;
+};
+
+TEST_F(Gpus, AllreduceInPlaceAndNot) {
+  for (const std::vector<int>& hosts : {std::vector<int>{1}, {2}, {3}, {1, 1}, {2, 1}}) {
+    Ranks ranks(hosts);
+    const int n = ranks.size();
+    ranks.each([&](Engine& engine, int rank) {
+      void* stream = stream_of(rank);
+      for (const size_t count : {size_t(1), size_t(1000), size_t(3 * kSlice + 5)}) {
+        GpuTensor in(*this, rank, count, stream), out(*this, rank, count, stream);
+        in.fill(float(rank + 1));
+        done(engine, on_gpu(engine, Kind::allreduce, "x", {&in}, {&out}));
+        EXPECT_EQ(out.read(), std::vector<float>(count, float(n * (n + 1) / 2)));
+        EXPECT_EQ(in.read(), std::vector<float>(count, float(rank + 1))) << "the input was written";
+        done(engine, on_gpu(engine, Kind::allreduce, "x", {&in}, {&in}));
+        EXPECT_EQ(in.read(), out.read());
+      }
+    });
+  }
+}
+
+TEST_F(Gpus, ManyAtATimeAreFused) {
+  Ranks ranks(std::vector<int>{2, 1});
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    for (int again = 0; again < 4; ++again) {
+      std::vector<std::unique_ptr<GpuTensor>> tensors;
+      std::vector<RequestPtr> requests;
+      for (size_t i = 0; i < 12; ++i) {
+        tensors.push_back(std::make_unique<GpuTensor>(*this, rank, i * 40'000 + i % 3, stream));
+        tensors[i]->fill(float(i) + float(rank));
+        requests.push_back(on_gpu(engine, Kind::allreduce, std::to_string(i), {tensors[i].get()}, {tensors[i].get()}));
+        engine.submit(requests[i], false);
+      }
+      for (const RequestPtr& one : requests) EXPECT_EQ(finish(engine, one), Code::ok) << one->text;
+      for (size_t i = 0; i < 12; ++i)
+        EXPECT_EQ(tensors[i]->read(), std::vector<float>(tensors[i]->count, float(3 * i + 3)));
+    }
+  });
+  EXPECT_GT(ranks.count(Counters::fused_batches), 0u);
+}
+
+TEST_F(Gpus, OtherKinds) {
+  Ranks ranks(3);
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    for (const int root : {0, 2}) {
+      GpuTensor sent(*this, rank, size_t(kSlice + 3), stream);
+      sent.fill(float(rank));
+      auto one = on_gpu(engine, Kind::broadcast, "b", {&sent}, {&sent});
+      one->what.root = root;
+      done(engine, one);
+      EXPECT_EQ(sent.read(), std::vector<float>(sent.count, float(root)));
+    }
+    GpuTensor rows(*this, rank, size_t(rank) * 2, stream), equal(*this, rank, 6, stream);
+    rows.fill(float(rank));
+    equal.fill(float(rank));
+    auto one = done(engine, on_gpu(engine, Kind::allgather, "g", {&rows}, {}, {{rank, 2}}));
+    EXPECT_EQ(one->results[0].shape, (Shape{3, 2}));
+    EXPECT_EQ(taken(*one), (std::vector<float>{1, 1, 2, 2, 2, 2}));
+    one = done(engine, on_gpu(engine, Kind::alltoall, "a", {&equal}, {}, {{3, 2}}));
+    EXPECT_EQ(taken(*one), (std::vector<float>{0, 0, 1, 1, 2, 2}));
+    one = done(engine, on_gpu(engine, Kind::reducescatter, "r", {&equal}, {}, {{3, 2}}));
+    EXPECT_EQ(taken(*one), (std::vector<float>{3, 3}));
+    one = on_gpu(engine, Kind::allreduce, "adasum", {&equal}, {&equal});
+    one->what.op = ReduceOp::adasum;
+    done(engine, one);
+    EXPECT_FLOAT_EQ(equal.read()[0], 1.5f) << "of 0, 1 and 2 everywhere";
+  });
+}
+
+// As long as the program does not wait for its stream, what it queues there runs while others exchange.
+TEST_F(Gpus, TheHostWaitsForNoStreamBehindTheExchange) {
+  Ranks ranks(2);
+  std::atomic<int> blocked{0}, done_with{0};
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    GpuTensor x(*this, rank, 100, stream), y(*this, rank, 100, stream);
+    x.fill(1);
+    auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+    engine.submit(one, false);
+    // Behind the submission: the exchange does not wait for it, and nor does whoever waits for the exchange.
+    cuda_.run(rank, stream, "a long kernel", {}, [&] {
+      ++blocked;
+      while (done_with < 2) std::this_thread::yield();
+    });
+    EXPECT_EQ(finish(engine, one), Code::ok);
+    ++done_with;
+    EXPECT_EQ(x.read(), std::vector<float>(100, 2));
+  });
+  EXPECT_EQ(blocked, 2);
+}
+
+TEST_F(Gpus, AnotherStreamCanGoOnBehindTheOutputs) {
+  Ranks ranks(2);
+  ranks.each([&](Engine& engine, int rank) {
+    void *stream = stream_of(rank), *other = stream_of(rank);
+    GpuTensor x(*this, rank, 100'000, stream);
+    x.fill(1);
+    const auto one = done(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}));
+    one->delivered->order(other);
+    EXPECT_EQ(cuda_.read(rank, other, x.data, x.count), std::vector<float>(x.count, 2));
+  });
+}
+
+TEST_F(Gpus, CompressedGradients) {
+  Ranks ranks(std::vector<int>{1, 1});
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    GpuTensor x(*this, rank, 200'000, stream);
+    x.fill(1);
+    auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+    one->what.codec = {CodecKind::int8, DType::int8};
+    one->residuals = {std::make_shared<Residual>()};
+    done(engine, one);
+    EXPECT_NEAR(x.read()[199'999], 2, 0.05);
+  });
+}
+
+TEST_F(Gpus, RanksThatHaveJoinedNeedNoGpu) {
+  Ranks ranks(3);
+  ranks.each([&](Engine& engine, int rank) {
+    if (rank < 2) {
+      void* stream = stream_of(rank);
+      for (const size_t count : {size_t(10), size_t(2 * kSlice + 1)}) {
+        GpuTensor x(*this, rank, count, stream);
+        x.fill(1);
+        done(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}));
+        EXPECT_EQ(x.read(), std::vector<float>(count, 2));
+      }
+    }
+    auto join = std::make_shared<Request>();
+    join->what.kind = Kind::join;
+    join->key = "join.";
+    engine.submit(join, true);
+    EXPECT_EQ(finish(engine, join), Code::ok);
+  });
+}
+
+TEST_F(Gpus, OneRankOnTheCpuIsAMismatch) {
+  Ranks ranks(2);
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    GpuTensor x(*this, rank, 4, stream);
+    std::vector<float> y(4, 1);
+    x.fill(1);
+    const auto one = rank == 0 ? request(engine, Kind::allreduce, "x", {in_place(y)})
+                               : on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+    EXPECT_EQ(negotiated(engine, one), Code::mismatch);
+    EXPECT_EQ(one->text, "allreduce of tensor 'x': ranks disagree on device: rank 0 has cpu, rank 1 has cuda");
+    done(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}));
+    EXPECT_EQ(x.read(), std::vector<float>(4, 2));
+  });
+}
+
+TEST_F(Gpus, ADeviceThatIsNotThereIsRefused) {
+  expects_faults_ = true;
+  Ranks ranks(1);
+  GpuTensor x(*this, 0, 4, nullptr);
+  auto one = on_gpu(ranks[0], Kind::allreduce, "x", {&x}, {&x});
+  one->place.device = 99;
+  try {
+    ranks[0].submit(one, false);
+    ADD_FAILURE() << "there is no GPU 99";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("allreduce of tensor 'x' on rank 0: making an event on GPU 99: "),
+              std::string::npos) << error.what();
+  }
+}
+
+// A copy that fails ends the epoch on all ranks, with a cause.
+TEST_F(Gpus, AFailureOfCudaIsSaid) {
+  Ranks ranks(2);
+  cuda_.fail("copy", 3, true);
+  std::atomic<int> named{0};
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    for (int i = 0; i < 10; ++i) {
+      GpuTensor x(*this, rank, 10, stream);
+      x.fill(1);
+      const auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+      if (outcome(engine, one) == Code::ok) continue;
+      if (one->text.find("copying allreduce of tensor 'x' on GPU") != std::string::npos) ++named;
+      return;
+    }
+    ADD_FAILURE() << "rank " << rank << " saw no failure";
+  });
+  EXPECT_EQ(named, 2);
+}
+
+// While a rank does not come, the others' copies are on their way; then it dies, or the epoch is ended.
+TEST_F(Gpus, WhatIsUnderWayWhenTheEpochEndsIsLeftInOrder) {
+  for (int again = 0; again < 3; ++again) {
+    Ranks ranks(2);
+    ranks.each([&](Engine& engine, int rank) {
+      void* stream = stream_of(rank);
+      GpuTensor x(*this, rank, size_t(3 * kSlice), stream);
+      x.fill(1);
+      const auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+      try {
+        engine.submit(one, false);
+      } catch (const Error&) {  // the epoch is over already
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2 * again));
+      if (rank == 1) engine.abort("it was interrupted");
+      EXPECT_NE(finish(engine, one), Code::pending);
+      x.fill(0);  // the program goes on
+    });
+  }
+}
+
+// ---- that the double finds faults
+
+TEST_F(Gpus, WithoutOrderThereAreFaults) {
+  expects_faults_ = true;
+  cuda_.ignore_order(true);
+  Ranks ranks(2);
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    GpuTensor x(*this, rank, 1000, stream);
+    x.fill(1);
+    done(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}));
+    x.read();
+  });
+  EXPECT_FALSE(cuda_.faults().empty());
+}
+
+}  // namespace
+}  // namespace lightcc
