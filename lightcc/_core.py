@@ -7,7 +7,7 @@ import ctypes
 import os
 from array import array
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p, sizeof
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from lightcc.common.exceptions import HorovodInternalError
 
@@ -16,12 +16,17 @@ UINT8, INT8, UINT16, INT16, INT32, INT64, FLOAT16, FLOAT32, FLOAT64, BOOL, BFLOA
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 CODEC_NONE, CODEC_TOPK, CODEC_INT8 = range(3)
+CUDA = 1
 BLOCK = 1
 POOLED_BYTES = 1 << 20
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16")
 
 _WAIT_MS = 100  # how long a wait may stay in C: Python handles Ctrl-C only between two calls
 _MAX_DIMENSIONS = 64
+
+
+class _Place(Structure):
+    _fields_ = [("device", c_int32), ("kind", c_int32), ("stream", c_void_p)]
 
 
 class _Codec(Structure):
@@ -83,6 +88,9 @@ _functions = {  # name: (result, arguments)
     "finish": (c_int, [c_int64, c_int]),
     "finish_all": (c_int, [c_void_p, c_int, c_int]),
     "output": (c_int, [c_int64, c_int, POINTER(c_void_p), POINTER(c_int64), POINTER(c_int)]),
+    "output_shape": (c_int, [c_int64, c_int, POINTER(c_int64), POINTER(c_int)]),
+    "output_to": (c_int, [c_int64, c_int, POINTER(_Place), c_void_p]),
+    "order": (c_int, [c_int64, POINTER(_Place)]),
     "received_splits": (c_int, [c_int64, c_int, POINTER(c_int32)]),
     "alloc": (c_void_p, [c_int64]),
     "free": (None, [c_void_p]),
@@ -331,6 +339,17 @@ def received_splits(handle: int, index: int, group: int) -> List[int]:
     return list(splits)
 
 
+class Place(NamedTuple):
+    """Where the memory of a tensor is that is not the host's: lightcc_place of api/lightcc.h, and what keeps it valid.
+    """
+
+    device: int
+    kind: int
+    stream: int
+    now: Callable[[], "Place"]  # the same with the stream that the calling thread works on now
+    owner: Any = None           # what keeps the stream alive, if something must
+
+
 class Memory(ctypes.c_char * (1 << 46)):
     """Memory of the core, given back when the last tensor that views it is gone.
 
@@ -368,6 +387,23 @@ def output(handle: int, index: int) -> Tuple[Memory, Tuple[int, ...]]:
     data, shape, ndim = c_void_p(), (c_int64 * _MAX_DIMENSIONS)(), c_int(_MAX_DIMENSIONS)
     _check_status(_library.lightcc_output(handle, index, byref(data), shape, byref(ndim)))
     return Memory.from_address(data.value or 0), tuple(shape[:ndim.value])
+
+
+def output_shape(handle: int, index: int) -> Tuple[int, ...]:
+    """The shape of an output of a GPU's request, which the caller then allocates."""
+    shape, ndim = (c_int64 * _MAX_DIMENSIONS)(), c_int(_MAX_DIMENSIONS)
+    _check_status(_library.lightcc_output_shape(handle, index, shape, byref(ndim)))
+    return tuple(shape[:ndim.value])
+
+
+def output_to(handle: int, index: int, place: Place, address: int) -> None:
+    """Has that output written to this address, by the stream of the place."""
+    _check_status(_library.lightcc_output_to(handle, index, byref(_Place(*place[:3])), address))
+
+
+def order(handle: int, place: Place) -> None:
+    """What the stream of the place is given from now on runs after the outputs of this GPU's request are written."""
+    _check_status(_library.lightcc_order(handle, byref(_Place(*place[:3]))))
 
 
 def tensorflow_library() -> str:

@@ -3,8 +3,9 @@
 No framework is imported here: if a tensor of it exists, it has been imported already.
 """
 import ctypes
+import functools
 import sys
-from typing import Any, Dict, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Protocol, Sequence, Tuple
 
 from lightcc import _core
 from lightcc._torch_outputs import OutputPool
@@ -13,17 +14,19 @@ from lightcc._torch_outputs import OutputPool
 class Adapter(Protocol):
     """The five questions. A tensor belongs to its framework; an adapter keeps none."""
 
-    def describe(self, tensor) -> Tuple[int, int, Tuple[int, ...]]:
-        """Address, dtype code and shape of a tensor that can be sent; ValueError for any other."""
+    def describe(self, tensor) -> Tuple[int, int, Tuple[int, ...], Optional[_core.Place]]:
+        """Address, dtype code, shape and place of a tensor that can be sent; ValueError for any other. The place is
+        None for the host's memory."""
 
     def address(self, output) -> int:
         """Address of a tensor that is to be written; describe has accepted it or what it was made like."""
 
     def empty_like(self, tensor):
-        """A new tensor of the same shape and dtype."""
+        """A new tensor of the same shape and dtype, on the same device."""
 
-    def adopt(self, memory: _core.Memory, shape: Sequence[int], like):
-        """A tensor over memory of the core, which it keeps alive, with the dtype of `like`."""
+    def output(self, handle: int, index: int, like):
+        """Output `index` of a finished request that had no output memory: a new tensor of the dtype and on the device
+        of `like`."""
 
     def vector(self, values: Sequence[int], like=None):
         """A new one-dimensional int32 tensor, where `like` is."""
@@ -42,7 +45,7 @@ class _Bytes:
     """bytearray: how pickled objects travel."""
 
     def describe(self, tensor: bytearray):
-        return self.address(tensor), _core.UINT8, (len(tensor),)
+        return self.address(tensor), _core.UINT8, (len(tensor),), None
 
     def address(self, output: bytearray) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(output))
@@ -50,7 +53,8 @@ class _Bytes:
     def empty_like(self, tensor: bytearray) -> bytearray:
         return bytearray(len(tensor))
 
-    def adopt(self, memory, shape, like) -> bytes:
+    def output(self, handle, index, like) -> bytes:
+        memory, shape = _core.output(handle, index)
         return ctypes.string_at(ctypes.addressof(memory), shape[0])
 
     def vector(self, values, like=None):
@@ -67,7 +71,7 @@ class _Numpy:
         if tensor.nbytes >= _core.POOLED_BYTES and type(tensor) is self.type:
             memory = _core.alloc_output(tensor.nbytes)
             if memory is not None:
-                return self.adopt(memory, tensor.shape, tensor)
+                return self._over(memory, tensor.shape, tensor)
         return self.numpy.empty_like(tensor)
 
     def describe(self, tensor):
@@ -75,12 +79,12 @@ class _Numpy:
         if code is None:
             code = self._late_code(tensor.dtype)
         if not tensor.flags.c_contiguous:
-            raise _not_contiguous()
-        return tensor.ctypes.data, code, tensor.shape
+            raise not_contiguous()
+        return tensor.ctypes.data, code, tensor.shape, None
 
     def _late_code(self, dtype) -> int:
         if dtype.name != "bfloat16":  # numpy has no bfloat16 of its own; ml_dtypes brings one
-            raise _unsupported(dtype)
+            raise unsupported(dtype)
         self.codes[dtype] = _core.BFLOAT16
         return _core.BFLOAT16
 
@@ -89,7 +93,10 @@ class _Numpy:
             raise ValueError("The array is read-only; an operation in place needs one that is writeable.")
         return output.ctypes.data
 
-    def adopt(self, memory, shape, like):
+    def output(self, handle, index, like):
+        return self._over(*_core.output(handle, index), like)
+
+    def _over(self, memory, shape, like):
         count = _count(shape)
         return self.numpy.frombuffer(memory, like.dtype, count).reshape(shape) if count else \
             self.numpy.empty(shape, like.dtype)
@@ -109,17 +116,33 @@ class _Torch:
     def describe(self, tensor):
         code = self.codes.get(tensor.dtype)
         if code is None:
-            raise _unsupported(tensor.dtype)
-        if not tensor.is_cpu:
-            raise ValueError(f"The tensor is on {tensor.device}; this version of lightcc works on CPU tensors only. "
-                             "Send tensor.cpu().")
+            raise unsupported(tensor.dtype)
+        place = None if tensor.is_cpu else self._place(tensor)
         if tensor.layout is not self.torch.strided:
             raise ValueError(f"The tensor has layout {tensor.layout}; send tensor.to_dense().")
         if not tensor.is_contiguous():
-            raise _not_contiguous()
-        return tensor.data_ptr(), code, tensor.shape
+            raise not_contiguous()
+        return tensor.data_ptr(), code, tensor.shape, place
 
-    def adopt(self, memory, shape, like):
+    def _place(self, tensor) -> _core.Place:
+        """A tensor needs no record_stream() because of lightcc: it lives until its request is done, and all that writes
+        it is before what the stream of the request, and that of synchronize, is given afterwards. So for the caching
+        allocator it is used on these two streams only, as the program itself uses it.
+        """
+        if not tensor.is_cuda:
+            raise ValueError(f"The tensor is on {tensor.device}; this version of lightcc works on CPU and CUDA tensors."
+                             " Send tensor.cpu().")
+        return self._current(tensor.device)
+
+    def _current(self, device) -> _core.Place:
+        return cuda_place(device.index, self.torch.cuda.current_stream(device).cuda_stream,
+                          functools.partial(self._current, device))
+
+    def output(self, handle, index, like):
+        if not like.is_cpu:
+            return output_on_gpu(handle, index, self._place(like), self.address, lambda shape: self.torch.empty(
+                shape, dtype=like.dtype, device=like.device))
+        memory, shape = _core.output(handle, index)
         count = _count(shape)
         return self.torch.frombuffer(memory, dtype=like.dtype, count=count).view(shape) if count else \
             self.torch.empty(shape, dtype=like.dtype, device="cpu")  # whatever the default device is
@@ -129,6 +152,25 @@ class _Torch:
         return self.torch.tensor(values, dtype=self.torch.int32, device=device)
 
 
+def cuda_place(device: int, stream: int, now: Callable[[], _core.Place], owner: Any = None) -> _core.Place:
+    """A place of CUDA; stream: a cudaStream_t."""
+    if stream == _PER_THREAD_STREAM:
+        raise ValueError("CUDA's per-thread default stream cannot be the order of an operation, which other threads "
+                         "work on; use another stream.")
+    return _core.Place(device, _core.CUDA, 0 if stream == _LEGACY_STREAM else stream, now, owner)
+
+
+_LEGACY_STREAM, _PER_THREAD_STREAM = 1, 2  # cudaStreamLegacy, which is what 0 is to lightcc, and cudaStreamPerThread
+
+
+def output_on_gpu(handle: int, index: int, place: _core.Place, address: Callable[[Any], int],
+                  empty: Callable[[Sequence[int]], Any]):
+    """Adapter.output for a GPU: the output is written to empty(shape), by the stream of the place."""
+    output = empty(_core.output_shape(handle, index))
+    _core.output_to(handle, index, place, address(output))
+    return output
+
+
 def _count(shape: Sequence[int]) -> int:
     count = 1
     for length in shape:
@@ -136,15 +178,20 @@ def _count(shape: Sequence[int]) -> int:
     return count
 
 
-def _not_contiguous() -> ValueError:
+def not_contiguous() -> ValueError:
     return ValueError("Tensor is required to be contiguous.")
 
 
-def _unsupported(dtype) -> ValueError:
+def unsupported(dtype) -> ValueError:
     return ValueError(f"Tensor type {dtype} is not supported. Supported: {', '.join(_core.DTYPES)}.")
 
 
-_frameworks = {"torch": _Torch, "numpy": _Numpy}
+def _cupy(cupy):
+    from lightcc import cuda_arrays  # late: it imports this module
+    return cuda_arrays.Cupy(cupy)
+
+
+_frameworks = {"torch": _Torch, "numpy": _Numpy, "cupy": _cupy}
 _made: Dict[str, Any] = {}  # framework: its adapter
 _by_type: Dict[type, Any] = {bytearray: _Bytes()}
 
@@ -157,4 +204,9 @@ def _find(tensor) -> Adapter:
             if isinstance(tensor, adapter.type):
                 _by_type[type(tensor)] = adapter
                 return adapter
-    raise TypeError(f"A {type(tensor).__name__} cannot be sent: give a torch.Tensor or a numpy.ndarray.")
+    if hasattr(type(tensor), "__dlpack_device__"):
+        from lightcc import cuda_arrays
+        if cuda_arrays.is_on_gpu(tensor):
+            return cuda_arrays.OTHERS
+    raise TypeError(f"A {type(tensor).__name__} cannot be sent: give a torch.Tensor, a numpy.ndarray or a "
+                    "cupy.ndarray.")

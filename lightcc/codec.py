@@ -91,7 +91,7 @@ def reduction(codec: int, compression: CoreCompressor, op: int, prescale: float,
 
 
 def _is_compressed(tensor: Any, compression: CoreCompressor, name: str) -> bool:
-    _, dtype, shape = adapter_of(tensor).describe(tensor)
+    _, dtype, shape, _ = adapter_of(tensor).describe(tensor)
     return compression.is_compressed(str(name), shape, _core.DTYPES[dtype], tensor)
 
 

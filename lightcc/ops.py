@@ -4,8 +4,11 @@ Each verb comes as: `verb` (waits, returns a new tensor), `verb_` (waits, in pla
 (return a handle for poll and synchronize), `grouped_verb...` (a list of tensors as one unit).
 
 What holds for all of them:
-  tensors   a contiguous torch.Tensor on the CPU, or numpy.ndarray; uint8, int8, uint16, int16, int32, int64, float16,
-            float32, float64, bool or bfloat16; any shape, also without elements.
+  tensors   a contiguous torch.Tensor on the CPU or a CUDA GPU, numpy.ndarray or cupy.ndarray; uint8, int8, uint16,
+            int16, int32, int64, float16, float32, float64, bool or bfloat16; any shape, also without elements.
+            One operation's tensors are on one device, and on all ranks on the CPU or on all on GPUs. A GPU's are read
+            and written in the order of the stream that is the caller's at the call, and that of synchronize goes on
+            behind the outputs; no call waits for what a stream still has to do.
   name      what the ranks meet by; may be in flight once per process set, that of a handle until synchronize
             (docs/errors.md). None: numbered in the order of the calls.
   ValueError            this rank's call is wrong (also: unknown process set, not a member, name in flight).
@@ -304,7 +307,7 @@ def _alltoall(tensor, splits, name, process_set, flags):
     group = process_set.process_set_id
 
     def finish(handle):
-        output = adapter.adopt(*_core.output(handle, 0), tensor)
+        output = adapter.output(handle, 0, tensor)
         return output, adapter.vector(_core.received_splits(handle, 0, group), splits)
     return handle, None, finish
 
@@ -383,7 +386,7 @@ def join(device=-1) -> int:
       barrier                    does not wait for it
       add_process_set, remove_process_set   HorovodInternalError: they need all ranks
     What this rank has started before takes part with its data. Afterwards the numbering of operations without a name
-    begins anew. device is ignored: this version works on the CPU.
+    begins anew. device is ignored: this rank's part is done by the CPU.
     ValueError for any operation of this rank (from another thread) meanwhile. HorovodInternalError if a rank leaves
     or dies. Ctrl-C ends the job on all ranks. Source: horovod.torch.mpi_ops (where only allreduce goes on).
 

@@ -16,6 +16,7 @@ from lightcc.request_buffer import RequestBuffer, call
 
 # handle: (what must live until it is done, the result, or a function that makes the result)
 _pending: Dict[int, Tuple[Any, Any, Optional[Callable[[int], Any]]]] = {}
+_places: Dict[int, _core.Place] = {}  # by handle: of a request of a GPU, and which stream goes on behind its outputs
 # What requests point at, made once: the address of a name or a shape, and who owns the memory there.
 _names: Dict[str, Tuple[int, Any]] = {}
 _shapes: Dict[Tuple[int, ...], Tuple[int, Any]] = {}
@@ -63,6 +64,7 @@ def synchronize(handle: int):
 
 def unregister(handle: int) -> bool:
     """Undoes register; False if synchronize has done so before. The handle still must be released."""
+    _places.pop(handle, None)
     return _pending.pop(handle, None) is not None
 
 
@@ -71,6 +73,7 @@ def release_all() -> None:
     for handle in _pending:
         _core.release(handle)
     _pending.clear()
+    _places.clear()
 
 
 # Submitting
@@ -89,7 +92,7 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
            splits=None, rows=None, codec=0) -> int:
     """Submits one tensor. output: a tensor, or None for memory of the core. rows: how much of dimension 0 is sent.
     codec: the id of a lightcc.codec.Codec."""
-    address, dtype, shape = adapter.describe(tensor)
+    address, dtype, shape, place = adapter.describe(tensor)
     if not shape and kind in _NEED_ROWS:
         raise _scalar(kind, name)
     if rows is not None and rows != shape[0]:
@@ -104,7 +107,8 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
     try:  # a plain call, not _send: this is the hot path
         handle = call(_core.submit, 1, kind, flags, group, kept_name[0], op, root, float(prescale), float(postscale),
                       0 if splits is None else ctypes.addressof(splits), address,
-                      0 if output is None else adapter.address(output), kept_shape[0], dtype, len(shape), codec)
+                      0 if output is None else adapter.address(output), kept_shape[0], dtype, len(shape), codec, 0,
+                      place)
     except KeyboardInterrupt:
         _core.interrupted()
         raise
@@ -114,27 +118,31 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
         raise _not_a_factor(prescale, postscale) from None
     if handle < 0:
         raise _core.error(-handle)
+    if place is not None:
+        _keep_place(handle, place)
     return handle
 
 
 def prepare(kind: int, address: int, dtype: int, shape: Sequence[int], name: str, process_set: ProcessSet, op: int,
-            prescale: float, postscale: float, codec: int = 0, set_: int = 0) -> int:
-    """A request of one tensor in place, for _core.start. set_: of a new_set(), or 0."""
+            prescale: float, postscale: float, codec: int = 0, set_: int = 0,
+            place: Optional[_core.Place] = None) -> int:
+    """A request of one tensor in place, for _core.start, which keeps its stream. set_: of a new_set(), or 0."""
     kept_name, kept_shape = _name_of(name), _shape_of(shape)
     return _core.check(call(_core.prepare, 1, kind, 0, id_of(process_set), kept_name[0], op, 0, prescale, postscale, 0,
-                            address, address, kept_shape[0], dtype, len(shape), codec, set_))
+                            address, address, kept_shape[0], dtype, len(shape), codec, set_, place))
 
 
 class Pack:
     """Several tensors in the form in which the core takes them."""
 
-    def __init__(self, described: Sequence[Tuple[int, int, Sequence[int]]], outputs: Optional[Sequence[int]] = None):
-        """outputs: addresses; None for memory of the core."""
-        self._shapes = [_shape_of(shape) for _, _, shape in described]
+    def __init__(self, described: Sequence[Tuple], outputs: Optional[Sequence[int]] = None):
+        """described: of each tensor what Adapter.describe returns; in the host's memory if it ends without a place.
+        outputs: addresses; None for memory of the core."""
+        self._shapes = [_shape_of(shape) for _, _, shape, *_ in described]
         self.buffer = RequestBuffer(len(described))
-        for index, (address, dtype, shape) in enumerate(described):
+        for index, (address, dtype, shape, *place) in enumerate(described):
             self.buffer.set_tensor(index, address, outputs[index] if outputs else 0, self._shapes[index][0], dtype,
-                                   len(shape))
+                                   len(shape), *place)
 
 
 def submit_pack(kind: int, pack: Pack, name: Optional[str], process_set: ProcessSet, flags: int, op: int = 0,
@@ -158,10 +166,14 @@ def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale
     if not tensors:
         raise ValueError("A grouped operation needs at least one tensor.")
     described = [adapter_of(tensor).describe(tensor) for tensor in tensors]
-    if kind in _NEED_ROWS and not all(shape for _, _, shape in described):
+    if kind in _NEED_ROWS and not all(shape for _, _, shape, _ in described):
         raise _scalar(kind, name)
     addresses = None if outputs is None else [adapter_of(output).address(output) for output in outputs]
-    return submit_pack(kind, Pack(described, addresses), name, process_set, flags, op, prescale, postscale, codec)
+    handle = submit_pack(kind, Pack(described, addresses), name, process_set, flags, op, prescale, postscale, codec)
+    place = described[0][3]
+    if place is not None:
+        _keep_place(handle, place)
+    return handle
 
 
 def submit_barrier(process_set: ProcessSet, flags: int = _core.BLOCK, name: Optional[str] = None) -> int:
@@ -173,6 +185,11 @@ def submit_barrier(process_set: ProcessSet, flags: int = _core.BLOCK, name: Opti
 def submit_join() -> int:
     """Submits a join."""
     return _send(_core.join)
+
+
+def _keep_place(handle: int, place: _core.Place) -> None:
+    if handle:  # else it is done, and the stream that the caller works on is still this one
+        _places[handle] = place
 
 
 def _send(function, *arguments) -> int:
@@ -266,27 +283,38 @@ def register(handle: int, keep_alive, result, finish=None) -> int:
 
 
 def _result(handle: int, result, finish):
-    if finish is None:
+    if finish is None and handle not in _places:
         _core.finish(handle)
         return result
     try:
         status = _core.wait(handle)
         if status:
             raise _core.failure(status)
-        return finish(handle)
+        order(handle)
+        return result if finish is None else finish(handle)
     finally:
         _core.release(handle)
+        _places.pop(handle, None)
+
+
+def order(handle: int) -> None:
+    """Of a finished request of a GPU: what the calling thread gives its stream from now on runs after the outputs are
+    written. The stream that was the caller's when the request was submitted needs no order."""
+    place = _places.get(handle)
+    if place is not None:
+        now = place.now()
+        if now.stream != place.stream:
+            _core.order(handle, now)
 
 
 def adopt(adapter, tensor):
-    """The `finish` of a request whose one output is the core's; the output gets the dtype of `tensor`."""
-    return lambda handle: adapter.adopt(*_core.output(handle, 0), tensor)
+    """The `finish` of a request whose one output is not given: it becomes a new tensor like `tensor`."""
+    return lambda handle: adapter.output(handle, 0, tensor)
 
 
 def adopt_list(tensors):
     """adopt for several tensors."""
-    return lambda handle: [adapter_of(tensor).adopt(*_core.output(handle, index), tensor)
-                           for index, tensor in enumerate(tensors)]
+    return lambda handle: [adapter_of(tensor).output(handle, index, tensor) for index, tensor in enumerate(tensors)]
 
 
 def new_list(tensors):

@@ -5,15 +5,17 @@ function. tests/python/test_request_buffer.py compares the layout with the heade
 """
 import ctypes
 from struct import Struct
-from typing import Callable, List
+from typing import Callable, List, Optional, Tuple
 
 # Native sizes and alignment: struct aligns as C does, as long as it begins at a multiple of 8. What is "x" is zero.
 _SIZES = Struct("IIP")               # size, tensor_size, tensors
 # count, kind, flags, group, name, op, root, prescale, postscale, splits, codec, set
 _REQUEST = Struct("iiIiPiiddPii32x")
-_TENSOR = Struct("PPPii16x")         # input, output, shape, dtype, ndim
+_TENSOR = Struct("PPPii16x")         # input, output, shape, dtype, ndim; a place, which is zero unless it is a GPU's
+_PLACE = Struct("iiP")               # device, kind, stream
 _pack_one = Struct(_REQUEST.format + _TENSOR.format).pack_into
 REQUEST_SIZE, TENSOR_SIZE = _SIZES.size + _REQUEST.size, _TENSOR.size
+_PLACE_OF_ONE = REQUEST_SIZE + TENSOR_SIZE - _PLACE.size
 
 
 class RequestBuffer:
@@ -29,8 +31,13 @@ class RequestBuffer:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         _SIZES.pack_into(self.memory, 0, REQUEST_SIZE, TENSOR_SIZE, self.address + REQUEST_SIZE)
 
-    def set_tensor(self, index: int, address: int, output: int, shape: int, dtype: int, ndim: int) -> None:
-        _TENSOR.pack_into(self.memory, REQUEST_SIZE + index * TENSOR_SIZE, address, output, shape, dtype, ndim)
+    def set_tensor(self, index: int, address: int, output: int, shape: int, dtype: int, ndim: int,
+                   place: Optional[Tuple] = None) -> None:
+        """place: None for the host's memory, or a _core.Place."""
+        begin = REQUEST_SIZE + index * TENSOR_SIZE
+        _TENSOR.pack_into(self.memory, begin, address, output, shape, dtype, ndim)
+        if place is not None:
+            _PLACE.pack_into(self.memory, begin + TENSOR_SIZE - _PLACE.size, *place[:3])
 
     def set_request(self, kind: int, flags: int, group: int, name: int, op: int = 0, root: int = 0,
                     prescale: float = 1.0, postscale: float = 1.0, splits: int = 0, codec: int = 0,
@@ -46,10 +53,12 @@ _spare: List[RequestBuffer] = []
 
 def call(function: Callable[[int], int], count: int, kind: int, flags: int, group: int, name: int, op: int = 0,
          root: int = 0, prescale: float = 1.0, postscale: float = 1.0, splits: int = 0, address: int = 0,
-         output: int = 0, shape: int = 0, dtype: int = 0, ndim: int = 0, codec: int = 0, set_: int = 0) -> int:
+         output: int = 0, shape: int = 0, dtype: int = 0, ndim: int = 0, codec: int = 0, set_: int = 0,
+         place: Optional[Tuple] = None) -> int:
     """function(address of a request). struct.error for what does not fit into a field.
 
-    count: 1, or 0 for a request without tensors. For several there is RequestBuffer.
+    count: 1, or 0 for a request without tensors. For several there is RequestBuffer. place: None for the host's memory,
+    or a _core.Place.
     """
     try:
         buffer = _spare.pop()
@@ -58,6 +67,8 @@ def call(function: Callable[[int], int], count: int, kind: int, flags: int, grou
     try:  # set_request and set_tensor at once: this is the hot path
         _pack_one(buffer.memory, _SIZES.size, count, kind, flags, group, name, op, root, prescale, postscale, splits,
                   codec, set_, address, output, shape, dtype, ndim)
+        if place is not None:
+            _PLACE.pack_into(buffer.memory, _PLACE_OF_ONE, *place[:3])
         return function(buffer.address)
     finally:
         _spare.append(buffer)

@@ -44,7 +44,11 @@ void in_forked_child() {
   s.engine->close_in_child(paused_for_fork);
   new std::shared_ptr<Engine>(std::move(s.engine));  // leaked: its destructor would join threads that do not exist
   s.engine = nullptr;
+  // Requests of GPUs have events and pinned memory, which only the parent may give back.
+  new auto(std::move(s.handles));
+  new auto(std::move(s.prepared));
   s.handles.clear();
+  s.prepared.clear();
   s.forked = true;
 }
 

@@ -40,7 +40,7 @@ void add_tensor(Request& request, const lightcc_tensor& tensor) {
            " cannot be sent: at most 64 dimensions, 0 or more each, that multiply to at most 2^43");
   const bool writes = request.what.kind == Kind::allreduce || request.what.kind == Kind::broadcast;
   if (writes && count_of(shape) > 0 && !tensor.output) refuse(request.title() + " needs output memory");
-  const DevicePlace place = place_of(tensor.place, "");
+  const DevicePlace place = place_of(tensor.place);
   if (request.what.tensors.empty()) {
     request.place = place;
     request.what.device = place.kind;
@@ -71,13 +71,15 @@ void read_struct(void* to, const void* from, uint32_t size, std::span<const uint
   std::memset(static_cast<std::byte*>(to) + known, 0, own - known);
 }
 
-DevicePlace place_of(const lightcc_place& place, const std::string& what) {
+const char* fault_of(const lightcc_place& place) {
   if (place.kind != LIGHTCC_CPU && place.kind != LIGHTCC_CUDA)
-    refuse(what + ".kind is " + std::to_string(place.kind) + ", which this version of lightcc does not know");
+    return ".kind is none that this version of lightcc knows";
   if (place.kind == LIGHTCC_CPU && (place.device != 0 || place.stream))
-    refuse(what + " is in the host's memory, and yet has a device or a stream");
-  return {DeviceKind(place.kind), place.device, place.stream};
+    return " is in the host's memory, and yet has a device or a stream";
+  return nullptr;
 }
+
+DevicePlace place_of(const lightcc_place& place) { return {DeviceKind(place.kind), place.device, place.stream}; }
 
 lightcc_request read_request(const lightcc_request* caller) {
   if (!caller) refuse("lightcc_request is NULL");
@@ -96,7 +98,8 @@ lightcc_tensor read_tensor(const lightcc_request& request, int index) {
   const auto* first = reinterpret_cast<const std::byte*>(request.tensors);
   read_struct(&tensor, first + size_t(index) * request.tensor_size, request.tensor_size, kTensorSizes,
               "lightcc_request.tensor_size");
-  place_of(tensor.place, "lightcc_tensor.place of tensor " + std::to_string(index));
+  if (const char* fault = fault_of(tensor.place))
+    refuse("lightcc_tensor.place of tensor " + std::to_string(index) + fault);
   return tensor;
 }
 

@@ -29,8 +29,8 @@ void read_struct(void* to, const void* from, uint32_t size, std::span<const uint
 lightcc_request read_request(const lightcc_request* caller);            // may be nullptr, which is refused
 lightcc_tensor read_tensor(const lightcc_request& request, int index);  // index < request.count
 
-// what: the place, for errors.
-DevicePlace place_of(const lightcc_place&, const std::string& what);
+const char* fault_of(const lightcc_place&);  // nullptr, or what is wrong with it, to stand behind its name
+DevicePlace place_of(const lightcc_place&);
 
 // Whether the fast path may take it. Whatever is wrong with a request is said by make_request().
 bool is_plain(const lightcc_request&, const lightcc_tensor&);

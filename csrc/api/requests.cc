@@ -76,6 +76,14 @@ RequestPtr request_from(const Engine& engine, const lightcc_request& from) {
 
 constexpr uint64_t kBlockNs = 100'000'000;  // how long LIGHTCC_BLOCK may keep the caller
 
+// Of a request that is done: outputs that the caller takes by its handle.
+bool has_outputs_left(const Request& request) {
+  const Kind kind = request.what.kind;
+  if (request.place.kind != DeviceKind::cpu)
+    return kind == Kind::allgather || kind == Kind::alltoall || kind == Kind::reducescatter;
+  return std::any_of(request.results.begin(), request.results.end(), [](auto& result) { return bool(result.own); });
+}
+
 int64_t launch(Engine& engine, const RequestPtr& request, bool block, bool begun = false) {
   if (!begun) engine.submit(request, block);
   if (request->callbacks.done) {
@@ -84,9 +92,8 @@ int64_t launch(Engine& engine, const RequestPtr& request, bool block, bool begun
   }
   if (block && engine.wait(*request, now_ns() + kBlockNs)) {
     if (request->code != Code::ok) throw Error(request->code, request->text);
-    bool outputs_left = std::any_of(request->results.begin(), request->results.end(),
-                                    [](auto& r) { return r.own || r.staged; });
-    if (!outputs_left) return 0;
+    if (has_outputs_left(*request)) return keep(request);
+    return 0;
   }
   return keep(request);
 }
@@ -136,7 +143,7 @@ void tell_shape(const Output& output, int64_t* shape, int* ndim) {
 
 DevicePlace cuda_place(const lightcc_place* place) {
   if (!place || place->kind != LIGHTCC_CUDA) refuse("lightcc_place is not one of a GPU");
-  return place_of(*place, "lightcc_place");
+  return place_of(*place);
 }
 
 }  // namespace
@@ -355,7 +362,8 @@ int lightcc_order(int64_t handle, const lightcc_place* place) {
   return guard([&] {
     const RequestPtr request = request_of(handle);
     if (!request->finished.load(std::memory_order_acquire)) refuse(request->title() + " is not finished");
-    if (request->delivered) request->delivered->order(cuda_place(place).stream);
+    const DevicePlace to = cuda_place(place);
+    if (request->delivered) request->delivered->order(to.device, to.stream);
     return 0;
   });
 }

@@ -41,7 +41,7 @@ inline constexpr int kDeviceKinds = 2;
 struct DevicePlace {
   DeviceKind kind = DeviceKind::cpu;
   int device = 0;                // of CUDA: its number in this process
-  void* stream = nullptr;        // of CUDA: what makes the inputs and waits for the outputs; nullptr: the default stream
+  void* stream = nullptr;        // of CUDA: makes the inputs and waits for the outputs; nullptr: the default stream
   bool operator==(const DevicePlace&) const = default;
 };
 

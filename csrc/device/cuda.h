@@ -9,11 +9,12 @@
 namespace lightcc {
 
 // Every function returns nullptr, or what has failed, in words that stay valid in the calling thread until its next
-// call. Any thread may call, and none finds another device to be its current one afterwards. Nothing waits for a device.
-// Streams and events are CUDA's own handles; the stream nullptr is the default stream of the device.
+// call. Any thread may call, and has the same current device afterwards. Nothing waits for a device, but maybe pin and
+// unpin. Streams and events are CUDA's own handles; the stream nullptr is the default stream of the device.
 struct CudaFunctions {
   uint32_t size;  // sizeof(CudaFunctions): of another one nothing is called
   const char* (*count_devices)(int* count);
+  const char* (*refuse_stream)(int device, void* stream);  // why it cannot take part: it captures a graph, for instance
   const char* (*create_stream)(int device, void** stream);  // does not wait for the default stream, nor that for it
   const char* (*destroy_stream)(int device, void* stream);
   const char* (*create_event)(int device, void** event);
@@ -21,7 +22,8 @@ struct CudaFunctions {
   const char* (*record)(int device, void* event, void* stream);
   const char* (*order)(int device, void* stream, void* event);  // what the stream gets from now on runs after the event
   const char* (*query)(int device, void* event, int* reached);
-  const char* (*call)(int device, void* stream, void (*function)(void*), void* argument);  // after what it has so far
+  // After what the stream has so far, and not at all once the device has failed. The function may not use this table.
+  const char* (*call)(int device, void* stream, void (*function)(void*), void* argument);
   // Host memory that copies reach without a detour.
   const char* (*pin)(int device, void* begin, size_t bytes);
   const char* (*unpin)(int device, void* begin);

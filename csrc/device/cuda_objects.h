@@ -18,8 +18,10 @@ class CudaEvent {
 
   // Stands from now on for what the stream has been given so far.
   void record(void* stream) { check_cuda(cuda_.record(device_, event_, stream), "recording an event", device_); }
-  // What the stream is given from now on runs after the event.
-  void order(void* stream) const { check_cuda(cuda_.order(device_, stream, event_), "ordering a stream", device_); }
+  // What the stream, maybe of another device, is given from now on runs after the event.
+  void order(int device, void* stream) const {
+    check_cuda(cuda_.order(device, stream, event_), "ordering a stream", device);
+  }
   bool reached() const {
     int reached = 0;
     check_cuda(cuda_.query(device_, event_, &reached), "waiting for copies", device_);

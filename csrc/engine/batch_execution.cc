@@ -158,12 +158,14 @@ void BatchExecution::plan_slices(const CollectiveLayout& layout, const std::vect
     for (auto [tensor, offset] : layout.places) {
       const size_t from = std::max(offset, begin), to = std::min(offset + tensors[tensor].bytes, begin + bytes);
       if (from >= to) continue;
-      auto* input = static_cast<std::byte*>(const_cast<void*>(tensors[tensor].input)) + (from - offset);
-      auto* output = static_cast<std::byte*>(tensors[tensor].output) + (from - offset);
-      const bool sends = c.kind != Kind::broadcast || c.root == c.index;
-      if (sends) slice.fetch.push_back({owners[tensor], input, from - begin, to - from});
-      if (c.kind != Kind::broadcast || !sends || input != output)
-        slice.deliver.push_back({owners[tensor], output, from - begin, to - from});
+      const auto part = [&](const void* whole) {
+        return static_cast<std::byte*>(const_cast<void*>(whole)) + (from - offset);
+      };
+      const bool is_root = c.kind == Kind::broadcast && c.root == c.index;
+      if (c.kind != Kind::broadcast || is_root)
+        slice.fetch.push_back({owners[tensor], part(tensors[tensor].input), from - begin, to - from});
+      if (!is_root || tensors[tensor].input != tensors[tensor].output)
+        slice.deliver.push_back({owners[tensor], part(tensors[tensor].output), from - begin, to - from});
     }
     collectives_.push_back(std::move(slice));
   }

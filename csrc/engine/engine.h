@@ -168,6 +168,7 @@ class Engine : public GroupEngineOwner {
   HealthEvents health_events_;
   std::atomic<bool> stopping_{false};          // shutdown() has begun
   std::atomic<int> waiters_{0};
+  std::atomic<int> gpus_{-1};                  // in this process; -1: nobody has asked
   std::atomic<bool> awaits_planned_{false};    // a caller waits for a request that came to a fusion plan
   std::atomic<bool> holds_{false};             // an aggregator here holds what others have sent, for a while
   std::atomic<uint64_t> driven_ns_{0};         // when a submission last made a step

@@ -35,8 +35,8 @@ CollectiveLayout lay_out_dtype(DType dtype, std::span<const BatchTensor> tensors
 
 bool may_fuse(const ReadyRequest& a, const ReadyRequest& b) {
   return a.kind == Kind::allreduce && b.kind == Kind::allreduce && a.op == b.op && a.pre == b.pre && a.post == b.post &&
-         a.codec == b.codec && a.device == b.device && a.dtype && b.dtype && *a.dtype == *b.dtype && std::ranges::equal(a.absent, b.absent) &&
-         (a.address != 0) == (b.address != 0) && is_cheap_together(a, b);
+         a.codec == b.codec && a.device == b.device && a.dtype && b.dtype && *a.dtype == *b.dtype &&
+         std::ranges::equal(a.absent, b.absent) && (a.address != 0) == (b.address != 0) && is_cheap_together(a, b);
 }
 
 bool gathers_for_next_step(uint64_t since_step_ns, int64_t bytes) {

@@ -51,25 +51,27 @@ void JoinedResiduals::give(Request& placeholder) {
   placeholder.residuals = kept;
 }
 
-// Every tensor begins on a line, one behind the other, so that a fused batch runs in place.
+// Every tensor begins on a line, those of one dtype one behind the other, so that a fused batch runs in place.
 void JoinedRank::lay_out(const std::vector<BatchItem>& items) {
   size_t bytes = 0;
   for (const BatchItem& item : items)
     for (const TensorSpec& tensor : item.request->what.tensors)
       if (needs_memory(item.request->what.kind)) bytes += round_up(bytes_of(tensor));
   std::byte* at = buffer_.at_least(bytes);
-  for (const BatchItem& item : items) {
-    Request& request = *item.request;
-    const Announcement& what = request.what;
-    if (!needs_memory(what.kind)) continue;
-    for (size_t t = 0; t < what.tensors.size(); ++t) {
-      const TensorSpec& tensor = what.tensors[t];
-      request.inputs[t] = request.outputs[t] = at;
-      if (what.kind != Kind::broadcast)
-        pieces_.push_back({{tensor.dtype, what.op, what.pre, what.post}, at, size_t(count_of(tensor.shape))});
-      at += round_up(bytes_of(tensor));
+  for (int dtype = 0; dtype < kDTypes; ++dtype)
+    for (const BatchItem& item : items) {
+      Request& request = *item.request;
+      const Announcement& what = request.what;
+      if (!needs_memory(what.kind)) continue;
+      for (size_t t = 0; t < what.tensors.size(); ++t) {
+        const TensorSpec& tensor = what.tensors[t];
+        if (tensor.dtype != DType(dtype)) continue;
+        request.inputs[t] = request.outputs[t] = at;
+        if (what.kind != Kind::broadcast)
+          pieces_.push_back({{tensor.dtype, what.op, what.pre, what.post}, at, size_t(count_of(tensor.shape))});
+        at += round_up(bytes_of(tensor));
+      }
     }
-  }
   laid_out_ = true;
 }
 

@@ -1,6 +1,6 @@
 // How tensors of GPUs take part in collectives of the host: a GPU copies them into pinned memory (fetch), they are
-// exchanged there, and it copies them back (deliver). Copies are queued on streams of our own, beside the program's, and
-// nobody waits for a GPU: a host callback behind each copy rings the engine. Invariants:
+// exchanged there, and it copies them back (deliver). Copies are queued on streams of our own, beside the program's,
+// and nobody waits for a GPU: a host callback behind each copy rings the engine. Invariants:
 // 1. A copy from or to a tensor runs after what the tensor's stream had when its request was submitted.
 // 2. What that stream is given after the request is done, or has failed, runs after all copies from and to it.
 // 3. A slot that nobody holds is used again only when the copies from and to it are done.
@@ -20,9 +20,9 @@ namespace lightcc {
 // Pinned memory that the ranks of a host share. Free for the next user when nobody else holds it and it is idle.
 class StagingSlot {
  public:
-  // device: through which it is pinned, for all.
+  // Of at least so many bytes. device: through which it is pinned, for all.
   StagingSlot(const CudaFunctions&, std::shared_ptr<Arena>, int device, size_t bytes);
-  ~StagingSlot();  // leaves the memory to copies that do not end
+  ~StagingSlot();  // it is idle
   StagingSlot(const StagingSlot&) = delete;
   StagingSlot& operator=(const StagingSlot&) = delete;
 
@@ -54,7 +54,7 @@ class Staging {
  public:
   // ring: wakes the engine; called by threads of CUDA.
   Staging(const CudaFunctions&, std::shared_ptr<Arena>, std::function<void()> ring);
-  ~Staging();  // ring is not called any more
+  ~Staging();  // ring is not called any more; slots that are in use live on
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
@@ -64,7 +64,7 @@ class Staging {
   std::shared_ptr<StagingSlot> take_for_results(int device, size_t bytes);
   void fetch(StagingSlot&, const std::vector<StagedPiece>&);
   void deliver(StagingSlot&, const std::vector<StagedPiece>&);
-  // Orders the request's stream behind all that was copied. Of one that is done, only what was delivered can be under way.
+  // Orders the request's stream behind all that was copied: of one that is done, what was delivered.
   void finish(Request&, bool failed);
 
  private:
@@ -75,11 +75,14 @@ class Staging {
   struct Streams {
     Streams(const CudaFunctions& cuda, int device) : in(cuda, device), out(cuda, device) {}
     CudaStream in, out;
+    std::shared_ptr<CudaEvent> delivered;  // all that `out` has been given; nullptr: nobody has asked since
+    std::vector<void*> behind;             // streams that are ordered behind that
   };
   using Slots = std::vector<std::shared_ptr<StagingSlot>>;
-  void* stream(int device, bool in);
-  std::shared_ptr<StagingSlot> take(Slots&, size_t most, int device, size_t bytes);
+  Streams& streams(int device) { return streams_.try_emplace(device, cuda_, device).first->second; }
+  static std::shared_ptr<StagingSlot> find(Slots&, size_t bytes);
   void copy(StagingSlot&, const std::vector<StagedPiece>&, bool in);
+  void ring_behind(int device, void* stream);
 
   const CudaFunctions& cuda_;
   const std::shared_ptr<Arena> arena_;

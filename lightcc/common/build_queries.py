@@ -38,7 +38,7 @@ class BuildQueries:
         return True
 
     def nccl_built(self) -> int:
-        """NCCL's version code; 0, since this version of lightcc works on CPU tensors only.
+        """NCCL's version code; 0, since lightcc does not use NCCL yet: tensors of GPUs travel through host memory.
 
         >>> hvd.nccl_built()
         0
@@ -62,7 +62,7 @@ class BuildQueries:
         return False
 
     def cuda_built(self) -> bool:
-        """False: this version of lightcc works on CPU tensors only.
+        """False: collectives run in host memory, also those of CUDA tensors (docs/gpu.md).
 
         >>> hvd.cuda_built()
         False
@@ -70,7 +70,7 @@ class BuildQueries:
         return False
 
     def rocm_built(self) -> bool:
-        """False: this version of lightcc works on CPU tensors only.
+        """False: lightcc knows no tensors of ROCm.
 
         >>> hvd.rocm_built()
         False

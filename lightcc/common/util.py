@@ -135,8 +135,8 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether lightcc's package for this framework can use a GPU here: False, since this version works on CPU tensors
-    only. What the framework itself can do only the framework knows (torch.cuda.is_available()).
+    """Whether collectives of this framework run on a GPU: False, as they run in host memory, also those of CUDA
+    tensors. What the framework itself can do only the framework knows (torch.cuda.is_available()).
 
     >>> gpu_available("torch")
     False

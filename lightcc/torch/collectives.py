@@ -232,7 +232,7 @@ def _like(dense: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _core_output(handle: int, index: int, sent: torch.Tensor) -> torch.Tensor:
-    return adapter_of(sent).adopt(*_core.output(handle, index), sent)
+    return adapter_of(sent).output(handle, index, sent)
 
 
 def _deal(result: torch.Tensor, outputs: Tensors) -> None:

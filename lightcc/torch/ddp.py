@@ -91,6 +91,9 @@ def _start(options: Options, buffer: torch.Tensor, index: int) -> Operation:
         name += "'"
     sent, context = options.compression.compress(buffer)
     factor = options.gradient_predivide_factor
+    if not sent.is_cpu:  # a future would have to carry the order of streams to whoever waits for it
+        raise ValueError(f"comm_hook: the gradients are on {sent.device}; this version of it works on CPU "
+                         "tensors only.")
     handle = submit(_core.ALLREDUCE, adapter_of(sent), sent, sent, name, options.process_set, 0, options.op,
                     1.0 / factor, factor)
 

@@ -99,8 +99,10 @@ class Operation:
         try:
             if status:
                 self.error = _core.error(status)
-            elif self._finish is not None:
-                self._finish(self._handle)
+            else:
+                request.order(self._handle)
+                if self._finish is not None:
+                    self._finish(self._handle)
         except Exception as error:
             self.error = error
         finally:

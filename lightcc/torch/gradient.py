@@ -11,8 +11,8 @@ class Gradient:
     """One parameter's gradient."""
 
     __slots__ = ("parameter", "given_name", "name", "optimizer", "group", "home", "passes_left", "sent", "sparse_dims",
-                 "local", "compressed", "form", "slot", "address", "bytes", "small", "dtype", "prepared", "handle",
-                 "context", "gathered", "__weakref__")
+                 "local", "compressed", "form", "slot", "address", "bytes", "stream", "small", "dtype", "prepared",
+                 "handle", "context", "gathered", "__weakref__")
 
     def __init__(self, parameter: torch.Tensor, name: str):
         self.parameter = parameter
@@ -27,9 +27,10 @@ class Gradient:
                                                    # which p.grad ends, and unless sparse_as_dense also travels
         self.local = False                         # it stays on this rank
         self.compressed = False                    # it travels compressed by the core
-        self.form: Any = None                      # the parameter's dtype and shape, when the slot was made
+        self.form: Any = None                      # the parameter's, when the slot was made (slots.form_of)
         self.slot: Optional[torch.Tensor] = None   # of the parameter's shape and layout, in the wire's dtype
         self.address = self.bytes = 0              # of the slot
+        self.stream: Any = None                    # of a slot on a GPU: lightcc.torch.slot_stream.SlotStream
         self.small = False                         # it waits for others to be copied together
         self.dtype: Optional[torch.dtype] = None   # of the slot, unless more than a copy stands between
         self.prepared = 0                          # the core's id of its request, unless it is in a group
@@ -93,11 +94,12 @@ def in_order_of_slots(gradients: Iterable[Gradient]) -> List[Gradient]:
     return ordered
 
 
-def described(gradient: Gradient) -> Tuple[int, int, List[int]]:
-    """Address, dtype and shape of a slot; dimensions in the order of memory, so that other layouts are a mismatch."""
+def described(gradient: Gradient) -> Tuple[int, int, List[int], Optional[_core.Place]]:
+    """A slot as Adapter.describe has it; dimensions in the order of memory, so that other layouts are a mismatch."""
     slot = gradient.slot
     order = sorted(range(slot.dim()), key=lambda i: -slot.stride(i))
-    return gradient.address, adapter_of(slot).describe(slot.new_empty(0))[1], [slot.shape[i] for i in order]
+    return (gradient.address, adapter_of(slot).describe(torch.empty(0, dtype=slot.dtype))[1],
+            [slot.shape[i] for i in order], gradient.stream and gradient.stream.place)
 
 
 class Names:

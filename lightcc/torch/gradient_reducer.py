@@ -1,4 +1,5 @@
-"""Reduces the gradients of an optimizer: each has a slot in memory that the ranks of a host share and is reduced there.
+"""Reduces the gradients of an optimizer: each has a slot in memory that the ranks of a host share, or in that of its
+GPU, and is reduced there.
 
 One copy in, when a gradient is ready and still in the cache; none out: p.grad itself becomes a view of the slot. The
 slots of one dtype lie side by side in one slab, in the order in which backward usually makes gradients, so that the
@@ -22,7 +23,7 @@ import torch
 
 from lightcc import _core, ops, request
 from lightcc.common.exceptions import HorovodInternalError
-from lightcc.torch import slots, sparse
+from lightcc.torch import slot_stream, slots, sparse
 from lightcc.torch.compression import Compression
 from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
 from lightcc.torch.gradient_compression import GradientCompression
@@ -55,6 +56,7 @@ class GradientReducer:
         self._held = HeldGradients(self._handles, self._fill)
         self._seen = SeenHandles()
         self._epoch = 0  # of the slots
+        self._streams: List[slot_stream.SlotStream] = []  # of the slots on GPUs
         self._number = 0  # among the reducers of this epoch that have names in common
 
     def add(self, gradients: Iterable[Gradient]) -> None:
@@ -150,6 +152,8 @@ class GradientReducer:
         if group is None:
             self._held.add(gradient)
         else:
+            if gradient.stream is not None:
+                gradient.stream.follow()
             if group.missing == 1:
                 self._start_group(group)
             group.missing -= 1
@@ -214,6 +218,8 @@ class GradientReducer:
             if self._epoch != _core.epoch or not _core.initialized():
                 failure = failure or HorovodInternalError("lightcc was shut down while gradients were in flight.")
             failure = failure or seen_failure
+        for stream in self._streams:
+            stream.lead()
         for gradient, wait in self._gathers:
             try:
                 gradient.gathered = wait()
@@ -239,6 +245,7 @@ class GradientReducer:
         if self._epoch != _core.epoch:
             failure = self.drain()
             self._epoch, self._number = _core.epoch, 0
+            self._streams = []
             self._unsettle()
             self._without_slot = list(self.gradients)
             if failure is not None:
@@ -255,11 +262,11 @@ class GradientReducer:
         self._without_slot = []
 
     def _assign_slots(self, forms: Sequence[Tuple[Gradient, torch.Tensor]]) -> None:
-        by_dtype: Dict[torch.dtype, List[Tuple[Gradient, torch.Tensor]]] = {}
+        slabs: Dict[Tuple[torch.dtype, torch.device], List[Tuple[Gradient, torch.Tensor]]] = {}
         for gradient, form in forms:
-            by_dtype.setdefault(form.dtype, []).append((gradient, form))
-        for entries in by_dtype.values():
-            self._make_slab(entries)
+            slabs.setdefault((form.dtype, slots.device_of(gradient.parameter)), []).append((gradient, form))
+        for (_, device), entries in slabs.items():
+            self._make_slab(entries, device)
         for group in {id(g.group): g.group for g, _ in forms if g.group is not None}.values():
             group.close()
 
@@ -271,19 +278,26 @@ class GradientReducer:
     def _wire_form(self, gradient: Gradient) -> torch.Tensor:
         return slots.wire_form(gradient.given_name, gradient.parameter, self._compression, self._casts)
 
-    def _make_slab(self, entries: Sequence[Tuple[Gradient, torch.Tensor]]) -> None:
-        for (gradient, _), slot in zip(entries, slots.in_one_slab([form for _, form in entries])):
+    def _make_slab(self, entries: Sequence[Tuple[Gradient, torch.Tensor]], device: torch.device) -> None:
+        made = slots.in_one_slab([form for _, form in entries], device)
+        stream = slot_stream.stream_of(made[0].tensor)
+        if stream is not None:
+            self._streams.append(stream)
+        for (gradient, _), slot in zip(entries, made):
             gradient.slot, gradient.address, gradient.bytes = slot
+            gradient.stream = stream
             gradient.dtype = gradient.slot.dtype if self._casts and not gradient.sparse_dims else None
-            gradient.form = gradient.parameter.dtype, gradient.parameter.shape
-            gradient.small = gradient.group is None and gradient.bytes <= SMALL_BYTES
+            gradient.form = slots.form_of(gradient.parameter)
+            # On a GPU another stream may make the next gradient, and its copy would not wait for this one's.
+            gradient.small = gradient.group is None and gradient.bytes <= SMALL_BYTES and stream is None
             if gradient.group is None:
                 gradient.prepared = self._prepare(gradient)
 
     def _prepare(self, gradient: Gradient) -> int:
         summing = self.compressed.request if gradient.compressed else self._request
-        return request.prepare(_core.ALLREDUCE, *described(gradient), gradient.name, self._process_set, *summing,
-                               set_=self._set)
+        address, dtype, shape, place = described(gradient)
+        return request.prepare(_core.ALLREDUCE, address, dtype, shape, gradient.name, self._process_set, *summing,
+                               set_=self._set, place=place)
 
     def _forget(self) -> None:
         del self._handles[:]
@@ -321,8 +335,8 @@ class GradientReducer:
     # Between p.grad and slot
 
     def _fit(self, gradient: Gradient) -> None:
-        """A slot if there is none that fits: after model.double() the parameter has another dtype."""
-        if gradient.form != (gradient.parameter.dtype, gradient.parameter.shape):
+        """A slot if there is none that fits: model.double() or model.cuda() has changed the parameter."""
+        if gradient.form != slots.form_of(gradient.parameter):
             if gradient.prepared:
                 _core.discard(gradient.prepared)
                 gradient.prepared = 0

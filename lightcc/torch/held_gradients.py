@@ -41,6 +41,8 @@ class HeldGradients:
         self._gradients.append(gradient)
         if grad is not None:
             self._uncopied.append((gradient, grad))
+        elif gradient.stream is not None:
+            gradient.stream.follow()
         self._bytes += gradient.bytes
         if self._bytes >= _BURST_BYTES:
             self.release()

@@ -167,7 +167,7 @@ TEST_F(Gpus, AnotherStreamCanGoOnBehindTheOutputs) {
     GpuTensor x(*this, rank, 100'000, stream);
     x.fill(1);
     const auto one = done(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}));
-    one->delivered->order(other);
+    one->delivered->order(rank, other);
     EXPECT_EQ(cuda_.read(rank, other, x.data, x.count), std::vector<float>(x.count, 2));
   });
 }
@@ -197,6 +197,14 @@ TEST_F(Gpus, RanksThatHaveJoinedNeedNoGpu) {
         done(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}));
         EXPECT_EQ(x.read(), std::vector<float>(count, 2));
       }
+      // The second tensor lies between the others in the request, and travels in a collective of its own.
+      GpuTensor a(*this, rank, 3, stream), b(*this, rank, 2, stream), c(*this, rank, 40, stream);
+      for (GpuTensor* each : {&a, &b, &c}) each->fill(1);
+      auto mixed = on_gpu(engine, Kind::allreduce, "mixed", {&a, &b, &c}, {&a, &b, &c});
+      mixed->what.tensors[1] = {DType::int32, {2}};
+      done(engine, mixed);
+      EXPECT_EQ(a.read(), std::vector<float>(3, 2));
+      EXPECT_EQ(c.read(), std::vector<float>(40, 2));
     }
     auto join = std::make_shared<Request>();
     join->what.kind = Kind::join;
@@ -222,20 +230,39 @@ TEST_F(Gpus, OneRankOnTheCpuIsAMismatch) {
   });
 }
 
-TEST_F(Gpus, ADeviceThatIsNotThereIsRefused) {
-  expects_faults_ = true;
+TEST_F(Gpus, WhatCannotTakePartIsRefused) {
   Ranks ranks(1);
   GpuTensor x(*this, 0, 4, nullptr);
-  auto one = on_gpu(ranks[0], Kind::allreduce, "x", {&x}, {&x});
-  one->place.device = 99;
-  try {
-    ranks[0].submit(one, false);
-    ADD_FAILURE() << "there is no GPU 99";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::invalid_argument);
-    EXPECT_NE(std::string(error.what()).find("allreduce of tensor 'x' on rank 0: making an event on GPU 99: "),
-              std::string::npos) << error.what();
-  }
+  const auto refused = [&](int device, void* stream) -> std::string {
+    auto one = on_gpu(ranks[0], Kind::allreduce, "x", {&x}, {&x});
+    one->place.device = device;
+    one->place.stream = stream;
+    try {
+      ranks[0].submit(one, false);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::invalid_argument);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refused(99, nullptr), "allreduce of tensor 'x' on rank 0: there is no GPU 99, but 8 in all");
+  EXPECT_EQ(refused(0, reinterpret_cast<void*>(2)),
+            "allreduce of tensor 'x' on rank 0: a stream that cannot take part");
+  done(ranks[0], on_gpu(ranks[0], Kind::allreduce, "x", {&x}, {&x}));
+}
+
+TEST_F(Gpus, AGpuThatHasFailedEndsTheEpoch) {
+  Ranks ranks(2);
+  cuda_.fail("record", 1, true);
+  ranks.each([&](Engine& engine, int rank) {
+    if (rank == 1) {
+      GpuTensor x(*this, rank, 4, nullptr);
+      EXPECT_THROW(engine.submit(on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}), false), Error);
+      return;
+    }
+    std::vector<float> y(4, 1);
+    EXPECT_EQ(outcome(engine, request(engine, Kind::allreduce, "y", {in_place(y)})), Code::internal);
+  });
 }
 
 // A copy that fails ends the epoch on all ranks, with a cause.

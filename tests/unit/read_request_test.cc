@@ -199,7 +199,7 @@ TEST_F(RequestStruct, ARefusalNamesTheField) {
       refused_tensor([](lightcc_tensor& tensor) { tensor.place.device = 1; }, of_host);
       refused_tensor([&](lightcc_tensor& tensor) { tensor.place.stream = &x; }, of_host);
       refused_tensor([](lightcc_tensor& tensor) { tensor.place.kind = 2; },
-                     place + ".kind is 2, which this version of lightcc does not know");
+                     place + ".kind is none that this version of lightcc knows");
       if (last > 0)
         refused_tensor([](lightcc_tensor& tensor) { tensor.place = {0, LIGHTCC_CUDA, nullptr}; },
                        "allreduce of tensor 'w': its tensors are not all on one device, or not of one stream");

@@ -85,6 +85,17 @@ const char* count_devices(int* count) {
   return in_words(cudaGetDeviceCount(count), "cudaGetDeviceCount");
 }
 
+const char* refuse_stream(int device, void* stream) {
+  if (stream_of(stream) == cudaStreamPerThread)
+    return "the per-thread default stream is another one in each thread: use a stream that has a handle of its own";
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const auto status = on_device(device, [&] { return cudaStreamIsCapturing(stream_of(stream), &capture); });
+  if (status != cudaSuccess) cudaGetLastError();  // what is wrong with it, its next use says
+  if (status == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone)
+    return "the stream captures a graph, in which there can be no collective";
+  return nullptr;
+}
+
 const char* create_stream(int device, void** stream) {
   cudaStream_t made = nullptr;
   const auto status = on_device(device, [&] { return cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking); });
@@ -120,8 +131,9 @@ const char* order(int device, void* stream, void* event) {
 const char* query(int device, void* event, int* reached) {
   const auto status = on_device(device, [&] { return cudaEventQuery(event_of(event)); });
   *reached = status == cudaSuccess;
-  const char* words = in_words(status, "cudaEventQuery");
-  return status == cudaErrorNotReady ? nullptr : words;
+  if (status != cudaErrorNotReady) return in_words(status, "cudaEventQuery");
+  cudaGetLastError();
+  return nullptr;
 }
 
 const char* call(int device, void* stream, void (*function)(void*), void* argument) {
@@ -148,6 +160,7 @@ const char* copy(int device, void* stream, void* to, const void* from, size_t by
 
 constexpr CudaFunctions kFunctions = {sizeof(CudaFunctions),
                                       count_devices,
+                                      refuse_stream,
                                       create_stream,
                                       destroy_stream,
                                       create_event,

@@ -101,6 +101,7 @@ void Arena::release(std::byte* p) {
   if (it == used_.end()) return;
   auto [offset, bytes] = *it;
   used_.erase(it);
+  kept_in_place_.erase(offset);
   // Gives the pages back to the system; the next user finds zeros.
   madvise(p, bytes, abandoned_ ? MADV_DONTNEED : MADV_REMOVE);
   if (bytes >= kHugePage) madvise(p, bytes, MADV_NOHUGEPAGE);  // small allocations may lie here next
@@ -135,10 +136,16 @@ int64_t Arena::offset_of(const void* p, size_t bytes) const {
   return offset + bytes <= it->first + it->second ? int64_t(at - base_) : -1;
 }
 
+void Arena::keep_in_place(std::byte* p) {
+  std::lock_guard lock(mutex_);
+  kept_in_place_.insert(size_t(p - base_) - fixed_bytes_);
+}
+
 void Arena::abandon() {
   std::lock_guard lock(mutex_);
   if (std::exchange(abandoned_, true)) return;
   for (auto [offset, bytes] : used_) {
+    if (kept_in_place_.contains(offset)) continue;
     std::byte* p = base_ + fixed_bytes_ + offset;
     std::byte* twin = map_aligned(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (!twin) continue;  // no memory for a copy: the shared pages stay, still readable

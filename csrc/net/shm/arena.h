@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "base/fd.h"
 #include "base/types.h"
@@ -35,6 +36,8 @@ class Arena {
   // faults at first use, for the owner and, since a huge page is one fault, for every peer. A request, never an error:
   // what cannot be had now comes when touched. Contents stay.
   void populate(std::byte*, size_t bytes);
+  // A device copies to and from this allocation: its pages stay where they are, also when the arena is abandoned.
+  void keep_in_place(std::byte*);
   // The offset of [p, p + bytes) if it lies in one live allocation, else -1.
   int64_t offset_of(const void* p, size_t bytes) const;
   void abandon();
@@ -49,6 +52,7 @@ class Arena {
   std::byte* base_;
   mutable std::mutex mutex_;
   std::map<size_t, size_t> used_, free_;  // offset -> bytes
+  std::set<size_t> kept_in_place_;        // offsets of used ones
   bool abandoned_ = false;
 };
 

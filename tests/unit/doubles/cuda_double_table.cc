@@ -89,6 +89,9 @@ struct CudaDouble::Table {
   static const char* count_devices(int* count) {
     return attempt("count_devices", [=](CudaDouble& one, Lock&) { *count = one.devices_; });
   }
+  static const char* refuse_stream(int, void* stream) {
+    return stream == reinterpret_cast<void*>(2) ? "a stream that cannot take part" : nullptr;
+  }
   static const char* create_stream(int device, void** stream) {
     return attempt("create_stream", [=](CudaDouble& one, Lock&) { *stream = one.create_stream(device); });
   }
@@ -143,6 +146,7 @@ struct CudaDouble::Table {
 const CudaFunctions& CudaDouble::functions() {
   static constexpr CudaFunctions table{.size = sizeof(CudaFunctions),
                                        .count_devices = Table::count_devices,
+                                       .refuse_stream = Table::refuse_stream,
                                        .create_stream = Table::create_stream,
                                        .destroy_stream = Table::destroy_stream,
                                        .create_event = Table::create_event,

@@ -1,0 +1,92 @@
+"""DistributedOptimizer with parameters on a GPU: the double's, whose memory torch's CPU operations use.
+
+Such an operation is done when it returns, and so the stream of a program is here the host itself: it must wait before
+it uses what lightcc has written, where a GPU's stream would only be ordered.
+"""
+# ruff: noqa: F811  fixtures are imported and then named by arguments
+import gpu_frameworks
+import numpy as np
+import pytest
+from gpu_fixtures import KINDS, device, double, job, no_faults  # noqa: F401
+
+import ranks
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif("torch" not in KINDS, reason="torch is not among the frameworks")
+
+
+@pytest.mark.parametrize("np", {3}.intersection(ranks.SIZES))
+def test_on_ranks(np):
+    ranks.run_checks(__file__, np)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch, double, device):
+    """Makes a tensor of the GPU like one of the CPU; optimizers take such parameters for CUDA tensors."""
+    from lightcc.torch import slot_stream, slots
+
+    class HostStream(slot_stream.SlotStream):
+        followed = 0
+
+        def __init__(self, slot):
+            self.place = slot_stream.adapter_of(slot).describe(slot.detach().as_strided((1,), (1,)))[3]
+
+        def follow(self):
+            HostStream.followed += 1
+
+        def lead(self):
+            double.read(device, 0, np.empty(0))
+
+    monkeypatch.setattr(slots, "device_of", lambda tensor: tensor.device if gpu_frameworks.memory_of(tensor) is None
+                        else torch.device("cuda", device))
+    monkeypatch.setattr(slots, "new_slab", lambda count, _: gpu_frameworks.new_tensor(
+        torch, double, device, (count,), torch.uint8))
+    monkeypatch.setattr(slot_stream, "SlotStream", HostStream)
+
+    def make(tensor):
+        made = gpu_frameworks.new_tensor(torch, double, device, tensor.shape, tensor.dtype)
+        made.copy_(tensor.detach())
+        return made
+
+    make.stream = HostStream
+    return make
+
+
+def trained(hvd, on_gpu=None, steps=4, **options):
+    """The parameters after training, as lists; on_gpu: where they are."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 500), torch.nn.Tanh(), torch.nn.Linear(500, 2))
+    if on_gpu is not None:
+        for parameter in model.parameters():
+            parameter.data = on_gpu(parameter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
+    generator = torch.Generator().manual_seed(hvd.rank())
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        model(torch.randn(5, 6, generator=generator)).square().sum().backward()
+        optimizer.step()
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"gradient_predivide_factor": 2.0}],
+                         ids=["plain", "groups", "factors"])
+def check_training_is_that_on_the_cpu(job, on_gpu, options):
+    import lightcc.torch as hvd
+    expected = trained(hvd, **options)
+    found = trained(hvd, on_gpu, **options)
+    for mine, cpu in zip(found, expected):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(cpu))
+    assert on_gpu.stream.followed >= 4 * 4, "each gradient of each step"
+
+
+def check_a_parameter_that_moves_gets_another_slot(job, on_gpu):
+    import lightcc.torch as hvd
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), named_parameters=[("p", parameter)])
+    for place in (lambda x: x, on_gpu, lambda x: x):
+        parameter.data = place(torch.ones(3))
+        parameter.grad = None
+        (parameter * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [1 - (hvd.size() + 1) / 2] * 3
