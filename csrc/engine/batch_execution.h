@@ -56,7 +56,8 @@ class BatchExecution {
   bool step(bool may_start = true);
   bool all_started() const { return next_ + (work_ ? 1 : 0) == collectives_.size(); }
   bool done() const { return next_ == collectives_.size(); }
-  int waiting_for() const { return work_ ? work_->waiting_for() : 0; }
+  // A member, without whom it cannot go on: this rank itself, as long as its GPU has not copied.
+  int waiting_for() const { return work_ ? work_->waiting_for() : is_staged() ? group_.index() : 0; }
   const std::vector<BatchItem>& items() const { return items_; }
   uint64_t began_ns() const { return began_ns_; }  // its first collective; 0: not yet
   int64_t bytes() const { return bytes_; }         // of all that have begun

@@ -238,8 +238,8 @@ Staging* GroupEngine::staging_for(const std::vector<BatchItem>& batch) {
 
 // A request that was agreed on: the program's stream goes on behind what was copied for it, also if it has failed.
 void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::string& text) {
-  if (staging_ && request->place.kind == DeviceKind::cuda) try {
-    staging_->finish(*request, code != Code::ok);
+  try {
+    if (staging_ && request->place.kind == DeviceKind::cuda) staging_->finish(*request, code != Code::ok);
   } catch (const Error& error) {
     if (code == Code::ok) return owner_.finish(request, error.code(), request->title() + ": " + error.what());
   }

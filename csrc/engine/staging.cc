@@ -136,7 +136,10 @@ void Staging::copy(StagingSlot& slot, const std::vector<StagedPiece>& pieces, bo
     for (const StagedPiece& piece : pieces) {
       const int device = piece.request->place.device;
       auto& end = ends[device];
-      if (!end) end = std::make_unique<CudaEvent>(cuda_, device);
+      if (!end) {
+        end = std::make_unique<CudaEvent>(cuda_, device);
+        if (!in) streams(device).delivered = nullptr;
+      }
       const bool is_another = std::exchange(ordered, piece.request) != piece.request;
       if (is_another) piece.request->ready->order(device, stream_of(device));
       std::byte* staged = slot.data() + piece.offset;
@@ -149,8 +152,6 @@ void Staging::copy(StagingSlot& slot, const std::vector<StagedPiece>& pieces, bo
     expect_ends();  // of those that have been queued
     throw;
   }
-  for (auto& [device, end] : ends)
-    if (!in) streams(device).delivered = nullptr;
   expect_ends();
   for (auto& [device, end] : ends) ring_behind(device, stream_of(device));
 }
