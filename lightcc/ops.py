@@ -8,7 +8,7 @@ What holds for all of them:
             int16, int32, int64, float16, float32, float64, bool or bfloat16; any shape, also without elements.
             One operation's tensors are on one device, and on all ranks on the CPU or on all on GPUs. A GPU's are read
             and written in the order of the stream that is the caller's at the call, and that of synchronize goes on
-            behind the outputs; no call waits for what a stream still has to do.
+            behind the outputs; no call waits for what the stream gets after it (docs/gpu.md).
   name      what the ranks meet by; may be in flight once per process set, that of a handle until synchronize
             (docs/errors.md). None: numbered in the order of the calls.
   ValueError            this rank's call is wrong (also: unknown process set, not a member, name in flight).

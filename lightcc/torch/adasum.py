@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 
+from lightcc.torch import slots
 from lightcc.torch.gradient import Gradient
 from lightcc.torch.gradient_reducer import GradientReducer
 from lightcc.torch.optimizer import _DistributedOptimizer
@@ -28,7 +29,7 @@ class DeltaReducer(GradientReducer):
         for gradient in self.gradients:
             parameter = gradient.parameter
             start = self._starts.get(parameter)
-            if start is None or (start.shape, start.dtype) != (parameter.shape, parameter.dtype):
+            if start is None or slots.form_of(start) != slots.form_of(parameter):
                 self._starts[parameter] = parameter.detach().clone()
             else:
                 start.copy_(parameter)

@@ -213,9 +213,12 @@ def _flags(opts) -> int:
 def _dense(tensor: torch.Tensor, arithmetic: bool) -> torch.Tensor:
     """The tensor in a form that lightcc can send, in the same memory if it is contiguous."""
     tensor = tensor.detach()
+    if not tensor.is_cpu:  # a future would have to carry the order of streams to whoever waits for it
+        raise ValueError(f"The tensor is on {tensor.device}; torch.distributed over lightcc takes CPU tensors only in "
+                         "this version.")
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    if tensor.dtype in _DTYPES or not tensor.is_cpu:
+    if tensor.dtype in _DTYPES:
         return tensor
     if arithmetic:
         return torch.view_as_real(tensor) if tensor.is_complex() else tensor  # refused, with the reason, when sent

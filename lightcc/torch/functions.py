@@ -80,6 +80,7 @@ class _Tensor(NamedTuple):
     shape: Tuple[int, ...]
     stride: Tuple[int, ...]
     dtype: torch.dtype
+    on_cpu: bool
 
 
 def broadcast_optimizer_state(optimizer, root_rank, model=None):
@@ -109,7 +110,7 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
     mine = {"options": options, "state": state}
     outline = broadcast_object(_outline(mine), root_rank, "optimizer_state")
     tensors: List[torch.Tensor] = []
-    theirs = mine if rank() == root_rank else _filled(outline, mine)
+    theirs = mine if rank() == root_rank else _received_into(outline, mine, params)
     _collect(theirs, tensors)
     _broadcast_in_place([(f"optimizer_state.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank)
     if rank() != root_rank:
@@ -142,7 +143,7 @@ def _outline(value: Any) -> Any:
     """The value with a _Tensor in place of each tensor."""
     def stand_in(tensor: torch.Tensor) -> _Tensor:
         dense = torch.empty_like(tensor, device="meta")  # keeps a layout without holes, for any other a plain one
-        return _Tensor(tuple(tensor.shape), dense.stride(), tensor.dtype)
+        return _Tensor(tuple(tensor.shape), dense.stride(), tensor.dtype, tensor.is_cpu)
 
     return _map(value, stand_in, torch.Tensor)
 
@@ -162,15 +163,25 @@ def _map(value: Any, function, kind: type) -> Any:
     return value
 
 
-def _filled(outline: Any, mine: Any) -> Any:
+def _received_into(outline: Dict[str, Any], mine: Dict[str, Any], params: List[torch.Tensor]) -> Dict[str, Any]:
+    """The outline with tensors to receive into. What the root has on a GPU is made where its parameter is."""
+    first = params[0].device if params else torch.device("cpu")
+    state = {key: _filled(entry, mine["state"].get(key), params[key].device if isinstance(key, int) else first)
+             for key, entry in outline["state"].items()}
+    return {"options": _filled(outline["options"], mine["options"], first), "state": state}
+
+
+def _filled(outline: Any, mine: Any, device: torch.device) -> Any:
     """The outline with tensors to receive into: mine where they fit, else new ones."""
     if isinstance(outline, _Tensor):
-        fits = isinstance(mine, torch.Tensor) and (mine.shape, mine.dtype) == (outline.shape, outline.dtype)
-        return mine if fits else torch.empty_strided(outline.shape, outline.stride, dtype=outline.dtype)
+        wanted = outline.shape, outline.dtype, outline.on_cpu
+        fits = isinstance(mine, torch.Tensor) and (mine.shape, mine.dtype, mine.is_cpu) == wanted
+        return mine if fits else torch.empty_strided(outline.shape, outline.stride, dtype=outline.dtype,
+                                                     device="cpu" if outline.on_cpu else device)
     if isinstance(outline, Mapping):
         have: Dict[Any, Any] = mine if isinstance(mine, Mapping) else {}
-        return {key: _filled(entry, have.get(key)) for key, entry in outline.items()}
+        return {key: _filled(entry, have.get(key), device) for key, entry in outline.items()}
     if type(outline) in (list, tuple):
         some = mine if type(mine) is type(outline) and len(mine) == len(outline) else [None] * len(outline)
-        return type(outline)(_filled(entry, own) for entry, own in zip(outline, some))
+        return type(outline)(_filled(entry, own, device) for entry, own in zip(outline, some))
     return outline

@@ -98,7 +98,7 @@ def described(gradient: Gradient) -> Tuple[int, int, List[int], Optional[_core.P
     """A slot as Adapter.describe has it; dimensions in the order of memory, so that other layouts are a mismatch."""
     slot = gradient.slot
     order = sorted(range(slot.dim()), key=lambda i: -slot.stride(i))
-    return (gradient.address, adapter_of(slot).describe(torch.empty(0, dtype=slot.dtype))[1],
+    return (gradient.address, adapter_of(slot).describe(torch.empty(0, dtype=slot.dtype, device="cpu"))[1],
             [slot.shape[i] for i in order], gradient.stream and gradient.stream.place)
 
 

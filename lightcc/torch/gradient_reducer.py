@@ -56,7 +56,8 @@ class GradientReducer:
         self._held = HeldGradients(self._handles, self._fill)
         self._seen = SeenHandles()
         self._epoch = 0  # of the slots
-        self._streams: List[slot_stream.SlotStream] = []  # of the slots on GPUs
+        self._streams: Dict[torch.device, slot_stream.SlotStream] = {}  # of the slots on GPUs
+        self._device: Optional[torch.device] = None  # of the slots
         self._number = 0  # among the reducers of this epoch that have names in common
 
     def add(self, gradients: Iterable[Gradient]) -> None:
@@ -84,6 +85,8 @@ class GradientReducer:
             self._unsettle()
         if self._without_slot or self._epoch != _core.epoch:
             self._make_slots()
+        elif self.gradients and slots.device_of(self.gradients[0].parameter) != self._device:
+            self._move_slots()
         if self.compressed is not None:
             undecided = self._unsettled if self._sparse_as_dense else ()
             self.compressed.make_ready(self.gradients, undecided, self._prepare)
@@ -218,7 +221,7 @@ class GradientReducer:
             if self._epoch != _core.epoch or not _core.initialized():
                 failure = failure or HorovodInternalError("lightcc was shut down while gradients were in flight.")
             failure = failure or seen_failure
-        for stream in self._streams:
+        for stream in self._streams.values():
             stream.lead()
         for gradient, wait in self._gathers:
             try:
@@ -245,7 +248,7 @@ class GradientReducer:
         if self._epoch != _core.epoch:
             failure = self.drain()
             self._epoch, self._number = _core.epoch, 0
-            self._streams = []
+            self._streams = {}
             self._unsettle()
             self._without_slot = list(self.gradients)
             if failure is not None:
@@ -261,14 +264,33 @@ class GradientReducer:
         self._assign_slots([entry for entry in forms if not self._may_stay_without(*entry)])
         self._without_slot = []
 
+    def _move_slots(self) -> None:
+        """To another device, as the model has been."""
+        if any(gradient.sent for gradient in self.gradients):
+            return
+        moved = [gradient for gradient in in_order_of_slots(reversed(self.gradients)) if gradient.slot is not None]
+        for gradient in moved:
+            self._drop_request(gradient)
+        self._assign_slots([(gradient, self._wire_form(gradient)) for gradient in moved])
+
     def _assign_slots(self, forms: Sequence[Tuple[Gradient, torch.Tensor]]) -> None:
-        slabs: Dict[Tuple[torch.dtype, torch.device], List[Tuple[Gradient, torch.Tensor]]] = {}
+        self._device = self._one_device()
+        by_dtype: Dict[torch.dtype, List[Tuple[Gradient, torch.Tensor]]] = {}
         for gradient, form in forms:
-            slabs.setdefault((form.dtype, slots.device_of(gradient.parameter)), []).append((gradient, form))
-        for (_, device), entries in slabs.items():
-            self._make_slab(entries, device)
+            by_dtype.setdefault(form.dtype, []).append((gradient, form))
+        for entries in by_dtype.values():
+            self._make_slab(entries)
         for group in {id(g.group): g.group for g, _ in forms if g.group is not None}.values():
             group.close()
+
+    def _one_device(self) -> Optional[torch.device]:
+        """That of the parameters. Backward has a thread for each device, and this object is used by one at a time."""
+        devices = {slots.device_of(gradient.parameter): gradient.given_name for gradient in self.gradients}
+        if len(devices) > 1:
+            raise ValueError("The parameters of one optimizer must be on one device; here are " + ", ".join(
+                f"{name} on {device}" for device, name in devices.items()) + ". Keep those of other devices with an "
+                "optimizer of their own.")
+        return next(iter(devices), None)
 
     def _may_stay_without(self, gradient: Gradient, form: torch.Tensor) -> bool:
         """Whether to wait for the first dense gradient: a sparse one of a large embedding needs no memory for all."""
@@ -278,11 +300,11 @@ class GradientReducer:
     def _wire_form(self, gradient: Gradient) -> torch.Tensor:
         return slots.wire_form(gradient.given_name, gradient.parameter, self._compression, self._casts)
 
-    def _make_slab(self, entries: Sequence[Tuple[Gradient, torch.Tensor]], device: torch.device) -> None:
-        made = slots.in_one_slab([form for _, form in entries], device)
-        stream = slot_stream.stream_of(made[0].tensor)
+    def _make_slab(self, entries: Sequence[Tuple[Gradient, torch.Tensor]]) -> None:
+        made = slots.in_one_slab([form for _, form in entries], self._device)
+        stream = self._streams.get(self._device) or slot_stream.stream_of(made[0].tensor)
         if stream is not None:
-            self._streams.append(stream)
+            self._streams[self._device] = stream
         for (gradient, _), slot in zip(entries, made):
             gradient.slot, gradient.address, gradient.bytes = slot
             gradient.stream = stream
@@ -337,12 +359,16 @@ class GradientReducer:
     def _fit(self, gradient: Gradient) -> None:
         """A slot if there is none that fits: model.double() or model.cuda() has changed the parameter."""
         if gradient.form != slots.form_of(gradient.parameter):
-            if gradient.prepared:
-                _core.discard(gradient.prepared)
-                gradient.prepared = 0
-            if self.compressed is not None:
-                self.compressed.fit(gradient)
+            self._drop_request(gradient)
             self._assign_slots([(gradient, self._wire_form(gradient))])
+
+    def _drop_request(self, gradient: Gradient) -> None:
+        """Must come before it gets another slot."""
+        if gradient.prepared:
+            _core.discard(gradient.prepared)
+            gradient.prepared = 0
+        if self.compressed is not None:
+            self.compressed.fit(gradient)
 
     def _fill(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
         """Makes the slot what this rank sends, whatever form its gradient has."""

@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional
 from lightcc import request
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.torch.gradient import Gradient
+from lightcc.torch.slot_stream import SlotStream
 
 
 class SeenHandles:
@@ -22,11 +23,13 @@ class SeenHandles:
         if handle and handle not in self._succeeded:
             result = gradient.slot if group is None else [member.slot for member in group.members]
             self._succeeded[handle] = False
-            request.register(handle, None, None, functools.partial(self._success, result))
+            request.register(handle, None, None, functools.partial(self._success, result, gradient.stream))
         return handle
 
-    def _success(self, result: Any, handle: int) -> Any:
+    def _success(self, result: Any, stream: Optional[SlotStream], handle: int) -> Any:
         self._succeeded[handle] = True
+        if stream is not None:
+            stream.lead()
         return result
 
     def take_back(self, handles: "array[int]") -> Optional[Exception]:

@@ -310,7 +310,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         if self._reducer is None:
             return loss
         mine = loss.item() if isinstance(loss, torch.Tensor) else float(loss)
-        value = ops.allreduce(torch.tensor(mine, dtype=torch.float64), op=self._options["op"],
+        value = ops.allreduce(torch.tensor(mine, dtype=torch.float64, device="cpu"), op=self._options["op"],
                               process_set=self._process_set)
         return value.to(loss.dtype) if isinstance(loss, torch.Tensor) else value.item()
 

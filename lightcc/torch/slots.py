@@ -29,7 +29,7 @@ def wire_form(name: str, parameter: torch.Tensor, compression, casts: bool) -> t
         example = torch.zeros_like(parameter, device="meta" if casts else None)  # keeps any dense layout
         form = torch.empty_like(compression.compress(example)[0], device="meta")
     try:
-        adapter_of(form).describe(torch.empty(0, dtype=form.dtype))
+        adapter_of(form).describe(torch.empty(0, dtype=form.dtype, device="cpu"))
     except ValueError as error:
         raise ValueError(f"The gradient of {name} cannot be reduced: {error}") from None
     return form

@@ -15,9 +15,9 @@ from lightcc.common.process_sets import global_process_set
 def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     """Starts the reduction of a sparse tensor; returns a function that waits and returns the sum or the average.
 
-    tensor: torch.sparse_coo on the CPU, coalesced or not, also hybrid (with dense dimensions) and without entries; the
-    ranks' tensors need the same shape, dtype and number of sparse dimensions, not the same number of entries. Its
-    values: any dtype that travels but bool; it must not change until the function has returned.
+    tensor: torch.sparse_coo on the CPU or a CUDA GPU, coalesced or not, also hybrid (with dense dimensions) and without
+    entries; the ranks' tensors need the same shape, dtype and number of sparse dimensions, not the same number of
+    entries. Its values: any dtype that travels but bool; it must not change until the function has returned.
     name: travels as "<name>.indices" and "<name>.values"; None: numbered. op: Sum, or Average, which divides by the
     size of the set (integers are coalesced for it and truncate towards zero). A rank that has joined adds nothing.
     The function returns an uncoalesced sparse tensor, the ranks' entries in rank order; called again, the same one.
@@ -119,7 +119,8 @@ def with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def agree(forms: Sequence[Tuple[bool, int]], name: str, process_set) -> List[Tuple[bool, int]]:
     """Of each gradient whether any rank has it dense, and the most sparse dimensions that any rank has it with."""
-    mine = torch.tensor([number for form in forms for number in form], dtype=torch.int32)
+    mine = torch.tensor([number for form in forms for number in form], dtype=torch.int32,
+                        device="cpu")
     try:
         all_ranks = ops.allreduce(mine, name=name, op=ops.ReduceOps.Max, process_set=process_set).tolist()
     except HorovodInternalError as error:
@@ -141,7 +142,7 @@ def form_of(grad: Optional[torch.Tensor]) -> Tuple[bool, int]:
 def in_form(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor) -> torch.Tensor:
     """A gradient of any form with so many sparse dimensions; no entries if there is none."""
     if grad is None:
-        return torch.sparse_coo_tensor(torch.empty(dimensions, 0, dtype=torch.int64),
+        return torch.sparse_coo_tensor(torch.empty(dimensions, 0, dtype=torch.int64, device=like.device),
                                        like.new_empty(0, *like.shape[dimensions:]), like.shape)
     grad = grad.detach()
     if form_of(grad) == (False, dimensions):
@@ -166,7 +167,7 @@ def dense(grad: torch.Tensor) -> torch.Tensor:
 
 def places(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor) -> torch.Tensor:
     """uint8 over the sparse dimensions: 1 where a gradient of any form has an entry, also one of zeros."""
-    mine = torch.zeros(like.shape[:dimensions], dtype=torch.uint8)
+    mine = torch.zeros(like.shape[:dimensions], dtype=torch.uint8, device=like.device)
     mine[tuple(in_form(grad, dimensions, like)._indices())] = 1
     return mine
 

@@ -91,7 +91,7 @@ def _statistics(input: torch.Tensor):
     """Mean and (biased) variance of each channel over all ranks, and the number of values that they are of."""
     input = input.detach()
     channels = input.shape[1]
-    sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
+    sums = torch.zeros(2 * channels + 1, dtype=torch.float64, device=input.device)
     if input.numel():
         mean, variance = torch.batch_norm_update_stats(input.to(_wide(input.dtype)), None, None, 0.0)
         mean, variance = mean.double(), variance.double()
@@ -135,7 +135,7 @@ class _Normalise(torch.autograd.Function):
                 [ctx.needs_input_grad[0], True, True])
         else:  # torch divides by zero
             grad_input = torch.zeros_like(input)
-            grad_weight = grad_bias = torch.zeros(channels, dtype=wide)
+            grad_weight = grad_bias = torch.zeros(channels, dtype=wide, device=input.device)
         if ctx.needs_input_grad[0]:
             means = ops.allreduce(torch.cat([grad_weight, grad_bias]).double(), name="sync_batch_norm.backward", op=Sum)
             means = (means / ctx.count).to(wide)

@@ -80,7 +80,7 @@ def check_training_is_that_on_the_cpu(job, on_gpu, options):
     assert on_gpu.stream.followed >= 4 * 4, "each gradient of each step"
 
 
-def check_a_parameter_that_moves_gets_another_slot(job, on_gpu):
+def check_a_model_that_moves_gets_other_slots(job, on_gpu):
     import lightcc.torch as hvd
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), named_parameters=[("p", parameter)])
@@ -90,3 +90,52 @@ def check_a_parameter_that_moves_gets_another_slot(job, on_gpu):
         (parameter * (hvd.rank() + 1)).sum().backward()
         optimizer.step()
         assert parameter.tolist() == [1 - (hvd.size() + 1) / 2] * 3
+        slot, = (gradient.slot for gradient in optimizer._reducer.gradients)
+        assert (gpu_frameworks.memory_of(slot) is None) == (place is not on_gpu)
+
+
+def check_one_optimizer_has_one_device(job, on_gpu):
+    import lightcc.torch as hvd
+    here, there = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(on_gpu(torch.ones(3)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([here, there], lr=1.0),
+                                         named_parameters=[("here", here), ("there", there)])
+    with pytest.raises(ValueError, match="must be on one device; here are .*here on cpu.*there on cuda:"):
+        (here + there).sum().backward()
+    optimizer.zero_grad()
+
+
+class Stream:
+    """What lightcc uses of torch.cuda.Stream: which streams it waits for."""
+
+    def __init__(self):
+        self.waits = []
+
+    def wait_stream(self, other):
+        self.waits.append(other)
+
+
+def check_streams_are_ordered_around_a_request(job, on_gpu, monkeypatch):
+    from lightcc.torch import slot_stream
+    stream, other = Stream(), Stream()
+    current = [stream]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    monkeypatch.setattr(slot_stream, "SlotStream", on_gpu.stream.__bases__[0])
+    slots_stream = slot_stream.stream_of(on_gpu(torch.ones(2, 2)))
+    slots_stream.follow()
+    slots_stream.lead()
+    assert stream.waits == other.waits == []
+    current[0] = other
+    slots_stream.follow()
+    assert (stream.waits, other.waits) == ([other], [])
+    slots_stream.lead()
+    assert (stream.waits, other.waits) == ([other], [stream])
+
+
+def check_state_is_received_where_the_parameter_is(job):
+    from lightcc.torch import functions
+    parameter = torch.ones(2, device="meta")
+    root = {"options": [{"lr": 1.0}], "state": {0: {"step": functions._Tensor((), (), torch.float32, True),
+                                                    "momentum": functions._Tensor((2,), (1,), torch.float32, False)}}}
+    mine = {"options": [], "state": {0: {"momentum": torch.ones(2)}}}
+    state = functions._received_into(root, mine, [parameter])["state"][0]
+    assert (state["step"].device.type, state["momentum"].device.type) == ("cpu", "meta")
