@@ -218,13 +218,20 @@ def test_ctrl_c_inside_step():
         assert ranks.output(0).startswith("interrupted")
 
 
+def _sockets_of_any_job():
+    with open("/proc/net/unix") as sockets:
+        return [line for line in sockets if "lightcc" in line]
+
+
 def test_after_shutdown_no_thread_is_left_and_after_death_no_socket_or_memory():
     with Ranks(2, LOOP) as ranks:
         ranks.wait_ready()
         ranks.kill(0)
         assert "threads 1\n" in ranks.output(1)
-    with open("/proc/net/unix") as sockets:
-        assert "lightcc" not in sockets.read()
+    deadline = time.monotonic() + 20
+    while _sockets_of_any_job():  # others may run beside this one, and have some while they begin
+        assert time.monotonic() < deadline, _sockets_of_any_job()
+        time.sleep(0.05)
     assert not [name for name in os.listdir("/dev/shm") if "lightcc" in name]
 
 
