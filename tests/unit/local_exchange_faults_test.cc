@@ -90,7 +90,7 @@ TEST(LocalExchangeFaults, WhatTheSystemDoesNotTakeIsSaid) {
 }
 
 TEST(LocalExchangeFaults, OneThatCannotGoOnTellsAllWhy) {
-  for (int failing : {0, 1, 2}) {
+  for (int failing : {0, 1, 2, 0, 0, 0, 0, 0, 0}) {  // rank 0 may close before it has read what others say
     const std::string name = random_name();
     std::string said[3];
     std::vector<std::thread> ranks;

@@ -25,6 +25,13 @@ sockaddr_un address_of(const std::string& name, socklen_t& length) {
   return address;
 }
 
+// The other end may close at any time, with something of ours unread: one call then fails, and the next ones get what
+// the other end had said before.
+template <class Receive> ssize_t despite_reset(Receive receive) {
+  const ssize_t n = receive();
+  return n < 0 && errno == ECONNRESET ? receive() : n;
+}
+
 }  // namespace
 
 Sent send_message(int fd, const LocalMessage& message) {
@@ -60,9 +67,7 @@ Sent send_message(int fd, const LocalMessage& message) {
 
 Received receive_message(int fd, LocalMessage& message) {
   // Its length first: a packet that is longer than the buffer would lose its end.
-  ssize_t n = recv(fd, nullptr, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
-  // The other end has closed with something of ours unread. What it said before can still be had.
-  if (n < 0 && errno == ECONNRESET) n = recv(fd, nullptr, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+  ssize_t n = despite_reset([&] { return recv(fd, nullptr, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT); });
   if (n < 0) return errno == EAGAIN || errno == EINTR ? Received::later : Received::nothing;
   if (n == 0) return Received::nothing;
   std::string body(size_t(n), '\0');
@@ -73,7 +78,7 @@ Received receive_message(int fd, LocalMessage& message) {
   head.msg_iovlen = 1;
   head.msg_control = control;
   head.msg_controllen = sizeof control;
-  n = recvmsg(fd, &head, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  n = despite_reset([&] { return recvmsg(fd, &head, MSG_CMSG_CLOEXEC | MSG_DONTWAIT); });
   message = {};
   for (cmsghdr* rights = n > 0 ? CMSG_FIRSTHDR(&head) : nullptr; rights; rights = CMSG_NXTHDR(&head, rights)) {
     if (rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS) continue;
