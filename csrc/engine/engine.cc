@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "engine/fusion.h"
 #include "engine/hosts_subject.h"
-#include "engine/staging.h"
 #include "engine/validate.h"
 
 namespace lightcc {
@@ -84,33 +83,6 @@ void Engine::skip_name(int group, const std::string& key) {
 void Engine::report_refusal(const Request& request, const std::string& why) {
   if (request.key.empty()) return;  // of no name that others could wait for
   if (inbox_.add_refusal(request, why)) drive();
-}
-
-// Of a request of a GPU: what its stream has been given so far. A device that fails here has failed in the program,
-// which nobody else can go on without.
-void Engine::note_stream(Request& request) {
-  request.delivered = nullptr;
-  if (request.place.kind == DeviceKind::cpu) return;
-  const auto [kind, device, stream] = request.place;
-  const auto refuse = [&, rank = world_.rank](const std::string& why) {
-    throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(rank) + ": " + why);
-  };
-  const CudaFunctions& functions = cuda(config_.cuda_library);
-  if (gpus_ < 0) {
-    int count = 0;
-    if (const char* failure = functions.count_devices(&count)) refuse(failure);
-    gpus_ = count;
-  }
-  if (device < 0 || device >= gpus_)
-    refuse("there is no GPU " + std::to_string(device) + ", but " + std::to_string(gpus_) + " in all");
-  if (const char* why = functions.refuse_stream(device, stream)) refuse(why);
-  try {
-    request.ready = std::make_shared<CudaEvent>(functions, device);
-    request.ready->record(stream);
-  } catch (const Error& error) {
-    with_peers([&](Peers&) { throw error; });
-    throw;
-  }
 }
 
 // Returns how many are in flight with it.
