@@ -20,7 +20,7 @@ ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*FastPath*:*Timeline*:*S
 WITHOUT_DESCRIPTORS := *Shortage*
 # Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find; and forks in forked
 # processes, in which it takes locks for held.
-ALONE := Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:As/Pmix.*/Child:PmixChild.*
+ALONE := Algorithms.*:ByHost.AnyPlacement*:ByHost.LongBlocksGo*:Cost.*:Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:As/Pmix.*/Child:PmixChild.*
 # HARP's tests in which threads meet; and those that only wait or count, which no sanitizer makes any wiser.
 HARP_THREADS := *Api*:*Engine*:*Ring*:Ports/*
 HARP_WAITS := *Idle*:*OpeningAndClosing*
@@ -112,6 +112,9 @@ lint: build/cmake/build.ninja
 # live as long as the process.
 PLUGTEST = HARP_IFNAME=lo HARP_CONNECT_TIMEOUT_MS=500 HARP_MAX_RECVS=8 $(1)/harp-plugtest $(1)/libnccl-net-harp.so
 
+# A report stands in a file and is printed last, behind what the other parts say.
+REPORTED = || { cat build/thread/report.* 2>/dev/null; false; }
+sanitize: export TSAN_OPTIONS = log_path=$(abspath build/thread/report)
 sanitize: build/address/build.ninja build/thread/build.ninja
 	$(BUILD) build/address --target unit_tests harp_tests harp-plugtest nccl-net-harp --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0 $(call PLUGTEST,build/address)
@@ -119,10 +122,11 @@ sanitize: build/address/build.ninja build/thread/build.ninja
 	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,3) build/address/harp_tests --gtest_brief=1 --gtest_filter='-$(HARP_WAITS)'
 	UBSAN_OPTIONS=print_stacktrace=1 $(call PARTS,3) build/address/unit_tests --gtest_brief=1 --gtest_filter='-$(WITHOUT_DESCRIPTORS)'
 	$(BUILD) build/thread --target unit_tests harp_tests harp-plugtest nccl-net-harp --parallel $(JOBS)
-	$(NO_ASLR) env $(call PLUGTEST,build/thread) only=registration,deregister-in-use,close-under-way,threads,ring-all-reduce
-	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,3) $(NO_ASLR) build/thread/harp_tests --gtest_brief=1 --gtest_filter='$(HARP_THREADS)-$(HARP_WAITS):*Fork*'
-	$(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='-$(ALONE)'
-	LIGHTCC_TEST_RANKS_PER_HOST=1 $(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
+	rm -f build/thread/report.*
+	$(NO_ASLR) env $(call PLUGTEST,build/thread) only=registration,deregister-in-use,close-under-way,threads,ring-all-reduce $(REPORTED)
+	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,3) $(NO_ASLR) build/thread/harp_tests --gtest_brief=1 --gtest_filter='$(HARP_THREADS)-$(HARP_WAITS):*Fork*' $(REPORTED)
+	$(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='-$(ALONE)' $(REPORTED)
+	LIGHTCC_TEST_RANKS_PER_HOST=1 $(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)' $(REPORTED)
 
 fuzz: build/address/build.ninja
 	$(BUILD) build/address --parallel $(JOBS)

@@ -141,7 +141,7 @@ TEST(EngineTuning, PlansAndJoinedRanksGoOnBesideIt) {
     const uint64_t seed = random();
     ranks.each([&](Engine& engine, int rank) {
       std::mt19937_64 same(seed), own(seed + uint64_t(rank));
-      for (int i = 0; i < 60 && !testing::Test::HasFailure(); ++i) {
+      for (int i = 0; i < (kWatched ? 30 : 60) && !testing::Test::HasFailure(); ++i) {
         if (same() % 8) {
           step(engine, ranks.size(), i, 1, -1, same() % 4 ? nullptr : &own);
           continue;

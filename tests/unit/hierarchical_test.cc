@@ -262,7 +262,7 @@ TEST_P(Hierarchical, LargeShardsAreExchangedInPlace) {
   World world(GetParam(), {8 << 10, 4, 0.1, 0.1, seed}, 0, {}, kLargeChunks);
   std::vector<Problem> problems;
   for (const DType dtype : {DType::int64, DType::float32}) {
-    problems.emplace_back(Kind::allreduce, world.size(), 300'001, seed + problems.size());
+    problems.emplace_back(Kind::allreduce, world.size(), kWatched ? 60'001 : 300'001, seed + problems.size());
     problems.back().dtype = dtype;
     problems.back().op = ReduceOp::sum;
   }

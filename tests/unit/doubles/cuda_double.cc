@@ -33,6 +33,7 @@ void move_atomically(void* to, const void* from, size_t bytes) {
 }  // namespace
 
 std::atomic<CudaDouble*> CudaDouble::current{nullptr};
+std::atomic<uintptr_t> CudaDouble::handles{0x10000};
 thread_local bool CudaDouble::is_called_function = false;
 
 void move_bytes(void* to, const void* from, size_t bytes) {

@@ -128,6 +128,7 @@ class CudaDouble {
   void copy(int device, void* stream, void* to, const void* from, size_t bytes);
 
   static std::atomic<CudaDouble*> current;
+  static std::atomic<uintptr_t> handles;  // none is used twice, so that the use of one that is gone is found
   static thread_local bool is_called_function;  // this thread runs one
 
   const int devices_;
@@ -148,7 +149,6 @@ class CudaDouble {
   std::map<std::pair<int, void*>, std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Stream>> destroyed_;
   std::map<void*, Event> events_;
-  uintptr_t handles_ = 0x10000;  // none is used twice, so that the use of one that is gone is found
   std::vector<int> streams_of_device_;
   size_t streams_made_ = 0;
 };

@@ -8,7 +8,7 @@ namespace lightcc::test {
 
 void* CudaDouble::create_stream(int device) {
   check_device(device);
-  void* handle = reinterpret_cast<void*>(++handles_);
+  void* handle = reinterpret_cast<void*>(++handles);
   auto stream = std::make_unique<Stream>();
   stream->device = device, stream->index = streams_made_++;
   stream->name = "stream " + std::to_string(++streams_of_device_[size_t(device)]);
@@ -101,7 +101,7 @@ struct CudaDouble::Table {
   static const char* create_event(int device, void** event) {
     return attempt("create_event", [=](CudaDouble& one, Lock&) {
       one.check_device(device);
-      *event = reinterpret_cast<void*>(++one.handles_);
+      *event = reinterpret_cast<void*>(++handles);
       one.events_[*event] = {device, nullptr};
     });
   }
