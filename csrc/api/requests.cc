@@ -350,10 +350,10 @@ int lightcc_output_to(int64_t handle, int index, const lightcc_place* place, voi
     Output& output = output_of(*request, index);
     const int64_t bytes = count_of(output.shape) * int64_t(size_of(request->what.tensors[size_t(index)].dtype));
     if (bytes == 0) return 0;
-    if (!output.staged)
+    if (!output.gpu)
       refuse(request->title() + ": output " + std::to_string(index) + " is not in memory for a GPU, or was taken");
-    output.staged->copy_to(cuda_place(place), data, output.data, size_t(bytes));
-    output.staged = nullptr;
+    output.gpu->copy_to(cuda_place(place), data, output.data, size_t(bytes));
+    output.gpu = nullptr;
     return 0;
   });
 }

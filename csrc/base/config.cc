@@ -227,6 +227,14 @@ const Knob kKnobs[] = {
      "The library through which tensors of GPUs are reached (docs/gpu.md), in place of `liblightcc_cuda.so` beside "
      "lightcc's own. For builds of one's own, and for tests.",
      [](Config& c, const Value& v) { c.cuda_library = v.text; }, [](const Config& c) { return c.cuda_library; }},
+    {"LIGHTCC_NCCL",
+     "0: tensors of GPUs go through host memory on all ranks, also where NCCL could take them (docs/gpu.md).",
+     [](Config& c, const Value& v) { c.nccl = v.flag(); },
+     [](const Config& c) { return text_of(c.nccl); }},
+    {"LIGHTCC_NCCL_LIBRARY",
+     "The NCCL that is used, in place of the one that the process has loaded already (PyTorch's), or else of the "
+     "system's `libnccl.so.2`.",
+     [](Config& c, const Value& v) { c.nccl_library = v.text; }, [](const Config& c) { return c.nccl_library; }},
     {"LIGHTCC_OUTPUT_POOL_BYTES",
      "Most bytes of memory that a rank keeps for the next outputs of operations that are not in place, once the "
      "program has dropped the outputs that lay there (docs/collectives.md); counted apart for memory of PyTorch's own. "

@@ -11,7 +11,6 @@ struct Idle {
 };
 
 inline constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
-inline constexpr const char* kOnHost = "collectives run in host memory, also those of GPU tensors";
 inline constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
 inline constexpr const char* kNoSpark = "Spark is not supported";
 inline constexpr const char* kOwnRendezvous = "ranks meet at LIGHTCC_STORE_ADDR, or where their launcher says";
@@ -20,9 +19,9 @@ inline constexpr Idle kIdle[] = {
     {"HOROVOD_CYCLE_TIME", kNoCycle},
     {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "two candidates are compared, and there is no Gaussian process"},
     {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
-    {"HOROVOD_NUM_NCCL_STREAMS", kOnHost},
-    {"HOROVOD_BATCH_D2D_MEMCOPIES", kOnHost},
-    {"HOROVOD_ENABLE_ASYNC_COMPLETION", kOnHost, false},
+    {"HOROVOD_NUM_NCCL_STREAMS", "the collectives of a GPU run on one stream"},
+    {"HOROVOD_BATCH_D2D_MEMCOPIES", "fused tensors of a GPU are copied one by one", false},
+    {"HOROVOD_ENABLE_ASYNC_COMPLETION", "nothing waits for a GPU to complete a collective", true},
     {"HOROVOD_ENABLE_XLA_OPS", "it registers no XLA kernels", false},
     {"HOROVOD_DISABLE_NVTX_RANGES", "it emits no NVTX ranges", true},
     {"HOROVOD_DISABLE_GROUP_FUSION", "a group may always be fused with other tensors; see LIGHTCC_FUSION", false},

@@ -28,6 +28,7 @@ struct Collective {
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;         // never average: the engine folds 1/size into post
   double pre = 1.0, post = 1.0;
+  DeviceKind device = DeviceKind::cpu; // whose memory input and output are
   int root = 0;                        // index in the group
   const void* input = nullptr;
   void* output = nullptr;

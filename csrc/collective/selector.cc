@@ -47,6 +47,11 @@ constexpr Rule kRules[] = {  // what compresses goes first
     {Kind::broadcast, 0, 0, 0, "links", "binomial"},
     {Kind::alltoall, 0, 0, 0, "links", "pairwise"},
     {Kind::barrier, 0, 0, 0, "links", "dissemination"},
+    {Kind::allreduce, 0, 0, 0, "nccl", nullptr, DeviceKind::cuda},
+    {Kind::reducescatter, 0, 0, 0, "nccl", nullptr, DeviceKind::cuda},
+    {Kind::allgather, 0, 0, 0, "nccl", nullptr, DeviceKind::cuda},
+    {Kind::broadcast, 0, 0, 0, "nccl", nullptr, DeviceKind::cuda},
+    {Kind::alltoall, 0, 0, 0, "nccl", nullptr, DeviceKind::cuda},
 };
 constexpr Kind kKinds[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather,
                            Kind::broadcast, Kind::alltoall,      Kind::barrier};
@@ -84,7 +89,7 @@ Choice parse_choice(Kind kind, std::string_view name, std::string_view entry, st
   const auto add = [&](const char* one) { known += (known.empty() ? "" : ", ") + std::string(one); };
   const size_t slash = std::min(name.find('/'), name.size());
   for (const Rule& rule : rules) {
-    if (rule.kind != kind || rule.algorithm) continue;
+    if (rule.kind != kind || rule.algorithm || rule.device != DeviceKind::cpu) continue;
     if (name == rule.backend) return {rule.backend, nullptr};
     if (name.substr(0, slash) == rule.backend && rule.backend == std::string_view("2d"))
       if (const Algorithm* algorithm = find_algorithm(kind, name.substr(std::min(slash + 1, name.size()))))
@@ -133,20 +138,20 @@ Selector::Selector(std::span<Backend* const> backends, int hosts, std::string_vi
     const Kind kind = parse_kind(trim(entry.substr(0, equals)), entry);
     const Choice choice = parse_choice(kind, trim(entry.substr(std::min(equals + 1, entry.size()))), entry, rules);
     if (Backend* backend = find_backend(backends, choice.backend))
-      rows_.push_back({kind, 0, 0, backend, choice.algorithm, true});
+      rows_.push_back({kind, 0, 0, backend, choice.algorithm, DeviceKind::cpu, true});
   }
   for (const Rule& rule : rules) {
     Backend* backend = find_backend(backends, rule.backend);
     if (!backend || hosts < rule.least_hosts) continue;
     const Algorithm* algorithm = rule.algorithm ? find_algorithm(rule.kind, rule.algorithm) : nullptr;
-    rows_.push_back({rule.kind, rule.most_ranks, rule.most_bytes, backend, algorithm});
+    rows_.push_back({rule.kind, rule.most_ranks, rule.most_bytes, backend, algorithm, rule.device});
   }
 }
 
 const Row* Selector::find(const Collective& c, const Row* after) const {
   const int64_t bytes = bytes_of(c);
   const auto fits = [&](const Row& row) {
-    return row.kind == c.kind && (row.most_ranks == 0 || c.size <= row.most_ranks) &&
+    return row.kind == c.kind && row.device == c.device && (row.most_ranks == 0 || c.size <= row.most_ranks) &&
            (row.most_bytes == 0 || bytes <= row.most_bytes) &&
            (!row.algorithm || row.algorithm->adasum == is_adasum(c)) && row.backend->accepts(c);
   };
@@ -179,7 +184,8 @@ std::string Selector::text() const {
   for (const Row& row : rows_) {
     std::snprintf(line, sizeof line, "%-14s %-8s %-10s %s%s\n", name_of(row.kind),
                   bound_of(row.most_ranks, false).c_str(), bound_of(row.most_bytes, true).c_str(),
-                  text_of(row).c_str(), row.forced ? "  (forced)" : "");
+                  text_of(row).c_str(),
+                  row.forced ? "  (forced)" : row.device == DeviceKind::cuda ? "  (tensors of GPUs)" : "");
     text += line;
   }
   return text;

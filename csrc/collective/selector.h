@@ -18,6 +18,7 @@ struct Rule {
   int64_t most_bytes;         // of the whole result, see bytes_of()
   const char* backend;        // its name()
   const char* algorithm;      // nullptr: the backend has only one way
+  DeviceKind device = DeviceKind::cpu;
 };
 std::span<const Rule> default_rules();
 // Those for members on such hosts: where each has one, nothing is gained by host. allgather_by_host: false leaves
@@ -30,6 +31,7 @@ struct Row {                  // a rule whose backend is there
   int64_t most_bytes;
   Backend* backend;
   const Algorithm* algorithm;
+  DeviceKind device = DeviceKind::cpu;
   bool forced = false;
 };
 std::string text_of(const Row&);  // "links/ring", "2d/pairwise", "shared"
@@ -51,6 +53,7 @@ class Selector {
   // The first row that fits and whose backend accepts it. Throws Error{internal} if there is none. second: the next
   // other one, if there is; for all-reduces that are neither compressed nor Adasum.
   const Row& choose(const Collective&, SecondChoices second = 0) const;
+  bool has(const Collective& c) const { return find(c, nullptr) != nullptr; }  // is there one?
   std::string text() const;
 
  private:

@@ -27,8 +27,16 @@ struct CudaFunctions {
   // Host memory that copies reach without a detour.
   const char* (*pin)(int device, void* begin, size_t bytes);
   const char* (*unpin)(int device, void* begin);
-  // Between the device's memory and the host's; the host's must be pinned.
+  // Between memory of the device, memory of another one and the host's, which must be pinned.
   const char* (*copy)(int device, void* stream, void* to, const void* from, size_t bytes);
+  // Memory of the device, for what the stream is given between these two calls and what is ordered between that.
+  const char* (*allocate)(int device, void* stream, size_t bytes, void** memory);
+  const char* (*release)(int device, void* stream, void* memory);
+  // to[i] = factor * from[i], with the bits of device.h's reduce(); dtype: a DType. `to` may be `from`.
+  const char* (*scale)(int device, void* stream, int dtype, void* to, const void* from, size_t count, double factor);
+  // Calls the function at once, with the device as the thread's current one.
+  const char* (*on_device)(int device, void (*function)(void*), void* argument);
+  const char* (*bus_id)(int device, char* id, size_t bytes);  // of the GPU in its host, zero-terminated
 };
 
 // The table; opened at the first call, which waits for it. Throws Error{invalid_argument} that says why there is none.

@@ -1,5 +1,6 @@
 // The loops of int8_kernels.h: plain C++ that the compiler turns into vector code, inlined into one function for each
 // instruction set. Intrinsics would gain nothing: with AVX2 and AVX-512 they wait for memory, divisions included.
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <string>

@@ -2,6 +2,7 @@
 #include "device/topk.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>

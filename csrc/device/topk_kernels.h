@@ -1,6 +1,8 @@
 // The loops behind TopKSelection, as in kernels.h: plain C++ that is inlined into one function per instruction set, and
 // what AVX-512 brings beyond that, compressing a register. All give the same bits.
 #pragma once
+#include <bit>
+
 #include "device/sets.h"
 #include "device/topk.h"
 #include "device/topk_message.h"

@@ -6,6 +6,8 @@
 //
 // Little-endian, nothing between, nothing behind, so of any alignment. k is the sum of the counts.
 #pragma once
+#include <bit>
+
 #include "device/half.h"
 #include "device/topk.h"
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/clock.h"
 #include "device/device.h"
@@ -51,9 +52,26 @@ std::byte* FusionBuffer::at_least(size_t bytes) {
   return data_;
 }
 
+bool runs_on_gpu(const std::vector<BatchItem>& items, const Selector& selector) {
+  if (items[0].absent > 0 || items[0].placeholder) return false;  // who has joined may have no GPU
+  return std::ranges::all_of(items, [&](const BatchItem& item) {
+    const Announcement& what = item.request->what;
+    Collective c{};
+    c.kind = what.kind;
+    c.device = what.device;
+    c.codec = what.codec;
+    c.pre = what.pre;
+    set_average(c, what.op, what.post);
+    return what.device == DeviceKind::cuda && std::ranges::all_of(what.tensors, [&](const TensorSpec& tensor) {
+             c.dtype = tensor.dtype;
+             return selector.has(c);
+           });
+  });
+}
+
 BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group, FusionBuffer& buffer,
                                const std::shared_ptr<OutputPool>& outputs, Counters& counters, Tracing& tracing,
-                               const Selector& selector, Staging* staging)
+                               const Selector& selector, GpuWays gpu)
     : items_(std::move(items)),
       group_(group),
       buffer_(buffer),
@@ -61,9 +79,14 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
       counters_(counters),
       tracing_(tracing),
       selector_(selector),
-      staging_(staging) {
+      staging_(gpu.staging),
+      nccl_(gpu.nccl) {
   Kind kind = items_[0].request->what.kind;
-  for (BatchItem& item : items_) item.request->results.resize(item.request->what.tensors.size());
+  for (BatchItem& item : items_) {
+    item.request->results.resize(item.request->what.tensors.size());
+    item.request->by_nccl = by_nccl();
+    if (nccl_) nccl_->follow(*item.request);
+  }
   if (kind == Kind::allreduce) {
     plan_allreduce();
   } else if (kind == Kind::allgather || kind == Kind::broadcast || kind == Kind::alltoall ||
@@ -96,9 +119,18 @@ void BatchExecution::plan_allreduce() {
       plan_slices(collective, tensors, fused_allreduce(collective, tensors, residuals, nullptr));
     return;
   }
-  std::byte* buffer = layout.buffer_bytes > 0 ? buffer_.at_least(layout.buffer_bytes) : nullptr;
-  for (const CollectiveLayout& collective : layout.collectives)
-    collectives_.push_back(fused_allreduce(collective, tensors, residuals, buffer));
+  std::byte* buffer = layout.buffer_bytes > 0 ? fusion_buffer(layout.buffer_bytes) : nullptr;
+  for (const CollectiveLayout& collective : layout.collectives) {
+    FusedCollective fused = fused_allreduce(collective, tensors, residuals, buffer);
+    if (nccl_ && fused.before.empty()) bring_here(*owner_of(collective.places[0].tensor), fused);
+    collectives_.push_back(std::move(fused));
+  }
+}
+
+const Request* BatchExecution::owner_of(size_t tensor) const {
+  auto item = items_.begin();
+  for (; tensor >= item->request->inputs.size(); ++item) tensor -= item->request->inputs.size();
+  return item->request.get();
 }
 
 BatchExecution::FusedCollective BatchExecution::fused_allreduce(const CollectiveLayout& layout,
@@ -111,6 +143,7 @@ BatchExecution::FusedCollective BatchExecution::fused_allreduce(const Collective
   c.kind = Kind::allreduce;
   c.index = group_.index();
   c.size = group_.size();
+  c.device = device();
   c.dtype = layout.dtype;
   c.count = int64_t(layout.bytes / size_of(c.dtype));
   set_reduction(c, items_[0]);
@@ -187,8 +220,9 @@ void BatchExecution::plan_staged(BatchItem& item, size_t tensor, FusedCollective
 void* BatchExecution::result(Request& request, size_t tensor, Shape shape) {
   Output& output = request.results[tensor];
   output.shape = std::move(shape);
-  if (request.place.kind == DeviceKind::cuda) return nullptr;  // it lies in a slot
   size_t bytes = size_t(count_of(output.shape)) * size_of(request.what.tensors[tensor].dtype);
+  if (nccl_) output.gpu = nccl_->output(std::max<size_t>(bytes, 1), &output.data);
+  if (request.place.kind == DeviceKind::cuda) return output.data;  // else it comes to lie in a slot
   if (request.callbacks.allocate) {
     output.data = request.callbacks.allocate(request.callbacks.context, int(tensor), output.shape.data(),
                                              int(output.shape.size()));
@@ -213,6 +247,7 @@ void BatchExecution::plan_tensor(BatchItem& item, size_t t) {
   c.kind = request.what.kind;
   c.index = me;
   c.size = n;
+  c.device = device();
   c.dtype = spec.dtype;
   c.input = request.inputs[t];
   Shape shape = spec.shape;
@@ -266,10 +301,37 @@ void BatchExecution::plan_tensor(BatchItem& item, size_t t) {
   }
   if (!elements) return;  // nothing to move: all ranks know
   if (is_staged() && !item.placeholder) return plan_staged(item, t, std::move(fused));
+  if (nccl_) bring_here(request, fused);
   collectives_.push_back(std::move(fused));
 }
 
+// Tensors of another GPU than the one on which this batch runs are copied there, and back.
+void BatchExecution::bring_here(const Request& request, FusedCollective& fused) {
+  if (request.place.device == nccl_->device()) return;
+  Collective& c = fused.collective;
+  const bool is_vector = c.kind == Kind::allreduce || c.kind == Kind::broadcast;
+  const std::vector<int64_t>& counts = c.kind == Kind::alltoall ? c.send : c.counts;
+  const int64_t input_count = is_vector                       ? c.count
+                              : c.kind == Kind::allgather ? c.counts[size_t(c.index)]
+                                                          : std::accumulate(counts.begin(), counts.end(), int64_t(0));
+  const size_t bytes = size_t(input_count) * size_of(c.dtype);
+  if (bytes == 0) return;
+  void* here = nullptr;
+  fused.here = nccl_->output(bytes, &here);
+  if (c.kind != Kind::broadcast || c.root == c.index) fused.before = {{c.input, here, bytes}};
+  c.input = here;
+  if (!is_vector) return;
+  fused.after = {{here, c.output, bytes}};
+  c.output = here;
+}
+
+// Of a batch on a GPU; it takes no time.
+void BatchExecution::queue_all(const std::vector<Piece>& pieces) {
+  for (const Piece& piece : pieces) nccl_->copy(piece.out, piece.in, piece.bytes);
+}
+
 bool BatchExecution::copy_some(const std::vector<Piece>& pieces) {  // false: all copied
+  if (nccl_) return queue_all(pieces), false;
   size_t budget = kCopyBytes;
   while (piece_ < pieces.size() && budget) {
     const Piece& piece = pieces[piece_];
@@ -349,7 +411,7 @@ void BatchExecution::empty(FusedCollective& fused) {
   staging_->deliver(*fused.slot, fused.deliver);
   if (fused.result) {
     fused.result->data = fused.slot->data() + fused.output_offset;
-    fused.result->staged = fused.slot;
+    fused.result->gpu = fused.slot;
   }
   fused.slot = nullptr;
 }

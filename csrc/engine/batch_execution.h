@@ -1,6 +1,7 @@
 // Runs one batch: brings its tensors into the form that a backend takes, runs the collectives, hands the
 // results back. Tensors that were fused run in place or in a buffer into which they are copied (fusion.h). Tensors of
-// GPUs run in pinned memory, slice by slice, of which one is exchanged while others are copied (staging.h).
+// GPUs run on their GPU, where all is queued and nothing awaited (nccl_stream.h), or in pinned memory, slice by slice,
+// of which one is exchanged while others are copied (staging.h).
 #pragma once
 #include <memory>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "collective/selector.h"
 #include "engine/counters.h"
 #include "engine/fusion.h"
+#include "engine/nccl_stream.h"
 #include "engine/request.h"
 #include "engine/staging.h"
 #include "engine/tracing.h"
@@ -45,11 +47,20 @@ struct BatchItem {           // a request of the batch and what the coordinator 
 // What a backend computes when a request asks for op and post: an average is a sum with a factor.
 void set_average(Collective&, ReduceOp, double post);
 
+// Whether the selector has a way to run all of a batch's tensors on their GPUs; the same on all ranks.
+bool runs_on_gpu(const std::vector<BatchItem>&, const Selector&);
+
+// What a batch of tensors of GPUs runs with: neither, if there are none on this rank.
+struct GpuWays {
+  Staging* staging = nullptr;    // through the host
+  NcclStream* nccl = nullptr;    // on the GPU; goes first
+};
+
 class BatchExecution {
  public:
-  // All arguments outlive the execution. Staging: for tensors of GPUs; nullptr if there are none on this rank.
+  // All arguments outlive the execution.
   BatchExecution(std::vector<BatchItem> items, const Group&, FusionBuffer&, const std::shared_ptr<OutputPool>&,
-                 Counters&, Tracing&, const Selector&, Staging* = nullptr);
+                 Counters&, Tracing&, const Selector&, GpuWays = {});
 
   // Like Work::step. may_start: a collective may be started, which all ranks do in the same order: the execution before
   // this one has started all of its own.
@@ -58,6 +69,7 @@ class BatchExecution {
   bool done() const { return next_ == collectives_.size(); }
   // A member, without whom it cannot go on: this rank itself, as long as its GPU has not copied.
   int waiting_for() const { return work_ ? work_->waiting_for() : is_staged() ? group_.index() : 0; }
+  bool by_nccl() const { return nccl_ != nullptr; }
   const std::vector<BatchItem>& items() const { return items_; }
   uint64_t began_ns() const { return began_ns_; }  // its first collective; 0: not yet
   int64_t bytes() const { return bytes_; }         // of all that have begun
@@ -75,8 +87,13 @@ class BatchExecution {
     std::vector<StagedPiece> fetch, deliver;
     Output* result = nullptr;               // that stays in the slot until the caller takes it
     std::shared_ptr<StagingSlot> slot;
+    std::shared_ptr<GpuOutput> here;        // memory for what lies on another GPU
   };
-  bool is_staged() const { return items_[0].request->what.device == DeviceKind::cuda; }
+  bool is_staged() const { return !nccl_ && items_[0].request->what.device == DeviceKind::cuda; }
+  DeviceKind device() const { return nccl_ ? DeviceKind::cuda : DeviceKind::cpu; }  // where collectives run
+  std::byte* fusion_buffer(size_t bytes) { return nccl_ ? nccl_->buffer(bytes) : buffer_.at_least(bytes); }
+  void bring_here(const Request&, FusedCollective&);
+  const Request* owner_of(size_t tensor) const;
   void plan_allreduce();
   void plan_slices(const CollectiveLayout&, const std::vector<BatchTensor>&, const FusedCollective& whole);
   void plan_staged(BatchItem&, size_t tensor, FusedCollective);
@@ -87,6 +104,7 @@ class BatchExecution {
   bool fetch_ahead();
   void empty(FusedCollective&);
   bool copy_some(const std::vector<Piece>&);
+  void queue_all(const std::vector<Piece>&);
   bool start_next(bool may_start);
   void count_compression(const Collective&);
 
@@ -98,6 +116,7 @@ class BatchExecution {
   Tracing& tracing_;
   const Selector& selector_;
   Staging* const staging_;
+  NcclStream* const nccl_;
   std::vector<FusedCollective> collectives_;
   size_t fetched_ = 0;     // those of which the copies to the host have been queued
   size_t next_ = 0;        // in collectives_

@@ -228,7 +228,7 @@ void Engine::step_groups(bool& moved) {
     for (auto& [id, group_engine] : group_engines_) group_engine->leave_awaited_plans();
   for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
     moved |= it->second->step();
-    holds |= it->second->control_plane().holds();
+    holds |= it->second->control_plane().holds() || it->second->watches_gpu();
   }
   holds_.store(holds, std::memory_order_relaxed);
   if (blocked_state_.pending() || deadlock_detector_.pending()) moved |= detect_deadlocks();

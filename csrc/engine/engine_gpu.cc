@@ -8,6 +8,7 @@ namespace lightcc {
 // which nobody else can go on without.
 void Engine::note_stream(Request& request) {
   request.delivered = nullptr;
+  request.by_nccl = false;
   if (request.place.kind == DeviceKind::cpu) return;
   const auto [kind, device, stream] = request.place;
   const auto refuse = [&, rank = world_.rank](const std::string& why) {

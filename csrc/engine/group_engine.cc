@@ -225,32 +225,14 @@ bool GroupEngine::step_fast_path() {
   return true;
 }
 
-// nullptr: the batch has no tensors of a GPU on this rank.
-Staging* GroupEngine::staging_for(const std::vector<BatchItem>& batch) {
-  if (batch[0].request->place.kind == DeviceKind::cpu) return nullptr;
-  if (!staging_)
-    staging_ = std::make_unique<Staging>(cuda(config_.cuda_library), peers_.arena(), [this] {
-      std::atomic_thread_fence(std::memory_order_seq_cst);
-      peers_.wake_own_driver();
-    });
-  return staging_.get();
-}
-
-// A request that was agreed on: the program's stream goes on behind what was copied for it, also if it has failed.
-void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::string& text) {
-  try {
-    if (staging_ && request->place.kind == DeviceKind::cuda) staging_->finish(*request, code != Code::ok);
-  } catch (const Error& error) {
-    if (code == Code::ok) return owner_.finish(request, error.code(), request->title() + ": " + error.what());
-  }
-  owner_.finish(request, code, text);
-}
-
 bool GroupEngine::begin_batch() {
   if (batches_.empty() || running_.size() == batches_at_a_time()) return false;
-  const bool may_begin = running_.empty() || (may_overlap(running_.back()->items(), nodes_) &&
+  const bool is_alone = settles_nccl(batches_[0]) || runs_on_gpu(batches_[0], selector_);
+  const bool may_begin = running_.empty() || (!is_alone && !running_.back()->by_nccl() &&
+                                              may_overlap(running_.back()->items(), nodes_) &&
                                               may_overlap(batches_[0], nodes_));
   if (!may_begin) return false;
+  if (settles_nccl(batches_[0])) return settle_nccl(*batches_[0][0].request);
   Request& front = *batches_[0][0].request;
   if (batches_[0][0].placeholder && !joined_rank_.prepare(batches_[0])) return true;
   if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
@@ -258,7 +240,7 @@ bool GroupEngine::begin_batch() {
   buffer_ = running_.empty() ? 0 : 1 - buffer_;
   // It may throw: then the batch is still here, to fail.
   running_.push_back(std::make_unique<BatchExecution>(batches_[0], *group_, buffers_[buffer_], outputs_, counters_,
-                                                      tracing_, selector_, staging_for(batches_[0])));
+                                                      tracing_, selector_, ways_of(batches_[0])));
   batches_.pop_front();
   return true;
 }
@@ -274,9 +256,11 @@ bool GroupEngine::run_batches() {
     const uint64_t began_ns = std::max(running_[0]->began_ns(), batch_ended_ns_);
     batch_ended_ns_ = now_ns();
     const double seconds = double(batch_ended_ns_ - began_ns) * 1e-9;
-    if (is_coordinator() && running_[0]->bytes() > 0 && running_[0]->items()[0].request->what.kind == Kind::allreduce)
+    const bool is_measured = !running_[0]->by_nccl();  // not only queued
+    if (is_coordinator() && is_measured && running_[0]->bytes() > 0 &&
+        running_[0]->items()[0].request->what.kind == Kind::allreduce)
       coordinator_->note_cost(running_[0]->bytes(), seconds);
-    if (tuning_) tuning_->note(*running_[0], seconds);
+    if (tuning_ && is_measured) tuning_->note(*running_[0], seconds);
     for (const BatchItem& item : running_[0]->items()) {
       if (item.request->what.kind == Kind::join) all_joined(item);
       if (!item.placeholder) hand_back(item.request, Code::ok, "");
@@ -296,6 +280,7 @@ void GroupEngine::all_joined(const BatchItem& item) {
 bool GroupEngine::step() {
   progress_lock_.assert_held();
   bool moved = step_fast_path();
+  if (gpu_is_busy_) watch_gpu();
   moved |= control_plane_->step();
   for (auto& [member, key] : std::exchange(queries_, {})) {
     const std::vector<int> missing = coordinator_->missing(key);
@@ -339,6 +324,8 @@ void GroupEngine::fail_all(Code code, const std::string& text) {
   for (const auto& batch : batches_) take(batch);
   running_.clear();
   batches_.clear();
+  nccl_setup_.reset();
+  if (communicator_) communicator_->abort();
   plans_.clear();
   if (fast_path_) fast_path_->drop();
   if (RequestPtr request = std::move(fast_path_request_)) owner_.finish(request, code, request->title() + ": " + text);

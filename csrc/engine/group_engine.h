@@ -13,6 +13,7 @@
 #include "engine/control/response_cache.h"
 #include "engine/fast_path.h"
 #include "engine/joined_rank.h"
+#include "engine/nccl_setup.h"
 #include "engine/progress_lock.h"
 #include "engine/tuning.h"
 #include "net/group.h"
@@ -73,6 +74,7 @@ class GroupEngine : public ControlPlaneOwner {
   bool idle() const { return pending_.empty() && batches_in_flight() == 0 && !fast_path_request_; }
   bool flush();                                         // true while messages wait for room
   void inspect(uint64_t now);                           // looks for stalls
+  bool watches_gpu() const { return gpu_is_busy_; }     // what was queued there may not have ended; step() looks
   void remind();                                        // those whom this rank waits for
   ControlPlane& control_plane() { return *control_plane_; }
 
@@ -96,7 +98,10 @@ class GroupEngine : public ControlPlaneOwner {
   void member_left(int member, const std::string& why, int from);
   bool coordinate();
   bool begin_batch();
-  Staging* staging_for(const std::vector<BatchItem>&);
+  GpuWays ways_of(const std::vector<BatchItem>&);
+  bool settles_nccl(const std::vector<BatchItem>&) const;
+  bool settle_nccl(const Request&);
+  void watch_gpu();
   void hand_back(const RequestPtr&, Code, const std::string& text);
   bool run_batches();
   bool step_fast_path();
@@ -134,7 +139,14 @@ class GroupEngine : public ControlPlaneOwner {
   SharedBackend* shared_ = nullptr;                     // one of them, and fast_path_: if all share this host
   FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another
   int buffer_ = 0;                                      // of the batch that began last
-  std::unique_ptr<Staging> staging_;                    // once a request of a GPU has run here
+  std::unique_ptr<Staging> staging_;                    // once a request of a GPU has run through the host
+  NcclBackend* nccl_ = nullptr;                         // one of the backends, connected once the members have settled
+  bool nccl_settled_ = false;                           // whether they use it
+  std::unique_ptr<NcclSetup> nccl_setup_;               // while they do
+  std::unique_ptr<NcclStream> nccl_stream_;
+  std::unique_ptr<NcclCommunicator> communicator_;      // ends before its stream does
+  bool gpu_is_busy_ = false;                            // with what it was given by NCCL, when last looked at
+  uint64_t watched_ns_ = 0;
   JoinedRank joined_rank_;
   JoinedResiduals joined_residuals_;
   std::deque<std::vector<BatchItem>> batches_;          // agreed, not begun

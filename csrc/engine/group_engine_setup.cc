@@ -48,6 +48,9 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
           node_links, HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));
   }
   backends_.push_back(std::make_unique<LinksBackend>(links, nodes));
+  auto nccl = std::make_unique<NcclBackend>();
+  nccl_ = nccl.get();
+  backends_.push_back(std::move(nccl));
   nodes_ = int(nodes.size());
   select({});
   if (config.autotune && is_coordinator() && group_->id() == 0 && nodes_ > 1)

@@ -17,11 +17,17 @@ struct OutputDeleter {
 };
 
 class CudaEvent;
-class StagingSlot;
+
+// Where an output of a GPU's request lies until the caller takes it.
+struct GpuOutput {
+  virtual ~GpuOutput() = default;
+  // From there to a tensor, on the tensor's own stream. Any thread.
+  virtual void copy_to(const DevicePlace&, void* tensor, const void* from, size_t bytes) = 0;
+};
 
 struct Output {                    // of a kind whose shape is known only when all ranks have spoken
   std::unique_ptr<void, OutputDeleter> own;  // unless the caller allocates
-  std::shared_ptr<StagingSlot> staged;       // of a GPU's request: it lies there, from which the caller copies it
+  std::shared_ptr<GpuOutput> gpu;            // of a GPU's request
   void* data = nullptr;
   Shape shape;
   std::vector<int32_t> rows_from;  // alltoall: by member
@@ -71,7 +77,8 @@ struct Request {
 
   // The engine's, until finished; then the caller's.
   std::vector<Output> results;
-  std::shared_ptr<CudaEvent> delivered;  // the outputs of a GPU's request are there; nullptr: nothing was copied
+  bool by_nccl = false;            // it runs on its GPU, and is not copied to the host
+  std::shared_ptr<CudaEvent> delivered;  // the outputs of a GPU's request are there; nullptr: nothing was queued
   int new_group = -1;              // add_group
   int last_joined = -1;            // join: the world rank that joined last
   Code code = Code::pending;

@@ -18,18 +18,17 @@
 namespace lightcc {
 
 // Pinned memory that the ranks of a host share. Free for the next user when nobody else holds it and it is idle.
-class StagingSlot {
+class StagingSlot : public GpuOutput {
  public:
   // Of at least so many bytes. device: through which it is pinned, for all.
   StagingSlot(const CudaFunctions&, std::shared_ptr<Arena>, int device, size_t bytes);
-  ~StagingSlot();  // it is idle
+  ~StagingSlot() override;  // it is idle
   StagingSlot(const StagingSlot&) = delete;
   StagingSlot& operator=(const StagingSlot&) = delete;
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  // From here to a tensor, on its own stream. Any thread.
-  void copy_to(const DevicePlace&, void* tensor, const void* from, size_t bytes);
+  void copy_to(const DevicePlace&, void* tensor, const void* from, size_t bytes) override;
   void expect(std::unique_ptr<CudaEvent> end_of_copies);
   bool idle();  // all copies are done
 

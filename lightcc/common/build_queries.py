@@ -1,6 +1,10 @@
 """What this version of lightcc is built with, and which kind of launcher has started this process. Needs no library."""
 import os
 
+from lightcc.common import nccl_library
+
+CUDA_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "liblightcc_cuda.so")
+
 
 class BuildQueries:
     """The queries whose answers depend on neither a job nor the library; a base of HorovodBasics."""
@@ -38,12 +42,19 @@ class BuildQueries:
         return True
 
     def nccl_built(self) -> int:
-        """NCCL's version code; 0, since lightcc does not use NCCL yet: tensors of GPUs travel through host memory.
+        """The version code of the NCCL that tensors of GPUs take here (22703 is 2.27.3). 0 if there is none, or one
+        older than 2.18, or lightcc is not cuda_built(): they travel through host memory then (docs/gpu.md). Looks at
+        the library that is installed; Horovod says with which one it was compiled.
 
-        >>> hvd.nccl_built()
-        0
+        >>> hvd.nccl_built() == 0 or hvd.cuda_built()
+        True
         """
-        return 0
+        library = nccl_library.path() if self.cuda_built() else None
+        try:
+            version = nccl_library.version(library) if library else 0
+        except OSError:
+            version = 0
+        return version if version >= nccl_library.LEAST_VERSION else 0
 
     def ddl_built(self) -> bool:
         """False: IBM DDL is not used.
@@ -62,12 +73,12 @@ class BuildQueries:
         return False
 
     def cuda_built(self) -> bool:
-        """False: collectives run in host memory, also those of CUDA tensors (docs/gpu.md).
+        """Whether this lightcc was built with CUDA, and can take tensors of GPUs (docs/gpu.md). Needs no GPU.
 
-        >>> hvd.cuda_built()
-        False
+        >>> hvd.cuda_built() in (True, False)
+        True
         """
-        return False
+        return os.path.exists(CUDA_LIBRARY)
 
     def rocm_built(self) -> bool:
         """False: lightcc knows no tensors of ROCm.

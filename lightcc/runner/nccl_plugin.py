@@ -1,11 +1,10 @@
 """HARP, NCCL's network plugin: where it lies on this host, and what --harp --check-build says of it (docs/nccl.md)."""
 
 import ctypes
-import ctypes.util
-import importlib.util
 import os
-from collections.abc import Iterator
 from typing import Any, Optional
+
+from lightcc.common import nccl_library
 
 PATH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libnccl-net-harp.so")
 SETTINGS = {"NCCL_NET_PLUGIN": "harp", "NCCL_NET": "HARP"}  # of --harp; each host's starter puts its own path in
@@ -48,31 +47,16 @@ def with_path(environment: dict[str, str]) -> dict[str, str]:
 
 
 def _what_nccl_loads(exported: list[int]) -> str:
-    nccl = next(_libraries(), None)
+    nccl = nccl_library.path()
     if nccl is None:
         return "NCCL is not installed here"
     try:
-        code = ctypes.c_int()
-        ctypes.CDLL(nccl).ncclGetVersion(ctypes.byref(code))
-    except (OSError, AttributeError) as error:
+        code = nccl_library.version(nccl)
+    except OSError as error:
         return f"NCCL cannot be loaded: {error}"
-    name = f"NCCL {code.value // 10000}.{code.value // 100 % 100}.{code.value % 100} ({nccl})"
-    version = next((version for version in exported if code.value >= VERSIONS[version]), None)
+    name = f"NCCL {code // 10000}.{code // 100 % 100}.{code % 100} ({nccl})"
+    version = next((version for version in exported if code >= VERSIONS[version]), None)
     return f"{name} loads version {version}" if version else f"{name} is older than 2.26 and loads none of them"
-
-
-def _libraries() -> Iterator[str]:
-    """NCCL's, first as PyTorch's wheels bring it."""
-    try:
-        found = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:
-        found = None
-    for folder in (found.submodule_search_locations or []) if found else []:
-        path = os.path.join(folder, "lib", "libnccl.so.2")
-        if os.path.exists(path):
-            yield path
-    if name := ctypes.util.find_library("nccl"):
-        yield name
 
 
 def _start(plugin: ctypes.CDLL) -> str:

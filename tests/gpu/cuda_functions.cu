@@ -1,9 +1,11 @@
-// The table of liblightcc_cuda.so (device/cuda.h) on a real GPU. Links nothing of lightcc; cuda_functions.sh starts it.
+// The table of liblightcc_cuda.so (device/cuda.h) on a real GPU. Of lightcc it links only reduce(), which scaling must
+// equal; cuda_functions.sh starts it.
 //
 //   cuda_functions LIBRARY
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -14,6 +16,8 @@
 #include <vector>
 
 #include "device/cuda.h"
+#include "device/device.h"
+#include "unit/scale_cases.h"
 
 namespace {
 
@@ -56,6 +60,13 @@ bool has_context() {
   static const auto get = symbol<CUresult (*)(CUcontext*)>("libcuda.so.1", "cuCtxGetCurrent");
   CUcontext context = nullptr;
   return get(&context) == CUDA_SUCCESS && context;
+}
+
+// Of the thread's context, or -1. cudaGetDevice would answer without one too.
+int device_of_context() {
+  static const auto get = symbol<CUresult (*)(CUdevice*)>("libcuda.so.1", "cuCtxGetDevice");
+  CUdevice device = -1;
+  return get(&device) == CUDA_SUCCESS ? device : -1;
 }
 
 struct Gate {
@@ -119,6 +130,8 @@ void copies_both_ways(const lightcc::CudaFunctions& cuda, int device) {
   check(cudaFree(memory));
 }
 
+void find_device(void* found) { *static_cast<int*>(found) = device_of_context(); }
+
 // What the table does on one device leaves the caller on another.
 void keeps_the_device(const lightcc::CudaFunctions& cuda, int devices) {
   for (int mine = 0; mine < devices; ++mine) {
@@ -129,6 +142,9 @@ void keeps_the_device(const lightcc::CudaFunctions& cuda, int devices) {
       check(cuda.create_event(other, &event));
       check(cuda.record(other, event, stream));
       while (!reached(cuda, other, event)) usleep(100);
+      int found = -1;
+      check(cuda.on_device(other, find_device, &found));
+      expect(found == other, "the function runs with the device as the current one");
       check(cuda.destroy_event(other, event));
       check(cuda.destroy_stream(other, stream));
       int current = -1;
@@ -137,7 +153,9 @@ void keeps_the_device(const lightcc::CudaFunctions& cuda, int devices) {
     }
     void* stream = nullptr;
     expect_words(cuda.create_stream(devices, &stream), "cudaStreamCreateWithFlags: ", "cudaErrorInvalidDevice");
-    int current = -1;
+    int current = -1, found = -2;
+    expect_words(cuda.on_device(devices, find_device, &found), "cudaSetDevice: ", "cudaErrorInvalidDevice");
+    expect(found == -2, "on a device that is not there nothing is called");
     check(cudaGetDevice(&current));
     expect(current == mine, "nor does a failure change it");
   }
@@ -162,6 +180,168 @@ void captures_go_on(const lightcc::CudaFunctions& cuda, int device) {
   check(cuda.destroy_stream(device, stream));
 }
 
+// A stream that stands at a gate, and another one that does not.
+struct Streams {
+  const lightcc::CudaFunctions& cuda;
+  int device;
+  Gate gate;
+  void *gated = nullptr, *free = nullptr, *event = nullptr;
+
+  Streams(const lightcc::CudaFunctions& table, int on) : cuda(table), device(on) {
+    check(cuda.create_stream(device, &gated));
+    check(cuda.create_stream(device, &free));
+    check(cuda.create_event(device, &event));
+    check(cuda.call(device, gated, wait_at, &gate));
+  }
+  ~Streams() {
+    gate.open = true;
+    finish(gated);
+    check(cuda.destroy_event(device, event));
+    check(cuda.destroy_stream(device, gated));
+    check(cuda.destroy_stream(device, free));
+  }
+  void* allocate(void* stream, size_t bytes) {
+    void* memory = nullptr;
+    check(cuda.allocate(device, stream, bytes, &memory));
+    expect(bytes == 0 || memory, "memory");
+    return memory;
+  }
+  void finish(void* stream) {
+    check(cuda.record(device, event, stream));
+    while (!reached(cuda, device, event)) usleep(100);
+  }
+};
+
+// The first kernel and the first memory do not wait for what another stream has to do, nor does what follows: main()
+// calls this before anything else has been allocated or launched.
+void waits_for_nothing(const lightcc::CudaFunctions& cuda, int device) {
+  Streams on(cuda, device);
+  void* memory = on.allocate(on.free, kBytes);
+  for (int dtype = 0; dtype < lightcc::kDTypes; ++dtype)
+    check(cuda.scale(device, on.free, dtype, memory, memory, 1000, 0.5));
+  check(cuda.release(device, on.free, memory));
+  void* other = on.allocate(on.gated, kBytes);  // what is free of the same pool, or new
+  check(cuda.release(device, on.gated, other));
+  on.finish(on.free);
+  check(cuda.record(device, on.event, on.gated));
+  expect(!reached(cuda, device, on.event), "the other stream still waits");
+  expect(!has_context(), "a thread without a context gets none");
+
+  expect(!on.allocate(on.free, 0), "no memory for no bytes");
+  check(cuda.release(device, on.free, nullptr));
+  void* none = &none;
+  expect_words(cuda.allocate(device, on.free, size_t(1) << 50, &none), "cudaMallocFromPoolAsync: ",
+               "cudaErrorMemoryAllocation");
+  expect(!none, "no memory where it fails");
+  expect_words(cuda.scale(device, on.free, lightcc::kDTypes, nullptr, nullptr, 1, 2),
+               "launch of the kernel that scales: ", "cudaErrorInvalidValue");
+}
+
+// Many times more memory than a GPU has, each piece used and given back before the last one has been read.
+void memory_follows_its_stream(const lightcc::CudaFunctions& cuda, int device) {
+  constexpr size_t rounds = 4096;
+  std::vector<uint32_t> from(kBytes / sizeof(uint32_t)), to(rounds);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint32_t>(i * 2654435761u);
+  check(cuda.pin(device, from.data(), kBytes));
+  check(cuda.pin(device, to.data(), rounds * sizeof(uint32_t)));
+  Streams on(cuda, device);
+  for (size_t i = 0; i < rounds; ++i) {
+    void *first = on.allocate(on.free, kBytes), *second = on.allocate(on.free, kBytes);
+    check(cuda.copy(device, on.free, first, &from[i], 4096));
+    check(cuda.copy(device, on.free, second, first, 4096));
+    check(cuda.release(device, on.free, first));
+    check(cuda.copy(device, on.free, &to[i], second, sizeof(uint32_t)));
+    check(cuda.release(device, on.free, second));
+  }
+  on.finish(on.free);
+  expect(std::memcmp(to.data(), from.data(), rounds * sizeof(uint32_t)) == 0, "each round reads what it has written");
+  check(cuda.unpin(device, from.data()));
+  check(cuda.unpin(device, to.data()));
+}
+
+// From the memory of one device into that of another, by a stream of the second.
+void copies_between(const lightcc::CudaFunctions& cuda, int source, int target) {
+  Streams at_source(cuda, source), at_target(cuda, target);
+  std::vector<uint32_t> from(kBytes / sizeof(uint32_t), 7), to(from.size());
+  check(cuda.pin(source, from.data(), kBytes));
+  check(cuda.pin(target, to.data(), kBytes));
+  void *there = at_source.allocate(at_source.free, kBytes), *here = at_target.allocate(at_target.free, kBytes);
+  check(cuda.copy(source, at_source.free, there, from.data(), kBytes));
+  check(cuda.record(source, at_source.event, at_source.free));
+  check(cuda.order(target, at_target.free, at_source.event));
+  check(cuda.copy(target, at_target.free, here, there, kBytes));
+  check(cuda.copy(target, at_target.free, to.data(), here, kBytes));
+  check(cuda.release(target, at_target.free, here));
+  at_target.finish(at_target.free);
+  check(cuda.release(source, at_source.free, there));
+  at_source.finish(at_source.free);
+  expect(from == to, "memory of another device arrives");
+  check(cuda.unpin(source, from.data()));
+  check(cuda.unpin(target, to.data()));
+}
+
+// `count` elements from element from_at into what lies from to_at on; what lies around them stays as it is.
+void scales(Streams& on, lightcc::DType dtype, std::vector<std::byte>& in, std::vector<std::byte>& got, size_t from_at,
+            size_t to_at, size_t count, double factor) {
+  const size_t size = lightcc::size_of(dtype);
+  std::vector<std::byte> want = in;
+  void* const outputs[] = {want.data() + to_at * size};
+  const void* const inputs[] = {in.data() + from_at * size};
+  lightcc::reduce({dtype, lightcc::ReduceOp::sum, factor, 1}, outputs, inputs, count);
+
+  auto* from = static_cast<std::byte*>(on.allocate(on.free, in.size()));
+  auto* to = from_at == to_at ? from : static_cast<std::byte*>(on.allocate(on.free, in.size()));
+  check(on.cuda.copy(on.device, on.free, from, in.data(), in.size()));
+  if (to != from) check(on.cuda.copy(on.device, on.free, to, from, in.size()));
+  check(on.cuda.scale(on.device, on.free, static_cast<int>(dtype), to + to_at * size, from + from_at * size, count,
+                      factor));
+  check(on.cuda.copy(on.device, on.free, got.data(), to, in.size()));
+  check(on.cuda.release(on.device, on.free, from));
+  if (to != from) check(on.cuda.release(on.device, on.free, to));
+  on.finish(on.free);
+  for (size_t i = 0; i < in.size(); i += size) {
+    if (std::memcmp(&got[i], &want[i], size) == 0) continue;
+    uint64_t comes = 0, wanted = 0, was = 0;
+    std::memcpy(&comes, &got[i], size);
+    std::memcpy(&wanted, &want[i], size);
+    if (from_at == to_at) std::memcpy(&was, &in[i], size);
+    std::fprintf(stderr, "%s times %g, %zu elements from %zu to %zu: at %zu (of %#lx) is %#lx, of reduce() %#lx\n",
+                 lightcc::name_of(dtype), factor, count, from_at, to_at, i / size, was, comes, wanted);
+    std::exit(1);
+  }
+}
+
+void scales_as_the_cpu_does(const lightcc::CudaFunctions& cuda, int device) {
+  Streams on(cuda, device);
+  for (int i = 0; i < lightcc::kDTypes; ++i) {
+    const auto dtype = static_cast<lightcc::DType>(i);
+    std::vector<std::byte> in = lightcc::test::scale_elements(dtype), got(in.size());
+    check(cuda.pin(device, in.data(), in.size()));
+    check(cuda.pin(device, got.data(), got.size()));
+    const size_t all = in.size() / lightcc::size_of(dtype);
+    for (double factor : lightcc::test::scale_factors()) scales(on, dtype, in, got, 0, 0, all, factor);
+    for (auto [from_at, to_at] : {std::pair(0, 0), {1, 1}, {15, 15}, {1, 0}, {0, 1}, {3, 19}})
+      for (size_t count : {size_t(0), size_t(1), size_t(15), size_t(17), size_t(1000), all - 20})
+        scales(on, dtype, in, got, from_at, to_at, count, 0.3);
+    check(cuda.unpin(device, in.data()));
+    check(cuda.unpin(device, got.data()));
+  }
+}
+
+void names_the_bus(const lightcc::CudaFunctions& cuda, int devices) {
+  for (int device = 0; device < devices; ++device) {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, device));
+    char want[32] = {}, got[32] = {};
+    std::snprintf(want, sizeof want, "%04X:%02X:%02X.0", properties.pciDomainID, properties.pciBusID,
+                  properties.pciDeviceID);
+    check(cuda.bus_id(device, got, sizeof got));
+    expect(strcasecmp(got, want) == 0, want);
+  }
+  char id[32];
+  expect_words(cuda.bus_id(devices, id, sizeof id), "cudaDeviceGetPCIBusId: ", "cudaErrorInvalidDevice");
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -171,8 +351,18 @@ int main(int, char** argv) {
   int devices = 0;
   check(cuda.count_devices(&devices));
   expect(devices > 0 && !has_context(), "devices, and no context from counting them");
+  int found = -1;
+  char id[32];
+  check(cuda.on_device(devices - 1, find_device, &found));
+  check(cuda.bus_id(devices - 1, id, sizeof id));
+  expect(found == devices - 1 && !has_context(), "the thread has the device for the function only");
+  waits_for_nothing(cuda, devices - 1);
   copies_both_ways(cuda, devices - 1);
   keeps_the_device(cuda, devices);
   captures_go_on(cuda, devices - 1);
+  memory_follows_its_stream(cuda, devices - 1);
+  if (devices > 1) copies_between(cuda, 0, devices - 1);
+  scales_as_the_cpu_does(cuda, devices - 1);
+  names_the_bus(cuda, devices);
   std::printf("%d GPUs: ok\n", devices);
 }

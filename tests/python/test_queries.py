@@ -1,5 +1,6 @@
 """What a process can ask about itself and its job, under every launcher that is here, on one host; the life of a job
 as far as no other rank matters; and the helpers of lightcc.common."""
+import importlib.machinery
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import ranks
-from lightcc.common import exceptions, util
+from lightcc.common import build_queries, exceptions, nccl_library, util
 from lightcc.common.basics import HorovodBasics
 
 sys.path.append(str(Path(__file__).parents[1] / "multihost"))
@@ -63,7 +64,8 @@ ON_THIS_HOST = {  # mpirun's arguments for two ranks
 }
 NOT_MPI = dict(mpi_built=False, mpi_enabled=False, gloo_built=True, gloo_enabled=True)
 BY_MPI = dict(mpi_built=True, mpi_enabled=True, gloo_built=True, gloo_enabled=False)
-NEVER = dict(nccl_built=0, cuda_built=False, rocm_built=False, ddl_built=False, ccl_built=False)
+NEVER = dict(rocm_built=False, ddl_built=False, ccl_built=False)
+GPU = dict(cuda_built=os.path.exists(build_queries.CUDA_LIBRARY), nccl_built=0)  # no NCCL is installed for tests
 OF_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI", "MPI_", "PRTE_", "TORCHELASTIC_", "SLURM_", "LIGHTCC_JOB_ID")
 
 
@@ -86,7 +88,7 @@ def expect(seen, size, built, module="lightcc.numpy"):
     assert len(seen) == size
     for rank, (before, topology, outside, inside, after) in enumerate(seen):
         assert before == after == [f"lightcc is not initialised: call {module}.init() first"] * len(topology)
-        assert outside == inside == {**built, **NEVER}
+        assert outside == inside == {**built, **NEVER, **GPU}
         assert topology == dict(rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1,
                                 is_homogeneous=True, mpi_threads_supported=built["mpi_enabled"])
 
@@ -307,6 +309,42 @@ def test_built_queries_of_util_are_those_of_basics(monkeypatch):
         for name in ("mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built"):
             assert getattr(util, name)() == getattr(util, name)(verbose=True) == getattr(basics, name)()
         assert basics.mpi_enabled() == ("HOROVOD_RANK" not in variables and bool(variables))
+
+
+def test_nccl_built_is_the_version_that_is_used(monkeypatch):
+    basics = HorovodBasics(__file__)
+
+    def with_nccl(version, cuda=__file__, library="libnccl.so.2"):
+        monkeypatch.setattr(build_queries, "CUDA_LIBRARY", cuda)
+        monkeypatch.setattr(nccl_library, "path", lambda: library)
+        monkeypatch.setattr(nccl_library, "version", version)
+        return basics.nccl_built()
+
+    def unloadable(library):
+        raise OSError("it is not for this machine")
+
+    assert with_nccl(lambda library: 22703) == 22703
+    assert with_nccl(lambda library: 21701) == 0 == with_nccl(unloadable)
+    assert with_nccl(lambda library: 22703, cuda="/no/cuda.so") == 0 == with_nccl(lambda library: 22703, library=None)
+
+
+def test_nccl_is_found_where_pytorch_brings_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("LIGHTCC_NCCL_LIBRARY", raising=False)
+    spec = importlib.machinery.ModuleSpec("nvidia.nccl", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(nccl_library.importlib.util, "find_spec", {"nvidia.nccl": spec}.get)
+    monkeypatch.setattr(nccl_library.ctypes.util, "find_library", {"nccl": "libnccl.so.2"}.get)
+    assert nccl_library.path() == "libnccl.so.2"
+    library = tmp_path / "lib" / "libnccl.so.2"
+    library.parent.mkdir()
+    library.write_text("")
+    assert nccl_library.path() == str(library)
+    with pytest.raises(OSError):
+        nccl_library.version(str(library))
+    with pytest.raises(OSError, match="ncclGetVersion"):
+        nccl_library.version("libc.so.6")
+    monkeypatch.setenv("LIGHTCC_NCCL_LIBRARY", "/opt/nccl.so")
+    assert nccl_library.path() == "/opt/nccl.so"
 
 
 def test_a_launcher_under_mpirun_is_believed(monkeypatch):

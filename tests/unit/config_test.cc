@@ -88,7 +88,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 35u);
+  EXPECT_EQ(again.size(), 37u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 

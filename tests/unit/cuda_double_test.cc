@@ -7,6 +7,8 @@
 #include <atomic>
 #include <set>
 
+#include "device/device.h"
+
 namespace lightcc {
 namespace {
 
@@ -44,6 +46,11 @@ class CudaDoubles : public testing::Test {
   void order(void* later, void* earlier) { check(table.order(0, later, recorded(earlier))); }
   void wait_for(void* event) {
     for (int reached = 0; !reached; std::this_thread::yield()) check(table.query(0, event, &reached));
+  }
+  float* allocated(void* stream) {  // in its order
+    void* made = nullptr;
+    check(table.allocate(0, stream, kBytes, &made));
+    return static_cast<float*>(made);
   }
   float* memory(int device = 0) { return static_cast<float*>(cuda.allocate(device, kBytes)); }
   void fetch(void* stream, const float* from) { check(table.copy(0, stream, host.data(), from, kBytes)); }
@@ -176,15 +183,15 @@ TEST_F(CudaDoubles, WhatOneRankKnowsItMayHaveToldAnother) {
   EXPECT_EQ(cuda.faults().size(), 1u);
 }
 
-TEST_F(CudaDoubles, CopiesAreBetweenADeviceAndPinnedMemory) {
+TEST_F(CudaDoubles, CopiesAreBetweenDevicesAndPinnedMemory) {
+  const std::string who = "a copy on the default stream of device 0 ";
   std::vector<float> pageable = all(0);
   float* data = memory();
-  EXPECT_STREQ(table.copy(0, nullptr, data, pageable.data(), kBytes),
-               "a copy on the default stream of device 0 has no side that is pinned memory of the host");
-  EXPECT_STREQ(table.copy(0, nullptr, data, host.data() + 1, kBytes),
-               "a copy on the default stream of device 0 has no side that is pinned memory of the host");
-  EXPECT_STREQ(table.copy(0, nullptr, memory(1), host.data(), 1),
-               "a copy on the default stream of device 0 has no side that is the device's memory");
+  EXPECT_EQ(table.copy(0, nullptr, data, pageable.data(), kBytes),
+            who + "has a side that is neither a device's memory nor pinned");
+  EXPECT_EQ(table.copy(0, nullptr, data, host.data() + 1, kBytes),
+            who + "has a side that is neither a device's memory nor pinned");
+  EXPECT_EQ(table.copy(0, nullptr, memory(1), host.data(), 1), who + "has no side that is the device's memory");
   EXPECT_EQ(cuda.faults().size(), 2u) << "each once";
   check(table.copy(0, nullptr, nullptr, nullptr, 0));
   check(table.pin(1, pageable.data(), kBytes));
@@ -192,6 +199,116 @@ TEST_F(CudaDoubles, CopiesAreBetweenADeviceAndPinnedMemory) {
   cuda.synchronize(0, nullptr);
   check(table.unpin(1, pageable.data()));
   EXPECT_EQ(cuda.faults().size(), 2u) << "memory is pinned for all devices";
+}
+
+TEST_F(CudaDoubles, BothSidesOfACopyNeedOrder) {
+  float *data = memory(), *same = memory(), *others = memory(1);
+  cuda.fill(0, nullptr, data, kCount, 1);
+  check(table.copy(0, nullptr, same, data, kBytes));
+  check(table.copy(0, nullptr, others, same, kBytes));
+  check(table.order(1, nullptr, recorded(nullptr)));
+  EXPECT_EQ(cuda.read(1, nullptr, others, kCount), all(1));
+  EXPECT_EQ(cuda.faults(), Texts{});
+  check(table.copy(1, nullptr, others, same, kBytes));
+  cuda.fill(0, nullptr, same, 1, 2);
+  check(table.copy(0, nullptr, same + 1, others + 1, 4));
+  const std::string other = " 4 bytes that a copy on the default stream of device 1 ";
+  EXPECT_EQ(cuda.faults(), (Texts{"a kernel on the default stream of device 0 writes" + other + "reads without order",
+                                  "a copy on the default stream of device 0 reads" + other + "writes without order",
+                                  "a copy on the default stream of device 0 writes" + other + "reads without order"}));
+}
+
+TEST_F(CudaDoubles, MemoryIsAllocatedAndReleasedInTheOrderOfAStream) {
+  void *first = stream(), *second = stream();
+  for (int i = 0; i < 20; ++i) {
+    float* data = allocated(first);
+    for (float value : cuda.read(0, first, data, kCount)) EXPECT_NE(value, value);
+    check(table.release(0, first, data));
+    data = allocated(first);
+    cuda.fill(0, first, data, kCount, float(i));
+    order(second, first);
+    fetch(second, data);
+    check(table.release(0, second, data));
+    cuda.synchronize(0, second);
+    EXPECT_EQ(host, all(float(i)));
+  }
+  EXPECT_EQ(cuda.faults(), Texts{});
+}
+
+TEST_F(CudaDoubles, UsesOfAllocatedMemoryNeedOrder) {
+  void *first = stream(), *second = stream();
+  float *data = allocated(first), *other = memory();
+  cuda.fill(0, second, data, kCount, 1);
+  EXPECT_EQ(cuda.faults(), Texts{"a kernel on stream 2 of device 0 writes 4096 bytes that an allocation on stream 1 "
+                                 "writes without order"});
+  order(first, second);
+  check(table.copy(0, second, other, data, kBytes));
+  check(table.release(0, first, data));
+  EXPECT_EQ(cuda.faults().back(), "a release on stream 1 of device 0 writes 4096 bytes that a copy on stream 2 reads "
+                                  "without order");
+  cuda.fill(0, first, data, kCount, 1);
+  EXPECT_EQ(cuda.faults().back(),
+            "a kernel on stream 1 of device 0 uses 4096 bytes that are neither the device's nor pinned");
+  EXPECT_NE(table.release(0, first, data), nullptr) << "it is gone";
+  EXPECT_NE(table.release(0, first, other), nullptr) << "not allocated in the order of a stream";
+  EXPECT_EQ(cuda.faults().size(), 5u);
+}
+
+TEST_F(CudaDoubles, ScalingIsWhatReduceDoes) {
+  std::vector<std::byte> values(kBytes), expected(kBytes);
+  for (size_t i = 0; i < kBytes; ++i) values[i] = std::byte(i * 37 + i / 256);
+  for (int dtype = 0; dtype < kDTypes; ++dtype)
+    for (const double factor : {1.0, 1.0 / 3, -2.5}) {
+      const size_t count = kBytes / size_of(DType(dtype)) - 1, bytes = count * size_of(DType(dtype));
+      reduce({DType(dtype), ReduceOp::sum, factor, 1}, {{expected.data()}}, {{values.data()}}, count);
+      float *from = memory(), *to = memory();
+      cuda.run(0, nullptr, "a kernel", {{from, kBytes, true}}, [&, from] { move_bytes(from, values.data(), kBytes); });
+      check(table.scale(0, nullptr, dtype, to, from, count, factor));
+      check(table.scale(0, nullptr, dtype, from, from, count, factor));
+      for (const float* scaled : {from, to}) {
+        auto got = cuda.read(0, nullptr, reinterpret_cast<const std::byte*>(scaled), kBytes);
+        EXPECT_EQ(got[bytes], scaled == to ? std::byte(0xff) : values[bytes]);
+        EXPECT_TRUE(std::equal(got.begin(), got.begin() + long(bytes), expected.begin()))
+            << name_of(DType(dtype)) << " times " << factor;
+      }
+    }
+  check(table.scale(0, nullptr, 0, nullptr, nullptr, 0, 1));
+  EXPECT_EQ(cuda.faults(), Texts{});
+  EXPECT_STREQ(table.scale(0, nullptr, kDTypes, memory(), memory(), 1, 1),
+               "a scaling on the default stream of device 0 is of no dtype there is");
+  EXPECT_NE(table.scale(0, nullptr, 0, memory(1), memory(), 1, 1), nullptr) << "memory of another device";
+}
+
+TEST_F(CudaDoubles, FunctionsRunOnADevice) {
+  std::vector<int> devices;
+  check(table.on_device(3, [](void* seen) {
+    auto& devices = *static_cast<std::vector<int>*>(seen);
+    devices.push_back(CudaDouble::current_device());
+    CudaDouble::functions().on_device(4, [](void* seen) {
+      static_cast<std::vector<int>*>(seen)->push_back(CudaDouble::current_device());
+    }, seen);
+    devices.push_back(CudaDouble::current_device());
+  }, &devices));
+  devices.push_back(CudaDouble::current_device());
+  EXPECT_EQ(devices, (std::vector<int>{3, 4, 3, -1}));
+  EXPECT_STREQ(table.on_device(8, [](void*) { FAIL(); }, nullptr), "there is no device 8");
+  char id[16];
+  check(table.bus_id(3, id, sizeof id));
+  EXPECT_STREQ(id, "double:3");
+  EXPECT_STREQ(table.bus_id(3, id, 8), "a bus id has no room in 8 bytes");
+}
+
+TEST_F(CudaDoubles, APromisedKernelIsTheNext) {
+  void* stream = this->stream();
+  const auto run = [&](bool was_promised) { cuda.run(0, stream, "a kernel", {}, [] {}, was_promised); };
+  EXPECT_TRUE(cuda.promise(0, stream));
+  run(true);
+  run(false);
+  EXPECT_EQ(cuda.faults(), Texts{});
+  EXPECT_TRUE(cuda.promise(0, stream));
+  run(false);
+  EXPECT_EQ(cuda.faults(), Texts{"stream 1 of device 0 is given something before the kernel that was promised it"});
+  EXPECT_FALSE(cuda.promise(1, stream));
 }
 
 TEST_F(CudaDoubles, PinnedMemoryStaysUntilCopiesAreKnownToBeDone) {
@@ -326,54 +443,6 @@ TEST(CudaDoubleTable, FailsWithoutADouble) {
   EXPECT_EQ(CudaDouble::functions().count_devices(&count), nullptr);
   EXPECT_EQ(count, 1);
   EXPECT_THROW(CudaDouble(2), std::logic_error);
-}
-
-TEST(AccessHistories, StayShort) {
-  AccessHistory history;
-  Clock clock;
-  const char data[64] = {};
-  const Actor actor{"a kernel on stream 1", 0, 3};
-  for (int i = 0; i < 1000; ++i) {
-    clock.advance(actor.stream);
-    history.add(actor, clock, {data + i % 4 * 16, 16, i % 3 == 0});
-  }
-  EXPECT_LE(history.size(), 8u) << "a write and a read of each piece";
-  clock.advance(actor.stream);
-  history.add(actor, clock, {data, 64, true});
-  EXPECT_EQ(history.size(), 1u);
-  history.host_knows(clock);
-  EXPECT_EQ(history.size(), 0u);
-}
-
-TEST(AccessHistories, KeepWhatOthersMayStillCollideWith) {
-  const char data[16] = {};
-  const Actor first{"a kernel on stream 1", 0, 1}, second{"a kernel on stream 2", 0, 2}, third{"a copy", 0, 3};
-  const auto after = [](std::vector<size_t> streams) {
-    Clock clock;
-    for (size_t stream : streams) clock.advance(stream);
-    return clock;
-  };
-  const Access read{data, 16, false}, write{data, 16, true};
-  {
-    AccessHistory history;
-    history.add(first, after({1}), write);
-    history.add(first, after({1, 1}), read);
-    EXPECT_EQ(history.conflicts(third, after({3}), read, "reads").size(), 1u) << "a read hides no write";
-  }
-  {
-    AccessHistory history;
-    history.add(first, after({1}), write);
-    history.add(first, after({1, 1}), {data, 8, true});
-    const Access rest{data + 8, 8, false};
-    EXPECT_EQ(history.conflicts(third, after({3}), rest, "reads").size(), 1u) << "nor does a smaller one";
-  }
-  {
-    AccessHistory history;
-    history.add(first, after({1}), write);
-    history.add(second, after({2}), write);
-    EXPECT_EQ(history.conflicts(third, after({2, 3}), read, "reads").size(), 1u) << "nor does one without order";
-    EXPECT_EQ(history.conflicts(third, after({1, 2, 3}), read, "reads").size(), 0u);
-  }
 }
 
 }  // namespace

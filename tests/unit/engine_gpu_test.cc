@@ -1,8 +1,6 @@
 // Tensors of GPUs: every kind of collective gives what it gives on the CPU, in order with the program's streams, which
-// nobody waits for. The GPUs are a double in host memory; each rank has one of them.
-
-#include "doubles/cuda_double.h"
-#include "ranks.h"
+// nobody waits for; through the host and by NCCL. The GPUs are doubles in host memory; each rank has one of them.
+#include "gpus.h"
 
 namespace lightcc {
 namespace {
@@ -11,71 +9,20 @@ using namespace test;
 
 constexpr int64_t kSlice = int64_t(kStagedSliceBytes / sizeof(float));
 
-class Gpus : public testing::Test {
+class Gpus : public GpuTest, public testing::WithParamInterface<bool> {
  protected:
-  Gpus() { set_cuda(&CudaDouble::functions()); }
-  ~Gpus() override {
-    set_cuda(nullptr);
-    if (expects_faults_) return;
-    EXPECT_EQ(cuda_.faults(), std::vector<std::string>{}) << "seed " << cuda_.seed();
-  }
-
-  // A tensor in a rank's GPU, which a kernel fills on a stream of that rank.
-  struct GpuTensor {
-    Gpus& gpus;
-    int device;
-    void* stream;
-    float* data;
-    size_t count;
-    GpuTensor(Gpus& gpus_, int rank, size_t count_, void* stream_)
-        : gpus(gpus_),
-          device(rank),
-          stream(stream_),
-          data(static_cast<float*>(gpus.cuda_.allocate(rank, std::max<size_t>(count_, 1) * sizeof(float)))),
-          count(count_) {}
-    ~GpuTensor() {
-      gpus.cuda_.synchronize(device, stream);
-      gpus.cuda_.release(data);
-    }
-    GpuTensor(const GpuTensor&) = delete;
-    void fill(float value) { gpus.cuda_.fill(device, stream, data, count, value); }
-    std::vector<float> read() { return gpus.cuda_.read(device, stream, data, count); }
-  };
-  void* stream_of(int rank) {
-    void* stream = nullptr;
-    check_cuda(CudaDouble::functions().create_stream(rank, &stream), "making a stream", rank);
-    return stream;
-  }
-  static RequestPtr on_gpu(Engine& engine, Kind kind, const std::string& name, std::vector<GpuTensor*> inputs,
-                           std::vector<GpuTensor*> outputs, std::vector<Shape> shapes = {}) {
-    std::vector<Tensor> tensors;
-    for (size_t i = 0; i < inputs.size(); ++i)
-      tensors.push_back({DType::float32, shapes.empty() ? Shape{int64_t(inputs[i]->count)} : shapes[i],
-                         inputs[i]->data, outputs.empty() ? nullptr : outputs[i]->data});
-    auto one = request(engine, kind, name, tensors);
-    one->place = {DeviceKind::cuda, inputs[0]->device, inputs[0]->stream};
-    one->what.device = DeviceKind::cuda;
-    return one;
-  }
-  // An output that lies in host memory until the program takes it.
-  std::vector<float> taken(Request& one, size_t tensor = 0) {
-    Output& output = one.results[tensor];
-    GpuTensor to(*this, one.place.device, size_t(count_of(output.shape)), one.place.stream);
-    if (to.count > 0) output.staged->copy_to(one.place, to.data, output.data, to.count * sizeof(float));
-    return to.read();
-  }
-
-  CudaDouble cuda_;
-  bool expects_faults_ = false;
+  Gpus() { config_.nccl = GetParam(); }
 };
+INSTANTIATE_TEST_SUITE_P(By, Gpus, testing::Values(false, true),
+                         [](const auto& info) { return info.param ? "Nccl" : "Host"; });
 
-TEST_F(Gpus, AllreduceInPlaceAndNot) {
+TEST_P(Gpus, AllreduceInPlaceAndNot) {
   for (const std::vector<int>& hosts : {std::vector<int>{1}, {2}, {3}, {1, 1}, {2, 1}}) {
-    Ranks ranks(hosts);
+    Ranks ranks(hosts, config_);
     const int n = ranks.size();
     ranks.each([&](Engine& engine, int rank) {
       void* stream = stream_of(rank);
-      for (const size_t count : {size_t(1), size_t(1000), size_t(3 * kSlice + 5)}) {
+      for (const size_t count : {size_t(1), size_t(1000), size_t((kWatched ? 1 : 3) * kSlice + 5)}) {
         GpuTensor in(*this, rank, count, stream), out(*this, rank, count, stream);
         in.fill(float(rank + 1));
         done(engine, on_gpu(engine, Kind::allreduce, "x", {&in}, {&out}));
@@ -88,8 +35,8 @@ TEST_F(Gpus, AllreduceInPlaceAndNot) {
   }
 }
 
-TEST_F(Gpus, ManyAtATimeAreFused) {
-  Ranks ranks(std::vector<int>{2, 1});
+TEST_P(Gpus, ManyAtATimeAreFused) {
+  Ranks ranks(std::vector<int>{2, 1}, config_);
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
     for (int again = 0; again < 4; ++again) {
@@ -109,8 +56,8 @@ TEST_F(Gpus, ManyAtATimeAreFused) {
   EXPECT_GT(ranks.count(Counters::fused_batches), 0u);
 }
 
-TEST_F(Gpus, OtherKinds) {
-  Ranks ranks(3);
+TEST_P(Gpus, OtherKinds) {
+  Ranks ranks(3, config_);
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
     for (const int root : {0, 2}) {
@@ -139,8 +86,8 @@ TEST_F(Gpus, OtherKinds) {
 }
 
 // As long as the program does not wait for its stream, what it queues there runs while others exchange.
-TEST_F(Gpus, TheHostWaitsForNoStreamBehindTheExchange) {
-  Ranks ranks(2);
+TEST_P(Gpus, TheHostWaitsForNoStreamBehindTheExchange) {
+  Ranks ranks(2, config_);
   std::atomic<int> blocked{0}, done_with{0};
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
@@ -160,8 +107,8 @@ TEST_F(Gpus, TheHostWaitsForNoStreamBehindTheExchange) {
   EXPECT_EQ(blocked, 2);
 }
 
-TEST_F(Gpus, AnotherStreamCanGoOnBehindTheOutputs) {
-  Ranks ranks(2);
+TEST_P(Gpus, AnotherStreamCanGoOnBehindTheOutputs) {
+  Ranks ranks(2, config_);
   ranks.each([&](Engine& engine, int rank) {
     void *stream = stream_of(rank), *other = stream_of(rank);
     GpuTensor x(*this, rank, 100'000, stream);
@@ -172,8 +119,8 @@ TEST_F(Gpus, AnotherStreamCanGoOnBehindTheOutputs) {
   });
 }
 
-TEST_F(Gpus, CompressedGradients) {
-  Ranks ranks(std::vector<int>{1, 1});
+TEST_P(Gpus, CompressedGradients) {
+  Ranks ranks(std::vector<int>{1, 1}, config_);
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
     GpuTensor x(*this, rank, 200'000, stream);
@@ -186,8 +133,8 @@ TEST_F(Gpus, CompressedGradients) {
   });
 }
 
-TEST_F(Gpus, RanksThatHaveJoinedNeedNoGpu) {
-  Ranks ranks(3);
+TEST_P(Gpus, RanksThatHaveJoinedNeedNoGpu) {
+  Ranks ranks(3, config_);
   ranks.each([&](Engine& engine, int rank) {
     if (rank < 2) {
       void* stream = stream_of(rank);
@@ -214,8 +161,8 @@ TEST_F(Gpus, RanksThatHaveJoinedNeedNoGpu) {
   });
 }
 
-TEST_F(Gpus, OneRankOnTheCpuIsAMismatch) {
-  Ranks ranks(2);
+TEST_P(Gpus, OneRankOnTheCpuIsAMismatch) {
+  Ranks ranks(2, config_);
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
     GpuTensor x(*this, rank, 4, stream);
@@ -230,8 +177,8 @@ TEST_F(Gpus, OneRankOnTheCpuIsAMismatch) {
   });
 }
 
-TEST_F(Gpus, WhatCannotTakePartIsRefused) {
-  Ranks ranks(1);
+TEST_P(Gpus, WhatCannotTakePartIsRefused) {
+  Ranks ranks(1, config_);
   GpuTensor x(*this, 0, 4, nullptr);
   const auto refused = [&](int device, void* stream) -> std::string {
     auto one = on_gpu(ranks[0], Kind::allreduce, "x", {&x}, {&x});
@@ -251,8 +198,8 @@ TEST_F(Gpus, WhatCannotTakePartIsRefused) {
   done(ranks[0], on_gpu(ranks[0], Kind::allreduce, "x", {&x}, {&x}));
 }
 
-TEST_F(Gpus, AGpuThatHasFailedEndsTheEpoch) {
-  Ranks ranks(2);
+TEST_P(Gpus, AGpuThatHasFailedEndsTheEpoch) {
+  Ranks ranks(2, config_);
   cuda_.fail("record", 1, true);
   ranks.each([&](Engine& engine, int rank) {
     if (rank == 1) {
@@ -266,8 +213,9 @@ TEST_F(Gpus, AGpuThatHasFailedEndsTheEpoch) {
 }
 
 // A copy that fails ends the epoch on all ranks, with a cause.
-TEST_F(Gpus, AFailureOfCudaIsSaid) {
-  Ranks ranks(2);
+TEST_F(GpuTest, AFailureOfACopyIsSaid) {
+  config_.nccl = false;
+  Ranks ranks(2, config_);
   cuda_.fail("copy", 3, true);
   std::atomic<int> named{0};
   ranks.each([&](Engine& engine, int rank) {
@@ -286,9 +234,9 @@ TEST_F(Gpus, AFailureOfCudaIsSaid) {
 }
 
 // While a rank does not come, the others' copies are on their way; then it dies, or the epoch is ended.
-TEST_F(Gpus, WhatIsUnderWayWhenTheEpochEndsIsLeftInOrder) {
+TEST_P(Gpus, WhatIsUnderWayWhenTheEpochEndsIsLeftInOrder) {
   for (int again = 0; again < 3; ++again) {
-    Ranks ranks(2);
+    Ranks ranks(2, config_);
     ranks.each([&](Engine& engine, int rank) {
       void* stream = stream_of(rank);
       GpuTensor x(*this, rank, size_t(3 * kSlice), stream);
@@ -309,10 +257,10 @@ TEST_F(Gpus, WhatIsUnderWayWhenTheEpochEndsIsLeftInOrder) {
 
 // ---- that the double finds faults
 
-TEST_F(Gpus, WithoutOrderThereAreFaults) {
+TEST_P(Gpus, WithoutOrderThereAreFaults) {
   expects_faults_ = true;
   cuda_.ignore_order(true);
-  Ranks ranks(2);
+  Ranks ranks(2, config_);
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
     GpuTensor x(*this, rank, 1000, stream);

@@ -7,6 +7,10 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <map>
+#include <mutex>
+
+#include "device/cuda/kernels.h"
 
 namespace lightcc {
 namespace {
@@ -96,9 +100,13 @@ const char* refuse_stream(int device, void* stream) {
   return nullptr;
 }
 
+// Kernels are loaded here, where nothing of ours runs yet that a device could wait for.
 const char* create_stream(int device, void** stream) {
   cudaStream_t made = nullptr;
-  const auto status = on_device(device, [&] { return cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking); });
+  const auto status = on_device(device, [&] {
+    if (load_kernels() != cudaSuccess) cudaGetLastError();  // a launch says why; all else works without them
+    return cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking);
+  });
   *stream = made;
   return in_words(status, "cudaStreamCreateWithFlags");
 }
@@ -158,6 +166,76 @@ const char* copy(int device, void* stream, void* to, const void* from, size_t by
   return in_words(status, "cudaMemcpyAsync");
 }
 
+// So much memory a pool keeps for the next allocations. What it has beyond that and nobody uses goes back to the driver
+// when the process synchronises: the framework needs memory too. To keep none would mean to get new memory each time.
+constexpr uint64_t kKeptBytes = uint64_t(256) << 20;
+
+// A pool of our own, since the settings of the device's default pool are the framework's.
+cudaError_t make_pool(int device, cudaMemPool_t* pool) {
+  int has_pools = 0;
+  cudaError_t status = cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device);
+  if (status == cudaSuccess && !has_pools) status = cudaErrorNotSupported;
+  if (status != cudaSuccess) return status;
+  cudaMemPoolProps properties = {};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = device;
+  status = cudaMemPoolCreate(pool, &properties);
+  if (status != cudaSuccess) return status;
+  uint64_t kept = kKeptBytes;
+  status = cudaMemPoolSetAttribute(*pool, cudaMemPoolAttrReleaseThreshold, &kept);
+  // Else an allocation may make its stream wait for another one, which may itself wait for another rank.
+  int allowed = 0;
+  if (status == cudaSuccess)
+    status = cudaMemPoolSetAttribute(*pool, cudaMemPoolReuseAllowInternalDependencies, &allowed);
+  if (status != cudaSuccess) cudaMemPoolDestroy(*pool);
+  return status;
+}
+
+// Made at the first allocation and kept; the map too, since threads may outlive what is destroyed at exit.
+cudaError_t pool_of(int device, cudaMemPool_t* pool) {
+  static std::mutex mutex;
+  static auto& pools = *new std::map<int, cudaMemPool_t>;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto found = pools.find(device);
+  if (found != pools.end()) return *pool = found->second, cudaSuccess;
+  const cudaError_t status = make_pool(device, pool);
+  if (status == cudaSuccess) pools[device] = *pool;
+  return status;
+}
+
+const char* allocate(int device, void* stream, size_t bytes, void** memory) {
+  *memory = nullptr;
+  if (bytes == 0) return nullptr;
+  const auto status = on_device(device, [&] {
+    cudaMemPool_t pool = nullptr;
+    const cudaError_t made = pool_of(device, &pool);
+    return made == cudaSuccess ? cudaMallocFromPoolAsync(memory, bytes, pool, stream_of(stream)) : made;
+  });
+  if (status == cudaErrorNotSupported)
+    return in_words(status, "the device has no memory pools (cudaDevAttrMemoryPoolsSupported)");
+  return in_words(status, "cudaMallocFromPoolAsync");
+}
+
+const char* release(int device, void* stream, void* memory) {
+  if (!memory) return nullptr;
+  return given_back(on_device(device, [&] { return cudaFreeAsync(memory, stream_of(stream)); }), "cudaFreeAsync");
+}
+
+const char* scale(int device, void* stream, int dtype, void* to, const void* from, size_t count, double factor) {
+  const auto status = on_device(
+      device, [&] { return launch_scale(device, stream_of(stream), dtype, to, from, count, factor); });
+  return in_words(status, "launch of the kernel that scales");
+}
+
+const char* run_on_device(int device, void (*function)(void*), void* argument) {
+  return in_words(on_device(device, [&] { return function(argument), cudaSuccess; }), "cudaSetDevice");
+}
+
+const char* bus_id(int device, char* id, size_t bytes) {
+  return in_words(cudaDeviceGetPCIBusId(id, static_cast<int>(bytes), device), "cudaDeviceGetPCIBusId");
+}
+
 constexpr CudaFunctions kFunctions = {sizeof(CudaFunctions),
                                       count_devices,
                                       refuse_stream,
@@ -171,7 +249,12 @@ constexpr CudaFunctions kFunctions = {sizeof(CudaFunctions),
                                       call,
                                       pin,
                                       unpin,
-                                      copy};
+                                      copy,
+                                      allocate,
+                                      release,
+                                      scale,
+                                      run_on_device,
+                                      bus_id};
 
 }  // namespace
 }  // namespace lightcc

@@ -11,7 +11,7 @@
 namespace lightcc::test {
 namespace {
 
-constexpr std::chrono::seconds kPatience{20};
+constexpr std::chrono::seconds kPatience{30};  // longer than a kernel of NCCL waits for others
 constexpr double kLeastSleepUs = 5;  // shorter sleeps take longer
 constexpr auto kAlignment = std::align_val_t(256);  // as cudaMalloc's
 
@@ -29,6 +29,9 @@ void move_atomically(void* to, const void* from, size_t bytes) {
     std::atomic_ref(target[i]).store(std::atomic_ref(source[i]).load(std::memory_order_relaxed),
                                      std::memory_order_relaxed);
 }
+
+void* new_memory(size_t bytes) { return ::operator new[](bytes, kAlignment); }
+void free_memory(void* memory) { ::operator delete[](memory, kAlignment); }
 
 }  // namespace
 
@@ -68,7 +71,7 @@ CudaDouble::~CudaDouble() {
   for (auto& stream : destroyed_)
     if (stream->thread.joinable()) stream->thread.join();
   current = nullptr;
-  for (auto& [begin, range] : memory_) ::operator delete[](reinterpret_cast<void*>(begin), kAlignment);
+  for (auto& [begin, range] : memory_) free_memory(reinterpret_cast<void*>(begin));
 }
 
 void CudaDouble::set_max_delay_us(double max_delay_us) {
@@ -91,6 +94,11 @@ void CudaDouble::ignore_order(bool ignored) {
 std::vector<std::string> CudaDouble::faults() const {
   std::lock_guard lock(mutex_);
   return faults_;
+}
+
+void CudaDouble::report(const std::string& fault) {
+  std::lock_guard lock(mutex_);
+  add_fault(fault);
 }
 
 void CudaDouble::add_fault(const std::string& fault) {
@@ -142,7 +150,8 @@ void CudaDouble::host_access(const Access& access, const std::string& verb) {
   check_access({"the host", -1}, {}, access, verb);
 }
 
-void CudaDouble::check_access(const Actor& actor, const Clock& clock, const Access& access, const std::string& verb) {
+void CudaDouble::check_access(const Actor& actor, const VectorClock& clock, const Access& access,
+                              const std::string& verb) {
   for (const std::string& fault : history_.conflicts(actor, clock, access, verb)) add_fault(fault);
 }
 
@@ -150,9 +159,9 @@ void CudaDouble::check_access(const Actor& actor, const Clock& clock, const Acce
 
 void* CudaDouble::allocate(int device, size_t bytes) {
   void* memory = nullptr;
-  attempt("allocate", [&](Lock&) {
+  attempt("allocate at once", [&](Lock&) {
     check_device(device);
-    memory = ::operator new[](std::max(bytes, size_t(1)), kAlignment);
+    memory = new_memory(std::max(bytes, size_t(1)));
     std::memset(memory, 0xff, bytes);
     memory_[reinterpret_cast<uintptr_t>(memory)] = {device, bytes};
   });
@@ -160,9 +169,40 @@ void* CudaDouble::allocate(int device, size_t bytes) {
 }
 
 void CudaDouble::release(void* memory) {
-  attempt("release", [&](Lock& lock) {
+  attempt("release at once", [&](Lock& lock) {
     forget(lock, memory_, memory, "releases");
-    ::operator delete[](memory, kAlignment);
+    free_memory(memory);
+  });
+}
+
+void* CudaDouble::allocate_in_order(int device, void* handle, size_t bytes) {
+  Stream& stream = stream_of(device, handle);
+  bytes = std::max(bytes, size_t(1));
+  void* memory = new_memory(bytes);
+  Range& range = memory_[reinterpret_cast<uintptr_t>(memory)] = {device, bytes, true};
+  queue_access(stream, "an allocation on " + stream.name, {{memory, bytes, true}}, {[=] {
+    move_bytes(memory, std::string(bytes, '\xff').data(), bytes);
+  }}, {&range});
+  return memory;
+}
+
+// For what is queued later it is gone now. Nothing is known of its accesses any more: whoever is given its place is
+// ordered behind them.
+void CudaDouble::release_in_order(int device, void* handle, void* memory) {
+  Stream& stream = stream_of(device, handle);
+  const auto found = memory_.find(reinterpret_cast<uintptr_t>(memory));
+  const std::string what = "a release on " + stream.name;
+  if (found == memory_.end() || found->second.device != device || !found->second.is_of_stream)
+    refuse(what + " of device " + std::to_string(device) + " is of what is no such memory, or no longer");
+  Range& range = released_.insert(memory_.extract(found)).position->second;
+  queue_access(stream, what, {{memory, range.bytes, true}}, {[] {}}, {&range});
+  history_.forget(memory, range.bytes);
+}
+
+void CudaDouble::give_back_released() {
+  std::erase_if(released_, [](const auto& released) {
+    if (released.second.unfinished == 0) free_memory(reinterpret_cast<void*>(released.first));
+    return released.second.unfinished == 0;
   });
 }
 
@@ -188,6 +228,9 @@ void CudaDouble::forget(Lock& lock, Ranges& ranges, const void* begin, const std
 // Streams
 
 void CudaDouble::queue(Stream& stream, Steps steps, Uses uses) {
+  if (stream.is_promised)
+    add_fault(stream.name + " of device " + std::to_string(stream.device) +
+              " is given something before the kernel that was promised it");
   Operation operation{std::move(steps), {}, std::move(uses)};
   for (size_t i = 0; i < operation.steps.size(); ++i)  // most are short
     operation.delays.emplace_back(max_delay_us_ * std::pow(std::uniform_real_distribution<>()(random_), 4));
@@ -232,6 +275,7 @@ void CudaDouble::work(Stream& stream) {
     operation.steps.clear();  // what they hold may need the lock
     lock.lock();
     for (Range* range : operation.uses) --range->unfinished;
+    give_back_released();
     changed_.notify_all();
   }
   stream.is_running = false;
@@ -240,27 +284,42 @@ void CudaDouble::work(Stream& stream) {
 
 void CudaDouble::wait(Lock& lock, const std::string& what, const std::function<bool()>& condition) {
   if (changed_.wait_for(lock, kPatience, condition)) return;
-  std::fprintf(stderr, "CudaDouble: waited 20 s in vain for %s (seed %llu)\n", what.c_str(),
+  std::fprintf(stderr, "CudaDouble: waited 30 s in vain for %s (seed %llu)\n", what.c_str(),
                static_cast<unsigned long long>(seed_));
   std::abort();
 }
 
-void CudaDouble::run(int device, void* handle, const std::string& what, std::vector<Access> accesses,
-                     std::function<void()> body) {
-  attempt("run", [&](Lock&) {
+CudaDouble::Uses CudaDouble::uses_of(int device, const std::string& who, const std::vector<Access>& accesses) {
+  Uses uses;
+  for (const Access& access : accesses) {
+    Range* range = range_of(memory_, access.begin, access.bytes);
+    if (!range || range->device != device) range = range_of(pinned_, access.begin, access.bytes);
+    if (!range)
+      refuse(who + " of device " + std::to_string(device) + " uses " + std::to_string(access.bytes) +
+             " bytes that are neither the device's nor pinned");
+    uses.push_back(range);
+  }
+  return uses;
+}
+
+bool CudaDouble::promise(int device, void* handle) {
+  return attempt("promise", [&](Lock&) {
     Stream& stream = stream_of(device, handle);
+    if (stream.is_promised)
+      add_fault(stream.name + " of device " + std::to_string(device) + " is promised two kernels");
+    stream.is_promised = true;
+  }).empty();
+}
+
+bool CudaDouble::run(int device, void* handle, const std::string& what, std::vector<Access> accesses,
+                     std::function<void()> body, bool was_promised) {
+  return attempt("run", [&](Lock&) {
+    Stream& stream = stream_of(device, handle);
+    if (was_promised) stream.is_promised = false;
     const std::string who = what + " on " + stream.name;
-    Uses uses;
-    for (const Access& access : accesses) {
-      Range* range = range_of(memory_, access.begin, access.bytes);
-      if (!range || range->device != device) range = range_of(pinned_, access.begin, access.bytes);
-      if (!range)
-        refuse(who + " of device " + std::to_string(device) + " uses " + std::to_string(access.bytes) +
-               " bytes that are neither the device's nor pinned");
-      uses.push_back(range);
-    }
+    Uses uses = uses_of(device, who, accesses);
     queue_access(stream, who, accesses, {std::move(body)}, std::move(uses));
-  });
+  }).empty();
 }
 
 void CudaDouble::fill(int device, void* stream, float* to, size_t count, float value) {

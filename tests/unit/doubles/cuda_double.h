@@ -6,6 +6,8 @@
 //     what a called function waits for is no order.
 //   - Accesses of the host are checked where a test declares them (host_reads, host_writes).
 //   - Streams do not wait for the default stream, nor that for them.
+//   - Memory allocated in the order of a stream is written by that, and once more when it is released: uses without
+//     order to both are found like others.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -42,12 +44,16 @@ class CudaDouble {
   uint64_t seed() const { return seed_; }   // to be printed when a test fails
   void set_max_delay_us(double max_delay_us);
 
-  // Memory of a device, full of NaNs; nullptr if there is no such device.
+  // Memory of a device at once, full of NaNs; nullptr if there is no such device.
   void* allocate(int device, size_t bytes);
   void release(void* memory);
 
-  // Queues a kernel, which may use memory of its device and pinned memory. what: "a kernel", in faults.
-  void run(int device, void* stream, const std::string& what, std::vector<Access> accesses, std::function<void()> body);
+  // Queues a kernel, which may use memory of its device and pinned memory. what: "a kernel", in faults. false: refused,
+  // as a fault says.
+  bool run(int device, void* stream, const std::string& what, std::vector<Access> accesses, std::function<void()> body,
+           bool was_promised = false);
+  // What the stream gets next will be a kernel that was promised: whatever comes before it is a fault.
+  bool promise(int device, void* stream);
   void fill(int device, void* stream, float* to, size_t count, float value);
   // Waits for what the stream has so far.
   void synchronize(int device, void* stream);
@@ -63,6 +69,9 @@ class CudaDouble {
   void host_writes(const void* begin, size_t bytes) { host_access({begin, bytes, true}, "writes"); }
 
   std::vector<std::string> faults() const;  // each once
+  void report(const std::string& fault);    // for what stands on this double
+
+  static int current_device();  // of this thread, while on_device() runs its function; else -1
 
   // Planted. `function` of the table fails at the `calls`-th call from now on, and if it is sticky at all later ones.
   void fail(const std::string& function, int calls, bool is_sticky = false);
@@ -71,7 +80,7 @@ class CudaDouble {
  private:
   struct Table;
   struct Record {  // a position in a stream
-    Clock clock;
+    VectorClock clock;
     bool is_reached = false;
   };
   struct Event {
@@ -81,7 +90,8 @@ class CudaDouble {
   struct Range {  // of memory, of a device or pinned
     int device;
     size_t bytes;
-    int unfinished = 0;  // operations
+    bool is_of_stream = false;  // allocated in the order of one
+    int unfinished = 0;         // operations
   };
   using Ranges = std::map<uintptr_t, Range>;
   using Uses = std::vector<Range*>;
@@ -95,9 +105,9 @@ class CudaDouble {
     int device;
     std::string name;
     size_t index;  // in clocks
-    Clock clock;
+    VectorClock clock;
     std::deque<Operation> queue;
-    bool is_ending = false, is_running = false;
+    bool is_ending = false, is_running = false, is_promised = false;  // a kernel
     std::condition_variable wake;
     std::thread thread;
   };
@@ -110,8 +120,9 @@ class CudaDouble {
   Stream& stream_of(int device, void* handle);
   Event& event_of(void* handle);
   static Range* range_of(Ranges&, const void* begin, size_t bytes);
+  Uses uses_of(int device, const std::string& who, const std::vector<Access>&);
   void host_access(const Access&, const std::string& verb);
-  void check_access(const Actor&, const Clock&, const Access&, const std::string& verb);
+  void check_access(const Actor&, const VectorClock&, const Access&, const std::string& verb);
 
   void queue(Stream&, Steps, Uses = {});
   void queue_access(Stream&, const std::string& what, const std::vector<Access>&, Steps, Uses);
@@ -119,6 +130,7 @@ class CudaDouble {
   void work(Stream&);
   void wait(Lock&, const std::string& what, const std::function<bool()>& condition);  // aborts after 20 s
   void forget(Lock&, Ranges&, const void* begin, const std::string& verb);
+  void give_back_released();
 
   void* create_stream(int device);
   void destroy_stream(int device, void* handle);
@@ -126,6 +138,9 @@ class CudaDouble {
   void call(int device, void* stream, void (*function)(void*), void* argument);
   void pin(int device, void* begin, size_t bytes);
   void copy(int device, void* stream, void* to, const void* from, size_t bytes);
+  void* allocate_in_order(int device, void* stream, size_t bytes);
+  void release_in_order(int device, void* stream, void* memory);
+  void scale(int device, void* stream, int dtype, void* to, const void* from, size_t count, double factor);
 
   static std::atomic<CudaDouble*> current;
   static std::atomic<uintptr_t> handles;  // none is used twice, so that the use of one that is gone is found
@@ -146,6 +161,7 @@ class CudaDouble {
   std::vector<std::string> faults_;
   AccessHistory history_;
   Ranges memory_, pinned_;
+  Ranges released_;  // in the order of a stream, but what was queued before has not run yet
   std::map<std::pair<int, void*>, std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Stream>> destroyed_;
   std::map<void*, Event> events_;

@@ -18,17 +18,17 @@ bool covers(const Access& all, const Access& part) {
 
 }  // namespace
 
-void Clock::advance(size_t stream) {
+void VectorClock::advance(size_t stream) {
   if (counts_.size() <= stream) counts_.resize(stream + 1);
   ++counts_[stream];
 }
 
-void Clock::join(const Clock& other) {
+void VectorClock::join(const VectorClock& other) {
   if (counts_.size() < other.counts_.size()) counts_.resize(other.counts_.size());
   for (size_t i = 0; i < other.counts_.size(); ++i) counts_[i] = std::max(counts_[i], other.counts_[i]);
 }
 
-std::vector<std::string> AccessHistory::conflicts(const Actor& actor, const Clock& clock, const Access& access,
+std::vector<std::string> AccessHistory::conflicts(const Actor& actor, const VectorClock& clock, const Access& access,
                                                   const std::string& verb) const {
   std::vector<std::string> found;
   for (const Past& past : past_) {
@@ -45,14 +45,14 @@ std::vector<std::string> AccessHistory::conflicts(const Actor& actor, const Cloc
 
 // An earlier access is dropped if whatever is in conflict with it would be so with the new one too: the history does
 // not grow while the same memory is used again and again.
-void AccessHistory::add(const Actor& actor, const Clock& clock, const Access& access) {
+void AccessHistory::add(const Actor& actor, const VectorClock& clock, const Access& access) {
   std::erase_if(past_, [&](const Past& past) {
     return covers(access, past.access) && before(past, clock) && (access.writes || !past.access.writes);
   });
   past_.push_back({actor, clock.of(actor.stream), access});
 }
 
-void AccessHistory::host_knows(const Clock& done) {
+void AccessHistory::host_knows(const VectorClock& done) {
   std::erase_if(past_, [&](const Past& past) { return before(past, done); });
 }
 

@@ -9,11 +9,11 @@
 namespace lightcc::test {
 
 // How many operations of each stream come before.
-class Clock {
+class VectorClock {
  public:
   uint64_t of(size_t stream) const { return stream < counts_.size() ? counts_[stream] : 0; }
   void advance(size_t stream);
-  void join(const Clock& other);
+  void join(const VectorClock& other);
 
  private:
   std::vector<uint64_t> counts_;  // by stream
@@ -37,9 +37,9 @@ struct Actor {
 class AccessHistory {
  public:
   // One sentence for each access that is not ordered before this one, though one of both writes. verb: what this does.
-  std::vector<std::string> conflicts(const Actor&, const Clock&, const Access&, const std::string& verb) const;
-  void add(const Actor&, const Clock&, const Access&);
-  void host_knows(const Clock& done);
+  std::vector<std::string> conflicts(const Actor&, const VectorClock&, const Access&, const std::string& verb) const;
+  void add(const Actor&, const VectorClock&, const Access&);
+  void host_knows(const VectorClock& done);
   void forget(const void* begin, size_t bytes);
   size_t size() const { return past_.size(); }
 
@@ -49,7 +49,7 @@ class AccessHistory {
     uint64_t count;  // of its stream's operations, with this one
     Access access;
   };
-  static bool before(const Past& past, const Clock& clock) { return past.count <= clock.of(past.actor.stream); }
+  static bool before(const Past& past, const VectorClock& clock) { return past.count <= clock.of(past.actor.stream); }
 
   std::vector<Past> past_;
 };

@@ -3,8 +3,16 @@
 #include <stdexcept>
 
 #include "cuda_double.h"
+#include "device/device.h"
 
 namespace lightcc::test {
+namespace {
+
+thread_local int device_of_thread = -1;
+
+}  // namespace
+
+int CudaDouble::current_device() { return device_of_thread; }
 
 void* CudaDouble::create_stream(int device) {
   check_device(device);
@@ -61,17 +69,38 @@ void CudaDouble::copy(int device, void* handle, void* to, const void* from, size
   Stream& stream = stream_of(device, handle);
   if (bytes == 0) return;
   const std::string what = "a copy on " + stream.name, who = what + " of device " + std::to_string(device);
-  Range* memory = range_of(memory_, to, bytes);
-  const void* host = memory ? from : to;
-  if (!memory) memory = range_of(memory_, from, bytes);
-  if (!memory || memory->device != device) refuse(who + " has no side that is the device's memory");
-  Range* pinned = range_of(pinned_, host, bytes);
-  if (!pinned) refuse(who + " has no side that is pinned memory of the host");
+  Uses sides;
+  bool is_of_device = false;
+  for (const void* side : {from, static_cast<const void*>(to)}) {
+    Range* range = range_of(memory_, side, bytes);
+    if (range && range->device == device) is_of_device = true;
+    if (!range) range = range_of(pinned_, side, bytes);
+    if (!range) refuse(who + " has a side that is neither a device's memory nor pinned");
+    sides.push_back(range);
+  }
+  if (!is_of_device) refuse(who + " has no side that is the device's memory");
   const auto move = [=](size_t begin, size_t end) {
     return [=] { move_bytes(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, end - begin); };
   };
   queue_access(stream, what, {{from, bytes, false}, {to, bytes, true}}, {move(0, bytes / 2), move(bytes / 2, bytes)},
-               {memory, pinned});
+               std::move(sides));
+}
+
+void CudaDouble::scale(int device, void* handle, int dtype, void* to, const void* from, size_t count, double factor) {
+  Stream& stream = stream_of(device, handle);
+  const std::string what = "a scaling on " + stream.name, who = what + " of device " + std::to_string(device);
+  if (dtype < 0 || dtype >= kDTypes) refuse(who + " is of no dtype there is");
+  if (count == 0) return;
+  const Reduction reduction{DType(dtype), ReduceOp::sum, factor};
+  const size_t bytes = count * size_of(reduction.dtype);
+  const std::vector<Access> accesses{{from, bytes, false}, {to, bytes, true}};
+  Uses uses = uses_of(device, who, accesses);
+  queue_access(stream, what, accesses, {[=] {
+    std::vector<std::byte> values(bytes);  // which reduce() may read and write as it likes
+    move_bytes(values.data(), from, bytes);
+    reduce(reduction, {{values.data()}}, {{values.data()}}, count);
+    move_bytes(to, values.data(), bytes);
+  }}, std::move(uses));
 }
 
 struct CudaDouble::Table {
@@ -141,6 +170,34 @@ struct CudaDouble::Table {
   static const char* copy(int device, void* stream, void* to, const void* from, size_t bytes) {
     return attempt("copy", [=](CudaDouble& one, Lock&) { one.copy(device, stream, to, from, bytes); });
   }
+  static const char* allocate(int device, void* stream, size_t bytes, void** memory) {
+    return attempt("allocate",
+                   [=](CudaDouble& one, Lock&) { *memory = one.allocate_in_order(device, stream, bytes); });
+  }
+  static const char* release(int device, void* stream, void* memory) {
+    return attempt("release", [=](CudaDouble& one, Lock&) { one.release_in_order(device, stream, memory); });
+  }
+  static const char* scale(int device, void* stream, int dtype, void* to, const void* from, size_t count,
+                           double factor) {
+    return attempt("scale",
+                   [=](CudaDouble& one, Lock&) { one.scale(device, stream, dtype, to, from, count, factor); });
+  }
+  static const char* on_device(int device, void (*function)(void*), void* argument) {
+    const char* failure = attempt("on_device", [=](CudaDouble& one, Lock&) { one.check_device(device); });
+    if (failure) return failure;
+    const int before = std::exchange(device_of_thread, device);
+    function(argument);
+    device_of_thread = before;
+    return nullptr;
+  }
+  static const char* bus_id(int device, char* id, size_t bytes) {
+    return attempt("bus_id", [=](CudaDouble& one, Lock&) {
+      one.check_device(device);
+      const std::string text = "double:" + std::to_string(device);
+      if (bytes <= text.size()) one.refuse("a bus id has no room in " + std::to_string(bytes) + " bytes");
+      id[text.copy(id, text.size())] = 0;
+    });
+  }
 };
 
 const CudaFunctions& CudaDouble::functions() {
@@ -157,7 +214,12 @@ const CudaFunctions& CudaDouble::functions() {
                                        .call = Table::call,
                                        .pin = Table::pin,
                                        .unpin = Table::unpin,
-                                       .copy = Table::copy};
+                                       .copy = Table::copy,
+                                       .allocate = Table::allocate,
+                                       .release = Table::release,
+                                       .scale = Table::scale,
+                                       .on_device = Table::on_device,
+                                       .bus_id = Table::bus_id};
   return table;
 }
 

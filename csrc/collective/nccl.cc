@@ -1,0 +1,219 @@
+#include "collective/nccl.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "base/error.h"
+
+namespace lightcc {
+namespace {
+
+// How long the end of a communicator waits for the GPU, and for the other members to end theirs.
+constexpr std::chrono::seconds kPatience{10};
+
+bool are_equal(const std::vector<int64_t>& counts) {
+  return std::ranges::adjacent_find(counts, std::not_equal_to<>()) == counts.end();
+}
+
+// A call of CUDA's table that needs the device, with what it captures.
+template <class Call> const char* with_device(const CudaFunctions& cuda, int device, Call& call) {
+  return cuda.on_device(device, [](void* body) { (*static_cast<Call*>(body))(); }, &call);
+}
+
+// Runs one call of NCCL after the other until one fails.
+class Calls {
+ public:
+  template <class Call> void operator()(Call call) {
+    if (status_ == kNcclSuccess || status_ == kNcclInProgress) status_ = call();
+  }
+  int status() const { return status_; }
+
+ private:
+  int status_ = kNcclSuccess;
+};
+
+// The parts of members, one behind the other.
+class Parts {
+ public:
+  Parts(const void* memory, const std::vector<int64_t>& counts, DType dtype)
+      : next_(static_cast<std::byte*>(const_cast<void*>(memory))), counts_(counts), element_(size_of(dtype)) {}
+  template <class Visit> void each(Visit visit) {
+    for (size_t member = 0; member < counts_.size(); ++member) {
+      if (counts_[member] > 0) visit(int(member), next_, size_t(counts_[member]));
+      next_ += size_t(counts_[member]) * element_;
+    }
+  }
+
+ private:
+  std::byte* next_;
+  const std::vector<int64_t>& counts_;
+  const size_t element_;
+};
+
+// Queues the collective. What only moves is moved as bytes, since NCCL does not know all dtypes.
+int queue(const Collective& c, const void* input, const NcclFunctions& nccl, void* comm, void* stream) {
+  const int dtype = nccl_dtype(c.dtype), op = nccl_op(c.op), bytes = nccl_dtype(DType::uint8);
+  const size_t element = size_of(c.dtype);
+  const size_t own = c.counts.empty() ? 0 : size_t(c.counts[size_t(c.index)]);
+  Calls calls;
+  switch (c.kind) {
+    case Kind::allreduce:
+      calls([&] { return nccl.AllReduce(input, c.output, size_t(c.count), dtype, op, comm, stream); });
+      break;
+    case Kind::broadcast:
+      calls([&] { return nccl.Broadcast(c.output, c.output, size_t(c.count) * element, bytes, c.root, comm, stream); });
+      break;
+    case Kind::allgather:
+      if (are_equal(c.counts)) {
+        calls([&] { return nccl.AllGather(input, c.output, own * element, bytes, comm, stream); });
+        break;
+      }
+      Parts(c.output, c.counts, c.dtype).each([&](int member, std::byte* part, size_t count) {
+        const void* from = member == c.index ? input : part;
+        calls([&] { return nccl.Broadcast(from, part, count * element, bytes, member, comm, stream); });
+      });
+      break;
+    case Kind::reducescatter:
+      if (are_equal(c.counts)) {
+        calls([&] { return nccl.ReduceScatter(input, c.output, own, dtype, op, comm, stream); });
+        break;
+      }
+      Parts(input, c.counts, c.dtype).each([&](int member, std::byte* part, size_t count) {
+        void* to = member == c.index ? c.output : part;  // the others' is not written
+        calls([&] { return nccl.Reduce(part, to, count, dtype, op, member, comm, stream); });
+      });
+      break;
+    default:
+      Parts(input, c.send, c.dtype).each([&](int member, std::byte* part, size_t count) {
+        calls([&] { return nccl.Send(part, count * element, bytes, member, comm, stream); });
+      });
+      Parts(c.output, c.counts, c.dtype).each([&](int member, std::byte* part, size_t count) {
+        calls([&] { return nccl.Recv(part, count * element, bytes, member, comm, stream); });
+      });
+  }
+  return calls.status();
+}
+
+}  // namespace
+
+// ---- NcclCommunicator
+
+template <class Call> void NcclCommunicator::on_device(const char* attempted, Call call) {
+  int status = kNcclSuccess;
+  auto body = [&] { status = call(); };
+  check_cuda(with_device(cuda_, device_, body), attempted, device_);
+  if (status != kNcclSuccess && status != kNcclInProgress) refuse(attempted, status);
+}
+
+void NcclCommunicator::refuse(const char* attempted, int status) {
+  throw Error(Code::internal, std::string(attempted) + " on GPU " + std::to_string(device_) + ": NCCL: " +
+                                  nccl_.GetErrorString(status) + " (" + nccl_.GetLastError(comm_) + ")");
+}
+
+NcclCommunicator::NcclCommunicator(const CudaFunctions& cuda, const NcclFunctions& nccl, int device, int members,
+                                   int member, const NcclUniqueId& id)
+    : cuda_(cuda), nccl_(nccl), device_(device) {
+  NcclConfig config;
+  on_device("making a communicator", [&] { return nccl_.CommInitRankConfig(&comm_, members, id, member, &config); });
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  if (comm_ && !finish()) abort();
+}
+
+bool NcclCommunicator::ready() {
+  int status = kNcclSuccess;
+  const int asked = nccl_.CommGetAsyncError(comm_, &status);
+  if (asked != kNcclSuccess) status = asked;
+  if (status != kNcclSuccess && status != kNcclInProgress) refuse("a collective", status);
+  return status == kNcclSuccess;
+}
+
+bool NcclCommunicator::finish() {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto wait = [&] {
+    while (!ready()) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return true;
+  };
+  try {
+    if (!wait()) return false;
+    on_device("ending a communicator", [&] { return nccl_.CommFinalize(comm_); });
+    if (!wait()) return false;
+    on_device("ending a communicator", [&] { return nccl_.CommDestroy(comm_); });
+    comm_ = nullptr;
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void NcclCommunicator::abort() {
+  if (!comm_) return;
+  auto body = [&] { nccl_.CommAbort(comm_); };
+  with_device(cuda_, device_, body);
+  comm_ = nullptr;
+}
+
+// ---- NcclBackend
+
+bool NcclBackend::accepts(const Collective& c) const {
+  if (!communicator_) return false;
+  switch (c.kind) {
+    case Kind::allreduce:
+      return nccl_op(c.op) >= 0 && nccl_dtype(c.dtype) >= 0 && c.codec.kind == CodecKind::none;
+    case Kind::reducescatter:  // nowhere lies what a factor would make of the others' parts
+      return nccl_op(c.op) >= 0 && nccl_dtype(c.dtype) >= 0 && c.pre == 1;
+    case Kind::broadcast:
+    case Kind::allgather:
+    case Kind::alltoall: return true;
+    default: return false;
+  }
+}
+
+class NcclBackend::Launch : public Work {
+ public:
+  Launch(NcclBackend& backend, const Collective& c) : backend_(backend), c_(c) {
+    const void* input = c_.input;
+    if (c_.pre != 1) {
+      scale(c_.pre, c_.output, input, size_t(c_.count));
+      input = c_.output;
+    }
+    backend_.communicator_->launch([&](const NcclFunctions& nccl, void* comm) {
+      return queue(c_, input, nccl, comm, backend_.stream_);
+    });
+  }
+  bool step() override {
+    if (done_ || !backend_.communicator_->ready()) return false;
+    if (c_.post != 1) scale(c_.post, c_.output, c_.output, output_count());
+    return done_ = true;
+  }
+  bool done() const override { return done_; }
+  int waiting_for() const override { return c_.index; }
+
+ private:
+  size_t output_count() const {
+    return size_t(c_.kind == Kind::reducescatter ? c_.counts[size_t(c_.index)] : c_.count);
+  }
+  void scale(double factor, void* to, const void* from, size_t count) {
+    if (count == 0) return;
+    const int device = backend_.communicator_->device();
+    const char* failure =
+        backend_.cuda_->scale(device, backend_.stream_, int(c_.dtype), to, from, count, factor);
+    check_cuda(failure, "scaling", device);
+  }
+
+  NcclBackend& backend_;
+  const Collective c_;
+  bool done_ = false;
+};
+
+std::unique_ptr<Work> NcclBackend::start(const Collective& c, const Algorithm*) {
+  return std::make_unique<Launch>(*this, c);
+}
+
+}  // namespace lightcc

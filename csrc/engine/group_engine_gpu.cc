@@ -1,0 +1,70 @@
+// What a group engine does for tensors of GPUs: they run on their GPU if all members can use NCCL, else through the
+// host.
+#include "base/clock.h"
+#include "engine/group_engine.h"
+
+namespace lightcc {
+namespace {
+
+constexpr uint64_t kWatchNs = 10'000'000;  // how often a GPU that is busy is looked at
+
+}  // namespace
+
+// The first batch of tensors that all members have lets them settle whether they use NCCL. Process sets do not: kernels
+// of two communicators on a device must be launched in the same order everywhere, and only a group orders its own.
+bool GroupEngine::settles_nccl(const std::vector<BatchItem>& batch) const {
+  return !nccl_settled_ && group_->id() == 0 && batch[0].request->what.device == DeviceKind::cuda &&
+         batch[0].absent == 0 && !batch[0].placeholder;
+}
+
+bool GroupEngine::settle_nccl(const Request& first) {
+  if (!nccl_setup_) nccl_setup_ = std::make_unique<NcclSetup>(config_, *group_, selector_, first.place.device);
+  const bool moved = nccl_setup_->step();
+  if (!nccl_setup_->done()) return moved;
+  communicator_ = nccl_setup_->take();
+  nccl_setup_.reset();
+  nccl_settled_ = true;
+  if (!communicator_) return true;
+  const CudaFunctions& functions = cuda(config_.cuda_library);
+  nccl_stream_ = std::make_unique<NcclStream>(functions, communicator_->device());
+  nccl_->connect(functions, *communicator_, nccl_stream_->get());
+  return true;
+}
+
+GpuWays GroupEngine::ways_of(const std::vector<BatchItem>& batch) {
+  if (batch[0].request->place.kind == DeviceKind::cpu) return {};
+  if (runs_on_gpu(batch, selector_)) return {.nccl = nccl_stream_.get()};
+  if (!staging_)
+    staging_ = std::make_unique<Staging>(cuda(config_.cuda_library), peers_.arena(), [this] {
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      peers_.wake_own_driver();
+    });
+  return {.staging = staging_.get()};
+}
+
+// A request that was agreed on: the program's stream goes on behind what was queued for it, also if it has failed.
+void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::string& text) {
+  try {
+    if (request->by_nccl) {
+      nccl_stream_->finish(*request);
+      // The engine's thread watches what the GPU has not yet come to.
+      if (!std::exchange(gpu_is_busy_, true)) peers_.wake_own_engine();
+    } else if (staging_ && request->place.kind == DeviceKind::cuda) {
+      staging_->finish(*request, code != Code::ok);
+    }
+  } catch (const Error& error) {
+    if (code == Code::ok) return owner_.finish(request, error.code(), request->title() + ": " + error.what());
+  }
+  owner_.finish(request, code, text);
+}
+
+// NCCL tells only who asks that a collective which was queued long ago has failed.
+void GroupEngine::watch_gpu() {
+  const uint64_t now = now_ns();
+  if (now - watched_ns_ < kWatchNs) return;
+  watched_ns_ = now;
+  gpu_is_busy_ = !nccl_stream_->idle();
+  if (gpu_is_busy_) communicator_->ready();
+}
+
+}  // namespace lightcc

@@ -1,0 +1,71 @@
+// The stream of a GPU on which the collectives of a group run there, by NCCL, and the memory that they need beside the
+// tensors'. All is queued, and nobody waits. Invariants:
+// 1. What is queued here for a request runs after what the request's stream had when it was submitted.
+// 2. What that stream is given after the request is done, or has failed, runs after all that was queued for it.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "device/cuda_objects.h"
+#include "engine/request.h"
+
+namespace lightcc {
+
+// The memory of outputs, allocated on a stream. What is given back, by any thread, goes back to the stream when that is
+// used next: while a collective is being started it may be given nothing else.
+class NcclMemory {
+ public:
+  NcclMemory(const CudaFunctions& cuda, int device) : cuda_(cuda), device_(device), stream_(cuda, device) {}
+  ~NcclMemory() { release(); }
+
+  void* stream() const { return stream_.get(); }
+  void* allocate(size_t bytes);
+  // last_use: of another stream; nullptr: there was none.
+  void give_back(void* memory, std::unique_ptr<CudaEvent> last_use);
+  void release();  // all that was given back
+
+ private:
+  struct Returned {
+    void* memory;
+    std::unique_ptr<CudaEvent> last_use;
+  };
+  const CudaFunctions& cuda_;
+  const int device_;
+  const CudaStream stream_;
+  std::mutex mutex_;
+  std::vector<Returned> returned_;
+};
+
+// Of one group engine; only whoever holds the progress lock calls it.
+class NcclStream {
+ public:
+  NcclStream(const CudaFunctions& cuda, int device)
+      : cuda_(cuda), device_(device), memory_(std::make_shared<NcclMemory>(cuda, device)) {}
+  ~NcclStream() { memory_->give_back(buffer_, nullptr); }
+  NcclStream(const NcclStream&) = delete;
+  NcclStream& operator=(const NcclStream&) = delete;
+
+  int device() const { return device_; }
+  void* get() const { return memory_->stream(); }
+  void follow(const Request&);
+  // For fused tensors, from what is queued now on; kept and grown.
+  std::byte* buffer(size_t bytes);
+  void copy(void* to, const void* from, size_t bytes);
+  std::shared_ptr<GpuOutput> output(size_t bytes, void** memory);
+  // Orders the request's stream behind all that was queued.
+  void finish(Request&);
+  bool idle() const { return end_ && end_->reached(); }  // all that was queued has run
+
+ private:
+  const CudaFunctions& cuda_;
+  const int device_;
+  const std::shared_ptr<NcclMemory> memory_;  // outputs may outlive this
+  void* buffer_ = nullptr;
+  size_t buffer_bytes_ = 0;
+  std::shared_ptr<CudaEvent> end_;  // of all that was queued; nullptr: nobody has asked since
+  std::vector<std::pair<int, void*>> behind_;  // streams that are ordered behind it
+};
+
+}  // namespace lightcc

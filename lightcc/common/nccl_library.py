@@ -1,0 +1,42 @@
+"""NCCL's library: where it is on this host, and which version it is. Nothing of NCCL runs here."""
+import ctypes
+import ctypes.util
+import importlib.util
+import os
+from typing import Optional
+
+LEAST_VERSION = 21800  # that lightcc uses
+
+
+def path() -> Optional[str]:
+    """What LIGHTCC_NCCL_LIBRARY names; or else as PyTorch's wheels bring it, or the system. None: there is none.
+
+    >>> nccl_library.path() is None or "nccl" in nccl_library.path()
+    True
+    """
+    if given := os.environ.get("LIGHTCC_NCCL_LIBRARY"):
+        return given
+    try:
+        found = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        found = None
+    for folder in (found.submodule_search_locations or []) if found else []:
+        library = os.path.join(folder, "lib", "libnccl.so.2")
+        if os.path.exists(library):
+            return library
+    return ctypes.util.find_library("nccl")
+
+
+def version(library: str) -> int:
+    """NCCL's version code: 22703 is 2.27.3. Raises OSError if the library cannot be loaded, or is none of NCCL's.
+
+    >>> nccl_library.version("/nowhere/libnccl.so.2")
+    Traceback (most recent call last):
+    OSError: /nowhere/libnccl.so.2: cannot open shared object file: No such file or directory
+    """
+    code = ctypes.c_int()
+    try:
+        ctypes.CDLL(library).ncclGetVersion(ctypes.byref(code))
+    except AttributeError as error:
+        raise OSError(str(error)) from None
+    return code.value
