@@ -53,6 +53,7 @@ std::byte* FusionBuffer::at_least(size_t bytes) {
 }
 
 bool runs_on_gpu(const std::vector<BatchItem>& items, const Selector& selector) {
+  if (items[0].request->what.device == DeviceKind::cpu) return false;
   if (items[0].absent > 0 || items[0].placeholder) return false;  // who has joined may have no GPU
   return std::ranges::all_of(items, [&](const BatchItem& item) {
     const Announcement& what = item.request->what;
@@ -62,10 +63,10 @@ bool runs_on_gpu(const std::vector<BatchItem>& items, const Selector& selector) 
     c.codec = what.codec;
     c.pre = what.pre;
     set_average(c, what.op, what.post);
-    return what.device == DeviceKind::cuda && std::ranges::all_of(what.tensors, [&](const TensorSpec& tensor) {
-             c.dtype = tensor.dtype;
-             return selector.has(c);
-           });
+    return std::ranges::all_of(what.tensors, [&](const TensorSpec& tensor) {
+      c.dtype = tensor.dtype;
+      return selector.has(c);
+    });
   });
 }
 

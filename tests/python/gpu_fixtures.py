@@ -22,7 +22,9 @@ def double():
 def job(double):
     import lightcc.numpy as hvd
     with contextlib.ExitStack() as stack:
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv("LIGHTCC_CUDA_LIBRARY", gpu_double.PATH)
+        variables = stack.enter_context(pytest.MonkeyPatch.context())
+        variables.setenv("LIGHTCC_CUDA_LIBRARY", gpu_double.PATH)
+        variables.setenv("LIGHTCC_NCCL", "0")  # the double is no device for it
         stack.enter_context(gpu_double.as_cupy(double))
         if "torch" in KINDS:
             stack.enter_context(gpu_frameworks.as_torch_on_gpu(double))
