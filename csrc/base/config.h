@@ -45,7 +45,7 @@ struct Config {
   int64_t output_pool_bytes = 512 << 20;  // LIGHTCC_OUTPUT_POOL_BYTES: most memory kept for the next outputs, 0 = none
   double output_idle_s = 10;         // LIGHTCC_OUTPUT_POOL_IDLE_SECONDS: how long it is kept without use
   std::string cuda_library;          // LIGHTCC_CUDA_LIBRARY: in place of the one beside the core
-  bool nccl = true;                  // LIGHTCC_NCCL: tensors of GPUs may go by NCCL
+  bool nccl = false;                 // LIGHTCC_NCCL: tensors of GPUs go by NCCL where they can
   std::string nccl_library;          // LIGHTCC_NCCL_LIBRARY: in place of the one that is found
   std::string port_range;            // LIGHTCC_PORT_RANGE: the only ports to listen on, "20000-20100"
 };

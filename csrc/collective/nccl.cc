@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 
@@ -11,7 +13,8 @@ namespace lightcc {
 namespace {
 
 // How long the end of a communicator waits for the GPU, and for the other members to end theirs.
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::milliseconds kAbortPatience{500};
 
 bool are_equal(const std::vector<int64_t>& counts) {
   return std::ranges::adjacent_find(counts, std::not_equal_to<>()) == counts.end();
@@ -154,9 +157,15 @@ bool NcclCommunicator::finish() {
 
 void NcclCommunicator::abort() {
   if (!comm_) return;
-  auto body = [&] { nccl_.CommAbort(comm_); };
-  with_device(cuda_, device_, body);
-  comm_ = nullptr;
+  std::promise<void> promise;
+  const std::future<void> ended = promise.get_future();
+  std::thread([&cuda = cuda_, &nccl = nccl_, device = device_, comm = std::exchange(comm_, nullptr),
+               promise = std::move(promise)]() mutable {
+    auto body = [&] { nccl.CommAbort(comm); };
+    with_device(cuda, device, body);
+    promise.set_value();
+  }).detach();
+  ended.wait_for(kAbortPatience);
 }
 
 // ---- NcclBackend

@@ -31,7 +31,9 @@ class NcclCommunicator {
       return status == kNcclSuccess || status == kNcclInProgress ? end : status;
     });
   }
-  void abort();         // what is queued ends without result, and nothing can be queued any more
+  // What is queued ends without result, and nothing can be queued any more. Waits for that, but not for long: NCCL may
+  // itself wait for whatever the GPU does.
+  void abort();
   int device() const { return device_; }
 
  private:

@@ -14,6 +14,7 @@ namespace lightcc {
 namespace {
 
 constexpr uint64_t kNoTimeout = UINT64_MAX, kTickNs = 100'000'000;
+constexpr uint64_t kWatchNs = 10'000'000, kPollNs = 50'000;
 constexpr uint64_t kBlockedNs = 500'000'000;  // waits longer than this may be a deadlock
 constexpr uint64_t kNapNs = 50'000;
 constexpr int kNaps = 20;  // after its last work the engine thread looks again for a millisecond, so that a burst of
@@ -223,16 +224,21 @@ bool Engine::step(Sleeper who) {
 
 void Engine::step_groups(bool& moved) {
   progress_lock_.assert_held();
-  bool holds = false;
+  bool holds = false, watches = false, polls = false;
   if (awaits_planned_.load(std::memory_order_relaxed) && awaits_planned_.exchange(false))
     for (auto& [id, group_engine] : group_engines_) group_engine->leave_awaited_plans();
   for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
     moved |= it->second->step();
-    holds |= it->second->control_plane().holds() || it->second->watches_gpu();
+    holds |= it->second->control_plane().holds();
+    watches |= it->second->watches_gpu();
+    polls |= it->second->polls();
   }
   holds_.store(holds, std::memory_order_relaxed);
+  polls_.store(polls, std::memory_order_relaxed);
+  if (watches_.exchange(watches) != watches && watches) peers_->wake_own_engine();  // it may sleep without end
   if (blocked_state_.pending() || deadlock_detector_.pending()) moved |= detect_deadlocks();
-  if (epoch_.phase == EpochState::Phase::draining) apply(epoch_event::Stepped{moved, inbox_.in_flight() > 0});
+  const bool works = inbox_.in_flight() > 0 || watches;
+  if (epoch_.phase == EpochState::Phase::draining) apply(epoch_event::Stepped{moved, works});
   if (uint64_t now; !moved && inbox_.in_flight() > 0 && (now = now_ns()) - inspected_ns_ > kTickNs) {
     inspected_ns_ = now;
     peers_->own().awake_ns.store(now, std::memory_order_relaxed);
@@ -272,7 +278,7 @@ bool Engine::take_inbox() {
 }
 
 void Engine::sleep(Sleeper who, uint64_t timeout_ns, const std::atomic<bool>& finished) {
-  peers_->sleep(who, own_driver(), timeout_ns, [&] {
+  peers_->sleep(who, own_driver(), polls_ ? kPollNs : timeout_ns, [&] {
     if (finished || (who == Sleeper::engine_thread && waiters_ > 0)) return true;
     // Only a step that ran after we said that we sleep proves that there is nothing to do.
     if (!progress_lock_.try_lock()) return true;
@@ -309,6 +315,7 @@ bool Engine::needed() {
 void Engine::nap_or_park() {
   auto alarmed = [&] { return peers_->own().alarm != 0; };  // rung while this thread was not asleep
   auto wanted = [&] { return stopping_ || alarmed() || (inbox_.in_flight() > 0 && waiters_ == 0); };
+  const bool watches = watches_;
   for (int naps = 0; naps < kNaps; ++naps) {
     const uint32_t seen = visits_seen_;
     if (stopping_ || needed()) return;
@@ -321,8 +328,8 @@ void Engine::nap_or_park() {
   if (waiters_ > 0)
     own_engine().sleep(kTickNs, [&] { return wanted() || waiters_ == 0; });
   else
-    peers_->sleep(Sleeper::engine_thread, own_engine(), holds_ ? kTickNs : kNoTimeout,
-                  [&] { return wanted() || waiters_ > 0; });
+    peers_->sleep(Sleeper::engine_thread, own_engine(), watches ? kWatchNs : holds_ ? kTickNs : kNoTimeout,
+                  [&] { return wanted() || waiters_ > 0 || watches_ != watches; });
   drive(Sleeper::engine_thread);  // a peer may have rung: it asks something, or leaves
 }
 

@@ -170,7 +170,9 @@ class Engine : public GroupEngineOwner {
   std::atomic<int> waiters_{0};
   std::atomic<int> gpus_{-1};                  // in this process; -1: nobody has asked
   std::atomic<bool> awaits_planned_{false};    // a caller waits for a request that came to a fusion plan
-  std::atomic<bool> holds_{false};             // an aggregator holds what others have sent, or a GPU is watched
+  std::atomic<bool> holds_{false};             // an aggregator here holds what others have sent, for a while
+  std::atomic<bool> watches_{false};           // a GPU, which NCCL keeps busy
+  std::atomic<bool> polls_{false};             // NCCL, which rings nobody
   std::atomic<uint64_t> driven_ns_{0};         // when a submission last made a step
   std::atomic<uint32_t> visits_{0};            // calls of the framework that made a step themselves
   uint32_t visits_seen_ = 0;                   // the engine thread's

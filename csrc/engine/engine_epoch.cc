@@ -148,7 +148,10 @@ void Engine::carry_out_end(bool tell) {
   inbox_.fail(epoch_.cause);
   peers_->end_links(Error(code, text));
   if (HeartbeatSocket* heartbeats = peers_->heartbeats()) heartbeats->announce_end(code, text, now_ns(), !tell);
-  for (auto& [id, group_engine] : group_engines_) group_engine->fail_all(code, text);
+  for (auto& [id, group_engine] : group_engines_) {
+    group_engine->end_nccl(false);
+    group_engine->fail_all(code, text);
+  }
   if (RequestPtr join = join_) finish(join, code, join->title() + ": " + text);  // no group engine may have it any more
   ring_local_ranks();
 }
@@ -215,6 +218,8 @@ void Engine::shutdown(const std::string& reason, const Cancellation* cancellatio
     flush();
   });
   const bool unfinished = inbox_.in_flight() > 0;
+  if (!unfinished && !epoch_.over())
+    for (auto& [id, group_engine] : group_engines_) group_engine->end_nccl(true);
   const std::string text = leave_message(epoch_, reason);
   if (!unfinished && !epoch_.over()) end_epoch_on_error([&] { send_leave_message(text); });
   if (unfinished) {

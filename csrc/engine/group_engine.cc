@@ -228,6 +228,7 @@ bool GroupEngine::step_fast_path() {
 bool GroupEngine::begin_batch() {
   if (batches_.empty() || running_.size() == batches_at_a_time()) return false;
   const bool is_alone = settles_nccl(batches_[0]) || runs_on_gpu(batches_[0], selector_);
+  if (is_alone && nccl_stream_ && !nccl_stream_->has_room()) return false;
   const bool may_begin = running_.empty() || (!is_alone && !running_.back()->by_nccl() &&
                                               may_overlap(running_.back()->items(), nodes_) &&
                                               may_overlap(batches_[0], nodes_));
@@ -324,8 +325,6 @@ void GroupEngine::fail_all(Code code, const std::string& text) {
   for (const auto& batch : batches_) take(batch);
   running_.clear();
   batches_.clear();
-  nccl_setup_.reset();
-  if (communicator_) communicator_->abort();
   plans_.clear();
   if (fast_path_) fast_path_->drop();
   if (RequestPtr request = std::move(fast_path_request_)) owner_.finish(request, code, request->title() + ": " + text);

@@ -75,6 +75,9 @@ class GroupEngine : public ControlPlaneOwner {
   bool flush();                                         // true while messages wait for room
   void inspect(uint64_t now);                           // looks for stalls
   bool watches_gpu() const { return gpu_is_busy_; }     // what was queued there may not have ended; step() looks
+  bool polls() const;                                   // for what rings nobody: NCCL, and room in its stream
+  // No collective is run by it any more. in_peace: what was queued may end, for a bounded time.
+  void end_nccl(bool in_peace);
   void remind();                                        // those whom this rank waits for
   ControlPlane& control_plane() { return *control_plane_; }
 

@@ -6,7 +6,7 @@
 namespace lightcc {
 namespace {
 
-constexpr uint64_t kWatchNs = 10'000'000;  // how often a GPU that is busy is looked at
+constexpr uint64_t kWatchNs = 10'000'000;  // a GPU that is busy is looked at no more often
 
 }  // namespace
 
@@ -47,8 +47,7 @@ void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::str
   try {
     if (request->by_nccl) {
       nccl_stream_->finish(*request);
-      // The engine's thread watches what the GPU has not yet come to.
-      if (!std::exchange(gpu_is_busy_, true)) peers_.wake_own_engine();
+      gpu_is_busy_ = communicator_ != nullptr;
     } else if (staging_ && request->place.kind == DeviceKind::cuda) {
       staging_->finish(*request, code != Code::ok);
     }
@@ -65,6 +64,20 @@ void GroupEngine::watch_gpu() {
   watched_ns_ = now;
   gpu_is_busy_ = !nccl_stream_->idle();
   if (gpu_is_busy_) communicator_->ready();
+}
+
+bool GroupEngine::polls() const {
+  progress_lock_.assert_held();
+  const bool is_full = !batches_.empty() && nccl_stream_ && !nccl_stream_->has_room();
+  return nccl_setup_ || is_full || (!running_.empty() && running_[0]->by_nccl());
+}
+
+void GroupEngine::end_nccl(bool in_peace) {
+  progress_lock_.assert_held();
+  nccl_setup_.reset();
+  if (communicator_ && !in_peace) communicator_->abort();
+  communicator_.reset();
+  gpu_is_busy_ = false;
 }
 
 }  // namespace lightcc

@@ -54,7 +54,7 @@ NcclSetup::~NcclSetup() {
 NcclSetup::Offer NcclSetup::own_offer() {
   Offer offer;
   try {
-    if (!config_.nccl) throw Error(Code::invalid_argument, "LIGHTCC_NCCL=0");
+    if (!config_.nccl) throw Error(Code::invalid_argument, "LIGHTCC_NCCL is not set");
     const CudaFunctions& functions = cuda(config_.cuda_library);
     check_cuda(functions.bus_id(device_, offer.bus_id.data(), offer.bus_id.size()), "asking where it is", device_);
     nccl(config_.nccl_library).GetVersion(&offer.version);

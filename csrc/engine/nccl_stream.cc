@@ -5,6 +5,8 @@
 namespace lightcc {
 namespace {
 
+constexpr size_t kMostBatches = 32;  // that are queued and have not run
+
 class NcclOutput : public GpuOutput {
  public:
   NcclOutput(const CudaFunctions& cuda, std::shared_ptr<NcclMemory> memory, size_t bytes)
@@ -84,10 +86,16 @@ std::shared_ptr<GpuOutput> NcclStream::output(size_t bytes, void** memory) {
   return output;
 }
 
+bool NcclStream::has_room() {
+  while (!ends_.empty() && ends_.front()->reached()) ends_.pop_front();
+  return ends_.size() < kMostBatches;
+}
+
 void NcclStream::finish(Request& request) {
   if (!end_) {
     end_ = std::make_shared<CudaEvent>(cuda_, device_);
     end_->record(get());
+    ends_.push_back(end_);
     behind_.clear();
   }
   request.delivered = end_;

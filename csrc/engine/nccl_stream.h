@@ -3,6 +3,7 @@
 // 1. What is queued here for a request runs after what the request's stream had when it was submitted.
 // 2. What that stream is given after the request is done, or has failed, runs after all that was queued for it.
 #pragma once
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -57,6 +58,8 @@ class NcclStream {
   // Orders the request's stream behind all that was queued.
   void finish(Request&);
   bool idle() const { return end_ && end_->reached(); }  // all that was queued has run
+  // CUDA makes a thread wait that queues too much, and this one must not.
+  bool has_room();
 
  private:
   const CudaFunctions& cuda_;
@@ -64,6 +67,7 @@ class NcclStream {
   const std::shared_ptr<NcclMemory> memory_;  // outputs may outlive this
   void* buffer_ = nullptr;
   size_t buffer_bytes_ = 0;
+  std::deque<std::shared_ptr<CudaEvent>> ends_;  // of batches that may not have run
   std::shared_ptr<CudaEvent> end_;  // of all that was queued; nullptr: nobody has asked since
   std::vector<std::pair<int, void*>> behind_;  // streams that are ordered behind it
 };

@@ -2,6 +2,8 @@
 // That results are right is shown beside the way through the host (engine_gpu_test.cc).
 #include "engine/nccl_setup.h"
 
+#include <cmath>
+
 #include "gpus.h"
 
 namespace lightcc {
@@ -32,6 +34,7 @@ TEST(RefuseNccl, SaysWhoCannot) {
 
 class Nccl : public GpuTest {
  protected:
+  Nccl() { config_.nccl = true; }
   // An all-reduce of ones, in place.
   void expect_sum(Engine& engine, int rank, int ranks, const std::string& name = "x") {
     GpuTensor x(*this, rank, 100, stream_of(rank));
@@ -42,7 +45,7 @@ class Nccl : public GpuTest {
 };
 
 TEST_F(Nccl, CommunicatorsAreMadeOnce) {
-  Ranks ranks(std::vector<int>{2, 1});
+  Ranks ranks(std::vector<int>{2, 1}, config_);
   for (int i = 0; i < 3; ++i) {
     ranks.each([&](Engine& engine, int rank) { expect_sum(engine, rank, 3); });
     EXPECT_EQ(nccl_.leaks(), 3u);
@@ -59,7 +62,7 @@ TEST_F(Nccl, WithoutItAllGoesThroughTheHost) {
 
 // Tensors of the host and of GPUs, and what NCCL cannot do, take turns in one order.
 TEST_F(Nccl, OthersGoThroughTheHostBesideIt) {
-  Ranks ranks(2);
+  Ranks ranks(2, config_);
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
     GpuTensor x(*this, rank, 100, stream), y(*this, rank, 100, stream);
@@ -103,7 +106,7 @@ TEST_F(Nccl, AveragesAndFactorsAreThoseOfTheHost) {
 
 // The communicator is bound to the GPU of the first tensors.
 TEST_F(Nccl, TensorsOfOtherGpusAreBroughtThere) {
-  Ranks ranks(2);
+  Ranks ranks(2, config_);
   ranks.each([&](Engine& engine, int rank) {
     expect_sum(engine, rank, 2);
     const int other = rank + 4;
@@ -133,7 +136,7 @@ TEST_F(Nccl, TensorsOfOtherGpusAreBroughtThere) {
 
 TEST_F(Nccl, AFailureOfACallEndsTheEpochOnAll) {
   for (const char* function : {"AllReduce", "GroupEnd", "CommInitRankConfig", "GetUniqueId"}) {
-    Ranks ranks(3);
+    Ranks ranks(3, config_);
     nccl_.fail(function, 1, 3);
     std::atomic<int> named{0};
     ranks.each([&](Engine& engine, int rank) {
@@ -154,7 +157,7 @@ TEST_F(Nccl, AFailureOfACallEndsTheEpochOnAll) {
 
 // Nobody calls while the GPU waits for others: the engine looks after it.
 TEST_F(Nccl, AFailureBehindTheCallIsFound) {
-  Ranks ranks(2);
+  Ranks ranks(2, config_);
   std::atomic<bool> go_on{false};
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
@@ -176,7 +179,7 @@ TEST_F(Nccl, AFailureBehindTheCallIsFound) {
 }
 
 TEST_F(Nccl, ARankThatDiesFreesTheStreamsOfTheOthers) {
-  Ranks ranks(3);
+  Ranks ranks(3, config_);
   std::atomic<bool> go_on{false};
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
@@ -193,8 +196,35 @@ TEST_F(Nccl, ARankThatDiesFreesTheStreamsOfTheOthers) {
   });
 }
 
+// A rank that leaves in peace has queued what others need, and its program may yet look at its own results.
+TEST_F(Nccl, WhatIsQueuedWhenARankLeavesIsCompleted) {
+  Ranks ranks(3, config_);
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    GpuTensor x(*this, rank, 100, stream);
+    x.fill(1);
+    if (rank > 0)
+      cuda_.run(rank, stream, "a long kernel", {}, [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
+    for (int i = 0; i < 2; ++i) done(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}));
+    engine.shutdown();
+    EXPECT_EQ(x.read(), std::vector<float>(100, 9));
+  });
+}
+
+TEST_F(Nccl, ManyMayBeQueued) {
+  Ranks ranks(2, config_);
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    GpuTensor x(*this, rank, 10, stream);
+    x.fill(1);
+    cuda_.run(rank, stream, "a long kernel", {}, [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
+    for (int i = 0; i < 100; ++i) done(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}));
+    EXPECT_EQ(x.read(), std::vector<float>(10, std::exp2f(100)));
+  });
+}
+
 TEST_F(Nccl, ProcessSetsGoThroughTheHost) {
-  Ranks ranks(2);
+  Ranks ranks(2, config_);
   ranks.each([&](Engine& engine, int rank) {
     const int set = add_group(engine, {0, 1});
     GpuTensor x(*this, rank, 100, stream_of(rank));
