@@ -228,8 +228,8 @@ const Knob kKnobs[] = {
      "lightcc's own. For builds of one's own, and for tests.",
      [](Config& c, const Value& v) { c.cuda_library = v.text; }, [](const Config& c) { return c.cuda_library; }},
     {"LIGHTCC_NCCL",
-     "1: tensors of GPUs go by NCCL if all ranks can and say so, else through host memory (docs/gpu.md). Off until that "
-     "has run on GPUs.",
+     "1: tensors of GPUs go by NCCL if all ranks can and say so, else through host memory (docs/gpu.md). Off until "
+     "that has run on GPUs.",
      [](Config& c, const Value& v) { c.nccl = v.flag(); },
      [](const Config& c) { return text_of(c.nccl); }},
     {"LIGHTCC_NCCL_LIBRARY",
