@@ -235,7 +235,10 @@ void Engine::step_groups(bool& moved) {
   }
   holds_.store(holds, std::memory_order_relaxed);
   polls_.store(polls, std::memory_order_relaxed);
-  if (watches_.exchange(watches) != watches && watches) peers_->wake_own_engine();  // it may sleep without end
+  if (watches != watches_.load(std::memory_order_relaxed)) {
+    watches_.store(watches);
+    if (watches) peers_->wake_own_engine();  // it may sleep without end
+  }
   if (blocked_state_.pending() || deadlock_detector_.pending()) moved |= detect_deadlocks();
   const bool works = inbox_.in_flight() > 0 || watches;
   if (epoch_.phase == EpochState::Phase::draining) apply(epoch_event::Stepped{moved, works});
