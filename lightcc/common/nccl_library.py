@@ -11,7 +11,7 @@ LEAST_VERSION = 21800  # that lightcc uses
 def path() -> Optional[str]:
     """What LIGHTCC_NCCL_LIBRARY names; or else as PyTorch's wheels bring it, or the system. None: there is none.
 
-    >>> nccl_library.path() is None or "nccl" in nccl_library.path()
+    >>> path() is None or "nccl" in path()
     True
     """
     if given := os.environ.get("LIGHTCC_NCCL_LIBRARY"):
@@ -30,7 +30,7 @@ def path() -> Optional[str]:
 def version(library: str) -> int:
     """NCCL's version code: 22703 is 2.27.3. Raises OSError if the library cannot be loaded, or is none of NCCL's.
 
-    >>> nccl_library.version("/nowhere/libnccl.so.2")
+    >>> version("/nowhere/libnccl.so.2")
     Traceback (most recent call last):
     OSError: /nowhere/libnccl.so.2: cannot open shared object file: No such file or directory
     """
