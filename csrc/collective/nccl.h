@@ -44,7 +44,7 @@ class NcclCommunicator {
   const CudaFunctions& cuda_;
   const NcclFunctions& nccl_;
   const int device_;
-  void* comm_ = nullptr;  // nullptr: it was aborted
+  void* comm_ = nullptr;  // nullptr: it has ended
 };
 
 class NcclBackend : public Backend {

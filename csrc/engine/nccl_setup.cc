@@ -88,12 +88,12 @@ bool NcclSetup::step() {
 }
 
 void NcclSetup::decide() {
-  refused_ = refuse_nccl(group_, offers_);
+  const std::string refused = refuse_nccl(group_, offers_);
   if (group_.index() == 0)
-    log(Level::info, refused_.empty()
+    log(Level::info, refused.empty()
                          ? "tensors of GPUs: by NCCL " + nccl_version_text(offers_[0].version)
-                         : "tensors of GPUs: through host memory, since NCCL cannot be used: " + refused_);
-  if (!refused_.empty()) {
+                         : "tensors of GPUs: through host memory, since NCCL cannot be used: " + refused);
+  if (!refused.empty()) {
     stage_ = Stage::done;
     return;
   }

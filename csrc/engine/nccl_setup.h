@@ -29,9 +29,8 @@ class NcclSetup {
 
   bool step();                        // never blocks; whether anything moved
   bool done() const { return stage_ == Stage::done; }
-  // Then: the communicator, or nullptr and why there is none, the same text on all members.
+  // Then: the communicator, or nullptr on all members.
   std::unique_ptr<NcclCommunicator> take() { return std::move(communicator_); }
-  const std::string& refused() const { return refused_; }
 
  private:
   enum class Stage { offers, id, connecting, done };
@@ -50,7 +49,6 @@ class NcclSetup {
   NcclUniqueId id_{};
   std::unique_ptr<Work> work_;
   std::unique_ptr<NcclCommunicator> communicator_;
-  std::string refused_;
 };
 
 // Why members with such offers, by member, cannot use NCCL together; "": they can.
