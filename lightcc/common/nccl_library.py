@@ -1,6 +1,5 @@
 """NCCL's library: where it is on this host, and which version it is. Nothing of NCCL runs here."""
 import ctypes
-import ctypes.util
 import importlib.util
 import os
 from typing import Optional
@@ -24,7 +23,9 @@ def path() -> Optional[str]:
         library = os.path.join(folder, "lib", "libnccl.so.2")
         if os.path.exists(library):
             return library
-    return ctypes.util.find_library("nccl")
+    from ctypes.util import find_library  # here, so that an import of lightcc does not pay for it
+
+    return find_library("nccl")
 
 
 def version(library: str) -> int:

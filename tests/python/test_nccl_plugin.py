@@ -4,6 +4,7 @@ import subprocess
 import pytest
 
 from jobs import launch, start
+from lightcc.common import nccl_library
 from lightcc.runner import nccl_plugin
 
 
@@ -38,13 +39,13 @@ def test_check_build_says_what_nccl_loads(tmp_path, monkeypatch, version, said):
     nccl = tmp_path / "libnccl.so.2"
     code = f"int ncclGetVersion(int* version) {{ *version = {version}; return 0; }}"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", nccl, "-x", "c", "-"], input=code, text=True, check=True)
-    monkeypatch.setattr(nccl_plugin, "_libraries", lambda: iter([str(nccl)]))
+    monkeypatch.setattr(nccl_library, "path", lambda: str(nccl))
     monkeypatch.setenv("HARP_IFNAME", "lo")
     text, fault = nccl_plugin.report()
     assert said.format(nccl) in text and fault == ""
 
 
 def test_without_nccl_it_says_so(monkeypatch):
-    monkeypatch.setattr(nccl_plugin, "_libraries", lambda: iter([]))
+    monkeypatch.setattr(nccl_library, "path", lambda: None)
     monkeypatch.setenv("HARP_IFNAME", "lo")
     assert "NCCL is not installed here" in nccl_plugin.report()[0]

@@ -333,7 +333,7 @@ def test_nccl_is_found_where_pytorch_brings_it(monkeypatch, tmp_path):
     spec = importlib.machinery.ModuleSpec("nvidia.nccl", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     monkeypatch.setattr(nccl_library.importlib.util, "find_spec", {"nvidia.nccl": spec}.get)
-    monkeypatch.setattr(nccl_library.ctypes.util, "find_library", {"nccl": "libnccl.so.2"}.get)
+    monkeypatch.setattr("ctypes.util.find_library", {"nccl": "libnccl.so.2"}.get)
     assert nccl_library.path() == "libnccl.so.2"
     library = tmp_path / "lib" / "libnccl.so.2"
     library.parent.mkdir()
