@@ -44,7 +44,7 @@ SIDE_BY_SIDE = -n 2 --dist loadfile
 # ThreadSanitizer's memory map does not fit every kernel's address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo harp test test-all test-rest unit unit-tests bench lint wheel sanitize fuzz clean packages-build packages-tests
+.PHONY: help demo harp test test-all test-rest unit unit-tests bench gpu-test gpu-bench lint wheel sanitize fuzz clean packages-build packages-tests
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
@@ -52,6 +52,8 @@ help:
 	@echo 'make harp       HARP alone: libharp.so and NCCL'\''s plugin libnccl-net-harp.so, in build/cmake'
 	@echo 'make unit       C++ tests alone'
 	@echo 'make bench      a short benchmark'
+	@echo 'make gpu-test   with a GPU, and PyTorch, pytest and CuPy in $(PYTHON): all that runs there'
+	@echo 'make gpu-bench  with a GPU, and PyTorch in $(PYTHON): how fast it is there'
 	@echo 'make lint       style, layers, generated docs'
 	@echo 'make sanitize   C++ unit tests under ASan + UBSan, then TSan'
 	@echo 'make fuzz       every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
@@ -99,6 +101,13 @@ harp: build/cmake/build.ninja
 
 bench: build/installed
 	$(BIN)/python bench/smoke.py
+
+# They build in build/gpu, for the GPU at hand, and install nothing.
+gpu-test:
+	$(PYTHON) tests/gpu/run.py
+
+gpu-bench:
+	$(PYTHON) bench/gpu.py
 
 lint: build/cmake/build.ninja
 	$(BIN)/ruff check .

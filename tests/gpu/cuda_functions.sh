@@ -1,8 +1,8 @@
 #!/bin/sh
-# The functions of liblightcc_cuda.so on a real GPU: copies, order between streams, calls, memory, scaling with the bits
-# of the CPU, errors in words, the caller's device. Exits 77 where there is no GPU or nvcc.
+# The functions of liblightcc_cuda.so on a real GPU: copies, also many at once, order between streams, calls, memory,
+# scaling with the bits of the CPU, errors in words, the caller's device. Exits 77 where there is no GPU or nvcc.
 #
-#   tests/gpu/cuda_functions.sh [LIBRARY.so]
+#   tests/gpu/cuda_functions.sh [LIBRARY.so]      UNDER: a program that starts it, with its options
 set -eu
 cd "$(dirname "$0")/../.."
 library=$(realpath "${1:-build/cmake/liblightcc_cuda.so}")
@@ -21,4 +21,5 @@ reduce="csrc/device/cpu.cc csrc/base/error.cc csrc/base/types.cc"
   -o "$folder/cuda_functions" -ldl
 nvidia-smi -L >/dev/null 2>&1 || left_out "no GPU (cuda_functions.cu compiles)"
 [ -e "$library" ] || { echo "no $library: cmake --build build/cmake --target lightcc_cuda" >&2; exit 1; }
-timeout 120 "$folder/cuda_functions" "$library"
+# UNDER is words.
+timeout 120 ${UNDER:-} "$folder/cuda_functions" "$library"

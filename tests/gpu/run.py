@@ -1,0 +1,50 @@
+"""`make gpu-test`: all that lightcc does on a GPU; on a machine with one, in less than nine minutes, without a network.
+
+    python3 tests/gpu/run.py         where python3 has PyTorch with CUDA, pytest, psutil and, for its arrays, CuPy
+
+Builds lightcc for this GPU in build/gpu. Exits 77 where there is no GPU, 1 if a part fails.
+"""
+import shutil
+import sys
+
+from parts import BUILD, PATH, ROOT, Parts
+from two_hosts import VARIABLES
+
+GPU = ROOT / "tests" / "gpu"
+BY_NCCL = "tensors of GPUs: by NCCL"  # as lightcc's log says it
+PYTEST = ["-m", "pytest", "-v", "-s", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-o",
+          "python_functions=check_*", "-o", "faulthandler_timeout=40", "--maxfail=20"]
+
+
+def on_ranks(count: int, *files: str) -> list:
+    """The command that runs the checks of these files on so many ranks."""
+    return [sys.executable, "-m", "lightcc.runner", "-np", str(count), sys.executable, *PYTEST,
+            *(str(GPU / file) for file in files)]
+
+
+def main() -> int:
+    parts = Parts("gpu-test", 530)
+    if not parts.build():
+        return parts.finish()
+    library, plugin = str(BUILD / "liblightcc_cuda.so"), str(BUILD / "libnccl-net-harp.so")
+    functions, python = str(GPU / "cuda_functions.sh"), sys.executable
+    info = {"HOROVOD_LOG_LEVEL": "info"}
+    short = {"LIGHTCC_GPU_TEST_SHORT": "1", **info}
+    parts.run("functions of CUDA", [functions, library], 120)
+    parts.run("staged, 2 ranks", on_ranks(2, "check_training.py", "check_collectives.py"), 150, LIGHTCC_NCCL="0")
+    parts.run("NCCL, 1 rank", on_ranks(1, "check_training.py", "check_collectives.py"), 90, BY_NCCL, LIGHTCC_NCCL="1",
+              **info)
+    parts.run("NCCL, 2 ranks: training", on_ranks(2, "check_training.py"), 60, BY_NCCL, **VARIABLES, **short)
+    parts.run("NCCL, 2 ranks: collectives", on_ranks(2, "check_collectives.py"), 120, BY_NCCL, **VARIABLES, **short)
+    for way, expected in (("staged", ""), ("nccl", BY_NCCL)):
+        parts.run(f"a killed rank, {way}", [python, str(GPU / "killed_rank.py"), way], 60, expected)
+    parts.run("NCCL over HARP", [str(GPU / "nccl_harp.sh"), plugin], 90)
+    if sanitizer := shutil.which("compute-sanitizer", path=PATH):
+        # Some of the calls fail on purpose: only what kernels do to memory is an error here.
+        parts.run("functions, compute-sanitizer", [functions, library], 110,
+                  UNDER=f"{sanitizer} --error-exitcode 1 --report-api-errors no")
+    return parts.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
