@@ -60,6 +60,8 @@ class TorchOnGpu(Torch):
         tensor = new_tensor(self.torch, self.double, self.device, host.shape, host.dtype)
         if host.numel():
             self.double.write(self.device, tensor.data_ptr(), super().array(host))
+        if dtype == "int32":  # splits, which lightcc reads by torch's own functions: those of the CPU wait for no GPU
+            self.double.read(self.device, 0, np.empty(0))
         return tensor
 
     on_host = Torch.tensor
