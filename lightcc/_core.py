@@ -17,7 +17,7 @@ AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 CODEC_NONE, CODEC_TOPK, CODEC_INT8 = range(3)
 CUDA = 1
-BLOCK = 1
+BLOCK, PADDED = 1, 2  # flags of requests
 POOLED_BYTES = 1 << 20
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16")
 

@@ -104,7 +104,10 @@ typedef struct lightcc_tensor {
 } lightcc_tensor;
 
 /* flags */
-#define LIGHTCC_BLOCK 1 /* drive it here for up to 100 ms: returns 0 when done (no handle is left)               */
+#define LIGHTCC_BLOCK 1  /* drive it here for up to 100 ms: returns 0 when done (no handle is left)              */
+#define LIGHTCC_PADDED 2 /* allreduce: the memory behind each tensor, up to the next multiple of 64 bytes, holds
+                          * nothing and may be written. So tensors of a GPU that lie side by side can travel together
+                          * without being copied. */
 
 /* A request, of one tensor or of several that are one unit. Zero all of it, then set what the kind needs. It is read
  * during the call only, and so is what it points at, apart from the memory of the tensors.
@@ -160,7 +163,7 @@ typedef struct lightcc_request {
  * a status. An output of lightcc's own makes LIGHTCC_BLOCK return the handle even when done. */
 LIGHTCC_API int64_t lightcc_submit(const lightcc_request* request);
 
-/* The same request again and again: prepare once (name required, no callbacks; flags do not count), start many times
+/* The same request again and again: prepare once (name required, no callbacks, not LIGHTCC_BLOCK), start many times
  * with one integer. prepare returns an id > 0 or minus a status; start a handle or minus a status. */
 LIGHTCC_API int64_t lightcc_prepare(const lightcc_request* request);
 LIGHTCC_API int64_t lightcc_start(int64_t prepared);

@@ -85,7 +85,7 @@ lightcc_request read_request(const lightcc_request* caller) {
   if (!caller) refuse("lightcc_request is NULL");
   lightcc_request request;
   read_struct(&request, caller, caller->size, kRequestSizes, "lightcc_request.size");
-  if (const uint32_t unknown = request.flags & ~uint32_t(LIGHTCC_BLOCK))
+  if (const uint32_t unknown = request.flags & ~uint32_t(LIGHTCC_BLOCK | LIGHTCC_PADDED))
     refuse("lightcc_request.flags has " + std::to_string(unknown) + ", which this version of lightcc does not know");
   if (request.set < 0) refuse("lightcc_request.set is " + std::to_string(request.set) + ", which is negative");
   if (request.count > 0 && !request.tensors)
@@ -122,6 +122,7 @@ RequestPtr make_request(const lightcc_request& from, int members) {
   request->group = from.group;
   request->set = kind == Kind::allreduce && from.name ? from.set : 0;
   request->automatic = !from.name;
+  request->padded = from.flags & LIGHTCC_PADDED;
   if (from.name) request->key = key_of(kind, from.name);
   request->callbacks = {from.done, from.allocate, from.context, from.received};
   if (kind == Kind::barrier ? from.count != 0 : from.count < 1)

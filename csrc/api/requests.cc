@@ -47,6 +47,7 @@ RequestPtr copy_of(const Request& form) {
   request->what = form.what;
   request->residuals = form.residuals;
   request->place = form.place;
+  request->padded = form.padded;
   request->inputs = form.inputs;
   request->outputs = form.outputs;
   request->compressor = form.compressor;

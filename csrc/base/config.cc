@@ -236,6 +236,10 @@ const Knob kKnobs[] = {
      "The NCCL that is used, in place of the one that the process has loaded already (PyTorch's), or else of the "
      "system's `libnccl.so.2`.",
      [](Config& c, const Value& v) { c.nccl_library = v.text; }, [](const Config& c) { return c.nccl_library; }},
+    {"HOROVOD_BATCH_D2D_MEMCOPIES",
+     "1: tensors that are fused for NCCL are copied into one buffer, and back, by one kernel each. 0: one by one.",
+     [](Config& c, const Value& v) { c.batch_copies = v.flag(); },
+     [](const Config& c) { return text_of(c.batch_copies); }},
     {"LIGHTCC_OUTPUT_POOL_BYTES",
      "Most bytes of memory that a rank keeps for the next outputs of operations that are not in place, once the "
      "program has dropped the outputs that lay there (docs/collectives.md); counted apart for memory of PyTorch's own. "

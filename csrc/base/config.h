@@ -47,6 +47,7 @@ struct Config {
   std::string cuda_library;          // LIGHTCC_CUDA_LIBRARY: in place of the one beside the core
   bool nccl = false;                 // LIGHTCC_NCCL: tensors of GPUs go by NCCL where they can
   std::string nccl_library;          // LIGHTCC_NCCL_LIBRARY: in place of the one that is found
+  bool batch_copies = true;          // HOROVOD_BATCH_D2D_MEMCOPIES: fused tensors of a GPU are copied in one launch
   std::string port_range;            // LIGHTCC_PORT_RANGE: the only ports to listen on, "20000-20100"
 };
 

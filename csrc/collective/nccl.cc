@@ -2,18 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
-#include <future>
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace lightcc {
 namespace {
 
-// How long the end of a communicator waits for the GPU, and for the other members to end theirs.
-constexpr std::chrono::seconds kPatience{5};
 constexpr std::chrono::milliseconds kAbortPatience{500};
 
 bool are_equal(const std::vector<int64_t>& counts) {
@@ -103,7 +100,7 @@ int queue(const Collective& c, const void* input, const NcclFunctions& nccl, voi
 
 // ---- NcclCommunicator
 
-template <class Call> void NcclCommunicator::on_device(const char* attempted, Call call) {
+void NcclCommunicator::on_device(const char* attempted, const std::function<int()>& call) {
   int status = kNcclSuccess;
   auto body = [&] { status = call(); };
   check_cuda(with_device(cuda_, device_, body), attempted, device_);
@@ -117,14 +114,12 @@ void NcclCommunicator::refuse(const char* attempted, int status) {
 
 NcclCommunicator::NcclCommunicator(const CudaFunctions& cuda, const NcclFunctions& nccl, int device, int members,
                                    int member, const NcclUniqueId& id)
-    : cuda_(cuda), nccl_(nccl), device_(device) {
+    : cuda_(cuda), nccl_(nccl), device_(device), members_(members), member_(member) {
   NcclConfig config;
   on_device("making a communicator", [&] { return nccl_.CommInitRankConfig(&comm_, members, id, member, &config); });
 }
 
-NcclCommunicator::~NcclCommunicator() {
-  if (comm_ && !finish()) abort();
-}
+NcclCommunicator::~NcclCommunicator() { abort().wait_for(kAbortPatience); }
 
 bool NcclCommunicator::ready() {
   int status = kNcclSuccess;
@@ -134,49 +129,94 @@ bool NcclCommunicator::ready() {
   return status == kNcclSuccess;
 }
 
-bool NcclCommunicator::finish() {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  const auto wait = [&] {
-    while (!ready()) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-    return true;
-  };
-  try {
-    if (!wait()) return false;
-    on_device("ending a communicator", [&] { return nccl_.CommFinalize(comm_); });
-    if (!wait()) return false;
-    on_device("ending a communicator", [&] { return nccl_.CommDestroy(comm_); });
-    comm_ = nullptr;
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
+void NcclCommunicator::launch(const std::function<int(const NcclFunctions&, void* comm)>& body) {
+  on_device("starting a collective", [&] {
+    int status = nccl_.GroupStart();
+    if (status == kNcclSuccess) status = body(nccl_, comm_);
+    const int end = nccl_.GroupEnd();
+    return status == kNcclSuccess || status == kNcclInProgress ? end : status;
+  });
 }
 
-void NcclCommunicator::abort() {
-  if (!comm_) return;
+bool NcclCommunicator::try_finish() {
+  if (!comm_) return true;
+  if (!ready()) return false;
+  if (!std::exchange(is_finalizing_, true)) {
+    on_device("ending a communicator", [&] { return nccl_.CommFinalize(comm_); });
+    if (!ready()) return false;
+  }
+  on_device("ending a communicator", [&] { return nccl_.CommDestroy(comm_); });
+  comm_ = nullptr;
+  return true;
+}
+
+std::future<void> NcclCommunicator::abort() {
   std::promise<void> promise;
-  const std::future<void> ended = promise.get_future();
+  std::future<void> ended = promise.get_future();
+  if (!comm_) return promise.set_value(), std::move(ended);
   std::thread([&cuda = cuda_, &nccl = nccl_, device = device_, comm = std::exchange(comm_, nullptr),
                promise = std::move(promise)]() mutable {
     auto body = [&] { nccl.CommAbort(comm); };
     with_device(cuda, device, body);
     promise.set_value();
   }).detach();
-  ended.wait_for(kAbortPatience);
+  return ended;
+}
+
+// ---- NcclCommunicators
+
+void NcclCommunicators::check() {
+  for (NcclCommunicator* one : each()) one->ready();
+}
+
+bool NcclCommunicators::try_finish() {
+  try {
+    return std::ranges::all_of(each(), [](NcclCommunicator* one) { return one->try_finish(); });
+  } catch (const Error&) {
+    abort();
+    return true;
+  }
+}
+
+void NcclCommunicators::finish(uint64_t deadline_ns) {
+  while (!try_finish()) {
+    if (now_ns() > deadline_ns) return abort();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+void NcclCommunicators::abort() {
+  std::vector<std::future<void>> ends;
+  for (NcclCommunicator* one : each()) ends.push_back(one->abort());
+  const auto deadline = std::chrono::steady_clock::now() + kAbortPatience;
+  for (const auto& end : ends) end.wait_until(deadline);
+}
+
+std::vector<NcclCommunicator*> NcclCommunicators::each() const {
+  std::vector<NcclCommunicator*> made;
+  for (const auto* one : {&all, &local, &cross})
+    if (*one) made.push_back(one->get());
+  return made;
 }
 
 // ---- NcclBackend
 
+bool nccl_reduces(const Collective& c) {
+  return nccl_op(c.op) >= 0 && nccl_dtype(c.dtype) >= 0 && c.codec.kind == CodecKind::none;
+}
+
+const void* nccl_scale(const CudaFunctions& cuda, int device, void* stream, DType dtype, double factor, void* to,
+                       const void* from, size_t count) {
+  if (factor == 1) return from;
+  if (count > 0) check_cuda(cuda.scale(device, stream, int(dtype), to, from, count, factor), "scaling", device);
+  return to;
+}
+
 bool NcclBackend::accepts(const Collective& c) const {
   if (!communicator_) return false;
   switch (c.kind) {
-    case Kind::allreduce:
-      return nccl_op(c.op) >= 0 && nccl_dtype(c.dtype) >= 0 && c.codec.kind == CodecKind::none;
-    case Kind::reducescatter:  // nowhere lies what a factor would make of the others' parts
-      return nccl_op(c.op) >= 0 && nccl_dtype(c.dtype) >= 0 && c.pre == 1;
+    case Kind::allreduce: return nccl_reduces(c);
+    case Kind::reducescatter: return nccl_reduces(c) && c.pre == 1;  // nowhere lies what a factor makes of the parts
     case Kind::broadcast:
     case Kind::allgather:
     case Kind::alltoall: return true;
@@ -188,32 +228,24 @@ class NcclBackend::Launch : public Work {
  public:
   Launch(NcclBackend& backend, const Collective& c) : backend_(backend), c_(c) {
     const void* input = c_.input;
-    if (c_.pre != 1) {
-      scale(c_.pre, c_.output, input, size_t(c_.count));
-      input = c_.output;
-    }
+    if (c_.kind == Kind::allreduce) input = scale(c_.pre, input, size_t(c_.count));
     backend_.communicator_->launch([&](const NcclFunctions& nccl, void* comm) {
       return queue(c_, input, nccl, comm, backend_.stream_);
     });
   }
   bool step() override {
     if (done_ || !backend_.communicator_->ready()) return false;
-    if (c_.post != 1) scale(c_.post, c_.output, c_.output, output_count());
+    if (c_.kind == Kind::allreduce) scale(c_.post, c_.output, size_t(c_.count));
+    if (c_.kind == Kind::reducescatter) scale(c_.post, c_.output, size_t(c_.counts[size_t(c_.index)]));
     return done_ = true;
   }
   bool done() const override { return done_; }
   int waiting_for() const override { return c_.index; }
 
  private:
-  size_t output_count() const {
-    return size_t(c_.kind == Kind::reducescatter ? c_.counts[size_t(c_.index)] : c_.count);
-  }
-  void scale(double factor, void* to, const void* from, size_t count) {
-    if (count == 0) return;
-    const int device = backend_.communicator_->device();
-    const char* failure =
-        backend_.cuda_->scale(device, backend_.stream_, int(c_.dtype), to, from, count, factor);
-    check_cuda(failure, "scaling", device);
+  const void* scale(double factor, const void* from, size_t count) {
+    return nccl_scale(*backend_.cuda_, backend_.communicator_->device(), backend_.stream_, c_.dtype, factor, c_.output,
+                      from, count);
   }
 
   NcclBackend& backend_;

@@ -1,7 +1,11 @@
 // The backend that runs collectives on memory of GPUs by NCCL. All of a collective is queued on one stream: whatever is
 // queued there behind it finds its output. Its Work is done when it is queued, not when the GPU has come to it.
 #pragma once
+#include <functional>
+#include <future>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "collective/collective.h"
 #include "device/cuda_objects.h"
@@ -12,45 +16,63 @@ namespace lightcc {
 // A communicator that gives itself back. No call of NCCL blocks; what fails throws Error{internal}.
 class NcclCommunicator {
  public:
-  // The member is in this process; all others make theirs with the same id.
+  // The member is in this process; all others make theirs with the same id. ready() says when all have.
   NcclCommunicator(const CudaFunctions&, const NcclFunctions&, int device, int members, int member,
                    const NcclUniqueId&);
-  ~NcclCommunicator();  // waits until what is queued has run, for a bounded time; else aborts
+  ~NcclCommunicator();  // aborts, unless it has ended; does not wait for long
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // None of these after abort().
+  // None of these after try_finish() or abort().
   // Whether the last call has taken place. Also finds what other members' failures have done to this one.
   bool ready();
   // Calls the body, which queues collectives as one; they are queued when ready() says so.
-  template <class Body> void launch(Body body) {
-    on_device("starting a collective", [&] {
-      int status = nccl_.GroupStart();
-      if (status == kNcclSuccess) status = body(nccl_, comm_);
-      const int end = nccl_.GroupEnd();
-      return status == kNcclSuccess || status == kNcclInProgress ? end : status;
-    });
-  }
-  // What is queued ends without result, and nothing can be queued any more. Waits for that, but not for long: NCCL may
-  // itself wait for whatever the GPU does.
-  void abort();
+  void launch(const std::function<int(const NcclFunctions&, void* comm)>& body);
+  // Ends it in peace, once what is queued has run and the other members do the same. false: not yet, call again.
+  bool try_finish();
+  // What is queued ends without result, and nothing can be queued any more. NCCL may wait for whatever the GPU does
+  // before the future is there.
+  std::future<void> abort();
   int device() const { return device_; }
+  int members() const { return members_; }
+  int member() const { return member_; }
 
  private:
-  template <class Call> void on_device(const char* attempted, Call call);
+  void on_device(const char* attempted, const std::function<int()>& call);
   [[noreturn]] void refuse(const char* attempted, int status);
-  bool finish();        // false: it cannot, in good time
 
   const CudaFunctions& cuda_;
   const NcclFunctions& nccl_;
-  const int device_;
+  const int device_, members_, member_;
   void* comm_ = nullptr;  // nullptr: it has ended
+  bool is_finalizing_ = false;
 };
+
+// A member's communicators, which end together. Two are for 2D and may be missing: among the members of its node, and
+// among those that have its place on each node.
+struct NcclCommunicators {
+  std::unique_ptr<NcclCommunicator> all, local, cross;
+
+  ~NcclCommunicators() { abort(); }
+  void check();          // throws Error{internal} if one has failed
+  bool try_finish();     // as that of one; true also if one has failed, and all were aborted
+  void finish(uint64_t deadline_ns);  // waits for that; at the deadline it aborts
+  void abort();          // does not wait for long
+
+ private:
+  std::vector<NcclCommunicator*> each() const;
+};
+
+// What can run a reduction by NCCL's kernels.
+bool nccl_reduces(const Collective&);
+// Queues to[i] = factor * from[i], unless the factor is 1. Returns where the result lies.
+const void* nccl_scale(const CudaFunctions&, int device, void* stream, DType, double factor, void* to,
+                       const void* from, size_t count);
 
 class NcclBackend : public Backend {
  public:
   const char* name() const override { return "nccl"; }
-  // Nothing until then. All must outlive this.
+  // Accepts nothing until then. All must outlive this.
   void connect(const CudaFunctions& cuda, NcclCommunicator& communicator, void* stream) {
     cuda_ = &cuda, communicator_ = &communicator, stream_ = stream;
   }

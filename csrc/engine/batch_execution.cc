@@ -57,6 +57,7 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
   Kind kind = items_[0].request->what.kind;
   for (BatchItem& item : items_) {
     item.request->results.resize(item.request->what.tensors.size());
+    owners_.insert(owners_.end(), item.request->inputs.size(), item.request.get());
     item.request->by_nccl = by_nccl();
     if (nccl_) nccl_->follow(*item.request);
   }
@@ -76,7 +77,15 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
 
 // Of a batch on a GPU; it takes no time.
 void BatchExecution::queue_all(const std::vector<Piece>& pieces) {
-  for (const Piece& piece : pieces) nccl_->copy(piece.out, piece.in, piece.bytes);
+  std::vector<CudaCopy> here;
+  for (const Piece& piece : pieces) {
+    const CudaCopy copy{piece.out, piece.in, piece.bytes};
+    if (piece.between_gpus)
+      nccl_->copy(copy);
+    else
+      here.push_back(copy);
+  }
+  nccl_->copy_all(here);
 }
 
 bool BatchExecution::copy_some(const std::vector<Piece>& pieces) {  // false: all copied

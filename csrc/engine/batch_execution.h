@@ -78,7 +78,12 @@ class BatchExecution {
   }
 
  private:
-  struct Piece { const void* in; void* out; size_t bytes; };
+  struct Piece {
+    const void* in;
+    void* out;
+    size_t bytes;
+    bool between_gpus = false;  // the tensor lies on another GPU than this batch runs on
+  };
   struct FusedCollective {  // one collective, and the pieces to copy before and after it
     Collective collective;
     std::vector<Piece> before, after;
@@ -93,7 +98,6 @@ class BatchExecution {
   DeviceKind device() const { return nccl_ ? DeviceKind::cuda : DeviceKind::cpu; }  // where collectives run
   std::byte* fusion_buffer(size_t bytes) { return nccl_ ? nccl_->buffer(bytes) : buffer_.at_least(bytes); }
   void bring_here(const Request&, FusedCollective&);
-  const Request* owner_of(size_t tensor) const;
   void plan_allreduce();
   void plan_slices(const CollectiveLayout&, const std::vector<BatchTensor>&, const FusedCollective& whole);
   void plan_staged(BatchItem&, size_t tensor, FusedCollective);
@@ -109,6 +113,7 @@ class BatchExecution {
   void count_compression(const Collective&);
 
   std::vector<BatchItem> items_;
+  std::vector<const Request*> owners_;  // by tensor of the batch
   const Group& group_;
   FusionBuffer& buffer_;
   const std::shared_ptr<OutputPool>& outputs_;

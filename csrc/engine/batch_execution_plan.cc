@@ -47,8 +47,14 @@ void BatchExecution::plan_allreduce() {
       tensors.push_back({spec.dtype, bytes, item.request->inputs[t], item.request->outputs[t]});
     }
   }
-  const auto is_shared = [&](const void* begin, size_t bytes) { return buffer_.arena().offset_of(begin, bytes) >= 0; };
-  const BatchLayout layout = lay_out(tensors, is_shared);
+  // On a GPU what lies between tensors is written too.
+  const bool all_padded = nccl_ && std::ranges::all_of(items_, [&](const BatchItem& item) {
+    return item.request->padded && item.request->place.device == nccl_->device();
+  });
+  const auto may_be_used = [&](const void* begin, size_t bytes) {
+    return nccl_ ? all_padded : buffer_.arena().offset_of(begin, bytes) >= 0;
+  };
+  const BatchLayout layout = lay_out(tensors, may_be_used);
   if (is_staged()) {
     for (const CollectiveLayout& collective : layout.collectives)
       plan_slices(collective, tensors, fused_allreduce(collective, tensors, residuals, nullptr));
@@ -57,15 +63,9 @@ void BatchExecution::plan_allreduce() {
   std::byte* buffer = layout.buffer_bytes > 0 ? fusion_buffer(layout.buffer_bytes) : nullptr;
   for (const CollectiveLayout& collective : layout.collectives) {
     FusedCollective fused = fused_allreduce(collective, tensors, residuals, buffer);
-    if (nccl_ && fused.before.empty()) bring_here(*owner_of(collective.places[0].tensor), fused);
+    if (nccl_ && fused.before.empty()) bring_here(*owners_[collective.places[0].tensor], fused);
     collectives_.push_back(std::move(fused));
   }
-}
-
-const Request* BatchExecution::owner_of(size_t tensor) const {
-  auto item = items_.begin();
-  for (; tensor >= item->request->inputs.size(); ++item) tensor -= item->request->inputs.size();
-  return item->request.get();
 }
 
 BatchExecution::FusedCollective BatchExecution::fused_allreduce(const CollectiveLayout& layout,
@@ -95,8 +95,10 @@ BatchExecution::FusedCollective BatchExecution::fused_allreduce(const Collective
   std::byte* begin = buffer + *layout.buffer_offset;
   c.input = c.output = begin;
   for (auto [tensor, offset] : layout.places) {
-    fused.before.push_back({tensors[tensor].input, begin + offset, tensors[tensor].bytes});
-    fused.after.push_back({begin + offset, tensors[tensor].output, tensors[tensor].bytes});
+    const size_t bytes = tensors[tensor].bytes;
+    const bool between_gpus = nccl_ && owners_[tensor]->place.device != nccl_->device();
+    fused.before.push_back({tensors[tensor].input, begin + offset, bytes, between_gpus});
+    fused.after.push_back({begin + offset, tensors[tensor].output, bytes, between_gpus});
   }
   return fused;
 }
@@ -107,8 +109,6 @@ void BatchExecution::plan_slices(const CollectiveLayout& layout, const std::vect
   const Collective& c = whole.collective;
   const bool is_whole = is_adasum(c) || c.codec.kind != CodecKind::none;
   const size_t most = is_whole ? layout.bytes : kStagedSliceBytes;
-  std::vector<const Request*> owners;  // by tensor
-  for (const BatchItem& item : items_) owners.insert(owners.end(), item.request->inputs.size(), item.request.get());
   const BatchTensor& first = tensors[layout.places[0].tensor];
   for (size_t begin = 0; begin < layout.bytes; begin += most) {
     const size_t bytes = std::min(most, layout.bytes - begin);
@@ -131,9 +131,9 @@ void BatchExecution::plan_slices(const CollectiveLayout& layout, const std::vect
       };
       const bool is_root = c.kind == Kind::broadcast && c.root == c.index;
       if (c.kind != Kind::broadcast || is_root)
-        slice.fetch.push_back({owners[tensor], part(tensors[tensor].input), from - begin, to - from});
+        slice.fetch.push_back({owners_[tensor], part(tensors[tensor].input), from - begin, to - from});
       if (!is_root || tensors[tensor].input != tensors[tensor].output)
-        slice.deliver.push_back({owners[tensor], part(tensors[tensor].output), from - begin, to - from});
+        slice.deliver.push_back({owners_[tensor], part(tensors[tensor].output), from - begin, to - from});
     }
     collectives_.push_back(std::move(slice));
   }
@@ -253,10 +253,10 @@ void BatchExecution::bring_here(const Request& request, FusedCollective& fused) 
   if (bytes == 0) return;
   void* here = nullptr;
   fused.here = nccl_->output(bytes, &here);
-  if (c.kind != Kind::broadcast || c.root == c.index) fused.before = {{c.input, here, bytes}};
+  if (c.kind != Kind::broadcast || c.root == c.index) fused.before = {{c.input, here, bytes, true}};
   c.input = here;
   if (!is_vector) return;
-  fused.after = {{here, c.output, bytes}};
+  fused.after = {{here, c.output, bytes, true}};
   c.output = here;
 }
 

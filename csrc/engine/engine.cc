@@ -224,7 +224,8 @@ bool Engine::step(Sleeper who) {
 
 void Engine::step_groups(bool& moved) {
   progress_lock_.assert_held();
-  bool holds = false, watches = false, polls = false;
+  launches_.step();
+  bool holds = false, watches = false, polls = launches_.polls();
   if (awaits_planned_.load(std::memory_order_relaxed) && awaits_planned_.exchange(false))
     for (auto& [id, group_engine] : group_engines_) group_engine->leave_awaited_plans();
   for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
@@ -364,7 +365,7 @@ std::string Engine::plans_text() {
 
 std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
   return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, counters_, tracing_,
-                                       progress_lock_, *this,
+                                       progress_lock_, launches_, *this,
                                        CacheFile::of(config_.cache_dir, hosts_subject(*peers_, config_.iface)));
 }
 
@@ -374,8 +375,10 @@ void Engine::change_groups(Request& request) {
   const Shape& numbers = request.what.tensors[0].shape;
   if (request.what.kind == Kind::remove_group) {
     int group = int(numbers[0]);
-    if (auto it = group_engines_.find(group); it != group_engines_.end())
+    if (auto it = group_engines_.find(group); it != group_engines_.end()) {
       it->second->fail_all(Code::invalid_argument, "its process set was removed");
+      launches_.forget(group, it->second->take_communicators());
+    }
     group_engines_.erase(group);
     peers_->reset_group(group);
     groups_.remove(group);

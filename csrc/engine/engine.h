@@ -97,6 +97,8 @@ class Engine : public GroupEngineOwner {
   void receive_reply(const DeadlockReply&) override;
   void receive_probe(const DeadlockProbe&) override;
   std::string blocked_on(int rank) override;
+  void await_turn(const Group&) override;
+  void receive_turn(int group) override;
 
   std::unique_ptr<GroupEngine> make_group_engine(std::shared_ptr<const Group>);
   void note_stream(Request&);
@@ -154,6 +156,7 @@ class Engine : public GroupEngineOwner {
 
   // Under the progress lock, as its users assert.
   ProgressLock progress_lock_;
+  NcclLaunches launches_;
   std::map<int, std::unique_ptr<GroupEngine>> group_engines_;
   uint64_t inspected_ns_ = 0;
   BlockedState blocked_state_;

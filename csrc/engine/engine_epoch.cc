@@ -10,6 +10,7 @@
 namespace lightcc {
 namespace {
 
+constexpr uint64_t kQueuedNs = 5'000'000'000;  // the longest that shutdown lets run what NCCL has queued
 constexpr uint64_t kFlushNs = 1'000'000'000;  // the longest that shutdown tries to send what it owes
 constexpr uint64_t kLookNs = 1'000'000, kPauseNs = 100'000'000;
 
@@ -149,9 +150,10 @@ void Engine::carry_out_end(bool tell) {
   peers_->end_links(Error(code, text));
   if (HeartbeatSocket* heartbeats = peers_->heartbeats()) heartbeats->announce_end(code, text, now_ns(), !tell);
   for (auto& [id, group_engine] : group_engines_) {
-    group_engine->end_nccl(false);
+    group_engine->end_nccl(0);
     group_engine->fail_all(code, text);
   }
+  launches_.finish(0);
   if (RequestPtr join = join_) finish(join, code, join->title() + ": " + text);  // no group engine may have it any more
   ring_local_ranks();
 }
@@ -218,8 +220,11 @@ void Engine::shutdown(const std::string& reason, const Cancellation* cancellatio
     flush();
   });
   const bool unfinished = inbox_.in_flight() > 0;
-  if (!unfinished && !epoch_.over())
-    for (auto& [id, group_engine] : group_engines_) group_engine->end_nccl(true);
+  if (!unfinished && !epoch_.over()) {
+    const uint64_t deadline_ns = now_ns() + kQueuedNs;
+    for (auto& [id, group_engine] : group_engines_) group_engine->end_nccl(deadline_ns);
+    launches_.finish(deadline_ns);
+  }
   const std::string text = leave_message(epoch_, reason);
   if (!unfinished && !epoch_.over()) end_epoch_on_error([&] { send_leave_message(text); });
   if (unfinished) {

@@ -32,4 +32,22 @@ void Engine::note_stream(Request& request) {
   }
 }
 
+// The coordinator of another group than the world's asks for it when it first waits.
+void Engine::await_turn(const Group& group) {
+  progress_lock_.assert_held();
+  if (launches_.has_turn(group.id())) return;
+  GroupEngine& world = *group_engines_.at(0);
+  if (world.control_plane().cut_off())
+    throw Error(Code::shut_down, "process set " + std::to_string(group.id()) + " cannot use NCCL any more: rank " +
+                                     std::to_string(world.group().rank(0)) + ", which orders its launches, or a rank " +
+                                     "on the way there, has left");
+  if (group.index() == 0 && launches_.ask(group.id()))
+    world.control_plane().send_up(LaunchRequest{world_.rank, group.id()});
+}
+
+void Engine::receive_turn(int group) {
+  progress_lock_.assert_held();
+  if (group_engines_.contains(group)) launches_.add_turn(group);
+}
+
 }  // namespace lightcc

@@ -12,7 +12,7 @@ bool is_cheap_together(const ReadyRequest& a, const ReadyRequest& b) {
 }
 
 CollectiveLayout lay_out_dtype(DType dtype, std::span<const BatchTensor> tensors,
-                               const std::function<bool(const void*, size_t)>& is_shared, size_t* buffer_bytes) {
+                               const std::function<bool(const void*, size_t)>& may_be_used, size_t* buffer_bytes) {
   CollectiveLayout layout{dtype, {}, 0, std::nullopt};
   const std::byte* begin = nullptr;
   bool in_place = true;
@@ -25,7 +25,7 @@ CollectiveLayout lay_out_dtype(DType dtype, std::span<const BatchTensor> tensors
     layout.places.push_back({i, offset});
     layout.bytes = offset + tensor.bytes;
   }
-  if (layout.places.size() <= 1 || (in_place && is_shared(begin, layout.bytes))) return layout;
+  if (layout.places.size() <= 1 || (in_place && may_be_used(begin, layout.bytes))) return layout;
   layout.buffer_offset = round_up(*buffer_bytes);
   *buffer_bytes = *layout.buffer_offset + layout.bytes;
   return layout;
@@ -71,10 +71,10 @@ std::vector<Bucket> fuse(std::span<const ReadyRequest> ready, FusionLimits limit
 }
 
 BatchLayout lay_out(std::span<const BatchTensor> tensors,
-                    const std::function<bool(const void*, size_t)>& is_shared) {
+                    const std::function<bool(const void*, size_t)>& may_be_used) {
   BatchLayout layout{{}, 0};
   for (int dtype = 0; dtype < kDTypes; ++dtype) {
-    CollectiveLayout collective = lay_out_dtype(DType(dtype), tensors, is_shared, &layout.buffer_bytes);
+    CollectiveLayout collective = lay_out_dtype(DType(dtype), tensors, may_be_used, &layout.buffer_bytes);
     if (!collective.places.empty()) layout.collectives.push_back(std::move(collective));
   }
   return layout;

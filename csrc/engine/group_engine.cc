@@ -96,6 +96,10 @@ void GroupEngine::receive_up(int from, UpMessage message) {
                         [&](const DeadlockReply& reply) {
                           check_world(from);
                           owner_.receive_reply(reply);
+                        },
+                        [&](const LaunchRequest& request) {
+                          check_world(from);
+                          control_plane_->send_down(LaunchTurn{request.group});
                         }},
              message);
 }
@@ -113,15 +117,19 @@ void GroupEngine::receive_down(DownMessage message) {
                         [&](const DeadlockProbe& probe) {
                           check_world(0);
                           owner_.receive_probe(probe);
+                        },
+                        [&](const LaunchTurn& turn) {
+                          check_world(0);
+                          owner_.receive_turn(turn.group);
                         }},
              message);
 }
 
-// Deadlocks between process sets are found in the world's.
+// What is between process sets is told in the world's.
 void GroupEngine::check_world(int from) const {
   if (group_->id() != 0)
-    throw Error(Code::internal, "rank " + std::to_string(group_->rank(from)) + " sent a message about a deadlock in " +
-                                    "process set " + std::to_string(group_->id()) + ", which belongs in the world's");
+    throw Error(Code::internal, "rank " + std::to_string(group_->rank(from)) + " sent a message in process set " +
+                                    std::to_string(group_->id()) + " that belongs in the world's");
 }
 
 bool GroupEngine::is_among(const std::vector<int32_t>& members) const {
@@ -171,6 +179,7 @@ void GroupEngine::receive(const BucketBatch& batch) {
 
 void GroupEngine::agree(std::vector<BatchItem> items) {
   for (BatchItem& item : items) item.second = second_choices_;
+  if (group_->id() == 0 && takes_turn(items)) launches_.add_turn(0);
   tracing_.agreed(items, batches_in_flight() > 0);
   batches_.push_back(std::move(items));
 }
@@ -227,13 +236,18 @@ bool GroupEngine::step_fast_path() {
 
 bool GroupEngine::begin_batch() {
   if (batches_.empty() || running_.size() == batches_at_a_time()) return false;
-  const bool is_alone = settles_nccl(batches_[0]) || runs_on_gpu(batches_[0], selector_);
+  const bool has_turn = takes_turn(batches_[0]), settles = has_turn && !nccl_settled_;
+  const bool is_alone = settles || runs_on_gpu(batches_[0], selector_);
   if (is_alone && nccl_stream_ && !nccl_stream_->has_room()) return false;
   const bool may_begin = running_.empty() || (!is_alone && !running_.back()->by_nccl() &&
                                               may_overlap(running_.back()->items(), nodes_) &&
                                               may_overlap(batches_[0], nodes_));
   if (!may_begin) return false;
-  if (settles_nccl(batches_[0])) return settle_nccl(*batches_[0][0].request);
+  if (has_turn && !launches_.is_next(group_->id())) {
+    owner_.await_turn(*group_);
+    return false;
+  }
+  if (settles) return settle_nccl(*batches_[0][0].request);
   Request& front = *batches_[0][0].request;
   if (batches_[0][0].placeholder && !joined_rank_.prepare(batches_[0])) return true;
   if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
@@ -243,6 +257,7 @@ bool GroupEngine::begin_batch() {
   running_.push_back(std::make_unique<BatchExecution>(batches_[0], *group_, buffers_[buffer_], outputs_, counters_,
                                                       tracing_, selector_, ways_of(batches_[0])));
   batches_.pop_front();
+  if (has_turn && !running_.back()->by_nccl()) launches_.end_turn(group_->id());
   return true;
 }
 
@@ -266,6 +281,7 @@ bool GroupEngine::run_batches() {
       if (item.request->what.kind == Kind::join) all_joined(item);
       if (!item.placeholder) hand_back(item.request, Code::ok, "");
     }
+    if (running_[0]->by_nccl()) launches_.end_turn(group_->id());
     moved = true;
   }
   return moved;

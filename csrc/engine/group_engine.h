@@ -6,6 +6,7 @@
 
 #include "base/config.h"
 #include "collective/links.h"
+#include "collective/nccl_hierarchical.h"
 #include "engine/batch_execution.h"
 #include "engine/control/control_plane.h"
 #include "engine/control/coordinator.h"
@@ -13,6 +14,7 @@
 #include "engine/control/response_cache.h"
 #include "engine/fast_path.h"
 #include "engine/joined_rank.h"
+#include "engine/nccl_launches.h"
 #include "engine/nccl_setup.h"
 #include "engine/progress_lock.h"
 #include "engine/tuning.h"
@@ -33,13 +35,15 @@ struct GroupEngineOwner {
   virtual void receive_reply(const DeadlockReply&) = 0;         // and here
   virtual void receive_probe(const DeadlockProbe&) = 0;         // from the world's coordinator
   virtual std::string blocked_on(int rank) = 0;                 // in words, if this rank knows; or ""
+  virtual void await_turn(const Group&) = 0;                    // nccl_launches.h; it will come, or this throws
+  virtual void receive_turn(int group) = 0;                     // from the world's coordinator
 };
 
 class GroupEngine : public ControlPlaneOwner {
  public:
   // tuned: what the tuner finds, for later runs.
   GroupEngine(Peers&, std::shared_ptr<const Group>, const Config&, std::shared_ptr<OutputPool>, Counters&, Tracing&,
-              const ProgressLock&, GroupEngineOwner&, CacheFile tuned = {});
+              const ProgressLock&, NcclLaunches&, GroupEngineOwner&, CacheFile tuned = {});
 
   const Group& group() const { return *group_; }
   const Selector& selector() const { return selector_; }
@@ -76,8 +80,9 @@ class GroupEngine : public ControlPlaneOwner {
   void inspect(uint64_t now);                           // looks for stalls
   bool watches_gpu() const { return gpu_is_busy_; }     // what was queued there may not have ended; step() looks
   bool polls() const;                                   // for what rings nobody: NCCL, and room in its stream
-  // No collective is run by it any more. in_peace: what was queued may end, for a bounded time.
-  void end_nccl(bool in_peace);
+  // No collective is run by it any more. What was queued may end until the deadline; 0: it is aborted.
+  void end_nccl(uint64_t deadline_ns);
+  std::unique_ptr<NcclCommunicators> take_communicators() { return std::move(communicators_); }
   void remind();                                        // those whom this rank waits for
   ControlPlane& control_plane() { return *control_plane_; }
 
@@ -102,7 +107,7 @@ class GroupEngine : public ControlPlaneOwner {
   bool coordinate();
   bool begin_batch();
   GpuWays ways_of(const std::vector<BatchItem>&);
-  bool settles_nccl(const std::vector<BatchItem>&) const;
+  bool takes_turn(const std::vector<BatchItem>&) const;
   bool settle_nccl(const Request&);
   void watch_gpu();
   void hand_back(const RequestPtr&, Code, const std::string& text);
@@ -124,6 +129,7 @@ class GroupEngine : public ControlPlaneOwner {
   Counters& counters_;
   Tracing& tracing_;
   const ProgressLock& progress_lock_;
+  NcclLaunches& launches_;                              // of all groups of this rank
   GroupEngineOwner& owner_;
 
   std::unique_ptr<ControlPlane> control_plane_;
@@ -143,11 +149,12 @@ class GroupEngine : public ControlPlaneOwner {
   FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another
   int buffer_ = 0;                                      // of the batch that began last
   std::unique_ptr<Staging> staging_;                    // once a request of a GPU has run through the host
-  NcclBackend* nccl_ = nullptr;                         // one of the backends, connected once the members have settled
+  NcclBackend* nccl_ = nullptr;                         // of the backends, connected once the members have settled
+  NcclHierarchicalBackend* nccl_2d_ = nullptr;          // and this, if there are several nodes
   bool nccl_settled_ = false;                           // whether they use it
   std::unique_ptr<NcclSetup> nccl_setup_;               // while they do
-  std::unique_ptr<NcclStream> nccl_stream_;
-  std::unique_ptr<NcclCommunicator> communicator_;      // ends before its stream does
+  NcclStream* nccl_stream_ = nullptr;                   // of launches_
+  std::unique_ptr<NcclCommunicators> communicators_;
   bool gpu_is_busy_ = false;                            // with what it was given by NCCL, when last looked at
   uint64_t watched_ns_ = 0;
   JoinedRank joined_rank_;

@@ -1,6 +1,7 @@
 // What a group engine does for tensors of GPUs: they run on their GPU if all members can use NCCL, else through the
 // host.
 #include "base/clock.h"
+#include "collective/node_links.h"
 #include "engine/group_engine.h"
 
 namespace lightcc {
@@ -10,30 +11,36 @@ constexpr uint64_t kWatchNs = 10'000'000;  // a GPU that is busy is looked at no
 
 }  // namespace
 
-// The first batch of tensors that all members have lets them settle whether they use NCCL. Process sets do not: kernels
-// of two communicators on a device must be launched in the same order everywhere, and only a group orders its own.
-bool GroupEngine::settles_nccl(const std::vector<BatchItem>& batch) const {
-  return !nccl_settled_ && group_->id() == 0 && batch[0].request->what.device == DeviceKind::cuda &&
-         batch[0].absent == 0 && !batch[0].placeholder;
+// Whether NCCL may run the batch, as all members know alike. The first one lets them settle whether they use it. Of the
+// world it is asked when that may not be settled yet.
+bool GroupEngine::takes_turn(const std::vector<BatchItem>& batch) const {
+  const bool may_be = group_->id() == 0 || !nccl_settled_ || communicators_;
+  return may_be && batch[0].request->what.device == DeviceKind::cuda && batch[0].absent == 0 && !batch[0].placeholder;
 }
 
 bool GroupEngine::settle_nccl(const Request& first) {
-  if (!nccl_setup_) nccl_setup_ = std::make_unique<NcclSetup>(config_, *group_, selector_, first.place.device);
+  if (!nccl_setup_)
+    nccl_setup_ = std::make_unique<NcclSetup>(config_, *group_, selector_, nodes_of(*group_, config_.intra_size),
+                                              first.place.device);
   const bool moved = nccl_setup_->step();
   if (!nccl_setup_->done()) return moved;
-  communicator_ = nccl_setup_->take();
+  communicators_ = nccl_setup_->take();
   nccl_setup_.reset();
   nccl_settled_ = true;
-  if (!communicator_) return true;
+  if (!communicators_) {
+    if (group_->id() != 0) launches_.end_turn(group_->id());  // of this batch, which takes none any more
+    return true;
+  }
   const CudaFunctions& functions = cuda(config_.cuda_library);
-  nccl_stream_ = std::make_unique<NcclStream>(functions, communicator_->device());
-  nccl_->connect(functions, *communicator_, nccl_stream_->get());
+  nccl_stream_ = &launches_.stream(functions, communicators_->all->device(), config_.batch_copies);
+  nccl_->connect(functions, *communicators_->all, nccl_stream_->get());
+  if (communicators_->local) nccl_2d_->connect(functions, *communicators_, nccl_stream_->get());
   return true;
 }
 
 GpuWays GroupEngine::ways_of(const std::vector<BatchItem>& batch) {
   if (batch[0].request->place.kind == DeviceKind::cpu) return {};
-  if (runs_on_gpu(batch, selector_)) return {.nccl = nccl_stream_.get()};
+  if (runs_on_gpu(batch, selector_)) return {.nccl = nccl_stream_};
   if (!staging_)
     staging_ = std::make_unique<Staging>(cuda(config_.cuda_library), peers_.arena(), [this] {
       std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -47,7 +54,7 @@ void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::str
   try {
     if (request->by_nccl) {
       nccl_stream_->finish(*request);
-      gpu_is_busy_ = communicator_ != nullptr;
+      gpu_is_busy_ = communicators_ != nullptr;
     } else if (staging_ && request->place.kind == DeviceKind::cuda) {
       staging_->finish(*request, code != Code::ok);
     }
@@ -63,7 +70,7 @@ void GroupEngine::watch_gpu() {
   if (now - watched_ns_ < kWatchNs) return;
   watched_ns_ = now;
   gpu_is_busy_ = !nccl_stream_->idle();
-  if (gpu_is_busy_) communicator_->ready();
+  if (gpu_is_busy_) communicators_->check();
 }
 
 bool GroupEngine::polls() const {
@@ -72,11 +79,11 @@ bool GroupEngine::polls() const {
   return nccl_setup_ || is_full || (!running_.empty() && running_[0]->by_nccl());
 }
 
-void GroupEngine::end_nccl(bool in_peace) {
+void GroupEngine::end_nccl(uint64_t deadline_ns) {
   progress_lock_.assert_held();
   nccl_setup_.reset();
-  if (communicator_ && !in_peace) communicator_->abort();
-  communicator_.reset();
+  if (communicators_ && deadline_ns > 0) communicators_->finish(deadline_ns);
+  communicators_.reset();
   gpu_is_busy_ = false;
 }
 

@@ -1,4 +1,5 @@
 // How a group engine is made: its links, its backends, and the rules by which they are chosen.
+#include <algorithm>
 #include <utility>
 
 #include "collective/compressed.h"
@@ -9,7 +10,8 @@ namespace lightcc {
 
 GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const Config& config,
                          std::shared_ptr<OutputPool> outputs, Counters& counters, Tracing& tracing,
-                         const ProgressLock& progress_lock, GroupEngineOwner& owner, CacheFile tuned)
+                         const ProgressLock& progress_lock, NcclLaunches& launches, GroupEngineOwner& owner,
+                         CacheFile tuned)
     : peers_(peers),
       group_(std::move(group)),
       config_(config),
@@ -17,6 +19,7 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
       counters_(counters),
       tracing_(tracing),
       progress_lock_(progress_lock),
+      launches_(launches),
       owner_(owner),
       plans_(group_->index(), response_cache_),
       buffers_{FusionBuffer(peers.arena()), FusionBuffer(peers.arena())},
@@ -48,6 +51,13 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
           node_links, HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));
   }
   backends_.push_back(std::make_unique<LinksBackend>(links, nodes));
+  if (nodes.size() > 1) {
+    NcclHierarchicalBackend::Limits limits;
+    limits.least_bytes = std::max(limits.least_bytes, config.hierarchical_bytes);
+    auto nccl_2d = std::make_unique<NcclHierarchicalBackend>(limits);
+    nccl_2d_ = nccl_2d.get();
+    backends_.push_back(std::move(nccl_2d));
+  }
   auto nccl = std::make_unique<NcclBackend>();
   nccl_ = nccl.get();
   backends_.push_back(std::move(nccl));

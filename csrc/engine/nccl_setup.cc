@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -36,19 +38,24 @@ std::string refuse_nccl(const Group& group, const std::vector<NcclSetup::Offer>&
   return "";
 }
 
-NcclSetup::NcclSetup(const Config& config, const Group& group, const Selector& selector, int device)
-    : config_(config), group_(group), selector_(selector), device_(device), own_(own_offer()) {
-  offers_.resize(size_t(group.size()));
-  Collective c{};
-  c.kind = Kind::allgather;
-  c.input = &own_;
-  c.output = offers_.data();
-  c.counts.assign(offers_.size(), sizeof(Offer));
-  exchange(std::move(c));
+bool are_even(const Hosts& nodes) {
+  const size_t members = nodes[0].size();
+  return nodes.size() > 1 && members > 1 &&
+         std::ranges::all_of(nodes, [&](const auto& node) { return node.size() == members; });
+}
+
+NcclSetup::NcclSetup(const Config& config, const Group& group, const Selector& selector, Hosts nodes, int device)
+    : config_(config),
+      group_(group),
+      selector_(selector),
+      nodes_(std::move(nodes)),
+      device_(device),
+      own_offer_(own_offer()) {
+  gather(own_offer_, offers_);
 }
 
 NcclSetup::~NcclSetup() {
-  if (communicator_) communicator_->abort();
+  if (communicators_) communicators_->abort();
 }
 
 NcclSetup::Offer NcclSetup::own_offer() {
@@ -58,63 +65,97 @@ NcclSetup::Offer NcclSetup::own_offer() {
     const CudaFunctions& functions = cuda(config_.cuda_library);
     check_cuda(functions.bus_id(device_, offer.bus_id.data(), offer.bus_id.size()), "asking where it is", device_);
     nccl(config_.nccl_library).GetVersion(&offer.version);
+    offer.hierarchical = config_.hierarchical;
   } catch (const Error& error) {
     set_text(offer.why, error.what());
   }
   return offer;
 }
 
-void NcclSetup::exchange(Collective c) {
+template <class Item> void NcclSetup::gather(const Item& own, std::vector<Item>& all) {
+  all.resize(size_t(group_.size()));
+  Collective c{};
+  c.kind = Kind::allgather;
   c.index = group_.index();
   c.size = group_.size();
+  c.input = &own;
+  c.output = all.data();
+  c.counts.assign(all.size(), sizeof(Item));
   const Row& row = selector_.choose(c);
   work_ = row.backend->start(c, row.algorithm);
 }
 
 bool NcclSetup::step() {
-  if (stage_ == Stage::connecting) {
-    if (!communicator_->ready()) return false;
-    stage_ = Stage::done;
-    return true;
-  }
+  if (stage_ == Stage::connecting) return connect();
   if (work_ && !work_->done() && !work_->step()) return false;
   if (!work_ || !work_->done()) return true;
   work_.reset();
   if (stage_ == Stage::offers)
     decide();
   else
-    connect();
+    stage_ = Stage::connecting;
   return true;
 }
 
 void NcclSetup::decide() {
   const std::string refused = refuse_nccl(group_, offers_);
+  const bool is_2d = are_even(nodes_) && std::ranges::all_of(offers_, [](const Offer& offer) {
+    return offer.hierarchical != 0;
+  });
   if (group_.index() == 0)
-    log(Level::info, refused.empty()
-                         ? "tensors of GPUs: by NCCL " + nccl_version_text(offers_[0].version)
-                         : "tensors of GPUs: through host memory, since NCCL cannot be used: " + refused);
+    log(Level::info, !refused.empty()
+                         ? "tensors of GPUs: through host memory, since NCCL cannot be used: " + refused
+                         : "tensors of GPUs: by NCCL " + nccl_version_text(offers_[0].version) +
+                               (is_2d ? ", 2D for large all-reduces" : ""));
   if (!refused.empty()) {
     stage_ = Stage::done;
     return;
   }
-  stage_ = Stage::id;
-  if (group_.index() == 0) {
-    const NcclFunctions& functions = nccl(config_.nccl_library);
-    if (const int status = functions.GetUniqueId(&id_); status != kNcclSuccess)
+  communicators_ = std::make_unique<NcclCommunicators>();
+  Planned all{std::vector<int>(offers_.size()), &NcclCommunicators::all};
+  std::iota(all.members.begin(), all.members.end(), 0);
+  planned_.push_back(std::move(all));
+  if (is_2d) plan_2d();
+  make_ids();
+  stage_ = Stage::ids;
+}
+
+// Those of this member's node, and those that have its place on their node.
+void NcclSetup::plan_2d() {
+  const auto has_own = [&](const auto& members) { return std::ranges::count(members, group_.index()) > 0; };
+  const auto& node = *std::ranges::find_if(nodes_, has_own);
+  const auto place = std::ranges::find(node, group_.index()) - node.begin();
+  Planned cross{{}, &NcclCommunicators::cross};
+  for (const auto& other : nodes_) cross.members.push_back(other[size_t(place)]);
+  planned_.push_back({node, &NcclCommunicators::local});
+  planned_.push_back(std::move(cross));
+}
+
+void NcclSetup::make_ids() {
+  const NcclFunctions& functions = nccl(config_.nccl_library);
+  for (size_t i = 0; i < planned_.size(); ++i) {
+    if (planned_[i].members[0] != group_.index()) continue;
+    if (const int status = functions.GetUniqueId(&own_ids_[i]); status != kNcclSuccess)
       throw Error(Code::internal, std::string("NCCL made no id for a communicator: ") +
                                       functions.GetErrorString(status) + " (" + functions.GetLastError(nullptr) + ")");
   }
-  Collective c{};
-  c.kind = Kind::broadcast;
-  c.output = &id_;
-  c.count = sizeof id_;
-  exchange(std::move(c));
+  gather(own_ids_, ids_);
 }
 
-void NcclSetup::connect() {
-  communicator_ = std::make_unique<NcclCommunicator>(cuda(config_.cuda_library), nccl(config_.nccl_library), device_,
-                                                     group_.size(), group_.index(), id_);
-  stage_ = Stage::connecting;
+// All members make theirs in the same order, one after the other.
+bool NcclSetup::connect() {
+  if (begun_ > 0 && !((*communicators_).*planned_[begun_ - 1].place)->ready()) return false;
+  if (begun_ == planned_.size()) {
+    stage_ = Stage::done;
+    return true;
+  }
+  const auto& [members, place] = planned_[begun_];
+  const auto own = std::ranges::find(members, group_.index()) - members.begin();
+  (*communicators_).*place = std::make_unique<NcclCommunicator>(
+      cuda(config_.cuda_library), nccl(config_.nccl_library), device_, int(members.size()), int(own),
+      ids_[size_t(members[0])][begun_]);
+  ++begun_;
+  return true;
 }
 
 }  // namespace lightcc

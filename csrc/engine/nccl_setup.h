@@ -1,6 +1,6 @@
 // How the members of a group come to run collectives by NCCL: each says what it has, and all decide alike whether that
-// is enough; then one makes the id of a communicator, and each its end of it. What they say to each other travels in
-// collectives of the host, which all start at the same place in the order of their batches.
+// is enough; then the first member of each communicator makes its id, and each member its end of each. What they say to
+// each other travels in collectives of the host, which all start at the same place in the order of their batches.
 #pragma once
 #include <array>
 #include <memory>
@@ -19,37 +19,54 @@ class NcclSetup {
   // What each member has. Its text travels as it is here.
   struct Offer {
     int32_t version = 0;              // of NCCL; 0: it has none that can be used
+    int32_t hierarchical = 0;         // whether it is to use 2D
     std::array<char, 32> bus_id{};    // of its GPU, in its host
     std::array<char, 200> why{};      // if it has none
   };
 
-  // device: this rank's GPU. All must outlive this.
-  NcclSetup(const Config&, const Group&, const Selector&, int device);
+  // nodes: the group's members, as 2D sees them. device: this rank's GPU. All but the nodes must outlive this.
+  NcclSetup(const Config&, const Group&, const Selector&, Hosts nodes, int device);
   ~NcclSetup();                       // aborts what nobody has taken
 
   bool step();                        // never blocks; whether anything moved
   bool done() const { return stage_ == Stage::done; }
-  // Then: the communicator, or nullptr on all members.
-  std::unique_ptr<NcclCommunicator> take() { return std::move(communicator_); }
+  // Then: the communicators, or nullptr on all members.
+  std::unique_ptr<NcclCommunicators> take() { return std::move(communicators_); }
 
  private:
-  enum class Stage { offers, id, connecting, done };
+  enum class Stage { offers, ids, connecting, done };
+  // A communicator of this member, with whom, and where it goes.
+  struct Planned {
+    std::vector<int> members;
+    std::unique_ptr<NcclCommunicator> NcclCommunicators::*place;
+  };
+  static constexpr size_t kMostCommunicators = 3;
+  using Ids = std::array<NcclUniqueId, kMostCommunicators>;  // of those planned that the member is the first of
   Offer own_offer();
-  void exchange(Collective);
+  template <class Item> void gather(const Item& own, std::vector<Item>& all);
   void decide();
-  void connect();
+  void plan_2d();
+  void make_ids();
+  bool connect();
 
   const Config& config_;
   const Group& group_;
   const Selector& selector_;
+  const Hosts nodes_;
   const int device_;
   Stage stage_ = Stage::offers;
-  Offer own_;
+  const Offer own_offer_;
   std::vector<Offer> offers_;         // by member
-  NcclUniqueId id_{};
+  std::vector<Planned> planned_;
+  Ids own_ids_{};
+  std::vector<Ids> ids_;              // by member
   std::unique_ptr<Work> work_;
-  std::unique_ptr<NcclCommunicator> communicator_;
+  std::unique_ptr<NcclCommunicators> communicators_;
+  size_t begun_ = 0;                  // communicators
 };
+
+// Whether all nodes have equally many members, more than one.
+bool are_even(const Hosts& nodes);
 
 // Why members with such offers, by member, cannot use NCCL together; "": they can.
 std::string refuse_nccl(const Group&, const std::vector<NcclSetup::Offer>&);

@@ -6,6 +6,7 @@ namespace lightcc {
 namespace {
 
 constexpr size_t kMostBatches = 32;  // that are queued and have not run
+constexpr const char* kCopying = "copying tensors that run together";
 
 class NcclOutput : public GpuOutput {
  public:
@@ -76,8 +77,15 @@ std::byte* NcclStream::buffer(size_t bytes) {
   return static_cast<std::byte*>(buffer_);
 }
 
-void NcclStream::copy(void* to, const void* from, size_t bytes) {
-  check_cuda(cuda_.copy(device_, get(), to, from, bytes), "copying tensors that run together", device_);
+void NcclStream::copy(const CudaCopy& one) {
+  check_cuda(cuda_.copy(device_, get(), one.to, one.from, one.bytes), kCopying, device_);
+}
+
+void NcclStream::copy_all(std::span<const CudaCopy> copies) {
+  if (batches_copies_)
+    check_cuda(cuda_.copy_all(device_, get(), copies.data(), copies.size()), kCopying, device_);
+  else
+    for (const CudaCopy& one : copies) copy(one);
 }
 
 std::shared_ptr<GpuOutput> NcclStream::output(size_t bytes, void** memory) {

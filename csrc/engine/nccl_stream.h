@@ -1,11 +1,12 @@
-// The stream of a GPU on which the collectives of a group run there, by NCCL, and the memory that they need beside the
-// tensors'. All is queued, and nobody waits. Invariants:
+// The stream of a GPU on which collectives run there by NCCL, and the memory that they need beside the tensors'. All is
+// queued, and nobody waits. Invariants:
 // 1. What is queued here for a request runs after what the request's stream had when it was submitted.
 // 2. What that stream is given after the request is done, or has failed, runs after all that was queued for it.
 #pragma once
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -39,11 +40,15 @@ class NcclMemory {
   std::vector<Returned> returned_;
 };
 
-// Of one group engine; only whoever holds the progress lock calls it.
+// Only whoever holds the progress lock calls it.
 class NcclStream {
  public:
-  NcclStream(const CudaFunctions& cuda, int device)
-      : cuda_(cuda), device_(device), memory_(std::make_shared<NcclMemory>(cuda, device)) {}
+  // batches_copies: HOROVOD_BATCH_D2D_MEMCOPIES.
+  NcclStream(const CudaFunctions& cuda, int device, bool batches_copies)
+      : cuda_(cuda),
+        device_(device),
+        batches_copies_(batches_copies),
+        memory_(std::make_shared<NcclMemory>(cuda, device)) {}
   ~NcclStream() { memory_->give_back(buffer_, nullptr); }
   NcclStream(const NcclStream&) = delete;
   NcclStream& operator=(const NcclStream&) = delete;
@@ -53,7 +58,8 @@ class NcclStream {
   void follow(const Request&);
   // For fused tensors, from what is queued now on; kept and grown.
   std::byte* buffer(size_t bytes);
-  void copy(void* to, const void* from, size_t bytes);
+  void copy(const CudaCopy&);                      // either side may lie on another GPU
+  void copy_all(std::span<const CudaCopy>);        // neither side does
   std::shared_ptr<GpuOutput> output(size_t bytes, void** memory);
   // Orders the request's stream behind all that was queued.
   void finish(Request&);
@@ -64,6 +70,7 @@ class NcclStream {
  private:
   const CudaFunctions& cuda_;
   const int device_;
+  const bool batches_copies_;
   const std::shared_ptr<NcclMemory> memory_;  // outputs may outlive this
   void* buffer_ = nullptr;
   size_t buffer_bytes_ = 0;

@@ -64,7 +64,8 @@ struct Request {
   Announcement what;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;      // nullptr: see Output
-  DevicePlace place;                     // of all of these
+  DevicePlace place;               // of all of these
+  bool padded = false;             // behind each, up to the next multiple of kLine bytes, there is nothing
   std::shared_ptr<CudaEvent> ready;  // what its stream had at submission; unless it is the CPU's
   Callbacks callbacks;
   std::shared_ptr<Compressor> compressor;  // what.codec comes from it; nullptr: none

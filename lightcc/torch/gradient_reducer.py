@@ -168,8 +168,8 @@ class GradientReducer:
 
     def _start_group(self, group: Group) -> None:
         summing = self.compressed.request if self.compressed is not None and group.is_compressed() else self._request
-        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.name, self._process_set, 0, *summing,
-                                           set_=self._set)
+        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.name, self._process_set, _core.PADDED,
+                                           *summing, set_=self._set)
         self._handles.append(group.handle)
 
     def _gather(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
@@ -319,7 +319,7 @@ class GradientReducer:
         summing = self.compressed.request if gradient.compressed else self._request
         address, dtype, shape, place = described(gradient)
         return request.prepare(_core.ALLREDUCE, address, dtype, shape, gradient.name, self._process_set, *summing,
-                               set_=self._set, place=place)
+                               set_=self._set, place=place, flags=_core.PADDED)
 
     def _forget(self) -> None:
         del self._handles[:]

@@ -66,7 +66,8 @@ class FuzzedGroup {
                           [&](const MembersAbsent& absence) { coordinator_.members_absent(absence); },
                           [&](const Query& query) { answer(from, query); },
                           [&](const Refused& refused) { coordinator_.refused(from, refused.key, refused.why); },
-                          [](const BlockedReport&) {}, [](const DeadlockReply&) {}},
+                          [](const BlockedReport&) {}, [](const DeadlockReply&) {},
+                          [](const LaunchRequest&) {}},
                message);
   }
   void answer(int from, const Query& query) {

@@ -8,6 +8,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -17,6 +18,7 @@
 
 #include "device/cuda.h"
 #include "device/device.h"
+#include "unit/copy_cases.h"
 #include "unit/scale_cases.h"
 
 namespace {
@@ -219,6 +221,9 @@ void waits_for_nothing(const lightcc::CudaFunctions& cuda, int device) {
   void* memory = on.allocate(on.free, kBytes);
   for (int dtype = 0; dtype < lightcc::kDTypes; ++dtype)
     check(cuda.scale(device, on.free, dtype, memory, memory, 1000, 0.5));
+  auto* const bytes = static_cast<std::byte*>(memory);
+  const lightcc::CudaCopy copies[] = {{bytes, bytes + 1000, 1000}, {bytes + 2000, bytes + 3000, 1000}};
+  check(cuda.copy_all(device, on.free, copies, 2));
   check(cuda.release(device, on.free, memory));
   void* other = on.allocate(on.gated, kBytes);  // what is free of the same pool, or new
   check(cuda.release(device, on.gated, other));
@@ -278,6 +283,37 @@ void copies_between(const lightcc::CudaFunctions& cuda, int source, int target) 
   expect(from == to, "memory of another device arrives");
   check(cuda.unpin(source, from.data()));
   check(cuda.unpin(target, to.data()));
+}
+
+// Pieces of the first memory into the second, between which all stays as it is.
+void copies_many(const lightcc::CudaFunctions& cuda, int device) {
+  using lightcc::test::kCopyBytes;
+  std::vector<std::byte> in = lightcc::test::copy_bytes(1), before = lightcc::test::copy_bytes(2), got(kCopyBytes);
+  for (auto* bytes : {&in, &before, &got}) check(cuda.pin(device, bytes->data(), kCopyBytes));
+  Streams on(cuda, device);
+  auto* const from = static_cast<std::byte*>(on.allocate(on.free, kCopyBytes));
+  auto* const to = static_cast<std::byte*>(on.allocate(on.free, kCopyBytes));
+  check(cuda.copy(device, on.free, from, in.data(), kCopyBytes));
+  size_t set = 0;
+  for (const auto& cases : lightcc::test::copy_cases()) {
+    std::vector<std::byte> want = before;
+    std::vector<lightcc::CudaCopy> copies;
+    for (const auto& [to_at, from_at, bytes] : cases) {
+      copies.push_back({to + to_at, from + from_at, bytes});
+      std::memcpy(&want[to_at], &in[from_at], bytes);
+    }
+    check(cuda.copy(device, on.free, to, before.data(), kCopyBytes));
+    check(cuda.copy_all(device, on.free, copies.data(), copies.size()));
+    check(cuda.copy(device, on.free, got.data(), to, kCopyBytes));
+    on.finish(on.free);
+    const size_t same = static_cast<size_t>(std::ranges::mismatch(got, want).in1 - got.begin());
+    if (same < kCopyBytes) std::fprintf(stderr, "set %zu of %zu pieces: byte %zu is wrong\n", set, copies.size(), same);
+    expect(same == kCopyBytes, "every byte of the pieces and no other is copied");
+    ++set;
+  }
+  check(cuda.release(device, on.free, from));
+  check(cuda.release(device, on.free, to));
+  for (auto* bytes : {&in, &before, &got}) check(cuda.unpin(device, bytes->data()));
 }
 
 // `count` elements from element from_at into what lies from to_at on; what lies around them stays as it is.
@@ -362,6 +398,7 @@ int main(int, char** argv) {
   captures_go_on(cuda, devices - 1);
   memory_follows_its_stream(cuda, devices - 1);
   if (devices > 1) copies_between(cuda, 0, devices - 1);
+  copies_many(cuda, devices - 1);
   scales_as_the_cpu_does(cuda, devices - 1);
   names_the_bus(cuda, devices);
   std::printf("%d GPUs: ok\n", devices);

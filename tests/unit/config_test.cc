@@ -45,7 +45,8 @@ TEST(Config, ReadsEveryKnob) {
                          {"LIGHTCC_SPIN_US", "20"},
                          {"LIGHTCC_STORE_ADDR", "h1:4711"},
                          {"LIGHTCC_IFACE", "eth0"},
-                         {"LIGHTCC_PORT_RANGE", "20000-20100"}});
+                         {"LIGHTCC_PORT_RANGE", "20000-20100"},
+                         {"HOROVOD_BATCH_D2D_MEMCOPIES", "0"}});
   EXPECT_EQ(c.fusion_bytes, 1048576);
   EXPECT_FALSE(c.fusion);
   EXPECT_EQ(c.cache_capacity, 7);
@@ -62,6 +63,7 @@ TEST(Config, ReadsEveryKnob) {
   EXPECT_EQ(c.store_addr, "h1:4711");
   EXPECT_EQ(c.iface, "eth0");
   EXPECT_EQ(c.port_range, "20000-20100");
+  EXPECT_FALSE(c.batch_copies);
 }
 
 TEST(Config, InterfacesHaveOtherNamesToo) {
@@ -88,7 +90,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 37u);
+  EXPECT_EQ(again.size(), 38u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 

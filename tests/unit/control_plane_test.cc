@@ -35,7 +35,8 @@ std::string text_of(const UpMessage& message) {
                                [](const MembersAbsent& m) { return "says who is absent from " + m.key; },
                                [](const Refused& m) { return "has refused " + m.key; },
                                [](const BlockedReport& m) { return "is blocked on " + m.key; },
-                               [](const DeadlockReply&) { return std::string("replies"); }},
+                               [](const DeadlockReply&) { return std::string("replies"); },
+                               [](const LaunchRequest& m) { return "asks for group " + std::to_string(m.group); }},
                     message);
 }
 std::string text_of(const DownMessage& message) {
@@ -46,7 +47,8 @@ std::string text_of(const DownMessage& message) {
                                [](const Tuned& m) { return "tuned to " + std::to_string(m.second); },
                                [](const Failure& m) { return m.key + " failed"; },
                                [](const Missing& m) { return "missing at " + m.key; },
-                               [](const DeadlockProbe& m) { return "probe about " + m.key; }},
+                               [](const DeadlockProbe& m) { return "probe about " + m.key; },
+                               [](const LaunchTurn& m) { return "turn of group " + std::to_string(m.group); }},
                     message);
 }
 

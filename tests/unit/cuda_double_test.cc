@@ -218,6 +218,49 @@ TEST_F(CudaDoubles, BothSidesOfACopyNeedOrder) {
                                   "a copy on the default stream of device 0 writes" + other + "reads without order"}));
 }
 
+TEST_F(CudaDoubles, ABatchOfCopiesIsWithinADevice) {
+  float *data = memory(), *same = memory(), *others = memory(1);
+  cuda.fill(0, nullptr, data, kCount, 1);
+  cuda.fill(0, nullptr, same, kCount, 2);
+  const CudaCopy copies[] = {{same, data, 400}, {nullptr, nullptr, 0}, {same + 100, data, 4}, {same + 102, data, 4}};
+  check(table.copy_all(0, nullptr, copies, 4));
+  check(table.copy_all(0, nullptr, nullptr, 0));
+  std::vector<float> want = all(2);
+  std::fill_n(want.begin(), 101, 1.0f);
+  want[102] = 1;
+  EXPECT_EQ(cuda.read(0, nullptr, same, kCount), want);
+  EXPECT_EQ(cuda.faults(), Texts{});
+
+  const std::string who = "a batch of copies on the default stream of device 0 ";
+  for (const CudaCopy& copy : {CudaCopy{others, data, 4}, CudaCopy{same, others, 4}, CudaCopy{same, host.data(), 4},
+                               CudaCopy{same + 1, data, kBytes}})
+    EXPECT_EQ(table.copy_all(0, nullptr, &copy, 1), who + "has a side that is not the device's memory");
+  const std::vector<CudaCopy> overlaps[] = {{{same, data, 8}, {same + 1, data + 4, 4}},
+                                            {{data + 1, same, 4}, {same + 4, data, 16}},
+                                            {{same, data, 4}, {data + 4, same, 4}},
+                                            {{data, data, 4}}};
+  for (const auto& each : overlaps)
+    EXPECT_EQ(table.copy_all(0, nullptr, each.data(), each.size()), who + "writes what it also reads, or writes twice");
+  EXPECT_EQ(cuda.faults().size(), 2u) << "each once";
+}
+
+TEST_F(CudaDoubles, EachSideOfABatchOfCopiesNeedsOrder) {
+  void* other = stream();
+  float *data = memory(), *same = memory();
+  cuda.fill(0, nullptr, data, 4, 1);
+  cuda.fill(0, nullptr, same + 8, 2, 1);
+  const CudaCopy copies[] = {{same, data + 2, 8}, {same + 4, data + 8, 4}, {same + 8, data + 9, 4}};
+  check(table.copy_all(0, other, copies, 3));
+  const std::string who = "a batch of copies on stream 1 of device 0 ",
+                    writes = " bytes that a kernel on the default stream writes without order";
+  EXPECT_EQ(cuda.faults(), (Texts{who + "reads 8" + writes, who + "writes 4" + writes}));
+  check(table.copy(0, nullptr, host.data(), same, kBytes));
+  EXPECT_EQ(cuda.faults().size(), 4u) << "of 8 bytes and, in the same words, of 4 and 4";
+  order(nullptr, other);
+  fetch(nullptr, same);
+  EXPECT_EQ(cuda.faults().size(), 4u);
+}
+
 TEST_F(CudaDoubles, MemoryIsAllocatedAndReleasedInTheOrderOfAStream) {
   void *first = stream(), *second = stream();
   for (int i = 0; i < 20; ++i) {

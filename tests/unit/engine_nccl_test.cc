@@ -2,7 +2,9 @@
 // That results are right is shown beside the way through the host (engine_gpu_test.cc).
 #include "engine/nccl_setup.h"
 
+#include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "gpus.h"
 
@@ -35,6 +37,11 @@ TEST(RefuseNccl, SaysWhoCannot) {
 class Nccl : public GpuTest {
  protected:
   Nccl() { config_.nccl = true; }
+  // Who ends the epoch waits until all ranks have been told that their part is queued.
+  void await_all(int ranks) {
+    ++queued_;
+    while (queued_ < ranks) std::this_thread::yield();
+  }
   // An all-reduce of ones, in place.
   void expect_sum(Engine& engine, int rank, int ranks, const std::string& name = "x") {
     GpuTensor x(*this, rank, 100, stream_of(rank));
@@ -42,6 +49,8 @@ class Nccl : public GpuTest {
     done(engine, on_gpu(engine, Kind::allreduce, name, {&x}, {&x}));
     EXPECT_EQ(x.read(), std::vector<float>(x.count, float(ranks)));
   }
+
+  std::atomic<int> queued_{0};
 };
 
 TEST_F(Nccl, CommunicatorsAreMadeOnce) {
@@ -102,6 +111,29 @@ TEST_F(Nccl, AveragesAndFactorsAreThoseOfTheHost) {
       EXPECT_EQ(taken(*scattered), std::vector<float>(rank == 0 ? 3 : 2, 1));
     });
   }
+}
+
+// As slots of gradients lie: 25 and 40 floats, each padded to whole lines, in one piece of memory.
+TEST_F(Nccl, PaddedNeighboursTravelTogetherWhereTheyAre) {
+  constexpr size_t kSecond = 32, kAll = kSecond + 40;
+  Ranks ranks(2, config_);
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    for (const bool padded : {false, true}) {
+      GpuTensor memory(*this, rank, kAll, stream);
+      memory.fill(1);
+      auto both = on_gpu(engine, Kind::allreduce, "x", {&memory, &memory}, {&memory, &memory}, {{25}, {40}});
+      both->inputs[1] = both->outputs[1] = memory.data + kSecond;
+      both->padded = padded;
+      done(engine, request(engine, Kind::barrier, "", {}));  // the others copy no more
+      if (padded)
+        for (const char* copies : {"copy", "copy_all"}) cuda_.fail(copies, 1);
+      done(engine, both);
+      std::vector<float> expected(kAll, 2);
+      for (size_t i = 25; i < kSecond; ++i) expected[i] = padded ? 2 : 1;
+      EXPECT_EQ(memory.read(), expected) << (padded ? "padded" : "what lies between them is another's");
+    }
+  });
 }
 
 // The communicator is bound to the GPU of the first tensors.
@@ -168,6 +200,7 @@ TEST_F(Nccl, AFailureBehindTheCallIsFound) {
         while (!go_on) std::this_thread::yield();
       });
     EXPECT_EQ(outcome(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x})), Code::ok) << "it is queued";
+    await_all(2);
     if (rank == 0) {
       nccl_.set_async_error(0, 6);
       cuda_.synchronize(rank, stream);  // ends since the communicator is aborted, without a call of this rank
@@ -190,6 +223,7 @@ TEST_F(Nccl, ARankThatDiesFreesTheStreamsOfTheOthers) {
         while (!go_on) std::this_thread::yield();
       });
     EXPECT_EQ(outcome(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x})), Code::ok);
+    await_all(3);
     if (rank == 2) return engine.abort("it is gone");
     cuda_.synchronize(rank, stream);
     if (rank == 0) go_on = true;
@@ -223,18 +257,178 @@ TEST_F(Nccl, ManyMayBeQueued) {
   });
 }
 
-TEST_F(Nccl, ProcessSetsGoThroughTheHost) {
+// ---- 2D
+
+class Nccl2d : public Nccl {
+ protected:
+  Nccl2d() { nccl_.set_kernels(2); }
+  static constexpr size_t kLarge = (1 << 18) + 3;  // floats, that 2D takes
+  void expect_sums(Ranks& ranks) {
+    ranks.each([&](Engine& engine, int rank) {
+      void* stream = stream_of(rank);
+      for (const size_t count : {kLarge, size_t(100)}) {
+        GpuTensor x(*this, rank, count, stream), y(*this, rank, count, stream);
+        x.fill(float(rank));
+        auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&y});
+        one->what.op = ReduceOp::average;
+        done(engine, one);
+        EXPECT_EQ(y.read(), std::vector<float>(count, float(ranks.size() - 1) / 2));
+      }
+    });
+  }
+};
+
+TEST_F(Nccl2d, WhereAllNodesHaveEquallyManyMembers) {
+  struct Case { std::vector<int> hosts; bool is_2d; };
+  for (const auto& [hosts, is_2d] : {Case{{2, 2}, true}, {{2, 1}, false}, {{1, 1}, false}, {{4}, false}}) {
+    Ranks ranks(hosts, config_);
+    expect_sums(ranks);
+    EXPECT_EQ(nccl_.leaks(), size_t(ranks.size() * (is_2d ? 3 : 1)));
+  }
+  config_.intra_size = 2;
+  Ranks parts(4, config_);
+  expect_sums(parts);
+  EXPECT_EQ(nccl_.leaks(), 12u) << "two nodes on one host";
+}
+
+TEST_F(Nccl2d, NotWhereItIsNotWanted) {
+  config_.hierarchical = false;
+  Ranks ranks(std::vector<int>{2, 2}, config_);
+  expect_sums(ranks);
+  EXPECT_EQ(nccl_.leaks(), 4u);
+}
+
+TEST_F(Nccl2d, FailuresOfCallsEndTheEpochOnAll) {
+  for (const auto& [function, calls] : {std::pair("ReduceScatter", 2), {"AllReduce", 3}, {"AllGather", 1},
+                                        {"CommInitRankConfig", 7}, {"GetUniqueId", 3}}) {
+    Ranks ranks(std::vector<int>{2, 2}, config_);
+    nccl_.fail(function, calls, 3);
+    ranks.each([&, function = function](Engine& engine, int rank) {
+      GpuTensor x(*this, rank, kLarge, stream_of(rank));
+      x.fill(1);
+      for (int i = 0; i < 100; ++i) {
+        const auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+        if (outcome(engine, one) == Code::ok) continue;
+        EXPECT_NE(one->text.find("NCCL"), std::string::npos) << one->text;
+        return;
+      }
+      ADD_FAILURE() << "rank " << rank << " saw no failure of " << function;
+    });
+  }
+}
+
+TEST_F(Nccl2d, ARankThatDiesFreesTheStreamsOfTheOthers) {
+  Ranks ranks(std::vector<int>{2, 2}, config_);
+  std::atomic<bool> go_on{false};
+  ranks.each([&](Engine& engine, int rank) {
+    void* stream = stream_of(rank);
+    GpuTensor x(*this, rank, kLarge, stream);
+    x.fill(1);
+    if (rank == 3)
+      cuda_.run(rank, stream, "a kernel that never ends", {}, [&] {
+        while (!go_on) std::this_thread::yield();
+      });
+    EXPECT_EQ(outcome(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x})), Code::ok) << "it is queued";
+    await_all(4);
+    if (rank == 3) return engine.abort("it is gone");
+    cuda_.synchronize(rank, stream);
+    if (rank == 0) go_on = true;
+  });
+}
+
+// ---- process sets
+
+// Each rank submits its sets' operations in an order of its own; a device runs one kernel at a time.
+TEST_F(Nccl, CrossingProcessSetsAreLaunchedInOneOrder) {
+  Ranks ranks(std::vector<int>{2, 1}, config_);
+  ranks.each([&](Engine& engine, int rank) {
+    std::vector<int> sets = {0, add_group(engine, {0, 1}), add_group(engine, {1, 2}), add_group(engine, {2, 0})};
+    const auto is_member = [&](size_t set) { return set == 0 || int(set - 1) == rank || int(set) % 3 == rank; };
+    std::mt19937 random(unsigned(rank) + unsigned(cuda_.seed()));
+    void* stream = stream_of(rank);
+    for (int again = 0; again < 10; ++again) {
+      std::vector<size_t> order = {0, 1, 2, 3};
+      std::ranges::shuffle(order, random);
+      std::vector<std::unique_ptr<GpuTensor>> tensors;
+      std::vector<RequestPtr> requests;
+      for (const size_t set : order) {
+        if (!is_member(set)) continue;
+        tensors.push_back(std::make_unique<GpuTensor>(*this, rank, 100, stream));
+        tensors.back()->fill(1);
+        requests.push_back(on_gpu(engine, Kind::allreduce, "x", {tensors.back().get()}, {tensors.back().get()}));
+        requests.back()->group = sets[set];
+        engine.submit(requests.back(), false);
+      }
+      for (size_t i = 0; i < requests.size(); ++i) {
+        EXPECT_EQ(finish(engine, requests[i]), Code::ok) << requests[i]->text;
+        const float members = requests[i]->group == 0 ? 3 : 2;
+        EXPECT_EQ(tensors[i]->read(), std::vector<float>(100, members));
+      }
+    }
+  });
+  EXPECT_EQ(nccl_.leaks(), 9u) << "the world's, and two of each set";
+}
+
+// They take turns until that is settled.
+TEST_F(Nccl, WithoutItProcessSetsGoThroughTheHost) {
+  config_.nccl = false;
+  Ranks ranks(std::vector<int>{2, 1}, config_);
+  ranks.each([&](Engine& engine, int rank) {
+    const int alone = add_group(engine, {0}), some = add_group(engine, {2, 1});
+    for (int again = 0; again < 3; ++again) {
+      const int set = rank == 0 ? alone : some;
+      GpuTensor x(*this, rank, 100, stream_of(rank));
+      x.fill(1);
+      auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+      one->group = set;
+      done(engine, one);
+      EXPECT_EQ(x.read(), std::vector<float>(100, rank == 0 ? 1 : 2));
+      expect_sum(engine, rank, 3);
+    }
+  });
+}
+
+TEST_F(Nccl, AProcessSetThatIsRemovedGivesItsCommunicatorsBack) {
   Ranks ranks(2, config_);
   ranks.each([&](Engine& engine, int rank) {
-    const int set = add_group(engine, {0, 1});
+    for (int again = 0; again < 3; ++again) {
+      const int set = add_group(engine, {1, 0});
+      GpuTensor x(*this, rank, 100, stream_of(rank));
+      x.fill(1);
+      auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+      one->group = set;
+      done(engine, one);
+      remove_group(engine, set);
+      EXPECT_EQ(x.read(), std::vector<float>(100, 2));
+      expect_sum(engine, rank, 2);
+    }
+  });
+  for (int waited_ms = 0; nccl_.leaks() > 2 && waited_ms < 5000; ++waited_ms)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(nccl_.leaks(), 2u) << "the world's";
+}
+
+TEST_F(Nccl, WithoutTheRankThatOrdersItsLaunchesASetEndsByName) {
+  Ranks ranks(3, config_);
+  std::atomic<int> queued{0};
+  ranks.each([&](Engine& engine, int rank) {
+    const int set = add_group(engine, {1, 2});
+    if (rank == 0) {
+      while (queued < 2) std::this_thread::yield();
+      return engine.shutdown();
+    }
     GpuTensor x(*this, rank, 100, stream_of(rank));
     x.fill(1);
-    auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
-    one->group = set;
-    done(engine, one);
-    EXPECT_EQ(x.read(), std::vector<float>(100, 2));
+    std::string text;
+    for (int i = 0; i < 1000 && text.empty(); ++i) {
+      auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+      one->group = set;
+      if (outcome(engine, one) != Code::ok) text = one->text;
+      if (i == 0) ++queued;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_NE(text.find("rank 0"), std::string::npos) << text;
   });
-  EXPECT_EQ(nccl_.leaks(), 0u);
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ struct Member : GroupEngineOwner {
     auto group = std::make_shared<Group>(0, all, peers->rank(), peers->topology());
     lock.try_lock();
     engine = std::make_unique<GroupEngine>(*peers, group, config, std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
-                                           counters, tracing, lock, *this, CacheFile::of(config.cache_dir, "threads"));
+                                           counters, tracing, lock, launches, *this,
+                                           CacheFile::of(config.cache_dir, "threads"));
   }
   void finish(const RequestPtr& request, Code code, const std::string& text) override {
     request->code = code;
@@ -40,6 +41,8 @@ struct Member : GroupEngineOwner {
   void receive_reply(const DeadlockReply&) override {}
   void receive_probe(const DeadlockProbe&) override {}
   std::string blocked_on(int) override { return ""; }
+  void await_turn(const Group&) override {}
+  void receive_turn(int) override {}
 
   std::unique_ptr<Peers> peers;
   const Config config;
@@ -47,6 +50,7 @@ struct Member : GroupEngineOwner {
   Timeline timeline;
   Tracing tracing{timeline};
   ProgressLock lock;
+  NcclLaunches launches;
   std::unique_ptr<GroupEngine> engine;
   std::string finished, skipped;     // keys, in order
   EpochCause ended;

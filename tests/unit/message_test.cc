@@ -31,7 +31,7 @@ std::string anew(bool up, const std::string& bytes) {
   return up ? encode(parse_up(bytes, kSender)) : encode(parse_down(bytes, kSender));
 }
 constexpr int kMemberLeft = 8;  // the first byte of the only frame that travels both ways
-constexpr int kTags = 19;
+constexpr int kTags = 21;
 
 // One of each kind, and each again at its borders; named as the files of the fuzzer's corpus are.
 std::vector<Sample> samples() {
@@ -71,7 +71,9 @@ std::vector<Sample> samples() {
           {"plan", Plan{3, {{7, 4}, {9}}}},
           {"plan_ended", PlanEnded{3}},
           {"bucket_batch", BucketBatch{3, 1}},
-          {"tuned", Tuned{uint64_t(1) << 63 | 5}}};
+          {"tuned", Tuned{uint64_t(1) << 63 | 5}},
+          {"launch_request", LaunchRequest{3, 2}},
+          {"launch_turn", LaunchTurn{2}}};
 }
 
 // What comes back of a message.
@@ -111,6 +113,7 @@ TEST(Message, SaysWhoItIsFromIfAnAggregatorPassesItOn) {
   EXPECT_EQ(named_sender(Refused{"k", "why", 3}), 3);
   EXPECT_EQ(named_sender(BlockedReport{5, 7, 1, Kind::alltoall, "k"}), 5);
   EXPECT_EQ(named_sender(DeadlockReply{6, 7, 1, 2, true}), 6);
+  EXPECT_EQ(named_sender(LaunchRequest{2, 7}), 2);
   EXPECT_EQ(named_sender(Announce{"k", {}}), std::nullopt);
   EXPECT_EQ(named_sender(CachedRequest{1, 2}), std::nullopt);
   EXPECT_EQ(named_sender(MembersAbsent{"k", "why", {4}}), std::nullopt);
@@ -145,6 +148,9 @@ TEST(Message, TheFieldsComeBackInTheirPlaces) {
   EXPECT_EQ(absence.text, "why");
   EXPECT_EQ(absence.absent, std::vector<int32_t>{4});
   EXPECT_EQ(back_down(Tuned{uint64_t(1) << 63 | 5}).second, uint64_t(1) << 63 | 5);
+  EXPECT_EQ(back_up(LaunchRequest{3, 2}).rank, 3);
+  EXPECT_EQ(back_up(LaunchRequest{3, 2}).group, 2);
+  EXPECT_EQ(back_down(LaunchTurn{2}).group, 2);
   const auto missing = back_down(Missing{"k", {4, 1}});
   EXPECT_EQ(missing.members, (std::vector<int32_t>{4, 1}));
   EXPECT_EQ(back_down(Missing{"k", {}, {3}}).joined, std::vector<int32_t>{3});

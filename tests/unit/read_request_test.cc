@@ -177,8 +177,8 @@ TEST_F(RequestStruct, ARefusalNamesTheField) {
     refused([&] { request.tensor_size = 47; }, "lightcc_request.tensor_size is 47, which no version has: it must be "
                                                "48, or up to 4096 if the rest is zero");
     refused([&] { request.tensors = nullptr; }, "lightcc_request.tensors is NULL, but count is 2");
-    refused([&] { request.flags = 6; },
-            "lightcc_request.flags has 6, which this version of lightcc does not know");
+    refused([&] { request.flags = 13; },
+            "lightcc_request.flags has 12, which this version of lightcc does not know");
     refused([&] { request.set = -1; }, "lightcc_request.set is -1, which is negative");
     refused([&] { request.kind = LIGHTCC_BARRIER + 1; }, "unknown kind of collective 6");
     refused([&] { request.op = -1; }, "unknown reduce op -1");

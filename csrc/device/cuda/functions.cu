@@ -166,6 +166,11 @@ const char* copy(int device, void* stream, void* to, const void* from, size_t by
   return in_words(status, "cudaMemcpyAsync");
 }
 
+const char* copy_all(int device, void* stream, const CudaCopy* copies, size_t count) {
+  const auto status = on_device(device, [&] { return launch_copies(device, stream_of(stream), copies, count); });
+  return in_words(status, "launch of the kernel that copies");
+}
+
 // So much memory a pool keeps for the next allocations. What it has beyond that and nobody uses goes back to the driver
 // when the process synchronises: the framework needs memory too. To keep none would mean to get new memory each time.
 constexpr uint64_t kKeptBytes = uint64_t(256) << 20;
@@ -250,6 +255,7 @@ constexpr CudaFunctions kFunctions = {sizeof(CudaFunctions),
                                       pin,
                                       unpin,
                                       copy,
+                                      copy_all,
                                       allocate,
                                       release,
                                       scale,

@@ -8,7 +8,7 @@
 
 #include "device/half.h"
 
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
 #define LIGHTCC_UNROLL _Pragma("unroll")
 #else
 #define LIGHTCC_UNROLL

@@ -13,7 +13,15 @@ namespace {
 // comes from another host wakes who sleeps.
 bool is_urgent(const UpMessage& message) {
   return std::holds_alternative<Query>(message) || std::holds_alternative<MembersAbsent>(message) ||
-         std::holds_alternative<BlockedReport>(message) || std::holds_alternative<DeadlockReply>(message);
+         std::holds_alternative<BlockedReport>(message) || std::holds_alternative<DeadlockReply>(message) ||
+         std::holds_alternative<LaunchRequest>(message);
+}
+
+// The same for a child, which may have nothing to do itself.
+bool is_urgent(const DownMessage& message) { return std::holds_alternative<LaunchTurn>(message); }
+bool is_urgent(const UpFrame& frame) {
+  const auto* message = std::get_if<UpMessage>(&frame);
+  return message && is_urgent(*message);
 }
 
 // The one member that a message of the coordinator is for; -1: all.
@@ -52,6 +60,7 @@ void ControlPlane::send_up(UpMessage message) {
 bool ControlPlane::forward_up() {
   const std::vector<UpFrame> frames = aggregator_->take_frames();
   for (const UpFrame& frame : frames) parent_->send(encode(frame));
+  if (std::ranges::any_of(frames, [](const UpFrame& frame) { return is_urgent(frame); })) ring(tree_.parent());
   return !frames.empty();
 }
 
@@ -97,9 +106,15 @@ void ControlPlane::send_down(const DownMessage& message) {
   if (!children_.empty()) {
     const std::string bytes = encode(message);
     if (to >= 0) return children_[size_t(tree_.toward(to))]->send(bytes);
-    for (auto& child : children_) child->send(bytes);
+    send_to_children(message, bytes);
   }
   owner_.receive_down(message);
+}
+
+void ControlPlane::send_to_children(const DownMessage& message, const std::string& bytes) {
+  for (auto& child : children_) child->send(bytes);
+  if (!is_urgent(message)) return;
+  for (const int child : tree_.children) ring(child);
 }
 
 bool ControlPlane::receive_from_parent() {
@@ -121,8 +136,7 @@ void ControlPlane::receive_down(DownMessage message, const std::string& bytes) {
   if (aggregator_) {
     aggregator_->receive_down(message);
     forward_up();
-    if (to < 0)
-      for (auto& child : children_) child->send(bytes);
+    if (to < 0) send_to_children(message, bytes);
   }
   owner_.receive_down(std::move(message));
 }

@@ -53,6 +53,7 @@ class ControlPlane {
   void receive_up(size_t child, AggregatedRequests);
   bool forward_up();
   void receive_down(DownMessage, const std::string& bytes);  // bytes: of its frame, for whom it is passed on to
+  void send_to_children(const DownMessage&, const std::string& bytes);
   void receive_left(const MemberLeft&, int from);
   void spread(int leaver, const std::string& why, int except);
   void ring(int member) { peers_.wake_urgently(group_.rank(member)); }

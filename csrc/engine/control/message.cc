@@ -10,9 +10,9 @@ namespace {
 enum class Tag : uint8_t {
   announce, cached_request, query, members_absent, batch, failure, missing, aggregated_requests, member_left,
   blocked_report, deadlock_probe, deadlock_reply, refused, bucket_ready, plan_left, plan, plan_ended, bucket_batch,
-  tuned
+  tuned, launch_request, launch_turn
 };
-constexpr int kTags = int(Tag::tuned) + 1;
+constexpr int kTags = int(Tag::launch_turn) + 1;
 
 Tag tag_of(const Announce&) { return Tag::announce; }
 Tag tag_of(const CachedRequest&) { return Tag::cached_request; }
@@ -33,6 +33,8 @@ Tag tag_of(const Plan&) { return Tag::plan; }
 Tag tag_of(const PlanEnded&) { return Tag::plan_ended; }
 Tag tag_of(const BucketBatch&) { return Tag::bucket_batch; }
 Tag tag_of(const Tuned&) { return Tag::tuned; }
+Tag tag_of(const LaunchRequest&) { return Tag::launch_request; }
+Tag tag_of(const LaunchTurn&) { return Tag::launch_turn; }
 
 // ---- encoding
 
@@ -68,6 +70,8 @@ void put(WireWriter& out, const Plan& m) {
 void put(WireWriter& out, const PlanEnded& m) { out.put(m.plan); }
 void put(WireWriter& out, const BucketBatch& m) { out.put(m.plan).put(m.bucket); }
 void put(WireWriter& out, const Tuned& m) { out.put(m.second); }
+void put(WireWriter& out, const LaunchRequest& m) { out.put(m.rank).put(m.group); }
+void put(WireWriter& out, const LaunchTurn& m) { out.put(m.group); }
 void put(WireWriter& out, const Query& m) { out.put(m.key).put(m.member); }
 void put(WireWriter& out, const MembersAbsent& m) { out.put(m.key).put(m.text).put(m.absent); }
 void put(WireWriter& out, const Batch& m) {
@@ -303,6 +307,11 @@ Refused refused(WireReader& in) {
   return refused;
 }
 
+LaunchRequest launch_request(WireReader& in) {
+  const auto rank = in.get<int32_t>();
+  return {rank, in.get<int32_t>()};
+}
+
 Tag tag(WireReader& in) {
   const auto byte = in.get<uint8_t>();
   if (byte >= kTags) WireReader::fail();
@@ -324,6 +333,7 @@ UpFrame read_up(WireReader& in, int sender) {
     case Tag::refused: return refused(in);
     case Tag::blocked_report: return blocked_report(in);
     case Tag::deadlock_reply: return deadlock_reply(in);
+    case Tag::launch_request: return launch_request(in);
     case Tag::aggregated_requests: return aggregated_requests(in);
     case Tag::member_left: return member_left(in);
     default: refuse(sender, "coordinators");
@@ -340,6 +350,7 @@ DownFrame read_down(WireReader& in, int sender) {
     case Tag::failure: return failure(in);
     case Tag::missing: return missing(in);
     case Tag::deadlock_probe: return deadlock_probe(in);
+    case Tag::launch_turn: return LaunchTurn{in.get<int32_t>()};
     case Tag::member_left: return member_left(in);
     default: refuse(sender, "members");
   }
@@ -360,6 +371,7 @@ std::optional<int> named_sender(const UpMessage& message) {
                                [](const BlockedReport& report) -> Sender { return report.rank; },
                                [](const DeadlockReply& reply) -> Sender { return reply.rank; },
                                [](const PlanLeft& left) -> Sender { return left.member; },
+                               [](const LaunchRequest& asked) -> Sender { return asked.rank; },
                                [](const Announce&) -> Sender { return std::nullopt; },
                                [](const CachedRequest&) -> Sender { return std::nullopt; },
                                [](const BucketReady&) -> Sender { return std::nullopt; },

@@ -89,9 +89,12 @@ struct DeadlockReply {                             // answers DeadlockProbe
   int32_t other, group;
   bool deadlocked;                                 // yes: it belongs there and has announced nothing like it
 };
+struct LaunchRequest {                             // in group 0: `group` has a batch for NCCL (nccl_launches.h)
+  int32_t rank = 0, group = 0;
+};
 
 using UpMessage = std::variant<Announce, CachedRequest, BucketReady, PlanLeft, Query, MembersAbsent, Refused,
-                               BlockedReport, DeadlockReply>;
+                               BlockedReport, DeadlockReply, LaunchRequest>;
 // Of these, what says that a member is ready.
 using Readiness = std::variant<Announce, CachedRequest, BucketReady>;
 
@@ -146,8 +149,10 @@ struct DeadlockProbe {
   std::string key = {};                            // under which the other knows it; automatic names differ
   bool confirmed = false;                          // both have said yes: no question any more
 };
+struct LaunchTurn { int32_t group; };              // answers LaunchRequest: that batch is the next, behind all before
 
-using DownMessage = std::variant<Batch, Plan, PlanEnded, BucketBatch, Tuned, Failure, Missing, DeadlockProbe>;
+using DownMessage =
+    std::variant<Batch, Plan, PlanEnded, BucketBatch, Tuned, Failure, Missing, DeadlockProbe, LaunchTurn>;
 
 // Between neighbours on different hosts, either way: this member has left, and all that it had to send came before.
 struct MemberLeft { int32_t member; std::string why; };

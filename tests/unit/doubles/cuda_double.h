@@ -138,6 +138,7 @@ class CudaDouble {
   void call(int device, void* stream, void (*function)(void*), void* argument);
   void pin(int device, void* begin, size_t bytes);
   void copy(int device, void* stream, void* to, const void* from, size_t bytes);
+  void copy_all(int device, void* stream, std::vector<CudaCopy> copies);
   void* allocate_in_order(int device, void* stream, size_t bytes);
   void release_in_order(int device, void* stream, void* memory);
   void scale(int device, void* stream, int dtype, void* to, const void* from, size_t count, double factor);

@@ -1,4 +1,5 @@
 // The functions of the table that a CudaDouble fills.
+#include <algorithm>
 #include <iterator>
 #include <stdexcept>
 
@@ -86,6 +87,41 @@ void CudaDouble::copy(int device, void* handle, void* to, const void* from, size
                std::move(sides));
 }
 
+void CudaDouble::copy_all(int device, void* handle, std::vector<CudaCopy> copies) {
+  Stream& stream = stream_of(device, handle);
+  std::erase_if(copies, [](const CudaCopy& copy) { return copy.bytes == 0; });
+  if (copies.empty()) return;
+  const std::string what = "a batch of copies on " + stream.name, who = what + " of device " + std::to_string(device);
+  std::vector<Access> accesses;
+  Uses sides;
+  for (const CudaCopy& copy : copies)
+    for (const Access& side : {Access{copy.from, copy.bytes, false}, Access{copy.to, copy.bytes, true}}) {
+      Range* range = range_of(memory_, side.begin, side.bytes);
+      if (!range || range->device != device) refuse(who + " has a side that is not the device's memory");
+      sides.push_back(range);
+      accesses.push_back(side);
+    }
+  // By address, each is compared with the one of those before it that ends last: of the written ones and of all.
+  std::vector<Access> sorted = accesses;
+  std::ranges::sort(sorted, {}, [](const Access& access) { return reinterpret_cast<uintptr_t>(access.begin); });
+  uintptr_t written_end = 0, end = 0;
+  for (const Access& side : sorted) {
+    const auto begin = reinterpret_cast<uintptr_t>(side.begin);
+    if (begin < (side.writes ? end : written_end)) refuse(who + " writes what it also reads, or writes twice");
+    end = std::max(end, begin + side.bytes);
+    if (side.writes) written_end = std::max(written_end, begin + side.bytes);
+  }
+  const auto move = [copies](bool second) {  // halves
+    return [=] {
+      for (const auto& [to, from, bytes] : copies) {
+        const size_t begin = second ? bytes / 2 : 0, end = second ? bytes : bytes / 2;
+        move_bytes(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, end - begin);
+      }
+    };
+  };
+  queue_access(stream, what, accesses, {move(false), move(true)}, std::move(sides));
+}
+
 void CudaDouble::scale(int device, void* handle, int dtype, void* to, const void* from, size_t count, double factor) {
   Stream& stream = stream_of(device, handle);
   const std::string what = "a scaling on " + stream.name, who = what + " of device " + std::to_string(device);
@@ -170,6 +206,10 @@ struct CudaDouble::Table {
   static const char* copy(int device, void* stream, void* to, const void* from, size_t bytes) {
     return attempt("copy", [=](CudaDouble& one, Lock&) { one.copy(device, stream, to, from, bytes); });
   }
+  static const char* copy_all(int device, void* stream, const CudaCopy* copies, size_t count) {
+    return attempt("copy_all",
+                   [=](CudaDouble& one, Lock&) { one.copy_all(device, stream, {copies, copies + count}); });
+  }
   static const char* allocate(int device, void* stream, size_t bytes, void** memory) {
     return attempt("allocate",
                    [=](CudaDouble& one, Lock&) { *memory = one.allocate_in_order(device, stream, bytes); });
@@ -215,6 +255,7 @@ const CudaFunctions& CudaDouble::functions() {
                                        .pin = Table::pin,
                                        .unpin = Table::unpin,
                                        .copy = Table::copy,
+                                       .copy_all = Table::copy_all,
                                        .allocate = Table::allocate,
                                        .release = Table::release,
                                        .scale = Table::scale,

@@ -56,6 +56,11 @@ void NcclDouble::set_patience(int ms) {
   patience_ = std::chrono::milliseconds(ms);
 }
 
+void NcclDouble::set_kernels(int at_a_time) {
+  std::lock_guard lock(mutex_);
+  at_a_time_ = size_t(at_a_time);
+}
+
 void NcclDouble::set_version(int version) {
   std::lock_guard lock(mutex_);
   version_ = version;

@@ -6,8 +6,9 @@
 //   - A launch is one call, or all calls of a group, which are of one communicator and one stream here. Its kernel
 //     waits until the other ranks' kernels of the same collectives (the n-th of each rank), or of the same Send or Recv
 //     (the n-th between these two), have come: inputs are read before and outputs written afterwards.
-//   - A device runs one kernel of NCCL at a time, from when its turn comes on its stream until it is done. Kernels of
-//     two communicators without order on a device, or in different orders on two, may wait for each other for ever.
+//   - A device runs one kernel of NCCL at a time, or as many as a test says, from when its turn comes on its stream
+//     until it is done. Kernels of more communicators than that without order on a device, or in different orders on
+//     two, may wait for each other for ever.
 //   - Ranks with one device: CommGetAsyncError says invalid usage (5) to them, and remote error (6) to the others.
 //   - Not modelled: user-defined operations and averages, and communicators that block, split or shrink.
 #pragma once
@@ -55,6 +56,7 @@ class NcclDouble {
 
   void set_max_delay_us(double max_delay_us);
   void set_patience(int ms);  // so long a kernel waits for its device and for others; then it ends, and it is a fault
+  void set_kernels(int at_a_time);  // of a device
   void set_version(int version);
   size_t leaks() const;  // communicators of ranks, neither destroyed nor aborted
 
@@ -178,7 +180,8 @@ class NcclDouble {
   std::map<std::string, std::unique_ptr<Communicator>> communicators_;  // by unique id
   std::map<void*, MemberPtr> members_;
   std::map<std::thread::id, Group> groups_;
-  std::map<int, std::string> running_;  // what, by device
+  std::map<int, std::vector<std::string>> running_;  // what, by device
+  size_t at_a_time_ = 1;
   size_t kernels_ = 0;                  // queued or running
   std::multimap<Time::time_point, std::function<void()>> later_;
   std::thread thread_;

@@ -144,15 +144,17 @@ void NcclDouble::run(const Launch& launch) {
   Lock lock(mutex_);
   const auto deadline = Time::now() + patience_;
   Member& member = *launch.member;
-  std::string& running = running_[member.device];
+  std::vector<std::string>& running = running_[member.device];
   const bool has_turn = await(lock, launch, deadline, [&]() -> std::string {
-    if (!running.empty()) return "device " + std::to_string(member.device) + ", where " + running + " runs";
+    if (running.size() >= at_a_time_)
+      return "device " + std::to_string(member.device) + ", where " + running[0] + " runs";
     return member.finished < launch.number ? "the one before" : "";
   });
   if (has_turn) {
-    running = in_words(launch);
+    const std::string words = in_words(launch);
+    running.push_back(words);
     exchange(lock, launch, deadline);
-    running.clear();
+    running.erase(std::ranges::find(running, words));
   }
   ++member.finished, --kernels_;
   changed_.notify_all();

@@ -1,0 +1,121 @@
+// What the kernel that copies many pieces does (kernels.cu), down to one thread's share. Pieces are cut into tiles that
+// blocks take by turns, so that many small pieces keep the whole GPU busy, and so does a large one among them. It is
+// plain C++ too, as scale.h is, so that tests run it where there is no GPU (tests/unit/cuda_pack_test.cc).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "device/cuda.h"
+#include "device/cuda/scale.h"
+
+namespace lightcc::packing {
+
+using scaling::Vector;  // the widest access
+
+// What a block copies at a time: a few accesses of each of its threads. A multiple of the widest access, so that all
+// tiles of a piece lie alike.
+constexpr size_t kTileBytes = 16 << 10;
+constexpr uint32_t kMostPieces = 144;
+
+// The pieces of one launch, as the kernel's only argument.
+struct Pieces {
+  void* to[kMostPieces];
+  const void* from[kMostPieces];
+  size_t bytes[kMostPieces];   // 1 or more
+  uint32_t end[kMostPieces];   // tiles of this piece and all before it
+  uint32_t count;
+};
+static_assert(sizeof(Pieces) <= 4096, "CUDA before 12.1 takes no more as a kernel's arguments");
+
+// ---- on the host
+
+// Adds the first of the copies, as many as there is room for; returns how many these are. Some may have no bytes.
+inline size_t take(Pieces& pieces, const CudaCopy* copies, size_t count) {
+  size_t taken = 0;
+  for (; taken < count && pieces.count < kMostPieces; ++taken) {
+    const CudaCopy& copy = copies[taken];
+    if (copy.bytes == 0) continue;
+    const uint32_t before = pieces.count > 0 ? pieces.end[pieces.count - 1] : 0;
+    pieces.to[pieces.count] = copy.to;
+    pieces.from[pieces.count] = copy.from;
+    pieces.bytes[pieces.count] = copy.bytes;
+    pieces.end[pieces.count++] = before + static_cast<uint32_t>((copy.bytes + kTileBytes - 1) / kTileBytes);
+  }
+  return taken;
+}
+
+LIGHTCC_HOST_DEVICE inline uint32_t tiles_of(const Pieces& pieces) {
+  return pieces.count > 0 ? pieces.end[pieces.count - 1] : 0;
+}
+
+// ---- one thread's share
+
+// So many a thread reads before it writes the first: else it would wait for each.
+constexpr uint32_t kAtOnce = 4;
+
+template <class Word>
+LIGHTCC_HOST_DEVICE inline void copy_words(uint32_t thread, uint32_t threads, Word* to, const Word* from,
+                                           uint32_t count) {
+  for (uint32_t i = thread; i < count; i += kAtOnce * threads) {
+    Word words[kAtOnce] = {};
+    LIGHTCC_UNROLL for (uint32_t k = 0; k < kAtOnce; ++k)
+      if (i + k * threads < count) words[k] = from[i + k * threads];
+    LIGHTCC_UNROLL for (uint32_t k = 0; k < kAtOnce; ++k)
+      if (i + k * threads < count) to[i + k * threads] = words[k];
+  }
+}
+
+// Words begin where both addresses are multiples of their size; what lies before the first and after the last goes
+// byte by byte.
+template <class Word>
+LIGHTCC_HOST_DEVICE inline void copy_tile(uint32_t thread, uint32_t threads, uint8_t* to, const uint8_t* from,
+                                          uint32_t bytes) {
+  uint32_t before = static_cast<uint32_t>((0 - reinterpret_cast<uintptr_t>(from)) % sizeof(Word));
+  if (before > bytes) before = bytes;
+  const uint32_t words = (bytes - before) / sizeof(Word), after = before + words * sizeof(Word);
+  auto* const out = reinterpret_cast<Word*>(to + before);
+  copy_words(thread, threads, out, reinterpret_cast<const Word*>(from + before), words);
+  for (uint32_t i = thread; i < before; i += threads) to[i] = from[i];
+  for (uint32_t i = after + thread; i < bytes; i += threads) to[i] = from[i];
+}
+
+// The first piece that ends behind the tile.
+LIGHTCC_HOST_DEVICE inline uint32_t piece_of(const Pieces& pieces, uint32_t tile) {
+  uint32_t first = 0, last = pieces.count - 1;
+  while (first < last) {
+    const uint32_t middle = (first + last) / 2;
+    if (pieces.end[middle] > tile)
+      last = middle;
+    else
+      first = middle + 1;
+  }
+  return first;
+}
+
+// Of every `blocks`-th tile from `block` on, what this thread of the block copies: in the widest words that both
+// addresses allow.
+LIGHTCC_HOST_DEVICE inline void copy_share(uint32_t thread, uint32_t threads, uint32_t block, uint32_t blocks,
+                                           const Pieces& pieces) {
+  const uint32_t tiles = tiles_of(pieces);
+  for (uint32_t tile = block; tile < tiles; tile += blocks) {
+    const uint32_t piece = piece_of(pieces, tile);
+    const uint32_t first = piece > 0 ? pieces.end[piece - 1] : 0;
+    const size_t begin = (tile - first) * kTileBytes, left = pieces.bytes[piece] - begin;
+    const auto bytes = static_cast<uint32_t>(left < kTileBytes ? left : kTileBytes);
+    auto* const to = static_cast<uint8_t*>(pieces.to[piece]) + begin;
+    const auto* const from = static_cast<const uint8_t*>(pieces.from[piece]) + begin;
+    const uintptr_t apart = reinterpret_cast<uintptr_t>(to) - reinterpret_cast<uintptr_t>(from);
+    if (apart % sizeof(Vector) == 0)
+      copy_tile<Vector>(thread, threads, to, from, bytes);
+    else if (apart % sizeof(uint64_t) == 0)
+      copy_tile<uint64_t>(thread, threads, to, from, bytes);
+    else if (apart % sizeof(uint32_t) == 0)
+      copy_tile<uint32_t>(thread, threads, to, from, bytes);
+    else if (apart % sizeof(uint16_t) == 0)
+      copy_tile<uint16_t>(thread, threads, to, from, bytes);
+    else
+      copy_tile<uint8_t>(thread, threads, to, from, bytes);
+  }
+}
+
+}  // namespace lightcc::packing
