@@ -105,9 +105,9 @@ typedef struct lightcc_tensor {
 
 /* flags */
 #define LIGHTCC_BLOCK 1  /* drive it here for up to 100 ms: returns 0 when done (no handle is left)              */
-#define LIGHTCC_PADDED 2 /* allreduce: the memory behind each tensor, up to the next multiple of 64 bytes, holds
-                          * nothing and may be written. So tensors of a GPU that lie side by side can travel together
-                          * without being copied. */
+#define LIGHTCC_PADDED 2 /* allreduce: the memory behind each tensor, up to the next address that is a multiple of
+                          * 64, holds nothing and may be written. So tensors of a GPU that lie side by side can travel
+                          * together without being copied. */
 
 /* A request, of one tensor or of several that are one unit. Zero all of it, then set what the kind needs. It is read
  * during the call only, and so is what it points at, apart from the memory of the tensors.

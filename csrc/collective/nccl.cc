@@ -138,16 +138,24 @@ void NcclCommunicator::launch(const std::function<int(const NcclFunctions&, void
   });
 }
 
-bool NcclCommunicator::try_finish() {
-  if (!comm_) return true;
-  if (!ready()) return false;
-  if (!std::exchange(is_finalizing_, true)) {
+bool NcclCommunicator::finish(uint64_t deadline_ns) {
+  const auto wait = [&] {
+    while (!ready()) {
+      if (now_ns() > deadline_ns) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return true;
+  };
+  try {
+    if (!wait()) return false;
     on_device("ending a communicator", [&] { return nccl_.CommFinalize(comm_); });
-    if (!ready()) return false;
+    if (!wait()) return false;
+    on_device("ending a communicator", [&] { return nccl_.CommDestroy(comm_); });
+    comm_ = nullptr;
+    return true;
+  } catch (const Error&) {
+    return false;
   }
-  on_device("ending a communicator", [&] { return nccl_.CommDestroy(comm_); });
-  comm_ = nullptr;
-  return true;
 }
 
 std::future<void> NcclCommunicator::abort() {
@@ -165,38 +173,31 @@ std::future<void> NcclCommunicator::abort() {
 
 // ---- NcclCommunicators
 
+NcclCommunicators::~NcclCommunicators() {
+  if (all) end(0).wait_for(kAbortPatience);
+}
+
 void NcclCommunicators::check() {
-  for (NcclCommunicator* one : each()) one->ready();
-}
-
-bool NcclCommunicators::try_finish() {
-  try {
-    return std::ranges::all_of(each(), [](NcclCommunicator* one) { return one->try_finish(); });
-  } catch (const Error&) {
-    abort();
-    return true;
-  }
-}
-
-void NcclCommunicators::finish(uint64_t deadline_ns) {
-  while (!try_finish()) {
-    if (now_ns() > deadline_ns) return abort();
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
-}
-
-void NcclCommunicators::abort() {
-  std::vector<std::future<void>> ends;
-  for (NcclCommunicator* one : each()) ends.push_back(one->abort());
-  const auto deadline = std::chrono::steady_clock::now() + kAbortPatience;
-  for (const auto& end : ends) end.wait_until(deadline);
-}
-
-std::vector<NcclCommunicator*> NcclCommunicators::each() const {
-  std::vector<NcclCommunicator*> made;
   for (const auto* one : {&all, &local, &cross})
-    if (*one) made.push_back(one->get());
-  return made;
+    if (*one) (*one)->ready();
+}
+
+std::future<void> NcclCommunicators::end(uint64_t deadline_ns) {
+  std::vector<std::unique_ptr<NcclCommunicator>> each;
+  for (auto* one : {&all, &local, &cross})
+    if (*one) each.push_back(std::move(*one));
+  std::promise<void> promise;
+  std::future<void> ended = promise.get_future();
+  std::thread([each = std::move(each), deadline_ns, promise = std::move(promise)]() mutable {
+    const auto finish = [&](const auto& one) { return one->finish(deadline_ns); };
+    if (deadline_ns == 0 || !std::ranges::all_of(each, finish)) {
+      std::vector<std::future<void>> aborts;  // of which one may wait for another
+      for (const auto& one : each) aborts.push_back(one->abort());
+      for (const auto& one : aborts) one.wait();
+    }
+    promise.set_value();
+  }).detach();
+  return ended;
 }
 
 // ---- NcclBackend

@@ -23,13 +23,14 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // None of these after try_finish() or abort().
+  // None of these after finish() or abort().
   // Whether the last call has taken place. Also finds what other members' failures have done to this one.
   bool ready();
   // Calls the body, which queues collectives as one; they are queued when ready() says so.
   void launch(const std::function<int(const NcclFunctions&, void* comm)>& body);
-  // Ends it in peace, once what is queued has run and the other members do the same. false: not yet, call again.
-  bool try_finish();
+  // Ends it in peace, once what is queued has run and the other members do the same. false: not by the deadline. NCCL
+  // may wait longer for other ranks of this host.
+  bool finish(uint64_t deadline_ns);
   // What is queued ends without result, and nothing can be queued any more. NCCL may wait for whatever the GPU does
   // before the future is there.
   std::future<void> abort();
@@ -45,7 +46,6 @@ class NcclCommunicator {
   const NcclFunctions& nccl_;
   const int device_, members_, member_;
   void* comm_ = nullptr;  // nullptr: it has ended
-  bool is_finalizing_ = false;
 };
 
 // A member's communicators, which end together. Two are for 2D and may be missing: among the members of its node, and
@@ -53,14 +53,11 @@ class NcclCommunicator {
 struct NcclCommunicators {
   std::unique_ptr<NcclCommunicator> all, local, cross;
 
-  ~NcclCommunicators() { abort(); }
+  ~NcclCommunicators();  // aborts; does not wait for long
   void check();          // throws Error{internal} if one has failed
-  bool try_finish();     // as that of one; true also if one has failed, and all were aborted
-  void finish(uint64_t deadline_ns);  // waits for that; at the deadline it aborts
-  void abort();          // does not wait for long
-
- private:
-  std::vector<NcclCommunicator*> each() const;
+  // None is here afterwards: a thread of its own finishes all, or aborts them at the deadline (0: at once). NCCL can
+  // have one call in progress a thread, and some of these wait.
+  std::future<void> end(uint64_t deadline_ns);
 };
 
 // What can run a reduction by NCCL's kernels.

@@ -6,6 +6,11 @@
 #include "base/error.h"
 
 namespace lightcc {
+namespace {
+
+constexpr size_t kPartBytes = 16;  // a member's part is so many bytes or a multiple: NCCL's widest access
+
+}  // namespace
 
 NcclHierarchicalBackend::Phase::Phase(const CudaFunctions& cuda, int device, void* its_stream)
     : stream(its_stream), launched{{CudaEvent(cuda, device), CudaEvent(cuda, device)}} {}
@@ -32,9 +37,9 @@ class NcclHierarchicalBackend::Allreduce : public Work {
         device_(communicators_.all->device()),
         members_(communicators_.local->members()),
         c_(c) {
-    const int64_t part = backend_.limits_.chunk_bytes / int64_t(size_of(c_.dtype)) / members_;
-    chunk_ = std::max<int64_t>(part, 1) * members_;
-    rest_ = c_.count % members_;
+    const int64_t unit = members_ * int64_t(kPartBytes / size_of(c_.dtype));
+    chunk_ = std::max<int64_t>(backend_.limits_.chunk_bytes / int64_t(size_of(c_.dtype)) / unit, 1) * unit;
+    rest_ = c_.count % unit;
     chunks_ = (c_.count - rest_ + chunk_ - 1) / chunk_;
     input_ = scale(c_.pre, c_.input);
     launch_next();

@@ -2,8 +2,8 @@
 // node, an all-reduce among those that have the same part of it, one a node, and an all-gather in the node. After Jia
 // et al. 2018, as in hierarchical.h.
 //
-// 1. A vector is cut into chunks. What the members of a node cannot share evenly, a few elements at the end, is reduced
-//    among all members at once.
+// 1. A vector is cut into chunks, and these into parts that begin at multiples of 16 bytes. What the members of a node
+//    cannot share so, a few elements at the end, is reduced among all members at once.
 // 2. All that is among the members of a node runs on the stream that the backend is given, and all between nodes on one
 //    of its own. So a chunk is exchanged between nodes while the one behind it is reduced, and the one before it
 //    gathered, in each node.

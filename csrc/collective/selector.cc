@@ -169,7 +169,8 @@ const Row& Selector::choose(const Collective& c, SecondChoices second) const {
   if (!first)
     throw Error(Code::internal, std::string("no way to run ") + name_of(c.kind) + " of " + std::to_string(bytes_of(c)) +
                                     " bytes among " + std::to_string(c.size) + " ranks");
-  const bool has_second = c.kind == Kind::allreduce && !is_adasum(c) && c.codec.kind == CodecKind::none;
+  const bool has_second = c.kind == Kind::allreduce && !is_adasum(c) && c.codec.kind == CodecKind::none &&
+                          c.device == DeviceKind::cpu;
   if (!has_second || (second >> size_class(bytes_of(c)) & 1) == 0) return *first;
   const Row* const other = find(c, first);
   return other ? *other : *first;

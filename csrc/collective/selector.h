@@ -51,7 +51,7 @@ class Selector {
            std::span<const Rule> rules = default_rules());
 
   // The first row that fits and whose backend accepts it. Throws Error{internal} if there is none. second: the next
-  // other one, if there is; for all-reduces that are neither compressed nor Adasum.
+  // other one, if there is; for all-reduces of the CPU that are neither compressed nor Adasum.
   const Row& choose(const Collective&, SecondChoices second = 0) const;
   bool has(const Collective& c) const { return find(c, nullptr) != nullptr; }  // is there one?
   std::string text() const;

@@ -52,7 +52,8 @@ void BatchExecution::plan_allreduce() {
     return item.request->padded && item.request->place.device == nccl_->device();
   });
   const auto may_be_used = [&](const void* begin, size_t bytes) {
-    return nccl_ ? all_padded : buffer_.arena().offset_of(begin, bytes) >= 0;
+    if (nccl_) return all_padded && reinterpret_cast<uintptr_t>(begin) % kLine == 0;
+    return buffer_.arena().offset_of(begin, bytes) >= 0;
   };
   const BatchLayout layout = lay_out(tensors, may_be_used);
   if (is_staged()) {

@@ -224,8 +224,7 @@ bool Engine::step(Sleeper who) {
 
 void Engine::step_groups(bool& moved) {
   progress_lock_.assert_held();
-  launches_.step();
-  bool holds = false, watches = false, polls = launches_.polls();
+  bool holds = false, watches = false, polls = false;
   if (awaits_planned_.load(std::memory_order_relaxed) && awaits_planned_.exchange(false))
     for (auto& [id, group_engine] : group_engines_) group_engine->leave_awaited_plans();
   for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
@@ -377,7 +376,8 @@ void Engine::change_groups(Request& request) {
     int group = int(numbers[0]);
     if (auto it = group_engines_.find(group); it != group_engines_.end()) {
       it->second->fail_all(Code::invalid_argument, "its process set was removed");
-      launches_.forget(group, it->second->take_communicators());
+      it->second->end_nccl(now_ns() + NcclLaunches::kQueuedNs);
+      launches_.forget(group);
     }
     group_engines_.erase(group);
     peers_->reset_group(group);

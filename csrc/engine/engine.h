@@ -98,7 +98,7 @@ class Engine : public GroupEngineOwner {
   void receive_probe(const DeadlockProbe&) override;
   std::string blocked_on(int rank) override;
   void await_turn(const Group&) override;
-  void receive_turn(int group) override;
+  void receive_turn(const LaunchTurn&) override;
 
   std::unique_ptr<GroupEngine> make_group_engine(std::shared_ptr<const Group>);
   void note_stream(Request&);

@@ -10,7 +10,6 @@
 namespace lightcc {
 namespace {
 
-constexpr uint64_t kQueuedNs = 5'000'000'000;  // the longest that shutdown lets run what NCCL has queued
 constexpr uint64_t kFlushNs = 1'000'000'000;  // the longest that shutdown tries to send what it owes
 constexpr uint64_t kLookNs = 1'000'000, kPauseNs = 100'000'000;
 
@@ -149,11 +148,9 @@ void Engine::carry_out_end(bool tell) {
   inbox_.fail(epoch_.cause);
   peers_->end_links(Error(code, text));
   if (HeartbeatSocket* heartbeats = peers_->heartbeats()) heartbeats->announce_end(code, text, now_ns(), !tell);
-  for (auto& [id, group_engine] : group_engines_) {
-    group_engine->end_nccl(0);
-    group_engine->fail_all(code, text);
-  }
-  launches_.finish(0);
+  for (auto& [id, group_engine] : group_engines_) group_engine->end_nccl(0);
+  launches_.finish(now_ns() + NcclLaunches::kAbortNs);
+  for (auto& [id, group_engine] : group_engines_) group_engine->fail_all(code, text);
   if (RequestPtr join = join_) finish(join, code, join->title() + ": " + text);  // no group engine may have it any more
   ring_local_ranks();
 }
@@ -221,9 +218,9 @@ void Engine::shutdown(const std::string& reason, const Cancellation* cancellatio
   });
   const bool unfinished = inbox_.in_flight() > 0;
   if (!unfinished && !epoch_.over()) {
-    const uint64_t deadline_ns = now_ns() + kQueuedNs;
+    const uint64_t deadline_ns = now_ns() + NcclLaunches::kQueuedNs;
     for (auto& [id, group_engine] : group_engines_) group_engine->end_nccl(deadline_ns);
-    launches_.finish(deadline_ns);
+    launches_.finish(deadline_ns + NcclLaunches::kAbortNs);
   }
   const std::string text = leave_message(epoch_, reason);
   if (!unfinished && !epoch_.over()) end_epoch_on_error([&] { send_leave_message(text); });

@@ -1,4 +1,6 @@
 // What the engine does with a request of a GPU in the thread that submits it.
+#include <algorithm>
+
 #include "device/cuda_objects.h"
 #include "engine/engine.h"
 
@@ -42,12 +44,15 @@ void Engine::await_turn(const Group& group) {
                                      std::to_string(world.group().rank(0)) + ", which orders its launches, or a rank " +
                                      "on the way there, has left");
   if (group.index() == 0 && launches_.ask(group.id()))
-    world.control_plane().send_up(LaunchRequest{world_.rank, group.id()});
+    world.control_plane().send_up(LaunchRequest{world_.rank, group.id(), {group.ranks().begin(), group.ranks().end()}});
 }
 
-void Engine::receive_turn(int group) {
+// Not of a group that was removed, and whose id another may have by now.
+void Engine::receive_turn(const LaunchTurn& turn) {
   progress_lock_.assert_held();
-  if (group_engines_.contains(group)) launches_.add_turn(group);
+  const auto it = group_engines_.find(turn.group);
+  if (it != group_engines_.end() && std::ranges::equal(it->second->group().ranks(), turn.ranks))
+    launches_.add_turn(turn.group);
 }
 
 }  // namespace lightcc

@@ -99,7 +99,7 @@ void GroupEngine::receive_up(int from, UpMessage message) {
                         },
                         [&](const LaunchRequest& request) {
                           check_world(from);
-                          control_plane_->send_down(LaunchTurn{request.group});
+                          control_plane_->send_down(LaunchTurn{request.group, request.ranks});
                         }},
              message);
 }
@@ -120,7 +120,7 @@ void GroupEngine::receive_down(DownMessage message) {
                         },
                         [&](const LaunchTurn& turn) {
                           check_world(0);
-                          owner_.receive_turn(turn.group);
+                          owner_.receive_turn(turn);
                         }},
              message);
 }
@@ -236,7 +236,7 @@ bool GroupEngine::step_fast_path() {
 
 bool GroupEngine::begin_batch() {
   if (batches_.empty() || running_.size() == batches_at_a_time()) return false;
-  const bool has_turn = takes_turn(batches_[0]), settles = has_turn && !nccl_settled_;
+  const bool has_turn = takes_turn(batches_[0]), settles = settles_nccl(batches_[0]);
   const bool is_alone = settles || runs_on_gpu(batches_[0], selector_);
   if (is_alone && nccl_stream_ && !nccl_stream_->has_room()) return false;
   const bool may_begin = running_.empty() || (!is_alone && !running_.back()->by_nccl() &&

@@ -36,7 +36,7 @@ struct GroupEngineOwner {
   virtual void receive_probe(const DeadlockProbe&) = 0;         // from the world's coordinator
   virtual std::string blocked_on(int rank) = 0;                 // in words, if this rank knows; or ""
   virtual void await_turn(const Group&) = 0;                    // nccl_launches.h; it will come, or this throws
-  virtual void receive_turn(int group) = 0;                     // from the world's coordinator
+  virtual void receive_turn(const LaunchTurn&) = 0;             // from the world's coordinator
 };
 
 class GroupEngine : public ControlPlaneOwner {
@@ -80,9 +80,9 @@ class GroupEngine : public ControlPlaneOwner {
   void inspect(uint64_t now);                           // looks for stalls
   bool watches_gpu() const { return gpu_is_busy_; }     // what was queued there may not have ended; step() looks
   bool polls() const;                                   // for what rings nobody: NCCL, and room in its stream
-  // No collective is run by it any more. What was queued may end until the deadline; 0: it is aborted.
+  // No collective is run by it any more. What was queued may end until the deadline; 0: it is aborted. Does not wait:
+  // the NcclLaunches does.
   void end_nccl(uint64_t deadline_ns);
-  std::unique_ptr<NcclCommunicators> take_communicators() { return std::move(communicators_); }
   void remind();                                        // those whom this rank waits for
   ControlPlane& control_plane() { return *control_plane_; }
 
@@ -107,6 +107,7 @@ class GroupEngine : public ControlPlaneOwner {
   bool coordinate();
   bool begin_batch();
   GpuWays ways_of(const std::vector<BatchItem>&);
+  bool settles_nccl(const std::vector<BatchItem>&) const;
   bool takes_turn(const std::vector<BatchItem>&) const;
   bool settle_nccl(const Request&);
   void watch_gpu();

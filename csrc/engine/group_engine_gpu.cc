@@ -11,10 +11,16 @@ constexpr uint64_t kWatchNs = 10'000'000;  // a GPU that is busy is looked at no
 
 }  // namespace
 
-// Whether NCCL may run the batch, as all members know alike. The first one lets them settle whether they use it. Of the
-// world it is asked when that may not be settled yet.
+// The first batch of tensors of GPUs that all members have lets them settle whether they use NCCL.
+bool GroupEngine::settles_nccl(const std::vector<BatchItem>& batch) const {
+  return !nccl_settled_ && batch[0].request->what.device == DeviceKind::cuda && batch[0].absent == 0 &&
+         !batch[0].placeholder;
+}
+
+// Whether NCCL may run the batch, or communicators are made for it, as all members know alike. The world's takes one in
+// any case: when it is agreed on, that may not be settled yet.
 bool GroupEngine::takes_turn(const std::vector<BatchItem>& batch) const {
-  const bool may_be = group_->id() == 0 || !nccl_settled_ || communicators_;
+  const bool may_be = group_->id() == 0 || communicators_ || (nccl_setup_ && nccl_setup_->agreed());
   return may_be && batch[0].request->what.device == DeviceKind::cuda && batch[0].absent == 0 && !batch[0].placeholder;
 }
 
@@ -27,10 +33,7 @@ bool GroupEngine::settle_nccl(const Request& first) {
   communicators_ = nccl_setup_->take();
   nccl_setup_.reset();
   nccl_settled_ = true;
-  if (!communicators_) {
-    if (group_->id() != 0) launches_.end_turn(group_->id());  // of this batch, which takes none any more
-    return true;
-  }
+  if (!communicators_) return true;
   const CudaFunctions& functions = cuda(config_.cuda_library);
   nccl_stream_ = &launches_.stream(functions, communicators_->all->device(), config_.batch_copies);
   nccl_->connect(functions, *communicators_->all, nccl_stream_->get());
@@ -82,7 +85,7 @@ bool GroupEngine::polls() const {
 void GroupEngine::end_nccl(uint64_t deadline_ns) {
   progress_lock_.assert_held();
   nccl_setup_.reset();
-  if (communicators_ && deadline_ns > 0) communicators_->finish(deadline_ns);
+  if (communicators_) launches_.add_ending(communicators_->end(deadline_ns));
   communicators_.reset();
   gpu_is_busy_ = false;
 }

@@ -1,16 +1,14 @@
 #include "engine/nccl_launches.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/clock.h"
 #include "base/error.h"
 
 namespace lightcc {
-namespace {
 
-constexpr uint64_t kPatienceNs = 5'000'000'000;  // of a group that is gone, for what it has queued
-
-}  // namespace
+using namespace std::chrono_literals;
 
 bool NcclLaunches::has_turn(int group) const { return std::ranges::count(turns_, group) > 0; }
 
@@ -26,24 +24,25 @@ NcclStream& NcclLaunches::stream(const CudaFunctions& cuda, int device, bool bat
   return *stream;
 }
 
-void NcclLaunches::forget(int group, std::unique_ptr<NcclCommunicators> communicators) {
+void NcclLaunches::forget(int group) {
   std::erase(turns_, group);
   asked_.erase(group);
-  if (communicators) leaving_.push_back({std::move(communicators), now_ns() + kPatienceNs});
 }
 
-void NcclLaunches::step() {
-  std::erase_if(leaving_, [](const Leaving& one) {
-    return one.communicators->try_finish() || now_ns() > one.deadline_ns;
-  });
+void NcclLaunches::add_ending(std::future<void> communicators) {
+  const auto has_ended = [](const std::future<void>& one) { return one.wait_for(0s) == std::future_status::ready; };
+  std::erase_if(endings_, has_ended);
+  endings_.push_back(std::move(communicators));
 }
 
 void NcclLaunches::finish(uint64_t deadline_ns) {
   turns_.clear();
   asked_.clear();
-  if (deadline_ns > 0)
-    for (const Leaving& one : leaving_) one.communicators->finish(std::min(deadline_ns, one.deadline_ns));
-  leaving_.clear();
+  for (const auto& one : endings_) {
+    const uint64_t now = now_ns();
+    one.wait_for(std::chrono::nanoseconds(deadline_ns > now ? deadline_ns - now : 0));
+  }
+  endings_.clear();
 }
 
 }  // namespace lightcc

@@ -10,6 +10,7 @@
 // Only whoever holds the progress lock calls it.
 #pragma once
 #include <deque>
+#include <future>
 #include <map>
 #include <memory>
 #include <set>
@@ -22,6 +23,9 @@ namespace lightcc {
 
 class NcclLaunches {
  public:
+  // How long communicators that end may run what they have queued, and how long one waits for their abortion.
+  static constexpr uint64_t kQueuedNs = 5'000'000'000, kAbortNs = 500'000'000;
+
   // Of this rank's groups only.
   void add_turn(int group) { turns_.push_back(group); }
   bool has_turn(int group) const;                          // some time
@@ -31,21 +35,15 @@ class NcclLaunches {
 
   NcclStream& stream(const CudaFunctions&, int device, bool batches_copies);
 
-  // The group is gone: its turns are dropped, and its communicators, if it had some, end when they can.
-  void forget(int group, std::unique_ptr<NcclCommunicators>);
-  void step();
-  bool polls() const { return !leaving_.empty(); }         // step() must be called though nobody is rung
-  void finish(uint64_t deadline_ns);                       // all that is left; 0: aborts
+  void forget(int group);                                  // it is gone, and its turns with it
+  void add_ending(std::future<void> communicators);        // of a group; they end by themselves
+  void finish(uint64_t deadline_ns);                       // waits for those; no turn is left
 
  private:
-  struct Leaving {
-    std::unique_ptr<NcclCommunicators> communicators;
-    uint64_t deadline_ns;
-  };
   std::deque<int> turns_;                                  // groups
   std::set<int> asked_;                                    // groups whose coordinator this rank is
   std::map<int, std::unique_ptr<NcclStream>> streams_;     // by device
-  std::vector<Leaving> leaving_;
+  std::vector<std::future<void>> endings_;
 };
 
 }  // namespace lightcc

@@ -54,10 +54,6 @@ NcclSetup::NcclSetup(const Config& config, const Group& group, const Selector& s
   gather(own_offer_, offers_);
 }
 
-NcclSetup::~NcclSetup() {
-  if (communicators_) communicators_->abort();
-}
-
 NcclSetup::Offer NcclSetup::own_offer() {
   Offer offer;
   try {

@@ -26,9 +26,9 @@ class NcclSetup {
 
   // nodes: the group's members, as 2D sees them. device: this rank's GPU. All but the nodes must outlive this.
   NcclSetup(const Config&, const Group&, const Selector&, Hosts nodes, int device);
-  ~NcclSetup();                       // aborts what nobody has taken
 
   bool step();                        // never blocks; whether anything moved
+  bool agreed() const { return communicators_ != nullptr; }  // that all can use NCCL
   bool done() const { return stage_ == Stage::done; }
   // Then: the communicators, or nullptr on all members.
   std::unique_ptr<NcclCommunicators> take() { return std::move(communicators_); }

@@ -369,7 +369,27 @@ TEST_F(Nccl, CrossingProcessSetsAreLaunchedInOneOrder) {
   EXPECT_EQ(nccl_.leaks(), 9u) << "the world's, and two of each set";
 }
 
-// They take turns until that is settled.
+TEST_F(Nccl, WithoutItProcessSetsNeedNobodyElse) {
+  config_.nccl = false;
+  Ranks ranks(3, config_);
+  std::atomic<bool> has_left{false};
+  ranks.each([&](Engine& engine, int rank) {
+    const int set = add_group(engine, {1, 2});
+    if (rank == 0) {
+      engine.shutdown();
+      has_left = true;
+      return;
+    }
+    while (!has_left) std::this_thread::yield();
+    GpuTensor x(*this, rank, 100, stream_of(rank));
+    x.fill(1);
+    auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+    one->group = set;
+    done(engine, one);
+    EXPECT_EQ(x.read(), std::vector<float>(100, 2));
+  });
+}
+
 TEST_F(Nccl, WithoutItProcessSetsGoThroughTheHost) {
   config_.nccl = false;
   Ranks ranks(std::vector<int>{2, 1}, config_);

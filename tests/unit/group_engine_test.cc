@@ -42,7 +42,7 @@ struct Member : GroupEngineOwner {
   void receive_probe(const DeadlockProbe&) override {}
   std::string blocked_on(int) override { return ""; }
   void await_turn(const Group&) override {}
-  void receive_turn(int) override {}
+  void receive_turn(const LaunchTurn&) override {}
 
   std::unique_ptr<Peers> peers;
   const Config config;

@@ -72,8 +72,8 @@ std::vector<Sample> samples() {
           {"plan_ended", PlanEnded{3}},
           {"bucket_batch", BucketBatch{3, 1}},
           {"tuned", Tuned{uint64_t(1) << 63 | 5}},
-          {"launch_request", LaunchRequest{3, 2}},
-          {"launch_turn", LaunchTurn{2}}};
+          {"launch_request", LaunchRequest{3, 2, {1, 3}}},
+          {"launch_turn", LaunchTurn{2, {1, 3}}}};
 }
 
 // What comes back of a message.
@@ -113,7 +113,7 @@ TEST(Message, SaysWhoItIsFromIfAnAggregatorPassesItOn) {
   EXPECT_EQ(named_sender(Refused{"k", "why", 3}), 3);
   EXPECT_EQ(named_sender(BlockedReport{5, 7, 1, Kind::alltoall, "k"}), 5);
   EXPECT_EQ(named_sender(DeadlockReply{6, 7, 1, 2, true}), 6);
-  EXPECT_EQ(named_sender(LaunchRequest{2, 7}), 2);
+  EXPECT_EQ(named_sender(LaunchRequest{2, 7, {}}), 2);
   EXPECT_EQ(named_sender(Announce{"k", {}}), std::nullopt);
   EXPECT_EQ(named_sender(CachedRequest{1, 2}), std::nullopt);
   EXPECT_EQ(named_sender(MembersAbsent{"k", "why", {4}}), std::nullopt);
@@ -148,9 +148,13 @@ TEST(Message, TheFieldsComeBackInTheirPlaces) {
   EXPECT_EQ(absence.text, "why");
   EXPECT_EQ(absence.absent, std::vector<int32_t>{4});
   EXPECT_EQ(back_down(Tuned{uint64_t(1) << 63 | 5}).second, uint64_t(1) << 63 | 5);
-  EXPECT_EQ(back_up(LaunchRequest{3, 2}).rank, 3);
-  EXPECT_EQ(back_up(LaunchRequest{3, 2}).group, 2);
-  EXPECT_EQ(back_down(LaunchTurn{2}).group, 2);
+  const auto request = back_up(LaunchRequest{3, 2, {1, 3}});
+  EXPECT_EQ(request.rank, 3);
+  EXPECT_EQ(request.group, 2);
+  EXPECT_EQ(request.ranks, (std::vector<int32_t>{1, 3}));
+  const auto turn = back_down(LaunchTurn{2, {1, 3}});
+  EXPECT_EQ(turn.group, 2);
+  EXPECT_EQ(turn.ranks, (std::vector<int32_t>{1, 3}));
   const auto missing = back_down(Missing{"k", {4, 1}});
   EXPECT_EQ(missing.members, (std::vector<int32_t>{4, 1}));
   EXPECT_EQ(back_down(Missing{"k", {}, {3}}).joined, std::vector<int32_t>{3});

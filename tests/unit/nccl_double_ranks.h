@@ -102,6 +102,10 @@ class NcclDoubles : public testing::Test {
     const int result = table.CommInitRankConfig(&rank.comm, rank.ranks, id, rank.rank, &config);
     EXPECT_TRUE(result == kNcclSuccess || result == kNcclInProgress) << table.GetLastError(nullptr);
   }
+  void connect(Rank& rank, const NcclUniqueId& id) {
+    init(rank, id);
+    EXPECT_EQ(rank.done(kNcclInProgress), kNcclSuccess);
+  }
   // Ranks, each in a thread, whose devices are 0, 1, ... They have a stream, but no communicator so far.
   void each_alone(int ranks, const std::function<void(Rank&)>& body) {
     std::vector<std::thread> threads;
@@ -116,8 +120,7 @@ class NcclDoubles : public testing::Test {
   void each(int ranks, const std::function<void(Rank&)>& body) {
     const NcclUniqueId id = unique_id();
     each_alone(ranks, [&](Rank& rank) {
-      init(rank, id);
-      EXPECT_EQ(rank.done(kNcclInProgress), kNcclSuccess);
+      connect(rank, id);
       body(rank);
     });
   }

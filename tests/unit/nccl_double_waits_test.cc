@@ -65,8 +65,7 @@ TEST_F(NcclDoubles, TwoCommunicatorsInOneOrder) {
     CudaDouble::functions().create_stream(two.device, &two.stream);
     void* event = nullptr;
     CudaDouble::functions().create_event(one.device, &event);
-    init(one, ids[0]), init(two, ids[1]);
-    one.done(kNcclInProgress), two.done(kNcclInProgress);
+    connect(one, ids[0]), connect(two, ids[1]);
     float* x = one.floats({1});
     for (int i = 0; i < 20; ++i)
       for (const auto& [before, after] : {std::pair(&one, &two), std::pair(&two, &one)}) {
@@ -82,13 +81,26 @@ TEST_F(NcclDoubles, TwoCommunicatorsInOneOrder) {
   EXPECT_EQ(cuda.faults(), Texts{});
 }
 
+TEST_F(NcclDoubles, AThreadHasOneCallInProgress) {
+  const NcclUniqueId id = unique_id(), other = unique_id();
+  each_alone(1, [&](Rank& me) {
+    me.ranks = 2;  // of which the other one never comes
+    init(me, id);
+    void* comm = nullptr;
+    NcclConfig config;
+    EXPECT_EQ(table.CommInitRankConfig(&comm, 1, other, 0, &config), kInvalidUsage);
+    me.abort();
+  });
+  EXPECT_EQ(cuda.faults(), Texts{"NCCL's CommInitRankConfig is called while a call of this thread for another "
+                                 "communicator is in progress"});
+}
+
 TEST_F(NcclDoubles, TwoCommunicatorsInCrossedOrder) {
   nccl.set_patience(100);
   const NcclUniqueId ids[] = {unique_id(), unique_id()};
   each_alone(2, [&](Rank& one) {
     Rank two = one;
-    init(one, ids[0]), init(two, ids[1]);
-    one.done(kNcclInProgress), two.done(kNcclInProgress);
+    connect(one, ids[0]), connect(two, ids[1]);
     float *x = one.floats({1}), *y = two.floats({1});
     if (one.rank == 0) one.check(one.all_reduce(x, x, 1));
     two.check(two.all_reduce(y, y, 1));
@@ -112,8 +124,7 @@ TEST_F(NcclDoubles, ADeviceRunsOneKernelAtATime) {
   each_alone(2, [&](Rank& one) {
     Rank two = one;
     CudaDouble::functions().create_stream(two.device, &two.stream);
-    init(one, ids[0]), init(two, ids[1]);
-    one.done(kNcclInProgress), two.done(kNcclInProgress);
+    connect(one, ids[0]), connect(two, ids[1]);
     float *x = one.floats({1}), *y = two.floats({1});
     if (one.rank == 0) {
       cuda.synchronize(one.device, one.stream);

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
+#include <thread>
+
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace lightcc {
@@ -38,11 +42,21 @@ TEST(NcclLaunches, WhoIsGoneHoldsNobodyUp) {
   NcclLaunches launches;
   EXPECT_TRUE(launches.ask(3));
   for (const int group : {3, 0, 3}) launches.add_turn(group);
-  launches.forget(3, nullptr);
+  launches.forget(3);
   EXPECT_TRUE(launches.is_next(0));
   EXPECT_FALSE(launches.has_turn(3));
   EXPECT_TRUE(launches.ask(3));
-  EXPECT_FALSE(launches.polls()) << "there is nothing to end";
+}
+
+TEST(NcclLaunches, TheEndWaitsForCommunicatorsButNotForEver) {
+  NcclLaunches launches;
+  std::promise<void> ends, never;
+  launches.add_ending(ends.get_future());
+  launches.add_ending(never.get_future());
+  std::thread([&] { ends.set_value(); }).join();
+  launches.add_turn(0);
+  launches.finish(now_ns() + 1'000'000);
+  EXPECT_FALSE(launches.is_next(0));
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ void Aggregator::receive_up(int child, UpMessage message, uint64_t now_ns) {
   if (const auto sender = named_sender(message))
     if (child == kSelf ? *sender != tree_.subtree[0] : tree_.toward(*sender) != child)
       refuse("a message of a member that is not below its sender");
-  pass_all();
+  if (!std::holds_alternative<LaunchRequest>(message)) pass_all();  // that is about nothing that is held
   out_.push_back(std::move(message));
 }
 

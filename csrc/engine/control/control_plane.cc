@@ -17,8 +17,6 @@ bool is_urgent(const UpMessage& message) {
          std::holds_alternative<LaunchRequest>(message);
 }
 
-// The same for a child, which may have nothing to do itself.
-bool is_urgent(const DownMessage& message) { return std::holds_alternative<LaunchTurn>(message); }
 bool is_urgent(const UpFrame& frame) {
   const auto* message = std::get_if<UpMessage>(&frame);
   return message && is_urgent(*message);
@@ -40,6 +38,7 @@ ControlPlane::ControlPlane(Peers& peers, const Group& group, ControlPlaneOwner& 
   };
   if (!tree_.is_root()) parent_ = stream(tree_.parent());
   for (int child : tree_.children) children_.push_back(stream(child));
+  children_await_ring_.resize(children_.size());
   if (parent_ && !children_.empty()) aggregator_ = std::make_unique<Aggregator>(tree_);
 }
 
@@ -54,13 +53,24 @@ void ControlPlane::send_up(UpMessage message) {
     return;
   }
   parent_->send(encode(message));
-  if (is_urgent(message)) ring(tree_.parent());
+  if (is_urgent(message)) ring_parent();
+}
+
+// What has found no room yet rings again when it finds some (step).
+void ControlPlane::ring_parent() {
+  ring(tree_.parent());
+  parent_awaits_ring_ = parent_->waiting();
+}
+
+void ControlPlane::ring_child(size_t child) {
+  ring(tree_.children[child]);
+  children_await_ring_[child] = children_[child]->waiting();
 }
 
 bool ControlPlane::forward_up() {
   const std::vector<UpFrame> frames = aggregator_->take_frames();
   for (const UpFrame& frame : frames) parent_->send(encode(frame));
-  if (std::ranges::any_of(frames, [](const UpFrame& frame) { return is_urgent(frame); })) ring(tree_.parent());
+  if (std::ranges::any_of(frames, [](const UpFrame& frame) { return is_urgent(frame); })) ring_parent();
   return !frames.empty();
 }
 
@@ -111,10 +121,18 @@ void ControlPlane::send_down(const DownMessage& message) {
   owner_.receive_down(message);
 }
 
+// A turn goes to those whom it is for, and to those on the way there. They may have nothing to do, and sleep.
 void ControlPlane::send_to_children(const DownMessage& message, const std::string& bytes) {
-  for (auto& child : children_) child->send(bytes);
-  if (!is_urgent(message)) return;
-  for (const int child : tree_.children) ring(child);
+  const auto* turn = std::get_if<LaunchTurn>(&message);
+  std::vector<char> is_for(children_.size(), turn == nullptr);
+  if (turn)
+    for (const int32_t rank : turn->ranks)
+      if (const int child = group_.has_member(rank) ? tree_.toward(rank) : -1; child >= 0) is_for[size_t(child)] = 1;
+  for (size_t child = 0; child < children_.size(); ++child) {
+    if (!is_for[child]) continue;
+    children_[child]->send(bytes);
+    if (turn) ring_child(child);
+  }
 }
 
 bool ControlPlane::receive_from_parent() {
@@ -146,11 +164,15 @@ void ControlPlane::receive_down(DownMessage message, const std::string& bytes) {
 bool ControlPlane::step() {
   bool moved = false;
   for (size_t child = 0; child < children_.size(); ++child) {
-    moved |= children_[child]->pump();
+    const bool pumped = children_[child]->pump();
+    if (pumped && children_await_ring_[child]) ring_child(child);
+    moved |= pumped;
     while (receive_from_child(child)) moved = true;
   }
   if (!parent_) return moved;
-  moved |= parent_->pump();
+  const bool pumped = parent_->pump();
+  if (pumped && parent_awaits_ring_) ring_parent();
+  moved |= pumped;
   while (receive_from_parent()) moved = true;
   if (!aggregator_) return moved;
   if (std::exchange(expedite_, false)) aggregator_->pass_all();

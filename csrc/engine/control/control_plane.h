@@ -57,6 +57,8 @@ class ControlPlane {
   void receive_left(const MemberLeft&, int from);
   void spread(int leaver, const std::string& why, int except);
   void ring(int member) { peers_.wake_urgently(group_.rank(member)); }
+  void ring_parent();
+  void ring_child(size_t child);
 
   Peers& peers_;
   const Group& group_;
@@ -66,6 +68,8 @@ class ControlPlane {
   std::vector<std::unique_ptr<MessageStream>> children_;
   std::unique_ptr<Aggregator> aggregator_;  // of a member that has children and is not the coordinator
   uint64_t sent_up_ = 0, reminded_ = 0;
+  bool parent_awaits_ring_ = false;          // for an urgent message that has found no room
+  std::vector<char> children_await_ring_;
   bool expedite_ = false;
   bool cut_off_ = false;
 };

@@ -70,8 +70,8 @@ void put(WireWriter& out, const Plan& m) {
 void put(WireWriter& out, const PlanEnded& m) { out.put(m.plan); }
 void put(WireWriter& out, const BucketBatch& m) { out.put(m.plan).put(m.bucket); }
 void put(WireWriter& out, const Tuned& m) { out.put(m.second); }
-void put(WireWriter& out, const LaunchRequest& m) { out.put(m.rank).put(m.group); }
-void put(WireWriter& out, const LaunchTurn& m) { out.put(m.group); }
+void put(WireWriter& out, const LaunchRequest& m) { out.put(m.rank).put(m.group).put(m.ranks); }
+void put(WireWriter& out, const LaunchTurn& m) { out.put(m.group).put(m.ranks); }
 void put(WireWriter& out, const Query& m) { out.put(m.key).put(m.member); }
 void put(WireWriter& out, const MembersAbsent& m) { out.put(m.key).put(m.text).put(m.absent); }
 void put(WireWriter& out, const Batch& m) {
@@ -308,8 +308,18 @@ Refused refused(WireReader& in) {
 }
 
 LaunchRequest launch_request(WireReader& in) {
-  const auto rank = in.get<int32_t>();
-  return {rank, in.get<int32_t>()};
+  LaunchRequest request;
+  request.rank = in.get<int32_t>();
+  request.group = in.get<int32_t>();
+  request.ranks = in.values<int32_t>();
+  return request;
+}
+
+LaunchTurn launch_turn(WireReader& in) {
+  LaunchTurn turn;
+  turn.group = in.get<int32_t>();
+  turn.ranks = in.values<int32_t>();
+  return turn;
 }
 
 Tag tag(WireReader& in) {
@@ -350,7 +360,7 @@ DownFrame read_down(WireReader& in, int sender) {
     case Tag::failure: return failure(in);
     case Tag::missing: return missing(in);
     case Tag::deadlock_probe: return deadlock_probe(in);
-    case Tag::launch_turn: return LaunchTurn{in.get<int32_t>()};
+    case Tag::launch_turn: return launch_turn(in);
     case Tag::member_left: return member_left(in);
     default: refuse(sender, "members");
   }

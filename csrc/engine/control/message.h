@@ -91,6 +91,7 @@ struct DeadlockReply {                             // answers DeadlockProbe
 };
 struct LaunchRequest {                             // in group 0: `group` has a batch for NCCL (nccl_launches.h)
   int32_t rank = 0, group = 0;
+  std::vector<int32_t> ranks = {};                 // of that group
 };
 
 using UpMessage = std::variant<Announce, CachedRequest, BucketReady, PlanLeft, Query, MembersAbsent, Refused,
@@ -149,7 +150,10 @@ struct DeadlockProbe {
   std::string key = {};                            // under which the other knows it; automatic names differ
   bool confirmed = false;                          // both have said yes: no question any more
 };
-struct LaunchTurn { int32_t group; };              // answers LaunchRequest: that batch is the next, behind all before
+struct LaunchTurn {                                // answers LaunchRequest, to those ranks: that batch is the next
+  int32_t group = 0;
+  std::vector<int32_t> ranks = {};
+};
 
 using DownMessage =
     std::variant<Batch, Plan, PlanEnded, BucketBatch, Tuned, Failure, Missing, DeadlockProbe, LaunchTurn>;

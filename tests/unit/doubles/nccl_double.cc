@@ -136,6 +136,13 @@ NcclDouble::MemberPtr NcclDouble::ready(void* comm) {
   return member;
 }
 
+void NcclDouble::begin(Member& member) {
+  member.caller = std::this_thread::get_id();
+  for (const auto& [comm, other] : members_)
+    if (other.get() != &member && other->caller == member.caller && other->is_in_progress() && !other->is_aborted)
+      refuse("is called while a call of this thread for another communicator is in progress", kInvalidUsage);
+}
+
 // What is done later
 
 void NcclDouble::later(std::function<void()> action) {
@@ -196,10 +203,11 @@ int NcclDouble::init(void** comm, int ranks, const NcclUniqueId& id, int rank, c
            std::to_string(communicator.ranks), kInvalidArgument);
   if (communicator.members.count(rank))
     refuse("is called twice for rank " + std::to_string(rank) + " of " + text, kInvalidUsage);
+  const auto member = std::make_shared<Member>(Member{&communicator, rank, device});
+  begin(*member);
   communicator.ranks = ranks;
-  communicator.members[rank] = std::make_shared<Member>(Member{&communicator, rank, device});
   *comm = reinterpret_cast<void*>(++handles);
-  members_[*comm] = communicator.members[rank];
+  members_[*comm] = communicator.members[rank] = member;
   if (int(communicator.members.size()) == ranks) complete(communicator);
   return toss() ? kNcclInProgress : kNcclSuccess;
 }
@@ -220,6 +228,7 @@ void NcclDouble::complete(Communicator& communicator) {
 
 int NcclDouble::finalize(void* comm) {
   const MemberPtr member = ready(comm);
+  begin(*member);
   member->is_finalized = true;
   if (member->finished == member->launched && toss()) return kNcclSuccess;
   member->is_finalizing = true;

@@ -1,7 +1,8 @@
 // NCCL for tests (csrc/device/nccl.h): ranks are threads of one process, each with a device of a CudaDouble, on whose
 // streams the kernels run after random delays. What NCCL forbids is described in words among the CudaDouble's faults.
 //   - No call blocks. After kNcclInProgress the rest takes place in a thread of the double; until then only
-//     CommGetAsyncError and CommAbort may be called for the communicator, and the stream may be given nothing else.
+//     CommGetAsyncError and CommAbort may be called for the communicator, the stream may be given nothing else, and the
+//     thread may make no such call for another communicator: NCCL before 2.23 keeps one job a thread.
 //   - All but GetVersion, GetUniqueId, GetErrorString, GetLastError and CommGetAsyncError is called inside on_device.
 //   - A launch is one call, or all calls of a group, which are of one communicator and one stream here. Its kernel
 //     waits until the other ranks' kernels of the same collectives (the n-th of each rank), or of the same Send or Recv
@@ -105,6 +106,7 @@ class NcclDouble {
     bool is_launching = false;  // later
     bool is_finalized = false, is_finalizing = false;
     bool is_aborted = false;
+    std::thread::id caller = {};  // of what is in progress
     int result = kNcclSuccess;  // of what was done later
     uint64_t launched = 0, finished = 0;  // kernels
     std::map<std::pair<int, int>, uint64_t> calls = {}, sends = {};  // by from and to
@@ -137,6 +139,7 @@ class NcclDouble {
   MemberPtr find(void* comm);
   MemberPtr own(void* comm);    // of this thread's device
   MemberPtr ready(void* comm);  // and not in progress
+  void begin(Member&);          // what will be in progress
   void later(std::function<void()> action);
   bool toss() { return std::bernoulli_distribution()(random_); }
   void work();

@@ -113,6 +113,7 @@ void NcclDouble::meet(Call& call, Member& member) {
 
 // At once or later, but in the order of the stream.
 int NcclDouble::start(LaunchPtr launch) {
+  begin(*launch->member);
   const bool is_at_once = toss();
   if (!(is_at_once ? queue(launch, false) : cuda_.promise(launch->member->device, launch->stream)))
     throw Failure{kCudaError, "could not use the stream", false};
