@@ -85,7 +85,7 @@ def copy_small_tree(tree: Path) -> None:
     shutil.copytree(ROOT / "csrc", tree / "csrc")
     shutil.copytree(ROOT / "harp_plugin", tree / "harp_plugin")
     for tests in ("tests/fuzz", "tests/harp", "tests/unit/doubles"):
-        shutil.copytree(ROOT / tests, tree / tests)
+        shutil.copytree(ROOT / tests, tree / tests, ignore=shutil.ignore_patterns("cuda_*", "nccl_*"))
     for source in (tree / "csrc").rglob("*.cc"):
         if source.parent.name != "base" and source.stem != "message":
             source.unlink()
