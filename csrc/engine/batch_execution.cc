@@ -57,7 +57,8 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
   Kind kind = items_[0].request->what.kind;
   for (BatchItem& item : items_) {
     item.request->results.resize(item.request->what.tensors.size());
-    owners_.insert(owners_.end(), item.request->inputs.size(), item.request.get());
+    if (item.request->what.device == DeviceKind::cuda)
+      owners_.insert(owners_.end(), item.request->inputs.size(), item.request.get());
     item.request->by_nccl = by_nccl();
     if (nccl_) nccl_->follow(*item.request);
   }

@@ -9,19 +9,23 @@ namespace {
 
 constexpr uint64_t kWatchNs = 10'000'000;  // a GPU that is busy is looked at no more often
 
+// Members that have joined may have no GPU.
+bool all_have_gpus(const BatchItem& first) {
+  return first.request->what.device == DeviceKind::cuda && first.absent == 0 && !first.placeholder;
+}
+
 }  // namespace
 
 // The first batch of tensors of GPUs that all members have lets them settle whether they use NCCL.
 bool GroupEngine::settles_nccl(const std::vector<BatchItem>& batch) const {
-  return !nccl_settled_ && batch[0].request->what.device == DeviceKind::cuda && batch[0].absent == 0 &&
-         !batch[0].placeholder;
+  return !nccl_settled_ && all_have_gpus(batch[0]);
 }
 
 // Whether NCCL may run the batch, or communicators are made for it, as all members know alike. The world's takes one in
 // any case: when it is agreed on, that may not be settled yet.
 bool GroupEngine::takes_turn(const std::vector<BatchItem>& batch) const {
   const bool may_be = group_->id() == 0 || communicators_ || (nccl_setup_ && nccl_setup_->agreed());
-  return may_be && batch[0].request->what.device == DeviceKind::cuda && batch[0].absent == 0 && !batch[0].placeholder;
+  return may_be && all_have_gpus(batch[0]);
 }
 
 bool GroupEngine::settle_nccl(const Request& first) {
