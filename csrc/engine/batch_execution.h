@@ -113,7 +113,7 @@ class BatchExecution {
   void count_compression(const Collective&);
 
   std::vector<BatchItem> items_;
-  std::vector<const Request*> owners_;  // by tensor of the batch
+  std::vector<const Request*> owners_;  // by tensor; of a batch of GPUs only
   const Group& group_;
   FusionBuffer& buffer_;
   const std::shared_ptr<OutputPool>& outputs_;

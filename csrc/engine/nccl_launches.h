@@ -1,10 +1,11 @@
 // What the groups of a rank share for their collectives by NCCL. Kernels of several communicators on one device must
 // come in the same order on all ranks, or two of them may wait for each other for ever; and each group orders only its
 // own batches. So:
-// 1. Each batch that NCCL may run has a turn, and batches are queued in the order of the turns.
+// 1. Each batch that NCCL may run has a turn, and batches are queued in the order of the turns. Communicators are made
+//    in the turn of the first.
 // 2. The turns have one order on all ranks, that of the messages of the world's coordinator: a batch of the world has
 //    its turn where it is agreed on; the coordinator of another group asks for one once its batch is the next
-//    (LaunchRequest), and all are told (LaunchTurn).
+//    (LaunchRequest), and its members are told (LaunchTurn).
 // 3. A turn waits for nothing but turns before it: a batch that has one is agreed on.
 // 4. All that is queued on a device runs on one stream.
 // Only whoever holds the progress lock calls it.
