@@ -15,12 +15,13 @@ SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLi
 CPP_TESTS = $(shell grep -rhE '^(TEST|TYPED_TEST)' tests/unit tests/harp tests/regressions --include='*.cc' | wc -l)
 # The engine's tests that hold wherever its ranks are; they run once more with TCP between them. Not what only ranks of
 # one host have: the fast path, shared memory, a pidfd.
-ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*FastPath*:*Timeline*:*SideBySide*:*Death*:*Died*:*Dies*
+# Nor what names its hosts itself.
+ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*FastPath*:*Timeline*:*SideBySide*:*Death*:*Died*:*Dies*:EngineTuning.*:EngineTree.*:Aggregators.*:GroupEngine.*:JoinedRanks.*:DisagreementText.*
 # With no descriptor left UBSan cannot look at an object, and reports it.
 WITHOUT_DESCRIPTORS := *Shortage*
 # Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find; and forks in forked
 # processes, in which it takes locks for held.
-ALONE := Algorithms.*:ByHost.AnyPlacement*:ByHost.LongBlocksGo*:Cost.*:Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:As/Pmix.*/Child:PmixChild.*
+ALONE := Algorithms.*:ByHost.AnyPlacement*:ByHost.LongBlocksGo*:Cost.*:Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:Aggregators.*:CudaPack.*:Types/CudaScale.*:PricedRules.*:Negotiation.*:TcpStream.*:ArenaPages.*:GroupEngine.*:Slurm.*:ControlPlane.*:Half.*:As/Pmix.*/Child:PmixChild.*
 # HARP's tests in which threads meet; and those that only wait or count, which no sanitizer makes any wiser.
 HARP_THREADS := *Api*:*Engine*:*Ring*:Ports/*
 HARP_WAITS := *Idle*:*OpeningAndClosing*
@@ -68,15 +69,19 @@ demo: build/installed
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 	$(call WITH_TORCH,0) $(SIDE_BY_SIDE) python regressions multihost
 	$(call WITH_TORCH,2$(comma)3) python
-	$(call TENSORFLOW,$(NEWEST),0$(comma)2)
+	$(call TENSORFLOW,$(NEWEST),0) $(SIDE_BY_SIDE)
+	$(call TENSORFLOW,$(NEWEST),2)
 
 test-all: test test-rest sanitize fuzz
 
 # What `test` leaves out of the Python tests: other numbers of ranks, and all with the oldest TensorFlow.
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed)
-	$(call WITH_TORCH,1$(comma)4) python
-	$(call TENSORFLOW,$(NEWEST),1$(comma)3$(comma)4)
-	$(foreach version,$(OLDEST),$(call TENSORFLOW,$(version),0$(comma)2))
+	$(call TENSORFLOW,$(NEWEST),1) >$(abspath build/one-rank.log) 2>&1 & \
+	  ($(call WITH_TORCH,1) python); torch=$$?; \
+	  wait $$!; tensorflow=$$?; cat build/one-rank.log; exit $$((torch + tensorflow))
+	$(call WITH_TORCH,4) python
+	$(call TENSORFLOW,$(NEWEST),3$(comma)4)
+	$(foreach version,$(OLDEST),$(call OLD_TENSORFLOW,$(version)))
 
 comma := ,
 # Called with the numbers of ranks, 0 for tests that are not on ranks.
@@ -84,6 +89,12 @@ WITH_TORCH = cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch LIGHTCC_TEST_SIZES=
 # What TensorFlow and Keras have a part in. Called with the version too.
 TENSORFLOW = cd tests/python && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 \
   LIGHTCC_TEST_SIZES=$(2) ../../build/tensorflow-$(1)/bin/python $(PYTEST) $(filter-out $(LEFT_OUT_$(1)),$(WITH_TENSORFLOW))
+
+define OLD_TENSORFLOW
+	$(call TENSORFLOW,$(1),0) $(SIDE_BY_SIDE)
+	$(call TENSORFLOW,$(1),2)
+
+endef
 
 unit: packages-tests build/cmake/build.ninja
 	@if .ci/packages has GoogleTest; then $(MAKE) --no-print-directory unit-tests; \
@@ -139,10 +150,8 @@ sanitize: build/address/build.ninja build/thread/build.ninja
 
 fuzz: build/address/build.ninja
 	$(BUILD) build/address --parallel $(JOBS)
-	@for target in build/address/*_fuzz; do \
-	  corpus=tests/fuzz/corpus/$$(basename $$target); \
-	  $$target -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/ $$([ -d $$corpus ] && echo $$corpus) || exit 1; \
-	done
+	@ls build/address/*_fuzz | xargs -P $(JOBS) -I {} sh -c 'corpus=tests/fuzz/corpus/$$(basename {}); \
+	  {} -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/ $$([ -d $$corpus ] && echo $$corpus)'
 
 wheel: build/wheel
 	rm -rf dist
@@ -157,10 +166,14 @@ clean:
 packages-build packages-tests:
 	@CXX="$(CXX)" PYTHON="$(PYTHON)" .ci/packages $(@:packages-%=%)
 
+# Called with a virtual environment and what to install there. pip itself makes bytecode on one core only.
+INSTALL = $(1)/bin/pip install -q --disable-pip-version-check --no-compile $(2) && \
+  { $(1)/bin/python -m compileall -q -j $(JOBS) $(1)/lib >/dev/null || true; }  # some packages hold what is no Python
+
 build/packages: .ci/requirements.txt | packages-build
 	mkdir -p build
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -r .ci/requirements.txt
+	$(call INSTALL,.venv,-r .ci/requirements.txt)
 	touch $@
 
 # MPI of other makers, for the tests of mpirun: a virtual environment for each in build. They are not in .venv, where
@@ -192,7 +205,7 @@ TF_KERAS_2.21.0 := tf_keras==2.21.0
 .PRECIOUS: build/tensorflow-%/installed
 build/tensorflow-%/installed: build/wheel .ci/tensorflow.txt
 	$(PYTHON) -m venv build/tensorflow-$*
-	build/tensorflow-$*/bin/pip install -q --disable-pip-version-check tensorflow-cpu==$* -r .ci/tensorflow.txt
+	$(call INSTALL,build/tensorflow-$*,tensorflow-cpu==$* -r .ci/tensorflow.txt)
 	build/tensorflow-$*/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall $(TF_KERAS_$*) \
 	  build/wheel/*.whl
 	touch $@

@@ -15,7 +15,7 @@ from pathlib import Path
 BENCH = Path(__file__).resolve().parent
 sys.path.append(str(BENCH.parent / "tests" / "gpu"))
 from parts import ROOT, SITE, Parts  # noqa: E402  where the tests of GPUs are
-from two_hosts import VARIABLES  # noqa: E402
+from two_hosts import variables  # noqa: E402
 
 BY_NCCL = "tensors of GPUs: by NCCL"  # as lightcc's log says it
 TIMES = r"\d (µs|ms)\b"
@@ -45,11 +45,11 @@ def main() -> int:
                                   str(results["kernels"])], 100, table=TIMES)
         parts.run("step beside DDP's", on_ranks(1, str(BENCH / "gpu_step.py"), str(results["step"]), f"{folder}/ddp"),
                   150, BY_NCCL, TIMES, LIGHTCC_NCCL="1", HOROVOD_LOG_LEVEL="info")
-        for way, (options, variables) in WAYS.items():
+        for way, (options, changed) in WAYS.items():
             command = on_ranks(2, str(BENCH / "gpu_allreduce.py"), str(results[way]), f"{folder}/{way}.meeting",
                                options=options)
             parts.run(f"all-reduce {way}", command, 90, BY_NCCL if "NCCL" in way else "", TIMES,
-                      **{**VARIABLES, **variables, "HOROVOD_LOG_LEVEL": "info"})
+                      **{**variables(), **changed, "HOROVOD_LOG_LEVEL": "info"})
         parts.report["rows"] = {name: json.loads(file.read_text()) for name, file in results.items() if file.exists()}
     return parts.finish()
 

@@ -25,7 +25,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
 ROUNDS = 7
 ROUND_S = 0.15  # of a side, about
-MOST_CALLS = 20
+MOST_CALLS = 1000
 
 
 def main() -> None:

@@ -228,10 +228,15 @@ const Knob kKnobs[] = {
      "lightcc's own. For builds of one's own, and for tests.",
      [](Config& c, const Value& v) { c.cuda_library = v.text; }, [](const Config& c) { return c.cuda_library; }},
     {"LIGHTCC_NCCL",
-     "1: tensors of GPUs go by NCCL if all ranks can and say so, else through host memory (docs/gpu.md). Off until "
-     "that has run on GPUs.",
+     "1: tensors of GPUs go by NCCL if all ranks can and say so. 0, or if one cannot: through host memory "
+     "(docs/gpu.md).",
      [](Config& c, const Value& v) { c.nccl = v.flag(); },
      [](const Config& c) { return text_of(c.nccl); }},
+    {"LIGHTCC_NCCL_2D",
+     "1: large all-reduces by NCCL between hosts are hierarchical too, unless LIGHT_2D_ALLREDUCE is 0 (docs/gpu.md). "
+     "Off until that has run on several GPUs.",
+     [](Config& c, const Value& v) { c.nccl_2d = v.flag(); },
+     [](const Config& c) { return text_of(c.nccl_2d); }},
     {"LIGHTCC_NCCL_LIBRARY",
      "The NCCL that is used, in place of the one that the process has loaded already (PyTorch's), or else of the "
      "system's `libnccl.so.2`.",

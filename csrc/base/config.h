@@ -45,7 +45,8 @@ struct Config {
   int64_t output_pool_bytes = 512 << 20;  // LIGHTCC_OUTPUT_POOL_BYTES: most memory kept for the next outputs, 0 = none
   double output_idle_s = 10;         // LIGHTCC_OUTPUT_POOL_IDLE_SECONDS: how long it is kept without use
   std::string cuda_library;          // LIGHTCC_CUDA_LIBRARY: in place of the one beside the core
-  bool nccl = false;                 // LIGHTCC_NCCL: tensors of GPUs go by NCCL where they can
+  bool nccl = true;                  // LIGHTCC_NCCL: tensors of GPUs go by NCCL where they can
+  bool nccl_2d = false;              // LIGHTCC_NCCL_2D: hierarchical all-reduces there too
   std::string nccl_library;          // LIGHTCC_NCCL_LIBRARY: in place of the one that is found
   bool batch_copies = true;          // HOROVOD_BATCH_D2D_MEMCOPIES: fused tensors of a GPU are copied in one launch
   std::string port_range;            // LIGHTCC_PORT_RANGE: the only ports to listen on, "20000-20100"

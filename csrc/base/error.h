@@ -26,6 +26,12 @@ class Error : public std::runtime_error {
   Code code_;
 };
 
+// A connection that is not ours has broken (NCCL's), so a rank may have died. Which one, only our own watch can say.
+class PeerSuspected : public Error {
+ public:
+  using Error::Error;
+};
+
 // An Error{internal} that ends in what errno says.
 Error system_error(const std::string& attempted);
 

@@ -108,8 +108,10 @@ void NcclCommunicator::on_device(const char* attempted, const std::function<int(
 }
 
 void NcclCommunicator::refuse(const char* attempted, int status) {
-  throw Error(Code::internal, std::string(attempted) + " on GPU " + std::to_string(device_) + ": NCCL: " +
-                                  nccl_.GetErrorString(status) + " (" + nccl_.GetLastError(comm_) + ")");
+  const std::string text = std::string(attempted) + " on GPU " + std::to_string(device_) + ": NCCL: " +
+                           nccl_.GetErrorString(status) + " (" + nccl_.GetLastError(comm_) + ")";
+  if (status == kNcclRemoteError || status == kNcclSystemError) throw PeerSuspected(Code::internal, text);
+  throw Error(Code::internal, text);
 }
 
 NcclCommunicator::NcclCommunicator(const CudaFunctions& cuda, const NcclFunctions& nccl, int device, int members,
@@ -202,7 +204,9 @@ std::future<void> NcclCommunicators::end(uint64_t deadline_ns) {
 
 // ---- NcclBackend
 
+// NCCL's minimum and maximum of a NaN and a number are the number: a diverged rank would go unnoticed.
 bool nccl_reduces(const Collective& c) {
+  if (is_floating(c.dtype) && (c.op == ReduceOp::min || c.op == ReduceOp::max)) return false;
   return nccl_op(c.op) >= 0 && nccl_dtype(c.dtype) >= 0 && c.codec.kind == CodecKind::none;
 }
 

@@ -10,7 +10,7 @@
 namespace lightcc {
 
 // ncclResult_t, of which the core looks at these only.
-inline constexpr int kNcclSuccess = 0, kNcclInProgress = 7;
+inline constexpr int kNcclSuccess = 0, kNcclSystemError = 2, kNcclRemoteError = 6, kNcclInProgress = 7;
 
 struct NcclUniqueId { char internal[128]; };
 

@@ -25,6 +25,9 @@ void nap() {
   nanosleep(&time, nullptr);
 }
 
+// To start a collective on a GPU takes the host long, and the caller has more work to give that GPU meanwhile.
+bool is_left_to_engine_thread(const Request& request) { return request.place.kind == DeviceKind::cuda; }
+
 // A waiting thread may spin only if every rank has a core to itself; else whoever spins keeps from working whom it
 // waits for.
 uint64_t most_spin_ns(const Config& config, const LocalRanks& local_ranks) {
@@ -87,10 +90,10 @@ void Engine::report_refusal(const Request& request, const std::string& why) {
 }
 
 // Returns how many are in flight with it.
-int Engine::take_in(const RequestPtr& request, uint64_t now_ns, bool will_wait) {
+int Engine::take_in(const RequestPtr& request, uint64_t now_ns, bool will_wait, StreamMark* last) {
   try {
     validate(*request, group(request->group).get(), world_.rank);
-    note_stream(*request);
+    note_stream(*request, last);
   } catch (const Error& error) {
     report_refusal(*request, error.what());
     throw;
@@ -109,6 +112,7 @@ int Engine::take_in(const RequestPtr& request, uint64_t now_ns, bool will_wait) 
 
 void Engine::submit(const RequestPtr& request, bool will_wait) {
   counters_.raise(Counters::most_in_flight, uint64_t(take_in(request, now_ns(), will_wait)));
+  if (!will_wait && is_left_to_engine_thread(*request)) return wake_engine_thread();
   visits_.fetch_add(1, std::memory_order_relaxed);
   // In a burst of small requests each step takes along what has gathered since the last; whoever waits drives at once.
   const uint64_t since_step_ns = request->submitted_ns - driven_ns_.load(std::memory_order_relaxed);
@@ -123,13 +127,15 @@ void Engine::submit_all(std::span<const RequestPtr> requests, size_t* begun) {
   const uint64_t now = now_ns();
   const auto go = [&] {
     counters_.raise(Counters::most_in_flight, uint64_t(inbox_.in_flight()));
+    if (is_left_to_engine_thread(*requests.front())) return wake_engine_thread();
     visits_.fetch_add(1, std::memory_order_relaxed);
     driven_ns_.store(now, std::memory_order_relaxed);
     drive();
     if (inbox_.in_flight() > 0) wake_engine_thread();
   };
   try {
-    for (*begun = 0; *begun < requests.size(); ++*begun) take_in(requests[*begun], now, false);
+    StreamMark last;
+    for (*begun = 0; *begun < requests.size(); ++*begun) take_in(requests[*begun], now, false, &last);
   } catch (...) {
     go();
     throw;
@@ -216,7 +222,11 @@ bool Engine::step(Sleeper who) {
     if (peers_->own().alarm.load(std::memory_order_relaxed)) look_at_peers();
     moved = peers_->step();
     moved |= take_inbox();
-    if (!epoch_.over()) step_groups(moved);
+    if (epoch_.over()) return;
+    if (suspicion_)
+      await_verdict(moved);
+    else
+      step_groups(moved);
   });
   if (moved) counters_.add(who == Sleeper::engine_thread ? Counters::background_steps : Counters::caller_steps);
   return moved;

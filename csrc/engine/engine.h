@@ -3,6 +3,7 @@
 // framework computes. Nobody sleeps while holding it. Everything public may be called from any thread.
 #pragma once
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "base/clock.h"
@@ -101,8 +102,12 @@ class Engine : public GroupEngineOwner {
   void receive_turn(const LaunchTurn&) override;
 
   std::unique_ptr<GroupEngine> make_group_engine(std::shared_ptr<const Group>);
-  void note_stream(Request&);
-  int take_in(const RequestPtr&, uint64_t now_ns, bool will_wait);
+  struct StreamMark {
+    DevicePlace place;
+    std::shared_ptr<CudaEvent> event;
+  };
+  void note_stream(Request&, StreamMark* last);
+  int take_in(const RequestPtr&, uint64_t now_ns, bool will_wait, StreamMark* last = nullptr);
   void join(const RequestPtr&);
   bool join_goes_on(const RequestPtr&, Code, const std::string& text);
   void report_refusal(const Request&, const std::string& why);
@@ -122,6 +127,9 @@ class Engine : public GroupEngineOwner {
   void host_unheard(int host);                         // any thread
   void look_at_peers();
   void take_health_events();
+  // Without a verdict of our own watch, what was thrown ends the epoch.
+  void suspect(const PeerSuspected&);
+  void await_verdict(bool& moved);
   void ring_local_ranks();                     // the ranks of this host
   EpochAction apply(const EpochEvent&);
   void carry_out_end(bool tell);               // tell: the other hosts do not know it yet
@@ -162,6 +170,11 @@ class Engine : public GroupEngineOwner {
   BlockedState blocked_state_;
   DeadlockDetector deadlock_detector_;         // used by the world's coordinator only
   EpochState epoch_;
+  struct Suspicion {
+    EpochCause cause;
+    uint64_t until_ns;
+  };
+  std::optional<Suspicion> suspicion_;         // until then no batch makes a step
   RequestPtr join_;                            // in flight; it is announced in every group engine
   int join_parts_ = 0;                         // group engines in which not all have joined
 
@@ -186,6 +199,8 @@ class Engine : public GroupEngineOwner {
 template <class Body> void Engine::end_epoch_on_error(Body body) {
   try {
     body();
+  } catch (const PeerSuspected& error) {
+    suspect(error);
   } catch (const Error& error) {
     end_epoch(error.code(), error.what());
   } catch (const std::exception& error) {

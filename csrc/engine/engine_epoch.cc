@@ -12,6 +12,8 @@ namespace {
 
 constexpr uint64_t kFlushNs = 1'000'000'000;  // the longest that shutdown tries to send what it owes
 constexpr uint64_t kLookNs = 1'000'000, kPauseNs = 100'000'000;
+// So soon the watch of this host, or the network, names a rank that has died.
+constexpr uint64_t kVerdictNs = 100'000'000, kVerdictOfNetworkNs = 3'000'000'000;
 
 std::string cause_of(const Header& header) {
   return std::string(header.cause, strnlen(header.cause, sizeof header.cause));
@@ -116,6 +118,18 @@ void Engine::look_at_peers() {
     apply(epoch_event::PeerLeft{rank, why});
     for (auto& [id, group_engine] : group_engines_) group_engine->rank_left(rank, why);
   }
+}
+
+void Engine::suspect(const PeerSuspected& error) {
+  progress_lock_.assert_held();
+  const uint64_t patience_ns = peers_->all_local() ? kVerdictNs : kVerdictOfNetworkNs;
+  if (!suspicion_) suspicion_ = {{error.code(), error.what()}, now_ns() + patience_ns};
+}
+
+void Engine::await_verdict(bool& moved) {
+  progress_lock_.assert_held();
+  for (auto& [id, group_engine] : group_engines_) moved |= group_engine->control_plane().step();
+  if (now_ns() > suspicion_->until_ns) end_epoch(suspicion_->cause.code, suspicion_->cause.text);
 }
 
 void Engine::remote_rank_left(int rank, const std::string& why) {

@@ -6,12 +6,17 @@
 
 namespace lightcc {
 
-// Of a request of a GPU: what its stream has been given so far. A device that fails here has failed in the program,
+// Of a request of a GPU: what its stream has been given so far. last: of the request before in one call, during which
+// the stream is given nothing else. A device that fails here has failed in the program,
 // which nobody else can go on without.
-void Engine::note_stream(Request& request) {
+void Engine::note_stream(Request& request, StreamMark* last) {
   request.delivered = nullptr;
   request.by_nccl = false;
   if (request.place.kind == DeviceKind::cpu) return;
+  if (last && last->event && last->place == request.place) {
+    request.ready = last->event;
+    return;
+  }
   const auto [kind, device, stream] = request.place;
   const auto refuse = [&, rank = world_.rank](const std::string& why) {
     throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(rank) + ": " + why);
@@ -28,6 +33,7 @@ void Engine::note_stream(Request& request) {
   try {
     request.ready = std::make_shared<CudaEvent>(functions, device);
     request.ready->record(stream);
+    if (last) *last = {request.place, request.ready};
   } catch (const Error& error) {
     with_peers([&](Peers&) { throw error; });
     throw;

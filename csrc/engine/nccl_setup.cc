@@ -57,11 +57,11 @@ NcclSetup::NcclSetup(const Config& config, const Group& group, const Selector& s
 NcclSetup::Offer NcclSetup::own_offer() {
   Offer offer;
   try {
-    if (!config_.nccl) throw Error(Code::invalid_argument, "LIGHTCC_NCCL is not set");
+    if (!config_.nccl) throw Error(Code::invalid_argument, "LIGHTCC_NCCL is 0");
     const CudaFunctions& functions = cuda(config_.cuda_library);
     check_cuda(functions.bus_id(device_, offer.bus_id.data(), offer.bus_id.size()), "asking where it is", device_);
     nccl(config_.nccl_library).GetVersion(&offer.version);
-    offer.hierarchical = config_.hierarchical;
+    offer.hierarchical = config_.hierarchical && config_.nccl_2d;
   } catch (const Error& error) {
     set_text(offer.why, error.what());
   }

@@ -63,7 +63,9 @@ void NcclMemory::release() {
 void NcclStream::follow(const Request& request) {
   end_ = nullptr;
   memory_->release();
+  if (request.ready == followed_) return;
   request.ready->order(device_, get());
+  followed_ = request.ready;
 }
 
 std::byte* NcclStream::buffer(size_t bytes) {

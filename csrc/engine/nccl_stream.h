@@ -75,6 +75,7 @@ class NcclStream {
   void* buffer_ = nullptr;
   size_t buffer_bytes_ = 0;
   std::deque<std::shared_ptr<CudaEvent>> ends_;  // of batches that may not have run
+  std::shared_ptr<CudaEvent> followed_;  // the last, which requests of one call share
   std::shared_ptr<CudaEvent> end_;  // of all that was queued; nullptr: nobody has asked since
   std::vector<std::pair<int, void*>> behind_;  // streams that are ordered behind it
 };

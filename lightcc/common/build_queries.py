@@ -42,9 +42,9 @@ class BuildQueries:
         return True
 
     def nccl_built(self) -> int:
-        """The version code of the NCCL that tensors of GPUs take here with LIGHTCC_NCCL=1 (22703 is 2.27.3). 0 if there
-        is none, or one older than 2.18, or lightcc is not cuda_built(): docs/gpu.md. Looks at the library that is
-        installed; Horovod says with which one it was compiled.
+        """The version code of the NCCL that tensors of GPUs take here (22703 is 2.27.3). 0 if there is none,
+        or one older than 2.18, or lightcc is not cuda_built(): docs/gpu.md. Looks at the library that is installed;
+        Horovod says with which one it was compiled.
 
         >>> hvd.nccl_built() == 0 or hvd.cuda_built()
         True

@@ -122,7 +122,7 @@ class GradientReducer:
         grad = gradient.parameter.grad
         # Every gradient of every step comes by here: a plain one costs a copy, and a small one not even that.
         if grad is not None and grad.dtype is gradient.dtype and grad.layout is _strided and not grad.requires_grad:
-            if gradient.small:
+            if gradient.small and (gradient.stream is None or gradient.stream.is_current()):
                 gradient.sent = True
                 self._held.add(gradient, grad)
                 return
@@ -310,8 +310,7 @@ class GradientReducer:
             gradient.stream = stream
             gradient.dtype = gradient.slot.dtype if self._casts and not gradient.sparse_dims else None
             gradient.form = slots.form_of(gradient.parameter)
-            # On a GPU another stream may make the next gradient, and its copy would not wait for this one's.
-            gradient.small = gradient.group is None and gradient.bytes <= SMALL_BYTES and stream is None
+            gradient.small = gradient.group is None and gradient.bytes <= SMALL_BYTES
             if gradient.group is None:
                 gradient.prepared = self._prepare(gradient)
 

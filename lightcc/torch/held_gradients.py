@@ -3,6 +3,7 @@
 They wait here until they are so many bytes, or until backward ends, which only torch knows: to start many at once
 costs less. What travels together the core decides. Small ones are also copied into their slots together.
 """
+import contextlib
 import weakref
 from array import array
 from typing import Callable, List, Optional, Tuple
@@ -14,6 +15,7 @@ from lightcc.torch.gradient import Gradient
 
 SMALL_BYTES = 64 << 10
 _BURST_BYTES = 1 << 20
+_BURST_BYTES_OF_GPU = 16 << 20  # it makes gradients faster, and each start also costs calls of CUDA
 _engine = torch.autograd.Variable._execution_engine
 _copy_all = getattr(torch, "_foreach_copy_", None) or (  # PyTorch 2.0 has none
     lambda slots, grads: [slot.copy_(grad) for slot, grad in zip(slots, grads)])
@@ -44,7 +46,7 @@ class HeldGradients:
         elif gradient.stream is not None:
             gradient.stream.follow()
         self._bytes += gradient.bytes
-        if self._bytes >= _BURST_BYTES:
+        if self._bytes >= (_BURST_BYTES if gradient.stream is None else _BURST_BYTES_OF_GPU):
             self.release()
 
     def release(self) -> None:
@@ -73,7 +75,8 @@ class HeldGradients:
         """Copies small gradients, which nobody has looked at since they were sent, into their slots."""
         uncopied = [(gradient, grad) for gradient, grad in self._uncopied if grad.data_ptr() != gradient.address]
         if uncopied:
-            with torch.no_grad():
+            stream = uncopied[0][0].stream
+            with torch.no_grad(), contextlib.nullcontext() if stream is None else stream.as_current():
                 try:
                     _copy_all([gradient.slot for gradient, _ in uncopied], [grad for _, grad in uncopied])
                 except RuntimeError:  # one is not of its slot's shape

@@ -71,12 +71,16 @@ int device_of_context() {
   return get(&device) == CUDA_SUCCESS ? device : -1;
 }
 
+constexpr int kGateTicks = 200'000;  // of 100 us: then a gate opens by itself, so that who waits for it can be named
+
 struct Gate {
-  std::atomic<bool> open{false};
+  std::atomic<bool> open{false}, forced{false};
   std::atomic<int> rung{0};
 };
-void wait_at(void* gate) {
-  while (!static_cast<Gate*>(gate)->open) usleep(100);
+void wait_at(void* argument) {
+  auto* gate = static_cast<Gate*>(argument);
+  for (int tick = 0; !gate->open && tick < kGateTicks; ++tick) usleep(100);
+  if (!gate->open) gate->forced = true;
 }
 void ring(void* gate) { ++static_cast<Gate*>(gate)->rung; }
 
@@ -182,26 +186,29 @@ void captures_go_on(const lightcc::CudaFunctions& cuda, int device) {
   check(cuda.destroy_stream(device, stream));
 }
 
-// A stream that stands at a gate, and another one that does not.
+// A stream that stands at a gate, if it is to, and another one that does not.
 struct Streams {
   const lightcc::CudaFunctions& cuda;
   int device;
   Gate gate;
   void *gated = nullptr, *free = nullptr, *event = nullptr;
 
-  Streams(const lightcc::CudaFunctions& table, int on) : cuda(table), device(on) {
+  Streams(const lightcc::CudaFunctions& table, int on, bool stands = false) : cuda(table), device(on) {
+    gate.open = !stands;
     check(cuda.create_stream(device, &gated));
     check(cuda.create_stream(device, &free));
     check(cuda.create_event(device, &event));
     check(cuda.call(device, gated, wait_at, &gate));
   }
   ~Streams() {
+    expect_nobody_waited();
     gate.open = true;
     finish(gated);
     check(cuda.destroy_event(device, event));
     check(cuda.destroy_stream(device, gated));
     check(cuda.destroy_stream(device, free));
   }
+  void expect_nobody_waited() const { expect(!gate.forced, "no call waits for another stream"); }
   void* allocate(void* stream, size_t bytes) {
     void* memory = nullptr;
     check(cuda.allocate(device, stream, bytes, &memory));
@@ -217,13 +224,15 @@ struct Streams {
 // The first kernel and the first memory do not wait for what another stream has to do, nor does what follows: main()
 // calls this before anything else has been allocated or launched.
 void waits_for_nothing(const lightcc::CudaFunctions& cuda, int device) {
-  Streams on(cuda, device);
+  Streams on(cuda, device, true);
   void* memory = on.allocate(on.free, kBytes);
+  on.expect_nobody_waited();
   for (int dtype = 0; dtype < lightcc::kDTypes; ++dtype)
     check(cuda.scale(device, on.free, dtype, memory, memory, 1000, 0.5));
   auto* const bytes = static_cast<std::byte*>(memory);
   const lightcc::CudaCopy copies[] = {{bytes, bytes + 1000, 1000}, {bytes + 2000, bytes + 3000, 1000}};
   check(cuda.copy_all(device, on.free, copies, 2));
+  on.expect_nobody_waited();
   check(cuda.release(device, on.free, memory));
   void* other = on.allocate(on.gated, kBytes);  // what is free of the same pool, or new
   check(cuda.release(device, on.gated, other));
@@ -231,15 +240,20 @@ void waits_for_nothing(const lightcc::CudaFunctions& cuda, int device) {
   check(cuda.record(device, on.event, on.gated));
   expect(!reached(cuda, device, on.event), "the other stream still waits");
   expect(!has_context(), "a thread without a context gets none");
-
   expect(!on.allocate(on.free, 0), "no memory for no bytes");
   check(cuda.release(device, on.free, nullptr));
-  void* none = &none;
-  expect_words(cuda.allocate(device, on.free, size_t(1) << 50, &none), "cudaMallocFromPoolAsync: ",
+}
+
+// Where memory is short CUDA waits for all streams, since they may give some back: nothing stands at a gate here.
+void fails_in_words(const lightcc::CudaFunctions& cuda, int device) {
+  void *stream = nullptr, *none = &none;
+  check(cuda.create_stream(device, &stream));
+  expect_words(cuda.allocate(device, stream, size_t(1) << 50, &none), "cudaMallocFromPoolAsync: ",
                "cudaErrorMemoryAllocation");
   expect(!none, "no memory where it fails");
-  expect_words(cuda.scale(device, on.free, lightcc::kDTypes, nullptr, nullptr, 1, 2),
+  expect_words(cuda.scale(device, stream, lightcc::kDTypes, nullptr, nullptr, 1, 2),
                "launch of the kernel that scales: ", "cudaErrorInvalidValue");
+  check(cuda.destroy_stream(device, stream));
 }
 
 // Many times more memory than a GPU has, each piece used and given back before the last one has been read.
@@ -381,6 +395,7 @@ void names_the_bus(const lightcc::CudaFunctions& cuda, int devices) {
 }  // namespace
 
 int main(int, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   using Table = const lightcc::CudaFunctions* (*)();
   const lightcc::CudaFunctions& cuda = *symbol<Table>(argv[1], "lightcc_cuda_functions")();
   expect(cuda.size == sizeof(lightcc::CudaFunctions), "the table is the one this was compiled with");
@@ -392,14 +407,20 @@ int main(int, char** argv) {
   check(cuda.on_device(devices - 1, find_device, &found));
   check(cuda.bus_id(devices - 1, id, sizeof id));
   expect(found == devices - 1 && !has_context(), "the thread has the device for the function only");
-  waits_for_nothing(cuda, devices - 1);
-  copies_both_ways(cuda, devices - 1);
-  keeps_the_device(cuda, devices);
-  captures_go_on(cuda, devices - 1);
-  memory_follows_its_stream(cuda, devices - 1);
-  if (devices > 1) copies_between(cuda, 0, devices - 1);
-  copies_many(cuda, devices - 1);
-  scales_as_the_cpu_does(cuda, devices - 1);
-  names_the_bus(cuda, devices);
+  const int last = devices - 1;
+  const auto run = [](const char* name, auto test) {
+    std::printf("%s\n", name);
+    test();
+  };
+  run("waits for nothing", [&] { waits_for_nothing(cuda, last); });
+  run("fails in words", [&] { fails_in_words(cuda, last); });
+  run("copies both ways", [&] { copies_both_ways(cuda, last); });
+  run("keeps the device", [&] { keeps_the_device(cuda, devices); });
+  run("captures go on", [&] { captures_go_on(cuda, last); });
+  run("memory follows its stream", [&] { memory_follows_its_stream(cuda, last); });
+  if (devices > 1) run("copies between", [&] { copies_between(cuda, 0, last); });
+  run("copies many", [&] { copies_many(cuda, last); });
+  run("scales as the CPU does", [&] { scales_as_the_cpu_does(cuda, last); });
+  run("names the bus", [&] { names_the_bus(cuda, devices); });
   std::printf("%d GPUs: ok\n", devices);
 }

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from two_hosts import VARIABLES
+from two_hosts import variables
 
 sys.path.append(str(Path(__file__).parents[1] / "python"))
 from test_termination import DEADLINE, Ranks  # noqa: E402  where the tests of Python are
@@ -40,8 +40,8 @@ hvd.shutdown()
 
 
 def main() -> None:
-    variables = {**VARIABLES, "HOROVOD_LOG_LEVEL": "info"} if sys.argv[1] == "nccl" else {"LIGHTCC_NCCL": "0"}
-    with Ranks(2, LOOP, **variables) as ranks:
+    way = {**variables(), "HOROVOD_LOG_LEVEL": "info"} if sys.argv[1] == "nccl" else {"LIGHTCC_NCCL": "0"}
+    with Ranks(2, LOOP, **way) as ranks:
         for process in ranks.processes:
             while (line := process.stdout.readline()) != "ready\n":
                 print(line, end="")

@@ -8,7 +8,7 @@ import shutil
 import sys
 
 from parts import BUILD, PATH, ROOT, Parts
-from two_hosts import VARIABLES
+from two_hosts import variables
 
 GPU = ROOT / "tests" / "gpu"
 BY_NCCL = "tensors of GPUs: by NCCL"  # as lightcc's log says it
@@ -34,8 +34,8 @@ def main() -> int:
     parts.run("staged, 2 ranks", on_ranks(2, "check_training.py", "check_collectives.py"), 150, LIGHTCC_NCCL="0")
     parts.run("NCCL, 1 rank", on_ranks(1, "check_training.py", "check_collectives.py"), 90, BY_NCCL, LIGHTCC_NCCL="1",
               **info)
-    parts.run("NCCL, 2 ranks: training", on_ranks(2, "check_training.py"), 60, BY_NCCL, **VARIABLES, **short)
-    parts.run("NCCL, 2 ranks: collectives", on_ranks(2, "check_collectives.py"), 120, BY_NCCL, **VARIABLES, **short)
+    parts.run("NCCL, 2 ranks: training", on_ranks(2, "check_training.py"), 60, BY_NCCL, **variables(), **short)
+    parts.run("NCCL, 2 ranks: collectives", on_ranks(2, "check_collectives.py"), 120, BY_NCCL, **variables(), **short)
     for way, expected in (("staged", ""), ("nccl", BY_NCCL)):
         parts.run(f"a killed rank, {way}", [python, str(GPU / "killed_rank.py"), way], 60, expected)
     parts.run("NCCL over HARP", [str(GPU / "nccl_harp.sh"), plugin], 90)

@@ -4,6 +4,8 @@ Such an operation is done when it returns, and so the stream of a program is her
 it uses what lightcc has written, where a GPU's stream would only be ordered.
 """
 # ruff: noqa: F811  fixtures are imported and then named by arguments
+import contextlib
+
 import gpu_frameworks
 import numpy as np
 import pytest
@@ -27,9 +29,13 @@ def on_gpu(monkeypatch, double, device):
 
     class HostStream(slot_stream.SlotStream):
         followed = 0
+        current = True
 
         def __init__(self, slot):
             self.place = slot_stream.adapter_of(slot).describe(slot.detach().as_strided((1,), (1,)))[3]
+
+        def is_current(self):
+            return self.current
 
         def follow(self):
             HostStream.followed += 1
@@ -71,13 +77,18 @@ def trained(hvd, on_gpu=None, steps=4, **options):
 
 @pytest.mark.parametrize("options", [{}, {"groups": 2}, {"gradient_predivide_factor": 2.0}],
                          ids=["plain", "groups", "factors"])
-def check_training_is_that_on_the_cpu(job, on_gpu, options):
+@pytest.mark.parametrize("current", [True, False], ids=["stream of the slots", "another stream"])
+def check_training_is_that_on_the_cpu(job, on_gpu, options, current):
     import lightcc.torch as hvd
     expected = trained(hvd, **options)
+    on_gpu.stream.current = current
     found = trained(hvd, on_gpu, **options)
     for mine, cpu in zip(found, expected):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(cpu))
-    assert on_gpu.stream.followed >= 4 * 4, "each gradient of each step"
+    if not current:
+        assert on_gpu.stream.followed >= 4 * 4, "each gradient of each step"
+    elif "groups" not in options:
+        assert on_gpu.stream.followed == 0, "small gradients are copied together, by the stream that makes them"
 
 
 def check_a_model_that_moves_gets_other_slots(job, on_gpu):
@@ -105,10 +116,10 @@ def check_one_optimizer_has_one_device(job, on_gpu):
 
 
 class Stream:
-    """What lightcc uses of torch.cuda.Stream: which streams it waits for."""
+    """What lightcc uses of torch.cuda.Stream: its number, and which streams it waits for."""
 
-    def __init__(self):
-        self.waits = []
+    def __init__(self, number):
+        self.cuda_stream, self.waits = number, []
 
     def wait_stream(self, other):
         self.waits.append(other)
@@ -116,11 +127,15 @@ class Stream:
 
 def check_streams_are_ordered_around_a_request(job, on_gpu, monkeypatch):
     from lightcc.torch import slot_stream
-    stream, other = Stream(), Stream()
+    stream, other = Stream(1), Stream(2)
     current = [stream]
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
     monkeypatch.setattr(slot_stream, "SlotStream", on_gpu.stream.__bases__[0])
+    entered = []
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(entered.append(stream)))
     slots_stream = slot_stream.stream_of(on_gpu(torch.ones(2, 2)))
+    with slots_stream.as_current():
+        assert slots_stream.is_current() and not entered
     slots_stream.follow()
     slots_stream.lead()
     assert stream.waits == other.waits == []
@@ -129,6 +144,8 @@ def check_streams_are_ordered_around_a_request(job, on_gpu, monkeypatch):
     assert (stream.waits, other.waits) == ([other], [])
     slots_stream.lead()
     assert (stream.waits, other.waits) == ([other], [stream])
+    with slots_stream.as_current():
+        assert entered == [stream]
 
 
 def check_state_is_received_where_the_parameter_is(job):

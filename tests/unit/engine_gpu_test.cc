@@ -56,6 +56,34 @@ TEST_P(Gpus, ManyAtATimeAreFused) {
   EXPECT_GT(ranks.count(Counters::fused_batches), 0u);
 }
 
+// The engine's thread starts them, and each stream is marked once.
+TEST_P(Gpus, ManyStartedByOneCallCostTheCallerLittle) {
+  Ranks ranks(2, config_);
+  ranks.each([&](Engine& engine, int rank) {
+    void *stream = stream_of(rank), *other = stream_of(rank);
+    std::vector<std::unique_ptr<GpuTensor>> tensors;
+    std::vector<RequestPtr> requests;
+    for (void* of : {stream, stream, other, stream}) {
+      GpuTensor& x = *tensors.emplace_back(std::make_unique<GpuTensor>(*this, rank, 100, of));
+      x.fill(1);
+      requests.push_back(on_gpu(engine, Kind::allreduce, std::to_string(requests.size()), {&x}, {&x}));
+    }
+    size_t begun = 0;
+    engine.submit_all(requests, &begun);
+    EXPECT_EQ(begun, requests.size());
+    EXPECT_EQ(requests[0]->ready, requests[1]->ready);
+    EXPECT_NE(requests[1]->ready, requests[2]->ready);
+    for (const RequestPtr& one : requests)
+      while (!one->finished) std::this_thread::yield();
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(finish(engine, requests[i]), Code::ok) << requests[i]->text;
+      EXPECT_EQ(tensors[i]->read(), std::vector<float>(100, 2.0f));
+    }
+  });
+  EXPECT_EQ(ranks.count(Counters::caller_steps), 0u);
+  EXPECT_GT(ranks.count(Counters::background_steps), 0u);
+}
+
 TEST_P(Gpus, OtherKinds) {
   Ranks ranks(3, config_);
   ranks.each([&](Engine& engine, int rank) {

@@ -211,6 +211,29 @@ TEST_F(Nccl, AFailureBehindTheCallIsFound) {
   });
 }
 
+// NCCL says only that a connection is gone.
+TEST_F(Nccl, WhoHasDiedIsNamedWhereNcclNoticesFirst) {
+  Ranks ranks(std::vector<int>{1, 1}, config_);
+  std::atomic<bool> broken{false};
+  ranks.each([&](Engine& engine, int rank) {
+    GpuTensor x(*this, rank, 100, stream_of(rank));
+    x.fill(1);
+    EXPECT_EQ(outcome(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x})), Code::ok);
+    await_all(2);
+    if (rank == 0) {
+      nccl_.set_async_error(0, kNcclRemoteError);
+      broken = true;
+      const auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+      EXPECT_NE(outcome(engine, one), Code::ok);
+      EXPECT_NE(one->text.find("it is gone"), std::string::npos) << one->text;
+    } else {
+      while (!broken) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // so that rank 0 hears of it from NCCL first
+      engine.abort("it is gone");
+    }
+  });
+}
+
 TEST_F(Nccl, ARankThatDiesFreesTheStreamsOfTheOthers) {
   Ranks ranks(3, config_);
   std::atomic<bool> go_on{false};
@@ -261,7 +284,10 @@ TEST_F(Nccl, ManyMayBeQueued) {
 
 class Nccl2d : public Nccl {
  protected:
-  Nccl2d() { nccl_.set_kernels(2); }
+  Nccl2d() {
+    nccl_.set_kernels(2);
+    config_.nccl_2d = true;
+  }
   static constexpr size_t kLarge = (1 << 18) + 3;  // floats, that 2D takes
   void expect_sums(Ranks& ranks) {
     ranks.each([&](Engine& engine, int rank) {

@@ -92,7 +92,12 @@ TEST_F(NcclHierarchical, AllDtypesAndOperationsInPlace) {
       void* memory = me.memory(dtype, values(me.rank, kCount));
       run(backend, allreduce(me, dtype, ReduceOp::sum, memory, memory, kCount));
       me.expect(memory, dtype, sums(me.ranks, kCount), "sum");
-      run(backend, allreduce(me, dtype, ReduceOp::max, memory, memory, kCount));
+      const Collective max = allreduce(me, dtype, ReduceOp::max, memory, memory, kCount);
+      if (is_floating(dtype)) {
+        EXPECT_FALSE(backend.accepts(max)) << "NCCL's maximum hides a NaN";
+        continue;
+      }
+      run(backend, max);
       me.expect(memory, dtype, sums(me.ranks, kCount), "max of equals");
     }
   });
