@@ -3,12 +3,13 @@
 PYTHON ?= python3
 JOBS ?= 2
 FUZZ_SECONDS ?= 20
-# 0: without liblightcc_cuda.so, which is built where nvcc is found.
+# 0: without liblightcc_cuda.so, which is built where nvcc is found; and for which GPUs, as CMake names them: all.
 LIGHTCC_CUDA ?= 1
+LIGHTCC_CUDA_ARCHITECTURES ?=
 
 BIN := .venv/bin
 CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON \
-  -DLIGHTCC_CUDA=$(LIGHTCC_CUDA)
+  -DLIGHTCC_CUDA=$(LIGHTCC_CUDA) -DLIGHTCC_CUDA_ARCHITECTURES=$(LIGHTCC_CUDA_ARCHITECTURES)
 BUILD = $(BIN)/cmake --build
 SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLists.txt README.md \
              -type f ! -name '*.pyc' ! -name '*.so' 2>/dev/null)

@@ -23,7 +23,8 @@ class BuildWithCore(build_py):
         run = Path(cmake.CMAKE_BIN_DIR, "cmake")
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
         make = Path(ninja.BIN_DIR, "ninja")
-        chosen = [f"-DCMAKE_MAKE_PROGRAM={make}", f"-DLIGHTCC_CUDA={os.environ.get('LIGHTCC_CUDA', '1')}"]
+        chosen = [f"-DCMAKE_MAKE_PROGRAM={make}", f"-DLIGHTCC_CUDA={os.environ.get('LIGHTCC_CUDA', '1')}",
+                  f"-DLIGHTCC_CUDA_ARCHITECTURES={os.environ.get('LIGHTCC_CUDA_ARCHITECTURES', '')}"]
         subprocess.check_call([run, "-S", ROOT, "-B", BUILD, "-G", "Ninja", *chosen])
         subprocess.check_call([run, "--build", BUILD, "--target", "lightcc_libraries", "--parallel", jobs])
         subprocess.check_call([run, "--install", BUILD, "--strip", "--prefix", package])
