@@ -54,6 +54,12 @@ void in_forked_child() {
 
 const char* environment(const char* name) { return std::getenv(name); }
 
+// Of an elastic job's worker, else -1.
+int own_slot() {
+  const char *elastic = environment("HOROVOD_ELASTIC"), *slot = environment("HOROVOD_LOCAL_RANK");
+  return elastic && elastic == std::string("1") && slot ? std::atoi(slot) : -1;
+}
+
 World nobody() {  // a world of one on this host
   return find_world([](const char*) -> const char* { return nullptr; });
 }
@@ -180,6 +186,7 @@ int lightcc_init_at(int rank, int size, const char* job, const char* secret, con
       world.rank = rank;
       world.size = size;
       world.local_size = 0;
+      world.slot = own_slot();
       world.job = job;
       world.launcher = "a communicator";
       return world;

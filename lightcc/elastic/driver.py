@@ -242,7 +242,8 @@ class _Driver:
             for worker in action.members:
                 self._tell(worker.number, "cancel", epoch=action.epoch, cause=action.cause)
         elif isinstance(action, Notify):
-            self.told_at = max(self.told_at + 1, time.time_ns())  # it only grows, whatever is done to the clock
+            # Microseconds, which a double holds exactly. It only grows, whatever is done to the clock.
+            self.told_at = max(self.told_at + 1, time.time_ns() // 1000)
             self._tell(action.worker.number, "hosts_updated", timestamp=self.told_at, result=action.result)
 
     def _start(self, worker: Worker, now: float) -> None:

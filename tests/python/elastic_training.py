@@ -14,6 +14,7 @@ import lightcc.torch as hvd
 from lightcc import _core
 
 FOLDER, PASSES = sys.argv[1], float(sys.argv[2])
+LEEWAY = 6  # connections are made when they are first used
 PAUSE_S = float(os.environ.get("TEST_PAUSE_S", "0"))
 
 
@@ -49,8 +50,20 @@ state = State(model, optimizer, sampler=sampler, seed=seed, history="", passes=0
 state.register_reset_callbacks([lambda: point("reset")])
 
 
+held = {}  # by the form of a world: descriptors and threads behind its first batch
+
+
+def expect_nothing_left():
+    """Of the worlds before this one."""
+    now = [len(os.listdir(f"/proc/self/{of}")) for of in ("fd", "task")]
+    first = held.setdefault((hvd.size(), hvd.local_size()), now)
+    assert all(n <= at_first + LEEWAY for n, at_first in zip(now, first)), f"descriptors, threads: {now} after {first}"
+
+
 @hvd.elastic.run
 def train(state):
+    assert hvd.local_rank() == int(os.environ["HOROVOD_LOCAL_RANK"]), "a worker keeps its slot"
+    is_first = True
     while state.passes < PASSES and not state.stop:
         mine = list(state.sampler)
         for begin in range(0, len(mine), elastic_model.BATCH):
@@ -65,6 +78,9 @@ def train(state):
             state.batches += 1
             point("commit")
             state.commit()
+            if is_first:
+                expect_nothing_left()
+                is_first = False
             if hvd.rank() == 0:
                 print("batch", state.batches, "size", hvd.size(), flush=True)
             time.sleep(PAUSE_S)

@@ -16,7 +16,7 @@ PROGRAMS = {title: program for title, program in re.findall(r"## (.*?)\n.*?```py
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 7
+    assert len(PROGRAMS) == 8
 
 
 @pytest.mark.parametrize("what", PROGRAMS)

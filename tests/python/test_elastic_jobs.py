@@ -116,6 +116,24 @@ def test_hosts_come_and_go(tmp_path):
     assert "was killed" not in err and "exited" not in err, err
 
 
+def test_a_worker_that_is_not_wanted_any_more_exits_with_0(tmp_path):
+    program = ("import sys, lightcc.torch as hvd, torch\n"
+               "hvd.init()\n"
+               "@hvd.elastic.run\n"
+               "def train(state):\n"
+               "    while hvd.size() > 1:\n"
+               "        hvd.allreduce(torch.ones(1), name='x')\n"
+               "        open(sys.argv[1], 'w').close()\n"
+               "        state.commit()\n"
+               "train(hvd.elastic.TorchState())\n")
+    trains = tmp_path / "trains"
+    code, out, err = launch("-np", 2, "--min-np", 1, *SEVERAL_HOSTS, "--host-discovery-script",
+                            f"echo a:1; test -e {trains} || echo b:1", "sh", "-c",
+                            '"$@"; echo $HOROVOD_RANK has left with $?', "sh", sys.executable, "-c", program, trains)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{n}]<stdout>:{n} has left with 0" for n in (0, 1)], (out, err)
+
+
 def test_a_worker_that_is_stopped_for_a_while_is_waited_for(tmp_path):
     running = job(tmp_path, "-np", 2, "--min-np", 1, passes=4, pause_s=0.02)
     trained(running, 3)
@@ -235,6 +253,7 @@ def check_random_kills(tmp_path, rng, count):
             break  # all have died
     (tmp_path / "stop").touch()
     code, out, err = running.finish()
+    assert "Traceback" not in err, err  # or who was killed would not be why the job is lost
     if code != 0:
         assert "no worker that has the state of the job is left" in err, err
         print("lost")

@@ -59,11 +59,12 @@ Config agree(const Config& own, int rank, const std::vector<std::string>& settin
 
 void number_hosts(World& world, const Topology& topology) {
   const int host = topology.host_of[size_t(world.rank)];
-  world.local_rank = topology.local[size_t(world.rank)];
+  const int place = topology.local[size_t(world.rank)];
+  world.local_rank = world.slot >= 0 ? world.slot : place;
   world.local_size = int(topology.hosts[size_t(host)].size());
   world.cross_rank = world.cross_size = 0;  // among the hosts that have this local rank
   for (int other = 0; other < int(topology.hosts.size()); ++other) {
-    if (int(topology.hosts[size_t(other)].size()) <= world.local_rank) continue;
+    if (int(topology.hosts[size_t(other)].size()) <= place) continue;
     if (other < host) ++world.cross_rank;
     ++world.cross_size;
   }

@@ -11,6 +11,7 @@ struct World {
   int rank = 0, size = 1;
   // Among the ranks of this host. A local_size of 0: the launcher does not say.
   int local_rank = 0, local_size = 1;
+  int slot = -1;  // an elastic job's worker keeps this local rank in all its worlds; -1: it follows from the ranks
   int cross_rank = 0, cross_size = 1;  // this host among the hosts
   std::string job;              // the same on all ranks of a job, different between jobs
   bool job_of_host = false;     // the launcher gives no such id: it is the same on the ranks of one host only
