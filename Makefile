@@ -9,7 +9,7 @@ LIGHTCC_CUDA_ARCHITECTURES ?=
 
 BIN := .venv/bin
 CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON \
-  -DLIGHTCC_CUDA=$(LIGHTCC_CUDA) -DLIGHTCC_CUDA_ARCHITECTURES=$(LIGHTCC_CUDA_ARCHITECTURES)
+  -DLIGHTCC_CUDA=$(LIGHTCC_CUDA) '-DLIGHTCC_CUDA_ARCHITECTURES=$(LIGHTCC_CUDA_ARCHITECTURES)'
 BUILD = $(BIN)/cmake --build
 SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLists.txt README.md \
              -type f ! -name '*.pyc' ! -name '*.so' 2>/dev/null)
@@ -151,7 +151,8 @@ sanitize: build/address/build.ninja build/thread/build.ninja
 
 fuzz: build/address/build.ninja
 	$(BUILD) build/address --parallel $(JOBS)
-	@ls build/address/*_fuzz | xargs -P $(JOBS) -I {} sh -c 'corpus=tests/fuzz/corpus/$$(basename {}); \
+	ls build/address/*_fuzz >build/fuzz.list
+	@<build/fuzz.list xargs -P $(JOBS) -I {} sh -c 'corpus=tests/fuzz/corpus/$$(basename {}); \
 	  {} -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/ $$([ -d $$corpus ] && echo $$corpus)'
 
 wheel: build/wheel
@@ -188,11 +189,17 @@ build/mpi: Makefile | packages-tests
 	done
 	touch $@
 
+# What is compiled for GPUs, as it was chosen last.
+build/gpus: FORCE
+	@mkdir -p build
+	@echo '$(LIGHTCC_CUDA) $(LIGHTCC_CUDA_ARCHITECTURES)' | cmp -s - $@ || echo '$(LIGHTCC_CUDA) $(LIGHTCC_CUDA_ARCHITECTURES)' >$@
+FORCE:
+
 # build/cmake is also where setup.py builds, so the tests run the very objects that are installed.
-build/cmake/build.ninja: build/packages
+build/cmake/build.ninja: build/packages build/gpus
 	$(CMAKE) -B build/cmake
 
-build/installed: build/packages build/cmake/build.ninja $(SOURCES)
+build/installed: build/packages build/cmake/build.ninja build/gpus $(SOURCES)
 	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation .
 	touch $@
 

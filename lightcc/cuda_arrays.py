@@ -8,6 +8,7 @@ import numpy
 
 from lightcc import _core
 from lightcc.adapter import cuda_place, not_contiguous, output_on_gpu, unsupported
+from lightcc.common import nccl_library
 
 _DLPACK_CUDA = 2  # kDLCUDA
 _CODES = {name: code for code, name in enumerate(_core.DTYPES)}
@@ -20,6 +21,7 @@ class Cupy:
         self.cupy = cupy
         self.type = cupy.ndarray
         self.codes: Dict[Any, int] = {}  # by dtype, as its name takes longer
+        nccl_library.load()
 
     def describe(self, tensor):
         code = self.codes.get(tensor.dtype)
@@ -66,6 +68,7 @@ class _Others:
         return interface["data"][0], _code_of(tensor.dtype), shape, self._place(tensor)
 
     def _place(self, tensor) -> _core.Place:
+        nccl_library.load()
         return cuda_place(int(tensor.__dlpack_device__()[1]), tensor.__cuda_array_interface__.get("stream") or 0,
                           functools.partial(self._place, tensor))
 

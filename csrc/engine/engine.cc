@@ -124,6 +124,7 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
 }
 
 void Engine::submit_all(std::span<const RequestPtr> requests, size_t* begun) {
+  if (requests.empty()) return;
   const uint64_t now = now_ns();
   const auto go = [&] {
     counters_.raise(Counters::most_in_flight, uint64_t(inbox_.in_flight()));

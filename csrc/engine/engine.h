@@ -1,6 +1,6 @@
 // The engine of one rank. Its state belongs to whoever holds the progress lock, a try-lock: submit() takes it if it is
-// free and makes one step, wait() drives until its request is done, and the engine thread drives while the
-// framework computes. Nobody sleeps while holding it. Everything public may be called from any thread.
+// free and makes one step (not for a GPU), wait() drives until its request is done, and the engine thread drives while
+// the framework computes. Nobody sleeps while holding it. Everything public may be called from any thread.
 #pragma once
 #include <map>
 #include <optional>

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "engine/engine.h"
+#include "net/health/failure_detector.h"
 
 namespace lightcc {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 constexpr uint64_t kFlushNs = 1'000'000'000;  // the longest that shutdown tries to send what it owes
 constexpr uint64_t kLookNs = 1'000'000, kPauseNs = 100'000'000;
 // So soon the watch of this host, or the network, names a rank that has died.
-constexpr uint64_t kVerdictNs = 100'000'000, kVerdictOfNetworkNs = 3'000'000'000;
+constexpr uint64_t kVerdictNs = 100'000'000, kVerdictOfNetworkNs = kDeadNs + 2 * kHeartbeatNs;
 
 std::string cause_of(const Header& header) {
   return std::string(header.cause, strnlen(header.cause, sizeof header.cause));
@@ -129,7 +130,11 @@ void Engine::suspect(const PeerSuspected& error) {
 void Engine::await_verdict(bool& moved) {
   progress_lock_.assert_held();
   for (auto& [id, group_engine] : group_engines_) moved |= group_engine->control_plane().step();
-  if (now_ns() > suspicion_->until_ns) end_epoch(suspicion_->cause.code, suspicion_->cause.text);
+  if (epoch_.phase == EpochState::Phase::draining)
+    apply(epoch_event::Stepped{false, false});  // by a peer that has left: that is why
+  else if (now_ns() > suspicion_->until_ns)
+    end_epoch(suspicion_->cause.code, suspicion_->cause.text);
+  peers_->flush_and_wake();
 }
 
 void Engine::remote_rank_left(int rank, const std::string& why) {
@@ -228,6 +233,7 @@ void Engine::shutdown(const std::string& reason, const Cancellation* cancellatio
   while (!progress_lock_.try_lock()) sched_yield();  // and never given back
   end_epoch_on_error([&] {
     take_inbox();
+    if (suspicion_ && !epoch_.over()) end_epoch(suspicion_->cause.code, suspicion_->cause.text);
     flush();
   });
   const bool unfinished = inbox_.in_flight() > 0;

@@ -11,6 +11,8 @@
 namespace lightcc {
 namespace {
 
+const std::string kWithoutNccl = "; with LIGHTCC_NCCL=0 on all ranks, tensors of GPUs go through the host";
+
 template <size_t N> void set_text(std::array<char, N>& to, const std::string& text) {
   to.fill(0);
   text.copy(to.data(), N - 1);
@@ -139,7 +141,7 @@ void NcclSetup::make_ids() {
 }
 
 // All members make theirs in the same order, one after the other.
-bool NcclSetup::connect() {
+bool NcclSetup::connect_next() {
   if (begun_ > 0 && !((*communicators_).*planned_[begun_ - 1].place)->ready()) return false;
   if (begun_ == planned_.size()) {
     stage_ = Stage::done;
@@ -152,6 +154,16 @@ bool NcclSetup::connect() {
       ids_[size_t(members[0])][begun_]);
   ++begun_;
   return true;
+}
+
+bool NcclSetup::connect() {
+  try {
+    return connect_next();
+  } catch (const PeerSuspected& error) {
+    throw PeerSuspected(error.code(), error.what() + kWithoutNccl);
+  } catch (const Error& error) {
+    throw Error(error.code(), error.what() + kWithoutNccl);
+  }
 }
 
 }  // namespace lightcc

@@ -48,6 +48,7 @@ class NcclSetup {
   void plan_2d();
   void make_ids();
   bool connect();
+  bool connect_next();
 
   const Config& config_;
   const Group& group_;

@@ -1,5 +1,7 @@
 """NCCL's library: where it is on this host, and which version it is. Nothing of NCCL runs here."""
+import contextlib
 import ctypes
+import functools
 import importlib.util
 import os
 from typing import Optional
@@ -8,7 +10,7 @@ LEAST_VERSION = 21800  # that lightcc uses
 
 
 def path() -> Optional[str]:
-    """What LIGHTCC_NCCL_LIBRARY names; or else as PyTorch's wheels bring it, or the system. None: there is none.
+    """What LIGHTCC_NCCL_LIBRARY names; or else as wheels bring it (PyTorch's), or the system. None: there is none.
 
     >>> path() is None or "nccl" in path()
     True
@@ -26,6 +28,19 @@ def path() -> Optional[str]:
     from ctypes.util import find_library  # here, so that an import of lightcc does not pay for it
 
     return find_library("nccl")
+
+
+@functools.lru_cache(maxsize=None)
+def load() -> None:
+    """Loads it once, as PyTorch does, so that the core finds it in the process: the system knows nothing of wheels.
+    Where it cannot be loaded, the core says why. Not with LIGHTCC_NCCL=0.
+
+    >>> load()
+    """
+    library = path() if os.environ.get("LIGHTCC_NCCL") != "0" else None
+    if library:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(library)
 
 
 def version(library: str) -> int:

@@ -224,7 +224,7 @@ struct Streams {
 // The first kernel and the first memory do not wait for what another stream has to do, nor does what follows: main()
 // calls this before anything else has been allocated or launched.
 void waits_for_nothing(const lightcc::CudaFunctions& cuda, int device) {
-  Streams on(cuda, device, true);
+  Streams on(cuda, device, !std::getenv("UNDER"));  // compute-sanitizer runs one thing after the other
   void* memory = on.allocate(on.free, kBytes);
   on.expect_nobody_waited();
   for (int dtype = 0; dtype < lightcc::kDTypes; ++dtype)
@@ -238,7 +238,7 @@ void waits_for_nothing(const lightcc::CudaFunctions& cuda, int device) {
   check(cuda.release(device, on.gated, other));
   on.finish(on.free);
   check(cuda.record(device, on.event, on.gated));
-  expect(!reached(cuda, device, on.event), "the other stream still waits");
+  expect(on.gate.open || !reached(cuda, device, on.event), "the other stream still waits");
   expect(!has_context(), "a thread without a context gets none");
   expect(!on.allocate(on.free, 0), "no memory for no bytes");
   check(cuda.release(device, on.free, nullptr));

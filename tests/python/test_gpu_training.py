@@ -130,6 +130,7 @@ def check_streams_are_ordered_around_a_request(job, on_gpu, monkeypatch):
     stream, other = Stream(1), Stream(2)
     current = [stream]
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    monkeypatch.setattr(slot_stream, "_current_stream", lambda index: current[0].cuda_stream)
     monkeypatch.setattr(slot_stream, "SlotStream", on_gpu.stream.__bases__[0])
     entered = []
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(entered.append(stream)))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import ranks
 from lightcc.common import build_queries, exceptions, nccl_library, util
 from lightcc.common.basics import HorovodBasics
+from lightcc.cuda_arrays import OTHERS, Cupy
 
 sys.path.append(str(Path(__file__).parents[1] / "multihost"))
 from launchers import MPIRUN  # noqa: E402
@@ -345,6 +347,28 @@ def test_nccl_is_found_where_pytorch_brings_it(monkeypatch, tmp_path):
         nccl_library.version("libc.so.6")
     monkeypatch.setenv("LIGHTCC_NCCL_LIBRARY", "/opt/nccl.so")
     assert nccl_library.path() == "/opt/nccl.so"
+
+
+@pytest.mark.parametrize("setting, loaded", [(None, 1), ("1", 1), ("0", 0)])
+def test_nccl_of_wheels_is_loaded_for_arrays_that_are_not_pytorchs(monkeypatch, setting, loaded):
+    calls = []
+    monkeypatch.setattr(nccl_library, "path", lambda: "/wheels/libnccl.so.2")
+    monkeypatch.setattr(nccl_library.ctypes, "CDLL", calls.append)
+    if setting is None:
+        monkeypatch.delenv("LIGHTCC_NCCL", raising=False)
+    else:
+        monkeypatch.setenv("LIGHTCC_NCCL", setting)
+    nccl_library.load.cache_clear()
+    try:
+        for _ in range(2):
+            Cupy(types.SimpleNamespace(ndarray=None))
+        assert calls == ["/wheels/libnccl.so.2"] * loaded
+        nccl_library.load.cache_clear()
+        array = types.SimpleNamespace(__dlpack_device__=lambda: (2, 0), __cuda_array_interface__={})
+        assert OTHERS._place(array).device == 0
+        assert calls == ["/wheels/libnccl.so.2"] * (2 * loaded)
+    finally:
+        nccl_library.load.cache_clear()
 
 
 def test_a_launcher_under_mpirun_is_believed(monkeypatch):

@@ -234,6 +234,24 @@ TEST_F(Nccl, WhoHasDiedIsNamedWhereNcclNoticesFirst) {
   });
 }
 
+TEST_F(Nccl, WhoHasLeftIsNamedWhereNcclNoticesThat) {
+  Ranks ranks(std::vector<int>{1, 1}, config_);
+  ranks.each([&](Engine& engine, int rank) {
+    GpuTensor x(*this, rank, 100, stream_of(rank));
+    x.fill(1);
+    EXPECT_EQ(outcome(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x})), Code::ok);
+    await_all(2);
+    if (rank == 1) {
+      engine.submit(on_gpu(engine, Kind::allreduce, "of rank 1 only", {&x}, {&x}), false);
+      return engine.shutdown("it has gone");
+    }
+    nccl_.set_async_error(0, kNcclRemoteError);
+    const auto one = on_gpu(engine, Kind::allreduce, "y", {&x}, {&x});
+    EXPECT_EQ(outcome(engine, one), Code::shut_down);
+    EXPECT_NE(one->text.find("it has gone"), std::string::npos) << one->text;
+  });
+}
+
 TEST_F(Nccl, ARankThatDiesFreesTheStreamsOfTheOthers) {
   Ranks ranks(3, config_);
   std::atomic<bool> go_on{false};
