@@ -7,8 +7,8 @@
 namespace lightcc {
 
 // Of a request of a GPU: what its stream has been given so far. last: of the request before in one call, during which
-// the stream is given nothing else. A device that fails here has failed in the program,
-// which nobody else can go on without.
+// the stream is given nothing else. A device that fails here has failed in the program, which nobody else can go on
+// without.
 void Engine::note_stream(Request& request, StreamMark* last) {
   request.delivered = nullptr;
   request.by_nccl = false;

@@ -57,6 +57,10 @@ def finish(running, tmp_path):
 def test_a_killed_worker_and_a_host_that_only_the_driver_reaches_cost_only_themselves(hosts, tmp_path):
     running = training(hosts, tmp_path, "--start-timeout", 3)
     killed, apart = worker(running, hosts, "h1"), worker(running, hosts, "h2")
+    killed.suspend()
+    time.sleep(3)  # for which a worker is waited, so this is no epoch's end
+    killed.resume()
+    trained(running, 3)
     killed.kill()
     goes_on(running, 2, KILLED_S)
     try:
