@@ -6,9 +6,11 @@ FUZZ_SECONDS ?= 20
 # 0: without liblightcc_cuda.so, which is built where nvcc is found; and for which GPUs, as CMake names them: all.
 LIGHTCC_CUDA ?= 1
 LIGHTCC_CUDA_ARCHITECTURES ?=
+# ON: several files of tests are compiled at once, which takes half the time; OFF where they are worked on.
+UNITY ?= ON
 
 BIN := .venv/bin
-CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON \
+CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON -DCMAKE_UNITY_BUILD=$(UNITY) \
   -DLIGHTCC_CUDA=$(LIGHTCC_CUDA) '-DLIGHTCC_CUDA_ARCHITECTURES=$(LIGHTCC_CUDA_ARCHITECTURES)'
 BUILD = $(BIN)/cmake --build
 SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLists.txt README.md \
@@ -34,6 +36,8 @@ TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
 WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
   test_objects.py test_join.py test_adasum.py test_docstrings.py test_manifest.py \
   $(notdir $(filter-out %_torch.py,$(wildcard tests/python/test_tensorflow_*.py tests/python/test_keras_*.py)))
+# What more than two ranks do differently.
+ON_MORE_RANKS := test_collectives.py test_gradients.py test_process_sets.py test_join.py test_adasum.py test_tensorflow_sparse.py
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 # Without what starts programs of its own: they have been run with the newest.
@@ -81,15 +85,15 @@ test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed)
 	  ($(call WITH_TORCH,1) python); torch=$$?; \
 	  wait $$!; tensorflow=$$?; cat build/one-rank.log; exit $$((torch + tensorflow))
 	$(call WITH_TORCH,4) python
-	$(call TENSORFLOW,$(NEWEST),3$(comma)4)
+	$(call TENSORFLOW,$(NEWEST),3$(comma)4,$(ON_MORE_RANKS))
 	$(foreach version,$(OLDEST),$(call OLD_TENSORFLOW,$(version)))
 
 comma := ,
 # Called with the numbers of ranks, 0 for tests that are not on ranks.
 WITH_TORCH = cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch LIGHTCC_TEST_SIZES=$(1) ../$(BIN)/python $(PYTEST)
-# What TensorFlow and Keras have a part in. Called with the version too.
+# What TensorFlow and Keras have a part in. Called with the version too, and with files where not all are meant.
 TENSORFLOW = cd tests/python && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 \
-  LIGHTCC_TEST_SIZES=$(2) ../../build/tensorflow-$(1)/bin/python $(PYTEST) $(filter-out $(LEFT_OUT_$(1)),$(WITH_TENSORFLOW))
+  LIGHTCC_TEST_SIZES=$(2) ../../build/tensorflow-$(1)/bin/python $(PYTEST) $(filter-out $(LEFT_OUT_$(1)),$(or $(3),$(WITH_TENSORFLOW)))
 
 define OLD_TENSORFLOW
 	$(call TENSORFLOW,$(1),0) $(SIDE_BY_SIDE)

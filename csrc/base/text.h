@@ -1,4 +1,4 @@
-// Text that travels between processes: how it is made to fit, and made safe to show.
+// Text that travels between processes: how it is made to fit, and made safe to show; what ranks are called.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,5 +20,7 @@ inline std::string printable(std::string_view text) {
     if ((uint8_t(c) < ' ' && c != '\n') || c == '\x7f') c = '?';
   return safe;
 }
+
+inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace lightcc

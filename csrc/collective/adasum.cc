@@ -6,12 +6,10 @@
 namespace lightcc {
 namespace {
 
-constexpr Memory kInput = Memory::input, kOutput = Memory::output, kScratch = Memory::scratch;
-
 int64_t dot_count(const Collective& c) { return int64_t(kDotProducts * c.tensors.size()); }
 
 // Returns where the folded input lies.
-Memory fold_in(Schedule& rounds, const Collective& c, const Fold& fold) {
+Memory fold_in_adasum(Schedule& rounds, const Collective& c, const Fold& fold) {
   if (!fold.has_extra()) return kInput;
   const Place input{kInput, 0}, theirs{kScratch, 0};
   rounds.push_back({Step::recv_dot(c.index - 1, input, theirs, c.count)});
@@ -41,7 +39,7 @@ Schedule adasum_whole(const Collective& c, const Hosts&) {
   const Fold fold(c);
   if (fold.index < 0) return folded_away(c);
   Schedule rounds;
-  Place ours{fold_in(rounds, c, fold), 0};
+  Place ours{fold_in_adasum(rounds, c, fold), 0};
   const Place theirs{kScratch, 0}, output{kOutput, 0};
   for (int mask = 1; mask < fold.power; mask *= 2) {
     const int peer = fold.rank(fold.index ^ mask);
@@ -59,7 +57,7 @@ Schedule adasum_halving(const Collective& c, const Hosts&) {
   if (fold.index < 0) return folded_away(c);
   std::vector<Halving> halvings;
   Schedule rounds;
-  Memory ours = fold_in(rounds, c, fold);
+  Memory ours = fold_in_adasum(rounds, c, fold);
   int64_t begin = 0, end = c.count;
   for (int mask = 1; mask < fold.power; mask *= 2) {
     const Halving& h = halvings.emplace_back(halve(fold, mask, begin, end));

@@ -11,8 +11,6 @@
 namespace lightcc {
 namespace {
 
-constexpr Memory kInput = Memory::input, kOutput = Memory::output, kScratch = Memory::scratch;
-
 int right_of(const Collective& c, int distance = 1) { return (c.index + distance) % c.size; }
 int left_of(const Collective& c, int distance = 1) { return (c.index - distance + c.size) % c.size; }
 

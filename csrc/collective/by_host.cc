@@ -9,7 +9,7 @@ namespace {
 
 // Of a rank's block. What pieces hide is the way of the last one inside a host, and scratch holds two pieces of what
 // comes from each host. More rounds than these would only make the plan longer.
-constexpr int64_t kPieceElements = 64 << 10;
+constexpr int64_t kPiece = 64 << 10;
 constexpr int kMostRounds = 512;
 // Up to so many bytes in all, start-ups count: so many hosts are served in one round.
 constexpr int64_t kBurstBytes = 256 << 10;
@@ -21,7 +21,7 @@ class Pieces {
   Pieces(const Collective& c, const Hosts& hosts) : blocks_(c.counts), counts_(c.counts) {
     const int64_t longest = *std::max_element(c.counts.begin(), c.counts.end());
     const int most = std::max(1, kMostRounds / int(hosts.size()));
-    number_ = int(std::clamp<int64_t>(longest / kPieceElements, 1, most));
+    number_ = int(std::clamp<int64_t>(longest / kPiece, 1, most));
     burst_ = number_ == 1 && blocks_.total() * int64_t(size_of(c.dtype)) <= kBurstBytes;
   }
   int number() const { return number_; }

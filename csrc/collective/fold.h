@@ -5,6 +5,8 @@
 
 namespace lightcc {
 
+inline constexpr Memory kInput = Memory::input, kOutput = Memory::output, kScratch = Memory::scratch;
+
 // The largest power of two ranks take part in an exchange by halves. Of the others, each rank of an odd
 // number below 2 * extras combines its left neighbour's input with its own first and gives it the result at the end.
 struct Fold {

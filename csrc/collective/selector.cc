@@ -54,8 +54,8 @@ constexpr Rule kRules[] = {  // what compresses goes first
     {Kind::broadcast, 0, 0, 0, "nccl", nullptr, DeviceKind::cuda},
     {Kind::alltoall, 0, 0, 0, "nccl", nullptr, DeviceKind::cuda},
 };
-constexpr Kind kKinds[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather,
-                           Kind::broadcast, Kind::alltoall,      Kind::barrier};
+constexpr Kind kDataKinds[] = {Kind::allreduce, Kind::reducescatter, Kind::allgather,
+                               Kind::broadcast, Kind::alltoall,      Kind::barrier};
 
 Backend* find_backend(std::span<Backend* const> backends, std::string_view name) {
   for (Backend* backend : backends)
@@ -75,7 +75,7 @@ std::string_view trim(std::string_view text) {
 
 Kind parse_kind(std::string_view name, std::string_view entry) {
   std::string known;
-  for (Kind kind : kKinds) {
+  for (Kind kind : kDataKinds) {
     if (name == name_of(kind)) return kind;
     known += (known.empty() ? "" : ", ") + std::string(name_of(kind));
   }

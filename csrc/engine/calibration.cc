@@ -27,7 +27,7 @@ constexpr const char* kCached = "network";  // the name in the file of a set of 
 enum { kLatency, kConnection, kNic, kMemory, kFailed, kMeasured };
 using Slowest = std::array<double, kMeasured>;
 
-std::string text_of(const Cluster& c) {
+std::string written(const Cluster& c) {
   char text[128];
   std::snprintf(text, sizeof text, "%.4g %.4g %.4g %.4g", c.latency_s, c.nic_bytes_per_s, c.flow_bytes_per_s,
                 c.memory_bytes_per_s);
@@ -187,7 +187,7 @@ void calibrate(Engine& engine, const Cancellation* cancellation, uint64_t longes
   const auto tell = [&] {
     if (cluster) {
       const std::string rules = text_of(priced_rules(*cluster, config.hierarchical));
-      (text_of(*cluster) + '\n' + rules).copy(text.data(), kTextBytes - 1);
+      (written(*cluster) + '\n' + rules).copy(text.data(), kTextBytes - 1);
     }
     run_now(engine, cancellation, Kind::broadcast, "lightcc.rules", DType::uint8, text.data(), kTextBytes);
     return text[0] != 0;
@@ -197,7 +197,7 @@ void calibrate(Engine& engine, const Cancellation* cancellation, uint64_t longes
     const auto slowest = Measurement(engine, {begin + longest_ns, cancellation}).run();
     if (decides && slowest) {
       cluster = cluster_of(*slowest, topology);
-      cache.put(kCached, text_of(*cluster));
+      cache.put(kCached, written(*cluster));
     }
     known = tell();
   }

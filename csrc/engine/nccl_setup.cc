@@ -18,7 +18,7 @@ template <size_t N> void set_text(std::array<char, N>& to, const std::string& te
   text.copy(to.data(), N - 1);
 }
 
-template <size_t N> std::string text_of(const std::array<char, N>& from) {
+template <size_t N> std::string text_in(const std::array<char, N>& from) {
   return {from.begin(), std::ranges::find(from, 0)};
 }
 
@@ -29,11 +29,11 @@ std::string refuse_nccl(const Group& group, const std::vector<NcclSetup::Offer>&
   std::map<std::pair<int, std::string>, int> gpus;  // by host and bus id: a member
   for (int member = 0; member < group.size(); ++member) {
     const NcclSetup::Offer& offer = offers[size_t(member)];
-    if (offer.version == 0) return name(member) + ": " + text_of(offer.why);
+    if (offer.version == 0) return name(member) + ": " + text_in(offer.why);
     if (offer.version != offers[0].version)
       return name(0) + " has version " + nccl_version_text(offers[0].version) + " and " + name(member) + " has " +
              nccl_version_text(offer.version);
-    const std::string bus_id = text_of(offer.bus_id);
+    const std::string bus_id = text_in(offer.bus_id);
     const auto [other, is_first] = gpus.try_emplace({group.host_of(member), bus_id}, member);
     if (!is_first) return name(other->second) + " and " + name(member) + " have the same GPU (" + bus_id + ")";
   }

@@ -27,7 +27,6 @@ constexpr size_t kWelcomeBytes = sizeof(uint64_t) + sizeof(Digest);
 
 std::string_view view(const auto& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
-std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 std::string times(int64_t n) { return n == 1 ? "once" : std::to_string(n) + " times"; }
 
 Error no_lightcc() { return Error(Code::internal, "the process at the other end does not speak as lightcc does"); }

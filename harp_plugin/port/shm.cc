@@ -18,7 +18,7 @@ using lightcc::system_error;
 namespace {
 
 constexpr uint32_t kPayload = 65520;  // the largest that OPEN can name; a frame of the pool is 64 KiB
-constexpr uint32_t kFrames = 512;
+constexpr uint32_t kPoolFrames = 512;
 constexpr uint32_t kReceivePackets = 64;  // 4 MiB; below the half of the frames that one peer may hold
 constexpr size_t kMostRegions = 4096;     // of one peer
 constexpr int kLookEvery = 16;            // attend() calls between two looks at the sockets, while nobody sleeps
@@ -226,9 +226,9 @@ std::unique_ptr<RingPort> open_shm() {
                   .locals = 1,
                   .speed_mbit = 0,
                   .address = own};
-  auto pool = make_region(size_t{kFrames} * RingPort::frame_bytes(kPayload));
+  auto pool = make_region(size_t{kPoolFrames} * RingPort::frame_bytes(kPayload));
   const SentRegion region{pool->id(), reinterpret_cast<uintptr_t>(pool->data()), pool->bytes(), pool};
-  return std::make_unique<RingPort>(caps, std::make_unique<ShmRendezvous>(own), region, kFrames);
+  return std::make_unique<RingPort>(caps, std::make_unique<ShmRendezvous>(own), region, kPoolFrames);
 }
 
 }  // namespace harp

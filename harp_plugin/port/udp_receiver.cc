@@ -17,7 +17,7 @@ namespace harp {
 namespace {
 
 constexpr size_t kLargestDatagram = 65535;
-constexpr uint32_t kFrames = 1024, kLeastFrames = 256, kAggregateFrames = 48;
+constexpr uint32_t kMostFrames = 1024, kLeastFrames = 256, kAggregateFrames = 48;
 constexpr size_t kPoolBytes = 16 << 20;  // where packets are large, fewer frames
 constexpr uint64_t kLookNs = kSecond;
 constexpr uint32_t kReceptions = 128;  // after which the mode is considered
@@ -57,7 +57,7 @@ Address address_of(const sockaddr_in& name) {
 }
 
 uint32_t frames_for(uint32_t payload_and_tag) {
-  return std::clamp(static_cast<uint32_t>(kPoolBytes / (payload_and_tag + 64)), kLeastFrames, kFrames);
+  return std::clamp(static_cast<uint32_t>(kPoolBytes / (payload_and_tag + 64)), kLeastFrames, kMostFrames);
 }
 
 }  // namespace

@@ -117,7 +117,7 @@ TEST_P(Api, RecordsOfAStreamAreLentInOrderUntilTheyAreConsumed) {
   std::vector<harp_request*> requests;
   std::vector<std::pair<const uint8_t*, size_t>> lent;
   const auto size_of = [&](uint32_t i) { return 1 + size_t(i) * 37 % most; };
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kApiPatience;
   while (received < kRecords && std::chrono::steady_clock::now() < end) {
     if (sent < kRecords) {
       data.push_back(pattern(size_of(sent), sent));

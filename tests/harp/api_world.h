@@ -12,17 +12,17 @@
 
 namespace harp {
 
-inline constexpr std::chrono::seconds kPatience{30};
+inline constexpr std::chrono::seconds kApiPatience{30};
 
 // Calls `look` until it says something else than HARP_PENDING.
 template <class F>
 int until_done(F&& look) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kApiPatience;
   while (true) {
     const int status = look();
     if (status != HARP_PENDING) return status;
     if (std::chrono::steady_clock::now() > end) {
-      ADD_FAILURE() << "still pending after " << kPatience.count() << " s";
+      ADD_FAILURE() << "still pending after " << kApiPatience.count() << " s";
       return HARP_PENDING;
     }
     sched_yield();

@@ -166,7 +166,7 @@ TEST_P(EngineModes, PacketsThatThePortDidNotTakeAreOfferedAgain) {
   for (uint8_t& byte : data) byte = uint8_t(dice());
   Request* received = pair.in->submit(false, got.data(), 1 << 20);
   Request* sent = pair.out->submit(true, data.data(), 1 << 20);
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kApiPatience;
   while (!(pair.done(received) && pair.done(sent)) && std::chrono::steady_clock::now() < end) {
     pair.a.switches.takes = dice() % 3 == 0;
     sched_yield();

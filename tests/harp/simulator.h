@@ -1,6 +1,7 @@
 // A network in virtual time: hosts with an endpoint each, wires between them that delay, queue, lose, repeat, reorder
 // and damage packets. Everything follows from a seed.
 #pragma once
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +12,12 @@
 #include "harp/pair.h"
 
 namespace harp::test {
+
+// Which seeds a test of random networks takes: HARP_FIRST_SEED, HARP_SEEDS.
+inline uint64_t number_from(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
 
 struct WireFaults {
   double loss = 0, duplicate = 0, reorder = 0, flip = 0;

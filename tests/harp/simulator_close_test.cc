@@ -10,11 +10,6 @@
 namespace harp::test {
 namespace {
 
-uint64_t number_from(const char* variable, uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 // One host's side: requests in memory of their own, which is filled anew once it is the owner's again.
 class Side {
  public:

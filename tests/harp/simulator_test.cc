@@ -12,11 +12,6 @@
 namespace harp::test {
 namespace {
 
-uint64_t number_from(const char* variable, uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 // What one side of a connection sends to the other: messages or records of random sizes, submitted, posted and consumed
 // at random times.
 class Flow {

@@ -382,8 +382,7 @@ def of_all_ranks(pattern, out, np):
 
 @pytest.mark.parametrize("np, how, arguments", [
     (1, "flag", ["--optimizer", "adam"]),
-    (2, "flag", ["--optimizer", "adam", "--num-workers", "1"]),
-    (3, "module", ["--fp16-allreduce", "--gradient-predivide-factor", "2"]),
+    (2, "module", ["--fp16-allreduce", "--gradient-predivide-factor", "2", "--num-workers", "1"]),
     (4, "flag", ["--use-adasum", "--batch-size", "16", "--lr", "0.04"]),
 ])
 def test_digits_learns(np, how, arguments):

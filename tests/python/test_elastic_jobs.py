@@ -146,7 +146,7 @@ def test_a_worker_that_is_stopped_for_a_while_is_waited_for(tmp_path):
 
 
 def test_a_worker_that_is_stopped_for_too_long_is_replaced(tmp_path):
-    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 2, "--worker-timeout", 2, passes=12,
+    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 2, "--worker-timeout", 2, passes=6,
                   pause_s=0.05)
     trained(running, 3)
     workers(running)[1].suspend()

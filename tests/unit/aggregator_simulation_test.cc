@@ -13,6 +13,7 @@
 #include <set>
 #include <utility>
 
+#include "announcements.h"
 #include "base/overloaded.h"
 #include "engine/control/aggregator.h"
 #include "engine/control/coordinator.h"
@@ -27,11 +28,7 @@ constexpr const char *kJoin = "join.", *kWithAbsence = "x";
 constexpr int kSetKeys = 6;  // "g0", "g1" ..., of the set 1
 bool is_of_set(const std::string& key) { return key[0] == 'g'; }
 
-Announcement joining() {
-  Announcement what;
-  what.kind = Kind::join;
-  return what;
-}
+using test::joining;
 
 struct Scenario {  // what happens in a run
   int rounds = 10, keys = 6, epochs = 2;

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <typeinfo>
 
+#include "announcements.h"
 #include "base/overloaded.h"
 
 namespace lightcc {
@@ -17,16 +18,8 @@ namespace {
 
 constexpr uint64_t kLate = Aggregator::kHoldNs;
 
-Announcement allreduce(int64_t count) {
-  Announcement what;
-  what.kind = Kind::allreduce, what.tensors = {{DType::float32, {count}}};
-  return what;
-}
-Announcement joining() {
-  Announcement what;
-  what.kind = Kind::join;
-  return what;
-}
+using test::allreduce;
+using test::joining;
 Announce announce(const std::string& key, int64_t count = 1) { return {key, allreduce(count)}; }
 Batch batch(const std::string& key, uint32_t id, uint32_t generation) { return {{{id, generation, true, key, {}}}}; }
 

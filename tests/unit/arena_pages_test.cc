@@ -13,7 +13,7 @@
 namespace lightcc {
 namespace {
 
-constexpr size_t kFixed = 3 * 4096, kHuge = size_t(2) << 20, kLarge = size_t(64) << 20;
+constexpr size_t kFixedBytes = 3 * 4096, kHuge = size_t(2) << 20, kLarge = size_t(64) << 20;
 constexpr int kCollapse = 25;  // MADV_COLLAPSE
 
 // The sum of one of smaps' numbers over the mappings that begin in [from, from + bytes); in bytes.
@@ -58,28 +58,28 @@ std::string no_huge_pages(int flags, int advice, const char* what) {
   GTEST_SKIP() << "this system gives no huge pages for such memory: " << why
 
 TEST(ArenaPages, EveryMappingBeginsAtAHugePage) {
-  auto own = Arena::create(kFixed);
-  auto peer = Arena::map(own->memfd(), kFixed);
+  auto own = Arena::create(kFixedBytes);
+  auto peer = Arena::map(own->memfd(), kFixedBytes);
   EXPECT_EQ(size_t(own->base()) % kHuge, 0u);
   EXPECT_EQ(size_t(peer->base()) % kHuge, 0u);
 }
 
 TEST(ArenaPages, PopulatedMemoryIsHugeForOwnerAndPeer) {
   SKIP_WITHOUT_HUGE_PAGES(MAP_SHARED, kCollapse, "ShmemPmdMapped");
-  auto own = Arena::create(kFixed);
-  auto peer = Arena::map(own->memfd(), kFixed);
+  auto own = Arena::create(kFixedBytes);
+  auto peer = Arena::map(own->memfd(), kFixedBytes);
   std::byte* p = own->allocate(kLarge);
   own->populate(p, kLarge);
   EXPECT_GT(told_of(p, kLarge, "ShmemPmdMapped"), kLarge / 2) << "all, were it not for other users of memory";
   for (size_t i = 0; i < kLarge; i += 4096) ASSERT_EQ(p[i], std::byte(0)) << i;
   std::byte* seen = peer->base() + own->offset_of(p, kLarge);
   for (size_t i = 0; i < kLarge; i += kHuge) seen[i] = std::byte(7);
-  EXPECT_GT(told_of(peer->base(), kFixed + Arena::kHeapBytes, "ShmemPmdMapped"), kLarge / 2) << "one fault each";
+  EXPECT_GT(told_of(peer->base(), kFixedBytes + Arena::kHeapBytes, "ShmemPmdMapped"), kLarge / 2) << "one fault each";
   EXPECT_EQ(p[kLarge - kHuge], std::byte(7));
 }
 
 TEST(ArenaPages, PopulateKeepsContents) {
-  auto own = Arena::create(kFixed);
+  auto own = Arena::create(kFixedBytes);
   std::byte* p = own->allocate(3 * kHuge);
   for (size_t i = 0; i < 3 * kHuge; i += 1000) p[i] = std::byte(i / 1000 | 1);
   own->populate(p, 3 * kHuge);
@@ -87,7 +87,7 @@ TEST(ArenaPages, PopulateKeepsContents) {
 }
 
 TEST(ArenaPages, OnlyWholeHugePagesArePopulated) {
-  auto own = Arena::create(kFixed);
+  auto own = Arena::create(kFixedBytes);
   std::byte *small = own->allocate(1 << 20), *large = own->allocate(5 << 20);
   EXPECT_EQ(in_memory(*own), 0u);
   own->populate(small, 1 << 20);
@@ -103,7 +103,7 @@ TEST(ArenaPages, OnlyWholeHugePagesArePopulated) {
 }
 
 TEST(ArenaPages, NothingIsThereBeforeItIsTouched) {
-  auto own = Arena::create(kFixed);
+  auto own = Arena::create(kFixedBytes);
   std::byte* p = own->allocate(kLarge);
   EXPECT_EQ(in_memory(*own), 0u);
   p[10 * kHuge] = std::byte(1);
@@ -111,7 +111,7 @@ TEST(ArenaPages, NothingIsThereBeforeItIsTouched) {
 }
 
 TEST(ArenaPages, ReleasedHugePagesGoBackAndSmallOnesMayFollow) {
-  auto own = Arena::create(kFixed);
+  auto own = Arena::create(kFixedBytes);
   std::byte* p = own->allocate(kLarge);
   own->populate(p, kLarge);
   std::memset(p, 1, kLarge);
@@ -131,7 +131,7 @@ TEST(ArenaPages, ReleasedHugePagesGoBackAndSmallOnesMayFollow) {
 
 TEST(ArenaPages, PrivateCopiesOfAnAbandonedArenaAreHuge) {
   SKIP_WITHOUT_HUGE_PAGES(MAP_PRIVATE | MAP_ANONYMOUS, MADV_HUGEPAGE, "AnonHugePages");
-  auto own = Arena::create(kFixed);
+  auto own = Arena::create(kFixedBytes);
   std::byte* p = own->allocate(kLarge);
   std::memset(p, 5, kLarge);
   own->abandon();

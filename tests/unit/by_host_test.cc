@@ -129,10 +129,10 @@ TEST(ByHost, RingsAreOrderedByHost) {
 }
 
 // Ranks of a world that is placed on hosts, each stepped by a thread of its own.
-class World {
+class PlacedWorld {
  public:
   // order: the members of the group, by rank; not all ranks need be in it.
-  World(const std::vector<int>& hosts, const LoopFaults& faults, std::vector<int> order)
+  PlacedWorld(const std::vector<int>& hosts, const LoopFaults& faults, std::vector<int> order)
       : size_(std::accumulate(hosts.begin(), hosts.end(), 0)), network_(size_, faults), order_(std::move(order)) {
     peers_ = thread_peers(hosts, network_);
     for (const int rank : order_) {
@@ -208,7 +208,7 @@ const Placed kPlaced[] = {{{2, 2}, {0, 1, 2, 3}},          {{2, 2}, {0, 2, 1, 3}
 TEST(ByHost, OverSharedMemoryAndANetworkWithFaults) {
   const uint64_t seed = run_seed();
   for (const Placed& placed : kPlaced) {
-    World world(placed.hosts, {1 << 10, 4, 0.1, 0.1, seed}, placed.order);
+    PlacedWorld world(placed.hosts, {1 << 10, 4, 0.1, 0.1, seed}, placed.order);
     for (const Algorithm& algorithm : algorithms()) {
       if (algorithm.adasum) continue;
       std::vector<Problem> problems;
@@ -231,7 +231,7 @@ TEST(ByHost, OverSharedMemoryAndANetworkWithFaults) {
 
 // Pieces, over links that hold less than one.
 TEST(ByHost, LongBlocksOverSharedMemoryAndANetwork) {
-  World world({2, 1, 2}, {.record_bytes = 32 << 10}, {4, 0, 2, 1, 3});
+  PlacedWorld world({2, 1, 2}, {.record_bytes = 32 << 10}, {4, 0, 2, 1, 3});
   for (const Algorithm& algorithm : algorithms()) {
     if (!algorithm.by_host) continue;
     Problem problem(algorithm.kind, 5, kWatched ? 140'000 : 300'000, 1);

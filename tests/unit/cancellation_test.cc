@@ -12,6 +12,8 @@
 
 #include "api/lightcc.h"
 #include "base/clock.h"
+#include "credentials.h"
+#include "helpers.h"
 #include "loopback.h"
 #include "net/bootstrap/bootstrap.h"
 #include "net/bootstrap/connect.h"
@@ -23,9 +25,7 @@ namespace {
 const Error kWhy(Code::shut_down, "init: a member is gone");
 // Less than any wait that cancelling does not end, and for what takes milliseconds, on a loaded machine.
 constexpr uint64_t kSoonNs = 800'000'000, kPatienceNs = 20'000'000'000;
-const JobCredentials kCredentials{"j", "1.0", "secret", 0};
 
-uint64_t in_ms(uint64_t ms) { return now_ns() + ms * 1'000'000; }
 void sleep_us(int us) { std::this_thread::sleep_for(std::chrono::microseconds(us)); }
 std::string tried(const std::function<void()>& what) {
   try {

@@ -100,9 +100,9 @@ class Vector {
   bool in_arena_;
 };
 
-class World {
+class SimulatedWorld {
  public:
-  explicit World(const Hosts& hosts)
+  explicit SimulatedWorld(const Hosts& hosts)
       : size_(std::accumulate(hosts.begin(), hosts.end(), 0)),
         network_(size_, {16 << 10, 4, 0.1, 0.1, run_seed()}),
         residuals_(size_t(size_)) {
@@ -217,11 +217,11 @@ TEST_P(Compressed, SendsWhatAPlainLoopSendsAndLeavesTheRestBehind) {
   const size_t large = kWatched ? 70'000 : 300'000;
   std::mt19937_64 random(run_seed());
   for (const Memory memory : {Memory{false, true}, {false, false}, {true, true}, {true, false}}) {
-    World world(GetParam());
+    SimulatedWorld world(GetParam());
     const Codec codec = topk(0.05);
     Oracle oracle(GetParam(), codec);
     for (int step = 0; step < 3; ++step) {
-      const World::Tensors names{"a", "b", "c", "d"};
+      const SimulatedWorld::Tensors names{"a", "b", "c", "d"};
       std::vector<std::vector<Floats>> inputs;
       for (const size_t count : {size_t(1), size_t(1'000), large, size_t(33)})
         inputs.push_back(gradients(world.size(), count, random));
@@ -240,7 +240,7 @@ TEST_P(Compressed, SendsWhatAPlainLoopSendsAndLeavesTheRestBehind) {
 TEST_P(Compressed, HowTensorsAreFusedDoesNotMatter) {
   std::mt19937_64 random(run_seed());
   const Codec codec = topk(0.1, DType::float16);
-  World together(GetParam()), apart(GetParam());
+  SimulatedWorld together(GetParam()), apart(GetParam());
   for (int step = 0; step < 3; ++step) {
     const auto a = gradients(together.size(), 5'001, random, 1'000), b = gradients(together.size(), 333, random, 1'000);
     const auto both = together.run(codec, DType::float32, {"a", "b"}, {a, b}, {true, true}, 0.25);
@@ -252,7 +252,7 @@ TEST_P(Compressed, HowTensorsAreFusedDoesNotMatter) {
 TEST_P(Compressed, SixteenBitFloatsAreSummedInFloat32) {
   std::mt19937_64 random(run_seed());
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
-    World world(GetParam());
+    SimulatedWorld world(GetParam());
     const Codec codec = topk(0.1);
     Oracle oracle(GetParam(), codec);
     for (int step = 0; step < 2; ++step) {
@@ -273,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(On, Compressed,
                          });
 
 TEST(CompressedBackend, WhatIsNotFiniteReachesAllAndIsNotLeftBehind) {
-  World world({2, 1});
+  SimulatedWorld world({2, 1});
   std::mt19937_64 random(run_seed());
   const Codec codec = topk(0.01);
   auto inputs = gradients(3, 4'000, random);
@@ -291,7 +291,7 @@ TEST(CompressedBackend, WhatIsNotFiniteReachesAllAndIsNotLeftBehind) {
 
 // The sum that a tensor's velocity makes of a constant gradient g is g, g + m g, ...; where it is sent, it ends.
 TEST(CompressedBackend, MomentumIsCorrected) {
-  World world({1, 1});
+  SimulatedWorld world({1, 1});
   const Codec codec = topk(0.5, DType::float32, 0.5);
   const std::vector<Floats> inputs(2, {8, 1, 1, 8});
   const auto first = world.run(codec, DType::float32, {"a"}, {inputs}, {true, true});
@@ -304,7 +304,7 @@ TEST(CompressedBackend, MomentumIsCorrected) {
 
 // Step after step, what all have received and what is left behind is what all have given, to rounding.
 TEST(CompressedBackend, Int8LeavesNothingOut) {
-  World world({2, 1});
+  SimulatedWorld world({2, 1});
   const Codec codec{CodecKind::int8, DType::int8};
   std::mt19937_64 random(run_seed());
   std::vector<double> given(5'000), received(5'000);
@@ -327,7 +327,7 @@ TEST(CompressedBackend, Int8LeavesNothingOut) {
 }
 
 TEST(CompressedBackend, TakesOnlyWhatBecomesFewerBytes) {
-  World world({1, 1});
+  SimulatedWorld world({1, 1});
   CompressedBackend backend(world.links(0));
   Collective c{};
   c.kind = Kind::allreduce;

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "announcements.h"
 #include "base/clock.h"
 #include "base/overloaded.h"
 #include "thread_peers.h"
@@ -17,16 +18,11 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-Announcement allreduce(int64_t count) {
-  Announcement what;
-  what.kind = Kind::allreduce;
-  what.tensors = {{DType::float32, {count}}};
-  return what;
-}
+using test::allreduce;
 Announce announce(const std::string& key) { return {key, allreduce(1)}; }
 Failure failure(const std::string& key) { return {key, Code::mismatch, "why", {}, {}}; }
 
-std::string text_of(const UpMessage& message) {
+std::string shown(const UpMessage& message) {
   return std::visit(Overloaded{[](const Announce& m) { return "announces " + m.key; },
                                [](const CachedRequest& m) { return "announces number " + std::to_string(m.id); },
                                [](const BucketReady& m) { return "announces bucket " + std::to_string(m.bucket); },
@@ -39,7 +35,7 @@ std::string text_of(const UpMessage& message) {
                                [](const LaunchRequest& m) { return "asks for group " + std::to_string(m.group); }},
                     message);
 }
-std::string text_of(const DownMessage& message) {
+std::string shown(const DownMessage& message) {
   return std::visit(Overloaded{[](const Batch& m) { return "batch of " + std::to_string(m.responses.size()); },
                                [](const Plan& m) { return "plan " + std::to_string(m.plan); },
                                [](const PlanEnded& m) { return "end of plan " + std::to_string(m.plan); },
@@ -59,9 +55,9 @@ struct Member : ControlPlaneOwner {
     if (!played) plane = std::make_unique<ControlPlane>(peers, group, *this);
   }
   void receive_up(int member, UpMessage message) override {
-    heard.push_back(std::to_string(member) + " " + text_of(message));
+    heard.push_back(std::to_string(member) + " " + shown(message));
   }
-  void receive_down(DownMessage message) override { heard.push_back(text_of(message)); }
+  void receive_down(DownMessage message) override { heard.push_back(shown(message)); }
   void remote_member_left(int member, const std::string& why, int from) override {
     heard.push_back(std::to_string(member) + " left: " + why);
     plane->member_left(member, why, from);

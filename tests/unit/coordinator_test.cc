@@ -1,4 +1,5 @@
 // Negotiation by script: given these messages, exactly those. No I/O, no clock, no threads.
+#include "announcements.h"
 #include "engine/control/coordinator.h"
 
 #include <gtest/gtest.h>
@@ -8,11 +9,7 @@ namespace {
 
 constexpr Coordinator::Limits kLimits{{1 << 20, true}, 100};
 
-Announcement allreduce(int64_t count, DType dtype = DType::float32) {
-  Announcement what;
-  what.kind = Kind::allreduce, what.tensors = {{dtype, {count}}};
-  return what;
-}
+using test::allreduce;
 Announcement of_kind(Kind kind, Shape shape = {4}) {
   Announcement what;
   what.kind = kind, what.tensors = {{DType::float32, std::move(shape)}};

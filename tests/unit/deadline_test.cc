@@ -8,11 +8,11 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "helpers.h"
 
 namespace lightcc {
 namespace {
 
-uint64_t in_ms(uint64_t ms) { return now_ns() + ms * 1'000'000; }
 bool readable(int fd, const Deadline& deadline) { return wait_for(fd, POLLIN, deadline, "waiting"); }
 
 TEST(Deadline, IsOverWhenItsTimeHasCome) {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "device/cpu.h"
 #include "device/half.h"
+#include "isas.h"
 
 namespace lightcc {
 namespace {
@@ -124,13 +125,6 @@ void with_oracle(DType dtype, Body body) {
     case DType::boolean: return body(Boolean{});
     case DType::bfloat16: return body(Bfloat16{});
   }
-}
-
-std::vector<Isa> isas() {
-  std::vector<Isa> all;
-  for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512})
-    if (has(isa)) all.push_back(isa);
-  return all;
 }
 
 // Every bit pattern may occur: NaN, infinities, subnormals. Half of them are small, so that sums stay finite.

@@ -1,14 +1,13 @@
 // Ranks that disagree: every rank is told what differs and who has what, and the next operation works.
 #include <functional>
 
+#include "helpers.h"
 #include "ranks.h"
 
 namespace lightcc {
 namespace {
 
 using namespace test;
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // How the call is made. All have at least this many tensors of one element type, and end in the one that differs.
 struct Style {

@@ -4,6 +4,7 @@
 #include <barrier>
 #include <chrono>
 
+#include "helpers.h"
 #include "ranks.h"
 
 namespace lightcc {
@@ -11,8 +12,6 @@ namespace {
 
 using namespace test;
 using std::chrono::milliseconds;
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 Config stalling(double warn_s, double end_s) {
   Config config;

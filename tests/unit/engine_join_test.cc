@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "helpers.h"
 #include "ranks.h"
 #include "simulated.h"
 
@@ -12,8 +13,6 @@ namespace {
 
 using namespace test;
 using std::chrono::milliseconds;
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 RequestPtr joining(Engine& engine) {
   auto one = request(engine, Kind::join, "", {});

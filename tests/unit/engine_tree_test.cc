@@ -1,6 +1,7 @@
 // Engines on several hosts, where messages take their way over aggregators: ranks leave, join, stall and disagree.
 #include <chrono>
 
+#include "helpers.h"
 #include "ranks.h"
 
 namespace lightcc {
@@ -8,8 +9,6 @@ namespace {
 
 using namespace test;
 using std::chrono::milliseconds;
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 RequestPtr allreduce(Engine& engine, std::vector<float>& x, const std::string& name = "x", int group = 0) {
   return request(engine, Kind::allreduce, name, {in_place(x)}, group);

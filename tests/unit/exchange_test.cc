@@ -12,14 +12,13 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "helpers.h"
 #include "loopback.h"
 
 namespace lightcc {
 namespace {
 
-uint64_t in_ms(uint64_t ms) { return now_ns() + ms * 1'000'000; }
 JobCredentials credentials_of(const std::string& job) { return {job, "1.0", "secret of " + job, 0}; }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Where rank 0 of a test listens.
 struct Site {

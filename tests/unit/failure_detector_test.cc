@@ -1,5 +1,6 @@
 // Heartbeats by script: what a heartbeat says arrives or is refused, and given who was heard when, exactly these are
 // lost.
+#include "credentials.h"
 #include "net/health/failure_detector.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,6 @@ namespace lightcc {
 namespace {
 
 constexpr uint64_t kMs = 1'000'000, kSecond = 1000 * kMs;
-const JobCredentials kCredentials{"job-7", "0.2.0", "a secret", 4};
 const HeartbeatKey kKey = heartbeat_key(kCredentials);
 using Hosts = std::vector<int>;
 

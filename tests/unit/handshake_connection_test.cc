@@ -1,4 +1,5 @@
 // A handshake on a real socket: whatever it can take at a time, what follows, and a peer that goes.
+#include "credentials.h"
 #include "net/handshake_connection.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,6 @@ namespace {
 
 using Sent = HandshakeConnection::Sent;
 using State = Handshake::State;
-const JobCredentials kCredentials{"job", "1.0", "a secret", 0};
 
 struct Ends {
   Ends() {

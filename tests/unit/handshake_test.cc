@@ -1,4 +1,5 @@
 // The handshake by script: both sides come to know each other, or each learns why not; and nobody else gets anywhere.
+#include "credentials.h"
 #include "net/handshake.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +23,6 @@ Nonce nonce_of(uint8_t value) {
   return nonce;
 }
 
-const JobCredentials kCredentials{"job-7", "0.2.0", "a secret", 4};
 const Hello kHelloOf3{Purpose::link, 3, 1, 2, -1, 4711};
 
 Handshake connector(const JobCredentials& credentials = kCredentials, uint8_t nonce = 1,
@@ -66,7 +66,7 @@ Exchange exchange(uint8_t connectors_nonce = 1, uint8_t acceptors_nonce = 2) {
   return all;
 }
 
-std::string text_of(const Handshake& handshake) { return handshake.error() ? handshake.error()->what() : "no error"; }
+std::string error_of(const Handshake& handshake) { return handshake.error() ? handshake.error()->what() : "no error"; }
 Code code_of(const Handshake& handshake) { return handshake.error() ? handshake.error()->code() : Code::ok; }
 
 TEST(Handshake, BothSidesAreDoneAndKnowWhatTheOtherSaid) {
@@ -166,8 +166,8 @@ TEST(Handshake, RefusalsSayOnBothSidesWhatDiffers) {
       carry(c, a, piece);
       EXPECT_EQ(c.state(), State::refused) << row.text;
       EXPECT_EQ(a.state(), State::refused) << row.text;
-      EXPECT_EQ(text_of(c), row.text);
-      EXPECT_EQ(text_of(a), row.text);
+      EXPECT_EQ(error_of(c), row.text);
+      EXPECT_EQ(error_of(a), row.text);
       EXPECT_EQ(code_of(c), row.code);
       EXPECT_EQ(code_of(a), row.code);
     }
@@ -195,7 +195,7 @@ TEST(Handshake, AnyTwoVersionsUnderstandTheOpening) {
   Handshake a = acceptor();
   a.feed(opening + "whatever version 7 says here");
   EXPECT_EQ(a.state(), State::refused);
-  EXPECT_EQ(text_of(a), "rank 3 runs lightcc 7, rank 1 0.2.0: install the same version on all hosts");
+  EXPECT_EQ(error_of(a), "rank 3 runs lightcc 7, rank 1 0.2.0: install the same version on all hosts");
 }
 
 TEST(Handshake, BuildsOfOneVersionThatSpeakDifferentlyAreRefused) {
@@ -204,7 +204,7 @@ TEST(Handshake, BuildsOfOneVersionThatSpeakDifferentlyAreRefused) {
   Handshake a = acceptor();
   a.feed(hello);
   EXPECT_EQ(code_of(a), Code::invalid_argument);
-  EXPECT_EQ(text_of(a), "rank 3 and rank 1 run different builds of lightcc 0.2.0: install the same one on all hosts");
+  EXPECT_EQ(error_of(a), "rank 3 and rank 1 run different builds of lightcc 0.2.0: install the same one on all hosts");
 }
 
 TEST(Handshake, AJobsNameMayBeOfAnyLength) {
@@ -225,7 +225,7 @@ TEST(Handshake, AnAcceptorWithAnotherSecretIsFoundOutAndGetsNoProof) {
   carry(c, a);
   EXPECT_EQ(c.state(), State::refused);
   EXPECT_EQ(code_of(c), Code::internal);
-  EXPECT_EQ(text_of(c), "the process at the other end does not know this job's secret (LIGHTCC_SECRET)");
+  EXPECT_EQ(error_of(c), "the process at the other end does not know this job's secret (LIGHTCC_SECRET)");
   EXPECT_EQ(a.state(), State::going);  // it has got the Hello and nothing else
 }
 
@@ -263,7 +263,7 @@ TEST(Handshake, AnotherProtocolIsUnauthenticated) {
     c.feed(text);
     EXPECT_EQ(c.state(), State::unauthenticated) << text;
     EXPECT_EQ(c.take_output(), "") << text;
-    EXPECT_EQ(text_of(c), "the process at the other end does not speak as lightcc does");
+    EXPECT_EQ(error_of(c), "the process at the other end does not speak as lightcc does");
   }
 }
 
@@ -389,7 +389,7 @@ TEST(Handshake, TheAcceptorMayRefuseWhomItCouldWelcome) {
   carry(c, a);
   EXPECT_EQ(c.state(), State::refused);
   EXPECT_EQ(code_of(c), Code::peer_lost);
-  EXPECT_EQ(text_of(c), "rank 2 died");
+  EXPECT_EQ(error_of(c), "rank 2 died");
   EXPECT_THROW(a.welcome(0), Error);
 }
 
@@ -402,7 +402,7 @@ TEST(Handshake, TheAcceptorMayRefuseAtAnyTimeButTellsNobodyWhoSaidNoHello) {
     a.refuse(error);
     a.refuse(Error(Code::internal, "again"));
     EXPECT_EQ(a.state(), State::refused);
-    EXPECT_EQ(text_of(a), "shut down");
+    EXPECT_EQ(error_of(a), "shut down");
     const std::string told = a.take_output();
     EXPECT_EQ(told.empty(), said < 8) << said;
     c.feed(told);
@@ -426,7 +426,7 @@ std::string after_refusal(const std::string& text) {
   a.take_output();
   a.refuse(Error(Code::mismatch, text));
   c.feed(a.take_output());
-  return text_of(c);
+  return error_of(c);
 }
 
 TEST(Handshake, AReasonIsCutAndMadeFitToBePrinted) {

@@ -16,7 +16,7 @@ namespace {
 
 using namespace test;
 
-constexpr HierarchicalBackend::Limits kLimits{.one_lane_bytes = 1 << 10, .chunk_bytes = 4 << 10};
+constexpr HierarchicalBackend::Limits kSmallChunks{.one_lane_bytes = 1 << 10, .chunk_bytes = 4 << 10};
 constexpr const char* kPhases[] = {"LOCAL_REDUCESCATTER", "CROSS_ALLREDUCE", "LOCAL_ALLGATHER"};
 constexpr int kSize = 4;
 constexpr int64_t kCount = 60'000;
@@ -55,7 +55,7 @@ class TwoHosts {
                                          std::move(transports), nullptr);
     rank.group = std::make_unique<Group>(0, std::vector<int>{0, 1, 2, 3}, number, hosts_.topology);
     rank.backend = std::make_unique<HierarchicalBackend>(
-        std::make_shared<NodeLinks>(*rank.peers, *rank.group, nodes_of(*rank.group)), kLimits);
+        std::make_shared<NodeLinks>(*rank.peers, *rank.group, nodes_of(*rank.group)), kSmallChunks);
     return rank;
   }
 

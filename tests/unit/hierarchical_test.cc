@@ -70,9 +70,9 @@ class Tensor {
 };
 
 // Ranks of a world, each stepped by a thread of its own.
-class World {
+class ThreadedWorld {
  public:
-  World(const Hosts& hosts, const LoopFaults& faults, int members_of_node = 0, std::vector<int> order = {},
+  ThreadedWorld(const Hosts& hosts, const LoopFaults& faults, int members_of_node = 0, std::vector<int> order = {},
         const HierarchicalBackend::Limits& limits = kLimits)
       : size_(std::accumulate(hosts.begin(), hosts.end(), 0)), network_(size_, faults) {
     if (order.empty())
@@ -191,7 +191,7 @@ class Hierarchical : public testing::TestWithParam<Hosts> {};
 // Nothing to a few chunks a lane, one after the other without a pause between.
 TEST_P(Hierarchical, AddsUpWhatAPlainLoopDoes) {
   const uint64_t seed = run_seed();
-  World world(GetParam(), {1 << 10, 4, 0.1, 0.1, seed});
+  ThreadedWorld world(GetParam(), {1 << 10, 4, 0.1, 0.1, seed});
   std::vector<Problem> problems;
   for (const DType dtype : {DType::int32, DType::float32, DType::float16, DType::int64})
     for (const int64_t count : {0, 1, 33, 900, 7'001, kWatched ? 9'001 : 40'001}) {
@@ -213,7 +213,7 @@ TEST_P(Hierarchical, AddsUpWhatAPlainLoopDoes) {
 TEST_P(Hierarchical, SeveralAreInFlight) {
   const int large = kWatched ? 60'000 : 400'000;
   for (const auto& [limits, most] : {std::pair{kLimits, 7'001}, std::pair{kLargeChunks, large}}) {
-    World world(GetParam(), {16 << 10, 4, 0.1, 0.1, run_seed()}, 0, {}, limits);
+    ThreadedWorld world(GetParam(), {16 << 10, 4, 0.1, 0.1, run_seed()}, 0, {}, limits);
     std::vector<Problem> problems;
     for (int i = 0; i < 8; ++i) {
       Problem problem(Kind::allreduce, world.size(), i % 4 == 3 ? 33 : most / (1 + i % 3), run_seed() + uint64_t(i));
@@ -235,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(On, Hierarchical,
                          });
 
 TEST(HierarchicalBackend, TheOrderOfTheMembersIsTheGroups) {
-  World world({2, 2}, {}, 0, {3, 0, 2, 1});
+  ThreadedWorld world({2, 2}, {}, 0, {3, 0, 2, 1});
   Problem problem(Kind::allreduce, 4, 10'000, run_seed());
   problem.op = ReduceOp::sum;
   problem.dtype = DType::float32;
@@ -246,7 +246,7 @@ TEST(HierarchicalBackend, TheOrderOfTheMembersIsTheGroups) {
 TEST(HierarchicalBackend, PiecesOfAHostAreNodes) {
   for (const Hosts& hosts : {Hosts{5}, Hosts{3, 3}})
     for (const int members_of_node : {1, 2}) {
-      World world(hosts, {}, members_of_node);
+      ThreadedWorld world(hosts, {}, members_of_node);
       std::vector<Problem> problems;
       for (const int64_t count : {100, 30'000, 5, 20'000}) {
         problems.emplace_back(Kind::allreduce, world.size(), count, run_seed());
@@ -259,7 +259,7 @@ TEST(HierarchicalBackend, PiecesOfAHostAreNodes) {
 // Between hosts out of the tensor and into it.
 TEST_P(Hierarchical, LargeShardsAreExchangedInPlace) {
   const uint64_t seed = run_seed();
-  World world(GetParam(), {8 << 10, 4, 0.1, 0.1, seed}, 0, {}, kLargeChunks);
+  ThreadedWorld world(GetParam(), {8 << 10, 4, 0.1, 0.1, seed}, 0, {}, kLargeChunks);
   std::vector<Problem> problems;
   for (const DType dtype : {DType::int64, DType::float32}) {
     problems.emplace_back(Kind::allreduce, world.size(), kWatched ? 60'001 : 300'001, seed + problems.size());
@@ -277,7 +277,7 @@ TEST(HierarchicalBackend, NothingIsStagedInMemoryThatTheHostMaps) {
   const uint64_t bytes = 40'000 * sizeof(int64_t), gathered = 2 * bytes, last_round = bytes;
   struct Counted { uint64_t copied, staged; };
   const auto counted = [&](Where where, bool in_place) {
-    World world({2, 2}, {}, 0, {}, kLargeChunks);
+    ThreadedWorld world({2, 2}, {}, 0, {}, kLargeChunks);
     const Counted before{copied_bytes(), staged_bytes()};
     world.run({problem}, in_place, where);
     return Counted{copied_bytes() - before.copied, staged_bytes() - before.staged};
@@ -293,7 +293,7 @@ TEST(HierarchicalBackend, NothingIsStagedInMemoryThatTheHostMaps) {
 
 // Only if asked; of a rank that is alone on its node the one in the middle.
 TEST(HierarchicalBackend, TellsWhenItsPhasesWere) {
-  World world({2, 1}, {});
+  ThreadedWorld world({2, 1}, {});
   run_ranks(world.network(), 3, [&](int rank) {
     for (const bool timed : {false, true}) {
       std::vector<int64_t> data(20'000, 1);
@@ -324,7 +324,7 @@ TEST(HierarchicalBackend, TellsWhenItsPhasesWere) {
 
 // Sums of 16-bit floats are rounded once a node and once more: 1 + n small ones that each would be lost by themselves.
 TEST(HierarchicalBackend, SixteenBitFloatsAreRoundedOnceANodeAndOnceMore) {
-  World world({1, 1, 1, 1}, {});
+  ThreadedWorld world({1, 1, 1, 1}, {});
   constexpr int64_t kCount = 10'000;
   const uint16_t one = float16_of_float(1);
   const uint16_t small = float16_of_float(0x1p-12f);  // a quarter of a unit in the last place of 1
@@ -344,7 +344,7 @@ TEST(HierarchicalBackend, SixteenBitFloatsAreRoundedOnceANodeAndOnceMore) {
 }
 
 TEST(HierarchicalBackend, LeavesOthersWhatIsNotItsOwn) {
-  World world({2, 1}, {});
+  ThreadedWorld world({2, 1}, {});
   HierarchicalBackend& backend = world.backend(0);
   Collective c = Problem(Kind::allreduce, 3, 100, 1).of(0);
   c.op = ReduceOp::sum;
@@ -368,7 +368,7 @@ TEST(HierarchicalBackend, LeavesOthersWhatIsNotItsOwn) {
 // Whoever is left hears of it, in whatever queue the chunk is.
 TEST(HierarchicalBackend, ALostHostEndsIt) {
   for (const int64_t after : {0, 3, 20}) {
-    World world({2, 2}, {});
+    ThreadedWorld world({2, 2}, {});
     for (int here : {0, 1})
       for (int there : {2, 3}) world.network().cut(here, there, after);
     Problem problem(Kind::allreduce, 4, 50'000, run_seed());

@@ -11,19 +11,12 @@
 
 #include "base/error.h"
 #include "device/int8.h"
+#include "isas.h"
 
 namespace lightcc {
 namespace {
 
-constexpr float kInfinite = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLargest = std::numeric_limits<float>::max(), kSmallestNormal = std::numeric_limits<float>::min();
-
-std::vector<Isa> isas() {
-  std::vector<Isa> all;
-  for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512})
-    if (has(isa)) all.push_back(isa);
-  return all;
-}
 
 // ---- the oracle
 

@@ -10,18 +10,10 @@
 
 #include "base/error.h"
 #include "device/int8.h"
+#include "isas.h"
 
 namespace lightcc {
 namespace {
-
-constexpr float kInfinite = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
-
-std::vector<Isa> isas() {
-  std::vector<Isa> all;
-  for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512})
-    if (has(isa)) all.push_back(isa);
-  return all;
-}
 
 std::vector<std::byte> bytes_of(const std::vector<float>& factors, const std::vector<int8_t>& values) {
   std::vector<std::byte> body(4 * factors.size() + values.size());

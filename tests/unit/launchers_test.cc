@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "helpers.h"
 #include "net/bootstrap/pmi.h"
 #include "net/bootstrap/pmix.h"
 #include "variables.h"
@@ -27,8 +28,6 @@ Environment from(const Variables& variables) {
     return found == variables.end() ? nullptr : found->second.c_str();
   };
 }
-uint64_t in_ms(uint64_t ms) { return now_ns() + ms * 1'000'000; }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Rank 1 of 4 on two hosts, as each launcher says it.
 const Variables kRun{{"LIGHTCC_JOB_ID", "j7"},
@@ -115,7 +114,7 @@ TEST(Launchers, AnAddressIsScannedForSixteenPorts) {
   const auto rendezvous = rendezvous_of(with(kRun, {{"LIGHTCC_STORE_ADDR", "h1:4711,[fd00::1]:4711"}}));
   ASSERT_TRUE(rendezvous);
   EXPECT_EQ(rendezvous->endpoints.size(), 32u);
-  EXPECT_EQ(text_of({rendezvous->endpoints.begin(), rendezvous->endpoints.begin() + 4}),
+  EXPECT_EQ(text_of(std::vector(rendezvous->endpoints.begin(), rendezvous->endpoints.begin() + 4)),
             "h1:4711,[fd00::1]:4711,h1:4712,[fd00::1]:4712");
   EXPECT_EQ(rendezvous->job, "j7");
   EXPECT_EQ(rendezvous->how, "lightccrun, LIGHTCC_STORE_ADDR");

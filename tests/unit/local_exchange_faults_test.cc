@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "child.h"
+#include "helpers.h"
 #include "net/bootstrap/bootstrap.h"
 #include "net/bootstrap/connect.h"
 #include "net/bootstrap/local_exchange_message.h"
@@ -16,8 +17,6 @@
 namespace lightcc {
 namespace {
 
-uint64_t in_ms(uint64_t ms) { return now_ns() + ms * 1'000'000; }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 constexpr uid_t kOtherUser = 65534;
 
 std::string tried(const std::function<void()>& what) {  // "" or the error

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "helpers.h"
 
 namespace lightcc {
 namespace {
@@ -20,13 +21,12 @@ std::string new_name() {
   static std::atomic<int> count{0};
   return "lightcc-test/" + std::to_string(getpid()) + "/" + std::to_string(count++);
 }
-uint64_t in_ms(uint64_t ms) { return now_ns() + ms * 1'000'000; }
 
 std::vector<RankInfo> exchange(const std::string& name, int rank, int size, RankInfo mine, uint64_t deadline_ns) {
   return open_local_exchange({name}, rank, size)->exchange(std::move(mine), deadline_ns);
 }
 
-struct Outcome {
+struct Exchanged {
   std::vector<RankInfo> infos;
   Code code = Code::ok;
   std::string text;
@@ -43,9 +43,9 @@ RankInfo info_of(int rank) {
 }
 
 // One thread for each of the ranks given, in a world of `size`.
-std::vector<Outcome> exchange_all(const std::string& name, const std::vector<int>& ranks, int size,
+std::vector<Exchanged> exchange_all(const std::string& name, const std::vector<int>& ranks, int size,
                                   uint64_t deadline_ns) {
-  std::vector<Outcome> outcomes(ranks.size());
+  std::vector<Exchanged> outcomes(ranks.size());
   std::vector<std::thread> threads;
   for (size_t i = 0; i < ranks.size(); ++i)
     threads.emplace_back([&, i] {
@@ -59,7 +59,7 @@ std::vector<Outcome> exchange_all(const std::string& name, const std::vector<int
   return outcomes;
 }
 
-void expect_complete(const Outcome& outcome, size_t size) {
+void expect_complete(const Exchanged& outcome, size_t size) {
   ASSERT_EQ(outcome.text, "");
   ASSERT_EQ(outcome.infos.size(), size);
   for (size_t rank = 0; rank < size; ++rank) {
@@ -77,7 +77,7 @@ TEST(LocalExchange, EveryRankGetsTheNotesAndDescriptorsOfAll) {
   for (int size : {1, 2, 5}) {
     std::vector<int> ranks;
     for (int rank = size - 1; rank >= 0; --rank) ranks.push_back(rank);
-    for (const Outcome& outcome : exchange_all(new_name(), ranks, size, in_ms(10'000)))
+    for (const Exchanged& outcome : exchange_all(new_name(), ranks, size, in_ms(10'000)))
       expect_complete(outcome, size_t(size));
   }
 }
@@ -85,12 +85,12 @@ TEST(LocalExchange, EveryRankGetsTheNotesAndDescriptorsOfAll) {
 TEST(LocalExchange, TheSameNameServesAgain) {
   const std::string name = new_name();
   for (int again = 0; again < 3; ++again)
-    for (const Outcome& outcome : exchange_all(name, {0, 1}, 2, in_ms(10'000))) expect_complete(outcome, 2);
+    for (const Exchanged& outcome : exchange_all(name, {0, 1}, 2, in_ms(10'000))) expect_complete(outcome, 2);
 }
 
 TEST(LocalExchange, ALateHostIsWaitedFor) {
   const std::string name = new_name();
-  std::vector<Outcome> client;
+  std::vector<Exchanged> client;
   std::thread early([&] { client = exchange_all(name, {1}, 2, in_ms(10'000)); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   expect_complete(exchange_all(name, {0}, 2, in_ms(10'000))[0], 2);
@@ -99,7 +99,7 @@ TEST(LocalExchange, ALateHostIsWaitedFor) {
 }
 
 TEST(LocalExchange, MissingRanksAreNamedOnEveryRankThatCame) {
-  for (const Outcome& outcome : exchange_all(new_name(), {0, 2, 4}, 5, in_ms(300))) {
+  for (const Exchanged& outcome : exchange_all(new_name(), {0, 2, 4}, 5, in_ms(300))) {
     EXPECT_EQ(outcome.code, Code::timeout);
     EXPECT_EQ(outcome.text,
               "init: ranks 1, 3 did not come before HOROVOD_START_TIMEOUT (0.3 s); did all ranks start? "
@@ -108,7 +108,7 @@ TEST(LocalExchange, MissingRanksAreNamedOnEveryRankThatCame) {
 }
 
 TEST(LocalExchange, AMissingRankZeroIsNamedToo) {
-  for (const Outcome& outcome : exchange_all(new_name(), {1, 2}, 3, in_ms(200))) {
+  for (const Exchanged& outcome : exchange_all(new_name(), {1, 2}, 3, in_ms(200))) {
     EXPECT_EQ(outcome.code, Code::timeout);
     EXPECT_NE(outcome.text.find("init: rank 0 did not come"), std::string::npos) << outcome.text;
   }
@@ -116,7 +116,7 @@ TEST(LocalExchange, AMissingRankZeroIsNamedToo) {
 
 TEST(LocalExchange, TwoProcessesOfOneRankAreRefused) {
   const auto outcomes = exchange_all(new_name(), {0, 1, 1}, 3, in_ms(5'000));
-  for (const Outcome& outcome : outcomes) {
+  for (const Exchanged& outcome : outcomes) {
     EXPECT_EQ(outcome.code, Code::invalid_argument);
     EXPECT_EQ(outcome.text, "init: two processes say they are rank 1");
   }
@@ -130,7 +130,7 @@ TEST(LocalExchange, GarbageOfAnotherProcessIsIgnored) {
   const auto length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   const uint64_t deadline = in_ms(10'000);
 
-  std::vector<Outcome> host;
+  std::vector<Exchanged> host;
   std::thread rank0([&] { host = exchange_all(name, {0}, 2, deadline); });
   // The last two begin as a info does: the magic, and then a rank or a note that ends early.
   for (std::string garbage : {std::string("GET / HTTP/1.1\r\n"), std::string(1, '\0'), std::string(8000, 'x'),
@@ -141,7 +141,7 @@ TEST(LocalExchange, GarbageOfAnotherProcessIsIgnored) {
     } while (connect(other.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 && now_ns() < deadline);
     EXPECT_EQ(send(other.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), ssize_t(garbage.size()));
   }
-  for (const Outcome& outcome : exchange_all(name, {1}, 2, deadline)) expect_complete(outcome, 2);
+  for (const Exchanged& outcome : exchange_all(name, {1}, 2, deadline)) expect_complete(outcome, 2);
   rank0.join();
   expect_complete(host[0], 2);
 }

@@ -5,17 +5,13 @@
 
 #include <map>
 
+#include "announcements.h"
 #include "base/overloaded.h"
 
 namespace lightcc {
 namespace {
 
-Announcement allreduce(int64_t count) {
-  Announcement what;
-  what.kind = Kind::allreduce;
-  what.tensors = {{DType::float32, {count}}};
-  return what;
-}
+using test::allreduce;
 
 // "a" in full, "#0" as a number, "=7.1" bucket 1 of plan 7, "-7" that it has left it.
 std::string text_of(const MemberPlans::Messages& messages) {

@@ -9,14 +9,13 @@
 
 namespace lightcc::test {
 
-inline constexpr int kCudaError = 1, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6;
-inline constexpr int kFloat32 = 7, kSum = 0;  // of ncclDataType_t and ncclRedOp_t; those above of ncclResult_t
+inline constexpr int kFloat32 = 7, kSum = 0;  // of ncclDataType_t and ncclRedOp_t
 
 using Texts = std::vector<std::string>;
 using Bytes = std::vector<uint8_t>;
-using Values = std::vector<double>;
+using Numbers = std::vector<double>;
 
-template <class T> Bytes bytes_of(const Values& values, T (*convert)(double)) {
+template <class T> Bytes bytes_of(const Numbers& values, T (*convert)(double)) {
   Bytes bytes(values.size() * sizeof(T));
   for (size_t i = 0; i < values.size(); ++i) {
     const T value = convert(values[i]);
@@ -24,10 +23,10 @@ template <class T> Bytes bytes_of(const Values& values, T (*convert)(double)) {
   }
   return bytes;
 }
-template <class T> Bytes bytes_as(const Values& values) {
+template <class T> Bytes bytes_as(const Numbers& values) {
   return bytes_of<T>(values, [](double value) { return T(value); });
 }
-inline Bytes encoded(DType dtype, const Values& values) {
+inline Bytes encoded(DType dtype, const Numbers& values) {
   switch (dtype) {
     case DType::int8: return bytes_as<int8_t>(values);
     case DType::uint8: return bytes_as<uint8_t>(values);
@@ -68,16 +67,16 @@ class NcclDoubles : public testing::Test {
                     [=] { move_bytes(made, bytes.data(), bytes.size()); });
       return made;
     }
-    void* memory(DType dtype, const Values& values) const { return memory(encoded(dtype, values)); }
-    float* floats(const Values& values) const { return static_cast<float*>(memory(DType::float32, values)); }
+    void* memory(DType dtype, const Numbers& values) const { return memory(encoded(dtype, values)); }
+    float* floats(const Numbers& values) const { return static_cast<float*>(memory(DType::float32, values)); }
     Bytes read(const void* from, size_t bytes) const {
       return test.cuda.read(device, stream, static_cast<const uint8_t*>(from), bytes);
     }
-    void expect(const void* from, DType dtype, const Values& values, const std::string& what) const {
+    void expect(const void* from, DType dtype, const Numbers& values, const std::string& what) const {
       EXPECT_EQ(read(from, values.size() * size_of(dtype)), encoded(dtype, values))
           << what << " of " << name_of(dtype) << " on rank " << rank << " of " << ranks;
     }
-    void expect(const float* from, const Values& values) const { expect(from, DType::float32, values, "values"); }
+    void expect(const float* from, const Numbers& values) const { expect(from, DType::float32, values, "values"); }
     int all_reduce(const float* input, float* output, size_t count) const {
       return test.table.AllReduce(input, output, count, kFloat32, kSum, comm, stream);
     }

@@ -14,14 +14,14 @@ constexpr DType kDTypesOfNccl[] = {DType::int8, DType::uint8, DType::int32, DTyp
                                    DType::float16, DType::float32, DType::float64, DType::bfloat16};
 
 // Small, so that products of four are exact in every dtype.
-Values values_of(int rank, size_t count) {
-  Values values;
+Numbers values_of(int rank, size_t count) {
+  Numbers values;
   for (size_t i = 0; i < count; ++i) values.push_back(double(1 + (size_t(rank) * 5 + i) % 3));
   return values;
 }
 
-Values combined(ReduceOp op, int ranks, size_t count) {
-  Values values = values_of(0, count);
+Numbers combined(ReduceOp op, int ranks, size_t count) {
+  Numbers values = values_of(0, count);
   for (int rank = 1; rank < ranks; ++rank)
     for (size_t i = 0; i < count; ++i) {
       const double one = values_of(rank, count)[i];
@@ -35,15 +35,15 @@ Values combined(ReduceOp op, int ranks, size_t count) {
   return values;
 }
 
-Values part_of(const Values& values, int rank, size_t count) {
-  return Values(values.begin() + rank * int(count), values.begin() + (rank + 1) * int(count));
+Numbers part_of(const Numbers& values, int rank, size_t count) {
+  return Numbers(values.begin() + rank * int(count), values.begin() + (rank + 1) * int(count));
 }
 
 void every_collective(const NcclFunctions& table, auto& me, DType dtype) {
   const int type = nccl_dtype(dtype), n = me.ranks, root = n - 1;
   const size_t all = size_t(n) * kCount;
   void* input = me.memory(dtype, values_of(me.rank, all));
-  void* output = me.memory(dtype, Values(all));
+  void* output = me.memory(dtype, Numbers(all));
   for (const ReduceOp op : {ReduceOp::sum, ReduceOp::product, ReduceOp::max, ReduceOp::min}) {
     me.check(table.AllReduce(input, output, all, type, nccl_op(op), me.comm, me.stream));
     me.expect(output, dtype, combined(op, n, all), "AllReduce");
@@ -128,7 +128,7 @@ TEST_F(NcclDoubles, AGroupIsOneLaunch) {
     EXPECT_EQ(me.all_reduce(sum, sum, 1), kNcclSuccess);
     me.check(table.GroupEnd());
     me.expect(sum, {3});
-    Values received;
+    Numbers received;
     for (int peer = 0; peer < 3; ++peer) received.push_back(values_of(peer, 3)[size_t(me.rank)]);
     me.expect(y, received);
     EXPECT_EQ(table.GroupStart(), kNcclSuccess);

@@ -55,15 +55,15 @@ class NcclHierarchical : public NcclDoubles {
     while (!work->done()) work->step();
   }
   // Each element another one, small enough for every dtype.
-  static Values values(int rank, size_t count) {
-    Values values;
+  static Numbers values(int rank, size_t count) {
+    Numbers values;
     for (size_t i = 0; i < count; ++i) values.push_back(double((i * 7 + size_t(rank)) % 5));
     return values;
   }
-  static Values sums(int ranks, size_t count) {
-    Values sums(count);
+  static Numbers sums(int ranks, size_t count) {
+    Numbers sums(count);
     for (int rank = 0; rank < ranks; ++rank) {
-      const Values one = values(rank, count);
+      const Numbers one = values(rank, count);
       for (size_t i = 0; i < count; ++i) sums[i] += one[i];
     }
     return sums;
@@ -75,7 +75,7 @@ TEST_F(NcclHierarchical, SumsOfEveryLength) {
     each_of(nodes, members, [&](Rank& me, NcclHierarchicalBackend& backend) {
       for (const size_t count : {1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 66, 101}) {
         const float* input = me.floats(values(me.rank, count));
-        float* output = me.floats(Values(count));
+        float* output = me.floats(Numbers(count));
         run(backend, allreduce(me, DType::float32, ReduceOp::sum, input, output, count));
         me.expect(output, sums(me.ranks, count));
         me.expect(input, values(me.rank, count));
@@ -107,12 +107,12 @@ TEST_F(NcclHierarchical, FactorsBeforeAndAfter) {
   constexpr size_t kCount = 35;
   each_of(2, 2, [&](Rank& me, NcclHierarchicalBackend& backend) {
     const float* input = me.floats(values(me.rank, kCount));
-    float* output = me.floats(Values(kCount));
+    float* output = me.floats(Numbers(kCount));
     Collective c = allreduce(me, DType::float32, ReduceOp::sum, input, output, kCount);
     c.pre = 2;
     c.post = 0.25;
     run(backend, c);
-    Values expected = sums(me.ranks, kCount);
+    Numbers expected = sums(me.ranks, kCount);
     for (double& value : expected) value /= 2;
     me.expect(output, expected);
   });

@@ -13,11 +13,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fd.h"
+#include "helpers.h"
 
 namespace lightcc {
 namespace {
-
-uint64_t in_ms(uint64_t ms) { return now_ns() + ms * 1'000'000; }
 
 std::string field(const std::string& line, const std::string& name) {
   const size_t at = (" " + line).find(" " + name + "=");

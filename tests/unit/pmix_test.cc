@@ -7,12 +7,12 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "child.h"
+#include "helpers.h"
 
 namespace lightcc {
 namespace {
 
 constexpr int kDescriptors = 100;
-uint64_t in_ms(uint64_t ms) { return now_ns() + ms * 1'000'000; }
 
 // "<version> <note>", or the error behind its code.
 std::string broadcast(PmixClient how, const std::string& key, const std::string& note, uint64_t ms = 20'000,

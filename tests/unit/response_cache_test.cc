@@ -1,4 +1,5 @@
 // The member's half of the negotiation: what it sends for a request, and what it makes of the answer.
+#include "announcements.h"
 #include "engine/control/response_cache.h"
 
 #include <gtest/gtest.h>
@@ -6,11 +7,7 @@
 namespace lightcc {
 namespace {
 
-Announcement allreduce(int64_t count) {
-  Announcement what;
-  what.kind = Kind::allreduce, what.tensors = {{DType::float32, {count}}};
-  return what;
-}
+using test::allreduce;
 
 std::string sent(const UpMessage& message) {
   if (auto* cached = std::get_if<CachedRequest>(&message))

@@ -14,22 +14,15 @@
 #include "base/error.h"
 #include "device/topk.h"
 #include "device/topk_message.h"
+#include "isas.h"
 
 namespace lightcc {
 namespace {
 
-constexpr float kInfinite = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 uint32_t magnitude_of(float x) { return bits_of(x) & 0x7fffffffu; }
-
-std::vector<Isa> isas() {
-  std::vector<Isa> all;
-  for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512})
-    if (has(isa)) all.push_back(isa);
-  return all;
-}
 
 // ---- the oracle
 

@@ -9,6 +9,8 @@
 
 #include "base/clock.h"
 #include "child.h"
+#include "credentials.h"
+#include "helpers.h"
 #include "loopback.h"
 #include "net/bootstrap/exchange.h"
 #include "net/tcp/tcp_transport.h"
@@ -16,10 +18,6 @@
 
 namespace lightcc {
 namespace {
-
-const JobCredentials kCredentials{"job", "1.0", "a secret", 0};
-uint64_t in_ms(uint64_t ms) { return now_ns() + ms * 1'000'000; }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::vector<Fd> silent_connections(const Address& at, int count) {
   std::vector<Fd> all;

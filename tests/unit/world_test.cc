@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "helpers.h"
 
 namespace lightcc {
 namespace {
@@ -27,7 +28,6 @@ std::string refusal_of(const Variables& variables) {
   }
   return "nothing";
 }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 const Variables kRun{{"LIGHTCC_JOB_ID", "j7"},
                      {"HOROVOD_RANK", "1"},

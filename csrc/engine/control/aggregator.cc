@@ -8,8 +8,6 @@
 namespace lightcc {
 namespace {
 
-const std::string kJoinKey = std::string(name_of(Kind::join)) + ".";
-
 [[noreturn]] void refuse(const std::string& what) { throw Error(Code::internal, "an aggregator was sent " + what); }
 
 // Ranges ascend and do not touch (message.cc).

@@ -12,8 +12,6 @@ namespace {
 
 constexpr size_t kRefusedKept = 256;  // keys of which refusals are remembered
 
-const std::string kJoinKey = std::string(name_of(Kind::join)) + ".";
-
 std::optional<DType> common_dtype(const std::vector<TensorSpec>& tensors) {
   const auto differs = [&](const TensorSpec& tensor) { return tensor.dtype != tensors[0].dtype; };
   if (tensors.empty() || std::any_of(tensors.begin(), tensors.end(), differs)) return std::nullopt;

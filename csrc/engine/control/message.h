@@ -30,6 +30,8 @@ inline bool is_automatic(std::string_view key) {
          name.find_first_not_of("0123456789", kAutomatic.size()) == name.npos;
 }
 
+inline const std::string kJoinKey = std::string(name_of(Kind::join)) + ".";  // of every join()
+
 // What must agree between ranks (but for the first dimension of allgather and alltoall).
 struct Announcement {
   Kind kind = Kind::barrier;

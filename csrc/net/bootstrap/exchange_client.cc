@@ -11,10 +11,6 @@
 namespace lightcc {
 namespace {
 
-// Rank 0 gives up at its own deadline and tells who is missing; ours is a little later.
-constexpr uint64_t kGraceNs = 4'000'000'000;
-constexpr uint64_t kFailureNoticeNs = 5'000'000'000;  // for telling rank 0 that this rank cannot go on
-
 bool ready(int fd, short events, const Deadline& deadline) {
   return wait_for(fd, events, deadline, "init: waiting for rank 0");
 }
@@ -34,7 +30,7 @@ std::vector<std::string> ExchangeClient::exchange(const std::string& mine, const
   if (failure_) throw *failure_;
   try {
     if (!fd_) connect(deadline);
-    const Deadline until = deadline.at(std::max(deadline.ns, now_ns()) + lag_ns_ + kGraceNs);
+    const Deadline until = deadline.at(std::max(deadline.ns, now_ns()) + lag_ns_ + kClientGraceNs);
     // If rank 0 has hung up, it has said why.
     send_all(framed(FrameKind::note, WireWriter().put(round_).put(uint32_t(size_)).put(mine).take()), until);
     const Frame frame = next_frame(until);
@@ -62,7 +58,7 @@ void ExchangeClient::fail(const Error& error, const Cancellation* cancellation) 
   if (failure_) return;
   failure_ = error;
   try {
-    const Deadline until(now_ns() + kFailureNoticeNs, cancellation);
+    const Deadline until(now_ns() + kClientFailureNoticeNs, cancellation);
     if (!fd_) connect(until);
     if (!send_all(failure_frame(error), until)) return;
     // Not closed before rank 0 has read it: it hangs up when it has told the others.
@@ -85,7 +81,7 @@ void ExchangeClient::connect(const Deadline& deadline) {
   fd_ = std::move(dialed.fd);
   frames_.feed(dialed.rest);
   root_ = peer_address(fd_.get());
-  const Frame frame = next_frame(deadline.at(std::max(deadline.ns, now_ns()) + kGraceNs));
+  const Frame frame = next_frame(deadline.at(std::max(deadline.ns, now_ns()) + kClientGraceNs));
   if (frame.kind == FrameKind::failure) throw failure_in(frame);
   if (frame.kind != FrameKind::greeting) WireReader::fail();
   WireReader reader(frame.body);
@@ -109,7 +105,7 @@ Frame ExchangeClient::next_frame(const Deadline& until) {
     if (auto frame = frames_.take()) return std::move(*frame);
     if (!ready(fd_.get(), POLLIN, until))
       throw until.error(Error(Code::timeout, rank0 + " did not answer before " +
-                                                 start_timeout(until.ns - opened_ns_ - kGraceNs) + "; stopped?"));
+                                                 start_timeout(until.ns - opened_ns_ - kClientGraceNs) + "; stopped?"));
     char bytes[64 << 10];
     const ssize_t n = recv(fd_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;

@@ -14,8 +14,6 @@ namespace lightcc {
 namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
-constexpr uint64_t kFailureNoticeNs = kSecond;  // for the others to hear of a failure
-constexpr uint64_t kDeliveryNs = 2 * kSecond;   // after the deadline, for notes that are complete
 constexpr int kSpareFds = 64;                   // of a process, beside one for each rank
 
 Fd new_epoll() {
@@ -81,7 +79,7 @@ std::vector<std::string> ExchangeRoot::exchange(const std::string& mine, const D
   complete_ = true;
   const auto answer = std::make_shared<const std::string>(framed(FrameKind::all, body.take()));
   for (Client* client : std::vector<Client*>(by_rank_.begin() + 1, by_rank_.end())) enqueue(*client, answer);
-  const Deadline last = deadline.at(std::max(deadline.ns, now_ns()) + kDeliveryNs);
+  const Deadline last = deadline.at(std::max(deadline.ns, now_ns()) + kRootDeliveryNs);
   while (unsent_ > 0 && !failure_ && !last.over()) serve(last);
   complete_ = false;
   if (unsent_ > 0 && !failure_) {
@@ -106,13 +104,13 @@ void ExchangeRoot::fail(const Error& error, const Cancellation* cancellation) {
   tell_failure(cancellation);
 }
 
-// All clients are told, and those that connect within kFailureNoticeNs. It ends when they close: a connection that is
-// closed here with unread bytes is reset, and the notice is lost.
+// All clients are told, and those that connect within kRootFailureNoticeNs. It ends when they close: a connection that
+// is closed here with unread bytes is reset, and the notice is lost.
 void ExchangeRoot::tell_failure(const Cancellation* cancellation) {
   if (failure_told_) return;  // exchange() has thrown it, and our caller brings it to fail()
   const auto frame = std::make_shared<const std::string>(failure_frame(*failure_));
   const bool late = failure_->code() == Code::timeout;  // who is absent now has had the time
-  const Deadline last(now_ns() + kFailureNoticeNs, cancellation);
+  const Deadline last(now_ns() + kRootFailureNoticeNs, cancellation);
   auto tell = [&] {
     for (auto& [fd, client] : clients_) {
       if (client.leaving || client.handshake_state() != Handshake::State::done) continue;

@@ -9,10 +9,6 @@
 namespace lightcc {
 namespace {
 
-// Rank 0 gives up at its own deadline and tells who is missing; ours is a little later.
-constexpr uint64_t kGraceNs = 4'000'000'000;
-constexpr uint64_t kFailureNoticeNs = 5'000'000'000;  // for telling rank 0 that this rank cannot go on
-
 Error left() { return Error(Code::peer_lost, "init: rank 0 left while the ranks met"); }
 
 }  // namespace
@@ -43,7 +39,7 @@ std::vector<RankInfo> LocalExchangeClient::exchange(RankInfo mine, const Deadlin
 void LocalExchangeClient::fail(const Error& error, const Cancellation* cancellation) {
   if (failure_) return;
   try {
-    if (!connected_) connect({now_ns() + kFailureNoticeNs, cancellation});
+    if (!connected_) connect({now_ns() + kClientFailureNoticeNs, cancellation});
   } catch (const Error&) {  // rank 0 cannot be told; it will miss this rank
   }
   tell(error, cancellation);
@@ -57,7 +53,7 @@ void LocalExchangeClient::tell(const Error& error, const Cancellation* cancellat
   message.round = round_;
   message.refusal = error.code();
   message.info.note = error.what();
-  const Deadline until(now_ns() + kFailureNoticeNs, cancellation);
+  const Deadline until(now_ns() + kClientFailureNoticeNs, cancellation);
   while (connected_ && send_message(fd_.get(), message) == Sent::later && sleep_until(until)) {
   }
   fd_ = Fd();
@@ -111,7 +107,7 @@ bool LocalExchangeClient::send(const LocalMessage& message, const Deadline& unti
 
 bool LocalExchangeClient::receive(std::vector<RankInfo>& infos, const Deadline& deadline) {
   infos.clear();
-  const Deadline until = deadline.at(std::max(deadline.ns, now_ns()) + kGraceNs);
+  const Deadline until = deadline.at(std::max(deadline.ns, now_ns()) + kClientGraceNs);
   while (int(infos.size()) < size_) {
     if (!wait_for(fd_.get(), POLLIN, until, "init: waiting for rank 0"))
       throw until.error(Error(Code::timeout, "init: rank 0 did not answer before " +

@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include "base/shortage.h"
+#include "base/text.h"
 #include "net/bootstrap/exchange_frames.h"
 
 namespace lightcc {
@@ -11,11 +12,7 @@ namespace {
 
 constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kPauseNs = 50 * kMs;             // between two looks whether there is a descriptor again
-constexpr uint64_t kDeliveryNs = 2'000 * kMs;       // after the deadline, for infos that are complete
-constexpr uint64_t kFailureNoticeNs = 1'000 * kMs;  // for the others to hear of a failure
 constexpr int kAcceptsAtOnce = 64;                  // so that connected clients are served between
-
-std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 // Why a name cannot be had: who holds it.
 std::string holder_of(const std::string& name) {
@@ -157,7 +154,7 @@ void LocalExchangeRoot::on_message(Client& client, LocalMessage message) {
 }
 
 void LocalExchangeRoot::send_to_all(const std::vector<LocalMessage>& all, const Deadline& deadline) {
-  const Deadline until = deadline.at(std::max(deadline.ns, now_ns()) + kDeliveryNs);
+  const Deadline until = deadline.at(std::max(deadline.ns, now_ns()) + kRootDeliveryNs);
   for (;;) {
     std::vector<int> slow;
     for (Client& client : clients_) {
@@ -180,7 +177,7 @@ void LocalExchangeRoot::send_to_all(const std::vector<LocalMessage>& all, const 
   }
 }
 
-// All clients are told, and those that connect within kFailureNoticeNs.
+// All clients are told, and those that connect within kRootFailureNoticeNs.
 void LocalExchangeRoot::tell_failure(const Error& error, const Cancellation* cancellation) {
   failure_ = error;
   LocalMessage refusal;
@@ -188,7 +185,7 @@ void LocalExchangeRoot::tell_failure(const Error& error, const Cancellation* can
   refusal.round = round_;
   refusal.refusal = error.code();
   refusal.info.note = error.what();
-  const Deadline last(now_ns() + kFailureNoticeNs, cancellation);
+  const Deadline last(now_ns() + kRootFailureNoticeNs, cancellation);
   const bool late = error.code() == Code::timeout;  // who is absent now has had the time
   for (int told = 0;;) {
     try {

@@ -55,7 +55,7 @@ constexpr uint16_t kBool = 1, kString = 3;
 constexpr uint8_t kGlobal = 3;
 }  // namespace pmix
 
-constexpr const char* kWithout = "; set LIGHTCC_STORE_ADDR=host:port on all ranks (mpirun -x) to do without PMIx";
+constexpr const char* kWithoutPmix = "; set LIGHTCC_STORE_ADDR=host:port on all ranks (mpirun -x) to do without PMIx";
 
 class Library {
  public:
@@ -63,10 +63,11 @@ class Library {
     // Never closed: its threads and its handlers at exit stay.
     void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle)
-      throw Error(Code::internal, "init: mpirun's PMIx library cannot be opened: " + std::string(dlerror()) + kWithout);
+      throw Error(Code::internal,
+                  "init: mpirun's PMIx library cannot be opened: " + std::string(dlerror()) + kWithoutPmix);
     auto find = [&](auto& function, const char* name) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
-      if (!function) throw Error(Code::internal, "init: " + path + " has no " + name + kWithout);
+      if (!function) throw Error(Code::internal, "init: " + path + " has no " + name + kWithoutPmix);
     };
     find(init, "PMIx_Init");
     find(finalize, "PMIx_Finalize");
@@ -101,7 +102,7 @@ class Client {
   void check(pmix::Status status, const char* call) const {
     if (status != 0)
       throw Error(Code::internal, std::string("init: ") + call + " of mpirun's PMIx library says " +
-                                      library_.text(status) + " (" + std::to_string(status) + ")" + kWithout);
+                                      library_.text(status) + " (" + std::to_string(status) + ")" + kWithoutPmix);
   }
   pmix::Proc proc(int rank) const {
     pmix::Proc proc = self_;
@@ -144,7 +145,7 @@ PmixNote hand_out(const Task& task, const Library& library, const Client& user) 
   pmix::Value* value = nullptr;
   user.check(library.get(&procs[0], task.key.c_str(), nullptr, 0, &value), "PMIx_Get");
   if (!value || value->type != pmix::kString || !value->data.string)
-    throw Error(Code::internal, std::string("init: mpirun's PMIx server lost rank 0's note") + kWithout);
+    throw Error(Code::internal, std::string("init: mpirun's PMIx server lost rank 0's note") + kWithoutPmix);
   result.note = value->data.string;
   std::free(value->data.string);
   std::free(value);
@@ -158,7 +159,7 @@ Error too_late() {
 
 Error forked() {
   return Error(Code::internal,
-               std::string("init: this process was forked from a rank that mpirun's PMIx server knows") + kWithout);
+               std::string("init: this process was forked from a rank that mpirun's PMIx server knows") + kWithoutPmix);
 }
 
 // Whether MPI runs in this process.
@@ -256,7 +257,7 @@ class Child {
     if (send(ours_.get(), text.data(), text.size(), MSG_NOSIGNAL) != ssize_t(text.size())) throw system_error(kAsking);
     const std::string answer = hear(ours_.get(), deadline_ns);
     if (answer.empty())
-      throw Error(Code::internal, "init: " + task.path + " crashed when it asked mpirun's PMIx server" + kWithout);
+      throw Error(Code::internal, "init: " + task.path + " crashed when it asked mpirun's PMIx server" + kWithoutPmix);
     WireReader reader(answer);
     const auto code = reader.get_enum<Code>(int(Code::internal) + 1);
     PmixNote got;

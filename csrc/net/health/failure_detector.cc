@@ -8,15 +8,17 @@
 namespace lightcc {
 namespace {
 
-constexpr uint32_t kMagic = 0x6263636c;  // "lccb" on the wire
-constexpr uint32_t kProtocol = 2;
-constexpr size_t kHeadBytes = sizeof kMagic + sizeof kProtocol + sizeof(Digest);
+constexpr uint32_t kHeartbeatMagic = 0x6263636c;  // "lccb" on the wire
+constexpr uint32_t kHeartbeatProtocol = 2;
+constexpr size_t kHeadBytes = sizeof kHeartbeatMagic + sizeof kHeartbeatProtocol + sizeof(Digest);
 constexpr size_t kMostAges = 512, kCauseBytes = 1000;
 constexpr int kAllHosts = 9;                        // up to so many everyone hears everyone
 constexpr uint64_t kLongestLookNs = 1'000'000'000;  // four heartbeats of a live host fall into it
 constexpr uint64_t kLatestStepNs = kDeadNs / 2;
 
-std::string head_of(const HeartbeatKey& key) { return WireWriter().put(kMagic).put(kProtocol).put(key.name).take(); }
+std::string head_of(const HeartbeatKey& key) {
+  return WireWriter().put(kHeartbeatMagic).put(kHeartbeatProtocol).put(key.name).take();
+}
 
 std::string_view view(const Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
 

@@ -12,7 +12,6 @@ namespace lightcc::test {
 namespace {
 
 constexpr std::chrono::seconds kPatienceAtEnd{30};
-constexpr int kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6;  // of ncclResult_t
 
 // None is used twice, so that the use of one that is gone is found.
 std::atomic<uintptr_t> handles{0x10000};

@@ -33,6 +33,9 @@
 
 namespace lightcc::test {
 
+// Of ncclResult_t.
+inline constexpr int kCudaError = 1, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6;
+
 // What collectives are about, in NCCL's own numbers.
 struct NcclNumbers {
   size_t count;

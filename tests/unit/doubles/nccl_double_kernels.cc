@@ -6,8 +6,6 @@
 namespace lightcc::test {
 namespace {
 
-constexpr int kCudaError = 1, kInvalidArgument = 4, kInvalidUsage = 5;  // of ncclResult_t
-
 bool overlap(const Access& a, const Access& b) {
   const auto begin = [](const Access& one) { return reinterpret_cast<uintptr_t>(one.begin); };
   return begin(a) < begin(b) + b.bytes && begin(b) < begin(a) + a.bytes;
