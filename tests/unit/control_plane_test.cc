@@ -49,8 +49,8 @@ std::string shown(const DownMessage& message) {
 }
 
 // One member: its control plane, unless it is to be played by the test, and what that has told it.
-struct Member : ControlPlaneOwner {
-  Member(Peers& own_peers, const std::vector<int>& ranks, bool played)
+struct PlaneMember : ControlPlaneOwner {
+  PlaneMember(Peers& own_peers, const std::vector<int>& ranks, bool played)
       : peers(own_peers), group(0, ranks, peers.rank(), peers.topology()) {
     if (!played) plane = std::make_unique<ControlPlane>(peers, group, *this);
   }
@@ -80,10 +80,10 @@ class Members {
       std::iota(ranks.begin(), ranks.end(), 0);
     }
     for (int rank : ranks)
-      members_.push_back(std::make_unique<Member>(*peers_[size_t(rank)], ranks, int(members_.size()) == played));
+      members_.push_back(std::make_unique<PlaneMember>(*peers_[size_t(rank)], ranks, int(members_.size()) == played));
   }
   int size() const { return int(members_.size()); }
-  Member& operator[](int member) { return *members_[size_t(member)]; }
+  PlaneMember& operator[](int member) { return *members_[size_t(member)]; }
   ControlPlane& plane(int member) { return *(*this)[member].plane; }
 
   void step() {
@@ -104,7 +104,7 @@ class Members {
 
  private:
   std::vector<std::unique_ptr<Peers>> peers_;
-  std::vector<std::unique_ptr<Member>> members_;
+  std::vector<std::unique_ptr<PlaneMember>> members_;
 };
 
 const std::vector<int> kOneHost = {3}, kThreeHosts = {2, 3, 1};  // there members 0, 2 and 5 speak for their hosts

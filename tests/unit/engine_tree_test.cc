@@ -10,7 +10,7 @@ namespace {
 using namespace test;
 using std::chrono::milliseconds;
 
-RequestPtr allreduce(Engine& engine, std::vector<float>& x, const std::string& name = "x", int group = 0) {
+RequestPtr allreduce_in(Engine& engine, std::vector<float>& x, const std::string& name = "x", int group = 0) {
   return request(engine, Kind::allreduce, name, {in_place(x)}, group);
 }
 template <class Done>
@@ -31,7 +31,7 @@ TEST(EngineTree, ManyRequestsInAnyOrderWithAndWithoutTheCache) {
       std::vector<RequestPtr> requests;
       for (int i = 0; i < 10; ++i) {
         const int one = rank % 2 ? i : 9 - i;
-        requests.push_back(allreduce(engine, x[size_t(one)], "x" + std::to_string(one)));
+        requests.push_back(allreduce_in(engine, x[size_t(one)], "x" + std::to_string(one)));
         engine.submit(requests.back(), false);
       }
       for (auto& one : requests) ASSERT_EQ(finish(engine, one), Code::ok) << one->text;
@@ -48,11 +48,11 @@ TEST(EngineTree, ADisagreementIsNamedOnAllHosts) {
   Ranks ranks(kHosts);
   ranks.each([&](Engine& engine, int rank) {
     std::vector<float> x(rank == 4 ? 5 : 4, 1);
-    auto one = allreduce(engine, x);
+    auto one = allreduce_in(engine, x);
     EXPECT_EQ(run(engine, one), Code::mismatch);
     EXPECT_TRUE(contains(one->text, "ranks 0, 1, 2, 3, 5 have [4], rank 4 has [5]")) << one->text;
     std::vector<float> next(4, 1);
-    done(engine, allreduce(engine, next));
+    done(engine, allreduce_in(engine, next));
     EXPECT_EQ(next[3], 6);
   });
 }
@@ -65,7 +65,7 @@ TEST_P(TreeLeaving, TheOthersHearOfItAndWhatWasCompleteStaysComplete) {
   Ranks ranks(kHosts);
   ranks.each([&](Engine& engine, int rank) {
     std::vector<float> complete(50'000, 1), waiting(10, 1);
-    auto first = allreduce(engine, complete, "complete"), second = allreduce(engine, waiting, "waiting");
+    auto first = allreduce_in(engine, complete, "complete"), second = allreduce_in(engine, waiting, "waiting");
     engine.submit(first, false);
     if (rank != leaver) engine.submit(second, false);
     EXPECT_EQ(finish(engine, first), Code::ok) << first->text;
@@ -75,7 +75,7 @@ TEST_P(TreeLeaving, TheOthersHearOfItAndWhatWasCompleteStaysComplete) {
     const std::string why = "rank " + std::to_string(leaver) + " (a thread)";
     EXPECT_TRUE(contains(second->text, "allreduce of tensor 'waiting': " + why)) << second->text;
     EXPECT_TRUE(contains(second->text, "has left (it shut down)")) << second->text;
-    auto third = allreduce(engine, waiting, "later");
+    auto third = allreduce_in(engine, waiting, "later");
     EXPECT_EQ(outcome(engine, third), Code::shut_down);
     EXPECT_TRUE(contains(third->text, why)) << third->text;
   });
@@ -86,14 +86,14 @@ TEST_P(TreeLeaving, RanksThatDoNothingHearOfItToo) {
   Ranks ranks(kHosts);
   ranks.each([&](Engine& engine, int) {
     std::vector<float> x(10, 1);
-    done(engine, allreduce(engine, x, "before"));
+    done(engine, allreduce_in(engine, x, "before"));
   });
   ranks[leaver].shutdown();
   std::this_thread::sleep_for(milliseconds(20));
   for (int rank = 0; rank < 6; ++rank) {  // one after the other: nobody else does anything
     if (rank == leaver) continue;
     std::vector<float> x(10, 1);
-    auto one = allreduce(ranks[rank], x);
+    auto one = allreduce_in(ranks[rank], x);
     EXPECT_EQ(outcome(ranks[rank], one), Code::shut_down);
     EXPECT_TRUE(contains(one->text, "rank " + std::to_string(leaver) + " (a thread)")) << one->text;
   }
@@ -122,7 +122,7 @@ TEST(EngineTree, RanksJoinAndTheOthersGoOn) {
     for (int epoch = 0; epoch < 2; ++epoch) {
       for (int i = 0; i < (epoch ? 6 - rank : rank + 1); ++i) {
         std::vector<float> x(100, 1);
-        done(engine, allreduce(engine, x, "x" + std::to_string(i % 3)));
+        done(engine, allreduce_in(engine, x, "x" + std::to_string(i % 3)));
         EXPECT_EQ(x[99], float(6 - i));
       }
       auto join = done(engine, request(engine, Kind::join, "", {}));
@@ -141,7 +141,7 @@ TEST(EngineTree, OnTheProcessSetRanksOfDifferentHostsDisagree) {
       for (const char* name : {"x", ""}) {
         std::vector<float> x(10, 1);
         if (rank != a && rank != b && rank != 2) continue;
-        auto wrong = allreduce(engine, x, name, rank == a ? pair : 0);
+        auto wrong = allreduce_in(engine, x, name, rank == a ? pair : 0);
         EXPECT_EQ(run(engine, wrong), Code::mismatch);
         EXPECT_TRUE(contains(wrong->text, "ranks disagree on the process set: rank " + std::to_string(a) +
                                               " gave it to process set 1 (ranks " + std::to_string(a) + ", " +
@@ -153,12 +153,12 @@ TEST(EngineTree, OnTheProcessSetRanksOfDifferentHostsDisagree) {
       if (rank != a && rank != b && rank != 2)
         for (const char* name : {"x", ""}) {  // is told when it comes to it
           std::vector<float> x(10, 1);
-          EXPECT_EQ(run(engine, allreduce(engine, x, name)), Code::mismatch);
+          EXPECT_EQ(run(engine, allreduce_in(engine, x, name)), Code::mismatch);
         }
       std::vector<float> next(10, 1);
-      done(engine, allreduce(engine, next, ""));
+      done(engine, allreduce_in(engine, next, ""));
       EXPECT_EQ(next[9], 6);
-      if (rank == a || rank == b) done(engine, allreduce(engine, next, "", pair));
+      if (rank == a || rank == b) done(engine, allreduce_in(engine, next, "", pair));
     });
   }
 }
@@ -175,7 +175,7 @@ TEST_P(TreeStall, NamesWhoIsMissingAndNobodyElse) {
   ranks.each([&](Engine& engine, int rank) {
     std::vector<float> x(10, 1);
     if (rank == missing) soon([&] { return ranks.count(Counters::stall_warnings) >= 5; });
-    done(engine, allreduce(engine, x));
+    done(engine, allreduce_in(engine, x));
   });
   const std::string log = testing::internal::GetCapturedStderr();
   for (int other = 0; other < 6; ++other)

@@ -94,7 +94,7 @@ void step(Engine& engine, int ranks, int number, int set = 0, int joined = -1, s
   }
 }
 
-void join(Engine& engine) {
+void join_now(Engine& engine) {
   auto join = std::make_shared<Request>();
   join->what.kind = Kind::join;
   join->key = std::string(name_of(Kind::join)) + ".";
@@ -148,7 +148,7 @@ TEST(EngineTuning, PlansAndJoinedRanksGoOnBesideIt) {
         }
         const int joined = int(same() % uint64_t(ranks.size()));
         if (rank != joined) step(engine, ranks.size(), i, 1, joined);
-        join(engine);
+        join_now(engine);
       }
     });
     EXPECT_GT(ranks.count(Counters::planned), 0u);

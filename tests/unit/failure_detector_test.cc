@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kMs = 1'000'000, kSecond = 1000 * kMs;
 const HeartbeatKey kKey = heartbeat_key(kCredentials);
-using Hosts = std::vector<int>;
+using HostNumbers = std::vector<int>;
 
 Heartbeat heartbeat_of(int host, uint64_t sequence) { return {host, sequence, {}, false, Code::ok, ""}; }
 Heartbeat last_heartbeat_of(int host, uint64_t sequence) {
@@ -98,35 +98,35 @@ TEST(Heartbeat, ValuesOutOfRangeAreRefusedWhoeverSignedThem) {
 }
 
 TEST(HeartbeatRoutes, UpToNineHostsEveryoneHearsEveryone) {
-  EXPECT_EQ(receivers_of(0, 1), Hosts());
-  EXPECT_EQ(receivers_of(1, 2), Hosts{0});
-  EXPECT_EQ(receivers_of(2, 4), (Hosts{3, 0, 1}));
+  EXPECT_EQ(receivers_of(0, 1), HostNumbers());
+  EXPECT_EQ(receivers_of(1, 2), HostNumbers{0});
+  EXPECT_EQ(receivers_of(2, 4), (HostNumbers{3, 0, 1}));
   EXPECT_EQ(receivers_of(8, 9).size(), 8u);
 }
 
 TEST(HeartbeatRoutes, BeyondThatAHostIsHeardAtPowersOfTwo) {
-  EXPECT_EQ(receivers_of(0, 10), (Hosts{1, 2, 4, 8}));
-  EXPECT_EQ(receivers_of(9, 10), (Hosts{0, 1, 3, 7}));
-  EXPECT_EQ(senders_to(0, 10), (Hosts{9, 8, 6, 2}));
+  EXPECT_EQ(receivers_of(0, 10), (HostNumbers{1, 2, 4, 8}));
+  EXPECT_EQ(receivers_of(9, 10), (HostNumbers{0, 1, 3, 7}));
+  EXPECT_EQ(senders_to(0, 10), (HostNumbers{9, 8, 6, 2}));
   EXPECT_EQ(receivers_of(5, 1000).size(), 10u);
 }
 
 TEST(HeartbeatRoutes, HearingIsTheInverseOfBeingHeard) {
   for (int hosts = 1; hosts <= 40; ++hosts)
     for (int host = 0; host < hosts; ++host) {
-      const Hosts to = receivers_of(host, hosts);
+      const HostNumbers to = receivers_of(host, hosts);
       EXPECT_EQ(std::set<int>(to.begin(), to.end()).size(), to.size());
       EXPECT_EQ(std::count(to.begin(), to.end(), host), 0);
       for (int other = 0; other < hosts; ++other) {
-        const Hosts from = senders_to(other, hosts);
+        const HostNumbers from = senders_to(other, hosts);
         EXPECT_EQ(std::count(to.begin(), to.end(), other), std::count(from.begin(), from.end(), host));
       }
     }
 }
 
 // Calls as an engine does: every 250 ms, from one time to another; both ends included. What is lost on the way.
-Hosts lost_between(FailureDetector& detector, uint64_t from_ms, uint64_t to_ms) {
-  Hosts all;
+HostNumbers lost_between(FailureDetector& detector, uint64_t from_ms, uint64_t to_ms) {
+  HostNumbers all;
   for (uint64_t ms = from_ms; ms <= to_ms; ms += 250)
     for (int host : detector.lost(ms * kMs)) all.push_back(host);
   return all;
@@ -136,31 +136,31 @@ TEST(FailureDetector, AHostThatFallsSilentIsLostAfterFourSecondsAndOnce) {
   FailureDetector detector(3, 0, 0);
   EXPECT_TRUE(detector.heard(heartbeat_of(1, 1), 100 * kMs));
   EXPECT_TRUE(detector.heard(heartbeat_of(2, 1), 100 * kMs));
-  EXPECT_EQ(lost_between(detector, 250, 3000), Hosts());
+  EXPECT_EQ(lost_between(detector, 250, 3000), HostNumbers());
   EXPECT_TRUE(detector.heard(heartbeat_of(2, 2), 3100 * kMs));
-  EXPECT_EQ(lost_between(detector, 3250, 4000), Hosts());
-  EXPECT_EQ(detector.lost(4100 * kMs - 1), Hosts());
-  EXPECT_EQ(detector.lost(4100 * kMs), Hosts{1});
-  EXPECT_EQ(lost_between(detector, 4250, 7000), Hosts());
-  EXPECT_EQ(lost_between(detector, 7100, 7100), Hosts{2});
-  EXPECT_EQ(lost_between(detector, 7250, 20000), Hosts());
+  EXPECT_EQ(lost_between(detector, 3250, 4000), HostNumbers());
+  EXPECT_EQ(detector.lost(4100 * kMs - 1), HostNumbers());
+  EXPECT_EQ(detector.lost(4100 * kMs), HostNumbers{1});
+  EXPECT_EQ(lost_between(detector, 4250, 7000), HostNumbers());
+  EXPECT_EQ(lost_between(detector, 7100, 7100), HostNumbers{2});
+  EXPECT_EQ(lost_between(detector, 7250, 20000), HostNumbers());
 }
 
 TEST(FailureDetector, AHostThatGoesOnSendingIsNotLost) {
   FailureDetector detector(2, 0, 0);
   for (uint64_t ms = 0; ms < 60'000; ms += 3750) {  // as with fourteen of fifteen heartbeats lost
     EXPECT_TRUE(detector.heard(heartbeat_of(1, ms + 1), ms * kMs));
-    EXPECT_EQ(lost_between(detector, ms, ms + 3750), Hosts());
+    EXPECT_EQ(lost_between(detector, ms, ms + 3750), HostNumbers());
   }
 }
 
 TEST(FailureDetector, EchoesAndLateOnesKeepNobodyAlive) {
   FailureDetector detector(2, 0, 0);
   EXPECT_TRUE(detector.heard(heartbeat_of(1, 5), 0));
-  EXPECT_EQ(lost_between(detector, 250, 3750), Hosts());
+  EXPECT_EQ(lost_between(detector, 250, 3750), HostNumbers());
   EXPECT_FALSE(detector.heard(heartbeat_of(1, 5), 3800 * kMs));
   EXPECT_FALSE(detector.heard(heartbeat_of(1, 4), 3800 * kMs));
-  EXPECT_EQ(lost_between(detector, 4000, 4000), Hosts{1});
+  EXPECT_EQ(lost_between(detector, 4000, 4000), HostNumbers{1});
 }
 
 TEST(FailureDetector, OwnHeartbeatsAndThoseOfNoHostAreNoNews) {
@@ -174,20 +174,20 @@ TEST(FailureDetector, WhoWasNeverHeardIsToldApartFromWhoWasLost) {
   const uint64_t start = 77 * kSecond;
   FailureDetector detector(3, 2, start);
   detector.heard(heartbeat_of(1, 1), start + 3 * kSecond);
-  Hosts never;
+  HostNumbers never;
   for (uint64_t ms = 250; ms < 4000; ms += 250)
     for (int host : detector.never_heard(start + ms * kMs)) never.push_back(host);
-  EXPECT_EQ(never, Hosts());
-  EXPECT_EQ(detector.never_heard(start + 4 * kSecond), Hosts{0});
-  EXPECT_EQ(detector.lost(start + 4 * kSecond), Hosts());
-  EXPECT_EQ(detector.never_heard(start + 5 * kSecond), Hosts());
+  EXPECT_EQ(never, HostNumbers());
+  EXPECT_EQ(detector.never_heard(start + 4 * kSecond), HostNumbers{0});
+  EXPECT_EQ(detector.lost(start + 4 * kSecond), HostNumbers());
+  EXPECT_EQ(detector.never_heard(start + 5 * kSecond), HostNumbers());
   // It comes after all, and then falls silent.
   EXPECT_TRUE(detector.heard(heartbeat_of(0, 1), start + 5 * kSecond));
   detector.heard(heartbeat_of(1, 2), start + 5 * kSecond);
-  EXPECT_EQ(lost_between(detector, 82'250, 85'750), Hosts());
+  EXPECT_EQ(lost_between(detector, 82'250, 85'750), HostNumbers());
   detector.heard(heartbeat_of(1, 3), start + 8750 * kMs);
-  EXPECT_EQ(lost_between(detector, 86'000, 86'000), Hosts{0});
-  EXPECT_EQ(detector.never_heard(start + 10 * kSecond), Hosts());
+  EXPECT_EQ(lost_between(detector, 86'000, 86'000), HostNumbers{0});
+  EXPECT_EQ(detector.never_heard(start + 10 * kSecond), HostNumbers());
 }
 
 TEST(FailureDetector, AHostThatSaidItIsOverIsNotMissed) {
@@ -195,61 +195,61 @@ TEST(FailureDetector, AHostThatSaidItIsOverIsNotMissed) {
   detector.heard(heartbeat_of(1, 1), 0);
   EXPECT_TRUE(detector.heard(last_heartbeat_of(1, 2), 0));
   EXPECT_TRUE(detector.heard(last_heartbeat_of(2, 1), 0));
-  EXPECT_EQ(lost_between(detector, 250, 20'000), Hosts());
-  EXPECT_EQ(detector.never_heard(20 * kSecond), Hosts());
+  EXPECT_EQ(lost_between(detector, 250, 20'000), HostNumbers());
+  EXPECT_EQ(detector.never_heard(20 * kSecond), HostNumbers());
   // One of its ranks goes on, and is missed when it ceases.
   EXPECT_TRUE(detector.heard(heartbeat_of(1, 3), 20 * kSecond));
-  EXPECT_EQ(lost_between(detector, 20'250, 24'000), Hosts{1});
+  EXPECT_EQ(lost_between(detector, 20'250, 24'000), HostNumbers{1});
 }
 
 TEST(FailureDetector, OfManyHostsOnlyThoseItHearsAreMissed) {
   FailureDetector detector(16, 0, 0);
   EXPECT_TRUE(detector.heard(heartbeat_of(3, 1), 0));  // tells something in passing, and heartbeats for others
   EXPECT_TRUE(detector.heard(heartbeat_of(15, 1), 0));
-  EXPECT_EQ(lost_between(detector, 250, 10'000), Hosts{15});
-  EXPECT_EQ(detector.never_heard(10 * kSecond), (Hosts{8, 12, 14}));
+  EXPECT_EQ(lost_between(detector, 250, 10'000), HostNumbers{15});
+  EXPECT_EQ(detector.never_heard(10 * kSecond), (HostNumbers{8, 12, 14}));
 }
 
 TEST(FailureDetector, WhoWasStoppedItselfDeclaresNobodyLostAtOnce) {
   FailureDetector detector(3, 0, 0);
   detector.heard(heartbeat_of(1, 1), 0);
-  EXPECT_EQ(lost_between(detector, 250, 1000), Hosts());
+  EXPECT_EQ(lost_between(detector, 250, 1000), HostNumbers());
   // Stopped for ten minutes. One second of them counts: host 1 has two more to be heard, host 2 likewise.
   const uint64_t woke = 601'000;
-  EXPECT_EQ(detector.lost(woke * kMs), Hosts());
-  EXPECT_EQ(detector.never_heard(woke * kMs), Hosts());
-  EXPECT_EQ(lost_between(detector, woke + 250, woke + 1750), Hosts());
-  EXPECT_EQ(detector.never_heard((woke + 1750) * kMs), Hosts());
-  EXPECT_EQ(detector.lost((woke + 2000) * kMs), Hosts{1});
-  EXPECT_EQ(detector.never_heard((woke + 2000) * kMs), Hosts{2});
+  EXPECT_EQ(detector.lost(woke * kMs), HostNumbers());
+  EXPECT_EQ(detector.never_heard(woke * kMs), HostNumbers());
+  EXPECT_EQ(lost_between(detector, woke + 250, woke + 1750), HostNumbers());
+  EXPECT_EQ(detector.never_heard((woke + 1750) * kMs), HostNumbers());
+  EXPECT_EQ(detector.lost((woke + 2000) * kMs), HostNumbers{1});
+  EXPECT_EQ(detector.never_heard((woke + 2000) * kMs), HostNumbers{2});
 }
 
 TEST(FailureDetector, WhatWaitedWhileItWasStoppedCountsAsHeardNow) {
   FailureDetector detector(2, 0, 0);
   detector.heard(heartbeat_of(1, 1), 0);
-  EXPECT_EQ(detector.lost(250 * kMs), Hosts());
+  EXPECT_EQ(detector.lost(250 * kMs), HostNumbers());
   for (uint64_t sequence = 2; sequence < 20; ++sequence)
     EXPECT_TRUE(detector.heard(heartbeat_of(1, sequence), 600 * kSecond));
-  EXPECT_EQ(lost_between(detector, 600'000, 603'750), Hosts());
-  EXPECT_EQ(lost_between(detector, 604'000, 604'000), Hosts{1});
+  EXPECT_EQ(lost_between(detector, 600'000, 603'750), HostNumbers());
+  EXPECT_EQ(lost_between(detector, 604'000, 604'000), HostNumbers{1});
 }
 
 TEST(FailureDetector, OneThatIsAlwaysLateStillFindsOut) {
   FailureDetector detector(2, 0, 0);
   detector.heard(heartbeat_of(1, 1), 0);
-  for (uint64_t s = 10; s < 40; s += 10) EXPECT_EQ(detector.lost(s * kSecond), Hosts()) << s;
-  EXPECT_EQ(detector.lost(40 * kSecond), Hosts{1});
+  for (uint64_t s = 10; s < 40; s += 10) EXPECT_EQ(detector.lost(s * kSecond), HostNumbers()) << s;
+  EXPECT_EQ(detector.lost(40 * kSecond), HostNumbers{1});
 }
 
 TEST(FailureDetector, ATimeBeforeTheLastOneDoesNoHarm) {
   FailureDetector detector(2, 0, 10 * kSecond);
-  EXPECT_EQ(detector.lost(11 * kSecond), Hosts());
+  EXPECT_EQ(detector.lost(11 * kSecond), HostNumbers());
   EXPECT_TRUE(detector.heard({1, 1, {7}, false, Code::ok, ""}, 11'500 * kMs));
-  EXPECT_EQ(detector.lost(9 * kSecond), Hosts());
+  EXPECT_EQ(detector.lost(9 * kSecond), HostNumbers());
   EXPECT_EQ(detector.awake_ns_ago(1, 0, 9 * kSecond), 70 * kMs);
   for (int i = 0; i < 10; ++i) {  // the same second does not count again
-    EXPECT_EQ(detector.lost(11 * kSecond), Hosts());
-    EXPECT_EQ(detector.lost(12 * kSecond), Hosts());
+    EXPECT_EQ(detector.lost(11 * kSecond), HostNumbers());
+    EXPECT_EQ(detector.lost(12 * kSecond), HostNumbers());
   }
 }
 

@@ -66,8 +66,8 @@ Exchange exchange(uint8_t connectors_nonce = 1, uint8_t acceptors_nonce = 2) {
   return all;
 }
 
-std::string error_of(const Handshake& handshake) { return handshake.error() ? handshake.error()->what() : "no error"; }
-Code code_of(const Handshake& handshake) { return handshake.error() ? handshake.error()->code() : Code::ok; }
+std::string refused(const Handshake& handshake) { return handshake.error() ? handshake.error()->what() : "no error"; }
+Code code_refused(const Handshake& handshake) { return handshake.error() ? handshake.error()->code() : Code::ok; }
 
 TEST(Handshake, BothSidesAreDoneAndKnowWhatTheOtherSaid) {
   for (size_t piece : {1, 2, 7, 1000}) {
@@ -166,10 +166,10 @@ TEST(Handshake, RefusalsSayOnBothSidesWhatDiffers) {
       carry(c, a, piece);
       EXPECT_EQ(c.state(), State::refused) << row.text;
       EXPECT_EQ(a.state(), State::refused) << row.text;
-      EXPECT_EQ(error_of(c), row.text);
-      EXPECT_EQ(error_of(a), row.text);
-      EXPECT_EQ(code_of(c), row.code);
-      EXPECT_EQ(code_of(a), row.code);
+      EXPECT_EQ(refused(c), row.text);
+      EXPECT_EQ(refused(a), row.text);
+      EXPECT_EQ(code_refused(c), row.code);
+      EXPECT_EQ(code_refused(a), row.code);
     }
 }
 
@@ -195,7 +195,7 @@ TEST(Handshake, AnyTwoVersionsUnderstandTheOpening) {
   Handshake a = acceptor();
   a.feed(opening + "whatever version 7 says here");
   EXPECT_EQ(a.state(), State::refused);
-  EXPECT_EQ(error_of(a), "rank 3 runs lightcc 7, rank 1 0.2.0: install the same version on all hosts");
+  EXPECT_EQ(refused(a), "rank 3 runs lightcc 7, rank 1 0.2.0: install the same version on all hosts");
 }
 
 TEST(Handshake, BuildsOfOneVersionThatSpeakDifferentlyAreRefused) {
@@ -203,8 +203,8 @@ TEST(Handshake, BuildsOfOneVersionThatSpeakDifferentlyAreRefused) {
   hello[8] ^= 2;  // the protocol, behind the magic
   Handshake a = acceptor();
   a.feed(hello);
-  EXPECT_EQ(code_of(a), Code::invalid_argument);
-  EXPECT_EQ(error_of(a), "rank 3 and rank 1 run different builds of lightcc 0.2.0: install the same one on all hosts");
+  EXPECT_EQ(code_refused(a), Code::invalid_argument);
+  EXPECT_EQ(refused(a), "rank 3 and rank 1 run different builds of lightcc 0.2.0: install the same one on all hosts");
 }
 
 TEST(Handshake, AJobsNameMayBeOfAnyLength) {
@@ -213,7 +213,7 @@ TEST(Handshake, AJobsNameMayBeOfAnyLength) {
   other.job.assign(100'001, 'j');
   Handshake c = connector(credentials), a = acceptor(credentials), b = acceptor(other);
   EXPECT_EQ(b.feed(connector(credentials).take_output()), kHello);
-  EXPECT_EQ(code_of(b), Code::mismatch);
+  EXPECT_EQ(code_refused(b), Code::mismatch);
   carry(c, a);
   EXPECT_EQ(a.state(), State::asked);
 }
@@ -224,8 +224,8 @@ TEST(Handshake, AnAcceptorWithAnotherSecretIsFoundOutAndGetsNoProof) {
   Handshake c = connector(), a = acceptor(other);
   carry(c, a);
   EXPECT_EQ(c.state(), State::refused);
-  EXPECT_EQ(code_of(c), Code::internal);
-  EXPECT_EQ(error_of(c), "the process at the other end does not know this job's secret (LIGHTCC_SECRET)");
+  EXPECT_EQ(code_refused(c), Code::internal);
+  EXPECT_EQ(refused(c), "the process at the other end does not know this job's secret (LIGHTCC_SECRET)");
   EXPECT_EQ(a.state(), State::going);  // it has got the Hello and nothing else
 }
 
@@ -263,7 +263,7 @@ TEST(Handshake, AnotherProtocolIsUnauthenticated) {
     c.feed(text);
     EXPECT_EQ(c.state(), State::unauthenticated) << text;
     EXPECT_EQ(c.take_output(), "") << text;
-    EXPECT_EQ(error_of(c), "the process at the other end does not speak as lightcc does");
+    EXPECT_EQ(refused(c), "the process at the other end does not speak as lightcc does");
   }
 }
 
@@ -388,8 +388,8 @@ TEST(Handshake, TheAcceptorMayRefuseWhomItCouldWelcome) {
   EXPECT_EQ(a.state(), State::refused);
   carry(c, a);
   EXPECT_EQ(c.state(), State::refused);
-  EXPECT_EQ(code_of(c), Code::peer_lost);
-  EXPECT_EQ(error_of(c), "rank 2 died");
+  EXPECT_EQ(code_refused(c), Code::peer_lost);
+  EXPECT_EQ(refused(c), "rank 2 died");
   EXPECT_THROW(a.welcome(0), Error);
 }
 
@@ -402,7 +402,7 @@ TEST(Handshake, TheAcceptorMayRefuseAtAnyTimeButTellsNobodyWhoSaidNoHello) {
     a.refuse(error);
     a.refuse(Error(Code::internal, "again"));
     EXPECT_EQ(a.state(), State::refused);
-    EXPECT_EQ(error_of(a), "shut down");
+    EXPECT_EQ(refused(a), "shut down");
     const std::string told = a.take_output();
     EXPECT_EQ(told.empty(), said < 8) << said;
     c.feed(told);
@@ -426,7 +426,7 @@ std::string after_refusal(const std::string& text) {
   a.take_output();
   a.refuse(Error(Code::mismatch, text));
   c.feed(a.take_output());
-  return error_of(c);
+  return refused(c);
 }
 
 TEST(Handshake, AReasonIsCutAndMadeFitToBePrinted) {

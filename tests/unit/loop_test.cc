@@ -15,8 +15,8 @@ struct LoopPair {
   Link& a() { return *transport.link(0, 1); }
   Link& b() { return *transport.link(1, 0); }
 };
-using Rows = testing::Types<LoopPair<65536, 4, 0>, LoopPair<100, 1, 0>, LoopPair<1000, 3, 50>>;
-INSTANTIATE_TYPED_TEST_SUITE_P(Loop, LinkContract, Rows);
+using LoopRows = testing::Types<LoopPair<65536, 4, 0>, LoopPair<100, 1, 0>, LoopPair<1000, 3, 50>>;
+INSTANTIATE_TYPED_TEST_SUITE_P(Loop, LinkContract, LoopRows);
 
 std::string thrown_by(const std::function<void()>& call, Code expected) {
   try {

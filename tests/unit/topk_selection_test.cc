@@ -39,15 +39,15 @@ struct Input {
   }
 };
 
-struct Output {
+struct LoopOutput {
   std::vector<uint32_t> counts;
   std::vector<uint16_t> indices;
   std::vector<float> values, residual;
   bool finite = true;
 };
 
-Output oracle(const Input& in, size_t k, DType type) {
-  Output out;
+LoopOutput oracle(const Input& in, size_t k, DType type) {
+  LoopOutput out;
   const std::vector<float> sums = in.sums();
   std::vector<size_t> order(sums.size());
   std::iota(order.begin(), order.end(), 0);
@@ -108,7 +108,7 @@ TopKSelected run(TopKSelection& selection, const Input& in, size_t k, DType type
   return selection.selected();
 }
 
-void expect_output(const Output& want, const TopKSelected& got, const std::vector<float>& residual,
+void expect_output(const LoopOutput& want, const TopKSelected& got, const std::vector<float>& residual,
                    const std::string& what) {
   EXPECT_EQ(want.finite, got.finite) << what;
   expect_equal(want.counts, got.counts, what + ", count of block");
@@ -118,7 +118,7 @@ void expect_output(const Output& want, const TopKSelected& got, const std::vecto
 }
 
 // What any bits in a warm start may do: no guess, one all but right, far too low, too high, and nonsense.
-std::vector<TopKWarmStart> warm_starts(const Output& want) {
+std::vector<TopKWarmStart> warm_starts(const LoopOutput& want) {
   float right = kLargest;
   for (float x : want.values) right = std::min(right, std::fabs(x));
   return {{},          {right, 0.1f},  {right / 100, 0.5f}, {right * 1.2f, 0.1f}, {kLargest, 0.005f}, {1e-40f, 0.5f},
@@ -127,7 +127,7 @@ std::vector<TopKWarmStart> warm_starts(const Output& want) {
 
 // With so many of the warm starts for each instruction set, by turns.
 void check(const Input& in, size_t k, DType type, const std::string& name, size_t starts) {
-  const Output want = oracle(in, k, type);
+  const LoopOutput want = oracle(in, k, type);
   const std::vector<TopKWarmStart> all = warm_starts(want);
   size_t turn = in.gradient.size() + k + name.size();
   for (Isa isa : isas()) {
@@ -243,7 +243,7 @@ TEST_P(TopK, EveryWayLeadsToTheSame) {
     const float jump = step % 20 == 7 ? 1000.0f : step % 20 == 14 ? 1e-3f : 1.0f;
     for (float& x : in.gradient) x = jump * normal(random) * (step == 33 ? 0 : 1);
     if (step % 20 == 10) std::fill(in.residual.begin(), in.residual.end(), 0);
-    const Output want = oracle(in, k, GetParam());
+    const LoopOutput want = oracle(in, k, GetParam());
     for (size_t i = 0; i < isas().size(); ++i) {
       TopKSelection selection(isas()[i]);
       std::vector<float> residual;
@@ -270,7 +270,7 @@ TEST(TopKWarmStart, IsTheThresholdOfTheLastStep) {
   TopKWarmStart warm;
   std::vector<float> residual;
   run(selection, in, 1000, DType::float32, warm, residual);
-  const Output want = oracle(in, 1000, DType::float32);
+  const LoopOutput want = oracle(in, 1000, DType::float32);
   float least = kLargest;
   for (float x : want.values) least = std::min(least, std::fabs(x));
   EXPECT_LE(warm.threshold, least);
