@@ -81,6 +81,13 @@ int harp_recv(harp_connection*, void* data, size_t capacity, harp_request**);
 int harp_test(harp_request*, size_t* bytes);
 int harp_poll(harp_context*);  /* does what is to do, if nobody else does; never waits */
 
+/* To sleep until a request is done, a record or a connection has come, or a connection is over; one thread at a time.
+ * Look at all that is awaited, then harp_arm. HARP_OK: the descriptor becomes readable when there is something to do;
+ * wait for that, *most_ns at most (UINT64_MAX: for ever), then harp_poll. HARP_PENDING: look again first. As
+ * ucp_worker_arm. */
+int harp_arm(harp_context*, uint64_t* most_ns);
+int harp_descriptor(harp_context*);  /* for poll() alone, the same until the context is closed; -1: see harp_error() */
+
 /* Streams: the next record, in the memory that the port received it in, until it is consumed. HARP_PENDING: none.
  * Several may be taken before they are consumed, in the same order. */
 size_t harp_record_bytes(harp_connection*);

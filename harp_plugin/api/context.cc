@@ -1,5 +1,6 @@
 #include "harp_plugin/api/context.h"
 
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 
@@ -61,7 +62,8 @@ Context::Context(const Config& config) : forks(harp::forks()), config_(config) {
                          .core = own_cores ? claim_core() : std::nullopt,
                          .spin_ns = own_cores ? kSpinNs : 0,
                          .name_of_peer = [kind = config.port](const Address& a) { return name_of_peer(kind, a); },
-                         .random = random_bits}));
+                         .random = random_bits,
+                         .notifier = &notifier_}));
   }
 }
 
@@ -187,6 +189,37 @@ void Context::free(void* data) {
 
 void Context::poll() {
   for (const auto& engine : engines_) engine->poll();
+}
+
+// Where the application's threads do the engines' work, packets wake them; else only what an engine has done.
+int Context::descriptor() {
+  return open_.with([&](Open& open) {
+    if (open.watched) return open.watched.get();
+    lightcc::Fd watched(epoll_create1(EPOLL_CLOEXEC));
+    bool added = bool(watched);
+    const auto add = [&](int descriptor) {
+      epoll_event event{EPOLLIN, {}};
+      if (descriptor >= 0) added = added && epoll_ctl(watched.get(), EPOLL_CTL_ADD, descriptor, &event) == 0;
+    };
+    add(notifier_.descriptor());
+    for (const auto& engine : engines_)
+      if (engine->runs_inline()) add(engine->port_descriptor());
+    if (!added) throw lightcc::system_error("harp_descriptor: watching the port");
+    open.watched = std::move(watched);
+    return open.watched.get();
+  });
+}
+
+std::optional<uint64_t> Context::arm() {
+  if (!notifier_.arm()) return {};
+  uint64_t until_ns = UINT64_MAX;
+  for (const auto& engine : engines_) {
+    if (!engine->runs_inline()) continue;
+    const std::optional<uint64_t> its_ns = engine->arm();
+    if (!its_ns) return {};
+    until_ns = std::min(until_ns, *its_ns);
+  }
+  return until_ns;
 }
 
 std::string Context::stats() {

@@ -3,6 +3,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -42,6 +43,8 @@ class Context {
   void* allocate(size_t bytes);
   void free(void*);
   void poll();
+  int descriptor();                // to sleep on, between arm() and poll()
+  std::optional<uint64_t> arm();   // until when at most; nothing: there is news, or something to do
   std::string stats();
   const uint32_t forks;  // when it was opened
 
@@ -52,12 +55,14 @@ class Context {
     std::map<harp_listener*, std::unique_ptr<harp_listener>> listeners;
     std::map<void*, Memory> memory;
     size_t next_engine = 0;  // of a listener
+    lightcc::Fd watched;     // an epoll of all that wakes the application, once it has asked for it
   };
   Engine& least_loaded();
   Channel* adopt(std::unique_ptr<Channel>);
 
   const Config config_;
   std::unique_ptr<StatsPage> page_;
+  Notifier notifier_;
   std::vector<std::unique_ptr<Engine>> engines_;
   Guarded<Open> open_;
 };

@@ -247,6 +247,26 @@ int harp_poll(harp_context* context) {
   });
 }
 
+int harp_descriptor(harp_context* context) {
+  int descriptor = -1;
+  guard([&]() -> int {
+    descriptor = context_of(context)->descriptor();
+    return HARP_OK;
+  });
+  return descriptor;
+}
+
+int harp_arm(harp_context* context, uint64_t* most_ns) {
+  return guard([&]() -> int {
+    require(most_ns, "harp_arm: where to store the time is NULL");
+    const std::optional<uint64_t> until_ns = context_of(context)->arm();
+    if (!until_ns) return HARP_PENDING;
+    const uint64_t now_ns = lightcc::now_ns();
+    *most_ns = *until_ns == UINT64_MAX ? UINT64_MAX : *until_ns > now_ns ? *until_ns - now_ns : 0;
+    return HARP_OK;
+  });
+}
+
 size_t harp_record_bytes(harp_connection* connection) {
   size_t bytes = 0;
   guard([&]() -> int {

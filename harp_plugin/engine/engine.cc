@@ -23,6 +23,7 @@ bool Engine::try_round(bool* busy) {
     for (const auto& [id, channel] : channels_) give_up(*channel, Status::local_fault, error.what());
     *busy = true;
   }
+  if (std::exchange(news_, false) && settings_.notifier) settings_.notifier->notify();
   progress_lock_.clear(std::memory_order_release);
   return true;
 }
@@ -105,7 +106,7 @@ void Engine::drain(Channel& channel, uint64_t now_ns) {
     const auto name = reinterpret_cast<uintptr_t>(&request);
     bool taken = true;
     if (channel.id_ == 0) {
-      request.complete({name, over, 0});
+      complete(request, {name, over, 0});
     } else if (submission.sends) {
       taken = endpoint_.send(channel.id_, submission.data, submission.bytes, name, now_ns);
     } else {
@@ -156,9 +157,14 @@ void Engine::completed(ConnectionId, const Completion& completion) {
   auto* request = reinterpret_cast<Request*>(static_cast<uintptr_t>(completion.request));
   const bool ended_well = completion.status == Status::ok || completion.status == Status::too_long;
   const bool kept = request->sends && kept_ != kept_end_;
-  if (ended_well && !kept) return request->complete(completion);
+  if (ended_well && !kept) return complete(*request, completion);
   // Failures come before failed() tells why, so they wait for the end of the round in any case.
   fenced_.push_back({taken_ + (kept_end_ - kept_), !ended_well, request, completion, nullptr});
+}
+
+void Engine::complete(Request& request, const Completion& completion) {
+  request.complete(completion);
+  news_ = true;
 }
 
 void Engine::settle() {
@@ -166,13 +172,14 @@ void Engine::settle() {
   while (!fenced_.empty()) {
     const Fenced& first = fenced_.front();
     if ((first.let_go ? let_go : taken_) < first.packets) return;
-    if (first.request) first.request->complete(first.completion);
+    if (first.request) complete(*first.request, first.completion);
     if (first.acknowledgement) first.acknowledgement->give();
     fenced_.pop_front();
   }
 }
 
 void Engine::opened(ConnectionId id, const Nonce* listener) {
+  news_ = true;
   if (!listener) {
     if (const auto own = channels_.find(id); own != channels_.end())
       own->second->record_bytes_.store(endpoint_.record_bytes(id), std::memory_order_release);
@@ -192,6 +199,7 @@ void Engine::opened(ConnectionId id, const Nonce* listener) {
 void Engine::record(ConnectionId id, const Record& record) {
   const auto own = channels_.find(id);
   if (own == channels_.end() || !own->second->records_) return;
+  news_ = true;
   // The peer has credit for as many records as the ring holds.
   if (!own->second->records_->producer().push({record.data, record.bytes}))
     give_up(*own->second, Status::local_fault, "more records than the credit that was given");
@@ -205,6 +213,7 @@ void Engine::give_up(Channel& channel, Status status, const std::string& why) {
   if (channel.over() != Status::ok) return;
   channel.why_ = "peer " + channel.peer + " (port " + caps().name + "): " + why;
   channel.over_.store(static_cast<int>(status), std::memory_order_release);
+  news_ = true;
 }
 
 // Later in the round, all together: while packets are looked at, their port must not reuse any.

@@ -25,6 +25,7 @@
 #include "harp_plugin/engine/channel.h"
 #include "harp_plugin/engine/control.h"
 #include "harp_plugin/engine/core_claim.h"
+#include "harp_plugin/engine/notifier.h"
 #include "harp_plugin/port/port.h"
 
 namespace harp {
@@ -42,6 +43,7 @@ class Engine final : private Events {
     uint64_t spin_ns = 5'000; // at most, before its thread offers its core and then sleeps
     std::function<std::string(const Address&)> name_of_peer;
     std::function<uint64_t()> random;
+    Notifier* notifier = nullptr;  // hears of what is done for the application
   };
   Engine(std::unique_ptr<Port>, const Options&, Settings);
   ~Engine();  // all its channels are closed; waits a moment so that their peers hear of it
@@ -56,11 +58,14 @@ class Engine final : private Events {
   // These do not.
   void connect(Channel&, const Address&, const Nonce&);
   void poll();                  // inline mode: a round, if nobody else is at it
+  // Inline mode, before who polls sleeps on the port's descriptor: until when at most. Nothing: there is something to do.
+  std::optional<uint64_t> arm();
   void notice(Channel&);        // it has submissions
 
   const Caps& caps() const { return port_->caps(); }
   const Options& options() const { return options_; }
   bool runs_inline() const { return settings_.runs_inline; }
+  int port_descriptor() const { return port_->descriptor(); }  // -1: it has none
   int index() const { return settings_.index; }
   int load() const { return load_.load(std::memory_order_relaxed); }
   Port& port() { return *port_; }                                            // in commands only
@@ -88,6 +93,7 @@ class Engine final : private Events {
   void settle();
   void publish(uint64_t now_ns);
   bool try_round(bool* busy);
+  void complete(Request&, const Completion&);
   // commands.cc
   bool commands();
   void begin_close(Channel&, Acknowledgement&);
@@ -102,6 +108,7 @@ class Engine final : private Events {
   void thread();
   bool attend(uint64_t polls);
   void sleep();
+  std::optional<uint64_t> arm_port();
   void block(uint64_t until_ns, bool port_too);
   void say_goodbye();
 
@@ -142,6 +149,7 @@ class Engine final : private Events {
   bool armed_ = false;              // the port's doorbell
   uint64_t published_ns_ = 0;
   bool unpublished_ = false;
+  bool news_ = false;               // for the notifier, at the end of the round
   lightcc::WaitHabit habit_;
   std::thread thread_;
 };

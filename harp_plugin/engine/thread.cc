@@ -104,17 +104,30 @@ void Engine::thread() {
 // Until a packet, a submission, a command or a timer. The progress lock is free meanwhile.
 void Engine::sleep() {
   if (progress_lock_.test_and_set(std::memory_order_acquire)) return;
+  sleeping_.store(true, std::memory_order_seq_cst);
+  const std::optional<uint64_t> until_ns = arm_port();
+  progress_lock_.clear(std::memory_order_release);
+  if (until_ns && !stopping_) block(*until_ns, true);
+  sleeping_.store(false, std::memory_order_seq_cst);
+}
+
+std::optional<uint64_t> Engine::arm() {
+  if (progress_lock_.test_and_set(std::memory_order_acquire)) return {};
+  const std::optional<uint64_t> until_ns = arm_port();
+  progress_lock_.clear(std::memory_order_release);
+  return until_ns;
+}
+
+// Until when to sleep at most; nothing: there is something to do. By who holds the progress lock.
+std::optional<uint64_t> Engine::arm_port() {
   const uint64_t now_ns = lightcc::now_ns();
   uint64_t until_ns = endpoint_.next_ns();
   if (kept_ != kept_end_ || !fenced_.empty()) until_ns = std::min(until_ns, now_ns + kLookAgainNs);
   if (port_->descriptor() < 0) until_ns = std::min(until_ns, now_ns + kNoDoorbellNs);
   if (unpublished_) publish(now_ns);
   armed_ = true;
-  sleeping_.store(true, std::memory_order_seq_cst);
-  const bool nothing = port_->arm() && !queued_.load(std::memory_order_seq_cst) && mailbox_.empty() && !stopping_;
-  progress_lock_.clear(std::memory_order_release);
-  if (nothing && until_ns > now_ns) block(until_ns, true);
-  sleeping_.store(false, std::memory_order_seq_cst);
+  const bool nothing = port_->arm() && !queued_.load(std::memory_order_seq_cst) && mailbox_.empty();
+  return nothing && until_ns > now_ns ? std::optional(until_ns) : std::nullopt;
 }
 
 void Engine::block(uint64_t until_ns, bool port_too) {

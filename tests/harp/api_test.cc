@@ -1,4 +1,5 @@
 // Messages, streams and ends of connections through the C API: every port, inline and with threads.
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -386,6 +387,83 @@ TEST_P(Api, MemoryOfHarpAllocCarriesMessages) {
 }
 
 // What is not closed when its context is: connections, listeners, connections that nobody accepted, memory.
+// Calls `look` until it says something else than HARP_PENDING, and sleeps between: a wake-up that is lost is a failure.
+template <class F>
+int sleep_until(harp_context* context, F&& look) {
+  while (true) {
+    harp_poll(context);
+    if (const int status = look(); status != HARP_PENDING) return status;
+    uint64_t most_ns = 0;
+    if (harp_arm(context, &most_ns) != HARP_OK) continue;
+    pollfd one{.fd = harp_descriptor(context), .events = POLLIN, .revents = 0};
+    const int most_ms = most_ns == UINT64_MAX ? 30'000 : static_cast<int>(most_ns / 1'000'000) + 1;
+    if (poll(&one, 1, most_ms) == 0 && most_ms >= 10'000) {
+      ADD_FAILURE() << "slept for " << most_ms << " ms";
+      return HARP_PENDING;
+    }
+  }
+}
+
+TEST_P(Api, WhoSleepsIsWokenByRecordsRequestsConnectionsAndEnds) {
+  World world(opening());
+  constexpr int kRecords = 50;
+  std::thread other([&] {
+    harp_connection* connection = nullptr;
+    EXPECT_EQ(sleep_until(world.b, [&] { return harp_accept(world.listener, &connection); }), HARP_OK) << harp_error();
+    for (int i = 0; i < kRecords; ++i) {
+      const void* record = nullptr;
+      size_t bytes = 0;
+      ASSERT_EQ(sleep_until(world.b, [&] { return harp_recv_zc(connection, &record, &bytes); }), HARP_OK);
+      ASSERT_EQ(bytes, sizeof i);
+      EXPECT_EQ(std::memcmp(record, &i, sizeof i), 0);
+      std::this_thread::sleep_for(std::chrono::microseconds(i * 40));  // the sender sleeps, and more than it spins
+      harp_request* request = nullptr;
+      ASSERT_EQ(harp_send(connection, record, bytes, &request), HARP_OK) << harp_error();
+      ASSERT_EQ(sleep_until(world.b, [&] { return harp_test(request, nullptr); }), HARP_OK) << harp_error();
+      ASSERT_EQ(harp_consume(connection, 1), HARP_OK);
+    }
+    harp_close(connection);
+  });
+  harp_connection* connection = nullptr;
+  ASSERT_EQ(harp_connect(world.a, &world.handle, HARP_STREAM, &connection), HARP_OK) << harp_error();
+  EXPECT_EQ(sleep_until(world.a, [&] { return harp_connected(connection); }), HARP_OK) << harp_error();
+  const void* record = nullptr;
+  size_t bytes = 0;
+  for (int i = 0; i < kRecords; ++i) {
+    harp_request* request = nullptr;
+    EXPECT_EQ(harp_send(connection, &i, sizeof i, &request), HARP_OK) << harp_error();
+    EXPECT_EQ(sleep_until(world.a, [&] { return harp_test(request, nullptr); }), HARP_OK) << harp_error();
+    EXPECT_EQ(sleep_until(world.a, [&] { return harp_recv_zc(connection, &record, &bytes); }), HARP_OK);
+    EXPECT_EQ(harp_consume(connection, 1), HARP_OK);
+  }
+  EXPECT_EQ(sleep_until(world.a, [&] { return harp_recv_zc(connection, &record, &bytes); }), HARP_PEER_CLOSED);
+  other.join();
+}
+
+TEST_P(Api, WhatCameBeforeTheSleepIsNotSleptThrough) {
+  World world(opening());
+  const Link link = world.connect(HARP_STREAM);
+  uint64_t most_ns = 0;
+  ASSERT_EQ(until_done([&] { return harp_arm(world.b, &most_ns); }), HARP_OK);
+  const uint64_t word = 7;
+  harp_request* request = nullptr;
+  ASSERT_EQ(harp_send(link.a, &word, sizeof word, &request), HARP_OK) << harp_error();
+  ASSERT_EQ(world.finish(request), HARP_OK) << harp_error();  // polls for the other side too
+  pollfd one{.fd = harp_descriptor(world.b), .events = POLLIN, .revents = 0};
+  // A thread of the engine's may be between the record and saying so.
+  EXPECT_TRUE(harp_arm(world.b, &most_ns) == HARP_PENDING || poll(&one, 1, 10'000) == 1);
+}
+
+TEST_P(Api, ADescriptorIsTheSameUntilTheContextIsClosed) {
+  World world(opening());
+  const int descriptor = harp_descriptor(world.b);
+  EXPECT_GE(descriptor, 0) << harp_error();
+  EXPECT_EQ(harp_descriptor(world.b), descriptor);
+  EXPECT_NE(harp_descriptor(world.a), descriptor);
+  EXPECT_EQ(harp_descriptor(nullptr), -1);
+  EXPECT_EQ(harp_arm(world.b, nullptr), HARP_INVALID_ARGUMENT);
+}
+
 TEST_P(Api, AContextClosesWhatIsStillOpen) {
   World world(opening());
   world.connect();

@@ -32,7 +32,7 @@ void expect_corpus(const char* target, const Files& files) {
 template <class Write> std::string input(char which, const Write& write) {
   uint8_t bytes[kMostControlBytes];
   const size_t size = write(bytes);
-  return which + std::string(reinterpret_cast<const char*>(bytes), size);
+  return std::string(1, which).append(reinterpret_cast<const char*>(bytes), size);
 }
 
 TEST(HarpCorpus, OfPacketsHoldsEveryKind) {
