@@ -58,7 +58,7 @@ class Engine final : private Events {
   // These do not.
   void connect(Channel&, const Address&, const Nonce&);
   void poll();                  // inline mode: a round, if nobody else is at it
-  // Inline mode, before who polls sleeps on the port's descriptor: until when at most. Nothing: there is something to do.
+  // Inline mode, before who polls sleeps on the port: until when at most. Nothing: there is something to do.
   std::optional<uint64_t> arm();
   void notice(Channel&);        // it has submissions
 
