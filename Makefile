@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 20
 # 0: without liblightcc_cuda.so, which is built where nvcc is found; and for which GPUs, as CMake names them: all.
 LIGHTCC_CUDA ?= 1
 LIGHTCC_CUDA_ARCHITECTURES ?=
-# ON: several files of tests are compiled at once, which takes half the time; OFF where they are worked on.
+# ON: several files are compiled at once, which takes half the time; OFF where they are worked on.
 UNITY ?= ON
 
 BIN := .venv/bin
@@ -36,8 +36,8 @@ TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
 WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
   test_objects.py test_join.py test_adasum.py test_docstrings.py test_manifest.py \
   $(notdir $(filter-out %_torch.py,$(wildcard tests/python/test_tensorflow_*.py tests/python/test_keras_*.py)))
-# What more than two ranks do differently.
-ON_MORE_RANKS := test_collectives.py test_gradients.py test_process_sets.py test_join.py test_adasum.py test_tensorflow_sparse.py
+# What depends on how many ranks there are.
+BY_RANKS := test_collectives.py test_gradients.py test_process_sets.py test_join.py test_adasum.py test_tensorflow_sparse.py
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 # Without what starts programs of its own: they have been run with the newest.
@@ -81,11 +81,11 @@ test-all: test test-rest sanitize fuzz
 
 # What `test` leaves out of the Python tests: other numbers of ranks, and all with the oldest TensorFlow.
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed)
-	$(call TENSORFLOW,$(NEWEST),1) >$(abspath build/one-rank.log) 2>&1 & \
+	$(call TENSORFLOW,$(NEWEST),1,$(BY_RANKS)) >$(abspath build/one-rank.log) 2>&1 & \
 	  ($(call WITH_TORCH,1) python); torch=$$?; \
 	  wait $$!; tensorflow=$$?; cat build/one-rank.log; exit $$((torch + tensorflow))
 	$(call WITH_TORCH,4) python
-	$(call TENSORFLOW,$(NEWEST),3$(comma)4,$(ON_MORE_RANKS))
+	$(call TENSORFLOW,$(NEWEST),3$(comma)4,$(BY_RANKS))
 	$(foreach version,$(OLDEST),$(call OLD_TENSORFLOW,$(version)))
 
 comma := ,

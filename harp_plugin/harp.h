@@ -79,7 +79,9 @@ int harp_recv(harp_connection*, void* data, size_t capacity, harp_request**);
 /* HARP_PENDING: not done. Otherwise the request's end, which frees it; *bytes (or NULL) is what was sent or received.
  * In any order. */
 int harp_test(harp_request*, size_t* bytes);
-int harp_poll(harp_context*);  /* does what is to do, if nobody else does; never waits */
+/* Does what is to do, if nobody else does; never waits. HARP_PENDING: since the last call no request was done, nothing
+ * has come and nothing is over. */
+int harp_poll(harp_context*);
 
 /* To sleep until a request is done, a record or a connection has come, or a connection is over; one thread at a time.
  * Look at all that is awaited, then harp_arm. HARP_OK: the descriptor becomes readable when there is something to do;
@@ -90,7 +92,8 @@ int harp_descriptor(harp_context*);  /* for poll() alone, the same until the con
 
 /* Streams: the next record, in the memory that the port received it in, until it is consumed. HARP_PENDING: none.
  * Several may be taken before they are consumed, in the same order. */
-size_t harp_record_bytes(harp_connection*);
+size_t harp_record_bytes(harp_connection*);       /* 0 until it is connected */
+size_t harp_most_record_bytes(harp_context*);     /* of its own: a stream's is the smaller of both sides' */
 int harp_recv_zc(harp_connection*, const void** data, size_t* bytes);
 int harp_consume(harp_connection*, size_t records);
 

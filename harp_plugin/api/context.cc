@@ -187,8 +187,16 @@ void Context::free(void* data) {
   }
 }
 
-void Context::poll() {
+bool Context::poll() {
   for (const auto& engine : engines_) engine->poll();
+  const uint64_t news = notifier_.news();
+  return polled_news_.exchange(news, std::memory_order_relaxed) != news;
+}
+
+size_t Context::record_bytes() const {
+  size_t bytes = SIZE_MAX;
+  for (const auto& engine : engines_) bytes = std::min<size_t>(bytes, engine->caps().payload);
+  return bytes;
 }
 
 // Where the application's threads do the engines' work, packets wake them; else only what an engine has done.

@@ -1,6 +1,7 @@
 // What harp_open makes: engines, and what was opened in them. Any thread may call. Every connection, listener and piece
 // of memory belongs to the context until it is closed or freed.
 #pragma once
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -42,7 +43,8 @@ class Context {
 
   void* allocate(size_t bytes);
   void free(void*);
-  void poll();
+  bool poll();                     // whether there was news since the last
+  size_t record_bytes() const;     // what a packet of all engines carries
   int descriptor();                // to sleep on, between arm() and poll()
   std::optional<uint64_t> arm();   // until when at most; nothing: there is news, or something to do
   std::string stats();
@@ -63,6 +65,7 @@ class Context {
   const Config config_;
   std::unique_ptr<StatsPage> page_;
   Notifier notifier_;
+  std::atomic<uint64_t> polled_news_{0};
   std::vector<std::unique_ptr<Engine>> engines_;
   Guarded<Open> open_;
 };

@@ -242,8 +242,7 @@ int harp_test(harp_request* handle, size_t* bytes) {
 
 int harp_poll(harp_context* context) {
   return guard([&]() -> int {
-    context_of(context)->poll();
-    return HARP_OK;
+    return context_of(context)->poll() ? HARP_OK : HARP_PENDING;
   });
 }
 
@@ -300,6 +299,15 @@ int harp_consume(harp_connection* connection, size_t records) {
     require(channel_of(connection)->consume(records), "harp_consume: more records than have been received");
     return HARP_OK;
   });
+}
+
+size_t harp_most_record_bytes(harp_context* context) {
+  size_t bytes = 0;
+  guard([&]() -> int {
+    bytes = context_of(context)->record_bytes();
+    return HARP_OK;
+  });
+  return bytes;
 }
 
 void* harp_alloc(harp_context* context, size_t bytes) {

@@ -19,6 +19,7 @@ class Notifier {
     news_.fetch_add(1, std::memory_order_seq_cst);
     if (armed_.load(std::memory_order_seq_cst)) ring();
   }
+  uint64_t news() const { return news_.load(std::memory_order_acquire); }  // how often
   bool arm();  // false: there was news since the last arm(). One thread at a time
 
  private:

@@ -16,7 +16,7 @@ namespace harp {
 
 namespace {
 
-constexpr size_t kLargestDatagram = 65507;
+constexpr size_t kLargestSent = 65507;
 constexpr size_t kMostSegments = 64;  // of one UDP_SEGMENT call, in every kernel
 
 size_t bytes_of(const TxPacket& packet) {
@@ -66,7 +66,7 @@ size_t UdpSender::group(std::span<const TxPacket> packets, size_t datagram, iove
     bytes += last;
     ++count;
   } while (counters_.gso && count < std::min(packets.size(), kMostSegments) && last == segment &&
-           bytes_of(packets[count]) <= segment && bytes + bytes_of(packets[count]) <= kLargestDatagram &&
+           bytes_of(packets[count]) <= segment && bytes + bytes_of(packets[count]) <= kLargestSent &&
            (packets[count].to == first.to || *packets[count].to == *first.to));
   counts_[datagram] = count;
   msghdr& message = messages_[datagram].msg_hdr;

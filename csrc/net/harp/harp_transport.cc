@@ -1,0 +1,264 @@
+#include "net/harp/harp_transport.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/wire.h"
+
+namespace lightcc {
+namespace {
+
+constexpr uint64_t kLookNs = 20'000'000;   // at all links, also where nothing has come
+constexpr uint64_t kWaitingNs = 1'000'000; // while something waits for room
+constexpr uint32_t kMagic = 0x6861726c;    // "lrah" on the wire
+
+struct HarpHello {  // the first record of a stream
+  uint64_t epoch;
+  int32_t group, lane, from, to;
+};
+std::string frame_of(const HarpHello& hello) {
+  const auto& [epoch, group, lane, from, to] = hello;
+  return WireWriter().put(kMagic).put(epoch).put(group).put(lane).put(from).put(to).take();
+}
+std::optional<HarpHello> hello_in(std::string_view bytes) {
+  try {
+    WireReader in(bytes);
+    if (in.get<uint32_t>() != kMagic) return {};
+    HarpHello hello{};
+    hello.epoch = in.get<uint64_t>();
+    hello.group = in.get<int32_t>(), hello.lane = in.get<int32_t>();
+    hello.from = in.get<int32_t>(), hello.to = in.get<int32_t>();
+    if (!in.empty()) return {};
+    return hello;
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+// "1440,<the handle's bytes in hexadecimal>"
+std::string text_of(const harp_handle& handle, size_t record_bytes) {
+  std::string text = std::to_string(record_bytes) + ",";
+  char two[3];
+  for (const uint8_t byte : handle.bytes) text.append(two, size_t(std::snprintf(two, sizeof two, "%02x", byte)));
+  return text;
+}
+struct Where {
+  size_t record_bytes;
+  harp_handle handle;
+};
+Where parse(const std::string& address) {
+  Where where{};
+  const size_t comma = address.find(',');
+  bool is_good = comma != address.npos && address.size() - comma - 1 == 2 * sizeof where.handle.bytes &&
+                 std::sscanf(address.c_str(), "%zu", &where.record_bytes) == 1 && where.record_bytes > 0;
+  for (size_t i = 0; is_good && i < sizeof where.handle.bytes; ++i) {
+    unsigned byte = 0;
+    is_good = std::sscanf(address.c_str() + comma + 1 + 2 * i, "%2x", &byte) == 1;
+    where.handle.bytes[i] = uint8_t(byte);
+  }
+  if (!is_good) throw Error(Code::internal, "'" + address + "' is no address of HARP");
+  return where;
+}
+
+void check(int status, const char* attempted) {
+  if (status != HARP_OK) throw Error(Code::internal, std::string(attempted) + " over HARP: " + harp_error());
+}
+
+}  // namespace
+
+class HarpTransport::HarpLink : public Link {
+ public:
+  HarpLink(HarpTransport& transport, const Key& key, LinkState& state)
+      : transport_(transport), key_(key), state_(state) {}
+  std::byte* reserve(size_t n) override { return open(), state_.stream.reserve(n); }
+  void commit(size_t n) override { state_.stream.commit(n); }
+  const std::byte* peek(size_t n) override {
+    if (state_.connects) open();  // only the rank that connects must act before the peer does
+    return state_.stream.peek(n);
+  }
+  void consume(size_t) override { state_.stream.consume(); }
+  size_t record_bytes() const override { return state_.stream.record_bytes(); }
+
+ private:
+  void open() {
+    if (state_.connects && !state_.stream.connected()) transport_.open(key_, state_);
+  }
+  HarpTransport& transport_;
+  const Key key_;
+  LinkState& state_;
+};
+
+HarpTransport::HarpTransport(const HarpOptions& options, int rank, uint64_t epoch) : rank_(rank), epoch_(epoch) {
+  harp_options all{};
+  all.size = sizeof all;
+  all.port = options.port.empty() ? nullptr : options.port.c_str();
+  all.interface = options.interface.empty() ? nullptr : options.interface.c_str();
+  all.inline_mode = options.inline_mode;
+  all.peer_timeout_ms = options.peer_timeout_ms;
+  all.connect_timeout_ms = options.connect_timeout_ms;
+  check(harp_open(&all, &context_), "opening");
+  check(harp_listen(context_, &handle_, &listener_), "listening");
+  descriptor_ = harp_descriptor(context_);
+  if (descriptor_ < 0) check(HARP_LOCAL_FAULT, "watching");
+}
+
+HarpTransport::~HarpTransport() {
+  close();
+  if (context_) harp_close_context(context_);
+}
+
+std::string HarpTransport::address() const { return text_of(handle_, harp_most_record_bytes(context_)); }
+
+void HarpTransport::set_peers(std::vector<HarpPeer> peers) {
+  peers_ = std::move(peers);
+  left_.resize(peers_.size());
+}
+
+// ---- links
+
+HarpTransport::LinkState& HarpTransport::link_state(const Key& key) {
+  auto& state = link_states_[key];
+  if (!state) {
+    const HarpPeer& peer = peers_[size_t(key.peer)];
+    const size_t record_bytes = std::min(parse(peer.address).record_bytes, harp_most_record_bytes(context_));
+    state.reset(new LinkState{{context_, peer.name, record_bytes}, rank_ > key.peer});
+  }
+  return *state;
+}
+
+std::unique_ptr<Link> HarpTransport::link(int group, int lane, int peer) {
+  const Key key{group, lane, peer};
+  return std::make_unique<HarpLink>(*this, key, link_state(key));
+}
+
+void HarpTransport::open(const Key& key, LinkState& state) {
+  if (state.is_closed || ended_) return;
+  const Where where = parse(peers_[size_t(key.peer)].address);
+  harp_connection* connection = nullptr;
+  check(harp_connect(context_, &where.handle, HARP_STREAM, &connection), "connecting");
+  const std::string hello = frame_of({epoch_, key.group, key.lane, rank_, key.peer});
+  std::memcpy(state.stream.reserve(hello.size()), hello.data(), hello.size());
+  state.stream.commit(hello.size());
+  state.stream.attach(connection);
+}
+
+void HarpTransport::probe(int peer) {
+  const Key key{0, kProbe, peer};
+  LinkState& state = link_state(key);
+  if (!state.stream.connected()) open(key, state);
+}
+
+void HarpTransport::accept() {
+  harp_connection* connection = nullptr;
+  while (listener_ && harp_accept(listener_, &connection) == HARP_OK) incoming_.push_back(connection);
+  std::erase_if(incoming_, [&](harp_connection* one) { return admit(one); });
+}
+
+bool HarpTransport::admit(harp_connection* connection) {
+  const void* record = nullptr;
+  size_t bytes = 0;
+  const int status = harp_recv_zc(connection, &record, &bytes);
+  if (status == HARP_PENDING) return false;
+  const auto hello = status == HARP_OK ? hello_in({static_cast<const char*>(record), bytes}) : std::nullopt;
+  const bool is_peers = hello && hello->epoch == epoch_ && hello->to == rank_ && hello->from > rank_ &&
+                        size_t(hello->from) < peers_.size() && !peers_[size_t(hello->from)].address.empty();
+  LinkState* state = is_peers ? &link_state({hello->group, hello->lane, hello->from}) : nullptr;
+  if (!state || state->is_closed || state->stream.connected()) return harp_close(connection), true;
+  harp_consume(connection, 1);
+  state->stream.attach(connection);
+  if (ended_) state->stream.send_notice({ended_->code(), ended_->what()});
+  return true;
+}
+
+bool HarpTransport::step(const Key& key, LinkState& state) {
+  try {
+    state.stream.step();
+  } catch (const Error&) {
+    close(state);
+    if (left_[size_t(key.peer)] || ended_ || state.retired) return false;
+    throw;
+  }
+  const auto& notice = state.stream.notice();
+  if (notice && notice->code != Code::ok && !ended_) throw Error(notice->code, notice->why);
+  if (state.retired && state.stream.delivered() && (notice || left_[size_t(key.peer)])) close(state);
+  return state.stream.has_waiting();
+}
+
+bool HarpTransport::step() {
+  const bool moved = harp_poll(context_) == HARP_OK;
+  const uint64_t now = now_ns();
+  if (!moved && waiting_ == 0 && now - looked_ns_ < kLookNs) return false;
+  looked_ns_ = now;
+  accept();
+  int waiting = 0;
+  for (auto& [key, state] : link_states_)
+    if (!state->is_closed) waiting += step(key, *state);
+  waiting_ = waiting;
+  return moved;
+}
+
+void HarpTransport::flush() { harp_poll(context_); }
+
+uint64_t HarpTransport::arm() {
+  uint64_t most_ns = 0;
+  if (harp_arm(context_, &most_ns) != HARP_OK) return 0;
+  return waiting_ > 0 ? std::min(most_ns, kWaitingNs) : most_ns;
+}
+
+// ---- ends
+
+void HarpTransport::close(LinkState& state) {
+  state.is_closed = true;
+  state.stream.close();
+}
+
+bool HarpTransport::finish() {
+  bool delivered = true;
+  for (auto& [key, state] : link_states_) {
+    if (state->is_closed || (!state->stream.connected() && !state->stream.has_committed())) continue;
+    if (!std::exchange(state->sent_notice, true)) state->stream.send_notice({});
+    step(key, *state);
+    delivered &= state->stream.delivered() || left_[size_t(key.peer)];
+  }
+  flush();
+  return delivered;
+}
+
+void HarpTransport::retire(int group) {
+  for (auto it = link_states_.lower_bound({group, kProbe, 0}); it != link_states_.end() && it->first.group == group;
+       ++it) {
+    LinkState& state = *it->second;
+    if (state.is_closed || std::exchange(state.retired, true)) continue;
+    if (!state.stream.connected() && !state.stream.has_committed()) continue;
+    if (!std::exchange(state.sent_notice, true)) state.stream.send_notice({});
+  }
+}
+
+void HarpTransport::end(const Error& cause) {
+  if (ended_) return;
+  ended_ = std::make_unique<Error>(cause);
+  for (auto& [key, state] : link_states_)
+    if (!state->is_closed && state->stream.connected()) state->stream.send_notice({cause.code(), cause.what()});
+  flush();
+}
+
+void HarpTransport::close() {
+  if (!context_) return;
+  end(Error(Code::shut_down, "this rank has shut down"));
+  link_states_.clear();
+  for (harp_connection* one : std::exchange(incoming_, {})) harp_close(one);
+  if (listener_) harp_stop_listening(std::exchange(listener_, nullptr));
+  waiting_ = 0;
+}
+
+void HarpTransport::close_in_child() {
+  for (auto& [key, state] : link_states_) state->stream.abandon();
+  incoming_.clear();
+  listener_ = nullptr;
+  context_ = nullptr;
+}
+
+}  // namespace lightcc

@@ -1,0 +1,88 @@
+// Links to ranks of other hosts over HARP (docs/harp.md): a stream for each (peer, group, lane), made when it is first
+// used. The higher rank connects, with the handle that the peer's contact holds: contacts travel in the ranks' own
+// authenticated exchange (bootstrap/), and who does not know the nonce in a handle opens nothing. What was lost on the
+// way is sent again by HARP; a peer of which nothing is heard for so long is lost.
+#pragma once
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net/harp/harp_link.h"
+#include "net/transport.h"
+
+namespace lightcc {
+
+struct HarpPeer {
+  std::string name;     // "rank 1 (pid 17) on host h"
+  std::string address;  // as its HarpTransport says; empty: it is of this host
+};
+
+struct HarpOptions {
+  std::string port = "udp", interface;  // as HARP_PORT and HARP_IFNAME; empty: what these say
+  uint32_t peer_timeout_ms = 4'000, connect_timeout_ms = 30'000;
+  int inline_mode = 0;                  // as harp_options.inline_mode
+};
+
+class HarpTransport : public Transport {
+ public:
+  // Opens a context and listens. Throws Error{internal} where HARP cannot.
+  HarpTransport(const HarpOptions&, int rank, uint64_t epoch);
+  ~HarpTransport() override;
+  std::string address() const;                    // for the contacts of this rank, as text
+  void set_peers(std::vector<HarpPeer>);          // by world rank, before anything else below
+
+  std::unique_ptr<Link> link(int group, int lane, int peer) override;
+  bool step() override;
+  void flush() override;
+  void mark_left(int peer) override { left_[size_t(peer)] = 1; }
+  void probe(int peer) override;
+
+  int descriptor() const override { return descriptor_; }
+  uint64_t arm() override;
+  bool busy() const override { return waiting_ > 0; }
+
+  bool finish() override;
+  void retire(int group) override;
+  void end(const Error& cause) override;
+  void close() override;
+  void close_in_child() override;
+
+ private:
+  static constexpr int kProbe = -2;               // no lane: whether the peer is there at all
+  struct Key {
+    int group, lane, peer;
+    auto operator<=>(const Key&) const = default;
+  };
+  struct LinkState {
+    HarpStream stream;
+    const bool connects;                          // this rank connects
+    bool retired = false, is_closed = false;
+    bool sent_notice = false;
+  };
+  class HarpLink;
+
+  LinkState& link_state(const Key&);
+  void open(const Key&, LinkState&);
+  void accept();
+  bool admit(harp_connection*);                   // false: it has not said yet which link it is for
+  bool step(const Key&, LinkState&);
+  void close(LinkState&);
+
+  const int rank_;
+  const uint64_t epoch_;
+  harp_context* context_ = nullptr;
+  harp_listener* listener_ = nullptr;
+  harp_handle handle_{};
+  int descriptor_ = -1;
+  std::vector<HarpPeer> peers_;
+  std::vector<char> left_;
+  std::map<Key, std::unique_ptr<LinkState>> link_states_;
+  std::vector<harp_connection*> incoming_;        // that have not said which link they are for
+  std::unique_ptr<Error> ended_;
+  std::atomic<int> waiting_{0};                   // links that have something to hand over
+  uint64_t looked_ns_ = 0;
+};
+
+}  // namespace lightcc
