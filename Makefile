@@ -29,15 +29,17 @@ ALONE := Algorithms.*:ByHost.AnyPlacement*:ByHost.LongBlocksGo*:Cost.*:Types/Red
 HARP_THREADS := *Api*:*Engine*:*Ring*:Ports/*
 HARP_WAITS := *Idle*:*OpeningAndClosing*
 # Random networks of HARP's simulator under sanitizers; without, all that the test has (HARP_SEEDS).
-FEW_SEEDS := 60
+FEW_SEEDS := 24
 # TensorFlow 2.13 has no wheels for Python 3.12 and later, 2.21 none for 3.9.
 TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
                  print("2.13.0" * (v < (3, 12)), "2.21.0" * (v >= (3, 10)))')
 WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
   test_objects.py test_join.py test_adasum.py test_docstrings.py test_manifest.py \
   $(notdir $(filter-out %_torch.py,$(wildcard tests/python/test_tensorflow_*.py tests/python/test_keras_*.py)))
-# What depends on how many ranks there are.
-BY_RANKS := test_collectives.py test_gradients.py test_process_sets.py test_join.py test_adasum.py test_tensorflow_sparse.py
+# What depends on how many ranks there are; the rest runs on two, and with PyTorch on three.
+BY_RANKS := test_collectives.py test_gradients.py test_process_sets.py test_join.py test_adasum.py
+TORCH_BY_RANKS := $(BY_RANKS) test_group_collectives.py test_errors.py test_disagreements.py test_objects.py test_sparse.py \
+  test_optimizer.py test_torch_gradients.py test_uneven_training.py test_sync_batch_norm.py test_compressed_training.py
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 # Without what starts programs of its own: they have been run with the newest.
@@ -82,9 +84,9 @@ test-all: test test-rest sanitize fuzz
 # What `test` leaves out of the Python tests: other numbers of ranks, and all with the oldest TensorFlow.
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed)
 	$(call TENSORFLOW,$(NEWEST),1,$(BY_RANKS)) >$(abspath build/one-rank.log) 2>&1 & \
-	  ($(call WITH_TORCH,1) python); torch=$$?; \
+	  ($(call WITH_TORCH,1) $(TORCH_BY_RANKS:%=python/%)); torch=$$?; \
 	  wait $$!; tensorflow=$$?; cat build/one-rank.log; exit $$((torch + tensorflow))
-	$(call WITH_TORCH,4) python
+	$(call WITH_TORCH,4) $(TORCH_BY_RANKS:%=python/%)
 	$(call TENSORFLOW,$(NEWEST),3$(comma)4,$(BY_RANKS))
 	$(foreach version,$(OLDEST),$(call OLD_TENSORFLOW,$(version)))
 

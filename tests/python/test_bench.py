@@ -69,7 +69,7 @@ def test_a_tiny_run_between_hosts_is_checked_and_measured(tmp_path):
 
 
 def test_many_tensors_between_hosts_stand_beside_the_best_of_gloos_ways(tmp_path):
-    result = run_between_hosts(tmp_path, "multihost", "--small", "40", "--lone", "--cyclic", "--rounds", "2")
+    result = run_between_hosts(tmp_path, "multihost", "--small", "40", "--lone", "--cyclic", "--rounds", "1")
     assert [(row["tensors"], row["bytes"]) for row in result["rows"]] == [(40, 40 * 4096), (10, 10240)]
     for row in result["rows"]:
         ways = row["tried_s"]
@@ -80,7 +80,7 @@ def test_many_tensors_between_hosts_stand_beside_the_best_of_gloos_ways(tmp_path
 
 
 def test_a_replayed_step_is_checked_and_takes_as_long_as_its_computation(tmp_path):
-    result, = run_between_hosts(tmp_path, "replay", "--ratio", "2", "--rounds", "2", "--steps", "1")["rows"]
+    result, = run_between_hosts(tmp_path, "replay", "--ratio", "2", "--rounds", "1", "--steps", "1")["rows"]
     assert (result["model"], result["hosts"]) == ("resnet50", [1, 1])
     assert result["computation_s"] == result["communication_s"] / 2
     assert set(result["samples_s"]) == {"lightcc", "lightcc, flat", "DDP over gloo", "alone"}
