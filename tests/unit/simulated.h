@@ -22,11 +22,11 @@ namespace lightcc::test {
 
 using Values = std::vector<int64_t>;
 
-// ThreadSanitizer watches every access to memory: there, sizes that add nothing but time are left out.
-#ifdef __SANITIZE_THREAD__
+// Sanitizers watch every access to memory: there, sizes that add nothing but time are left out.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr bool kWatched = true;
 #elif defined(__has_feature)
-inline constexpr bool kWatched = __has_feature(thread_sanitizer);
+inline constexpr bool kWatched = __has_feature(thread_sanitizer) || __has_feature(address_sanitizer);
 #else
 inline constexpr bool kWatched = false;
 #endif
