@@ -240,8 +240,13 @@ void HarpTransport::retire(int group) {
 void HarpTransport::end(const Error& cause) {
   if (ended_) return;
   ended_ = std::make_unique<Error>(cause);
-  for (auto& [key, state] : link_states_)
-    if (!state->is_closed && state->stream.connected()) state->stream.send_notice({cause.code(), cause.what()});
+  for (auto& [key, state] : link_states_) {
+    if (state->is_closed || !state->stream.connected()) continue;
+    try {
+      state->stream.send_notice({cause.code(), cause.what()});
+    } catch (const Error&) {  // who is gone needs to hear nothing
+    }
+  }
   flush();
 }
 
