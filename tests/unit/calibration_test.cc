@@ -166,7 +166,7 @@ TEST_F(Calibrations, CancelledOnesEndAtOnce) {
         const uint64_t begin = now_ns();
         cancellation.cancel(Error(Code::shut_down, "init: a member is gone"));
         while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        EXPECT_LT(now_ns() - begin, kSecondNs / 2);
+        EXPECT_LT(now_ns() - begin, 2 * kSecondNs);  // long before the stall would be ended
         return;
       }
       try {
