@@ -9,7 +9,7 @@ namespace {
 
 // Of a rank's block. What pieces hide is the way of the last one inside a host, and scratch holds two pieces of what
 // comes from each host. More rounds than these would only make the plan longer.
-constexpr int64_t kPiece = 64 << 10;
+constexpr int64_t kPiece = 64 << 10;  // elements
 constexpr int kMostRounds = 512;
 // Up to so many bytes in all, start-ups count: so many hosts are served in one round.
 constexpr int64_t kBurstBytes = 256 << 10;

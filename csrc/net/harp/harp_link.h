@@ -2,8 +2,8 @@
 // lent last. A record is one packet, received where the port read it to. Where the connection comes from:
 // harp_transport.h.
 //
-// On the wire: who connects says first which link it is for (Hello). A record without bytes is none of the link's: it
-// says that the next one is a Notice, the last thing that is sent.
+// On the wire: who connects says first which link it is for (harp_transport.cc). A record without bytes is none of the
+// link's: it says that the next one is a HarpNotice, the last thing that is sent.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -68,7 +68,7 @@ class HarpStream {
   const size_t record_bytes_, stride_;
   harp_connection* connection_ = nullptr;
 
-  // Records that were committed, were given to HARP, and have been received: 256 of each at most.
+  // How many records were committed, given to HARP, and received by the peer. Those between have a frame each.
   std::vector<Frame> in_flight_;  // a ring by number
   std::byte* frames_ = nullptr;
   uint64_t committed_ = 0, handed_ = 0, done_ = 0;
