@@ -24,7 +24,7 @@ ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*FastPath*:*Timeline*:*S
 WITHOUT_DESCRIPTORS := *Shortage*
 # Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find; and forks in forked
 # processes, in which it takes locks for held.
-ALONE := Algorithms.*:ByHost.AnyPlacement*:ByHost.LongBlocksGo*:Cost.*:Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:Aggregators.*:CudaPack.*:Types/CudaScale.*:PricedRules.*:Negotiation.*:TcpStream.*:ArenaPages.*:GroupEngine.*:Slurm.*:ControlPlane.*:Half.*:As/Pmix.*/Child:PmixChild.*
+ALONE := Algorithms.*:ByHost.AnyPlacement*:ByHost.LongBlocksGo*:Cost.*:Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:Aggregators.*:CudaPack*:Types/CudaScale.*:PricedRules.*:Negotiation.*:TcpStream.*:ArenaPages.*:GroupEngine.*:Slurm.*:ControlPlane.*:Half.*:As/Pmix.*/Child:PmixChild.*
 # HARP's tests in which threads meet; and those that only wait or count, which no sanitizer makes any wiser.
 HARP_THREADS := *Api*:*Engine*:*Ring*:Ports/*
 HARP_WAITS := *Idle*:*OpeningAndClosing*

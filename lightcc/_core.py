@@ -80,6 +80,7 @@ _functions = {  # name: (result, arguments)
     "start": (c_int64, [c_int64]),
     "discard": (c_int, [c_int64]),
     "start_all": (c_int, [c_void_p, c_int, c_void_p]),
+    "fill_all": (c_int, [c_void_p, c_void_p, c_int]),
     "join": (c_int64, []),
     "last_joined": (c_int, [c_int64]),
     "wait": (c_int, [c_int64, c_int]),
@@ -285,6 +286,15 @@ def start_all(prepared: "array[int]", handles: "array[int]") -> None:
         handles.extend(handle for handle in begun if handle)
         raise error(status)
     handles.extend(begun)
+
+
+def fill_all(prepared: "array[int]", sources: "array[int]") -> None:
+    """Copies into the tensors of prepared requests, on a GPU in the order of their stream.
+
+    sources: for each an address on its device, where all bytes of its tensor are.
+    """
+    (address, count), (sources_address, _) = prepared.buffer_info(), sources.buffer_info()
+    _check_status(_library.lightcc_fill_all(address, sources_address, count))
 
 
 def finish_all(handles: "array[int]") -> None:

@@ -171,6 +171,10 @@ LIGHTCC_API int lightcc_discard(int64_t prepared);
 /* start for several, which costs less than one by one. Fills handles, `count` of them: 0 for those that were not
  * started, if it fails. */
 LIGHTCC_API int lightcc_start_all(const int64_t* prepared, int count, int64_t* handles);
+/* Copies into the tensors of prepared requests, which have one each, in place, and are not on their way: sources[i] is
+ * memory on the request's device with all bytes of its tensor, or NULL, which copies nothing. On a GPU the copies are
+ * queued on the requests' stream, many in one launch, and are not waited for. */
+LIGHTCC_API int lightcc_fill_all(const int64_t* prepared, const void* const* sources, int count);
 
 /* This rank has no more data: until all ranks have joined, the others' collectives, in every group, go on without it.
  * It counts as present and puts in nothing: zeros into sums and averages (which are divided by all ranks), what

@@ -54,12 +54,18 @@ RequestPtr copy_of(const Request& form) {
   return request;
 }
 
-// The request of a start; the state is locked.
-RequestPtr started(GlobalState& s, int64_t prepared) {
+// The state is locked, as for the next.
+const RequestPtr& prepared_request(GlobalState& s, int64_t prepared) {
   auto it = s.prepared.find(prepared);
   if (it == s.prepared.end())
     refuse("unknown prepared request " + std::to_string(prepared) + ": prepare it again after init()");
-  return it->second.use_count() == 1 ? renewed(it->second) : copy_of(*it->second);
+  return it->second;
+}
+
+// The request of a start.
+RequestPtr started(GlobalState& s, int64_t prepared) {
+  const RequestPtr& request = prepared_request(s, prepared);
+  return request.use_count() == 1 ? renewed(request) : copy_of(*request);
 }
 
 RequestPtr request_from(const Engine& engine, const lightcc_request& from) {
@@ -224,6 +230,22 @@ int lightcc_start_all(const int64_t* prepared, int count, int64_t* handles) {
       throw;
     }
     keep_begun();
+    return 0;
+  });
+}
+
+int lightcc_fill_all(const int64_t* prepared, const void* const* sources, int count) {
+  return guard([&] {
+    auto e = engine();
+    std::vector<Fill> fills;
+    fills.reserve(size_t(count));
+    {
+      GlobalState& s = global_state();
+      std::lock_guard lock(s.mutex);
+      for (int i = 0; i < count; ++i)
+        if (const auto& request = prepared_request(s, prepared[i]); sources[i]) fills.push_back({request, sources[i]});
+    }
+    e->fill(fills);
     return 0;
   });
 }

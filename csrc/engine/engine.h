@@ -41,6 +41,11 @@ struct Calibrated {
   std::string network;             // JSON, with the keys of a cluster file (docs/explain.md)
 };
 
+struct Fill {
+  RequestPtr request;              // not submitted
+  const void* from;                // as many bytes as its tensor has, on its device
+};
+
 class Engine : public GroupEngineOwner {
  public:
   // timeline: one that runs already, or nothing.
@@ -62,6 +67,8 @@ class Engine : public GroupEngineOwner {
   void submit(const RequestPtr&, bool will_wait);
   // The same for several of one thread; how many are on their way when it throws, *begun says.
   void submit_all(std::span<const RequestPtr>, size_t* begun);
+  // Copies into the one tensor of each, which is input and output: on a GPU queued on its stream.
+  void fill(std::span<const Fill>);
   // The same for a caller that will wait at once, by engine/fast_path.h if it can be. True: it is done. False: wait for
   // *begun; or, if that is nullptr, nothing has happened: submit() it.
   bool try_fast_path(const Call&, RequestPtr* begun);
@@ -106,6 +113,8 @@ class Engine : public GroupEngineOwner {
     DevicePlace place;
     std::shared_ptr<CudaEvent> event;
   };
+  const CudaFunctions& functions_for(const Request&);
+  [[noreturn]] void end_by_device(const Error&);
   void note_stream(Request&, StreamMark* last);
   int take_in(const RequestPtr&, uint64_t now_ns, bool will_wait, StreamMark* last = nullptr);
   void join(const RequestPtr&);

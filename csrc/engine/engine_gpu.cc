@@ -1,23 +1,14 @@
 // What the engine does with a request of a GPU in the thread that submits it.
 #include <algorithm>
+#include <cstring>
 
 #include "device/cuda_objects.h"
 #include "engine/engine.h"
 
 namespace lightcc {
 
-// Of a request of a GPU: what its stream has been given so far. last: of the request before in one call, during which
-// the stream is given nothing else. A device that fails here has failed in the program, which nobody else can go on
-// without.
-void Engine::note_stream(Request& request, StreamMark* last) {
-  request.delivered = nullptr;
-  request.by_nccl = false;
-  if (request.place.kind == DeviceKind::cpu) return;
-  if (last && last->event && last->place == request.place) {
-    request.ready = last->event;
-    return;
-  }
-  const auto [kind, device, stream] = request.place;
+// Refuses a GPU that is not there, and a stream that cannot take part.
+const CudaFunctions& Engine::functions_for(const Request& request) {
   const auto refuse = [&, rank = world_.rank](const std::string& why) {
     throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(rank) + ": " + why);
   };
@@ -27,17 +18,66 @@ void Engine::note_stream(Request& request, StreamMark* last) {
     if (const char* failure = functions.count_devices(&count)) refuse(failure);
     gpus_ = count;
   }
+  const int device = request.place.device;
   if (device < 0 || device >= gpus_)
     refuse("there is no GPU " + std::to_string(device) + ", but " + std::to_string(gpus_) + " in all");
-  if (const char* why = functions.refuse_stream(device, stream)) refuse(why);
+  if (const char* why = functions.refuse_stream(device, request.place.stream)) refuse(why);
+  return functions;
+}
+
+// A device that fails in the thread of a caller has failed in the program, which nobody else can go on without.
+void Engine::end_by_device(const Error& error) {
+  with_peers([&](Peers&) { throw error; });
+  throw error;
+}
+
+// Of a request of a GPU: what its stream has been given so far. last: of the request before in one call, during which
+// the stream is given nothing else.
+void Engine::note_stream(Request& request, StreamMark* last) {
+  request.delivered = nullptr;
+  request.by_nccl = false;
+  if (request.place.kind == DeviceKind::cpu) return;
+  if (last && last->event && last->place == request.place) {
+    request.ready = last->event;
+    return;
+  }
+  const CudaFunctions& functions = functions_for(request);
   try {
-    request.ready = std::make_shared<CudaEvent>(functions, device);
-    request.ready->record(stream);
+    request.ready = std::make_shared<CudaEvent>(functions, request.place.device);
+    request.ready->record(request.place.stream);
     if (last) *last = {request.place, request.ready};
   } catch (const Error& error) {
-    with_peers([&](Peers&) { throw error; });
-    throw;
+    end_by_device(error);
   }
+}
+
+void Engine::fill(std::span<const Fill> fills) {
+  std::vector<CudaCopy> copies;
+  const Request* first = nullptr;  // of these
+  const auto queue = [&] {
+    if (copies.empty()) return;
+    const auto& [kind, device, stream] = first->place;
+    const CudaFunctions& functions = functions_for(*first);
+    try {
+      check_cuda(functions.copy_all(device, stream, copies.data(), copies.size()), "copying tensors", device);
+    } catch (const Error& error) {
+      end_by_device(error);
+    }
+    copies.clear();
+  };
+  for (const auto& [request, from] : fills) {
+    if (request->outputs.size() != 1 || request->inputs[0] != request->outputs[0])
+      throw Error(Code::invalid_argument, request->title() + " cannot be filled: it is not one tensor in place");
+    const size_t bytes = bytes_of(request->what);
+    if (request->place.kind == DeviceKind::cpu) {
+      std::memcpy(request->outputs[0], from, bytes);
+      continue;
+    }
+    if (first && request->place != first->place) queue();
+    first = request.get();
+    copies.push_back({request->outputs[0], from, bytes});
+  }
+  queue();
 }
 
 // The coordinator of another group than the world's asks for it when it first waits.

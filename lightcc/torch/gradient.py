@@ -5,14 +5,15 @@ import torch
 
 from lightcc import _core, request
 from lightcc.adapter import adapter_of
+from lightcc.torch import slots
 
 
 class Gradient:
     """One parameter's gradient."""
 
     __slots__ = ("parameter", "given_name", "name", "optimizer", "group", "home", "passes_left", "sent", "sparse_dims",
-                 "local", "compressed", "form", "slot", "address", "bytes", "stream", "small", "dtype", "prepared",
-                 "handle", "context", "gathered", "__weakref__")
+                 "local", "compressed", "form", "slot", "address", "bytes", "stream", "copied_late", "dtype", "layout",
+                 "prepared", "handle", "context", "gathered", "__weakref__")
 
     def __init__(self, parameter: torch.Tensor, name: str):
         self.parameter = parameter
@@ -31,12 +32,25 @@ class Gradient:
         self.slot: Optional[torch.Tensor] = None   # of the parameter's shape and layout, in the wire's dtype
         self.address = self.bytes = 0              # of the slot
         self.stream: Any = None                    # of a slot on a GPU: lightcc.torch.slot_stream.SlotStream
-        self.small = False                         # it waits for others to be copied together
+        self.copied_late = False                   # it waits for others to be copied together
         self.dtype: Optional[torch.dtype] = None   # of the slot, unless more than a copy stands between
+        self.layout: Any = None                    # one of p.grad with the slot's order of elements (has_layout)
         self.prepared = 0                          # the core's id of its request, unless it is in a group
         self.handle = 0                            # of its request, once that is started; in a group it is the group's
         self.context: Any = None                   # for a user's compressor to undo its work
         self.gathered: Any = None                  # of all ranks: the sparse gradient; if sparse_as_dense its places
+
+    def has_layout(self, grad: torch.Tensor) -> bool:
+        """Whether its bytes are those that the slot shall have, and on the slot's device."""
+        layout = grad.shape, grad.stride(), grad.get_device(), grad.is_neg()
+        if layout == self.layout:
+            return True
+        slot = self.slot
+        if grad.shape != slot.shape or grad.is_neg() or slots.device_of(grad) != slots.device_of(slot) or any(
+                mine != theirs for count, mine, theirs in zip(slot.shape, slot.stride(), grad.stride()) if count > 1):
+            return False
+        self.layout = layout
+        return True
 
 
 class Group:

@@ -28,7 +28,7 @@ from lightcc.torch.compression import Compression
 from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
 from lightcc.torch.gradient_compression import GradientCompression
 from lightcc.torch.handles import SeenHandles
-from lightcc.torch.held_gradients import SMALL_BYTES, HeldGradients
+from lightcc.torch.held_gradients import HeldGradients, is_copied_late
 
 _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
 _strided = torch.strided  # looked up for each gradient
@@ -120,9 +120,9 @@ class GradientReducer:
     def send(self, gradient: Gradient) -> None:
         """Copies the gradient into its slot and starts the reduction; a parameter without gradient sends zeros."""
         grad = gradient.parameter.grad
-        # Every gradient of every step comes by here: a plain one costs a copy, and a small one not even that.
+        # Every gradient of every step comes by here: a plain one costs a copy, or not even that.
         if grad is not None and grad.dtype is gradient.dtype and grad.layout is _strided and not grad.requires_grad:
-            if gradient.small and (gradient.stream is None or gradient.stream.is_current()):
+            if gradient.copied_late and (gradient.stream is None or gradient.stream.is_current()):
                 gradient.sent = True
                 self._held.add(gradient, grad)
                 return
@@ -310,7 +310,7 @@ class GradientReducer:
             gradient.stream = stream
             gradient.dtype = gradient.slot.dtype if self._casts and not gradient.sparse_dims else None
             gradient.form = slots.form_of(gradient.parameter)
-            gradient.small = gradient.group is None and gradient.bytes <= SMALL_BYTES
+            gradient.copied_late, gradient.layout = is_copied_late(gradient), None
             if gradient.group is None:
                 gradient.prepared = self._prepare(gradient)
 

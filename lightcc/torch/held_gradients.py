@@ -1,7 +1,8 @@
 """Gradients whose prepared requests start together.
 
 They wait here until they are so many bytes, or until backward ends, which only torch knows: to start many at once
-costs less. What travels together the core decides. Small ones are also copied into their slots together.
+costs less. What travels together the core decides. Small ones, and all of a GPU, are also copied into their slots
+together.
 """
 import contextlib
 import weakref
@@ -13,12 +14,16 @@ import torch
 from lightcc import _core
 from lightcc.torch.gradient import Gradient
 
-SMALL_BYTES = 64 << 10
+_SMALL_BYTES = 64 << 10
 _BURST_BYTES = 1 << 20
 _BURST_BYTES_OF_GPU = 16 << 20  # it makes gradients faster, and each start also costs calls of CUDA
 _engine = torch.autograd.Variable._execution_engine
-_copy_all = getattr(torch, "_foreach_copy_", None) or (  # PyTorch 2.0 has none
-    lambda slots, grads: [slot.copy_(grad) for slot, grad in zip(slots, grads)])
+
+
+def is_copied_late(gradient: Gradient) -> bool:
+    """Whether a gradient waits here to be copied with others. A large one of the CPU is copied while it is in the
+    cache, and one of a group when it is ready."""
+    return gradient.group is None and (gradient.stream is not None or gradient.bytes <= _SMALL_BYTES)
 
 
 class HeldGradients:
@@ -30,11 +35,11 @@ class HeldGradients:
         self._handles, self._fill = handles, weakref.WeakMethod(fill)
         self._gradients: List[Gradient] = []
         self._bytes = 0
-        self._uncopied: List[Tuple[Gradient, torch.Tensor]] = []  # small ones of them
+        self._uncopied: List[Tuple[Gradient, torch.Tensor]] = []  # those of them that are not in their slots yet
         self._backward = -1  # torch's number of the backward pass at whose end they start at the latest
 
     def add(self, gradient: Gradient, grad: Optional[torch.Tensor] = None) -> None:
-        """Starts the reduction of a gradient, a small one together with those after it.
+        """Starts the reduction of a gradient, mostly together with those after it.
 
         grad: a plain gradient that is still to be copied into its slot; None: it is there.
         """
@@ -72,18 +77,20 @@ class HeldGradients:
         self._bytes = 0
 
     def _copy(self) -> None:
-        """Copies small gradients, which nobody has looked at since they were sent, into their slots."""
+        """Copies gradients, which nobody has looked at since they were sent, into their slots."""
         uncopied = [(gradient, grad) for gradient, grad in self._uncopied if grad.data_ptr() != gradient.address]
-        if uncopied:
-            stream = uncopied[0][0].stream
-            with torch.no_grad(), contextlib.nullcontext() if stream is None else stream.as_current():
-                try:
-                    _copy_all([gradient.slot for gradient, _ in uncopied], [grad for _, grad in uncopied])
-                except RuntimeError:  # one is not of its slot's shape
-                    for gradient, grad in uncopied:
-                        self._fill()(gradient, grad)
-            for gradient, grad in uncopied:
-                grad.data = gradient.slot
+        prepared, sources = array("q"), array("Q")
+        for gradient, grad in uncopied:
+            if grad.data_ptr() and gradient.has_layout(grad):
+                prepared.append(gradient.prepared)
+                sources.append(grad.data_ptr())
+            else:
+                with torch.no_grad(), contextlib.nullcontext() if gradient.stream is None else \
+                        gradient.stream.as_current():
+                    self._fill()(gradient, grad)
+        _core.fill_all(prepared, sources)
+        for gradient, grad in uncopied:
+            grad.data = gradient.slot
         self._uncopied = []  # now only: what an exception has left here must not pass for copied
 
     def _release_after_backward(self) -> None:

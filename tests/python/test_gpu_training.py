@@ -50,7 +50,11 @@ def on_gpu(monkeypatch, double, device):
     monkeypatch.setattr(slot_stream, "SlotStream", HostStream)
 
     def make(tensor):
+        if gpu_frameworks.memory_of(tensor) is not None:
+            return tensor
         made = gpu_frameworks.new_tensor(torch, double, device, tensor.shape, tensor.dtype)
+        double.read(device, 0, np.empty(0))  # the stream may still read what was there before
+        made = made.as_strided(tensor.shape, tensor.stride())
         made.copy_(tensor.detach())
         return made
 
@@ -65,6 +69,7 @@ def trained(hvd, on_gpu=None, steps=4, **options):
     if on_gpu is not None:
         for parameter in model.parameters():
             parameter.data = on_gpu(parameter)
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", on_gpu(p.grad)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
     generator = torch.Generator().manual_seed(hvd.rank())
@@ -88,7 +93,34 @@ def check_training_is_that_on_the_cpu(job, on_gpu, options, current):
     if not current:
         assert on_gpu.stream.followed >= 4 * 4, "each gradient of each step"
     elif "groups" not in options:
-        assert on_gpu.stream.followed == 0, "small gradients are copied together, by the stream that makes them"
+        assert on_gpu.stream.followed == 0, "gradients are copied together, by the stream that makes them"
+
+
+LAYOUTS = {
+    "plain": lambda on_gpu, values: on_gpu(values),
+    "of one column": lambda on_gpu, values: on_gpu(values).view(5, 1, 3).as_strided((5, 1, 3), (3, 7, 1)),
+    "transposed": lambda on_gpu, values: on_gpu(values.t().contiguous().t()),
+    "expanded": lambda on_gpu, values: on_gpu(values[0]).expand(5, 3),
+    "negative": lambda on_gpu, values: on_gpu(values)._neg_view(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def check_a_gradient_of_any_layout_reaches_its_slot(job, on_gpu, layout):
+    import lightcc.torch as hvd
+    values = torch.arange(1.0, 16).view(5, 3)
+    grad = LAYOUTS[layout](on_gpu, values)
+    expected = grad.tolist()
+    parameter = torch.nn.Parameter(on_gpu(torch.zeros(grad.shape)))
+    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", grad))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), named_parameters=[("p", parameter)])
+    parameter.sum().backward()
+    gradient, = optimizer._reducer.gradients
+    assert gradient.copied_late and gradient.sent
+    optimizer.step()
+    assert parameter.grad.data_ptr() == gradient.address
+    assert parameter.grad.tolist() == expected
+    assert (gradient.layout is not None) == (layout in ("plain", "of one column"))
 
 
 def check_a_model_that_moves_gets_other_slots(job, on_gpu):

@@ -11,10 +11,11 @@
 namespace lightcc {
 namespace {
 
-using packing::kMostPieces;
-using packing::Pieces;
+using packing::FewPieces;
+using packing::ManyPieces;
 
 // As grids of so many blocks and threads do it; returns how many launches these are.
+template <class Pieces = FewPieces>
 int copy_all(const std::vector<CudaCopy>& copies, uint32_t blocks, uint32_t threads) {
   int launches = 0;
   for (size_t taken = 0; taken < copies.size(); ++launches) {
@@ -26,8 +27,12 @@ int copy_all(const std::vector<CudaCopy>& copies, uint32_t blocks, uint32_t thre
   return launches;
 }
 
+template <class Pieces> class CudaPackOf : public testing::Test {};
+using Rooms = testing::Types<FewPieces, ManyPieces>;
+TYPED_TEST_SUITE(CudaPackOf, Rooms);
+
 // What lies between outputs stays as it is.
-TEST(CudaPack, CopiesEveryByteOfThePiecesAndNoOther) {
+TYPED_TEST(CudaPackOf, EveryByteOfThePiecesIsCopiedAndNoOther) {
   const std::vector<std::byte> from = test::copy_bytes(1), before = test::copy_bytes(2);
   std::vector<std::byte> to = before, want = before;
   uint32_t n = 0;
@@ -38,7 +43,7 @@ TEST(CudaPack, CopiesEveryByteOfThePiecesAndNoOther) {
       std::memcpy(want.data() + to_at, from.data() + from_at, bytes);
     }
     const uint32_t blocks = 1 + n % 3 * 50, threads = n % 2 ? 256 : 7;
-    copy_all(copies, blocks, threads);
+    copy_all<TypeParam>(copies, blocks, threads);
     const auto differs = std::ranges::mismatch(to, want).in1;
     ASSERT_EQ(differs - to.begin(), to.end() - to.begin())
         << "set " << n << " of " << cases.size() << ", " << blocks << " blocks of " << threads;
@@ -65,22 +70,23 @@ TEST(CudaPack, TouchesNothingBeyondAPiece) {
   for (const auto& [to, from, bytes] : copies) ASSERT_EQ(std::memcmp(to, from, bytes), 0) << bytes << " bytes";
 }
 
-TEST(CudaPack, ALaunchTakesAsManyAsItHasRoomFor) {
-  std::vector<std::byte> from(1000, std::byte(1)), to(1000);
-  for (size_t count : {1u, kMostPieces, kMostPieces + 1, 2 * kMostPieces, 1000u}) {
+TYPED_TEST(CudaPackOf, ALaunchTakesAsManyAsItHasRoomFor) {
+  constexpr uint32_t room = TypeParam::kRoom;
+  std::vector<std::byte> from(2 * room, std::byte(1)), to(2 * room);
+  for (size_t count : {1u, room, room + 1, 2 * room}) {
     std::vector<CudaCopy> copies;
     for (size_t i = 0; i < count; ++i) copies.push_back({&to[i], &from[i], 1});
-    EXPECT_EQ(copy_all(copies, 2, 32), int((count + kMostPieces - 1) / kMostPieces));
+    EXPECT_EQ(copy_all<TypeParam>(copies, 2, 32), int((count + room - 1) / room));
     EXPECT_EQ(size_t(std::ranges::count(to, std::byte(1))), count);
   }
-  EXPECT_EQ(copy_all({}, 1, 32), 0);
+  EXPECT_EQ(copy_all<TypeParam>({}, 1, 32), 0);
 }
 
 TEST(CudaPack, PiecesWithoutBytesTakeNoRoom) {
   std::vector<std::byte> byte(2);
   std::vector<CudaCopy> copies(1000, CudaCopy{nullptr, nullptr, 0});
   copies[500] = {&byte[0], &byte[1], 1};
-  Pieces pieces{};
+  FewPieces pieces{};
   EXPECT_EQ(packing::tiles_of(pieces), 0u);
   EXPECT_EQ(packing::take(pieces, copies.data(), copies.size()), copies.size());
   EXPECT_EQ(pieces.count, 1u);
@@ -92,11 +98,12 @@ TEST(CudaPack, TilesAreThoseOfThePieceInWhichTheyLie) {
   std::byte byte{};
   std::vector<CudaCopy> copies;
   for (size_t bytes : {size_t(1), tile, tile + 1, 5 * tile, size_t(7)}) copies.push_back({&byte, &byte, bytes});
-  Pieces pieces{};
+  FewPieces pieces{};
   packing::take(pieces, copies.data(), copies.size());
   const uint32_t want[] = {0, 1, 2, 2, 3, 3, 3, 3, 3, 4};
   ASSERT_EQ(packing::tiles_of(pieces), std::size(want));
-  for (uint32_t i = 0; i < std::size(want); ++i) EXPECT_EQ(packing::piece_of(pieces, i), want[i]) << i;
+  for (uint32_t i = 0; i < std::size(want); ++i)
+    for (uint32_t first = 0; first <= want[i]; ++first) EXPECT_EQ(packing::piece_of(pieces, i, first), want[i]) << i;
 }
 
 }  // namespace

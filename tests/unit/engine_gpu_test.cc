@@ -84,6 +84,36 @@ TEST_P(Gpus, ManyStartedByOneCallCostTheCallerLittle) {
   EXPECT_GT(ranks.count(Counters::background_steps), 0u);
 }
 
+// Behind what the stream has made, and before what it is given next; of the CPU at once.
+TEST_P(Gpus, TensorsAreFilledInOrderWithTheirStreams) {
+  Ranks ranks(2, config_);
+  ranks.each([&](Engine& engine, int rank) {
+    void *stream = stream_of(rank), *other = stream_of(rank);
+    std::vector<std::unique_ptr<GpuTensor>> sources, tensors;
+    std::vector<RequestPtr> requests;
+    std::vector<Fill> fills;
+    for (void* of : {stream, stream, other, stream}) {
+      GpuTensor& from = *sources.emplace_back(std::make_unique<GpuTensor>(*this, rank, 5000 + sources.size(), of));
+      GpuTensor& to = *tensors.emplace_back(std::make_unique<GpuTensor>(*this, rank, from.count, of));
+      requests.push_back(on_gpu(engine, Kind::allreduce, std::to_string(requests.size()), {&to}, {&to}));
+      fills.push_back({requests.back(), from.data});
+      from.fill(float(sources.size()));
+    }
+    std::vector<float> host(3), host_source(3, 5);
+    requests.push_back(request(engine, Kind::allreduce, "of the CPU", {in_place(host)}));
+    fills.insert(fills.begin() + 1, {requests.back(), host_source.data()});
+    engine.fill(fills);
+    EXPECT_EQ(host, host_source);
+    for (const auto& one : sources) one->fill(-1);  // the program goes on with them
+    size_t begun = 0;
+    engine.submit_all(requests, &begun);
+    for (const RequestPtr& one : requests) EXPECT_EQ(finish(engine, one), Code::ok) << one->text;
+    for (size_t i = 0; i < tensors.size(); ++i)
+      EXPECT_EQ(tensors[i]->read(), std::vector<float>(tensors[i]->count, 2 * float(i + 1)));
+    EXPECT_EQ(host, std::vector<float>(3, 10));
+  });
+}
+
 TEST_P(Gpus, OtherKinds) {
   Ranks ranks(3, config_);
   ranks.each([&](Engine& engine, int rank) {
@@ -223,21 +253,31 @@ TEST_P(Gpus, WhatCannotTakePartIsRefused) {
   EXPECT_EQ(refused(99, nullptr), "allreduce of tensor 'x' on rank 0: there is no GPU 99, but 8 in all");
   EXPECT_EQ(refused(0, reinterpret_cast<void*>(2)),
             "allreduce of tensor 'x' on rank 0: a stream that cannot take part");
+  const auto x_in_place = on_gpu(ranks[0], Kind::allreduce, "x", {&x}, {&x});
+  x_in_place->place.device = 99;
+  EXPECT_THROW(ranks[0].fill(std::vector<Fill>{{x_in_place, x.data}}), Error);
   done(ranks[0], on_gpu(ranks[0], Kind::allreduce, "x", {&x}, {&x}));
 }
 
 TEST_P(Gpus, AGpuThatHasFailedEndsTheEpoch) {
-  Ranks ranks(2, config_);
-  cuda_.fail("record", 1, true);
-  ranks.each([&](Engine& engine, int rank) {
-    if (rank == 1) {
-      GpuTensor x(*this, rank, 4, nullptr);
-      EXPECT_THROW(engine.submit(on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}), false), Error);
-      return;
-    }
-    std::vector<float> y(4, 1);
-    EXPECT_EQ(outcome(engine, request(engine, Kind::allreduce, "y", {in_place(y)})), Code::internal);
-  });
+  for (const char* failing : {"record", "copy_all"}) {
+    Ranks ranks(2, config_);
+    cuda_.fail(failing, 1, true);
+    ranks.each([&](Engine& engine, int rank) {
+      if (rank == 1) {
+        GpuTensor x(*this, rank, 4, nullptr), from(*this, rank, 4, nullptr);
+        const auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+        const auto fill_and_submit = [&] {
+          engine.fill(std::vector<Fill>{{one, from.data}});
+          engine.submit(one, false);
+        };
+        EXPECT_THROW(fill_and_submit(), Error);
+        return;
+      }
+      std::vector<float> y(4, 1);
+      EXPECT_EQ(outcome(engine, request(engine, Kind::allreduce, "y", {in_place(y)})), Code::internal);
+    });
+  }
 }
 
 // A copy that fails ends the epoch on all ranks, with a cause.

@@ -254,5 +254,26 @@ TEST_F(RequestStruct, IsPreparedOnceAndStartedOften) {
   for (int64_t prepared : {both, one, none}) EXPECT_EQ(lightcc_discard(prepared), LIGHTCC_OK);
 }
 
+TEST_F(RequestStruct, ThatIsPreparedIsFilledInPlace) {
+  const int64_t both = lightcc_prepare(&request);
+  request.count = 1;
+  request.name = "v";
+  tensors[0].input = tensors[0].output;
+  const int64_t in_place = lightcc_prepare(&request);
+  ASSERT_GT(in_place, 0) << lightcc_error();
+  std::vector<float> from(x.size(), 7);
+  const int64_t twice[] = {in_place, in_place};
+  const void* const sources[] = {from.data(), nullptr};
+  ASSERT_EQ(lightcc_fill_all(twice, sources, 2), LIGHTCC_OK) << lightcc_error();
+  EXPECT_EQ(x, from);
+  start_and_finish(in_place);
+  EXPECT_EQ(x, from);
+  EXPECT_EQ(lightcc_fill_all(&both, sources, 1), LIGHTCC_INVALID_ARGUMENT);
+  EXPECT_STREQ(lightcc_error(), "allreduce of tensor 'w' cannot be filled: it is not one tensor in place");
+  for (int64_t prepared : {both, in_place}) EXPECT_EQ(lightcc_discard(prepared), LIGHTCC_OK);
+  EXPECT_EQ(lightcc_fill_all(&in_place, sources, 1), LIGHTCC_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(lightcc_error()).find("unknown prepared request "), 0u);
+}
+
 }  // namespace
 }  // namespace lightcc

@@ -15,24 +15,27 @@ using scaling::Vector;  // the widest access
 // What a block copies at a time: a few accesses of each of its threads. A multiple of the widest access, so that all
 // tiles of a piece lie alike.
 constexpr size_t kTileBytes = 16 << 10;
-constexpr uint32_t kMostPieces = 144;
 
 // The pieces of one launch, as the kernel's only argument.
-struct Pieces {
-  void* to[kMostPieces];
-  const void* from[kMostPieces];
-  size_t bytes[kMostPieces];   // 1 or more
-  uint32_t end[kMostPieces];   // tiles of this piece and all before it
+template <uint32_t kMost> struct Pieces {
+  static constexpr uint32_t kRoom = kMost;
+  void* to[kMost];
+  const void* from[kMost];
+  size_t bytes[kMost];   // 1 or more
+  uint32_t end[kMost];   // tiles of this piece and all before it
   uint32_t count;
 };
-static_assert(sizeof(Pieces) <= 4096, "CUDA before 12.1 takes no more as a kernel's arguments");
+// As many as fit into a kernel's arguments: any CUDA takes 4 KiB, and 12.1 and later, with such a driver, 32,764 bytes.
+using FewPieces = Pieces<144>;
+using ManyPieces = Pieces<1169>;
+static_assert(sizeof(FewPieces) <= 4096 && sizeof(ManyPieces) <= 32764);
 
 // ---- on the host
 
 // Adds the first of the copies, as many as there is room for; returns how many these are. Some may have no bytes.
-inline size_t take(Pieces& pieces, const CudaCopy* copies, size_t count) {
+template <uint32_t kMost> inline size_t take(Pieces<kMost>& pieces, const CudaCopy* copies, size_t count) {
   size_t taken = 0;
-  for (; taken < count && pieces.count < kMostPieces; ++taken) {
+  for (; taken < count && pieces.count < kMost; ++taken) {
     const CudaCopy& copy = copies[taken];
     if (copy.bytes == 0) continue;
     const uint32_t before = pieces.count > 0 ? pieces.end[pieces.count - 1] : 0;
@@ -44,24 +47,32 @@ inline size_t take(Pieces& pieces, const CudaCopy* copies, size_t count) {
   return taken;
 }
 
-LIGHTCC_HOST_DEVICE inline uint32_t tiles_of(const Pieces& pieces) {
+template <uint32_t kMost> LIGHTCC_HOST_DEVICE inline uint32_t tiles_of(const Pieces<kMost>& pieces) {
   return pieces.count > 0 ? pieces.end[pieces.count - 1] : 0;
 }
 
 // ---- one thread's share
 
-// So many a thread reads before it writes the first: else it would wait for each.
-constexpr uint32_t kAtOnce = 4;
+constexpr uint32_t kLineBytes = 128;  // that the threads of a warp write at a time, if they begin where it does
 
+// So many words a thread reads before it writes the first: else it would wait for each.
+template <class Word> constexpr uint32_t kAtOnce = sizeof(Word) < 4 ? 8 : 64 / sizeof(Word);
+
+// The first thread begins where the line does in which the output begins.
 template <class Word>
 LIGHTCC_HOST_DEVICE inline void copy_words(uint32_t thread, uint32_t threads, Word* to, const Word* from,
                                            uint32_t count) {
-  for (uint32_t i = thread; i < count; i += kAtOnce * threads) {
-    Word words[kAtOnce] = {};
-    LIGHTCC_UNROLL for (uint32_t k = 0; k < kAtOnce; ++k)
-      if (i + k * threads < count) words[k] = from[i + k * threads];
-    LIGHTCC_UNROLL for (uint32_t k = 0; k < kAtOnce; ++k)
-      if (i + k * threads < count) to[i + k * threads] = words[k];
+  const auto before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(to) % kLineBytes / sizeof(Word));
+  for (uint32_t i = thread; i < before + count; i += kAtOnce<Word> * threads) {
+    Word words[kAtOnce<Word>] = {};
+    LIGHTCC_UNROLL for (uint32_t k = 0; k < kAtOnce<Word>; ++k) {
+      const uint32_t at = i + k * threads - before;  // wraps round before the first word
+      if (at < count) words[k] = from[at];
+    }
+    LIGHTCC_UNROLL for (uint32_t k = 0; k < kAtOnce<Word>; ++k) {
+      const uint32_t at = i + k * threads - before;
+      if (at < count) to[at] = words[k];
+    }
   }
 }
 
@@ -79,9 +90,10 @@ LIGHTCC_HOST_DEVICE inline void copy_tile(uint32_t thread, uint32_t threads, uin
   for (uint32_t i = after + thread; i < bytes; i += threads) to[i] = from[i];
 }
 
-// The first piece that ends behind the tile.
-LIGHTCC_HOST_DEVICE inline uint32_t piece_of(const Pieces& pieces, uint32_t tile) {
-  uint32_t first = 0, last = pieces.count - 1;
+// The first piece that ends behind the tile; `first`: that, or one before it.
+template <uint32_t kMost>
+LIGHTCC_HOST_DEVICE inline uint32_t piece_of(const Pieces<kMost>& pieces, uint32_t tile, uint32_t first) {
+  uint32_t last = pieces.count - 1;
   while (first < last) {
     const uint32_t middle = (first + last) / 2;
     if (pieces.end[middle] > tile)
@@ -94,11 +106,13 @@ LIGHTCC_HOST_DEVICE inline uint32_t piece_of(const Pieces& pieces, uint32_t tile
 
 // Of every `blocks`-th tile from `block` on, what this thread of the block copies: in the widest words that both
 // addresses allow.
+template <uint32_t kMost>
 LIGHTCC_HOST_DEVICE inline void copy_share(uint32_t thread, uint32_t threads, uint32_t block, uint32_t blocks,
-                                           const Pieces& pieces) {
+                                           const Pieces<kMost>& pieces) {
   const uint32_t tiles = tiles_of(pieces);
+  uint32_t piece = 0;
   for (uint32_t tile = block; tile < tiles; tile += blocks) {
-    const uint32_t piece = piece_of(pieces, tile);
+    piece = piece_of(pieces, tile, piece);
     const uint32_t first = piece > 0 ? pieces.end[piece - 1] : 0;
     const size_t begin = (tile - first) * kTileBytes, left = pieces.bytes[piece] - begin;
     const auto bytes = static_cast<uint32_t>(left < kTileBytes ? left : kTileBytes);
