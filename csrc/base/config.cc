@@ -241,6 +241,11 @@ const Knob kKnobs[] = {
      "The NCCL that is used, in place of the one that the process has loaded already (PyTorch's), or else of the "
      "system's `libnccl.so.2`.",
      [](Config& c, const Value& v) { c.nccl_library = v.text; }, [](const Config& c) { return c.nccl_library; }},
+    {"HOROVOD_NUM_NCCL_STREAMS",
+     "On so many streams, at most 16, the collectives of a GPU run by NCCL, by turns. Each has a communicator and a "
+     "fusion buffer of its own (docs/gpu.md). Rank 0's value holds.",
+     [](Config& c, const Value& v) { c.nccl_streams = int(v.whole(1, 16, "a number of streams, 1 to 16")); },
+     [](const Config& c) { return std::to_string(c.nccl_streams); }},
     {"HOROVOD_BATCH_D2D_MEMCOPIES",
      "1: tensors that are fused for NCCL are copied into one buffer, and back, by one kernel each. 0: one by one.",
      [](Config& c, const Value& v) { c.batch_copies = v.flag(); },
@@ -260,6 +265,7 @@ constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION",
                                    "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                                    "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT", "LIGHT_2D_ALLREDUCE",
                                    "LIGHT_HIERARCHICAL_THRESHOLD", "HOROVOD_HIERARCHICAL_ALLGATHER",
+                                   "HOROVOD_NUM_NCCL_STREAMS",
                                    "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "HOROVOD_AUTOTUNE",
                                    "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO", "LIGHT_TOPK_THRESHOLD",
                                    "LIGHT_TOPK_FP16"};

@@ -48,6 +48,7 @@ struct Config {
   bool nccl = true;                  // LIGHTCC_NCCL: tensors of GPUs go by NCCL where they can
   bool nccl_2d = false;              // LIGHTCC_NCCL_2D: hierarchical all-reduces there too
   std::string nccl_library;          // LIGHTCC_NCCL_LIBRARY: in place of the one that is found
+  int nccl_streams = 1;              // HOROVOD_NUM_NCCL_STREAMS: that batches of a GPU run on by turns
   bool batch_copies = true;          // HOROVOD_BATCH_D2D_MEMCOPIES: fused tensors of a GPU are copied in one launch
   std::string port_range;            // LIGHTCC_PORT_RANGE: the only ports to listen on, "20000-20100"
 };

@@ -19,7 +19,6 @@ inline constexpr Idle kIdle[] = {
     {"HOROVOD_CYCLE_TIME", kNoCycle},
     {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "two candidates are compared, and there is no Gaussian process"},
     {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
-    {"HOROVOD_NUM_NCCL_STREAMS", "the collectives of a GPU run on one stream"},
     {"HOROVOD_ENABLE_ASYNC_COMPLETION", "nothing waits for a GPU to complete a collective", true},
     {"HOROVOD_ENABLE_XLA_OPS", "it registers no XLA kernels", false},
     {"HOROVOD_DISABLE_NVTX_RANGES", "it emits no NVTX ranges", true},

@@ -176,18 +176,23 @@ std::future<void> NcclCommunicator::abort() {
 // ---- NcclCommunicators
 
 NcclCommunicators::~NcclCommunicators() {
-  if (all) end(0).wait_for(kAbortPatience);
+  if (!all.empty()) end(0).wait_for(kAbortPatience);
 }
 
 void NcclCommunicators::check() {
-  for (const auto* one : {&all, &local, &cross})
-    if (*one) (*one)->ready();
+  const auto check_one = [](const auto& one) {
+    if (one) one->ready();
+  };
+  std::ranges::for_each(all, check_one);
+  check_one(local);
+  check_one(cross);
 }
 
 std::future<void> NcclCommunicators::end(uint64_t deadline_ns) {
-  std::vector<std::unique_ptr<NcclCommunicator>> each;
-  for (auto* one : {&all, &local, &cross})
-    if (*one) each.push_back(std::move(*one));
+  std::vector<std::unique_ptr<NcclCommunicator>> each = std::exchange(all, {});
+  each.push_back(std::move(local));
+  each.push_back(std::move(cross));
+  std::erase(each, nullptr);
   std::promise<void> promise;
   std::future<void> ended = promise.get_future();
   std::thread([each = std::move(each), deadline_ns, promise = std::move(promise)]() mutable {

@@ -48,10 +48,11 @@ class NcclCommunicator {
   void* comm_ = nullptr;  // nullptr: it has ended
 };
 
-// A member's communicators, which end together. Two are for 2D and may be missing: among the members of its node, and
-// among those that have its place on each node.
+// A member's communicators, which end together: among all members, one for each stream; and two for 2D, which may be
+// missing: among the members of its node, and among those that have its place on each node.
 struct NcclCommunicators {
-  std::unique_ptr<NcclCommunicator> all, local, cross;
+  std::vector<std::unique_ptr<NcclCommunicator>> all;
+  std::unique_ptr<NcclCommunicator> local, cross;
 
   ~NcclCommunicators();  // aborts; does not wait for long
   void check();          // throws Error{internal} if one has failed
@@ -69,7 +70,7 @@ const void* nccl_scale(const CudaFunctions&, int device, void* stream, DType, do
 class NcclBackend : public Backend {
  public:
   const char* name() const override { return "nccl"; }
-  // Accepts nothing until then. All must outlive this.
+  // Accepts nothing until then. All must outlive this. May be called again, for another stream and its communicator.
   void connect(const CudaFunctions& cuda, NcclCommunicator& communicator, void* stream) {
     cuda_ = &cuda, communicator_ = &communicator, stream_ = stream;
   }

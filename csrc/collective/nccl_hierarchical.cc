@@ -16,7 +16,7 @@ NcclHierarchicalBackend::Phase::Phase(const CudaFunctions& cuda, int device, voi
     : stream(its_stream), launched{{CudaEvent(cuda, device), CudaEvent(cuda, device)}} {}
 
 void NcclHierarchicalBackend::connect(const CudaFunctions& cuda, NcclCommunicators& communicators, void* stream) {
-  const int device = communicators.all->device();
+  const int device = communicators.all[0]->device();
   cuda_ = &cuda;
   communicators_ = &communicators;
   cross_stream_.emplace(cuda, device);
@@ -34,7 +34,7 @@ class NcclHierarchicalBackend::Allreduce : public Work {
   Allreduce(NcclHierarchicalBackend& backend, const Collective& c)
       : backend_(backend),
         communicators_(*backend.communicators_),
-        device_(communicators_.all->device()),
+        device_(communicators_.all[0]->device()),
         members_(communicators_.local->members()),
         c_(c) {
     const int64_t unit = members_ * int64_t(kPartBytes / size_of(c_.dtype));
@@ -122,7 +122,7 @@ class NcclHierarchicalBackend::Allreduce : public Work {
   void launch_rest(int64_t count) {
     const size_t begin = size_t(c_.count - count) * size_of(c_.dtype);
     void* const stream = reduced().stream;
-    launch(*communicators_.all, nullptr, stream, [&](const NcclFunctions& nccl, void* comm) {
+    launch(*communicators_.all[0], nullptr, stream, [&](const NcclFunctions& nccl, void* comm) {
       return nccl.AllReduce(static_cast<const std::byte*>(input_) + begin, static_cast<std::byte*>(c_.output) + begin,
                             size_t(count), nccl_dtype(c_.dtype), nccl_op(c_.op), comm, stream);
     });

@@ -59,7 +59,7 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
     item.request->results.resize(item.request->what.tensors.size());
     if (item.request->what.device == DeviceKind::cuda)
       owners_.insert(owners_.end(), item.request->inputs.size(), item.request.get());
-    item.request->by_nccl = by_nccl();
+    item.request->nccl = nccl_;
     if (nccl_) nccl_->follow(*item.request);
   }
   if (kind == Kind::allreduce) {

@@ -35,7 +35,7 @@ void Engine::end_by_device(const Error& error) {
 // the stream is given nothing else.
 void Engine::note_stream(Request& request, StreamMark* last) {
   request.delivered = nullptr;
-  request.by_nccl = false;
+  request.nccl = nullptr;
   if (request.place.kind == DeviceKind::cpu) return;
   if (last && last->event && last->place == request.place) {
     request.ready = last->event;

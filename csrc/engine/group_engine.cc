@@ -238,7 +238,7 @@ bool GroupEngine::begin_batch() {
   if (batches_.empty() || running_.size() == batches_at_a_time()) return false;
   const bool has_turn = takes_turn(batches_[0]), settles = settles_nccl(batches_[0]);
   const bool is_alone = settles || runs_on_gpu(batches_[0], selector_);
-  if (is_alone && nccl_stream_ && !nccl_stream_->has_room()) return false;
+  if (is_alone && is_gpu_full()) return false;
   const bool may_begin = running_.empty() || (!is_alone && !running_.back()->by_nccl() &&
                                               may_overlap(running_.back()->items(), nodes_) &&
                                               may_overlap(batches_[0], nodes_));

@@ -107,9 +107,11 @@ class GroupEngine : public ControlPlaneOwner {
   bool coordinate();
   bool begin_batch();
   GpuWays ways_of(const std::vector<BatchItem>&);
+  GpuWays next_stream();
   bool settles_nccl(const std::vector<BatchItem>&) const;
   bool takes_turn(const std::vector<BatchItem>&) const;
   bool settle_nccl(const Request&);
+  bool is_gpu_full() const;
   void watch_gpu();
   void hand_back(const RequestPtr&, Code, const std::string& text);
   bool run_batches();
@@ -154,7 +156,8 @@ class GroupEngine : public ControlPlaneOwner {
   NcclHierarchicalBackend* nccl_2d_ = nullptr;          // and this, if there are several nodes
   bool nccl_settled_ = false;                           // whether they use it
   std::unique_ptr<NcclSetup> nccl_setup_;               // while they do
-  NcclStream* nccl_stream_ = nullptr;                   // of launches_
+  std::vector<NcclStream*> nccl_streams_;               // of launches_, one a communicator, and then never empty
+  size_t nccl_stream_ = 0;                              // the next batch's
   std::unique_ptr<NcclCommunicators> communicators_;
   bool gpu_is_busy_ = false;                            // with what it was given by NCCL, when last looked at
   uint64_t watched_ns_ = 0;

@@ -1,5 +1,7 @@
 // What a group engine does for tensors of GPUs: they run on their GPU if all members can use NCCL, else through the
 // host.
+#include <algorithm>
+
 #include "base/clock.h"
 #include "collective/node_links.h"
 #include "engine/group_engine.h"
@@ -39,15 +41,30 @@ bool GroupEngine::settle_nccl(const Request& first) {
   nccl_settled_ = true;
   if (!communicators_) return true;
   const CudaFunctions& functions = cuda(config_.cuda_library);
-  nccl_stream_ = &launches_.stream(functions, communicators_->all->device(), config_.batch_copies);
-  nccl_->connect(functions, *communicators_->all, nccl_stream_->get());
-  if (communicators_->local) nccl_2d_->connect(functions, *communicators_, nccl_stream_->get());
+  const int device = communicators_->all[0]->device();
+  for (size_t i = 0; i < communicators_->all.size(); ++i)
+    nccl_streams_.push_back(&launches_.stream(functions, device, i, config_.batch_copies));
+  nccl_->connect(functions, *communicators_->all[0], nccl_streams_[0]->get());
+  if (communicators_->local) nccl_2d_->connect(functions, *communicators_, nccl_streams_[0]->get());
   return true;
+}
+
+// All members take the streams by the same turns, as each runs the same batches by NCCL.
+GpuWays GroupEngine::next_stream() {
+  const size_t turn = nccl_stream_;
+  nccl_stream_ = (turn + 1) % nccl_streams_.size();
+  NcclStream* const stream = nccl_streams_[turn];
+  if (communicators_) nccl_->connect(cuda(config_.cuda_library), *communicators_->all[turn], stream->get());
+  return {.nccl = stream};
+}
+
+bool GroupEngine::is_gpu_full() const {
+  return !nccl_streams_.empty() && !nccl_streams_[nccl_stream_]->has_room();
 }
 
 GpuWays GroupEngine::ways_of(const std::vector<BatchItem>& batch) {
   if (batch[0].request->place.kind == DeviceKind::cpu) return {};
-  if (runs_on_gpu(batch, selector_)) return {.nccl = nccl_stream_};
+  if (runs_on_gpu(batch, selector_)) return next_stream();
   if (!staging_)
     staging_ = std::make_unique<Staging>(cuda(config_.cuda_library), peers_.arena(), [this] {
       std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -59,8 +76,8 @@ GpuWays GroupEngine::ways_of(const std::vector<BatchItem>& batch) {
 // A request that was agreed on: the program's stream goes on behind what was queued for it, also if it has failed.
 void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::string& text) {
   try {
-    if (request->by_nccl) {
-      nccl_stream_->finish(*request);
+    if (request->nccl) {
+      request->nccl->finish(*request);
       gpu_is_busy_ = communicators_ != nullptr;
     } else if (staging_ && request->place.kind == DeviceKind::cuda) {
       staging_->finish(*request, code != Code::ok);
@@ -76,14 +93,13 @@ void GroupEngine::watch_gpu() {
   const uint64_t now = now_ns();
   if (now - watched_ns_ < kWatchNs) return;
   watched_ns_ = now;
-  gpu_is_busy_ = !nccl_stream_->idle();
+  gpu_is_busy_ = !std::ranges::all_of(nccl_streams_, &NcclStream::idle);
   if (gpu_is_busy_) communicators_->check();
 }
 
 bool GroupEngine::polls() const {
   progress_lock_.assert_held();
-  const bool is_full = !batches_.empty() && nccl_stream_ && !nccl_stream_->has_room();
-  return nccl_setup_ || is_full || (!running_.empty() && running_[0]->by_nccl());
+  return nccl_setup_ || (!batches_.empty() && is_gpu_full()) || (!running_.empty() && running_[0]->by_nccl());
 }
 
 void GroupEngine::end_nccl(uint64_t deadline_ns) {

@@ -18,8 +18,8 @@ void NcclLaunches::end_turn(int group) {
   asked_.erase(group);
 }
 
-NcclStream& NcclLaunches::stream(const CudaFunctions& cuda, int device, bool batches_copies) {
-  auto& stream = streams_[device];
+NcclStream& NcclLaunches::stream(const CudaFunctions& cuda, int device, size_t number, bool batches_copies) {
+  auto& stream = streams_[{device, number}];
   if (!stream) stream = std::make_unique<NcclStream>(cuda, device, batches_copies);
   return *stream;
 }

@@ -7,7 +7,8 @@
 //    its turn where it is agreed on; the coordinator of another group asks for one once its batch is the next
 //    (LaunchRequest), and its members are told (LaunchTurn).
 // 3. A turn waits for nothing but turns before it: a batch that has one is agreed on.
-// 4. All that is queued on a device runs on one stream.
+// 4. All that is queued on a device runs on one stream; or (HOROVOD_NUM_NCCL_STREAMS) on a few. Then the device must be
+//    able to run a kernel of each at a time, as members may come to them in different orders.
 // Only whoever holds the progress lock calls it.
 #pragma once
 #include <deque>
@@ -15,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "collective/nccl.h"
@@ -34,7 +36,7 @@ class NcclLaunches {
   void end_turn(int group);                                // what it was for is queued, or needs none
   bool ask(int group) { return asked_.insert(group).second; }  // true once a turn
 
-  NcclStream& stream(const CudaFunctions&, int device, bool batches_copies);
+  NcclStream& stream(const CudaFunctions&, int device, size_t number, bool batches_copies);
 
   void forget(int group);                                  // it is gone, and its turns with it
   void add_ending(std::future<void> communicators);        // of a group; they end by themselves
@@ -43,7 +45,7 @@ class NcclLaunches {
  private:
   std::deque<int> turns_;                                  // groups
   std::set<int> asked_;                                    // groups whose coordinator this rank is
-  std::map<int, std::unique_ptr<NcclStream>> streams_;     // by device
+  std::map<std::pair<int, size_t>, std::unique_ptr<NcclStream>> streams_;  // by device and number
   std::vector<std::future<void>> endings_;
 };
 

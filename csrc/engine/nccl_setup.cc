@@ -52,7 +52,7 @@ NcclSetup::NcclSetup(const Config& config, const Group& group, const Selector& s
       selector_(selector),
       nodes_(std::move(nodes)),
       device_(device),
-      own_offer_(own_offer()) {
+      own_offer_{own_offer()} {
   gather(own_offer_, offers_);
 }
 
@@ -70,15 +70,16 @@ NcclSetup::Offer NcclSetup::own_offer() {
   return offer;
 }
 
-template <class Item> void NcclSetup::gather(const Item& own, std::vector<Item>& all) {
-  all.resize(size_t(group_.size()));
+template <class Item> void NcclSetup::gather(const std::vector<Item>& own, std::vector<Item>& all) {
+  const size_t members = size_t(group_.size());
+  all.resize(members * own.size());
   Collective c{};
   c.kind = Kind::allgather;
   c.index = group_.index();
   c.size = group_.size();
-  c.input = &own;
+  c.input = own.data();
   c.output = all.data();
-  c.counts.assign(all.size(), sizeof(Item));
+  c.counts.assign(members, int64_t(own.size() * sizeof(Item)));
   const Row& row = selector_.choose(c);
   work_ = row.backend->start(c, row.algorithm);
 }
@@ -100,22 +101,29 @@ void NcclSetup::decide() {
   const bool is_2d = are_even(nodes_) && std::ranges::all_of(offers_, [](const Offer& offer) {
     return offer.hierarchical != 0;
   });
+  const int streams = is_2d ? 1 : config_.nccl_streams;  // 2D has two, and a batch's copies are on the first
   if (group_.index() == 0)
     log(Level::info, !refused.empty()
                          ? "tensors of GPUs: through host memory, since NCCL cannot be used: " + refused
                          : "tensors of GPUs: by NCCL " + nccl_version_text(offers_[0].version) +
-                               (is_2d ? ", 2D for large all-reduces" : ""));
+                               (is_2d ? ", 2D for large all-reduces" : "") +
+                               (streams > 1 ? ", on " + std::to_string(streams) + " streams" : ""));
   if (!refused.empty()) {
     stage_ = Stage::done;
     return;
   }
   communicators_ = std::make_unique<NcclCommunicators>();
-  Planned all{std::vector<int>(offers_.size()), &NcclCommunicators::all};
-  std::iota(all.members.begin(), all.members.end(), 0);
-  planned_.push_back(std::move(all));
+  plan_all(size_t(streams));
   if (is_2d) plan_2d();
   make_ids();
   stage_ = Stage::ids;
+}
+
+void NcclSetup::plan_all(size_t streams) {
+  std::vector<int> members(offers_.size());
+  std::iota(members.begin(), members.end(), 0);
+  communicators_->all.resize(streams);
+  for (auto& place : communicators_->all) planned_.push_back({members, &place});
 }
 
 // Those of this member's node, and those that have its place on their node.
@@ -123,14 +131,15 @@ void NcclSetup::plan_2d() {
   const auto has_own = [&](const auto& members) { return std::ranges::count(members, group_.index()) > 0; };
   const auto& node = *std::ranges::find_if(nodes_, has_own);
   const auto place = std::ranges::find(node, group_.index()) - node.begin();
-  Planned cross{{}, &NcclCommunicators::cross};
+  Planned cross{{}, &communicators_->cross};
   for (const auto& other : nodes_) cross.members.push_back(other[size_t(place)]);
-  planned_.push_back({node, &NcclCommunicators::local});
+  planned_.push_back({node, &communicators_->local});
   planned_.push_back(std::move(cross));
 }
 
 void NcclSetup::make_ids() {
   const NcclFunctions& functions = nccl(config_.nccl_library);
+  own_ids_.resize(planned_.size());
   for (size_t i = 0; i < planned_.size(); ++i) {
     if (planned_[i].members[0] != group_.index()) continue;
     if (const int status = functions.GetUniqueId(&own_ids_[i]); status != kNcclSuccess)
@@ -142,16 +151,16 @@ void NcclSetup::make_ids() {
 
 // All members make theirs in the same order, one after the other.
 bool NcclSetup::connect_next() {
-  if (begun_ > 0 && !((*communicators_).*planned_[begun_ - 1].place)->ready()) return false;
+  if (begun_ > 0 && !(*planned_[begun_ - 1].place)->ready()) return false;
   if (begun_ == planned_.size()) {
     stage_ = Stage::done;
     return true;
   }
   const auto& [members, place] = planned_[begun_];
   const auto own = std::ranges::find(members, group_.index()) - members.begin();
-  (*communicators_).*place = std::make_unique<NcclCommunicator>(
+  *place = std::make_unique<NcclCommunicator>(
       cuda(config_.cuda_library), nccl(config_.nccl_library), device_, int(members.size()), int(own),
-      ids_[size_t(members[0])][begun_]);
+      ids_[size_t(members[0]) * planned_.size() + begun_]);
   ++begun_;
   return true;
 }

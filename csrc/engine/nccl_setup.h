@@ -38,13 +38,12 @@ class NcclSetup {
   // A communicator of this member, with whom, and where it goes.
   struct Planned {
     std::vector<int> members;
-    std::unique_ptr<NcclCommunicator> NcclCommunicators::*place;
+    std::unique_ptr<NcclCommunicator>* place;  // of communicators_
   };
-  static constexpr size_t kMostCommunicators = 3;
-  using Ids = std::array<NcclUniqueId, kMostCommunicators>;  // of those planned that the member is the first of
   Offer own_offer();
-  template <class Item> void gather(const Item& own, std::vector<Item>& all);
+  template <class Item> void gather(const std::vector<Item>& own, std::vector<Item>& all);
   void decide();
+  void plan_all(size_t streams);
   void plan_2d();
   void make_ids();
   bool connect();
@@ -56,11 +55,11 @@ class NcclSetup {
   const Hosts nodes_;
   const int device_;
   Stage stage_ = Stage::offers;
-  const Offer own_offer_;
+  const std::vector<Offer> own_offer_;
   std::vector<Offer> offers_;         // by member
   std::vector<Planned> planned_;
-  Ids own_ids_{};
-  std::vector<Ids> ids_;              // by member
+  std::vector<NcclUniqueId> own_ids_; // one for each planned, made where this member is its first
+  std::vector<NcclUniqueId> ids_;     // those of all members, one behind the other
   std::unique_ptr<Work> work_;
   std::unique_ptr<NcclCommunicators> communicators_;
   size_t begun_ = 0;                  // communicators

@@ -61,6 +61,7 @@ void NcclMemory::release() {
 }
 
 void NcclStream::follow(const Request& request) {
+  used_ = true;
   end_ = nullptr;
   memory_->release();
   if (request.ready == followed_) return;

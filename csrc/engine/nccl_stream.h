@@ -63,7 +63,7 @@ class NcclStream {
   std::shared_ptr<GpuOutput> output(size_t bytes, void** memory);
   // Orders the request's stream behind all that was queued.
   void finish(Request&);
-  bool idle() const { return end_ && end_->reached(); }  // all that was queued has run
+  bool idle() const { return !used_ || (end_ && end_->reached()); }  // all that was queued has run
   // CUDA makes a thread wait that queues too much, and this one must not.
   bool has_room();
 
@@ -76,6 +76,7 @@ class NcclStream {
   size_t buffer_bytes_ = 0;
   std::deque<std::shared_ptr<CudaEvent>> ends_;  // of batches that may not have run
   std::shared_ptr<CudaEvent> followed_;  // the last, which requests of one call share
+  bool used_ = false;
   std::shared_ptr<CudaEvent> end_;  // of all that was queued; nullptr: nobody has asked since
   std::vector<std::pair<int, void*>> behind_;  // streams that are ordered behind it
 };

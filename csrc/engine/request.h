@@ -17,6 +17,7 @@ struct OutputDeleter {
 };
 
 class CudaEvent;
+class NcclStream;
 
 // Where an output of a GPU's request lies until the caller takes it.
 struct GpuOutput {
@@ -78,7 +79,7 @@ struct Request {
 
   // The engine's, until finished; then the caller's.
   std::vector<Output> results;
-  bool by_nccl = false;            // it runs on its GPU, and is not copied to the host
+  NcclStream* nccl = nullptr;      // where it runs on its GPU; nullptr: it is copied to the host
   std::shared_ptr<CudaEvent> delivered;  // the outputs of a GPU's request are there; nullptr: nothing was queued
   int new_group = -1;              // add_group
   int last_joined = -1;            // join: the world rank that joined last

@@ -132,7 +132,7 @@ SETTINGS: Sequence[Union[Value, Switch]] = (
           "end the job after; default 0 = never", "stall_check.shutdown_time_seconds"),
     Switch("--mpi-threads-disable", "--no-mpi-threads-disable", "HOROVOD_MPI_THREADS_DISABLE", "without effect", "",
            "library_options.mpi_threads_disable"),
-    Value("--num-nccl-streams", "HOROVOD_NUM_NCCL_STREAMS", WHOLE, "without effect",
+    Value("--num-nccl-streams", "HOROVOD_NUM_NCCL_STREAMS", WHOLE, "streams of a GPU on which NCCL runs by turns",
           "library_options.num_nccl_streams"),
     Value("--thread-affinity", "HOROVOD_THREAD_AFFINITY", WHOLE, "without effect", "library_options.thread_affinity"),
     Value("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", WHOLE,

@@ -9,12 +9,17 @@ using namespace test;
 
 constexpr int64_t kSlice = int64_t(kStagedSliceBytes / sizeof(float));
 
-class Gpus : public GpuTest, public testing::WithParamInterface<bool> {
+class Gpus : public GpuTest, public testing::WithParamInterface<int> {
  protected:
-  Gpus() { config_.nccl = GetParam(); }
+  Gpus() {
+    config_.nccl = GetParam() > 0;
+    config_.nccl_streams = std::max(GetParam(), 1);
+    nccl_.set_kernels(config_.nccl_streams);
+  }
 };
-INSTANTIATE_TEST_SUITE_P(By, Gpus, testing::Values(false, true),
-                         [](const auto& info) { return info.param ? "Nccl" : "Host"; });
+INSTANTIATE_TEST_SUITE_P(By, Gpus, testing::Values(0, 1, 3), [](const auto& info) {
+  return info.param == 0 ? "Host" : info.param == 1 ? "Nccl" : "NcclOnStreams";
+});
 
 TEST_P(Gpus, AllreduceInPlaceAndNot) {
   for (const std::vector<int>& hosts : {std::vector<int>{1}, {2}, {3}, {1, 1}, {2, 1}}) {

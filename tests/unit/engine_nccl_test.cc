@@ -298,6 +298,32 @@ TEST_F(Nccl, ManyMayBeQueued) {
   });
 }
 
+// ---- several streams
+
+// A long kernel of the program, which one collective waits for, does not hold up those of the other streams.
+TEST_F(Nccl, BatchesTakeTheStreamsByTurns) {
+  config_.nccl_streams = 3;
+  nccl_.set_kernels(3);
+  Ranks ranks(std::vector<int>{2, 1}, config_);
+  std::atomic<bool> go_on{false};
+  std::atomic<int> read{0};
+  ranks.each([&](Engine& engine, int rank) {
+    void *held = stream_of(rank), *free = stream_of(rank);
+    expect_sum(engine, rank, 3);  // on the first
+    GpuTensor x(*this, rank, 10, held), y(*this, rank, 10, free), z(*this, rank, 10, free);
+    for (GpuTensor* one : {&x, &y, &z}) one->fill(1);
+    cuda_.run(rank, held, "a long kernel", {}, [&] {
+      while (!go_on) std::this_thread::yield();
+    });
+    for (GpuTensor* one : {&x, &y, &z}) done(engine, on_gpu(engine, Kind::allreduce, "x", {one}, {one}));
+    EXPECT_EQ(y.read(), std::vector<float>(10, 3));
+    EXPECT_EQ(z.read(), std::vector<float>(10, 3));
+    if (++read == 3) go_on = true;
+    EXPECT_EQ(x.read(), std::vector<float>(10, 3));
+  });
+  EXPECT_EQ(nccl_.leaks(), 9u);
+}
+
 // ---- 2D
 
 class Nccl2d : public Nccl {
@@ -333,6 +359,13 @@ TEST_F(Nccl2d, WhereAllNodesHaveEquallyManyMembers) {
   Ranks parts(4, config_);
   expect_sums(parts);
   EXPECT_EQ(nccl_.leaks(), 12u) << "two nodes on one host";
+}
+
+TEST_F(Nccl2d, HasStreamsEnoughOfItsOwn) {
+  config_.nccl_streams = 3;
+  Ranks ranks(std::vector<int>{2, 2}, config_);
+  expect_sums(ranks);
+  EXPECT_EQ(nccl_.leaks(), 12u);
 }
 
 TEST_F(Nccl2d, NotWhereItIsNotWanted) {

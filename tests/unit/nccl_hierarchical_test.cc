@@ -27,7 +27,7 @@ class NcclHierarchical : public NcclDoubles {
       };
       NcclHierarchicalBackend backend({.least_bytes = 1, .chunk_bytes = 64});
       NcclCommunicators communicators;
-      communicators.all = connected(me.ranks, me.rank, ids[0]);
+      communicators.all.push_back(connected(me.ranks, me.rank, ids[0]));
       communicators.local = connected(members, place, ids[size_t(1 + node)]);
       communicators.cross = connected(nodes, node, ids[size_t(1 + nodes + place)]);
       backend.connect(CudaDouble::functions(), communicators, me.stream);
