@@ -34,6 +34,8 @@ def main() -> int:
     parts.run("staged, 2 ranks", on_ranks(2, "check_training.py", "check_collectives.py"), 150, LIGHTCC_NCCL="0")
     parts.run("NCCL, 1 rank", on_ranks(1, "check_training.py", "check_collectives.py"), 90, BY_NCCL, LIGHTCC_NCCL="1",
               **info)
+    parts.run("NCCL, 1 rank, 2 streams", on_ranks(1, "check_training.py"), 60, "on 2 streams", LIGHTCC_NCCL="1",
+              HOROVOD_NUM_NCCL_STREAMS="2", **info)
     parts.run("NCCL, 2 ranks: training", on_ranks(2, "check_training.py"), 60, BY_NCCL, **variables(), **short)
     parts.run("NCCL, 2 ranks: collectives", on_ranks(2, "check_collectives.py"), 120, BY_NCCL, **variables(), **short)
     for way, expected in (("staged", ""), ("nccl", BY_NCCL)):
