@@ -45,10 +45,10 @@ OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 # Without what starts programs of its own: they have been run with the newest.
 # In Keras of 2.13 compression_stats(optimizer) counts nothing (docs/compression.md).
 LEFT_OUT_2.13.0 := test_keras_compressed.py test_keras_elastic_jobs.py test_tensorflow_examples.py test_tensorflow_as_horovod.py test_tensorflow_docs.py test_tensorflow_bench.py
-# Tests run side by side where they mostly wait: parts of the unit tests, and files whose tests are not on ranks.
+# Tests run side by side where they often wait: parts of the unit tests, and files whose tests are not on ranks.
 PARTS = seq 0 $$(($(1) - 1)) | xargs -P $(1) -I {} env GTEST_TOTAL_SHARDS=$(1) GTEST_SHARD_INDEX={}
 PYTEST = -m pytest -q
-SIDE_BY_SIDE = -n 2 --dist loadfile
+SIDE_BY_SIDE = -n $(1) --dist loadfile
 # ThreadSanitizer's memory map does not fit every kernel's address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
@@ -74,9 +74,9 @@ demo: build/installed
 
 # From tests, so that `import lightcc` finds the installed package and not the source folder, which has no core.
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
-	$(call WITH_TORCH,0) $(SIDE_BY_SIDE) python regressions multihost
+	$(call WITH_TORCH,0) $(call SIDE_BY_SIDE,3) python regressions multihost
 	$(call WITH_TORCH,2$(comma)3) python
-	$(call TENSORFLOW,$(NEWEST),0) $(SIDE_BY_SIDE)
+	$(call TENSORFLOW,$(NEWEST),0) $(call SIDE_BY_SIDE,2)
 	$(call TENSORFLOW,$(NEWEST),2)
 
 test-all: test test-rest sanitize fuzz
@@ -98,7 +98,7 @@ TENSORFLOW = cd tests/python && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-fu
   LIGHTCC_TEST_SIZES=$(2) ../../build/tensorflow-$(1)/bin/python $(PYTEST) $(filter-out $(LEFT_OUT_$(1)),$(or $(3),$(WITH_TENSORFLOW)))
 
 define OLD_TENSORFLOW
-	$(call TENSORFLOW,$(1),0) $(SIDE_BY_SIDE)
+	$(call TENSORFLOW,$(1),0) $(call SIDE_BY_SIDE,2)
 	$(call TENSORFLOW,$(1),2)
 
 endef

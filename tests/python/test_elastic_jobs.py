@@ -227,7 +227,7 @@ def test_random_kills_lose_nothing(tmp_path):
     seed = int(os.environ.get("LIGHTCC_TEST_SEED") or random.randrange(1 << 30))
     print(f"LIGHTCC_TEST_SEED={seed}")
     rng = random.Random(seed)
-    left = int(os.environ.get("LIGHTCC_TEST_KILLS") or 8)
+    left = int(os.environ.get("LIGHTCC_TEST_KILLS") or 4)
     while left > 0:
         left -= check_random_kills(tmp_path, rng, min(left, KILLS_OF_A_JOB))
 
