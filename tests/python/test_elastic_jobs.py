@@ -223,7 +223,7 @@ KILLS_OF_A_JOB = 4
 
 
 def test_random_kills_lose_nothing(tmp_path):
-    """Eight kills at random moments, from outside or at a point of the loop, of a worker or of a host."""
+    """Kills at random moments, from outside or at a point of the loop, of a worker or of a host."""
     seed = int(os.environ.get("LIGHTCC_TEST_SEED") or random.randrange(1 << 30))
     print(f"LIGHTCC_TEST_SEED={seed}")
     rng = random.Random(seed)
