@@ -7,6 +7,7 @@
     python bench/multihost.py --rates 1gbit --hosts 2,2 2,2,2,2 3,1 --flat --cyclic --sizes 16M,64M --rounds 9
     python bench/multihost.py --rates 1gbit --hosts 2,2,2,2 --gradients --rounds 9
     python bench/multihost.py --rates 100mbit 1gbit --hosts 2,2,2,2 --compression topk:0.01 topk:0.001 --rounds 5
+    python bench/multihost.py --hosts 1,1 2,2,2,2 --rates 1gbit --harp --sizes 1M,16M --rounds 9
     python bench/multihost.py --hosts 1,1 --openmpi --lone --sizes 4K,64K,1M,16M,64M
 
 The hosts are network namespaces on one bridge, made here and removed at the end (tests/multihost/emulated.py), so all
@@ -138,6 +139,7 @@ def arguments() -> argparse.Namespace:
                         help="of each host's cable, each way, as 1gbit; none (the default) is what the machine can do")
     parser.add_argument("--flat", action="store_true", help="lightcc without its hierarchy as well, by turns")
     parser.add_argument("--uncalibrated", action="store_true", help="lightcc without calibration as well, by turns")
+    parser.add_argument("--harp", action="store_true", help="lightcc over HARP (LIGHTCC_NET=harp) as well, by turns")
     parser.add_argument("--model", action="store_true",
                         help="lightcc with other algorithms as well, all beside the cost model; with --rates")
     parser.add_argument("--cyclic", action="store_true", help="with ranks dealt to the hosts round robin as well")

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from cables import LEAST_BOUND_BYTES, LEAST_GOODPUT, share_of_rate
 from floor import bound_s
 from multihost_driven import OPEN_MPI, OURS
-from multihost_sides import CYCLIC, STEP, Case, Samples
+from multihost_sides import CYCLIC, OVER_HARP, STEP, Case, Samples
 from peers import gloo, own
 from report import KIB, MIB, ratio_of, time_text
 
@@ -14,6 +14,7 @@ GOAL_RATIO = {16 * MIB: 0.8, 64 * MIB: 0.8}  # to gloo, on two hosts of one rank
 GOAL_SPREAD = 2.0                            # the largest sample by the median, in the same rows
 GOAL_OPEN_MPI = {4 * KIB: 1.2, 64 * KIB: 1.2, MIB: 1.0, 16 * MIB: 1.0, 64 * MIB: 0.5}  # in the same rows
 GOAL_CYCLIC = 1.02
+GOAL_HARP = 1.0                              # of TCP's time, where a cable bounds both
 GOAL_CPU = 1.0
 GOAL_GRADIENTS_BY_BOUND, GOAL_GRADIENTS = 1.06, 0.7
 GOAL_SMALL = {500: 0.030}                    # seconds, by the number of tensors
@@ -88,6 +89,8 @@ def goals_of(row: Dict[str, Any]) -> List[Goal]:
                   for name in ratios if (row["rate"], name) in GOAL_COMPRESSION]
     if CYCLIC in ratios and row["rate"] and nbytes >= LEAST_BOUND_BYTES:
         found.append(Goal(f"{CYCLIC} / host order", 1 / ratios[CYCLIC][0], GOAL_CYCLIC))
+    if OVER_HARP in ratios and row["rate"] == CABLE and nbytes >= LEAST_BOUND_BYTES:
+        found.append(Goal(f"{OVER_HARP} / over TCP", 1 / ratios[OVER_HARP][0], GOAL_HARP))
     if best and row["cpu_s"][best]:
         found.append(Goal(f"CPU seconds, lightcc / {best}", row["cpu_s"][own.NAME] / row["cpu_s"][best], GOAL_CPU))
     return found

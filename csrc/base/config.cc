@@ -70,6 +70,14 @@ struct Value {
     if (const auto value = switch_of(text)) return *value;
     refuse("0 or 1 (or true, false, yes, no, on, off)");
   }
+  std::string one_of(std::initializer_list<const char*> words) const {
+    std::string expected;
+    for (const char* word : words) {
+      if (lower(text) == word) return word;
+      expected += (expected.empty() ? "" : " or ") + std::string(word);
+    }
+    refuse(expected);
+  }
   int level() const {
     const std::string word = lower(text);
     for (int i = 0; i < 6; ++i) {
@@ -215,6 +223,10 @@ const Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.iface = v.text; },
      [](const Config& c) { return c.iface; },
      {"HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"}},
+    {"LIGHTCC_NET",
+     "What carries data and messages between hosts: `tcp`, or `harp`, lightcc's own stack over UDP (docs/harp.md). "
+     "Rank 0's value holds.",
+     [](Config& c, const Value& v) { c.net = v.one_of({"tcp", "harp"}); }, [](const Config& c) { return c.net; }},
     {"LIGHTCC_HOST_ID",
      "Ranks with different values never share memory, as if they were on different hosts; with equal ones they do if "
      "they can. If it is not set, boot id, network namespace and user decide who may.",
@@ -265,7 +277,7 @@ constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION",
                                    "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                                    "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT", "LIGHT_2D_ALLREDUCE",
                                    "LIGHT_HIERARCHICAL_THRESHOLD", "HOROVOD_HIERARCHICAL_ALLGATHER",
-                                   "HOROVOD_NUM_NCCL_STREAMS",
+                                   "HOROVOD_NUM_NCCL_STREAMS", "LIGHTCC_NET",
                                    "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "HOROVOD_AUTOTUNE",
                                    "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO", "LIGHT_TOPK_THRESHOLD",
                                    "LIGHT_TOPK_FP16"};

@@ -73,6 +73,7 @@ void Engine::use(Calibrated calibrated) {
 void Engine::reset_counters() {
   with_peers([&](Peers&) {
     for (auto& value : counters_.values) value = 0;
+    harp_bytes_before_ = peers_->sent_bytes("harp");
   });
 }
 

@@ -55,6 +55,7 @@ class Engine : public GroupEngineOwner {
   const World& world() const { return world_; }
   const Config& config() const { return config_; }
   const Counters& counters() const { return counters_; }
+  uint64_t harp_bytes() const { return peers_->sent_bytes("harp") - harp_bytes_before_; }
   const std::string& selector_text() const { return selector_text_; }  // of the whole world's
   const std::string& network_text() const { return calibrated_.network; }  // empty: nothing was measured
   Timeline& timeline() { return *timeline_; }
@@ -167,6 +168,7 @@ class Engine : public GroupEngineOwner {
   std::string selector_text_;
   Calibrated calibrated_{};
   Counters counters_;
+  std::atomic<uint64_t> harp_bytes_before_{0};
   const std::unique_ptr<Timeline> timeline_;
   Tracing tracing_{*timeline_};
   WaitHabit wait_habit_;

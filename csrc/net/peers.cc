@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/clock.h"
+
 namespace lightcc {
 
 Peers::Peers(std::unique_ptr<LocalRanks> local_ranks)
@@ -27,7 +29,9 @@ Peers::Peers(int rank, Topology topology, const std::vector<Contact>& contacts,
   for (size_t peer = 0; peer < contacts.size(); ++peer) {
     names_.push_back(contacts[peer].name);
     if (is_local(int(peer))) continue;
-    const auto leads_there = [&](const NamedTransport& one) { return contacts[peer].address(one.name) != nullptr; };
+    const auto leads_there = [&](const NamedTransport& one) {
+      return !one.only_watches && contacts[peer].address(one.name) != nullptr;
+    };
     const auto found = std::find_if(transports_.begin(), transports_.end(), leads_there);
     if (found == transports_.end())
       throw Error(Code::internal, "no transport leads to " + contacts[peer].name + ": no address of it is known");
@@ -55,19 +59,39 @@ std::unique_ptr<Link> Peers::data_link(int group, int lane, int peer) {
 
 void Peers::reset_group(int group) {
   local_ranks_->reset_group(group);
-  for (auto& [name, transport] : transports_) transport->retire(serial(group));
+  for (auto& [name, transport, only_watches] : transports_) transport->retire(serial(group));
   ++generation_[size_t(group)];
 }
 
 bool Peers::step() {
   bool moved = false;
-  for (auto& [name, transport] : transports_) moved |= transport->step();
+  for (const NamedTransport& one : transports_)
+    if (!one.only_watches || is_time_to_watch()) moved |= one.transport->step();
   return moved;
+}
+
+bool Peers::is_time_to_watch() {
+  const uint64_t now = now_ns();
+  if (now - watched_ns_ < kWatchNs) return false;
+  watched_ns_ = now;
+  return true;
+}
+
+void Peers::probe(int peer) {
+  for (const NamedTransport& one : transports_)
+    if (one.only_watches) return one.transport->probe(peer);
+  route(peer).probe(peer);
+}
+
+void Peers::mark_left(int peer) {
+  for (const NamedTransport& one : transports_)
+    if (one.only_watches) one.transport->mark_left(peer);
+  route(peer).mark_left(peer);
 }
 
 void Peers::flush_and_wake() {
   local_ranks_->wake_marked();
-  for (auto& [name, transport] : transports_) transport->flush();
+  for (auto& [name, transport, only_watches] : transports_) transport->flush();
 }
 
 void Peers::wake_urgently(int peer) {
@@ -78,24 +102,31 @@ bool Peers::network_busy() const {
   return std::any_of(transports_.begin(), transports_.end(), [](auto& one) { return one.transport->busy(); });
 }
 
+uint64_t Peers::sent_bytes(const std::string& wanted) const {
+  uint64_t bytes = 0;
+  for (const auto& [name, transport, only_watches] : transports_)
+    if (name == wanted) bytes += transport->sent_bytes();
+  return bytes;
+}
+
 void Peers::end_links(const Error& cause) {
-  for (auto& [name, transport] : transports_) transport->end(cause);
+  for (auto& [name, transport, only_watches] : transports_) transport->end(cause);
 }
 
 bool Peers::finish_links() {
   bool delivered = true;
-  for (auto& [name, transport] : transports_) delivered &= transport->finish();
+  for (auto& [name, transport, only_watches] : transports_) delivered &= transport->finish();
   return delivered;
 }
 
 void Peers::close_links() {
-  for (auto& [name, transport] : transports_) transport->close();
+  for (auto& [name, transport, only_watches] : transports_) transport->close();
 }
 
 void Peers::close_in_child(bool transports_are_whole) {
   if (heartbeats_) heartbeats_->close_in_child();
   if (!transports_are_whole) return;
-  for (auto& [name, transport] : transports_) transport->close_in_child();
+  for (auto& [name, transport, only_watches] : transports_) transport->close_in_child();
 }
 
 // ---- sleeping
@@ -105,7 +136,7 @@ void Peers::wait_for_network(uint64_t timeout_ns) { poll_transports(timeout_ns, 
 void Peers::poll_transports(uint64_t timeout_ns, int also) {
   std::array<pollfd, kMostTransports + 1> fds{{{also, POLLIN, 0}}};
   nfds_t count = 1;
-  for (auto& [name, transport] : transports_) {
+  for (auto& [name, transport, only_watches] : transports_) {
     fds[count++] = {transport->descriptor(), POLLIN, 0};
     timeout_ns = std::min(timeout_ns, transport->arm());
   }

@@ -17,6 +17,7 @@ namespace lightcc {
 struct NamedTransport {
   std::string name;            // as contacts call it
   std::unique_ptr<Transport> transport;
+  bool only_watches = false;   // no route leads over it: it tells which peers have died
 };
 
 class Peers {
@@ -62,8 +63,9 @@ class Peers {
 
   // Of all transports, or of the one that leads to the peer (transport.h).
   bool network_busy() const;
-  void probe(int peer) { route(peer).probe(peer); }
-  void mark_left(int peer) { route(peer).mark_left(peer); }
+  uint64_t sent_bytes(const std::string& transport) const;  // 0 if there is none of that name; any thread
+  void probe(int peer);
+  void mark_left(int peer);
   void end_links(const Error& cause);
   bool finish_links();
   void close_links();
@@ -86,8 +88,10 @@ class Peers {
 
  private:
   static constexpr size_t kMostTransports = 4;
+  static constexpr uint64_t kWatchNs = 1'000'000;  // a transport that only watches has no more to do
   Transport& route(int peer) { return *route_[size_t(peer)]; }
   int serial(int group) const { return group + LocalRanks::kGroups * generation_[size_t(group)]; }
+  bool is_time_to_watch();
   bool become_poller(Sleeper);       // false: another thread is; if that is the engine thread, it is on its way out
   void poll_transports(uint64_t timeout_ns, int also);
 
@@ -97,6 +101,7 @@ class Peers {
   std::vector<std::string> names_;
   std::vector<NamedTransport> transports_;
   std::vector<Transport*> route_;    // by rank; nullptr: it is local
+  uint64_t watched_ns_ = 0;          // when transports that only watch last made a step
   std::unique_ptr<HeartbeatSocket> heartbeats_;
   std::vector<int> generation_ = std::vector<int>(LocalRanks::kGroups);  // how often a group slot was used before
   static constexpr int kNobody = 0;

@@ -60,6 +60,7 @@ class Transport : public Pollable, public TransportLifecycle {
   virtual std::unique_ptr<Link> link(int group, int lane, int peer) = 0;
   virtual bool step() = 0;                       // whatever can be done without waiting; true if anything moved
   virtual void flush() = 0;                      // what was committed since the last
+  virtual uint64_t sent_bytes() const { return 0; }  // of records that were committed, if it counts them; any thread
   // Nothing was ever heard of the peer. If it is not there, step() throws.
   virtual void probe(int /*peer*/) {}
   virtual void mark_left(int /*peer*/) {}        // it has shut down: that it is not there any more is no loss

@@ -71,6 +71,25 @@ using HarpShmPair = HarpPair<Transport::kControl, true>;
 INSTANTIATE_TYPED_TEST_SUITE_P(HarpUdp, LinkContract, HarpUdpPair);
 INSTANTIATE_TYPED_TEST_SUITE_P(HarpShm, LinkContract, HarpShmPair);
 
+TEST(HarpFrames, AreReadWholeOrRefused) {
+  const std::string hello = frame_of(HarpHello{7, 1, Transport::kControl, 3, 2}), said = std::string(2000, 'x');
+  ASSERT_TRUE(hello_in(hello));
+  EXPECT_EQ(frame_of(*hello_in(hello)), hello);
+  const std::string notice = frame_of(HarpNotice{Code::timeout, "a stall"});
+  const std::string longest = frame_of(HarpNotice{Code::ok, said});
+  EXPECT_EQ(notice_in(notice).why, "a stall");
+  EXPECT_EQ(notice_in(notice).code, Code::timeout);
+  EXPECT_LT(longest.size(), 1000u) << "it fits into a packet";
+  EXPECT_EQ(said.find(notice_in(longest).why.substr(0, 800)), 0u);
+  for (const std::string& frame : {hello, notice})
+    for (const std::string& wrong : {frame + "x", frame.substr(1), frame.substr(0, frame.size() - 1), std::string()}) {
+      EXPECT_FALSE(hello_in(wrong));
+      EXPECT_THROW(notice_in(wrong), Error);
+    }
+  EXPECT_FALSE(hello_in(notice));
+  EXPECT_THROW(notice_in(hello), Error);
+}
+
 // Sends a word from one rank to the other, which shall get it.
 void pass(HarpCluster& cluster, Link& from, Link& to, uint64_t word) {
   std::byte* room = nullptr;

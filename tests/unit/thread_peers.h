@@ -1,5 +1,6 @@
 // Ranks that are threads of one process, on one host or on emulated ones.
 #pragma once
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,7 +27,7 @@ struct ThreadHosts {           // hosts of so many ranks each
   std::vector<std::string> names;
 };
 
-// TCP over loopback and heartbeats between the hosts.
+// TCP over loopback, or HARP (LIGHTCC_TEST_NET=harp), and heartbeats between the hosts.
 inline std::vector<std::unique_ptr<Peers>> thread_peers(const std::vector<int>& ranks_of_hosts) {
   ThreadHosts hosts(ranks_of_hosts);
   std::vector<std::unique_ptr<Peers>> peers;
@@ -35,15 +36,21 @@ inline std::vector<std::unique_ptr<Peers>> thread_peers(const std::vector<int>& 
     return peers;
   }
   const JobCredentials credentials{"threads", "1", "a secret", 0};
+  const Address loopback = Address::parse("127.0.0.1");
+  const char* net = std::getenv("LIGHTCC_TEST_NET");
+  std::vector<std::unique_ptr<HarpTransport>> harp(hosts.names.size());
   std::vector<ListenSockets> sockets;
   std::vector<Contact> contacts;
-  for (const std::string& name : hosts.names) {
-    sockets.push_back(open_listen_sockets(Address::parse("127.0.0.1"), {}));
-    contacts.push_back(contact_of(name, {local_address(sockets.back().listener.get())}));
+  for (size_t rank = 0; rank < hosts.names.size(); ++rank) {
+    if (net && std::string(net) == "harp") harp[rank] = open_harp(loopback, int(rank), 0);
+    sockets.push_back(open_listen_sockets(loopback, {}));
+    contacts.push_back(contact_of(hosts.names[rank], {local_address(sockets.back().listener.get())},
+                                  harp[rank] ? harp[rank]->address() : ""));
   }
-  for (int rank = 0; rank < hosts.size(); ++rank)
-    peers.push_back(connect_peers(credentials, rank, hosts.topology, contacts,
-                                  std::move(hosts.local_ranks[size_t(rank)]), std::move(sockets[size_t(rank)]), {}));
+  for (size_t rank = 0; rank < hosts.names.size(); ++rank)
+    peers.push_back(connect_peers(credentials, int(rank), hosts.topology, contacts,
+                                  std::move(hosts.local_ranks[rank]), std::move(sockets[rank]), {},
+                                  std::move(harp[rank])));
   return peers;
 }
 

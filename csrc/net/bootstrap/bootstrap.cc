@@ -147,10 +147,17 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     if (own.empty() && is_reachable_locally(presence_names[0], deadline_) && exchange_->root_address())
       own = {exchange_->root_address().text()};
     const int leader = find_leader(world_.rank, likely, presence_names, deadline_);
+    // A rank without an address is on rank 0's host, to which nobody came from elsewhere: it needs no links.
+    std::unique_ptr<HarpTransport> harp;
+    if (with_settings(config_, settings[0]).net == "harp" && !own.empty())
+      harp = open_harp(Address::parse(own[0]), world_.rank, credentials_.epoch);
+    const std::string own_harp = harp ? harp->address() : "";
     std::vector<std::vector<Address>> addresses;
-    for (const std::string& note : exchange(WireWriter().put(leader).put(own))) {
+    std::vector<std::string> harp_addresses;
+    for (const std::string& note : exchange(WireWriter().put(leader).put(own_harp).put(own))) {
       WireReader reader(note);
       leaders.push_back(reader.get<int>());
+      harp_addresses.push_back(reader.text());
       auto& nics = addresses.emplace_back();
       for (uint32_t left = reader.length(sizeof(uint32_t)); left > 0; --left)
         nics.push_back(Address::parse(reader.text()));
@@ -166,7 +173,7 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
       if (nics.empty() && topology.host_of[size_t(rank)] != host)
         throw Error(Code::internal, "init: no address is known for " + names[size_t(rank)] + "; set LIGHTCC_IFACE");
       for (Address& nic : nics) nic = nic.with_port(ports[size_t(rank)]);
-      contacts.push_back(contact_of(names[size_t(rank)], nics));
+      contacts.push_back(contact_of(names[size_t(rank)], nics, harp_addresses[size_t(rank)]));
     }
 
     auto& on_this_host = topology.hosts[size_t(host)];
@@ -179,7 +186,7 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     if (topology.hosts.size() == 1)
       return {std::make_unique<Peers>(std::move(local_ranks)), world_, agreed, how};
     auto peers = connect_peers(credentials, world_.rank, topology, contacts, std::move(local_ranks),
-                               std::move(sockets), from);
+                               std::move(sockets), from, std::move(harp));
     return {std::move(peers), world_, agreed, how};
   }
 

@@ -12,7 +12,9 @@
 namespace lightcc {
 namespace {
 
-const std::string kTcp = "tcp";
+const std::string kTcp = "tcp", kHarp = "harp";
+// Who is lost, heartbeats and TCP find out: a process that is stopped is not, until this.
+constexpr uint32_t kHarpSilenceMs = 600'000;
 
 std::unique_ptr<LocalRanks> share_memory(LocalExchange& exchange, int rank, int size, const std::string& name,
                                          const std::string& note, const Deadline& deadline) {
@@ -79,31 +81,51 @@ ListenSockets open_listen_sockets(const Address& at, Ports ports) {
   }
 }
 
-Contact contact_of(const std::string& name, const std::vector<Address>& listens_at) {
+std::unique_ptr<HarpTransport> open_harp(const Address& at, int rank, int epoch) {
+  return std::make_unique<HarpTransport>(
+      HarpOptions{.interface = at.with_port(0).text(), .peer_timeout_ms = kHarpSilenceMs}, rank, uint64_t(epoch));
+}
+
+Contact contact_of(const std::string& name, const std::vector<Address>& listens_at, const std::string& harp) {
   Contact contact{name};
   for (const Address& address : listens_at) contact.addresses.push_back({kTcp, address.text()});
+  if (!harp.empty()) contact.addresses.push_back({kHarp, harp});
   return contact;
 }
 
 std::unique_ptr<Peers> connect_peers(const JobCredentials& credentials, int rank, const Topology& topology,
                                      const std::vector<Contact>& contacts, std::unique_ptr<LocalRanks> local_ranks,
-                                     ListenSockets sockets, std::vector<Address> from) {
+                                     ListenSockets sockets, std::vector<Address> from,
+                                     std::unique_ptr<HarpTransport> harp) {
   std::vector<TcpPeer> tcp_peers;
+  std::vector<HarpPeer> harp_peers;
   std::vector<Address> heartbeat_addresses;  // the ports are the same
   for (const Contact& contact : contacts) {
     TcpPeer& peer = tcp_peers.emplace_back(TcpPeer{contact.name, {}});
     for (const NamedAddress& one : contact.addresses)
       if (one.transport == kTcp) peer.addresses.push_back(Address::parse(one.address));
     heartbeat_addresses.push_back(peer.addresses.empty() ? Address() : peer.addresses[0]);
+    const std::string* at = contact.address(kHarp);
+    if (harp && !at && !topology.share_host(int(harp_peers.size()), rank))
+      throw Error(Code::internal, "init: LIGHTCC_NET=harp, and no address of HARP's is known for " + contact.name);
+    harp_peers.push_back({contact.name, at ? *at : ""});
   }
-  auto tcp = std::make_unique<TcpTransport>(credentials, rank, std::move(tcp_peers), std::move(sockets.listener),
-                                            std::move(from));
   auto heartbeats = std::make_unique<HeartbeatSocket>(credentials, rank, topology, std::move(heartbeat_addresses),
                                                       std::move(sockets.heartbeats), *local_ranks);
+  auto tcp = std::make_unique<TcpTransport>(credentials, rank, std::move(tcp_peers), std::move(sockets.listener),
+                                            std::move(from));
   tcp->set_liveness_check(
       [heartbeats = heartbeats.get()](int peer, uint64_t since) { return heartbeats->heard_since(peer, since); });
+  const bool over_harp = harp != nullptr;
   std::vector<NamedTransport> transports;
-  transports.push_back({kTcp, std::move(tcp)});
+  if (over_harp) {
+    harp->set_peers(std::move(harp_peers));
+    // Two ranks that use a link have a TCP connection as well, which carries nothing: the kernel of a host tells by it
+    // that a process has died. The higher rank connects.
+    harp->set_watch([tcp = tcp.get()](int peer) { tcp->link(0, Transport::kControl, peer)->peek(1); });
+    transports.push_back({kHarp, std::move(harp)});
+  }
+  transports.push_back({kTcp, std::move(tcp), over_harp});
   return std::make_unique<Peers>(rank, topology, contacts, std::move(local_ranks), std::move(transports),
                                  std::move(heartbeats));
 }

@@ -8,6 +8,7 @@
 #include "base/deadline.h"
 #include "net/address.h"
 #include "net/handshake.h"
+#include "net/harp/harp_transport.h"
 #include "net/peers.h"
 
 namespace lightcc {
@@ -23,11 +24,17 @@ struct ListenSockets {         // for ranks of other hosts: one port, TCP for li
 };
 ListenSockets open_listen_sockets(const Address& at, Ports);
 
-// A rank's contact, given where it listens, one address a NIC; none: it is not to be reached from elsewhere.
-Contact contact_of(const std::string& name, const std::vector<Address>& listens_at);
-// contacts: of all ranks; those of this host are not connected to. from: where connections start, one address a NIC;
-// empty: wherever the system has them start. Heartbeats take the first NIC.
+// For LIGHTCC_NET=harp; at: the address of a NIC. Throws Error{internal} where HARP cannot.
+std::unique_ptr<HarpTransport> open_harp(const Address& at, int rank, int epoch);
+
+// A rank's contact, given where it listens, one address a NIC; none: it is not to be reached from elsewhere. harp: as
+// its HarpTransport says, or "".
+Contact contact_of(const std::string& name, const std::vector<Address>& listens_at, const std::string& harp = "");
+// contacts: of all ranks; those of this host are not connected to. Links are HARP's where that is given, else TCP's.
+// from: where connections of TCP start, one address a NIC; empty: wherever the system has them start. Heartbeats take
+// the first NIC.
 std::unique_ptr<Peers> connect_peers(const JobCredentials&, int rank, const Topology&, const std::vector<Contact>&,
-                                     std::unique_ptr<LocalRanks>, ListenSockets, std::vector<Address> from);
+                                     std::unique_ptr<LocalRanks>, ListenSockets, std::vector<Address> from,
+                                     std::unique_ptr<HarpTransport> = nullptr);
 
 }  // namespace lightcc

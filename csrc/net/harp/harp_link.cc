@@ -4,23 +4,10 @@
 #include <cstring>
 #include <utility>
 
-#include "base/text.h"
-#include "base/wire.h"
-
 namespace lightcc {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kMostWhy = 900;  // bytes of a notice's text, so that it fits into the smallest packet
-
-std::string frame_of(const HarpNotice& notice) {
-  return WireWriter().put(notice.code).put(cut(notice.why, kMostWhy)).take();
-}
-HarpNotice notice_in(std::string_view bytes) {
-  WireReader reader(bytes);
-  const Code code = reader.get_enum<Code>(int(Code::internal) + 1);
-  return {code, reader.text()};
-}
 
 }  // namespace
 

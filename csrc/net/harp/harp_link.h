@@ -2,7 +2,7 @@
 // lent last. A record is one packet, received where the port read it to. Where the connection comes from:
 // harp_transport.h.
 //
-// On the wire: who connects says first which link it is for (harp_transport.cc). A record without bytes is none of the
+// On the wire: who connects says first which link it is for (harp_frames.h). A record without bytes is none of the
 // link's: it says that the next one is a HarpNotice, the last thing that is sent.
 #pragma once
 #include <cstdint>
@@ -11,17 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "harp_plugin/harp.h"
+#include "net/harp/harp_frames.h"
 #include "net/link.h"
 
 namespace lightcc {
-
-// Why nothing more follows: all that was committed has been sent (ok), or the epoch has ended at that end.
-struct HarpNotice {
-  Code code = Code::ok;
-  std::string why;
-};
 
 class HarpStream {
  public:

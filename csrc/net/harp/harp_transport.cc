@@ -6,37 +6,13 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/wire.h"
 
 namespace lightcc {
 namespace {
 
 constexpr uint64_t kLookNs = 20'000'000;   // at all links, also where nothing has come
 constexpr uint64_t kWaitingNs = 1'000'000; // while something waits for room
-constexpr uint32_t kMagic = 0x6861726c;    // "lrah" on the wire
-
-struct HarpHello {  // the first record of a stream
-  uint64_t epoch;
-  int32_t group, lane, from, to;
-};
-std::string frame_of(const HarpHello& hello) {
-  const auto& [epoch, group, lane, from, to] = hello;
-  return WireWriter().put(kMagic).put(epoch).put(group).put(lane).put(from).put(to).take();
-}
-std::optional<HarpHello> hello_in(std::string_view bytes) {
-  try {
-    WireReader in(bytes);
-    if (in.get<uint32_t>() != kMagic) return {};
-    HarpHello hello{};
-    hello.epoch = in.get<uint64_t>();
-    hello.group = in.get<int32_t>(), hello.lane = in.get<int32_t>();
-    hello.from = in.get<int32_t>(), hello.to = in.get<int32_t>();
-    if (!in.empty()) return {};
-    return hello;
-  } catch (const Error&) {
-    return {};
-  }
-}
+constexpr uint64_t kHelloNs = 10'000'000'000;  // a peer that has connected says within so long for which link
 
 // "1440,<the handle's bytes in hexadecimal>"
 std::string text_of(const harp_handle& handle, size_t record_bytes) {
@@ -74,7 +50,10 @@ class HarpTransport::HarpLink : public Link {
   HarpLink(HarpTransport& transport, const Key& key, LinkState& state)
       : transport_(transport), key_(key), state_(state) {}
   std::byte* reserve(size_t n) override { return open(), state_.stream.reserve(n); }
-  void commit(size_t n) override { state_.stream.commit(n); }
+  void commit(size_t n) override {
+    state_.stream.commit(n);
+    transport_.sent_bytes_.fetch_add(n, std::memory_order_relaxed);
+  }
   const std::byte* peek(size_t n) override {
     if (state_.connects) open();  // only the rank that connects must act before the peer does
     return state_.stream.peek(n);
@@ -115,6 +94,7 @@ std::string HarpTransport::address() const { return text_of(handle_, harp_most_r
 void HarpTransport::set_peers(std::vector<HarpPeer> peers) {
   peers_ = std::move(peers);
   left_.resize(peers_.size());
+  watched_.resize(peers_.size());
 }
 
 // ---- links
@@ -142,7 +122,12 @@ void HarpTransport::open(const Key& key, LinkState& state) {
   const std::string hello = frame_of({epoch_, key.group, key.lane, rank_, key.peer});
   std::memcpy(state.stream.reserve(hello.size()), hello.data(), hello.size());
   state.stream.commit(hello.size());
+  attach(key, state, connection);
+}
+
+void HarpTransport::attach(const Key& key, LinkState& state, harp_connection* connection) {
   state.stream.attach(connection);
+  if (watch_ && !std::exchange(watched_[size_t(key.peer)], true)) watch_(key.peer);
 }
 
 void HarpTransport::probe(int peer) {
@@ -153,22 +138,24 @@ void HarpTransport::probe(int peer) {
 
 void HarpTransport::accept() {
   harp_connection* connection = nullptr;
-  while (listener_ && harp_accept(listener_, &connection) == HARP_OK) incoming_.push_back(connection);
-  std::erase_if(incoming_, [&](harp_connection* one) { return admit(one); });
+  while (listener_ && harp_accept(listener_, &connection) == HARP_OK) incoming_.push_back({connection, now_ns()});
+  std::erase_if(incoming_, [&](const Incoming& one) { return admit(one); });
 }
 
-bool HarpTransport::admit(harp_connection* connection) {
+bool HarpTransport::admit(const Incoming& incoming) {
+  harp_connection* const connection = incoming.connection;
   const void* record = nullptr;
   size_t bytes = 0;
   const int status = harp_recv_zc(connection, &record, &bytes);
-  if (status == HARP_PENDING) return false;
+  if (status == HARP_PENDING && now_ns() - incoming.since_ns < kHelloNs) return false;
   const auto hello = status == HARP_OK ? hello_in({static_cast<const char*>(record), bytes}) : std::nullopt;
   const bool is_peers = hello && hello->epoch == epoch_ && hello->to == rank_ && hello->from > rank_ &&
                         size_t(hello->from) < peers_.size() && !peers_[size_t(hello->from)].address.empty();
-  LinkState* state = is_peers ? &link_state({hello->group, hello->lane, hello->from}) : nullptr;
+  const Key key = is_peers ? Key{hello->group, hello->lane, hello->from} : Key{};
+  LinkState* state = is_peers ? &link_state(key) : nullptr;
   if (!state || state->is_closed || state->stream.connected()) return harp_close(connection), true;
   harp_consume(connection, 1);
-  state->stream.attach(connection);
+  attach(key, *state, connection);
   if (ended_) state->stream.send_notice({ended_->code(), ended_->what()});
   return true;
 }
@@ -254,7 +241,7 @@ void HarpTransport::close() {
   if (!context_) return;
   end(Error(Code::shut_down, "this rank has shut down"));
   link_states_.clear();
-  for (harp_connection* one : std::exchange(incoming_, {})) harp_close(one);
+  for (const Incoming& one : std::exchange(incoming_, {})) harp_close(one.connection);
   if (listener_) harp_stop_listening(std::exchange(listener_, nullptr));
   waiting_ = 0;
 }

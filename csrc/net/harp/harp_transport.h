@@ -1,9 +1,11 @@
 // Links to ranks of other hosts over HARP (docs/harp.md): a stream for each (peer, group, lane), made when it is first
 // used. The higher rank connects, with the handle that the peer's contact holds: contacts travel in the ranks' own
 // authenticated exchange (bootstrap/), and who does not know the nonce in a handle opens nothing. What was lost on the
-// way is sent again by HARP; a peer of which nothing is heard for so long is lost.
+// way is sent again by HARP; a peer of which nothing is heard for so long is lost. Whoever knows more of peers is told
+// which of them are used.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -32,10 +34,13 @@ class HarpTransport : public Transport {
   ~HarpTransport() override;
   std::string address() const;                    // for the contacts of this rank, as text
   void set_peers(std::vector<HarpPeer>);          // by world rank, before anything else below
+  // Called when the first stream to or from a peer comes about.
+  void set_watch(std::function<void(int peer)> watch) { watch_ = std::move(watch); }
 
   std::unique_ptr<Link> link(int group, int lane, int peer) override;
   bool step() override;
   void flush() override;
+  uint64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
   void mark_left(int peer) override { left_[size_t(peer)] = 1; }
   void probe(int peer) override;
 
@@ -61,12 +66,17 @@ class HarpTransport : public Transport {
     bool retired = false, is_closed = false;
     bool sent_notice = false;
   };
+  struct Incoming {                               // it has not said yet which link it is for
+    harp_connection* connection;
+    uint64_t since_ns;
+  };
   class HarpLink;
 
   LinkState& link_state(const Key&);
   void open(const Key&, LinkState&);
   void accept();
-  bool admit(harp_connection*);                   // false: it has not said yet which link it is for
+  void attach(const Key&, LinkState&, harp_connection*);
+  bool admit(const Incoming&);                    // false: it may still say it
   bool step(const Key&, LinkState&);
   void close(LinkState&);
 
@@ -77,10 +87,12 @@ class HarpTransport : public Transport {
   harp_handle handle_{};
   int descriptor_ = -1;
   std::vector<HarpPeer> peers_;
-  std::vector<char> left_;
+  std::vector<char> left_, watched_;
+  std::function<void(int peer)> watch_;
   std::map<Key, std::unique_ptr<LinkState>> link_states_;
-  std::vector<harp_connection*> incoming_;        // that have not said which link they are for
+  std::vector<Incoming> incoming_;
   std::unique_ptr<Error> ended_;
+  std::atomic<uint64_t> sent_bytes_{0};
   std::atomic<int> waiting_{0};                   // links that have something to hand over
   uint64_t looked_ns_ = 0;
 };
