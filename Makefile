@@ -36,10 +36,11 @@ TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
 WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
   test_objects.py test_join.py test_adasum.py test_docstrings.py test_manifest.py \
   $(notdir $(filter-out %_torch.py,$(wildcard tests/python/test_tensorflow_*.py tests/python/test_keras_*.py)))
-# What depends on how many ranks there are; the rest runs on two, and with PyTorch on three.
+# What depends on how many ranks there are; the rest runs on two.
 BY_RANKS := test_collectives.py test_gradients.py test_process_sets.py test_join.py test_adasum.py
 TORCH_BY_RANKS := $(BY_RANKS) test_group_collectives.py test_errors.py test_disagreements.py test_objects.py test_sparse.py \
-  test_optimizer.py test_torch_gradients.py test_uneven_training.py test_sync_batch_norm.py test_compressed_training.py
+  test_optimizer.py test_torch_gradients.py test_uneven_training.py test_sync_batch_norm.py test_compressed_training.py \
+  test_gpu_errors.py test_gpu_training.py
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 # Without what starts programs of its own: they have been run with the newest.
@@ -75,7 +76,7 @@ demo: build/installed
 # From tests, so that `import lightcc` finds the installed package and not the source folder, which has no core.
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 	$(call WITH_TORCH,0) $(call SIDE_BY_SIDE,3) python regressions multihost
-	$(call WITH_TORCH,2$(comma)3) python
+	$(call WITH_TORCH,2) python
 	$(call TENSORFLOW,$(NEWEST),0) $(call SIDE_BY_SIDE,2)
 	$(call TENSORFLOW,$(NEWEST),2)
 
@@ -86,7 +87,7 @@ test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed)
 	$(call TENSORFLOW,$(NEWEST),1,$(BY_RANKS)) >$(abspath build/one-rank.log) 2>&1 & \
 	  ($(call WITH_TORCH,1) $(TORCH_BY_RANKS:%=python/%)); torch=$$?; \
 	  wait $$!; tensorflow=$$?; cat build/one-rank.log; exit $$((torch + tensorflow))
-	$(call WITH_TORCH,4) $(TORCH_BY_RANKS:%=python/%)
+	$(call WITH_TORCH,3$(comma)4) $(TORCH_BY_RANKS:%=python/%)
 	$(call TENSORFLOW,$(NEWEST),3$(comma)4,$(BY_RANKS))
 	$(foreach version,$(OLDEST),$(call OLD_TENSORFLOW,$(version)))
 
