@@ -179,7 +179,7 @@ void calibrate(Engine& engine, const Cancellation* cancellation, uint64_t longes
   std::optional<Cluster> cluster;
   if (decides) {
     engine.with_peers([&](Peers& peers) {
-      cache = CacheFile::of(config.cache_dir, hosts_subject(peers, config.iface));
+      cache = CacheFile::of(config.cache_dir, hosts_subject(peers, config));
     });
     if (const auto known = cache.get(kCached)) cluster = cluster_of(*known, topology);
   }

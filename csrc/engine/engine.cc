@@ -377,7 +377,7 @@ std::string Engine::plans_text() {
 std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
   return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, counters_, tracing_,
                                        progress_lock_, launches_, *this,
-                                       CacheFile::of(config_.cache_dir, hosts_subject(*peers_, config_.iface)));
+                                       CacheFile::of(config_.cache_dir, hosts_subject(*peers_, config_)));
 }
 
 // The members, or the id of the group to remove, came as the request's shape: so that ranks agree on them.

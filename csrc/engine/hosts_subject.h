@@ -4,13 +4,16 @@
 #include <string>
 #include <vector>
 
+#include "base/config.h"
 #include "net/peers.h"
 
 namespace lightcc {
 
-// The interfaces that are used, and of each host its name and how many ranks it has: the same in each job there.
-inline std::string hosts_subject(const Peers& peers, const std::string& interfaces) {
-  std::string text = "interfaces " + interfaces;
+// The interfaces that are used, what carries links, and of each host its name and how many ranks it has: the same in
+// each job there.
+inline std::string hosts_subject(const Peers& peers, const Config& config) {
+  std::string text = "interfaces " + config.iface;
+  if (config.net != Config{}.net) text += "; over " + config.net;
   for (const std::vector<int>& ranks : peers.topology().hosts) {
     const std::string& name = peers.name(ranks[0]);  // "rank 1 (pid 17) on host h"
     text += "; " + std::to_string(ranks.size()) + name.substr(std::min(name.find(" on host "), name.size()));

@@ -115,7 +115,10 @@ void Peers::end_links(const Error& cause) {
 
 bool Peers::finish_links() {
   bool delivered = true;
-  for (auto& [name, transport, only_watches] : transports_) delivered &= transport->finish();
+  for (auto& [name, transport, only_watches] : transports_) {
+    const bool done = transport->finish();
+    delivered &= done || only_watches;  // nothing was committed there
+  }
   return delivered;
 }
 

@@ -92,7 +92,7 @@ class Group:
 
     def take_back(self, member: Gradient) -> None:
         """One that has left travels with the others again, from its old place in their order."""
-        member.group = self
+        member.group, member.copied_late = self, False
         self.members = [one for one in self._all if one.group is self]
         self.missing += 1
         self.close()

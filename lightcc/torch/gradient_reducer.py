@@ -1,10 +1,11 @@
 """Reduces the gradients of an optimizer: each has a slot in memory that the ranks of a host share, or in that of its
 GPU, and is reduced there.
 
-One copy in, when a gradient is ready and still in the cache; none out: p.grad itself becomes a view of the slot. The
-slots of one dtype lie side by side in one slab, in the order in which backward usually makes gradients, so that the
-core can fuse neighbours without copying. A slot belongs to an epoch; it keeps its slab alive, and so does each view.
-A gradient that has been reduced is overwritten by the next reduction: who keeps p.grad across steps must clone it.
+One copy in, when a gradient is ready and still in the cache, or on a GPU together with others; none out: p.grad itself
+becomes a view of the slot. The slots of one dtype lie side by side in one slab, in the order in which backward usually
+makes gradients, so that the core can fuse neighbours without copying. A slot belongs to an epoch; it keeps its slab
+alive, and so does each view. A gradient that has been reduced is overwritten by the next reduction: who keeps p.grad
+across steps must clone it.
 
 Sparse gradients are gathered instead (lightcc.torch.sparse). All ranks must send a gradient in one form, and a rank
 without gradient cannot tell which. So all ranks settle a form together, when they first synchronize with a gradient of

@@ -30,8 +30,8 @@ class HeldGradients:
     """Of one reducer."""
 
     def __init__(self, handles: "array[int]", fill: Callable[[Gradient, torch.Tensor], None]):
-        """handles: gets those of all that is started. fill: a method that copies a gradient which is not of its slot's
-        shape; it does not keep its object alive."""
+        """handles: gets those of all that is started. fill: a method that copies a gradient which has not its slot's
+        layout; it does not keep its object alive."""
         self._handles, self._fill = handles, weakref.WeakMethod(fill)
         self._gradients: List[Gradient] = []
         self._bytes = 0

@@ -147,10 +147,10 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     if (own.empty() && is_reachable_locally(presence_names[0], deadline_) && exchange_->root_address())
       own = {exchange_->root_address().text()};
     const int leader = find_leader(world_.rank, likely, presence_names, deadline_);
-    // A rank without an address is on rank 0's host, to which nobody came from elsewhere: it needs no links.
+    // To a rank without an address nobody came from elsewhere, so all that are not on its host are so in name only.
     std::unique_ptr<HarpTransport> harp;
-    if (with_settings(config_, settings[0]).net == "harp" && !own.empty())
-      harp = open_harp(Address::parse(own[0]), world_.rank, credentials_.epoch);
+    if (with_settings(config_, settings[0]).net == "harp")
+      harp = open_harp(Address::parse(own.empty() ? "127.0.0.1" : own[0]), world_.rank, credentials_.epoch);
     const std::string own_harp = harp ? harp->address() : "";
     std::vector<std::vector<Address>> addresses;
     std::vector<std::string> harp_addresses;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kLookNs = 20'000'000;   // at all links, also where nothing has come
 constexpr uint64_t kWaitingNs = 1'000'000; // while something waits for room
-constexpr uint64_t kHelloNs = 10'000'000'000;  // a peer that has connected says within so long for which link
+constexpr uint64_t kHelloNs = 600'000'000'000;  // a peer that has connected says within so long for which link
 
 // "1440,<the handle's bytes in hexadecimal>"
 std::string text_of(const harp_handle& handle, size_t record_bytes) {
@@ -123,10 +123,12 @@ void HarpTransport::open(const Key& key, LinkState& state) {
   std::memcpy(state.stream.reserve(hello.size()), hello.data(), hello.size());
   state.stream.commit(hello.size());
   attach(key, state, connection);
+  has_news_ = true;  // what waits for the connection is to be handed over as soon as it is there
 }
 
 void HarpTransport::attach(const Key& key, LinkState& state, harp_connection* connection) {
   state.stream.attach(connection);
+  if (!std::exchange(state.is_active, true)) active_.push_back(&*link_states_.find(key));
   if (watch_ && !std::exchange(watched_[size_t(key.peer)], true)) watch_(key.peer);
 }
 
@@ -139,7 +141,8 @@ void HarpTransport::probe(int peer) {
 void HarpTransport::accept() {
   harp_connection* connection = nullptr;
   while (listener_ && harp_accept(listener_, &connection) == HARP_OK) incoming_.push_back({connection, now_ns()});
-  std::erase_if(incoming_, [&](const Incoming& one) { return admit(one); });
+  for (const Incoming& one : std::exchange(incoming_, {}))
+    if (!admit(one)) incoming_.push_back(one);
 }
 
 bool HarpTransport::admit(const Incoming& incoming) {
@@ -155,6 +158,7 @@ bool HarpTransport::admit(const Incoming& incoming) {
   LinkState* state = is_peers ? &link_state(key) : nullptr;
   if (!state || state->is_closed || state->stream.connected()) return harp_close(connection), true;
   harp_consume(connection, 1);
+  state->retired |= retired_.contains(key.group);
   attach(key, *state, connection);
   if (ended_) state->stream.send_notice({ended_->code(), ended_->what()});
   return true;
@@ -175,19 +179,26 @@ bool HarpTransport::step(const Key& key, LinkState& state) {
 }
 
 bool HarpTransport::step() {
-  const bool moved = harp_poll(context_) == HARP_OK;
+  flush();
+  const bool moved = std::exchange(has_news_, false);
   const uint64_t now = now_ns();
   if (!moved && waiting_ == 0 && now - looked_ns_ < kLookNs) return false;
   looked_ns_ = now;
   accept();
   int waiting = 0;
-  for (auto& [key, state] : link_states_)
-    if (!state->is_closed) waiting += step(key, *state);
+  for (auto* one : active_)
+    if (!one->second->is_closed) waiting += step(one->first, *one->second);
   waiting_ = waiting;
+  std::erase_if(active_, [this](auto* one) {
+    if (!one->second->is_closed) return false;
+    one->second->is_active = false;
+    if (one->second->retired) link_states_.erase(Key(one->first));
+    return true;
+  });
   return moved;
 }
 
-void HarpTransport::flush() { harp_poll(context_); }
+void HarpTransport::flush() { has_news_ |= harp_poll(context_) == HARP_OK; }
 
 uint64_t HarpTransport::arm() {
   uint64_t most_ns = 0;
@@ -215,12 +226,17 @@ bool HarpTransport::finish() {
 }
 
 void HarpTransport::retire(int group) {
-  for (auto it = link_states_.lower_bound({group, kProbe, 0}); it != link_states_.end() && it->first.group == group;
-       ++it) {
+  retired_.insert(group);
+  for (auto it = link_states_.lower_bound({group, kProbe, 0}); it != link_states_.end() && it->first.group == group;) {
     LinkState& state = *it->second;
-    if (state.is_closed || std::exchange(state.retired, true)) continue;
-    if (!state.stream.connected() && !state.stream.has_committed()) continue;
-    if (!std::exchange(state.sent_notice, true)) state.stream.send_notice({});
+    const bool is_unused = state.is_closed || (!state.stream.connected() && !state.stream.has_committed());
+    if (is_unused && !state.is_active) {
+      it = link_states_.erase(it);
+      continue;
+    }
+    state.retired = true;
+    if (!is_unused && !std::exchange(state.sent_notice, true)) state.stream.send_notice({});
+    ++it;
   }
 }
 
@@ -240,6 +256,7 @@ void HarpTransport::end(const Error& cause) {
 void HarpTransport::close() {
   if (!context_) return;
   end(Error(Code::shut_down, "this rank has shut down"));
+  active_.clear();
   link_states_.clear();
   for (const Incoming& one : std::exchange(incoming_, {})) harp_close(one.connection);
   if (listener_) harp_stop_listening(std::exchange(listener_, nullptr));

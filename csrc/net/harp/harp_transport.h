@@ -1,13 +1,13 @@
 // Links to ranks of other hosts over HARP (docs/harp.md): a stream for each (peer, group, lane), made when it is first
 // used. The higher rank connects, with the handle that the peer's contact holds: contacts travel in the ranks' own
 // authenticated exchange (bootstrap/), and who does not know the nonce in a handle opens nothing. What was lost on the
-// way is sent again by HARP; a peer of which nothing is heard for so long is lost. Whoever knows more of peers is told
-// which of them are used.
+// way is sent again by HARP; a peer of which nothing is heard for so long is lost.
 #pragma once
 #include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,7 +65,9 @@ class HarpTransport : public Transport {
     const bool connects;                          // this rank connects
     bool retired = false, is_closed = false;
     bool sent_notice = false;
+    bool is_active = false;                       // among active_
   };
+  using LinkStates = std::map<Key, std::unique_ptr<LinkState>>;
   struct Incoming {                               // it has not said yet which link it is for
     harp_connection* connection;
     uint64_t since_ns;
@@ -89,11 +91,14 @@ class HarpTransport : public Transport {
   std::vector<HarpPeer> peers_;
   std::vector<char> left_, watched_;
   std::function<void(int peer)> watch_;
-  std::map<Key, std::unique_ptr<LinkState>> link_states_;
+  LinkStates link_states_;
+  std::set<int> retired_;                         // groups, of which a peer's connection may still come
+  std::vector<LinkStates::value_type*> active_;   // those that have or had a connection, and were not closed for long
   std::vector<Incoming> incoming_;
   std::unique_ptr<Error> ended_;
   std::atomic<uint64_t> sent_bytes_{0};
   std::atomic<int> waiting_{0};                   // links that have something to hand over
+  bool has_news_ = true;                          // of the context's, that no step has looked at yet
   uint64_t looked_ns_ = 0;
 };
 
