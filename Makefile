@@ -88,7 +88,7 @@ test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed)
 	  ($(call WITH_TORCH,1) $(TORCH_BY_RANKS:%=python/%)); torch=$$?; \
 	  wait $$!; tensorflow=$$?; cat build/one-rank.log; exit $$((torch + tensorflow))
 	$(call WITH_TORCH,3$(comma)4) $(TORCH_BY_RANKS:%=python/%)
-	$(call TENSORFLOW,$(NEWEST),3$(comma)4,$(BY_RANKS))
+	$(call TENSORFLOW,$(NEWEST),3,$(BY_RANKS))
 	$(foreach version,$(OLDEST),$(call OLD_TENSORFLOW,$(version)))
 
 comma := ,
