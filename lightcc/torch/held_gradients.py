@@ -88,7 +88,8 @@ class HeldGradients:
                 with torch.no_grad(), contextlib.nullcontext() if gradient.stream is None else \
                         gradient.stream.as_current():
                     self._fill()(gradient, grad)
-        _core.fill_all(prepared, sources)
+        if prepared:
+            _core.fill_all(prepared, sources)
         for gradient, grad in uncopied:
             grad.data = gradient.slot
         self._uncopied = []  # now only: what an exception has left here must not pass for copied
