@@ -39,7 +39,7 @@ typedef struct harp_options {  /* zero or NULL: the default, or what the environ
   const char* interface;       /* udp: names of interfaces as in NCCL_SOCKET_IFNAME, or an IPv4 address */
   int32_t engines;             /* threads, each with a core of its own; default 1 */
   int32_t inline_mode;         /* 1: harp_test and harp_poll do the work of the engine while called; 2: threads only;
-                                  default: by cores */
+                                  3: harp_poll alone, for who calls it often; default: 1 or 2, by cores */
   uint32_t paths;              /* UDP source ports of a connection; default 1 */
   uint32_t mtu;                /* udp: 0 takes the interface's */
   uint32_t peer_timeout_ms;    /* default 4000 */

@@ -58,9 +58,9 @@ constexpr Knob kKnobs[] = {
     {"HARP_ENGINES", "1", "Threads that move packets, each with a core of its own and a port.",
      [](Config& c, const Value& v) { c.engines = static_cast<int>(v.whole(1, kMostEngines)); }},
     {"HARP_INLINE", "(by cores)",
-     "1: `harp_test` and `harp_poll` do the engine's work while they are called; 2: its threads alone do. By default 1 "
-     "if there are fewer than two cores for each engine and two more.",
-     [](Config& c, const Value& v) { c.inline_mode = static_cast<int>(v.whole(1, 2)); }},
+     "1: `harp_test` and `harp_poll` do the engine's work while they are called; 2: its threads alone do; 3: "
+     "`harp_poll` alone does. By default 1 if there are fewer than two cores for each engine and two more, else 2.",
+     [](Config& c, const Value& v) { c.inline_mode = static_cast<int>(v.whole(1, 3)); }},
     {"HARP_PATHS", "1", "UDP source ports of a connection, so that switches spread it.",
      [](Config& c, const Value& v) { c.paths = static_cast<int>(v.whole(1, kMostPaths)); }},
     {"HARP_MTU", "(the interface's)", "udp, mem: bytes of the largest packet, IP header included.",

@@ -17,7 +17,7 @@ struct Config {
   std::string port = "udp";
   std::string interface;           // "": any that is up
   int engines = 1;
-  int inline_mode = 0;             // 1 or 2 as in harp_options, 0: by cores
+  int inline_mode = 0;             // 1 to 3 as in harp_options, 0: by cores
   int paths = 1;
   uint32_t mtu = 0;                // 0: the interface's
   uint64_t peer_timeout_ms = 4000;

@@ -48,7 +48,7 @@ RegionUser* region_user(Engine& engine) { return dynamic_cast<RegionUser*>(&engi
 Context::Context(const Config& config) : forks(harp::forks()), config_(config) {
   const int cores = lightcc::usable_cores();
   const bool by_cores = cores < 2 * config.engines + 2;
-  const bool runs_inline = config.inline_mode == 0 ? by_cores : config.inline_mode == 1;
+  const bool runs_inline = config.inline_mode == 0 ? by_cores : config.inline_mode != 2;
   const bool own_cores = !runs_inline && cores >= config.engines + 1;
   if (config.stats) page_ = std::make_unique<StatsPage>();
   for (int i = 0; i < config.engines; ++i) {
@@ -58,6 +58,7 @@ Context::Context(const Config& config) : forks(harp::forks()), config_(config) {
         std::move(port), options,
         Engine::Settings{.index = i,
                          .runs_inline = runs_inline,
+                         .only_polled = config.inline_mode == 3,
                          .crowded = by_cores,
                          .core = own_cores ? claim_core() : std::nullopt,
                          .spin_ns = own_cores ? kSpinNs : 0,

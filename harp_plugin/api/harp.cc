@@ -160,7 +160,7 @@ int harp_connect(harp_context* context, const harp_handle* handle, int mode, har
 int harp_connected(harp_connection* connection) {
   return guard([&]() -> int {
     Channel* channel = channel_of(connection);
-    if (!channel->open() && channel->over() == Status::ok) channel->engine.poll();
+    if (!channel->open() && channel->over() == Status::ok) channel->engine.poll_in_passing();
     if (channel->over() != Status::ok) return failed(int(channel->over()), "connection with " + channel->why());
     return channel->open() ? HARP_OK : HARP_PENDING;
   });
@@ -201,7 +201,7 @@ int harp_send(harp_connection* connection, const void* data, size_t bytes, harp_
       if (!channel->open() && channel->over() == Status::ok) {  // its records may not have a size yet
         require(request, "where to store the request is NULL");
         *request = nullptr;
-        channel->engine.poll();
+        channel->engine.poll_in_passing();
         if (!channel->open()) return HARP_PENDING;
       }
       require(!channel->open() || bytes <= channel->record_bytes(),
@@ -227,7 +227,7 @@ int harp_test(harp_request* handle, size_t* bytes) {
     same_process(channel->forks);
     uint32_t state = request->state.load(std::memory_order_acquire);
     if (state == Request::posted) {
-      channel->engine.poll();
+      channel->engine.poll_in_passing();
       state = request->state.load(std::memory_order_acquire);
       if (state == Request::posted) return HARP_PENDING;
     }
@@ -282,7 +282,7 @@ int harp_recv_zc(harp_connection* connection, const void** data, size_t* bytes) 
     require(channel->mode == Mode::stream, "harp_recv_zc: messages are received with harp_recv");
     auto record = channel->next_record();
     if (!record) {
-      channel->engine.poll();
+      channel->engine.poll_in_passing();
       const Status over = channel->over();  // before the last look: what came before the end is delivered
       record = channel->next_record();
       if (!record && over != Status::ok) return failed(int(over), "receiving from " + channel->why());

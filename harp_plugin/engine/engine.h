@@ -38,6 +38,7 @@ class Engine final : private Events {
   struct Settings {
     int index = 0;
     bool runs_inline = false;
+    bool only_polled = false;  // inline, but not in calls that look at a connection
     bool crowded = false;     // fewer cores than threads that would like one: who polls in vain offers its own
     std::optional<CoreClaim> core = std::nullopt;  // that its thread is pinned to
     uint64_t spin_ns = 5'000; // at most, before its thread offers its core and then sleeps
@@ -58,6 +59,9 @@ class Engine final : private Events {
   // These do not.
   void connect(Channel&, const Address&, const Nonce&);
   void poll();                  // inline mode: a round, if nobody else is at it
+  void poll_in_passing() {      // by who looks at a connection
+    if (!settings_.only_polled) poll();
+  }
   // Inline mode, before who polls sleeps on the port: until when at most. Nothing: there is something to do.
   std::optional<uint64_t> arm();
   void notice(Channel&);        // it has submissions

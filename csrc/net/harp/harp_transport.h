@@ -24,7 +24,7 @@ struct HarpPeer {
 struct HarpOptions {
   std::string port = "udp", interface;  // as HARP_PORT and HARP_IFNAME; empty: what these say
   uint32_t peer_timeout_ms = 4'000, connect_timeout_ms = 30'000;
-  int inline_mode = 0;                  // as harp_options.inline_mode
+  int inline_mode = 3;                  // as harp_options.inline_mode: step() and flush() poll, and nothing else does
 };
 
 class HarpTransport : public Transport {
