@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_faults import CUT_S, KILLED_S, expect_errors
+from test_faults import CUT_S, KILLED_S, cut_for_good, expect_errors
 
 import ranks
 from watched import Watched
@@ -85,13 +85,7 @@ def test_a_cut_is_survived_and_a_host_that_is_cut_for_good_is_named(hosts):
         time.sleep(CUT_S)
         hosts.restore("h1")
         job.go_on()
-        hosts.cut("h1")
-        since = time.monotonic()
-        try:
-            expect_errors(job, job.on("h0"), since, map(job.name, job.on("h1")))
-            expect_errors(job, job.on("h1"), since, [])
-        finally:
-            hosts.restore("h1")
+        cut_for_good(hosts, job, "h1")
         job.let_stop()
         assert job.wait_for("again") == {rank: ["again 4"] for rank in job.ranks}
         assert job.finish() == ""
