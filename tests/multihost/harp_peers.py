@@ -26,6 +26,7 @@ def needs_programs(*programs):
 class Pair:
     """A peer on h0 that connects to one on h1. What they print goes to files, so that no wait is without a deadline.
     Both are started with this command, then what they do and these keys."""
+    pids = set()  # of all that were started
 
     def __init__(self, hosts, command, keys, variables):
         self.hosts = hosts
@@ -57,6 +58,7 @@ class Pair:
         with open(os.path.join(self.folder.name, host), "w") as out:
             self.processes[host] = self.hosts.popen(host, [*self.command, *words, *self.keys], stdin=subprocess.PIPE,
                                                     stdout=out, stderr=subprocess.STDOUT, env=self.environment)
+        self.pids.add(self.processes[host].pid)
 
     def said(self, host):
         with open(os.path.join(self.folder.name, host)) as file:
