@@ -50,10 +50,12 @@ struct Knob {
 };
 
 constexpr Knob kKnobs[] = {
-    {"HARP_PORT", "udp", "What carries packets: `udp`, `shm` within a host, `mem` within a process.",
+    {"HARP_PORT", "udp",
+     "What carries packets: `udp`, `xdp` (AF_XDP, past the kernel's stack), `shm` within a host, `mem` within a "
+     "process.",
      [](Config& c, const Value& v) { c.port = v.text; }},
     {"HARP_IFNAME", "(any)",
-     "udp: interfaces as in `NCCL_SOCKET_IFNAME` (which is read if this is not set), or an IPv4 address.",
+     "udp, xdp: interfaces as in `NCCL_SOCKET_IFNAME` (which is read if this is not set), or an IPv4 address.",
      [](Config& c, const Value& v) { c.interface = v.text; }, "NCCL_SOCKET_IFNAME"},
     {"HARP_ENGINES", "1", "Threads that move packets, each with a core of its own and a port.",
      [](Config& c, const Value& v) { c.engines = static_cast<int>(v.whole(1, kMostEngines)); }},
@@ -79,6 +81,10 @@ constexpr Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.gso = v.flag(); }},
     {"HARP_GRO", "1", "udp: the kernel joins received packets (UDP_GRO), if it can.",
      [](Config& c, const Value& v) { c.gro = v.flag(); }},
+    {"HARP_XDP_COPIES", "(by driver)",
+     "xdp: 0: opening fails where the kernel has to copy packets to and from the shared memory; 1: it copies always. "
+     "By default where the driver cannot do without.",
+     [](Config& c, const Value& v) { c.xdp_copies = v.flag() ? XskCopies::always : XskCopies::never; }},
     {"HARP_MAX_RECVS", "1",
      "NCCL's plugin: how many receives NCCL may group in one, up to 8; a group costs a message more.",
      [](Config& c, const Value& v) { c.most_receives = static_cast<int>(v.whole(1, kMostReceives)); }},

@@ -6,6 +6,7 @@
 
 #include "harp_plugin/core/options.h"
 #include "harp_plugin/harp.h"
+#include "harp_plugin/port/xsk.h"
 
 namespace harp {
 
@@ -26,6 +27,7 @@ struct Config {
   std::string secret;
   bool stats = true;
   bool gso = true, gro = true;
+  XskCopies xdp_copies = XskCopies::if_needed;
   int most_receives = 1;  // of NCCL's plugin: in one irecv
 };
 

@@ -10,6 +10,7 @@
 #include "harp_plugin/port/mem.h"
 #include "harp_plugin/port/shm.h"
 #include "harp_plugin/port/udp.h"
+#include "harp_plugin/port/xdp.h"
 
 namespace harp {
 
@@ -48,6 +49,14 @@ std::unique_ptr<Port> open_udp_of(const Config& config) {
                    .gro = config.gro});
 }
 
+std::unique_ptr<Port> open_xdp_of(const Config& config) {
+  return open_xdp({.address = choose_interfaces(config.interface).front().address,
+                   .locals = config.paths,
+                   .mtu = config.mtu,
+                   .tags = config.authenticate,
+                   .copies = config.xdp_copies});
+}
+
 std::string in_dots(const Address& address) {
   sockaddr_in ip{};
   if (address.size != sizeof ip) return in_hexadecimal(address);
@@ -65,6 +74,7 @@ struct Kind {
 
 const Kind kKinds[] = {
     {"udp", open_udp_of, in_dots},
+    {"xdp", open_xdp_of, in_dots},
     {"shm", [](const Config&) -> std::unique_ptr<Port> { return open_shm(); }, in_hexadecimal},
     {"mem", open_mem_of, in_hexadecimal},
 };

@@ -69,6 +69,12 @@ std::optional<Mapping> Mapping::of_peer(int fd, size_t bytes, bool writable) {
   return Mapping(static_cast<uint8_t*>(data), bytes);
 }
 
+Mapping Mapping::of_ring(int fd, size_t bytes, uint64_t offset) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) throw system_error("mapping a ring of a socket");
+  return {static_cast<uint8_t*>(data), bytes};
+}
+
 Region::Region(size_t bytes)
     : id_(next_id.fetch_add(1, std::memory_order_relaxed)),
       fd_(sealed_memory(whole_pages(bytes))),

@@ -97,7 +97,7 @@ TEST(HarpOpen, SaysWhichPortsThereAre) {
   harp_context* context = nullptr;
   EXPECT_EQ(harp_open(&options, &context), HARP_INVALID_ARGUMENT);
   EXPECT_EQ(context, nullptr);
-  EXPECT_NE(std::strstr(harp_error(), "udp, shm, mem"), nullptr) << harp_error();
+  EXPECT_NE(std::strstr(harp_error(), "udp, xdp, shm, mem"), nullptr) << harp_error();
 }
 
 TEST(HarpHandle, ReadsWhatItWrote) {

@@ -1,0 +1,34 @@
+// Where the kernel would send packets to an address: over which interface, to which Ethernet address.
+#pragma once
+#include <netinet/in.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/fd.h"
+
+namespace harp {
+
+using EthernetAddress = std::array<uint8_t, 6>;
+
+class Neighbors {
+ public:
+  explicit Neighbors(const std::string& interface);
+  const EthernetAddress& own() const { return own_; }
+
+  // Of the host itself, or of the router on the way to it. Nothing: the kernel does not know it (yet), or sends such
+  // packets elsewhere, within this host too. It is asked to keep it, by an empty datagram, which HARP drops.
+  std::optional<EthernetAddress> find(const sockaddr_in&);
+
+ private:
+  std::optional<uint32_t> next_hop(uint32_t address);  // in network order
+
+  const std::string interface_;
+  const uint32_t index_;
+  lightcc::Fd routes_, datagrams_;
+  EthernetAddress own_;
+};
+
+}  // namespace harp

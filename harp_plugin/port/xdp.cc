@@ -1,0 +1,276 @@
+#include "harp_plugin/port/xdp.h"
+
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
+#include <net/if.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+
+#include <cstring>
+#include <unordered_map>
+
+#include "base/clock.h"
+#include "harp_plugin/port/interfaces.h"
+#include "harp_plugin/port/neighbors.h"
+#include "harp_plugin/port/udp.h"
+#include "harp_plugin/port/udp_frames.h"
+#include "harp_plugin/port/xdp_filter.h"
+#include "harp_plugin/port/xdp_frame.h"
+
+namespace harp {
+
+namespace {
+
+using lightcc::Fd;
+
+constexpr uint32_t kMostQueues = 64;
+constexpr size_t kMostPeers = 16384;
+constexpr uint64_t kLookAgainNs = 1'000'000'000, kLookSoonNs = 5'000'000;
+constexpr uint32_t kRoundsAKernel = 64;  // between two looks at the UDP sockets
+constexpr uint64_t kByKernel = uint64_t{1} << 63, kJoined = uint64_t{1} << 62;  // in RxPacket::frame
+constexpr int kQueueShift = 32;
+constexpr uint32_t kLongFrames = 512;
+
+uint32_t queues_of(const std::string& interface) {
+  const Fd any(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ethtool_channels channels{};
+  channels.cmd = ETHTOOL_GCHANNELS;
+  ifreq request{};
+  interface.copy(request.ifr_name, IFNAMSIZ - 1);
+  request.ifr_data = reinterpret_cast<char*>(&channels);
+  if (!any || ioctl(any.get(), SIOCETHTOOL, &request) != 0) return 1;  // a driver without has one
+  return std::clamp(channels.combined_count + channels.rx_count, 1u, kMostQueues);
+}
+
+struct AddressHash {
+  size_t operator()(const Address& address) const {
+    uint64_t start;
+    std::memcpy(&start, address.bytes.data(), sizeof start);
+    return std::hash<uint64_t>()(start);  // family, port and address of a sockaddr_in
+  }
+};
+
+struct Peer {
+  std::optional<FrameHeaders> headers;  // nothing: the kernel knows the way
+  uint64_t look_ns = 0;                 // when the kernel is asked again
+};
+
+struct Queue {
+  Xsk xsk;
+  // Of a packet that is longer than a frame, what has come so far.
+  bool begun = false;
+  size_t bytes = 0;
+  std::optional<uint32_t> joined = {};  // a frame of UdpFrames; nothing: there was none
+};
+
+class Xdp : public XdpPort {
+ public:
+  explicit Xdp(const XdpOptions& options) : Xdp(options, choose_interfaces(options.address).front()) {}
+  Xdp(const XdpOptions& options, const Interface& interface)
+      : neighbors_(interface.name), filter_(interface.name) {
+    bool segments = true;
+    for (uint32_t i = 0; i < queues_of(interface.name); ++i) {
+      queues_.push_back({Xsk(open_xsk(interface.name, i, options.copies))});
+      segments = segments && queues_.back().xsk.segments();
+    }
+    uint32_t mtu = options.mtu ? options.mtu : interface.mtu;
+    if (!segments) mtu = std::min<uint32_t>(mtu, kXskFrameBytes - kXskHeadroom - kEthernetBytes);
+    udp_ = open_udp({.address = options.address, .locals = options.locals, .mtu = mtu, .tags = options.tags});
+    caps_ = udp_->caps();
+    caps_.name = "xdp";
+    caps_.places_payload = false;
+    longest_ = kFrameHeaders + kHeaderBytes + caps_.payload + kTagBytes;
+    const auto frames_a_packet = static_cast<uint32_t>(longest_ / (kXskFrameBytes - kXskHeadroom) + 1);
+    caps_.receive_packets = kXskReceiveFrames / 2 / frames_a_packet;
+    if (frames_a_packet > 1) long_ = std::make_unique<UdpFrames>(kLongFrames, longest_, true);
+    for (int i = 0; i < caps_.locals; ++i) own_.push_back(ip_of(udp_->address(static_cast<uint16_t>(i))));
+    watch();
+    for (const sockaddr_in& own : own_)
+      for (uint32_t i = 0; i < queues_.size(); ++i)
+        filter_.admit(own.sin_addr.s_addr, own.sin_port, i, queues_[i].xsk.descriptor());
+  }
+
+  const Caps& caps() const override { return caps_; }
+  const XdpCounters& counters() const override { return counters_; }
+
+  size_t tx(std::span<const TxPacket> packets) override {
+    const uint64_t now_ns = lightcc::now_ns();
+    size_t taken = 0;
+    while (taken < packets.size() && send(packets[taken], now_ns)) ++taken;
+    flush();
+    if (taken < packets.size()) ++counters_.refused;
+    done_ += taken;
+    return taken;
+  }
+  uint64_t tx_done() override { return done_; }  // all was copied
+
+  size_t rx(std::span<RxPacket> packets, std::span<const Expected>) override {
+    if (unflushed_) flush();
+    if (++rounds_ % kRoundsAKernel == 0) {
+      if (const size_t count = receive_by_kernel(packets)) return count;
+    }
+    for (size_t i = 0; i < queues_.size(); ++i) {
+      current_ = (current_ + 1) % queues_.size();
+      if (const size_t count = receive(queues_[current_], packets)) return count;
+    }
+    return 0;
+  }
+
+  void release(std::span<const RxPacket> packets) override {
+    for (const RxPacket& packet : packets) {
+      if (packet.frame & kByKernel) {
+        RxPacket of_udp = packet;
+        of_udp.frame &= ~kByKernel;
+        udp_->release(std::span(&of_udp, 1));
+      } else if (packet.frame & kJoined) {
+        long_->release(static_cast<uint32_t>(packet.frame));
+      } else {
+        queues_[packet.frame >> kQueueShift].xsk.give_back(static_cast<uint32_t>(packet.frame));
+      }
+    }
+  }
+
+  int descriptor() const override { return bell_.get(); }
+  bool arm() override {
+    if (unflushed_) return false;
+    for (Queue& queue : queues_) {
+      if (queue.xsk.received_more()) return false;
+      queue.xsk.wake_receiver();
+    }
+    return udp_->arm();
+  }
+  void disarm() override { rounds_ = kRoundsAKernel - 1; }  // what woke it may be the kernel's
+
+ private:
+  void watch() {
+    bell_ = Fd(epoll_create1(EPOLL_CLOEXEC));
+    const auto add = [&](int descriptor) {
+      epoll_event event{.events = EPOLLIN, .data = {}};
+      return epoll_ctl(bell_.get(), EPOLL_CTL_ADD, descriptor, &event) == 0;
+    };
+    bool watched = bell_ && add(udp_->descriptor());
+    for (const Queue& queue : queues_) watched = watched && add(queue.xsk.descriptor());
+    if (!watched) throw lightcc::system_error("HARP: watching AF_XDP sockets");
+  }
+
+  // ---- sending
+
+  bool send(const TxPacket& packet, uint64_t now_ns) {
+    Peer& peer = peer_of(*packet.to);
+    if (now_ns >= peer.look_ns) look(peer, *packet.to, now_ns);
+    if (!peer.headers) {
+      if (udp_->tx(std::span(&packet, 1)) == 0) return false;
+      ++counters_.sent_by_kernel;
+      return true;
+    }
+    const std::span tag(packet.tag.data(), packet.tagged ? kTagBytes : 0);
+    const auto headers = peer.headers->with(own_[packet.local].sin_port,
+                                            packet.head_bytes + packet.payload_bytes + tag.size());
+    const std::array pieces = {std::span<const uint8_t>(headers), std::span(packet.head.data(), packet.head_bytes),
+                               std::span(packet.payload, packet.payload_bytes), tag};
+    if (!queues_[packet.local % queues_.size()].xsk.send(pieces)) return false;
+    unflushed_ = true;
+    ++counters_.sent;
+    return true;
+  }
+
+  Peer& peer_of(const Address& address) {
+    if (last_ && last_->first == address) return last_->second;
+    if (peers_.size() >= kMostPeers) peers_.clear();  // those that are in use are found again
+    last_ = &*peers_.try_emplace(address).first;
+    return last_->second;
+  }
+
+  void look(Peer& peer, const Address& address, uint64_t now_ns) {
+    const sockaddr_in ip = ip_of(address);
+    peer.headers.reset();
+    if (const auto ethernet = neighbors_.find(ip))
+      peer.headers.emplace(neighbors_.own(), *ethernet, own_[0].sin_addr.s_addr, ip);
+    peer.look_ns = now_ns + (peer.headers ? kLookAgainNs : kLookSoonNs);
+  }
+
+  void flush() {
+    unflushed_ = false;
+    for (Queue& queue : queues_) unflushed_ |= !queue.xsk.flush();
+  }
+
+  // ---- receiving
+
+  size_t receive_by_kernel(std::span<RxPacket> packets) {
+    const size_t count = udp_->rx(packets, {});
+    for (RxPacket& packet : packets.first(count)) packet.frame |= kByKernel;
+    counters_.received_by_kernel += count;
+    return count;
+  }
+
+  size_t receive(Queue& queue, std::span<RxPacket> packets) {
+    std::array<Xsk::Frame, 64> frames;
+    const size_t came = queue.xsk.receive(std::span(frames).first(std::min(frames.size(), packets.size())));
+    size_t count = 0;
+    for (const Xsk::Frame& frame : std::span(frames).first(came)) {
+      if (!frame.more && !queue.begun) {
+        const auto index = static_cast<uint64_t>(&queue - queues_.data());
+        auto packet = read_frame({frame.data, frame.bytes}, own_);
+        if (!packet) {
+          queue.xsk.give_back(frame.name);
+          ++counters_.dropped;
+          continue;
+        }
+        packet->frame = index << kQueueShift | frame.name;
+        packet->lendable = queue.xsk.plenty();
+        packets[count++] = *packet;
+      } else {
+        const auto packet = join(queue, frame);
+        queue.xsk.give_back(frame.name);
+        if (packet) packets[count++] = *packet;
+      }
+    }
+    counters_.received += count;
+    return count;
+  }
+
+  // A further part of a packet; all of it with its last part, if it fitted.
+  std::optional<RxPacket> join(Queue& queue, const Xsk::Frame& part) {
+    if (!queue.begun && long_ && long_->free() > 0) queue.joined = long_->take();
+    if (queue.joined && queue.bytes + part.bytes <= longest_)
+      std::memcpy(long_->bytes(*queue.joined) + queue.bytes, part.data, part.bytes);
+    queue.bytes += part.bytes;
+    queue.begun = part.more;
+    if (part.more) return {};
+    const size_t bytes = std::exchange(queue.bytes, 0);
+    const std::optional<uint32_t> joined = std::exchange(queue.joined, {});
+    std::optional<RxPacket> packet;
+    if (joined && bytes <= longest_) packet = read_frame({long_->bytes(*joined), bytes}, own_);
+    if (packet) {
+      packet->frame = kJoined | *joined;
+      packet->lendable = long_->plenty();
+      return packet;
+    }
+    if (joined) long_->release(*joined);
+    ++counters_.dropped;
+    return {};
+  }
+
+  Neighbors neighbors_;
+  XdpFilter filter_;
+  std::vector<Queue> queues_;
+  std::unique_ptr<UdpPort> udp_;
+  std::unique_ptr<UdpFrames> long_;  // packets that were put together
+  Caps caps_;
+  XdpCounters counters_;
+  Fd bell_;
+  std::vector<sockaddr_in> own_;  // of each local
+  std::unordered_map<Address, Peer, AddressHash> peers_;
+  std::pair<const Address, Peer>* last_ = nullptr;
+  size_t longest_ = 0;  // frame that may come
+  size_t current_ = 0;
+  uint32_t rounds_ = 0;
+  bool unflushed_ = false;
+  uint64_t done_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<XdpPort> open_xdp(const XdpOptions& options) { return std::make_unique<Xdp>(options); }
+
+}  // namespace harp

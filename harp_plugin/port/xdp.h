@@ -1,0 +1,38 @@
+// Packets as UDP datagrams past the kernel's stack: AF_XDP sockets, one for each queue of an interface. UDP sockets
+// beside them hold the ports, and carry what only the kernel can: packets to this host itself, and to addresses whose
+// Ethernet address it does not know yet. What is not to these ports stays the kernel's. It takes CAP_NET_RAW,
+// CAP_NET_ADMIN and CAP_BPF, and a driver with XDP.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "harp_plugin/port/port.h"
+#include "harp_plugin/port/xsk.h"
+
+namespace harp {
+
+struct XdpOptions {
+  std::string address;  // numeric IPv4 of this host to bind
+  int locals = 1;       // UDP ports
+  uint32_t mtu = 0;     // 0: that of the interface which has the address
+  bool tags = false;    // packets carry tags: a full one has room for it
+  XskCopies copies = XskCopies::if_needed;
+};
+
+// What went which way; one thread.
+struct XdpCounters {
+  uint64_t sent = 0, received = 0;                       // by AF_XDP
+  uint64_t sent_by_kernel = 0, received_by_kernel = 0;
+  uint64_t refused = 0;  // no room now
+  uint64_t dropped = 0;  // too short, too long, or not what its headers say
+};
+
+class XdpPort : public Port {
+ public:
+  virtual const XdpCounters& counters() const = 0;
+};
+
+// Throws Error{invalid_argument} or {internal}.
+std::unique_ptr<XdpPort> open_xdp(const XdpOptions&);
+
+}  // namespace harp
