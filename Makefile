@@ -58,7 +58,7 @@ help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
 	@echo 'make test-all   that, and what it leaves out: other numbers of ranks, TensorFlow $(OLDEST), sanitizers, fuzzers'
-	@echo 'make harp       HARP alone: libharp.so and NCCL'\''s plugin libnccl-net-harp.so, in build/cmake'
+	@echo 'make harp       HARP alone: libharp.so, NCCL'\''s plugin libnccl-net-harp.so and harpd, in build/cmake'
 	@echo 'make unit       C++ tests alone'
 	@echo 'make bench      a short benchmark'
 	@echo 'make gpu-test   with a GPU, and PyTorch, pytest and CuPy in $(PYTHON): all that runs there'
@@ -117,7 +117,7 @@ unit-tests: build/cmake/build.ninja
 	LIGHTCC_TEST_RANKS_PER_HOST=1 LIGHTCC_TEST_NET=harp $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 
 harp: build/cmake/build.ninja
-	$(BUILD) build/cmake --target harp nccl-net-harp --parallel $(JOBS)
+	$(BUILD) build/cmake --target harp nccl-net-harp harpd --parallel $(JOBS)
 
 bench: build/installed
 	$(BIN)/python bench/smoke.py

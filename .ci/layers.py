@@ -37,9 +37,10 @@ HARP_MAY_INCLUDE = {
     "core": {"core"},
     "port": {"port", "core/options.h", "core/packet.h"},
     "engine": {"core", "port", "engine"},
+    "daemon": {"port", "daemon"},
     "api": {"core", "port", "engine", "api", "harp.h"},
     "nccl": {"nccl", "api", "harp.h", "port/interfaces.h", "engine/control.h", "engine/fork.h"},
-    "tools": {"tools", "api", "harp.h", "nccl/nccl_net.h"},
+    "tools": {"tools", "daemon", "api", "harp.h", "nccl/nccl_net.h"},
 }
 HARP_MAY_READ_ENVIRONMENT = "harp_plugin/api/config.cc"
 # Data passes no mutex: these are for opening, closing and counting.

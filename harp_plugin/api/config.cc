@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "harp_plugin/port/xdp_lease.h"
 
 namespace harp {
 
@@ -85,6 +86,15 @@ constexpr Knob kKnobs[] = {
      "xdp: 0: opening fails where the kernel has to copy packets to and from the shared memory; 1: it copies always. "
      "By default where the driver cannot do without.",
      [](Config& c, const Value& v) { c.xdp_copies = v.flag() ? XskCopies::always : XskCopies::never; }},
+    {"HARP_XDP_QUEUES", "(all)",
+     "xdp: how many of the interface's queues at most; packets that come by others pass the kernel.",
+     [](Config& c, const Value& v) { c.xdp_queues = static_cast<uint32_t>(v.whole(1, kMostXdpQueues)); }},
+    {"HARP_HARPD", "(none)", "xdp: where harpd listens, which opens the sockets for who may not.",
+     [](Config& c, const Value& v) { c.harpd = v.text; }},
+    {"HARP_XDP_FALLBACK", "0",
+     "xdp: when harpd ends under a running process: 1: the kernel carries all packets from then on; 0: connections end "
+     "with an error.",
+     [](Config& c, const Value& v) { c.xdp_fallback = v.flag(); }},
     {"HARP_MAX_RECVS", "1",
      "NCCL's plugin: how many receives NCCL may group in one, up to 8; a group costs a message more.",
      [](Config& c, const Value& v) { c.most_receives = static_cast<int>(v.whole(1, kMostReceives)); }},

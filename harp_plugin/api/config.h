@@ -28,6 +28,9 @@ struct Config {
   bool stats = true;
   bool gso = true, gro = true;
   XskCopies xdp_copies = XskCopies::if_needed;
+  uint32_t xdp_queues = 0;     // 0: all
+  std::string harpd;           // "": without
+  bool xdp_fallback = false;
   int most_receives = 1;  // of NCCL's plugin: in one irecv
 };
 

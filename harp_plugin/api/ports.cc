@@ -54,7 +54,10 @@ std::unique_ptr<Port> open_xdp_of(const Config& config) {
                    .locals = config.paths,
                    .mtu = config.mtu,
                    .tags = config.authenticate,
-                   .copies = config.xdp_copies});
+                   .copies = config.xdp_copies,
+                   .queues = config.xdp_queues,
+                   .harpd = config.harpd,
+                   .survives_harpd = config.xdp_fallback});
 }
 
 std::string in_dots(const Address& address) {

@@ -15,7 +15,7 @@ namespace harp {
 
 namespace {
 
-constexpr size_t kBatch = 64;
+constexpr size_t kMostAtOnce = 64;
 
 // A packet of our own, with copies of all that it points to.
 struct Held {
@@ -150,8 +150,8 @@ class Faulty final : public FaultyPort, public RegionUser {
       delayed_.erase(delayed_.begin());
     }
     while (given_ < sending_.size()) {
-      std::array<TxPacket, kBatch> batch;
-      const size_t count = std::min(kBatch, sending_.size() - given_);
+      std::array<TxPacket, kMostAtOnce> batch;
+      const size_t count = std::min(kMostAtOnce, sending_.size() - given_);
       for (size_t i = 0; i < count; ++i) batch[i] = sending_[given_ + i]->packet;
       const size_t accepted = port_->tx(std::span(batch).first(count));
       given_ += accepted;

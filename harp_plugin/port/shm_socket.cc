@@ -14,7 +14,6 @@ using lightcc::system_error;
 namespace {
 
 constexpr int kBacklog = 512;
-constexpr size_t kMostDescriptors = 2;
 
 struct Name {
   sockaddr_un address{};
@@ -74,48 +73,17 @@ Fd accept_from(int listener, bool* more) {
 }
 
 bool send_message(int socket, const ShmMessage& message, std::initializer_list<int> descriptors) {
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostDescriptors * sizeof(int))> control{};
-  iovec part{const_cast<ShmMessage*>(&message), sizeof message};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  if (descriptors.size() > 0) {
-    header.msg_control = control.data();
-    header.msg_controllen = CMSG_SPACE(descriptors.size() * sizeof(int));
-    cmsghdr* const rights = CMSG_FIRSTHDR(&header);
-    rights->cmsg_level = SOL_SOCKET;
-    rights->cmsg_type = SCM_RIGHTS;
-    rights->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
-    std::memcpy(CMSG_DATA(rights), descriptors.begin(), descriptors.size() * sizeof(int));
-  }
-  return sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message);
+  return send_with_descriptors(socket, &message, sizeof message, descriptors);
 }
 
 Heard receive_message(int socket, ShmReceived* to) {
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostDescriptors * sizeof(int))> control{};
-  iovec part{&to->message, sizeof to->message};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  header.msg_control = control.data();
-  header.msg_controllen = control.size();
-  const ssize_t got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got < 0) return errno == EAGAIN || errno == EINTR ? Heard::nothing : Heard::end;
-  for (Fd& descriptor : to->descriptors) descriptor = Fd();
-  for (cmsghdr* rights = CMSG_FIRSTHDR(&header); rights; rights = CMSG_NXTHDR(&header, rights)) {
-    if (rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS) continue;
-    const size_t count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count; ++i) {
-      int fd;
-      std::memcpy(&fd, CMSG_DATA(rights) + i * sizeof(int), sizeof fd);
-      Fd owned(fd);
-      if (i < to->descriptors.size()) to->descriptors[i] = std::move(owned);
-    }
-  }
-  const bool whole = got == static_cast<ssize_t>(sizeof to->message) && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
-  if (!whole) return Heard::end;
-  if (to->message.magic != ShmMessage::kMagic || to->message.version != ShmMessage::kVersion) return Heard::end;
-  return Heard::message;
+  std::vector<Fd> descriptors;
+  const Heard heard = receive_with_descriptors(socket, &to->message, sizeof to->message, &descriptors);
+  if (heard != Heard::message) return heard;
+  descriptors.resize(to->descriptors.size());
+  std::move(descriptors.begin(), descriptors.end(), to->descriptors.begin());
+  const bool ours = to->message.magic == ShmMessage::kMagic && to->message.version == ShmMessage::kVersion;
+  return ours ? Heard::message : Heard::end;
 }
 
 }  // namespace harp

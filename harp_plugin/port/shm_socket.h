@@ -6,6 +6,7 @@
 
 #include "base/fd.h"
 #include "harp_plugin/core/packet.h"
+#include "harp_plugin/port/descriptors.h"
 
 namespace harp {
 
@@ -31,8 +32,6 @@ struct ShmReceived {
   std::array<lightcc::Fd, 2> descriptors;
 };
 
-enum class Heard { message, nothing, end };  // end: closed, or not what we speak
-
 inline constexpr uint8_t kShmAddressBytes = 16;  // random
 
 Address random_shm_address();
@@ -41,6 +40,6 @@ lightcc::Fd listen_on(const Address&);
 lightcc::Fd connect_to(const Address&);
 lightcc::Fd accept_from(int listener, bool* more);  // none: another user's, or (more false) nobody is waiting
 bool send_message(int socket, const ShmMessage&, std::initializer_list<int> descriptors);
-Heard receive_message(int socket, ShmReceived*);
+Heard receive_message(int socket, ShmReceived*);  // end: closed, or not what we speak
 
 }  // namespace harp

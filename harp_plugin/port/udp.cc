@@ -118,14 +118,13 @@ class Udp : public UdpPort {
       receivers_.emplace_back(fd, static_cast<uint16_t>(i), caps_.payload + static_cast<uint32_t>(kTagBytes),
                               options.gro, pools_, counters_);
     }
-    for (const Fd& one : sockets_) addresses_.push_back(bound_address(one));
-    caps_.address = addresses_[0];
+    caps_.address = bound_address(sockets_[0]);
     caps_.receive_packets = held_packets(sockets_[0], caps_.payload);
   }
 
   const Caps& caps() const override { return caps_; }
   const UdpCounters& counters() const override { return counters_; }
-  const Address& address(uint16_t local) const override { return addresses_[local]; }
+  int socket(int local) const override { return sockets_[static_cast<size_t>(local)].get(); }
 
   size_t tx(std::span<const TxPacket> packets) override {
     size_t taken = 0;
@@ -177,7 +176,6 @@ class Udp : public UdpPort {
   UdpSender sender_;
   Fd bell_;
   std::vector<Fd> sockets_;
-  std::vector<Address> addresses_;
   std::vector<UdpReceiver> receivers_;
   size_t current_ = 0, other_ = 0;
   uint32_t rounds_ = 0;

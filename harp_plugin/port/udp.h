@@ -30,7 +30,7 @@ struct UdpCounters {
 class UdpPort : public Port {
  public:
   virtual const UdpCounters& counters() const = 0;
-  virtual const Address& address(uint16_t local) const = 0;
+  virtual int socket(int local) const = 0;
 };
 
 // Throws Error{invalid_argument} or what errno says.

@@ -1,10 +1,7 @@
 #include "harp_plugin/port/xdp.h"
 
-#include <linux/ethtool.h>
-#include <linux/sockios.h>
-#include <net/if.h>
+#include <poll.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 
 #include <cstring>
 #include <unordered_map>
@@ -14,8 +11,8 @@
 #include "harp_plugin/port/neighbors.h"
 #include "harp_plugin/port/udp.h"
 #include "harp_plugin/port/udp_frames.h"
-#include "harp_plugin/port/xdp_filter.h"
 #include "harp_plugin/port/xdp_frame.h"
+#include "harp_plugin/port/xdp_lease.h"
 
 namespace harp {
 
@@ -23,7 +20,6 @@ namespace {
 
 using lightcc::Fd;
 
-constexpr uint32_t kMostQueues = 64;
 constexpr size_t kMostPeers = 16384;
 constexpr uint64_t kLookAgainNs = 1'000'000'000, kLookSoonNs = 5'000'000;
 constexpr uint32_t kRoundsAKernel = 64;  // between two looks at the UDP sockets
@@ -31,15 +27,8 @@ constexpr uint64_t kByKernel = uint64_t{1} << 63, kJoined = uint64_t{1} << 62;  
 constexpr int kQueueShift = 32;
 constexpr uint32_t kLongFrames = 512;
 
-uint32_t queues_of(const std::string& interface) {
-  const Fd any(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  ethtool_channels channels{};
-  channels.cmd = ETHTOOL_GCHANNELS;
-  ifreq request{};
-  interface.copy(request.ifr_name, IFNAMSIZ - 1);
-  request.ifr_data = reinterpret_cast<char*>(&channels);
-  if (!any || ioctl(any.get(), SIOCETHTOOL, &request) != 0) return 1;  // a driver without has one
-  return std::clamp(channels.combined_count + channels.rx_count, 1u, kMostQueues);
+std::unique_ptr<UdpPort> open_udp_of(const XdpOptions& options) {
+  return open_udp({.address = options.address, .locals = options.locals, .mtu = options.mtu, .tags = options.tags});
 }
 
 struct AddressHash {
@@ -67,33 +56,36 @@ class Xdp : public XdpPort {
  public:
   explicit Xdp(const XdpOptions& options) : Xdp(options, choose_interfaces(options.address).front()) {}
   Xdp(const XdpOptions& options, const Interface& interface)
-      : neighbors_(interface.name), filter_(interface.name) {
+      : survives_harpd_(options.survives_harpd), neighbors_(interface.name), udp_(open_udp_of(options)) {
+    std::vector<int> sockets;
+    for (int i = 0; i < udp_->caps().locals; ++i) sockets.push_back(udp_->socket(i));
+    for (const int one : sockets) own_.push_back(address_of_socket(one));
+    const XdpWish wish{.interface = interface.name, .queues = options.queues, .copies = options.copies};
+    lease_ = options.harpd.empty() ? own_lease(wish, own_) : lease_from_harpd(options.harpd, wish, sockets);
     bool segments = true;
-    for (uint32_t i = 0; i < queues_of(interface.name); ++i) {
-      queues_.push_back({Xsk(open_xsk(interface.name, i, options.copies))});
-      segments = segments && queues_.back().xsk.segments();
+    for (XskSocket& one : lease_.sockets) {
+      segments = segments && one.segments;
+      queues_.push_back({Xsk(std::move(one))});
     }
-    uint32_t mtu = options.mtu ? options.mtu : interface.mtu;
-    if (!segments) mtu = std::min<uint32_t>(mtu, kXskFrameBytes - kXskHeadroom - kEthernetBytes);
-    udp_ = open_udp({.address = options.address, .locals = options.locals, .mtu = mtu, .tags = options.tags});
     caps_ = udp_->caps();
     caps_.name = "xdp";
     caps_.places_payload = false;
+    constexpr uint32_t kAFrame = kXskFrameBytes - kXskHeadroom;
+    if (!segments)
+      caps_.payload = std::min<uint32_t>(caps_.payload, (kAFrame - kFrameHeaders - kHeaderBytes - kTagBytes) /
+                                                            kOffsetUnit * kOffsetUnit);
     longest_ = kFrameHeaders + kHeaderBytes + caps_.payload + kTagBytes;
-    const auto frames_a_packet = static_cast<uint32_t>(longest_ / (kXskFrameBytes - kXskHeadroom) + 1);
+    const auto frames_a_packet = static_cast<uint32_t>(longest_ / kAFrame + 1);
     caps_.receive_packets = kXskReceiveFrames / 2 / frames_a_packet;
     if (frames_a_packet > 1) long_ = std::make_unique<UdpFrames>(kLongFrames, longest_, true);
-    for (int i = 0; i < caps_.locals; ++i) own_.push_back(ip_of(udp_->address(static_cast<uint16_t>(i))));
     watch();
-    for (const sockaddr_in& own : own_)
-      for (uint32_t i = 0; i < queues_.size(); ++i)
-        filter_.admit(own.sin_addr.s_addr, own.sin_port, i, queues_[i].xsk.descriptor());
   }
 
   const Caps& caps() const override { return caps_; }
   const XdpCounters& counters() const override { return counters_; }
 
   size_t tx(std::span<const TxPacket> packets) override {
+    if (harpd_lost_ && !survives_harpd_) throw harpd_has_ended();
     const uint64_t now_ns = lightcc::now_ns();
     size_t taken = 0;
     while (taken < packets.size() && send(packets[taken], now_ns)) ++taken;
@@ -107,6 +99,7 @@ class Xdp : public XdpPort {
   size_t rx(std::span<RxPacket> packets, std::span<const Expected>) override {
     if (unflushed_) flush();
     if (++rounds_ % kRoundsAKernel == 0) {
+      if (lease_.daemon && !harpd_lost_) look_for_harpd();
       if (const size_t count = receive_by_kernel(packets)) return count;
     }
     for (size_t i = 0; i < queues_.size(); ++i) {
@@ -148,9 +141,23 @@ class Xdp : public XdpPort {
       epoll_event event{.events = EPOLLIN, .data = {}};
       return epoll_ctl(bell_.get(), EPOLL_CTL_ADD, descriptor, &event) == 0;
     };
-    bool watched = bell_ && add(udp_->descriptor());
+    bool watched = bell_ && add(udp_->descriptor()) && (!lease_.daemon || add(lease_.daemon.get()));
     for (const Queue& queue : queues_) watched = watched && add(queue.xsk.descriptor());
     if (!watched) throw lightcc::system_error("HARP: watching AF_XDP sockets");
+  }
+
+  // Its XDP program has ended with it: packets come by the kernel again.
+  void look_for_harpd() {
+    pollfd hung_up{lease_.daemon.get(), POLLIN, 0};
+    if (poll(&hung_up, 1, 0) == 0) return;
+    harpd_lost_ = true;
+    epoll_ctl(bell_.get(), EPOLL_CTL_DEL, lease_.daemon.get(), nullptr);
+    if (!survives_harpd_) throw harpd_has_ended();
+  }
+  static lightcc::Error harpd_has_ended() {
+    return lightcc::Error(lightcc::Code::internal,
+                          "HARP: harpd, which gave this process its AF_XDP sockets, has ended (HARP_XDP_FALLBACK=1 "
+                          "lets the kernel carry packets then)");
   }
 
   // ---- sending
@@ -158,7 +165,7 @@ class Xdp : public XdpPort {
   bool send(const TxPacket& packet, uint64_t now_ns) {
     Peer& peer = peer_of(*packet.to);
     if (now_ns >= peer.look_ns) look(peer, *packet.to, now_ns);
-    if (!peer.headers) {
+    if (!peer.headers || harpd_lost_) {
       if (udp_->tx(std::span(&packet, 1)) == 0) return false;
       ++counters_.sent_by_kernel;
       return true;
@@ -251,10 +258,11 @@ class Xdp : public XdpPort {
     return {};
   }
 
+  const bool survives_harpd_;
   Neighbors neighbors_;
-  XdpFilter filter_;
-  std::vector<Queue> queues_;
   std::unique_ptr<UdpPort> udp_;
+  XdpLease lease_;
+  std::vector<Queue> queues_;
   std::unique_ptr<UdpFrames> long_;  // packets that were put together
   Caps caps_;
   XdpCounters counters_;
@@ -265,7 +273,7 @@ class Xdp : public XdpPort {
   size_t longest_ = 0;  // frame that may come
   size_t current_ = 0;
   uint32_t rounds_ = 0;
-  bool unflushed_ = false;
+  bool unflushed_ = false, harpd_lost_ = false;
   uint64_t done_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // Packets as UDP datagrams past the kernel's stack: AF_XDP sockets, one for each queue of an interface. UDP sockets
 // beside them hold the ports, and carry what only the kernel can: packets to this host itself, and to addresses whose
-// Ethernet address it does not know yet. What is not to these ports stays the kernel's. It takes CAP_NET_RAW,
-// CAP_NET_ADMIN and CAP_BPF, and a driver with XDP.
+// Ethernet address it does not know yet. What is not to these ports stays the kernel's. It takes a driver with
+// XDP, and either harpd or CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 #pragma once
 #include <memory>
 #include <string>
@@ -17,6 +17,9 @@ struct XdpOptions {
   uint32_t mtu = 0;     // 0: that of the interface which has the address
   bool tags = false;    // packets carry tags: a full one has room for it
   XskCopies copies = XskCopies::if_needed;
+  uint32_t queues = 0;  // at most; 0: all that are free
+  std::string harpd = {};  // where it listens (daemon/daemon.h); "": by the process's own privileges
+  bool survives_harpd = false;  // when harpd ends, the kernel carries all packets; else all connections end
 };
 
 // What went which way; one thread.

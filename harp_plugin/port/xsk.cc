@@ -3,11 +3,14 @@
 #include <linux/if_xdp.h>
 #include <net/if.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
+
+#include "base/clock.h"
 
 namespace harp {
 
@@ -17,6 +20,8 @@ using lightcc::Fd;
 
 constexpr uint16_t kUseSegments = 1 << 4;  // XDP_USE_SG and XDP_PKT_CONTD, not in the headers of older systems
 constexpr uint32_t kGoesOn = 1 << 0;
+constexpr uint64_t kLetGoNs = 200'000'000;
+constexpr useconds_t kPauseUs = 5000;
 constexpr uint32_t kFrames = kXskReceiveFrames + kXskSendFrames;
 
 uint32_t acquire(const uint32_t* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
@@ -65,14 +70,19 @@ std::optional<XskSocket> bind_xsk(unsigned interface, uint32_t queue, uint16_t f
 }  // namespace
 
 XskSocket open_xsk(const std::string& interface, uint32_t queue, XskCopies copies) {
-  for (const uint16_t copying : {uint16_t{XDP_ZEROCOPY}, uint16_t{XDP_COPY}}) {
-    if (copies == (copying == XDP_COPY ? XskCopies::never : XskCopies::always)) continue;
-    for (const uint16_t segments : {kUseSegments, uint16_t{0}})
-      if (auto made = bind_xsk(if_nametoindex(interface.c_str()), queue, static_cast<uint16_t>(copying | segments)))
-        return std::move(*made);
+  // The kernel lets go of a queue a moment after its socket was closed.
+  for (const uint64_t until_ns = lightcc::now_ns() + kLetGoNs;; usleep(kPauseUs)) {
+    for (const uint16_t copying : {uint16_t{XDP_ZEROCOPY}, uint16_t{XDP_COPY}}) {
+      if (copies == (copying == XDP_COPY ? XskCopies::never : XskCopies::always)) continue;
+      for (const uint16_t segments : {kUseSegments, uint16_t{0}})
+        if (auto made = bind_xsk(if_nametoindex(interface.c_str()), queue, static_cast<uint16_t>(copying | segments)))
+          return std::move(*made);
+    }
+    const bool taken = errno == EBUSY;
+    if (!taken || lightcc::now_ns() > until_ns)
+      throw lightcc::system_error("HARP: binding an AF_XDP socket to queue " + std::to_string(queue) + " of " +
+                                  interface + (taken ? ", which has one already" : ""));
   }
-  throw lightcc::system_error("HARP: binding an AF_XDP socket to queue " + std::to_string(queue) + " of " + interface +
-                              (errno == EBUSY ? ", which has one already" : ""));
 }
 
 Xsk::Xsk(XskSocket socket) : socket_(std::move(socket)), memory_(memory_of(socket_)) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/syscall.h>
 
 #include <cstdlib>
 #include <exception>
@@ -45,6 +46,14 @@ class VethNetwork {
   template <class F>
   void in_host(size_t host, F&& f) {
     in(hosts_.at(host), f);
+  }
+  // Without privileges: the kernel's users are of threads.
+  template <class F>
+  void in_host_as(uid_t user, size_t host, F&& f) {
+    in_host(host, [&] {
+      if (syscall(SYS_setresuid, user, user, user) != 0) throw lightcc::system_error("becoming another user");
+      f();
+    });
   }
   void run_in_host(size_t host, const std::string& command) {
     in_host(host, [&] { run(command); });

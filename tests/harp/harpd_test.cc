@@ -1,0 +1,229 @@
+// harpd: whom it serves and with what, what it refuses, what is left when either side ends.
+#include "harp_plugin/daemon/daemon.h"
+
+#include <dirent.h>
+#include <sys/eventfd.h>
+#include <sys/un.h>
+
+#include "base/error.h"
+#include "harp/xdp_hosts.h"
+#include "harp_plugin/port/descriptors.h"
+#include "harp_plugin/port/udp.h"
+
+namespace harp {
+namespace {
+
+using contract::make;
+using lightcc::Fd;
+
+constexpr uid_t kUser = 65534, kOther = 65533;
+
+size_t open_descriptors() {
+  size_t count = 0;
+  DIR* directory = opendir("/proc/self/fd");
+  while (readdir(directory)) ++count;
+  closedir(directory);
+  return count;
+}
+
+// On host 0, in a thread of this process.
+class Harpd : public XdpHosts {
+ protected:
+  void SetUp() override {
+    XdpHosts::SetUp();
+    if (IsSkipped()) return;
+    add_host();
+    path_ = testing::TempDir() + "harpd-" + std::to_string(getpid());
+    start();
+  }
+  void TearDown() override { stop(); }
+
+  void start(int queues = 1) {
+    if (queues > 1) network_ = std::make_unique<VethNetwork>(1500, queues), addresses_.clear(), add_host();
+    stop_ = Fd(eventfd(0, EFD_CLOEXEC));
+    network_->in_host(0, [&] { daemon_ = std::make_unique<Daemon>(path_, std::set<uid_t>{kUser}, [](auto&) {}); });
+    runs_ = std::thread([this] { network_->in_host(0, [&] { daemon_->run(stop_.get()); }); });
+  }
+  void stop() {
+    if (!runs_.joinable()) return;
+    eventfd_write(stop_.get(), 1);
+    runs_.join();
+    daemon_.reset();
+  }
+
+  std::unique_ptr<XdpPort> open_by_harpd(uid_t user = kUser, bool survives = false, uint32_t queues = 0) {
+    std::unique_ptr<XdpPort> port;
+    network_->in_host_as(user, 0, [&] {
+      port = open_xdp({.address = addresses_[0], .queues = queues, .harpd = path_, .survives_harpd = survives});
+    });
+    return port;
+  }
+  std::string refusal(const std::function<void()>& attempt) {
+    try {
+      attempt();
+    } catch (const lightcc::Error& error) {
+      return error.what();
+    }
+    return "it was served";
+  }
+  // What these sockets are refused with.
+  std::string refusal_of(std::span<const int> sockets, const std::string& interface = "eth0") {
+    return refusal([&] {
+      network_->in_host_as(kUser, 0, [&] { lease_from_harpd(path_, {.interface = interface}, sockets); });
+    });
+  }
+  // Undone is what is left of a client a moment after it has gone.
+  void expect_nothing_attached() {
+    network_->run_in_host(0, "for i in $(seq 100); do ip link show dev eth0 | grep -q xdp || exit 0; sleep 0.05; done; "
+                             "exit 1");
+  }
+
+  std::string path_;
+  Fd stop_;
+  std::unique_ptr<Daemon> daemon_;
+  std::thread runs_;
+};
+
+TEST_F(Harpd, AProcessWithoutPrivilegesPassesTheKernel) {
+  const auto other = open(add_host());
+  {
+    const auto port = open_by_harpd();
+    find_each_other(*port, *other);
+    find_each_other(*other, *port);
+    EXPECT_EQ(send_all(*other, *port, 2000, 1400), 2000u);
+    EXPECT_EQ(send_all(*port, *other, 2000, 1400), 2000u);
+    EXPECT_EQ(port->counters().received_by_kernel, 0u);
+    network_->run_in_host(0, "ip link show dev eth0 | grep -q xdp");
+  }
+  expect_nothing_attached();
+}
+
+TEST_F(Harpd, OtherUsersAreRefused) {
+  EXPECT_NE(refusal([&] { open_by_harpd(kOther); }).find("user 65533 is not served"), std::string::npos);
+  open_by_harpd(0);
+  open_by_harpd();
+}
+
+// A port is served for who holds the socket that is bound to it, and for nobody who only names it.
+TEST_F(Harpd, OnlySocketsOfThisInterfaceAreServed) {
+  const auto expect = [&](const std::string& said, const char* part) {
+    EXPECT_NE(said.find(part), std::string::npos) << said << ", not: " << part;
+  };
+  const Fd bound = udp_socket(0);
+  expect(refusal_of(std::array{bound.get()}, "lo"), "not bound to an address of lo");
+  expect(refusal_of({}), "1 to 8 UDP sockets are expected, not 0");
+  expect(refusal_of(std::vector<int>(9, bound.get())), "not 9");
+  const Fd file(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  expect(refusal_of(std::array{bound.get(), file.get()}), "no socket");
+  Fd unbound, tcp;
+  network_->in_host(0, [&] {
+    unbound = Fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    tcp = Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  });
+  expect(refusal_of(std::array{unbound.get()}), "not bound");
+  expect(refusal_of(std::array{tcp.get()}), "not UDP");
+  add_host();
+  const Fd elsewhere = udp_socket(1);
+  expect(refusal_of(std::array{elsewhere.get()}), "another network namespace");
+  expect_nothing_attached();
+}
+
+TEST_F(Harpd, APortAndAQueueAreServedOnce) {
+  const Fd socket = udp_socket(0);
+  XdpLease lease;
+  network_->in_host_as(kUser, 0, [&] {
+    lease = lease_from_harpd(path_, {.interface = "eth0"}, std::array{socket.get()});
+  });
+  EXPECT_EQ(lease.sockets.size(), 1u);
+  EXPECT_NE(refusal_of(std::array{socket.get()}).find("is served for process"), std::string::npos);
+  EXPECT_NE(refusal([&] { open_by_harpd(); }).find("all 1 queues of eth0 are in use"), std::string::npos);
+  EXPECT_NE(refusal([&] { open(0); }).find("has one already"), std::string::npos) << "by own privileges beside it";
+}
+
+TEST_F(Harpd, QueuesAreSharedOut) {
+  stop();
+  start(3);
+  const auto first = open_by_harpd(kUser, false, 1), second = open_by_harpd(kUser, false, 1);
+  const auto other = open(add_host());
+  for (XdpPort* port : {first.get(), second.get()}) {
+    EXPECT_EQ(send_all(*other, *port, 500, 1000), 500u) << "by whichever queue they come";
+    EXPECT_EQ(send_all(*port, *other, 500, 1000), 500u);
+  }
+  const auto third = open_by_harpd();
+  EXPECT_NE(refusal([&] { open_by_harpd(); }).find("all 3 queues"), std::string::npos);
+}
+
+TEST_F(Harpd, WhatIsNoRequestEndsTheConnectionAndNothingElse) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path_.copy(address.sun_path, path_.size());
+  const auto sends = [&](const void* bytes, size_t count) {
+    const Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    send(socket.get(), bytes, count, MSG_NOSIGNAL);
+    HarpdReply reply;
+    pollfd waiter{socket.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&waiter, 1, 5000), 1) << count << " bytes";
+    recv(socket.get(), &reply, sizeof reply, 0);
+    EXPECT_EQ(reply.queues, 0u);
+  };
+  HarpdRequest request;
+  std::memset(request.interface, 'x', sizeof request.interface);  // without an end
+  sends(&request, sizeof request);
+  request.magic = 1;
+  sends(&request, sizeof request);
+  const std::vector<uint8_t> bytes(3000, 0x41);
+  for (const size_t count : {size_t{1}, sizeof request - 1, sizeof request + 1, bytes.size()})
+    sends(bytes.data(), count);
+  std::vector<Fd> silent;
+  for (int i = 0; i < 20; ++i) {
+    silent.emplace_back(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(silent.back().get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+  open_by_harpd();
+}
+
+TEST_F(Harpd, ItsEndEndsConnectionsOrLetsTheKernelCarryThem) {
+  const auto other = open(add_host());
+  for (const bool survives : {false, true}) {
+    const auto port = open_by_harpd(kUser, survives);
+    find_each_other(*port, *other);
+    stop();
+    expect_nothing_attached();
+    if (survives) {
+      EXPECT_EQ(send_all(*other, *port, 500, 1000), 500u);
+      EXPECT_EQ(send_all(*port, *other, 500, 1000), 500u);
+      EXPECT_GT(port->counters().received_by_kernel, 0u);
+    } else {
+      const auto uses = [&] {
+        for (int i = 0; i < 1000; ++i) take(*port);
+      };
+      EXPECT_NE(refusal(uses).find("harpd, which gave this process its AF_XDP sockets, has ended"), std::string::npos);
+      EXPECT_NE(refusal([&] { port->tx(std::array{make(other->caps().address, 0, nullptr, 0)}); }).find("has ended"),
+                std::string::npos);
+    }
+    start();
+    EXPECT_NE(refusal([&] { open_by_harpd(); }).find("queue 0 of eth0, which has one already"), std::string::npos)
+        << "who was served before keeps its queue";
+  }
+  open_by_harpd();
+}
+
+// HARP_XDP_ROUNDS of them.
+TEST_F(Harpd, ManyStartsAndStopsLeaveNothing) {
+  const char* wanted = std::getenv("HARP_XDP_ROUNDS");
+  const int rounds = wanted ? std::atoi(wanted) : 20;
+  const auto other = open(add_host());
+  find_each_other(*open_by_harpd(), *other);
+  expect_nothing_attached();
+  const size_t before = open_descriptors();
+  for (int round = 0; round < rounds; ++round) {
+    const auto port = open_by_harpd();
+    if (round % 10 == 0) find_each_other(*port, *other);
+  }
+  expect_nothing_attached();
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+}  // namespace
+}  // namespace harp

@@ -1,0 +1,74 @@
+// Ports xdp on hosts of a network, each with an interface of its own.
+#pragma once
+#include <arpa/inet.h>
+
+#include "harp/port_contract.h"
+#include "harp/veth.h"
+#include "harp_plugin/port/xdp.h"
+
+namespace harp {
+
+class XdpHosts : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string missing = VethNetwork::missing(); !missing.empty()) GTEST_SKIP() << missing;
+    network_ = std::make_unique<VethNetwork>();
+  }
+
+  size_t add_host() {
+    addresses_.push_back(network_->add());
+    return addresses_.size() - 1;
+  }
+  std::unique_ptr<XdpPort> open(size_t host, XskCopies copies = XskCopies::if_needed) {
+    std::unique_ptr<XdpPort> port;
+    network_->in_host(host, [&] { port = open_xdp({.address = addresses_[host], .copies = copies}); });
+    return port;
+  }
+  lightcc::Fd udp_socket(size_t host) {
+    lightcc::Fd made;
+    network_->in_host(host, [&] { made = lightcc::Fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)); });
+    sockaddr_in ip{};
+    ip.sin_family = AF_INET;
+    inet_pton(AF_INET, addresses_[host].c_str(), &ip.sin_addr);
+    EXPECT_EQ(bind(made.get(), reinterpret_cast<const sockaddr*>(&ip), sizeof ip), 0);
+    return made;
+  }
+  // Until packets of `from` have come to `to` that the kernel did not send.
+  void find_each_other(XdpPort& from, XdpPort& to) {
+    const uint64_t before = from.counters().sent;
+    const auto deadline = contract::Clock::now() + contract::kPatience;
+    for (bool came = false; !came && contract::Clock::now() < deadline;) {
+      from.tx(std::array{contract::make(to.caps().address, 0, nullptr, 0)});
+      came = take(to) > 0 && from.counters().sent > before;
+    }
+    ASSERT_GT(from.counters().sent, before);
+    while (take(to) > 0) {}
+  }
+  // How many packets have come.
+  static size_t take(Port& port) {
+    std::array<RxPacket, 64> got;
+    const size_t count = port.rx(got, {});
+    port.release(std::span(got).first(count));
+    return count;
+  }
+  // All of `count` packets; how many have come.
+  static size_t send_all(Port& from, Port& to, uint32_t count, uint32_t bytes) {
+    const std::vector<uint8_t> data(bytes);
+    size_t came = 0;
+    const auto deadline = contract::Clock::now() + contract::kPatience;
+    for (uint32_t i = 0; i < count && contract::Clock::now() < deadline;) {
+      i += static_cast<uint32_t>(from.tx(std::array{contract::make(to.caps().address, i, data.data(), bytes)}));
+      came += take(to);
+    }
+    while (came < count && contract::Clock::now() < deadline) {
+      from.rx({}, {});
+      came += take(to);
+    }
+    return came;
+  }
+
+  std::unique_ptr<VethNetwork> network_;
+  std::vector<std::string> addresses_;
+};
+
+}  // namespace harp
