@@ -110,7 +110,7 @@ unit: packages-tests build/cmake/build.ninja
 
 unit-tests: build/cmake/build.ninja
 	$(CMAKE) -B build/cmake >/dev/null  # GoogleTest may be newer than the last look for it
-	$(BUILD) build/cmake --target unit_tests harp_tests harp_peer harp-bench harp-stat harp-plugtest nccl-net-harp --parallel $(JOBS)
+	$(BUILD) build/cmake --target unit_tests harp_tests harp_peer harpd harp-bench harp-stat harp-plugtest nccl-net-harp --parallel $(JOBS)
 	$(call PARTS,4) build/cmake/unit_tests --gtest_brief=1
 	$(call PARTS,4) build/cmake/harp_tests --gtest_brief=1
 	LIGHTCC_TEST_RANKS_PER_HOST=2 $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'

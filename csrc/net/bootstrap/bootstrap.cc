@@ -149,8 +149,12 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     const int leader = find_leader(world_.rank, likely, presence_names, deadline_);
     // To a rank without an address nobody came from elsewhere, so all that are not on its host are so in name only.
     std::unique_ptr<HarpTransport> harp;
-    if (with_settings(config_, settings[0]).net == "harp")
-      harp = open_harp(Address::parse(own.empty() ? "127.0.0.1" : own[0]), world_.rank, credentials_.epoch);
+    const std::string net = with_settings(config_, settings[0]).net;
+    if (net != "tcp") {
+      const Address at = Address::parse(own.empty() ? "127.0.0.1" : own[0]);
+      const bool past_kernel = net == "xdp" && !at.is_loopback();  // within a machine there is no NIC
+      harp = open_harp(past_kernel ? "xdp" : "udp", at, world_.rank, credentials_.epoch);
+    }
     const std::string own_harp = harp ? harp->address() : "";
     std::vector<std::vector<Address>> addresses;
     std::vector<std::string> harp_addresses;

@@ -81,9 +81,10 @@ ListenSockets open_listen_sockets(const Address& at, Ports ports) {
   }
 }
 
-std::unique_ptr<HarpTransport> open_harp(const Address& at, int rank, int epoch) {
+std::unique_ptr<HarpTransport> open_harp(const std::string& port, const Address& at, int rank, int epoch) {
   return std::make_unique<HarpTransport>(
-      HarpOptions{.interface = at.with_port(0).text(), .peer_timeout_ms = kHarpSilenceMs}, rank, uint64_t(epoch));
+      HarpOptions{.port = port, .interface = at.with_port(0).text(), .peer_timeout_ms = kHarpSilenceMs}, rank,
+      uint64_t(epoch));
 }
 
 Contact contact_of(const std::string& name, const std::vector<Address>& listens_at, const std::string& harp) {

@@ -1,0 +1,114 @@
+"""Jobs whose hosts talk past the kernel (LIGHTCC_NET=xdp), and harpd, the daemon that shares an interface out. An
+emulated host's interface has one queue, so there is one rank a host."""
+import contextlib
+import subprocess
+import time
+
+import harp_peers
+import pytest
+from test_faults import CUT_S, KILLED_S, cut_for_good, expect_errors
+from test_harp_links import CHECKS
+
+import ranks
+from watched import PROGRAM, Watched
+
+HARPD = harp_peers.BUILD / "harpd"
+pytestmark = harp_peers.needs_programs(HARPD)
+
+XDP = {"LIGHTCC_NET": "xdp"}
+COUNTED = """
+import numpy as np
+import lightcc.numpy as hvd
+from lightcc import _core
+
+def datagrams():  # that the kernel's UDP has received
+    with open("/proc/net/snmp") as counters:
+        names, values = [line.split() for line in counters if line.startswith("Udp:")]
+    return int(values[names.index("InDatagrams")])
+
+hvd.init()
+hvd.allreduce(np.ones(1000, np.float32), name="first")
+before = datagrams()
+hvd.allreduce(np.ones(1_000_000, np.float32), name="x", op=hvd.Sum)
+print("counts", _core.counters()["harp_bytes"], datagrams() - before)
+hvd.shutdown()
+"""
+
+
+def test_the_kernel_sees_none_of_it(monkeypatch):
+    monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "1,1")
+    monkeypatch.setenv("LIGHTCC_NET", "xdp")
+    counts = [line.split()[-2:] for line in ranks.run_script(COUNTED, 2).splitlines() if "counts" in line]
+    assert len(counts) == 2
+    for sent, datagrams in counts:
+        assert 4_000_000 <= int(sent) < 4_400_000
+        assert int(datagrams) < 100, "4 MB are 2,800 packets; heartbeats are few"
+
+
+def test_every_collective(monkeypatch):
+    monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "1,1")
+    monkeypatch.setenv("LIGHTCC_TEST_FRAMEWORKS", "numpy")
+    ranks.run_checks(str(CHECKS / "test_collectives.py"), 2, **XDP)
+
+
+def test_a_killed_rank_is_named_and_cuts_are_as_with_tcp(hosts):
+    with Watched(hosts, "h0:1,h1:1", **XDP) as job:
+        job.wait_ready()
+        job.kill(1)
+        expect_errors(job, {0}, time.monotonic(), [f"{job.name(1)} died"], KILLED_S)
+        job.finish(137, {0})
+    with Watched(hosts, "h0:1,h1:1", "again", **XDP) as job:
+        job.wait_ready()
+        hosts.cut("h1")
+        time.sleep(CUT_S)
+        hosts.restore("h1")
+        job.go_on()
+        cut_for_good(hosts, job, "h1")
+        job.let_stop()
+        assert job.wait_for("again") == {rank: ["again 2"] for rank in job.ranks}
+        assert job.finish() == ""
+
+
+def test_a_second_process_on_an_interface_is_told_of_harpd(monkeypatch):
+    monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "2,1")
+    monkeypatch.setenv("LIGHTCC_NET", "xdp")
+    with pytest.raises(AssertionError, match="an XDP program to eth0, which has one already: another process's .harpd"):
+        ranks.run_script(COUNTED, 3)
+
+
+@contextlib.contextmanager
+def harpd(hosts, folder):
+    """On h0 and h1."""
+    daemons = [hosts.popen(host, [str(HARPD), "--socket", f"{folder}/{host}"], stdout=subprocess.PIPE)
+               for host in ("h0", "h1")]
+    try:
+        for daemon in daemons:
+            assert daemon.stdout.readline().startswith("harpd: listens")
+        yield
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+            daemon.communicate()
+
+
+OF_ITS_HOST = "import os; os.environ['HARP_HARPD'] = os.environ['SOCKETS'] + '/h' + os.environ['HOROVOD_RANK']\n"
+
+
+@pytest.mark.parametrize("fallback", ["0", "1"])
+def test_harpd_is_killed_under_a_job_and_comes_back(hosts, tmp_path, fallback):
+    """The job ends with an error that says why, or goes on by way of the kernel, as it was told to."""
+    variables = {**XDP, "HARP_XDP_FALLBACK": fallback, "SOCKETS": str(tmp_path), "program": OF_ITS_HOST + PROGRAM}
+    with Watched(hosts, "h0:1,h1:1", **variables) as job:
+        with harpd(hosts, tmp_path):
+            job.wait_ready()
+            since = time.monotonic()
+        if fallback == "0":
+            errors = expect_errors(job, {0, 1}, since, [], KILLED_S)
+            assert any("harpd, which gave this process its AF_XDP sockets, has ended" in error for error in errors)
+            job.finish()
+        else:
+            job.go_on(5)
+            assert job.stop() == ""
+    with harpd(hosts, tmp_path), Watched(hosts, "h0:1,h1:1", **variables) as job:
+        job.wait_ready()
+        assert job.stop() == ""
