@@ -238,8 +238,10 @@ std::string Context::stats() {
     for (const auto& [channel, owned] : open.channels) channels[&channel->engine].push_back(channel);
     std::string connections;
     Counters strays;  // packets that belong to no connection
+    std::map<std::string, uint64_t> of_port;
     for (const auto& engine : engines_) {
       engine->run([&] {
+        for (const auto& [name, count] : engine->port().counted()) of_port[name] += count;
         strays.malformed += engine->strays().malformed;
         strays.unauthenticated += engine->strays().unauthenticated;
         strays.out_of_window += engine->strays().out_of_window;
@@ -257,6 +259,9 @@ std::string Context::stats() {
     of_strays.add("malformed", strays.malformed).add("unauthenticated", strays.unauthenticated);
     of_strays.add("out_of_window", strays.out_of_window);
     all.add_json("strays", of_strays.text());
+    lightcc::JsonObject packets;
+    for (const auto& [name, count] : of_port) packets.add(name, count);
+    if (!of_port.empty()) all.add_json("packets", packets.text());
     all.add("port", caps.name).add("payload_bytes", caps.payload).add("engines", engines_.size());
     all.add("inline", engines_.front()->runs_inline() ? 1 : 0).add_json("connections", "[" + connections + "]");
     return all.text();

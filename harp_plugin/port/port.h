@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "harp_plugin/core/packet.h"
 
@@ -41,6 +43,8 @@ class Port : public Doorbell {
   // Packets that have come. `expected` are guesses for the next ones, in order.
   virtual size_t rx(std::span<RxPacket>, std::span<const Expected> expected) = 0;
   virtual void release(std::span<const RxPacket>) = 0;  // each packet once, in any order
+  // What it has counted, by name.
+  virtual std::vector<std::pair<const char*, uint64_t>> counted() const { return {}; }
 };
 
 }  // namespace harp

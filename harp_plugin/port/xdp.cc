@@ -83,6 +83,12 @@ class Xdp : public XdpPort {
 
   const Caps& caps() const override { return caps_; }
   const XdpCounters& counters() const override { return counters_; }
+  std::vector<std::pair<const char*, uint64_t>> counted() const override {
+    return {{"sent", counters_.sent},
+            {"received", counters_.received},
+            {"sent_by_kernel", counters_.sent_by_kernel},
+            {"received_by_kernel", counters_.received_by_kernel}};
+  }
 
   size_t tx(std::span<const TxPacket> packets) override {
     if (harpd_lost_ && !survives_harpd_) throw harpd_has_ended();

@@ -6,6 +6,8 @@ import time
 
 import harp_peers
 import pytest
+import test_harp_faults
+import test_harp_plugin
 from test_faults import CUT_S, KILLED_S, cut_for_good, expect_errors
 from test_harp_links import CHECKS
 
@@ -13,7 +15,7 @@ import ranks
 from watched import PROGRAM, Watched
 
 HARPD = harp_peers.BUILD / "harpd"
-pytestmark = harp_peers.needs_programs(HARPD)
+pytestmark = harp_peers.needs_programs(HARPD, test_harp_faults.PEER, test_harp_plugin.PLUGTEST, test_harp_plugin.PLUGIN)
 
 XDP = {"LIGHTCC_NET": "xdp"}
 COUNTED = """
@@ -33,6 +35,19 @@ hvd.allreduce(np.ones(1_000_000, np.float32), name="x", op=hvd.Sum)
 print("counts", _core.counters()["harp_bytes"], datagrams() - before)
 hvd.shutdown()
 """
+
+
+def test_messages_and_nccls_plugin(hosts):
+    """All bytes are checked on both sides, of messages of all sizes."""
+    with test_harp_faults.Pair(hosts, "port=xdp", "connections=3") as pair:
+        pair.go_on(300)
+        for stats in pair.stop().values():
+            packets = stats["packets"]
+            assert packets["received"] > 10 * packets["received_by_kernel"], packets
+            assert packets["sent"] > 10 * packets["sent_by_kernel"], packets
+    with test_harp_plugin.Pair(hosts, HARP_PORT="xdp") as pair:
+        pair.go_on(300)
+        pair.stop()
 
 
 def test_the_kernel_sees_none_of_it(monkeypatch):
