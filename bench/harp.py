@@ -2,6 +2,7 @@
 
     python bench/harp.py                              # as root: all rows, about seven minutes
     python bench/harp.py --rows 'udp-*' --rounds 15
+    python bench/harp.py --rows 'xdp-*'               # past the kernel (ninja -C build/cmake harp_xsk_bench)
     python bench/harp.py --rows 'nccl-*'              # its plugin for NCCL against what NCCL's sockets do
     python bench/harp.py --rows 'shm*' 'mem*' idle    # these need no root
     python bench/harp.py --list

@@ -55,6 +55,11 @@ class Cable:
     def address(self, end: int) -> str:
         return f"10.79.0.{end + 1}"
 
+    @property
+    def names(self) -> List[str]:
+        """Of the namespaces, as `ip netns` has them."""
+        return list(self._names)
+
     def command(self, end: int, argv: Sequence[str]) -> List[str]:
         return ["ip", "netns", "exec", self._names[end], *argv]
 

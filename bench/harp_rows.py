@@ -13,6 +13,7 @@ from harp_network import Cable
 PORT = 4720
 TIMEOUT_S = 120
 TCP, TCP_LARGE, TCP_4 = "tcp", "tcp large buffers", "tcp 4 flows"
+RAW = "raw AF_XDP"
 Sample = Dict[str, Any]
 Samples = Dict[str, List[Sample]]
 
@@ -50,6 +51,7 @@ class Bench:
         cores = sorted(os.sched_getaffinity(0))
         self.cores = [str(cores[0]), str(cores[1 % len(cores)])]
         self.program = str((args.build / "harp-bench").resolve())
+        self.raw_program = str((args.build / "harp_xsk_bench").resolve())
 
     def rounds(self, sides: Dict[str, Callable[[], Sample]]) -> Samples:
         names = [name for name in sides if fnmatch.fnmatch(name, self.args.sides)]
@@ -83,6 +85,10 @@ class Bench:
             finally:
                 server.kill()
                 server.wait()
+
+    def raw_xsk(self, cable: Cable) -> Sample:
+        return self._sample([self.raw_program, *cable.names[::-1], cable.address(0), str(self.args.seconds),
+                             *self.cores])
 
     def _times(self) -> List[str]:
         return ["--seconds", str(self.args.seconds), "--warm-up", str(self.args.warm_up)]
@@ -155,6 +161,26 @@ def udp_throughput(mtu: int, offloads: bool) -> Callable[[Bench], Samples]:
                 TCP_LARGE: lambda: run(*tcp_words(bench, "--socket-buffer", "4M")),
                 TCP_4: lambda: run(*tcp_words(bench, "--flows", "4"))})
     return measure
+
+
+def xdp_throughput(mtu: int) -> Callable[[Bench], Samples]:
+    """Beside what AF_XDP carries with nothing around it (harp_xsk.cc). All of them pass the same cable in turn."""
+    def measure(bench: Bench) -> Samples:
+        with bench.cable(mtu=mtu, offloads=False) as (cable, run):
+            return bench.rounds({
+                "harp over AF_XDP": lambda: run("--port", "xdp", "--engine-mode", bench.args.engine_mode),
+                RAW: lambda: bench.raw_xsk(cable),
+                "harp over UDP": lambda: run(*udp_words(bench)),
+                TCP: lambda: run(*tcp_words(bench))})
+    return measure
+
+
+def xdp_goals(samples: Samples) -> List[Goal]:
+    ours = samples["harp over AF_XDP"]
+    udp = samples["harp over UDP"]
+    print(f"    by TCP: {ratio(goodput, ours, samples[TCP]):.2f}, by UDP: {ratio(goodput, ours, udp):.2f}; "
+          f"CPU a byte by TCP's: {ratio(cpu_per_byte, ours, samples[TCP]):.2f}")
+    return [Goal("throughput by raw AF_XDP's", ratio(goodput, ours, samples[RAW]), 0.85, 0.95, True)]
 
 
 def throughput_goals(least: float, stretch: float, cpu: Tuple[float, float]) -> Callable[[Samples], List[Goal]]:
@@ -277,6 +303,7 @@ ROWS = [
       for mtu in (1500, 9000) for on in (False, True)),
     *(Row(f"ping-{mtu}-{'on' if on else 'off'}", udp_ping(mtu, on), ping_goals)
       for mtu in (1500, 9000) for on in (False, True)),
+    *(Row(f"xdp-{mtu}", xdp_throughput(mtu), xdp_goals) for mtu in (1500, 9000)),
     Row("shm", shm(), shm_goals, False),
     Row("shm-ping", shm("--mode", "latency", "--message", "4K"), shm_ping_goals, False),
     Row("mem-1440", mem(1500), mem_goals(20, 40), False), Row("mem-8944", mem(9000), mem_goals(40, 70), False),
