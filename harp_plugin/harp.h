@@ -82,6 +82,9 @@ int harp_test(harp_request*, size_t* bytes);
 /* Does what is to do, if nobody else does; never waits. HARP_PENDING: since the last call no request was done, nothing
  * has come and nothing is over. */
 int harp_poll(harp_context*);
+/* HARP_OK: something waits to be sent or acknowledged, so that where polling does the work harp_poll is needed soon;
+ * HARP_PENDING: nothing does. Any thread. */
+int harp_under_way(harp_context*);
 
 /* To sleep until a request is done, a record or a connection has come, or a connection is over; one thread at a time.
  * Look at all that is awaited, then harp_arm. HARP_OK: the descriptor becomes readable when there is something to do;

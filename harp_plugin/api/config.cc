@@ -18,6 +18,7 @@ using lightcc::Error;
 constexpr int64_t kMostEngines = 64;
 constexpr int64_t kLeastMtu = 576, kMostMtu = 65535;
 constexpr int64_t kMostReceives = 8;  // that NCCL groups
+constexpr int64_t kMostDelayTargetUs = 1'000'000;
 constexpr int64_t kMostTimeoutMs = 86'400'000;
 
 // A setting's text, and what it may be read as.
@@ -68,6 +69,10 @@ constexpr Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.paths = static_cast<int>(v.whole(1, kMostPaths)); }},
     {"HARP_MTU", "(the interface's)", "udp, mem: bytes of the largest packet, IP header included.",
      [](Config& c, const Value& v) { c.mtu = static_cast<uint32_t>(v.whole(kLeastMtu, kMostMtu)); }},
+    {"HARP_DELAY_TARGET_US", "(by who polls)",
+     "Microseconds that packets may wait on the way before a connection sends less. By default 100 where threads of "
+     "their own poll; 3000 where the application does (`HARP_INLINE` 1 and 3), whose other work is most of that wait.",
+     [](Config& c, const Value& v) { c.delay_target_us = static_cast<uint64_t>(v.whole(1, kMostDelayTargetUs)); }},
     {"HARP_PEER_TIMEOUT_MS", "4000", "A peer that gives no sign of life for so long has failed.",
      [](Config& c, const Value& v) { c.peer_timeout_ms = static_cast<uint64_t>(v.whole(1, kMostTimeoutMs)); }},
     {"HARP_CONNECT_TIMEOUT_MS", "60000", "How long connecting is tried.",

@@ -21,6 +21,7 @@ using lightcc::Code;
 using lightcc::Error;
 
 constexpr uint64_t kSpinNs = 10'000;
+constexpr uint64_t kThreadsDelayTargetUs = 100, kInlineDelayTargetUs = 3000;
 constexpr size_t kHugePage = size_t(2) << 20;
 
 uint64_t random_bits() {
@@ -29,11 +30,13 @@ uint64_t random_bits() {
   return bits;
 }
 
-Options options_of(const Config& config, const Caps& caps) {
+Options options_of(const Config& config, const Caps& caps, bool runs_inline) {
   Options options;
   options.payload = caps.payload;
   options.receive_packets = caps.receive_packets;
   options.paths = std::min(config.paths, caps.locals);
+  const uint64_t delay_target_us = runs_inline ? kInlineDelayTargetUs : kThreadsDelayTargetUs;
+  options.delay_target_ns = (config.delay_target_us ? config.delay_target_us : delay_target_us) * kMicrosecond;
   options.peer_timeout_ns = config.peer_timeout_ms * kMillisecond;
   options.connect_timeout_ns = config.connect_timeout_ms * kMillisecond;
   options.authenticate = config.authenticate;
@@ -53,7 +56,7 @@ Context::Context(const Config& config) : forks(harp::forks()), config_(config) {
   if (config.stats) page_ = std::make_unique<StatsPage>();
   for (int i = 0; i < config.engines; ++i) {
     auto port = open_port(config);
-    const Options options = options_of(config, port->caps());
+    const Options options = options_of(config, port->caps(), runs_inline);
     engines_.push_back(std::make_unique<Engine>(
         std::move(port), options,
         Engine::Settings{.index = i,
@@ -192,6 +195,10 @@ bool Context::poll() {
   for (const auto& engine : engines_) engine->poll();
   const uint64_t news = notifier_.news();
   return polled_news_.exchange(news, std::memory_order_relaxed) != news;
+}
+
+bool Context::under_way() const {
+  return std::any_of(engines_.begin(), engines_.end(), [](const auto& engine) { return engine->under_way(); });
 }
 
 size_t Context::record_bytes() const {

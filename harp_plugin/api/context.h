@@ -44,6 +44,7 @@ class Context {
   void* allocate(size_t bytes);
   void free(void*);
   bool poll();                     // whether there was news since the last
+  bool under_way() const;
   size_t record_bytes() const;     // what a packet of all engines carries
   int descriptor();                // to sleep on, between arm() and poll()
   std::optional<uint64_t> arm();   // until when at most; nothing: there is news, or something to do

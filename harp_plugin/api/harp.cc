@@ -246,6 +246,10 @@ int harp_poll(harp_context* context) {
   });
 }
 
+int harp_under_way(harp_context* context) {
+  return guard([&]() -> int { return context_of(context)->under_way() ? HARP_OK : HARP_PENDING; });
+}
+
 int harp_descriptor(harp_context* context) {
   int descriptor = -1;
   guard([&]() -> int {

@@ -56,6 +56,7 @@ class Endpoint {
   uint64_t changes() const;
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);  // what is to be sent now; payload pointers into requests
   void advance(uint64_t now_ns);                          // timers that have run out
+  bool under_way() const;  // something waits to be sent or acknowledged, on any connection
   uint64_t next_ns() const;                               // when advance() has something to do; UINT64_MAX: never
   bool wants_to_transmit(uint64_t now_ns) const;
 

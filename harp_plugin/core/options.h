@@ -15,6 +15,7 @@ struct Options {
   int paths = 1;                         // that this side opens, at most kMostPaths
   uint64_t peer_timeout_ns = 4 * kSecond;      // without a sign of life from it, a peer is dead
   uint64_t connect_timeout_ns = 60 * kSecond;
+  uint64_t delay_target_ns = 100 * kMicrosecond;  // that packets wait on the way before the sender slows down
   uint64_t least_timeout_ns = kMillisecond;    // for a packet that is not acknowledged
   uint64_t ack_delay_ns = 50 * kMicrosecond;   // how long an acknowledgement waits for more to acknowledge,
   uint32_t ack_every = 16;                     // or for so many packets

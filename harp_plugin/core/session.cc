@@ -89,7 +89,8 @@ void Session::agree(const OpenBody& peer) {
   payload_ = std::min(options_.payload, peer.payload);
   const uint32_t most = std::min(peer.receive_packets, kMostWindow);
   sent_ = SentPackets(identity_.first_number, most + kMostControlInFlight);
-  congestion_ = Congestion({.most_packets = most});  // a window that never binds would not know when it shrinks
+  // A window that never binds would not know when it shrinks.
+  congestion_ = Congestion({.most_packets = most, .target_ns = options_.delay_target_ns});
   received_ = ReceivedNumbers(peer.first_number);
   outgoing_.agree({.mode = identity_.mode,
                    .payload = payload_,

@@ -59,6 +59,7 @@ bool Engine::round() {
   busy |= transmit(now_ns);
   if (!fenced_.empty()) settle();
   if (unpublished_ && now_ns - published_ns_ >= kPublishEveryNs) publish(now_ns);
+  under_way_.store(endpoint_.under_way() || kept_ != kept_end_ || !fenced_.empty(), std::memory_order_relaxed);
   return busy;
 }
 

@@ -62,6 +62,7 @@ class Engine final : private Events {
   void poll_in_passing() {      // by who looks at a connection
     if (!settings_.only_polled) poll();
   }
+  bool under_way() const { return under_way_.load(std::memory_order_relaxed); }  // at the end of the last round
   // Inline mode, before who polls sleeps on the port: until when at most. Nothing: there is something to do.
   std::optional<uint64_t> arm();
   void notice(Channel&);        // it has submissions
@@ -125,6 +126,7 @@ class Engine final : private Events {
   alignas(kCacheLine) std::atomic<bool> sleeping_{false};
   alignas(kCacheLine) std::atomic<uint64_t> polls_{0};
   alignas(kCacheLine) std::atomic_flag progress_lock_;
+  std::atomic<bool> under_way_{false};
 
   // The holder of the progress lock's.
   struct Fenced {  // waits until the port has taken, or let go, so many packets

@@ -5,6 +5,8 @@
 #include <sys/eventfd.h>
 #include <sys/un.h>
 
+#include <future>
+
 #include "base/error.h"
 #include "harp/xdp_hosts.h"
 #include "harp_plugin/port/descriptors.h"
@@ -42,7 +44,14 @@ class Harpd : public XdpHosts {
     if (queues > 1) network_ = std::make_unique<VethNetwork>(1500, queues), addresses_.clear(), add_host();
     stop_ = Fd(eventfd(0, EFD_CLOEXEC));
     network_->in_host(0, [&] { daemon_ = std::make_unique<Daemon>(path_, std::set<uid_t>{kUser}, [](auto&) {}); });
-    runs_ = std::thread([this] { network_->in_host(0, [&] { daemon_->run(stop_.get()); }); });
+    std::promise<void> entered;
+    runs_ = std::thread([&, this] {
+      network_->in_host(0, [&] {
+        entered.set_value();
+        daemon_->run(stop_.get());
+      });
+    });
+    entered.get_future().wait();
   }
   void stop() {
     if (!runs_.joinable()) return;

@@ -206,6 +206,9 @@ uint64_t HarpTransport::arm() {
   return waiting_ > 0 ? std::min(most_ns, kWaitingNs) : most_ns;
 }
 
+// What a rank has committed is on its way when its collective is over, and moves when HARP is polled.
+bool HarpTransport::busy() const { return waiting_ > 0 || (context_ && harp_under_way(context_) == HARP_OK); }
+
 // ---- ends
 
 void HarpTransport::close(LinkState& state) {

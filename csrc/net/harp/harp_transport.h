@@ -46,7 +46,7 @@ class HarpTransport : public Transport {
 
   int descriptor() const override { return descriptor_; }
   uint64_t arm() override;
-  bool busy() const override { return waiting_ > 0; }
+  bool busy() const override;
 
   bool finish() override;
   void retire(int group) override;
