@@ -35,9 +35,10 @@ _CLONE_NEWNET = 0x40000000
 
 
 class Cable:
-    def __init__(self, mtu: int = 1500, offloads: bool = True, rate: str = "") -> None:
-        """rate: each way, as tc has it ("1gbit"); "" is what the machine can do."""
-        self._mtu, self._offloads, self._rate = mtu, offloads, rate
+    def __init__(self, mtu: int = 1500, offloads: bool = True, rate: str = "", queue: str = "50ms") -> None:
+        """rate: each way, as tc has it ("1gbit"); "" is what the machine can do. queue: how long a packet waits at most
+        where there is a rate."""
+        self._mtu, self._offloads, self._rate, self._queue = mtu, offloads, rate, queue
         self._names = [f"{_PREFIX}{os.getpid()}n{next(_numbers)}-{end}" for end in "ab"]
 
     def __enter__(self) -> "Cable":
@@ -100,7 +101,7 @@ class Cable:
             _call("ip", "-n", name, "link", "set", "eth0", "up")
             if self._rate:
                 _call("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", self._rate,
-                      "burst", "128kb", "latency", "50ms")
+                      "burst", "128kb", "latency", self._queue)
 
 
 @contextlib.contextmanager

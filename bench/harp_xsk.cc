@@ -93,7 +93,7 @@ Side receive(const sockaddr_in& own, double seconds, std::atomic<bool>& ready) {
 
 Side send(const sockaddr_in& peer, double seconds) {
   const Interface own = choose_interfaces("eth0").front();
-  Neighbors neighbors("eth0");
+  Neighbors neighbors("eth0", address(own.address).sin_addr.s_addr);
   std::optional<EthernetAddress> to;
   while (!(to = neighbors.find(peer))) usleep(1000);
   const FrameHeaders headers(neighbors.own(), *to, address(own.address).sin_addr.s_addr, peer);

@@ -22,9 +22,10 @@ ifreq named(const std::string& interface) {
 
 }  // namespace
 
-Neighbors::Neighbors(const std::string& interface)
+Neighbors::Neighbors(const std::string& interface, uint32_t from)
     : interface_(interface),
       index_(if_nametoindex(interface.c_str())),
+      from_(from),
       routes_(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE)),
       datagrams_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
   ifreq request = named(interface);
@@ -52,22 +53,24 @@ std::optional<EthernetAddress> Neighbors::find(const sockaddr_in& to) {
   return found;
 }
 
-// rtnetlink(7).
+// rtnetlink(7). With several interfaces in a network, or rules by source, the way depends on all three.
 std::optional<uint32_t> Neighbors::next_hop(uint32_t address) {
+  struct Attribute {
+    rtattr head;
+    uint32_t value;
+  };
   struct {
-    nlmsghdr head;
-    rtmsg route;
-    rtattr to;
-    uint32_t address;
-  } ask{};
+    nlmsghdr head{};
+    rtmsg route{};
+    Attribute to, from, over;
+  } ask{.to = {{RTA_LENGTH(sizeof address), RTA_DST}, address},
+        .from = {{RTA_LENGTH(sizeof from_), RTA_SRC}, from_},
+        .over = {{RTA_LENGTH(sizeof index_), RTA_OIF}, index_}};
   ask.head.nlmsg_len = sizeof ask;
   ask.head.nlmsg_type = RTM_GETROUTE;
   ask.head.nlmsg_flags = NLM_F_REQUEST;
   ask.route.rtm_family = AF_INET;
-  ask.route.rtm_dst_len = 32;
-  ask.to.rta_type = RTA_DST;
-  ask.to.rta_len = RTA_LENGTH(sizeof address);
-  ask.address = address;
+  ask.route.rtm_dst_len = ask.route.rtm_src_len = 32;
   alignas(nlmsghdr) char answer[4096];
   if (send(routes_.get(), &ask, sizeof ask, 0) != sizeof ask) return {};
   const ssize_t bytes = recv(routes_.get(), answer, sizeof answer, MSG_DONTWAIT);  // the kernel answers at once

@@ -15,7 +15,8 @@ using EthernetAddress = std::array<uint8_t, 6>;
 
 class Neighbors {
  public:
-  explicit Neighbors(const std::string& interface);
+  // Packets leave by this interface, from this address of it; IPv4 in network order.
+  Neighbors(const std::string& interface, uint32_t from);
   const EthernetAddress& own() const { return own_; }
 
   // Of the host itself, or of the router on the way to it. Nothing: the kernel does not know it (yet), or sends such
@@ -23,10 +24,10 @@ class Neighbors {
   std::optional<EthernetAddress> find(const sockaddr_in&);
 
  private:
-  std::optional<uint32_t> next_hop(uint32_t address);  // in network order
+  std::optional<uint32_t> next_hop(uint32_t address);
 
   const std::string interface_;
-  const uint32_t index_;
+  const uint32_t index_, from_;
   lightcc::Fd routes_, datagrams_;
   EthernetAddress own_;
 };

@@ -56,7 +56,9 @@ class Xdp : public XdpPort {
  public:
   explicit Xdp(const XdpOptions& options) : Xdp(options, choose_interfaces(options.address).front()) {}
   Xdp(const XdpOptions& options, const Interface& interface)
-      : survives_harpd_(options.survives_harpd), neighbors_(interface.name), udp_(open_udp_of(options)) {
+      : survives_harpd_(options.survives_harpd),
+        udp_(open_udp_of(options)),
+        neighbors_(interface.name, address_of_socket(udp_->socket(0)).sin_addr.s_addr) {
     std::vector<int> sockets;
     for (int i = 0; i < udp_->caps().locals; ++i) sockets.push_back(udp_->socket(i));
     for (const int one : sockets) own_.push_back(address_of_socket(one));
@@ -87,7 +89,10 @@ class Xdp : public XdpPort {
     return {{"sent", counters_.sent},
             {"received", counters_.received},
             {"sent_by_kernel", counters_.sent_by_kernel},
-            {"received_by_kernel", counters_.received_by_kernel}};
+            {"received_by_kernel", counters_.received_by_kernel},
+            {"queues", queues_.size()},
+            {"zero_copy_queues", std::count_if(queues_.begin(), queues_.end(),
+                                               [](const Queue& one) { return one.xsk.zero_copy(); })}};
   }
 
   size_t tx(std::span<const TxPacket> packets) override {
@@ -133,8 +138,8 @@ class Xdp : public XdpPort {
   bool arm() override {
     if (unflushed_) return false;
     for (Queue& queue : queues_) {
-      if (queue.xsk.received_more()) return false;
       queue.xsk.wake_receiver();
+      if (queue.xsk.received_more()) return false;
     }
     return udp_->arm();
   }
@@ -219,6 +224,7 @@ class Xdp : public XdpPort {
   size_t receive(Queue& queue, std::span<RxPacket> packets) {
     std::array<Xsk::Frame, 64> frames;
     const size_t came = queue.xsk.receive(std::span(frames).first(std::min(frames.size(), packets.size())));
+    if (came == 0) queue.xsk.wake_receiver();
     size_t count = 0;
     for (const Xsk::Frame& frame : std::span(frames).first(came)) {
       if (!frame.more && !queue.begun) {
@@ -265,8 +271,8 @@ class Xdp : public XdpPort {
   }
 
   const bool survives_harpd_;
-  Neighbors neighbors_;
   std::unique_ptr<UdpPort> udp_;
+  Neighbors neighbors_;
   XdpLease lease_;
   std::vector<Queue> queues_;
   std::unique_ptr<UdpFrames> long_;  // packets that were put together
