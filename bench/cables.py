@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,6 +19,7 @@ import unittest.mock
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from harp_network import switch_off_offloads
 from report import MIB
 from teams import Team
 
@@ -62,8 +64,10 @@ class Network(NamedTuple):
 
 
 @contextlib.contextmanager
-def network_of(ranks: Sequence[int], loopback: bool, rate: str, least_bytes: int) -> Iterator[Network]:
-    """Hosts that have so many ranks each; they last as long as the context. least_bytes: of the smallest message."""
+def network_of(ranks: Sequence[int], loopback: bool, rate: str, least_bytes: int, mtu: int = 1500,
+               offloads: bool = True) -> Iterator[Network]:
+    """Hosts that have so many ranks each; they last as long as the context. least_bytes: of the smallest message.
+    offloads: those that join packets."""
     with contextlib.ExitStack() as stack:
         # What is measured of these hosts is not that of others of the same names.
         kept = stack.enter_context(tempfile.TemporaryDirectory())
@@ -76,6 +80,12 @@ def network_of(ranks: Sequence[int], loopback: bool, rate: str, least_bytes: int
             return
         cable = {} if not rate else CABLE if least_bytes >= LEAST_BYTES_FOR_CABLE else CABLE_OF_SMALL
         made = stack.enter_context(emulated.Hosts(len(ranks), rate, **cable))
+        for name in made.names:
+            ends = [(made.namespace(name), "eth0"), (made.namespace("switch"), f"to-{name}")]
+            for namespace, interface in ends:
+                subprocess.run(["ip", "-n", namespace, "link", "set", interface, "mtu", str(mtu)], check=True)
+                if not offloads:
+                    switch_off_offloads(namespace, interface)
         yield Network(tuple(ranks), f"{made.addresses('h0')[0]}:{STORE_PORT}", made)
 
 

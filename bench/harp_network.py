@@ -96,12 +96,17 @@ class Cable:
             _call("ip", "-n", name, "link", "set", "lo", "up")
             _call("ip", "-n", name, "addr", "add", f"{self.address(end)}/24", "dev", "eth0")
             if not self._offloads:
-                with _inside(name) as control:
-                    _switch_off(control, "eth0")
+                switch_off_offloads(name, "eth0")
             _call("ip", "-n", name, "link", "set", "eth0", "up")
             if self._rate:
                 _call("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", self._rate,
                       "burst", "128kb", "latency", self._queue)
+
+
+def switch_off_offloads(namespace: str, interface: str) -> None:
+    """Those that join packets."""
+    with _inside(namespace) as control:
+        _switch_off(control, interface)
 
 
 @contextlib.contextmanager

@@ -66,11 +66,13 @@ def cases_of(args: argparse.Namespace) -> List[sides.Case]:
 
 def contest(hosts: Tuple[int, ...], rate: str, args: argparse.Namespace) -> List[Dict[str, Any]]:
     joined = ", joined by loopback" if args.loopback else f", {rate} each" if rate else ""
+    joined += f", MTU {args.mtu}" * (args.mtu != 1500) + ", no offloads" * args.no_offloads
     print(f"\n{host_text(hosts)}{joined}", flush=True)
     rows: List[Dict[str, Any]] = []
     cases = cases_of(args)
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(network_of(hosts, args.loopback, rate, min(case.nbytes for case in cases)))
+        network = stack.enter_context(network_of(hosts, args.loopback, rate, min(case.nbytes for case in cases),
+                                                 args.mtu, not args.no_offloads))
         python = sides.Sides(stack, network, args)
         from_c = sides_in_c(stack, network) if args.openmpi else {}
         before = python.goodput() if rate else 0.0
@@ -139,7 +141,10 @@ def arguments() -> argparse.Namespace:
                         help="of each host's cable, each way, as 1gbit; none (the default) is what the machine can do")
     parser.add_argument("--flat", action="store_true", help="lightcc without its hierarchy as well, by turns")
     parser.add_argument("--uncalibrated", action="store_true", help="lightcc without calibration as well, by turns")
-    parser.add_argument("--harp", action="store_true", help="lightcc over HARP (LIGHTCC_NET=harp) as well, by turns")
+    parser.add_argument("--harp", nargs="*", choices=list(sides.OVER), default=None,
+                        help="lightcc over HARP (LIGHTCC_NET=harp, xdp) as well, by turns; default harp")
+    parser.add_argument("--mtu", type=int, default=1500, help="of emulated hosts; default %(default)s")
+    parser.add_argument("--no-offloads", action="store_true", help="every packet passes the cables on its own")
     parser.add_argument("--model", action="store_true",
                         help="lightcc with other algorithms as well, all beside the cost model; with --rates")
     parser.add_argument("--cyclic", action="store_true", help="with ranks dealt to the hosts round robin as well")
@@ -152,6 +157,7 @@ def arguments() -> argparse.Namespace:
                         help="gets all samples; default %(default)s")
     parser.add_argument("--png", type=Path, metavar="FILE", help="gets a picture (multihost_picture.py)")
     args = parser.parse_args()
+    args.harp = [] if args.harp is None else args.harp or ["harp"]
     if args.loopback and (any(args.rates) or args.openmpi):
         parser.error("--rates, --openmpi: only between emulated hosts")
     if args.model and not all(args.rates):

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from cables import LEAST_BOUND_BYTES, LEAST_GOODPUT, share_of_rate
 from floor import bound_s
 from multihost_driven import OPEN_MPI, OURS
-from multihost_sides import CYCLIC, OVER_HARP, STEP, Case, Samples
+from multihost_sides import CYCLIC, OVER, STEP, Case, Samples
 from peers import gloo, own
 from report import KIB, MIB, ratio_of, time_text
 
@@ -89,8 +89,8 @@ def goals_of(row: Dict[str, Any]) -> List[Goal]:
                   for name in ratios if (row["rate"], name) in GOAL_COMPRESSION]
     if CYCLIC in ratios and row["rate"] and nbytes >= LEAST_BOUND_BYTES:
         found.append(Goal(f"{CYCLIC} / host order", 1 / ratios[CYCLIC][0], GOAL_CYCLIC))
-    if OVER_HARP in ratios and row["rate"] == CABLE and nbytes >= LEAST_BOUND_BYTES:
-        found.append(Goal(f"{OVER_HARP} / over TCP", 1 / ratios[OVER_HARP][0], GOAL_HARP))
+    if OVER["harp"] in ratios and row["rate"] == CABLE and nbytes >= LEAST_BOUND_BYTES:
+        found.append(Goal(f"{OVER['harp']} / over TCP", 1 / ratios[OVER["harp"]][0], GOAL_HARP))
     if best and row["cpu_s"][best]:
         found.append(Goal(f"CPU seconds, lightcc / {best}", row["cpu_s"][own.NAME] / row["cpu_s"][best], GOAL_CPU))
     return found

@@ -26,7 +26,8 @@ from lightcc.explain import Cluster, measured_cluster
 
 LIBRARIES = {library.NAME: library for library in (own, gloo)}
 ALSO, FLAT, CYCLIC = "lightcc, other build", "lightcc, flat", "lightcc, cyclic"
-UNCALIBRATED, OVER_HARP = "lightcc, uncalibrated", "lightcc over HARP"
+UNCALIBRATED = "lightcc, uncalibrated"
+OVER = {"harp": "lightcc over HARP", "xdp": "lightcc over XDP"}  # by LIGHTCC_NET
 GLOO_CYCLIC = "gloo, cyclic"
 CALLS = {4 * KIB: 20}  # of one tensor in one sample; 1 of other sizes
 GLOO_WAYS = {"gloo, one by one": "each", "gloo, all started": "started", "gloo, fused": "fused"}
@@ -246,9 +247,9 @@ class Sides:
         if args.uncalibrated:
             with environment(LIGHTCC_CALIBRATION="0"):
                 self._others[UNCALIBRATED] = self._team(UNCALIBRATED, False)
-        if args.harp:
-            with environment(LIGHTCC_NET="harp"):
-                self._others[OVER_HARP] = self._team(OVER_HARP, False)
+        for net in args.harp:
+            with environment(LIGHTCC_NET=net):
+                self._others[OVER[net]] = self._team(OVER[net], False)
         for algorithm in ALGORITHMS if args.model else ():
             with environment(LIGHTCC_SELECT=f"allreduce={algorithm}"):
                 self._others[side_name(algorithm)] = self._team(side_name(algorithm), False)
