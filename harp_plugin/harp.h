@@ -35,8 +35,8 @@ typedef struct harp_request harp_request;
 
 typedef struct harp_options {  /* zero or NULL: the default, or what the environment says (docs/harp.md) */
   uint32_t size;               /* sizeof(harp_options) */
-  const char* port;            /* "udp" (default), "shm"; "mem" within a process */
-  const char* interface;       /* udp: names of interfaces as in NCCL_SOCKET_IFNAME, or an IPv4 address */
+  const char* port;            /* "udp" (default), "xdp", "shm"; "mem" within a process */
+  const char* interface;       /* udp, xdp: names of interfaces as in NCCL_SOCKET_IFNAME, or an IPv4 address */
   int32_t engines;             /* threads, each with a core of its own; default 1 */
   int32_t inline_mode;         /* 1: harp_test and harp_poll do the work of the engine while called; 2: threads only;
                                   3: harp_poll alone, for who calls it often; default: 1 or 2, by cores */
@@ -46,6 +46,7 @@ typedef struct harp_options {  /* zero or NULL: the default, or what the environ
   uint32_t connect_timeout_ms; /* default 60000 */
   int32_t authenticate;        /* 1: each packet carries a tag under a key from `secret`; 2: not; default not */
   const char* secret;          /* the same in all processes; default HARP_SECRET */
+  const char* port_range;      /* udp, xdp: the only UDP ports to use, "20000-20100" or "20000"; default any */
 } harp_options;
 
 enum { HARP_MESSAGE = 0, HARP_STREAM = 1 };

@@ -226,7 +226,8 @@ const Knob kKnobs[] = {
     {"LIGHTCC_NET",
      "What carries data and messages between hosts: `tcp`; `harp`, lightcc's own stack over UDP; `xdp`, that stack "
      "past the kernel's (docs/harp.md). Rank 0's value holds.",
-     [](Config& c, const Value& v) { c.net = v.one_of({"tcp", "harp", "xdp"}); }, [](const Config& c) { return c.net; }},
+     [](Config& c, const Value& v) { c.net = v.one_of({"tcp", "harp", "xdp"}); },
+     [](const Config& c) { return c.net; }},
     {"LIGHTCC_HOST_ID",
      "Ranks with different values never share memory, as if they were on different hosts; with equal ones they do if "
      "they can. If it is not set, boot id, network namespace and user decide who may.",

@@ -43,6 +43,14 @@ struct Value {
   }
 };
 
+void set_ports(Config& config, const Value& value) {
+  const size_t dash = value.text.find('-');
+  const Value first{value.name, value.text.substr(0, dash)};
+  const Value last = dash == std::string::npos ? first : Value{value.name, value.text.substr(dash + 1)};
+  config.first_port = static_cast<uint16_t>(first.whole(1, UINT16_MAX));
+  config.last_port = static_cast<uint16_t>(last.whole(config.first_port, UINT16_MAX));
+}
+
 struct Knob {
   const char* name;
   const char* fallback;
@@ -67,6 +75,7 @@ constexpr Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.inline_mode = static_cast<int>(v.whole(1, 3)); }},
     {"HARP_PATHS", "1", "UDP source ports of a connection, so that switches spread it.",
      [](Config& c, const Value& v) { c.paths = static_cast<int>(v.whole(1, kMostPaths)); }},
+    {"HARP_PORT_RANGE", "(any)", "udp, xdp: the only UDP ports to use, `20000-20100` or `20000`.", set_ports},
     {"HARP_MTU", "(the interface's)", "udp, mem: bytes of the largest packet, IP header included.",
      [](Config& c, const Value& v) { c.mtu = static_cast<uint32_t>(v.whole(kLeastMtu, kMostMtu)); }},
     {"HARP_DELAY_TARGET_US", "(by who polls)",
@@ -159,6 +168,7 @@ Config read_config(const harp_options* given, const Environment& environment) {
     Value{"harp_options.authenticate", std::to_string(options.authenticate)}.refuse("0, 1 or 2");
   if (options.authenticate != 0) config.authenticate = options.authenticate == 1;
   text("HARP_SECRET", "harp_options.secret", options.secret);
+  text("HARP_PORT_RANGE", "harp_options.port_range", options.port_range);
   if (config.authenticate && config.secret.empty())
     throw Error(Code::invalid_argument, "authentication needs a secret: set HARP_SECRET or harp_options.secret");
   return config;

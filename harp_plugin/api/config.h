@@ -20,6 +20,7 @@ struct Config {
   int engines = 1;
   int inline_mode = 0;             // 1 to 3 as in harp_options, 0: by cores
   int paths = 1;
+  uint16_t first_port = 0, last_port = 0;  // 0: any
   uint32_t mtu = 0;                // 0: the interface's
   uint64_t delay_target_us = 0;    // 0: by who polls
   uint64_t peer_timeout_ms = 4000;

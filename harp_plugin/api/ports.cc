@@ -43,6 +43,8 @@ std::unique_ptr<Port> open_mem_of(const Config& config) {
 std::unique_ptr<Port> open_udp_of(const Config& config) {
   return open_udp({.address = choose_interfaces(config.interface).front().address,
                    .locals = config.paths,
+                   .first_port = config.first_port,
+                   .last_port = config.last_port,
                    .mtu = config.mtu,
                    .tags = config.authenticate,
                    .gso = config.gso,
@@ -52,6 +54,8 @@ std::unique_ptr<Port> open_udp_of(const Config& config) {
 std::unique_ptr<Port> open_xdp_of(const Config& config) {
   return open_xdp({.address = choose_interfaces(config.interface).front().address,
                    .locals = config.paths,
+                   .first_port = config.first_port,
+                   .last_port = config.last_port,
                    .mtu = config.mtu,
                    .tags = config.authenticate,
                    .copies = config.xdp_copies,

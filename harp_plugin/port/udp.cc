@@ -34,7 +34,21 @@ sockaddr_in to_sockaddr(const std::string& address) {
   return ip;
 }
 
-Fd open_socket(const std::string& address) {
+// To the first port that is free.
+void bind_socket(const Fd& fd, const UdpOptions& options) {
+  sockaddr_in ip = to_sockaddr(options.address);
+  for (uint32_t port = options.first_port;; ++port) {
+    ip.sin_port = htons(static_cast<uint16_t>(port));
+    if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&ip), sizeof ip) == 0) return;
+    if (errno != EADDRINUSE || port >= options.last_port) break;
+  }
+  const std::string ports = options.first_port ? ", ports " + std::to_string(options.first_port) + " to " +
+                                                     std::to_string(options.last_port)
+                                               : "";
+  throw lightcc::system_error("HARP: binding a UDP socket to " + options.address + ports);
+}
+
+Fd open_socket(const UdpOptions& options) {
   Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw lightcc::system_error("HARP: opening a UDP socket");
   // Never in fragments, and no ICMP message, which anyone may send, changes the size: what is too large is lost.
@@ -44,9 +58,7 @@ Fd open_socket(const std::string& address) {
   for (const auto& [forced, plain] : {std::pair{SO_RCVBUFFORCE, SO_RCVBUF}, std::pair{SO_SNDBUFFORCE, SO_SNDBUF}})
     if (setsockopt(fd.get(), SOL_SOCKET, forced, &kSocketBuffer, sizeof kSocketBuffer) != 0)
       setsockopt(fd.get(), SOL_SOCKET, plain, &kSocketBuffer, sizeof kSocketBuffer);
-  const sockaddr_in ip = to_sockaddr(address);
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&ip), sizeof ip) != 0)
-    throw lightcc::system_error("HARP: binding a UDP socket to " + address);
+  bind_socket(fd, options);
   return fd;
 }
 
@@ -110,7 +122,7 @@ class Udp : public UdpPort {
       if (!bell_) throw lightcc::system_error("HARP: making an epoll descriptor");
     }
     for (int i = 0; i < options.locals; ++i) {
-      sockets_.push_back(open_socket(options.address));
+      sockets_.push_back(open_socket(options));
       const int fd = sockets_.back().get();
       epoll_event event{.events = EPOLLIN, .data = {}};
       if (bell_ && epoll_ctl(bell_.get(), EPOLL_CTL_ADD, fd, &event) != 0)

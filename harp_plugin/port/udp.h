@@ -12,6 +12,7 @@ namespace harp {
 struct UdpOptions {
   std::string address;  // numeric IPv4 of this host to bind
   int locals = 1;       // sockets
+  uint16_t first_port = 0, last_port = 0;  // that may be bound; 0: any
   uint32_t mtu = 0;     // 0: that of the interface which has the address
   bool tags = false;    // packets carry tags: a full one has room for it, and payloads are not placed
   bool gso = true, gro = true;

@@ -28,7 +28,12 @@ constexpr int kQueueShift = 32;
 constexpr uint32_t kLongFrames = 512;
 
 std::unique_ptr<UdpPort> open_udp_of(const XdpOptions& options) {
-  return open_udp({.address = options.address, .locals = options.locals, .mtu = options.mtu, .tags = options.tags});
+  return open_udp({.address = options.address,
+                   .locals = options.locals,
+                   .first_port = options.first_port,
+                   .last_port = options.last_port,
+                   .mtu = options.mtu,
+                   .tags = options.tags});
 }
 
 struct AddressHash {

@@ -14,6 +14,7 @@ namespace harp {
 struct XdpOptions {
   std::string address;  // numeric IPv4 of this host to bind
   int locals = 1;       // UDP ports
+  uint16_t first_port = 0, last_port = 0;  // that may be bound; 0: any
   uint32_t mtu = 0;     // 0: that of the interface which has the address
   bool tags = false;    // packets carry tags: a full one has room for it
   XskCopies copies = XskCopies::if_needed;

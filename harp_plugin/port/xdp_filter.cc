@@ -192,7 +192,9 @@ XdpFilter::XdpFilter(const std::string& interface)
   if (!link_) {
     const bool taken = errno == EBUSY || errno == EEXIST;
     throw lightcc::system_error("HARP: attaching an XDP program to " + interface +
-                                (taken ? ", which has one already: another process's (harpd shares its queues out), or of other software" : ""));
+                                (taken ? ", which has one already: another process's (harpd shares its queues out), or "
+                                         "of other software"
+                                       : ""));
   }
   for (uint32_t slot = kMostAdmitted; slot > 0; --slot) free_.push_back(slot - 1);
 }

@@ -54,6 +54,9 @@ TEST(HarpConfig, OptionsWinOverTheEnvironmentAndThatOverDefaults) {
   EXPECT_FALSE(config.stats);
   EXPECT_EQ(config.peer_timeout_ms, 4000u) << "empty means not set";
   EXPECT_EQ(read_config(nullptr, environment).port, "mem");
+  const Config ports = read_config(nullptr, of({{"HARP_PORT_RANGE", "20000-20100"}}));
+  EXPECT_EQ(std::pair(ports.first_port, ports.last_port), std::pair(uint16_t{20000}, uint16_t{20100}));
+  EXPECT_EQ(read_config(nullptr, of({{"HARP_PORT_RANGE", "20000"}})).last_port, 20000);
   EXPECT_EQ(read_config(nullptr, of({{"HARP_IFNAME", "ib"}, {"NCCL_SOCKET_IFNAME", "eth"}})).interface, "ib");
 }
 
@@ -62,6 +65,8 @@ TEST(HarpConfig, AValueThatCannotBeReadIsNamed) {
   EXPECT_NE(refusal(nullptr, of({{"HARP_PATHS", "9"}})).find("HARP_PATHS=9: expected a whole number from 1 to 8"),
             std::string::npos);
   EXPECT_NE(refusal(nullptr, of({{"HARP_GSO", "yes"}})).find("HARP_GSO"), std::string::npos);
+  for (const char* range : {"2-1", "0", "1-", "-1", "a-b", "1-65536"})
+    EXPECT_NE(refusal(nullptr, of({{"HARP_PORT_RANGE", range}})).find("HARP_PORT_RANGE="), std::string::npos) << range;
   EXPECT_NE(refusal(nullptr, of({{"HARP_AUTH", "1"}})).find("needs a secret"), std::string::npos);
   harp_options options{};
   EXPECT_NE(refusal(&options, of({})).find("harp_options.size=0"), std::string::npos);

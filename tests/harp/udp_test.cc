@@ -47,6 +47,28 @@ TEST(UdpCaps, PayloadIsWhatTheMtuLeaves) {
   EXPECT_THROW(open_udp({.address = "192.0.2.1"}), lightcc::Error);
 }
 
+TEST(UdpPorts, OnlyThoseOfTheRangeAreUsed) {
+  // Three in a row that are free now; somebody may be faster, then others are tried.
+  for (uint16_t first = 23000; first < 30000; first += 3) {
+    const UdpOptions options{.address = "127.0.0.1", .first_port = first, .last_port = uint16_t(first + 2)};
+    std::vector<std::unique_ptr<UdpPort>> ports;
+    try {
+      while (ports.size() < 4) ports.push_back(open_udp(options));
+    } catch (const lightcc::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("ports " + std::to_string(first)), std::string::npos) << error.what();
+    }
+    ASSERT_LT(ports.size(), 4u);
+    for (const auto& port : ports) {
+      sockaddr_in ip;
+      std::memcpy(&ip, port->caps().address.bytes.data(), sizeof ip);
+      EXPECT_GE(ntohs(ip.sin_port), first);
+      EXPECT_LE(ntohs(ip.sin_port), first + 2);
+    }
+    if (ports.size() == 3) return;
+  }
+  FAIL() << "no three ports in a row are free";
+}
+
 // The sender may have so many on the way: none is lost, though nobody reads.
 TEST(UdpCaps, SoManyPacketsAreHeldUnread) {
   for (const uint32_t mtu : {1500u, 9000u}) {

@@ -38,6 +38,30 @@ def test_what_crosses_the_network_is_counted(monkeypatch):
     assert sent_bytes(monkeypatch, "tcp") == [0, 0]
 
 
+PORTS = """
+import numpy as np
+import lightcc.numpy as hvd
+hvd.init()
+hvd.allreduce(np.ones(1000), name="x")
+ports = []
+for table in ("udp", "udp6"):
+    with open(f"/proc/net/{table}") as sockets:
+        ports += [int(line.split()[1].partition(":")[2], 16) for line in sockets if ":" in line.split()[1]]
+print("ports", *ports)
+hvd.barrier()
+hvd.shutdown()
+"""
+
+
+def test_firewalls_see_the_ports_of_the_range_only(monkeypatch):
+    monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "1,1")
+    monkeypatch.setenv("LIGHTCC_NET", "harp")
+    monkeypatch.setenv("LIGHTCC_PORT_RANGE", "21000-21009")
+    said = [line.partition("ports ")[2].split() for line in ranks.run_script(PORTS, 2).splitlines() if "ports" in line]
+    assert [len(heartbeats_and_harp) for heartbeats_and_harp in said] == [2, 2], said
+    assert all(21000 <= int(port) <= 21009 for of_a_host in said for port in of_a_host), said
+
+
 @pytest.mark.parametrize("body", BODIES)
 def test_every_collective(monkeypatch, body):
     monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "2,1")

@@ -42,7 +42,7 @@ inline std::vector<std::unique_ptr<Peers>> thread_peers(const std::vector<int>& 
   std::vector<ListenSockets> sockets;
   std::vector<Contact> contacts;
   for (size_t rank = 0; rank < hosts.names.size(); ++rank) {
-    if (net && std::string(net) == "harp") harp[rank] = open_harp("udp", loopback, int(rank), 0);
+    if (net && std::string(net) == "harp") harp[rank] = open_harp("udp", loopback, {}, int(rank), 0);
     sockets.push_back(open_listen_sockets(loopback, {}));
     contacts.push_back(contact_of(hosts.names[rank], {local_address(sockets.back().listener.get())},
                                   harp[rank] ? harp[rank]->address() : ""));

@@ -153,7 +153,7 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     if (net != "tcp") {
       const Address at = Address::parse(own.empty() ? "127.0.0.1" : own[0]);
       const bool past_kernel = net == "xdp" && !at.is_loopback();  // within a machine there is no NIC
-      harp = open_harp(past_kernel ? "xdp" : "udp", at, world_.rank, credentials_.epoch);
+      harp = open_harp(past_kernel ? "xdp" : "udp", at, ports_of(config_), world_.rank, credentials_.epoch);
     }
     const std::string own_harp = harp ? harp->address() : "";
     std::vector<std::vector<Address>> addresses;

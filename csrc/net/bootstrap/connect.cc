@@ -81,10 +81,13 @@ ListenSockets open_listen_sockets(const Address& at, Ports ports) {
   }
 }
 
-std::unique_ptr<HarpTransport> open_harp(const std::string& port, const Address& at, int rank, int epoch) {
-  return std::make_unique<HarpTransport>(
-      HarpOptions{.port = port, .interface = at.with_port(0).text(), .peer_timeout_ms = kHarpSilenceMs}, rank,
-      uint64_t(epoch));
+std::unique_ptr<HarpTransport> open_harp(const std::string& port, const Address& at, Ports ports, int rank, int epoch) {
+  const std::string range = ports.first ? std::to_string(ports.first) + "-" + std::to_string(ports.last) : "";
+  const HarpOptions options{.port = port,
+                            .interface = at.with_port(0).text(),
+                            .port_range = range,
+                            .peer_timeout_ms = kHarpSilenceMs};
+  return std::make_unique<HarpTransport>(options, rank, uint64_t(epoch));
 }
 
 Contact contact_of(const std::string& name, const std::vector<Address>& listens_at, const std::string& harp) {

@@ -25,7 +25,7 @@ struct ListenSockets {         // for ranks of other hosts: one port, TCP for li
 ListenSockets open_listen_sockets(const Address& at, Ports);
 
 // For LIGHTCC_NET=harp and xdp; port: HARP's; at: the address of a NIC. Throws Error{internal} where HARP cannot.
-std::unique_ptr<HarpTransport> open_harp(const std::string& port, const Address& at, int rank, int epoch);
+std::unique_ptr<HarpTransport> open_harp(const std::string& port, const Address& at, Ports, int rank, int epoch);
 
 // A rank's contact, given where it listens, one address a NIC; none: it is not to be reached from elsewhere. harp: as
 // its HarpTransport says, or "".

@@ -75,6 +75,7 @@ HarpTransport::HarpTransport(const HarpOptions& options, int rank, uint64_t epoc
   all.size = sizeof all;
   all.port = options.port.empty() ? nullptr : options.port.c_str();
   all.interface = options.interface.empty() ? nullptr : options.interface.c_str();
+  all.port_range = options.port_range.empty() ? nullptr : options.port_range.c_str();
   all.inline_mode = options.inline_mode;
   all.peer_timeout_ms = options.peer_timeout_ms;
   all.connect_timeout_ms = options.connect_timeout_ms;

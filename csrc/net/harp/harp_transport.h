@@ -22,7 +22,7 @@ struct HarpPeer {
 };
 
 struct HarpOptions {
-  std::string port = "udp", interface;  // as HARP_PORT and HARP_IFNAME; empty: what these say
+  std::string port = "udp", interface = "", port_range = "";  // as HARP_PORT and so on; empty: what these say
   uint32_t peer_timeout_ms = 4'000, connect_timeout_ms = 30'000;
   int inline_mode = 3;                  // as harp_options.inline_mode: step() and flush() poll, and nothing else does
 };
