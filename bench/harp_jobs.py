@@ -43,6 +43,7 @@ optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01
                                      named_parameters=model.named_parameters())
 hvd.barrier()
 print("ready", flush=True)
+sys.stdin.readline()
 start = time.perf_counter()
 for step in range(int(os.environ["STEPS"])):
     random = torch.Generator().manual_seed(1000 * step + hvd.rank())
@@ -58,14 +59,15 @@ hvd.shutdown()
 """
 
 REDUCE = """
-import os, time
+import os, sys, time
 import numpy as np
 import lightcc.numpy as hvd
 
 hvd.init()
 tensor = np.ones(1 << 20, np.float32)
+hvd.allreduce(tensor, name="x", op=hvd.Sum)
 print("ready", flush=True)
-hvd.barrier()
+sys.stdin.readline()
 start, count, over = time.monotonic(), 0, False
 while not over:
     for _ in range(4):
@@ -86,12 +88,17 @@ class Job:
                   "LIGHTCC_SECRET": "bench", "LIGHTCC_STORE_ADDR": f"{cable.address(0)}:{STORE_PORT + 20 * number}",
                   **variables}
         self.ranks = [cable.popen(rank, [sys.executable, "-c", program], env={**common, "HOROVOD_RANK": str(rank)},
-                                  stdout=subprocess.PIPE) for rank in (0, 1)]
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE) for rank in (0, 1)]
 
     def wait_ready(self) -> None:
         for rank in self.ranks:
             if rank.stdout.readline() != "ready\n":
                 raise RuntimeError(f"a rank did not begin: exit {rank.wait()}")
+
+    def begin(self) -> None:
+        for rank in self.ranks:
+            rank.stdin.write("\n")
+            rank.stdin.flush()
 
     def result(self) -> List[List[str]]:
         """What each rank says at its end."""
@@ -115,6 +122,7 @@ def train(cable: Cable, net: str, steps: int, loss: float = 0, cut: bool = False
     with trouble(cable, net, loss):
         job = Job(cable, net, TRAIN, STEPS=str(steps))
         job.wait_ready()
+        job.begin()
         if cut:
             cable.run(1, ["ip", "link", "set", "eth0", "down"])
             time.sleep(CUT_S)
@@ -154,6 +162,8 @@ def sharing(args: argparse.Namespace) -> None:
                             for number, net in enumerate(pair)]
                     for job in jobs:
                         job.wait_ready()
+                    for job in jobs:
+                        job.begin()
                     shares.append([float(job.result()[0][0]) for job in jobs])
                 middle = [statistics.median(share) for share in zip(*shares)]
                 jain = statistics.median(sum(s) ** 2 / (len(s) * sum(x * x for x in s)) for s in shares)

@@ -76,7 +76,7 @@ constexpr Knob kKnobs[] = {
     {"HARP_PATHS", "1", "UDP source ports of a connection, so that switches spread it.",
      [](Config& c, const Value& v) { c.paths = static_cast<int>(v.whole(1, kMostPaths)); }},
     {"HARP_PORT_RANGE", "(any)", "udp, xdp: the only UDP ports to use, `20000-20100` or `20000`.", set_ports},
-    {"HARP_MTU", "(the interface's)", "udp, mem: bytes of the largest packet, IP header included.",
+    {"HARP_MTU", "(the interface's)", "udp, xdp, mem: bytes of the largest packet, IP header included.",
      [](Config& c, const Value& v) { c.mtu = static_cast<uint32_t>(v.whole(kLeastMtu, kMostMtu)); }},
     {"HARP_DELAY_TARGET_US", "(by who polls)",
      "Microseconds that packets may wait on the way before a connection sends less. By default 100 where threads of "

@@ -342,9 +342,9 @@ void Endpoint::Impl::tend(std::vector<Session*>* list, uint64_t now_ns, uint64_t
   }
 }
 
-// Sessions with nothing under way wait for the next look at all of them, so that many share a wake-up.
 bool Endpoint::under_way() const { return !impl_->active.empty(); }
 
+// Sessions with nothing under way wait for the next look at all of them, so that many share a wake-up.
 uint64_t Endpoint::next_ns() const {
   uint64_t first = UINT64_MAX;
   for (Session* session : impl_->quiet) first = std::min(first, session->deadline_ns());

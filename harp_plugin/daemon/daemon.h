@@ -1,6 +1,8 @@
 // harpd: opens AF_XDP sockets for processes that have not the privileges. A process shows the UDP sockets whose packets
 // it wants; what it gets are sockets of free queues, bound, with their memory. The XDP program of an interface is
 // attached as long as somebody is served there. When a process ends, or closes its connection, all of it is undone.
+//
+// harpd keeps the UDP sockets too: while a port is served nobody else can be bound to it.
 #pragma once
 #include <sys/socket.h>
 
@@ -16,11 +18,16 @@
 
 namespace harp {
 
+struct DaemonOptions {
+  std::string path;                  // where it listens
+  std::optional<gid_t> group = {};   // who may connect beside root; nothing: anybody, who is then refused
+  std::set<uid_t> users = {};        // that are served beside root
+  std::function<void(const std::string&)> log = [](const std::string&) {};  // gets a line of text for each request
+};
+
 class Daemon {
  public:
-  // Listens at this path, to which any user may connect; serves root and these users. `log` gets a line of text for
-  // each request. Throws lightcc::Error.
-  Daemon(const std::string& path, std::set<uid_t> users, std::function<void(const std::string&)> log);
+  explicit Daemon(const DaemonOptions&);  // throws lightcc::Error
   ~Daemon();
   void run(int stop);  // until this descriptor is readable
 
@@ -28,9 +35,12 @@ class Daemon {
   struct Client {
     lightcc::Fd socket;
     ucred who{};
+    uint64_t since_ns = 0;
+    bool gone = false;
     std::string interface;           // where it is served
-    std::vector<uint32_t> queues;
-    std::vector<sockaddr_in> ports;
+    std::vector<uint32_t> queues;    // none: it has not asked yet
+    std::vector<lightcc::Fd> udp;
+    std::vector<sockaddr_in> ports;  // that these are bound to
   };
   struct Nic {
     explicit Nic(const std::string& interface) : filter(interface) {}
@@ -39,14 +49,16 @@ class Daemon {
   };
 
   void accept_client();
-  bool serve(Client&);  // false: it is gone
-  std::vector<XskSocket> grant(Client&, const HarpdRequest&, const std::vector<lightcc::Fd>& udp);
+  bool is_served(const Client&) const;
+  void serve(Client&);
+  std::vector<XskSocket> grant(Client&, const HarpdRequest&, std::vector<lightcc::Fd> udp);
+  std::vector<XskSocket> open_queues(Client&, const HarpdRequest&);
   void release(Client&);
+  void look_after_clients();
 
-  const std::string path_;
-  const std::set<uid_t> users_;
-  const std::function<void(const std::string&)> log_;
-  lightcc::Fd listener_;
+  const DaemonOptions options_;
+  lightcc::Fd lock_, listener_;
+  uint64_t inode_ = 0;  // of the path
   std::vector<std::unique_ptr<Client>> clients_;
   std::map<std::string, Nic> nics_;
 };

@@ -52,7 +52,8 @@ std::vector<Interface> interfaces() {
     std::memcpy(&ip, i->ifa_addr, sizeof ip);
     char text[INET_ADDRSTRLEN];
     inet_ntop(AF_INET, &ip.sin_addr, text, sizeof text);
-    found.push_back({i->ifa_name, text, mtu_of(i->ifa_name), speed_of(i->ifa_name)});
+    const std::string name(i->ifa_name, std::strcspn(i->ifa_name, ":"));  // without a label: "eth0:1"
+    found.push_back({name, text, mtu_of(name), speed_of(name)});
   }
   return found;
 }

@@ -14,12 +14,6 @@ namespace {
 
 using lightcc::Fd;
 
-ifreq named(const std::string& interface) {
-  ifreq request{};
-  interface.copy(request.ifr_name, IFNAMSIZ - 1);
-  return request;
-}
-
 }  // namespace
 
 Neighbors::Neighbors(const std::string& interface, uint32_t from)
@@ -28,18 +22,31 @@ Neighbors::Neighbors(const std::string& interface, uint32_t from)
       from_(from),
       routes_(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE)),
       datagrams_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
-  ifreq request = named(interface);
-  if (!routes_ || !datagrams_ || ioctl(datagrams_.get(), SIOCGIFHWADDR, &request) != 0)
-    throw lightcc::system_error("HARP: asking for the Ethernet address of " + interface);
-  if (request.ifr_hwaddr.sa_family != ARPHRD_ETHER)
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  own.sin_addr.s_addr = from;
+  const uint32_t only = htonl(index_);
+  if (!routes_ || !datagrams_ ||
+      setsockopt(datagrams_.get(), IPPROTO_IP, IP_UNICAST_IF, &only, sizeof only) != 0 ||
+      bind(datagrams_.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) != 0)
+    throw lightcc::system_error("HARP: asking for neighbours on " + interface);
+  if (!read_own())
     throw lightcc::Error(lightcc::Code::invalid_argument,
                          "HARP: " + interface + " is no Ethernet, which port xdp needs");
+}
+
+bool Neighbors::read_own() {
+  ifreq request{};
+  interface_.copy(request.ifr_name, IFNAMSIZ - 1);
+  if (ioctl(datagrams_.get(), SIOCGIFHWADDR, &request) != 0) return false;
+  if (request.ifr_hwaddr.sa_family != ARPHRD_ETHER) return false;
   std::memcpy(own_.data(), request.ifr_hwaddr.sa_data, own_.size());
+  return true;
 }
 
 std::optional<EthernetAddress> Neighbors::find(const sockaddr_in& to) {
   const std::optional<uint32_t> hop = next_hop(to.sin_addr.s_addr);
-  if (!hop) return {};
+  if (!hop || !read_own()) return {};
   sendto(datagrams_.get(), nullptr, 0, MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&to), sizeof to);
   arpreq request{};
   sockaddr_in ip{};

@@ -17,7 +17,7 @@ class Neighbors {
  public:
   // Packets leave by this interface, from this address of it; IPv4 in network order.
   Neighbors(const std::string& interface, uint32_t from);
-  const EthernetAddress& own() const { return own_; }
+  const EthernetAddress& own() const { return own_; }  // as of the last find()
 
   // Of the host itself, or of the router on the way to it. Nothing: the kernel does not know it (yet), or sends such
   // packets elsewhere, within this host too. It is asked to keep it, by an empty datagram, which HARP drops.
@@ -25,6 +25,7 @@ class Neighbors {
 
  private:
   std::optional<uint32_t> next_hop(uint32_t address);
+  bool read_own();
 
   const std::string interface_;
   const uint32_t index_, from_;

@@ -72,6 +72,7 @@ std::optional<Mapping> Mapping::of_peer(int fd, size_t bytes, bool writable) {
 Mapping Mapping::of_ring(int fd, size_t bytes, uint64_t offset) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
   if (data == MAP_FAILED) throw system_error("mapping a ring of a socket");
+  madvise(data, bytes, MADV_DONTFORK);
   return {static_cast<uint8_t*>(data), bytes};
 }
 

@@ -17,7 +17,8 @@ class Mapping {
   // What another process has sent: nothing if it is no memfd, may shrink (a read would then kill this process), is
   // shorter than `bytes`, or cannot be mapped.
   static std::optional<Mapping> of_peer(int fd, size_t bytes, bool writable);
-  static Mapping of_ring(int fd, size_t bytes, uint64_t offset);  // that a socket shares with the kernel
+  // That a socket shares with the kernel; not in forked children, where it would keep the socket open.
+  static Mapping of_ring(int fd, size_t bytes, uint64_t offset);
 
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;

@@ -80,6 +80,7 @@ Heard receive_message(int socket, ShmReceived* to) {
   std::vector<Fd> descriptors;
   const Heard heard = receive_with_descriptors(socket, &to->message, sizeof to->message, &descriptors);
   if (heard != Heard::message) return heard;
+  if (descriptors.size() > to->descriptors.size()) return Heard::end;
   descriptors.resize(to->descriptors.size());
   std::move(descriptors.begin(), descriptors.end(), to->descriptors.begin());
   const bool ours = to->message.magic == ShmMessage::kMagic && to->message.version == ShmMessage::kVersion;

@@ -21,7 +21,7 @@ namespace {
 using lightcc::Fd;
 
 constexpr size_t kMostPeers = 16384;
-constexpr uint64_t kLookAgainNs = 1'000'000'000, kLookSoonNs = 5'000'000;
+constexpr uint64_t kLookAgainNs = 1'000'000'000, kLookSoonNs = 20'000'000;
 constexpr uint32_t kRoundsAKernel = 64;  // between two looks at the UDP sockets
 constexpr uint64_t kByKernel = uint64_t{1} << 63, kJoined = uint64_t{1} << 62;  // in RxPacket::frame
 constexpr int kQueueShift = 32;
@@ -83,8 +83,12 @@ class Xdp : public XdpPort {
                                                             kOffsetUnit * kOffsetUnit);
     longest_ = kFrameHeaders + kHeaderBytes + caps_.payload + kTagBytes;
     const auto frames_a_packet = static_cast<uint32_t>(longest_ / kAFrame + 1);
+    const uint32_t of_sockets = caps_.receive_packets;
     caps_.receive_packets = kXskReceiveFrames / 2 / frames_a_packet;
+    if (survives_harpd_ || queues_.size() < queues_of(interface.name))  // the kernel may have to hold them
+      caps_.receive_packets = std::min(caps_.receive_packets, of_sockets);
     if (frames_a_packet > 1) long_ = std::make_unique<UdpFrames>(kLongFrames, longest_, true);
+    if (lease_.daemon) not_inherited_.emplace(lease_.daemon.get());
     watch();
   }
 
@@ -101,7 +105,11 @@ class Xdp : public XdpPort {
   }
 
   size_t tx(std::span<const TxPacket> packets) override {
-    if (harpd_lost_ && !survives_harpd_) throw harpd_has_ended();
+    if (harpd_lost_ && !survives_harpd_) {  // they are lost, and the next rx() says why
+      says_why_ = true;
+      done_ += packets.size();
+      return packets.size();
+    }
     const uint64_t now_ns = lightcc::now_ns();
     size_t taken = 0;
     while (taken < packets.size() && send(packets[taken], now_ns)) ++taken;
@@ -113,10 +121,15 @@ class Xdp : public XdpPort {
   uint64_t tx_done() override { return done_; }  // all was copied
 
   size_t rx(std::span<RxPacket> packets, std::span<const Expected>) override {
+    if (std::exchange(says_why_, false)) throw harpd_has_ended();
     if (unflushed_) flush();
-    if (++rounds_ % kRoundsAKernel == 0) {
+    if (++rounds_ >= kRoundsAKernel || harpd_lost_) {
+      rounds_ = 0;
       if (lease_.daemon && !harpd_lost_) look_for_harpd();
-      if (const size_t count = receive_by_kernel(packets)) return count;
+      if (const size_t count = receive_by_kernel(packets)) {
+        rounds_ = kRoundsAKernel;  // more may be there
+        return count;
+      }
     }
     for (size_t i = 0; i < queues_.size(); ++i) {
       current_ = (current_ + 1) % queues_.size();
@@ -148,7 +161,7 @@ class Xdp : public XdpPort {
     }
     return udp_->arm();
   }
-  void disarm() override { rounds_ = kRoundsAKernel - 1; }  // what woke it may be the kernel's
+  void disarm() override { rounds_ = kRoundsAKernel; }  // what woke it may be the kernel's
 
  private:
   void watch() {
@@ -165,7 +178,7 @@ class Xdp : public XdpPort {
   // Its XDP program has ended with it: packets come by the kernel again.
   void look_for_harpd() {
     pollfd hung_up{lease_.daemon.get(), POLLIN, 0};
-    if (poll(&hung_up, 1, 0) == 0) return;
+    if (poll(&hung_up, 1, 0) <= 0 || !hung_up.revents) return;
     harpd_lost_ = true;
     epoll_ctl(bell_.get(), EPOLL_CTL_DEL, lease_.daemon.get(), nullptr);
     if (!survives_harpd_) throw harpd_has_ended();
@@ -235,7 +248,7 @@ class Xdp : public XdpPort {
       if (!frame.more && !queue.begun) {
         const auto index = static_cast<uint64_t>(&queue - queues_.data());
         auto packet = read_frame({frame.data, frame.bytes}, own_);
-        if (!packet) {
+        if (!packet || frame.bytes > longest_) {
           queue.xsk.give_back(frame.name);
           ++counters_.dropped;
           continue;
@@ -279,6 +292,7 @@ class Xdp : public XdpPort {
   std::unique_ptr<UdpPort> udp_;
   Neighbors neighbors_;
   XdpLease lease_;
+  std::optional<NotInherited> not_inherited_;  // the connection to harpd
   std::vector<Queue> queues_;
   std::unique_ptr<UdpFrames> long_;  // packets that were put together
   Caps caps_;
@@ -290,7 +304,7 @@ class Xdp : public XdpPort {
   size_t longest_ = 0;  // frame that may come
   size_t current_ = 0;
   uint32_t rounds_ = 0;
-  bool unflushed_ = false, harpd_lost_ = false;
+  bool unflushed_ = false, harpd_lost_ = false, says_why_ = false;
   uint64_t done_ = 0;
 };
 

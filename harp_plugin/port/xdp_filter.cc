@@ -24,7 +24,7 @@ using lightcc::Fd;
 constexpr uint32_t kMostAdmitted = 4096;
 
 // Not in the headers of older systems.
-constexpr int kLinkCreate = 28, kAttachToInterface = 37;
+constexpr int kLinkCreate = 28, kLinkDetach = 34, kAttachToInterface = 37;
 constexpr uint32_t kHasFragments = 1u << 5, kInDriver = 1u << 2;
 
 // The beginning of the kernel's bpf_attr for each command; what a kernel knows beyond it counts as 0.
@@ -41,6 +41,9 @@ struct ProgramLoad {
   uint32_t log_level, log_bytes;
   uint64_t log;
   uint32_t kernel_version, flags;
+};
+struct LinkDetach {
+  uint32_t link;
 };
 struct LinkCreate {
   uint32_t program, interface, attach_type, flags;
@@ -61,8 +64,8 @@ Fd make_map(bpf_map_type type, size_t key_bytes, size_t value_bytes, uint32_t mo
   return map;
 }
 
-MapElement element(const Fd& map, const void* key, const void* value) {
-  return {static_cast<uint32_t>(map.get()), 0, address_of(key), address_of(value), BPF_ANY};
+MapElement element(const Fd& map, const void* key, const void* value, uint64_t flags = BPF_ANY) {
+  return {static_cast<uint32_t>(map.get()), 0, address_of(key), address_of(value), flags};
 }
 
 bool put(const Fd& map, const void* key, const void* value) {
@@ -196,14 +199,18 @@ XdpFilter::XdpFilter(const std::string& interface)
                                          "of other software"
                                        : ""));
   }
+  for (const Fd* one : {&admitted_, &sockets_, &program_, &link_}) not_inherited_.emplace_back(one->get());
   for (uint32_t slot = kMostAdmitted; slot > 0; --slot) free_.push_back(slot - 1);
 }
+
+// Even if somebody else has the link's descriptor.
+XdpFilter::~XdpFilter() { bpf(kLinkDetach, LinkDetach{static_cast<uint32_t>(link_.get())}); }
 
 void XdpFilter::admit(uint32_t address, uint16_t port, uint32_t queue, int socket) {
   if (free_.empty()) throw Error(Code::internal, "HARP: too many UDP ports for one XDP program");
   const Admitted key{address, port, queue};
   const uint32_t slot = free_.back();
-  if (!put(sockets_, &slot, &socket) || !put(admitted_, &key, &slot))
+  if (!put(sockets_, &slot, &socket) || bpf(BPF_MAP_UPDATE_ELEM, element(admitted_, &key, &slot, BPF_NOEXIST)) != 0)
     throw lightcc::system_error("HARP: admitting a UDP port to an AF_XDP socket");
   free_.pop_back();
 }

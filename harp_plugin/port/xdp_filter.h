@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "harp_plugin/port/not_inherited.h"
 
 namespace harp {
 
@@ -14,6 +15,8 @@ class XdpFilter {
   // Throws Error{internal} that says what is missing: a privilege, the driver's support, or the place, where another
   // program is attached already.
   explicit XdpFilter(const std::string& interface);
+  ~XdpFilter();
+  XdpFilter(const XdpFilter&) = delete;
 
   // Packets to this IPv4 address and UDP port, in network order, that come by this queue go to this socket, until it is
   // closed. It must be bound to the queue: others would be lost.
@@ -22,6 +25,7 @@ class XdpFilter {
 
  private:
   lightcc::Fd admitted_, sockets_, program_, link_;
+  std::vector<NotInherited> not_inherited_;
   std::vector<uint32_t> free_;  // slots of sockets_
 };
 

@@ -29,6 +29,8 @@ Fd connect_to_harpd(const std::string& path) {
   if (path.size() >= sizeof address.sun_path) throw Error(Code::invalid_argument, "HARP: too long a path: " + path);
   path.copy(address.sun_path, path.size());
   Fd daemon(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const timeval patience{kHarpdTimeoutMs / 1000, 0};
+  if (daemon) setsockopt(daemon.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   if (!daemon || connect(daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     throw lightcc::system_error("HARP: connecting to harpd at " + path + " (is it running? see HARP_HARPD)");
   ucred who{};
@@ -36,6 +38,14 @@ Fd connect_to_harpd(const std::string& path) {
   if (getsockopt(daemon.get(), SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 || (who.uid != 0 && who.uid != geteuid()))
     throw Error(Code::invalid_argument, "HARP: who listens at " + path + " is neither root nor this user: not trusted");
   return daemon;
+}
+
+bool wait_for_answer(const Fd& daemon) {
+  pollfd waiter{daemon.get(), POLLIN, 0};
+  int ready;
+  do ready = poll(&waiter, 1, kHarpdTimeoutMs);
+  while (ready < 0 && errno == EINTR);
+  return ready == 1;
 }
 
 }  // namespace
@@ -78,16 +88,16 @@ XdpLease lease_from_harpd(const std::string& path, const XdpWish& wish, std::spa
   request.copies = static_cast<uint32_t>(wish.copies);
   HarpdReply reply;
   std::vector<Fd> descriptors;
-  pollfd waiter{lease.daemon.get(), POLLIN, 0};
-  if (!send_with_descriptors(lease.daemon.get(), &request, sizeof request, udp_sockets) ||
-      poll(&waiter, 1, kHarpdTimeoutMs) != 1 ||
+  send_with_descriptors(lease.daemon.get(), &request, sizeof request, udp_sockets);  // refused: the answer says why
+  if (!wait_for_answer(lease.daemon) ||
       receive_with_descriptors(lease.daemon.get(), &reply, sizeof reply, &descriptors) != Heard::message ||
       reply.magic != HarpdRequest::kMagic || reply.version != HarpdRequest::kVersion)
-    throw Error(Code::internal, "HARP: harpd at " + path + " did not answer, or is of another version");
+    throw Error(Code::internal, "HARP: harpd at " + path + " did not answer, is of another version, or this process "
+                                "may have no more open files");
   reply.text[sizeof reply.text - 1] = '\0';
   if (reply.queues == 0) throw Error(Code::invalid_argument, "HARP: harpd at " + path + " refuses: " + reply.text);
   if (descriptors.size() != size_t{2} * reply.queues)
-    throw Error(Code::internal, "HARP: harpd at " + path + " sent other sockets than it said (too many open files?)");
+    throw Error(Code::internal, "HARP: harpd at " + path + " sent other sockets than it said");
   for (size_t i = 0; i < descriptors.size(); i += 2)
     lease.sockets.push_back({.socket = std::move(descriptors[i]),
                              .memory = std::move(descriptors[i + 1]),

@@ -20,7 +20,6 @@ using lightcc::Fd;
 
 constexpr uint16_t kUseSegments = 1 << 4;  // XDP_USE_SG and XDP_PKT_CONTD, not in the headers of older systems
 constexpr uint32_t kGoesOn = 1 << 0;
-constexpr uint64_t kLetGoNs = 200'000'000;
 constexpr useconds_t kPauseUs = 5000;
 constexpr uint32_t kFrames = kXskReceiveFrames + kXskSendFrames;
 
@@ -69,23 +68,30 @@ std::optional<XskSocket> bind_xsk(unsigned interface, uint32_t queue, uint16_t f
 
 }  // namespace
 
-XskSocket open_xsk(const std::string& interface, uint32_t queue, XskCopies copies) {
-  // The kernel lets go of a queue a moment after its socket was closed.
-  for (const uint64_t until_ns = lightcc::now_ns() + kLetGoNs;; usleep(kPauseUs)) {
+XskSocket open_xsk(const std::string& interface, uint32_t queue, XskCopies copies, uint64_t patience_ns) {
+  const uint64_t until_ns = lightcc::now_ns() + patience_ns;
+  for (;;) {
     for (const uint16_t copying : {uint16_t{XDP_ZEROCOPY}, uint16_t{XDP_COPY}}) {
       if (copies == (copying == XDP_COPY ? XskCopies::never : XskCopies::always)) continue;
-      for (const uint16_t segments : {kUseSegments, uint16_t{0}})
+      for (const uint16_t segments : {kUseSegments, uint16_t{0}}) {
         if (auto made = bind_xsk(if_nametoindex(interface.c_str()), queue, static_cast<uint16_t>(copying | segments)))
           return std::move(*made);
+        if (errno == EBUSY) break;
+      }
+      if (errno == EBUSY) break;
     }
     const bool taken = errno == EBUSY;
-    if (!taken || lightcc::now_ns() > until_ns)
+    if (!taken || lightcc::now_ns() >= until_ns)
       throw lightcc::system_error("HARP: binding an AF_XDP socket to queue " + std::to_string(queue) + " of " +
                                   interface + (taken ? ", which has one already" : ""));
+    usleep(kPauseUs);
   }
 }
 
-Xsk::Xsk(XskSocket socket) : socket_(std::move(socket)), memory_(memory_of(socket_)) {
+Xsk::Xsk(XskSocket socket)
+    : socket_(std::move(socket)),
+      not_inherited_{NotInherited(socket_.socket.get()), NotInherited(socket_.memory.get())},
+      memory_(memory_of(socket_)) {
   xdp_mmap_offsets offsets{};
   socklen_t length = sizeof offsets;
   if (getsockopt(descriptor(), SOL_XDP, XDP_MMAP_OFFSETS, &offsets, &length) != 0 || length != sizeof offsets)
@@ -180,8 +186,10 @@ bool Xsk::flush() {
   while (acquire(send_.consumer) != send_.next) {
     const uint32_t before = acquire(send_.consumer);
     if (!(acquire(send_.flags) & XDP_RING_NEED_WAKEUP)) return true;
-    sendto(descriptor(), nullptr, 0, MSG_DONTWAIT, nullptr, 0);
-    if (acquire(send_.consumer) == before) return false;
+    const ssize_t sent = sendto(descriptor(), nullptr, 0, MSG_DONTWAIT, nullptr, 0);
+    if (acquire(send_.consumer) != before) continue;
+    // A link that is down or gone takes none: they wait for the next packet.
+    return sent < 0 && errno != EAGAIN && errno != EBUSY && errno != ENOBUFS && errno != EINTR;
   }
   return true;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "harp_plugin/port/not_inherited.h"
 #include "harp_plugin/port/region.h"
 
 namespace harp {
@@ -25,8 +26,11 @@ inline constexpr uint32_t kXskFrameBytes = 4096;
 inline constexpr uint32_t kXskHeadroom = 256;  // the kernel's, before a received packet
 inline constexpr uint32_t kXskReceiveFrames = 2048, kXskSendFrames = 1024;
 
+// The kernel lets go of a queue a moment after its socket was closed: so long it is tried.
+inline constexpr uint64_t kXskLetGoNs = 200'000'000;
+
 // Throws Error{internal}: the queue is another socket's, the interface's driver cannot do it.
-XskSocket open_xsk(const std::string& interface, uint32_t queue, XskCopies);
+XskSocket open_xsk(const std::string& interface, uint32_t queue, XskCopies, uint64_t patience_ns = kXskLetGoNs);
 
 // One thread.
 class Xsk {
@@ -68,6 +72,7 @@ class Xsk {
   void reap();  // frames that have been sent
 
   XskSocket socket_;
+  NotInherited not_inherited_[2];
   Mapping memory_;
   std::vector<Mapping> mapped_;
   Ring receive_, fill_, send_, done_;

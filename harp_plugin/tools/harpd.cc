@@ -1,30 +1,51 @@
 // Opens AF_XDP sockets for processes that have not the privileges (docs/harp.md). It runs in the NIC's network
-// namespace, as root or with CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF, until SIGTERM or SIGINT.
+// namespace, as root, until SIGTERM or SIGINT.
 //
-//   harpd [--socket PATH] [--allow USER[,USER...]]    names or numbers; root is always served
+//   harpd [--socket PATH] [--allow USER[,USER...]] [--group GROUP]    names or numbers; root is always served
+#include <grp.h>
+#include <poll.h>
 #include <pwd.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <optional>
 #include <sstream>
 
 #include "harp_plugin/daemon/daemon.h"
 
 namespace {
 
-constexpr const char* kUsage = "usage: harpd [--socket PATH] [--allow USER[,USER...]]";
-constexpr const char* kPath = "/run/harpd.sock";
+constexpr const char* kUsage = "usage: harpd [--socket PATH] [--allow USER[,USER...]] [--group GROUP]";
+
+std::optional<unsigned> number_of(const std::string& text) {
+  char* end = nullptr;
+  const unsigned long number = std::strtoul(text.c_str(), &end, 10);
+  if (text.empty() || *end != '\0') return {};
+  return static_cast<unsigned>(number);
+}
 
 uid_t user_of(const std::string& name) {
-  char* end = nullptr;
-  const unsigned long number = std::strtoul(name.c_str(), &end, 10);
-  if (!name.empty() && *end == '\0') return static_cast<uid_t>(number);
+  if (const auto number = number_of(name)) return *number;
   const passwd* entry = getpwnam(name.c_str());
   if (!entry) throw lightcc::Error(lightcc::Code::invalid_argument, "there is no user " + name);
   return entry->pw_uid;
+}
+
+gid_t group_of(const std::string& name) {
+  if (const auto number = number_of(name)) return *number;
+  const group* entry = getgrnam(name.c_str());
+  if (!entry) throw lightcc::Error(lightcc::Code::invalid_argument, "there is no group " + name);
+  return entry->gr_gid;
+}
+
+// Who reads them may be slow, or gone: then lines are lost, and nobody waits.
+void print_line(const std::string& line) {
+  const std::string text = "harpd: " + line + "\n";
+  pollfd reader{STDOUT_FILENO, POLLOUT, 0};
+  if (poll(&reader, 1, 0) == 1 && (reader.revents & POLLOUT))
+    [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());
 }
 
 // SIGTERM and SIGINT, as a descriptor that becomes readable.
@@ -42,24 +63,25 @@ lightcc::Fd stop_signals() {
 }  // namespace
 
 int main(int count, char** arguments) {
-  std::string path = kPath;
-  std::set<uid_t> users;
+  harp::DaemonOptions options{.path = "/run/harpd.sock", .log = print_line};
   try {
     for (int i = 1; i < count; i += 2) {
       const std::string option = arguments[i];
-      const bool allows = option == "--allow";
-      if (i + 1 == count || (!allows && option != "--socket")) return std::fprintf(stderr, "%s\n", kUsage), 2;
+      if (i + 1 == count) return std::fprintf(stderr, "%s\n", kUsage), 2;
       std::istringstream value(arguments[i + 1]);
-      if (!allows) path = arguments[i + 1];
-      for (std::string one; allows && std::getline(value, one, ',');) users.insert(user_of(one));
+      if (option == "--socket")
+        options.path = value.str();
+      else if (option == "--group")
+        options.group = group_of(value.str());
+      else if (option == "--allow")
+        for (std::string one; std::getline(value, one, ',');) options.users.insert(user_of(one));
+      else
+        return std::fprintf(stderr, "%s\n", kUsage), 2;
     }
+    signal(SIGPIPE, SIG_IGN);
     const lightcc::Fd stop = stop_signals();
-    const auto log = [](const std::string& line) {
-      std::printf("harpd: %s\n", line.c_str());
-      std::fflush(stdout);
-    };
-    harp::Daemon daemon(path, users, log);
-    log("listens at " + path);
+    harp::Daemon daemon(options);
+    print_line("listens at " + options.path);
     daemon.run(stop.get());
     return 0;
   } catch (const std::exception& error) {

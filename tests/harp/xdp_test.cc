@@ -3,6 +3,7 @@
 #include "harp_plugin/port/xdp.h"
 
 #include <arpa/inet.h>
+#include <sys/wait.h>
 
 #include "base/error.h"
 #include "harp/xdp_hosts.h"
@@ -70,6 +71,33 @@ TEST_F(Xdp, AnInterfaceHasOneAndItsEndLeavesNothing) {
     find_each_other(*first, *peer);
   }
   network_->run_in_host(host, "! ip link show dev eth0 | grep -q xdp");
+}
+
+TEST_F(Xdp, AForkedChildKeepsNothing) {
+  const size_t host = add_host();
+  auto port = open(host);
+  const pid_t child = fork();
+  if (child == 0) {
+    sleep(60);
+    _exit(0);
+  }
+  port.reset();
+  network_->run_in_host(host, "! ip link show dev eth0 | grep -q xdp");
+  open(host);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+TEST_F(Xdp, ALinkThatIsDownWakesNobody) {
+  const auto a = open(add_host()), b = open(add_host());
+  find_each_other(*a, *b);
+  network_->run_in_host(0, "ip link set eth0 down");
+  for (int i = 0; i < 100; ++i) a->tx(std::array{make(b->caps().address, 0, nullptr, 0)});
+  take(*a);
+  EXPECT_TRUE(a->arm()) << "it has to sleep";
+  a->disarm();
+  network_->run_in_host(0, "ip link set eth0 up");
+  find_each_other(*a, *b);
 }
 
 TEST_F(Xdp, WithoutPrivilegesItSaysWhatItNeeds) {
