@@ -464,6 +464,26 @@ TEST_P(Api, ADescriptorIsTheSameUntilTheContextIsClosed) {
   EXPECT_EQ(harp_arm(world.b, nullptr), HARP_INVALID_ARGUMENT);
 }
 
+TEST_P(Api, WhatIsUnderWayIsSaid) {
+  World world(opening());
+  const Link link = world.connect(HARP_STREAM);
+  const uint64_t word = 7;
+  harp_request* request = nullptr;
+  ASSERT_EQ(harp_send(link.a, &word, sizeof word, &request), HARP_OK) << harp_error();
+  ASSERT_EQ(world.finish(request), HARP_OK) << harp_error();
+  const auto settled = [&](harp_context* context) {
+    harp_poll(world.a);
+    harp_poll(world.b);
+    return harp_under_way(context) == HARP_PENDING ? HARP_OK : HARP_PENDING;
+  };
+  EXPECT_EQ(until_done([&] { return settled(world.a); }), HARP_OK) << "all is acknowledged";
+  EXPECT_EQ(until_done([&] { return settled(world.b); }), HARP_OK);
+  harp_stop_listening(std::exchange(world.listener, nullptr));
+  harp_connection* nobody = nullptr;
+  ASSERT_EQ(harp_connect(world.a, &world.handle, HARP_STREAM, &nobody), HARP_OK);
+  EXPECT_EQ(until_done([&] { return harp_poll(world.a), harp_under_way(world.a); }), HARP_OK) << "it goes on asking";
+}
+
 TEST_P(Api, AContextClosesWhatIsStillOpen) {
   World world(opening());
   world.connect();
