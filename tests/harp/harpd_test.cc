@@ -38,7 +38,10 @@ class Harpd : public XdpHosts {
     path_ = testing::TempDir() + "harpd-" + std::to_string(getpid());
     start();
   }
-  void TearDown() override { stop(); }
+  void TearDown() override {
+    stop();
+    unlink((path_ + ".lock").c_str());
+  }
 
   void start(int queues = 1) {
     if (queues > 1) network_ = std::make_unique<VethNetwork>(1500, queues), addresses_.clear(), add_host();
