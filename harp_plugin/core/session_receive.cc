@@ -36,6 +36,10 @@ bool Session::receive(const Header& header, const RxPacket& packet, bool may_kee
     ++counters_.duplicates;
     return false;
   }
+  if (state_ == State::opening) {  // who sent it has heard OPEN_ACK; a record must not come before the connection does
+    state_ = State::open;
+    events_.opened(identity_.id, &identity_.nonce);
+  }
   const bool keep = may_keep && header.type == Type::data && identity_.mode == Mode::stream;
   const bool in_order = number == received_.expected();
   const Arrival arrival = dispatch(header, packet, body, keep, now_ns);
@@ -46,10 +50,6 @@ bool Session::receive(const Header& header, const RxPacket& packet, bool may_kee
   ++counters_.packets_received;
   heard_ns_ = now_ns;
   reply_path_ = header.path;
-  if (state_ == State::opening) {
-    state_ = State::open;
-    events_.opened(identity_.id, &identity_.nonce);
-  }
   if (needs_acknowledgement(header.type)) acknowledge_later(header, in_order, now_ns);
   return keep && arrival == Arrival::accepted;
 }

@@ -62,6 +62,34 @@ TEST_F(EndpointTest, OpensInThreeSteps) {
   EXPECT_NE(pair.b.connection, 0u);
 }
 
+// The application hears of a connection before anything that came by it, whichever packet is lost.
+TEST_F(EndpointTest, ARecordThatComesBeforeTheThirdStepIsNotLost) {
+  struct Order : test::Host {
+    using Host::Host;
+    void record(ConnectionId id, const Record& record) override {
+      EXPECT_EQ(connection, id) << "a record of a connection that has not been opened";
+      Host::record(id, record);
+    }
+  };
+  Order b(2, {});
+  const Nonce nonce = b.endpoint.listen();
+  test::Host a(1, {});
+  uint64_t now = 1'000'000'000;
+  a.connection = a.endpoint.connect(test::address_of(2, 0), nonce, Mode::stream, now);
+  for (const auto& open : a.give(now)) b.take(open, now);
+  for (const auto& answer : b.give(now)) a.take(answer, now);
+  const std::string word = "first";
+  ASSERT_TRUE(a.endpoint.send(a.connection, reinterpret_cast<const uint8_t*>(word.data()), 5, 1, now));
+  size_t probes = 0;
+  for (const auto& packet : a.give(now)) {
+    const bool is_probe = packet.header().type == Type::probe;
+    probes += is_probe;
+    if (!is_probe) b.take(packet, now);
+  }
+  EXPECT_EQ(probes, 1u) << "it was lost";
+  EXPECT_EQ(b.records, std::vector<std::string>{word});
+}
+
 TEST_F(EndpointTest, SizesAroundEveryBorder) {
   for (const bool authenticate : {false, true}) {
     Options options{.authenticate = authenticate, .secret = "s"};
