@@ -40,24 +40,21 @@ std::unique_ptr<Port> open_mem_of(const Config& config) {
   return open_mem(process_network(), (config.mtu - kHeaders) / kOffsetUnit * kOffsetUnit);
 }
 
-std::unique_ptr<Port> open_udp_of(const Config& config) {
-  return open_udp({.address = choose_interfaces(config.interface).front().address,
-                   .locals = config.paths,
-                   .first_port = config.first_port,
-                   .last_port = config.last_port,
-                   .mtu = config.mtu,
-                   .tags = config.authenticate,
-                   .gso = config.gso,
-                   .gro = config.gro});
+UdpOptions udp_options_of(const Config& config) {
+  return {.address = choose_interfaces(config.interface).front().address,
+          .locals = config.paths,
+          .first_port = config.first_port,
+          .last_port = config.last_port,
+          .mtu = config.mtu,
+          .tags = config.authenticate,
+          .gso = config.gso,
+          .gro = config.gro};
 }
 
+std::unique_ptr<Port> open_udp_of(const Config& config) { return open_udp(udp_options_of(config)); }
+
 std::unique_ptr<Port> open_xdp_of(const Config& config) {
-  return open_xdp({.address = choose_interfaces(config.interface).front().address,
-                   .locals = config.paths,
-                   .first_port = config.first_port,
-                   .last_port = config.last_port,
-                   .mtu = config.mtu,
-                   .tags = config.authenticate,
+  return open_xdp({.udp = udp_options_of(config),
                    .copies = config.xdp_copies,
                    .queues = config.xdp_queues,
                    .harpd = config.harpd,

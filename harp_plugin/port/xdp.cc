@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "harp_plugin/port/interfaces.h"
 #include "harp_plugin/port/neighbors.h"
-#include "harp_plugin/port/udp.h"
 #include "harp_plugin/port/udp_frames.h"
 #include "harp_plugin/port/xdp_frame.h"
 #include "harp_plugin/port/xdp_lease.h"
@@ -26,15 +25,6 @@ constexpr uint32_t kRoundsAKernel = 64;  // between two looks at the UDP sockets
 constexpr uint64_t kByKernel = uint64_t{1} << 63, kJoined = uint64_t{1} << 62;  // in RxPacket::frame
 constexpr int kQueueShift = 32;
 constexpr uint32_t kLongFrames = 512;
-
-std::unique_ptr<UdpPort> open_udp_of(const XdpOptions& options) {
-  return open_udp({.address = options.address,
-                   .locals = options.locals,
-                   .first_port = options.first_port,
-                   .last_port = options.last_port,
-                   .mtu = options.mtu,
-                   .tags = options.tags});
-}
 
 struct AddressHash {
   size_t operator()(const Address& address) const {
@@ -59,10 +49,10 @@ struct Queue {
 
 class Xdp : public XdpPort {
  public:
-  explicit Xdp(const XdpOptions& options) : Xdp(options, choose_interfaces(options.address).front()) {}
+  explicit Xdp(const XdpOptions& options) : Xdp(options, choose_interfaces(options.udp.address).front()) {}
   Xdp(const XdpOptions& options, const Interface& interface)
       : survives_harpd_(options.survives_harpd),
-        udp_(open_udp_of(options)),
+        udp_(open_udp(options.udp)),
         neighbors_(interface.name, address_of_socket(udp_->socket(0)).sin_addr.s_addr) {
     std::vector<int> sockets;
     for (int i = 0; i < udp_->caps().locals; ++i) sockets.push_back(udp_->socket(i));

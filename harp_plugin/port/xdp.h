@@ -7,19 +7,16 @@
 #include <string>
 
 #include "harp_plugin/port/port.h"
+#include "harp_plugin/port/udp.h"
 #include "harp_plugin/port/xsk.h"
 
 namespace harp {
 
 struct XdpOptions {
-  std::string address;  // numeric IPv4 of this host to bind
-  int locals = 1;       // UDP ports
-  uint16_t first_port = 0, last_port = 0;  // that may be bound; 0: any
-  uint32_t mtu = 0;     // 0: that of the interface which has the address
-  bool tags = false;    // packets carry tags: a full one has room for it
+  UdpOptions udp;       // address, ports and sizes are those of its sockets
   XskCopies copies = XskCopies::if_needed;
   uint32_t queues = 0;  // at most; 0: all that are free
-  std::string harpd = {};  // where it listens (daemon/daemon.h); "": by the process's own privileges
+  std::string harpd = {};       // where it listens (daemon/daemon.h); "": by the process's own privileges
   bool survives_harpd = false;  // when harpd ends, the kernel carries all packets; else all connections end
 };
 

@@ -1,7 +1,6 @@
 // harpd: whom it serves and with what, what it refuses, what is left when either side ends.
 #include "harp_plugin/daemon/daemon.h"
 
-#include <dirent.h>
 #include <sys/eventfd.h>
 #include <sys/un.h>
 
@@ -19,14 +18,6 @@ using contract::make;
 using lightcc::Fd;
 
 constexpr uid_t kUser = 65534, kOther = 65533;
-
-size_t open_descriptors() {
-  size_t count = 0;
-  DIR* directory = opendir("/proc/self/fd");
-  while (readdir(directory)) ++count;
-  closedir(directory);
-  return count;
-}
 
 // On host 0, in a thread of this process.
 class Harpd : public XdpHosts {
@@ -66,7 +57,8 @@ class Harpd : public XdpHosts {
   std::unique_ptr<XdpPort> open_by_harpd(uid_t user = kUser, bool survives = false, uint32_t queues = 0) {
     std::unique_ptr<XdpPort> port;
     network_->in_host_as(user, 0, [&] {
-      port = open_xdp({.address = addresses_[0], .queues = queues, .harpd = path_, .survives_harpd = survives});
+      port = open_xdp(
+          {.udp = {.address = addresses_[0]}, .queues = queues, .harpd = path_, .survives_harpd = survives});
     });
     return port;
   }
@@ -268,13 +260,13 @@ TEST_F(Harpd, ManyStartsAndStopsLeaveNothing) {
   const auto other = open(add_host());
   find_each_other(*open_by_harpd(), *other);
   expect_nothing_attached();
-  const size_t before = open_descriptors();
+  const size_t before = contract::open_descriptors();
   for (int round = 0; round < rounds; ++round) {
     const auto port = open_by_harpd();
     if (round % 10 == 0) find_each_other(*port, *other);
   }
   expect_nothing_attached();
-  EXPECT_EQ(open_descriptors(), before);
+  EXPECT_EQ(contract::open_descriptors(), before);
 }
 
 }  // namespace

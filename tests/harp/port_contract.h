@@ -1,6 +1,7 @@
 // What every port has to do (port.h), as tests that each port runs: a new port is a row in port_contract_test.cc.
 // A port may lose packets, so a test sends again what has not come, until a deadline.
 #pragma once
+#include <dirent.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -32,6 +33,15 @@ namespace contract {
 using Clock = std::chrono::steady_clock;
 constexpr auto kPatience = std::chrono::seconds(20);   // a failure, not a measurement
 constexpr auto kResend = std::chrono::milliseconds(50);  // without progress
+
+// Of this process.
+inline size_t open_descriptors() {
+  size_t count = 0;
+  DIR* directory = opendir("/proc/self/fd");
+  while (readdir(directory)) ++count;
+  closedir(directory);
+  return count;
+}
 
 // Bytes that differ from packet to packet and place to place.
 inline uint8_t pattern(uint64_t seed, size_t i) { return static_cast<uint8_t>((seed * 131 + i * 7 + i / 251) >> 1); }

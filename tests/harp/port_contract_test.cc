@@ -360,7 +360,9 @@ OpenPort xdp_network() {
   return [network = std::make_shared<VethNetwork>(Mtu, Queues), hosts = 0]() mutable -> std::unique_ptr<Port> {
     std::unique_ptr<Port> port;
     const std::string address = network->add();
-    network->in_host(static_cast<size_t>(hosts++), [&] { port = open_xdp({.address = address, .tags = true}); });
+    network->in_host(static_cast<size_t>(hosts++), [&] {
+      port = open_xdp({.udp = {.address = address, .tags = true}});
+    });
     return port;
   };
 }

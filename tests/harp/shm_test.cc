@@ -1,7 +1,6 @@
 // The port shm between processes: deaths, stops, leaks, and peers that write nonsense into what they share with us.
 #include "harp_plugin/port/shm.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -77,14 +76,6 @@ Address heard(int fd) {
   Address address;
   if (read(fd, &address, sizeof address) != sizeof address) _exit(4);
   return address;
-}
-
-size_t open_descriptors() {
-  size_t count = 0;
-  DIR* directory = opendir("/proc/self/fd");
-  while (readdir(directory)) ++count;
-  closedir(directory);
-  return count;
 }
 
 // Receives for a while; calls take for each packet before it is released.
@@ -176,7 +167,7 @@ TEST(Shm, AKilledPeerLetsGoOfEverythingAndLeavesNothing) {
   {
     const auto warm_up = open_shm();  // whatever a first use opens
   }
-  const size_t before = open_descriptors();
+  const size_t before = contract::open_descriptors();
   {
     Child child([](int to_parent, int from_parent) {
       const auto port = open_shm();
@@ -210,7 +201,7 @@ TEST(Shm, AKilledPeerLetsGoOfEverythingAndLeavesNothing) {
     Child other(echo);
     EXPECT_TRUE(echoes(*port, other.address(), 1, region->data(), 1000));
   }
-  EXPECT_EQ(open_descriptors(), before);
+  EXPECT_EQ(contract::open_descriptors(), before);
 }
 
 TEST(Shm, PortsThatComeAndGoLeakNoDescriptors) {
@@ -228,10 +219,10 @@ TEST(Shm, PortsThatComeAndGoLeakNoDescriptors) {
       pump(*hub, [](const RxPacket&) {});
       pump(*guest, [&](const RxPacket& got) { came = number_of(got) == 2; });
     }));
-    if (round == 20) before = open_descriptors();
+    if (round == 20) before = contract::open_descriptors();
   }
-  until([&] { return open_descriptors() <= before; }, [&] { pump(*hub, [](const RxPacket&) {}); });
-  EXPECT_LE(open_descriptors(), before);
+  until([&] { return contract::open_descriptors() <= before; }, [&] { pump(*hub, [](const RxPacket&) {}); });
+  EXPECT_LE(contract::open_descriptors(), before);
 }
 
 TEST(Shm, AStoppedPeerKeepsNobodyWaiting) {

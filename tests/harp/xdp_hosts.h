@@ -21,7 +21,7 @@ class XdpHosts : public testing::Test {
   }
   std::unique_ptr<XdpPort> open(size_t host, XskCopies copies = XskCopies::if_needed) {
     std::unique_ptr<XdpPort> port;
-    network_->in_host(host, [&] { port = open_xdp({.address = addresses_[host], .copies = copies}); });
+    network_->in_host(host, [&] { port = open_xdp({.udp = {.address = addresses_[host]}, .copies = copies}); });
     return port;
   }
   lightcc::Fd udp_socket(size_t host) {

@@ -103,7 +103,7 @@ TEST_F(Xdp, ALinkThatIsDownWakesNobody) {
 TEST_F(Xdp, WithoutPrivilegesItSaysWhatItNeeds) {
   const size_t host = add_host();
   try {
-    network_->in_host_as(65534, host, [&] { open_xdp({.address = addresses_[host]}); });
+    network_->in_host_as(65534, host, [&] { open_xdp({.udp = {.address = addresses_[host]}}); });
     FAIL() << "it was opened";
   } catch (const lightcc::Error& error) {
     EXPECT_NE(std::string(error.what()).find("CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF"), std::string::npos)

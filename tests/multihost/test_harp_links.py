@@ -102,8 +102,9 @@ def test_a_killed_rank_is_named_by_all_others(hosts, places, victim):
         job.finish(137, survivors)
 
 
-def test_a_cut_is_survived_and_a_host_that_is_cut_for_good_is_named(hosts):
-    with Watched(hosts, "h0:2,h1:2", "again", **OVER_HARP) as job:
+def expect_cuts_as_with_tcp(hosts, places, **variables):
+    """A short one is survived, a host that is cut for good is named, and then all can begin again."""
+    with Watched(hosts, places, "again", **variables) as job:
         job.wait_ready()
         hosts.cut("h1")
         time.sleep(CUT_S)
@@ -111,5 +112,9 @@ def test_a_cut_is_survived_and_a_host_that_is_cut_for_good_is_named(hosts):
         job.go_on()
         cut_for_good(hosts, job, "h1")
         job.let_stop()
-        assert job.wait_for("again") == {rank: ["again 4"] for rank in job.ranks}
+        assert job.wait_for("again") == {rank: [f"again {len(job.ranks)}"] for rank in job.ranks}
         assert job.finish() == ""
+
+
+def test_cuts_are_as_with_tcp(hosts):
+    expect_cuts_as_with_tcp(hosts, "h0:2,h1:2", **OVER_HARP)

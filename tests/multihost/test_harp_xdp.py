@@ -8,8 +8,8 @@ import harp_peers
 import pytest
 import test_harp_faults
 import test_harp_plugin
-from test_faults import CUT_S, KILLED_S, cut_for_good, expect_errors
-from test_harp_links import CHECKS
+from test_faults import KILLED_S, expect_errors
+from test_harp_links import CHECKS, expect_cuts_as_with_tcp
 
 import ranks
 from watched import PROGRAM, Watched
@@ -72,16 +72,7 @@ def test_a_killed_rank_is_named_and_cuts_are_as_with_tcp(hosts):
         job.kill(1)
         expect_errors(job, {0}, time.monotonic(), [f"{job.name(1)} died"], KILLED_S)
         job.finish(137, {0})
-    with Watched(hosts, "h0:1,h1:1", "again", **XDP) as job:
-        job.wait_ready()
-        hosts.cut("h1")
-        time.sleep(CUT_S)
-        hosts.restore("h1")
-        job.go_on()
-        cut_for_good(hosts, job, "h1")
-        job.let_stop()
-        assert job.wait_for("again") == {rank: ["again 2"] for rank in job.ranks}
-        assert job.finish() == ""
+    expect_cuts_as_with_tcp(hosts, "h0:1,h1:1", **XDP)
 
 
 def test_a_second_process_on_an_interface_is_told_of_harpd(monkeypatch):
