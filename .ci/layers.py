@@ -24,6 +24,7 @@ FOLDERS = {
     "net/shm": {"net", "net/health", "net/bootstrap", "collective", "engine"},
     "net/tcp": {"net/bootstrap"},
     "net/harp": {"net/bootstrap"},
+    "net/plugin": {"net/bootstrap"},
     "net/health": {"net", "net/bootstrap", "engine"},
     "net/bootstrap": {"engine", "api"},
     "engine/control": {"engine"},
@@ -40,7 +41,7 @@ HARP_MAY_INCLUDE = {
     "daemon": {"port", "daemon"},
     "api": {"core", "port", "engine", "api", "harp.h"},
     "nccl": {"nccl", "api", "harp.h", "port/interfaces.h", "engine/control.h", "engine/fork.h"},
-    "tools": {"tools", "daemon", "api", "harp.h", "nccl/nccl_net.h"},
+    "tools": {"tools", "daemon", "api", "harp.h"},
 }
 HARP_MAY_READ_ENVIRONMENT = "harp_plugin/api/config.cc"
 # Data passes no mutex: these are for opening, closing and counting.

@@ -142,7 +142,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--flat", action="store_true", help="lightcc without its hierarchy as well, by turns")
     parser.add_argument("--uncalibrated", action="store_true", help="lightcc without calibration as well, by turns")
     parser.add_argument("--harp", nargs="*", choices=list(sides.OVER), default=None,
-                        help="lightcc over HARP (LIGHTCC_NET=harp, xdp) as well, by turns; default harp")
+                        help="lightcc over HARP as well, by turns: its own links, past the kernel, or as NCCL's plugin "
+                             "(LIGHTCC_NET_PLUGIN); default harp")
     parser.add_argument("--mtu", type=int, default=1500, help="of emulated hosts; default %(default)s")
     parser.add_argument("--no-offloads", action="store_true", help="every packet passes the cables on its own")
     parser.add_argument("--model", action="store_true",

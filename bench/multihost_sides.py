@@ -27,7 +27,8 @@ from lightcc.explain import Cluster, measured_cluster
 LIBRARIES = {library.NAME: library for library in (own, gloo)}
 ALSO, FLAT, CYCLIC = "lightcc, other build", "lightcc, flat", "lightcc, cyclic"
 UNCALIBRATED = "lightcc, uncalibrated"
-OVER = {"harp": "lightcc over HARP", "xdp": "lightcc over XDP"}  # by LIGHTCC_NET
+OVER = {"harp": "lightcc over HARP", "xdp": "lightcc over XDP", "plugin": "lightcc over HARP as a plugin"}
+CHOOSES = {"harp": {"LIGHTCC_NET": "harp"}, "xdp": {"LIGHTCC_NET": "xdp"}, "plugin": {"LIGHTCC_NET_PLUGIN": "harp"}}
 GLOO_CYCLIC = "gloo, cyclic"
 CALLS = {4 * KIB: 20}  # of one tensor in one sample; 1 of other sizes
 GLOO_WAYS = {"gloo, one by one": "each", "gloo, all started": "started", "gloo, fused": "fused"}
@@ -248,7 +249,7 @@ class Sides:
             with environment(LIGHTCC_CALIBRATION="0"):
                 self._others[UNCALIBRATED] = self._team(UNCALIBRATED, False)
         for net in args.harp:
-            with environment(LIGHTCC_NET=net):
+            with environment(**CHOOSES[net]):
                 self._others[OVER[net]] = self._team(OVER[net], False)
         for algorithm in ALGORITHMS if args.model else ():
             with environment(LIGHTCC_SELECT=f"allreduce={algorithm}"):

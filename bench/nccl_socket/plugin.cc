@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "harp_plugin/nccl/nccl_net.h"
+#include "base/nccl_net.h"
 #include "harp_plugin/port/interfaces.h"
 
 namespace {

@@ -294,7 +294,8 @@ int lightcc_counters(int64_t* values, int capacity) {
         for (int i = 0; i < std::min(capacity, int(Counters::kCount)); ++i) {
           values[i] = int64_t(e->counters().values[i].load(std::memory_order_relaxed));
           if (i == Counters::copied_bytes) values[i] = int64_t(copied_bytes() - global_state().copied_before);
-          if (i == Counters::harp_bytes) values[i] = int64_t(e->harp_bytes());
+          if (i == Counters::harp_bytes) values[i] = int64_t(e->sent_bytes("harp"));
+          if (i == Counters::net_plugin_bytes) values[i] = int64_t(e->sent_bytes("plugin"));
           if (i == Counters::staged_bytes) values[i] = int64_t(staged_bytes() - global_state().staged_before);
         }
         return int(Counters::kCount);

@@ -228,6 +228,10 @@ const Knob kKnobs[] = {
      "past the kernel's (docs/harp.md). Rank 0's value holds.",
      [](Config& c, const Value& v) { c.net = v.one_of({"tcp", "harp", "xdp"}); },
      [](const Config& c) { return c.net; }},
+    {"LIGHTCC_NET_PLUGIN",
+     "A network plugin of NCCL's (versions 8 to 12 of its interface) that carries data and messages between hosts, in "
+     "place of `LIGHTCC_NET`: a path, or the NAME of `libnccl-net-NAME.so` (docs/nccl.md). Rank 0's value holds.",
+     [](Config& c, const Value& v) { c.net_plugin = v.text; }, [](const Config& c) { return c.net_plugin; }},
     {"LIGHTCC_HOST_ID",
      "Ranks with different values never share memory, as if they were on different hosts; with equal ones they do if "
      "they can. If it is not set, boot id, network namespace and user decide who may.",
@@ -278,7 +282,7 @@ constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION",
                                    "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                                    "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT", "LIGHT_2D_ALLREDUCE",
                                    "LIGHT_HIERARCHICAL_THRESHOLD", "HOROVOD_HIERARCHICAL_ALLGATHER",
-                                   "HOROVOD_NUM_NCCL_STREAMS", "LIGHTCC_NET",
+                                   "HOROVOD_NUM_NCCL_STREAMS", "LIGHTCC_NET", "LIGHTCC_NET_PLUGIN",
                                    "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "HOROVOD_AUTOTUNE",
                                    "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO", "LIGHT_TOPK_THRESHOLD",
                                    "LIGHT_TOPK_FP16"};

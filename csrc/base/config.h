@@ -42,6 +42,7 @@ struct Config {
   std::string store_addr;            // LIGHTCC_STORE_ADDR: where the ranks of several hosts meet, "host:port,..."
   std::string iface;                 // LIGHTCC_IFACE: network interfaces to use, "eth0,eth1", "=eth0" or "^docker0"
   std::string net = "tcp";           // LIGHTCC_NET: what carries links between hosts: tcp, harp or xdp
+  std::string net_plugin;            // LIGHTCC_NET_PLUGIN: NCCL's network plugin that carries them in its place
   std::string host_id;               // LIGHTCC_HOST_ID: ranks share memory only where it is the same; "": by the system
   int64_t output_pool_bytes = 512 << 20;  // LIGHTCC_OUTPUT_POOL_BYTES: most memory kept for the next outputs, 0 = none
   double output_idle_s = 10;         // LIGHTCC_OUTPUT_POOL_IDLE_SECONDS: how long it is kept without use

@@ -9,7 +9,7 @@ namespace lightcc {
 struct Counters {
   enum Name { requests, fast_path, batches, fused_batches, collectives, fused_requests, announced, cached, planned,
               payload_bytes, copied_bytes, staged_bytes, compressed_bytes, saved_bytes, stall_warnings, wait_ns,
-              most_in_flight, caller_steps, background_steps, harp_bytes, kCount };
+              most_in_flight, caller_steps, background_steps, harp_bytes, net_plugin_bytes, kCount };
   static constexpr std::array<const char*, kCount> kNames = {
       "requests",           // calls of a framework that have finished
       "express",            // of these, on the fast path, without negotiation
@@ -30,7 +30,8 @@ struct Counters {
       "most_in_flight",     // requests that were on their way together, at most
       "caller_steps",       // of the engine in which something moved, made by threads of the framework
       "background_steps",   // the same, made by the engine thread
-      "harp_bytes"};        // that this rank has committed to links over HARP
+      "harp_bytes",         // that this rank has committed to links over HARP
+      "net_plugin_bytes"};  // the same, over a network plugin of NCCL's
   void add(Name name, uint64_t n = 1) { values[name].fetch_add(n, std::memory_order_relaxed); }
   void raise(Name name, uint64_t to) {
     uint64_t is = values[name].load(std::memory_order_relaxed);

@@ -73,7 +73,7 @@ void Engine::use(Calibrated calibrated) {
 void Engine::reset_counters() {
   with_peers([&](Peers&) {
     for (auto& value : counters_.values) value = 0;
-    harp_bytes_before_ = peers_->sent_bytes("harp");
+    sent_bytes_before_ = peers_->sent_bytes("harp") + peers_->sent_bytes("plugin");  // it has one of them at most
   });
 }
 

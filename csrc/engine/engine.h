@@ -55,7 +55,10 @@ class Engine : public GroupEngineOwner {
   const World& world() const { return world_; }
   const Config& config() const { return config_; }
   const Counters& counters() const { return counters_; }
-  uint64_t harp_bytes() const { return peers_->sent_bytes("harp") - harp_bytes_before_; }
+  uint64_t sent_bytes(const std::string& transport) const {  // since the counters were reset
+    const uint64_t all = peers_->sent_bytes(transport);
+    return all - std::min<uint64_t>(all, sent_bytes_before_);
+  }
   const std::string& selector_text() const { return selector_text_; }  // of the whole world's
   const std::string& network_text() const { return calibrated_.network; }  // empty: nothing was measured
   Timeline& timeline() { return *timeline_; }
@@ -168,7 +171,7 @@ class Engine : public GroupEngineOwner {
   std::string selector_text_;
   Calibrated calibrated_{};
   Counters counters_;
-  std::atomic<uint64_t> harp_bytes_before_{0};
+  std::atomic<uint64_t> sent_bytes_before_{0};
   const std::unique_ptr<Timeline> timeline_;
   Tracing tracing_{*timeline_};
   WaitHabit wait_habit_;

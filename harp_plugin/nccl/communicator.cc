@@ -200,7 +200,7 @@ void Communicator::deregister(const Memory& memory) {
   for (const NetRequest& request : requests_) {
     const auto uses = [&](const NetRequest::Part& part) { return overlaps(part, memory); };
     if (std::none_of(request.parts.begin(), request.parts.end(), uses)) continue;
-    warn("memory of a request under way is deregistered: the connection ends here");
+    inform("memory of a request under way is deregistered: the connection ends here");
     return harp_cancel(connection_);
   }
 }

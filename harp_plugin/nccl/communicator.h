@@ -13,7 +13,7 @@
 #include <memory>
 
 #include "harp_plugin/nccl/devices.h"
-#include "harp_plugin/nccl/nccl_net.h"
+#include "base/nccl_net.h"
 
 namespace harp {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "harp_plugin/nccl/nccl_net.h"
+#include "base/nccl_net.h"
 
 namespace harp {
 

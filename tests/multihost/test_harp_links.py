@@ -1,5 +1,7 @@
-"""Jobs whose hosts talk over HARP (LIGHTCC_NET=harp): every collective, and what happens when hosts and ranks fail.
-HARP carries data and messages; heartbeats are as with TCP (test_faults.py)."""
+"""Jobs whose hosts talk over HARP (LIGHTCC_NET=harp), or over a network plugin of NCCL's (LIGHTCC_NET_PLUGIN; HARP's):
+every collective, and what happens when hosts and ranks fail. These carry data and messages; heartbeats are as with TCP
+(test_faults.py).
+"""
 import time
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from test_faults import CUT_S, KILLED_S, cut_for_good, expect_errors
 import ranks
 from watched import Watched
 
-OVER_HARP = {"LIGHTCC_NET": "harp"}
+OVER_HARP, OVER_PLUGIN = {"LIGHTCC_NET": "harp"}, {"LIGHTCC_NET_PLUGIN": "harp"}
 CHECKS = Path(__file__).parents[1] / "python"
 BODIES = ("test_collectives.py", "test_process_sets.py", "test_join.py")
 COUNTED = """
@@ -20,22 +22,39 @@ from lightcc import _core
 hvd.init()
 count = 1_000_000
 hvd.allreduce(np.ones(count, np.float32), name="x", op=hvd.Sum)
-sent = _core.counters()["harp_bytes"]
+sent = _core.counters()
 hvd.barrier()
-print("sent", sent)
+print("sent", sent["harp_bytes"], sent["net_plugin_bytes"])
 hvd.shutdown()
 """
 
 
-def sent_bytes(monkeypatch, net):
-    monkeypatch.setenv("LIGHTCC_NET", net)
-    return [int(line.split()[-1]) for line in ranks.run_script(COUNTED, 2).splitlines() if "sent" in line]
+def sent_bytes(**variables):
+    """Over HARP, and over the plugin, of each rank."""
+    said = ranks.run_script(COUNTED, 2, **variables).splitlines()
+    return [tuple(map(int, line.partition("sent ")[2].split())) for line in said if "sent" in line]
 
 
 def test_what_crosses_the_network_is_counted(monkeypatch):
     monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "1,1")
-    assert all(4_000_000 <= sent < 4_400_000 for sent in sent_bytes(monkeypatch, "harp"))
-    assert sent_bytes(monkeypatch, "tcp") == [0, 0]
+    assert all(4_000_000 <= harp < 4_400_000 and plugin == 0 for harp, plugin in sent_bytes(**OVER_HARP))
+    assert all(4_000_000 <= plugin < 4_400_000 and harp == 0 for harp, plugin in sent_bytes(**OVER_PLUGIN))
+    assert sent_bytes() == [(0, 0), (0, 0)]
+
+
+def test_a_plugin_that_is_not_there_is_named_on_every_rank(monkeypatch):
+    monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "1,1")
+    said = ranks.run_script(NO_PLUGIN, 2, LIGHTCC_NET_PLUGIN="nowhere").splitlines()
+    assert len([line for line in said if "refused" in line and "LIGHTCC_NET_PLUGIN=nowhere" in line]) == 2, said
+
+
+NO_PLUGIN = """
+import lightcc.numpy as hvd
+try:
+    hvd.init()
+except Exception as error:
+    print("refused", " ".join(str(error).split()))
+"""
 
 
 PORTS = """
@@ -62,11 +81,11 @@ def test_firewalls_see_the_ports_of_the_range_only(monkeypatch):
     assert all(21000 <= int(port) <= 21009 for of_a_host in said for port in of_a_host), said
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_every_collective(monkeypatch, body):
+@pytest.mark.parametrize("body, variables", [*((body, OVER_HARP) for body in BODIES), (BODIES[0], OVER_PLUGIN)])
+def test_every_collective(monkeypatch, body, variables):
     monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "2,1")
-    monkeypatch.setenv("LIGHTCC_TEST_FRAMEWORKS", "numpy")  # what lies above the core is not HARP's
-    ranks.run_checks(str(CHECKS / body), 3, **OVER_HARP)
+    monkeypatch.setenv("LIGHTCC_TEST_FRAMEWORKS", "numpy")  # what lies above the core is not the network's
+    ranks.run_checks(str(CHECKS / body), 3, **variables)
 
 
 def test_rank_0s_transport_is_everybodys(hosts):
@@ -91,9 +110,11 @@ print("held []", flush=True)
 """
 
 
-@pytest.mark.parametrize("places, victim", [("h0:1,h1:1", 1), ("h0:1,h1:2", 2), ("h0:1,h1:1,h2:1", 0)])
-def test_a_killed_rank_is_named_by_all_others(hosts, places, victim):
-    with Watched(hosts, places, **OVER_HARP) as job:
+@pytest.mark.parametrize("places, victim, variables",
+                         [("h0:1,h1:1", 1, OVER_HARP), ("h0:1,h1:2", 2, OVER_HARP), ("h0:1,h1:1,h2:1", 0, OVER_HARP),
+                          ("h0:1,h1:2", 2, OVER_PLUGIN)])
+def test_a_killed_rank_is_named_by_all_others(hosts, places, victim, variables):
+    with Watched(hosts, places, **variables) as job:
         job.wait_ready()
         job.kill(victim)
         since = time.monotonic()
@@ -116,5 +137,6 @@ def expect_cuts_as_with_tcp(hosts, places, **variables):
         assert job.finish() == ""
 
 
-def test_cuts_are_as_with_tcp(hosts):
-    expect_cuts_as_with_tcp(hosts, "h0:2,h1:2", **OVER_HARP)
+@pytest.mark.parametrize("variables", [OVER_HARP, OVER_PLUGIN], ids=["harp", "plugin"])
+def test_cuts_are_as_with_tcp(hosts, variables):
+    expect_cuts_as_with_tcp(hosts, "h0:2,h1:2", **variables)

@@ -60,9 +60,9 @@ def _ranks(np: int, variables: Dict[str, str]) -> _Ranks:
     return (np, *sorted(variables.items()))
 
 
-def run_script(text: str, np: int, deadline_s: float = DEADLINE_S) -> str:
+def run_script(text: str, np: int, deadline_s: float = DEADLINE_S, **variables: str) -> str:
     """Runs a program on np ranks and returns what they printed; AssertionError if it ends with another code than 0."""
-    code, output = launch(np, ["-c", text], deadline_s)
+    code, output = launch(np, ["-c", text], deadline_s, **variables)
     assert code == 0, f"the program failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
     return output
 

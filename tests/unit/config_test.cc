@@ -48,6 +48,7 @@ TEST(Config, ReadsEveryKnob) {
                          {"LIGHTCC_PORT_RANGE", "20000-20100"},
                          {"HOROVOD_NUM_NCCL_STREAMS", "3"},
                          {"LIGHTCC_NET", "HARP"},
+                         {"LIGHTCC_NET_PLUGIN", "ofi"},
                          {"HOROVOD_BATCH_D2D_MEMCOPIES", "0"}});
   EXPECT_EQ(c.fusion_bytes, 1048576);
   EXPECT_FALSE(c.fusion);
@@ -67,6 +68,7 @@ TEST(Config, ReadsEveryKnob) {
   EXPECT_EQ(c.port_range, "20000-20100");
   EXPECT_EQ(c.nccl_streams, 3);
   EXPECT_EQ(c.net, "harp");
+  EXPECT_EQ(c.net_plugin, "ofi");
   EXPECT_FALSE(c.batch_copies);
 }
 
@@ -94,7 +96,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 41u);
+  EXPECT_EQ(again.size(), 42u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 

@@ -27,7 +27,7 @@ struct ThreadHosts {           // hosts of so many ranks each
   std::vector<std::string> names;
 };
 
-// TCP over loopback, or HARP (LIGHTCC_TEST_NET=harp), and heartbeats between the hosts.
+// TCP over loopback, or HARP (LIGHTCC_TEST_NET=harp), or a network plugin (its path), and heartbeats between the hosts.
 inline std::vector<std::unique_ptr<Peers>> thread_peers(const std::vector<int>& ranks_of_hosts) {
   ThreadHosts hosts(ranks_of_hosts);
   std::vector<std::unique_ptr<Peers>> peers;
@@ -37,20 +37,23 @@ inline std::vector<std::unique_ptr<Peers>> thread_peers(const std::vector<int>& 
   }
   const JobCredentials credentials{"threads", "1", "a secret", 0};
   const Address loopback = Address::parse("127.0.0.1");
-  const char* net = std::getenv("LIGHTCC_TEST_NET");
-  std::vector<std::unique_ptr<HarpTransport>> harp(hosts.names.size());
+  const char* given = std::getenv("LIGHTCC_TEST_NET");
+  const std::string net = given ? given : "";
+  std::vector<LinkNetwork> networks(hosts.names.size());
   std::vector<ListenSockets> sockets;
   std::vector<Contact> contacts;
   for (size_t rank = 0; rank < hosts.names.size(); ++rank) {
-    if (net && std::string(net) == "harp") harp[rank] = open_harp("udp", loopback, {}, int(rank), 0);
+    LinkNetwork& network = networks[rank];
+    if (net == "harp") network.harp = open_harp("udp", loopback, {}, int(rank), 0);
+    else if (!net.empty()) network.plugin = open_plugin(net, loopback, int(rank));
     sockets.push_back(open_listen_sockets(loopback, {}));
     contacts.push_back(contact_of(hosts.names[rank], {local_address(sockets.back().listener.get())},
-                                  harp[rank] ? harp[rank]->address() : ""));
+                                  network.harp ? network.harp->address() : ""));
   }
   for (size_t rank = 0; rank < hosts.names.size(); ++rank)
     peers.push_back(connect_peers(credentials, int(rank), hosts.topology, contacts,
                                   std::move(hosts.local_ranks[rank]), std::move(sockets[rank]), {},
-                                  std::move(harp[rank])));
+                                  std::move(networks[rank])));
   return peers;
 }
 

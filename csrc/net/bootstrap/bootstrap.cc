@@ -148,14 +148,8 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
       own = {exchange_->root_address().text()};
     const int leader = find_leader(world_.rank, likely, presence_names, deadline_);
     // To a rank without an address nobody came from elsewhere, so all that are not on its host are so in name only.
-    std::unique_ptr<HarpTransport> harp;
-    const std::string net = with_settings(config_, settings[0]).net;
-    if (net != "tcp") {
-      const Address at = Address::parse(own.empty() ? "127.0.0.1" : own[0]);
-      const bool past_kernel = net == "xdp" && !at.is_loopback();  // within a machine there is no NIC
-      harp = open_harp(past_kernel ? "xdp" : "udp", at, ports_of(config_), world_.rank, credentials_.epoch);
-    }
-    const std::string own_harp = harp ? harp->address() : "";
+    LinkNetwork network = open_network(Address::parse(own.empty() ? "127.0.0.1" : own[0]), settings[0]);
+    const std::string own_harp = network.harp ? network.harp->address() : "";
     std::vector<std::vector<Address>> addresses;
     std::vector<std::string> harp_addresses;
     for (const std::string& note : exchange(WireWriter().put(leader).put(own_harp).put(own))) {
@@ -190,8 +184,17 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     if (topology.hosts.size() == 1)
       return {std::make_unique<Peers>(std::move(local_ranks)), world_, agreed, how};
     auto peers = connect_peers(credentials, world_.rank, topology, contacts, std::move(local_ranks),
-                               std::move(sockets), from, std::move(harp));
+                               std::move(sockets), from, std::move(network));
     return {std::move(peers), world_, agreed, how};
+  }
+
+  LinkNetwork open_network(const Address& at, const std::string& settings_of_rank0) const {
+    const Config agreed = with_settings(config_, settings_of_rank0);
+    if (!agreed.net_plugin.empty()) return {.plugin = open_plugin(agreed.net_plugin, at, world_.rank)};
+    if (agreed.net == "tcp") return {};
+    const bool past_kernel = agreed.net == "xdp" && !at.is_loopback();  // within a machine there is no NIC
+    const std::string port = past_kernel ? "xdp" : "udp";
+    return {.harp = open_harp(port, at, ports_of(config_), world_.rank, credentials_.epoch)};
   }
 
   std::vector<std::string> exchange(WireWriter& note) { return exchange_->exchange(note.take(), deadline_); }

@@ -7,12 +7,13 @@
 #include "base/wire.h"
 #include "net/bootstrap/local_exchange.h"
 #include "net/health/process_watch.h"
+#include "net/plugin/plugin_transport.h"
 #include "net/tcp/tcp_transport.h"
 
 namespace lightcc {
 namespace {
 
-const std::string kTcp = "tcp", kHarp = "harp";
+const std::string kTcp = "tcp", kHarp = "harp", kPlugin = "plugin";
 // Who is lost, heartbeats and TCP find out: a process that is stopped is not, until this.
 constexpr uint32_t kHarpSilenceMs = 600'000;
 
@@ -90,6 +91,13 @@ std::unique_ptr<HarpTransport> open_harp(const std::string& port, const Address&
   return std::make_unique<HarpTransport>(options, rank, uint64_t(epoch));
 }
 
+std::unique_ptr<PluginDevice> open_plugin(const std::string& name, const Address& at, int rank) {
+  PluginOptions options{.name = name, .index = rank};
+  for (const Interface& one : interfaces())
+    if (one.address.same_host(at)) options.interface = one.name;
+  return std::make_unique<PluginDevice>(options);
+}
+
 Contact contact_of(const std::string& name, const std::vector<Address>& listens_at, const std::string& harp) {
   Contact contact{name};
   for (const Address& address : listens_at) contact.addresses.push_back({kTcp, address.text()});
@@ -98,19 +106,21 @@ Contact contact_of(const std::string& name, const std::vector<Address>& listens_
 }
 
 std::unique_ptr<Peers> connect_peers(const JobCredentials& credentials, int rank, const Topology& topology,
-                                     const std::vector<Contact>& contacts, std::unique_ptr<LocalRanks> local_ranks,
-                                     ListenSockets sockets, std::vector<Address> from,
-                                     std::unique_ptr<HarpTransport> harp) {
+                                     std::vector<Contact> contacts, std::unique_ptr<LocalRanks> local_ranks,
+                                     ListenSockets sockets, std::vector<Address> from, LinkNetwork network) {
   std::vector<TcpPeer> tcp_peers;
   std::vector<HarpPeer> harp_peers;
+  std::vector<std::string> names;
   std::vector<Address> heartbeat_addresses;  // the ports are the same
-  for (const Contact& contact : contacts) {
+  for (Contact& contact : contacts) {
+    names.push_back(contact.name);
     TcpPeer& peer = tcp_peers.emplace_back(TcpPeer{contact.name, {}});
     for (const NamedAddress& one : contact.addresses)
       if (one.transport == kTcp) peer.addresses.push_back(Address::parse(one.address));
     heartbeat_addresses.push_back(peer.addresses.empty() ? Address() : peer.addresses[0]);
     const std::string* at = contact.address(kHarp);
     harp_peers.push_back({contact.name, at ? *at : ""});
+    if (network.plugin) contact.addresses.push_back({kPlugin, ""});
   }
   auto heartbeats = std::make_unique<HeartbeatSocket>(credentials, rank, topology, std::move(heartbeat_addresses),
                                                       std::move(sockets.heartbeats), *local_ranks);
@@ -118,16 +128,20 @@ std::unique_ptr<Peers> connect_peers(const JobCredentials& credentials, int rank
                                             std::move(from));
   tcp->set_liveness_check(
       [heartbeats = heartbeats.get()](int peer, uint64_t since) { return heartbeats->heard_since(peer, since); });
-  const bool over_harp = harp != nullptr;
   std::vector<NamedTransport> transports;
-  if (over_harp) {
-    harp->set_peers(std::move(harp_peers));
+  if (network.plugin) {
+    transports.push_back(
+        {kPlugin, std::make_unique<PluginTransport>(std::move(network.plugin), rank, names, std::move(tcp))});
+  } else if (network.harp) {
+    network.harp->set_peers(std::move(harp_peers));
     // Two ranks that use a link have a TCP connection as well, which carries nothing: the kernel of a host tells by it
     // that a process has died. The higher rank connects.
-    harp->set_watch([tcp = tcp.get()](int peer) { tcp->link(0, Transport::kControl, peer)->peek(1); });
-    transports.push_back({kHarp, std::move(harp)});
+    network.harp->set_watch([tcp = tcp.get()](int peer) { tcp->link(0, Transport::kControl, peer)->peek(1); });
+    transports.push_back({kHarp, std::move(network.harp)});
+    transports.push_back({.name = kTcp, .transport = std::move(tcp), .only_watches = true});
+  } else {
+    transports.push_back({kTcp, std::move(tcp)});
   }
-  transports.push_back({kTcp, std::move(tcp), over_harp});
   return std::make_unique<Peers>(rank, topology, contacts, std::move(local_ranks), std::move(transports),
                                  std::move(heartbeats));
 }

@@ -10,6 +10,7 @@
 #include "net/handshake.h"
 #include "net/harp/harp_transport.h"
 #include "net/peers.h"
+#include "net/plugin/plugin_device.h"
 
 namespace lightcc {
 
@@ -26,15 +27,21 @@ ListenSockets open_listen_sockets(const Address& at, Ports);
 
 // For LIGHTCC_NET=harp and xdp; port: HARP's; at: the address of a NIC. Throws Error{internal} where HARP cannot.
 std::unique_ptr<HarpTransport> open_harp(const std::string& port, const Address& at, Ports, int rank, int epoch);
+// For LIGHTCC_NET_PLUGIN=name. The device that is called as the NIC at this address, or else one by the rank's number.
+std::unique_ptr<PluginDevice> open_plugin(const std::string& name, const Address& at, int rank);
+
+struct LinkNetwork {           // what carries links between hosts; neither: TCP
+  std::unique_ptr<HarpTransport> harp{};
+  std::unique_ptr<PluginDevice> plugin{};
+};
 
 // A rank's contact, given where it listens, one address a NIC; none: it is not to be reached from elsewhere. harp: as
 // its HarpTransport says, or "".
 Contact contact_of(const std::string& name, const std::vector<Address>& listens_at, const std::string& harp = "");
-// contacts: of all ranks; those of this host are not connected to. Links are HARP's where that is given, else TCP's.
-// from: where connections of TCP start, one address a NIC; empty: wherever the system has them start. Heartbeats take
-// the first NIC.
-std::unique_ptr<Peers> connect_peers(const JobCredentials&, int rank, const Topology&, const std::vector<Contact>&,
+// contacts: of all ranks; those of this host are not connected to. from: where connections of TCP start, one address a
+// NIC; empty: wherever the system has them start. Heartbeats take the first NIC.
+std::unique_ptr<Peers> connect_peers(const JobCredentials&, int rank, const Topology&, std::vector<Contact>,
                                      std::unique_ptr<LocalRanks>, ListenSockets, std::vector<Address> from,
-                                     std::unique_ptr<HarpTransport> = nullptr);
+                                     LinkNetwork = {});
 
 }  // namespace lightcc

@@ -11,7 +11,7 @@
 namespace lightcc {
 namespace {
 
-constexpr uint32_t kMagic = 0x4c434332;  // "LCC2"
+constexpr uint32_t kLocalMagic = 0x4c434332;  // "LCC2"
 constexpr size_t kMaxFds = 4;
 
 sockaddr_un address_of(const std::string& name, socklen_t& length) {
@@ -36,7 +36,7 @@ template <class Receive> ssize_t despite_reset(Receive receive) {
 
 Sent send_message(int fd, const LocalMessage& message) {
   WireWriter writer;
-  writer.put(kMagic).put(message.rank).put(message.size).put(message.round).put(message.refusal);
+  writer.put(kLocalMagic).put(message.rank).put(message.size).put(message.round).put(message.refusal);
   std::string body = writer.put(message.info.note).take();
   iovec io{body.data(), body.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFds)] = {};
@@ -92,7 +92,7 @@ Received receive_message(int fd, LocalMessage& message) {
   message.complete = !(head.msg_flags & MSG_CTRUNC);
   try {
     WireReader reader(body);
-    if (reader.get<uint32_t>() != kMagic) return Received::nothing;
+    if (reader.get<uint32_t>() != kLocalMagic) return Received::nothing;
     message.rank = reader.get<int>();
     message.size = reader.get<int>();
     message.round = reader.get<uint32_t>();

@@ -34,14 +34,14 @@ void HarpStream::attach(harp_connection* connection) {
 
 std::byte* HarpStream::reserve(size_t n) {
   if (n > record_bytes_) throw Error(Code::internal, "a record of " + std::to_string(n) + " bytes to " + name_);
-  if (is_over_) return nullptr;
   if (!frames_) frames_ = static_cast<std::byte*>(harp_alloc(context_, in_flight_.size() * stride_));
   if (!frames_) throw Error(Code::internal, "no memory to send to " + name_ + ": " + harp_error());
   reap();
-  return !is_over_ && committed_ - done_ < in_flight_.size() ? frame(committed_) : nullptr;
+  return is_over_ || committed_ - done_ < in_flight_.size() ? frame(committed_) : nullptr;
 }
 
 void HarpStream::commit(size_t n) {
+  if (is_over_) return;
   in_flight_[committed_++ % in_flight_.size()] = {n, nullptr};
   hand_over();
 }

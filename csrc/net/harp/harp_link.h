@@ -67,7 +67,7 @@ class HarpStream {
   std::byte* frames_ = nullptr;
   uint64_t committed_ = 0, handed_ = 0, done_ = 0;
   std::deque<std::string> notice_;  // its records, which find no room yet
-  bool is_over_ = false;            // nothing can be sent any more
+  bool is_over_ = false;            // nothing can be sent any more: records are committed to nobody
 
   const void* record_ = nullptr;  // lent and not consumed
   size_t record_size_ = 0;

@@ -4,13 +4,14 @@
 
 #include "base/error.h"
 #include "harp_plugin/tools/bench/channel.h"
-#include "harp_plugin/tools/loader/loaded_plugin.h"
+#include "base/net_plugin.h"
 
 namespace harp::bench {
 namespace {
 
 using lightcc::Code;
 using lightcc::Error;
+using lightcc::NetPlugin;
 
 constexpr double kSetUpSeconds = 10;
 
@@ -25,27 +26,27 @@ void check(const char* attempted, nccl::Result result) {
 
 class PluginChannel : public Channel {
  public:
-  PluginChannel(const nccl::DataPath& path, void* sender, void* receiver)
-      : path_(path), sender_(sender), receiver_(receiver) {}
+  PluginChannel(NetPlugin& plugin, void* sender, void* receiver)
+      : plugin_(plugin), sender_(sender), receiver_(receiver) {}
   ~PluginChannel() override {
-    if (sender_) path_.close_send(sender_);
-    if (receiver_) path_.close_recv(receiver_);
+    if (sender_) plugin_.close_send(sender_);
+    if (receiver_) plugin_.close_recv(receiver_);
   }
 
   void* send(const void* data, size_t bytes) override {
     void* request = nullptr;
-    check("isend", path_.isend(sender_, const_cast<void*>(data), bytes, 0, nullptr, nullptr, &request));
+    check("isend", plugin_.isend(sender_, const_cast<void*>(data), bytes, 0, nullptr, &request));
     return request;
   }
   void* receive(void* data, size_t capacity) override {
     void *request = nullptr, *nothing = nullptr;
     int tag = 0;
-    check("irecv", path_.irecv(receiver_, 1, &data, &capacity, &tag, &nothing, &nothing, &request));
+    check("irecv", plugin_.irecv(receiver_, 1, &data, &capacity, &tag, &nothing, &request));
     return request;
   }
   bool test(void* request, size_t* bytes) override {
     int done = 0, size = 0;
-    check("test", path_.test(request, &done, &size));
+    check("test", plugin_.test(request, &done, &size));
     *bytes = static_cast<size_t>(size);
     return done != 0;
   }
@@ -57,7 +58,7 @@ class PluginChannel : public Channel {
   }
 
  private:
-  const nccl::DataPath& path_;
+  NetPlugin& plugin_;
   void *sender_, *receiver_;
 };
 
@@ -77,7 +78,7 @@ class PluginTransport : public Transport {
     check("init", plugin_.init(&context_, 1));
   }
   ~PluginTransport() override {
-    if (listener_) plugin_.path().close_listen(listener_);
+    if (listener_) plugin_.close_listen(listener_);
     plugin_.finalize(context_);
   }
 
@@ -91,7 +92,7 @@ class PluginTransport : public Transport {
     void* receiver = nullptr;
     check("accept", plugin_.accept(listener_, &receiver));
     if (!receiver) return nullptr;
-    auto channel = std::make_unique<PluginChannel>(plugin_.path(), nullptr, receiver);
+    auto channel = std::make_unique<PluginChannel>(plugin_, nullptr, receiver);
     Handle handle;
     channel->finish(begin([&] { return channel->receive(&handle, sizeof handle); }), "handle of the other side");
     channel->set_sender(connected(handle));
@@ -102,7 +103,7 @@ class PluginTransport : public Transport {
     Handle handle;
     if (where.size() != sizeof handle) throw Error(Code::mismatch, "the server sent something that is no handle");
     std::memcpy(&handle, where.data(), sizeof handle);
-    auto channel = std::make_unique<PluginChannel>(plugin_.path(), connected(handle), nullptr);
+    auto channel = std::make_unique<PluginChannel>(plugin_, connected(handle), nullptr);
     if (!listener_) back_ = own_handle();
     channel->finish(begin([&] { return channel->send(&back_, sizeof back_); }), "handle to be sent");
     void* receiver = nullptr;
@@ -141,7 +142,7 @@ class PluginTransport : public Transport {
     return request;
   }
 
-  LoadedPlugin plugin_;
+  NetPlugin plugin_;
   void* context_ = nullptr;
   void* listener_ = nullptr;
   Handle back_{};

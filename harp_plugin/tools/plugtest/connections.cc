@@ -22,7 +22,7 @@ void connect_and_accept_do_not_block(const Settings& settings) {
   expect_ok(plugin.listen(plugin.context, 0, handle, &listener), "listen");
   expect_ok(plugin.accept(listener, &communicator), "accept with nobody there");
   expect(!communicator, "accept gave a communicator with nobody there");
-  expect_ok(plugin.path().close_listen(listener), "closeListen");
+  expect_ok(plugin.close_listen(listener), "closeListen");
 }
 
 void a_wrong_handle_is_refused(const Settings& settings) {
@@ -40,7 +40,7 @@ void connecting_to_nobody_ends(const Settings& settings) {
   uint8_t handle[nccl::kHandleBytes];
   void *listener = nullptr, *communicator = nullptr;
   expect_ok(plugin.listen(plugin.context, 0, handle, &listener), "listen");
-  expect_ok(plugin.path().close_listen(listener), "closeListen");
+  expect_ok(plugin.close_listen(listener), "closeListen");
   nccl::Result result = nccl::kSuccess;
   wait_until(
       [&] {
@@ -54,13 +54,13 @@ void connecting_to_nobody_ends(const Settings& settings) {
   wait_until(
       [&] {
         int done = 0;
-        result = request ? plugin.path().test(request, &done, nullptr)
-                         : plugin.path().isend(communicator, data.data(), data.size(), 0, nullptr, nullptr, &request);
+        result = request ? plugin.test(request, &done, nullptr)
+                         : plugin.isend(communicator, data.data(), data.size(), 0, nullptr, &request);
         return done || result != nccl::kSuccess;
       },
       "a send to end");
   expect(result == nccl::kRemoteError, "sending to nobody ended with " + std::to_string(result));
-  expect_ok(plugin.path().close_send(communicator), "closeSend");
+  expect_ok(plugin.close_send(communicator), "closeSend");
 }
 
 void many_communicators(const Settings& settings) {
@@ -82,13 +82,13 @@ void closing_with_requests_under_way(const Settings& settings) {
     for (Bytes& buffer : *data) requests.push_back(pair.send(pair.sender, buffer));
     int done = 0;
     for (uint64_t i = 0; i < round * 5; ++i) {
-      if (!done) expect_ok(plugin.path().test(requests[0], &done, nullptr), "test");
+      if (!done) expect_ok(plugin.test(requests[0], &done, nullptr), "test");
     }
     if (round % 2) {
-      plugin.path().close_send(std::exchange(pair.sender, nullptr));
+      plugin.close_send(std::exchange(pair.sender, nullptr));
       data.reset();
     } else {
-      plugin.path().close_recv(std::exchange(pair.receiver, nullptr));
+      plugin.close_recv(std::exchange(pair.receiver, nullptr));
       for (Bytes& buffer : *got) std::fill(buffer.begin(), buffer.end(), uint8_t(0xaa));
       const auto then = *got;
       usleep(2000);
@@ -105,13 +105,13 @@ void deregistering_memory_in_use(const Settings& settings) {
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
   void* memory = nullptr;
-  expect_ok(plugin.path().reg_mr(pair.receiver, got.data(), got.size(), nccl::kHostPointers, &memory), "regMr");
+  expect_ok(plugin.reg_mr(pair.receiver, got.data(), got.size(), nccl::kHostPointers, &memory), "regMr");
   void* received = pair.receive(pair.receiver, got);
   pair.send(pair.sender, data);
-  expect_ok(plugin.path().dereg_mr(pair.receiver, memory), "deregMr");
+  expect_ok(plugin.dereg_mr(pair.receiver, memory), "deregMr");
   const Bytes then = got;
   int done = 0;
-  plugin.path().test(received, &done, nullptr);
+  plugin.test(received, &done, nullptr);
   usleep(2000);
   expect(got == then, "a buffer was written into after deregMr");
 }
@@ -121,13 +121,13 @@ void a_peer_that_closes_ends_requests(const Settings& settings) {
   Pair pair(plugin, plugin.context);
   Bytes got(100);
   void* received = pair.receive(pair.receiver, got);
-  plugin.path().close_send(std::exchange(pair.sender, nullptr));
+  plugin.close_send(std::exchange(pair.sender, nullptr));
   const nccl::Result result = pair.finish({received})[0].result;
   expect(result == nccl::kRemoteError, "a receive from a closed peer ended with " + std::to_string(result));
   expect(!last_warning().empty(), "nothing was logged");
 }
 
-void transfers(LoadedPlugin& plugin, void* context, uint64_t seed) {
+void transfers(NetPlugin& plugin, void* context, uint64_t seed) {
   Pair pair(plugin, context);
   for (uint64_t i = 0; i < 10; ++i) pair.transfer(300'000 + i, seed + i);
 }

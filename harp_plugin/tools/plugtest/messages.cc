@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
 void properties(const Settings& settings) {
-  const auto versions = LoadedPlugin::versions(settings.path);
+  const auto versions = NetPlugin::versions(settings.path);
   expect(!versions.empty(), "the file has no version that NCCL 2.26 or later loads");
   for (int version : versions) {
     Started plugin(settings.path, version);
@@ -38,7 +38,7 @@ void properties(const Settings& settings) {
 }
 
 void sizes(const Settings& settings) {
-  for (int version : LoadedPlugin::versions(settings.path)) {
+  for (int version : NetPlugin::versions(settings.path)) {
     Started plugin(settings.path, version);
     Pair pair(plugin, plugin.context);
     std::vector<size_t> all = {0, 1, 15, 16, 17, 128 * kKiB, kMiB, 4 * kMiB};
@@ -68,9 +68,9 @@ void too_long_is_an_error_and_nothing_is_written_beyond(const Settings& settings
     wait_until(
         [&] {
           int done = 0;
-          if (sent) plugin.path().test(sent, &done, nullptr);
+          if (sent) plugin.test(sent, &done, nullptr);
           if (done) sent = nullptr;
-          result = plugin.path().test(received, &done, nullptr);
+          result = plugin.test(received, &done, nullptr);
           return done || result != nccl::kSuccess;
         },
         "a receive to end");
@@ -129,7 +129,7 @@ void sizes_may_be_null(const Settings& settings) {
       [&] {
         for (void*& request : requests) {
           int done = 0;
-          if (request) expect_ok(plugin.path().test(request, &done, nullptr), "test");
+          if (request) expect_ok(plugin.test(request, &done, nullptr), "test");
           if (done) request = nullptr;
         }
         return !requests[0] && !requests[1];
@@ -192,8 +192,8 @@ void memory_is_registered_while_data_flows(const Settings& settings) {
       for (void* communicator : {pair.sender, pair.receiver}) {
         void* memory = nullptr;
         const auto registered =
-            plugin.path().reg_mr(communicator, other.data(), other.size(), nccl::kHostPointers, &memory);
-        if (registered != nccl::kSuccess || plugin.path().dereg_mr(communicator, memory) != nccl::kSuccess)
+            plugin.reg_mr(communicator, other.data(), other.size(), nccl::kHostPointers, &memory);
+        if (registered != nccl::kSuccess || plugin.dereg_mr(communicator, memory) != nccl::kSuccess)
           fault = "registration failed: " + last_warning();
       }
     }

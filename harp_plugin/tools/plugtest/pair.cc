@@ -62,8 +62,7 @@ void wait_until(const std::function<bool()>& turn, const std::string& what) {
 
 void* Endpoint::try_send(void* communicator, const void* data, size_t bytes, int tag) const {
   void* request = &stale;
-  expect_ok(plugin_->path().isend(communicator, const_cast<void*>(data), bytes, tag, nullptr, nullptr, &request),
-            "isend");
+  expect_ok(plugin_->isend(communicator, const_cast<void*>(data), bytes, tag, nullptr, &request), "isend");
   expect(request != &stale, "isend left a stale request where it could not begin");
   return request;
 }
@@ -78,8 +77,8 @@ void* Endpoint::try_receive(void* communicator, const std::vector<std::pair<void
   }
   tags.resize(buffers.size());
   void* request = &stale;
-  expect_ok(plugin_->path().irecv(communicator, static_cast<int>(buffers.size()), data.data(), sizes.data(),
-                                  tags.data(), nothing.data(), nothing.data(), &request),
+  expect_ok(plugin_->irecv(communicator, static_cast<int>(buffers.size()), data.data(), sizes.data(), tags.data(),
+                           nothing.data(), &request),
             "irecv");
   expect(request != &stale, "irecv left a stale request where it could not begin");
   return request;
@@ -112,7 +111,7 @@ std::vector<End> Endpoint::finish(std::vector<void*> requests, int parts, uint64
           int done = 0;
           End& end = ends[i];
           end.sizes.assign(static_cast<size_t>(parts), -1);
-          end.result = plugin_->path().test(requests[i], &done, end.sizes.data());
+          end.result = plugin_->test(requests[i], &done, end.sizes.data());
           if (!done && end.result == nccl::kSuccess) continue;
           requests[i] = nullptr;
           --left;
@@ -123,7 +122,7 @@ std::vector<End> Endpoint::finish(std::vector<void*> requests, int parts, uint64
   return ends;
 }
 
-Pair::Pair(LoadedPlugin& plugin, void* context) : Endpoint(plugin) {
+Pair::Pair(NetPlugin& plugin, void* context) : Endpoint(plugin) {
   uint8_t handle[nccl::kHandleBytes];
   expect_ok(plugin.listen(context, 0, handle, &listener_), "listen");
   wait_until(
@@ -138,9 +137,9 @@ Pair::Pair(LoadedPlugin& plugin, void* context) : Endpoint(plugin) {
 Pair::~Pair() { close(); }
 
 void Pair::close() {
-  if (sender) plugin_->path().close_send(sender);
-  if (receiver) plugin_->path().close_recv(receiver);
-  if (listener_) plugin_->path().close_listen(listener_);
+  if (sender) plugin_->close_send(sender);
+  if (receiver) plugin_->close_recv(receiver);
+  if (listener_) plugin_->close_listen(listener_);
   sender = receiver = listener_ = nullptr;
 }
 

@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "harp_plugin/tools/loader/loaded_plugin.h"
+#include "base/net_plugin.h"
 
 namespace harp::plugtest {
+
+using lightcc::NetPlugin;
 
 using Bytes = std::vector<uint8_t>;
 
@@ -31,7 +33,7 @@ struct End {
 
 class Endpoint {
  public:
-  explicit Endpoint(LoadedPlugin& plugin) : plugin_(&plugin) {}
+  explicit Endpoint(NetPlugin& plugin) : plugin_(&plugin) {}
   // nullptr: would block. The request's place holds a stale pointer before, as NCCL's may.
   void* try_send(void* communicator, const void* data, size_t bytes, int tag = 0) const;
   void* try_receive(void* communicator, const std::vector<std::pair<void*, size_t>>& buffers,
@@ -42,12 +44,12 @@ class Endpoint {
   std::vector<End> finish(std::vector<void*> requests, int parts = 1, uint64_t dice = 0) const;
 
  protected:
-  LoadedPlugin* plugin_;
+  NetPlugin* plugin_;
 };
 
 class Pair : public Endpoint {
  public:
-  Pair(LoadedPlugin&, void* context);
+  Pair(NetPlugin&, void* context);
   ~Pair();
   void close();
   // A message there, checked to the byte, into a buffer that is `more` larger; nothing may be written beyond that.
@@ -61,9 +63,9 @@ class Pair : public Endpoint {
 };
 
 // A plugin that is initialized while this lives.
-class Started : public LoadedPlugin {
+class Started : public NetPlugin {
  public:
-  Started(const std::string& path, int version) : LoadedPlugin(path, version, log) {
+  Started(const std::string& path, int version) : NetPlugin(path, version, log) {
     expect_ok(init(&context, 1), "init");
   }
   ~Started() { finalize(context); }

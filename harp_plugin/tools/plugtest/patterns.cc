@@ -17,7 +17,7 @@ constexpr size_t kRingSlice = 1 << 20, kPairSlice = 128 << 10;
 // One direction of a rank: slices that are posted in order, at most kDepth at a time.
 class Lane : public Endpoint {
  public:
-  Lane(LoadedPlugin& plugin, void* communicator, bool sends, uint8_t* data, size_t bytes, size_t slice)
+  Lane(NetPlugin& plugin, void* communicator, bool sends, uint8_t* data, size_t bytes, size_t slice)
       : Endpoint(plugin), communicator_(communicator), sends_(sends), data_(data), bytes_(bytes), slice_(slice) {}
   bool over() const { return posted_ == bytes_ && under_way_.empty(); }
   void progress() {
@@ -31,7 +31,7 @@ class Lane : public Endpoint {
     }
     while (!under_way_.empty()) {
       int over = 0, size = 0;
-      expect_ok(plugin_->path().test(under_way_.front().first, &over, &size), sends_ ? "sending" : "receiving");
+      expect_ok(plugin_->test(under_way_.front().first, &over, &size), sends_ ? "sending" : "receiving");
       if (!over) return;
       expect(static_cast<size_t>(size) == under_way_.front().second, "a slice has another size than was posted");
       under_way_.pop_front();

@@ -44,9 +44,9 @@ size_t size_of(uint64_t message, size_t most) {
 // One communicator: messages of all sizes, 8 under way, each checked.
 class Flow {
  public:
-  Flow(LoadedPlugin& plugin, void* communicator, bool sends, size_t most)
+  Flow(NetPlugin& plugin, void* communicator, bool sends, size_t most)
       : plugin_(plugin), communicator_(communicator), sends_(sends), most_(most) {}
-  ~Flow() { sends_ ? plugin_.path().close_send(communicator_) : plugin_.path().close_recv(communicator_); }
+  ~Flow() { sends_ ? plugin_.close_send(communicator_) : plugin_.close_recv(communicator_); }
   Flow(const Flow&) = delete;
   bool finished() const { return last_came_ || (last_posted_ && under_way_.empty()); }
   uint64_t over() const { return over_; }
@@ -68,15 +68,15 @@ class Flow {
     auto pending = std::make_unique<Pending>();
     if (sends_) {
       pending->memory = pattern(last ? kLastBytes : size_of(posted_, most_), posted_);
-      done_or_throw(plugin_.path().isend(communicator_, pending->memory.data(), pending->memory.size(), 0, nullptr,
-                                         nullptr, &pending->request));
+      done_or_throw(plugin_.isend(communicator_, pending->memory.data(), pending->memory.size(), 0, nullptr,
+                                  &pending->request));
       last_posted_ = last && pending->request;
     } else {
       pending->memory.resize(most_ + 16);
       void *data = pending->memory.data(), *nothing = nullptr;
       size_t bytes = pending->memory.size();
       int tag = 0;
-      done_or_throw(plugin_.path().irecv(communicator_, 1, &data, &bytes, &tag, &nothing, &nothing, &pending->request));
+      done_or_throw(plugin_.irecv(communicator_, 1, &data, &bytes, &tag, &nothing, &pending->request));
     }
     if (!pending->request) return false;
     under_way_.push_back(std::move(pending));
@@ -88,7 +88,7 @@ class Flow {
     int done = 0, bytes = 0;
     if (under_way_.empty()) return false;
     Pending& first = *under_way_.front();
-    done_or_throw(plugin_.path().test(first.request, &done, &bytes));
+    done_or_throw(plugin_.test(first.request, &done, &bytes));
     if (!done) return false;
     if (!sends_) {
       const bool last = size_t(bytes) == kLastBytes;
@@ -102,7 +102,7 @@ class Flow {
     return true;
   }
 
-  LoadedPlugin& plugin_;
+  NetPlugin& plugin_;
   void* const communicator_;
   const bool sends_;
   const size_t most_;
@@ -134,7 +134,7 @@ class Side {
 
   ~Side() {
     flows_.clear();
-    if (listener_) plugin_.path().close_listen(listener_);
+    if (listener_) plugin_.close_listen(listener_);
   }
 
   void run() {

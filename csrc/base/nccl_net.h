@@ -1,5 +1,5 @@
-// The binary interface between NCCL and its network plugins, versions 10, 11 and 12, in our own words: layouts and call
-// rules of NCCL 2.26 to 2.30 (nccl_net.h there). NCCL looks for a symbol ncclNetPlugin_v12, then _v11, then _v10.
+// The binary interface between NCCL and its network plugins, versions 8 to 12, in our own words: layouts and call rules
+// of NCCL 2.19 to 2.30 (nccl_net.h there). NCCL looks for a symbol ncclNetPlugin_v12, then _v11, and so on.
 //
 // Threads: a communicator calls connect, accept, registration and close from one thread, and sends, receives and tests
 // from another; init and finalize from the application's.
@@ -36,7 +36,22 @@ struct VirtualDevice {
   int devices[Most];
 };
 
-struct PropertiesV10 {
+struct PropertiesV8 {
+  char* name;
+  char* pci_path;  // in /sys, or nullptr
+  uint64_t guid;   // of the NIC: functions of one NIC have the same
+  int pointer_support;
+  int registration_is_global;
+  int speed;  // Mbit/s
+  int port;
+  float latency;  // us
+  int max_communicators;
+  int max_receives;  // in one irecv
+  DeviceType device_type;
+  int device_version;
+};
+
+struct PropertiesV10 {  // and of version 9
   char* name;
   char* pci_path;  // in /sys, or nullptr
   uint64_t guid;   // of the NIC: functions of one NIC have the same
@@ -86,16 +101,27 @@ struct CommunicatorConfig {
   int traffic_class;
 };
 
+using Isend = Result (*)(void* communicator, void* data, size_t bytes, int tag, void* memory, void* phandle,
+                         void** request);
+using Irecv = Result (*)(void* communicator, int n, void** data, size_t* bytes, int* tags, void** memory,
+                         void** phandles, void** request);
+using IsendV9 = Result (*)(void* communicator, void* data, size_t bytes, int tag, void* memory, void** request);
+using IrecvV9 = Result (*)(void* communicator, int n, void** data, size_t* bytes, int* tags, void** memory,
+                           void** request);
+using IsendV8 = Result (*)(void* communicator, void* data, int bytes, int tag, void* memory, void** request);
+using IrecvV8 = Result (*)(void* communicator, int n, void** data, int* bytes, int* tags, void** memory,
+                           void** request);
+
 // What all versions have after accept, in this order.
-struct DataPath {
+template <class Send, class Receive>
+struct DataPathOf {
   Result (*reg_mr)(void* communicator, void* data, size_t bytes, int pointer, void** memory);
   Result (*reg_mr_dma_buf)(void* communicator, void* data, size_t bytes, int pointer, uint64_t offset, int fd,
                            void** memory);
   Result (*dereg_mr)(void* communicator, void* memory);
   // A request that is nullptr afterwards could not be begun yet: NCCL calls again.
-  Result (*isend)(void* communicator, void* data, size_t bytes, int tag, void* memory, void* phandle, void** request);
-  Result (*irecv)(void* communicator, int n, void** data, size_t* bytes, int* tags, void** memory, void** phandles,
-                  void** request);
+  Send isend;
+  Receive irecv;
   Result (*iflush)(void* communicator, int n, void** data, int* bytes, void** memory, void** request);
   Result (*test)(void* request, int* done, int* bytes);  // bytes, n of them, may be nullptr
   Result (*close_send)(void* communicator);
@@ -104,9 +130,25 @@ struct DataPath {
   Result (*get_device_mr)(void* communicator, void* memory, void** device_memory);
   Result (*irecv_consumed)(void* communicator, int n, void* request);
 };
+using DataPath = DataPathOf<Isend, Irecv>;
 
 // A communicator that is nullptr after connect or accept is not there yet: NCCL calls again, for ever.
 using Accept = Result (*)(void* listener, void** communicator, void** device_communicator);
+
+// Version 9 has make_virtual_device behind it.
+template <class Properties, class Path>
+struct NetWithoutConfig {
+  const char* name;
+  Result (*init)(Logger);  // once in a process
+  Result (*devices)(int* count);
+  Result (*get_properties)(int device, Properties*);
+  Result (*listen)(int device, void* handle, void** listener);
+  Result (*connect)(int device, void* handle, void** communicator, void** device_communicator);
+  Accept accept;
+  Path path;
+};
+using NetV8 = NetWithoutConfig<PropertiesV8, DataPathOf<IsendV8, IrecvV8>>;
+using NetV9 = NetWithoutConfig<PropertiesV10, DataPathOf<IsendV9, IrecvV9>>;
 
 struct NetV10 {
   const char* name;
@@ -138,6 +180,7 @@ struct NetWithContext {
 using NetV11 = NetWithContext<PropertiesV11, VirtualDevice<4>>;
 using NetV12 = NetWithContext<PropertiesV12, VirtualDevice<8>>;
 
+static_assert(sizeof(NetV8) == 152 && sizeof(NetV9) == 152 && sizeof(PropertiesV8) == 64);
 static_assert(sizeof(NetV10) == 160 && sizeof(NetV11) == 176 && sizeof(NetV12) == 176);
 static_assert(sizeof(PropertiesV10) == 104 && sizeof(PropertiesV11) == 112 && sizeof(PropertiesV12) == 128);
 static_assert(offsetof(PropertiesV10, max_p2p_bytes) == 88 && offsetof(PropertiesV12, max_p2p_bytes) == 104);
