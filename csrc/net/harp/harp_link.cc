@@ -36,7 +36,7 @@ std::byte* HarpStream::reserve(size_t n) {
   if (n > record_bytes_) throw Error(Code::internal, "a record of " + std::to_string(n) + " bytes to " + name_);
   if (!frames_) frames_ = static_cast<std::byte*>(harp_alloc(context_, in_flight_.size() * stride_));
   if (!frames_) throw Error(Code::internal, "no memory to send to " + name_ + ": " + harp_error());
-  reap();
+  if (committed_ - done_ >= in_flight_.size() / 2) reap();
   return is_over_ || committed_ - done_ < in_flight_.size() ? frame(committed_) : nullptr;
 }
 
@@ -83,14 +83,18 @@ const std::byte* HarpStream::peek(size_t n) {
 
 void HarpStream::consume() {
   record_ = nullptr;
-  harp_consume(connection_, 1);
+  if (++consumed_ == kTogether) give_back();
+}
+
+void HarpStream::give_back() {
+  if (consumed_ > 0) harp_consume(connection_, std::exchange(consumed_, 0));
 }
 
 void HarpStream::receive() {
   while (connection_ && !record_ && !received_notice_) {
     const void* record = nullptr;
     const int status = harp_recv_zc(connection_, &record, &record_size_);
-    if (status == HARP_PENDING) return;
+    if (status == HARP_PENDING) return give_back();
     if (status != HARP_OK) throw Error(Code::peer_lost, name_ + " cannot be reached any more: " + harp_error());
     if (expects_notice_) {
       received_notice_ = notice_in({static_cast<const char*>(record), record_size_});
@@ -99,7 +103,8 @@ void HarpStream::receive() {
       return;
     }
     expects_notice_ = true;
-    harp_consume(connection_, 1);
+    ++consumed_;
+    give_back();
   }
 }
 

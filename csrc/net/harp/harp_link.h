@@ -51,11 +51,13 @@ class HarpStream {
     harp_request* request;
   };
   static constexpr size_t kMemory = 1 << 20, kLeastFrames = 16, kMostFrames = 256;
+  static constexpr size_t kTogether = 8;  // so many consumed records go back at once, or when no more have come
 
   std::byte* frame(uint64_t number) { return frames_ + number % in_flight_.size() * stride_; }
   void hand_over();
   void reap();
   void receive();
+  void give_back();
 
   harp_context* const context_;
   const std::string name_;
@@ -71,6 +73,7 @@ class HarpStream {
 
   const void* record_ = nullptr;  // lent and not consumed
   size_t record_size_ = 0;
+  size_t consumed_ = 0;  // that HARP was not told of
   bool expects_notice_ = false;
   std::optional<HarpNotice> received_notice_;
 };
