@@ -22,8 +22,9 @@ std::optional<CoreClaim> claim_core() {
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path + 1, text.data(), text.size());  // a name that begins with a zero is abstract
     const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-    if (bind(name.get(), reinterpret_cast<const sockaddr*>(&address), bytes) == 0)
-      return CoreClaim{cores[i], std::move(name)};
+    if (bind(name.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) continue;
+    NotInherited not_inherited(name.get());
+    return CoreClaim{cores[i], std::move(name), std::move(not_inherited)};
   }
   return {};
 }

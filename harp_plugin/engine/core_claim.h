@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/fd.h"
+#include "harp_plugin/port/not_inherited.h"
 
 namespace harp {
 
@@ -10,6 +11,7 @@ namespace harp {
 struct CoreClaim {
   int core;
   lightcc::Fd name;
+  NotInherited not_inherited;
 };
 std::optional<CoreClaim> claim_core();  // one that this process is bound to; nothing: all are taken
 

@@ -1,5 +1,5 @@
-// Descriptors that a forked child closes at once, before its parent's fork() returns there: what they hold, a NIC's
-// queue or an XDP program, is to end with the parent, however long the child lives.
+// Descriptors that a forked child closes at once, before fork() returns there: what they hold, a port, a NIC's queue or
+// an XDP program, is to end with the parent, however long the child lives.
 #pragma once
 #include <atomic>
 #include <utility>

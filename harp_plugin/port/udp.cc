@@ -10,6 +10,7 @@
 
 #include "base/fd.h"
 #include "harp_plugin/port/interfaces.h"
+#include "harp_plugin/port/not_inherited.h"
 #include "harp_plugin/port/udp_receiver.h"
 #include "harp_plugin/port/udp_sender.h"
 
@@ -124,6 +125,7 @@ class Udp : public UdpPort {
     for (int i = 0; i < options.locals; ++i) {
       sockets_.push_back(open_socket(options));
       const int fd = sockets_.back().get();
+      not_inherited_.emplace_back(fd);
       epoll_event event{.events = EPOLLIN, .data = {}};
       if (bell_ && epoll_ctl(bell_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
         throw lightcc::system_error("HARP: watching a UDP socket");
@@ -188,6 +190,7 @@ class Udp : public UdpPort {
   UdpSender sender_;
   Fd bell_;
   std::vector<Fd> sockets_;
+  std::vector<NotInherited> not_inherited_;
   std::vector<UdpReceiver> receivers_;
   size_t current_ = 0, other_ = 0;
   uint32_t rounds_ = 0;

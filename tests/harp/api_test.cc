@@ -1,5 +1,6 @@
 // Messages, streams and ends of connections through the C API: every port, inline and with threads.
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -292,6 +293,17 @@ TEST_P(Api, FourEnginesServeFourThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
+int open_sockets_of_udp() {
+  int count = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    int domain = 0, type = 0;
+    socklen_t bytes = sizeof domain;
+    count += getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain == AF_INET &&
+             getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_DGRAM;
+  }
+  return count;
+}
+
 TEST_P(Api, AChildOfForkIsRefusedAndDoesNotHang) {
   World world(opening());
   const Link link = world.connect();
@@ -306,6 +318,7 @@ TEST_P(Api, AChildOfForkIsRefusedAndDoesNotHang) {
     refused &= std::strstr(harp_error(), "forked: open a new context") != nullptr;
     refused &= harp_test(received, nullptr) == HARP_LOCAL_FAULT;
     refused &= harp_poll(world.a) == HARP_LOCAL_FAULT;
+    refused &= open_sockets_of_udp() == 0;  // the ports are the parent's
     harp_close(link.a);
     harp_close_context(world.a);
     _exit(refused ? 0 : 1);

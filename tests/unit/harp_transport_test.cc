@@ -146,6 +146,18 @@ TEST(HarpTransport, ThePeersCauseIsHeard) {
   EXPECT_EQ(cluster.thrown_by(1, Code::timeout), "the stall of tensor 'x' was ended");
 }
 
+TEST(HarpTransport, ThePeersCauseIsHeardThoughItClosesAtOnce) {
+  HarpCluster cluster(2);
+  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
+  pass(cluster, *to, *from, 1);
+  std::thread other([&] {
+    cluster.ranks[0]->end(Error(Code::timeout, "the stall of tensor 'x' was ended"));
+    cluster.ranks[0]->close();
+  });
+  EXPECT_EQ(cluster.thrown_by(1, Code::timeout), "the stall of tensor 'x' was ended");
+  other.join();
+}
+
 // A process of its own is rank 0: it tells its address, and sends a word in a while.
 TEST(HarpTransport, APeerThatIsKilledIsNamed) {
   int to_parent[2], to_child[2];

@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint64_t kLookNs = 20'000'000;   // at all links, also where nothing has come
 constexpr uint64_t kWaitingNs = 1'000'000; // while something waits for room
+constexpr uint64_t kLastWordsNs = 50'000'000;
 constexpr uint64_t kHelloNs = 600'000'000'000;  // a peer that has connected says within so long for which link
 
 // "1440,<the handle's bytes in hexadecimal>"
@@ -260,6 +261,8 @@ void HarpTransport::end(const Error& cause) {
 void HarpTransport::close() {
   if (!context_) return;
   end(Error(Code::shut_down, "this rank has shut down"));
+  // Closing a connection drops what it has not delivered, the causes too.
+  for (const uint64_t latest = now_ns() + kLastWordsNs; now_ns() < latest && harp_under_way(context_) == HARP_OK;) flush();
   active_.clear();
   link_states_.clear();
   for (const Incoming& one : std::exchange(incoming_, {})) harp_close(one.connection);

@@ -51,7 +51,7 @@ class HarpTransport : public Transport {
   bool finish() override;
   void retire(int group) override;
   void end(const Error& cause) override;
-  void close() override;
+  void close() override;  // waits some milliseconds at most, for peers to receive the cause
   void close_in_child() override;
 
  private:

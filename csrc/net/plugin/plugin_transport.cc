@@ -17,7 +17,7 @@ struct Frames {
 // has requests under way at most.
 constexpr Frames kDataFrames{128 << 10, 8}, kControlFrames{4 << 10, 32};
 constexpr uint64_t kBelowNs = 100'000;  // how often the transport below makes a step while no link connects
-constexpr uint64_t kLeastSleepNs = 20'000, kMostSleepNs = 1'000'000;
+constexpr uint64_t kLeastSleepNs = 20'000, kMostSleepNs = 200'000;
 constexpr std::byte kFinished{1};
 
 struct Introduction {  // as it travels: both ends are of one build
@@ -41,10 +41,9 @@ struct PluginTransport::LinkState {
 
 class PluginTransport::PluginLink : public Link {
  public:
-  PluginLink(PluginTransport& transport, const Key& key, LinkState& state)
-      : transport_(transport), key_(key), state_(state) {}
+  PluginLink(PluginTransport& transport, LinkState& state) : transport_(transport), state_(state) {}
   std::byte* reserve(size_t n) override {
-    transport_.open(key_, state_);
+    transport_.open(state_);
     return state_.stream.reserve(n);
   }
   void commit(size_t n) override {
@@ -53,7 +52,7 @@ class PluginTransport::PluginLink : public Link {
     transport_.sent_bytes_.fetch_add(n, std::memory_order_relaxed);
   }
   const std::byte* peek(size_t n) override {
-    if (state_.connects) transport_.open(key_, state_);  // only the rank that begins must act before the peer does
+    if (state_.connects) transport_.open(state_);  // only the rank that begins must act before the peer does
     return state_.stream.peek(n);
   }
   void consume(size_t n) override { state_.stream.consume(n); }
@@ -61,7 +60,6 @@ class PluginTransport::PluginLink : public Link {
 
  private:
   PluginTransport& transport_;
-  const Key key_;
   LinkState& state_;
 };
 
@@ -90,11 +88,10 @@ PluginTransport::LinkState& PluginTransport::link_state(const Key& key) {
 }
 
 std::unique_ptr<Link> PluginTransport::link(int group, int lane, int peer) {
-  const Key key{group, lane, peer};
-  return std::make_unique<PluginLink>(*this, key, link_state(key));
+  return std::make_unique<PluginLink>(*this, link_state({group, lane, peer}));
 }
 
-void PluginTransport::open(const Key&, LinkState& state) {
+void PluginTransport::open(LinkState& state) {
   if (state.opened || ended_) return;
   std::byte* to = state.below->reserve(sizeof(Introduction));
   if (!to) return;
@@ -122,7 +119,7 @@ void PluginTransport::hear(const Key& key, LinkState& state) {
     state.of_peer = theirs.handle;
     state.has_introduction = true;
     state.connecting_ns = now_ns_;
-    open(key, state);
+    open(state);
   }
   if (!state.peer_finished && state.below->peek(1)) {
     state.below->consume(1);
@@ -167,8 +164,8 @@ bool PluginTransport::step() {
   int under_way = 0;
   for (auto& [key, state] : link_states_) {
     moved |= step(key, *state);
-    under_way += state->opened && !state->stream.delivered();
-    under_way += state->has_introduction && !state->stream.connected() && state->stream.failure().empty();
+    const bool connects = state->has_introduction && !state->stream.connected() && state->stream.failure().empty();
+    under_way += !left_[size_t(key.peer)] && (connects || (state->opened && !state->stream.delivered()));
   }
   under_way_ = under_way;
   if (!retiring_.empty()) forget_retired();
@@ -232,7 +229,8 @@ void PluginTransport::forget_retired() {
     const auto first = link_states_.lower_bound({*group, kControl, 0});
     auto last = first;
     bool all_finished = true;
-    for (; last != link_states_.end() && last->first.group == *group; ++last) all_finished &= finish(*last->second);
+    for (; last != link_states_.end() && last->first.group == *group; ++last)
+      all_finished &= finish(*last->second) || left_[size_t(last->first.peer)];
     if (!all_finished) {
       ++group;
       continue;

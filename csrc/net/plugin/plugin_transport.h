@@ -57,7 +57,7 @@ class PluginTransport : public Transport {
   class PluginLink;
 
   LinkState& link_state(const Key&);
-  void open(const Key&, LinkState&);
+  void open(LinkState&);
   void hear(const Key&, LinkState&);
   bool step(const Key&, LinkState&);
   void judge(const Key&, LinkState&);
@@ -76,7 +76,8 @@ class PluginTransport : public Transport {
   bool ended_ = false;
   std::atomic<uint64_t> sent_bytes_{0};
   std::atomic<int> under_way_{0};  // links that connect, or have records that are not sent yet
-  uint64_t now_ns_ = 0, moved_ns_ = 0, below_ns_ = 0;
+  std::atomic<uint64_t> moved_ns_{0};
+  uint64_t now_ns_ = 0, below_ns_ = 0;
 };
 
 }  // namespace lightcc

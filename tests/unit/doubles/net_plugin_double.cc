@@ -40,15 +40,16 @@ struct Channel {  // one direction
   size_t sends = 0, receives = 0, all_arrived = 0;
   bool sender_gone = false, receiver_gone = false;
 };
-struct Communicator {
-  std::shared_ptr<Channel> channel;
-  bool is_sender = false;
-  size_t under_way = 0;
-  std::map<void*, std::pair<uint8_t*, size_t>> memory{};
-};
+struct Communicator;
 struct Request {
   Communicator* owner;
   std::shared_ptr<Message> message;
+};
+struct Communicator {
+  std::shared_ptr<Channel> channel;
+  bool is_sender = false;
+  std::map<Request*, std::unique_ptr<Request>> under_way{};
+  std::map<void*, std::pair<uint8_t*, size_t>> memory{};
 };
 struct Listener {
   uint64_t id;
@@ -145,14 +146,16 @@ Result dereg_mr(void* of, void* memory) {
 
 bool may_begin(const Communicator& of, const uint8_t* data, size_t bytes, void* memory) {
   const auto found = of.memory.find(memory);
-  if (found == of.memory.end() || of.under_way >= kMostUnderWay) return false;
+  if (found == of.memory.end() || of.under_way.size() >= kMostUnderWay) return false;
   const auto& [begin, size] = found->second;
   return data >= begin && data + bytes <= begin + size;
 }
 
 void* begun(Communicator& of, std::shared_ptr<Message> message) {
-  ++of.under_way;
-  return new Request{&of, std::move(message)};
+  auto made = std::make_unique<Request>(Request{&of, std::move(message)});
+  Request* const request = made.get();
+  of.under_way[request] = std::move(made);
+  return request;
 }
 
 template <class Size> Result isend(void* to, void* data, Size bytes, int, void* memory, void** request) {
@@ -193,15 +196,15 @@ Result test(void* which, int* done, int* bytes) {
   std::lock_guard lock(mutex);
   auto* request = static_cast<Request*>(which);
   Communicator& of = *request->owner;
-  const Message& message = *request->message;
+  const auto kept = request->message;
+  const Message& message = *kept;
   tick(*of.channel);
   *done = of.is_sender ? message.sent : message.arrived;
   if (bytes) *bytes = int(message.bytes);
   const bool is_lost = of.is_sender ? of.channel->receiver_gone : of.channel->sender_gone && !message.from;
   const bool is_over = *done || broken || is_lost;
   if (!is_over) return nccl::kSuccess;
-  --of.under_way;
-  delete request;
+  of.under_way.erase(request);
   if (*done) return message.bytes <= message.capacity || of.is_sender ? nccl::kSuccess : nccl::kInvalidUsage;
   return broken ? nccl::kSystemError : nccl::kRemoteError;
 }
