@@ -262,7 +262,8 @@ void HarpTransport::close() {
   if (!context_) return;
   end(Error(Code::shut_down, "this rank has shut down"));
   // Closing a connection drops what it has not delivered, the causes too.
-  for (const uint64_t latest = now_ns() + kLastWordsNs; now_ns() < latest && harp_under_way(context_) == HARP_OK;) flush();
+  const uint64_t latest = now_ns() + kLastWordsNs;
+  while (now_ns() < latest && harp_under_way(context_) == HARP_OK) flush();
   active_.clear();
   link_states_.clear();
   for (const Incoming& one : std::exchange(incoming_, {})) harp_close(one.connection);
