@@ -16,10 +16,12 @@ BUILD = $(BIN)/cmake --build
 SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLists.txt README.md \
              -type f ! -name '*.pyc' ! -name '*.so' 2>/dev/null)
 CPP_TESTS = $(shell grep -rhE '^(TEST|TYPED_TEST)' tests/unit tests/harp tests/regressions --include='*.cc' | wc -l)
-# The engine's tests that hold wherever its ranks are; they run again with TCP and with HARP between them. Not what only ranks of
+# The engine's tests that hold wherever its ranks are; they run again with TCP, HARP and a network plugin between them. Not what only ranks of
 # one host have: the fast path, shared memory, a pidfd.
 # Nor what names its hosts itself.
 ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*FastPath*:*Timeline*:*SideBySide*:*Death*:*Died*:*Dies*:EngineTuning.*:EngineTree.*:Aggregators.*:GroupEngine.*:JoinedRanks.*:DisagreementText.*
+# Plugins of NCCL's have no descriptor on which one could watch.
+SLEEPS := Peers.TheEngineThread*
 # With no descriptor left UBSan cannot look at an object, and reports it.
 WITHOUT_DESCRIPTORS := *Shortage*
 # Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find; and forks in forked
@@ -117,6 +119,7 @@ unit-tests: build/cmake/build.ninja
 	$(call PARTS,4) build/cmake/harp_tests --gtest_brief=1
 	LIGHTCC_TEST_RANKS_PER_HOST=2 $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 	LIGHTCC_TEST_RANKS_PER_HOST=1 LIGHTCC_TEST_NET=harp $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
+	LIGHTCC_TEST_RANKS_PER_HOST=1 LIGHTCC_TEST_NET=$(abspath build/cmake/libnet_plugin_double.so) $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS):$(SLEEPS)'
 
 harp: build/cmake/build.ninja
 	$(BUILD) build/cmake --target harp nccl-net-harp harpd --parallel $(JOBS)

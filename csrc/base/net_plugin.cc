@@ -77,11 +77,14 @@ nccl::Result NetPlugin::init(void** context, uint64_t communicator) {
       return net->init(context, communicator, &config, log_, nullptr);
     } else {
       *context = nullptr;
-      if (initialized_++ > 0) return nccl::kSuccess;
+      if (initialized_) return nccl::kSuccess;
+      nccl::Result result;
       if constexpr (std::is_same_v<decltype(net), nccl::NetV10*>)
-        return net->init(log_, nullptr);
+        result = net->init(log_, nullptr);
       else
-        return net->init(log_);
+        result = net->init(log_);
+      initialized_ = result == nccl::kSuccess;
+      return result;
     }
   });
 }
@@ -91,7 +94,6 @@ nccl::Result NetPlugin::finalize(void* context) {
     if constexpr (has_context<decltype(net)>) {
       return net->finalize(context);
     } else {
-      --initialized_;
       return nccl::kSuccess;
     }
   });
@@ -158,13 +160,14 @@ nccl::Result NetPlugin::listen(void* context, int device, void* handle, void** l
 
 nccl::Result NetPlugin::connect(void* context, int device, void* handle, void** communicator) {
   nccl::CommunicatorConfig config{nccl::kUndefined};
+  void* on_device = nullptr;  // NCCL always says where to put it
   return with([&](auto* net) {
     if constexpr (has_context<decltype(net)>)
-      return net->connect(context, device, handle, communicator, nullptr);
+      return net->connect(context, device, handle, communicator, &on_device);
     else if constexpr (std::is_same_v<decltype(net), nccl::NetV10*>)
-      return net->connect(device, &config, handle, communicator, nullptr);
+      return net->connect(device, &config, handle, communicator, &on_device);
     else
-      return net->connect(device, handle, communicator, nullptr);
+      return net->connect(device, handle, communicator, &on_device);
   });
 }
 
@@ -202,7 +205,8 @@ nccl::Result NetPlugin::devices(int* count) {
 }
 
 nccl::Result NetPlugin::accept(void* listener, void** communicator) {
-  return with([&](auto* net) { return net->accept(listener, communicator, nullptr); });
+  void* on_device = nullptr;
+  return with([&](auto* net) { return net->accept(listener, communicator, &on_device); });
 }
 
 nccl::Result NetPlugin::reg_mr(void* communicator, void* data, size_t bytes, int pointer, void** memory) {

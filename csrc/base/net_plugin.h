@@ -22,7 +22,7 @@ class NetPlugin {
   int version() const { return version_; }
   const char* name() const;
 
-  // Before version 11 a plugin begins once: the first call does, others count.
+  // Before version 11 a plugin begins once in a process, and never ends: the first call of these does.
   nccl::Result init(void** context, uint64_t communicator);
   nccl::Result finalize(void* context);
   nccl::Result devices(int* count);
@@ -48,7 +48,7 @@ class NetPlugin {
   void* library_ = nullptr;
   void* symbol_ = nullptr;
   int version_ = 0;
-  int initialized_ = 0;  // before version 11
+  bool initialized_ = false;  // before version 11
   nccl::Logger log_;
 };
 

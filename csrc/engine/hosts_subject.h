@@ -13,7 +13,8 @@ namespace lightcc {
 // each job there.
 inline std::string hosts_subject(const Peers& peers, const Config& config) {
   std::string text = "interfaces " + config.iface;
-  if (config.net != Config{}.net) text += "; over " + config.net;
+  const std::string over = config.net_plugin.empty() ? config.net : "plugin " + config.net_plugin;
+  if (over != Config{}.net) text += "; over " + over;
   for (const std::vector<int>& ranks : peers.topology().hosts) {
     const std::string& name = peers.name(ranks[0]);  // "rank 1 (pid 17) on host h"
     text += "; " + std::to_string(ranks.size()) + name.substr(std::min(name.find(" on host "), name.size()));

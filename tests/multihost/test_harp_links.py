@@ -81,7 +81,8 @@ def test_firewalls_see_the_ports_of_the_range_only(monkeypatch):
     assert all(21000 <= int(port) <= 21009 for of_a_host in said for port in of_a_host), said
 
 
-@pytest.mark.parametrize("body, variables", [*((body, OVER_HARP) for body in BODIES), (BODIES[0], OVER_PLUGIN)])
+@pytest.mark.parametrize("body, variables", [(body, OVER_HARP) for body in BODIES] +
+                                            [(body, OVER_PLUGIN) for body in BODIES[:2]])
 def test_every_collective(monkeypatch, body, variables):
     monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "2,1")
     monkeypatch.setenv("LIGHTCC_TEST_FRAMEWORKS", "numpy")  # what lies above the core is not the network's

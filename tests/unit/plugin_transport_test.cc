@@ -3,10 +3,13 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <type_traits>
+#include <vector>
 
 #include "base/clock.h"
 #include "helpers.h"
@@ -20,10 +23,29 @@ namespace {
 
 constexpr uint64_t kMostNs = 20'000'000'000;
 
+template <class Result, class... Arguments> Result ask_double(const char* function, Arguments... arguments) {
+  void* library = dlopen(NET_PLUGIN_DOUBLE, RTLD_NOW | RTLD_LOCAL);
+  const auto call = reinterpret_cast<Result (*)(Arguments...)>(dlsym(library, function));
+  if constexpr (std::is_void_v<Result>) {
+    call(arguments...);
+    dlclose(library);  // it stays loaded where it was
+  } else {
+    const Result result = call(arguments...);
+    dlclose(library);
+    return result;
+  }
+}
+
+enum Broken { everything = 1, sending = 2, registering = 4 };
+struct Break {  // while it lives
+  explicit Break(int what) { ask_double<void>("net_plugin_double_break", what); }
+  ~Break() { ask_double<void>("net_plugin_double_break", 0); }
+};
+
 // n ranks, each on a host of its own, with TCP below.
 struct PluginCluster {
   explicit PluginCluster(int n, const std::string& plugin = NET_PLUGIN_DOUBLE, int version = 0,
-                         PluginTimeouts timeouts = {}) {
+                         PluginTimeouts timeouts = {}, const std::string& plugin_of_rank_0 = "") {
     std::vector<Fd> listeners;
     std::vector<TcpPeer> peers;
     std::vector<std::string> names;
@@ -33,12 +55,17 @@ struct PluginCluster {
       peers.push_back({names.back(), {local_address(listeners.back().get())}});
     }
     for (int rank = 0; rank < n; ++rank) {
-      PluginOptions options{.name = plugin, .interface = "lo", .version = version};
+      const bool is_odd = rank == 0 && !plugin_of_rank_0.empty();
+      PluginOptions options{.name = is_odd ? plugin_of_rank_0 : plugin, .interface = "lo", .version = version};
       auto tcp = std::make_unique<TcpTransport>(JobCredentials{"job", "1.0", "a secret", 0}, rank, peers,
                                                 std::move(listeners[size_t(rank)]));
       ranks.push_back(std::make_unique<PluginTransport>(std::make_unique<PluginDevice>(options), rank, names,
                                                         std::move(tcp), timeouts));
     }
+  }
+  ~PluginCluster() {
+    ranks.clear();
+    EXPECT_EQ(ask_double<int>("net_plugin_double_violations"), 0);
   }
   void step() {
     for (auto& rank : ranks)
@@ -132,6 +159,45 @@ TEST(PluginTransport, WhatWasCommittedIsDeliveredBeforeTheEnd) {
   }
 }
 
+// A plugin may call sent what it has only buffered, for more messages than receives are posted. Who leaves waits for
+// the peer to receive them, as long as it has the time.
+TEST(PluginTransport, WhatThePluginHasBufferedIsReceivedAfterItsSenderHasClosed) {
+  PluginCluster cluster(2);
+  const auto from = cluster.ranks[0]->link(0, Transport::kControl, 1), to = cluster.ranks[1]->link(0, -1, 0);
+  pass(cluster, *to, *from, 1);
+  constexpr uint64_t kFrames = 45;
+  for (uint64_t word = 0; word < kFrames; ++word) {
+    std::byte* room = nullptr;
+    ASSERT_TRUE(cluster.until([&] { return (room = from->reserve(sizeof word)) != nullptr; }));
+    std::memcpy(room, &word, sizeof word);
+    from->commit(sizeof word);
+    for (int turn = 0; turn < 30; ++turn) cluster.step();  // as many arrive as are posted
+  }
+  for (int turn = 0; turn < 30; ++turn, cluster.step()) EXPECT_FALSE(cluster.ranks[0]->finish());
+  cluster.ranks[1]->mark_left(0);
+  cluster.ranks[0]->close();
+  for (uint64_t word = 0; word < kFrames; ++word) {
+    const std::byte* record = nullptr;
+    ASSERT_TRUE(cluster.until([&] { return (record = to->peek(sizeof word)) != nullptr; })) << word;
+    EXPECT_EQ(std::memcmp(record, &word, sizeof word), 0);
+    to->consume(sizeof word);
+  }
+}
+
+TEST(PluginTransport, WhatALeaverHasCommittedIsReceivedThoughItIsMarkedBeforeTheyConnect) {
+  PluginCluster cluster(2);
+  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
+  std::byte* room = from->reserve(8);
+  ASSERT_NE(room, nullptr);
+  std::memcpy(room, "a word.", 8);
+  from->commit(8);
+  cluster.ranks[1]->mark_left(0);
+  const std::byte* record = nullptr;
+  ASSERT_TRUE(cluster.until([&] { return (record = to->peek(8)) != nullptr; }));
+  EXPECT_EQ(std::memcmp(record, "a word.", 8), 0);
+  EXPECT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish(); }));
+}
+
 TEST(PluginTransport, WhoFinishesAndGoesIsNoLossBeforeItIsMarked) {
   PluginCluster cluster(2, NET_PLUGIN_DOUBLE, 0, {.verdict_ns = 1'000'000});
   const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
@@ -151,22 +217,91 @@ TEST(PluginTransport, ThePeersCauseIsHeard) {
   EXPECT_TRUE(contains(heard, "the stall of tensor 'x' was ended")) << heard;
 }
 
-void tell_double(const char* function, int value) {
-  void* library = dlopen(NET_PLUGIN_DOUBLE, RTLD_NOW | RTLD_LOCAL);
-  reinterpret_cast<void (*)(int)>(dlsym(library, function))(value);
-  dlclose(library);  // it stays loaded where it was
-}
-
 TEST(PluginTransport, APluginThatFailsNamesThePeerAndTheReason) {
   PluginCluster cluster(2, NET_PLUGIN_DOUBLE, 0, {.verdict_ns = 50'000'000});
   const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
   pass(cluster, *to, *from, 1);
-  tell_double("net_plugin_double_break", 1);
+  const Break broken(everything);
   const std::string text = cluster.thrown_within(kMostNs, Code::peer_lost);
-  tell_double("net_plugin_double_break", 0);
   EXPECT_TRUE(contains(text, "rank 1 on host h1 cannot be reached any more: receiving by NCCL's network plugin double "
                              "failed with a system error"))
       << text;
+}
+
+TEST(PluginTransport, WhoCannotSendReceivesAndDoesNotSayThatItHasFinished) {
+  PluginCluster cluster(2, NET_PLUGIN_DOUBLE, 0, {.verdict_ns = 300'000'000});
+  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
+  pass(cluster, *to, *from, 1);
+  std::byte* room = to->reserve(8);
+  ASSERT_NE(room, nullptr);
+  std::memcpy(room, "a word.", 8);
+  to->commit(8);
+  cluster.step();
+  ASSERT_TRUE(cluster.until([&] { return cluster.ranks[1]->finish(); }));
+  const Break broken(sending);
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_NE(from->reserve(8), nullptr) << "there is room, for nobody";
+    from->commit(8);
+    cluster.ranks[0]->flush();
+  }
+  const std::byte* record = nullptr;
+  ASSERT_TRUE(cluster.until([&] { return (record = from->peek(8)) != nullptr; }));
+  EXPECT_EQ(std::memcmp(record, "a word.", 8), 0);
+}
+
+TEST(PluginTransport, RecordsThatWereNotSentAreMissed) {
+  PluginCluster cluster(2, NET_PLUGIN_DOUBLE, 0, {.verdict_ns = 300'000'000});
+  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
+  pass(cluster, *to, *from, 1);
+  const Break broken(sending);
+  ASSERT_NE(from->reserve(8), nullptr);
+  from->commit(8);
+  ASSERT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish(); })) << "it ends all the same";
+  cluster.ranks[0]->close();
+  cluster.ranks[0].reset();
+  EXPECT_THROW(cluster.until([&] { return to->peek(8) != nullptr; }), Error);
+}
+
+TEST(PluginTransport, MemoryThatCannotBeRegisteredIsAnError) {
+  PluginCluster cluster(2);
+  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
+  const Break broken(registering);
+  ASSERT_NE(to->reserve(8), nullptr);
+  to->commit(8);
+  const std::string text = cluster.thrown_within(kMostNs, Code::internal);
+  EXPECT_TRUE(contains(text, "registering memory by NCCL's network plugin double failed with a system error")) << text;
+  for (auto& rank : cluster.ranks) rank->end(Error(Code::internal, text));
+  for (int turn = 0; turn < 50; ++turn) cluster.step();
+}
+
+TEST(PluginTransport, RanksWithDifferentPluginsSayWhich) {
+  PluginCluster cluster(2, NET_PLUGIN_HARP, 0, {}, NET_PLUGIN_DOUBLE);
+  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
+  ASSERT_NE(to->reserve(8), nullptr);
+  const std::string text = cluster.thrown_within(kMostNs, Code::invalid_argument);
+  EXPECT_TRUE(contains(text, "rank 1 on host h1 has NCCL's network plugin 'HARP', this rank 'double'")) << text;
+}
+
+size_t stream_sockets() {
+  size_t count = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    int type = 0;
+    socklen_t bytes = sizeof type;
+    count += getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_STREAM;
+  }
+  return count;
+}
+
+TEST(PluginTransport, LinksThatAreNotUsedOpenNoConnection) {
+  PluginCluster cluster(3);
+  const size_t before = stream_sockets();
+  std::vector<std::unique_ptr<Link>> links;
+  for (int rank : {0, 1, 2})
+    for (int peer : {0, 1, 2})
+      if (rank != peer) links.push_back(cluster.ranks[size_t(rank)]->link(0, 0, peer));
+  for (int turn = 0; turn < 50; ++turn) cluster.step();
+  EXPECT_EQ(stream_sockets(), before);
+  EXPECT_FALSE(cluster.ranks[2]->busy());
 }
 
 TEST(PluginTransport, ARetiredGroupIsDeliveredAndForgotten) {
@@ -179,6 +314,14 @@ TEST(PluginTransport, ARetiredGroupIsDeliveredAndForgotten) {
   const auto next = cluster.ranks[0]->link(4, 0, 1), its_end = cluster.ranks[1]->link(4, 0, 0);
   pass(cluster, *next, *its_end, 2);
   EXPECT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish() && cluster.ranks[1]->finish(); }));
+}
+
+TEST(PluginDevice, BeginsOnceInAProcessHoweverManyEpochsThereAre) {
+  const PluginOptions options{.name = NET_PLUGIN_DOUBLE, .version = 9};
+  PluginDevice first(options);
+  const int before = ask_double<int>("net_plugin_double_started");
+  for (int epoch = 0; epoch < 3; ++epoch) PluginDevice again(options);
+  EXPECT_EQ(ask_double<int>("net_plugin_double_started"), before);
 }
 
 std::string refusal_of(const PluginOptions& options) {
@@ -195,9 +338,9 @@ TEST(PluginDevice, ChoosesByInterfaceOrNumberAndNamesWhatIsMissing) {
   EXPECT_EQ(PluginDevice({.name = NET_PLUGIN_DOUBLE, .interface = "for GPUs"}).index(), 1);
   EXPECT_EQ(PluginDevice({.name = NET_PLUGIN_DOUBLE, .interface = "eth0", .index = 3}).index(), 2);
   EXPECT_EQ(PluginDevice({.name = NET_PLUGIN_DOUBLE}).name(), "double");
-  tell_double("net_plugin_double_devices", 1);
+  ask_double<void>("net_plugin_double_devices", 1);
   EXPECT_TRUE(contains(refusal_of({.name = NET_PLUGIN_DOUBLE}), "has no device on this host that sends from host"));
-  tell_double("net_plugin_double_devices", 3);
+  ask_double<void>("net_plugin_double_devices", 3);
   const std::string missing = refusal_of({.name = "nowhere"});
   EXPECT_TRUE(contains(missing, "LIGHTCC_NET_PLUGIN=nowhere")) << missing;
   EXPECT_TRUE(contains(missing, "libnccl-net-nowhere.so")) << missing;

@@ -148,7 +148,14 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
       own = {exchange_->root_address().text()};
     const int leader = find_leader(world_.rank, likely, presence_names, deadline_);
     // To a rank without an address nobody came from elsewhere, so all that are not on its host are so in name only.
-    LinkNetwork network = open_network(Address::parse(own.empty() ? "127.0.0.1" : own[0]), settings[0]);
+    const Address at = Address::parse(own.empty() ? "127.0.0.1" : own[0]);
+    const Config agreed_on = with_settings(config_, settings[0]);
+    LinkNetwork network;
+    if (agreed_on.net_plugin.empty() && agreed_on.net != "tcp") {
+      const bool past_kernel = agreed_on.net == "xdp" && !at.is_loopback();  // within a machine there is no NIC
+      const std::string port = past_kernel ? "xdp" : "udp";
+      network.harp = open_harp(port, at, ports_of(config_), world_.rank, credentials_.epoch);
+    }
     const std::string own_harp = network.harp ? network.harp->address() : "";
     std::vector<std::vector<Address>> addresses;
     std::vector<std::string> harp_addresses;
@@ -177,6 +184,8 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     auto& on_this_host = topology.hosts[size_t(host)];
     auto local_ranks = connect_local_ranks({socket_names[size_t(leader)]}, topology.local[size_t(world_.rank)],
                                            int(on_this_host.size()), names[size_t(world_.rank)], "", deadline_);
+    if (!agreed_on.net_plugin.empty() && topology.hosts.size() > 1)
+      network.plugin = open_plugin(agreed_on.net_plugin, at, topology.local[size_t(world_.rank)]);
     exchange(WireWriter());  // everyone has come so far: from now on a rank that is not there is a loss
     number_hosts(world_, topology);
     std::string how = describe(rendezvous_, *exchange_);
@@ -186,15 +195,6 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
     auto peers = connect_peers(credentials, world_.rank, topology, contacts, std::move(local_ranks),
                                std::move(sockets), from, std::move(network));
     return {std::move(peers), world_, agreed, how};
-  }
-
-  LinkNetwork open_network(const Address& at, const std::string& settings_of_rank0) const {
-    const Config agreed = with_settings(config_, settings_of_rank0);
-    if (!agreed.net_plugin.empty()) return {.plugin = open_plugin(agreed.net_plugin, at, world_.rank)};
-    if (agreed.net == "tcp") return {};
-    const bool past_kernel = agreed.net == "xdp" && !at.is_loopback();  // within a machine there is no NIC
-    const std::string port = past_kernel ? "xdp" : "udp";
-    return {.harp = open_harp(port, at, ports_of(config_), world_.rank, credentials_.epoch)};
   }
 
   std::vector<std::string> exchange(WireWriter& note) { return exchange_->exchange(note.take(), deadline_); }

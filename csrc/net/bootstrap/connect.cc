@@ -91,8 +91,8 @@ std::unique_ptr<HarpTransport> open_harp(const std::string& port, const Address&
   return std::make_unique<HarpTransport>(options, rank, uint64_t(epoch));
 }
 
-std::unique_ptr<PluginDevice> open_plugin(const std::string& name, const Address& at, int rank) {
-  PluginOptions options{.name = name, .index = rank};
+std::unique_ptr<PluginDevice> open_plugin(const std::string& name, const Address& at, int local_rank) {
+  PluginOptions options{.name = name, .index = local_rank};
   for (const Interface& one : interfaces())
     if (one.address.same_host(at)) options.interface = one.name;
   return std::make_unique<PluginDevice>(options);

@@ -27,8 +27,9 @@ ListenSockets open_listen_sockets(const Address& at, Ports);
 
 // For LIGHTCC_NET=harp and xdp; port: HARP's; at: the address of a NIC. Throws Error{internal} where HARP cannot.
 std::unique_ptr<HarpTransport> open_harp(const std::string& port, const Address& at, Ports, int rank, int epoch);
-// For LIGHTCC_NET_PLUGIN=name. The device that is called as the NIC at this address, or else one by the rank's number.
-std::unique_ptr<PluginDevice> open_plugin(const std::string& name, const Address& at, int rank);
+// For LIGHTCC_NET_PLUGIN=name. The device that is called as the NIC at this address, or else one by the rank's number
+// on its host.
+std::unique_ptr<PluginDevice> open_plugin(const std::string& name, const Address& at, int local_rank);
 
 struct LinkNetwork {           // what carries links between hosts; neither: TCP
   std::unique_ptr<HarpTransport> harp{};

@@ -1,5 +1,7 @@
 #include "net/harp/harp_transport.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -258,12 +260,30 @@ void HarpTransport::end(const Error& cause) {
   flush();
 }
 
+bool HarpTransport::has_more_to_say() {
+  bool waits = false;
+  for (auto* one : active_) {
+    if (one->second->is_closed) continue;
+    try {
+      one->second->stream.step();
+      waits |= one->second->stream.has_waiting();
+    } catch (const Error&) {
+      close(*one->second);
+    }
+  }
+  return waits || harp_under_way(context_) == HARP_OK;
+}
+
 void HarpTransport::close() {
   if (!context_) return;
   end(Error(Code::shut_down, "this rank has shut down"));
   // Closing a connection drops what it has not delivered, the causes too.
-  const uint64_t latest = now_ns() + kLastWordsNs;
-  while (now_ns() < latest && harp_under_way(context_) == HARP_OK) flush();
+  for (const uint64_t latest = now_ns() + kLastWordsNs; now_ns() < latest && has_more_to_say();) {
+    pollfd one{descriptor_, POLLIN, 0};
+    uint64_t most_ns = 0;
+    if (harp_arm(context_, &most_ns) == HARP_OK) ::poll(&one, 1, 1);
+    flush();
+  }
   active_.clear();
   link_states_.clear();
   for (const Incoming& one : std::exchange(incoming_, {})) harp_close(one.connection);

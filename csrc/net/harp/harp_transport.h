@@ -81,6 +81,7 @@ class HarpTransport : public Transport {
   bool admit(const Incoming&);                    // false: it may still say it
   bool step(const Key&, LinkState&);
   void close(LinkState&);
+  bool has_more_to_say();
 
   const int rank_;
   const uint64_t epoch_;

@@ -58,14 +58,16 @@ std::unique_ptr<NetPlugin> load(const std::string& name, int version) {
 // Stays loaded for the life of the process: threads of the plugin's may outlive its contexts.
 NetPlugin& loaded(const std::string& name, int version) {
   static std::mutex mutex;
-  static std::map<std::pair<std::string, int>, std::unique_ptr<NetPlugin>> plugins;
+  static auto* const plugins = new std::map<std::pair<std::string, int>, std::unique_ptr<NetPlugin>>;
   std::lock_guard lock(mutex);
-  auto& plugin = plugins[{name, version}];
+  auto& plugin = (*plugins)[{name, version}];
   if (!plugin) plugin = load(name, version);
   return *plugin;
 }
 
 }  // namespace
+
+void PluginDevice::forget_warnings() { last_warning.clear(); }
 
 std::string PluginDevice::failure(nccl::Result result, const std::string& attempted) const {
   static constexpr const char* kNames[] = {"", "an unhandled CUDA error", "a system error", "an internal error",
@@ -77,9 +79,18 @@ std::string PluginDevice::failure(nccl::Result result, const std::string& attemp
 }
 
 PluginDevice::PluginDevice(const PluginOptions& options) : plugin_(loaded(options.name, options.version)) {
-  const std::string title = "NCCL's network plugin " + options.name;
   name_ = plugin_.name() ? plugin_.name() : options.name;
   check(plugin_.init(&context_, 0), "starting");
+  try {
+    choose(options);
+  } catch (...) {
+    plugin_.finalize(context_);
+    throw;
+  }
+}
+
+void PluginDevice::choose(const PluginOptions& options) {
+  const std::string title = "NCCL's network plugin " + options.name;
   int count = 0;
   check(plugin_.devices(&count), "listing devices");
   std::vector<std::pair<int, std::string>> usable;

@@ -30,9 +30,12 @@ class PluginDevice {
   // the plugin has said itself.
   std::string failure(nccl::Result, const std::string& attempted) const;
   void check(nccl::Result, const std::string& attempted) const;  // throws that as Error{internal} if it is no success
+  static void forget_warnings();  // of this thread: they are about what is over
   void abandon() { abandoned_ = true; }  // in a forked child: it is the parent's
 
  private:
+  void choose(const PluginOptions&);
+
   NetPlugin& plugin_;
   std::string name_;
   void* context_ = nullptr;

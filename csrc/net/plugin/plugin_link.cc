@@ -14,7 +14,8 @@ PluginStream::PluginStream(PluginDevice& device, std::string peer, size_t record
       stride_((record_bytes + kPageBytes - 1) / kPageBytes * kPageBytes),
       frames_(frames),
       out_(frames),
-      in_(frames) {}
+      in_(frames),
+      unsent_(1) {}
 
 // ---- both communicators
 
@@ -26,9 +27,10 @@ PluginHandle PluginStream::listen() {
 
 bool PluginStream::connect(PluginHandle& of_peer) {
   NetPlugin& plugin = device_.plugin();
-  if (!sender_ && !holds(plugin.connect(device_.context(), device_.index(), of_peer.bytes, &sender_), "connecting"))
+  const auto connect = [&] { return plugin.connect(device_.context(), device_.index(), of_peer.bytes, &sender_); };
+  if (!sender_ && !holds(send_failure_, connect(), "connecting")) return false;
+  if (!receiver_ && !holds(receive_failure_, plugin.accept(listener_, &receiver_), "accepting a connection"))
     return false;
-  if (!receiver_ && !holds(plugin.accept(listener_, &receiver_), "accepting a connection")) return false;
   if (!connected()) return false;
   plugin.close_listen(std::exchange(listener_, nullptr));
   enroll(out_, sender_);
@@ -40,15 +42,18 @@ bool PluginStream::connect(PluginHandle& of_peer) {
 
 void PluginStream::allocate(Ring& ring) {
   if (ring.memory) return;
-  ring.memory.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, frames_ * stride_)));
+  ring.memory.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, ring.sizes.size() * stride_)));
   if (!ring.memory) throw std::bad_alloc();
 }
 
+// With too little memory that may be locked, RDMA's plugins fail here.
 void PluginStream::enroll(Ring& ring, void* communicator) {
   allocate(ring);
   const nccl::Result result = device_.plugin().reg_mr(communicator, ring.memory.get(), frames_ * stride_,
                                                       nccl::kHostPointers, &ring.registration);
-  device_.check(result, "registering memory");
+  if (holds(send_failure_, result, "registering memory")) return;
+  receive_failure_ = send_failure_;
+  throw Error(Code::internal, send_failure_);
 }
 
 // When a communicator is closed, its plugin uses the memory no more.
@@ -59,17 +64,16 @@ void PluginStream::close() {
   if (sender_) plugin.close_send(std::exchange(sender_, nullptr));
   if (receiver_) plugin.close_recv(std::exchange(receiver_, nullptr));
   if (listener_) plugin.close_listen(std::exchange(listener_, nullptr));
-  if (failure_.empty()) failure_ = "was closed";
+  send_failure_ = receive_failure_ = "it was closed";
 }
 
 void PluginStream::abandon() {
   out_.registration = in_.registration = sender_ = receiver_ = listener_ = nullptr;
 }
 
-bool PluginStream::holds(nccl::Result result, const char* attempted) {
+bool PluginStream::holds(std::string& failure, nccl::Result result, const char* attempted) const {
   if (result == nccl::kSuccess) return true;
-  const std::string failure = device_.failure(result, attempted);
-  if (failure_.empty()) failure_ = failure;
+  failure = device_.failure(result, attempted);
   return false;
 }
 
@@ -77,42 +81,51 @@ bool PluginStream::holds(nccl::Result result, const char* attempted) {
 
 std::byte* PluginStream::reserve(size_t n) {
   if (n > record_bytes_) throw Error(Code::internal, "a record of " + std::to_string(n) + " bytes to " + peer_);
-  allocate(out_);
+  reserved_ = false;
   if (filled_ + n > record_bytes_) flush();
+  hand_over();
   reap();
-  if (!failure_.empty()) return out_.memory.get();
-  return full_ - done_ < frames_ ? frame(out_, full_) + filled_ : nullptr;
+  if (!send_failure_.empty()) {
+    allocate(unsent_);  // the plugin may still read the other
+    return unsent_.memory.get();
+  }
+  if (full_ - done_ == frames_) return nullptr;
+  allocate(out_);
+  reserved_ = true;
+  return frame(out_, full_) + filled_;
 }
 
 void PluginStream::commit(size_t n) {
-  if (!failure_.empty()) return;
+  if (!std::exchange(reserved_, false)) return;  // to nobody
   out_.sizes[full_ % frames_] = filled_ + n;
   filled_ += round_up(n);
   if (filled_ >= record_bytes_) flush();
 }
 
 void PluginStream::flush() {
-  if (filled_ == 0) return;
+  if (filled_ == 0 || reserved_) return;
   ++full_;
   filled_ = 0;
   hand_over();
 }
 
 void PluginStream::hand_over() {
-  for (; connected() && failure_.empty() && handed_ < full_; ++handed_) {
+  for (; connected() && send_failure_.empty() && handed_ < full_; ++handed_) {
     void*& request = out_.requests[handed_ % frames_];
     const size_t bytes = out_.sizes[handed_ % frames_];
     request = nullptr;
-    if (!holds(device_.plugin().isend(sender_, frame(out_, handed_), bytes, 0, out_.registration, &request), "sending"))
-      return;
+    const nccl::Result result =
+        device_.plugin().isend(sender_, frame(out_, handed_), bytes, 0, out_.registration, &request);
+    if (!holds(send_failure_, result, "sending")) return;
     if (!request) return;  // it cannot begin yet
   }
 }
 
 void PluginStream::reap() {
-  for (; failure_.empty() && done_ < handed_; ++done_) {
+  for (; send_failure_.empty() && done_ < handed_; ++done_) {
     int done = 0;
-    if (!holds(device_.plugin().test(out_.requests[done_ % frames_], &done, nullptr), "sending") || !done) return;
+    const nccl::Result result = device_.plugin().test(out_.requests[done_ % frames_], &done, nullptr);
+    if (!holds(send_failure_, result, "sending") || !done) return;
   }
 }
 
@@ -129,11 +142,10 @@ const std::byte* PluginStream::peek(size_t n) {
 
 // The next frame has come.
 bool PluginStream::arrived() {
-  if (arrived_ == posted_ || !receiver_) return false;
+  if (arrived_ == posted_ || !receiver_ || !receive_failure_.empty()) return false;
   int done = 0, bytes = 0;
-  void*& request = in_.requests[arrived_ % frames_];
-  if (!request || !holds(device_.plugin().test(request, &done, &bytes), "receiving")) return request = nullptr, false;
-  if (!done) return false;
+  const nccl::Result result = device_.plugin().test(in_.requests[arrived_ % frames_], &done, &bytes);
+  if (!holds(receive_failure_, result, "receiving") || !done) return false;
   in_.sizes[arrived_++ % frames_] = size_t(bytes);
   return true;
 }
@@ -147,15 +159,15 @@ void PluginStream::consume(size_t n) {
 }
 
 void PluginStream::post() {
-  for (; connected() && failure_.empty() && posted_ < consumed_ + frames_; ++posted_) {
+  for (; connected() && receive_failure_.empty() && posted_ < consumed_ + frames_; ++posted_) {
     void* data = frame(in_, posted_);
     void*& request = in_.requests[posted_ % frames_];
     size_t bytes = record_bytes_;
     int tag = 0;
     request = nullptr;
-    if (!holds(device_.plugin().irecv(receiver_, 1, &data, &bytes, &tag, &in_.registration, &request), "receiving") ||
-        !request)
-      return;
+    const nccl::Result result =
+        device_.plugin().irecv(receiver_, 1, &data, &bytes, &tag, &in_.registration, &request);
+    if (!holds(receive_failure_, result, "receiving") || !request) return;
   }
 }
 
@@ -165,7 +177,9 @@ bool PluginStream::step() {
   post();
   hand_over();
   reap();
-  return done_ > done || (arrived_ == consumed_ && arrived());
+  const uint64_t arrived_before = arrived_;
+  while (arrived()) {}
+  return done_ > done || arrived_ > arrived_before;
 }
 
 }  // namespace lightcc

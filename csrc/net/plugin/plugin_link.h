@@ -46,9 +46,14 @@ class PluginStream {
 
   void flush();  // sends what was committed, also where the frame is not full
   bool step();   // what can be done without waiting; true if a record has come, or there is room again
-  bool delivered() const { return !failure_.empty() || (done_ == full_ && filled_ == 0); }  // the plugin has said so
-  // What has failed; "": nothing. Records that came stay, others are committed to nobody.
-  const std::string& failure() const { return failure_; }
+  bool delivered() const { return done_ == full_ && filled_ == 0; }  // the plugin has said so
+  uint64_t sent() const { return full_; }                            // frames
+  bool has_received(uint64_t frames) const { return arrived_ >= frames; }
+  // What has failed; "": nothing. After the one records are committed to nobody; after the other those that came stay.
+  const std::string& send_failure() const { return send_failure_; }
+  const std::string& receive_failure() const { return receive_failure_; }
+  bool failed() const { return !send_failure_.empty() || !receive_failure_.empty(); }
+  const std::string& failure() const { return send_failure_.empty() ? receive_failure_ : send_failure_; }
 
  private:
   static constexpr size_t kPageBytes = 4096;
@@ -69,20 +74,21 @@ class PluginStream {
   void reap();
   void post();
   bool arrived();
-  bool holds(nccl::Result, const char* attempted);
+  bool holds(std::string& failure, nccl::Result, const char* attempted) const;
 
   PluginDevice& device_;
   const std::string peer_;
   const size_t record_bytes_, stride_, frames_;
   void *listener_ = nullptr, *sender_ = nullptr, *receiver_ = nullptr;
-  std::string failure_;
+  std::string send_failure_, receive_failure_;
 
   // How many frames are full, given to the plugin, and sent; for how many receives were posted, how many have come, in
   // order, and were consumed. Behind them the one that is being filled, or read.
-  Ring out_, in_;
+  Ring out_, in_, unsent_;
   uint64_t full_ = 0, handed_ = 0, done_ = 0;
   uint64_t posted_ = 0, arrived_ = 0, consumed_ = 0;
   size_t filled_ = 0, read_ = 0;  // bytes
+  bool reserved_ = false;         // a record is being written behind what is filled, which stays until it is committed
 };
 
 }  // namespace lightcc

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/clock.h"
@@ -17,13 +18,33 @@ struct Frames {
 // has requests under way at most.
 constexpr Frames kDataFrames{128 << 10, 8}, kControlFrames{4 << 10, 32};
 constexpr uint64_t kBelowNs = 100'000;  // how often the transport below makes a step while no link connects
-constexpr uint64_t kLeastSleepNs = 20'000, kMostSleepNs = 200'000;
-constexpr std::byte kFinished{1};
+constexpr uint64_t kRetiringNs = 5'000'000'000;
+constexpr uint64_t kLeastSleepNs = 20'000, kMostSleepNs = 200'000, kMostIdleSleepNs = 10'000'000;
 
 struct Introduction {  // as it travels: both ends are of one build
   PluginHandle handle;
   char plugin[48];
 };
+struct Notice {
+  enum Kind : uint64_t { finished, received } kind;
+  uint64_t frames;  // that were sent in all; or that have come, in answer to that
+};
+
+template <class Said> bool say(Link& link, const Said& said) {
+  std::byte* to = link.reserve(sizeof said);
+  if (!to) return false;
+  std::memcpy(to, &said, sizeof said);
+  link.commit(sizeof said);
+  return true;
+}
+template <class Said> std::optional<Said> heard(Link& link) {
+  const std::byte* from = link.peek(sizeof(Said));
+  if (!from) return {};
+  Said said;
+  std::memcpy(&said, from, sizeof said);
+  link.consume(sizeof said);
+  return said;
+}
 
 }  // namespace
 
@@ -32,9 +53,11 @@ struct PluginTransport::LinkState {
   std::unique_ptr<Link> below;
   const bool connects;                 // this rank begins; the other answers, or begins when it sends first
   bool opened = false;                 // this end's handle is on its way
-  PluginHandle of_peer{};
-  uint64_t connecting_ns = 0;          // since the peer's handle has come; 0: it has not
-  bool has_introduction = false, peer_finished = false, said_finished = false;
+  std::optional<PluginHandle> of_peer{};
+  uint64_t connecting_ns = 0;          // when that has come
+  std::optional<uint64_t> peer_frames{};  // that it has sent in all
+  bool said_finished = false, said_received = false, peer_received = false;
+  bool retired = false;
   uint64_t failed_ns = 0;
   bool is_dirty = false;               // has records that were not flushed
 };
@@ -93,79 +116,87 @@ std::unique_ptr<Link> PluginTransport::link(int group, int lane, int peer) {
 
 void PluginTransport::open(LinkState& state) {
   if (state.opened || ended_) return;
-  std::byte* to = state.below->reserve(sizeof(Introduction));
-  if (!to) return;
   Introduction own{state.stream.listen(), {}};
   device_->name().copy(own.plugin, sizeof own.plugin - 1);
-  std::memcpy(to, &own, sizeof own);
-  state.below->commit(sizeof own);
+  if (!say(*state.below, own)) throw Error(Code::internal, "a link has no room for its first record");
   state.opened = true;
   under_way_ = 1;
 }
 
-// What the peer has said on the link below.
+// What the peer has said on the link below. To ask there connects; whoever begins asks when it has begun.
 void PluginTransport::hear(const Key& key, LinkState& state) {
-  if (!state.has_introduction) {
-    Introduction theirs;
-    const std::byte* from = state.below->peek(sizeof theirs);
-    if (!from) return;
-    std::memcpy(&theirs, from, sizeof theirs);
-    state.below->consume(sizeof theirs);
-    theirs.plugin[sizeof theirs.plugin - 1] = 0;
-    if (theirs.plugin != device_->name().substr(0, sizeof theirs.plugin - 1))
-      throw Error(Code::invalid_argument, names_[size_t(key.peer)] + " has NCCL's network plugin '" + theirs.plugin +
+  if (state.connects && !state.opened) return;
+  if (!state.of_peer) {
+    auto theirs = heard<Introduction>(*state.below);
+    if (!theirs) return;
+    theirs->plugin[sizeof theirs->plugin - 1] = 0;
+    if (theirs->plugin != device_->name().substr(0, sizeof theirs->plugin - 1))
+      throw Error(Code::invalid_argument, names_[size_t(key.peer)] + " has NCCL's network plugin '" + theirs->plugin +
                                               "', this rank '" + device_->name() +
                                               "': LIGHTCC_NET_PLUGIN has to mean the same on all hosts");
-    state.of_peer = theirs.handle;
-    state.has_introduction = true;
+    state.of_peer = theirs->handle;
     state.connecting_ns = now_ns_;
     open(state);
   }
-  if (!state.peer_finished && state.below->peek(1)) {
-    state.below->consume(1);
-    state.peer_finished = true;
+  while (const auto notice = heard<Notice>(*state.below)) {
+    if (notice->kind == Notice::finished) state.peer_frames = notice->frames;
+    state.peer_received |= notice->kind == Notice::received;
   }
+  if (!state.said_received && has_all(state))
+    state.said_received = say(*state.below, Notice{Notice::received, *state.peer_frames});
 }
 
-bool PluginTransport::step(const Key& key, LinkState& state) {
-  hear(key, state);
-  bool moved = false;
-  if (state.opened && state.has_introduction && !state.stream.connected() && state.stream.failure().empty())
-    moved = state.stream.connect(state.of_peer);
-  moved |= state.stream.step();
+bool PluginTransport::step(const Key& key, LinkState& state, bool hears) {
+  if (hears) hear(key, state);
+  if (!state.opened) return false;
+  // A peer that leaves waits until all has come, so one connects to it as well.
+  const bool connects = state.of_peer && !state.stream.connected() && !state.stream.failed() && !has_all(state);
+  const bool connected = connects && !ended_ && state.stream.connect(*state.of_peer);
+  const bool moved = state.stream.step();
   judge(key, state);
-  return moved;
+  return connected || moved;
+}
+
+bool PluginTransport::has_all(const LinkState& state) {
+  return state.peer_frames && state.stream.has_received(*state.peer_frames);
+}
+
+// Nothing of this link is missed any more.
+bool PluginTransport::in_peace(const Key& key, const LinkState& state) const {
+  return has_all(state) || state.retired || left_[size_t(key.peer)] || ended_;
 }
 
 // A connection that fails, or does not come about, is a loss, unless its end was in peace.
-void PluginTransport::judge(const Key& key, LinkState& state) {
+void PluginTransport::judge(const Key& key, LinkState& state) const {
+  const PluginStream& stream = state.stream;
+  const bool connects = state.of_peer && !stream.connected() && !stream.failed();
+  if ((!connects && !stream.failed()) || in_peace(key, state)) return;
   const std::string& name = names_[size_t(key.peer)];
-  if (state.stream.failure().empty()) {
-    const bool connects = state.connecting_ns && !state.stream.connected();
-    if (connects && now_ns_ - state.connecting_ns > timeouts_.connect_ns && !left_[size_t(key.peer)])
-      throw Error(Code::peer_lost, name + " cannot be reached: NCCL's network plugin " + device_->name() +
-                                       " has not connected in " +
-                                       std::to_string(timeouts_.connect_ns / 1'000'000'000) + " s");
-    return;
-  }
+  if (connects && now_ns_ - state.connecting_ns > timeouts_.connect_ns)
+    throw Error(Code::peer_lost, name + " cannot be reached: NCCL's network plugin " + device_->name() +
+                                     " has not connected in " +
+                                     std::to_string(timeouts_.connect_ns / 1'000'000'000) + " s");
+  if (!stream.failed()) return;
   if (state.failed_ns == 0) state.failed_ns = now_ns_;
-  const bool in_peace = state.peer_finished || left_[size_t(key.peer)] || ended_;
-  if (!in_peace && now_ns_ - state.failed_ns > timeouts_.verdict_ns)
-    throw Error(Code::peer_lost, name + " cannot be reached any more: " + state.stream.failure());
+  if (now_ns_ - state.failed_ns > timeouts_.verdict_ns)
+    throw Error(Code::peer_lost, name + " cannot be reached any more: " + stream.failure());
 }
 
 bool PluginTransport::step() {
   now_ns_ = now_ns();
+  PluginDevice::forget_warnings();
+  const bool hears = under_way_ > 0 || now_ns_ - below_ns_ > kBelowNs;
   bool moved = false;
-  if (under_way_ > 0 || now_ns_ - below_ns_ > kBelowNs) {
+  if (hears) {
     below_ns_ = now_ns_;
     moved = below_->step();
   }
   int under_way = 0;
   for (auto& [key, state] : link_states_) {
-    moved |= step(key, *state);
-    const bool connects = state->has_introduction && !state->stream.connected() && state->stream.failure().empty();
-    under_way += !left_[size_t(key.peer)] && (connects || (state->opened && !state->stream.delivered()));
+    moved |= step(key, *state, hears);
+    const bool connects = state->of_peer && !state->stream.connected();
+    const bool sends = state->opened && !state->stream.delivered();
+    under_way += (connects || sends) && !state->stream.failed() && !in_peace(key, *state);
   }
   under_way_ = under_way;
   if (!retiring_.empty()) forget_retired();
@@ -173,10 +204,11 @@ bool PluginTransport::step() {
   return moved;
 }
 
-// The longer nothing has come, the longer it may take.
+// The longer nothing has come, the longer it may take: after a pause a thousandth of it at most, where that is more.
 uint64_t PluginTransport::arm() {
   const uint64_t quiet_ns = now_ns() - moved_ns_;
-  return std::min(below_->arm(), std::clamp(quiet_ns / 8, kLeastSleepNs, kMostSleepNs));
+  const uint64_t most_ns = std::clamp<uint64_t>(quiet_ns / 1000, kMostSleepNs, kMostIdleSleepNs);
+  return std::min(below_->arm(), std::clamp(quiet_ns / 8, kLeastSleepNs, most_ns));
 }
 
 void PluginTransport::flush() {
@@ -194,15 +226,14 @@ void PluginTransport::mark_left(int peer) {
 
 // ---- ends
 
-// True once all that was committed has been sent, and the peer is told so.
+// True once the peer has received all that was committed, or had finished itself and is gone. Of what has failed it is
+// not told.
 bool PluginTransport::finish(LinkState& state) {
-  if (state.said_finished || !state.opened) return true;
+  if (!state.opened || !state.stream.send_failure().empty()) return true;
   if (!state.stream.delivered()) return false;
-  std::byte* to = state.below->reserve(1);
-  if (!to) return false;
-  *to = kFinished;
-  state.below->commit(1);
-  return state.said_finished = true;
+  if (!state.said_finished) state.said_finished = say(*state.below, Notice{Notice::finished, state.stream.sent()});
+  const bool is_gone = state.said_received && state.stream.failed();
+  return state.said_finished && (state.peer_received || is_gone || state.stream.sent() == 0);
 }
 
 bool PluginTransport::finish() {
@@ -210,33 +241,39 @@ bool PluginTransport::finish() {
   flush();
   bool delivered = true;
   for (auto& [key, state] : link_states_) {
-    step(key, *state);
+    step(key, *state, true);
     delivered &= finish(*state) || left_[size_t(key.peer)];
   }
-  if (delivered) below_->finish();  // the peer need not have read that it is
   below_->flush();
-  return delivered;
+  return delivered && below_->finish();
 }
 
 void PluginTransport::retire(int group) {
   flush();
-  retiring_.insert(group);
+  const auto first = link_states_.lower_bound({group, kControl, 0});
+  for (auto it = first; it != link_states_.end() && it->first.group == group; ++it)
+    it->second->retired = true;
+  retiring_[group] = now_ns_ = now_ns();
   forget_retired();
 }
 
+// Both ends have told the other that all has come; a peer that has used no link, or has left, does not tell.
 void PluginTransport::forget_retired() {
   for (auto group = retiring_.begin(); group != retiring_.end();) {
-    const auto first = link_states_.lower_bound({*group, kControl, 0});
+    const auto first = link_states_.lower_bound({group->first, kControl, 0});
     auto last = first;
-    bool all_finished = true;
-    for (; last != link_states_.end() && last->first.group == *group; ++last)
-      all_finished &= finish(*last->second) || left_[size_t(last->first.peer)];
-    if (!all_finished) {
+    bool all_over = true;
+    for (; last != link_states_.end() && last->first.group == group->first; ++last) {
+      LinkState& state = *last->second;
+      const bool is_over = finish(state) && (state.said_received || !state.of_peer);
+      all_over &= is_over || left_[size_t(last->first.peer)];
+    }
+    if (!all_over && now_ns_ - group->second < kRetiringNs) {
       ++group;
       continue;
     }
     link_states_.erase(first, last);
-    below_->retire(*group);
+    below_->retire(group->first);
     group = retiring_.erase(group);
   }
 }

@@ -3,14 +3,13 @@
 //
 // Another transport stands below, with a link of its own for each of these. It brings the handles by which the plugin
 // connects, so who does not know the job's secret gets none; and it tells of ends, causes and deaths, of which a plugin
-// knows little. What a rank says there, in this order: its handle; then, when all that it committed has been sent, that
-// it has finished. From then on it is no loss when the plugin's connection ends. Where one fails before, the peer is
-// lost unless the transport below tells in a while what has happened.
+// knows little. A rank says there its handle; when the plugin has sent all, how many frames that were; and when as many
+// as the peer has said have come, that they have. Only then the peer closes. It is no loss when the plugin's connection
+// ends afterwards; where it fails before, the peer is lost, unless the transport below tells in a while what happened.
 #pragma once
 #include <atomic>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -59,8 +58,10 @@ class PluginTransport : public Transport {
   LinkState& link_state(const Key&);
   void open(LinkState&);
   void hear(const Key&, LinkState&);
-  bool step(const Key&, LinkState&);
-  void judge(const Key&, LinkState&);
+  bool step(const Key&, LinkState&, bool hears);
+  static bool has_all(const LinkState&);
+  bool in_peace(const Key&, const LinkState&) const;
+  void judge(const Key&, LinkState&) const;
   bool finish(LinkState&);
   void forget_retired();
 
@@ -71,7 +72,7 @@ class PluginTransport : public Transport {
   const PluginTimeouts timeouts_;
   std::map<Key, std::unique_ptr<LinkState>> link_states_;
   std::vector<LinkState*> dirty_;
-  std::set<int> retiring_;  // groups that have records to send, or to say that there are none
+  std::map<int, uint64_t> retiring_;  // groups whose links are gone at this end, and since when
   std::vector<char> left_;
   bool ended_ = false;
   std::atomic<uint64_t> sent_bytes_{0};

@@ -1,8 +1,8 @@
 // A network plugin of NCCL's for tests, versions 8 and 9, within one process. It is slow on purpose and keeps no order:
 // connecting takes several calls, isend and irecv often cannot begin, a message takes some tests to arrive, and a later
 // one may be over before an earlier one. Small messages are sent before they are received, as by sockets. And it is
-// strict: memory is registered, a listener accepts one connection, a communicator has at most 32 requests under way.
-// Whoever breaks that gets kInvalidUsage.
+// strict: memory is registered while it is used, a listener accepts one connection, a communicator has at most 32
+// requests under way, and so on. Whoever breaks that gets kInvalidUsage, and is counted.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -24,8 +24,11 @@ constexpr int kCallsToConnect = 3;
 
 std::mutex mutex;
 std::minstd_rand dice(1);
-bool broken = false;
-int device_count = 3;
+int broken = 0;  // a sum of these
+enum Broken { everything = 1, sending = 2, registering = 4 };
+int device_count = 3, violations = 0, started = 0;
+
+Result refused() { return ++violations, nccl::kInvalidUsage; }
 
 struct Message {
   const uint8_t* from = nullptr;  // nullptr: it is not sent yet
@@ -80,7 +83,7 @@ void tick(Channel& channel) {
     ++channel.all_arrived;
 }
 
-Result init(nccl::Logger) { return nccl::kSuccess; }
+Result init(nccl::Logger) { return ++started, nccl::kSuccess; }
 
 Result devices(int* count) { return *count = device_count, nccl::kSuccess; }
 
@@ -103,13 +106,15 @@ Result listen(int, void* handle, void** listener) {
   return nccl::kSuccess;
 }
 
-Result connect(int, void* handle, void** communicator, void**) {
+Result connect(int, void* handle, void** communicator, void** on_device) {
   std::lock_guard lock(mutex);
   *communicator = nullptr;
+  if (!on_device) return refused();
   Handle own;
   std::memcpy(&own, handle, sizeof own);
   const auto found = listeners.find(own.id);
-  if (found == listeners.end() || found->second->channel) return nccl::kInvalidUsage;
+  if (found == listeners.end()) return nccl::kRemoteError;
+  if (found->second->channel) return refused();
   const bool is_there = ++own.calls == kCallsToConnect;
   std::memcpy(handle, &own, sizeof own);
   if (!is_there) return nccl::kSuccess;
@@ -118,11 +123,11 @@ Result connect(int, void* handle, void** communicator, void**) {
   return nccl::kSuccess;
 }
 
-Result accept(void* from, void** communicator, void**) {
+Result accept(void* from, void** communicator, void** on_device) {
   std::lock_guard lock(mutex);
   *communicator = nullptr;
   auto* listener = static_cast<Listener*>(from);
-  if (listener->accepted) return nccl::kInvalidUsage;
+  if (listener->accepted || !on_device) return refused();
   if (!listener->channel || ++listener->accept_calls < kCallsToConnect) return nccl::kSuccess;
   listener->accepted = true;
   *communicator = new Communicator{listener->channel, false};
@@ -131,7 +136,8 @@ Result accept(void* from, void** communicator, void**) {
 
 Result reg_mr(void* of, void* data, size_t bytes, int pointer, void** memory) {
   std::lock_guard lock(mutex);
-  if (pointer != nccl::kHostPointers) return nccl::kInvalidUsage;
+  if (pointer != nccl::kHostPointers) return refused();
+  if (broken & registering) return nccl::kSystemError;
   *memory = new char;
   static_cast<Communicator*>(of)->memory[*memory] = {static_cast<uint8_t*>(data), bytes};
   return nccl::kSuccess;
@@ -139,7 +145,7 @@ Result reg_mr(void* of, void* data, size_t bytes, int pointer, void** memory) {
 
 Result dereg_mr(void* of, void* memory) {
   std::lock_guard lock(mutex);
-  if (static_cast<Communicator*>(of)->memory.erase(memory) != 1) return nccl::kInvalidUsage;
+  if (static_cast<Communicator*>(of)->memory.erase(memory) != 1) return refused();
   delete static_cast<char*>(memory);
   return nccl::kSuccess;
 }
@@ -162,8 +168,8 @@ template <class Size> Result isend(void* to, void* data, Size bytes, int, void* 
   std::lock_guard lock(mutex);
   *request = nullptr;
   auto& of = *static_cast<Communicator*>(to);
-  if (broken) return nccl::kSystemError;
-  if (!may_begin(of, static_cast<uint8_t*>(data), size_t(bytes), memory)) return nccl::kInvalidUsage;
+  if (broken & (everything | sending)) return nccl::kSystemError;
+  if (!may_begin(of, static_cast<uint8_t*>(data), size_t(bytes), memory)) return refused();
   if (dice() % 3 == 0) return nccl::kSuccess;
   const auto one = message(*of.channel, of.channel->sends++);
   one->from = static_cast<uint8_t*>(data);
@@ -182,7 +188,7 @@ Result irecv(void* from, int n, void** data, Size* bytes, int*, void** memory, v
   std::lock_guard lock(mutex);
   *request = nullptr;
   auto& of = *static_cast<Communicator*>(from);
-  if (n != 1 || !may_begin(of, static_cast<uint8_t*>(data[0]), size_t(bytes[0]), memory[0])) return nccl::kInvalidUsage;
+  if (n != 1 || !may_begin(of, static_cast<uint8_t*>(data[0]), size_t(bytes[0]), memory[0])) return refused();
   if (dice() % 3 == 0) return nccl::kSuccess;
   const auto one = message(*of.channel, of.channel->receives++);
   one->to = static_cast<uint8_t*>(data[0]);
@@ -202,11 +208,11 @@ Result test(void* which, int* done, int* bytes) {
   *done = of.is_sender ? message.sent : message.arrived;
   if (bytes) *bytes = int(message.bytes);
   const bool is_lost = of.is_sender ? of.channel->receiver_gone : of.channel->sender_gone && !message.from;
-  const bool is_over = *done || broken || is_lost;
+  const bool is_over = *done || broken & everything || is_lost;
   if (!is_over) return nccl::kSuccess;
   of.under_way.erase(request);
-  if (*done) return message.bytes <= message.capacity || of.is_sender ? nccl::kSuccess : nccl::kInvalidUsage;
-  return broken ? nccl::kSystemError : nccl::kRemoteError;
+  if (*done) return message.bytes <= message.capacity || of.is_sender ? nccl::kSuccess : refused();
+  return broken & everything ? nccl::kSystemError : nccl::kRemoteError;
 }
 
 Result close(void* which) {
@@ -219,7 +225,7 @@ Result close(void* which) {
   (of->is_sender ? of->channel->sender_gone : of->channel->receiver_gone) = true;
   const bool is_clean = of->memory.empty();
   delete of;
-  return is_clean ? nccl::kSuccess : nccl::kInvalidUsage;
+  return is_clean ? nccl::kSuccess : refused();
 }
 
 Result close_listen(void* which) {
@@ -258,11 +264,14 @@ extern "C" {
 nccl::NetV8 ncclNetPlugin_v8 = net<nccl::NetV8, nccl::PropertiesV8, int>();
 nccl::NetV9 ncclNetPlugin_v9 = net<nccl::NetV9, nccl::PropertiesV10, size_t>();
 
-void net_plugin_double_break(int breaks) {  // nothing goes through any more
+void net_plugin_double_break(int what) {  // Broken
   std::lock_guard lock(mutex);
-  broken = breaks != 0;
+  broken = what;
 }
 
 void net_plugin_double_devices(int count) { device_count = count; }  // the first of 3 is for GPUs alone
+
+int net_plugin_double_violations() { return violations; }
+int net_plugin_double_started() { return started; }
 
 }  // extern "C"
