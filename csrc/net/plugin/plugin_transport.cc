@@ -194,9 +194,10 @@ bool PluginTransport::step() {
   int under_way = 0;
   for (auto& [key, state] : link_states_) {
     moved |= step(key, *state, hears);
-    const bool connects = state->of_peer && !state->stream.connected();
-    const bool sends = state->opened && !state->stream.delivered();
-    under_way += (connects || sends) && !state->stream.failed() && !in_peace(key, *state);
+    const PluginStream& stream = state->stream;
+    const bool connects = state->of_peer && !stream.connected(), sends = state->opened && !stream.delivered();
+    const bool is_over = stream.failed() || left_[size_t(key.peer)] || (!stream.connected() && has_all(*state));
+    under_way += (connects || sends) && !is_over;
   }
   under_way_ = under_way;
   if (!retiring_.empty()) forget_retired();
