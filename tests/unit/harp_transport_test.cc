@@ -16,45 +16,27 @@
 #include "helpers.h"
 #include "link_contract.h"
 #include "stepped_link.h"
+#include "transport_contract.h"
 
 namespace lightcc {
 namespace {
 
-constexpr uint64_t kMostNs = 20'000'000'000;
-
-// n ranks, each on a host of its own.
-struct HarpCluster {
+struct HarpCluster : TransportCluster {
   explicit HarpCluster(int n, const std::string& port = "udp", uint32_t peer_timeout_ms = 4'000) {
     std::vector<HarpPeer> peers;
+    std::vector<HarpTransport*> made;
     for (int rank = 0; rank < n; ++rank) {
-      ranks.push_back(std::make_unique<HarpTransport>(
-          HarpOptions{.port = port, .interface = port == "udp" ? "127.0.0.1" : "", .peer_timeout_ms = peer_timeout_ms},
-          rank, 7));
-      peers.push_back({"rank " + std::to_string(rank) + " on host h" + std::to_string(rank), ranks.back()->address()});
+      const HarpOptions options{
+          .port = port, .interface = port == "udp" ? "127.0.0.1" : "", .peer_timeout_ms = peer_timeout_ms};
+      auto one = std::make_unique<HarpTransport>(options, rank, 7);
+      peers.push_back({name_of(rank), one->address()});
+      made.push_back(one.get());
+      ranks.push_back(std::move(one));
     }
-    for (auto& rank : ranks) rank->set_peers(peers);
+    for (HarpTransport* one : made) one->set_peers(peers);
   }
-  void step() {
-    for (auto& rank : ranks)
-      if (rank) rank->step(), rank->flush();
-  }
-  template <class Done> bool until(Done done) {
-    for (const uint64_t deadline = now_ns() + kMostNs; now_ns() < deadline; step())
-      if (done()) return true;
-    return false;
-  }
-  // What step() of a rank throws, "" if nothing for so long.
-  std::string thrown_by(int rank, Code expected) {
-    try {
-      for (const uint64_t deadline = now_ns() + kMostNs; now_ns() < deadline;) ranks[size_t(rank)]->step();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), expected) << error.what();
-      return error.what();
-    }
-    return "";
-  }
-  std::vector<std::unique_ptr<HarpTransport>> ranks;
 };
+INSTANTIATE_TYPED_TEST_SUITE_P(Harp, TransportContract, HarpCluster);
 
 template <int kLane, bool kShared> struct HarpPair {
   HarpPair()
@@ -90,66 +72,10 @@ TEST(HarpFrames, AreReadWholeOrRefused) {
   EXPECT_THROW(notice_in(hello), Error);
 }
 
-// Sends a word from one rank to the other, which shall get it.
-void pass(HarpCluster& cluster, Link& from, Link& to, uint64_t word) {
-  std::byte* room = nullptr;
-  ASSERT_TRUE(cluster.until([&] { return (room = from.reserve(sizeof word)) != nullptr; }));
-  std::memcpy(room, &word, sizeof word);
-  from.commit(sizeof word);
-  const std::byte* record = nullptr;
-  ASSERT_TRUE(cluster.until([&] { return (record = to.peek(sizeof word)) != nullptr; }));
-  EXPECT_EQ(std::memcmp(record, &word, sizeof word), 0);
-  to.consume(sizeof word);
-}
-
-TEST(HarpTransport, LinksOfPeersGroupsAndLanesAreApart) {
-  HarpCluster cluster(3);
-  uint64_t word = 0;
-  for (int group : {0, 5})
-    for (int lane : {Transport::kControl, 0, 1})
-      for (const auto& [a, b] : {std::pair{0, 1}, {0, 2}, {2, 1}}) {
-        const auto from = cluster.ranks[size_t(a)]->link(group, lane, b);
-        const auto to = cluster.ranks[size_t(b)]->link(group, lane, a);
-        pass(cluster, *from, *to, ++word);
-        pass(cluster, *to, *from, ++word);
-      }
-}
-
-TEST(HarpTransport, WhatWasCommittedIsDeliveredBeforeTheEnd) {
-  HarpCluster cluster(2);
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
-  constexpr uint64_t kWords = 100;
-  for (uint64_t word = 0; word < kWords; ++word) {
-    std::byte* room = nullptr;
-    ASSERT_TRUE(cluster.until([&] { return (room = from->reserve(sizeof word)) != nullptr; }));
-    std::memcpy(room, &word, sizeof word);
-    from->commit(sizeof word);
-  }
-  ASSERT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish(); }));
-  cluster.ranks[0].reset();
-  cluster.ranks[1]->mark_left(0);
-  for (uint64_t word = 0; word < kWords; ++word) {
-    const std::byte* record = nullptr;
-    ASSERT_TRUE(cluster.until([&] { return (record = to->peek(sizeof word)) != nullptr; })) << word;
-    EXPECT_EQ(std::memcmp(record, &word, sizeof word), 0);
-    to->consume(sizeof word);
-  }
-  EXPECT_TRUE(cluster.until([&] { return cluster.ranks[1]->finish(); }));
-}
-
-TEST(HarpTransport, ThePeersCauseIsHeard) {
-  HarpCluster cluster(2);
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
-  cluster.ranks[0]->end(Error(Code::timeout, "the stall of tensor 'x' was ended"));
-  EXPECT_EQ(cluster.thrown_by(1, Code::timeout), "the stall of tensor 'x' was ended");
-}
-
 TEST(HarpTransport, ThePeersCauseIsHeardThoughItClosesAtOnce) {
   HarpCluster cluster(2);
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
+  const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
+  ASSERT_TRUE(cluster.pass(*to, *from, 1));
   std::thread other([&] {
     cluster.ranks[0]->end(Error(Code::timeout, "the stall of tensor 'x' was ended"));
     cluster.ranks[0]->close();
@@ -180,7 +106,7 @@ TEST(HarpTransport, APeerThatIsKilledIsNamed) {
   HarpCluster cluster(0);
   cluster.ranks.push_back(nullptr);
   cluster.ranks.push_back(std::make_unique<HarpTransport>(options, 1, 7));
-  HarpTransport& own = *cluster.ranks[1];
+  auto& own = static_cast<HarpTransport&>(*cluster.ranks[1]);
   own.set_peers({{"rank 0 on host h0", hear(to_parent[0])}, {"rank 1", own.address()}});
   tell(to_child[1], own.address());
   const auto link = own.link(0, 0, 0);
@@ -195,33 +121,10 @@ TEST(HarpTransport, APeerThatIsKilledIsNamed) {
   for (const int fd : {to_parent[0], to_parent[1], to_child[0], to_child[1]}) close(fd);
 }
 
-TEST(HarpTransport, WhoHasLeftIsNoLoss) {
-  HarpCluster cluster(2);
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
-  cluster.ranks[1]->mark_left(0);
-  ASSERT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish(); }));
-  cluster.ranks[0].reset();
-  for (const uint64_t deadline = now_ns() + 100'000'000; now_ns() < deadline;) cluster.step();
-  EXPECT_EQ(to->peek(8), nullptr);
-}
-
-TEST(HarpTransport, ARetiredGroupIsDeliveredAndForgotten) {
-  HarpCluster cluster(2);
-  auto from = cluster.ranks[0]->link(3, 0, 1), to = cluster.ranks[1]->link(3, 0, 0);
-  pass(cluster, *from, *to, 1);
-  from.reset(), to.reset();
-  for (auto& rank : cluster.ranks) rank->retire(3);
-  for (int turn = 0; turn < 200; ++turn) cluster.step();
-  const auto next = cluster.ranks[0]->link(4, 0, 1), its_end = cluster.ranks[1]->link(4, 0, 0);
-  pass(cluster, *next, *its_end, 2);
-  EXPECT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish() && cluster.ranks[1]->finish(); }));
-}
-
 TEST(HarpTransport, WhoSleepsIsWokenByARecord) {
   HarpCluster cluster(2);
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
+  const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
+  ASSERT_TRUE(cluster.pass(*to, *from, 1));
   std::thread sender([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
     const uint64_t word = 2;
@@ -229,10 +132,10 @@ TEST(HarpTransport, WhoSleepsIsWokenByARecord) {
     from->commit(sizeof word);
     cluster.ranks[0]->flush();
   });
-  const uint64_t deadline = now_ns() + kMostNs;
+  const uint64_t deadline = now_ns() + cluster.kMostNs;
   while (!to->peek(8) && now_ns() < deadline) {
     cluster.ranks[1]->step();
-    const uint64_t most_ns = std::min<uint64_t>(cluster.ranks[1]->arm(), kMostNs);
+    const uint64_t most_ns = std::min<uint64_t>(cluster.ranks[1]->arm(), cluster.kMostNs);
     pollfd one{cluster.ranks[1]->descriptor(), POLLIN, 0};
     poll(&one, 1, int(most_ns / 1'000'000));
   }

@@ -12,16 +12,14 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "helpers.h"
 #include "link_contract.h"
 #include "loopback.h"
 #include "net/tcp/tcp_transport.h"
 #include "stepped_link.h"
+#include "transport_contract.h"
 
 namespace lightcc {
 namespace {
-
-constexpr uint64_t kMostNs = 20'000'000'000;
 
 template <class Result, class... Arguments> Result ask_double(const char* function, Arguments... arguments) {
   void* library = dlopen(NET_PLUGIN_DOUBLE, RTLD_NOW | RTLD_LOCAL);
@@ -42,8 +40,8 @@ struct Break {  // while it lives
   ~Break() { ask_double<void>("net_plugin_double_break", 0); }
 };
 
-// n ranks, each on a host of its own, with TCP below.
-struct PluginCluster {
+// With TCP below.
+struct PluginCluster : TransportCluster {
   explicit PluginCluster(int n, const std::string& plugin = NET_PLUGIN_DOUBLE, int version = 0,
                          PluginTimeouts timeouts = {}, const std::string& plugin_of_rank_0 = "") {
     std::vector<Fd> listeners;
@@ -51,7 +49,7 @@ struct PluginCluster {
     std::vector<std::string> names;
     for (int rank = 0; rank < n; ++rank) {
       listeners.push_back(listen_on_own_loopback());
-      names.push_back("rank " + std::to_string(rank) + " on host h" + std::to_string(rank));
+      names.push_back(name_of(rank));
       peers.push_back({names.back(), {local_address(listeners.back().get())}});
     }
     for (int rank = 0; rank < n; ++rank) {
@@ -67,27 +65,12 @@ struct PluginCluster {
     ranks.clear();
     EXPECT_EQ(ask_double<int>("net_plugin_double_violations"), 0);
   }
-  void step() {
-    for (auto& rank : ranks)
-      if (rank) rank->step(), rank->flush();
-  }
-  template <class Done> bool until(Done done) {
-    for (const uint64_t deadline = now_ns() + kMostNs; now_ns() < deadline; step())
-      if (done()) return true;
-    return false;
-  }
-  // What step() throws, "" if nothing for so long.
-  std::string thrown_within(uint64_t ns, Code expected) {
-    try {
-      for (const uint64_t deadline = now_ns() + ns; now_ns() < deadline;) step();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), expected) << error.what();
-      return error.what();
-    }
-    return "";
-  }
-  std::vector<std::unique_ptr<PluginTransport>> ranks;
 };
+struct HarpPluginCluster : PluginCluster {
+  explicit HarpPluginCluster(int n) : PluginCluster(n, NET_PLUGIN_HARP) {}
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(PluginDouble, TransportContract, PluginCluster);
+INSTANTIATE_TYPED_TEST_SUITE_P(PluginHarp, TransportContract, HarpPluginCluster);
 
 template <int kVersion, int kLane> struct DoublePair {
   DoublePair()
@@ -108,121 +91,45 @@ INSTANTIATE_TYPED_TEST_SUITE_P(PluginDouble9, LinkContract, Version9);
 INSTANTIATE_TYPED_TEST_SUITE_P(PluginHarp10, LinkContract, HarpVersion10);
 INSTANTIATE_TYPED_TEST_SUITE_P(PluginHarp12, LinkContract, HarpVersion12);
 
-// Sends a word from one rank to the other, which shall get it.
-void pass(PluginCluster& cluster, Link& from, Link& to, uint64_t word) {
-  std::byte* room = nullptr;
-  ASSERT_TRUE(cluster.until([&] { return (room = from.reserve(sizeof word)) != nullptr; }));
-  std::memcpy(room, &word, sizeof word);
-  from.commit(sizeof word);
-  const std::byte* record = nullptr;
-  ASSERT_TRUE(cluster.until([&] { return (record = to.peek(sizeof word)) != nullptr; }));
-  EXPECT_EQ(std::memcmp(record, &word, sizeof word), 0);
-  to.consume(sizeof word);
-}
-
-TEST(PluginTransport, LinksOfPeersGroupsAndLanesAreApart) {
-  PluginCluster cluster(3);
-  uint64_t word = 0;
-  for (int group : {0, 5})
-    for (int lane : {Transport::kControl, 0, 1})
-      for (const auto& [a, b] : {std::pair{0, 1}, {0, 2}, {2, 1}}) {
-        const auto from = cluster.ranks[size_t(a)]->link(group, lane, b);
-        const auto to = cluster.ranks[size_t(b)]->link(group, lane, a);
-        pass(cluster, *from, *to, ++word);
-        pass(cluster, *to, *from, ++word);
-      }
-}
-
-TEST(PluginTransport, WhatWasCommittedIsDeliveredBeforeTheEnd) {
-  for (const std::string plugin : {NET_PLUGIN_DOUBLE, NET_PLUGIN_HARP}) {
-    PluginCluster cluster(2, plugin);
-    const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-    pass(cluster, *to, *from, 1);
-    constexpr uint64_t kWords = 8;  // for as many there is room at the other end
-    for (uint64_t word = 0; word < kWords; ++word) {
-      std::byte* room = nullptr;
-      ASSERT_TRUE(cluster.until([&] { return (room = from->reserve(sizeof word)) != nullptr; }));
-      std::memcpy(room, &word, sizeof word);
-      from->commit(sizeof word);
-    }
-    ASSERT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish(); }));
-    cluster.ranks[0]->close();
-    cluster.ranks[0].reset();
-    cluster.ranks[1]->mark_left(0);
-    for (uint64_t word = 0; word < kWords; ++word) {
-      const std::byte* record = nullptr;
-      ASSERT_TRUE(cluster.until([&] { return (record = to->peek(sizeof word)) != nullptr; })) << word;
-      EXPECT_EQ(std::memcmp(record, &word, sizeof word), 0);
-      to->consume(sizeof word);
-    }
-    EXPECT_TRUE(cluster.until([&] { return cluster.ranks[1]->finish(); }));
-  }
+std::string thrown_by_either(PluginCluster& cluster, Code expected, uint64_t most_ns = TransportCluster::kMostNs) {
+  for (const uint64_t deadline = now_ns() + most_ns; now_ns() < deadline;)
+    for (int rank : {0, 1})
+      if (const std::string text = cluster.thrown_by(rank, expected, 1'000'000); !text.empty()) return text;
+  return "";
 }
 
 // A plugin may call sent what it has only buffered, for more messages than receives are posted. Who leaves waits for
 // the peer to receive them, as long as it has the time.
 TEST(PluginTransport, WhatThePluginHasBufferedIsReceivedAfterItsSenderHasClosed) {
   PluginCluster cluster(2);
-  const auto from = cluster.ranks[0]->link(0, Transport::kControl, 1), to = cluster.ranks[1]->link(0, -1, 0);
-  pass(cluster, *to, *from, 1);
+  const auto from = cluster.link(0, 1, 0, Transport::kControl), to = cluster.link(1, 0, 0, Transport::kControl);
+  ASSERT_TRUE(cluster.pass(*to, *from, 1));
   constexpr uint64_t kFrames = 45;
   for (uint64_t word = 0; word < kFrames; ++word) {
-    std::byte* room = nullptr;
-    ASSERT_TRUE(cluster.until([&] { return (room = from->reserve(sizeof word)) != nullptr; }));
-    std::memcpy(room, &word, sizeof word);
-    from->commit(sizeof word);
+    ASSERT_TRUE(cluster.send(*from, word));
     for (int turn = 0; turn < 30; ++turn) cluster.step();  // as many arrive as are posted
   }
   for (int turn = 0; turn < 30; ++turn, cluster.step()) EXPECT_FALSE(cluster.ranks[0]->finish());
   cluster.ranks[1]->mark_left(0);
   cluster.ranks[0]->close();
-  for (uint64_t word = 0; word < kFrames; ++word) {
-    const std::byte* record = nullptr;
-    ASSERT_TRUE(cluster.until([&] { return (record = to->peek(sizeof word)) != nullptr; })) << word;
-    EXPECT_EQ(std::memcmp(record, &word, sizeof word), 0);
-    to->consume(sizeof word);
-  }
-}
-
-TEST(PluginTransport, WhatALeaverHasCommittedIsReceivedThoughItIsMarkedBeforeTheyConnect) {
-  PluginCluster cluster(2);
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  std::byte* room = from->reserve(8);
-  ASSERT_NE(room, nullptr);
-  std::memcpy(room, "a word.", 8);
-  from->commit(8);
-  cluster.ranks[1]->mark_left(0);
-  const std::byte* record = nullptr;
-  ASSERT_TRUE(cluster.until([&] { return (record = to->peek(8)) != nullptr; }));
-  EXPECT_EQ(std::memcmp(record, "a word.", 8), 0);
-  EXPECT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish(); }));
+  for (uint64_t word = 0; word < kFrames; ++word) ASSERT_TRUE(cluster.receive(*to, word)) << word;
 }
 
 TEST(PluginTransport, WhoFinishesAndGoesIsNoLossBeforeItIsMarked) {
   PluginCluster cluster(2, NET_PLUGIN_DOUBLE, 0, {.verdict_ns = 1'000'000});
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
+  const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
+  ASSERT_TRUE(cluster.pass(*to, *from, 1));
   ASSERT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish(); }));
   cluster.ranks[0]->close();
-  EXPECT_EQ(cluster.thrown_within(100'000'000, Code::ok), "");
-}
-
-TEST(PluginTransport, ThePeersCauseIsHeard) {
-  PluginCluster cluster(2);
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
-  cluster.ranks[0]->end(Error(Code::timeout, "the stall of tensor 'x' was ended"));
-  cluster.ranks[0]->step();
-  const std::string heard = cluster.thrown_within(kMostNs, Code::timeout);
-  EXPECT_TRUE(contains(heard, "the stall of tensor 'x' was ended")) << heard;
+  EXPECT_EQ(thrown_by_either(cluster, Code::ok, 100'000'000), "");
 }
 
 TEST(PluginTransport, APluginThatFailsNamesThePeerAndTheReason) {
   PluginCluster cluster(2, NET_PLUGIN_DOUBLE, 0, {.verdict_ns = 50'000'000});
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
+  const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
+  ASSERT_TRUE(cluster.pass(*to, *from, 1));
   const Break broken(everything);
-  const std::string text = cluster.thrown_within(kMostNs, Code::peer_lost);
+  const std::string text = thrown_by_either(cluster, Code::peer_lost);
   EXPECT_TRUE(contains(text, "rank 1 on host h1 cannot be reached any more: receiving by NCCL's network plugin double "
                              "failed with a system error"))
       << text;
@@ -230,13 +137,9 @@ TEST(PluginTransport, APluginThatFailsNamesThePeerAndTheReason) {
 
 TEST(PluginTransport, WhoCannotSendReceivesAndDoesNotSayThatItHasFinished) {
   PluginCluster cluster(2, NET_PLUGIN_DOUBLE, 0, {.verdict_ns = 300'000'000});
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
-  std::byte* room = to->reserve(8);
-  ASSERT_NE(room, nullptr);
-  std::memcpy(room, "a word.", 8);
-  to->commit(8);
-  cluster.step();
+  const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
+  ASSERT_TRUE(cluster.pass(*to, *from, 1));
+  ASSERT_TRUE(cluster.send(*to, 2));
   ASSERT_TRUE(cluster.until([&] { return cluster.ranks[1]->finish(); }));
   const Break broken(sending);
   for (int i = 0; i < 100; ++i) {
@@ -244,15 +147,13 @@ TEST(PluginTransport, WhoCannotSendReceivesAndDoesNotSayThatItHasFinished) {
     from->commit(8);
     cluster.ranks[0]->flush();
   }
-  const std::byte* record = nullptr;
-  ASSERT_TRUE(cluster.until([&] { return (record = from->peek(8)) != nullptr; }));
-  EXPECT_EQ(std::memcmp(record, "a word.", 8), 0);
+  EXPECT_TRUE(cluster.receive(*from, 2));
 }
 
 TEST(PluginTransport, RecordsThatWereNotSentAreMissed) {
   PluginCluster cluster(2, NET_PLUGIN_DOUBLE, 0, {.verdict_ns = 300'000'000});
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
-  pass(cluster, *to, *from, 1);
+  const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
+  ASSERT_TRUE(cluster.pass(*to, *from, 1));
   const Break broken(sending);
   ASSERT_NE(from->reserve(8), nullptr);
   from->commit(8);
@@ -264,11 +165,11 @@ TEST(PluginTransport, RecordsThatWereNotSentAreMissed) {
 
 TEST(PluginTransport, MemoryThatCannotBeRegisteredIsAnError) {
   PluginCluster cluster(2);
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
+  const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
   const Break broken(registering);
   ASSERT_NE(to->reserve(8), nullptr);
   to->commit(8);
-  const std::string text = cluster.thrown_within(kMostNs, Code::internal);
+  const std::string text = thrown_by_either(cluster, Code::internal);
   EXPECT_TRUE(contains(text, "registering memory by NCCL's network plugin double failed with a system error")) << text;
   for (auto& rank : cluster.ranks) rank->end(Error(Code::internal, text));
   for (int turn = 0; turn < 50; ++turn) cluster.step();
@@ -276,9 +177,9 @@ TEST(PluginTransport, MemoryThatCannotBeRegisteredIsAnError) {
 
 TEST(PluginTransport, RanksWithDifferentPluginsSayWhich) {
   PluginCluster cluster(2, NET_PLUGIN_HARP, 0, {}, NET_PLUGIN_DOUBLE);
-  const auto from = cluster.ranks[0]->link(0, 0, 1), to = cluster.ranks[1]->link(0, 0, 0);
+  const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
   ASSERT_NE(to->reserve(8), nullptr);
-  const std::string text = cluster.thrown_within(kMostNs, Code::invalid_argument);
+  const std::string text = thrown_by_either(cluster, Code::invalid_argument);
   EXPECT_TRUE(contains(text, "rank 1 on host h1 has NCCL's network plugin 'HARP', this rank 'double'")) << text;
 }
 
@@ -302,18 +203,6 @@ TEST(PluginTransport, LinksThatAreNotUsedOpenNoConnection) {
   for (int turn = 0; turn < 50; ++turn) cluster.step();
   EXPECT_EQ(stream_sockets(), before);
   EXPECT_FALSE(cluster.ranks[2]->busy());
-}
-
-TEST(PluginTransport, ARetiredGroupIsDeliveredAndForgotten) {
-  PluginCluster cluster(2);
-  auto from = cluster.ranks[0]->link(3, 0, 1), to = cluster.ranks[1]->link(3, 0, 0);
-  pass(cluster, *from, *to, 1);
-  from.reset(), to.reset();
-  for (auto& rank : cluster.ranks) rank->retire(3);
-  for (int turn = 0; turn < 200; ++turn) cluster.step();
-  const auto next = cluster.ranks[0]->link(4, 0, 1), its_end = cluster.ranks[1]->link(4, 0, 0);
-  pass(cluster, *next, *its_end, 2);
-  EXPECT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish() && cluster.ranks[1]->finish(); }));
 }
 
 TEST(PluginDevice, BeginsOnceInAProcessHoweverManyEpochsThereAre) {
