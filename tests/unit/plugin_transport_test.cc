@@ -129,7 +129,7 @@ TEST(PluginTransport, APluginThatFailsNamesThePeerAndTheReason) {
   const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
   ASSERT_TRUE(cluster.pass(*to, *from, 1));
   const Break broken(everything);
-  const std::string text = thrown_by_either(cluster, Code::peer_lost);
+  const std::string text = cluster.thrown_by(0, Code::peer_lost);
   EXPECT_TRUE(contains(text, "rank 1 on host h1 cannot be reached any more: receiving by NCCL's network plugin double "
                              "failed with a system error"))
       << text;
