@@ -115,6 +115,22 @@ TEST(PluginTransport, WhatThePluginHasBufferedIsReceivedAfterItsSenderHasClosed)
   for (uint64_t word = 0; word < kFrames; ++word) ASSERT_TRUE(cluster.receive(*to, word)) << word;
 }
 
+TEST(PluginTransport, WhatIsCommittedIsSentWhileTheNextIsBeingWritten) {
+  PluginCluster cluster(2);
+  const auto from = cluster.link(0, 1), to = cluster.link(1, 0);
+  ASSERT_TRUE(cluster.pass(*to, *from, 1));
+  for (uint64_t word = 0; word < 40; word += 2) {
+    ASSERT_TRUE(cluster.send(*from, word));
+    std::byte* room = nullptr;
+    ASSERT_TRUE(cluster.until([&] { return (room = from->reserve(sizeof word)) != nullptr; }));
+    ASSERT_TRUE(cluster.receive(*to, word)) << "it waits for what is not committed";
+    const uint64_t next = word + 1;
+    std::memcpy(room, &next, sizeof next);
+    from->commit(sizeof next);
+    ASSERT_TRUE(cluster.receive(*to, next));
+  }
+}
+
 TEST(PluginTransport, WhoFinishesAndGoesIsNoLossBeforeItIsMarked) {
   PluginCluster cluster(2, NET_PLUGIN_DOUBLE, 0, {.verdict_ns = 1'000'000});
   const auto from = cluster.link(0, 1), to = cluster.link(1, 0);

@@ -1,5 +1,6 @@
 #include "net/plugin/plugin_link.h"
 
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -81,7 +82,7 @@ bool PluginStream::holds(std::string& failure, nccl::Result result, const char* 
 
 std::byte* PluginStream::reserve(size_t n) {
   if (n > record_bytes_) throw Error(Code::internal, "a record of " + std::to_string(n) + " bytes to " + peer_);
-  reserved_ = false;
+  reserved_ = nullptr;
   if (filled_ + n > record_bytes_) flush();
   hand_over();
   reap();
@@ -91,22 +92,27 @@ std::byte* PluginStream::reserve(size_t n) {
   }
   if (full_ - done_ == frames_) return nullptr;
   allocate(out_);
-  reserved_ = true;
-  return frame(out_, full_) + filled_;
+  return reserved_ = frame(out_, full_) + filled_;
 }
 
 void PluginStream::commit(size_t n) {
-  if (!std::exchange(reserved_, false)) return;  // to nobody
+  const std::byte* from = std::exchange(reserved_, nullptr);
+  if (!from) return;  // to nobody
+  std::byte* to = frame(out_, full_) + filled_;
+  if (to != from) std::memmove(to, from, n);  // what stood before it was sent meanwhile
   out_.sizes[full_ % frames_] = filled_ + n;
   filled_ += round_up(n);
   if (filled_ >= record_bytes_) flush();
 }
 
-void PluginStream::flush() {
-  if (filled_ == 0 || reserved_) return;
+bool PluginStream::flush() {
+  if (filled_ == 0) return true;
+  if (reserved_) reap();
+  if (reserved_ && full_ - done_ + 1 == frames_ && send_failure_.empty()) return false;  // it would have no frame
   ++full_;
   filled_ = 0;
   hand_over();
+  return true;
 }
 
 void PluginStream::hand_over() {

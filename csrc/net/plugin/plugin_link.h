@@ -44,7 +44,9 @@ class PluginStream {
   void consume(size_t n);
   size_t record_bytes() const { return record_bytes_; }
 
-  void flush();  // sends what was committed, also where the frame is not full
+  // Sends what was committed, also where the frame is not full. False: not yet, a record is reserved behind it and would
+  // not find a frame of its own.
+  bool flush();
   bool step();   // what can be done without waiting; true if a record has come, or there is room again
   bool delivered() const { return done_ == full_ && filled_ == 0; }  // the plugin has said so
   uint64_t sent() const { return full_; }                            // frames
@@ -88,7 +90,7 @@ class PluginStream {
   uint64_t full_ = 0, handed_ = 0, done_ = 0;
   uint64_t posted_ = 0, arrived_ = 0, consumed_ = 0;
   size_t filled_ = 0, read_ = 0;  // bytes
-  bool reserved_ = false;         // a record is being written behind what is filled, which stays until it is committed
+  std::byte* reserved_ = nullptr;  // where the next record is being written
 };
 
 }  // namespace lightcc

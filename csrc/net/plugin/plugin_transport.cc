@@ -213,10 +213,10 @@ uint64_t PluginTransport::arm() {
 }
 
 void PluginTransport::flush() {
-  for (LinkState* state : std::exchange(dirty_, {})) {
-    state->is_dirty = false;
-    state->stream.flush();
-  }
+  std::erase_if(dirty_, [](LinkState* state) {
+    state->is_dirty = !state->stream.flush();
+    return !state->is_dirty;
+  });
   below_->flush();
 }
 
@@ -273,6 +273,7 @@ void PluginTransport::forget_retired() {
       ++group;
       continue;
     }
+    for (auto it = first; it != last; ++it) std::erase(dirty_, it->second.get());
     link_states_.erase(first, last);
     below_->retire(group->first);
     group = retiring_.erase(group);
