@@ -44,8 +44,8 @@ class PluginStream {
   void consume(size_t n);
   size_t record_bytes() const { return record_bytes_; }
 
-  // Sends what was committed, also where the frame is not full. False: not yet, a record is reserved behind it and would
-  // not find a frame of its own.
+  // Sends what was committed, also where the frame is not full. False: not yet, a record that is reserved behind it
+  // would not find a frame of its own.
   bool flush();
   bool step();   // what can be done without waiting; true if a record has come, or there is room again
   bool delivered() const { return done_ == full_ && filled_ == 0; }  // the plugin has said so
