@@ -27,7 +27,7 @@ from lightcc.explain import Cluster, measured_cluster
 LIBRARIES = {library.NAME: library for library in (own, gloo)}
 ALSO, FLAT, CYCLIC = "lightcc, other build", "lightcc, flat", "lightcc, cyclic"
 UNCALIBRATED = "lightcc, uncalibrated"
-OVER = {"harp": "lightcc over HARP", "xdp": "lightcc over XDP", "plugin": "lightcc over HARP as a plugin"}
+OVER = {"harp": "lightcc over HARP", "xdp": "lightcc over XDP", "plugin": "lightcc over a plugin"}
 CHOOSES = {"harp": {"LIGHTCC_NET": "harp"}, "xdp": {"LIGHTCC_NET": "xdp"}, "plugin": {"LIGHTCC_NET_PLUGIN": "harp"}}
 GLOO_CYCLIC = "gloo, cyclic"
 CALLS = {4 * KIB: 20}  # of one tensor in one sample; 1 of other sizes
