@@ -16,6 +16,7 @@
 #include "loopback.h"
 #include "simulated.h"
 #include "stepped_link.h"
+#include "transport_contract.h"
 
 namespace lightcc {
 namespace {
@@ -64,6 +65,14 @@ struct Cluster {
   std::vector<std::unique_ptr<TcpTransport>> ranks;
   Address address;  // rank 0's
 };
+
+struct TcpCluster : TransportCluster {
+  explicit TcpCluster(int n) {
+    Cluster made(n);
+    for (auto& rank : made.ranks) ranks.push_back(std::move(rank));
+  }
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(Tcp, TransportContract, TcpCluster);
 
 bool send(Cluster& cluster, Link& link, const std::string& text) {
   std::byte* to = nullptr;
