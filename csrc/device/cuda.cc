@@ -4,6 +4,7 @@
 
 #include <mutex>
 
+#include "base/core_folder.h"
 #include "base/error.h"
 
 namespace lightcc {
@@ -15,13 +16,6 @@ constexpr const char* kEntry = "lightcc_cuda_functions";
 std::mutex mutex;
 const CudaFunctions* opened = nullptr;
 
-std::string beside_the_core() {
-  Dl_info own{};
-  if (dladdr(reinterpret_cast<void*>(&beside_the_core), &own) == 0 || !own.dli_fname) return kLibrary;
-  const std::string path = own.dli_fname;
-  return path.substr(0, path.rfind('/') + 1) + kLibrary;
-}
-
 [[noreturn]] void refuse(const std::string& why) {
   throw Error(Code::invalid_argument, "tensors of a GPU cannot be taken: " + why);
 }
@@ -29,7 +23,7 @@ std::string beside_the_core() {
 const CudaFunctions* open_library(const std::string& given) {
   if (given.empty() && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
     refuse(std::string("there is no CUDA driver here (") + dlerror() + ")");
-  const std::string path = given.empty() ? beside_the_core() : given;
+  const std::string path = given.empty() ? core_folder() + kLibrary : given;
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library)
     refuse("lightcc's CUDA library could not be opened (" + std::string(dlerror()) +

@@ -1,7 +1,5 @@
 #include "net/plugin/plugin_device.h"
 
-#include <dlfcn.h>
-
 #include <cstdarg>
 #include <cstdio>
 #include <iterator>
@@ -10,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/core_folder.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -30,17 +29,10 @@ void take_line(nccl::LogLevel level, unsigned long, const char*, int, const char
   if (level == nccl::kLogWarn) last_warning = text;
 }
 
-std::string folder_of_the_core() {
-  Dl_info own{};
-  if (dladdr(reinterpret_cast<void*>(&folder_of_the_core), &own) == 0 || !own.dli_fname) return "";
-  const std::string path = own.dli_fname;
-  return path.substr(0, path.rfind('/') + 1);
-}
-
 std::vector<std::string> files_for(const std::string& name) {
   if (name.find('/') != name.npos || name.find(".so") != name.npos) return {name};
   const std::string file = "libnccl-net-" + name + ".so";
-  return {file, folder_of_the_core() + file};
+  return {file, core_folder() + file};
 }
 
 std::unique_ptr<NetPlugin> load(const std::string& name, int version) {
