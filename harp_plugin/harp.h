@@ -22,7 +22,7 @@ enum {
   HARP_TOO_LONG = 3,          /* the message is longer than the buffer posted for it; the connection goes on */
   HARP_PEER_CLOSED = 4,       /* the peer has closed the connection */
   HARP_PEER_FAILED = 5,       /* the peer gave up what was under way, or was started anew */
-  HARP_PEER_SILENT = 6,       /* no sign of life from the peer within peer_timeout_ms */
+  HARP_PEER_SILENT = 6,       /* no sign of life from the peer within peer_timeout_ms, or no data gets through to it */
   HARP_CANCELLED = 7,         /* closed on this side before it was done */
   HARP_CONNECT_TIMEOUT = 8,
   HARP_LOCAL_FAULT = 9        /* the operating system refused something */

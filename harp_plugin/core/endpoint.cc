@@ -175,6 +175,14 @@ void Endpoint::close(ConnectionId id, uint64_t now_ns) {
   session->close(now_ns);
 }
 
+void Endpoint::fail(ConnectionId id, Status status, const std::string& why) {
+  ++impl_->changes;
+  Session* session = impl_->find(id);
+  if (!session) return;
+  impl_->wake(session);
+  session->fail(status, why);
+}
+
 bool Endpoint::receive(const RxPacket& packet, uint64_t now_ns) {
   ++impl_->changes;
   const std::optional<Header> header = read_header({packet.head, packet.head_bytes});
@@ -197,7 +205,7 @@ bool Endpoint::receive(const RxPacket& packet, uint64_t now_ns) {
       impl_->resets.push_back({packet.from, packet.local, header->conn, header->number});
     return false;
   }
-  if (impl_->latest != session) impl_->latest = session;
+  if (header->type == Type::data) impl_->latest = session;
   impl_->wake(session);
   const bool kept = session->receive(*header, packet, packet.lendable && impl_->kept < kMostKept, now_ns);
   impl_->kept += kept;

@@ -48,6 +48,8 @@ class Endpoint {
   // Says goodbye and ends it. Requests that are not done complete with Status::cancelled. The id lives on until the
   // peer has heard or its time-out has passed; nothing is told about it any more except release().
   void close(ConnectionId, uint64_t now_ns);
+  // Ends it with no word to the peer: requests complete with this status, and failed() is told why.
+  void fail(ConnectionId, Status, const std::string& why);
 
   // true: the packet is kept, and given back through Events::release (before this returns, if record() consumed it).
   bool receive(const RxPacket&, uint64_t now_ns);

@@ -15,6 +15,8 @@ constexpr uint64_t kLongestTimeoutNs = 250 * kMillisecond;
 constexpr uint32_t kTimeoutsUntilRest = 3;
 constexpr uint64_t kRestNs = kSecond;
 constexpr uint32_t kMostBackoff = 8;
+// A peer that has much credit left need not hear soon of a little more: a packet that says so is to be acknowledged.
+constexpr uint64_t kLateCreditNs = 2 * kMillisecond;
 
 Key derive(const std::string& secret, const Nonce& nonce, uint32_t opener, uint32_t acceptor) {
   std::string text(reinterpret_cast<const char*>(nonce.data()), nonce.size());
@@ -178,7 +180,7 @@ void Session::consume(uint32_t records, uint64_t now_ns) {
   if (stream_.limit() - announced_ >= options_.stream_frames / 4) {
     grant_due_ = true;
   } else if (stream_.limit() > announced_ && grant_ns_ == kNever) {
-    grant_ns_ = now_ns + options_.ack_delay_ns;
+    grant_ns_ = now_ns + kLateCreditNs;
   }
 }
 
@@ -279,6 +281,12 @@ void Session::advance(uint64_t now_ns) {
   if (state_ == State::closed) return;
   if (in_flight_ > 0 && now_ns >= silent_ns())
     return fail(Status::peer_silent, "no sign of life for " + seconds(options_.peer_timeout_ns));
+  // A cut is over, or the peer is silent, within half of that.
+  if (data_lost_ns_ != kNever && now_ns >= data_lost_ns_ + 2 * options_.peer_timeout_ns)
+    return fail(Status::peer_silent, "the peer is heard, but no data has got through to it for " +
+                                         seconds(2 * options_.peer_timeout_ns) + ": packets with " +
+                                         std::to_string(payload_) + " bytes of payload may be too large for the path "
+                                         "(HARP_MTU says how large packets are)");
   if (now_ns >= ack_ns_) ack_due_ = true;
   if (now_ns >= grant_ns_) grant_due_ = true;
   if (in_flight_ == 0) {
@@ -300,7 +308,7 @@ void Session::timed_out(uint64_t now_ns) {
   while (number < sent_.next() && sent_.at(number).fate != SentPacket::Fate::in_flight) ++number;
   if (number == sent_.next()) return;
   Path& path = paths_[sent_.at(number).path];
-  lose(sent_.at(number), SentPacket::Fate::overdue);
+  lose(sent_.at(number), SentPacket::Fate::overdue, now_ns);
   beyond_window_ = 2;
   if (++path.timeouts < kTimeoutsUntilRest || path_count_ == 1) return;
   // The path carries nothing any more: all that it was given goes over the others.
@@ -309,13 +317,14 @@ void Session::timed_out(uint64_t now_ns) {
   path_burst_ = 0;
   for (; number < sent_.next(); ++number)
     if (SentPacket& packet = sent_.at(number); packet.fate == SentPacket::Fate::in_flight)
-      if (&paths_[packet.path] == &path) lose(packet, SentPacket::Fate::overdue);
+      if (&paths_[packet.path] == &path) lose(packet, SentPacket::Fate::overdue, now_ns);
 }
 
 // What has come since the pause is not from the future.
 void Session::forgive(uint64_t pause_ns, uint64_t now_ns) {
   for (uint64_t* since_ns : {&opened_ns_, &heard_ns_, &asked_ns_, &timeout_base_ns_})
     *since_ns = std::min(*since_ns + pause_ns, now_ns);
+  if (data_lost_ns_ != kNever) data_lost_ns_ = std::min(data_lost_ns_ + pause_ns, now_ns);
 }
 
 bool Session::idle(uint64_t now_ns) {

@@ -65,6 +65,7 @@ class Session {
   bool post(uint8_t* to, uint32_t capacity, uint64_t request, uint64_t now_ns);
   void consume(uint32_t records, uint64_t now_ns);
   void close(uint64_t now_ns);
+  void fail(Status, const std::string& why);
 
   // Any packet but OPEN, OPEN_ACK and RESET. true: the packet is kept, which only happens if it may be.
   bool receive(const Header&, const RxPacket&, bool may_keep, uint64_t now_ns);
@@ -103,7 +104,7 @@ class Session {
   void acknowledge_later(const Header&, bool in_order, uint64_t now_ns);
   void acknowledged(SentPacket&);
   void detect_losses(uint64_t now_ns);
-  void lose(SentPacket&, SentPacket::Fate);
+  void lose(SentPacket&, SentPacket::Fate, uint64_t now_ns);
   void timed_out(uint64_t now_ns);
   // Sending.
   void begin(TxPacket*, Type, uint8_t flags, uint16_t path, Header*) const;
@@ -122,7 +123,6 @@ class Session {
   uint64_t timeout_ns() const;
   uint64_t silent_ns() const;  // when the peer counts as silent, having been asked
   // Ending.
-  void fail(Status, const std::string& why);
   void abandon_packets();
   void fail_requests(Status sends, Status receives, uint64_t receives_from);
   void complete(const Completion& completion) { events_.completed(identity_.id, completion); }
@@ -162,6 +162,7 @@ class Session {
   uint64_t newest_acked_sent_ns_ = 0;
   uint64_t loss_ns_ = kNever;    // when the oldest packet is lost for being late
   uint64_t timeout_base_ns_ = 0;
+  uint64_t data_lost_ns_ = kNever;  // when DATA was lost after which none has been acknowledged
   uint32_t backoff_ = 0;
 
   bool ack_due_ = false, grant_due_ = false, probe_due_ = false, close_due_ = false;

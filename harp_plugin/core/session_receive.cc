@@ -145,6 +145,7 @@ void Session::acknowledged(SentPacket& packet) {
   newest_acked_sent_ns_ = std::max(newest_acked_sent_ns_, packet.sent_ns);
   if (packet.content == Content::close) linger_ns_ = 0;
   if (packet.content != Content::data) return;
+  data_lost_ns_ = kNever;
   outgoing_.acknowledged({packet.message, packet.segment}, [this](const Completion& done) {
     ++counters_.messages_sent;
     complete(done);
@@ -163,7 +164,7 @@ void Session::detect_losses(uint64_t now_ns) {
     if (path.newest_acked >= packet.path_sequence + 1 + reordering_ ||
         (packet.sent_ns <= newest_acked_sent_ns_ && packet.sent_ns + late_ns <= now_ns)) {
       lost += packet.content == Content::data;
-      lose(packet, SentPacket::Fate::lost);
+      lose(packet, SentPacket::Fate::lost, now_ns);
     } else if (packet.sent_ns <= newest_acked_sent_ns_) {
       loss_ns_ = std::min(loss_ns_, packet.sent_ns + late_ns);
     }
@@ -171,13 +172,16 @@ void Session::detect_losses(uint64_t now_ns) {
   if (lost > 0) congestion_.lost(lost, now_ns);
 }
 
-void Session::lose(SentPacket& packet, SentPacket::Fate fate) {
+void Session::lose(SentPacket& packet, SentPacket::Fate fate, uint64_t now_ns) {
   packet.fate = fate;
   --in_flight_;
   --paths_[packet.path].in_flight;
   ++counters_.lost;
   switch (packet.content) {
-    case Content::data: outgoing_.lost({packet.message, packet.segment}); break;
+    case Content::data:
+      data_lost_ns_ = std::min(data_lost_ns_, now_ns);
+      outgoing_.lost({packet.message, packet.segment});
+      break;
     case Content::grant:
       announced_ = std::min(announced_, packet.message);
       grant_due_ = true;

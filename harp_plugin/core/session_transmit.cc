@@ -25,7 +25,7 @@ void Session::send_packet(Header* header, TxPacket* packet, SentPacket sent, siz
   // Acknowledgements need no place in flight, yet a number: what waits behind too many of them goes once more.
   if (sent_.full()) {
     if (sent_.at(sent_.oldest()).fate == SentPacket::Fate::in_flight)
-      lose(sent_.at(sent_.oldest()), SentPacket::Fate::overdue);
+      lose(sent_.at(sent_.oldest()), SentPacket::Fate::overdue, now_ns);
     sent_.settle(kNever);
   }
   const uint64_t number = sent_.next();
@@ -52,7 +52,10 @@ size_t Session::transmit(std::span<TxPacket> packets, uint64_t now_ns) {
   size_t count = transmit_open(packets, now_ns);
   if (peer_id_ == 0 || (state_ == State::opening && identity_.opener)) return count;
   count += transmit_control(packets.subspan(count), now_ns);
-  if (state_ == State::open) count += transmit_data(packets.subspan(count), now_ns);
+  // An acknowledgement behind data is the short end of what the port sends as one; before it, it would go alone.
+  const size_t room = packets.size() - count, kept = ack_due_ && room > 0;
+  if (state_ == State::open) count += transmit_data(packets.subspan(count, room - kept), now_ns);
+  if (ack_due_ && count < packets.size()) transmit_ack(&packets[count++], now_ns);
   return count;
 }
 
@@ -105,7 +108,6 @@ size_t Session::transmit_control(std::span<TxPacket> packets, uint64_t now_ns) {
       grant_ns_ = kNever;
     }
   }
-  if (ack_due_ && count < packets.size()) transmit_ack(&packets[count++], now_ns);
   if (probe_due_ && count < packets.size() && !sent_.full()) {
     probe_due_ = false;
     if (state_ == State::open) {
@@ -130,7 +132,8 @@ size_t Session::write_ack_body(uint8_t* to, uint64_t now_ns) {
 
 void Session::transmit_ack(TxPacket* packet, uint64_t now_ns) {
   // A grant that waits for an acknowledgement rides on it.
-  if (state_ == State::open && grants_waiting() && grant_ns_ != kNever) return transmit_grant(packet, now_ns);
+  const bool rides = identity_.mode == Mode::message && grant_ns_ != kNever;
+  if (state_ == State::open && grants_waiting() && rides) return transmit_grant(packet, now_ns);
   Header header;
   begin(packet, Type::ack, 0, reply_path_, &header);
   const size_t bytes = write_ack_body(packet->head.data() + kHeaderBytes, now_ns);

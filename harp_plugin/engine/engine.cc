@@ -20,7 +20,7 @@ bool Engine::try_round(bool* busy) {
     *busy = round();
   } catch (const std::exception& error) {
     // The engine goes on: what is broken is known to those who use it.
-    for (const auto& [id, channel] : channels_) give_up(*channel, Status::local_fault, error.what());
+    for (const auto& [id, channel] : channels_) endpoint_.fail(id, Status::local_fault, error.what());
     *busy = true;
   }
   if (std::exchange(news_, false) && settings_.notifier) settings_.notifier->notify();

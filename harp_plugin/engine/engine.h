@@ -78,7 +78,7 @@ class Engine final : private Events {
   const Counters& strays() const { return endpoint_.strays(); }              // in commands only
 
  private:
-  static constexpr size_t kBatch = 64;
+  static constexpr size_t kBatch = 96;
   static constexpr int kBatchesARound = 4;
 
   void opened(ConnectionId, const Nonce* listener) override;

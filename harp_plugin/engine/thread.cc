@@ -40,7 +40,8 @@ std::thread start_without_signals(F body) {
 
 Engine::Engine(std::unique_ptr<Port> port, const Options& options, Settings settings)
     : settings_(std::move(settings)), bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), port_(std::move(port)),
-      options_(options), endpoint_(options, *this, settings_.random), rx_(kBatch), tx_(kBatch),
+      options_(options), endpoint_(options, *this, settings_.random), rx_(kBatch),
+      tx_(kBatch - kBatch % port_->caps().sent_together),
       habit_(settings_.spin_ns) {
   if (!bell_) throw lightcc::system_error("starting an engine (eventfd)");
   released_.reserve(kBatch);
@@ -126,7 +127,8 @@ std::optional<uint64_t> Engine::arm_port() {
   if (port_->descriptor() < 0) until_ns = std::min(until_ns, now_ns + kNoDoorbellNs);
   if (unpublished_) publish(now_ns);
   armed_ = true;
-  const bool nothing = port_->arm() && !queued_.load(std::memory_order_seq_cst) && mailbox_.empty();
+  const bool sends = kept_ == kept_end_ && endpoint_.wants_to_transmit(now_ns);  // more than a round does
+  const bool nothing = !sends && port_->arm() && !queued_.load(std::memory_order_seq_cst) && mailbox_.empty();
   return nothing && until_ns > now_ns ? std::optional(until_ns) : std::nullopt;
 }
 

@@ -18,6 +18,7 @@ struct Caps {
   bool holds_payload;        // it reads payloads after tx() (tx_done() tells until when); else tx() has copied them
   bool places_payload;       // rx() makes use of `expected`
   bool zero_copy;            // no copy of a payload by a CPU between the sender's memory and RxPacket
+  uint32_t sent_together = 1;  // full packets that tx() makes one of, if it gets so many
   int locals;                // own addresses: TxPacket::local and RxPacket::local are below it
   uint64_t speed_mbit;       // 0: not known
   Address address;           // of local 0: where peers open connections to

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "harp_plugin/port/not_inherited.h"
 #include "harp_plugin/port/shm_socket.h"
 
 namespace harp {
@@ -32,12 +34,15 @@ class Watched {
     event.events = events;
     event.data.fd = fd_.get();
     watched_ = epoll_ctl(epoll_, EPOLL_CTL_ADD, fd_.get(), &event) == 0;
+    if (fd_) not_inherited_.emplace(fd_.get());  // in a forked child it would hide from the peer that this one died
   }
   Watched(Watched&& other) noexcept
-      : epoll_(other.epoll_), fd_(std::move(other.fd_)), watched_(std::exchange(other.watched_, false)) {}
+      : epoll_(other.epoll_), fd_(std::move(other.fd_)), not_inherited_(std::move(other.not_inherited_)),
+        watched_(std::exchange(other.watched_, false)) {}
   Watched& operator=(Watched&& other) noexcept {
     std::swap(epoll_, other.epoll_);
     std::swap(fd_, other.fd_);
+    std::swap(not_inherited_, other.not_inherited_);
     std::swap(watched_, other.watched_);
     return *this;
   }
@@ -51,6 +56,7 @@ class Watched {
  private:
   int epoll_ = -1;
   Fd fd_;
+  std::optional<NotInherited> not_inherited_;
   bool watched_ = false;
 };
 

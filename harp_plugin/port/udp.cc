@@ -99,12 +99,14 @@ size_t mtu_of(const UdpOptions& options, const Interface& interface) {
 Caps caps_of(const UdpOptions& options, const Interface& interface) {
   if (options.locals < 1) throw Error(Code::invalid_argument, "HARP: a UDP port needs a socket");
   const size_t around = kUdpHeaders + kHeaderBytes + (options.tags ? kTagBytes : 0);
+  const auto payload = static_cast<uint32_t>((mtu_of(options, interface) - around) / kOffsetUnit * kOffsetUnit);
   return {.name = "udp",
-          .payload = static_cast<uint32_t>((mtu_of(options, interface) - around) / kOffsetUnit * kOffsetUnit),
+          .payload = payload,
           .receive_packets = 0,
           .holds_payload = false,
           .places_payload = true,
           .zero_copy = false,
+          .sent_together = options.gso ? UdpSender::segments(payload + around - kUdpHeaders) : 1,
           .locals = options.locals,
           .speed_mbit = interface.speed_mbit,
           .address = {}};

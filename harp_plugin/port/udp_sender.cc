@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <netinet/udp.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -42,6 +43,10 @@ msghdr message_to(const Address& to, iovec* pieces, size_t count) {
 }
 
 }  // namespace
+
+uint32_t UdpSender::segments(size_t packet_bytes) {
+  return static_cast<uint32_t>(std::clamp<size_t>(kLargestSent / packet_bytes, 1, kMostSegments));
+}
 
 UdpSender::UdpSender(bool gso, UdpCounters& counters) : counters_(counters) { counters_.gso = gso; }
 

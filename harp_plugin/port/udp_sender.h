@@ -12,6 +12,10 @@ namespace harp {
 
 class UdpSender {
  public:
+  static constexpr size_t kBatch = 96;  // packets, and datagrams, of one sendmmsg
+  // Full packets, with headers and tag, that are sent as one.
+  static uint32_t segments(size_t packet_bytes);
+
   UdpSender(bool gso, UdpCounters& counters);
 
   // Packets of one local that this socket has taken; what cannot be sent at all is taken and lost. Less than given: the
@@ -19,7 +23,6 @@ class UdpSender {
   size_t send(int socket, std::span<const TxPacket>);
 
  private:
-  static constexpr size_t kBatch = 64;      // packets, and datagrams, of one sendmmsg
   static constexpr size_t kMostPieces = 3;  // of a packet: header, payload, tag
   struct alignas(cmsghdr) Control : std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t))> {};
 

@@ -67,6 +67,7 @@ class Xdp : public XdpPort {
     caps_ = udp_->caps();
     caps_.name = "xdp";
     caps_.places_payload = false;
+    caps_.sent_together = 1;
     constexpr uint32_t kAFrame = kXskFrameBytes - kXskHeadroom;
     if (!segments)
       caps_.payload = std::min<uint32_t>(caps_.payload, (kAFrame - kFrameHeaders - kHeaderBytes - kTagBytes) /

@@ -21,7 +21,7 @@ namespace {
 
 // A port of mem behind switches.
 struct Switches {
-  std::atomic<bool> takes{true}, lets_go{true};
+  std::atomic<bool> takes{true}, lets_go{true}, breaks{false};
   std::atomic<uint64_t> arms{0};
 };
 class SwitchedPort : public Port {
@@ -30,7 +30,10 @@ class SwitchedPort : public Port {
   const Caps& caps() const override { return inner_->caps(); }
   size_t tx(std::span<const TxPacket> packets) override { return switches_.takes ? inner_->tx(packets) : 0; }
   uint64_t tx_done() override { return switches_.lets_go ? inner_->tx_done() : 0; }
-  size_t rx(std::span<RxPacket> to, std::span<const Expected> expected) override { return inner_->rx(to, expected); }
+  size_t rx(std::span<RxPacket> to, std::span<const Expected> expected) override {
+    if (switches_.breaks.exchange(false)) throw lightcc::Error(lightcc::Code::internal, "the port broke");
+    return inner_->rx(to, expected);
+  }
   void release(std::span<const RxPacket> packets) override { inner_->release(packets); }
   int descriptor() const override { return inner_->descriptor(); }
   bool arm() override {
@@ -157,6 +160,21 @@ TEST_P(EngineModes, AFailedSendIsReportedOnlyAfterTheFence) {
   EXPECT_NE(pair.out->why().find("peer "), std::string::npos) << "why is there before the request is done";
   pair.in = std::make_unique<Channel>(*pair.b.engine, Mode::message, 256);  // for the end of the pair to close
   pair.b.engine->connect(*pair.in, pair.a.engine->caps().address, Nonce{});
+}
+
+TEST_P(EngineModes, WhereThePortBreaksRequestsEndAtOnceThoughThePeerIsHeard) {
+  EnginePair pair(GetParam());
+  std::vector<uint8_t> got(100'000);
+  Request* request = pair.out->submit(false, got.data(), 100'000);
+  ASSERT_TRUE(pair.stays_posted(request, std::chrono::milliseconds(20)));
+  const auto broke = std::chrono::steady_clock::now();
+  pair.a.switches.breaks = true;
+  ASSERT_TRUE(pair.becomes_done(request));
+  Request* later = pair.out->submit(true, got.data(), 10);
+  ASSERT_TRUE(pair.becomes_done(later));
+  EXPECT_LT(std::chrono::steady_clock::now() - broke, std::chrono::seconds(4)) << "it waited for the peer's time-out";
+  for (const Request* one : {request, later}) EXPECT_EQ(one->status, Status::local_fault);
+  EXPECT_NE(pair.out->why().find("the port broke"), std::string::npos) << pair.out->why();
 }
 
 TEST_P(EngineModes, PacketsThatThePortDidNotTakeAreOfferedAgain) {

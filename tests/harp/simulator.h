@@ -22,6 +22,7 @@ inline uint64_t number_from(const char* variable, uint64_t otherwise) {
 struct WireFaults {
   double loss = 0, duplicate = 0, reorder = 0, flip = 0;
   bool checksum = true;  // damaged packets are dropped, as UDP's checksum does; else they arrive
+  size_t most_bytes = SIZE_MAX;  // of a frame; longer ones are lost
 };
 
 struct WireShape {
@@ -139,7 +140,7 @@ inline void Simulator::carry(SimulatedHost& from, Wire wire) {
   const size_t bytes = wire.head.size() + wire.payload.size() + 42;  // Ethernet, IPv4, UDP
   from.sent_until_ns = std::max(from.sent_until_ns, now) + uint64_t(double(bytes) * 8 / shape.bits_per_ns);
   const size_t index = wire.to.bytes[0] - 1u;
-  if (index >= hosts_.size() || chance(faults.loss)) return;
+  if (index >= hosts_.size() || bytes > faults.most_bytes || chance(faults.loss)) return;
   SimulatedHost& to = *hosts_[index];
   uint64_t time = from.sent_until_ns + shape.delay_ns;
   if (chance(faults.reorder)) time += below(shape.reorder_ns);

@@ -138,6 +138,37 @@ Outcome run(uint64_t seed) {
   return {"", a.succeeded() + b.succeeded()};
 }
 
+// As where a tunnel on the way is narrower than the interfaces at both ends: acknowledgements and signs of life pass.
+TEST(Simulator, AConnectionEndsWhereFullPacketsAreTooLargeForThePath) {
+  for (const Mode mode : {Mode::message, Mode::stream}) {
+    Simulator simulator(1);
+    simulator.faults.most_bytes = 1000;
+    SimulatedHost& one = simulator.add_host({});
+    SimulatedHost& two = simulator.add_host({});
+    Status sent = Status::pending;
+    std::string why;
+    std::vector<uint8_t> data(1400), got(1400);
+    const Nonce nonce = two.endpoint.listen();
+    const ConnectionId id = one.endpoint.connect(address_of(two.number, 0), nonce, mode, simulator.now);
+    one.on_opened = [&](ConnectionId, const Nonce*) {
+      ASSERT_TRUE(one.endpoint.send(id, data.data(), uint32_t(data.size()), 1, simulator.now));
+    };
+    two.on_opened = [&](ConnectionId other, const Nonce*) {
+      if (mode == Mode::message)
+        two.endpoint.receive(other, got.data(), uint32_t(got.size()), 2, simulator.now);
+    };
+    one.on_completed = [&](ConnectionId, const Completion& done) { sent = done.status; };
+    one.on_failed = [&](ConnectionId, Status, const std::string& text) { why = text; };
+    const uint64_t begin = simulator.now;
+    one.poll();
+    EXPECT_TRUE(simulator.run(10 * kSecond, [&] { return !why.empty(); }));
+    EXPECT_GT(simulator.now - begin, 7 * kSecond) << "a cut may last as long as a silent peer";
+    EXPECT_EQ(sent, Status::peer_silent);
+    EXPECT_NE(why.find("no data has got through to it for 8.0 s"), std::string::npos) << why;
+    EXPECT_NE(why.find("1440 bytes of payload may be too large for the path"), std::string::npos) << why;
+  }
+}
+
 TEST(Simulator, ConnectionsThatEndInFlight) {
   const uint64_t first = number_from("HARP_FIRST_SEED", 1), count = number_from("HARP_SEEDS", 100);
   size_t succeeded = 0;

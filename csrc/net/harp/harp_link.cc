@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/text.h"
+
 namespace lightcc {
 namespace {
 
@@ -66,7 +68,7 @@ void HarpStream::reap() {
 }
 
 void HarpStream::send_notice(const HarpNotice& notice) {
-  notice_ = {"", frame_of(notice)};
+  notice_ = {"", frame_of({notice.code, std::string(cut(notice.why, record_bytes_ - kAlignment))})};
   step();
 }
 

@@ -55,13 +55,17 @@ class HarpTransport::HarpLink : public Link {
   std::byte* reserve(size_t n) override { return open(), state_.stream.reserve(n); }
   void commit(size_t n) override {
     state_.stream.commit(n);
+    transport_.has_work_ = true;
     transport_.sent_bytes_.fetch_add(n, std::memory_order_relaxed);
   }
   const std::byte* peek(size_t n) override {
     if (state_.connects) open();  // only the rank that connects must act before the peer does
     return state_.stream.peek(n);
   }
-  void consume(size_t) override { state_.stream.consume(); }
+  void consume(size_t) override {
+    state_.stream.consume();
+    transport_.has_work_ = true;
+  }
   size_t record_bytes() const override { return state_.stream.record_bytes(); }
 
  private:
@@ -183,7 +187,7 @@ bool HarpTransport::step(const Key& key, LinkState& state) {
 }
 
 bool HarpTransport::step() {
-  flush();
+  poll();
   const bool moved = std::exchange(has_news_, false);
   const uint64_t now = now_ns();
   if (!moved && waiting_ == 0 && now - looked_ns_ < kLookNs) return false;
@@ -202,7 +206,14 @@ bool HarpTransport::step() {
   return moved;
 }
 
-void HarpTransport::flush() { has_news_ |= harp_poll(context_) == HARP_OK; }
+void HarpTransport::flush() {
+  if (has_work_) poll();
+}
+
+void HarpTransport::poll() {
+  has_work_ = false;
+  has_news_ |= harp_poll(context_) == HARP_OK;
+}
 
 uint64_t HarpTransport::arm() {
   uint64_t most_ns = 0;
@@ -228,7 +239,7 @@ bool HarpTransport::finish() {
     step(key, *state);
     delivered &= state->stream.delivered() || left_[size_t(key.peer)];
   }
-  flush();
+  poll();
   return delivered;
 }
 
@@ -257,7 +268,7 @@ void HarpTransport::end(const Error& cause) {
     } catch (const Error&) {  // who is gone needs to hear nothing
     }
   }
-  flush();
+  poll();
 }
 
 bool HarpTransport::has_more_to_say() {
@@ -282,7 +293,7 @@ void HarpTransport::close() {
     pollfd one{descriptor_, POLLIN, 0};
     uint64_t most_ns = 0;
     if (harp_arm(context_, &most_ns) == HARP_OK) ::poll(&one, 1, 1);
-    flush();
+    poll();
   }
   active_.clear();
   link_states_.clear();

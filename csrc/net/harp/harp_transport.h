@@ -82,6 +82,7 @@ class HarpTransport : public Transport {
   bool step(const Key&, LinkState&);
   void close(LinkState&);
   bool has_more_to_say();
+  void poll();
 
   const int rank_;
   const uint64_t epoch_;
@@ -100,6 +101,7 @@ class HarpTransport : public Transport {
   std::atomic<uint64_t> sent_bytes_{0};
   std::atomic<int> waiting_{0};                   // links that have something to hand over
   bool has_news_ = true;                          // of the context's, that no step has looked at yet
+  bool has_work_ = false;                         // for the context: links were used since the last poll
   uint64_t looked_ns_ = 0;
 };
 
