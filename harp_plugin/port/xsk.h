@@ -26,8 +26,9 @@ inline constexpr uint32_t kXskFrameBytes = 4096;
 inline constexpr uint32_t kXskHeadroom = 256;  // the kernel's, before a received packet
 inline constexpr uint32_t kXskReceiveFrames = 2048, kXskSendFrames = 1024;
 
-// The kernel lets go of a queue a moment after its socket was closed: so long it is tried.
-inline constexpr uint64_t kXskLetGoNs = 200'000'000;
+// The kernel lets go of a queue a moment after its socket was closed, or later where other interfaces come and go: so
+// long it is tried.
+inline constexpr uint64_t kXskLetGoNs = 1'000'000'000;
 
 // Throws Error{internal}: the queue is another socket's, the interface's driver cannot do it.
 XskSocket open_xsk(const std::string& interface, uint32_t queue, XskCopies, uint64_t patience_ns = kXskLetGoNs);

@@ -17,7 +17,7 @@ from watched import Watched
 
 DEADLINE_S = 5.0   # from a loss to the exception on all others
 KILLED_S = 3.0     # from the end of a rank alone: well below, a second of which is spent on making sure
-CUT_S = 3.0        # survived
+CUT_S = 2.5        # survived
 STARTED_S = 30     # and five steps made
 AGAIN_S = 40       # init may take as long as a connection that is being made, and more
 FORGOTTEN_S = 30   # TCP gives up after 20 s

@@ -93,7 +93,7 @@ TEST(HarpTransport, APeerThatIsKilledIsNamed) {
     char text[1000];
     return std::string(text, size_t(std::max<ssize_t>(0, read(fd, text, sizeof text))));
   };
-  const HarpOptions options{.interface = "127.0.0.1", .peer_timeout_ms = 300};
+  const HarpOptions options{.interface = "127.0.0.1", .peer_timeout_ms = 2'000};
   const pid_t child = fork();
   if (child == 0) {
     HarpTransport transport(options, 0, 7);
