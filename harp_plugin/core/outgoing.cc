@@ -44,10 +44,7 @@ bool Outgoing::may_start(uint64_t number, Message& message) {
 
 std::optional<Outgoing::Segment> Outgoing::next() {
   while (!lost_.empty()) {
-    const Segment segment = lost_.front();
-    if (segment.message >= oldest_)
-      if (const Message& message = at(segment.message); !message.done && !message.acknowledged.test(segment.index))
-        return segment;
+    if (awaits(lost_.front())) return lost_.front();
     lost_.pop_front();
   }
   if (cursor_ == next_) return std::nullopt;

@@ -54,6 +54,11 @@ class Outgoing {
   }
 
   bool ready() { return next().has_value(); }
+  bool awaits(const Segment& segment) const {  // its acknowledgement
+    if (segment.message < oldest_) return false;
+    const Message& message = at(segment.message);
+    return !message.done && !message.acknowledged.test(segment.index);
+  }
   bool was_lost() const { return !lost_.empty(); }  // what next() gave
   bool idle() const { return oldest_ == next_; }
   uint64_t submitted() const { return next_; }

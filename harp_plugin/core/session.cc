@@ -230,7 +230,7 @@ void Session::abandon_packets() {
     sent_.at(number).fate = SentPacket::Fate::settled;
   for (Path& path : paths_) path.in_flight = 0;
   in_flight_ = 0;
-  loss_ns_ = kNever;
+  loss_ns_ = data_lost_ns_ = kNever;
 }
 
 void Session::reset_by_peer(uint32_t number) {

@@ -162,7 +162,7 @@ class Session {
   uint64_t newest_acked_sent_ns_ = 0;
   uint64_t loss_ns_ = kNever;    // when the oldest packet is lost for being late
   uint64_t timeout_base_ns_ = 0;
-  uint64_t data_lost_ns_ = kNever;  // when DATA was lost after which none has been acknowledged
+  uint64_t data_lost_ns_ = kNever;  // when DATA was lost that is still missed and after which none was acknowledged
   uint32_t backoff_ = 0;
 
   bool ack_due_ = false, grant_due_ = false, probe_due_ = false, close_due_ = false;

@@ -179,6 +179,7 @@ void Session::lose(SentPacket& packet, SentPacket::Fate fate, uint64_t now_ns) {
   ++counters_.lost;
   switch (packet.content) {
     case Content::data:
+      if (!outgoing_.awaits({packet.message, packet.segment})) break;  // one that was thought lost has come
       data_lost_ns_ = std::min(data_lost_ns_, now_ns);
       outgoing_.lost({packet.message, packet.segment});
       break;

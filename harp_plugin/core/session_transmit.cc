@@ -234,7 +234,7 @@ bool Session::wants_to_transmit(uint64_t now_ns) {
   if (finished_ || state_ == State::closed) return false;
   if (open_acks_due_ != 0 || opens_due(now_ns)) return true;
   if (peer_id_ == 0 || (state_ == State::opening && identity_.opener)) return false;
-  if (close_due_ || grant_due_ || ack_due_ || probe_due_) return true;
+  if (close_due_ || ack_due_ || ((grant_due_ || probe_due_) && !sent_.full())) return true;
   return state_ == State::open && (in_flight_ < window() || beyond_window_ > 0) && !sent_.full() && outgoing_.ready();
 }
 

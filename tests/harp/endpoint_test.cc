@@ -180,6 +180,29 @@ TEST_F(EndpointTest, ALostSegmentAloneIsSentAgain) {
   EXPECT_EQ(to, data);
 }
 
+// A message goes twice because its acknowledgement is late; the second one never arrives.
+TEST_F(EndpointTest, APacketThatIsLostAfterItsDataHaveComeEndsNothing) {
+  Pair pair;
+  open(pair);
+  exchange(pair, 100, 100);
+  const auto data = pattern(100);
+  std::vector<uint8_t> to(100);
+  pair.b.endpoint.receive(pair.b.connection, to.data(), 100, 1, pair.now);
+  pair.a.endpoint.send(pair.a.connection, data.data(), 100, 2, pair.now);
+  for (const Wire& wire : pair.a.give(pair.now)) pair.b.take(wire, pair.now);
+  bool again = false;
+  for (int ms = 0; ms < 100 && !again; ++ms) {
+    pair.now += kMillisecond;
+    pair.a.endpoint.advance(pair.now);
+    for (const Wire& wire : pair.a.give(pair.now)) again |= is_data(wire);
+  }
+  ASSERT_TRUE(again);
+  pair.run(60 * kSecond);
+  EXPECT_EQ(pair.a.completions.size(), 2u);
+  EXPECT_TRUE(pair.a.failures.empty() && pair.b.failures.empty());
+  exchange(pair, 100, 100);
+}
+
 TEST_F(EndpointTest, DuplicatesAndOvertakingDoNoHarm) {
   Pair pair;
   open(pair);
