@@ -103,7 +103,13 @@ class Xdp : public XdpPort {
     }
     const uint64_t now_ns = lightcc::now_ns();
     size_t taken = 0;
-    while (taken < packets.size() && send(packets[taken], now_ns)) ++taken;
+    while (taken < packets.size()) {
+      const std::span rest = packets.subspan(taken);
+      const FrameHeaders* const to = headers_to(*rest[0].to, now_ns);
+      const size_t sent = to ? send(rest[0], *to) : send_by_kernel(rest, now_ns);
+      if (sent == 0) break;
+      taken += sent;
+    }
     flush();
     if (taken < packets.size()) ++counters_.refused;
     done_ += taken;
@@ -182,23 +188,31 @@ class Xdp : public XdpPort {
 
   // ---- sending
 
-  bool send(const TxPacket& packet, uint64_t now_ns) {
-    Peer& peer = peer_of(*packet.to);
-    if (now_ns >= peer.look_ns) look(peer, *packet.to, now_ns);
-    if (!peer.headers || harpd_lost_) {
-      if (udp_->tx(std::span(&packet, 1)) == 0) return false;
-      ++counters_.sent_by_kernel;
-      return true;
-    }
+  bool send(const TxPacket& packet, const FrameHeaders& to) {
     const std::span tag(packet.tag.data(), packet.tagged ? kTagBytes : 0);
-    const auto headers = peer.headers->with(own_[packet.local].sin_port,
-                                            packet.head_bytes + packet.payload_bytes + tag.size());
+    const auto headers =
+        to.with(own_[packet.local].sin_port, packet.head_bytes + packet.payload_bytes + tag.size());
     const std::array pieces = {std::span<const uint8_t>(headers), std::span(packet.head.data(), packet.head_bytes),
                                std::span(packet.payload, packet.payload_bytes), tag};
     if (!queues_[packet.local % queues_.size()].xsk.send(pieces)) return false;
     unflushed_ = true;
     ++counters_.sent;
     return true;
+  }
+
+  // The first packet and those behind it that go the same way. How many were taken.
+  size_t send_by_kernel(std::span<const TxPacket> packets, uint64_t now_ns) {
+    size_t count = 1;
+    while (count < packets.size() && !headers_to(*packets[count].to, now_ns)) ++count;
+    const size_t sent = udp_->tx(packets.first(count));
+    counters_.sent_by_kernel += sent;
+    return sent;
+  }
+
+  const FrameHeaders* headers_to(const Address& address, uint64_t now_ns) {  // nullptr: the kernel knows the way
+    Peer& peer = peer_of(address);
+    if (now_ns >= peer.look_ns) look(peer, address, now_ns);
+    return peer.headers && !harpd_lost_ ? &*peer.headers : nullptr;
   }
 
   Peer& peer_of(const Address& address) {

@@ -32,15 +32,17 @@ _numbers = itertools.count()
 
 class Hosts:
     def __init__(self, count: int, rate: str = "", families: Sequence[int] = (4,), docker0: bool = False,
-                 burst: str = _BURST, gso_bytes: int = 0, rails: bool = False) -> None:
+                 burst: str = _BURST, gso_bytes: int = 0, rails: bool = False, queues: int = 1) -> None:
         """rate: of each host's cable, each way, as tc has it ("1gbit"); "" is what the machine can do. burst: what may
         pass at once after a pause, more than the largest segment. gso_bytes: the largest segment that a host hands to
         its cable; 0: the kernel's. families: 4, 6 or both. docker0: every host also has an interface of this name that
-        leads nowhere, all with one address. rails: every host also has eth1, on a switch and a network of its own."""
+        leads nowhere, all with one address. rails: every host also has eth1, on a switch and a network of its own.
+        queues: of eth0, each way."""
         self.names = [f"h{i}" for i in range(count)]
         self._prefix = f"{_PREFIX}{os.getpid()}n{next(_numbers)}"
         self._rate, self._burst, self._gso_bytes = rate, burst, gso_bytes
         self._families, self._docker0, self._rails = families, docker0, rails
+        self._queues = ["numtxqueues", str(queues), "numrxqueues", str(queues)]
 
     def __enter__(self) -> "Hosts":
         _remove_stale()
@@ -115,7 +117,8 @@ class Hosts:
                 with open(f"/etc/netns/{host}/{file}", "w") as out:
                     out.write(text)
             _ip("netns", "add", host)
-            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
+            _ip("-n", switch, "link", "add", port, *self._queues, "type", "veth", "peer", "name", "eth0", *self._queues,
+                "netns", host)
             _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
             if self._gso_bytes:
                 _ip("-n", host, "link", "set", "eth0", "gso_max_size", str(self._gso_bytes))

@@ -1,6 +1,7 @@
 """Jobs whose hosts talk past the kernel (LIGHTCC_NET=xdp), and harpd, the daemon that shares an interface out. An
 emulated host's interface has one queue, so there is one rank a host."""
 import contextlib
+import os
 import subprocess
 import time
 
@@ -12,6 +13,7 @@ from test_faults import KILLED_S, expect_errors
 from test_harp_links import CHECKS, expect_cuts_as_with_tcp
 
 import ranks
+from emulated import Hosts
 from watched import PROGRAM, Watched
 
 HARPD = harp_peers.BUILD / "harpd"
@@ -97,7 +99,22 @@ def harpd(hosts, folder):
             daemon.communicate()
 
 
-OF_ITS_HOST = "import os; os.environ['HARP_HARPD'] = os.environ['SOCKETS'] + '/h' + os.environ['HOROVOD_RANK']\n"
+OF_ITS_HOST = "import os; os.environ['HARP_HARPD'] = os.environ['SOCKETS'] + '/h' + os.environ['HOROVOD_CROSS_RANK']\n"
+
+
+def test_ranks_share_the_queues_of_an_interface(tmp_path):
+    """A packet that comes by the other rank's queue passes the kernel."""
+    variables = {**XDP, "HARP_XDP_QUEUES": "1", "SOCKETS": str(tmp_path), "program": OF_ITS_HOST + PROGRAM}
+    with Hosts(2, queues=2) as hosts, harpd(hosts, tmp_path), Watched(hosts, "h0:2,h1:2", **variables) as job:
+        job.wait_ready()
+        for host in ("h0", "h1"):
+            one_more = subprocess.run(
+                hosts.command(host, [str(test_harp_faults.PEER), "listen", "port=xdp", "interface=eth0"]),
+                env={**os.environ, "HARP_HARPD": f"{tmp_path}/{host}"}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20, check=False)
+            assert one_more.returncode != 0 and "all 2 queues of eth0 are in use" in one_more.stdout, one_more
+        job.go_on(5)
+        assert job.stop() == ""
 
 
 @pytest.mark.parametrize("fallback", ["0", "1"])
