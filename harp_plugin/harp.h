@@ -2,9 +2,13 @@
  *
  * Threads: a connection's harp_send, harp_recv, harp_recv_zc, harp_consume and harp_test are called by one thread at a
  * time; different connections by different threads, freely. Everything else may be called by any thread.
- * Nothing here blocks except harp_cancel, harp_close and harp_close_context, which wait until the engine no longer
- * touches memory of the caller's.
- * A function returns HARP_OK or what went wrong; harp_error() then says it in words, for the calling thread. */
+ * No other call may use a connection once harp_close has been called for it.
+ * What waits: harp_cancel, harp_close and harp_close_context, until the engine no longer touches memory of the caller's;
+ * harp_listen, harp_stop_listening, harp_alloc, harp_free and harp_stats, for the engine's next round; harp_open, with
+ * xdp, some seconds at most for queues and for harpd. Nothing else does.
+ * A function returns HARP_OK or what went wrong, HARP_INVALID_ARGUMENT for NULL and the like; what it was to store is
+ * then NULL or as before. harp_error() says it in words, for the calling thread. In a forked child calls on what its
+ * parent made return HARP_LOCAL_FAULT, or do nothing. */
 #ifndef HARP_H
 #define HARP_H
 #include <stddef.h>
@@ -55,30 +59,34 @@ enum { HARP_HANDLE_BYTES = 128 };
 /* Send it to who shall connect. Its last byte is the application's. */
 typedef struct harp_handle { uint8_t bytes[HARP_HANDLE_BYTES]; } harp_handle;
 
-const char* harp_error(void);
+const char* harp_error(void);  /* why this thread's last call that failed did; "" before the first */
 int harp_open(const harp_options*, harp_context**);
 void harp_close_context(harp_context*);  /* closes what is still open in it */
 
 int harp_listen(harp_context*, harp_handle*, harp_listener**);
 int harp_accept(harp_listener*, harp_connection**);  /* HARP_PENDING: nobody has come yet */
-void harp_stop_listening(harp_listener*);
-int harp_connect(harp_context*, const harp_handle*, int mode, harp_connection**);  /* usable at once: sends wait */
+void harp_stop_listening(harp_listener*);  /* closes those that were not accepted; the others live on */
+/* Usable at once: messages wait until it is connected. */
+int harp_connect(harp_context*, const harp_handle*, int mode, harp_connection**);
 int harp_connected(harp_connection*);  /* HARP_OK, HARP_PENDING, or why not */
 /* Ends it: requests under way, and any later ones, end with HARP_CANCELLED; afterwards their memory is not touched, and
  * records of a stream that were not consumed are gone. Any thread, also while another uses the connection. It is still
  * to be closed. */
 void harp_cancel(harp_connection*);
-void harp_close(harp_connection*);     /* afterwards no memory of its requests is touched; their handles are gone */
+/* Afterwards no memory of its requests is touched, and their handles are gone. What the peer has not received is
+ * dropped, unlike with TCP: first test what was sent. */
+void harp_close(harp_connection*);
 /* How it moves data, in a line of words: peer, port, copies, packets, engine, paths. Bytes as harp_stats. */
 size_t harp_describe(harp_connection*, char* text, size_t room);
 
-/* A message, to the next buffer that the peer posts: receives match sends in order. HARP_PENDING: too many requests.
- * data belongs to HARP until the request is done; what a buffer holds behind its message is undefined then. In a
- * stream: a record of at most harp_record_bytes(). */
+/* A message, to the next buffer that the peer posts: receives match sends in order. HARP_PENDING: too many requests, or
+ * a stream that is not connected yet. Where the connection is over the request ends with the reason. data belongs to
+ * HARP until the request is done; what a buffer holds behind its message is undefined then. In a stream: a record of at
+ * most harp_record_bytes(). */
 int harp_send(harp_connection*, const void* data, size_t bytes, harp_request**);
 int harp_recv(harp_connection*, void* data, size_t capacity, harp_request**);
-/* HARP_PENDING: not done. Otherwise the request's end, which frees it; *bytes (or NULL) is what was sent or received.
- * In any order. */
+/* HARP_PENDING: not done. Otherwise the request's end, which frees it; *bytes (or NULL) is what was sent or received,
+ * with HARP_TOO_LONG the message's. In any order. */
 int harp_test(harp_request*, size_t* bytes);
 /* Does what is to do, if nobody else does; never waits. HARP_PENDING: since the last call no request was done, nothing
  * has come and nothing is over. */
@@ -94,18 +102,19 @@ int harp_under_way(harp_context*);
 int harp_arm(harp_context*, uint64_t* most_ns);
 int harp_descriptor(harp_context*);  /* for poll() alone, the same until the context is closed; -1: see harp_error() */
 
-/* Streams: the next record, in the memory that the port received it in, until it is consumed. HARP_PENDING: none.
- * Several may be taken before they are consumed, in the same order. */
+/* Streams: the next record, in the memory that the port received it in, until it is consumed. HARP_PENDING: none yet;
+ * after the last one: why the connection is over. Several may be taken before they are consumed, in the same order. */
 size_t harp_record_bytes(harp_connection*);       /* 0 until it is connected */
 size_t harp_most_record_bytes(harp_context*);     /* of its own: a stream's is the smaller of both sides' */
 int harp_recv_zc(harp_connection*, const void** data, size_t* bytes);
-int harp_consume(harp_connection*, size_t records);
+int harp_consume(harp_connection*, size_t records);  /* more than were taken is an error, and consumes none */
 
-/* Memory that the port can send from without a copy (docs/harp.md, copies per port). Page-aligned; NULL: none left. */
+/* Memory that the port can send from without a copy (docs/harp.md, copies per port), while the context lives.
+ * Page-aligned; NULL: none left. */
 void* harp_alloc(harp_context*, size_t bytes);
 void harp_free(harp_context*, void*);
 
-/* What this process's connections have counted, as JSON; how many bytes it takes (then call again with more room). */
+/* What this context's connections have counted, as JSON; how many bytes it takes (then call again with more room). */
 size_t harp_stats(harp_context*, char* json, size_t room);
 
 #pragma GCC visibility pop

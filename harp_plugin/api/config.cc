@@ -101,7 +101,7 @@ constexpr Knob kKnobs[] = {
      "By default where the driver cannot do without.",
      [](Config& c, const Value& v) { c.xdp_copies = v.flag() ? XskCopies::always : XskCopies::never; }},
     {"HARP_XDP_QUEUES", "(all)",
-     "xdp: how many of the interface's queues at most; packets that come by others pass the kernel.",
+     "xdp: how many of the interface's queues at most; packets that come by others go through the kernel, slower.",
      [](Config& c, const Value& v) { c.xdp_queues = static_cast<uint32_t>(v.whole(1, kMostXdpQueues)); }},
     {"HARP_HARPD", "(none)", "xdp: where harpd listens, which opens the sockets for who may not.",
      [](Config& c, const Value& v) { c.harpd = v.text; }},

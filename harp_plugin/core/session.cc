@@ -12,7 +12,8 @@ namespace {
 
 constexpr uint32_t kSignsOfLife = 8;  // packets that an idle connection exchanges within the peer's time-out
 constexpr uint64_t kLongestTimeoutNs = 250 * kMillisecond;
-constexpr uint32_t kTimeoutsUntilRest = 3;
+constexpr uint32_t kTimeoutsUntilRest = 3, kTimeoutsUntilProbe = 3;
+constexpr uint64_t kMostUnheardDataNs = 20 * kSecond;
 constexpr uint64_t kRestNs = kSecond;
 constexpr uint32_t kMostBackoff = 8;
 // A peer that has much credit left need not hear soon of a little more: a packet that says so is to be acknowledged.
@@ -281,12 +282,11 @@ void Session::advance(uint64_t now_ns) {
   if (state_ == State::closed) return;
   if (in_flight_ > 0 && now_ns >= silent_ns())
     return fail(Status::peer_silent, "no sign of life for " + seconds(options_.peer_timeout_ns));
-  // A cut is over, or the peer is silent, within half of that.
-  if (data_lost_ns_ != kNever && now_ns >= data_lost_ns_ + 2 * options_.peer_timeout_ns)
-    return fail(Status::peer_silent, "the peer is heard, but no data has got through to it for " +
-                                         seconds(2 * options_.peer_timeout_ns) + ": packets with " +
-                                         std::to_string(payload_) + " bytes of payload may be too large for the path "
-                                         "(HARP_MTU says how large packets are)");
+  const uint64_t patience_ns = std::min(options_.peer_timeout_ns, kMostUnheardDataNs);
+  if (data_lost_ns_ != kNever && now_ns >= data_lost_ns_ + patience_ns && now_ns < heard_ns_ + kSilenceNs)
+    return fail(Status::peer_silent, "the peer answers, but no data has got through to it for " + seconds(patience_ns) +
+                                         ": packets with " + std::to_string(payload_) +
+                                         " bytes of payload may be too large for the path; lower HARP_MTU");
   if (now_ns >= ack_ns_) ack_due_ = true;
   if (now_ns >= grant_ns_) grant_due_ = true;
   if (in_flight_ == 0) {
@@ -310,6 +310,7 @@ void Session::timed_out(uint64_t now_ns) {
   Path& path = paths_[sent_.at(number).path];
   lose(sent_.at(number), SentPacket::Fate::overdue, now_ns);
   beyond_window_ = 2;
+  if (data_lost_ns_ != kNever && backoff_ >= kTimeoutsUntilProbe) probe_due_ = true;  // is it the data, or the peer?
   if (++path.timeouts < kTimeoutsUntilRest || path_count_ == 1) return;
   // The path carries nothing any more: all that it was given goes over the others.
   path.timeouts = 0;

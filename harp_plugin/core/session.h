@@ -31,6 +31,7 @@
 namespace harp {
 
 inline constexpr uint64_t kNever = UINT64_MAX;
+inline constexpr uint64_t kSilenceNs = kSecond;  // of a peer that was asked: it, or the path, is not there
 inline constexpr uint32_t kMostWindow = 4096;         // packets in flight
 inline constexpr uint32_t kMostControlInFlight = 64;  // grants, probes and the like beside them
 
@@ -162,7 +163,7 @@ class Session {
   uint64_t newest_acked_sent_ns_ = 0;
   uint64_t loss_ns_ = kNever;    // when the oldest packet is lost for being late
   uint64_t timeout_base_ns_ = 0;
-  uint64_t data_lost_ns_ = kNever;  // when DATA was lost that is still missed and after which none was acknowledged
+  uint64_t data_lost_ns_ = kNever;  // since when DATA is missed and none is acknowledged, though the peer is heard
   uint32_t backoff_ = 0;
 
   bool ack_due_ = false, grant_due_ = false, probe_due_ = false, close_due_ = false;

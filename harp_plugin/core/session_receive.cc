@@ -48,6 +48,7 @@ bool Session::receive(const Header& header, const RxPacket& packet, bool may_kee
   if (number >= received_.expected()) largest_received_ns_ = now_ns;
   received_.insert(number);
   ++counters_.packets_received;
+  if (data_lost_ns_ != kNever && now_ns >= heard_ns_ + kSilenceNs) data_lost_ns_ = now_ns;  // nothing got through
   heard_ns_ = now_ns;
   reply_path_ = header.path;
   if (needs_acknowledgement(header.type)) acknowledge_later(header, in_order, now_ns);
@@ -127,7 +128,7 @@ Arrival Session::on_ack(std::span<const uint8_t> bytes, uint64_t now_ns) {
   }
   if (rtt_ns > 0) rtt_.sample(rtt_ns);
   if (packets > 0) {
-    backoff_ = 0;
+    if (data_lost_ns_ == kNever) backoff_ = 0;
     timeout_base_ns_ = now_ns;
     congestion_.acked(packets, rtt_ns, now_ns, limited_);
   }
