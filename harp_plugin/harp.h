@@ -3,7 +3,7 @@
  * Threads: a connection's harp_send, harp_recv, harp_recv_zc, harp_consume and harp_test are called by one thread at a
  * time; different connections by different threads, freely. Everything else may be called by any thread.
  * No other call may use a connection once harp_close has been called for it.
- * What waits: harp_cancel, harp_close and harp_close_context, until the engine no longer touches memory of the caller's;
+ * What waits: harp_cancel, harp_close and harp_close_context, until the engine is done with memory of the caller's;
  * harp_listen, harp_stop_listening, harp_alloc, harp_free and harp_stats, for the engine's next round; harp_open, with
  * xdp, some seconds at most for queues and for harpd. Nothing else does.
  * A function returns HARP_OK or what went wrong, HARP_INVALID_ARGUMENT for NULL and the like; what it was to store is
