@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kLargestDatagram = 65535;
 constexpr uint32_t kMostFrames = 1024, kLeastFrames = 256, kAggregateFrames = 48;
 constexpr size_t kPoolBytes = 16 << 20;  // where packets are large, fewer frames
-constexpr uint64_t kLookNs = kSecond;
+constexpr uint64_t kLookNs = 100 * kMillisecond;
 constexpr uint32_t kReceptions = 128;  // after which the mode is considered
 constexpr uint32_t kMostHesitations = 8;
 constexpr uint64_t kAggregateBit = uint64_t{1} << 32;  // in RxPacket::frame

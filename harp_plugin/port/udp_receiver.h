@@ -4,7 +4,8 @@
 //   alone:       the kernel gives each packet as a datagram; many are received by one call.
 //   aggregates:  the kernel gives many packets of a flow as one datagram (UDP_GRO), with all that was expected as its
 //                scatter list; one is received by one call.
-// It starts with aggregates and goes on with what the network does. Once a second it looks whether that has changed.
+// It starts with aggregates and goes on with what the network does. After a tenth of a second it looks whether that has
+// changed: so what comes after a pause, as gradients do, comes in aggregates from the start.
 #pragma once
 #include <netinet/in.h>
 #include <sys/socket.h>

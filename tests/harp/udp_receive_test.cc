@@ -239,7 +239,7 @@ TEST(UdpAggregates, AreLookedForWhereTheyCome) {
   };
   EXPECT_EQ(calls_for(*grouped, 40), 1u);
   uint64_t calls = 5;
-  for (int attempt = 0; attempt < 3 && calls > 4; ++attempt) {  // a second later aggregates are looked for again
+  for (int attempt = 0; attempt < 3 && calls > 4; ++attempt) {  // 100 ms later aggregates are looked for again
     for (int i = 0; i < 21; ++i) calls_for(*alone, 16);
     calls_for(*alone, 32);  // by now it has been seen that packets come alone
     calls = calls_for(*alone, 32);
