@@ -103,7 +103,7 @@ OF_ITS_HOST = "import os; os.environ['HARP_HARPD'] = os.environ['SOCKETS'] + '/h
 
 
 def test_ranks_share_the_queues_of_an_interface(tmp_path):
-    """A packet that comes by the other rank's queue passes the kernel."""
+    """A packet that comes by the other rank's queue goes through the kernel."""
     variables = {**XDP, "HARP_XDP_QUEUES": "1", "SOCKETS": str(tmp_path), "program": OF_ITS_HOST + PROGRAM}
     with Hosts(2, queues=2) as hosts, harpd(hosts, tmp_path), Watched(hosts, "h0:2,h1:2", **variables) as job:
         job.wait_ready()
