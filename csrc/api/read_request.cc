@@ -18,6 +18,15 @@ bool is_zero(const std::byte* from, size_t bytes) {
   return std::all_of(from, from + bytes, [](std::byte byte) { return byte == std::byte{0}; });
 }
 
+// A caller of this version, as nearly all are, is spared the loops of read_struct().
+template <class Struct>
+Struct read(const Struct* caller, uint32_t size, std::span<const uint32_t> published, const char* what) {
+  if (size == sizeof(Struct)) return *caller;
+  Struct own;
+  read_struct(&own, caller, size, published, what);
+  return own;
+}
+
 Announcement announcement_of(const lightcc_request& request) {
   Announcement what;
   what.kind = Kind(request.kind);
@@ -83,8 +92,7 @@ DevicePlace place_of(const lightcc_place& place) { return {DeviceKind(place.kind
 
 lightcc_request read_request(const lightcc_request* caller) {
   if (!caller) refuse("lightcc_request is NULL");
-  lightcc_request request;
-  read_struct(&request, caller, caller->size, kRequestSizes, "lightcc_request.size");
+  const lightcc_request request = read(caller, caller->size, kRequestSizes, "lightcc_request.size");
   if (const uint32_t unknown = request.flags & ~uint32_t(LIGHTCC_BLOCK | LIGHTCC_PADDED))
     refuse("lightcc_request.flags has " + std::to_string(unknown) + ", which this version of lightcc does not know");
   if (request.set < 0) refuse("lightcc_request.set is " + std::to_string(request.set) + ", which is negative");
@@ -94,10 +102,9 @@ lightcc_request read_request(const lightcc_request* caller) {
 }
 
 lightcc_tensor read_tensor(const lightcc_request& request, int index) {
-  lightcc_tensor tensor;
   const auto* first = reinterpret_cast<const std::byte*>(request.tensors);
-  read_struct(&tensor, first + size_t(index) * request.tensor_size, request.tensor_size, kTensorSizes,
-              "lightcc_request.tensor_size");
+  const auto* caller = reinterpret_cast<const lightcc_tensor*>(first + size_t(index) * request.tensor_size);
+  const lightcc_tensor tensor = read(caller, request.tensor_size, kTensorSizes, "lightcc_request.tensor_size");
   if (const char* fault = fault_of(tensor.place))
     refuse("lightcc_tensor.place of tensor " + std::to_string(index) + fault);
   return tensor;

@@ -114,7 +114,7 @@ int Engine::take_in(const RequestPtr& request, uint64_t now_ns, bool will_wait, 
 void Engine::submit(const RequestPtr& request, bool will_wait) {
   counters_.raise(Counters::most_in_flight, uint64_t(take_in(request, now_ns(), will_wait)));
   if (!will_wait && is_left_to_engine_thread(*request)) return wake_engine_thread();
-  visits_.fetch_add(1, std::memory_order_relaxed);
+  note_visit();
   // In a burst of small requests each step takes along what has gathered since the last; whoever waits drives at once.
   const uint64_t since_step_ns = request->submitted_ns - driven_ns_.load(std::memory_order_relaxed);
   if (will_wait || !gathers_for_next_step(since_step_ns, bytes_of(request->what))) {
@@ -130,7 +130,7 @@ void Engine::submit_all(std::span<const RequestPtr> requests, size_t* begun) {
   const auto go = [&] {
     counters_.raise(Counters::most_in_flight, uint64_t(inbox_.in_flight()));
     if (is_left_to_engine_thread(*requests.front())) return wake_engine_thread();
-    visits_.fetch_add(1, std::memory_order_relaxed);
+    note_visit();
     driven_ns_.store(now, std::memory_order_relaxed);
     drive();
     if (inbox_.in_flight() > 0) wake_engine_thread();
@@ -155,7 +155,7 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
   tracing_.finished(*request, code, text);
   request->code = code;
   request->text = text;
-  counters_.add(Counters::requests);
+  counters_.count(Counters::requests);
   Callbacks callbacks = request->callbacks;  // once finished, the request may be gone
   if (callbacks.received && request->what.kind == Kind::alltoall && code == Code::ok)
     for (size_t i = 0; i < request->results.size(); ++i) {
@@ -171,7 +171,7 @@ void Engine::finish(const RequestPtr& request, Code code, const std::string& tex
 bool Engine::wait(Request& request, uint64_t deadline_ns) {
   if (request.finished.load(std::memory_order_acquire)) return true;
   uint64_t begin = now_ns();
-  visits_.fetch_add(1, std::memory_order_relaxed);
+  note_visit();
   waiters_.fetch_add(1);
   request.awaited.store(true);
   if (request.planned.load()) awaits_planned_.store(true);

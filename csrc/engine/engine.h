@@ -127,6 +127,8 @@ class Engine : public GroupEngineOwner {
   // nullptr: the call cannot take it.
   GroupEngine* begin_fast_path(const Call&, uint64_t* number);
   FastPath::State step_fast_path(FastPath&);
+  // One that two threads make at once may be lost: it is asked only whether there were any.
+  void note_visit() { visits_.store(visits_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   using Sleeper = Peers::Sleeper;
   bool drive(Sleeper who = Sleeper::caller);   // one step, if nobody else is at it
   bool step(Sleeper);

@@ -49,10 +49,9 @@ GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
   auto it = group_engines_.find(call.group);
   if (it == group_engines_.end() || inbox_.in_flight() > 0 || epoch_.over() || stopping_) return nullptr;
   GroupEngine& group_engine = *it->second;
-  Collective c{};
-  c.kind = Kind::allreduce;
-  c.index = group_engine.group().index();
-  c.size = group_engine.group().size();
+  FastPath* fast_path = group_engine.idle_fast_path();
+  if (!fast_path) return nullptr;
+  Collective& c = fast_path->call();
   c.dtype = call.dtype;
   c.pre = call.pre;
   c.input = call.input;
@@ -63,7 +62,7 @@ GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
   if (!group_engine.can_take_fast_path(c)) return nullptr;
   if (call.name && inbox_.is_held(call.group, Kind::allreduce, call.name)) return nullptr;  // submit() will refuse it
   *number = call.name ? kNamed : inbox_.draw_number(call.group, Kind::allreduce);
-  group_engine.fast_path().begin(c, hash_of(call, *number));
+  fast_path->begin(hash_of(call, *number));
   return &group_engine;
 }
 
@@ -71,13 +70,13 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
   if (inbox_.in_flight() > 0) return false;
   if (timeline_->running()) return false;  // it shows negotiation
   if (!progress_lock_.try_lock()) return false;
-  visits_.fetch_add(1, std::memory_order_relaxed);
+  note_visit();
   uint64_t number;
   GroupEngine* group_engine = begin_fast_path(call, &number);
   auto state = group_engine ? step_fast_path(group_engine->fast_path()) : FastPath::State::idle;
   if (state == FastPath::State::done) {
-    counters_.add(Counters::requests);
-    counters_.add(Counters::fast_path);
+    counters_.count(Counters::requests);
+    counters_.count(Counters::fast_path);
   } else if (group_engine) {
     *begun = request_of(call, number);
     inbox_.adopt(**begun);

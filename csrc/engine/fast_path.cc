@@ -20,11 +20,14 @@ FastPath::FastPath(LocalRanks& local_ranks, const Group& group, SharedBackend& s
       group_(group),
       shared_(shared),
       left_(size_t(group.size())),
-      inputs_(size_t(group.size())) {}
-
-FastPathSlot& FastPath::slot(int member, uint64_t turn) const {
-  return local_ranks_.fast_path_slot(group_.id(), group_.local_index(member), int(turn % 2));
+      inputs_(size_t(group.size())) {
+  for (int member = 0; member < group.size(); ++member)
+    for (int slot : {0, 1}) slots_.push_back(&local_ranks.fast_path_slot(group.id(), group.local_index(member), slot));
+  call_.kind = Kind::allreduce;
+  call_.index = group.index();
+  call_.size = group.size();
 }
+
 bool FastPath::has_written(int member, uint64_t turn) const {
   return slot(member, turn).word.load(std::memory_order_acquire) >> 1 == turn;
 }
@@ -46,10 +49,9 @@ void FastPath::write(bool refusal) {
     if (rank != local_ranks_.rank()) local_ranks_.mark(rank);
 }
 
-void FastPath::begin(const Collective& call, uint64_t hash) {
-  call_ = call;
+void FastPath::begin(uint64_t hash) {
   hash_ = hash;
-  bytes_ = size_t(call.count) * size_of(call.dtype);
+  bytes_ = size_t(call_.count) * size_of(call_.dtype);
   ++turn_;
   seen_ = 0;
   awaited_ns_ = 0;
@@ -57,9 +59,9 @@ void FastPath::begin(const Collective& call, uint64_t hash) {
   FastPathSlot& own = slot(group_.index(), turn_);
   own.hash = hash;
   if (bytes_ > FastPathSlot::kEagerBytes) {
-    new (own.inline_data) ArenaOffsets(shared_.offsets_of(call));
+    new (own.inline_data) ArenaOffsets(shared_.offsets_of(call_));
   } else {
-    stage(bytes_ <= FastPathSlot::kInlineBytes ? own.inline_data : own.eager, call.input, bytes_);
+    stage(bytes_ <= FastPathSlot::kInlineBytes ? own.inline_data : own.eager, call_.input, bytes_);
   }
   write(false);
 }

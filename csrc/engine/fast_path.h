@@ -15,10 +15,11 @@
 
 namespace lightcc {
 
-inline uint64_t mix(uint64_t hash, uint64_t word) {  // a step of MurmurHash3's 64-bit finalizer for each word
-  hash = (hash ^ word) * 0xff51afd7ed558ccd;
-  hash = (hash ^ hash >> 33) * 0xc4ceb9fe1a85ec53;
-  return hash ^ hash >> 33;
+// A step of wyhash (Wang Yi 2019) for each word: both halves of one 128-bit product. It is on the way of every call.
+inline uint64_t mix(uint64_t hash, uint64_t word) {
+  __extension__ using Uint128 = unsigned __int128;
+  const Uint128 product = Uint128(hash ^ 0xa0761d6478bd642f) * (word ^ 0xe7037ed1a0b428db);
+  return uint64_t(product) ^ uint64_t(product >> 64);
 }
 
 class FastPath {
@@ -28,9 +29,12 @@ class FastPath {
   FastPath(LocalRanks&, const Group&, SharedBackend&);  // all members are of this host
 
   bool ready();  // no turn is open: a call may begin
-  // An allreduce; hash stands for all that must agree. The caller has nothing else in flight in this group, starts
-  // nothing else in it while active(), and negotiates what is refused.
-  void begin(const Collective&, uint64_t hash);
+  // The allreduce that begin() starts, to be filled in while the fast path is not active(): dtype, op, factors, input,
+  // output and count. It is one object for all calls, since a new one costs as much as the sum of a few numbers.
+  Collective& call() { return call_; }
+  // hash stands for all that must agree. The caller has nothing else in flight in this group, starts nothing else in it
+  // while active(), and negotiates what is refused.
+  void begin(uint64_t hash);
   bool active() const { return state_ == State::waiting || state_ == State::running; }
   State step(bool* moved = nullptr);  // one bounded piece; after done or refused it is idle
   // This rank does something else; true if it refused. At once, or if others have waited for a while: what it does is
@@ -41,7 +45,7 @@ class FastPath {
   std::vector<int> missing() const;   // members that have not written their slot of the open turn
 
  private:
-  FastPathSlot& slot(int member, uint64_t turn) const;
+  FastPathSlot& slot(int member, uint64_t turn) const { return *slots_[size_t(member) * 2 + turn % 2]; }
   bool has_written(int member, uint64_t turn) const;
   bool refused(int member) const;     // in the open turn
   void write(bool refusal);
@@ -51,6 +55,7 @@ class FastPath {
   LocalRanks& local_ranks_;
   const Group& group_;
   SharedBackend& shared_;
+  std::vector<FastPathSlot*> slots_;  // two a member
   std::vector<char> left_;
   uint64_t turn_ = 0;                 // for which this rank wrote a slot last
   State state_ = State::idle;

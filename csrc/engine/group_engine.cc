@@ -215,11 +215,12 @@ bool GroupEngine::coordinate() {
   return true;
 }
 
-bool GroupEngine::can_take_fast_path(const Collective& c) {
+FastPath* GroupEngine::idle_fast_path() {
   progress_lock_.assert_held();
-  return fast_path_ && idle() && first_left_.empty() && selector_.choose(c).backend == shared_ &&
-         fast_path_->ready();
+  return fast_path_ && idle() && first_left_.empty() && fast_path_->ready() ? fast_path_.get() : nullptr;
 }
+
+bool GroupEngine::can_take_fast_path(const Collective& c) const { return selector_.choose(c).backend == shared_; }
 
 bool GroupEngine::step_fast_path() {
   if (!fast_path_) return false;
@@ -229,7 +230,7 @@ bool GroupEngine::step_fast_path() {
   if (fast_path_->active()) return moved;
   RequestPtr request = std::move(fast_path_request_);
   if (state != FastPath::State::done) return submit(request), true;
-  counters_.add(Counters::fast_path);
+  counters_.count(Counters::fast_path);
   owner_.finish(request, Code::ok, "");
   return true;
 }

@@ -52,7 +52,9 @@ class GroupEngine : public ControlPlaneOwner {
   void use_rules(std::span<const Rule> allreduces, PlanCosts);
   void submit(const RequestPtr&);
   FastPath& fast_path() { return *fast_path_; }
-  bool can_take_fast_path(const Collective&);           // nothing is in flight in this group
+  // nullptr while a call may not begin on it: there is none, or something is in flight in this group.
+  FastPath* idle_fast_path();
+  bool can_take_fast_path(const Collective&) const;     // whether the backend is the one that it stands for
   void adopt(const RequestPtr& request) {               // whose call is already on the fast path
     progress_lock_.assert_held();
     fast_path_request_ = request;

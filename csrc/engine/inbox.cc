@@ -43,7 +43,9 @@ uint64_t Inbox::draw_number(int group, Kind kind) {
 }
 
 bool Inbox::is_held(int group, Kind kind, const char* name) {
+  if (!any_held_.load(std::memory_order_acquire)) return false;
   std::lock_guard lock(mutex_);
+  any_held_.store(names_.any_held(), std::memory_order_release);
   return names_.any_held() && names_.is_taken(flight_name(group, key_of(kind, name)), now_ns());
 }
 
@@ -62,7 +64,9 @@ Inbox::Contents Inbox::take() {
 
 bool Inbox::release_name(const Request& request) {
   std::lock_guard lock(mutex_);
-  return names_.finished(request.flight_name, now_ns());
+  const bool held = names_.finished(request.flight_name, now_ns());
+  if (held) any_held_.store(true, std::memory_order_release);
+  return held;
 }
 
 void Inbox::give_back(const Request& request) {

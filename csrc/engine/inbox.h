@@ -74,6 +74,7 @@ class Inbox {
   bool closed_ = false;
   bool joining_ = false;                                   // nothing is submitted until join() returns
   std::atomic<bool> full_{false};
+  std::atomic<bool> any_held_{false};                      // false: no request that is done holds its name
   std::atomic<int> in_flight_{0};
 };
 
