@@ -92,8 +92,40 @@ TEST(HeartbeatSocket, WhatAnEarlierJobOfTheSameNameSecretAndPortsSaysIsNotBeliev
   ASSERT_EQ(sendto(socket.get(), bytes.data(), bytes.size(), 0, to.get(), to.length()), ssize_t(bytes.size()));
   all.run(kSecond, {0, 1});
   EXPECT_EQ(all.over[0].second, "");
-  EXPECT_EQ(all.sockets[0]->unauthenticated(), 1u);
   EXPECT_TRUE(all.sockets[0]->all_heard());
+}
+
+TEST(HeartbeatSocket, HoweverManyDatagramsOfStrangersComeNoHeartbeatIsLost) {
+  Sockets all({1, 1});
+  all.run(kSecond, {0, 1});
+  const JobCredentials stranger{"job", "1", "another secret", 0, {7}};
+  const std::string of_its_length = encode({1, UINT64_MAX, {0}, false, Code::ok, ""}, heartbeat_key(stranger));
+  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const Address& to = all.addresses[0];
+  for (const std::string& bytes : {std::string(), of_its_length}) {
+    for (const uint64_t end = all.now + 6 * kSecond; all.now < end;) {
+      for (int i = 0; i < 1000; ++i)  // three times what fits into a socket's buffer
+        ASSERT_GE(sendto(socket.get(), bytes.data(), bytes.size(), 0, to.get(), to.length()), 0);
+      all.sockets[1]->tick(all.now);
+      all.sockets[0]->tick(all.now);
+      all.now += kHeartbeatNs;
+    }
+    EXPECT_TRUE(all.lost[0].empty());
+  }
+  EXPECT_EQ(all.sockets[0]->unauthenticated(), 0u);
+  all.run(5 * kSecond, {0});
+  EXPECT_EQ(all.lost[0], std::vector<int>{1}) << "a host that is really lost is found";
+}
+
+TEST(HeartbeatSocket, WhatBeginsAsAHeartbeatAndBringsNoProofIsCounted) {
+  Sockets all({1, 1});
+  std::string bytes = encode({1, 1, {0}, false, Code::ok, ""}, heartbeat_key({"job", "1", "secret", 0}));
+  bytes.back() ^= 1;
+  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const Address& to = all.addresses[0];
+  ASSERT_EQ(sendto(socket.get(), bytes.data(), bytes.size(), 0, to.get(), to.length()), ssize_t(bytes.size()));
+  all.run(kSecond, {0, 1});
+  EXPECT_EQ(all.sockets[0]->unauthenticated(), 1u);
 }
 
 TEST(HeartbeatSocket, HeartbeatsAreCountedByNoClockSoOneThatIsSetBackSilencesNoHost) {

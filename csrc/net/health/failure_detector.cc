@@ -16,10 +16,6 @@ constexpr int kAllHosts = 9;                        // up to so many everyone he
 constexpr uint64_t kLongestLookNs = 1'000'000'000;  // four heartbeats of a live host fall into it
 constexpr uint64_t kLatestStepNs = kDeadNs / 2;
 
-std::string head_of(const HeartbeatKey& key) {
-  return WireWriter().put(kHeartbeatMagic).put(kHeartbeatProtocol).put(key.name).take();
-}
-
 std::string_view view(const Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
 
 Heartbeat read_body(WireReader reader) {
@@ -60,6 +56,10 @@ HeartbeatKey heartbeat_key(const JobCredentials& credentials) {
   return {sha256(epoch), hmac_sha256(credentials.secret, epoch)};
 }
 
+std::string heartbeat_head(const HeartbeatKey& key) {
+  return WireWriter().put(kHeartbeatMagic).put(kHeartbeatProtocol).put(key.name).take();
+}
+
 std::string encode(const Heartbeat& heartbeat, const HeartbeatKey& key) {
   WireWriter body;
   body.put(heartbeat.host).put(heartbeat.sequence).put(uint8_t(heartbeat.over));
@@ -69,14 +69,14 @@ std::string encode(const Heartbeat& heartbeat, const HeartbeatKey& key) {
     const size_t ages = std::min(heartbeat.awake_ages.size(), kMostAges);
     body.put(std::vector<uint16_t>(heartbeat.awake_ages.begin(), heartbeat.awake_ages.begin() + ptrdiff_t(ages)));
   }
-  std::string bytes = head_of(key) + body.take();
+  std::string bytes = heartbeat_head(key) + body.take();
   return bytes.append(view(hmac_sha256(view(key.key), bytes)));
 }
 
 std::optional<Heartbeat> parse_heartbeat(std::string_view bytes, const HeartbeatKey& key) {
   if (bytes.size() < kHeadBytes + sizeof(Digest) || bytes.size() > kHeartbeatBytes) return {};
   const std::string_view said = bytes.substr(0, bytes.size() - sizeof(Digest));
-  if (!said.starts_with(head_of(key))) return {};
+  if (!said.starts_with(heartbeat_head(key))) return {};
   const Digest proof = WireReader(bytes.substr(said.size())).bytes<sizeof(Digest)>();
   if (!equal(proof, hmac_sha256(view(key.key), said))) return {};
   try {

@@ -34,6 +34,8 @@ uint16_t age_of(uint64_t ns);           // as awake_ages tells it; never kUnknow
 struct HeartbeatKey { Digest name, key; };  // of one epoch of a job, by its nonce
 HeartbeatKey heartbeat_key(const JobCredentials&);  // throws Error{internal} if there is no secret
 
+// How each heartbeat of an epoch begins: a multiple of four bytes, which a stranger cannot know.
+std::string heartbeat_head(const HeartbeatKey&);
 std::string encode(const Heartbeat&, const HeartbeatKey&);
 // None: unauthenticated, another job's or epoch's, or damaged.
 std::optional<Heartbeat> parse_heartbeat(std::string_view, const HeartbeatKey&);

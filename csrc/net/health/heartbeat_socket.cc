@@ -1,11 +1,15 @@
 #include "net/health/heartbeat_socket.h"
 
+#include <arpa/inet.h>
+#include <linux/filter.h>
 #include <sys/socket.h>
 
 #include <cstring>
 #include <numeric>
 
 #include "base/clock.h"
+#include "base/log.h"
+#include "base/shortage.h"
 
 namespace lightcc {
 namespace {
@@ -22,6 +26,29 @@ Address mapped(const Address& address) {
   return Address(reinterpret_cast<sockaddr*>(&v6), sizeof v6);
 }
 
+constexpr int kBufferBytes = 4 << 20;  // asked for; the system may give less
+constexpr int kMostATick = 1024;       // datagrams that are read; a heartbeat comes four times a second from each sender
+
+// Has the kernel drop every datagram that does not begin with `head`, so that those of strangers take no room in the
+// socket's buffer, however many they are. A classic BPF program, which needs no privilege.
+void admit_only(int socket, std::string_view head) {
+  constexpr uint32_t kUdpHeaderBytes = 8;  // what a UDP socket's filter sees begins with it
+  std::vector<sock_filter> program;
+  const size_t last = head.size() / 4 * 2 + 1;
+  for (uint32_t at = 0; at < head.size(); at += 4) {
+    uint32_t word;
+    std::memcpy(&word, head.data() + at, sizeof word);
+    program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kUdpHeaderBytes + at));
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ntohl(word), 0, uint8_t(last - program.size() - 1)));
+  }
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, UINT32_MAX));
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+  const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
+  if (setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) != 0)
+    log(Level::warning, "the system takes no filter for heartbeats (" + reason_of(errno) +
+                            "): many datagrams of strangers could hide them, and a host be taken for lost");
+}
+
 }  // namespace
 
 HeartbeatSocket::HeartbeatSocket(const JobCredentials& credentials, int rank, const Topology& topology,
@@ -34,7 +61,14 @@ HeartbeatSocket::HeartbeatSocket(const JobCredentials& credentials, int rank, co
       socket_(std::move(socket)),
       family_(local_address(socket_.get()).family()),
       local_ranks_(local_ranks),
-      detector_(int(topology.hosts.size()), own_host_, now_ns()) {}
+      detector_(int(topology.hosts.size()), own_host_, now_ns()) {
+  setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &kBufferBytes, sizeof kBufferBytes);
+  admit_only(socket_.get(), heartbeat_head(key_));
+  char strangers[1];
+  for (int i = 0; i < kMostATick && recv(socket_.get(), strangers, sizeof strangers, MSG_DONTWAIT) >= 0; ++i) {
+    // What came before the filter was there may fill the buffer. A heartbeat among it comes again.
+  }
+}
 
 Heartbeat HeartbeatSocket::next_heartbeat(uint64_t now) {
   const uint64_t sequence = local_ranks_.header(0).heartbeats_sent.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -71,7 +105,9 @@ void HeartbeatSocket::tick(uint64_t now) {
       send(receivers_of(own_host_, int(topology_.hosts.size())), now);
     }
     char buffer[kHeartbeatBytes + 1];
-    for (ssize_t n; (n = recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT)) >= 0;) {
+    for (int i = 0; i < kMostATick; ++i) {
+      const ssize_t n = recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+      if (n < 0) break;
       auto heartbeat = parse_heartbeat({buffer, size_t(n)}, key_);
       if (!heartbeat) unauthenticated_.fetch_add(1, std::memory_order_relaxed);
       else if (detector_.heard(*heartbeat, now) && heartbeat->over && heartbeat->code != Code::ok)
