@@ -5,8 +5,8 @@ An epoch is a world of ranks between two resets. The rules:
 
 1. An epoch is formed when no member of the last one still runs in it and enough workers wait; never beside another.
 2. A worker whose state was synced has what the job has learned. While any such worker lives, rank 0 of an epoch is one.
-   Once all members of an epoch were and none is left, the job ends: what others would train from is not what was
-   learned.
+   Once all members of an epoch were and none is left on a host that may be used, now or after a cooldown, the job ends:
+   what others would train from is not what was learned.
 3. Free slots of usable hosts are filled at once, and a newcomer is announced when it waits, so nobody waits for its
    imports. After a failure those who are left go on without it if they are enough.
 4. A worker that fails counts against its host, which is not used any more after `failures_per_host` of them, for ever
@@ -22,6 +22,7 @@ from typing import NamedTuple, Optional, Union
 from lightcc.runner.hosts import Host
 
 NO_UPDATE, REMOVED, ADDED = 0, 1, 2  # bits of Horovod's HostUpdateResult
+_NO_STATE = "no worker that has the state of the job is left"
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,8 @@ class Membership:
         self._failed(worker, now)
 
     def _failed(self, worker: Worker, now: float) -> None:
-        usage = self._hosts.get(worker.host) or self._past.get(worker.host)
-        if usage and usage.until <= now:  # else the host has just been found to fail, and this is of the same cause
+        usage = self._usage(worker.host)
+        if usage.until <= now:  # else the host has just been found to fail, and this is of the same cause
             usage.failures += 1
             if usage.failures >= self.limits.failures_per_host:
                 usage.failures, usage.blacklisted = 0, usage.blacklisted + 1
@@ -284,7 +285,7 @@ class Membership:
         if self._had_state and not any(w.has_state for w in chosen):
             if any(w.has_state and self._comes_back(w.host, now) for w in self._alive()):
                 return self._wait_for_more(now)
-            return [self._finish("no worker that has the state of the job is left on a host that may be used")]
+            return [self._finish(f"{_NO_STATE} on a host that may be used")]
         if self.limits.reset_limit is not None and self.epoch > self.limits.reset_limit:
             return [self._finish(f"the job was reset {self.limits.reset_limit} times, the most by --reset-limit")]
         chosen = chosen[:None if self.limits.max_num_proc is None else self.limits.max_num_proc]
@@ -312,12 +313,16 @@ class Membership:
 
     def _hopeless(self, now: float) -> Optional[End]:
         if self._had_state and not any(w.has_state for w in self._alive()):
-            return self._finish("no worker that has the state of the job is left")
+            return self._finish(_NO_STATE)
         blocked = all(usage.until == float("inf") for usage in self._hosts.values())
         all_failed = self._hosts and not any(self._alive())  # on other hosts the same would come of it
         if self.workers and blocked and (all_failed or not self.limits.hosts_may_come):
             return self._finish("no host is left whose workers have not failed (--failures-per-host "
                                 f"{self.limits.failures_per_host})")
+        if self._had_state and not any(w.has_state and self._usage(w.host).until < float("inf") for w in self._alive()):
+            hosts = dict.fromkeys(w.host for w in self._alive() if w.has_state)
+            return self._finish(f"{_NO_STATE} on a host that may be used: workers have failed on {', '.join(hosts)} "
+                                f"(--failures-per-host {self.limits.failures_per_host})")
         return self._late_end(now)
 
     def _late_end(self, now: float) -> Optional[End]:
@@ -359,6 +364,10 @@ class Membership:
     def _comes_back(self, host: str, now: float) -> bool:
         """Whether it may be used again after a while."""
         return host in self._hosts and now < self._hosts[host].until < float("inf")
+
+    def _usage(self, host: str) -> _Usage:
+        """Of a host that has or had a worker."""
+        return self._hosts.get(host) or self._past[host]
 
     def _usable(self, now: float) -> Mapping[str, int]:
         return {name: usage.slots for name, usage in self._hosts.items() if usage.until <= now}

@@ -1,5 +1,6 @@
 """lightcc/elastic/membership.py by script: given these events at this time, exactly these actions; and by random
 histories."""
+import itertools
 import random
 
 from lightcc.elastic.membership import (
@@ -408,6 +409,71 @@ def test_a_newcomer_is_not_announced_before_rank_0_listens():
     assert job.due() == []
     job.membership.synced(0)
     assert [type(action) for action in job.due()] == [Notify]
+
+
+def test_a_new_host_is_no_help_if_all_that_have_the_state_are_on_hosts_that_are_not_used_any_more():
+    job = Job(num_proc=2, hosts=[("a", 2)], hosts_may_come=True)
+    job.begun()
+    job.hosts(("a", 2), ("b", 2))
+    assert len(started(job.due())) == 2
+    assert job.ends(0, 1) == [End((job.membership.workers[0], 1), "no worker that has the state of the job is left on "
+                                  "a host that may be used: workers have failed on a (--failures-per-host 1)")]
+
+
+PAUSES_S = (0, 11)  # the second is longer than the first cooldown
+
+
+def test_whatever_fails_the_job_ends_when_and_only_when_no_worker_with_the_state_can_come_back():
+    """Every order of failures of the first epoch's workers, with a change of hosts before any of them, with and without
+    cooldown, with survivors that ask for the next epoch at once or never, and newcomers that are ready at once or
+    never."""
+    changes = (None, (("a", 2), ("b", 1), ("c", 2)), (("b", 1), ("c", 1)), (("c", 1), ("a", 2)))
+    ends = []
+    for case in itertools.product(itertools.permutations(range(3)), changes, range(3), PAUSES_S, (None, (10, 20)),
+                                  (1, 2), (True, False), (True, False)):
+        _, change, at, *_, newcomers_wait = case
+        if change is None and at > 0 or newcomers_wait and change and len(change) == 2:
+            continue  # the same again; a host that has gone is waited for until others could begin without it
+        ends.append(failures_until_the_end(*case))
+    assert all(ends.count(number) > 100 for number in (2, 3))
+
+
+def failures_until_the_end(order, change, at, pause_s, cooldown_s, failures_per_host, survivors_wait, newcomers_wait):
+    case = list(locals().items())
+    job = Job(num_proc=3, hosts=(("a", 2), ("b", 1)), hosts_may_come=True, cooldown_s=cooldown_s,
+              failures_per_host=failures_per_host)
+    job.begun()
+    failures, for_ever = {"a": 0, "b": 0}, set()
+    have_state = {0: "a", 1: "a", 2: "b"}
+    newcomers = set()
+
+    def act(actions):
+        newcomers.update(action.worker.number for action in actions if isinstance(action, Start))
+        for action in actions:
+            assert not isinstance(action, Form) or action.members[0].number in have_state, case
+        for number in dismissed(actions):  # others go on with the state
+            have_state.pop(number, None)
+
+    for count, number in enumerate(order, 1):
+        if count == at + 1 and change:
+            job.hosts(*change)
+            act(job.due())
+        if number not in have_state:
+            continue
+        host = have_state.pop(number)
+        failures[host] += 1
+        if failures[host] == failures_per_host and not cooldown_s:
+            for_ever.add(host)
+        actions = job.ends(number, 1)
+        if for_ever.issuperset(have_state.values()):
+            assert "no worker that has the state of the job is left" in job.membership.over.text, case
+            return count
+        act(actions)
+        job.now += pause_s
+        act(job.due())
+        act(job.waits(*(have_state if survivors_wait else ()), *(newcomers if newcomers_wait else ())))
+        assert not job.membership.over, case
+    raise AssertionError(f"it never ended: {case}")
 
 
 def test_random_histories_never_stall_and_keep_the_rules():
