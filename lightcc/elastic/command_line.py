@@ -28,6 +28,9 @@ def add_to(top: argparse.ArgumentParser) -> None:
                             "they double; default: for ever")
     flags.add_argument("--failures-per-host", type=_of_flag(count), metavar="N",
                        help="failures of a host's workers until it is not used any more; default 1")
+    flags.add_argument("--newcomer-timeout", type=_of_flag(seconds), metavar="SECONDS",
+                       help="that workers of new hosts wait for the others that were discovered with them, after the "
+                            "first of them is ready, so that they come in together; default 30")
     flags.add_argument("--worker-timeout", type=_of_flag(seconds), metavar="SECONDS",
                        help="a worker that does not answer for so long (stopped, stuck in the kernel) is killed; "
                             "default 30")

@@ -7,8 +7,9 @@ An epoch is a world of ranks between two resets. The rules:
 2. A worker whose state was synced has what the job has learned. While any such worker lives, rank 0 of an epoch is one.
    Once all members of an epoch were and none is left on a host that may be used, now or after a cooldown, the job ends:
    what others would train from is not what was learned.
-3. Free slots of usable hosts are filled at once, and a newcomer is announced when it waits, so nobody waits for its
-   imports. After a failure those who are left go on without it if they are enough.
+3. Free slots of usable hosts are filled at once, and newcomers are announced when they wait, those of one discovery
+   together, so nobody waits for their imports and they are one reset. Who is late comes with the next one. After a
+   failure those who are left go on without newcomers if they are enough.
 4. A worker that fails counts against its host, which is not used any more after `failures_per_host` of them, for ever
    or, with a cooldown, for a while that doubles. So does one that cannot reach rank 0, unless most members cannot: then
    it is rank 0 that has failed.
@@ -22,6 +23,7 @@ from typing import NamedTuple, Optional, Union
 from lightcc.runner.hosts import Host
 
 NO_UPDATE, REMOVED, ADDED = 0, 1, 2  # bits of Horovod's HostUpdateResult
+FIRST_EPOCH_S = 600.0  # for the other workers' imports once one waits; --elastic-timeout if that is longer
 _NO_STATE = "no worker that has the state of the job is left"
 
 
@@ -37,6 +39,7 @@ class Limits:
     cooldown_s: Optional[tuple[float, float]] = None  # shortest and longest; None: for ever
     failures_per_host: int = 1
     hosts_may_come: bool = False         # hosts are discovered again and again
+    newcomer_timeout_s: float = 30.0     # that newcomers wait for the others of their discovery
 
     @property
     def most(self) -> float:
@@ -55,6 +58,7 @@ class Worker:
     number: int  # in the order of starts
     host: str
     slot: int
+    discovery: int  # for whose hosts it was started
     state: State = State.STARTING
     joined: bool = False      # the epoch that it is a member of: its init has returned
     synced: bool = False      # and it has the state of rank 0
@@ -135,6 +139,8 @@ class Membership:
     _succeeded: bool = False
     _had_state: bool = False
     _short_since: Optional[float] = None                         # since when too few are there
+    _discovery: int = 0                                          # the last
+    _ready_since: dict[int, float] = field(default_factory=dict)  # discovery -> since when a newcomer of it waits
     _announced: dict[int, int] = field(default_factory=dict)     # worker -> what rank 0 was told of it, in this epoch
     _broken: Optional[str] = None                                # why not all can meet for the present epoch
     _cancelled: int = 0                                          # the last epoch that was cancelled
@@ -143,6 +149,7 @@ class Membership:
 
     def found(self, hosts: Sequence[Host]) -> None:
         """The hosts that there are now."""
+        self._discovery += 1
         slots = {host.name: host.slots for host in hosts}
         for name in [name for name in self._hosts if name not in slots]:
             self._past[name] = self._hosts.pop(name)
@@ -223,9 +230,11 @@ class Membership:
 
     def wait_s(self, now: float) -> Optional[float]:
         """The time until something may be due that nobody reports; None: nothing is."""
-        times = [usage.until for usage in self._hosts.values() if now < usage.until < float("inf")]
-        if self._short_since is not None and not self._is_late(now):
+        times = [usage.until for usage in self._hosts.values() if usage.until < float("inf")]
+        if self._short_since is not None:
             times.append(self._short_since + self.limits.elastic_timeout_s)
+        times += [since + self._newcomer_timeout_s for since in self._ready_since.values()]
+        times = [time for time in times if time > now]
         return min(times) - now if times and not self.over else None
 
     def awaited_hosts(self) -> set[str]:
@@ -244,18 +253,20 @@ class Membership:
         for host, slots in usable.items():
             for slot in range(slots):
                 if room > 0 and (host, slot) not in taken:
-                    worker = Worker(len(self.workers), host, slot)
+                    worker = Worker(len(self.workers), host, slot, self._discovery)
                     self.workers[worker.number] = worker
                     actions.append(Start(worker))
                     room -= 1
-        if actions and len(actions) == len(self.workers):  # the first
-            self._short_since = None
         return actions
 
     def _announce(self, now: float) -> list[Action]:
         """Tells rank 0 of newcomers that wait and of members that must go."""
         usable = self._usable(now)
-        changes = {w.number: ADDED for w in self._alive() if w.state is State.WAITING and w not in self.members}
+        newcomers = [w for w in self._alive() if w.state is State.WAITING and w not in self.members
+                     and w.slot < usable.get(w.host, 0)]
+        self._note_ready(newcomers, now)
+        incomplete = {w.discovery for w in self._starting(usable)} - self._late_discoveries(now)
+        changes = {w.number: ADDED for w in newcomers if w.discovery not in incomplete}
         changes.update({w.number: REMOVED for w in self.members
                         if w.state is State.MEMBER and w.slot >= usable.get(w.host, 0)})
         room = self.limits.most - sum(w.state is State.MEMBER and w.number not in changes for w in self.members)
@@ -272,16 +283,22 @@ class Membership:
         return [Notify(leader, result)]
 
     def _form(self, now: float) -> list[Action]:
-        """The next epoch if enough wait; at first all that were started, as long as that may take."""
+        """The next epoch if enough wait."""
         self._count_apart(now)
         usable = self._usable(now)
         chosen = self._in_order([w for w in self._alive()
                                  if w.state is State.WAITING and w.slot < usable.get(w.host, 0)])
-        starting = [w for w in self._alive() if w.state is State.STARTING and w.slot < usable.get(w.host, 0)]
-        least = self.limits.min_num_proc if self.epoch or not starting else len(chosen) + len(starting)
-        if len(chosen) < least:
-            if len(chosen) < self.limits.min_num_proc or not self._is_late(now):
-                return self._wait_for_more(now)
+        starting = self._starting(usable)
+        if self.epoch == 0 and starting and len(chosen) + len(starting) >= self.limits.min_num_proc:
+            self._short_since = None  # the slots are there
+            self._note_ready(chosen, now)
+            if not self._late_discoveries(now):
+                return []
+            if len(chosen) < self.limits.min_num_proc:
+                names = ", ".join(f"worker {w.number} on host {w.host}" for w in starting)
+                return [self._finish(f"not in init() {self._newcomer_timeout_s:g} s after the first: {names}")]
+        if len(chosen) < self.limits.min_num_proc:
+            return self._wait_for_more(now)
         if self._had_state and not any(w.has_state for w in chosen):
             if any(w.has_state and self._comes_back(w.host, now) for w in self._alive()):
                 return self._wait_for_more(now)
@@ -290,7 +307,8 @@ class Membership:
             return [self._finish(f"the job was reset {self.limits.reset_limit} times, the most by --reset-limit")]
         chosen = chosen[:None if self.limits.max_num_proc is None else self.limits.max_num_proc]
         self.epoch += 1
-        self.members, self._announced, self._short_since, self._broken = chosen, {}, None, None
+        self.members, self._announced, self._ready_since = chosen, {}, {}
+        self._short_since, self._broken = None, None
         for worker in chosen:
             worker.state, worker.joined, worker.synced, worker.timed_out = State.MEMBER, False, False, False
         unwanted = [w for w in self._alive() if w.state is State.WAITING or w.slot >= usable.get(w.host, 0)]
@@ -360,6 +378,25 @@ class Membership:
 
     def _is_late(self, now: float) -> bool:
         return self._short_since is not None and now >= self._short_since + self.limits.elastic_timeout_s
+
+    @property
+    def _newcomer_timeout_s(self) -> float:
+        """How long those who wait do so for others that were started with them; all are newcomers to the first epoch.
+        """
+        if self.epoch == 0:
+            return max(FIRST_EPOCH_S, self.limits.elastic_timeout_s)
+        return self.limits.newcomer_timeout_s
+
+    def _note_ready(self, newcomers: Iterable[Worker], now: float) -> None:
+        for worker in newcomers:
+            self._ready_since.setdefault(worker.discovery, now)
+
+    def _late_discoveries(self, now: float) -> set[int]:
+        """Those whose other newcomers are waited for no longer."""
+        return {number for number, since in self._ready_since.items() if now >= since + self._newcomer_timeout_s}
+
+    def _starting(self, usable: Mapping[str, int]) -> list[Worker]:
+        return [w for w in self._alive() if w.state is State.STARTING and w.slot < usable.get(w.host, 0)]
 
     def _comes_back(self, host: str, now: float) -> bool:
         """Whether it may be used again after a while."""

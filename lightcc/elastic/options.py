@@ -45,7 +45,8 @@ def cooldown(value: Any) -> tuple[float, float]:
 
 _MAKE_ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script")
 _FOR_ELASTIC = {"slots_per_host": count, "reset_limit": whole, "blacklist_cooldown_range": cooldown,
-                "elastic_timeout": seconds, "failures_per_host": count, "worker_timeout": seconds}
+                "elastic_timeout": seconds, "failures_per_host": count, "newcomer_timeout": seconds,
+                "worker_timeout": seconds}
 _NUMBERS = {"num_proc": count, "min_num_proc": count, "max_num_proc": count, **_FOR_ELASTIC}
 
 
@@ -65,6 +66,7 @@ class Options:
     blacklist_cooldown_range: Optional[Sequence[float]] = None
     elastic_timeout: Optional[float] = None
     failures_per_host: Optional[int] = None
+    newcomer_timeout: Optional[float] = None
     worker_timeout: Optional[float] = None
 
     @property
@@ -105,7 +107,8 @@ class Options:
             raise ValueError(f"{said}: expected {' <= '.join(names)}")
         timeout_s = _timeout_s() if self.elastic_timeout is None else self.elastic_timeout
         return Limits(self.num_proc, least, most, timeout_s, self.reset_limit, self.blacklist_cooldown_range,
-                      self.failures_per_host or 1, hosts_may_come=bool(self.host_discovery_script))
+                      self.failures_per_host or 1, bool(self.host_discovery_script),
+                      Limits.newcomer_timeout_s if self.newcomer_timeout is None else self.newcomer_timeout)
 
     def discovery(self) -> HostDiscovery:
         """Raises ValueError or OSError as hosts.listed does, ValueError if the hosts have too few slots."""

@@ -77,7 +77,7 @@ def test_flags_of_elastic_jobs_are_refused_in_others(flag):
     (["-np", 4, "--min-np", 2], (4, 2, None, 600, None, None, 1, False)),
     (["--min-num-proc", 2], (2, 2, None, 600, None, None, 1, False)),
     (["-np", 2, "--max-num-proc", 8, "--elastic-timeout", 9.5, "--reset-limit", 3, "--failures-per-host", 2,
-      "--blacklist-cooldown-range", 5, 60], (2, 2, 8, 9.5, 3, (5, 60), 2, False)),
+      "--blacklist-cooldown-range", 5, 60, "--newcomer-timeout", 7], (2, 2, 8, 9.5, 3, (5, 60), 2, False, 7)),
     (["-np", 2, "--max-np", 2, "--host-discovery-script", "x", "--slots-per-host", 2], (2, 2, 2, 600, None, None, 1,
                                                                                        True)),
 ])

@@ -398,6 +398,85 @@ def test_the_reset_limit():
     assert "--reset-limit" in end.text
 
 
+def test_newcomers_of_one_discovery_are_one_reset():
+    job = Job(num_proc=1, hosts=[("a", 1)], hosts_may_come=True, reset_limit=1)
+    job.begun()
+    job.hosts(("a", 1), ("b", 2), ("c", 1))
+    assert len(started(job.due())) == 3
+    assert job.waits(2) == [] and job.membership.wait_s(job.now) == 30
+    job.now = 29
+    assert job.waits(1) == [] and job.membership.wait_s(job.now) == 1
+    assert job.waits(3) == [Notify(job.membership.workers[0], ADDED)]
+    assert formed(job.waits(0)) == (2, [0, 1, 2, 3])
+
+
+def test_a_newcomer_that_is_late_comes_with_the_next_reset():
+    job = Job(num_proc=1, hosts=[("a", 1)], hosts_may_come=True, newcomer_timeout_s=5)
+    job.begun()
+    job.hosts(("a", 1), ("b", 4))
+    assert len(started(job.due())) == 4
+    job.waits(1)
+    job.now = 5
+    assert [type(action) for action in job.due()] == [Notify]
+    assert formed(job.waits(0)) == (2, [0, 1])
+    assert job.trains(0, 1) == []
+    job.now = 6
+    assert job.waits(2) == [] and job.waits(3) == []  # the late ones are waited for together, too
+    job.now = 11
+    assert [type(action) for action in job.due()] == [Notify]
+
+
+def test_newcomers_do_not_wait_for_those_of_another_discovery():
+    job = Job(num_proc=1, hosts=[("a", 1)], hosts_may_come=True)
+    job.begun()
+    job.hosts(("a", 1), ("b", 1))
+    job.due()
+    job.hosts(("a", 1), ("b", 1), ("c", 1))
+    job.due()
+    assert [type(action) for action in job.waits(1)] == [Notify]
+
+
+def test_newcomers_do_not_wait_for_one_that_has_failed():
+    job = Job(num_proc=1, hosts=[("a", 1)], hosts_may_come=True, cooldown_s=(10, 10))
+    job.begun()
+    job.hosts(("a", 1), ("b", 2), ("c", 1))
+    job.due()
+    assert job.waits(1) == [] and job.waits(3) == []
+    assert [type(action) for action in job.ends(2, 1)] == [Notify]  # of worker 3, as host b is not used for a while
+    assert formed(job.waits(0)) == (2, [0, 3])
+
+
+def test_a_newcomer_on_a_host_that_is_not_used_is_no_reset():
+    job = Job(num_proc=1, hosts=[("a", 1)], hosts_may_come=True)
+    job.begun()
+    job.hosts(("a", 1), ("b", 2))
+    job.due()
+    assert job.waits(1) == job.ends(2, 1) == []
+
+
+def test_the_elastic_timeout_is_not_for_what_workers_do_before_their_first_init():
+    job = Job(num_proc=2, min_num_proc=2, elastic_timeout_s=10)
+    job.due()
+    job.now = 1000
+    assert job.due() == [] and job.membership.wait_s(job.now) is None
+    assert job.waits(0) == []
+    job.now = 1599
+    assert job.due() == [] and job.membership.wait_s(job.now) == 1
+    assert formed(job.waits(1)) == (1, [0, 1])
+
+
+def test_the_first_epoch_begins_without_those_that_do_not_come_if_the_others_are_enough():
+    for least in (1, 2):
+        job = Job(num_proc=2, min_num_proc=least)
+        job.due()
+        job.waits(0)
+        job.now = 600
+        if least == 1:
+            assert formed(job.due()) == (1, [0])
+        else:
+            assert job.due() == [End(None, "not in init() 600 s after the first: worker 1 on host a")]
+
+
 def test_a_newcomer_is_not_announced_before_rank_0_listens():
     job = Job(num_proc=1, hosts=[("a", 1)])
     job.due()
