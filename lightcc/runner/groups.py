@@ -4,7 +4,8 @@ Every rank is started as the leader of a process group of its own, so whatever i
 helpers) belongs to the same group, unless that process left on purpose with setpgid or setsid.
 
 The watcher outlives a launcher that was killed with SIGKILL and ends the groups in its place. It reads the
-group numbers, one a line, from its stdin, and does nothing until the launcher is gone. It is run by path, with
+group numbers, one a line, from its stdin, and does nothing until the launcher is gone; a number with a minus takes the
+group back. It is run by path, with
 nothing but the standard library, so that it starts in milliseconds. Linux only.
 """
 
@@ -75,14 +76,16 @@ def watch(launcher: int) -> None:
         poll.register(os.pidfd_open(launcher), select.POLLIN)
     except ProcessLookupError:
         pass
-    text = b""
+    groups: set[int] = set()
+    line = b""
     while True:
         events = dict(poll.poll())
         chunk = os.read(0, 65536) if 0 in events else b""
-        text += chunk
+        *numbers, line = (line + chunk).split(b"\n")
+        for number in map(int, numbers):
+            (groups.add if number > 0 else groups.discard)(abs(number))
         if not chunk:  # end of file, or only the pidfd is ready
             break
-    groups = [int(line) for line in text.split()]
     if groups:
         end(groups)
 

@@ -17,6 +17,7 @@ from lightcc.elastic import command_line
 from lightcc.runner import flags, hosts, nccl_plugin, network, remote
 from lightcc.runner.elastic.discovery import DiscoveryError
 from lightcc.runner.local import Job, StartError
+from lightcc.runner.output import printable
 from lightcc.runner.supervise import Outcome, supervise
 from lightcc.runner.termination import exit_code
 
@@ -232,7 +233,7 @@ def _open_standard_descriptors() -> None:
 
 def _say(text: str, code: int = 0) -> int:
     try:
-        os.write(2, f"lightccrun: {text}\n".encode())
+        os.write(2, f"lightccrun: {printable(text)}\n".encode())
     except OSError:  # nobody reads it; the exit code says it too
         return code or exit_code(-signal.SIGPIPE)
     return code

@@ -20,6 +20,7 @@ from lightcc.runner.cores import VARIABLE, threads_each, usable_cores
 from lightcc.runner.hosts import Place
 from lightcc.runner.messages import Message, Threads
 from lightcc.runner.run_files import RunFiles
+from lightcc.runner.watcher import Watcher
 
 _PR_SET_PDEATHSIG = 1
 # A process group a rank, but one session for all: the kernel schedules each session as one (sched_autogroup), and then
@@ -140,9 +141,7 @@ def rank_starter(job: Job) -> Iterator[Callable[[Place], Rank]]:
 
     None is reaped before, as its number is also that of its group, which we and the watcher signal, and must not become
     another process's. So a worker that an elastic job has lost costs a zombie until the end, and no more."""
-    watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", os.path.abspath(groups.__file__), str(os.getpid())], cwd="/", bufsize=0,
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    watcher = Watcher()
     ranks: list[Rank] = []
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **job.settings}
     if "LIGHTCC_STORE_ADDR" not in job.settings:  # then it is another job's, of which this launcher is a part
@@ -151,8 +150,7 @@ def rank_starter(job: Job) -> Iterator[Callable[[Place], Rank]]:
     def start(place: Place) -> Rank:
         rank = _start(job, place.rank, {**environment, **place.environment()})
         ranks.append(rank)
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher; it is a second safeguard only
-            watcher.stdin.write(b"%d\n" % rank.pid)
+        watcher.add(rank.pid)
         return rank
 
     try:
@@ -163,9 +161,7 @@ def rank_starter(job: Job) -> Iterator[Callable[[Place], Rank]]:
         yield start
     finally:
         stuck = groups.end([rank.pid for rank in ranks]) if ranks else []
-        watcher.kill()
-        watcher.wait()
-        watcher.stdin.close()
+        watcher.close()
         for rank in ranks:
             rank.close()
             if rank.pid not in stuck:

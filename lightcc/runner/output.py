@@ -17,6 +17,18 @@ MAX_PENDING_BYTES = 1 << 20  # a sink with more than this is slow: stop reading 
 _LINE_END = re.compile(rb"(?:\n|\r(?![\r\n]))(?!\Z)")
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """What others have said, for a terminal: the control characters, which it would obey, are spelled out.
+
+    >>> print(printable("a" + chr(27) + "[2J"))
+    a\\x1b[2J
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 class Tagger:
     """Tags the lines of one stream of one rank: b"text" -> b"[1]<stdout>:text"."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable, Optional
 
-from lightcc.runner.output import MAX_PENDING_BYTES, Sink, Tagger, same_file
+from lightcc.runner.output import MAX_PENDING_BYTES, Sink, Tagger, printable, same_file
 
 NAMES = {1: "stdout", 2: "stderr"}
 
@@ -86,8 +86,8 @@ class RankOutputs:
         stream.sink.put(stream.tag, lines)
 
     def say(self, text: str) -> None:
-        """A line of our own."""
-        self.sinks[-1].put(b"", f"lightccrun: {text}\n".encode())
+        """A line of our own, which may quote others."""
+        self.sinks[-1].put(b"", f"lightccrun: {printable(text)}\n".encode())
 
     def say_once(self, text: str) -> None:
         """The same, however many hosts say it."""

@@ -1,9 +1,14 @@
 """Hosts of elastic jobs: those of a list, those that a script prints, and the thread that looks again and again."""
+import os
 import select
+import signal
 import stat
+import sys
+import threading
 
 import pytest
 
+from jobs import Job, wait_until
 from lightcc.elastic.discovery_thread import DiscoveryThread
 from lightcc.runner.elastic.discovery import DiscoveryError, FixedHosts, HostDiscovery, HostDiscoveryScript
 from lightcc.runner.hosts import Host
@@ -25,8 +30,15 @@ def test_what_a_script_prints(tmp_path, printed, slots, found):
     ("echo -oProxyCommand=x:2", "expected host or host:slots"),
     ("echo one >&2; echo two >&2; exit 3", "exited with code 3: one | two"),
     ("/nonesuch", "exited with code 127"),
+    ("echo a:" + "9" * 5000, "expected host or host:slots"),
+    ("echo a; while :; do echo a:1; done", "printed more than 1048576 bytes; expected a line host:slots for each host"),
+    ("echo b:1; while :; do echo a; done >&2", "took more than 0.5 s"),
+    (r"printf 'a\033[2J'", r"printed 'a\x1b[2J'; expected host or host:slots"),
+    (r"printf '\033]0;x\007no' >&2; exit 1", r"exited with code 1: \x1b]0;x\x07no"),
 ])
-def test_a_script_that_is_none(script, message):
+def test_a_script_that_is_none(script, message, monkeypatch):
+    if "0.5 s" in message:
+        monkeypatch.setattr("lightcc.runner.elastic.discovery._SCRIPT_TIMEOUT_S", 0.5)
     with pytest.raises(DiscoveryError) as error:
         HostDiscoveryScript(script).find_available_hosts_and_slots()
     assert str(error.value).startswith(f"host discovery: {script} ") and message in str(error.value)
@@ -38,6 +50,51 @@ def test_a_script_that_cannot_be_executed(tmp_path):
     script.chmod(stat.S_IRUSR)
     with pytest.raises(DiscoveryError, match="code 126"):
         HostDiscoveryScript(str(script)).find_available_hosts_and_slots()
+
+
+def test_what_a_script_leaves_running_is_not_waited_for(tmp_path):
+    discovery = HostDiscoveryScript(f"sleep 600 & echo $! > {tmp_path}/pid; echo a:1")
+    try:
+        assert discovery.find_available_hosts_and_slots() == {"a": 1}
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_script_ends_with_who_runs_it(tmp_path):
+    program = ("from lightcc.runner.elastic.discovery import HostDiscoveryScript\n"
+               "HostDiscoveryScript('true').find_available_hosts_and_slots()\n"
+               f"HostDiscoveryScript('touch {tmp_path}/runs; sleep 600; true').find_available_hosts_and_slots()")
+    job = Job(sys.executable, "-c", program)
+    wait_until((tmp_path / "runs").exists, "the script to run")
+    job.process.kill()
+    job.finish()  # fails if somebody is left
+
+
+def test_a_script_is_ended_by_stop(tmp_path):
+    discovery = HostDiscoveryScript(f"touch {tmp_path}/runs; sleep 600; echo a:1")
+    errors = []
+
+    def look():
+        with pytest.raises(DiscoveryError) as error:
+            discovery.find_available_hosts_and_slots()
+        errors.append(str(error.value))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    wait_until((tmp_path / "runs").exists, "the script to run")
+    discovery.stop()
+    thread.join()
+    look()
+    assert "exited with code -9" in errors[0] and "since stop() was called" in errors[1], errors
+
+
+def test_arguments_by_name_and_a_program_that_looks_in_its_own_way():
+    class Mine(HostDiscoveryScript):
+        def _execute_discovery_script(self):
+            return "a:2\nb"
+
+    assert Mine("ignored", 3).find_available_hosts_and_slots() == {"a": 2, "b": 3}
+    assert HostDiscoveryScript(discovery_script="echo c", slots=1).find_available_hosts_and_slots() == {"c": 1}
 
 
 def test_fixed_hosts_are_a_copy():
