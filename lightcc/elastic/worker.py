@@ -44,9 +44,17 @@ def connection() -> "Connection":
     global _connection
     with _lock:
         if _connection is None:
-            # Taken out: what this process starts is no worker.
-            _connection = Connection(socket.socket(fileno=int(os.environ.pop(VARIABLE))))
+            _connection = Connection(_inherited(os.environ[VARIABLE]))
+            del os.environ[VARIABLE]  # what this process starts is no worker
         return _connection
+
+
+def _inherited(text: str) -> socket.socket:
+    try:
+        return socket.socket(fileno=int(text))
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError(f"init: {VARIABLE}={text}: expected the number of a socket that lightccrun has handed on "
+                         f"({error}); unset it if this process is no worker of an elastic job") from None
 
 
 def subscribe(callback: Callable[[int, int], None]) -> None:
