@@ -2,7 +2,6 @@
 our own signals. It decides nothing itself: membership.py says what is to be done.
 """
 import contextlib
-import functools
 import secrets
 import selectors
 import signal
@@ -68,9 +67,9 @@ def drive(job: Job, limits: Limits, discovery: HostDiscovery, stdout: int, stder
                   settings={**job.settings, **job_environment(), "HOROVOD_ELASTIC": "1"})
     with contextlib.ExitStack() as stack:
         outputs = RankOutputs([stdout, stderr], job.timestamps, job.output_dir, limits.num_proc, stack)
-        thread = DiscoveryThread(discovery)
+        thread = DiscoveryThread(discovery, is_here)
         stack.callback(thread.close)
-        driver = _Driver(job, limits, thread, outputs, stack, worker_timeout_s, functools.lru_cache(None)(is_here))
+        driver = _Driver(job, limits, thread, outputs, stack, worker_timeout_s)
         driver.take_signals(stack.enter_context(signals_as_bytes(signals)))
         return driver.run()
 
@@ -88,11 +87,10 @@ class _Talk:
 
 class _Driver:
     def __init__(self, job: Job, limits: Limits, discovery: DiscoveryThread, outputs: RankOutputs,
-                 stack: contextlib.ExitStack, worker_timeout_s: float, is_here: Callable[[str], bool]) -> None:
+                 stack: contextlib.ExitStack, worker_timeout_s: float) -> None:
         self.verbose = job.verbose
         self.outputs = outputs
         self.worker_timeout_s = worker_timeout_s
-        self.is_here = is_here
         # The data of a key is a callable: it is called when its descriptor is ready, and returns events or None.
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.discovery = discovery
@@ -102,7 +100,7 @@ class _Driver:
         self.termination = Termination(0, FAILURE_GRACE_S)
         self.talks: dict[int, _Talk] = {}
         self.ends: dict[int, WorkerEnd] = {}
-        self.slots: Optional[dict[str, int]] = None  # of the hosts found last
+        self.has_hosts = False  # some were found, or that there are none
         self.stuck: list[str] = []
         self.told_at = 0  # of the last news of hosts
         self.next_check = self.last_step = time.monotonic()
@@ -180,13 +178,13 @@ class _Driver:
 
     def _take_hosts(self) -> None:
         hosts, error = self.discovery.take()
-        if error and self.slots is None:
+        if error and not self.has_hosts:
             raise DiscoveryError(error)
         if error:
             self.outputs.say(f"{error}; the hosts are those found before")
         if hosts is not None:
-            self.slots = dict(hosts)
-            self.membership.found(hosts)
+            self.has_hosts = True
+            self.membership.found(hosts, {host.name for host in hosts if self.discovery.is_here(host.name)})
 
     def _hear(self, said: Said) -> None:
         talk = self.talks[said.rank]
@@ -247,10 +245,9 @@ class _Driver:
             self._tell(action.worker.number, "hosts_updated", timestamp=self.told_at, result=action.result)
 
     def _start(self, worker: Worker, now: float) -> None:
-        names = list(self.slots)
-        place = Place(worker.host, self.is_here(worker.host), worker.number,
-                      max(self.membership.limits.num_proc, worker.number + 1), worker.slot, self.slots[worker.host],
-                      names.index(worker.host), len(names))
+        place = Place(worker.host, self.discovery.is_here(worker.host), worker.number,
+                      max(self.membership.limits.num_proc, worker.number + 1), worker.local_rank,
+                      *self.membership.surroundings(worker.host))
         self.talks[worker.number] = _Talk()
         self.termination.running.add(worker.number)
         self.outputs.add(worker.number)
@@ -279,8 +276,10 @@ class _Driver:
             self.outputs.say(f"epoch {action.epoch}: {size} worker{'s' * (size != 1)} on {hosts}")
 
     def _check(self, now: float) -> None:
-        """Asks workers whether they live, and kills those that do not answer or do not end."""
+        """Says what the job waits for; asks workers whether they live, and kills those that do not answer or end."""
         stood_still = now - self.last_step > PAUSE_S
+        if remark := self.membership.remark(now):
+            self.outputs.say(remark)
         for number in sorted(self.termination.running):
             talk = self.talks[number]
             if stood_still:

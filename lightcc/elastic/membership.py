@@ -16,7 +16,8 @@ An epoch is a world of ranks between two resets. The rules:
 5. The first worker that ends well ends the job well: nobody is started after it, and who waits is sent away.
 """
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional, Union
 
@@ -24,6 +25,8 @@ from lightcc.runner.hosts import Host
 
 NO_UPDATE, REMOVED, ADDED = 0, 1, 2  # bits of Horovod's HostUpdateResult
 FIRST_EPOCH_S = 600.0  # for the other workers' imports once one waits; --elastic-timeout if that is longer
+SAY_AFTER_S = 5.0      # that the job waits
+STARTS_AT_ONCE = 64    # so that whoever starts them can be interrupted
 _NO_STATE = "no worker that has the state of the job is left"
 
 
@@ -57,8 +60,9 @@ class State(enum.Enum):
 class Worker:
     number: int  # in the order of starts
     host: str
-    slot: int
-    discovery: int  # for whose hosts it was started
+    slot: int        # of the host
+    local_rank: int  # of the machine, which may be several hosts by name
+    discovery: int   # for whose hosts it was started
     state: State = State.STARTING
     joined: bool = False      # the epoch that it is a member of: its init has returned
     synced: bool = False      # and it has the state of rank 0
@@ -139,6 +143,9 @@ class Membership:
     _succeeded: bool = False
     _had_state: bool = False
     _short_since: Optional[float] = None                         # since when too few are there
+    _said_short: bool = False                                    # since then
+    _more_to_start: bool = False
+    _here: Collection[str] = ()                                  # names of the machine that the driver is on
     _discovery: int = 0                                          # the last
     _ready_since: dict[int, float] = field(default_factory=dict)  # discovery -> since when a newcomer of it waits
     _announced: dict[int, int] = field(default_factory=dict)     # worker -> what rank 0 was told of it, in this epoch
@@ -147,8 +154,9 @@ class Membership:
 
     # What happens.
 
-    def found(self, hosts: Sequence[Host]) -> None:
-        """The hosts that there are now."""
+    def found(self, hosts: Sequence[Host], here: Collection[str] = ()) -> None:
+        """The hosts that there are now. here: the names of those that are the driver's machine, and so the same one."""
+        self._here = here
         self._discovery += 1
         slots = {host.name: host.slots for host in hosts}
         for name in [name for name in self._hosts if name not in slots]:
@@ -230,12 +238,34 @@ class Membership:
 
     def wait_s(self, now: float) -> Optional[float]:
         """The time until something may be due that nobody reports; None: nothing is."""
+        if self._more_to_start and not self.over:
+            return 0.0
         times = [usage.until for usage in self._hosts.values() if usage.until < float("inf")]
         if self._short_since is not None:
             times.append(self._short_since + self.limits.elastic_timeout_s)
         times += [since + self._newcomer_timeout_s for since in self._ready_since.values()]
         times = [time for time in times if time > now]
         return min(times) - now if times and not self.over else None
+
+    def remark(self, now: float) -> str:
+        """What to say of a wait that has lasted for SAY_AFTER_S, once; else ""."""
+        if self.over or self._short_since is None or self._said_short or now < self._short_since + SAY_AFTER_S:
+            return ""
+        self._said_short = True
+        have, need, what = self._counted(now)
+        if have >= need:
+            return "waiting for a worker that has the state of the job, until its host is used again"
+        return f"waiting for {what}: {have} of {need} are there; at most {self.limits.elastic_timeout_s:g} s " \
+               "(--elastic-timeout)"
+
+    def surroundings(self, host: str) -> tuple[int, int, int]:
+        """Of a host's machine: how many workers may run there, its number among all machines, and how many those are.
+        """
+        slots: dict[str, int] = {}
+        for name, usage in self._hosts.items():
+            slots[self._machine(name)] = slots.get(self._machine(name), 0) + usage.slots
+        machine = self._machine(host)
+        return int(min(slots[machine], self.limits.most)), list(slots).index(machine), len(slots)
 
     def awaited_hosts(self) -> set[str]:
         """Those with members that still run in an epoch that another member has left and waits for the next."""
@@ -249,15 +279,18 @@ class Membership:
             return self._wait_for_more(now)
         taken = {(w.host, w.slot) for w in self._alive()}
         room = self.limits.most - sum(w.slot < usable.get(w.host, 0) for w in self._alive())
+        free = ((host, slot) for host, slots in usable.items() for slot in range(slots) if (host, slot) not in taken)
         actions: list[Action] = []
-        for host, slots in usable.items():
-            for slot in range(slots):
-                if room > 0 and (host, slot) not in taken:
-                    worker = Worker(len(self.workers), host, slot, self._discovery)
-                    self.workers[worker.number] = worker
-                    actions.append(Start(worker))
-                    room -= 1
+        for host, slot in itertools.islice(free, max(0, int(min(room, STARTS_AT_ONCE)))):
+            worker = Worker(len(self.workers), host, slot, self._free_local_rank(host), self._discovery)
+            self.workers[worker.number] = worker
+            actions.append(Start(worker))
+        self._more_to_start = len(actions) == STARTS_AT_ONCE
         return actions
+
+    def _free_local_rank(self, host: str) -> int:
+        taken = {w.local_rank for w in self._alive() if self._machine(w.host) == self._machine(host)}
+        return next(number for number in itertools.count() if number not in taken)
 
     def _announce(self, now: float) -> list[Action]:
         """Tells rank 0 of newcomers that wait and of members that must go."""
@@ -346,14 +379,19 @@ class Membership:
     def _late_end(self, now: float) -> Optional[End]:
         if not self._is_late(now) or self._running():
             return None
-        usable = self._usable(now)
-        waiting = sum(w.state is State.WAITING and w.slot < usable.get(w.host, 0) for w in self._alive())
-        if self.workers and waiting >= self.limits.min_num_proc:
+        have, need, what = self._counted(now)
+        if have >= need:
             return None
-        need = self.limits.min_num_proc if self.workers else self.limits.num_proc
-        have = waiting if self.workers else sum(usable.values())
         return self._finish(f"after {self.limits.elastic_timeout_s:g} s (--elastic-timeout) there were {have} of "
-                            f"{need} {'workers' if self.workers else 'slots'}")
+                            f"{need} {what}")
+
+    def _counted(self, now: float) -> tuple[int, int, str]:
+        """How many are there to go on with, how many are needed, and of what."""
+        usable = self._usable(now)
+        if not self.workers:
+            return sum(usable.values()), self.limits.num_proc, "slots"
+        waiting = sum(w.state is State.WAITING and w.slot < usable.get(w.host, 0) for w in self._alive())
+        return waiting, self.limits.min_num_proc, "workers"
 
     def _finish(self, text: str) -> End:
         self.over = End(self._first_failure, text)
@@ -373,7 +411,7 @@ class Membership:
 
     def _wait_for_more(self, now: float) -> list[Action]:
         if self._short_since is None:
-            self._short_since = now
+            self._short_since, self._said_short = now, False
         return []
 
     def _is_late(self, now: float) -> bool:
@@ -401,6 +439,9 @@ class Membership:
     def _comes_back(self, host: str, now: float) -> bool:
         """Whether it may be used again after a while."""
         return host in self._hosts and now < self._hosts[host].until < float("inf")
+
+    def _machine(self, host: str) -> str:
+        return "" if host in self._here else host
 
     def _usage(self, host: str) -> _Usage:
         """Of a host that has or had a worker."""

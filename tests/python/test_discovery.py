@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jobs import Job, wait_until
+from jobs import DEADLINE_S, Job, wait_until
 from lightcc.elastic.discovery_thread import DiscoveryThread
 from lightcc.runner.elastic.discovery import DiscoveryError, FixedHosts, HostDiscovery, HostDiscoveryScript
 from lightcc.runner.hosts import Host
@@ -114,6 +114,45 @@ class Scripted(HostDiscovery):
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+@pytest.fixture
+def looks():
+    """looks(*answers) gives a function that returns the hosts that are found next, and whether they are here, and an
+    event. Host "me" is, and "slow" too, which is not known before the event is set."""
+    answered = threading.Event()
+    threads = []
+
+    def start(*answers):
+        def is_here(name):
+            return name == "me" or (name == "slow" and answered.wait(DEADLINE_S))
+
+        def take():
+            assert select.select([thread.fd], [], [], DEADLINE_S)[0]
+            return [(host.name, thread.is_here(host.name)) for host in thread.take()[0]]
+
+        thread = DiscoveryThread(Scripted(*answers), is_here)
+        threads.append(thread)
+        return take, answered
+
+    yield start
+    answered.set()
+    for thread in threads:
+        thread.close()
+
+
+def test_a_name_that_is_slow_to_resolve_holds_up_no_other_host(looks):
+    take, answered = looks({"me": 1}, {"slow": 1, "me": 1, "b": 1})
+    assert take() == [("me", True)]
+    assert take() == [("me", True), ("b", False)]
+    answered.set()
+    assert take() == [("slow", True), ("me", True), ("b", False)]
+
+
+def test_at_first_all_hosts_are_resolved_but_not_for_ever(looks, monkeypatch):
+    monkeypatch.setattr("lightcc.elastic.discovery_thread.RESOLVE_S", 0.1)
+    take, _ = looks({"slow": 1, "me": 1})
+    assert take() == [("slow", False), ("me", True)]
 
 
 def test_the_thread_tells_of_changes_and_errors_only(monkeypatch):

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from elastic_jobs import TRAINING, agents, found, job, printed, result, trained, workers
-from jobs import launch, wait_until
+from jobs import Job, launch, wait_until
 
 SEVERAL_HOSTS = ("--launch-command", "sh -c {command}")  # which are all this one
 
@@ -26,6 +26,22 @@ def test_workers_know_that_their_job_is_elastic():
     code, out, _ = launch("-np", 2, "--min-np", 1, "sh", "-c",
                           "echo $HOROVOD_ELASTIC $HOROVOD_RANK $HOROVOD_LOCAL_RANK ${HOROVOD_HOSTNAME:+named}")
     assert code == 0 and sorted(out.splitlines()) == ["[0]<stdout>:1 0 0 named", "[1]<stdout>:1 1 1 named"]
+
+
+@pytest.mark.parametrize("flags", [["-H"], ["--host-discovery-script"]], ids=str)
+def test_workers_of_a_host_under_two_names_have_local_ranks_of_their_own(flags):
+    hosts = "localhost:99999999999,127.0.0.1:2" if flags == ["-H"] else "echo localhost:1; echo 127.0.0.1:99999999999"
+    code, out, err = launch("-np", 3, "--max-np", 3, *flags, hosts, "sh", "-c", "echo $HOROVOD_LOCAL_RANK of "
+                            "$HOROVOD_LOCAL_SIZE, host $HOROVOD_CROSS_RANK of $HOROVOD_CROSS_SIZE")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{n}]<stdout>:{n} of 3, host 0 of 1" for n in range(3)]
+
+
+@pytest.mark.parametrize("text", ["abc", "99", "1", "9" * 30])
+def test_a_descriptor_of_the_driver_that_is_none(text):
+    job = Job(sys.executable, "-c", "import lightcc.numpy as hvd; hvd.init()", LIGHTCC_DRIVER_FD=text)
+    code, _, err = job.finish()
+    assert code == 1 and f"ValueError: init: LIGHTCC_DRIVER_FD={text}: expected the number of a socket" in err, err
 
 
 @pytest.mark.parametrize("point, rank", [("batch", 1), ("backward", 0), ("commit", 0), ("commit", 1)])

@@ -81,7 +81,7 @@ def test_hosts_that_a_script_names_later(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:1")
     later = "localhost:1\nh1"
-    assert run(functions.grow, (str(hosts), later, 3), min_num_proc=1, slots=2, reset_limit=2,
+    assert run(functions.grow, (str(hosts), later, 3), min_num_proc=1, slots=2, reset_limit=1,
                host_discovery_script=f"cat {hosts}") == [(0, 3, 0)]
 
 
@@ -137,10 +137,13 @@ def test_a_host_that_cannot_be_reached(monkeypatch):
         run(functions.worker, min_num_proc=1, hosts="h1:1")
 
 
-def test_slots_that_do_not_come(monkeypatch):
-    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "0.5")
-    with pytest.raises(RuntimeError, match=r"^run: after 0.5 s \(--elastic-timeout\) there were [01] of 2 slots$"):
+def test_slots_that_do_not_come(monkeypatch, capfd):
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "2.5")
+    monkeypatch.setattr("lightcc.elastic.membership.SAY_AFTER_S", 0.1)
+    with pytest.raises(RuntimeError, match=r"^run: after 2.5 s \(--elastic-timeout\) there were [01] of 2 slots$"):
         run(functions.worker, min_num_proc=2, host_discovery_script="echo localhost:1")
+    said = r"lightccrun: waiting for slots: [01] of 2 are there; at most 2.5 s \(--elastic-timeout\)\n"
+    assert re.fullmatch(said, capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -6,6 +6,7 @@ import random
 from lightcc.elastic.membership import (
     ADDED,
     REMOVED,
+    STARTS_AT_ONCE,
     Cancel,
     Dismiss,
     End,
@@ -475,6 +476,47 @@ def test_the_first_epoch_begins_without_those_that_do_not_come_if_the_others_are
             assert formed(job.due()) == (1, [0])
         else:
             assert job.due() == [End(None, "not in init() 600 s after the first: worker 1 on host a")]
+
+
+def test_more_slots_than_anybody_can_fill():
+    job = Job(num_proc=2, max_num_proc=2, hosts=[("a", 99999999999)])
+    assert started(job.due()) == [(0, "a", 0), (1, "a", 1)]
+    assert job.membership.surroundings("a") == (2, 0, 1)
+    job = Job(num_proc=2, hosts=[("a", 99999999999)])
+    for _ in range(2):  # whoever starts them can be interrupted
+        assert len(started(job.due())) == STARTS_AT_ONCE and job.membership.wait_s(job.now) == 0
+
+
+def test_workers_of_a_machine_with_two_names_have_local_ranks_of_their_own():
+    job = Job(num_proc=3, hosts=[], hosts_may_come=True, failures_per_host=9)
+    hosts = [Host("localhost", 2), Host("b", 1), Host("127.0.0.1", 2)]
+    job.membership.found(hosts, {"localhost", "127.0.0.1"})
+    workers = [action.worker for action in job.due()]
+    assert [(w.host, w.local_rank) for w in workers] == [("localhost", 0), ("localhost", 1), ("b", 0),
+                                                         ("127.0.0.1", 2), ("127.0.0.1", 3)]
+    assert job.membership.surroundings("127.0.0.1") == (4, 0, 2) and job.membership.surroundings("b") == (1, 1, 2)
+    job.waits(*range(5))
+    start = job.ends(3, 1)[-1]
+    assert (start.worker.host, start.worker.local_rank) == ("127.0.0.1", 2)
+
+
+def test_a_wait_is_said_once():
+    job = Job(num_proc=3, min_num_proc=2, hosts_may_come=True)
+
+    def remarks(*times):
+        found = []
+        for job.now in times:
+            job.due()
+            found.append(job.membership.remark(job.now))
+        return found
+
+    assert remarks(0, 4, 5, 6, 60) == [
+        "", "", "waiting for slots: 2 of 3 are there; at most 600 s (--elastic-timeout)", "", ""]
+    job.hosts(("a", 2), ("b", 1))
+    job.begun()
+    job.ends(0, 1)
+    job.waits(1, 2)
+    assert remarks(70, 75) == ["waiting for workers: 1 of 2 are there; at most 600 s (--elastic-timeout)", ""]
 
 
 def test_a_newcomer_is_not_announced_before_rank_0_listens():
