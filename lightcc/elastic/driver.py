@@ -11,19 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from lightcc.elastic import messages
+from lightcc.elastic.actions import Action, Cancel, Dismiss, Form, Notify, Start, State, Worker
 from lightcc.elastic.discovery_thread import DiscoveryThread
-from lightcc.elastic.membership import (
-    Action,
-    Cancel,
-    Dismiss,
-    Form,
-    Limits,
-    Membership,
-    Notify,
-    Start,
-    State,
-    Worker,
-)
+from lightcc.elastic.limits import Limits
+from lightcc.elastic.membership import Membership
 from lightcc.elastic.worker_processes import WorkerProcesses
 from lightcc.runner import network
 from lightcc.runner.elastic.discovery import DiscoveryError, HostDiscovery
@@ -128,8 +119,8 @@ class _Driver:
 
     def _step(self) -> None:
         now = time.monotonic()
-        waits = (self.membership.wait_s(now), self.termination.wait_s(now), self.processes.wait_s(),
-                 max(0.0, self.next_check - now))
+        waits = (None if self.termination.cause else self.membership.wait_s(now), self.termination.wait_s(now),
+                 self.processes.wait_s(), max(0.0, self.next_check - now))
         events: list[Event] = []
         for key, _ in self.selector.select(min(wait for wait in waits if wait is not None)):
             events += key.data() or ()
@@ -278,7 +269,7 @@ class _Driver:
     def _check(self, now: float) -> None:
         """Says what the job waits for; asks workers whether they live, and kills those that do not answer or end."""
         stood_still = now - self.last_step > PAUSE_S
-        if remark := self.membership.remark(now):
+        if not self.termination.cause and (remark := self.membership.remark(now)):
             self.outputs.say(remark)
         for number in sorted(self.termination.running):
             talk = self.talks[number]

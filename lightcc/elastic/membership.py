@@ -15,109 +15,33 @@ An epoch is a world of ranks between two resets. The rules:
    it is rank 0 that has failed.
 5. The first worker that ends well ends the job well: nobody is started after it, and who waits is sent away.
 """
-import enum
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Optional, Union
+from typing import Optional
 
+from lightcc.elastic.actions import (
+    ADDED,
+    NO_UPDATE,
+    REMOVED,
+    Action,
+    Cancel,
+    Dismiss,
+    End,
+    Exit,
+    Form,
+    Notify,
+    Start,
+    State,
+    Worker,
+)
+from lightcc.elastic.limits import Limits
 from lightcc.runner.hosts import Host
 
-NO_UPDATE, REMOVED, ADDED = 0, 1, 2  # bits of Horovod's HostUpdateResult
 FIRST_EPOCH_S = 600.0  # for the other workers' imports once one waits; --elastic-timeout if that is longer
 SAY_AFTER_S = 5.0      # that the job waits
 STARTS_AT_ONCE = 64    # so that whoever starts them can be interrupted
 _NO_STATE = "no worker that has the state of the job is left"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the user asked for. Times in seconds."""
-
-    num_proc: int                        # slots to begin with
-    min_num_proc: int
-    max_num_proc: Optional[int] = None   # None: as many as there are slots
-    elastic_timeout_s: float = 600.0     # for enough workers to be there
-    reset_limit: Optional[int] = None    # epochs after the first
-    cooldown_s: Optional[tuple[float, float]] = None  # shortest and longest; None: for ever
-    failures_per_host: int = 1
-    hosts_may_come: bool = False         # hosts are discovered again and again
-    newcomer_timeout_s: float = 30.0     # that newcomers wait for the others of their discovery
-
-    @property
-    def most(self) -> float:
-        return float("inf") if self.max_num_proc is None else self.max_num_proc
-
-
-class State(enum.Enum):
-    STARTING = "starting"  # until it waits for the first time
-    WAITING = "waiting"    # in init, for an epoch
-    MEMBER = "member"      # of the present epoch
-    ENDED = "ended"
-
-
-@dataclass
-class Worker:
-    number: int  # in the order of starts
-    host: str
-    slot: int        # of the host
-    local_rank: int  # of the machine, which may be several hosts by name
-    discovery: int   # for whose hosts it was started
-    state: State = State.STARTING
-    joined: bool = False      # the epoch that it is a member of: its init has returned
-    synced: bool = False      # and it has the state of rank 0
-    timed_out: bool = False   # not all met for it in time
-    apart: bool = False       # and this worker could not reach rank 0
-    has_state: bool = False   # since some epoch: rule 2
-    dismissed: bool = False   # its end is our wish
-
-
-class Exit(NamedTuple):
-    worker: Worker
-    code: int
-
-
-# What is to be done.
-class Start(NamedTuple):
-    worker: Worker
-
-
-class Dismiss(NamedTuple):
-    """The worker is not wanted any more: it ends with 0 if it waits, else by a signal."""
-
-    worker: Worker
-
-
-class Form(NamedTuple):
-    """These, in the order of their ranks, are the world of the epoch."""
-
-    epoch: int
-    members: list[Worker]
-
-
-class Cancel(NamedTuple):
-    """A member ended before all had met: those who are about to meet need not go on."""
-
-    epoch: int
-    members: list[Worker]
-    cause: str
-
-
-class Notify(NamedTuple):
-    """Hosts were added or removed; whom to tell is rank 0."""
-
-    worker: Worker
-    result: int
-
-
-class End(NamedTuple):
-    """The job is over. failure: of the worker that ended it, if it was one; text: why, "" if all went well."""
-
-    failure: Optional[Exit]
-    text: str
-
-
-Action = Union[Start, Dismiss, Form, Cancel, Notify, End]
 
 
 @dataclass
@@ -145,7 +69,7 @@ class Membership:
     _short_since: Optional[float] = None                         # since when too few are there
     _said_short: bool = False                                    # since then
     _more_to_start: bool = False
-    _here: Collection[str] = ()                                  # names of the machine that the driver is on
+    _here: set[str] = field(default_factory=set)                 # names of the machine that the driver is on
     _discovery: int = 0                                          # the last
     _ready_since: dict[int, float] = field(default_factory=dict)  # discovery -> since when a newcomer of it waits
     _announced: dict[int, int] = field(default_factory=dict)     # worker -> what rank 0 was told of it, in this epoch
@@ -156,7 +80,7 @@ class Membership:
 
     def found(self, hosts: Sequence[Host], here: Collection[str] = ()) -> None:
         """The hosts that there are now. here: the names of those that are the driver's machine, and so the same one."""
-        self._here = here
+        self._here |= set(here)
         self._discovery += 1
         slots = {host.name: host.slots for host in hosts}
         for name in [name for name in self._hosts if name not in slots]:
@@ -221,6 +145,7 @@ class Membership:
     def due(self, now: float) -> list[Action]:
         """What is to be done now. Each action is returned once."""
         actions: list[Action] = []
+        self._more_to_start = False
         if self.over:
             return actions
         if self._broken and self._cancelled < self.epoch:
@@ -230,6 +155,8 @@ class Membership:
             unneeded = (State.WAITING, State.STARTING) if self.epoch else (State.WAITING,)  # else all may yet begin
             actions += self._dismiss(w for w in self._alive() if w.state in unneeded)
             return actions + self._end_if_empty()
+        if not self._running():
+            self._count_apart(now)
         if end := self._hopeless(now):
             return actions + [end]
         actions += self._start(now)
@@ -238,7 +165,7 @@ class Membership:
 
     def wait_s(self, now: float) -> Optional[float]:
         """The time until something may be due that nobody reports; None: nothing is."""
-        if self._more_to_start and not self.over:
+        if self._more_to_start:
             return 0.0
         times = [usage.until for usage in self._hosts.values() if usage.until < float("inf")]
         if self._short_since is not None:
@@ -259,8 +186,7 @@ class Membership:
                "(--elastic-timeout)"
 
     def surroundings(self, host: str) -> tuple[int, int, int]:
-        """Of a host's machine: how many workers may run there, its number among all machines, and how many those are.
-        """
+        """Of a host's machine: how many workers may run there, its number among all, and how many there are."""
         slots: dict[str, int] = {}
         for name, usage in self._hosts.items():
             slots[self._machine(name)] = slots.get(self._machine(name), 0) + usage.slots
@@ -317,7 +243,6 @@ class Membership:
 
     def _form(self, now: float) -> list[Action]:
         """The next epoch if enough wait."""
-        self._count_apart(now)
         usable = self._usable(now)
         chosen = self._in_order([w for w in self._alive()
                                  if w.state is State.WAITING and w.slot < usable.get(w.host, 0)])
@@ -419,8 +344,7 @@ class Membership:
 
     @property
     def _newcomer_timeout_s(self) -> float:
-        """How long those who wait do so for others that were started with them; all are newcomers to the first epoch.
-        """
+        """How long those who wait do so for others of their discovery; all are newcomers to the first epoch."""
         if self.epoch == 0:
             return max(FIRST_EPOCH_S, self.limits.elastic_timeout_s)
         return self.limits.newcomer_timeout_s

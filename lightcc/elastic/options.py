@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
-from lightcc.elastic.membership import Limits
+from lightcc.elastic.limits import Limits
 from lightcc.runner import hosts
 from lightcc.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
 

@@ -388,6 +388,20 @@ def test_if_most_cannot_reach_rank_0_it_is_that_of_rank_0():
     assert formed(actions) == (4, [1, 2]) and dismissed(actions) == [0]
 
 
+def test_the_job_ends_at_once_when_rank_0_that_cannot_be_reached_was_the_last_with_the_state():
+    job = Job(3, min_num_proc=3, hosts=(("a", 1), ("b", 2)), failures_per_host=3)
+    job.begun()
+    job.ends(1, 1)
+    job.ends(2, 1)
+    for _ in range(3):
+        assert formed(job.waits(0) + job.waits(3) + job.waits(4))[1] == [0, 3, 4]
+        for number in (0, 3, 4):
+            job.membership.timed_out(number, apart=number != 0)
+    job.waits(0), job.waits(3)
+    (end,) = job.waits(4)
+    assert end.text.startswith("no worker that has the state of the job is left on a host that may be used: workers ")
+
+
 def test_the_reset_limit():
     job = Job(num_proc=3, hosts=[("a", 1), ("b", 1), ("c", 1)], reset_limit=1)
     job.begun()
@@ -485,6 +499,8 @@ def test_more_slots_than_anybody_can_fill():
     job = Job(num_proc=2, hosts=[("a", 99999999999)])
     for _ in range(2):  # whoever starts them can be interrupted
         assert len(started(job.due())) == STARTS_AT_ONCE and job.membership.wait_s(job.now) == 0
+    job.ends(0, 0)
+    assert job.membership.wait_s(job.now) is None
 
 
 def test_workers_of_a_machine_with_two_names_have_local_ranks_of_their_own():
@@ -498,6 +514,8 @@ def test_workers_of_a_machine_with_two_names_have_local_ranks_of_their_own():
     job.waits(*range(5))
     start = job.ends(3, 1)[-1]
     assert (start.worker.host, start.worker.local_rank) == ("127.0.0.1", 2)
+    job.membership.found([Host("127.0.0.1", 4)], {"127.0.0.1"})  # those of the other name are about to leave
+    assert [action.worker.local_rank for action in job.due() if isinstance(action, Start)] == [4, 5]
 
 
 def test_a_wait_is_said_once():
