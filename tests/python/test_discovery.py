@@ -70,6 +70,16 @@ def test_a_script_ends_with_who_runs_it(tmp_path):
     job.finish()  # fails if somebody is left
 
 
+def test_a_script_does_not_begin_before_its_end_is_cared_for(tmp_path):
+    program = ("import os\n"
+               "from lightcc.runner.elastic.discovery import HostDiscoveryScript\n"
+               "from lightcc.runner.watcher import Watcher\n"
+               "Watcher.add = lambda *_: os.kill(os.getpid(), 9)\n"
+               f"HostDiscoveryScript('touch {tmp_path}/runs').find_available_hosts_and_slots()")
+    assert Job(sys.executable, "-c", program).finish()[0] == -signal.SIGKILL
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_script_is_ended_by_stop(tmp_path):
     discovery = HostDiscoveryScript(f"touch {tmp_path}/runs; sleep 600; echo a:1")
     errors = []

@@ -20,6 +20,8 @@ _MAX_PRINTED_BYTES = 1 << 20  # of hosts: more is a script that prints without e
 _ERROR_BYTES = 4096           # of what it says last on its standard error
 _QUOTED = 100                 # characters of a line
 _READ_BYTES = 1 << 16
+# Begins once the watcher knows of it, and not at all if we are killed before.
+_ON_COMMAND = 'read -r line && exec /bin/sh -c "$1" < /dev/null'
 
 
 class DiscoveryError(RuntimeError):
@@ -118,12 +120,14 @@ class HostDiscoveryScript(HostDiscovery):
                 self._watcher = Watcher()
             try:
                 self._process = subprocess.Popen(
-                    self._discovery_script, shell=True, bufsize=0, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE, start_new_session=True)
+                    ["/bin/sh", "-c", _ON_COMMAND, "sh", self._discovery_script], bufsize=0, stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
             except OSError as error:
                 raise DiscoveryError(
                     f"host discovery: cannot run {self._discovery_script}: {error.strerror}") from error
             self._watcher.add(self._process.pid)
+            with contextlib.suppress(BrokenPipeError), self._process.stdin:
+                self._process.stdin.write(b"\n")
             return self._process
 
     def _read(self, process: "subprocess.Popen[bytes]") -> tuple[str, str]:
