@@ -10,7 +10,7 @@ the group is destroyed and is used again by the next group of the same ranks.
 import re
 import socket
 from datetime import timedelta
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch.distributed as dist
 
@@ -21,6 +21,7 @@ from lightcc.common.process_set_matching import match
 from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.objects import broadcast_object
 from lightcc.ops import barrier
+from lightcc.torch.asked_backend import asked_backend, is_lightcc
 from lightcc.torch.collectives import Collectives
 from lightcc.torch.compiling import keep_out
 from lightcc.torch.futures import Work, wait_for_abandoned
@@ -49,9 +50,18 @@ class ProcessGroup(Collectives):
         super().__init__(process_set.rank(), process_set.size(), process_set, timeout, prefix)
         self._group_name, self._group_desc = name, "undefined"
 
-    def new_group(self, ranks: List[int], timeout: Optional[timedelta] = None, pg_options=None,
-                  group_name: str = "", group_desc: Optional[str] = None) -> Optional["ProcessGroup"]:
-        """dist.new_group of torch 2.13 calls it, on all ranks; None on those that are not members."""
+    @property
+    def new_group(self) -> Callable[..., Optional["ProcessGroup"]]:
+        """dist.new_group of torch 2.13 calls it, whichever backend the new group is to have. There is none for another
+        backend than lightcc: then torch makes the group itself, as it does where the default group is gloo's."""
+        backend = asked_backend()
+        if not is_lightcc(backend):
+            raise AttributeError(f"lightcc's groups make no groups of backend '{backend}'")
+        return self._new_group
+
+    def _new_group(self, ranks: List[int], timeout: Optional[timedelta] = None, pg_options=None,
+                   group_name: str = "", group_desc: Optional[str] = None) -> Optional["ProcessGroup"]:
+        """Called on all ranks; None on those that are not members."""
         if not group_name.isdigit() and list(ranks) != list(range(self._size)):  # then it is a hash of the ranks
             raise ValueError("new_group over lightcc: all ranks make a group together, so use_local_synchronization "
                              "must be False.")
@@ -61,6 +71,10 @@ class ProcessGroup(Collectives):
         group = ProcessGroup(process_set, timeout or self._timeout, group_name)
         group._group_desc = group_desc or "undefined"
         return group
+
+    def split_group(self, *arguments, **options) -> "ProcessGroup":
+        raise NotImplementedError("split_group: lightcc's groups are not split; all ranks can make the same groups "
+                                  "with torch.distributed.new_group(ranks).")
 
     # What torch asks a group
 
@@ -107,7 +121,9 @@ class ProcessGroup(Collectives):
 
 
 def make(options) -> ProcessGroup:
-    """What torch calls to make a group. RuntimeError if torch and lightcc disagree on the world."""
+    """What torch calls to make a group. RuntimeError if torch and lightcc disagree on the world, ValueError if only a
+    part of the backend is lightcc's."""
+    is_lightcc(asked_backend())
     _init()
     ranks = list(options.global_ranks_in_group)
     every = list(range(_core.size()))

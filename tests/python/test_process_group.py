@@ -1,5 +1,6 @@
 """A process group over lightcc: works and futures, errors, groups, and how it begins and ends."""
 import time
+import warnings
 from datetime import timedelta
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 import lightcc.torch as hvd
-import lightcc.torch.process_group  # noqa: F401  registers the backend
 import ranks
+from lightcc.torch import process_group
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)
@@ -191,6 +192,49 @@ def check_groups_that_cannot_be(world):
     dist.barrier()
 
 
+def check_groups_of_other_backends(world):
+    """torch makes them itself, or says that it cannot, as beside any default group; none is lightcc's."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for backend in ("gloo", "cpu:gloo"):
+        group = dist.new_group(backend=backend)
+        assert dist.get_backend(group) == backend and type(group) is dist.ProcessGroup
+        x = torch.tensor([3, 1 + rank])
+        dist.all_reduce(x, dist.ReduceOp.BXOR, group=group)  # which lightcc has not
+        assert x[0].item() == (3 if size % 2 else 0)
+        if size > 1 and rank < 2:
+            dist.send(x.fill_(7), 1, group=group) if rank == 0 else dist.recv(x, 0, group=group)
+            assert x.tolist() == [7, 7]
+        dist.barrier(group=group)
+    alone = dist.new_group([size - 1], backend="gloo")
+    assert (alone == dist.GroupMember.NON_GROUP_MEMBER) == (rank != size - 1)
+    for backend, error, text in (("mpi", RuntimeError, "MPI"), ("nobodys", AssertionError, "nobodys"),
+                                 ("cpu:lightcc,cuda:gloo", ValueError, "new_group.backend='gloo'"),
+                                 ("cuda:lightcc", ValueError, "CPU tensors only")):
+        if backend == "mpi" and dist.is_mpi_available():
+            continue
+        with pytest.raises(error, match=text), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that torch does not know what devices the unknown one has
+            dist.new_group(backend=backend)
+    for backend in (None, "lightcc", "LIGHTCC", "cpu:lightcc"):
+        group = dist.new_group(backend=backend)
+        assert type(group) is process_group.ProcessGroup
+        dist.all_reduce(x.fill_(1), group=group)
+        assert x.tolist() == [size, size]
+    with pytest.raises(NotImplementedError, match="new_group"):
+        group.split_group([0])
+
+
+def check_device_mesh_with_a_dimension_of_another_backend(world):
+    from torch.distributed.device_mesh import init_device_mesh
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("a", "b"), backend_override={"a": "gloo"})
+    assert [dist.get_backend(mesh.get_group(name)) for name in "ab"] == ["gloo", "lightcc"]
+    x = torch.ones(1)
+    dist.all_reduce(x, group=mesh.get_group("a"))
+    dist.all_reduce(x, group=mesh.get_group("b"))
+    assert x.item() == size
+
+
 def check_device_mesh(world):
     size = dist.get_world_size()
     from torch.distributed.device_mesh import init_device_mesh
@@ -220,8 +264,12 @@ def check_begin_and_end_by_torch_alone(world):
     assert hvd.is_initialized()  # it was not init_process_group that initialised it
     hvd.barrier()
     hvd.shutdown()
-    for _ in range(2):
-        dist.init_process_group("lightcc")
+    for backend in ("cpu:lightcc,cuda:gloo", "cuda:gloo,cpu:lightcc", "cuda:lightcc"):
+        with pytest.raises(ValueError, match="shares no group with another backend"):
+            dist.init_process_group(backend)
+        assert not dist.is_initialized()
+    for backend in ("lightcc", "cpu:lightcc"):
+        dist.init_process_group(backend)
         x = torch.ones(1)
         dist.all_reduce(x)
         assert x.item() == dist.get_world_size() == hvd.size()
