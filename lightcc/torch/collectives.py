@@ -1,7 +1,8 @@
 """The collectives of a torch process group, each as one request of lightcc.
 
 Reductions and broadcasts run in place on contiguous tensors of a dtype that lightcc knows. Else, and for what has other
-inputs than outputs, lightcc's result is copied to where torch wants it, by whoever waits for the work.
+inputs than outputs, lightcc's result is copied to where torch wants it, by whoever waits for the work. Sparse tensors
+are gathered and added up.
 """
 import ctypes
 from datetime import timedelta
@@ -14,6 +15,7 @@ from lightcc import _core, request
 from lightcc.adapter import adapter_of
 from lightcc.common.process_sets import ProcessSet
 from lightcc.torch.futures import Operation, Work
+from lightcc.torch.sparse_sum import entries, summed
 
 _OPS = {dist.ReduceOp(getattr(dist.ReduceOp, name)): code for name, code in (
     ("SUM", _core.SUM), ("AVG", _core.AVERAGE), ("MIN", _core.MIN), ("MAX", _core.MAX), ("PRODUCT", _core.PRODUCT))}
@@ -34,7 +36,10 @@ class Collectives(dist.ProcessGroup):
     # In place
 
     def allreduce(self, tensors: Tensors, opts=None) -> Work:
-        return self._in_place(_core.ALLREDUCE, tensors, opts, op=_op(opts, "allreduce"))
+        op = _op(opts, "allreduce")
+        if tensors and tensors[0].layout is not torch.strided:
+            return self._sparse(tensors, opts, op)
+        return self._in_place(_core.ALLREDUCE, tensors, opts, op=op)
 
     allreduce_coalesced = allreduce
 
@@ -138,6 +143,20 @@ class Collectives(dist.ProcessGroup):
                     tensor.detach().copy_(_like(dense, tensor))
         return self._work(handle, sent, copy_back, tensors, opts)
 
+    def _sparse(self, tensors: Tensors, opts, op: int) -> Work:
+        for tensor in tensors:
+            _refuse_gpu(tensor)
+        parts = [entries(tensor, op, "allreduce over lightcc") for tensor in tensors]
+        sent, count = _all(parts), len(parts[0])
+        handle = request.submit_list(_core.ALLGATHER, sent, None, self._name(), self._set, _flags(opts))
+
+        def finish(handle: int) -> None:
+            came = [_core_output(handle, i, part) for i, part in enumerate(sent)]
+            for i, tensor in enumerate(tensors):
+                with torch.no_grad():  # not detach(): what that returns has indices and values of its own
+                    tensor.copy_(summed(came[count * i:count * (i + 1)], tensor, op, self._size))
+        return self._work(handle, sent, finish, tensors, opts)
+
     def _into(self, outputs: List[Tensors], opts, kind: int, sent: Tensors, op: int = 0) -> Work:
         """outputs: for each tensor that is sent those that share its result, one after the other."""
         handle = request.submit_list(kind, sent, None, self._name(), self._set, _flags(opts), op)
@@ -213,16 +232,23 @@ def _flags(opts) -> int:
 def _dense(tensor: torch.Tensor, arithmetic: bool) -> torch.Tensor:
     """The tensor in a form that lightcc can send, in the same memory if it is contiguous."""
     tensor = tensor.detach()
-    if not tensor.is_cpu:  # a future would have to carry the order of streams to whoever waits for it
-        raise ValueError(f"The tensor is on {tensor.device}; torch.distributed over lightcc takes CPU tensors only in "
-                         "this version.")
+    _refuse_gpu(tensor)
     if not tensor.is_contiguous():
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"The tensor has layout {tensor.layout}; torch.distributed over lightcc takes sparse "
+                             "tensors in all_reduce only. Send tensor.to_dense().")
         tensor = tensor.contiguous()
     if tensor.dtype in _DTYPES:
         return tensor
     if arithmetic:
         return torch.view_as_real(tensor) if tensor.is_complex() else tensor  # refused, with the reason, when sent
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def _refuse_gpu(tensor: torch.Tensor) -> None:
+    if not tensor.is_cpu:  # a future would have to carry the order of streams to whoever waits for it
+        raise ValueError(f"The tensor is on {tensor.device}; torch.distributed over lightcc takes CPU tensors only in "
+                         "this version.")
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

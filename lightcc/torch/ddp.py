@@ -7,7 +7,7 @@ The buckets travel while backward goes on. DistributedDataParallel's process gro
 buffers and, with find_unused_parameters, which parameters were used.
 """
 from dataclasses import dataclass
-from typing import Any, Optional, Set
+from typing import Any, Callable, Optional, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,10 +17,12 @@ from lightcc.adapter import adapter_of
 from lightcc.common.process_sets import ProcessSet, global_process_set
 from lightcc.compression import refuse_core
 from lightcc.ops import ReduceOps
-from lightcc.request import submit
+from lightcc.request import submit, submit_list
 from lightcc.torch.compiling import keep_out
 from lightcc.torch.compression import Compression
 from lightcc.torch.futures import Operation, future_of
+from lightcc.torch.sparse import SUMS
+from lightcc.torch.sparse_sum import entries, summed
 from lightcc.wrapper_arguments import check_predivide
 
 __all__ = ["Options", "comm_hook"]
@@ -53,13 +55,15 @@ class Options:
 
 _default = Options()
 _in_flight: Set[str] = set()  # names
+_Submitted = Tuple[int, Any, Callable[[int], None]]  # the handle, what is sent, and what to do when it has come
 
 
 def comm_hook(state: Optional[Options], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook for DistributedDataParallel.register_comm_hook: averages a bucket with lightcc's allreduce.
 
-    state: None, or Options. bucket: dense gradients on the CPU. Returns a future of the bucket's reduced buffer, of
-    the same shape and dtype, which is complete at the end of backward at the latest.
+    state: None, or Options. bucket: gradients on the CPU, dense or one that is sparse (sparse_coo; op: Average or Sum).
+    Returns a future of the bucket's reduced buffer, of the same shape and dtype, which is complete at the end of
+    backward at the latest.
     Errors leave backward, after DistributedDataParallel is done with its buckets, which then hold this rank's own
     gradients; the model stays usable. HorovodInternalError: not initialised, a rank is lost, the ranks disagree;
     ValueError: a tensor that lightcc cannot send, ranks other than those of the process group.
@@ -89,20 +93,41 @@ def _start(options: Options, buffer: torch.Tensor, index: int) -> Operation:
     name = f"{options.name}.{index}"
     while name in _in_flight:  # of another model in the same backward pass
         name += "'"
+    if not buffer.is_cpu:  # a future would have to carry the order of streams to whoever waits for it
+        raise ValueError(f"comm_hook: the gradients are on {buffer.device}; this version of it works on CPU "
+                         "tensors only.")
+    submitted = _submit_dense if buffer.layout is torch.strided else _submit_sparse
+    handle, sent, finish = submitted(options, buffer, name)
+    _in_flight.add(name)
+    return Operation(handle, sent, finish, at_end=lambda: _in_flight.discard(name))
+
+
+def _submit_dense(options: Options, buffer: torch.Tensor, name: str) -> _Submitted:
     sent, context = options.compression.compress(buffer)
     factor = options.gradient_predivide_factor
-    if not sent.is_cpu:  # a future would have to carry the order of streams to whoever waits for it
-        raise ValueError(f"comm_hook: the gradients are on {sent.device}; this version of it works on CPU "
-                         "tensors only.")
     handle = submit(_core.ALLREDUCE, adapter_of(sent), sent, sent, name, options.process_set, 0, options.op,
                     1.0 / factor, factor)
 
     def finish(_: int) -> None:
         if sent is not buffer:
             buffer.copy_(options.compression.decompress(sent, context))
+    return handle, sent, finish
 
-    _in_flight.add(name)
-    return Operation(handle, sent, finish, at_end=lambda: _in_flight.discard(name))
+
+def _submit_sparse(options: Options, grad: torch.Tensor, name: str) -> _Submitted:
+    """A bucket of one sparse gradient: its entries are gathered, so a factor that is divided by first has no use."""
+    if options.op not in SUMS:
+        raise ValueError("comm_hook: a sparse gradient can be averaged or summed, but has no other op; "
+                         "hvd.DistributedOptimizer(..., sparse_as_dense=True) has them.")
+    sent = entries(grad, options.op, "comm_hook")
+    sent[1], context = options.compression.compress(sent[1])
+    handle = submit_list(_core.ALLGATHER, sent, None, name, options.process_set, 0)
+
+    def finish(handle: int) -> None:
+        came = [adapter_of(part).output(handle, i, part) for i, part in enumerate(sent)]
+        came[1] = options.compression.decompress(came[1], context)
+        grad.copy_(summed(came, grad, options.op, options.process_set.size()))
+    return handle, sent, finish
 
 
 _torch_backend.register()

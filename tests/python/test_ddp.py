@@ -235,9 +235,42 @@ def check_what_cannot_be_sent(gloo):
         for _ in range(2):
             with pytest.raises(error, match=text):
                 wrapped(batch(0), 2).backward()
-    sparse = wrap(module=torch.nn.Embedding(5, 2, sparse=True))
-    with pytest.raises(ValueError, match="sparse"):
+    sparse = wrap(state=ddp.Options(op=hvd.Max), module=torch.nn.Embedding(5, 2, sparse=True))
+    with pytest.raises(ValueError, match="a sparse gradient .*DistributedOptimizer.*sparse_as_dense"):
         sparse(torch.tensor([1])).sum().backward()
+
+
+class Words(torch.nn.Module):
+    """A sparse and a dense gradient; on the last rank all words are padding, so its sparse one has no entries."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = torch.nn.Embedding(9, 4, padding_idx=0, sparse=True)
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, step):
+        rank = dist.get_rank()
+        words = [0, 0] if rank == dist.get_world_size() - 1 > 0 else [0, step % 8 + 1, 5, 5, rank + 1][:3 + rank]
+        return self.linear(self.embedding(torch.tensor(words))).square().mean()
+
+
+def learn_words(wrapped):
+    """What the parameters are after a few steps."""
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        wrapped(step).backward()
+        assert wrapped.module.embedding.weight.grad.is_sparse
+        optimizer.step()
+    return [p.detach().clone() for p in wrapped.parameters()]
+
+
+def check_sparse_gradients(gloo):
+    theirs = learn_words(wrap(None, module=Words()))
+    for state in (None, ddp.Options(gradient_predivide_factor=2.0), ddp.Options(compression=hvd.Compression.fp16)):
+        tolerance = dict(rtol=1e-2, atol=1e-3) if state and state.compression is not hvd.Compression.none else {}
+        expect_same(learn_words(wrap(state=state, module=Words())), theirs, **tolerance)
 
 
 def check_shut_down_and_begun_again(gloo):

@@ -1,4 +1,5 @@
 """The collectives of torch.distributed over lightcc: reductions against gloo's, the others against what is known."""
+import warnings
 from datetime import timedelta
 
 import pytest
@@ -84,6 +85,69 @@ def check_reductions(world, dtype, op, asynchronous):
         return group.reduce_scatter([output], [parts], opts), [output]
     for function in (allreduce, reduce, reduce_scatter):
         expect_equal(world, function)
+
+
+SPARSE = {  # by rank: how many entries, of which the first few places repeat
+    "other numbers on each rank": lambda rank: 2 + 3 * rank,
+    "none on one": lambda rank: 4 * rank,
+    "none at all": lambda rank: 0,
+}
+
+
+@pytest.mark.parametrize("count", SPARSE)
+@pytest.mark.parametrize("dense", ((), (3,), (2, 3)), ids=str)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.int64, torch.bfloat16), ids=str)
+def check_sparse_sums(world, count, dense, dtype):
+    """Coalesced or not, in place, and the result coalesced, as gloo has it."""
+    count, rank = SPARSE[count](dist.get_rank()), dist.get_rank()
+    indices = torch.tensor([[(rank + i) % 4 for i in range(count)], [i % 3 for i in range(count)]]).reshape(2, count)
+    for coalesced in (False, rank % 2 == 0, True):
+        for asynchronous in (True, False):
+            def allreduce(group):
+                x = torch.sparse_coo_tensor(indices, tensor(1, count, *dense, dtype=dtype), (4, 3, *dense),
+                                            check_invariants=False)
+                x = x.coalesce() if coalesced else x
+                work = group.allreduce([x], options(dist.AllreduceOptions, asynchronous))
+                work.wait()
+                assert x.is_coalesced()
+                return work, [x.indices(), x.values()]
+            expect_equal(world, allreduce)
+
+
+def check_sparse_tensors_that_gloo_does_not_sum(world):
+    size = dist.get_world_size()
+
+    def ones(dtype, *shape):
+        return torch.sparse_coo_tensor([[1, 1]], torch.ones(2, dtype=dtype), *shape, check_invariants=False)
+    x, y = ones(torch.float32, (3,)), ones(torch.float64, (4,))
+    dist.group.WORLD.allreduce([x, y], options(dist.AllreduceOptions)).wait()
+    assert x.to_dense().tolist() == [0, 2 * size, 0] and y.to_dense().tolist() == [0, 2 * size, 0, 0]
+    for dtype in (torch.float16, torch.complex64):
+        x = ones(dtype, (3,))
+        work = dist.group.WORLD.allreduce([x], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.AVG))
+        assert work.result()[0].to_dense().tolist() == [0, 2, 0]
+    x = torch.nn.Parameter(ones(torch.float32, (3,)))
+    dist.all_reduce(x)
+    assert x.detach().to_dense().tolist() == [0, 2 * size, 0]
+
+
+def check_sparse_tensors_that_cannot_be_sent(world):
+    x = torch.sparse_coo_tensor([[0], [0]], [1.0], (2, 2), check_invariants=False)
+    for text, call in (("sum or an average", lambda: dist.all_reduce(x, dist.ReduceOp.MAX)),
+                       ("bool has no sum", lambda: dist.all_reduce(x.bool())),
+                       ("layout torch.sparse_csr", lambda: dist.group.WORLD.allreduce([x.to_sparse_csr()])),
+                       ("layout torch.strided", lambda: dist.group.WORLD.allreduce([x, torch.ones(2)])),
+                       ("all_reduce only", lambda: dist.group.WORLD.allreduce([torch.ones(2), x])),
+                       ("all_reduce only", lambda: dist.broadcast(x, 0)),
+                       ("all_reduce only", lambda: dist.reduce(x, 0))):
+        with pytest.raises(ValueError, match=text), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch: CSR is in beta
+            call()
+    if dist.get_world_size() > 1:
+        with pytest.raises(hvd.HorovodInternalError, match="disagree on shape"):
+            dist.all_reduce(torch.sparse_coo_tensor([[0]], [1.0], (2 + dist.get_rank(),), check_invariants=False))
+    dist.all_reduce(x)
+    assert x.to_dense()[0, 0].item() == dist.get_world_size()
 
 
 def check_average(world):

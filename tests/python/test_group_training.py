@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from test_ddp import OPTIONS, expect_same, train, wrap
+from test_ddp import OPTIONS, Words, expect_same, learn_words, train, wrap
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
@@ -54,6 +54,10 @@ def check_uneven_inputs(group):
                 optimizer.step()
         return [p.detach() for p in wrapped.parameters()]
     expect_same(run(group), run(None))
+
+
+def check_sparse_gradients(group):
+    expect_same(learn_words(wrap(None, module=Words(), process_group=group)), learn_words(wrap(None, module=Words())))
 
 
 def check_errors_in_backward_leave_the_model_usable(group):
