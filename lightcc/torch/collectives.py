@@ -14,8 +14,9 @@ import torch.distributed as dist
 from lightcc import _core, request
 from lightcc.adapter import adapter_of
 from lightcc.common.process_sets import ProcessSet
-from lightcc.torch.futures import Operation, Work
+from lightcc.torch.futures import Operation
 from lightcc.torch.sparse_sum import entries, summed
+from lightcc.torch.work import Work
 
 _OPS = {dist.ReduceOp(getattr(dist.ReduceOp, name)): code for name, code in (
     ("SUM", _core.SUM), ("AVG", _core.AVERAGE), ("MIN", _core.MIN), ("MAX", _core.MAX), ("PRODUCT", _core.PRODUCT))}
@@ -137,11 +138,12 @@ class Collectives(dist.ProcessGroup):
         else:
             handle = request.submit_list(kind, sent, sent, self._name(), self._set, _flags(opts), op)
 
+        copies = [(t, dense) for t, dense in zip(tensors, sent) if dense.data_ptr() != t.data_ptr()]
+
         def copy_back(_: int) -> None:
-            for tensor, dense in zip(tensors, sent):
-                if dense.data_ptr() != tensor.data_ptr():
-                    tensor.detach().copy_(_like(dense, tensor))
-        return self._work(handle, sent, copy_back, tensors, opts)
+            for tensor, dense in copies:
+                tensor.detach().copy_(_like(dense, tensor))
+        return self._work(handle, sent, copy_back if copies else None, tensors, opts)
 
     def _sparse(self, tensors: Tensors, opts, op: int) -> Work:
         for tensor in tensors:
@@ -186,8 +188,9 @@ class Collectives(dist.ProcessGroup):
             _deal(_core_output(handle, 0, flat), outputs)
         return self._work(handle, flat, finish, outputs, opts)
 
-    def _work(self, handle: int, keep_alive: Any, finish: Callable[[int], Any], outputs: Tensors, opts) -> Work:
-        if not handle:
+    def _work(self, handle: int, keep_alive: Any, finish: Optional[Callable[[int], Any]], outputs: Tensors,
+              opts) -> Work:
+        if not handle and finish is not None:
             finish(0)
         return Work(Operation(handle, keep_alive, finish), list(outputs), self._timeout_of(opts))
 

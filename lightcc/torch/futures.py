@@ -1,4 +1,4 @@
-"""torch futures of operations in flight: who completes them.
+"""torch futures of operations in flight: who completes them, and operations that nobody waits for.
 
 Nobody calls Python when an operation is done: a callback would need the interpreter's lock inside the engine. So
 somebody must ask. In a backward pass that is autograd itself, at its end, in the thread that called backward: a
@@ -11,11 +11,9 @@ import logging
 import os
 import threading
 import time
-from datetime import timedelta
 from typing import Any, Callable, List, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 
 from lightcc import _core, request
 from lightcc.common.exceptions import HorovodInternalError
@@ -78,7 +76,9 @@ class Operation:
 
     def __del__(self):
         if self._handle and self._epoch == _core.epoch:
-            _abandoned.append(self._handle)
+            _abandoned.append(self)  # so it lives until it is done
+            if self._finish is not None:
+                _completer.wake()
 
     def _end(self, deadline: Optional[float], timeout_s: Optional[float]) -> None:
         def step(handle: int, timeout_ms: int) -> int:
@@ -119,29 +119,28 @@ class Operation:
         self._at_end()
 
 
-_abandoned: List[int] = []  # handles that nobody will wait for
+_abandoned: List[Operation] = []  # nobody will wait for these; any thread may append and remove
 
 
 def _reap() -> None:
-    """Gives back what abandoned requests held, if they are done."""
-    for handle in [_abandoned.pop() for _ in range(len(_abandoned))]:
-        try:
-            done = _core.initialized() and _core.poll(handle)
-        except ValueError:  # of another epoch
-            done = True
-        if done:
-            _core.release(handle)
-            request.unregister(handle)
-        else:
-            _abandoned.append(handle)
+    """Ends abandoned operations that are done: their results go where they belong, and what they held is given back."""
+    for operation in _abandoned[:]:
+        if operation.done():
+            try:
+                _abandoned.remove(operation)
+            except ValueError:  # another thread was here first
+                continue
+            if operation.error is not None and operation._epoch == _core.epoch and _core.initialized():
+                _logger.warning("a collective that nobody waits for has failed: %s", operation.error)
 
 
 def wait_for_abandoned(timeout_s: float) -> None:
     """Before a group ends: what was started must not fail on the ranks that wait for it."""
     deadline = time.monotonic() + timeout_s
+    _reap()
     while _abandoned and time.monotonic() < deadline:
-        if _core.initialized():
-            _core._wait(_abandoned[0], _STEP_MS)
+        for operation in _abandoned[:1]:
+            operation.wait_a_little()
         _reap()
 
 
@@ -213,41 +212,6 @@ def _raise(failure: Exception) -> None:
     raise failure
 
 
-class Work(dist.Work):
-    """A collective in flight. What it failed with, a HorovodInternalError, is raised by wait and by the future."""
-
-    def __init__(self, operation: Operation, outputs: List[torch.Tensor], timeout: timedelta):
-        super().__init__()
-        self._operation, self._outputs, self._timeout = operation, outputs, timeout
-        self._future: Optional[torch.futures.Future] = None
-
-    def wait(self, timeout: Optional[timedelta] = None) -> bool:
-        """Returns True when it is done; HorovodInternalError after `timeout` (default: the group's)."""
-        self._operation.wait((timeout or self._timeout).total_seconds())
-        return True
-
-    synchronize = wait
-
-    def is_completed(self) -> bool:
-        return self._operation.done()
-
-    def is_success(self) -> bool:
-        return self._operation.done() and self._operation.error is None
-
-    def exception(self) -> Optional[Exception]:
-        return self._operation.error
-
-    def result(self) -> List[torch.Tensor]:
-        self.wait()
-        return self._outputs
-
-    def get_future(self) -> torch.futures.Future:
-        """A future of the list of outputs."""
-        if self._future is None:
-            self._future = future_of(self._operation, self._outputs, self._timeout.total_seconds())
-        return self._future
-
-
 class _Completer:
     """The thread, and what it looks after."""
 
@@ -262,14 +226,24 @@ class _Completer:
         with self._changed:
             if not self._stopped:
                 self._futures.append((time.monotonic() + grace_s, future))
-                if self._thread is None:
-                    at_exit(_stop_completer)
-                    self._thread = threading.Thread(target=self._run, name="lightcc-futures", daemon=True)
-                    self._thread.start()
-                elif self._idle or not grace_s:
-                    self._changed.notify()
+                if self._thread is None or self._idle or not grace_s:
+                    self._wake()
                 return
         future.complete()  # the process is ending, and nobody else would do it later
+
+    def wake(self) -> None:
+        """Says that an operation was abandoned which has a result to deliver. The garbage collector may call it."""
+        with self._changed:
+            if not self._stopped:
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            at_exit(_stop_completer)
+            self._thread = threading.Thread(target=self._run, name="lightcc-futures", daemon=True)
+            self._thread.start()
+        else:
+            self._changed.notify()
 
     def stop(self) -> None:
         """Ends the thread; what is not done by now is completed by who waits for it."""
@@ -291,7 +265,8 @@ class _Completer:
                 self._futures = [entry for entry in self._futures if not entry[1]._set]
                 now = time.monotonic()
                 ready = [future for due, future in self._futures if due <= now]
-                if not ready:
+                abandoned = [operation for operation in _abandoned if operation._finish is not None]
+                if not ready and not abandoned:
                     self._idle = not self._futures
                     self._changed.wait(min(due for due, _ in self._futures) - now if self._futures else None)
                     self._idle = False
@@ -299,8 +274,11 @@ class _Completer:
             for future in ready:  # in any order, since one may depend on what somebody does after another
                 if future._operation.done():
                     future.complete()
-            if not any(future._set for future in ready):
-                ready[0]._operation.wait_a_little()
+            if abandoned:
+                _reap()
+            operations = [future._operation for future in ready] + abandoned
+            if all(operation._handle for operation in operations):
+                operations[0].wait_a_little()
 
 
 _completer = _Completer()

@@ -24,7 +24,8 @@ from lightcc.ops import barrier
 from lightcc.torch.asked_backend import asked_backend, is_lightcc
 from lightcc.torch.collectives import Collectives
 from lightcc.torch.compiling import keep_out
-from lightcc.torch.futures import Work, wait_for_abandoned
+from lightcc.torch.futures import wait_for_abandoned
+from lightcc.torch.work import Work
 
 __all__ = ["ProcessGroup", "Work"]
 

@@ -42,12 +42,14 @@ def check_ddp_same_as_over_gloo(group, what):
     expect_same(train(wrap(None, process_group=group, **options), side), train(wrap(None, **options), side))
 
 
-def check_uneven_inputs(group):
+@pytest.mark.parametrize("divide_by_initial", (True, False))
+def check_uneven_inputs(group, divide_by_initial):
+    """With False C++ waits in backward for a Work that Python has long dropped."""
     def run(group):
         torch.manual_seed(1)
         wrapped = wrap(None, module=torch.nn.Linear(6, 2), process_group=group)
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-        with Join([wrapped]):
+        with Join([wrapped], divide_by_initial_world_size=divide_by_initial):
             for step in range(2 + dist.get_rank()):
                 optimizer.zero_grad()
                 wrapped(torch.full((1, 6), float(step + dist.get_rank()))).square().mean().backward()

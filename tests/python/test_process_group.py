@@ -1,4 +1,5 @@
 """A process group over lightcc: works and futures, errors, groups, and how it begins and ends."""
+import re
 import time
 import warnings
 from datetime import timedelta
@@ -90,6 +91,104 @@ def check_works_that_nobody_waits_for(world):
     for _ in range(2):
         dist.all_reduce(torch.ones(1))
     assert len(request._pending) < 10
+
+
+def collectives(group):
+    """All that returns a Work: a function that starts it, the tensors that it writes here, and what they are then."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    last, each = size - 1, [[float(i)] for i in range(size)]
+    total, numbers = sum(range(size)), [float(i) for i in range(size)]
+
+    def rooted(kind):
+        options = kind()
+        options.rootRank = last
+        return options
+
+    def full(*shape):
+        return torch.full(shape, float(rank))
+    x, sparse = [full(2) for _ in range(6)], torch.sparse_coo_tensor([[1]], [1.0], (2,), check_invariants=False)
+    x[5] = full(2, 2).t()[0]
+    one, all_ones = [torch.empty(1) for _ in range(4)], [[torch.empty(1) for _ in range(size)] for _ in range(4)]
+    whole, every = [torch.empty(size) for _ in range(3)], torch.arange(float(size))
+    gathered = all_ones[2] if rank == last else []
+    return {
+        "allreduce": (lambda: group.allreduce([x[0]]), [x[0]], [[total] * 2]),
+        "allreduce of strides": (lambda: group.allreduce([x[5]]), [x[5]], [[total] * 2]),
+        "allreduce of a sparse tensor": (lambda: group.allreduce([sparse]), [sparse], [[0, size]]),
+        "allreduce_coalesced": (lambda: group.allreduce_coalesced(x[1:3]), x[1:3], [[total] * 2] * 2),
+        "reduce": (lambda: group.reduce([x[3]], rooted(dist.ReduceOptions)), [x[3]],
+                   [[total if rank == last else rank] * 2]),
+        "broadcast": (lambda: group.broadcast([x[4]], rooted(dist.BroadcastOptions)), [x[4]], [[last] * 2]),
+        "allgather": (lambda: group.allgather([all_ones[0]], [full(1)]), all_ones[0], each),
+        "allgather_coalesced": (lambda: group.allgather_coalesced([[t] for t in all_ones[1]], [full(1)]), all_ones[1],
+                                each),
+        "all_gather_single": (lambda: group.all_gather_single(whole[0], full(1)), [whole[0]], [numbers]),
+        "all_gather_single_coalesced": (lambda: group.all_gather_single_coalesced([whole[1]], [full(1)]), [whole[1]],
+                                        [numbers]),
+        "reduce_scatter": (lambda: group.reduce_scatter([one[0]], [list(every.split(1))]), [one[0]], [[size * rank]]),
+        "reduce_scatter_single": (lambda: group.reduce_scatter_single(one[1], every), [one[1]], [[size * rank]]),
+        "reduce_scatter_single_coalesced": (lambda: group.reduce_scatter_single_coalesced([one[2]], [every]), [one[2]],
+                                            [[size * rank]]),
+        "all_to_all_single": (lambda: group.all_to_all_single(whole[2], every, [], []), [whole[2]], [[rank] * size]),
+        "alltoall": (lambda: group.alltoall(all_ones[3], list(every.split(1))), all_ones[3], [[rank]] * size),
+        "gather": (lambda: group.gather([gathered], [full(1)], rooted(dist.GatherOptions)), gathered,
+                   each[:len(gathered)]),
+        "scatter": (lambda: group.scatter([one[3]], [list(every.split(1))], rooted(dist.ScatterOptions)), [one[3]],
+                    [[rank]]),
+        "barrier": (group.barrier, [], []),
+    }
+
+
+def check_works_that_python_has_dropped(world):
+    """They are done all the same; C++ can wait for them at any time, and their futures come."""
+    def values(outputs):
+        return [t.to_dense().tolist() for t in outputs]
+    for name in collectives(dist.group.WORLD):
+        start, outputs, expected = collectives(dist.group.WORLD)[name]
+        start()
+        deadline = time.monotonic() + 60
+        while values(outputs) != expected:
+            assert time.monotonic() < deadline, f"{name}: {values(outputs)}"
+            time.sleep(1e-3)
+        for use in (dist.Work.wait, lambda work: work.get_future().wait()):
+            start, outputs, expected = collectives(dist.group.WORLD)[name]
+            in_cpp = start().boxed()
+            use(dist.Work.unbox(in_cpp))
+            assert values(outputs) == expected, name
+            dist.Work.unbox(in_cpp).wait()  # done long ago
+        start, outputs, expected = collectives(dist.group.WORLD)[name]
+        assert start().get_future().then(lambda future: "done").wait() == "done"
+        assert values(outputs) == expected, name
+
+
+def check_a_dropped_work_that_fails(world, caplog):
+    """C++ gets its error, too; the log has it if nobody waits."""
+    rank = dist.get_rank()
+    if dist.get_world_size() == 1:
+        return
+    for _ in range(2):
+        in_cpp = dist.all_reduce(torch.ones(1 + rank), async_op=True).boxed()
+        for _ in range(2):
+            with pytest.raises(hvd.HorovodInternalError, match="disagree on shape"):
+                dist.Work.unbox(in_cpp).wait()
+    dist.all_gather([torch.empty(1 + rank)] * 2, torch.ones(1 + rank, 1 + rank), async_op=True)
+    deadline = time.monotonic() + 60
+    while not any("nobody waits for has failed" in record.getMessage() for record in caplog.records):
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+    dist.barrier()
+
+
+def check_all_of_torch_that_keeps_a_work_is_known():
+    """Functions of C++ that are given a Work by Python, by their signatures."""
+    found = set()
+    cpp = torch._C._distributed_c10d
+    for owner in [cpp, *(value for value in vars(cpp).values() if isinstance(value, type))]:
+        for name, function in vars(owner).items():
+            for arguments in re.findall(rf"^{name}\((.*)\) ->", getattr(function, "__doc__", None) or "", re.MULTILINE):
+                if re.search(r"(?<!self): (?:c10d::|[\w.]*\.)Work\b", arguments):
+                    found.add(name)
+    assert found == {"_set_forward_pass_work_handle", "_register_work"}
 
 
 def test_a_work_that_is_left_at_the_end_fails_nowhere():
