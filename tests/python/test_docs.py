@@ -24,6 +24,14 @@ def test_program(what):
     ranks.run_script(PROGRAMS[what], 2)
 
 
+def test_readme_package_and_error_name_the_same_oldest_pytorch():
+    root = Path(__file__).parents[2]
+    (readme,) = re.findall(r"PyTorch from (\d+\.\d+)\.\n", (root / "README.md").read_text())
+    (package,) = re.findall(r'^torch = \["torch>=(.*)"\]$', (root / "pyproject.toml").read_text(), re.MULTILINE)
+    (error,) = re.findall(r"needs torch (\S+) or later", (root / "lightcc/torch/optimizer.py").read_text())
+    assert readme == package == error
+
+
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (Path(__file__).parents[2] / "docs" / target).exists(), target
