@@ -9,7 +9,7 @@ from lightcc import numpy as hvd
 from lightcc._keras import patches
 from lightcc._keras.collectives import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from lightcc._keras.frameworks import no_framework, reducer_for  # noqa: F401
-from lightcc._keras.optimizer import CallableList, Options, framework_of, is_built, is_distributed, keras_of, mixin_of
+from lightcc._keras.optimizer import CallableList, Options, framework_of, is_distributed, keras_of, mixin_of
 from lightcc._keras.saving import load_model, name_like
 from lightcc.common.basics import HorovodBasics
 from lightcc.ops import ReduceOps
@@ -49,10 +49,10 @@ def create_distributed_optimizer(keras, optimizer, name, device_dense, device_sp
                                  gradient_predivide_factor, op, backward_passes_per_step=1,
                                  average_aggregated_gradients=False, groups=None, process_set=hvd.global_process_set,
                                  scale_local_gradients=True):
-    """The factory behind DistributedOptimizer: makes a distributed optimizer after the pattern of a plain one.
+    """The factory behind DistributedOptimizer: makes a distributed optimizer around a plain one.
 
-    Without variables so far, the new optimizer is made from the config of the given one; else it takes over its
-    variables. keras: not used, an optimizer knows its Keras. Other arguments and errors:
+    The two share all attributes. The config would not do to make a second one from: it need not hold all arguments, nor
+    anything that Keras can read again. keras: not used, an optimizer knows its Keras. Other arguments and errors:
     lightcc.tensorflow.keras.DistributedOptimizer.
     """
     if is_distributed(optimizer):
@@ -60,13 +60,8 @@ def create_distributed_optimizer(keras, optimizer, name, device_dense, device_sp
     cls = _distributed(type(optimizer), Options(
         name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
         backward_passes_per_step, average_aggregated_gradients, groups, process_set, scale_local_gradients))
-    if is_built(optimizer):
-        distributed = cls.__new__(cls)
-        vars(distributed).update(vars(optimizer))
-    else:
-        distributed = cls.from_config(dict(optimizer.get_config()))
-        vars(distributed).update({key: value for key, value in vars(optimizer).items()
-                                  if key.startswith("_exclude_from_weight_decay")})  # no part of the config
+    distributed = cls.__new__(cls)
+    object.__setattr__(distributed, "__dict__", vars(optimizer))  # past Keras's own __setattr__, which tracks values
     return distributed
 
 
@@ -78,12 +73,6 @@ def checked_groups(groups, num_groups=0):
 def keep_layers_local(distributed, layers) -> None:
     """Makes a distributed optimizer leave the gradients of Keras layers, one or a list, on this rank."""
     distributed._reducer.keep_layers_local(layers)
-
-
-def distribute(optimizer, compression) -> None:
-    """Makes an optimizer that a model has been compiled with a distributed one, in place, with its variables."""
-    optimizer.__class__ = _distributed(type(optimizer), Options(
-        None, "", "", compression, False, 1.0, ReduceOps.Average, 1, False, None, hvd.global_process_set, True))
 
 
 def _distributed(plain: type, options: Options) -> type:

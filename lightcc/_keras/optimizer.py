@@ -18,9 +18,6 @@ from lightcc._keras.gradient_reducer import GradientReducer
 from lightcc.common.process_sets import ProcessSet
 from lightcc.wrapper_arguments import Groups
 
-_REDUCER = "_lightcc_reducer"
-_BUILT = ("built", "_built", "_hypers_created")  # of the three families
-
 
 class Options(NamedTuple):
     """How a distributed optimizer's gradients travel; the arguments of DistributedOptimizer."""
@@ -53,14 +50,16 @@ class CallableList(list):
 class Distributed:
     """What all distributed optimizers have."""
 
+    __slots__ = ("_made_reducer",)  # beside __dict__, which is shared with the plain optimizer
     _distribution: Options  # of the class that is made for an optimizer, so that from_config keeps it
 
     @property
     def _reducer(self) -> GradientReducer:
-        made = vars(self).get(_REDUCER)
-        if made is None:  # in the dictionary, past __setattr__: no part of the optimizer's own state
+        made = getattr(self, "_made_reducer", None)
+        if made is None:
             cls = type(self)
-            made = vars(self)[_REDUCER] = reducer_for(framework_of(cls))(self._distribution, cls.__name__)
+            made = reducer_for(framework_of(cls))(self._distribution, cls.__name__)
+            object.__setattr__(self, "_made_reducer", made)  # past Keras's own, as it is not the optimizer's state
         return made
 
     @property
@@ -107,6 +106,8 @@ class Distributed:
 class Keras3(Distributed):
     """The mix-in for a keras.optimizers.Optimizer of Keras 3."""
 
+    __slots__ = ()
+
     def apply(self, grads, trainable_variables=None):
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         apply = super().apply
@@ -133,6 +134,8 @@ class Keras3(Distributed):
 class Keras2(Distributed):
     """The mix-in for a tf.keras.optimizers.Optimizer of Keras 2.11 or later, tf_keras among them."""
 
+    __slots__ = ()
+
     def aggregate_gradients(self, grads_and_vars):
         return self._arrived(grads_and_vars)
 
@@ -155,6 +158,8 @@ class Keras2(Distributed):
 
 class Legacy(Distributed):
     """The mix-in for a tf.keras.optimizers.legacy.Optimizer of Keras 2."""
+
+    __slots__ = ()
 
     def _aggregate_gradients(self, grads_and_vars):
         return self._arrived(grads_and_vars)
@@ -217,17 +222,12 @@ def check_loss_scale(inner) -> None:
                          "LossScaleOptimizer around any other optimizer of a mixed_float16 model.")
 
 
-def is_built(optimizer) -> bool:
-    """Whether an optimizer has made its variables."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return any(getattr(inner, name, False) for name in _BUILT)
-
-
 def build(optimizer, variables: List[Any]) -> None:
     """Makes an optimizer's variables for those of a model, as far as it has not made them yet."""
-    if not hasattr(optimizer, "build"):  # of Keras 2's legacy family; who has a learning rate is called built there
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not hasattr(optimizer, "build"):  # of Keras 2's legacy family
         optimizer._create_all_weights(variables)
-    elif not getattr(optimizer, "built", is_built(optimizer)):  # that around an inner one of Keras 3 has its own
+    elif not getattr(optimizer, "built", getattr(inner, "_built", False)):  # of Keras 3, of Keras 2
         optimizer.build(variables)
 
 

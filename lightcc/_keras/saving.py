@@ -51,8 +51,9 @@ def load_model(keras, wrap_optimizer: Callable[[Any], Any], filepath, custom_opt
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not is_distributed(optimizer):
         if _is_misbuilt(optimizer):
-            optimizer = model.optimizer = type(optimizer).from_config(optimizer.get_config())
-        wrap_optimizer(optimizer)
+            with keras.utils.custom_object_scope(objects):
+                optimizer = type(optimizer).from_config(optimizer.get_config())
+        model.optimizer = wrap_optimizer(optimizer)
         model.jit_compile = False  # as model.compile would have it: see patches.py
         model.train_function = None
     return model

@@ -154,8 +154,8 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     >>> hasattr(hvd.load_model(path).optimizer, "register_local_var")
     True
     """
-    return _keras.load_model(keras, lambda optimizer: _keras.distribute(optimizer, compression), filepath,
-                             custom_optimizers, custom_objects, legacy_opts)
+    return _keras.load_model(keras, lambda optimizer: DistributedOptimizer(optimizer, compression=compression),
+                             filepath, custom_optimizers, custom_objects, legacy_opts)
 
 
 from lightcc.keras import callbacks, elastic  # noqa: E402  which are built on this module

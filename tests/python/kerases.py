@@ -12,6 +12,8 @@ HAS_TF_KERAS = importlib.util.find_spec("tf_keras") is not None
 if not HAS_TENSORFLOW:
     os.environ.setdefault("KERAS_BACKEND", "torch")
 
+BEYOND_CONFIG = ("schedule without get_config", "schedule that is not registered", "callable", "optional argument",
+                 "required argument")  # Kit.beyond_config
 BATCH = 12  # of all ranks together
 FEATURES, TARGETS = 4, 2
 
@@ -41,6 +43,44 @@ class Kit:
 
     def mean_rank(self):
         return (self.hvd.size() - 1) / 2
+
+    def beyond_config(self, family):
+        """Makers of optimizers that train, but that their config does not tell all of. By name."""
+        keras, cast = self.keras, self.keras.ops.cast if self.is_3 else self.keras.backend.cast
+
+        class Bare(keras.optimizers.schedules.LearningRateSchedule):
+            """Without get_config."""
+
+            def __init__(self, top):
+                self.top = top
+
+            def __call__(self, step):
+                return self.top / (1.0 + cast(step, "float32"))
+
+        class Unregistered(Bare):
+            def get_config(self):
+                return {"top": self.top}
+
+        class Reticent(family.SGD):
+            """Its config lacks the momentum, without which from_config would make another optimizer."""
+
+            def get_config(self):
+                config = super().get_config()
+                del config["momentum"]
+                return config
+
+        class Demanding(family.SGD):
+            """Its config lacks an argument that must be given."""
+
+            def __init__(self, extra, **options):
+                super().__init__(**options)
+                self.extra = extra
+
+        return {"schedule without get_config": lambda: family.SGD(Bare(0.1)),
+                "schedule that is not registered": lambda: family.SGD(Unregistered(0.1)),
+                "callable": lambda: family.SGD(lambda: 0.1),
+                "optional argument": lambda: Reticent(learning_rate=0.1, momentum=0.9),
+                "required argument": lambda: Demanding([3], learning_rate=0.1)}
 
     # Tensors and variables
 

@@ -1,7 +1,7 @@
 """Keras's DistributedOptimizer on ranks: training and steps by hand, with every family of optimizers that is there."""
 import numpy as np
 import pytest
-from kerases import BATCH, HAS_TF_KERAS
+from kerases import BATCH, BEYOND_CONFIG, HAS_TF_KERAS
 
 import ranks
 
@@ -43,6 +43,16 @@ def check_fit_equals_training_in_one_process(kit, family, name, options):
     model = kit.model(kit.hvd.DistributedOptimizer(getattr(family, name)(**options)))
     kit.fit_mine(model, epochs=2)
     kit.expect_equal_weights(model, plain)
+
+
+@pytest.mark.parametrize("kind", BEYOND_CONFIG)
+def check_fit_with_what_no_config_tells(kit, family, kind):
+    """Whatever plain Keras trains with."""
+    make = kit.beyond_config(family)[kind]
+    plain, model = kit.model(make()), kit.model(kit.hvd.DistributedOptimizer(make()))
+    kit.fit_all(plain, epochs=2)
+    kit.fit_mine(model, epochs=2)
+    kit.expect_equal_weights(model, plain, rtol=0, atol=1e-6)
 
 
 def check_fit_in_eager_mode(kit):

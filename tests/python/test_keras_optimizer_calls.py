@@ -1,9 +1,11 @@
 """What else Keras's DistributedOptimizer is: an optimizer like any to Keras, one that computes gradients, one that
 trains in a session of TensorFlow 1; and its errors."""
+import numpy as np
 import pytest
 from kerases import HAS_TENSORFLOW, HAS_TF_KERAS
 
 import ranks
+from lightcc._keras.optimizer import variables_of
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -95,6 +97,41 @@ def check_state_of_a_used_optimizer_is_taken_over(kit, family):
     optimizer = kit.hvd.DistributedOptimizer(plain)
     kit.apply(optimizer, [([0.0], x)])
     assert kit.value(x) == -3.0 and int(optimizer.iterations) == 2
+
+
+@pytest.mark.parametrize("used", [False, True])
+def check_it_is_one_optimizer_with_the_given(kit, family, used):
+    """The same variables, by name too, and the same number of steps. The given one stays plain."""
+    plain, x = family.SGD(1.0, momentum=0.5), kit.variable([0.0])
+    cls = type(plain)
+    if used:
+        kit.apply(plain, [([0.0], x)])
+    plain.iterations.assign(7)  # as for a learning rate that goes on from there
+    before = variables_of(plain)
+    optimizer = kit.hvd.DistributedOptimizer(plain)
+    kit.apply(optimizer, [([1.0 + kit.hvd.rank()], x)])
+    np.testing.assert_allclose(kit.value(x), [-1.0 - kit.mean_rank()])
+    assert optimizer is not plain and type(plain) is cls and optimizer.iterations is plain.iterations
+    kept, now = variables_of(optimizer), variables_of(plain)
+    assert [id(v) for v in kept] == [id(v) for v in now] and {id(v) for v in before} <= {id(v) for v in kept}
+    assert len({v.name for v in kept}) == len(kept) >= 2 and int(plain.iterations) == 8
+    kit.apply(plain, [([1.0 * kit.hvd.rank()], x)])
+    np.testing.assert_allclose(kit.value(x), [-1.5 * (1.0 + kit.mean_rank()) - kit.hvd.rank()])
+    assert int(optimizer.iterations) == 9
+
+
+def check_a_loss_scale_optimizer_keeps_its_inner_one(kit):
+    inner = kit.keras.optimizers.SGD(1.0)
+    assert kit.hvd.DistributedOptimizer(kit.keras.mixed_precision.LossScaleOptimizer(inner)).inner_optimizer is inner
+
+
+def check_two_wrappers_of_one_optimizer(kit, family):
+    """Each has its own options."""
+    plain, x = family.SGD(1.0), kit.variable([0.0])
+    mean, total = kit.hvd.DistributedOptimizer(plain), kit.hvd.DistributedOptimizer(plain, op=kit.hvd.Sum)
+    kit.apply(mean, [([1.0], x)])
+    kit.apply(total, [([1.0], x)])
+    assert kit.value(x) == -1.0 - kit.hvd.size() and int(plain.iterations) == 2
 
 
 def check_weights_without_decay_stay_so(kit):

@@ -2,7 +2,7 @@
 optimizer, with its state, distributed again."""
 import numpy as np
 import pytest
-from kerases import HAS_TENSORFLOW, HAS_TF_KERAS
+from kerases import BEYOND_CONFIG, HAS_TENSORFLOW, HAS_TF_KERAS
 
 import ranks
 
@@ -116,6 +116,34 @@ def check_custom_optimizers(kit, path):
         loaded = kit.hvd.load_model(path, **given)
         assert isinstance(loaded.optimizer, Mine) and type(loaded.optimizer).__module__ == "lightcc._keras"
     assert type(kit.keras.models.load_model(path, custom_objects={"Mine": Mine}).optimizer) is Mine
+
+
+@pytest.mark.parametrize("kind", BEYOND_CONFIG)
+def check_what_no_config_tells_is_saved_where_keras_saves_it(kit, family, path, kind):
+    """Else the error is Keras's own."""
+    def outcome(optimizer):
+        model = kit.model(optimizer)
+        kit.fit_mine(model)
+        try:
+            return model.save(path)
+        except Exception as error:
+            return type(error), "get_config" in str(error)
+
+    make = kit.beyond_config(family)[kind]
+    expected = outcome(make())
+    assert outcome(kit.hvd.DistributedOptimizer(make())) == expected
+    assert not kit.is_3 or (expected is None) == (kind != "schedule without get_config")
+
+
+def check_a_schedule_of_the_users(kit, path):
+    make = kit.beyond_config(kit.keras.optimizers)["schedule that is not registered"]
+    schedule = {"Unregistered": type(make()._learning_rate)}
+    model = kit.model(kit.hvd.DistributedOptimizer(make()))
+    kit.fit_mine(model)
+    model.save(path)
+    loaded = kit.hvd.load_model(path, custom_objects=schedule)
+    assert type(loaded.optimizer._learning_rate) is schedule["Unregistered"]
+    kit.fit_mine(loaded)
 
 
 def check_a_registered_optimizer(kit, tmp_path):

@@ -48,9 +48,11 @@ def DistributedOptimizer(optimizer, name=None, device_dense='', device_sparse=''
                          scale_local_gradients=True):
     """Wraps a Keras optimizer: it reduces gradients over the ranks before it applies them.
 
-    Returns an optimizer of a subclass, of the same class name, with the config of the given one; if that has variables
-    already, they are taken over. To Keras it is an optimizer like any: model.compile, learning rates, get_config and
-    from_config, saving. Files that it is saved in name the plain class, and Keras alone can read them.
+    Returns a new object, of a subclass of the same name, that shares all attributes with the given optimizer, variables
+    and iterations too. So whatever plain Keras trains with can be wrapped, also what its config does not tell. The
+    given one stays a plain optimizer over the same variables; another model needs another optimizer, as in Keras.
+    To Keras it is an optimizer like any: model.compile, learning rates, get_config and from_config, saving. Files that
+    it is saved in name the plain class, and Keras alone can read them.
 
     optimizer: of Keras 3, of Keras 2.11 and later or tf_keras, or a "legacy" one of these; also a LossScaleOptimizer.
     name: the collectives' first name; default "Distributed" and the class name. device_dense, device_sparse: where
@@ -167,8 +169,8 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     >>> hasattr(hvd.load_model(path).optimizer, "register_local_var")
     True
     """
-    return _keras.load_model(keras, lambda optimizer: _keras.distribute(optimizer, compression), filepath,
-                             custom_optimizers, custom_objects, legacy_opts)
+    return _keras.load_model(keras, lambda optimizer: DistributedOptimizer(optimizer, compression=compression),
+                             filepath, custom_optimizers, custom_objects, legacy_opts)
 
 
 from lightcc.tensorflow.keras import callbacks, elastic  # noqa: E402  which are built on this module
