@@ -104,6 +104,16 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def is_imported() -> bool:
+    """Whether this process has imported us under Horovod's name.
+
+    >>> install(); import horovod; is_imported()
+    True
+    """
+    top = sys.modules.get("horovod")
+    return getattr(top, "__file__", None) == os.path.join(FOLDER, "horovod", "__init__.py")
+
+
 def environment() -> dict[str, str]:
     """With this, every Python that is started does install()."""
     from lightcc.runner.local import pythonpath_setting

@@ -1,7 +1,7 @@
 """What lightcc.keras and lightcc.tensorflow.keras share. TensorFlow is imported only where Keras runs on it.
 
 `backend` is the module keras.backend. Classes that are made for optimizers say that they are of this module, as
-Horovod's do.
+Horovod's do, or of horovod._keras where the program has imported that.
 """
 import importlib
 
@@ -9,11 +9,12 @@ from lightcc import numpy as hvd
 from lightcc._keras import patches
 from lightcc._keras.collectives import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from lightcc._keras.frameworks import no_framework, reducer_for  # noqa: F401
-from lightcc._keras.optimizer import CallableList, Options, framework_of, is_distributed, keras_of, mixin_of
+from lightcc._keras.optimizer import CallableList, Options, framework_of, is_distributed, keras_of, members_for
 from lightcc._keras.saving import load_model, name_like
 from lightcc.common.basics import HorovodBasics
 from lightcc.ops import ReduceOps
 from lightcc.wrapper_arguments import check_predivide, groups_of
+from lightcc.wrapper_class import wrapper_class
 
 __all__ = [
     "CallableList", "LocalGradientAggregationHelper", "LocalGradientAggregationHelperEager", "allgather", "allreduce",
@@ -82,9 +83,9 @@ def _distributed(plain: type, options: Options) -> type:
     check_predivide(options.gradient_predivide_factor, options.op)
     if options.backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
-    mixin = mixin_of(plain)
-    reducer_for(framework_of(plain)).check(mixin)
-    cls = type(plain.__name__, (mixin, plain), {"__module__": __name__, "_distribution": options})
+    members = members_for(plain)
+    reducer_for(framework_of(plain)).check(members)
+    cls = wrapper_class(plain, members, __name__, _distribution=options)
     name_like(cls, plain)
     patches.install(keras_of(plain))
     return cls

@@ -19,8 +19,8 @@ class GradientReducer:
         self._layers: List[Any] = []
 
     @staticmethod
-    def check(mixin: type) -> None:
-        """ValueError if Keras would put another optimizer in place of one with this mix-in."""
+    def check(members: type) -> None:
+        """ValueError if Keras would put another optimizer in place of one with these members."""
 
     def arrived(self, grads: List[Any], variables: List[Any]) -> List[Any]:
         """The reduced gradients; None where a variable has none."""

@@ -30,8 +30,8 @@ class TensorFlowGradientReducer(GradientReducer):
                     *arguments, 0, LocalGradientAggregationHelper._OPTIMIZER_TYPE_KERAS)
 
     @staticmethod
-    def check(mixin):
-        if mixin.__name__ == "Keras2" and not tf.__internal__.tf2.enabled():
+    def check(members):
+        if members.__name__ == "Keras2" and not tf.__internal__.tf2.enabled():
             raise ValueError("With the behavior of TensorFlow 1, Keras would put a plain optimizer in place of a "
                              "DistributedOptimizer of this family: wrap one of tf.keras.optimizers.legacy.")
 

@@ -1,5 +1,5 @@
-"""What turns a Keras optimizer into a distributed one: what its class is subclassed with, so that gradients are reduced
-where they arrive, before anything else (clipping, the search for inf and nan, accumulation) sees them.
+"""What turns a Keras optimizer into a distributed one: the members that a subclass of its class gets, so that gradients
+are reduced where they arrive, before anything else (clipping, the search for inf and nan, accumulation) sees them.
 
 Keras has had three families of optimizers, each with its own such place:
   Keras 3               apply(gradients, variables)
@@ -11,12 +11,13 @@ gradient_reducer.py.
 """
 import sys
 from types import ModuleType
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple, Type
 
 from lightcc._keras.frameworks import reducer_for
 from lightcc._keras.gradient_reducer import GradientReducer
 from lightcc.common.process_sets import ProcessSet
 from lightcc.wrapper_arguments import Groups
+from lightcc.wrapper_class import is_made_with
 
 
 class Options(NamedTuple):
@@ -48,7 +49,7 @@ class CallableList(list):
 
 
 class Distributed:
-    """What all distributed optimizers have."""
+    """What the classes of all distributed optimizers have. See wrapper_class."""
 
     __slots__ = ("_made_reducer",)  # beside __dict__, which is shared with the plain optimizer
     _distribution: Options  # of the class that is made for an optimizer, so that from_config keeps it
@@ -73,7 +74,7 @@ class Distributed:
 
     @property
     def variables(self):
-        found = super().variables
+        found = self._as_plain.variables
         return CallableList(found if isinstance(found, list) else found())
 
     def register_local_var(self, var) -> None:
@@ -104,13 +105,13 @@ class Distributed:
 
 
 class Keras3(Distributed):
-    """The mix-in for a keras.optimizers.Optimizer of Keras 3."""
+    """Those of a keras.optimizers.Optimizer of Keras 3."""
 
     __slots__ = ()
 
     def apply(self, grads, trainable_variables=None):
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        apply = super().apply
+        apply = self._as_plain.apply
         if not variables or not len(grads):  # Keras says what is missing
             return apply(grads, trainable_variables)
         grads = self._reducer.arrived(list(grads), variables)
@@ -132,7 +133,7 @@ class Keras3(Distributed):
 
 
 class Keras2(Distributed):
-    """The mix-in for a tf.keras.optimizers.Optimizer of Keras 2.11 or later, tf_keras among them."""
+    """Those of a tf.keras.optimizers.Optimizer of Keras 2.11 or later, tf_keras among them."""
 
     __slots__ = ()
 
@@ -140,7 +141,7 @@ class Keras2(Distributed):
         return self._arrived(grads_and_vars)
 
     def compute_gradients(self, loss, var_list, tape=None):
-        return self._computed(super().compute_gradients(loss, var_list, tape))
+        return self._computed(self._as_plain.compute_gradients(loss, var_list, tape))
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
         if grad_loss is not None:
@@ -152,12 +153,12 @@ class Keras2(Distributed):
         if not skip_gradients_aggregation and kwargs.pop("experimental_aggregate_gradients", True):
             pairs = self.aggregate_gradients(pairs)
         self._reducer.reduced = False
-        apply, options = super().apply_gradients, {} if name is None else {"name": name}
+        apply, options = self._as_plain.apply_gradients, {} if name is None else {"name": name}
         return self._reducer.apply(lambda: apply(pairs, skip_gradients_aggregation=True, **options), self, pairs)
 
 
 class Legacy(Distributed):
-    """The mix-in for a tf.keras.optimizers.legacy.Optimizer of Keras 2."""
+    """Those of a tf.keras.optimizers.legacy.Optimizer of Keras 2."""
 
     __slots__ = ()
 
@@ -165,22 +166,22 @@ class Legacy(Distributed):
         return self._arrived(grads_and_vars)
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
-        return self._computed(super()._compute_gradients(loss, var_list, grad_loss, tape))
+        return self._computed(self._as_plain._compute_gradients(loss, var_list, grad_loss, tape))
 
     def get_gradients(self, loss, params):
-        return [grad for grad, _ in self._computed(zip(super().get_gradients(loss, params), params))]
+        return [grad for grad, _ in self._computed(zip(self._as_plain.get_gradients(loss, params), params))]
 
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
         pairs = list(grads_and_vars)
         if experimental_aggregate_gradients:
             pairs = self._aggregate_gradients(pairs)
         self._reducer.reduced = False
-        apply = super().apply_gradients
+        apply = self._as_plain.apply_gradients
         return self._reducer.apply(lambda: apply(pairs, name, experimental_aggregate_gradients=False), self, pairs)
 
 
-def mixin_of(cls: type) -> type:
-    """The mix-in for an optimizer's class; ValueError if that is no optimizer of Keras."""
+def members_for(cls: type) -> Type[Distributed]:
+    """The members for an optimizer's class; ValueError if that is no optimizer of Keras."""
     if hasattr(cls, "apply") and hasattr(cls, "stateless_apply"):
         return Keras3
     if hasattr(cls, "aggregate_gradients"):
@@ -199,13 +200,13 @@ def keras_of(cls: type) -> ModuleType:
 
 def framework_of(cls: type) -> str:
     """What an optimizer computes with: tensorflow, or what Keras 3 runs on."""
-    return keras_of(cls).backend.backend() if mixin_of(cls) is Keras3 else "tensorflow"
+    return keras_of(cls).backend.backend() if members_for(cls) is Keras3 else "tensorflow"
 
 
 def distributed_in(optimizer) -> Optional[Distributed]:
     """The optimizer, or that in a LossScaleOptimizer, if it is one of ours."""
     candidates = optimizer, getattr(optimizer, "inner_optimizer", None)
-    return next((found for found in candidates if isinstance(found, Distributed)), None)
+    return next((found for found in candidates if is_made_with(Distributed, found)), None)
 
 
 def is_distributed(optimizer) -> bool:

@@ -9,6 +9,7 @@ import sys
 from typing import Callable
 
 from lightcc._keras.optimizer import Distributed, check_loss_scale, framework_of, is_distributed
+from lightcc.wrapper_class import is_made_with
 
 _MARK = "_lightcc_wrapped"
 epoch_was_cut = False  # the last epoch of the fit that is running has ended before its last batch
@@ -61,7 +62,7 @@ def _apply(plain):
     would skip the exchange that the others wait in."""
     def apply(self, grads, trainable_variables=None):
         inner = self.inner_optimizer
-        if not isinstance(inner, Distributed) or not len(grads):
+        if not is_made_with(Distributed, inner) or not len(grads):
             return plain(self, grads, trainable_variables)
         check_loss_scale(inner)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)

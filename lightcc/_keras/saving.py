@@ -2,14 +2,14 @@
 import sys
 from typing import Any, Callable
 
-from lightcc._keras.optimizer import Keras3, is_distributed, keras_of, mixin_of
+from lightcc._keras.optimizer import Keras3, is_distributed, keras_of, members_for
 
 _TENSORFLOWS_NAMES = ("_keras_api_names", "_keras_api_names_v1")  # where Keras 2 keeps the public names of a class
 
 
 def name_like(cls: type, plain: type) -> None:
     """Makes Keras save objects of cls, a subclass, as those of a plain class."""
-    if mixin_of(plain) is Keras3:
+    if members_for(plain) is Keras3:
         public = sys.modules["keras.src.api_export"].REGISTERED_OBJS_TO_NAMES
         # On torch, Keras makes an object of a subclass of SGD, whose name says nothing elsewhere.
         exported = next(base for base in plain.__mro__ if not base.__module__.startswith("keras.src.backend."))
@@ -61,4 +61,4 @@ def load_model(keras, wrap_optimizer: Callable[[Any], Any], filepath, custom_opt
 
 def _is_misbuilt(optimizer) -> bool:
     """Reading .h5, Keras 3 builds an optimizer for no variables, which cannot train any then."""
-    return mixin_of(type(optimizer)) is Keras3 and optimizer.built and not optimizer._trainable_variables
+    return members_for(type(optimizer)) is Keras3 and optimizer.built and not optimizer._trainable_variables

@@ -10,6 +10,7 @@ from lightcc.tensorflow.gradient_reducer import LocalVariables, _make_allreduce_
 from lightcc.tensorflow.mpi_ops import Average
 from lightcc.variable_compression import WantedCompression
 from lightcc.wrapper_arguments import check_predivide, groups_of, variables_of
+from lightcc.wrapper_class import is_made_with, wrapper_class
 
 
 def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=Compression.none,
@@ -39,7 +40,7 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise ValueError(f"DistributedGradientTape wraps a tf.GradientTape, not {type(gradtape).__name__}.")
-    if isinstance(gradtape, _DistributedGradientTape):
+    if is_made_with(_DistributedGradientTape, gradtape):
         raise ValueError("The tape is a DistributedGradientTape already; wrap the plain tape, once.")
     check_predivide(gradient_predivide_factor, op)
     groups = groups_of(groups, num_groups, is_variable)
@@ -78,7 +79,7 @@ def PartialDistributedGradientTape(gradtape, device_dense="", device_sparse="", 
 
 
 class _DistributedGradientTape:
-    """The mix-in that DistributedGradientTape puts before the tape's own class among the bases."""
+    """What the class of what DistributedGradientTape returns has. See wrapper_class."""
 
     # Beside __dict__, which is shared with the plain tape.
     __slots__ = ("_allreduce_grads", "_local", "_wanted_compression")
@@ -99,7 +100,7 @@ class _DistributedGradientTape:
             kwargs["unconnected_gradients"] = use_generic_names
         if output_gradients is not None:
             kwargs["output_gradients"] = output_gradients
-        grads = super().gradient(target, sources, **kwargs)
+        grads = self._as_plain.gradient(target, sources, **kwargs)
         flat = self._local.around(self._allreduce_grads, tf.nest.flatten(grads), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, flat)
 
@@ -137,4 +138,4 @@ class _DistributedGradientTape:
 @functools.lru_cache(maxsize=None)
 def _distributed(cls: type) -> type:
     """The subclass of a tape's class; one for all tapes of it, since scripts wrap a tape in every step."""
-    return type(cls.__name__, (_DistributedGradientTape, cls), {})
+    return wrapper_class(cls, _DistributedGradientTape, "lightcc.tensorflow")

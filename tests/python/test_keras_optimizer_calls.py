@@ -52,7 +52,7 @@ def test_fit_in_a_v1_session(monkeypatch):
 def check_class_and_config(kit, family):
     plain = family.Adam(0.25, beta_1=0.5)
     optimizer = kit.hvd.DistributedOptimizer(plain, op=kit.hvd.Sum)
-    assert isinstance(optimizer, family.Adam)
+    assert isinstance(optimizer, family.Adam) and type(optimizer).__bases__ == (type(plain),)
     assert (type(optimizer).__name__, type(optimizer).__module__) == ("Adam", "lightcc._keras")
     assert optimizer.get_config() == plain.get_config()
     again = type(optimizer).from_config(optimizer.get_config())

@@ -19,7 +19,7 @@ def train(np, how, script, *arguments):
     return TAG.sub("", out)
 
 
-def test_modules_are_lightccs():
+def test_modules_are_lightccs_and_classes_say_horovod():
     assert printed("""
 import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -32,8 +32,11 @@ assert hvd is lightcc.tensorflow and allgather is hvd.allgather
 import horovod.keras
 from horovod.keras.callbacks import MetricAverageCallback
 assert horovod.tensorflow.keras is lightcc.tensorflow.keras and horovod.keras is lightcc.keras
-print("ok")
-""") == "ok\n"
+import keras, tensorflow
+hvd.init()
+print(type(hvd.DistributedGradientTape(tensorflow.GradientTape())))
+print(type(horovod.keras.DistributedOptimizer(keras.optimizers.Adam())))
+""") == "<class 'horovod.tensorflow.GradientTape'>\n<class 'horovod._keras.Adam'>\n"
 
 
 def accuracy(out):

@@ -200,7 +200,8 @@ def check_it_is_a_tape():
 
     plain = Tape(persistent=True, watch_accessed_variables=False)
     tape = hvd.DistributedGradientTape(plain)
-    assert isinstance(tape, Tape) and type(tape).__name__ == "Tape"
+    assert isinstance(tape, Tape) and type(tape).__bases__ == (Tape,)
+    assert (type(tape).__module__, type(tape).__name__) == ("lightcc.tensorflow", "Tape")
     x, y = tf.Variable(2.0), tf.Variable(2.0)
     with tape:
         tape.watch(x)

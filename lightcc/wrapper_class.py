@@ -1,0 +1,43 @@
+"""The class of an object that wraps one of a framework's, in the shape that programs know from Horovod: the class of
+what is wrapped is its one base, and gives it its name."""
+from typing import Any
+
+from lightcc import as_horovod
+
+
+def wrapper_class(plain: type, members: type, module: str, **attributes: Any) -> type:
+    """Makes a subclass of a plain class.
+
+    members: a class whose methods, properties and slots, and those of its bases, are put into the new one. It is no
+    base of that, so they find the plain class's own by self._as_plain, and not by super(). module: what the class says
+    it is from, of lightcc; by Horovod's name if the program has imported that. attributes: more of the class.
+
+    >>> class Loud:
+    ...     def speak(self): return self._as_plain.speak().upper()
+    >>> class Dog:
+    ...     def speak(self): return "bark"
+    >>> cls = wrapper_class(Dog, Loud, "lightcc.numpy"); cls, cls.__bases__ == (Dog,), cls().speak()
+    (<class 'lightcc.numpy.Dog'>, True, 'BARK')
+    """
+    kinds = members.__mro__[-2::-1]  # from the first base but object
+    slots = tuple(name for kind in kinds for name in vars(kind).get("__slots__", ()))
+    copied = {name: member for kind in kinds for name, member in vars(kind).items()
+              if name not in slots and not name.startswith("__")}
+    cls = type(plain.__name__, (plain,), {
+        **copied, **attributes, "__slots__": slots, "__module__": _known_as(module), "_wrapper_members": members,
+        "_as_plain": property(lambda self: super(cls, self))})
+    return cls
+
+
+def is_made_with(members: type, thing: Any) -> bool:
+    """Whether a thing is of a class that wrapper_class has made with these members, or with a subclass of them.
+
+    >>> is_made_with(object, 3)
+    False
+    """
+    made = getattr(type(thing), "_wrapper_members", None)
+    return made is not None and issubclass(made, members)
+
+
+def _known_as(module: str) -> str:
+    return f"horovod{module[len('lightcc'):]}" if as_horovod.is_imported() else module
