@@ -13,19 +13,21 @@ import numpy as np
 
 from lightcc import _core, objects
 from lightcc._keras import values
-from lightcc._keras.optimizer import variables_of
+from lightcc._keras.optimizer import build, variables_of
 
 
 class BroadcastGlobalVariablesCallbackImpl:
     """Makes the variables of the model and of its optimizer equal to those of root_rank when training begins.
 
-    What all ranks have by then is sent before the first batch, so that the first step starts from the same weights on
-    all ranks; after that batch everything is sent, with what the first step has made. Not sent: metrics, the seeds of
-    dropout and the like, gradients that are being accumulated, and local_variables (tf.Variable or keras.Variable), to
-    which register_local_var adds; the optimizer's state for these is the root's.
+    The weights are sent before the first batch, so that the first step starts from the same ones on all ranks, and with
+    them the optimizer's variables. So one rank alone may have loaded a checkpoint: where others have no model or no
+    slots of the optimizer yet, these are made. After the first batch everything is sent again, with what the first step
+    has made; that is all where no rank's model is built before. Not sent: metrics, the seeds of dropout and the like,
+    gradients that are being accumulated, and local_variables (tf.Variable or keras.Variable), to which
+    register_local_var adds; the optimizer's state for these is the root's.
     A Keras 3 model that is to be compiled by XLA will not be, with a warning, as XLA has no collectives.
 
-    Errors: ValueError if a local variable is none; at the first batch, ValueError on all ranks if their variables
+    Errors: ValueError if a local variable is none; after the first batch, ValueError on all ranks if their variables
     differ in number, shape or dtype; those of broadcast.
     Source: horovod.keras.callbacks (which sends only after the first batch).
 
@@ -62,15 +64,19 @@ class BroadcastGlobalVariablesCallbackImpl:
     def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
         """Keras hook."""
         self.broadcast_done = False
-        variables = self._variables() if self.model.built else []
-        if len(values.outlines(variables, "broadcast_callback")) == 1:  # else a rank must make some in its first step
-            values.broadcast(self.backend, variables, self.root_rank, "broadcast_callback.before")
+        self._build_model_like_others()
+        weights, optimizer = self.model.weights if self.model.built else [], getattr(self.model, "optimizer", None)
+        if not (self._send_if_alike(weights, "weights") and weights):
+            return  # what the first step makes, or an error, follows after it
+        if not self._send_if_alike(variables_of(optimizer), "state"):  # only some have loaded slots, or trained before
+            build(optimizer, self.model.trainable_variables)
+            self._send_if_alike(variables_of(optimizer), "state")
 
     def on_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         """Keras hook."""
         if self.broadcast_done:
             return
-        variables = self._variables()
+        variables = self._shared([*self.model.weights, *variables_of(getattr(self.model, "optimizer", None))])
         of_ranks = values.outlines(variables, "broadcast_callback")
         if len(of_ranks) > 1:
             raise ValueError(f"{type(self).__name__}: the variables of model and optimizer differ between the ranks: "
@@ -78,12 +84,35 @@ class BroadcastGlobalVariablesCallbackImpl:
         values.broadcast(self.backend, variables, self.root_rank, "broadcast_callback.after")
         self.broadcast_done = True
 
-    def _variables(self) -> List[Any]:
-        optimizer = getattr(self.model, "optimizer", None)
+    def _build_model_like_others(self) -> None:
+        """Makes the weights of a model that has none yet where another rank's has, for inputs of the same shape."""
+        mine = (self.model.get_build_config() or {}) if self.model.built else None
+        known = [one for one in objects.allgather_object(mine, "broadcast_callback.built") if one is not None]
+        if self.model.built or not known:
+            return
+        why = ""
+        try:
+            self.model.build_from_config(known[0])
+        except Exception as error:  # Keras raises many kinds
+            why = f" ({type(error).__name__}: {error})"
+        if not self.model.built:
+            warnings.warn("lightcc: the model has weights on another rank, as from a file, but Keras cannot make them "
+                          f"on rank {_core.rank()}{why}, so the first step starts from different weights. Call the "
+                          "model on a batch before fit.", stacklevel=2)
+
+    def _send_if_alike(self, variables: List[Any], name: str) -> bool:
+        """Gives variables the values of the root if all ranks have the like of them. Returns whether they have."""
+        variables, name = self._shared(variables), f"broadcast_callback.{name}"
+        alike = len(values.outlines(variables, name)) == 1
+        if alike:
+            values.broadcast(self.backend, variables, self.root_rank, name)
+        return alike
+
+    def _shared(self, variables: List[Any]) -> List[Any]:
+        """Those of a model's and optimizer's variables that are sent."""
         left_out = {id(v) for v in self._local_variables}
-        left_out.update(id(v) for v in getattr(optimizer, "_accumulated_gradients", ()))
-        return [v for v in [*self.model.weights, *variables_of(optimizer)]
-                if id(v) not in left_out and id(getattr(v, "_value", None)) not in left_out]
+        left_out.update(id(v) for v in getattr(getattr(self.model, "optimizer", None), "_accumulated_gradients", ()))
+        return [v for v in variables if id(v) not in left_out and id(getattr(v, "_value", None)) not in left_out]
 
 
 class MetricAverageCallbackImpl:
