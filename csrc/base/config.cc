@@ -307,10 +307,14 @@ set is believed; if none is, the process is a world of one.
 | MPICH, Intel MPI | `PMI_RANK` | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
 | Slurm (srun) | `SLURM_STEP_ID` | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` |
 | Horovod's own | `HOROVOD_RANK` | the same as lightccrun | the same as lightccrun |
-| torch.distributed | `MASTER_ADDR` | the same as torchrun | the same as torchrun |
+| torch.distributed | `MASTER_ADDR`, `MASTER_PORT` | the same as torchrun | the same as torchrun |
 
 Slurm's row counts only in a process that srun started: a step that is none of Slurm's own, and `SLURM_STEP_NUM_TASKS`,
 if set, equal to `SLURM_NTASKS`. The shell of `salloc` and a batch script are worlds of one.
+
+lightccrun also sets torchrun's variables but for its mark, and takes other launchers' marks away. So a mark of torchrun,
+Open MPI or PMI beside lightccrun's is that of a launcher inside one of its ranks, and comes first. A process that no row
+fits is refused if a rank above 0 or a size above 1 is set and what else its row needs is not.
 
 lightccrun also sets `HOROVOD_CROSS_RANK` and `HOROVOD_CROSS_SIZE` (this host among the hosts) and `HOROVOD_HOSTNAME`
 (its name as listed) for scripts that read them; the core itself finds out who shares a host (`LIGHTCC_HOST_ID`).

@@ -93,6 +93,13 @@ TEST(Launchers, TheFirstMethodThatFitsIsTaken) {
   EXPECT_EQ(method_of(with(with(kPmi, fd), master)), "PMI");
 }
 
+TEST(Launchers, InsideARankOfLightccrunItsAddressIsNotTaken) {
+  const Variables outer{
+      {"LIGHTCC_JOB_ID", "j7"}, {"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "2"}, {"LIGHTCC_STORE_ADDR", "h1:4711"}};
+  EXPECT_EQ(method_of(with(kTorch, outer)), "master");
+  EXPECT_EQ(method_of(with(kOpenMpi, outer)), "PMIx");
+}
+
 TEST(Launchers, OneHostNeedsNoMethod) {
   for (auto& variables : {with(kRun, {{"HOROVOD_LOCAL_SIZE", "4"}, {"LIGHTCC_STORE_ADDR", "h1:4711"}}),
                           with(kTorch, {{"LOCAL_WORLD_SIZE", "4"}}),

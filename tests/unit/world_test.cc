@@ -13,12 +13,13 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-World world_of(const Variables& variables) {
-  return find_world([&](const char* name) {
+Environment from(const Variables& variables) {
+  return [&variables](const char* name) {
     auto it = variables.find(name);
     return it == variables.end() ? nullptr : it->second.c_str();
-  });
+  };
 }
+World world_of(const Variables& variables) { return find_world(from(variables)); }
 std::string refusal_of(const Variables& variables) {
   try {
     world_of(variables);
@@ -110,12 +111,13 @@ TEST(World, WhoSharesAHostIsUnknownWhereTheLauncherDoesNotSay) {
 }
 
 TEST(World, SlurmIsBelievedInsideAStepOnly) {
-  for (auto& variables : {without(kSlurm, {"SLURM_STEP_ID"}),               // salloc's shell, a batch script
+  for (auto& variables : {with(without(kSlurm, {"SLURM_STEP_ID"}), {{"SLURM_PROCID", "0"}}),  // a batch script
+                          without(kSlurm, {"SLURM_STEP_ID", "SLURM_PROCID"}),  // salloc's shell
                           with(kSlurm, {{"SLURM_STEP_ID", "4294967291"}}),  // the batch step
                           with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}}),  // the interactive step
                           with(kSlurm, {{"SLURM_STEP_ID", "extern"}}),
                           with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}}),  // SLURM_NTASKS is the allocation's
-                          without(kSlurm, {"SLURM_JOB_ID"})})
+                          with(without(kSlurm, {"SLURM_JOB_ID", "SLURM_STEP_ID"}), {{"SLURM_PROCID", "0"}})})
     EXPECT_EQ(world_of(variables).launcher, "none");
   EXPECT_EQ(world_of(without(kSlurm, {"SLURM_STEP_NUM_TASKS"})).launcher, "Slurm");
   const World world = world_of(with(kSlurm, {{"SLURM_NTASKS", "5"},
@@ -134,17 +136,80 @@ TEST(World, NothingSetIsAWorldOfOne) {
 }
 
 TEST(World, TheLauncherNearestToTheProcessIsBelieved) {
-  Variables nested = kOpenMpi;  // torchrun or lightccrun started under mpirun
+  Variables nested = kOpenMpi;  // torchrun started under mpirun
   nested["OMPI_COMM_WORLD_RANK"] = "2";
   nested.insert(kTorch.begin(), kTorch.end());
   EXPECT_EQ(world_of(nested).launcher, "torchrun");
-  nested.insert(kRun.begin(), kRun.end());
-  EXPECT_EQ(world_of(nested).launcher, "lightccrun");
-  EXPECT_EQ(world_of(nested).rank, 1);
+  EXPECT_FALSE(is_nested(from(nested)));
+  // lightccrun takes the others' variables away, and sets torchrun's but for its mark.
+  Variables run = with(kRun, {{"RANK", "1"}, {"WORLD_SIZE", "3"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "3"},
+                              {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}});
+  run.insert(kSlurm.begin(), kSlurm.end());  // which a whole allocation has
+  EXPECT_EQ(world_of(run).launcher, "lightccrun");
+  EXPECT_FALSE(is_nested(from(run)));
+  EXPECT_EQ(nesting_remark(from(run)), "");
+}
+
+TEST(World, ALauncherInsideARankOfLightccrunIsBelievedAndRemarkedUpon) {
+  const std::pair<const char*, Variables> rows[] = {{"torchrun", kTorch}, {"Open MPI", kOpenMpi}, {"PMI", kPmi}};
+  for (auto& [launcher, variables] : rows) {
+    SCOPED_TRACE(launcher);
+    Variables both = with(variables, {{"LIGHTCC_JOB_ID", "j7"}, {"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "2"}});
+    const World world = world_of(both);
+    EXPECT_EQ(world.launcher, launcher);
+    EXPECT_EQ(world.rank, 1);
+    EXPECT_EQ(world.size, 3);
+    EXPECT_TRUE(is_nested(from(both)));
+    const std::string remark = nesting_remark(from(both));
+    EXPECT_TRUE(contains(remark, "inside rank 0 of the 2 that lightccrun has started")) << remark;
+    EXPECT_TRUE(contains(remark, "the 3 ranks of the inner launcher")) << remark;
+    EXPECT_TRUE(contains(remark, "env -u LIGHTCC_JOB_ID")) << remark;
+    EXPECT_EQ(nesting_remark(from(with(both, {{"HOROVOD_RANK", "1"}}))), "");  // it is said once
+    both["HOROVOD_SIZE"] = "1";  // there is one world
+    EXPECT_EQ(nesting_remark(from(both)), "");
+    EXPECT_EQ(world_of(both).launcher, launcher);
+  }
+}
+
+TEST(World, HalfOfWhatALauncherSetsIsRefused) {
+  const std::tuple<Variables, const char*, const char*, const char*> rows[] = {
+      {{{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "RANK=0 WORLD_SIZE=2", "MASTER_ADDR and MASTER_PORT", "torchrun"},
+      {{{"WORLD_SIZE", "2"}}, "WORLD_SIZE=2", "RANK and MASTER_ADDR", "torchrun"},
+      {{{"MASTER_ADDR", "127.0.0.1"}, {"RANK", "1"}}, "RANK=1", "WORLD_SIZE and MASTER_PORT", "torchrun"},
+      {without(kMaster, {"MASTER_PORT"}), "WORLD_SIZE=3", "MASTER_PORT", "torchrun"},
+      {without(kTorch, {"RANK"}), "WORLD_SIZE=3", "RANK", "torchrun"},
+      {{{"HOROVOD_SIZE", "4"}}, "HOROVOD_SIZE=4", "HOROVOD_RANK", "lightccrun"},
+      {{{"HOROVOD_RANK", "1"}}, "HOROVOD_RANK=1", "HOROVOD_SIZE", "lightccrun"},
+      {without(kRun, {"HOROVOD_RANK"}), "HOROVOD_SIZE=3", "HOROVOD_RANK", "lightccrun"},
+      {without(kOpenMpi, {"OMPI_COMM_WORLD_SIZE"}), "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE", "mpirun"},
+      {without(kOpenMpi, {"OMPI_COMM_WORLD_RANK"}), "OMPI_COMM_WORLD_SIZE=3", "OMPI_COMM_WORLD_RANK", "mpirun"},
+      {without(kPmi, {"PMI_RANK"}), "PMI_SIZE=3", "PMI_RANK", "mpiexec"},
+      {without(kPmi, {"PMI_SIZE"}), "PMI_RANK=1", "PMI_SIZE", "mpiexec"},
+      {without(kSlurm, {"SLURM_PROCID"}), "SLURM_NTASKS=3", "SLURM_PROCID", "srun"},
+      {without(kSlurm, {"SLURM_NTASKS"}), "SLURM_PROCID=1", "SLURM_NTASKS", "srun"},
+      {without(kSlurm, {"SLURM_STEP_ID"}), "SLURM_PROCID=1", "SLURM_STEP_ID", "srun"},
+      {without(kSlurm, {"SLURM_JOB_ID"}), "SLURM_PROCID=1", "SLURM_JOB_ID", "srun"}};
+  for (auto& [variables, there, missing, set_by] : rows) {
+    const std::string text = refusal_of(variables);
+    SCOPED_TRACE(text);
+    EXPECT_TRUE(contains(text, there));
+    EXPECT_TRUE(contains(text, std::string("but ") + missing));
+    EXPECT_TRUE(contains(text, set_by));
+  }
+}
+
+TEST(World, VariablesThatSayNothingOfOthersAreAWorldOfOne) {
+  for (const Variables& variables :
+       {Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, Variables{{"RANK", "gold"}}, Variables{{"RANK", "0"}},
+        Variables{{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}}, Variables{{"LIGHTCC_JOB_ID", "left over"}},
+        Variables{{"LOCAL_RANK", "1"}}, Variables{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "77"}},
+        Variables{{"MASTER_ADDR", "h"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}}}) {
+    EXPECT_EQ(world_of(variables).size, 1);
+    EXPECT_EQ(world_of(variables).rank, 0);
+  }
 }
 
 TEST(World, AMarkWithoutRankAndSizeIsPassedOver) {
-  EXPECT_EQ(world_of({{"MASTER_ADDR", "127.0.0.1"}, {"RANK", "1"}}).launcher, "none");
   Variables variables = kPmi;
   variables["LIGHTCC_JOB_ID"] = "left over";
   EXPECT_EQ(world_of(variables).launcher, "PMI");

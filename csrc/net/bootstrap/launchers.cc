@@ -193,7 +193,7 @@ struct Method {
   Rendezvous (*arrange)(const Launch&);
 };
 constexpr Method kMethods[] = {
-    {"address", [](const Launch& c) { return !c.config.store_addr.empty(); }, by_address},
+    {"address", [](const Launch& c) { return !c.config.store_addr.empty() && !is_nested(c.env); }, by_address},
     {"PMI", [](const Launch& c) { return c.world.launcher == "PMI" && !c.text("PMI_FD").empty(); }, by_pmi},
     {"PMIx", [](const Launch& c) { return c.world.launcher == "Open MPI"; }, by_pmix},
     {"master", [](const Launch& c) { return !c.text("MASTER_ADDR").empty() && !c.text("MASTER_PORT").empty(); },

@@ -22,6 +22,8 @@ struct Launcher {
   const char* mark;  // set by this launcher and no other
   const char *rank, *size, *local_rank, *local_size;
   std::string (*job)(const Environment&);  // what only its ranks share; empty: their parent process
+  const char* set_by;  // for people who have set some of them
+  std::vector<const char*> more = {};  // which it sets too, without which the ranks cannot be found
 };
 
 std::string text(const Environment& env, const char* name) { return env(name) ? env(name) : ""; }
@@ -53,26 +55,35 @@ std::string slurm_job(const Environment& env) {
 }
 std::string master_job(const Environment& env) { return "master:" + text(env, "MASTER_PORT"); }
 
-constexpr Launcher kLaunchers[] = {
+const Launcher kLaunchers[] = {
     {"lightccrun", "LIGHTCC_JOB_ID", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
-     lightcc_job},
-    {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", torch_job},
+     lightcc_job, "lightccrun"},
+    {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", torch_job, "torchrun"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", open_mpi_job},
-    {"PMI", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", no_job},
-    {"Slurm", "SLURM_PROCID", "SLURM_PROCID", "SLURM_NTASKS", nullptr, nullptr, slurm_job},
-    {"HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
-     no_job},
-    {"MASTER_ADDR", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", master_job}};
+     "OMPI_COMM_WORLD_LOCAL_SIZE", open_mpi_job, "Open MPI's mpirun"},
+    {"PMI", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", no_job,
+     "mpiexec of MPICH or Intel MPI"},
+    {"Slurm", "SLURM_PROCID", "SLURM_PROCID", "SLURM_NTASKS", nullptr, nullptr, slurm_job, "srun",
+     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+    {"HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", no_job,
+     "lightccrun"},
+    {"MASTER_ADDR", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", master_job,
+     "torchrun or lightccrun", {"MASTER_ADDR", "MASTER_PORT"}}};
 
-// Whether Slurm started this very process as a task of a step. In the shell of salloc and in a batch script the
-// variables speak of the allocation: there is no step, or it is one of the special ones at the end of the range.
-bool is_slurm_task(const Environment& env) {
+// Whether this is in a step that a user's srun has begun. In the shell of salloc and in a batch script the variables
+// speak of the allocation: there is no step, or it is one of the special ones at the end of the range.
+bool is_slurm_step(const Environment& env) {
   constexpr uint32_t kFirstSpecialStep = 0xfffffff0;
-  const std::string step = text(env, "SLURM_STEP_ID"), tasks = text(env, "SLURM_STEP_NUM_TASKS");
+  const std::string step = text(env, "SLURM_STEP_ID");
   uint32_t id = 0;
   auto [end, error] = std::from_chars(step.data(), step.data() + step.size(), id);
-  if (step.empty() || error != std::errc() || end != step.data() + step.size() || id >= kFirstSpecialStep) return false;
+  return !step.empty() && error == std::errc() && end == step.data() + step.size() && id < kFirstSpecialStep;
+}
+
+// Whether Slurm started this very process as a task of a step.
+bool is_slurm_task(const Environment& env) {
+  const std::string tasks = text(env, "SLURM_STEP_NUM_TASKS");
+  if (!is_slurm_step(env)) return false;
   return !text(env, "SLURM_JOB_ID").empty() && (tasks.empty() || tasks == text(env, "SLURM_NTASKS"));
 }
 
@@ -107,6 +118,60 @@ void check(const World& world) {
   throw Error(Code::invalid_argument, says + "; unset what was left over from another job");
 }
 
+bool is_set(const Environment& env, const char* name) { return env(name) && *env(name); }
+
+bool fits(const Launcher& launcher, const Environment& env) {
+  if (!env(launcher.mark) || !env(launcher.rank) || !env(launcher.size)) return false;
+  if (launcher.job == slurm_job) return is_slurm_task(env);
+  return launcher.job != master_job || is_set(env, "MASTER_PORT") || number(env, launcher.size, 1) == 1;
+}
+
+// lightccrun takes out of its ranks' environment what other launchers have said, so what is there was said by one that
+// a rank has started. Slurm's variables stay: a whole allocation has them.
+const Launcher* inner_launcher(const Environment& env) {
+  if (!fits(kLaunchers[0], env)) return nullptr;
+  for (const Launcher& launcher : kLaunchers)
+    if ((launcher.job == torch_job || launcher.job == open_mpi_job || launcher.name == std::string("PMI")) &&
+        fits(launcher, env))
+      return &launcher;
+  return nullptr;
+}
+
+// How large a number a variable is; 0 if it is none. RANK may be anything in a program that has no ranks.
+int value_of(const Environment& env, const char* name) {
+  const std::string value = text(env, name);
+  int found = 0;
+  auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), found);
+  return error == std::errc() && end == value.data() + value.size() ? found : 0;
+}
+
+// For a process that no launcher's row fits: it may be told that there are other ranks, and too little to find them. A
+// world of one would then train beside the others, and overwrite what they save.
+void refuse_halves(const Environment& env) {
+  for (const Launcher& launcher : kLaunchers) {
+    if (launcher.job == torch_job && !env(launcher.mark)) continue;  // they are those of the last row
+    const bool slurm = launcher.job == slurm_job;  // whose allocations have a size for processes that are no tasks
+    if (slurm && is_set(env, "SLURM_STEP_ID") && !is_slurm_step(env)) continue;
+    const bool one_of_several = value_of(env, launcher.rank) > 0 ||
+                                (value_of(env, launcher.size) > 1 && (!slurm || is_slurm_step(env)));
+    if (!one_of_several) continue;
+    std::vector<const char*> needed{launcher.rank, launcher.size};
+    needed.insert(needed.end(), launcher.more.begin(), launcher.more.end());
+    std::string there, missing;
+    int missed = 0;
+    for (const char* name : needed)
+      if (is_set(env, name))
+        there += (there.empty() ? "" : " ") + std::string(name) + "=" + env(name);
+      else
+        missing += (missed++ ? " and " : "") + std::string(name);
+    if (missed == 0) continue;
+    throw Error(Code::invalid_argument, "init: " + there + " says that there are several ranks, but " + missing +
+                                            (missed == 1 ? " is" : " are") + " not set, so they cannot meet. " +
+                                            launcher.set_by + " sets all of these: start the ranks with it, or set "
+                                            "what is missing on each; for a world of one unset what is there");
+  }
+}
+
 }  // namespace
 
 World find_world(const Environment& env) {
@@ -114,24 +179,38 @@ World find_world(const Environment& env) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
   world.host = host;
-  for (const Launcher& launcher : kLaunchers) {
-    if (!env(launcher.mark) || !env(launcher.rank) || !env(launcher.size)) continue;
-    const bool slurm = launcher.job == slurm_job;
-    if (slurm && !is_slurm_task(env)) continue;
-    world.launcher = launcher.name;
-    world.rank = number(env, launcher.rank, 0);
-    world.size = number(env, launcher.size, 1);
-    world.local_size = number(env, launcher.local_size, world.size == 1);
-    world.local_rank = number(env, launcher.local_rank, world.one_host() ? world.rank : -1);
-    if (slurm) read_slurm_locals(env, world);
-    if (world.local_size == 0 || world.local_rank < 0) world.local_size = world.local_rank = 0;
-    check(world);
-    world.job = launcher.job(env);
-    world.job_of_host = world.job.empty();
-    if (world.job_of_host) world.job = parent_job();
-    break;
+  const Launcher* launcher = inner_launcher(env);
+  if (!launcher)
+    launcher = std::find_if(kLaunchers, std::end(kLaunchers), [&](const Launcher& one) { return fits(one, env); });
+  if (launcher == std::end(kLaunchers)) {
+    refuse_halves(env);
+    return world;
   }
+  const bool slurm = launcher->job == slurm_job;
+  world.launcher = launcher->name;
+  world.rank = number(env, launcher->rank, 0);
+  world.size = number(env, launcher->size, 1);
+  world.local_size = number(env, launcher->local_size, world.size == 1);
+  world.local_rank = number(env, launcher->local_rank, world.one_host() ? world.rank : -1);
+  if (slurm) read_slurm_locals(env, world);
+  if (world.local_size == 0 || world.local_rank < 0) world.local_size = world.local_rank = 0;
+  check(world);
+  world.job = launcher->job(env);
+  world.job_of_host = world.job.empty();
+  if (world.job_of_host) world.job = parent_job();
   return world;
+}
+
+bool is_nested(const Environment& env) { return inner_launcher(env) != nullptr; }
+
+std::string nesting_remark(const Environment& env) {
+  const Launcher *inner = inner_launcher(env), &outer = kLaunchers[0];
+  if (!inner || number(env, outer.size, 1) == 1 || number(env, outer.rank, 0) != 0) return "";
+  return inner->set_by + std::string(" was started inside rank 0 of the ") + text(env, outer.size) +
+         " that lightccrun has started. This world has the " + text(env, inner->size) +
+         " ranks of the inner launcher, and knows nothing of those that other ranks of lightccrun start. If all are to "
+         "train together, leave one of the launchers out: lightccrun -np N python ...; if this is meant, unset "
+         "LIGHTCC_JOB_ID before the inner one: env -u LIGHTCC_JOB_ID ...";
 }
 
 World subset(const World& world, const std::vector<int>& ranks) {

@@ -24,8 +24,15 @@ struct World {
 };
 
 // First that fits: lightccrun, torchrun, Open MPI, PMI (MPICH, Intel MPI), Slurm, HOROVOD_RANK, MASTER_ADDR; nothing
-// set: a world of one. Throws Error{invalid_argument} naming the variables that contradict each other.
+// set: a world of one. torchrun, Open MPI and PMI inside a rank of lightccrun come before it. Throws
+// Error{invalid_argument} naming the variables that contradict each other, or those that are missing where others say
+// that there are several ranks.
 World find_world(const Environment&);
+
+// Whether its launcher was started inside a rank of lightccrun, whose other variables are then another job's.
+bool is_nested(const Environment&);
+// What rank 0 tells the user about that, if that rank is one of several, in the first of these; else empty.
+std::string nesting_remark(const Environment&);
 
 // A world of some ranks of this one, numbered as listed. Worlds of different lists are different jobs. Throws
 // Error{invalid_argument} if this rank is not in the list, or the list is none.
