@@ -99,7 +99,8 @@ class _Driver:
     def take_signals(self, signals: Signals) -> None:
         def take() -> None:
             for signum in signals.take():
-                self.termination.interrupted(signum, time.monotonic())
+                if text := self.termination.interrupted(signum, time.monotonic(), "worker"):
+                    self.outputs.say(text)
 
         self.selector.register(signals, selectors.EVENT_READ, take)
 
@@ -323,7 +324,8 @@ class _Driver:
         if cause and cause is self.termination.cause:
             yield ("nobody reads our output any more" if cause.code == -signal.SIGPIPE
                    else f"interrupted by {signal_name(-cause.code)}") \
-                + (f"; ended {cause.others} worker{'s' * (cause.others != 1)}" if cause.others else "")
+                + (f"; ended {cause.others} worker{'s' * (cause.others != 1)}" if cause.others else "") \
+                + self.termination.killed_text("worker")
         elif cause:
             first = self.ends.get(cause.rank)
             yield self.membership.over.text + (f"; the first: {first.name} {first.how}" if first else "")

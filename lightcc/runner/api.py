@@ -5,7 +5,6 @@ agent there, as messages (result_transfer.py).
 """
 
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import Any, Callable, Optional, Union
 
 from lightcc.elastic.options import Options
 from lightcc.runner import hosts as _hosts
-from lightcc.runner import network, remote, results
+from lightcc.runner import nesting, network, pickling, remote, results
 from lightcc.runner.local import Job, pythonpath_setting
 from lightcc.runner.run_files import RunFiles
 from lightcc.runner.supervise import supervise
@@ -61,6 +60,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     rank's traceback. An elastic job raises it if too few workers are left, with the traceback of the exception that was
     raised first, or if a rank whose result is asked for has not returned. ValueError: arguments that contradict each
     other, numbers of an elastic job that are none, too few slots, a LIGHTCC_LAUNCH_COMMAND without {command}.
+    TypeError: func is no function, or something of the call cannot be pickled; it names the variable.
     KeyboardInterrupt after Ctrl-C, when all have ended.
 
     >>> import lightcc, os
@@ -73,6 +73,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     >>> lightcc.run(total, num_proc=2, min_num_proc=1)  # what one rank returns, since one may be left
     [[2.0]]
     """
+    pickling.check(func, args, kwargs)
     if use_gloo and use_mpi:
         raise ValueError("run: give either use_gloo or use_mpi, not both")
     network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
@@ -82,6 +83,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
         max_num_proc=_renamed("max_np", max_np, "max_num_proc", max_num_proc), slots_per_host=slots,
         reset_limit=reset_limit, blacklist_cooldown_range=cooldown_range, host_discovery_script=host_discovery_script)
     template = _launch_command()
+    if nested := nesting.remark(os.environ):
+        warnings.warn(f"run: {nested}", stacklevel=2)
 
     def is_here(host: str) -> bool:
         return network.is_here(host, resolve=not template)
@@ -103,7 +106,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
                 else remote.ssh_command(host, timeout_s, ssh_port, ssh_identity_file))
 
     with RunFiles(place.rank for place in places) as run_files:
-        _write(run_files.function, func, args, kwargs)
+        with open(run_files.function, "wb", closefd=False) as file:
+            pickling.write(file, func, args, kwargs)
         job = Job(places, lambda rank: [executable or sys.executable, "-m", "lightcc.runner.task"], run_files=run_files,
                   settings=settings, output_dir=output_filename, verbose=bool(verbose), agent_command=agent_command,
                   start_timeout_s=timeout_s)
@@ -150,15 +154,6 @@ def _interfaces(names: Union[str, Sequence[str], None]) -> dict[str, str]:
     """The setting that has ranks use these."""
     names = names if names is None or isinstance(names, str) else ",".join(names)
     return {"LIGHTCC_IFACE": f"={names}"} if names else {}
-
-
-def _write(memory: int, func: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Mapping[str, Any]]) -> None:
-    import cloudpickle  # here, so that starting lightccrun does not pay for it
-
-    with open(memory, "wb", closefd=False) as file:
-        # First: func may come from a module that only our path finds. "" is where we work, whatever -m makes of it.
-        pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], file)
-        cloudpickle.dump((func, tuple(args), dict(kwargs or {})), file)
 
 
 def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:

@@ -19,11 +19,13 @@ def load(path: str) -> Settings:
     except ImportError as error:
         raise ValueError(f"--config-file {path} needs PyYAML ({error}); pip install PyYAML") from None
 
-    with open(path, "rb") as file:
-        try:
+    try:
+        with open(path, "rb") as file:
             return read(yaml.safe_load(file), path)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path}: this is no YAML: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise type(error)(f"--config-file {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: this is no YAML: {' '.join(str(error).split())}") from None
 
 
 def read(content: Any, path: str) -> Settings:

@@ -49,16 +49,21 @@ def parse(text: str) -> list[Host]:
 
 
 def parse_file(path: str) -> list[Host]:
-    """Lines of "host slots=n"; # starts a comment."""
+    """Lines of "host slots=n max_slots=m"; # starts a comment. max_slots, Open MPI's, says how many ranks a host may
+    have beyond its slots, of which there are none here."""
     hosts = []
-    with open(path) as lines:
-        for number, line in enumerate(lines, 1):
-            line = line.partition("#")[0].strip()
-            match = re.fullmatch(rf"({_NAME}|[0-9A-Fa-f:.]+)(?:\s+slots\s*=\s*(\d+))?", line)
-            if match:
-                hosts.append(Host(match[1].strip("[]"), int(match[2] or 1)))
-            elif line:
-                raise ValueError(f"{path}, line {number}: cannot read '{line}'; expected: host slots=n")
+    try:
+        with open(path) as lines:
+            for number, line in enumerate(lines, 1):
+                line = line.partition("#")[0].strip()
+                match = re.fullmatch(rf"({_NAME}|[0-9A-Fa-f:.]+)((?:\s+(?:slots|max[_-]slots)\s*=\s*\d+)*)", line)
+                if match:
+                    said = dict(re.findall(r"(slots|max[_-]slots)\s*=\s*(\d+)", match[2]))
+                    hosts.append(Host(match[1].strip("[]"), int(said.get("slots", 1))))
+                elif line:
+                    raise ValueError(f"{path}, line {number}: cannot read '{line}'; expected: host slots=n")
+    except OSError as error:
+        raise type(error)(f"--hostfile {path}: {error.strerror}") from None
     return hosts
 
 

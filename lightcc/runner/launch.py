@@ -2,6 +2,7 @@
 that only set variables are those of flags.py."""
 
 import argparse
+import difflib
 import os
 import shlex
 import signal
@@ -14,7 +15,7 @@ from typing import Any, Callable, NoReturn, Optional
 from lightcc import as_horovod
 from lightcc._version import __version__
 from lightcc.elastic import command_line
-from lightcc.runner import flags, hosts, nccl_plugin, network, remote
+from lightcc.runner import flags, hosts, nccl_plugin, nesting, network, remote
 from lightcc.runner.elastic.discovery import DiscoveryError
 from lightcc.runner.local import Job, StartError
 from lightcc.runner.output import printable
@@ -102,7 +103,9 @@ def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """What the flags and the configuration file say together; flags win. Raises ValueError or OSError if that cannot
     be; ends the program for what argparse refuses."""
     top = parser()
-    args = top.parse_args(arguments)
+    args, unknown = top.parse_known_args(arguments)
+    if unknown:
+        top.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(top, unknown)}")
     if args.check_build:
         _check_build(top, args.harp)
     args.command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -135,6 +138,17 @@ def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return args
 
 
+def _did_you_mean(top: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """The flags that are spelt most like these."""
+    known = [flag for action in top._actions if action.help != argparse.SUPPRESS for flag in action.option_strings]
+    found = []
+    for word in unknown:
+        flag = word.partition("=")[0].replace("_", "-")
+        longer = [one for one in known if len(flag) > 3 and one.startswith(flag)]
+        found += (longer or difflib.get_close_matches(flag, known))[:1] if flag.startswith("-") else []
+    return f"; did you mean {', '.join(dict.fromkeys(found))}?" if found else ""
+
+
 def _without_number(command: Sequence[str]) -> str:
     text = "say how many processes to start: -np N"
     late = [i for i, word in enumerate(command) if word in ("-np", "--num-proc") or word.startswith("--num-proc=")]
@@ -165,8 +179,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 os.environ.get("LIGHTCC_PORT_RANGE", ""))
     except (ValueError, OSError) as error:
         return _say(str(error), 2)
-    for line in args.remarks.values():
-        _say(line)
+    _say_remarks(args)
     if args.verbose:
         where = ", ".join(dict.fromkeys(socket.gethostname() if place.here else place.host for place in places))
         variables = " ".join(f"{name}={value}" for name, value in settings.items())
@@ -187,13 +200,17 @@ def _drive(args: argparse.Namespace, timeout_s: float) -> int:
 
     limits, discovery = args.elastic.limits(), args.elastic.discovery()
     worker_timeout_s = driver.WORKER_TIMEOUT_S if args.worker_timeout is None else args.worker_timeout
-    for line in args.remarks.values():
-        _say(line)
+    _say_remarks(args)
     if args.verbose:
         _say(f"{args.num_proc} x {shlex.join(args.command)}, elastic")
     return _outcome_of(lambda: driver.drive(
         _job(args, timeout_s), limits, discovery, 1, 2, SIGNALS, worker_timeout_s,
         lambda name: network.is_here(name, resolve=not args.launch_command)))
+
+def _say_remarks(args: argparse.Namespace) -> None:
+    for line in filter(None, [*args.remarks.values(), nesting.remark(os.environ)]):
+        _say(line)
+
 
 
 def _outcome_of(run: Callable[[], Outcome]) -> int:

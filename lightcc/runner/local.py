@@ -119,12 +119,14 @@ def pythonpath_setting() -> dict[str, str]:
 
 
 def with_threads(job: Job) -> tuple[Job, list[Message]]:
-    """The job with OMP_NUM_THREADS for its ranks here, if nobody has set it, and a message that says so."""
+    """The job with OMP_NUM_THREADS for its ranks here, if nobody has set it, and a message if that changes anything."""
     ranks, cores = job.slots or sum(place.here for place in job.places), usable_cores()
     each = threads_each({**os.environ, **job.settings}, cores, ranks)
     if each is None:
         return job, []
-    return replace(job, settings={**job.settings, VARIABLE: str(each)}), [Threads(each, cores, ranks)]
+    changes = each != len(os.sched_getaffinity(0))  # which is what a rank would take by itself
+    return (replace(job, settings={**job.settings, VARIABLE: str(each)}),
+            [Threads(each, cores, ranks)] if changes else [])
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ class Started(NamedTuple):
 
 
 class Threads(NamedTuple):
-    """OMP_NUM_THREADS was not set; these are the threads that each rank of a host gets."""
+    """OMP_NUM_THREADS was not set; these are the threads that each rank of a host gets, fewer than it would take."""
 
     each: int
     cores: int

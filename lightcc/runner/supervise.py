@@ -215,7 +215,8 @@ class _Supervisor:
 
     def _take_signals(self, signals: "Signals") -> None:
         for signum in signals.take():
-            self.termination.interrupted(signum, time.monotonic())
+            if text := self.termination.interrupted(signum, time.monotonic()):
+                self.outputs.say(text)
 
     def _pace(self) -> None:
         """Waits for slow sinks; has no more read from the ranks while too much is pending."""
@@ -270,16 +271,16 @@ class _Supervisor:
         if cause and cause.rank is None:
             how = ("nobody reads our output any more" if cause.code == -signal.SIGPIPE
                    else f"interrupted by {signal_name(-cause.code)}")
-            yield how + (f"; ended {_count('rank', cause.others)}" if cause.others else "")
+            ended = f"; ended {_count('rank', cause.others)}" if cause.others else ""
+            yield how + ended + self.termination.killed_text()
         elif cause:
             host = self.host[cause.rank]
             lost = self.lost.pop(host) if host in self.lost and cause.rank in self.lost[host].ranks else None
             if lost:
                 yield _lost(host, lost) + _ended(cause.others + 1 - len(lost.ranks))
             else:
-                how = ("raised an exception" if cause.rank in self.signalled  # and then it was ended by our signal
-                       else f"exited with code {cause.code}" if cause.code > 0
-                       else f"was killed by {signal_name(-cause.code)}")
+                # And then it was ended by our signal.
+                how = "raised an exception" if cause.rank in self.signalled else _how(cause.code)
                 yield f"rank {cause.rank} (pid {self.pid[cause.rank]}, host {host}) {how}{_ended(cause.others)}"
         for host, lost in self.lost.items():
             yield _lost(host, lost)
@@ -331,6 +332,14 @@ def signals_as_bytes(signums: Sequence[int]) -> Iterator[Signals]:
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         handlers = {s: signal.signal(s, lambda *_: None) for s in ours}
         try:
+def _how(code: int) -> str:
+    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+
+
+def _ports() -> str:
+    return os.environ.get("LIGHTCC_PORT_RANGE", "")
+
+
             yield signals
         finally:
             for s, handler in handlers.items():

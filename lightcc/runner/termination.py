@@ -42,6 +42,7 @@ class Termination:
         self.running = set(range(num_ranks))
         self._grace_s = grace_s
         self.cause: Optional[Cause] = None
+        self.killed: set[int] = set()  # ranks that were sent SIGKILL, since they had not ended
         self._schedule: list[tuple[float, Optional[int]]] = []
 
     def exited(self, codes: dict[int, int], now: float) -> None:
@@ -55,14 +56,20 @@ class Termination:
             self.cause = Cause(rank, codes[rank], others)
             self._plan(now + self._grace_s, signal.SIGTERM)
 
-    def interrupted(self, signum: int, now: float) -> None:
-        """The launcher got a signal. Ctrl-C while the job is ending already kills at once."""
+    def interrupted(self, signum: int, now: float, what: str = "rank") -> str:
+        """The launcher got a signal. Ctrl-C while the job is ending already kills at once. Returns what to tell the
+        user, if anything; what: what ranks are called."""
+        count = f"{len(self.running)} {what}{'s' * (len(self.running) != 1)}"
         if self.cause is None:
             self.cause = Cause(None, -signum, len(self.running))
             # SIGINT becomes KeyboardInterrupt in Python; everything else is passed on as the polite request.
             self._plan(now, signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
+            has = "has" if len(self.running) == 1 else "have"
+            text = f"{count} {has} {TERM_GRACE_S:g} s to end; a second Ctrl-C kills at once"
         elif signum == signal.SIGINT:
             self._schedule = [(now, signal.SIGKILL), (now + GIVE_UP_S, None)]
+            text = f"killing {count}"
+        return text if signum == signal.SIGINT and self.running else ""
 
     def end(self, now: float) -> None:
         """The job is over, though ranks still run."""
@@ -75,8 +82,15 @@ class Termination:
     def due(self, now: float) -> list[Optional[int]]:
         """The signals to send to all running ranks now, each once; None: give up."""
         due = [signum for when, signum in self._schedule if when <= now]
+        if signal.SIGKILL in due:
+            self.killed |= self.running
         self._schedule = self._schedule[len(due):]
         return due
+
+    def killed_text(self, what: str = "rank") -> str:
+        """Names those that had to be killed, after what was ended."""
+        numbers = ", ".join(map(str, sorted(self.killed)))
+        return f"; killed {what}{'s' * (len(self.killed) > 1)} {numbers}, which did not end" if numbers else ""
 
     def wait_s(self, now: float) -> Optional[float]:
         """Time until something is due; None: nothing is planned."""

@@ -98,13 +98,13 @@ def test_ranks_learn_who_they_are():
 
 def test_omp_num_threads_is_what_each_host_has_for_each_rank_and_said_once_for_hosts_of_one_kind():
     code, out, err = launch(*MIXED, *program("print(os.environ['OMP_NUM_THREADS'])"), OMP_NUM_THREADS="")
-    cores = usable_cores()
+    cores, by_itself = usable_cores(), len(os.sched_getaffinity(0))
     each = {1: cores, 2: max(1, cores // 2)}  # by ranks of a host
     assert (code, sorted(out.splitlines())) == (0, [f"[{rank}]<stdout>:{each[2 if rank in (1, 2) else 1]}"
                                                     for rank in range(4)])
-    assert sorted(err.splitlines()) == sorted(
+    assert err.splitlines() == [  # a single rank of a host takes as many by itself
         f"lightccrun: OMP_NUM_THREADS is not set; it is {each[ranks]} for each rank: {cores} cores for {ranks} "
-        f"{'rank' if ranks == 1 else 'ranks'} of a host" for ranks in each)
+        f"{'rank' if ranks == 1 else 'ranks'} of a host" for ranks in each if each[ranks] != by_itself]
     assert launch(*MIXED, "true", OMP_NUM_THREADS="7") == (0, "", "")
 
 
@@ -178,7 +178,8 @@ def test_signals_leave_nobody(signum):
         assert code == -signum
     else:
         assert code == 128 + signum
-        assert err == f"lightccrun: interrupted by signal {int(signum)} ({signum.name}); ended 4 ranks\n"
+        patience = "lightccrun: 4 ranks have 5 s to end; a second Ctrl-C kills at once\n" * (signum == signal.SIGINT)
+        assert err == f"{patience}lightccrun: interrupted by signal {int(signum)} ({signum.name}); ended 4 ranks\n"
 
 
 def test_leftovers_of_a_good_job_end_with_it():

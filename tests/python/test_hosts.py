@@ -33,6 +33,10 @@ def test_a_file_of_hosts(tmp_path):
     assert hosts.parse_file(str(path)) == [("localhost", 2), ("fd00::1", 3), ("b", 1)]
     with pytest.raises(ValueError, match="7 processes do not fit: .*hosts has 6 slots"):
         hosts.places(7, hostfile=str(path))
+    path.write_text("a slots=2 max_slots=4\nb max-slots = 8\nc max_slots=4 slots=3\n")  # Open MPI's
+    assert hosts.parse_file(str(path)) == [("a", 2), ("b", 1), ("c", 3)]
+    with pytest.raises(FileNotFoundError, match=f"--hostfile {tmp_path}/nosuch: No such file"):
+        hosts.places(1, hostfile=f"{tmp_path}/nosuch")
     path.write_text("localhost slots\n")
     with pytest.raises(ValueError, match="line 1"):
         hosts.places(2, hostfile=str(path))

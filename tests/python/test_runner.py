@@ -2,6 +2,7 @@
 no framework."""
 
 import contextlib
+import functools
 import inspect
 import io
 import os
@@ -29,7 +30,7 @@ from jobs import (
     start,
     wait_until,
 )
-from lightcc.runner import groups, hosts, local, run
+from lightcc.runner import groups, hosts, local, pickling, run
 from lightcc.runner.output import Sink, Tagger
 from lightcc.runner.termination import FAILURE_GRACE_S, FAR_GRACE_S, GIVE_UP_S, TERM_GRACE_S, Cause, Termination
 
@@ -63,12 +64,14 @@ def test_of_failures_seen_together_the_killed_rank_is_the_cause():
 
 def test_second_interrupt_kills_at_once():
     termination = Termination(2)
-    termination.interrupted(signal.SIGINT, now=1)
+    assert termination.interrupted(signal.SIGINT, now=1) == "2 ranks have 5 s to end; a second Ctrl-C kills at once"
     assert termination.due(1) == [signal.SIGINT] and termination.cause.exit_code == 130
-    termination.interrupted(signal.SIGTERM, now=2)
+    assert termination.interrupted(signal.SIGTERM, now=2) == ""
     assert termination.due(2) == []
-    termination.interrupted(signal.SIGINT, now=3)
+    termination.exited({0: 0}, now=2)
+    assert termination.interrupted(signal.SIGINT, now=3) == "killing 1 rank" and termination.killed_text() == ""
     assert termination.due(3) == [signal.SIGKILL]
+    assert termination.killed_text() == "; killed rank 1, which did not end"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
@@ -137,7 +140,10 @@ def test_sink_does_not_wait_for_its_reader():
     (["-np", 0, "true"], "at least 1"),
     (["true"], "-np N"),
     (["-np", 2], "which command"),
-    (["-np", 2, "--nonesuch", "true"], "unrecognized arguments: --nonesuch"),
+    (["-np", 2, "--nonesuch", "true"], "unrecognized arguments: --nonesuch\n"),
+    (["-n", 2, "--hostfil", "h", "--start_timeout=3", "true"], "--hostfil --start_timeout=3; did you mean -np, "
+                                                               "--hostfile, --start-timeout?\n"),
+    (["-np", 2, "--hostfile", "nosuch", "true"], "lightccrun: --hostfile nosuch: No such file or directory\n"),
     (["-np", 2, "--log-level", "LOUD", "true"], "'LOUD' is not one of TRACE, "),
 ])
 def test_usage_errors(arguments, message):
@@ -281,7 +287,8 @@ def test_signals_leave_nobody(signum):
         assert code == -signum
     else:
         assert code == 128 + signum
-        assert err == f"lightccrun: interrupted by signal {int(signum)} ({signum.name}); ended 2 ranks\n"
+        patience = "lightccrun: 2 ranks have 5 s to end; a second Ctrl-C kills at once\n" * (signum == signal.SIGINT)
+        assert err == f"{patience}lightccrun: interrupted by signal {int(signum)} ({signum.name}); ended 2 ranks\n"
 
 
 def test_leftovers_of_a_good_job_end_with_it():
@@ -300,8 +307,11 @@ except KeyboardInterrupt:
     job.wait_for("[0]<stdout>:cleaning", "[1]<stdout>:cleaning")
     began = time.monotonic()
     job.process.send_signal(signal.SIGINT)
-    assert job.finish()[0] == 130
-    assert time.monotonic() - began < TERM_GRACE_S
+    code, _, err = job.finish()
+    assert code == 130 and time.monotonic() - began < TERM_GRACE_S
+    assert err.splitlines()[1:] == ["lightccrun: killing 2 ranks",
+                                    "lightccrun: interrupted by signal 2 (SIGINT); ended 2 ranks; killed ranks 0, 1, "
+                                    "which did not end"]
 
 
 def test_a_reader_that_does_not_read_cannot_hold_an_interrupt_up():
@@ -378,11 +388,68 @@ def test_run_errors(func, message):
         run(func)
 
 
+LOCK = threading.Lock()
+
+
+class Holder:
+    def __init__(self):
+        self.parts = [1, {"lock": LOCK}]
+
+    def get(self):
+        return self.parts
+
+
+HOLDER = Holder()
+
+
+def uses_a_global():
+    return HOLDER
+
+
+def uses_another_function():
+    return uses_a_global()
+
+
+def uses_a_variable():
+    lock = LOCK
+    return lambda: lock
+
+
+def has_a_default(lock=LOCK):
+    return lock
+
+
+@pytest.mark.parametrize("arguments, where", [
+    ((rank_of_env, (1, {"a": LOCK})), r"args\[1\]\['a'\], of type lock,"),
+    ((rank_of_env, (), {"x": HOLDER}), r"kwargs\['x'\]\.parts\[1\]\['lock'\], of type lock,"),
+    ((HOLDER.get,), r"Holder\.get\(\)\.__self__\.parts\[1\]\['lock'\], of type lock,"),
+    ((functools.partial(rank_of_env, LOCK),), r"partial\(\)\.args\[0\], of type lock,"),
+    ((uses_another_function,), r"HOLDER\.parts\[1\]\['lock'\], of type lock, which uses_a_global\(\) uses,"),
+    ((uses_a_variable(),), r"lock, of type lock, which uses_a_variable\.<locals>\.<lambda>\(\) uses,"),
+    ((has_a_default,), r"default 0, of type lock, which has_a_default\(\) uses,"),
+])
+def test_what_cannot_be_pickled_is_named(arguments, where, monkeypatch):
+    """Before anything is started. The functions travel whole, as those of __main__ do."""
+    import cloudpickle
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        with pytest.raises(TypeError, match=f"run: {where} .*cannot pickle '_thread.lock' object"):
+            pickling.write(io.BytesIO(), arguments[0], *([*arguments[1:], (), {}][:2]))
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
 def test_run_checks_its_arguments(tmp_path):
     with pytest.raises(ValueError, match="use_gloo or use_mpi"):
         run(rank_of_env, use_gloo=True, use_mpi=True)
     with pytest.raises(ValueError, match="hosts or a hostfile"):
         run(rank_of_env, hosts="localhost:1", hostfile="hosts")
+    with pytest.raises(TypeError, match=r"run: func is 3, of type int, .* run\(f, args=\(3,\)\)"):
+        run(3)
+    with pytest.raises(TypeError, match="run: args is 'ab', of type str"):
+        run(rank_of_env, args="ab")
+    with pytest.raises(FileNotFoundError, match="--hostfile nosuch: No such file"):
+        run(rank_of_env, hostfile="nosuch")
     with pytest.raises(RuntimeError, match="cannot start '/no/python'"):
         run(rank_of_env, executable="/no/python")
     with pytest.warns(DeprecationWarning, match="np is deprecated"):
