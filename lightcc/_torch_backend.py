@@ -29,9 +29,27 @@ def _make(options, _):
 def _env_or_launcher(env_rendezvous):
     """env://, init_process_group's default, also where a launcher has set other variables than torch expects: then the
     ranks meet through lightcc. Whatever torch can do by itself is left to it."""
+    used = False
+
     def handler(url, *args, **kwargs):
-        if "RANK" in os.environ or "rank=" in url or not any(name in os.environ for name in _LAUNCHERS):
+        nonlocal used
+        used_before, used = used, True
+        by_torch = "RANK" in os.environ and not (_set_by_lightccrun() and (used_before or _initialized()))
+        if by_torch or "rank=" in url or not any(name in os.environ for name in _LAUNCHERS):
             return env_rendezvous(url, *args, **kwargs)
         from lightcc.torch import process_group
         return process_group.rendezvous(*args, **kwargs)
     return handler
+
+
+def _set_by_lightccrun() -> bool:
+    """Whether RANK and WORLD_SIZE are as lightccrun has set them. They hold for the whole job, of which lightcc's world
+    may be a part; and a second store of torch at MASTER_PORT meets ranks that still use the first."""
+    return "LIGHTCC_JOB_ID" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ and all(
+        os.environ.get(torchs) == os.environ.get(ours)
+        for torchs, ours in (("RANK", "HOROVOD_RANK"), ("WORLD_SIZE", "HOROVOD_SIZE")))
+
+
+def _initialized() -> bool:
+    core = sys.modules.get("lightcc._core")
+    return core is not None and core.initialized()

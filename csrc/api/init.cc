@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "api/global_state.h"
+#include "api/launcher_talk.h"
 #include "api/lightcc.h"
 #include "base/log.h"
 #include "device/device.h"
@@ -66,8 +67,7 @@ World nobody() {  // a world of one on this host
 
 // bootstrap_ranks(world, config, epoch, deadline) finds the others.
 using Bootstrap = std::function<Bootstrapped(const World&, const Config&, const Epoch&, const Deadline&)>;
-enum class Cancellable { no, yes };
-int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks, Cancellable cancellable) {
+int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(before_fork, after_fork, in_forked_child); });
   std::lock_guard only(initialising);
@@ -79,8 +79,7 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks, C
   std::string notes;
   const Config config = read_config(environment, &notes);
   const World world = find();
-  std::optional<CancellableInit> under_way;
-  if (cancellable == Cancellable::yes) under_way.emplace(world.job);
+  CancellableInit under_way(world.job);
   set_log(config.log_level, config.log_hide_time, world.rank, world.host);
   bool told;
   {
@@ -88,11 +87,14 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks, C
     told = std::exchange(s.notes, notes) == notes;
   }
   if (world.rank == 0 && !told && !notes.empty()) log(Level::warning, notes);
+  static bool remarked = false;  // under `initialising`
+  if (const std::string nested = nesting_remark(environment); world.rank == 0 && !nested.empty())
+    if (!std::exchange(remarked, true)) log(Level::warning, nested);
+  LauncherTalk launcher(world, environment, under_way.cancellation);
   auto timeline = std::make_unique<Timeline>();  // before the others are met: it may fail
   if (!config.timeline.empty() && config.timeline != kTimelineLater)
     start_timeline(*timeline, world, config.timeline, config.timeline_mark_cycles, "HOROVOD_TIMELINE");
-  const Deadline deadline(now_ns() + uint64_t(config.start_timeout_s * 1e9),
-                          under_way ? &under_way->cancellation : nullptr);
+  const Deadline deadline(now_ns() + uint64_t(config.start_timeout_s * 1e9), &under_way.cancellation);
   Epoch epoch;
   {
     std::lock_guard lock(s.mutex);
@@ -112,6 +114,7 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks, C
     s.copied_before = copied_bytes();
     s.staged_before = staged_bytes();
     s.how = bootstrapped.how;
+    launcher.formed();
     return 0;
   } catch (const Error&) {
     if (!deadline.cancelled()) throw;
@@ -137,7 +140,7 @@ using namespace lightcc;
 extern "C" {
 
 int lightcc_init(void) {
-  return guard([] { return init([] { return find_world(environment); }, bootstrap_as_launched, Cancellable::no); });
+  return guard([] { return init([] { return find_world(environment); }, bootstrap_as_launched); });
 }
 
 int lightcc_init_ranks(const int32_t* ranks, int count) {
@@ -150,7 +153,7 @@ int lightcc_init_ranks(const int32_t* ranks, int count) {
       std::iota(all.begin(), all.end(), 0);
       return members == all ? world : subset(world, members);
     };
-    return init(find, bootstrap_as_launched, Cancellable::no);
+    return init(find, bootstrap_as_launched);
   });
 }
 
@@ -194,7 +197,7 @@ int lightcc_init_at(int rank, int size, const char* job, const char* secret, con
     const auto meet = [&](const World& world, const Config& config, const Epoch& epoch, const Deadline& deadline) {
       return bootstrap_at(world, config, std::move(rendezvous), epoch.number, deadline);
     };
-    return init(find, meet, Cancellable::yes);
+    return init(find, meet);
   });
 }
 

@@ -250,6 +250,10 @@ class _Driver:
             self._drop(worker.number)
         elif worker.state is State.WAITING:
             self._tell(worker.number, "dismiss")
+            first = next((end for end in self.ends.values() if end.code == 0 and not end.dismissed), None)
+            if first and not self.membership.epoch:  # else it may have done what was to be done
+                self.outputs.say_once(f"{first.name} {first.how} before it had met the others in init(): the job is "
+                                      "over, and those who wait there are dismissed")
         else:
             self.processes.send(worker.number, signal.SIGTERM)
         self.talks[worker.number].kill_at = now + TERM_GRACE_S

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Optional
 
+from lightcc.runner import network
 from lightcc.runner.host_ranks import READ_BYTES, HostRanks
 from lightcc.runner.hosts import Place
 from lightcc.runner.local import Job, Rank, StartError, rank_starter, with_threads
@@ -24,12 +25,14 @@ from lightcc.runner.messages import (
     End,
     Ended,
     Failed,
+    HoldPort,
     Input,
     Load,
     Message,
     NotStarted,
     Over,
     Pause,
+    PortHeld,
     Remark,
     Signal,
     Started,
@@ -67,6 +70,7 @@ class _Agent:
         self._start: Callable[[Place], Rank]  # once the job has begun
         self._run_files: Optional[RunFiles] = None  # if the ranks are run()'s
         self._result_sender: Optional[ResultSender] = None
+        self._is_elastic = False    # ranks come and go
         self._paused = False        # by the launcher
         self._over = False          # the last message has been sent
         self._disconnected = False  # the launcher has closed our input
@@ -91,10 +95,10 @@ class _Agent:
             self._abandoned(self._host_ranks)
 
     def _abandoned(self, host_ranks: HostRanks) -> None:
-        """The launcher is gone. Ranks that talk with it are given a moment to say so in logs of their own."""
+        """The launcher is gone. Workers of an elastic job are given a moment to say so in logs of their own."""
         with contextlib.suppress(OSError):  # it may be the launcher's
             os.write(2, f"lightcc's agent on host {host_ranks.host}: the launcher is gone; ending its ranks\n".encode())
-        if host_ranks.hang_up():
+        if host_ranks.hang_up() and self._is_elastic:
             time.sleep(FAILURE_GRACE_S)
 
     def _has_room(self) -> bool:
@@ -134,6 +138,8 @@ class _Agent:
     def _handle(self, message: Message) -> None:
         if isinstance(message, Load):
             self._load(message.chunk)
+        elif isinstance(message, HoldPort):
+            self._hold_port(message.ports)
         elif isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Pause):
@@ -159,7 +165,12 @@ class _Agent:
         with open(self._run_files.function, "ab", closefd=False) as memory:
             memory.write(chunk)
 
+    def _hold_port(self, ports: str) -> None:
+        holder = network.hold_port(ports)
+        self._send(PortHeld(self._stack.enter_context(holder).getsockname()[1] if holder else 0))
+
     def _begin(self, job: Begin) -> None:
+        self._is_elastic = job.slots > 0
         try:
             os.chdir(job.folder)
         except OSError as error:
@@ -178,7 +189,7 @@ class _Agent:
             self._send(Failed(str(error), error.exit_code))
             return
         if self._run_files:
-            if not job.talk_variable:  # else more ranks may come
+            if not self._is_elastic:  # else more ranks may come
                 self._run_files.close_function()
             self._result_sender = ResultSender(self._run_files, job.environment["LIGHTCC_SECRET"])
         self._host_ranks = HostRanks(job.host, ranks, self._selector, self._pipes)

@@ -96,10 +96,10 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     timeout_s = float(settings.get("HOROVOD_START_TIMEOUT") or os.environ.get("HOROVOD_START_TIMEOUT") or 30)
     if elastic.is_elastic or not all(place.here for place in places):
         settings.update(_interfaces(network_interfaces))
-    if not all(place.here for place in places):
-        settings["LIGHTCC_STORE_ADDR"] = network.store_address(
-            places[0].host, places[0].here, settings.get("LIGHTCC_IFACE") or os.environ.get("LIGHTCC_IFACE", ""),
-            os.environ.get("LIGHTCC_PORT_RANGE", ""))
+    if not elastic.is_elastic:
+        settings.update(_hosts.meeting_settings(
+            places, settings.get("LIGHTCC_IFACE") or os.environ.get("LIGHTCC_IFACE", ""),
+            os.environ.get("LIGHTCC_PORT_RANGE", "")))
 
     def agent_command(host: str) -> list[str]:
         return (remote.template_command(template, host) if template

@@ -28,12 +28,17 @@ class Place(NamedTuple):
     cross_rank: int
     cross_size: int
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, is_elastic: bool = False) -> dict[str, str]:
+        """Horovod's variables and torchrun's. Of torchrun's an elastic job has LOCAL_RANK only: the others would be
+        wrong from the first change of the world on, and whoever needs them says that they are missing."""
+        torch = {"LOCAL_RANK": str(self.local_rank)}
+        if not is_elastic:
+            torch.update(RANK=str(self.rank), WORLD_SIZE=str(self.size), LOCAL_WORLD_SIZE=str(self.local_size))
         return {
             "HOROVOD_RANK": str(self.rank), "HOROVOD_SIZE": str(self.size),
             "HOROVOD_LOCAL_RANK": str(self.local_rank), "HOROVOD_LOCAL_SIZE": str(self.local_size),
             "HOROVOD_CROSS_RANK": str(self.cross_rank), "HOROVOD_CROSS_SIZE": str(self.cross_size),
-            "HOROVOD_HOSTNAME": self.host,
+            "HOROVOD_HOSTNAME": self.host, **torch,
         }
 
 
@@ -98,6 +103,17 @@ def places(num_proc: int, hosts: Optional[str] = None, hostfile: Optional[str] =
         source = f"-H {hosts}" if hosts else hostfile
         raise ValueError(f"{num_proc} processes do not fit: {source} has {slots} slot{'s' * (slots != 1)}")
     return _filled(num_proc, _distinct(found, is_here))
+
+
+def meeting_settings(places: Sequence[Place], names: str, ports: str) -> dict[str, str]:
+    """Where rank 0 is: LIGHTCC_STORE_ADDR for the ranks of lightcc, if there are several hosts, and MASTER_ADDR for
+    what else wants to meet there; supervise() finds its port. names: LIGHTCC_IFACE; ports: LIGHTCC_PORT_RANGE. Raises
+    ValueError if one of these is none, or this host has no address."""
+    network.port_range(ports)
+    if all(place.here for place in places):
+        return {"MASTER_ADDR": "127.0.0.1"}
+    store = network.store_address(places[0].host, places[0].here, names, ports)
+    return {"LIGHTCC_STORE_ADDR": store, "MASTER_ADDR": store.partition(",")[0].rpartition(":")[0].strip("[]")}
 
 
 def _distinct(listed: Sequence[Host], is_here: Callable[[str], bool]) -> list[tuple[Host, bool]]:

@@ -173,10 +173,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         # Names that are not ssh's (of containers, of pods) are nothing to ask the system about.
         places = hosts.places(args.num_proc, args.hosts, args.hostfile,
                               lambda name: network.is_here(name, resolve=not args.launch_command))
-        if not all(place.here for place in places):
-            settings["LIGHTCC_STORE_ADDR"] = network.store_address(
-                places[0].host, places[0].here, settings.get("LIGHTCC_IFACE") or os.environ.get("LIGHTCC_IFACE", ""),
-                os.environ.get("LIGHTCC_PORT_RANGE", ""))
+        settings.update(hosts.meeting_settings(
+            places, settings.get("LIGHTCC_IFACE") or os.environ.get("LIGHTCC_IFACE", ""),
+            os.environ.get("LIGHTCC_PORT_RANGE", "")))
     except (ValueError, OSError) as error:
         return _say(str(error), 2)
     _say_remarks(args)
@@ -207,10 +206,10 @@ def _drive(args: argparse.Namespace, timeout_s: float) -> int:
         _job(args, timeout_s), limits, discovery, 1, 2, SIGNALS, worker_timeout_s,
         lambda name: network.is_here(name, resolve=not args.launch_command)))
 
+
 def _say_remarks(args: argparse.Namespace) -> None:
     for line in filter(None, [*args.remarks.values(), nesting.remark(os.environ)]):
         _say(line)
-
 
 
 def _outcome_of(run: Callable[[], Outcome]) -> int:

@@ -27,6 +27,11 @@ _PR_SET_PDEATHSIG = 1
 # a rank that offers its core with sched_yield would not offer it to the others. Older Pythons know sessions only.
 _OWN_GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 _libc = ctypes.CDLL(None)
+# Variables that say which rank of which job a process is. Where they are in our own environment, this launcher is a
+# rank of another job, and its ranks are none.
+OF_A_JOB = ("HOROVOD_ELASTIC", "LIGHTCC_STORE_ADDR", "LIGHTCC_DRIVER_FD", "LIGHTCC_LAUNCHER_FD", "TORCHELASTIC_RUN_ID",
+            "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+            "PMI_RANK", "PMI_SIZE")
 
 
 class StartError(RuntimeError):
@@ -53,9 +58,9 @@ class Job:
     bind_at_fork: bool = False
     # What subprocess takes for the standard input of rank 0. The others have none.
     stdin: int = subprocess.DEVNULL
-    # Each rank has a socket to talk to its launcher by, whose number this variable tells it. They come and go.
+    # Each rank has a socket to talk to its launcher by; this variable tells it which, as "descriptor:inode".
     talk_variable: str = ""
-    slots: int = 0  # of this host, where ranks come and go; else there are as many as places
+    slots: int = 0  # of this host, in an elastic job, whose ranks come and go; else there are as many as places
     # What starts an agent on another host, and how long those may take to answer.
     agent_command: Optional[Callable[[str], Sequence[str]]] = None
     start_timeout_s: float = 30
@@ -145,12 +150,11 @@ def rank_starter(job: Job) -> Iterator[Callable[[Place], Rank]]:
     another process's. So a worker that an elastic job has lost costs a zombie until the end, and no more."""
     watcher = Watcher()
     ranks: list[Rank] = []
-    environment = {"PYTHONUNBUFFERED": "1", **os.environ, **job.settings}
-    if "LIGHTCC_STORE_ADDR" not in job.settings:  # then it is another job's, of which this launcher is a part
-        environment.pop("LIGHTCC_STORE_ADDR", None)
+    others = {name: value for name, value in os.environ.items() if name not in OF_A_JOB}
+    environment = {"PYTHONUNBUFFERED": "1", **others, **job.settings}
 
     def start(place: Place) -> Rank:
-        rank = _start(job, place.rank, {**environment, **place.environment()})
+        rank = _start(job, place.rank, {**environment, **place.environment(is_elastic=job.slots > 0)})
         ranks.append(rank)
         watcher.add(rank.pid)
         return rank
@@ -177,7 +181,8 @@ def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
     ours, theirs = socket.socketpair() if job.talk_variable else (None, None)
     if theirs:
         descriptors.append(theirs.fileno())
-        environment = {**environment, job.talk_variable: str(theirs.fileno())}
+        environment = {**environment,
+                       job.talk_variable: f"{theirs.fileno()}:{os.fstat(theirs.fileno()).st_ino}"}
     try:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL if number else job.stdin, stdout=subprocess.PIPE,

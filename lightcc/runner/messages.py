@@ -35,6 +35,12 @@ class Begin(NamedTuple):
     slots: int          # as Job's
 
 
+class HoldPort(NamedTuple):
+    """Take a port for a server that rank 0 may open, and answer PortHeld."""
+
+    ports: str  # LIGHTCC_PORT_RANGE
+
+
 class StartRank(NamedTuple):
     """One more rank of the job that has begun."""
 
@@ -72,6 +78,10 @@ class End(NamedTuple):
 # From an agent.
 class Alive(NamedTuple):
     """A heartbeat, by which both ends notice when the connection is gone."""
+
+
+class PortHeld(NamedTuple):
+    port: int  # 0: none is free
 
 
 class Started(NamedTuple):
@@ -155,10 +165,10 @@ class Over(NamedTuple):
     stuck: list[int]  # processes that SIGKILL did not end
 
 
-Message = Union[Load, Begin, StartRank, Tell, Signal, Pause, Input, End, Alive, Started, NotStarted, Threads, Failed,
-                Output, Taken, Said, ResultPart, Ended, Remark, Over]
+Message = Union[Load, HoldPort, Begin, StartRank, Tell, Signal, Pause, Input, End, Alive, PortHeld, Started,
+                NotStarted, Threads, Failed, Output, Taken, Said, ResultPart, Ended, Remark, Over]
 _KINDS = (Begin, Signal, Pause, End, Alive, Started, Failed, Output, Ended, Remark, Over, Load, ResultPart,
-          Threads, Input, Taken, StartRank, Tell, Said, NotStarted)
+          Threads, Input, Taken, StartRank, Tell, Said, NotStarted, HoldPort, PortHeld)
 # Those that end in a chunk, and what stands before it; the others are JSON.
 _HEADS = {Load: struct.Struct("!"), Input: struct.Struct("!"), Output: struct.Struct("!IB"), Tell: struct.Struct("!I"),
           Said: struct.Struct("!I"), ResultPart: struct.Struct("!I?QQd32s")}

@@ -1,11 +1,12 @@
 """This host in the network: which names mean it, and under which addresses other hosts reach it."""
 
 import contextlib
+import errno
 import ipaddress
 import secrets
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 FIRST_PORT, LAST_PORT = 20000, 60000
 PORTS_TRIED = 16  # by rank 0, from the one that was chosen on
@@ -77,11 +78,38 @@ def store_address(host: str, here: bool, names: str, ports: str) -> str:
     addresses = [host] if not here else [interface.address for interface in chosen(interfaces(), names)]
     if not addresses:
         raise ValueError("other hosts cannot reach this one: it has no network interface that is up but loopback")
-    port = _port(ports)
+    begin, end = port_range(ports)
+    port = begin + secrets.randbelow(max(1, end - begin + 2 - PORTS_TRIED))
     return ",".join(f"[{a}]:{port}" if ":" in a else f"{a}:{port}" for a in addresses)
 
 
-def _port(ports: str) -> int:
+def hold_port(ports: str) -> Optional[socket.socket]:
+    """A port of LIGHTCC_PORT_RANGE, or any, that is free here, bound by a socket that does not listen: for as long as
+    it is open, nobody gets that port but who asks for this one with SO_REUSEADDR, as every server does. None: no port
+    of the range is free. Of a range the last comes first, since ranks take the first."""
+    begin, end = port_range(ports)
+    for port in range(end, begin - 1, -1) if ports.strip("0") else [0]:
+        for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+            try:
+                holder = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:  # this host has no IPv6
+                continue
+            try:
+                if family == socket.AF_INET6:
+                    holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                holder.bind((address, port))
+            except OSError as error:
+                holder.close()
+                if error.errno == errno.EADDRINUSE:
+                    break  # the next port
+                continue
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: who else holds it has it too
+            return holder
+    return None
+
+
+def port_range(ports: str) -> tuple[int, int]:
+    """LIGHTCC_PORT_RANGE. Raises ValueError if it is none."""
     first, _, last = (ports or "0").partition("-")
     try:
         begin, end = int(first) or FIRST_PORT, int(last or first) or LAST_PORT
@@ -89,4 +117,4 @@ def _port(ports: str) -> int:
         begin = end = -1
     if not 0 < begin <= end < 1 << 16:
         raise ValueError(f"LIGHTCC_PORT_RANGE={ports}: expected a port or a range like {FIRST_PORT}-{LAST_PORT}")
-    return begin + secrets.randbelow(max(1, end - begin + 2 - PORTS_TRIED))
+    return begin, end

@@ -18,12 +18,13 @@ from lightcc._version import __version__
 from lightcc.runner import groups
 from lightcc.runner.host_ranks import READ_BYTES
 from lightcc.runner.hosts import Place
-from lightcc.runner.local import StartError, pythonpath_setting
+from lightcc.runner.local import OF_A_JOB, StartError, pythonpath_setting
 from lightcc.runner.messages import (
     Begin,
     End,
     Ended,
     Failed,
+    HoldPort,
     Input,
     Load,
     Message,
@@ -31,6 +32,7 @@ from lightcc.runner.messages import (
     Output,
     Over,
     Pause,
+    PortHeld,
     Remark,
     ResultPart,
     Said,
@@ -76,7 +78,7 @@ Event = Union[Message, Lost]
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
-    names = {name for name in NOT_FORWARDED if not name.endswith("*")}
+    names = {*OF_A_JOB, *(name for name in NOT_FORWARDED if not name.endswith("*"))}
     beginnings = tuple(name[:-1] for name in NOT_FORWARDED if name.endswith("*"))
     return {k: v for k, v in environment.items() if k not in names and not k.startswith(beginnings)}
 
@@ -128,6 +130,8 @@ class Agent:
         self.ranks = [place.rank for place in places]
         self.ready = False  # its greeting has come
         self.over = False   # nothing more will come
+        self.holds_port = False                 # it was asked to
+        self.master_port: Optional[int] = None  # which it holds; 0: none was free
         self._places = places
         self._result_receiver = receiver
         self._load: Optional[Iterator[bytes]] = None
@@ -171,6 +175,11 @@ class Agent:
             self._load = None
         else:
             self._send_message(Load(chunk))
+
+    def hold_port(self, ports: str) -> None:
+        """To be called when it is ready, before begin(): master_port is known some time after that."""
+        self.holds_port = True
+        self._send_message(HoldPort(ports))
 
     def begin(self, command: Sequence[str], environment: Mapping[str, str], talk_variable: str = "",
               slots: int = 0) -> None:
@@ -263,6 +272,9 @@ class Agent:
                 if self._result_receiver is None:
                     raise ValueError("it sends results that nobody asked for")
                 self._result_receiver.put(message)
+                continue
+            if isinstance(message, PortHeld):
+                self.master_port = message.port
                 continue
             if isinstance(message, Remark):
                 message = Remark(f"host {self.host}: {message.text}")

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Optional, Union
 
+from lightcc.runner import inits, network
 from lightcc.runner.error_output import ErrorOutput
 from lightcc.runner.host_ranks import HostRanks
 from lightcc.runner.local import Job, StartError, job_environment, started, with_threads
-from lightcc.runner.messages import Ended, Failed, Output, Over, Remark, Started, Taken, Threads
+from lightcc.runner.messages import Ended, Failed, Output, Over, Remark, Said, Started, Taken, Threads
 from lightcc.runner.rank_outputs import RankOutputs, wait_for
 from lightcc.runner.remote import Agent, Event, Lost, agents, forwarded
 from lightcc.runner.result_transfer import PART_BYTES, ResultReceiver
@@ -50,7 +51,7 @@ def supervise(job: Job, stdout: int, stderr: int, signals: Sequence[int] = ()) -
     output. These signals end the job (main thread only); one that is ignored stays ignored, as under nohup. Raises
     StartError, or OSError when the output directory cannot be written."""
     with contextlib.ExitStack() as stack:
-        job = replace(job, settings={**job.settings, **job_environment()})
+        job = replace(job, settings={**job.settings, **job_environment()}, talk_variable=inits.VARIABLE)
         outputs = RankOutputs([stdout, stderr], job.timestamps, job.output_dir, len(job.places), stack)
         supervisor = _Supervisor(job, outputs, stack)
         supervisor.take_signals(stack.enter_context(signals_as_bytes(signals)))
@@ -74,6 +75,7 @@ class _Supervisor:
         self.lost: dict[str, _Lost] = {}  # by host
         self.stuck: list[str] = []
         self.error_output = ErrorOutput()
+        self.inits = inits.Inits()
         self.signalled: set[int] = set()  # ranks that got a signal of ours
         for place in job.places:
             outputs.add(place.rank, functools.partial(self._errors_to_print, place.rank))
@@ -114,6 +116,8 @@ class _Supervisor:
                 raise StartError(f"no answer within {self.job.start_timeout_s:g} s (--start-timeout) from lightcc's "
                                  f"agent on {', '.join(agent.host for agent in missing)}{lines}", 1)
             self._step(left)
+        if not self.termination.cause and not self.job.places[0].here:  # its host is the first
+            self.agents[0].hold_port(_ports())
         for agent in self.agents if run_files else ():
             agent.load(read_chunks(run_files.function, PART_BYTES))
         while not self.termination.cause and any(agent.loading for agent in self.agents):
@@ -122,12 +126,31 @@ class _Supervisor:
                 if agent.can_load():
                     agent.load_more()
             self._pace()
+        while not self.termination.cause and any(a.holds_port and a.master_port is None for a in self.agents):
+            self._step(None)
+
+    def _hold_master_port(self) -> None:
+        """MASTER_PORT, at rank 0: for what wants to meet at MASTER_ADDR."""
+        if "MASTER_ADDR" not in self.job.settings:
+            return
+        if self.job.places[0].here:
+            holder = network.hold_port(_ports())
+            port = self.stack.enter_context(holder).getsockname()[1] if holder else 0
+        else:
+            port = self.agents[0].master_port
+        if port:
+            self.job = replace(self.job, settings={**self.job.settings, "MASTER_PORT": str(port)})
+        else:
+            self.outputs.say(f"no port of LIGHTCC_PORT_RANGE={_ports()} is free on host {self.host[0]}, so MASTER_PORT "
+                             "is not set, which torch.distributed needs")
 
     def _start(self) -> None:
+        self._hold_master_port()
         self.termination = Termination(len(self.job.places), FAR_GRACE_S if self.agents else FAILURE_GRACE_S)
         for agent in self.agents:
             self.host_ranks.update(dict.fromkeys(agent.ranks, agent))
-            agent.begin(self.job.command(agent.ranks[0]), {**forwarded(os.environ), **self.job.settings})
+            agent.begin(self.job.command(agent.ranks[0]), {**forwarded(os.environ), **self.job.settings},
+                        self.job.talk_variable)
         if any(place.here for place in self.job.places):
             job, remarks = with_threads(self.job)
             ranks = self.stack.enter_context(started(job))
@@ -184,6 +207,8 @@ class _Supervisor:
         for event in events:
             if isinstance(event, Output):
                 self.outputs.put(*event)
+            elif isinstance(event, Said):
+                self._cancel(self.inits.heard(event.rank, event.chunk))
             elif isinstance(event, Ended):
                 ended[event.rank] = event.code
             elif isinstance(event, Started):
@@ -209,9 +234,19 @@ class _Supervisor:
         self.termination.exited(ended, now)
         for rank, code in ended.items():
             self.error_output.ended(rank, code, now, by_us=rank in self.signalled and rank not in lost)
+            how = "was lost with its host" if rank in lost else _how(code)
+            name = f"rank {rank} (pid {self.pid.get(rank, 'unknown')}) on host {self.host[rank]}"  # as the core has it
+            self._cancel(self.inits.ended(rank, f"{name} {how}"))
         if self.termination.cause and not self.failed_at:
             self.failed_at = now
             self.error_output.ending(now)
+
+    def _cancel(self, cancels: Iterable[inits.Cancel]) -> None:
+        for cancel in cancels:
+            if cancel.rank in self.termination.running:
+                self.host_ranks[cancel.rank].tell(cancel.rank, cancel.chunk)
+            if self.error_output.ends[cancel.ended].code == 0:  # which by itself ends no job
+                self.outputs.say_once(cancel.cause)
 
     def _take_signals(self, signals: "Signals") -> None:
         for signum in signals.take():
@@ -225,6 +260,8 @@ class _Supervisor:
             self.input.pace()
         for host in set(self.host_ranks.values()):
             host.pause(self.outputs.too_much_pending)
+            if isinstance(host, HostRanks):
+                host.flush()
 
     def _end(self) -> None:
         """Ends on every host what the ranks have left running; then the last of their output comes."""
@@ -295,6 +332,14 @@ def _lost(host: str, lost: _Lost) -> str:
     return f"lost host {host}{whose}: {lost.why}"
 
 
+def _how(code: int) -> str:
+    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+
+
+def _ports() -> str:
+    return os.environ.get("LIGHTCC_PORT_RANGE", "")
+
+
 def _ended(others: int) -> str:
     return {0: "", 1: "; ended the other rank"}.get(others, f"; ended the other {others} ranks")
 
@@ -332,14 +377,6 @@ def signals_as_bytes(signums: Sequence[int]) -> Iterator[Signals]:
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         handlers = {s: signal.signal(s, lambda *_: None) for s in ours}
         try:
-def _how(code: int) -> str:
-    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
-
-
-def _ports() -> str:
-    return os.environ.get("LIGHTCC_PORT_RANGE", "")
-
-
             yield signals
         finally:
             for s, handler in handlers.items():

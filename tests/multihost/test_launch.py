@@ -50,6 +50,30 @@ def test_ranks_are_on_their_hosts(hosts, tmp_path):
     assert [(tmp_path / f"rank.{rank}" / "stdout").read_text() for rank in range(4)] == [f"{line}\n" for line in lines]
 
 
+def test_torch_meets_where_rank_0_is(hosts):
+    """At a port that the agent there holds."""
+    code, out, err = start(hosts, "-np", 2, "-H", "h1:1,h0:1", sys.executable, "-c", """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1)
+dist.all_reduce(x)
+print(os.environ["MASTER_ADDR"], x.item(), flush=True)
+dist.barrier()
+""", LIGHTCC_PORT_RANGE="21000-21100").finish()
+    assert (code, sorted(out.splitlines())) == (0, [f"[{rank}]<stdout>:h1 2.0" for rank in range(2)]), err
+
+
+def test_a_rank_that_ends_before_init_is_told_to_other_hosts(hosts):
+    code, out, err = start(hosts, "-np", 3, "-H", "h0:1,h1:1,h2:1", "--start-timeout", 600, sys.executable, "-c", """
+import os, sys
+if os.environ["HOROVOD_RANK"] == "1":
+    sys.exit(0)
+import lightcc.numpy as hvd
+hvd.init()
+""").finish()
+    assert code == 1 and re.search(r"init: rank 1 \(pid \d+\) on host h1 exited with code 0 before it called init", err)
+
+
 def test_ranks_of_other_tests_can_be_put_on_hosts(monkeypatch):
     monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "2,1")
     arguments = ["-c", "import os, socket; print(os.environ['HOROVOD_RANK'], socket.gethostname())"]

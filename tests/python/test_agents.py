@@ -33,6 +33,7 @@ HERE = ("--launch-command", "sh -c {command}")
 TWO_AND_TWO = ("-np", 4, "-H", "h1:2,h2:2", *HERE)
 MIXED = ("-np", 4, "-H", "localhost:1,h1:2,h2:1", *HERE)
 WITH_GRANDCHILDREN = ["sh", "-c", "sleep 600 & sh -c 'sleep 600; true' & echo up; wait"]
+TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 UP = [f"[{rank}]<stdout>:up" for rank in range(4)]
 
 
@@ -53,7 +54,7 @@ MESSAGES = [Begin("h", [[1, 2]], ["a b", "c\nd"], {"K": "\udc80\n"}, "/", "V", 2
             Output(7, 1, b""), Ended(1, -9), Remark("r"), Over("h", []), messages.Load(b"\x00f"),
             messages.StartRank([1, 2]), messages.Tell(1, b"\x00t"), messages.Said(1, b"\x00s"),
             messages.NotStarted(1, "no", 127), messages.Threads(1, 2, 3), messages.Input(b"\x00i"),
-            messages.Taken(4, True),
+            messages.Taken(4, True), messages.HoldPort("20000-20100"), messages.PortHeld(20100),
             messages.ResultPart(3, True, 1 << 40, 1 << 41, 0.5, bytes(range(32)), b"p")]
 
 
@@ -78,20 +79,29 @@ def test_ranks_learn_who_they_are():
     show = program("import json; print(json.dumps({k: os.environ.get(k) for k in 'HOROVOD_RANK HOROVOD_SIZE "
                    "HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE HOROVOD_HOSTNAME "
                    "LIGHTCC_JOB_ID LIGHTCC_SECRET LIGHTCC_STORE_ADDR LIGHTCC_IFACE LINES_OF_TEXT DBUS_X "
-                   "PYTHONUNBUFFERED'.split()} | {'cwd': os.getcwd(), 'stdin': sys.stdin.read()}))")
+                   "PYTHONUNBUFFERED RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT "
+                   "TORCHELASTIC_RUN_ID'.split()} | {'cwd': os.getcwd(), 'stdin': sys.stdin.read()}))")
     job = Job(sys.executable, "-m", "lightcc.runner", "-np", "4", "-H", "h0:1,h1:3", "--network-interfaces", "lo",
               "--launch-command", "env -u DBUS_X sh -c {command}", "--verbose", *show,
-              LINES_OF_TEXT="a 'b'\n\"c\" $d \\", DBUS_X="of a session")
+              LINES_OF_TEXT="a 'b'\n\"c\" $d \\", DBUS_X="of a session", TORCHELASTIC_RUN_ID="outer", RANK="7",
+              LIGHTCC_PORT_RANGE="21000-21999")
     code, out, err = job.finish()
     assert code == 0, err
     ranks = [json.loads(line.partition(":")[2]) for line in sorted(out.splitlines())]
     assert [tuple(rank.values())[:7] for rank in ranks] == [
         ("0", "4", "0", "1", "0", "2", "h0"), ("1", "4", "0", "3", "1", "2", "h1"),
         ("2", "4", "1", "3", "0", "1", "h1"), ("3", "4", "2", "3", "0", "1", "h1")]
+    assert [tuple(rank[name] for name in TORCH) for rank in ranks] == [
+        ("0", "4", "0", "1", "h0"), ("1", "4", "0", "3", "h0"), ("2", "4", "1", "3", "h0"), ("3", "4", "2", "3", "h0")]
+    (port,) = {rank["MASTER_PORT"] for rank in ranks}  # that the agent of h0 holds
+    assert 21000 < int(port) <= 21999
+    for rank in ranks:
+        for name in (*TORCH, "MASTER_PORT"):
+            del rank[name]
     ((job_id, secret, store, *others),) = {tuple(rank.values())[7:] for rank in ranks}
     assert re.fullmatch("[0-9a-f]{32}", job_id) and re.fullmatch("[0-9a-f]{64}", secret)
     assert re.fullmatch(r"h0:\d{5}", store)
-    assert others == ["=lo", "a 'b'\n\"c\" $d \\", None, "1", os.getcwd(), ""]
+    assert others == ["=lo", "a 'b'\n\"c\" $d \\", None, "1", None, os.getcwd(), ""]
     assert "lightcc.runner.agent" in err and "rank 3 is pid" in err and "on host h1" in err
     assert secret not in err
 

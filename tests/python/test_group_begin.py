@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import ranks
+from jobs import launch
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +34,51 @@ def test_torchrun(init, tmp_path):
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                            str(tmp_path / "program.py")], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and done.stdout.count("done") == 2, done.stdout + done.stderr
+
+
+def test_torchrun_inside_lightccrun(tmp_path):
+    """Two worlds, of which the first says so."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    code, out, err = launch("-np", 2, sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                            2, tmp_path / "program.py")
+    assert code == 0 and out.count("done") == 4, err
+    (line,) = [line for line in err.splitlines() if "torchrun was started inside" in line]
+    assert line.startswith("[0]<stderr>:[lightcc WARNING rank 0 ") and "inside rank 0 of the 2 that lightccrun" in line
+
+
+GLOO = """
+import os, sys, torch, torch.distributed as dist
+import lightcc.torch as hvd
+def check(size):
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == dist.get_world_size() == size, x
+    dist.barrier()
+    dist.destroy_process_group()
+rank, size, local_rank, local_size = (int(os.environ[name]) for name in
+                                      ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+dist.init_process_group("gloo")  # as Accelerate does
+assert (dist.get_rank(), size, local_rank, local_size) == (rank, 2, rank, 2) and not hvd.is_initialized()
+check(2)
+dist.init_process_group("gloo")  # again: now it is lightcc that knows where to meet
+check(2)
+import lightcc.torch.process_group
+dist.init_process_group("lightcc")
+check(2)
+hvd.shutdown()
+hvd.init(comm=[rank])
+dist.init_process_group("lightcc")  # of lightcc's world, which is a part of the job
+check(1)
+hvd.shutdown()
+hvd.init()
+assert (hvd.rank(), hvd.size()) == (rank, 2)
+print("done", flush=True)
+"""
+
+
+def test_variables_of_lightccrun_are_those_of_torchrun():
+    code, out, err = launch("-np", 2, sys.executable, "-c", GLOO)
+    assert code == 0 and out.count("done") == 2, err
 
 
 def test_a_world_of_one_that_torch_takes_for_two():

@@ -59,7 +59,10 @@ def test_places_become_variables():
     place = hosts.places(3, "a:2,b:1", is_here=lambda name: False)[2]
     assert place.environment() == {
         "HOROVOD_RANK": "2", "HOROVOD_SIZE": "3", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1",
-        "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "b"}
+        "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "b",
+        "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    elastic = place.environment(is_elastic=True)  # the others change with the world
+    assert elastic["LOCAL_RANK"] == "0" and not elastic.keys() & {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
 
 def test_names_of_this_host(monkeypatch):
