@@ -21,6 +21,7 @@ from contest import FLOAT, Case, Run
 from group import build_driver
 from peers.peer import Peer, Unavailable
 from shapes import resnet50
+from where import RESULTS
 
 PEERS = ("openmpi", "mpich", "impi", "gloo", "oneccl")
 MODULES = {"lightcc": "lightcc_c", "gloo": "torch_gloo"}  # where the file's name is not the peer's
@@ -87,8 +88,8 @@ def arguments() -> argparse.Namespace:
                         help="of each library only the first so many; default all, with --quick 3")
     parser.add_argument("--seed", type=int, default=1, help="of the numbers that are checked; default %(default)s")
     parser.add_argument("--install", action="store_true", help="first put the peers into build/peers, with pip")
-    parser.add_argument("--json", type=Path, default=Path("build/bench/allreduce.json"), metavar="FILE")
-    parser.add_argument("--png", type=Path, default=Path("build/bench/allreduce.png"), metavar="FILE")
+    parser.add_argument("--json", type=Path, default=RESULTS / "allreduce.json", metavar="FILE")
+    parser.add_argument("--png", type=Path, default=RESULTS / "allreduce.png", metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: about two minutes")
     args = parser.parse_args()
     args.rounds = args.rounds or (5 if args.quick else 9)
@@ -108,7 +109,7 @@ def main() -> None:
     where = report.surroundings()
     print(report.headline(where), flush=True)
     args.cases = affordable(args.cases, max(args.ranks), 1 + len(args.peers))
-    driver = build_driver(Path("build/bench").resolve())
+    driver = build_driver(RESULTS)
     peers = load(["lightcc", "floor", *args.peers], args.install)
     if not any(peer.name == "lightcc" for peer in peers):
         sys.exit("lightcc itself cannot be measured")

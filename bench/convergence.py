@@ -25,7 +25,7 @@ import convergence_data
 from convergence_trainer import SETTINGS, TASKS, Trainer
 from peers import own
 from teams import Team
-from where import heading, surroundings, table_row, version
+from where import RESULTS, heading, surroundings, table_row, version
 
 DENSE, TOPK, FORGETFUL = "dense", "top-k 1 %", "top-k 1 %, no error feedback"
 WITHIN_POINTS = {TOPK: 0.5, "top-k 0.1 %, warm-up": 1.0}  # below dense, at most
@@ -117,7 +117,7 @@ def arguments(given: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=0, help="default: those of each data set")
     parser.add_argument("--rate", type=float, default=1.0, metavar="GBIT",
                         help="Gbit/s of each node's cable in the picture; default %(default)s")
-    parser.add_argument("--output", type=Path, default=Path("build/bench/convergence.json"), metavar="FILE",
+    parser.add_argument("--output", type=Path, default=RESULTS / "convergence.json", metavar="FILE",
                         help="gets all curves; default %(default)s")
     parser.add_argument("--png", type=Path, metavar="FILE", help="gets a picture (convergence_picture.py)")
     args = parser.parse_args(given)

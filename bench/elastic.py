@@ -26,7 +26,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from cables import emulated
 from peers import own
-from where import heading, surroundings
+from where import RESULTS, heading, surroundings
 
 TEXTS = {"killed": "from kill -9 to the next step of the others", "lost": "from a lost host to the next step of others",
          "came": "longest pause between two steps while a newcomer comes in"}
@@ -145,7 +145,7 @@ def main() -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--hosts", action="store_true", help="each on a host in name only")
     group.add_argument("--namespaces", action="store_true", help="each on a host that is a network namespace")
-    parser.add_argument("--output", type=Path, default=Path("build/bench/elastic.json"), metavar="FILE",
+    parser.add_argument("--output", type=Path, default=RESULTS / "elastic.json", metavar="FILE",
                         help="gets all samples; default %(default)s")
     args = parser.parse_args()
     if args.np < 2:

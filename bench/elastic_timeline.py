@@ -25,7 +25,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from elastic import IN_NAME_ONLY, WORKER, Running, Step  # noqa: E402
 from peers import own  # noqa: E402
-from where import heading, surroundings  # noqa: E402
+from where import RESULTS, heading, surroundings  # noqa: E402
 
 HOSTS = ("ab", "abcd", "acd", "c", "ce")  # a letter each
 DEVICE_S, BIN_S = 0.05, 0.5
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--hold", type=float, default=6.0, metavar="SECONDS",
                         help="for which each number of workers trains; default %(default)s")
     parser.add_argument("--above", type=Path, metavar="FILE", help="of all steps of another run, drawn above this one")
-    parser.add_argument("--png", type=Path, default=Path("build/bench/elastic.png"), metavar="FILE",
+    parser.add_argument("--png", type=Path, default=RESULTS / "elastic.png", metavar="FILE",
                         help="default %(default)s")
     parser.add_argument("--output", type=Path, metavar="FILE",
                         help="gets all steps; default build/bench/elastic_timeline.FRAMEWORK.json")
@@ -110,7 +110,7 @@ def main() -> None:
     longest = max(later.at - step.at for step, later in zip(steps, steps[1:]))
     print(f"{len(steps)} steps, {sum(step.images for step in steps)} images; longest pause {longest:.2f} s")
     result = {**where, "framework": args.framework, "steps": steps, "changes": changes}
-    output = args.output or Path("build/bench", f"elastic_timeline.{args.framework}.json")
+    output = args.output or RESULTS / f"elastic_timeline.{args.framework}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(result))
     draw([json.loads(args.above.read_text()), result] if args.above else [result], args.png)

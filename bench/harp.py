@@ -26,7 +26,7 @@ from typing import Any, Dict, List
 from harp_rows import ROWS as OWN_ROWS
 from harp_rows import Bench, Row, line_of
 from nccl_rows import NCCL_ROWS
-from where import surroundings
+from where import RESULTS, surroundings
 
 ROWS = [*OWN_ROWS, *NCCL_ROWS]
 HOME = Path(__file__).resolve().parents[1]
@@ -57,7 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--harp", default="", metavar="WORDS", help="more options of harp-bench for HARP over udp")
     parser.add_argument("--build", type=Path, default=HOME / "build" / "cmake", metavar="FOLDER",
                         help="where harp-bench is; default %(default)s")
-    parser.add_argument("--json", type=Path, default=Path("build/bench/harp.json"), metavar="FILE",
+    parser.add_argument("--json", type=Path, default=RESULTS / "harp.json", metavar="FILE",
                         help="gets all samples; default %(default)s")
     args = parser.parse_args()
     if not (args.build / "harp-bench").exists():

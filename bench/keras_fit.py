@@ -22,7 +22,7 @@ import numpy
 from keras_trainer import ALONE_XLA, OURS, OURS_XLA, THEIRS, on_rank
 from steps import ALONE, counted, measure, medians, summary
 from teams import Team
-from where import heading, surroundings, table_row, version
+from where import RESULTS, heading, surroundings, table_row, version
 
 import lightcc
 
@@ -130,7 +130,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--steps", type=int, default=10, help="steps a measurement; default %(default)s")
     parser.add_argument("--threads", type=int, metavar="N",
                         help="TensorFlow's, of a rank; default: the cores divided by the ranks")
-    parser.add_argument("--output", type=Path, default=Path("build/bench/keras_fit.json"), metavar="FILE",
+    parser.add_argument("--output", type=Path, default=RESULTS / "keras_fit.json", metavar="FILE",
                         help="gets all samples; default %(default)s")
     args = parser.parse_args(arguments)
     if args.np < 2:

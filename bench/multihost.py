@@ -37,7 +37,7 @@ from peers import gloo, own
 from peers.openmpi import OpenMPI
 from peers.peer import Unavailable
 from report import KIB, MIB
-from where import heading, surroundings
+from where import RESULTS, heading, surroundings
 
 SIZES = (4 * KIB, MIB, 16 * MIB, 64 * MIB)
 
@@ -154,7 +154,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--install", action="store_true", help="first put Open MPI into build/peers, with pip")
     parser.add_argument("--loopback", action="store_true", help="hosts in name only; needs no root")
     parser.add_argument("--also", type=Path, metavar="LIBRARY", help="another build of _lightcc.so")
-    parser.add_argument("--json", "--output", type=Path, default=Path("build/bench/multihost.json"), metavar="FILE",
+    parser.add_argument("--json", "--output", type=Path, default=RESULTS / "multihost.json", metavar="FILE",
                         help="gets all samples; default %(default)s")
     parser.add_argument("--png", type=Path, metavar="FILE", help="gets a picture (multihost_picture.py)")
     args = parser.parse_args()

@@ -19,6 +19,7 @@ from multihost_sides import Case, Sample
 from peers.lightcc_c import Lightcc
 from peers.openmpi import OpenMPI
 from peers.peer import Job, Peer, Setting, Start, Unavailable, plain_environment
+from where import RESULTS
 
 OURS, OPEN_MPI = "lightcc in C", "Open MPI"
 LIMIT_S = 60
@@ -87,7 +88,7 @@ class Driven:
         self._groups: List[Group] = []
         self.left_out: Dict[str, str] = {}
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        program = str(build_driver(Path("build/bench").resolve()))
+        program = str(build_driver(RESULTS))
         job = Job(sum(network.ranks), False, False, [], folder, 0)
         for setting in peer.settings(job):
             home = Path(tempfile.mkdtemp(dir=folder))

@@ -38,7 +38,7 @@ from report import ratio_of, time_text
 from shapes import MODELS
 from steps import counted
 from teams import Team
-from where import heading, surroundings
+from where import RESULTS, heading, surroundings
 
 GOAL_SPEED_UP = 1.32        # over both others, as the published run has it over flat rings, on hosts of 25 Gbit/s
 GOAL_OF_FLOOR = 1.15        # lightcc's exposed communication
@@ -222,7 +222,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--trace", type=Path, metavar="FILE",
                         help="of record_trace.py, of the one model; default MODEL_trace.json beside this file")
     parser.add_argument("--loopback", action="store_true", help="hosts in name only; needs no root")
-    parser.add_argument("--json", type=Path, default=Path("build/bench/replay.json"), metavar="FILE",
+    parser.add_argument("--json", type=Path, default=RESULTS / "replay.json", metavar="FILE",
                         help="gets all samples; default %(default)s")
     args = parser.parse_args()
     args.sides = [name for side, name in SIDES.items() if side in args.sides or name == own.NAME]

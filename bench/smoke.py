@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 from peers import gloo, own
-from where import heading, surroundings
+from where import RESULTS, heading, surroundings
 
 import lightcc
 import lightcc.torch as hvd
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="measurements of each case; default %(default)s")
     parser.add_argument("--calls", type=int, default=1000, help="calls a measurement of 1 float; default %(default)s")
     parser.add_argument("--idle", type=float, default=10, metavar="SECONDS", help="idle time; default %(default)s")
-    parser.add_argument("--output", type=Path, default=Path("build/bench/smoke.json"), metavar="FILE",
+    parser.add_argument("--output", type=Path, default=RESULTS / "smoke.json", metavar="FILE",
                         help="gets all samples; default %(default)s")
     args = parser.parse_args()
     if args.np < 2:

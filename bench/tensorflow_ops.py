@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List
 
 import numpy
 from teams import Team, become_rank
-from where import heading, surroundings, table_row, version
+from where import RESULTS, heading, surroundings, table_row, version
 
 import lightcc
 import lightcc.numpy as hvd
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, default=161, help="in one tf.function; default %(default)s")
     parser.add_argument("--repeats", type=int, default=21, help="measurements of each way; default %(default)s")
     parser.add_argument("--calls", type=int, default=20, help="calls a measurement; default %(default)s")
-    parser.add_argument("--output", type=Path, default=Path("build/bench/tensorflow_ops.json"), metavar="FILE",
+    parser.add_argument("--output", type=Path, default=RESULTS / "tensorflow_ops.json", metavar="FILE",
                         help="gets all samples; default %(default)s")
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

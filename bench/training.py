@@ -25,7 +25,7 @@ from peers import gloo, own
 from python_cost import Cost
 from steps import ALONE, counted, measure, summary
 from teams import Team, become_rank
-from where import heading, surroundings
+from where import RESULTS, heading, surroundings
 
 import lightcc.torch as hvd
 from lightcc import _core
@@ -194,7 +194,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--steps", type=int, default=5, help="steps a measurement; default %(default)s")
     parser.add_argument("--bucket-view", action="store_true", help="DistributedDataParallel copies less, too")
     parser.add_argument("--comm-hook", action="store_true", help="DistributedDataParallel on lightcc's side, too")
-    parser.add_argument("--output", type=Path, default=Path("build/bench/training.json"), metavar="FILE",
+    parser.add_argument("--output", type=Path, default=RESULTS / "training.json", metavar="FILE",
                         help="gets all samples; default %(default)s")
     args = parser.parse_args(arguments)
     if args.np < 2:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+RESULTS = Path(__file__).resolve().parents[1] / "build" / "bench"  # where results go, wherever it was started
+
 
 def surroundings(np: int, versions: List[str]) -> Dict[str, Any]:
     """Ask before the ranks are started: the load is that of others."""

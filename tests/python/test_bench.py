@@ -40,23 +40,34 @@ PMI_RANK=0 "$@" & PMI_RANK=1 "$@" & wait
 """
 
 
+def test_results_go_into_the_checkout_wherever_a_benchmark_is_started(bench):
+    sources = {path.name: path.read_text() for path in BENCH.rglob("*.py")}
+    assert [name for name, text in sources.items() if '("build' in text] == []
+    import where
+    assert where.RESULTS == BENCH.parent / "build" / "bench"
+
+
 def run(folder, *arguments, **environment):
     """What it printed, and what it left in its JSON."""
-    command = [sys.executable, str(BENCH / "allreduce.py"), *TINY, *arguments]
+    result = folder / "allreduce.json"
+    command = [sys.executable, str(BENCH / "allreduce.py"), *TINY, "--json", str(result),
+               "--png", str(folder / "allreduce.png"), *arguments]
     library = {"LIGHTCC_LIBRARY": str(Path(lightcc._core._library._name).resolve())}
     done = subprocess.run(command, cwd=folder, env={**os.environ, **library, **environment}, text=True, timeout=100,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
-    return done.stdout, json.loads((folder / "build" / "bench" / "allreduce.json").read_text())
+    return done.stdout, json.loads(result.read_text())
 
 
 def run_between_hosts(folder, program, *arguments):
     """What it left in its JSON. The hosts are so in name only."""
     pytest.importorskip("torch")
-    command = [sys.executable, str(BENCH / f"{program}.py"), "--loopback", "--hosts", "1,1", *arguments]
+    result = folder / f"{program}.json"
+    command = [sys.executable, str(BENCH / f"{program}.py"), "--loopback", "--hosts", "1,1", "--json", str(result),
+               *arguments]
     done = subprocess.run(command, cwd=folder, text=True, timeout=100, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
-    return json.loads((folder / "build" / "bench" / f"{program}.json").read_text())
+    return json.loads(result.read_text())
 
 
 def test_a_tiny_run_between_hosts_is_checked_and_measured(tmp_path):
@@ -93,11 +104,11 @@ def test_a_short_training_is_compressed_with_and_without_error_feedback(tmp_path
     for package in ("torch", "sklearn", "matplotlib"):
         pytest.importorskip(package)
     command = [sys.executable, str(BENCH / "convergence.py"), "--np", "2", "--data", "digits", "--seeds", "1",
-               "--epochs", "2", "--png", "digits.png"]
+               "--epochs", "2", "--png", "digits.png", "--output", "digits.json"]
     done = subprocess.run(command, cwd=tmp_path, text=True, timeout=300, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
-    rows = {row["setting"]: row for row in json.loads((tmp_path / "build/bench/convergence.json").read_text())["rows"]}
+    rows = {row["setting"]: row for row in json.loads((tmp_path / "digits.json").read_text())["rows"]}
     runs = {setting: row["runs"][0] for setting, row in rows.items()}
     sent = {setting: run["points"][-1][1] / run["steps"] for setting, run in runs.items()}
     net = 4 * (64 * 512 + 512 * 512 + 512 * 10)

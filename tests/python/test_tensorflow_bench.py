@@ -15,12 +15,13 @@ DEADLINE_S = 120
 
 def test_a_tiny_run(tmp_path):
     library = {"LIGHTCC_LIBRARY": str(Path(lightcc._core._library._name).resolve())}
-    command = [sys.executable, str(BENCH / "tensorflow_ops.py"), "--tensors", "5", "--repeats", "1", "--calls", "2"]
+    command = [sys.executable, str(BENCH / "tensorflow_ops.py"), "--tensors", "5", "--repeats", "1", "--calls", "2",
+               "--output", "result.json"]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **library}, text=True, timeout=DEADLINE_S,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     assert "| allreduce of 5 tensors of 16 floats, µs a tensor | 1 rank | 2 ranks |" in done.stdout
-    worlds = json.loads((tmp_path / "build" / "bench" / "tensorflow_ops.json").read_text())["worlds"]
+    worlds = json.loads((tmp_path / "result.json").read_text())["worlds"]
     assert [world["ranks"] for world in worlds] == [1, 2]
     for world in worlds:
         assert 1 <= world["collectives_a_call"] <= 5
