@@ -198,7 +198,7 @@ class HorovodBasics(BuildQueries):
         Errors: ValueError before init, in a job that was started without HOROVOD_TIMELINE (DYNAMIC means: none until
         this call), and if the file cannot be written. Source: horovod.common.basics.
 
-        >>> hvd.start_timeline("/tmp/timeline.json"); hvd.stop_timeline()  # HOROVOD_TIMELINE=DYNAMIC python ...
+        >>> hvd.start_timeline("timeline.json"); hvd.stop_timeline()  # HOROVOD_TIMELINE=DYNAMIC python ...
         """
         self.size()
         _core.start_timeline(os.fsencode(file_path), bool(mark_cycles))
@@ -206,7 +206,7 @@ class HorovodBasics(BuildQueries):
     def stop_timeline(self) -> None:
         """Completes and closes the timeline; only logs a warning when none is being written. ValueError before init.
 
-        >>> hvd.start_timeline("/tmp/timeline.json"); hvd.stop_timeline()
+        >>> hvd.start_timeline("timeline.json"); hvd.stop_timeline()
         """
         self.size()
         _core.stop_timeline()

@@ -148,10 +148,9 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     The optimizer goes on with the state that Keras reads: from .keras files, but not from all of the older formats.
     Errors: Keras's. Source: horovod.keras.
 
-    >>> import tempfile; path = os.path.join(tempfile.mkdtemp(), "model.keras")
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse"); model.save(path)
-    >>> hasattr(hvd.load_model(path).optimizer, "register_local_var")
+    >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse"); model.save("model.keras")
+    >>> hasattr(hvd.load_model("model.keras").optimizer, "register_local_var")
     True
     """
     return _keras.load_model(keras, lambda optimizer: DistributedOptimizer(optimizer, compression=compression),

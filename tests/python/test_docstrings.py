@@ -77,7 +77,8 @@ EXAMPLES = [example for name in MODULES for example in examples(name) if example
 
 
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if not e.name.startswith(LAUNCHES)], ids=lambda e: e.name)
-def check_example(example, job):
+def check_example(example, job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where it may write
     job.init()  # the one before may have shut it down
     run(example)
 
@@ -85,6 +86,12 @@ def check_example(example, job):
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if e.name.startswith(LAUNCHES)], ids=lambda e: e.name)
 def test_example_that_starts_a_job(example):
     run(example)
+
+
+def test_examples_leave_no_files_behind():
+    """They write into the folder that they are run in, which is a test's."""
+    assert [one.source for example in EXAMPLES for one in example.examples
+            if "/tmp/" in one.source or "mkdtemp" in one.source] == []
 
 
 def test_no_example_is_left_out():
