@@ -27,4 +27,7 @@ def __getattr__(name: str):
     if name == "run":  # the launcher is not needed inside a training process
         from lightcc.runner import run
         return run
-    raise AttributeError(f"module 'lightcc' has no attribute {name!r}")
+    hint = "" if name.startswith("_") else (": Horovod's functions are in the module of your framework, "
+                                            "import lightcc.torch as hvd (or lightcc.tensorflow, "
+                                            "lightcc.tensorflow.keras, lightcc.keras, lightcc.numpy)")
+    raise AttributeError(f"module 'lightcc' has no attribute {name!r}{hint}")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import lightcc
+
 DEADLINE_S = 120
 
 REPORT = """
@@ -32,6 +34,13 @@ def loaded(timed, before=""):
 
 def test_lightcc_alone_loads_two_files():
     assert loaded("lightcc") == ["lightcc", "lightcc._version"]
+
+
+def test_lightcc_alone_says_which_module_has_horovods_functions():
+    with pytest.raises(AttributeError, match=r"has no attribute 'init': .* import lightcc\.torch as hvd"):
+        lightcc.init()
+    with pytest.raises(AttributeError, match=r"has no attribute '__wrapped__'$"):  # of one who looks around
+        getattr(lightcc, "__wrapped__")  # noqa: B009
 
 
 def test_lightcc_torch_loads_little_beside_torch():
