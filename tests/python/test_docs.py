@@ -32,6 +32,11 @@ def test_readme_package_and_error_name_the_same_oldest_pytorch():
     assert readme == package == error
 
 
+def test_the_first_program_of_gpu_md_works_without_a_gpu():
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
+    ranks.run_script(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], 2, CUDA_VISIBLE_DEVICES="")
+
+
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (Path(__file__).parents[2] / "docs" / target).exists(), target
