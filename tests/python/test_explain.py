@@ -152,6 +152,37 @@ def test_a_picture(tmp_path, capsys):
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+# ---- docs/explain.md
+
+PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+def test_the_page_shows_what_the_command_prints(capsys):
+    """But for the lines in whose place it has "..."."""
+    (command, shown), = re.findall(r"```\n\$ lightcc-explain (--np .*)\n((?:.*\n)*?)```", PAGE)
+    code, out, _ = run(capsys, *command.split())
+    pattern = re.escape(shown).replace(re.escape("...\n"), "(?:.*\n)+")
+    assert code == 0 and re.fullmatch(pattern, out), out
+
+
+def test_the_page_shows_a_recorded_step_as_the_command_does(tmp_path, capsys):
+    """A step has other numbers each time, and its lines come in the order of these."""
+    shown = re.search(r"\n\$ lightcc-explain --step .*\n((?:.*\n)*?)```", PAGE)[1]
+    events = []
+    for event in events_of(6, late_us=200):
+        if event["name"] == "2d" and event["ph"] == "B":  # first it is copied
+            events += [{**event, "name": "MEMCPY_IN_FUSION_BUFFER"},
+                       {**event, "name": "MEMCPY_IN_FUSION_BUFFER", "ph": "E", "ts": event["ts"] + 5}]
+            event["ts"] += 5
+        events.append({**event, "name": "shared"} if event["name"] == "2d" else event)
+    code, out, _ = run(capsys, "--step", recorded(tmp_path, events))
+    like = [NUMBER.sub("N", " ".join(line.split())).replace("N us", "N ms").replace("N B", "N KiB")
+            for line in (*shown.splitlines(), "", *out.splitlines())]
+    cut = like.index("")
+    assert code == 0 and set(like[:cut]) <= set(like[cut:]), out
+
+
 # ---- a recorded step
 
 def events_of(steps, late_us=0.0, exchange_us=100.0, of=2):
