@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, Optional, Sequence
 
 from lightcc import _core
 from lightcc.adapter import adapter_of
-from lightcc.compression import CoreCompressor
+from lightcc.compression import CoreCompressor, some
 from lightcc.request import complete, new_list, submit_list
 
 
@@ -21,13 +21,22 @@ class Codec:
         self.name = name or uuid.uuid4().hex
         self.id = _core.register_codec(compression.kind, compression.width, compression.warmup_steps,
                                        compression.ratio, compression.momentum, self.name)
+        self._dense: Dict[str, str] = {}  # by name, of what the core did not hear of: why it went dense
         self.release = weakref.finalize(self, _core.release_codec, self.id)
         self.release.atexit = False
         _alive.add(self)
 
     def state(self) -> Dict[str, Any]:
         """lightcc_codec_state of csrc/api/lightcc.h."""
-        return json.loads(_core.codec_state(self.id))
+        state = json.loads(_core.codec_state(self.id))
+        return {**state, "dense": state["dense"] or some(self._dense.values())}
+
+    def note(self, name: str, why_dense: str) -> None:
+        """Why the allreduce of this name, or "", all gradients of the owner, travels dense; "": it does not."""
+        if why_dense:
+            self._dense[name] = why_dense
+        else:
+            self._dense.pop(name, None)
 
 
 _alive: "weakref.WeakSet[Codec]" = weakref.WeakSet()
@@ -75,8 +84,9 @@ def reduction_of(tensors: Sequence[Any], compression: CoreCompressor, name: Any,
                          "found again.")
     if op not in (_core.AVERAGE, _core.SUM):
         raise ValueError(f"allreduce of {name} with {compression}: op must be Average or Sum.")
-    compressed = all(_is_compressed(tensor, compression, name) for tensor in tensors)
-    return reduction(codec_of(compression).id if compressed else 0, compression, op, prescale, postscale)
+    why = next(filter(None, (_why_dense(tensor, compression, name) for tensor in tensors)), "")
+    codec_of(compression).note(str(name), why)
+    return reduction(0 if why else codec_of(compression).id, compression, op, prescale, postscale)
 
 
 def reduction(codec: int, compression: CoreCompressor, op: int, prescale: float, postscale: float) -> Dict[str, Any]:
@@ -90,9 +100,9 @@ def reduction(codec: int, compression: CoreCompressor, op: int, prescale: float,
     return {"op": op, "prescale": prescale / scale, "postscale": postscale * scale, "codec": codec}
 
 
-def _is_compressed(tensor: Any, compression: CoreCompressor, name: str) -> bool:
+def _why_dense(tensor: Any, compression: CoreCompressor, name: str) -> str:
     _, dtype, shape, _ = adapter_of(tensor).describe(tensor)
-    return compression.is_compressed(str(name), shape, _core.DTYPES[dtype], tensor)
+    return compression.why_dense(str(name), shape, _core.DTYPES[dtype], tensor)
 
 
 # Statistics

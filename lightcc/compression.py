@@ -1,7 +1,7 @@
 """What a compressor is, for every framework, and those that the core does itself. Names as in Horovod's modules
 compression; TopK and Int8 are lightcc's own (docs/compression.md)."""
 import math
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 from lightcc import _core
 
@@ -48,6 +48,16 @@ class NoneCompressor(Compressor):
 
 _LEAST_BYTES = 16 << 10  # below, one message costs as much as another
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def some(reasons: Iterable[str]) -> str:
+    """The first three of them, and how many more there are.
+
+    >>> some(["a", "b", "c", "d", "e"])
+    'a; b; c; and 2 more'
+    """
+    reasons = [*reasons]
+    return "; ".join(reasons[:3] + ([f"and {len(reasons) - 3} more"] if len(reasons) > 3 else []))
 
 
 class CoreCompressor(NoneCompressor):
@@ -106,10 +116,23 @@ class CoreCompressor(NoneCompressor):
         >>> compression.is_compressed("head.weight", (64, 64), "float32")
         False
         """
-        size = _ELEMENT_BYTES.get(dtype, 0) * math.prod(shape)
-        if len(shape) < 2 or size < _LEAST_BYTES or "embed" in name.lower():
-            return False
-        return self.dense is None or not self.dense(name, tensor)
+        return not self.why_dense(name, shape, dtype, tensor)
+
+    def why_dense(self, name: str, shape: Sequence[int], dtype: str, tensor: Any = None) -> str:
+        """Why such a gradient travels dense; "" if it travels compressed. Arguments as of is_compressed.
+
+        >>> Int8().why_dense("conv.bias", (4096,), "float32")
+        'conv.bias has fewer than two dimensions'
+        """
+        if len(shape) < 2:
+            return f"{name} has fewer than two dimensions"
+        if dtype not in _ELEMENT_BYTES:
+            return f"{name} is of dtype {dtype}"
+        if _ELEMENT_BYTES[dtype] * math.prod(shape) < _LEAST_BYTES:
+            return f"{name} has fewer than {_LEAST_BYTES} bytes"
+        if "embed" in name.lower():
+            return f"{name} has 'embed' in its name"
+        return f"dense= says so of {name}" if self.dense is not None and self.dense(name, tensor) else ""
 
     def options(self) -> Dict[str, Any]:
         """What it was made with.

@@ -58,10 +58,12 @@ class VariableCompression:
 
         All ranks decide alike, by names, shapes, dtypes and rank 0's knobs.
         """
-        wanted = {place: gradient for place, gradient in gradients.items() if self.compression.is_compressed(
-            gradient.name, gradient.shape, gradient.dtype, gradient.variable)}
+        whys = {place: self.compression.why_dense(gradient.name, gradient.shape, gradient.dtype, gradient.variable)
+                for place, gradient in gradients.items()}
+        wanted = {place: gradient for place, gradient in gradients.items() if not whys[place]}
         size = sum(math.prod(g.shape) * (4 if g.dtype == "float32" else 2) for g in wanted.values())
-        self._why_dense = too_few_to_compress(size)
+        self._why_dense = too_few_to_compress(size, filter(None, whys.values()))
+        self._codec.note("", self._why_dense)
         if self._why_dense:
             return {}
         self._me = self._process_set.rank(), self._process_set.size()

@@ -3,12 +3,12 @@ every framework, and without importing one."""
 import functools
 import sys
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Union
 
 from lightcc import _core
 from lightcc.common.basics import HorovodBasics
 from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.compression import CoreCompressor, NoneCompressor, TopK
+from lightcc.compression import CoreCompressor, NoneCompressor, TopK, some
 from lightcc.elastic.worker import is_elastic
 from lightcc.ops import Average, ReduceOps
 
@@ -53,15 +53,18 @@ def compression_of(compression: Any, op: int, optimizer_class: str, stacklevel: 
     return compression
 
 
-def too_few_to_compress(gradient_bytes: int) -> str:
+def too_few_to_compress(gradient_bytes: int, others: Iterable[str] = ()) -> str:
     """Why the gradients of one step travel dense, of which so many bytes could be compressed; "": they do not.
 
-    >>> too_few_to_compress(0)
-    'no gradient is of the kind that is compressed'
+    others: of each gradient that could not be compressed, why (CoreCompressor.why_dense).
+
+    >>> too_few_to_compress(0, ["conv.bias has fewer than two dimensions"])
+    'no gradient is of the kind that is compressed: conv.bias has fewer than two dimensions'
     """
     least = int(knob("LIGHT_TOPK_THRESHOLD"))
     if gradient_bytes == 0:
-        return "no gradient is of the kind that is compressed"
+        why = some(others)
+        return "no gradient is of the kind that is compressed" + (f": {why}" if why else "")
     return "" if gradient_bytes >= least else (f"{gradient_bytes} bytes of gradients could be compressed, fewer than "
                                                f"LIGHT_TOPK_THRESHOLD={least}")
 

@@ -27,10 +27,11 @@ def allreduce(tensors, name, op, prescale, postscale, process_set, codec: Codec,
     return results
 
 
-def is_compressed(tensor, name: str, compression: CoreCompressor) -> bool:
-    """Whether a named allreduce compresses this tensor; not if its shape is not known as the graph is built."""
-    return tensor.shape.is_fully_defined() and compression.is_compressed(
-        name, tensor.shape.as_list(), tensor.dtype.base_dtype.name, tensor)
+def why_dense(tensor, name: str, compression: CoreCompressor) -> str:
+    """Why a named allreduce does not compress this tensor; "": it does."""
+    if not tensor.shape.is_fully_defined():
+        return f"the shape of {name} is not known when its graph is built"
+    return compression.why_dense(name, tensor.shape.as_list(), tensor.dtype.base_dtype.name, tensor)
 
 
 def loss_scale(compression: CoreCompressor):

@@ -151,7 +151,9 @@ def _core_allreduce(set_, tensors, op, device, compression, prescale, postscale,
         raise ValueError(f"allreduce of {name} with {compression}: op must be Average or Sum.")
     with tf.device(device):
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if all(compressed.is_compressed(tensor, name, compression) for tensor in tensors):
+        why = next(filter(None, (compressed.why_dense(tensor, name, compression) for tensor in tensors)), "")
+        codec_of(compression).note(str(name), why)
+        if not why:
             return compressed.allreduce(tensors, name, op, prescale, postscale, process_set, codec_of(compression),
                                         compression, set_)
         if len(tensors) == 1:

@@ -42,10 +42,12 @@ class GradientCompression:
 
     def may_compress(self, gradient: Gradient) -> bool:
         """Whether the gradient is of the kind that travels compressed."""
+        return not gradient.local and not self._why_not(gradient)
+
+    def _why_not(self, gradient: Gradient) -> str:
         parameter = gradient.parameter
         dtype = str(parameter.dtype).rpartition(".")[2]
-        return not gradient.local and self._compression.is_compressed(gradient.given_name, parameter.shape, dtype,
-                                                                       parameter)
+        return self._compression.why_dense(gradient.given_name, parameter.shape, dtype, parameter)
 
     def parts_of(self, name: str, members: Sequence[Gradient]) -> Iterator[Tuple[str, List[Gradient]]]:
         """A group's name and members, cut into what may be compressed and what travels dense."""
@@ -67,7 +69,9 @@ class GradientCompression:
             return
         all_anew, self.request = request != self.request, request
         wanted = [gradient for gradient in gradients if self.may_compress(gradient)]
-        self._why_dense = too_few_to_compress(sum(g.parameter.nbytes for g in wanted))
+        whys = (self._why_not(gradient) for gradient in gradients if not gradient.local)
+        self._why_dense = too_few_to_compress(sum(g.parameter.nbytes for g in wanted), filter(None, whys))
+        self._codec.note("", self._why_dense)
         dense = set(decided[-1])
         chosen = set() if self._why_dense else {id(g) for g in wanted if id(g) not in dense and not g.sparse_dims}
         for gradient in gradients:

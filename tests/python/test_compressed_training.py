@@ -1,5 +1,6 @@
 """Compression.topk and int8 under DistributedOptimizer: nothing is lost, all ranks get the same, whoever takes part."""
 import gc
+import re
 
 import pytest
 import torch
@@ -100,7 +101,20 @@ def check_16_bit_gradients(dtype):
 def check_float64_travels_dense():
     training = Training(hvd.Compression.topk(0.01), dtype=torch.float64).steps(2)
     assert all(torch.equal(training.delivered[name], training.dense[name]) for name in SHAPES)
-    assert "no gradient" in hvd.compression_stats(training.optimizer)["dense"]
+    why = hvd.compression_stats(training.optimizer)["dense"]
+    assert why.startswith("no gradient is of the kind that is compressed: ") and " is of dtype float64" in why
+
+
+def check_it_is_said_why_one_dimension_travels_dense():
+    training = Training(hvd.Compression.topk(0.01), names=[name for name in SHAPES if len(SHAPES[name]) == 1]).steps(1)
+    why = hvd.compression_stats(training.optimizer)["dense"]
+    assert re.fullmatch(r"no gradient is of the kind that is compressed: .* has fewer than two dimensions.*", why), why
+    assert why in hvd.compression_stats()["dense"]
+    compression = hvd.Compression.topk(0.01)
+    hvd.allreduce(torch.ones(1 << 16), name="flat", compression=compression)
+    assert "flat has fewer than two dimensions" in hvd.compression_stats()["dense"]
+    hvd.allreduce(torch.ones(256, 256), name="flat", compression=compression)
+    assert "flat has fewer" not in hvd.compression_stats()["dense"]
 
 
 def check_a_model_that_becomes_another():
