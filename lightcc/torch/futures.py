@@ -44,11 +44,13 @@ class Operation:
         if handle:
             request.register(handle, keep_alive, None)  # it may outlive this object
 
-    def wait(self, timeout_s: Optional[float] = None) -> None:
-        """Returns when it is done; raises what it failed with, and HorovodInternalError when the time is over."""
+    def wait(self, timeout_s: Optional[float] = None, since: Optional[float] = None) -> None:
+        """Returns when it is done; raises what it failed with, and HorovodInternalError when the time is over, which
+        began now or at `since`."""
         with self._lock:
             if self._handle:
-                self._end(None if timeout_s is None else time.monotonic() + timeout_s, timeout_s)
+                begin = time.monotonic() if since is None else since
+                self._end(None if timeout_s is None else begin + timeout_s, timeout_s)
             if self.error is not None:
                 raise self.error
 
@@ -151,6 +153,7 @@ class Future(torch.futures.Future):
         super().__init__()
         self._operation, self._value, self._timeout_s = operation, value, timeout_s
         self._in_backward = torch._C._current_graph_task_id() != -1
+        self._begin = time.monotonic()
         self._once = threading.Lock()
         self._set = False
 
@@ -160,10 +163,14 @@ class Future(torch.futures.Future):
         self.complete()
         return self._value
 
-    def complete(self) -> Optional[Exception]:
+    def late(self) -> bool:
+        """Whether it took longer than it may: who waits in C++ for what comes after it has no timeout."""
+        return self._timeout_s is not None and time.monotonic() > self._begin + self._timeout_s
+
+    def complete(self, since: Optional[float] = None) -> Optional[Exception]:
         """Waits for the operation and gives the future its value, or its error, which is returned."""
         try:
-            self._operation.wait(self._timeout_s)
+            self._operation.wait(self._timeout_s, since)
         except Exception as error:
             failure: Optional[Exception] = error
         else:
@@ -272,8 +279,8 @@ class _Completer:
                     self._idle = False
                     continue
             for future in ready:  # in any order, since one may depend on what somebody does after another
-                if future._operation.done():
-                    future.complete()
+                if future._operation.done() or future.late():
+                    future.complete(future._begin)
             if abandoned:
                 _reap()
             operations = [future._operation for future in ready] + abandoned

@@ -75,6 +75,10 @@ def check_time_is_limited(world):
         with pytest.raises(hvd.HorovodInternalError, match="Rank 0 has waited 0.3 s"):
             work.wait(timedelta(seconds=0.3))
         assert 0.2 < time.monotonic() - begin < 5
+        work._timeout = timedelta(seconds=0.3)
+        for waited in (work.get_future(), work.get_future().then(lambda future: future.value())):  # the second in C++
+            with pytest.raises(RuntimeError, match="Rank 0 has waited 0.3 s"):
+                waited.wait()
     hvd.barrier()
     if dist.get_rank() == 0:
         work.wait()
