@@ -81,8 +81,8 @@ size_t harp_describe(harp_connection*, char* text, size_t room);
 
 /* A message, to the next buffer that the peer posts: receives match sends in order. HARP_PENDING: too many requests, or
  * a stream that is not connected yet. Where the connection is over the request ends with the reason. data belongs to
- * HARP until the request is done; what a buffer holds behind its message is undefined then. In a stream: a record of at
- * most harp_record_bytes(). */
+ * HARP until the request is done. Behind a message its buffer keeps what it held; where a request ends with another
+ * status than HARP_OK, what has come is undefined. In a stream: a record of at most harp_record_bytes(). */
 int harp_send(harp_connection*, const void* data, size_t bytes, harp_request**);
 int harp_recv(harp_connection*, void* data, size_t capacity, harp_request**);
 /* HARP_PENDING: not done. Otherwise the request's end, which frees it; *bytes (or NULL) is what was sent or received,

@@ -53,7 +53,8 @@ class Endpoint {
 
   // true: the packet is kept, and given back through Events::release (before this returns, if record() consumed it).
   bool receive(const RxPacket&, uint64_t now_ns);
-  // What probably comes next. The guesses, whose memory is that of requests, hold until changes() says another number.
+  // What probably comes next, with places that the port may write anything into: they belong to messages that have not
+  // all come. They hold until changes() says another number.
   size_t expect(std::span<Expected>) const;
   uint64_t changes() const;
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);  // what is to be sent now; payload pointers into requests

@@ -1,37 +1,9 @@
 #include "harp_plugin/core/incoming.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <utility>
 
 namespace harp {
-
-namespace {
-
-// The memory of messages that packets are guessed to be for. It must not overlap: a packet that belongs elsewhere is
-// put together from where it was guessed to be.
-class Apart {
- public:
-  bool add(const uint8_t* begin, uint32_t bytes) {
-    const uint8_t* end = begin + bytes;
-    const bool beside = count_ == 0 || end <= low_ || begin >= high_;
-    for (size_t i = 0; !beside && i < count_; ++i)
-      if (begin < places_[i].second && places_[i].first < end) return false;
-    if (count_ == places_.size()) return false;
-    low_ = count_ == 0 ? begin : std::min(low_, begin);
-    high_ = count_ == 0 ? end : std::max(high_, end);
-    places_[count_++] = {begin, end};
-    return true;
-  }
-
- private:
-  std::array<std::pair<const uint8_t*, const uint8_t*>, 64> places_;
-  size_t count_ = 0;
-  const uint8_t *low_ = nullptr, *high_ = nullptr;  // all lie between
-};
-
-}  // namespace
 
 Incoming::Incoming(uint32_t most_requests, const Options& options)
     : options_(options), most_(most_requests), messages_(std::bit_ceil(most_requests + options.eager_messages)) {}
@@ -55,7 +27,7 @@ bool Incoming::check(const Message& message, const Header& header, size_t bytes,
 
 void Incoming::start(Message& message, const Header& header, uint32_t packet_payload) {
   message.started = true;
-  message.done = false;
+  message.done = message.next_alike = false;
   message.too_long = header.flags & kTooLong;
   message.bytes = header.total;
   message.segments = message.too_long ? 1 : Segments{header.total, packet_payload}.count();
@@ -77,33 +49,30 @@ void Incoming::take_eager(Message& message, uint64_t number) {
 void Incoming::retire() {
   for (; oldest_ < posted_ && at(oldest_).done; ++oldest_) {
     Message& message = at(oldest_);
-    message.posted = message.started = message.done = message.too_long = false;
+    message.posted = message.started = message.done = message.too_long = message.next_alike = false;
   }
 }
 
-// The next segments of the message that came last, then of those that are posted behind it, if they are as long.
+// The next segments of the message that came last, then those of the next one that is not done. More than two messages
+// are never told: the second has begun, which ends the list at what has come of it, or it has not.
 size_t Incoming::expect(std::span<Expected> expected, uint32_t conn, uint32_t packet_payload) const {
+  if (latest_ + 1 < oldest_ || latest_ >= posted_) return 0;
+  const bool is_over = latest_ < oldest_;
+  uint64_t number = is_over ? oldest_ : latest_;
+  uint32_t segment = is_over ? 0 : latest_segment_ + 1;
+  std::optional<uint32_t> said = is_over ? latest_says_ : std::nullopt;  // how long `number` is, by the one before it
+  std::span<const uint8_t> first;
   size_t count = 0;
-  Apart apart;
-  uint64_t number = latest_;
-  uint32_t segment = latest_segment_ + 1, bytes = 0;
-  if (number >= oldest_ && number < posted_) {
-    const Message& message = at(number);
-    if (!message.started) return 0;
-    bytes = message.bytes;
-    if (message.done) segment = message.segments;
-  } else if (number + 1 == oldest_) {
-    bytes = latest_bytes_;
-    segment = UINT32_MAX;
-  } else {
-    return 0;
-  }
   for (; number < posted_ && count < expected.size(); ++number, segment = 0) {
-    if (number < oldest_) continue;
     const Message& message = at(number);
+    if (!message.started && !said) break;
+    const uint32_t bytes = message.started ? message.bytes : *said;
+    said = message.says_of_next();
     if (message.done) continue;
-    if (message.started ? message.bytes != bytes : bytes > message.capacity) break;
-    if (!apart.add(message.to, bytes)) break;
+    // They must not overlap: a packet that belongs elsewhere is put together from where it was expected.
+    const bool beside = message.to + bytes <= first.data() || first.data() + first.size() <= message.to;
+    if (bytes > message.capacity || !(first.empty() || beside)) break;
+    first = {message.to, bytes};
     const Segments cut{bytes, packet_payload};
     for (; segment < cut.count() && count < expected.size(); ++segment) {
       if (message.started && message.received.test(segment)) return count;
@@ -111,6 +80,7 @@ size_t Incoming::expect(std::span<Expected> expected, uint32_t conn, uint32_t pa
       expected[count++] = {conn, uint16_t(number), uint32_t(offset / kOffsetUnit), bytes, message.to + offset,
                            cut.length(segment)};
     }
+    if (!message.started) break;
   }
   return count;
 }

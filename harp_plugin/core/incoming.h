@@ -3,6 +3,7 @@
 #pragma once
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -57,9 +58,10 @@ class Incoming {
         std::memcpy(to, payload.data(), payload.size());
       }
     }
+    message.next_alike |= header.flags & kNextAlike;
     latest_ = number;
     latest_segment_ = segment;
-    latest_bytes_ = message.bytes;
+    latest_says_ = message.says_of_next();
     if (message.posted && (too_long || message.received.count() == message.segments)) finish(message, done);
     return Arrival::accepted;
   }
@@ -79,6 +81,7 @@ class Incoming {
   uint64_t oldest() const { return oldest_; }
   uint32_t capacity(uint64_t number) const { return at(number).capacity; }
 
+  // Segments of messages whose length is known: behind a message its buffer is not written into, whatever comes.
   size_t expect(std::span<Expected>, uint32_t conn, uint32_t packet_payload) const;
 
  private:
@@ -87,7 +90,9 @@ class Incoming {
     uint32_t capacity = 0, bytes = 0, segments = 0;
     uint64_t request = 0;
     bool posted = false, started = false, done = false, too_long = false;
+    bool next_alike = false;  // the peer says that the next message is as long
     Bitmap received;
+    std::optional<uint32_t> says_of_next() const { return next_alike ? std::optional(bytes) : std::nullopt; }
   };
   Message& at(uint64_t number) { return messages_[number & (messages_.size() - 1)]; }
   const Message& at(uint64_t number) const { return messages_[number & (messages_.size() - 1)]; }
@@ -111,7 +116,8 @@ class Incoming {
   std::unique_ptr<uint8_t[]> eager_;
   uint64_t posted_ = 0, oldest_ = 0;  // number of the next buffer to be posted, of the first message that is not done
   uint64_t latest_ = 0;               // of which a segment came last, and which segment
-  uint32_t latest_segment_ = 0, latest_bytes_ = 0;
+  uint32_t latest_segment_ = 0;
+  std::optional<uint32_t> latest_says_;  // how long the message behind it is, if that is known
 };
 
 }  // namespace harp

@@ -69,6 +69,7 @@ void Outgoing::fill(const Segment& segment, Header* header, TxPacket* packet) co
   header->message = uint16_t(segment.message);
   header->total = message.bytes;
   if (terms_.mode == Mode::stream) header->flags |= kStream;
+  else if (segment.message + 1 < next_ && at(segment.message + 1).bytes == message.bytes) header->flags |= kNextAlike;
   if (message.too_long) {
     header->flags |= kTooLong;
     return;

@@ -35,6 +35,7 @@ inline constexpr uint8_t kTagged = 1;    // the packet ends in a tag
 inline constexpr uint8_t kStream = 2;    // DATA: a record of a stream; GRANT: credit of a stream
 inline constexpr uint8_t kTooLong = 4;   // DATA without payload: the message is longer than the buffer that was granted
 inline constexpr uint8_t kWithAck = 8;   // GRANT: an ACK body follows the grant's
+inline constexpr uint8_t kNextAlike = 16;  // DATA of a message: the next message has as many bytes
 
 struct Header {
   Type type = Type::data;

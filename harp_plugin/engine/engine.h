@@ -146,7 +146,7 @@ class Engine final : private Events {
   std::vector<RxPacket> rx_, released_;
   std::vector<TxPacket> tx_;
   std::array<Address, kBatch> kept_to_;
-  std::array<Expected, kBatch> expected_;  // what endpoint_ guessed when its changes() were guessed_at_
+  std::array<Expected, kBatch> expected_;  // by endpoint_, when its changes() were guessed_at_
   size_t guesses_ = 0;
   uint64_t guessed_at_ = UINT64_MAX;
   size_t kept_ = 0, kept_end_ = 0;  // tx_[kept_..kept_end_) were not taken by the port yet

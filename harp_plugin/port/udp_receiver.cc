@@ -32,7 +32,7 @@ constexpr size_t kSlotBytes = 24, kAggregateRoom = 64 * kSlotBytes;
 
 bool is(const Expected& expected, const uint8_t* head) {
   const std::optional<Header> header = read_header({head, kHeaderBytes});
-  return header && header->type == Type::data && header->flags == 0 && header->conn == expected.conn &&
+  return header && header->type == Type::data && (header->flags & ~kNextAlike) == 0 && header->conn == expected.conn &&
          header->message == expected.message && header->offset == expected.offset && header->total == expected.total;
 }
 

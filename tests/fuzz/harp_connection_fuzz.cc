@@ -87,7 +87,10 @@ struct Side {
       const std::vector<uint8_t>& data = peer.sent.at(number);
       expect(done.bytes == data.size());
       expect((done.status == Status::too_long) == (data.size() > capacity(number)));
-      if (done.status == Status::ok) expect(std::equal(data.begin(), data.end(), posted[number].begin() + kGuard));
+      if (done.status != Status::ok) continue;
+      const uint8_t* const end = std::mismatch(data.begin(), data.end(), posted[number].data() + kGuard).second;
+      expect(end == posted[number].data() + kGuard + data.size());
+      expect(std::count(end, end + capacity(number) - data.size(), kGuardByte) == long(capacity(number) - data.size()));
     }
     for (size_t i = 0; i < host.records.size(); ++i)
       expect(host.records[i] == std::string(peer.sent.at(i).begin(), peer.sent.at(i).end()));

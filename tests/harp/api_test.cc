@@ -69,6 +69,28 @@ TEST_P(Api, RequestsMayBeTestedInAnyOrder) {
   }
 }
 
+// As NCCL posts them: buffers longer than what comes, with flags of its own behind it.
+TEST_P(Api, BytesBehindAMessageKeepWhatTheyHeld) {
+  World world(opening());
+  const Link link = world.connect();
+  constexpr size_t kRoom = 200'000;
+  std::mt19937 dice(11);
+  for (int round = 0; round < 10; ++round) {
+    std::vector<std::vector<uint8_t>> data, got(16, std::vector<uint8_t>(kRoom, 0xee));
+    std::vector<harp_request*> requests;
+    for (size_t i = 0; i < got.size(); ++i)  // some as long as the one before, which makes the next look so too
+      data.push_back(pattern(i % 4 == 1 ? data.back().size() : dice() % (i % 4 == 3 ? 3000 : kRoom), dice()));
+    for (auto& buffer : got) requests.push_back(receive_from(link.b, buffer));
+    for (const auto& one : data) requests.push_back(send_to(link.a, one));
+    for (harp_request* request : requests) ASSERT_EQ(world.finish(request), HARP_OK) << harp_error();
+    for (size_t i = 0; i < got.size(); ++i) {
+      const size_t bytes = data[i].size();
+      EXPECT_TRUE(std::equal(data[i].begin(), data[i].end(), got[i].begin())) << bytes;
+      EXPECT_EQ(std::count(got[i].begin() + long(bytes), got[i].end(), 0xee), long(kRoom - bytes)) << bytes;
+    }
+  }
+}
+
 TEST_P(Api, TooManyRequestsArePendingAndGoOnLater) {
   World world(opening());
   const Link link = world.connect();

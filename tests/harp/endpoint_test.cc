@@ -229,21 +229,72 @@ TEST_F(EndpointTest, DuplicatesAndOvertakingDoNoHarm) {
 
 // A port may scatter packets over all of the places, and put those that belong elsewhere together from there.
 TEST_F(EndpointTest, PlacesThatAreExpectedInDoNotOverlap) {
-  const auto places = [&](std::vector<size_t> offsets) {
-    Pair pair;
+  const auto places = [&](size_t first, size_t second) {
+    constexpr uint32_t kFull = 1440, kBytes = kFull + 100;
+    Pair pair({.payload = kFull});
     open(pair);
-    exchange(pair, 16, 16);
-    static std::array<uint8_t, 256> memory;
-    for (size_t offset : offsets)
-      EXPECT_TRUE(pair.b.endpoint.receive(pair.b.connection, &memory[offset], 16, offset, pair.now));
+    std::vector<uint8_t> memory(2 * kBytes);
+    const auto data = pattern(kBytes);
+    for (const size_t offset : {first, second}) {
+      EXPECT_TRUE(pair.b.endpoint.receive(pair.b.connection, &memory[offset], kBytes, 1, pair.now));
+      EXPECT_TRUE(pair.a.endpoint.send(pair.a.connection, data.data(), kBytes, 2, pair.now));
+    }
+    for (const Wire& wire : pair.a.give(pair.now))
+      if (is_data(wire) && wire.header().message == 0 && wire.header().offset == 0) pair.b.take(wire, pair.now);
     std::array<Expected, 64> expected;
     return pair.b.endpoint.expect(expected);
   };
-  EXPECT_EQ(places({0, 16, 32, 48}), 4u);
-  EXPECT_EQ(places({32, 0, 48, 16}), 4u);
-  EXPECT_EQ(places({0, 0, 32}), 1u);
-  EXPECT_EQ(places({32, 0, 64, 40, 96}), 3u);
-  EXPECT_EQ(places({32, 0, 64, 15, 96}), 3u);
+  EXPECT_EQ(places(0, 1540), 3u) << "the rest of the first, and the second";
+  EXPECT_EQ(places(1540, 0), 3u);
+  EXPECT_EQ(places(0, 1539), 1u);
+  EXPECT_EQ(places(1539, 0), 1u);
+  EXPECT_EQ(places(5, 5), 1u);
+}
+
+// How long a message is, its own packets say, or those of the one before it that is as long.
+TEST_F(EndpointTest, OnlyWhatBelongsToAMessageIsExpected) {
+  constexpr uint32_t kFull = 1440, kRoom = 10 * kFull;
+  Pair pair({.payload = kFull});
+  open(pair);
+  std::vector<std::vector<uint8_t>> buffers(4, std::vector<uint8_t>(kRoom, 0xee));
+  const auto data = pattern(kRoom);
+  std::array<Expected, 64> expected;
+  const auto expects = [&] {  // messages' numbers and the bytes that are expected of each
+    std::map<uint16_t, uint32_t> bytes;
+    for (size_t i = 0, count = pair.b.endpoint.expect(expected); i < count; ++i)
+      bytes[expected[i].message] += expected[i].bytes;
+    return bytes;
+  };
+  using Bytes = std::map<uint16_t, uint32_t>;
+  for (auto& buffer : buffers) pair.b.endpoint.receive(pair.b.connection, buffer.data(), kRoom, 1, pair.now);
+  pair.settle();
+  EXPECT_EQ(expects(), Bytes{});
+  for (const uint32_t bytes : {3 * kFull, 3 * kFull, kFull + 1, kFull + 1})
+    pair.a.endpoint.send(pair.a.connection, data.data(), bytes, 2, pair.now);
+  std::vector<Wire> wires = pair.a.give(pair.now);
+  std::erase_if(wires, [](const Wire& wire) { return !is_data(wire); });
+  ASSERT_EQ(wires.size(), 10u);
+  const auto take = [&](size_t i) { pair.b.take(wires[i], pair.now); };
+  take(0);
+  EXPECT_EQ(expects(), (Bytes{{0, 2 * kFull}, {1, 3 * kFull}})) << "the second is as long as the first";
+  take(1);
+  take(2);
+  EXPECT_EQ(expects(), (Bytes{{1, 3 * kFull}}));
+  take(4);
+  EXPECT_EQ(expects(), (Bytes{{1, kFull}})) << "what follows is of another length";
+  take(3);
+  take(5);
+  EXPECT_EQ(expects(), Bytes{}) << "nothing is known of the third";
+  take(6);
+  EXPECT_EQ(expects(), (Bytes{{2, 1}, {3, kFull + 1}}));
+  for (size_t i = 7; i < 10; ++i) take(i);
+  EXPECT_EQ(expects(), Bytes{});
+  EXPECT_EQ(pair.b.completions.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    const uint32_t bytes = i < 2 ? 3 * kFull : kFull + 1;
+    EXPECT_TRUE(std::equal(buffers[i].begin(), buffers[i].begin() + bytes, data.begin())) << i;
+    EXPECT_EQ(std::count(buffers[i].begin() + bytes, buffers[i].end(), 0xee), long(kRoom - bytes)) << i;
+  }
 }
 
 TEST_F(EndpointTest, ASilentPeerFailsWithItsTimeAndName) {

@@ -117,8 +117,8 @@ class Flow {
       simulator_.at(simulator_.now + simulator_.below(200 * kMicrosecond), [this] { post(); });
   }
   void check(const Message& message, bool fits, std::string* fault) {
-    for (size_t i = message.capacity; i < message.buffer.size(); ++i)
-      if (message.buffer[i] != kGuardByte) *fault = "bytes behind a buffer were written";
+    for (size_t i = fits ? message.data.size() : message.capacity; i < message.buffer.size(); ++i)
+      if (message.buffer[i] != kGuardByte) *fault = "bytes behind a message were written";
     if (fits && !std::equal(message.data.begin(), message.data.end(), message.buffer.begin()))
       *fault = "a message is not what was sent";
   }

@@ -100,6 +100,29 @@ void outstanding(const Settings& settings) {
   }
 }
 
+// NCCL posts buffers longer than what comes, and keeps flags in them.
+void bytes_behind_a_message_stay(const Settings& settings) {
+  constexpr size_t kRoom = 256 * kKiB;
+  Started plugin(settings.path, settings.version);
+  Pair pair(plugin, plugin.context);
+  std::mt19937_64 dice(settings.seed);
+  for (int round = 0; round < 10; ++round) {
+    std::vector<Bytes> data, got(8, Bytes(kRoom, 0xee));
+    std::vector<void*> requests;
+    for (size_t i = 0; i < got.size(); ++i)
+      data.push_back(pattern(i % 4 == 1 ? data.back().size() : dice() % (i % 4 == 3 ? 3000 : kRoom), dice()));
+    for (Bytes& buffer : got) requests.push_back(pair.receive(pair.receiver, buffer));
+    for (const Bytes& one : data) requests.push_back(pair.send(pair.sender, one));
+    for (const End& end : pair.finish(requests)) expect_ok(end.result, "a message to a longer buffer");
+    for (size_t i = 0; i < got.size(); ++i) {
+      const auto end = got[i].begin() + static_cast<std::ptrdiff_t>(data[i].size());
+      expect(std::equal(data[i].begin(), data[i].end(), got[i].begin()), "a message came changed");
+      expect(std::all_of(end, got[i].end(), [](uint8_t byte) { return byte == 0xee; }),
+             "bytes behind a message of " + std::to_string(data[i].size()) + " were written");
+    }
+  }
+}
+
 void too_many_requests_would_block(const Settings& settings) {
   Bytes buffer(16);  // of all of them: that harms nobody else's messages
   Started plugin(settings.path, settings.version);
@@ -219,6 +242,7 @@ const std::vector<Case>& message_cases() {
       {"received-size", received_size_is_reported},
       {"too-long", too_long_is_an_error_and_nothing_is_written_beyond},
       {"outstanding", outstanding},
+      {"bytes-behind", bytes_behind_a_message_stay},
       {"too-many", too_many_requests_would_block},
       {"null-sizes", sizes_may_be_null},
       {"grouped", grouped_receives},
