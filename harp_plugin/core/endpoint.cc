@@ -11,7 +11,9 @@ namespace harp {
 namespace {
 
 constexpr uint32_t kSlotBits = 16;  // of an id: where its session is; the other bits are random
-constexpr size_t kMostResets = 64;  // that wait to be sent
+// RESETs that strays are answered with, as hosts limit ICMP (RFC 1812, 4.3.2.8): so many at once, then one each time.
+constexpr size_t kMostResets = 32;
+constexpr uint64_t kResetEveryNs = 100 * kMillisecond;
 constexpr uint64_t kIdleLookNs = 50 * kMillisecond;  // how often sessions with nothing under way are looked at
 constexpr uint64_t kPauseNs = 100 * kMillisecond;    // of this process, that is not counted against peers
 constexpr uint32_t kMostKept = 512;  // packets that streams keep; beyond, records are copied
@@ -34,6 +36,7 @@ struct Endpoint::Impl {
   std::vector<Session*> quiet;    // the others
   std::vector<Nonce> listeners;
   std::vector<Reset> resets, resets_sent;  // to be sent; those handed out last, whose addresses are still read
+  uint64_t resets_due_ns = 0;  // if they were sent one each time, the next one would be
   Counters strays;
   Session* latest = nullptr;  // that data came for
   uint32_t kept = 0;
@@ -109,6 +112,7 @@ struct Endpoint::Impl {
   void on_open(const Header&, const OpenBody&, const RxPacket&, uint64_t now_ns);
   void on_open_packet(const Header&, const RxPacket&, uint64_t now_ns);
   void on_reset(const Header&, const RxPacket&);
+  void on_stray(const Header&, const RxPacket&, uint64_t now_ns);
   bool authentic(const RxPacket&, const Nonce&) const;
   size_t transmit_resets(std::span<TxPacket>);
   void tend(std::vector<Session*>* list, uint64_t now_ns, uint64_t pause_ns);
@@ -200,9 +204,7 @@ bool Endpoint::receive(const RxPacket& packet, uint64_t now_ns) {
   }
   Session* session = impl_->find(header->conn);
   if (!session || session->state() == State::closed) {
-    ++impl_->strays.out_of_window;
-    if (header->type != Type::ack && impl_->resets.size() < kMostResets)
-      impl_->resets.push_back({packet.from, packet.local, header->conn, header->number});
+    impl_->on_stray(*header, packet, now_ns);
     return false;
   }
   if (header->type == Type::data) impl_->latest = session;
@@ -210,6 +212,16 @@ bool Endpoint::receive(const RxPacket& packet, uint64_t now_ns) {
   const bool kept = session->receive(*header, packet, packet.lendable && impl_->kept < kMostKept, now_ns);
   impl_->kept += kept;
   return kept;
+}
+
+// A peer that was started anew is told so. With authentication nobody believes a RESET, so none is sent.
+void Endpoint::Impl::on_stray(const Header& header, const RxPacket& packet, uint64_t now_ns) {
+  ++strays.out_of_window;
+  if (header.type == Type::ack || options.authenticate) return;
+  const uint64_t due_ns = std::max(resets_due_ns, now_ns);
+  if (due_ns - now_ns >= kMostResets * kResetEveryNs) return;
+  resets_due_ns = due_ns + kResetEveryNs;
+  resets.push_back({packet.from, packet.local, header.conn, header.number});
 }
 
 // OPEN and OPEN_ACK carry a tag under a key that only who knows the secret can make.
@@ -280,13 +292,13 @@ size_t Endpoint::expect(std::span<Expected> expected) const {
 uint64_t Endpoint::changes() const { return impl_->changes; }
 
 size_t Endpoint::transmit(std::span<TxPacket> packets, uint64_t now_ns) {
-  size_t count = impl_->transmit_resets(packets);
+  size_t count = 0;
   // Who is first changes by turns, so that under load all are served alike.
   std::vector<Session*>& active = impl_->active;
   for (size_t i = 0; i < active.size() && count < packets.size(); ++i)
     count += active[(impl_->turn + i) % active.size()]->transmit(packets.subspan(count), now_ns);
   ++impl_->turn;
-  return count;
+  return count + impl_->transmit_resets(packets.subspan(count));
 }
 
 size_t Endpoint::Impl::transmit_resets(std::span<TxPacket> packets) {

@@ -1,7 +1,9 @@
 #include "harp_plugin/port/udp_sender.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -42,6 +44,19 @@ msghdr message_to(const Address& to, iovec* pieces, size_t count) {
           .msg_flags = 0};
 }
 
+bool is_reset(const TxPacket& packet) {
+  const auto header = read_header({packet.head.data(), packet.head_bytes});
+  return header && header->type == Type::reset;
+}
+
+// More than an eighth of the socket's buffer waits, perhaps for a host that does not answer ARP.
+bool is_crowded(int socket) {
+  int waiting = 0, room = 0;
+  socklen_t length = sizeof room;
+  return ioctl(socket, SIOCOUTQ, &waiting) == 0 && getsockopt(socket, SOL_SOCKET, SO_SNDBUF, &room, &length) == 0 &&
+         waiting > room / 8;
+}
+
 }  // namespace
 
 uint32_t UdpSender::segments(size_t packet_bytes) {
@@ -51,6 +66,17 @@ uint32_t UdpSender::segments(size_t packet_bytes) {
 UdpSender::UdpSender(bool gso, UdpCounters& counters) : counters_(counters) { counters_.gso = gso; }
 
 size_t UdpSender::send(int socket, std::span<const TxPacket> packets) {
+  // RESETs come last and go to anybody: they must not take the room of data.
+  size_t resets = 0;
+  while (resets < packets.size() && is_reset(packets[packets.size() - 1 - resets])) ++resets;
+  if (resets == 0 || !is_crowded(socket)) return send_all(socket, packets);
+  const size_t others = packets.size() - resets, taken = send_all(socket, packets.first(others));
+  if (taken < others) return taken;
+  counters_.unsent += resets;
+  return packets.size();
+}
+
+size_t UdpSender::send_all(int socket, std::span<const TxPacket> packets) {
   size_t taken = 0;
   while (taken < packets.size()) {
     const size_t count = send_batch(socket, packets.subspan(taken));

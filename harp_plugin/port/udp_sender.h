@@ -19,13 +19,14 @@ class UdpSender {
   UdpSender(bool gso, UdpCounters& counters);
 
   // Packets of one local that this socket has taken; what cannot be sent at all is taken and lost. Less than given: the
-  // socket is full.
+  // socket is full. RESETs are lost where more than an eighth of its buffer is used.
   size_t send(int socket, std::span<const TxPacket>);
 
  private:
   static constexpr size_t kMostPieces = 3;  // of a packet: header, payload, tag
   struct alignas(cmsghdr) Control : std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t))> {};
 
+  size_t send_all(int socket, std::span<const TxPacket>);
   size_t group(std::span<const TxPacket>, size_t datagram, iovec* pieces);
   size_t send_batch(int socket, std::span<const TxPacket>);
   size_t failed(int socket, const TxPacket& first, int error);

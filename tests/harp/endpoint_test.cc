@@ -406,6 +406,39 @@ TEST_F(EndpointTest, APeerThatWasStartedAnewResets) {
   EXPECT_EQ(pair.a.failures[0].first, Status::peer_failed);
 }
 
+// Who knows nothing may ask for as many answers as there are addresses: few are given, behind the data.
+TEST_F(EndpointTest, ResetsAreFewAndComeLast) {
+  Pair pair;
+  open(pair);
+  const auto is_reset = [](const Wire& wire) { return wire.header().type == Type::reset; };
+  const auto strays = [&](Host& host, uint8_t flags) {
+    for (uint32_t i = 0; i < 1000; ++i) {
+      Wire stray{std::vector<uint8_t>(kHeaderBytes), {}, address_of(uint8_t(3 + i % 200), 0), address_of(2, 0), 0};
+      write_header({.type = Type::probe, .flags = flags, .conn = 0xabc00000 + i}, stray.head.data());
+      host.take(stray, pair.now);
+    }
+  };
+  const auto data = pattern(20'000);
+  std::vector<uint8_t> to(20'000);
+  pair.a.endpoint.receive(pair.a.connection, to.data(), 20'000, 1, pair.now);
+  pair.settle();
+  pair.b.endpoint.send(pair.b.connection, data.data(), 20'000, 2, pair.now);
+  strays(pair.b, 0);
+  std::vector<Wire> sent = pair.b.give(pair.now);
+  const auto resets = std::count_if(sent.begin(), sent.end(), is_reset);
+  EXPECT_GT(resets, 0);
+  EXPECT_LE(resets, 32);
+  EXPECT_TRUE(std::all_of(sent.end() - resets, sent.end(), is_reset)) << "before data";
+  EXPECT_GT(std::count_if(sent.begin(), sent.end(), is_data), 5);
+  pair.later(kSecond);
+  strays(pair.b, 0);
+  sent = pair.b.give(pair.now);
+  EXPECT_EQ(std::count_if(sent.begin(), sent.end(), is_reset), 10) << "in a second";
+  Host tagged(2, {.authenticate = true, .secret = "s"});
+  strays(tagged, kTagged);
+  EXPECT_TRUE(tagged.give(pair.now).empty()) << "nobody would believe it";
+}
+
 TEST_F(EndpointTest, WithTagsNoForgedOrReplayedPacketIsTaken) {
   Pair pair({.authenticate = true, .secret = "right"});
   open(pair);
