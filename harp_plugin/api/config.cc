@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "base/error.h"
 #include "harp_plugin/port/xdp_lease.h"
@@ -21,6 +22,14 @@ constexpr int64_t kMostReceives = 8;  // that NCCL groups
 constexpr int64_t kMostDelayTargetUs = 1'000'000;
 constexpr int64_t kMostTimeoutMs = 86'400'000;
 
+std::optional<int64_t> number_in(const std::string& text, int64_t least, int64_t most) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || value < least || value > most) return {};
+  return value;
+}
+
 // A setting's text, and what it may be read as.
 struct Value {
   const char* name;
@@ -30,12 +39,8 @@ struct Value {
     throw Error(Code::invalid_argument, std::string(name) + "=" + text + ": expected " + expected);
   }
   int64_t whole(int64_t least, int64_t most) const {
-    int64_t value = 0;
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    if (error != std::errc() || stop != end || value < least || value > most)
-      refuse("a whole number from " + std::to_string(least) + " to " + std::to_string(most));
-    return value;
+    if (const auto value = number_in(text, least, most)) return *value;
+    refuse("a whole number from " + std::to_string(least) + " to " + std::to_string(most));
   }
   bool flag() const {
     if (text == "0" || text == "1") return text == "1";
@@ -43,12 +48,14 @@ struct Value {
   }
 };
 
+// "20000-20100" or "20000".
 void set_ports(Config& config, const Value& value) {
   const size_t dash = value.text.find('-');
-  const Value first{value.name, value.text.substr(0, dash)};
-  const Value last = dash == std::string::npos ? first : Value{value.name, value.text.substr(dash + 1)};
-  config.first_port = static_cast<uint16_t>(first.whole(1, UINT16_MAX));
-  config.last_port = static_cast<uint16_t>(last.whole(config.first_port, UINT16_MAX));
+  const auto first = number_in(value.text.substr(0, dash), 1, UINT16_MAX);
+  const auto last = dash == std::string::npos ? first : number_in(value.text.substr(dash + 1), 1, UINT16_MAX);
+  if (!first || !last || *last < *first) value.refuse("UDP ports from 1 to 65535, as 20000-20100 or 20000");
+  config.first_port = static_cast<uint16_t>(*first);
+  config.last_port = static_cast<uint16_t>(*last);
 }
 
 struct Knob {
@@ -90,7 +97,9 @@ constexpr Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.authenticate = v.flag(); }},
     {"HARP_SECRET", "(none)", "The secret of `HARP_AUTH`, the same in all processes.",
      [](Config& c, const Value& v) { c.secret = v.text; }},
-    {"HARP_STATS", "1", "1: counters are shown in a file that harp-stat reads, `/tmp/harp-UID/PID-N`.",
+    {"HARP_STATS", "1",
+     "1: counters are shown in a file that harp-stat reads, `/tmp/harp-UID/PID-N`, or below `/run` where another user "
+     "has taken that name.",
      [](Config& c, const Value& v) { c.stats = v.flag(); }},
     {"HARP_GSO", "1", "udp: the kernel cuts large sends into packets (UDP_SEGMENT), if it can.",
      [](Config& c, const Value& v) { c.gso = v.flag(); }},

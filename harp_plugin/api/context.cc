@@ -53,7 +53,7 @@ Context::Context(const Config& config) : forks(harp::forks()), config_(config) {
   const bool by_cores = cores < 2 * config.engines + 2;
   const bool runs_inline = config.inline_mode == 0 ? by_cores : config.inline_mode != 2;
   const bool own_cores = !runs_inline && cores >= config.engines + 1;
-  if (config.stats) page_ = std::make_unique<StatsPage>();
+  if (config.stats) page_ = make_stats_page();
   for (int i = 0; i < config.engines; ++i) {
     auto port = open_port(config);
     const Options options = options_of(config, port->caps(), runs_inline);

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/fd.h"
+#include "base/log.h"
 
 namespace harp {
 
@@ -35,13 +36,16 @@ pid_t process_of(const char* name) {
 
 bool is_gone(pid_t pid) { return kill(pid, 0) != 0 && errno == ESRCH; }
 
+bool is_own(const std::string& directory) {
+  struct stat status;
+  return lstat(directory.c_str(), &status) == 0 && S_ISDIR(status.st_mode) && status.st_uid == geteuid() &&
+         (status.st_mode & 022) == 0;
+}
+
 void make_own(const std::string& directory) {
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) throw system_error("creating " + directory);
-  struct stat status;
-  if (lstat(directory.c_str(), &status) != 0) throw system_error("looking at " + directory);
-  if (!S_ISDIR(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & 022) != 0)
-    throw Error(Code::invalid_argument, directory + " is not a directory that only this user can write to; remove it, "
-                                                    "or set HARP_STATS=0");
+  if (!is_own(directory))
+    throw Error(Code::invalid_argument, directory + " is not a directory that only this user can write to");
 }
 
 template <class F>
@@ -60,7 +64,24 @@ const std::array<const char*, kCounters> kCounterNames = {
     "retransmitted", "lost", "spurious", "timeouts", "duplicates", "malformed", "unauthenticated", "out_of_window",
     "out_of_buffer", "acks_sent", "acks_received", "placed", "window_packets", "srtt_ns", "least_rtt_ns"};
 
-std::string StatsPage::stats_directory() { return "/tmp/harp-" + std::to_string(geteuid()); }
+std::vector<std::string> stats_directories() {
+  const std::string user = std::to_string(geteuid());
+  return {"/tmp/harp-" + user, geteuid() == 0 ? "/run/harp" : "/run/user/" + user + "/harp"};
+}
+
+std::unique_ptr<StatsPage> make_stats_page(const std::vector<std::string>& directories) {
+  std::string reasons;
+  for (const std::string& directory : directories) {
+    try {
+      return std::make_unique<StatsPage>(directory);
+    } catch (const Error& error) {
+      reasons += (reasons.empty() ? "" : "; ") + std::string(error.what());
+    }
+  }
+  lightcc::log(lightcc::Level::warning, "HARP: harp-stat will not see this process: " + reasons +
+                                            " (HARP_STATS=0 asks for no page)");
+  return nullptr;
+}
 
 StatsPage::StatsPage(const std::string& directory) {
   make_own(directory);
@@ -79,7 +100,7 @@ StatsPage::StatsPage(const std::string& directory) {
   else
     errno = error;
   if (memory == MAP_FAILED) {
-    const Error why = system_error("mapping " + path_ + " (HARP_STATS=0 does without)");
+    const Error why = system_error("mapping " + path_);
     unlink(path_.c_str());
     throw why;
   }
@@ -110,11 +131,14 @@ StatsRow* StatsPage::take(int engine, const std::string& peer) {
 
 void StatsPage::give_back(StatsRow* row) { row->used.store(0, std::memory_order_release); }
 
-std::vector<std::string> stats_pages(const std::string& directory) {
+std::vector<std::string> stats_pages(const std::vector<std::string>& directories) {
   std::vector<std::string> paths;
-  for_each_page(directory, [&](const std::string& path, pid_t pid) {
-    if (!is_gone(pid)) paths.push_back(path);
-  });
+  for (const std::string& directory : directories) {
+    if (!is_own(directory)) continue;
+    for_each_page(directory, [&](const std::string& path, pid_t pid) {
+      if (!is_gone(pid)) paths.push_back(path);
+    });
+  }
   return paths;
 }
 

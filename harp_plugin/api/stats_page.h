@@ -36,18 +36,21 @@ struct StatsLayout {
 class StatsPage {
  public:
   // Removes pages of processes that are gone. Throws where the directory cannot be used: it must be this user's own.
-  explicit StatsPage(const std::string& directory = stats_directory());
+  explicit StatsPage(const std::string& directory);
   ~StatsPage();  // removes the file
   StatsRow* take(int engine, const std::string& peer);  // nullptr: all are used
   void give_back(StatsRow*);
   const std::string& path() const { return path_; }
 
-  static std::string stats_directory();
-
  private:
   std::string path_;
   StatsLayout* layout_ = nullptr;
 };
+
+// Where pages of this user may be, in this order: anybody can take the first one's name, which is below /tmp.
+std::vector<std::string> stats_directories();
+// In the first that can be used; none, and a warning that says why, where none can.
+std::unique_ptr<StatsPage> make_stats_page(const std::vector<std::string>& directories = stats_directories());
 
 // The reader's.
 struct StatsOfConnection {
@@ -55,7 +58,8 @@ struct StatsOfConnection {
   std::string peer;
   std::array<uint64_t, kCounters> counters;
 };
-std::vector<std::string> stats_pages(const std::string& directory = StatsPage::stats_directory());  // paths
+// Paths, of pages in directories that are this user's own.
+std::vector<std::string> stats_pages(const std::vector<std::string>& directories = stats_directories());
 std::optional<std::vector<StatsOfConnection>> read_stats(const std::string& path);  // nothing: no page of this version
 
 }  // namespace harp

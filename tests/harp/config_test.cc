@@ -66,7 +66,8 @@ TEST(HarpConfig, AValueThatCannotBeReadIsNamed) {
             std::string::npos);
   EXPECT_NE(refusal(nullptr, of({{"HARP_GSO", "yes"}})).find("HARP_GSO"), std::string::npos);
   for (const char* range : {"2-1", "0", "1-", "-1", "a-b", "1-65536"})
-    EXPECT_NE(refusal(nullptr, of({{"HARP_PORT_RANGE", range}})).find("HARP_PORT_RANGE="), std::string::npos) << range;
+    EXPECT_NE(refusal(nullptr, of({{"HARP_PORT_RANGE", range}})).find(std::string("HARP_PORT_RANGE=") + range + ": "),
+              std::string::npos) << range;
   EXPECT_NE(refusal(nullptr, of({{"HARP_AUTH", "1"}})).find("needs a secret"), std::string::npos);
   harp_options options{};
   EXPECT_NE(refusal(&options, of({})).find("harp_options.size=0"), std::string::npos);
@@ -129,7 +130,7 @@ TEST(StatsPage, ShowsRowsWhileTheyAreUsed) {
     StatsRow* row = page.take(2, "10.0.0.2:45123");
     ASSERT_NE(row, nullptr);
     row->counters[0] = 77;
-    ASSERT_EQ(stats_pages(directory.path), std::vector<std::string>{page.path()});
+    ASSERT_EQ(stats_pages({directory.path}), std::vector<std::string>{page.path()});
     const auto read = read_stats(page.path());
     ASSERT_TRUE(read && read->size() == 1);
     EXPECT_EQ(read->front().peer, "10.0.0.2:45123");
@@ -142,7 +143,7 @@ TEST(StatsPage, ShowsRowsWhileTheyAreUsed) {
     EXPECT_EQ(page.take(0, ""), nullptr);
     EXPECT_EQ(read_stats(page.path())->at(0).peer.size(), 63u);
   }
-  EXPECT_TRUE(stats_pages(directory.path).empty());
+  EXPECT_TRUE(stats_pages({directory.path}).empty());
 }
 
 TEST(StatsPage, WhatDeadProcessesLeftIsRemovedByTheNext) {
@@ -157,7 +158,7 @@ TEST(StatsPage, WhatDeadProcessesLeftIsRemovedByTheNext) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   std::ofstream(directory.path + "/notes") << "not ours";
   ASSERT_EQ(std::distance(std::filesystem::directory_iterator(directory.path), {}), 2);
-  EXPECT_TRUE(stats_pages(directory.path).empty());
+  EXPECT_TRUE(stats_pages({directory.path}).empty());
   StatsPage page(directory.path);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path), {}), 2) << "the note and this page";
 }
@@ -170,6 +171,27 @@ TEST(StatsPage, ADirectoryThatOthersCanWriteToIsRefused) {
   const std::string link = directory.path + "/link";
   ASSERT_EQ(symlink(directory.path.c_str(), link.c_str()), 0);
   EXPECT_THROW(StatsPage page(link), lightcc::Error);
+}
+
+// Anybody can make /tmp/harp-0 before root does.
+TEST(StatsPage, WhereSomebodyElseHasTheNameItGoesElsewhereOrIsLeftOut) {
+  Directory taken, free;
+  chmod(taken.path.c_str(), 0777);
+  testing::internal::CaptureStderr();
+  {
+    const auto page = make_stats_page({taken.path, free.path});
+    ASSERT_TRUE(page);
+    EXPECT_TRUE(page->path().starts_with(free.path));
+    std::filesystem::copy_file(page->path(), taken.path + "/" + std::to_string(getpid()) + "-77");
+    EXPECT_EQ(stats_pages({taken.path, free.path}), std::vector<std::string>{page->path()})
+        << "pages of who knows whom are not shown";
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(make_stats_page({taken.path, "/proc/none"}));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find(taken.path + " is not a directory that only this user can write to"), std::string::npos) << said;
+  EXPECT_NE(said.find("creating /proc/none"), std::string::npos) << said;
 }
 
 TEST(HarpStats, CountWhatWasSent) {
