@@ -47,6 +47,7 @@ UdpOptions udp_options_of(const Config& config) {
           .last_port = config.last_port,
           .mtu = config.mtu,
           .tags = config.authenticate,
+          .cookie = config.authenticate ? std::optional(cookie_of(config.secret)) : std::nullopt,
           .gso = config.gso,
           .gro = config.gro};
 }

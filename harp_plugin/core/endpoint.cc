@@ -58,7 +58,9 @@ struct Endpoint::Impl {
     Impl& impl;
   } events{*this};
 
-  Impl(Options o, Events& e, std::function<uint64_t()> r) : options(std::move(o)), owner(e), random(std::move(r)) {}
+  Impl(Options o, Events& e, std::function<uint64_t()> r) : options(std::move(o)), owner(e), random(std::move(r)) {
+    if (options.authenticate) options.cookie = cookie_of(options.secret);
+  }
 
   Session* find(ConnectionId id) {
     const uint32_t slot = id & ((1u << kSlotBits) - 1);
@@ -189,10 +191,17 @@ void Endpoint::fail(ConnectionId id, Status status, const std::string& why) {
 
 bool Endpoint::receive(const RxPacket& packet, uint64_t now_ns) {
   ++impl_->changes;
-  const std::optional<Header> header = read_header({packet.head, packet.head_bytes});
+  std::optional<Header> header = read_header({packet.head, packet.head_bytes});
   if (!header || !body_of(packet)) {
     ++impl_->strays.malformed;
     return false;
+  }
+  if (impl_->options.authenticate) {
+    if ((header->path & ~kPathNumber) != impl_->options.cookie) {
+      ++impl_->strays.unauthenticated;
+      return false;
+    }
+    header->path &= kPathNumber;
   }
   if (header->type >= Type::reset) {
     if (header->type == Type::reset) {

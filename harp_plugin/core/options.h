@@ -24,6 +24,7 @@ struct Options {
   uint32_t stream_frames = 256;          // credit of a stream: records that the receiver holds unread, at most
   bool authenticate = false;             // every packet carries a tag (siphash.h) under a key derived from secret
   std::string secret = {};               // the same on both sides; used with authenticate only
+  uint16_t cookie = 0;                   // the endpoint's own, made of the secret (packet.h)
   std::optional<uint64_t> first_number = {};  // of the packets it sends; by default random
 };
 

@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "base/hmac.h"
+
 namespace harp {
 
 static_assert(std::endian::native == std::endian::little, "values travel as they lie");
@@ -55,6 +57,12 @@ constexpr uint32_t kLargestPayload = 65520;
 constexpr uint32_t kMostEagerMessages = 1024, kMostStreamFrames = 1 << 14;
 
 }  // namespace
+
+uint16_t cookie_of(const std::string& secret) {
+  uint16_t cookie;
+  std::memcpy(&cookie, lightcc::hmac_sha256(secret, "harp cookie").data(), sizeof cookie);
+  return cookie & uint16_t(~kPathNumber);
+}
 
 void write_header(const Header& header, uint8_t* to) {
   Writer(to)

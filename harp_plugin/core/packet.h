@@ -17,6 +17,7 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "harp_plugin/core/options.h"
 
@@ -48,6 +49,12 @@ struct Header {
   uint16_t path = 0;
   bool operator==(const Header&) const = default;
 };
+
+// With authentication the wire's `path` has a cookie made of the secret above the path's number: so a port can have the
+// kernel drop what strangers send before it takes anybody's room.
+inline constexpr uint16_t kPathNumber = kMostPaths - 1;
+static_assert((kMostPaths & kPathNumber) == 0);
+uint16_t cookie_of(const std::string& secret);  // without the bits of kPathNumber
 
 void write_header(const Header&, uint8_t* to);  // kHeaderBytes
 std::optional<Header> read_header(std::span<const uint8_t> bytes);  // of this version, with a known type

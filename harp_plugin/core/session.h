@@ -109,6 +109,7 @@ class Session {
   void timed_out(uint64_t now_ns);
   // Sending.
   void begin(TxPacket*, Type, uint8_t flags, uint16_t path, Header*) const;
+  void write_sealed_header(Header, TxPacket*) const;
   bool opens_due(uint64_t now_ns) const;
   void send_packet(Header*, TxPacket*, SentPacket, size_t body_bytes, uint64_t now_ns);
   size_t transmit_open(std::span<TxPacket>, uint64_t now_ns);

@@ -20,6 +20,11 @@ void Session::begin(TxPacket* packet, Type type, uint8_t flags, uint16_t path, H
   *header = Header{.type = type, .flags = flags, .conn = peer_id_, .path = path};
 }
 
+void Session::write_sealed_header(Header header, TxPacket* packet) const {
+  header.path |= options_.cookie;
+  write_header(header, packet->head.data());
+}
+
 // The last step of every packet but OPEN and OPEN_ACK: number, header, tag, and the memory of it.
 void Session::send_packet(Header* header, TxPacket* packet, SentPacket sent, size_t body_bytes, uint64_t now_ns) {
   // Acknowledgements need no place in flight, yet a number: what waits behind too many of them goes once more.
@@ -31,7 +36,7 @@ void Session::send_packet(Header* header, TxPacket* packet, SentPacket sent, siz
   const uint64_t number = sent_.next();
   header->number = uint32_t(number);
   if (options_.authenticate) header->flags |= kTagged;
-  write_header(*header, packet->head.data());
+  write_sealed_header(*header, packet);
   packet->head_bytes = uint16_t(kHeaderBytes + body_bytes);
   if (options_.authenticate) seal(key_, number, packet);
   Path& path = paths_[header->path];
@@ -66,7 +71,7 @@ size_t Session::transmit_open(std::span<TxPacket> packets, uint64_t now_ns) {
     TxPacket& packet = packets[count++];
     Header header;
     begin(&packet, type, options_.authenticate ? kTagged : 0, path, &header);
-    write_header(header, packet.head.data());
+    write_sealed_header(header, &packet);
     packet.head_bytes = uint16_t(kHeaderBytes + write_open(offer(), packet.head.data() + kHeaderBytes));
     if (options_.authenticate) seal(open_key_, 0, &packet);
     ++counters_.packets_sent;

@@ -1,6 +1,7 @@
 #include "harp_plugin/port/udp.h"
 
 #include <arpa/inet.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/epoll.h>
@@ -26,6 +27,7 @@ constexpr size_t kUdpHeaders = 28;      // IPv4 and UDP
 constexpr size_t kLargestMtu = 65535;   // of IPv4
 constexpr int kSocketBuffer = 4 << 20;  // asked for; the kernel grants its own limit to who has no privileges
 constexpr uint32_t kRoundsPerLook = 16;
+constexpr int kPortAttempts = 16;  // others may take one meanwhile
 
 sockaddr_in to_sockaddr(const std::string& address) {
   sockaddr_in ip{};
@@ -35,9 +37,23 @@ sockaddr_in to_sockaddr(const std::string& address) {
   return ip;
 }
 
+// A port that was free just now. One that the kernel chooses for a socket can be given up by it (connecting to
+// AF_UNSPEC), one that it was bound to by its number cannot.
+uint16_t free_port(sockaddr_in ip) {
+  const Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  socklen_t length = sizeof ip;
+  auto* const name = reinterpret_cast<sockaddr*>(&ip);
+  return fd && bind(fd.get(), name, length) == 0 && getsockname(fd.get(), name, &length) == 0 ? ntohs(ip.sin_port) : 0;
+}
+
 // To the first port that is free.
 void bind_socket(const Fd& fd, const UdpOptions& options) {
   sockaddr_in ip = to_sockaddr(options.address);
+  for (int attempt = 0; options.keeps_port && options.first_port == 0 && attempt < kPortAttempts; ++attempt) {
+    ip.sin_port = 0;
+    ip.sin_port = htons(free_port(ip));
+    if (ip.sin_port != 0 && bind(fd.get(), reinterpret_cast<const sockaddr*>(&ip), sizeof ip) == 0) return;
+  }
   for (uint32_t port = options.first_port;; ++port) {
     ip.sin_port = htons(static_cast<uint16_t>(port));
     if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&ip), sizeof ip) == 0) return;
@@ -47,6 +63,27 @@ void bind_socket(const Fd& fd, const UdpOptions& options) {
                                                      std::to_string(options.last_port)
                                                : "";
   throw lightcc::system_error("HARP: binding a UDP socket to " + options.address + ports);
+}
+
+// Lets pass what is long enough for a packet with a tag, and has the flag and the cookie. Loads are big-endian, and from
+// the UDP header on.
+void drop_strangers(const Fd& fd, uint16_t cookie) {
+  constexpr uint32_t kUdp = 8, kFlags = kUdp + 1, kPath = kUdp + 20;
+  constexpr auto kSwapped = [](uint16_t value) { return uint32_t{value} % 256 << 8 | uint32_t{value} / 256; };
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_LEN, 0),
+      BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, kUdp + kHeaderBytes + kTagBytes, 0, 6),
+      BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kFlags),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, kTagged, 0, 4),
+      BPF_STMT(BPF_LD | BPF_H | BPF_ABS, kPath),
+      BPF_STMT(BPF_ALU | BPF_AND | BPF_K, kSwapped(uint16_t(~kPathNumber))),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kSwapped(cookie), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, UINT32_MAX),
+      BPF_STMT(BPF_RET | BPF_K, 0),
+  };
+  const sock_fprog filter{std::size(program), program};
+  if (setsockopt(fd.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) != 0)
+    throw lightcc::system_error("HARP: having the kernel drop packets without the cookie");
 }
 
 Fd open_socket(const UdpOptions& options) {
@@ -59,6 +96,7 @@ Fd open_socket(const UdpOptions& options) {
   for (const auto& [forced, plain] : {std::pair{SO_RCVBUFFORCE, SO_RCVBUF}, std::pair{SO_SNDBUFFORCE, SO_SNDBUF}})
     if (setsockopt(fd.get(), SOL_SOCKET, forced, &kSocketBuffer, sizeof kSocketBuffer) != 0)
       setsockopt(fd.get(), SOL_SOCKET, plain, &kSocketBuffer, sizeof kSocketBuffer);
+  if (options.cookie) drop_strangers(fd, *options.cookie);
   bind_socket(fd, options);
   return fd;
 }

@@ -3,6 +3,7 @@
 // udp_sender.h). Receiving: payloads go straight to where they are expected to belong (udp_receiver.h).
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "harp_plugin/port/port.h"
@@ -13,8 +14,10 @@ struct UdpOptions {
   std::string address;  // numeric IPv4 of this host to bind
   int locals = 1;       // sockets
   uint16_t first_port = 0, last_port = 0;  // that may be bound; 0: any
+  bool keeps_port = false;  // the port cannot be given up while anybody holds the socket, as harpd asks
   uint32_t mtu = 0;     // 0: that of the interface which has the address
   bool tags = false;    // packets carry tags: a full one has room for it, and payloads are not placed
+  std::optional<uint16_t> cookie = {};  // of such packets: what has another one is dropped by the kernel
   bool gso = true, gro = true;
 };
 

@@ -411,10 +411,11 @@ TEST_F(EndpointTest, ResetsAreFewAndComeLast) {
   Pair pair;
   open(pair);
   const auto is_reset = [](const Wire& wire) { return wire.header().type == Type::reset; };
+  uint16_t cookie = 0;
   const auto strays = [&](Host& host, uint8_t flags) {
     for (uint32_t i = 0; i < 1000; ++i) {
       Wire stray{std::vector<uint8_t>(kHeaderBytes), {}, address_of(uint8_t(3 + i % 200), 0), address_of(2, 0), 0};
-      write_header({.type = Type::probe, .flags = flags, .conn = 0xabc00000 + i}, stray.head.data());
+      write_header({.type = Type::probe, .flags = flags, .conn = 0xabc00000 + i, .path = cookie}, stray.head.data());
       host.take(stray, pair.now);
     }
   };
@@ -436,6 +437,10 @@ TEST_F(EndpointTest, ResetsAreFewAndComeLast) {
   EXPECT_EQ(std::count_if(sent.begin(), sent.end(), is_reset), 10) << "in a second";
   Host tagged(2, {.authenticate = true, .secret = "s"});
   strays(tagged, kTagged);
+  EXPECT_EQ(tagged.endpoint.strays().unauthenticated, 1000u) << "without the cookie";
+  cookie = cookie_of("s");
+  strays(tagged, kTagged);
+  EXPECT_EQ(tagged.endpoint.strays().out_of_window, 1000u);
   EXPECT_TRUE(tagged.give(pair.now).empty()) << "nobody would believe it";
 }
 

@@ -161,6 +161,35 @@ TEST(UdpTags, PayloadsWithTagsAreNotPlaced) {
   b->release(got);
 }
 
+// What strangers send takes no room: the port never sees it, though there is more of it than the socket holds.
+TEST(UdpTags, WhatHasNotTheCookieIsDroppedByTheKernel) {
+  const uint16_t cookie = cookie_of("secret");
+  const auto a = open_udp({.address = "127.0.0.1", .tags = true});
+  const auto b = open_udp({.address = "127.0.0.1", .tags = true, .cookie = cookie});
+  const auto tagged = [&](Header header) {
+    std::vector<uint8_t> bytes(kHeaderBytes + kTagBytes + 100);
+    write_header(header, bytes.data());
+    return bytes;
+  };
+  const Header right{.type = Type::probe, .flags = kTagged, .conn = kConn, .number = 7, .path = uint16_t(cookie | 3)};
+  Header untagged = right, other = right, none = right;
+  untagged.flags = 0;
+  other.path ^= 1 << 15;
+  none.path = 3;
+  std::vector<uint8_t> little = tagged(right);
+  little.resize(kHeaderBytes + kTagBytes - 1);
+  Stranger stranger;
+  for (int i = 0; i < 5000; ++i)
+    for (const auto& bytes : {std::vector<uint8_t>(), tagged(untagged), tagged(other), tagged(none), little})
+      stranger.send(b->caps().address, bytes);
+  stranger.send(b->caps().address, tagged(right));
+  const std::vector<RxPacket> got = receive(*b, 1);
+  ASSERT_EQ(got.size(), 1u);
+  EXPECT_EQ(contract::number_of(got[0]), 7u);
+  EXPECT_EQ(b->counters().dropped, 0u);
+  b->release(got);
+}
+
 TEST_P(UdpReceive, WhatIsNoPacketIsCountedAndDropped) {
   const auto a = open();
   const auto b = open();
