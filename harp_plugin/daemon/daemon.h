@@ -2,7 +2,8 @@
 // it wants; what it gets are sockets of free queues, bound, with their memory. The XDP program of an interface is
 // attached as long as somebody is served there. When a process ends, or closes its connection, all of it is undone.
 //
-// harpd keeps the UDP sockets too: while a port is served nobody else can be bound to it.
+// harpd keeps the UDP sockets too: while a port is served nobody else can be bound to it. From a user that it does not
+// serve it reads nothing, and nothing that has been passed to it is closed where it could wait.
 #pragma once
 #include <sys/socket.h>
 
@@ -36,6 +37,7 @@ class Daemon {
     lightcc::Fd socket;
     ucred who{};
     uint64_t since_ns = 0;
+    bool refused = false;            // another user's: it was told so when it came, and nothing is read from it
     bool gone = false;
     std::string interface;           // where it is served
     std::vector<uint32_t> queues;    // none: it has not asked yet
@@ -50,8 +52,9 @@ class Daemon {
 
   void accept_client();
   bool is_served(const Client&) const;
+  void refuse_stranger(Client&);
   void serve(Client&);
-  std::vector<XskSocket> grant(Client&, const HarpdRequest&, std::vector<lightcc::Fd> udp);
+  std::vector<XskSocket> grant(Client&, const HarpdRequest&, std::vector<lightcc::Fd>* udp);
   std::vector<XskSocket> open_queues(Client&, const HarpdRequest&);
   void release(Client&);
   void look_after_clients();
@@ -59,6 +62,7 @@ class Daemon {
   const DaemonOptions options_;
   lightcc::Fd lock_, listener_;
   uint64_t inode_ = 0;  // of the path
+  uint64_t accepts_ns_ = 0;  // when somebody is accepted again: there were no descriptors
   std::vector<std::unique_ptr<Client>> clients_;
   std::map<std::string, Nic> nics_;
 };

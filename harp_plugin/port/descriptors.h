@@ -1,4 +1,6 @@
-// Messages over AF_UNIX sockets (SOCK_SEQPACKET) that carry descriptors. Nothing here waits.
+// Messages over AF_UNIX sockets (SOCK_SEQPACKET) that carry descriptors. Nothing here waits: not even close(), which may
+// take as long as whoever has passed a descriptor likes (a TCP socket that lingers, a file of a file system of theirs).
+// What has not been received is closed as well, by who closes the socket that it was sent to.
 #pragma once
 #include <cstddef>
 #include <span>
@@ -9,6 +11,11 @@
 namespace harp {
 
 enum class Heard { message, nothing, end };  // end: closed, or not a message of this length
+
+// Closes them in threads of its own: what has been passed and is not what was expected, and sockets by which somebody
+// who was not recognised may have passed something.
+void close_elsewhere(std::vector<lightcc::Fd>);
+void close_elsewhere(lightcc::Fd);
 
 bool send_with_descriptors(int socket, const void* message, size_t bytes, std::span<const int> descriptors);
 Heard receive_with_descriptors(int socket, void* message, size_t bytes, std::vector<lightcc::Fd>* descriptors);

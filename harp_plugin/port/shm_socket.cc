@@ -2,8 +2,10 @@
 
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace harp {
@@ -34,10 +36,18 @@ struct Name {
 
 Fd new_socket() { return Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
-bool same_user(int socket) {
+// None, if its other end is another user's: nothing is received from them, and they may have passed descriptors.
+Fd if_same_user(Fd socket) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid()) return socket;
+  close_elsewhere(std::move(socket));
+  return Fd();
+}
+
+bool is_socket(const Fd& fd) {
+  struct stat status;
+  return fd && fstat(fd.get(), &status) == 0 && S_ISSOCK(status.st_mode);
 }
 
 }  // namespace
@@ -62,14 +72,14 @@ Fd connect_to(const Address& address) {
   if (address.size != kShmAddressBytes) return Fd();
   Fd socket = new_socket();
   const Name name(address);
-  if (!socket || connect(socket.get(), name.get(), name.bytes) != 0 || !same_user(socket.get())) return Fd();
-  return socket;
+  if (!socket || connect(socket.get(), name.get(), name.bytes) != 0) return Fd();
+  return if_same_user(std::move(socket));
 }
 
 Fd accept_from(int listener, bool* more) {
   Fd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   *more = static_cast<bool>(socket);
-  return socket && same_user(socket.get()) ? std::move(socket) : Fd();
+  return socket ? if_same_user(std::move(socket)) : Fd();
 }
 
 bool send_message(int socket, const ShmMessage& message, std::initializer_list<int> descriptors) {
@@ -80,11 +90,16 @@ Heard receive_message(int socket, ShmReceived* to) {
   std::vector<Fd> descriptors;
   const Heard heard = receive_with_descriptors(socket, &to->message, sizeof to->message, &descriptors);
   if (heard != Heard::message) return heard;
-  if (descriptors.size() > to->descriptors.size()) return Heard::end;
+  const bool ours = to->message.magic == ShmMessage::kMagic && to->message.version == ShmMessage::kVersion &&
+                    descriptors.size() <= to->descriptors.size() &&
+                    std::none_of(descriptors.begin(), descriptors.end(), is_socket);
+  if (!ours) {
+    close_elsewhere(std::move(descriptors));
+    return Heard::end;
+  }
   descriptors.resize(to->descriptors.size());
   std::move(descriptors.begin(), descriptors.end(), to->descriptors.begin());
-  const bool ours = to->message.magic == ShmMessage::kMagic && to->message.version == ShmMessage::kVersion;
-  return ours ? Heard::message : Heard::end;
+  return Heard::message;
 }
 
 }  // namespace harp

@@ -47,12 +47,18 @@ struct Queue {
   std::optional<uint32_t> joined = {};  // a frame of UdpFrames; nothing: there was none
 };
 
+UdpOptions udp_options(const XdpOptions& options) {
+  UdpOptions udp = options.udp;
+  udp.keeps_port = !options.harpd.empty();
+  return udp;
+}
+
 class Xdp : public XdpPort {
  public:
   explicit Xdp(const XdpOptions& options) : Xdp(options, choose_interfaces(options.udp.address).front()) {}
   Xdp(const XdpOptions& options, const Interface& interface)
       : survives_harpd_(options.survives_harpd),
-        udp_(open_udp(options.udp)),
+        udp_(open_udp(udp_options(options))),
         neighbors_(interface.name, address_of_socket(udp_->socket(0)).sin_addr.s_addr) {
     std::vector<int> sockets;
     for (int i = 0; i < udp_->caps().locals; ++i) sockets.push_back(udp_->socket(i));

@@ -2,11 +2,14 @@
 #include "harp_plugin/daemon/daemon.h"
 
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/un.h>
 
+#include <deque>
 #include <future>
 
 #include "base/error.h"
+#include "harp/lingering.h"
 #include "harp/xdp_hosts.h"
 #include "harp_plugin/port/descriptors.h"
 #include "harp_plugin/port/udp.h"
@@ -36,11 +39,22 @@ class Harpd : public XdpHosts {
 
   void start(int queues = 1) {
     if (queues > 1) network_ = std::make_unique<VethNetwork>(1500, queues), addresses_.clear(), add_host();
+    listen();
+    run();
+  }
+  void listen() {
     stop_ = Fd(eventfd(0, EFD_CLOEXEC));
-    network_->in_host(0, [&] { daemon_ = std::make_unique<Daemon>(DaemonOptions{.path = path_, .users = {kUser}}); });
+    log_.clear();
+    const auto log = [this](const std::string& line) { log_.push_back(line); };
+    network_->in_host(0, [&] {
+      daemon_ = std::make_unique<Daemon>(DaemonOptions{.path = path_, .users = {kUser}, .log = log});
+    });
+  }
+  void run() {
     std::promise<void> entered;
     runs_ = std::thread([&, this] {
       network_->in_host(0, [&] {
+        thread_ = gettid();
         entered.set_value();
         daemon_->run(stop_.get());
       });
@@ -82,10 +96,38 @@ class Harpd : public XdpHosts {
                              "exit 1");
   }
 
+  // A connection to harpd of this user, which has asked for the packets of `socket` (-1: not yet).
+  Fd ask(uid_t user, int socket) {
+    Fd made;
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path_.copy(address.sun_path, path_.size());
+    network_->in_host_as(user, 0, [&] {
+      made = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      ASSERT_EQ(connect(made.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    });
+    HarpdRequest request;
+    std::strcpy(request.interface, "eth0");
+    if (socket < 0) return made;
+    EXPECT_TRUE(send_with_descriptors(made.get(), &request, sizeof request, std::array{socket}));
+    return made;
+  }
+  static void give_up(const Fd& socket) {  // its port, if the kernel has chosen it, and its device
+    sockaddr unspecified{};
+    unspecified.sa_family = AF_UNSPEC;
+    EXPECT_EQ(connect(socket.get(), &unspecified, sizeof unspecified), 0);
+  }
+  static void wait_until_closed(const Fd& connection) {
+    pollfd one{connection.get(), 0, 0};
+    EXPECT_EQ(poll(&one, 1, int(std::chrono::milliseconds(contract::kPatience).count())), 1);
+  }
+
   std::string path_;
+  std::vector<std::string> log_;  // of the daemon's thread: read it when that has ended
   Fd stop_;
   std::unique_ptr<Daemon> daemon_;
   std::thread runs_;
+  pid_t thread_ = 0;  // in which it runs
 };
 
 TEST_F(Harpd, AProcessWithoutPrivilegesPassesTheKernel) {
@@ -160,11 +202,96 @@ TEST_F(Harpd, APortThatIsServedCannotBecomeAnothers) {
   const Fd same = lightcc::duplicate(socket.get());
   socket = Fd();
   EXPECT_FALSE(is_free());
-  sockaddr unspecified{};
-  unspecified.sa_family = AF_UNSPEC;
-  ASSERT_EQ(connect(same.get(), &unspecified, sizeof unspecified), 0);  // gives a port up that the kernel has chosen
+  give_up(same);
+  EXPECT_FALSE(is_free());
+  const Fd chosen = udp_socket(0, 0);
+  EXPECT_NE(refusal_of(std::array{chosen.get()}).find("the kernel has chosen"), std::string::npos);
+}
+
+// Sockets of several users may be bound to one port if each is bound to another device.
+TEST_F(Harpd, OnlyWhatComesToTheInterfaceItselfIsServed) {
+  Fd victim = udp_socket(0, 5555, "eth0");
+  const Fd thief = udp_socket(0, 5555, "lo");
+  EXPECT_NE(refusal_of(std::array{thief.get()}).find("bound to another device than eth0"), std::string::npos);
+  give_up(thief);  // the device; the port, which two sockets have now, it keeps
+  EXPECT_NE(refusal_of(std::array{thief.get()}).find("another socket is bound to its port 5555"), std::string::npos);
+  victim = Fd();
+  EXPECT_EQ(refusal_of(std::array{thief.get()}), "it was served");
   expect_nothing_attached();
-  EXPECT_EQ(recv(lease.daemon.get(), nullptr, 0, 0), 0) << "harpd has closed the connection";
+  const Fd later = udp_socket(0);
+  const Fd connection = ask(kUser, later.get());
+  HarpdReply reply;
+  EXPECT_EQ(recv(connection.get(), &reply, sizeof reply, 0), ssize_t(sizeof reply));
+  EXPECT_EQ(reply.queues, 1u) << reply.text;
+  ASSERT_EQ(setsockopt(later.get(), SOL_SOCKET, SO_BINDTODEVICE, "lo", 2), 0);
+  wait_until_closed(connection);
+  expect_nothing_attached();
+}
+
+// A socket that lingers waits in close(); it is not harpd that waits.
+TEST_F(Harpd, WhoPassesADescriptorThatLingersHoldsNobodyUp) {
+  const auto since = contract::Clock::now();
+  std::deque<Lingering> passed;
+  HarpdRequest request;
+  std::strcpy(request.interface, "eth0");
+  for (const uid_t user : {kOther, kUser, uid_t{0}}) {
+    for (const size_t bytes : {sizeof request, size_t{1}}) {
+      const Fd connection = ask(user, -1);
+      passed.emplace_back().pass(connection.get(), &request, bytes);
+      if (bytes == 1) shutdown(connection.get(), SHUT_WR);
+    }
+  }
+  {
+    const Fd served = udp_socket(0), twice = ask(kUser, served.get());
+    passed.emplace_back().pass(twice.get(), &request, sizeof request);
+    wait_until_closed(twice);
+  }
+  open_by_harpd();
+  EXPECT_LT(contract::Clock::now() - since, Lingering::kNotWaited);
+}
+
+TEST_F(Harpd, RequestsOfWhoHasHungUpAreDropped) {
+  stop();
+  listen();
+  for (int i = 0; i < 20; ++i) ask(kUser, udp_socket(0).get());
+  run();
+  open_by_harpd();
+  stop();
+  EXPECT_EQ(log_.size(), 1u) << "beside the last one " << log_[0];
+}
+
+// Without descriptors nobody can be accepted, and poll() goes on to say that somebody waits.
+TEST_F(Harpd, WithoutDescriptorsItWaits) {
+  const Fd served = udp_socket(0);
+  const Fd state(::open(("/proc/self/task/" + std::to_string(thread_) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+  rlimit before;
+  getrlimit(RLIMIT_NOFILE, &before);
+  std::vector<Fd> all;
+  const rlimit few{64, before.rlim_max};
+  const Fd late(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  setrlimit(RLIMIT_NOFILE, &few);
+  for (Fd one(dup(late.get())); one; one = Fd(dup(late.get()))) all.push_back(std::move(one));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path_.copy(address.sun_path, path_.size());
+  EXPECT_EQ(connect(late.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const auto deadline = contract::Clock::now() + contract::kPatience;
+  int asleep = 0;  // times that it was seen so, one after the other
+  while (asleep < 5 && contract::Clock::now() < deadline) {
+    usleep(1000);
+    char text[256] = "";
+    EXPECT_GT(pread(state.get(), text, sizeof text - 1, 0), 0);
+    asleep = std::strstr(text, ") S") ? asleep + 1 : 0;
+  }
+  EXPECT_EQ(asleep, 5) << "it spins";
+  all.clear();
+  setrlimit(RLIMIT_NOFILE, &before);
+  HarpdRequest request;
+  std::strcpy(request.interface, "eth0");
+  EXPECT_TRUE(send_with_descriptors(late.get(), &request, sizeof request, std::array{served.get()}));
+  HarpdReply reply;
+  EXPECT_EQ(recv(late.get(), &reply, sizeof reply, 0), ssize_t(sizeof reply));
+  EXPECT_EQ(reply.queues, 1u) << reply.text;
 }
 
 TEST_F(Harpd, OneThatEndsAndOneThatComesAtOnce) {

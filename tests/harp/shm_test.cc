@@ -1,13 +1,18 @@
 // The port shm between processes: deaths, stops, leaks, and peers that write nonsense into what they share with us.
 #include "harp_plugin/port/shm.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <random>
+#include <thread>
 
+#include "harp/lingering.h"
 #include "harp/port_contract.h"
 #include "harp_plugin/port/shm_socket.h"
 
@@ -414,6 +419,42 @@ TEST(ShmHostile, AReceiverThatWritesNonsenseHarmsOnlyItself) {
   child.end(SIGKILL);
   EXPECT_TRUE(until([&] { return port->tx_done() == taken; }, [&] { pump(*port, [](const RxPacket&) {}); }));
   EXPECT_TRUE(echoes(*port, good.address(), 1, plain.data(), 60'000));  // the pool is whole
+}
+
+// A connection as anybody may make it, to the socket of a port.
+Fd connect_as(uid_t user, const Address& to) {
+  Fd made;
+  std::thread([&] {
+    syscall(SYS_setresuid, user, user, user);  // of this thread
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    char* at = address.sun_path + 1;
+    at += std::snprintf(at, 6, "harp-");
+    for (size_t i = 0; i < to.size; ++i) at += std::snprintf(at, 3, "%02x", to.bytes[i]);
+    made = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    const auto bytes = static_cast<socklen_t>(at - reinterpret_cast<char*>(&address));
+    EXPECT_EQ(connect(made.get(), reinterpret_cast<const sockaddr*>(&address), bytes), 0) << std::strerror(errno);
+  }).join();
+  return made;
+}
+
+TEST(Shm, WhoPassesADescriptorThatLingersHoldsNobodyUp) {
+  const auto port = open_shm();
+  const auto since = Clock::now();
+  std::vector<uid_t> users = {geteuid()};
+  if (geteuid() == 0) users.push_back(65534);
+  ShmMessage hello;
+  hello.kind = ShmMessage::kHello;
+  for (const uid_t user : users) {
+    for (const size_t bytes : {sizeof hello, size_t{1}}) {
+      const Fd connection = connect_as(user, port->caps().address);
+      Lingering passed;
+      passed.pass(connection.get(), &hello, bytes);
+      pollfd closed{connection.get(), 0, 0};
+      while (poll(&closed, 1, 1) == 0 && Clock::now() - since < Lingering::kNotWaited) port->rx({}, {});
+    }
+  }
+  EXPECT_LT(Clock::now() - since, Lingering::kNotWaited);
 }
 
 }  // namespace

@@ -4,12 +4,15 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 
 #include <random>
 
 #include "base/error.h"
 #include "harp/udp_transfer.h"
+#include "harp/veth.h"
 
 namespace harp {
 namespace {
@@ -228,6 +231,37 @@ TEST_P(Udp, PacketsThatCannotBeSentAreLost) {
   ASSERT_EQ(got.size(), 1u);
   EXPECT_EQ(number_of(got[0]), 5u);
   b->release(got);
+}
+
+// Packets to hosts that do not answer ARP stay in the socket's buffer for seconds.
+TEST(UdpResets, DoNotTakeTheRoomOfData) {
+  if (const std::string missing = VethNetwork::missing(); !missing.empty()) GTEST_SKIP() << missing;
+  VethNetwork network;
+  const std::string address = network.add();
+  std::unique_ptr<UdpPort> port;
+  network.in_host(0, [&] { port = open_udp({.address = address}); });
+  const int small = 64 << 10;
+  ASSERT_EQ(setsockopt(port->socket(0), SOL_SOCKET, SO_SNDBUF, &small, sizeof small), 0);
+  const auto waiting = [&] {
+    int bytes = 0;
+    ioctl(port->socket(0), SIOCOUTQ, &bytes);
+    return bytes;
+  };
+  for (uint8_t host = 100; host < 120; ++host) {
+    sockaddr_in ip{};
+    ip.sin_family = AF_INET;
+    ip.sin_port = htons(4000);
+    ip.sin_addr.s_addr = htonl(0x0a090000u + host);
+    Address to;
+    std::memcpy(to.bytes.data(), &ip, sizeof ip);
+    to.size = sizeof ip;
+    TxPacket reset = contract::make(to, host, nullptr, 0);
+    write_header({.type = Type::reset, .conn = 1, .number = host}, reset.head.data());
+    for (int i = 0; i < 10; ++i) EXPECT_EQ(port->tx(std::array{reset}), 1u);
+  }
+  EXPECT_GT(waiting(), 0);
+  EXPECT_LT(waiting(), 2 * small / 4);
+  EXPECT_GT(port->counters().unsent, 100u);
 }
 
 TEST(UdpDescriptors, NoneIsLeftBehindAndNoneIsInherited) {

@@ -26,15 +26,19 @@ class XdpHosts : public testing::Test {
     network_->in_host(host, [&] { port = open_xdp({.udp = {.address = addresses_[host]}, .copies = copies}); });
     return port;
   }
-  lightcc::Fd udp_socket(size_t host) {
+  // Bound to the host's address and this port (0: one that the kernel chooses).
+  lightcc::Fd udp_socket(size_t host, uint16_t port, const char* device = "") {
     lightcc::Fd made;
     network_->in_host(host, [&] { made = lightcc::Fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)); });
+    EXPECT_EQ(setsockopt(made.get(), SOL_SOCKET, SO_BINDTODEVICE, device, socklen_t(std::strlen(device))), 0);
     sockaddr_in ip{};
     ip.sin_family = AF_INET;
+    ip.sin_port = htons(port);
     inet_pton(AF_INET, addresses_[host].c_str(), &ip.sin_addr);
     EXPECT_EQ(bind(made.get(), reinterpret_cast<const sockaddr*>(&ip), sizeof ip), 0);
     return made;
   }
+  lightcc::Fd udp_socket(size_t host) { return udp_socket(host, next_port_++); }
   // Until packets of `from` have come to `to` that the kernel did not send.
   void find_each_other(XdpPort& from, XdpPort& to) {
     const uint64_t before = from.counters().sent;
@@ -72,6 +76,7 @@ class XdpHosts : public testing::Test {
 
   std::unique_ptr<VethNetwork> network_;
   std::vector<std::string> addresses_;
+  uint16_t next_port_ = 5000;
 };
 
 }  // namespace harp
