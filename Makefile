@@ -62,7 +62,7 @@ help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
 	@echo 'make test-all   that, and what it leaves out: other numbers of ranks, TensorFlow $(OLDEST), sanitizers, fuzzers'
-	@echo 'make harp       HARP alone: libharp.so, NCCL'\''s plugin libnccl-net-harp.so and harpd, in build/cmake'
+	@echo 'make harp       HARP alone: libharp.so, NCCL'\''s plugin and the programs, in build/cmake; PREFIX=/usr/local installs them'
 	@echo 'make unit       C++ tests alone'
 	@echo 'make bench      a short benchmark'
 	@echo 'make gpu-test   with a GPU, and PyTorch, pytest and CuPy in $(PYTHON): all that runs there'
@@ -122,7 +122,8 @@ unit-tests: build/cmake/build.ninja
 	LIGHTCC_TEST_RANKS_PER_HOST=1 LIGHTCC_TEST_NET=$(abspath build/cmake/libnet_plugin_double.so) $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS):$(SLEEPS)'
 
 harp: build/cmake/build.ninja
-	$(BUILD) build/cmake --target harp nccl-net-harp harpd --parallel $(JOBS)
+	$(BUILD) build/cmake --target harp nccl-net-harp harpd harp-stat harp-bench --parallel $(JOBS)
+	$(if $(PREFIX),$(BIN)/cmake --install build/cmake --strip --component harp --prefix $(PREFIX))
 
 bench: build/installed
 	$(BIN)/python bench/smoke.py

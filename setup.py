@@ -1,4 +1,4 @@
-"""Builds the libraries in lightcc with CMake, and one wheel for every Python: py3-none-<platform>."""
+"""Builds the libraries in lightcc and the programs of HARP with CMake, and one wheel for every Python: py3-none-*."""
 import os
 import shutil
 import subprocess
@@ -10,8 +10,11 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
+from distutils.command.build_scripts import build_scripts  # isort: skip  (which setuptools brings: after it)
+
 ROOT = Path(__file__).resolve().parent
 BUILD = ROOT / "build" / "cmake"  # kept, so that a second install compiles only what changed
+RUN = Path(cmake.CMAKE_BIN_DIR, "cmake")
 
 
 class BuildWithCore(build_py):
@@ -20,14 +23,27 @@ class BuildWithCore(build_py):
             shutil.rmtree(self.build_lib, ignore_errors=True)  # modules that were removed since the last build
         super().run()
         package = ROOT / "lightcc" if self.editable_mode else Path(self.build_lib, "lightcc").resolve()
-        run = Path(cmake.CMAKE_BIN_DIR, "cmake")
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
         make = Path(ninja.BIN_DIR, "ninja")
         chosen = [f"-DCMAKE_MAKE_PROGRAM={make}", f"-DLIGHTCC_CUDA={os.environ.get('LIGHTCC_CUDA', '1')}",
                   f"-DLIGHTCC_CUDA_ARCHITECTURES={os.environ.get('LIGHTCC_CUDA_ARCHITECTURES', '')}"]
-        subprocess.check_call([run, "-S", ROOT, "-B", BUILD, "-G", "Ninja", *chosen])
-        subprocess.check_call([run, "--build", BUILD, "--target", "lightcc_libraries", "--parallel", jobs])
-        subprocess.check_call([run, "--install", BUILD, "--strip", "--prefix", package])
+        subprocess.check_call([RUN, "-S", ROOT, "-B", BUILD, "-G", "Ninja", *chosen])
+        subprocess.check_call([RUN, "--build", BUILD, "--target", "lightcc_libraries", "--parallel", jobs])
+        subprocess.check_call([RUN, "--install", BUILD, "--strip", "--prefix", package])
+
+
+class ProgramsOfHarp(build_scripts):
+    """Commands that are no scripts: pip puts them beside python as they are, so nothing of Python starts with them."""
+
+    def run(self):
+        made = Path(self.get_finalized_command("build").build_temp).resolve() / "harp"
+        subprocess.check_call([RUN, "--install", BUILD, "--strip", "--component", "harp", "--prefix", made])
+        self.mkpath(self.build_dir)
+        for name in self.scripts:
+            shutil.copy2(made / "bin" / name, self.build_dir)
+
+    def get_source_files(self):
+        return []
 
 
 class WheelForAnyPython(bdist_wheel):
@@ -42,4 +58,5 @@ class WithLibrary(Distribution):
         return True
 
 
-setup(distclass=WithLibrary, cmdclass={"build_py": BuildWithCore, "bdist_wheel": WheelForAnyPython})
+setup(distclass=WithLibrary, scripts=["harpd", "harp-stat", "harp-bench"],
+      cmdclass={"build_py": BuildWithCore, "build_scripts": ProgramsOfHarp, "bdist_wheel": WheelForAnyPython})

@@ -1,9 +1,11 @@
-"""Checks what the libraries of a wheel export and need, and prints the newest glibc symbol version among the latter.
+"""Checks what the libraries of a wheel export, what they and its programs need, and prints the newest glibc version.
 
     python .ci/symbols.py dist/*.whl
 
-Exits 1 if one exports anything but its own, or needs a library other than libc's own and those it may need.
+Exits 1 if one exports anything but its own, or needs a library other than libc's own and those it may need, or if a
+program is not there, cannot be run or does not say how it is used.
 """
+import os
 import re
 import subprocess
 import sys
@@ -16,12 +18,14 @@ LIBRARIES = {  # what it exports, and what it may need
     "_lightcc.so": (r"lightcc_\w+", LIBC),
     "_lightcc_tensorflow.so": (r"lightcc_\w+", LIBC + r"|_lightcc\.so"),
     "libnccl-net-harp.so": (r"ncclNetPlugin_v\d+", LIBC),
+    "libharp.so": (r"harp_\w+", LIBC),
     "liblightcc_cuda.so": (r"lightcc_cuda_functions", LIBC),
 }
+PROGRAMS = ["harpd", "harp-stat", "harp-bench"]  # which need libc alone
 WITH_NVCC = {"liblightcc_cuda.so"}  # a wheel that was built without has none
 
 
-def inspect(name: str, library: str) -> list[str]:
+def inspect(name: str, library: str, own: str, allowed: str) -> list[str]:
     dynamic = subprocess.check_output(["readelf", "--wide", "--dynamic", library], text=True)
     symbols = subprocess.check_output(["readelf", "--wide", "--dyn-syms", library], text=True)
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
@@ -33,18 +37,33 @@ def inspect(name: str, library: str) -> list[str]:
     names = [row[7] for row in rows if len(row) > 7 and row[7].endswith(f"@GLIBC_{'.'.join(map(str, newest))}")]
     print(f"{name}: {len(exported)} symbols exported; needs {', '.join(needed)}")
     print(f"{name}: newest glibc version needed: {'.'.join(map(str, newest))} ({', '.join(names)})")
-    own, allowed = LIBRARIES[name]
     return [f"{name} exports {symbol}" for symbol in exported if not re.fullmatch(own, symbol)] + [
         f"{name} needs {other}" for other in needed if not re.fullmatch(allowed, other)
     ]
+
+
+def inspect_program(name: str, wheel: zipfile.ZipFile, folder: str) -> list[str]:
+    """As pip installs it: from the wheel's folder of scripts, whose files it makes commands as they are."""
+    for entry in wheel.infolist():
+        if not entry.filename.endswith(f".data/scripts/{name}"):
+            continue
+        program = wheel.extract(entry, folder)
+        os.chmod(program, 0o755)
+        done = subprocess.run([program, "--help"], capture_output=True, text=True)
+        said = [] if done.returncode == 0 and name in done.stdout else [f"{name} --help: {done}"]
+        return inspect(name, program, r".*", LIBC) + said
+    return [f"{name} is not in the wheel"]
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(sys.argv[1]) as wheel:
             absent = {name for name in WITH_NVCC if f"lightcc/{name}" not in wheel.namelist()}
-            names = [name for name in LIBRARIES if name not in absent]
-            faults = [fault for name in names for fault in inspect(name, wheel.extract(f"lightcc/{name}", folder))]
+            faults = [fault for name, rule in LIBRARIES.items() if name not in absent
+                      for fault in inspect(name, wheel.extract(f"lightcc/{name}", folder), *rule)]
+            faults += [fault for name in PROGRAMS for fault in inspect_program(name, wheel, folder)]
+            for name in ("lightcc/include/harp.h", "lightcc/share/harpd.service"):
+                faults += [] if name in wheel.namelist() else [f"{name} is not in the wheel"]
     for fault in faults:
         print(f"{Path(sys.argv[1]).name}: {fault}", file=sys.stderr)
     return 1 if faults else 0

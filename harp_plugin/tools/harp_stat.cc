@@ -45,9 +45,10 @@ void print_table(const std::vector<StatsOfConnection>& all) {
                 (unsigned long long)counter(one, "window_packets"), double(counter(one, "srtt_ns")) * 1e-3);
 }
 
-int usage() {
-  std::fprintf(stderr, "usage: harp-stat [--json] [PID]\n");
-  return 2;
+int usage(std::FILE* to, int code) {
+  std::fprintf(to, "usage: harp-stat [--json] [PID]\n"
+                   "What the connections of this user's running processes have counted; --json: all counters.\n");
+  return code;
 }
 
 }  // namespace
@@ -57,10 +58,12 @@ int main(int count, char** arguments) {
   unsigned long long pid = 0;
   for (int i = 1; i < count; ++i) {
     char* end = nullptr;
-    if (std::strcmp(arguments[i], "--json") == 0)
+    if (std::strcmp(arguments[i], "--help") == 0)
+      return usage(stdout, 0);
+    else if (std::strcmp(arguments[i], "--json") == 0)
       json = true;
     else if (pid = std::strtoull(arguments[i], &end, 10); pid == 0 || *end != '\0')
-      return usage();
+      return usage(stderr, 2);
   }
   std::vector<StatsOfConnection> all;
   bool found = false;

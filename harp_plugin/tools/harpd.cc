@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <pwd.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 
 #include <cstdio>
@@ -17,7 +18,12 @@
 
 namespace {
 
-constexpr const char* kUsage = "usage: harpd [--socket PATH] [--allow USER[,USER...]] [--group GROUP]";
+constexpr const char* kUsage =
+    "usage: harpd [--socket PATH] [--allow USER[,USER...]] [--group GROUP]\n"
+    "Opens AF_XDP sockets for processes that have not the privileges. Users and groups: names or numbers.\n"
+    "  --socket PATH    where it listens; /run/harpd.sock by default\n"
+    "  --allow USERS    who is served beside root\n"
+    "  --group GROUP    who may connect beside root; without it anybody, who is then refused\n";
 
 std::optional<unsigned> number_of(const std::string& text) {
   char* end = nullptr;
@@ -48,6 +54,14 @@ void print_line(const std::string& line) {
     [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());
 }
 
+// As many as it may have: clients' sockets and memory take some each.
+void raise_descriptors() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 // SIGTERM and SIGINT, as a descriptor that becomes readable.
 lightcc::Fd stop_signals() {
   sigset_t signals;
@@ -64,10 +78,11 @@ lightcc::Fd stop_signals() {
 
 int main(int count, char** arguments) {
   harp::DaemonOptions options{.path = "/run/harpd.sock", .log = print_line};
+  if (count > 1 && std::string(arguments[1]) == "--help") return std::fputs(kUsage, stdout), 0;
   try {
     for (int i = 1; i < count; i += 2) {
       const std::string option = arguments[i];
-      if (i + 1 == count) return std::fprintf(stderr, "%s\n", kUsage), 2;
+      if (i + 1 == count) return std::fputs(kUsage, stderr), 2;
       std::istringstream value(arguments[i + 1]);
       if (option == "--socket")
         options.path = value.str();
@@ -76,9 +91,10 @@ int main(int count, char** arguments) {
       else if (option == "--allow")
         for (std::string one; std::getline(value, one, ',');) options.users.insert(user_of(one));
       else
-        return std::fprintf(stderr, "%s\n", kUsage), 2;
+        return std::fputs(kUsage, stderr), 2;
     }
     signal(SIGPIPE, SIG_IGN);
+    raise_descriptors();
     const lightcc::Fd stop = stop_signals();
     harp::Daemon daemon(options);
     print_line("listens at " + options.path);
