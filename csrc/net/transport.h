@@ -5,7 +5,8 @@
 // 2. One thread at a time calls, whoever holds the progress lock; but descriptor(), arm() and busy() are for whoever is
 //    about to sleep, beside it.
 // 3. A peer that cannot be reached any more is an Error{peer_lost} that names it, from step() or from its links. So is
-//    the end of the peer's epoch: an Error with the cause that the peer gave.
+//    the end of the peer's epoch: an Error with the cause that the peer gave. What ends on this host is no peer's
+//    fault: Error{internal}.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -2,8 +2,10 @@
 emulated host's interface has one queue, so there is one rank a host."""
 import contextlib
 import os
+import re
 import subprocess
 import time
+from pathlib import Path
 
 import harp_peers
 import pytest
@@ -84,15 +86,20 @@ def test_a_second_process_on_an_interface_is_told_of_harpd(monkeypatch):
         ranks.run_script(COUNTED, 3)
 
 
+UNIT = Path(__file__).resolve().parents[2] / "harp_plugin" / "daemon" / "harpd.service"
+CAPABILITIES = re.search(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.MULTILINE)[1].lower().split()
+
+
 @contextlib.contextmanager
 def harpd(hosts, folder):
-    """On h0 and h1."""
-    daemons = [hosts.popen(host, [str(HARPD), "--socket", f"{folder}/{host}"], stdout=subprocess.PIPE)
+    """On h0 and h1, with the capabilities that its unit for systemd gives it."""
+    bounded = ["setpriv", "--bounding-set", ",+".join(["-all", *(name.replace("cap_", "") for name in CAPABILITIES)])]
+    daemons = [hosts.popen(host, [*bounded, str(HARPD), "--socket", f"{folder}/{host}"], stdout=subprocess.PIPE)
                for host in ("h0", "h1")]
     try:
         for daemon in daemons:
             assert daemon.stdout.readline().startswith("harpd: listens")
-        yield
+        yield daemons
     finally:
         for daemon in daemons:
             daemon.kill()
@@ -115,6 +122,18 @@ def test_ranks_share_the_queues_of_an_interface(tmp_path):
             assert one_more.returncode != 0 and "all 2 queues of eth0 are in use" in one_more.stdout, one_more
         job.go_on(5)
         assert job.stop() == ""
+
+
+def test_the_host_whose_harpd_has_ended_is_the_one_that_is_named(hosts, tmp_path):
+    variables = {**XDP, "SOCKETS": str(tmp_path), "program": OF_ITS_HOST + PROGRAM}
+    with harpd(hosts, tmp_path) as daemons, Watched(hosts, "h0:1,h1:1", **variables) as job:
+        job.wait_ready()
+        since = time.monotonic()
+        daemons[1].kill()
+        expected = r"rank 1 \(pid \d+\) on host h1: HARP ended on this host: .*harpd, which gave"
+        for error in expect_errors(job, {0, 1}, since, []):
+            assert re.search(expected, error), error
+        job.finish()
 
 
 @pytest.mark.parametrize("fallback", ["0", "1"])
