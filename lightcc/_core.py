@@ -252,10 +252,15 @@ def version() -> str:
     return _library.lightcc_version().decode()
 
 
+def abort(cause: str) -> None:
+    """Ends the epoch on every rank; what they are told is the cause."""
+    abandon_outputs()
+    _library.lightcc_abort(_text(cause))
+
+
 def interrupted() -> None:
     """Ends the job on every rank: a collective that one rank has left can never finish."""
-    abandon_outputs()
-    _library.lightcc_abort(f"KeyboardInterrupt on rank {rank()}".encode())
+    abort(f"KeyboardInterrupt on rank {rank()}")
 
 
 def wait(handle: int, step=_wait) -> int:

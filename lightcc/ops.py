@@ -116,7 +116,7 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
     return register(submit(_core.ALLREDUCE, adapter, tensor, output, name, process_set, 0, reduce_op(op, average),
-                           prescale_factor, postscale_factor), tensor, output)
+                           prescale_factor, postscale_factor), tensor, output, None, "allreduce", name)
 
 
 def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -127,7 +127,8 @@ def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1
     True
     """
     return register(submit(_core.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, 0,
-                           reduce_op(op, average), prescale_factor, postscale_factor), tensor, tensor)
+                           reduce_op(op, average), prescale_factor, postscale_factor), tensor, tensor, None,
+                    "allreduce", name)
 
 
 def grouped_allreduce(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -162,7 +163,8 @@ def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_
     """
     outputs = new_list(tensors)
     return register(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, 0, reduce_op(op, average),
-                                prescale_factor, postscale_factor), list(tensors), outputs)
+                                prescale_factor, postscale_factor), list(tensors), outputs, None, "grouped allreduce",
+                    name)
 
 
 def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -173,7 +175,8 @@ def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale
     True
     """
     return register(submit_list(_core.ALLREDUCE, tensors, tensors, name, process_set, 0, reduce_op(op, average),
-                                prescale_factor, postscale_factor), None, list(tensors))
+                                prescale_factor, postscale_factor), list(tensors), list(tensors), None,
+                    "grouped allreduce", name)
 
 
 # Allgather
@@ -199,7 +202,7 @@ def allgather_async(tensor, name=None, process_set=global_process_set):
     """
     adapter = adapter_of(tensor)
     return register(submit(_core.ALLGATHER, adapter, tensor, None, name, process_set, 0), tensor, None,
-                    adopt(adapter, tensor))
+                    adopt(adapter, tensor), "allgather", name)
 
 
 def grouped_allgather(tensors, name=None, process_set=global_process_set):
@@ -219,7 +222,7 @@ def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
     1
     """
     return register(submit_list(_core.ALLGATHER, tensors, None, name, process_set, 0), list(tensors), None,
-                    adopt_list(list(tensors)))
+                    adopt_list(list(tensors)), "grouped allgather", name)
 
 
 # Broadcast
@@ -257,7 +260,7 @@ def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
     return register(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, 0, root=index(root_rank)),
-                    tensor, output)
+                    tensor, output, None, "broadcast", name)
 
 
 def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
@@ -267,7 +270,7 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_se
     True
     """
     return register(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, 0,
-                           root=index(root_rank)), tensor, tensor)
+                           root=index(root_rank)), tensor, tensor, None, "broadcast", name)
 
 
 # Alltoall
@@ -294,7 +297,7 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
     True
     """
     handle, result, finish = _alltoall(tensor, splits, name, process_set, 0)
-    return register(handle, tensor, result, finish)
+    return register(handle, tensor, result, finish, "alltoall", name)
 
 
 def _alltoall(tensor, splits, name, process_set, flags):
@@ -338,7 +341,8 @@ def reducescatter_async(tensor, name=None, op=Average, process_set=global_proces
     """
     adapter = adapter_of(tensor)
     return register(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, 0, _scatter_op(op),
-                           prescale_factor, postscale_factor), tensor, None, adopt(adapter, tensor))
+                           prescale_factor, postscale_factor), tensor, None, adopt(adapter, tensor),
+                    "reducescatter", name)
 
 
 def grouped_reducescatter(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
@@ -360,7 +364,8 @@ def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=glob
     [array([1.])]
     """
     return register(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, 0, _scatter_op(op),
-                                prescale_factor, postscale_factor), list(tensors), None, adopt_list(list(tensors)))
+                                prescale_factor, postscale_factor), list(tensors), None, adopt_list(list(tensors)),
+                    "grouped reducescatter", name)
 
 
 # Barrier

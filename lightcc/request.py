@@ -10,12 +10,14 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from lightcc import _core
 from lightcc.adapter import adapter_of
+from lightcc.changes import Watched, changed, counts_of
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet, not_registered
 from lightcc.request_buffer import RequestBuffer, call
 
-# handle: (what must live until it is done, the result, or a function that makes the result)
-_pending: Dict[int, Tuple[Any, Any, Optional[Callable[[int], Any]]]] = {}
+# handle: (what must live until it is done, the result, or a function that makes the result, whether the former is
+# watched, too)
+_pending: Dict[int, Tuple[Any, Any, Optional[Callable[[int], Any]], Optional[Watched]]] = {}
 _places: Dict[int, _core.Place] = {}  # by handle: of a request of a GPU, and which stream goes on behind its outputs
 # What requests point at, made once: the address of a name or a shape, and who owns the memory there.
 _names: Dict[str, Tuple[int, Any]] = {}
@@ -34,10 +36,20 @@ def poll(handle: int) -> bool:
     """
     try:
         if handle >> 63 == 0:  # else ctypes would cut it to 64 bits
-            return _core.poll(handle)
+            done = _core.poll(handle)
+            if done:
+                _end_watch(handle)
+            return done
     except (TypeError, ctypes.ArgumentError):
         pass
     raise ValueError(f"unknown handle {handle!r}")
+
+
+def _end_watch(handle: int) -> None:
+    """The program knows that an operation is done, and may change its tensors; what it did before remains known."""
+    entry = _pending.get(handle)
+    if entry is not None and entry[3] is not None and counts_of(entry[0]) == entry[3][2]:
+        _pending[handle] = (*entry[:3], None)
 
 
 def synchronize(handle: int):
@@ -45,7 +57,8 @@ def synchronize(handle: int):
 
     Returns None for a handle that is unknown, was synchronized before or ended with shutdown(). Until then a handle
     keeps alive what its operation reads and writes.
-    Ctrl-C while waiting ends the job on all ranks.
+    Ctrl-C while waiting ends the job on all ranks. RuntimeError, and the job is ended as well, if a torch tensor of the
+    operation was changed meanwhile (docs/errors.md).
 
     >>> hvd.synchronize(hvd.allreduce_async(np.ones(3)))
     array([1., 1., 1.])
@@ -59,6 +72,8 @@ def synchronize(handle: int):
         _pending.pop(handle, None)
         raise
     _pending.pop(handle, None)
+    if entry[3] is not None and entry[3][2] != counts_of(entry[0]):
+        raise changed(entry[3])
     return result
 
 
@@ -273,12 +288,14 @@ def complete(handle: int, result, finish=None):
     return _result(handle, result, finish) if handle else result
 
 
-def register(handle: int, keep_alive, result, finish=None) -> int:
+def register(handle: int, keep_alive, result, finish=None, operation: str = "", name: Optional[str] = None) -> int:
     """Puts a request into the table of those in flight: synchronize returns `result` or what finish(handle) returns.
 
-    keep_alive: what the request reads and writes.
+    keep_alive: what the request reads and writes. operation: what an error calls it if the program changes keep_alive,
+    a tensor or a list of them, meanwhile; without it nobody looks.
     """
-    _pending[handle] = (keep_alive, result, finish)
+    counts = counts_of(keep_alive) if operation else None
+    _pending[handle] = (keep_alive, result, finish, None if counts is None else (operation, name, counts))
     return handle
 
 

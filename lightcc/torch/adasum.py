@@ -7,7 +7,7 @@ parameter, on all ranks
 becomes the parameter. Source: Maleki et al., MLSys 2021, and horovod.torch.optimizer.
 """
 import contextlib
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 
@@ -56,8 +56,12 @@ class DeltaReducer(GradientReducer):
             gradient.slot.copy_(delta)
         self._start(gradient)
 
-    def _deliver_all(self, sent: Sequence[Gradient]) -> None:
-        for gradient in sent:
+    def _undelivered(self, sent: Sequence[Gradient]) -> Tuple[Sequence[Gradient], Sequence[Gradient]]:
+        """All of them: what travels is not p.grad, which the program may change."""
+        return sent, []
+
+    def _deliver_all(self, late: Sequence[Gradient]) -> None:
+        for gradient in late:
             delta = gradient.slot
             if not self._casts:
                 delta = self._compression.decompress(delta, gradient.context)

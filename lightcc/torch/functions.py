@@ -61,8 +61,9 @@ def _broadcast_in_place(named: List[Tuple[Any, torch.Tensor]], root_rank: int) -
             for (name, _), (_, dense) in zip(named, sent):
                 handles.append(ops.broadcast_async_(_sendable(dense), root_rank, None if name is None else str(name)))
         finally:  # if one is refused, the others still write to their tensors
-            for handle, (tensor, dense) in zip(handles, sent):
+            for handle in handles:
                 ops.synchronize(handle)
+            for _, (tensor, dense) in zip(handles, sent):  # only now: they may be views of each other
                 if dense is not tensor:
                     tensor.copy_(dense)
 

@@ -13,7 +13,7 @@ class Gradient:
 
     __slots__ = ("parameter", "given_name", "name", "optimizer", "group", "home", "passes_left", "sent", "sparse_dims",
                  "local", "compressed", "form", "slot", "address", "bytes", "stream", "copied_late", "dtype", "layout",
-                 "prepared", "handle", "context", "gathered", "__weakref__")
+                 "prepared", "handle", "context", "gathered", "count", "outside", "__weakref__")
 
     def __init__(self, parameter: torch.Tensor, name: str):
         self.parameter = parameter
@@ -39,6 +39,8 @@ class Gradient:
         self.handle = 0                            # of its request, once that is started; in a group it is the group's
         self.context: Any = None                   # for a user's compressor to undo its work
         self.gathered: Any = None                  # of all ranks: the sparse gradient; if sparse_as_dense its places
+        self.count: Optional[int] = None           # p.grad._version when its reduction started; None: not looked at
+        self.outside: Optional[torch.Tensor] = None  # p.grad then, unless that is the slot
 
     def has_layout(self, grad: torch.Tensor) -> bool:
         """Whether its bytes are those that the slot shall have, and on the slot's device."""

@@ -24,7 +24,7 @@ import torch
 
 from lightcc import _core, ops, request
 from lightcc.common.exceptions import HorovodInternalError
-from lightcc.torch import slot_stream, slots, sparse
+from lightcc.torch import changed_gradients, slot_stream, slots, sparse
 from lightcc.torch.compression import Compression
 from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
 from lightcc.torch.gradient_compression import GradientCompression
@@ -60,6 +60,7 @@ class GradientReducer:
         self._streams: Dict[torch.device, slot_stream.SlotStream] = {}  # of the slots on GPUs
         self._device: Optional[torch.device] = None  # of the slots
         self._number = 0  # among the reducers of this epoch that have names in common
+        changed_gradients.reducers.add(self)
 
     def add(self, gradients: Iterable[Gradient]) -> None:
         for gradient in gradients:
@@ -133,6 +134,7 @@ class GradientReducer:
                 except RuntimeError:  # not of the slot's shape
                     self._fill(gradient, grad)
                 grad.data = gradient.slot  # frees its memory, so that backward's next gradient is made where it is hot
+            gradient.outside = None
             self._start(gradient)
         else:
             self._send_other(gradient, grad)
@@ -141,6 +143,7 @@ class GradientReducer:
         """send for what takes more than a copy."""
         if gradient.local:
             return
+        gradient.outside = grad
         if gradient.sparse_dims and not self._sparse_as_dense:
             self._gather(gradient, grad)
         elif self._sparse_as_dense or grad is None or grad.layout is not torch.sparse_coo or \
@@ -168,6 +171,8 @@ class GradientReducer:
         self._held.release()
 
     def _start_group(self, group: Group) -> None:
+        for member in group.members:
+            changed_gradients.watch(member)
         summing = self.compressed.request if self.compressed is not None and group.is_compressed() else self._request
         group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.name, self._process_set, _core.PADDED,
                                            *summing, set_=self._set)
@@ -179,6 +184,7 @@ class GradientReducer:
         if self._casts:
             grad = sparse.with_values(grad, self._compression.compress(grad._values())[0])
         self._gathers.append((gradient, sparse.gather_async(grad, gradient.name, self._process_set)))
+        changed_gradients.watch(gradient)
         gradient.sent = True
 
     def _send_places(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
@@ -198,17 +204,27 @@ class GradientReducer:
         return {g.parameter: (found[g.parameter], None if none else g.parameter.dtype if self._casts else g.context)
                 for g in self.gradients if found.get(g.parameter)}
 
-    def finish(self) -> None:
-        """Waits for all that was sent, and makes each p.grad the reduced gradient. Raises the first error."""
+    def finish(self, grad_scaler: bool = False) -> None:
+        """Waits for all that was sent, and makes each p.grad the reduced gradient. Raises the first error.
+
+        RuntimeError if the program has changed one meanwhile. grad_scaler: whether it uses one, for that error.
+        """
         sent = [gradient for gradient in self.gradients if gradient.sent]
         gathered = [gradient for gradient, _ in self._gathers]
         failure = self.drain()
+        outside, suspects = self._undelivered(sent)
+        if suspects and self._epoch == _core.epoch and _core.initialized():
+            try:
+                changed_gradients.expect_unchanged(suspects, grad_scaler)
+            except RuntimeError as changed:  # of ranks that do the same one is the first, and ends what the others do
+                raise changed from failure
         if failure is not None:
             raise failure
+        late = [*outside, *suspects]
         if gathered and not self._sparse_as_dense:
-            sent = [gradient for gradient in sent if not gradient.sparse_dims]
+            late = [gradient for gradient in late if not gradient.sparse_dims]
             self._deliver_sparse(gathered)
-        self._deliver_all(sent)
+        self._deliver_all(late)
 
     def drain(self) -> Optional[Exception]:
         """Waits for all that was sent and forgets it; returns the first error."""
@@ -385,12 +401,13 @@ class GradientReducer:
         if grad.data_ptr() != gradient.address:
             gradient.slot.copy_(grad)
 
-    def _deliver_all(self, sent: Sequence[Gradient]) -> None:
-        for gradient in sent:
-            grad = gradient.parameter.grad
-            if grad is None or grad.layout is not _strided or grad.data_ptr() != gradient.address:
-                if gradient.parameter.requires_grad:
-                    self._deliver(gradient, grad)
+    def _undelivered(self, sent: Sequence[Gradient]) -> Tuple[Sequence[Gradient], Sequence[Gradient]]:
+        return changed_gradients.undelivered(sent)
+
+    def _deliver_all(self, late: Sequence[Gradient]) -> None:
+        for gradient in late:
+            if gradient.parameter.requires_grad:
+                self._deliver(gradient, gradient.parameter.grad)
 
     def _deliver_sparse(self, gathered: Sequence[Gradient]) -> None:
         for gradient in gathered:

@@ -1,12 +1,12 @@
 """The core's handles of gradients on their way, where a program asks for them: poll and synchronize take them."""
 import functools
 from array import array
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 from lightcc import request
 from lightcc.common.exceptions import HorovodInternalError
+from lightcc.torch import changed_gradients
 from lightcc.torch.gradient import Gradient
-from lightcc.torch.slot_stream import SlotStream
 
 
 class SeenHandles:
@@ -21,15 +21,17 @@ class SeenHandles:
         group = gradient.group
         handle = gradient.handle if group is None else group.handle
         if handle and handle not in self._succeeded:
-            result = gradient.slot if group is None else [member.slot for member in group.members]
+            members = [gradient] if group is None else group.members
+            result = gradient.slot if group is None else [member.slot for member in members]
             self._succeeded[handle] = False
-            request.register(handle, None, None, functools.partial(self._success, result, gradient.stream))
+            request.register(handle, None, None, functools.partial(self._success, result, tuple(members)))
         return handle
 
-    def _success(self, result: Any, stream: Optional[SlotStream], handle: int) -> Any:
+    def _success(self, result: Any, members: Sequence[Gradient], handle: int) -> Any:
         self._succeeded[handle] = True
-        if stream is not None:
-            stream.lead()
+        if members[0].stream is not None:
+            members[0].stream.lead()
+        changed_gradients.expect_unchanged(members)
         return result
 
     def take_back(self, handles: "array[int]") -> Optional[Exception]:

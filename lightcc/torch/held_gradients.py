@@ -12,6 +12,7 @@ from typing import Callable, List, Optional, Tuple
 import torch
 
 from lightcc import _core
+from lightcc.torch import changed_gradients
 from lightcc.torch.gradient import Gradient
 
 _SMALL_BYTES = 64 << 10
@@ -36,6 +37,7 @@ class HeldGradients:
         self._gradients: List[Gradient] = []
         self._bytes = 0
         self._uncopied: List[Tuple[Gradient, torch.Tensor]] = []  # those of them that are not in their slots yet
+        self._copied: List[Gradient] = []  # the others
         self._backward = -1  # torch's number of the backward pass at whose end they start at the latest
 
     def add(self, gradient: Gradient, grad: Optional[torch.Tensor] = None) -> None:
@@ -48,8 +50,10 @@ class HeldGradients:
         self._gradients.append(gradient)
         if grad is not None:
             self._uncopied.append((gradient, grad))
-        elif gradient.stream is not None:
-            gradient.stream.follow()
+        else:
+            self._copied.append(gradient)
+            if gradient.stream is not None:
+                gradient.stream.follow()
         self._bytes += gradient.bytes
         if self._bytes >= (_BURST_BYTES if gradient.stream is None else _BURST_BYTES_OF_GPU):
             self.release()
@@ -59,6 +63,7 @@ class HeldGradients:
         if not self._gradients:
             return
         self._copy()
+        self._watch()
         held, self._gradients, self._bytes = self._gradients, [], 0
         first = len(self._handles)
         try:
@@ -74,6 +79,7 @@ class HeldGradients:
     def clear(self) -> None:
         del self._gradients[:]
         del self._uncopied[:]
+        del self._copied[:]
         self._bytes = 0
 
     def _copy(self) -> None:
@@ -92,7 +98,18 @@ class HeldGradients:
             _core.fill_all(prepared, sources)
         for gradient, grad in uncopied:
             grad.data = gradient.slot
-        self._uncopied = []  # now only: what an exception has left here must not pass for copied
+
+    def _watch(self) -> None:
+        """From here on the program must not change them: see changed_gradients.watch, here for what is in its slot."""
+        for gradient, grad in self._uncopied:
+            gradient.outside = None
+            try:
+                gradient.count = grad._version
+            except RuntimeError:  # made in torch.inference_mode()
+                gradient.count = None
+        for gradient in self._copied:
+            changed_gradients.watch(gradient)
+        self._uncopied, self._copied = [], []  # now only: what an exception has left must not pass for copied
 
     def _release_after_backward(self) -> None:
         """Sees to it that other ranks need not wait until this one comes to synchronize."""

@@ -11,6 +11,7 @@ from lightcc import _core, ops
 from lightcc.common.process_sets import global_process_set, registered
 from lightcc.common.util import split_list
 from lightcc.elastic.worker import is_elastic
+from lightcc.torch import changed_gradients, grad_scaler
 from lightcc.torch.arguments import names_of
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import broadcast_object
@@ -56,9 +57,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     process_set: who takes part; on other ranks it is a plain optimizer.
 
     A parameter without gradient counts as zeros. From backward until synchronize or step is done, p.grad is being
-    reduced (so synchronize before clipping and before GradScaler.unscale_); then it is a view of memory that the next
-    step overwrites. Optimizers whose parameters are named alike may be used side by side, if all ranks use them for the
-    first time in the same order.
+    reduced and must not change (so synchronize before clipping; torch's GradScaler does so by itself); then it is a
+    view of memory that the next step overwrites. Optimizers whose parameters are named alike may be used side by side,
+    if all ranks use them for the first time in the same order.
     A closure is followed by synchronize() each time that step calls it; for LBFGS, which compares losses, the ranks'
     losses are reduced as well.
     copy.deepcopy and pickle make a DistributedOptimizer over the copied parameters. A parameter whose data got another
@@ -73,9 +74,11 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     As long as a parameter has had no gradient on any rank, each synchronize asks again, in one small allreduce. A
     sparse gradient leaves its group; Compression.fp16 and .bf16 cast its values, other compressors do not see it.
 
-    Errors: ValueError for wrong arguments (names, groups, factors, an optimizer wrapped already), and from synchronize
-    or step, on all ranks, for a sparse gradient with another op than Sum, Average or Adasum; AssertionError for more
-    backward passes than set, for zero_grad() between backward and step, and for skip_synchronize() with Adasum;
+    Errors: ValueError for wrong arguments (names, groups, factors, an optimizer wrapped already),
+    and from synchronize or step, on all ranks, for a sparse gradient with another op than
+    Sum, Average or Adasum; RuntimeError from these, and the end of the job on all ranks, for a gradient that was
+    changed on its way; AssertionError for more backward passes than set, for zero_grad() between backward and step, and
+    for skip_synchronize() with Adasum;
     HorovodInternalError from backward or step as from allreduce.
     Source: horovod.torch.optimizer.
 
@@ -109,6 +112,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     distributed._plain = weakref.ref(optimizer)
     distributed._setup(named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
                        sparse_as_dense, process_set)
+    grad_scaler.reduce_first(distributed)
     return distributed
 
 
@@ -138,6 +142,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         self._backward_passes_per_step = backward_passes_per_step
         self._synchronized = False
         self._should_synchronize = True
+        self._for_grad_scaler = False  # it was a GradScaler that made this optimizer synchronize
         self._began_epoch = 0  # the epoch in which gradients wait to be synchronized; 0: none do
         self._gradients: Dict[torch.Tensor, Gradient] = {}
         self._tracked: Set[int] = set()  # the ids of its keys: a tensor is slow to hash
@@ -163,7 +168,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
                 return self._common_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
             result = super().step(closure_and_synchronize)
         else:
-            if self._synchronized:
+            if self._synchronized and not self._for_grad_scaler:
                 warnings.warn("optimizer.step() called without optimizer.skip_synchronize() context after "
                               "optimizer.synchronize(). This can cause training slowdown. You may want to consider "
                               "using optimizer.skip_synchronize() context if you use optimizer.synchronize() in your "
@@ -182,7 +187,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
             try:
                 with torch.no_grad():
                     self._send_the_rest()
-                    self._reducer.finish()
+                    self._reducer.finish(self._for_grad_scaler)
                     if self._local and self.scale_local_gradients:
                         self._scale_local_gradients()
             finally:
@@ -277,6 +282,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         if self._began_epoch != _core.epoch:
             self._begin()
         if gradient.passes_left <= 0:
+            changed_gradients.forget([gradient])  # it was changed on its way, but so much is said here
             raise AssertionError("Gradients were computed more than backward_passes_per_step times before call to "
                                  "step(). Increase backward_passes_per_step to accumulate gradients locally. "
                                  f"Parameter: {gradient.name}.")
@@ -290,7 +296,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
 
     def _begin(self) -> None:
         """The first gradient since the last synchronize; what an interrupt or the end of an epoch left is void."""
-        self._synchronized = False
+        self._synchronized = self._for_grad_scaler = False
         if self._began_epoch:
             self._reset_passes()
         self._reducer.drain()
@@ -299,8 +305,15 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
 
     # The rest
 
+    def _before_grad_scaler(self, optimizer) -> None:
+        """A GradScaler is about to look at the gradients of that optimizer's parameters, and only then calls step()."""
+        if self._should_synchronize and (not self._synchronized or self._waiting()) and any(
+                id(p) in self._tracked for group in optimizer.param_groups for p in group["params"]):
+            self._for_grad_scaler = True
+            self.synchronize()
+
     def _stepped(self) -> None:
-        self._synchronized = False
+        self._synchronized = self._for_grad_scaler = False
         plain = self._plain()
         if plain is not None and hasattr(plain.step, "_wrapped_by_lr_sched"):
             plain._opt_called = True  # a scheduler made before the wrap looks there

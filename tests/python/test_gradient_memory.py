@@ -160,20 +160,6 @@ def check_gradients_move_into_their_slots_in_backward():
         expect_close(grads_of(model), mean_gradients(step))
 
 
-def check_gradient_that_the_user_replaced_in_flight():
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
-    my_loss(model, 0).backward()
-    parameters = list(model.parameters())
-    other = parameters[0].grad = torch.full_like(parameters[0], 7.0)
-    parameters[1].grad = None
-    optimizer.synchronize()
-    assert parameters[0].grad is other
-    expect_close(grads_of(model), mean_gradients(0))
-    with optimizer.skip_synchronize():
-        optimizer.step()
-
-
 @pytest.mark.parametrize("again", ["before the step", "before the next step", "before the next backward"])
 def check_shutdown_between_backward_and_step(again):
     model, reference = make_model(), make_model()

@@ -1,0 +1,33 @@
+"""torch's GradScaler divides gradients by its scale, and leaves out a step if one is not finite, before it calls
+optimizer.step(). So gradients on their way are waited for as soon as it is given an optimizer: what it sees is equal on
+all ranks. It asks an optimizer nothing before, and PyTorch does not count what it changes (changed_gradients)."""
+import functools
+import weakref
+from typing import Any, Callable
+
+import torch
+
+_reduced_first: "weakref.WeakSet[Any]" = weakref.WeakSet()  # optimizers
+
+
+def reduce_first(optimizer) -> None:
+    """From now on a GradScaler that is given this optimizer, or another one over its parameters, first calls its method
+    _before_grad_scaler with that one."""
+    _reduced_first.add(optimizer)
+    scaler = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler  # before 2.3
+    for name in ("unscale_", "step"):
+        method = getattr(scaler, name)
+        if not hasattr(method, "reduces_first"):
+            setattr(scaler, name, _after_reduction(method))
+
+
+def _after_reduction(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapped(self, optimizer, *args, **kwargs):
+        if self.is_enabled():
+            for distributed in list(_reduced_first):
+                distributed._before_grad_scaler(optimizer)
+        return method(self, optimizer, *args, **kwargs)
+
+    wrapped.reduces_first = True  # type: ignore[attr-defined]
+    return wrapped
