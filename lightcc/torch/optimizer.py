@@ -3,7 +3,7 @@ import contextlib
 import functools
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -11,7 +11,7 @@ from lightcc import _core, ops
 from lightcc.common.process_sets import global_process_set, registered
 from lightcc.common.util import split_list
 from lightcc.elastic.worker import is_elastic
-from lightcc.torch import changed_gradients, grad_scaler
+from lightcc.torch import changed_gradients, ddp_conflict, grad_scaler
 from lightcc.torch.arguments import names_of
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import broadcast_object
@@ -74,8 +74,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     As long as a parameter has had no gradient on any rank, each synchronize asks again, in one small allreduce. A
     sparse gradient leaves its group; Compression.fp16 and .bf16 cast its values, other compressors do not see it.
 
-    Errors: ValueError for wrong arguments (names, groups, factors, an optimizer wrapped already),
-    and from synchronize or step, on all ranks, for a sparse gradient with another op than
+    Errors: ValueError for wrong arguments (names, groups, factors, an optimizer wrapped already, a parameter in a
+    DistributedDataParallel), and from synchronize or step, on all ranks, for a sparse gradient with another op than
     Sum, Average or Adasum; RuntimeError from these, and the end of the job on all ranks, for a gradient that was
     changed on its way; AssertionError for more backward passes than set, for zero_grad() between backward and step, and
     for skip_synchronize() with Adasum;
@@ -148,10 +148,13 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         self._tracked: Set[int] = set()  # the ids of its keys: a tensor is slow to hash
         self._reducer: Optional[GradientReducer] = None
         self._groups = groups
+        self._in_no_sync: List[Any] = []  # weak references to DistributedDataParallels around its parameters
         self._local: Dict[int, Tuple[torch.Tensor, Any]] = {}  # id: (parameter, its gradient and version when scaled)
         if not stays_here(process_set):
             self._reducer = self._reducer_class(compression, op, 1.0 / gradient_predivide_factor,
                                                 gradient_predivide_factor, sparse_as_dense, process_set)
+            if op != Adasum:  # whose gradients are this rank's own
+                self._in_no_sync = ddp_conflict.refuse_ddp(self)
             self._track_new_parameters()
             self._make_groups(groups)
 
@@ -300,6 +303,8 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         if self._began_epoch:
             self._reset_passes()
         self._reducer.drain()
+        for ddp in self._in_no_sync:
+            ddp_conflict.expect_no_sync(ddp(), self)
         self._reducer.make_ready()
         self._began_epoch = _core.epoch
 

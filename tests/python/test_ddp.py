@@ -80,6 +80,66 @@ def wrap(hook=ddp.comm_hook, state=None, module=None, **options):
     return wrapped
 
 
+
+# Beside DistributedOptimizer
+
+REFUSED = "first.weight is in a {}.*DistributedDataParallel writes p.grad while DistributedOptimizer sends.*comm_hook"
+
+
+def sgd(module, **options):
+    return hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1), module.named_parameters(), **options)
+
+
+@pytest.mark.parametrize("hook", [None, ddp.comm_hook], ids=["DDP alone", "hook"])
+def check_distributed_optimizer_is_refused_beside_it(gloo, hook):
+    """In either order, by name; what has gone is forgotten."""
+    if hvd.size() == 1:
+        return  # which exchanges nothing
+    module = model()
+    wrapped = wrap(hook, module=module)
+    with pytest.raises(ValueError, match=REFUSED.format("DistributedDataParallel")):
+        sgd(module)
+    with pytest.raises(ValueError, match=REFUSED.format("DistributedDataParallel")):
+        sgd(wrapped.module, groups=1)
+    del wrapped
+    optimizer = sgd(module)
+    with pytest.raises(ValueError, match=REFUSED.format("DistributedOptimizer")):
+        wrap(hook, module=module)
+    del optimizer
+    wrap(hook, module=module)
+
+
+def check_what_is_right_beside_distributed_optimizer(gloo):
+    """Other parameters; those that DDP ignores; Adasum, which sends no gradients."""
+    module, other = model(), torch.nn.Linear(6, 1)
+    wrapped, optimizer = wrap(module=module), sgd(other)
+    optimizers = [sgd(module, op=hvd.Adasum)]
+    ignoring = model()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        ignoring, [name for name, _ in ignoring.named_parameters() if name != "never.bias"])
+    optimizers.append(hvd.DistributedOptimizer(torch.optim.SGD(ignoring.first.parameters(), lr=0.1)))
+    wrapped_too = wrap(None, module=ignoring)
+    other(batch(0)).sum().backward()
+    optimizer.step()
+    assert wrapped and wrapped_too and optimizers
+
+
+def check_distributed_optimizer_inside_no_sync(gloo):
+    if hvd.size() == 1:
+        return
+    wrapped = wrap(None, find_unused_parameters=True)
+    with wrapped.no_sync():
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with wrapped.no_sync():
+            wrapped(batch(step), 2).backward()
+        optimizer.step()
+    expect_same([p.detach() for p in wrapped.parameters()], train(wrap(None, find_unused_parameters=True)))
+    with pytest.raises(ValueError, match="no_sync"):
+        wrapped(batch(0), 2).backward()
+
+
 OPTIONS = {
     "some are never used": (dict(find_unused_parameters=True), lambda step: 2),
     "others in each step": (dict(find_unused_parameters=True), lambda step: (step + hvd.rank()) % 2),
