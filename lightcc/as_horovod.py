@@ -104,14 +104,15 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def is_imported() -> bool:
-    """Whether this process has imported us under Horovod's name.
+def name_of_module(name: str) -> str:
+    """The name of a module of ours, as which the program imports it: horovod.x if it has imported us as Horovod.
 
-    >>> install(); import horovod; is_imported()
-    True
+    >>> import sys; sys.modules.pop("horovod", None); name_of_module("lightcc.torch")
+    'lightcc.torch'
     """
     top = sys.modules.get("horovod")
-    return getattr(top, "__file__", None) == os.path.join(FOLDER, "horovod", "__init__.py")
+    is_ours = getattr(top, "__file__", None) == os.path.join(FOLDER, "horovod", "__init__.py")
+    return "horovod" + name[len("lightcc"):] if is_ours else name
 
 
 def environment() -> dict[str, str]:

@@ -24,7 +24,7 @@ def wrapper_class(plain: type, members: type, module: str, **attributes: Any) ->
     copied = {name: member for kind in kinds for name, member in vars(kind).items()
               if name not in slots and not name.startswith("__")}
     cls = type(plain.__name__, (plain,), {
-        **copied, **attributes, "__slots__": slots, "__module__": _known_as(module), "_wrapper_members": members,
+        **copied, **attributes, "__slots__": slots, "__module__": as_horovod.name_of_module(module), "_wrapper_members": members,
         "_as_plain": property(lambda self: super(cls, self))})
     return cls
 
@@ -37,7 +37,3 @@ def is_made_with(members: type, thing: Any) -> bool:
     """
     made = getattr(type(thing), "_wrapper_members", None)
     return made is not None and issubclass(made, members)
-
-
-def _known_as(module: str) -> str:
-    return f"horovod{module[len('lightcc'):]}" if as_horovod.is_imported() else module

@@ -35,6 +35,7 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
 )
 from lightcc.torch.optimizer_attributes import OptimizerAttributes
 from lightcc.torch.residuals import SavedResiduals
+from lightcc.torch.wrapper_class import class_of
 from lightcc.wrapper_arguments import check_predivide, compression_of, groups_of, stays_here
 
 
@@ -104,7 +105,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     mixin = _DistributedOptimizer
     if op == Adasum:
         from lightcc.torch.adasum import _DistributedAdasumOptimizer as mixin  # here, so that others do not load it
-    cls = type(optimizer.__class__.__name__, (mixin, optimizer.__class__), {})
+    cls = class_of(optimizer.__class__, mixin)
     distributed = cls.__new__(cls)
     # The same state, options and hooks, without a second __init__. An lr_scheduler may have put a `step` there that is
     # bound to the plain optimizer.
@@ -128,8 +129,9 @@ def _copied(cls, state, options, ranks, local):
 
 
 class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
-    """The mix-in that DistributedOptimizer puts before the optimizer's own class among the bases."""
+    """The mix-in of DistributedOptimizer (wrapper_class). The optimizer's own methods are super(self._made, self)'s."""
 
+    _made: type
     _reducer_class = GradientReducer
     scale_local_gradients = True  # whether gradients of register_local_var are divided by the size of the process set
 
@@ -163,13 +165,13 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """synchronize(), then the optimizer's own step."""
         if not self._should_synchronize:
-            result = super().step(closure)
+            result = super(self._made, self).step(closure)
         elif closure is not None:
             def closure_and_synchronize():
                 loss = closure()
                 self.synchronize()
                 return self._common_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
-            result = super().step(closure_and_synchronize)
+            result = super(self._made, self).step(closure_and_synchronize)
         else:
             if self._synchronized and not self._for_grad_scaler:
                 warnings.warn("optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -178,7 +180,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
                               "code.", stacklevel=2)
             if not self._synchronized or self._waiting():
                 self.synchronize()
-            result = super().step()
+            result = super(self._made, self).step()
         self._stepped()
         return result
 
@@ -259,7 +261,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
             raise AssertionError("optimizer.zero_grad() was called after loss.backward() but before optimizer.step() "
                                  "or optimizer.synchronize(). This is prohibited as it can cause a race condition.")
         self._synchronized = False
-        return super().zero_grad(*args, **kwargs)
+        return super(self._made, self).zero_grad(*args, **kwargs)
 
     def load_state_dict(self, state_dict) -> None:
         """As SavedResiduals has it; a scheduler made before the wrap goes on to change the options in use."""
@@ -276,7 +278,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
                    "backward_passes_per_step": self._backward_passes_per_step}
         ranks = None if self._process_set is global_process_set else self._process_set.ranks
         local = [parameter for parameter, _ in self._local.values()]
-        return _copied, (type(self).__bases__[1], self.__getstate__(), options, ranks, local)
+        return _copied, (self._made.__bases__[0], self.__getstate__(), options, ranks, local)
 
     # What backward calls
 

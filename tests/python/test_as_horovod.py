@@ -59,6 +59,19 @@ def test_the_top_module_imports_no_framework():
     assert printed("import horovod, sys; print('torch' in sys.modules, horovod.__name__)") == "False horovod\n"
 
 
+def test_an_optimizer_is_of_horovod():
+    """By this word frameworks know one that is wrapped already."""
+    pytest.importorskip("torch")
+    code = """
+import torch, {package}.torch as hvd
+hvd.init()
+made = hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0))
+print(type(made), type(made).__bases__[0] is torch.optim.SGD)
+"""
+    assert printed(code.format(package="horovod")) == "<class 'horovod.torch.optimizer.SGD'> True\n"
+    assert printed(code.format(package="lightcc")) == "<class 'lightcc.torch.optimizer.SGD'> True\n"
+
+
 def test_version_is_horovods():
     assert printed("""
 import horovod, importlib.metadata, sys

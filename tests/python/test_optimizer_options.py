@@ -36,6 +36,57 @@ def check_every_optimizer_trains(kind, foreach):
     expect_equal(model, reference, rtol=1e-3, atol=1e-4)
 
 
+class OfAFramework:
+    """Wraps an optimizer as frameworks do: the plain methods of its class's first base, and its own step."""
+
+    def __init__(self, inner):
+        self.__dict__ = {name: value for name, value in inner.__dict__.items() if name != "step"}
+        self.__class__ = type("OfAFramework", (type(self), type(inner).__bases__[0]), {})
+        self.inner = inner
+
+    def step(self):
+        self.inner.step()
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def check_the_first_base_is_the_plain_class(op):
+    model, optimizer, reference, plain = pair(op=op)
+    assert type(optimizer).__bases__[0] is torch.optim.SGD and type(optimizer).__module__ == "lightcc.torch.optimizer"
+    outer = OfAFramework(optimizer)
+    train(model, outer, 2)
+    if op == hvd.Average:
+        train_alone(reference, plain, 2)
+        expect_equal(model, reference)
+    assert outer.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys() != set()
+
+
+class Own(torch.optim.SGD):
+    """Its methods that the wrapper has, too, are called by the wrapper's."""
+
+    def zero_grad(self, set_to_none=True):
+        self.calls = [*getattr(self, "calls", ()), "zero_grad"]
+        super().zero_grad(set_to_none)
+
+    def state_dict(self):
+        return {**super().state_dict(), "own": 1}
+
+    def load_state_dict(self, state_dict):
+        self.loaded = state_dict.pop("own")
+        super().load_state_dict(state_dict)
+
+
+def check_methods_of_a_class_of_the_users():
+    model, optimizer, reference, plain = pair(lambda model: Own(model.parameters(), lr=0.1))
+    train(model, optimizer, 2)
+    train_alone(reference, plain, 2)
+    expect_equal(model, reference)
+    assert optimizer.calls == ["zero_grad"] * 2
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.loaded == 1
+    again = copy.deepcopy(optimizer)
+    assert isinstance(again, Own) and type(again).__bases__[0] is Own
+
+
 @pytest.mark.parametrize("kind", ["Adagrad", "Adam", "AdamW", "SGD"])
 def check_fused_optimizers_train(kind):
     def make(model):
