@@ -1,6 +1,5 @@
 """DistributedOptimizer: a torch optimizer whose step uses the gradients of all ranks."""
 import contextlib
-import functools
 import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
@@ -11,7 +10,7 @@ from lightcc import _core, ops
 from lightcc.common.process_sets import global_process_set, registered
 from lightcc.common.util import split_list
 from lightcc.elastic.worker import is_elastic
-from lightcc.torch import changed_gradients, ddp_conflict, grad_scaler
+from lightcc.torch import backward_hooks, changed_gradients, ddp_conflict, grad_scaler
 from lightcc.torch.arguments import names_of
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import broadcast_object
@@ -149,6 +148,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         self._gradients: Dict[torch.Tensor, Gradient] = {}
         self._tracked: Set[int] = set()  # the ids of its keys: a tensor is slow to hash
         self._reducer: Optional[GradientReducer] = None
+        self._dropped = backward_hooks.Dropped(type(self).__name__)
         self._groups = groups
         self._in_no_sync: List[Any] = []  # weak references to DistributedDataParallels around its parameters
         self._local: Dict[int, Tuple[torch.Tensor, Any]] = {}  # id: (parameter, its gradient and version when scaled)
@@ -365,7 +365,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
             self._tracked.add(id(parameter))
             gradient.passes_left = self._backward_passes_per_step
             gradient.optimizer = weakref.ref(self)  # so that an optimizer that is dropped is gone at once
-            parameter.register_post_accumulate_grad_hook(functools.partial(_accumulated, weakref.ref(gradient)))
+            backward_hooks.register(gradient, self._dropped)
             self._reducer.add([gradient])
             if id(parameter) in self._local:
                 self._reducer.keep_local(gradient)
@@ -404,12 +404,3 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
             for part, of_part in compressed.parts_of(name, gradients) if compressed else [(name, gradients)]:
                 if of_part:
                     Group(part, of_part)
-
-
-def _accumulated(gradient: "weakref.ref[Gradient]", _: torch.Tensor) -> None:
-    """The hook of a parameter. The garbage collector does not see what a torch hook refers to, so it must keep neither
-    parameter nor optimizer alive; without its optimizer a parameter has plain gradients."""
-    alive = gradient()
-    optimizer = alive and alive.optimizer()
-    if optimizer is not None:
-        optimizer._accumulated(alive)

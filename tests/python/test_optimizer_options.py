@@ -3,6 +3,7 @@ import copy
 import gc
 import io
 import pickle
+import warnings
 import weakref
 
 import pytest
@@ -146,7 +147,23 @@ def check_an_optimizer_is_gone_as_soon_as_it_is_dropped():
         assert gone() is None
     finally:
         gc.enable()
-    model(torch.ones(1, 5)).sum().backward()
+    with pytest.warns(UserWarning, match="DistributedOptimizer of class SGD was dropped, and backward") as said:
+        for _ in range(2):
+            model(torch.ones(1, 5)).sum().backward()
+    assert len(said) == 1
+
+
+def check_an_optimizer_that_another_one_follows_is_dropped_in_silence():
+    model, optimizer, reference, plain = pair()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            train(model, optimizer, 1)
+            train_alone(reference, plain, 1)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+            assert len(model[0].weight._post_accumulate_grad_hooks) <= 2  # of this one, and of that which it follows
+    expect_equal(model, reference)
 
 
 @pytest.mark.parametrize("listed", [False, True])
