@@ -3,15 +3,15 @@
 Forward adds up, over the ranks, the number of values, their sum and the sum of their squares: one allreduce of 2 C + 1
 numbers, however many ranks there are, and right also for ranks with fewer values, none, or that have joined (they add
 zeros). An allgather of each rank's mean and variance would cost as many times that as there are ranks. The sums travel
-as float64, which is wide enough to take the square of the mean from the mean of the squares of float32 inputs; each
-rank's own mean and variance are made as torch.nn.BatchNorm makes them. Backward adds up the two sums that the gradient
-of the input needs: one allreduce of 2 C numbers. Both wait, as the next step needs what they compute.
+as float64, which is wide enough to take the square of the mean from the mean of the squares of float32 inputs.
+Backward adds up the two sums that the gradient of the input needs: one allreduce of 2 C numbers. Both wait, as the next
+step needs what they compute. What each rank computes on its own is in batch_norm_kernels.py.
 """
 import torch
-from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightcc import ops
+from lightcc.torch.batch_norm_kernels import channels_are_last, flat, formed, kernels_of, unflat, wide
 from lightcc.torch.mpi_ops import Sum, allgather_async, allreduce_async, size, synchronize  # noqa: F401
 
 
@@ -20,10 +20,10 @@ class SyncBatchNorm(_BatchNorm):
 
     In evaluation, and with one rank, it is the local one. All ranks must call it, each as often and in the same order,
     in forward and in backward; a rank without data gives an input of no rows, and calls backward too.
-    num_features: C. input: [N, C] or [N, C, ...], any floating dtype, on the CPU; N may differ between ranks. float16
-    and bfloat16 are computed in float32. eps, momentum (None: the plain average of all steps), affine,
-    track_running_stats, parameters, buffers and state_dict: those of torch.nn.BatchNorm. The gradients of weight and
-    bias are this rank's, to be averaged by DistributedOptimizer.
+    num_features: C. input: [N, C] or [N, C, ...] in any memory format, which the output has too, any floating dtype, on
+    the CPU or a CUDA GPU; N may differ between ranks. float16 and bfloat16 are computed in float32. eps, momentum
+    (None: the plain average of all steps), affine, track_running_stats, parameters, buffers and state_dict: those of
+    torch.nn.BatchNorm. The gradients of weight and bias are this rank's, to be averaged by DistributedOptimizer.
 
     Errors: ValueError for an input of fewer than 2 dimensions or another C, before hvd.init(), and on all ranks if they
     have fewer than 2 values a channel together; RuntimeError from backward(create_graph=True); HorovodInternalError as
@@ -60,8 +60,8 @@ class SyncBatchNorm(_BatchNorm):
         """Normalises; waits for the other ranks in training."""
         self._check_input_dim(input)
         if not self.training or size() == 1:
-            return super().forward(input)
-        mean, variance, count = _statistics(input)
+            return self._local(input)
+        mean, variance, count = _statistics(input, self.eps)
         if self.track_running_stats and self.running_mean is not None:
             self._track(mean, variance * (count / (count - 1)))
         return _Normalise.apply(input, self.weight, self.bias, mean, variance, count, self.eps)
@@ -73,6 +73,13 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"SyncBatchNorm expected {self.num_features} channels in dimension 1 of the input, not "
                              f"{input.shape[1]}.")
 
+    def _local(self, input: torch.Tensor) -> torch.Tensor:
+        """torch.nn.BatchNorm; flat where PyTorch could mistake the memory format (batch_norm_kernels.py)."""
+        if input.is_cuda or input.dim() < 4 or 1 not in input.shape:
+            return super().forward(input)
+        last = channels_are_last(input)
+        return unflat(super().forward(flat(input, last)), input, last)
+
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         """Moves the running statistics; variance: the unbiased one."""
         with torch.no_grad():
@@ -82,19 +89,13 @@ class SyncBatchNorm(_BatchNorm):
                 running.copy_(torch.lerp(running.to(new.dtype), new, factor))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What is computed with."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def _statistics(input: torch.Tensor):
+def _statistics(input: torch.Tensor, eps: float):
     """Mean and (biased) variance of each channel over all ranks, and the number of values that they are of."""
     input = input.detach()
     channels = input.shape[1]
     sums = torch.zeros(2 * channels + 1, dtype=torch.float64, device=input.device)
     if input.numel():
-        mean, variance = torch.batch_norm_update_stats(input.to(_wide(input.dtype)), None, None, 0.0)
-        mean, variance = mean.double(), variance.double()
+        mean, variance = kernels_of(input).statistics(flat(input, channels_are_last(input)), eps)
         count = input.numel() // channels
         sums[0] = count
         sums[1:channels + 1] = mean * count
@@ -106,7 +107,7 @@ def _statistics(input: torch.Tensor):
                          "ranks together.")
     mean = sums[1:channels + 1] / count
     variance = (sums[channels + 1:] / count - mean * mean).clamp_(min=0)
-    return mean.to(_wide(input.dtype)), variance.to(_wide(input.dtype)), count
+    return mean.to(wide(input.dtype)), variance.to(wide(input.dtype)), count
 
 
 class _Normalise(torch.autograd.Function):
@@ -114,39 +115,34 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, input, weight, bias, mean, variance, count, eps):
-        ctx.save_for_backward(input, weight, mean, variance)
-        ctx.count, ctx.eps = count, eps
+        ctx.count, ctx.last = count, channels_are_last(input)
+        input = input if ctx.last else input.contiguous()
+        ctx.save_for_backward(input, weight, mean, torch.rsqrt(variance + eps))
+        if not input.numel():
+            return torch.empty_like(input)
         weight, bias = (None if p is None else p.to(mean.dtype) for p in (weight, bias))
-        return batch_norm(input, mean, variance, weight, bias, False, 0.0, eps)
+        y = kernels_of(input).normalise(flat(input, ctx.last), weight, bias, mean, variance, eps)
+        return formed(y, input)
 
     @staticmethod
     def backward(ctx, grad_output):
         if torch.is_grad_enabled():  # create_graph: what follows would have no history, and no one would be told
             raise RuntimeError("SyncBatchNorm: its backward cannot be differentiated again; use create_graph=False, or "
                                "torch.nn.BatchNorm where second derivatives are needed.")
-        input, weight, mean, variance = ctx.saved_tensors
-        wide, channels = mean.dtype, input.shape[1]
-        scale = torch.ones_like(mean) if weight is None else weight.to(wide)
+        input, weight, mean, invstd = ctx.saved_tensors
+        kernels, scale = kernels_of(input), None if weight is None else weight.to(mean.dtype)
         if input.numel():
-            # As if the statistics were constants: with them torch has the sums of the gradient, and of its product with
-            # the normalised input, which are also the gradients of bias and weight.
-            grad_input, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-                grad_output.to(wide), input.to(wide), scale, mean, variance, None, None, False, ctx.eps,
-                [ctx.needs_input_grad[0], True, True])
-        else:  # torch divides by zero
-            grad_input = torch.zeros_like(input)
-            grad_weight = grad_bias = torch.zeros(channels, dtype=wide, device=input.device)
-        if ctx.needs_input_grad[0]:
-            means = ops.allreduce(torch.cat([grad_weight, grad_bias]).double(), name="sync_batch_norm.backward", op=Sum)
-            means = (means / ctx.count).to(wide)
-            if input.numel():
-                scale = scale * torch.rsqrt(variance + ctx.eps)
-                grad_input -= batch_norm(input.to(wide), mean, variance, scale * means[:channels],
-                                         scale * means[channels:], False, 0.0, ctx.eps)
-                grad_input = grad_input.to(input.dtype)
+            local = flat(grad_output, ctx.last), flat(input, ctx.last), mean, invstd, scale
+            total, projected = kernels.sums(*local)
         else:
-            grad_input = None
-        if weight is not None:
-            grad_weight, grad_bias = grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
-        return (grad_input, grad_weight if ctx.needs_input_grad[1] else None,
-                grad_bias if ctx.needs_input_grad[2] else None, None, None, None, None)
+            total = projected = torch.zeros_like(mean)
+        grad_input = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            means = ops.allreduce(torch.cat([total, projected]).double(), name="sync_batch_norm.backward", op=Sum)
+            means = (means / ctx.count).to(mean.dtype).chunk(2)
+            grad_input = formed(kernels.gradient(*local, means), input) if input.numel() else torch.zeros_like(input)
+        if ctx.needs_input_grad[1]:
+            grad_weight = (projected * invstd).to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            grad_bias = total.to(weight.dtype)
+        return grad_input, grad_weight, grad_bias, None, None, None, None

@@ -32,6 +32,9 @@ def main() -> int:
     short = {"LIGHTCC_GPU_TEST_SHORT": "1", **info}
     parts.run("functions of CUDA", [functions, library], 120)
     parts.run("staged, 2 ranks", on_ranks(2, "check_training.py", "check_collectives.py"), 150, LIGHTCC_NCCL="0")
+    parts.run("SyncBatchNorm, staged, 2 ranks", on_ranks(2, "check_sync_batch_norm.py"), 60, LIGHTCC_NCCL="0")
+    parts.run("SyncBatchNorm, NCCL, 2 ranks", on_ranks(2, "check_sync_batch_norm.py"), 60, BY_NCCL, **variables(),
+              **info)
     parts.run("NCCL, 1 rank", on_ranks(1, "check_training.py", "check_collectives.py"), 90, BY_NCCL, LIGHTCC_NCCL="1",
               **info)
     parts.run("NCCL, 1 rank, 2 streams", on_ranks(1, "check_training.py"), 60, "on 2 streams", LIGHTCC_NCCL="1",

@@ -1,11 +1,14 @@
 """SyncBatchNorm: on ranks it is torch.nn.BatchNorm on the batches of all ranks, one after the other."""
 import copy
+import itertools
+import random
 
 import pytest
 import torch
 
 import lightcc.torch as hvd
 import ranks
+from lightcc.torch import batch_norm_kernels, sync_batch_norm
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -94,6 +97,204 @@ def check_equals_the_whole_batch(form, rows, options):
         reference = copy.deepcopy(reference)  # in evaluation its statistics are of this rank's batch
     x = batch(hvd.rank(), 9, form, ROWS["even"])
     torch.testing.assert_close(layer(x), reference(x))
+
+
+# Memory formats
+
+FORMATS = [(n, c, *rest) for dims in (1, 2, 3) for n in (1, 4) for c in (1, 5)
+           for rest in itertools.product((1, 3), repeat=dims)]
+PAIRS = 4  # of formats of input and gradient that are tried of each shape
+
+
+def formats(shape):
+    """The strides of all orders of dimensions in memory."""
+    orders = itertools.permutations(range(len(shape)))
+    return sorted({torch.empty([shape[i] for i in order]).permute([order.index(i) for i in range(len(shape))]).stride()
+                   for order in orders})
+
+
+def some_formats(shape, seed=3):
+    """Pairs of strides, the same on all ranks."""
+    pairs = list(itertools.product(formats(shape), repeat=2))
+    return random.Random(seed).sample(pairs, min(PAIRS, len(pairs)))
+
+
+def values(shape, strides, seed, dtype=torch.float64):
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + seed % 7
+    return torch.empty_strided(shape, strides, dtype=dtype).copy_(made)
+
+
+def written_out(x, grad, weight, bias, eps, statistics=None):
+    """Output and gradients of x, weight and bias in float64, from sums that are written out."""
+    x, weight, bias = (value.detach().cpu().double().contiguous().requires_grad_() for value in (x, weight, bias))
+    others = [i for i in range(x.dim()) if i != 1]
+    def shaped(value):
+        return value.view(1, -1, *[1] * (x.dim() - 2))
+    if statistics is None:
+        mean = x.mean(others, keepdim=True)
+        variance = (x - mean).square().mean(others, keepdim=True)
+    else:
+        mean, variance = (shaped(value.cpu().double()) for value in statistics)
+    y = (x - mean) / torch.sqrt(variance + eps) * shaped(weight) + shaped(bias)
+    y.backward(grad.cpu().double())
+    return y.detach(), x.grad, weight.grad, bias.grad
+
+
+def expect_written_out(layer, every, grads, place="cpu", statistics=None, **tolerance):
+    """every, grads: the inputs of all ranks and the gradients of the outputs, on the CPU."""
+    mine = hvd.rank()
+    layer.zero_grad()
+    x = every[mine].to(place).detach().requires_grad_()
+    y = layer(x)
+    y.backward(grads[mine].to(place))
+    if layer.training and hvd.size() > 1 and x.numel() and (x.is_contiguous() or x.movedim(1, -1).is_contiguous()):
+        assert y.stride() == x.stride()
+    assert y.dtype == x.grad.dtype == x.dtype
+    weight, bias = (torch.ones(x.shape[1]), torch.zeros(x.shape[1])) if layer.weight is None else layer.parameters()
+    expected = written_out(torch.cat(every), torch.cat(grads), weight, bias, layer.eps, statistics)
+    rows = [len(one) for one in every]
+    y_all, x_grad = (part.split(rows)[mine] for part in expected[:2])
+    what = f"of shape {tuple(x.shape)}, strides {x.stride()}, gradient {grads[mine].stride()}, {x.dtype}, {x.device}"
+    pairs = {"the output": (y, y_all), "the input's gradient": (x.grad, x_grad)}
+    if layer.weight is not None:
+        pairs.update((name, (hvd.allreduce(p.grad.double(), op=hvd.Sum), grad))
+                     for (name, p), grad in zip(layer.named_parameters(), expected[2:]))
+    for name, (found, right) in pairs.items():
+        torch.testing.assert_close(found.detach().cpu().double(), right, **tolerance,
+                                   msg=lambda text, name=name: f"{name}, {what}: {text}")
+
+
+def new_layer(channels, **options):
+    layer = hvd.SyncBatchNorm(channels, **options)
+    with torch.no_grad():
+        for i, p in enumerate(layer.parameters()):
+            p.copy_(torch.linspace(0.5 + i, 2.0, channels))
+        layer.running_mean.copy_(torch.linspace(-1.0, 1.0, channels))
+        layer.running_var.copy_(torch.linspace(0.5, 1.5, channels))
+    return layer
+
+
+def check_every_format():
+    """Sizes of one have strides that say nothing: with them PyTorch takes input and gradient for what they are not."""
+    for shape in FORMATS:
+        if shape[0] * shape[2:].count(3) * hvd.size() < 2:
+            continue
+        layer = new_layer(shape[1]).double()
+        for strides, of_grad in some_formats(shape):
+            every, grads = ([values(shape, how, seed + 10 * rank) for rank in range(hvd.size())]
+                            for how, seed in ((strides, 1), (of_grad, 2)))
+            layer.train()
+            expect_written_out(layer, every, grads, rtol=1e-7, atol=1e-7)
+            layer.eval()
+            expect_written_out(layer, every, grads, statistics=(layer.running_mean, layer.running_var), rtol=1e-7,
+                               atol=1e-7)
+
+
+def check_a_change_in_place_of_the_output():
+    layer, reference = make("channels last")
+    every = [batch(rank, 0, "channels last", ROWS["even"]) for rank in range(hvd.size())]
+    x, whole = every[hvd.rank()].clone().requires_grad_(), torch.cat(every).requires_grad_()
+    for module, value in ((layer, x), (reference, whole)):
+        torch.relu_(module(value)).square().sum().backward()
+    torch.testing.assert_close(x.grad, mine_of(whole.grad, ROWS["even"]))
+
+
+# The functions of a GPU
+
+class Recorded:
+    """PyTorch's functions of a GPU on the CPU, with what the real ones demand of their arguments."""
+
+    def __init__(self):
+        self.called = set()
+        self._library = torch.library.Library("aten", "IMPL", "CPU")
+        for name in ("stats", "elemt", "backward_reduce", "backward_elemt"):
+            self._library.impl(f"batch_norm_{name}", getattr(self, name))
+
+    def end(self):
+        self._library._destroy()
+
+    def _begin(self, name, tensors, wide):
+        self.called.add(name)
+        assert all(t.is_contiguous() and t.dim() in (2, 3) and t.dtype == tensors[0].dtype for t in tensors)
+        expected = torch.float32 if tensors[0].element_size() == 2 else tensors[0].dtype
+        assert all(t is None or t.dtype == expected for t in wide)
+
+    @staticmethod
+    def _of(x, value):
+        return value.double().view(-1, *[1] * (x.dim() - 2))
+
+    @staticmethod
+    def _sum(x):
+        return x.double().sum([i for i in range(x.dim()) if i != 1])
+
+    def stats(self, x, eps):
+        self._begin("stats", [x], [])
+        mean = self._sum(x) / (x.numel() // x.shape[1])
+        variance = self._sum((x.double() - self._of(x, mean)).square()) / (x.numel() // x.shape[1])
+        wide = torch.float32 if x.element_size() == 2 else x.dtype
+        return mean.to(wide), torch.rsqrt(variance + eps).to(wide)
+
+    def elemt(self, x, weight, bias, mean, invstd, eps):
+        self._begin("elemt", [x], [weight, bias, mean, invstd])
+        y = (x.double() - self._of(x, mean)) * self._of(x, invstd)
+        return (y if weight is None else y * self._of(x, weight) + self._of(x, bias)).to(x.dtype)
+
+    def backward_reduce(self, grad, x, mean, invstd, weight, input_g, weight_g, bias_g):
+        self._begin("backward_reduce", [grad, x], [mean, invstd, weight])
+        assert input_g and (weight is not None or not (weight_g or bias_g))
+        projected = self._sum(grad.double() * (x.double() - self._of(x, mean)))
+        none = mean.new_empty(0)
+        return self._sum(grad).to(mean.dtype), projected.to(mean.dtype), none, none.clone()
+
+    def backward_elemt(self, grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
+        self._begin("backward_elemt", [grad, x], [mean, invstd, weight, sum_dy, sum_dy_xmu])
+        assert count.dtype == torch.int32
+        scale = self._of(x, invstd)
+        of_x = (x.double() - self._of(x, mean)) * scale.square() * self._of(x, sum_dy_xmu) / count.sum()
+        result = (grad.double() - self._of(x, sum_dy) / count.sum() - of_x) * scale
+        return (result if weight is None else result * self._of(x, weight)).to(x.dtype)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    functions = Recorded()
+    monkeypatch.setattr(sync_batch_norm, "kernels_of", lambda x: batch_norm_kernels.Cuda)
+    yield functions
+    functions.end()
+
+
+def check_the_functions_of_a_gpu(recorded):
+    """In each format and dtype, with and without weights, by ranks that have rows and that have none."""
+    if hvd.size() == 1:
+        return
+    tolerances = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}
+    for dtype, tolerance in tolerances.items():
+        for shape in ((4, 5), (4, 5, 3), (2, 5, 3, 2), (1, 5, 3, 1), (2, 5, 2, 1, 3)):
+            for (strides, of_grad), affine in zip(some_formats(shape), (True, True, False, False)):
+                layer = new_layer(shape[1], affine=affine).to(batch_norm_kernels.wide(dtype))
+                every, grads = ([values(shape, how, seed + 10 * rank, dtype) for rank in range(hvd.size())]
+                                for how, seed in ((strides, 1), (of_grad, 2)))
+                every[0], grads[0] = (one[0][:int(shape[0] > 2)] for one in (every, grads))
+                expect_written_out(layer, every, grads, rtol=tolerance, atol=tolerance)
+    rows = hvd.allgather(torch.tensor([len(every[hvd.rank()])]))
+    assert not rows[0] and recorded.called == (
+        {"stats", "elemt", "backward_reduce", "backward_elemt"} if hvd.rank() else recorded.called)
+
+
+def check_autocast():
+    torch.manual_seed(hvd.rank())
+    x = torch.randn(4, 2, 5, 5).contiguous(memory_format=torch.channels_last)
+    gradients = []
+    for cast in (True, False):
+        torch.manual_seed(8)
+        model = torch.nn.Sequential(torch.nn.Conv2d(2, CHANNELS, 3), hvd.SyncBatchNorm(CHANNELS), torch.nn.Flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            y = model(x.clone())
+            assert y.dtype == (torch.bfloat16 if cast else torch.float32)
+            (y.float().square() * torch.linspace(-1, 1, 27)).mean().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for found, expected in zip(*gradients):
+        torch.testing.assert_close(found, expected, rtol=0.1, atol=0.02)
 
 
 TOLERANCES = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 3e-2, "atol": 6e-2},
