@@ -15,6 +15,7 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
     size,
     synchronize,
 )
+from lightcc.torch.sparse import in_form
 
 
 def allgather_object(obj, name=None):
@@ -134,8 +135,7 @@ def _make_gradients(params: List[torch.Tensor], model: Optional[torch.nn.Module]
     for p in params:
         if p.requires_grad and p.grad is None:
             if all_sparse or id(p) in sparse:
-                p.grad = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64, device=p.device),
-                                                 p.new_empty(0, *p.shape[1:]), p.shape, check_invariants=False)
+                p.grad = in_form(None, 1, p)
             else:
                 p.grad = torch.zeros_like(p)
 

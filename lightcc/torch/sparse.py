@@ -68,7 +68,7 @@ def gather_async(tensor: torch.Tensor, name: Optional[str], process_set) -> Call
             raise HorovodInternalError(f"sparse_allreduce of tensor '{name}': lightcc was shut down while it was in "
                                        "flight.")
         indices, values = _finished(handles, name)
-        return torch.sparse_coo_tensor(indices.t(), values[0], shape, check_invariants=False)
+        return valid(indices.t(), values[0], shape)
     return _once(wait)
 
 
@@ -112,7 +112,18 @@ def divided(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 def with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """A sparse tensor with other values at the same places."""
-    return torch.sparse_coo_tensor(tensor._indices(), values, tensor.shape, check_invariants=False)
+    return valid(tensor._indices(), values, tensor.shape)
+
+
+def valid(indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int], **options: bool) -> torch.Tensor:
+    """A sparse tensor of indices that are known to be within its shape, so that nothing is checked. PyTorch 2.11 and
+    2.12 warn that nothing is checked, also where check_invariants=False says that this is meant.
+
+    >>> valid(torch.tensor([[1]]), torch.ones(1), (2,)).to_dense()
+    tensor([0., 1.])
+    """
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        return torch.sparse_coo_tensor(indices, values, shape, **options)
 
 
 # The form of gradients
@@ -142,8 +153,8 @@ def form_of(grad: Optional[torch.Tensor]) -> Tuple[bool, int]:
 def in_form(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor) -> torch.Tensor:
     """A gradient of any form with so many sparse dimensions; no entries if there is none."""
     if grad is None:
-        return torch.sparse_coo_tensor(torch.empty(dimensions, 0, dtype=torch.int64, device=like.device),
-                                       like.new_empty(0, *like.shape[dimensions:]), like.shape)
+        return valid(torch.empty(dimensions, 0, dtype=torch.int64, device=like.device),
+                     like.new_empty(0, *like.shape[dimensions:]), like.shape)
     grad = grad.detach()
     if form_of(grad) == (False, dimensions):
         return grad
@@ -175,5 +186,4 @@ def places(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor) ->
 def at_places(whole: torch.Tensor, where: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What a dense tensor has at these places, as a coalesced sparse one of the dtype; shares no memory with it."""
     indices = where.nonzero().t()
-    return torch.sparse_coo_tensor(indices, whole[tuple(indices)].to(dtype), whole.shape, check_invariants=False,
-                                   is_coalesced=True)
+    return valid(indices, whole[tuple(indices)].to(dtype), whole.shape, is_coalesced=True)

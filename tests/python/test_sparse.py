@@ -1,12 +1,15 @@
 """Sparse tensors: sparse_allreduce_async, and sparse gradients in DistributedOptimizer, in all its ways."""
+import contextlib
 import functools
 import re
+import warnings
 
 import pytest
 import torch
 
 import lightcc.torch as hvd
 import ranks
+from lightcc.torch import sparse
 from training import expect_equal
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -619,3 +622,32 @@ def check_a_gradient_of_one_row(as_dense, columns):
         (-table(torch.tensor([2])).sum()).backward()
         optimizer.step()
     assert table.weight.tolist() == [[0.0] * columns] * 2 + [[2.0 * hvd.size()] * columns] + [[0.0] * columns]
+
+
+def check_pytorch_warns_of_nothing(monkeypatch):
+    """From 2.11 on it warns, once, where it is not told whether to check the indices of a sparse tensor. In 2.11 and
+    2.12 the argument that tells it came too late, as here."""
+    make = torch.sparse_coo_tensor
+    monkeypatch.setattr(torch, "sparse_coo_tensor", lambda *args, check_invariants=None, **options:
+                        make(*args, **options))
+    tell = torch._C._set_check_sparse_tensor_invariants
+    forms = {"a sum": lambda: hvd.sparse_allreduce_async(rows, "quiet", hvd.Average)(),
+             "no gradient": lambda: sparse.in_form(None, 1, torch.ones(3, 2)),
+             "other values": lambda: sparse.with_values(rows, rows._values()),
+             "places": lambda: sparse.at_places(torch.ones(3), torch.ones(3), torch.float32),
+             "state": lambda: hvd.broadcast_optimizer_state(
+                 torch.optim.SparseAdam(torch.nn.Embedding(3, 2, sparse=True).parameters()), 0)}
+    rows = torch.ones(3, 4).to_sparse(1)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        for name, form in forms.items():
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                with contextlib.suppress(TypeError):  # of a PyTorch before 2.11, which warns of nothing
+                    tell(None)
+                form()
+            assert not [w for w in seen if "invariant" in str(w.message)], name
+    finally:
+        torch.set_warn_always(always)
+        tell(False)
