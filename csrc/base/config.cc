@@ -193,6 +193,11 @@ const Knob kKnobs[] = {
      [](const Config& c) { return std::to_string(c.topk_threshold); }},
     {"LIGHT_TOPK_FP16", "1: the values are sent as float16.",
      [](Config& c, const Value& v) { c.topk_fp16 = v.flag(); }, [](const Config& c) { return text_of(c.topk_fp16); }},
+    {"HOROVOD_CHECK_WEIGHTS",
+     "Each so many exchanges of gradients the ranks compare their weights, and end with an error that names those that "
+     "differ (docs/troubleshooting.md). 0: never.",
+     [](Config& c, const Value& v) { c.check_weights = v.number(0, "a number of steps, 0 or more"); },
+     [](const Config& c) { return std::to_string(c.check_weights); }},
     {"HOROVOD_LOG_LEVEL",
      "Lowest level that is written to stderr: trace, debug, info, warning, error, fatal, or 0 to 5.",
      [](Config& c, const Value& v) { c.log_level = v.level(); },
@@ -285,7 +290,7 @@ constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION",
                                    "HOROVOD_NUM_NCCL_STREAMS", "LIGHTCC_NET", "LIGHTCC_NET_PLUGIN",
                                    "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "HOROVOD_AUTOTUNE",
                                    "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO", "LIGHT_TOPK_THRESHOLD",
-                                   "LIGHT_TOPK_FP16"};
+                                   "LIGHT_TOPK_FP16", "HOROVOD_CHECK_WEIGHTS"};
 
 const Knob& knob_of(const std::string& name) {
   for (const Knob& knob : kKnobs)

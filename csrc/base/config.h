@@ -34,6 +34,7 @@ struct Config {
   double topk_ratio = 0.01;          // LIGHT_TOPK_RATIO
   int64_t topk_threshold = 1 << 20;  // LIGHT_TOPK_THRESHOLD: bytes of a step that can be compressed; fewer go dense
   bool topk_fp16 = false;            // LIGHT_TOPK_FP16
+  int check_weights = 0;             // HOROVOD_CHECK_WEIGHTS: exchanges between two comparisons; 0: none
   int log_level = 3;                 // HOROVOD_LOG_LEVEL: trace 0, debug 1, info 2, warning 3, error 4, fatal 5
   bool log_hide_time = false;        // HOROVOD_LOG_HIDE_TIME
   std::string timeline;              // HOROVOD_TIMELINE: a file, kTimelineLater, or "": there will be none

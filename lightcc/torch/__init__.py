@@ -67,14 +67,15 @@ from lightcc.torch.mpi_ops import (
 from lightcc.torch.optimizer import DistributedOptimizer
 from lightcc.torch.residuals import compression_stats, gather_residuals
 from lightcc.torch.sync_batch_norm import SyncBatchNorm
+from lightcc.torch.weights import check_weights
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "ProcessSet",
     "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async", "allgather_object",
     "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier",
     "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "ccl_built", "check_extension", "compression_stats", "cross_rank", "cross_size",
-    "cuda_built", "ddl_built", "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled",
+    "broadcast_parameters", "ccl_built", "check_extension", "check_weights", "compression_stats", "cross_rank",
+    "cross_size", "cuda_built", "ddl_built", "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled",
     "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
     "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "mpi_built", "mpi_enabled",

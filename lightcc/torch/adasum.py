@@ -107,6 +107,7 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
             raise
         finally:
             self.synchronize()
+        self._exchanged()
         self._stepped()
         return result
 

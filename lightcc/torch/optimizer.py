@@ -34,7 +34,9 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
 )
 from lightcc.torch.optimizer_attributes import OptimizerAttributes
 from lightcc.torch.residuals import SavedResiduals
+from lightcc.torch.weights import check_parameters
 from lightcc.torch.wrapper_class import class_of
+from lightcc.weights import Exchanges
 from lightcc.wrapper_arguments import check_predivide, compression_of, groups_of, stays_here
 
 
@@ -151,6 +153,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         self._dropped = backward_hooks.Dropped(type(self).__name__)
         self._groups = groups
         self._in_no_sync: List[Any] = []  # weak references to DistributedDataParallels around its parameters
+        self._exchanges = Exchanges()
         self._local: Dict[int, Tuple[torch.Tensor, Any]] = {}  # id: (parameter, its gradient and version when scaled)
         if not stays_here(process_set):
             self._reducer = self._reducer_class(compression, op, 1.0 / gradient_predivide_factor,
@@ -195,6 +198,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
                     self._reducer.finish(self._for_grad_scaler)
                     if self._local and self.scale_local_gradients:
                         self._scale_local_gradients()
+                    self._exchanged()
             finally:
                 self._began_epoch = 0
                 self._reset_passes()
@@ -324,6 +328,11 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         plain = self._plain()
         if plain is not None and hasattr(plain.step, "_wrapped_by_lr_sched"):
             plain._opt_called = True  # a scheduler made before the wrap looks there
+
+    def _exchanged(self) -> None:
+        """Compares the ranks' weights, if it is time to (HOROVOD_CHECK_WEIGHTS)."""
+        if exchange := self._exchanges.due():
+            check_parameters(self, self._parameter_names, self._local, exchange, self._process_set)
 
     def _common_loss(self, loss):
         """The ranks' loss for LBFGS, which compares losses: by their own, ranks would part."""

@@ -96,7 +96,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 42u);
+  EXPECT_EQ(again.size(), 43u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 
@@ -130,6 +130,14 @@ TEST(Config, ReadsTheTunersKnobs) {
   EXPECT_EQ(c.autotune_most_samples, 7);
   EXPECT_FALSE(read({}).autotune);
   EXPECT_TRUE(with_settings(read({}), shared_settings(c)).autotune) << "rank 0's value holds";
+}
+
+TEST(Config, WeightsAreComparedAsRankZeroSays) {
+  EXPECT_EQ(read({}).check_weights, 0);
+  const Config c = read({{"HOROVOD_CHECK_WEIGHTS", "10"}});
+  EXPECT_EQ(c.check_weights, 10);
+  EXPECT_EQ(with_settings(read({}), shared_settings(c)).check_weights, 10);
+  EXPECT_THROW(read({{"HOROVOD_CHECK_WEIGHTS", "-1"}}), Error);
 }
 
 TEST(Config, SwitchesUnderstandWords) {
