@@ -11,6 +11,7 @@ from lightcc._keras.collectives import allgather, allreduce, broadcast, broadcas
 from lightcc._keras.frameworks import no_framework, reducer_for  # noqa: F401
 from lightcc._keras.optimizer import CallableList, Options, framework_of, is_distributed, keras_of, members_for
 from lightcc._keras.saving import load_model, name_like
+from lightcc._keras.weights import check_weights  # noqa: F401
 from lightcc.common.basics import HorovodBasics
 from lightcc.ops import ReduceOps
 from lightcc.wrapper_arguments import check_predivide, groups_of

@@ -4,11 +4,12 @@ Keras hands all gradients over at once, after backward, so all of them are on th
 """
 from typing import Any, Dict, List
 
-from lightcc import _core, ops
+from lightcc import _core, ops, weights
 from lightcc._keras.gradient_reducer import GradientReducer
 from lightcc.codec import reduction
 from lightcc.common.util import split_list
 from lightcc.request import new_list, register, submit_list
+from lightcc.torch.weights import digests
 from lightcc.variable_compression import Gradient, parts_of
 from lightcc.wrapper_arguments import stays_here
 
@@ -21,6 +22,7 @@ class TorchGradientReducer(GradientReducer):
     def __init__(self, options, class_name):
         super().__init__(options, class_name)
         self._local: Dict[int, Any] = {}  # by key; kept, so that no other variable gets the key
+        self._exchanges = weights.Exchanges()
         self.drop_sums(None)
 
     def drop_sums(self, backend):
@@ -62,7 +64,13 @@ class TorchGradientReducer(GradientReducer):
         for members, handle, contexts in pending:
             for i, output, context in zip(members, ops.synchronize(handle), contexts):
                 results[i] = self.wanted.plain.decompress(output, context)
+        if exchange := self._exchanges.due():
+            self._compare([variable for variable in variables if _key(variable) not in self._local], exchange)
         return results
+
+    def _compare(self, variables: List[Any], exchange: int) -> None:
+        held = digests([(str(i), getattr(variable, "_value", variable)) for i, variable in enumerate(variables)])
+        weights.compare_in_order(variables, list(held.values()), weights.at(exchange), self.options.process_set)
 
     def _send(self, grads: List[Any], name: str):
         sent, contexts = zip(*(self.wanted.plain.compress(grad.contiguous()) for grad in grads))

@@ -39,8 +39,8 @@ start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
     "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built",
-    "compression_state", "compression_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic",
-    "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
+    "check_weights", "compression_state", "compression_stats", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "elastic", "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
     "load_compression_state", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
     "size", "start_timeline", "stop_timeline",
@@ -137,6 +137,22 @@ def reducescatter(value, name=None, op=Average):
     1
     """
     return _keras.reducescatter(keras.backend, value, name, op)
+
+
+def check_weights(model, process_set=global_process_set):
+    """Compares the weights of all ranks, bit by bit, by digests of 8 bytes. All ranks of the set must call it, between
+    steps.
+
+    model: a Keras model, whose trainable variables are compared (others differ where batch normalisation is each rank's
+    own), or a list of variables, the same ones in the same order on all ranks. HOROVOD_CHECK_WEIGHTS=n has
+    DistributedOptimizer compare its variables every n exchanges of gradients (docs/troubleshooting.md).
+
+    Errors: RuntimeError on all ranks, with the variables that differ and the ranks that hold the same; those of
+    allgather.
+
+    >>> hvd.check_weights(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")]))
+    """
+    _keras.check_weights(keras.backend, model, process_set)
 
 
 def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False):

@@ -65,6 +65,7 @@ from lightcc.tensorflow.optimizer import DistributedOptimizer
 from lightcc.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from lightcc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from lightcc.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs  # noqa: F401
+from lightcc.tensorflow.weights import check_weights
 from lightcc.variable_compression import (
     compression_state,
     compression_stats,
@@ -78,14 +79,14 @@ __all__ = [
     "PartialDistributedGradientTape", "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "add_process_set",
     "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "ccl_built",
-    "check_extension", "check_num_rank_power_of_2", "compression_state", "compression_stats", "cross_rank",
-    "cross_size", "cuda_built", "ddl_built", "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled",
-    "gpu_available", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
+    "check_extension", "check_num_rank_power_of_2", "check_weights", "compression_state", "compression_stats",
+    "cross_rank", "cross_size", "cuda_built", "ddl_built", "gather_residuals", "global_process_set", "gloo_built",
+    "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
     "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized", "join",
     "load_compression_state", "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built",
     "mpi_enabled", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op",
-    "reducescatter", "refs_to_vars", "remove_process_set", "rocm_built", "shutdown", "size", "size_op",
-    "split_list", "start_timeline", "stop_timeline", "vars_to_refs",
+    "reducescatter", "refs_to_vars", "remove_process_set", "rocm_built", "shutdown", "size", "size_op", "split_list",
+    "start_timeline", "stop_timeline", "vars_to_refs",
 ]
 
 

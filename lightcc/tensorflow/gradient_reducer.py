@@ -20,6 +20,7 @@ from lightcc.tensorflow import compressed
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.mpi_ops import Average, size_op
 from lightcc.tensorflow.reductions import _allreduce_in_set, _grouped_allreduce_in_set
+from lightcc.tensorflow.weights import compared
 from lightcc.variable_compression import Gradient, VariableCompression, WantedCompression, parts_of
 from lightcc.wrapper_arguments import Groups, stays_here
 
@@ -144,10 +145,11 @@ class LocalVariables:
         To allreduce_grads the local ones are not there: they are nothing to ranks that lack the variable.
         """
         if not self._variables:
-            return list(allreduce_grads(grads, vars))
+            return compared(list(allreduce_grads(grads, vars)), vars, self._process_set)
         local = [variable in self for variable in vars]
         others = [pair for pair, here in zip(zip(grads, vars), local) if not here]
-        reduced = iter(allreduce_grads([grad for grad, _ in others], [variable for _, variable in others]))
+        theirs = [variable for _, variable in others]
+        reduced = iter(compared(list(allreduce_grads([grad for grad, _ in others], theirs)), theirs, self._process_set))
         return [self._scaled(grad) if here else next(reduced) for grad, here in zip(grads, local)]
 
     def _scaled(self, grad):
