@@ -24,8 +24,8 @@ def wrapper_class(plain: type, members: type, module: str, **attributes: Any) ->
     copied = {name: member for kind in kinds for name, member in vars(kind).items()
               if name not in slots and not name.startswith("__")}
     cls = type(plain.__name__, (plain,), {
-        **copied, **attributes, "__slots__": slots, "__module__": as_horovod.name_of_module(module), "_wrapper_members": members,
-        "_as_plain": property(lambda self: super(cls, self))})
+        **copied, **attributes, "__slots__": slots, "__module__": as_horovod.name_of_module(module),
+        "_wrapper_members": members, "_as_plain": property(lambda self: super(cls, self))})
     return cls
 
 
