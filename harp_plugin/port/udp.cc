@@ -65,8 +65,8 @@ void bind_socket(const Fd& fd, const UdpOptions& options) {
   throw lightcc::system_error("HARP: binding a UDP socket to " + options.address + ports);
 }
 
-// Lets pass what is long enough for a packet with a tag, and has the flag and the cookie. Loads are big-endian, and from
-// the UDP header on.
+// Lets pass what is long enough for a packet with a tag, and has the flag and the cookie. Loads are big-endian, and
+// from the UDP header on.
 void drop_strangers(const Fd& fd, uint16_t cookie) {
   constexpr uint32_t kUdp = 8, kFlags = kUdp + 1, kPath = kUdp + 20;
   constexpr auto kSwapped = [](uint16_t value) { return uint32_t{value} % 256 << 8 | uint32_t{value} / 256; };

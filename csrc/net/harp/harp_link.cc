@@ -97,7 +97,8 @@ void HarpStream::receive() {
     const void* record = nullptr;
     const int status = harp_recv_zc(connection_, &record, &record_size_);
     if (status == HARP_PENDING) return give_back();
-    if (status == HARP_LOCAL_FAULT) throw Error(Code::internal, std::string("HARP ended on this host: ") + harp_error());
+    if (status == HARP_LOCAL_FAULT)
+      throw Error(Code::internal, std::string("HARP ended on this host: ") + harp_error());
     if (status != HARP_OK) throw Error(Code::peer_lost, name_ + " cannot be reached any more: " + harp_error());
     if (expects_notice_) {
       received_notice_ = notice_in({static_cast<const char*>(record), record_size_});
