@@ -45,8 +45,7 @@ HARP_MAY_INCLUDE = {
 }
 HARP_MAY_READ_ENVIRONMENT = "harp_plugin/api/config.cc"
 # Data passes no mutex: these are for opening, closing and counting.
-HARP_MAY_LOCK = ("harp_plugin/api/", "harp_plugin/engine/control.", "harp_plugin/port/mem.cc",
-                 "harp_plugin/port/descriptors.cc", "harp_plugin/tools/")
+HARP_MAY_LOCK = ("harp_plugin/api/", "harp_plugin/engine/control.", "harp_plugin/port/mem.cc", "harp_plugin/tools/")
 MAY_READ_ENVIRONMENT = ("csrc/base/config.cc", "csrc/net/bootstrap/world.cc", "csrc/api/")
 
 # A framework is imported inside these parts of the Python package only.

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/close_elsewhere.h"
 #include "harp_plugin/port/descriptors.h"
 #include "harp_plugin/port/interfaces.h"
 
@@ -206,7 +207,7 @@ void Daemon::accept_client() {
   if (clients_.size() < kMostClients && (is_served(*client) || strangers < kMostStrangers)) {
     clients_.push_back(std::move(client));
   } else {
-    close_elsewhere(std::move(client->socket));
+    lightcc::close_elsewhere(std::move(client->socket));
   }
 }
 
@@ -234,7 +235,7 @@ void Daemon::look_after_clients() {
       if (!is_bound(client->udp[i], client->ports[i], client->interface, bound)) client->gone = true;
     if (!client->gone) continue;
     release(*client);
-    close_elsewhere(std::move(client->socket));
+    lightcc::close_elsewhere(std::move(client->socket));
   }
   std::erase_if(clients_, [](const auto& client) { return client->gone; });
 }
@@ -258,7 +259,7 @@ void Daemon::serve(Client& client) {
     reply.segments = std::all_of(sockets.begin(), sockets.end(), [](const XskSocket& one) { return one.segments; });
   } catch (const std::exception& error) {
     std::string_view(error.what()).copy(reply.text, sizeof reply.text - 1);
-    close_elsewhere(std::move(udp));
+    lightcc::close_elsewhere(std::move(udp));
   }
   options_.log("process " + std::to_string(client.who.pid) + " of user " + std::to_string(client.who.uid) + ": " +
                (reply.queues ? std::to_string(reply.queues) + " queues of " + client.interface

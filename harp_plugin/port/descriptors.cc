@@ -1,16 +1,13 @@
 #include "harp_plugin/port/descriptors.h"
 
-#include <signal.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <deque>
-#include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
+
+#include "base/close_elsewhere.h"
 
 namespace harp {
 
@@ -19,50 +16,8 @@ using lightcc::Fd;
 namespace {
 
 constexpr size_t kMostDescriptors = 253;  // the kernel's own limit (SCM_MAX_FD)
-constexpr int kMostClosers = 64;          // threads; when all of them wait, descriptors stay open until one does not
-
-// Lives as long as the process: a thread may wait in close() at its end.
-struct Closers {
-  std::mutex mutex;
-  std::deque<Fd> waiting;
-  int threads = 0;
-
-  void run() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, nullptr);
-    for (std::unique_lock lock(mutex);; lock.lock()) {
-      if (waiting.empty()) return void(--threads);
-      Fd next = std::move(waiting.front());
-      waiting.pop_front();
-      lock.unlock();
-      const linger none{};
-      setsockopt(next.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);  // where it is a socket
-      next = Fd();
-    }
-  }
-};
 
 }  // namespace
-
-void close_elsewhere(std::vector<Fd> descriptors) {
-  static auto* const closers = new Closers;
-  const std::lock_guard lock(closers->mutex);
-  for (Fd& one : descriptors)
-    if (one) closers->waiting.push_back(std::move(one));
-  if (closers->waiting.empty() || closers->threads == kMostClosers) return;
-  try {
-    std::thread([] { closers->run(); }).detach();
-    ++closers->threads;
-  } catch (const std::system_error&) {  // no thread now: the next one closes these too
-  }
-}
-
-void close_elsewhere(Fd descriptor) {
-  std::vector<Fd> one;
-  one.push_back(std::move(descriptor));
-  close_elsewhere(std::move(one));
-}
 
 bool send_with_descriptors(int socket, const void* message, size_t bytes, std::span<const int> descriptors) {
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostDescriptors * sizeof(int))> control{};
@@ -104,7 +59,7 @@ Heard receive_with_descriptors(int socket, void* message, size_t bytes, std::vec
     }
   }
   if (got == static_cast<ssize_t>(bytes) && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) return Heard::message;
-  close_elsewhere(std::exchange(*descriptors, {}));
+  lightcc::close_elsewhere(std::exchange(*descriptors, {}));
   return Heard::end;
 }
 

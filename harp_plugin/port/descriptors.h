@@ -12,11 +12,6 @@ namespace harp {
 
 enum class Heard { message, nothing, end };  // end: closed, or not a message of this length
 
-// Closes them in threads of its own: what has been passed and is not what was expected, and sockets by which somebody
-// who was not recognised may have passed something.
-void close_elsewhere(std::vector<lightcc::Fd>);
-void close_elsewhere(lightcc::Fd);
-
 bool send_with_descriptors(int socket, const void* message, size_t bytes, std::span<const int> descriptors);
 Heard receive_with_descriptors(int socket, void* message, size_t bytes, std::vector<lightcc::Fd>* descriptors);
 

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/close_elsewhere.h"
+
 namespace harp {
 
 using lightcc::Fd;
@@ -41,7 +43,7 @@ Fd if_same_user(Fd socket) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
   if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid()) return socket;
-  close_elsewhere(std::move(socket));
+  lightcc::close_elsewhere(std::move(socket));
   return Fd();
 }
 
@@ -94,7 +96,7 @@ Heard receive_message(int socket, ShmReceived* to) {
                     descriptors.size() <= to->descriptors.size() &&
                     std::none_of(descriptors.begin(), descriptors.end(), is_socket);
   if (!ours) {
-    close_elsewhere(std::move(descriptors));
+    lightcc::close_elsewhere(std::move(descriptors));
     return Heard::end;
   }
   descriptors.resize(to->descriptors.size());

@@ -38,10 +38,12 @@ class Lingering {
     EXPECT_EQ(setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &waits, sizeof waits), 0);
   }
   // Whoever closes it last waits: the one at the other end of this socket.
-  void pass(int over, const void* message, size_t bytes) {
+  void pass(int over, const void* message, size_t bytes) { EXPECT_TRUE(try_to_pass(over, message, bytes)); }
+  bool try_to_pass(int over, const void* message, size_t bytes) {
     const int fd = socket_.get();
-    EXPECT_TRUE(send_with_descriptors(over, message, bytes, std::span(&fd, 1)));
+    if (!send_with_descriptors(over, message, bytes, std::span(&fd, 1))) return false;
     socket_ = lightcc::Fd();
+    return true;
   }
 
  private:

@@ -2,12 +2,16 @@
 // host are in the way.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include <atomic>
+#include <chrono>
+#include <deque>
 #include <fstream>
 #include <thread>
 
 #include "child.h"
+#include "harp/lingering.h"
 #include "helpers.h"
 #include "net/bootstrap/bootstrap.h"
 #include "net/bootstrap/connect.h"
@@ -221,6 +225,29 @@ TEST(LocalExchangeFaults, AnotherUsersConnectionsAreClosedAtOnceAndNamed) {
   said[0] = exchange_info({name}, 0, 2, in_ms(20'000));
   client.join();
   EXPECT_EQ(said[0] + said[1], "") << "the ranks bootstrap all the same";
+}
+
+// A socket that lingers waits in close(), also where nobody has received it.
+TEST(LocalExchangeFaults, AnotherUserWhoPassesADescriptorThatLingersHoldsNobodyUp) {
+  NEEDS_ROOT();
+  const std::string name = random_name();
+  const auto since = std::chrono::steady_clock::now();
+  std::string said[2];
+  std::thread root([&] { said[0] = exchange_info({name}, 0, 2, in_ms(120'000)); });
+  std::deque<harp::Lingering> passed(3);
+  std::thread other([&] {
+    if (syscall(SYS_setresuid, -1, kOtherUser, -1) != 0) return;  // of this thread only
+    for (harp::Lingering& one : passed)
+      for (bool is_passed = false; !is_passed;) {
+        const Fd fd = local_socket();
+        is_passed = connect_local(fd.get(), name) == 0 && one.try_to_pass(fd.get(), "x", 1);
+      }
+  });
+  other.join();
+  said[1] = exchange_info({name}, 1, 2, in_ms(120'000));
+  root.join();
+  EXPECT_EQ(said[0] + said[1], "");
+  EXPECT_LT(std::chrono::steady_clock::now() - since, harp::Lingering::kNotWaited);
 }
 
 TEST(LocalExchangeFaults, ANameThatAnotherUserHoldsIsSaidInTime) {

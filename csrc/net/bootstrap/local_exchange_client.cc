@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/close_elsewhere.h"
 #include "base/shortage.h"
 #include "net/bootstrap/exchange_frames.h"
 
@@ -71,7 +72,7 @@ void LocalExchangeClient::connect(const Deadline& deadline) {
       if (error) continue;
       if (same_user(fd_.get())) return void(connected_ = was_connected_ = true);
       other_user = user_of(fd_.get());
-      fd_ = local_socket();
+      close_elsewhere(std::exchange(fd_, local_socket()));
     }
     if (nobody && was_connected_) throw left();
   }

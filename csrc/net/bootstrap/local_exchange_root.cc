@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/close_elsewhere.h"
 #include "base/shortage.h"
 #include "base/text.h"
 #include "net/bootstrap/exchange_frames.h"
@@ -16,9 +17,10 @@ constexpr int kAcceptsAtOnce = 64;                  // so that connected clients
 
 // Why a name cannot be had: who holds it.
 std::string holder_of(const std::string& name) {
-  const Fd probe = local_socket();
+  Fd probe = local_socket();
   const bool known = connect_local(probe.get(), name) == 0;
   const std::optional<uid_t> user = known ? user_of(probe.get()) : std::nullopt;
+  close_elsewhere(std::move(probe));
   return (user ? "a process of user " + std::to_string(*user) : "another process") +
          " holds this job's name on this host (@" + name + ")";
 }
@@ -108,6 +110,7 @@ void LocalExchangeRoot::accept_some(int listener) {
     shortage_.clear();
     if (!same_user(fd.get())) {
       ++unauthenticated_;
+      close_elsewhere(std::move(fd));
       continue;
     }
     if (const auto surplus = pending_.surplus()) drop(int(*surplus));
@@ -209,6 +212,11 @@ void LocalExchangeRoot::tell_failure(const Error& error, const Cancellation* can
     }
   }
   clients_.clear();
+  close_listeners();
+}
+
+void LocalExchangeRoot::close_listeners() {
+  for (Fd& listener : listeners_) close_listener(std::move(listener));
   listeners_.clear();
 }
 

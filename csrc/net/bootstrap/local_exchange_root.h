@@ -11,6 +11,7 @@ namespace lightcc {
 class LocalExchangeRoot : public LocalExchange {
  public:
   LocalExchangeRoot(std::vector<std::string> names, int size);
+  ~LocalExchangeRoot() override { close_listeners(); }
   std::vector<RankInfo> exchange(RankInfo mine, const Deadline&) override;
   void fail(const Error&, const Cancellation*) override;
 
@@ -31,6 +32,7 @@ class LocalExchangeRoot : public LocalExchange {
   void send_to_all(const std::vector<LocalMessage>&, const Deadline&);
   void tell_failure(const Error&, const Cancellation*);
   void drop(int fd);
+  void close_listeners();
   std::vector<int> absent() const;  // ranks that have sent no info in this round
   Error missing(uint64_t deadline_ns) const;
   std::string in_time(uint64_t deadline_ns) const;
