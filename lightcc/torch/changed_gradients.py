@@ -43,10 +43,9 @@ def undelivered(gradients: Iterable[Gradient]) -> Tuple[List[Gradient], List[Gra
         grad: Any = gradient.parameter.grad
         try:  # every gradient of every step comes by here
             if grad._version == gradient.count:
-                if gradient.outside is None:
-                    if grad.data_ptr() == gradient.address:
-                        continue
-                elif grad is gradient.outside:
+                if grad.data_ptr() == gradient.address:
+                    continue
+                if grad is gradient.outside:
                     gradient.outside = None
                     outside.append(gradient)
                     continue
