@@ -61,6 +61,7 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training or size() == 1:
             return self._local(input)
+        input = input if channels_are_last(input) else input.contiguous()
         mean, variance, count = _statistics(input, self.eps)
         if self.track_running_stats and self.running_mean is not None:
             self._track(mean, variance * (count / (count - 1)))
@@ -111,12 +112,12 @@ def _statistics(input: torch.Tensor, eps: float):
 
 
 class _Normalise(torch.autograd.Function):
-    """(input - mean) / sqrt(variance + eps) * weight + bias, where mean and variance are of the inputs of all ranks."""
+    """(input - mean) / sqrt(variance + eps) * weight + bias, where mean and variance are of the inputs of all ranks.
+    The input is contiguous, or its channels are last."""
 
     @staticmethod
     def forward(ctx, input, weight, bias, mean, variance, count, eps):
         ctx.count, ctx.last = count, channels_are_last(input)
-        input = input if ctx.last else input.contiguous()
         ctx.save_for_backward(input, weight, mean, torch.rsqrt(variance + eps))
         if not input.numel():
             return torch.empty_like(input)
