@@ -16,7 +16,7 @@
 namespace lightcc {
 namespace {
 
-constexpr size_t kCauseBytes = 300, kReadBytes = 4096;
+constexpr size_t kLongestCause = 300, kTalkBytes = 4096;
 
 // LIGHTCC_LAUNCHER_FD is "descriptor:inode": a process that has the variable and not the socket may have another file
 // under that number.
@@ -72,7 +72,7 @@ void LauncherTalk::say(const std::string& line) const {
 
 void LauncherTalk::listen() {
   std::string pending;
-  char chunk[kReadBytes];
+  char chunk[kTalkBytes];
   while (true) {
     pollfd waits[] = {{socket_, POLLIN, 0}, {over_->fd(), POLLIN, 0}};
     if (poll(waits, 2, -1) < 0 && errno != EINTR) return;
@@ -88,7 +88,7 @@ void LauncherTalk::listen() {
 bool LauncherTalk::heed(const std::string& line) {
   const std::string begin = "cancel " + number_ + " ";
   if (!line.starts_with(begin)) return false;  // of an init that is over
-  const std::string_view cause = cut(std::string_view(line).substr(begin.size()), kCauseBytes);
+  const std::string_view cause = cut(std::string_view(line).substr(begin.size()), kLongestCause);
   cancellation_.cancel(Error(Code::shut_down, "init: " + std::string(cause)));
   return true;
 }

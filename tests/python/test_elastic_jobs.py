@@ -175,7 +175,10 @@ def test_ctrl_c(tmp_path):
     trained(running)
     running.process.send_signal(signal.SIGINT)
     code, _, err = running.finish()
-    assert code == 130 and err.endswith("lightccrun: interrupted by signal 2 (SIGINT); ended 2 workers\n"), err
+    lines = err.splitlines()
+    assert code == 130 and "lightccrun: 2 workers have 5 s to end; a second Ctrl-C kills at once" in lines, err
+    # On a machine that has much else to do they may need longer, and then it says so.
+    assert lines[-1].startswith("lightccrun: interrupted by signal 2 (SIGINT); ended 2 workers"), err
 
 
 def test_nothing_is_left_when_the_launcher_is_killed(tmp_path):

@@ -141,8 +141,8 @@ def test_sink_does_not_wait_for_its_reader():
     (["true"], "-np N"),
     (["-np", 2], "which command"),
     (["-np", 2, "--nonesuch", "true"], "unrecognized arguments: --nonesuch\n"),
-    (["-n", 2, "--hostfil", "h", "--start_timeout=3", "true"], "--hostfil --start_timeout=3; did you mean -np, "
-                                                               "--hostfile, --start-timeout?\n"),
+    (["-np", 2, "--hostfil=h", "--start_timeout=3", "true"], "--hostfil=h --start_timeout=3; did you mean --hostfile, "
+                                                             "--start-timeout?\n"),
     (["-np", 2, "--hostfile", "nosuch", "true"], "lightccrun: --hostfile nosuch: No such file or directory\n"),
     (["-np", 2, "--log-level", "LOUD", "true"], "'LOUD' is not one of TRACE, "),
 ])
