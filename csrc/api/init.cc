@@ -9,6 +9,7 @@
 #include "api/global_state.h"
 #include "api/launcher_talk.h"
 #include "api/lightcc.h"
+#include "base/known_variables.h"
 #include "base/log.h"
 #include "device/device.h"
 #include "engine/calibration.h"
@@ -78,6 +79,8 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   }
   std::string notes;
   const Config config = read_config(environment, &notes);
+  if (const std::string unknown = unknown_variables(environ, config.net != "tcp"); !unknown.empty())
+    notes += (notes.empty() ? "" : "\n") + unknown;
   const World world = find();
   CancellableInit under_way(world.job);
   set_log(config.log_level, config.log_hide_time, world.rank, world.host);

@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lightcc {
 
@@ -16,6 +17,7 @@ struct Config {
   int cache_capacity = 1024;         // HOROVOD_CACHE_CAPACITY: requests remembered per group, 0 = none
   double stall_warn_s = 60;          // HOROVOD_STALL_CHECK_TIME_SECONDS
   double stall_end_s = 0;            // HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: 0 = never
+  double deadlock_s = 5;             // LIGHTCC_DEADLOCK_CHECK_SECONDS: 0 = never
   bool stall_check = true;           // HOROVOD_STALL_CHECK_DISABLE: 1 turns warnings and endings off
   double start_timeout_s = 30;       // HOROVOD_START_TIMEOUT: longest wait for the other ranks in init
   std::string select;                // LIGHTCC_SELECT: forces backends, "allreduce=ring,broadcast=binomial"
@@ -67,7 +69,14 @@ Config with_settings(Config, const std::string& shared);  // throws Error{intern
 // "HOROVOD_CACHE_CAPACITY=5 (rank 0: 1024), ..."; empty: none.
 std::string differing_settings(const std::string& rank0, const std::string& other);
 
-std::string knobs_markdown();           // the table for docs/knobs.md
+struct KnobRow {  // of the table: its text and its variables
+  const char* name;
+  const char* help;
+  std::string fallback;                  // its default, as text
+  std::vector<const char*> other_names;  // read if that is not set
+};
+std::vector<KnobRow> knob_rows();
+std::string knobs_markdown();           // docs/knobs.md
 std::string knobs_text(const Config&);  // "name=value" lines
 
 }  // namespace lightcc

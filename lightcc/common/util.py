@@ -148,8 +148,8 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 def env(**kwargs) -> Iterator[None]:
     """Sets environment variables and restores them; None leaves a variable as it is.
 
-    >>> with env(LIGHTCC_EXAMPLE="1"):
-    ...     os.environ["LIGHTCC_EXAMPLE"]
+    >>> with env(LIGHTCC_TEST_EXAMPLE="1"):
+    ...     os.environ["LIGHTCC_TEST_EXAMPLE"]
     '1'
     """
     before = {name: os.environ.get(name) for name, value in kwargs.items() if value is not None}

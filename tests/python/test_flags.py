@@ -234,10 +234,7 @@ def test_the_page_has_every_flag_and_its_variable():
 
 
 def test_the_page_of_knobs_has_every_variable_of_horovod():
-    page = (ROOT / "docs" / "knobs.md").read_text()
-    frameworks = re.search(r"`HOROVOD_WITHOUT_…` of (.*)\.", page)[1].split(". ")[0].split(", ")
-    known = set(re.findall(r"HOROVOD_\w+", page))
-    known |= {f"HOROVOD_{way}_{name}" for way in ("WITH", "WITHOUT") for name in frameworks}
+    known = set(re.findall(r"HOROVOD_\w+", (ROOT / "docs" / "knobs.md").read_text()))
     assert {entry["name"] for entry in MANIFEST["environment"]} - known == set()
 
 
@@ -255,3 +252,32 @@ def test_variables_without_effect_are_reported_by_rank_0_once():
     code, out, err = start("-np", 2, sys.executable, "-c", code, **variables).finish()
     said = re.findall(r"(HOROVOD_\w+)=\S+ has no effect in this version: ", err)
     assert code == 0 and sorted(said) == sorted(REPORTED), err
+
+
+VARIABLE = re.compile(r"""["'](?!LIGHTCC_TEST_)((?:HOROVOD|LIGHTCC|LIGHT|HARP)_[A-Z0-9_]+)["'=]""")
+TABLES = [ROOT / "csrc" / "base" / name for name in ("config.cc", "idle_knobs.h", "known_variables.cc")]
+
+
+def variables_in(paths):
+    return {name for path in paths for name in VARIABLE.findall(path.read_text())}
+
+
+def test_every_variable_that_is_read_or_set_is_known_and_no_other():
+    """Else rank 0 would say of it that nobody knows it (csrc/base/known_variables.h)."""
+    sources = [path for folder in ("csrc", "harp_plugin", "lightcc") for path in (ROOT / folder).rglob("*")
+               if path.suffix in {".cc", ".h", ".py"} and path not in TABLES]
+    used = variables_in([*sources, ROOT / "setup.py"])
+    assert used - variables_in(TABLES) == set(), "add them to kKnobs of config.cc, or to kOthers of known_variables.cc"
+    others = set(VARIABLE.findall(re.search(r"kOthers\[\] = \{(.*?)\};", TABLES[2].read_text(), re.DOTALL)[1]))
+    assert others - used == set(), "nobody reads them any more"
+    horovods = {entry["name"] for entry in MANIFEST["environment"]}
+    assert horovods - variables_in(TABLES) == set()
+
+
+def test_unknown_variables_are_told_by_rank_0_once_with_the_nearest_name():
+    code = "import lightcc.numpy as hvd; hvd.init(); hvd.shutdown(); hvd.init(); hvd.shutdown()"
+    code, out, err = start("-np", 2, sys.executable, "-c", code, HOROVOD_CYCLETIME="1", LIGHTCC_TYPO="1",
+                           HOROVOD_WITH_MPI="1").finish()
+    said = re.findall(r"(\w+) is set, but lightcc knows no variable of that name: (.*)", err)
+    assert (code, said) == (0, [("HOROVOD_CYCLETIME", "did you mean HOROVOD_CYCLE_TIME?"),
+                                ("LIGHTCC_TYPO", "docs/knobs.md lists those that it reads")]), err
