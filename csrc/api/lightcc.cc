@@ -33,7 +33,9 @@ std::shared_ptr<Engine> engine() {
     throw Error(Code::shut_down,
                 "this process was forked from a rank and is none itself: call " + s.init_call +
                     " in it with a world of its own, or use lightcc in the parent only");
-  if (!s.engine) throw Error(Code::shut_down, "lightcc is not initialised: call " + s.init_call + " first");
+  if (!s.engine)  // programs look for Horovod's sentence
+    throw Error(Code::shut_down, "Horovod has not been initialized; use hvd.init(). lightcc is not initialised: call " +
+                                     s.init_call + " first");
   return s.engine;
 }
 

@@ -113,7 +113,8 @@ for how in ("shutdown", "finally", "end"):
 
 # Before init; this check must be the first
 
-NOT_INITIALISED = r"lightcc is not initialised: call lightcc\.[a-z.]+\.init\(\) first"
+NOT_INITIALISED = (r"Horovod has not been initialized; use hvd\.init\(\)\. "
+                   r"lightcc is not initialised: call lightcc\.[a-z.]+\.init\(\) first")
 
 
 def check_before_init():

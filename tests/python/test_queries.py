@@ -22,7 +22,8 @@ sys.path.append(str(Path(__file__).parents[1] / "multihost"))
 from launchers import MPIRUN  # noqa: E402
 
 DEADLINE_S = 60
-NOT_INITIALISED = r"^lightcc is not initialised: call lightcc\.[a-z.]+\.init\(\) first$"  # who came last
+NOT_INITIALISED = (r"^Horovod has not been initialized; use hvd\.init\(\)\. "  # which programs look for
+                   r"lightcc is not initialised: call lightcc\.[a-z.]+\.init\(\) first$")  # who came last
 
 # What each process prints to a file of its own, since launchers mix outputs. Whoever asks before init is told so.
 PROGRAM = """
@@ -89,7 +90,9 @@ def started(folder, command, module="lightcc.numpy", **variables):
 def expect(seen, size, built, module="lightcc.numpy"):
     assert len(seen) == size
     for rank, (before, topology, outside, inside, after) in enumerate(seen):
-        assert before == after == [f"lightcc is not initialised: call {module}.init() first"] * len(topology)
+        said = ("Horovod has not been initialized; use hvd.init(). lightcc is not initialised: call "
+                f"{module}.init() first")
+        assert before == after == [said] * len(topology)
         assert outside == inside == {**built, **NEVER, **GPU}
         assert topology == dict(rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1,
                                 is_homogeneous=True, mpi_threads_supported=built["mpi_enabled"])

@@ -164,7 +164,8 @@ TEST_F(Api, MemoryAfterTheEndOfAnEpochIsRefusedWithItsCause) {
 TEST(NoEpoch, IsSaidInTheWordsOfThePackageInUse) {
   lightcc_name_init("lightcc.torch.init()");
   EXPECT_EQ(lightcc_abort(""), LIGHTCC_SHUT_DOWN);
-  EXPECT_STREQ(lightcc_error(), "lightcc is not initialised: call lightcc.torch.init() first");
+  EXPECT_STREQ(lightcc_error(), "Horovod has not been initialized; use hvd.init(). lightcc is not initialised: call "
+                                "lightcc.torch.init() first");
   lightcc_name_init("init()");
 }
 
