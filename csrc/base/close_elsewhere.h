@@ -1,6 +1,6 @@
-// Closing what strangers may have had a hand in. close() of a descriptor that another process has passed may take as long
-// as that process likes (a TCP socket that lingers, a file of a file system of theirs). So may close() of a socket that
-// they could send to, since descriptors that nobody has received are closed with it.
+// Closing what strangers may have had a hand in. close() of a descriptor that another process has passed may take as
+// long as that process likes (a TCP socket that lingers, a file of a file system of theirs). So may close() of a socket
+// that they could send to, since descriptors that nobody has received are closed with it.
 #pragma once
 #include <vector>
 

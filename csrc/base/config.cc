@@ -125,8 +125,9 @@ const Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.stall_end_s = v.seconds(); },
      [](const Config& c) { return text_of(c.stall_end_s); }},
     {"LIGHTCC_DEADLOCK_CHECK_SECONDS",
-     "Warn about ranks that wait for each other, so that none of them can go on, when they have waited so long: one is "
-     "in an operation that the other has not called, and the other in one that the first has not. 0: only as of stalls.",
+     "Warn about ranks that wait for each other, so that none of them can go on, when they have waited so long: one "
+     "is in an operation that the other has not called, and the other in one that the first has not. 0: only as of "
+     "stalls.",
      [](Config& c, const Value& v) { c.deadlock_s = v.seconds(); },
      [](const Config& c) { return text_of(c.deadlock_s); }},
     {"HOROVOD_STALL_CHECK_DISABLE", "1: neither warn about stalls and deadlocks nor end them.",
@@ -291,9 +292,9 @@ const Knob kKnobs[] = {
 constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION", "HOROVOD_CACHE_CAPACITY",
                                    "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                                    "LIGHTCC_DEADLOCK_CHECK_SECONDS", "HOROVOD_STALL_CHECK_DISABLE", "LIGHTCC_SELECT",
-                                   "LIGHT_2D_ALLREDUCE", "LIGHT_HIERARCHICAL_THRESHOLD", "HOROVOD_HIERARCHICAL_ALLGATHER",
-                                   "HOROVOD_NUM_NCCL_STREAMS", "LIGHTCC_NET", "LIGHTCC_NET_PLUGIN",
-                                   "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "HOROVOD_AUTOTUNE",
+                                   "LIGHT_2D_ALLREDUCE", "LIGHT_HIERARCHICAL_THRESHOLD",
+                                   "HOROVOD_HIERARCHICAL_ALLGATHER", "HOROVOD_NUM_NCCL_STREAMS", "LIGHTCC_NET",
+                                   "LIGHTCC_NET_PLUGIN", "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "HOROVOD_AUTOTUNE",
                                    "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO", "LIGHT_TOPK_THRESHOLD",
                                    "LIGHT_TOPK_FP16", "HOROVOD_CHECK_WEIGHTS"};
 

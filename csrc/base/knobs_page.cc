@@ -25,15 +25,15 @@ set is believed; if none is, the process is a world of one.
 Slurm's row counts only in a process that srun started: a step that is none of Slurm's own, and `SLURM_STEP_NUM_TASKS`,
 if set, equal to `SLURM_NTASKS`. The shell of `salloc` and a batch script are worlds of one.
 
-lightccrun also sets torchrun's variables but for its mark, and takes other launchers' marks away. So a mark of torchrun,
-Open MPI or PMI beside lightccrun's is that of a launcher inside one of its ranks, and comes first. A process that no row
-fits is refused if a rank above 0 or a size above 1 is set and what else its row needs is not.
+lightccrun also sets torchrun's variables but for its mark, and takes other launchers' marks away. So a mark of
+torchrun, Open MPI or PMI beside lightccrun's is that of a launcher inside one of its ranks, and comes first. A process
+that no row fits is refused if a rank above 0 or a size above 1 is set and what else its row needs is not.
 
 lightccrun also sets `HOROVOD_CROSS_RANK` and `HOROVOD_CROSS_SIZE` (this host among the hosts) and `HOROVOD_HOSTNAME`
 (its name as listed) for scripts that read them; the core itself finds out who shares a host (`LIGHTCC_HOST_ID`).
 lightccrun gives every job its own `LIGHTCC_JOB_ID`, by which its ranks find each other, and every rank
-`LIGHTCC_LAUNCHER_FD`, a socket by which `init()` hears that a rank that it waits for has ended. In an elastic job it sets
-`HOROVOD_ELASTIC=1`, and `LIGHTCC_DRIVER_FD` to a socket by which `init()` asks who the others are; the variables above
+`LIGHTCC_LAUNCHER_FD`, a socket by which `init()` hears that a rank that it waits for has ended. In an elastic job it
+sets `HOROVOD_ELASTIC=1`, and `LIGHTCC_DRIVER_FD` to a socket by which `init()` asks who the others are; the variables above
 stay what they were when the worker was started. `HOROVOD_ELASTIC_TIMEOUT` is the default of its `--elastic-timeout`.
 
 ## How ranks on several hosts meet
@@ -76,8 +76,8 @@ std::string knobs_markdown() {
       "Environment variables that lightcc reads. This page is generated from `csrc/base/config.cc`: build the target\n"
       "`knobs` and redirect its output here. Sizes are bytes, times seconds (fractions allowed), switches 0 or 1\n"
       "(true, false, yes, no, on and off are understood too). More than 1e9 seconds count as 1e9. An empty value\n"
-      "counts as not set; one that cannot be read is an error in init that names the variable. Of a variable that begins\n"
-      "as these do and is none of them, rank 0 says so at init, with the nearest name that is.\n"
+      "counts as not set; one that cannot be read is an error in init that names the variable. Of a variable that\n"
+      "begins as these do and is none of them, rank 0 says so at init, with the nearest name that is.\n"
       "`lightcc_describe(\"knobs\")` tells the values in force.\n\n"
       "| variable | default | meaning |\n| --- | --- | --- |\n";
   for (const KnobRow& knob : knob_rows()) {

@@ -1,5 +1,5 @@
-// Names of variables with our prefixes: which are known, and what is said of one that is not. It is mostly misspelt, and
-// what it asks for would not happen without a word.
+// Names of variables with our prefixes: which are known, and what is said of one that is not. It is mostly misspelt,
+// and what it asks for would not happen without a word.
 #pragma once
 #include <string>
 #include <vector>

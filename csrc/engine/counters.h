@@ -34,7 +34,9 @@ struct Counters {
       "net_plugin_bytes"};  // the same, over a network plugin of NCCL's
   void add(Name name, uint64_t n = 1) { values[name].fetch_add(n, std::memory_order_relaxed); }
   // One more, of a counter that only the holder of the progress lock changes: no locked instruction.
-  void count(Name name) { values[name].store(values[name].load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
+  void count(Name name) {
+    values[name].store(values[name].load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
   void raise(Name name, uint64_t to) {
     uint64_t is = values[name].load(std::memory_order_relaxed);
     while (is < to && !values[name].compare_exchange_weak(is, to, std::memory_order_relaxed)) {}

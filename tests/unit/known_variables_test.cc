@@ -28,7 +28,8 @@ TEST(KnownVariables, OneThatIsMisspeltIsToldWithTheNearestName) {
 }
 
 TEST(KnownVariables, OneThatIsNearToNoneIsToldTooIfItsPrefixIsOurs) {
-  const std::string none = " is set, but lightcc knows no variable of that name: docs/knobs.md lists those that it reads";
+  const std::string none =
+      " is set, but lightcc knows no variable of that name: docs/knobs.md lists those that it reads";
   EXPECT_EQ(said_of({"LIGHTCC_TYPO=1", "HOROVOD_EXPERIMENT_NAME=a=b", "PATH=/bin"}),
             "HOROVOD_EXPERIMENT_NAME" + none + "\nLIGHTCC_TYPO" + none) << "in an order of their own";
   EXPECT_EQ(said_of({"LIGHT_THEME=dark", "HARP_SINGER=1", "LIGHTNING_X=1", "LIGHTCC=1"}, true), "") << "of others";

@@ -27,7 +27,7 @@ Address mapped(const Address& address) {
 }
 
 constexpr int kBufferBytes = 4 << 20;  // asked for; the system may give less
-constexpr int kMostATick = 1024;       // datagrams that are read; a heartbeat comes four times a second from each sender
+constexpr int kMostATick = 1024;       // datagrams that are read; each sender's come four times a second
 
 // Has the kernel drop every datagram that does not begin with `head`, so that those of strangers take no room in the
 // socket's buffer, however many they are. A classic BPF program, which needs no privilege.
