@@ -1,5 +1,5 @@
-// What one rank reports to the deadlock detector (control/deadlock_detector.h) of itself: what its only waiting thread
-// has been blocked on for long, and that it goes on; each once.
+// What one rank reports of itself: what its only waiting thread has been blocked on for long, and that it goes on. Each
+// once: to the deadlock detector (control/deadlock_detector.h), and later to its process set (Coordinator::blocked).
 #pragma once
 #include <optional>
 #include <string>
@@ -14,14 +14,17 @@ class BlockedState {
  public:
   explicit BlockedState(int rank) { report_.rank = rank; }
 
-  void block(const Request& request) {
+  // reports: to the deadlock detector, which has something to find if there are several process sets.
+  void block(const Request& request, uint64_t now_ns, bool reports) {
     if (blocked()) return;
     report_.group = request.group;
     report_.kind = request.what.kind;
     report_.key = request.key;
     automatic_ = request.automatic;
     ++report_.state;
-    unreported_ = true;
+    since_ns_ = now_ns;
+    reports_ = reports;
+    unreported_ = unreported_ || reports;
   }
   void unblock() {
     if (!blocked()) return;
@@ -29,8 +32,16 @@ class BlockedState {
     report_.kind = Kind::barrier;
     report_.key.clear();
     ++report_.state;
-    unreported_ = true;
+    unreported_ = unreported_ || reports_;
+    long_wait_ = LongWait::no;
   }
+  // It is blocked on this request and still waits for it; after so long that is to be said in its process set, once.
+  void waits(const Request& request, uint64_t now_ns, uint64_t long_ns) {
+    if (report_.group != request.group || report_.key != request.key) return;
+    if (long_wait_ == LongWait::no && now_ns - since_ns_ >= long_ns) long_wait_ = LongWait::due;
+  }
+  bool long_wait_due() const { return long_wait_ == LongWait::due; }
+  void long_wait_said() { long_wait_ = LongWait::said; }
   bool blocked() const { return report_.group >= 0; }
   bool blocked(uint32_t state) const { return blocked() && report_.state == state; }
   // What it is blocked on, while it is.
@@ -40,7 +51,7 @@ class BlockedState {
   const std::string& key() const { return report_.key; }
 
   void add(const DeadlockProbe& probe) { probes_.push_back(probe); }
-  bool pending() const { return unreported_ || !probes_.empty(); }
+  bool pending() const { return unreported_ || !probes_.empty() || long_wait_due(); }
   std::optional<BlockedReport> take_report() {
     return std::exchange(unreported_, false) ? std::optional(report_) : std::nullopt;
   }
@@ -59,7 +70,9 @@ class BlockedState {
  private:
   BlockedReport report_;
   bool automatic_ = false;
-  bool unreported_ = false;
+  uint64_t since_ns_ = 0;
+  bool reports_ = false, unreported_ = false;
+  enum class LongWait { no, due, said } long_wait_ = LongWait::no;
   std::optional<Confirmation> confirmation_;
   std::vector<DeadlockProbe> probes_;  // not yet answered
 };

@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "engine/fusion.h"
-#include "engine/hosts_subject.h"
 #include "engine/validate.h"
 
 namespace lightcc {
@@ -175,7 +174,6 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   waiters_.fetch_add(1);
   request.awaited.store(true);
   if (request.planned.load()) awaits_planned_.store(true);
-  if (begin - request.submitted_ns > kBlockedNs && waiters_ == 1) report_if_blocked(request);
   Patience patience(wait_habit_);
   while (!request.finished.load(std::memory_order_acquire)) {
     if (drive()) {
@@ -183,6 +181,7 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
     } else if (!patience.wait_a_little()) {
       uint64_t now = now_ns();
       if (now >= deadline_ns) break;
+      if (now - request.submitted_ns > kBlockedNs && waiters_ == 1) report_if_blocked(request, now);
       sleep(Sleeper::caller, std::min(deadline_ns - now, kTickNs), request.finished);
       patience.reset();
     }
@@ -356,56 +355,6 @@ void Engine::wake_engine_thread() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   peers_->wake_own_engine();
   if (inbox_.full()) peers_->wake_own_driver();  // with work in flight it sleeps there, as callers do
-}
-
-// ---- groups
-
-std::string Engine::plans_text() {
-  while (!progress_lock_.try_lock()) {
-    if (stopping_) return "";  // shutdown keeps the progress lock
-    std::this_thread::yield();
-  }
-  std::string text;
-  for (auto& [id, group_engine] : group_engines_) {
-    const std::string plans = group_engine->plans_text();
-    if (!plans.empty()) text += "process set " + std::to_string(id) + "\n" + plans;
-  }
-  progress_lock_.unlock();
-  return text;
-}
-
-std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
-  return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, counters_, tracing_,
-                                       progress_lock_, launches_, *this,
-                                       CacheFile::of(config_.cache_dir, hosts_subject(*peers_, config_)));
-}
-
-// The members, or the id of the group to remove, came as the request's shape: so that ranks agree on them.
-void Engine::change_groups(Request& request) {
-  progress_lock_.assert_held();
-  const Shape& numbers = request.what.tensors[0].shape;
-  if (request.what.kind == Kind::remove_group) {
-    int group = int(numbers[0]);
-    if (auto it = group_engines_.find(group); it != group_engines_.end()) {
-      it->second->fail_all(Code::invalid_argument, "its process set was removed");
-      it->second->end_nccl(now_ns() + NcclLaunches::kQueuedNs);
-      launches_.forget(group);
-    }
-    group_engines_.erase(group);
-    peers_->reset_group(group);
-    groups_.remove(group);
-    inbox_.forget_group(group);
-    return;
-  }
-  const auto group = groups_.add({numbers.begin(), numbers.end()}, peers_->rank(), peers_->topology());
-  request.new_group = group->id();
-  if (!group->contains(peers_->rank())) return;
-  auto& group_engine = group_engines_[group->id()];
-  group_engine = make_group_engine(group);
-  if (join_) {
-    ++join_parts_;
-    group_engine->submit(join_);
-  }
 }
 
 }  // namespace lightcc

@@ -158,7 +158,7 @@ class Engine : public GroupEngineOwner {
   void nap_or_park();
   void wake_engine_thread();
   bool nobody_watches_network();               // callers did, and the last of them has gone
-  void report_if_blocked(const Request&);
+  void report_if_blocked(const Request&, uint64_t now_ns);
   bool detect_deadlocks();
   void answer(const DeadlockProbe&);
   void declare_absent();

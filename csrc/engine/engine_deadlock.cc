@@ -1,5 +1,5 @@
-// The engine's part in finding deadlocks between process sets (control/deadlock_detector.h): what it reports, what it
-// answers, and what it does when both ranks have confirmed one.
+// The engine's part in finding deadlocks: between process sets (control/deadlock_detector.h) what it reports, what it
+// answers, and what it does when both ranks have confirmed one; inside one (Coordinator::blocked) what it reports.
 
 #include "engine/engine.h"
 
@@ -15,14 +15,16 @@ std::string process_set_text(int id, const std::shared_ptr<const Group>& group) 
 
 }  // namespace
 
-// A rank that belongs to one process set only can be in no such deadlock.
-void Engine::report_if_blocked(const Request& request) {
-  if (blocked_state_.blocked() || request.what.kind == Kind::join) return;
-  if (!progress_lock_.try_lock()) return;
+// A rank that belongs to one process set only can be in no deadlock between sets, but in one between operations.
+void Engine::report_if_blocked(const Request& request, uint64_t now) {
+  if (request.what.kind == Kind::join || !progress_lock_.try_lock()) return;
   auto group_engine = group_engines_.find(request.group);
-  if (group_engines_.size() > 1 && group_engine != group_engines_.end() &&
-      group_engine->second->announced(request.what.kind, request.automatic, request.key))
-    blocked_state_.block(request);
+  if (group_engine != group_engines_.end() &&
+      group_engine->second->announced(request.what.kind, request.automatic, request.key)) {
+    blocked_state_.block(request, now, group_engines_.size() > 1);
+    if (config_.stall_check && config_.deadlock_s > 0)
+      blocked_state_.waits(request, now, uint64_t(config_.deadlock_s * 1e9));
+  }
   progress_lock_.unlock();
 }
 
@@ -55,6 +57,10 @@ bool Engine::detect_deadlocks() {
   bool moved = false;
   if (auto report = blocked_state_.take_report(); report && !world.control_plane().cut_off())
     world.control_plane().send_up(*report), moved = true;
+  if (auto own = group_engines_.find(blocked_state_.group()); blocked_state_.long_wait_due() &&
+                                                              own != group_engines_.end() &&
+                                                              own->second->report_blocked(blocked_state_.key()))
+    blocked_state_.long_wait_said(), moved = true;
   for (const DeadlockProbe& one : blocked_state_.take_probes()) answer(one), moved = true;
   for (const DeadlockProbe& one : deadlock_detector_.take_messages())
     world.control_plane().send_down(one), moved = true;

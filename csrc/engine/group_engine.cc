@@ -85,8 +85,10 @@ void GroupEngine::receive_up(int from, UpMessage message) {
                           for (const std::string& key : coordinator_->announce_bucket(from, bucket, now)) ready(key);
                         },
                         [&](const PlanLeft& left) { coordinator_->plan_left(from, left.plan); },
-                        // Answered when all that has arrived is taken in.
-                        [&](const Query& query) { queries_.push_back({query.member, query.key}); },
+                        [&](const Query& query) {
+                          if (query.blocked) return report_deadlock(coordinator_->blocked(query.member, query.key));
+                          queries_.push_back({query.member, query.key});  // answered when all that came is taken in
+                        },
                         [&](const MembersAbsent& absence) { coordinator_->members_absent(absence); },
                         [&](const Refused& refused) { coordinator_->refused(from, refused.key, refused.why); },
                         [&](const BlockedReport& report) {

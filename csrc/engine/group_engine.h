@@ -80,6 +80,8 @@ class GroupEngine : public ControlPlaneOwner {
   bool idle() const { return pending_.empty() && batches_in_flight() == 0 && !fast_path_request_; }
   bool flush();                                         // true while messages wait for room
   void inspect(uint64_t now);                           // looks for stalls
+  // This rank waits for nothing but this, for long. False: it is not what others must still announce.
+  bool report_blocked(const std::string& key);
   bool watches_gpu() const { return gpu_is_busy_; }     // what was queued there may not have ended; step() looks
   bool polls() const;                                   // for what rings nobody: NCCL, and room in its stream
   // No collective is run by it any more. What was queued may end until the deadline; 0: it is aborted. Does not wait:
@@ -123,9 +125,11 @@ class GroupEngine : public ControlPlaneOwner {
   void inspect_request(Request&, bool running, uint64_t now);
   void report_stall(Request&, const std::vector<int>& missing, const std::vector<int>& joined, const std::string& note,
                     uint64_t now);
+  void report_deadlock(const std::vector<Wait>&);
   std::string note(const std::string& key, const std::vector<int>& missing);
   std::vector<int> silent_members(uint64_t now) const;
   std::string names(const std::vector<int>& members) const;
+  std::string some_names(std::vector<int> members) const;  // the first of many
 
   Peers& peers_;
   const std::shared_ptr<const Group> group_;

@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint64_t kDozeNs = 300'000'000;     // a rank with work in flight looks around three times as often
 constexpr size_t kMostNotes = 4;              // members of which a warning says more than their name
+constexpr size_t kMostNames = 8;              // members that a deadlock's warning names on each side
 constexpr uint64_t kSilenceNs = 400'000'000;  // a coordinator that takes longer to answer is itself missing
 
 }  // namespace
@@ -64,6 +65,12 @@ std::string GroupEngine::names(const std::vector<int>& members) const {
   return text;
 }
 
+std::string GroupEngine::some_names(std::vector<int> members) const {
+  const size_t more = members.size() - std::min(members.size(), kMostNames);
+  members.resize(members.size() - more);
+  return names(members) + (more ? " and " + std::to_string(more) + " more" : "");
+}
+
 // The coordinator's: why these members may not have come, as far as it knows.
 std::string GroupEngine::note(const std::string& key, const std::vector<int>& missing) {
   std::string text;
@@ -109,6 +116,28 @@ void GroupEngine::report_stall(Request& request, const std::vector<int>& missing
                             " to submit it or to go on. " +
                             (note.empty() ? "Are they stopped, or do they take another path through the program?"
                                           : "Of those, " + note));
+}
+
+bool GroupEngine::report_blocked(const std::string& key) {
+  progress_lock_.assert_held();
+  if (!pending_.contains(key)) return false;
+  control_plane_->send_up(Query{key, group_->index(), true});
+  return true;
+}
+
+void GroupEngine::report_deadlock(const std::vector<Wait>& circle) {
+  if (circle.empty()) return;
+  counters_.add(Counters::stall_warnings);
+  std::string text;
+  for (const Wait& wait : circle)
+    text += (text.empty() ? "" : "; ") + some_names(wait.members) +
+            (wait.members.size() > 1 ? " wait in " : " waits in ") + title_of_key(wait.key) + " for " +
+            some_names(wait.missing);
+  log(Level::warning,
+      "deadlock: ranks wait for each other, and none of them can go on" +
+          (group_->id() == 0 ? "" : " in process set " + std::to_string(group_->id())) + ": " + text +
+          ". Is one of these calls inside a condition on the rank, or do ranks make them in another order? "
+          "(docs/errors.md)");
 }
 
 void GroupEngine::remind() {

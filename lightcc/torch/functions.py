@@ -101,7 +101,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state: the state of LBFGS cannot be broadcast; create it on all ranks "
                          "after broadcast_parameters.")
-    sizes = allgather_object([len(group["params"]) for group in optimizer.param_groups], "optimizer_state.sizes")
+    sizes = allgather_object([len(group["params"]) for group in optimizer.param_groups],
+                             "broadcast_optimizer_state.sizes")
     if any(other != sizes[0] for other in sizes):
         raise ValueError("broadcast_optimizer_state: the ranks have other numbers of parameters in their groups: "
                          + ", ".join(f"rank {i} {size}" for i, size in enumerate(sizes)) + ".")
@@ -110,11 +111,11 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
     state = {index.get(id(key), key): value for key, value in optimizer.state.items()}
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     mine = {"options": options, "state": state}
-    outline = broadcast_object(_outline(mine), root_rank, "optimizer_state")
+    outline = broadcast_object(_outline(mine), root_rank, "broadcast_optimizer_state")
     tensors: List[torch.Tensor] = []
     theirs = mine if rank() == root_rank else _received_into(outline, mine, params)
     _collect(theirs, tensors)
-    _broadcast_in_place([(f"optimizer_state.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank)
+    _broadcast_in_place([(f"broadcast_optimizer_state.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank)
     if rank() != root_rank:
         for group, new in zip(optimizer.param_groups, theirs["options"]):
             for key in group.keys() - new.keys() - {"params"}:

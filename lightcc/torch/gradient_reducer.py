@@ -105,7 +105,8 @@ class GradientReducer:
         if not open_:
             return
         mine = [(True, 0) if g.sent and not self._sparse_as_dense else sparse.form_of(g.parameter.grad) for g in open_]
-        forms = sparse.agree(mine, f"gradient_forms.{open_[0].name}", self._process_set)
+        name = f"optimizer.step() (forms of the gradients, from {open_[0].name} on)"
+        forms = sparse.agree(mine, name, self._process_set)
         settled = set()
         for gradient, (dense, dimensions) in zip(open_, forms):
             dimensions = dimensions or sparse_dims_of_none

@@ -1,4 +1,6 @@
-"""Ranks that give one operation to different process sets: found although each set negotiates by itself."""
+"""Ranks that wait for each other: they gave one operation to different process sets, or are in different operations."""
+import re
+import sys
 import time
 
 import numpy as np
@@ -6,6 +8,7 @@ import pytest
 
 import lightcc.numpy as hvd
 import ranks
+from jobs import start
 
 
 @pytest.mark.parametrize("np", (3, 4))
@@ -47,3 +50,29 @@ def check_waiting_long_in_different_sets_is_no_deadlock():
             assert hvd.allreduce(np.ones(1), name="x", op=hvd.Sum, process_set=pair)[0] == 2
         assert hvd.allreduce(np.ones(1), name="x", op=hvd.Sum)[0] == hvd.size()
     hvd.shutdown()
+
+
+# One rank is inside `if rank == 0`, and the parameter `skipped` had no gradient there.
+PROGRAM = """
+import torch, lightcc.torch as hvd
+hvd.init()
+used, skipped = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, skipped], lr=1.0),
+                                     named_parameters=[("used", used), ("skipped", skipped)])
+if hvd.rank() == 0:
+    used.sum().backward()
+    optimizer.step()
+else:
+    hvd.allreduce(torch.ones(1), name="metric")
+"""
+
+
+def test_ranks_that_wait_for_each_other_are_told_by_the_names_of_users_long_before_it_is_a_stall():
+    pytest.importorskip("torch")
+    code, _, err = start("-np", 2, sys.executable, "-c", PROGRAM, LIGHTCC_DEADLOCK_CHECK_SECONDS="0.5",
+                         HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="4").finish(ranks.DEADLINE_S)
+    (said,) = re.findall(r"deadlock: .*", err)
+    assert code != 0 and "stalled: " in err, err  # ended when it would have been
+    first = r"rank 0 .* waits in allreduce of tensor 'optimizer\.step\(\) .* skipped on\)' for rank 1 "
+    assert re.search(first, said), said
+    assert re.search(r"rank 1 .* waits in allreduce of tensor 'metric' for rank 0 ", said), said

@@ -338,6 +338,55 @@ TEST(EpochEnd, AStallSaysWhatTheLateRankWaitsForItself) {
   }
 }
 
+// Long before it is a stall; the job ends only then.
+TEST(EpochEnd, ADeadlockIsWarnedAboutOnceByBothEnds) {
+  for (const std::vector<int>& hosts : {std::vector{2}, std::vector{1, 1}}) {
+    testing::internal::CaptureStderr();
+    Config config = stalling(60, 3);
+    config.deadlock_s = 0.2;
+    Ranks ranks(hosts, config);
+    ranks.each([&](Engine& engine, int rank) {
+      std::vector<float> x(10, 1);
+      auto one = allreduce(engine, x, rank == 0 ? "a" : "b");
+      const uint64_t begin = now_ns();
+      EXPECT_EQ(run(engine, one), Code::timeout);
+      EXPECT_GE(now_ns() - begin, 2 * kSecondNs) << "nothing is ended sooner";
+    });
+    const std::string log = testing::internal::GetCapturedStderr();
+    const std::string a = "rank 0 (a thread) waits in allreduce of tensor 'a' for rank 1 (a thread)",
+                      b = "rank 1 (a thread) waits in allreduce of tensor 'b' for rank 0 (a thread)",
+                      head = "deadlock: ranks wait for each other, and none of them can go on: ";
+    EXPECT_TRUE(contains(log, head + a + "; " + b + ". Is ") || contains(log, head + b + "; " + a + ". Is ")) << log;
+    EXPECT_EQ(log.find("deadlock: "), log.rfind("deadlock: ")) << log;
+  }
+}
+
+// A rank that computes is late, but in no deadlock, and what the others wait for runs once it has come.
+TEST(EpochEnd, ALateRankIsNoDeadlock) {
+  testing::internal::CaptureStderr();
+  Config config = stalling(1.5, 0);
+  config.deadlock_s = 0.1;
+  Ranks ranks(3, config);
+  ranks.each([&](Engine& engine, int rank) {
+    std::vector<float> x(10, 1), y(10, 1);
+    auto wait_for = [&](uint64_t warnings) {
+      const uint64_t deadline = now_ns() + kPatienceNs;
+      while (ranks.count(Counters::stall_warnings) < warnings && now_ns() < deadline)
+        std::this_thread::sleep_for(milliseconds(5));
+    };
+    auto a = allreduce(engine, x, "a"), b = allreduce(engine, y, "b");
+    if (rank == 1) engine.submit(a, false);  // it is there for rank 0, but waits for b first
+    if (rank == 2) wait_for(2);              // of stalls: by then a deadlock would have been told
+    if (rank == 2) engine.submit(b, false);
+    if (rank != 1) done(engine, a);
+    if (rank != 2) done(engine, b);
+    if (rank != 0) EXPECT_TRUE(engine.wait(rank == 1 ? *a : *b, now_ns() + kPatienceNs));
+  });
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(log, "stall: ")) << log;
+  EXPECT_FALSE(contains(log, "deadlock: ")) << log;
+}
+
 TEST(EpochEnd, AStallSaysInWhichProcessSetTheLateRankWaits) {
   testing::internal::CaptureStderr();
   Ranks ranks(2, stalling(0.7, 1.8));

@@ -55,6 +55,7 @@ std::vector<Sample> samples() {
           {"missing_with_note", Missing{"allreduce.x", {1}, {}, 2, "rank 1 refused it"}},
           {"refused", Refused{"allreduce.x", "one of this name is still in flight", 3}},
           {"query_far_away", Query{"allreduce.grad", 5}},
+          {"query_blocked", Query{"allreduce.grad", 5, true}},
           {"aggregated",
            AggregatedRequests{{{{0, 3}, Announce{"alltoall.x", announcement()}}, {{5, 5, 7, 8}, CachedRequest{7, 3}}}}},
           {"aggregated_cached", AggregatedRequests{{{{1, 4}, CachedRequest{0, 1}}}}},
@@ -161,6 +162,7 @@ TEST(Message, TheFieldsComeBackInTheirPlaces) {
   const auto without = back_down(Batch{{{5, 2, true, "k", {}, {1, 2}, announcement()}}}).responses[0];
   EXPECT_EQ(without.absent, (std::vector<int32_t>{1, 2}));
   EXPECT_EQ(without.what, announcement());
+  EXPECT_TRUE(back_up(Query{"k", 4, true}).blocked);
   const auto query = back_up(Query{"k", 4});
   EXPECT_EQ(query.key, "k");
   EXPECT_EQ(query.member, 4);

@@ -10,8 +10,6 @@
 namespace lightcc {
 namespace {
 
-constexpr size_t kRefusedKept = 256;  // keys of which refusals are remembered
-
 std::optional<DType> common_dtype(const std::vector<TensorSpec>& tensors) {
   const auto differs = [&](const TensorSpec& tensor) { return tensor.dtype != tensors[0].dtype; };
   if (tensors.empty() || std::any_of(tensors.begin(), tensors.end(), differs)) return std::nullopt;
@@ -98,6 +96,7 @@ void Coordinator::reset(Entry& e) {
 void Coordinator::arrived(Entry& e, int member) {
   if (std::exchange(e.announced[member], 1)) throw Error(Code::internal, "a member announced " + e.key + " twice");
   e.last_used = ++clock_;
+  if (!blocked_on_.empty()) blocked_on_.erase(member);
   if (!refused_.empty())
     if (auto it = refused_.find(e.key); it != refused_.end()) it->second[size_t(member)].count = 0;
   if (!e.owed.empty() && !e.owed[member].empty()) {
@@ -198,50 +197,6 @@ void Coordinator::members_absent(const MembersAbsent& absence) {
   }
   failures_.push_back(std::move(failure));
   reset(e);
-}
-
-void Coordinator::refused(int member, const std::string& key, const std::string& why) {
-  if (auto it = entries_.find(key); it != entries_.end()) end_plan_of(it->second);
-  if (refused_.size() >= kRefusedKept && !refused_.count(key)) return;
-  auto& by_member = refused_[key];
-  by_member.resize(rank_of_.size());
-  ++by_member[size_t(member)].count;
-  by_member[size_t(member)].why = why;
-  const auto none = [](const Refusal& refusal) { return refusal.count == 0; };
-  if (std::any_of(by_member.begin(), by_member.end(), none)) return;
-  for (Refusal& refusal : by_member) --refusal.count;  // all have refused it: nobody waits for them
-  if (std::all_of(by_member.begin(), by_member.end(), none)) refused_.erase(key);
-}
-
-std::string Coordinator::refusal(int member, const std::string& key) const {
-  auto it = refused_.find(key);
-  return it == refused_.end() || it->second[size_t(member)].count == 0 ? "" : it->second[size_t(member)].why;
-}
-
-std::string Coordinator::waits_for(int member) const {
-  const Entry* first = nullptr;
-  for (auto& [key, e] : entries_) {
-    if (e.announced.empty() || !has_announced(e, member) || is_ready(e) || e.what[size_t(member)].kind == Kind::join)
-      continue;
-    if (!first || e.last_used < first->last_used) first = &e;
-  }
-  return first ? first->key : "";
-}
-
-std::vector<int> Coordinator::missing(const std::string& key) const {
-  std::vector<int> members;
-  auto it = entries_.find(key);
-  for (int i = 0; i < int(rank_of_.size()); ++i)
-    if (!joined_[i] && (it == entries_.end() || it->second.announced.empty() || !has_announced(it->second, i)))
-      members.push_back(i);
-  return members;
-}
-
-std::vector<int> Coordinator::joined() const {
-  std::vector<int> members;
-  for (int i = 0; i < int(rank_of_.size()); ++i)
-    if (joined_[i]) members.push_back(i);
-  return members;
 }
 
 // "" or why it cannot go on without the members that have joined.

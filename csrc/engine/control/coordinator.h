@@ -12,11 +12,13 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "engine/control/message.h"
+#include "engine/control/wait_circle.h"
 #include "engine/fusion.h"
 #include "engine/plan.h"
 
@@ -57,6 +59,9 @@ class Coordinator {
   std::string refusal(int member, const std::string& key) const;  // why, or ""
   // What this member has announced first of all that still waits for others, or "".
   std::string waits_for(int member) const;
+  // This member is blocked on the request, and announces nothing until it has it. Returns a circle of such members that
+  // wait for each other, once for each circle, or nothing.
+  std::vector<Wait> blocked(int member, const std::string& key);
   std::vector<int> missing(const std::string& key) const;  // members that have not announced it, but should
   // Members that have joined: what the others have announced is ready without them, until all have joined. That
   // becomes ready last, and ends it.
@@ -111,6 +116,7 @@ class Coordinator {
   void make_ready(Entry&);
   void join_if_due(Entry& join, int member);
   void reset(Entry&);
+  std::map<std::string, Wait> waits() const;
   void number(Entry&);
   std::string needs_the_absent(const Entry&) const;
   Response response(Entry&);
@@ -148,6 +154,8 @@ class Coordinator {
   int joined_count_ = 0, last_joined_ = 0;
   struct Refusal { int count = 0; std::string why; };
   std::map<std::string, std::vector<Refusal>> refused_;  // by key and member: since it last announced it
+  std::map<int, std::string> blocked_on_;            // by member, until it announces something
+  std::set<std::string> told_;                       // keys of circles that were found
   std::vector<int> stale_;                           // by member: cached requests whose number had been given away;
                                                      // each is followed by an announcement that says `again`
 };

@@ -61,6 +61,7 @@ Coordinator::FusionPlan& Coordinator::plan(uint32_t number) {
 
 std::vector<std::string> Coordinator::announce_bucket(int member, const BucketReady& one, uint64_t now_ns) {
   now_ns_ = now_ns;
+  if (!blocked_on_.empty()) blocked_on_.erase(member);
   FusionPlan& p = plan(one.plan);
   if (one.bucket >= p.buckets.size() || p.left[size_t(member)])
     throw Error(Code::internal, "a member announced a bucket that its fusion plan does not have");

@@ -72,7 +72,7 @@ void put(WireWriter& out, const BucketBatch& m) { out.put(m.plan).put(m.bucket);
 void put(WireWriter& out, const Tuned& m) { out.put(m.second); }
 void put(WireWriter& out, const LaunchRequest& m) { out.put(m.rank).put(m.group).put(m.ranks); }
 void put(WireWriter& out, const LaunchTurn& m) { out.put(m.group).put(m.ranks); }
-void put(WireWriter& out, const Query& m) { out.put(m.key).put(m.member); }
+void put(WireWriter& out, const Query& m) { out.put(m.key).put(m.member).put(uint8_t(m.blocked)); }
 void put(WireWriter& out, const MembersAbsent& m) { out.put(m.key).put(m.text).put(m.absent); }
 void put(WireWriter& out, const Batch& m) {
   out.put(uint32_t(m.responses.size()));
@@ -218,6 +218,7 @@ Query query(WireReader& in) {
   Query query;
   query.key = in.text();
   query.member = in.get<int32_t>();
+  query.blocked = flag(in);
   return query;
 }
 

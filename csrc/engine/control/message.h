@@ -69,7 +69,11 @@ struct PlanLeft {                                  // answers PlanEnded: this me
   uint32_t plan;
   int32_t member = 0;
 };
-struct Query { std::string key; int32_t member = 0; };  // "who is missing?", and who asks
+struct Query {                                     // "who is missing?", and who asks
+  std::string key;
+  int32_t member = 0;
+  bool blocked = false;                            // it waits for this, for long, and announces nothing meanwhile
+};
 struct MembersAbsent {                             // "these members will not come: they gave it to another group"
   std::string key, text;
   std::vector<int32_t> absent;

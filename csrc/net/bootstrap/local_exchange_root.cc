@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kPauseNs = 50 * kMs;             // between two looks whether there is a descriptor again
-constexpr int kAcceptsAtOnce = 64;                  // so that connected clients are served between
+constexpr int kClientsAtOnce = 64;                  // so that connected clients are served between
 
 // Why a name cannot be had: who holds it.
 std::string holder_of(const std::string& name) {
@@ -97,7 +97,7 @@ void LocalExchangeRoot::serve(const Deadline& until) {
 }
 
 void LocalExchangeRoot::accept_some(int listener) {
-  for (int i = 0; i < kAcceptsAtOnce; ++i) {
+  for (int i = 0; i < kClientsAtOnce; ++i) {
     Fd fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd && is_shortage(errno)) {
       shortage_ = reason_of(errno);

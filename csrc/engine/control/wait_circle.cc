@@ -1,0 +1,35 @@
+#include "engine/control/wait_circle.h"
+
+#include <algorithm>
+#include <deque>
+
+namespace lightcc {
+namespace {
+
+bool have_common(const std::vector<int>& a, const std::vector<int>& b) {
+  return std::any_of(a.begin(), a.end(), [&](int one) { return std::find(b.begin(), b.end(), one) != b.end(); });
+}
+
+}  // namespace
+
+std::vector<Wait> closed_circle(const std::map<std::string, Wait>& waits, const std::string& from) {
+  std::map<std::string, std::string> before;  // a request that waits for one: how the search came there
+  std::deque<std::string> next{from};
+  for (; !next.empty() && waits.contains(next.front()); next.pop_front()) {
+    const std::string key = next.front();
+    for (const auto& [other, wait] : waits) {
+      if (before.contains(other) || !have_common(waits.at(key).missing, wait.members)) continue;
+      before[other] = key;
+      next.push_back(other);
+      if (other != from) continue;
+      std::vector<Wait> circle;
+      std::string at = from;
+      do circle.insert(circle.begin(), waits.at(at = before[at]));
+      while (at != from);
+      return circle;
+    }
+  }
+  return {};
+}
+
+}  // namespace lightcc

@@ -1,0 +1,20 @@
+// Members of a group that wait for each other in a closed circle: each is blocked on a request that the next has not
+// announced, and the next announces nothing until it has what it is itself blocked on. Pure.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+namespace lightcc {
+
+struct Wait {
+  std::string key;
+  std::vector<int> members;  // are blocked on it
+  std::vector<int> missing;  // have not announced it
+};
+
+// The shortest circle through the request `from`, which begins with it; empty: there is none. waits: by key, of
+// requests that somebody is blocked on. A member that is late or computes is in no circle, since it is blocked on none.
+std::vector<Wait> closed_circle(const std::map<std::string, Wait>& waits, const std::string& from);
+
+}  // namespace lightcc
