@@ -33,8 +33,9 @@ lightccrun also sets `HOROVOD_CROSS_RANK` and `HOROVOD_CROSS_SIZE` (this host am
 (its name as listed) for scripts that read them; the core itself finds out who shares a host (`LIGHTCC_HOST_ID`).
 lightccrun gives every job its own `LIGHTCC_JOB_ID`, by which its ranks find each other, and every rank
 `LIGHTCC_LAUNCHER_FD`, a socket by which `init()` hears that a rank that it waits for has ended. In an elastic job it
-sets `HOROVOD_ELASTIC=1`, and `LIGHTCC_DRIVER_FD` to a socket by which `init()` asks who the others are; the variables above
-stay what they were when the worker was started. `HOROVOD_ELASTIC_TIMEOUT` is the default of its `--elastic-timeout`.
+sets `HOROVOD_ELASTIC=1`, and `LIGHTCC_DRIVER_FD` to a socket by which `init()` asks who the others are; the variables
+above stay what they were when the worker was started. `HOROVOD_ELASTIC_TIMEOUT` is the default of its
+`--elastic-timeout`.
 
 ## How ranks on several hosts meet
 
