@@ -16,8 +16,8 @@ def wrapper_class(plain: type, members: type, module: str, **attributes: Any) ->
     ...     def speak(self): return self._as_plain.speak().upper()
     >>> class Dog:
     ...     def speak(self): return "bark"
-    >>> cls = wrapper_class(Dog, Loud, "lightcc.numpy"); cls, cls.__bases__ == (Dog,), cls().speak()
-    (<class 'lightcc.numpy.Dog'>, True, 'BARK')
+    >>> cls = wrapper_class(Dog, Loud, "lightcc.numpy"); cls.__name__, cls.__bases__ == (Dog,), cls().speak()
+    ('Dog', True, 'BARK')
     """
     kinds = members.__mro__[-2::-1]  # from the first base but object
     slots = tuple(name for kind in kinds for name in vars(kind).get("__slots__", ()))
