@@ -380,7 +380,9 @@ TEST(EpochEnd, ALateRankIsNoDeadlock) {
     if (rank == 2) engine.submit(b, false);
     if (rank != 1) done(engine, a);
     if (rank != 2) done(engine, b);
-    if (rank != 0) EXPECT_TRUE(engine.wait(rank == 1 ? *a : *b, now_ns() + kPatienceNs));
+    if (rank != 0) {
+      EXPECT_TRUE(engine.wait(rank == 1 ? *a : *b, now_ns() + kPatienceNs));
+    }
   });
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(contains(log, "stall: ")) << log;
