@@ -1,5 +1,6 @@
 """The class of an object that wraps one of a framework's, in the shape that programs know from Horovod: the class of
 what is wrapped is its one base, and gives it its name."""
+import types
 from typing import Any
 
 from lightcc import as_horovod
@@ -22,7 +23,7 @@ def wrapper_class(plain: type, members: type, module: str, **attributes: Any) ->
     kinds = members.__mro__[-2::-1]  # from the first base but object
     slots = tuple(name for kind in kinds for name in vars(kind).get("__slots__", ()))
     copied = {name: member for kind in kinds for name, member in vars(kind).items()
-              if name not in slots and not name.startswith("__")}
+              if name not in slots and (not name.startswith("__") or isinstance(member, types.FunctionType))}
     cls = type(plain.__name__, (plain,), {
         **copied, **attributes, "__slots__": slots, "__module__": as_horovod.name_of_module(module),
         "_wrapper_members": members, "_as_plain": property(lambda self: super(cls, self))})

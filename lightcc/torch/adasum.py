@@ -69,7 +69,7 @@ class DeltaReducer(GradientReducer):
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
-    """The mix-in of DistributedOptimizer(op=Adasum).
+    """What the class of what DistributedOptimizer(op=Adasum) returns has.
 
     backward sends nothing: p.grad stays this rank's own and may be changed, for example clipped, until step(). A
     parameter without gradient on this rank adds nothing to what the others make of it. Parameters must be equal on
@@ -88,7 +88,7 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
                 loss = plain_closure()
                 self.synchronize()
                 return loss
-        own_step = super(self._made, self).step
+        own_step = self._as_plain.step
         if self._reducer is None:
             result = own_step(closure)
             self._stepped()

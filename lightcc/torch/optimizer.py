@@ -35,9 +35,9 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
 from lightcc.torch.optimizer_attributes import OptimizerAttributes
 from lightcc.torch.residuals import SavedResiduals
 from lightcc.torch.weights import check_parameters
-from lightcc.torch.wrapper_class import class_of
 from lightcc.weights import Exchanges
 from lightcc.wrapper_arguments import check_predivide, compression_of, groups_of, stays_here
+from lightcc.wrapper_class import is_made_with, wrapper_class
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -94,7 +94,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     """
     if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
         raise ImportError(f"DistributedOptimizer needs torch 2.1 or later, not {torch.__version__}.")
-    if isinstance(optimizer, _DistributedOptimizer):
+    if is_made_with(_DistributedOptimizer, optimizer):
         raise ValueError("The optimizer is a DistributedOptimizer already; wrap the plain optimizer, once.")
     if op not in (Average, Sum, Adasum, Min, Max, Product):
         raise ValueError(f"op must be hvd.Average, Sum, Adasum, Min, Max or Product, not {op!r}.")
@@ -103,10 +103,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("backward_passes_per_step must be > 0.")
     compression = compression_of(compression, op, type(optimizer).__name__)
     groups = groups_of(groups, num_groups, lambda parameter: isinstance(parameter, torch.Tensor))
-    mixin = _DistributedOptimizer
+    members = _DistributedOptimizer
     if op == Adasum:
-        from lightcc.torch.adasum import _DistributedAdasumOptimizer as mixin  # here, so that others do not load it
-    cls = class_of(optimizer.__class__, mixin)
+        from lightcc.torch.adasum import _DistributedAdasumOptimizer as members  # here, so that others do not load it
+    cls = wrapper_class(optimizer.__class__, members, __name__)
     distributed = cls.__new__(cls)
     # The same state, options and hooks, without a second __init__. An lr_scheduler may have put a `step` there that is
     # bound to the plain optimizer.
@@ -130,9 +130,9 @@ def _copied(cls, state, options, ranks, local):
 
 
 class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
-    """The mix-in of DistributedOptimizer (wrapper_class). The optimizer's own methods are super(self._made, self)'s."""
+    """What the class of what DistributedOptimizer returns has. See wrapper_class."""
 
-    _made: type
+    _as_plain: Any
     _reducer_class = GradientReducer
     scale_local_gradients = True  # whether gradients of register_local_var are divided by the size of the process set
 
@@ -168,13 +168,13 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """synchronize(), then the optimizer's own step."""
         if not self._should_synchronize:
-            result = super(self._made, self).step(closure)
+            result = self._as_plain.step(closure)
         elif closure is not None:
             def closure_and_synchronize():
                 loss = closure()
                 self.synchronize()
                 return self._common_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
-            result = super(self._made, self).step(closure_and_synchronize)
+            result = self._as_plain.step(closure_and_synchronize)
         else:
             if self._synchronized and not self._for_grad_scaler:
                 warnings.warn("optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -183,7 +183,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
                               "code.", stacklevel=2)
             if not self._synchronized or self._waiting():
                 self.synchronize()
-            result = super(self._made, self).step()
+            result = self._as_plain.step()
         self._stepped()
         return result
 
@@ -265,11 +265,11 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
             raise AssertionError("optimizer.zero_grad() was called after loss.backward() but before optimizer.step() "
                                  "or optimizer.synchronize(). This is prohibited as it can cause a race condition.")
         self._synchronized = False
-        return super(self._made, self).zero_grad(*args, **kwargs)
+        return self._as_plain.zero_grad(*args, **kwargs)
 
     def load_state_dict(self, state_dict) -> None:
         """As SavedResiduals has it; a scheduler made before the wrap goes on to change the options in use."""
-        super().load_state_dict(state_dict)
+        SavedResiduals.load_state_dict(self, state_dict)
         plain = self._plain()
         if plain is not None:
             plain.state, plain.param_groups = self.state, self.param_groups
@@ -282,7 +282,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
                    "backward_passes_per_step": self._backward_passes_per_step}
         ranks = None if self._process_set is global_process_set else self._process_set.ranks
         local = [parameter for parameter, _ in self._local.values()]
-        return _copied, (self._made.__bases__[0], self.__getstate__(), options, ranks, local)
+        return _copied, (self._as_plain.__thisclass__.__bases__[0], self.__getstate__(), options, ranks, local)
 
     # What backward calls
 

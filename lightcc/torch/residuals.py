@@ -11,15 +11,14 @@ class SavedResiduals:
     def state_dict(self, *args, **kwargs):
         """The optimizer's own, and "lightcc_residuals": what compression has left behind on this rank, or after
         hvd.gather_residuals on all ranks. A plain optimizer loads it too, and does not look at that."""
-        state = super(self._made, self).state_dict(*args, **kwargs)
+        state = self._as_plain.state_dict(*args, **kwargs)
         compressed = self._reducer and self._reducer.compressed
         residuals = compressed and compressed.to_save(self._reducer.gradients)
         return {**state, KEY: residuals} if residuals else state
 
     def load_state_dict(self, state_dict, *args, **kwargs) -> None:
         """The optimizer's own, and what is in "lightcc_residuals"; what is not begins at zero, which is logged."""
-        super(self._made, self).load_state_dict({key: value for key, value in state_dict.items() if key != KEY}, *args,
-                                                **kwargs)
+        self._as_plain.load_state_dict({key: value for key, value in state_dict.items() if key != KEY}, *args, **kwargs)
         if self._reducer and self._reducer.compressed:
             self._reducer.compressed.load(state_dict.get(KEY))
 
