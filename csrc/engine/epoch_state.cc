@@ -6,20 +6,20 @@ namespace lightcc {
 namespace {
 
 using namespace epoch_event;
-using Phase = EpochState::Phase;
+using EpochPhase = EpochState::Phase;
 
 constexpr size_t kReasonBytes = 300;  // why a rank leaves: short enough to stand in an error
 const std::string kHasLeft = " has left", kAfter = kHasLeft + " after ";
 
 EpochAction fail(EpochState& state, EpochCause cause) {
-  state.phase = Phase::failed;
+  state.phase = EpochPhase::failed;
   state.cause = std::move(cause);
   return state.told_elsewhere ? EpochAction::end : EpochAction::end_and_tell;
 }
 
 EpochAction drain(EpochState& state, const EpochCause& cause, uint64_t now_ns) {
-  if (state.phase == Phase::draining) return EpochAction::nothing;
-  state.phase = Phase::draining;
+  if (state.phase == EpochPhase::draining) return EpochAction::nothing;
+  state.phase = EpochPhase::draining;
   state.cause = cause;
   state.draining_since_ns = state.moved_ns = now_ns;
   return EpochAction::nothing;
@@ -74,7 +74,7 @@ EpochAction apply(EpochState& state, const RequestShutDown&, uint64_t) {
 }
 
 EpochAction apply(EpochState& state, const Stepped& event, uint64_t now_ns) {
-  if (state.phase != Phase::draining) return EpochAction::nothing;
+  if (state.phase != EpochPhase::draining) return EpochAction::nothing;
   if (event.moved) state.moved_ns = now_ns;
   const bool drained = !event.work_in_flight || now_ns - state.moved_ns > kQuietNs ||
                        now_ns - state.draining_since_ns > kLongestDrainNs;
@@ -85,7 +85,7 @@ EpochAction apply(EpochState& state, const Stepped& event, uint64_t now_ns) {
 // the epoch. A rank that leaves with nothing in flight has sent all that anyone needs of it.
 EpochAction apply(EpochState& state, const ShutDown& event, uint64_t) {
   if (event.work_in_flight) return fail(state, {Code::shut_down, event.leave_message + ", with work in flight"});
-  state.phase = Phase::closed;
+  state.phase = EpochPhase::closed;
   return EpochAction::leave;
 }
 
