@@ -230,6 +230,7 @@ TEST_F(Harpd, OnlyWhatComesToTheInterfaceItselfIsServed) {
 
 // A socket that lingers waits in close(); it is not harpd that waits.
 TEST_F(Harpd, WhoPassesADescriptorThatLingersHoldsNobodyUp) {
+  const size_t before = contract::open_descriptors();
   const auto since = contract::Clock::now();
   std::deque<Lingering> passed;
   HarpdRequest request;
@@ -248,6 +249,8 @@ TEST_F(Harpd, WhoPassesADescriptorThatLingersHoldsNobodyUp) {
   }
   open_by_harpd();
   EXPECT_LT(contract::Clock::now() - since, Lingering::kNotWaited);
+  passed.clear();
+  contract::expect_no_more_descriptors(before);
 }
 
 TEST_F(Harpd, RequestsOfWhoHasHungUpAreDropped) {
@@ -395,9 +398,7 @@ TEST_F(Harpd, ManyStartsAndStopsLeaveNothing) {
     if (round % 10 == 0) find_each_other(*port, *other);
   }
   expect_nothing_attached();
-  const auto deadline = contract::Clock::now() + contract::kPatience;
-  while (contract::open_descriptors() != before && contract::Clock::now() < deadline) usleep(1000);
-  EXPECT_EQ(contract::open_descriptors(), before);
+  contract::expect_no_more_descriptors(before);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
@@ -41,6 +42,13 @@ inline size_t open_descriptors() {
   while (readdir(directory)) ++count;
   closedir(directory);
   return count;
+}
+
+// Waits until no more are open than before: some are closed by threads of their own (base/close_elsewhere.h).
+inline void expect_no_more_descriptors(size_t before) {
+  const auto deadline = Clock::now() + kPatience;
+  while (open_descriptors() > before && Clock::now() < deadline) usleep(1000);
+  EXPECT_LE(open_descriptors(), before);
 }
 
 // Bytes that differ from packet to packet and place to place.

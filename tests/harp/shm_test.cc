@@ -212,7 +212,7 @@ TEST(Shm, AKilledPeerLetsGoOfEverythingAndLeavesNothing) {
     Child other(echo);
     EXPECT_TRUE(echoes(*port, other.address(), 1, region->data(), 1000));
   }
-  EXPECT_EQ(contract::open_descriptors(), before);
+  contract::expect_no_more_descriptors(before);
 }
 
 TEST(Shm, PortsThatComeAndGoLeakNoDescriptors) {
@@ -440,6 +440,7 @@ Fd connect_as(uid_t user, const Address& to) {
 
 TEST(Shm, WhoPassesADescriptorThatLingersHoldsNobodyUp) {
   const auto port = open_shm();
+  const size_t before = contract::open_descriptors();
   const auto since = Clock::now();
   std::vector<uid_t> users = {geteuid()};
   if (geteuid() == 0) users.push_back(65534);
@@ -455,6 +456,7 @@ TEST(Shm, WhoPassesADescriptorThatLingersHoldsNobodyUp) {
     }
   }
   EXPECT_LT(Clock::now() - since, Lingering::kNotWaited);
+  contract::expect_no_more_descriptors(before);
 }
 
 }  // namespace
