@@ -3,6 +3,7 @@ from typing import Any, Dict, Optional
 
 from lightcc import codec
 from lightcc.residuals import KEY
+from lightcc.wrapper_class import is_made_with
 
 
 class SavedResiduals:
@@ -49,7 +50,7 @@ def share_residuals(optimizer) -> None:
 
     >>> share_residuals(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1))
     """
-    reducer = optimizer._reducer if isinstance(optimizer, SavedResiduals) else None
+    reducer = optimizer._reducer if is_made_with(SavedResiduals, optimizer) else None
     if reducer and reducer.compressed:
         saved = reducer.compressed.gather(reducer.gradients)
         if saved:
@@ -79,6 +80,6 @@ def compression_stats(optimizer=None) -> Dict[str, Any]:
 
 
 def _reducer_of(optimizer, what: str):
-    if not isinstance(optimizer, SavedResiduals):
+    if not is_made_with(SavedResiduals, optimizer):
         raise ValueError(f"{what}: give a DistributedOptimizer, not a {type(optimizer).__name__}.")
     return optimizer._reducer
