@@ -28,7 +28,8 @@ def report(harp: bool = False) -> tuple[str, str]:
     text += _section("Available Tensor Operations", [
         *((name.upper(), built.get(name)) for name in ("nccl", "ddl", "ccl", "mpi")),
         ("Gloo (by the two that follow)", built.get("gloo")),
-        ("lightcc shared memory", works), ("lightcc TCP between hosts", works)])
+        ("lightcc shared memory", works), ("lightcc TCP between hosts", works),
+        ("lightcc HARP between hosts (LIGHTCC_NET=harp; mostly slower than TCP: docs/harp.md)", works)])
     if harp:
         more, harp_fault = nccl_plugin.report()
         return text + more, fault or harp_fault

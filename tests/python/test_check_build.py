@@ -18,6 +18,7 @@ def test_check_build():
         operations = rows["Available Tensor Operations"]
         assert [name for name, there in operations.items() if not there] == ["NCCL", "DDL", "CCL", "MPI"]
         assert operations["lightcc shared memory"] and operations["lightcc TCP between hosts"]
+        assert "    [X] lightcc HARP between hosts (LIGHTCC_NET=harp; mostly slower than TCP: docs/harp.md)\n" in out
 
 
 def test_check_build_answers_as_basics_does(monkeypatch):
