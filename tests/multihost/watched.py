@@ -17,6 +17,8 @@ import uuid
 
 from jobs import DEADLINE_S, MARK, marked
 
+_WHAT_HARP_COSTS = re.compile(r".*LIGHTCC_NET=\w+: large tensors take .*\n")  # what rank 0 of each such job says
+
 # What every rank does. Its words: collectives of all sizes until the file `stop` exists, or what else it was told to do
 # first. It says what it raises and when, and what it holds after shutdown.
 PROGRAM = """
@@ -190,7 +192,7 @@ class Watched:
         for rank in self.ranks if ranks is None else ranks:
             assert self.lines(rank, "held") == ["held []"], f"rank {rank}:\n{self.tail()}"
         assert not marked(self.mark)
-        return self.err()
+        return _WHAT_HARP_COSTS.sub("", self.err())
 
     def tail(self):
         return self.out()[-3000:] + self.err()[-3000:]
