@@ -71,7 +71,7 @@ void warn_of_harp(const Engine& engine, const std::string& net) {
   static bool warned = false;  // under `initialising`
   if (net == "tcp" || engine.world().rank != 0 || engine.topology().hosts.size() == 1 || std::exchange(warned, true))
     return;
-  log(Level::warning, "LIGHTCC_NET=" + net + ": large tensors take 1.5 to 2.4 times as long as over TCP where the " +
+  log(Level::warning, "LIGHTCC_NET=" + net + ": large tensors may take twice as long as over TCP where the " +
                           "network loses nothing; docs/harp.md says when HARP is the faster one");
 }
 

@@ -45,7 +45,7 @@ def test_what_crosses_the_network_is_counted(monkeypatch):
 def test_who_chooses_harp_is_told_what_it_costs(monkeypatch):
     monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "1,1")
     said = ranks.run_script(COUNTED, 2, **OVER_HARP)
-    assert said.count("LIGHTCC_NET=harp: large tensors take 1.5 to 2.4 times as long as over TCP") == 1, said
+    assert said.count("LIGHTCC_NET=harp: large tensors may take twice as long as over TCP") == 1, said
 
 
 def test_a_plugin_that_is_not_there_is_named_on_every_rank(monkeypatch):

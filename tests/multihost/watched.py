@@ -17,7 +17,7 @@ import uuid
 
 from jobs import DEADLINE_S, MARK, marked
 
-_WHAT_HARP_COSTS = re.compile(r".*LIGHTCC_NET=\w+: large tensors take .*\n")  # what rank 0 of each such job says
+_WHAT_HARP_COSTS = re.compile(r".*LIGHTCC_NET=\w+: large tensors may take .*\n")  # what rank 0 of each such job says
 
 # What every rank does. Its words: collectives of all sizes until the file `stop` exists, or what else it was told to do
 # first. It says what it raises and when, and what it holds after shutdown.
