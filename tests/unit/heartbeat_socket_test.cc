@@ -69,6 +69,26 @@ TEST(HeartbeatSocket, WhereNothingEverComesItSaysSo) {
   EXPECT_EQ(all.unheard[0], std::vector<int>{1});
 }
 
+TEST(HeartbeatSocket, WhatCameBeforeTheSocketWasListenedToIsHeard) {
+  test::ThreadHosts hosts({1, 1});
+  const JobCredentials credentials{"job", "1", "secret", 0};
+  ListenSockets of[2] = {open_listen_sockets(Address::parse("127.0.0.1"), {}),
+                         open_listen_sockets(Address::parse("127.0.0.1"), {})};
+  const std::vector<Address> addresses{local_address(of[0].heartbeats.get()), local_address(of[1].heartbeats.get())};
+  const auto open = [&](int rank) {
+    return std::make_unique<HeartbeatSocket>(credentials, rank, hosts.topology, addresses,
+                                             std::move(of[rank].heartbeats), *hosts.local_ranks[size_t(rank)]);
+  };
+  const uint64_t now = now_ns();
+  const auto early = open(1);
+  early->tick(now);
+  const auto late = open(0);
+  std::vector<int> lost;
+  late->set_callbacks({[&](int host) { lost.push_back(host); }, [](int) {}, [](Code, const std::string&) {}});
+  for (uint64_t ns = 0; ns < 5 * kSecond; ns += kHeartbeatNs) late->tick(now + ns);
+  EXPECT_EQ(lost, std::vector<int>{1}) << "a host that is lost right after its first heartbeat is found";
+}
+
 TEST(HeartbeatSocket, EveryRankElsewhereHearsWhyTheEpochEnds) {
   Sockets all({2, 2});
   all.run(kSecond, {0, 1, 2, 3});

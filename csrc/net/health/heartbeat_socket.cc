@@ -64,10 +64,6 @@ HeartbeatSocket::HeartbeatSocket(const JobCredentials& credentials, int rank, co
       detector_(int(topology.hosts.size()), own_host_, now_ns()) {
   setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &kBufferBytes, sizeof kBufferBytes);
   admit_only(socket_.get(), heartbeat_head(key_));
-  char strangers[1];
-  for (int i = 0; i < kMostATick && recv(socket_.get(), strangers, sizeof strangers, MSG_DONTWAIT) >= 0; ++i) {
-    // What came before the filter was there may fill the buffer. A heartbeat among it comes again.
-  }
 }
 
 Heartbeat HeartbeatSocket::next_heartbeat(uint64_t now) {
