@@ -45,7 +45,7 @@ typedef struct harp_options {  /* zero or NULL: the default, or what the environ
   int32_t inline_mode;         /* 1: harp_test and harp_poll do the work of the engine while called; 2: threads only;
                                   3: harp_poll alone, for who calls it often; default: 1 or 2, by cores */
   uint32_t paths;              /* UDP source ports of a connection; default 1 */
-  uint32_t mtu;                /* udp: 0 takes the interface's */
+  uint32_t mtu;                /* udp, xdp, mem: largest packet, IP header included; 0 takes the interface's */
   uint32_t peer_timeout_ms;    /* default 4000 */
   uint32_t connect_timeout_ms; /* default 60000 */
   int32_t authenticate;        /* 1: each packet carries a tag under a key from `secret`; 2: not; default not */

@@ -2,7 +2,8 @@
 
     import lightcc.torch as hvd
 
-This package imports no framework: a framework is imported only by its own package (lightcc.torch, lightcc.numpy).
+This package imports no framework: importing lightcc.torch imports PyTorch, lightcc.tensorflow TensorFlow, lightcc.numpy
+neither.
 """
 from lightcc._version import __version__
 

@@ -1,7 +1,7 @@
-"""The ctypes mirror of csrc/api/lightcc.h, and the only module that touches the library.
+"""The ctypes mirror of csrc/api/lightcc.h, and the only Python module that calls the library.
 
 Constants and functions carry the names of the header without their prefix. A status other than 0 becomes an exception
-here: docs/errors.md. Raw calls, which return what the core does: `submit`, `prepare`, `start` and `release`.
+here: docs/errors.md. The functions that are bound below without a `def` return what the library does.
 """
 import ctypes
 import os

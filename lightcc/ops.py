@@ -1,4 +1,4 @@
-"""Every collective, once for all frameworks. lightcc.numpy and lightcc.torch re-export these functions.
+"""Every collective for NumPy arrays and PyTorch tensors: lightcc.numpy and lightcc.torch re-export these functions.
 
 Each verb comes as: `verb` (waits, returns a new tensor), `verb_` (waits, in place), `verb_async` and `verb_async_`
 (return a handle for poll and synchronize), `grouped_verb...` (a list of tensors as one unit).

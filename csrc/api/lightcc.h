@@ -1,7 +1,8 @@
 /* lightcc's C API. Every framework comes through it, and nothing else is exported.
  *
  * Every function may be called from any thread. None throws. A status is 0 (done), LIGHTCC_PENDING or
- * the reason for failure; after a failure lightcc_error() gives its text to the thread that saw it.
+ * the reason for failure; after a failure lightcc_error() gives its text to the thread that saw it (release and
+ * discard, which fail for an unknown handle only, set no text).
  * Shapes are in elements; times in milliseconds. Strings are UTF-8. */
 #ifndef LIGHTCC_H
 #define LIGHTCC_H
@@ -19,7 +20,7 @@ enum lightcc_status {
   LIGHTCC_MISMATCH = 3,         /* ranks disagree; all are told, the next operation works        */
   LIGHTCC_PEER_LOST = 4,        /* a rank died; shut down and init again, or exit                */
   LIGHTCC_SHUT_DOWN = 5,        /* not initialised, shut down, or a peer has left                */
-  LIGHTCC_TIMEOUT = 6,          /* a stall was ended (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)       */
+  LIGHTCC_TIMEOUT = 6,          /* a stall was ended, or not all ranks came to init in time      */
   LIGHTCC_INTERNAL = 7
 };
 enum lightcc_dtype {
@@ -187,8 +188,8 @@ LIGHTCC_API int64_t lightcc_join(void);
 LIGHTCC_API int lightcc_last_joined(int64_t handle);
 
 /* Waits, driving the engine, at most timeout_ms (0: not at all). The status of a finished handle stays readable
- * until release. poll makes one bounded step at most and returns 1 if the request was finished when it
- * was called, 0 if not, minus a status for an unknown handle. */
+ * until release. poll returns 1 if the request had finished when it was called, and minus a status for an
+ * unknown handle; otherwise it moves the engine without waiting for anything and returns 0. */
 LIGHTCC_API int lightcc_wait(int64_t handle, int timeout_ms);
 LIGHTCC_API int lightcc_poll(int64_t handle);
 LIGHTCC_API int lightcc_release(int64_t handle);

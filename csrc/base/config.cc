@@ -103,8 +103,6 @@ struct Knob {
   const char* other_names[2] = {};  // read in this order if it is not set itself
 };
 
-constexpr double kMostIdleSeconds = 1e9;  // its nanoseconds can still be added to a time
-
 const Knob kKnobs[] = {
     {"HOROVOD_FUSION_THRESHOLD",
      "Most bytes that travel as one fused collective. 0 is noted and ignored: many command lines carry it, and "
@@ -285,7 +283,7 @@ const Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.output_pool_bytes = v.bytes(); },
      [](const Config& c) { return std::to_string(c.output_pool_bytes); }},
     {"LIGHTCC_OUTPUT_POOL_IDLE_SECONDS", "Such memory goes back to the system when it was not used for so long.",
-     [](Config& c, const Value& v) { c.output_idle_s = std::min(v.seconds(), kMostIdleSeconds); },
+     [](Config& c, const Value& v) { c.output_idle_s = v.seconds(); },
      [](const Config& c) { return text_of(c.output_idle_s); }}};
 
 // Ranks that disagree on these would wait for each other, or for different things. Rank 0's values hold.

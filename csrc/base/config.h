@@ -1,4 +1,5 @@
-// Every knob, in one table; the only reader of the environment. docs/knobs.md is generated from the table.
+// Every knob, in one table, with its parser. docs/knobs.md is generated from the table. Only what launchers set is read
+// elsewhere (net/bootstrap/launchers.h).
 #pragma once
 #include <functional>
 #include <optional>

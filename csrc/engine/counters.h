@@ -12,13 +12,13 @@ struct Counters {
               most_in_flight, caller_steps, background_steps, harp_bytes, net_plugin_bytes, kCount };
   static constexpr std::array<const char*, kCount> kNames = {
       "requests",           // calls of a framework that have finished
-      "express",            // of these, on the fast path, without negotiation
+      "fast_path",          // of these, on the fast path, without negotiation
       "batches",            // what ran as one, on this rank
       "fused_batches",      // of these, with more than one tensor
       "collectives",        // run by a backend
       "fused_requests",     // requests that ran together with others
       "announced",          // requests announced in full
-      "recalled",           // requests announced as a number
+      "cached",             // requests announced as a number
       "planned",            // requests that came to a fusion plan, and were announced with their bucket
       "payload_bytes",      // bytes that collectives worked on
       "copied_bytes",       // payload bytes copied into and out of buckets, and otherwise within a rank's memory

@@ -1,6 +1,7 @@
-// The engine of one rank. Its state belongs to whoever holds the progress lock, a try-lock: submit() takes it if it is
-// free and makes one step (not for a GPU), wait() drives until its request is done, and the engine thread drives while
-// the framework computes. Nobody sleeps while holding it. Everything public may be called from any thread.
+// The engine of one rank. Its state belongs to whoever holds the progress lock, a try-lock. submit() makes steps if the
+// lock is free, unless the request gathers with others for a later step or is left to the engine thread. wait() drives
+// until its request is done; the engine thread drives while the framework computes. Nobody sleeps while holding the
+// lock. Everything public may be called from any thread.
 #pragma once
 #include <map>
 #include <optional>
@@ -66,8 +67,8 @@ class Engine : public GroupEngineOwner {
   const std::shared_ptr<Arena>& arena() const { return peers_->arena(); }
   const std::shared_ptr<OutputPool>& outputs() const { return outputs_; }
 
-  // Checks what this rank can know by itself (Error{invalid_argument}), completes key and average, and sends
-  // it on its way. Will the caller wait at once? Then no thread is woken.
+  // Checks what this rank can know by itself (Error{invalid_argument}), completes key and average, and queues the
+  // request. will_wait: the caller waits at once and drives the engine itself, so no thread is woken.
   void submit(const RequestPtr&, bool will_wait);
   // The same for several of one thread; how many are on their way when it throws, *begun says.
   void submit_all(std::span<const RequestPtr>, size_t* begun);
@@ -77,7 +78,7 @@ class Engine : public GroupEngineOwner {
   // *begun; or, if that is nullptr, nothing has happened: submit() it.
   bool try_fast_path(const Call&, RequestPtr* begun);
   bool wait(Request&, uint64_t deadline_ns);   // false: not finished by then
-  bool poll(Request&);                         // finished at entry?
+  bool poll(Request&);                         // whether it had finished at entry; if not, makes steps
   void give_back(Request&);                    // its handle: its name is free as soon as it is done
 
   // Under the progress lock, between two steps of the engine. What `body` throws ends the epoch.

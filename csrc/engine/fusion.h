@@ -1,4 +1,4 @@
-// Which requests run together, and how: fusion as pure functions, with all of its constants. There is no timer: a
+// Which of the requests that are ready run together, and how they are laid out: pure functions. There is no timer: a
 // request is sent at once if nothing is in flight, and gathers with others while something is. Invariants:
 // 1. Every ready request is in exactly one bucket. Buckets stand in the order in which their first requests became
 //    ready, and inside a bucket requests keep their order, or that of their addresses in shared memory.

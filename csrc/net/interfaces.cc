@@ -6,14 +6,11 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/virtual_interfaces.h"
 #include "net/address.h"
 
 namespace lightcc {
 namespace {
-
-// Bridges and pairs that containers and virtual machines make: every host has the same addresses there.
-constexpr std::string_view kVirtual[] = {"docker", "podman",  "virbr", "veth", "cni",
-                                         "br-",    "flannel", "cali",  "lxc",  "lxd"};
 
 bool is_link_local(const Address& address) {
   if (address.family() == AF_INET)
@@ -23,8 +20,7 @@ bool is_link_local(const Address& address) {
 
 int preference(const Interface& interface) {
   if (interface.name == "lo" || interface.address.is_loopback()) return 2;
-  const auto begins = [&](std::string_view prefix) { return interface.name.starts_with(prefix); };
-  return std::any_of(std::begin(kVirtual), std::end(kVirtual), begins) ? 1 : 0;
+  return is_virtual_interface(interface.name) ? 1 : 0;
 }
 
 std::vector<std::string_view> names_in(std::string_view list) {

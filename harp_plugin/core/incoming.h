@@ -1,5 +1,5 @@
 // The receiving half of a connection in message mode: posted buffers, a bounded pool for small messages that come
-// before their buffer, and what is still to be granted. Bytes of a packet are written only after every check.
+// before their buffer, and what is still to be granted. A packet counts only after every check.
 #pragma once
 #include <cstring>
 #include <memory>

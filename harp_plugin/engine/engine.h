@@ -101,7 +101,6 @@ class Engine final : private Events {
   void complete(Request&, const Completion&);
   // commands.cc
   bool commands();
-  void begin_close(Channel&, Acknowledgement&);
   void end(Channel&);
   void unlist(Channel&);
   void give_up(Channel&, Status, const std::string& why);

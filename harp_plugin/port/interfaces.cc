@@ -12,12 +12,13 @@
 #include <memory>
 
 #include "base/fd.h"
+#include "base/virtual_interfaces.h"
 
 namespace harp {
 
 namespace {
 
-constexpr std::string_view kLoopback = "=lo", kVirtualBridges = "docker,virbr,veth,br-,cni";
+constexpr std::string_view kLoopback = "=lo";
 
 uint32_t mtu_of(const std::string& name) {
   const lightcc::Fd any(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -77,7 +78,7 @@ std::vector<Interface> choose_interfaces(const std::string& wanted) {
   std::string there;
   for (const Interface& interface : all) {
     there += (there.empty() ? "" : ", ") + interface.name + " (" + interface.address + ")";
-    if (wanted.empty() ? !matches(kLoopback, interface.name) && !matches(kVirtualBridges, interface.name)
+    if (wanted.empty() ? !matches(kLoopback, interface.name) && !lightcc::is_virtual_interface(interface.name)
                        : interface.address == wanted || (!is_address(wanted) && matches(wanted, interface.name)))
       chosen.push_back(interface);
   }

@@ -61,7 +61,6 @@ class RingProducer {
   }
   bool push(const Slot& item) { return push(std::span(&item, 1)) == 1; }
 
-  uint64_t pushed() const { return tail_; }
   // How many the consumer has taken, as last published.
   uint64_t taken() {
     look();
@@ -123,7 +122,6 @@ class RingConsumer {
   }
   bool pop(Slot& to) { return pop(std::span(&to, 1)) == 1; }
 
-  uint64_t popped() const { return head_; }
   bool broken() const { return broken_; }
 
  private:

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <random>
 
-#include "harp_plugin/port/faulty.h"
+#include "harp/faulty.h"
 #include "harp_plugin/port/mem.h"
 #include "harp_plugin/port/shm.h"
 #include "harp_plugin/port/udp.h"

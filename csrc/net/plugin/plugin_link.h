@@ -53,7 +53,6 @@ class PluginStream {
   bool has_received(uint64_t frames) const { return arrived_ >= frames; }
   // What has failed; "": nothing. After the one records are committed to nobody; after the other those that came stay.
   const std::string& send_failure() const { return send_failure_; }
-  const std::string& receive_failure() const { return receive_failure_; }
   bool failed() const { return !send_failure_.empty() || !receive_failure_.empty(); }
   const std::string& failure() const { return send_failure_.empty() ? receive_failure_ : send_failure_; }
 

@@ -1,4 +1,4 @@
-#include "harp_plugin/port/faulty.h"
+#include "harp/faulty.h"
 
 #include <algorithm>
 #include <array>
