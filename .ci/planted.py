@@ -179,11 +179,35 @@ def check_fuzzer(tree: Path) -> None:
     expect_alarm("the input that the fuzzer kept", replay, "AddressSanitizer")
 
 
+def check_passed(tree: Path) -> None:
+    """A stage that has passed is run again after any change of what it reads, and not after one of what it does not."""
+    command = [sys.executable, ROOT / ".ci" / "passed.py"]
+    here = {"LIGHTCC_CI_ROOT": str(tree), "XDG_CACHE_HOME": str(tree / "cache")}
+    (tree / "docs").mkdir()
+    (tree / "docs" / "page.md").write_text("A page.\n")
+    for git in (["init", "-q"], ["add", "csrc", "docs"]):
+        run(["git", "-C", tree, *git])
+    run([*command, "keep", "sanitize", "3 passed"], **here)
+    (tree / "docs" / "page.md").write_text("Another page.\n")
+    if run([*command, "show", "sanitize"], **here)[0] != 0:
+        sys.exit("planted: a stage that has passed is run again after a change of what it does not read")
+    header = tree / "csrc" / "base" / "types.h"
+    clean = header.read_text()
+    for what, environment, text in (("a changed header", {}, clean + "\n"),
+                                    ("another option of the compiler", {"CXXFLAGS": "-O0"}, clean)):
+        header.write_text(text)
+        if run([*command, "show", "sanitize"], **here, **environment)[0] == 0:
+            sys.exit(f"planted: {what}, and the stage is NOT run again")
+        print(f"planted: {what}: the stage is run again", flush=True)
+    header.write_text(clean)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         copy_small_tree(tree)
         check_layers(tree)
+        check_passed(tree)
         check_sanitizers(tree)
         check_fuzzer(tree)
 
