@@ -57,13 +57,14 @@ SIDE_BY_SIDE = -n $(1) --dist loadfile
 # ThreadSanitizer's memory map does not fit every kernel's address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo harp test test-all test-rest unit unit-tests bench gpu-test gpu-bench lint wheel sanitize fuzz clean packages-build packages-tests
+.PHONY: help demo harp pytest test test-all test-rest unit unit-tests bench gpu-test gpu-bench lint wheel sanitize fuzz clean packages-build packages-tests
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
 	@echo 'make test-all   that, and what it leaves out: other numbers of ranks, TensorFlow $(OLDEST), sanitizers, fuzzers'
 	@echo 'make harp       HARP alone: libharp.so, NCCL'\''s plugin and the programs, in build/cmake; PREFIX=/usr/local installs them'
-	@echo 'make unit       C++ tests alone'
+	@echo 'make unit       C++ tests alone; FILTER=GoogleTest'\''s filter: some of them'
+	@echo 'make pytest     FILES="python/test_objects.py ..." from tests, with PyTorch; NP=2: on two ranks; WITH=tensorflow'
 	@echo 'make bench      a short benchmark'
 	@echo 'make gpu-test   with a GPU, and PyTorch, pytest and CuPy in $(PYTHON): all that runs there'
 	@echo 'make gpu-bench  with a GPU, and PyTorch in $(PYTHON): how fast it is there'
@@ -108,18 +109,35 @@ define OLD_TENSORFLOW
 
 endef
 
+TEST_PROGRAMS := unit_tests harp_tests harp_peer harpd harp-bench harp-stat harp-plugtest nccl-net-harp
+NP ?= 0
+ifeq ($(WITH),tensorflow)
+pytest: build/tensorflow-$(NEWEST)/installed
+	$(call TENSORFLOW,$(NEWEST),$(NP),$(FILES:python/%=%))
+else
+pytest: build/installed
+	$(call WITH_TORCH,$(NP)) $(FILES)
+endif
+
 unit: packages-tests build/cmake/build.ninja
 	@if .ci/packages has GoogleTest; then $(MAKE) --no-print-directory unit-tests; \
 	else echo 'missing: GoogleTest (Debian, Ubuntu: apt-get install libgtest-dev): all $(CPP_TESTS) C++ tests skipped'; fi
 
+ifdef FILTER
+unit-tests: build/cmake/build.ninja
+	$(BUILD) build/cmake --target $(TEST_PROGRAMS) --parallel $(JOBS)
+	build/cmake/unit_tests --gtest_filter='$(FILTER)'
+	build/cmake/harp_tests --gtest_filter='$(FILTER)'
+else
 unit-tests: build/cmake/build.ninja
 	$(CMAKE) -B build/cmake >/dev/null  # GoogleTest may be newer than the last look for it
-	$(BUILD) build/cmake --target unit_tests harp_tests harp_peer harpd harp-bench harp-stat harp-plugtest nccl-net-harp --parallel $(JOBS)
+	$(BUILD) build/cmake --target $(TEST_PROGRAMS) --parallel $(JOBS)
 	$(call PARTS,4) build/cmake/unit_tests --gtest_brief=1
 	$(call PARTS,4) build/cmake/harp_tests --gtest_brief=1
 	LIGHTCC_TEST_RANKS_PER_HOST=2 $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 	LIGHTCC_TEST_RANKS_PER_HOST=1 LIGHTCC_TEST_NET=harp $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
 	LIGHTCC_TEST_RANKS_PER_HOST=1 LIGHTCC_TEST_NET=$(abspath build/cmake/libnet_plugin_double.so) $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS):$(SLEEPS)'
+endif
 
 harp: build/cmake/build.ninja
 	$(BUILD) build/cmake --target harp nccl-net-harp harpd harp-stat harp-bench --parallel $(JOBS)
