@@ -183,7 +183,7 @@ def not_contiguous() -> ValueError:
 
 
 class MixedDevicesError(ValueError, RuntimeError):
-    """Tensors of one operation, or parameters of one optimizer, that are not all on one device. A wrong argument of this
+    """Tensors of one operation, or parameters of one optimizer, are not all on one device. A wrong argument of this
     rank, as any ValueError; Horovod's is a RuntimeError, which programs catch."""
 
 

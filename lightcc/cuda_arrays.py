@@ -126,8 +126,8 @@ def is_on_gpu(tensor) -> bool:
 def _immutable(tensor) -> ValueError:
     kind = type(tensor)
     library = kind.__module__.partition(".")[0]
-    return ValueError(f"A {kind.__name__} of {library} is immutable, and so is every array that {library} makes: lightcc "
-                      "has nothing to write an output into. Send y = torch.from_dlpack(x) or cupy.from_dlpack(x), which is "
+    return ValueError(f"A {kind.__name__} of {library} is immutable, as is every array that {library} makes: there is "
+                      "nothing to write an output into. Send y = torch.from_dlpack(x) or cupy.from_dlpack(x), which is "
                       "the same memory, and take the result back by DLPack (jax.numpy.from_dlpack).")
 
 

@@ -181,8 +181,9 @@ class ImmutableArray(StandardArray):
 
     @property
     def __cuda_array_interface__(self):
-        interface = {**super().__cuda_array_interface__, "version": 2}
-        return {key: (value[0], True) if key == "data" else value for key, value in interface.items() if key != "stream"}
+        interface = super().__cuda_array_interface__
+        kept = {key: interface[key] for key in ("shape", "typestr", "strides")}
+        return {**kept, "data": (self.address, True), "version": 2}
 
     def __dlpack__(self, **_):
         raise AssertionError("lightcc has no use for a capsule")
