@@ -100,7 +100,8 @@ void BatchExecution::plan_staged(BatchItem& item, size_t tensor, FusedCollective
   // This rank's own block stays on its GPU.
   if (!item.placeholder && c.kind != Kind::reducescatter) {
     const size_t from = c.kind == Kind::alltoall ? sum_before(c.send, c.index) : 0;
-    staging_->keep(request, byte_at(c.output, sum_before(c.counts, c.index) * element), byte_at(c.input, from * element),
+    const size_t to = sum_before(c.counts, c.index);
+    staging_->keep(request, byte_at(c.output, to * element), byte_at(c.input, from * element),
                    size_t(c.counts[own]) * element);
   }
   for (int64_t begin = 0; begin < largest; begin += most) plan_staged_slice(item, tensor, fused, begin, most);

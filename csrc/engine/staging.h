@@ -1,7 +1,7 @@
 // How tensors of GPUs take part in collectives of the host: a GPU copies them into pinned memory (fetch), they are
 // exchanged there, and it copies them back (deliver). Copies are queued on streams of our own, beside the program's,
-// and nobody waits for a GPU: a host callback of CUDA rings the engine when copies are done that it waits for. No stream
-// of the program's waits for a callback, which takes longer than a small copy. Invariants:
+// and nobody waits for a GPU: a host callback of CUDA rings the engine when copies are done that it waits for. No
+// stream of the program's waits for a callback, which takes longer than a small copy. Invariants:
 // 1. A copy from or to a tensor runs after what the tensor's stream had when its request was submitted.
 // 2. What that stream is given after the request is done, or has failed, runs after all copies from and to it.
 #pragma once
