@@ -182,6 +182,21 @@ def not_contiguous() -> ValueError:
     return ValueError("Tensor is required to be contiguous.")
 
 
+class MixedDevicesError(ValueError, RuntimeError):
+    """Tensors of one operation, or parameters of one optimizer, are not all on one device. A wrong argument of this
+    rank, as any ValueError; Horovod's is a RuntimeError, which programs catch."""
+
+
+def expect_one_device(places: Sequence[Optional[_core.Place]]) -> None:
+    """MixedDevicesError if not all places are on the same device."""
+    devices = {None if place is None else place.device for place in places}
+    if len(devices) > 1:
+        on_gpus = sorted(device for device in devices if device is not None)
+        named = ["cpu"] * (None in devices) + [f"cuda:{device}" for device in on_gpus]
+        raise MixedDevicesError("The tensors of a grouped operation are not all on one device, but on "
+                                f"{', '.join(named)}. Make a group of each device's.")
+
+
 def unsupported(dtype) -> ValueError:
     return ValueError(f"Tensor type {dtype} is not supported. Supported: {', '.join(_core.DTYPES)}.")
 

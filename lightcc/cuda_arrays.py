@@ -58,8 +58,13 @@ class _Others:
     """Their interface names the stream that orders what they hold (none: the default stream), and what makes new arrays
     is found by the array API standard."""
 
+    def __init__(self):
+        self._immutable: Dict[type, bool] = {}  # by type of what is read-only: whether new arrays are that, too
+
     def describe(self, tensor):
         interface = tensor.__cuda_array_interface__
+        if interface["data"][1] and self._is_immutable(tensor):
+            raise _immutable(tensor)
         if interface["typestr"].startswith(">"):
             raise unsupported(interface["typestr"])
         shape = tuple(interface["shape"])
@@ -89,6 +94,15 @@ class _Others:
     def vector(self, values, like=None):
         return numpy.array(values, numpy.int32)
 
+    def _is_immutable(self, tensor) -> bool:
+        """Whether its library makes only arrays that nobody may write, and so no outputs, as JAX does."""
+        kind = type(tensor)
+        if kind not in self._immutable:
+            find = getattr(tensor, "__array_namespace__", None)
+            new = None if find is None else find().empty((1,), dtype=tensor.dtype, device=tensor.device)
+            self._immutable[kind] = new is not None and bool(new.__cuda_array_interface__["data"][1])
+        return self._immutable[kind]
+
     def _namespace(self, tensor):
         find = getattr(tensor, "__array_namespace__", None)
         if find is None:
@@ -107,6 +121,14 @@ def is_on_gpu(tensor) -> bool:
     False
     """
     return tensor.__dlpack_device__()[0] == _DLPACK_CUDA and hasattr(tensor, "__cuda_array_interface__")
+
+
+def _immutable(tensor) -> ValueError:
+    kind = type(tensor)
+    library = kind.__module__.partition(".")[0]
+    return ValueError(f"A {kind.__name__} of {library} is immutable, as is every array that {library} makes: there is "
+                      "nothing to write an output into. Send y = torch.from_dlpack(x) or cupy.from_dlpack(x), which is "
+                      "the same memory, and take the result back by DLPack (jax.numpy.from_dlpack).")
 
 
 def _code_of(dtype) -> int:

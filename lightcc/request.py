@@ -9,7 +9,7 @@ from array import array
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from lightcc import _core
-from lightcc.adapter import adapter_of
+from lightcc.adapter import adapter_of, expect_one_device
 from lightcc.changes import Watched, changed, counts_of
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.common.process_sets import ProcessSet, not_registered
@@ -181,6 +181,7 @@ def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale
     if not tensors:
         raise ValueError("A grouped operation needs at least one tensor.")
     described = [adapter_of(tensor).describe(tensor) for tensor in tensors]
+    expect_one_device([place for _, _, _, place in described])
     if kind in _NEED_ROWS and not all(shape for _, _, shape, _ in described):
         raise _scalar(kind, name)
     addresses = None if outputs is None else [adapter_of(output).address(output) for output in outputs]

@@ -249,6 +249,11 @@ const Knob kKnobs[] = {
      "The only ports to listen on, `20000-20100`, for firewalls that let no others through. LIGHTCC_STORE_ADDR names "
      "its own. Must be the same on all ranks.",
      [](Config& c, const Value& v) { c.port_range = v.text; }, [](const Config& c) { return c.port_range; }},
+    {"LIGHTCC_PINNED_BYTES",
+     "Most bytes of pinned memory that a rank keeps, until shutdown, for tensors of GPUs that go through the host, in "
+     "all process sets together (docs/gpu.md). What an operation needs beyond that is pinned for it alone.",
+     [](Config& c, const Value& v) { c.pinned_bytes = v.bytes(); },
+     [](const Config& c) { return std::to_string(c.pinned_bytes); }},
     {"LIGHTCC_CUDA_LIBRARY",
      "The library through which tensors of GPUs are reached (docs/gpu.md), in place of `liblightcc_cuda.so` beside "
      "lightcc's own. For builds of one's own, and for tests.",
@@ -267,6 +272,10 @@ const Knob kKnobs[] = {
      "The NCCL that is used, in place of the one that the process has loaded already (PyTorch's), or else of the "
      "system's `libnccl.so.2`.",
      [](Config& c, const Value& v) { c.nccl_library = v.text; }, [](const Config& c) { return c.nccl_library; }},
+    {"NCCL_HOSTID",
+     "NCCL's own: ranks with different values are on different hosts to it. lightcc only reads it, to know whether two "
+     "ranks with the same GPU can use NCCL (docs/gpu.md).",
+     [](Config& c, const Value& v) { c.nccl_host_id = v.text; }, [](const Config& c) { return c.nccl_host_id; }},
     {"HOROVOD_NUM_NCCL_STREAMS",
      "On so many streams, at most 16, the collectives of a GPU run by NCCL, by turns. Each has a communicator and a "
      "fusion buffer of its own (docs/gpu.md). Rank 0's value holds.",

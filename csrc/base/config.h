@@ -50,9 +50,11 @@ struct Config {
   std::string host_id;               // LIGHTCC_HOST_ID: ranks share memory only where it is the same; "": by the system
   int64_t output_pool_bytes = 512 << 20;  // LIGHTCC_OUTPUT_POOL_BYTES: most memory kept for the next outputs, 0 = none
   double output_idle_s = 10;         // LIGHTCC_OUTPUT_POOL_IDLE_SECONDS: how long it is kept without use
+  int64_t pinned_bytes = 256 << 20;  // LIGHTCC_PINNED_BYTES: most pinned memory kept for tensors of GPUs
   std::string cuda_library;          // LIGHTCC_CUDA_LIBRARY: in place of the one beside the core
   bool nccl = true;                  // LIGHTCC_NCCL: tensors of GPUs go by NCCL where they can
   bool nccl_2d = false;              // LIGHTCC_NCCL_2D: hierarchical all-reduces there too
+  std::string nccl_host_id;          // NCCL_HOSTID: the host that NCCL takes this rank to be on; "": its own
   std::string nccl_library;          // LIGHTCC_NCCL_LIBRARY: in place of the one that is found
   int nccl_streams = 1;              // HOROVOD_NUM_NCCL_STREAMS: that batches of a GPU run on by turns
   bool batch_copies = true;          // HOROVOD_BATCH_D2D_MEMCOPIES: fused tensors of a GPU are copied in one launch

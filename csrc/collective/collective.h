@@ -17,7 +17,8 @@ struct TensorPlace { int64_t offset, count; };
 // Who fills what:
 //   allreduce      input, output: `count` elements each; may be the same memory.
 //   broadcast      output: `count`; on the root the data lies in it already.
-//   allgather      input: counts[index]; output: sum(counts), rank r's part at sum(counts[0..r)).
+//   allgather      input: counts[index]; output: sum(counts), rank r's part at sum(counts[0..r)). The input may lie in
+//                  this rank's part.
 //   reducescatter  input: sum(counts); output: counts[index] (the part of rank index; it may lie in that part of the
 //                  input).
 //   alltoall       input: sum(send); output: sum(counts), where send[r] goes to rank r and counts[r] comes from it.

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "collective/copy_collective.h"
+#include "collective/shared_broadcast.h"
 #include "device/device.h"
 
 namespace lightcc {
@@ -296,6 +297,8 @@ std::unique_ptr<Work> SharedBackend::start(const Collective& c, std::vector<Aren
 }
 
 std::unique_ptr<Work> SharedBackend::start(const Collective& c, const Algorithm*) {
+  const bool is_large = size_t(c.count) * size_of(c.dtype) >= SharedBroadcast::kLeastBytes;
+  if (c.kind == Kind::broadcast && c.size > 1 && is_large) return std::make_unique<SharedBroadcast>(*this, c);
   if (c.kind != Kind::allreduce && c.kind != Kind::reducescatter) return std::make_unique<CopyCollective>(*this, c);
   if (c.kind == Kind::allreduce && size_t(c.count) * size_of(c.dtype) <= kFlatBytes)
     return std::make_unique<FlatReduce>(*this, c);

@@ -1,5 +1,5 @@
 // Collectives between ranks of one host, straight from each other's mapped memory. What is not reduced is in
-// copy_collective.h.
+// copy_collective.h and shared_broadcast.h.
 //   flat    up to kFlatBytes: everyone publishes its input once, everyone adds all up in rank order: one hop.
 //   direct  all inputs and outputs lie in arenas: each rank owns a shard, reads it from all inputs and writes it
 //           to all outputs. No byte is staged: this is the floor, every input read once, every output written once.
@@ -37,6 +37,7 @@ class SharedBackend : public Backend {
   friend class BlockReduce;
   friend class OffsetExchange;
   friend class CopyCollective;
+  friend class SharedBroadcast;
   std::byte* reserve(size_t n) { return writer_.reserve(n); }
   void commit(size_t n);
   int slowest_reader() const;           // the member that holds up reserve()

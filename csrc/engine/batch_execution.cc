@@ -117,7 +117,7 @@ bool BatchExecution::fetch_ahead() {
     fused.slot = fused.result ? staging_->take_for_results(device, fused.staged_bytes)
                               : staging_->take(device, fused.staged_bytes);
     if (!fused.slot) break;
-    fused.collective.input = fused.slot->data();
+    fused.collective.input = fused.slot->data() + fused.input_offset;
     fused.collective.output = fused.slot->data() + fused.output_offset;
     staging_->fetch(*fused.slot, fused.fetch);
   }
@@ -167,7 +167,7 @@ void BatchExecution::count_compression(const Collective& c) {
 
 // Of a staged collective that is done.
 void BatchExecution::empty(FusedCollective& fused) {
-  staging_->deliver(*fused.slot, fused.deliver);
+  staging_->deliver(*fused.slot, fused.deliver, fetched_ < collectives_.size());
   if (fused.result) {
     fused.result->data = fused.slot->data() + fused.output_offset;
     fused.result->gpu = fused.slot;

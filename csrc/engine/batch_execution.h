@@ -88,7 +88,7 @@ class BatchExecution {
     Collective collective;
     std::vector<Piece> before, after;
     size_t staged_bytes = 0;                // of the slot that it runs in; 0: it runs in none
-    size_t output_offset = 0;               // in the slot; the input is at its beginning
+    size_t input_offset = 0, output_offset = 0;  // in the slot
     std::vector<StagedPiece> fetch, deliver;
     Output* result = nullptr;               // that stays in the slot until the caller takes it
     std::shared_ptr<StagingSlot> slot;
@@ -101,6 +101,8 @@ class BatchExecution {
   void plan_allreduce();
   void plan_slices(const CollectiveLayout&, const std::vector<BatchTensor>&, const FusedCollective& whole);
   void plan_staged(BatchItem&, size_t tensor, FusedCollective);
+  void plan_staged_slice(BatchItem&, size_t tensor, const FusedCollective& whole, int64_t begin, int64_t most);
+  void plan_staged_whole(BatchItem&, size_t tensor, FusedCollective);
   FusedCollective fused_allreduce(const CollectiveLayout&, const std::vector<BatchTensor>&, const Residuals&,
                                   std::byte* buffer) const;
   void plan_tensor(BatchItem&, size_t tensor);

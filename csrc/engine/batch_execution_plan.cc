@@ -104,55 +104,6 @@ BatchExecution::FusedCollective BatchExecution::fused_allreduce(const Collective
   return fused;
 }
 
-// One collective for each slice. The data of a rank that has joined lie in host memory, as they are laid out here.
-void BatchExecution::plan_slices(const CollectiveLayout& layout, const std::vector<BatchTensor>& tensors,
-                                 const FusedCollective& whole) {
-  const Collective& c = whole.collective;
-  const bool is_whole = is_adasum(c) || c.codec.kind != CodecKind::none;
-  const size_t most = is_whole ? layout.bytes : kStagedSliceBytes;
-  const BatchTensor& first = tensors[layout.places[0].tensor];
-  for (size_t begin = 0; begin < layout.bytes; begin += most) {
-    const size_t bytes = std::min(most, layout.bytes - begin);
-    FusedCollective slice{whole};
-    slice.collective.count = int64_t(bytes / size_of(c.dtype));
-    slice.before.clear();
-    slice.after.clear();
-    if (items_[0].placeholder) {
-      slice.collective.input = static_cast<const std::byte*>(first.input) + begin;
-      slice.collective.output = static_cast<std::byte*>(first.output) + begin;
-      collectives_.push_back(std::move(slice));
-      continue;
-    }
-    slice.staged_bytes = bytes;
-    for (auto [tensor, offset] : layout.places) {
-      const size_t from = std::max(offset, begin), to = std::min(offset + tensors[tensor].bytes, begin + bytes);
-      if (from >= to) continue;
-      const auto part = [&](const void* whole) {
-        return static_cast<std::byte*>(const_cast<void*>(whole)) + (from - offset);
-      };
-      const bool is_root = c.kind == Kind::broadcast && c.root == c.index;
-      if (c.kind != Kind::broadcast || is_root)
-        slice.fetch.push_back({owners_[tensor], part(tensors[tensor].input), from - begin, to - from});
-      if (!is_root || tensors[tensor].input != tensors[tensor].output)
-        slice.deliver.push_back({owners_[tensor], part(tensors[tensor].output), from - begin, to - from});
-    }
-    collectives_.push_back(std::move(slice));
-  }
-}
-
-// Input and output of a collective that is not cut; the output stays where it is until the caller takes it.
-void BatchExecution::plan_staged(BatchItem& item, size_t tensor, FusedCollective fused) {
-  Request& request = *item.request;
-  const TensorSpec& spec = request.what.tensors[tensor];
-  const size_t input_bytes = size_t(count_of(spec.shape)) * size_of(spec.dtype);
-  fused.output_offset = round_up(input_bytes);
-  fused.staged_bytes = fused.output_offset + size_t(count_of(request.results[tensor].shape)) * size_of(spec.dtype);
-  if (input_bytes > 0)
-    fused.fetch = {{&request, const_cast<void*>(request.inputs[tensor]), 0, input_bytes}};
-  fused.result = &request.results[tensor];
-  collectives_.push_back(std::move(fused));
-}
-
 void* BatchExecution::result(Request& request, size_t tensor, Shape shape) {
   Output& output = request.results[tensor];
   output.shape = std::move(shape);
@@ -236,7 +187,7 @@ void BatchExecution::plan_tensor(BatchItem& item, size_t t) {
     }
   }
   if (!elements) return;  // nothing to move: all ranks know
-  if (is_staged() && !item.placeholder) return plan_staged(item, t, std::move(fused));
+  if (is_staged()) return plan_staged(item, t, std::move(fused));
   if (nccl_) bring_here(request, fused);
   collectives_.push_back(std::move(fused));
 }

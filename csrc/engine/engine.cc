@@ -41,6 +41,7 @@ Engine::Engine(std::unique_ptr<Peers> peers, World world, Config config, std::un
       world_(std::move(world)),
       config_(std::move(config)),
       outputs_(std::make_shared<OutputPool>(size_t(config_.output_pool_bytes), uint64_t(config_.output_idle_s * 1e9))),
+      pinned_(std::make_shared<PinnedPool>(peers_->arena(), size_t(config_.pinned_bytes))),
       timeline_(timeline ? std::move(timeline) : std::make_unique<Timeline>()),
       wait_habit_(most_spin_ns(config_, peers_->local_ranks())),
       blocked_state_(peers_->rank()),

@@ -171,6 +171,7 @@ class Engine : public GroupEngineOwner {
   const World world_;
   const Config config_;
   const std::shared_ptr<OutputPool> outputs_;
+  const std::shared_ptr<PinnedPool> pinned_;
   std::string selector_text_;
   Calibrated calibrated_{};
   Counters counters_;

@@ -20,8 +20,8 @@ std::string Engine::plans_text() {
 }
 
 std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
-  return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, counters_, tracing_,
-                                       progress_lock_, launches_, *this,
+  return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, pinned_, counters_,
+                                       tracing_, progress_lock_, launches_, *this,
                                        CacheFile::of(config_.cache_dir, hosts_subject(*peers_, config_)));
 }
 

@@ -44,6 +44,7 @@ inline constexpr int64_t kMostCopiedBytes = 256 << 10;
 // Tensors of GPUs are exchanged in slices of so many bytes, so that one is copied while another is exchanged; but for
 // what needs whole tensors (Adasum, codecs). All ranks cut alike.
 inline constexpr size_t kStagedSliceBytes = 4 << 20;
+inline constexpr size_t kStagedSlotBytes = 2 * kStagedSliceBytes;  // with input and output, of kinds that have both
 
 struct FusionLimits {
   int64_t bucket_bytes;             // HOROVOD_FUSION_THRESHOLD: most bytes of several requests together

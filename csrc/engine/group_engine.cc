@@ -301,6 +301,7 @@ bool GroupEngine::step() {
   progress_lock_.assert_held();
   bool moved = step_fast_path();
   if (gpu_is_busy_) watch_gpu();
+  if (pinned_->is_over()) pinned_->trim();
   moved |= control_plane_->step();
   for (auto& [member, key] : std::exchange(queries_, {})) {
     const std::vector<int> missing = coordinator_->missing(key);

@@ -42,8 +42,9 @@ struct GroupEngineOwner {
 class GroupEngine : public ControlPlaneOwner {
  public:
   // tuned: what the tuner finds, for later runs.
-  GroupEngine(Peers&, std::shared_ptr<const Group>, const Config&, std::shared_ptr<OutputPool>, Counters&, Tracing&,
-              const ProgressLock&, NcclLaunches&, GroupEngineOwner&, CacheFile tuned = {});
+  GroupEngine(Peers&, std::shared_ptr<const Group>, const Config&, std::shared_ptr<OutputPool>,
+              std::shared_ptr<PinnedPool>, Counters&, Tracing&, const ProgressLock&, NcclLaunches&, GroupEngineOwner&,
+              CacheFile tuned = {});
 
   const Group& group() const { return *group_; }
   const Selector& selector() const { return selector_; }
@@ -135,6 +136,7 @@ class GroupEngine : public ControlPlaneOwner {
   const std::shared_ptr<const Group> group_;
   const Config& config_;
   const std::shared_ptr<OutputPool> outputs_;
+  const std::shared_ptr<PinnedPool> pinned_;            // of all groups of this rank
   Counters& counters_;
   Tracing& tracing_;
   const ProgressLock& progress_lock_;

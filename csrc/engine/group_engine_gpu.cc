@@ -66,7 +66,7 @@ GpuWays GroupEngine::ways_of(const std::vector<BatchItem>& batch) {
   if (batch[0].request->place.kind == DeviceKind::cpu) return {};
   if (runs_on_gpu(batch, selector_)) return next_stream();
   if (!staging_)
-    staging_ = std::make_unique<Staging>(cuda(config_.cuda_library), peers_.arena(), [this] {
+    staging_ = std::make_unique<Staging>(cuda(config_.cuda_library), pinned_, [this] {
       std::atomic_thread_fence(std::memory_order_seq_cst);
       peers_.wake_own_driver();
     });

@@ -9,13 +9,14 @@
 namespace lightcc {
 
 GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const Config& config,
-                         std::shared_ptr<OutputPool> outputs, Counters& counters, Tracing& tracing,
-                         const ProgressLock& progress_lock, NcclLaunches& launches, GroupEngineOwner& owner,
-                         CacheFile tuned)
+                         std::shared_ptr<OutputPool> outputs, std::shared_ptr<PinnedPool> pinned, Counters& counters,
+                         Tracing& tracing, const ProgressLock& progress_lock, NcclLaunches& launches,
+                         GroupEngineOwner& owner, CacheFile tuned)
     : peers_(peers),
       group_(std::move(group)),
       config_(config),
       outputs_(std::move(outputs)),
+      pinned_(std::move(pinned)),
       counters_(counters),
       tracing_(tracing),
       progress_lock_(progress_lock),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -22,11 +23,18 @@ template <size_t N> std::string text_in(const std::array<char, N>& from) {
   return {from.begin(), std::ranges::find(from, 0)};
 }
 
+// FNV-1a, which is the same in each build. Not 0.
+uint64_t hash_of(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash ^ uint8_t(c)) * 0x100000001b3;
+  return std::max<uint64_t>(hash, 1);
+}
+
 }  // namespace
 
 std::string refuse_nccl(const Group& group, const std::vector<NcclSetup::Offer>& offers) {
   const auto name = [&](int member) { return "rank " + std::to_string(group.rank(member)); };
-  std::map<std::pair<int, std::string>, int> gpus;  // by host and bus id: a member
+  std::map<std::tuple<uint64_t, int, std::string>, int> gpus;  // by host, to NCCL or else to us, and bus id: a member
   for (int member = 0; member < group.size(); ++member) {
     const NcclSetup::Offer& offer = offers[size_t(member)];
     if (offer.version == 0) return name(member) + ": " + text_in(offer.why);
@@ -34,7 +42,8 @@ std::string refuse_nccl(const Group& group, const std::vector<NcclSetup::Offer>&
       return name(0) + " has version " + nccl_version_text(offers[0].version) + " and " + name(member) + " has " +
              nccl_version_text(offer.version);
     const std::string bus_id = text_in(offer.bus_id);
-    const auto [other, is_first] = gpus.try_emplace({group.host_of(member), bus_id}, member);
+    const auto [other, is_first] =
+        gpus.try_emplace({offer.host, offer.host == 0 ? group.host_of(member) : 0, bus_id}, member);
     if (!is_first) return name(other->second) + " and " + name(member) + " have the same GPU (" + bus_id + ")";
   }
   return "";
@@ -63,6 +72,7 @@ NcclSetup::Offer NcclSetup::own_offer() {
     const CudaFunctions& functions = cuda(config_.cuda_library);
     check_cuda(functions.bus_id(device_, offer.bus_id.data(), offer.bus_id.size()), "asking where it is", device_);
     nccl(config_.nccl_library).GetVersion(&offer.version);
+    if (!config_.nccl_host_id.empty()) offer.host = hash_of(config_.nccl_host_id);
     offer.hierarchical = config_.hierarchical && config_.nccl_2d;
   } catch (const Error& error) {
     set_text(offer.why, error.what());

@@ -21,6 +21,7 @@ class NcclSetup {
     int32_t version = 0;              // of NCCL; 0: it has none that can be used
     int32_t hierarchical = 0;         // whether it is to use 2D
     std::array<char, 32> bus_id{};    // of its GPU, in its host
+    uint64_t host = 0;                // which that is to NCCL, a hash of NCCL_HOSTID; 0: that of the topology
     std::array<char, 200> why{};      // if it has none
   };
 

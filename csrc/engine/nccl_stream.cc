@@ -8,57 +8,7 @@ namespace {
 constexpr size_t kMostBatches = 32;  // that are queued and have not run
 constexpr const char* kCopying = "copying tensors that run together";
 
-class NcclOutput : public GpuOutput {
- public:
-  NcclOutput(const CudaFunctions& cuda, std::shared_ptr<NcclMemory> memory, size_t bytes)
-      : cuda_(cuda), memory_(std::move(memory)), data_(memory_->allocate(bytes)) {}
-  ~NcclOutput() override { memory_->give_back(data_, std::move(copied_)); }
-  void* data() const { return data_; }
-
-  // The tensor's stream is behind the collective already.
-  void copy_to(const DevicePlace& place, void* tensor, const void* from, size_t bytes) override {
-    if (const char* why = cuda_.refuse_stream(place.device, place.stream)) throw Error(Code::invalid_argument, why);
-    std::lock_guard lock(mutex_);
-    if (copied_) copied_->order(place.device, place.stream);
-    auto copied = std::make_unique<CudaEvent>(cuda_, place.device);
-    check_cuda(cuda_.copy(place.device, place.stream, tensor, from, bytes), "copying an output", place.device);
-    copied->record(place.stream);
-    copied_ = std::move(copied);
-  }
-
- private:
-  const CudaFunctions& cuda_;
-  const std::shared_ptr<NcclMemory> memory_;
-  void* const data_;
-  std::mutex mutex_;
-  std::unique_ptr<CudaEvent> copied_;  // all that was taken out so far
-};
-
 }  // namespace
-
-void* NcclMemory::allocate(size_t bytes) {
-  void* memory = nullptr;
-  check_cuda(cuda_.allocate(device_, stream(), bytes, &memory), "allocating memory", device_);
-  return memory;
-}
-
-void NcclMemory::give_back(void* memory, std::unique_ptr<CudaEvent> last_use) {
-  std::lock_guard lock(mutex_);
-  if (memory) returned_.push_back({memory, std::move(last_use)});
-}
-
-void NcclMemory::release() {
-  std::lock_guard lock(mutex_);
-  try {
-    for (const Returned& one : returned_) {
-      if (one.last_use) one.last_use->order(device_, stream());
-      check_cuda(cuda_.release(device_, stream(), one.memory), "releasing memory", device_);
-    }
-  } catch (const Error&) {
-    // The GPU has failed, and all of its memory with it.
-  }
-  returned_.clear();
-}
 
 void NcclStream::follow(const Request& request) {
   used_ = true;
@@ -92,9 +42,7 @@ void NcclStream::copy_all(std::span<const CudaCopy> copies) {
 }
 
 std::shared_ptr<GpuOutput> NcclStream::output(size_t bytes, void** memory) {
-  auto output = std::make_shared<NcclOutput>(cuda_, memory_, bytes);
-  *memory = output->data();
-  return output;
+  return gpu_output(cuda_, memory_, bytes, memory);
 }
 
 bool NcclStream::has_room() {

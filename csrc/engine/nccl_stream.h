@@ -5,40 +5,13 @@
 #pragma once
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "device/cuda_objects.h"
-#include "engine/request.h"
+#include "engine/gpu_memory.h"
 
 namespace lightcc {
-
-// The memory of outputs, allocated on a stream. What is given back, by any thread, goes back to the stream when that is
-// used next: while a collective is being started it may be given nothing else.
-class NcclMemory {
- public:
-  NcclMemory(const CudaFunctions& cuda, int device) : cuda_(cuda), device_(device), stream_(cuda, device) {}
-  ~NcclMemory() { release(); }
-
-  void* stream() const { return stream_.get(); }
-  void* allocate(size_t bytes);
-  // last_use: of another stream; nullptr: there was none.
-  void give_back(void* memory, std::unique_ptr<CudaEvent> last_use);
-  void release();  // all that was given back
-
- private:
-  struct Returned {
-    void* memory;
-    std::unique_ptr<CudaEvent> last_use;
-  };
-  const CudaFunctions& cuda_;
-  const int device_;
-  const CudaStream stream_;
-  std::mutex mutex_;
-  std::vector<Returned> returned_;
-};
 
 // Only whoever holds the progress lock calls it.
 class NcclStream {
@@ -48,7 +21,7 @@ class NcclStream {
       : cuda_(cuda),
         device_(device),
         batches_copies_(batches_copies),
-        memory_(std::make_shared<NcclMemory>(cuda, device)) {}
+        memory_(std::make_shared<GpuMemory>(cuda, device)) {}
   ~NcclStream() { memory_->give_back(buffer_, nullptr); }
   NcclStream(const NcclStream&) = delete;
   NcclStream& operator=(const NcclStream&) = delete;
@@ -71,7 +44,7 @@ class NcclStream {
   const CudaFunctions& cuda_;
   const int device_;
   const bool batches_copies_;
-  const std::shared_ptr<NcclMemory> memory_;  // outputs may outlive this
+  const std::shared_ptr<GpuMemory> memory_;  // outputs may outlive this
   void* buffer_ = nullptr;
   size_t buffer_bytes_ = 0;
   std::deque<std::shared_ptr<CudaEvent>> ends_;  // of batches that may not have run

@@ -1,134 +1,81 @@
 #include "engine/staging.h"
 
 #include <algorithm>
-#include <bit>
-#include <iterator>
 #include <utility>
-
-#include "engine/fusion.h"
 
 namespace lightcc {
 namespace {
 
-constexpr size_t kLeastBytes = 64 << 10;
-constexpr size_t kSlots = 4;      // of a group engine: one is filled and one exchanged while others are emptied
-
-std::byte* pinned(const CudaFunctions& cuda, Arena& arena, int device, size_t bytes) {
-  std::byte* data = arena.allocate(bytes);
-  arena.populate(data, bytes);
-  arena.keep_in_place(data);
-  try {
-    check_cuda(cuda.pin(device, data, bytes), ("pinning " + std::to_string(bytes) + " bytes").c_str(), device);
-  } catch (...) {
-    arena.release(data);
-    throw;
-  }
-  return data;
-}
-
-// Few sizes, so that slots which are kept serve each other's users.
-size_t rounded(size_t bytes) {
-  return bytes > kStagedSliceBytes ? round_up(bytes, kLeastBytes) : std::bit_ceil(std::max(bytes, kLeastBytes));
-}
-
-bool is_free(const std::shared_ptr<StagingSlot>& slot) { return slot.use_count() == 1 && slot->idle(); }
-
-// Takes slots that somebody may still use, of a group engine that is gone, and lets those go that nobody does.
-void leave(std::vector<std::shared_ptr<StagingSlot>> slots) {
-  static std::mutex& mutex = *new std::mutex;  // at the end of the process copies may still be under way
-  static auto& leaving = *new std::vector<std::shared_ptr<StagingSlot>>;
-  std::lock_guard lock(mutex);
-  std::ranges::move(slots, std::back_inserter(leaving));
-  std::erase_if(leaving, [](const auto& slot) {
-    try {
-      return is_free(slot);
-    } catch (const Error&) {  // the device has failed, and copies no more
-      return slot.use_count() == 1;
-    }
-  });
-}
+constexpr size_t kSlots = 4;  // of a group engine at a time: one is filled and one exchanged while others are emptied
 
 }  // namespace
 
-StagingSlot::StagingSlot(const CudaFunctions& cuda, std::shared_ptr<Arena> arena, int device, size_t bytes)
-    : cuda_(cuda),
-      arena_(std::move(arena)),
-      device_(device),
-      bytes_(rounded(bytes)),
-      data_(pinned(cuda_, *arena_, device, bytes_)) {}
-
-StagingSlot::~StagingSlot() {
-  cuda_.unpin(device_, data_);
-  arena_->release(data_);
-}
-
-void StagingSlot::copy_to(const DevicePlace& place, void* tensor, const void* from, size_t bytes) {
-  if (const char* why = cuda_.refuse_stream(place.device, place.stream)) throw Error(Code::invalid_argument, why);
-  auto end = std::make_unique<CudaEvent>(cuda_, place.device);
-  check_cuda(cuda_.copy(place.device, place.stream, tensor, from, bytes), "copying an output", place.device);
-  end->record(place.stream);
-  expect(std::move(end));
-}
-
-void StagingSlot::expect(std::unique_ptr<CudaEvent> end_of_copies) {
-  std::lock_guard lock(mutex_);
-  copies_.push_back(std::move(end_of_copies));
-}
-
-bool StagingSlot::idle() {
-  std::lock_guard lock(mutex_);
-  while (!copies_.empty() && copies_.back()->reached()) copies_.pop_back();
-  return copies_.empty();
-}
-
-Staging::Staging(const CudaFunctions& cuda, std::shared_ptr<Arena> arena, std::function<void()> ring)
-    : cuda_(cuda), arena_(std::move(arena)) {
+Staging::Staging(const CudaFunctions& cuda, std::shared_ptr<PinnedPool> pool, std::function<void()> ring)
+    : cuda_(cuda), pool_(std::move(pool)) {
   bell_->ring = std::move(ring);
 }
 
-// Copies may be under way, and behind whatever a program has given its stream: nobody waits for them here.
 Staging::~Staging() {
-  {
-    std::lock_guard lock(bell_->mutex);
-    bell_->ring = nullptr;
-  }
-  leave(std::move(slots_));
-  leave(std::move(results_));
+  std::lock_guard lock(bell_->mutex);
+  bell_->ring = nullptr;
+}
+
+// is_emptied: nobody holds it, but it is being copied from.
+bool Staging::is_in_use(const Taken& taken, bool* is_emptied) const {
+  const auto slot = taken.slot.lock();
+  if (!slot || slot->turn() != taken.turn) return false;
+  const bool is_held = slot.use_count() > 2;  // by others than the pool and this function
+  if (!is_held && slot->idle()) return false;
+  *is_emptied = *is_emptied || !is_held;
+  return true;
 }
 
 std::shared_ptr<StagingSlot> Staging::take(int device, size_t bytes) {
-  auto slot = find(slots_, bytes);
-  if (slot || slots_.size() >= kSlots) return slot;
-  return slots_.emplace_back(std::make_shared<StagingSlot>(cuda_, arena_, device, bytes));
-}
-
-std::shared_ptr<StagingSlot> Staging::take_for_results(int device, size_t bytes) {
-  if (auto slot = find(results_, bytes)) return slot;
-  return results_.emplace_back(std::make_shared<StagingSlot>(cuda_, arena_, device, bytes));
-}
-
-// The smallest free one that is large enough. Pinning costs more than copying, so slots are kept; but not those that
-// were made for something larger than a slice, nor, where there are many, those that are too small.
-std::shared_ptr<StagingSlot> Staging::find(Slots& slots, size_t bytes) {
-  std::shared_ptr<StagingSlot> best;
-  for (auto& slot : slots)
-    if (slot->bytes() >= bytes && (!best || slot->bytes() < best->bytes()) && is_free(slot)) best = slot;
-  std::erase_if(slots, [&](const auto& slot) { return slot->bytes() > kStagedSliceBytes && is_free(slot); });
-  if (best) return best;
-  if (slots.size() >= kSlots) std::erase_if(slots, is_free);
+  bool is_emptied = false;  // one of them
+  std::erase_if(taken_, [&](const Taken& one) { return !is_in_use(one, &is_emptied); });
+  if (taken_.size() < kSlots) {
+    auto slot = pool_->take(cuda_, device, bytes);
+    taken_.push_back({slot, slot->turn()});
+    return slot;
+  }
+  if (is_emptied && bell_->asked == 0)
+    for (auto& [each, streams] : streams_) ring_behind(each, streams.out->stream(), true);
   return nullptr;
 }
 
-void Staging::fetch(StagingSlot& slot, const std::vector<StagedPiece>& pieces) { copy(slot, pieces, true); }
-void Staging::deliver(StagingSlot& slot, const std::vector<StagedPiece>& pieces) { copy(slot, pieces, false); }
+std::shared_ptr<StagingSlot> Staging::take_for_results(int device, size_t bytes) {
+  return pool_->take(cuda_, device, bytes);
+}
 
-void Staging::copy(StagingSlot& slot, const std::vector<StagedPiece>& pieces, bool in) {
-  const auto stream_of = [&](int device) { return (in ? streams(device).in : streams(device).out).get(); };
-  std::map<int, std::unique_ptr<CudaEvent>> ends;  // by device
+std::shared_ptr<GpuOutput> Staging::output(int device, size_t bytes, void** memory) {
+  Streams& own = streams(device);
+  own.out->release();
+  own.delivered = nullptr;  // what is delivered next comes after it
+  return gpu_output(cuda_, own.out, bytes, memory);
+}
+
+void Staging::keep(const Request& request, void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  const int device = request.place.device;
+  Streams& own = streams(device);
+  own.delivered = nullptr;
+  request.ready->order(device, own.out->stream());
+  check_cuda(cuda_.copy(device, own.out->stream(), to, from, bytes), ("copying " + request.title()).c_str(), device);
+}
+
+void Staging::fetch(StagingSlot& slot, const std::vector<StagedPiece>& pieces) { copy(slot, pieces, true, true); }
+void Staging::deliver(StagingSlot& slot, const std::vector<StagedPiece>& pieces, bool rings) {
+  copy(slot, pieces, false, rings || pool_->is_over());
+}
+
+void Staging::copy(StagingSlot& slot, const std::vector<StagedPiece>& pieces, bool in, bool rings) {
+  const auto stream_of = [&](int device) { return in ? streams(device).in.get() : streams(device).out->stream(); };
+  std::map<int, std::shared_ptr<CudaEvent>> ends;  // by device
   const auto expect_ends = [&] {
     for (auto& [device, end] : ends) {
       end->record(stream_of(device));
-      slot.expect(std::move(end));
+      if (!in) streams(device).delivered = end;
+      slot.expect(end);
     }
   };
   const Request* ordered = nullptr;
@@ -137,8 +84,8 @@ void Staging::copy(StagingSlot& slot, const std::vector<StagedPiece>& pieces, bo
       const int device = piece.request->place.device;
       auto& end = ends[device];
       if (!end) {
-        end = std::make_unique<CudaEvent>(cuda_, device);
-        if (!in) streams(device).delivered = nullptr;
+        end = std::make_shared<CudaEvent>(cuda_, device);
+        if (!in) streams(device).delivered = nullptr, streams(device).behind.clear();
       }
       const bool is_another = std::exchange(ordered, piece.request) != piece.request;
       if (is_another) piece.request->ready->order(device, stream_of(device));
@@ -153,18 +100,28 @@ void Staging::copy(StagingSlot& slot, const std::vector<StagedPiece>& pieces, bo
     throw;
   }
   expect_ends();
-  for (auto& [device, end] : ends) ring_behind(device, stream_of(device));
+  if (!rings) return;
+  for (auto& [device, end] : ends) ring_behind(device, stream_of(device), !in);
 }
 
-void Staging::ring_behind(int device, void* stream) {
-  auto bell = std::make_unique<std::shared_ptr<Bell>>(bell_);
-  const auto ring = [](void* context) {
-    const std::unique_ptr<std::shared_ptr<Bell>> own(static_cast<std::shared_ptr<Bell>*>(context));
-    std::lock_guard lock((*own)->mutex);
-    if ((*own)->ring) (*own)->ring();
+// for_slot: take() has nobody rung again before.
+void Staging::ring_behind(int device, void* stream, bool for_slot) {
+  struct Context {
+    std::shared_ptr<Bell> bell;
+    bool for_slot;
   };
-  check_cuda(cuda_.call(device, stream, ring, bell.get()), "asking for a callback", device);
-  bell.release();
+  auto context = std::make_unique<Context>(Context{bell_, for_slot});
+  const auto ring = [](void* given) {
+    const std::unique_ptr<Context> own(static_cast<Context*>(given));
+    if (own->for_slot) --own->bell->asked;
+    std::lock_guard lock(own->bell->mutex);
+    if (own->bell->ring) own->bell->ring();
+  };
+  if (for_slot) ++bell_->asked;
+  const char* failure = cuda_.call(device, stream, ring, context.get());
+  if (failure && for_slot) --bell_->asked;
+  check_cuda(failure, "asking for a callback", device);
+  context.release();
 }
 
 void Staging::finish(Request& request, bool failed) {
@@ -174,7 +131,7 @@ void Staging::finish(Request& request, bool failed) {
   Streams& streams = found->second;
   if (!streams.delivered) {
     streams.delivered = std::make_shared<CudaEvent>(cuda_, device);
-    streams.delivered->record(streams.out.get());
+    streams.delivered->record(streams.out->stream());
     streams.behind.clear();
   }
   request.delivered = streams.delivered;

@@ -1,46 +1,21 @@
 // How tensors of GPUs take part in collectives of the host: a GPU copies them into pinned memory (fetch), they are
 // exchanged there, and it copies them back (deliver). Copies are queued on streams of our own, beside the program's,
-// and nobody waits for a GPU: a host callback behind each copy rings the engine. Invariants:
+// and nobody waits for a GPU: a host callback of CUDA rings the engine when copies are done that it waits for. No
+// stream of the program's waits for a callback, which takes longer than a small copy. Invariants:
 // 1. A copy from or to a tensor runs after what the tensor's stream had when its request was submitted.
 // 2. What that stream is given after the request is done, or has failed, runs after all copies from and to it.
-// 3. A slot that nobody holds is used again only when the copies from and to it are done.
 #pragma once
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "device/cuda_objects.h"
-#include "engine/request.h"
-#include "net/shm/arena.h"
+#include "engine/gpu_memory.h"
+#include "engine/pinned_pool.h"
 
 namespace lightcc {
-
-// Pinned memory that the ranks of a host share. Free for the next user when nobody else holds it and it is idle.
-class StagingSlot : public GpuOutput {
- public:
-  // Of at least so many bytes. device: through which it is pinned, for all.
-  StagingSlot(const CudaFunctions&, std::shared_ptr<Arena>, int device, size_t bytes);
-  ~StagingSlot() override;  // it is idle
-  StagingSlot(const StagingSlot&) = delete;
-  StagingSlot& operator=(const StagingSlot&) = delete;
-
-  std::byte* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
-  void copy_to(const DevicePlace&, void* tensor, const void* from, size_t bytes) override;
-  void expect(std::unique_ptr<CudaEvent> end_of_copies);
-  bool idle();  // all copies are done
-
- private:
-  const CudaFunctions& cuda_;
-  const std::shared_ptr<Arena> arena_;
-  const int device_;
-  const size_t bytes_;
-  std::byte* const data_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<CudaEvent>> copies_;
-};
 
 struct StagedPiece {             // of a tensor of `request`, and where it lies in a slot
   const Request* request;
@@ -52,17 +27,22 @@ struct StagedPiece {             // of a tensor of `request`, and where it lies 
 class Staging {
  public:
   // ring: wakes the engine; called by threads of CUDA.
-  Staging(const CudaFunctions&, std::shared_ptr<Arena>, std::function<void()> ring);
-  ~Staging();  // ring is not called any more; slots that are in use live on
+  Staging(const CudaFunctions&, std::shared_ptr<PinnedPool>, std::function<void()> ring);
+  ~Staging();  // ring is not called any more
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Of at least so many bytes. nullptr: all are in use, and the engine will be rung.
+  // Of at least so many bytes. nullptr: this group has enough of them in use, and the engine will be rung.
   std::shared_ptr<StagingSlot> take(int device, size_t bytes);
   // The same for what the program will read later, maybe much later: there is always one.
   std::shared_ptr<StagingSlot> take_for_results(int device, size_t bytes);
-  void fetch(StagingSlot&, const std::vector<StagedPiece>&);
-  void deliver(StagingSlot&, const std::vector<StagedPiece>&);
+  // Memory of the GPU for results that are delivered in slices.
+  std::shared_ptr<GpuOutput> output(int device, size_t bytes, void** memory);
+  // From memory of the GPU to memory of output(), in the order of what is delivered.
+  void keep(const Request&, void* to, const void* from, size_t bytes);
+  void fetch(StagingSlot&, const std::vector<StagedPiece>&);  // the engine is rung when all is there
+  // rings: the engine waits for the slot.
+  void deliver(StagingSlot&, const std::vector<StagedPiece>&, bool rings);
   // Orders the request's stream behind all that was copied: of one that is done, what was delivered.
   void finish(Request&, bool failed);
 
@@ -70,24 +50,30 @@ class Staging {
   struct Bell {
     std::mutex mutex;
     std::function<void()> ring;
+    std::atomic<int> asked{0};  // callbacks that are still to come for a free slot
   };
   struct Streams {
-    Streams(const CudaFunctions& cuda, int device) : in(cuda, device), out(cuda, device) {}
-    CudaStream in, out;
+    Streams(const CudaFunctions& cuda, int device)
+        : in(cuda, device), out(std::make_shared<GpuMemory>(cuda, device)) {}
+    CudaStream in;
+    std::shared_ptr<GpuMemory> out;        // outputs may outlive this
     std::shared_ptr<CudaEvent> delivered;  // all that `out` has been given; nullptr: nobody has asked since
     std::vector<void*> behind;             // streams that are ordered behind that
   };
-  using Slots = std::vector<std::shared_ptr<StagingSlot>>;
+  struct Taken {
+    std::weak_ptr<StagingSlot> slot;
+    uint64_t turn;
+  };
   Streams& streams(int device) { return streams_.try_emplace(device, cuda_, device).first->second; }
-  static std::shared_ptr<StagingSlot> find(Slots&, size_t bytes);
-  void copy(StagingSlot&, const std::vector<StagedPiece>&, bool in);
-  void ring_behind(int device, void* stream);
+  bool is_in_use(const Taken&, bool* is_emptied) const;
+  void copy(StagingSlot&, const std::vector<StagedPiece>&, bool in, bool rings);
+  void ring_behind(int device, void* stream, bool for_slot);
 
   const CudaFunctions& cuda_;
-  const std::shared_ptr<Arena> arena_;
+  const std::shared_ptr<PinnedPool> pool_;
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
-  std::map<int, Streams> streams_;  // by device
-  Slots slots_, results_;
+  std::map<int, Streams> streams_;                     // by device
+  std::vector<Taken> taken_;                           // by take(), and maybe free again
 };
 
 }  // namespace lightcc

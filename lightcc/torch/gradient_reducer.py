@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import torch
 
 from lightcc import _core, ops, request
+from lightcc.adapter import MixedDevicesError
 from lightcc.common.exceptions import HorovodInternalError
 from lightcc.torch import changed_gradients, slot_stream, slots, sparse
 from lightcc.torch.compression import Compression
@@ -305,7 +306,7 @@ class GradientReducer:
         """That of the parameters. Backward has a thread for each device, and this object is used by one at a time."""
         devices = {slots.device_of(gradient.parameter): gradient.given_name for gradient in self.gradients}
         if len(devices) > 1:
-            raise ValueError("The parameters of one optimizer must be on one device; here are " + ", ".join(
+            raise MixedDevicesError("The parameters of one optimizer must be on one device; here are " + ", ".join(
                 f"{name} on {device}" for device, name in devices.items()) + ". Keep those of other devices with an "
                 "optimizer of their own.")
         return next(iter(devices), None)

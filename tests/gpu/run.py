@@ -12,6 +12,7 @@ from two_hosts import variables
 
 GPU = ROOT / "tests" / "gpu"
 BY_NCCL = "tensors of GPUs: by NCCL"  # as lightcc's log says it
+RANDOM_S = "20"
 PYTEST = ["-m", "pytest", "-v", "-s", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-o",
           "python_functions=check_*", "-o", "faulthandler_timeout=40", "--maxfail=20"]
 
@@ -20,6 +21,12 @@ def on_ranks(count: int, *files: str) -> list:
     """The command that runs the checks of these files on so many ranks."""
     return [sys.executable, "-m", "lightcc.runner", "-np", str(count), sys.executable, *PYTEST,
             *(str(GPU / file) for file in files)]
+
+
+def of_ranks(count: int, file: str, *arguments: str, options=()) -> list:
+    """The command that runs a program of this folder on so many ranks."""
+    return [sys.executable, "-m", "lightcc.runner", "-np", str(count), *options, sys.executable, str(GPU / file),
+            *arguments]
 
 
 def main() -> int:
@@ -41,6 +48,16 @@ def main() -> int:
               HOROVOD_NUM_NCCL_STREAMS="2", **info)
     parts.run("NCCL, 2 ranks: training", on_ranks(2, "check_training.py"), 60, BY_NCCL, **variables(), **short)
     parts.run("NCCL, 2 ranks: collectives", on_ranks(2, "check_collectives.py"), 120, BY_NCCL, **variables(), **short)
+    parts.run("NCCL, 2 x 2 ranks, 2D", of_ranks(4, "two_by_two.py"), 60, ", 2D for large all-reduces",
+              **variables(per_host=2), LIGHTCC_NCCL_2D="1", **info)
+    parts.run("staged: times of all kinds", of_ranks(2, "staged_times.py"), 60, table=r"\d µs", LIGHTCC_NCCL="0")
+    ways = {"staged": ("", {"LIGHTCC_NCCL": "0"}), "NCCL": (BY_NCCL, {**variables(), **info})}
+    for way, (expected, of_way) in ways.items():
+        parts.run(f"random operations, {way}", of_ranks(2, "random_operations.py", RANDOM_S), 50, expected, **of_way)
+    for way, (expected, of_way) in ways.items():
+        parts.run(f"torch.compile, {way}", on_ranks(2, "check_compile.py"), 70, expected, **of_way)
+    elastic = of_ranks(3, "elastic_worker.py", options=["--min-np", "1", "--failures-per-host", "4"])
+    parts.run("elastic, NCCL, two losses", elastic, 60, BY_NCCL, **variables(), **info)
     for way, expected in (("staged", ""), ("nccl", BY_NCCL)):
         parts.run(f"a killed rank, {way}", [python, str(GPU / "killed_rank.py"), way], 60, expected)
     parts.run("NCCL over HARP", [str(GPU / "nccl_harp.sh"), plugin], 90)

@@ -175,6 +175,23 @@ class StandardArray(Array):
         return types.SimpleNamespace(empty=empty, empty_like=lambda x: empty(x.shape, x.dtype, x.device))
 
 
+class ImmutableArray(StandardArray):
+    """One as JAX has them: a program that may read it finds many ways, one that wants to write it none. Arrays that its
+    library makes are so, too, and no stream is named."""
+
+    @property
+    def __cuda_array_interface__(self):
+        interface = super().__cuda_array_interface__
+        kept = {key: interface[key] for key in ("shape", "typestr", "strides")}
+        return {**kept, "data": (self.address, True), "version": 2}
+
+    def __dlpack__(self, **_):
+        raise AssertionError("lightcc has no use for a capsule")
+
+    def __array__(self, *_):
+        raise AssertionError("this would be a copy in the host's memory")
+
+
 class PlainArray(StandardArray):
     """One whose library makes no arrays for others."""
 

@@ -89,6 +89,18 @@ def check_an_array_whose_library_makes_none(job, double, device):
     expect_works()
 
 
+def check_an_array_of_a_library_whose_arrays_are_immutable(job, double, device):
+    """The text says what is missing, before anything is sent, and not that something is in place."""
+    x = gpu_double.ImmutableArray.of(double, device, np.ones(2 * job.size()))
+    verbs = (job.allreduce, job.allreduce_, job.allgather, job.alltoall, job.reducescatter, job.allreduce_async,
+             lambda x: job.broadcast(x, 0), lambda x: job.broadcast_(x, 0), lambda x: job.grouped_allreduce([x]),
+             lambda x: job.grouped_allgather([x]))
+    for verb in verbs:
+        with pytest.raises(ValueError, match=r"^A ImmutableArray of gpu_double is immutable.*torch\.from_dlpack"):
+            verb(x)
+        expect_works()
+
+
 def check_what_is_refused(job, double, device):
     new = gpu_double.StandardArray
     read_only = new.of(double, device, np.ones(3))

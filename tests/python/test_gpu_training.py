@@ -12,6 +12,7 @@ import pytest
 from gpu_fixtures import KINDS, device, double, job, no_faults  # noqa: F401
 
 import ranks
+from lightcc.adapter import MixedDevicesError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif("torch" not in KINDS, reason="torch is not among the frameworks")
@@ -142,7 +143,7 @@ def check_one_optimizer_has_one_device(job, on_gpu):
     here, there = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(on_gpu(torch.ones(3)))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([here, there], lr=1.0),
                                          named_parameters=[("here", here), ("there", there)])
-    with pytest.raises(ValueError, match="must be on one device; here are .*here on cpu.*there on cuda:"):
+    with pytest.raises(MixedDevicesError, match="must be on one device; here are .*here on cpu.*there on cuda:"):
         (here + there).sum().backward()
     optimizer.zero_grad()
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "base/log.h"
 #include "gpus.h"
 
 namespace lightcc {
@@ -32,6 +33,12 @@ TEST(RefuseNccl, SaysWhoCannot) {
   EXPECT_EQ(refuse_nccl(group, {good, good, offer(21805, "b")}),
             "rank 2 has version 2.27.3 and rank 0 has 2.18.5");
   EXPECT_EQ(refuse_nccl(group, {good, good, good}), "rank 1 and rank 0 have the same GPU (a)");
+  auto one = good, other = good;  // with an NCCL_HOSTID
+  one.host = 1, other.host = 2;
+  EXPECT_EQ(refuse_nccl(group, {good, one, other}), "");
+  EXPECT_EQ(refuse_nccl(group, {good, one, good}), "");
+  EXPECT_EQ(refuse_nccl(group, {one, other, one}), "rank 2 and rank 0 have the same GPU (a)")
+      << "NCCL takes them for ranks of one host, though we do not";
 }
 
 class Nccl : public GpuTest {
@@ -359,6 +366,32 @@ TEST_F(Nccl2d, WhereAllNodesHaveEquallyManyMembers) {
   Ranks parts(4, config_);
   expect_sums(parts);
   EXPECT_EQ(nccl_.leaks(), 12u) << "two nodes on one host";
+}
+
+// So that two hosts of two ranks each can be seen with a single GPU.
+TEST_F(Nccl2d, OnOneGpuWhereNcclTakesEachRankForAHost) {
+  constexpr int kRanks = 4;
+  nccl_.set_kernels(2 * kRanks);
+  nccl_.set_host_ids();
+  for (const bool has_ids : {true, false}) {
+    std::vector<Config> configs(kRanks, config_);
+    for (size_t rank = 0; rank < kRanks && has_ids; ++rank) configs[rank].nccl_host_id = "h" + std::to_string(rank);
+    set_log(int(Level::info), true, 0, "h");
+    testing::internal::CaptureStderr();
+    Ranks ranks({2, 2}, configs);
+    ranks.each([&](Engine& engine, int) {
+      GpuTensor x(*this, 0, kLarge, stream_of(0));
+      x.fill(1);
+      done(engine, on_gpu(engine, Kind::allreduce, "x", {&x}, {&x}));
+      EXPECT_EQ(x.read(), std::vector<float>(x.count, kRanks));
+    });
+    const std::string log = testing::internal::GetCapturedStderr();
+    set_log(int(Level::warning), false, 0, "h");
+    const char* expected = has_ids ? ", 2D for large all-reduces" : "rank 0 and rank 1 have the same GPU (double:0)";
+    EXPECT_NE(log.find(expected), std::string::npos) << log;
+    EXPECT_EQ(log.find("by NCCL") != std::string::npos, has_ids) << log;
+    EXPECT_EQ(nccl_.leaks(), has_ids ? size_t(3 * kRanks) : 0u);
+  }
 }
 
 TEST_F(Nccl2d, HasStreamsEnoughOfItsOwn) {

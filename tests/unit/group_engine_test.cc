@@ -24,8 +24,8 @@ struct Member : GroupEngineOwner {
     auto group = std::make_shared<Group>(0, all, peers->rank(), peers->topology());
     lock.try_lock();
     engine = std::make_unique<GroupEngine>(*peers, group, config, std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
-                                           counters, tracing, lock, launches, *this,
-                                           CacheFile::of(config.cache_dir, "threads"));
+                                           std::make_shared<PinnedPool>(peers->arena(), 1 << 20), counters, tracing,
+                                           lock, launches, *this, CacheFile::of(config.cache_dir, "threads"));
   }
   void finish(const RequestPtr& request, Code code, const std::string& text) override {
     request->code = code;

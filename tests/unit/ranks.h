@@ -25,15 +25,17 @@ class Ranks {
       : Ranks(thread_peers(spread(n)), config, absent) {}
   // On emulated hosts of so many ranks each.
   explicit Ranks(const std::vector<int>& hosts, Config config = {}) : Ranks(thread_peers(hosts), config) {}
+  // Each rank with settings of its own.
+  Ranks(const std::vector<int>& hosts, const std::vector<Config>& configs) : peers_(thread_peers(hosts)) {
+    for (int rank = 0; rank < int(peers_.size()); ++rank) add(rank, configs[size_t(rank)]);
+  }
   Ranks(std::vector<std::unique_ptr<Peers>> peers, Config config, const std::vector<int>& absent = {})
       : peers_(std::move(peers)) {
-    config.stall_check = config.stall_warn_s < 60 || config.stall_end_s > 0;
-    for (int rank = 0; rank < int(peers_.size()); ++rank) {
-      World world;
-      world.rank = rank, world.size = int(peers_.size());
-      const bool here = std::find(absent.begin(), absent.end(), rank) == absent.end();
-      engines_.push_back(here ? std::make_unique<Engine>(std::move(peers_[size_t(rank)]), world, config) : nullptr);
-    }
+    for (int rank = 0; rank < int(peers_.size()); ++rank)
+      if (std::find(absent.begin(), absent.end(), rank) == absent.end())
+        add(rank, config);
+      else
+        engines_.push_back(nullptr);
   }
   int size() const { return int(engines_.size()); }
   Engine& operator[](int rank) { return *engines_[size_t(rank)]; }
@@ -65,6 +67,12 @@ class Ranks {
   }
 
  private:
+  void add(int rank, Config config) {
+    config.stall_check = config.stall_warn_s < 60 || config.stall_end_s > 0;
+    World world;
+    world.rank = rank, world.size = int(peers_.size());
+    engines_.push_back(std::make_unique<Engine>(std::move(peers_[size_t(rank)]), world, std::move(config)));
+  }
   // One host, unless the tests are to run as on several: LIGHTCC_TEST_RANKS_PER_HOST.
   static std::vector<int> spread(int n) {
     const char* given = std::getenv("LIGHTCC_TEST_RANKS_PER_HOST");

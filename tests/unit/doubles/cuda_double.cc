@@ -96,6 +96,19 @@ std::vector<std::string> CudaDouble::faults() const {
   return faults_;
 }
 
+size_t CudaDouble::pinned_bytes() const {
+  std::lock_guard lock(mutex_);
+  size_t bytes = 0;
+  for (const auto& [begin, range] : pinned_) bytes += range.bytes;
+  return bytes;
+}
+
+uint64_t CudaDouble::calls(const std::string& function) const {
+  std::lock_guard lock(mutex_);
+  const auto found = calls_.find(function);
+  return found == calls_.end() ? 0 : found->second;
+}
+
 void CudaDouble::report(const std::string& fault) {
   std::lock_guard lock(mutex_);
   add_fault(fault);
@@ -113,6 +126,7 @@ void CudaDouble::refuse(const std::string& why) {
 // Runs the body under the lock; returns what has failed.
 std::string CudaDouble::attempt(const std::string& function, const std::function<void(Lock&)>& body) {
   Lock lock(mutex_);
+  ++calls_[function];
   if (is_called_function) add_fault("a function that CUDA calls uses CUDA (" + function + ")");
   if (const auto planted = failures_.find(function); planted != failures_.end() && --planted->second.calls <= 0) {
     if (!planted->second.is_sticky) failures_.erase(planted);

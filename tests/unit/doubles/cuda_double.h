@@ -69,6 +69,8 @@ class CudaDouble {
   void host_writes(const void* begin, size_t bytes) { host_access({begin, bytes, true}, "writes"); }
 
   std::vector<std::string> faults() const;  // each once
+  size_t pinned_bytes() const;              // now
+  uint64_t calls(const std::string& function) const;  // of the table, so far
   void report(const std::string& fault);    // for what stands on this double
 
   static int current_device();  // of this thread, while on_device() runs its function; else -1
@@ -159,6 +161,7 @@ class CudaDouble {
     bool is_sticky;
   };
   std::map<std::string, Failure> failures_;  // by function
+  std::map<std::string, uint64_t> calls_;
   std::vector<std::string> faults_;
   AccessHistory history_;
   Ranges memory_, pinned_;

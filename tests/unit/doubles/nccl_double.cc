@@ -60,6 +60,11 @@ void NcclDouble::set_kernels(int at_a_time) {
   at_a_time_ = size_t(at_a_time);
 }
 
+void NcclDouble::set_host_ids() {
+  std::lock_guard lock(mutex_);
+  has_host_ids_ = true;
+}
+
 void NcclDouble::set_version(int version) {
   std::lock_guard lock(mutex_);
   version_ = version;
@@ -218,7 +223,7 @@ void NcclDouble::complete(Communicator& communicator) {
     if (member->is_aborted) return;
     ++ranks_of_device[member->device];
   }
-  const bool is_valid = ranks_of_device.size() == communicator.members.size();
+  const bool is_valid = has_host_ids_ || ranks_of_device.size() == communicator.members.size();
   for (const auto& [rank, member] : communicator.members) {
     const int result = is_valid ? kNcclSuccess : ranks_of_device[member->device] > 1 ? kInvalidUsage : kRemoteError;
     later([member = member, result] { member->is_ready = true, member->result = result; });

@@ -61,6 +61,7 @@ class NcclDouble {
   void set_max_delay_us(double max_delay_us);
   void set_patience(int ms);  // so long a kernel waits for its device and for others; then it ends, and it is a fault
   void set_kernels(int at_a_time);  // of a device
+  void set_host_ids();              // as if each rank had an NCCL_HOSTID of its own: they may share a device
   void set_version(int version);
   size_t leaks() const;  // communicators of ranks, neither destroyed nor aborted
 
@@ -188,6 +189,7 @@ class NcclDouble {
   std::map<std::thread::id, Group> groups_;
   std::map<int, std::vector<std::string>> running_;  // what, by device
   size_t at_a_time_ = 1;
+  bool has_host_ids_ = false;
   size_t kernels_ = 0;                  // queued or running
   std::multimap<Time::time_point, std::function<void()>> later_;
   std::thread thread_;
