@@ -87,8 +87,8 @@ def test_without_nccl_it_says_so(monkeypatch):
     assert "NCCL is not installed here" in nccl_plugin.report()[0]
 
 
-# What NCCL 2.27 to 2.29 do with a plugin when their last communicator ends, and at the next one. Prints names of plugins,
-# and whether their tables are HARP's.
+# What NCCL 2.27 to 2.29 do with a plugin when their last communicator ends, and at the next one. Prints the name of
+# each plugin that was opened; ends with an error if one of that name has other tables than before.
 LIVES = """
 import _ctypes, ctypes, sys
 from lightcc.runner import nccl_plugin
