@@ -15,8 +15,8 @@ WHEELS = {"nvidia-nccl-cu11==2.18.3": 6, "nvidia-nccl-cu12==2.19.3": 7, "nvidia-
           "nvidia-nccl-cu12==2.25.1": 9, "nvidia-nccl-cu12==2.28.9": 11}  # and the version of the interface
 # Up to 2.21 ncclGetUniqueId loads the plugin; later ones do it when a communicator is made, which needs a GPU. Its
 # first steps do not; they are functions that are not exported: ncclNetPluginLoad, and ncclNetInit, which starts the
-# plugin. They read settings of the communicator (zeros are none) and write there what they have chosen. ncclNetFinalize or
-# ncclNetPluginUnload close the plugin with the only communicator.
+# plugin. They read settings of the communicator (zeros are none) and write there what they have chosen.
+# ncclNetFinalize or ncclNetPluginUnload close the plugin with the only communicator.
 PROGRAM = """
 import ctypes, subprocess, sys
 
