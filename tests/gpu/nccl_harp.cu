@@ -3,8 +3,8 @@
 //
 //   nccl_harp RANK RANKS FILE [LIVES]
 //
-// FILE: where rank 0 leaves what the others join with. LIVES: how many communicators, one after the other, each the only
-// one of its process; with more than one, all-reduces of up to 4 MiB.
+// FILE: where rank 0 leaves what the others join with. LIVES: how many communicators, one after the other, each alone
+// in its process; with more than one, all-reduces of up to 4 MiB.
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <unistd.h>
