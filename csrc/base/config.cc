@@ -238,7 +238,7 @@ const Knob kKnobs[] = {
      [](Config& c, const Value& v) { c.net = v.one_of({"tcp", "harp", "xdp"}); },
      [](const Config& c) { return c.net; }},
     {"LIGHTCC_NET_PLUGIN",
-     "A network plugin of NCCL's (versions 8 to 12 of its interface) that carries data and messages between hosts, in "
+     "A network plugin of NCCL's (versions 6 to 12 of its interface) that carries data and messages between hosts, in "
      "place of `LIGHTCC_NET`: a path, or the NAME of `libnccl-net-NAME.so` (docs/nccl.md). Rank 0's value holds.",
      [](Config& c, const Value& v) { c.net_plugin = v.text; }, [](const Config& c) { return c.net_plugin; }},
     {"LIGHTCC_HOST_ID",

@@ -1,5 +1,5 @@
-// The binary interface between NCCL and its network plugins, versions 8 to 12, in our own words: layouts and call rules
-// of NCCL 2.19 to 2.30 (nccl_net.h there). NCCL looks for a symbol ncclNetPlugin_v12, then _v11, and so on.
+// The binary interface between NCCL and its network plugins, versions 6 to 12, in our own words: layouts and call rules
+// of NCCL 2.15 to 2.30 (nccl_net.h there). NCCL looks for a symbol ncclNetPlugin_v12, then _v11, and so on.
 //
 // Threads: a communicator calls connect, accept, registration and close from one thread, and sends, receives and tests
 // from another; init and finalize from the application's.
@@ -34,6 +34,32 @@ template <int Most>
 struct VirtualDevice {
   int count;
   int devices[Most];
+};
+
+struct PropertiesV6 {
+  char* name;
+  char* pci_path;  // in /sys, or nullptr
+  uint64_t guid;   // of the NIC: functions of one NIC have the same
+  int pointer_support;
+  int speed;  // Mbit/s
+  int port;
+  float latency;  // us
+  int max_communicators;
+  int max_receives;  // in one irecv
+};
+
+struct PropertiesV7 {
+  char* name;
+  char* pci_path;
+  uint64_t guid;
+  int pointer_support;
+  int speed;
+  int port;
+  float latency;
+  int max_communicators;
+  int max_receives;
+  DeviceType device_type;
+  int device_version;
 };
 
 struct PropertiesV8 {
@@ -112,10 +138,10 @@ using IsendV8 = Result (*)(void* communicator, void* data, int bytes, int tag, v
 using IrecvV8 = Result (*)(void* communicator, int n, void** data, int* bytes, int* tags, void** memory,
                            void** request);
 
-// What all versions have after accept, in this order.
-template <class Send, class Receive>
+// What all versions have after accept, in this order; version 6 ends with close_listen.
+template <class Send, class Receive, class RegisteredSize = size_t>
 struct DataPathOf {
-  Result (*reg_mr)(void* communicator, void* data, size_t bytes, int pointer, void** memory);
+  Result (*reg_mr)(void* communicator, void* data, RegisteredSize bytes, int pointer, void** memory);
   Result (*reg_mr_dma_buf)(void* communicator, void* data, size_t bytes, int pointer, uint64_t offset, int fd,
                            void** memory);
   Result (*dereg_mr)(void* communicator, void* memory);
@@ -131,11 +157,23 @@ struct DataPathOf {
   Result (*irecv_consumed)(void* communicator, int n, void* request);
 };
 using DataPath = DataPathOf<Isend, Irecv>;
+using DataPathV7 = DataPathOf<IsendV8, IrecvV8, int>;  // and of version 6
 
 // A communicator that is nullptr after connect or accept is not there yet: NCCL calls again, for ever.
 using Accept = Result (*)(void* listener, void** communicator, void** device_communicator);
 
-// Version 9 has make_virtual_device behind it.
+// The last two functions of its path do not belong to version 6: nobody may read them.
+struct NetV6 {
+  const char* name;
+  Result (*init)(Logger);  // once in a process
+  Result (*devices)(int* count);
+  Result (*get_properties)(int device, PropertiesV6*);
+  Result (*listen)(int device, void* handle, void** listener);
+  Result (*connect)(int device, void* handle, void** communicator);
+  Result (*accept)(void* listener, void** communicator);
+  DataPathV7 path;
+};
+
 template <class Properties, class Path>
 struct NetWithoutConfig {
   const char* name;
@@ -147,8 +185,20 @@ struct NetWithoutConfig {
   Accept accept;
   Path path;
 };
+using NetV7 = NetWithoutConfig<PropertiesV7, DataPathV7>;
 using NetV8 = NetWithoutConfig<PropertiesV8, DataPathOf<IsendV8, IrecvV8>>;
-using NetV9 = NetWithoutConfig<PropertiesV10, DataPathOf<IsendV9, IrecvV9>>;
+
+struct NetV9 {
+  const char* name;
+  Result (*init)(Logger);  // once in a process
+  Result (*devices)(int* count);
+  Result (*get_properties)(int device, PropertiesV10*);
+  Result (*listen)(int device, void* handle, void** listener);
+  Result (*connect)(int device, void* handle, void** communicator, void** device_communicator);
+  Accept accept;
+  DataPathOf<IsendV9, IrecvV9> path;
+  Result (*make_virtual_device)(int* device, VirtualDevice<4>*);
+};
 
 struct NetV10 {
   const char* name;
@@ -180,7 +230,9 @@ struct NetWithContext {
 using NetV11 = NetWithContext<PropertiesV11, VirtualDevice<4>>;
 using NetV12 = NetWithContext<PropertiesV12, VirtualDevice<8>>;
 
-static_assert(sizeof(NetV8) == 152 && sizeof(NetV9) == 152 && sizeof(PropertiesV8) == 64);
+static_assert(sizeof(NetV7) == 152 && sizeof(PropertiesV7) == 56 && sizeof(PropertiesV6) == 48);
+static_assert(offsetof(NetV6, path) == 56 && offsetof(DataPathV7, get_device_mr) == 80);
+static_assert(sizeof(NetV8) == 152 && sizeof(NetV9) == 160 && sizeof(PropertiesV8) == 64);
 static_assert(sizeof(NetV10) == 160 && sizeof(NetV11) == 176 && sizeof(NetV12) == 176);
 static_assert(sizeof(PropertiesV10) == 104 && sizeof(PropertiesV11) == 112 && sizeof(PropertiesV12) == 128);
 static_assert(offsetof(PropertiesV10, max_p2p_bytes) == 88 && offsetof(PropertiesV12, max_p2p_bytes) == 104);

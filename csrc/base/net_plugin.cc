@@ -1,6 +1,7 @@
 #include "base/net_plugin.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -12,12 +13,56 @@
 namespace lightcc {
 namespace {
 
-constexpr int kVersions[] = {12, 11, 10, 9, 8};
+constexpr int kVersions[] = {12, 11, 10, 9, 8, 7, 6};
 
 std::string symbol_of(int version) { return "ncclNetPlugin_v" + std::to_string(version); }
 
 template <class Net>
 constexpr bool has_context = std::is_same_v<Net, nccl::NetV11*> || std::is_same_v<Net, nccl::NetV12*>;
+template <class Net>
+constexpr bool has_int_registrations = std::is_same_v<Net, nccl::NetV6*> || std::is_same_v<Net, nccl::NetV7*>;
+template <class Net>
+constexpr bool has_int_messages = has_int_registrations<Net> || std::is_same_v<Net, nccl::NetV8*>;
+
+template <class Old>
+void take(const Old& old, nccl::PropertiesV12& properties) {
+  properties.name = old.name;
+  properties.pci_path = old.pci_path;
+  properties.guid = old.guid;
+  properties.pointer_support = old.pointer_support;
+  properties.speed = old.speed;
+  properties.port = old.port;
+  properties.latency = old.latency;
+  properties.max_communicators = old.max_communicators;
+  properties.max_receives = old.max_receives;
+  if constexpr (requires { old.device_type; }) {
+    properties.device_type = old.device_type;
+    properties.device_version = old.device_version;
+  }
+  if constexpr (requires { old.registration_is_global; })
+    properties.registration_is_global = old.registration_is_global;
+  if constexpr (requires { old.force_flush; }) {
+    properties.force_flush = old.force_flush;
+    properties.virtual_device.count = old.virtual_device.count;
+    std::copy(std::begin(old.virtual_device.devices), std::end(old.virtual_device.devices),
+              properties.virtual_device.devices);
+    properties.max_p2p_bytes = old.max_p2p_bytes;
+    properties.max_collective_bytes = old.max_collective_bytes;
+  }
+}
+
+void take(const nccl::PropertiesV11& old, nccl::PropertiesV12& properties) {
+  take(old.v10, properties);
+  if (old.max_multi_request > 0) properties.max_multi_request = old.max_multi_request;
+}
+
+template <class Old>
+nccl::Result ask(nccl::Result (*plugin)(int device, Old*), int device, nccl::PropertiesV12& properties) {
+  Old old{};
+  const nccl::Result result = plugin(device, &old);
+  take(old, properties);
+  return result;
+}
 
 void* load_library(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -45,7 +90,9 @@ auto NetPlugin::with(Use&& use) const {
     case 11: return use(static_cast<nccl::NetV11*>(symbol_));
     case 10: return use(static_cast<nccl::NetV10*>(symbol_));
     case 9: return use(static_cast<nccl::NetV9*>(symbol_));
-    default: return use(static_cast<nccl::NetV8*>(symbol_));
+    case 8: return use(static_cast<nccl::NetV8*>(symbol_));
+    case 7: return use(static_cast<nccl::NetV7*>(symbol_));
+    default: return use(static_cast<nccl::NetV6*>(symbol_));
   }
 }
 
@@ -58,7 +105,7 @@ NetPlugin::NetPlugin(const std::string& path, int version, nccl::Logger log) : l
   }
   if (symbol_) return;
   dlclose(library_);
-  const std::string wanted = version ? symbol_of(version) : symbol_of(8) + " to _v12";
+  const std::string wanted = version ? symbol_of(version) : symbol_of(6) + " to _v12";
   throw Error(Code::invalid_argument, "loading a plugin: " + path + " has no " + wanted);
 }
 
@@ -77,13 +124,13 @@ nccl::Result NetPlugin::init(void** context, uint64_t communicator) {
       return net->init(context, communicator, &config, log_, nullptr);
     } else {
       *context = nullptr;
-      if (initialized_) return nccl::kSuccess;
+      if (initialized_in_ == getpid()) return nccl::kSuccess;
       nccl::Result result;
       if constexpr (std::is_same_v<decltype(net), nccl::NetV10*>)
         result = net->init(log_, nullptr);
       else
         result = net->init(log_);
-      initialized_ = result == nccl::kSuccess;
+      if (result == nccl::kSuccess) initialized_in_ = getpid();
       return result;
     }
   });
@@ -104,48 +151,13 @@ nccl::Result NetPlugin::properties(int device, nccl::PropertiesV12* properties) 
   properties->max_multi_request = 1;
   properties->rail = properties->plane = nccl::kUndefined;
   properties->max_p2p_bytes = properties->max_collective_bytes = INT_MAX;
-  const auto take_common = [&](const auto& old) {
-    properties->name = old.name;
-    properties->pci_path = old.pci_path;
-    properties->guid = old.guid;
-    properties->pointer_support = old.pointer_support;
-    properties->registration_is_global = old.registration_is_global;
-    properties->speed = old.speed;
-    properties->port = old.port;
-    properties->latency = old.latency;
-    properties->max_communicators = old.max_communicators;
-    properties->max_receives = old.max_receives;
-    properties->device_type = old.device_type;
-    properties->device_version = old.device_version;
-  };
-  const auto take = [&](const nccl::PropertiesV10& old) {
-    take_common(old);
-    properties->force_flush = old.force_flush;
-    properties->virtual_device.count = old.virtual_device.count;
-    std::copy(std::begin(old.virtual_device.devices), std::end(old.virtual_device.devices),
-              properties->virtual_device.devices);
-    properties->max_p2p_bytes = old.max_p2p_bytes;
-    properties->max_collective_bytes = old.max_collective_bytes;
-  };
+  properties->virtual_device.count = 1;
+  properties->virtual_device.devices[0] = device;
   return with([&](auto* net) {
-    if constexpr (std::is_same_v<decltype(net), nccl::NetV12*>) {
+    if constexpr (std::is_same_v<decltype(net), nccl::NetV12*>)
       return net->get_properties(device, properties);
-    } else if constexpr (std::is_same_v<decltype(net), nccl::NetV11*>) {
-      nccl::PropertiesV11 old{};
-      old.max_multi_request = 1;
-      const nccl::Result result = net->get_properties(device, &old);
-      take(old.v10);
-      properties->max_multi_request = old.max_multi_request;
-      return result;
-    } else if constexpr (std::is_same_v<decltype(net), nccl::NetV8*>) {
-      nccl::PropertiesV8 old{};
-      const nccl::Result result = net->get_properties(device, &old);
-      return take_common(old), result;
-    } else {
-      nccl::PropertiesV10 old{};
-      const nccl::Result result = net->get_properties(device, &old);
-      return take(old), result;
-    }
+    else
+      return ask(net->get_properties, device, *properties);
   });
 }
 
@@ -166,51 +178,78 @@ nccl::Result NetPlugin::connect(void* context, int device, void* handle, void** 
       return net->connect(context, device, handle, communicator, &on_device);
     else if constexpr (std::is_same_v<decltype(net), nccl::NetV10*>)
       return net->connect(device, &config, handle, communicator, &on_device);
+    else if constexpr (std::is_same_v<decltype(net), nccl::NetV6*>)
+      return net->connect(device, handle, communicator);
     else
       return net->connect(device, handle, communicator, &on_device);
   });
 }
 
+nccl::Result NetPlugin::accept(void* listener, void** communicator) {
+  void* on_device = nullptr;
+  return with([&](auto* net) {
+    if constexpr (std::is_same_v<decltype(net), nccl::NetV6*>)
+      return net->accept(listener, communicator);
+    else
+      return net->accept(listener, communicator, &on_device);
+  });
+}
+
+nccl::Result NetPlugin::reg_mr(void* communicator, void* data, size_t bytes, int pointer, void** memory) {
+  return with([&](auto* net) {
+    if constexpr (has_int_registrations<decltype(net)>) {
+      if (bytes > INT_MAX) return refuse("memory to register", bytes);
+      return net->path.reg_mr(communicator, data, static_cast<int>(bytes), pointer, memory);
+    } else {
+      return net->path.reg_mr(communicator, data, bytes, pointer, memory);
+    }
+  });
+}
+
 nccl::Result NetPlugin::isend(void* communicator, void* data, size_t bytes, int tag, void* memory, void** request) {
   return with([&](auto* net) {
-    if constexpr (std::is_same_v<decltype(net->path), nccl::DataPath>)
-      return net->path.isend(communicator, data, bytes, tag, memory, nullptr, request);
-    else if constexpr (std::is_same_v<decltype(net), nccl::NetV9*>)
-      return net->path.isend(communicator, data, bytes, tag, memory, request);
-    else
+    if constexpr (has_int_messages<decltype(net)>) {
+      if (bytes > INT_MAX) return refuse("a message", bytes);
       return net->path.isend(communicator, data, static_cast<int>(bytes), tag, memory, request);
+    } else if constexpr (std::is_same_v<decltype(net), nccl::NetV9*>) {
+      return net->path.isend(communicator, data, bytes, tag, memory, request);
+    } else {
+      return net->path.isend(communicator, data, bytes, tag, memory, nullptr, request);
+    }
   });
 }
 
 nccl::Result NetPlugin::irecv(void* communicator, int n, void** data, size_t* bytes, int* tags, void** memory,
                               void** request) {
   return with([&](auto* net) {
-    if constexpr (std::is_same_v<decltype(net->path), nccl::DataPath>) {
-      std::array<void*, nccl::kMostReceives> phandles{};
-      return net->path.irecv(communicator, n, data, bytes, tags, memory, phandles.data(), request);
+    if constexpr (has_int_messages<decltype(net)>) {
+      std::array<int, nccl::kMostReceives> sizes{};
+      for (int i = 0; i < n; ++i) {
+        if (bytes[i] > INT_MAX) return refuse("a buffer to receive into", bytes[i]);
+        sizes[size_t(i)] = static_cast<int>(bytes[i]);
+      }
+      return net->path.irecv(communicator, n, data, sizes.data(), tags, memory, request);
     } else if constexpr (std::is_same_v<decltype(net), nccl::NetV9*>) {
       return net->path.irecv(communicator, n, data, bytes, tags, memory, request);
     } else {
-      std::array<int, nccl::kMostReceives> sizes{};
-      std::transform(bytes, bytes + n, sizes.begin(), [](size_t size) { return static_cast<int>(size); });
-      return net->path.irecv(communicator, n, data, sizes.data(), tags, memory, request);
+      std::array<void*, nccl::kMostReceives> phandles{};
+      return net->path.irecv(communicator, n, data, bytes, tags, memory, phandles.data(), request);
     }
   });
+}
+
+// Sizes are int in versions up to 8, of registered memory up to 7.
+nccl::Result NetPlugin::refuse(const char* what, size_t bytes) const {
+  const std::string text = std::string(what) + " has " + std::to_string(bytes) + " bytes: in version " +
+                           std::to_string(version_) + " of the interface it has at most " + std::to_string(INT_MAX);
+  log_(nccl::kLogWarn, nccl::kLogNet, __FILE__, __LINE__, "%s", text.c_str());
+  return nccl::kInvalidArgument;
 }
 
 // ---- what all have alike
 
 nccl::Result NetPlugin::devices(int* count) {
   return with([&](auto* net) { return net->devices(count); });
-}
-
-nccl::Result NetPlugin::accept(void* listener, void** communicator) {
-  void* on_device = nullptr;
-  return with([&](auto* net) { return net->accept(listener, communicator, &on_device); });
-}
-
-nccl::Result NetPlugin::reg_mr(void* communicator, void* data, size_t bytes, int pointer, void** memory) {
-  return with([&](auto* net) { return net->path.reg_mr(communicator, data, bytes, pointer, memory); });
 }
 
 nccl::Result NetPlugin::dereg_mr(void* communicator, void* memory) {

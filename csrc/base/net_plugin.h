@@ -1,5 +1,7 @@
 // A network plugin of NCCL's, as NCCL loads it: the newest version that the file has, behind one set of calls.
 #pragma once
+#include <sys/types.h>
+
 #include <string>
 #include <vector>
 
@@ -31,6 +33,7 @@ class NetPlugin {
   nccl::Result connect(void* context, int device, void* handle, void** communicator);
   nccl::Result accept(void* listener, void** communicator);
 
+  // Sizes that do not fit the version's are refused with kInvalidArgument and a warning that names them.
   nccl::Result reg_mr(void* communicator, void* data, size_t bytes, int pointer, void** memory);
   nccl::Result dereg_mr(void* communicator, void* memory);
   nccl::Result isend(void* communicator, void* data, size_t bytes, int tag, void* memory, void** request);
@@ -44,11 +47,12 @@ class NetPlugin {
  private:
   template <class Use>
   auto with(Use&& use) const;
+  nccl::Result refuse(const char* what, size_t bytes) const;
 
   void* library_ = nullptr;
   void* symbol_ = nullptr;
   int version_ = 0;
-  bool initialized_ = false;  // before version 11
+  pid_t initialized_in_ = 0;  // the process, before version 11; a forked one is another
   nccl::Logger log_;
 };
 

@@ -1,5 +1,6 @@
 // The callbacks that NCCL calls. Each is one guard(): nothing is thrown across it, and what went wrong is in NCCL's
 // log.
+#include <array>
 #include <climits>
 #include <cstring>
 #include <set>
@@ -98,7 +99,7 @@ Result devices(int* count) {
   });
 }
 
-// Fills in what the properties of all versions have.
+// Those of versions 6 to 10, and what they have of later ones.
 template <class Properties>
 Result common_properties(int index, Properties* properties) {
   return guard("getting properties", [&] {
@@ -113,15 +114,15 @@ Result common_properties(int index, Properties* properties) {
     properties->latency = kLatencyUs;
     properties->max_communicators = kMostCommunicators;
     properties->max_receives = Devices::config().most_receives;
-    properties->device_type = nccl::kDeviceHost;
-    properties->virtual_device.count = 1;
-    properties->virtual_device.devices[0] = index;
-    properties->max_p2p_bytes = properties->max_collective_bytes = kMostBytes;
+    if constexpr (requires { properties->device_type; }) properties->device_type = nccl::kDeviceHost;
+    if constexpr (requires { properties->virtual_device; }) {
+      properties->virtual_device.count = 1;
+      properties->virtual_device.devices[0] = index;
+      properties->max_p2p_bytes = properties->max_collective_bytes = kMostBytes;
+    }
     return nccl::kSuccess;
   });
 }
-
-Result properties_v10(int index, nccl::PropertiesV10* properties) { return common_properties(index, properties); }
 
 Result properties_v11(int index, nccl::PropertiesV11* properties) {
   properties->max_multi_request = 1;
@@ -167,12 +168,13 @@ Result connect(int device, void* handle, void** made) {
   });
 }
 
+Result connect_v9(int device, void* handle, void** made, void**) { return connect(device, handle, made); }
 Result connect_v10(int device, nccl::CommunicatorConfig*, void* handle, void** made, void**) {
   return connect(device, handle, made);
 }
 Result connect_in(void*, int device, void* handle, void** made, void**) { return connect(device, handle, made); }
 
-Result accept(void* from, void** made, void**) {
+Result accept_v6(void* from, void** made) {
   return guard("accepting", [&] {
     *made = nullptr;
     const auto* listener = static_cast<Listener*>(from);
@@ -187,6 +189,8 @@ Result accept(void* from, void** made, void**) {
     return nccl::kSuccess;
   });
 }
+
+Result accept(void* from, void** made, void**) { return accept_v6(from, made); }
 
 Result reg_mr(void*, void* data, size_t bytes, int pointer, void** memory) {
   return guard("registering memory", [&] {
@@ -228,6 +232,47 @@ Result irecv(void* communicator, int n, void** data, size_t* bytes, int* tags, v
   });
 }
 
+// ---- the same as versions before 10 have it
+
+Result isend_v9(void* communicator, void* data, size_t bytes, int tag, void* memory, void** request) {
+  return isend(communicator, data, bytes, tag, memory, nullptr, request);
+}
+
+Result irecv_v9(void* communicator, int n, void** data, size_t* bytes, int* tags, void** memory, void** request) {
+  return irecv(communicator, n, data, bytes, tags, memory, nullptr, request);
+}
+
+// A size that did not fit has become negative, if the caller did not look.
+size_t size_of(int bytes) {
+  if (bytes >= 0) return static_cast<size_t>(bytes);
+  throw Error(Code::invalid_argument, "a size of " + std::to_string(bytes) +
+                                          " bytes: this version of NCCL's interface counts in int, so up to " +
+                                          std::to_string(INT_MAX));
+}
+
+Result reg_mr_v7(void* communicator, void* data, int bytes, int pointer, void** memory) {
+  return guard("registering memory", [&] {
+    *memory = nullptr;
+    return reg_mr(communicator, data, size_of(bytes), pointer, memory);
+  });
+}
+
+Result isend_v8(void* communicator, void* data, int bytes, int tag, void* memory, void** request) {
+  return guard("sending", [&] {
+    *request = nullptr;
+    return isend_v9(communicator, data, size_of(bytes), tag, memory, request);
+  });
+}
+
+Result irecv_v8(void* communicator, int n, void** data, int* bytes, int* tags, void** memory, void** request) {
+  return guard("receiving", [&] {
+    *request = nullptr;
+    std::array<size_t, nccl::kMostReceives> sizes{};
+    for (int i = 0; i < std::min(n, nccl::kMostReceives); ++i) sizes[size_t(i)] = size_of(bytes[i]);
+    return irecv_v9(communicator, n, data, sizes.data(), tags, memory, request);
+  });
+}
+
 // Memory of GPUs would need it, and is not supported.
 Result iflush(void*, int, void**, int*, void**, void** request) {
   *request = nullptr;
@@ -255,20 +300,55 @@ Result close(void* object) {
 }
 
 constexpr char kName[] = "HARP";
-constexpr nccl::DataPath kPath = {
-    .reg_mr = reg_mr,
-    .reg_mr_dma_buf = nullptr,
-    .dereg_mr = dereg_mr,
-    .isend = isend,
-    .irecv = irecv,
-    .iflush = iflush,
-    .test = test,
-    .close_send = close<Communicator>,
-    .close_recv = close<Communicator>,
-    .close_listen = close<Listener>,
-    .get_device_mr = nullptr,
-    .irecv_consumed = nullptr,
-};
+
+template <class Path, class Register, class Send, class Receive>
+constexpr Path path_of(Register* register_memory, Send* send, Receive* receive) {
+  return {
+      .reg_mr = register_memory,
+      .reg_mr_dma_buf = nullptr,
+      .dereg_mr = dereg_mr,
+      .isend = send,
+      .irecv = receive,
+      .iflush = iflush,
+      .test = test,
+      .close_send = close<Communicator>,
+      .close_recv = close<Communicator>,
+      .close_listen = close<Listener>,
+      .get_device_mr = nullptr,
+      .irecv_consumed = nullptr,
+  };
+}
+constexpr auto kPath = path_of<nccl::DataPath>(reg_mr, isend, irecv);
+constexpr auto kPathV7 = path_of<nccl::DataPathV7>(reg_mr_v7, isend_v8, irecv_v8);
+
+template <class Net, class Properties, class Path>
+constexpr Net net_of(Path path) {
+  Net net{};
+  net.name = kName;
+  net.init = init;
+  net.devices = devices;
+  net.get_properties = common_properties<Properties>;
+  net.listen = listen;
+  net.connect = connect_v9;
+  net.accept = accept;
+  net.path = path;
+  return net;
+}
+
+template <class Net, class Properties>
+constexpr Net net_with_context(Result (*properties)(int, Properties*)) {
+  Net net{};
+  net.name = kName;
+  net.init = init_context;
+  net.devices = devices;
+  net.get_properties = properties;
+  net.listen = listen_in;
+  net.connect = connect_in;
+  net.accept = accept;
+  net.path = kPath;
+  net.finalize = finalize;
+  return net;
+}
 
 }  // namespace
 
@@ -277,11 +357,30 @@ constexpr nccl::DataPath kPath = {
 #pragma GCC visibility push(default)
 extern "C" {
 
+nccl::NetV6 ncclNetPlugin_v6 = {
+    .name = harp::kName,
+    .init = harp::init,
+    .devices = harp::devices,
+    .get_properties = harp::common_properties<nccl::PropertiesV6>,
+    .listen = harp::listen,
+    .connect = harp::connect,
+    .accept = harp::accept_v6,
+    .path = harp::kPathV7,
+};
+
+nccl::NetV7 ncclNetPlugin_v7 = harp::net_of<nccl::NetV7, nccl::PropertiesV7>(harp::kPathV7);
+
+nccl::NetV8 ncclNetPlugin_v8 = harp::net_of<nccl::NetV8, nccl::PropertiesV8>(
+    harp::path_of<decltype(nccl::NetV8::path)>(harp::reg_mr, harp::isend_v8, harp::irecv_v8));
+
+nccl::NetV9 ncclNetPlugin_v9 = harp::net_of<nccl::NetV9, nccl::PropertiesV10>(
+    harp::path_of<decltype(nccl::NetV9::path)>(harp::reg_mr, harp::isend_v9, harp::irecv_v9));
+
 nccl::NetV10 ncclNetPlugin_v10 = {
     .name = harp::kName,
     .init = harp::init_v10,
     .devices = harp::devices,
-    .get_properties = harp::properties_v10,
+    .get_properties = harp::common_properties<nccl::PropertiesV10>,
     .listen = harp::listen,
     .connect = harp::connect_v10,
     .accept = harp::accept,
@@ -289,33 +388,8 @@ nccl::NetV10 ncclNetPlugin_v10 = {
     .make_virtual_device = nullptr,
 };
 
-nccl::NetV11 ncclNetPlugin_v11 = {
-    .name = harp::kName,
-    .init = harp::init_context,
-    .devices = harp::devices,
-    .get_properties = harp::properties_v11,
-    .listen = harp::listen_in,
-    .connect = harp::connect_in,
-    .accept = harp::accept,
-    .path = harp::kPath,
-    .make_virtual_device = nullptr,
-    .finalize = harp::finalize,
-    .set_attributes = nullptr,
-};
-
-nccl::NetV12 ncclNetPlugin_v12 = {
-    .name = harp::kName,
-    .init = harp::init_context,
-    .devices = harp::devices,
-    .get_properties = harp::properties_v12,
-    .listen = harp::listen_in,
-    .connect = harp::connect_in,
-    .accept = harp::accept,
-    .path = harp::kPath,
-    .make_virtual_device = nullptr,
-    .finalize = harp::finalize,
-    .set_attributes = nullptr,
-};
+nccl::NetV11 ncclNetPlugin_v11 = harp::net_with_context<nccl::NetV11>(harp::properties_v11);
+nccl::NetV12 ncclNetPlugin_v12 = harp::net_with_context<nccl::NetV12>(harp::properties_v12);
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -3,14 +3,18 @@
 //   harp-plugtest PLUGIN.so [version=12] [seed=N] [only=NAME[,NAME]...]
 //   harp-plugtest PLUGIN.so peer listen|connect [KEY=VALUE]...      (tools/plugtest/peer.h)
 //
-// Prints a line for each case, ends with 1 if one failed. What the plugin itself reads of the environment holds, so a
-// test of HARP sets HARP_PORT, HARP_IFNAME and HARP_CONNECT_TIMEOUT_MS.
+// Prints a line for each case, with all versions that the file has or the one that is named; ends with 1 if one failed.
+// What the plugin itself reads of the environment holds, so a test of HARP sets HARP_PORT, HARP_IFNAME and
+// HARP_CONNECT_TIMEOUT_MS.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "base/net_plugin.h"
 #include "harp_plugin/tools/plugtest/cases.h"
 #include "harp_plugin/tools/plugtest/peer.h"
 
@@ -25,6 +29,7 @@ bool chosen(const std::string& only, const char* name) {
 // How many failed, or -1: none was chosen.
 int run(const harp::plugtest::Settings& settings, const std::string& only) {
   int ran = 0, failed = 0;
+  printf("version %d\n", settings.version);
   for (const auto* cases : {&harp::plugtest::message_cases(), &harp::plugtest::connection_cases(),
                             &harp::plugtest::pattern_cases()}) {
     for (const Case& one : *cases) {
@@ -66,6 +71,20 @@ int main(int count, char** words) {
     else return usage();
   }
   printf("seed %llu\n", static_cast<unsigned long long>(settings.seed));
-  const int failed = run(settings, only);
-  return failed == 0 ? 0 : failed < 0 ? usage() : 1;
+  auto versions = std::vector<int>{settings.version};
+  try {
+    if (!settings.version) versions = lightcc::NetPlugin::versions(settings.path);
+    if (versions.empty()) throw std::runtime_error(settings.path + " has no version from 6 to 12");
+  } catch (const std::exception& error) {
+    fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  int all_failed = 0;
+  for (int version : versions) {
+    settings.version = version;
+    const int failed = run(settings, only);
+    if (failed < 0) return usage();
+    all_failed += failed;
+  }
+  return all_failed ? 1 : 0;
 }

@@ -8,7 +8,9 @@ from lightcc.common import nccl_library
 
 PATH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libnccl-net-harp.so")
 SETTINGS = {"NCCL_NET_PLUGIN": "harp", "NCCL_NET": "HARP"}  # of --harp; each host's starter puts its own path in
-VERSIONS = {12: 23000, 11: 22800, 10: 22600}  # of the plugin's interface, and the first NCCL that loads it
+VERSIONS = {12: 23000, 11: 22800, 10: 22600, 9: 22400, 8: 22000, 7: 21900, 6: 21500}  # of the plugin's interface, and
+# the first NCCL that loads it
+TAKES_PATHS = 22100  # the first NCCL whose NCCL_NET_PLUGIN may be a path
 _Logger = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p,
                            ctypes.c_char_p)  # all lines of the plugin have one argument
 _WARN = 2
@@ -37,13 +39,26 @@ def report() -> tuple[str, str]:
 
 
 def with_path(environment: dict[str, str]) -> dict[str, str]:
-    """NCCL_NET_PLUGIN=harp means this host's own: the dynamic loader would not look in this package. Raises
-    FileNotFoundError if there is none."""
+    """NCCL_NET_PLUGIN=harp means this host's own: the dynamic loader would not look in this package. So a path is put
+    there; or for a NCCL that takes a name only, the package into LD_LIBRARY_PATH. Raises FileNotFoundError if there is
+    no plugin."""
     if environment.get("NCCL_NET_PLUGIN") != SETTINGS["NCCL_NET_PLUGIN"]:
         return environment
     if not os.path.exists(PATH):
         raise FileNotFoundError(f"NCCL_NET_PLUGIN=harp: there is no {PATH}; install lightcc's wheel on this host")
-    return {**environment, "NCCL_NET_PLUGIN": PATH}
+    if _nccl_takes_paths():
+        return {**environment, "NCCL_NET_PLUGIN": PATH}
+    folders = [os.path.dirname(PATH), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
+    return {**environment, "LD_LIBRARY_PATH": ":".join(folders)}
+
+
+def _nccl_takes_paths() -> bool:
+    """True where it is not known which NCCL there is, as of those in use most do."""
+    nccl = nccl_library.path()
+    try:
+        return nccl is None or nccl_library.version(nccl) >= TAKES_PATHS
+    except OSError:
+        return True
 
 
 def _what_nccl_loads(exported: list[int]) -> str:
@@ -56,7 +71,9 @@ def _what_nccl_loads(exported: list[int]) -> str:
         return f"NCCL cannot be loaded: {error}"
     name = f"NCCL {code // 10000}.{code // 100 % 100}.{code % 100} ({nccl})"
     version = next((version for version in exported if code >= VERSIONS[version]), None)
-    return f"{name} loads version {version}" if version else f"{name} is older than 2.26 and loads none of them"
+    if version is None:
+        return f"{name} is older than 2.15 and loads none of them"
+    return f"{name} loads version {version}" + ("" if code >= TAKES_PATHS else ", by its name and LD_LIBRARY_PATH only")
 
 
 def _start(plugin: ctypes.CDLL) -> str:

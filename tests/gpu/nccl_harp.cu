@@ -1,7 +1,10 @@
 // A rank of NCCL's: all-reduces of 8 bytes to 64 MiB in float32 and int64, compared with the CPU's result. Two of them
 // may share a GPU if NCCL_HOSTID differs. Started by nccl_harp.sh.
 //
-//   nccl_harp RANK RANKS FILE      FILE: where rank 0 leaves what the others join with
+//   nccl_harp RANK RANKS FILE [LIVES]
+//
+// FILE: where rank 0 leaves what the others join with. LIVES: how many communicators, one after the other, each alone
+// in its process; with more than one, all-reduces of up to 4 MiB.
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <unistd.h>
@@ -14,7 +17,7 @@
 
 namespace {
 
-constexpr size_t kLeastBytes = 8, kMostBytes = size_t(64) << 20;
+constexpr size_t kLeastBytes = 8, kMostBytes = size_t(64) << 20, kMostBytesOfShortLives = size_t(4) << 20;
 constexpr int kPatienceS = 60;
 
 void check(cudaError_t error, const char* attempted) {
@@ -84,16 +87,22 @@ void all_reduce(ncclComm_t communicator, int rank, int ranks, size_t bytes, nccl
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 4) return 2;
-  const int rank = std::atoi(words[1]), ranks = std::atoi(words[2]);
+  if (count != 4 && count != 5) return 2;
+  const int rank = std::atoi(words[1]), ranks = std::atoi(words[2]), lives = count == 5 ? std::atoi(words[4]) : 1;
+  const size_t most_bytes = lives == 1 ? kMostBytes : kMostBytesOfShortLives;
   check(cudaSetDevice(0), "cudaSetDevice");
-  ncclComm_t communicator;
-  check(ncclCommInitRank(&communicator, ranks, id_of_job(rank, words[3]), rank), "ncclCommInitRank");
-  for (size_t bytes = kLeastBytes; bytes <= kMostBytes; bytes *= 8) {
-    all_reduce<float>(communicator, rank, ranks, bytes, ncclFloat32, "float32");
-    all_reduce<int64_t>(communicator, rank, ranks, bytes, ncclInt64, "int64");
+  for (int life = 1; life <= lives; ++life) {
+    std::printf("life %d begins\n", life);  // nccl_harp.sh looks for what NCCL says in each
+    std::fflush(stdout);
+    const ncclUniqueId id = id_of_job(rank, words[3] + std::string(".") + std::to_string(life));
+    ncclComm_t communicator;
+    check(ncclCommInitRank(&communicator, ranks, id, rank), "ncclCommInitRank");
+    for (size_t bytes = kLeastBytes; bytes <= most_bytes; bytes *= 8) {
+      all_reduce<float>(communicator, rank, ranks, bytes, ncclFloat32, "float32");
+      all_reduce<int64_t>(communicator, rank, ranks, bytes, ncclInt64, "int64");
+    }
+    check(ncclCommDestroy(communicator), "ncclCommDestroy");
   }
-  check(ncclCommDestroy(communicator), "ncclCommDestroy");
   std::printf("rank %d: ok\n", rank);
   return 0;
 }

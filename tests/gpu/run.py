@@ -61,6 +61,7 @@ def main() -> int:
     for way, expected in (("staged", ""), ("nccl", BY_NCCL)):
         parts.run(f"a killed rank, {way}", [python, str(GPU / "killed_rank.py"), way], 60, expected)
     parts.run("NCCL over HARP", [str(GPU / "nccl_harp.sh"), plugin], 90)
+    parts.run("NCCL over HARP, three lives", [str(GPU / "nccl_harp.sh"), plugin, "3"], 90, "rank 1: ok")
     if sanitizer := shutil.which("compute-sanitizer", path=PATH):
         # Some of the calls fail on purpose: only what kernels do to memory is an error here.
         parts.run("functions, compute-sanitizer", [functions, library], 110,

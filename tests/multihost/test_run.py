@@ -229,6 +229,7 @@ def test_a_host_that_takes_nothing_more_is_lost(hosts, monkeypatch):
         'exec sh -c "$1"', '(head -c 100000; exec sleep 600) | sh -c "$1"'))
     with pytest.raises(RuntimeError, match="agent on host h0: it has taken nothing of what it was sent for 4 s"):
         run(len, (bytes(10 << 20),), hosts="h0:1")
+    wait_until(lambda: not hosts.pids(), "what was killed to be gone", hosts.pids)  # a lost host is not waited for
 
 
 def test_a_program_that_is_not_there_names_its_host():

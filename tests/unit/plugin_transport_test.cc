@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -82,10 +85,14 @@ template <int kVersion, int kLane> struct DoublePair {
   std::mutex mutex;
   SteppedLink<PluginCluster> a_, b_;
 };
+using Version6 = DoublePair<6, 0>;
+using Version7 = DoublePair<7, Transport::kControl>;
 using Version8 = DoublePair<8, 0>;
 using Version9 = DoublePair<9, Transport::kControl>;
-using HarpVersion11 = DoublePair<11, Transport::kControl>;  // under 10 its threads stay, as it is not told to end
+using HarpVersion11 = DoublePair<11, Transport::kControl>;  // up to 10 its threads stay, as it is not told to end
 using HarpVersion12 = DoublePair<12, 0>;
+INSTANTIATE_TYPED_TEST_SUITE_P(PluginDouble6, LinkContract, Version6);
+INSTANTIATE_TYPED_TEST_SUITE_P(PluginDouble7, LinkContract, Version7);
 INSTANTIATE_TYPED_TEST_SUITE_P(PluginDouble8, LinkContract, Version8);
 INSTANTIATE_TYPED_TEST_SUITE_P(PluginDouble9, LinkContract, Version9);
 INSTANTIATE_TYPED_TEST_SUITE_P(PluginHarp11, LinkContract, HarpVersion11);
@@ -229,6 +236,76 @@ TEST(PluginDevice, BeginsOnceInAProcessHoweverManyEpochsThereAre) {
   EXPECT_EQ(ask_double<int>("net_plugin_double_started"), before);
 }
 
+std::string logged;
+void keep(nccl::LogLevel level, unsigned long, const char*, int, const char* format, ...) {
+  if (level != nccl::kLogWarn) return;
+  char text[300];
+  va_list words;
+  va_start(words, format);
+  std::vsnprintf(text, sizeof text, format, words);
+  va_end(words);
+  logged = text;
+}
+
+TEST(NetPlugin, ASizeThatDoesNotFitAnOldVersionIsNamed) {
+  for (int version : {6, 7, 8, 9}) {
+    NetPlugin plugin(NET_PLUGIN_DOUBLE, version, keep);
+    void *context = nullptr, *listener = nullptr, *sender = nullptr, *memory = nullptr, *request = nullptr;
+    uint8_t handle[nccl::kHandleBytes];
+    ASSERT_EQ(plugin.init(&context, 0), nccl::kSuccess);
+    ASSERT_EQ(plugin.listen(context, 1, handle, &listener), nccl::kSuccess);
+    while (!sender) ASSERT_EQ(plugin.connect(context, 1, handle, &sender), nccl::kSuccess);
+    size_t bytes = 3'000'000'000;
+    int tag = 0;
+    const auto is_named = [&](nccl::Result result) {
+      const bool named = contains(logged, "3000000000 bytes: in version " + std::to_string(version));
+      return result == nccl::kInvalidArgument && named && contains(std::exchange(logged, ""), "at most 2147483647");
+    };
+    const auto registered = plugin.reg_mr(sender, handle, bytes, nccl::kHostPointers, &memory);
+    EXPECT_EQ(is_named(registered), version < 8) << version;
+    if (version < 9) {
+      EXPECT_TRUE(is_named(plugin.isend(sender, handle, bytes, tag, memory, &request))) << version;
+      void* data = handle;
+      EXPECT_TRUE(is_named(plugin.irecv(sender, 1, &data, &bytes, &tag, &memory, &request))) << version;
+    }
+    if (registered == nccl::kSuccess) plugin.dereg_mr(sender, memory);
+    plugin.close_send(sender);
+    plugin.close_listen(listener);
+  }
+}
+
+template <class Table> Table* harps_table(const char* symbol) {
+  void* library = dlopen(NET_PLUGIN_HARP, RTLD_NOW | RTLD_LOCAL);
+  auto* const table = static_cast<Table*>(dlsym(library, symbol));
+  dlclose(library);  // it stays loaded
+  return table;
+}
+
+template <class Table> void expect_negative_sizes_named(const char* symbol) {
+  const auto& path = harps_table<Table>(symbol)->path;
+  int bytes = -5, tag = 0;
+  void *data = &tag, *memory = nullptr, *request = &tag;
+  const auto is_named = [&](nccl::Result result) {
+    return result == nccl::kInvalidArgument && contains(std::exchange(logged, ""), "a size of -5 bytes");
+  };
+  EXPECT_TRUE(is_named(path.isend(&tag, data, bytes, tag, nullptr, &request))) << symbol;
+  EXPECT_EQ(request, nullptr);
+  EXPECT_TRUE(is_named(path.irecv(&tag, 1, &data, &bytes, &tag, &memory, &request))) << symbol;
+  if constexpr (std::is_same_v<decltype(Table::path), nccl::DataPathV7>) {
+    EXPECT_TRUE(is_named(path.reg_mr(&tag, data, bytes, nccl::kHostPointers, &memory))) << symbol;
+  }
+}
+
+TEST(HarpsPlugin, ANegativeSizeOfAnOldVersionIsNamed) {
+  NetPlugin plugin(NET_PLUGIN_HARP, 12, keep);
+  void* context = nullptr;
+  ASSERT_EQ(plugin.init(&context, 0), nccl::kSuccess) << logged;
+  expect_negative_sizes_named<nccl::NetV6>("ncclNetPlugin_v6");
+  expect_negative_sizes_named<nccl::NetV7>("ncclNetPlugin_v7");
+  expect_negative_sizes_named<nccl::NetV8>("ncclNetPlugin_v8");
+  plugin.finalize(context);
+}
+
 std::string refusal_of(const PluginOptions& options) {
   try {
     PluginDevice device(options);
@@ -249,7 +326,7 @@ TEST(PluginDevice, ChoosesByInterfaceOrNumberAndNamesWhatIsMissing) {
   const std::string missing = refusal_of({.name = "nowhere"});
   EXPECT_TRUE(contains(missing, "LIGHTCC_NET_PLUGIN=nowhere")) << missing;
   EXPECT_TRUE(contains(missing, "libnccl-net-nowhere.so")) << missing;
-  EXPECT_TRUE(contains(refusal_of({.name = "libc.so.6"}), "has no ncclNetPlugin_v8 to _v12"));
+  EXPECT_TRUE(contains(refusal_of({.name = "libc.so.6"}), "has no ncclNetPlugin_v6 to _v12"));
   EXPECT_TRUE(contains(refusal_of({.name = NET_PLUGIN_DOUBLE, .version = 12}), "has no ncclNetPlugin_v12"));
 }
 

@@ -7,7 +7,7 @@ namespace harp::plugtest {
 
 struct Settings {
   std::string path;
-  int version = 0;  // 0: the newest of the file
+  int version = 0;
   uint64_t seed = 1;
 };
 

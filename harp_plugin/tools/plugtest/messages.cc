@@ -14,39 +14,34 @@ namespace {
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
 void properties(const Settings& settings) {
-  const auto versions = NetPlugin::versions(settings.path);
-  expect(!versions.empty(), "the file has no version that NCCL 2.26 or later loads");
-  for (int version : versions) {
-    Started plugin(settings.path, version);
-    int count = 0;
-    expect_ok(plugin.devices(&count), "devices");
-    expect(count > 0, "there is no device");
-    for (int device = 0; device < count; ++device) {
-      nccl::PropertiesV12 is{};
-      expect_ok(plugin.properties(device, &is), "getProperties");
-      expect(is.name && *is.name, "a device has no name");
-      expect(is.pointer_support & nccl::kHostPointers, "memory of the host is not supported");
-      expect(is.speed > 0, "the speed is not above 0");
-      expect(is.max_communicators > 0 && is.max_receives > 0, "no communicators or no receives");
-      expect(is.max_receives <= nccl::kMostReceives, "more receives at once than NCCL has");
-      expect(is.max_p2p_bytes >= kMiB && is.max_collective_bytes >= kMiB, "the largest message is below 1 MiB");
-      expect(is.virtual_device.count == 1 && is.virtual_device.devices[0] == device, "a device is not its own");
-    }
-    nccl::PropertiesV12 none;
-    expect(plugin.properties(count, &none) != nccl::kSuccess, "there are properties of a device too many");
+  Started plugin(settings.path, settings.version);
+  int count = 0;
+  expect_ok(plugin.devices(&count), "devices");
+  expect(count > 0, "there is no device");
+  for (int device = 0; device < count; ++device) {
+    nccl::PropertiesV12 is{};
+    expect_ok(plugin.properties(device, &is), "getProperties");
+    expect(is.name && *is.name, "a device has no name");
+    expect(is.pointer_support & nccl::kHostPointers, "memory of the host is not supported");
+    expect(is.speed > 0, "the speed is not above 0");
+    expect(is.latency > 0, "the latency is not above 0");
+    expect(is.max_communicators > 0 && is.max_receives > 0, "no communicators or no receives");
+    expect(is.max_receives <= nccl::kMostReceives, "more receives at once than NCCL has");
+    expect(is.max_p2p_bytes >= kMiB && is.max_collective_bytes >= kMiB, "the largest message is below 1 MiB");
+    expect(is.virtual_device.count == 1 && is.virtual_device.devices[0] == device, "a device is not its own");
   }
+  nccl::PropertiesV12 none;
+  expect(plugin.properties(count, &none) != nccl::kSuccess, "there are properties of a device too many");
 }
 
 void sizes(const Settings& settings) {
-  for (int version : NetPlugin::versions(settings.path)) {
-    Started plugin(settings.path, version);
-    Pair pair(plugin, plugin.context);
-    std::vector<size_t> all = {0, 1, 15, 16, 17, 128 * kKiB, kMiB, 4 * kMiB};
-    for (size_t mtu : {1500, 3498, 9000}) {
-      for (size_t around = mtu - 60; around <= mtu + 1; ++around) all.push_back(around);
-    }
-    for (size_t bytes : all) pair.transfer(bytes, settings.seed + bytes);
+  Started plugin(settings.path, settings.version);
+  Pair pair(plugin, plugin.context);
+  std::vector<size_t> all = {0, 1, 15, 16, 17, 128 * kKiB, kMiB, 4 * kMiB};
+  for (size_t mtu : {1500, 3498, 9000}) {
+    for (size_t around = mtu - 60; around <= mtu + 1; ++around) all.push_back(around);
   }
+  for (size_t bytes : all) pair.transfer(bytes, settings.seed + bytes);
 }
 
 void received_size_is_reported(const Settings& settings) {

@@ -1,4 +1,4 @@
-// A network plugin of NCCL's for tests, versions 8 and 9, within one process. It is slow on purpose and keeps no order:
+// A network plugin of NCCL's for tests, versions 6 to 9, within one process. It is slow on purpose and keeps no order:
 // connecting takes several calls, isend and irecv often cannot begin, a message takes some tests to arrive, and a later
 // one may be over before an earlier one. Small messages are sent before they are received, as by sockets. And it is
 // strict: memory is registered while it is used, a listener accepts one connection, a communicator has at most 32
@@ -11,6 +11,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <type_traits>
 #include <vector>
 
 #include "base/nccl_net.h"
@@ -134,12 +135,12 @@ Result accept(void* from, void** communicator, void** on_device) {
   return nccl::kSuccess;
 }
 
-Result reg_mr(void* of, void* data, size_t bytes, int pointer, void** memory) {
+template <class Size> Result reg_mr(void* of, void* data, Size bytes, int pointer, void** memory) {
   std::lock_guard lock(mutex);
   if (pointer != nccl::kHostPointers) return refused();
   if (broken & registering) return nccl::kSystemError;
   *memory = new char;
-  static_cast<Communicator*>(of)->memory[*memory] = {static_cast<uint8_t*>(data), bytes};
+  static_cast<Communicator*>(of)->memory[*memory] = {static_cast<uint8_t*>(data), size_t(bytes)};
   return nccl::kSuccess;
 }
 
@@ -235,33 +236,48 @@ Result close_listen(void* which) {
   return nccl::kSuccess;
 }
 
-template <class Net, class Properties, class Size> constexpr Net net() {
-  return {.name = "double",
-          .init = init,
-          .devices = devices,
-          .get_properties = properties<Properties>,
-          .listen = listen,
-          .connect = connect,
-          .accept = accept,
-          .path = {.reg_mr = reg_mr,
-                   .reg_mr_dma_buf = nullptr,
-                   .dereg_mr = dereg_mr,
-                   .isend = isend<Size>,
-                   .irecv = irecv<Size>,
-                   .iflush = nullptr,
-                   .test = test,
-                   .close_send = close,
-                   .close_recv = close,
-                   .close_listen = close_listen,
-                   .get_device_mr = nullptr,
-                   .irecv_consumed = nullptr}};
+Result connect_v6(int device, void* handle, void** communicator) {
+  void* on_device = nullptr;
+  return connect(device, handle, communicator, &on_device);
+}
+
+Result accept_v6(void* from, void** communicator) {
+  void* on_device = nullptr;
+  return accept(from, communicator, &on_device);
+}
+
+template <class Net, class Properties, class Size, class RegisteredSize = Size> constexpr Net net() {
+  Net net{};
+  net.name = "double";
+  net.init = init;
+  net.devices = devices;
+  net.get_properties = properties<Properties>;
+  net.listen = listen;
+  if constexpr (std::is_same_v<Net, nccl::NetV6>) {
+    net.connect = connect_v6;
+    net.accept = accept_v6;
+  } else {
+    net.connect = connect;
+    net.accept = accept;
+  }
+  net.path.reg_mr = reg_mr<RegisteredSize>;
+  net.path.dereg_mr = dereg_mr;
+  net.path.isend = isend<Size>;
+  net.path.irecv = irecv<Size>;
+  net.path.test = test;
+  net.path.close_send = close;
+  net.path.close_recv = close;
+  net.path.close_listen = close_listen;
+  return net;
 }
 
 }  // namespace
 
 extern "C" {
 
-nccl::NetV8 ncclNetPlugin_v8 = net<nccl::NetV8, nccl::PropertiesV8, int>();
+nccl::NetV6 ncclNetPlugin_v6 = net<nccl::NetV6, nccl::PropertiesV6, int>();
+nccl::NetV7 ncclNetPlugin_v7 = net<nccl::NetV7, nccl::PropertiesV7, int>();
+nccl::NetV8 ncclNetPlugin_v8 = net<nccl::NetV8, nccl::PropertiesV8, int, size_t>();
 nccl::NetV9 ncclNetPlugin_v9 = net<nccl::NetV9, nccl::PropertiesV10, size_t>();
 
 void net_plugin_double_break(int what) {  // Broken
