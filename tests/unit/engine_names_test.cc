@@ -1,5 +1,5 @@
-// A name that two threads of a rank use at the same time: no rank can know which calls belong together, so no call of it
-// has a result any more until the next barrier, on any rank, and nobody waits.
+// A name that two threads of a rank use at the same time: no rank can know which calls belong together, so no call of
+// it has a result any more until the next barrier, on any rank, and nobody waits.
 #include "ranks.h"
 
 namespace lightcc::test {

@@ -75,7 +75,9 @@ class Coordinator {
 
   int64_t ready_bytes() const { return ready_bytes_; }
   // What must not wait for others to gather: failures, plans, and buckets, which are complete.
-  bool anything_urgent() const { return !failures_.empty() || !withdrawals_.empty() || !plan_messages_.empty() || !ready_buckets_.empty(); }
+  bool anything_urgent() const {
+    return !failures_.empty() || !withdrawals_.empty() || !plan_messages_.empty() || !ready_buckets_.empty();
+  }
   bool anything_ready() const { return !ready_.empty() || anything_urgent(); }
   // Everything ready, as messages that go to every member in this order.
   std::vector<DownMessage> take_messages();
