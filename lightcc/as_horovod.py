@@ -3,6 +3,7 @@
     lightccrun --as-horovod -np 2 python train.py
     python -m lightcc.as_horovod train.py arguments   # or any other words that python takes: -m module, -c code
     python -m lightcc.as_horovod --install            # for all of this environment (install_as_horovod.py); --uninstall
+    python -m lightcc.as_horovod --install --version 0.27.0  # which calls itself so
 
 horovod.x is the very module lightcc.x; only the top module is one of its own (horovod_path/horovod). A Python process
 learns of this from a folder at the head of PYTHONPATH, so children do too, whatever starts them. All of them import
@@ -15,16 +16,50 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 
-HOROVOD_VERSION = "0.28.1"  # whose API this is, and what horovod.__version__ says
+HOROVOD_VERSION = "0.28.1"  # whose API this is
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "horovod_path")
 
 __path__ = []  # else python -m lightcc.as_horovod would warn where this is loaded since Python's start
 INFO = f"horovod-{HOROVOD_VERSION}.dist-info"
-METADATA = {
-    "METADATA": f"Metadata-Version: 2.1\nName: horovod\nVersion: {HOROVOD_VERSION}\nSummary: lightcc, as Horovod\n"
-                "Requires-Dist: lightcc\nProvides-Extra: pytorch\nProvides-Extra: tensorflow\nProvides-Extra: keras\n",
-    "top_level.txt": "horovod\n",
-}
+INSTALLER = "lightcc"  # in the metadata that --install writes: by this we know our own
+
+
+def metadata(version: str = HOROVOD_VERSION) -> dict[str, str]:
+    """What a package named horovod says of itself, by file."""
+    return {
+        "METADATA": f"Metadata-Version: 2.1\nName: horovod\nVersion: {version}\nSummary: lightcc, as Horovod\n"
+                    "Requires-Dist: lightcc\nProvides-Extra: pytorch\nProvides-Extra: tensorflow\n"
+                    "Provides-Extra: keras\n",
+        "top_level.txt": "horovod\n",
+    }
+
+
+def infos(folders: list[str]) -> list[str]:
+    """The folders with the metadata of an installed package named horovod, ours or not."""
+    found = []
+    for folder in folders:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:  # an archive, or nothing
+            continue
+        found += [os.path.join(folder, name) for name in names
+                  if name.startswith("horovod-") and name.endswith(".dist-info")]
+    return found
+
+
+def is_ours(info: str) -> bool:
+    """Whether --install has written this metadata."""
+    try:
+        with open(os.path.join(info, "INSTALLER"), encoding="utf-8", errors="replace") as file:
+            return file.read().strip() == INSTALLER
+    except OSError:
+        return False
+
+
+def version() -> str:
+    """What horovod.__version__ says: the version that --install was told, else that of the API."""
+    ours = [os.path.basename(info) for info in infos(sys.path) if is_ours(info)]
+    return ours[0][len("horovod-"):-len(".dist-info")] if ours else HOROVOD_VERSION
 
 
 class _Finder:
@@ -54,7 +89,7 @@ class _Finder:
 
         class Horovod(Distribution):
             def read_text(self, filename):
-                return METADATA.get(filename)
+                return metadata().get(filename)
 
             def locate_file(self, path):
                 return os.path.join(FOLDER, path)
@@ -62,8 +97,7 @@ class _Finder:
         name = getattr(context, "name", None)  # None asks for all that is installed
         asked = name is None or name.lower() == "horovod"
         # What --install has put into site-packages is found there without us.
-        installed = asked and any(os.path.isdir(os.path.join(folder, INFO)) for folder in sys.path)
-        return iter([Horovod()] if asked and not installed else [])
+        return iter([Horovod()] if asked and not any(map(is_ours, infos(sys.path))) else [])
 
     def _mention_real_horovod(self) -> None:
         if self.said or os.environ.get("HOROVOD_RANK", "0") != "0":

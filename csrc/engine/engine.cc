@@ -24,6 +24,15 @@ void nap() {
   nanosleep(&time, nullptr);
 }
 
+// Why a second request of a name is refused.
+std::string still_in_flight(int rank, bool in_another_thread) {
+  return "one of this name is still in flight on rank " + std::to_string(rank) +
+         (in_another_thread ? ", in another thread, so ranks may pair different calls: give each thread names of its "
+                              "own. All ranks refuse this name until the next barrier() of its process set "
+                              "(docs/errors.md)"
+                            : "; synchronize it first, or use another name");
+}
+
 // To start a collective on a GPU takes the host long, and the caller has more work to give that GPU meanwhile.
 bool is_left_to_engine_thread(const Request& request) { return request.place.kind == DeviceKind::cuda; }
 
@@ -85,9 +94,9 @@ void Engine::skip_name(int group, const std::string& key) {
 }
 
 // Other ranks may take the same request and wait for this one: their warnings will say why.
-void Engine::report_refusal(const Request& request, const std::string& why) {
+void Engine::report_refusal(const Request& request, const std::string& why, bool contended) {
   if (request.key.empty()) return;  // of no name that others could wait for
-  if (inbox_.add_refusal(request, why)) drive();
+  if (inbox_.add_refusal(request, why, contended)) drive();
 }
 
 // Returns how many are in flight with it.
@@ -101,14 +110,12 @@ int Engine::take_in(const RequestPtr& request, uint64_t now_ns, bool will_wait, 
   }
   request->submitted_ns = request->warned_ns = now_ns;
   const bool has_handle = !request->automatic && !will_wait && !request->callbacks.done;
-  const int in_flight = inbox_.add(request, has_handle);
-  if (in_flight == 0) {
-    const std::string why = "one of this name is still in flight on rank " + std::to_string(world_.rank) +
-                            "; synchronize it first, or use another name";
-    report_refusal(*request, why);
-    throw Error(Code::invalid_argument, request->title() + ": " + why);
-  }
-  return in_flight;
+  const int in_flight = is_on_fast_path(*request) ? Inbox::kContended : inbox_.add(request, has_handle);
+  if (in_flight > 0) return in_flight;
+  const bool contended = in_flight == Inbox::kContended;
+  const std::string why = still_in_flight(world_.rank, contended);
+  report_refusal(*request, why, contended);
+  throw Error(Code::invalid_argument, request->title() + ": " + why);
 }
 
 void Engine::submit(const RequestPtr& request, bool will_wait) {
@@ -276,7 +283,8 @@ bool Engine::take_inbox() {
   for (size_t i = 0; i <= requests.size(); ++i) {
     for (; refusal != refusals.end() && refusal->position <= i; ++refusal)
       if (auto group_engine = group_engines_.find(refusal->group); group_engine != group_engines_.end() && !failed)
-        group_engine->second->refused(refusal->key, refusal->why);
+        refusal->contended ? group_engine->second->contended(refusal->key)
+                           : group_engine->second->refused(refusal->key, refusal->why);
     if (i == requests.size()) break;
     const RequestPtr& request = requests[i];
     auto group_engine = group_engines_.find(request->group);
@@ -287,9 +295,17 @@ bool Engine::take_inbox() {
     else if (request->what.kind == Kind::join)
       join(request);
     else
-      group_engine->second->submit(request);
+      submit_to(*group_engine->second, request);
   }
   return true;
+}
+
+// It may have been taken in beside a call of the same name that was on its way to the fast path.
+void Engine::submit_to(GroupEngine& group_engine, const RequestPtr& request) {
+  progress_lock_.assert_held();
+  if (group_engine.submit(request)) return;
+  finish(request, Code::mismatch, request->title() + ": " + still_in_flight(world_.rank, true));
+  group_engine.contended(request->key);
 }
 
 void Engine::sleep(Sleeper who, uint64_t timeout_ns, const std::atomic<bool>& finished) {

@@ -124,7 +124,10 @@ class Engine : public GroupEngineOwner {
   int take_in(const RequestPtr&, uint64_t now_ns, bool will_wait, StreamMark* last = nullptr);
   void join(const RequestPtr&);
   bool join_goes_on(const RequestPtr&, Code, const std::string& text);
-  void report_refusal(const Request&, const std::string& why);
+  void report_refusal(const Request&, const std::string& why, bool contended = false);
+  // Is a call of this name on the fast path, of another thread then?
+  bool is_on_fast_path(const Request&) const;
+  void submit_to(GroupEngine&, const RequestPtr&);
   // nullptr: the call cannot take it.
   GroupEngine* begin_fast_path(const Call&, uint64_t* number);
   FastPath::State step_fast_path(FastPath&);
@@ -208,6 +211,7 @@ class Engine : public GroupEngineOwner {
   std::atomic<bool> watches_{false};           // a GPU, which NCCL keeps busy
   std::atomic<bool> polls_{false};             // NCCL, which rings nobody
   std::atomic<uint64_t> driven_ns_{0};         // when a submission last made a step
+  std::atomic<uint64_t> fast_path_name_{0};    // hash of the name of the call whose caller makes its steps; 0: none
   std::atomic<uint32_t> visits_{0};            // calls of the framework that made a step themselves
   uint32_t visits_seen_ = 0;                   // the engine thread's
   std::unique_ptr<ProcessWatch> watch_;

@@ -10,18 +10,21 @@ namespace {
 
 constexpr uint64_t kNamed = UINT64_MAX;  // in place of an automatic number
 
-// Of all that must agree between ranks; different calls have the same hash once in 2^64.
-uint64_t hash_of(const Call& call, uint64_t number) {
-  uint64_t hash = mix(uint64_t(call.dtype) << 16 | uint64_t(call.op) << 8 | call.shape.size(), number);
-  for (int64_t dimension : call.shape) hash = mix(hash, uint64_t(dimension));
-  hash = mix(mix(hash, std::bit_cast<uint64_t>(call.pre)), std::bit_cast<uint64_t>(call.post));
-  if (!call.name) return hash;
-  for (size_t at = 0, n = std::strlen(call.name); at < n; at += sizeof(uint64_t)) {
+uint64_t hash_of_name(int group, std::string_view name) {
+  uint64_t hash = uint64_t(group) + 1;
+  for (size_t at = 0; at < name.size(); at += sizeof(uint64_t)) {
     uint64_t word = 0;
-    std::memcpy(&word, call.name + at, std::min(n - at, sizeof word));
+    std::memcpy(&word, name.data() + at, std::min(name.size() - at, sizeof word));
     hash = mix(hash, word);
   }
   return hash;
+}
+
+// Of all that must agree between ranks; different calls have the same hash once in 2^64.
+uint64_t hash_of(const Call& call, uint64_t number, uint64_t name) {
+  uint64_t hash = mix(name ^ (uint64_t(call.dtype) << 16 | uint64_t(call.op) << 8 | call.shape.size()), number);
+  for (int64_t dimension : call.shape) hash = mix(hash, uint64_t(dimension));
+  return mix(mix(hash, std::bit_cast<uint64_t>(call.pre)), std::bit_cast<uint64_t>(call.post));
 }
 
 RequestPtr request_of(const Call& call, uint64_t number) {
@@ -60,10 +63,20 @@ GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
   for (int64_t dimension : call.shape) c.count *= dimension;
   set_average(c, call.op, call.post);
   if (!group_engine.can_take_fast_path(c)) return nullptr;
-  if (call.name && inbox_.is_held(call.group, Kind::allreduce, call.name)) return nullptr;  // submit() will refuse it
+  if (call.name && (inbox_.is_held(call.group, Kind::allreduce, call.name) ||
+                    group_engine.is_withdrawn(Kind::allreduce, call.name)))
+    return nullptr;  // submit() will refuse it
   *number = call.name ? kNamed : inbox_.draw_number(call.group, Kind::allreduce);
-  fast_path->begin(hash_of(call, *number));
+  const uint64_t name = call.name ? hash_of_name(call.group, call.name) : 0;
+  fast_path_name_.store(name, std::memory_order_relaxed);
+  fast_path->begin(hash_of(call, *number, name));
   return &group_engine;
+}
+
+bool Engine::is_on_fast_path(const Request& request) const {
+  const uint64_t name = fast_path_name_.load(std::memory_order_relaxed);
+  return name != 0 && request.what.kind == Kind::allreduce && !request.automatic &&
+         name == hash_of_name(request.group, request.name());
 }
 
 bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
@@ -83,9 +96,10 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
     if (epoch_.over())
       finish(*begun, epoch_.cause.code, (*begun)->title() + ": " + epoch_.cause.text);
     else
-      state == FastPath::State::refused ? group_engine->submit(*begun) : group_engine->adopt(*begun);
+      state == FastPath::State::refused ? submit_to(*group_engine, *begun) : group_engine->adopt(*begun);
     peers_->flush_and_wake();
   }
+  fast_path_name_.store(0, std::memory_order_relaxed);
   progress_lock_.unlock();
   if (inbox_.full()) drive();
   return state == FastPath::State::done;

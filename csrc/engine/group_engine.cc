@@ -24,16 +24,24 @@ bool may_overlap(const std::vector<BatchItem>& batch, int nodes) {
 
 }  // namespace
 
-void GroupEngine::submit(const RequestPtr& request) {
+bool GroupEngine::submit(const RequestPtr& request) {
   progress_lock_.assert_held();
-  if (!first_left_.empty()) return owner_.finish(request, Code::shut_down, request->title() + ": " + first_left_);
+  const auto refuse = [&](Code code, const std::string& why) {
+    owner_.finish(request, code, request->title() + ": " + why);
+    return true;
+  };
+  if (!first_left_.empty()) return refuse(Code::shut_down, first_left_);
+  if (!withdrawn_.empty())
+    if (auto it = withdrawn_.find(request->key); it != withdrawn_.end())
+      return refuse(Code::mismatch, it->second);
+  if (fast_path_request_ && fast_path_request_->key == request->key) return false;
+  if (!pending_.emplace(request->key, request).second) return false;
   tracing_.submitted(*request);
   if (request->compressor) {
     request->what.codec = request->compressor->codec_for(request->residuals);
     request->compressor->set_dense(why_dense(request->what.codec, request->what.tensors[0].dtype, nodes_));
     request->slot = {};  // the codec changes while it warms up, and with it what is announced
   }
-  pending_.emplace(request->key, request);
   const Kind kind = request->what.kind;
   if (kind == Kind::join) send_up(plans_.leave_all());  // what was submitted before goes first
   MemberPlans::Messages messages =
@@ -49,9 +57,17 @@ void GroupEngine::submit(const RequestPtr& request) {
   const bool by_itself = !messages.empty() && std::holds_alternative<Announce>(messages.back());
   counters_.add(by_itself ? Counters::announced : planned ? Counters::planned : Counters::cached);
   send_up(std::move(messages));
-  if (!planned) return;
+  if (!planned) return true;
   request->planned.store(true);
   if (request->awaited.load()) send_up(plans_.leave_with(request->key));
+  return true;
+}
+
+void GroupEngine::contended(const std::string& key) {
+  progress_lock_.assert_held();
+  // From now on, for the fast path; the coordinator's words follow.
+  if (withdrawn_.emplace(key, why_withdrawn(group_->rank(group_->index()))).second)
+    control_plane_->send_up(Contended{key, group_->index()});
 }
 
 void GroupEngine::send_up(MemberPlans::Messages messages) {
@@ -91,6 +107,8 @@ void GroupEngine::receive_up(int from, UpMessage message) {
                         },
                         [&](const MembersAbsent& absence) { coordinator_->members_absent(absence); },
                         [&](const Refused& refused) { coordinator_->refused(from, refused.key, refused.why); },
+                        [&](const Contended& contended) { coordinator_->contended(from, contended.key); },
+                        [&](const NameGivenUp& given_up) { coordinator_->name_given_up(from, given_up.key); },
                         [&](const BlockedReport& report) {
                           check_world(from);
                           owner_.receive_blocked(report);
@@ -116,6 +134,7 @@ void GroupEngine::receive_down(DownMessage message) {
                         [&](const Tuned& tuned) { second_choices_ = tuned.second; },
                         [&](const Failure& failure) { receive(failure); },
                         [&](const Missing& missing) { receive(missing); },
+                        [&](const NameWithdrawn& withdrawn) { receive(withdrawn); },
                         [&](const DeadlockProbe& probe) {
                           check_world(0);
                           owner_.receive_probe(probe);
@@ -180,7 +199,10 @@ void GroupEngine::receive(const BucketBatch& batch) {
 }
 
 void GroupEngine::agree(std::vector<BatchItem> items) {
-  for (BatchItem& item : items) item.second = second_choices_;
+  for (BatchItem& item : items) {
+    item.second = second_choices_;
+    if (item.request->what.kind == Kind::barrier) withdrawn_.clear();  // what came before is over on all ranks
+  }
   if (group_->id() == 0 && takes_turn(items)) launches_.add_turn(0);
   tracing_.agreed(items, batches_in_flight() > 0);
   batches_.push_back(std::move(items));
@@ -195,6 +217,12 @@ void GroupEngine::receive(const Failure& failure) {
   RequestPtr request = std::move(it->second);
   pending_.erase(it);
   owner_.finish(request, failure.code, request->title() + ": " + failure.text);
+}
+
+void GroupEngine::receive(const NameWithdrawn& withdrawn) {
+  withdrawn_[withdrawn.key] = withdrawn.text;
+  receive(Failure{withdrawn.key, Code::mismatch, withdrawn.text});
+  control_plane_->send_up(NameGivenUp{withdrawn.key, group_->index()});
 }
 
 void GroupEngine::receive(const Missing& missing) {
@@ -293,6 +321,7 @@ bool GroupEngine::run_batches() {
 void GroupEngine::all_joined(const BatchItem& item) {
   joined_rank_.clear();
   joined_residuals_.clear();
+  withdrawn_.clear();
   if (group_->id() == 0 && !item.rows.empty() && !item.rows[0].empty())
     item.request->last_joined = int(item.rows[0][0]);
 }

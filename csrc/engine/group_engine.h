@@ -51,11 +51,14 @@ class GroupEngine : public ControlPlaneOwner {
   SecondChoices second_choices() const { return second_choices_; }  // of batches that are agreed on from now on
   // Before anything was submitted: rules that go before others of all-reduces, and what these are taken to cost.
   void use_rules(std::span<const Rule> allreduces, PlanCosts);
-  void submit(const RequestPtr&);
+  bool submit(const RequestPtr&);                       // false: one of its name is in flight here
   FastPath& fast_path() { return *fast_path_; }
   // nullptr while a call may not begin on it: there is none, or something is in flight in this group.
   FastPath* idle_fast_path();
   bool can_take_fast_path(const Collective&) const;     // whether the backend is the one that it stands for
+  bool is_withdrawn(Kind kind, const char* name) const {  // two threads of a rank had it at the same time
+    return !withdrawn_.empty() && withdrawn_.contains(key_of(kind, name));
+  }
   void adopt(const RequestPtr& request) {               // whose call is already on the fast path
     progress_lock_.assert_held();
     fast_path_request_ = request;
@@ -74,6 +77,7 @@ class GroupEngine : public ControlPlaneOwner {
     progress_lock_.assert_held();
     control_plane_->send_up(Refused{key, why, group_->index()});
   }
+  void contended(const std::string& key);               // two threads of this rank had it at the same time
   // A caller waits for requests that a fusion plan may hold, and will not submit what they are held for.
   void leave_awaited_plans();
   void leave_stuck_plans(uint64_t now);
@@ -104,6 +108,7 @@ class GroupEngine : public ControlPlaneOwner {
   void receive(const BucketBatch&);
   void receive(const Failure&);
   void receive(const Missing&);
+  void receive(const NameWithdrawn&);
   void agree(std::vector<BatchItem>);
   void check_world(int from) const;  // throws if this group is another
   bool is_among(const std::vector<int32_t>& members) const;  // this rank
@@ -150,6 +155,7 @@ class GroupEngine : public ControlPlaneOwner {
   std::unique_ptr<Coordinator> coordinator_;            // on member 0
   std::vector<std::pair<int, std::string>> queries_;    // to it, by member
   std::unordered_map<std::string, RequestPtr> pending_; // announced, not yet to run
+  std::unordered_map<std::string, std::string> withdrawn_;  // keys that are refused until the next barrier, and why
 
   std::vector<std::unique_ptr<Backend>> backends_;
   Selector selector_;                                   // among them

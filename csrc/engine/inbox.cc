@@ -22,17 +22,18 @@ int Inbox::add(const RequestPtr& request, bool has_handle) {
   const Kind kind = request->what.kind;
   if (request->automatic) request->key = key_of(kind, automatic_name(numbers_[{request->group, kind}]++));
   if (request->flight_name.empty()) request->flight_name = flight_name(*request);
-  if (!names_.claim(request->flight_name, has_handle, request->submitted_ns)) return 0;
+  if (!names_.claim(request->flight_name, has_handle, request->submitted_ns))
+    return names_.is_of_another_thread(request->flight_name) ? kContended : kInUse;
   joining_ = kind == Kind::join;
   requests_.push_back(request);
   full_.store(true, std::memory_order_seq_cst);
   return in_flight_.fetch_add(1) + 1;
 }
 
-bool Inbox::add_refusal(const Request& request, const std::string& why) {
+bool Inbox::add_refusal(const Request& request, const std::string& why, bool contended) {
   std::lock_guard lock(mutex_);
   if (failure_ || closed_) return false;
-  refusals_.push_back({requests_.size(), request.group, request.key, why});
+  refusals_.push_back({requests_.size(), request.group, request.key, why, contended});
   full_.store(true, std::memory_order_seq_cst);
   return true;
 }

@@ -27,6 +27,7 @@ class Inbox {
     size_t position;  // so many requests of the same take() were submitted before it
     int group;
     std::string key, why;
+    bool contended;   // another thread of this rank had one of this name in flight
   };
   struct Contents {
     std::vector<RequestPtr> requests;
@@ -35,11 +36,12 @@ class Inbox {
 
   explicit Inbox(int rank) : rank_(rank) {}
 
-  // Submission. Completes the key of an automatic name. Returns how many requests are in flight with this one, or 0:
-  // its name is in use. Throws Error if nothing may begin.
+  // Submission. Completes the key of an automatic name. Returns how many requests are in flight with this one, or that
+  // its name is in use, or in use by another thread. Throws Error if nothing may begin.
+  static constexpr int kInUse = 0, kContended = -1;
   int add(const RequestPtr&, bool has_handle);
   // This request was refused on submission. False: nobody waits for it any more, since the epoch is over.
-  bool add_refusal(const Request&, const std::string& why);
+  bool add_refusal(const Request&, const std::string& why, bool contended = false);
   // For calls on the fast path, which do not come through add() unless they have to wait.
   uint64_t draw_number(int group, Kind);
   bool is_held(int group, Kind, const char* name);          // by a request that is done (names.h)

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -17,12 +18,18 @@ class Names {
   static constexpr uint64_t kHoldNs = 1'000'000;
 
   // A request of this name is submitted at now_ns. False: the name is taken, and nothing has changed.
-  bool claim(const std::string& name, bool has_handle, uint64_t now_ns) {
+  bool claim(const std::string& name, bool has_handle, uint64_t now_ns,
+             std::thread::id thread = std::this_thread::get_id()) {
     free_expired(now_ns);
     const auto [it, is_new] = names_.try_emplace(name);
     if (!is_new && !is_over(it->second, now_ns)) return false;
-    it->second = Entry{now_ns, has_handle, false};
+    it->second = Entry{now_ns, has_handle, false, thread};
     return true;
+  }
+  // It is taken: by a request that another thread has submitted?
+  bool is_of_another_thread(const std::string& name, std::thread::id thread = std::this_thread::get_id()) const {
+    auto it = names_.find(name);
+    return it != names_.end() && it->second.thread != thread;
   }
   bool is_taken(const std::string& name, uint64_t now_ns) {
     free_expired(now_ns);
@@ -56,6 +63,7 @@ class Names {
   struct Entry {
     uint64_t submitted_ns = 0;
     bool has_handle = false, done = false;
+    std::thread::id thread;
   };
   static bool is_over(const Entry& entry, uint64_t now_ns) {
     return entry.done && now_ns >= entry.submitted_ns + kHoldNs;

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Optional
 
-from lightcc.as_horovod import HOROVOD_VERSION
+from lightcc import as_horovod
 from lightcc.runner import launch
 
 
@@ -12,7 +12,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments in (["-v"], ["--version"]):  # scripts compare it with the versions that Horovod has had
-        print(HOROVOD_VERSION)
+        print(as_horovod.version())
         return 0
     return launch.main(["--as-horovod", *arguments])
 

@@ -66,6 +66,8 @@ class FuzzedGroup {
                           [&](const MembersAbsent& absence) { coordinator_.members_absent(absence); },
                           [&](const Query& query) { answer(from, query); },
                           [&](const Refused& refused) { coordinator_.refused(from, refused.key, refused.why); },
+                          [&](const Contended& contended) { coordinator_.contended(from, contended.key); },
+                          [&](const NameGivenUp& given_up) { coordinator_.name_given_up(from, given_up.key); },
                           [](const BlockedReport&) {}, [](const DeadlockReply&) {},
                           [](const LaunchRequest&) {}},
                message);
@@ -102,6 +104,8 @@ class FuzzedGroup {
       plans_.end(*ended);
     else if (auto* failure = std::get_if<Failure>(&message))
       cache_.forget(failure->key);
+    else if (auto* withdrawn = std::get_if<NameWithdrawn>(&message))
+      cache_.forget(withdrawn->key);
   }
 
   const std::vector<int> ranks_ = {0, 1, 2, 3, 4, 5};

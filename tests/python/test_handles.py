@@ -43,6 +43,41 @@ print("to the end")
     assert output.count("to the end") == 2
 
 
+def test_a_name_of_two_threads_is_an_error_on_all_ranks_until_a_barrier():
+    output = ranks.run_script("""
+import threading
+import torch, lightcc.torch as hvd
+hvd.init()
+errors, wrong = [], []
+
+def calls():
+    for i in range(100_000):
+        try:
+            hvd.allreduce(torch.full([3], float(i)), name="shared", op=hvd.Sum)
+        except (ValueError, hvd.HorovodInternalError) as error:
+            return errors.append(str(error))
+
+for turn in range(3):
+    threads = [threading.Thread(target=calls) for _ in range(2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    for _ in range(300):
+        try:
+            hvd.allreduce(torch.ones(3), name="shared")
+            wrong.append(turn)
+        except (ValueError, hvd.HorovodInternalError) as error:
+            errors.append(str(error))
+    hvd.barrier()
+    for i in range(300):
+        assert (hvd.allreduce(torch.full([3], float(i)), name="shared", op=hvd.Sum) == i * hvd.size()).all()
+assert not wrong and len(errors) == 3 * 302, (wrong, len(errors))
+for error in errors:
+    assert "allreduce of tensor 'shared'" in error and "give each thread names of its own" in error, error
+print("to the end")
+""", np=2, deadline_s=120)
+    assert output.count("to the end") == 2
+
+
 # Polling and waiting
 
 STARTS = {

@@ -44,8 +44,8 @@ class Environment:
         return subprocess.run(list(map(str, command)), env=env, text=True, capture_output=True, timeout=DEADLINE_S,
                               cwd="/")
 
-    def install(self, word="--install", **variables):
-        return self.run(self.python, "-m", "lightcc.as_horovod", word, **variables)
+    def install(self, *words, **variables):
+        return self.run(self.python, "-m", "lightcc.as_horovod", *(words or ["--install"]), **variables)
 
     def files(self):
         return sorted(str(path.relative_to(self.site.parents[2])) for folder in (self.site, self.bin)
@@ -194,6 +194,31 @@ def test_for_one_user(tmp_path):
     assert list((base / "bin").iterdir()) == []
 
 
+def test_another_version_for_packages_that_require_it(environment):
+    """lightning-horovod requires horovod<=0.27.0. One version follows the other."""
+    before = environment.files()
+    for words, version in ((["--install"], HOROVOD_VERSION), (["--install", "--version", "0.27.0"], "0.27.0"),
+                           (["--install", "--version=0.26.1"], "0.26.1"), (["--install"], HOROVOD_VERSION),
+                           (["--install", "--version", "0.27.0"], "0.27.0")):
+        said = good(environment.install(*words))
+        info = environment.site / f"horovod-{version}.dist-info"
+        assert str(info) in said and [*environment.site.glob("horovod-*")] == [info]
+        expected = f"{version} 1\n{version} lightcc.common.exceptions\n"
+        assert good(environment.run(environment.python, "-c", VERSIONS)) == expected
+        assert good(environment.run("horovodrun", "--version")) == f"{version}\n"
+    assert "as it was before" in good(environment.install("--install", "--version", "0.27.0"))
+    files = environment.files()
+    for wrong in ("0.29.0", "0.27.1", "0.27", "1.0.0", "0.027.0", "0.-1.0", "", "latest", "0.28.1.post1", "x" * 1000):
+        done = environment.install("--install", "--version", wrong)
+        assert done.returncode == 1 and "nothing was changed: Horovod never had a version " in done.stderr, done
+        assert "such as 0.27.0" in done.stderr and len(done.stderr) < 400
+    assert "say which" in environment.install("--install", "--version").stderr
+    assert "--uninstall takes nothing after it" in environment.install("--uninstall", "--version", "0.27.0").stderr
+    assert environment.files() == files
+    assert "horovod-0.27.0.dist-info" in good(environment.install("--uninstall"))
+    assert environment.files() == before and not [*environment.site.glob("horovod-*")]
+
+
 def test_where_it_cannot_be(environment, tmp_path):
     """A lightcc that is not installed; wrong words."""
     (tmp_path / "checkout").mkdir()
@@ -206,7 +231,7 @@ def test_where_it_cannot_be(environment, tmp_path):
     assert done.returncode == 1 and "Install lightcc with pip first" in done.stderr
     done = environment.run(environment.python, "-m", "lightcc.as_horovod", "--install", "now",
                            PYTHONPATH=str(tmp_path / "checkout"))
-    assert done.returncode == 1 and "--install takes nothing after it, not 'now'" in done.stderr
+    assert done.returncode == 1 and "--install takes --version and a version after it, not 'now'" in done.stderr
 
 
 def test_a_command_in_a_folder_with_a_long_name(tmp_path):

@@ -30,6 +30,8 @@ std::string shown(const UpMessage& message) {
                                [](const Query& m) { return "asks for " + m.key; },
                                [](const MembersAbsent& m) { return "says who is absent from " + m.key; },
                                [](const Refused& m) { return "has refused " + m.key; },
+                               [](const Contended& m) { return "has two threads at " + m.key; },
+                               [](const NameGivenUp& m) { return "has given up " + m.key; },
                                [](const BlockedReport& m) { return "is blocked on " + m.key; },
                                [](const DeadlockReply&) { return std::string("replies"); },
                                [](const LaunchRequest& m) { return "asks for group " + std::to_string(m.group); }},
@@ -43,6 +45,7 @@ std::string shown(const DownMessage& message) {
                                [](const Tuned& m) { return "tuned to " + std::to_string(m.second); },
                                [](const Failure& m) { return m.key + " failed"; },
                                [](const Missing& m) { return "missing at " + m.key; },
+                               [](const NameWithdrawn& m) { return m.key + " withdrawn"; },
                                [](const DeadlockProbe& m) { return "probe about " + m.key; },
                                [](const LaunchTurn& m) { return "turn of group " + std::to_string(m.group); }},
                     message);

@@ -251,6 +251,16 @@ TEST(Coordinator, WhatAMemberThatLeftHasNotAnnouncedFailsNowAndLater) {
   EXPECT_EQ(script_of(c.take_messages()), "complete! rank 2 has left");
 }
 
+// Of messages that withdraw names, and no others.
+std::vector<std::string> withdrawn_in(const std::vector<DownMessage>& messages) {
+  std::vector<std::string> names;
+  for (const DownMessage& message : messages) {
+    const NameWithdrawn& one = std::get<NameWithdrawn>(message);
+    names.push_back(one.key + ": " + one.text);
+  }
+  return names;
+}
+
 TEST(Coordinator, RemembersWhoRefusedARequestUntilItComes) {
   Coordinator c({0, 1, 2}, kLimits);
   c.announce(0, "a", allreduce(1));
@@ -276,6 +286,41 @@ TEST(Coordinator, WhatAllHaveRefusedIsForgotten) {
   EXPECT_EQ(c.refusal(1, "a"), "");
   for (int member : {1, 2}) c.refused(member, "a", "in flight");
   for (int member : {0, 1, 2}) EXPECT_EQ(c.refusal(member, "a"), "");
+}
+
+// The name of two threads.
+TEST(Coordinator, WithdrawsAContendedNameAndDropsWhatWasAnnouncedBefore) {
+  Coordinator c({0, 1}, kLimits);
+  c.announce(0, "a", allreduce(1));
+  c.contended(0, "a");
+  c.contended(1, "a");  // said before it heard
+  EXPECT_EQ(withdrawn_in(c.take_messages()), (std::vector<std::string>{"a: " + why_withdrawn(0)}));
+  c.announce(1, "a", allreduce(1));  // before it heard: it fails there
+  EXPECT_FALSE(c.anything_ready());
+  c.name_given_up(1, "a");
+  c.announce(1, "a", allreduce(1));  // after a barrier
+  c.name_given_up(0, "a");
+  EXPECT_EQ(c.missing("a"), std::vector<int>{0});
+  c.announce(0, "a", allreduce(1));
+  EXPECT_EQ(script_of(c.take_messages()), "[a=0.1]");
+  EXPECT_THROW(c.name_given_up(0, "a"), Error);
+}
+
+TEST(Coordinator, WithdrawsAContendedNameThatIsReadyOrPlanned) {
+  Coordinator c({0, 1}, kLimits);
+  for (int member : {0, 1}) c.announce(member, "a", allreduce(1));
+  EXPECT_EQ(c.ready_bytes(), 4);
+  c.contended(1, "a");
+  EXPECT_EQ(c.ready_bytes(), 0);
+  EXPECT_EQ(withdrawn_in(c.take_messages()), (std::vector<std::string>{"a: " + why_withdrawn(1)}));
+  c.name_given_up(0, "a");
+  c.contended(0, "a");  // anew, before the other has answered the first
+  EXPECT_EQ(withdrawn_in(c.take_messages()), (std::vector<std::string>{"a: " + why_withdrawn(0)}));
+  c.name_given_up(1, "a");
+  c.announce(1, "a", allreduce(1));
+  c.name_given_up(1, "a");
+  c.name_given_up(0, "a");
+  EXPECT_EQ(c.missing("a"), (std::vector<int>{0, 1})) << "announced before the second withdrawal was heard";
 }
 
 TEST(Coordinator, KnowsWhatAMemberWaitsForItself) {

@@ -92,7 +92,8 @@ TEST(Inbox, ANameIsInUseUntilItsRequestReleasesIt) {
   Inbox inbox(0);
   const RequestPtr first = request("a");
   inbox.add(first, kNoHandle);
-  EXPECT_EQ(inbox.add(request("a"), kNoHandle), 0);
+  EXPECT_EQ(inbox.add(request("a"), kNoHandle), Inbox::kInUse);
+  std::thread([&] { EXPECT_EQ(inbox.add(request("a"), kNoHandle), Inbox::kContended); }).join();
   EXPECT_EQ(inbox.add(request("a", 1), kNoHandle), 2) << "in another process set it is another name";
   EXPECT_EQ(inbox.add(request("a", 0, Kind::broadcast), kNoHandle), 3) << "and so in another kind";
   EXPECT_FALSE(inbox.release_name(*first));

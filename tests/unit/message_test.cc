@@ -54,6 +54,9 @@ std::vector<Sample> samples() {
           {"missing_far_away", Missing{"allreduce.x", {1}, {}, 5}},
           {"missing_with_note", Missing{"allreduce.x", {1}, {}, 2, "rank 1 refused it"}},
           {"refused", Refused{"allreduce.x", "one of this name is still in flight", 3}},
+          {"contended", Contended{"allreduce.x", 3}},
+          {"name_given_up", NameGivenUp{"allreduce.x", 2}},
+          {"name_withdrawn", NameWithdrawn{"allreduce.x", "two threads of rank 3"}},
           {"query_far_away", Query{"allreduce.grad", 5}},
           {"query_blocked", Query{"allreduce.grad", 5, true}},
           {"aggregated",
@@ -112,6 +115,8 @@ TEST(Message, OfTheWrongDirectionIsAFaultThatNamesItsSender) {
 TEST(Message, SaysWhoItIsFromIfAnAggregatorPassesItOn) {
   EXPECT_EQ(named_sender(Query{"k", 4}), 4);
   EXPECT_EQ(named_sender(Refused{"k", "why", 3}), 3);
+  EXPECT_EQ(named_sender(Contended{"k", 4}), 4);
+  EXPECT_EQ(named_sender(NameGivenUp{"k", 1}), 1);
   EXPECT_EQ(named_sender(BlockedReport{5, 7, 1, Kind::alltoall, "k"}), 5);
   EXPECT_EQ(named_sender(DeadlockReply{6, 7, 1, 2, true}), 6);
   EXPECT_EQ(named_sender(LaunchRequest{2, 7, {}}), 2);

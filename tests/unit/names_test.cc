@@ -21,6 +21,17 @@ TEST(Names, OfARequestThatIsNotDoneIsTakenHoweverLongItTakes) {
   }
 }
 
+TEST(Names, KnowWhetherAnotherThreadHasTakenThem) {
+  const std::thread::id here = std::this_thread::get_id(), elsewhere;
+  Names names;
+  EXPECT_FALSE(names.is_of_another_thread("x", here));
+  names.claim("x", kHandle, kBegin, here);
+  EXPECT_FALSE(names.is_of_another_thread("x", here));
+  EXPECT_TRUE(names.is_of_another_thread("x", elsewhere));
+  EXPECT_FALSE(names.claim("x", kHandle, kBegin, elsewhere));
+  EXPECT_TRUE(names.is_of_another_thread("x", elsewhere)) << "a refusal changes nothing";
+}
+
 TEST(Names, WithoutAHandleIsFreeWhenItsRequestIsDone) {
   Names names;
   names.claim("x", kNoHandle, kBegin);

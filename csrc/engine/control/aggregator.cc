@@ -173,6 +173,7 @@ void Aggregator::receive_down(const DownMessage& message) {
   std::visit(Overloaded{[&](const Batch& batch) { release(batch); }, [&](const Failure& failure) { release(failure); },
                         [&](const Plan& plan) { begin(plan); }, [&](const PlanEnded& ended) { end(ended.plan); },
                         [&](const BucketBatch& batch) { release(key_of(batch.plan, batch.bucket)); },
+                        [&](const NameWithdrawn& withdrawn) { release(withdrawn.key); },
                         [](const Tuned&) {}, [](const Missing&) {}, [](const DeadlockProbe&) {},
                         [](const LaunchTurn&) {}},
              message);

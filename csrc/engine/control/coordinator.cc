@@ -94,6 +94,7 @@ void Coordinator::reset(Entry& e) {
 }
 
 void Coordinator::arrived(Entry& e, int member) {
+  if (!unheard_.empty() && is_withdrawn(e, member)) return;  // there it has failed already
   if (std::exchange(e.announced[member], 1)) throw Error(Code::internal, "a member announced " + e.key + " twice");
   e.last_used = ++clock_;
   if (!blocked_on_.empty()) blocked_on_.erase(member);
@@ -294,6 +295,11 @@ std::vector<DownMessage> Coordinator::take_messages() {
     out.emplace_back(std::move(failure));
   }
   failures_.clear();
+  for (NameWithdrawn& withdrawn : withdrawals_) {
+    forget(withdrawn.key);
+    out.emplace_back(std::move(withdrawn));
+  }
+  withdrawals_.clear();
 
   std::vector<Entry*> entries;  // of those that run
   std::vector<ReadyRequest> ready;

@@ -24,6 +24,9 @@
 
 namespace lightcc {
 
+// Of a name that two threads of this rank used at the same time, for people.
+std::string why_withdrawn(int rank);
+
 class Coordinator {
  public:
   struct Limits { FusionLimits fusion; int cache_capacity; PlanCosts costs = {50e-6, 2e-10}; };
@@ -57,6 +60,9 @@ class Coordinator {
   // This member did not take the request when it was submitted there; it may come yet.
   void refused(int member, const std::string& key, const std::string& why);
   std::string refusal(int member, const std::string& key) const;  // why, or ""
+  // Two threads of this member had the name at the same time: it is withdrawn from all (NameWithdrawn).
+  void contended(int member, const std::string& key);
+  void name_given_up(int member, const std::string& key);
   // What this member has announced first of all that still waits for others, or "".
   std::string waits_for(int member) const;
   // This member is blocked on the request, and announces nothing until it has it. Returns a circle of such members that
@@ -69,7 +75,9 @@ class Coordinator {
 
   int64_t ready_bytes() const { return ready_bytes_; }
   // What must not wait for others to gather: failures, plans, and buckets, which are complete.
-  bool anything_urgent() const { return !failures_.empty() || !plan_messages_.empty() || !ready_buckets_.empty(); }
+  bool anything_urgent() const {
+    return !failures_.empty() || !withdrawals_.empty() || !plan_messages_.empty() || !ready_buckets_.empty();
+  }
   bool anything_ready() const { return !ready_.empty() || anything_urgent(); }
   // Everything ready, as messages that go to every member in this order.
   std::vector<DownMessage> take_messages();
@@ -116,6 +124,7 @@ class Coordinator {
   void make_ready(Entry&);
   void join_if_due(Entry& join, int member);
   void reset(Entry&);
+  bool is_withdrawn(const Entry&, int member) const;
   std::map<std::string, Wait> waits() const;
   void number(Entry&);
   std::string needs_the_absent(const Entry&) const;
@@ -139,6 +148,9 @@ class Coordinator {
   std::vector<uint32_t> generations_;                // by id
   std::vector<Entry*> ready_;
   std::vector<Failure> failures_;
+  std::vector<NameWithdrawn> withdrawals_;
+  std::map<std::string, std::vector<int>> unheard_;  // by key and member: its withdrawals that the member has not
+                                                     // answered; until then what comes by it is of before
   std::map<uint32_t, FusionPlan> plans_;             // by number
   std::unordered_map<int, uint32_t> plan_of_;        // by set: the one that has not ended
   std::unordered_map<int, StepRecord> records_;      // by set

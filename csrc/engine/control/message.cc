@@ -10,9 +10,9 @@ namespace {
 enum class Tag : uint8_t {
   announce, cached_request, query, members_absent, batch, failure, missing, aggregated_requests, member_left,
   blocked_report, deadlock_probe, deadlock_reply, refused, bucket_ready, plan_left, plan, plan_ended, bucket_batch,
-  tuned, launch_request, launch_turn
+  tuned, launch_request, launch_turn, contended, name_given_up, name_withdrawn
 };
-constexpr int kTags = int(Tag::launch_turn) + 1;
+constexpr int kTags = int(Tag::name_withdrawn) + 1;
 
 Tag tag_of(const Announce&) { return Tag::announce; }
 Tag tag_of(const CachedRequest&) { return Tag::cached_request; }
@@ -35,6 +35,9 @@ Tag tag_of(const BucketBatch&) { return Tag::bucket_batch; }
 Tag tag_of(const Tuned&) { return Tag::tuned; }
 Tag tag_of(const LaunchRequest&) { return Tag::launch_request; }
 Tag tag_of(const LaunchTurn&) { return Tag::launch_turn; }
+Tag tag_of(const Contended&) { return Tag::contended; }
+Tag tag_of(const NameGivenUp&) { return Tag::name_given_up; }
+Tag tag_of(const NameWithdrawn&) { return Tag::name_withdrawn; }
 
 // ---- encoding
 
@@ -98,6 +101,9 @@ void put(WireWriter& out, const DeadlockReply& m) {
   out.put(m.rank).put(m.state).put(m.other).put(m.group).put(uint8_t(m.deadlocked));
 }
 void put(WireWriter& out, const Refused& m) { out.put(m.key).put(m.why).put(m.member); }
+void put(WireWriter& out, const Contended& m) { out.put(m.key).put(m.member); }
+void put(WireWriter& out, const NameGivenUp& m) { out.put(m.key).put(m.member); }
+void put(WireWriter& out, const NameWithdrawn& m) { out.put(m.key).put(m.text); }
 
 template <class Frame, class Message>
 std::string encode_frame(const Frame& frame) {
@@ -308,6 +314,21 @@ Refused refused(WireReader& in) {
   return refused;
 }
 
+template <class Message>  // of a key and the member that sends it
+Message of_name(WireReader& in) {
+  Message message;
+  message.key = in.text();
+  message.member = in.get<int32_t>();
+  return message;
+}
+
+NameWithdrawn name_withdrawn(WireReader& in) {
+  NameWithdrawn withdrawn;
+  withdrawn.key = in.text();
+  withdrawn.text = in.text();
+  return withdrawn;
+}
+
 LaunchRequest launch_request(WireReader& in) {
   LaunchRequest request;
   request.rank = in.get<int32_t>();
@@ -342,6 +363,8 @@ UpFrame read_up(WireReader& in, int sender) {
     case Tag::query: return query(in);
     case Tag::members_absent: return members_absent(in);
     case Tag::refused: return refused(in);
+    case Tag::contended: return of_name<Contended>(in);
+    case Tag::name_given_up: return of_name<NameGivenUp>(in);
     case Tag::blocked_report: return blocked_report(in);
     case Tag::deadlock_reply: return deadlock_reply(in);
     case Tag::launch_request: return launch_request(in);
@@ -360,6 +383,7 @@ DownFrame read_down(WireReader& in, int sender) {
     case Tag::tuned: return Tuned{in.get<uint64_t>()};
     case Tag::failure: return failure(in);
     case Tag::missing: return missing(in);
+    case Tag::name_withdrawn: return name_withdrawn(in);
     case Tag::deadlock_probe: return deadlock_probe(in);
     case Tag::launch_turn: return launch_turn(in);
     case Tag::member_left: return member_left(in);
@@ -379,6 +403,8 @@ std::optional<int> named_sender(const UpMessage& message) {
   using Sender = std::optional<int>;
   return std::visit(Overloaded{[](const Query& query) -> Sender { return query.member; },
                                [](const Refused& refused) -> Sender { return refused.member; },
+                               [](const Contended& contended) -> Sender { return contended.member; },
+                               [](const NameGivenUp& given_up) -> Sender { return given_up.member; },
                                [](const BlockedReport& report) -> Sender { return report.rank; },
                                [](const DeadlockReply& reply) -> Sender { return reply.rank; },
                                [](const PlanLeft& left) -> Sender { return left.member; },

@@ -82,6 +82,14 @@ struct Refused {                                   // "I did not take it, when i
   std::string key, why;
   int32_t member = 0;
 };
+struct Contended {                                 // "two threads of mine had this name at the same time"
+  std::string key;
+  int32_t member = 0;
+};
+struct NameGivenUp {                               // answers NameWithdrawn: what was announced by it came before
+  std::string key;
+  int32_t member = 0;
+};
 struct BlockedReport {                             // in group 0: this rank waits for nothing but this, for long
   int32_t rank = 0;
   uint32_t state = 0;                              // of this rank: grows whenever it goes on
@@ -101,7 +109,7 @@ struct LaunchRequest {                             // in group 0: `group` has a 
 };
 
 using UpMessage = std::variant<Announce, CachedRequest, BucketReady, PlanLeft, Query, MembersAbsent, Refused,
-                               BlockedReport, DeadlockReply, LaunchRequest>;
+                               Contended, NameGivenUp, BlockedReport, DeadlockReply, LaunchRequest>;
 // Of these, what says that a member is ready.
 using Readiness = std::variant<Announce, CachedRequest, BucketReady>;
 
@@ -147,6 +155,9 @@ struct Missing {                                   // to who asked, `to`
   int32_t to = 0;
   std::string note = {};                           // in words: what is known of why
 };
+// Nobody knows any more which calls of this name belong together: what was announced by it fails, and each member
+// refuses it until the next barrier of the group, or until all have joined.
+struct NameWithdrawn { std::string key, text; };
 // In group 0, to one rank: another is blocked in `group` on what this one is blocked on elsewhere. Does this one belong
 // to it too, and has announced nothing like it there?
 struct DeadlockProbe {
@@ -162,7 +173,8 @@ struct LaunchTurn {                                // answers LaunchRequest, to 
 };
 
 using DownMessage =
-    std::variant<Batch, Plan, PlanEnded, BucketBatch, Tuned, Failure, Missing, DeadlockProbe, LaunchTurn>;
+    std::variant<Batch, Plan, PlanEnded, BucketBatch, Tuned, Failure, Missing, NameWithdrawn, DeadlockProbe,
+                 LaunchTurn>;
 
 // Between neighbours on different hosts, either way: this member has left, and all that it had to send came before.
 struct MemberLeft { int32_t member; std::string why; };

@@ -8,7 +8,7 @@ import importlib
 from lightcc import as_horovod
 
 as_horovod.install()
-__version__ = as_horovod.HOROVOD_VERSION
+__version__ = as_horovod.version()
 __path__ = []  # nothing lies here: what is below is lightcc's
 
 
