@@ -1,5 +1,6 @@
-// What one rank reports of itself: what its only waiting thread has been blocked on for long, and that it goes on. Each
-// once: to the deadlock detector (control/deadlock_detector.h), and later to its process set (Coordinator::blocked).
+// What one rank reports of itself: what its only waiting thread has been blocked on for long, and that it goes on, to
+// the deadlock detector (control/deadlock_detector.h); and later to its process set (Coordinator::blocked), which
+// answers for whom it waits.
 #pragma once
 #include <optional>
 #include <string>
@@ -20,6 +21,8 @@ class BlockedState {
     report_.group = request.group;
     report_.kind = request.what.kind;
     report_.key = request.key;
+    report_.missing.clear();
+    report_.answers = probes_about_nobody_ = 0;
     automatic_ = request.automatic;
     ++report_.state;
     since_ns_ = now_ns;
@@ -31,6 +34,7 @@ class BlockedState {
     report_.group = -1;
     report_.kind = Kind::barrier;
     report_.key.clear();
+    report_.missing.clear();
     ++report_.state;
     unreported_ = unreported_ || reports_;
     long_wait_ = LongWait::no;
@@ -39,6 +43,18 @@ class BlockedState {
   void waits(const Request& request, uint64_t now_ns, uint64_t long_ns) {
     if (report_.group != request.group || report_.key != request.key) return;
     if (long_wait_ == LongWait::no && now_ns - since_ns_ >= long_ns) long_wait_ = LongWait::due;
+  }
+  // Its process set's coordinator has said for whom it waits, which is reported too.
+  void waits_for(int group, const std::string& key, std::vector<int32_t> ranks) {
+    if (!reports_ || report_.group != group || report_.key != key) return;
+    report_.missing = std::move(ranks);
+    report_.answers = probes_about_nobody_;
+    unreported_ = true;
+  }
+  // The deadlock detector wants to know once more for whom.
+  void ask_again() {
+    ++probes_about_nobody_;
+    long_wait_ = LongWait::due;
   }
   bool long_wait_due() const { return long_wait_ == LongWait::due; }
   void long_wait_said() { long_wait_ = LongWait::said; }
@@ -73,6 +89,7 @@ class BlockedState {
   uint64_t since_ns_ = 0;
   bool reports_ = false, unreported_ = false;
   enum class LongWait { no, due, said } long_wait_ = LongWait::no;
+  uint32_t probes_about_nobody_ = 0;   // while it is blocked on this
   std::optional<Confirmation> confirmation_;
   std::vector<DeadlockProbe> probes_;  // not yet answered
 };

@@ -109,6 +109,7 @@ class Engine : public GroupEngineOwner {
   void receive_blocked(const BlockedReport&) override;
   void receive_reply(const DeadlockReply&) override;
   void receive_probe(const DeadlockProbe&) override;
+  void receive_waits_for(int group, const std::string& key, std::vector<int32_t> ranks) override;
   std::string blocked_on(int rank) override;
   void await_turn(const Group&) override;
   void receive_turn(const LaunchTurn&) override;

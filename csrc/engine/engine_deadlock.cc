@@ -1,6 +1,8 @@
 // The engine's part in finding deadlocks: between process sets (control/deadlock_detector.h) what it reports, what it
 // answers, and what it does when both ranks have confirmed one; inside one (Coordinator::blocked) what it reports.
 
+#include "base/log.h"
+#include "engine/control/wait_circle.h"
 #include "engine/engine.h"
 
 namespace lightcc {
@@ -43,6 +45,11 @@ void Engine::receive_probe(const DeadlockProbe& probe) {
   blocked_state_.add(probe);
 }
 
+void Engine::receive_waits_for(int group, const std::string& key, std::vector<int32_t> ranks) {
+  progress_lock_.assert_held();
+  blocked_state_.waits_for(group, key, std::move(ranks));
+}
+
 // Who is blocked reports it only to the world's coordinator.
 std::string Engine::blocked_on(int rank) {
   progress_lock_.assert_held();
@@ -64,11 +71,23 @@ bool Engine::detect_deadlocks() {
   for (const DeadlockProbe& one : blocked_state_.take_probes()) answer(one), moved = true;
   for (const DeadlockProbe& one : deadlock_detector_.take_messages())
     world.control_plane().send_down(one), moved = true;
+  for (const std::vector<int>& circle : deadlock_detector_.take_circles()) {
+    counters_.add(Counters::stall_warnings);
+    std::string waits;
+    for (size_t i = 0; i < circle.size(); ++i)
+      waits += (i ? "; " : "") + peers_->name(circle[i]) + " waits in " + blocked_on(circle[i]) + " for " +
+               peers_->name(circle[(i + 1) % circle.size()]);
+    log(Level::warning, deadlock_warning("", waits));
+  }
   return moved;
 }
 
 void Engine::answer(const DeadlockProbe& probe) {
   progress_lock_.assert_held();
+  if (probe.other < 0) {
+    if (blocked_state_.blocked(probe.state)) blocked_state_.ask_again();
+    return;
+  }
   if (probe.confirmed) {
     auto& confirmed = blocked_state_.confirmation();
     if (confirmed && confirmed->probe.other == probe.other && confirmed->probe.group == probe.group) declare_absent();

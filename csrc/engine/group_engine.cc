@@ -102,8 +102,8 @@ void GroupEngine::receive_up(int from, UpMessage message) {
                         },
                         [&](const PlanLeft& left) { coordinator_->plan_left(from, left.plan); },
                         [&](const Query& query) {
-                          if (query.blocked) return report_deadlock(coordinator_->blocked(query.member, query.key));
-                          queries_.push_back({query.member, query.key});  // answered when all that came is taken in
+                          if (query.blocked) report_deadlock(coordinator_->blocked(query.member, query.key));
+                          queries_.push_back(query);  // answered when all that came is taken in
                         },
                         [&](const MembersAbsent& absence) { coordinator_->members_absent(absence); },
                         [&](const Refused& refused) { coordinator_->refused(from, refused.key, refused.why); },
@@ -230,6 +230,11 @@ void GroupEngine::receive(const Missing& missing) {
     for (int32_t member : *members)
       if (!group_->has_member(member))
         throw Error(Code::internal, "the coordinator waits for a member that is not in its group");
+  if (missing.blocked) {
+    std::vector<int32_t> ranks;
+    for (int32_t member : missing.members) ranks.push_back(group_->rank(member));
+    return owner_.receive_waits_for(group_->id(), missing.key, std::move(ranks));
+  }
   if (auto it = pending_.find(missing.key); it != pending_.end())
     report_stall(*it->second, {missing.members.begin(), missing.members.end()},
                  {missing.joined.begin(), missing.joined.end()}, missing.note, now_ns());
@@ -332,10 +337,10 @@ bool GroupEngine::step() {
   if (gpu_is_busy_) watch_gpu();
   if (pinned_->is_over()) pinned_->trim();
   moved |= control_plane_->step();
-  for (auto& [member, key] : std::exchange(queries_, {})) {
+  for (const auto& [key, member, blocked] : std::exchange(queries_, {})) {
     const std::vector<int> missing = coordinator_->missing(key);
-    control_plane_->send_down(
-        Missing{key, to_int32(missing), to_int32(coordinator_->joined()), member, note(key, missing)});
+    control_plane_->send_down(Missing{key, to_int32(missing), to_int32(coordinator_->joined()), member,
+                                      blocked ? "" : note(key, missing), blocked});
   }
   if (is_coordinator()) moved |= coordinate();
   moved |= run_batches();

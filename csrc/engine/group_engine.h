@@ -34,6 +34,8 @@ struct GroupEngineOwner {
   virtual void receive_blocked(const BlockedReport&) = 0;       // this rank is the world's coordinator
   virtual void receive_reply(const DeadlockReply&) = 0;         // and here
   virtual void receive_probe(const DeadlockProbe&) = 0;         // from the world's coordinator
+  // This rank is blocked in a group on what these ranks have not announced.
+  virtual void receive_waits_for(int group, const std::string& key, std::vector<int32_t> ranks) = 0;
   virtual std::string blocked_on(int rank) = 0;                 // in words, if this rank knows; or ""
   virtual void await_turn(const Group&) = 0;                    // nccl_launches.h; it will come, or this throws
   virtual void receive_turn(const LaunchTurn&) = 0;             // from the world's coordinator
@@ -153,7 +155,7 @@ class GroupEngine : public ControlPlaneOwner {
   ResponseCache response_cache_;
   MemberPlans plans_;
   std::unique_ptr<Coordinator> coordinator_;            // on member 0
-  std::vector<std::pair<int, std::string>> queries_;    // to it, by member
+  std::vector<Query> queries_;                          // to it
   std::unordered_map<std::string, RequestPtr> pending_; // announced, not yet to run
   std::unordered_map<std::string, std::string> withdrawn_;  // keys that are refused until the next barrier, and why
 

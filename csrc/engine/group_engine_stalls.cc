@@ -133,11 +133,8 @@ void GroupEngine::report_deadlock(const std::vector<Wait>& circle) {
     text += (text.empty() ? "" : "; ") + some_names(wait.members) +
             (wait.members.size() > 1 ? " wait in " : " waits in ") + title_of_key(wait.key) + " for " +
             some_names(wait.missing);
-  log(Level::warning,
-      "deadlock: ranks wait for each other, and none of them can go on" +
-          (group_->id() == 0 ? "" : " in process set " + std::to_string(group_->id())) + ": " + text +
-          ". Is one of these calls inside a condition on the rank, or do ranks make them in another order? "
-          "(docs/errors.md)");
+  const std::string where = group_->id() == 0 ? "" : " in process set " + std::to_string(group_->id());
+  log(Level::warning, deadlock_warning(where, text));
 }
 
 void GroupEngine::remind() {

@@ -96,7 +96,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 44u);
+  EXPECT_EQ(again.size(), 46u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 

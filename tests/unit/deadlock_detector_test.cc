@@ -45,8 +45,8 @@ TEST(DeadlockDetector, NobodyIsAskedAboutWhatIsNoDeadlock) {
   detector.receive(blocked(2, 2, 1, "allreduce.y"));
   detector.receive({3, 1, 2, Kind::allgather, "allreduce.x"});
   EXPECT_EQ(asked(detector), "") << "the same set; other operations";
-  detector.receive(blocked(2, 2));
-  EXPECT_EQ(asked(detector), "2.1?1 in 0 1.1?2 in 2") << "rank 0 is not in group 2";
+  detector.receive(blocked(2, 2, 2));
+  EXPECT_EQ(asked(detector), "2.2?1 in 0 1.1?2 in 2") << "rank 0 is not in group 2";
   detector.receive(goes_on(0, 2));
   detector.receive(blocked(0, 1));
   EXPECT_EQ(asked(detector), "") << "rank 2 is not in group 1, and rank 1 is being asked";
@@ -102,6 +102,45 @@ TEST(DeadlockDetector, WhoDeniesIsAskedAboutTheNext) {
   EXPECT_EQ(asked(detector), "1.1?3 in 2 3.1?1 in 0");
   detector.receive(DeadlockReply{1, 1, 3, 2, true}), detector.receive(DeadlockReply{3, 1, 1, 0, true});
   EXPECT_EQ(asked(detector), "3.1!1 in 0 1.1!3 in 2");
+}
+
+BlockedReport waits(int rank, int group, const std::string& key, std::vector<int32_t> missing, uint32_t answers = 0) {
+  return {rank, 1, group, Kind::allreduce, "allreduce." + key, std::move(missing), answers};
+}
+using Circles = std::vector<std::vector<int>>;
+
+TEST(DeadlockDetector, ACircleThroughSeveralSetsIsToldOnceAllOfItHaveSaidSoAgain) {
+  DeadlockDetector detector(belongs);
+  detector.receive(waits(2, 2, "c", {1, 3})), detector.receive(waits(2, 2, "c", {1, 3}));
+  detector.receive(blocked(1, 1, 1, "allreduce.b")), detector.receive(waits(1, 1, "b", {0}));
+  EXPECT_EQ(asked(detector), "") << "rank 3 may be late, and rank 0 waits for nobody that is known";
+  detector.receive(blocked(0, 0, 1, "allreduce.a")), detector.receive(waits(0, 0, "a", {1, 2}));
+  EXPECT_EQ(asked(detector), "0.1?-1 in 0 1.1?-1 in 1");
+  EXPECT_EQ(detector.take_circles(), Circles{});
+  detector.receive(waits(0, 0, "a", {1, 2}, 1));
+  EXPECT_EQ(detector.take_circles(), Circles{});
+  detector.receive(waits(1, 1, "b", {0}, 1));
+  EXPECT_EQ(detector.take_circles(), (Circles{{0, 1}}));
+  detector.receive(waits(1, 1, "b", {0}, 1));
+  EXPECT_EQ(detector.take_circles(), Circles{}) << "once";
+}
+
+TEST(DeadlockDetector, WhatHadBeenAnnouncedBeforeTheNextWasBlockedClosesNoCircle) {
+  DeadlockDetector detector(belongs);
+  detector.receive(blocked(0, 0, 1, "allreduce.a")), detector.receive(waits(0, 0, "a", {1, 2}));
+  detector.receive(blocked(1, 1, 1, "allreduce.b")), detector.receive(waits(1, 1, "b", {0}));
+  EXPECT_EQ(asked(detector), "0.1?-1 in 0 1.1?-1 in 1");
+  detector.receive(waits(1, 1, "b", {0}, 1));
+  detector.receive(waits(0, 0, "a", {2}, 1));  // rank 1 had announced it, and waits in turn: rank 2 is late
+  EXPECT_EQ(detector.take_circles(), Circles{});
+}
+
+TEST(DeadlockDetector, ACircleInsideOneSetIsThatSetsToTell) {
+  DeadlockDetector detector(belongs);
+  for (int round : {0, 1})
+    for (int rank : {0, 1}) detector.receive(waits(rank, 1, rank ? "b" : "a", {1 - rank}, uint32_t(round)));
+  EXPECT_EQ(asked(detector), "");
+  EXPECT_EQ(detector.take_circles(), Circles{});
 }
 
 TEST(DeadlockDetector, AnswersThatNobodyAskedForAreIgnored) {

@@ -361,6 +361,28 @@ TEST(EpochEnd, ADeadlockIsWarnedAboutOnceByBothEnds) {
   }
 }
 
+TEST(EpochEnd, ADeadlockThroughTwoProcessSetsIsWarnedAboutOnce) {
+  for (const std::vector<int>& hosts : {std::vector{3}, std::vector{1, 1, 1}}) {
+    testing::internal::CaptureStderr();
+    Config config = stalling(60, 3);
+    config.deadlock_s = 0.2;
+    Ranks ranks(hosts, config);
+    ranks.each([&](Engine& engine, int rank) {
+      const int group = add_group(engine, {1, 2});
+      std::vector<float> x(10, 1);
+      const bool in_group = rank == 2;
+      auto one = request(engine, Kind::allreduce, in_group ? "b" : "a", {in_place(x)}, in_group ? group : 0);
+      EXPECT_EQ(run(engine, one), Code::timeout);
+    });
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(contains(log, "deadlock: ranks wait for each other, and none of them can go on: rank 1 (a thread) waits "
+                              "in allreduce of tensor 'a' in process set 0 (ranks 0, 1, 2) for rank 2 (a thread); rank "
+                              "2 (a thread) waits in allreduce of tensor 'b' in process set 1 (ranks 1, 2) for rank 1 "
+                              "(a thread). Is ")) << log;
+    EXPECT_EQ(log.find("deadlock: "), log.rfind("deadlock: ")) << log;
+  }
+}
+
 // A rank that computes is late, but in no deadlock, and what the others wait for runs once it has come.
 TEST(EpochEnd, ALateRankIsNoDeadlock) {
   testing::internal::CaptureStderr();

@@ -40,6 +40,7 @@ struct Member : GroupEngineOwner {
   void receive_blocked(const BlockedReport&) override {}
   void receive_reply(const DeadlockReply&) override {}
   void receive_probe(const DeadlockProbe&) override {}
+  void receive_waits_for(int, const std::string&, std::vector<int32_t>) override {}
   std::string blocked_on(int) override { return ""; }
   void await_turn(const Group&) override {}
   void receive_turn(const LaunchTurn&) override {}

@@ -82,7 +82,9 @@ void put(WireWriter& out, const Batch& m) {
   for (const Response& response : m.responses) put(out, response);
 }
 void put(WireWriter& out, const Failure& m) { out.put(m.key).put(m.code).put(m.text).put(m.only).put(m.absent); }
-void put(WireWriter& out, const Missing& m) { out.put(m.key).put(m.members).put(m.joined).put(m.to).put(m.note); }
+void put(WireWriter& out, const Missing& m) {
+  out.put(m.key).put(m.members).put(m.joined).put(m.to).put(m.note).put(uint8_t(m.blocked));
+}
 void put(WireWriter& out, const AggregatedRequests& m) {
   out.put(uint32_t(m.requests.size()));
   for (const AggregatedRequest& request : m.requests) {
@@ -92,7 +94,7 @@ void put(WireWriter& out, const AggregatedRequests& m) {
 }
 void put(WireWriter& out, const MemberLeft& m) { out.put(m.member).put(m.why); }
 void put(WireWriter& out, const BlockedReport& m) {
-  out.put(m.rank).put(m.state).put(m.group).put(m.kind).put(m.key);
+  out.put(m.rank).put(m.state).put(m.group).put(m.kind).put(m.key).put(m.missing).put(m.answers);
 }
 void put(WireWriter& out, const DeadlockProbe& m) {
   out.put(m.rank).put(m.state).put(m.other).put(m.group).put(m.key).put(uint8_t(m.confirmed));
@@ -260,6 +262,7 @@ Missing missing(WireReader& in) {
   missing.joined = in.values<int32_t>();
   missing.to = in.get<int32_t>();
   missing.note = in.text();
+  missing.blocked = flag(in);
   return missing;
 }
 
@@ -282,6 +285,8 @@ BlockedReport blocked_report(WireReader& in) {
   report.group = in.get<int32_t>();
   report.kind = in.get_enum<Kind>(kKinds);
   report.key = in.text();
+  report.missing = in.values<int32_t>();
+  report.answers = in.get<uint32_t>();
   return report;
 }
 

@@ -96,6 +96,8 @@ struct BlockedReport {                             // in group 0: this rank wait
   int32_t group = -1;                              // -1: it has gone on
   Kind kind = Kind::barrier;
   std::string key = {};
+  std::vector<int32_t> missing = {};               // ranks that have not announced it, as its group's coordinator says
+  uint32_t answers = 0;                            // after so many probes about nobody, of this state
 };
 struct DeadlockReply {                             // answers DeadlockProbe
   int32_t rank;
@@ -154,12 +156,13 @@ struct Missing {                                   // to who asked, `to`
   std::vector<int32_t> members, joined = {};       // who has not announced it; who has joined and need not
   int32_t to = 0;
   std::string note = {};                           // in words: what is known of why
+  bool blocked = false;                            // as in the query
 };
 // Nobody knows any more which calls of this name belong together: what was announced by it fails, and each member
 // refuses it until the next barrier of the group, or until all have joined.
 struct NameWithdrawn { std::string key, text; };
 // In group 0, to one rank: another is blocked in `group` on what this one is blocked on elsewhere. Does this one belong
-// to it too, and has announced nothing like it there?
+// to it too, and has announced nothing like it there? other = -1, about nobody: for whom does this one still wait?
 struct DeadlockProbe {
   int32_t rank = 0;
   uint32_t state = 0;                              // of this rank, as it said

@@ -12,6 +12,12 @@ bool have_common(const std::vector<int>& a, const std::vector<int>& b) {
 
 }  // namespace
 
+std::string deadlock_warning(const std::string& where, const std::string& waits) {
+  return "deadlock: ranks wait for each other, and none of them can go on" + where + ": " + waits +
+         ". Is one of these calls inside a condition on the rank, or do ranks make them in another order? "
+         "(docs/errors.md)";
+}
+
 std::vector<Wait> closed_circle(const std::map<std::string, Wait>& waits, const std::string& from) {
   std::map<std::string, std::string> before;  // a request that waits for one: how the search came there
   std::deque<std::string> next{from};

@@ -17,4 +17,7 @@ struct Wait {
 // requests that somebody is blocked on. A member that is late or computes is in no circle, since it is blocked on none.
 std::vector<Wait> closed_circle(const std::map<std::string, Wait>& waits, const std::string& from);
 
+// waits: who waits in which operation for whom; where: " in process set 1", or "" for the world or several sets.
+std::string deadlock_warning(const std::string& where, const std::string& waits);
+
 }  // namespace lightcc
