@@ -195,10 +195,30 @@ LIGHTCC_INLINE void combine(T* to, const T* const* in, size_t inputs, size_t n) 
   }
 }
 
+// All inputs into as many outputs in one pass, as where few ranks add up in memory that all of them see: to read a
+// result again in order to copy it would cost as much as the sum.
+template <class Op, size_t ranks, class T>
+LIGHTCC_INLINE void combine_for_all(const Task& task) {
+  const T* in[ranks];
+  T* out[ranks];
+  for (size_t k = 0; k < ranks; ++k) in[k] = static_cast<const T*>(task.in[k]), out[k] = static_cast<T*>(task.out[k]);
+#pragma GCC ivdep
+  for (size_t i = 0; i < task.count; ++i) {
+    T result = in[0][i];
+    for (size_t k = 1; k < ranks; ++k) result = Op::of(result, in[k][i]);
+    for (size_t k = 0; k < ranks; ++k) out[k][i] = result;
+  }
+}
+
 // An output is written only after every input of the block has been read, since it may be one of them.
 template <class Set, class Format, class Op>
 LIGHTCC_INLINE void run(const Task& task) {
   using T = typename Format::Computed;
+  if constexpr (std::is_same_v<Format, Number<T>>)
+    if (task.in.size() == task.out.size() && task.pre == 1 && task.post == 1 && task.streamed == 0) {
+      if (task.in.size() == 2) return combine_for_all<Op, 2, T>(task);
+      if (task.in.size() == 4) return combine_for_all<Op, 4, T>(task);
+    }
   using Stored = typename Format::Stored;
   constexpr size_t block = kBlockBytes / sizeof(T);
   alignas(kLine) T room[kTogether][block];

@@ -203,7 +203,7 @@ TEST_P(Reduce, EqualsTheOracle) {
   with_oracle(GetParam(), [](auto oracle) {
     for (ReduceOp op : kOps) {
       for (size_t inputs = 1; inputs <= 5; ++inputs) {
-        for (size_t outputs = 1; outputs <= 3; ++outputs) {
+        for (size_t outputs = 1; outputs <= 4; ++outputs) {
           check<decltype(oracle)>({GetParam(), op}, inputs, outputs, kLengths);
         }
       }
