@@ -75,8 +75,9 @@ void warn_of_harp(const Engine& engine, const std::string& net) {
                           "network loses nothing; docs/harp.md says when HARP is the faster one");
 }
 
-// bootstrap_ranks(world, config, epoch, deadline) finds the others.
-using Bootstrap = std::function<Bootstrapped(const World&, const Config&, const Epoch&, const Deadline&)>;
+// bootstrap_ranks(world, config, epoch, deadline, failure) finds the others. failure: why this rank cannot go on.
+using Bootstrap = std::function<Bootstrapped(const World&, const Config&, const Epoch&, const Deadline&,
+                                             const std::optional<Error>& failure)>;
 int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(before_fork, after_fork, in_forked_child); });
@@ -87,7 +88,8 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
     if (s.engine) return 0;
   }
   std::string notes;
-  const Config config = read_config(environment, &notes);
+  std::optional<Error> failure;  // of this rank by itself: it tells the others, once it knows where they meet
+  const Config config = read_config(environment, &notes, &failure);
   if (const std::string unknown = unknown_variables(environ, config.net != "tcp"); !unknown.empty())
     notes += (notes.empty() ? "" : "\n") + unknown;
   const World world = find();
@@ -104,8 +106,12 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
     if (!std::exchange(remarked, true)) log(Level::warning, nested);
   LauncherTalk launcher(world, environment, under_way.cancellation);
   auto timeline = std::make_unique<Timeline>();  // before the others are met: it may fail
-  if (!config.timeline.empty() && config.timeline != kTimelineLater)
-    start_timeline(*timeline, world, config.timeline, config.timeline_mark_cycles, "HOROVOD_TIMELINE");
+  try {
+    if (!failure && !config.timeline.empty() && config.timeline != kTimelineLater)
+      start_timeline(*timeline, world, config.timeline, config.timeline_mark_cycles, "HOROVOD_TIMELINE");
+  } catch (const Error& error) {
+    failure = error;
+  }
   const Deadline deadline(now_ns() + uint64_t(config.start_timeout_s * 1e9), &under_way.cancellation);
   Epoch epoch;
   {
@@ -114,7 +120,7 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   }
   std::shared_ptr<Engine> engine;
   try {
-    Bootstrapped bootstrapped = bootstrap_ranks(world, config, epoch, deadline);
+    Bootstrapped bootstrapped = bootstrap_ranks(world, config, epoch, deadline, failure);
     const std::string net = bootstrapped.config.net_plugin.empty() ? bootstrapped.config.net : "tcp";
     engine = std::make_shared<Engine>(std::move(bootstrapped.peers), bootstrapped.world, bootstrapped.config,
                                       std::move(timeline));
@@ -142,8 +148,8 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
 }
 
 Bootstrapped bootstrap_as_launched(const World& world, const Config& config, const Epoch& epoch,
-                                   const Deadline& deadline) {
-  return bootstrap(world, config, environment, epoch, deadline);
+                                   const Deadline& deadline, const std::optional<Error>& failure) {
+  return bootstrap(world, config, environment, epoch, deadline, failure);
 }
 
 }  // namespace
@@ -208,8 +214,9 @@ int lightcc_init_at(int rank, int size, const char* job, const char* secret, con
       world.launcher = "a communicator";
       return world;
     };
-    const auto meet = [&](const World& world, const Config& config, const Epoch& epoch, const Deadline& deadline) {
-      return bootstrap_at(world, config, std::move(rendezvous), epoch.number, deadline);
+    const auto meet = [&](const World& world, const Config& config, const Epoch& epoch, const Deadline& deadline,
+                          const std::optional<Error>& failure) {
+      return bootstrap_at(world, config, std::move(rendezvous), epoch.number, deadline, failure);
     };
     return init(find, meet);
   });

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/idle_knobs.h"
+#include "base/text.h"
 
 namespace lightcc {
 namespace {
@@ -30,6 +31,8 @@ std::optional<bool> switch_of(const std::string& text) {
 
 constexpr double kMostSeconds = 1e9;  // 31 years: added to any clock's nanoseconds they still fit 64 bits
 
+constexpr size_t kMostValueBytes = 4096;  // as long as a path may be
+
 constexpr const char* kLevels[] = {"trace", "debug", "info", "warning", "error", "fatal"};
 
 // A variable's text and what it may be read as.
@@ -38,8 +41,15 @@ struct Value {
   std::string text;
 
   [[noreturn]] void refuse(const std::string& expected) const {
-    throw Error(Code::invalid_argument, std::string(name) + "=" + text + ": expected " + expected +
+    throw Error(Code::invalid_argument, std::string(name) + "=" + shown(text) + ": expected " + expected +
                                             "; correct it or unset it (docs/knobs.md)");
+  }
+  // What every value must be, also of free text: it travels to other ranks in a line of its own.
+  void check() const {
+    const auto is_control = [](char c) { return uint8_t(c) < ' ' || c == '\x7f'; };
+    if (std::any_of(text.begin(), text.end(), is_control))
+      refuse("text without line breaks and other control characters");
+    if (text.size() > kMostValueBytes) refuse("at most " + std::to_string(kMostValueBytes) + " bytes");
   }
   template <class T>
   bool parse(T& value) const {
@@ -318,7 +328,7 @@ const char* text_if_set(const Environment& env, const char* name) {
 
 }  // namespace
 
-Config read_config(const Environment& env, std::string* notes) {
+Config read_config(const Environment& env, std::string* notes, std::optional<Error>* failure) {
   Config config;
   std::string found;
   auto note = [&](const std::string& line) { found += (found.empty() ? "" : "\n") + line; };
@@ -326,7 +336,16 @@ Config read_config(const Environment& env, std::string* notes) {
     const char* name = knob.name;
     for (const char* other : knob.other_names)
       if (other && !text_if_set(env, name)) name = other;
-    if (const char* text = text_if_set(env, name)) knob.set(config, Value{name, text});
+    const char* const text = text_if_set(env, name);
+    if (!text) continue;
+    try {
+      const Value value{name, text};
+      value.check();
+      knob.set(config, value);
+    } catch (const Error& error) {
+      if (!failure) throw;
+      if (!*failure) *failure = error;
+    }
   }
   if (config.cache_dir.empty()) {
     if (const char* caches = text_if_set(env, "XDG_CACHE_HOME")) config.cache_dir = std::string(caches) + "/lightcc";
@@ -339,7 +358,7 @@ Config read_config(const Environment& env, std::string* notes) {
   for (const Idle& idle : kIdle) {
     const char* text = text_if_set(env, idle.name);
     if (text && !(idle.anyway && switch_of(text) == idle.anyway)) {
-      note(std::string(idle.name) + "=" + text + " has no effect in this version: " + idle.reason);
+      note(std::string(idle.name) + "=" + shown(text) + " has no effect in this version: " + idle.reason);
     }
   }
   if (notes) *notes = found;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+
 namespace lightcc {
 
 using Environment = std::function<const char*(const char* name)>;  // getenv, or a test's map
@@ -64,7 +66,7 @@ struct Config {
 // Reads the table's variables. A value that does not parse throws Error{invalid_argument} naming the
 // variable, the value and what is expected. Variables that Horovod has and lightcc ignores are listed in
 // `notes` (one line each) when set.
-Config read_config(const Environment&, std::string* notes = nullptr);
+Config read_config(const Environment&, std::string* notes = nullptr, std::optional<Error>* failure = nullptr);
 
 // What must be the same on all ranks, as text for another rank.
 std::string shared_settings(const Config&);

@@ -1,6 +1,7 @@
 // Text that travels between processes: how it is made to fit, and made safe to show; what ranks are called.
 #pragma once
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,23 @@ inline std::string printable(std::string_view text) {
   for (char& c : safe)
     if ((uint8_t(c) < ' ' && c != '\n') || c == '\x7f') c = '?';
   return safe;
+}
+
+// A value that a user gave, for an error: in one line whatever is in it, and no longer than a line of text.
+inline std::string shown(std::string_view text) {
+  constexpr size_t kMost = 64;
+  std::string safe;
+  for (const char c : cut(text, kMost))
+    if (uint8_t(c) >= ' ' && c != '\x7f') {
+      safe += c;
+    } else if (c == '\n') {
+      safe += "\\n";
+    } else {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\x%02x", unsigned(uint8_t(c)));
+      safe += escaped;
+    }
+  return text.size() <= kMost ? safe : safe + "... (" + std::to_string(text.size()) + " bytes)";
 }
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }

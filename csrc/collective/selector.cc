@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lightcc {
 namespace {
@@ -70,7 +71,7 @@ std::string_view trim(std::string_view text) {
 }
 
 [[noreturn]] void refuse(std::string_view entry, const std::string& expected) {
-  throw Error(Code::invalid_argument, "LIGHTCC_SELECT: \"" + std::string(entry) + "\" is not understood; " + expected);
+  throw Error(Code::invalid_argument, "LIGHTCC_SELECT: \"" + shown(entry) + "\" is not understood; " + expected);
 }
 
 Kind parse_kind(std::string_view name, std::string_view entry) {

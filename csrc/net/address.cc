@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lightcc {
 namespace {
@@ -99,9 +100,7 @@ Address::Address(const sockaddr* address, socklen_t length) {
 
 Address Address::parse(std::string_view text) {
   if (auto address = read(text)) return *address;
-  std::string shown(text);
-  std::replace(shown.begin(), shown.end(), '\0', '?');
-  throw Error(Code::invalid_argument, "'" + shown + "' is no address: expected one as 10.0.0.1, " +
+  throw Error(Code::invalid_argument, "'" + shown(text) + "' is no address: expected one as 10.0.0.1, " +
                                           "10.0.0.1:4711, ::1 or [fe80::1%eth0]:4711");
 }
 

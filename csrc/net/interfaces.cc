@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "base/virtual_interfaces.h"
 #include "net/address.h"
 
@@ -93,7 +94,7 @@ std::vector<Interface> chosen(const std::vector<Interface>& interfaces, std::str
   if (left.empty())
     throw Error(
         Code::invalid_argument,
-        "'" + std::string(whole) + "' allows no network interface of this host; there are " + text_of(interfaces));
+        "'" + shown(whole) + "' allows no network interface of this host; there are " + text_of(interfaces));
   return left;
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "harp_plugin/port/xdp_lease.h"
 
 namespace harp {
@@ -36,7 +37,7 @@ struct Value {
   std::string text;
 
   [[noreturn]] void refuse(const std::string& expected) const {
-    throw Error(Code::invalid_argument, std::string(name) + "=" + text + ": expected " + expected);
+    throw Error(Code::invalid_argument, std::string(name) + "=" + lightcc::shown(text) + ": expected " + expected);
   }
   int64_t whole(int64_t least, int64_t most) const {
     if (const auto value = number_in(text, least, most)) return *value;

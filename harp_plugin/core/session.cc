@@ -286,7 +286,9 @@ void Session::advance(uint64_t now_ns) {
   if (data_lost_ns_ != kNever && now_ns >= data_lost_ns_ + patience_ns && now_ns < heard_ns_ + kSilenceNs)
     return fail(Status::peer_silent, "the peer answers, but no data has got through to it for " + seconds(patience_ns) +
                                          ": packets with " + std::to_string(payload_) +
-                                         " bytes of payload may be too large for the path; lower HARP_MTU");
+                                         " bytes of payload may be too large for the path; lower HARP_MTU. Or a packet "
+                                         "that is not the peer's has been let in, which HARP_AUTH=1 on both sides "
+                                         "prevents");
   if (now_ns >= ack_ns_) ack_due_ = true;
   if (now_ns >= grant_ns_) grant_due_ = true;
   if (in_flight_ == 0) {

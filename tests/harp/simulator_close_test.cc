@@ -167,6 +167,7 @@ TEST(Simulator, AConnectionEndsWhereFullPacketsAreTooLargeForThePath) {
     EXPECT_EQ(sent, Status::peer_silent);
     EXPECT_NE(why.find("no data has got through to it for " + std::to_string(limit_s) + ".0 s"), why.npos) << why;
     EXPECT_NE(why.find("1440 bytes of payload may be too large for the path; lower HARP_MTU"), why.npos) << why;
+    EXPECT_NE(why.find("Or a packet that is not the peer's has been let in, which HARP_AUTH=1"), why.npos) << why;
   }
 }
 

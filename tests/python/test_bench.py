@@ -347,3 +347,40 @@ def test_keras_fit_wants_parameters_to_move(bench):
     still = ScriptedTeam(((0.0, 0.0), (0.0, 0.0)))
     with pytest.raises(AssertionError, match="nothing was learned"):
         keras_fit.compare({side: still for side in (keras_fit.ALONE, keras_fit.OURS, keras_fit.OURS_XLA)}, "mlp", 1, 1)
+
+
+def test_cores_runs_on_two_ranks_and_on_two_hosts_or_says_why_not(bench, tmp_path, capsys):
+    import cores
+    result = tmp_path / "cores.json"
+    cores.main(["--ranks", "2", "--per-host", "1", "--oversubscribe", "--rounds", "1", "--sizes", "4,4K", "--idle",
+                "0.1", "--minutes", "60", "--output", str(result)])
+    said, found = capsys.readouterr().out, json.loads(result.read_text())
+    hosts = [[2], [1, 1]][:len(found["idle_ms_a_second"])]
+    assert [(row["ranks"], row["case"]) for row in found["rows"]] == [
+        (ranks, case) for ranks in hosts for case in ("1 float", "4 KiB", "gradients", "step")]
+    assert len(hosts) + len(found["left_out"]) == 2 and said.count("LEFT OUT: ") == len(found["left_out"]), said
+    assert all(row["lightcc"] > 0 and row["gloo"] > 0 for row in found["rows"]) and "<= 0.1 x gloo" in said
+
+
+def test_cores_holds_each_number_of_ranks_against_the_fewest(bench):
+    import cores
+    rows = [cores.row_of((ranks,), "64 MiB", {"lightcc": [seconds] * 3, "gloo": [1.0, 9.0, 1.0]})
+            for ranks, seconds in ((2, 0.1), (16, 0.3))]
+    rows.append(cores.row_of((8, 8), "64 MiB", {"lightcc": [0.2], "gloo, fused": [0.4], "gloo, one by one": [0.9]}))
+    cores.add_growth(rows)
+    assert [(row["ratio"], row["goal"], row["met"]) for row in rows] == [
+        (0.1, None, None), (0.3, 0.25, False), (0.5, None, None)]
+    assert [row["growth"] and round(row["growth"], 9) for row in rows] == [1.0, 3.0, None]
+    assert rows[2]["peer"] == "gloo, fused"
+    assert cores.line_of(rows[1]).split() == ("16 ranks 64 MiB 300.00 ms 1,000.00 ms 0.300 3.00 "
+                                               "<= 0.25 x gloo MISSED").split()
+
+
+def test_cores_leaves_out_what_the_machine_has_no_cores_for(bench):
+    import cores
+    runs, left_out = cores.plan([2, 4, 8, 16], 8, 8, False, True)
+    assert runs == [(2,), (4,), (8,)]
+    assert [text.split(":")[0] for text in left_out] == ["16 ranks", "2 hosts of 8 ranks"]
+    assert cores.plan([2, 16], 8, 2, True, False) == ([(2,), (16,)], [
+        "2 hosts of 8 ranks: only root can make network namespaces"])
+    assert cores.plan([2], 0, 2, False, False) == ([(2,)], [])

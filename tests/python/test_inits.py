@@ -1,6 +1,8 @@
 """A rank that ends before init, or during it: the launcher tells those who wait for it. Who is told what, by script;
 then under each launcher of ours. Nothing here takes as long as HOROVOD_START_TIMEOUT."""
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -190,3 +192,36 @@ hvd.init()
 """)[-1])
     assert (code, out) == (0, ""), err
     assert re.search(r"lightccrun: worker 0 \(pid \d+ on host \S+\) exited with code 0 before it had met", err), err
+
+
+# Without a launcher that tells
+
+@pytest.mark.parametrize("rank", (0, 1))
+@pytest.mark.parametrize("name, value, says", (
+    ("HOROVOD_TIMELINE", "/nowhere/{rank}.json", "HOROVOD_TIMELINE on rank {rank}, host .*: cannot write"),
+    ("LIGHTCC_SELECT", "allreduce=ring\nx", r"LIGHTCC_SELECT=allreduce=ring\\nx: expected text without line breaks"),
+    ("HOROVOD_CACHE_CAPACITY", "x" * 100_000, r"HOROVOD_CACHE_CAPACITY=x+\.\.\. \(100000 bytes\): expected at most")))
+def test_what_one_rank_cannot_do_by_itself_the_others_hear_at_once(rank, name, value, says):
+    """As under mpirun: nobody but the rank itself says so."""
+    ranks = []
+    for one in range(2):
+        env = {**os.environ, "HOROVOD_RANK": str(one), "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": str(one),
+               "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_START_TIMEOUT": str(PATIENCE_S)}
+        if one == rank:
+            env[name] = value
+        ranks.append(subprocess.Popen([sys.executable, "-c", """
+import lightcc.numpy as hvd
+print("ready", flush=True)
+input()
+try:
+    hvd.init()
+except (ValueError, hvd.HorovodInternalError) as error:
+    print(error)
+"""], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    assert [process.stdout.readline() for process in ranks] == ["ready\n"] * 2
+    for process in ranks:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    own, heard = (ranks[one].communicate(timeout=PATIENCE_S / 10)[0] for one in (rank, 1 - rank))
+    says = says.format(rank=rank)
+    assert re.match(says, own) and re.match(f"rank {rank}: {says}", heard), (own, heard)

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lightcc {
 namespace {
@@ -86,9 +87,7 @@ TEST(Address, OtherTextIsRefused) {
       ADD_FAILURE() << text << " is read as " << Address::parse(text).text();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::invalid_argument);
-      std::string shown(text);
-      std::replace(shown.begin(), shown.end(), '\0', '?');
-      EXPECT_TRUE(std::string(error.what()).starts_with("'" + shown + "' is no address")) << error.what();
+      EXPECT_TRUE(std::string(error.what()).starts_with("'" + shown(text) + "' is no address")) << error.what();
     }
 }
 

@@ -29,6 +29,34 @@ TEST(Config, DefaultsAreThoseOfTheStruct) {
   EXPECT_EQ(notes, "");
 }
 
+// Whatever a variable holds, the error names it, in one line of bounded length.
+TEST(Config, EveryErrorNamesTheVariableAndQuotesALineOfIt) {
+  for (const KnobRow& row : knob_rows())
+    for (const std::string& value : {std::string("1\nLIGHTCC_FUSION=0"), std::string("\x1b[31m\x7f\r"),
+                                     std::string(100'000, 'x'), std::string(5000, '7')}) {
+      const std::string error = refusal(row.name, value);
+      EXPECT_TRUE(error.starts_with(row.name + std::string("="))) << row.name << ": " << error;
+      EXPECT_LT(error.size(), 500u) << row.name;
+      EXPECT_TRUE(std::ranges::none_of(error, [](char c) { return uint8_t(c) < ' ' || c == '\x7f'; })) << error;
+    }
+  EXPECT_EQ(refusal("LIGHTCC_SELECT", "allreduce=ring\nx"),
+            "LIGHTCC_SELECT=allreduce=ring\\nx: expected text without line breaks and other control characters; correct "
+            "it or unset it (docs/knobs.md)");
+}
+
+TEST(Config, AFailureLeavesTheOtherVariablesRead) {
+  std::optional<Error> failure;
+  const auto env = [](const char* name) -> const char* {
+    if (name == std::string("HOROVOD_CACHE_CAPACITY")) return "many";
+    if (name == std::string("LIGHTCC_STORE_ADDR")) return "h1:4711";
+    return name == std::string("LIGHTCC_SPIN_US") ? "soon" : nullptr;
+  };
+  const Config config = read_config(env, nullptr, &failure);
+  EXPECT_EQ(config.store_addr, "h1:4711");
+  ASSERT_TRUE(failure);
+  EXPECT_TRUE(std::string(failure->what()).starts_with("HOROVOD_CACHE_CAPACITY=many: expected")) << failure->what();
+}
+
 TEST(Config, ReadsEveryKnob) {
   const Config c = read({{"HOROVOD_FUSION_THRESHOLD", "1048576"},
                          {"LIGHTCC_FUSION", "off"},

@@ -70,12 +70,18 @@ void number_hosts(World& world, const Topology& topology) {
   }
 }
 
-Bootstrapped bootstrap_one_host(World world, const Config& config, const Epoch& epoch, const Deadline& deadline) {
+Bootstrapped bootstrap_one_host(World world, const Config& config, const Epoch& epoch, const Deadline& deadline,
+                                const std::optional<Error>& failure) {
   WireWriter note;
   note.put(std::string(LIGHTCC_VERSION)).put(shared_settings(config)).put(world.rank == 0 ? random_name() : "");
   // The name that everyone knows stays, for a rank that missed the epoch before.
   std::vector<std::string> socket_names{socket_name_of(world.job, epoch.number)};
   if (!epoch.socket_name.empty()) socket_names.insert(socket_names.begin(), epoch.socket_name);
+  if (failure) {
+    if (world.size > 1)
+      open_local_exchange(socket_names, world.rank, world.size)->fail(*failure, deadline.cancellation);
+    throw *failure;
+  }
   auto local_ranks =
       connect_local_ranks(socket_names, world.rank, world.size, name_of(world), note.take(), deadline);
   std::vector<std::string> settings, names;
@@ -108,8 +114,9 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
         exchange_(open_exchange(world.rank, world.size, credentials_, rendezvous_.endpoints,
                                 std::move(rendezvous_.listener))) {}
 
-  Bootstrapped run() {
+  Bootstrapped run(const std::optional<Error>& failure) {
     try {
+      if (failure) throw *failure;
       return try_to_run();
     } catch (const Error& error) {
       exchange_->fail(error, deadline_.cancellation);
@@ -214,16 +221,16 @@ class BootstrapSession {  // of one rank, where the ranks are on several hosts
 }  // namespace
 
 Bootstrapped bootstrap(const World& world, const Config& config, const Environment& env, const Epoch& epoch,
-                       const Deadline& deadline) {
+                       const Deadline& deadline, const std::optional<Error>& failure) {
   std::optional<Rendezvous> rendezvous;
   if (world.size > 1) rendezvous = find_rendezvous(world, config, env, epoch.number, deadline.ns);
-  if (!rendezvous) return bootstrap_one_host(world, config, epoch, deadline);
-  return bootstrap_at(world, config, std::move(*rendezvous), epoch.number, deadline);
+  if (!rendezvous) return bootstrap_one_host(world, config, epoch, deadline, failure);
+  return bootstrap_at(world, config, std::move(*rendezvous), epoch.number, deadline, failure);
 }
 
 Bootstrapped bootstrap_at(const World& world, const Config& config, Rendezvous rendezvous, int epoch,
-                          const Deadline& deadline) {
-  return BootstrapSession(world, config, std::move(rendezvous), epoch, deadline).run();
+                          const Deadline& deadline, const std::optional<Error>& failure) {
+  return BootstrapSession(world, config, std::move(rendezvous), epoch, deadline).run(failure);
 }
 
 }  // namespace lightcc

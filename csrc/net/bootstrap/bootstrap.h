@@ -1,5 +1,7 @@
 // init's first half: finds the other ranks, learns who shares a host, and opens memory and links to all of them.
 #pragma once
+#include <optional>
+
 #include "base/config.h"
 #include "base/deadline.h"
 #include "net/bootstrap/launchers.h"
@@ -24,9 +26,12 @@ struct Bootstrapped {
 };
 
 // Throws why the ranks cannot connect, on every rank that came, or why it was cancelled. What a launcher's service does
-// before the ranks meet cannot be.
-Bootstrapped bootstrap(const World&, const Config&, const Environment&, const Epoch&, const Deadline&);
+// before the ranks meet cannot be. failure: why this rank cannot go on; it is thrown once the others, which would wait,
+// have been told.
+Bootstrapped bootstrap(const World&, const Config&, const Environment&, const Epoch&, const Deadline&,
+                       const std::optional<Error>& failure = {});
 // The same where the ranks know the rendezvous already.
-Bootstrapped bootstrap_at(const World&, const Config&, Rendezvous, int epoch, const Deadline&);
+Bootstrapped bootstrap_at(const World&, const Config&, Rendezvous, int epoch, const Deadline&,
+                          const std::optional<Error>& failure = {});
 
 }  // namespace lightcc

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/hmac.h"
+#include "base/text.h"
 #include "base/types.h"
 #include "net/bootstrap/pmi.h"
 #include "net/bootstrap/pmix.h"
@@ -44,7 +45,7 @@ int port_in(const std::string& name, std::string_view text) {
   int port = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
   if (error != std::errc() || end != text.data() + text.size() || port < 1 || port > kLargestPort)
-    refuse(name + ": '" + std::string(text) + "' is not a port from 1 to 65535");
+    refuse(name + ": '" + shown(text) + "' is not a port from 1 to 65535");
   return port;
 }
 

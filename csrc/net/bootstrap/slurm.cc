@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lightcc {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 constexpr size_t kMost = 100'000;
 
 [[noreturn]] void refuse(std::string_view list) {
-  throw Error(Code::invalid_argument, "Slurm's list '" + std::string(list) +
+  throw Error(Code::invalid_argument, "Slurm's list '" + shown(list) +
                                           "' is not understood; set LIGHTCC_STORE_ADDR=host:port to do without it");
 }
 

@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "base/types.h"
 #include "net/bootstrap/slurm.h"
 
@@ -34,7 +35,7 @@ int number(const Environment& env, const char* name, int fallback) {
   int value = 0;
   auto [end, error] = std::from_chars(text, text + std::strlen(text), value);
   if (error != std::errc() || *end || value < 0)
-    throw Error(Code::invalid_argument, std::string(name) + "=" + text + " is not a rank or size");
+    throw Error(Code::invalid_argument, std::string(name) + "=" + shown(text) + " is not a rank or size");
   return value;
 }
 
@@ -161,7 +162,7 @@ void refuse_halves(const Environment& env) {
     int missed = 0;
     for (const char* name : needed)
       if (is_set(env, name))
-        there += (there.empty() ? "" : " ") + std::string(name) + "=" + env(name);
+        there += (there.empty() ? "" : " ") + std::string(name) + "=" + shown(env(name));
       else
         missing += (missed++ ? " and " : "") + std::string(name);
     if (missed == 0) continue;
