@@ -40,8 +40,8 @@ TEST(Config, EveryErrorNamesTheVariableAndQuotesALineOfIt) {
       EXPECT_TRUE(std::ranges::none_of(error, [](char c) { return uint8_t(c) < ' ' || c == '\x7f'; })) << error;
     }
   EXPECT_EQ(refusal("LIGHTCC_SELECT", "allreduce=ring\nx"),
-            "LIGHTCC_SELECT=allreduce=ring\\nx: expected text without line breaks and other control characters; correct "
-            "it or unset it (docs/knobs.md)");
+            "LIGHTCC_SELECT=allreduce=ring\\nx: expected text without line breaks and other control characters; "
+            "correct it or unset it (docs/knobs.md)");
 }
 
 TEST(Config, AFailureLeavesTheOtherVariablesRead) {

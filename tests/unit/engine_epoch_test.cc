@@ -375,10 +375,10 @@ TEST(EpochEnd, ADeadlockThroughTwoProcessSetsIsWarnedAboutOnce) {
       EXPECT_EQ(run(engine, one), Code::timeout);
     });
     const std::string log = testing::internal::GetCapturedStderr();
-    EXPECT_TRUE(contains(log, "deadlock: ranks wait for each other, and none of them can go on: rank 1 (a thread) waits "
-                              "in allreduce of tensor 'a' in process set 0 (ranks 0, 1, 2) for rank 2 (a thread); rank "
-                              "2 (a thread) waits in allreduce of tensor 'b' in process set 1 (ranks 1, 2) for rank 1 "
-                              "(a thread). Is ")) << log;
+    EXPECT_TRUE(contains(log, "deadlock: ranks wait for each other, and none of them can go on: rank 1 (a thread) "
+                              "waits in allreduce of tensor 'a' in process set 0 (ranks 0, 1, 2) for rank 2 (a "
+                              "thread); rank 2 (a thread) waits in allreduce of tensor 'b' in process set 1 (ranks 1, "
+                              "2) for rank 1 (a thread). Is ")) << log;
     EXPECT_EQ(log.find("deadlock: "), log.rfind("deadlock: ")) << log;
   }
 }
