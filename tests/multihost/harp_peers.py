@@ -14,7 +14,7 @@ import needs
 
 BUILD = Path(os.environ.get("HARP_BUILD", Path(__file__).resolve().parents[2] / "build" / "cmake"))
 MARGIN_S = 1.5     # for the machine's other work, beyond a time-out
-READY_S, PROGRESS_S = 15, 10
+READY_S, PROGRESS_S = 60, 60
 
 
 def needs_programs(*programs):
