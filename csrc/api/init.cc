@@ -56,7 +56,7 @@ void in_forked_child() {
 
 const char* environment(const char* name) { return std::getenv(name); }
 
-// Of an elastic job's worker, else -1.
+// The slot of an elastic job's worker; -1 in any other process.
 int own_slot() {
   const char *elastic = environment("HOROVOD_ELASTIC"), *slot = environment("HOROVOD_LOCAL_RANK");
   return elastic && elastic == std::string("1") && slot ? std::atoi(slot) : -1;

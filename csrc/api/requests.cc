@@ -83,7 +83,7 @@ RequestPtr request_from(const Engine& engine, const lightcc_request& from) {
 
 constexpr uint64_t kBlockNs = 100'000'000;  // how long LIGHTCC_BLOCK may keep the caller
 
-// Of a request that is done: outputs that the caller takes by its handle.
+// Whether a request that is done has outputs that the caller takes by its handle.
 bool has_outputs_left(const Request& request) {
   const Kind kind = request.what.kind;
   if (request.place.kind != DeviceKind::cpu)

@@ -7,8 +7,8 @@
 namespace lightcc {
 namespace {
 
-// Of a rank's block. What pieces hide is the way of the last one inside a host, and scratch holds two pieces of what
-// comes from each host. More rounds than these would only make the plan longer.
+// The size of a piece of a rank's block. Pieces hide the time that the last one takes inside a host, and scratch holds
+// two pieces of what comes from each host. More rounds than these would only make the plan longer.
 constexpr int64_t kPiece = 64 << 10;  // elements
 constexpr int kMostRounds = 512;
 // Up to so many bytes in all, start-ups count: so many hosts are served in one round.
@@ -26,7 +26,7 @@ class Pieces {
   }
   int number() const { return number_; }
   bool burst() const { return burst_; }
-  // Of a member's block: where it lies among all blocks, and where in its own.
+  // Where a piece of a member's block begins: among all blocks, and in the block itself.
   int64_t offset(int member, int piece) const { return blocks_.offset(member) + begin(member, piece); }
   int64_t begin(int member, int piece) const {
     const int64_t count = counts_[size_t(member)];

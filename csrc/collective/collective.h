@@ -58,7 +58,7 @@ struct Work {
   virtual bool step() = 0;
   virtual bool done() const = 0;
   virtual int waiting_for() const = 0;
-  // Of a timed collective that has some: those that have begun.
+  // The phases that have begun, if the collective is timed and has phases.
   virtual std::span<const Phase> phases() const { return {}; }
 };
 

@@ -31,10 +31,10 @@ class LocalPhases {
   bool knows_inputs();
   int waiting_for() const { return input_offsets_ ? input_offsets_->waiting_for() : -1; }
 
-  // Of the part that begins at element `first`; counts: how many elements each member here owns of it, side by side.
-  // What this member owns comes to lie in its place in the output, added up and prescaled.
+  // Both work on the part that begins at element `first`. counts: how many elements of it each member here owns, one
+  // share behind the other. The sum of what this member owns, prescaled, is written to its place in the output.
   std::unique_ptr<Work> reduce_scatter(int64_t first, std::vector<int64_t> counts);
-  // From there, into all outputs.
+  // Copies that place into all outputs.
   std::unique_ptr<Work> all_gather(int64_t first, std::vector<int64_t> counts);
 
  private:

@@ -36,7 +36,7 @@ class PieceMessage {
   // out[i] += value for what the bytes say of a block of kCodecBlock elements; `out` is the whole piece.
   virtual void add_to(float* out, size_t block) const = 0;
 };
-// Of bytes from the network, which must stay. Throws Error{internal} if they are not what a peer would write.
+// Reads a message from bytes of the network, which must outlive it. Throws Error{internal} if no peer would write them.
 std::unique_ptr<PieceMessage> read_piece(const Codec&, ConstSpan body, size_t count);
 
 }  // namespace lightcc

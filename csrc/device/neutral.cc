@@ -17,8 +17,8 @@ T last(bool greatest) {
   return greatest ? Limits::max() : Limits::lowest();
 }
 
-// Of T's own arithmetic. The factor is applied before the comparison: a negative one turns the order around, and one
-// of 0 makes all inputs 0, but infinity would become NaN.
+// The neutral number in T's own arithmetic. The factor is applied before the comparison: a negative one turns the order
+// around, and one of 0 makes all inputs 0, but infinity would become NaN.
 template <class T>
 T neutral(const Reduction& r) {
   switch (r.op) {

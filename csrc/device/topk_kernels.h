@@ -37,7 +37,7 @@ struct PruneTask {
   uint16_t* kept_indices;
 };
 
-// Of one instruction set.
+// The loops of one instruction set.
 struct TopKLoops {
   size_t (*collect[2][2])(const CollectTask&);  // [values are float16][adds up]; returns how many were found
   size_t (*count_from)(const float* values, size_t n, uint32_t least);

@@ -76,7 +76,7 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
   if (items_.size() > 1) counters_.add(Counters::fused_requests, items_.size());
 }
 
-// Of a batch on a GPU; it takes no time.
+// Queues the copies of a batch on a GPU, without waiting for them.
 void BatchExecution::queue_all(const std::vector<Piece>& pieces) {
   std::vector<CudaCopy> here;
   for (const Piece& piece : pieces) {
@@ -165,7 +165,7 @@ void BatchExecution::count_compression(const Collective& c) {
   }
 }
 
-// Of a staged collective that is done.
+// Takes the results of a staged collective that is done out of its slot.
 void BatchExecution::empty(FusedCollective& fused) {
   staging_->deliver(*fused.slot, fused.deliver, fetched_ < collectives_.size());
   if (fused.result) {

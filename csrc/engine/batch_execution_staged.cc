@@ -31,7 +31,7 @@ size_t sum_before(const std::vector<int64_t>& counts, int member) {
   return size_t(std::accumulate(counts.begin(), counts.begin() + member, int64_t(0)));
 }
 
-// Of which a slot holds a part each, of input and output together. An all-gather's input lies in its output.
+// How many blocks of input and output a slot holds a part of. An all-gather's input lies in its output.
 size_t blocks_in_slot(const Collective& c) {
   const size_t members = size_t(c.size);
   return c.kind == Kind::allgather ? members : c.kind == Kind::alltoall ? 2 * members : members + 1;
@@ -79,8 +79,8 @@ void BatchExecution::plan_slices(const CollectiveLayout& layout, const std::vect
   }
 }
 
-// Of all-gather, all-to-all and reduce-scatter: whole if it fits a slot, where the output then stays until the caller
-// takes it; else from each block a part in each slice, and the output in memory of the GPU.
+// All-gather, all-to-all and reduce-scatter travel whole if they fit a slot, where the output then stays until the
+// caller takes it. Otherwise each slice takes a part of each block, and the output is in the GPU's memory.
 void BatchExecution::plan_staged(BatchItem& item, size_t tensor, FusedCollective fused) {
   Request& request = *item.request;
   Collective& c = fused.collective;

@@ -72,7 +72,7 @@ std::string json_of(const Cluster& c) {
   return "{\"hosts\": [" + hosts + "], " + numbers + "}";
 }
 
-// Of the quickest way there, until some have run (engine/plan.h).
+// Costs of the fastest algorithm on this cluster, until batches have been measured (engine/plan.h).
 PlanCosts plan_costs(const Cluster& cluster) {
   constexpr int64_t kSmall = 4 << 10, kLarge = 64 << 20;
   const auto best_s = [&](int64_t bytes) { return allreduce_candidates(cluster, bytes)[0].price.seconds(); };

@@ -26,7 +26,7 @@ class Compressor {
   }
   std::shared_ptr<Compressor> without_residuals() const { return std::make_shared<Compressor>(codec_, warmup_steps_); }
 
-  // Of a request, by group and name without kind; they are made when they are first asked for.
+  // The residuals of a request, by group and name without kind; they are made when they are first asked for.
   Residuals residuals(int group, const std::string& name, size_t tensors);
   // The same of one tensor; nullptr if there is none.
   std::shared_ptr<Residual> find(int group, const std::string& name, size_t tensor) const;

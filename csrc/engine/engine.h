@@ -200,7 +200,7 @@ class Engine : public GroupEngineOwner {
   RequestPtr join_;                            // in flight; it is announced in every group engine
   int join_parts_ = 0;                         // group engines in which not all have joined
 
-  // Of any thread.
+  // Any thread may use these.
   Inbox inbox_;
   GroupTable groups_;
   HealthEvents health_events_;

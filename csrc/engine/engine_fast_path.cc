@@ -20,7 +20,7 @@ uint64_t hash_of_name(int group, std::string_view name) {
   return hash;
 }
 
-// Of all that must agree between ranks; different calls have the same hash once in 2^64.
+// A hash of all that must agree between ranks; two different calls have the same one once in 2^64.
 uint64_t hash_of(const Call& call, uint64_t number, uint64_t name) {
   uint64_t hash = mix(name ^ (uint64_t(call.dtype) << 16 | uint64_t(call.op) << 8 | call.shape.size()), number);
   for (int64_t dimension : call.shape) hash = mix(hash, uint64_t(dimension));

@@ -31,8 +31,8 @@ void Engine::end_by_device(const Error& error) {
   throw error;
 }
 
-// Of a request of a GPU: what its stream has been given so far. last: of the request before in one call, during which
-// the stream is given nothing else.
+// Records how far the stream of a GPU's request has been filled. last: the mark of the previous request of the same
+// call, during which the program gives the stream nothing else.
 void Engine::note_stream(Request& request, StreamMark* last) {
   request.delivered = nullptr;
   request.nccl = nullptr;

@@ -93,9 +93,9 @@ struct BatchLayout {
   size_t buffer_bytes;                   // of the fusion buffer
 };
 
-// Of a batch of allreduces: one collective for each dtype, and nothing for tensors without elements. Several tensors
-// run in place only if each is its own output, they already lie at their offsets, and all of that memory, with what
-// lies between them, may be used so.
+// Lays out a batch of allreduces: one collective for each dtype, and nothing for tensors without elements. Several
+// tensors run in place only if each is its own output, they already lie at their offsets, and all of that memory, with
+// what lies between them, may be used so.
 BatchLayout lay_out(std::span<const BatchTensor>,
                     const std::function<bool(const void* begin, size_t bytes)>& may_be_used);
 

@@ -29,7 +29,7 @@ class NcclLaunches {
   // How long communicators that end may run what they have queued, and how long one waits for their abortion.
   static constexpr uint64_t kQueuedNs = 5'000'000'000, kAbortNs = 500'000'000;
 
-  // Of this rank's groups only.
+  // Turns of groups that this rank belongs to.
   void add_turn(int group) { turns_.push_back(group); }
   bool has_turn(int group) const;                          // some time
   bool is_next(int group) const { return !turns_.empty() && turns_.front() == group; }

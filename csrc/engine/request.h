@@ -73,7 +73,7 @@ struct Request {
   Residuals residuals;             // of its tensors
   uint64_t submitted_ns = 0;
 
-  // Of one that is submitted again as it is, what the last time has found.
+  // What the last submission has found out, for a request that is submitted again as it is.
   std::string flight_name;         // inbox.h
   MemberPlans::Slot slot;
 

@@ -23,7 +23,7 @@ struct StagedPiece {             // of a tensor of `request`, and where it lies 
   size_t offset, bytes;
 };
 
-// Of one group engine; only whoever holds the progress lock calls it.
+// Each group engine has one. Only the thread that holds the progress lock calls it.
 class Staging {
  public:
   // ring: wakes the engine; called by threads of CUDA.
@@ -32,7 +32,7 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Of at least so many bytes. nullptr: this group has enough of them in use, and the engine will be rung.
+  // A slot of at least so many bytes. nullptr: this group has enough of them in use, and the engine will be rung.
   std::shared_ptr<StagingSlot> take(int device, size_t bytes);
   // The same for what the program will read later, maybe much later: there is always one.
   std::shared_ptr<StagingSlot> take_for_results(int device, size_t bytes);

@@ -43,7 +43,8 @@ Address peer_address(int fd);
 
 struct Interface { std::string name; Address address; };
 
-// Of this host, up, with addresses that other hosts may reach: no link-local ones; by preference.
+// The interfaces of this host that are up and have addresses that other hosts may reach (no link-local ones), by
+// preference.
 std::vector<Interface> interfaces();
 // Loopback last; before it those that only containers and virtual machines use (docker0, virbr0, veth..., cni...,
 // br-...). Otherwise the order stays.

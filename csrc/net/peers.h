@@ -61,7 +61,7 @@ class Peers {
   void wake_own_driver() { local_ranks_->wake_driver(local_ranks_->rank()); }
   void wake_own_engine() { local_ranks_->wake_engine(local_ranks_->rank()); }
 
-  // Of all transports (transport.h). probe: of the one that watches, or else of the one that leads to the peer.
+  // These call all transports (transport.h). probe calls the one that watches, or else the one that leads to the peer.
   bool network_busy() const;
   uint64_t sent_bytes(const std::string& transport) const;  // 0 if there is none of that name; any thread
   void probe(int peer);

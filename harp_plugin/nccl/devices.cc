@@ -67,7 +67,7 @@ std::vector<Device> find_devices(const Config& config) {
   return found;
 }
 
-// Of another process, whose engines do not run here: its contexts are left as they are.
+// After fork() the parent's engines do not run here, so its contexts are left as they are.
 void leave_behind(State& state) {
   new std::vector<Device>(std::move(state.devices));
   state = State();

@@ -19,8 +19,8 @@ class Neighbors {
   Neighbors(const std::string& interface, uint32_t from);
   const EthernetAddress& own() const { return own_; }  // as of the last find()
 
-  // Of the host itself, or of the router on the way to it. Nothing: the kernel does not know it (yet), or sends such
-  // packets elsewhere, within this host too. It is asked to keep it, by an empty datagram, which HARP drops.
+  // The address of the host itself, or of the router on the way to it. Nothing: the kernel does not know it (yet), or
+  // sends such packets elsewhere, as within this host. An empty datagram, which HARP drops, makes it look and keep it.
   std::optional<EthernetAddress> find(const sockaddr_in&);
 
  private:

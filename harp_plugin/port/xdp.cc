@@ -41,7 +41,7 @@ struct Peer {
 
 struct Queue {
   Xsk xsk;
-  // Of a packet that is longer than a frame, what has come so far.
+  // What has come so far of a packet that is longer than a frame.
   bool begun = false;
   size_t bytes = 0;
   std::optional<uint32_t> joined = {};  // a frame of UdpFrames; nothing: there was none

@@ -46,7 +46,7 @@ class FrameHeaders {
     for (size_t at = kEthernetBytes; at < kEthernetBytes + kIpBytes; at += 2) sum_ += get(at);
   }
 
-  // Of a packet from this UDP port, in network order. It has no UDP checksum (0), which IPv4 allows.
+  // The headers of a packet from this UDP port, in network order. The UDP checksum is 0 (none), which IPv4 allows.
   std::array<uint8_t, kFrameHeaders> with(uint16_t port, size_t bytes) const {
     FrameHeaders one = *this;
     const uint16_t ip_length = htons(static_cast<uint16_t>(kIpBytes + kUdpBytes + bytes));

@@ -17,7 +17,7 @@ constexpr const char* kDevices[] = {"CPU", "GPU"};
 Code code_of(int status);
 Code code_of_refusal(int status);
 
-// Of an operation; what is wrong with any of them is said once, at the end.
+// The attributes of an operation; whatever is wrong with them is reported once, at the end.
 class Attributes {
  public:
   explicit Attributes(Construction* construction) : construction_(construction) {}

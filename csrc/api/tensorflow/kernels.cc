@@ -219,8 +219,8 @@ class Run {
   }
   int64_t iteration_here() const { return api.GetIterId(context_) % kIterations; }
 
-  // Of an eager call, whose large outputs TensorFlow would put into new pages each time. The tensor gives the memory
-  // back when its last reference is gone. nullptr: to be allocated by TensorFlow, or a failure.
+  // Memory for a large output of an eager call, which TensorFlow would put into new pages each time. The tensor gives
+  // it back when its last reference is gone. nullptr: to be allocated by TensorFlow, or a failure.
   void* pooled_output(int index, const int64_t* shape, int ndim) {
     const size_t bytes = bytes_of(index, shape, ndim);
     const int dtype = dtype_at(index);

@@ -104,8 +104,7 @@ LIGHTCC_HOST_DEVICE inline uint32_t piece_of(const Pieces<kMost>& pieces, uint32
   return first;
 }
 
-// Of every `blocks`-th tile from `block` on, what this thread of the block copies: in the widest words that both
-// addresses allow.
+// Copies this thread's share of every `blocks`-th tile from `block` on, in the widest words that both addresses allow.
 template <uint32_t kMost>
 LIGHTCC_HOST_DEVICE inline void copy_share(uint32_t thread, uint32_t threads, uint32_t block, uint32_t blocks,
                                            const Pieces<kMost>& pieces) {

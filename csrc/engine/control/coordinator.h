@@ -24,7 +24,7 @@
 
 namespace lightcc {
 
-// Of a name that two threads of this rank used at the same time, for people.
+// The text of the error about a name that two threads of this rank used at the same time.
 std::string why_withdrawn(int rank);
 
 class Coordinator {

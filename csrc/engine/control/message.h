@@ -112,7 +112,7 @@ struct LaunchRequest {                             // in group 0: `group` has a 
 
 using UpMessage = std::variant<Announce, CachedRequest, BucketReady, PlanLeft, Query, MembersAbsent, Refused,
                                Contended, NameGivenUp, BlockedReport, DeadlockReply, LaunchRequest>;
-// Of these, what says that a member is ready.
+// Those of them that say that a member is ready.
 using Readiness = std::variant<Announce, CachedRequest, BucketReady>;
 
 // aggregator -> coordinator, gathered from the members below it.

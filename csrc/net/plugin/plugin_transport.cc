@@ -14,8 +14,8 @@ namespace {
 struct Frames {
   size_t bytes, count;
 };
-// Of control many, so that messages find room while the peer has nothing to do and does not look. 32 is as many as NCCL
-// has requests under way at most.
+// A control link has many frames, so that messages find room while the peer is idle and does not look. NCCL has at most
+// 32 requests under way.
 constexpr Frames kDataFrames{128 << 10, 8}, kControlFrames{4 << 10, 32};
 constexpr uint64_t kBelowNs = 100'000;  // how often the transport below makes a step while no link connects
 constexpr uint64_t kRetiringNs = 5'000'000'000;

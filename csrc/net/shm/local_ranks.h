@@ -26,7 +26,7 @@ struct Header {
   std::atomic<uint64_t> left_ns{0};      // when the owner left: the first to go is the cause of what follows
   alignas(kLine) std::atomic<uint32_t> alarm{0};  // woken urgently: look at presences and messages
   alignas(kLine) std::atomic<uint64_t> awake_ns{0};  // when the owner, with work in flight, last looked around
-  // Of the host's first rank: when any of them last sent heartbeats, and how many have gone out.
+  // Used in the header of the host's first rank: when any of its ranks last sent heartbeats, and how many were sent.
   alignas(kLine) std::atomic<uint64_t> heartbeat_ns{0};
   std::atomic<uint64_t> heartbeats_sent{0};
   alignas(kLine) int32_t cause_code = 0;  // why the owner failed or left; written before presence says so
@@ -75,7 +75,7 @@ class LocalRanks {
   std::vector<Fd> take_pidfds() { return std::move(pidfds_); }
 
   // Group slot `group` < kGroups. Only the engine's thread of the moment uses ring buffers and links.
-  // Of a common ring the readers never change.
+  // The readers of a common ring never change.
   RingWriter common_writer(int group, int lane, const std::vector<int>& readers) const;
   RingReader common_reader(int group, int lane, int from) const;
   std::unique_ptr<Link> control_link(int group, int peer);

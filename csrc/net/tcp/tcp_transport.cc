@@ -88,7 +88,7 @@ const TcpPeer& TcpTransport::peer(const TcpLinkState& link) const { return peers
 
 size_t TcpTransport::nic(const TcpLinkState& link) const {
   const size_t both = std::min(std::max<size_t>(from_.size(), 1), peer(link).addresses.size());
-  // Of one lane too, so that what has only one is dealt out as well.
+  // The rank and the peer count as well, so that the links of groups with one lane are spread, too.
   return link.key.lane < 0 ? 0 : size_t(link.key.lane + rank_ + link.key.peer) % both;
 }
 

@@ -40,7 +40,7 @@ class Transport {
 };
 
 std::unique_ptr<Transport> make_harp(const Settings&);
-// Of a network plugin of NCCL's: transport is kPluginPrefix and its path.
+// For a network plugin of NCCL's the transport is kPluginPrefix and the plugin's path.
 constexpr char kPluginPrefix[] = "plugin=";
 std::unique_ptr<Transport> make_plugin(const Settings&);
 // `address` is this side's, of the control connection.

@@ -25,7 +25,7 @@ class Party {
   }
 };
 
-// Of the mode that the settings say.
+// Both make the party of the mode that the settings name.
 std::unique_ptr<Party> make_client_party(Channel&, const Settings&, Window&);
 std::unique_ptr<Party> make_server_party(Channel&, const Settings&, Window&);
 
