@@ -15,7 +15,7 @@ class CacheFile {
 
   const std::string& path() const { return path_; }
   std::optional<std::string> get(const std::string& name) const;
-  // Replaces the file as a whole: who reads it meanwhile sees the old one. name and value have no line ends, name no
+  // Replaces the file as a whole: a reader sees the old one or the new one. name and value have no line ends, name no
   // '='.
   void put(const std::string& name, const std::string& value) const;
 

@@ -1,5 +1,5 @@
 // A file of trace events in Chrome's array format, which is readable also without its end. Events go by way of a
-// bounded queue to a thread that writes them every tenth of a second, so who reports one never waits for a disk; a
+// bounded queue to a thread that writes them every tenth of a second, so that reporting one never waits for a disk; a
 // process that is killed loses what came after the last write. Any thread may call.
 #pragma once
 #include <atomic>

@@ -175,7 +175,7 @@ class CompressedAllreduce : public Work {
     const Tensor& tensor = tensors()[encoded_];
     Residual& residual = *c_.residuals[encoded_];
     if (!held_) {
-      if (!residual.try_hold()) return true;  // a caller copies it, who rings nobody when it is done
+      if (!residual.try_hold()) return true;  // a caller is copying it and rings nobody when it has finished
       held_ = &residual;
       begin_tensor(tensor);
     }

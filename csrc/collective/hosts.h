@@ -1,4 +1,4 @@
-// Who shares a host, as algorithms know it.
+// Which ranks share a host, as algorithms know it.
 #pragma once
 #include <numeric>
 #include <vector>

@@ -25,7 +25,7 @@ constexpr Rule kExchangeRules[] = {
     {Kind::allgather, 0, 1024, 0, "links", "ring"},
     {Kind::allgather, 0, 0, 0, "links", "bruck"},
 };
-// 16-bit floats: everyone's piece goes to one owner, who sums up in float32 and rounds once.
+// 16-bit floats: every rank's piece goes to one owner, which sums up in float32 and rounds once.
 constexpr int kRoundOnceOwners = 64;
 constexpr Rule kRoundOnceRules[] = {
     {Kind::allreduce, 0, kRoundOnceOwners, 0, "links", "pairwise"},

@@ -52,7 +52,7 @@ class Residual {
   void set_steps(int64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
   void count_step() { steps_.fetch_add(1, std::memory_order_relaxed); }
 
-  // The rest by who holds it.
+  // The holder alone may call the rest.
   struct Range { int64_t first, count; };
   // Makes one piece of each range. What is there is kept where it belongs, and saved parts are taken in.
   void cut(int64_t elements, int node, int nodes, const std::vector<Range>&, bool velocity);
@@ -66,7 +66,7 @@ class Residual {
   const CompressionTotals& totals() const { return totals_; }
   void count(const CompressionTotals& exchange);
 
-  // By who runs the exchanges: what has been counted since the last call.
+  // For the thread that runs the exchanges: what has been counted since the last call.
   CompressionTotals take_last() { return std::exchange(last_, {}); }
 
  private:

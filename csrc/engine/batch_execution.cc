@@ -26,7 +26,7 @@ std::byte* FusionBuffer::at_least(size_t bytes) {
 
 bool runs_on_gpu(const std::vector<BatchItem>& items, const Selector& selector) {
   if (items[0].request->what.device == DeviceKind::cpu) return false;
-  if (items[0].absent > 0 || items[0].placeholder) return false;  // who has joined may have no GPU
+  if (items[0].absent > 0 || items[0].placeholder) return false;  // a rank that has joined may have no GPU
   return std::ranges::all_of(items, [&](const BatchItem& item) {
     const Announcement& what = item.request->what;
     Collective c{};

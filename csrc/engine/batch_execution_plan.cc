@@ -19,7 +19,7 @@ int64_t row_count(const Shape& shape) {  // elements in one row of dimension 0
   return count_of(Shape(shape.begin() + 1, shape.end()));
 }
 
-// Who has no data puts ones into a product, which no factor may touch: it moves behind the product.
+// A rank without data puts ones into a product, which no factor may touch: it moves behind the product.
 void set_reduction(Collective& c, const BatchItem& item) {
   const Announcement& what = item.request->what;
   c.pre = what.pre;

@@ -50,7 +50,7 @@ void Engine::receive_waits_for(int group, const std::string& key, std::vector<in
   blocked_state_.waits_for(group, key, std::move(ranks));
 }
 
-// Who is blocked reports it only to the world's coordinator.
+// Known to the world's coordinator only, to which blocked ranks report.
 std::string Engine::blocked_on(int rank) {
   progress_lock_.assert_held();
   const BlockedReport* report = deadlock_detector_.blocked(rank);

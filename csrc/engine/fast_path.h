@@ -5,8 +5,8 @@
 // 2. A slot once written is not changed in its turn. So all members see the same slots and conclude the same: equal
 //    calls run, all others are negotiated.
 // 3. A member that sees others wait while it is busy with something else refuses.
-// 4. Two slots a member are enough: who writes that of turn t has seen all of turn t-1, and their writers had finished
-//    turn t-2 before.
+// 4. Two slots a member are enough: a member that writes that of turn t has seen all of turn t-1, and their writers had
+//    finished turn t-2 before.
 #pragma once
 #include <vector>
 

@@ -366,7 +366,7 @@ void GroupEngine::member_left(int member, const std::string& why, int from) {
   if (std::exchange(left_[size_t(member)], 1)) return;
   if (fast_path_) fast_path_->member_left(member);
   if (first_left_.empty()) first_left_ = why;
-  if (member != 0) send_up(plans_.leave_all());  // before the coordinator is rung, who may sleep
+  if (member != 0) send_up(plans_.leave_all());  // before the coordinator, which may sleep, is rung
   control_plane_->member_left(member, why, from);
   if (is_coordinator()) coordinator_->member_left(member, why);
 }

@@ -88,7 +88,7 @@ void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::str
   owner_.finish(request, code, text);
 }
 
-// NCCL tells only who asks that a collective which was queued long ago has failed.
+// NCCL does not tell by itself that a collective which was queued long ago has failed.
 void GroupEngine::watch_gpu() {
   const uint64_t now = now_ns();
   if (now - watched_ns_ < kWatchNs) return;

@@ -28,7 +28,7 @@ class StagingSlot : public GpuOutput {
   void copy_to(const DevicePlace&, void* tensor, const void* from, size_t bytes) override;
   void expect(std::shared_ptr<CudaEvent> end_of_copies);
   bool idle();  // all copies are done
-  // How often the pool has given it away: of two who have had it, the latter. Only under the progress lock.
+  // How often the pool has given it away: of two holders, which came later. Only under the progress lock.
   uint64_t turn() const { return turn_; }
 
  private:

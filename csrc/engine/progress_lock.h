@@ -1,4 +1,4 @@
-// The progress lock: who holds it makes an engine's steps and may touch the engine's state. It is only ever tried, so
+// The progress lock: its holder makes an engine's steps and may touch the engine's state. It is only ever tried, so
 // that nobody sleeps for it. Everything that must hold it begins with assert_held(). In debug and sanitizer builds the
 // lock knows the thread that holds it, and assert_held() in any other thread ends the process; in release builds both
 // cost nothing.

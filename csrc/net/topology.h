@@ -1,4 +1,4 @@
-// Who shares a host: plain data, the same on all ranks.
+// Which ranks share a host: plain data, the same on all ranks.
 #pragma once
 #include <string>
 #include <vector>

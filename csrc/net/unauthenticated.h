@@ -24,11 +24,12 @@ class PendingConnections {
     order_.erase(found->second);
     at_.erase(found);
   }
-  // Who has to go before another is added: the oldest, if there are as many as may be.
+  // The connection that has to go before another is added: the oldest, if there are as many as may be.
   std::optional<uint64_t> surplus() const {
     return order_.size() < most_ ? std::nullopt : std::optional(order_.front().key);
   }
-  // Who has to go where no descriptor is left for another: the oldest, unless it may still be about to prove itself.
+  // The connection that has to go where no descriptor is left for another: the oldest, unless it may still be about to
+  // prove itself.
   std::optional<uint64_t> overdue(uint64_t now_ns) const {
     const bool none = order_.empty() || now_ns - order_.front().since_ns < kGraceNs;
     return none ? std::nullopt : std::optional(order_.front().key);

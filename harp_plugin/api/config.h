@@ -22,7 +22,7 @@ struct Config {
   int paths = 1;
   uint16_t first_port = 0, last_port = 0;  // 0: any
   uint32_t mtu = 0;                // 0: the interface's
-  uint64_t delay_target_us = 0;    // 0: by who polls
+  uint64_t delay_target_us = 0;    // 0: it depends on which thread polls
   uint64_t peer_timeout_ms = 4000;
   uint64_t connect_timeout_ms = 60000;
   bool authenticate = false;

@@ -233,7 +233,7 @@ void Endpoint::Impl::on_stray(const Header& header, const RxPacket& packet, uint
   resets.push_back({packet.from, packet.local, header.conn, header.number});
 }
 
-// OPEN and OPEN_ACK carry a tag under a key that only who knows the secret can make.
+// OPEN and OPEN_ACK carry a tag under a key that nobody can make without the secret.
 bool Endpoint::Impl::authentic(const RxPacket& packet, const Nonce& nonce) const {
   return !options.authenticate ||
          verify(opening_key(options.secret, nonce), 0, {packet.head, kHeaderBytes}, *body_of(packet));
@@ -251,7 +251,7 @@ void Endpoint::Impl::on_open_packet(const Header& header, const RxPacket& packet
     ++strays.malformed;
     return;
   }
-  // Nothing is computed for who does not know a nonce.
+  // Nothing is computed for a stranger, who does not know a nonce.
   if (header.type == Type::open) {
     if (std::find(listeners.begin(), listeners.end(), body->nonce) == listeners.end()) {
       ++strays.out_of_window;
@@ -302,7 +302,7 @@ uint64_t Endpoint::changes() const { return impl_->changes; }
 
 size_t Endpoint::transmit(std::span<TxPacket> packets, uint64_t now_ns) {
   size_t count = 0;
-  // Who is first changes by turns, so that under load all are served alike.
+  // Each is first by turns, so that under load all are served alike.
   std::vector<Session*>& active = impl_->active;
   for (size_t i = 0; i < active.size() && count < packets.size(); ++i)
     count += active[(impl_->turn + i) % active.size()]->transmit(packets.subspan(count), now_ns);

@@ -1,7 +1,7 @@
 // The protocol of one connection, from the first OPEN to the last CLOSE. connection.h has what others see of it.
 //
 // Life: opening -> open -> closing -> closed. The side that connects is open when OPEN_ACK has come, the other when
-// any packet has come that carries the id it chose, which only who has heard its OPEN_ACK can know.
+// any packet has come that carries the id it chose, which only the receiver of its OPEN_ACK can know.
 //
 //                connect()                                  OPEN with a listener's nonce
 //                   |                                                  |

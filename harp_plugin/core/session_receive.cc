@@ -36,7 +36,7 @@ bool Session::receive(const Header& header, const RxPacket& packet, bool may_kee
     ++counters_.duplicates;
     return false;
   }
-  if (state_ == State::opening) {  // who sent it has heard OPEN_ACK; a record must not come before the connection does
+  if (state_ == State::opening) {  // its sender has heard OPEN_ACK; a record must not come before the connection does
     state_ = State::open;
     events_.opened(identity_.id, &identity_.nonce);
   }
@@ -85,7 +85,7 @@ Arrival Session::on_data(const Header& header, const RxPacket& packet, std::span
   } else {
     arrival = incoming_.arrive(header, payload, payload_, counters_, [&](const Completion& done) {
       ++counters_.messages_received;
-      // Who sends large messages waits for the end of each; small ones are acknowledged together.
+      // A sender of large messages waits for the end of each; small ones are acknowledged together.
       if (header.total > options_.eager_bytes) ack_due_ = true;
       complete(done);
     });

@@ -31,9 +31,9 @@ using lightcc::Fd;
 constexpr size_t kMostClients = 512;
 constexpr long kMostStrangers = 16;  // that are not served, and have been told so
 constexpr int kBacklog = 64;
-constexpr int kLookMs = 1000, kServedLookMs = 50;  // while somebody is served: who gives a port up must not go on
+constexpr int kLookMs = 1000, kServedLookMs = 50;  // while a client is served: one that gives a port up must not go on
 constexpr int kPauseMs = 100;                      // without descriptors
-constexpr uint64_t kPatienceNs = 5'000'000'000;  // with who has connected and asks nothing
+constexpr uint64_t kPatienceNs = 5'000'000'000;  // with a client that has connected and asks nothing
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(Code::invalid_argument, why); }
 
@@ -121,7 +121,7 @@ void fix_port(const Fd& socket) {
     setsockopt(socket.get(), SOL_SOCKET, SO_BINDTODEVICE, device.data(), static_cast<socklen_t>(device.size()));
 }
 
-// Who holds a socket that is bound to a port may have what comes to it.
+// The holder of a socket that is bound to a port may have what comes to it.
 sockaddr_in port_of(const Fd& socket, const std::string& interface, uint64_t own_network) {
   if (option_of<int>(socket.get(), SO_DOMAIN) != AF_INET || option_of<int>(socket.get(), SO_TYPE) != SOCK_DGRAM ||
       option_of<int>(socket.get(), SO_PROTOCOL) != IPPROTO_UDP)

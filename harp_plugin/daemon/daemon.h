@@ -21,7 +21,7 @@ namespace harp {
 
 struct DaemonOptions {
   std::string path;                  // where it listens
-  std::optional<gid_t> group = {};   // who may connect beside root; nothing: anybody, who is then refused
+  std::optional<gid_t> group = {};   // members may connect, beside root; nothing: anybody may, and is then refused
   std::set<uid_t> users = {};        // that are served beside root
   std::function<void(const std::string&)> log = [](const std::string&) {};  // gets a line of text for each request
 };

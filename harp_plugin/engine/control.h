@@ -25,7 +25,7 @@ class Guarded {
   T value_;
 };
 
-// That a command is done. It lives on the stack of who waits: give() does not touch it after wait() can return.
+// That a command is done. It lives on the waiting thread's stack: give() does not touch it after wait() can return.
 class Acknowledgement {
  public:
   void give(std::exception_ptr error = nullptr);
@@ -40,7 +40,7 @@ class Acknowledgement {
   std::exception_ptr error_;
 };
 
-// Commands for the engine. Any thread posts, who runs the engine takes.
+// Commands for the engine. Any thread posts, the one that runs the engine takes.
 class Mailbox {
  public:
   void post(std::function<void()> command);

@@ -1,6 +1,6 @@
 // The thread around one port and one endpoint, and what the application's threads ask of it.
 //
-// Who holds the progress lock runs a round: packets in, submissions, timers, packets out. In threaded mode only the
+// The holder of the progress lock runs a round: packets in, submissions, timers, packets out. In threaded mode only the
 // engine's own thread ever does. In inline mode the application's threads do while they poll, and the engine's thread
 // looks after a process that does not poll. Members of the second half of the class belong to the holder of the lock.
 //
@@ -8,7 +8,7 @@
 //   1. Memory of a request that ended in failure, and of a connection that was closed, is given back only when the port
 //      has let go all packets that it was given, and those that it did not take yet.
 //   2. Memory of a request that ended well is given back only when no packet waits here that could point into it.
-//   3. A thread sleeps only after it said so and then saw no submission and no command: who submits rings it.
+//   3. A thread sleeps only after it said so and then saw no submission and no command: the submitting thread rings it.
 #pragma once
 #include <array>
 #include <deque>
@@ -39,7 +39,7 @@ class Engine final : private Events {
     int index = 0;
     bool runs_inline = false;
     bool only_polled = false;  // inline, but not in calls that look at a connection
-    bool crowded = false;     // fewer cores than threads that would like one: who polls in vain offers its own
+    bool crowded = false;     // fewer cores than threads that want one: a thread that polls in vain yields its own
     std::optional<CoreClaim> core = std::nullopt;  // that its thread is pinned to
     uint64_t spin_ns = 5'000; // at most, before its thread offers its core and then sleeps
     std::function<std::string(const Address&)> name_of_peer;
@@ -54,16 +54,16 @@ class Engine final : private Events {
   void stop_listening(const Nonce&);
   void cancel(Channel&);  // afterwards no memory of its requests is touched, and later ones fail
   void close(Channel&);   // afterwards nothing refers to it either
-  void run(std::function<void()> command);         // by who holds the progress lock, between two rounds
+  void run(std::function<void()> command);         // for the holder of the progress lock, between two rounds
   void run_fenced(std::function<void()> command);  // and then until the port has let go of all it was given so far
   // These do not.
   void connect(Channel&, const Address&, const Nonce&);
   void poll();                  // inline mode: a round, if nobody else is at it
-  void poll_in_passing() {      // by who looks at a connection
+  void poll_in_passing() {      // for a thread that looks at a connection
     if (!settings_.only_polled) poll();
   }
   bool under_way() const { return under_way_.load(std::memory_order_relaxed); }  // at the end of the last round
-  // Inline mode, before who polls sleeps on the port: until when at most. Nothing: there is something to do.
+  // Inline mode, before the polling thread sleeps on the port: until when at most. Nothing: there is something to do.
   std::optional<uint64_t> arm();
   void notice(Channel&);        // it has submissions
 

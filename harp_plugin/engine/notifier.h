@@ -28,7 +28,7 @@ class Notifier {
   const lightcc::Fd bell_;  // an eventfd
   std::atomic<uint64_t> news_{0};
   std::atomic<bool> armed_{false};
-  uint64_t seen_ = 0;       // who arms
+  uint64_t seen_ = 0;       // the arming thread's
 };
 
 }  // namespace harp

@@ -119,7 +119,7 @@ std::optional<uint64_t> Engine::arm() {
   return until_ns;
 }
 
-// Until when to sleep at most; nothing: there is something to do. By who holds the progress lock.
+// Until when to sleep at most; nothing: there is something to do. For the holder of the progress lock.
 std::optional<uint64_t> Engine::arm_port() {
   const uint64_t now_ns = lightcc::now_ns();
   uint64_t until_ns = endpoint_.next_ns();

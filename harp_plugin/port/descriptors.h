@@ -1,6 +1,6 @@
 // Messages over AF_UNIX sockets (SOCK_SEQPACKET) that carry descriptors. Nothing here waits: not even close(), which
 // may take as long as whoever has passed a descriptor likes (a TCP socket that lingers, a file of a file system of
-// theirs). What has not been received is closed as well, by who closes the socket that it was sent to.
+// theirs). What has not been received is closed with the socket that it was sent to.
 #pragma once
 #include <cstddef>
 #include <span>

@@ -8,7 +8,7 @@
 
 namespace harp {
 
-class MemNetwork;  // who is there: ports reach each other if they are opened with the same one. Any thread.
+class MemNetwork;  // ports reach each other if they are opened with the same one. Any thread.
 
 std::shared_ptr<MemNetwork> make_mem_network();
 std::unique_ptr<RingPort> open_mem(std::shared_ptr<MemNetwork>, uint32_t payload = 8944);

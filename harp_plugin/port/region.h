@@ -52,7 +52,7 @@ class Region {
 inline std::shared_ptr<Region> make_region(size_t bytes) { return std::make_shared<Region>(bytes); }
 
 // A port that sends from regions without a copy. The port's thread calls. A region is removed when nothing that lies in
-// it is under way any more (tx_done()); who has received from it sees its bytes until it has released the packets.
+// it is under way any more (tx_done()); a receiver sees its bytes until it has released the packets.
 class RegionUser {
  public:
   virtual ~RegionUser() = default;

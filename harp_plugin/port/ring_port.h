@@ -140,7 +140,7 @@ class RingPort final : public Port, public RegionUser {
   Links links_;
   std::unordered_map<Address, SendLink*, HashAddress> by_address_;
   SendLink* last_ = nullptr;   // where the last packet went
-  size_t next_receiver_ = 0;   // who is asked first
+  size_t next_receiver_ = 0;   // the one that is asked first
   std::vector<uint32_t> to_flush_;  // receivers with released slots that the peer has not been shown
   DoneCounter done_;
   Counters counters_;

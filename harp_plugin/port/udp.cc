@@ -25,7 +25,7 @@ using lightcc::Fd;
 
 constexpr size_t kUdpHeaders = 28;      // IPv4 and UDP
 constexpr size_t kLargestMtu = 65535;   // of IPv4
-constexpr int kSocketBuffer = 4 << 20;  // asked for; the kernel grants its own limit to who has no privileges
+constexpr int kSocketBuffer = 4 << 20;  // asked for; the kernel grants its own limit to unprivileged processes
 constexpr uint32_t kRoundsPerLook = 16;
 constexpr int kPortAttempts = 16;  // others may take one meanwhile
 

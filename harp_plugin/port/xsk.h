@@ -1,5 +1,5 @@
-// An AF_XDP socket: one queue of an interface, whose packets lie in memory that kernel and process share. Who may,
-// opens it (open_xsk()); who has its descriptors, uses it (Xsk).
+// An AF_XDP socket: one queue of an interface, whose packets lie in memory that kernel and process share. A privileged
+// process opens it (open_xsk()); any process that has its descriptors uses it (Xsk).
 #pragma once
 #include <array>
 #include <cstdint>

@@ -46,7 +46,7 @@ gid_t group_of(const std::string& name) {
   return entry->gr_gid;
 }
 
-// Who reads them may be slow, or gone: then lines are lost, and nobody waits.
+// Their reader may be slow, or gone: then lines are lost, and nobody waits.
 void print_line(const std::string& line) {
   const std::string text = "harpd: " + line + "\n";
   pollfd reader{STDOUT_FILENO, POLLOUT, 0};

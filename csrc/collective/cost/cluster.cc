@@ -15,7 +15,7 @@ enum HostResource { kMemory, kNicOut, kNicIn, kHostResources };
 enum PodResource { kUplink, kDownlink, kPodResources };
 
 // A message inside a host is written once and read once; one between hosts crosses the memory of both.
-// Who adds it to its own reads that and writes the sum.
+// The rank that adds it to its own data reads those and writes the sum.
 constexpr double kLocalTouches = 2, kRemoteTouches = 1, kAddTouches = 2;
 
 }  // namespace

@@ -45,7 +45,7 @@ void FairSharing::share(std::vector<Flow*>& flows) {
       const OfResource& one = of_resource_[size_t(use.resource)];
       return one.left <= rate * one.weight;
     };
-    // Looked at as a whole before any is settled: who is settled takes what it has from its resources.
+    // All are looked at before any is settled, since a settled one takes its share from its resources.
     const auto grows = [&](const Flow* flow) {
       const auto uses = uses_of(*flow);
       return flow->path.most_bytes_per_s > rate && std::none_of(uses.begin(), uses.end(), is_full);

@@ -149,8 +149,8 @@ const char* call(int device, void* stream, void (*function)(void*), void* argume
   return in_words(status, "cudaLaunchHostFunc");
 }
 
-// Memory that is registered already is refused: who registered it may end that under our copies, and unpin would end it
-// under theirs.
+// Memory that is registered already is refused: whoever registered it may end that under our copies, and unpin would
+// end it under theirs.
 const char* pin(int device, void* begin, size_t bytes) {
   const auto status = on_device(device, [&] { return cudaHostRegister(begin, bytes, cudaHostRegisterPortable); });
   return in_words(status, "cudaHostRegister");

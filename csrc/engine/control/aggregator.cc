@@ -101,7 +101,7 @@ void Aggregator::gather(AggregatedRequest gathered, uint64_t now_ns) {
 
   Entry& entry = entries_[key];
   entry.state.resize(joined_.size());
-  // Who announces it again has been told of a failure that passed here before what it had announced came here.
+  // A member that announces it again has been told of a failure that passed here before its announcement came.
   bool hold = !(announce && announce->again), twice = false;
   for_positions(gathered.positions, [&](size_t position) {
     hold = hold && entry.state[position] == State::silent;
@@ -128,7 +128,8 @@ void Aggregator::gather(AggregatedRequest gathered, uint64_t now_ns) {
     else
       same->positions = united(same->positions, gathered.positions);
   }
-  // Who sends a planned request by itself has left the plan, and what others have said by it must not wait here.
+  // A member that sends a planned request by itself has left the plan, and what others have said by it must not wait
+  // here.
   if (planned_.contains(key)) pass_all();
   if (!complete(entry)) return;
   pass(entry);

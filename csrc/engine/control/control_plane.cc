@@ -10,7 +10,7 @@ namespace lightcc {
 namespace {
 
 // A parent on this host must not sleep on these; all others can wait until it comes itself to what they are about. What
-// comes from another host wakes who sleeps.
+// comes from another host wakes a sleeper.
 bool is_urgent(const UpMessage& message) {
   return std::holds_alternative<Query>(message) || std::holds_alternative<MembersAbsent>(message) ||
          std::holds_alternative<BlockedReport>(message) || std::holds_alternative<DeadlockReply>(message) ||

@@ -38,7 +38,7 @@ class ControlPlane {
   void expedite() { expedite_ = true; }  // this rank was rung urgently: what is held here goes on at the next step
   bool holds() const { return aggregator_ && aggregator_->holds(); }  // it must step again within Aggregator::kHoldNs
   void remind();  // this member has waited for a while: its parent may have nothing to do and sleep
-  // A member has left: this rank has seen it (kSeen), or a neighbour has said so. Those who cannot see it are told.
+  // A member has left: this rank has seen it (kSeen), or a neighbour has said so. Those that cannot see it are told.
   void member_left(int member, const std::string& why, int from);
   void leave(const std::string& why);        // this rank leaves, and has sent all that it had to send
   bool cut_off() const { return cut_off_; }  // from the coordinator, for ever

@@ -38,7 +38,7 @@ std::string Coordinator::waits_for(int member) const {
   return first ? first->key : "";
 }
 
-// What members are blocked on. Who has got it in the meantime has announced nothing since, but it has run.
+// What members are blocked on. A member that has got it in the meantime has announced nothing since, but it has run.
 std::map<std::string, Wait> Coordinator::waits() const {
   std::map<std::string, Wait> waits;
   for (auto& [member, key] : blocked_on_) {

@@ -93,7 +93,7 @@ void MemberPlans::begin(const Plan& message) {
     for (uint32_t id : ids) {
       const std::string* key = cache_.key_of(id);
       const Slot slot{plan.life, message.plan, uint32_t(plan.buckets.size() - 1), uint32_t(bucket.keys.size())};
-      if (!key) {  // it is on its way to the coordinator in full, who will end the plan
+      if (!key) {  // it is on its way to the coordinator in full, which will end the plan
         plan.left = true;
         continue;
       }

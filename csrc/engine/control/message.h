@@ -151,7 +151,7 @@ struct Failure {
   std::vector<int32_t> only = {};                  // members that it is for; empty: all
   std::vector<int32_t> absent = {};                // members that had not announced it and will not
 };
-struct Missing {                                   // to who asked, `to`
+struct Missing {                                   // to the member that asked, `to`
   std::string key;
   std::vector<int32_t> members, joined = {};       // who has not announced it; who has joined and need not
   int32_t to = 0;

@@ -14,7 +14,7 @@ namespace lightcc {
 namespace {
 
 const std::string kTcp = "tcp", kHarp = "harp", kPlugin = "plugin";
-// Who is lost, heartbeats and TCP find out: a process that is stopped is not, until this.
+// Heartbeats and TCP find out who is lost. A stopped process is not lost, until this.
 constexpr uint32_t kHarpSilenceMs = 600'000;
 
 std::unique_ptr<LocalRanks> share_memory(LocalExchange& exchange, int rank, int size, const std::string& name,

@@ -109,7 +109,7 @@ void ExchangeRoot::fail(const Error& error, const Cancellation* cancellation) {
 void ExchangeRoot::tell_failure(const Cancellation* cancellation) {
   if (failure_told_) return;  // exchange() has thrown it, and our caller brings it to fail()
   const auto frame = std::make_shared<const std::string>(failure_frame(*failure_));
-  const bool late = failure_->code() == Code::timeout;  // who is absent now has had the time
+  const bool late = failure_->code() == Code::timeout;  // a rank that is absent now has had the time
   const Deadline last(now_ns() + kRootFailureNoticeNs, cancellation);
   auto tell = [&] {
     for (auto& [fd, client] : clients_) {

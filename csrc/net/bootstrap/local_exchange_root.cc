@@ -15,7 +15,7 @@ constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kPauseNs = 50 * kMs;             // between two looks whether there is a descriptor again
 constexpr int kClientsAtOnce = 64;                  // so that connected clients are served between
 
-// Why a name cannot be had: who holds it.
+// Why a name cannot be had: the process that holds it.
 std::string holder_of(const std::string& name) {
   Fd probe = local_socket();
   const bool known = connect_local(probe.get(), name) == 0;
@@ -189,7 +189,7 @@ void LocalExchangeRoot::tell_failure(const Error& error, const Cancellation* can
   refusal.refusal = error.code();
   refusal.info.note = error.what();
   const Deadline last(now_ns() + kRootFailureNoticeNs, cancellation);
-  const bool late = error.code() == Code::timeout;  // who is absent now has had the time
+  const bool late = error.code() == Code::timeout;  // a rank that is absent now has had the time
   for (int told = 0;;) {
     try {
       if (listeners_.empty()) listen(0);
@@ -207,7 +207,7 @@ void LocalExchangeRoot::tell_failure(const Error& error, const Cancellation* can
       const bool all = std::all_of(clients_.begin(), clients_.end(), [](const Client& client) { return client.told; });
       if (last.over() || (all && (late || told >= size_ - 1))) break;
       serve(last.at(std::min(last.ns, now_ns() + 10 * kMs)));
-    } catch (const Error&) {  // who cannot be told will miss this rank
+    } catch (const Error&) {  // a rank that cannot be told will miss this one
       break;
     }
   }

@@ -20,10 +20,10 @@ struct PmixNote {
   std::string note;
 };
 
-// Who is the client of PMIx until this process exits. This process itself: with Open MPI up to 4. A child process of
-// it: with Open MPI 5, whose MPI_Init fails ("local rank: Not found") where PMIx is in use already. Never for a while
-// only: PMIx crashes when it is begun again, and a rank that leaves and comes back confuses the servers of several
-// hosts.
+// Which process is the client of PMIx until this process exits. This process itself: with Open MPI up to 4. A child
+// process of it: with Open MPI 5, whose MPI_Init fails ("local rank: Not found") where PMIx is in use already. Never
+// for a while only: PMIx crashes when it is begun again, and a rank that leaves and comes back confuses the servers of
+// several hosts.
 enum class PmixClient { itself, child };
 
 // Those of the job's processes that are listed must call it; the first of them brings the note. `key` must be new each

@@ -1,4 +1,4 @@
-// Who takes part: plain data, read from the variables that launchers set.
+// The world of a job, as a rank learns it from the variables that launchers set: plain data.
 #pragma once
 #include <string>
 #include <vector>

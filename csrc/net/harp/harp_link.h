@@ -2,8 +2,8 @@
 // lent last. A record is one packet, received where the port read it to. Where the connection comes from:
 // harp_transport.h.
 //
-// On the wire: who connects says first which link it is for (harp_frames.h). A record without bytes is none of the
-// link's: it says that the next one is a HarpNotice, the last thing that is sent.
+// On the wire: the connecting side says first which link it is for (harp_frames.h). A record without bytes is none of
+// the link's: it says that the next one is a HarpNotice, the last thing that is sent.
 #pragma once
 #include <cstdint>
 #include <deque>

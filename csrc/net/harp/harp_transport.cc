@@ -265,7 +265,7 @@ void HarpTransport::end(const Error& cause) {
     if (state->is_closed || !state->stream.connected()) continue;
     try {
       state->stream.send_notice({cause.code(), cause.what()});
-    } catch (const Error&) {  // who is gone needs to hear nothing
+    } catch (const Error&) {  // a peer that is gone needs to hear nothing
     }
   }
   poll();

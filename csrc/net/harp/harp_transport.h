@@ -1,7 +1,7 @@
 // Links to ranks of other hosts over HARP (docs/harp.md): a stream for each (peer, group, lane), made when it is first
 // used. The higher rank connects, with the handle that the peer's contact holds: contacts travel in the ranks' own
-// authenticated exchange (bootstrap/), and who does not know the nonce in a handle opens nothing. What was lost on the
-// way is sent again by HARP; a peer of which nothing is heard for so long is lost.
+// authenticated exchange (bootstrap/), and a process that does not know the nonce in a handle opens nothing. What was
+// lost on the way is sent again by HARP; a peer of which nothing is heard for so long is lost.
 #pragma once
 #include <atomic>
 #include <functional>

@@ -2,10 +2,11 @@
 // (peer, group, lane), made when it is first used.
 //
 // Another transport stands below, with a link of its own for each of these. It brings the handles by which the plugin
-// connects, so who does not know the job's secret gets none; and it tells of ends, causes and deaths, of which a plugin
-// knows little. A rank says there its handle; when the plugin has sent all, how many frames that were; and when as many
-// as the peer has said have come, that they have. Only then the peer closes. It is no loss when the plugin's connection
-// ends afterwards; where it fails before, the peer is lost, unless the transport below tells in a while what happened.
+// connects, so a process that does not know the job's secret gets none; and it tells of ends, causes and deaths, of
+// which a plugin knows little. A rank says there its handle; when the plugin has sent all, how many frames that were;
+// and when as many as the peer has said have come, that they have. Only then the peer closes. It is no loss when the
+// plugin's connection ends afterwards; where it fails before, the peer is lost, unless the transport below tells in a
+// while what happened.
 #pragma once
 #include <atomic>
 #include <map>

@@ -1,4 +1,4 @@
-// The ranks of one host as one of them sees them: everyone's arena, how to wake everyone, who has gone.
+// The ranks of one host as one of them sees them: the arena of each, how to wake each, and which have gone.
 //
 // An arena's fixed part: a header, then for each group a block of ring buffers whose writer is the arena's owner: the
 // common ones, which many members read; to each member one for control and one for each lane of data; the owner's tails

@@ -1,4 +1,5 @@
-// How connections come about and are replaced: connecting, accepting, the handshake of both, and who is given up.
+// How connections come about and are replaced: connecting, accepting, the handshake of both, and which peers are given
+// up.
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
@@ -104,7 +105,7 @@ void TcpTransport::on_attempt_failed(TcpLinkState& link, int error) {
                          "; it died, or that is an address of this host as well, and LIGHTCC_IFACE is needed");
   }
   if (now - link.broken_ns < timeouts_.reconnect_ns) return;
-  const bool closed = error == ECONNRESET || error == EPIPE;  // by who takes connections there
+  const bool closed = error == ECONNRESET || error == EPIPE;  // by the process that takes connections there
   const std::string from = from_.empty() ? "" : "from " + from_[nic(link)].text() + " ";
   const char* const remedy = from_.size() > 1
                                  ? "does LIGHTCC_IFACE name the networks in one order on all hosts?"
