@@ -26,7 +26,7 @@ SLEEPS := Peers.TheEngineThread*
 WITHOUT_DESCRIPTORS := *Shortage*
 # Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find; and forks in forked
 # processes, in which it takes locks for held.
-ALONE := Algorithms.*:ByHost.AnyPlacement*:ByHost.LongBlocksGo*:Cost.*:Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:Aggregators.*:CudaPack*:Types/CudaScale.*:PricedRules.*:Negotiation.*:TcpStream.*:ArenaPages.*:GroupEngine.*:Slurm.*:ControlPlane.*:Half.*:As/Pmix.*/Child:PmixChild.*
+ALONE := Algorithms.*:ByHost.AnyPlacement*:ByHost.LongBlocksGo*:Cost.*:Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:Aggregators.*:CudaPack*:Types/CudaScale.*:CostModelRules.*:Negotiation.*:TcpStream.*:ArenaPages.*:GroupEngine.*:Slurm.*:ControlPlane.*:Half.*:As/Pmix.*/Child:PmixChild.*
 # HARP's tests in which threads meet; and those that only wait or count, which no sanitizer makes any wiser.
 HARP_THREADS := *Api*:*Engine*:*Ring*:Ports/*
 HARP_WAITS := *Idle*:*OpeningAndClosing*

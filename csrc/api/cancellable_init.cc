@@ -42,7 +42,7 @@ using namespace lightcc;
 extern "C" int lightcc_cancel_init(const char* job, const char* cause) {
   return guard([&] {
     if (!job || !cause) refuse("cancel_init: give a job and a cause");
-    const Error why(Code::shut_down, "init: " + std::string(cut(cause, kCauseBytes)));
+    const Error why(Code::shut_down, "init: " + std::string(truncate_utf8(cause, kCauseBytes)));
     GlobalState& s = global_state();
     std::lock_guard lock(s.mutex);
     if (find_cancelled(s, job)) return 0;

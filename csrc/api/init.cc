@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "api/global_state.h"
-#include "api/launcher_talk.h"
+#include "api/launcher_channel.h"
 #include "api/lightcc.h"
 #include "base/known_variables.h"
 #include "base/log.h"
@@ -104,7 +104,7 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   static bool remarked = false;  // under `initialising`
   if (const std::string nested = nesting_remark(environment); world.rank == 0 && !nested.empty())
     if (!std::exchange(remarked, true)) log(Level::warning, nested);
-  LauncherTalk launcher(world, environment, under_way.cancellation);
+  LauncherChannel launcher(world, environment, under_way.cancellation);
   auto timeline = std::make_unique<Timeline>();  // before the others are met: it may fail
   try {
     if (!failure && !config.timeline.empty() && config.timeline != kTimelineLater)

@@ -32,7 +32,7 @@ class WaitHabit {
   explicit WaitHabit(uint64_t most_spin_ns) : spin_{kLeastSpinNs, most_spin_ns}, yield_{kLeastYieldNs, kMostYieldNs} {}
   uint64_t spin_ns() const { return spin_.now_ns.load(std::memory_order_relaxed); }
   uint64_t yield_ns() const { return yield_.now_ns.load(std::memory_order_relaxed); }
-  bool crowded() const { return spin_.most_ns == 0; }  // there are fewer cores than ranks
+  bool oversubscribed() const { return spin_.most_ns == 0; }  // there are fewer cores than ranks
   void spinning_paid(bool did) { spin_.paid(did); }
   void waited(uint64_t ns) { yield_.paid(ns < kLongNs); }  // and did not spin all the time
 
@@ -51,16 +51,16 @@ class WaitHabit {
   Time spin_, yield_;
 };
 
-class Patience {
+class SpinPolicy {
  public:
-  explicit Patience(WaitHabit& habit) : habit_(habit) { begin(); }
+  explicit SpinPolicy(WaitHabit& habit) : habit_(habit) { begin(); }
   void reset() {  // something came, or sleep was over
     if (since_ != 0) habit_.spinning_paid(!yielded_);
     if (yielded_) habit_.waited(lightcc::now_ns() - since_);
     begin();
   }
   bool wait_a_little() {  // false: patience is used up, sleep
-    if (!yielded_ && !habit_.crowded() && ++turns_ % kTurnsPerLook != 0) return cpu_relax(), true;
+    if (!yielded_ && !habit_.oversubscribed() && ++turns_ % kTurnsPerLook != 0) return cpu_relax(), true;
     uint64_t now = lightcc::now_ns();
     if (since_ == 0) since_ = now;
     if (now - since_ < spin_ns_) return true;
@@ -70,7 +70,7 @@ class Patience {
       // Where cores are shared and yet nobody took ours, the kernel does not let those run whom we wait for (they are
       // in another scheduling group): only sleep does.
       idle_yields_ = lightcc::now_ns() - now < kNobodyNs ? idle_yields_ + 1 : 0;
-      return idle_yields_ < kIdleYields || !habit_.crowded();
+      return idle_yields_ < kIdleYields || !habit_.oversubscribed();
     }
     return false;
   }

@@ -1,4 +1,4 @@
-// The table of knobs that do something; beside it, in idle_knobs.h, stands that of variables that have no effect.
+// The table of knobs that do something; beside it, in ignored_knobs.h, stands that of variables that have no effect.
 // Reading, docs/knobs.md (knobs_page.cc) and the list of values in force are all made from them.
 #include "base/config.h"
 
@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "base/idle_knobs.h"
+#include "base/ignored_knobs.h"
 #include "base/text.h"
 
 namespace lightcc {
@@ -355,10 +355,10 @@ Config read_config(const Environment& env, std::string* notes, std::optional<Err
     config.fusion_bytes = Config{}.fusion_bytes;
     note("HOROVOD_FUSION_THRESHOLD=0 is ignored: fusion costs no waiting here; LIGHTCC_FUSION=0 turns it off");
   }
-  for (const Idle& idle : kIdle) {
-    const char* text = text_if_set(env, idle.name);
-    if (text && !(idle.anyway && switch_of(text) == idle.anyway)) {
-      note(std::string(idle.name) + "=" + shown(text) + " has no effect in this version: " + idle.reason);
+  for (const IgnoredKnob& knob : kIgnoredKnobs) {
+    const char* text = text_if_set(env, knob.name);
+    if (text && !(knob.no_op_value && switch_of(text) == knob.no_op_value)) {
+      note(std::string(knob.name) + "=" + shown(text) + " has no effect in this version: " + knob.reason);
     }
   }
   if (notes) *notes = found;

@@ -1,6 +1,6 @@
 // docs/knobs.md: the table of knobs, that of variables without effect, and what launchers set.
 #include "base/config.h"
-#include "base/idle_knobs.h"
+#include "base/ignored_knobs.h"
 #include "base/known_variables.h"
 
 namespace lightcc {
@@ -90,7 +90,7 @@ std::string knobs_markdown() {
       "Known from Horovod or LightCC. Setting one is harmless; rank 0 says in the log that it has no effect, unless\n"
       "it is a switch that asks for what happens anyway.\n\n"
       "| variable | why |\n| --- | --- |\n";
-  for (const Idle& idle : kIdle) text += std::string("| `") + idle.name + "` | " + idle.reason + " |\n";
+  for (const IgnoredKnob& knob : kIgnoredKnobs) text += std::string("| `") + knob.name + "` | " + knob.reason + " |\n";
   text += kWorldVariables;
   for (const char* name : kBuildVariables)
     text += (name == kBuildVariables.front() ? "`" : ", `") + std::string(name) + "`";

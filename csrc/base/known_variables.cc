@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/config.h"
-#include "base/idle_knobs.h"
+#include "base/ignored_knobs.h"
 
 namespace lightcc {
 namespace {
@@ -81,7 +81,7 @@ std::vector<std::string> known_variables() {
     names.push_back(knob.name);
     names.insert(names.end(), knob.other_names.begin(), knob.other_names.end());
   }
-  for (const Idle& idle : kIdle) names.push_back(idle.name);
+  for (const IgnoredKnob& knob : kIgnoredKnobs) names.push_back(knob.name);
   names.insert(names.end(), std::begin(kOthers), std::end(kOthers));
   names.insert(names.end(), kBuildVariables.begin(), kBuildVariables.end());
   return names;

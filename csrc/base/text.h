@@ -8,7 +8,7 @@
 namespace lightcc {
 
 // At most so many bytes of it, without half a character of UTF-8 at the end.
-inline std::string_view cut(std::string_view text, size_t most) {
+inline std::string_view truncate_utf8(std::string_view text, size_t most) {
   if (text.size() <= most) return text;
   while (most > 0 && (text[most] & 0xc0) == 0x80) --most;
   return text.substr(0, most);
@@ -26,7 +26,7 @@ inline std::string printable(std::string_view text) {
 inline std::string shown(std::string_view text) {
   constexpr size_t kMost = 64;
   std::string safe;
-  for (const char c : cut(text, kMost))
+  for (const char c : truncate_utf8(text, kMost))
     if (uint8_t(c) >= ' ' && c != '\x7f') {
       safe += c;
     } else if (c == '\n') {

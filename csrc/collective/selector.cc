@@ -165,7 +165,7 @@ const Row* Selector::find(const Collective& c, const Row* after) const {
   return nullptr;
 }
 
-const Row& Selector::choose(const Collective& c, SecondChoices second) const {
+const Row& Selector::choose(const Collective& c, AutotuneChoices second) const {
   const Row* const first = find(c, nullptr);
   if (!first)
     throw Error(Code::internal, std::string("no way to run ") + name_of(c.kind) + " of " + std::to_string(bytes_of(c)) +

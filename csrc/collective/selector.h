@@ -22,7 +22,7 @@ struct Rule {
 };
 std::span<const Rule> default_rules();
 // Those for members on such hosts: where each has one, nothing is gained by host. allgather_by_host: false leaves
-// all-gathers flat. allreduces: go before all others of their kind but the compressed ones (priced_rules.h).
+// all-gathers flat. allreduces: go before all others of their kind but the compressed ones (cost_model_rules.h).
 std::vector<Rule> rules_for(const Hosts&, bool allgather_by_host, std::span<const Rule> allreduces = {});
 
 struct Row {                  // a rule whose backend is there
@@ -37,7 +37,7 @@ struct Row {                  // a rule whose backend is there
 std::string text_of(const Row&);  // "links/ring", "2d/pairwise", "shared"
 
 // Sizes of all-reduces, by bits, for which the second row that fits is taken: bit k is for 2^k to 2^(k+1) - 1 bytes.
-using SecondChoices = uint64_t;
+using AutotuneChoices = uint64_t;
 int size_class(int64_t bytes);  // k; 0 for no bytes
 
 class Selector {
@@ -52,7 +52,7 @@ class Selector {
 
   // The first row that fits and whose backend accepts it. Throws Error{internal} if there is none. second: the next
   // other one, if there is; for all-reduces of the CPU that are neither compressed nor Adasum.
-  const Row& choose(const Collective&, SecondChoices second = 0) const;
+  const Row& choose(const Collective&, AutotuneChoices second = 0) const;
   bool has(const Collective& c) const { return find(c, nullptr) != nullptr; }  // is there one?
   std::string text() const;
 

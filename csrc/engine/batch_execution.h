@@ -41,7 +41,7 @@ struct BatchItem {           // a request of the batch and what the coordinator 
   std::vector<std::vector<int64_t>> rows;
   int absent = 0;            // members that have joined and take part without data; the same in the whole batch
   bool placeholder = false;  // this rank is one of them, and the request is nobody's (joined_rank.h)
-  SecondChoices second = 0;  // by which its all-reduces choose; the same in the whole batch
+  AutotuneChoices second = 0;  // by which its all-reduces choose; the same in the whole batch
 };
 
 // What a backend computes when a request asks for op and post: an average is a sum with a factor.

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "collective/cost/cost.h"
 #include "collective/network_probe.h"
-#include "collective/priced_rules.h"
+#include "collective/cost_model_rules.h"
 #include "engine/hosts_subject.h"
 
 namespace lightcc {
@@ -186,7 +186,7 @@ void calibrate(Engine& engine, const Cancellation* cancellation, uint64_t longes
   std::array<char, kTextBytes> text{};  // what was measured, a line end, the rules; nothing: it is not known
   const auto tell = [&] {
     if (cluster) {
-      const std::string rules = text_of(priced_rules(*cluster, config.hierarchical));
+      const std::string rules = text_of(cost_model_rules(*cluster, config.hierarchical));
       (written(*cluster) + '\n' + rules).copy(text.data(), kTextBytes - 1);
     }
     run_now(engine, cancellation, Kind::broadcast, "lightcc.rules", DType::uint8, text.data(), kTextBytes);

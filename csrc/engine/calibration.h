@@ -1,6 +1,6 @@
 // Calibration: where ranks are on several hosts, they measure what is between these (collective/network_probe.h), and
-// the world's all-reduces are chosen by that (collective/priced_rules.h). What was measured of a set of hosts is kept
-// for later runs.
+// the world's all-reduces are chosen by that (collective/cost_model_rules.h). What was measured of a set of hosts is
+// kept for later runs.
 #pragma once
 #include "base/deadline.h"
 #include "engine/engine.h"

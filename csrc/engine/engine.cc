@@ -182,7 +182,7 @@ bool Engine::wait(Request& request, uint64_t deadline_ns) {
   waiters_.fetch_add(1);
   request.awaited.store(true);
   if (request.planned.load()) awaits_planned_.store(true);
-  Patience patience(wait_habit_);
+  SpinPolicy patience(wait_habit_);
   while (!request.finished.load(std::memory_order_acquire)) {
     if (drive()) {
       patience.reset();

@@ -2,7 +2,7 @@
 // answers, and what it does when both ranks have confirmed one; inside one (Coordinator::blocked) what it reports.
 
 #include "base/log.h"
-#include "engine/control/wait_circle.h"
+#include "engine/control/wait_cycle.h"
 #include "engine/engine.h"
 
 namespace lightcc {
@@ -71,12 +71,12 @@ bool Engine::detect_deadlocks() {
   for (const DeadlockProbe& one : blocked_state_.take_probes()) answer(one), moved = true;
   for (const DeadlockProbe& one : deadlock_detector_.take_messages())
     world.control_plane().send_down(one), moved = true;
-  for (const std::vector<int>& circle : deadlock_detector_.take_circles()) {
+  for (const std::vector<int>& cycle : deadlock_detector_.take_cycles()) {
     counters_.add(Counters::stall_warnings);
     std::string waits;
-    for (size_t i = 0; i < circle.size(); ++i)
-      waits += (i ? "; " : "") + peers_->name(circle[i]) + " waits in " + blocked_on(circle[i]) + " for " +
-               peers_->name(circle[(i + 1) % circle.size()]);
+    for (size_t i = 0; i < cycle.size(); ++i)
+      waits += (i ? "; " : "") + peers_->name(cycle[i]) + " waits in " + blocked_on(cycle[i]) + " for " +
+               peers_->name(cycle[(i + 1) % cycle.size()]);
     log(Level::warning, deadlock_warning("", waits));
   }
   return moved;

@@ -22,7 +22,7 @@ std::string cause_of(const Header& header) {
 
 void set_cause(Header& header, Code code, const std::string& text) {
   header.cause_code = int32_t(code);
-  const std::string_view most = cut(text, sizeof header.cause - 1);
+  const std::string_view most = truncate_utf8(text, sizeof header.cause - 1);
   most.copy(header.cause, most.size());
   header.cause[most.size()] = 0;
 }

@@ -108,7 +108,7 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
 // As long as patience lasts and nothing else is urgent.
 FastPath::State Engine::step_fast_path(FastPath& fast_path) {
   progress_lock_.assert_held();
-  Patience patience(wait_habit_);
+  SpinPolicy patience(wait_habit_);
   auto state = FastPath::State::waiting;
   try {
     const auto& alarm = peers_->own().alarm;

@@ -100,7 +100,8 @@ EpochTransition transition(EpochState state, const EpochEvent& event, uint64_t n
 std::string leave_message(const EpochState& state, const std::string& reason) {
   const std::string& name = state.rank_name;
   const std::string& first = state.first_left;
-  if (!state.request_failed_by_leaving) return name + kHasLeft + " (" + std::string(cut(reason, kReasonBytes)) + ")";
+  if (!state.request_failed_by_leaving)
+    return name + kHasLeft + " (" + std::string(truncate_utf8(reason, kReasonBytes)) + ")";
   const size_t after = first.find(kAfter);
   return name + kAfter + (after == first.npos ? first : first.substr(after + kAfter.size()));
 }

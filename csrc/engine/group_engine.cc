@@ -131,7 +131,7 @@ void GroupEngine::receive_down(DownMessage message) {
                           if (tracing_.running()) tracing_.planned(plan.plan, plans_.text());
                         },
                         [&](const PlanEnded& ended) { send_up(plans_.end(ended)); },
-                        [&](const Tuned& tuned) { second_choices_ = tuned.second; },
+                        [&](const Tuned& tuned) { autotune_choices_ = tuned.second; },
                         [&](const Failure& failure) { receive(failure); },
                         [&](const Missing& missing) { receive(missing); },
                         [&](const NameWithdrawn& withdrawn) { receive(withdrawn); },
@@ -200,7 +200,7 @@ void GroupEngine::receive(const BucketBatch& batch) {
 
 void GroupEngine::agree(std::vector<BatchItem> items) {
   for (BatchItem& item : items) {
-    item.second = second_choices_;
+    item.second = autotune_choices_;
     if (item.request->what.kind == Kind::barrier) withdrawn_.clear();  // what came before is over on all ranks
   }
   if (group_->id() == 0 && takes_turn(items)) launches_.add_turn(0);

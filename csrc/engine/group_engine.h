@@ -50,7 +50,7 @@ class GroupEngine : public ControlPlaneOwner {
 
   const Group& group() const { return *group_; }
   const Selector& selector() const { return selector_; }
-  SecondChoices second_choices() const { return second_choices_; }  // of batches that are agreed on from now on
+  AutotuneChoices autotune_choices() const { return autotune_choices_; }  // of batches that are agreed on from now on
   // Before anything was submitted: rules that go before others of all-reduces, and what these are taken to cost.
   void use_rules(std::span<const Rule> allreduces, PlanCosts);
   bool submit(const RequestPtr&);                       // false: one of its name is in flight here
@@ -162,7 +162,7 @@ class GroupEngine : public ControlPlaneOwner {
   std::vector<std::unique_ptr<Backend>> backends_;
   Selector selector_;                                   // among them
   std::unique_ptr<Tuning> tuning_;                      // on the world's coordinator, if there is one
-  SecondChoices second_choices_ = 0;                    // as the coordinator has said
+  AutotuneChoices autotune_choices_ = 0;                    // as the coordinator has said
   int nodes_ = 0;                                       // hosts, or parts of one, as backends see them
   SharedBackend* shared_ = nullptr;                     // one of them, and fast_path_: if all share this host
   FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another

@@ -125,11 +125,11 @@ bool GroupEngine::report_blocked(const std::string& key) {
   return true;
 }
 
-void GroupEngine::report_deadlock(const std::vector<Wait>& circle) {
-  if (circle.empty()) return;
+void GroupEngine::report_deadlock(const std::vector<Wait>& cycle) {
+  if (cycle.empty()) return;
   counters_.add(Counters::stall_warnings);
   std::string text;
-  for (const Wait& wait : circle)
+  for (const Wait& wait : cycle)
     text += (text.empty() ? "" : "; ") + some_names(wait.members) +
             (wait.members.size() > 1 ? " wait in " : " waits in ") + title_of_key(wait.key) + " for " +
             some_names(wait.missing);

@@ -24,11 +24,11 @@ bool takes_second(int size_class, size_t sample) {
 
 }  // namespace
 
-Tuner::Noted Tuner::note(int64_t bytes, double seconds, SecondChoices in_force) {
+Tuner::Noted Tuner::note(int64_t bytes, double seconds, AutotuneChoices in_force) {
   if (bytes < kLeastTunedBytes || !(seconds > 0)) return {};
   const int k = size_class(bytes);
   Class& c = classes_[size_t(k)];
-  if (c.settled || (in_force >> k & 1) != SecondChoices(c.second)) return {};
+  if (c.settled || (in_force >> k & 1) != AutotuneChoices(c.second)) return {};
   c.bytes += double(bytes);
   c.seconds += seconds;
   if (++c.steps < limits_.steps_per_sample) return {};
@@ -65,9 +65,9 @@ void Tuner::settle(int size_class, bool second) {
   c.second = second;
 }
 
-SecondChoices Tuner::choices() const {
-  SecondChoices choices = 0;
-  for (size_t k = 0; k < classes_.size(); ++k) choices |= SecondChoices(classes_[k].second) << k;
+AutotuneChoices Tuner::choices() const {
+  AutotuneChoices choices = 0;
+  for (size_t k = 0; k < classes_.size(); ++k) choices |= AutotuneChoices(classes_[k].second) << k;
   return choices;
 }
 

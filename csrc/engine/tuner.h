@@ -1,5 +1,5 @@
 // The tuner: of two candidates for all-reduces, the first and the second row of the selector's table that fits
-// (SecondChoices in collective/selector.h), it keeps the one that has proven quicker. Pure: no I/O, no clock; whoever
+// (AutotuneChoices in collective/selector.h), it keeps the one that has proven quicker. Pure: no I/O, no clock; whoever
 // uses it says what has run and how long that took. A class is a size class, all-reduces of 2^k to 2^(k+1) - 1 bytes.
 // Invariants:
 // 1. A sample is so many all-reduces of one class under one candidate. What ran under the other, because it was agreed
@@ -52,9 +52,9 @@ class Tuner {
   explicit Tuner(TunerLimits limits) : limits_(limits) {}
 
   // An all-reduce of so many bytes, for which there are two candidates, has run under these choices.
-  Noted note(int64_t bytes, double seconds, SecondChoices in_force);
+  Noted note(int64_t bytes, double seconds, AutotuneChoices in_force);
   void settle(int size_class, bool second);  // found by an earlier run
-  SecondChoices choices() const;             // what shall be in force from now on
+  AutotuneChoices choices() const;             // what shall be in force from now on
 
  private:
   struct Class {

@@ -64,7 +64,7 @@ void Tuning::recall(const std::string& kept) {
 }
 
 Tuning::Candidates Tuning::candidates(const Collective& c) const {
-  const Row &first = selector_.choose(c), &second = selector_.choose(c, ~SecondChoices(0));
+  const Row &first = selector_.choose(c), &second = selector_.choose(c, ~AutotuneChoices(0));
   if (&first == &second || first.forced) return {};  // what is forced stays
   return {&first, &second};
 }

@@ -45,7 +45,7 @@ class Tuning {
   const int members_;
   const TunerLimits limits_;
   Tuner tuner_{limits_};
-  SecondChoices sent_ = 0;
+  AutotuneChoices sent_ = 0;
   std::array<Candidates, 64> candidates_;  // of each class: those of its first all-reduce
   const CacheFile file_;
   const std::string name_;                 // in the file

@@ -178,7 +178,7 @@ void Handshake::welcome(uint64_t received) {
 
 void Handshake::refuse(const Error& error) {
   if (state_ != State::going && state_ != State::asked) return;
-  const std::string text(cut(error.what(), kReasonBytes));
+  const std::string text(truncate_utf8(error.what(), kReasonBytes));
   if (!said_hello_.empty()) output_ += WireWriter().put(Tag::refusal).put(error.code()).put(text).take();
   end(State::refused, error);
 }

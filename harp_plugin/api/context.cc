@@ -62,7 +62,7 @@ Context::Context(const Config& config) : forks(harp::forks()), config_(config) {
         Engine::Settings{.index = i,
                          .runs_inline = runs_inline,
                          .only_polled = config.inline_mode == 3,
-                         .crowded = by_cores,
+                         .oversubscribed = by_cores,
                          .core = own_cores ? claim_core() : std::nullopt,
                          .spin_ns = own_cores ? kSpinNs : 0,
                          .name_of_peer = [kind = config.port](const Address& a) { return name_of_peer(kind, a); },

@@ -30,7 +30,7 @@ bool Engine::try_round(bool* busy) {
 
 void Engine::poll() {
   if (!settings_.runs_inline) {
-    if (settings_.crowded) sched_yield();
+    if (settings_.oversubscribed) sched_yield();
     return;
   }
   // The count only tells the engine's thread that somebody polls: two threads may count as one.

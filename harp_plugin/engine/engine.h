@@ -39,7 +39,7 @@ class Engine final : private Events {
     int index = 0;
     bool runs_inline = false;
     bool only_polled = false;  // inline, but not in calls that look at a connection
-    bool crowded = false;     // fewer cores than threads that want one: a thread that polls in vain yields its own
+    bool oversubscribed = false;  // fewer cores than threads that want one: a thread that polls in vain yields
     std::optional<CoreClaim> core = std::nullopt;  // that its thread is pinned to
     uint64_t spin_ns = 5'000; // at most, before its thread offers its core and then sleeps
     std::function<std::string(const Address&)> name_of_peer;

@@ -88,7 +88,7 @@ void Engine::thread() {
       block(lightcc::now_ns() + kUnattendedNs, false);
       if (polls_.load(std::memory_order_relaxed) != polls) continue;
     }
-    lightcc::Patience patience(habit_);
+    lightcc::SpinPolicy patience(habit_);
     while (!stopping_ && polls_.load(std::memory_order_relaxed) == polls) {
       bool busy = true;
       if (!try_round(&busy)) sched_yield();

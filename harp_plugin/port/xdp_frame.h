@@ -17,7 +17,7 @@ inline constexpr size_t kEthernetBytes = 14, kIpBytes = 20, kUdpBytes = 8;
 inline constexpr size_t kFrameHeaders = kEthernetBytes + kIpBytes + kUdpBytes;
 
 // Where fields begin.
-inline constexpr size_t kAtEthernetType = 12, kAtIpVersion = 14, kAtIpLength = 16, kAtIpFragment = 20, kAtIpHops = 22,
+inline constexpr size_t kAtEthernetType = 12, kAtIpVersion = 14, kAtIpLength = 16, kAtIpFragment = 20, kAtIpTtl = 22,
                         kAtIpProtocol = 23, kAtIpChecksum = 24, kAtIpFrom = 26, kAtIpTo = 30, kAtUdpFrom = 34,
                         kAtUdpTo = 36, kAtUdpLength = 38;
 inline constexpr uint8_t kIpWithoutOptions = 0x45;
@@ -38,7 +38,7 @@ class FrameHeaders {
     put(kAtEthernetType, htons(kEthernetIp));
     bytes_[kAtIpVersion] = kIpWithoutOptions;
     put(kAtIpFragment, htons(kDoNotFragment));
-    bytes_[kAtIpHops] = 64;
+    bytes_[kAtIpTtl] = 64;
     bytes_[kAtIpProtocol] = IPPROTO_UDP;
     std::memcpy(&bytes_[kAtIpFrom], &from_ip, sizeof from_ip);
     std::memcpy(&bytes_[kAtIpTo], &peer.sin_addr, sizeof peer.sin_addr);

@@ -1,7 +1,7 @@
 """Decides whose init() can never succeed, because a rank that it waits for has ended. Pure: its input is what ranks say
 of their inits and how ranks end, its output what ranks are told.
 
-A rank tells by the socket whose number is in LIGHTCC_LAUNCHER_FD (csrc/api/launcher_talk.h), in lines: "begin NUMBER
+A rank tells by the socket whose number is in LIGHTCC_LAUNCHER_FD (csrc/api/launcher_channel.h), in lines: "begin NUMBER
 RANKS" (all, or launched ranks as 0,2), "formed NUMBER", "left NUMBER". It is told "cancel NUMBER CAUSE". Ranks that
 say nothing are no ranks of lightcc, and are told nothing.
 

@@ -57,7 +57,7 @@ struct Side {
     engine = std::make_unique<Engine>(
         std::move(port), options,
         Engine::Settings{.runs_inline = runs_inline,
-                         .crowded = true,
+                         .oversubscribed = true,
                          .core = std::nullopt,
                          .name_of_peer = [](const Address&) { return std::string("the peer"); },
                          .random = [dice = std::make_shared<std::mt19937_64>(7)] { return (*dice)(); }});

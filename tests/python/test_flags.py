@@ -255,7 +255,7 @@ def test_variables_without_effect_are_reported_by_rank_0_once():
 
 
 VARIABLE = re.compile(r"""["'](?!LIGHTCC_TEST_)((?:HOROVOD|LIGHTCC|LIGHT|HARP)_[A-Z0-9_]+)["'=]""")
-TABLES = [ROOT / "csrc" / "base" / name for name in ("config.cc", "idle_knobs.h", "known_variables.cc")]
+TABLES = [ROOT / "csrc" / "base" / name for name in ("config.cc", "ignored_knobs.h", "known_variables.cc")]
 
 
 def variables_in(paths):

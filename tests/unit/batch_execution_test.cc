@@ -393,7 +393,7 @@ TEST_F(Batches, AllReducesOfTheSizesThatTheBatchNamesTakeTheSecondChoice) {
                             {Kind::allreduce, 0, 0, 0, "other", nullptr}};
   Backend* const both[] = {&backend, &other};
   const Selector choices(both, 1, "", kBoth);
-  for (const SecondChoices second : {0, 1 << 4, 1 << 5}) {
+  for (const AutotuneChoices second : {0, 1 << 4, 1 << 5}) {
     Values data(4, 1);
     std::vector<BatchItem> items{allreduce({tensor(data, data)})};
     items[0].second = second;

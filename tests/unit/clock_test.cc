@@ -28,7 +28,7 @@ TEST(WaitHabit, YieldsForLessLongWhileWaitsAreLong) {
 TEST(WaitHabit, SpinsForLessLongWhereThatDoesNotPay) {
   WaitHabit habit(20'000);
   EXPECT_EQ(habit.spin_ns(), 20'000u);
-  EXPECT_FALSE(habit.crowded());
+  EXPECT_FALSE(habit.oversubscribed());
   habit.spinning_paid(false);
   EXPECT_EQ(habit.spin_ns(), 10'000u);
   for (int i = 0; i < 100; ++i) habit.spinning_paid(false);
@@ -39,16 +39,16 @@ TEST(WaitHabit, SpinsForLessLongWhereThatDoesNotPay) {
 
 TEST(WaitHabit, NeverSpinsWhereCoresAreFewerThanRanks) {
   WaitHabit habit(0);
-  EXPECT_TRUE(habit.crowded());
+  EXPECT_TRUE(habit.oversubscribed());
   for (int i = 0; i < 10; ++i) habit.spinning_paid(true);
   EXPECT_EQ(habit.spin_ns(), 0u);
 }
 
 // The network is slow: a patience that lasts long begins short ones.
-TEST(Patience, IsUsedUpSoonerAfterLongWaits) {
+TEST(SpinPolicy, IsUsedUpSoonerAfterLongWaits) {
   WaitHabit habit(0);
   const auto waited_ns = [&] {
-    Patience patience(habit);
+    SpinPolicy patience(habit);
     const uint64_t begin = now_ns();
     while (patience.wait_a_little()) {
     }
@@ -56,7 +56,7 @@ TEST(Patience, IsUsedUpSoonerAfterLongWaits) {
   };
   const uint64_t fresh = habit.yield_ns();
   for (int i = 0; i < 20; ++i) {
-    Patience patience(habit);
+    SpinPolicy patience(habit);
     while (patience.wait_a_little()) {
     }
     timespec nap{0, 1'000'000};

@@ -107,40 +107,40 @@ TEST(DeadlockDetector, WhoDeniesIsAskedAboutTheNext) {
 BlockedReport waits(int rank, int group, const std::string& key, std::vector<int32_t> missing, uint32_t answers = 0) {
   return {rank, 1, group, Kind::allreduce, "allreduce." + key, std::move(missing), answers};
 }
-using Circles = std::vector<std::vector<int>>;
+using Cycles = std::vector<std::vector<int>>;
 
-TEST(DeadlockDetector, ACircleThroughSeveralSetsIsToldOnceAllOfItHaveSaidSoAgain) {
+TEST(DeadlockDetector, ACycleThroughSeveralSetsIsToldOnceAllOfItHaveSaidSoAgain) {
   DeadlockDetector detector(belongs);
   detector.receive(waits(2, 2, "c", {1, 3})), detector.receive(waits(2, 2, "c", {1, 3}));
   detector.receive(blocked(1, 1, 1, "allreduce.b")), detector.receive(waits(1, 1, "b", {0}));
   EXPECT_EQ(asked(detector), "") << "rank 3 may be late, and rank 0 waits for nobody that is known";
   detector.receive(blocked(0, 0, 1, "allreduce.a")), detector.receive(waits(0, 0, "a", {1, 2}));
   EXPECT_EQ(asked(detector), "0.1?-1 in 0 1.1?-1 in 1");
-  EXPECT_EQ(detector.take_circles(), Circles{});
+  EXPECT_EQ(detector.take_cycles(), Cycles{});
   detector.receive(waits(0, 0, "a", {1, 2}, 1));
-  EXPECT_EQ(detector.take_circles(), Circles{});
+  EXPECT_EQ(detector.take_cycles(), Cycles{});
   detector.receive(waits(1, 1, "b", {0}, 1));
-  EXPECT_EQ(detector.take_circles(), (Circles{{0, 1}}));
+  EXPECT_EQ(detector.take_cycles(), (Cycles{{0, 1}}));
   detector.receive(waits(1, 1, "b", {0}, 1));
-  EXPECT_EQ(detector.take_circles(), Circles{}) << "once";
+  EXPECT_EQ(detector.take_cycles(), Cycles{}) << "once";
 }
 
-TEST(DeadlockDetector, WhatHadBeenAnnouncedBeforeTheNextWasBlockedClosesNoCircle) {
+TEST(DeadlockDetector, WhatHadBeenAnnouncedBeforeTheNextWasBlockedClosesNoCycle) {
   DeadlockDetector detector(belongs);
   detector.receive(blocked(0, 0, 1, "allreduce.a")), detector.receive(waits(0, 0, "a", {1, 2}));
   detector.receive(blocked(1, 1, 1, "allreduce.b")), detector.receive(waits(1, 1, "b", {0}));
   EXPECT_EQ(asked(detector), "0.1?-1 in 0 1.1?-1 in 1");
   detector.receive(waits(1, 1, "b", {0}, 1));
   detector.receive(waits(0, 0, "a", {2}, 1));  // rank 1 had announced it, and waits in turn: rank 2 is late
-  EXPECT_EQ(detector.take_circles(), Circles{});
+  EXPECT_EQ(detector.take_cycles(), Cycles{});
 }
 
-TEST(DeadlockDetector, ACircleInsideOneSetIsThatSetsToTell) {
+TEST(DeadlockDetector, ACycleInsideOneSetIsThatSetsToTell) {
   DeadlockDetector detector(belongs);
   for (int round : {0, 1})
     for (int rank : {0, 1}) detector.receive(waits(rank, 1, rank ? "b" : "a", {1 - rank}, uint32_t(round)));
   EXPECT_EQ(asked(detector), "");
-  EXPECT_EQ(detector.take_circles(), Circles{});
+  EXPECT_EQ(detector.take_cycles(), Cycles{});
 }
 
 TEST(DeadlockDetector, AnswersThatNobodyAskedForAreIgnored) {

@@ -115,9 +115,9 @@ void reduce(Members& members, size_t bytes) {
   for (const auto& each : data) EXPECT_EQ(each, std::vector<float>(bytes / sizeof(float), float(members.size())));
 }
 // The choices that all members have.
-SecondChoices choices(Members& members) {
-  const SecondChoices all = members[0].engine->second_choices();
-  for (int rank = 0; rank < members.size(); ++rank) EXPECT_EQ(members[rank].engine->second_choices(), all);
+AutotuneChoices choices(Members& members) {
+  const AutotuneChoices all = members[0].engine->autotune_choices();
+  for (int rank = 0; rank < members.size(); ++rank) EXPECT_EQ(members[rank].engine->autotune_choices(), all);
   return all;
 }
 
@@ -288,12 +288,12 @@ constexpr int k64KiB = 16;
 
 TEST(GroupEngine, TheTunersChoicesAreThoseOfAllMembers) {
   Members members(kHosts, tuned());
-  std::vector<SecondChoices> seen;
+  std::vector<AutotuneChoices> seen;
   for (int i = 0; i < 7; ++i) {
     reduce(members, size_t(1) << k64KiB);
     seen.push_back(choices(members));
   }
-  for (int i = 0; i < 6; ++i) EXPECT_EQ(seen[size_t(i)], SecondChoices(i % 2) << k64KiB) << i;
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(seen[size_t(i)], AutotuneChoices(i % 2) << k64KiB) << i;
   for (int i = 0; i < 5; ++i) {
     reduce(members, size_t(1) << k64KiB);
     EXPECT_EQ(choices(members), seen[6]) << "it has settled";
@@ -309,7 +309,7 @@ TEST(GroupEngine, WhatAnEarlierRunHasFoundHoldsFromTheFirstBatchOn) {
     Members members(kHosts, config);
     for (int i = 0; i < 8; ++i) {
       reduce(members, size_t(1) << k64KiB);
-      EXPECT_EQ(choices(members), SecondChoices(1) << 16 | SecondChoices(1) << 19);
+      EXPECT_EQ(choices(members), AutotuneChoices(1) << 16 | AutotuneChoices(1) << 19);
     }
   }
   Members members(kHosts, config);
@@ -328,11 +328,11 @@ TEST(GroupEngine, WhatIsKnownOfOtherRulesIsForgottenWithThem) {
   CacheFile::of(config.cache_dir, "threads").put("tuned", "16:links/halving_doubling 17:links/ring");
   Members members(kHosts, config);
   reduce(members, 64);
-  EXPECT_EQ(choices(members), SecondChoices(1) << 16);
+  EXPECT_EQ(choices(members), AutotuneChoices(1) << 16);
   const Rule rules[] = {{Kind::allreduce, 0, 0, 0, "2d", nullptr}, {Kind::allreduce, 0, 0, 0, "links", "ring"}};
   for (int rank = 0; rank < members.size(); ++rank) members[rank].engine->use_rules(rules, {});
   reduce(members, 64);
-  EXPECT_EQ(choices(members), SecondChoices(1) << 17);
+  EXPECT_EQ(choices(members), AutotuneChoices(1) << 17);
   std::filesystem::remove_all(config.cache_dir);
 }
 

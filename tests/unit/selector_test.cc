@@ -135,7 +135,7 @@ TEST(Selector, TheSecondRowThatFits) {
   Backend* const backends[] = {&compressed, &two_levels, &links};
   const Selector selector(backends, 2, "", rules_for({{0}, {1}}, true));
   const Collective large = collective(Kind::allreduce, 2, 1 << 20);
-  const SecondChoices only_large = SecondChoices(1) << 20;
+  const AutotuneChoices only_large = AutotuneChoices(1) << 20;
   EXPECT_EQ(size_class(1 << 20), 20);
   EXPECT_EQ(size_class((1 << 21) - 1), 20);
   EXPECT_EQ(size_class(0), 0);
@@ -144,11 +144,11 @@ TEST(Selector, TheSecondRowThatFits) {
   EXPECT_EQ(text_of(selector.choose(collective(Kind::allreduce, 2, 1 << 19), only_large)), "2d");
   Collective other = large;
   other.codec.kind = CodecKind::topk;
-  EXPECT_EQ(text_of(selector.choose(other, ~SecondChoices())), "compressed");
+  EXPECT_EQ(text_of(selector.choose(other, ~AutotuneChoices())), "compressed");
   other = large;
   other.op = ReduceOp::adasum;
-  EXPECT_EQ(text_of(selector.choose(other, ~SecondChoices())), "links/adasum_halving");
-  EXPECT_EQ(text_of(selector.choose(collective(Kind::broadcast, 2, 1 << 20), ~SecondChoices())), "links/binomial");
+  EXPECT_EQ(text_of(selector.choose(other, ~AutotuneChoices())), "links/adasum_halving");
+  EXPECT_EQ(text_of(selector.choose(collective(Kind::broadcast, 2, 1 << 20), ~AutotuneChoices())), "links/binomial");
   const Rule only[] = {{Kind::allreduce, 0, 0, 0, "links", "ring"}, {Kind::allreduce, 0, 0, 0, "links", "ring"}};
   EXPECT_EQ(text_of(Selector(backends, 2, "", only).choose(large, only_large)), "links/ring") << "there is no other";
 }

@@ -24,7 +24,7 @@ struct Simulation {
       : tuner(limits), speeds{first, second}, random(seed), noise(noise) {}
 
   Tuner::Noted run(int64_t bytes) {
-    const SecondChoices choices = tuner.choices();
+    const AutotuneChoices choices = tuner.choices();
     const bool second = choices >> size_class(bytes) & 1;
     std::uniform_real_distribution<double> share(0, noise);
     const double delay = noise > 0 && random() % 40 == 0 ? 3 : 1 + share(random);
@@ -140,10 +140,10 @@ TEST(Tuner, WhatAnEarlierRunHasFoundHoldsAtOnce) {
   Simulation s(kOneStep, 2e9, 1e9);
   s.tuner.settle(k1MiB, true);
   s.tuner.settle(k1MiB + 1, false);
-  EXPECT_EQ(s.tuner.choices(), SecondChoices(1) << k1MiB);
+  EXPECT_EQ(s.tuner.choices(), AutotuneChoices(1) << k1MiB);
   s.run(kMiB, 50);
   s.run(2 * kMiB, 50);
-  EXPECT_EQ(s.tuner.choices(), SecondChoices(1) << k1MiB);
+  EXPECT_EQ(s.tuner.choices(), AutotuneChoices(1) << k1MiB);
   EXPECT_TRUE(s.decisions.empty());
 }
 

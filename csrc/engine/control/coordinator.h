@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "engine/control/message.h"
-#include "engine/control/wait_circle.h"
+#include "engine/control/wait_cycle.h"
 #include "engine/fusion.h"
 #include "engine/plan.h"
 
@@ -65,8 +65,8 @@ class Coordinator {
   void name_given_up(int member, const std::string& key);
   // What this member has announced first of all that still waits for others, or "".
   std::string waits_for(int member) const;
-  // This member is blocked on the request, and announces nothing until it has it. Returns a circle of such members that
-  // wait for each other, once for each circle, or nothing.
+  // This member is blocked on the request, and announces nothing until it has it. Returns a cycle of such members that
+  // wait for each other, once for each cycle, or nothing.
   std::vector<Wait> blocked(int member, const std::string& key);
   std::vector<int> missing(const std::string& key) const;  // members that have not announced it, but should
   // Members that have joined: what the others have announced is ready without them, until all have joined. That
@@ -167,7 +167,7 @@ class Coordinator {
   struct Refusal { int count = 0; std::string why; };
   std::map<std::string, std::vector<Refusal>> refused_;  // by key and member: since it last announced it
   std::map<int, std::string> blocked_on_;            // by member, until it announces something
-  std::set<std::string> told_;                       // keys of circles that were found
+  std::set<std::string> told_;                       // keys of cycles that were found
   std::vector<int> stale_;                           // by member: cached requests whose number had been given away;
                                                      // each is followed by an announcement that says `again`
 };

@@ -56,10 +56,10 @@ std::vector<Wait> Coordinator::blocked(int member, const std::string& key) {
   if (std::none_of(late.begin(), late.end(), [&](int one) { return blocked_on_.contains(one); })) return {};
   const std::map<std::string, Wait> waits = this->waits();
   std::erase_if(told_, [&](const std::string& told) { return !waits.contains(told); });
-  std::vector<Wait> circle = closed_circle(waits, key);
+  std::vector<Wait> cycle = find_cycle(waits, key);
   bool is_news = false;
-  for (const Wait& wait : circle) is_news |= told_.insert(wait.key).second;
-  return is_news ? circle : std::vector<Wait>();
+  for (const Wait& wait : cycle) is_news |= told_.insert(wait.key).second;
+  return is_news ? cycle : std::vector<Wait>();
 }
 
 std::vector<int> Coordinator::missing(const std::string& key) const {

@@ -14,7 +14,7 @@ DeadlockDetector::Operation DeadlockDetector::operation(const BlockedReport& rep
 void DeadlockDetector::receive(const BlockedReport& report) {
   if (auto it = ranks_.find(report.rank); it != ranks_.end() && it->second.report.state == report.state) {
     it->second.report = report;
-    return find_circle(report.rank);
+    return find_cycle(report.rank);
   }
   withdraw(report.rank);
   if (report.group < 0) return;
@@ -33,7 +33,7 @@ void DeadlockDetector::withdraw(int rank) {
   if (same->second[report.group].empty()) same->second.erase(report.group);
   if (same->second.empty()) blocked_on_.erase(same);
   ranks_.erase(it);
-  std::erase_if(asked_circles_, [&](auto& circle) { return std::ranges::count(circle.first, rank) > 0; });
+  std::erase_if(asked_cycles_, [&](auto& cycle) { return std::ranges::count(cycle.first, rank) > 0; });
   if (partner < 0) return;
   ranks_[partner].partner = -1;
   ranks_[partner].confirmed = false;
@@ -80,44 +80,44 @@ void DeadlockDetector::receive(const DeadlockReply& reply) {
   out_.push_back({reply.other, other.report.state, reply.rank, one.report.group, one.report.key, true});
 }
 
-std::vector<int> DeadlockDetector::circle_through(int rank) const {
+std::vector<int> DeadlockDetector::cycle_through(int rank) const {
   std::map<int, int> before;  // of a rank that is waited for: by whom, as the search came there
   for (std::deque<int> next{rank}; !next.empty(); next.pop_front()) {
     for (int other : ranks_.at(next.front()).report.missing) {
       if (!ranks_.contains(other) || !before.try_emplace(other, next.front()).second) continue;
       next.push_back(other);
       if (other != rank) continue;
-      std::vector<int> circle;
+      std::vector<int> cycle;
       int at = rank;
-      do circle.insert(circle.begin(), at = before.at(at));
+      do cycle.insert(cycle.begin(), at = before.at(at));
       while (at != rank);
-      return circle;
+      return cycle;
     }
   }
   return {};
 }
 
 // One inside a single set is found there (Coordinator::blocked).
-void DeadlockDetector::find_circle(int rank) {
-  std::vector<int> circle = circle_through(rank);
+void DeadlockDetector::find_cycle(int rank) {
+  std::vector<int> cycle = cycle_through(rank);
   const auto report = [&](int one) -> const BlockedReport& { return ranks_.at(one).report; };
-  if (std::ranges::all_of(circle, [&](int one) { return report(one).group == report(rank).group; })) return;
-  std::ranges::rotate(circle, std::ranges::min_element(circle));
-  const auto [it, is_new] = asked_circles_.try_emplace(circle);
-  Circle& known = it->second;
+  if (std::ranges::all_of(cycle, [&](int one) { return report(one).group == report(rank).group; })) return;
+  std::ranges::rotate(cycle, std::ranges::min_element(cycle));
+  const auto [it, is_new] = asked_cycles_.try_emplace(cycle);
+  Cycle& known = it->second;
   if (is_new) {
-    for (int one : circle) {
+    for (int one : cycle) {
       known.needed.push_back(++ranks_.at(one).asked);
       out_.push_back({one, report(one).state, -1, report(one).group, report(one).key, false});
     }
     return;
   }
-  for (size_t i = 0; i < circle.size(); ++i)
-    if (report(circle[i]).answers < known.needed[i]) return;
-  if (!std::exchange(known.told, true)) circles_.push_back(std::move(circle));
+  for (size_t i = 0; i < cycle.size(); ++i)
+    if (report(cycle[i]).answers < known.needed[i]) return;
+  if (!std::exchange(known.told, true)) cycles_.push_back(std::move(cycle));
 }
 
-std::vector<std::vector<int>> DeadlockDetector::take_circles() { return std::exchange(circles_, {}); }
+std::vector<std::vector<int>> DeadlockDetector::take_cycles() { return std::exchange(cycles_, {}); }
 
 std::vector<DeadlockProbe> DeadlockDetector::take_messages() { return std::exchange(out_, {}); }
 

@@ -8,11 +8,11 @@
 //    both whether they have announced nothing like it in the other's set: DeadlockProbe, DeadlockReply.
 // 3. If both say so, it tells both, and each tells the other's set that it will not come: MembersAbsent.
 //
-// A circle of ranks, each blocked on an operation that the next has not announced:
+// A cycle of ranks, each blocked on an operation that the next has not announced:
 // 1. A rank that is blocked for longer asks its set's coordinator who is missing, and reports that too.
-// 2. Once reports close a circle, the detector asks all of its ranks once more. A rank that is blocked announces
+// 2. Once reports close a cycle, the detector asks all of its ranks once more. A rank that is blocked announces
 //    nothing, so what they answer then, while none of them has gone on, holds for good.
-// 3. If the circle still closes, it is told: circles. Nothing ends by it.
+// 3. If the cycle still closes, it is told: cycles. Nothing ends by it.
 #pragma once
 #include <functional>
 #include <map>
@@ -33,14 +33,14 @@ class DeadlockDetector {
   // What a rank waits for, or that it has gone on. Ranks are the world's, and exist.
   void receive(const BlockedReport&);
   void receive(const DeadlockReply&);
-  bool pending() const { return !out_.empty() || !circles_.empty(); }
+  bool pending() const { return !out_.empty() || !cycles_.empty(); }
   const BlockedReport* blocked(int rank) const {  // on what, if it has said so; nullptr: not known
     auto it = ranks_.find(rank);
     return it == ranks_.end() ? nullptr : &it->second.report;
   }
   std::vector<DeadlockProbe> take_messages();  // each to its own rank
-  // Circles that are certain, each once: each rank waits for the next, and the last for the first.
-  std::vector<std::vector<int>> take_circles();
+  // Cycles that are certain, each once: each rank waits for the next, and the last for the first.
+  std::vector<std::vector<int>> take_cycles();
 
  private:
   struct Rank {
@@ -50,7 +50,7 @@ class DeadlockDetector {
     std::set<std::pair<int, uint32_t>> cleared;  // who, in which state, is in no deadlock with it
     uint32_t asked = 0;          // for whom it waits
   };
-  struct Circle {
+  struct Cycle {
     std::vector<uint32_t> needed;  // by rank: so many answers
     bool told = false;
   };
@@ -58,15 +58,15 @@ class DeadlockDetector {
   static Operation operation(const BlockedReport&);
   void withdraw(int rank);
   void find_partner(int rank);   // looks for one that it may be in a deadlock with
-  std::vector<int> circle_through(int rank) const;  // the shortest, or none
-  void find_circle(int rank);
+  std::vector<int> cycle_through(int rank) const;  // the shortest, or none
+  void find_cycle(int rank);
 
   std::function<bool(int, int)> belongs_;
   std::map<int, Rank> ranks_;    // those that are blocked
   std::map<Operation, std::map<int, std::set<int>>> blocked_on_;  // by group
-  std::map<std::vector<int>, Circle> asked_circles_;  // by its ranks, none of which has gone on since
+  std::map<std::vector<int>, Cycle> asked_cycles_;  // by its ranks, none of which has gone on since
   std::vector<DeadlockProbe> out_;
-  std::vector<std::vector<int>> circles_;
+  std::vector<std::vector<int>> cycles_;
 };
 
 }  // namespace lightcc

@@ -143,7 +143,7 @@ struct Plan {
 };
 struct PlanEnded { uint32_t plan; };               // each request by itself again
 struct BucketBatch { uint32_t plan, bucket; };     // a bucket to run as one batch
-struct Tuned { uint64_t second; };                 // all-reduces of later batches choose by these SecondChoices
+struct Tuned { uint64_t second; };                 // all-reduces of later batches choose by these AutotuneChoices
 struct Failure {
   std::string key;
   Code code;

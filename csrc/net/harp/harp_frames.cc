@@ -32,7 +32,7 @@ std::optional<HarpHello> hello_in(std::string_view bytes) {
 }
 
 std::string frame_of(const HarpNotice& notice) {
-  return WireWriter().put(notice.code).put(cut(notice.why, kMostWhy)).take();
+  return WireWriter().put(notice.code).put(truncate_utf8(notice.why, kMostWhy)).take();
 }
 
 HarpNotice notice_in(std::string_view bytes) {

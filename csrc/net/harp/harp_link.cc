@@ -68,7 +68,7 @@ void HarpStream::reap() {
 }
 
 void HarpStream::send_notice(const HarpNotice& notice) {
-  notice_ = {"", frame_of({notice.code, std::string(cut(notice.why, record_bytes_ - kAlignment))})};
+  notice_ = {"", frame_of({notice.code, std::string(truncate_utf8(notice.why, record_bytes_ - kAlignment))})};
   step();
 }
 

@@ -64,7 +64,7 @@ std::string encode(const Heartbeat& heartbeat, const HeartbeatKey& key) {
   WireWriter body;
   body.put(heartbeat.host).put(heartbeat.sequence).put(uint8_t(heartbeat.over));
   if (heartbeat.over) {
-    body.put(heartbeat.code).put(cut(heartbeat.cause, kCauseBytes));
+    body.put(heartbeat.code).put(truncate_utf8(heartbeat.cause, kCauseBytes));
   } else {
     const size_t ages = std::min(heartbeat.awake_ages.size(), kMostAges);
     body.put(std::vector<uint16_t>(heartbeat.awake_ages.begin(), heartbeat.awake_ages.begin() + ptrdiff_t(ages)));

@@ -4,10 +4,10 @@
 
 namespace lightcc {
 
-struct Idle {
+struct IgnoredKnob {
   const char* name;
   const char* reason;
-  std::optional<bool> anyway = {};  // of a switch: the value that asks for what happens anyway, and is not noted
+  std::optional<bool> no_op_value = {};  // of a switch: asks for what happens anyway, and is not noted
 };
 
 inline constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
@@ -15,7 +15,7 @@ inline constexpr const char* kOwnTransport = "it has its own transport and uses 
 inline constexpr const char* kNoSpark = "Spark is not supported";
 inline constexpr const char* kOwnRendezvous = "ranks meet at LIGHTCC_STORE_ADDR, or where their launcher says";
 
-inline constexpr Idle kIdle[] = {
+inline constexpr IgnoredKnob kIgnoredKnobs[] = {
     {"HOROVOD_CYCLE_TIME", kNoCycle},
     {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "two candidates are compared, and there is no Gaussian process"},
     {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},

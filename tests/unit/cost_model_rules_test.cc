@@ -1,4 +1,4 @@
-#include "collective/priced_rules.h"
+#include "collective/cost_model_rules.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 namespace lightcc {
 namespace {
 
-Cluster cluster_of(int hosts, int ranks, double bytes_per_s = 119e6, double latency_s = 50e-6) {
+Cluster flat_cluster(int hosts, int ranks, double bytes_per_s = 119e6, double latency_s = 50e-6) {
   Cluster cluster;
   cluster.hosts.assign(size_t(hosts), ranks);
   cluster.nic_bytes_per_s = bytes_per_s;
@@ -24,18 +24,18 @@ std::string chosen(const std::vector<Rule>& rules, int64_t bytes, int place = 0)
   return "none";
 }
 
-TEST(PricedRules, TwoLevelsWhereHostsHaveSeveralRanks) {
+TEST(CostModelRules, TwoLevelsWhereHostsHaveSeveralRanks) {
   for (const int hosts : {2, 4}) {
-    const std::vector<Rule> rules = priced_rules(cluster_of(hosts, 4), true);
+    const std::vector<Rule> rules = cost_model_rules(flat_cluster(hosts, 4), true);
     EXPECT_EQ(chosen(rules, 64 << 20), "2d/pairwise");
     EXPECT_EQ(chosen(rules, 1 << 12), hosts == 2 ? "2d/recursive_doubling" : "2d/pairwise") << "start-ups rule";
-    for (const Rule& rule : priced_rules(cluster_of(hosts, 4), false)) EXPECT_STREQ(rule.backend, "links");
+    for (const Rule& rule : cost_model_rules(flat_cluster(hosts, 4), false)) EXPECT_STREQ(rule.backend, "links");
   }
 }
 
-TEST(PricedRules, WithLatencyRulesChangeAtLargerSizes) {
+TEST(CostModelRules, WithLatencyRulesChangeAtLargerSizes) {
   const auto last_small = [](double latency_s) {
-    const std::vector<Rule> rules = priced_rules(cluster_of(16, 1, 3e9, latency_s), true);
+    const std::vector<Rule> rules = cost_model_rules(flat_cluster(16, 1, 3e9, latency_s), true);
     int64_t bytes = 1 << 10;
     while (bytes < (1 << 30) && chosen(rules, bytes) == "2d/recursive_doubling") bytes *= 2;
     return bytes;
@@ -43,13 +43,13 @@ TEST(PricedRules, WithLatencyRulesChangeAtLargerSizes) {
   EXPECT_LT(4 * last_small(10e-6), last_small(1e-3));
 }
 
-TEST(PricedRules, NoRingAmongThousandsOfHosts) {
-  const std::vector<Rule> rules = priced_rules(cluster_of(2048, 1, 3.1e9, 30e-6), true);
+TEST(CostModelRules, NoRingAmongThousandsOfHosts) {
+  const std::vector<Rule> rules = cost_model_rules(flat_cluster(2048, 1, 3.1e9, 30e-6), true);
   EXPECT_EQ(chosen(rules, 64 << 20), "2d/halving_doubling");
 }
 
-TEST(PricedRules, TheSecondIsAnother) {
-  const std::vector<Rule> rules = priced_rules(cluster_of(4, 2), true);
+TEST(CostModelRules, TheSecondIsAnother) {
+  const std::vector<Rule> rules = cost_model_rules(flat_cluster(4, 2), true);
   for (int64_t bytes = 1 << 10; bytes < int64_t(4) << 30; bytes *= 2) {
     EXPECT_NE(chosen(rules, bytes), chosen(rules, bytes, 1));
     EXPECT_NE(chosen(rules, bytes, 1), "none");
@@ -57,18 +57,18 @@ TEST(PricedRules, TheSecondIsAnother) {
 }
 
 // Two measurements of one network differ by some percent.
-TEST(PricedRules, NoiseOfAMeasurementChangesNothingForLargeVectors) {
-  const std::vector<Rule> rules = priced_rules(cluster_of(4, 2), true);
+TEST(CostModelRules, NoiseOfAMeasurementChangesNothingForLargeVectors) {
+  const std::vector<Rule> rules = cost_model_rules(flat_cluster(4, 2), true);
   for (const double noise : {0.9, 0.95, 1.05, 1.1}) {
-    const std::vector<Rule> again = priced_rules(cluster_of(4, 2, 119e6 * noise, 50e-6 / noise), true);
+    const std::vector<Rule> again = cost_model_rules(flat_cluster(4, 2, 119e6 * noise, 50e-6 / noise), true);
     for (int64_t bytes = 1 << 20; bytes < int64_t(4) << 30; bytes *= 2)
       EXPECT_EQ(chosen(rules, bytes), chosen(again, bytes)) << bytes;
   }
 }
 
-TEST(PricedRules, TextReadsBackTheSame) {
+TEST(CostModelRules, TextReadsBackTheSame) {
   for (const int hosts : {2, 3, 64}) {
-    const std::vector<Rule> rules = priced_rules(cluster_of(hosts, 2), true);
+    const std::vector<Rule> rules = cost_model_rules(flat_cluster(hosts, 2), true);
     const std::vector<Rule> again = parse_allreduce_rules(text_of(rules));
     ASSERT_EQ(rules.size(), again.size());
     for (size_t i = 0; i < rules.size(); ++i) {
@@ -83,7 +83,7 @@ TEST(PricedRules, TextReadsBackTheSame) {
     EXPECT_THROW(parse_allreduce_rules(text), Error) << text;
 }
 
-TEST(PricedRules, StandBehindWhatCompressesAndBeforeTheOthers) {
+TEST(CostModelRules, StandBehindWhatCompressesAndBeforeTheOthers) {
   const Rule own[] = {{Kind::allreduce, 2, 0, 0, "links", "pairwise"}};
   const std::vector<Rule> rules = rules_for({{0}, {1}}, true, own);
   EXPECT_STREQ(rules[0].backend, "compressed");

@@ -1,4 +1,4 @@
-#include "engine/control/wait_circle.h"
+#include "engine/control/wait_cycle.h"
 
 #include <algorithm>
 #include <deque>
@@ -18,7 +18,7 @@ std::string deadlock_warning(const std::string& where, const std::string& waits)
          "(docs/errors.md)";
 }
 
-std::vector<Wait> closed_circle(const std::map<std::string, Wait>& waits, const std::string& from) {
+std::vector<Wait> find_cycle(const std::map<std::string, Wait>& waits, const std::string& from) {
   std::map<std::string, std::string> before;  // a request that waits for one: how the search came there
   std::deque<std::string> next{from};
   for (; !next.empty() && waits.contains(next.front()); next.pop_front()) {
@@ -28,11 +28,11 @@ std::vector<Wait> closed_circle(const std::map<std::string, Wait>& waits, const 
       before[other] = key;
       next.push_back(other);
       if (other != from) continue;
-      std::vector<Wait> circle;
+      std::vector<Wait> cycle;
       std::string at = from;
-      do circle.insert(circle.begin(), waits.at(at = before[at]));
+      do cycle.insert(cycle.begin(), waits.at(at = before[at]));
       while (at != from);
-      return circle;
+      return cycle;
     }
   }
   return {};

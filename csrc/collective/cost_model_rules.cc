@@ -1,4 +1,4 @@
-#include "collective/priced_rules.h"
+#include "collective/cost_model_rules.h"
 
 #include <algorithm>
 #include <charconv>
@@ -60,7 +60,7 @@ const Way* take_best(std::vector<Priced>& all) {
 
 }  // namespace
 
-std::vector<Rule> priced_rules(const Cluster& cluster, bool hierarchical) {
+std::vector<Rule> cost_model_rules(const Cluster& cluster, bool hierarchical) {
   struct Range { int64_t most_bytes; const Way *best, *second; };
   std::vector<Range> ranges;
   for (int k = kFirstClass; k <= kLastClass; k += cluster.ranks() > kManyRanks ? 2 : 1) {

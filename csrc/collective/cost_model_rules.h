@@ -15,7 +15,7 @@ namespace lightcc {
 // kAlike times as long as the best are alike; of these the first in a fixed order is taken, so that two measurements of
 // one network mostly lead to the same rules, and so to the same bits of a sum.
 inline constexpr double kAlike = 1.25;
-std::vector<Rule> priced_rules(const Cluster&, bool hierarchical);
+std::vector<Rule> cost_model_rules(const Cluster&, bool hierarchical);
 
 std::string text_of(std::span<const Rule>);                    // "65536 2d/pairwise 65536 links/ring ..."
 // Throws Error{internal} if that is no such text.

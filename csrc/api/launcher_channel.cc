@@ -1,4 +1,4 @@
-#include "api/launcher_talk.h"
+#include "api/launcher_channel.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -44,7 +44,7 @@ std::string text_of_members(const World& world) {
 
 }  // namespace
 
-LauncherTalk::LauncherTalk(const World& world, const Environment& env, Cancellation& cancellation)
+LauncherChannel::LauncherChannel(const World& world, const Environment& env, Cancellation& cancellation)
     : cancellation_(cancellation) {
   if (world.launcher != "lightccrun" || world.size == 1) return;
   socket_ = launchers_socket(env);
@@ -56,21 +56,21 @@ LauncherTalk::LauncherTalk(const World& world, const Environment& env, Cancellat
   thread_ = std::thread([this] { listen(); });
 }
 
-LauncherTalk::~LauncherTalk() {
+LauncherChannel::~LauncherChannel() {
   if (socket_ < 0) return;
   over_->cancel(Error(Code::shut_down, "init is over"));
   thread_.join();
   say("left " + number_);
 }
 
-void LauncherTalk::formed() { say("formed " + number_); }
+void LauncherChannel::formed() { say("formed " + number_); }
 
-void LauncherTalk::say(const std::string& line) const {
+void LauncherChannel::say(const std::string& line) const {
   const std::string text = line + "\n";
   if (socket_ >= 0) (void)!send(socket_, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);  // it may be gone
 }
 
-void LauncherTalk::listen() {
+void LauncherChannel::listen() {
   std::string pending;
   char chunk[kTalkBytes];
   while (true) {
@@ -85,10 +85,10 @@ void LauncherTalk::listen() {
   }
 }
 
-bool LauncherTalk::heed(const std::string& line) {
+bool LauncherChannel::heed(const std::string& line) {
   const std::string begin = "cancel " + number_ + " ";
   if (!line.starts_with(begin)) return false;  // of an init that is over
-  const std::string_view cause = cut(std::string_view(line).substr(begin.size()), kLongestCause);
+  const std::string_view cause = truncate_utf8(std::string_view(line).substr(begin.size()), kLongestCause);
   cancellation_.cancel(Error(Code::shut_down, "init: " + std::string(cause)));
   return true;
 }

@@ -16,12 +16,12 @@ namespace lightcc {
 
 // Lines, of which lightcc/runner/inits.py is the other end. To the launcher: "begin NUMBER RANKS" ("all", or launched
 // ranks as "0,2"), then "formed NUMBER" or "left NUMBER". To the rank: "cancel NUMBER CAUSE".
-class LauncherTalk {
+class LauncherChannel {
  public:
-  LauncherTalk(const World&, const Environment&, Cancellation&);  // which outlives it
-  ~LauncherTalk();
-  LauncherTalk(const LauncherTalk&) = delete;
-  LauncherTalk& operator=(const LauncherTalk&) = delete;
+  LauncherChannel(const World&, const Environment&, Cancellation&);  // which outlives it
+  ~LauncherChannel();
+  LauncherChannel(const LauncherChannel&) = delete;
+  LauncherChannel& operator=(const LauncherChannel&) = delete;
 
   void formed();
 
