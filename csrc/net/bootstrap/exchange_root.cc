@@ -95,22 +95,22 @@ std::vector<std::string> ExchangeRoot::exchange(const std::string& mine, const D
 }
 
 void ExchangeRoot::end(const Cancellation* cancellation) {
-  tell_failure(cancellation);
+  tell_failure(cancellation, kRootFailureNoticeNs);
   throw *failure_;
 }
 
 void ExchangeRoot::fail(const Error& error, const Cancellation* cancellation) {
   if (!failure_) failure_ = Error(error.code(), "rank 0: " + std::string(error.what()));
-  tell_failure(cancellation);
+  tell_failure(cancellation, kOwnFailureNoticeNs);
 }
 
-// All clients are told, and those that connect within kRootFailureNoticeNs. It ends when they close: a connection that
-// is closed here with unread bytes is reset, and the notice is lost.
-void ExchangeRoot::tell_failure(const Cancellation* cancellation) {
+// All clients are told, and those that connect within notice_ns. It ends when they close: a connection that is closed
+// here with unread bytes is reset, and the notice is lost.
+void ExchangeRoot::tell_failure(const Cancellation* cancellation, uint64_t notice_ns) {
   if (failure_told_) return;  // exchange() has thrown it, and our caller brings it to fail()
   const auto frame = std::make_shared<const std::string>(failure_frame(*failure_));
   const bool late = failure_->code() == Code::timeout;  // a rank that is absent now has had the time
-  const Deadline last(now_ns() + kRootFailureNoticeNs, cancellation);
+  const Deadline last(now_ns() + notice_ns, cancellation);
   auto tell = [&] {
     for (auto& [fd, client] : clients_) {
       if (client.leaving || client.handshake_state() != Handshake::State::done) continue;

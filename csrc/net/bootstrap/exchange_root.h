@@ -54,7 +54,7 @@ class ExchangeRoot : public BootstrapExchange {
   void evict(int fd);  // an unauthenticated client, whose descriptor is needed now
   bool is_dropped(const Client&) const;
   void drop_overdue();
-  void tell_failure(const Cancellation*);
+  void tell_failure(const Cancellation*, uint64_t notice_ns);
   [[noreturn]] void end(const Cancellation*);  // tells and throws it
   std::vector<int> absent() const;  // ranks that have brought no note to this round
   Error missing(const std::vector<int>&, uint64_t deadline_ns) const;

@@ -47,7 +47,7 @@ std::vector<RankInfo> LocalExchangeRoot::exchange(RankInfo mine, const Deadline&
       all[size_t(rank)].rank = rank, all[size_t(rank)].size = size_, all[size_t(rank)].round = round_;
     send_to_all(all, deadline);
   } catch (const Error& error) {
-    tell_failure(error, deadline.cancellation);
+    tell_failure(error, deadline.cancellation, kRootFailureNoticeNs);
     throw;
   }
   ++round_;
@@ -57,7 +57,8 @@ std::vector<RankInfo> LocalExchangeRoot::exchange(RankInfo mine, const Deadline&
 }
 
 void LocalExchangeRoot::fail(const Error& error, const Cancellation* cancellation) {
-  if (!failure_) tell_failure(Error(error.code(), "rank 0: " + std::string(error.what())), cancellation);
+  if (failure_) return;
+  tell_failure(Error(error.code(), "rank 0: " + std::string(error.what())), cancellation, kOwnFailureNoticeNs);
 }
 
 void LocalExchangeRoot::listen(const Deadline& deadline) {
@@ -180,15 +181,15 @@ void LocalExchangeRoot::send_to_all(const std::vector<LocalMessage>& all, const 
   }
 }
 
-// All clients are told, and those that connect within kRootFailureNoticeNs.
-void LocalExchangeRoot::tell_failure(const Error& error, const Cancellation* cancellation) {
+// All clients are told, and those that connect within notice_ns.
+void LocalExchangeRoot::tell_failure(const Error& error, const Cancellation* cancellation, uint64_t notice_ns) {
   failure_ = error;
   LocalMessage refusal;
   refusal.size = size_;
   refusal.round = round_;
   refusal.refusal = error.code();
   refusal.info.note = error.what();
-  const Deadline last(now_ns() + kRootFailureNoticeNs, cancellation);
+  const Deadline last(now_ns() + notice_ns, cancellation);
   const bool late = error.code() == Code::timeout;  // a rank that is absent now has had the time
   for (int told = 0;;) {
     try {

@@ -30,7 +30,7 @@ class LocalExchangeRoot : public LocalExchange {
   void on_readable(Client&);
   void on_message(Client&, LocalMessage);
   void send_to_all(const std::vector<LocalMessage>&, const Deadline&);
-  void tell_failure(const Error&, const Cancellation*);
+  void tell_failure(const Error&, const Cancellation*, uint64_t notice_ns);
   void drop(int fd);
   void close_listeners();
   std::vector<int> absent() const;  // ranks that have sent no info in this round
