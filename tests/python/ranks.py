@@ -49,6 +49,9 @@ def run_checks(file: str, np: int, only: str = "", deadline_s: float = DEADLINE_
     kind = _ranks(np, variables)
     if not only and (file, kind) in _passed:
         return
+    shared = _together.get(_ranks(np, {}), [])
+    assert not variables or file not in shared or file in _together.get(kind, []), (
+        f"{file}: ranks that share other files' checks lack {variables}; call this test test_on_fresh_ranks")
     files = _together.pop(kind) if not only and file in _together.get(kind, []) else [file]
     code, output = launch(np, [*_PYTEST, "-k", only, *files], deadline_s * len(files), **variables)
     names = ", ".join(map(os.path.basename, files))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("job")
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)
-def test_on_ranks(np):
+def test_on_fresh_ranks(np):
     ranks.run_checks(__file__, np, HOROVOD_CHECK_WEIGHTS=str(EVERY))
 
 
