@@ -14,7 +14,7 @@ namespace {
 bool is_urgent(const UpMessage& message) {
   return std::holds_alternative<Query>(message) || std::holds_alternative<MembersAbsent>(message) ||
          std::holds_alternative<BlockedReport>(message) || std::holds_alternative<DeadlockReply>(message) ||
-         std::holds_alternative<LaunchRequest>(message);
+         std::holds_alternative<LaunchRequest>(message) || std::holds_alternative<Contended>(message);
 }
 
 bool is_urgent(const UpFrame& frame) {
