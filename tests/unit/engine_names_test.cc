@@ -1,5 +1,7 @@
 // A name that two threads of a rank use at the same time: no rank can know which calls belong together, so no call of
 // it has a result any more until the next barrier, on any rank, and nobody waits.
+#include <latch>
+
 #include "ranks.h"
 
 namespace lightcc::test {
@@ -96,6 +98,24 @@ TEST_P(EngineNames, OfTwoThreadsAreRefusedOnAllRanksUntilABarrier) {
       expect_right_sums_after_a_barrier(engine, 2);
     });
   }
+}
+
+// Rank 0, the coordinator, has nothing to do and has fallen asleep.
+TEST(EngineNamesOfTwoThreads, AreHeardOfByACoordinatorThatSleeps) {
+  Ranks ranks(2);
+  std::latch refused(1);
+  ranks.each([&](Engine& engine, int rank) {
+    if (rank == 0) return refused.wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // longer than anybody spins
+    std::vector<float> first(3, 1), second(3, 1);
+    auto one = request(engine, Kind::allreduce, "w", {in_place(first)});
+    engine.submit(one, false);
+    std::thread([&] {
+      EXPECT_THROW(engine.submit(request(engine, Kind::allreduce, "w", {in_place(second)}), false), Error);
+    }).join();
+    EXPECT_EQ(finish(engine, one), Code::mismatch) << one->text;
+    refused.count_down();
+  });
 }
 
 // As they come: two threads on each rank, until each has its error.
