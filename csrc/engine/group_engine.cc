@@ -63,13 +63,6 @@ bool GroupEngine::submit(const RequestPtr& request) {
   return true;
 }
 
-void GroupEngine::contended(const std::string& key) {
-  progress_lock_.assert_held();
-  // From now on, for the fast path; the coordinator's words follow.
-  if (withdrawn_.emplace(key, why_withdrawn(group_->rank(group_->index()))).second)
-    control_plane_->send_up(Contended{key, group_->index()});
-}
-
 void GroupEngine::send_up(MemberPlans::Messages messages) {
   for (UpMessage& message : messages) control_plane_->send_up(std::move(message));
 }
@@ -217,12 +210,6 @@ void GroupEngine::receive(const Failure& failure) {
   RequestPtr request = std::move(it->second);
   pending_.erase(it);
   owner_.finish(request, failure.code, request->title() + ": " + failure.text);
-}
-
-void GroupEngine::receive(const NameWithdrawn& withdrawn) {
-  withdrawn_[withdrawn.key] = withdrawn.text;
-  receive(Failure{withdrawn.key, Code::mismatch, withdrawn.text});
-  control_plane_->send_up(NameGivenUp{withdrawn.key, group_->index()});
 }
 
 void GroupEngine::receive(const Missing& missing) {
