@@ -188,15 +188,7 @@ struct NetWithoutConfig {
 using NetV7 = NetWithoutConfig<PropertiesV7, DataPathV7>;
 using NetV8 = NetWithoutConfig<PropertiesV8, DataPathOf<IsendV8, IrecvV8>>;
 
-struct NetV9 {
-  const char* name;
-  Result (*init)(Logger);  // once in a process
-  Result (*devices)(int* count);
-  Result (*get_properties)(int device, PropertiesV10*);
-  Result (*listen)(int device, void* handle, void** listener);
-  Result (*connect)(int device, void* handle, void** communicator, void** device_communicator);
-  Accept accept;
-  DataPathOf<IsendV9, IrecvV9> path;
+struct NetV9 : NetWithoutConfig<PropertiesV10, DataPathOf<IsendV9, IrecvV9>> {
   Result (*make_virtual_device)(int* device, VirtualDevice<4>*);
 };
 
