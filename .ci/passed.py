@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(os.environ.get("LIGHTCC_CI_ROOT") or Path(__file__).resolve().parent.parent)
-CORE = "csrc harp_plugin tests/unit tests/harp tests/regressions tests/fuzz CMakeLists.txt Makefile .ci"
+CORE = ("csrc harp_plugin tests/main.cc tests/labels.h tests/unit tests/harp tests/regressions tests/fuzz "
+        "CMakeLists.txt Makefile .ci")
 # What a stage reads; one that is not here reads every tracked file, and it all but pages for readers counts.
 READS = {"sanitize": CORE, "fuzz": CORE, "planted": CORE + " lightcc",
          "wheel": "csrc harp_plugin lightcc CMakeLists.txt Makefile MANIFEST.in README.md pyproject.toml setup.py .ci"}

@@ -9,6 +9,9 @@
 #include <thread>
 
 #include "harp/api_world.h"
+#include "labels.h"
+
+LABEL(alone, "*AChildOfFork*");
 
 namespace harp {
 namespace {

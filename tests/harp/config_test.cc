@@ -14,6 +14,9 @@
 #include "harp/api_world.h"
 #include "harp_plugin/api/handle.h"
 #include "harp_plugin/api/stats_page.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp {
 namespace {

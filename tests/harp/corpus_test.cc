@@ -8,6 +8,9 @@
 #include <map>
 
 #include "harp_plugin/core/packet.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp::test {
 namespace {

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "harp/pair.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp::test {
 namespace {

@@ -7,6 +7,10 @@
 #include <numeric>
 
 #include "harp/pair.h"
+#include "labels.h"
+
+LABEL(alone);
+LABEL(idle, "EndpointTest.Idle*");
 
 namespace harp::test {
 namespace {

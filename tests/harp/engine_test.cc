@@ -15,6 +15,9 @@
 #include "harp_plugin/api/config.h"
 #include "harp_plugin/api/stats_page.h"
 #include "harp_plugin/port/mem.h"
+#include "labels.h"
+
+LABEL(idle, "Engine.SixtyFourIdle*:Engine.OpeningAndClosing*");
 
 namespace harp {
 namespace {

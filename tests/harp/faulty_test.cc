@@ -4,6 +4,9 @@
 
 #include "harp/port_contract.h"
 #include "harp_plugin/port/mem.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp {
 namespace {

@@ -13,6 +13,9 @@
 #include "harp/xdp_hosts.h"
 #include "harp_plugin/port/descriptors.h"
 #include "harp_plugin/port/udp.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp {
 namespace {

@@ -14,6 +14,9 @@
 
 #include "harp_plugin/port/done_counter.h"
 #include "harp_plugin/port/frame_pool.h"
+#include "labels.h"
+
+LABEL(alone, "DoneCounter.*:FramePool.*");
 
 namespace harp {
 namespace {

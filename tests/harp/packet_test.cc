@@ -6,6 +6,10 @@
 #include <random>
 #include <vector>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace harp {
 namespace {
 

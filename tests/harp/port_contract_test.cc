@@ -10,6 +10,9 @@
 #include "harp_plugin/port/shm.h"
 #include "harp_plugin/port/udp.h"
 #include "harp_plugin/port/xdp.h"
+#include "labels.h"
+
+LABEL(alone, "*/xdp*");
 
 namespace harp {
 

@@ -9,6 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace harp {
 namespace {
 

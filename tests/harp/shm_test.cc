@@ -15,6 +15,9 @@
 #include "harp/lingering.h"
 #include "harp/port_contract.h"
 #include "harp_plugin/port/shm_socket.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp {
 namespace {

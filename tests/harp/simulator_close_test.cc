@@ -6,6 +6,9 @@
 #include <set>
 
 #include "harp/simulator.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp::test {
 namespace {

@@ -9,6 +9,10 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace harp::test {
 namespace {
 

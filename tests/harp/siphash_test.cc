@@ -7,6 +7,10 @@
 #include <random>
 #include <vector>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace harp {
 namespace {
 

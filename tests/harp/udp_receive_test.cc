@@ -6,6 +6,9 @@
 
 #include "base/fd.h"
 #include "harp/udp_transfer.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp {
 namespace {

@@ -13,6 +13,9 @@
 #include "base/error.h"
 #include "harp/udp_transfer.h"
 #include "harp/veth.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp {
 namespace {

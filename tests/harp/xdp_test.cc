@@ -9,6 +9,9 @@
 #include "harp/xdp_hosts.h"
 #include "harp_plugin/port/udp.h"
 #include "harp_plugin/port/xdp_frame.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace harp {
 namespace {

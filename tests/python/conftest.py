@@ -4,6 +4,7 @@ run checks on ranks; else all."""
 import ast
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,35 @@ NEEDS = {"torch": "torch", "training": "torch", "tensorflow": "tensorflow", "ker
          "kerases": "keras"}  # import: framework
 
 
-def _missing(path):
-    """The frameworks that a file imports as it is imported itself and that are not there."""
-    imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+def _needed(tree):
+    """The frameworks that a file imports as it is imported itself."""
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {name.split(".")[0] for node in imports
              for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])}
-    return sorted({NEEDS[name] for name in names if name in NEEDS and not importlib.util.find_spec(NEEDS[name])})
+    return {NEEDS[name] for name in names if name in NEEDS}
 
 
-FILES = sorted(Path(__file__).parent.glob("test_*.py"))
-LEFT_OUT = {path: missing for path in FILES if (missing := _missing(path))}
+def _marks(tree):
+    """Those of all tests of a file."""
+    assigned = [node.value for node in tree.body
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+    return {node.attr for value in assigned for node in ast.walk(value)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark"}
+
+
+FILES = {path: ast.parse(path.read_text()) for path in sorted(Path(__file__).parent.glob("test_*.py"))}
+NEEDED = {path: _needed(tree) for path, tree in FILES.items()}
+MARKS = {path: _marks(tree) | ({"tensorflow"} if NEEDED[path] & {"tensorflow", "keras"} else set())
+         for path, tree in FILES.items()}
+LEFT_OUT = {path: missing for path, needed in NEEDED.items()
+            if (missing := sorted(name for name in needed if not importlib.util.find_spec(name)))}
+OF_FILES = {"tensorflow", "newest_tensorflow", "sizes", "torch_sizes"}  # marks that only whole files have
+
+
+def _is_chosen(path, expression):
+    """Whether -m may choose a test of the file: so that the other files need not be imported."""
+    names = set(re.findall(r"\w+", expression)) - {"and", "or", "not"}
+    return not names or not names <= OF_FILES or eval(expression, {name: name in MARKS[path] for name in names})
 
 
 class _LeftOut(pytest.Module):
@@ -34,7 +54,9 @@ class _LeftOut(pytest.Module):
 
 def pytest_pycollect_makemodule(module_path, parent):
     """collect_ignore would not hold for files that are named in pytest's arguments."""
-    return _LeftOut.from_parent(parent, path=module_path) if module_path in LEFT_OUT else None
+    if module_path in LEFT_OUT or module_path in FILES and not _is_chosen(module_path, parent.config.option.markexpr):
+        return _LeftOut.from_parent(parent, path=module_path)
+    return None
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -44,6 +66,12 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"not collected, as there is no {missing} here: {', '.join(files)}")
 
 
+def pytest_itemcollected(item):
+    if "tensorflow" in MARKS.get(item.path, ()):
+        item.add_marker("tensorflow")
+
+
+@pytest.hookimpl(trylast=True)  # -m has left out what it leaves out
 def pytest_collection_modifyitems(config, items):
     sizes = os.environ.get("LIGHTCC_TEST_SIZES", "0,1,2,3,4").split(",")
     left_out = [item for item in items if str(_ranks_of(item)) not in sizes]

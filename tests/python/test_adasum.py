@@ -7,6 +7,8 @@ from cases import FLOATS, FRAMEWORKS, INTEGERS, TOLERANCE, Case
 
 import ranks
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.sizes]
+
 
 @pytest.mark.parametrize("np", ranks.SIZES)
 def test_on_ranks(np):

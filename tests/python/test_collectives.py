@@ -9,6 +9,8 @@ import pytest
 
 import ranks
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.sizes]
+
 SHAPES = [(), (0,), (1,), (5, 3), (1031,)]
 SEED = 20240607
 

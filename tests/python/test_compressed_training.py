@@ -13,7 +13,7 @@ from lightcc.residuals import KEY
 
 COMPRESSIONS = {"topk": hvd.Compression.topk(0.01), "fp16": hvd.Compression.topk(0.05, fp16=True),
                 "warmup": hvd.Compression.topk(0.01, warmup_steps=5), "int8": hvd.Compression.int8()}
-pytestmark = pytest.mark.usefixtures("job")
+pytestmark = [pytest.mark.torch_sizes, pytest.mark.usefixtures("job")]
 
 
 @pytest.mark.parametrize("np", (3, 4))

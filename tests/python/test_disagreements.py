@@ -8,6 +8,8 @@ import pytest
 
 import ranks
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.torch_sizes]
+
 
 @pytest.mark.parametrize("np", (2, 3, 4))
 def test_on_ranks(np):

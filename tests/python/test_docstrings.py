@@ -18,6 +18,8 @@ import pytest
 import lightcc
 import ranks
 
+pytestmark = pytest.mark.tensorflow
+
 PACKAGES = {  # of the first that a module's name begins with: the framework that it needs, that in examples, their hvd
     "lightcc.torch": ("torch", "torch", "lightcc.torch"),
     "lightcc._torch_backend": ("torch", "torch", "lightcc.torch"),

@@ -37,6 +37,8 @@ from test_join import (  # noqa: F401
 import ranks
 from lightcc.common.exceptions import HorovodInternalError
 
+pytestmark = pytest.mark.torch_sizes
+
 
 @pytest.mark.parametrize("np", {3}.intersection(ranks.SIZES))
 def test_on_ranks(np):

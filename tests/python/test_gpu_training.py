@@ -15,7 +15,8 @@ import ranks
 from lightcc.adapter import MixedDevicesError
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif("torch" not in KINDS, reason="torch is not among the frameworks")
+pytestmark = [pytest.mark.torch_sizes,
+              pytest.mark.skipif("torch" not in KINDS, reason="torch is not among the frameworks")]
 
 
 @pytest.mark.parametrize("np", {3}.intersection(ranks.SIZES))

@@ -4,6 +4,8 @@ import pytest
 
 import ranks
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.sizes]
+
 
 @pytest.mark.parametrize("np", (1, 3))
 def test_on_ranks(np):

@@ -16,7 +16,8 @@ def test_on_ranks(np):
     ranks.run_checks(__file__, np)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch 2.13 has new names for some, 2.12 only the old
+# torch 2.13 has new names for some, 2.12 only the old
+pytestmark = [pytest.mark.torch_sizes, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
 @pytest.fixture(scope="module")

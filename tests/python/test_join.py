@@ -10,6 +10,8 @@ from test_termination import Ranks, errors_of
 
 import ranks
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.sizes]
+
 
 @pytest.mark.parametrize("np", ranks.SIZES)
 def test_on_ranks(np):

@@ -10,7 +10,7 @@ from nodes import SHAPES, begin, dense, end, gradient, left
 
 import ranks
 
-pytestmark = pytest.mark.usefixtures("job")
+pytestmark = [pytest.mark.newest_tensorflow, pytest.mark.usefixtures("job")]
 
 
 @pytest.mark.parametrize("np", (2,))

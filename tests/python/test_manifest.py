@@ -20,6 +20,8 @@ from lightcc.runner.util.threads import in_thread
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 from parity_data import ABSENT, SECTIONS, load  # noqa: E402
 
+pytestmark = pytest.mark.tensorflow
+
 NEEDS = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow", "horovod.keras": "keras",
          "horovod._keras": "tensorflow"}  # the last passes on names of horovod.tensorflow
 

@@ -4,6 +4,8 @@ import pytest
 
 import ranks
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.torch_sizes]
+
 
 @pytest.mark.parametrize("np", ranks.SIZES)
 def test_on_ranks(np):

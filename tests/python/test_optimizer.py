@@ -9,7 +9,7 @@ import lightcc.torch as hvd
 import ranks
 from training import OPTIMIZERS, SAMPLES, data, expect_equal, loss_of, make_model, my_loss, train, train_alone
 
-pytestmark = pytest.mark.usefixtures("job")
+pytestmark = [pytest.mark.torch_sizes, pytest.mark.usefixtures("job")]
 
 
 @pytest.mark.parametrize("np", (2, 3))

@@ -10,6 +10,8 @@ from cases import FRAMEWORKS, Numpy
 import lightcc.numpy as hvd
 import ranks
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.sizes]
+
 SEED = 7
 
 

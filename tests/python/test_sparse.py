@@ -12,7 +12,7 @@ import ranks
 from lightcc.torch import sparse
 from training import expect_equal
 
-pytestmark = pytest.mark.usefixtures("job")
+pytestmark = [pytest.mark.torch_sizes, pytest.mark.usefixtures("job")]
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)

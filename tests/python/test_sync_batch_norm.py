@@ -10,7 +10,7 @@ import lightcc.torch as hvd
 import ranks
 from lightcc.torch import batch_norm_kernels, sync_batch_norm
 
-pytestmark = pytest.mark.usefixtures("job")
+pytestmark = [pytest.mark.torch_sizes, pytest.mark.usefixtures("job")]
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)

@@ -8,6 +8,8 @@ from test_as_horovod import AS_HOROVOD, SCRIPTS, TAG, TRAINING_S, expect_elastic
 
 import jobs
 
+pytestmark = pytest.mark.newest_tensorflow
+
 
 def train(np, how, script, *arguments):
     """What the ranks of a job with this script printed, without their tags. TensorFlow has its own to say on stderr."""

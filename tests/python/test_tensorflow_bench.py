@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import tensorflow  # noqa: F401  so that the file is left out where there is none
 
 import lightcc._core
+
+pytestmark = pytest.mark.newest_tensorflow
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 DEADLINE_S = 120

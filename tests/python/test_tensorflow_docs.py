@@ -8,6 +8,8 @@ import pytest
 
 import ranks
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.newest_tensorflow]
+
 PAGE = (Path(__file__).parents[2] / "docs" / "tensorflow.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 PROGRAMS = {title: "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)) for title, text in SECTIONS.items()

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import tensorflow  # noqa: F401  so that the file is left out where there is none
 
+pytestmark = pytest.mark.newest_tensorflow
+
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = ["tensorflow1_style.py", "tensorflow2_digits.py", "keras_digits.py"]
 STEPS = 12

@@ -5,7 +5,7 @@ import torch
 import lightcc.torch as hvd
 import ranks
 
-pytestmark = pytest.mark.usefixtures("job")
+pytestmark = [pytest.mark.torch_sizes, pytest.mark.usefixtures("job")]
 
 
 @pytest.mark.parametrize("np", (1, 3))

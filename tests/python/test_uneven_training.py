@@ -7,6 +7,8 @@ import lightcc.torch as hvd
 import ranks
 from training import OPTIMIZERS, SAMPLES, data, expect_equal, loss_of, make_model, my_loss
 
+pytestmark = pytest.mark.torch_sizes
+
 
 @pytest.mark.parametrize("np", ranks.SIZES)
 def test_on_ranks(np):

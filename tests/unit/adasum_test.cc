@@ -10,8 +10,13 @@
 #include "collective/algorithms.h"
 #include "collective/execution.h"
 #include "device/adasum.h"
+#include "labels.h"
 #include "ranks.h"
 #include "simulated.h"
+
+LABEL(alone, "Adasum.EqualsTheDefinition*");
+LABEL(on_hosts, "AdasumEngine.*-*SideBySide*");
+LABEL(as_placed, "AdasumEngine.SideBySide*");
 
 namespace lightcc {
 namespace {

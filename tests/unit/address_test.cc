@@ -13,6 +13,9 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -19,7 +19,10 @@
 #include "engine/control/coordinator.h"
 #include "engine/control/member_plans.h"
 #include "engine/control/response_cache.h"
+#include "labels.h"
 #include "simulated.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include "labels.h"
 #include "simulated_network.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -8,7 +8,10 @@
 #include <cstring>
 #include <fstream>
 
+#include "labels.h"
 #include "net/shm/arena.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

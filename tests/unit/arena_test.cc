@@ -10,7 +10,10 @@
 #include <random>
 
 #include "base/error.h"
+#include "labels.h"
 #include "simulated.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

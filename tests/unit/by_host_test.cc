@@ -8,9 +8,12 @@
 
 #include "collective/links.h"
 #include "collective/selector.h"
+#include "labels.h"
 #include "net/group.h"
 #include "simulated_network.h"
 #include "thread_peers.h"
+
+LABEL(alone, "ByHost.AnyPlacement*:ByHost.LongBlocksGo*");
 
 namespace lightcc {
 namespace {

@@ -6,6 +6,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

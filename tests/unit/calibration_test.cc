@@ -9,7 +9,10 @@
 #include <set>
 
 #include "collective/network_probe.h"
+#include "labels.h"
 #include "ranks.h"
+
+LABEL(as_placed);
 
 namespace lightcc {
 namespace {

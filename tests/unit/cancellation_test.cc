@@ -14,10 +14,13 @@
 #include "base/clock.h"
 #include "credentials.h"
 #include "helpers.h"
+#include "labels.h"
 #include "loopback.h"
 #include "net/bootstrap/bootstrap.h"
 #include "net/bootstrap/connect.h"
 #include "net/bootstrap/local_exchange_message.h"
+
+LABEL(as_placed);
 
 namespace lightcc {
 namespace {

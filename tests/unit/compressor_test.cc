@@ -5,6 +5,9 @@
 
 #include "api/lightcc.h"
 #include "base/error.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

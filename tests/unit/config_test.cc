@@ -6,7 +6,10 @@
 #include <map>
 
 #include "base/error.h"
+#include "labels.h"
 #include "variables.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -11,7 +11,10 @@
 #include "announcements.h"
 #include "base/clock.h"
 #include "base/overloaded.h"
+#include "labels.h"
 #include "thread_peers.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

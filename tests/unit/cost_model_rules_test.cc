@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

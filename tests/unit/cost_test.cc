@@ -9,6 +9,9 @@
 #include "collective/algorithms.h"
 #include "collective/cost/flows.h"
 #include "collective/cost/simulate.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

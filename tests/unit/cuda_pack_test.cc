@@ -6,7 +6,10 @@
 #include <cstring>
 #include <memory>
 
+#include "labels.h"
 #include "unit/copy_cases.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -9,7 +9,10 @@
 #include <random>
 
 #include "device/device.h"
+#include "labels.h"
 #include "unit/scale_cases.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

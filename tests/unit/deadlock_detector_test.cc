@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

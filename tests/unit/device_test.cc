@@ -13,6 +13,9 @@
 #include "device/cpu.h"
 #include "device/half.h"
 #include "isas.h"
+#include "labels.h"
+
+LABEL(alone, "Half.*:Types/Reduce.*");
 
 namespace lightcc {
 namespace {

@@ -2,7 +2,10 @@
 #include <functional>
 
 #include "helpers.h"
+#include "labels.h"
 #include "ranks.h"
+
+LABEL(on_hosts);
 
 namespace lightcc {
 namespace {

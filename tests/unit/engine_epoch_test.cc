@@ -5,7 +5,10 @@
 #include <chrono>
 
 #include "helpers.h"
+#include "labels.h"
 #include "ranks.h"
+
+LABEL(as_placed);
 
 namespace lightcc {
 namespace {

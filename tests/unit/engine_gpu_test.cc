@@ -1,6 +1,10 @@
 // Tensors of GPUs: every kind of collective gives what it gives on the CPU, in order with the program's streams, which
 // nobody waits for; through the host and by NCCL. The GPUs are doubles in host memory; each rank has one of them.
 #include "gpus.h"
+#include "labels.h"
+
+LABEL(on_hosts, "*Gpus.OtherKinds*:*Gpus.RanksThatHaveJoined*");
+LABEL(as_placed, "*Gpu*-*Gpus.OtherKinds*:*Gpus.RanksThatHaveJoined*");
 
 namespace lightcc {
 namespace {

@@ -2,7 +2,11 @@
 // else one of the callers.
 #include <thread>
 
+#include "labels.h"
 #include "ranks.h"
+
+LABEL(on_hosts);
+LABEL(watches_network, "Peers.TheEngineThread*");
 
 namespace lightcc {
 namespace {

@@ -5,8 +5,12 @@
 #include <numeric>
 
 #include "helpers.h"
+#include "labels.h"
 #include "ranks.h"
 #include "simulated.h"
+
+LABEL(on_hosts, "Join.*:Joined.*:Sizes/Joins.*:*Absent.GroupsOf*:*Absent.DisagreementsOf*-*ADeath*");
+LABEL(as_placed, "*ADeath*:*Absent.*-*Absent.GroupsOf*:*Absent.DisagreementsOf*");
 
 namespace lightcc {
 namespace {

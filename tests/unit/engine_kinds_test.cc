@@ -3,7 +3,10 @@
 #include <chrono>
 #include <cmath>
 
+#include "labels.h"
 #include "ranks.h"
+
+LABEL(on_hosts);
 
 namespace lightcc {
 namespace {

@@ -2,7 +2,10 @@
 // it has a result any more until the next barrier, on any rank, and nobody waits.
 #include <latch>
 
+#include "labels.h"
 #include "ranks.h"
+
+LABEL(on_hosts);
 
 namespace lightcc::test {
 namespace {

@@ -8,6 +8,9 @@
 
 #include "base/log.h"
 #include "gpus.h"
+#include "labels.h"
+
+LABEL(as_placed);
 
 namespace lightcc {
 namespace {

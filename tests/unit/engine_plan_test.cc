@@ -4,8 +4,11 @@
 #include <numeric>
 #include <random>
 
+#include "labels.h"
 #include "ranks.h"
 #include "simulated.h"
+
+LABEL(on_hosts);
 
 namespace lightcc {
 namespace {

@@ -5,6 +5,10 @@
 
 #include "engine/fusion.h"
 #include "gpus.h"
+#include "labels.h"
+
+LABEL(on_hosts, "Staged.WhoHasJoined*");
+LABEL(as_placed, "Staged.*-Staged.WhoHasJoined*");
 
 namespace lightcc {
 namespace {

@@ -6,8 +6,12 @@
 #include <random>
 
 #include "device/device.h"
+#include "labels.h"
 #include "ranks.h"
 #include "simulated.h"
+
+LABEL(on_hosts, "Engine.*:Sizes/Engines.*-*SideBySide*");
+LABEL(as_placed, "Engine.TensorsSideBySide*");
 
 namespace lightcc {
 namespace {

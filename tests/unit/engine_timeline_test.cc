@@ -3,8 +3,11 @@
 
 #include <filesystem>
 
+#include "labels.h"
 #include "ranks.h"
 #include "timeline_file.h"
+
+LABEL(as_placed);
 
 namespace lightcc::test {
 namespace {

@@ -10,8 +10,11 @@
 #include <set>
 #include <sstream>
 
+#include "labels.h"
 #include "ranks.h"
 #include "simulated.h"
+
+LABEL(as_placed);
 
 namespace lightcc {
 namespace {

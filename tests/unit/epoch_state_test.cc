@@ -5,6 +5,10 @@
 
 #include <random>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

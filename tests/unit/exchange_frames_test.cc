@@ -5,6 +5,10 @@
 
 #include <numeric>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

@@ -13,7 +13,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "helpers.h"
+#include "labels.h"
 #include "loopback.h"
+
+LABEL(no_descriptors, "ExchangeShortage.*");
 
 namespace lightcc {
 namespace {

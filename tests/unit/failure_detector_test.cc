@@ -8,6 +8,10 @@
 #include <algorithm>
 #include <set>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

@@ -4,8 +4,11 @@
 #include <random>
 
 #include "device/device.h"
+#include "labels.h"
 #include "ranks.h"
 #include "simulated.h"
+
+LABEL(as_placed);
 
 namespace lightcc::test {
 namespace {

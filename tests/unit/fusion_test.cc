@@ -5,6 +5,10 @@
 
 #include <cmath>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

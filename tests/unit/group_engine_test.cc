@@ -10,7 +10,10 @@
 #include <numeric>
 
 #include "base/clock.h"
+#include "labels.h"
 #include "ranks.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

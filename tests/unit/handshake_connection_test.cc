@@ -8,6 +8,10 @@
 #include <cerrno>
 #include <string>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

@@ -10,6 +10,10 @@
 #include <fstream>
 #include <iterator>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

@@ -7,7 +7,10 @@
 #include <memory>
 
 #include "base/clock.h"
+#include "labels.h"
 #include "thread_peers.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

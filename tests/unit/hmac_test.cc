@@ -5,6 +5,10 @@
 
 #include <string>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

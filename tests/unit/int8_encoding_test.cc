@@ -12,6 +12,9 @@
 #include "base/error.h"
 #include "device/int8.h"
 #include "isas.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

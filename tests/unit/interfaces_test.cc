@@ -4,7 +4,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "labels.h"
 #include "net/address.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

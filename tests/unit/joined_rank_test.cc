@@ -5,6 +5,10 @@
 
 #include <limits>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

@@ -13,10 +13,13 @@
 #include "child.h"
 #include "harp/lingering.h"
 #include "helpers.h"
+#include "labels.h"
 #include "net/bootstrap/bootstrap.h"
 #include "net/bootstrap/connect.h"
 #include "net/bootstrap/local_exchange_message.h"
 #include "net/shm/local_ranks.h"
+
+LABEL(no_descriptors, "LocalExchangeShortage.*");
 
 namespace lightcc {
 namespace {

@@ -7,6 +7,9 @@
 
 #include "announcements.h"
 #include "base/overloaded.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -5,8 +5,11 @@
 
 #include <random>
 
+#include "labels.h"
 #include "net/loop/loop.h"
 #include "simulated.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

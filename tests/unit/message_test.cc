@@ -8,6 +8,10 @@
 #include <fstream>
 #include <iterator>
 
+#include "labels.h"
+
+LABEL(alone);
+
 namespace lightcc {
 namespace {
 

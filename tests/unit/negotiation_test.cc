@@ -9,7 +9,10 @@
 
 #include "engine/control/coordinator.h"
 #include "engine/control/response_cache.h"
+#include "labels.h"
 #include "simulated.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

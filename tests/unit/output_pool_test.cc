@@ -7,7 +7,11 @@
 #include <cstring>
 #include <set>
 
+#include "labels.h"
 #include "ranks.h"
+
+LABEL(on_hosts, "OutputPool.TheEngines*");
+LABEL(as_placed, "OutputPool.*-OutputPool.TheEngines*");
 
 namespace lightcc {
 namespace {

@@ -8,7 +8,10 @@
 #include <numeric>
 #include <random>
 
+#include "labels.h"
 #include "simulated.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -8,6 +8,9 @@
 #include "base/error.h"
 #include "child.h"
 #include "helpers.h"
+#include "labels.h"
+
+LABEL(alone, "As/Pmix.*/Child:PmixChild.*");
 
 namespace lightcc {
 namespace {

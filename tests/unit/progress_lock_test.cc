@@ -2,7 +2,10 @@
 
 #include <mutex>
 
+#include "labels.h"
 #include "ranks.h"
+
+LABEL(as_placed);
 
 namespace lightcc {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "engine/engine.h"
+#include "labels.h"
 #include "thread_peers.h"
 
 namespace lightcc::test {
@@ -75,6 +76,8 @@ class Ranks {
   }
   // One host, unless the tests are to run as on several: LIGHTCC_TEST_RANKS_PER_HOST.
   static std::vector<int> spread(int n) {
+    EXPECT_TRUE(has_label(labels::on_hosts) || has_label(labels::as_placed))
+        << "may its ranks be on several hosts? Say LABEL(on_hosts) or LABEL(as_placed) in its file (tests/labels.h)";
     const char* given = std::getenv("LIGHTCC_TEST_RANKS_PER_HOST");
     const int most = given ? std::max(1, std::atoi(given)) : n;
     std::vector<int> hosts;

@@ -10,7 +10,10 @@
 
 #include "device/device.h"
 #include "device/half.h"
+#include "labels.h"
 #include "simulated.h"
+
+LABEL(alone, "SharedBackend.OutputsThatNoCacheKeeps");
 
 namespace lightcc {
 namespace {

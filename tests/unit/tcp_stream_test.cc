@@ -9,7 +9,10 @@
 #include <string>
 
 #include "base/error.h"
+#include "labels.h"
 #include "simulated.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

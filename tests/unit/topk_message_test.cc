@@ -9,6 +9,9 @@
 #include <random>
 
 #include "base/error.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -15,6 +15,9 @@
 #include "device/topk.h"
 #include "device/topk_message.h"
 #include "isas.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

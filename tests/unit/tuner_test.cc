@@ -6,7 +6,10 @@
 #include <map>
 #include <random>
 
+#include "labels.h"
 #include "simulated.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "base/types.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {

@@ -7,6 +7,9 @@
 
 #include "base/error.h"
 #include "helpers.h"
+#include "labels.h"
+
+LABEL(alone);
 
 namespace lightcc {
 namespace {
