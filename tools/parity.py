@@ -49,7 +49,7 @@ TITLES = {
     "parity/objects.md": ("Parity: objects, types and naming",
                           "Look up an attribute of an object, an element type or a naming rule here."),
     "parity/settings.md": ("Parity: flags and variables",
-                           "Look up a flag of `horovodrun`, an environment variable or a key of its settings file here."),
+                           "Look up an environment variable, a flag of `horovodrun` or a key of its settings here."),
 }
 READING = """\
 The summary explains [the words in the second column](../parity.md#what-the-words-mean). "From" lists the names that a
