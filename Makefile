@@ -160,6 +160,7 @@ lint: build/cmake/build.ninja
 	$(BIN)/ruff check .
 	$(PYTHON) .ci/layers.py
 	$(PYTHON) .ci/pages.py
+	$(PYTHON) .ci/vocabulary.py
 	$(BIN)/python tools/parity.py --check
 	! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' csrc harp_plugin tests tools --include='*.cc' --include='*.cu' --include='*.h'
 	$(BUILD) build/cmake --target knobs --parallel $(JOBS)
