@@ -19,7 +19,7 @@ TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 
-.PHONY: help demo harp pytest test test-all test-rest unit unit-tests bench gpu-test gpu-bench lint wheel sanitize fuzz clean packages-build packages-tests
+.PHONY: help demo docs harp pytest test test-all test-rest unit unit-tests bench gpu-test gpu-bench lint wheel sanitize fuzz clean packages-build packages-tests
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
@@ -31,6 +31,7 @@ help:
 	@echo 'make gpu-test   with a GPU, and PyTorch, pytest and CuPy in $(PYTHON): all that runs there'
 	@echo 'make gpu-bench  with a GPU, and PyTorch in $(PYTHON): how fast it is there'
 	@echo 'make lint       style, layers, generated docs'
+	@echo 'make docs       the documentation as a site, in build/site; links and anchors are checked'
 	@echo 'make sanitize   C++ unit tests under ASan + UBSan, then TSan'
 	@echo 'make fuzz       every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make wheel      a manylinux wheel in dist, and the glibc it needs'
@@ -116,10 +117,17 @@ gpu-bench:
 lint: build/cmake/build.ninja
 	$(BIN)/ruff check .
 	$(PYTHON) .ci/layers.py
+	$(PYTHON) .ci/pages.py
+	$(PYTHON) .ci/vocabulary.py
 	$(BIN)/python tools/parity.py --check
 	! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' csrc harp_plugin tests tools --include='*.cc' --include='*.cu' --include='*.h'
 	$(call BUILD,build/cmake) knobs
 	build/cmake/knobs | diff - docs/knobs.md || { echo 'docs/knobs.md is old: build/cmake/knobs > docs/knobs.md'; false; }
+
+# Needs neither the core nor a framework. --strict: a link or an anchor that leads nowhere fails it.
+docs: build/docs-venv/installed
+	NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --quiet --strict
+	@echo 'open build/site/index.html'
 
 # The plugin's conformance; with TSan, where threads meet. Leaks are looked for where all engines end: those of versions up
 # to 10 live as long as the process. The versions have one engine below them, so what threads do is looked at with one.

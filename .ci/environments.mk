@@ -48,6 +48,12 @@ build/wheel: build/installed
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $@ .
 	touch $@
 
+build/docs-venv/installed: .ci/docs.txt
+	mkdir -p build
+	$(PYTHON) -m venv build/docs-venv
+	$(call INSTALL,build/docs-venv,-r .ci/docs.txt)
+	touch $@
+
 # A TensorFlow and the wheel. tf_keras, which 2.13 does not have, would pull in the build for GPUs as well.
 TF_KERAS_2.21.0 := tf_keras==2.21.0
 .PRECIOUS: build/tensorflow-%/installed

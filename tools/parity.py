@@ -1,25 +1,30 @@
-"""How each row of Horovod's API fares in lightcc: docs/parity.md, made from the API's data and tests/parity.yaml.
+"""How each row of Horovod's API fares in lightcc: docs/parity.md and the tables in docs/parity, made from the API's
+data and tests/parity.yaml.
 
-    python tools/parity.py            writes docs/parity.md
+    python tools/parity.py            writes the pages
     python tools/parity.py --check    exits 1 and says so if a row has no entry, an entry no row, a test does not
-                                      exist, or docs/parity.md is old
+                                      exist, or a page is old
 
 Imports neither lightcc nor tests. That lightcc has what is said here tests/python/test_manifest.py shows.
 """
 import argparse
 import collections
+import os
+import posixpath
 import sys
-from typing import Dict, Iterable, List, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 from parity_data import ABSENT, ROOT, SECTIONS, STATUSES, Entry, Row, Table, load, path_of
 
-PAGE = ROOT / "docs" / "parity.md"
+DOCS = ROOT / "docs"
+SUMMARY = "parity.md"  # all pages as paths in docs
 INTRODUCTION = """\
-Every name, flag, variable and rule of Horovod's API, and how it fares in lightcc, where `horovod.x` is `lightcc.x`.
-This page is generated: `tests/parity.yaml` says it of each row of `tests/data/horovod_api.json` and
-`horovod_objects.yaml`, and `python tools/parity.py` writes it down. `make lint` finds rows without a word and tests
-that do not exist; `tests/python/test_manifest.py` finds what lightcc has not as it is said here. "From" lists names
-that a module passes on: they fare as in that other module.""".splitlines()
+Here you find out whether lightcc has a name, flag or variable of Horovod's API, and whether it behaves the same.
+`lightcc.x` takes the place of `horovod.x`. Begin with what is missing; the tables below have every row.""".splitlines()
+METHOD = """\
+These pages are generated. `tests/parity.yaml` has an entry for each row of `tests/data/horovod_api.json` and
+`horovod_objects.yaml`, and `python tools/parity.py` writes the pages. `make lint` reports rows without an entry and
+tests that do not exist. `tests/python/test_manifest.py` compares the entries with what lightcc has.""".splitlines()
 
 GROUPS = {  # of the totals; the first that a module's name begins with
     "horovod.torch": "PyTorch",
@@ -28,39 +33,86 @@ GROUPS = {  # of the totals; the first that a module's name begins with
     "horovod.spark": "Spark, Ray", "horovod.ray": "Spark, Ray",
     "horovod": "All frameworks: common, data, runner",
 }
+PAGES = {  # a group, or a section beside the modules: its page. Where there is none, all of it is missing.
+    "PyTorch": "parity/pytorch.md", "TensorFlow, Keras": "parity/tensorflow.md",
+    "All frameworks: common, data, runner": "parity/common.md",
+    "objects": "parity/objects.md", "semi_public": "parity/objects.md", "dtypes": "parity/objects.md",
+    "naming": "parity/objects.md",
+    "flags": "parity/settings.md", "environment": "parity/settings.md", "config": "parity/settings.md",
+}
+TITLES = {
+    "parity/pytorch.md": ("Parity: PyTorch", "Look up a name of `horovod.torch` here."),
+    "parity/tensorflow.md": ("Parity: TensorFlow and Keras", "Look up a name of `horovod.tensorflow` or "
+                                                             "`horovod.keras` here."),
+    "parity/common.md": ("Parity: modules of all frameworks", "Look up a name of `horovod.common`, `horovod.data` or "
+                                                              "`horovod.runner` here."),
+    "parity/objects.md": ("Parity: objects, types and naming",
+                          "Look up an attribute of an object, an element type or a naming rule here."),
+    "parity/settings.md": ("Parity: flags and variables",
+                           "Look up an environment variable, a flag of `horovodrun` or a key of its settings here."),
+}
+READING = """\
+The summary explains [the words in the second column](../parity.md#what-the-words-mean). "From" lists the names that a
+module re-exports: see the other module for them.""".splitlines()
 
 
-def page(table: Table) -> str:
-    out = [f"# Parity with Horovod {table.version}", "", *INTRODUCTION, "", "| word | meaning |", "| --- | --- |"]
-    out += [f"| {status} | {meaning} |" for status, (meaning, _) in STATUSES.items()] + [""]
-    out += _totals(table)
+def pages(table: Table) -> Dict[str, str]:
+    """Each page by its path in docs."""
     modules: Dict[str, List[Row]] = {}
     for row in table.rows:
         if row.section not in SECTIONS:
             modules.setdefault(row.section, []).append(row)
-    whole = [module for module, rows in modules.items()
-             if all(row.entry.key == "*" and row.entry.status in ABSENT for row in rows)]
+    missing = [module for module, rows in modules.items()
+               if all(row.entry.key == "*" and row.entry.status in ABSENT for row in rows)]
+    parts: Dict[str, List[str]] = {page: [f"# {title}", "", what, *READING] for page, (title, what) in TITLES.items()}
     for module, rows in modules.items():
-        if module not in whole:
-            out += ["", f"## {module}", ""] + _module(rows + _only_passed_on(module, table), modules)
-    if whole:
-        out += ["", "## Modules that are not there", "", "| module | names | | why |", "| --- | --- | --- | --- |"]
-        out += [_absent_module(modules[module]) for module in whole]
+        if module not in missing:
+            where = page_of(module)
+            parts[where] += ["", f"## {module}", "",
+                             *_module(rows + _only_passed_on(module, table), [*modules.keys() - set(missing)], where)]
     for section, (heading, _) in SECTIONS.items():
-        out += ["", f"## {heading}", ""] + _section([row for row in table.rows if row.section == section], section)
-    return "\n".join(out) + "\n"
+        rows = [row for row in table.rows if row.section == section]
+        parts[PAGES[section]] += ["", f"## {heading}", "", *_section(rows, section, PAGES[section])]
+    parts[SUMMARY] = _summary(table, [modules[module] for module in missing], missing)
+    return {page: "\n".join(lines) + "\n" for page, lines in parts.items()}
+
+
+def group_of(module: str) -> str:
+    return next(group for beginning, group in GROUPS.items() if module.startswith(beginning))
+
+
+def page_of(module: str) -> str:
+    return PAGES[group_of(module)]
+
+
+def _summary(table: Table, whole: List[List[Row]], missing: List[str]) -> List[str]:
+    out = [f"# Parity with Horovod {table.version}", "", *INTRODUCTION, "", "## What is missing", "",
+           "| what | where | | why |", "| --- | --- | --- | --- |"]
+    out += [_absent_module(rows) for rows in whole]
+    absent: Dict[Tuple[str, str, str], List[Row]] = {}
+    for row in table.rows:
+        if row.section not in missing and row.entry.status in ABSENT and row.entry.section == row.section:
+            absent.setdefault((row.section, row.entry.status, row.entry.note), []).append(row)
+    for (section, status, note), rows in absent.items():
+        page = PAGES[section] if section in SECTIONS else page_of(section)
+        what = SECTIONS[section][0] if section in SECTIONS else f"`{section}`"
+        out.append(f"| {_names(rows)} | [{what}]({page}) | {status} | {_cell(note)} |")
+    out += ["", "## What the words mean", "", "| word | meaning |", "| --- | --- |"]
+    out += [f"| {status} | {meaning} |" for status, (meaning, _) in STATUSES.items()]
+    return out + ["", "## How many rows there are", "", *_totals(table), "", *METHOD]
 
 
 def _totals(table: Table) -> List[str]:
     counts = {group: collections.Counter() for group in
               [*dict.fromkeys(GROUPS.values()), *(heading for heading, _ in SECTIONS.values())]}
     for row in table.rows:
-        group = SECTIONS[row.section][0] if row.section in SECTIONS else next(
-            group for module, group in GROUPS.items() if row.section.startswith(module))
+        group = SECTIONS[row.section][0] if row.section in SECTIONS else group_of(row.section)
         counts[group][row.entry.status] += 1
     counts["**all**"] = sum(counts.values(), collections.Counter())
     out = ["| rows | " + " | ".join(STATUSES) + " | all |", "| --- " * (len(STATUSES) + 2) + "|"]
-    return out + [f"| {group} | " + " | ".join(str(count[status] or "") for status in STATUSES)
+    pages_by_group = {**PAGES, **{heading: PAGES[section] for section, (heading, _) in SECTIONS.items()}}
+    linked = {group: f"[{group}]({pages_by_group[group]})" if group in pages_by_group else group for group in counts}
+    return out + [f"| {linked[group]} | " + " | ".join(str(count[status] or "") for status in STATUSES)
                   + f" | {sum(count.values())} |" for group, count in counts.items()]
 
 
@@ -77,12 +129,13 @@ def _absent_module(rows: List[Row]) -> str:
     parts = [_names(own)] if own else []
     if len(rows) > len(own):
         parts.append(f"{len(rows) - len(own)} from other modules")
-    return f"| `{rows[0].section}` | {', '.join(parts)} | {rows[0].entry.status} | {_cell(rows[0].entry.note)} |"
+    names = f": {', '.join(parts)}" if parts else ""
+    return f"| the module{names} | `{rows[0].section}` | {rows[0].entry.status} | {_cell(rows[0].entry.note)} |"
 
 
-def _module(rows: List[Row], linked: Iterable[str]) -> List[str]:
+def _module(rows: List[Row], linked: List[str], page: str) -> List[str]:
     module = rows[0].section
-    out = _lines([row for row in rows if row.entry.section == module], "name")
+    out = _lines([row for row in rows if row.entry.section == module], "name", page)
     passed_on: Dict[str, List[Row]] = {}
     absent: List[Row] = []
     for row in rows:
@@ -91,15 +144,16 @@ def _module(rows: List[Row], linked: Iterable[str]) -> List[str]:
     if out and (passed_on or absent):
         out.append("")
     for origin, found in sorted(passed_on.items()):
-        shown = f"[{origin}](#{origin.replace('.', '')})" if origin in linked else origin
+        there = "" if origin not in linked or page_of(origin) == page else posixpath.basename(page_of(origin))
+        shown = f"[{origin}]({there}#{origin.replace('.', '')})" if origin in linked else origin
         out.append(f"- From {shown}: {_names(found)}.")
     if absent:
         out.append(f"- Not there, as where it is defined: {_names(absent)}.")
     return out
 
 
-def _section(rows: List[Row], section: str) -> List[str]:
-    out = _lines([row for row in rows if row.entry.section == section], SECTIONS[section][1])
+def _section(rows: List[Row], section: str, page: str) -> List[str]:
+    out = _lines([row for row in rows if row.entry.section == section], SECTIONS[section][1], page)
     passed_on: Dict[Tuple[str, str], List[str]] = {}
     for row in rows:
         if row.entry.section != section:
@@ -112,7 +166,7 @@ def _section(rows: List[Row], section: str) -> List[str]:
                   for (status, origin), names in passed_on.items()]
 
 
-def _lines(rows: List[Row], what: str) -> List[str]:
+def _lines(rows: List[Row], what: str, page: str) -> List[str]:
     """A table with one line an entry."""
     by_entry: Dict[Entry, List[Row]] = {}
     for row in rows:
@@ -121,7 +175,7 @@ def _lines(rows: List[Row], what: str) -> List[str]:
         return []
     out = [f"| {what} | | note | shown by |", "| --- | --- | --- | --- |"]
     for entry, found in by_entry.items():
-        out.append(f"| {_names(found)} | {entry.status} | {_cell(entry.note)} | {_links(entry.tests)} |")
+        out.append(f"| {_names(found)} | {entry.status} | {_cell(entry.note)} | {_links(entry.tests, page)} |")
     return out
 
 
@@ -155,17 +209,31 @@ def _members(rows: List[Row]) -> str:
     return "; ".join(f"{', '.join(things)}: {names}" for names, things in of.items())
 
 
-def _links(tests: Tuple[str, ...]) -> str:
+def _links(tests: Tuple[str, ...], page: str) -> str:
     by_file: Dict[str, List[str]] = {}
     for test in tests:
         file, _, name = test.partition("::")
         by_file.setdefault(file, []).append(f"::{name}")
-    return "; ".join(f"[{file}](../{path_of(file).relative_to(ROOT).as_posix()}){' '.join(names)}"
+    folder = (DOCS / page).parent
+    return "; ".join(f"[{file}]({os.path.relpath(path_of(file), folder)}){' '.join(names)}"
                      for file, names in by_file.items())
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def old_pages(table: Table) -> Iterator[str]:
+    for page, text in pages(table).items():
+        if not (DOCS / page).is_file() or (DOCS / page).read_text() != text:
+            yield f"docs/{page} is old: python tools/parity.py"
+
+
+def write_pages(table: Table) -> List[str]:
+    for page, text in pages(table).items():
+        (DOCS / page).parent.mkdir(exist_ok=True)
+        (DOCS / page).write_text(text)
+    return []
 
 
 def main() -> int:
@@ -174,11 +242,7 @@ def main() -> int:
     check = arguments.parse_args().check
     table = load()
     if not table.problems:
-        text = page(table)
-        if not check:
-            PAGE.write_text(text)
-        elif not PAGE.is_file() or PAGE.read_text() != text:
-            table.problems.append("docs/parity.md is old: python tools/parity.py")
+        table.problems.extend(old_pages(table) if check else write_pages(table))
     for problem in table.problems:
         print(f"parity: {problem}", file=sys.stderr)
     return 1 if table.problems else 0

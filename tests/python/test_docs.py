@@ -1,4 +1,5 @@
-"""The programs of docs/pytorch.md, compression.md and elastic.md, as they are there; what README says to newcomers."""
+"""The programs of docs/first_program.md, pytorch.md, compression.md and elastic.md, as they are there; what README says
+to newcomers."""
 import os
 import re
 import shlex
@@ -10,13 +11,13 @@ import pytest
 import ranks
 from jobs import Job
 
-NAMES = "pytorch.md", "compression.md", "elastic.md"
+NAMES = "first_program.md", "pytorch.md", "compression.md", "elastic.md"
 PAGE = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in NAMES)
 PROGRAMS = {title: program for title, program in re.findall(r"## (.*?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)}
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 8
+    assert len(PROGRAMS) == 10
 
 
 @pytest.mark.parametrize("what", PROGRAMS)

@@ -222,7 +222,7 @@ def test_hosts_of_lsf():
 # The pages
 
 def test_the_page_has_every_flag_and_its_variable():
-    page = (ROOT / "docs" / "running.md").read_text()
+    page = (ROOT / "docs" / "lightccrun.md").read_text()
     section = page[page.index("## Flags of lightccrun"):]
     rows = [line for line in section[:section.index("\n## ")].splitlines() if line.startswith("| `")]
     in_page = [name for row in rows for name in re.findall(r"`(--?[a-z][\w-]*|-H)", row.split(" | ")[0])]

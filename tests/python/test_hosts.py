@@ -118,7 +118,7 @@ def test_what_is_forwarded():
     kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "LC_ALL": "C", "NCCL_DEBUG": "INFO", "MY": "a\nb\udc80"}
     left = dict.fromkeys("HOSTNAME HOME PWD TMPDIR DISPLAY SSH_AUTH_SOCK XDG_RUNTIME_DIR TERM LS_COLORS _".split(), "x")
     assert remote.forwarded({**kept, **left}) == kept
-    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "lightccrun.md").read_text()
     assert [name for name in remote.NOT_FORWARDED if f"`{name}`" not in page] == []
 
 
