@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "tensorflow": {"tensorflow", "_keras", "keras"},
     "keras": {"tensorflow", "_keras", "keras"},
 }
-MAY_OPEN_LIBRARY = ("lightcc/_core.py", "lightcc/common/nccl_library.py", "lightcc/runner/nccl_plugin.py")
+MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/runner/nccl_plugin.py")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 GETENV = re.compile(r"\b(secure_getenv|getenv|environ)\b")

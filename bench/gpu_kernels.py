@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import numpy as np
 import torch
 
-from lightcc import _core
+from lightcc.core import lib
 
 GOAL = 0.85                  # of the bandwidth of a copy
 MIB = 1 << 20
@@ -25,8 +25,8 @@ TENSORS = 1000
 LEAST, MOST = 4 << 10, MIB   # bytes of each of them
 ROUNDS, CALLS = 15, 10       # a round measures each side once, so many calls one after the other
 HELD_CYCLES = 20_000_000     # of the GPU, in which these calls are queued: it shall not wait for the host
-DTYPES = {torch.float32: _core.FLOAT32, torch.float16: _core.FLOAT16, torch.bfloat16: _core.BFLOAT16,
-          torch.float64: _core.FLOAT64, torch.int32: _core.INT32}
+DTYPES = {torch.float32: lib.FLOAT32, torch.float16: lib.FLOAT16, torch.bfloat16: lib.BFLOAT16,
+          torch.float64: lib.FLOAT64, torch.int32: lib.INT32}
 
 Calls = Dict[str, Callable[[int], Any]]  # name: a call, which gets how many there were before it
 

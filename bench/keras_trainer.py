@@ -77,8 +77,8 @@ class Trainer:
         return hashlib.sha256(everything).hexdigest(), everything if self._rank == 0 else b""
 
     def counters(self) -> Dict[str, int]:
-        from lightcc import _core
-        return _core.counters()
+        from lightcc.core import lib
+        return lib.counters()
 
     def end(self) -> None:
         if self._side in (OURS, OURS_XLA):

@@ -10,7 +10,7 @@ import models
 import torch
 
 import lightcc.torch as hvd
-from lightcc import _core
+from lightcc.core import lib
 
 
 class Cost:
@@ -22,7 +22,7 @@ class Cost:
         self._optimizer = hvd.DistributedOptimizer(torch.optim.SGD(self._parameters, lr=1e-3))
         self._calls = [(hook, p) for p in reversed(self._parameters) for hook in p._post_accumulate_grad_hooks.values()]
         count = sum(p.numel() for p in self._parameters)
-        memory = torch.frombuffer(_core.alloc(4 * count), dtype=torch.float32, count=count)
+        memory = torch.frombuffer(lib.alloc(4 * count), dtype=torch.float32, count=count)
         self._slots = memory.split([p.numel() for p in self._parameters])
 
     def measure(self, repeats: int) -> Dict[str, List[float]]:

@@ -11,7 +11,7 @@ from shapes import MODELS, Shape
 from teams import become_rank
 
 import lightcc.torch as hvd
-from lightcc import _core
+from lightcc.core import lib
 
 ALONE, DDP = "alone", "DDP over gloo"
 BUCKET_MB = 25  # DDP's default
@@ -134,7 +134,7 @@ class Trainer:
             assert found is not None and bool((found == mean).all()), f"{side}: gradient {index} is not {mean}: {found}"
 
     def counters(self) -> Dict[str, int]:
-        return _core.counters()
+        return lib.counters()
 
     def stream(self, listens: int, sends: int, address: str) -> Optional[float]:
         return cables.stream(self._rank, listens, sends, address)

@@ -21,7 +21,7 @@ from where import RESULTS, heading, surroundings
 
 import lightcc
 import lightcc.torch as hvd
-from lightcc import _core
+from lightcc.core import lib
 
 BIG = 64 << 20  # bytes
 COMPUTE_S = 0.1
@@ -59,7 +59,7 @@ def measure(repeats: int, calls: int, idle_s: float, meeting_point: str) -> Samp
     samples: Samples = {case: {own.NAME: [value]} for case, value in idle(idle_s).items()}  # before gloo has threads
     gloo.init(hvd.rank(), hvd.size(), meeting_point)
     private, source = torch.empty(BIG // 4), random_numbers(BIG // 4, hvd.rank())
-    shared = torch.frombuffer(_core.alloc(BIG), dtype=torch.float32, count=BIG // 4)
+    shared = torch.frombuffer(lib.alloc(BIG), dtype=torch.float32, count=BIG // 4)
     for side in (own, gloo):
         for tensor in (torch.empty(1), private, shared):
             check(side, tensor)

@@ -23,8 +23,8 @@ from where import RESULTS, heading, surroundings, table_row, version
 
 import lightcc
 import lightcc.numpy as hvd
-from lightcc import _core
-from lightcc.request_buffer import RequestBuffer
+from lightcc.core import lib
+from lightcc.core.request_buffer import RequestBuffer
 
 GOAL_US = 20
 FLOATS = 16
@@ -85,10 +85,10 @@ class Ways:
 
     def collectives(self, calls: int) -> float:
         """How many collectives a call of the tf.function has been made of."""
-        before = _core.counters()["collectives"]
+        before = lib.counters()["collectives"]
         for _ in range(calls):
             self._ways[GRAPH]()
-        return (_core.counters()["collectives"] - before) / calls
+        return (lib.counters()["collectives"] - before) / calls
 
     def end(self) -> None:
         hvd.shutdown()
@@ -101,12 +101,12 @@ class Ways:
         self._requests = []
         for name, source, target in zip(self._names, self._rows, self._summed):
             request = RequestBuffer(1)
-            request.set_request(_core.ALLREDUCE, 0, 0, name.buffer_info()[0], _core.SUM)
-            request.set_tensor(0, source.ctypes.data, target.ctypes.data, shape, _core.FLOAT32, 1)
+            request.set_request(lib.ALLREDUCE, 0, 0, name.buffer_info()[0], lib.SUM)
+            request.set_tensor(0, source.ctypes.data, target.ctypes.data, shape, lib.FLOAT32, 1)
             self._requests.append(request)
 
     def _c_api(self) -> numpy.ndarray:
-        _core.finish_all(array("q", [_core.submit(request.address) for request in self._requests]))
+        lib.finish_all(array("q", [lib.submit(request.address) for request in self._requests]))
         return self._summed
 
     def _numpy(self) -> List[numpy.ndarray]:

@@ -28,7 +28,7 @@ from teams import Team, become_rank
 from where import RESULTS, heading, surroundings
 
 import lightcc.torch as hvd
-from lightcc import _core
+from lightcc.core import lib
 from lightcc.torch import ddp
 
 BARRIER = "barrier"
@@ -79,7 +79,7 @@ class Trainer:
         return hashlib.sha256(everything).hexdigest(), everything if self._rank == 0 else b""
 
     def counters(self) -> Dict[str, int]:
-        return _core.counters()
+        return lib.counters()
 
     def end(self) -> None:
         hvd.shutdown()

@@ -21,7 +21,7 @@ for _threads in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
 import keras  # noqa: E402
 
 import lightcc.keras as hvd  # noqa: E402
-from lightcc import _core  # noqa: E402  the counters
+from lightcc.core import lib  # noqa: E402  the counters
 
 TEST_IMAGES = 288  # 2, 3, 4, 6, 8 or 9 ranks test as many each: then the mean of their accuracies is that of all
 WARMUP_EPOCHS = 2
@@ -110,13 +110,13 @@ def train(settings, workers, path):
         callbacks.append(keras.callbacks.ModelCheckpoint(str(path.with_suffix(".weights.h5")), monitor="val_accuracy",
                                                          save_best_only=True, save_weights_only=True))
     mine = slice(hvd.rank(), None, hvd.size())
-    before, begin = _core.counters(), time.perf_counter()
+    before, begin = lib.counters(), time.perf_counter()
     # The shards are shuffled, so fit must not do it.
     shards = Shards(images, rows[labels], batch, steps_per_epoch, settings["seed"])
     history = model.fit(shards, epochs=epochs, shuffle=False, validation_data=(test[0][mine], rows[test[1][mine]]),
                         callbacks=callbacks, verbose=2 if hvd.rank() == 0 else 0).history
     seconds = time.perf_counter() - begin
-    counted = {name: count - before[name] for name, count in _core.counters().items()}
+    counted = {name: count - before[name] for name, count in lib.counters().items()}
     accuracies = [((i + 1) * steps_per_epoch, accuracy) for i, accuracy in enumerate(history["val_accuracy"])]
     return digits.outcome(settings, hvd.size(), seconds, len(losses.seen) * batch, TEST_IMAGES,
                           len(model.trainable_variables), counted, losses.seen, accuracies, rates=history["lr"])

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import digits
 import lightcc.torch as hvd
-from lightcc import _core  # the counters
+from lightcc.core import lib  # the counters
 
 # Several processes add up a batch's gradients in another order than one does. In float32 that moves a loss by some
 # 1e-7, and each step builds on the last: 2 to 4 ranks stayed within 1e-6 of one. Mistakes pass the bound: no broadcast
@@ -76,7 +76,7 @@ def train(settings, workers, path):
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=steps)
 
     losses, accuracies = [], []
-    before, begin = _core.counters(), time.perf_counter()
+    before, begin = lib.counters(), time.perf_counter()
     progress = tqdm(range(1, steps + 1), unit="step", mininterval=1, disable=hvd.rank() != 0)
     for step in progress:
         mine = digits.shard(step - 1, len(images), batch, settings["seed"], hvd.rank(), hvd.size())
@@ -94,7 +94,7 @@ def train(settings, workers, path):
             accuracies.append((step, hvd.allreduce(right, op=hvd.Sum, name="right").item() / len(test_labels)))
             progress.set_postfix(loss=f"{losses[-1]:.4f}", accuracy=f"{accuracies[-1][1]:.1%}", refresh=False)
     seconds = time.perf_counter() - begin
-    counted = {name: count - before[name] for name, count in _core.counters().items()}
+    counted = {name: count - before[name] for name, count in lib.counters().items()}
     return digits.outcome(settings, hvd.size(), seconds, steps * batch, len(test_labels),
                           len(list(model.parameters())), counted, losses, accuracies,
                           waiting=counted["wait_ns"] * 1e-9 / seconds, hooks=clock.seconds / seconds)

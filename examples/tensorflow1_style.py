@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import digits
 import lightcc.tensorflow as hvd
-from lightcc import _core  # the counters
+from lightcc.core import lib  # the counters
 
 # Several processes add up a batch's gradients in another order than one does. In float32 that moves a loss by some
 # 1e-7, and each step builds on the last: 2 to 4 ranks stayed within 3e-7 of one. Mistakes pass the bound: no hook at
@@ -65,7 +65,7 @@ def train(settings, workers, path):
     alone = tf.ConfigProto(intra_op_parallelism_threads=1)  # the ranks share the cores
     hooks = [hvd.BroadcastGlobalVariablesHook(root_rank=0)]
     with tf.train.MonitoredTrainingSession(config=alone, hooks=hooks) as session:
-        before, begin = _core.counters(), time.perf_counter()
+        before, begin = lib.counters(), time.perf_counter()
         for done in range(1, steps + 1):
             mine = digits.shard(done - 1, len(train_images), batch, settings["seed"], hvd.rank(), hvd.size())
             fed = {images: train_images[mine], labels: train_labels[mine]}
@@ -77,7 +77,7 @@ def train(settings, workers, path):
                 if hvd.rank() == 0:
                     print(f"step {done:4}  loss {losses[-1]:.4f}  accuracy {accuracies[-1][1]:.1%}", flush=True)
         seconds = time.perf_counter() - begin
-        counted = {name: count - before[name] for name, count in _core.counters().items()}
+        counted = {name: count - before[name] for name, count in lib.counters().items()}
     return digits.outcome(settings, hvd.size(), seconds, steps * batch, len(test_labels), len(tf.trainable_variables()),
                           counted, losses, accuracies)
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import digits
 import lightcc.tensorflow as hvd
-from lightcc import _core  # the counters
+from lightcc.core import lib  # the counters
 
 # Several processes add up a batch's gradients in another order than one does. In float32 that moves a loss by some
 # 1e-7, and each step builds on the last: 2 to 4 ranks stayed within 3e-7 of one. Mistakes pass the bound: no broadcast
@@ -64,7 +64,7 @@ def train(settings, workers, path):
         return hvd.allreduce(tf.reduce_sum(tf.cast(right, tf.int32)), op=hvd.Sum, name="right")
 
     losses, accuracies = [], []
-    before, begin = _core.counters(), time.perf_counter()
+    before, begin = lib.counters(), time.perf_counter()
     for step in range(1, steps + 1):
         mine = digits.shard(step - 1, len(images), batch, settings["seed"], hvd.rank(), hvd.size())
         losses.append(float(train_step(tf.constant(images[mine]), tf.constant(labels[mine]))))
@@ -75,7 +75,7 @@ def train(settings, workers, path):
             if hvd.rank() == 0:
                 print(f"step {step:4}  loss {losses[-1]:.4f}  accuracy {accuracies[-1][1]:.1%}", flush=True)
     seconds = time.perf_counter() - begin
-    counted = {name: count - before[name] for name, count in _core.counters().items()}
+    counted = {name: count - before[name] for name, count in lib.counters().items()}
     return digits.outcome(settings, hvd.size(), seconds, steps * batch, len(test_labels),
                           len(model.trainable_variables), counted, losses, accuracies)
 

@@ -20,8 +20,8 @@ def fusion_plan() -> str:
     >>> import lightcc; lightcc.fusion_plan()
     ''
     """
-    from lightcc import _core
-    return _core.describe("fusion_plan")
+    from lightcc.core import lib
+    return lib.describe("fusion_plan")
 
 
 def __getattr__(name: str):

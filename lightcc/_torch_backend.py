@@ -51,5 +51,5 @@ def _set_by_lightccrun() -> bool:
 
 
 def _initialized() -> bool:
-    core = sys.modules.get("lightcc._core")
+    core = sys.modules.get("lightcc.core.lib")
     return core is not None and core.initialized()

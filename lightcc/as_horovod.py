@@ -138,17 +138,6 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def name_of_module(name: str) -> str:
-    """The name of a module of ours, as which the program imports it: horovod.x if it has imported us as Horovod.
-
-    >>> name_of_module("lightcc.torch") in ("lightcc.torch", "horovod.torch")
-    True
-    """
-    top = sys.modules.get("horovod")
-    is_ours = getattr(top, "__file__", None) == os.path.join(FOLDER, "horovod", "__init__.py")
-    return "horovod" + name[len("lightcc"):] if is_ours else name
-
-
 def environment() -> dict[str, str]:
     """With this, every Python that is started does install()."""
     from lightcc.runner.local import pythonpath_setting

@@ -1,19 +1,19 @@
 """lightcc for numpy arrays: `import lightcc.numpy as hvd`.
 
-The functions are those of lightcc.ops, and their examples run here as they stand.
+The functions are those of lightcc.core.ops, and their examples run here as they stand.
 """
 import numpy  # noqa: F401  so that a missing numpy is named here
 
-from lightcc import _core
-from lightcc.common.basics import HorovodBasics
-from lightcc.common.exceptions import HorovodInternalError
-from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from lightcc.objects import allgather_object, broadcast_object
-from lightcc.ops import *  # noqa: F401,F403
-from lightcc.ops import __all__ as _verbs
+from lightcc.core import lib
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.exceptions import HorovodInternalError
+from lightcc.core.objects import allgather_object, broadcast_object
+from lightcc.core.ops import *  # noqa: F401,F403
+from lightcc.core.ops import __all__ as _verbs
+from lightcc.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 _basics = HorovodBasics(__file__)
-_core.name_package("lightcc.numpy")
+lib.name_package("lightcc.numpy")
 Average, Sum, Adasum, Min, Max, Product = (_basics.Average, _basics.Sum, _basics.Adasum, _basics.Min, _basics.Max,
                                            _basics.Product)
 init, shutdown, is_initialized = _basics.init, _basics.shutdown, _basics.is_initialized

@@ -174,7 +174,7 @@ def _listed(module: str, value: ast.expr) -> List[str]:
         return _listed(module, value.left) + _listed(module, value.right)
     if isinstance(value, (ast.List, ast.Tuple)):
         return [ast.literal_eval(element) for element in value.elts]
-    for node in tree_of(module).body:  # from lightcc.ops import __all__ as _verbs
+    for node in tree_of(module).body:  # from lightcc.core.ops import __all__ as _verbs
         for alias in node.names if isinstance(node, ast.ImportFrom) else []:
             if (alias.asname or alias.name) == ast.unparse(value):
                 return list(names_of(node.module))

@@ -12,10 +12,10 @@ from lightcc._keras.frameworks import no_framework, reducer_for  # noqa: F401
 from lightcc._keras.optimizer import CallableList, Options, framework_of, is_distributed, keras_of, members_for
 from lightcc._keras.saving import load_model, name_like
 from lightcc._keras.weights import check_weights  # noqa: F401
-from lightcc.common.basics import HorovodBasics
-from lightcc.ops import ReduceOps
-from lightcc.wrapper_arguments import check_predivide, groups_of
-from lightcc.wrapper_class import wrapper_class
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.ops import ReduceOps
+from lightcc.core.wrapper_arguments import check_predivide, groups_of
+from lightcc.core.wrapper_class import wrapper_class
 
 __all__ = [
     "CallableList", "LocalGradientAggregationHelper", "LocalGradientAggregationHelperEager", "allgather", "allreduce",

@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, List, Optional, Union
 
 import numpy as np
 
-from lightcc import _core, objects
 from lightcc._keras import values
 from lightcc._keras.optimizer import build, variables_of
+from lightcc.core import lib, objects
 
 
 class BroadcastGlobalVariablesCallbackImpl:
@@ -97,7 +97,7 @@ class BroadcastGlobalVariablesCallbackImpl:
             why = f" ({type(error).__name__}: {error})"
         if not self.model.built:
             warnings.warn("lightcc: the model has weights on another rank, as from a file, but Keras cannot make them "
-                          f"on rank {_core.rank()}{why}, so the first step starts from different weights. Call the "
+                          f"on rank {lib.rank()}{why}, so the first step starts from different weights. Call the "
                           "model on a batch before fit.", stacklevel=2)
 
     def _send_if_alike(self, variables: List[Any], name: str) -> bool:
@@ -251,7 +251,7 @@ class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
                  steps_per_epoch: Optional[int] = None, verbose: int = 0, *args):
         def multiplier(epoch: float) -> float:
             done = min((epoch + 1 / self.steps_per_epoch) / warmup_epochs, 1.0)  # at the end of this batch
-            return (1 + (_core.size() - 1) * done) / _core.size()
+            return (1 + (lib.size() - 1) * done) / lib.size()
 
         super().__init__(backend, initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction,
                          steps_per_epoch, *args)

@@ -6,11 +6,11 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from lightcc import _core, objects
 from lightcc._keras import patches, values
 from lightcc._keras.optimizer import build, distributed_in, hidden_variables_of, keras_of, variables_of
-from lightcc.common.elastic import ObjectState
-from lightcc.variable_compression import compression_state, load_compression_state, share_residuals
+from lightcc.compress.variable_compression import compression_state, load_compression_state, share_residuals
+from lightcc.core import lib, objects
+from lightcc.core.elastic_state import ObjectState
 
 # Where a model of Keras 3 or 2 keeps the validation data of a fit that an exception has ended: for the next fit.
 _VALIDATION_DATA = "_eval_epoch_iterator", "_eval_data_handler"
@@ -24,7 +24,7 @@ class VariablesState(ObjectState):
 
     def __init__(self, backend: Any, **kwargs: Any):
         self.backend = backend
-        super().__init__(objects.broadcast_object, _core.rank, **kwargs)
+        super().__init__(objects.broadcast_object, lib.rank, **kwargs)
         self._keep()
 
     def save(self) -> None:

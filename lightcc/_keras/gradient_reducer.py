@@ -1,8 +1,8 @@
 """Reduces the gradients of Keras optimizers over the ranks: what the frameworks have in common."""
 from typing import Any, Callable, List
 
-from lightcc.variable_compression import WantedCompression
-from lightcc.wrapper_arguments import variables_of
+from lightcc.compress.variable_compression import WantedCompression
+from lightcc.core.wrapper_arguments import variables_of
 
 
 class GradientReducer:

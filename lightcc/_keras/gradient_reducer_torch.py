@@ -4,14 +4,14 @@ Keras hands all gradients over at once, after backward, so all of them are on th
 """
 from typing import Any, Dict, List
 
-from lightcc import _core, ops, weights
 from lightcc._keras.gradient_reducer import GradientReducer
-from lightcc.codec import reduction
-from lightcc.common.util import split_list
-from lightcc.request import new_list, register, submit_list
+from lightcc.compress.codec import reduction
+from lightcc.compress.variable_compression import Gradient, parts_of
+from lightcc.core import lib, ops, weights
+from lightcc.core.request import new_list, register, submit_list
+from lightcc.core.util import split_list
+from lightcc.core.wrapper_arguments import stays_here
 from lightcc.torch.weights import digests
-from lightcc.variable_compression import Gradient, parts_of
-from lightcc.wrapper_arguments import stays_here
 
 
 class TorchGradientReducer(GradientReducer):
@@ -91,7 +91,7 @@ class TorchGradientReducer(GradientReducer):
         grads = [grad.contiguous() for grad in grads]
         outputs = new_list(grads)
         name = core.request(self.name, labels, [grad.numel() for grad in grads])
-        handle = submit_list(_core.ALLREDUCE, grads, outputs, name, self.options.process_set, 0, **reduction(
+        handle = submit_list(lib.ALLREDUCE, grads, outputs, name, self.options.process_set, 0, **reduction(
             core.codec.id, core.compression, self.options.op, 1.0 / factor, factor))
         return register(handle, grads, outputs), [None] * len(grads)
 

@@ -15,9 +15,9 @@ from typing import Any, List, NamedTuple, Optional, Tuple, Type
 
 from lightcc._keras.frameworks import reducer_for
 from lightcc._keras.gradient_reducer import GradientReducer
-from lightcc.common.process_sets import ProcessSet
-from lightcc.wrapper_arguments import Groups
-from lightcc.wrapper_class import is_made_with
+from lightcc.core.process_sets import ProcessSet
+from lightcc.core.wrapper_arguments import Groups
+from lightcc.core.wrapper_class import is_made_with
 
 
 class Options(NamedTuple):

@@ -9,7 +9,7 @@ import sys
 from typing import Callable
 
 from lightcc._keras.optimizer import Distributed, check_loss_scale, framework_of, is_distributed
-from lightcc.wrapper_class import is_made_with
+from lightcc.core.wrapper_class import is_made_with
 
 _MARK = "_lightcc_wrapped"
 epoch_was_cut = False  # the last epoch of the fit that is running has ended before its last batch

@@ -9,7 +9,7 @@ from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 
-from lightcc import _core, objects, ops
+from lightcc.core import lib, objects, ops
 
 Outline = List[Tuple[Tuple[int, ...], str]]  # shape and dtype of each variable: what the ranks must have in common
 
@@ -54,7 +54,7 @@ def broadcast(backend: Any, variables: Sequence[Any], root_rank: int, name: str)
     finally:  # if one is refused, the others still write to their arrays
         for handle in handles:
             ops.synchronize(handle)
-    if _core.rank() != root_rank:
+    if lib.rank() != root_rank:
         write(backend, variables, values)
 
 
@@ -65,7 +65,7 @@ def _own(value: np.ndarray) -> np.ndarray:
 
 def _sendable(value: np.ndarray) -> np.ndarray:
     """The array, or its bytes if the core does not know its dtype."""
-    return value if value.dtype.name in _core.DTYPES else value.reshape(-1).view(np.uint8)
+    return value if value.dtype.name in lib.DTYPES else value.reshape(-1).view(np.uint8)
 
 
 def outlines(variables: Sequence[Any], name: str) -> List[Outline]:

@@ -1,10 +1,10 @@
 """check_weights: whether the ranks hold the same weights of a model of Keras."""
 from typing import Any
 
-from lightcc import weights
 from lightcc._keras import values
-from lightcc.common.process_sets import ProcessSet
-from lightcc.wrapper_arguments import stays_here
+from lightcc.core import weights
+from lightcc.core.process_sets import ProcessSet
+from lightcc.core.wrapper_arguments import stays_here
 
 
 def check_weights(backend: Any, model: Any, process_set: ProcessSet) -> None:

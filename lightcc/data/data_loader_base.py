@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from lightcc.common.exiting import at_exit
+from lightcc.core.exiting import at_exit
 
 _CLOSE_S = 10.0  # how long close waits for _iterate to hand over; it may be waiting for a disk
 _EXIT_S = 5.0    # how long all of them together may take when the process ends

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-from lightcc.elastic import messages
+from lightcc.core import elastic_messages
 from lightcc.elastic.actions import Action, Cancel, Dismiss, Form, Notify, Start, State, Worker
 from lightcc.elastic.discovery_thread import DiscoveryThread
 from lightcc.elastic.limits import Limits
@@ -54,7 +54,7 @@ def drive(job: Job, limits: Limits, discovery: HostDiscovery, stdout: int, stder
     """Runs the job, which has no places; returns when all its processes have ended. A worker that does not answer for
     worker_timeout_s is killed. is_here: whether a host is this one. The other arguments and errors are those of
     supervise(). DiscoveryError if the first discovery of hosts fails."""
-    job = replace(job, talk_variable=messages.VARIABLE,
+    job = replace(job, talk_variable=elastic_messages.VARIABLE,
                   settings={**job.settings, **job_environment(), "HOROVOD_ELASTIC": "1"})
     with contextlib.ExitStack() as stack:
         outputs = RankOutputs([stdout, stderr], job.timestamps, job.output_dir, limits.num_proc, stack)
@@ -69,7 +69,7 @@ def drive(job: Job, limits: Limits, discovery: HostDiscovery, stdout: int, stder
 class _Talk:
     """With a worker."""
 
-    unpacker: messages.Unpacker = field(default_factory=messages.Unpacker)
+    unpacker: elastic_messages.Unpacker = field(default_factory=elastic_messages.Unpacker)
     answers: bool = False             # from its first word on, until it leaves
     leaves: bool = False              # its program has ended
     asked_at: Optional[float] = None  # whether it lives; not answered yet
@@ -294,7 +294,7 @@ class _Driver:
 
     def _tell(self, number: int, what: str, **fields: Union[int, str]) -> None:
         if number in self.termination.running:
-            self.processes.tell(number, messages.pack(what, **fields))
+            self.processes.tell(number, elastic_messages.pack(what, **fields))
 
     def _send_signals(self, now: float) -> None:
         for signum in self.termination.due(now):

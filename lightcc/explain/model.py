@@ -4,7 +4,7 @@ import ctypes
 import json
 from typing import NamedTuple, Optional
 
-from lightcc import _core
+from lightcc.core import lib
 from lightcc.explain.cluster import Cluster
 
 _GBIT = 1e9 / 8
@@ -40,14 +40,14 @@ def candidates(cluster: Cluster, nbytes: int, compressed_share: float = 0.0,
     '2d'
     """
     hosts = (ctypes.c_int32 * len(cluster.hosts))(*cluster.hosts)
-    asked = _core.Cluster(
+    asked = lib.Cluster(
         host_count=len(hosts), hosts=hosts, local_latency_s=cluster.local_latency_us * 1e-6,
         memory_bytes_per_s=cluster.memory_gbyte_per_s * 1e9, latency_s=cluster.latency_us * 1e-6,
         message_s=cluster.message_us * 1e-6, nic_bytes_per_s=cluster.nic_gbit_per_s * _GBIT,
         flow_bytes_per_s=cluster.flow_gbit_per_s * _GBIT, oversubscription=cluster.oversubscription, nics=cluster.nics,
         half_duplex=not cluster.full_duplex, pod_hosts=cluster.pod_hosts, simulated=simulated,
         compressed_share=compressed_share)
-    return [Candidate(**one) for one in json.loads(_core.explain(asked, nbytes))]
+    return [Candidate(**one) for one in json.loads(lib.explain(asked, nbytes))]
 
 
 def measured_cluster() -> Optional[Cluster]:
@@ -61,5 +61,5 @@ def measured_cluster() -> Optional[Cluster]:
     >>> hvd.init()
     >>> measured_cluster()
     """
-    text = _core.describe("network")
+    text = lib.describe("network")
     return Cluster(**json.loads(text)) if text else None

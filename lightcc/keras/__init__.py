@@ -5,15 +5,16 @@ TensorFlow.
 """
 import keras
 
-from lightcc import _core, _keras
-from lightcc.common.basics import HorovodBasics
-from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from lightcc.variable_compression import (
+from lightcc import _keras
+from lightcc.compress.variable_compression import (
     compression_state,
     compression_stats,
     gather_residuals,
     load_compression_state,
 )
+from lightcc.core import lib
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 if keras.backend.backend() == "torch":
     from lightcc.torch.compression import Compression
@@ -23,7 +24,7 @@ else:
     raise ImportError(_keras.no_framework(keras.backend.backend()))
 
 _basics = HorovodBasics(__file__)
-_core.name_package("lightcc.keras")
+lib.name_package("lightcc.keras")
 
 Average, Sum, Adasum = _basics.Average, _basics.Sum, _basics.Adasum
 init, shutdown, is_initialized = _keras.init, _basics.shutdown, _basics.is_initialized
@@ -102,7 +103,7 @@ def allreduce(value, name=None, average=True, prescale_factor=1.0, postscale_fac
 
     value: a number, a (nested) list, a numpy array or a tensor. op: hvd.Average (default), Sum, ...; average is its
     deprecated form, and with op it must stay at its default or be None. Other arguments and errors: those of
-    lightcc.ops.allreduce; ValueError for average=False together with op. Source: horovod.keras.
+    lightcc.core.ops.allreduce; ValueError for average=False together with op. Source: horovod.keras.
 
     >>> float(hvd.allreduce(3.0))
     3.0

@@ -14,7 +14,7 @@ def report(harp: bool = False) -> tuple[str, str]:
     them; loads the library. With `harp` also on NCCL's plugin."""
     fault, built = "", {}
     try:
-        from lightcc.common.basics import HorovodBasics
+        from lightcc.core.basics import HorovodBasics
 
         built = {name: bool(getattr(HorovodBasics(__file__), f"{name}_built")())
                  for name in ("mpi", "gloo", "nccl", "ddl", "ccl")}

@@ -4,7 +4,7 @@ import ctypes
 import os
 from typing import Any, Optional
 
-from lightcc.common import nccl_library
+from lightcc.core import nccl_library
 
 PATH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libnccl-net-harp.so")
 SETTINGS = {"NCCL_NET_PLUGIN": "harp", "NCCL_NET": "HARP"}  # of --harp; each host's starter puts its own path in

@@ -3,9 +3,15 @@ stays.
 """
 from importlib import import_module as _import_module
 
-from lightcc.common.exceptions import HorovodInternalError
-from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from lightcc.common.util import check_extension, gpu_available, split_list
+from lightcc.compress.variable_compression import (
+    compression_state,
+    compression_stats,
+    gather_residuals,
+    load_compression_state,
+)
+from lightcc.core.exceptions import HorovodInternalError
+from lightcc.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from lightcc.core.util import check_extension, gpu_available, split_list
 from lightcc.tensorflow import gradients  # noqa: F401  registers them
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.functions import (
@@ -66,12 +72,6 @@ from lightcc.tensorflow.reductions import allreduce, grouped_allreduce, grouped_
 from lightcc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from lightcc.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs  # noqa: F401
 from lightcc.tensorflow.weights import check_weights
-from lightcc.variable_compression import (
-    compression_state,
-    compression_stats,
-    gather_residuals,
-    load_compression_state,
-)
 
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",

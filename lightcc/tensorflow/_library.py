@@ -3,13 +3,13 @@ import itertools
 
 import tensorflow as tf
 
-from lightcc import _core
-from lightcc.common.exceptions import HorovodInternalError
+from lightcc.core import lib
+from lightcc.core.exceptions import HorovodInternalError
 
 
 def _load():
-    operations = tf.load_op_library(_core.tensorflow_library())
-    missing = _core.missing_in_tensorflow()
+    operations = tf.load_op_library(lib.tensorflow_library())
+    missing = lib.missing_in_tensorflow()
     if missing:
         raise ImportError(f"lightcc.tensorflow works with TensorFlow 2.13 to 2.21; {tf.__version__} has no {missing}.")
     return operations

@@ -3,9 +3,9 @@ the same at once and in every graph, wherever its nodes end up."""
 import numpy as np
 import tensorflow as tf
 
-from lightcc import _core
-from lightcc.codec import Codec
-from lightcc.compression import CoreCompressor
+from lightcc.compress.codec import Codec
+from lightcc.compress.compressors import CoreCompressor
+from lightcc.core import lib
 from lightcc.tensorflow import mpi_ops
 
 
@@ -49,7 +49,7 @@ def loss_scale(compression: CoreCompressor):
 
 def text_of(codec: Codec, compression: CoreCompressor) -> str:
     """The attribute `codec`: csrc/api/tensorflow/codec.h."""
-    if compression.kind == _core.CODEC_INT8:
+    if compression.kind == lib.CODEC_INT8:
         return f"int8 name={codec.name}"
-    return (f"topk ratio={compression.ratio!r} width={_core.DTYPES[compression.width]} "
+    return (f"topk ratio={compression.ratio!r} width={lib.DTYPES[compression.width]} "
             f"warmup={compression.warmup_steps} momentum={compression.momentum!r} name={codec.name}")

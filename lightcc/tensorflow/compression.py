@@ -3,7 +3,7 @@ horovod.tensorflow.compression.
 """
 import tensorflow as tf
 
-from lightcc.compression import Compressor, NoneCompressor, int8, topk
+from lightcc.compress.compressors import Compressor, NoneCompressor, int8, topk
 
 
 class CastCompressor(Compressor):

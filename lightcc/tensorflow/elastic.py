@@ -6,8 +6,8 @@ from typing import Any, Callable, ContextManager, Iterator, List, Sequence, Tupl
 import tensorflow as tf
 
 from lightcc._keras.elastic import TensorFlowKerasState, VariablesState
-from lightcc.common.elastic import ObjectState, run_fn, run_translated
-from lightcc.common.exceptions import HorovodInternalError
+from lightcc.core.elastic_state import ObjectState, run_fn, run_translated
+from lightcc.core.exceptions import HorovodInternalError
 from lightcc.tensorflow.functions import broadcast_object, broadcast_object_fn, broadcast_variables
 from lightcc.tensorflow.gradient_aggregation import SUMS
 from lightcc.tensorflow.mpi_ops import init, rank, shutdown

@@ -4,7 +4,7 @@ from typing import Any, Callable, List
 
 import tensorflow as tf
 
-from lightcc import objects
+from lightcc.core import objects
 from lightcc.tensorflow.mpi_ops import (  # noqa: F401  as Horovod's module has them
     ProcessSet,
     allgather,
@@ -31,7 +31,7 @@ def broadcast_variables(variables, root_rank, process_set=global_process_set, in
 
 
 def broadcast_object(obj: Any, root_rank=0, session=None, name=None, process_set=global_process_set) -> Any:
-    """Returns the root's object on every rank of the set; on the others `obj` is not looked at. See lightcc.objects.
+    """Returns the root's object on every rank of the set; on the others `obj` is not looked at. See core/objects.py.
 
     session is ignored: objects travel beside TensorFlow, at once, also where a graph is being built.
 
@@ -52,7 +52,7 @@ def broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global
 
 
 def allgather_object(obj: Any, session=None, name=None, process_set=global_process_set) -> List[Any]:
-    """Returns the objects of all ranks of the set, in rank order. See lightcc.objects; session is ignored.
+    """Returns the objects of all ranks of the set, in rank order. See lightcc.core.objects; session is ignored.
 
     >>> hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
     True

@@ -3,7 +3,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lightcc.common.process_sets import ProcessSet, global_process_set
+from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.tensorflow.gradient_reducer import AllreduceGradients, LocalVariables, dense, key_of
 from lightcc.tensorflow.mpi_ops import size_op  # noqa: F401
 

@@ -1,5 +1,5 @@
 """backward_passes_per_step for Keras optimizers, eagerly and in a tf.function."""
-from lightcc.common.process_sets import ProcessSet, global_process_set
+from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from lightcc.tensorflow.gradient_reducer import AllreduceGradients
 from lightcc.tensorflow.mpi_ops import size_op  # noqa: F401

@@ -2,7 +2,7 @@
 
 In a graph (tf.function, v1) every gradient is a collective of its own, which starts as soon as the gradient is there,
 while others are still computed; the core makes buckets of them, and as those of one call are a set
-(lightcc.request.new_set), it learns in which order they come. Eager calls follow one another, so there all gradients
+(core/request.py, new_set), it learns in which order they come. Eager calls follow one another, so there all gradients
 travel in one call.
 
 Gradients are lists, with None where a variable has none; a gradient's place in the list is what the ranks know it by,
@@ -12,17 +12,17 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from lightcc import _core
-from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.common.util import split_list
-from lightcc.request import new_set
+from lightcc.compress.variable_compression import Gradient, VariableCompression, WantedCompression, parts_of
+from lightcc.core import lib
+from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.core.request import new_set
+from lightcc.core.util import split_list
+from lightcc.core.wrapper_arguments import Groups, stays_here
 from lightcc.tensorflow import compressed
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.mpi_ops import Average, size_op
 from lightcc.tensorflow.reductions import _allreduce_in_set, _grouped_allreduce_in_set
 from lightcc.tensorflow.weights import compared
-from lightcc.variable_compression import Gradient, VariableCompression, WantedCompression, parts_of
-from lightcc.wrapper_arguments import Groups, stays_here
 
 AllreduceGradients = Callable[[Sequence[Any], Optional[Sequence[Any]]], List[Any]]
 
@@ -33,7 +33,7 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
                              ) -> AllreduceGradients:
     """Makes the function (gradients, variables=None) -> gradients that reduces gradients over the ranks of the set.
 
-    name: the collectives' first name; equal on all ranks. groups: as lightcc.wrapper_arguments.groups_of returns it:
+    name: the collectives' first name; equal on all ranks. groups: as core.wrapper_arguments.groups_of returns it:
     how many units, or lists of variables that are a unit each; in eager mode everything is one. sparse_as_dense:
     IndexedSlices travel as dense tensors; else by allgather, as in allreduce. gradient_predivide_factor: with Average
     only; divides before the sum, and the sum by size / factor. The rest: as for allreduce; compression: a
@@ -56,7 +56,7 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
         if not present or stays_here(process_set):
             return reduced
         if wanted.needs_init:
-            raise _core.not_initialised()
+            raise lib.not_initialised()
         with tf.name_scope(f"{name}_Allreduce") as scope:
             # Where nodes end up in the graph that runs may differ between ranks, by the writing of summaries on one of
             # them, say; the scope here does not. It tells apart what two tapes in a graph send.

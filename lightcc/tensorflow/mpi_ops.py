@@ -19,25 +19,19 @@ import struct
 
 import tensorflow as tf
 
-from lightcc import _core
-from lightcc.common.basics import HorovodBasics
-from lightcc.common.exceptions import HorovodInternalError  # noqa: F401
-from lightcc.common.process_sets import (  # noqa: F401
+from lightcc.core import lib
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.exceptions import HorovodInternalError  # noqa: F401
+from lightcc.core.ops import ReduceOps, handle_average_backwards_compatibility  # noqa: F401
+from lightcc.core.process_sets import (
     ProcessSet,
-    add_process_set,
     global_process_set,
-    remove_process_set,
     require_registered,
 )
-from lightcc.common.util import (  # noqa: F401
-    check_installed_version,
-    get_average_backwards_compatibility_fun,
-    get_ext_suffix,
-    gpu_available,
+from lightcc.core.request import encoded, id_of
+from lightcc.core.util import (
     num_rank_is_power_2,
 )
-from lightcc.ops import ReduceOps, handle_average_backwards_compatibility  # noqa: F401
-from lightcc.request import encoded, id_of
 from lightcc.tensorflow._library import operations as MPI_LIB
 from lightcc.tensorflow._library import run
 from lightcc.tensorflow.util import tf_variable
@@ -45,7 +39,7 @@ from lightcc.tensorflow.util import tf_variable
 check_num_rank_power_of_2 = num_rank_is_power_2
 
 _basics = HorovodBasics(__file__)
-_core.name_package("lightcc.tensorflow")
+lib.name_package("lightcc.tensorflow")
 
 Average, Sum, Adasum = _basics.Average, _basics.Sum, _basics.Adasum
 Min, Max, Product = _basics.Min, _basics.Max, _basics.Product
@@ -95,7 +89,7 @@ def _group(process_set) -> int:
     """The id of a process set; ValueError if there is no such set now. An operation that runs in a graph, later, looks
     again."""
     group = id_of(process_set)
-    if group and _core.initialized():
+    if group and lib.initialized():
         require_registered(process_set)
     return group
 
@@ -119,7 +113,7 @@ def _allreduce(tensor, name=None, op=Sum, prescale_factor=1.0, postscale_factor=
                process_set=global_process_set, codec="", set_=0):
     """Reduces a dense tensor over the ranks of the process set; the result is on all of them. Differentiable.
 
-    codec: how it is compressed, csrc/api/tensorflow/codec.h; it needs a name then. set_: of lightcc.request.new_set(),
+    codec: how it is compressed, csrc/api/tensorflow/codec.h; it needs a name then. set_: of core.request.new_set(),
     if it is one of several that each run of a graph submits together; 0: it is not.
     """
     return _run(MPI_LIB.horovod_allreduce, "Allreduce", [tensor], name, process_set, ignore_name_scope, codec=codec,
@@ -186,7 +180,7 @@ def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
 
 def _overwritten(variable: tf.Variable, root_rank: int, name: str, process_set: ProcessSet) -> tf.Tensor:
     value = variable.read_value()
-    sent = value if value.dtype.name in _core.DTYPES else tf.bitcast(value, tf.uint8)
+    sent = value if value.dtype.name in lib.DTYPES else tf.bitcast(value, tf.uint8)
     received = broadcast(sent, root_rank, name, process_set=process_set)
     if sent is not value:
         received = tf.bitcast(received, value.dtype)
@@ -226,7 +220,7 @@ def _grouped_reducescatter(tensors, name=None, op=Sum, prescale_factor=1.0, post
 def join():
     """Says that this rank has no more data, waits until all ranks have, and returns the rank that came last (int32).
 
-    Until then the others' collectives go on without it: lightcc.ops.join tells how.
+    Until then the others' collectives go on without it: lightcc.core.ops.join tells how.
 
     >>> int(hvd.join()) in range(hvd.size())
     True

@@ -3,13 +3,13 @@ from typing import Any, List
 
 import tensorflow as tf
 
-from lightcc.common.process_sets import global_process_set
+from lightcc.compress.variable_compression import WantedCompression
+from lightcc.core.process_sets import global_process_set
+from lightcc.core.wrapper_arguments import check_predivide, groups_of
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.gradient_aggregation import LocalGradientAggregationHelper, local_variable, then_true
 from lightcc.tensorflow.gradient_reducer import _make_allreduce_grads_fn, is_variable
 from lightcc.tensorflow.mpi_ops import Adasum, Average, rank
-from lightcc.variable_compression import WantedCompression
-from lightcc.wrapper_arguments import check_predivide, groups_of
 
 
 def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="", device_sparse="",

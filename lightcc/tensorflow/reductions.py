@@ -6,9 +6,9 @@ ranks have stay apart until someone adds them up, as optimizers do.
 """
 import tensorflow as tf
 
-from lightcc.codec import codec_of
-from lightcc.common.process_sets import global_process_set
-from lightcc.compression import CoreCompressor, refuse_core
+from lightcc.compress.codec import codec_of
+from lightcc.compress.compressors import CoreCompressor, refuse_core
+from lightcc.core.process_sets import global_process_set
 from lightcc.tensorflow import compressed
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.mpi_ops import (

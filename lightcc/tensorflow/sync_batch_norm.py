@@ -7,9 +7,9 @@ the mean of the squares of float32 inputs. The gradient of the allreduce is one 
 """
 import tensorflow as tf
 
-from lightcc.common.process_sets import global_process_set
+from lightcc.core.process_sets import global_process_set
+from lightcc.core.wrapper_arguments import stays_here
 from lightcc.tensorflow.mpi_ops import Sum, _allreduce, rank, size  # noqa: F401  as Horovod's module has them
-from lightcc.wrapper_arguments import stays_here
 
 _KERAS_3 = hasattr(tf.keras, "ops")
 

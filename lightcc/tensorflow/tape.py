@@ -4,13 +4,13 @@ from typing import Any, List, Tuple
 
 import tensorflow as tf
 
-from lightcc.common.process_sets import global_process_set
+from lightcc.compress.variable_compression import WantedCompression
+from lightcc.core.process_sets import global_process_set
+from lightcc.core.wrapper_arguments import check_predivide, groups_of, variables_of
+from lightcc.core.wrapper_class import is_made_with, wrapper_class
 from lightcc.tensorflow.compression import Compression
 from lightcc.tensorflow.gradient_reducer import LocalVariables, _make_allreduce_grads_fn, is_variable
 from lightcc.tensorflow.mpi_ops import Average
-from lightcc.variable_compression import WantedCompression
-from lightcc.wrapper_arguments import check_predivide, groups_of, variables_of
-from lightcc.wrapper_class import is_made_with, wrapper_class
 
 
 def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=Compression.none,

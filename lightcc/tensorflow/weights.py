@@ -5,9 +5,9 @@ from typing import Any, List, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lightcc import _core, weights
-from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.wrapper_arguments import stays_here
+from lightcc.core import lib, weights
+from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.core.wrapper_arguments import stays_here
 
 _COUNT = "_lightcc_exchanges"  # an attribute of a variable: of all tapes and traces that exchange its gradient
 
@@ -42,7 +42,7 @@ def compared(grads: List[Any], variables: Sequence[Any], process_set: ProcessSet
     if not variables:
         return grads
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        if _core.rank() == 0:
+        if lib.rank() == 0:
             warnings.warn("HOROVOD_CHECK_WEIGHTS: in a graph of TensorFlow 1 weights are not compared as training "
                           "runs; call hvd.check_weights(session.run(variables)) between steps.", stacklevel=2)
         return grads

@@ -1,9 +1,9 @@
 """lightcc for PyTorch: `import lightcc.torch as hvd`, and the rest of a script written for horovod.torch stays."""
 from importlib import import_module as _import_module
 
-from lightcc.common.exceptions import HorovodInternalError
-from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from lightcc.common.util import check_extension
+from lightcc.core.exceptions import HorovodInternalError
+from lightcc.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from lightcc.core.util import check_extension
 from lightcc.torch.compiling import keep_out as _keep_out
 from lightcc.torch.compression import Compression
 from lightcc.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters

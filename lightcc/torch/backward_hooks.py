@@ -7,7 +7,7 @@ from typing import Callable, Dict
 
 import torch
 
-from lightcc import _core
+from lightcc.core import lib
 from lightcc.torch.gradient import Gradient
 
 
@@ -18,7 +18,7 @@ class Dropped:
         self._kind, self._said = kind, False
 
     def say(self, parameter: torch.Tensor) -> None:
-        if self._said or not _core.initialized() or any(map(_is_alive, _hooks_of(parameter).values())):
+        if self._said or not lib.initialized() or any(map(_is_alive, _hooks_of(parameter).values())):
             return
         self._said = True
         warnings.warn(f"A DistributedOptimizer of class {self._kind} was dropped, and backward() goes on with its "

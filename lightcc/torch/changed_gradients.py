@@ -1,6 +1,6 @@
 """Gradients that a program has changed while they were on their way: clipped, scaled, zeroed or replaced.
 
-Their counts say it (lightcc.changes), kept when the reduction of a gradient starts and compared when it is done.
+Their counts say it (lightcc.core.changes), kept when the reduction of a gradient starts and compared when it is done.
 Several gradients may share one count, as views of one tensor do: those of weights that forward has joined by torch.cat.
 Then backward counts for all when it adds to one, so that only what comes after the last of them is a change.
 """
@@ -9,7 +9,7 @@ from typing import Any, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from lightcc import _core, changes
+from lightcc.core import changes, lib
 from lightcc.torch.gradient import Gradient
 
 _WITHOUT_GRAD = -1  # no tensor's count
@@ -76,7 +76,7 @@ def expect_unchanged(gradients: Sequence[Gradient], grad_scaler: bool = False) -
     lines = _LINES_WITH_GRAD_SCALER if grad_scaler else _LINES
     raise changes.ended_by_change(
         f"p.grad of {names}",
-        f"p.grad of {names} was changed on rank {_core.rank()} while it was on its way to the other ranks, as it is "
+        f"p.grad of {names} was changed on rank {lib.rank()} while it was on its way to the other ranks, as it is "
         "from backward() until synchronize() or step() is done. They may have received it before or after the change, "
         f"so the job is ended on all ranks. Wait for the gradients before you change them:{lines}A hook on a parameter "
         "that changes its gradient must be registered before DistributedOptimizer is made.")

@@ -11,16 +11,16 @@ from typing import Any, Callable, List, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from lightcc import _core, request
-from lightcc.adapter import adapter_of
-from lightcc.common.process_sets import ProcessSet
+from lightcc.core import lib, request
+from lightcc.core.adapter import adapter_of
+from lightcc.core.process_sets import ProcessSet
 from lightcc.torch.futures import Operation
 from lightcc.torch.sparse_sum import entries, summed
 from lightcc.torch.work import Work
 
 _OPS = {dist.ReduceOp(getattr(dist.ReduceOp, name)): code for name, code in (
-    ("SUM", _core.SUM), ("AVG", _core.AVERAGE), ("MIN", _core.MIN), ("MAX", _core.MAX), ("PRODUCT", _core.PRODUCT))}
-_DTYPES = {getattr(torch, name) for name in _core.DTYPES if hasattr(torch, name)}
+    ("SUM", lib.SUM), ("AVG", lib.AVERAGE), ("MIN", lib.MIN), ("MAX", lib.MAX), ("PRODUCT", lib.PRODUCT))}
+_DTYPES = {getattr(torch, name) for name in lib.DTYPES if hasattr(torch, name)}
 
 Tensors = List[torch.Tensor]
 
@@ -40,16 +40,16 @@ class Collectives(dist.ProcessGroup):
         op = _op(opts, "allreduce")
         if tensors and tensors[0].layout is not torch.strided:
             return self._sparse(tensors, opts, op)
-        return self._in_place(_core.ALLREDUCE, tensors, opts, op=op)
+        return self._in_place(lib.ALLREDUCE, tensors, opts, op=op)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts) -> Work:
         op, mine = _op(opts, "reduce"), opts.rootRank == self._rank
-        return self._in_place(_core.ALLREDUCE, tensors if mine else [t.detach().clone() for t in tensors], opts, op=op)
+        return self._in_place(lib.ALLREDUCE, tensors if mine else [t.detach().clone() for t in tensors], opts, op=op)
 
     def broadcast(self, tensors: Tensors, opts) -> Work:
-        return self._in_place(_core.BROADCAST, tensors, opts, root=self._set.ranks[opts.rootRank])
+        return self._in_place(lib.BROADCAST, tensors, opts, root=self._set.ranks[opts.rootRank])
 
     # All ranks to all
 
@@ -78,7 +78,7 @@ class Collectives(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
         for output, tensor in zip(outputs, inputs):
             _expect_count("reduce_scatter", "input", tensor.numel(), self._size * output.numel())
-        return self._into([[t] for t in outputs], opts, _core.REDUCESCATTER, [_flat(t) for t in inputs],
+        return self._into([[t] for t in outputs], opts, lib.REDUCESCATTER, [_flat(t) for t in inputs],
                           _op(opts, "reduce_scatter"))
 
     def all_to_all_single(self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int],
@@ -129,11 +129,11 @@ class Collectives(dist.ProcessGroup):
     # How they are done
 
     def _in_place(self, kind: int, tensors: Tensors, opts, op: int = 0, root: int = 0) -> Work:
-        sent = [_dense(t, kind == _core.ALLREDUCE) for t in tensors]
+        sent = [_dense(t, kind == lib.ALLREDUCE) for t in tensors]
         if len(sent) == 1:
             handle = request.submit(kind, adapter_of(sent[0]), sent[0], sent[0], self._name(), self._set, _flags(opts),
                                     op, root=root)
-        elif kind == _core.BROADCAST:
+        elif kind == lib.BROADCAST:
             raise ValueError(f"broadcast over lightcc takes one tensor, not {len(sent)}.")
         else:
             handle = request.submit_list(kind, sent, sent, self._name(), self._set, _flags(opts), op)
@@ -150,7 +150,7 @@ class Collectives(dist.ProcessGroup):
             _refuse_gpu(tensor)
         parts = [entries(tensor, op, "allreduce over lightcc") for tensor in tensors]
         sent, count = _all(parts), len(parts[0])
-        handle = request.submit_list(_core.ALLGATHER, sent, None, self._name(), self._set, _flags(opts))
+        handle = request.submit_list(lib.ALLGATHER, sent, None, self._name(), self._set, _flags(opts))
 
         def finish(handle: int) -> None:
             came = [_core_output(handle, i, part) for i, part in enumerate(sent)]
@@ -166,7 +166,7 @@ class Collectives(dist.ProcessGroup):
                                                         in enumerate(zip(sent, outputs))], _all(outputs), opts)
 
     def _gathered(self, inputs: Tensors, outputs: List[Tensors], opts) -> Work:
-        return self._into(outputs, opts, _core.ALLGATHER, [_flat(_dense(t, False)) for t in inputs])
+        return self._into(outputs, opts, lib.ALLGATHER, [_flat(_dense(t, False)) for t in inputs])
 
     def _all_to_all(self, outputs: Tensors, received: Sequence[int], tensor: torch.Tensor, sent: Sequence[int],
                     opts) -> Work:
@@ -177,11 +177,11 @@ class Collectives(dist.ProcessGroup):
         flat = _flat(_dense(tensor, False))
         width = flat.numel() // tensor.numel() if tensor.numel() else 1
         splits = (ctypes.c_int32 * self._size)(*[width * count for count in sent])
-        handle = request.submit(_core.ALLTOALL, adapter_of(flat), flat, None, self._name(), self._set, _flags(opts),
+        handle = request.submit(lib.ALLTOALL, adapter_of(flat), flat, None, self._name(), self._set, _flags(opts),
                                 splits=splits)
 
         def finish(handle: int) -> None:
-            came = [count // width for count in _core.received_splits(handle, 0, self._set.process_set_id)]
+            came = [count // width for count in lib.received_splits(handle, 0, self._set.process_set_id)]
             if came != list(received):
                 raise ValueError(f"Rank {self._rank} of the group was sent {came} elements by the ranks and expects "
                                  f"{list(received)}.")
@@ -219,7 +219,7 @@ class Collectives(dist.ProcessGroup):
 
 def _op(opts, verb: str) -> int:
     if opts is None:
-        return _core.SUM
+        return lib.SUM
     op = _OPS.get(opts.reduceOp)
     if op is None:
         name = next((name for name in ("BAND", "BOR", "BXOR") if opts.reduceOp == getattr(dist.ReduceOp, name)),
@@ -229,7 +229,7 @@ def _op(opts, verb: str) -> int:
 
 
 def _flags(opts) -> int:
-    return 0 if opts is None or getattr(opts, "asyncOp", True) else _core.BLOCK
+    return 0 if opts is None or getattr(opts, "asyncOp", True) else lib.BLOCK
 
 
 def _dense(tensor: torch.Tensor, arithmetic: bool) -> torch.Tensor:

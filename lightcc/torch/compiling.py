@@ -14,7 +14,7 @@ import torch
 def functions_of(module: ModuleType) -> Iterator[FunctionType]:
     """The functions that a module defines, also as methods.
 
-    >>> import lightcc.ops; "allreduce" in [function.__name__ for function in functions_of(lightcc.ops)]
+    >>> import lightcc.core.ops; "allreduce" in [function.__name__ for function in functions_of(lightcc.core.ops)]
     True
     """
     for value in vars(module).values():

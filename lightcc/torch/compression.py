@@ -1,7 +1,7 @@
 """What a gradient or tensor becomes on the wire: hvd.Compression.none, .fp16, .bf16, .topk(...) or .int8()."""
 import torch
 
-from lightcc.compression import Compressor, NoneCompressor, int8, topk
+from lightcc.compress.compressors import Compressor, NoneCompressor, int8, topk
 
 
 class CastCompressor(Compressor):

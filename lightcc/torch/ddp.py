@@ -12,18 +12,19 @@ from typing import Any, Callable, Optional, Set, Tuple
 import torch
 import torch.distributed as dist
 
-from lightcc import _core, _torch_backend
-from lightcc.adapter import adapter_of
-from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.compression import refuse_core
-from lightcc.ops import ReduceOps
-from lightcc.request import submit, submit_list
+from lightcc import _torch_backend
+from lightcc.compress.compressors import refuse_core
+from lightcc.core import lib
+from lightcc.core.adapter import adapter_of
+from lightcc.core.ops import ReduceOps
+from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.core.request import submit, submit_list
+from lightcc.core.wrapper_arguments import check_predivide
 from lightcc.torch.compiling import keep_out
 from lightcc.torch.compression import Compression
 from lightcc.torch.futures import Operation, future_of
 from lightcc.torch.sparse import SUMS
 from lightcc.torch.sparse_sum import entries, summed
-from lightcc.wrapper_arguments import check_predivide
 
 __all__ = ["Options", "comm_hook"]
 
@@ -87,8 +88,8 @@ def _start(options: Options, buffer: torch.Tensor, index: int) -> Operation:
     if not isinstance(options, Options):
         raise TypeError(f"register_comm_hook: the state is a {type(options).__name__}; give None or "
                         "lightcc.torch.ddp.Options(...).")
-    if options.process_set is global_process_set and _core.initialized() and dist.get_world_size() != _core.size():
-        raise ValueError(f"comm_hook: torch.distributed has {dist.get_world_size()} ranks, lightcc {_core.size()}; "
+    if options.process_set is global_process_set and lib.initialized() and dist.get_world_size() != lib.size():
+        raise ValueError(f"comm_hook: torch.distributed has {dist.get_world_size()} ranks, lightcc {lib.size()}; "
                          "they must be the same, or Options(process_set=...) name those of the model's group.")
     name = f"{options.name}.{index}"
     while name in _in_flight:  # of another model in the same backward pass
@@ -105,7 +106,7 @@ def _start(options: Options, buffer: torch.Tensor, index: int) -> Operation:
 def _submit_dense(options: Options, buffer: torch.Tensor, name: str) -> _Submitted:
     sent, context = options.compression.compress(buffer)
     factor = options.gradient_predivide_factor
-    handle = submit(_core.ALLREDUCE, adapter_of(sent), sent, sent, name, options.process_set, 0, options.op,
+    handle = submit(lib.ALLREDUCE, adapter_of(sent), sent, sent, name, options.process_set, 0, options.op,
                     1.0 / factor, factor)
 
     def finish(_: int) -> None:
@@ -121,7 +122,7 @@ def _submit_sparse(options: Options, grad: torch.Tensor, name: str) -> _Submitte
                          "hvd.DistributedOptimizer(..., sparse_as_dense=True) has them.")
     sent = entries(grad, options.op, "comm_hook")
     sent[1], context = options.compression.compress(sent[1])
-    handle = submit_list(_core.ALLGATHER, sent, None, name, options.process_set, 0)
+    handle = submit_list(lib.ALLGATHER, sent, None, name, options.process_set, 0)
 
     def finish(handle: int) -> None:
         came = [adapter_of(part).output(handle, i, part) for i, part in enumerate(sent)]

@@ -5,11 +5,12 @@ Each backward runs a collective itself, through the functions here, so that crea
 """
 import torch
 
-from lightcc import codec, ops
-from lightcc.common.basics import HorovodBasics
-from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.compression import CoreCompressor, refuse_core
-from lightcc.ops import Average
+from lightcc.compress import codec
+from lightcc.compress.compressors import CoreCompressor, refuse_core
+from lightcc.core import ops
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.ops import Average
+from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.torch.compression import Compression
 
 _basics = HorovodBasics(__file__)
@@ -28,7 +29,7 @@ def allreduce(tensor, average=None, name=None, compression=Compression.none, op=
 
     compression: what travels, e.g. hvd.Compression.fp16. Compression.topk(...) and .int8() want a name, op Average or
     Sum, and the same object each time, else ValueError or nothing fed back; the gradient travels dense. The other
-    arguments and errors: lightcc.ops.allreduce.
+    arguments and errors: lightcc.core.ops.allreduce.
 
     >>> hvd.allreduce(torch.ones(3))
     tensor([1., 1., 1.])
@@ -68,7 +69,7 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
 
 
 def allgather(tensor, name=None, process_set=global_process_set):
-    """Concatenates the tensors of all ranks of the set along dimension 0; differentiable. See lightcc.ops.allgather.
+    """Concatenates the tensors of all ranks of the set along dimension 0; differentiable. See core/ops.py.
 
     >>> hvd.allgather(torch.ones(2, 3)).shape[0] == 2 * hvd.size()
     True
@@ -101,7 +102,7 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
 
 
 def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
-    """Sends slices of dimension 0 to the ranks of the set; differentiable. See lightcc.ops.alltoall.
+    """Sends slices of dimension 0 to the ranks of the set; differentiable. See lightcc.core.ops.alltoall.
 
     Returns the tensor; with splits (tensor, rows received from each rank), the latter where splits is.
 
@@ -181,7 +182,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
 
 class CompressedAllreduce(torch.autograd.Function):
-    """HorovodGroupedAllreduce through lightcc.codec; the gradients, which have no names, travel dense."""
+    """HorovodGroupedAllreduce through lightcc.compress.codec; the gradients, which have no names, travel dense."""
 
     @staticmethod
     def forward(ctx, compression: CoreCompressor, name, op, prescale_factor, postscale_factor, process_set, *tensors):

@@ -3,8 +3,8 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 import torch
 
-from lightcc import _core, objects, ops
-from lightcc.objects import broadcast_object
+from lightcc.core import lib, objects, ops
+from lightcc.core.objects import broadcast_object
 from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
     ProcessSet,
     allgather,
@@ -74,7 +74,7 @@ def _sendable(dense: torch.Tensor) -> torch.Tensor:
     return dense if dense.dtype in _DTYPES else dense.view(-1).view(torch.uint8)
 
 
-_DTYPES = {getattr(torch, name) for name in _core.DTYPES if hasattr(torch, name)}
+_DTYPES = {getattr(torch, name) for name in lib.DTYPES if hasattr(torch, name)}
 
 
 class _Tensor(NamedTuple):

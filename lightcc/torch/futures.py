@@ -15,9 +15,9 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
-from lightcc import _core, request
-from lightcc.common.exceptions import HorovodInternalError
-from lightcc.common.exiting import at_exit
+from lightcc.core import lib, request
+from lightcc.core.exceptions import HorovodInternalError
+from lightcc.core.exiting import at_exit
 
 GRACE_S = 0.02
 _STEP_MS = 2  # how long the thread waits for one operation before it asks for the others
@@ -37,7 +37,7 @@ class Operation:
         succeeded. at_end: called in any case."""
         self._handle, self._finish, self._at_end = handle, finish, at_end
         self._lock = threading.Lock()
-        self._epoch = _core.epoch
+        self._epoch = lib.epoch
         self.error = error
         if _abandoned:
             _reap()
@@ -58,8 +58,8 @@ class Operation:
         """Whether it is done, successfully or not; never blocks for it."""
         if self._handle and self._lock.acquire(blocking=False):
             try:
-                if self._handle and (self._epoch != _core.epoch or not _core.initialized() or
-                                     _core.poll(self._handle)):
+                if self._handle and (self._epoch != lib.epoch or not lib.initialized() or
+                                     lib.poll(self._handle)):
                     self._end(None, None)
             except (HorovodInternalError, ValueError) as error:  # of poll: the epoch has ended meanwhile
                 self._failed(error)
@@ -71,13 +71,13 @@ class Operation:
         """Waits for a moment at most."""
         if self._lock.acquire(timeout=1e-3 * _STEP_MS):
             try:
-                if self._handle and self._epoch == _core.epoch:
-                    _core._wait(self._handle, _STEP_MS)
+                if self._handle and self._epoch == lib.epoch:
+                    lib._wait(self._handle, _STEP_MS)
             finally:
                 self._lock.release()
 
     def __del__(self):
-        if self._handle and self._epoch == _core.epoch:
+        if self._handle and self._epoch == lib.epoch:
             _abandoned.append(self)  # so it lives until it is done
             if self._finish is not None:
                 _completer.wake()
@@ -85,22 +85,22 @@ class Operation:
     def _end(self, deadline: Optional[float], timeout_s: Optional[float]) -> None:
         def step(handle: int, timeout_ms: int) -> int:
             if deadline is None:
-                return _core._wait(handle, timeout_ms)
+                return lib._wait(handle, timeout_ms)
             left_ms = max(0, int(1e3 * (deadline - time.monotonic())))
-            status = _core._wait(handle, min(timeout_ms, left_ms))
-            if status == _core.PENDING and left_ms == 0:
+            status = lib._wait(handle, min(timeout_ms, left_ms))
+            if status == lib.PENDING and left_ms == 0:
                 raise HorovodInternalError(
-                    f"Rank {_core.rank()} has waited {timeout_s:g} s for a collective; other ranks may not have called "
+                    f"Rank {lib.rank()} has waited {timeout_s:g} s for a collective; other ranks may not have called "
                     "it, or work longer. A warning names them after HOROVOD_STALL_CHECK_TIME_SECONDS.")
             return status
 
-        if self._epoch != _core.epoch or not _core.initialized():
+        if self._epoch != lib.epoch or not lib.initialized():
             self._failed(HorovodInternalError("lightcc was shut down while a collective was in flight."))
             return
-        status = _core.wait(self._handle, step)
+        status = lib.wait(self._handle, step)
         try:
             if status:
-                self.error = _core.error(status)
+                self.error = lib.error(status)
             else:
                 request.order(self._handle)
                 if self._finish is not None:
@@ -108,7 +108,7 @@ class Operation:
         except Exception as error:
             self.error = error
         finally:
-            _core.release(self._handle)
+            lib.release(self._handle)
             self._forget()
 
     def _failed(self, error: Exception) -> None:
@@ -132,7 +132,7 @@ def _reap() -> None:
                 _abandoned.remove(operation)
             except ValueError:  # another thread was here first
                 continue
-            if operation.error is not None and operation._epoch == _core.epoch and _core.initialized():
+            if operation.error is not None and operation._epoch == lib.epoch and lib.initialized():
                 _logger.warning("a collective that nobody waits for has failed: %s", operation.error)
 
 

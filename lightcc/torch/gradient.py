@@ -3,8 +3,8 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
-from lightcc import _core, request
-from lightcc.adapter import adapter_of
+from lightcc.core import lib, request
+from lightcc.core.adapter import adapter_of
 from lightcc.torch import slots
 
 
@@ -110,7 +110,7 @@ def in_order_of_slots(gradients: Iterable[Gradient]) -> List[Gradient]:
     return ordered
 
 
-def described(gradient: Gradient) -> Tuple[int, int, List[int], Optional[_core.Place]]:
+def described(gradient: Gradient) -> Tuple[int, int, List[int], Optional[lib.Place]]:
     """A slot as Adapter.describe has it; dimensions in the order of memory, so that other layouts are a mismatch."""
     slot = gradient.slot
     order = sorted(range(slot.dim()), key=lambda i: -slot.stride(i))
@@ -129,8 +129,8 @@ class Names:
 
     def take(self, names: Sequence[str], process_set_id: int, number: int) -> int:
         """Returns the number for these names of one optimizer, which has that number so far."""
-        if self._epoch != _core.epoch:
-            self._epoch = _core.epoch
+        if self._epoch != lib.epoch:
+            self._epoch = lib.epoch
             self._free.clear()
         keys = [(name, process_set_id) for name in names]
         number = max([number, *(self._free.get(key, 0) for key in keys)])

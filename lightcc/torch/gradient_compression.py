@@ -10,12 +10,13 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import torch
 
-from lightcc import _core, residuals
-from lightcc.codec import Codec, reduction, stats
-from lightcc.common.process_sets import ProcessSet
-from lightcc.compression import CoreCompressor
+from lightcc.compress import residuals
+from lightcc.compress.choice import too_few_to_compress
+from lightcc.compress.codec import Codec, reduction, stats
+from lightcc.compress.compressors import CoreCompressor
+from lightcc.core import lib
+from lightcc.core.process_sets import ProcessSet
 from lightcc.torch.gradient import Gradient
-from lightcc.wrapper_arguments import too_few_to_compress
 
 _logger = logging.getLogger("lightcc")
 
@@ -64,7 +65,7 @@ class GradientCompression:
             return
         self._gathered = None
         request = tuple(reduction(self._codec.id, self._compression, *self._summing).values())
-        decided = _core.epoch, request, [*map(id, gradients)], [*map(id, undecided)]
+        decided = lib.epoch, request, [*map(id, gradients)], [*map(id, undecided)]
         if decided == self._decided:
             return
         all_anew, self.request = request != self.request, request
@@ -77,7 +78,7 @@ class GradientCompression:
         for gradient in gradients:
             before, gradient.compressed = gradient.compressed, id(gradient) in chosen
             if gradient.prepared and (gradient.compressed != before or (before and all_anew)):
-                _core.discard(gradient.prepared)
+                lib.discard(gradient.prepared)
                 gradient.prepared = prepare(gradient)
         self._me = self._process_set.rank(), self._process_set.size()
         self._write_loaded(gradients)
@@ -104,7 +105,7 @@ class GradientCompression:
         """From now on only what was saved is left behind."""
         self._codec, self.request = Codec(self._compression), (*self._summing, 0)
         self._loaded, self._gathered, self._decided = saved, None, None
-        why = residuals.missing(saved, self._process_set) if _core.initialized() else ""
+        why = residuals.missing(saved, self._process_set) if lib.initialized() else ""
         if why:
             _logger.log(logging.INFO if saved is None else logging.WARNING, "optimizer state: %s", why)
 

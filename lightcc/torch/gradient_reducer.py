@@ -22,9 +22,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import torch
 
-from lightcc import _core, ops, request
-from lightcc.adapter import MixedDevicesError
-from lightcc.common.exceptions import HorovodInternalError
+from lightcc.core import lib, ops, request
+from lightcc.core.adapter import MixedDevicesError
+from lightcc.core.exceptions import HorovodInternalError
 from lightcc.torch import changed_gradients, slot_stream, slots, sparse
 from lightcc.torch.compression import Compression
 from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
@@ -53,7 +53,7 @@ class GradientReducer:
         self._without_slot: List[Gradient] = []
         self._unsettled: List[Gradient] = []
         self._gathers: List[Tuple[Gradient, Callable[[], torch.Tensor]]] = []  # sent since the last finish
-        self._joins = _core.joins  # when forms were settled
+        self._joins = lib.joins  # when forms were settled
         self._handles = array("q")  # of what was sent since the last finish
         self._held = HeldGradients(self._handles, self._fill)
         self._seen = SeenHandles()
@@ -75,8 +75,8 @@ class GradientReducer:
         for gradients in (self.gradients, self._without_slot, self._unsettled):
             if gradient in gradients:
                 gradients.remove(gradient)
-        if gradient.prepared and self._epoch == _core.epoch:
-            _core.discard(gradient.prepared)
+        if gradient.prepared and self._epoch == lib.epoch:
+            lib.discard(gradient.prepared)
         gradient.prepared = 0
 
     def make_ready(self) -> None:
@@ -84,9 +84,9 @@ class GradientReducer:
 
         HorovodInternalError if gradients were in flight when the last epoch ended.
         """
-        if self._joins != _core.joins and not any(gradient.sent for gradient in self.gradients):
+        if self._joins != lib.joins and not any(gradient.sent for gradient in self.gradients):
             self._unsettle()
-        if self._without_slot or self._epoch != _core.epoch:
+        if self._without_slot or self._epoch != lib.epoch:
             self._make_slots()
         elif self.gradients and slots.device_of(self.gradients[0].parameter) != self._device:
             self._move_slots()
@@ -176,7 +176,7 @@ class GradientReducer:
         for member in group.members:
             changed_gradients.watch(member)
         summing = self.compressed.request if self.compressed is not None and group.is_compressed() else self._request
-        group.handle = request.submit_pack(_core.ALLREDUCE, group.pack, group.name, self._process_set, _core.PADDED,
+        group.handle = request.submit_pack(lib.ALLREDUCE, group.pack, group.name, self._process_set, lib.PADDED,
                                            *summing, set_=self._set)
         self._handles.append(group.handle)
 
@@ -215,7 +215,7 @@ class GradientReducer:
         gathered = [gradient for gradient, _ in self._gathers]
         failure = self.drain()
         outside, suspects = self._undelivered(sent)
-        if suspects and self._epoch == _core.epoch and _core.initialized():
+        if suspects and self._epoch == lib.epoch and lib.initialized():
             try:
                 changed_gradients.expect_unchanged(suspects, grad_scaler)
             except RuntimeError as changed:  # of ranks that do the same one is the first, and ends what the others do
@@ -234,10 +234,10 @@ class GradientReducer:
         if self._handles:
             seen_failure = self._seen.take_back(self._handles)
             try:
-                _core.finish_all(self._handles)
+                lib.finish_all(self._handles)
             except (HorovodInternalError, ValueError) as error:
                 failure = error
-            if self._epoch != _core.epoch or not _core.initialized():
+            if self._epoch != lib.epoch or not lib.initialized():
                 failure = failure or HorovodInternalError("lightcc was shut down while gradients were in flight.")
             failure = failure or seen_failure
         for stream in self._streams.values():
@@ -251,7 +251,7 @@ class GradientReducer:
         return failure
 
     def __del__(self):
-        if self._epoch != _core.epoch:
+        if self._epoch != lib.epoch:
             return
         self._seen.take_back(self._handles)
         kept = [gradient.slot for gradient in self.gradients]
@@ -259,14 +259,14 @@ class GradientReducer:
             request.register(handle, kept, None)
         for gradient in self.gradients:
             if gradient.prepared:
-                _core.discard(gradient.prepared)
+                lib.discard(gradient.prepared)
 
     # Slots
 
     def _make_slots(self) -> None:
-        if self._epoch != _core.epoch:
+        if self._epoch != lib.epoch:
             failure = self.drain()
-            self._epoch, self._number = _core.epoch, 0
+            self._epoch, self._number = lib.epoch, 0
             self._streams = {}
             self._unsettle()
             self._without_slot = list(self.gradients)
@@ -336,8 +336,8 @@ class GradientReducer:
     def _prepare(self, gradient: Gradient) -> int:
         summing = self.compressed.request if gradient.compressed else self._request
         address, dtype, shape, place = described(gradient)
-        return request.prepare(_core.ALLREDUCE, address, dtype, shape, gradient.name, self._process_set, *summing,
-                               set_=self._set, place=place, flags=_core.PADDED)
+        return request.prepare(lib.ALLREDUCE, address, dtype, shape, gradient.name, self._process_set, *summing,
+                               set_=self._set, place=place, flags=lib.PADDED)
 
     def _forget(self) -> None:
         del self._handles[:]
@@ -370,7 +370,7 @@ class GradientReducer:
                 if gradient.home is not gradient.group:
                     gradient.home.take_back(gradient)
         self._unsettled = list(self.gradients)
-        self._joins = _core.joins
+        self._joins = lib.joins
 
     # Between p.grad and slot
 
@@ -383,7 +383,7 @@ class GradientReducer:
     def _drop_request(self, gradient: Gradient) -> None:
         """Must come before it gets another slot."""
         if gradient.prepared:
-            _core.discard(gradient.prepared)
+            lib.discard(gradient.prepared)
             gradient.prepared = 0
         if self.compressed is not None:
             self.compressed.fit(gradient)

@@ -3,8 +3,8 @@ import functools
 from array import array
 from typing import Any, Dict, Optional, Sequence
 
-from lightcc import request
-from lightcc.common.exceptions import HorovodInternalError
+from lightcc.core import request
+from lightcc.core.exceptions import HorovodInternalError
 from lightcc.torch import changed_gradients
 from lightcc.torch.gradient import Gradient
 

@@ -11,7 +11,7 @@ from typing import Callable, List, Optional, Tuple
 
 import torch
 
-from lightcc import _core
+from lightcc.core import lib
 from lightcc.torch import changed_gradients
 from lightcc.torch.gradient import Gradient
 
@@ -67,7 +67,7 @@ class HeldGradients:
         held, self._gradients, self._bytes = self._gradients, [], 0
         first = len(self._handles)
         try:
-            _core.start_all(array("q", [gradient.prepared for gradient in held]), self._handles)
+            lib.start_all(array("q", [gradient.prepared for gradient in held]), self._handles)
         except Exception:
             self._gradients = held[len(self._handles) - first:]  # what was not started must not pass for reduced
             self._bytes = sum(gradient.bytes for gradient in self._gradients)
@@ -95,7 +95,7 @@ class HeldGradients:
                         gradient.stream.as_current():
                     self._fill()(gradient, grad)
         if prepared:
-            _core.fill_all(prepared, sources)
+            lib.fill_all(prepared, sources)
         for gradient, grad in uncopied:
             grad.data = gradient.slot
 

@@ -1,39 +1,12 @@
 """The collectives on torch tensors, by the names and signatures of horovod.torch.mpi_ops.
 
-The functions with a handle and those in place are the ones of lightcc.ops. Those that return a new tensor are
+The functions with a handle and those in place are the ones of lightcc.core.ops. Those that return a new tensor are
 differentiable (differentiable.py).
 """
-from lightcc import _core
-from lightcc.common.basics import HorovodBasics
-from lightcc.common.exceptions import HorovodInternalError  # noqa: F401
-from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
-from lightcc.common.util import (  # noqa: F401
-    check_installed_version,
-    get_average_backwards_compatibility_fun,
-    gpu_available,
-    num_rank_is_power_2,
-)
-from lightcc.ops import (  # noqa: F401
-    allgather_async,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    barrier,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    handle_average_backwards_compatibility,
-    join,
-    poll,
-    reducescatter_async,
-    synchronize,
-)
+from lightcc.core import lib
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.exceptions import HorovodInternalError  # noqa: F401
+from lightcc.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
 from lightcc.torch.compression import Compression  # noqa: F401
 from lightcc.torch.differentiable import (  # noqa: F401
     HorovodAllgather,
@@ -56,7 +29,7 @@ from lightcc.torch.differentiable import (  # noqa: F401
 from lightcc.torch.sparse import sparse_allreduce_async  # noqa: F401
 
 _basics = HorovodBasics(__file__)
-_core.name_package("lightcc.torch")
+lib.name_package("lightcc.torch")
 
 Average = _basics.Average
 Sum = _basics.Sum

@@ -6,10 +6,14 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
-from lightcc import _core, ops
-from lightcc.common.process_sets import global_process_set, registered
-from lightcc.common.util import split_list
-from lightcc.elastic.worker import is_elastic
+from lightcc.compress.choice import compression_of
+from lightcc.core import lib, ops
+from lightcc.core.elastic_worker import is_elastic
+from lightcc.core.process_sets import global_process_set, registered
+from lightcc.core.util import split_list
+from lightcc.core.weights import Exchanges
+from lightcc.core.wrapper_arguments import check_predivide, groups_of, stays_here
+from lightcc.core.wrapper_class import is_made_with, wrapper_class
 from lightcc.torch import backward_hooks, changed_gradients, ddp_conflict, grad_scaler
 from lightcc.torch.arguments import names_of
 from lightcc.torch.compression import Compression
@@ -35,9 +39,6 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
 from lightcc.torch.optimizer_attributes import OptimizerAttributes
 from lightcc.torch.residuals import SavedResiduals
 from lightcc.torch.weights import check_parameters
-from lightcc.weights import Exchanges
-from lightcc.wrapper_arguments import check_predivide, compression_of, groups_of, stays_here
-from lightcc.wrapper_class import is_made_with, wrapper_class
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -288,7 +289,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
 
     def _accumulated(self, gradient: Gradient) -> None:
         """A backward pass has added to a parameter's gradient."""
-        if self._began_epoch != _core.epoch:
+        if self._began_epoch != lib.epoch:
             self._begin()
         if gradient.passes_left <= 0:
             changed_gradients.forget([gradient])  # it was changed on its way, but so much is said here
@@ -312,7 +313,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         for ddp in self._in_no_sync:
             ddp_conflict.expect_no_sync(ddp(), self)
         self._reducer.make_ready()
-        self._began_epoch = _core.epoch
+        self._began_epoch = lib.epoch
 
     # The rest
 
@@ -358,7 +359,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
 
     def _waiting(self) -> bool:
         """Whether a backward pass has run since the last synchronize."""
-        return self._began_epoch == _core.epoch != 0 and _core.initialized()
+        return self._began_epoch == lib.epoch != 0 and lib.initialized()
 
     def _reset_passes(self) -> None:
         for gradient in self._gradients.values():

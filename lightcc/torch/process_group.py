@@ -14,13 +14,14 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch.distributed as dist
 
-from lightcc import _core, _torch_backend
-from lightcc.common.basics import HorovodBasics
-from lightcc.common.exceptions import HorovodInternalError
-from lightcc.common.process_set_matching import match
-from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.objects import broadcast_object
-from lightcc.ops import barrier
+from lightcc import _torch_backend
+from lightcc.core import lib
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.exceptions import HorovodInternalError
+from lightcc.core.objects import broadcast_object
+from lightcc.core.ops import barrier
+from lightcc.core.process_set_matching import match
+from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.torch.asked_backend import asked_backend, is_lightcc
 from lightcc.torch.collectives import Collectives
 from lightcc.torch.compiling import keep_out
@@ -44,7 +45,7 @@ class ProcessGroup(Collectives):
     """
 
     def __init__(self, process_set: ProcessSet, timeout: timedelta, name: str):
-        epoch_and_set = (_core.epoch, process_set.process_set_id)
+        epoch_and_set = (lib.epoch, process_set.process_set_id)
         before = _groups_of.get(epoch_and_set, 0)
         _groups_of[epoch_and_set] = before + 1
         prefix = f"group.{name}" if before else ""  # another group's calls must not shift this one's numbering
@@ -113,12 +114,12 @@ class ProcessGroup(Collectives):
     def shutdown(self) -> None:
         """destroy_process_group calls it. Shuts lightcc down if init_process_group initialised it."""
         wait_for_abandoned(_DRAIN_S)
-        if self._set is global_process_set and _core.epoch == _epoch_of_ours:
+        if self._set is global_process_set and lib.epoch == _epoch_of_ours:
             _basics.shutdown()
 
     def abort(self) -> None:
         """Ends the job on all ranks: what they wait for fails."""
-        _core.abort(f"abort of process group {self._group_name} on rank {_core.rank()}")
+        lib.abort(f"abort of process group {self._group_name} on rank {lib.rank()}")
 
 
 def make(options) -> ProcessGroup:
@@ -127,11 +128,11 @@ def make(options) -> ProcessGroup:
     is_lightcc(asked_backend())
     _init()
     ranks = list(options.global_ranks_in_group)
-    every = list(range(_core.size()))
+    every = list(range(lib.size()))
     is_default = not ranks
-    if is_default and (options.group_rank, options.group_size) != (_core.rank(), _core.size()):
+    if is_default and (options.group_rank, options.group_size) != (lib.rank(), lib.size()):
         raise RuntimeError(f"init_process_group: torch says that this is rank {options.group_rank} of "
-                           f"{options.group_size}, lightcc that it is rank {_core.rank()} of {_core.size()}. Both must "
+                           f"{options.group_size}, lightcc that it is rank {lib.rank()} of {lib.size()}. Both must "
                            "have the same launcher: unset RANK and WORLD_SIZE, or do not give rank and world_size.")
     if ranks and ranks != every:  # only members come here, and a process set needs all ranks
         raise ValueError(f"new_group(backend='lightcc', ranks={ranks}): a group of some ranks must be made by a "
@@ -142,7 +143,7 @@ def make(options) -> ProcessGroup:
 def rendezvous(timeout: timedelta = dist.default_pg_timeout, **_) -> Iterator[Tuple[dist.Store, int, int]]:
     """env:// where the launcher is lightccrun or mpirun: a store at rank 0, which lightcc tells to all."""
     _init()
-    rank, size = _core.rank(), _core.size()
+    rank, size = lib.rank(), lib.size()
     if rank == 0:
         host = _address_of_rank_0()
         store = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
@@ -157,17 +158,17 @@ def rendezvous(timeout: timedelta = dist.default_pg_timeout, **_) -> Iterator[Tu
 
 
 def _address_of_rank_0() -> str:
-    if _core.local_size() == _core.size():
+    if lib.local_size() == lib.size():
         return "127.0.0.1"
-    met = re.search(r" at (\S+):\d+;", _core.describe("world"))
+    met = re.search(r" at (\S+):\d+;", lib.describe("world"))
     return met.group(1) if met else socket.gethostname()
 
 
 def _init() -> None:
     global _epoch_of_ours
-    if not _core.initialized():
+    if not lib.initialized():
         _basics.init()
-        _epoch_of_ours = _core.epoch
+        _epoch_of_ours = lib.epoch
 
 
 def _process_set(ranks: List[int]) -> ProcessSet:

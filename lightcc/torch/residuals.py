@@ -1,9 +1,9 @@
 """What compression has left behind of an optimizer's gradients: in its state_dict, from all ranks, in numbers."""
 from typing import Any, Dict, Optional
 
-from lightcc import codec
-from lightcc.residuals import KEY
-from lightcc.wrapper_class import is_made_with
+from lightcc.compress import codec
+from lightcc.compress.residuals import KEY
+from lightcc.core.wrapper_class import is_made_with
 
 
 class SavedResiduals:

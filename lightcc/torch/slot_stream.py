@@ -9,8 +9,8 @@ from typing import Optional
 
 import torch
 
-from lightcc import _core
-from lightcc.adapter import adapter_of
+from lightcc.core import lib
+from lightcc.core.adapter import adapter_of
 from lightcc.torch import slots
 
 # cudaStream_t of the current stream of GPU i: a tenth of what current_stream() takes.
@@ -22,7 +22,7 @@ class SlotStream:
     """The stream of slots that were made together on one GPU."""
 
     def __init__(self, slot: torch.Tensor):
-        self.place: _core.Place = adapter_of(slot).describe(slot.detach().as_strided((1,), (1,)))[3]
+        self.place: lib.Place = adapter_of(slot).describe(slot.detach().as_strided((1,), (1,)))[3]
         self._index = slot.device.index
         self._stream = torch.cuda.current_stream(slot.device)
         self._number = self._stream.cuda_stream

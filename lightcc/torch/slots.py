@@ -5,8 +5,8 @@ from typing import List, NamedTuple, Sequence, Tuple
 
 import torch
 
-from lightcc import _core
-from lightcc.adapter import adapter_of
+from lightcc.core import lib
+from lightcc.core.adapter import adapter_of
 
 _ALIGNMENT = 64  # no two slots share a cache line
 
@@ -59,7 +59,7 @@ def in_one_slab(forms: Sequence[torch.Tensor], device: torch.device) -> List[Slo
     total = offsets[-1] + _ALIGNMENT  # + : the last slot may be empty, and yet has an address
     if device.type != "cpu":
         return _on_gpu(forms, offsets, sizes, new_slab(total, device))
-    slab = _core.alloc(total)
+    slab = lib.alloc(total)
     slots = []
     for form, offset, size in zip(forms, offsets, sizes):
         tensor = torch.empty_like(form, device="cpu") if form.numel() == 0 else torch.frombuffer(

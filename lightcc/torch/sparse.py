@@ -7,9 +7,9 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
-from lightcc import _core, ops
-from lightcc.common.exceptions import HorovodInternalError
-from lightcc.common.process_sets import global_process_set
+from lightcc.core import lib, ops
+from lightcc.core.exceptions import HorovodInternalError
+from lightcc.core.process_sets import global_process_set
 
 
 def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
@@ -59,12 +59,12 @@ def gather_async(tensor: torch.Tensor, name: Optional[str], process_set) -> Call
     indices, values = tensor._indices().t().contiguous(), tensor._values().contiguous()
     # All-gather compares all but dimension 0: no rows of the tensor's whole shape make it compare that too.
     whole = values.new_empty((0, *tensor.shape))
-    shape, epoch = tensor.shape, _core.epoch
+    shape, epoch = tensor.shape, lib.epoch
     handles = [ops.allgather_async(indices, name and f"{name}.indices", process_set),
                ops.grouped_allgather_async([values, whole], name and f"{name}.values", process_set)]
 
     def wait() -> torch.Tensor:
-        if epoch != _core.epoch or not _core.initialized():
+        if epoch != lib.epoch or not lib.initialized():
             raise HorovodInternalError(f"sparse_allreduce of tensor '{name}': lightcc was shut down while it was in "
                                        "flight.")
         indices, values = _finished(handles, name)
@@ -135,7 +135,7 @@ def agree(forms: Sequence[Tuple[bool, int]], name: str, process_set) -> List[Tup
     try:
         all_ranks = ops.allreduce(mine, name=name, op=ops.ReduceOps.Max, process_set=process_set).tolist()
     except HorovodInternalError as error:
-        if error.status != _core.MISMATCH:  # for example, a rank is lost: that error is clearer
+        if error.status != lib.MISMATCH:  # for example, a rank is lost: that error is clearer
             raise
         raise HorovodInternalError("The ranks could not agree on which gradients are sparse; if they disagree on the "
                                    "shape, two numbers for each parameter, their optimizers have different parameters: "

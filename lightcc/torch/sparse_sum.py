@@ -4,7 +4,7 @@ from typing import List, Sequence
 
 import torch
 
-from lightcc import _core
+from lightcc.core import lib
 from lightcc.torch.sparse import SUMS, divided
 
 
@@ -33,6 +33,6 @@ def summed(gathered: Sequence[torch.Tensor], like: torch.Tensor, op: int, size: 
     if like.is_complex():
         values = torch.view_as_complex(values)
     total = torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
-    if op != _core.AVERAGE:
+    if op != lib.AVERAGE:
         return total
     return divided(total, size).coalesce()

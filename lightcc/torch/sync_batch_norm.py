@@ -10,7 +10,7 @@ step needs what they compute. What each rank computes on its own is in batch_nor
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightcc import ops
+from lightcc.core import ops
 from lightcc.torch.batch_norm_kernels import channels_are_last, flat, formed, kernels_of, unflat, wide
 from lightcc.torch.mpi_ops import Sum, allgather_async, allreduce_async, size, synchronize  # noqa: F401
 

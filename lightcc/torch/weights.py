@@ -9,9 +9,9 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import torch
 
-from lightcc import weights
-from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.wrapper_arguments import stays_here
+from lightcc.core import weights
+from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.core.wrapper_arguments import stays_here
 
 _K = -0x61C8864680B583EB  # 2^64 divided by the golden ratio, as a signed integer
 _CHUNK = 1 << 18          # values at once: their integers of 64 bits fit a cache

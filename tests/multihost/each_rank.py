@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 import lightcc.numpy as hvd
-from lightcc.common.exceptions import HorovodInternalError
+from lightcc.core.exceptions import HorovodInternalError
 
 seen = {}
 

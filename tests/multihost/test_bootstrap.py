@@ -8,7 +8,7 @@ import pytest
 
 from emulated import Hosts
 from jobs import DEADLINE_S
-from lightcc import _core
+from lightcc.core import lib
 from watched import ByHand, Watched
 
 TOPOLOGY = """
@@ -159,7 +159,7 @@ def test_a_rank_that_does_not_belong_is_refused_by_name_and_missed_by_the_others
     cases = {
         "job": ({"LIGHTCC_JOB_ID": "another"}, "rank 2 belongs to another job than rank 0"),
         "secret": ({"LIGHTCC_SECRET": "wrong"}, "does not know this job's secret"),
-        "version": ({"program": ANOTHER_VERSION}, f"rank 2 runs lightcc 9.9.9, rank 0 {_core.version()}"),
+        "version": ({"program": ANOTHER_VERSION}, f"rank 2 runs lightcc 9.9.9, rank 0 {lib.version()}"),
         "size": ({"HOROVOD_SIZE": "4"}, "rank 2 was started in a world of 4, rank 0 in one of 3"),
     }
     with contextlib.ExitStack() as stack:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import lightcc.numpy as hvd
-from lightcc.common.elastic import ObjectState, run_fn
+from lightcc.core.elastic_state import ObjectState, run_fn
 
 DEADLINE_S = 60
 

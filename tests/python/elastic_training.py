@@ -11,7 +11,7 @@ import torch
 
 import elastic_model
 import lightcc.torch as hvd
-from lightcc import _core
+from lightcc.core import lib
 
 FOLDER, PASSES = sys.argv[1], float(sys.argv[2])
 LEEWAY = 6  # connections are made when they are first used
@@ -36,7 +36,7 @@ class State(hvd.elastic.TorchState):
 
 
 point("start")
-_core.init_at = before("meeting", _core.init_at)
+lib.init_at = before("meeting", lib.init_at)
 torch.set_num_threads(1)
 hvd.init()
 seed = hvd.rank()  # a newcomer's own weights must never count

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from lightcc.common.exceptions import HorovodInternalError
+from lightcc.core.exceptions import HorovodInternalError
 
 INTEGERS = ("uint8", "int8", "uint16", "int16", "int32", "int64")
 FLOATS = ("float16", "float32", "float64", "bfloat16")

@@ -232,7 +232,7 @@ def cupy_module(double: Double) -> types.ModuleType:
 @contextlib.contextmanager
 def as_cupy(double: Double):
     """The module is CuPy here."""
-    from lightcc import adapter
+    from lightcc.core import adapter
     assert "cupy" not in sys.modules
     module = sys.modules["cupy"] = cupy_module(double)
     try:

@@ -103,7 +103,7 @@ def as_torch_on_gpu(double):
     """Tensors of new_tensor() are a GPU's here."""
     import torch
 
-    from lightcc import adapter
+    from lightcc.core import adapter
 
     class Adapter(adapter._Torch):
         def __init__(self):

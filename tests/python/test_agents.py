@@ -347,5 +347,5 @@ def test_an_agent_says_where_its_ranks_work_if_there_is_no_such_folder():
 
 def test_the_launcher_needs_no_native_library_and_no_framework():
     code = ("import lightcc.runner.launch, lightcc.runner.agent, sys\n"
-            "print(sorted({'lightcc._core', 'numpy', 'torch', 'tensorflow'} & set(sys.modules)))")
+            "print(sorted({'lightcc.core.lib', 'numpy', 'torch', 'tensorflow'} & set(sys.modules)))")
     assert subprocess.check_output([sys.executable, "-c", code], timeout=DEADLINE_S) == b"[]\n"

@@ -323,7 +323,7 @@ def test_a_start_loads_little():
                           timeout=DEADLINE_S, env={**os.environ, **environment()})
     loaded = set(done.stdout.split())
     assert "lightcc.as_horovod" in loaded
-    assert loaded.isdisjoint({"typing", "re", "logging", "subprocess", "ctypes", "lightcc._core", "lightcc.runner"})
+    assert loaded.isdisjoint({"typing", "re", "logging", "subprocess", "ctypes", "lightcc.core.lib", "lightcc.runner"})
 
 
 # lightccrun --as-horovod

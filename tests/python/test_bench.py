@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import lightcc._core
+import lightcc.core.lib
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TINY = ("--ranks", "2", "--bindings", "own", "--rounds", "1", "--seconds-per-point", "0.005", "--no-gradients")
@@ -52,7 +52,7 @@ def run(folder, *arguments, **environment):
     result = folder / "allreduce.json"
     command = [sys.executable, str(BENCH / "allreduce.py"), *TINY, "--json", str(result),
                "--png", str(folder / "allreduce.png"), *arguments]
-    library = {"LIGHTCC_LIBRARY": str(Path(lightcc._core._library._name).resolve())}
+    library = {"LIGHTCC_LIBRARY": str(Path(lightcc.core.lib._library._name).resolve())}
     done = subprocess.run(command, cwd=folder, env={**os.environ, **library, **environment}, text=True, timeout=100,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout

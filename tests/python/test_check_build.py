@@ -22,7 +22,7 @@ def test_check_build():
 
 
 def test_check_build_answers_as_basics_does(monkeypatch):
-    from lightcc.common.basics import HorovodBasics
+    from lightcc.core.basics import HorovodBasics
     monkeypatch.setattr(HorovodBasics, "nccl_built", lambda self: 22703)
     text, fault = check_build.report()
     assert "    [X] NCCL\n    [ ] DDL\n" in text and fault == ""

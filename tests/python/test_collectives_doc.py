@@ -29,9 +29,9 @@ def test_on_ranks(np):
 
 
 def test_the_tables_are_complete():
-    from lightcc import _core
+    from lightcc.core import lib
     listed = [row["dtype"] for row in table("dtypes")]
-    assert len(listed) == len(set(listed)) and set(_core.DTYPES) < set(listed)
+    assert len(listed) == len(set(listed)) and set(lib.DTYPES) < set(listed)
     assert [row["op"] for row in table("Operations")] == sorted(REDUCTIONS, key=lambda op: getattr(hvd, op))
 
 

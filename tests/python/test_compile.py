@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import lightcc.torch as hvd
 import ranks
-from lightcc import _core, ops, request
+from lightcc.core import lib, ops, request
 from lightcc.torch import ddp
 from lightcc.torch.compiling import functions_of
 from training import data, expect_equal, loss_of, make_model, my_loss, train_alone
@@ -95,10 +95,10 @@ def check_compiled_step_function(backend, what):
     for step in range(STEPS):
         if what == "step":
             optimizer.zero_grad()
-        before = _core.counters()["collectives"]
+        before = lib.counters()["collectives"]
         loss = compiled(*part(step))
         assert loss.isfinite()
-        assert hvd.size() == 1 or _core.counters()["collectives"] > before, "nothing was sent"
+        assert hvd.size() == 1 or lib.counters()["collectives"] > before, "nothing was sent"
     expect_equal(model, reference())
 
 
@@ -170,7 +170,7 @@ def check_nothing_of_lightcc_is_compiled():
     for step in range(STEPS):
         train_step(*part(step))
     compiled = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
-    for module in (hvd.mpi_ops, hvd.differentiable, hvd.gradient_reducer, hvd.optimizer, request, ops, _core):
+    for module in (hvd.mpi_ops, hvd.differentiable, hvd.gradient_reducer, hvd.optimizer, request, ops, lib):
         functions = list(functions_of(module))
         assert functions and not [f.__qualname__ for f in functions if compiled(f.__code__)]
     assert compiled(loss_of.__code__) or compiled(train_step.__wrapped__.__code__)  # but it is this that was compiled

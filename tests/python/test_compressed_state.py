@@ -10,7 +10,7 @@ from compressed import COMPRESSED, Training, begin, end
 
 import lightcc.torch as hvd
 import ranks
-from lightcc.residuals import KEY
+from lightcc.compress.residuals import KEY
 
 pytestmark = pytest.mark.usefixtures("job")
 TOPK = hvd.Compression.topk(0.01)

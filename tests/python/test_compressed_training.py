@@ -8,8 +8,8 @@ from compressed import COMPRESSED, SHAPES, Training, begin, end, gradient
 
 import lightcc.torch as hvd
 import ranks
-from lightcc import _core
-from lightcc.residuals import KEY
+from lightcc.compress.residuals import KEY
+from lightcc.core import lib
 
 COMPRESSIONS = {"topk": hvd.Compression.topk(0.01), "fp16": hvd.Compression.topk(0.05, fp16=True),
                 "warmup": hvd.Compression.topk(0.01, warmup_steps=5), "int8": hvd.Compression.int8()}
@@ -237,11 +237,11 @@ def check_sparse_gradients_travel_dense(as_dense):
 def check_an_optimizer_that_is_gone_leaves_nothing_behind():
     training = Training(hvd.Compression.topk(0.01)).steps(1)
     codec = training.optimizer._reducer.compressed._codec.id
-    assert _core.codec_state(codec)
+    assert lib.codec_state(codec)
     del training
     gc.collect()
     with pytest.raises(ValueError):
-        _core.codec_state(codec)
+        lib.codec_state(codec)
 
 
 def check_one_node_sends_dense():

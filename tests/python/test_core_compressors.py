@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import lightcc.torch as hvd
-from lightcc import residuals
-from lightcc.compression import CoreCompressor, Int8, TopK
+from lightcc.compress import residuals
+from lightcc.compress.compressors import CoreCompressor, Int8, TopK
 from lightcc.torch import ddp
 
 pytestmark = pytest.mark.usefixtures("job")

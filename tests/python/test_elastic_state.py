@@ -8,11 +8,9 @@ import pytest
 
 import lightcc.numpy as hvd
 import ranks
-from lightcc import _core, objects
-from lightcc.common import elastic
-from lightcc.common.elastic import HorovodInternalError, HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
-from lightcc.runner.elastic import worker
-from lightcc.runner.elastic.worker import WorkerNotificationManager
+from lightcc.core import elastic_notifications, elastic_state, lib, objects
+from lightcc.core.elastic_notifications import WorkerNotificationManager
+from lightcc.core.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
 
 DEADLINE_S = 30
 removed, added, mixed = HostUpdateResult.removed, HostUpdateResult.added, HostUpdateResult.mixed
@@ -150,7 +148,7 @@ def rounds(state, *outcomes, resets=()):
         state.calls.append("shutdown+init")
         end(resets)
 
-    return elastic.run_fn(func, reset)(state, 1, b=2)
+    return elastic_state.run_fn(func, reset)(state, 1, b=2)
 
 
 AGAIN = ["shutdown+init", "reset"]
@@ -197,7 +195,7 @@ def raise_one(errors):
 @pytest.mark.parametrize("error", [ValueError("mine"), RuntimeError("mine"), KeyboardInterrupt(), SystemExit(3)])
 @pytest.mark.parametrize("where", ["func", "reset"])
 def test_any_other_exception_ends_the_worker(where, error):
-    state, manager = Recorded(), elastic.notification_manager
+    state, manager = Recorded(), elastic_state.notification_manager
     outcomes = [error] if where == "func" else [HorovodInternalError("a peer died")]
     with pytest.raises(type(error)) as raised:
         rounds(state, *outcomes, resets=[error])
@@ -210,16 +208,16 @@ def test_a_function_keeps_its_name_and_hears_of_hosts_while_it_runs():
 
     def train(state):
         """Trains."""
-        elastic.notification_manager.handle_hosts_updated(len(seen) + 1, removed)
+        elastic_state.notification_manager.handle_hosts_updated(len(seen) + 1, removed)
         seen.append(state._host_messages.qsize())
         if len(seen) < 3:
             state.commit()
 
-    wrapped = elastic.run_fn(train, lambda: None)
+    wrapped = elastic_state.run_fn(train, lambda: None)
     assert (wrapped.__name__, wrapped.__doc__) == ("train", "Trains.")
     wrapped(state)
     assert seen == [1, 1, 1]
-    elastic.notification_manager.handle_hosts_updated(9, removed)
+    elastic_state.notification_manager.handle_hosts_updated(9, removed)
     assert state._host_messages.qsize() == 1, "the listener was not removed"
 
 
@@ -287,7 +285,7 @@ def test_many_threads():
 @pytest.mark.parametrize("available", [False, True])
 def test_init_asks_the_driver_if_there_is_one(available, monkeypatch):
     subscribed = []
-    monkeypatch.setattr(worker, "worker", types.SimpleNamespace(available=lambda: available,
+    monkeypatch.setattr(elastic_notifications, "worker", types.SimpleNamespace(available=lambda: available,
                                                                 subscribe=subscribed.append))
     manager, listener = WorkerNotificationManager(), Listener()
     manager.register_listener(listener)
@@ -301,7 +299,7 @@ def test_init_asks_the_driver_if_there_is_one(available, monkeypatch):
 
 def disagreement():
     error = HorovodInternalError("ranks disagree")
-    error.status = _core.MISMATCH
+    error.status = lib.MISMATCH
     return error
 
 
@@ -318,7 +316,7 @@ def test_a_disagreement_that_comes_back_without_a_commit_is_raised(commits, call
             state.commit()
         raise disagreement() if commits or len(called) < 3 else HorovodInternalError("a peer died")
 
-    run = elastic.run_fn(train, reset=lambda: None)
+    run = elastic_state.run_fn(train, reset=lambda: None)
     if commits:
         assert run(state) == "done"
     else:
@@ -328,9 +326,9 @@ def test_a_disagreement_that_comes_back_without_a_commit_is_raised(commits, call
 
 
 def test_names_are_horovods():
-    assert elastic.HostUpdateResult is worker.HostUpdateResult
-    assert elastic.WorkerNotificationManager is worker.WorkerNotificationManager
-    assert isinstance(elastic.notification_manager, WorkerNotificationManager)
+    assert elastic_state.HostUpdateResult is elastic_notifications.HostUpdateResult
+    assert elastic_state.WorkerNotificationManager is elastic_notifications.WorkerNotificationManager
+    assert isinstance(elastic_state.notification_manager, WorkerNotificationManager)
 
 
 # On ranks
@@ -367,11 +365,11 @@ def check_the_state_is_sent_unless_all_can_do_without(job):
                     raise HostsUpdatedInterrupt(True)
                 raise HorovodInternalError("the broadcast failed")
 
-        elastic.run_fn(train, lambda: None)(state)
+        elastic_state.run_fn(train, lambda: None)(state)
         kept = 10 + hvd.rank() if skipping == hvd.size() else 10 if skipping else 0
         assert calls == [0, kept]
 
 
 def check_all_ranks_begin_as_rank_0(job):
     state = ObjectState(objects.broadcast_object, hvd.rank, values=[hvd.rank()])
-    assert elastic.run_fn(lambda state: state.values, lambda: None)(state) == [0]
+    assert elastic_state.run_fn(lambda state: state.values, lambda: None)(state) == [0]

@@ -7,7 +7,7 @@ import torch
 import lightcc
 import lightcc.torch as hvd
 import ranks
-from lightcc import _core
+from lightcc.core import lib
 
 pytestmark = pytest.mark.usefixtures("job")
 LAYERS = 20
@@ -47,11 +47,11 @@ class Job:
     def step(self, **how):
         """how: of forward, the same on all ranks. Returns what the core counted."""
         self.steps += 1
-        before = _core.counters()
+        before = lib.counters()
         self.optimizer.zero_grad(set_to_none=self.steps % 3 > 0)
         self.model(self._data(hvd.rank()), **how).backward()
         self.optimizer.step()
-        after = _core.counters()
+        after = lib.counters()
         for p in self.alone.parameters():
             p.grad = torch.zeros_like(p)  # as the optimizer has it for what no rank has used
         for rank in range(hvd.size()):
@@ -165,10 +165,10 @@ def expect_equal_bits(**options):
     compressed.begin(1)  # each rank is a node, so that gradients are compressed between all of them
     try:
         with_plan = trained_compressed(True, **options)
-        planned = _core.counters()["planned"]
+        planned = lib.counters()["planned"]
         without = trained_compressed(False, **options)
-        assert 0 < planned == _core.counters()["planned"]
-        assert 0 < _core.counters()["compressed_bytes"]
+        assert 0 < planned == lib.counters()["planned"]
+        assert 0 < lib.counters()["compressed_bytes"]
         assert torch.equal(with_plan, without)
     finally:
         compressed.end()

@@ -12,8 +12,8 @@ from test_errors import expect_works
 from test_request_buffer import TENSOR, mirror_of, seen_by_c
 
 import ranks
-from lightcc import _core, request_buffer
-from lightcc.adapter import adapter_of, cuda_place
+from lightcc.core import lib, request_buffer
+from lightcc.core.adapter import adapter_of, cuda_place
 
 
 @pytest.mark.parametrize("np", {2}.intersection(ranks.SIZES))
@@ -23,7 +23,7 @@ def test_on_ranks(np):
 
 # Requests
 
-PLACE = _core.Place(3, _core.CUDA, 5 << 40, lambda: PLACE)
+PLACE = lib.Place(3, lib.CUDA, 5 << 40, lambda: PLACE)
 
 
 def expect_place(tensor, device, kind, stream):
@@ -32,7 +32,7 @@ def expect_place(tensor, device, kind, stream):
 
 
 def test_places_are_where_c_reads_them():
-    assert ctypes.sizeof(_core._Place) == ctypes.sizeof(mirror_of("lightcc_place"))
+    assert ctypes.sizeof(lib._Place) == ctypes.sizeof(mirror_of("lightcc_place"))
     for place, expected in ((PLACE, (3, 1, 5 << 40)), (None, (0, 0, None))):  # in the same buffer
         def check(address):
             expect_place(seen_by_c(address)[1][0], *expected)
@@ -49,7 +49,7 @@ def test_places_are_where_c_reads_them():
 
 @pytest.mark.parametrize("stream, expected", [(0, 0), (1, 0), (5 << 40, 5 << 40)])
 def test_streams(stream, expected):
-    assert cuda_place(2, stream, lambda: None)[:3] == (2, _core.CUDA, expected)
+    assert cuda_place(2, stream, lambda: None)[:3] == (2, lib.CUDA, expected)
 
 
 def test_the_default_stream_of_a_thread_is_refused():
@@ -62,9 +62,9 @@ def test_the_default_stream_of_a_thread_is_refused():
 def check_places(framework, double, device):
     x, stream = framework.tensor(np.ones((2, 3)), "float32"), double.new_stream(device)
     address, dtype, shape, place = adapter_of(x).describe(x)
-    assert (dtype, tuple(shape), place[:3]) == (_core.FLOAT32, (2, 3), (device, _core.CUDA, 0)) and address
+    assert (dtype, tuple(shape), place[:3]) == (lib.FLOAT32, (2, 3), (device, lib.CUDA, 0)) and address
     with double.on(device, stream):
-        assert place.now()[:3] == adapter_of(x).describe(x)[3][:3] == (device, _core.CUDA, stream)
+        assert place.now()[:3] == adapter_of(x).describe(x)[3][:3] == (device, lib.CUDA, stream)
     host = framework.on_host(np.ones((2, 3)), "float32")
     assert adapter_of(host).describe(host)[3] is None
 
@@ -74,7 +74,7 @@ def check_outputs_are_of_the_kind_of_inputs(framework, device):
     x = framework.tensor(np.ones((hvd.size(), 2)), "float32")
     for y in (hvd.allreduce(x), hvd.broadcast(x, 0), hvd.allgather(x), hvd.alltoall(x), hvd.reducescatter(x),
               hvd.grouped_allreduce([x])[0]):
-        assert type(y) is type(x) and adapter_of(y).describe(y)[3][:2] == (device, _core.CUDA)
+        assert type(y) is type(x) and adapter_of(y).describe(y)[3][:2] == (device, lib.CUDA)
 
 
 def check_an_array_whose_library_makes_none(job, double, device):
@@ -168,7 +168,7 @@ def check_splits_of_several_kinds(framework):
 
 
 def check_objects_beside_them(framework):
-    from lightcc.objects import allgather_object
+    from lightcc.core.objects import allgather_object
     x = framework.tensor(np.ones(3), "float32")
     handle = framework.hvd.allreduce_async(x, op=framework.hvd.Sum)
     assert allgather_object({"rank": framework.hvd.rank()})[-1] == {"rank": framework.hvd.size() - 1}
@@ -179,7 +179,7 @@ def check_objects_beside_them(framework):
 
 def test_torch_asks_for_the_stream_of_the_tensors_device():
     torch = pytest.importorskip("torch")
-    from lightcc import adapter
+    from lightcc.core import adapter
     streams = {0: 0, 3: 7 << 40}
     ours = adapter._Torch(torch)
     ours.torch = types.SimpleNamespace(cuda=types.SimpleNamespace(
@@ -187,6 +187,6 @@ def test_torch_asks_for_the_stream_of_the_tensors_device():
     for index, stream in streams.items():
         tensor = types.SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))
         place = ours._place(tensor)
-        assert place[:3] == place.now()[:3] == (index, _core.CUDA, stream)
+        assert place[:3] == place.now()[:3] == (index, lib.CUDA, stream)
     streams[3] = 8 << 40
     assert place.stream == 7 << 40 and place.now().stream == 8 << 40

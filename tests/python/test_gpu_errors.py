@@ -35,7 +35,7 @@ from test_join import (  # noqa: F401
 )
 
 import ranks
-from lightcc.common.exceptions import HorovodInternalError
+from lightcc.core.exceptions import HorovodInternalError
 
 pytestmark = pytest.mark.torch_sizes
 

@@ -125,7 +125,7 @@ def check_memory_that_is_used_again(framework, double, device):
 
 
 def check_nothing_is_left_of_places(framework, double, device):
-    from lightcc import request
+    from lightcc.core import request
     hvd, x = framework.hvd, framework.tensor(np.ones(5), "float32")
     for handle in (hvd.allreduce_async(x), hvd.allgather_async(x), hvd.grouped_allreduce_async([x, x])):
         assert request._places[handle].stream == 0
@@ -202,8 +202,8 @@ def check_adasum(framework, dtype):
 
 def check_compression(framework, monkeypatch):
     """What tensors of GPUs come to is what those of the host come to, on ranks that are each a node."""
-    from lightcc import codec
-    from lightcc.compression import Int8, TopK
+    from lightcc.compress import codec
+    from lightcc.compress.compressors import Int8, TopK
     hvd = framework.hvd
     hvd.shutdown()
     monkeypatch.setenv("LIGHT_INTRA_SIZE", "1")
@@ -229,16 +229,16 @@ def check_compression(framework, monkeypatch):
 
 def check_prepared_requests(job, double, device):
     """Their stream is that of the time when they were prepared."""
-    from lightcc import _core, request
-    from lightcc.adapter import adapter_of
+    from lightcc.core import lib, request
+    from lightcc.core.adapter import adapter_of
     stream = double.new_stream(device)
     with double.on(device, stream):
         x = gpu_double.StandardArray.of(double, device, np.zeros(1000, np.float32))
         address, dtype, shape, place = adapter_of(x).describe(x)
-        prepared = request.prepare(_core.ALLREDUCE, address, dtype, shape, "prepared", job.global_process_set,
-                                   _core.SUM, 1.0, 1.0, place=place)
+        prepared = request.prepare(lib.ALLREDUCE, address, dtype, shape, "prepared", job.global_process_set,
+                                   lib.SUM, 1.0, 1.0, place=place)
         for step in range(3):
             double.write(device, address, np.full(1000, step + job.rank(), np.float32))
-            _core.finish(_core.check(_core.start(prepared)))
+            lib.finish(lib.check(lib.start(prepared)))
             assert (x.get() == sum(step + rank for rank in range(job.size()))).all()
-    _core.discard(prepared)
+    lib.discard(prepared)

@@ -12,7 +12,7 @@ import pytest
 from gpu_fixtures import KINDS, device, double, job, no_faults  # noqa: F401
 
 import ranks
-from lightcc.adapter import MixedDevicesError
+from lightcc.core.adapter import MixedDevicesError
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch_sizes,

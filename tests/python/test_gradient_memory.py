@@ -10,7 +10,7 @@ import torch
 
 import lightcc.torch as hvd
 import ranks
-from lightcc import _core, request
+from lightcc.core import lib, request
 from training import OPTIMIZERS, data, expect_equal, loss_of, make_model, my_loss, train, train_alone
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -231,9 +231,9 @@ def check_collectives_and_bytes_copied_per_step():
                 model(torch.ones(1, 64)).sum().backward()
                 optimizer.step()
         train_some(3)
-        before = _core.counters()
+        before = lib.counters()
         train_some(steps)
-        spent = {name: value - before[name] for name, value in _core.counters().items()}
+        spent = {name: value - before[name] for name, value in lib.counters().items()}
         print(groups, spent)
         assert spent["collectives"] <= steps * (groups or len(parameters))
         if groups is None:

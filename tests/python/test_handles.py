@@ -7,7 +7,7 @@ import torch
 
 import lightcc.torch as hvd
 import ranks
-from lightcc import request
+from lightcc.core import request
 
 pytestmark = pytest.mark.usefixtures("job")
 

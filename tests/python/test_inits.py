@@ -110,7 +110,7 @@ if rank == 2:
     while True:
         time.sleep(60)
 if rank == 0:
-    import lightcc._core
+    import lightcc.core.lib
     threads = len(os.listdir("/proc/self/task")) + 1
     def die():
         while len(os.listdir("/proc/self/task")) <= threads:  # init listens to the launcher in one of its own

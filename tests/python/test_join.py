@@ -149,7 +149,7 @@ def check_objects(framework, backwards):
 
 def check_process_sets(job, backwards):
     import lightcc.numpy as hvd
-    from lightcc import _core
+    from lightcc.core import lib
     size, me = hvd.size(), hvd.rank()
     wanted = []
     for who in (range(1), range(size - 1, size), range(0, size, 2), range(size // 2, size)):
@@ -170,7 +170,7 @@ def check_process_sets(job, backwards):
                     [1.0 + rank for rank in there]
             hvd.barrier(process_set=process_set)
         if i > 0:
-            for change in (lambda: _core.add_group([0]), lambda: hvd.remove_process_set(sets[0])):
+            for change in (lambda: lib.add_group([0]), lambda: hvd.remove_process_set(sets[0])):
                 with pytest.raises(hvd.HorovodInternalError, match="all ranks of the job must call it, but rank"):
                     change()
     uneven.join()

@@ -502,7 +502,7 @@ import numpy as np, tensorflow as tf
 tf.compat.v1.disable_eager_execution()
 import lightcc.tensorflow.keras as hvd
 from lightcc._keras import values
-from lightcc.objects import allgather_object
+from lightcc.core.objects import allgather_object
 keras = tf.keras
 hvd.init()
 keras.utils.set_random_seed(hvd.rank())

@@ -101,7 +101,7 @@ def check_a_model_trains(kit):
     assert losses[-1] < 0.5 * losses[0]
     stats = kit.hvd.compression_stats(optimizer)
     assert stats["gradient_bytes"] == 25 * 3 * 4 * 2 * 64 * 128 and stats["ratio"] < 0.2
-    from lightcc import objects
+    from lightcc.core import objects
     everyone = objects.allgather_object([weight.tobytes() for weight in model.get_weights()])
     assert all(weights == everyone[0] for weights in everyone)
 

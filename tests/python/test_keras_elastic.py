@@ -7,7 +7,7 @@ from nodes import begin, end
 
 import ranks
 from lightcc._keras import values
-from lightcc.common.elastic import HostsUpdatedInterrupt, HostUpdateResult
+from lightcc.core.elastic_state import HostsUpdatedInterrupt, HostUpdateResult
 
 pytestmark = pytest.mark.usefixtures("job")
 STEPS = 3  # of an epoch of Kit's data

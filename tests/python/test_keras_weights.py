@@ -4,7 +4,7 @@ import pytest
 from kerases import HAS_TF_KERAS
 
 import ranks
-from lightcc import weights
+from lightcc.core import weights
 
 EVERY = 2
 pytestmark = pytest.mark.usefixtures("job")

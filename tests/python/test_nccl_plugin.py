@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jobs import launch, start
-from lightcc.common import nccl_library
+from lightcc.core import nccl_library
 from lightcc.runner import nccl_plugin
 
 

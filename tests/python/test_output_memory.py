@@ -11,9 +11,9 @@ import torch
 import lightcc.numpy
 import lightcc.torch as hvd
 import ranks
-from lightcc import _core
-from lightcc._torch_outputs import OutputPool
-from lightcc.adapter import adapter_of
+from lightcc.core import lib
+from lightcc.core.adapter import adapter_of
+from lightcc.core.torch_outputs import OutputPool
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -162,9 +162,9 @@ def check_layout_and_kind_are_those_of_empty_like():
 class Limits:
     def __init__(self, monkeypatch, most_bytes, idle_s):
         self.now = 0.0
-        monkeypatch.setattr(_core, "initialized", lambda: True)
-        monkeypatch.setattr(_core, "output_pool", lambda: (most_bytes, idle_s))
-        monkeypatch.setattr(_core, "output_pool_resets", [])
+        monkeypatch.setattr(lib, "initialized", lambda: True)
+        monkeypatch.setattr(lib, "output_pool", lambda: (most_bytes, idle_s))
+        monkeypatch.setattr(lib, "output_pool_resets", [])
 
     def pool(self, watches=False, clock=None):
         pool = OutputPool(torch, clock or (lambda: self.now), watches)
@@ -220,7 +220,7 @@ def test_nothing_is_held_where_references_cannot_be_counted(alone, monkeypatch):
     pool._count = None  # as before PyTorch 2.1
     assert pool.empty_like(mine()).numel() == FLOATS
     assert pool.held_bytes() == 0
-    monkeypatch.setattr("lightcc._torch_outputs._Block.references", lambda block, count: (1, 2))  # always the same
+    monkeypatch.setattr("lightcc.core.torch_outputs._Block.references", lambda block, count: (1, 2))  # always the same
     pool = alone(1 << 30, 10).pool()
     assert pool.empty_like(mine()).numel() == FLOATS
     assert pool.held_bytes() == 0
@@ -261,7 +261,7 @@ def test_after_an_error_nothing_is_used_again():
 import torch
 import lightcc.torch as hvd
 from lightcc import _core
-from lightcc.adapter import adapter_of
+from lightcc.core.adapter import adapter_of
 hvd.init()
 x = torch.ones(1 << 19)
 pool = adapter_of(x).empty_like.__self__

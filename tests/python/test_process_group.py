@@ -88,7 +88,7 @@ def check_time_is_limited(world):
 
 
 def check_works_that_nobody_waits_for(world):
-    from lightcc import request
+    from lightcc.core import request
     for _ in range(50):
         dist.all_reduce(torch.ones(10), async_op=True)
     dist.barrier()

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import ranks
-from lightcc.common import build_queries, exceptions, nccl_library, util
-from lightcc.common.basics import HorovodBasics
-from lightcc.cuda_arrays import OTHERS, Cupy
+from lightcc.core import build_queries, exceptions, nccl_library, util
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.cuda_arrays import OTHERS, Cupy
 
 sys.path.append(str(Path(__file__).parents[1] / "multihost"))
 from launchers import MPIRUN  # noqa: E402
@@ -248,7 +248,7 @@ def check_basics_by_itself(hvd):
 
 def check_import_names_of_the_world(hvd):
     """lightcc.common.basics and lightcc.common.process_sets have one and the same world."""
-    from lightcc.common import basics, process_sets
+    from lightcc.core import basics, process_sets
     hvd.init()
     assert basics.global_process_set is process_sets.global_process_set is hvd.global_process_set
     assert hvd.global_process_set.ranks == list(range(hvd.size()))
@@ -275,11 +275,11 @@ def test_exceptions():
 def test_exceptions_are_the_same_under_every_name():
     import lightcc.numpy
     import lightcc.torch
-    from lightcc.common import elastic
+    from lightcc.core import elastic_state
     from lightcc.torch import mpi_ops
-    for module in (lightcc.numpy, lightcc.torch, mpi_ops, elastic):
+    for module in (lightcc.numpy, lightcc.torch, mpi_ops, elastic_state):
         assert module.HorovodInternalError is exceptions.HorovodInternalError
-    assert elastic.HostsUpdatedInterrupt is exceptions.HostsUpdatedInterrupt
+    assert elastic_state.HostsUpdatedInterrupt is exceptions.HostsUpdatedInterrupt
     assert util.HorovodVersionMismatchError is exceptions.HorovodVersionMismatchError
 
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 import lightcc.numpy as hvd
-from lightcc import _core, request, request_buffer
+from lightcc.core import lib, request, request_buffer
 
 HEADER = (Path(__file__).parents[2] / "csrc" / "api" / "lightcc.h").read_text()
 TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "double": ctypes.c_double}
@@ -65,7 +65,7 @@ def test_the_header_has_these_structs():
     assert {"size", "tensor_size", "codec", "set", "splits"} <= set(WORDS)
 
 
-@pytest.mark.parametrize("name, ours", [("lightcc_codec", _core._Codec), ("lightcc_residual", _core._Residual)])
+@pytest.mark.parametrize("name, ours", [("lightcc_codec", lib._Codec), ("lightcc_residual", lib._Residual)])
 def test_structs_of_ctypes_are_laid_out_as_in_the_header(name, ours):
     def layout(structure):
         return [(field, getattr(structure, field).offset, getattr(structure, field).size)
@@ -85,8 +85,8 @@ def test_one_tensor_is_where_c_reads_it():
 
 
 def test_none_is_where_c_reads_it():
-    expected = request_fields(kind=_core.BARRIER, flags=1, group=2, name=3), []
-    assert request_buffer.call(lambda address: seen_by_c(address) == expected, 0, _core.BARRIER, 1, 2, 3)
+    expected = request_fields(kind=lib.BARRIER, flags=1, group=2, name=3), []
+    assert request_buffer.call(lambda address: seen_by_c(address) == expected, 0, lib.BARRIER, 1, 2, 3)
 
 
 @pytest.mark.parametrize("count", (0, 1, 3))
@@ -141,15 +141,15 @@ def test_threads_have_buffers_of_their_own():
 
 def test_an_operation_inside_of_another_disturbs_neither(job, monkeypatch):
     """As a signal handler would start it, between the filling in of a request and its submission."""
-    submit, x, y = _core.submit, numpy.arange(3.0), numpy.arange(5, dtype="int32")
+    submit, x, y = lib.submit, numpy.arange(3.0), numpy.arange(5, dtype="int32")
 
     def interrupted(address):
-        monkeypatch.setattr(_core, "submit", submit)
+        monkeypatch.setattr(lib, "submit", submit)
         numpy.testing.assert_array_equal(hvd.allreduce(y, op=hvd.Sum, name="inner"), y)
         return submit(address)
     for operation in (lambda: hvd.allreduce(x, op=hvd.Sum, name="outer", prescale_factor=2.0),
                       lambda: hvd.grouped_allreduce([x], op=hvd.Sum, name="outer", prescale_factor=2.0)[0]):
-        monkeypatch.setattr(_core, "submit", interrupted)
+        monkeypatch.setattr(lib, "submit", interrupted)
         numpy.testing.assert_array_equal(operation(), 2 * x)
 
 

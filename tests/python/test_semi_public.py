@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightcc.common.util import _cache
+from lightcc.core.util import _cache
 from lightcc.runner.common.util.env import get_env_rank_and_size
 from lightcc.runner.util.threads import in_thread
 

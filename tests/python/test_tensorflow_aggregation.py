@@ -8,7 +8,7 @@ from tensorflow_training import MODES
 
 import lightcc.tensorflow as hvd
 import ranks
-from lightcc import _core
+from lightcc.core import lib
 from lightcc.tensorflow.gradient_aggregation import (
     LocalGradientAggregationHelper,
     apply_op_to_not_none_tensors,
@@ -231,12 +231,12 @@ def check_ranks_exchange_sums_once(mode):
     step = mode(lambda scale: helper.compute_gradients([scale * tf.ones_like(x) for x in xs], xs))
     mine = hvd.rank() + 1.0
     for _ in range(2):
-        before = _core.counters()["requests"]
+        before = lib.counters()["requests"]
         for i in range(3):
             assert step(tf.constant(mine * i))[0].numpy() == pytest.approx(mine * i)
-        assert _core.counters()["requests"] == before
+        assert lib.counters()["requests"] == before
         got = step(tf.constant(mine * 3))
-        assert _core.counters()["requests"] == before + (0 if hvd.size() == 1 else 3 if mode is tf.function else 1)
+        assert lib.counters()["requests"] == before + (0 if hvd.size() == 1 else 3 if mode is tf.function else 1)
         for grad, x in zip(got, xs):
             np.testing.assert_allclose(grad.numpy(), np.full(x.shape, (hvd.size() + 1) / 2 * 1.5), rtol=1e-6)
 

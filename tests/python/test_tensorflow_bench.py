@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tensorflow  # noqa: F401  so that the file is left out where there is none
 
-import lightcc._core
+import lightcc.core.lib
 
 pytestmark = pytest.mark.newest_tensorflow
 
@@ -17,7 +17,7 @@ DEADLINE_S = 120
 
 
 def test_a_tiny_run(tmp_path):
-    library = {"LIGHTCC_LIBRARY": str(Path(lightcc._core._library._name).resolve())}
+    library = {"LIGHTCC_LIBRARY": str(Path(lightcc.core.lib._library._name).resolve())}
     command = [sys.executable, str(BENCH / "tensorflow_ops.py"), "--tensors", "5", "--repeats", "1", "--calls", "2",
                "--output", "result.json"]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **library}, text=True, timeout=DEADLINE_S,

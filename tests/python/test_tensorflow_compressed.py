@@ -9,7 +9,7 @@ from tensorflow_training import MODES
 
 import lightcc.tensorflow as hvd
 import ranks
-from lightcc import variable_compression
+from lightcc.compress import variable_compression
 from lightcc.tensorflow.mpi_ops import MPI_LIB
 
 COMPRESSIONS = {"topk": lambda: hvd.Compression.topk(0.01), "fp16": lambda: hvd.Compression.topk(0.05, fp16=True),

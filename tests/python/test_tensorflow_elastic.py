@@ -7,7 +7,7 @@ from modes import v1
 
 import lightcc.tensorflow as hvd
 import ranks
-from lightcc.common.elastic import HorovodInternalError
+from lightcc.core.elastic_state import HorovodInternalError
 from lightcc.tensorflow._library import LostError
 
 pytestmark = pytest.mark.usefixtures("job")

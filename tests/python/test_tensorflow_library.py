@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import lightcc.tensorflow.mpi_ops as hvd
 import ranks
-from lightcc import _core
+from lightcc.core import lib
 
 HEADER = Path(__file__).parents[2] / "csrc/api/tensorflow/c_api.h"
 MANY = 64
@@ -24,7 +24,7 @@ def test_on_ranks(np):
 
 
 def requests():
-    return _core.counters()["requests"]
+    return lib.counters()["requests"]
 
 
 @pytest.mark.parametrize("name", re.findall(r"  F\([^,]+, (\w+),", HEADER.read_text()))
@@ -47,7 +47,7 @@ def check_many_are_in_flight_together(job):
     for _ in range(3):  # of the others one may be so fast that not all of ours come before its own
         hvd.barrier()
         assert step(tf.ones(3)).numpy().tolist() == [job.size() * MANY * (MANY - 1) / 2] * 3
-    most = max(job.allgather(numpy.array([_core.counters()["most_in_flight"]])))
+    most = max(job.allgather(numpy.array([lib.counters()["most_in_flight"]])))
     assert most >= MANY if job.size() > 1 else most > 1
 
 

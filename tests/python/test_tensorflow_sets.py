@@ -1,6 +1,6 @@
 """The allreduces of one set of gradients say so, and training goes on as in one process whatever part of them comes.
 
-A set is what one call of a tape's or optimizer's reduction puts into a graph (lightcc.request.new_set). From the fourth
+A set is what one call of a tape's or optimizer's reduction puts into a graph (core/request.py, new_set). From the fourth
 step on the core may hold each until others of the set have come, so checks train for longer.
 """
 import numpy as np
@@ -10,8 +10,8 @@ from kerases import HAS_TF_KERAS
 
 import lightcc.tensorflow as hvd
 import ranks
-from lightcc import _core
-from lightcc.request import new_set
+from lightcc.core import lib
+from lightcc.core.request import new_set
 from lightcc.tensorflow import gradient_reducer
 from lightcc.tensorflow.mpi_ops import MPI_LIB
 
@@ -291,11 +291,11 @@ class Session:
 
     def run(self, step, places):
         """Trains the variables at these places; returns how many requests that took."""
-        before = _core.counters()["requests"]
+        before = lib.counters()["requests"]
         feeds = dict(zip(self.values, [variable.numpy() for variable in self.variables]))
         feeds.update({self.x: data(step).numpy(), self.skip: skips(step)})
         update([self.variables[i] for i in places], self.session.run([self.grads[i] for i in places], feeds))
-        return _core.counters()["requests"] - before
+        return lib.counters()["requests"] - before
 
 
 def reduced_in_graph(grads):

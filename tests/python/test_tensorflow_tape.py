@@ -22,7 +22,7 @@ from tensorflow_training import (
 
 import lightcc.tensorflow as hvd
 import ranks
-from lightcc import _core
+from lightcc.core import lib
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -39,9 +39,9 @@ def mode(request):
 
 def counted(name, action):
     """How much the action adds to a counter."""
-    before = _core.counters()[name]
+    before = lib.counters()[name]
     action()
-    return _core.counters()[name] - before
+    return lib.counters()[name] - before
 
 
 # What it returns

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import lightcc.tensorflow as hvd
 import ranks
-from lightcc import weights
+from lightcc.core import weights
 
 EVERY = 3
 v1 = tf.compat.v1

@@ -67,7 +67,7 @@ def load(path):
 EVERYTHING = """
 import ctypes, sys, time, numpy as np, lightcc.numpy as hvd
 from lightcc import _core
-from lightcc.request_buffer import RequestBuffer
+from lightcc.core.request_buffer import RequestBuffer
 hvd.init()
 x = np.ones(6, np.float32)
 hvd.allreduce(x, name="w", op=hvd.Sum)

@@ -7,8 +7,8 @@ from compressed import Training, begin, end, total_of
 
 import lightcc.torch as hvd
 import ranks
-from lightcc.common.elastic import HorovodInternalError, HostUpdateResult, ObjectState, run_fn
-from lightcc.residuals import KEY
+from lightcc.compress.residuals import KEY
+from lightcc.core.elastic_state import HorovodInternalError, HostUpdateResult, ObjectState, run_fn
 from lightcc.torch.elastic import state as module
 from lightcc.torch.elastic.state import (
     ModelStateHandler,

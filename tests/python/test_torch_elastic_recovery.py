@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import lightcc.torch as hvd
-from lightcc.common.elastic import HostUpdateResult, run_fn
+from lightcc.core.elastic_state import HostUpdateResult, run_fn
 
 SAMPLES, EPOCHS = 48, 2
 SHAPES = (3,), (500,), (20_000,), (7,), (350, 200), (350, 200), (1,), (500, 600)  # of the further parameters

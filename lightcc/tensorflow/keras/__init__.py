@@ -5,20 +5,21 @@ tf.keras is Keras 3, or tf_keras with TF_USE_LEGACY_KERAS=1, or before TensorFlo
 """
 from tensorflow import keras
 
-from lightcc import _core, _keras
-from lightcc.common.basics import HorovodBasics
-from lightcc.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from lightcc.common.util import is_version_greater_equal_than
-from lightcc.tensorflow.compression import Compression
-from lightcc.variable_compression import (
+from lightcc import _keras
+from lightcc.compress.variable_compression import (
     compression_state,
     compression_stats,
     gather_residuals,
     load_compression_state,
 )
+from lightcc.core import lib
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from lightcc.core.util import is_version_greater_equal_than
+from lightcc.tensorflow.compression import Compression
 
 _basics = HorovodBasics(__file__)
-_core.name_package("lightcc.tensorflow.keras")
+lib.name_package("lightcc.tensorflow.keras")
 
 Average, Sum = _basics.Average, _basics.Sum
 init, shutdown, is_initialized = _keras.init, _basics.shutdown, _basics.is_initialized
@@ -119,7 +120,7 @@ def allreduce(value, name=None, average=None, prescale_factor=1.0, postscale_fac
     """Reduces a value over the ranks, element by element, and returns a tensor.
 
     value: a number, a (nested) list, a numpy array or a tensor. op: hvd.Average (default), Sum, ...; average is its
-    deprecated form. Other arguments and errors: those of lightcc.ops.allreduce. Source: horovod.tensorflow.keras.
+    deprecated form. Other arguments and errors: those of lightcc.core.ops.allreduce. Source: horovod.tensorflow.keras.
 
     >>> float(hvd.allreduce(3.0))
     3.0

@@ -3,7 +3,7 @@ from tensorflow import keras
 
 from lightcc._keras import callbacks as _impl
 from lightcc._keras.bound_callbacks import bound_callbacks
-from lightcc.common.util import is_version_greater_equal_than  # noqa: F401  as Horovod's module has it
+from lightcc.core.util import is_version_greater_equal_than  # noqa: F401  as Horovod's module has it
 
 (BroadcastGlobalVariablesCallback, MetricAverageCallback, LearningRateScheduleCallback,
  LearningRateWarmupCallback) = bound_callbacks(keras, __name__)

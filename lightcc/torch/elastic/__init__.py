@@ -1,7 +1,7 @@
 """Elastic training with PyTorch: the job goes on when workers are lost or come. docs/elastic.md has a program."""
 from typing import Any, Callable
 
-from lightcc.common.elastic import run_fn
+from lightcc.core.elastic_state import run_fn
 from lightcc.torch.compiling import keep_out as _keep_out
 from lightcc.torch.elastic.sampler import ElasticSampler
 from lightcc.torch.elastic.state import TorchState

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Tuple, Type
 
 import torch
 
-from lightcc.common.elastic import ObjectState
+from lightcc.core.elastic_state import ObjectState
 from lightcc.torch.elastic.sampler import ElasticSampler
 from lightcc.torch.functions import (  # noqa: F401  as Horovod's module has them
     allgather_object,

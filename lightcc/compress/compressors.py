@@ -3,7 +3,7 @@ compression; TopK and Int8 are lightcc's own (docs/compression.md)."""
 import math
 from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
 
-from lightcc import _core
+from lightcc.core import lib
 
 Dense = Optional[Callable[[str, Any], bool]]
 
@@ -74,8 +74,8 @@ class CoreCompressor(NoneCompressor):
     1024.0
     """
 
-    kind = _core.CODEC_NONE
-    width = _core.FLOAT32  # the dtype in which values travel
+    kind = lib.CODEC_NONE
+    width = lib.FLOAT32  # the dtype in which values travel
     ratio, momentum, warmup_steps = 1.0, 0.0, 0
 
     def __init__(self, dense: Dense = None):
@@ -155,7 +155,7 @@ class CoreCompressor(NoneCompressor):
         return f"Compression.{type(self).__name__.lower()}({options})"
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "codec"}  # see lightcc.codec
+        return {name: value for name, value in vars(self).items() if name != "codec"}  # see lightcc.compress.codec
 
 
 class TopK(CoreCompressor):
@@ -173,7 +173,7 @@ class TopK(CoreCompressor):
     True
     """
 
-    kind = _core.CODEC_TOPK
+    kind = lib.CODEC_TOPK
 
     def __init__(self, ratio: float = 0.01, fp16: bool = False, warmup_steps: int = 0,
                  momentum_correction: Optional[float] = None, dense: Dense = None):
@@ -189,7 +189,7 @@ class TopK(CoreCompressor):
         if self.warmup_steps != warmup_steps or not 0 <= self.warmup_steps < 1 << 31:
             raise ValueError(f"warmup_steps={warmup_steps!r}: give a number of steps, 0 or more.")
         self.fp16, self.momentum_correction = bool(fp16), momentum_correction
-        self.width = _core.FLOAT16 if self.fp16 else _core.FLOAT32
+        self.width = lib.FLOAT16 if self.fp16 else lib.FLOAT32
 
     def options(self):
         return {"ratio": self.ratio, "fp16": self.fp16, "warmup_steps": self.warmup_steps,
@@ -205,8 +205,8 @@ class Int8(CoreCompressor):
     Compression.int8(dense=None)
     """
 
-    kind = _core.CODEC_INT8
-    width = _core.INT8
+    kind = lib.CODEC_INT8
+    width = lib.INT8
 
 
 def refuse_core(compression: Any, what: str) -> None:
@@ -242,7 +242,7 @@ def topk(ratio: float = 0.01, fp16: bool = False, warmup_steps: int = 0, momentu
     ratio: of each tensor, in (0, 1]. fp16: values travel as float16, else as float32. warmup_steps: exchanges in which
     each tensor goes from dense to ratio. momentum_correction: momentum of what is kept, in [0, 1), in place of the
     optimizer's. dense(name, tensor): true for what shall travel dense, beside biases, norms, embeddings and what is
-    small (lightcc.compression.CoreCompressor.is_compressed).
+    small (lightcc.compress.compressors.CoreCompressor.is_compressed).
     ValueError for arguments that are none of this. More, and sources: docs/compression.md.
 
     >>> topk(ratio=0.02, fp16=True, warmup_steps=100).ratio

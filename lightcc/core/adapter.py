@@ -7,14 +7,14 @@ import functools
 import sys
 from typing import Any, Callable, Dict, Optional, Protocol, Sequence, Tuple
 
-from lightcc import _core
-from lightcc._torch_outputs import OutputPool
+from lightcc.core import lib
+from lightcc.core.torch_outputs import OutputPool
 
 
 class Adapter(Protocol):
     """The five questions. A tensor belongs to its framework; an adapter keeps none."""
 
-    def describe(self, tensor) -> Tuple[int, int, Tuple[int, ...], Optional[_core.Place]]:
+    def describe(self, tensor) -> Tuple[int, int, Tuple[int, ...], Optional[lib.Place]]:
         """Address, dtype code, shape and place of a tensor that can be sent; ValueError for any other. The place is
         None for the host's memory."""
 
@@ -45,7 +45,7 @@ class _Bytes:
     """bytearray: how pickled objects travel."""
 
     def describe(self, tensor: bytearray):
-        return self.address(tensor), _core.UINT8, (len(tensor),), None
+        return self.address(tensor), lib.UINT8, (len(tensor),), None
 
     def address(self, output: bytearray) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(output))
@@ -54,7 +54,7 @@ class _Bytes:
         return bytearray(len(tensor))
 
     def output(self, handle, index, like) -> bytes:
-        memory, shape = _core.output(handle, index)
+        memory, shape = lib.output(handle, index)
         return ctypes.string_at(ctypes.addressof(memory), shape[0])
 
     def vector(self, values, like=None):
@@ -65,11 +65,11 @@ class _Numpy:
     def __init__(self, numpy):
         self.numpy = numpy
         self.type = numpy.ndarray
-        self.codes = {numpy.dtype(name): code for code, name in enumerate(_core.DTYPES) if name != "bfloat16"}
+        self.codes = {numpy.dtype(name): code for code, name in enumerate(lib.DTYPES) if name != "bfloat16"}
 
     def empty_like(self, tensor):
-        if tensor.nbytes >= _core.POOLED_BYTES and type(tensor) is self.type:
-            memory = _core.alloc_output(tensor.nbytes)
+        if tensor.nbytes >= lib.POOLED_BYTES and type(tensor) is self.type:
+            memory = lib.alloc_output(tensor.nbytes)
             if memory is not None:
                 return self._over(memory, tensor.shape, tensor)
         return self.numpy.empty_like(tensor)
@@ -85,8 +85,8 @@ class _Numpy:
     def _late_code(self, dtype) -> int:
         if dtype.name != "bfloat16":  # numpy has no bfloat16 of its own; ml_dtypes brings one
             raise unsupported(dtype)
-        self.codes[dtype] = _core.BFLOAT16
-        return _core.BFLOAT16
+        self.codes[dtype] = lib.BFLOAT16
+        return lib.BFLOAT16
 
     def address(self, output) -> int:
         if not output.flags.writeable:
@@ -94,7 +94,7 @@ class _Numpy:
         return output.ctypes.data
 
     def output(self, handle, index, like):
-        return self._over(*_core.output(handle, index), like)
+        return self._over(*lib.output(handle, index), like)
 
     def _over(self, memory, shape, like):
         count = _count(shape)
@@ -109,7 +109,7 @@ class _Torch:
     def __init__(self, torch):
         self.torch = torch
         self.type = torch.Tensor
-        self.codes = {getattr(torch, name): code for code, name in enumerate(_core.DTYPES) if hasattr(torch, name)}
+        self.codes = {getattr(torch, name): code for code, name in enumerate(lib.DTYPES) if hasattr(torch, name)}
         self.address = torch.Tensor.data_ptr
         self.empty_like = OutputPool(torch).empty_like
 
@@ -124,7 +124,7 @@ class _Torch:
             raise not_contiguous()
         return tensor.data_ptr(), code, tensor.shape, place
 
-    def _place(self, tensor) -> _core.Place:
+    def _place(self, tensor) -> lib.Place:
         """A tensor needs no record_stream() because of lightcc: it lives until its request is done, and all that writes
         it is before what the stream of the request, and that of synchronize, is given afterwards. So for the caching
         allocator it is used on these two streams only, as the program itself uses it.
@@ -134,7 +134,7 @@ class _Torch:
                              " Send tensor.cpu().")
         return self._current(tensor.device)
 
-    def _current(self, device) -> _core.Place:
+    def _current(self, device) -> lib.Place:
         return cuda_place(device.index, self.torch.cuda.current_stream(device).cuda_stream,
                           functools.partial(self._current, device))
 
@@ -142,7 +142,7 @@ class _Torch:
         if not like.is_cpu:
             return output_on_gpu(handle, index, self._place(like), self.address, lambda shape: self.torch.empty(
                 shape, dtype=like.dtype, device=like.device))
-        memory, shape = _core.output(handle, index)
+        memory, shape = lib.output(handle, index)
         count = _count(shape)
         return self.torch.frombuffer(memory, dtype=like.dtype, count=count).view(shape) if count else \
             self.torch.empty(shape, dtype=like.dtype, device="cpu")  # whatever the default device is
@@ -152,22 +152,22 @@ class _Torch:
         return self.torch.tensor(values, dtype=self.torch.int32, device=device)
 
 
-def cuda_place(device: int, stream: int, now: Callable[[], _core.Place], owner: Any = None) -> _core.Place:
+def cuda_place(device: int, stream: int, now: Callable[[], lib.Place], owner: Any = None) -> lib.Place:
     """A place of CUDA; stream: a cudaStream_t."""
     if stream == _PER_THREAD_STREAM:
         raise ValueError("CUDA's per-thread default stream cannot be the order of an operation, which other threads "
                          "work on; use another stream.")
-    return _core.Place(device, _core.CUDA, 0 if stream == _LEGACY_STREAM else stream, now, owner)
+    return lib.Place(device, lib.CUDA, 0 if stream == _LEGACY_STREAM else stream, now, owner)
 
 
 _LEGACY_STREAM, _PER_THREAD_STREAM = 1, 2  # cudaStreamLegacy, which is what 0 is to lightcc, and cudaStreamPerThread
 
 
-def output_on_gpu(handle: int, index: int, place: _core.Place, address: Callable[[Any], int],
+def output_on_gpu(handle: int, index: int, place: lib.Place, address: Callable[[Any], int],
                   empty: Callable[[Sequence[int]], Any]):
     """Adapter.output for a GPU: the output is written to empty(shape), by the stream of the place."""
-    output = empty(_core.output_shape(handle, index))
-    _core.output_to(handle, index, place, address(output))
+    output = empty(lib.output_shape(handle, index))
+    lib.output_to(handle, index, place, address(output))
     return output
 
 
@@ -187,7 +187,7 @@ class MixedDevicesError(ValueError, RuntimeError):
     rank, as any ValueError; Horovod's is a RuntimeError, which programs catch."""
 
 
-def expect_one_device(places: Sequence[Optional[_core.Place]]) -> None:
+def expect_one_device(places: Sequence[Optional[lib.Place]]) -> None:
     """MixedDevicesError if not all places are on the same device."""
     devices = {None if place is None else place.device for place in places}
     if len(devices) > 1:
@@ -198,11 +198,11 @@ def expect_one_device(places: Sequence[Optional[_core.Place]]) -> None:
 
 
 def unsupported(dtype) -> ValueError:
-    return ValueError(f"Tensor type {dtype} is not supported. Supported: {', '.join(_core.DTYPES)}.")
+    return ValueError(f"Tensor type {dtype} is not supported. Supported: {', '.join(lib.DTYPES)}.")
 
 
 def _cupy(cupy):
-    from lightcc import cuda_arrays  # late: it imports this module
+    from lightcc.core import cuda_arrays  # late: it imports this module
     return cuda_arrays.Cupy(cupy)
 
 
@@ -220,7 +220,7 @@ def _find(tensor) -> Adapter:
                 _by_type[type(tensor)] = adapter
                 return adapter
     if hasattr(type(tensor), "__dlpack_device__"):
-        from lightcc import cuda_arrays
+        from lightcc.core import cuda_arrays
         if cuda_arrays.is_on_gpu(tensor):
             return cuda_arrays.OTHERS
     raise TypeError(f"A {type(tensor).__name__} cannot be sent: give a torch.Tensor, a numpy.ndarray or a "

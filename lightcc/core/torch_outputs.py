@@ -10,10 +10,10 @@ import threading
 import time
 from typing import Any, Callable, List, Optional, Tuple
 
-from lightcc import _core
-from lightcc.common.exiting import at_exit
+from lightcc.core import lib
+from lightcc.core.exiting import at_exit
 
-_LEAST_ELEMENTS = _core.POOLED_BYTES // 8  # with fewer, a tensor is too small whatever its dtype
+_LEAST_ELEMENTS = lib.POOLED_BYTES // 8  # with fewer, a tensor is too small whatever its dtype
 
 
 class _Block:
@@ -55,7 +55,7 @@ class OutputPool:
         self._blocks: List[_Block] = []  # by the time they were last used
         self._over = False  # the interpreter ends
         self._reset()
-        _core.output_pool_resets.append(self.forget_all)
+        lib.output_pool_resets.append(self.forget_all)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._reset)
 
@@ -68,7 +68,7 @@ class OutputPool:
         """torch.empty_like, in memory that was an earlier output's if there is some."""
         if tensor.numel() < _LEAST_ELEMENTS or type(tensor) not in self._plain:
             return self._new(tensor)
-        if not tensor.is_cpu or tensor.layout is not self._torch.strided or tensor.nbytes < _core.POOLED_BYTES:
+        if not tensor.is_cpu or tensor.layout is not self._torch.strided or tensor.nbytes < lib.POOLED_BYTES:
             return self._new(tensor)
         if not self._lock.acquire(blocking=False):  # busy with another thread's, or below in this stack
             return self._new(tensor)
@@ -97,8 +97,8 @@ class OutputPool:
         return output
 
     def _limits_now(self) -> Tuple[int, float]:
-        if self._limits[0] != _core.epoch:
-            self._limits = (_core.epoch, *(_core.output_pool() if _core.initialized() else (0, 0.0)))
+        if self._limits[0] != lib.epoch:
+            self._limits = (lib.epoch, *(lib.output_pool() if lib.initialized() else (0, 0.0)))
         return self._limits[1:]
 
     def _find(self, blocks: List[_Block], count: int) -> Optional[_Block]:

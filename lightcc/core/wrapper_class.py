@@ -1,9 +1,11 @@
 """The class of an object that wraps one of a framework's, in the shape that programs know from Horovod: the class of
 what is wrapped is its one base, and gives it its name."""
+import os
+import sys
 import types
 from typing import Any
 
-from lightcc import as_horovod
+import lightcc
 
 
 def wrapper_class(plain: type, members: type, module: str, **attributes: Any) -> type:
@@ -25,7 +27,7 @@ def wrapper_class(plain: type, members: type, module: str, **attributes: Any) ->
     copied = {name: member for kind in kinds for name, member in vars(kind).items()
               if name not in slots and (not name.startswith("__") or isinstance(member, types.FunctionType))}
     cls = type(plain.__name__, (plain,), {
-        **copied, **attributes, "__slots__": slots, "__module__": as_horovod.name_of_module(module),
+        **copied, **attributes, "__slots__": slots, "__module__": _imported_as(module),
         "_wrapper_members": members, "_as_plain": property(lambda self: super(cls, self))})
     return cls
 
@@ -38,3 +40,10 @@ def is_made_with(members: type, thing: Any) -> bool:
     """
     made = getattr(type(thing), "_wrapper_members", None)
     return made is not None and issubclass(made, members)
+
+
+def _imported_as(name: str) -> str:
+    """horovod.x for a module lightcc.x, if the program has imported this package as Horovod."""
+    ours = os.path.join(lightcc.__path__[0], "horovod_path", "horovod", "__init__.py")
+    is_ours = getattr(sys.modules.get("horovod"), "__file__", None) == ours
+    return "horovod" + name[len("lightcc"):] if is_ours else name

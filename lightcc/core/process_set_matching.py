@@ -1,9 +1,9 @@
 """Which groups of the core the process sets of init() are: a group with their ranks, which is made if there is none."""
 from typing import List, Sequence, Union
 
-from lightcc import _core
-from lightcc.common.process_sets import ProcessSet, global_process_set, ids_and_ranks, register
-from lightcc.objects import allgather_object
+from lightcc.core import lib
+from lightcc.core.objects import allgather_object
+from lightcc.core.process_sets import ProcessSet, global_process_set, ids_and_ranks, register
 
 
 def match(process_sets: Sequence[Union[ProcessSet, Sequence[int]]]) -> None:
@@ -18,7 +18,7 @@ def match(process_sets: Sequence[Union[ProcessSet, Sequence[int]]]) -> None:
     ids = {tuple(ranks): group for group, ranks in ids_and_ranks().items()}
     for ranks in groups:
         if tuple(ranks) not in ids:
-            ids[tuple(ranks)] = _core.add_group(ranks)
+            ids[tuple(ranks)] = lib.add_group(ranks)
     for process_set in wanted:
         register(process_set, ids[tuple(process_set.ranks)])
 
@@ -34,7 +34,7 @@ def _groups_in_order(wanted: List[ProcessSet]) -> List[List[int]]:
     if not of_communicators:
         return [process_set.ranks for process_set in wanted]
     for process_set in of_communicators:
-        process_set.ranks = sorted(process_set.mpi_comm.allgather(_core.rank()))
+        process_set.ranks = sorted(process_set.mpi_comm.allgather(lib.rank()))
     lists = allgather_object([process_set.ranks for process_set in wanted], "init.process_sets")
     if len({len(ranks) for ranks in lists}) > 1:
         raise ValueError("init(process_sets=...): the ranks of the job must give equally many process sets, but give "

@@ -9,7 +9,7 @@ from array import array
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p, sizeof
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from lightcc.common.exceptions import HorovodInternalError
+from lightcc.core.exceptions import HorovodInternalError
 
 OK, PENDING, INVALID_ARGUMENT, MISMATCH, PEER_LOST, SHUT_DOWN, TIMEOUT, INTERNAL = range(8)
 UINT8, INT8, UINT16, INT16, INT32, INT64, FLOAT16, FLOAT32, FLOAT64, BOOL, BFLOAT16 = range(11)
@@ -111,14 +111,15 @@ _functions = {  # name: (result, arguments)
 }
 
 
-_PATH = os.environ.get("LIGHTCC_LIBRARY") or os.path.join(os.path.dirname(__file__), "_lightcc.so")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PATH = os.environ.get("LIGHTCC_LIBRARY") or os.path.join(_PACKAGE, "_lightcc.so")
 
 
 def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(_PATH)
     except OSError as error:
-        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        home = os.path.dirname(_PACKAGE)
         if os.path.exists(os.path.join(home, "csrc")) and not os.path.exists(_PATH):
             raise ImportError(
                 f"you are in lightcc's source folder: Python has found {home}/lightcc, which has no library, before "

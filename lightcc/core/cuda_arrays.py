@@ -1,4 +1,4 @@
-"""Adapters (lightcc/adapter.py) for arrays in the memory of a GPU: CuPy's, and those of any other library that have
+"""Adapters (core/adapter.py) for arrays in the memory of a GPU: CuPy's, and those of any other library that have
 __dlpack_device__ and __cuda_array_interface__.
 """
 import functools
@@ -6,12 +6,11 @@ from typing import Any, Dict, Tuple
 
 import numpy
 
-from lightcc import _core
-from lightcc.adapter import cuda_place, not_contiguous, output_on_gpu, unsupported
-from lightcc.common import nccl_library
+from lightcc.core import lib, nccl_library
+from lightcc.core.adapter import cuda_place, not_contiguous, output_on_gpu, unsupported
 
 _DLPACK_CUDA = 2  # kDLCUDA
-_CODES = {name: code for code, name in enumerate(_core.DTYPES)}
+_CODES = {name: code for code, name in enumerate(lib.DTYPES)}
 
 
 class Cupy:
@@ -31,7 +30,7 @@ class Cupy:
             raise not_contiguous()
         return tensor.data.ptr, code, tensor.shape, self._place(tensor.device.id)
 
-    def _place(self, device: int) -> _core.Place:
+    def _place(self, device: int) -> lib.Place:
         stream = self.cupy.cuda.get_current_stream(device)
         return cuda_place(device, stream.ptr, functools.partial(self._place, device), stream)
 
@@ -72,7 +71,7 @@ class _Others:
             raise not_contiguous()
         return interface["data"][0], _code_of(tensor.dtype), shape, self._place(tensor)
 
-    def _place(self, tensor) -> _core.Place:
+    def _place(self, tensor) -> lib.Place:
         nccl_library.load()
         return cuda_place(int(tensor.__dlpack_device__()[1]), tensor.__cuda_array_interface__.get("stream") or 0,
                           functools.partial(self._place, tensor))

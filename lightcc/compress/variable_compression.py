@@ -12,11 +12,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
-from lightcc import _core, residuals
-from lightcc.codec import Codec, all_stats, stats
-from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.compression import CoreCompressor, NoneCompressor
-from lightcc.wrapper_arguments import compression_of, too_few_to_compress
+from lightcc.compress import residuals
+from lightcc.compress.choice import compression_of, too_few_to_compress
+from lightcc.compress.codec import Codec, all_stats, stats
+from lightcc.compress.compressors import CoreCompressor, NoneCompressor
+from lightcc.core import lib
+from lightcc.core.process_sets import ProcessSet, global_process_set
 
 _logger = logging.getLogger("lightcc")
 
@@ -114,7 +115,7 @@ class VariableCompression:
         self._codec = Codec(self.compression, self._codec.name)
         self._loaded = saved and {**saved, "tensors": dict(saved["tensors"])}
         self._unwritten = dict(saved["tensors"]) if saved else {}
-        why = residuals.missing(saved, self._process_set) if _core.initialized() else ""
+        why = residuals.missing(saved, self._process_set) if lib.initialized() else ""
         if why:
             _logger.log(logging.INFO if saved is None else logging.WARNING, "optimizer state: %s", why)
         self._write_loaded(list(self._places))
@@ -159,7 +160,7 @@ class WantedCompression:
         self._resolved = False
         if isinstance(compression, CoreCompressor):
             compression_of(compression, op, "")
-            if _core.initialized():
+            if lib.initialized():
                 self._resolve()  # its warning comes now
 
     def __reduce__(self):  # a copy has left nothing behind
@@ -174,12 +175,12 @@ class WantedCompression:
     def needs_init(self) -> bool:
         """Whether it cannot be known yet what the core compresses."""
         asked = isinstance(self._given, CoreCompressor) or os.environ.get("LIGHT_TOPK_ALLREDUCE", "0") != "0"
-        return asked and not self._resolved and not _core.initialized()
+        return asked and not self._resolved and not lib.initialized()
 
     @property
     def core(self) -> Optional[VariableCompression]:
         """None: the core compresses nothing."""
-        if not self._resolved and _core.initialized():
+        if not self._resolved and lib.initialized():
             self._resolve()
         return self._core
 
@@ -233,7 +234,7 @@ def compression_state(optimizer) -> Optional[Dict[str, Any]]:
     optimizer: as for compression_stats, between two steps. Returns a dict of plain values and float32 numpy arrays, by
     the variables' names; None if there is nothing. ValueError for anything else.
 
-    >>> from lightcc.compression import TopK
+    >>> from lightcc.compress.compressors import TopK
     >>> compression_state(TopK(0.125)) is None
     True
     """
@@ -247,7 +248,7 @@ def gather_residuals(optimizer) -> Optional[Dict[str, Any]]:
     Restores on any number of hosts and ranks. Memory on each rank: 4 bytes an element of each compressed gradient and
     node. Arguments and errors: as for compression_state.
 
-    >>> from lightcc.compression import TopK
+    >>> from lightcc.compress.compressors import TopK
     >>> gather_residuals(TopK(0.125)) is None
     True
     """
@@ -263,7 +264,7 @@ def load_compression_state(optimizer, state: Optional[Dict[str, Any]]) -> None:
     or gather_residuals has returned, in this or another process; every rank loads what it has. ValueError for anything
     else, and for a state where nothing is compressed.
 
-    >>> from lightcc.compression import TopK
+    >>> from lightcc.compress.compressors import TopK
     >>> load_compression_state(TopK(0.125), None)
     """
     if state is not None and not (isinstance(state, dict) and {"ranks", "size", "tensors"} <= state.keys()):
@@ -280,7 +281,7 @@ def share_residuals(optimizer) -> None:
     """Gives all ranks what compression has left behind on any of them, after the members of the job have changed. All
     ranks call it; nothing happens where nothing is compressed. What ranks that are gone had left behind begins at zero.
 
-    >>> from lightcc.compression import TopK
+    >>> from lightcc.compress.compressors import TopK
     >>> share_residuals(TopK(0.125))
     """
     core = _core_of(optimizer, "share_residuals")

@@ -3,14 +3,13 @@ every framework, and without importing one."""
 import functools
 import sys
 import warnings
-from typing import Any, Callable, Dict, Iterable, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
-from lightcc import _core
-from lightcc.common.basics import HorovodBasics
-from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.compression import CoreCompressor, NoneCompressor, TopK, some
-from lightcc.elastic.worker import is_elastic
-from lightcc.ops import Average, ReduceOps
+from lightcc.core import lib
+from lightcc.core.basics import HorovodBasics
+from lightcc.core.elastic_worker import is_elastic
+from lightcc.core.ops import Average
+from lightcc.core.process_sets import ProcessSet, global_process_set
 
 _basics = HorovodBasics(__file__)
 Groups = Optional[Union[int, List[List[Any]]]]
@@ -25,64 +24,20 @@ def check_predivide(gradient_predivide_factor: float, op: int) -> None:
         raise ValueError("gradient_predivide_factor not supported with op != Average.")
 
 
-_ADAPTIVE = ("adam", "lamb", "adagrad", "rmsprop")
-
-
-def compression_of(compression: Any, op: int, optimizer_class: str, stacklevel: int = 3) -> Any:
-    """The compression of an optimizer or tape: what it was given, or Compression.topk if that is none and
-    LIGHT_TOPK_ALLREDUCE=1 (rank 0's knobs hold) and op is a sum.
-
-    Warns, on rank 0, if an optimizer of this class does not do well with topk; "" for a tape.
-    ValueError for Compression.topk or int8 with an op other than Average and Sum.
-
-    >>> compression_of(TopK(0.5), Average, "SGD").ratio
-    0.5
-    """
-    is_sum = op in (ReduceOps.Average, ReduceOps.Sum)
-    if compression is NoneCompressor and is_sum and knob("LIGHT_TOPK_ALLREDUCE") == "1":
-        compression = TopK(float(knob("LIGHT_TOPK_RATIO")), knob("LIGHT_TOPK_FP16") == "1")
-    if isinstance(compression, CoreCompressor) and not is_sum:
-        raise ValueError(f"{compression} is for op=Average and op=Sum: of other reductions nothing can be left for the "
-                         "next step.")
-    adaptive = any(word in optimizer_class.lower() for word in _ADAPTIVE)
-    if isinstance(compression, TopK) and adaptive and _core.rank() == 0:
-        warnings.warn(f"{optimizer_class} with {compression}: an adaptive optimizer divides by running averages of "
-                      "squared gradients, and topk makes gradients sparse and late, so that its steps are not those "
-                      "without compression. SGD with momentum is known to converge; or use Compression.int8 "
-                      "(docs/compression.md).", UserWarning, stacklevel)
-    return compression
-
-
-def too_few_to_compress(gradient_bytes: int, others: Iterable[str] = ()) -> str:
-    """Why the gradients of one step travel dense, of which so many bytes could be compressed; "": they do not.
-
-    others: of each gradient that could not be compressed, why (CoreCompressor.why_dense).
-
-    >>> too_few_to_compress(0, ["conv.bias has fewer than two dimensions"])
-    'no gradient is of the kind that is compressed: conv.bias has fewer than two dimensions'
-    """
-    least = int(knob("LIGHT_TOPK_THRESHOLD"))
-    if gradient_bytes == 0:
-        why = some(others)
-        return "no gradient is of the kind that is compressed" + (f": {why}" if why else "")
-    return "" if gradient_bytes >= least else (f"{gradient_bytes} bytes of gradients could be compressed, fewer than "
-                                               f"LIGHT_TOPK_THRESHOLD={least}")
-
-
 def knob(name: str) -> str:
     """The value of a knob that is in force on all ranks. ValueError before init.
 
     >>> knob("HOROVOD_STALL_CHECK_DISABLE")
     '0'
     """
-    if not _core.initialized():
-        raise _core.not_initialised()
-    return _knobs(_core.epoch)[name]
+    if not lib.initialized():
+        raise lib.not_initialised()
+    return _knobs(lib.epoch)[name]
 
 
 @functools.lru_cache(maxsize=1)  # scripts wrap a tape in every step
 def _knobs(epoch: int) -> Dict[str, str]:
-    return dict(line.split("=", 1) for line in _core.describe("knobs").splitlines())
+    return dict(line.split("=", 1) for line in lib.describe("knobs").splitlines())
 
 
 def stays_here(process_set: ProcessSet) -> bool:

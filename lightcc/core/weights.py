@@ -9,9 +9,9 @@ import os
 import struct
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from lightcc import _core, objects, ops
-from lightcc.common.process_sets import ProcessSet, global_process_set
-from lightcc.wrapper_arguments import knob
+from lightcc.core import lib, objects, ops
+from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.core.wrapper_arguments import knob
 
 _SHOWN = 10  # parameters, and ranks of each, that an error names
 
@@ -40,7 +40,7 @@ class Exchanges:
     def due(self) -> int:
         """To be called at each: its number, if weights are to be compared now, else 0. A new epoch counts anew, as
         there are ranks that have made none, and so does the end of a join, as ranks that had joined made fewer."""
-        era = _core.epoch, _core.joins
+        era = lib.epoch, lib.joins
         if era != self._era:
             self._era, self._count = era, 0
         self._count += 1
@@ -50,7 +50,7 @@ class Exchanges:
 
 def asked() -> bool:
     """Whether HOROVOD_CHECK_WEIGHTS is set; before init, on this rank."""
-    if _core.initialized():
+    if lib.initialized():
         return knob("HOROVOD_CHECK_WEIGHTS") != "0"
     return os.environ.get("HOROVOD_CHECK_WEIGHTS", "0") not in ("", "0")
 
@@ -82,7 +82,7 @@ def compare(digests: Mapping[str, int], when: str, process_set: ProcessSet = glo
     if of_ranks == of_ranks[:8] * (len(of_ranks) // 8):
         return
     mine = {key: (digest, (labels or {}).get(key, key)) for key, digest in digests.items()}
-    raise RuntimeError(_difference(dict(objects.allgather_object((_core.rank(), mine), "check_weights.each",
+    raise RuntimeError(_difference(dict(objects.allgather_object((lib.rank(), mine), "check_weights.each",
                                                                  process_set)), when))
 
 

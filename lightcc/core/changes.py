@@ -6,7 +6,7 @@ tensor through .data, .numpy() or a kernel that does not count.
 """
 from typing import Any, Dict, Optional, Tuple
 
-from lightcc import _core
+from lightcc.core import lib
 
 Watched = Tuple[str, Optional[str], Any]  # an operation, the name that it was given, and the counts of its tensors
 _counted: Dict[type, bool] = {list: True}  # whether tensors of this type have a count
@@ -35,7 +35,7 @@ def changed(watched: Watched) -> RuntimeError:
     operation, name, _ = watched
     what = f"{operation} of {'a tensor' if name is None else f'tensor {name!r}'}"
     return ended_by_change(
-        what, f"{what}: the tensor was changed on rank {_core.rank()} after the operation had begun and before "
+        what, f"{what}: the tensor was changed on rank {lib.rank()} after the operation had begun and before "
         "synchronize() of its handle. It may have been sent before or after the change, or half of it, so the job is "
         "ended on all ranks. Call synchronize(handle) first, or give the operation a clone().")
 
@@ -43,6 +43,6 @@ def changed(watched: Watched) -> RuntimeError:
 def ended_by_change(what: str, text: str) -> RuntimeError:
     """The error of the rank that has changed what was in flight. The others, which must not go on with such numbers,
     hear of it as of a rank that has failed."""
-    _core.abort(f"rank {_core.rank()} has changed what it was sending ({what}), so the numbers are wrong; its own "
+    lib.abort(f"rank {lib.rank()} has changed what it was sending ({what}), so the numbers are wrong; its own "
                 "error says what to do")
     return RuntimeError(text)

@@ -1,7 +1,7 @@
 """What this version of lightcc is built with, and which kind of launcher has started this process. Needs no library."""
 import os
 
-from lightcc.common import nccl_library
+from lightcc.core import nccl_library
 
 CUDA_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "liblightcc_cuda.so")
 

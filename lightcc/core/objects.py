@@ -4,8 +4,8 @@ import pickle
 import struct
 from typing import Any, List, Optional, Tuple
 
-from lightcc import _core, ops
-from lightcc.common.process_sets import ProcessSet, global_process_set
+from lightcc.core import lib, ops
+from lightcc.core.process_sets import ProcessSet, global_process_set
 
 _LENGTH = struct.Struct("<q")
 
@@ -29,7 +29,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
     {'epoch': 0}
     """
     name = name or "broadcast_object"
-    is_root = _core.rank() == root_rank
+    is_root = lib.rank() == root_rank
     data, failure = _dumps(obj) if is_root else (bytearray(), None)
     length = bytearray(_LENGTH.pack(len(data)))
     ops.broadcast_(length, root_rank, name + ".sz", process_set)
@@ -67,7 +67,7 @@ def _dumps(obj: Any) -> Tuple[bytearray, Optional[Exception]]:
     try:
         return bytearray(cloudpickle.dumps(obj)), None
     except Exception as error:  # whatever an object's own methods raise
-        return bytearray(pickle.dumps(_Unpicklable(_core.rank(), error))), error
+        return bytearray(pickle.dumps(_Unpicklable(lib.rank(), error))), error
 
 
 def _expect(call: str, objects: List[Any]) -> List[Any]:

@@ -13,9 +13,9 @@ import weakref
 from collections import deque
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from lightcc import _core, ops
-from lightcc.common import process_sets as sets
-from lightcc.common.process_sets import ProcessSet
+from lightcc.core import lib, ops
+from lightcc.core import process_sets as sets
+from lightcc.core.process_sets import ProcessSet
 
 
 class Known(NamedTuple):
@@ -127,7 +127,7 @@ def _make_groups(ranks: Dict[int, List[int]]) -> None:
     left out."""
     ids = range(1, max(ranks, default=0) + 1)
     for group in ids:
-        _core.add_group(ranks.get(group, [0]))
+        lib.add_group(ranks.get(group, [0]))
     for group in ids:
         if group not in ranks:
-            _core.remove_group(group)
+            lib.remove_group(group)

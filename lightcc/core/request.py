@@ -8,17 +8,17 @@ import struct
 from array import array
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
-from lightcc import _core
-from lightcc.adapter import adapter_of, expect_one_device
-from lightcc.changes import Watched, changed, counts_of
-from lightcc.common.exceptions import HorovodInternalError
-from lightcc.common.process_sets import ProcessSet, not_registered
-from lightcc.request_buffer import RequestBuffer, call
+from lightcc.core import lib
+from lightcc.core.adapter import adapter_of, expect_one_device
+from lightcc.core.changes import Watched, changed, counts_of
+from lightcc.core.exceptions import HorovodInternalError
+from lightcc.core.process_sets import ProcessSet, not_registered
+from lightcc.core.request_buffer import RequestBuffer, call
 
 # handle: (what must live until it is done, the result, or a function that makes the result, whether the former is
 # watched, too)
 _pending: Dict[int, Tuple[Any, Any, Optional[Callable[[int], Any]], Optional[Watched]]] = {}
-_places: Dict[int, _core.Place] = {}  # by handle: of a request of a GPU, and which stream goes on behind its outputs
+_places: Dict[int, lib.Place] = {}  # by handle: of a request of a GPU, and which stream goes on behind its outputs
 # What requests point at, made once: the address of a name or a shape, and who owns the memory there.
 _names: Dict[str, Tuple[int, Any]] = {}
 _shapes: Dict[Tuple[int, ...], Tuple[int, Any]] = {}
@@ -36,7 +36,7 @@ def poll(handle: int) -> bool:
     """
     try:
         if handle >> 63 == 0:  # else ctypes would cut it to 64 bits
-            done = _core.poll(handle)
+            done = lib.poll(handle)
             if done:
                 _end_watch(handle)
             return done
@@ -86,7 +86,7 @@ def unregister(handle: int) -> bool:
 def release_all() -> None:
     """At the end of the epoch, which ends every operation: releases the handles that were not synchronized."""
     for handle in _pending:
-        _core.release(handle)
+        lib.release(handle)
     _pending.clear()
     _places.clear()
 
@@ -106,7 +106,7 @@ def new_set() -> int:
 def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, prescale=1.0, postscale=1.0, root=0,
            splits=None, rows=None, codec=0) -> int:
     """Submits one tensor. output: a tensor, or None for memory of the core. rows: how much of dimension 0 is sent.
-    codec: the id of a lightcc.codec.Codec."""
+    codec: the id of a lightcc.compress.codec.Codec."""
     address, dtype, shape, place = adapter.describe(tensor)
     if not shape and kind in _NEED_ROWS:
         raise _scalar(kind, name)
@@ -120,19 +120,19 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
         raise ValueError(f"broadcast of {name or 'a tensor'}: root rank {root} is not in {process_set}.")
     kept_name = _name_of(name)
     try:  # a plain call, not _send: this is the hot path
-        handle = call(_core.submit, 1, kind, flags, group, kept_name[0], op, root, float(prescale), float(postscale),
+        handle = call(lib.submit, 1, kind, flags, group, kept_name[0], op, root, float(prescale), float(postscale),
                       0 if splits is None else ctypes.addressof(splits), address,
                       0 if output is None else adapter.address(output), kept_shape[0], dtype, len(shape), codec, 0,
                       place)
     except KeyboardInterrupt:
-        _core.interrupted()
+        lib.interrupted()
         raise
     except struct.error:
         raise _not_an_op(op) from None
     except OverflowError:
         raise _not_a_factor(prescale, postscale) from None
     if handle < 0:
-        raise _core.error(-handle)
+        raise lib.error(-handle)
     if place is not None:
         _keep_place(handle, place)
     return handle
@@ -140,10 +140,10 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
 
 def prepare(kind: int, address: int, dtype: int, shape: Sequence[int], name: str, process_set: ProcessSet, op: int,
             prescale: float, postscale: float, codec: int = 0, set_: int = 0,
-            place: Optional[_core.Place] = None, flags: int = 0) -> int:
+            place: Optional[lib.Place] = None, flags: int = 0) -> int:
     """A request of one tensor in place, for _core.start, which keeps its stream. set_: of a new_set(), or 0."""
     kept_name, kept_shape = _name_of(name), _shape_of(shape)
-    return _core.check(call(_core.prepare, 1, kind, flags, id_of(process_set), kept_name[0], op, 0, prescale, postscale,
+    return lib.check(call(lib.prepare, 1, kind, flags, id_of(process_set), kept_name[0], op, 0, prescale, postscale,
                             0, address, address, kept_shape[0], dtype, len(shape), codec, set_, place))
 
 
@@ -169,7 +169,7 @@ def submit_pack(kind: int, pack: Pack, name: Optional[str], process_set: Process
     try:
         pack.buffer.set_request(kind, flags, id_of(process_set), kept_name[0], op, 0, float(prescale), float(postscale),
                                 codec=codec, set_=set_)
-        return _send(_core.submit, pack.buffer.address)
+        return _send(lib.submit, pack.buffer.address)
     except struct.error:
         raise _not_an_op(op) from None
     except OverflowError:
@@ -192,27 +192,27 @@ def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale
     return handle
 
 
-def submit_barrier(process_set: ProcessSet, flags: int = _core.BLOCK, name: Optional[str] = None) -> int:
+def submit_barrier(process_set: ProcessSet, flags: int = lib.BLOCK, name: Optional[str] = None) -> int:
     """Submits a barrier; BLOCK in flags: the calling thread drives it."""
     kept_name = _name_of(name)
-    return _send(call, _core.submit, 0, _core.BARRIER, flags, id_of(process_set), kept_name[0])
+    return _send(call, lib.submit, 0, lib.BARRIER, flags, id_of(process_set), kept_name[0])
 
 
 def submit_join() -> int:
     """Submits a join."""
-    return _send(_core.join)
+    return _send(lib.join)
 
 
-def _keep_place(handle: int, place: _core.Place) -> None:
+def _keep_place(handle: int, place: lib.Place) -> None:
     if handle:  # else it is done, and the stream that the caller works on is still this one
         _places[handle] = place
 
 
 def _send(function, *arguments) -> int:
     try:
-        return _core.check(function(*arguments))
+        return lib.check(function(*arguments))
     except KeyboardInterrupt:
-        _core.interrupted()
+        lib.interrupted()
         raise
 
 
@@ -252,12 +252,12 @@ def id_of(process_set: ProcessSet) -> int:
     return group
 
 
-_NEED_ROWS = {_core.ALLGATHER: "allgather", _core.ALLTOALL: "alltoall", _core.REDUCESCATTER: "reducescatter"}
+_NEED_ROWS = {lib.ALLGATHER: "allgather", lib.ALLTOALL: "alltoall", lib.REDUCESCATTER: "reducescatter"}
 
 
 def _scalar(kind: int, name: Optional[str]) -> Exception:
     text = f"{_NEED_ROWS[kind]} of {name or 'a tensor'}: it has no dimension 0; reshape it to [1]."
-    return HorovodInternalError(text) if kind == _core.ALLGATHER else ValueError(text)  # as Horovod has it
+    return HorovodInternalError(text) if kind == lib.ALLGATHER else ValueError(text)  # as Horovod has it
 
 
 def _name_of(name: Optional[str]) -> Tuple[int, Any]:
@@ -302,16 +302,16 @@ def register(handle: int, keep_alive, result, finish=None, operation: str = "", 
 
 def _result(handle: int, result, finish):
     if finish is None and handle not in _places:
-        _core.finish(handle)
+        lib.finish(handle)
         return result
     try:
-        status = _core.wait(handle)
+        status = lib.wait(handle)
         if status:
-            raise _core.failure(status)
+            raise lib.failure(status)
         order(handle)
         return result if finish is None else finish(handle)
     finally:
-        _core.release(handle)
+        lib.release(handle)
         _places.pop(handle, None)
 
 
@@ -322,7 +322,7 @@ def order(handle: int) -> None:
     if place is not None:
         now = place.now()
         if now.stream != place.stream:
-            _core.order(handle, now)
+            lib.order(handle, now)
 
 
 def adopt(adapter, tensor):

@@ -12,9 +12,9 @@ import ctypes
 from array import array
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from lightcc import _core, objects
-from lightcc.codec import Codec
-from lightcc.common.process_sets import ProcessSet
+from lightcc.compress.codec import Codec
+from lightcc.core import lib, objects
+from lightcc.core.process_sets import ProcessSet
 
 Place = Tuple[int, str, int]  # where the core has a tensor: process set, request's name, index in the request
 Saved = Dict[str, Any]
@@ -35,7 +35,7 @@ def read(codec: Codec, names: Mapping[Place, str], rank: int, size: int) -> Opti
         for piece in tensor["pieces"]:
             for part in range((2 if tensor["velocity"] else 1) if piece["count"] else 0):
                 values = array("f", bytes(4 * piece["count"]))
-                _core.copy_residual(False, values.buffer_info()[0], place[1], codec=codec.id, group=place[0],
+                lib.copy_residual(False, values.buffer_info()[0], place[1], codec=codec.id, group=place[0],
                                     tensor=place[2], part=part, node=tensor["node"], elements=tensor["elements"],
                                     first=piece["first"], count=piece["count"])
                 pieces.append({"node": tensor["node"], "part": part, "first": piece["first"], "values": values})
@@ -84,7 +84,7 @@ def write(codec: Codec, places: Mapping[str, Tuple[Place, int]], saved: Saved) -
         for piece in tensor["pieces"] or [no_piece]:
             values = memoryview(piece["values"])
             count = 0 if piece is no_piece else values.nbytes // 4
-            _core.copy_residual(True, ctypes.addressof(ctypes.c_char.from_buffer(values)), place[1], codec=codec.id,
+            lib.copy_residual(True, ctypes.addressof(ctypes.c_char.from_buffer(values)), place[1], codec=codec.id,
                                 group=place[0], tensor=place[2], part=piece["part"], node=piece["node"],
                                 elements=elements, steps=tensor["steps"], first=piece["first"], count=count)
     return unknown

@@ -20,12 +20,11 @@ The examples stand on their own after `import lightcc.numpy as hvd, numpy as np;
 from operator import index
 from typing import Optional
 
-from lightcc import _core
-from lightcc.adapter import adapter_of
-from lightcc.common.exceptions import HorovodInternalError
-from lightcc.common.process_sets import global_process_set
-from lightcc.common.util import get_average_backwards_compatibility_fun
-from lightcc.request import (
+from lightcc.core import lib
+from lightcc.core.adapter import adapter_of
+from lightcc.core.exceptions import HorovodInternalError
+from lightcc.core.process_sets import global_process_set
+from lightcc.core.request import (
     adopt,
     adopt_list,
     complete,
@@ -39,7 +38,8 @@ from lightcc.request import (
     submit_list,
     synchronize,
 )
-from lightcc.splits import pack
+from lightcc.core.splits import pack
+from lightcc.core.util import get_average_backwards_compatibility_fun
 
 __all__ = [
     "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
@@ -63,7 +63,7 @@ handle_average_backwards_compatibility = get_average_backwards_compatibility_fun
 def reduce_op(op: Optional[int], average: Optional[bool] = None) -> int:
     """The reduce operation that a call asks for: `op`, or the deprecated `average`, or Average."""
     if op is None and average is None:
-        return _core.AVERAGE
+        return lib.AVERAGE
     return handle_average_backwards_compatibility(op, average)
 
 
@@ -91,7 +91,7 @@ def allreduce(tensor, average=None, name=None, op=None, prescale_factor=1.0, pos
     """
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
-    return complete(submit(_core.ALLREDUCE, adapter, tensor, output, name, process_set, _core.BLOCK,
+    return complete(submit(lib.ALLREDUCE, adapter, tensor, output, name, process_set, lib.BLOCK,
                            reduce_op(op, average), prescale_factor, postscale_factor), output)
 
 
@@ -102,7 +102,7 @@ def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, po
     >>> x = np.ones(3); hvd.allreduce_(x) is x
     True
     """
-    return complete(submit(_core.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, _core.BLOCK,
+    return complete(submit(lib.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, lib.BLOCK,
                            reduce_op(op, average), prescale_factor, postscale_factor), tensor)
 
 
@@ -115,7 +115,7 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
     """
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
-    return register(submit(_core.ALLREDUCE, adapter, tensor, output, name, process_set, 0, reduce_op(op, average),
+    return register(submit(lib.ALLREDUCE, adapter, tensor, output, name, process_set, 0, reduce_op(op, average),
                            prescale_factor, postscale_factor), tensor, output, None, "allreduce", name)
 
 
@@ -126,7 +126,7 @@ def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1
     >>> x = np.ones(2); hvd.synchronize(hvd.allreduce_async_(x)) is x
     True
     """
-    return register(submit(_core.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, 0,
+    return register(submit(lib.ALLREDUCE, adapter_of(tensor), tensor, tensor, name, process_set, 0,
                            reduce_op(op, average), prescale_factor, postscale_factor), tensor, tensor, None,
                     "allreduce", name)
 
@@ -139,7 +139,7 @@ def grouped_allreduce(tensors, average=None, name=None, op=None, prescale_factor
     [array([1.]), array([1., 1.])]
     """
     outputs = new_list(tensors)
-    return complete(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, _core.BLOCK,
+    return complete(submit_list(lib.ALLREDUCE, tensors, outputs, name, process_set, lib.BLOCK,
                                 reduce_op(op, average), prescale_factor, postscale_factor), outputs)
 
 
@@ -150,7 +150,7 @@ def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_facto
     >>> x = np.ones(2); hvd.grouped_allreduce_([x])[0] is x
     True
     """
-    return complete(submit_list(_core.ALLREDUCE, tensors, tensors, name, process_set, _core.BLOCK,
+    return complete(submit_list(lib.ALLREDUCE, tensors, tensors, name, process_set, lib.BLOCK,
                                 reduce_op(op, average), prescale_factor, postscale_factor), list(tensors))
 
 
@@ -162,7 +162,7 @@ def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_
     [array([1., 1.])]
     """
     outputs = new_list(tensors)
-    return register(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, 0, reduce_op(op, average),
+    return register(submit_list(lib.ALLREDUCE, tensors, outputs, name, process_set, 0, reduce_op(op, average),
                                 prescale_factor, postscale_factor), list(tensors), outputs, None, "grouped allreduce",
                     name)
 
@@ -174,7 +174,7 @@ def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale
     >>> x = np.ones(2); hvd.synchronize(hvd.grouped_allreduce_async_([x]))[0] is x
     True
     """
-    return register(submit_list(_core.ALLREDUCE, tensors, tensors, name, process_set, 0, reduce_op(op, average),
+    return register(submit_list(lib.ALLREDUCE, tensors, tensors, name, process_set, 0, reduce_op(op, average),
                                 prescale_factor, postscale_factor), list(tensors), list(tensors), None,
                     "grouped allreduce", name)
 
@@ -190,7 +190,7 @@ def allgather(tensor, name=None, process_set=global_process_set):
     True
     """
     adapter = adapter_of(tensor)
-    return complete(submit(_core.ALLGATHER, adapter, tensor, None, name, process_set, _core.BLOCK), None,
+    return complete(submit(lib.ALLGATHER, adapter, tensor, None, name, process_set, lib.BLOCK), None,
                     adopt(adapter, tensor))
 
 
@@ -201,7 +201,7 @@ def allgather_async(tensor, name=None, process_set=global_process_set):
     True
     """
     adapter = adapter_of(tensor)
-    return register(submit(_core.ALLGATHER, adapter, tensor, None, name, process_set, 0), tensor, None,
+    return register(submit(lib.ALLGATHER, adapter, tensor, None, name, process_set, 0), tensor, None,
                     adopt(adapter, tensor), "allgather", name)
 
 
@@ -211,7 +211,7 @@ def grouped_allgather(tensors, name=None, process_set=global_process_set):
     >>> len(hvd.grouped_allgather([np.ones(1), np.ones((2, 2))]))
     2
     """
-    return complete(submit_list(_core.ALLGATHER, tensors, None, name, process_set, _core.BLOCK), None,
+    return complete(submit_list(lib.ALLGATHER, tensors, None, name, process_set, lib.BLOCK), None,
                     adopt_list(tensors))
 
 
@@ -221,7 +221,7 @@ def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
     >>> len(hvd.synchronize(hvd.grouped_allgather_async([np.ones(1)])))
     1
     """
-    return register(submit_list(_core.ALLGATHER, tensors, None, name, process_set, 0), list(tensors), None,
+    return register(submit_list(lib.ALLGATHER, tensors, None, name, process_set, 0), list(tensors), None,
                     adopt_list(list(tensors)), "grouped allgather", name)
 
 
@@ -237,7 +237,7 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
     """
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
-    return complete(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, _core.BLOCK,
+    return complete(submit(lib.BROADCAST, adapter, tensor, output, name, process_set, lib.BLOCK,
                            root=index(root_rank)), output)
 
 
@@ -247,7 +247,7 @@ def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
     >>> x = np.full(2, hvd.rank()); hvd.broadcast_(x, root_rank=0) is x
     True
     """
-    return complete(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, _core.BLOCK,
+    return complete(submit(lib.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, lib.BLOCK,
                            root=index(root_rank)), tensor)
 
 
@@ -259,7 +259,7 @@ def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set
     """
     adapter = adapter_of(tensor)
     output = adapter.empty_like(tensor)
-    return register(submit(_core.BROADCAST, adapter, tensor, output, name, process_set, 0, root=index(root_rank)),
+    return register(submit(lib.BROADCAST, adapter, tensor, output, name, process_set, 0, root=index(root_rank)),
                     tensor, output, None, "broadcast", name)
 
 
@@ -269,7 +269,7 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_se
     >>> x = np.full(2, hvd.rank()); hvd.synchronize(hvd.broadcast_async_(x, root_rank=0)) is x
     True
     """
-    return register(submit(_core.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, 0,
+    return register(submit(lib.BROADCAST, adapter_of(tensor), tensor, tensor, name, process_set, 0,
                            root=index(root_rank)), tensor, tensor, None, "broadcast", name)
 
 
@@ -285,7 +285,7 @@ def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
     >>> hvd.alltoall(np.arange(hvd.size())).tolist() == [hvd.rank()] * hvd.size()
     True
     """
-    submitted = _alltoall(tensor, splits, name, process_set, _core.BLOCK)
+    submitted = _alltoall(tensor, splits, name, process_set, lib.BLOCK)
     output, received = complete(submitted[0], *submitted[1:])
     return output if splits is None else (output, received)
 
@@ -302,16 +302,16 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
 
 def _alltoall(tensor, splits, name, process_set, flags):
     adapter = adapter_of(tensor)
-    if not _core.initialized():
-        submit(_core.ALLTOALL, adapter, tensor, None, name, process_set, flags)  # raises, saying why
+    if not lib.initialized():
+        submit(lib.ALLTOALL, adapter, tensor, None, name, process_set, flags)  # raises, saying why
     id_of(process_set)
     packed, rows = pack(splits, tensor.shape, process_set.size() or 0, name)
-    handle = submit(_core.ALLTOALL, adapter, tensor, None, name, process_set, flags, splits=packed, rows=rows)
+    handle = submit(lib.ALLTOALL, adapter, tensor, None, name, process_set, flags, splits=packed, rows=rows)
     group = process_set.process_set_id
 
     def finish(handle):
         output = adapter.output(handle, 0, tensor)
-        return output, adapter.vector(_core.received_splits(handle, 0, group), splits)
+        return output, adapter.vector(lib.received_splits(handle, 0, group), splits)
     return handle, None, finish
 
 
@@ -328,7 +328,7 @@ def reducescatter(tensor, name=None, op=Average, process_set=global_process_set,
     array([1.])
     """
     adapter = adapter_of(tensor)
-    return complete(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, _core.BLOCK, _scatter_op(op),
+    return complete(submit(lib.REDUCESCATTER, adapter, tensor, None, name, process_set, lib.BLOCK, _scatter_op(op),
                            prescale_factor, postscale_factor), None, adopt(adapter, tensor))
 
 
@@ -340,7 +340,7 @@ def reducescatter_async(tensor, name=None, op=Average, process_set=global_proces
     array([1.])
     """
     adapter = adapter_of(tensor)
-    return register(submit(_core.REDUCESCATTER, adapter, tensor, None, name, process_set, 0, _scatter_op(op),
+    return register(submit(lib.REDUCESCATTER, adapter, tensor, None, name, process_set, 0, _scatter_op(op),
                            prescale_factor, postscale_factor), tensor, None, adopt(adapter, tensor),
                     "reducescatter", name)
 
@@ -352,7 +352,7 @@ def grouped_reducescatter(tensors, name=None, op=Average, process_set=global_pro
     >>> hvd.grouped_reducescatter([np.ones(hvd.size())])
     [array([1.])]
     """
-    return complete(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, _core.BLOCK, _scatter_op(op),
+    return complete(submit_list(lib.REDUCESCATTER, tensors, None, name, process_set, lib.BLOCK, _scatter_op(op),
                                 prescale_factor, postscale_factor), None, adopt_list(tensors))
 
 
@@ -363,7 +363,7 @@ def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=glob
     >>> hvd.synchronize(hvd.grouped_reducescatter_async([np.ones(hvd.size())]))
     [array([1.])]
     """
-    return register(submit_list(_core.REDUCESCATTER, tensors, None, name, process_set, 0, _scatter_op(op),
+    return register(submit_list(lib.REDUCESCATTER, tensors, None, name, process_set, 0, _scatter_op(op),
                                 prescale_factor, postscale_factor), list(tensors), None, adopt_list(list(tensors)),
                     "grouped reducescatter", name)
 
@@ -398,4 +398,4 @@ def join(device=-1) -> int:
     >>> hvd.join() in range(hvd.size())
     True
     """
-    return complete(submit_join(), None, _core.last_joined)
+    return complete(submit_join(), None, lib.last_joined)

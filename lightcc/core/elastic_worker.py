@@ -11,9 +11,9 @@ import threading
 import traceback
 from typing import Any, Callable, Optional
 
-from lightcc import _core
-from lightcc.common.exceptions import HorovodInternalError
-from lightcc.elastic.messages import VARIABLE, Unpacker, pack
+from lightcc.core import lib
+from lightcc.core.elastic_messages import VARIABLE, Unpacker, pack
+from lightcc.core.exceptions import HorovodInternalError
 
 _READ_BYTES = 1 << 16
 _TRIES = 3  # epochs in a row that could not be met for without somebody's end
@@ -111,7 +111,7 @@ class Connection:
             except HorovodInternalError as error:
                 if self._cancelled >= place["epoch"]:
                     continue
-                if error.status == _core.TIMEOUT:
+                if error.status == lib.TIMEOUT:
                     self._send("timed_out", epoch=place["epoch"], apart=str(error).startswith(_NO_RANK_0))
                 if last:
                     raise
@@ -134,11 +134,11 @@ class Connection:
         if self._cancelled >= place["epoch"]:  # before we knew of it; from then on the core is told
             raise HorovodInternalError("init: the epoch was cancelled")
         if place["rank"] == 0:
-            where = _core.open_meeting()
+            where = lib.open_meeting()
             self._send("meeting", epoch=place["epoch"], where=where)
         else:
             where = self._meeting(place["epoch"])
-        _core.init_at(place["rank"], place["size"], place["job"], place["secret"], where)
+        lib.init_at(place["rank"], place["size"], place["job"], place["secret"], where)
 
     def _meeting(self, epoch: int) -> str:
         """Where rank 0 of the epoch waits."""
@@ -196,4 +196,4 @@ class Connection:
                 if what == "cancel":
                     self._cancelled = message["epoch"]
             if job:
-                _core.cancel_init(job, message["cause"])
+                lib.cancel_init(job, message["cause"])

@@ -5,10 +5,10 @@ import uuid
 import weakref
 from typing import Any, Dict, Iterable, Optional, Sequence
 
-from lightcc import _core
-from lightcc.adapter import adapter_of
-from lightcc.compression import CoreCompressor, some
-from lightcc.request import complete, new_list, submit_list
+from lightcc.compress.compressors import CoreCompressor, some
+from lightcc.core import lib
+from lightcc.core.adapter import adapter_of
+from lightcc.core.request import complete, new_list, submit_list
 
 
 class Codec:
@@ -19,16 +19,16 @@ class Codec:
 
     def __init__(self, compression: CoreCompressor, name: Optional[str] = None):
         self.name = name or uuid.uuid4().hex
-        self.id = _core.register_codec(compression.kind, compression.width, compression.warmup_steps,
+        self.id = lib.register_codec(compression.kind, compression.width, compression.warmup_steps,
                                        compression.ratio, compression.momentum, self.name)
         self._dense: Dict[str, str] = {}  # by name, of what the core did not hear of: why it went dense
-        self.release = weakref.finalize(self, _core.release_codec, self.id)
+        self.release = weakref.finalize(self, lib.release_codec, self.id)
         self.release.atexit = False
         _alive.add(self)
 
     def state(self) -> Dict[str, Any]:
         """lightcc_codec_state of csrc/api/lightcc.h."""
-        state = json.loads(_core.codec_state(self.id))
+        state = json.loads(lib.codec_state(self.id))
         return {**state, "dense": state["dense"] or some(self._dense.values())}
 
     def note(self, name: str, why_dense: str) -> None:
@@ -45,7 +45,7 @@ _alive: "weakref.WeakSet[Codec]" = weakref.WeakSet()
 def codec_of(compression: CoreCompressor) -> Codec:
     """The codec of a compressor by itself, for allreduces with it.
 
-    >>> from lightcc.compression import TopK
+    >>> from lightcc.compress.compressors import TopK
     >>> compression = TopK(); codec_of(compression) is codec_of(compression)
     True
     """
@@ -61,13 +61,13 @@ def allreduce(tensors: Sequence[Any], compression: CoreCompressor, name, op, pre
     Errors: ValueError without a name, by which what is left behind is found again, and for an op other than Average and
     Sum.
 
-    >>> from lightcc.compression import TopK
+    >>> from lightcc.compress.compressors import TopK
     >>> allreduce([np.ones(1)], TopK(), "small", hvd.Average, 1.0, 1.0, hvd.global_process_set)
     [array([1.])]
     """
     reduction = reduction_of(tensors, compression, name, op, prescale, postscale)
     outputs = new_list(tensors)
-    return complete(submit_list(_core.ALLREDUCE, tensors, outputs, name, process_set, _core.BLOCK, **reduction),
+    return complete(submit_list(lib.ALLREDUCE, tensors, outputs, name, process_set, lib.BLOCK, **reduction),
                     outputs)
 
 
@@ -75,14 +75,14 @@ def reduction_of(tensors: Sequence[Any], compression: CoreCompressor, name: Any,
                  postscale: float) -> Dict[str, Any]:
     """op, prescale, postscale and codec of a request for these tensors. Errors as of allreduce.
 
-    >>> from lightcc.compression import TopK
+    >>> from lightcc.compress.compressors import TopK
     >>> reduction_of([np.ones(1)], TopK(), "small", hvd.Average, 1.0, 1.0)
     {'op': 0, 'prescale': 1.0, 'postscale': 1.0, 'codec': 0}
     """
     if name is None:
         raise ValueError(f"allreduce with {compression} needs a name, by which what is left behind of the tensor is "
                          "found again.")
-    if op not in (_core.AVERAGE, _core.SUM):
+    if op not in (lib.AVERAGE, lib.SUM):
         raise ValueError(f"allreduce of {name} with {compression}: op must be Average or Sum.")
     why = next(filter(None, (_why_dense(tensor, compression, name) for tensor in tensors)), "")
     codec_of(compression).note(str(name), why)
@@ -92,7 +92,7 @@ def reduction_of(tensors: Sequence[Any], compression: CoreCompressor, name: Any,
 def reduction(codec: int, compression: CoreCompressor, op: int, prescale: float, postscale: float) -> Dict[str, Any]:
     """op, prescale, postscale and codec of a request, which is compressed in units without the loss scale.
 
-    >>> from lightcc.compression import TopK
+    >>> from lightcc.compress.compressors import TopK
     >>> compression = TopK(); compression.loss_scale = 8.0; reduction(1, compression, hvd.Average, 2.0, 1.0)
     {'op': 0, 'prescale': 0.25, 'postscale': 8.0, 'codec': 1}
     """
@@ -102,7 +102,7 @@ def reduction(codec: int, compression: CoreCompressor, op: int, prescale: float,
 
 def _why_dense(tensor: Any, compression: CoreCompressor, name: str) -> str:
     _, dtype, shape, _ = adapter_of(tensor).describe(tensor)
-    return compression.why_dense(str(name), shape, _core.DTYPES[dtype], tensor)
+    return compression.why_dense(str(name), shape, lib.DTYPES[dtype], tensor)
 
 
 # Statistics

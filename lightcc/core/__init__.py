@@ -1,0 +1,1 @@
+"""What all frameworks share: the library in C, its operations, process sets and elastic state. Knows no framework."""
