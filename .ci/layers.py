@@ -1,5 +1,5 @@
-"""Checks who may know whom (docs/design.md): C++ includes, Python imports and that they form no circle; who reads the
-environment; and that HARP's data passes no mutex.
+"""Checks who may know whom (docs/design.md): C++ includes, Python imports, late ones too, and that they form no
+circle; who reads the environment; and that HARP's data passes no mutex.
 
 Prints one line per offence and exits 1 if there is any. With an argument, checks the tree at that path.
 """
@@ -7,6 +7,7 @@ import ast
 import re
 import sys
 from pathlib import Path
+from typing import Tuple
 
 # A layer may include itself and these.
 MAY_INCLUDE = {
@@ -48,13 +49,44 @@ HARP_MAY_READ_ENVIRONMENT = "harp_plugin/api/config.cc"
 HARP_MAY_LOCK = ("harp_plugin/api/", "harp_plugin/engine/control.", "harp_plugin/port/mem.cc", "harp_plugin/tools/")
 MAY_READ_ENVIRONMENT = ("csrc/base/config.cc", "csrc/net/bootstrap/world.cc", "csrc/api/")
 
+# A part of the Python package, which is a folder of lightcc or a module beside them, may import itself and these.
+# Fronts stand on core and compress, each on its own framework; lightccrun and run() on launch and elastic.
+MAY_USE = {
+    "core": set(),
+    "compress": {"core"},
+    "launch": {"core", "_version"},
+    "elastic": {"core", "launch"},
+    "numpy": {"core"},
+    "torch": {"core", "compress", "_torch_backend"},
+    "_torch_backend": {"torch"},  # where PyTorch looks for backends, before it is asked for one
+    "tensorflow": {"core", "compress"},
+    "tensorflow.elastic": {"core", "tensorflow", "_keras"},
+    "_keras": {"core", "compress", "numpy", "torch", "tensorflow"},
+    "tensorflow.keras": {"core", "compress", "_keras", "tensorflow", "tensorflow.elastic"},
+    "keras": {"core", "compress", "_keras", "torch", "tensorflow", "tensorflow.elastic"},
+    "explain": {"core"},
+    "data": {"core"},
+    "common": {"core"},
+    "runner": {"core", "launch", "elastic", "as_horovod", "_version"},
+    "as_horovod": {"launch", "install_as_horovod"},
+    "install_as_horovod": {"as_horovod", "_version"},
+    "horovod_path": {"as_horovod", "__init__"},
+    "__main__": {"runner"},
+    "__init__": {"core", "runner", "_version"},
+    "_version": set(),
+}
+# Horovod's one DistributedOptimizer takes TensorFlow's own optimizers and Keras's.
+MAY_IMPORT_LATE = {("lightcc/tensorflow/optimizer.py", "tensorflow.keras")}
+# Horovod's names: what stands here is imported from elsewhere, and nothing is defined.
+FRONTS = ("lightcc/common/", "lightcc/runner/elastic/")
+
 # A framework is imported inside these parts of the Python package only.
 MAY_IMPORT = {
     "torch": {"torch"},
     "tensorflow": {"tensorflow", "_keras", "keras"},
     "keras": {"tensorflow", "_keras", "keras"},
 }
-MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/runner/nccl_plugin.py")
+MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/launch/nccl_plugin.py")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 GETENV = re.compile(r"\b(secure_getenv|getenv|environ)\b")
@@ -147,6 +179,45 @@ def python_offences(root: Path):
                 yield f"{name}:{node.lineno}: C is reached through {' and '.join(MAY_OPEN_LIBRARY)} only"
 
 
+def part_of(module: Tuple[str, ...]) -> str:
+    """The part of the Python package in which a module is, or a name of one; given as its path below lightcc."""
+    unknown = module[0] if len(module) > 1 else "__init__"
+    return next((part for part in (".".join(module[:2]), module[0]) if part in MAY_USE), unknown)
+
+
+def part_offences(root: Path):
+    package = root / "lightcc"
+    for path in sorted(package.rglob("*.py")):
+        name, own = path.relative_to(root).as_posix(), path.relative_to(package).with_suffix("").parts
+        part = part_of(own)
+        if part not in MAY_USE:
+            yield f"{name}: '{part}' is no part of the package; known: {', '.join(MAY_USE)}"
+            continue
+        tree = ast.parse(path.read_text(), name)
+        for node in ast.walk(tree):
+            for used in {part_of(target) for target in imported_from_lightcc(node)} - {part, *MAY_USE[part]}:
+                if (name, used) in MAY_IMPORT_LATE:
+                    continue
+                yield f"{name}:{node.lineno}: {part} may not import {used}"
+        if name.startswith(FRONTS):
+            for node in ast.walk(tree):
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                    yield f"{name}:{node.lineno}: {node.name} is defined among Horovod's names, which are imported"
+
+
+def imported_from_lightcc(node: ast.AST) -> list[Tuple[str, ...]]:
+    """The modules of lightcc that a statement imports, each as its path below lightcc."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names if alias.name.startswith("lightcc.")]
+    elif isinstance(node, ast.ImportFrom) and node.module == "lightcc":
+        names = [f"lightcc.{alias.name}" for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightcc."):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    else:
+        names = []
+    return [tuple(name.split(".")[1:]) for name in names]
+
+
 def imported_at_load(node: ast.AST) -> list[str]:
     """What a module imports as it is imported itself; functions import when they are called."""
     if isinstance(node, ast.Import):
@@ -180,7 +251,8 @@ def circle_offences(root: Path):
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
-    offences = [*cxx_offences(root), *harp_offences(root), *python_offences(root), *circle_offences(root)]
+    offences = [*cxx_offences(root), *harp_offences(root), *python_offences(root), *part_offences(root),
+                *circle_offences(root)]
     print("\n".join(offences) or "layers: clean")
     return 1 if offences else 0
 

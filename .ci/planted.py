@@ -124,12 +124,22 @@ def check_layers(tree: Path) -> None:
     expect_alarm("torch in the framework-free part", command, "torch may be imported in")
     module.write_text('import ctypes\n\nctypes.CDLL("_lightcc.so")\n')
     expect_alarm("a second way into C", command, "C is reached through")
-    module.write_text("from lightcc import planted_too\n")
-    other = tree / "lightcc" / "planted_too.py"
-    other.write_text("from lightcc.planted import __name__\n")
-    expect_alarm("two modules that import each other", command, "a circle of imports: lightcc.planted, ")
     module.unlink()
+    core = tree / "lightcc" / "core"
+    core.mkdir()
+    module, other = core / "planted.py", core / "planted_too.py"
+    module.write_text("from lightcc.core import planted_too\n")
+    other.write_text("from lightcc.core.planted import __name__\n")
+    expect_alarm("two modules that import each other", command, "a circle of imports: lightcc.core.planted, ")
     other.unlink()
+    module.write_text("def late():\n    from lightcc.launch import hosts\n    return hosts\n")
+    expect_alarm("a late import upwards", command, "core may not import launch")
+    module.unlink()
+    front = tree / "lightcc" / "common" / "util.py"
+    front.parent.mkdir()
+    front.write_text("def planted():\n    pass\n")
+    expect_alarm("a function among Horovod's names", command, "planted is defined among Horovod's names")
+    front.unlink()
 
 
 def check_harp_layers(tree: Path, command: list) -> None:

@@ -140,7 +140,7 @@ def install() -> None:
 
 def environment() -> dict[str, str]:
     """With this, every Python that is started does install()."""
-    from lightcc.runner.local import pythonpath_setting
+    from lightcc.launch.local import pythonpath_setting
 
     path = pythonpath_setting().get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     others = path.split(os.pathsep) if path else []  # an empty name among others means the working directory

@@ -14,7 +14,7 @@
 
 namespace lightcc {
 
-// Lines, of which lightcc/runner/inits.py is the other end. To the launcher: "begin NUMBER RANKS" ("all", or launched
+// Lines, of which lightcc/launch/inits.py is the other end. To the launcher: "begin NUMBER RANKS" ("all", or launched
 // ranks as "0,2"), then "formed NUMBER" or "left NUMBER". To the rank: "cancel NUMBER CAUSE".
 class LauncherChannel {
  public:

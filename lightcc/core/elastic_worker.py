@@ -51,7 +51,7 @@ def connection() -> "Connection":
 
 def _inherited(text: str) -> socket.socket:
     try:
-        return socket.socket(fileno=int(text.partition(":")[0]))  # behind it: its inode (lightcc/runner/local.py)
+        return socket.socket(fileno=int(text.partition(":")[0]))  # behind it: its inode (lightcc/launch/local.py)
     except (ValueError, OverflowError, OSError) as error:
         raise ValueError(f"init: {VARIABLE}={text}: expected the number of a socket that lightccrun has handed on "
                          f"({error}); unset it if this process is no worker of an elastic job") from None

@@ -5,8 +5,8 @@ import threading
 import time
 from typing import Callable, Optional
 
-from lightcc.runner.elastic.discovery import HostDiscovery
-from lightcc.runner.hosts import Host
+from lightcc.launch.discovery import HostDiscovery
+from lightcc.launch.hosts import Host
 
 PERIOD_S = 1.0
 RESOLVE_S = 10.0  # for the answer whether a host is this one; then it is taken for another

@@ -16,15 +16,15 @@ from lightcc.elastic.discovery_thread import DiscoveryThread
 from lightcc.elastic.limits import Limits
 from lightcc.elastic.membership import Membership
 from lightcc.elastic.worker_processes import WorkerProcesses
-from lightcc.runner import network
-from lightcc.runner.elastic.discovery import DiscoveryError, HostDiscovery
-from lightcc.runner.hosts import Place
-from lightcc.runner.local import Job, StartError, job_environment
-from lightcc.runner.messages import Ended, Failed, NotStarted, Output, Over, Remark, Said, Started, Threads
-from lightcc.runner.rank_outputs import RankOutputs, wait_for
-from lightcc.runner.remote import Event, Lost
-from lightcc.runner.supervise import LOST_CODE, Outcome, Signals, signals_as_bytes
-from lightcc.runner.termination import FAILURE_GRACE_S, TERM_GRACE_S, Cause, Termination, signal_name
+from lightcc.launch import network
+from lightcc.launch.discovery import DiscoveryError, HostDiscovery
+from lightcc.launch.hosts import Place
+from lightcc.launch.local import Job, StartError, job_environment
+from lightcc.launch.messages import Ended, Failed, NotStarted, Output, Over, Remark, Said, Started, Threads
+from lightcc.launch.rank_outputs import RankOutputs, wait_for
+from lightcc.launch.remote import Event, Lost
+from lightcc.launch.supervise import LOST_CODE, Outcome, Signals, signals_as_bytes
+from lightcc.launch.termination import FAILURE_GRACE_S, TERM_GRACE_S, Cause, Termination, signal_name
 
 WORKER_TIMEOUT_S = 30.0
 CHECK_S = 1.0  # how often workers are asked whether they live, and agents' silence is measured

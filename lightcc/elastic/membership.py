@@ -36,7 +36,7 @@ from lightcc.elastic.actions import (
     Worker,
 )
 from lightcc.elastic.limits import Limits
-from lightcc.runner.hosts import Host
+from lightcc.launch.hosts import Host
 
 FIRST_EPOCH_S = 600.0  # for the other workers' imports once one waits; --elastic-timeout if that is longer
 SAY_AFTER_S = 5.0      # that the job waits

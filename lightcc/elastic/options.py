@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from lightcc.elastic.limits import Limits
-from lightcc.runner import hosts
-from lightcc.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
+from lightcc.launch import hosts
+from lightcc.launch.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
 
 # What values may be: of a flag's text or of an argument. ValueError says what was expected.
 

@@ -2,8 +2,8 @@
 from typing import Any
 
 from lightcc.elastic.driver import ElasticOutcome
-from lightcc.runner import results
-from lightcc.runner.run_files import RunFiles
+from lightcc.launch import results
+from lightcc.launch.run_files import RunFiles
 
 
 def values(outcome: ElasticOutcome, count: int, run_files: RunFiles) -> list[Any]:

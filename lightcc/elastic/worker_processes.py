@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Callable, Optional, Union
 
-from lightcc.runner.host_ranks import HostRanks
-from lightcc.runner.hosts import Place
-from lightcc.runner.local import Job, Rank, StartError, rank_starter, with_threads
-from lightcc.runner.messages import NotStarted, Remark, Started
-from lightcc.runner.output import Sink
-from lightcc.runner.remote import END_S, Agent, Event, Lost, forwarded
-from lightcc.runner.result_transfer import PART_BYTES, ResultReceiver
-from lightcc.runner.run_files import read_chunks
+from lightcc.launch.host_ranks import HostRanks
+from lightcc.launch.hosts import Place
+from lightcc.launch.local import Job, Rank, StartError, rank_starter, with_threads
+from lightcc.launch.messages import NotStarted, Remark, Started
+from lightcc.launch.output import Sink
+from lightcc.launch.remote import END_S, Agent, Event, Lost, forwarded
+from lightcc.launch.result_transfer import PART_BYTES, ResultReceiver
+from lightcc.launch.run_files import read_chunks
 
 
 @dataclass

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 from lightcc.elastic.options import Options
-from lightcc.runner import hosts as _hosts
-from lightcc.runner import nesting, network, pickling, remote, results
-from lightcc.runner.local import Job, pythonpath_setting
-from lightcc.runner.run_files import RunFiles
-from lightcc.runner.supervise import supervise
+from lightcc.launch import hosts as _hosts
+from lightcc.launch import nesting, network, pickling, remote, results
+from lightcc.launch.local import Job, pythonpath_setting
+from lightcc.launch.run_files import RunFiles
+from lightcc.launch.supervise import supervise
 
 
 def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None,
@@ -108,7 +108,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     with RunFiles(place.rank for place in places) as run_files:
         with open(run_files.function, "wb", closefd=False) as file:
             pickling.write(file, func, args, kwargs)
-        job = Job(places, lambda rank: [executable or sys.executable, "-m", "lightcc.runner.task"], run_files=run_files,
+        job = Job(places, lambda rank: [executable or sys.executable, "-m", "lightcc.launch.task"], run_files=run_files,
                   settings=settings, output_dir=output_filename, verbose=bool(verbose), agent_command=agent_command,
                   start_timeout_s=timeout_s)
         outputs = _descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2)

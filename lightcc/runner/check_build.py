@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Iterable
 
 from lightcc._version import __version__
-from lightcc.runner import nccl_plugin
+from lightcc.launch import nccl_plugin
 
 FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"), ("NumPy", "numpy"))
 

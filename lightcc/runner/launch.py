@@ -15,12 +15,13 @@ from typing import Any, Callable, NoReturn, Optional
 from lightcc import as_horovod
 from lightcc._version import __version__
 from lightcc.elastic import command_line
-from lightcc.runner import flags, hosts, nccl_plugin, nesting, network, remote
-from lightcc.runner.elastic.discovery import DiscoveryError
-from lightcc.runner.local import Job, StartError
-from lightcc.runner.output import printable
-from lightcc.runner.supervise import Outcome, supervise
-from lightcc.runner.termination import exit_code
+from lightcc.launch import hosts, nccl_plugin, nesting, network, remote
+from lightcc.launch.discovery import DiscoveryError
+from lightcc.launch.local import Job, StartError
+from lightcc.launch.output import printable
+from lightcc.launch.supervise import Outcome, supervise
+from lightcc.launch.termination import exit_code
+from lightcc.runner import flags
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -23,13 +23,19 @@ from lightcc.core import lib
 from lightcc.core.basics import HorovodBasics
 from lightcc.core.exceptions import HorovodInternalError  # noqa: F401
 from lightcc.core.ops import ReduceOps, handle_average_backwards_compatibility  # noqa: F401
-from lightcc.core.process_sets import (
+from lightcc.core.process_sets import (  # noqa: F401
     ProcessSet,
+    add_process_set,
     global_process_set,
+    remove_process_set,
     require_registered,
 )
 from lightcc.core.request import encoded, id_of
-from lightcc.core.util import (
+from lightcc.core.util import (  # noqa: F401
+    check_installed_version,
+    get_average_backwards_compatibility_fun,
+    get_ext_suffix,
+    gpu_available,
     num_rank_is_power_2,
 )
 from lightcc.tensorflow._library import operations as MPI_LIB

@@ -6,7 +6,34 @@ differentiable (differentiable.py).
 from lightcc.core import lib
 from lightcc.core.basics import HorovodBasics
 from lightcc.core.exceptions import HorovodInternalError  # noqa: F401
+from lightcc.core.ops import (  # noqa: F401
+    allgather_async,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    barrier,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    handle_average_backwards_compatibility,
+    join,
+    poll,
+    reducescatter_async,
+    synchronize,
+)
 from lightcc.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
+from lightcc.core.util import (  # noqa: F401
+    check_installed_version,
+    get_average_backwards_compatibility_fun,
+    gpu_available,
+    num_rank_is_power_2,
+)
 from lightcc.torch.compression import Compression  # noqa: F401
 from lightcc.torch.differentiable import (  # noqa: F401
     HorovodAllgather,

@@ -12,7 +12,7 @@ import needs
 import ranks
 from emulated import Hosts
 from jobs import DEADLINE_S, Job, program, wait_until
-from lightcc.runner import nccl_plugin
+from lightcc.launch import nccl_plugin
 
 RUNNER = [sys.executable, "-m", "lightcc.runner"]
 SLEEPERS = ["sh", "-c", "sleep 600 & echo up; wait"]

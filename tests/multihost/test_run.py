@@ -13,7 +13,8 @@ import pytest
 
 import lightcc.numpy as hvd
 from jobs import Job, launch, wait_until
-from lightcc.runner import remote, run
+from lightcc.launch import remote
+from lightcc.runner import run
 
 THREE = {"num_proc": 4, "hosts": "h2:1,h0:2,h1:9"}
 LAUNCHER = "import os, signal, socket, subprocess, sys, time\nfrom lightcc.runner import run\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightcc.runner import nccl_plugin
+from lightcc.launch import nccl_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 PIP_S, LOAD_S, LIVES = 900, 120, 3

@@ -40,7 +40,7 @@ def workers(running):
 
 
 def agents(running):
-    return [p for p in running.living() if command_of(p) == [sys.executable, "-m", "lightcc.runner.agent"]]
+    return [p for p in running.living() if command_of(p) == [sys.executable, "-m", "lightcc.launch.agent"]]
 
 
 def printed(running, text):

@@ -24,10 +24,10 @@ from jobs import (
     wait_until,
 )
 from lightcc._version import __version__
-from lightcc.runner import messages
-from lightcc.runner.cores import usable_cores
-from lightcc.runner.messages import Begin, End, Ended, Output, Over, Remark, Signal, Started, Unpacker, pack
-from lightcc.runner.termination import TERM_GRACE_S
+from lightcc.launch import messages
+from lightcc.launch.cores import usable_cores
+from lightcc.launch.messages import Begin, End, Ended, Output, Over, Remark, Signal, Started, Unpacker, pack
+from lightcc.launch.termination import TERM_GRACE_S
 
 HERE = ("--launch-command", "sh -c {command}")
 TWO_AND_TWO = ("-np", 4, "-H", "h1:2,h2:2", *HERE)
@@ -39,7 +39,7 @@ UP = [f"[{rank}]<stdout>:up" for rank in range(4)]
 
 def agents_of(job):
     found = [(p, command_of(p)) for p in job.living()]
-    return [p for p, words in found if words[-2:] == ["-m", "lightcc.runner.agent"] and "python" in words[0]]
+    return [p for p, words in found if words[-2:] == ["-m", "lightcc.launch.agent"] and "python" in words[0]]
 
 
 def before_agent(text):
@@ -102,7 +102,7 @@ def test_ranks_learn_who_they_are():
     assert re.fullmatch("[0-9a-f]{32}", job_id) and re.fullmatch("[0-9a-f]{64}", secret)
     assert re.fullmatch(r"h0:\d{5}", store)
     assert others == ["=lo", "a 'b'\n\"c\" $d \\", None, "1", None, os.getcwd(), ""]
-    assert "lightcc.runner.agent" in err and "rank 3 is pid" in err and "on host h1" in err
+    assert "lightcc.launch.agent" in err and "rank 3 is pid" in err and "on host h1" in err
     assert secret not in err
 
 
@@ -322,7 +322,7 @@ def test_usage_errors(arguments, message):
 # The agent alone.
 
 def test_an_agent_says_where_its_ranks_work_if_there_is_no_such_folder():
-    agent = subprocess.Popen([sys.executable, "-m", "lightcc.runner.agent"], stdin=subprocess.PIPE,
+    agent = subprocess.Popen([sys.executable, "-m", "lightcc.launch.agent"], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, cwd="/", env={**os.environ, "OMP_NUM_THREADS": "1"})
     place = ["h1", False, 5, 6, 0, 1, 0, 1]
     agent.stdin.write(pack(Begin("h1", [place], ["sh", "-c", "echo $HOROVOD_RANK; pwd; exit 3"], {}, "/nonesuch",
@@ -346,6 +346,6 @@ def test_an_agent_says_where_its_ranks_work_if_there_is_no_such_folder():
 
 
 def test_the_launcher_needs_no_native_library_and_no_framework():
-    code = ("import lightcc.runner.launch, lightcc.runner.agent, sys\n"
+    code = ("import lightcc.runner.launch, lightcc.launch.agent, sys\n"
             "print(sorted({'lightcc.core.lib', 'numpy', 'torch', 'tensorflow'} & set(sys.modules)))")
     assert subprocess.check_output([sys.executable, "-c", code], timeout=DEADLINE_S) == b"[]\n"

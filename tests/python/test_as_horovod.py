@@ -281,7 +281,7 @@ def test_the_users_own_sitecustomize_runs_and_is_the_one_that_is_imported(tmp_pa
 def test_pythonpath_keeps_what_was_there(before, after, monkeypatch):
     """Also the working directory, which an empty name stands for; in an installed lightcc nothing else is added."""
     monkeypatch.setenv("PYTHONPATH", before)
-    monkeypatch.setattr("lightcc.runner.local.pythonpath_setting", dict)
+    monkeypatch.setattr("lightcc.launch.local.pythonpath_setting", dict)
     assert environment()["PYTHONPATH"].split(os.pathsep) == [FOLDER, *after]
 
 

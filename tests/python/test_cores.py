@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from lightcc.runner.cores import threads_each, usable_cores
+from lightcc.launch.cores import threads_each, usable_cores
 
 
 def host(root, files):

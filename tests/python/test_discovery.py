@@ -10,8 +10,8 @@ import pytest
 
 from jobs import DEADLINE_S, Job, wait_until
 from lightcc.elastic.discovery_thread import DiscoveryThread
-from lightcc.runner.elastic.discovery import DiscoveryError, FixedHosts, HostDiscovery, HostDiscoveryScript
-from lightcc.runner.hosts import Host
+from lightcc.launch.discovery import DiscoveryError, FixedHosts, HostDiscovery, HostDiscoveryScript
+from lightcc.launch.hosts import Host
 
 
 @pytest.mark.parametrize("printed, slots, found", [
@@ -73,7 +73,7 @@ def test_a_script_ends_with_who_runs_it(tmp_path):
 def test_a_script_does_not_begin_before_its_end_is_cared_for(tmp_path):
     program = ("import os\n"
                "from lightcc.runner.elastic.discovery import HostDiscoveryScript\n"
-               "from lightcc.runner.watcher import Watcher\n"
+               "from lightcc.launch.watcher import Watcher\n"
                "Watcher.add = lambda *_: os.kill(os.getpid(), 9)\n"
                f"HostDiscoveryScript('touch {tmp_path}/runs').find_available_hosts_and_slots()")
     assert Job(sys.executable, "-c", program).finish()[0] == -signal.SIGKILL

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from jobs import launch, program
-from lightcc.runner.error_output import (
+from lightcc.launch.error_output import (
     ENDING_S,
     HELD_BYTES,
     HOLD_S,

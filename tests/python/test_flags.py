@@ -9,7 +9,7 @@ import pytest
 
 from jobs import environment, launch, start
 from lightcc.elastic.membership import Limits
-from lightcc.runner import hosts
+from lightcc.launch import hosts
 from lightcc.runner import launch as launcher
 from lightcc.runner.flags import SETTINGS, Switch, Value
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightcc.runner import hosts, network, remote
-from lightcc.runner.network import Interface
+from lightcc.launch import hosts, network, remote
+from lightcc.launch.network import Interface
 
 INTERFACES = [Interface("eth0", "10.0.0.1"), Interface("eth0", "fd00::1"), Interface("eth10", "10.1.0.1"),
               Interface("docker0", "172.17.0.1")]
@@ -124,7 +124,7 @@ def test_what_is_forwarded():
 
 def test_command_lines():
     line = remote.agent_line()
-    assert shlex.split(line)[-3:] == [sys.executable, "-m", "lightcc.runner.agent"]
+    assert shlex.split(line)[-3:] == [sys.executable, "-m", "lightcc.launch.agent"]
     assert not re.search(r"[;&|$`<>]", line)
     command = remote.ssh_command("h1", 30, 2222, "/my key")
     assert command[0] == "ssh" and command[-2:] == ["h1", line]

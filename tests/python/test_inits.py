@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from jobs import launch, program
+from lightcc.launch.inits import Cancel, Inits
 from lightcc.runner import run
-from lightcc.runner.inits import Cancel, Inits
 
 PATIENCE_S = 600  # what ranks would wait for each other; none does
 

@@ -17,7 +17,7 @@ from lightcc.elastic.membership import (
     Start,
     State,
 )
-from lightcc.runner.hosts import Host
+from lightcc.launch.hosts import Host
 
 
 class Job:

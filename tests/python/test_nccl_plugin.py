@@ -7,7 +7,7 @@ import pytest
 
 from jobs import launch, start
 from lightcc.core import nccl_library
-from lightcc.runner import nccl_plugin
+from lightcc.launch import nccl_plugin
 
 
 def test_ranks_get_their_own_hosts_plugin():

@@ -10,10 +10,11 @@ import pytest
 
 from jobs import DEADLINE_S, launch
 from lightcc._version import __version__
-from lightcc.runner import result_file, run
-from lightcc.runner.messages import Ended, Load, ResultPart, Unpacker, pack
-from lightcc.runner.result_transfer import PART_BYTES, ResultReceiver, ResultSender, authenticated
-from lightcc.runner.run_files import RunFiles
+from lightcc.launch import result_file
+from lightcc.launch.messages import Ended, Load, ResultPart, Unpacker, pack
+from lightcc.launch.result_transfer import PART_BYTES, ResultReceiver, ResultSender, authenticated
+from lightcc.launch.run_files import RunFiles
+from lightcc.runner import run
 
 SECRET = "5" * 64
 SEED = int(os.environ.get("LIGHTCC_TEST_SEED", "0")) or random.randrange(1, 1 << 30)
@@ -171,8 +172,8 @@ def test_random_bytes_are_no_messages():
 
 IMPOSTOR = f"""
 import pickle, sys
-from lightcc.runner.messages import Ended, ResultPart, Started, pack
-from lightcc.runner.result_transfer import authenticated
+from lightcc.launch.messages import Ended, ResultPart, Started, pack
+from lightcc.launch.result_transfer import authenticated
 body = bytes.fromhex(sys.argv[1])
 part = authenticated(ResultPart(0, False, 0, len(body), 0.0, b"", body), "the wrong one")
 sys.stdout.buffer.write(b"lightcc-agent {__version__}\\n")

@@ -30,9 +30,10 @@ from jobs import (
     start,
     wait_until,
 )
-from lightcc.runner import groups, hosts, local, pickling, run
-from lightcc.runner.output import Sink, Tagger
-from lightcc.runner.termination import FAILURE_GRACE_S, FAR_GRACE_S, GIVE_UP_S, TERM_GRACE_S, Cause, Termination
+from lightcc.launch import groups, hosts, local, pickling
+from lightcc.launch.output import Sink, Tagger
+from lightcc.launch.termination import FAILURE_GRACE_S, FAR_GRACE_S, GIVE_UP_S, TERM_GRACE_S, Cause, Termination
+from lightcc.runner import run
 
 # The first failure is the cause; an ending is a ladder of times and signals.
 

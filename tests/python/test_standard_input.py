@@ -12,7 +12,7 @@ import time
 import pytest
 
 from jobs import DEADLINE_S, launch, program
-from lightcc.runner.output import Sink, Tagger
+from lightcc.launch.output import Sink, Tagger
 
 HERE = ("-np", 2)
 AWAY = ("-np", 2, "-H", "h1:1,h2:1", "--launch-command", "sh -c {command}")

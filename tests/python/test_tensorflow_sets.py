@@ -1,6 +1,6 @@
 """The allreduces of one set of gradients say so, and training goes on as in one process whatever part of them comes.
 
-A set is what one call of a tape's or optimizer's reduction puts into a graph (core/request.py, new_set). From the fourth
+A set is what one call of a tape's or optimizer's reduction puts into a graph (core/request.py). From the fourth
 step on the core may hold each until others of the set have come, so checks train for longer.
 """
 import numpy as np

@@ -9,7 +9,7 @@ import os
 import selectors
 from typing import BinaryIO, Callable
 
-from lightcc.runner.messages import Message, Taken
+from lightcc.launch.messages import Message, Taken
 
 WINDOW_BYTES = 64 << 10
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional, Union
 
 from lightcc._version import __version__
-from lightcc.runner import groups
-from lightcc.runner.host_ranks import READ_BYTES
-from lightcc.runner.hosts import Place
-from lightcc.runner.local import OF_A_JOB, StartError, pythonpath_setting
-from lightcc.runner.messages import (
+from lightcc.launch import groups
+from lightcc.launch.host_ranks import READ_BYTES
+from lightcc.launch.hosts import Place
+from lightcc.launch.local import OF_A_JOB, StartError, pythonpath_setting
+from lightcc.launch.messages import (
     Begin,
     End,
     Ended,
@@ -44,9 +44,9 @@ from lightcc.runner.messages import (
     find_greeting,
     pack,
 )
-from lightcc.runner.output import Sink
-from lightcc.runner.result_transfer import PART_BYTES, ResultReceiver
-from lightcc.runner.termination import signal_name
+from lightcc.launch.output import Sink
+from lightcc.launch.result_transfer import PART_BYTES, ResultReceiver
+from lightcc.launch.termination import signal_name
 
 SSH_ALIVE_S, SSH_ALIVE_TIMES = 2, 3  # ssh gives a silent host up after 6 to 8 seconds
 SILENCE_S = 30.0                     # for commands that never do: an agent speaks every 2 seconds
@@ -86,7 +86,7 @@ def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
 def agent_line() -> str:
     """Starts an agent from a shell: plain words, read alike by sh, csh and fish. There is no secret in it."""
     path = [f"{name}={value}" for name, value in pythonpath_setting().items()]
-    return shlex.join([*(["env", *path] if path else []), sys.executable, "-m", "lightcc.runner.agent"])
+    return shlex.join([*(["env", *path] if path else []), sys.executable, "-m", "lightcc.launch.agent"])
 
 
 def ssh_command(host: str, timeout_s: float, port: Optional[int] = None, identity: Optional[str] = None) -> list[str]:

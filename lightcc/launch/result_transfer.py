@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from lightcc.runner import result_file
-from lightcc.runner.messages import Ended, Message, ResultPart
-from lightcc.runner.run_files import RunFiles
+from lightcc.launch import result_file
+from lightcc.launch.messages import Ended, Message, ResultPart
+from lightcc.launch.run_files import RunFiles
 
 PART_BYTES = 256 << 10  # small beside what may be pending, so that other messages do not wait for long
 _PURPOSE = b"lightcc: a piece of a result of run()\n"  # the secret has other uses

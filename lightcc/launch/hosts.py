@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple, Optional
 
-from lightcc.runner import network
+from lightcc.launch import network
 
 _NAME = r"\w[\w.-]*|\[[0-9A-Fa-f:.]+\]"  # an IPv6 address stands in brackets; no name looks like an option
 

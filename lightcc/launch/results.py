@@ -4,10 +4,10 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, Optional
 
-from lightcc.runner import result_file
-from lightcc.runner.hosts import Place
-from lightcc.runner.run_files import RunFiles
-from lightcc.runner.supervise import Outcome
+from lightcc.launch import result_file
+from lightcc.launch.hosts import Place
+from lightcc.launch.run_files import RunFiles
+from lightcc.launch.supervise import Outcome
 
 
 class Raised(NamedTuple):

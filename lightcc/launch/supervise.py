@@ -17,17 +17,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Optional, Union
 
-from lightcc.runner import inits, network
-from lightcc.runner.error_output import ErrorOutput
-from lightcc.runner.host_ranks import HostRanks
-from lightcc.runner.local import Job, StartError, job_environment, started, with_threads
-from lightcc.runner.messages import Ended, Failed, Output, Over, Remark, Said, Started, Taken, Threads
-from lightcc.runner.rank_outputs import RankOutputs, wait_for
-from lightcc.runner.remote import Agent, Event, Lost, agents, forwarded
-from lightcc.runner.result_transfer import PART_BYTES, ResultReceiver
-from lightcc.runner.run_files import read_chunks
-from lightcc.runner.standard_input import Source
-from lightcc.runner.termination import FAILURE_GRACE_S, FAR_GRACE_S, Cause, Termination, signal_name
+from lightcc.launch import inits, network
+from lightcc.launch.error_output import ErrorOutput
+from lightcc.launch.host_ranks import HostRanks
+from lightcc.launch.local import Job, StartError, job_environment, started, with_threads
+from lightcc.launch.messages import Ended, Failed, Output, Over, Remark, Said, Started, Taken, Threads
+from lightcc.launch.rank_outputs import RankOutputs, wait_for
+from lightcc.launch.remote import Agent, Event, Lost, agents, forwarded
+from lightcc.launch.result_transfer import PART_BYTES, ResultReceiver
+from lightcc.launch.run_files import read_chunks
+from lightcc.launch.standard_input import Source
+from lightcc.launch.termination import FAILURE_GRACE_S, FAR_GRACE_S, Cause, Termination, signal_name
 
 FLUSH_S = 1.0   # after a failure, a reader that does not read for this long misses the rest
 CHECK_S = 1.0   # how often the agents' silence is measured, and whether we are in the terminal's foreground

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 
-from lightcc.runner import groups
+from lightcc.launch import groups
 
 
 class Watcher:

@@ -1,4 +1,4 @@
-"""python -m lightcc.runner.agent: starts the ranks of a host that lightccrun is not on. It is started by ssh or another
+"""python -m lightcc.launch.agent: starts the ranks of a host that lightccrun is not on. It is started by ssh or another
 command, reads the launcher's messages from stdin, and writes to stdout (messages.py) what the ranks print and how they
 end.
 
@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Optional
 
-from lightcc.runner import network
-from lightcc.runner.host_ranks import READ_BYTES, HostRanks
-from lightcc.runner.hosts import Place
-from lightcc.runner.local import Job, Rank, StartError, rank_starter, with_threads
-from lightcc.runner.messages import (
+from lightcc.launch import network
+from lightcc.launch.host_ranks import READ_BYTES, HostRanks
+from lightcc.launch.hosts import Place
+from lightcc.launch.local import Job, Rank, StartError, rank_starter, with_threads
+from lightcc.launch.messages import (
     Alive,
     Begin,
     End,
@@ -42,10 +42,10 @@ from lightcc.runner.messages import (
     greeting,
     pack,
 )
-from lightcc.runner.output import MAX_PENDING_BYTES, Sink
-from lightcc.runner.result_transfer import PART_BYTES, ResultSender
-from lightcc.runner.run_files import RunFiles
-from lightcc.runner.termination import FAILURE_GRACE_S
+from lightcc.launch.output import MAX_PENDING_BYTES, Sink
+from lightcc.launch.result_transfer import PART_BYTES, ResultSender
+from lightcc.launch.run_files import RunFiles
+from lightcc.launch.termination import FAILURE_GRACE_S
 
 ALIVE_S = 2.0
 

@@ -1,4 +1,4 @@
-"""The rank's side of run(): python -m lightcc.runner.task LAUNCHER_PID FUNCTION_FD RESULT_FD."""
+"""The rank's side of run(): python -m lightcc.launch.task LAUNCHER_PID FUNCTION_FD RESULT_FD."""
 
 import os
 import pickle
@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
-from lightcc.runner import result_file
-from lightcc.runner.local import die_with
+from lightcc.launch import result_file
+from lightcc.launch.local import die_with
 
 
 def main(launcher: int, function_fd: int, result_fd: int) -> int:

@@ -13,11 +13,11 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Optional
 
-from lightcc.runner import groups
-from lightcc.runner.local import Rank
-from lightcc.runner.messages import Ended, Message, Output, Over, Said, Started
-from lightcc.runner.output import Sink
-from lightcc.runner.standard_input import Feed
+from lightcc.launch import groups
+from lightcc.launch.local import Rank
+from lightcc.launch.messages import Ended, Message, Output, Over, Said, Started
+from lightcc.launch.output import Sink
+from lightcc.launch.standard_input import Feed
 
 READ_BYTES = 1 << 16
 MAX_PIPE_BYTES = 1 << 20  # what a pipe can still hold after its writer has ended

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable, Optional
 
-from lightcc.runner.output import MAX_PENDING_BYTES, Sink, Tagger, printable, same_file
+from lightcc.launch.output import MAX_PENDING_BYTES, Sink, Tagger, printable, same_file
 
 NAMES = {1: "stdout", 2: "stderr"}
 

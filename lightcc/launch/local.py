@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Callable, Optional
 
-from lightcc.runner import groups, nccl_plugin
-from lightcc.runner.cores import VARIABLE, threads_each, usable_cores
-from lightcc.runner.hosts import Place
-from lightcc.runner.messages import Message, Threads
-from lightcc.runner.run_files import RunFiles
-from lightcc.runner.watcher import Watcher
+from lightcc.launch import groups, nccl_plugin
+from lightcc.launch.cores import VARIABLE, threads_each, usable_cores
+from lightcc.launch.hosts import Place
+from lightcc.launch.messages import Message, Threads
+from lightcc.launch.run_files import RunFiles
+from lightcc.launch.watcher import Watcher
 
 _PR_SET_PDEATHSIG = 1
 # A process group a rank, but one session for all: the kernel schedules each session as one (sched_autogroup), and then

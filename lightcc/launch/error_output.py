@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from lightcc.runner.termination import FAR_GRACE_S, TERM_GRACE_S
+from lightcc.launch.termination import FAR_GRACE_S, TERM_GRACE_S
 
 HOLD_S = 5.0           # frameworks take about a second to unload after a traceback, longer on a busy host
 ENDING_S = FAR_GRACE_S + TERM_GRACE_S  # then SIGKILL has been sent
