@@ -59,7 +59,8 @@ def on_files(files: Files, config) -> Files:
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
     path = _repository_path.get(page.file.src_uri)
-    return markdown if path is None else _outside_of_code(_as_github_reads_it(markdown), lambda line: LINK.sub(
+    markdown = _as_github_reads_it(markdown)
+    return markdown if path is None else _outside_of_code(markdown, lambda line: LINK.sub(
         lambda match: match[1] + _rewritten(match[2], path, page.file.src_uri) + match[3], line))
 
 
