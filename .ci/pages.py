@@ -1,5 +1,6 @@
 """Checks that links and anchors of every Markdown file lead somewhere, and so do names of pages in code, as
-`docs/errors.md` in a message. Prints one line per offence and exits 1 if there is any.
+`docs/errors.md` in a message; and that a page of docs opens with what its reader will be able to do, and is short.
+Prints one line per offence and exits 1 if there is any.
 
 `make docs` checks the site in the same way. This needs no packages, and also reads what is not on the site.
 """
@@ -12,6 +13,9 @@ from typing import Iterator, Set
 
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 MENTION = re.compile(r"\bdocs/[\w/]+\.(?:md|png)\b")
+OPENING = re.compile(r"# .+\n\n(After this page|Look up|Find |Here you )")
+MOST_LINES = 300  # of a page of docs
+GENERATED = ("docs/knobs.md",)  # csrc/base/knobs_page.cc says how it opens
 CODE = (".py", ".cc", ".h", ".cu", ".txt", ".toml", ".yaml", ".yml", ".service", "Makefile", "CMakeLists.txt", "run")
 
 
@@ -35,10 +39,19 @@ def anchors(path: Path) -> Set[str]:
     return found
 
 
+def page_offences(name: str, text: str) -> Iterator[str]:
+    if not OPENING.match(text) and name not in GENERATED:
+        yield f"{name}: say first what the reader can do or look up: 'After this page you can ...'"
+    if text.count("\n") > MOST_LINES:
+        yield f"{name}: more than {MOST_LINES} lines; split what is looked up from what is read"
+
+
 def offences(root: Path, files: Set[str]) -> Iterator[str]:
     for name in sorted(files):
         path = root / name
         if name.endswith(".md"):
+            if name.startswith("docs/"):
+                yield from page_offences(name, path.read_text())
             for line in prose(path.read_text()):
                 for target, anchor in LINK.findall(re.sub(r"`[^`]*`", "", line)):
                     if re.match(r"[a-z]+:", target):

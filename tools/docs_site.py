@@ -59,7 +59,8 @@ def on_files(files: Files, config) -> Files:
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
     path = _repository_path.get(page.file.src_uri)
-    return markdown if path is None else _outside_of_code(_as_github_reads_it(markdown), lambda line: LINK.sub(
+    markdown = _as_github_reads_it(markdown)
+    return markdown if path is None else _outside_of_code(markdown, lambda line: LINK.sub(
         lambda match: match[1] + _rewritten(match[2], path, page.file.src_uri) + match[3], line))
 
 
@@ -67,6 +68,8 @@ def site_uri(path: str) -> str:
     """The page of a file of the repository."""
     if path in ROOT_PAGES:
         return ROOT_PAGES[path]
+    if path in api_pages.HEADERS:
+        return f"api/{Path(path).name}.md"
     if path.startswith("docs/"):
         return path[len("docs/"):]
     return f"files/{path}" if path.endswith((".md", ".png")) else f"files/{path}.md"
@@ -86,7 +89,8 @@ def _targets(path: str, text: str):
     _outside_of_code(text, lambda line: found.extend(match[2] for match in LINK.finditer(line)) or line)
     for link in found:
         target = _target(link, path)
-        if target and not target.startswith("docs/") and (ROOT / target).is_file():
+        known = target is None or target.startswith("docs/") or target in api_pages.HEADERS
+        if not known and (ROOT / target).is_file():
             yield target
 
 

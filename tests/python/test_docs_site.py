@@ -47,8 +47,8 @@ def test_a_page_has_every_declaration(header):
 
 def test_links_that_lead_nowhere_are_found(tmp_path):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "page.md").write_text("# A page\n[one](#a-page), [two](#another), [three](no.md)\n"
-                                               "```\n[four](no.md)\n```\n")
+    (tmp_path / "docs" / "page.md").write_text("# A page\n\nLook up a thing.\n[one](#a-page), [two](#another), "
+                                               "[three](no.md)\n```\n[four](no.md)\n```\n")
     (tmp_path / "code.py").write_text("# docs" "/page.md, docs" "/none.md\n")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     found = subprocess.run([sys.executable, ROOT / ".ci" / "pages.py", tmp_path], stderr=subprocess.PIPE, text=True)
@@ -56,3 +56,13 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
     assert found.stderr == ("pages: code.py: it names docs" "/none.md, which does not exist\n"
                             "pages: docs" "/page.md: a link to #another, and there is no such heading\n"
                             "pages: docs" "/page.md: a link to no.md, which does not exist\n")
+
+
+def test_a_page_opens_with_what_its_reader_can_do(tmp_path):
+    (tmp_path / "docs").mkdir()
+    for name, text in (("good", "# A page\n\nAfter this page you can rest.\n"), ("bad", "# A page\n\nIt is a page.\n"),
+                       ("long", "# A page\n\nLook up a thing.\n" + "a\n" * 300)):
+        (tmp_path / "docs" / f"{name}.md").write_text(text)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    found = subprocess.run([sys.executable, ROOT / ".ci" / "pages.py", tmp_path], stderr=subprocess.PIPE, text=True)
+    assert [line.partition(".md: ")[0] for line in found.stderr.splitlines()] == ["pages: docs/bad", "pages: docs/long"]
