@@ -13,7 +13,7 @@ from test_faults import expect_errors, firewall, listening, with_nft
 from jobs import wait_until
 from watched import Watched
 
-FLOOD_S, RATE, NOBODY = 6, 5_000, "65534"
+FLOOD_S, RATE, NOBODY = 6, 5_000, "65534"  # bench/strangers.py sends all that a machine can
 
 
 @with_nft
