@@ -48,28 +48,26 @@ WITH_TORCH = cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch LIGHTCC_TEST_SIZES=
 WITH_TENSORFLOW = cd tests && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 LIGHTCC_TEST_SIZES=$(2) \
   ../build/tensorflow-$(1)/bin/python $(PYTEST) $(3)
 SIDE_BY_SIDE = -n $(1) --dist loadfile
+# Called with two of these, which run at a time: ranks often wait for each other.
+BOTH = ($(1)) >build/beside.log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat build/beside.log; exit $$((first + last))
 
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,3) python regressions multihost)
-	$(call WITH_TORCH,2,python)
-	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,2) python -m tensorflow)
-	$(call WITH_TENSORFLOW,$(NEWEST),2,python -m tensorflow)
+	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,3) python -m tensorflow)
+	$(call BOTH,$(call WITH_TORCH,2,python),$(call WITH_TENSORFLOW,$(NEWEST),2,python -m tensorflow))
 
 # What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL, which pip fetches, and all with the
 # oldest TensorFlow.
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed)
-	($(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes)) >build/one-rank.log 2>&1 & \
-	  ($(call WITH_TORCH,1,python -m 'sizes or torch_sizes')); torch=$$?; \
-	  wait $$!; tensorflow=$$?; cat build/one-rank.log; exit $$((torch + tensorflow))
-	$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes')
+	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes),$(call WITH_TORCH,1,python -m 'sizes or torch_sizes'))
+	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes),$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes'))
 	$(call WITH_TORCH,0,nccl)
-	$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes)
 	$(foreach version,$(OLDEST),$(call WITH_OLD_TENSORFLOW,$(version)))
 
 comma := ,
 define WITH_OLD_TENSORFLOW
-	$(call WITH_TENSORFLOW,$(1),0,$(call SIDE_BY_SIDE,2) python -m 'tensorflow and not newest_tensorflow')
-	$(call WITH_TENSORFLOW,$(1),2,python -m 'tensorflow and not newest_tensorflow')
+	$(call BOTH,$(call WITH_TENSORFLOW,$(1),2,python -m 'tensorflow and not newest_tensorflow'),\
+	  $(call WITH_TENSORFLOW,$(1),0,$(call SIDE_BY_SIDE,2) python -m 'tensorflow and not newest_tensorflow'))
 
 endef
 

@@ -207,7 +207,8 @@ def available_bytes() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet50"], help="default resnet50")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet50"],
+                        help="default resnet50; tiny, which only tries the program, needs --trace")
     parser.add_argument("--hosts", type=cables.parse_hosts, nargs="+", default=[(4, 4)], metavar="RANKS,RANKS",
                         help="ranks of each host; default 4,4")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES),

@@ -51,4 +51,5 @@ def bert_base() -> List[Shape]:
     return [*embeddings, *layer * 12, *linear(width, width)]
 
 
-MODELS: Dict[str, Callable[[], List[Shape]]] = {"resnet50": resnet50, "vgg16": vgg16, "bert_base": bert_base}
+MODELS: Dict[str, Callable[[], List[Shape]]] = {"resnet50": resnet50, "vgg16": vgg16, "bert_base": bert_base,
+                                               "tiny": lambda: TINY}

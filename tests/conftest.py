@@ -2,7 +2,9 @@
 import collections
 import os
 import signal
+import sys
 import tempfile
+from pathlib import Path
 
 _kept = tempfile.TemporaryDirectory(prefix="lightcc-tests-")
 
@@ -14,6 +16,15 @@ def pytest_configure():
         if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)
     os.environ.setdefault("LIGHTCC_CACHE_DIR", _kept.name)
+    _spare_imports()
+
+
+def _spare_imports():
+    """quick_imports comes first here and in programs that tests start."""
+    quick = str(Path(__file__).with_name("quick_imports"))
+    sys.path[:] = [quick, *(folder for folder in sys.path if folder != quick)]
+    others = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder not in ("", quick)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([quick, *others])
 
 
 def pytest_terminal_summary(terminalreporter):

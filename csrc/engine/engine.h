@@ -144,6 +144,7 @@ class Engine : public GroupEngineOwner {
   std::unique_ptr<ProcessWatch> watch();
   void remote_failure(Code, const std::string& text);  // the epoch has ended elsewhere; any thread
   void host_lost(int host);                            // any thread
+  void host_spared(int host) const;                    // any thread
   void host_unheard(int host);                         // any thread
   void look_at_peers();
   void take_health_events();

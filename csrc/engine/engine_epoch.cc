@@ -45,10 +45,13 @@ std::unique_ptr<ProcessWatch> Engine::watch() {
   HeartbeatSocket* heartbeats = peers_->heartbeats();
   if (!heartbeats) return std::make_unique<ProcessWatch>(peers_->local_ranks().take_pidfds(), on_end);
   heartbeats->set_callbacks({[this](int host) { host_lost(host); },
+                             [this](int host) { host_spared(host); },
                              [this](int host) { host_unheard(host); },
                              [this](Code code, const std::string& cause) { remote_failure(code, cause); }});
   return std::make_unique<ProcessWatch>(
-      peers_->local_ranks().take_pidfds(), on_end, [heartbeats] { heartbeats->tick(now_ns()); }, kHeartbeatNs);
+      peers_->local_ranks().take_pidfds(), on_end,
+      ProcessWatch::Also{[heartbeats] { heartbeats->tick(now_ns()); }, kHeartbeatNs, heartbeats->answers_descriptor(),
+                         [heartbeats] { heartbeats->take_answers(now_ns()); }});
 }
 
 void Engine::peer_ended(int rank) {
@@ -64,6 +67,13 @@ void Engine::remote_failure(Code code, const std::string& text) {
 void Engine::host_lost(int host) {
   health_events_.host_lost(host);
   peers_->wake_urgently(peers_->rank());
+}
+
+void Engine::host_spared(int host) const {
+  log(Level::warning, "no heartbeat of " + peers_->name(peers_->topology().hosts[size_t(host)][0]) +
+                          " has arrived for " + std::to_string(kDeadNs / 1'000'000'000) +
+                          " s, but its host answers over TCP and is not taken for lost: UDP does not get through any "
+                          "more. Is a firewall between the hosts new, or are they flooded with datagrams?");
 }
 
 void Engine::host_unheard(int host) {
@@ -212,7 +222,7 @@ void Engine::send_leave_message(const std::string& text) {
 // none gets through, they hear the cause when they connect again.
 void Engine::leave_network(bool failed, const Cancellation* cancellation) {
   progress_lock_.assert_held();
-  const bool alone = peers_->heartbeats() && !peers_->heartbeats()->all_heard();
+  const bool alone = peers_->heartbeats() && !peers_->heartbeats()->all_heard(now_ns());
   const Deadline deadline(now_ns() + kFlushNs, cancellation);
   try {
     while (!deadline.over() && (failed ? alone : !peers_->finish_links())) {

@@ -176,6 +176,12 @@ Ports parse_ports(std::string_view text) {
   return {*first, *last};
 }
 
+int connect_from(const Fd& socket, const Address& to, const Address& from) {
+  if (from && from.family() == to.family() && bind(socket.get(), from.with_port(0).get(), from.length()) != 0)
+    return errno;
+  return connect(socket.get(), to.get(), to.length()) == 0 || errno == EINPROGRESS ? 0 : errno;
+}
+
 Fd listen_on(const Address& at, Ports ports) {
   const Address any_v6 = Address::parse("::");
   for (int port = ports.first; port <= ports.last; ++port) {

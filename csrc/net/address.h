@@ -65,6 +65,9 @@ Ports parse_ports(std::string_view);               // "20000-20100", "20000", "0
 // Non-blocking, close-on-exec TCP listener on the first free port; dual-stack when `at` is the IPv6 wildcard. Throws
 // Error{internal} naming the range if all are taken.
 Fd listen_on(const Address& at, Ports);
+// Connects a non-blocking socket, from that address if it is one of the same family: 0, also while it is on its way; or
+// an errno.
+int connect_from(const Fd& socket, const Address& to, const Address& from);
 Address any_address();                             // [::] if this host has IPv6, else 0.0.0.0
 
 }  // namespace lightcc

@@ -37,7 +37,7 @@ void check_script(const uint8_t* data, size_t size) {
   const auto expected = senders_to(own, kHosts);
   FailureDetector detector(kHosts, own, 0);
   uint64_t now = 0;
-  int lost[kHosts] = {}, never[kHosts] = {};
+  int lost[kHosts] = {}, spared[kHosts] = {}, never[kHosts] = {};
   for (; size >= 8; data += 8, size -= 8) {
     uint32_t step;
     std::memcpy(&step, data + 4, sizeof step);
@@ -48,6 +48,7 @@ void check_script(const uint8_t* data, size_t size) {
     const bool news = detector.heard(heartbeat, now);
     expect(!news || (heartbeat.host >= 0 && heartbeat.host < kHosts && heartbeat.host != own));
     expect(!detector.heard(heartbeat, now));
+    if (data[2] & 2) detector.answered(data[1] % kHosts, now);
     const auto age = detector.awake_ns_ago(heartbeat.host, data[3] % 16, now);
     expect(!news || age.has_value() == (data[3] % 16 < data[2] >> 4));
     const auto check = [&](const std::vector<int>& hosts, int* told) {
@@ -57,7 +58,9 @@ void check_script(const uint8_t* data, size_t size) {
       }
     };
     check(detector.lost(now), lost);
+    check(detector.spared(now), spared);
     check(detector.never_heard(now), never);
+    for (int host : detector.doubtful(now)) expect(lost[host] == 0 && (!news || host != heartbeat.host));
   }
 }
 

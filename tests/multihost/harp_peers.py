@@ -108,20 +108,6 @@ class Pair:
         assert self.processes[host].wait(5) == 3
 
 
-SNIFF = """
-import socket, sys
-source, count = sys.argv[1], int(sys.argv[2])
-packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
-packets.settimeout(10)
-print("sniffing", flush=True)
-while count:
-    packet = packets.recv(65536)
-    header = (packet[0] & 15) * 4
-    if packet[9] == 17 and socket.inet_ntoa(packet[12:16]) == source and len(packet) <= 1500:
-        print(packet[header:].hex(), flush=True)
-        count -= 1
-"""
-
 # Reads lines "SOURCE DESTINATION UDP", the last in hexadecimal with its ports, and sends them with that source.
 FORGE = """
 import socket, struct, sys, time
@@ -141,18 +127,6 @@ print(sent)
 """
 UDP_HEADER, FLAGS, CONN, NUMBER, PAYLOAD = 8, 1, slice(2, 6), slice(6, 10), 22  # of packet.h
 CONTROL_TYPES = (1, 2, 3, 4, 5)  # ACK, GRANT, PROBE, CLOSE, RESET
-
-
-def sniff(hosts, at, source, count):
-    """UDP packets, header included, that come from this address."""
-    sniffer = hosts.popen(at, [sys.executable, "-S", "-c", SNIFF, source, str(count)], stdout=subprocess.PIPE)
-    try:
-        lines = sniffer.communicate(timeout=15)[0].split()
-    finally:
-        sniffer.kill()
-        sniffer.communicate()
-    assert lines[0] == "sniffing" and len(lines) == count + 1, lines[:1]
-    return [bytes.fromhex(line) for line in lines[1:]]
 
 
 def forge(hosts, source, destination, packets):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import harp_peers
 import pytest
-from harp_peers import MARGIN_S, counted, forge, off_path, on_path, sniff
+from flood import sniff
+from harp_peers import MARGIN_S, counted, forge, off_path, on_path
 
 PEER, BENCH = harp_peers.BUILD / "harp_peer", harp_peers.BUILD / "harp-bench"
 pytestmark = harp_peers.needs_programs(PEER, BENCH)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import harp_peers
 import pytest
-from harp_peers import BUILD, MARGIN_S, forge, off_path, sniff
+from flood import sniff
+from harp_peers import BUILD, MARGIN_S, forge, off_path
 
 PLUGIN, PLUGTEST, STAT = BUILD / "libnccl-net-harp.so", BUILD / "harp-plugtest", BUILD / "harp-stat"
 pytestmark = harp_peers.needs_programs(PLUGIN, PLUGTEST, STAT)

@@ -1,19 +1,15 @@
 """What elastic_training.py learns: the first of the handwritten digits that come with scikit-learn, by a small net; and
 the same training in one process, by plain PyTorch."""
-import importlib.util
-from pathlib import Path
-
-import numpy as np
 import torch
+from sklearn.datasets import load_digits
 
 SAMPLES, BATCH = 48, 2
 
 
 def _digits():
-    """Not by load_digits(): to import scikit-learn takes each worker half a second."""
-    folder = Path(importlib.util.find_spec("sklearn").submodule_search_locations[0])
-    table = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",", max_rows=SAMPLES)
-    return torch.tensor(table[:, :-1] / 16, dtype=torch.float32), torch.tensor(table[:, -1], dtype=torch.int64)
+    digits = load_digits()
+    return (torch.tensor(digits.data[:SAMPLES] / 16, dtype=torch.float32),
+            torch.tensor(digits.target[:SAMPLES], dtype=torch.int64))
 
 
 _images, _labels = _digits()

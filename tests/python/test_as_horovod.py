@@ -396,7 +396,7 @@ def of_all_ranks(pattern, out, np):
 @pytest.mark.parametrize("np, how, arguments", [
     (1, "flag", ["--optimizer", "adam"]),
     (2, "module", ["--fp16-allreduce", "--gradient-predivide-factor", "2", "--num-workers", "1"]),
-    (4, "flag", ["--use-adasum", "--batch-size", "16", "--lr", "0.04"]),
+    (2, "flag", ["--use-adasum", "--lr", "0.04"]),
 ])
 def test_digits_learns(np, how, arguments):
     out = train(np, how, "pytorch_digits.py", *arguments)

@@ -28,7 +28,10 @@ def test_what_is_read_is_what_is_imported(module):
     if not importlib.util.find_spec(framework) or framework == "keras" and not importlib.util.find_spec("tensorflow"):
         pytest.skip(f"needs {framework}")
     imported = importlib.import_module(module)
+    lines = Path(api_pages.path_of(module)).read_text().splitlines()
     for name in api_pages.names_of(module):
+        if sum(line.startswith("    from ") and line.endswith(f" import {name}") for line in lines) > 1:
+            continue  # it depends on Keras's backend, and the page has the first
         found = api_pages.find(module, name)
         text = api_pages.described(found.module, found.node)[0] if found.node else ""
         value = getattr(imported, name)

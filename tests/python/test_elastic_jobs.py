@@ -44,29 +44,28 @@ def test_a_descriptor_of_the_driver_that_is_none(text):
     assert code == 1 and f"ValueError: init: LIGHTCC_DRIVER_FD={text}: expected the number of a socket" in err, err
 
 
-@pytest.mark.parametrize("point, rank", [("batch", 1), ("backward", 0), ("commit", 0), ("commit", 1)])
-def test_a_worker_dies_and_is_replaced(tmp_path, point, rank):
-    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 2, passes=8, pause_s=0.02)
+def test_workers_die_one_after_another_and_are_replaced(tmp_path):
+    """Each at another point of its loop, and one from outside; of none of them the launcher keeps a descriptor."""
+    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 9, passes="inf", pause_s=0.02)
     trained(running, 5)
-    (tmp_path / f"kill.{point}.{rank}").touch()
-    code, out, err = running.finish()
-    assert code == 0 and "was killed by signal 9 (SIGKILL)" in err, err
-    sizes = result(out)
-    assert sizes[:4] == [2] * 4 and 1 in sizes, sizes
-
-
-def test_lost_workers_cost_the_launcher_no_descriptors(tmp_path):
-    running = job(tmp_path, "-np", 2, "--min-np", 2, "--failures-per-host", 9, passes="inf", pause_s=0.01)
-    trained(running, 2)
     launcher = psutil.Process(running.process.pid)
     before = launcher.num_fds()
-    for _ in range(2):
-        newest = workers(running)[-1]
-        newest.kill()
-        wait_until(lambda: len(workers(running)) == 2 and newest not in workers(running), "another worker")
+    orders = ("kill.batch.1", "kill.backward.0", "kill.commit.0", "kill.commit.1", None)
+    for order in orders:
+        if order:
+            (tmp_path / order).touch()
+        else:
+            workers(running)[-1].kill()
+        printed(running, "size 1\n")
+        printed(running, "size 2\n")
+        trained(running, 3)
     wait_until(lambda: launcher.num_fds() == before, f"{before} descriptors", launcher.num_fds)
     (tmp_path / "stop").touch()
-    assert running.finish()[0] == 0
+    code, out, err = running.finish()
+    assert code == 0 and err.count("was killed by signal 9 (SIGKILL)") == len(orders), err
+    sizes = result(out)
+    changes = [size for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]]
+    assert changes == [2] + [1, 2] * len(orders), changes
 
 
 def test_the_newcomer_of_a_reset_dies(tmp_path):

@@ -260,9 +260,59 @@ TEST(FailureDetector, ATimeBeforeTheLastOneDoesNoHarm) {
 TEST(FailureDetector, WhetherAllWereHeard) {
   FailureDetector detector(3, 0, 0);
   detector.heard(heartbeat_of(1, 1), 0);
-  EXPECT_FALSE(detector.all_heard());
+  EXPECT_FALSE(detector.all_heard(0));
   detector.heard(last_heartbeat_of(2, 1), 0);
-  EXPECT_TRUE(detector.all_heard());
+  EXPECT_TRUE(detector.all_heard(0));
+  EXPECT_EQ(lost_between(detector, 250, 4000), HostNumbers{1});
+  EXPECT_TRUE(detector.all_heard(4 * kSecond)) << "one that is lost says nothing of how datagrams get through";
+}
+
+TEST(FailureDetector, OnlyHostsNotHeardForASecondAreAskedUntilTheyAreLost) {
+  FailureDetector detector(3, 0, 0);
+  EXPECT_EQ(detector.doubtful(250 * kMs), HostNumbers()) << "one that was never heard is not doubted";
+  detector.heard(heartbeat_of(1, 1), 250 * kMs);
+  detector.heard(last_heartbeat_of(2, 1), 250 * kMs);
+  int asked = 0;
+  for (uint64_t ms = 500; ms < 8000; ms += 250) {
+    const HostNumbers lost = detector.lost(ms * kMs), doubtful = detector.doubtful(ms * kMs);
+    EXPECT_EQ(doubtful, ms >= 1250 && ms < 4250 ? HostNumbers{1} : HostNumbers()) << ms;
+    EXPECT_EQ(lost, ms == 4250 ? HostNumbers{1} : HostNumbers()) << ms;
+    asked += int(doubtful.size());
+  }
+  EXPECT_EQ(asked, 12);
+}
+
+// What a host does whose datagrams something drops from a second after the start on, and that is then lost for good.
+TEST(FailureDetector, AHostThatAnswersIsKeptAndFoundInFourSecondsOnceItDoesNot) {
+  FailureDetector detector(2, 0, 0);
+  HostNumbers lost, spared;
+  uint64_t answered_ms = 0, found_ms = 0;
+  for (uint64_t ms = 250; ms <= 70'000; ms += 250) {
+    if (ms <= 1000) detector.heard(heartbeat_of(1, ms), ms * kMs);
+    for (int host : detector.lost(ms * kMs)) lost.push_back(host), found_ms = ms;
+    for (int host : detector.spared(ms * kMs)) spared.push_back(host);
+    EXPECT_EQ(detector.all_heard(ms * kMs), ms < 5000 || !lost.empty()) << ms;
+    if (detector.doubtful(ms * kMs).empty() || ms > 60'000) continue;
+    EXPECT_EQ(lost, HostNumbers());
+    detector.answered(1, ms * kMs);
+    EXPECT_EQ(detector.doubtful(ms * kMs), HostNumbers());
+    answered_ms = ms;
+  }
+  EXPECT_EQ(spared, HostNumbers{1}) << "told once";
+  EXPECT_EQ(lost, HostNumbers{1});
+  EXPECT_EQ(found_ms, answered_ms + 4000);
+}
+
+TEST(FailureDetector, AnAnswerSaysNothingOfWhoLookedAroundOrWasHeard) {
+  FailureDetector detector(2, 0, 0);
+  detector.answered(1, 100 * kMs);
+  EXPECT_FALSE(detector.all_heard(100 * kMs));
+  EXPECT_EQ(lost_between(detector, 250, 3750), HostNumbers()) << "it was never heard";
+  EXPECT_EQ(detector.never_heard(4000 * kMs), HostNumbers{1});
+  detector.heard({1, 1, {7}, false, Code::ok, ""}, 4000 * kMs);
+  detector.answered(1, 5000 * kMs);
+  EXPECT_EQ(detector.awake_ns_ago(1, 0, 5000 * kMs), 1070 * kMs);
+  EXPECT_FALSE(detector.heard_since(1, 4000 * kMs));
 }
 
 TEST(FailureDetector, WhoWasHeardSince) {

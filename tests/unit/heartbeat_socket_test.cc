@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <memory>
+#include <set>
 
 #include "base/clock.h"
 #include "labels.h"
@@ -15,20 +16,36 @@ LABEL(alone);
 namespace lightcc {
 namespace {
 
+// Ranks that answer over TCP, or do not.
+struct ScriptedProbes : HostProbes {
+  explicit ScriptedProbes(const std::set<int>& ranks) : answering(ranks) {}
+  void ask(int rank, uint64_t) override { asked.push_back(rank), news.push_back(rank); }
+  std::vector<int> step(uint64_t) override {
+    std::erase_if(news, [this](int rank) { return !answering.contains(rank); });
+    return std::exchange(news, {});
+  }
+  int descriptor() const override { return -1; }
+  const std::set<int>& answering;
+  std::vector<int> asked, news;
+};
+
 struct Sockets {
   explicit Sockets(const std::vector<int>& ranks_of_hosts) : hosts(ranks_of_hosts) {
     for (int rank = 0; rank < hosts.size(); ++rank) {
       listen_sockets.push_back(open_listen_sockets(Address::parse("127.0.0.1"), {}));
       addresses.push_back(local_address(listen_sockets.back().heartbeats.get()));
     }
-    lost.resize(addresses.size()), unheard = lost, over.resize(addresses.size());
+    lost.resize(addresses.size()), spared = unheard = lost, over.resize(addresses.size());
     for (int rank = 0; rank < hosts.size(); ++rank) {
       const size_t r = size_t(rank);
+      auto one = std::make_unique<ScriptedProbes>(answering);
+      probes.push_back(one.get());
       sockets.push_back(std::make_unique<HeartbeatSocket>(JobCredentials{"job", "1", "secret", 0}, rank,
                                                           hosts.topology, addresses,
                                                           std::move(listen_sockets[r].heartbeats),
-                                                          *hosts.local_ranks[r]));
+                                                          *hosts.local_ranks[r], std::move(one)));
       sockets.back()->set_callbacks({[this, r](int host) { lost[r].push_back(host); },
+                                     [this, r](int host) { spared[r].push_back(host); },
                                      [this, r](int host) { unheard[r].push_back(host); },
                                      [this, r](Code code, const std::string& text) { over[r] = {code, text}; }});
     }
@@ -40,8 +57,10 @@ struct Sockets {
   test::ThreadHosts hosts;
   std::vector<Address> addresses;
   std::vector<ListenSockets> listen_sockets;
+  std::set<int> answering;                         // ranks, over TCP
+  std::vector<ScriptedProbes*> probes;
   std::vector<std::unique_ptr<HeartbeatSocket>> sockets;
-  std::vector<std::vector<int>> lost, unheard;
+  std::vector<std::vector<int>> lost, spared, unheard;
   std::vector<std::pair<Code, std::string>> over;
   uint64_t now = now_ns();
 };
@@ -56,6 +75,33 @@ TEST(HeartbeatSocket, AHostThatFallsSilentIsLostInUnderFiveSeconds) {
   all.run(1750'000'000, {0, 1});
   EXPECT_EQ(all.lost[0], std::vector<int>{2});
   EXPECT_EQ(all.lost[1], std::vector<int>{2});
+}
+
+TEST(HeartbeatSocket, AHostWhoseDatagramsDoNotGetThroughIsNotLostWhileARankOfItAnswers) {
+  Sockets all({2, 3});
+  all.run(2 * kSecond, {0, 1, 2, 3, 4});
+  EXPECT_TRUE(all.probes[0]->asked.empty()) << "nobody is asked for whom heartbeats speak";
+  all.answering = {4};               // its mates are stopped
+  all.run(20 * kSecond, {0, 1});
+  for (size_t rank : {0, 1}) {
+    EXPECT_TRUE(all.lost[rank].empty());
+    EXPECT_EQ(all.spared[rank], std::vector<int>{1}) << "warned of once";
+    EXPECT_FALSE(all.sockets[rank]->all_heard(all.now));
+  }
+  const auto& asked = all.probes[1]->asked;
+  EXPECT_EQ(std::vector(asked.begin(), asked.begin() + 2), (std::vector{3, 4})) << "each begins with another one";
+  all.answering = {};
+  all.run(4750'000'000, {0, 1});
+  EXPECT_EQ(all.lost[0], std::vector<int>{1});
+  EXPECT_EQ(all.lost[1], std::vector<int>{1});
+}
+
+TEST(HeartbeatSocket, WhoHasEndedAsksNobody) {
+  Sockets all({1, 1});
+  all.run(2 * kSecond, {0, 1});
+  all.sockets[0]->announce_end(Code::timeout, "it stalled", all.now);
+  all.run(10 * kSecond, {0});
+  EXPECT_TRUE(all.probes[0]->asked.empty());
 }
 
 TEST(HeartbeatSocket, AStoppedRanksMatesGoOnForItsHost) {
@@ -87,7 +133,8 @@ TEST(HeartbeatSocket, WhatCameBeforeTheSocketWasListenedToIsHeard) {
   early->tick(now);
   const auto late = open(0);
   std::vector<int> lost;
-  late->set_callbacks({[&](int host) { lost.push_back(host); }, [](int) {}, [](Code, const std::string&) {}});
+  late->set_callbacks({[&](int host) { lost.push_back(host); }, [](int) {}, [](int) {},
+                       [](Code, const std::string&) {}});
   for (uint64_t ns = 0; ns < 5 * kSecond; ns += kHeartbeatNs) late->tick(now + ns);
   EXPECT_EQ(lost, std::vector<int>{1}) << "a host that is lost right after its first heartbeat is found";
 }
@@ -115,7 +162,7 @@ TEST(HeartbeatSocket, WhatAnEarlierJobOfTheSameNameSecretAndPortsSaysIsNotBeliev
   ASSERT_EQ(sendto(socket.get(), bytes.data(), bytes.size(), 0, to.get(), to.length()), ssize_t(bytes.size()));
   all.run(kSecond, {0, 1});
   EXPECT_EQ(all.over[0].second, "");
-  EXPECT_TRUE(all.sockets[0]->all_heard());
+  EXPECT_TRUE(all.sockets[0]->all_heard(all.now));
 }
 
 TEST(HeartbeatSocket, HoweverManyDatagramsOfStrangersComeNoHeartbeatIsLost) {
@@ -138,6 +185,31 @@ TEST(HeartbeatSocket, HoweverManyDatagramsOfStrangersComeNoHeartbeatIsLost) {
   EXPECT_EQ(all.sockets[0]->unauthenticated(), 0u);
   all.run(5 * kSecond, {0});
   EXPECT_EQ(all.lost[0], std::vector<int>{1}) << "a host that is really lost is found";
+}
+
+// Whoever reads along can send them again. What waits behind them must not count as heard when it is read at last.
+TEST(HeartbeatSocket, HoweverManyOfItsOwnAreSentAgainAHostIsLostInUnderFiveSeconds) {
+  Sockets all({1, 1});
+  all.run(kSecond, {0, 1});
+  const std::string again = encode({1, 1, {0}, false, Code::ok, ""}, heartbeat_key({"job", "1", "secret", 0}));
+  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const Address& to = all.addresses[0];
+  const auto repeat = [&](int count) {
+    while (count-- > 0) ASSERT_GE(sendto(socket.get(), again.data(), again.size(), 0, to.get(), to.length()), 0);
+  };
+  repeat(12'000);                    // more than the buffer holds
+  all.run(kHeartbeatNs, {0});
+  for (int i = 0; i < 8; ++i) {      // some get into the buffer
+    all.sockets[1]->tick(all.now);
+    repeat(1500);
+    all.run(kHeartbeatNs, {0});
+  }
+  int ticks = 0;
+  for (; all.lost[0].empty() && ticks < 40; ++ticks) {
+    repeat(1500);
+    all.run(kHeartbeatNs, {0});
+  }
+  EXPECT_LE(ticks, 17);
 }
 
 TEST(HeartbeatSocket, WhatBeginsAsAHeartbeatAndBringsNoProofIsCounted) {

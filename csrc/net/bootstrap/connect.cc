@@ -122,8 +122,9 @@ std::unique_ptr<Peers> connect_peers(const JobCredentials& credentials, int rank
     harp_peers.push_back({contact.name, at ? *at : ""});
     if (network.plugin) contact.addresses.push_back({kPlugin, ""});
   }
+  auto probes = std::make_unique<TcpProbes>(credentials, rank, heartbeat_addresses, from.empty() ? Address() : from[0]);
   auto heartbeats = std::make_unique<HeartbeatSocket>(credentials, rank, topology, std::move(heartbeat_addresses),
-                                                      std::move(sockets.heartbeats), *local_ranks);
+                                                      std::move(sockets.heartbeats), *local_ranks, std::move(probes));
   auto tcp = std::make_unique<TcpTransport>(credentials, rank, std::move(tcp_peers), std::move(sockets.listener),
                                             std::move(from));
   tcp->set_liveness_check(

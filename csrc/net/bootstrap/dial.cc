@@ -109,8 +109,7 @@ class Dialer {
     a.connected = false;
     a.silent_since_ns = now;
     if (!fd) return stop(a, reason_of(errno));
-    if (connect(fd.get(), a.address.get(), a.address.length()) != 0 && errno != EINPROGRESS)
-      return stop(a, std::strerror(errno));
+    if (const int error = connect_from(fd, a.address, Address())) return stop(a, std::strerror(error));
     a.connection.emplace(std::move(fd), Handshake::connector(credentials_, hello_));
   }
 

@@ -125,19 +125,39 @@ bool FailureDetector::heard(const Heartbeat& heartbeat, uint64_t now_ns) {
   peer.heard = true;
   peer.over = heartbeat.over;
   peer.sequence = heartbeat.sequence;
-  peer.heard_at = watched(now_ns);
+  peer.heard_at = peer.alive_at = watched(now_ns);
   peer.heard_ns = now_ns;
   peer.awake_ages = heartbeat.awake_ages;
   return true;
 }
 
+void FailureDetector::answered(int host, uint64_t now_ns) { peers_.at(size_t(host)).alive_at = watched(now_ns); }
+
 std::vector<int> FailureDetector::lost(uint64_t now_ns) {
   look(now_ns);
   std::vector<int> hosts;
   for (Peer& peer : peers_) {
-    if (!peer.expected || !peer.heard || peer.over || peer.told_lost) continue;
-    if (watched_ < peer.heard_at + kDeadNs) continue;
+    if (!is_missed(peer) || watched_ < peer.alive_at + kDeadNs) continue;
     peer.told_lost = true;
+    hosts.push_back(int(&peer - peers_.data()));
+  }
+  return hosts;
+}
+
+std::vector<int> FailureDetector::doubtful(uint64_t now_ns) {
+  look(now_ns);
+  std::vector<int> hosts;
+  for (Peer& peer : peers_)
+    if (is_missed(peer) && watched_ >= peer.alive_at + kDoubtNs) hosts.push_back(int(&peer - peers_.data()));
+  return hosts;
+}
+
+std::vector<int> FailureDetector::spared(uint64_t now_ns) {
+  look(now_ns);
+  std::vector<int> hosts;
+  for (Peer& peer : peers_) {
+    if (!is_missed(peer) || peer.told_spared || watched_ < peer.heard_at + kDeadNs) continue;
+    peer.told_spared = true;
     hosts.push_back(int(&peer - peers_.data()));
   }
   return hosts;
@@ -154,8 +174,11 @@ std::vector<int> FailureDetector::never_heard(uint64_t now_ns) {
   return hosts;
 }
 
-bool FailureDetector::all_heard() const {
-  return std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.heard || !peer.expected; });
+bool FailureDetector::all_heard(uint64_t now_ns) const {
+  return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+    const bool is_spared = is_missed(peer) && peer.told_spared && watched(now_ns) >= peer.heard_at + kDeadNs;
+    return !peer.expected || (peer.heard && !is_spared);
+  });
 }
 
 bool FailureDetector::heard_since(int host, uint64_t then_ns) const {

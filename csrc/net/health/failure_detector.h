@@ -1,6 +1,7 @@
 // Heartbeats between hosts, which tell a lost host from a busy one: TCP alone would notice after minutes. Every host
-// sends a datagram every 250 ms to those that listen to it; a host not heard for 4 s is lost. No I/O and no clock here:
-// the caller passes in datagrams and CLOCK_MONOTONIC.
+// sends a datagram every 250 ms to those that listen to it. A host not heard for 1 s is in doubt and asked over TCP
+// (host_probes.h); one that is not heard for 4 s and does not answer either is lost. No I/O and no clock here: the
+// caller passes in datagrams, answers and CLOCK_MONOTONIC.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -14,7 +15,8 @@
 
 namespace lightcc {
 
-inline constexpr uint64_t kHeartbeatNs = 250'000'000, kDeadNs = 4'000'000'000, kNeverNs = 4'000'000'000;
+inline constexpr uint64_t kHeartbeatNs = 250'000'000, kDoubtNs = 1'000'000'000, kDeadNs = 4'000'000'000;
+inline constexpr uint64_t kNeverNs = 4'000'000'000;
 inline constexpr uint64_t kAgeNs = 10'000'000;      // the unit of awake_ages
 inline constexpr uint16_t kUnknownAge = 0xffff;
 inline constexpr size_t kHeartbeatBytes = 1400;     // no encoded Heartbeat is longer: one datagram, never in fragments
@@ -52,13 +54,17 @@ class FailureDetector {
   // False: nothing new, an echo or late. Those of hosts that it need not hear are taken as well, and not
   // missed after.
   bool heard(const Heartbeat&, uint64_t now_ns);
-  // Both are called every 250 ms or so, after all datagrams that wait have been heard; each host is reported once. A
-  // host that said it is over is neither. Time in which this process did not call counts as a second at most: it was
-  // stopped itself, or had no core, and cannot know. So one that wakes declares nobody lost at once, and one that is
-  // always late still finds out.
-  std::vector<int> lost(uint64_t now_ns);          // heard at least once, and then not for kDeadNs
+  void answered(int host, uint64_t now_ns);        // over TCP: it is alive, though no heartbeat has come
+  // These are called every 250 ms or so, after all datagrams and answers that wait have been taken; all but doubtful()
+  // report each host once. A host that said it is over is none of them. Time in which this process did not call counts
+  // as a second at most: it was stopped itself, or had no core, and cannot know. So one that wakes declares nobody lost
+  // at once, and one that is always late still finds out.
+  std::vector<int> lost(uint64_t now_ns);          // heard at least once, and then there was no sign of it for kDeadNs
+  std::vector<int> doubtful(uint64_t now_ns);      // the same for kDoubtNs, and not lost: each is to be asked now
+  std::vector<int> spared(uint64_t now_ns);        // its heartbeats stay away for kDeadNs; only its answers keep it
   std::vector<int> never_heard(uint64_t now_ns);   // not once in kNeverNs: does a firewall keep UDP out?
-  bool all_heard() const;                          // of the hosts that it need hear, each at least once
+  // Of the hosts that it need hear, each at least once, and none is kept by its answers alone: datagrams get through.
+  bool all_heard(uint64_t now_ns) const;
   // Whether that host has been heard after this time of CLOCK_MONOTONIC, and was not over.
   bool heard_since(int host, uint64_t then_ns) const;
   // How long ago that rank last looked around, counted as above; none if nothing is known.
@@ -66,11 +72,13 @@ class FailureDetector {
 
  private:
   struct Peer {
-    bool expected = false, heard = false, over = false, told_lost = false, told_never = false;
+    bool expected = false, heard = false, over = false, told_lost = false, told_spared = false, told_never = false;
     uint64_t sequence = 0, heard_ns = 0;
     uint64_t heard_at = 0;                         // the same by watched()
+    uint64_t alive_at = 0;                         // the same of the last heartbeat or answer
     std::vector<uint16_t> awake_ages;
   };
+  static bool is_missed(const Peer& one) { return one.expected && one.heard && !one.over && !one.told_lost; }
   uint64_t watched(uint64_t now_ns) const;
   void look(uint64_t now_ns);
   std::vector<Peer> peers_;                        // by host

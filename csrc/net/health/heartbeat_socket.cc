@@ -27,7 +27,7 @@ Address mapped(const Address& address) {
 }
 
 constexpr int kBufferBytes = 4 << 20;  // asked for; the system may give less
-constexpr int kMostATick = 1024;       // datagrams that are read; each sender's come four times a second
+constexpr int kMostATick = 16 << 10;   // datagrams that are read: all that the buffer holds, so that none is heard late
 
 // Has the kernel drop every datagram that does not begin with `head`, so that those of strangers take no room in the
 // socket's buffer, however many they are. A classic BPF program, which needs no privilege.
@@ -52,7 +52,8 @@ void admit_only(int socket, std::string_view head) {
 }  // namespace
 
 HeartbeatSocket::HeartbeatSocket(const JobCredentials& credentials, int rank, const Topology& topology,
-                                 std::vector<Address> addresses, Fd socket, LocalRanks& local_ranks)
+                                 std::vector<Address> addresses, Fd socket, LocalRanks& local_ranks,
+                                 std::unique_ptr<HostProbes> probes)
     : key_(heartbeat_key(credentials)),
       topology_(topology),
       rank_(rank),
@@ -61,6 +62,8 @@ HeartbeatSocket::HeartbeatSocket(const JobCredentials& credentials, int rank, co
       socket_(std::move(socket)),
       family_(local_address(socket_.get()).family()),
       local_ranks_(local_ranks),
+      probes_(std::move(probes)),
+      asked_(topology.hosts.size()),
       detector_(int(topology.hosts.size()), own_host_, now_ns()) {
   setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &kBufferBytes, sizeof kBufferBytes);
   admit_only(socket_.get(), heartbeat_head(key_));
@@ -90,8 +93,34 @@ void HeartbeatSocket::send(const std::vector<int>& hosts, uint64_t now) {
     for (int rank : topology_.hosts[size_t(host)]) send_to(addresses_[size_t(rank)], bytes);
 }
 
+void HeartbeatSocket::receive(uint64_t now, std::vector<Heartbeat>& ends) {
+  char buffer[kHeartbeatBytes + 1];
+  for (int i = 0; i < kMostATick; ++i) {
+    const ssize_t n = recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+    if (n < 0) return;
+    auto heartbeat = parse_heartbeat({buffer, size_t(n)}, key_);
+    if (!heartbeat) unauthenticated_.fetch_add(1, std::memory_order_relaxed);
+    else if (detector_.heard(*heartbeat, now) && heartbeat->over && heartbeat->code != Code::ok)
+      ends.push_back(std::move(*heartbeat));
+  }
+}
+
+// Another of its ranks each time, since some may be stopped; each rank here begins with another one.
+void HeartbeatSocket::ask(int host, uint64_t now) {
+  const std::vector<int>& ranks = topology_.hosts[size_t(host)];
+  const size_t turn = size_t(topology_.local[size_t(rank_)]) + asked_[size_t(host)]++;
+  probes_->ask(ranks[turn % ranks.size()], now);
+}
+
+void HeartbeatSocket::take_answers(uint64_t now) {
+  if (!probes_) return;
+  std::lock_guard lock(mutex_);
+  for (int rank : probes_->step(now)) detector_.answered(topology_.host_of[size_t(rank)], now);
+}
+
 void HeartbeatSocket::tick(uint64_t now) {
-  std::vector<int> lost, unheard;
+  take_answers(now);
+  std::vector<int> lost, spared, unheard;
   std::vector<Heartbeat> ends;
   {
     std::lock_guard lock(mutex_);
@@ -100,20 +129,16 @@ void HeartbeatSocket::tick(uint64_t now) {
       last_heartbeat.store(now, std::memory_order_relaxed);
       send(receivers_of(own_host_, int(topology_.hosts.size())), now);
     }
-    char buffer[kHeartbeatBytes + 1];
-    for (int i = 0; i < kMostATick; ++i) {
-      const ssize_t n = recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-      if (n < 0) break;
-      auto heartbeat = parse_heartbeat({buffer, size_t(n)}, key_);
-      if (!heartbeat) unauthenticated_.fetch_add(1, std::memory_order_relaxed);
-      else if (detector_.heard(*heartbeat, now) && heartbeat->over && heartbeat->code != Code::ok)
-        ends.push_back(std::move(*heartbeat));
-    }
+    receive(now, ends);
     lost = detector_.lost(now);
+    spared = detector_.spared(now);
+    for (int host : detector_.doubtful(now))
+      if (probes_ && !over_) ask(host, now);
     unheard = detector_.never_heard(now);
   }
   for (const Heartbeat& end : ends) callbacks_.over(end.code, end.cause);
   for (int host : lost) callbacks_.lost(host);
+  for (int host : spared) callbacks_.spared(host);
   for (int host : unheard) callbacks_.unheard(host);
 }
 
@@ -139,9 +164,9 @@ bool HeartbeatSocket::heard_since(int rank, uint64_t then) const {
   return detector_.heard_since(topology_.host_of[size_t(rank)], then);
 }
 
-bool HeartbeatSocket::all_heard() const {
+bool HeartbeatSocket::all_heard(uint64_t now) const {
   std::lock_guard lock(mutex_);
-  return detector_.all_heard();
+  return detector_.all_heard(now);
 }
 
 }  // namespace lightcc

@@ -66,13 +66,11 @@ void TcpTransport::drop(Connection& c) {
 
 void TcpTransport::connect(TcpLinkState& link, Purpose purpose) {
   const Address& to = address(link);
-  const Address from = from_.empty() ? Address() : from_[nic(link)];
   link.retry_ns = now_ns() + kRetryNs;
   Fd fd(socket(to.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) throw system_error("opening a connection to " + peer(link).name);
-  if (from && from.family() == to.family() && bind(fd.get(), from.with_port(0).get(), from.length()) != 0)
-    return on_attempt_failed(link, errno);
-  if (::connect(fd.get(), to.get(), to.length()) != 0 && errno != EINPROGRESS) return on_attempt_failed(link, errno);
+  const int error = connect_from(fd, to, from_.empty() ? Address() : from_[nic(link)]);
+  if (error != 0) return on_attempt_failed(link, error);
   const int lane = std::max(link.key.lane, kControl);
   const Hello hello{purpose, rank_, link.key.peer, link.key.group, lane, link.stream->received()};
   Connection& c = open(std::move(fd), Handshake::connector(credentials_, hello), true);
