@@ -141,7 +141,7 @@ def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, presca
 def prepare(kind: int, address: int, dtype: int, shape: Sequence[int], name: str, process_set: ProcessSet, op: int,
             prescale: float, postscale: float, codec: int = 0, set_: int = 0,
             place: Optional[lib.Place] = None, flags: int = 0) -> int:
-    """A request of one tensor in place, for _core.start, which keeps its stream. set_: of a new_set(), or 0."""
+    """A request of one tensor in place, for lib.start, which keeps its stream. set_: of a new_set(), or 0."""
     kept_name, kept_shape = _name_of(name), _shape_of(shape)
     return lib.check(call(lib.prepare, 1, kind, flags, id_of(process_set), kept_name[0], op, 0, prescale, postscale,
                             0, address, address, kept_shape[0], dtype, len(shape), codec, set_, place))

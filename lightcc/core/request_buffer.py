@@ -33,7 +33,7 @@ class RequestBuffer:
 
     def set_tensor(self, index: int, address: int, output: int, shape: int, dtype: int, ndim: int,
                    place: Optional[Tuple] = None) -> None:
-        """place: None for the host's memory, or a _core.Place."""
+        """place: None for the host's memory, or a lib.Place."""
         begin = REQUEST_SIZE + index * TENSOR_SIZE
         _TENSOR.pack_into(self.memory, begin, address, output, shape, dtype, ndim)
         if place is not None:
@@ -58,7 +58,7 @@ def call(function: Callable[[int], int], count: int, kind: int, flags: int, grou
     """function(address of a request). struct.error for what does not fit into a field.
 
     count: 1, or 0 for a request without tensors. For several there is RequestBuffer. place: None for the host's memory,
-    or a _core.Place.
+    or a lib.Place.
     """
     try:
         buffer = _spare.pop()

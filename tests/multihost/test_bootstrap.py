@@ -119,7 +119,7 @@ MEET = """
 import os, sys
 import numpy as np
 import lightcc.numpy as hvd
-from lightcc import _core
+from lightcc.core import lib
 try:
     hvd.init()
 except hvd.HorovodInternalError as error:
@@ -127,7 +127,7 @@ except hvd.HorovodInternalError as error:
 except ValueError as error:
     print("refused ValueError", error, flush=True)
 else:
-    knobs = [line for line in _core.describe("knobs").splitlines() if "CACHE_CAPACITY" in line]
+    knobs = [line for line in lib.describe("knobs").splitlines() if "CACHE_CAPACITY" in line]
     print("sum", hvd.allreduce(np.array([hvd.rank()], np.int64), op=hvd.Sum)[0], knobs, flush=True)
     hvd.shutdown()
 """

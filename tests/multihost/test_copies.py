@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 PROGRAM = """
 import torch
 import lightcc.torch as hvd
-from lightcc import _core
+from lightcc.core import lib
 
 STEPS = 5
 hvd.init()
@@ -27,10 +27,10 @@ def train(steps):
     hvd.barrier()
 
 train(3)
-before = _core.counters()
+before = lib.counters()
 train(STEPS)
 gradients = STEPS * sum(4 * p.numel() for p in model.parameters())
-print({name: (_core.counters()[name] - before[name]) / gradients
+print({name: (lib.counters()[name] - before[name]) / gradients
        for name in ("payload_bytes", "copied_bytes", "staged_bytes")})
 hvd.shutdown()
 """

@@ -17,12 +17,12 @@ BODIES = ("test_collectives.py", "test_process_sets.py", "test_join.py")
 COUNTED = """
 import numpy as np
 import lightcc.numpy as hvd
-from lightcc import _core
+from lightcc.core import lib
 
 hvd.init()
 count = 1_000_000
 hvd.allreduce(np.ones(count, np.float32), name="x", op=hvd.Sum)
-sent = _core.counters()
+sent = lib.counters()
 hvd.barrier()
 print("sent", sent["harp_bytes"], sent["net_plugin_bytes"])
 hvd.shutdown()
@@ -108,10 +108,10 @@ import os
 os.environ["LIGHTCC_NET"] = "harp" if os.environ["HOROVOD_RANK"] == "0" else "tcp"
 import numpy as np
 import lightcc.numpy as hvd
-from lightcc import _core
+from lightcc.core import lib
 hvd.init()
 hvd.allreduce(np.ones(1000))
-print("harp_bytes", _core.counters()["harp_bytes"], flush=True)
+print("harp_bytes", lib.counters()["harp_bytes"], flush=True)
 hvd.shutdown()
 print("held []", flush=True)
 """

@@ -25,7 +25,7 @@ XDP = {"LIGHTCC_NET": "xdp"}
 COUNTED = """
 import numpy as np
 import lightcc.numpy as hvd
-from lightcc import _core
+from lightcc.core import lib
 
 def datagrams():  # that the kernel's UDP has received
     with open("/proc/net/snmp") as counters:
@@ -36,7 +36,7 @@ hvd.init()
 hvd.allreduce(np.ones(1000, np.float32), name="first")
 before = datagrams()
 hvd.allreduce(np.ones(1_000_000, np.float32), name="x", op=hvd.Sum)
-print("counts", _core.counters()["harp_bytes"], datagrams() - before)
+print("counts", lib.counters()["harp_bytes"], datagrams() - before)
 hvd.shutdown()
 """
 

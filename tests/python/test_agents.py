@@ -253,7 +253,7 @@ def test_a_broken_connection_is_a_lost_host_and_its_ranks_end():
 
 
 def test_a_silent_host_is_lost():
-    job = Job(sys.executable, "-c", "import sys; from lightcc.runner import launch, remote; remote.SILENCE_S = 4.0\n"
+    job = Job(sys.executable, "-c", "import sys; from lightcc.launch import remote; from lightcc.runner import launch; remote.SILENCE_S = 4.0\n"
               "sys.exit(launch.main())", "-np", "2", "-H", "localhost:1,h1:1", "--launch-command",
               "setsid -w sh -c {command}", "sh", "-c", "echo up; sleep 600")
     job.wait_for(*UP[:2])
@@ -267,7 +267,7 @@ def test_a_silent_host_is_lost():
 
 
 def test_a_stopped_launcher_goes_on_where_it_was():
-    job = Job(sys.executable, "-c", "import sys; from lightcc.runner import launch, remote; remote.SILENCE_S = 2.5\n"
+    job = Job(sys.executable, "-c", "import sys; from lightcc.launch import remote; from lightcc.runner import launch; remote.SILENCE_S = 2.5\n"
               "sys.exit(launch.main())", "-np", "2", "-H", "h1:2", *HERE, "sh", "-c", "echo up; sleep 5; echo done")
     job.wait_for(*UP[:2])
     job.process.send_signal(signal.SIGSTOP)

@@ -16,7 +16,7 @@ MEMBER = """
 import os, sys, threading, time
 import numpy as np
 import lightcc.numpy as hvd
-from lightcc import _core
+from lightcc.core import lib
 
 
 def say(*words):
@@ -25,14 +25,14 @@ def say(*words):
 
 def init(rank, size, job, where):
     try:
-        _core.init_at(int(rank), int(size), job, "secret", where)
+        lib.init_at(int(rank), int(size), job, "secret", where)
         say("formed")
     except hvd.HorovodInternalError as error:
         say("failed", time.monotonic(), error.status, error)
 
 
 def cancel(job, cause):
-    _core.cancel_init(job, cause.replace("_", " "))
+    lib.cancel_init(job, cause.replace("_", " "))
 
 
 def allreduce():
@@ -48,9 +48,9 @@ def left():  # descriptors, those of sockets among them, threads, memory that ra
 def cancel_in_child(job):  # where nobody is who waits for it
     child = os.fork()
     if child == 0:
-        _core.cancel_init(job, "the child's")
-        _core.init_at(0, 1, "the child's", "secret", _core.open_meeting())
-        os._exit(_core.size() - 1)
+        lib.cancel_init(job, "the child's")
+        lib.init_at(0, 1, "the child's", "secret", lib.open_meeting())
+        os._exit(lib.size() - 1)
     say(os.waitpid(child, 0)[1])
 
 
@@ -64,9 +64,9 @@ for line in sys.stdin:
     if command == "init":
         threading.Thread(target=init, args=words).start()
     elif command == "open":
-        say(_core.open_meeting())
+        say(lib.open_meeting())
     else:
-        {"cancel": cancel, "allreduce": allreduce, "left": left, "shutdown": _core.shutdown,
+        {"cancel": cancel, "allreduce": allreduce, "left": left, "shutdown": lib.shutdown,
          "cancel_in_child": cancel_in_child, "spent": spent}[command](*words)
 """
 

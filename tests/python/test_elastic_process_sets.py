@@ -169,7 +169,7 @@ PROGRAM = """
 import os, signal, sys, time
 import lightcc.torch as hvd
 import torch
-from lightcc.common import carried_sets
+from lightcc.core import carried_sets
 
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 

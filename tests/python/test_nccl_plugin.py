@@ -91,7 +91,7 @@ def test_without_nccl_it_says_so(monkeypatch):
 # each plugin that was opened; ends with an error if one of that name has other tables than before.
 LIVES = """
 import _ctypes, ctypes, sys
-from lightcc.runner import nccl_plugin
+from lightcc.launch import nccl_plugin
 
 FINALIZE = 20  # its place in the table
 

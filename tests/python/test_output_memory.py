@@ -260,7 +260,7 @@ def test_after_an_error_nothing_is_used_again():
     out = ranks.run_script("""
 import torch
 import lightcc.torch as hvd
-from lightcc import _core
+from lightcc.core import lib
 from lightcc.core.adapter import adapter_of
 hvd.init()
 x = torch.ones(1 << 19)
@@ -272,7 +272,7 @@ if hvd.rank() == 0:
 hvd.barrier()
 try:
     if hvd.rank() == 0:
-        _core.interrupted()
+        lib.interrupted()
         hvd.synchronize(handle)
     while True:
         hvd.allreduce(x, name="never done")

@@ -122,9 +122,9 @@ STOPPED_WRITER = """
 import sys
 import numpy as np
 import lightcc.numpy as hvd
-from lightcc import _core
+from lightcc.core import lib
 hvd.init()
-memory = _core.alloc(32 << 20)  # memory that ranks share: the owner of a shard writes all ranks' results
+memory = lib.alloc(32 << 20)  # memory that ranks share: the owner of a shard writes all ranks' results
 array = np.frombuffer(memory, np.float32, count=8 << 20)
 print("ready", flush=True)
 try:

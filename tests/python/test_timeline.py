@@ -66,7 +66,7 @@ def load(path):
 
 EVERYTHING = """
 import ctypes, sys, time, numpy as np, lightcc.numpy as hvd
-from lightcc import _core
+from lightcc.core import lib
 from lightcc.core.request_buffer import RequestBuffer
 hvd.init()
 x = np.ones(6, np.float32)
@@ -79,8 +79,8 @@ hvd.reducescatter(np.ones(hvd.size()), name="r")
 hvd.barrier()
 hvd.allreduce(x, name=sys.argv[1])
 name, barrier = ctypes.create_string_buffer(b'bad \\xff"'), RequestBuffer(0)
-barrier.set_request(_core.BARRIER, 0, 0, ctypes.addressof(name))
-_core.finish(_core.submit(barrier.address))
+barrier.set_request(lib.BARRIER, 0, 0, ctypes.addressof(name))
+lib.finish(lib.submit(barrier.address))
 hvd.barrier()
 if hvd.rank() == hvd.size() - 1:
     time.sleep(0.3)
