@@ -222,7 +222,7 @@ void Engine::send_leave_message(const std::string& text) {
 // none gets through, they hear the cause when they connect again.
 void Engine::leave_network(bool failed, const Cancellation* cancellation) {
   progress_lock_.assert_held();
-  const bool alone = peers_->heartbeats() && !peers_->heartbeats()->all_heard(now_ns());
+  const bool alone = peers_->heartbeats() && !peers_->heartbeats()->all_heard();
   const Deadline deadline(now_ns() + kFlushNs, cancellation);
   try {
     while (!deadline.over() && (failed ? alone : !peers_->finish_links())) {

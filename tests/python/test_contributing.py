@@ -50,7 +50,7 @@ def has_googletest():
         return False
 
 
-@pytest.mark.skipif(not has_googletest(), reason="needs a C++ compiler and GoogleTest")
+@pytest.mark.skipif(not has_googletest(), reason="missing: a C++ compiler and GoogleTest")
 def test_the_codec_of_the_page(tree):
     def compiled(name):
         output = str(tree / f"{Path(name).stem}.o")

@@ -86,7 +86,7 @@ TEST(HeartbeatSocket, AHostWhoseDatagramsDoNotGetThroughIsNotLostWhileARankOfItA
   for (size_t rank : {0, 1}) {
     EXPECT_TRUE(all.lost[rank].empty());
     EXPECT_EQ(all.spared[rank], std::vector<int>{1}) << "warned of once";
-    EXPECT_FALSE(all.sockets[rank]->all_heard(all.now));
+    EXPECT_FALSE(all.sockets[rank]->all_heard());
   }
   const auto& asked = all.probes[1]->asked;
   EXPECT_EQ(std::vector(asked.begin(), asked.begin() + 2), (std::vector{3, 4})) << "each begins with another one";
@@ -162,7 +162,7 @@ TEST(HeartbeatSocket, WhatAnEarlierJobOfTheSameNameSecretAndPortsSaysIsNotBeliev
   ASSERT_EQ(sendto(socket.get(), bytes.data(), bytes.size(), 0, to.get(), to.length()), ssize_t(bytes.size()));
   all.run(kSecond, {0, 1});
   EXPECT_EQ(all.over[0].second, "");
-  EXPECT_TRUE(all.sockets[0]->all_heard(all.now));
+  EXPECT_TRUE(all.sockets[0]->all_heard());
 }
 
 TEST(HeartbeatSocket, HoweverManyDatagramsOfStrangersComeNoHeartbeatIsLost) {

@@ -354,7 +354,7 @@ TEST(NextEpoch, RanksOfSeveralHostsShareANonceThatNoOtherEpochHas) {
     for (int rank : {0, 1, 2})
       outcomes[size_t(rank)].bootstrapped.peers->heartbeats()->tick(now_ns() + uint64_t(tick) * kHeartbeatNs);
   for (int rank : {0, 2}) {
-    EXPECT_TRUE(outcomes[size_t(rank)].bootstrapped.peers->heartbeats()->all_heard(now_ns()));
+    EXPECT_TRUE(outcomes[size_t(rank)].bootstrapped.peers->heartbeats()->all_heard());
     EXPECT_EQ(outcomes[size_t(rank)].bootstrapped.peers->heartbeats()->unauthenticated(), 0u);
   }
 }

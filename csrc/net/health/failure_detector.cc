@@ -156,7 +156,7 @@ std::vector<int> FailureDetector::spared(uint64_t now_ns) {
   look(now_ns);
   std::vector<int> hosts;
   for (Peer& peer : peers_) {
-    if (!is_missed(peer) || peer.told_spared || watched_ < peer.heard_at + kDeadNs) continue;
+    if (peer.told_spared || !answers_alone(peer)) continue;
     peer.told_spared = true;
     hosts.push_back(int(&peer - peers_.data()));
   }
@@ -174,10 +174,9 @@ std::vector<int> FailureDetector::never_heard(uint64_t now_ns) {
   return hosts;
 }
 
-bool FailureDetector::all_heard(uint64_t now_ns) const {
-  return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-    const bool is_spared = is_missed(peer) && peer.told_spared && watched(now_ns) >= peer.heard_at + kDeadNs;
-    return !peer.expected || (peer.heard && !is_spared);
+bool FailureDetector::all_heard() const {
+  return std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    return !peer.expected || (peer.heard && !answers_alone(peer));
   });
 }
 

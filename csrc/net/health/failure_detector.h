@@ -61,10 +61,10 @@ class FailureDetector {
   // at once, and one that is always late still finds out.
   std::vector<int> lost(uint64_t now_ns);          // heard at least once, and then there was no sign of it for kDeadNs
   std::vector<int> doubtful(uint64_t now_ns);      // the same for kDoubtNs, and not lost: each is to be asked now
-  std::vector<int> spared(uint64_t now_ns);        // its heartbeats stay away for kDeadNs; only its answers keep it
+  std::vector<int> spared(uint64_t now_ns);        // it has answered kDeadNs after its last heartbeat; told once
   std::vector<int> never_heard(uint64_t now_ns);   // not once in kNeverNs: does a firewall keep UDP out?
   // Of the hosts that it need hear, each at least once, and none is kept by its answers alone: datagrams get through.
-  bool all_heard(uint64_t now_ns) const;
+  bool all_heard() const;
   // Whether that host has been heard after this time of CLOCK_MONOTONIC, and was not over.
   bool heard_since(int host, uint64_t then_ns) const;
   // How long ago that rank last looked around, counted as above; none if nothing is known.
@@ -79,6 +79,8 @@ class FailureDetector {
     std::vector<uint16_t> awake_ages;
   };
   static bool is_missed(const Peer& one) { return one.expected && one.heard && !one.over && !one.told_lost; }
+  // Connections get through and datagrams do not. After a cut that heals, a few answers come before heartbeats do.
+  static bool answers_alone(const Peer& one) { return is_missed(one) && one.alive_at >= one.heard_at + kDeadNs; }
   uint64_t watched(uint64_t now_ns) const;
   void look(uint64_t now_ns);
   std::vector<Peer> peers_;                        // by host

@@ -164,9 +164,9 @@ bool HeartbeatSocket::heard_since(int rank, uint64_t then) const {
   return detector_.heard_since(topology_.host_of[size_t(rank)], then);
 }
 
-bool HeartbeatSocket::all_heard(uint64_t now) const {
+bool HeartbeatSocket::all_heard() const {
   std::lock_guard lock(mutex_);
-  return detector_.all_heard(now);
+  return detector_.all_heard();
 }
 
 }  // namespace lightcc

@@ -39,7 +39,7 @@ class HeartbeatSocket {
   // How long ago a rank of another host looked around, if that is known. Any thread.
   std::optional<uint64_t> awake_ns_ago(int rank, uint64_t now_ns) const;
   bool heard_since(int rank, uint64_t then_ns) const;  // its host, and it had not ended. Any thread.
-  bool all_heard(uint64_t now_ns) const;           // datagrams of all hosts that send them here get through. Any thread
+  bool all_heard() const;                          // datagrams of all hosts that send them here get through. Any thread
   void close_in_child() { socket_ = Fd(); }
   uint64_t unauthenticated() const { return unauthenticated_.load(std::memory_order_relaxed); }
 
