@@ -252,10 +252,15 @@ def test_a_broken_connection_is_a_lost_host_and_its_ranks_end():
     assert code == 1 and err.startswith("lightccrun: lost host h1 with rank 1: sh ") and "ended the other rank" in err
 
 
+def launcher_with_silence_of(seconds):
+    """The program of a launcher that calls an agent lost after so long a silence."""
+    return ("import sys; from lightcc.launch import remote; from lightcc.runner import launch; "
+            f"remote.SILENCE_S = {seconds}; sys.exit(launch.main())")
+
+
 def test_a_silent_host_is_lost():
-    job = Job(sys.executable, "-c", "import sys; from lightcc.launch import remote; from lightcc.runner import launch; remote.SILENCE_S = 4.0\n"
-              "sys.exit(launch.main())", "-np", "2", "-H", "localhost:1,h1:1", "--launch-command",
-              "setsid -w sh -c {command}", "sh", "-c", "echo up; sleep 600")
+    job = Job(sys.executable, "-c", launcher_with_silence_of(4.0), "-np", "2", "-H", "localhost:1,h1:1",
+              "--launch-command", "setsid -w sh -c {command}", "sh", "-c", "echo up; sleep 600")
     job.wait_for(*UP[:2])
     time.sleep(4)  # all is well as long as the agent speaks
     (agent,) = agents_of(job)
@@ -267,8 +272,8 @@ def test_a_silent_host_is_lost():
 
 
 def test_a_stopped_launcher_goes_on_where_it_was():
-    job = Job(sys.executable, "-c", "import sys; from lightcc.launch import remote; from lightcc.runner import launch; remote.SILENCE_S = 2.5\n"
-              "sys.exit(launch.main())", "-np", "2", "-H", "h1:2", *HERE, "sh", "-c", "echo up; sleep 5; echo done")
+    job = Job(sys.executable, "-c", launcher_with_silence_of(2.5), "-np", "2", "-H", "h1:2", *HERE,
+              "sh", "-c", "echo up; sleep 5; echo done")
     job.wait_for(*UP[:2])
     job.process.send_signal(signal.SIGSTOP)
     time.sleep(4)
