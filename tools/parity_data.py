@@ -215,5 +215,6 @@ def _tests_of(file: str) -> frozenset:
                      if isinstance(node, ast.FunctionDef) and node.name.startswith(("test_", "check_")))
 
 
+@functools.lru_cache(maxsize=None)
 def path_of(file: str) -> Optional[Path]:
-    return next((folder / file for folder in TEST_FOLDERS if (folder / file).is_file()), None)
+    return next((path for folder in TEST_FOLDERS for path in folder.rglob(file)), None)

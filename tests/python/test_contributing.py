@@ -31,7 +31,7 @@ def apply(folder, diff):
 def tree(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "csrc", folder / "csrc")
-    (folder / "tests" / "unit").mkdir(parents=True)
+    (folder / "tests" / "unit" / "collective").mkdir(parents=True)
     for language, text in BLOCKS:
         if language == "diff":
             apply(folder, text)
@@ -57,7 +57,7 @@ def test_the_codec_of_the_page(tree):
         subprocess.run([*COMPILER, "-c", name, "-o", output], cwd=tree, check=True)
         return output
 
-    names = [f"csrc/{source}" for source in SOURCES] + ["tests/unit/sign_codec_test.cc"]
+    names = [f"csrc/{source}" for source in SOURCES] + ["tests/unit/collective/sign_codec_test.cc"]
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, names))
     subprocess.run([*COMPILER, *objects, "-lgtest", "-lgtest_main", "-o", "codec_tests"], cwd=tree, check=True)

@@ -1,5 +1,5 @@
 // Which accesses the CUDA of the other tests takes for ordered.
-#include "doubles/cuda_double_clocks.h"
+#include "unit/doubles/cuda_double_clocks.h"
 
 #include <gtest/gtest.h>
 

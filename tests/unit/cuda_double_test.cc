@@ -1,5 +1,5 @@
 // The CUDA of the other tests: that it does what CUDA promises, no more, and finds what CUDA forbids.
-#include "doubles/cuda_double.h"
+#include "unit/doubles/cuda_double.h"
 
 #include <gtest/gtest.h>
 

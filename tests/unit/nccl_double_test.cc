@@ -1,7 +1,7 @@
 // The NCCL of the other tests: that it computes what NCCL does, in groups and in place too.
 #include <algorithm>
 
-#include "nccl_double_ranks.h"
+#include "unit/nccl_double_ranks.h"
 
 namespace lightcc {
 namespace {

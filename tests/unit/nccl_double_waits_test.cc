@@ -1,7 +1,7 @@
 // What the NCCL of the other tests does later, whom its kernels wait for, and how communicators begin and end.
 #include <algorithm>
 
-#include "nccl_double_ranks.h"
+#include "unit/nccl_double_ranks.h"
 
 namespace lightcc {
 namespace {

@@ -1,6 +1,6 @@
 // What the kernel that copies many pieces does (kernels.cu), down to one thread's share. Pieces are cut into tiles that
 // blocks take by turns, so that many small pieces keep the whole GPU busy, and so does a large one among them. It is
-// plain C++ too, as scale.h is, so that tests run it where there is no GPU (tests/unit/cuda_pack_test.cc).
+// plain C++ too, as scale.h is, so that tests run it where there is no GPU (tests/unit/device/cuda/cuda_pack_test.cc).
 #pragma once
 #include <cstddef>
 #include <cstdint>
