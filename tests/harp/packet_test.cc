@@ -62,13 +62,13 @@ void expect_exact_length(const Bytes& bytes, Read read) {
   EXPECT_FALSE(read(std::span(more)));
 }
 
-TEST(Packet, HeaderLayout) {
+TEST(Packet, TheHeaderHasItsDocumentedLayout) {
   const Bytes expected = {0x12, 0x09, 0x44, 0x33, 0x22, 0x11, 0x88, 0x77, 0x66, 0x55, 0xaa,
                           0x99, 0xee, 0xdd, 0xcc, 0xbb, 0x04, 0x03, 0x02, 0x01, 0x06, 0x05};
   EXPECT_EQ(header_bytes(some_header()), expected);
 }
 
-TEST(Packet, HeaderRoundTrip) {
+TEST(Packet, AHeaderReadsAsItWasWritten) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 1000; ++i) {
     const Header header{.type = static_cast<Type>(random() % 8),
@@ -83,7 +83,7 @@ TEST(Packet, HeaderRoundTrip) {
   }
 }
 
-TEST(Packet, HeaderRefused) {
+TEST(Packet, ABrokenHeaderIsRefused) {
   const Bytes good = header_bytes(some_header());
   for (size_t n = 0; n < kHeaderBytes; ++n) {
     const Bytes part(good.begin(), good.begin() + n);
@@ -97,7 +97,7 @@ TEST(Packet, HeaderRefused) {
   }
 }
 
-TEST(Packet, AckRoundTrip) {
+TEST(Packet, AnAckReadsAsItWasWritten) {
   const AckBody ack = some_ack({{k32 + 5, k32 + 9}, {k32 - 3, k32 + 3}, {k32 - 7, k32 - 7}});
   const Bytes bytes = body_bytes(write_ack, ack);
   const Bytes expected = {7, 0, 0, 0, 3, 9, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0};
@@ -127,7 +127,7 @@ TEST(Packet, AckOfSixteenRangesAndALongDelay) {
   EXPECT_FALSE(read_ack(more, 102));
 }
 
-TEST(Packet, AckRefused) {
+TEST(Packet, AnAckThatContradictsItselfIsRefused) {
   const auto refused = [](const Bytes& bytes, uint64_t expected) { return !read_ack(bytes, expected); };
   const Bytes good = body_bytes(write_ack, some_ack({{10, 12}, {3, 5}}));  // gap at 13, second length at 17
   ASSERT_FALSE(refused(good, 13));
@@ -165,7 +165,7 @@ TEST(Packet, AckRefused) {
   EXPECT_TRUE(refused(bytes, 13));
 }
 
-TEST(Packet, Grant) {
+TEST(Packet, AGrantReadsAsItWasWritten) {
   GrantBody grant;
   grant.first = 0xfffe;
   grant.count = kMostGrants;
@@ -201,7 +201,7 @@ TEST(Packet, LargestGrantWithLargestAckFitsAControlPacket) {
   EXPECT_LE(kHeaderBytes + bytes, kMostControlBytes);
 }
 
-TEST(Packet, Credit) {
+TEST(Packet, ACreditReadsAsItWasWritten) {
   Bytes bytes = body_bytes(write_credit, CreditBody{0x01020304});
   EXPECT_EQ(bytes, (Bytes{4, 3, 2, 1}));
   size_t used = 0;
@@ -228,7 +228,7 @@ OpenBody some_open() {
   return open;
 }
 
-TEST(Packet, Open) {
+TEST(Packet, AnOpenReadsAsItWasWritten) {
   const Bytes bytes = body_bytes(write_open, some_open());
   EXPECT_EQ(bytes.size(), 50u);
   EXPECT_EQ(read_open(bytes), some_open());
@@ -259,7 +259,7 @@ TEST(Packet, OpenAtItsBounds) {
   EXPECT_FALSE(accepted([](OpenBody& open) { open.paths = 9; }));
 }
 
-TEST(Packet, Close) {
+TEST(Packet, ACloseReadsAsItWasWritten) {
   Bytes bytes = body_bytes(write_close, CloseBody{CloseReason::failed});
   EXPECT_EQ(bytes, Bytes{1});
   EXPECT_EQ(bytes.size(), kCloseBytes);

@@ -313,7 +313,7 @@ TEST_P(PortContract, ClosingTheSenderWhileItSends) {
   deliver(*c, *b, {make(b->caps().address, 0, data, 1000)});
 }
 
-TEST_P(PortContract, ManyPeers) {
+TEST_P(PortContract, ManyPeersAreToldApart) {
   const uint8_t* data = memory(4096);
   const auto hub = open();
   std::vector<std::unique_ptr<Port>> peers;

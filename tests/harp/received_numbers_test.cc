@@ -56,14 +56,14 @@ struct Oracle {
   }
 };
 
-TEST(ReceivedNumbers, NothingYet) {
+TEST(ReceivedNumbers, NothingIsKnownBeforeTheFirst) {
   const ReceivedNumbers numbers(77);
   EXPECT_EQ(numbers.expected(), 77u);
   EXPECT_FALSE(numbers.any());
   EXPECT_TRUE(ranges_of(numbers).empty());
 }
 
-TEST(ReceivedNumbers, InOrder) {
+TEST(ReceivedNumbers, NumbersInOrderMoveTheNextOneUp) {
   ReceivedNumbers numbers(5);
   for (uint64_t n = 5; n < 3 * kWindow; ++n) ASSERT_TRUE(take(numbers, n));
   EXPECT_EQ(numbers.expected(), 3 * kWindow);
@@ -80,7 +80,7 @@ TEST(ReceivedNumbers, BelowTheFirstNumberIsNothing) {
   EXPECT_EQ(ranges_of(numbers), (std::vector<Range>{{100, 101}}));
 }
 
-TEST(ReceivedNumbers, TheWindowsEdge) {
+TEST(ReceivedNumbers, TheWindowEndsWhereItShould) {
   ReceivedNumbers numbers;
   EXPECT_TRUE(take(numbers, kWindow));  // the window is now 1 .. kWindow
   EXPECT_FALSE(take(numbers, 0)) << "too old to tell";

@@ -1,6 +1,6 @@
 // Random workloads over random networks, in virtual time. HARP_SEEDS says how many seeds, HARP_FIRST_SEED which first:
-//   HARP_SEEDS=2000 harp_tests --gtest_filter=Simulator.RandomNetworks
-//   HARP_SEEDS=1 HARP_FIRST_SEED=123 harp_tests --gtest_filter=Simulator.RandomNetworks     replays seed 123
+//   HARP_SEEDS=2000 harp_tests --gtest_filter=Simulator.RandomNetworksDeliverEveryMessage
+//   HARP_SEEDS=1 HARP_FIRST_SEED=123 harp_tests --gtest_filter=Simulator.RandomNetworksDeliverEveryMessage     replays seed 123
 #include "harp/simulator.h"
 
 #include <gtest/gtest.h>
@@ -269,12 +269,12 @@ class RandomRun {
   std::string fault_;
 };
 
-TEST(Simulator, RandomNetworks) {
+TEST(Simulator, RandomNetworksDeliverEveryMessage) {
   const uint64_t first = number_from("HARP_FIRST_SEED", 1), count = number_from("HARP_SEEDS", 500);
   for (uint64_t seed = first; seed < first + count; ++seed) {
     const std::string fault = RandomRun(seed).run();
     ASSERT_EQ(fault, "") << "replay: HARP_SEEDS=1 HARP_FIRST_SEED=" << seed
-                         << " harp_tests --gtest_filter=Simulator.RandomNetworks";
+                         << " harp_tests --gtest_filter=Simulator.RandomNetworksDeliverEveryMessage";
   }
 }
 

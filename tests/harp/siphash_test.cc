@@ -44,7 +44,7 @@ std::vector<uint8_t> counting(size_t size) {
   return bytes;
 }
 
-TEST(SipHash, Vectors) {
+TEST(SipHash, ThePapersVectorsHaveTheirHashes) {
   for (size_t n = 0; n < kVectors.size(); ++n) EXPECT_EQ(hash(counting(n)), kVectors[n]) << n << " bytes";
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 using namespace test;
 
-TEST(AccessHistories, StayShort) {
+TEST(AccessHistories, HistoriesStayShort) {
   AccessHistory history;
   VectorClock clock;
   const char data[64] = {};

@@ -271,7 +271,7 @@ TEST_F(NcclDoubles, CommunicatorsAreFinalizedBeforeTheyAreDestroyed) {
   EXPECT_EQ(nccl.leaks(), 0u);
 }
 
-TEST_F(NcclDoubles, PlantedFailures) {
+TEST_F(NcclDoubles, PlantedFailuresAreReported) {
   nccl.fail("AllReduce", 2, kRemoteError);
   nccl.set_version(21805);
   int version = 0;

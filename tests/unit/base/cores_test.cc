@@ -36,7 +36,7 @@ TEST_F(Cores, NothingThereIsNoQuota) {
   EXPECT_EQ(usable_cores(root_.string()), bound_cores());
 }
 
-TEST_F(Cores, Version2RoundsUp) {
+TEST_F(Cores, LimitsOfVersion2AreRoundedUp) {
   put("proc/self/cgroup", "0::/");
   put("sys/fs/cgroup/cpu.max", "150000 100000");
   EXPECT_EQ(quota(), 2);
@@ -47,7 +47,7 @@ TEST_F(Cores, Version2RoundsUp) {
   EXPECT_EQ(usable_cores(root_.string()), 1);
 }
 
-TEST_F(Cores, Version2WithoutLimit) {
+TEST_F(Cores, Version2WithoutALimitHasAllCores) {
   put("proc/self/cgroup", "0::/");
   put("sys/fs/cgroup/cpu.max", "max 100000");
   EXPECT_EQ(quota(), 0);
@@ -75,7 +75,7 @@ TEST_F(Cores, APathOutsideTheMountIsNotFollowed) {
   EXPECT_EQ(quota(), 5);
 }
 
-TEST_F(Cores, Version1) {
+TEST_F(Cores, LimitsOfCgroupsVersion1AreRead) {
   put("proc/self/cgroup", "11:memory:/a\n4:cpu,cpuacct:/a\n3:cpuset:/a");
   put("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "250000");
   put("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000");
@@ -86,7 +86,7 @@ TEST_F(Cores, Version1) {
   EXPECT_EQ(quota(), 0);
 }
 
-TEST_F(Cores, Rubbish) {
+TEST_F(Cores, UnreadableLimitsCountAsNone) {
   put("proc/self/cgroup", "\n::\n0\n0::/");
   put("sys/fs/cgroup/cpu.max", "lots of it");
   EXPECT_EQ(quota(), 0);

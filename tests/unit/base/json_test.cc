@@ -32,7 +32,7 @@ TEST(Json, WhatIsNotUtf8IsReplacedByteByByte) {
   EXPECT_EQ(json_string("\xef\xbf\xbd\xe2\x82"), "\"\xef\xbf\xbd" + bad + bad + '"');
 }
 
-TEST(Json, Objects) {
+TEST(Json, ObjectsAreWrittenWithTheirFields) {
   EXPECT_TRUE(JsonObject().empty());
   EXPECT_EQ(JsonObject().text(), "{}");
   EXPECT_EQ(JsonObject().add("a\"", "b").add("n", -3).text(), R"({"a\"":"b","n":-3})");

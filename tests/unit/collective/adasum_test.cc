@@ -362,7 +362,7 @@ TEST(Adasum, NoStepDisturbsAnotherOfItsRound) {
 }
 
 // Start-ups and volume on 16 ranks for 16 x 8 elements: as halving-doubling, and log2(p)^2 / 2 rounds for dot products.
-TEST(Adasum, RoundsAndVolume) {
+TEST(Adasum, RoundsAndVolumeAreThoseOfThePaper) {
   Case one{"adasum_halving", DType::float32, {{0, 128}}, 128, false, 1, 1, 1};
   const auto sent = [](const Schedule& rounds) {
     std::pair<int64_t, int64_t> counts;  // of data, of dot products
@@ -527,7 +527,7 @@ TEST(AdasumEngine, ProcessSetsAndSumsBesideIt) {
 }
 
 // To the last bit: alike stays, orthogonal adds up, nothing changes nothing, and a NaN stays in its tensor.
-TEST(AdasumEngine, ExactCases) {
+TEST(AdasumEngine, CasesWithKnownResultsAreExact) {
   for (int size : {2, 3, 4}) {
     SCOPED_TRACE(testing::Message() << size << " ranks");
     Ranks ranks(size);

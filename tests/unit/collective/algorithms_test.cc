@@ -81,7 +81,7 @@ int64_t sent(const Schedule& rounds) {
 }
 
 // Start-ups and volume as in the literature, for 16 ranks with 16 x 8 elements.
-TEST(Algorithms, RoundsAndVolume) {
+TEST(Algorithms, RoundsAndVolumeAreThoseOfTheFormulas) {
   Collective c = Problem(Kind::allreduce, 16, 128, 1).of(3);
   struct Cost { const char* name; size_t rounds; int64_t sent; };
   for (const Cost& cost : {Cost{"ring", 30, 2 * 15 * 8}, Cost{"recursive_doubling", 4, 4 * 128},
@@ -139,7 +139,7 @@ std::string fault_of(std::vector<Schedule> schedules, bool in_place = false) {
   return "none";
 }
 
-TEST(SimulatedNetwork, SeesFaults) {
+TEST(SimulatedNetwork, DeadlocksAndWrongSizesAreNoticed) {
   const Place in{Memory::input, 0}, out{Memory::output, 0};
   const auto starts = [](const std::string& text, const char* start) { return text.rfind(start, 0) == 0; };
   const auto exchange = [&](int peer) { return Schedule{{Step::send(peer, in, 4), Step::recv(peer, out, 4)}}; };

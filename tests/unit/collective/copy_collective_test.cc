@@ -74,7 +74,7 @@ class CopyCollectives : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, CopyCollectives, testing::Range(1, 6), testing::PrintToStringParamName());
 
 // Counts of nothing, of a line, of several blocks, and larger than a ring.
-TEST_P(CopyCollectives, EveryKindWherever) {
+TEST_P(CopyCollectives, EveryKindIsRightWhereverMemoryIs) {
   const uint64_t seed = run_seed();
   CopyingRanks ranks(GetParam());
   uint64_t turn = 0;

@@ -175,7 +175,7 @@ class Shared : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, Shared, testing::Range(1, 6), testing::PrintToStringParamName());
 
 // Counts below a line, below kFlatBytes, of several blocks, uneven, and larger than a ring.
-TEST_P(Shared, AllreduceWherever) {
+TEST_P(Shared, AllreduceIsRightWhereverMemoryIs) {
   const uint64_t seed = test::run_seed();
   SharedRanks ranks(GetParam(), seed);
   unsigned turn = 0;

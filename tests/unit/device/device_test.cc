@@ -214,7 +214,7 @@ TEST_P(Reduce, EqualsTheOracle) {
   });
 }
 
-TEST_P(Reduce, AppliesFactors) {
+TEST_P(Reduce, FactorsAreApplied) {
   const std::pair<double, double> factors[] = {{0.3, 1}, {1, 1.0 / 3}, {2.5, -0.7}, {1e30, 1}, {0, 1}};
   const size_t lengths[] = {1, 65, 4097};
   with_oracle(GetParam(), [&](auto oracle) {

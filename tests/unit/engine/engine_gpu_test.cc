@@ -3,8 +3,8 @@
 #include "unit/gpus.h"
 #include "labels.h"
 
-LABEL(on_hosts, "*Gpus.OtherKinds*:*Gpus.RanksThatHaveJoined*");
-LABEL(as_placed, "*Gpu*-*Gpus.OtherKinds*:*Gpus.RanksThatHaveJoined*");
+LABEL(on_hosts, "*Gpus.OtherKindsRunOnTensorsOfGpus*:*Gpus.RanksThatHaveJoined*");
+LABEL(as_placed, "*Gpu*-*Gpus.OtherKindsRunOnTensorsOfGpus*:*Gpus.RanksThatHaveJoined*");
 
 namespace lightcc {
 namespace {
@@ -123,7 +123,7 @@ TEST_P(Gpus, TensorsAreFilledInOrderWithTheirStreams) {
   });
 }
 
-TEST_P(Gpus, OtherKinds) {
+TEST_P(Gpus, OtherKindsRunOnTensorsOfGpus) {
   Ranks ranks(3, config_);
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);
@@ -186,7 +186,7 @@ TEST_P(Gpus, AnotherStreamCanGoOnBehindTheOutputs) {
   });
 }
 
-TEST_P(Gpus, CompressedGradients) {
+TEST_P(Gpus, CompressedGradientsAddUpToNearlyTheirSum) {
   Ranks ranks(std::vector<int>{1, 1}, config_);
   ranks.each([&](Engine& engine, int rank) {
     void* stream = stream_of(rank);

@@ -27,7 +27,7 @@ NcclSetup::Offer offer(int version, const std::string& bus_id, const std::string
   return offer;
 }
 
-TEST(RefuseNccl, SaysWhoCannot) {
+TEST(RefuseNccl, ARefusalNamesTheRanksThatCannot) {
   const Topology hosts = Topology::by_leader({0, 0, 2});
   const Group group(0, {2, 1, 0}, 0, hosts);  // member 0 alone on its host
   const auto good = offer(22703, "a");

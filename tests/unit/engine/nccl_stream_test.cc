@@ -42,7 +42,7 @@ TEST_F(NcclStreams, CopyOneByOneIfTheyAreToldTo) {
   EXPECT_EQ(cuda.faults(), Texts{});
 }
 
-TEST_F(NcclStreams, CopyBetweenGpus) {
+TEST_F(NcclStreams, CopiesGoFromOneGpuToAnother) {
   NcclStream stream(table, 0, true);
   auto* const others = static_cast<float*>(cuda.allocate(1, 12));
   cuda.fill(0, stream.get(), buffer, 3, 1);

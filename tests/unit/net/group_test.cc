@@ -47,7 +47,7 @@ TEST(Group, HostsComeInTheOrderOfTheirFirstMembers) {
   EXPECT_FALSE(group.on_one_host());
 }
 
-TEST(Group, OfOneHost) {
+TEST(Group, AGroupOfOneHostHasNoOtherNodes) {
   const Group pair(1, {5, 4}, 4, uneven()), alone(2, {3}, 3, uneven());
   EXPECT_TRUE(pair.on_one_host());
   EXPECT_EQ(pair.hosts(), (Hosts{{0, 1}}));

@@ -28,7 +28,7 @@ TEST(Topology, HostsComeInTheOrderOfTheirFirstRanks) {
   }
 }
 
-TEST(Topology, OneHost) {
+TEST(Topology, RanksOfOneHostAreOneNode) {
   for (int ranks : {1, 2, 5}) {
     const Topology topology = Topology::one_host(ranks);
     EXPECT_EQ(topology.ranks(), ranks);

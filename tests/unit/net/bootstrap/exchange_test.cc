@@ -340,7 +340,7 @@ TEST(BootstrapExchange, AFailureIsBroughtToAllOnce) {
   client.join();
 }
 
-TEST(BootstrapExchange, ManyRanks) {
+TEST(BootstrapExchange, ManyRanksMeet) {
   constexpr int kSize = 200;
   Site site;
   std::vector<int> ranks;
