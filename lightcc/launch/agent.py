@@ -149,7 +149,7 @@ class _Agent:
             for ended in self._result_sender.drop_value(message.rank) if self._result_sender else ():
                 self._send(ended)
         elif isinstance(message, StartRank) and self._host_ranks:
-            self._start_rank(Place(*message.place)._replace(here=True))
+            self._start_rank(self._host_ranks, Place(*message.place)._replace(here=True))
         elif isinstance(message, Tell) and self._host_ranks:
             self._host_ranks.tell(message.rank, message.chunk)
         elif isinstance(message, Input) and self._host_ranks:
@@ -177,8 +177,9 @@ class _Agent:
             self._send(Remark(f"cannot work in {job.folder}: {error.strerror}; its ranks work in {os.getcwd()}"))
         try:
             places = [Place(*place)._replace(here=True) for place in job.places]
-            for place in places if self._run_files else ():
-                self._run_files.add(place.rank)
+            for place in places:
+                if self._run_files:
+                    self._run_files.add(place.rank)
             here, remarks = with_threads(Job(places, lambda rank: job.command, run_files=self._run_files,
                                              settings=job.environment, bind_at_fork=True,
                                              stdin=subprocess.DEVNULL if self._run_files else subprocess.PIPE,
@@ -196,7 +197,7 @@ class _Agent:
         for message in [*remarks, *self._host_ranks.started()]:
             self._send(message)
 
-    def _start_rank(self, place: Place) -> None:
+    def _start_rank(self, host_ranks: HostRanks, place: Place) -> None:
         if self._run_files:
             self._run_files.add(place.rank)
         try:
@@ -204,7 +205,7 @@ class _Agent:
         except StartError as error:
             self._send(NotStarted(place.rank, str(error), error.exit_code))
             return
-        self._host_ranks.add(rank)
+        host_ranks.add(rank)
         self._send(Started(rank.number, rank.pid))
 
 
