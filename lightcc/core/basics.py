@@ -45,7 +45,7 @@ class HorovodBasics(BuildQueries):
     True
     """
 
-    Average, Sum, Adasum, Min, Max, Product = range(6)
+    Average, Sum, Adasum, Min, Max, Product = lib.OPS
 
     def __init__(self, pkg_path: Any, *args: Any) -> None:
         pass

@@ -55,7 +55,7 @@ Tensor = TypeVar("Tensor")  # any of these, and the same comes back
 class ReduceOps:
     """How a reduction combines values; the same numbers as in the core."""
 
-    Average, Sum, Adasum, Min, Max, Product = range(6)
+    Average, Sum, Adasum, Min, Max, Product = lib.OPS
 
 
 Average = ReduceOps.Average

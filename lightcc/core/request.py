@@ -219,7 +219,7 @@ def _send(function: Callable[..., int], *arguments: Any) -> int:
         raise
 
 
-_OPS = frozenset(range(6))
+_OPS = frozenset(lib.OPS)
 
 
 def _not_an_op(op: Any) -> Exception:  # all else that may not fit into a field has been looked at
