@@ -68,7 +68,7 @@ def keep_layers_local(distributed, layers) -> None:
     distributed._reducer.keep_layers_local(layers)
 
 
-def _distributed(plain: type, options: Options) -> type:
+def _distributed(plain: type, options: Options):
     """A subclass of an optimizer's class."""
     if options.op not in (ReduceOps.Average, ReduceOps.Sum):
         raise ValueError(f"op must be hvd.Average or hvd.Sum for a Keras optimizer, not {options.op!r}.")

@@ -3,7 +3,6 @@
 """
 from typing import Any
 
-from lightcc.core import lib
 from lightcc.core.basics import HorovodBasics
 
 __all__ = [
@@ -14,7 +13,8 @@ __all__ = [
 
 basics = HorovodBasics(__file__)
 
-Average, Sum, Adasum, Min, Max, Product = lib.OPS
+Average, Sum, Adasum = basics.Average, basics.Sum, basics.Adasum
+Min, Max, Product = basics.Min, basics.Max, basics.Product
 shutdown, is_initialized = basics.shutdown, basics.is_initialized
 size, rank = basics.size, basics.rank
 local_size, local_rank = basics.local_size, basics.local_rank
