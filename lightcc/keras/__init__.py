@@ -13,10 +13,10 @@ from lightcc.compress.variable_compression import (
     gather_residuals,
     load_compression_state,
 )
+from lightcc.core import job as _job
 from lightcc.core import lib
 from lightcc.core.job import *  # noqa: F401,F403
 from lightcc.core.job import Adasum, Average, HorovodBasics, init, shutdown  # noqa: F401
-from lightcc.core.job import __all__ as _job
 from lightcc.core.job import basics as _basics  # noqa: F401
 from lightcc.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
@@ -34,12 +34,13 @@ PartialDistributedOptimizer, load_model = _front.PartialDistributedOptimizer, _f
 allgather, broadcast, reducescatter = _front.allgather, _front.broadcast, _front.reducescatter
 broadcast_global_variables, check_weights = _front.broadcast_global_variables, _front.check_weights
 
-__all__ = _job + [
+__all__ = [
     "Adasum", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "add_process_set",
     "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "check_weights",
     "compression_state", "compression_stats", "elastic", "gather_residuals", "global_process_set", "init",
     "load_compression_state", "load_model", "reducescatter", "remove_process_set", "shutdown",
 ]
+__all__ += _job.__all__
 
 
 def DistributedOptimizer(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none,
