@@ -30,7 +30,7 @@ help:
 	@echo 'make bench      a short benchmark'
 	@echo 'make gpu-test   with a GPU, and PyTorch, pytest and CuPy in $(PYTHON): all that runs there'
 	@echo 'make gpu-bench  with a GPU, and PyTorch in $(PYTHON): how fast it is there'
-	@echo 'make lint       style, layers, generated docs'
+	@echo 'make lint       style, types, layers, generated docs'
 	@echo 'make docs       the documentation as a site, in build/site; links and anchors are checked'
 	@echo 'make sanitize   C++ unit tests under ASan + UBSan, then TSan'
 	@echo 'make fuzz       every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
@@ -114,6 +114,7 @@ gpu-bench:
 
 lint: build/cmake/build.ninja
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 	$(PYTHON) .ci/layers.py
 	$(PYTHON) .ci/pages.py
 	$(PYTHON) .ci/vocabulary.py

@@ -142,6 +142,19 @@ def check_layers(tree: Path) -> None:
     front.unlink()
 
 
+def check_types(tree: Path) -> None:
+    core = tree / "lightcc" / "core"
+    for package in (core.parent, core):
+        (package / "__init__.py").touch()
+    module = core / "planted.py"
+    command = [BIN / "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", tree / "mypy", module]
+    module.write_text("import re\n\n\ndef planted(word: str) -> str:\n    return re.match(word, word).group()\n")
+    expect_alarm("a value that may be None", command, 'Item "None" of "Optional[Match[str]]" has no attribute')
+    module.write_text("def planted(word):\n    return word\n")
+    expect_alarm("a function without types in the core", command, "Function is missing a type annotation")
+    module.unlink()
+
+
 def check_harp_layers(tree: Path, command: list) -> None:
     for knows, line, alarm in (
         ("core/packet.h", '#include "harp_plugin/port/port.h"', "HARP's core may not include"),
@@ -217,6 +230,7 @@ def main() -> None:
         tree = Path(folder)
         copy_small_tree(tree)
         check_layers(tree)
+        check_types(tree)
         check_passed(tree)
         check_sanitizers(tree)
         check_fuzzer(tree)

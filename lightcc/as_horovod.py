@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 HOROVOD_VERSION = "0.28.1"  # whose API this is
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "horovod_path")
 
-__path__ = []  # else python -m lightcc.as_horovod would warn where this is loaded since Python's start
+__path__: list[str] = []  # else python -m lightcc.as_horovod would warn where this is loaded since Python's start
 INFO = f"horovod-{HOROVOD_VERSION}.dist-info"
 INSTALLER = "lightcc"  # in the metadata that --install writes: by this we know our own
 
@@ -76,8 +76,8 @@ class _Finder:
         import importlib.util
         ours = importlib.util.find_spec("lightcc" + name[len("horovod"):])
         if ours is not None:
-            return ModuleSpec(name, _Alias(ours), origin=ours.origin,
-                              is_package=ours.submodule_search_locations is not None)
+            return ModuleSpec(name, _Alias(ours),  # type: ignore[arg-type]  # a Loader by its methods, which will do
+                              origin=ours.origin, is_package=ours.submodule_search_locations is not None)
         # An import is told more than "no such module". Whoever asks with importlib.util.find_spec expects None.
         if sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":
             raise ModuleNotFoundError(f"lightcc, which stands in for Horovod here, has no {name}", name=name)
@@ -124,7 +124,9 @@ class _Alias:
 
     def get_code(self, name: str):
         """For python -m."""
-        return self._ours.loader.get_code(self._ours.name)
+        loader = self._ours.loader
+        assert loader is not None and hasattr(loader, "get_code")
+        return loader.get_code(self._ours.name)
 
 
 def install() -> None:

@@ -159,25 +159,25 @@ def _member_class(module: str, owner: str, name: str) -> Optional[Found]:
 def names_of(module: str) -> Tuple[str, ...]:
     """`__all__`, or what the module itself defines."""
     own: Dict[str, None] = {}
+    listed: List[str] = []
     for node in tree_of(module).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return tuple(_listed(module, node.value))
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            listed += _listed(module, node.value) if ast.unparse(targets[0]) == "__all__" else []
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             own[node.name] = None
         elif isinstance(node, ast.Assign):
             own.update(dict.fromkeys(name for name, _ in _assigned(node)))
-    return tuple(name for name in own if not name.startswith("_"))
+    return tuple(listed) or tuple(name for name in own if not name.startswith("_"))
 
 
 def _listed(module: str, value: ast.expr) -> List[str]:
-    if isinstance(value, ast.BinOp):
-        return _listed(module, value.left) + _listed(module, value.right)
     if isinstance(value, (ast.List, ast.Tuple)):
         return [ast.literal_eval(element) for element in value.elts]
-    for node in tree_of(module).body:  # from lightcc.core.ops import __all__ as _verbs
-        for alias in node.names if isinstance(node, ast.ImportFrom) else []:
-            if (alias.asname or alias.name) == ast.unparse(value):
-                return list(names_of(node.module))
+    if isinstance(value, ast.Attribute) and value.attr == "__all__":  # of another module, _ops.__all__
+        found = find(module, ast.unparse(value.value))
+        if found and found.node is None:
+            return list(names_of(found.module))
     raise LookupError(f"{module}: cannot read __all__")
 
 

@@ -12,7 +12,8 @@ from lightcc._keras.frameworks import no_framework, reducer_for  # noqa: F401
 from lightcc._keras.optimizer import CallableList, Options, framework_of, is_distributed, keras_of, members_for
 from lightcc._keras.saving import load_model, name_like
 from lightcc._keras.weights import check_weights  # noqa: F401
-from lightcc.core.basics import HorovodBasics
+from lightcc.core.job import HorovodBasics, init, rank  # noqa: F401
+from lightcc.core.job import basics as _basics  # noqa: F401
 from lightcc.core.ops import ReduceOps
 from lightcc.core.wrapper_arguments import check_predivide, groups_of
 from lightcc.core.wrapper_class import wrapper_class
@@ -23,8 +24,6 @@ __all__ = [
     "size_op",
 ]
 
-_basics = HorovodBasics(__file__)
-rank = _basics.rank
 
 _TENSORFLOWS = {  # imported when they are asked for
     "LocalGradientAggregationHelper": "lightcc.tensorflow.gradient_aggregation",
@@ -37,14 +36,6 @@ def __getattr__(name: str):
     if name in _TENSORFLOWS:
         return getattr(importlib.import_module(_TENSORFLOWS[name]), name)
     raise AttributeError(f"module 'lightcc._keras' has no attribute {name!r}")
-
-
-def init(*args, **kwargs):
-    """Meets the other ranks; the arguments are those of HorovodBasics.init (comm, process_sets).
-
-    >>> hvd.init()
-    """
-    _basics.init(*args, **kwargs)
 
 
 def create_distributed_optimizer(keras, optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
@@ -77,7 +68,7 @@ def keep_layers_local(distributed, layers) -> None:
     distributed._reducer.keep_layers_local(layers)
 
 
-def _distributed(plain: type, options: Options) -> type:
+def _distributed(plain: type, options: Options):
     """A subclass of an optimizer's class."""
     if options.op not in (ReduceOps.Average, ReduceOps.Sum):
         raise ValueError(f"op must be hvd.Average or hvd.Sum for a Keras optimizer, not {options.op!r}.")

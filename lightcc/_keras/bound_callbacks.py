@@ -1,12 +1,11 @@
 """The callbacks of one Keras package: the mix-ins of callbacks.py and elastic.py, joined with its own Callback."""
-from types import ModuleType
 from typing import Any, Iterable, Optional, Tuple
 
 from lightcc._keras import callbacks as impl
 from lightcc._keras import elastic
 
 
-def bound_callbacks(keras: ModuleType, module: str) -> Tuple[type, type, type, type]:
+def bound_callbacks(keras: Any, module: str) -> Tuple[type, ...]:
     """The classes, as if they were defined in `module`. keras: the package keras or tf.keras."""
 
     class BroadcastGlobalVariablesCallback(impl.BroadcastGlobalVariablesCallbackImpl, keras.callbacks.Callback):
@@ -34,7 +33,7 @@ def bound_callbacks(keras: ModuleType, module: str) -> Tuple[type, type, type, t
     return _defined_in(module, classes)
 
 
-def bound_elastic(keras: ModuleType, module: str) -> Tuple[type, type, type, type]:
+def bound_elastic(keras: Any, module: str) -> Tuple[type, ...]:
     """As bound_callbacks, for elastic training: the state and its callbacks."""
 
     class KerasState(elastic.TensorFlowKerasState):

@@ -35,6 +35,8 @@ class BroadcastGlobalVariablesCallbackImpl:
     >>> callbacks = [lightcc.keras.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)]  # for model.fit
     """
 
+    model: Any  # Keras's Callback has it
+
     def __init__(self, backend: Any, root_rank: int, device: str = "", *args):
         super().__init__(*args)
         self.backend, self.root_rank, self.device = backend, root_rank, device
@@ -168,6 +170,9 @@ class LearningRateScheduleCallbackImpl:
     >>> import lightcc.keras
     >>> tenth = lightcc.keras.callbacks.LearningRateScheduleCallback(0.1, multiplier=0.1, start_epoch=30, end_epoch=60)
     """
+
+    model: Any  # Keras's Callback has these
+    params: Optional[Dict[str, Any]]
 
     def __init__(self, backend: Any, initial_lr: float, multiplier: Union[float, Callable[[float], float]],
                  start_epoch: int = 0, end_epoch: Optional[int] = None, staircase: bool = True,

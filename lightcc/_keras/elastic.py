@@ -202,6 +202,9 @@ class UpdateBatchStateCallbackImpl:
     0
     """
 
+    model: Any  # Keras's Callback has these
+    params: Any
+
     def __init__(self, backend: Any, state: Any, *args):
         super().__init__(*args)
         _require(self, state, "batch")

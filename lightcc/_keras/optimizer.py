@@ -52,6 +52,7 @@ class Distributed:
     """What the classes of all distributed optimizers have. See wrapper_class."""
 
     __slots__ = ("_made_reducer",)  # beside __dict__, which is shared with the plain optimizer
+    _as_plain: Any  # of wrapper_class
     _distribution: Options  # of the class that is made for an optimizer, so that from_config keeps it
 
     @property

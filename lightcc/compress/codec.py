@@ -3,11 +3,12 @@ import json
 import math
 import uuid
 import weakref
-from typing import Any, Dict, Iterable, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from lightcc.compress.compressors import CoreCompressor, some
 from lightcc.core import lib
 from lightcc.core.adapter import adapter_of
+from lightcc.core.process_sets import ProcessSet
 from lightcc.core.request import complete, new_list, submit_list
 
 
@@ -23,7 +24,7 @@ class Codec:
                                        compression.ratio, compression.momentum, self.name)
         self._dense: Dict[str, str] = {}  # by name, of what the core did not hear of: why it went dense
         self.release = weakref.finalize(self, lib.release_codec, self.id)
-        self.release.atexit = False
+        self.release.atexit = False  # type: ignore[misc]  # its stub's __slots__ forget the property
         _alive.add(self)
 
     def state(self) -> Dict[str, Any]:
@@ -55,7 +56,8 @@ def codec_of(compression: CoreCompressor) -> Codec:
 
 # Allreduce
 
-def allreduce(tensors: Sequence[Any], compression: CoreCompressor, name, op, prescale, postscale, process_set):
+def allreduce(tensors: Sequence[Any], compression: CoreCompressor, name: Any, op: int, prescale: float,
+              postscale: float, process_set: ProcessSet) -> List[Any]:
     """ops.grouped_allreduce of tensors, compressed if is_compressed says so of the name and of each tensor.
 
     Errors: ValueError without a name, by which what is left behind is found again, and for an op other than Average and

@@ -38,11 +38,11 @@ class NoneCompressor(Compressor):
     """
 
     @staticmethod
-    def compress(tensor):
+    def compress(tensor: Any) -> Tuple[Any, Any]:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor, ctx):
+    def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
 
 
@@ -191,7 +191,7 @@ class TopK(CoreCompressor):
         self.fp16, self.momentum_correction = bool(fp16), momentum_correction
         self.width = lib.FLOAT16 if self.fp16 else lib.FLOAT32
 
-    def options(self):
+    def options(self) -> Dict[str, Any]:
         return {"ratio": self.ratio, "fp16": self.fp16, "warmup_steps": self.warmup_steps,
                 "momentum_correction": self.momentum_correction, "dense": self.dense}
 

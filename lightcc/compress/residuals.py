@@ -63,7 +63,7 @@ def gather(mine: Optional[Saved], process_set: ProcessSet) -> Optional[Saved]:
 
 def with_values(saved: Saved, convert: Callable[[Any], Any]) -> Saved:
     """The same with other values, of a framework or the core."""
-    def converted(tensor):
+    def converted(tensor: Dict[str, Any]) -> Dict[str, Any]:
         return {**tensor, "pieces": [{**piece, "values": convert(piece["values"])} for piece in tensor["pieces"]]}
     return {**saved, "tensors": {name: converted(tensor) for name, tensor in saved["tensors"].items()}}
 

@@ -18,6 +18,7 @@ from lightcc.compress.codec import Codec, all_stats, stats
 from lightcc.compress.compressors import CoreCompressor, NoneCompressor
 from lightcc.core import lib
 from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.core.request import id_of
 
 _logger = logging.getLogger("lightcc")
 
@@ -67,14 +68,14 @@ class VariableCompression:
         self._codec.note("", self._why_dense)
         if self._why_dense:
             return {}
-        self._me = self._process_set.rank(), self._process_set.size()
+        self._me = self._process_set.rank() or 0, self._process_set.size() or 1  # it is registered: it has both
         return {place: self._label(gradient) for place, gradient in wanted.items()}
 
     def request(self, unit: str, labels: Sequence[str], elements: Sequence[int]) -> str:
         """The name of the request in which these gradients travel. unit: what precedes it, or a group's name."""
         # Others' gradients must not be taken for those of a group that has lost a member.
         name = f"{unit}.{labels[0] if len(labels) == 1 else format(zlib.crc32('|'.join(labels).encode()), '08x')}"
-        group = self._process_set.process_set_id
+        group = id_of(self._process_set)
         self._places.update({label: ((group, name, i), count)
                              for i, (label, count) in enumerate(zip(labels, elements))})
         self._write_loaded(labels)
@@ -127,8 +128,9 @@ class VariableCompression:
         now = {label: self._unwritten.pop(label) for label in labels if label in self._unwritten}
         values = residuals.with_values({"tensors": now}, lambda values: np.array(values, np.float32))
         unknown = residuals.write(self._codec, self._places, values)
-        for label in unknown:
-            self._loaded["tensors"].pop(label)
+        if self._loaded:
+            for label in unknown:
+                self._loaded["tensors"].pop(label)
         if unknown:
             _logger.warning("optimizer state: what compression had left behind of %s is dropped: there is no such "
                             "gradient here.", ", ".join(unknown))
@@ -163,7 +165,7 @@ class WantedCompression:
             if lib.initialized():
                 self._resolve()  # its warning comes now
 
-    def __reduce__(self):  # a copy has left nothing behind
+    def __reduce__(self) -> Tuple[Any, ...]:  # a copy has left nothing behind
         return WantedCompression, (self._given, self._op, self._class, self._process_set)
 
     @property
@@ -210,7 +212,7 @@ def _key(compression: CoreCompressor, process_set: ProcessSet) -> Tuple[Any, ...
 
 # What users call
 
-def compression_stats(optimizer=None) -> Dict[str, Any]:
+def compression_stats(optimizer: Any = None) -> Dict[str, Any]:
     """What Compression.topk and int8 have done on this rank for an optimizer since it was made or last loaded.
 
     optimizer: a DistributedOptimizer, a DistributedGradientTape, or the compression that tapes were given; None: all
@@ -228,7 +230,7 @@ def compression_stats(optimizer=None) -> Dict[str, Any]:
     return core.stats() if core else stats([], "it compresses nothing")
 
 
-def compression_state(optimizer) -> Optional[Dict[str, Any]]:
+def compression_state(optimizer: Any) -> Optional[Dict[str, Any]]:
     """What compression has left behind on this rank, to be saved beside a checkpoint; it does not communicate.
 
     optimizer: as for compression_stats, between two steps. Returns a dict of plain values and float32 numpy arrays, by
@@ -242,7 +244,7 @@ def compression_state(optimizer) -> Optional[Dict[str, Any]]:
     return core.state() if core else None
 
 
-def gather_residuals(optimizer) -> Optional[Dict[str, Any]]:
+def gather_residuals(optimizer: Any) -> Optional[Dict[str, Any]]:
     """compression_state of all ranks in one; all ranks of the process set call it, between two steps.
 
     Restores on any number of hosts and ranks. Memory on each rank: 4 bytes an element of each compressed gradient and
@@ -256,7 +258,7 @@ def gather_residuals(optimizer) -> Optional[Dict[str, Any]]:
     return core.gather() if core else None
 
 
-def load_compression_state(optimizer, state: Optional[Dict[str, Any]]) -> None:
+def load_compression_state(optimizer: Any, state: Optional[Dict[str, Any]]) -> None:
     """Makes what was saved the only thing left behind; None: nothing is. What is missing begins at zero, and a line of
     the log says which share that is.
 
@@ -277,7 +279,7 @@ def load_compression_state(optimizer, state: Optional[Dict[str, Any]]) -> None:
                          "left behind.")
 
 
-def share_residuals(optimizer) -> None:
+def share_residuals(optimizer: Any) -> None:
     """Gives all ranks what compression has left behind on any of them, after the members of the job have changed. All
     ranks call it; nothing happens where nothing is compressed. What ranks that are gone had left behind begins at zero.
 
@@ -285,7 +287,9 @@ def share_residuals(optimizer) -> None:
     >>> share_residuals(TopK(0.125))
     """
     core = _core_of(optimizer, "share_residuals")
-    saved = core.gather() if core and core.is_member else None
+    if core is None or not core.is_member:
+        return
+    saved = core.gather()
     if saved:
         core.load({**saved, "size": len(saved["ranks"])})  # those that are there are all
 

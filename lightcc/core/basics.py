@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import threading
-from typing import Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from lightcc.core import carried_sets, lib, request, util  # noqa: F401  scripts look for util here too
 from lightcc.core import elastic_worker as elastic
@@ -45,9 +45,9 @@ class HorovodBasics(BuildQueries):
     True
     """
 
-    Average, Sum, Adasum, Min, Max, Product = range(6)
+    Average, Sum, Adasum, Min, Max, Product = lib.OPS
 
-    def __init__(self, pkg_path, *args):
+    def __init__(self, pkg_path: Any, *args: Any) -> None:
         pass
 
     def init(self, comm: Optional[Union[Sequence[int], MPI.Comm]] = None,
@@ -72,12 +72,11 @@ class HorovodBasics(BuildQueries):
         """
         if not hasattr(comm, "Get_size"):
             comm = _ranks(comm)
-        if process_sets is not None and process_sets != "dynamic":
-            process_sets = _list_of_sets(process_sets)
+        given = None if process_sets is None or process_sets == "dynamic" else _list_of_sets(process_sets)
         with _init_lock:
-            self._init(comm, process_sets)
+            self._init(comm, given)
 
-    def _init(self, comm, process_sets) -> None:
+    def _init(self, comm: Any, process_sets: Optional[List[Union[ProcessSet, Sequence[int]]]]) -> None:
         global _world
         if not lib.initialized():
             request.release_all()
@@ -96,10 +95,10 @@ class HorovodBasics(BuildQueries):
                              f"(comm={_world!r}). Call shutdown() first, or use process sets.")
         at_exit(_leave)
         ranks = list(range(lib.size()))
-        sets.global_process_set.ranks[:] = ranks
+        sets.ranks_of(sets.global_process_set)[:] = ranks
         if hasattr(comm, "Get_size"):
             sets.global_process_set.mpi_comm = comm
-        if process_sets is not None and process_sets != "dynamic":
+        if process_sets is not None:
             if sets.to_take is None:
                 match(process_sets)
             else:
@@ -247,28 +246,28 @@ def _initialized(value: int) -> int:
     return value
 
 
-def _ranks(comm) -> List[int]:
+def _ranks(comm: Any) -> List[int]:
     try:
         return [operator.index(rank) for rank in ([] if comm is None else comm)]
     except TypeError:
         raise ValueError(f"init(comm={comm!r}): give a list of ranks or a communicator of mpi4py.") from None
 
 
-def _list_of_sets(process_sets) -> List[Union[ProcessSet, Sequence[int]]]:
+def _list_of_sets(process_sets: Any) -> List[Union[ProcessSet, Sequence[int]]]:
     if isinstance(process_sets, (str, ProcessSet)) or not util.is_iterable(process_sets):
         raise ValueError(f'init(process_sets={process_sets!r}): give a list of ProcessSets or of lists of ranks, or '
                          '"dynamic".')
     return list(process_sets)
 
 
-def _init_at(comm) -> None:
+def _init_at(comm: Any) -> None:
     """Forms the world of a communicator of mpi4py, by which rank 0 tells the others where it is."""
     at = [secrets.token_hex(16), secrets.token_hex(32), lib.open_meeting()] if comm.Get_rank() == 0 else None
     job, secret, where = comm.bcast(at, root=0)
     lib.init_at(comm.Get_rank(), comm.Get_size(), job, secret, where)
 
 
-def _init_elastic(comm) -> None:
+def _init_elastic(comm: Any) -> None:
     """The driver of the job says who the others are."""
     if comm:
         raise ValueError(f"init(comm={comm!r}): the world of an elastic job is all its workers; use process sets.")
@@ -286,7 +285,7 @@ def _agree() -> None:
         raise
 
 
-def _is_world(comm) -> bool:
+def _is_world(comm: Any) -> bool:
     """Whether it asks for the world that exists."""
     if hasattr(comm, "Get_size"):
         return comm.Get_size() == lib.size() and comm.Get_rank() == lib.rank()

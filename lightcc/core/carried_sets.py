@@ -63,8 +63,9 @@ def remember() -> None:
     """The world is about to be left."""
     _left.clear()
     for process_set in sets.registered_sets():
-        if process_set.mpi_comm is None:
-            left = _left.setdefault(process_set._number, _Left(process_set.process_set_id, process_set.included(), []))
+        group = process_set.process_set_id
+        if process_set.mpi_comm is None and group is not None:
+            left = _left.setdefault(process_set._number, _Left(group, bool(process_set.included()), []))
             left.objects.append(weakref.ref(process_set))
 
 

@@ -57,7 +57,8 @@ def _unpack(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         message = None
     if isinstance(message, dict):
-        expected = _FIELDS.get(message.get("what") if isinstance(message.get("what"), str) else "")
+        what = message.get("what")
+        expected = _FIELDS.get(what) if isinstance(what, str) else None
         if expected is not None and {k: type(v) for k, v in message.items() if k != "what"} == expected:
             return message
     raise ValueError(f"no message: {line[:80]!r}")

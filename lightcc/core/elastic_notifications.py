@@ -32,7 +32,7 @@ class WorkerNotificationManager:
     7.5 added
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: List[Any] = []
         self._connected = False
@@ -41,7 +41,8 @@ class WorkerNotificationManager:
         """Begins to hear of the driver; does nothing where there is none, and the second time."""
         with self._lock:
             if not self._connected and elastic_worker.available():
-                elastic_worker.subscribe(self.handle_hosts_updated)
+                elastic_worker.subscribe(
+                    lambda timestamp, result: self.handle_hosts_updated(timestamp, HostUpdateResult(result)))
                 self._connected = True
 
     def register_listener(self, listener: Any) -> None:

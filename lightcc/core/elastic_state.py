@@ -186,7 +186,7 @@ def run_translated(func: Callable[..., Any], reset: Callable[[], None],
     1
     """
     @functools.wraps(func)
-    def wrapper(state, *args, **kwargs):
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         carried_sets.training()
         notification_manager.init()
         notification_manager.register_listener(state)

@@ -13,7 +13,7 @@ from lightcc.core.exceptions import HorovodInternalError
 
 OK, PENDING, INVALID_ARGUMENT, MISMATCH, PEER_LOST, SHUT_DOWN, TIMEOUT, INTERNAL = range(8)
 UINT8, INT8, UINT16, INT16, INT32, INT64, FLOAT16, FLOAT32, FLOAT64, BOOL, BFLOAT16 = range(11)
-AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
+OPS = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 CODEC_NONE, CODEC_TOPK, CODEC_INT8 = range(3)
 CUDA = 1
@@ -264,7 +264,7 @@ def interrupted() -> None:
     abort(f"KeyboardInterrupt on rank {rank()}")
 
 
-def wait(handle: int, step=_wait) -> int:
+def wait(handle: int, step: Callable[[int, int], int] = _wait) -> int:
     """Waits until the request is done and returns its status; Ctrl-C ends the job on all ranks."""
     try:
         status = step(handle, _WAIT_MS)
@@ -366,14 +366,18 @@ class Place(NamedTuple):
     owner: Any = None           # what keeps the stream alive, if something must
 
 
-class Memory(ctypes.c_char * (1 << 46)):
+_MostBytes: Any = ctypes.c_char * (1 << 46)
+
+
+class Memory(_MostBytes):
     """Memory of the core, given back when the last tensor that views it is gone.
 
     Its one type claims more bytes than any block has, because ctypes keeps a type for each length forever; a view
     says its own length (numpy.frombuffer and torch.frombuffer take a count and an offset).
     """
 
-    def __del__(self, free=_library.lightcc_free, address=ctypes.addressof):
+    def __del__(self, free: Callable[[int], None] = _library.lightcc_free,
+                address: Callable[[Any], int] = ctypes.addressof) -> None:
         free(address(self))
 
 

@@ -18,12 +18,12 @@ What holds for all of them:
 The examples stand on their own after `import lightcc.numpy as hvd, numpy as np; hvd.init()`, on any number of ranks.
 """
 from operator import index
-from typing import Optional
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 from lightcc.core import lib
 from lightcc.core.adapter import adapter_of
 from lightcc.core.exceptions import HorovodInternalError
-from lightcc.core.process_sets import global_process_set
+from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.core.request import (
     adopt,
     adopt_list,
@@ -49,11 +49,13 @@ __all__ = [
     "reducescatter", "reducescatter_async", "synchronize",
 ]
 
+Tensor = TypeVar("Tensor")  # any of these, and the same comes back
+
 
 class ReduceOps:
     """How a reduction combines values; the same numbers as in the core."""
 
-    Average, Sum, Adasum, Min, Max, Product = range(6)
+    Average, Sum, Adasum, Min, Max, Product = lib.OPS
 
 
 Average = ReduceOps.Average
@@ -77,8 +79,9 @@ def _scatter_op(op: Optional[int]) -> int:
 
 # Allreduce
 
-def allreduce(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-              process_set=global_process_set):
+def allreduce(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+              prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+              process_set: ProcessSet = global_process_set) -> Tensor:
     """Reduces a tensor over the ranks of the set, element by element, and returns the result on all of them.
 
     op: Average (default; integers truncate towards zero), Sum, Adasum, Min, Max, Product. The factors multiply before
@@ -95,8 +98,9 @@ def allreduce(tensor, average=None, name=None, op=None, prescale_factor=1.0, pos
                            reduce_op(op, average), prescale_factor, postscale_factor), output)
 
 
-def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-               process_set=global_process_set):
+def allreduce_(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+               prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+               process_set: ProcessSet = global_process_set) -> Tensor:
     """allreduce in place: overwrites the tensor and returns it.
 
     >>> x = np.ones(3); hvd.allreduce_(x) is x
@@ -106,8 +110,9 @@ def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, po
                            reduce_op(op, average), prescale_factor, postscale_factor), tensor)
 
 
-def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                    process_set=global_process_set):
+def allreduce_async(tensor: Any, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+                    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                    process_set: ProcessSet = global_process_set) -> int:
     """Starts an allreduce and returns its handle at once; the tensor must not change until synchronize.
 
     >>> hvd.synchronize(hvd.allreduce_async(np.ones(2), op=hvd.Max))
@@ -119,8 +124,9 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
                            prescale_factor, postscale_factor), tensor, output, None, "allreduce", name)
 
 
-def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                     process_set=global_process_set):
+def allreduce_async_(tensor: Any, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+                     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                     process_set: ProcessSet = global_process_set) -> int:
     """Starts an allreduce in place and returns its handle; the tensor must not be used until synchronize.
 
     >>> x = np.ones(2); hvd.synchronize(hvd.allreduce_async_(x)) is x
@@ -131,8 +137,9 @@ def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1
                     "allreduce", name)
 
 
-def grouped_allreduce(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                      process_set=global_process_set):
+def grouped_allreduce(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
+                      op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                      process_set: ProcessSet = global_process_set) -> List[Tensor]:
     """Reduces a list of tensors as one unit; returns a list. Arguments as for allreduce; dtypes may differ.
 
     >>> hvd.grouped_allreduce([np.ones(1), np.ones(2)])
@@ -143,8 +150,9 @@ def grouped_allreduce(tensors, average=None, name=None, op=None, prescale_factor
                                 reduce_op(op, average), prescale_factor, postscale_factor), outputs)
 
 
-def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                       process_set=global_process_set):
+def grouped_allreduce_(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
+                       op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                       process_set: ProcessSet = global_process_set) -> List[Tensor]:
     """grouped_allreduce in place: overwrites the tensors and returns them in a list.
 
     >>> x = np.ones(2); hvd.grouped_allreduce_([x])[0] is x
@@ -154,8 +162,9 @@ def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_facto
                                 reduce_op(op, average), prescale_factor, postscale_factor), list(tensors))
 
 
-def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                            process_set=global_process_set):
+def grouped_allreduce_async(tensors: Sequence[Any], average: Optional[bool] = None, name: Optional[str] = None,
+                            op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                            process_set: ProcessSet = global_process_set) -> int:
     """Starts a grouped_allreduce and returns one handle for the list.
 
     >>> hvd.synchronize(hvd.grouped_allreduce_async([np.ones(2)]))
@@ -167,8 +176,9 @@ def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_
                     name)
 
 
-def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                             process_set=global_process_set):
+def grouped_allreduce_async_(tensors: Sequence[Any], average: Optional[bool] = None, name: Optional[str] = None,
+                             op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                             process_set: ProcessSet = global_process_set) -> int:
     """Starts a grouped_allreduce in place and returns one handle for the list.
 
     >>> x = np.ones(2); hvd.synchronize(hvd.grouped_allreduce_async_([x]))[0] is x
@@ -181,7 +191,7 @@ def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale
 
 # Allgather
 
-def allgather(tensor, name=None, process_set=global_process_set):
+def allgather(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Concatenates the tensors of all ranks of the set along dimension 0, in rank order.
 
     Dimension 0 may differ between ranks, the others not. A tensor without dimensions: HorovodInternalError.
@@ -194,7 +204,7 @@ def allgather(tensor, name=None, process_set=global_process_set):
                     adopt(adapter, tensor))
 
 
-def allgather_async(tensor, name=None, process_set=global_process_set):
+def allgather_async(tensor: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> int:
     """Starts an allgather and returns its handle.
 
     >>> hvd.synchronize(hvd.allgather_async(np.ones(1))).size == hvd.size()
@@ -205,7 +215,8 @@ def allgather_async(tensor, name=None, process_set=global_process_set):
                     adopt(adapter, tensor), "allgather", name)
 
 
-def grouped_allgather(tensors, name=None, process_set=global_process_set):
+def grouped_allgather(tensors: Sequence[Tensor], name: Optional[str] = None,
+                      process_set: ProcessSet = global_process_set) -> List[Tensor]:
     """Gathers a list of tensors as one unit; returns a list.
 
     >>> len(hvd.grouped_allgather([np.ones(1), np.ones((2, 2))]))
@@ -215,7 +226,8 @@ def grouped_allgather(tensors, name=None, process_set=global_process_set):
                     adopt_list(tensors))
 
 
-def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
+def grouped_allgather_async(tensors: Sequence[Any], name: Optional[str] = None,
+                            process_set: ProcessSet = global_process_set) -> int:
     """Starts a grouped_allgather and returns one handle for the list.
 
     >>> len(hvd.synchronize(hvd.grouped_allgather_async([np.ones(1)])))
@@ -227,7 +239,8 @@ def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
 
 # Broadcast
 
-def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast(tensor: Tensor, root_rank: int, name: Optional[str] = None,
+              process_set: ProcessSet = global_process_set) -> Tensor:
     """Returns the root's tensor on every rank of the set; shapes and dtypes must be equal.
 
     root_rank: a rank of the world, also with a process set; ValueError if it is not a member.
@@ -241,7 +254,8 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
                            root=index(root_rank)), output)
 
 
-def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast_(tensor: Tensor, root_rank: int, name: Optional[str] = None,
+               process_set: ProcessSet = global_process_set) -> Tensor:
     """broadcast in place: overwrites the tensor with the root's and returns it.
 
     >>> x = np.full(2, hvd.rank()); hvd.broadcast_(x, root_rank=0) is x
@@ -251,7 +265,8 @@ def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
                            root=index(root_rank)), tensor)
 
 
-def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast_async(tensor: Any, root_rank: int, name: Optional[str] = None,
+                    process_set: ProcessSet = global_process_set) -> int:
     """Starts a broadcast and returns its handle.
 
     >>> hvd.synchronize(hvd.broadcast_async(np.full(2, hvd.rank()), root_rank=0))
@@ -263,7 +278,8 @@ def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set
                     tensor, output, None, "broadcast", name)
 
 
-def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast_async_(tensor: Any, root_rank: int, name: Optional[str] = None,
+                     process_set: ProcessSet = global_process_set) -> int:
     """Starts a broadcast in place and returns its handle.
 
     >>> x = np.full(2, hvd.rank()); hvd.synchronize(hvd.broadcast_async_(x, root_rank=0)) is x
@@ -275,7 +291,8 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_se
 
 # Alltoall
 
-def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
+def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None,
+             process_set: ProcessSet = global_process_set) -> Any:
     """Sends slices of dimension 0 to the ranks of the set, and returns what they sent, in rank order.
 
     splits: how many rows go to each rank, a list or a one-dimensional int32 tensor; they may add up to less than there
@@ -290,7 +307,8 @@ def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
     return output if splits is None else (output, received)
 
 
-def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
+def alltoall_async(tensor: Any, splits: Any = None, name: Optional[str] = None,
+                   process_set: ProcessSet = global_process_set) -> int:
     """Starts an alltoall and returns its handle; synchronize returns (tensor, rows received from each rank).
 
     >>> hvd.synchronize(hvd.alltoall_async(np.arange(hvd.size())))[0].size == hvd.size()
@@ -300,16 +318,16 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
     return register(handle, tensor, result, finish, "alltoall", name)
 
 
-def _alltoall(tensor, splits, name, process_set, flags):
+def _alltoall(tensor: Any, splits: Any, name: Optional[str], process_set: ProcessSet,
+              flags: int) -> Tuple[int, Any, Callable[[int], Any]]:
     adapter = adapter_of(tensor)
     if not lib.initialized():
         submit(lib.ALLTOALL, adapter, tensor, None, name, process_set, flags)  # raises, saying why
-    id_of(process_set)
+    group = id_of(process_set)
     packed, rows = pack(splits, tensor.shape, process_set.size() or 0, name)
     handle = submit(lib.ALLTOALL, adapter, tensor, None, name, process_set, flags, splits=packed, rows=rows)
-    group = process_set.process_set_id
 
-    def finish(handle):
+    def finish(handle: int) -> Tuple[Any, Any]:
         output = adapter.output(handle, 0, tensor)
         return output, adapter.vector(lib.received_splits(handle, 0, group), splits)
     return handle, None, finish
@@ -317,8 +335,9 @@ def _alltoall(tensor, splits, name, process_set, flags):
 
 # Reducescatter
 
-def reducescatter(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
-                  postscale_factor=1.0):
+def reducescatter(tensor: Tensor, name: Optional[str] = None, op: Optional[int] = Average,
+                  process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                  postscale_factor: float = 1.0) -> Tensor:
     """Reduces, then gives rank i of the set the i-th part of dimension 0; the first `rows % size` ranks get one more.
 
     op: Average or Sum; HorovodInternalError for the others. Factors as for allreduce. ValueError for a tensor without
@@ -332,8 +351,9 @@ def reducescatter(tensor, name=None, op=Average, process_set=global_process_set,
                            prescale_factor, postscale_factor), None, adopt(adapter, tensor))
 
 
-def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
-                        postscale_factor=1.0):
+def reducescatter_async(tensor: Any, name: Optional[str] = None, op: Optional[int] = Average,
+                        process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                        postscale_factor: float = 1.0) -> int:
     """Starts a reducescatter and returns its handle.
 
     >>> hvd.synchronize(hvd.reducescatter_async(np.ones(hvd.size())))
@@ -345,8 +365,9 @@ def reducescatter_async(tensor, name=None, op=Average, process_set=global_proces
                     "reducescatter", name)
 
 
-def grouped_reducescatter(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
-                          postscale_factor=1.0):
+def grouped_reducescatter(tensors: Sequence[Tensor], name: Optional[str] = None, op: Optional[int] = Average,
+                          process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                          postscale_factor: float = 1.0) -> List[Tensor]:
     """reducescatter of a list of tensors as one unit; returns a list.
 
     >>> hvd.grouped_reducescatter([np.ones(hvd.size())])
@@ -356,8 +377,9 @@ def grouped_reducescatter(tensors, name=None, op=Average, process_set=global_pro
                                 prescale_factor, postscale_factor), None, adopt_list(tensors))
 
 
-def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
-                                postscale_factor=1.0):
+def grouped_reducescatter_async(tensors: Sequence[Any], name: Optional[str] = None, op: Optional[int] = Average,
+                                process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                                postscale_factor: float = 1.0) -> int:
     """Starts a grouped_reducescatter and returns one handle for the list.
 
     >>> hvd.synchronize(hvd.grouped_reducescatter_async([np.ones(hvd.size())]))
@@ -370,7 +392,7 @@ def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=glob
 
 # Barrier
 
-def barrier(process_set=global_process_set):
+def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns once all ranks of the set have called it. ValueError if this rank is not a member.
 
     >>> hvd.barrier()
@@ -380,7 +402,7 @@ def barrier(process_set=global_process_set):
 
 # Join
 
-def join(device=-1) -> int:
+def join(device: int = -1) -> int:
     """Says that this rank has no more data, and returns once all ranks have said so: the rank that did so last.
 
     Until then the collectives of the other ranks, in every process set, go on without this one, which stands by:

@@ -3,7 +3,7 @@ from typing import List, Sequence, Union
 
 from lightcc.core import lib
 from lightcc.core.objects import allgather_object
-from lightcc.core.process_sets import ProcessSet, global_process_set, ids_and_ranks, register
+from lightcc.core.process_sets import ProcessSet, global_process_set, ids_and_ranks, ranks_of, register
 
 
 def match(process_sets: Sequence[Union[ProcessSet, Sequence[int]]]) -> None:
@@ -20,7 +20,7 @@ def match(process_sets: Sequence[Union[ProcessSet, Sequence[int]]]) -> None:
         if tuple(ranks) not in ids:
             ids[tuple(ranks)] = lib.add_group(ranks)
     for process_set in wanted:
-        register(process_set, ids[tuple(process_set.ranks)])
+        register(process_set, ids[tuple(ranks_of(process_set))])
 
 
 def _groups_in_order(wanted: List[ProcessSet]) -> List[List[int]]:
@@ -29,12 +29,12 @@ def _groups_in_order(wanted: List[ProcessSet]) -> List[List[int]]:
     A split communicator has other members on each rank. So the ranks gather their lists, and the sets at one place of
     all lists are made one after the other, in the order of their ranks.
     """
-    of_communicators = [process_set for process_set in wanted
+    of_communicators = [(process_set, process_set.mpi_comm) for process_set in wanted
                         if process_set.mpi_comm is not None and process_set is not global_process_set]
     if not of_communicators:
-        return [process_set.ranks for process_set in wanted]
-    for process_set in of_communicators:
-        process_set.ranks = sorted(process_set.mpi_comm.allgather(lib.rank()))
+        return [ranks_of(process_set) for process_set in wanted]
+    for process_set, communicator in of_communicators:
+        process_set.ranks = sorted(communicator.allgather(lib.rank()))
     lists = allgather_object([process_set.ranks for process_set in wanted], "init.process_sets")
     if len({len(ranks) for ranks in lists}) > 1:
         raise ValueError("init(process_sets=...): the ranks of the job must give equally many process sets, but give "

@@ -1,6 +1,6 @@
 """Process sets: ordered subsets of the ranks in which a collective can run. The core calls them groups."""
 import operator
-from typing import Any, Deque, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Union
 
 from lightcc.core import lib
 from lightcc.core.util import is_iterable
@@ -23,9 +23,9 @@ class ProcessSet:
     process_set_id: Optional[int] = None
     ranks: Optional[List[int]] = None
     mpi_comm: Optional[Any] = None
-    _number: Optional[int] = None  # how many sets were made before it, in all worlds of the job
+    _number: int = -1  # how many sets were made before it, in all worlds of the job; -1: it was never registered
 
-    def __init__(self, ranks_or_comm: Union[Sequence[int], Any]):
+    def __init__(self, ranks_or_comm: Union[Sequence[int], Any]) -> None:
         if hasattr(ranks_or_comm, "Get_size"):
             self.mpi_comm = ranks_or_comm
             return
@@ -67,7 +67,7 @@ class ProcessSet:
         _require_init()
         return lib.rank() in self.ranks
 
-    def _query(self, question) -> Optional[int]:
+    def _query(self, question: Callable[[int], int]) -> Optional[int]:
         if self.process_set_id is None:
             return None
         _require_init()
@@ -117,7 +117,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
     if process_set.mpi_comm is not None:
         raise NotImplementedError(f"add_process_set: {process_set} is given by a communicator; pass it to hvd.init("
                                   "process_sets=...), or its world ranks here.")
-    register(process_set, lib.add_group(process_set.ranks))
+    register(process_set, lib.add_group(ranks_of(process_set)))
     return process_set
 
 
@@ -131,9 +131,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     False
     """
     _require_init()
-    if process_set.process_set_id in (None, _GLOBAL) or not is_registered(process_set):
-        return False
     gone = process_set.process_set_id
+    if gone is None or gone == _GLOBAL or not is_registered(process_set):
+        return False
     lib.remove_group(gone)
     process_set.process_set_id = None
     for known in _registered:  # a second init may have given several objects this id
@@ -159,7 +159,7 @@ def bind(process_set: ProcessSet, known: ProcessSet) -> None:
     """Makes it another object of a set that is known, unless it is registered already."""
     if process_set.process_set_id is not None:
         return
-    process_set.ranks, process_set._number = list(known.ranks), known._number
+    process_set.ranks, process_set._number = list(ranks_of(known)), known._number
     if known.process_set_id is not None:
         register(process_set, known.process_set_id)
 
@@ -173,13 +173,19 @@ def next_to_take() -> ProcessSet:
     return to_take.popleft()
 
 
+def ranks_of(process_set: ProcessSet) -> List[int]:
+    """Those of a set which has them: of each but one of a communicator, until init() has found them out."""
+    assert process_set.ranks is not None
+    return process_set.ranks
+
+
 def _carried_over(ranks: Optional[List[int]]) -> Optional[ProcessSet]:
     """A set of an earlier world that has these ranks now."""
     return next((known for known in _registered if known._number < carried and known.ranks == ranks), None)
 
 
 def _is_gone(process_set: ProcessSet) -> bool:
-    return process_set._number is not None and not process_set.ranks
+    return process_set._number >= 0 and not process_set.ranks
 
 
 def registered_sets() -> List[ProcessSet]:
@@ -189,14 +195,14 @@ def registered_sets() -> List[ProcessSet]:
 
 def ids_and_ranks() -> Dict[int, List[int]]:
     """The groups of the core: {id: world ranks}."""
-    return {group: lib.group_ranks(group) for group in lib.group_ids()}
+    return {group: lib.group_ranks(group) or [] for group in lib.group_ids()}
 
 
 def is_registered(process_set: ProcessSet) -> bool:
     """Whether the core has a group with its id: not so if that was set by hand, or the set was removed since. False
     before init."""
     group = process_set.process_set_id
-    return group.__class__ is int and group >> 31 == 0 and lib.group_size(group) >= 0
+    return type(group) is int and group >> 31 == 0 and lib.group_size(group) >= 0
 
 
 def require_registered(process_set: ProcessSet) -> None:
@@ -226,7 +232,7 @@ def forget() -> None:
     for process_set in _registered:
         process_set.process_set_id = None
     del _registered[:]
-    del global_process_set.ranks[:]
+    del ranks_of(global_process_set)[:]
     global_process_set.mpi_comm = None
 
 

@@ -6,10 +6,10 @@ import ctypes
 import itertools
 import struct
 from array import array
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from lightcc.core import lib
-from lightcc.core.adapter import adapter_of, expect_one_device
+from lightcc.core.adapter import Adapter, adapter_of, expect_one_device
 from lightcc.core.changes import Watched, changed, counts_of
 from lightcc.core.exceptions import HorovodInternalError
 from lightcc.core.process_sets import ProcessSet, not_registered
@@ -52,7 +52,7 @@ def _end_watch(handle: int) -> None:
         _pending[handle] = (*entry[:3], None)
 
 
-def synchronize(handle: int):
+def synchronize(handle: int) -> Any:
     """Waits for a handle of an ..._async operation and returns its output; for a list of tensors a list.
 
     Returns None for a handle that is unknown, was synchronized before or ended with shutdown(). Until then a handle
@@ -103,8 +103,9 @@ def new_set() -> int:
     return next(_sets)
 
 
-def submit(kind, adapter, tensor, output, name, process_set, flags, op=0, prescale=1.0, postscale=1.0, root=0,
-           splits=None, rows=None, codec=0) -> int:
+def submit(kind: int, adapter: Adapter, tensor: Any, output: Any, name: Optional[str], process_set: ProcessSet,
+           flags: int, op: int = 0, prescale: float = 1.0, postscale: float = 1.0, root: int = 0, splits: Any = None,
+           rows: Optional[int] = None, codec: int = 0) -> int:
     """Submits one tensor. output: a tensor, or None for memory of the core. rows: how much of dimension 0 is sent.
     codec: the id of a lightcc.compress.codec.Codec."""
     address, dtype, shape, place = adapter.describe(tensor)
@@ -176,7 +177,9 @@ def submit_pack(kind: int, pack: Pack, name: Optional[str], process_set: Process
         raise _not_a_factor(prescale, postscale) from None
 
 
-def submit_list(kind, tensors, outputs, name, process_set, flags, op=0, prescale=1.0, postscale=1.0, codec=0) -> int:
+def submit_list(kind: int, tensors: Sequence[Any], outputs: Optional[Sequence[Any]], name: Optional[str],
+                process_set: ProcessSet, flags: int, op: int = 0, prescale: float = 1.0, postscale: float = 1.0,
+                codec: int = 0) -> int:
     """submit_pack for lists of tensors."""
     if not tensors:
         raise ValueError("A grouped operation needs at least one tensor.")
@@ -208,7 +211,7 @@ def _keep_place(handle: int, place: lib.Place) -> None:
         _places[handle] = place
 
 
-def _send(function, *arguments) -> int:
+def _send(function: Callable[..., int], *arguments: Any) -> int:
     try:
         return lib.check(function(*arguments))
     except KeyboardInterrupt:
@@ -216,15 +219,15 @@ def _send(function, *arguments) -> int:
         raise
 
 
-_OPS = frozenset(range(6))
+_OPS = frozenset(lib.OPS)
 
 
-def _not_an_op(op) -> Exception:  # all else that may not fit into a field has been looked at
+def _not_an_op(op: Any) -> Exception:  # all else that may not fit into a field has been looked at
     kind = ValueError if isinstance(op, int) else TypeError
     return kind(f"op={op!r}: give hvd.Average, Sum, Adasum, Min, Max or Product.")
 
 
-def _not_a_factor(*factors) -> ValueError:
+def _not_a_factor(*factors: float) -> ValueError:
     return ValueError(f"a factor is larger than any float: prescale and postscale are {factors}.")
 
 
@@ -284,12 +287,13 @@ def _keep(kept: Dict[Any, Tuple[int, Any]], key: Any, memory: "array[int]") -> T
 
 # Results
 
-def complete(handle: int, result, finish=None):
+def complete(handle: int, result: Any, finish: Optional[Callable[[int], Any]] = None) -> Any:
     """Completes a request that was submitted with BLOCK and returns its result; handle: 0 if it is done already."""
     return _result(handle, result, finish) if handle else result
 
 
-def register(handle: int, keep_alive, result, finish=None, operation: str = "", name: Optional[str] = None) -> int:
+def register(handle: int, keep_alive: Any, result: Any, finish: Optional[Callable[[int], Any]] = None,
+             operation: str = "", name: Optional[str] = None) -> int:
     """Puts a request into the table of those in flight: synchronize returns `result` or what finish(handle) returns.
 
     keep_alive: what the request reads and writes. operation: what an error calls it if the program changes keep_alive,
@@ -300,7 +304,7 @@ def register(handle: int, keep_alive, result, finish=None, operation: str = "", 
     return handle
 
 
-def _result(handle: int, result, finish):
+def _result(handle: int, result: Any, finish: Optional[Callable[[int], Any]]) -> Any:
     if finish is None and handle not in _places:
         lib.finish(handle)
         return result
@@ -325,16 +329,16 @@ def order(handle: int) -> None:
             lib.order(handle, now)
 
 
-def adopt(adapter, tensor):
+def adopt(adapter: Adapter, tensor: Any) -> Callable[[int], Any]:
     """The `finish` of a request whose one output is not given: it becomes a new tensor like `tensor`."""
     return lambda handle: adapter.output(handle, 0, tensor)
 
 
-def adopt_list(tensors):
+def adopt_list(tensors: Sequence[Any]) -> Callable[[int], List[Any]]:
     """adopt for several tensors."""
     return lambda handle: [adapter_of(tensor).output(handle, index, tensor) for index, tensor in enumerate(tensors)]
 
 
-def new_list(tensors):
+def new_list(tensors: Sequence[Any]) -> List[Any]:
     """Outputs like these tensors."""
     return [adapter_of(tensor).empty_like(tensor) for tensor in tensors]

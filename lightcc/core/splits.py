@@ -1,12 +1,12 @@
 """What goes where in an alltoall: the caller's `splits`, checked and in the form in which the core takes them."""
 import ctypes
 import operator
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 _MOST_ROWS = 2 ** 31 - 1  # rows for one rank travel as an int32
 
 
-def pack(splits, shape, members: int, name: Optional[str]) -> Tuple[Optional[Any], Optional[int]]:
+def pack(splits: Any, shape: Sequence[int], members: int, name: Optional[str]) -> Tuple[Optional[Any], Optional[int]]:
     """The rows for each of `members` ranks as C numbers, and their sum; (None, None) for equal parts.
 
     splits: None, a list of ints or a one-dimensional int32 tensor. shape: that of the tensor to send. ValueError for
@@ -29,7 +29,7 @@ def pack(splits, shape, members: int, name: Optional[str]) -> Tuple[Optional[Any
     return (ctypes.c_int32 * members)(*values), sum(values)
 
 
-def _numbers(splits) -> List[int]:
+def _numbers(splits: Any) -> List[int]:
     if hasattr(splits, "dtype"):
         if splits.ndim != 1 or str(splits.dtype).split(".")[-1] != "int32":
             raise ValueError(f"alltoall: splits must be a one-dimensional int32 tensor, not {splits.ndim}-dimensional "

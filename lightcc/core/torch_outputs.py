@@ -19,7 +19,7 @@ _LEAST_ELEMENTS = lib.POOLED_BYTES // 8  # with fewer, a tensor is too small wha
 class _Block:
     """The storage of an output."""
 
-    def __init__(self, storage, used: float):
+    def __init__(self, storage: Any, used: float) -> None:
         self.storage, self.used = storage, used
         self.address, self.bytes = storage.data_ptr(), storage.nbytes()
 
@@ -44,12 +44,13 @@ class OutputPool:
     when the epoch ends: torch frees those that nobody uses, and later, as ever, those that somebody does.
     """
 
-    def __init__(self, torch, clock: Callable[[], float] = time.monotonic, watches: bool = True):
+    def __init__(self, torch: Any, clock: Callable[[], float] = time.monotonic, watches: bool = True) -> None:
         """watches: a thread forgets what is idle; else whoever calls forget_idle()."""
         self._torch, self._clock, self._watches = torch, clock, watches
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._new = torch.empty_like
-        self._count = getattr(torch._C, "_storage_Use_Count", None)  # since PyTorch 2.1
+        # Since PyTorch 2.1.
+        self._count: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)
         self._unused: Optional[Tuple[int, int]] = None  # the references of a block that only the pool holds
         self._limits: Tuple[int, int, float] = (0, 0, 0.0)  # of which epoch; bytes, seconds
         self._blocks: List[_Block] = []  # by the time they were last used
@@ -64,7 +65,7 @@ class OutputPool:
         self._watcher: Optional[threading.Thread] = None
         self._blocks = []
 
-    def empty_like(self, tensor):
+    def empty_like(self, tensor: Any) -> Any:
         """torch.empty_like, in memory that was an earlier output's if there is some."""
         if tensor.numel() < _LEAST_ELEMENTS or type(tensor) not in self._plain:
             return self._new(tensor)
@@ -77,12 +78,13 @@ class OutputPool:
         finally:
             self._lock.release()
 
-    def _take(self, tensor):
+    def _take(self, tensor: Any) -> Any:
         most_bytes, _ = self._limits_now()
-        if tensor.nbytes > most_bytes or not self._can_tell():
+        count = self._counting() if tensor.nbytes <= most_bytes else None
+        if count is None:
             return self._new(tensor)
         now, blocks = self._clock(), self._blocks  # if the epoch ends meanwhile, the pool has got another list
-        block = self._find(blocks, tensor.nbytes)
+        block = self._find(blocks, tensor.nbytes, count)
         if block is None:
             output = self._new(tensor)
             block = _Block(output.untyped_storage(), now)
@@ -101,37 +103,38 @@ class OutputPool:
             self._limits = (lib.epoch, *(lib.output_pool() if lib.initialized() else (0, 0.0)))
         return self._limits[1:]
 
-    def _find(self, blocks: List[_Block], count: int) -> Optional[_Block]:
+    def _find(self, blocks: List[_Block], size: int, count: Callable[[int], int]) -> Optional[_Block]:
         """Takes an unused block of so many bytes out of the list, the one that was used last."""
         for i in range(len(blocks) - 1, -1, -1):
             block = blocks[i]
-            if block.bytes == count and block.references(self._count) == self._unused:
+            if block.bytes == size and block.references(count) == self._unused:
                 del blocks[i]
                 if block.is_whole():
                     return block
         return None
 
-    def _can_tell(self) -> bool:
-        """Whether this PyTorch and Python count references so that every kind is seen; else nothing is kept."""
+    def _counting(self) -> Optional[Callable[[int], int]]:
+        """What counts references in C++, if this PyTorch and Python count so that every kind is seen; else nothing is
+        kept."""
         if self._unused is None:
-            self._unused = self._references_of_unused() if self._count else (0, 0)
-        return self._unused != (0, 0)
+            self._unused = self._references_of_unused(self._count) if self._count else (0, 0)
+        return None if self._unused == (0, 0) else self._count
 
-    def _references_of_unused(self) -> Tuple[int, int]:
+    def _references_of_unused(self, count: Callable[[int], int]) -> Tuple[int, int]:
         block = _Block(self._torch.empty(64, dtype=self._torch.uint8, device="cpu").untyped_storage(), 0.0)
-        unused = block.references(self._count)
+        unused = block.references(count)
 
-        def tensor():
+        def tensor() -> Any:
             return self._torch.empty(0, dtype=self._torch.uint8, device="cpu").set_(block.storage)
         kinds: List[Callable[[], Any]] = [tensor, lambda: tensor()[1:], lambda: tensor().detach().numpy(),
                                           lambda: tensor().untyped_storage(), lambda: memoryview(tensor().numpy()),
                                           lambda: self._torch.utils.dlpack.to_dlpack(tensor())]
         for make in kinds:
             reference = make()
-            if block.references(self._count) == unused:
+            if block.references(count) == unused:
                 return 0, 0
             del reference
-            if block.references(self._count) != unused:
+            if block.references(count) != unused:
                 return 0, 0
         return unused
 

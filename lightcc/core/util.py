@@ -7,7 +7,7 @@ import os
 import re
 import sysconfig
 import warnings
-from typing import Callable, Iterator, List, Optional
+from typing import Any, Callable, Iterator, List, Optional
 
 from lightcc.core.build_queries import BuildQueries
 from lightcc.core.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
@@ -37,7 +37,7 @@ def get_ext_suffix() -> str:
     return sysconfig.get_config_var("EXT_SUFFIX") or importlib.machinery.EXTENSION_SUFFIXES[0]
 
 
-def get_extension_full_path(pkg_path: str, *args) -> str:
+def get_extension_full_path(pkg_path: str, *args: Any) -> str:
     """The path of lightcc's one library. The arguments are Horovod's and are not used.
 
     >>> get_extension_full_path(__file__).endswith("_lightcc.so")
@@ -46,7 +46,7 @@ def get_extension_full_path(pkg_path: str, *args) -> str:
     return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_lightcc.so")
 
 
-def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args) -> None:
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
     """ImportError if lightcc's library is absent. The arguments are Horovod's; only `ext_name` is used, in the text.
 
     >>> check_extension("lightcc.torch", "", __file__)
@@ -145,7 +145,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def env(**kwargs) -> Iterator[None]:
+def env(**kwargs: Optional[str]) -> Iterator[None]:
     """Sets environment variables and restores them; None leaves a variable as it is.
 
     >>> with env(LIGHTCC_TEST_EXAMPLE="1"):
@@ -153,7 +153,7 @@ def env(**kwargs) -> Iterator[None]:
     '1'
     """
     before = {name: os.environ.get(name) for name, value in kwargs.items() if value is not None}
-    os.environ.update({name: kwargs[name] for name in before})
+    os.environ.update({name: value for name, value in kwargs.items() if value is not None})
     try:
         yield
     finally:
@@ -164,7 +164,7 @@ def env(**kwargs) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def get_average_backwards_compatibility_fun(reduce_ops) -> Callable:
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Optional[int], Optional[bool]], int]:
     """Makes the function (op, average) -> op that merges `op` with the deprecated `average`.
 
     reduce_ops: anything with attributes Average and Sum. Both given: ValueError. Neither: Average.
@@ -184,7 +184,7 @@ def get_average_backwards_compatibility_fun(reduce_ops) -> Callable:
     return merge
 
 
-def is_iterable(x) -> bool:
+def is_iterable(x: Any) -> bool:
     """Whether iter(x) works.
 
     >>> is_iterable([]), is_iterable(1)

@@ -34,7 +34,7 @@ class Exchanges:
     0
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._era, self._count = (0, 0), 0
 
     def due(self) -> int:

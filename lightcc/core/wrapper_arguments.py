@@ -6,12 +6,11 @@ import warnings
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from lightcc.core import lib
-from lightcc.core.basics import HorovodBasics
 from lightcc.core.elastic_worker import is_elastic
+from lightcc.core.job import size
 from lightcc.core.ops import Average
 from lightcc.core.process_sets import ProcessSet, global_process_set
 
-_basics = HorovodBasics(__file__)
 Groups = Optional[Union[int, List[List[Any]]]]
 
 
@@ -49,7 +48,7 @@ def stays_here(process_set: ProcessSet) -> bool:
     """
     if is_elastic() and process_set is global_process_set:
         return False
-    return not process_set.included() or (_basics.size() == 1 and not is_elastic())
+    return not process_set.included() or (size() == 1 and not is_elastic())
 
 
 def groups_of(groups: Groups, num_groups: int, is_variable: Callable[[Any], bool], stacklevel: int = 3) -> Groups:

@@ -8,7 +8,7 @@ from typing import Any
 import lightcc
 
 
-def wrapper_class(plain: type, members: type, module: str, **attributes: Any) -> type:
+def wrapper_class(plain: type, members: type, module: str, **attributes: Any) -> Any:
     """Makes a subclass of a plain class.
 
     members: a class whose methods, properties and slots, and those of its bases, are put into the new one. It is no

@@ -303,9 +303,10 @@ class _ElasticJob:
 
     def _report(self, cause: Optional[Cause]) -> Iterator[str]:
         yield from self.loop.report(cause)
-        if cause and cause is not self.termination.cause:
-            first = self.ends.get(cause.rank)
-            yield self.membership.over.text + (f"; the first: {first.name} {first.how}" if first else "")
+        end = self.membership.over
+        if cause and end and cause is not self.termination.cause:
+            first = None if cause.rank is None else self.ends.get(cause.rank)
+            yield end.text + (f"; the first: {first.name} {first.how}" if first else "")
         yield from self.loop.report_leftovers()
 
     def _named(self, number: int) -> str:

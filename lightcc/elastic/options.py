@@ -98,15 +98,16 @@ class Options:
 
     def limits(self) -> Limits:
         """After check(). Raises ValueError if the numbers contradict each other."""
-        least = self.num_proc if self.min_num_proc is None else self.min_num_proc
-        most = self.max_num_proc
+        num_proc, most = self._checked_num_proc(), self.max_num_proc
+        least = num_proc if self.min_num_proc is None else self.min_num_proc
         names = [self.called(name) for name in ("min_num_proc", "num_proc", "max_num_proc")]
-        if least > self.num_proc or (most is not None and most < self.num_proc):
-            said = ", ".join(f"{name} {value}" for name, value in zip(names, (least, self.num_proc, most))
+        if least > num_proc or (most is not None and most < num_proc):
+            said = ", ".join(f"{name} {value}" for name, value in zip(names, (least, num_proc, most))
                              if value is not None)
             raise ValueError(f"{said}: expected {' <= '.join(names)}")
         timeout_s = _timeout_s() if self.elastic_timeout is None else self.elastic_timeout
-        return Limits(self.num_proc, least, most, timeout_s, self.reset_limit, self.blacklist_cooldown_range,
+        cooldown_s = None if self.blacklist_cooldown_range is None else cooldown(self.blacklist_cooldown_range)
+        return Limits(num_proc, least, most, timeout_s, self.reset_limit, cooldown_s,
                       self.failures_per_host or 1, bool(self.host_discovery_script),
                       Limits.newcomer_timeout_s if self.newcomer_timeout is None else self.newcomer_timeout)
 
@@ -114,15 +115,20 @@ class Options:
         """Raises ValueError or OSError as hosts.listed does, ValueError if the hosts have too few slots."""
         if self.host_discovery_script:
             return HostDiscoveryScript(self.host_discovery_script, self.slots_per_host)
+        num_proc = self._checked_num_proc()
         listed = hosts.listed(self.hosts, self.hostfile)
         if not (self.hosts or self.hostfile):
-            listed = [hosts.Host(socket.gethostname(), self.max_num_proc or self.num_proc)]
+            listed = [hosts.Host(socket.gethostname(), self.max_num_proc or num_proc)]
         found: dict[str, int] = {}
         for host in listed:
             found[host.name] = found.get(host.name, 0) + host.slots
-        if sum(found.values()) < self.num_proc:
-            raise ValueError(f"{self.num_proc} processes do not fit: the hosts have {sum(found.values())} slots")
+        if sum(found.values()) < num_proc:
+            raise ValueError(f"{num_proc} processes do not fit: the hosts have {sum(found.values())} slots")
         return FixedHosts(found)
+
+    def _checked_num_proc(self) -> int:
+        assert self.num_proc is not None  # check() has filled it in, or whoever made this
+        return self.num_proc
 
 
 def _timeout_s() -> float:

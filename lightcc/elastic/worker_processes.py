@@ -8,7 +8,7 @@ import selectors
 import shlex
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Callable, Optional, Union
 
@@ -41,8 +41,8 @@ class WorkerProcesses:
         self._stack = stack
         self._places: dict[int, Place] = {}
         self._pids: dict[int, int] = {}
-        self._start_rank: Optional[Callable[[Place], Rank]] = None
         self._here: Optional[HostRanks] = None
+        self._start_rank: Callable[[Place], Rank]  # on it
         self._remote: dict[str, _RemoteHost] = {}  # those that are connected, or about to be
         self._ending: list[Agent] = []
 
@@ -113,14 +113,14 @@ class WorkerProcesses:
         if self._here:
             self._here.flush()
         agents = [host.agent for host in self._remote.values()]
-        for host in [*agents, *([self._here] if self._here else [])]:
+        for host in self._with_here(agents):
             host.pause(pause)
         return [agent.commands for agent in agents if not agent.over]
 
     def end(self) -> Iterator[Event]:
         """Ends what is left on every host; there is more to come until is_over."""
         self._ending = [host.agent for host in self._remote.values() if host.begun and not host.agent.over]
-        for host in [*self._ending, *([self._here] if self._here else [])]:
+        for host in self._with_here(self._ending):
             yield from host.end()
 
     @property
@@ -134,10 +134,11 @@ class WorkerProcesses:
     def _start_here(self, place: Place) -> list[Event]:
         events: list[Event] = []
         if self._here is None:
-            job, events = with_threads(replace(self._job, slots=place.local_size))
+            job, remarks = with_threads(replace(self._job, slots=place.local_size))
             self._start_rank = self._stack.enter_context(rank_starter(job))
             pipes = self._stack.enter_context(selectors.DefaultSelector())
             self._here = HostRanks(socket.gethostname(), [], self._selector, pipes)
+            events += remarks
         try:
             rank = self._start_rank(place)
         except StartError as error:
@@ -148,7 +149,7 @@ class WorkerProcesses:
     def _connect(self, name: str, now: float) -> list[Event]:
         if name in self._remote:
             return []
-        command = self._job.agent_command(name)
+        command = self._job.agent_on(name)
         agent = Agent(name, [], command, self._selector, self._receiver)
         if self._job.run_files:
             agent.load(read_chunks(self._job.run_files.function, PART_BYTES))
@@ -164,6 +165,9 @@ class WorkerProcesses:
         for place in host.waiting:
             host.agent.start_rank(place)
         host.waiting = []
+
+    def _with_here(self, agents: Iterable[Agent]) -> list[Union[HostRanks, Agent]]:
+        return [*agents, *([self._here] if self._here else [])]
 
     def _host_of(self, number: int) -> Union[HostRanks, Agent, None]:
         place = self._places[number]

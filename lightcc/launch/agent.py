@@ -15,34 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Optional
 
-from lightcc.launch import network
+from lightcc.launch import messages, network
 from lightcc.launch.host_ranks import READ_BYTES, HostRanks
 from lightcc.launch.hosts import Place
 from lightcc.launch.local import Job, Rank, StartError, rank_starter, with_threads
-from lightcc.launch.messages import (
-    Alive,
-    Begin,
-    End,
-    Ended,
-    Failed,
-    HoldPort,
-    Input,
-    Load,
-    Message,
-    NotStarted,
-    Over,
-    Pause,
-    PortHeld,
-    Remark,
-    Signal,
-    Started,
-    StartRank,
-    Tell,
-    Unpacker,
-    greeting,
-    pack,
-)
 from lightcc.launch.output import MAX_PENDING_BYTES, Sink
+from lightcc.launch.rank_outputs import wait_for
 from lightcc.launch.result_transfer import PART_BYTES, ResultSender
 from lightcc.launch.run_files import RunFiles
 from lightcc.launch.termination import FAILURE_GRACE_S
@@ -65,7 +43,7 @@ class _Agent:
         self._stack = stack
         self._selector = stack.enter_context(selectors.PollSelector())  # stdin may be /dev/null, which epoll refuses
         self._pipes = stack.enter_context(selectors.DefaultSelector())
-        self._unpacker = Unpacker()
+        self._unpacker = messages.Unpacker()
         self._host_ranks: Optional[HostRanks] = None
         self._start: Callable[[Place], Rank]  # once the job has begun
         self._run_files: Optional[RunFiles] = None  # if the ranks are run()'s
@@ -77,7 +55,7 @@ class _Agent:
 
     def run(self) -> None:
         self._selector.register(0, selectors.EVENT_READ, self._receive)
-        self._out.put(None, greeting())
+        self._out.put(None, messages.greeting())
         alive_at = time.monotonic() + ALIVE_S
         while not (self._disconnected or self._out.error or (self._over and not self._out.pending_bytes)):
             wait_s = 0.0 if self._result_sender and self._has_room() else max(0.0, alive_at - time.monotonic())
@@ -89,7 +67,7 @@ class _Agent:
             if time.monotonic() >= alive_at:
                 alive_at = time.monotonic() + ALIVE_S
                 if not self._out.pending_bytes:
-                    self._send(Alive())
+                    self._send(messages.Alive())
             self._pace()
         if self._host_ranks and not self._over:
             self._abandoned(self._host_ranks)
@@ -104,27 +82,23 @@ class _Agent:
     def _has_room(self) -> bool:
         return self._out.pending_bytes <= PART_BYTES
 
-    def _report(self, message: Message) -> None:
+    def _report(self, message: messages.Message) -> None:
         """Sends an event of the ranks. Ended is sent after the rank's result."""
-        if isinstance(message, Ended) and self._result_sender is not None:
+        if isinstance(message, messages.Ended) and self._result_sender is not None:
             self._result_sender.put(message)
         else:
             self._send(message)
 
-    def _send(self, message: Message) -> None:
-        self._out.put(None, pack(message))
-        self._over = self._over or isinstance(message, Over)
+    def _send(self, message: messages.Message) -> None:
+        self._out.put(None, messages.pack(message))
+        self._over = self._over or isinstance(message, messages.Over)
 
     def _pace(self) -> None:
         """Waits for a slow connection; reads no more from the ranks while too much is pending."""
         if self._host_ranks and not self._over:
             self._host_ranks.flush()
             self._host_ranks.pause(self._paused or self._out.pending_bytes > MAX_PENDING_BYTES)
-        waiting = self._out.fd in self._selector.get_map()
-        if self._out.pending_bytes and not waiting:
-            self._selector.register(self._out.fd, selectors.EVENT_WRITE, self._out.flush)
-        elif waiting and not self._out.pending_bytes:
-            self._selector.unregister(self._out.fd)
+        wait_for([self._out], self._selector)
 
     def _receive(self) -> None:
         chunk = os.read(0, READ_BYTES)
@@ -135,26 +109,26 @@ class _Agent:
         for message in self._unpacker.feed(chunk):
             self._handle(message)
 
-    def _handle(self, message: Message) -> None:
-        if isinstance(message, Load):
+    def _handle(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Load):
             self._load(message.chunk)
-        elif isinstance(message, HoldPort):
+        elif isinstance(message, messages.HoldPort):
             self._hold_port(message.ports)
-        elif isinstance(message, Begin):
+        elif isinstance(message, messages.Begin):
             self._begin(message)
-        elif isinstance(message, Pause):
+        elif isinstance(message, messages.Pause):
             self._paused = message.on
-        elif isinstance(message, Signal) and self._host_ranks:
+        elif isinstance(message, messages.Signal) and self._host_ranks:
             self._host_ranks.send(message.rank, message.signum)
             for ended in self._result_sender.drop_value(message.rank) if self._result_sender else ():
                 self._send(ended)
-        elif isinstance(message, StartRank) and self._host_ranks:
-            self._start_rank(Place(*message.place)._replace(here=True))
-        elif isinstance(message, Tell) and self._host_ranks:
+        elif isinstance(message, messages.StartRank) and self._host_ranks:
+            self._start_rank(self._host_ranks, Place(*message.place)._replace(here=True))
+        elif isinstance(message, messages.Tell) and self._host_ranks:
             self._host_ranks.tell(message.rank, message.chunk)
-        elif isinstance(message, Input) and self._host_ranks:
+        elif isinstance(message, messages.Input) and self._host_ranks:
             self._host_ranks.give(message.chunk)
-        elif isinstance(message, End) and self._host_ranks and not self._over:
+        elif isinstance(message, messages.End) and self._host_ranks and not self._over:
             self._result_sender = None
             for last in self._host_ranks.end():
                 self._send(last)
@@ -167,18 +141,20 @@ class _Agent:
 
     def _hold_port(self, ports: str) -> None:
         holder = network.hold_port(ports)
-        self._send(PortHeld(self._stack.enter_context(holder).getsockname()[1] if holder else 0))
+        self._send(messages.PortHeld(self._stack.enter_context(holder).getsockname()[1] if holder else 0))
 
-    def _begin(self, job: Begin) -> None:
+    def _begin(self, job: messages.Begin) -> None:
         self._is_elastic = job.slots > 0
         try:
             os.chdir(job.folder)
         except OSError as error:
-            self._send(Remark(f"cannot work in {job.folder}: {error.strerror}; its ranks work in {os.getcwd()}"))
+            self._send(messages.Remark(
+                f"cannot work in {job.folder}: {error.strerror}; its ranks work in {os.getcwd()}"))
         try:
             places = [Place(*place)._replace(here=True) for place in job.places]
-            for place in places if self._run_files else ():
-                self._run_files.add(place.rank)
+            for place in places:
+                if self._run_files:
+                    self._run_files.add(place.rank)
             here, remarks = with_threads(Job(places, lambda rank: job.command, run_files=self._run_files,
                                              settings=job.environment, bind_at_fork=True,
                                              stdin=subprocess.DEVNULL if self._run_files else subprocess.PIPE,
@@ -186,7 +162,7 @@ class _Agent:
             self._start = self._stack.enter_context(rank_starter(here))
             ranks = [self._start(place) for place in places]
         except StartError as error:
-            self._send(Failed(str(error), error.exit_code))
+            self._send(messages.Failed(str(error), error.exit_code))
             return
         if self._run_files:
             if not self._is_elastic:  # else more ranks may come
@@ -196,16 +172,16 @@ class _Agent:
         for message in [*remarks, *self._host_ranks.started()]:
             self._send(message)
 
-    def _start_rank(self, place: Place) -> None:
+    def _start_rank(self, host_ranks: HostRanks, place: Place) -> None:
         if self._run_files:
             self._run_files.add(place.rank)
         try:
             rank = self._start(place)
         except StartError as error:
-            self._send(NotStarted(place.rank, str(error), error.exit_code))
+            self._send(messages.NotStarted(place.rank, str(error), error.exit_code))
             return
-        self._host_ranks.add(rank)
-        self._send(Started(rank.number, rank.pid))
+        host_ranks.add(rank)
+        self._send(messages.Started(rank.number, rank.pid))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ def usable_cores(root: str = "/") -> int:
 def _quotas(root: str) -> Iterator[float]:
     mount = os.path.join(root, "sys/fs/cgroup")
     for line in _text(os.path.join(root, "proc/self/cgroup")).splitlines():  # "0::/path" (v2), "4:cpu,cpuacct:/path"
-        number, controllers, path = line.split(":", 2)
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
             for folder in _upwards(mount, path):
                 yield _ratio(_text(os.path.join(folder, "cpu.max")).split())  # "150000 100000", or "max 100000"

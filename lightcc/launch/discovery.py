@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from lightcc.launch.output import printable
+from lightcc.launch.pipes import piped
 from lightcc.launch.watcher import Watcher
 
 _LINE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|\w[\w.-]*)(?::(\d{1,18}))?")
@@ -83,10 +84,11 @@ class HostDiscoveryScript(HostDiscovery):
             match = _LINE.fullmatch(line)
             if not match:
                 raise self._error(f"printed '{_quoted(line)}'; expected host or host:slots")
-            if match[2] is None and self._default_slots is None:
+            slots = self._default_slots if match[2] is None else match[2]
+            if slots is None:
                 raise self._error(f"printed '{_quoted(line)}' without slots; print host:slots, or say --slots-per-host")
             name = match[1].strip("[]")
-            hosts[name] = hosts.get(name, 0) + int(self._default_slots if match[2] is None else match[2])
+            hosts[name] = hosts.get(name, 0) + int(slots)
         return hosts
 
     def stop(self) -> None:
@@ -119,27 +121,29 @@ class HostDiscoveryScript(HostDiscovery):
             if self._watcher is None:
                 self._watcher = Watcher()
             try:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     ["/bin/sh", "-c", _ON_COMMAND, "sh", self._discovery_script], bufsize=0, stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
             except OSError as error:
                 raise DiscoveryError(
                     f"host discovery: cannot run {self._discovery_script}: {error.strerror}") from error
-            self._watcher.add(self._process.pid)
-            with contextlib.suppress(BrokenPipeError), self._process.stdin:
-                self._process.stdin.write(b"\n")
-            return self._process
+            self._process = process
+            self._watcher.add(process.pid)
+            with contextlib.suppress(BrokenPipeError), piped(process.stdin) as stdin:
+                stdin.write(b"\n")
+            return process
 
     def _read(self, process: "subprocess.Popen[bytes]") -> tuple[str, str]:
         """What it prints until it ends, and the last of its errors. A process that holds its pipes longer is not waited
         for."""
         deadline = time.monotonic() + _SCRIPT_TIMEOUT_S
         printed, errors = b"", b""
+        stdout, stderr = piped(process.stdout).fileno(), piped(process.stderr).fileno()
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
             end = os.pidfd_open(process.pid)
             stack.callback(os.close, end)
-            for fd in (process.stdout.fileno(), process.stderr.fileno(), end):
+            for fd in (stdout, stderr, end):
                 selector.register(fd, selectors.EVENT_READ)
             while True:
                 runs = end in selector.get_map()
@@ -152,7 +156,7 @@ class HostDiscoveryScript(HostDiscovery):
                     chunk = b"" if fd == end else os.read(fd, _READ_BYTES)
                     if not chunk:
                         selector.unregister(fd)
-                    elif fd == process.stdout.fileno():
+                    elif fd == stdout:
                         printed += chunk
                     else:
                         errors = (errors + chunk)[-_ERROR_BYTES:]
@@ -163,6 +167,7 @@ class HostDiscoveryScript(HostDiscovery):
     def _reap(self, process: "subprocess.Popen[bytes]") -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:  # from here on its number may be another's
+            assert self._watcher is not None  # since _start()
             self._watcher.forget(process.pid)
             self._process = None
             process.wait()

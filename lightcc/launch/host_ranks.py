@@ -11,21 +11,28 @@ import os
 import selectors
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Optional
+from typing import IO, NamedTuple, Optional
 
 from lightcc.launch import groups
 from lightcc.launch.local import Rank
 from lightcc.launch.messages import Ended, Message, Output, Over, Said, Started
 from lightcc.launch.output import Sink
+from lightcc.launch.pipes import piped
 from lightcc.launch.standard_input import Feed
 
 READ_BYTES = 1 << 16
 MAX_PIPE_BYTES = 1 << 20  # what a pipe can still hold after its writer has ended
 
 
+class _Stream(NamedTuple):
+    rank: int
+    number: int  # 1 or 2
+    pipe: IO[bytes]
+
+
 class HostRanks:
     def __init__(self, host: str, ranks: Sequence[Rank], selector: selectors.BaseSelector,
-                 pipes: selectors.BaseSelector) -> None:
+                 pipes: selectors.DefaultSelector) -> None:
         """pipes: an empty selector, which is registered in `selector`, so that one call pauses all reading."""
         self.host = host
         self._ranks: dict[int, Rank] = {}
@@ -43,8 +50,8 @@ class HostRanks:
         if rank.process.stdin:
             self._feed = Feed(rank.process.stdin, self._selector)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, functools.partial(self._ended, rank))
-        for stream, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
-            self._pipes.register(pipe, selectors.EVENT_READ, (rank.number, stream))
+        for number, pipe in ((1, piped(rank.process.stdout)), (2, piped(rank.process.stderr))):
+            self._pipes.register(pipe, selectors.EVENT_READ, _Stream(rank.number, number, pipe))
         if rank.talk:
             self._talks[rank.number] = Sink(rank.talk.fileno(), f"the connection to rank {rank.number}")
             self._selector.register(rank.talk, selectors.EVENT_READ, functools.partial(self._hear, rank))
@@ -59,9 +66,10 @@ class HostRanks:
 
     def hang_up(self) -> bool:
         """Ends all talks; False: there are none."""
-        for number in self._talks:
-            with contextlib.suppress(OSError):  # it has hung up itself
-                self._ranks[number].talk.shutdown(socket.SHUT_RDWR)
+        for rank in self._ranks.values():
+            if rank.talk and rank.number in self._talks:
+                with contextlib.suppress(OSError):  # it has hung up itself
+                    rank.talk.shutdown(socket.SHUT_RDWR)
         return bool(self._talks)
 
     def flush(self) -> None:
@@ -92,11 +100,12 @@ class HostRanks:
         stuck = groups.end([rank.pid for rank in self._ranks.values()])
         self.pause(True)
         for key in list(self._pipes.get_map().values()):
+            stream: _Stream = key.data
             left = MAX_PIPE_BYTES  # a process that left the group may still be writing
             while left > 0 and (chunk := _read_some(key.fd)):
-                yield Output(*key.data, chunk)
+                yield Output(stream.rank, stream.number, chunk)
                 left -= len(chunk)
-            yield Output(*key.data, b"")
+            yield Output(stream.rank, stream.number, b"")
             self._pipes.unregister(key.fd)
         yield Over(self.host, stuck)
 
@@ -106,10 +115,12 @@ class HostRanks:
             said += last_words
         self._selector.unregister(rank.pidfd)
         rank.unwatch()
-        return [*said, Ended(rank.number, rank.exit_code())]
+        code = rank.exit_code()
+        assert code is not None  # its pidfd says that it has ended
+        return [*said, Ended(rank.number, code)]
 
     def _hear(self, rank: Rank) -> list[Message]:
-        if rank.number not in self._talks:
+        if rank.talk is None or rank.number not in self._talks:
             return []
         chunk = b""
         with contextlib.suppress(OSError):
@@ -123,12 +134,13 @@ class HostRanks:
 
     def _read(self) -> Iterator[Message]:
         for key, _ in self._pipes.select(0):
+            stream: _Stream = key.data
             chunk = _read_some(key.fd)
             if chunk is not None:
-                yield Output(*key.data, chunk)
+                yield Output(stream.rank, stream.number, chunk)
             if chunk == b"":
                 self._pipes.unregister(key.fd)
-                key.fileobj.close()
+                stream.pipe.close()
 
 
 def _read_some(fd: int) -> Optional[bytes]:

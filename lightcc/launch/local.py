@@ -13,19 +13,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from lightcc.launch import groups, nccl_plugin
 from lightcc.launch.cores import VARIABLE, threads_each, usable_cores
 from lightcc.launch.hosts import Place
 from lightcc.launch.messages import Message, Threads
+from lightcc.launch.pipes import piped
 from lightcc.launch.run_files import RunFiles
 from lightcc.launch.watcher import Watcher
 
 _PR_SET_PDEATHSIG = 1
 # A process group a rank, but one session for all: the kernel schedules each session as one (sched_autogroup), and then
 # a rank that offers its core with sched_yield would not offer it to the others. Older Pythons know sessions only.
-_OWN_GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 _libc = ctypes.CDLL(None)
 # Variables that say which rank of which job a process is. Where they are in our own environment, this launcher is a
 # rank of another job, and its ranks are none.
@@ -64,6 +65,11 @@ class Job:
     # What starts an agent on another host, and how long those may take to answer.
     agent_command: Optional[Callable[[str], Sequence[str]]] = None
     start_timeout_s: float = 30
+
+    def agent_on(self, host: str) -> Sequence[str]:
+        """The command that starts the agent on a host that is not this one."""
+        assert self.agent_command is not None  # whoever names other hosts says how they are reached
+        return self.agent_command(host)
 
 
 @dataclass
@@ -184,7 +190,7 @@ def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
         environment = {**environment,
                        job.talk_variable: f"{theirs.fileno()}:{os.fstat(theirs.fileno()).st_ino}"}
     try:
-        process = subprocess.Popen(
+        process: subprocess.Popen[bytes] = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL if number else job.stdin, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, bufsize=0, pass_fds=descriptors,
             preexec_fn=(lambda: die_with(launcher)) if job.bind_at_fork else None, **_OWN_GROUP)
@@ -201,7 +207,7 @@ def _start(job: Job, number: int, environment: dict[str, str]) -> Rank:
         if theirs:
             theirs.close()
     for pipe in (process.stdout, process.stderr):
-        os.set_blocking(pipe.fileno(), False)
+        os.set_blocking(piped(pipe).fileno(), False)
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError as error:

@@ -172,7 +172,8 @@ _KINDS = (Begin, Signal, Pause, End, Alive, Started, Failed, Output, Ended, Rema
 # Those that end in a chunk, and what stands before it; the others are JSON.
 _HEADS = {Load: struct.Struct("!"), Input: struct.Struct("!"), Output: struct.Struct("!IB"), Tell: struct.Struct("!I"),
           Said: struct.Struct("!I"), ResultPart: struct.Struct("!I?QQd32s")}
-_TYPES = {kind: [get_origin(type_) or type_ for type_ in kind.__annotations__.values()] for kind in _KINDS}
+_TYPES: dict[type, list[type]] = {kind: [get_origin(type_) or type_ for type_ in kind.__annotations__.values()]
+                                 for kind in _KINDS}
 
 
 def greeting() -> bytes:
@@ -186,8 +187,9 @@ def find_greeting(text: bytes) -> Optional[tuple[str, int]]:
 
 
 def pack(message: Message) -> bytes:
+    fields: tuple[Any, ...] = message
     head = _HEADS.get(type(message))
-    body = head.pack(*message[:-1]) + message[-1] if head else json.dumps(message).encode()
+    body = head.pack(*fields[:-1]) + fields[-1] if head else json.dumps(fields).encode()
     return _HEAD.pack(_KINDS.index(type(message)), len(body)) + body
 
 

@@ -61,15 +61,15 @@ class RankOutputs:
     def add(self, rank: int, errors_to_print: Callable[[bytes], bytes] = lambda lines: lines) -> None:
         """Makes the streams of a rank. Raises OSError if its files cannot be written. errors_to_print: which lines of
         its standard error are printed as they come; whoever holds others prints them with print_errors."""
-        files = self._open(rank) if self._folder else {}
+        files = self._open(rank, self._folder) if self._folder else {}
         for number, name in NAMES.items():
             tag = f"[{rank}]<{name}>:".encode()
             self.streams[rank, number] = Stream(
                 tag, Tagger(tag, self._stamp), self.sinks[0 if number == 1 else -1], files.get(number),
                 errors_to_print if number == 2 else lambda lines: lines)
 
-    def _open(self, rank: int) -> dict[int, Sink]:
-        folder = os.path.join(self._folder, f"rank.{rank:0{self._width}}")
+    def _open(self, rank: int, parent: str) -> dict[int, Sink]:
+        folder = os.path.join(parent, f"rank.{rank:0{self._width}}")
         os.makedirs(folder, exist_ok=True)
         files = {}
         for number, name in NAMES.items():

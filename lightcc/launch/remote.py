@@ -45,6 +45,7 @@ from lightcc.launch.messages import (
     pack,
 )
 from lightcc.launch.output import Sink
+from lightcc.launch.pipes import piped
 from lightcc.launch.result_transfer import PART_BYTES, ResultReceiver
 from lightcc.launch.termination import signal_name
 
@@ -141,12 +142,14 @@ class Agent:
                                              stderr=subprocess.PIPE, start_new_session=True)
         except OSError as error:
             raise StartError(f"host {host}: cannot start '{command[0]}': {error.strerror}", 127) from error
-        for pipe in (self._process.stdout, self._process.stderr):
+        self._pipes = [piped(pipe) for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)]
+        self._stdin, self._stdout, self._stderr = self._pipes
+        for pipe in (self._stdout, self._stderr):
             os.set_blocking(pipe.fileno(), False)
-        for pipe in (self._process.stdin, self._process.stdout) if receiver else ():  # what is large takes few steps
+        for pipe in (self._stdin, self._stdout) if receiver else ():  # what is large takes few steps
             with contextlib.suppress(OSError):  # the user's pipes hold all the memory they may; then it is slower
                 fcntl.fcntl(pipe, _F_SETPIPE_SZ, PART_BYTES)
-        self.commands = Sink(self._process.stdin.fileno(), f"the connection to host {host}")
+        self.commands = Sink(self._stdin.fileno(), f"the connection to host {host}")
         self._selector = selector
         self._unpacker = Unpacker()
         self._other_output = b""  # the last of what came beside messages
@@ -154,8 +157,8 @@ class Agent:
         self._ending = False
         self._untaken, self._taken = 0, self._received_at  # commands that wait, and since when there are so many
         self._paused = False
-        selector.register(self._process.stdout, selectors.EVENT_READ, self._read)
-        selector.register(self._process.stderr, selectors.EVENT_READ, self._read_errors)
+        selector.register(self._stdout, selectors.EVENT_READ, self._read)
+        selector.register(self._stderr, selectors.EVENT_READ, self._read_errors)
 
     def load(self, function: Iterable[bytes]) -> None:
         """Begins to send a function of run(), once the agent has answered."""
@@ -170,7 +173,7 @@ class Agent:
         return self.ready and not self.over and self._load is not None and self.commands.pending_bytes <= PART_BYTES
 
     def load_more(self) -> None:
-        chunk = next(self._load, None)
+        chunk = None if self._load is None else next(self._load, None)
         if chunk is None:
             self._load = None
         else:
@@ -239,7 +242,7 @@ class Agent:
 
     def _read(self) -> list[Event]:
         try:
-            chunk = os.read(self._process.stdout.fileno(), PART_BYTES if self._result_receiver else READ_BYTES)
+            chunk = os.read(self._stdout.fileno(), PART_BYTES if self._result_receiver else READ_BYTES)
         except BlockingIOError:
             return []
         self._received_at = time.monotonic()
@@ -288,9 +291,9 @@ class Agent:
     def _read_errors(self) -> list[Event]:
         text = b""
         with contextlib.suppress(BlockingIOError):
-            text = os.read(self._process.stderr.fileno(), READ_BYTES)
-            if not text and self._process.stderr in self._selector.get_map():
-                self._selector.unregister(self._process.stderr)
+            text = os.read(self._stderr.fileno(), READ_BYTES)
+            if not text and self._stderr in self._selector.get_map():
+                self._selector.unregister(self._stderr)
         self._other_output = (self._other_output + text)[-KEPT_BYTES:]
         return []
 
@@ -311,7 +314,7 @@ class Agent:
 
     def _unregister(self) -> None:
         self.over = True
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for pipe in self._pipes:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(pipe)
 
@@ -319,7 +322,7 @@ class Agent:
         """An agent that still runs ends its ranks when it notices, and then itself."""
         if not self.over:
             self._unregister()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for pipe in self._pipes:
             pipe.close()
 
     def wait(self, deadline: float) -> None:

@@ -43,8 +43,8 @@ class ResultSender:
         if found and found.is_error:  # the launcher waits for it to name the cause
             self._waiting.appendleft((ended, True, self._parts(ended.rank, found)))
         else:
-            wanted = found and ended.code == 0
-            self._waiting.append((ended, False, self._parts(ended.rank, found) if wanted else iter(())))
+            parts = self._parts(ended.rank, found) if found and ended.code == 0 else iter(())
+            self._waiting.append((ended, False, parts))
 
     def take(self) -> Message:
         """The next message."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn, Optional
 from lightcc.launch import result_file
 from lightcc.launch.hosts import Place
 from lightcc.launch.run_files import RunFiles
-from lightcc.launch.termination import Outcome
+from lightcc.launch.termination import Cause, Outcome
 
 
 class Raised(NamedTuple):
@@ -21,7 +21,7 @@ class Raised(NamedTuple):
 def values(outcome: Outcome, places: Sequence[Place], run_files: RunFiles) -> list[Any]:
     """In rank order. Raises RuntimeError if there are not all, KeyboardInterrupt after Ctrl-C."""
     if outcome.cause:
-        _fail(outcome, places, run_files)
+        _fail(outcome, outcome.cause, places, run_files)
     return [value(place.rank, _named(place), run_files) for place in places]
 
 
@@ -58,12 +58,11 @@ def check_interrupt(outcome: Outcome) -> None:
         raise KeyboardInterrupt
 
 
-def _fail(outcome: Outcome, places: Sequence[Place], run_files: RunFiles) -> NoReturn:
+def _fail(outcome: Outcome, cause: Cause, places: Sequence[Place], run_files: RunFiles) -> NoReturn:
     check_interrupt(outcome)
-    cause = outcome.cause
     error = raised_first((place.rank for place in places), run_files) if cause.code > 0 else None
     if error and error.time_s > outcome.failed_at:  # it follows from a silent exit or the loss of a host
-        error = raised(cause.rank, run_files)
+        error = None if cause.rank is None else raised(cause.rank, run_files)
     if error is None:
         raise RuntimeError(f"run: {outcome.text}")
     first = "" if error.rank == cause.rank else f"{_named(places[error.rank])} raised an exception; then "

@@ -7,7 +7,7 @@ host and our input is no terminal, neither is needed: the rank inherits it (loca
 
 import os
 import selectors
-from typing import BinaryIO, Callable
+from typing import IO, Callable
 
 from lightcc.launch.messages import Message, Taken
 
@@ -68,7 +68,7 @@ class Source:
 
 
 class Feed:
-    def __init__(self, pipe: BinaryIO, selector: selectors.BaseSelector) -> None:
+    def __init__(self, pipe: IO[bytes], selector: selectors.BaseSelector) -> None:
         """pipe: to rank 0; it is closed here."""
         self._pipe = pipe
         self._selector = selector

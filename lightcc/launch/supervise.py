@@ -88,7 +88,7 @@ class _FixedJob:
         run_files = self.job.run_files
         receiver = ResultReceiver(run_files, self.job.settings["LIGHTCC_SECRET"]) if run_files else None
         self.agents = self.stack.enter_context(
-            agents(self.job.places, self.job.agent_command, self.loop.selector, receiver))
+            agents(self.job.places, self.job.agent_on, self.loop.selector, receiver))
         for agent in self.agents if self.job.verbose else ():
             self.outputs.say(f"host {agent.host}: {shlex.join(agent.command)}")
         while not self.termination.cause and (missing := [agent for agent in self.agents if not agent.ready]):
@@ -100,8 +100,9 @@ class _FixedJob:
             self.loop.step(left)
         if not self.termination.cause and not self.job.places[0].here:  # its host is the first
             self.agents[0].hold_port(_ports())
-        for agent in self.agents if run_files else ():
-            agent.load(read_chunks(run_files.function, PART_BYTES))
+        for agent in self.agents:
+            if run_files:
+                agent.load(read_chunks(run_files.function, PART_BYTES))
         while not self.termination.cause and any(agent.loading for agent in self.agents):
             self.loop.step(0 if any(agent.can_load() for agent in self.agents) else None)
             for agent in self.agents:
@@ -147,7 +148,7 @@ class _FixedJob:
 
     def _give(self, chunk: bytes) -> None:
         self.host_ranks[0].give(chunk)
-        if self.input.is_terminal and chunk.endswith(b"\n"):
+        if self.input and self.input.is_terminal and chunk.endswith(b"\n"):
             self.outputs.streams[0, 1].entered()
 
     def _prompt_at(self) -> Optional[float]:

@@ -6,6 +6,7 @@ import sys
 import threading
 
 from lightcc.launch import groups
+from lightcc.launch.pipes import piped
 
 
 class Watcher:
@@ -16,6 +17,7 @@ class Watcher:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", os.path.abspath(groups.__file__), str(os.getpid())], cwd="/", bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self._pipe = piped(self._process.stdin)
         self._lock = threading.Lock()  # guards the pipe's end
 
     def add(self, group: int) -> None:
@@ -29,10 +31,10 @@ class Watcher:
         self._process.kill()
         self._process.wait()
         with self._lock:
-            self._process.stdin.close()
+            self._pipe.close()
 
     def _write(self, number: int) -> None:
         # Without a reader somebody has killed the watcher, which is a second safeguard only.
         with self._lock, contextlib.suppress(BrokenPipeError):
-            if not self._process.stdin.closed:
-                self._process.stdin.write(b"%d\n" % number)
+            if not self._pipe.closed:
+                self._pipe.write(b"%d\n" % number)

@@ -77,8 +77,9 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     if use_gloo and use_mpi:
         raise ValueError("run: give either use_gloo or use_mpi, not both")
     network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
+    num_proc = _renamed("np", np, "num_proc", num_proc)
     elastic = _options(
-        num_proc=_renamed("np", np, "num_proc", num_proc), hosts=hosts, hostfile=hostfile,
+        num_proc=num_proc, hosts=hosts, hostfile=hostfile,
         min_num_proc=_renamed("min_np", min_np, "min_num_proc", min_num_proc),
         max_num_proc=_renamed("max_np", max_np, "max_num_proc", max_num_proc), slots_per_host=slots,
         reset_limit=reset_limit, blacklist_cooldown_range=cooldown_range, host_discovery_script=host_discovery_script)
@@ -89,7 +90,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     def is_here(host: str) -> bool:
         return network.is_here(host, resolve=not template)
 
-    places = [] if elastic.is_elastic else _hosts.places(elastic.num_proc, hosts, hostfile, is_here)
+    places = [] if elastic.is_elastic else _hosts.places(num_proc, hosts, hostfile, is_here)
     settings = pythonpath_setting()
     if start_timeout is not None:
         settings["HOROVOD_START_TIMEOUT"] = str(start_timeout)
@@ -117,7 +118,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
             if stream is not None:
                 stream.flush()
         if elastic.is_elastic:
-            return _drive(job, elastic, outputs, signals, is_here)
+            return _drive(job, run_files, elastic, outputs, signals, is_here)
         return results.values(supervise(job, *outputs, signals), places, run_files)
 
 
@@ -131,14 +132,14 @@ def _options(**said: Any) -> Options:
     return options
 
 
-def _drive(job: Job, elastic: Options, outputs: tuple[int, int], signals: Sequence[int],
+def _drive(job: Job, run_files: RunFiles, elastic: Options, outputs: tuple[int, int], signals: Sequence[int],
            is_here: Callable[[str], bool]) -> list[Any]:
     from lightcc.elastic import driver  # here, so that other jobs do not pay for it
     from lightcc.elastic import results as elastic_results
 
     limits = elastic.limits()
     outcome = driver.drive(job, limits, elastic.discovery(), *outputs, signals, is_here=is_here)
-    return elastic_results.values(outcome, limits.min_num_proc, job.run_files)
+    return elastic_results.values(outcome, limits.min_num_proc, run_files)
 
 
 def _launch_command() -> str:

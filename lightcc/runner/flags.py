@@ -82,7 +82,9 @@ class Switch(NamedTuple):
     on_text: str = "1"
     off_text: str = "0"
 
-    expected = "true or false"
+    @property
+    def expected(self) -> str:
+        return "true or false"
 
     def text_of(self, value: Any) -> str:
         if not isinstance(value, bool):

@@ -20,8 +20,10 @@ import struct
 import tensorflow as tf
 
 from lightcc.core import lib
-from lightcc.core.basics import HorovodBasics
 from lightcc.core.exceptions import HorovodInternalError  # noqa: F401
+from lightcc.core.job import *  # noqa: F401,F403
+from lightcc.core.job import Adasum, Average, HorovodBasics, Max, Min, Product, Sum, init, is_homogeneous, shutdown  # noqa: F401
+from lightcc.core.job import basics as _basics  # noqa: F401
 from lightcc.core.ops import ReduceOps, handle_average_backwards_compatibility  # noqa: F401
 from lightcc.core.process_sets import (  # noqa: F401
     ProcessSet,
@@ -44,32 +46,7 @@ from lightcc.tensorflow.util import tf_variable
 
 check_num_rank_power_of_2 = num_rank_is_power_2
 
-_basics = HorovodBasics(__file__)
 lib.name_package("lightcc.tensorflow")
-
-Average, Sum, Adasum = _basics.Average, _basics.Sum, _basics.Adasum
-Min, Max, Product = _basics.Min, _basics.Max, _basics.Product
-
-shutdown, is_initialized = _basics.shutdown, _basics.is_initialized
-size, rank = _basics.size, _basics.rank
-local_size, local_rank = _basics.local_size, _basics.local_rank
-cross_size, cross_rank = _basics.cross_size, _basics.cross_rank
-is_homogeneous = _basics.is_homogeneous
-mpi_threads_supported = _basics.mpi_threads_supported
-mpi_enabled, mpi_built = _basics.mpi_enabled, _basics.mpi_built
-gloo_enabled, gloo_built = _basics.gloo_enabled, _basics.gloo_built
-nccl_built, ddl_built, ccl_built = _basics.nccl_built, _basics.ddl_built, _basics.ccl_built
-cuda_built, rocm_built = _basics.cuda_built, _basics.rocm_built
-start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
-
-
-def init(*args, **kwargs):
-    """Meets the other ranks; the arguments are those of HorovodBasics.init (comm, process_sets).
-
-    >>> hvd.init(); hvd.size() >= 1
-    True
-    """
-    _basics.init(*args, **kwargs)
 
 
 def _normalize_name(name: str) -> str:

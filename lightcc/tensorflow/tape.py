@@ -83,6 +83,9 @@ class _DistributedGradientTape:
 
     # Beside __dict__, which is shared with the plain tape.
     __slots__ = ("_allreduce_grads", "_local", "_wanted_compression")
+    _as_plain: Any
+    _allreduce_grads: Any
+    _local: LocalVariables
 
     def gradient(self, target, sources, output_gradients=None, use_generic_names=False, **kwargs):
         """The tape's own gradients, reduced over the ranks, but for those of local sources.
@@ -136,6 +139,6 @@ class _DistributedGradientTape:
 
 
 @functools.lru_cache(maxsize=None)
-def _distributed(cls: type) -> type:
+def _distributed(cls: type) -> Any:
     """The subclass of a tape's class; one for all tapes of it, since scripts wrap a tape in every step."""
     return wrapper_class(cls, _DistributedGradientTape, "lightcc.tensorflow")

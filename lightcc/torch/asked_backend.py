@@ -4,6 +4,7 @@ torch tells it neither to the maker of a backend nor, as of 2.13, to the default
 groups of every backend. Its own functions have it in a variable, which is read here.
 """
 import sys
+from types import FrameType
 from typing import Optional
 
 _TORCH = "torch.distributed.distributed_c10d"
@@ -12,7 +13,7 @@ _FUNCTIONS = ("_new_group_with_tag", "_new_process_group_helper")  # their argum
 
 def asked_backend() -> Optional[str]:
     """For example "lightcc" or "cpu:gloo,cuda:nccl"; None if torch is not making a group right now."""
-    frame = sys._getframe(1)
+    frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == _TORCH:
             return str(frame.f_locals["backend"]).lower()
@@ -27,7 +28,7 @@ def is_lightcc(backend: Optional[str]) -> bool:
     >>> is_lightcc("lightcc"), is_lightcc("cpu:lightcc"), is_lightcc("cpu:gloo,cuda:nccl")
     (True, True, False)
     """
-    if backend in (None, "lightcc", "cpu:lightcc"):
+    if backend is None or backend in ("lightcc", "cpu:lightcc"):
         return True
     of_devices = backend.split(",")
     others = [text for text in of_devices if text.rpartition(":")[2] != "lightcc"]

@@ -8,7 +8,7 @@ are wrong on the CPU (seen with 2.13). Of [M, C] and [N, C, L] nothing is guesse
 Passes over the input are those of torch.nn.SyncBatchNorm: two in forward and two in backward.
 """
 import math
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple, Type
 
 import torch
 from torch.nn.functional import batch_norm
@@ -127,7 +127,7 @@ class Cuda(Cpu):
         return torch.batch_norm_backward_elemt(grad, x, mean, invstd, weight, *means, one)
 
 
-def kernels_of(x: torch.Tensor) -> type:
+def kernels_of(x: torch.Tensor) -> Type[Any]:
     """Those for the device that x is on.
 
     >>> kernels_of(torch.ones(2, 3)) is Cpu

@@ -6,7 +6,7 @@ cost a compilation and guards for each function. The marks cost a call nothing a
 import inspect
 import sys
 from types import FunctionType, ModuleType
-from typing import Iterator
+from typing import Any, Iterator
 
 import torch
 
@@ -31,7 +31,7 @@ def keep_out() -> None:
 
     >>> keep_out()
     """
-    eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     skipped = None
     if hasattr(eval_frame, "_FrameExecStrategy"):  # torch 2.6 or later; an older one traces the hooks, which also works
         skipped = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)

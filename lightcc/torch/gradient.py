@@ -48,8 +48,9 @@ class Gradient:
         if layout == self.layout:
             return True
         slot = self.slot
-        if grad.shape != slot.shape or grad.is_neg() or slots.device_of(grad) != slots.device_of(slot) or any(
-                mine != theirs for count, mine, theirs in zip(slot.shape, slot.stride(), grad.stride()) if count > 1):
+        if slot is None or grad.shape != slot.shape or grad.is_neg() or slots.device_of(grad) != slots.device_of(slot):
+            return False
+        if any(mine != theirs for count, mine, theirs in zip(slot.shape, slot.stride(), grad.stride()) if count > 1):
             return False
         self.layout = layout
         return True
@@ -113,6 +114,7 @@ def in_order_of_slots(gradients: Iterable[Gradient]) -> List[Gradient]:
 def described(gradient: Gradient) -> Tuple[int, int, List[int], Optional[lib.Place]]:
     """A slot as Adapter.describe has it; dimensions in the order of memory, so that other layouts are a mismatch."""
     slot = gradient.slot
+    assert slot is not None  # whoever sends it has made it
     order = sorted(range(slot.dim()), key=lambda i: -slot.stride(i))
     return (gradient.address, adapter_of(slot).describe(torch.empty(0, dtype=slot.dtype, device="cpu"))[1],
             [slot.shape[i] for i in order], gradient.stream and gradient.stream.place)

@@ -4,8 +4,10 @@ The functions with a handle and those in place are the ones of lightcc.core.ops.
 differentiable (differentiable.py).
 """
 from lightcc.core import lib
-from lightcc.core.basics import HorovodBasics
 from lightcc.core.exceptions import HorovodInternalError  # noqa: F401
+from lightcc.core.job import *  # noqa: F401,F403
+from lightcc.core.job import Adasum, HorovodBasics, Max, Min, Product, init, is_homogeneous  # noqa: F401
+from lightcc.core.job import basics as _basics  # noqa: F401
 from lightcc.core.ops import (  # noqa: F401
     allgather_async,
     allreduce_,
@@ -55,35 +57,7 @@ from lightcc.torch.differentiable import (  # noqa: F401
 )
 from lightcc.torch.sparse import sparse_allreduce_async  # noqa: F401
 
-_basics = HorovodBasics(__file__)
 lib.name_package("lightcc.torch")
-
-Average = _basics.Average
-Sum = _basics.Sum
-Adasum = _basics.Adasum
-Min = _basics.Min
-Max = _basics.Max
-Product = _basics.Product
-
-is_initialized = _basics.is_initialized
-size, rank = _basics.size, _basics.rank
-local_size, local_rank = _basics.local_size, _basics.local_rank
-cross_size, cross_rank = _basics.cross_size, _basics.cross_rank
-is_homogeneous = _basics.is_homogeneous
-mpi_threads_supported = _basics.mpi_threads_supported
-mpi_enabled, mpi_built = _basics.mpi_enabled, _basics.mpi_built
-gloo_enabled, gloo_built = _basics.gloo_enabled, _basics.gloo_built
-nccl_built, ddl_built, ccl_built = _basics.nccl_built, _basics.ddl_built, _basics.ccl_built
-cuda_built, rocm_built = _basics.cuda_built, _basics.rocm_built
-start_timeline, stop_timeline = _basics.start_timeline, _basics.stop_timeline
-
-
-def init(*args, **kwargs):
-    """Meets the other ranks; the arguments are those of HorovodBasics.init (comm, process_sets).
-
-    >>> hvd.init()
-    """
-    _basics.init(*args, **kwargs)
 
 
 def shutdown(*args, **kwargs):

@@ -3,15 +3,30 @@
 Horovod makes no promise of the names with an underscore; programs and tests look at them all the same.
 """
 from collections.abc import Iterator, MutableMapping
-from typing import Any, Dict, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 
+from lightcc.core.process_sets import ProcessSet
+from lightcc.torch.gradient import Gradient
+from lightcc.torch.gradient_reducer import GradientReducer
 from lightcc.torch.mpi_ops import allreduce_async_
 
 
 class OptimizerAttributes:
     """A base of _DistributedOptimizer, which sets what these attributes read."""
+
+    param_groups: List[Dict[str, Any]]  # torch's own
+    _options: Dict[str, Any]
+    _backward_passes_per_step: int
+    _parameter_names: Dict[torch.Tensor, str]
+    _gradients: Dict[torch.Tensor, Gradient]
+    _process_set: ProcessSet
+    _reducer: Optional[GradientReducer]
+    _waiting: Callable[[], bool]
+    _begin: Callable[[], None]
+    _track_new_parameters: Callable[[], None]
+    set_backward_passes_per_step: Callable[[int], None]
 
     @property
     def backward_passes_per_step(self) -> int:

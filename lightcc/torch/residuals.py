@@ -9,6 +9,9 @@ from lightcc.core.wrapper_class import is_made_with
 class SavedResiduals:
     """A base of _DistributedOptimizer: state_dict and load_state_dict with what compression has left behind."""
 
+    _as_plain: Any
+    _reducer: Any
+
     def state_dict(self, *args, **kwargs):
         """The optimizer's own, and "lightcc_residuals": what compression has left behind on this rank, or after
         hvd.gather_residuals on all ranks. A plain optimizer loads it too, and does not look at that."""

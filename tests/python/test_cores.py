@@ -26,6 +26,7 @@ def host(root, files):
       "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
       "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, 8),
     ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "9900000 100000\n"}, 64),
+    ({"proc/self/cgroup": "\n::\nrubbish\n", "sys/fs/cgroup/cpu.max": "100000 100000\n"}, 64),
 ])
 def test_cores_are_those_we_may_run_on_within_the_quota(files, cores, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(64))

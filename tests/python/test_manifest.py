@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import lightcc
 import lightcc.numpy as hvd
 from lightcc.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
 from lightcc.runner import launch
@@ -76,6 +77,10 @@ def is_there(row):
             raise
         return False
     return True
+
+
+def test_the_package_says_that_it_has_types():
+    assert (Path(lightcc.__file__).parent / "py.typed").is_file()
 
 
 def test_no_name_is_missing():
