@@ -19,7 +19,7 @@ TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 
-.PHONY: help demo docs harp pytest test test-all test-rest unit unit-tests bench gpu-test gpu-bench lint wheel sanitize fuzz clean packages-build packages-tests
+.PHONY: help demo docs harp pytest test test-all test-rest unit unit-tests bench gpu-test gpu-bench lint wheel aarch64 aarch64-tests sanitize fuzz clean packages-build packages-tests packages-aarch64
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
@@ -33,6 +33,7 @@ help:
 	@echo 'make lint       style, types, layers, generated docs'
 	@echo 'make docs       the documentation as a site, in build/site; links and anchors are checked'
 	@echo 'make sanitize   C++ unit tests under ASan + UBSan, then TSan'
+	@echo 'make aarch64    the libraries for aarch64, and C++ tests on an emulated one'
 	@echo 'make fuzz       every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make wheel      a manylinux wheel in dist, and the glibc it needs'
 	@echo 'make clean      removes what these made'
@@ -71,7 +72,7 @@ define WITH_OLD_TENSORFLOW
 
 endef
 
-test-all: test test-rest sanitize fuzz
+test-all: test test-rest aarch64 sanitize fuzz
 
 NP ?= 0
 pytest: $(if $(filter tensorflow,$(WITH)),build/tensorflow-$(NEWEST)/installed,build/installed)
@@ -151,6 +152,17 @@ sanitize: build/address/build.ninja build/thread/build.ninja
 	$(call PARTS,3,$(NO_ASLR) build/thread/harp_tests) --labels=-alone,-idle $(REPORTED)
 	$(call PARTS,3,$(NO_ASLR) build/thread/unit_tests) --labels=-alone $(REPORTED)
 	LIGHTCC_TEST_RANKS_PER_HOST=1 $(call PARTS,3,$(NO_ASLR) build/thread/unit_tests) --labels=on_hosts $(REPORTED)
+
+# For aarch64 (Graviton, Grace Hopper): the libraries, and on an emulated processor the tests in which no thread meets
+# another (tests/labels.h). qemu has neither MADV_REMOVE nor a kernel that answers about neighbours or AF_XDP.
+EMULATED = qemu-aarch64-static -L /usr/aarch64-linux-gnu build/aarch64
+aarch64: packages-aarch64
+	@if .ci/packages has cross && .ci/packages has qemu; then $(MAKE) --no-print-directory aarch64-tests; \
+	  else echo 'missing: a compiler for aarch64 or qemu-user-static: nothing is compiled for it'; fi
+aarch64-tests: build/aarch64/build.ninja
+	$(call BUILD,build/aarch64) _lightcc _lightcc_tensorflow harp nccl-net-harp unit_tests harp_tests
+	$(call PARTS,$(JOBS),$(EMULATED)/unit_tests) --gtest_filter='-Arena*'
+	$(call PARTS,$(JOBS),$(EMULATED)/harp_tests) --gtest_filter='-Harpd.*:Xdp.*'
 
 fuzz: build/address/build.ninja
 	$(call BUILD,build/address) all

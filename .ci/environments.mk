@@ -1,6 +1,6 @@
 # What the Makefile's targets stand on: packages of the system, virtual environments, builds and wheels.
 
-packages-build packages-tests:
+packages-build packages-tests packages-aarch64:
 	@CXX="$(CXX)" PYTHON="$(PYTHON)" .ci/packages $(@:packages-%=%)
 
 # Called with a virtual environment and what to install there. pip itself makes bytecode on one core only.
@@ -36,6 +36,10 @@ build/cmake/build.ninja: build/packages build/gpus
 
 build/address/build.ninja build/thread/build.ninja: build/%/build.ninja: build/packages | packages-tests
 	$(CMAKE) -B build/$* -DLIGHTCC_SANITIZE=$*
+
+build/aarch64/build.ninja: build/packages
+	$(CMAKE) -B build/aarch64 -DLIGHTCC_CUDA=0 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
 
 SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLists.txt README.md \
              -type f ! -name '*.pyc' ! -name '*.so' 2>/dev/null)
