@@ -1,6 +1,6 @@
 // Random workloads over random networks, in virtual time. HARP_SEEDS says how many seeds, HARP_FIRST_SEED which first:
 //   HARP_SEEDS=2000 harp_tests --gtest_filter=Simulator.RandomNetworksDeliverEveryMessage
-//   HARP_SEEDS=1 HARP_FIRST_SEED=123 harp_tests --gtest_filter=Simulator.RandomNetworksDeliverEveryMessage     replays seed 123
+//   HARP_SEEDS=1 HARP_FIRST_SEED=123 harp_tests --gtest_filter=Simulator.RandomNetworks*  # replays seed 123
 #include "harp/simulator.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // What the kernel that scales does (kernels.cu), down to one thread's share: to[i] = factor * from[i] with the bits of
 // reduce() for one input (device/kernels.h). But for conversions of float16 it is plain C++ too, so that tests compare
-// the two where there is no GPU (tests/unit/device/cuda/cuda_scale_test.cc). C++17, since CMake 3.18 knows no later one for nvcc;
-// base/types.h is C++20.
+// the two where there is no GPU (tests/unit/device/cuda/cuda_scale_test.cc). C++17, since CMake 3.18 knows no later one
+// for nvcc; base/types.h is C++20.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -265,7 +265,8 @@ TEST_P(Compressed, SixteenBitFloatsAreSummedInFloat32) {
 }
 
 INSTANTIATE_TEST_SUITE_P(On, Compressed,
-                         testing::Values(HostSizes{1, 1}, HostSizes{2, 2}, HostSizes{3, 1}, HostSizes{1, 1, 1}, HostSizes{2, 3, 1}),
+                         testing::Values(HostSizes{1, 1}, HostSizes{2, 2}, HostSizes{3, 1}, HostSizes{1, 1, 1},
+                                         HostSizes{2, 3, 1}),
                          [](const auto& info) {
                            std::string name;
                            for (const int ranks : info.param) name += std::to_string(ranks);
