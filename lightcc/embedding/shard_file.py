@@ -98,7 +98,7 @@ class ShardWriter:
 
 
 class ShardReader:
-    """Reads a file in slices. Attributes: columns, by name; metadata.
+    """Reads a file in slices. Attributes: columns, by name; metadata; bytes, of the file.
 
     Errors: FileNotFoundError; ValueError with the file's name for one that is no safetensors file, or is truncated.
 
@@ -111,7 +111,7 @@ class ShardReader:
     def __init__(self, path: str):
         self.path = path
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            size = self.bytes = os.fstat(file.fileno()).st_size
             length = _LENGTH.unpack(file.read(_LENGTH.size))[0] if size >= _LENGTH.size else _MOST_HEADER_BYTES + 1
             if length > min(_MOST_HEADER_BYTES, size - _LENGTH.size):
                 raise ValueError(f"{path} is no safetensors file, or only the beginning of one ({size} bytes).")

@@ -1,7 +1,7 @@
 """The plain version of the sparse optimizers, in float64: each rule as its formula says it, one row at a time.
 
-A table is `Table(rule, first)`; `first(key)` is a row's first value. `dense_adam` is Adam over all rows in every step,
-which is what SparseAdam must equal. Notation: t the table's step, tau the row's last, d the width, g the gradient.
+A table is `Table(rule, first)`; `first(key)` is a row's first value. `DenseAdam` is Adam over all rows in every step, which
+is what SparseAdam must equal. Notation: t the table's step, tau the row's last, d the width, g the gradient.
 """
 import math
 from typing import Callable, Dict, Optional, Sequence
@@ -187,13 +187,16 @@ class Table:
             row.last = t
 
 
-def dense_adam(x: np.ndarray, gradients: Sequence[np.ndarray], lrs: Sequence[float], betas=(0.9, 0.999),
-               eps: float = 1e-8) -> np.ndarray:
-    """Adam over all rows (gradients of absent ones are zero), with eps beside the root of v as it is."""
-    x, m, v = np.array(x, np.float64), np.zeros_like(x, np.float64), np.zeros_like(x, np.float64)
-    for t, (g, lr) in enumerate(zip(gradients, lrs), 1):
-        m = betas[0] * m + (1 - betas[0]) * g
-        v = betas[1] * v + (1 - betas[1]) * g * g
-        alpha = lr * math.sqrt(1 - betas[1] ** t) / (1 - betas[0] ** t)
-        x = x - alpha * np.divide(m, np.sqrt(v) + eps, out=np.zeros_like(m), where=v > 0)
-    return x
+class DenseAdam:
+    """Adam over all rows, with eps beside the root of v as it is. g is zero where a row has no gradient."""
+
+    def __init__(self, x: np.ndarray, betas=(0.9, 0.999), eps: float = 1e-8):
+        self.x, self.betas, self.eps, self.t = np.array(x, np.float64), betas, eps, 0
+        self.m, self.v = np.zeros_like(self.x), np.zeros_like(self.x)
+
+    def update(self, g: np.ndarray, lr: float) -> None:
+        (beta1, beta2), self.t = self.betas, self.t + 1
+        self.m = beta1 * self.m + (1 - beta1) * g
+        self.v = beta2 * self.v + (1 - beta2) * g * g
+        alpha = lr * math.sqrt(1 - beta2 ** self.t) / (1 - beta1 ** self.t)
+        self.x -= alpha * np.divide(self.m, np.sqrt(self.v) + self.eps, out=np.zeros_like(g), where=self.v > 0)
