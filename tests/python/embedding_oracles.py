@@ -1,7 +1,7 @@
 """The plain version of the sparse optimizers, in float64: each rule as its formula says it, one row at a time.
 
-A table is `Table(rule, first)`; `first(key)` is a row's first value. `DenseAdam` is Adam over all rows in every step, which
-is what SparseAdam must equal. Notation: t the table's step, tau the row's last, d the width, g the gradient.
+A table is `Table(rule, first)`; `first(key)` is a row's first value. `DenseAdam` is Adam over all rows in every step,
+which is what SparseAdam must equal. Notation: t the table's step, tau the row's last, d the width, g the gradient.
 """
 import math
 from typing import Callable, Dict, Optional, Sequence

@@ -58,6 +58,11 @@ def optimizers(model):
     return sparse, hvd.DistributedOptimizer(torch.optim.Adam(E.dense_parameters(model), lr=0.01))
 
 
+def close(model):
+    for parameter in E.tables(model):
+        parameter.table.close()
+
+
 def same_everywhere(values):
     every = hvd.allgather(values.detach().reshape(1, -1).contiguous())
     return bool((every == every[0]).all())
@@ -171,14 +176,84 @@ def check_compiled_models():
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+def check_ranks_whose_data_end_earlier(backwards, ahead):
+    """Compared with ranks that go on with empty batches."""
+    rank = hvd.size() - 1 - hvd.rank() if backwards else hvd.rank()
+    results = []
+    for with_serve in (True, False):
+        model = Model("ended")
+        sparse, dense = optimizers(model)
+        for step in range(1 + 2 * hvd.size()):
+            users, tags, target = batch(step)
+            count = len(users) if step < 3 + 2 * rank else 0
+            if not count and with_serve:
+                E.serve(dense)
+                break
+            output = model(users[:count], tags[:count])
+            if ahead and with_serve and step + 1 < 3 + 2 * rank:
+                users, tags, _ = batch(step + 1)
+                E.prefetch([(model.user, users), (model.tags, tags)])
+            torch.nn.functional.mse_loss(output, target[:count], reduction="sum").backward()
+            sparse.step()
+            dense.step()
+            dense.zero_grad()
+        else:
+            if with_serve:
+                E.serve(dense)
+        results.append(torch.cat([read(model), model.dense.weight.detach().double().reshape(-1)]))
+        close(model)
+    assert torch.equal(*results)
+    assert same_everywhere(results[0])
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 1e6])
+def check_clipping_by_the_norm_over_all_ranks(max_norm):
+    """Of tables and dense layers together, compared with one process that has all the data."""
+    model = Model("clipped", dtype=torch.float64).double()
+    user, tags, layer = read(model)[:200].reshape(50, 4), read(model)[200:].reshape(9, 2), copy.deepcopy(model.dense)
+    alone = [torch.nn.Parameter(user), torch.nn.Parameter(tags), *layer.parameters()]
+    sgd = torch.optim.SGD(alone, lr=1.0)
+    sparse = E.SGD(E.tables(model), lr=1.0)
+    dense = hvd.DistributedOptimizer(torch.optim.SGD(E.dense_parameters(model), lr=1.0))
+    for step in range(3):
+        model(*batch(step)[:2]).square().mean().backward()
+        dense.synchronize()
+        norm = sparse.clip_grad_norm_(max_norm, E.dense_parameters(model))
+        with dense.skip_synchronize():
+            dense.step()
+        sparse.step()
+        dense.zero_grad()
+        sgd.zero_grad()
+        for rank in range(hvd.size()):
+            users, bags, _ = batch(step, rank)
+            (layer(torch.cat([alone[0][users], alone[1][bags].sum(1)], 1)).square().mean() / hvd.size()).backward()
+        expected = torch.nn.utils.clip_grad_norm_(alone, max_norm)
+        sgd.step()
+        torch.testing.assert_close(norm, expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(read(model), torch.cat([p.detach().reshape(-1) for p in alone[:2]]), rtol=0, atol=1e-9)
+    torch.testing.assert_close(model.dense.weight, layer.weight, rtol=0, atol=1e-9)
+
+
+def check_what_was_clipped_can_be_forgotten():
+    model = Model("forgotten")
+    sparse, _ = optimizers(model)
+    before = read(model)
+    loss_of(model, 0).backward()
+    sparse.clip_grad_norm_(1.0)
+    sparse.zero_grad()
+    sparse.step()
+    assert torch.equal(read(model), before)
+
+
 def check_join_is_refused_while_there_is_a_table():
     model = Model("joined")
     if hvd.size() == 1:
         return
-    with pytest.raises(ValueError, match=r"table 'joined.user'.*serve\(\)"):
+    with pytest.raises(ValueError, match=r"table 'joined\.\w+'.*serve\(\)"):
         hvd.join()
-    for parameter in E.tables(model):
-        parameter.table.close()
+    close(model)
 
 
 def check_a_table_of_a_process_set():

@@ -9,11 +9,12 @@ from lightcc.torch.embedding.lookups import lookup, prefetch
 from lightcc.torch.embedding.modules import HashEmbedding, HashEmbeddingBag, dense_parameters, tables
 from lightcc.torch.embedding.optimizers import SGD, Adagrad, GroupAdagrad, GroupAdam, LazyAdam, SparseAdam
 from lightcc.torch.embedding.saving import load, save
+from lightcc.torch.embedding.serving import serve
 
 __all__ = [
     "Adagrad", "Constant", "GroupAdagrad", "GroupAdam", "HashEmbedding", "HashEmbeddingBag", "LazyAdam", "Normal",
     "SGD", "SparseAdam", "Uniform", "Zeros", "dense_parameters", "load", "lookup", "prefetch",
-    "save", "tables",
+    "save", "serve", "tables",
 ]
 
 _keep_out()
