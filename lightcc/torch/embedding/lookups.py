@@ -73,8 +73,9 @@ class Batch:
             of_table.setdefault(id(one.parameter), []).append(i)
         of_call: Dict[Tuple[int, bool], List[List[int]]] = {}  # tables of a process set, and to be trained or not
         for indices in of_table.values():
-            training = any(self._wanted[i].training for i in indices)
-            of_call.setdefault((id(self._wanted[indices[0]].parameter.table.group), training), []).append(indices)
+            table = self._wanted[indices[0]].parameter.table
+            training = table.rule is not None and any(self._wanted[i].training for i in indices)
+            of_call.setdefault((id(table.group), training), []).append(indices)
         self._calls = [(exchange.Lookup([self._keys(indices) for indices in several], training, ahead), several)
                        for (_, training), several in of_call.items()]
         self._outputs: List[Any] = []
