@@ -2,6 +2,7 @@
 
 Lookups and updates, which all ranks make together, are in exchange.py; rows as arrays in rows.py.
 """
+import gc
 import weakref
 from typing import Any, Dict, Optional, Tuple, Union
 
@@ -73,6 +74,8 @@ class Table:
         self.rule: Optional[Rule] = None
         self.numbers: Dict[str, float] = {}
         self.group = Group.of(process_set)
+        if any(other.name == name and other.group is self.group for other in _alive):
+            gc.collect()  # the other table may be garbage that refers to itself, as after an exception
         options = lib.struct(lib.Options, dtype=DTYPES[dtype], dim=dim, name=request.encoded(name), seed=seed, a=a, b=b,
                              init=lib.INITIALIZERS.index(kind), checked=strings, wire=_WIRES[wire],
                              limit_bytes=limit_bytes)

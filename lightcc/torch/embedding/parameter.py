@@ -5,6 +5,7 @@ The rows themselves are in lightcc.embedding's table, spread over the ranks; not
 model.parameters(), state_dict(), DistributedDataParallel and broadcast_parameters do not meet them.
 """
 import math
+import weakref
 from typing import Any, List, Optional
 
 import torch
@@ -20,7 +21,7 @@ class Pending:
     """
 
     def __init__(self, found: Found, parameter: "TableParameter"):
-        self.found, self.parameter = found, parameter
+        self.found, self._parameter = found, weakref.ref(parameter)  # which refers to this one
         if parameter.overflowed:  # the step that was left out is over
             parameter.grad = None
         self.rows = torch.from_numpy(found.rows)
@@ -30,7 +31,9 @@ class Pending:
         """The gradient for a backward pass to add to; zeros at first."""
         if self.grad is None:
             self.grad = torch.zeros_like(self.rows)
-            self.parameter.pending.append(self)
+            parameter = self._parameter()
+            if parameter is not None:
+                parameter.pending.append(self)
         return self.grad
 
 
