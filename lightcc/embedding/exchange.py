@@ -21,7 +21,7 @@ class _Call:
 
     def __init__(self, handle: int, kept: Any):
         self.handle, self._kept = handle, kept
-        weakref.finalize(self, lib.release, handle).atexit = False
+        weakref.finalize(self, lib.release, handle).atexit = False  # type: ignore[misc]
 
     def finish(self) -> None:
         lib.finish(self.handle)

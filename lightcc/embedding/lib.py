@@ -195,7 +195,7 @@ def address(array: Optional[numpy.ndarray]) -> Optional[int]:
     return array.ctypes.data
 
 
-class _Memory(ctypes.c_char * (1 << 46)):
+class _Memory(ctypes.c_char * (1 << 46)):  # type: ignore[misc]
     """Memory of the library. It claims more bytes than any block has, because ctypes keeps a type for each length."""
 
     owner: Any = None

@@ -95,12 +95,13 @@ class Batch:
 
     def take(self, requests: Sequence[Request]) -> List[torch.Tensor]:
         """The outputs of some of its requests, each once. ValueError for a request that is not in it."""
-        indices = [next((i for i, own in enumerate(self.requests) if own and _same(own, request)), None)
-                   for request in requests]
-        if None in indices:
-            name = requests[indices.index(None)][0].name
-            raise ValueError(f"table {name!r}: other ids were prefetched than are looked up now. Look up what was "
-                             "prefetched, or drop() what prefetch() has returned, on all ranks.")
+        indices = []
+        for request in requests:
+            index = next((i for i, own in enumerate(self.requests) if own and _same(own, request)), None)
+            if index is None:
+                raise ValueError(f"table {request[0].name!r}: other ids were prefetched than are looked up now. Look "
+                                 "up what was prefetched, or drop() what prefetch() has returned, on all ranks.")
+            indices.append(index)
         if not self._outputs:
             self._finish()
         for index in indices:

@@ -68,20 +68,20 @@ class TableParameter(torch.nn.Parameter):
         pass
 
     @property
-    def grad(self) -> torch.Tensor:  # type: ignore[override]
+    def grad(self) -> Any:
         if self.overflowed:
             return self._joined
         if len(self.pending) == 1:
             return self.pending[0].grad
         if len(self.pending) != self._joined_of:  # each one's gradient becomes a part of one tensor
-            self._joined = torch.cat([pending.grad for pending in self.pending])
+            self._joined = torch.cat([pending.writable_grad() for pending in self.pending])
             for pending, part in zip(self.pending, self._joined.split([len(p.rows) for p in self.pending])):
                 pending.grad = part
             self._joined_of = len(self.pending)
         return self._joined
 
     @grad.setter
-    def grad(self, value: None) -> None:
+    def grad(self, value: Any) -> None:
         if value is not None:
             raise ValueError(f"the gradient of table {self.table.name!r} can only be set to None; change it in place.")
         for pending in self.pending:
@@ -100,5 +100,5 @@ class TableParameter(torch.nn.Parameter):
     def __deepcopy__(self, memo: Any) -> Any:
         return self.__reduce_ex__(None)
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"TableParameter({self.table.name!r}, dim={self.table.dim})"
