@@ -56,7 +56,7 @@ class Table:
     weights, slots and gradients. init: of a row before it is trained. seed: of the initializer, below 2^64.
     wire: "float16" or "bfloat16", in which rows travel; None: as they are. strings: keys are strings, not integers.
     limit_bytes: most memory of this shard, 0 for no limit; an update that needs more fails as a whole, on all ranks.
-    Attributes: these; rule, the optimizer's or None; numbers, those of the last update; process_set; group; handle.
+    Attributes: these; rule, the optimizer's or None; process_set; group; handle.
 
     Errors: ValueError for a name in use, an argument that is not as above, before init, and without this rank in the
     process set.
@@ -78,7 +78,6 @@ class Table:
         self.name, self.dim, self.dtype, self.init, self.seed, self.wire = name, dim, dtype, init, seed, wire
         self.strings, self.process_set, self.epoch = strings, process_set, core.epoch
         self.rule: Optional[Rule] = None
-        self.numbers: Dict[str, float] = {}
         self.group = Group.of(process_set)
         if any(other.name == name and other.group is self.group for other in _alive):
             gc.collect()  # the other table may be garbage that refers to itself, as after an exception
