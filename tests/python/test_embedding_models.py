@@ -1,6 +1,7 @@
 """Tables in a model beside dense layers: what broadcasts, DistributedDataParallel, GradScaler, torch.compile, join and
 process sets do with them."""
 import copy
+import math
 
 import pytest
 import torch
@@ -137,8 +138,9 @@ def check_a_grad_scaler_leaves_the_step_out_on_all_ranks():
         before = read(model)
         infinite = step == 2 and hvd.rank() == hvd.size() - 1
         (scaler.scale(model(*batch(step)[:2]).sum()) * (float("inf") if infinite else 1)).backward()
-        if step == 4:
+        if step in (2, 4):
             scaler.unscale_(sparse)
+            assert math.isinf(sparse.clip_grad_norm_(100.0)) == (step == 2)
         for optimizer in (sparse, dense):
             scaler.step(optimizer)
         scaler.update()
