@@ -60,7 +60,8 @@ MAY_USE = {
     "launch": {"core", "_version"},
     "elastic": {"core", "launch"},
     "numpy": {"core"},
-    "torch": {"core", "compress", "_torch_backend"},
+    "embedding": {"core"},
+    "torch": {"core", "compress", "embedding", "_torch_backend"},
     "_torch_backend": {"torch"},  # where PyTorch looks for backends, before it is asked for one
     "tensorflow": {"core", "compress"},
     "tensorflow.elastic": {"core", "tensorflow", "_keras"},
@@ -89,7 +90,8 @@ MAY_IMPORT = {
     "tensorflow": {"tensorflow", "_keras", "keras"},
     "keras": {"tensorflow", "_keras", "keras"},
 }
-MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/launch/nccl_plugin.py")
+MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/embedding/lib.py",
+                    "lightcc/launch/nccl_plugin.py")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 GETENV = re.compile(r"\b(secure_getenv|getenv|environ)\b")

@@ -426,9 +426,14 @@ def order(handle: int, place: Place) -> None:
     _check_status(_library.lightcc_order(handle, byref(_Place(*place[:3]))))
 
 
+def library_beside(file: str) -> str:
+    """The path of another library of lightcc, which is in the core's folder."""
+    return os.path.join(os.path.dirname(_PATH), file)
+
+
 def tensorflow_library() -> str:
-    """The path of the library of operations for TensorFlow, which stands beside the core."""
-    return os.path.join(os.path.dirname(_PATH), "_lightcc_tensorflow.so")
+    """The path of the library of operations for TensorFlow."""
+    return library_beside("_lightcc_tensorflow.so")
 
 
 def missing_in_tensorflow() -> Optional[str]:

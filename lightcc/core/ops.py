@@ -414,8 +414,9 @@ def join(device: int = -1) -> int:
       add_process_set, remove_process_set   HorovodInternalError: they need all ranks
     What this rank has started before takes part with its data. Afterwards the numbering of operations without a name
     begins anew. device is ignored: this rank's part is done by the CPU.
-    ValueError for any operation of this rank (from another thread) meanwhile. HorovodInternalError if a rank leaves
-    or dies. Ctrl-C ends the job on all ranks. Source: horovod.torch.mpi_ops (where only allreduce goes on).
+    ValueError for any operation of this rank (from another thread) meanwhile, and with a table of lightcc.embedding:
+    use its serve(). HorovodInternalError if a rank leaves or dies. Ctrl-C ends the job on all ranks.
+    Source: horovod.torch.mpi_ops (where only allreduce goes on).
 
     >>> hvd.join() in range(hvd.size())
     True

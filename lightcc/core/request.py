@@ -201,8 +201,13 @@ def submit_barrier(process_set: ProcessSet, flags: int = lib.BLOCK, name: Option
     return _send(call, lib.submit, 0, lib.BARRIER, flags, id_of(process_set), kept_name[0])
 
 
+before_join: List[Callable[[], None]] = []  # each raises where a join would lose what other ranks send
+
+
 def submit_join() -> int:
     """Submits a join."""
+    for check in before_join:
+        check()
     return _send(lib.join)
 
 
