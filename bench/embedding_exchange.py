@@ -68,7 +68,7 @@ class Rank:
         self._table = Table("shared", dim, "float32")
         self._table.attach(Rule("sgd"))
         every = embedding_ids.raw_keys(np.arange(rows))
-        for piece in np.array_split(every[rank::size], -(-rows // size // ids)):
+        for piece in np.array_split(np.ascontiguousarray(every[rank::size]), -(-rows // size // ids)):
             self._step(piece)
         self._keys = [embedding_ids.raw_keys(one) for one in embedding_ids.batches(kind, rows, ids, BATCHES, rank + 2)]
         self._prepare_pieces(every, dim)
