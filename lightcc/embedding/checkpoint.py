@@ -14,12 +14,11 @@ import numpy
 
 from lightcc.core import objects
 from lightcc.core.exceptions import HorovodInternalError
-from lightcc.core.process_sets import ProcessSet
 from lightcc.embedding import manifest as of_tables
 from lightcc.embedding import rows
 from lightcc.embedding.owners import moved
 from lightcc.embedding.shard_file import ShardReader, ShardWriter
-from lightcc.embedding.table import Table
+from lightcc.embedding.table import Group, Table
 
 MANIFEST = "manifest.json"
 _FORMAT, _VERSION = "lightcc.embedding", 1
@@ -39,14 +38,14 @@ def save(path: str, tables: Sequence[Table]) -> None:
     >>> table, folder = embedding.Table("user", 4), hvd.broadcast_object(tempfile.mkdtemp())
     >>> embedding.save(folder, [table]); embedding.load(folder, [table])
     """
-    process_set = _process_set_of(tables)
-    identity = objects.broadcast_object(uuid.uuid4().hex, process_set.ranks[0], "lightcc.embedding.save", process_set)
-    file = _file_name(identity, process_set.rank(), process_set.size())
-    bytes_of = _agreed(lambda: _write_shard(path, file, identity, tables), process_set, "save")
+    group = _group_of(tables, "save")
+    identity = objects.broadcast_object(uuid.uuid4().hex, group.ranks[0], "lightcc.embedding.save", group.process_set)
+    file = _file_name(identity, group.rank, group.size)
+    bytes_of = _agreed(lambda: _write_shard(path, file, identity, tables), group, "save")
     shards = [{"file": _file_name(identity, rank, len(bytes_of)), "bytes": size} for rank, size in enumerate(bytes_of)]
     manifest = {"format": _FORMAT, "version": _VERSION, "save": identity, "shards": shards,
                 "tables": {table.name: of_tables.described(table) for table in tables}}
-    _agreed(lambda: _write_manifest(path, manifest) if process_set.rank() == 0 else None, process_set, "save")
+    _agreed(lambda: _write_manifest(path, manifest) if group.rank == 0 else None, group, "save")
 
 
 def load(path: str, tables: Sequence[Table]) -> None:
@@ -62,9 +61,9 @@ def load(path: str, tables: Sequence[Table]) -> None:
     Traceback (most recent call last):
     ValueError: load: give at least one table.
     """
-    process_set = _process_set_of(tables, "load")
-    plans = _agreed(lambda: _checked(path, tables), process_set, "load")[process_set.rank()]
-    _agreed(lambda: _read_shards(path, plans, tables, process_set), process_set, "load")
+    group = _group_of(tables, "load")
+    manifest = _agreed(lambda: _checked(path, tables), group, "load")[group.rank]
+    _agreed(lambda: _read_shards(path, manifest, tables), group, "load")
 
 
 def _write_shard(path: str, file: str, identity: str, tables: Sequence[Table]) -> int:
@@ -75,7 +74,7 @@ def _write_shard(path: str, file: str, identity: str, tables: Sequence[Table]) -
     for table in tables:
         for name, (dtype, width) in rows.columns_of(table).items():
             described[f"{table.name}.{name}"] = dtype, (counts[table.name], *width)
-        if table.process_set.rank() == 0:
+        if table.group.rank == 0:
             described[f"{table.name}.alphas"] = numpy.float64, (table.stats()["steps"],)
     writer = ShardWriter(os.path.join(path, file), described, {"format": _FORMAT, "save": identity})
     try:
@@ -85,7 +84,7 @@ def _write_shard(path: str, file: str, identity: str, tables: Sequence[Table]) -
                 for name, values in columns.items():
                     writer.write(f"{table.name}.{name}", first, values)
                 first += len(columns["key"])
-            if table.process_set.rank() == 0:
+            if table.group.rank == 0:
                 writer.write(f"{table.name}.alphas", 0, rows.alphas(table))
         writer.close()
     finally:
@@ -153,15 +152,15 @@ def _expect_columns(reader: ShardReader, name: str, columns: Dict[str, Any]) -> 
                              f"{(dtype.name, (count, *width))}.")
 
 
-def _read_shards(path: str, manifest: Dict[str, Any], tables: Sequence[Table], process_set: ProcessSet) -> None:
+def _read_shards(path: str, manifest: Dict[str, Any], tables: Sequence[Table]) -> None:
     readers = [ShardReader(os.path.join(path, shard["file"])) for shard in manifest["shards"]]
     for table in tables:
-        saved, rank = manifest["tables"][table.name], process_set.rank()
+        saved = manifest["tables"][table.name]
         before = of_tables.owners_of(saved)
-        owners = moved(before, process_set.size())
+        owners = moved(before, table.group.size)
         alphas = readers[0].read(f"{table.name}.alphas", 0, readers[0].columns[f"{table.name}.alphas"].shape[0])
         of_tables.restore(table, saved, owners, alphas)
-        for index in sorted(set(before[owners == rank].tolist())):
+        for index in sorted(set(before[owners == table.group.rank].tolist())):
             reader, columns = readers[index], list(rows.columns_of(table))
             total = reader.columns[f"{table.name}.key"].shape[0]
             for first in range(0, total, _SLICE_ROWS):
@@ -169,7 +168,7 @@ def _read_shards(path: str, manifest: Dict[str, Any], tables: Sequence[Table], p
                 rows.insert(table, {name: reader.read(f"{table.name}.{name}", first, count) for name in columns})
 
 
-def _agreed(work: Callable[[], _T], process_set: ProcessSet, what: str) -> List[_T]:
+def _agreed(work: Callable[[], _T], group: Group, what: str) -> List[_T]:
     """What the work returns on each rank; if it fails on some rank, every rank raises what the first one has."""
     result, failed = None, None
     try:
@@ -177,10 +176,10 @@ def _agreed(work: Callable[[], _T], process_set: ProcessSet, what: str) -> List[
     except (OSError, ValueError, MemoryError, HorovodInternalError) as error:
         failed = error
     answers = objects.allgather_object((result, _text(failed), isinstance(failed, ValueError)),
-                                       f"lightcc.embedding.{what}", process_set)
+                                       f"lightcc.embedding.{what}", group.process_set)
     for rank, (_, text, is_value) in enumerate(answers):
         if text:
-            told = f"{what}, on rank {process_set.ranks[rank]}: {text}"
+            told = f"{what}, on rank {group.ranks[rank]}: {text}"
             raise (ValueError if is_value else HorovodInternalError)(told) from failed
     return [answer for answer, _, _ in answers]
 
@@ -189,12 +188,12 @@ def _text(error: Any) -> str:
     return "" if error is None else str(error) or type(error).__name__
 
 
-def _process_set_of(tables: Sequence[Table], what: str = "save") -> ProcessSet:
+def _group_of(tables: Sequence[Table], what: str) -> Group:
     if not tables:
         raise ValueError(f"{what}: give at least one table.")
-    if any(table.process_set is not tables[0].process_set for table in tables):
+    if any(table.group is not tables[0].group for table in tables):
         raise ValueError(f"{what}: the tables are of several process sets; {what} those of each by themselves.")
-    return tables[0].process_set
+    return tables[0].group
 
 
 def _file_name(identity: str, rank: int, size: int) -> str:

@@ -21,7 +21,7 @@ class _Call:
 
     def __init__(self, handle: int, kept: Any):
         self.handle, self._kept = handle, kept
-        weakref.finalize(self, lib.release, handle).atexit = False
+        weakref.finalize(self, lib.release, handle).atexit = False  # type: ignore[misc]
 
     def finish(self) -> None:
         lib.finish(self.handle)
@@ -79,7 +79,7 @@ class Step:
     """
 
     def __init__(self, updates: Sequence[Update], average: bool, hold: bool = False):
-        self._updates = updates
+        self._count = len(updates)
         steps = (lib.Step * len(updates))()
         kept: List[Any] = [updates]
         for step, (table, gradients, numbers) in zip(steps, updates):
@@ -96,12 +96,10 @@ class Step:
 
     def finish(self) -> None:
         self._call.finish()
-        for table, _, numbers in self._updates:
-            table.numbers = dict(numbers)
 
     def squares(self) -> float:
         """After finish: the sum of squares of all tables' summed gradients, the same on all ranks."""
-        sums = numpy.empty(len(self._updates), numpy.float64)
+        sums = numpy.empty(self._count, numpy.float64)
         lib.call("get_sums", self._call.handle, lib.address(sums), None)
         return float(sums.sum())
 

@@ -92,6 +92,8 @@ _FUNCTIONS = {  # name: arguments; all return a status
     "import": [_handle, POINTER(Rows)],
     "alphas": [_handle, c_int64, c_int64, c_void_p],
     "set_alphas": [_handle, c_void_p, c_int64],
+    "numbers": [_handle, c_void_p],
+    "set_numbers": [_handle, c_void_p],
     "finish": [_handle, c_int],
     "release": [_handle],
     "lookup": [_handle, POINTER(Wanted), c_int, c_uint32, _out],
@@ -195,7 +197,7 @@ def address(array: Optional[numpy.ndarray]) -> Optional[int]:
     return array.ctypes.data
 
 
-class _Memory(ctypes.c_char * (1 << 46)):
+class _Memory(ctypes.c_char * (1 << 46)):  # type: ignore[misc]
     """Memory of the library. It claims more bytes than any block has, because ctypes keeps a type for each length."""
 
     owner: Any = None

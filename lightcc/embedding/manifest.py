@@ -8,7 +8,7 @@ import numpy
 
 from lightcc.embedding import lib, owners
 from lightcc.embedding.initializers import parameters_of
-from lightcc.embedding.rules import Rule
+from lightcc.embedding.rules import NUMBERS, Rule
 from lightcc.embedding.table import Table
 
 
@@ -21,7 +21,9 @@ def described(table: Table) -> Dict[str, Any]:
     """
     of_bucket = numpy.empty(owners.BUCKETS, numpy.uint16)
     lib.call("owners", table.handle, lib.address(of_bucket))
-    return {**_kind(table), "rule": table.rule and dataclasses.asdict(table.rule), "numbers": table.numbers,
+    numbers = numpy.empty(len(NUMBERS), numpy.float64)
+    lib.call("numbers", table.handle, lib.address(numbers))
+    return {**_kind(table), "rule": table.rule and dataclasses.asdict(table.rule), "numbers": numbers.tolist(),
             "steps": table.stats()["steps"],
             "owners": base64.b64encode(zlib.compress(of_bucket.astype("<u2").tobytes())).decode()}
 
@@ -49,6 +51,8 @@ def owners_of(saved: Dict[str, Any]) -> numpy.ndarray:
         of_bucket = numpy.frombuffer(zlib.decompress(base64.b64decode(saved["owners"])), "<u2").astype(numpy.uint16)
     except zlib.error as error:
         raise ValueError(f"a table's owner map cannot be read ({error})") from error
+    if len(saved["numbers"]) != len(NUMBERS):
+        raise ValueError(f"a table's numbers are {saved['numbers']}, not {len(NUMBERS)}")
     if len(of_bucket) != owners.BUCKETS:
         raise ValueError(f"a table's owner map has {len(of_bucket)} buckets, not {owners.BUCKETS}")
     return of_bucket
@@ -62,7 +66,7 @@ def restore(table: Table, saved: Dict[str, Any], of_bucket: numpy.ndarray, alpha
         table.attach(rule)
     lib.call("set_owners", table.handle, lib.address(of_bucket))
     lib.call("set_alphas", table.handle, lib.address(alphas), len(alphas))
-    table.numbers = saved["numbers"]
+    lib.call("set_numbers", table.handle, lib.address(numpy.array(saved["numbers"], numpy.float64)))
 
 
 def _kind(table: Table) -> Dict[str, Any]:

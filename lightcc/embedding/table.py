@@ -2,6 +2,7 @@
 
 Lookups and updates, which all ranks make together, are in exchange.py; rows as arrays in rows.py.
 """
+import gc
 import weakref
 from typing import Any, Dict, Optional, Tuple, Union
 
@@ -9,29 +10,35 @@ import numpy
 
 from lightcc.core import lib as core
 from lightcc.core import request
-from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.core.process_sets import ProcessSet, global_process_set, not_registered
 from lightcc.embedding import kernels, lib
 from lightcc.embedding.initializers import Initializer, Normal, parameters_of
 from lightcc.embedding.rules import Rule
 
 DTYPES = {"float32": core.FLOAT32, "float64": core.FLOAT64}
 _WIRES = {None: 0, "float16": core.FLOAT16, "bfloat16": core.BFLOAT16}
+_STATS = [field[0] for field in lib.Stats._fields_ if field[0] != "size"]
 _DEFAULT = Normal(0, 0.01)
 
 
 class Group:
-    """The ranks that share tables, in the library: one for each process set and epoch, closed with its last table."""
+    """The ranks that share tables, in the library: one for each process set and epoch, closed with its last table.
+
+    rank, size: this process's in the set; ranks: those of the world.
+    """
 
     def __init__(self, process_set: ProcessSet):
-        self.process_set, self.size = process_set, process_set.size()
-        self.handle = lib.made("open", process_set.process_set_id, process_set.rank(), self.size)
-        weakref.finalize(self, lib.close, self.handle).atexit = False
+        rank, size = process_set.rank(), process_set.size()
+        if rank is None or size is None:
+            raise not_registered(process_set)
+        self.process_set, self.rank, self.size, self.ranks = process_set, rank, size, list(process_set.ranks or ())
+        self.handle = lib.made("open", process_set.process_set_id, rank, size)
+        weakref.finalize(self, lib.close, self.handle).atexit = False  # type: ignore[misc]
 
     @staticmethod
     def of(process_set: ProcessSet) -> "Group":
         """ValueError before init, for a set that is not registered, and if this rank is not in it."""
-        if process_set.rank() is None:
-            raise ValueError(f"{process_set} is not registered; use hvd.add_process_set.")
+        process_set.rank()
         key = core.epoch, process_set.process_set_id
         group = _groups.get(key)
         if group is None:
@@ -49,7 +56,7 @@ class Table:
     weights, slots and gradients. init: of a row before it is trained. seed: of the initializer, below 2^64.
     wire: "float16" or "bfloat16", in which rows travel; None: as they are. strings: keys are strings, not integers.
     limit_bytes: most memory of this shard, 0 for no limit; an update that needs more fails as a whole, on all ranks.
-    Attributes: these; rule, the optimizer's or None; numbers, those of the last update; process_set; group; handle.
+    Attributes: these; rule, the optimizer's or None; process_set; group; handle.
 
     Errors: ValueError for a name in use, an argument that is not as above, before init, and without this rank in the
     process set.
@@ -71,14 +78,15 @@ class Table:
         self.name, self.dim, self.dtype, self.init, self.seed, self.wire = name, dim, dtype, init, seed, wire
         self.strings, self.process_set, self.epoch = strings, process_set, core.epoch
         self.rule: Optional[Rule] = None
-        self.numbers: Dict[str, float] = {}
         self.group = Group.of(process_set)
+        if any(other.name == name and other.group is self.group for other in _alive):
+            gc.collect()  # the other table may be garbage that refers to itself, as after an exception
         options = lib.struct(lib.Options, dtype=DTYPES[dtype], dim=dim, name=request.encoded(name), seed=seed, a=a, b=b,
                              init=lib.INITIALIZERS.index(kind), checked=strings, wire=_WIRES[wire],
                              limit_bytes=limit_bytes)
         self._handle: Optional[int] = lib.made("create", self.group.handle, options)
         self._free = weakref.finalize(self, lib.free, self._handle)
-        self._free.atexit = False
+        self._free.atexit = False  # type: ignore[misc]
         _alive.add(self)
 
     @property
@@ -111,7 +119,7 @@ class Table:
         1 while a larger index is being filled."""
         stats = lib.struct(lib.Stats)
         lib.call("get_stats", self.handle, stats)
-        return {name: getattr(stats, name) for name, _ in lib.Stats._fields_ if name != "size"}
+        return {name: getattr(stats, name) for name in _STATS}
 
     def __len__(self) -> int:
         """Rows of this rank's shard."""

@@ -85,8 +85,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name == "elastic":  # loaded only where it is used
-        return _import_module("lightcc.torch.elastic")
+    if name in ("elastic", "embedding"):  # loaded only where they are used
+        return _import_module(f"lightcc.torch.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -168,6 +168,40 @@ def check_prefetch_and_a_second_run_give_the_same_bits(name):
     np.testing.assert_array_equal(values[0], values[2])
 
 
+def check_prefetched_lookups_are_the_next_ones():
+    user, item = embedding("prefetched"), embedding("prefetched too")
+    optimizer = E.SGD(E.tables(torch.nn.ModuleList([user, item])), lr=1.0, op=hvd.Sum)
+    one, two = torch.tensor([1, 2]), torch.tensor([[3]])
+    before = read(user, [1, 2]), read(item, [3])
+    E.prefetch([(user, one), (item, two)])
+    assert np.array_equal(read(user, [1, 2]), before[0])  # an evaluation comes between
+    with pytest.raises(ValueError, match="table 'prefetched': other ids"):
+        user(torch.tensor([5]))
+    (user(one).sum() + item(two.clone()).sum()).backward()
+    optimizer.step()
+    assert np.allclose(read(user, [1, 2]), before[0] - hvd.size())
+    assert np.allclose(read(item, [3]), before[1] - hvd.size())
+    batch = E.prefetch([(user, one)])
+    batch.drop()
+    user(torch.tensor([5])).sum().backward()
+    optimizer.step()
+    assert np.allclose(read(user, [1, 2]), before[0] - hvd.size())
+
+
+@pytest.mark.parametrize("wire,error", [(torch.float16, 1e-3), (torch.bfloat16, 1e-2)])
+def check_rows_that_travel_in_half_precision(wire, error):
+    user = embedding(f"wire {wire}", dim=8, wire=wire)
+    whole = embedding("whole", dim=8, init=E.Constant(0.0))
+    values = user(torch.tensor(KEYS)).detach().numpy()
+    assert values.std() > 0.5
+    optimizers = [E.SGD(E.tables(module), lr=1.0, op=hvd.Sum) for module in (user, whole)]
+    for module, optimizer in zip((user, whole), optimizers):
+        (module(torch.tensor(KEYS)) * torch.linspace(-1, 1, 8, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+    difference = read(user, KEYS) - values - read(whole, KEYS)
+    assert np.abs(difference).max() <= error * (np.abs(values).max() + hvd.size())
+
+
 def check_gradients_add_up_until_step():
     user = embedding("accumulated", init=E.Zeros())
     optimizer = E.SGD(E.tables(user), lr=1.0)

@@ -153,6 +153,22 @@ def check_what_is_loaded_is_what_was_saved(saved, loading):
     assert len(manifest_of(saved[0])["shards"]) == hvd.size()
 
 
+def check_an_evaluation_after_the_load(folder, job):
+    """SparseAdam's rows move on without being looked up; a table that has just been loaded knows how."""
+    values = []
+    for step in ("save", "load"):
+        model, optimizer = make_model("evaluated", E.SparseAdam if step == "save" else None)
+        if step == "save":
+            train(model, optimizer, range(5))
+            E.save(folder, model)
+        else:
+            E.load(folder, model)
+        with torch.no_grad():
+            values.append(torch.cat(E.lookup([(module, torch.arange(100)) for module in model]), 1))
+        close(model)
+    assert torch.equal(*values)
+
+
 def check_an_optimizer_that_comes_after_the_load(saved, loading):
     model = loading(optimizer=None)
     optimizer = E.SparseAdam(E.tables(model), lr=0.01)

@@ -155,8 +155,8 @@ def check_masks(mask):
 
 @pytest.mark.parametrize("offsets,match", [
     ([0, 2, 1], "offset 2 falls, from 2 to 1"), ([0, 4], "offset 1 is 4, and there are 3 ids"), ([1, 2], "must be 0"),
-    (torch.zeros(0, dtype=torch.int64), "must be 0"), ([[0, 1]], "one-dimensional"), ([0.0, 1.0], "one-dimensional"), ([0, -1], "falls"),
-    (None, "need offsets")])
+    (torch.zeros(0, dtype=torch.int64), "must be 0"), ([[0, 1]], "one-dimensional"), ([0.0, 1.0], "one-dimensional"),
+    ([0, -1], "falls"), (None, "need offsets")])
 def check_offsets(offsets, match):
     tags = E.HashEmbeddingBag(2, name="offsets")
     with pytest.raises(ValueError, match=f"table 'offsets'.*{match}"):

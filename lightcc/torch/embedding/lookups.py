@@ -38,7 +38,7 @@ def lookup(requests: Sequence[Request]) -> List[torch.Tensor]:
     (torch.Size([2, 4]), torch.Size([2, 1, 8]))
     """
     for batch in _prefetched:
-        if batch.has(requests):
+        if batch.is_for(requests):
             return batch.take(requests)
     return Batch(requests).take(requests)
 
@@ -49,8 +49,9 @@ def prefetch(requests: Sequence[Request]) -> "Batch":
     The rows are read after the next step() of the tables' optimizers, when the modules are called with these inputs, or
     by lookup(requests): so results are the same, bit for bit, as without prefetch. Call it between the loss and
     backward(), to have the exchange run during backward. All ranks call it, in the same order among their lookups.
-    requests: as for lookup; inputs must not change until they are looked up.
-    Errors: those of lookup.
+    requests: as for lookup; inputs must not change until they are looked up. What is prefetched must be looked up, as
+    the next that these modules look up in training, or dropped on all ranks by drop() of what is returned. Errors:
+    those of lookup; there, ValueError for other ids than were prefetched.
 
     >>> from lightcc.torch import embedding as E
     >>> user, ids = E.HashEmbedding(4, name="user"), torch.tensor([1, 2])
@@ -73,8 +74,9 @@ class Batch:
             of_table.setdefault(id(one.parameter), []).append(i)
         of_call: Dict[Tuple[int, bool], List[List[int]]] = {}  # tables of a process set, and to be trained or not
         for indices in of_table.values():
-            training = any(self._wanted[i].training for i in indices)
-            of_call.setdefault((id(self._wanted[indices[0]].parameter.table.group), training), []).append(indices)
+            table = self._wanted[indices[0]].parameter.table
+            training = table.rule is not None and any(self._wanted[i].training for i in indices)
+            of_call.setdefault((id(table.group), training), []).append(indices)
         self._calls = [(exchange.Lookup([self._keys(indices) for indices in several], training, ahead), several)
                        for (_, training), several in of_call.items()]
         self._outputs: List[Any] = []
@@ -85,22 +87,33 @@ class Batch:
         keys = parts[0].keys if len(parts) == 1 else numpy.concatenate([part.keys for part in parts])
         return table, exchange.Keys(keys, numpy.concatenate([p.checks for p in parts]) if table.strings else None)
 
-    def has(self, requests: Sequence[Request]) -> bool:
-        """Whether all of these are in it, and not taken yet."""
-        return all(self._index(request) is not None for request in requests)
+    def is_for(self, requests: Sequence[Request]) -> bool:
+        """Whether it is what these modules look up next: by the modules alone, so that all ranks find the same."""
+        own = [(request[0], wanted.training) for request, wanted in zip(self.requests, self._wanted) if request]
+        return all(any(module is request[0] and training == module.is_trained() for module, training in own)
+                   for request in requests)
 
     def take(self, requests: Sequence[Request]) -> List[torch.Tensor]:
-        """The outputs of some of its requests, each once."""
+        """The outputs of some of its requests, each once. ValueError for a request that is not in it."""
+        indices = []
+        for request in requests:
+            index = next((i for i, own in enumerate(self.requests) if own and _same(own, request)), None)
+            if index is None:
+                raise ValueError(f"table {request[0].name!r}: other ids were prefetched than are looked up now. Look "
+                                 "up what was prefetched, or drop() what prefetch() has returned, on all ranks.")
+            indices.append(index)
         if not self._outputs:
             self._finish()
-        outputs = []
-        for request in requests:
-            index = self._index(request)
-            outputs.append(self._outputs[index])
+        for index in indices:
             self.requests[index] = ()
-        if self in _prefetched and not any(self.requests):
+        if not any(self.requests):
+            self.drop()
+        return [self._outputs[index] for index in indices]
+
+    def drop(self) -> None:
+        """Forgets a prefetched batch that will not be looked up; on all ranks."""
+        if self in _prefetched:
             _prefetched.remove(self)
-        return outputs
 
     def _finish(self) -> None:
         self._outputs = [None] * len(self._wanted)
@@ -109,9 +122,6 @@ class Batch:
                 pending, inverse = Pending(found, self._wanted[indices[0]].parameter), torch.from_numpy(found.inverse)
                 for i, part in zip(indices, inverse.split([len(self._wanted[i].keys.keys) for i in indices])):
                     self._outputs[i] = self._wanted[i].output(pending, part)
-
-    def _index(self, request: Request):
-        return next((i for i, own in enumerate(self.requests) if own and _same(own, request)), None)
 
 
 _prefetched: List[Batch] = []
@@ -126,4 +136,4 @@ def _same_input(own: Any, other: Any) -> bool:
         return True
     if isinstance(own, torch.Tensor) and isinstance(other, torch.Tensor):
         return own.shape == other.shape and own.dtype == other.dtype and torch.equal(own, other)
-    return not isinstance(own, torch.Tensor) and not isinstance(other, torch.Tensor) and bool(own == other)
+    return own is not None and other is not None and numpy.array_equal(own, other)

@@ -77,7 +77,8 @@ class _OfTable(torch.nn.Module):
     def _keys(self, ids: Ids) -> numpy.ndarray:
         return array_of(ids, self.name, self.table.strings)
 
-    def _is_trained(self) -> bool:
+    def is_trained(self) -> bool:
+        """Whether a lookup now is for training."""
         return self.training and torch.is_grad_enabled()
 
 
@@ -90,7 +91,7 @@ class HashEmbedding(_OfTable):
     dim: elements of a row, at least 1. name: of the table, the same on all ranks, and no other live table's.
     init: Normal(mean, std) (default: 0, 0.01), Uniform, Constant, Zeros. dtype: torch.float32 (default) or float64.
     seed: of the initializer. process_set: the ranks that the rows are spread over and that call forward, all of them in
-    the same order. wire: torch.float16 or bfloat16: rows and gradients travel as these; None: as they are.
+    the same order. wire: torch.float16 or bfloat16: rows travel as these; None: as they are.
     strings: ids are strings, not integers. limit_bytes: most memory of this rank's shard, 0 for no limit.
     table: instead of dim and name, another module: both use its table.
 
@@ -117,7 +118,7 @@ class HashEmbedding(_OfTable):
 
     def wanted(self, ids: Ids, mask: Optional[torch.Tensor] = None) -> Wanted:
         """What lookup(ids, mask) needs."""
-        array, training, dim, strings = self._keys(ids), self._is_trained(), self.dim, self.table.strings
+        array, training, dim, strings = self._keys(ids), self.is_trained(), self.dim, self.table.strings
         shape = array.shape
         if mask is None:
             return Wanted(self._parameter, keys_of(array, strings), training,
@@ -166,7 +167,7 @@ class HashEmbeddingBag(_OfTable):
     def wanted(self, ids: Ids, offsets: Optional[torch.Tensor] = None,
                per_sample_weights: Optional[torch.Tensor] = None) -> Wanted:
         """What lookup(ids, offsets, per_sample_weights) needs."""
-        array, training = self._keys(ids), self._is_trained()
+        array, training = self._keys(ids), self.is_trained()
         bags = Bags(self._offsets(array.shape, offsets), self.mode)
         weights = self._weights(array.shape, per_sample_weights)
         return Wanted(self._parameter, keys_of(array, self.table.strings), training,

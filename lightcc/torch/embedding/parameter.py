@@ -5,6 +5,7 @@ The rows themselves are in lightcc.embedding's table, spread over the ranks; not
 model.parameters(), state_dict(), DistributedDataParallel and broadcast_parameters do not meet them.
 """
 import math
+import weakref
 from typing import Any, List, Optional
 
 import torch
@@ -20,7 +21,7 @@ class Pending:
     """
 
     def __init__(self, found: Found, parameter: "TableParameter"):
-        self.found, self.parameter = found, parameter
+        self.found, self._parameter = found, weakref.ref(parameter)  # which refers to this one
         if parameter.overflowed:  # the step that was left out is over
             parameter.grad = None
         self.rows = torch.from_numpy(found.rows)
@@ -30,7 +31,9 @@ class Pending:
         """The gradient for a backward pass to add to; zeros at first."""
         if self.grad is None:
             self.grad = torch.zeros_like(self.rows)
-            self.parameter.pending.append(self)
+            parameter = self._parameter()
+            if parameter is not None:
+                parameter.pending.append(self)
         return self.grad
 
 
@@ -65,20 +68,20 @@ class TableParameter(torch.nn.Parameter):
         pass
 
     @property
-    def grad(self) -> torch.Tensor:  # type: ignore[override]
+    def grad(self) -> Any:
         if self.overflowed:
             return self._joined
         if len(self.pending) == 1:
             return self.pending[0].grad
         if len(self.pending) != self._joined_of:  # each one's gradient becomes a part of one tensor
-            self._joined = torch.cat([pending.grad for pending in self.pending])
+            self._joined = torch.cat([pending.writable_grad() for pending in self.pending])
             for pending, part in zip(self.pending, self._joined.split([len(p.rows) for p in self.pending])):
                 pending.grad = part
             self._joined_of = len(self.pending)
         return self._joined
 
     @grad.setter
-    def grad(self, value: None) -> None:
+    def grad(self, value: Any) -> None:
         if value is not None:
             raise ValueError(f"the gradient of table {self.table.name!r} can only be set to None; change it in place.")
         for pending in self.pending:
@@ -97,5 +100,5 @@ class TableParameter(torch.nn.Parameter):
     def __deepcopy__(self, memo: Any) -> Any:
         return self.__reduce_ex__(None)
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"TableParameter({self.table.name!r}, dim={self.table.dim})"

@@ -47,7 +47,7 @@ class _Steps:
             return
         self.wait()
         self._begun = True
-        self._thread = threading.Thread(target=self._step, name="lightcc.embedding.serve")
+        self._thread = threading.Thread(target=self._step, args=[self._dense], name="lightcc.embedding.serve")
         self._thread.start()
 
     def of_tables_done(self) -> None:
@@ -61,9 +61,9 @@ class _Steps:
         if self._failed:
             raise self._failed.pop()
 
-    def _step(self) -> None:
+    def _step(self, dense: Any) -> None:
         try:
-            self._dense.zero_grad()
-            self._dense.step()
+            dense.zero_grad()
+            dense.step()
         except BaseException as error:  # wait() raises it in the thread of the caller
             self._failed.append(error)
