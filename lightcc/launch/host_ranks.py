@@ -1,4 +1,4 @@
-"""The ranks of this host as events (messages.py), for supervise.py and for an agent alike.
+"""The ranks of this host as events (messages.py), for event_loop.py and for an agent alike.
 
 The ranks of a host are one object with send(rank, signum), give(input), pause(on) and end(); the callables that it puts
 into the selector return the ranks' events. HostRanks is that of the host where this process runs; remote.Agent has the

@@ -1,5 +1,5 @@
 """The messages between a launcher and its agents: tuples, packed into bytes. Half of them are also the events of ranks
-in supervise.py, whichever host they are on.
+in event_loop.py, whichever host they are on.
 
 Before its first message an agent writes a line, greeting(). What stands before it (a login shell's banner) is no
 message.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn, Optional
 from lightcc.launch import result_file
 from lightcc.launch.hosts import Place
 from lightcc.launch.run_files import RunFiles
-from lightcc.launch.supervise import Outcome
+from lightcc.launch.termination import Outcome
 
 
 class Raised(NamedTuple):

@@ -1,7 +1,6 @@
-"""Runs a job from its first process to its last byte: one loop over what its ranks print and how they end, on this host
-(host_ranks.py) and others (remote.py), our own signals and our own output. It decides nothing itself:
-termination.py says which signal is sent when, output.py how lines are tagged, error_output.py when lines of standard
-error are printed and who failed first.
+"""Runs a job of fixed ranks, on this host (host_ranks.py) and others (remote.py), from its first process to its last
+byte. It decides nothing itself: termination.py says which signal is sent when, output.py how lines are tagged,
+error_output.py when lines of standard error are printed and who failed first.
 """
 
 import contextlib
@@ -9,41 +8,28 @@ import functools
 import os
 import selectors
 import shlex
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, Optional, Union
 
 from lightcc.launch import inits, network
 from lightcc.launch.error_output import ErrorOutput
+from lightcc.launch.event_loop import CHECK_S, EventLoop
 from lightcc.launch.host_ranks import HostRanks
 from lightcc.launch.local import Job, StartError, job_environment, started, with_threads
-from lightcc.launch.messages import Ended, Failed, Output, Over, Remark, Said, Started, Taken, Threads
-from lightcc.launch.rank_outputs import RankOutputs, wait_for
+from lightcc.launch.messages import Ended, Said, Started, Taken
+from lightcc.launch.output import Sink
+from lightcc.launch.rank_outputs import RankOutputs
 from lightcc.launch.remote import Agent, Event, Lost, agents, forwarded
 from lightcc.launch.result_transfer import PART_BYTES, ResultReceiver
 from lightcc.launch.run_files import read_chunks
 from lightcc.launch.standard_input import Source
-from lightcc.launch.termination import FAILURE_GRACE_S, FAR_GRACE_S, Cause, Termination, signal_name
+from lightcc.launch.termination import FAILURE_GRACE_S, FAR_GRACE_S, LOST_CODE, Cause, Outcome, Termination, how_ended
 
-FLUSH_S = 1.0   # after a failure, a reader that does not read for this long misses the rest
-CHECK_S = 1.0   # how often the agents' silence is measured, and whether we are in the terminal's foreground
 PROMPT_S = 0.1  # what rank 0 has begun to write and not ended by then is a prompt, if somebody can answer
-LOST_CODE = 1   # of ranks that are lost with their host
-
-
-@dataclass
-class Outcome:
-    cause: Optional[Cause]
-    text: str  # one line an event: why the job ended and what was lost; "" if all went well
-    failed_at: float = 0.0  # when the cause was seen, time.monotonic()
-
-    @property
-    def exit_code(self) -> int:
-        return self.cause.exit_code if self.cause else 0
 
 
 def supervise(job: Job, stdout: int, stderr: int, signals: Sequence[int] = ()) -> Outcome:
@@ -53,9 +39,7 @@ def supervise(job: Job, stdout: int, stderr: int, signals: Sequence[int] = ()) -
     with contextlib.ExitStack() as stack:
         job = replace(job, settings={**job.settings, **job_environment()}, talk_variable=inits.VARIABLE)
         outputs = RankOutputs([stdout, stderr], job.timestamps, job.output_dir, len(job.places), stack)
-        supervisor = _Supervisor(job, outputs, stack)
-        supervisor.take_signals(stack.enter_context(signals_as_bytes(signals)))
-        return supervisor.run()
+        return _FixedJob(job, outputs, signals, stack).run()
 
 
 class _Lost(NamedTuple):
@@ -63,39 +47,36 @@ class _Lost(NamedTuple):
     ranks: list[int]  # that still ran
 
 
-class _Supervisor:
-    def __init__(self, job: Job, outputs: RankOutputs, stack: contextlib.ExitStack) -> None:
+class _FixedJob:
+    """The policy of the event loop."""
+
+    def __init__(self, job: Job, outputs: RankOutputs, signals: Sequence[int], stack: contextlib.ExitStack) -> None:
         self.job = job
         self.stack = stack
         self.outputs = outputs
-        self.termination = Termination(0)  # until ranks are started
+        self.termination = Termination(0, FAILURE_GRACE_S if all(place.here for place in job.places) else FAR_GRACE_S)
         self.failed_at = 0.0
         self.host = {p.rank: socket.gethostname() if p.here else p.host for p in job.places}
         self.pid: dict[int, int] = {}
         self.lost: dict[str, _Lost] = {}  # by host
-        self.stuck: list[str] = []
         self.error_output = ErrorOutput()
         self.inits = inits.Inits()
         self.signalled: set[int] = set()  # ranks that got a signal of ours
         for place in job.places:
             outputs.add(place.rank, functools.partial(self._errors_to_print, place.rank))
-        # The data of a key is a callable: it is called when its descriptor is ready, and returns events or None.
-        self.selector = stack.enter_context(selectors.DefaultSelector())
+        self.loop = EventLoop(self, outputs, self.termination, signals, stack, self._process)
         self.input: Optional[Source] = None
         self.agents: list[Agent] = []
         self.host_ranks: dict[int, Union[HostRanks, Agent]] = {}  # by rank
-
-    def take_signals(self, signals: "Signals") -> None:
-        self.selector.register(signals, selectors.EVENT_READ, functools.partial(self._take_signals, signals))
 
     def run(self) -> Outcome:
         self._connect_to_hosts()
         if not self.termination.cause:
             self._start()
-        while self.termination.running and not self.stuck:
-            self._step(self.termination.wait_s(time.monotonic()))
+        while self.termination.running and not self.loop.stuck:
+            self.loop.step()
         self._end()
-        self._flush()
+        self.loop.flush()
         cause = self._cause()
         return Outcome(cause, "\n".join(self._report(cause)), self.failed_at)
 
@@ -106,7 +87,8 @@ class _Supervisor:
         deadline = time.monotonic() + self.job.start_timeout_s
         run_files = self.job.run_files
         receiver = ResultReceiver(run_files, self.job.settings["LIGHTCC_SECRET"]) if run_files else None
-        self.agents = self.stack.enter_context(agents(self.job.places, self.job.agent_command, self.selector, receiver))
+        self.agents = self.stack.enter_context(
+            agents(self.job.places, self.job.agent_command, self.loop.selector, receiver))
         for agent in self.agents if self.job.verbose else ():
             self.outputs.say(f"host {agent.host}: {shlex.join(agent.command)}")
         while not self.termination.cause and (missing := [agent for agent in self.agents if not agent.ready]):
@@ -115,19 +97,19 @@ class _Supervisor:
                 lines = "".join(f"; {agent.host}: {agent.last_lines()}" for agent in missing if agent.last_lines())
                 raise StartError(f"no answer within {self.job.start_timeout_s:g} s (--start-timeout) from lightcc's "
                                  f"agent on {', '.join(agent.host for agent in missing)}{lines}", 1)
-            self._step(left)
+            self.loop.step(left)
         if not self.termination.cause and not self.job.places[0].here:  # its host is the first
             self.agents[0].hold_port(_ports())
         for agent in self.agents if run_files else ():
             agent.load(read_chunks(run_files.function, PART_BYTES))
         while not self.termination.cause and any(agent.loading for agent in self.agents):
-            self._step(0 if any(agent.can_load() for agent in self.agents) else None)
+            self.loop.step(0 if any(agent.can_load() for agent in self.agents) else None)
             for agent in self.agents:
                 if agent.can_load():
                     agent.load_more()
-            self._pace()
+            self.loop.pace()
         while not self.termination.cause and any(a.holds_port and a.master_port is None for a in self.agents):
-            self._step(None)
+            self.loop.step()
 
     def _hold_master_port(self) -> None:
         """MASTER_PORT, at rank 0: for what wants to meet at MASTER_ADDR."""
@@ -146,7 +128,7 @@ class _Supervisor:
 
     def _start(self) -> None:
         self._hold_master_port()
-        self.termination = Termination(len(self.job.places), FAR_GRACE_S if self.agents else FAILURE_GRACE_S)
+        self.termination.running.update(range(len(self.job.places)))
         for agent in self.agents:
             self.host_ranks.update(dict.fromkeys(agent.ranks, agent))
             agent.begin(self.job.command(agent.ranks[0]), {**forwarded(os.environ), **self.job.settings},
@@ -155,13 +137,13 @@ class _Supervisor:
             job, remarks = with_threads(self.job)
             ranks = self.stack.enter_context(started(job))
             pipes = self.stack.enter_context(selectors.DefaultSelector())
-            here = HostRanks(socket.gethostname(), ranks, self.selector, pipes)
+            here = HostRanks(socket.gethostname(), ranks, self.loop.selector, pipes)
             self.host_ranks.update({rank.number: here for rank in ranks})
-            self._handle([*remarks, *here.started()])
+            self.loop.handle([*remarks, *here.started()])
         if self.job.run_files:
             self.job.run_files.close_function()
         elif self.job.stdin == subprocess.PIPE or not self.job.places[0].here:
-            self.input = Source(0, self.selector, self._give)
+            self.input = Source(0, self.loop.selector, self._give)
 
     def _give(self, chunk: bytes) -> None:
         self.host_ranks[0].give(chunk)
@@ -173,41 +155,43 @@ class _Supervisor:
         began = self.outputs.streams[0, 1].partial_at
         return began + PROMPT_S if began is not None and self.input and self.input.is_terminal else None
 
-    def _step(self, timeout: Optional[float]) -> None:
-        now, prompt_at = time.monotonic(), self._prompt_at()
-        waits = (timeout, CHECK_S if self.agents or (self.input and self.input.in_background) else None,
-                 self.error_output.wait_s(now), None if prompt_at is None else max(0.0, prompt_at - now))
-        timeout = min((wait for wait in waits if wait is not None), default=None)
-        events: list[Event] = []
-        for key, _ in self.selector.select(timeout):
-            events += key.data() or ()
-        now = time.monotonic()
+    # What the loop asks for.
+
+    def waits(self, now: float) -> Iterable[Optional[float]]:
+        prompt_at = self._prompt_at()
+        return (CHECK_S if self.agents or (self.input and self.input.in_background) else None,
+                self.error_output.wait_s(now), None if prompt_at is None else max(0.0, prompt_at - now))
+
+    def turn(self, now: float) -> None:
         for agent in self.agents:
-            events += agent.check(now)
-        self._handle(events)
-        if self.outputs.unread and not self.termination.cause:
-            self.termination.interrupted(signal.SIGPIPE, now)
-        for signum in self.termination.due(now):
-            for number in self.termination.running:
-                if signum is None:
-                    self.stuck.append(self._process(number))
-                else:
-                    self.signalled.add(number)
-                    self.host_ranks[number].send(number, signum)
+            self.loop.handle(agent.check(now))
+        if self.termination.cause and not self.failed_at:
+            self.failed_at = now
+            self.error_output.ending(now)
         for rank, lines in self.error_output.due(now):
             self.outputs.print_errors(rank, lines)
         prompt_at = self._prompt_at()
         if prompt_at is not None and prompt_at <= now:
             self.outputs.streams[0, 1].show_partial()
-        self._pace()
 
-    def _handle(self, events: Iterable[Event]) -> None:
+    def send(self, number: int, signum: int) -> None:
+        self.signalled.add(number)
+        self.host_ranks[number].send(number, signum)
+
+    def pace(self) -> Sequence[Sink]:
+        if self.input:
+            self.input.pace()
+        for host in set(self.host_ranks.values()):
+            host.pause(self.outputs.too_much_pending)
+            if isinstance(host, HostRanks):
+                host.flush()
+        return [agent.commands for agent in self.agents if not agent.over]
+
+    def handle(self, events: Sequence[Event]) -> None:
         ended: dict[int, int] = {}
         lost: set[int] = set()
         for event in events:
-            if isinstance(event, Output):
-                self.outputs.put(*event)
-            elif isinstance(event, Said):
+            if isinstance(event, Said):
                 self._cancel(self.inits.heard(event.rank, event.chunk))
             elif isinstance(event, Ended):
                 ended[event.rank] = event.code
@@ -220,26 +204,15 @@ class _Supervisor:
                     raise StartError(f"cannot start lightcc's agent on host {event.host}: {event.text}", 1)
                 lost.update(self._lose(event.host, event.text))
                 ended.update(dict.fromkeys(lost, LOST_CODE))
-            elif isinstance(event, Failed):
-                raise StartError(event.text, event.exit_code)
             elif isinstance(event, Taken) and self.input:
                 self.input.taken(event.size, event.over)
-            elif isinstance(event, Threads):
-                self.outputs.say_once(event.text())
-            elif isinstance(event, Remark):
-                self.outputs.say(event.text)
-            elif isinstance(event, Over):
-                self.stuck = [f"pid {pid} on host {event.host}" for pid in event.stuck] + self.stuck
         now = time.monotonic()
         self.termination.exited(ended, now)
         for rank, code in ended.items():
             self.error_output.ended(rank, code, now, by_us=rank in self.signalled and rank not in lost)
-            how = "was lost with its host" if rank in lost else _how(code)
+            how = "was lost with its host" if rank in lost else how_ended(code)
             name = f"rank {rank} (pid {self.pid.get(rank, 'unknown')}) on host {self.host[rank]}"  # as the core has it
             self._cancel(self.inits.ended(rank, f"{name} {how}"))
-        if self.termination.cause and not self.failed_at:
-            self.failed_at = now
-            self.error_output.ending(now)
 
     def _cancel(self, cancels: Iterable[inits.Cancel]) -> None:
         for cancel in cancels:
@@ -248,44 +221,21 @@ class _Supervisor:
             if self.error_output.ends[cancel.ended].code == 0:  # which by itself ends no job
                 self.outputs.say_once(cancel.cause)
 
-    def _take_signals(self, signals: "Signals") -> None:
-        for signum in signals.take():
-            if text := self.termination.interrupted(signum, time.monotonic()):
-                self.outputs.say(text)
-
-    def _pace(self) -> None:
-        """Waits for slow sinks; has no more read from the ranks while too much is pending."""
-        wait_for(self.outputs.sinks + [agent.commands for agent in self.agents if not agent.over], self.selector)
-        if self.input:
-            self.input.pace()
-        for host in set(self.host_ranks.values()):
-            host.pause(self.outputs.too_much_pending)
-            if isinstance(host, HostRanks):
-                host.flush()
-
     def _end(self) -> None:
         """Ends on every host what the ranks have left running; then the last of their output comes."""
         if self.input:
             self.input.close()
         # This host comes last, since its end() waits until all is over.
         for host in sorted(set(self.host_ranks.values()), key=lambda host: isinstance(host, HostRanks)):
-            self._handle(host.end())
+            self.loop.handle(host.end())
         while self.host_ranks and not all(agent.over for agent in self.agents):  # a silent one is lost, and so over
-            self._step(CHECK_S)
+            self.loop.step(CHECK_S)
         self.outputs.finish()
         for rank, lines in self.error_output.rest():
             self.outputs.print_errors(rank, lines)
 
     def _errors_to_print(self, rank: int, lines: bytes) -> bytes:
         return self.error_output.put(rank, lines, time.monotonic())
-
-    def _flush(self) -> None:
-        """Waits for our readers, but not for ever once the job has failed or Ctrl-C was pressed."""
-        self._pace()
-        while any(before := self.outputs.pending):
-            self._step(FLUSH_S)
-            if self.termination.cause and before == self.outputs.pending:
-                return
 
     def _lose(self, host: str, why: str) -> list[int]:
         running = self.termination.running
@@ -305,25 +255,19 @@ class _Supervisor:
         return seen._replace(rank=first, code=code)
 
     def _report(self, cause: Optional[Cause]) -> Iterator[str]:
-        if cause and cause.rank is None:
-            how = ("nobody reads our output any more" if cause.code == -signal.SIGPIPE
-                   else f"interrupted by {signal_name(-cause.code)}")
-            ended = f"; ended {_count('rank', cause.others)}" if cause.others else ""
-            yield how + ended + self.termination.killed_text()
-        elif cause:
+        yield from self.loop.report(cause)
+        if cause and cause.rank is not None:
             host = self.host[cause.rank]
             lost = self.lost.pop(host) if host in self.lost and cause.rank in self.lost[host].ranks else None
             if lost:
                 yield _lost(host, lost) + _ended(cause.others + 1 - len(lost.ranks))
             else:
                 # And then it was ended by our signal.
-                how = "raised an exception" if cause.rank in self.signalled else _how(cause.code)
+                how = "raised an exception" if cause.rank in self.signalled else how_ended(cause.code)
                 yield f"rank {cause.rank} (pid {self.pid[cause.rank]}, host {host}) {how}{_ended(cause.others)}"
         for host, lost in self.lost.items():
             yield _lost(host, lost)
-        if self.stuck:
-            yield f"did not end after SIGKILL, stuck in the kernel: {', '.join(dict.fromkeys(self.stuck))}"
-        yield from self.outputs.errors()
+        yield from self.loop.report_leftovers()
 
 
 def _lost(host: str, lost: _Lost) -> str:
@@ -332,53 +276,9 @@ def _lost(host: str, lost: _Lost) -> str:
     return f"lost host {host}{whose}: {lost.why}"
 
 
-def _how(code: int) -> str:
-    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
-
-
 def _ports() -> str:
     return os.environ.get("LIGHTCC_PORT_RANGE", "")
 
 
 def _ended(others: int) -> str:
     return {0: "", 1: "; ended the other rank"}.get(others, f"; ended the other {others} ranks")
-
-
-def _count(what: str, count: int) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
-class Signals(NamedTuple):
-    """Those that came, as bytes on a socket."""
-
-    received: socket.socket
-    ours: frozenset[int]
-
-    def fileno(self) -> int:
-        return self.received.fileno()
-
-    def take(self) -> list[int]:
-        """Python sends every signal there that has a handler in this process; torch's DataLoader has one of SIGCHLD."""
-        return [signum for signum in self.received.recv(4096) if signum in self.ours]
-
-
-@contextlib.contextmanager
-def signals_as_bytes(signums: Sequence[int]) -> Iterator[Signals]:
-    """Makes these signals bytes on a socket instead of interruptions, so that they come one at a time."""
-    reader, writer = socket.socketpair()
-    with reader, writer:
-        reader.setblocking(False)
-        writer.setblocking(False)
-        ours = [s for s in signums if signal.getsignal(s) not in (signal.SIG_IGN, None)]
-        signals = Signals(reader, frozenset(ours))
-        if not ours:
-            yield signals
-            return
-        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        handlers = {s: signal.signal(s, lambda *_: None) for s in ours}
-        try:
-            yield signals
-        finally:
-            for s, handler in handlers.items():
-                signal.signal(s, handler)
-            signal.set_wakeup_fd(before)

@@ -5,12 +5,14 @@ is no failure. How the job ends is a schedule of pairs (time, signal).
 """
 
 import signal
+from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
 FAILURE_GRACE_S = 1.0  # the other ranks notice the loss themselves; their tracebacks are worth this wait
 FAR_GRACE_S = 2.0      # on several hosts, where they need a second to be sure
 TERM_GRACE_S = 5.0     # from the first signal to SIGKILL
 GIVE_UP_S = 5.0        # from SIGKILL to "does not die"
+LOST_CODE = 1          # of ranks that are lost with their host
 
 
 class Cause(NamedTuple):
@@ -25,6 +27,19 @@ class Cause(NamedTuple):
         return exit_code(self.code)
 
 
+@dataclass
+class Outcome:
+    """How a job ended."""
+
+    cause: Optional[Cause]
+    text: str  # one line an event: why the job ended and what was lost; "" if all went well
+    failed_at: float = 0.0  # when the cause was seen, time.monotonic()
+
+    @property
+    def exit_code(self) -> int:
+        return self.cause.exit_code if self.cause else 0
+
+
 def exit_code(code: int) -> int:
     """The shell's convention: 128 + signal."""
     return code if code >= 0 else 128 - code
@@ -35,6 +50,10 @@ def signal_name(signum: int) -> str:
         return f"signal {signum} ({signal.Signals(signum).name})"
     except ValueError:  # a real-time signal
         return f"signal {signum}"
+
+
+def how_ended(code: int) -> str:
+    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
 class Termination:

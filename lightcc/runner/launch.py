@@ -19,8 +19,8 @@ from lightcc.launch import hosts, nccl_plugin, nesting, network, remote
 from lightcc.launch.discovery import DiscoveryError
 from lightcc.launch.local import Job, StartError
 from lightcc.launch.output import printable
-from lightcc.launch.supervise import Outcome, supervise
-from lightcc.launch.termination import exit_code
+from lightcc.launch.supervise import supervise
+from lightcc.launch.termination import Outcome, exit_code
 from lightcc.runner import flags
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -38,7 +38,7 @@ def test_what_a_script_prints(tmp_path, printed, slots, found):
 ])
 def test_a_script_that_is_none(script, message, monkeypatch):
     if "0.5 s" in message:
-        monkeypatch.setattr("lightcc.runner.elastic.discovery._SCRIPT_TIMEOUT_S", 0.5)
+        monkeypatch.setattr("lightcc.launch.discovery._SCRIPT_TIMEOUT_S", 0.5)
     with pytest.raises(DiscoveryError) as error:
         HostDiscoveryScript(script).find_available_hosts_and_slots()
     assert str(error.value).startswith(f"host discovery: {script} ") and message in str(error.value)

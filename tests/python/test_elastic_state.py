@@ -285,8 +285,8 @@ def test_many_threads():
 @pytest.mark.parametrize("available", [False, True])
 def test_init_asks_the_driver_if_there_is_one(available, monkeypatch):
     subscribed = []
-    monkeypatch.setattr(elastic_notifications, "worker", types.SimpleNamespace(available=lambda: available,
-                                                                subscribe=subscribed.append))
+    worker = types.SimpleNamespace(available=lambda: available, subscribe=subscribed.append)
+    monkeypatch.setattr(elastic_notifications, "elastic_worker", worker)
     manager, listener = WorkerNotificationManager(), Listener()
     manager.register_listener(listener)
     for _ in range(2):

@@ -57,7 +57,7 @@ def test_what_only_some_calls_need_is_not_loaded(package, framework):
     assert package in found
     assert set(found).isdisjoint({"cloudpickle", "mpi4py", "psutil", "tensorflow", "torch", "yaml",
                                   "lightcc.runner.api"})
-    assert ("lightcc.common.elastic" in found) == (package == "lightcc.torch.elastic")
+    assert ("lightcc.core.elastic_state" in found) == (package == "lightcc.torch.elastic")
 
 
 def test_import_starts_nothing_even_in_a_rank():

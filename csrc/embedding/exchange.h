@@ -1,0 +1,159 @@
+// The handles of the C API: a group of ranks, its tables, and calls. A call is a state machine of one to three messages,
+// which finish() moves; nothing here waits but the transport.
+//
+// 1. Calls of a group are numbered as they begin, alike on all ranks. The first message of a call is named by its number,
+//    and so are those that follow it, so calls may overlap.
+// 2. Every rank hears every rank's header, so that all refuse a call alike, before a row has changed.
+// 3. An update is applied when its owners have said that they can. So a step is whole, on all ranks or on none.
+// 4. Rows of a prefetched lookup are read after the next update. A rank that serves does not know when others come to
+//    that, so it reads them right after that update or when another rank says Op::read.
+#pragma once
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "embedding/dedup.h"
+#include "embedding/message.h"
+#include "embedding/owners.h"
+#include "embedding/shard.h"
+#include "embedding/table.h"
+
+struct lightcc_embedding_table {
+  lightcc_embedding_table(lightcc_embedding_group&, const lightcc_embedding_options&);
+  void attach(const lightcc::embedding::Rule&);
+  void set_owners(lightcc::embedding::Owners);
+  std::string about(const std::string& text) const { return "table '" + name + "': " + text; }
+  size_t row_bytes() const { return size_t(shard->layout().dim) * shard->layout().number_bytes; }
+  size_t wire_bytes() const { return wire ? size_t(shard->layout().dim) * 2 : row_bytes(); }
+  lightcc::embedding::TableHeader header() const;
+
+  lightcc_embedding_group& group;
+  const std::string name;
+  const int32_t wire;
+  const size_t limit_bytes;
+  lightcc::embedding::Owners owners;
+  std::unique_ptr<lightcc::embedding::Shard> shard;
+  std::vector<lightcc::embedding::Shard::Record> found;  // of the last read
+  uint64_t owners_print = 0;  // of the map that was set; 0: the first one
+  bool has_rule = false;
+};
+
+namespace lightcc::embedding {
+
+using Table = lightcc_embedding_table;
+
+// What the ranks ask one owner for: their keys together, each once.
+struct OwnedKeys {
+  std::vector<int64_t> keys;
+  std::vector<uint32_t> checks;           // none where the table has none
+  std::vector<int64_t> inverse;           // of each key as it came, rank by rank
+  std::vector<Shard::Record> found;
+  void collect(const Table&, const std::vector<Segment>& calls, size_t index, Dedup&);
+  const uint32_t* checks_or_null() const { return checks.empty() ? nullptr : checks.data(); }
+};
+
+// One table's step at its owner, ready to be applied.
+struct OwnedStep {
+  Table* table = nullptr;
+  Numbers numbers;
+  OwnedKeys owned;
+  const std::byte* gradients = nullptr;  // one a key
+  std::vector<double> memory;            // of gradients, unless they are the caller's
+  double sum = 0;                        // of their squares
+  uint64_t generation = 0;
+  // Adds up what came, in the order of ranks, and divides.
+  void collect(const std::vector<Segment>& calls, size_t index, double divisor, Dedup&);
+  void scale(double factor);
+  bool reserve();
+  void apply();
+};
+
+// This rank's keys of one table, sorted by owner.
+struct Partition {
+  std::vector<int64_t> counts;  // by owner
+  std::vector<int64_t> order;   // places in keys, owner by owner
+  void make(const Table&, std::span<const int64_t> keys);
+};
+
+struct Wanted {  // of a lookup
+  Table* table = nullptr;
+  std::vector<int64_t> keys, inverse;
+  std::vector<uint32_t> checks;
+  Buffer rows;
+  int64_t padded = 0;
+  Partition partition;
+  std::vector<Shard::Record> found;  // world of one
+  uint64_t generation = 0;
+};
+
+}  // namespace lightcc::embedding
+
+struct lightcc_embedding_call {
+  enum class Stage { first_message, second_message, done, failed };
+  lightcc_embedding_group& group;
+  lightcc::embedding::Op op;
+  uint32_t flags;
+  Stage stage = Stage::first_message;
+  int64_t number = 0, updates_before = 0;
+  int served = LIGHTCC_EMBEDDING_SERVED_END;
+  bool skipped = false, deferred = false, announced = false;
+  std::unique_ptr<lightcc_embedding_call> announcement;  // Op::read
+  std::unique_ptr<lightcc::embedding::Exchange> message;
+  std::byte* outgoing = nullptr;
+  std::vector<lightcc::embedding::Segment> calls;  // what the ranks want; their parts point into the first message
+  std::unique_ptr<lightcc::embedding::Exchange> first;
+  std::vector<lightcc::embedding::Wanted> wanted;
+  std::vector<double> sums;
+  lightcc::embedding::CallHeader head;
+  int error = 0;
+  std::string error_text;
+  explicit lightcc_embedding_call(lightcc_embedding_group& group, lightcc::embedding::Op op, uint32_t flags)
+      : group(group), op(op), flags(flags) {}
+  ~lightcc_embedding_call();
+};
+
+struct lightcc_embedding_group {
+  lightcc_embedding_group(int rank, int size, std::unique_ptr<lightcc::embedding::Transport> transport)
+      : transport(std::move(transport)), rank_(rank), size_(size) {}
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  lightcc_embedding_table* find(const std::string& name) const;
+  lightcc_embedding_table* find(uint64_t id) const;
+  lightcc_embedding_table* add(std::unique_ptr<lightcc_embedding_table>);
+  void remove(lightcc_embedding_table*);
+
+  std::unique_ptr<lightcc::embedding::Transport> transport;
+  lightcc::embedding::Dedup dedup;
+  std::vector<lightcc::embedding::OwnedStep> held;  // an update between its halves
+  std::list<std::unique_ptr<lightcc_embedding_call>> background;  // what was released or is served before it was done
+  int64_t calls = 0, updates = 0;                   // begun; ended well
+ private:
+  int rank_, size_;
+  std::map<std::string, std::unique_ptr<lightcc_embedding_table>> tables_;
+};
+
+namespace lightcc::embedding {
+
+using Group = lightcc_embedding_group;
+using Call = lightcc_embedding_call;
+
+// lookup.cc
+void begin_lookup(Call&, std::span<const lightcc_embedding_wanted>);
+void answer_lookup(Call&);               // the first message has come: sends rows
+void take_rows(Call&);                   // the second has
+// update.cc
+void begin_update(Call&, std::span<const lightcc_embedding_step>);
+void collect_update(Call&);              // the first message has come: sends what this owner says to it
+void end_update(Call&);                  // the second has
+void apply_held(Group&, double scale);   // below 0: forgets it
+// call.cc
+// parts[rank]: the header's tables with their counts; fill writes the parts of a rank.
+void send(Call&, const std::string& kind, std::vector<Segment>& to_ranks,
+          const std::function<void(int rank, std::vector<PartPlaces>&)>& fill);
+bool advance(Call&, int timeout_ms);     // true: done, or failed
+void begin_simple(Call&);                // serve, apply: a header alone
+
+}  // namespace lightcc::embedding

@@ -1,0 +1,88 @@
+// Rows to outputs and gradients of outputs to gradients of rows, for float and double.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace lightcc::embedding {
+
+enum class Mode : int32_t { sum, mean, max };  // the values are part of the C API
+
+template <class T> struct Bags {
+  int64_t dim, bags;
+  Mode mode;
+  const int64_t* inverse;
+  const int64_t* offsets;
+  const T* weights;  // nullptr: 1
+  const T* rows;
+
+  T weight(int64_t i, int64_t bag) const {
+    const T own = weights ? weights[i] : T(1);
+    return mode == Mode::mean ? own / T(offsets[bag + 1] - offsets[bag]) : own;
+  }
+};
+
+template <class T> void gather(int64_t dim, const T* rows, const int64_t* inverse, int64_t count, T* out) {
+  for (int64_t i = 0; i < count; ++i, out += dim) std::memcpy(out, rows + inverse[i] * dim, size_t(dim) * sizeof(T));
+}
+
+template <class T> void add(T* __restrict to, const T* __restrict from, T factor, int64_t dim) {
+  for (int64_t k = 0; k < dim; ++k) to[k] += factor * from[k];
+}
+
+template <class T> void add_by_row(int64_t dim, const T* gradient, const int64_t* inverse, int64_t count, T* sums) {
+  for (int64_t i = 0; i < count; ++i, gradient += dim) add(sums + inverse[i] * dim, gradient, T(1), dim);
+}
+
+template <class T> void pool_largest(const Bags<T>& b, int64_t bag, T* out, int64_t* largest) {
+  std::memset(out, 0, size_t(b.dim) * sizeof(T));
+  for (int64_t k = 0; k < b.dim; ++k) largest[k] = -1;
+  for (int64_t i = b.offsets[bag]; i < b.offsets[bag + 1]; ++i) {
+    const T* row = b.rows + b.inverse[i] * b.dim;
+    for (int64_t k = 0; k < b.dim; ++k) {
+      if (largest[k] >= 0 && !(row[k] > out[k])) continue;
+      out[k] = row[k];
+      largest[k] = b.inverse[i];
+    }
+  }
+}
+
+// The weights are applied first and the sum is divided last, as torch.nn.functional.embedding_bag does it.
+template <class T> void pool_sum(const Bags<T>& b, int64_t bag, T* out) {
+  std::memset(out, 0, size_t(b.dim) * sizeof(T));
+  const int64_t begin = b.offsets[bag], end = b.offsets[bag + 1];
+  for (int64_t i = begin; i < end; ++i) add(out, b.rows + b.inverse[i] * b.dim, b.weights ? b.weights[i] : T(1), b.dim);
+  if (b.mode == Mode::mean && end > begin)
+    for (int64_t k = 0; k < b.dim; ++k) out[k] /= T(end - begin);
+}
+
+template <class T> void pool(const Bags<T>& b, T* out, int64_t* largest) {
+  for (int64_t bag = 0; bag < b.bags; ++bag, out += b.dim) {
+    if (b.mode == Mode::max) pool_largest(b, bag, out, largest + bag * b.dim);
+    else pool_sum(b, bag, out);
+  }
+}
+
+template <class T> T dot(const T* a, const T* b, int64_t dim) {
+  T sum = 0;
+  for (int64_t k = 0; k < dim; ++k) sum += a[k] * b[k];
+  return sum;
+}
+
+template <class T>
+void pool_backward(const Bags<T>& b, const T* gradient, const int64_t* largest, T* sums, T* of_weights) {
+  for (int64_t bag = 0; bag < b.bags; ++bag, gradient += b.dim) {
+    if (b.mode == Mode::max) {
+      for (int64_t k = 0; k < b.dim; ++k)
+        if (const int64_t row = largest[bag * b.dim + k]; row >= 0) sums[row * b.dim + k] += gradient[k];
+      continue;
+    }
+    const T share = b.mode == Mode::mean ? T(b.offsets[bag + 1] - b.offsets[bag]) : T(1);
+    for (int64_t i = b.offsets[bag]; i < b.offsets[bag + 1]; ++i) {
+      add(sums + b.inverse[i] * b.dim, gradient, b.weight(i, bag), b.dim);
+      if (of_weights) of_weights[i] = dot(gradient, b.rows + b.inverse[i] * b.dim, b.dim) / share;
+    }
+  }
+}
+
+}  // namespace lightcc::embedding

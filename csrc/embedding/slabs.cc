@@ -1,0 +1,122 @@
+#include "embedding/slabs.h"
+
+#include <sys/mman.h>
+
+#include <bit>
+#include <new>
+
+namespace lightcc::embedding {
+namespace {
+
+constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kLeastSlab = 16 << 20;  // of which less than one huge page, at the end, has small pages
+
+// At a huge page's border. The first slab's first huge page has small pages: small tables take little memory.
+std::byte* map_slab(size_t bytes, bool is_first) {
+  const size_t asked = bytes + kHugePage;
+  void* mapped = mmap(nullptr, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<std::byte*>(mapped);
+  const size_t skipped = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (skipped) munmap(begin, skipped);
+  munmap(begin + skipped + bytes, asked - skipped - bytes);
+  const size_t small = is_first ? kHugePage : 0, whole = bytes / kHugePage * kHugePage;
+  if (whole > small) madvise(begin + skipped + small, whole - small, MADV_HUGEPAGE);
+  return begin + skipped;
+}
+
+}  // namespace
+
+Slabs::Slabs(size_t record_bytes, size_t limit_bytes) : record_bytes_(record_bytes), limit_bytes_(limit_bytes) {
+  const size_t records = std::bit_ceil((kLeastSlab + record_bytes - 1) / record_bytes);
+  shift_ = uint32_t(std::countr_zero(records));
+  mask_ = uint32_t(records - 1);
+  slab_bytes_ = (records * record_bytes + 4095) / 4096 * 4096;
+}
+
+Slabs::~Slabs() {
+  for (Slab& slab : slabs_) unmap(slab);
+}
+
+void Slabs::unmap(Slab& slab) {
+  if (!slab.memory) return;
+  munmap(slab.memory, slab_bytes_);
+  room_ -= room_in(slab);
+  --mapped_;
+  slab = Slab();
+}
+
+bool Slabs::map_one() {
+  size_t place = 0;
+  while (place < slabs_.size() && slabs_[place].memory) ++place;
+  if (place == slabs_.size()) {
+    if (((place + 1) << shift_) > size_t(kNone)) return false;  // numbers have 32 bits
+    slabs_.emplace_back();
+  }
+  slabs_[place].taken_bits.assign((mask_ + 64) / 64, 0);
+  slabs_[place].memory = map_slab(slab_bytes_, place == 0);
+  if (!slabs_[place].memory) return false;
+  ++mapped_;
+  room_ += size_t(mask_) + 1;
+  return true;
+}
+
+// The limit counts records in use, not slabs: those take memory only as records are written.
+bool Slabs::reserve(size_t records) {
+  const size_t used = (mapped_ << shift_) - room_;
+  if (limit_bytes_ && (used + records) * record_bytes_ > limit_bytes_) return false;
+  try {
+    while (room_ < records)
+      if (!map_one()) return false;
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+uint32_t Slabs::take() {
+  while (filling_ >= slabs_.size() || room_in(slabs_[filling_]) == 0)
+    filling_ = filling_ + 1 < slabs_.size() ? filling_ + 1 : 0;
+  Slab& slab = slabs_[filling_];
+  uint32_t place = slab.fresh;
+  if (slab.free.empty()) {
+    ++slab.fresh;
+  } else {
+    place = slab.free.back();
+    slab.free.pop_back();
+  }
+  ++slab.taken;
+  --room_;
+  slab.taken_bits[place / 64] |= uint64_t(1) << place % 64;
+  return uint32_t(filling_ << shift_) | place;
+}
+
+void Slabs::give_back(uint32_t row) {
+  Slab& slab = slabs_[row >> shift_];
+  const uint32_t place = row & mask_;
+  slab.taken_bits[place / 64] &= ~(uint64_t(1) << place % 64);
+  slab.free.push_back(place);
+  --slab.taken;
+  ++room_;
+  if (slab.taken == 0) unmap(slab);
+}
+
+void Slabs::clear() {
+  for (Slab& slab : slabs_) unmap(slab);
+  slabs_.clear();
+  filling_ = 0;
+}
+
+uint32_t Slabs::next_taken(uint32_t row) const {
+  for (size_t number = row >> shift_; number < slabs_.size(); ++number, row = uint32_t(number << shift_)) {
+    const Slab& slab = slabs_[number];
+    if (!slab.memory) continue;
+    for (uint32_t place = row & mask_; place < slab.fresh; place = (place / 64 + 1) * 64) {
+      const uint64_t rest = slab.taken_bits[place / 64] >> place % 64;
+      if (rest) return uint32_t(number << shift_) | (place + uint32_t(std::countr_zero(rest)));
+    }
+  }
+  return kNone;
+}
+
+}  // namespace lightcc::embedding
