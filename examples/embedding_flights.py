@@ -81,7 +81,7 @@ def train(model: FactorisationMachine, optimizers: List[torch.optim.Optimizer], 
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-        seen.append(torch.arange(len(late))[mine])
+        seen.append(torch.arange(mine.start, mine.stop, size))
         scores.append(logits.detach())
         if start in marks:
             rows.append(count())
