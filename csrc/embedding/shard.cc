@@ -62,6 +62,17 @@ void Shard::read(std::span<const int64_t> keys, const Record* found, bool traini
   arithmetic_->read(keys, found, static_cast<Record>(rows));
 }
 
+void Shard::find_and_read(std::span<const int64_t> keys, const uint32_t* checks, bool training, Record* found,
+                          void* rows) {
+  constexpr size_t kPiece = 512;
+  const size_t row_bytes = size_t(layout_.dim) * layout_.number_bytes;
+  for (size_t first = 0; first < keys.size(); first += kPiece) {
+    const std::span<const int64_t> piece = keys.subspan(first, std::min(kPiece, keys.size() - first));
+    find(piece, checks ? checks + first : nullptr, found + first);
+    read(piece, found + first, training, static_cast<Record>(rows) + first * row_bytes);
+  }
+}
+
 bool Shard::reserve(size_t rows) { return index_.reserve(rows, records_) && records_.reserve(rows); }
 
 Shard::Record Shard::insert(int64_t key, uint32_t check) {

@@ -36,6 +36,8 @@ class Shard {
   void find(std::span<const int64_t> keys, const uint32_t* checks, Record* found) const;
   // Rows as they are after the present step. A training read writes what a row has missed to it first.
   void read(std::span<const int64_t> keys, const Record* found, bool training, void* rows);
+  // Both, in pieces that stay in the cache in between.
+  void find_and_read(std::span<const int64_t> keys, const uint32_t* checks, bool training, Record* found, void* rows);
   // False: memory does not suffice for so many new rows.
   bool reserve(size_t rows);
   // One step, with one gradient a key and no key twice. Rows that are missing are born; they must have been reserved.
