@@ -59,6 +59,20 @@ class Shard {
 
  private:
   void expect_check(Record, uint32_t check) const;
+  Record guess(uint64_t hash) const {
+    const uint32_t row = index_.guess(hash);
+    if (row == Slabs::kNone) return nullptr;
+    const Record record = records_.at(row);
+    __builtin_prefetch(record);
+    __builtin_prefetch(record + 64);
+    return record;
+  }
+  // Of a guess that was wrong, what is right.
+  void settle(int64_t key, uint64_t hash, Record& guessed) const {
+    if (guessed && reinterpret_cast<const Header*>(guessed)->key == key) return;
+    const uint32_t row = index_.find(key, hash, records_);
+    guessed = row == Slabs::kNone ? nullptr : records_.at(row);
+  }
 
   Layout layout_;
   FirstValues first_;
