@@ -133,7 +133,8 @@ class ArithmeticOf : public Arithmetic {
 
 std::unique_ptr<Arithmetic> make_arithmetic(const Layout& layout, const FirstValues& first, Steps& steps,
                                             const Numbers& numbers) {
-  if (layout.number_bytes == sizeof(double)) return std::make_unique<ArithmeticOf<double>>(layout, first, steps, numbers);
+  if (layout.number_bytes == sizeof(double))
+    return std::make_unique<ArithmeticOf<double>>(layout, first, steps, numbers);
   return std::make_unique<ArithmeticOf<float>>(layout, first, steps, numbers);
 }
 

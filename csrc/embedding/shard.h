@@ -1,8 +1,8 @@
 // One rank's part of a table: the index, the records and the rule by which records take gradients. It knows of no rank.
 //
 // A record: header, weights, slots, and for checked keys 32 bits of the string's hash behind them.
-// Functions for many keys work in blocks: first all buckets are asked for, then all records, then they are read, so that
-// the memory answers many questions at once.
+// Functions for many keys work in blocks: first all buckets are asked for, then all records, then they are read, so
+// that the memory answers many questions at once.
 #pragma once
 #include <memory>
 #include <span>

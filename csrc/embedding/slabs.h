@@ -1,8 +1,8 @@
 // Records of one size in slabs: large pieces of memory that never move, so that a pointer to a record holds until the
 // record is given back. A slab whose records are all given back returns to the system.
 //
-// A record begins with its header; what follows it belongs to the caller. Records are multiples of 16 bytes: no size from
-// there on touches more cache lines than the next multiple of 64 would, and a row of 16 floats takes 80 bytes.
+// A record begins with its header; what follows it belongs to the caller. Records are multiples of 16 bytes: no size
+// from there on touches more cache lines than the next multiple of 64 would, and a row of 16 floats takes 80 bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -122,14 +122,18 @@ struct Ranks {
     lightcc_embedding_wanted w{};
     w.size = sizeof w, w.table = tables[size_t(rank)], w.keys = keys.data(), w.count = int64_t(keys.size());
     Call* call = nullptr;
-    EXPECT_EQ(lightcc_embedding_lookup(groups[size_t(rank)].get(), &w, 1, flags, &call), 0) << lightcc_embedding_error();
+    EXPECT_EQ(lightcc_embedding_lookup(groups[size_t(rank)].get(), &w, 1, flags, &call), 0)
+        << lightcc_embedding_error();
     return call;
   }
-  Call* update(int rank, const std::vector<int64_t>& keys, const std::vector<double>& g, uint32_t flags, Numbers n = {0.1}) {
+  Call* update(int rank, const std::vector<int64_t>& keys, const std::vector<double>& g, uint32_t flags,
+               Numbers n = {0.1}) {
     lightcc_embedding_gradient gradient{nullptr, 0, keys.data(), nullptr, int64_t(keys.size()), g.data()};
-    lightcc_embedding_step s{sizeof s, 1, tables[size_t(rank)], &gradient, n.lr, n.beta1, n.beta2, n.eps, n.l1, n.l2, n.l21};
+    lightcc_embedding_step s{sizeof s, 1, tables[size_t(rank)], &gradient, n.lr, n.beta1, n.beta2, n.eps, n.l1, n.l2,
+                             n.l21};
     Call* call = nullptr;
-    EXPECT_EQ(lightcc_embedding_update(groups[size_t(rank)].get(), &s, 1, flags, &call), 0) << lightcc_embedding_error();
+    EXPECT_EQ(lightcc_embedding_update(groups[size_t(rank)].get(), &s, 1, flags, &call), 0)
+        << lightcc_embedding_error();
     return call;
   }
   Call* serve(int rank) {
