@@ -21,7 +21,7 @@
 
 namespace lightcc::embedding {
 
-struct alignas(64) Bucket {
+struct alignas(64) IndexBucket {
   static constexpr int kPlaces = 12;
   uint8_t tags[kPlaces];  // 0: empty
   uint8_t overflow;       // 255: that many or more, so that it is no longer lowered
@@ -40,18 +40,18 @@ struct alignas(64) Bucket {
 #endif
   }
 };
-static_assert(sizeof(Bucket) == 64);
+static_assert(sizeof(IndexBucket) == 64);
 
 inline uint8_t tag_of(uint64_t hash) { return uint8_t(hash >> 40) ? uint8_t(hash >> 40) : 1; }
 
 // One array of buckets, a power of two.
 struct Buckets {
   explicit Buckets(size_t count);
-  struct Free { void operator()(Bucket*) const; };
-  std::unique_ptr<Bucket[], Free> of;
+  struct Free { void operator()(IndexBucket*) const; };
+  std::unique_ptr<IndexBucket[], Free> of;
   size_t count;
 
-  Bucket& home(uint64_t hash) const { return of[hash & (count - 1)]; }
+  IndexBucket& home(uint64_t hash) const { return of[hash & (count - 1)]; }
   // The step from bucket to bucket is odd, so it comes to all of them.
   template <class Visit> void probe(uint64_t hash, Visit visit) const {
     const size_t step = 2 * size_t(tag_of(hash)) + 1;
@@ -74,7 +74,7 @@ class Index {
   void prefetch(uint64_t hash) const { __builtin_prefetch(&now_->home(hash)); }
   // Of the record that is most likely the key's, after its bucket has come; kNone: search.
   uint32_t guess(uint64_t hash) const {
-    const Bucket& bucket = now_->home(hash);
+    const IndexBucket& bucket = now_->home(hash);
     const uint32_t fits = bucket.with(tag_of(hash));
     return fits ? bucket.rows[__builtin_ctz(fits)] : Slabs::kNone;
   }
@@ -87,7 +87,7 @@ class Index {
   void clear();
 
   size_t size() const { return size_; }
-  size_t bytes() const { return (now_->count + (before_ ? before_->count : 0)) * sizeof(Bucket); }
+  size_t bytes() const { return (now_->count + (before_ ? before_->count : 0)) * sizeof(IndexBucket); }
   bool growing() const { return before_ != nullptr; }
 
  private:

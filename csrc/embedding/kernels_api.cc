@@ -35,7 +35,7 @@ void expect_offsets(const lightcc_embedding_bags& bags) {
 
 template <class T> Bags<T> bags_of(const lightcc_embedding_bags& b) {
   const auto *weights = static_cast<const T*>(b.weights), *rows = static_cast<const T*>(b.rows);
-  return {b.dim, b.bags, Mode(b.mode), b.inverse, b.offsets, weights, rows};
+  return {b.dim, b.bags, PoolMode(b.mode), b.inverse, b.offsets, weights, rows};
 }
 
 }  // namespace

@@ -99,12 +99,12 @@ template <class Number> void unpack_as(int32_t wire, std::byte* row, const std::
 }
 
 void pack(const Table& table, std::byte* to, const std::byte* row) {
-  const Layout& layout = table.shard->layout();
+  const RecordLayout& layout = table.shard->layout();
   layout.number_bytes == 8 ? pack_as<double>(table.wire, to, row, layout.dim)
                            : pack_as<float>(table.wire, to, row, layout.dim);
 }
 void unpack(const Table& table, std::byte* row, const std::byte* from) {
-  const Layout& layout = table.shard->layout();
+  const RecordLayout& layout = table.shard->layout();
   layout.number_bytes == 8 ? unpack_as<double>(table.wire, row, from, layout.dim)
                            : unpack_as<float>(table.wire, row, from, layout.dim);
 }
@@ -127,8 +127,8 @@ std::vector<Answer> answers_of(Call& call) {
   return answers;
 }
 
-std::vector<Segment> answer_heads(const Call& call, const CallHeader& head) {
-  std::vector<Segment> to_ranks(size_t(call.group.size()));
+std::vector<RankSegment> answer_heads(const Call& call, const CallHeader& head) {
+  std::vector<RankSegment> to_ranks(size_t(call.group.size()));
   for (size_t rank = 0; rank < to_ranks.size(); ++rank) {
     to_ranks[rank].head = head;
     const std::vector<TablePart>& asked = call.calls[rank].tables;
@@ -143,10 +143,10 @@ std::vector<Segment> answer_heads(const Call& call, const CallHeader& head) {
 
 }  // namespace
 
-void OwnedKeys::collect(const Table& table, const std::vector<Segment>& calls, size_t index, Dedup& dedup) {
+void OwnedKeys::collect(const Table& table, const std::vector<RankSegment>& calls, size_t index, Dedup& dedup) {
   std::vector<int64_t> all;
   std::vector<uint32_t> all_checks;
-  for (const Segment& call : calls) {
+  for (const RankSegment& call : calls) {
     if (index >= call.tables.size()) continue;  // that rank serves
     const TablePart& part = call.tables[index];
     all.insert(all.end(), part.keys.begin(), part.keys.end());
@@ -183,8 +183,8 @@ void begin_lookup(Call& call, std::span<const lightcc_embedding_wanted> wanted) 
     return;
   }
   call.number = call.group.calls++;
-  std::vector<Segment> to_ranks(size_t(call.group.size()));
-  for (Segment& segment : to_ranks) segment.head.op = Op::lookup, segment.head.flags = call.flags;
+  std::vector<RankSegment> to_ranks(size_t(call.group.size()));
+  for (RankSegment& segment : to_ranks) segment.head.op = Op::lookup, segment.head.flags = call.flags;
   for (Wanted& w : call.wanted) {
     w.partition.make(*w.table, w.keys);
     TableHeader head = w.table->header();
@@ -219,7 +219,7 @@ void answer_lookup(Call& call) {
   } catch (const std::bad_alloc&) {
     head.refuse(int(Code::internal), "memory does not suffice to answer a lookup");
   }
-  std::vector<Segment> to_ranks = answer_heads(call, head);
+  std::vector<RankSegment> to_ranks = answer_heads(call, head);
   std::vector<size_t> at(call.wanted.size(), 0);
   send(call, "rows", to_ranks, [&](int rank, std::vector<PartPlaces>& parts) {
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -236,7 +236,7 @@ void answer_lookup(Call& call) {
 void take_rows(Call& call) {
   std::vector<size_t> at(call.wanted.size(), 0);
   for (int rank = 0; rank < call.group.size(); ++rank) {
-    const Segment answer = parse(call.message->from(rank), rank);
+    const RankSegment answer = parse(call.message->from(rank), rank);
     if (answer.head.status)
       throw Error(Code(answer.head.status), "rank " + std::to_string(rank) + ": " + answer.head.text);
     for (size_t i = 0; i < answer.tables.size(); ++i) {

@@ -10,12 +10,12 @@
 
 namespace lightcc::embedding {
 
-struct Header {
+struct RowHeader {
   int64_t key;
   uint32_t count;  // updates that the row has seen
   uint32_t last;   // the table's step at the last of them; 0: the row has seen none
 };
-static_assert(sizeof(Header) == 16);
+static_assert(sizeof(RowHeader) == 16);
 
 class Slabs {
  public:
@@ -33,7 +33,7 @@ class Slabs {
   void clear();
 
   std::byte* at(uint32_t row) const { return bases_[row >> shift_] + size_t(row & mask_) * record_bytes_; }
-  Header* header(uint32_t row) const { return reinterpret_cast<Header*>(at(row)); }
+  RowHeader* header(uint32_t row) const { return reinterpret_cast<RowHeader*>(at(row)); }
   // The first record from this number on that is taken; kNone: there is none.
   uint32_t next_taken(uint32_t row) const;
 

@@ -44,7 +44,7 @@ std::vector<Shard::Record> records_of(const Shard& shard, std::span<const int64_
 }
 
 // Of one row; slot -1: the weights.
-size_t column_bytes(const Layout& layout, int slot) {
+size_t column_bytes(const RecordLayout& layout, int slot) {
   return size_t(slot < 0 ? layout.dim : slot_width(layout.rule, slot, layout.dim)) * layout.number_bytes;
 }
 
@@ -54,9 +54,9 @@ template <class To, class From> void copy_number(To* column, int64_t i, const Fr
 }
 
 void export_row(const Shard& shard, uint32_t number, lightcc_embedding_rows& rows) {
-  const Layout& layout = shard.layout();
+  const RecordLayout& layout = shard.layout();
   const Shard::Record record = shard.records().at(number);
-  const Header* header = shard.records().header(number);
+  const RowHeader* header = shard.records().header(number);
   const int64_t i = rows.count++;
   copy_number(rows.keys, i, header->key);
   copy_number(rows.counts, i, header->count);
@@ -71,9 +71,9 @@ void export_row(const Shard& shard, uint32_t number, lightcc_embedding_rows& row
 }
 
 void import_row(Shard& shard, const lightcc_embedding_rows& rows, int64_t i) {
-  const Layout& layout = shard.layout();
+  const RecordLayout& layout = shard.layout();
   const Shard::Record record = shard.insert(rows.keys[i], rows.checks ? rows.checks[i] : 0);
-  auto* header = reinterpret_cast<Header*>(record);
+  auto* header = reinterpret_cast<RowHeader*>(record);
   header->count = rows.counts ? rows.counts[i] : 0;
   header->last = rows.lasts ? rows.lasts[i] : 0;
   for (int slot = -1; slot < 4; ++slot) {
@@ -133,7 +133,7 @@ int lightcc_embedding_attach(lightcc_embedding_table* table, const lightcc_embed
 }
 
 int lightcc_embedding_slots(const lightcc_embedding_table* table, int64_t* widths) {
-  const Layout& layout = table->shard->layout();
+  const RecordLayout& layout = table->shard->layout();
   for (int slot = 0; slot < 4; ++slot) widths[slot] = slot_width(layout.rule, slot, layout.dim);
   return 0;
 }

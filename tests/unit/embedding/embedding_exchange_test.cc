@@ -213,7 +213,7 @@ TEST(EmbeddingServe, APrefetchedLookupWithoutAnUpdateIsAnsweredToo) {
 }
 
 TEST(EmbeddingMessage, BytesThatAreCutAreRefused) {
-  Segment segment;
+  RankSegment segment;
   TablePart part;
   part.head.keys = 3, part.head.value_bytes = 24;
   segment.tables.assign(2, part);

@@ -98,7 +98,8 @@ TEST(EmbeddingKernels, RowsOfTheWireAreRounded) {
     const auto exact = read(ranks.tables[0], {1, 2, 3, 4});  // first values, the same on both
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_NEAR(got[i], exact[i], wire == LIGHTCC_FLOAT16 ? 5e-4 : 4e-3);
-      EXPECT_EQ(got[i], wire == LIGHTCC_FLOAT16 ? double(Float16(float(exact[i]))) : double(float(BFloat16(float(exact[i])))));
+      const auto value = float(exact[i]);
+      EXPECT_EQ(got[i], wire == LIGHTCC_FLOAT16 ? double(Float16(value)) : double(float(BFloat16(value))));
     }
   }
 }

@@ -17,13 +17,13 @@ namespace lightcc::embedding::test {
 class Hub {
  public:
   explicit Hub(int size) : size_(size) {}
-  std::unique_ptr<Transport> of(int rank) { return std::make_unique<Rank>(*this, rank); }
+  std::unique_ptr<Alltoalls> of(int rank) { return std::make_unique<Rank>(*this, rank); }
   int64_t messages = 0, bytes = 0;
 
  private:
   struct Meeting { std::vector<std::vector<std::string>> segments; int came = 0, taken = 0; };
 
-  class Message : public Exchange {
+  class Message : public PendingMessage {
    public:
     Message(Hub& hub, int rank, std::string name) : hub_(hub), rank_(rank), name_(std::move(name)) {}
     bool finish(int) override {
@@ -47,12 +47,12 @@ class Hub {
     bool done_ = false;
   };
 
-  class Rank : public Transport {
+  class Rank : public Alltoalls {
    public:
     Rank(Hub& hub, int rank) : hub_(hub), rank_(rank) {}
     std::byte* outgoing(size_t bytes) override { return new std::byte[bytes + 1]; }
     void give_back(std::byte* memory) override { delete[] memory; }
-    std::unique_ptr<Exchange> alltoall(const std::string& name, const Outgoing& out) override {
+    std::unique_ptr<PendingMessage> alltoall(const std::string& name, const OutgoingSegments& out) override {
       const std::string own = name + "#" + std::to_string(used_[name]++);  // a name may be used again
       Meeting& meeting = hub_.meetings_[own];
       meeting.segments.resize(size_t(hub_.size_));
