@@ -194,9 +194,12 @@ def check_ranks_whose_data_end_earlier(backwards, ahead):
                 E.serve(dense)
                 break
             output = model(users[:count], tags[:count])
-            if ahead and with_serve and step + 1 < 3 + 2 * rank:
+            if ahead and with_serve:  # on all ranks, also on one that has no more data
                 users, tags, _ = batch(step + 1)
-                E.prefetch([(model.user, users), (model.tags, tags)])
+                count_ahead = len(users) if step + 1 < 3 + 2 * rank else 0
+                following = E.prefetch([(model.user, users[:count_ahead]), (model.tags, tags[:count_ahead])])
+                if not count_ahead:
+                    following.drop()
             torch.nn.functional.mse_loss(output, target[:count], reduction="sum").backward()
             sparse.step()
             dense.step()
