@@ -87,6 +87,7 @@ struct Wanted {  // of a lookup
   Partition partition;
   std::vector<Shard::Record> found;  // world of one
   uint64_t generation = 0;
+  void clear();  // but for its memory
 };
 
 }  // namespace lightcc::embedding
@@ -129,6 +130,7 @@ struct lightcc_embedding_group {
   lightcc::embedding::Dedup dedup;
   std::vector<lightcc::embedding::OwnedStep> held;  // an update between its halves
   std::list<std::unique_ptr<lightcc_embedding_call>> background;  // what was released or is served before it was done
+  std::vector<lightcc::embedding::Wanted> spare;                  // whose memory the next lookups use
   int64_t calls = 0, updates = 0;                   // begun; ended well
  private:
   int rank_, size_;

@@ -44,6 +44,10 @@ void take_checks(Wanted& w, const lightcc_embedding_wanted& from) {
 
 Wanted taken(Call& call, const lightcc_embedding_wanted& from) {
   Wanted w;
+  if (!call.group.spare.empty()) {
+    w = std::move(call.group.spare.back());
+    call.group.spare.pop_back();
+  }
   w.table = from.table;
   w.keys.resize(size_t(from.count));
   w.inverse.resize(size_t(from.count));
@@ -65,8 +69,8 @@ void read_here(Call& call) {
     Shard& shard = *w.table->shard;
     w.found.resize(w.keys.size());
     w.generation = shard.generation();
-    shard.find(w.keys, w.checks.empty() ? nullptr : w.checks.data(), w.found.data());
-    shard.read(w.keys, w.found.data(), call.flags & LIGHTCC_EMBEDDING_TRAINING, w.rows.data());
+    const uint32_t* checks = w.checks.empty() ? nullptr : w.checks.data();
+    shard.find_and_read(w.keys, checks, call.flags & LIGHTCC_EMBEDDING_TRAINING, w.found.data(), w.rows.data());
     clear_padding(w);
   }
   call.stage = Call::Stage::done;

@@ -32,7 +32,7 @@ class Slabs {
   void give_back(uint32_t row);
   void clear();
 
-  std::byte* at(uint32_t row) const { return slabs_[row >> shift_].memory + size_t(row & mask_) * record_bytes_; }
+  std::byte* at(uint32_t row) const { return bases_[row >> shift_] + size_t(row & mask_) * record_bytes_; }
   Header* header(uint32_t row) const { return reinterpret_cast<Header*>(at(row)); }
   // The first record from this number on that is taken; kNone: there is none.
   uint32_t next_taken(uint32_t row) const;
@@ -56,6 +56,7 @@ class Slabs {
   uint32_t shift_ = 0, mask_ = 0;
   size_t filling_ = 0;  // the slab that records are taken from while it has room
   std::vector<Slab> slabs_;
+  std::vector<std::byte*> bases_;  // of slabs_
 };
 
 }  // namespace lightcc::embedding

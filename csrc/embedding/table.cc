@@ -167,8 +167,7 @@ int lightcc_embedding_read(lightcc_embedding_table* table, const int64_t* keys, 
                            void* rows) {
   return guard([&] {
     table->found.resize(size_t(count));
-    table->shard->find(keys_of(keys, count), checks, table->found.data());
-    table->shard->read(keys_of(keys, count), table->found.data(), false, rows);
+    table->shard->find_and_read(keys_of(keys, count), checks, false, table->found.data(), rows);
     return 0;
   });
 }
