@@ -29,7 +29,7 @@ class ArithmeticOf : public Arithmetic {
       if (i + kAhead < keys.size() && found[i + kAhead]) ask_for(found[i + kAhead], sizeof(Header) + dim_ * sizeof(T));
       if (!found[i]) first_.fill(keys[i], dim_, out);
       else if (may_miss && last_of(found[i]) < steps_.now()) read_caught_up(found[i], out);
-      else std::memcpy(out, weights_of(found[i]), size_t(dim_) * sizeof(T));
+      else copy(out, weights_of(found[i]));
     }
   }
 
@@ -81,6 +81,16 @@ class ArithmeticOf : public Arithmetic {
     return {weights_of(record), at(m_), at(v_), at(z_)};
   }
 
+  // Widths that are common, without a call.
+  void copy(T* to, const T* from) const {
+    switch (dim_) {
+      case 8: std::memcpy(to, from, 8 * sizeof(T)); return;
+      case 16: std::memcpy(to, from, 16 * sizeof(T)); return;
+      case 32: std::memcpy(to, from, 32 * sizeof(T)); return;
+      default: std::memcpy(to, from, size_t(dim_) * sizeof(T));
+    }
+  }
+
   // A row that was born in this step has last 0 and has missed nothing.
   void read_caught_up(Shard::Record record, T* out) {
     const Parts<T> row = parts_of(record);
@@ -123,7 +133,8 @@ class ArithmeticOf : public Arithmetic {
 
 std::unique_ptr<Arithmetic> make_arithmetic(const Layout& layout, const FirstValues& first, Steps& steps,
                                             const Numbers& numbers) {
-  if (layout.number_bytes == sizeof(double)) return std::make_unique<ArithmeticOf<double>>(layout, first, steps, numbers);
+  if (layout.number_bytes == sizeof(double))
+    return std::make_unique<ArithmeticOf<double>>(layout, first, steps, numbers);
   return std::make_unique<ArithmeticOf<float>>(layout, first, steps, numbers);
 }
 

@@ -12,6 +12,19 @@ lightcc_embedding_call::~lightcc_embedding_call() {
   first.reset();
   message.reset();  // it waits until nobody reads what is outgoing
   if (outgoing) group.transport->give_back(outgoing);
+  constexpr size_t kSpare = 64;
+  for (size_t i = 0; op == Op::lookup && i < wanted.size() && group.spare.size() < kSpare; ++i) {
+    wanted[i].clear();
+    group.spare.push_back(std::move(wanted[i]));
+  }
+}
+
+void Wanted::clear() {
+  table = nullptr;
+  checks.clear();
+  found.clear();
+  partition.counts.clear();
+  partition.order.clear();
 }
 
 namespace lightcc::embedding {

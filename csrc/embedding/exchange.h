@@ -1,7 +1,8 @@
-// The handles of the C API: a group of ranks, its tables, and calls. A call is a state machine of one to three messages,
-// which finish() moves; nothing here waits but the transport.
+// The handles of the C API: a group of ranks, its tables, and calls. A call is a state machine of one to three
+// messages, which finish() moves; nothing here waits but the transport.
 //
-// 1. Calls of a group are numbered as they begin, alike on all ranks. The first message of a call is named by its number,
+// 1. Calls of a group are numbered as they begin, alike on all ranks. The first message of a call is named by its
+// number,
 //    and so are those that follow it, so calls may overlap.
 // 2. Every rank hears every rank's header, so that all refuse a call alike, before a row has changed.
 // 3. An update is applied when its owners have said that they can. So a step is whole, on all ranks or on none.
@@ -87,6 +88,7 @@ struct Wanted {  // of a lookup
   Partition partition;
   std::vector<Shard::Record> found;  // world of one
   uint64_t generation = 0;
+  void clear();  // but for its memory
 };
 
 }  // namespace lightcc::embedding
@@ -129,6 +131,7 @@ struct lightcc_embedding_group {
   lightcc::embedding::Dedup dedup;
   std::vector<lightcc::embedding::OwnedStep> held;  // an update between its halves
   std::list<std::unique_ptr<lightcc_embedding_call>> background;  // what was released or is served before it was done
+  std::vector<lightcc::embedding::Wanted> spare;                  // whose memory the next lookups use
   int64_t calls = 0, updates = 0;                   // begun; ended well
  private:
   int rank_, size_;

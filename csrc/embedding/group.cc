@@ -39,7 +39,8 @@ TableHeader lightcc_embedding_table::header() const {
                             double(first.init), first.a, first.b};
   TableHeader head;
   head.id = hash_of(name.data(), name.size()).key;
-  head.fingerprint = fingerprint(numbers, sizeof numbers, fingerprint(&first.stream, sizeof first.stream, owners_print));
+  const uint64_t values_print = fingerprint(&first.stream, sizeof first.stream, owners_print);
+  head.fingerprint = fingerprint(numbers, sizeof numbers, values_print);
   head.checked = layout.checked;
   std::strncpy(head.name, name.c_str(), sizeof head.name - 1);
   return head;
@@ -77,7 +78,8 @@ extern "C" {
 int lightcc_embedding_open(int group, int rank, int size, lightcc_embedding_group** opened) {
   return guard([&] {
     if (size < 1 || size > 65535 || rank < 0 || rank >= size)
-      throw Error(Code::invalid_argument, "a group of " + std::to_string(size) + " ranks has no rank " + std::to_string(rank));
+      throw Error(Code::invalid_argument,
+                  "a group of " + std::to_string(size) + " ranks has no rank " + std::to_string(rank));
     *opened = new lightcc_embedding_group(rank, size, size > 1 ? lightcc_transport(group, size) : nullptr);
     return 0;
   });

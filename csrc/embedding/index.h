@@ -1,7 +1,8 @@
-// Where a key's record is: an open hash index of buckets of one cache line, which hold tags and record numbers but no keys.
-// One comparison of 16 bytes finds the places of a bucket whose tag fits, and the record's own key decides.
+// Where a key's record is: an open hash index of buckets of one cache line, which hold tags and record numbers but no
+// keys. One comparison of 16 bytes finds the places of a bucket whose tag fits, and the record's own key decides.
 //
-// 1. A key is in the bucket of its hash or, where that is full, in a later one of its probe sequence; each bucket it has
+// 1. A key is in the bucket of its hash or, where that is full, in a later one of its probe sequence; each bucket it
+// has
 //    passed counts it in `overflow`. A search ends at the first bucket that nothing has passed.
 // 2. Growth fills an index of twice the buckets in slices. Until it is whole, a key is in exactly one of the two.
 // 3. A bucket of the old index keeps its counts of overflow after it is moved: searches of others go on through it.

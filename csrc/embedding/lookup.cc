@@ -18,11 +18,13 @@ int64_t padded_count(int64_t n) {
 void expect_wanted(const Call& call, std::span<const lightcc_embedding_wanted> wanted) {
   for (size_t i = 0; i < wanted.size(); ++i) {
     const Table* table = wanted[i].table;
-    if (wanted[i].size != sizeof wanted[i]) throw Error(Code::invalid_argument, "lightcc_embedding_wanted has another size");
+    if (wanted[i].size != sizeof wanted[i])
+      throw Error(Code::invalid_argument, "lightcc_embedding_wanted has another size");
     if (&table->group != &call.group) throw Error(Code::invalid_argument, table->about("it is of another group"));
     if (table->shard->layout().checked && wanted[i].count && !wanted[i].checks)
       throw Error(Code::invalid_argument, table->about("its keys are strings"));
-    if (wanted[i].count < 0 || wanted[i].count > INT32_MAX) throw Error(Code::invalid_argument, table->about("too many keys"));
+    if (wanted[i].count < 0 || wanted[i].count > INT32_MAX)
+      throw Error(Code::invalid_argument, table->about("too many keys"));
     for (size_t j = 0; j < i; ++j)
       if (wanted[j].table == table) throw Error(Code::invalid_argument, table->about("it is twice in a lookup"));
   }
@@ -44,6 +46,10 @@ void take_checks(Wanted& w, const lightcc_embedding_wanted& from) {
 
 Wanted taken(Call& call, const lightcc_embedding_wanted& from) {
   Wanted w;
+  if (!call.group.spare.empty()) {
+    w = std::move(call.group.spare.back());
+    call.group.spare.pop_back();
+  }
   w.table = from.table;
   w.keys.resize(size_t(from.count));
   w.inverse.resize(size_t(from.count));
@@ -65,8 +71,8 @@ void read_here(Call& call) {
     Shard& shard = *w.table->shard;
     w.found.resize(w.keys.size());
     w.generation = shard.generation();
-    shard.find(w.keys, w.checks.empty() ? nullptr : w.checks.data(), w.found.data());
-    shard.read(w.keys, w.found.data(), call.flags & LIGHTCC_EMBEDDING_TRAINING, w.rows.data());
+    const uint32_t* checks = w.checks.empty() ? nullptr : w.checks.data();
+    shard.find_and_read(w.keys, checks, call.flags & LIGHTCC_EMBEDDING_TRAINING, w.found.data(), w.rows.data());
     clear_padding(w);
   }
   call.stage = Call::Stage::done;
@@ -94,7 +100,8 @@ template <class Number> void unpack_as(int32_t wire, std::byte* row, const std::
 
 void pack(const Table& table, std::byte* to, const std::byte* row) {
   const Layout& layout = table.shard->layout();
-  layout.number_bytes == 8 ? pack_as<double>(table.wire, to, row, layout.dim) : pack_as<float>(table.wire, to, row, layout.dim);
+  layout.number_bytes == 8 ? pack_as<double>(table.wire, to, row, layout.dim)
+                           : pack_as<float>(table.wire, to, row, layout.dim);
 }
 void unpack(const Table& table, std::byte* row, const std::byte* from) {
   const Layout& layout = table.shard->layout();
@@ -152,7 +159,8 @@ void OwnedKeys::collect(const Table& table, const std::vector<Segment>& calls, s
   for (size_t i = all_checks.size(); i-- > 0;) checks[size_t(inverse[i])] = all_checks[i];
   for (size_t i = 0; i < all_checks.size(); ++i)
     if (checks[size_t(inverse[i])] != all_checks[i])
-      throw Error(Code::invalid_argument, table.about("two strings have the same 64-bit hash " + std::to_string(all[i])));
+      throw Error(Code::invalid_argument,
+                  table.about("two strings have the same 64-bit hash " + std::to_string(all[i])));
   found.resize(keys.size());
   table.shard->find(keys, checks_or_null(), found.data());
 }
@@ -235,7 +243,8 @@ void take_rows(Call& call) {
       Wanted& w = call.wanted[i];
       const int64_t count = w.partition.counts[size_t(rank)];
       if (answer.tables[i].head.value_bytes != count * int64_t(w.table->wire_bytes()))
-        throw Error(Code::internal, w.table->about("rank " + std::to_string(rank) + " sent other rows than were asked for"));
+        throw Error(Code::internal,
+                    w.table->about("rank " + std::to_string(rank) + " sent other rows than were asked for"));
       for (int64_t n = 0; n < count; ++n) {
         const size_t place = size_t(w.partition.order[at[i]++]);
         unpack(*w.table, w.rows.data() + place * w.table->row_bytes(),

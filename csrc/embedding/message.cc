@@ -91,7 +91,8 @@ Segment parse(std::span<const std::byte> bytes, int from) {
       segment.head.op > Op::agree)
     reader.fail();
   segment.head.text[sizeof segment.head.text - 1] = 0;
-  for (int i = 0; i < segment.head.tables; ++i) segment.tables.push_back({reader.copy<TableHeader>(), {}, nullptr, nullptr});
+  for (int i = 0; i < segment.head.tables; ++i)
+    segment.tables.push_back({reader.copy<TableHeader>(), {}, nullptr, nullptr});
   for (TablePart& part : segment.tables) {
     part.keys = {reinterpret_cast<const int64_t*>(reader.take(part.head.keys, 8)), size_t(part.head.keys)};
     if (part.head.checked) part.checks = reinterpret_cast<const uint32_t*>(reader.take(part.head.keys, 4));

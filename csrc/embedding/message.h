@@ -1,5 +1,5 @@
-// The messages of calls as bytes. A rank's segment for another: a header, a header for each table, and for each table what
-// belongs to it: keys, their checks, and numbers (gradients, or rows). All parts begin at multiples of 8 bytes.
+// The messages of calls as bytes. A rank's segment for another: a header, a header for each table, and for each table
+// what belongs to it: keys, their checks, and numbers (gradients, or rows). All parts begin at multiples of 8 bytes.
 #pragma once
 #include <cstring>
 #include <span>

@@ -1,9 +1,9 @@
-// How a row takes its gradient: the optimizers' formulas, for float and double. d is the width of a row, g the gradient,
-// x the weights, and m, v and z the slots.
+// How a row takes its gradient: the optimizers' formulas, for float and double. d is the width of a row, g the
+// gradient, x the weights, and m, v and z the slots.
 //
-// Sources: Adagrad (Duchi et al. 2011), Adam (Kingma and Ba 2015), and adaptive optimizers with sparse group lasso (Yue et
-// al., ECML PKDD 2021), here with z in units of lr: equal for one lr, and equal to Adagrad without thresholds through
-// changes of lr.
+// Sources: Adagrad (Duchi et al. 2011), Adam (Kingma and Ba 2015), and adaptive optimizers with sparse group lasso (Yue
+// et al., ECML PKDD 2021), here with z in units of lr: equal for one lr, and equal to Adagrad without thresholds
+// through changes of lr.
 #pragma once
 #include <cmath>
 #include <cstdint>

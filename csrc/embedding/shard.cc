@@ -8,7 +8,8 @@
 namespace lightcc::embedding {
 namespace {
 
-constexpr size_t kBlock = 32;  // keys whose lines are asked for together
+constexpr size_t kBlock = 512;
+constexpr size_t kAhead = 16;
 constexpr size_t kSliceBuckets = 1024;
 
 }  // namespace
@@ -38,28 +39,36 @@ void Shard::expect_check(Record record, uint32_t check) const {
                                           ": one of them must be written otherwise");
 }
 
+// A key's bucket is asked for kAhead keys before its record is, and that kAhead keys before it is looked at.
 void Shard::find(std::span<const int64_t> keys, const uint32_t* checks, Record* found) const {
   uint64_t hashes[kBlock];
   for (size_t first = 0; first < keys.size(); first += kBlock) {
     const size_t n = std::min(kBlock, keys.size() - first);
-    for (size_t i = 0; i < n; ++i) index_.prefetch(hashes[i] = mix(uint64_t(keys[first + i])));
-    for (size_t i = 0; i < n; ++i) {
-      const uint32_t guess = index_.guess(hashes[i]);
-      if (guess == Slabs::kNone) continue;
-      __builtin_prefetch(records_.at(guess));
-      __builtin_prefetch(records_.at(guess) + 64);
+    Record* guesses = found + first;
+    for (size_t i = 0; i < n + 2 * kAhead; ++i) {
+      if (i < n) index_.prefetch(hashes[i] = mix(uint64_t(keys[first + i])));
+      if (i >= kAhead && i < n + kAhead) guesses[i - kAhead] = guess(hashes[i - kAhead]);
+      if (i >= 2 * kAhead) settle(keys[first + i - 2 * kAhead], hashes[i - 2 * kAhead], guesses[i - 2 * kAhead]);
     }
-    for (size_t i = 0; i < n; ++i) {
-      const uint32_t row = index_.find(keys[first + i], hashes[i], records_);
-      found[first + i] = row == Slabs::kNone ? nullptr : records_.at(row);
-      if (checks && row != Slabs::kNone) expect_check(found[first + i], checks[first + i]);
-    }
+    for (size_t i = 0; checks && i < n; ++i)
+      if (guesses[i]) expect_check(guesses[i], checks[first + i]);
   }
 }
 
 void Shard::read(std::span<const int64_t> keys, const Record* found, bool training, void* rows) {
   if (training) arithmetic_->catch_up({found, keys.size()});
   arithmetic_->read(keys, found, static_cast<Record>(rows));
+}
+
+void Shard::find_and_read(std::span<const int64_t> keys, const uint32_t* checks, bool training, Record* found,
+                          void* rows) {
+  constexpr size_t kPiece = 512;
+  const size_t row_bytes = size_t(layout_.dim) * layout_.number_bytes;
+  for (size_t first = 0; first < keys.size(); first += kPiece) {
+    const std::span<const int64_t> piece = keys.subspan(first, std::min(kPiece, keys.size() - first));
+    find(piece, checks ? checks + first : nullptr, found + first);
+    read(piece, found + first, training, static_cast<Record>(rows) + first * row_bytes);
+  }
 }
 
 bool Shard::reserve(size_t rows) { return index_.reserve(rows, records_) && records_.reserve(rows); }

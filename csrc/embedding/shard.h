@@ -1,8 +1,8 @@
 // One rank's part of a table: the index, the records and the rule by which records take gradients. It knows of no rank.
 //
 // A record: header, weights, slots, and for checked keys 32 bits of the string's hash behind them.
-// Functions for many keys work in blocks: first all buckets are asked for, then all records, then they are read, so that
-// the memory answers many questions at once.
+// Functions for many keys work in blocks: first all buckets are asked for, then all records, then they are read, so
+// that the memory answers many questions at once.
 #pragma once
 #include <memory>
 #include <span>
@@ -36,6 +36,8 @@ class Shard {
   void find(std::span<const int64_t> keys, const uint32_t* checks, Record* found) const;
   // Rows as they are after the present step. A training read writes what a row has missed to it first.
   void read(std::span<const int64_t> keys, const Record* found, bool training, void* rows);
+  // Both, in pieces that stay in the cache in between.
+  void find_and_read(std::span<const int64_t> keys, const uint32_t* checks, bool training, Record* found, void* rows);
   // False: memory does not suffice for so many new rows.
   bool reserve(size_t rows);
   // One step, with one gradient a key and no key twice. Rows that are missing are born; they must have been reserved.
@@ -57,6 +59,20 @@ class Shard {
 
  private:
   void expect_check(Record, uint32_t check) const;
+  Record guess(uint64_t hash) const {
+    const uint32_t row = index_.guess(hash);
+    if (row == Slabs::kNone) return nullptr;
+    const Record record = records_.at(row);
+    __builtin_prefetch(record);
+    __builtin_prefetch(record + 64);
+    return record;
+  }
+  // Of a guess that was wrong, what is right.
+  void settle(int64_t key, uint64_t hash, Record& guessed) const {
+    if (guessed && reinterpret_cast<const Header*>(guessed)->key == key) return;
+    const uint32_t row = index_.find(key, hash, records_);
+    guessed = row == Slabs::kNone ? nullptr : records_.at(row);
+  }
 
   Layout layout_;
   FirstValues first_;

@@ -52,10 +52,12 @@ bool Slabs::map_one() {
   if (place == slabs_.size()) {
     if (((place + 1) << shift_) > size_t(kNone)) return false;  // numbers have 32 bits
     slabs_.emplace_back();
+    bases_.push_back(nullptr);
   }
   slabs_[place].taken_bits.assign((mask_ + 64) / 64, 0);
   slabs_[place].memory = map_slab(slab_bytes_, place == 0);
   if (!slabs_[place].memory) return false;
+  bases_[place] = slabs_[place].memory;
   ++mapped_;
   room_ += size_t(mask_) + 1;
   return true;
@@ -104,6 +106,7 @@ void Slabs::give_back(uint32_t row) {
 void Slabs::clear() {
   for (Slab& slab : slabs_) unmap(slab);
   slabs_.clear();
+  bases_.clear();
   filling_ = 0;
 }
 

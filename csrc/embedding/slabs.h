@@ -1,8 +1,8 @@
 // Records of one size in slabs: large pieces of memory that never move, so that a pointer to a record holds until the
 // record is given back. A slab whose records are all given back returns to the system.
 //
-// A record begins with its header; what follows it belongs to the caller. Records are multiples of 16 bytes: no size from
-// there on touches more cache lines than the next multiple of 64 would, and a row of 16 floats takes 80 bytes.
+// A record begins with its header; what follows it belongs to the caller. Records are multiples of 16 bytes: no size
+// from there on touches more cache lines than the next multiple of 64 would, and a row of 16 floats takes 80 bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +32,7 @@ class Slabs {
   void give_back(uint32_t row);
   void clear();
 
-  std::byte* at(uint32_t row) const { return slabs_[row >> shift_].memory + size_t(row & mask_) * record_bytes_; }
+  std::byte* at(uint32_t row) const { return bases_[row >> shift_] + size_t(row & mask_) * record_bytes_; }
   Header* header(uint32_t row) const { return reinterpret_cast<Header*>(at(row)); }
   // The first record from this number on that is taken; kNone: there is none.
   uint32_t next_taken(uint32_t row) const;
@@ -56,6 +56,7 @@ class Slabs {
   uint32_t shift_ = 0, mask_ = 0;
   size_t filling_ = 0;  // the slab that records are taken from while it has room
   std::vector<Slab> slabs_;
+  std::vector<std::byte*> bases_;  // of slabs_
 };
 
 }  // namespace lightcc::embedding

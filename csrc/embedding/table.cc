@@ -19,7 +19,8 @@ void expect(bool holds, const std::string& text) {
 
 // A struct of this or a later version whose further fields this version cannot know.
 void expect_size(uint32_t size, size_t own, const char* name) {
-  expect(size == own, std::string(name) + ": its size is " + std::to_string(size) + ", and here " + std::to_string(own));
+  expect(size == own,
+         std::string(name) + ": its size is " + std::to_string(size) + ", and here " + std::to_string(own));
 }
 
 bool is_wire(int32_t wire) { return wire == 0 || wire == LIGHTCC_FLOAT16 || wire == LIGHTCC_BFLOAT16; }
@@ -42,6 +43,11 @@ std::vector<Shard::Record> records_of(const Shard& shard, std::span<const int64_
   return found;
 }
 
+// Of one row; slot -1: the weights.
+size_t column_bytes(const Layout& layout, int slot) {
+  return size_t(slot < 0 ? layout.dim : slot_width(layout.rule, slot, layout.dim)) * layout.number_bytes;
+}
+
 // Copies one column of a record out or in; a column that is not wanted is passed over.
 template <class To, class From> void copy_number(To* column, int64_t i, const From& value) {
   if (column) column[i] = value;
@@ -58,7 +64,7 @@ void export_row(const Shard& shard, uint32_t number, lightcc_embedding_rows& row
   if (rows.checks && layout.checked) std::memcpy(rows.checks + i, record + layout.check_offset(), sizeof(uint32_t));
   for (int slot = -1; slot < 4; ++slot) {
     void* column = slot < 0 ? rows.weights : rows.slots[slot];
-    const size_t bytes = size_t(slot < 0 ? layout.dim : slot_width(layout.rule, slot, layout.dim)) * layout.number_bytes;
+    const size_t bytes = column_bytes(layout, slot);
     auto* to = static_cast<std::byte*>(column) + size_t(i) * bytes;
     if (column && bytes) std::memcpy(to, record + layout.slot_offset(slot), bytes);
   }
@@ -72,7 +78,7 @@ void import_row(Shard& shard, const lightcc_embedding_rows& rows, int64_t i) {
   header->last = rows.lasts ? rows.lasts[i] : 0;
   for (int slot = -1; slot < 4; ++slot) {
     const void* column = slot < 0 ? rows.weights : rows.slots[slot];
-    const size_t bytes = size_t(slot < 0 ? layout.dim : slot_width(layout.rule, slot, layout.dim)) * layout.number_bytes;
+    const size_t bytes = column_bytes(layout, slot);
     const auto* from = static_cast<const std::byte*>(column) + size_t(i) * bytes;
     if (bytes) std::memcpy(record + layout.slot_offset(slot), from, bytes);
   }
@@ -167,8 +173,7 @@ int lightcc_embedding_read(lightcc_embedding_table* table, const int64_t* keys, 
                            void* rows) {
   return guard([&] {
     table->found.resize(size_t(count));
-    table->shard->find(keys_of(keys, count), checks, table->found.data());
-    table->shard->read(keys_of(keys, count), table->found.data(), false, rows);
+    table->shard->find_and_read(keys_of(keys, count), checks, false, table->found.data(), rows);
     return 0;
   });
 }

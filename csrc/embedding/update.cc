@@ -62,7 +62,8 @@ Local local_of(Call& call, const lightcc_embedding_step& step) {
   if (step.size != sizeof step) throw Error(Code::invalid_argument, "lightcc_embedding_step has another size");
   Local local;
   local.table = step.table;
-  if (&step.table->group != &call.group) throw Error(Code::invalid_argument, step.table->about("it is of another group"));
+  if (&step.table->group != &call.group)
+    throw Error(Code::invalid_argument, step.table->about("it is of another group"));
   if (!step.table->has_rule) throw Error(Code::invalid_argument, step.table->about("it has no optimizer"));
   local.numbers = {step.lr, step.beta1, step.beta2, step.eps, step.l1, step.l2, step.l21};
   std::vector<Given> parts;
@@ -255,7 +256,8 @@ void begin_update(Call& call, std::span<const lightcc_embedding_step> steps) {
   for (const lightcc_embedding_step& step : steps) {
     locals.push_back(local_of(call, step));
     for (size_t i = 0; i + 1 < locals.size(); ++i)
-      if (locals[i].table == step.table) throw Error(Code::invalid_argument, step.table->about("it is twice in an update"));
+      if (locals[i].table == step.table)
+        throw Error(Code::invalid_argument, step.table->about("it is twice in an update"));
     call.wanted.emplace_back().table = step.table;
   }
   call.head.op = Op::update;
