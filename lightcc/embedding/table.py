@@ -22,7 +22,7 @@ _DEFAULT = Normal(0, 0.01)
 
 
 class Group:
-    """The ranks that share tables, in the library: one for each process set and epoch, closed with its last table.
+    """The ranks that share tables, in the library: one for each process set and epoch.
 
     rank, size: this process's in the set; ranks: those of the world.
     """
@@ -39,14 +39,16 @@ class Group:
     def of(process_set: ProcessSet) -> "Group":
         """ValueError before init, for a set that is not registered, and if this rank is not in it."""
         process_set.rank()
-        key = core.epoch, process_set.process_set_id
-        group = _groups.get(key)
-        if group is None:
-            group = _groups[key] = Group(process_set)
-        return group
+        key = core.epoch, process_set.process_set_id, tuple(process_set.ranks or ())
+        if key not in _groups:
+            for old in [other for other in _groups if other[0] != core.epoch]:
+                del _groups[old]
+            _groups[key] = Group(process_set)
+        return _groups[key]
 
 
-_groups: "weakref.WeakValueDictionary[Tuple[int, Any], Group]" = weakref.WeakValueDictionary()
+# Kept, though no table may be left: its calls are numbered, on all ranks alike, and tables go at different times there.
+_groups: Dict[Tuple[Any, ...], Group] = {}
 
 
 class Table:

@@ -202,10 +202,11 @@ def check_a_gradient_that_is_not_finite(wrong, clipped):
     good, bad = E.lookup([(module, torch.tensor([1, 77, 3])) for module in modules])
     scale = torch.tensor([[1.0], [wrong if hvd.rank() == rank else 1.0], [1.0]])
     (good.sum() + (bad * scale).sum()).backward()
-    with pytest.raises(ValueError, match=f"(?s)bad.*77.*rank {rank}|rank {rank}.*bad.*77|bad.*rank {rank}.*77"):
+    with pytest.raises(ValueError, match="table 'bad': the gradient of key 77") as raised:
         if clipped:
             optimizer.clip_grad_norm_(1.0)
         optimizer.step()
+    assert hvd.size() == 1 or f"rank {rank}" in str(raised.value)
     assert all(torch.equal(read(module), one) for module, one in zip(modules, before))
     assert not any(map(len, modules))
     E.lookup([(module, torch.tensor([1])) for module in modules])[1].sum().backward()

@@ -50,8 +50,9 @@ def prefetch(requests: Sequence[Request]) -> "Batch":
     by lookup(requests): so results are the same, bit for bit, as without prefetch. Call it between the loss and
     backward(), to have the exchange run during backward. All ranks call it, in the same order among their lookups.
     requests: as for lookup; inputs must not change until they are looked up. What is prefetched must be looked up, as
-    the next that these modules look up in training, or dropped on all ranks by drop() of what is returned. Errors:
-    those of lookup; there, ValueError for other ids than were prefetched.
+    the next that these modules look up in training, or dropped on all ranks by drop() of what is returned. All
+    ranks make as many steps: one that has no data prefetches and looks up no ids. serve() does not go with prefetch.
+    Errors: those of lookup; there, ValueError for other ids than were prefetched.
 
     >>> from lightcc.torch import embedding as E
     >>> user, ids = E.HashEmbedding(4, name="user"), torch.tensor([1, 2])
@@ -125,6 +126,11 @@ class Batch:
 
 
 _prefetched: List[Batch] = []
+
+
+def under_way() -> bool:
+    """Whether a batch was prefetched that is not looked up yet."""
+    return bool(_prefetched)
 
 
 def _same(own: Request, other: Request) -> bool:

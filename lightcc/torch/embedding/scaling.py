@@ -20,5 +20,6 @@ def agree(optimizer: torch.optim.Optimizer) -> None:
     for process_set in by_set.values():
         wrong = ops.allreduce(wrong, op=ops.ReduceOps.Max, name="lightcc.embedding.scaler", process_set=process_set)
     if wrong.item():
+        optimizer.zero_grad()
         for parameter in parameters:
             parameter.overflow()

@@ -4,6 +4,7 @@ from typing import Any, List, Optional
 
 from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.embedding import exchange, lib
+from lightcc.torch.embedding import lookups
 
 
 def serve(dense: Optional[Any] = None, process_set: ProcessSet = global_process_set) -> None:
@@ -14,13 +15,17 @@ def serve(dense: Optional[Any] = None, process_set: ProcessSet = global_process_
     others' steps, with gradients of zero, so that its weights stay theirs. None: there is none. The other ranks may do
     nothing else together meanwhile, but for lookups, steps, clip_grad_norm_ and evaluations of the process set's
     tables: other collectives of theirs (averages of a loss, GradScaler) would wait for this rank. All ranks must have
-    the same tables, as in lookups. Averages still divide by all ranks.
+    the same tables, as in lookups. Averages still divide by all ranks. The others must not
+    prefetch.
     Errors: HorovodInternalError, if a rank has died or the others' calls fail on all ranks; ValueError for a process
     set without this rank. Ctrl-C ends the job on all ranks.
 
     >>> from lightcc.torch import embedding as E
     >>> user = E.HashEmbedding(4, name="user"); E.serve()
     """
+    if lookups.under_way():
+        raise ValueError("serve: a batch was prefetched and not looked up. The other ranks would wait for it; look it "
+                         "up, or make steps without ids instead of serve().")
     steps = _Steps(dense)
     try:
         while (served := exchange.serve_one(process_set)) != lib.SERVED_END:
