@@ -118,7 +118,7 @@ class Rank:
         unique, inverse = torch.unique(torch.from_numpy(self._keys[i]), return_inverse=True)
         owners = torch.bitwise_and(unique, 1)  # as good as a hash: these keys are hashes
         order = torch.argsort(owners, stable=True)
-        splits = torch.bincount(owners, minlength=hvd.size())
+        splits = torch.bincount(owners, minlength=hvd.size()).int()
         keys, received = hvd.alltoall(unique[order], splits, name="keys")
         rows = torch.empty((len(keys), self._dim))
         mine, _ = hvd.alltoall(rows, received, name="rows")

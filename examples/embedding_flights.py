@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     options: Dict[str, Any]
 
 
-OPTIMIZERS = {"sparse_adam": Choice(E.SparseAdam, torch.optim.Adam, False, {"lr": 0.003, "betas": (0.0, 0.999)}),
+OPTIMIZERS = {"sparse_adam": Choice(E.SparseAdam, torch.optim.Adam, False, {"lr": 0.005, "betas": (0.0, 0.999)}),
               "adagrad": Choice(E.Adagrad, torch.optim.Adagrad, True, {"lr": 0.1})}
 
 
