@@ -41,7 +41,9 @@ class Choice(NamedTuple):
     options: Dict[str, Any]
 
 
-OPTIMIZERS = {"sparse_adam": Choice(E.SparseAdam, torch.optim.Adam, False, {"lr": 0.005, "betas": (0.0, 0.999)}),
+# Without momentum: with it (0.9) the AUC is 0.68. With a larger eps the two Adams differ by it.
+ADAM = {"lr": 0.006, "betas": (0.0, 0.999), "eps": 1e-20}
+OPTIMIZERS = {"sparse_adam": Choice(E.SparseAdam, torch.optim.Adam, False, ADAM),
               "adagrad": Choice(E.Adagrad, torch.optim.Adagrad, True, {"lr": 0.1})}
 
 

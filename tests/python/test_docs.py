@@ -1,5 +1,4 @@
-"""The programs of docs/first_program.md, pytorch.md, compression.md and elastic.md, as they are there; what README says
-to newcomers."""
+"""The programs of some pages of docs (NAMES), as they are there; what README says to newcomers."""
 import os
 import re
 import shlex
@@ -11,13 +10,13 @@ import pytest
 import ranks
 from jobs import Job
 
-NAMES = "first_program.md", "pytorch.md", "compression.md", "elastic.md"
+NAMES = "first_program.md", "pytorch.md", "compression.md", "embedding.md", "elastic.md"
 PAGE = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in NAMES)
 PROGRAMS = {title: program for title, program in re.findall(r"## (.*?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)}
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 10
+    assert len(PROGRAMS) == 15
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
