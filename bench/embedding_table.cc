@@ -1,5 +1,5 @@
-// Milliseconds of lookup and update of one shard, one core, without exchange: 10^6 rows of 16 floats, 65,536 ids that are
-// bounded Zipf 1.05 or uniform. Rules take turns; the median of the repeats counts.
+// Milliseconds of lookup and update of one shard, one core, without exchange: 10^6 rows of 16 floats, 65,536 ids that
+// are bounded Zipf 1.05 or uniform. Rules take turns; the median of the repeats counts.
 //
 //   ninja -C build/cmake embedding_table_bench && build/cmake/embedding_table_bench [repeats]
 #include <algorithm>

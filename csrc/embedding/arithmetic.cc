@@ -12,7 +12,7 @@ constexpr size_t kAhead = 6;  // rows whose memory is asked for before they are 
 template <class T>
 class ArithmeticOf : public Arithmetic {
  public:
-  ArithmeticOf(const Layout& layout, const FirstValues& first, Steps& steps, const Numbers& numbers)
+  ArithmeticOf(const RecordLayout& layout, const FirstValues& first, Steps& steps, const Numbers& numbers)
       : dim_(layout.dim), bytes_(layout.record_bytes()), rule_(layout.rule), first_(first), steps_(steps),
         numbers_(numbers) {
     const int v = has_moment(rule_.kind) ? 1 : 0;
@@ -25,8 +25,9 @@ class ArithmeticOf : public Arithmetic {
     const bool may_miss = rule_.kind == RuleKind::sparse_adam;
     if (may_miss) steps_.prepare(numbers_.beta1, numbers_.beta2);
     T* out = reinterpret_cast<T*>(to);
+    const size_t read_bytes = sizeof(RowHeader) + size_t(dim_) * sizeof(T);
     for (size_t i = 0; i < keys.size(); ++i, out += dim_) {
-      if (i + kAhead < keys.size() && found[i + kAhead]) ask_for(found[i + kAhead], sizeof(Header) + dim_ * sizeof(T));
+      if (i + kAhead < keys.size() && found[i + kAhead]) ask_for(found[i + kAhead], read_bytes);
       if (!found[i]) first_.fill(keys[i], dim_, out);
       else if (may_miss && last_of(found[i]) < steps_.now()) read_caught_up(found[i], out);
       else copy(out, weights_of(found[i]));
@@ -43,8 +44,8 @@ class ArithmeticOf : public Arithmetic {
   }
 
   void birth(Shard::Record record, const Numbers& numbers) override {
-    const Parts<T> row = parts_of(record);
-    first_.fill(reinterpret_cast<Header*>(record)->key, dim_, row.x);
+    const RowParts<T> row = parts_of(record);
+    first_.fill(reinterpret_cast<RowHeader*>(record)->key, dim_, row.x);
     const int64_t width = slot_width(rule_, has_moment(rule_.kind) ? 1 : 0, dim_);
     if (!has_moment(rule_.kind))
       for (int64_t i = 0; i < width; ++i) row.v[i] = T(rule_.initial);
@@ -71,12 +72,12 @@ class ArithmeticOf : public Arithmetic {
   }
 
  private:
-  static uint32_t last_of(Shard::Record record) { return reinterpret_cast<const Header*>(record)->last; }
-  static T* weights_of(Shard::Record record) { return reinterpret_cast<T*>(record + sizeof(Header)); }
+  static uint32_t last_of(Shard::Record record) { return reinterpret_cast<const RowHeader*>(record)->last; }
+  static T* weights_of(Shard::Record record) { return reinterpret_cast<T*>(record + sizeof(RowHeader)); }
   static void ask_for(Shard::Record record, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(record + at, 1);
   }
-  Parts<T> parts_of(Shard::Record record) const {
+  RowParts<T> parts_of(Shard::Record record) const {
     auto at = [&](size_t offset) { return reinterpret_cast<T*>(record + offset); };
     return {weights_of(record), at(m_), at(v_), at(z_)};
   }
@@ -93,13 +94,13 @@ class ArithmeticOf : public Arithmetic {
 
   // A row that was born in this step has last 0 and has missed nothing.
   void read_caught_up(Shard::Record record, T* out) {
-    const Parts<T> row = parts_of(record);
+    const RowParts<T> row = parts_of(record);
     caught_up<T>(row.x, row.m, row.v, dim_, T(steps_.missed(last_of(record))), T(numbers_.eps), out);
   }
   void catch_up(Shard::Record record) {
-    auto* header = reinterpret_cast<Header*>(record);
+    auto* header = reinterpret_cast<RowHeader*>(record);
     if (header->last == 0) return;
-    const Parts<T> row = parts_of(record);
+    const RowParts<T> row = parts_of(record);
     const uint32_t missed = steps_.now() - header->last;
     caught_up<T>(row.x, row.m, row.v, dim_, T(steps_.missed(header->last)), T(numbers_.eps), row.x);
     const T fade1 = T(steps_.beta1_power(missed)), fade2 = T(steps_.beta2_power(missed));
@@ -114,7 +115,7 @@ class ArithmeticOf : public Arithmetic {
     const uint32_t step = steps_.now() + 1;
     for (size_t i = 0; i < rows.size(); ++i, g += dim_) {
       if (i + kAhead < rows.size()) ask_for(rows[i + kAhead], bytes_);
-      auto* header = reinterpret_cast<Header*>(rows[i]);
+      auto* header = reinterpret_cast<RowHeader*>(rows[i]);
       apply(parts_of(rows[i]), g, header->last == 0);
       header->last = step;
       header->count += header->count != ~0u;
@@ -123,7 +124,7 @@ class ArithmeticOf : public Arithmetic {
 
   int64_t dim_;
   size_t bytes_, m_, v_, z_;
-  Rule rule_;
+  SparseRule rule_;
   const FirstValues& first_;
   Steps& steps_;
   const Numbers& numbers_;
@@ -131,9 +132,10 @@ class ArithmeticOf : public Arithmetic {
 
 }  // namespace
 
-std::unique_ptr<Arithmetic> make_arithmetic(const Layout& layout, const FirstValues& first, Steps& steps,
+std::unique_ptr<Arithmetic> make_arithmetic(const RecordLayout& layout, const FirstValues& first, Steps& steps,
                                             const Numbers& numbers) {
-  if (layout.number_bytes == sizeof(double)) return std::make_unique<ArithmeticOf<double>>(layout, first, steps, numbers);
+  if (layout.number_bytes == sizeof(double))
+    return std::make_unique<ArithmeticOf<double>>(layout, first, steps, numbers);
   return std::make_unique<ArithmeticOf<float>>(layout, first, steps, numbers);
 }
 

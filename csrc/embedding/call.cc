@@ -58,7 +58,7 @@ void drive_background(Group& group) {
 }
 
 // What a rank that serves learns from the others: it goes on as they do, with no keys.
-void follow(Call& call, const Segment& other) {
+void follow(Call& call, const RankSegment& other) {
   static constexpr int kServed[] = {LIGHTCC_EMBEDDING_SERVED_END, LIGHTCC_EMBEDDING_SERVED_LOOKUP,
                                     LIGHTCC_EMBEDDING_SERVED_UPDATE, LIGHTCC_EMBEDDING_SERVED_APPLY,
                                     LIGHTCC_EMBEDDING_SERVED_LOOKUP};
@@ -156,12 +156,12 @@ bool step(Call& call, int timeout_ms) {
 
 }  // namespace
 
-void send(Call& call, const std::string& kind, std::vector<Segment>& to_ranks,
+void send(Call& call, const std::string& kind, std::vector<RankSegment>& to_ranks,
           const std::function<void(int rank, std::vector<PartPlaces>&)>& fill) {
   give_back_outgoing(call);
-  Outgoing out;
+  OutgoingSegments out;
   size_t all = 0;
-  for (const Segment& segment : to_ranks) {
+  for (const RankSegment& segment : to_ranks) {
     const size_t bytes = bytes_of(segment);
     if (bytes > INT_MAX) throw Error(Code::invalid_argument, "more than 2 GiB for one rank: use smaller batches");
     out.bytes.push_back(int32_t(bytes));
@@ -181,9 +181,9 @@ void begin_simple(Call& call) {
   call.number = call.group.calls++;
   call.head.op = call.op;
   call.head.flags = call.flags;
-  Segment segment;
+  RankSegment segment;
   segment.head = call.head;
-  std::vector<Segment> to_ranks(size_t(call.group.size()), segment);
+  std::vector<RankSegment> to_ranks(size_t(call.group.size()), segment);
   send(call, "call", to_ranks, [](int, auto&) {});
 }
 

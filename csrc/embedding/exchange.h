@@ -1,7 +1,8 @@
-// The handles of the C API: a group of ranks, its tables, and calls. A call is a state machine of one to three messages,
-// which finish() moves; nothing here waits but the transport.
+// The handles of the C API: a group of ranks, its tables, and calls. A call is a state machine of one to three
+// messages, which finish() moves; nothing here waits but the transport.
 //
-// 1. Calls of a group are numbered as they begin, alike on all ranks. The first message of a call is named by its number,
+// 1. Calls of a group are numbered as they begin, alike on all ranks. The first message of a call is named by its
+// number,
 //    and so are those that follow it, so calls may overlap.
 // 2. Every rank hears every rank's header, so that all refuse a call alike, before a row has changed.
 // 3. An update is applied when its owners have said that they can. So a step is whole, on all ranks or on none.
@@ -23,7 +24,7 @@
 
 struct lightcc_embedding_table {
   lightcc_embedding_table(lightcc_embedding_group&, const lightcc_embedding_options&);
-  void attach(const lightcc::embedding::Rule&);
+  void attach(const lightcc::embedding::SparseRule&);
   void set_owners(lightcc::embedding::Owners);
   std::string about(const std::string& text) const { return "table '" + name + "': " + text; }
   size_t row_bytes() const { return size_t(shard->layout().dim) * shard->layout().number_bytes; }
@@ -51,7 +52,7 @@ struct OwnedKeys {
   std::vector<uint32_t> checks;           // none where the table has none
   std::vector<int64_t> inverse;           // of each key as it came, rank by rank
   std::vector<Shard::Record> found;
-  void collect(const Table&, const std::vector<Segment>& calls, size_t index, Dedup&);
+  void collect(const Table&, const std::vector<RankSegment>& calls, size_t index, Dedup&);
   const uint32_t* checks_or_null() const { return checks.empty() ? nullptr : checks.data(); }
 };
 
@@ -65,7 +66,7 @@ struct OwnedStep {
   double sum = 0;                        // of their squares
   uint64_t generation = 0;
   // Adds up what came, in the order of ranks, and divides.
-  void collect(const std::vector<Segment>& calls, size_t index, double divisor, Dedup&);
+  void collect(const std::vector<RankSegment>& calls, size_t index, double divisor, Dedup&);
   void scale(double factor);
   bool reserve();
   void apply();
@@ -102,10 +103,10 @@ struct lightcc_embedding_call {
   int served = LIGHTCC_EMBEDDING_SERVED_END;
   bool skipped = false, deferred = false, announced = false;
   std::unique_ptr<lightcc_embedding_call> announcement;  // Op::read
-  std::unique_ptr<lightcc::embedding::Exchange> message;
+  std::unique_ptr<lightcc::embedding::PendingMessage> message;
   std::byte* outgoing = nullptr;
-  std::vector<lightcc::embedding::Segment> calls;  // what the ranks want; their parts point into the first message
-  std::unique_ptr<lightcc::embedding::Exchange> first;
+  std::vector<lightcc::embedding::RankSegment> calls;  // what the ranks want; their parts point into the first message
+  std::unique_ptr<lightcc::embedding::PendingMessage> first;
   std::vector<lightcc::embedding::Wanted> wanted;
   std::vector<double> sums;
   lightcc::embedding::CallHeader head;
@@ -117,7 +118,7 @@ struct lightcc_embedding_call {
 };
 
 struct lightcc_embedding_group {
-  lightcc_embedding_group(int rank, int size, std::unique_ptr<lightcc::embedding::Transport> transport)
+  lightcc_embedding_group(int rank, int size, std::unique_ptr<lightcc::embedding::Alltoalls> transport)
       : transport(std::move(transport)), rank_(rank), size_(size) {}
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -126,7 +127,7 @@ struct lightcc_embedding_group {
   lightcc_embedding_table* add(std::unique_ptr<lightcc_embedding_table>);
   void remove(lightcc_embedding_table*);
 
-  std::unique_ptr<lightcc::embedding::Transport> transport;
+  std::unique_ptr<lightcc::embedding::Alltoalls> transport;
   lightcc::embedding::Dedup dedup;
   std::vector<lightcc::embedding::OwnedStep> held;  // an update between its halves
   std::list<std::unique_ptr<lightcc_embedding_call>> background;  // what was released or is served before it was done
@@ -153,7 +154,7 @@ void end_update(Call&);                  // the second has
 void apply_held(Group&, double scale);   // below 0: forgets it
 // call.cc
 // parts[rank]: the header's tables with their counts; fill writes the parts of a rank.
-void send(Call&, const std::string& kind, std::vector<Segment>& to_ranks,
+void send(Call&, const std::string& kind, std::vector<RankSegment>& to_ranks,
           const std::function<void(int rank, std::vector<PartPlaces>&)>& fill);
 bool advance(Call&, int timeout_ms);     // true: done, or failed
 void begin_simple(Call&);                // serve, apply: a header alone

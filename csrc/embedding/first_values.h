@@ -1,5 +1,5 @@
-// What a row is before its first update: values of a counter-based generator (splitmix64) of (seed, table, key), so that
-// they depend on no other key, no order and no number of ranks.
+// What a row is before its first update: values of a counter-based generator (splitmix64) of (seed, table, key), so
+// that they depend on no other key, no order and no number of ranks.
 #pragma once
 #include <cmath>
 #include <cstdint>

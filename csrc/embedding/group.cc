@@ -17,12 +17,12 @@ uint64_t fingerprint(const void* data, size_t bytes, uint64_t before) {
 
 lightcc_embedding_table::lightcc_embedding_table(lightcc_embedding_group& group, const lightcc_embedding_options& o)
     : group(group), name(o.name), wire(o.wire), limit_bytes(size_t(o.limit_bytes)), owners(first_owners(group.size())) {
-  const Layout layout{o.dim, o.dtype == LIGHTCC_FLOAT64 ? sizeof(double) : sizeof(float), {}, o.checked != 0};
+  const RecordLayout layout{o.dim, o.dtype == LIGHTCC_FLOAT64 ? sizeof(double) : sizeof(float), {}, o.checked != 0};
   shard = std::make_unique<Shard>(layout, FirstValues(Init(o.init), o.a, o.b, o.seed, name), limit_bytes);
 }
 
-void lightcc_embedding_table::attach(const Rule& rule) {
-  Layout layout = shard->layout();
+void lightcc_embedding_table::attach(const SparseRule& rule) {
+  RecordLayout layout = shard->layout();
   if (has_rule && layout.rule == rule) return;
   if (has_rule) throw Error(Code::invalid_argument, about("it has another optimizer already"));
   if (shard->index().size()) throw Error(Code::invalid_argument, about("it has rows already, without an optimizer"));
@@ -32,14 +32,15 @@ void lightcc_embedding_table::attach(const Rule& rule) {
 }
 
 TableHeader lightcc_embedding_table::header() const {
-  const Layout& layout = shard->layout();
+  const RecordLayout& layout = shard->layout();
   const FirstValues& first = shard->first_values();
   const double numbers[] = {double(layout.dim), double(layout.number_bytes), double(layout.checked), double(wire),
                             double(has_rule), double(layout.rule.kind), layout.rule.initial, double(layout.rule.terms),
                             double(first.init), first.a, first.b};
   TableHeader head;
   head.id = hash_of(name.data(), name.size()).key;
-  head.fingerprint = fingerprint(numbers, sizeof numbers, fingerprint(&first.stream, sizeof first.stream, owners_print));
+  const uint64_t values_print = fingerprint(&first.stream, sizeof first.stream, owners_print);
+  head.fingerprint = fingerprint(numbers, sizeof numbers, values_print);
   head.checked = layout.checked;
   std::strncpy(head.name, name.c_str(), sizeof head.name - 1);
   return head;
@@ -77,7 +78,8 @@ extern "C" {
 int lightcc_embedding_open(int group, int rank, int size, lightcc_embedding_group** opened) {
   return guard([&] {
     if (size < 1 || size > 65535 || rank < 0 || rank >= size)
-      throw Error(Code::invalid_argument, "a group of " + std::to_string(size) + " ranks has no rank " + std::to_string(rank));
+      throw Error(Code::invalid_argument,
+                  "a group of " + std::to_string(size) + " ranks has no rank " + std::to_string(rank));
     *opened = new lightcc_embedding_group(rank, size, size > 1 ? lightcc_transport(group, size) : nullptr);
     return 0;
   });

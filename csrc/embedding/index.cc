@@ -13,21 +13,23 @@ constexpr size_t kHugePage = 2 << 20;
 constexpr size_t kFirstBuckets = 16;
 constexpr uint8_t kSaturated = 255;
 
-size_t most_keys(size_t buckets) { return buckets * Bucket::kPlaces * 5 / 6; }
+size_t most_keys(size_t buckets) { return buckets * IndexBucket::kPlaces * 5 / 6; }
 
 }  // namespace
 
-void Buckets::Free::operator()(Bucket* buckets) const { ::operator delete[](buckets, std::align_val_t(kHugePage)); }
+void Buckets::Free::operator()(IndexBucket* buckets) const {
+  ::operator delete[](buckets, std::align_val_t(kHugePage));
+}
 
 Buckets::Buckets(size_t n) : count(n) {
-  auto* memory = ::operator new[](n * sizeof(Bucket), std::align_val_t(kHugePage));
-  if (n * sizeof(Bucket) >= kHugePage) madvise(memory, n * sizeof(Bucket), MADV_HUGEPAGE);
-  of.reset(new (memory) Bucket[n]());
+  auto* memory = ::operator new[](n * sizeof(IndexBucket), std::align_val_t(kHugePage));
+  if (n * sizeof(IndexBucket) >= kHugePage) madvise(memory, n * sizeof(IndexBucket), MADV_HUGEPAGE);
+  of.reset(new (memory) IndexBucket[n]());
 }
 
 uint32_t Buckets::find(int64_t key, uint64_t hash, const Slabs& records) const {
   uint32_t found = Slabs::kNone;
-  probe(hash, [&](const Bucket& bucket) {
+  probe(hash, [&](const IndexBucket& bucket) {
     for (uint32_t fits = bucket.with(tag_of(hash)); fits; fits &= fits - 1) {
       const uint32_t row = bucket.rows[__builtin_ctz(fits)];
       if (records.header(row)->key != key) continue;
@@ -40,7 +42,7 @@ uint32_t Buckets::find(int64_t key, uint64_t hash, const Slabs& records) const {
 }
 
 void Buckets::insert(uint64_t hash, uint32_t row) {
-  probe(hash, [&](Bucket& bucket) {
+  probe(hash, [&](IndexBucket& bucket) {
     const uint32_t empty = bucket.with(0);
     if (empty) {
       const int place = __builtin_ctz(empty);
@@ -56,7 +58,7 @@ void Buckets::insert(uint64_t hash, uint32_t row) {
 bool Buckets::erase(int64_t key, uint64_t hash, const Slabs& records) {
   const uint32_t row = find(key, hash, records);
   if (row == Slabs::kNone) return false;
-  probe(hash, [&](Bucket& bucket) {
+  probe(hash, [&](IndexBucket& bucket) {
     for (uint32_t fits = bucket.with(tag_of(hash)); fits; fits &= fits - 1) {
       const int place = __builtin_ctz(fits);
       if (bucket.rows[place] != row) continue;
@@ -103,12 +105,12 @@ void Index::move_slice(size_t buckets, const Slabs& records) {
   const size_t end = std::min(before_->count, moved_ + buckets), ahead = 2;
   for (; moved_ < end; ++moved_) {
     if (moved_ + ahead < before_->count) {
-      const Bucket& next = before_->of[moved_ + ahead];
-      for (int i = 0; i < Bucket::kPlaces; ++i)
+      const IndexBucket& next = before_->of[moved_ + ahead];
+      for (int i = 0; i < IndexBucket::kPlaces; ++i)
         if (next.tags[i]) __builtin_prefetch(records.header(next.rows[i]));
     }
-    Bucket& bucket = before_->of[moved_];
-    for (int i = 0; i < Bucket::kPlaces; ++i) {
+    IndexBucket& bucket = before_->of[moved_];
+    for (int i = 0; i < IndexBucket::kPlaces; ++i) {
       if (!bucket.tags[i]) continue;
       now_->insert(mix(uint64_t(records.header(bucket.rows[i])->key)), bucket.rows[i]);
       bucket.tags[i] = 0;

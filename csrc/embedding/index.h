@@ -1,7 +1,8 @@
-// Where a key's record is: an open hash index of buckets of one cache line, which hold tags and record numbers but no keys.
-// One comparison of 16 bytes finds the places of a bucket whose tag fits, and the record's own key decides.
+// Where a key's record is: an open hash index of buckets of one cache line, which hold tags and record numbers but no
+// keys. One comparison of 16 bytes finds the places of a bucket whose tag fits, and the record's own key decides.
 //
-// 1. A key is in the bucket of its hash or, where that is full, in a later one of its probe sequence; each bucket it has
+// 1. A key is in the bucket of its hash or, where that is full, in a later one of its probe sequence; each bucket it
+// has
 //    passed counts it in `overflow`. A search ends at the first bucket that nothing has passed.
 // 2. Growth fills an index of twice the buckets in slices. Until it is whole, a key is in exactly one of the two.
 // 3. A bucket of the old index keeps its counts of overflow after it is moved: searches of others go on through it.
@@ -20,7 +21,7 @@
 
 namespace lightcc::embedding {
 
-struct alignas(64) Bucket {
+struct alignas(64) IndexBucket {
   static constexpr int kPlaces = 12;
   uint8_t tags[kPlaces];  // 0: empty
   uint8_t overflow;       // 255: that many or more, so that it is no longer lowered
@@ -39,18 +40,18 @@ struct alignas(64) Bucket {
 #endif
   }
 };
-static_assert(sizeof(Bucket) == 64);
+static_assert(sizeof(IndexBucket) == 64);
 
 inline uint8_t tag_of(uint64_t hash) { return uint8_t(hash >> 40) ? uint8_t(hash >> 40) : 1; }
 
 // One array of buckets, a power of two.
 struct Buckets {
   explicit Buckets(size_t count);
-  struct Free { void operator()(Bucket*) const; };
-  std::unique_ptr<Bucket[], Free> of;
+  struct Free { void operator()(IndexBucket*) const; };
+  std::unique_ptr<IndexBucket[], Free> of;
   size_t count;
 
-  Bucket& home(uint64_t hash) const { return of[hash & (count - 1)]; }
+  IndexBucket& home(uint64_t hash) const { return of[hash & (count - 1)]; }
   // The step from bucket to bucket is odd, so it comes to all of them.
   template <class Visit> void probe(uint64_t hash, Visit visit) const {
     const size_t step = 2 * size_t(tag_of(hash)) + 1;
@@ -73,7 +74,7 @@ class Index {
   void prefetch(uint64_t hash) const { __builtin_prefetch(&now_->home(hash)); }
   // Of the record that is most likely the key's, after its bucket has come; kNone: search.
   uint32_t guess(uint64_t hash) const {
-    const Bucket& bucket = now_->home(hash);
+    const IndexBucket& bucket = now_->home(hash);
     const uint32_t fits = bucket.with(tag_of(hash));
     return fits ? bucket.rows[__builtin_ctz(fits)] : Slabs::kNone;
   }
@@ -86,7 +87,7 @@ class Index {
   void clear();
 
   size_t size() const { return size_; }
-  size_t bytes() const { return (now_->count + (before_ ? before_->count : 0)) * sizeof(Bucket); }
+  size_t bytes() const { return (now_->count + (before_ ? before_->count : 0)) * sizeof(IndexBucket); }
   bool growing() const { return before_ != nullptr; }
 
  private:

@@ -23,9 +23,10 @@ void expect_offsets(const lightcc_embedding_bags& bags) {
   if (bags.mode == LIGHTCC_EMBEDDING_MAX && bags.weights)
     throw Error(Code::invalid_argument, "weights of samples are for sum and mean");
   if (bags.offsets[0] != 0 || bags.offsets[bags.bags] != bags.count)
-    throw Error(Code::invalid_argument, "offsets begin at " + std::to_string(bags.offsets[0]) + " and end at " +
-                                            std::to_string(bags.offsets[bags.bags]) + "; they must begin at 0 and end at " +
-                                            std::to_string(bags.count) + ", the number of ids");
+    throw Error(Code::invalid_argument,
+                "offsets begin at " + std::to_string(bags.offsets[0]) + " and end at " +
+                    std::to_string(bags.offsets[bags.bags]) + "; they must begin at 0 and end at " +
+                    std::to_string(bags.count) + ", the number of ids");
   for (int64_t bag = 0; bag < bags.bags; ++bag)
     if (bags.offsets[bag] > bags.offsets[bag + 1])
       throw Error(Code::invalid_argument, "offsets fall from " + std::to_string(bags.offsets[bag]) + " to " +
@@ -33,14 +34,16 @@ void expect_offsets(const lightcc_embedding_bags& bags) {
 }
 
 template <class T> Bags<T> bags_of(const lightcc_embedding_bags& b) {
-  return {b.dim, b.bags, Mode(b.mode), b.inverse, b.offsets, static_cast<const T*>(b.weights), static_cast<const T*>(b.rows)};
+  const auto *weights = static_cast<const T*>(b.weights), *rows = static_cast<const T*>(b.rows);
+  return {b.dim, b.bags, PoolMode(b.mode), b.inverse, b.offsets, weights, rows};
 }
 
 }  // namespace
 
 extern "C" {
 
-int lightcc_embedding_dedup(const int64_t* keys, int64_t count, int64_t* unique_keys, int64_t* inverse, int64_t* unique) {
+int lightcc_embedding_dedup(const int64_t* keys, int64_t count, int64_t* unique_keys, int64_t* inverse,
+                            int64_t* unique) {
   return guard([&] {
     thread_local Dedup dedup;
     *unique = dedup.run({keys, size_t(count)}, unique_keys, inverse);
@@ -48,7 +51,8 @@ int lightcc_embedding_dedup(const int64_t* keys, int64_t count, int64_t* unique_
   });
 }
 
-int lightcc_embedding_gather(int dtype, int64_t dim, const void* rows, const int64_t* inverse, int64_t count, void* out) {
+int lightcc_embedding_gather(int dtype, int64_t dim, const void* rows, const int64_t* inverse, int64_t count,
+                             void* out) {
   return with_type(dtype, [&](auto number) {
     using T = decltype(number);
     gather(dim, static_cast<const T*>(rows), inverse, count, static_cast<T*>(out));

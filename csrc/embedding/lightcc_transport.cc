@@ -13,9 +13,9 @@ void expect_done(int64_t status) {
   if (status < 0 || status > LIGHTCC_PENDING) throw Error(Code(status < 0 ? -status : status), lightcc_error());
 }
 
-class Request : public Exchange {
+class LightccMessage : public PendingMessage {
  public:
-  Request(const std::string& name, int group, const Outgoing& out) {
+  LightccMessage(const std::string& name, int group, const OutgoingSegments& out) {
     int64_t bytes = 0;
     for (int32_t n : out.bytes) bytes += n;
     const lightcc_tensor tensor{out.data, nullptr, &bytes, LIGHTCC_UINT8, 1, {}};
@@ -35,7 +35,7 @@ class Request : public Exchange {
     expect_done(std::min<int64_t>(handle_, 0));
   }
   // What is still under way writes to this object's memory. Only a group that is closed early comes here: it waits.
-  ~Request() override {
+  ~LightccMessage() override {
     while (handle_ && lightcc_finish(handle_, 1000) == LIGHTCC_PENDING) {
     }
   }
@@ -51,18 +51,18 @@ class Request : public Exchange {
  private:
   static void* allocate(void* self, int, const int64_t* shape, int) {
     try {
-      return static_cast<Request*>(self)->incoming.reserve(size_t(std::max<int64_t>(shape[0], 64)));
+      return static_cast<LightccMessage*>(self)->incoming.reserve(size_t(std::max<int64_t>(shape[0], 64)));
     } catch (const std::bad_alloc&) {
       return nullptr;
     }
   }
   static void note_received(void* self, int, const int32_t* rows, int count) {
-    static_cast<Request*>(self)->received.assign(rows, rows + count);
+    static_cast<LightccMessage*>(self)->received.assign(rows, rows + count);
   }
   int64_t handle_ = 0;
 };
 
-class LightccTransport : public Transport {
+class LightccTransport : public Alltoalls {
  public:
   explicit LightccTransport(int group) : group_(group) {}
   ~LightccTransport() override {
@@ -95,8 +95,8 @@ class LightccTransport : public Transport {
     lightcc_free(least->first);
     free_.erase(least);
   }
-  std::unique_ptr<Exchange> alltoall(const std::string& name, const Outgoing& out) override {
-    return std::make_unique<Request>(name, group_, out);
+  std::unique_ptr<PendingMessage> alltoall(const std::string& name, const OutgoingSegments& out) override {
+    return std::make_unique<LightccMessage>(name, group_, out);
   }
 
  private:
@@ -107,6 +107,6 @@ class LightccTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> lightcc_transport(int group, int) { return std::make_unique<LightccTransport>(group); }
+std::unique_ptr<Alltoalls> lightcc_transport(int group, int) { return std::make_unique<LightccTransport>(group); }
 
 }  // namespace lightcc::embedding

@@ -12,9 +12,9 @@ size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 size_t checks_bytes(const TableHeader& head) { return head.checked ? padded(size_t(head.keys) * 4) : 0; }
 
-class Reader {
+class SegmentReader {
  public:
-  Reader(std::span<const std::byte> bytes, int from) : bytes_(bytes), from_(from) {}
+  SegmentReader(std::span<const std::byte> bytes, int from) : bytes_(bytes), from_(from) {}
   template <class T> T copy() {
     T value;
     std::memcpy(static_cast<void*>(&value), take(1, sizeof(T)), sizeof value);
@@ -53,7 +53,7 @@ const char* name_of(Op op) {
 std::string name_of(const TableHeader& head) { return std::string(head.name, strnlen(head.name, sizeof head.name)); }
 
 // What of a table the ranks must agree in, as text; equal texts: they do.
-std::string text_of(const Segment& s) {
+std::string text_of(const RankSegment& s) {
   std::string text = name_of(s.head.op);
   const auto bits = s.head.flags & ~16u;  // a rank may skip alone
   text += " with flags " + std::to_string(bits);
@@ -67,7 +67,7 @@ std::string text_of(const Segment& s) {
                                   ", rank " + std::to_string(b) + " has " + of_b);
 }
 
-void expect_equal_tables(const Segment& a, int rank_a, const Segment& b, int rank_b) {
+void expect_equal_tables(const RankSegment& a, int rank_a, const RankSegment& b, int rank_b) {
   for (size_t i = 0; i < a.tables.size(); ++i) {
     const TableHeader &x = a.tables[i].head, &y = b.tables[i].head;
     const std::string table = "table '" + name_of(x) + "'";
@@ -82,16 +82,17 @@ void expect_equal_tables(const Segment& a, int rank_a, const Segment& b, int ran
 
 }  // namespace
 
-Segment parse(std::span<const std::byte> bytes, int from) {
-  Reader reader(bytes, from);
-  Segment segment;
+RankSegment parse(std::span<const std::byte> bytes, int from) {
+  SegmentReader reader(bytes, from);
+  RankSegment segment;
   segment.head = reader.copy<CallHeader>();
   const CallHeader expected;
   if (segment.head.magic != expected.magic || segment.head.tables < 0 || segment.head.op < Op::serve ||
       segment.head.op > Op::agree)
     reader.fail();
   segment.head.text[sizeof segment.head.text - 1] = 0;
-  for (int i = 0; i < segment.head.tables; ++i) segment.tables.push_back({reader.copy<TableHeader>(), {}, nullptr, nullptr});
+  for (int i = 0; i < segment.head.tables; ++i)
+    segment.tables.push_back({reader.copy<TableHeader>(), {}, nullptr, nullptr});
   for (TablePart& part : segment.tables) {
     part.keys = {reinterpret_cast<const int64_t*>(reader.take(part.head.keys, 8)), size_t(part.head.keys)};
     if (part.head.checked) part.checks = reinterpret_cast<const uint32_t*>(reader.take(part.head.keys, 4));
@@ -100,14 +101,14 @@ Segment parse(std::span<const std::byte> bytes, int from) {
   return segment;
 }
 
-size_t bytes_of(const Segment& s) {
+size_t bytes_of(const RankSegment& s) {
   size_t bytes = sizeof(CallHeader) + s.tables.size() * sizeof(TableHeader);
   for (const TablePart& t : s.tables)
     bytes += size_t(t.head.keys) * 8 + checks_bytes(t.head) + padded(size_t(t.head.value_bytes));
   return (bytes + 63) / 64 * 64;
 }
 
-void write_heads(const Segment& s, std::byte* to, std::vector<PartPlaces>& parts) {
+void write_heads(const RankSegment& s, std::byte* to, std::vector<PartPlaces>& parts) {
   CallHeader head = s.head;
   head.tables = int32_t(s.tables.size());
   std::memcpy(to, &head, sizeof head);
@@ -128,16 +129,16 @@ void write_heads(const Segment& s, std::byte* to, std::vector<PartPlaces>& parts
   }
 }
 
-int agreed(const std::vector<Segment>& calls) {
+int agreed(const std::vector<RankSegment>& calls) {
   int first = -1;
   for (int rank = 0; rank < int(calls.size()); ++rank) {
-    const Segment& call = calls[size_t(rank)];
+    const RankSegment& call = calls[size_t(rank)];
     if (call.head.op == Op::serve) continue;
     if (first < 0) {
       first = rank;
       continue;
     }
-    const Segment& other = calls[size_t(first)];
+    const RankSegment& other = calls[size_t(first)];
     if (text_of(call) != text_of(other)) disagree(first, text_of(other), rank, text_of(call));
     expect_equal_tables(other, first, call, rank);
   }

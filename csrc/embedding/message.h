@@ -1,5 +1,5 @@
-// The messages of calls as bytes. A rank's segment for another: a header, a header for each table, and for each table what
-// belongs to it: keys, their checks, and numbers (gradients, or rows). All parts begin at multiples of 8 bytes.
+// The messages of calls as bytes. A rank's segment for another: a header, a header for each table, and for each table
+// what belongs to it: keys, their checks, and numbers (gradients, or rows). All parts begin at multiples of 8 bytes.
 #pragma once
 #include <cstring>
 #include <span>
@@ -43,20 +43,20 @@ struct TablePart {
   const uint32_t* checks = nullptr;
   const std::byte* values = nullptr;
 };
-struct Segment {
+struct RankSegment {
   CallHeader head;
   std::vector<TablePart> tables;
 };
 // Throws Error{internal} for bytes that are no such segment; from: the rank, for the text.
-Segment parse(std::span<const std::byte> bytes, int from);
+RankSegment parse(std::span<const std::byte> bytes, int from);
 
-size_t bytes_of(const Segment&);  // of its heads' counts
+size_t bytes_of(const RankSegment&);  // of its heads' counts
 // Writes the heads; then the parts of table i are to be written to the places that `parts` gets.
 struct PartPlaces { int64_t* keys; uint32_t* checks; std::byte* values; };
-void write_heads(const Segment&, std::byte* to, std::vector<PartPlaces>& parts);
+void write_heads(const RankSegment&, std::byte* to, std::vector<PartPlaces>& parts);
 
 // A refusal that all ranks see alike: the lowest rank's, or what ranks disagree in. Throws. calls: one segment a rank.
 // Ranks that serve agree with everybody. Returns a rank that does not serve, or -1.
-int agreed(const std::vector<Segment>& calls);
+int agreed(const std::vector<RankSegment>& calls);
 
 }  // namespace lightcc::embedding

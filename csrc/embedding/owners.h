@@ -15,8 +15,8 @@ inline int owner_of(const Owners& owners, int64_t key) { return owners[bucket_of
 
 // Of a new table: each rank gets as many buckets as any other, or one more.
 Owners first_owners(int ranks);
-// For `after` ranks: a bucket stays where it can, and ranks differ by one bucket at most. new_rank_of: of each rank before
-// its number among those after, or -1.
+// For `after` ranks: a bucket stays where it can, and ranks differ by one bucket at most. new_rank_of: of each rank
+// before its number among those after, or -1.
 Owners move_owners(const Owners&, std::span<const int32_t> new_rank_of, int after);
 
 }  // namespace lightcc::embedding

@@ -9,7 +9,8 @@ using namespace lightcc::embedding;
 namespace {
 
 void expect_ranks(int ranks) {
-  if (ranks < 1 || ranks > 65535) throw Error(Code::invalid_argument, std::to_string(ranks) + " ranks cannot own buckets");
+  if (ranks < 1 || ranks > 65535)
+    throw Error(Code::invalid_argument, std::to_string(ranks) + " ranks cannot own buckets");
 }
 
 }  // namespace
@@ -51,7 +52,8 @@ int lightcc_embedding_move_owners(const uint16_t* owners, int before, const int3
     expect_ranks(before);
     expect_ranks(after);
     std::vector<int32_t> ranks(size_t(before), 0);
-    for (int rank = 0; rank < before; ++rank) ranks[size_t(rank)] = new_rank_of ? new_rank_of[rank] : rank < after ? rank : -1;
+    for (int rank = 0; rank < before; ++rank)
+      ranks[size_t(rank)] = new_rank_of ? new_rank_of[rank] : rank < after ? rank : -1;
     const Owners result = move_owners({owners, owners + kBuckets}, ranks, after);
     std::copy(result.begin(), result.end(), moved);
     return 0;

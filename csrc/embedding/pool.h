@@ -6,11 +6,11 @@
 
 namespace lightcc::embedding {
 
-enum class Mode : int32_t { sum, mean, max };  // the values are part of the C API
+enum class PoolMode : int32_t { sum, mean, max };  // the values are part of the C API
 
 template <class T> struct Bags {
   int64_t dim, bags;
-  Mode mode;
+  PoolMode mode;
   const int64_t* inverse;
   const int64_t* offsets;
   const T* weights;  // nullptr: 1
@@ -18,7 +18,7 @@ template <class T> struct Bags {
 
   T weight(int64_t i, int64_t bag) const {
     const T own = weights ? weights[i] : T(1);
-    return mode == Mode::mean ? own / T(offsets[bag + 1] - offsets[bag]) : own;
+    return mode == PoolMode::mean ? own / T(offsets[bag + 1] - offsets[bag]) : own;
   }
 };
 
@@ -52,13 +52,13 @@ template <class T> void pool_sum(const Bags<T>& b, int64_t bag, T* out) {
   std::memset(out, 0, size_t(b.dim) * sizeof(T));
   const int64_t begin = b.offsets[bag], end = b.offsets[bag + 1];
   for (int64_t i = begin; i < end; ++i) add(out, b.rows + b.inverse[i] * b.dim, b.weights ? b.weights[i] : T(1), b.dim);
-  if (b.mode == Mode::mean && end > begin)
+  if (b.mode == PoolMode::mean && end > begin)
     for (int64_t k = 0; k < b.dim; ++k) out[k] /= T(end - begin);
 }
 
 template <class T> void pool(const Bags<T>& b, T* out, int64_t* largest) {
   for (int64_t bag = 0; bag < b.bags; ++bag, out += b.dim) {
-    if (b.mode == Mode::max) pool_largest(b, bag, out, largest + bag * b.dim);
+    if (b.mode == PoolMode::max) pool_largest(b, bag, out, largest + bag * b.dim);
     else pool_sum(b, bag, out);
   }
 }
@@ -72,12 +72,12 @@ template <class T> T dot(const T* a, const T* b, int64_t dim) {
 template <class T>
 void pool_backward(const Bags<T>& b, const T* gradient, const int64_t* largest, T* sums, T* of_weights) {
   for (int64_t bag = 0; bag < b.bags; ++bag, gradient += b.dim) {
-    if (b.mode == Mode::max) {
+    if (b.mode == PoolMode::max) {
       for (int64_t k = 0; k < b.dim; ++k)
         if (const int64_t row = largest[bag * b.dim + k]; row >= 0) sums[row * b.dim + k] += gradient[k];
       continue;
     }
-    const T share = b.mode == Mode::mean ? T(b.offsets[bag + 1] - b.offsets[bag]) : T(1);
+    const T share = b.mode == PoolMode::mean ? T(b.offsets[bag + 1] - b.offsets[bag]) : T(1);
     for (int64_t i = b.offsets[bag]; i < b.offsets[bag + 1]; ++i) {
       add(sums + b.inverse[i] * b.dim, gradient, b.weight(i, bag), b.dim);
       if (of_weights) of_weights[i] = dot(gradient, b.rows + b.inverse[i] * b.dim, b.dim) / share;

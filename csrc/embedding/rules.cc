@@ -6,7 +6,7 @@ bool has_moment(RuleKind kind) {
   return kind == RuleKind::lazy_adam || kind == RuleKind::sparse_adam || kind == RuleKind::group_adam;
 }
 
-int64_t slot_width(const Rule& rule, int slot, int64_t dim) {
+int64_t slot_width(const SparseRule& rule, int slot, int64_t dim) {
   switch (rule.kind) {
     case RuleKind::sgd: return 0;
     case RuleKind::adagrad: return slot < 1 ? dim : 0;

@@ -1,9 +1,9 @@
-// How a row takes its gradient: the optimizers' formulas, for float and double. d is the width of a row, g the gradient,
-// x the weights, and m, v and z the slots.
+// How a row takes its gradient: the optimizers' formulas, for float and double. d is the width of a row, g the
+// gradient, x the weights, and m, v and z the slots.
 //
-// Sources: Adagrad (Duchi et al. 2011), Adam (Kingma and Ba 2015), and adaptive optimizers with sparse group lasso (Yue et
-// al., ECML PKDD 2021), here with z in units of lr: equal for one lr, and equal to Adagrad without thresholds through
-// changes of lr.
+// Sources: Adagrad (Duchi et al. 2011), Adam (Kingma and Ba 2015), and adaptive optimizers with sparse group lasso (Yue
+// et al., ECML PKDD 2021), here with z in units of lr: equal for one lr, and equal to Adagrad without thresholds
+// through changes of lr.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -16,14 +16,14 @@ enum class RuleKind : int32_t {  // the values are part of the C API
   sgd, adagrad, rowwise_adagrad, lazy_adam, sparse_adam, group_adagrad, group_adam
 };
 inline constexpr int kRules = 7;
-struct Rule {
+struct SparseRule {
   RuleKind kind = RuleKind::sgd;
   double initial = 0;
   int terms = 0;
-  bool operator==(const Rule&) const = default;
+  bool operator==(const SparseRule&) const = default;
 };
 // Of slot 0, 1, 2 in the order m, v, z as far as the rule has them; 0: no more.
-int64_t slot_width(const Rule&, int slot, int64_t dim);
+int64_t slot_width(const SparseRule&, int slot, int64_t dim);
 bool has_moment(RuleKind);  // m stands first
 double alpha_of(RuleKind, const Numbers&, uint32_t step);
 
@@ -38,7 +38,7 @@ template <class T> T sum_of_squares(const T* g, int64_t d) {
 }
 
 // A row's parts, and the numbers of a step in the row's own type.
-template <class T> struct Parts { T* __restrict x; T* __restrict m; T* __restrict v; T* __restrict z; };
+template <class T> struct RowParts { T* __restrict x; T* __restrict m; T* __restrict v; T* __restrict z; };
 template <class T> struct StepNumbers {
   T lr, beta1, beta2, eps, alpha, l1, l2, l21;  // l1 and l2 are times lr, l21 times lr and the root of d
   StepNumbers(const Numbers& n, double alpha, int64_t d)
@@ -46,25 +46,25 @@ template <class T> struct StepNumbers {
         l2(T(n.l2 * n.lr)), l21(T(n.l21 * n.lr * std::sqrt(double(d)))) {}
 };
 
-template <class T> void sgd(Parts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T> void sgd(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   for (int64_t i = 0; i < d; ++i) row.x[i] -= n.lr * g[i];
 }
 
-template <class T> void adagrad(Parts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T> void adagrad(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   for (int64_t i = 0; i < d; ++i) {
     row.v[i] += g[i] * g[i];
     row.x[i] -= n.lr * g[i] / (std::sqrt(row.v[i]) + n.eps);
   }
 }
 
-template <class T> void rowwise_adagrad(Parts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T> void rowwise_adagrad(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   *row.v += sum_of_squares(g, d) / T(d);
   const T root = std::sqrt(*row.v) + n.eps;
   const T rate = root == 0 ? T(0) : n.lr / root;
   for (int64_t i = 0; i < d; ++i) row.x[i] -= rate * g[i];
 }
 
-template <class T> void moments(Parts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T> void moments(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   const T one_less_1 = 1 - n.beta1, one_less_2 = 1 - n.beta2;
   for (int64_t i = 0; i < d; ++i) {
     row.m[i] = n.beta1 * row.m[i] + one_less_1 * g[i];
@@ -72,7 +72,7 @@ template <class T> void moments(Parts<T> row, const T* g, int64_t d, const StepN
   }
 }
 
-template <class T> void lazy_adam(Parts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T> void lazy_adam(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   moments(row, g, d, n);
   for (int64_t i = 0; i < d; ++i) row.x[i] -= n.alpha * row.m[i] / (std::sqrt(row.v[i]) + n.eps);
 }
@@ -86,7 +86,7 @@ template <class T> void caught_up(const T* x, const T* m, const T* v, int64_t d,
 }
 
 // x of z: root_i + divisor is what s is divided by.
-template <class T> void solve(Parts<T> row, int64_t d, const StepNumbers<T>& n, T divisor) {
+template <class T> void solve(RowParts<T> row, int64_t d, const StepNumbers<T>& n, T divisor) {
   T squares = 0;
   for (int64_t i = 0; i < d; ++i) {
     const T clipped = row.z[i] < -n.l1 ? -n.l1 : row.z[i] > n.l1 ? n.l1 : row.z[i];
@@ -98,7 +98,7 @@ template <class T> void solve(Parts<T> row, int64_t d, const StepNumbers<T>& n, 
   for (int64_t i = 0; i < d; ++i) row.x[i] = kept == 0 ? T(0) : row.x[i] * kept / (std::sqrt(row.v[i]) + divisor);
 }
 
-template <class T> void group_adagrad(Parts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T> void group_adagrad(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   for (int64_t i = 0; i < d; ++i) {
     const T before = std::sqrt(row.v[i]);
     row.v[i] += g[i] * g[i];
@@ -108,7 +108,7 @@ template <class T> void group_adagrad(Parts<T> row, const T* g, int64_t d, const
 }
 
 // The z for which solve yields the row's first value.
-template <class T> void group_adagrad_birth(Parts<T> row, int64_t d, const StepNumbers<T>& n) {
+template <class T> void group_adagrad_birth(RowParts<T> row, int64_t d, const StepNumbers<T>& n) {
   T squares = 0;
   for (int64_t i = 0; i < d; ++i) {
     row.z[i] = (std::sqrt(row.v[i]) + 2 * n.l2) * row.x[i];
@@ -122,7 +122,7 @@ template <class T> void group_adagrad_birth(Parts<T> row, int64_t d, const StepN
   }
 }
 
-template <class T> void group_adam(Parts<T> row, const T* g, int64_t d, const StepNumbers<T>& n, bool first_visit) {
+template <class T> void group_adam(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n, bool first_visit) {
   const T first_eps = first_visit ? n.eps : T(0);
   for (int64_t i = 0; i < d; ++i) {
     const T before = std::sqrt(row.v[i]);

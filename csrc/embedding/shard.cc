@@ -14,17 +14,17 @@ constexpr size_t kSliceBuckets = 1024;
 
 }  // namespace
 
-size_t Layout::slot_offset(int slot) const {
+size_t RecordLayout::slot_offset(int slot) const {
   size_t numbers = slot >= 0 ? size_t(dim) : 0;
   for (int i = 0; i < slot; ++i) numbers += size_t(slot_width(rule, i, dim));
-  return sizeof(Header) + numbers * number_bytes;
+  return sizeof(RowHeader) + numbers * number_bytes;
 }
 
-size_t Layout::check_offset() const { return slot_offset(3) + size_t(slot_width(rule, 3, dim)) * number_bytes; }
+size_t RecordLayout::check_offset() const { return slot_offset(3) + size_t(slot_width(rule, 3, dim)) * number_bytes; }
 
-size_t Layout::record_bytes() const { return (check_offset() + (checked ? sizeof(uint32_t) : 0) + 15) / 16 * 16; }
+size_t RecordLayout::record_bytes() const { return (check_offset() + (checked ? sizeof(uint32_t) : 0) + 15) / 16 * 16; }
 
-Shard::Shard(const Layout& layout, const FirstValues& first, size_t limit_bytes)
+Shard::Shard(const RecordLayout& layout, const FirstValues& first, size_t limit_bytes)
     : layout_(layout), first_(first), records_(layout.record_bytes(), limit_bytes), steps_(layout.rule.terms),
       arithmetic_(make_arithmetic(layout_, first_, steps_, numbers_)) {}
 
@@ -35,7 +35,7 @@ void Shard::expect_check(Record record, uint32_t check) const {
   std::memcpy(&own, record + layout_.check_offset(), sizeof own);
   if (own == check) return;
   throw Error(Code::invalid_argument, "two strings have the same 64-bit hash " +
-                                          std::to_string(reinterpret_cast<const Header*>(record)->key) +
+                                          std::to_string(reinterpret_cast<const RowHeader*>(record)->key) +
                                           ": one of them must be written otherwise");
 }
 
@@ -99,7 +99,7 @@ void Shard::update(std::span<const int64_t> keys, const uint32_t* checks, const 
       rows[i] = found[first + i];
       if (rows[i]) continue;
       rows[i] = insert(keys[first + i], checks ? checks[first + i] : 0);
-      if (reinterpret_cast<Header*>(rows[i])->last == 0) arithmetic_->birth(rows[i], numbers);
+      if (reinterpret_cast<RowHeader*>(rows[i])->last == 0) arithmetic_->birth(rows[i], numbers);
     }
     arithmetic_->update({rows, n}, static_cast<const std::byte*>(gradients) + first * row_bytes, numbers, alpha);
   }

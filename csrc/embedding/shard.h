@@ -1,8 +1,8 @@
 // One rank's part of a table: the index, the records and the rule by which records take gradients. It knows of no rank.
 //
 // A record: header, weights, slots, and for checked keys 32 bits of the string's hash behind them.
-// Functions for many keys work in blocks: first all buckets are asked for, then all records, then they are read, so that
-// the memory answers many questions at once.
+// Functions for many keys work in blocks: first all buckets are asked for, then all records, then they are read, so
+// that the memory answers many questions at once.
 #pragma once
 #include <memory>
 #include <span>
@@ -14,10 +14,10 @@
 
 namespace lightcc::embedding {
 
-struct Layout {
+struct RecordLayout {
   int64_t dim = 0;
   size_t number_bytes = 4;  // of float or double
-  Rule rule;
+  SparseRule rule;
   bool checked = false;
   size_t slot_offset(int slot) const;  // slot -1: the weights
   size_t check_offset() const;
@@ -28,7 +28,7 @@ class Arithmetic;
 
 class Shard {
  public:
-  Shard(const Layout&, const FirstValues&, size_t limit_bytes);
+  Shard(const RecordLayout&, const FirstValues&, size_t limit_bytes);
   ~Shard();
 
   using Record = std::byte*;
@@ -48,7 +48,7 @@ class Shard {
   void clear();
   Record insert(int64_t key, uint32_t check);  // a row as import fills it; the row of this key, if there is one
 
-  const Layout& layout() const { return layout_; }
+  const RecordLayout& layout() const { return layout_; }
   const FirstValues& first_values() const { return first_; }
   const Slabs& records() const { return records_; }
   const Index& index() const { return index_; }
@@ -69,12 +69,12 @@ class Shard {
   }
   // Of a guess that was wrong, what is right.
   void settle(int64_t key, uint64_t hash, Record& guessed) const {
-    if (guessed && reinterpret_cast<const Header*>(guessed)->key == key) return;
+    if (guessed && reinterpret_cast<const RowHeader*>(guessed)->key == key) return;
     const uint32_t row = index_.find(key, hash, records_);
     guessed = row == Slabs::kNone ? nullptr : records_.at(row);
   }
 
-  Layout layout_;
+  RecordLayout layout_;
   FirstValues first_;
   Slabs records_;
   Index index_;
@@ -93,6 +93,6 @@ class Arithmetic {
   virtual void birth(Shard::Record, const Numbers&) = 0;
   virtual void update(std::span<const Shard::Record> rows, const void* gradients, const Numbers&, double alpha) = 0;
 };
-std::unique_ptr<Arithmetic> make_arithmetic(const Layout&, const FirstValues&, Steps&, const Numbers&);
+std::unique_ptr<Arithmetic> make_arithmetic(const RecordLayout&, const FirstValues&, Steps&, const Numbers&);
 
 }  // namespace lightcc::embedding

@@ -1,8 +1,8 @@
 // Records of one size in slabs: large pieces of memory that never move, so that a pointer to a record holds until the
 // record is given back. A slab whose records are all given back returns to the system.
 //
-// A record begins with its header; what follows it belongs to the caller. Records are multiples of 16 bytes: no size from
-// there on touches more cache lines than the next multiple of 64 would, and a row of 16 floats takes 80 bytes.
+// A record begins with its header; what follows it belongs to the caller. Records are multiples of 16 bytes: no size
+// from there on touches more cache lines than the next multiple of 64 would, and a row of 16 floats takes 80 bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace lightcc::embedding {
 
-struct Header {
+struct RowHeader {
   int64_t key;
   uint32_t count;  // updates that the row has seen
   uint32_t last;   // the table's step at the last of them; 0: the row has seen none
 };
-static_assert(sizeof(Header) == 16);
+static_assert(sizeof(RowHeader) == 16);
 
 class Slabs {
  public:
@@ -33,7 +33,7 @@ class Slabs {
   void clear();
 
   std::byte* at(uint32_t row) const { return bases_[row >> shift_] + size_t(row & mask_) * record_bytes_; }
-  Header* header(uint32_t row) const { return reinterpret_cast<Header*>(at(row)); }
+  RowHeader* header(uint32_t row) const { return reinterpret_cast<RowHeader*>(at(row)); }
   // The first record from this number on that is taken; kNone: there is none.
   uint32_t next_taken(uint32_t row) const;
 

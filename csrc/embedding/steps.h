@@ -1,8 +1,8 @@
 // The steps that a table has taken, and what SparseAdam needs of those that a row has missed.
 //
-// A row with moments m and v that was last updated at step tau would, under dense Adam, have moved in each later step j by
-// alpha_(tau+j) * r^j * m / sqrt(v), with r = beta1 / sqrt(beta2). So all of them together are one sum a tau, S(tau), which
-// is the same for all rows of that tau.
+// A row with moments m and v that was last updated at step tau would, under dense Adam, have moved in each later step j
+// by alpha_(tau+j) * r^j * m / sqrt(v), with r = beta1 / sqrt(beta2). So all of them together are one sum a tau,
+// S(tau), which is the same for all rows of that tau.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -46,7 +46,7 @@ class Steps {
   double ratio_ = -1;
   uint32_t prepared_ = ~0u;      // the step that recent_ is for
   std::vector<double> recent_;   // recent_[n]: S of step now - n, as far as the sum reaches now at most
-  std::vector<double> settled_;  // by step: S where it reaches `terms` steps, which it will keep; NaN: not yet asked for
+  std::vector<double> settled_;  // by step: S where it has all its terms, and will not change; NaN: not asked for
   Powers beta1_, beta2_;
 };
 

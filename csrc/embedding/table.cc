@@ -19,7 +19,8 @@ void expect(bool holds, const std::string& text) {
 
 // A struct of this or a later version whose further fields this version cannot know.
 void expect_size(uint32_t size, size_t own, const char* name) {
-  expect(size == own, std::string(name) + ": its size is " + std::to_string(size) + ", and here " + std::to_string(own));
+  expect(size == own,
+         std::string(name) + ": its size is " + std::to_string(size) + ", and here " + std::to_string(own));
 }
 
 bool is_wire(int32_t wire) { return wire == 0 || wire == LIGHTCC_FLOAT16 || wire == LIGHTCC_BFLOAT16; }
@@ -42,15 +43,20 @@ std::vector<Shard::Record> records_of(const Shard& shard, std::span<const int64_
   return found;
 }
 
+// Of one row; slot -1: the weights.
+size_t column_bytes(const RecordLayout& layout, int slot) {
+  return size_t(slot < 0 ? layout.dim : slot_width(layout.rule, slot, layout.dim)) * layout.number_bytes;
+}
+
 // Copies one column of a record out or in; a column that is not wanted is passed over.
 template <class To, class From> void copy_number(To* column, int64_t i, const From& value) {
   if (column) column[i] = value;
 }
 
 void export_row(const Shard& shard, uint32_t number, lightcc_embedding_rows& rows) {
-  const Layout& layout = shard.layout();
+  const RecordLayout& layout = shard.layout();
   const Shard::Record record = shard.records().at(number);
-  const Header* header = shard.records().header(number);
+  const RowHeader* header = shard.records().header(number);
   const int64_t i = rows.count++;
   copy_number(rows.keys, i, header->key);
   copy_number(rows.counts, i, header->count);
@@ -58,21 +64,21 @@ void export_row(const Shard& shard, uint32_t number, lightcc_embedding_rows& row
   if (rows.checks && layout.checked) std::memcpy(rows.checks + i, record + layout.check_offset(), sizeof(uint32_t));
   for (int slot = -1; slot < 4; ++slot) {
     void* column = slot < 0 ? rows.weights : rows.slots[slot];
-    const size_t bytes = size_t(slot < 0 ? layout.dim : slot_width(layout.rule, slot, layout.dim)) * layout.number_bytes;
+    const size_t bytes = column_bytes(layout, slot);
     auto* to = static_cast<std::byte*>(column) + size_t(i) * bytes;
     if (column && bytes) std::memcpy(to, record + layout.slot_offset(slot), bytes);
   }
 }
 
 void import_row(Shard& shard, const lightcc_embedding_rows& rows, int64_t i) {
-  const Layout& layout = shard.layout();
+  const RecordLayout& layout = shard.layout();
   const Shard::Record record = shard.insert(rows.keys[i], rows.checks ? rows.checks[i] : 0);
-  auto* header = reinterpret_cast<Header*>(record);
+  auto* header = reinterpret_cast<RowHeader*>(record);
   header->count = rows.counts ? rows.counts[i] : 0;
   header->last = rows.lasts ? rows.lasts[i] : 0;
   for (int slot = -1; slot < 4; ++slot) {
     const void* column = slot < 0 ? rows.weights : rows.slots[slot];
-    const size_t bytes = size_t(slot < 0 ? layout.dim : slot_width(layout.rule, slot, layout.dim)) * layout.number_bytes;
+    const size_t bytes = column_bytes(layout, slot);
     const auto* from = static_cast<const std::byte*>(column) + size_t(i) * bytes;
     if (bytes) std::memcpy(record + layout.slot_offset(slot), from, bytes);
   }
@@ -127,7 +133,7 @@ int lightcc_embedding_attach(lightcc_embedding_table* table, const lightcc_embed
 }
 
 int lightcc_embedding_slots(const lightcc_embedding_table* table, int64_t* widths) {
-  const Layout& layout = table->shard->layout();
+  const RecordLayout& layout = table->shard->layout();
   for (int slot = 0; slot < 4; ++slot) widths[slot] = slot_width(layout.rule, slot, layout.dim);
   return 0;
 }

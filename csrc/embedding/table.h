@@ -134,7 +134,8 @@ LIGHTCC_API int lightcc_embedding_import(lightcc_embedding_table* table, lightcc
 LIGHTCC_API int lightcc_embedding_alphas(const lightcc_embedding_table* table, int64_t first, int64_t capacity,
                                          double* alphas);
 LIGHTCC_API int lightcc_embedding_set_alphas(lightcc_embedding_table* table, const double* alphas, int64_t steps);
-/* lr, beta1, beta2, eps, l1, l2, l21 of the last update: a read under SparseAdam needs them, so a checkpoint has them. */
+/* lr, beta1, beta2, eps, l1, l2, l21 of the last update: a read under SparseAdam needs them, so a
+ * checkpoint has them too. */
 LIGHTCC_API int lightcc_embedding_numbers(const lightcc_embedding_table* table, double* numbers);
 LIGHTCC_API int lightcc_embedding_set_numbers(lightcc_embedding_table* table, const double* numbers);
 
@@ -181,8 +182,8 @@ typedef struct lightcc_embedding_found {
 LIGHTCC_API int lightcc_embedding_get_found(lightcc_embedding_call* call, int index, lightcc_embedding_found* found);
 
 /* Gradients of one table, rows of dim numbers of its dtype, one for each key. They are read until the update's finish
- * is no longer pending (with HOLD: until they are applied). Either of a training lookup, one for each of its unique keys, which may be released when the
- * update has begun; or, with lookup NULL, of `count` keys, none twice. */
+ * is no longer pending (with HOLD: until they are applied). Either of a training lookup, one for each of its unique
+ * keys, which may be released when the update has begun; or, with lookup NULL, of `count` keys, none twice. */
 typedef struct lightcc_embedding_gradient {
   lightcc_embedding_call* lookup;
   int64_t index; /* of the table in that lookup */

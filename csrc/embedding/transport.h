@@ -28,15 +28,15 @@ class Buffer {
   size_t capacity_ = 0;
 };
 
-struct Outgoing {
+struct OutgoingSegments {
   std::byte* data = nullptr;
   std::vector<int32_t> bytes;  // to each rank, one segment after the other
 };
 
 // A message under way. It owns what came until it is destroyed.
-class Exchange {
+class PendingMessage {
  public:
-  virtual ~Exchange() = default;
+  virtual ~PendingMessage() = default;
   virtual bool finish(int timeout_ms) = 0;  // true: it is done. Throws Error when it has failed
   std::span<const std::byte> from(int rank) const {
     size_t at = 0;
@@ -47,14 +47,14 @@ class Exchange {
   std::vector<int32_t> received;
 };
 
-class Transport {
+class Alltoalls {
  public:
-  virtual ~Transport() = default;
+  virtual ~Alltoalls() = default;
   // Memory for a message, which the transport may read until that is done.
   virtual std::byte* outgoing(size_t bytes) = 0;
   virtual void give_back(std::byte* outgoing) = 0;
-  virtual std::unique_ptr<Exchange> alltoall(const std::string& name, const Outgoing&) = 0;
+  virtual std::unique_ptr<PendingMessage> alltoall(const std::string& name, const OutgoingSegments&) = 0;
 };
-std::unique_ptr<Transport> lightcc_transport(int group, int size);
+std::unique_ptr<Alltoalls> lightcc_transport(int group, int size);
 
 }  // namespace lightcc::embedding

@@ -62,7 +62,8 @@ Local local_of(Call& call, const lightcc_embedding_step& step) {
   if (step.size != sizeof step) throw Error(Code::invalid_argument, "lightcc_embedding_step has another size");
   Local local;
   local.table = step.table;
-  if (&step.table->group != &call.group) throw Error(Code::invalid_argument, step.table->about("it is of another group"));
+  if (&step.table->group != &call.group)
+    throw Error(Code::invalid_argument, step.table->about("it is of another group"));
   if (!step.table->has_rule) throw Error(Code::invalid_argument, step.table->about("it has no optimizer"));
   local.numbers = {step.lr, step.beta1, step.beta2, step.eps, step.l1, step.l2, step.l21};
   std::vector<Given> parts;
@@ -150,10 +151,10 @@ void update_here(Call& call, std::vector<Local>& locals) {
 }
 
 void send_gradients(Call& call, const std::vector<Local>& locals) {
-  std::vector<Segment> to_ranks(size_t(call.group.size()));
+  std::vector<RankSegment> to_ranks(size_t(call.group.size()));
   std::vector<Partition> partitions(locals.size());
   const bool empty = call.head.status || (call.flags & LIGHTCC_EMBEDDING_SKIP);
-  for (Segment& segment : to_ranks) segment.head = call.head;
+  for (RankSegment& segment : to_ranks) segment.head = call.head;
   for (size_t i = 0; i < locals.size(); ++i) {
     const Table& table = *locals[i].table;
     partitions[i].make(table, empty ? std::span<const int64_t>() : std::span<const int64_t>(locals[i].keys));
@@ -181,7 +182,7 @@ void send_gradients(Call& call, const std::vector<Local>& locals) {
 }
 
 bool anybody_skips(const Call& call) {
-  for (const Segment& segment : call.calls)
+  for (const RankSegment& segment : call.calls)
     if (segment.head.flags & LIGHTCC_EMBEDDING_SKIP && segment.head.op == Op::update) return true;
   return false;
 }
@@ -201,13 +202,13 @@ std::vector<OwnedStep> collected(Call& call) {
 
 }  // namespace
 
-void OwnedStep::collect(const std::vector<Segment>& calls, size_t index, double divisor, Dedup& dedup) {
+void OwnedStep::collect(const std::vector<RankSegment>& calls, size_t index, double divisor, Dedup& dedup) {
   owned.collect(*table, calls, index, dedup);
   generation = table->shard->generation();
   memory.assign(owned.keys.size() * table->row_bytes() / sizeof(double) + 1, 0);
   gradients = reinterpret_cast<const std::byte*>(memory.data());
   size_t at = 0;
-  for (const Segment& call : calls) {
+  for (const RankSegment& call : calls) {
     if (index >= call.tables.size()) continue;
     const TablePart& part = call.tables[index];
     numbers = part.head.numbers;
@@ -255,7 +256,8 @@ void begin_update(Call& call, std::span<const lightcc_embedding_step> steps) {
   for (const lightcc_embedding_step& step : steps) {
     locals.push_back(local_of(call, step));
     for (size_t i = 0; i + 1 < locals.size(); ++i)
-      if (locals[i].table == step.table) throw Error(Code::invalid_argument, step.table->about("it is twice in an update"));
+      if (locals[i].table == step.table)
+        throw Error(Code::invalid_argument, step.table->about("it is twice in an update"));
     call.wanted.emplace_back().table = step.table;
   }
   call.head.op = Op::update;
@@ -278,7 +280,7 @@ void collect_update(Call& call) {
     call.stage = Call::Stage::done;
     return;
   }
-  Segment said;
+  RankSegment said;
   said.head.op = Op::agree;
   try {
     if (call.head.status) throw Error(Code(call.head.status), std::string(call.head.text));
@@ -293,7 +295,7 @@ void collect_update(Call& call) {
   } catch (const std::bad_alloc&) {
     said.head.refuse(int(Code::internal), "memory does not suffice for an update; nothing was applied");
   }
-  std::vector<Segment> to_ranks(size_t(call.group.size()), said);
+  std::vector<RankSegment> to_ranks(size_t(call.group.size()), said);
   send(call, "agree", to_ranks, [](int, auto&) {});
   call.stage = Call::Stage::second_message;
 }
@@ -302,7 +304,7 @@ void end_update(Call& call) {
   std::vector<OwnedStep> steps = std::exchange(call.group.held, {});
   call.sums.assign(steps.size(), 0);
   for (int rank = 0; rank < call.group.size(); ++rank) {
-    const Segment said = parse(call.message->from(rank), rank);
+    const RankSegment said = parse(call.message->from(rank), rank);
     if (said.head.status) throw Error(Code(said.head.status), "rank " + std::to_string(rank) + ": " + said.head.text);
     for (size_t i = 0; i < said.tables.size() && i < steps.size(); ++i) call.sums[i] += said.tables[i].head.sum;
   }

@@ -24,7 +24,8 @@ std::vector<int64_t> unique(const std::vector<int64_t>& keys) {
   return different;
 }
 
-// Five steps of all ranks with gradients of small whole numbers, whose sums are exact; then all rows, as seen by rank 0.
+// Five steps of all ranks with gradients of small whole numbers, whose sums are exact; then all rows, as seen by rank
+// 0.
 std::vector<double> trained(int size, int rule) {
   Ranks ranks(size, Spec{.rule = rule, .terms = 192});
   const Numbers n{0.125, 0.5, 0.75, 1e-8, 0, 0, 0};
@@ -97,7 +98,8 @@ TEST(EmbeddingExchange, AGradientThatIsNotFiniteRefusesTheStepOnAllRanks) {
   for (Call* call : calls) {
     (void)lightcc_embedding_finish(call, 0);
     EXPECT_EQ(lightcc_embedding_finish(call, 0), LIGHTCC_INVALID_ARGUMENT);
-    EXPECT_STREQ(lightcc_embedding_error(), "rank 1: table 't': the gradient of key 2 is not finite; nothing was applied");
+    EXPECT_STREQ(lightcc_embedding_error(),
+                 "rank 1: table 't': the gradient of key 2 is not finite; nothing was applied");
   }
   release(calls);
   for (Table* table : ranks.tables) {
@@ -136,8 +138,9 @@ TEST(EmbeddingExchange, TablesThatDifferAreNamedOnEveryRank) {
 
 TEST(EmbeddingExchange, ASkippedStepIsTakenOnNoRank) {
   Ranks ranks(2);
+  const double infinite = std::numeric_limits<double>::infinity();
   std::vector<Call*> calls{ranks.update(0, {1}, {1, 1, 1, 1}, 0),
-                           ranks.update(1, {1}, {1, 1, 1, std::numeric_limits<double>::infinity()}, LIGHTCC_EMBEDDING_SKIP)};
+                           ranks.update(1, {1}, {1, 1, 1, infinite}, LIGHTCC_EMBEDDING_SKIP)};
   EXPECT_EQ(finish(calls), (std::vector<int>{0, 0})) << lightcc_embedding_error();
   for (Call* call : calls) {
     int skipped = 0;
@@ -151,7 +154,8 @@ TEST(EmbeddingExchange, ASkippedStepIsTakenOnNoRank) {
 TEST(EmbeddingExchange, AHeldUpdateTellsTheNormAndIsScaled) {
   Ranks ranks(2, Spec{.init = LIGHTCC_EMBEDDING_ZEROS});
   std::vector<Call*> calls;
-  for (int rank : {0, 1}) calls.push_back(ranks.update(rank, {1, 2}, std::vector<double>(8, 1), LIGHTCC_EMBEDDING_HOLD, {1.0}));
+  const std::vector<double> ones(8, 1);
+  for (int rank : {0, 1}) calls.push_back(ranks.update(rank, {1, 2}, ones, LIGHTCC_EMBEDDING_HOLD, {1.0}));
   EXPECT_EQ(finish(calls), (std::vector<int>{0, 0})) << lightcc_embedding_error();
   for (Call* call : calls) {
     double sum = 0;
@@ -179,7 +183,9 @@ TEST(EmbeddingServe, ARankWithoutDataAnswersUntilAllHaveEnded) {
     for (int turn = 0; turn < 3; ++turn) {
       if (turn == 2) update = ranks.update(0, keys, std::vector<double>(80, 1), 0, {1.0});
       Call* serve = ranks.serve(1);
-      const auto status = finish(turn == 0 ? std::vector<Call*>{lookup, serve} : turn == 1 ? std::vector<Call*>{serve} : std::vector<Call*>{update, serve});
+      std::vector<Call*> under_way{serve};
+      if (turn != 1) under_way.insert(under_way.begin(), turn == 0 ? lookup : update);
+      const auto status = finish(under_way);
       EXPECT_EQ(status, std::vector<int>(status.size(), 0)) << lightcc_embedding_error();
       served.push_back(serve->served);
       release({serve});
@@ -207,7 +213,7 @@ TEST(EmbeddingServe, APrefetchedLookupWithoutAnUpdateIsAnsweredToo) {
 }
 
 TEST(EmbeddingMessage, BytesThatAreCutAreRefused) {
-  Segment segment;
+  RankSegment segment;
   TablePart part;
   part.head.keys = 3, part.head.value_bytes = 24;
   segment.tables.assign(2, part);

@@ -27,7 +27,8 @@ TEST(EmbeddingTable, EqualsADictionaryUnderInsertEraseAndGrowth) {
     release({call});
     for (int64_t key : batch) expected[key] -= double(key % 1000);
     std::vector<int64_t> gone;
-    for (int i = 0; i < 60; ++i) gone.push_back(random() % 2 ? int64_t(random() % 3000) : batch[random() % batch.size()]);
+    for (int i = 0; i < 60; ++i)
+      gone.push_back(random() % 2 ? int64_t(random() % 3000) : batch[random() % batch.size()]);
     lightcc_embedding_erase(table, gone.data(), int64_t(gone.size()));
     for (int64_t key : gone) expected.erase(key);
   }

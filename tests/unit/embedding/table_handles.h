@@ -17,13 +17,13 @@ namespace lightcc::embedding::test {
 class Hub {
  public:
   explicit Hub(int size) : size_(size) {}
-  std::unique_ptr<Transport> of(int rank) { return std::make_unique<Rank>(*this, rank); }
+  std::unique_ptr<Alltoalls> of(int rank) { return std::make_unique<Rank>(*this, rank); }
   int64_t messages = 0, bytes = 0;
 
  private:
   struct Meeting { std::vector<std::vector<std::string>> segments; int came = 0, taken = 0; };
 
-  class Message : public Exchange {
+  class Message : public PendingMessage {
    public:
     Message(Hub& hub, int rank, std::string name) : hub_(hub), rank_(rank), name_(std::move(name)) {}
     bool finish(int) override {
@@ -47,12 +47,12 @@ class Hub {
     bool done_ = false;
   };
 
-  class Rank : public Transport {
+  class Rank : public Alltoalls {
    public:
     Rank(Hub& hub, int rank) : hub_(hub), rank_(rank) {}
     std::byte* outgoing(size_t bytes) override { return new std::byte[bytes + 1]; }
     void give_back(std::byte* memory) override { delete[] memory; }
-    std::unique_ptr<Exchange> alltoall(const std::string& name, const Outgoing& out) override {
+    std::unique_ptr<PendingMessage> alltoall(const std::string& name, const OutgoingSegments& out) override {
       const std::string own = name + "#" + std::to_string(used_[name]++);  // a name may be used again
       Meeting& meeting = hub_.meetings_[own];
       meeting.segments.resize(size_t(hub_.size_));
@@ -122,14 +122,18 @@ struct Ranks {
     lightcc_embedding_wanted w{};
     w.size = sizeof w, w.table = tables[size_t(rank)], w.keys = keys.data(), w.count = int64_t(keys.size());
     Call* call = nullptr;
-    EXPECT_EQ(lightcc_embedding_lookup(groups[size_t(rank)].get(), &w, 1, flags, &call), 0) << lightcc_embedding_error();
+    EXPECT_EQ(lightcc_embedding_lookup(groups[size_t(rank)].get(), &w, 1, flags, &call), 0)
+        << lightcc_embedding_error();
     return call;
   }
-  Call* update(int rank, const std::vector<int64_t>& keys, const std::vector<double>& g, uint32_t flags, Numbers n = {0.1}) {
+  Call* update(int rank, const std::vector<int64_t>& keys, const std::vector<double>& g, uint32_t flags,
+               Numbers n = {0.1}) {
     lightcc_embedding_gradient gradient{nullptr, 0, keys.data(), nullptr, int64_t(keys.size()), g.data()};
-    lightcc_embedding_step s{sizeof s, 1, tables[size_t(rank)], &gradient, n.lr, n.beta1, n.beta2, n.eps, n.l1, n.l2, n.l21};
+    lightcc_embedding_step s{sizeof s, 1, tables[size_t(rank)], &gradient, n.lr, n.beta1, n.beta2, n.eps, n.l1, n.l2,
+                             n.l21};
     Call* call = nullptr;
-    EXPECT_EQ(lightcc_embedding_update(groups[size_t(rank)].get(), &s, 1, flags, &call), 0) << lightcc_embedding_error();
+    EXPECT_EQ(lightcc_embedding_update(groups[size_t(rank)].get(), &s, 1, flags, &call), 0)
+        << lightcc_embedding_error();
     return call;
   }
   Call* serve(int rank) {
