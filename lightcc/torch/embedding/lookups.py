@@ -112,9 +112,12 @@ class Batch:
         return [self._outputs[index] for index in indices]
 
     def drop(self) -> None:
-        """Forgets a prefetched batch that will not be looked up; on all ranks."""
+        """Forgets a prefetched batch that will not be looked up; on all ranks, which wait for each other."""
         if self in _prefetched:
             _prefetched.remove(self)
+            if not self._outputs:
+                for call, _ in self._calls:
+                    call.finish()
 
     def _finish(self) -> None:
         self._outputs = [None] * len(self._wanted)
