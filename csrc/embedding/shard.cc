@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kBlock = 512;
 constexpr size_t kAhead = 16;
-constexpr size_t kSliceBuckets = 1024;
+constexpr size_t kSliceBuckets = 4096;
 
 }  // namespace
 
