@@ -239,6 +239,8 @@ void take_rows(Call& call) {
     const RankSegment answer = parse(call.message->from(rank), rank);
     if (answer.head.status)
       throw Error(Code(answer.head.status), "rank " + std::to_string(rank) + ": " + answer.head.text);
+    if (answer.tables.size() > call.wanted.size())  // a rank that serves gets none
+      throw Error(Code::internal, "rank " + std::to_string(rank) + " sent rows of other tables than were asked for");
     for (size_t i = 0; i < answer.tables.size(); ++i) {
       Wanted& w = call.wanted[i];
       const int64_t count = w.partition.counts[size_t(rank)];

@@ -212,21 +212,5 @@ TEST(EmbeddingServe, APrefetchedLookupWithoutAnUpdateIsAnsweredToo) {
   release({next, serve, again});
 }
 
-TEST(EmbeddingMessage, BytesThatAreCutAreRefused) {
-  RankSegment segment;
-  TablePart part;
-  part.head.keys = 3, part.head.value_bytes = 24;
-  segment.tables.assign(2, part);
-  std::vector<std::byte> bytes(bytes_of(segment));
-  std::vector<PartPlaces> places;
-  write_heads(segment, bytes.data(), places);
-  EXPECT_EQ(parse(bytes, 0).tables.size(), 2u);
-  const size_t used = sizeof(CallHeader) + 2 * sizeof(TableHeader) + 2 * 48;
-  for (size_t n = 0; n < used; ++n) {
-    const std::vector<std::byte> cut(bytes.begin(), bytes.begin() + long(n));
-    EXPECT_THROW(parse(cut, 1), Error) << n;
-  }
-}
-
 }  // namespace
 }  // namespace lightcc::embedding::test
