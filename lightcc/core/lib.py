@@ -7,6 +7,7 @@ import ctypes
 import os
 from array import array
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p, sizeof
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from lightcc.core.exceptions import HorovodInternalError
@@ -376,9 +377,9 @@ class Memory(_MostBytes):
     says its own length (numpy.frombuffer and torch.frombuffer take a count and an offset).
     """
 
-    def __del__(self, free: Callable[[int], None] = _library.lightcc_free,
-                address: Callable[[Any], int] = ctypes.addressof) -> None:
-        free(address(self))
+    # partial(free, self)(), with no function of Python's on the way: in one, a Ctrl-C would be raised here, where
+    # Python drops every exception, and the program would go on as if nobody had pressed it.
+    __del__ = property(partial(partial, _library.lightcc_free))
 
 
 def alloc(count: int) -> Memory:

@@ -34,8 +34,8 @@ def save(path: str, tables: Sequence[Table]) -> None:
     cannot write its shard (a full disk: what was saved before is still there); ValueError for tables of several process
     sets.
 
-    >>> import tempfile; from lightcc import embedding
-    >>> table, folder = embedding.Table("user", 4), hvd.broadcast_object(tempfile.mkdtemp())
+    >>> import os; from lightcc import embedding
+    >>> table, folder = embedding.Table("user", 4), hvd.broadcast_object(os.path.abspath("saved"))
     >>> embedding.save(folder, [table]); embedding.load(folder, [table])
     """
     group = _group_of(tables, "save")

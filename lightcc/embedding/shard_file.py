@@ -43,9 +43,9 @@ class ShardWriter:
     of its full size from the beginning, so a full disk is noticed before anything is written.
     Errors: OSError with the file's name.
 
-    >>> import numpy, os, tempfile; path = os.path.join(tempfile.mkdtemp(), "shard")
-    >>> writer = ShardWriter(path, {"key": (numpy.uint64, (3,))}, {"save": "1"})
-    >>> writer.write("key", 1, numpy.array([7, 8], numpy.uint64)); writer.close(); ShardReader(path).read("key", 0, 3)
+    >>> import numpy; writer = ShardWriter("shard", {"key": (numpy.uint64, (3,))}, {"save": "1"})
+    >>> writer.write("key", 1, numpy.array([7, 8], numpy.uint64)); writer.close()
+    >>> ShardReader("shard").read("key", 0, 3)
     array([0, 7, 8], dtype=uint64)
     """
 
@@ -102,9 +102,8 @@ class ShardReader:
 
     Errors: FileNotFoundError; ValueError with the file's name for one that is no safetensors file, or is truncated.
 
-    >>> import numpy, os, tempfile; path = os.path.join(tempfile.mkdtemp(), "shard")
-    >>> ShardWriter(path, {"last": (numpy.uint32, (2, 2))}, {"save": "1"}).close()
-    >>> reader = ShardReader(path); reader.metadata, reader.columns["last"].shape
+    >>> import numpy; ShardWriter("shard", {"last": (numpy.uint32, (2, 2))}, {"save": "1"}).close()
+    >>> reader = ShardReader("shard"); reader.metadata, reader.columns["last"].shape
     ({'save': '1'}, (2, 2))
     """
 

@@ -18,8 +18,8 @@ def save(path: str, model: Model) -> None:
     tables. A save that was there before is replaced when this one is whole. Memory: a slice of 16,384 rows.
     Errors, on every rank: those of lightcc.embedding.save.
 
-    >>> import tempfile; from lightcc.torch import embedding as E
-    >>> user, folder = E.HashEmbedding(4, name="user"), hvd.broadcast_object(tempfile.mkdtemp())
+    >>> import os; from lightcc.torch import embedding as E
+    >>> user, folder = E.HashEmbedding(4, name="user"), hvd.broadcast_object(os.path.abspath("saved"))
     >>> E.save(folder, user); E.load(folder, user)
     """
     checkpoint.save(path, _tables_of(model))
