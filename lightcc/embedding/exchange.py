@@ -1,5 +1,4 @@
 """Lookups and updates of several tables in one exchange, which all ranks of their process set make together."""
-import weakref
 from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy
@@ -20,8 +19,7 @@ class _Call:
     """A call of the library; freed with the last array that shows its memory."""
 
     def __init__(self, handle: int, kept: Any):
-        self.handle, self._kept = handle, kept
-        weakref.finalize(self, lib.release, handle).atexit = False  # type: ignore[misc]
+        self.handle, self._kept = lib.CallHandle(handle), kept  # the handle goes before what its call needs
 
     def finish(self) -> None:
         lib.finish(self.handle)

@@ -5,6 +5,7 @@ struct(). A status other than 0 becomes an exception in check(): docs/errors.md.
 """
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import partial
 from typing import Any, Optional, Type, TypeVar
 
 import numpy
@@ -160,14 +161,15 @@ def made(name: str, *arguments: Any) -> int:
     return handle.value
 
 
-def finish(handle: int) -> None:
+class CallHandle(c_void_p):
+    """A call of the library, which is released with it, by no function of Python's: core.lib.Memory says why."""
+
+    __del__ = property(partial(partial, _library.lightcc_embedding_release))
+
+
+def finish(handle: CallHandle) -> None:
     """Waits until a call is done; raises what it failed with. Ctrl-C ends the job on all ranks."""
-    check(core.wait(handle, _library.lightcc_embedding_finish))
-
-
-def release(handle: int, function: Any = _library.lightcc_embedding_release) -> None:
-    """Frees a call; never raises."""
-    function(handle)
+    check(core.wait(handle, _library.lightcc_embedding_finish))  # type: ignore[arg-type]  # as a handle of the core
 
 
 def free(handle: int, function: Any = _library.lightcc_embedding_free) -> None:
