@@ -86,8 +86,8 @@ class TableOptimizer(torch.optim.Optimizer):
         gradients = [parameter.grad for parameter in dense if parameter.grad is not None]
         if any(parameter.overflowed for group in self.param_groups for parameter in group["params"]):
             return torch.tensor(math.inf, dtype=torch.float64)  # a GradScaler leaves this step out, on all ranks
-        held = self._begun(hold=True)
         try:
+            held = self._begun(hold=True)
             for step in held:
                 step.finish()
         except Exception:
