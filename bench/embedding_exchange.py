@@ -52,9 +52,7 @@ class Local:
         gradient = (lib.Gradient * 1)(lib.Gradient(keys=lib.address(keys), count=len(keys), values=lib.address(values)))
         step = (lib.Step * 1)(lib.struct(lib.Step, table=self._table.handle, gradient_count=1, gradients=gradient,
                                          **NUMBERS))
-        call = lib.made("update", self._table.group.handle, step, 1, 0)
-        lib.finish(call)
-        lib.release(call)
+        lib.finish(lib.CallHandle(lib.made("update", self._table.group.handle, step, 1, 0)))
 
 
 class Rank:
