@@ -37,7 +37,7 @@ def test_slices_come_back(file):
                               rows[len(rows) // 2:len(rows) // 2 + len(rows) // 4])
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("safetensors"), reason="there is no package safetensors")
+@pytest.mark.skipif(not importlib.util.find_spec("safetensors"), reason="missing: safetensors")
 def test_the_package_safetensors_reads_it(file):
     import safetensors
     import safetensors.numpy
