@@ -19,7 +19,7 @@ TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 
-.PHONY: help demo docs harp pytest test test-all test-rest unit unit-tests bench gpu-test gpu-bench lint wheel aarch64 aarch64-tests sanitize fuzz clean packages-build packages-tests packages-aarch64
+.PHONY: help demo docs harp pytest test test-all test-rest unit unit-tests bench elastic-soak gpu-test gpu-bench lint wheel aarch64 aarch64-tests sanitize fuzz clean packages-build packages-tests packages-aarch64
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
@@ -28,6 +28,7 @@ help:
 	@echo 'make unit       C++ tests alone; FILTER=GoogleTest'\''s filter: some of them'
 	@echo 'make pytest     FILES="python/test_objects.py ..." from tests, with PyTorch; NP=2: on two ranks; WITH=tensorflow'
 	@echo 'make bench      a short benchmark'
+	@echo 'make elastic-soak  TURNS=10 times each: elastic jobs whose hosts come, go and fail'
 	@echo 'make gpu-test   with a GPU, and PyTorch, pytest and CuPy in $(PYTHON): all that runs there'
 	@echo 'make gpu-bench  with a GPU, and PyTorch in $(PYTHON): how fast it is there'
 	@echo 'make lint       style, types, layers, generated docs'
@@ -48,7 +49,7 @@ PYTEST = -m pytest -q
 WITH_TORCH = cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch LIGHTCC_TEST_SIZES=$(1) ../$(BIN)/python $(PYTEST) $(2)
 WITH_TENSORFLOW = cd tests && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 LIGHTCC_TEST_SIZES=$(2) \
   ../build/tensorflow-$(1)/bin/python $(PYTEST) $(3)
-SIDE_BY_SIDE = -n $(1) --dist loadfile
+SIDE_BY_SIDE = -n $(1) --dist loadfile --no-loadscope-reorder
 # Called with two of these, which run at a time: ranks often wait for each other.
 BOTH = ($(1)) >build/beside.log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat build/beside.log; exit $$((first + last))
 
@@ -106,6 +107,10 @@ harp: build/cmake/build.ninja
 
 bench: build/installed
 	$(BIN)/python bench/smoke.py
+
+TURNS ?= 10
+elastic-soak: build/installed
+	cd tests && ../$(BIN)/python soak/elastic.py --turns $(TURNS)
 
 # They build in build/gpu, for the GPU at hand, and install nothing.
 gpu-test:

@@ -12,15 +12,19 @@ from typing import Tuple
 # A layer may include itself and these.
 MAY_INCLUDE = {
     "base": set(),
+    "nccl_abi": {"base"},
     "device": {"base"},
-    "net": {"base"},
+    "net": {"base", "nccl_abi"},
     "collective": {"base", "device", "net"},
     "engine": {"base", "device", "net", "collective"},
     "api": {"base", "device", "net", "collective", "engine"},
     "embedding": {"base"},
 }
-# What a layer may include of one that it does not know: the C API.
-MAY_INCLUDE_FILE = {("embedding", "api/lightcc.h")}
+# What a layer, or a folder of one, may include of a layer that it does not know: the C API, and what all operations for
+# TensorFlow share.
+MAY_INCLUDE_FILE = {("embedding", "api/lightcc.h"), ("embedding/tensorflow", "api/tensorflow/c_api.h"),
+                    ("embedding/tensorflow", "api/tensorflow/kernel.h"),
+                    ("embedding/tensorflow", "api/tensorflow/operation.h")}
 # Folders inside a layer that not everyone may include, and who may beside themselves. No transport includes another,
 # and bootstrap alone knows which there are. (peers.h, in net itself, knows shared memory and heartbeats.)
 FOLDERS = {
@@ -32,12 +36,14 @@ FOLDERS = {
     "net/health": {"net", "net/bootstrap", "engine"},
     "net/bootstrap": {"engine", "api"},
     "engine/control": {"engine"},
+    "engine/timeline": {"engine"},
+    "embedding/tensorflow": set(),
 }
 CONTROL_MAY_INCLUDE = {"base", "net", "engine/control"}  # it decides, and does no I/O but over links
 # What control shares with the engine around it: pure, and includes base and its like only.
 SHARED_WITH_CONTROL = {"engine/fusion.h", "engine/plan.h"}
-# HARP's layers, and single files that a layer may include beside them. All may include csrc/base, and nobody in csrc
-# anything of HARP but its C API.
+# HARP's layers, and single files that a layer may include beside them; below them HARP_STANDS_ON. Nobody in csrc may
+# include anything of HARP but its C API.
 HARP_MAY_INCLUDE = {
     "core": {"core"},
     "port": {"port", "core/options.h", "core/packet.h"},
@@ -47,6 +53,7 @@ HARP_MAY_INCLUDE = {
     "nccl": {"nccl", "api", "harp.h", "port/interfaces.h", "engine/control.h", "engine/fork.h"},
     "tools": {"tools", "daemon", "api", "harp.h"},
 }
+HARP_STANDS_ON = ("base/", "nccl_abi/")
 HARP_MAY_READ_ENVIRONMENT = "harp_plugin/api/config.cc"
 # Data passes no mutex: these are for opening, closing and counting.
 HARP_MAY_LOCK = ("harp_plugin/api/", "harp_plugin/engine/control.", "harp_plugin/port/mem.cc", "harp_plugin/tools/")
@@ -65,9 +72,14 @@ MAY_USE = {
     "_torch_backend": {"torch"},  # where PyTorch looks for backends, before it is asked for one
     "tensorflow": {"core", "compress"},
     "tensorflow.elastic": {"core", "tensorflow", "_keras"},
+    "tensorflow.embedding": {"core", "embedding", "tensorflow", "tensorflow.elastic"},
+    "tensorflow.kv_variable": {"core", "embedding", "tensorflow", "tensorflow.embedding"},
     "_keras": {"core", "compress", "numpy", "torch", "tensorflow"},
+    "_keras.embedding": {"core", "embedding", "tensorflow.embedding", "_keras"},
     "tensorflow.keras": {"core", "compress", "_keras", "tensorflow", "tensorflow.elastic"},
+    "tensorflow.keras.embedding": {"embedding", "tensorflow.embedding", "_keras.embedding"},
     "keras": {"core", "compress", "_keras", "torch", "tensorflow", "tensorflow.elastic"},
+    "keras.embedding": {"embedding", "tensorflow.embedding", "_keras.embedding"},
     "explain": {"core"},
     "data": {"core"},
     "common": {"core"},
@@ -91,7 +103,7 @@ MAY_IMPORT = {
     "keras": {"tensorflow", "_keras", "keras"},
 }
 MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/embedding/lib.py",
-                    "lightcc/launch/nccl_plugin.py")
+                    "lightcc/launch/nccl_plugin.py", "lightcc/tensorflow/embedding/library.py")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 GETENV = re.compile(r"\b(secure_getenv|getenv|environ)\b")
@@ -114,6 +126,7 @@ def may_include_folder(folder: str, target: str) -> bool:
 def cxx_offences(root: Path):
     for path in cxx_files(root / "csrc"):
         layer, name = path.relative_to(root / "csrc").parts[0], path.relative_to(root).as_posix()
+        folder = path.parent.relative_to(root / "csrc").as_posix()
         if layer not in MAY_INCLUDE:
             yield f"{name}: '{layer}' is no layer; known: {', '.join(MAY_INCLUDE)}"
             continue
@@ -126,11 +139,11 @@ def cxx_offences(root: Path):
                 may_include = {"base"} if shared else MAY_INCLUDE[layer] | {layer}
                 if shared and match[1] in SHARED_WITH_CONTROL:
                     continue
-                if (layer, match[1]) in MAY_INCLUDE_FILE:
+                if {(layer, match[1]), (folder, match[1])} & MAY_INCLUDE_FILE:
                     continue
                 if target not in may_include or "/" not in match[1]:
                     yield f'{name}:{number}: layer {layer} may not include "{match[1]}"'
-                elif not may_include_folder(path.parent.relative_to(root / "csrc").as_posix(), match[1]):
+                elif not may_include_folder(folder, match[1]):
                     yield f'{name}:{number}: this folder may not include "{match[1]}"'
             if GETENV.search(COMMENT.sub("", line)) and not name.startswith(MAY_READ_ENVIRONMENT):
                 yield f"{name}:{number}: the environment is read in {', '.join(MAY_READ_ENVIRONMENT)} only"
@@ -148,8 +161,8 @@ def harp_offences(root: Path):
             if match := INCLUDE.match(line):
                 own = match[1].removeprefix("harp_plugin/")
                 may = HARP_MAY_INCLUDE.get(layer, set())
-                known = own != match[1] and (own in may or own.split("/")[0] in may) or match[1].startswith("base/")
-                if not known:
+                is_own = own != match[1] and (own in may or own.split("/")[0] in may)
+                if not is_own and not match[1].startswith(HARP_STANDS_ON):
                     yield f'{name}:{number}: HARP\'s {layer} may not include "{match[1]}"'
             if GETENV.search(code) and layer != "tools" and name != HARP_MAY_READ_ENVIRONMENT:
                 yield f"{name}:{number}: HARP's environment is read in {HARP_MAY_READ_ENVIRONMENT} only"
@@ -189,7 +202,8 @@ def python_offences(root: Path):
 def part_of(module: Tuple[str, ...]) -> str:
     """The part of the Python package in which a module is, or a name of one; given as its path below lightcc."""
     unknown = module[0] if len(module) > 1 else "__init__"
-    return next((part for part in (".".join(module[:2]), module[0]) if part in MAY_USE), unknown)
+    names = [".".join(module[:length]) for length in range(len(module), 0, -1)]
+    return next((part for part in names if part in MAY_USE), unknown)
 
 
 def part_offences(root: Path):

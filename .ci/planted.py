@@ -79,7 +79,7 @@ def build(tree: Path, sanitizer: str, target: str) -> Path:
 
 
 def copy_small_tree(tree: Path) -> None:
-    """All headers; of the sources only csrc/base, the control messages and their fuzz target."""
+    """All headers; of the sources only csrc/base, csrc/nccl_abi, the control messages and their fuzz target."""
     for name in ("CMakeLists.txt", "lightcc/_version.py", "tests/main.cc", "tests/labels.h"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
@@ -88,7 +88,7 @@ def copy_small_tree(tree: Path) -> None:
     for tests in ("tests/fuzz", "tests/harp", "tests/unit/doubles"):
         shutil.copytree(ROOT / tests, tree / tests, ignore=shutil.ignore_patterns("cuda_*", "nccl_*"))
     for source in (tree / "csrc").rglob("*.cc"):
-        if source.parent.name != "base" and source.stem != "message":
+        if source.parent.name not in ("base", "nccl_abi") and source.stem != "message":
             source.unlink()
 
 

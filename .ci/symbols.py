@@ -18,6 +18,8 @@ LIBRARIES = {  # what it exports, and what it may need
     "_lightcc.so": (r"lightcc_\w+", LIBC),
     "_lightcc_tensorflow.so": (r"lightcc_\w+", LIBC + r"|_lightcc\.so"),
     "_lightcc_embedding.so": (r"lightcc_embedding_\w+", LIBC + r"|_lightcc\.so"),
+    "_lightcc_embedding_tensorflow.so": (r"lightcc_embedding_tensorflow_\w+",
+                                         LIBC + r"|_lightcc\.so|_lightcc_embedding\.so"),
     "libnccl-net-harp.so": (r"ncclNetPlugin_v\d+", LIBC),
     "libharp.so": (r"harp_\w+", LIBC),
     "liblightcc_cuda.so": (r"lightcc_cuda_functions", LIBC),

@@ -27,6 +27,7 @@ from cables import Network, network_of
 from multihost import parse_size
 from peers import gloo, own
 from report import MIB, ratio_of
+from shapes import MODELS
 from smoke import idle
 from teams import Team
 from where import RESULTS, heading, surroundings
@@ -52,8 +53,8 @@ def case_of(nbytes: int) -> sides.Case:
     return ONE_FLOAT if nbytes == 4 else sides.one_tensor(nbytes)
 
 
-def cases_of(sizes: Sequence[int], with_gradients: bool) -> List[sides.Case]:
-    return [*map(case_of, sizes), *([sides.gradients(), sides.step()] if with_gradients else [])]
+def cases_of(sizes: Sequence[int], model: str) -> List[sides.Case]:
+    return [*map(case_of, sizes), *([sides.gradients(model), sides.step(model)] if model else [])]
 
 
 def goal_of(case: str, ranks: int) -> Optional[float]:
@@ -159,6 +160,8 @@ def arguments(words: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--sizes", type=lambda text: tuple(map(parse_size, text.split(","))), default=SIZES,
                         metavar="SIZE,...", help="default 4,4K,1M,64M")
     parser.add_argument("--no-gradients", action="store_true", help="no gradients, and no optimizer's exchange")
+    parser.add_argument("--model", choices=MODELS, default="resnet50",
+                        help="whose gradients; default %(default)s; tiny only tries the program")
     parser.add_argument("--rounds", type=int, default=7, help="default %(default)s")
     parser.add_argument("--idle", type=float, default=2, metavar="SECONDS", help="default %(default)s")
     parser.add_argument("--minutes", type=float, default=2.5, help="nothing begins later; default %(default)s")
@@ -185,7 +188,7 @@ def main(words: Optional[List[str]] = None) -> None:
             left_out.append(f"{title}: --minutes {args.minutes:g} are over")
             continue
         try:
-            found = measure(ranks, cases_of(args.sizes, not args.no_gradients), args.rounds)
+            found = measure(ranks, cases_of(args.sizes, "" if args.no_gradients else args.model), args.rounds)
             with network_of(ranks, len(ranks) == 1, "", 4) as network:
                 idle_costs[title] = idle_ms(network, args.idle)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # root may make no hosts here

@@ -62,8 +62,8 @@ class Rank:
             owners = np.empty(len(keys), np.uint16)
             lib.call("owner_of", self._module.table.handle, lib.address(keys), len(keys), lib.address(owners))
             counts.append(int((hosts[owners] != hosts[self._rank]).sum()))
-        count, number = int(np.mean(counts)), 2 if wire else 4
-        return 8 * count, number * dim * count, number * dim * count
+        count = int(np.mean(counts))
+        return 8 * count, (2 if wire else 4) * dim * count, 4 * dim * count  # gradients travel as they are
 
     def drop(self) -> None:
         self._module.table.close()

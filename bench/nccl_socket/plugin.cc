@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "base/nccl_net.h"
+#include "nccl_abi/nccl_net.h"
 #include "harp_plugin/port/interfaces.h"
 
 namespace {

@@ -36,7 +36,7 @@ constexpr size_t kMostValueBytes = 4096;  // as long as a path may be
 constexpr const char* kLevels[] = {"trace", "debug", "info", "warning", "error", "fatal"};
 
 // A variable's text and what it may be read as.
-struct Value {
+struct Setting {
   const char* name;
   std::string text;
 
@@ -108,7 +108,7 @@ std::string text_of(double number) {  // the shortest text that reads back as th
 struct Knob {
   const char* name;
   const char* help;
-  void (*set)(Config&, const Value&);
+  void (*set)(Config&, const Setting&);
   std::string (*get)(const Config&);
   const char* other_names[2] = {};  // read in this order if it is not set itself
 };
@@ -117,192 +117,194 @@ const Knob kKnobs[] = {
     {"HOROVOD_FUSION_THRESHOLD",
      "Most bytes that travel as one fused collective. 0 is noted and ignored: many command lines carry it, and "
      "fusion here costs no waiting; LIGHTCC_FUSION=0 is what turns it off.",
-     [](Config& c, const Value& v) { c.fusion_bytes = v.bytes(); },
+     [](Config& c, const Setting& v) { c.fusion_bytes = v.bytes(); },
      [](const Config& c) { return std::to_string(c.fusion_bytes); }},
     {"LIGHTCC_FUSION", "0: every tensor travels alone. For comparisons and for finding faults.",
-     [](Config& c, const Value& v) { c.fusion = v.flag(); }, [](const Config& c) { return text_of(c.fusion); }},
+     [](Config& c, const Setting& v) { c.fusion = v.flag(); }, [](const Config& c) { return text_of(c.fusion); }},
     {"HOROVOD_CACHE_CAPACITY",
      "Requests remembered for each process set; one that is remembered needs no negotiation of its shape. 0: none.",
-     [](Config& c, const Value& v) { c.cache_capacity = v.number(0, "a number of requests, 0 or more"); },
+     [](Config& c, const Setting& v) { c.cache_capacity = v.number(0, "a number of requests, 0 or more"); },
      [](const Config& c) { return std::to_string(c.cache_capacity); }},
     {"HOROVOD_STALL_CHECK_TIME_SECONDS",
      "Warn about a tensor that some ranks have submitted and others have not for so long.",
-     [](Config& c, const Value& v) { c.stall_warn_s = v.seconds(); },
+     [](Config& c, const Setting& v) { c.stall_warn_s = v.seconds(); },
      [](const Config& c) { return text_of(c.stall_warn_s); }},
     {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "End the job on all ranks when such a tensor has waited so long. 0: never.",
-     [](Config& c, const Value& v) { c.stall_end_s = v.seconds(); },
+     [](Config& c, const Setting& v) { c.stall_end_s = v.seconds(); },
      [](const Config& c) { return text_of(c.stall_end_s); }},
     {"LIGHTCC_DEADLOCK_CHECK_SECONDS",
      "Warn about ranks that wait for each other, so that none of them can go on, when they have waited so long: one "
      "is in an operation that the other has not called, and the other in one that the first has not. 0: only as of "
      "stalls.",
-     [](Config& c, const Value& v) { c.deadlock_s = v.seconds(); },
+     [](Config& c, const Setting& v) { c.deadlock_s = v.seconds(); },
      [](const Config& c) { return text_of(c.deadlock_s); }},
     {"HOROVOD_STALL_CHECK_DISABLE", "1: neither warn about stalls and deadlocks nor end them.",
-     [](Config& c, const Value& v) { c.stall_check = !v.flag(); },
+     [](Config& c, const Setting& v) { c.stall_check = !v.flag(); },
      [](const Config& c) { return text_of(!c.stall_check); }},
     {"HOROVOD_START_TIMEOUT",
      "Seconds that init waits for the other ranks before it names the ones that did not come.",
-     [](Config& c, const Value& v) { c.start_timeout_s = v.seconds(); },
+     [](Config& c, const Setting& v) { c.start_timeout_s = v.seconds(); },
      [](const Config& c) { return text_of(c.start_timeout_s); }},
     {"LIGHTCC_SELECT",
      "Forces the backend or algorithm of a kind of collective: `allreduce=ring,broadcast=binomial`. Must be the same "
      "on all ranks.",
-     [](Config& c, const Value& v) { c.select = v.text; }, [](const Config& c) { return c.select; }},
+     [](Config& c, const Setting& v) { c.select = v.text; }, [](const Config& c) { return c.select; }},
     {"LIGHT_2D_ALLREDUCE",
      "1: all-reduces between hosts are hierarchical (docs/design.md). 0: they use flat rings and trees. If it is not "
      "set, `HOROVOD_HIERARCHICAL_ALLREDUCE` and then `HOROVOD_TORUS_ALLREDUCE` are read.",
-     [](Config& c, const Value& v) { c.hierarchical = v.flag(); },
+     [](Config& c, const Setting& v) { c.hierarchical = v.flag(); },
      [](const Config& c) { return text_of(c.hierarchical); },
      {"HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE"}},
     {"LIGHT_HIERARCHICAL_THRESHOLD", "Bytes of the smallest all-reduce that is hierarchical; see LIGHT_2D_ALLREDUCE.",
-     [](Config& c, const Value& v) { c.hierarchical_bytes = v.bytes(); },
+     [](Config& c, const Setting& v) { c.hierarchical_bytes = v.bytes(); },
      [](const Config& c) { return std::to_string(c.hierarchical_bytes); }},
     {"HOROVOD_HIERARCHICAL_ALLGATHER",
      "1: all-gathers bring each byte to each host once, and the ranks there hand it on. 0: they are flat.",
-     [](Config& c, const Value& v) { c.hierarchical_allgather = v.flag(); },
+     [](Config& c, const Setting& v) { c.hierarchical_allgather = v.flag(); },
      [](const Config& c) { return text_of(c.hierarchical_allgather); }},
     {"LIGHT_INTRA_SIZE",
      "Collectives that go by host take so many ranks of a host for a host of their own (the last may have fewer), so "
      "that one machine can act as several. local_rank and local_size stay as they are. 0: all ranks of a host.",
-     [](Config& c, const Value& v) { c.intra_size = v.number(0, "ranks, 0 or more"); },
+     [](Config& c, const Setting& v) { c.intra_size = v.number(0, "ranks, 0 or more"); },
      [](const Config& c) { return std::to_string(c.intra_size); }},
     {"LIGHTCC_CALIBRATION",
      "1: where ranks are on several hosts, the first init among them measures latency and bandwidth (at most a "
      "second), and the algorithms of all-reduces follow from that. 0: from sizes and numbers of hosts alone.",
-     [](Config& c, const Value& v) { c.calibration = v.flag(); },
+     [](Config& c, const Setting& v) { c.calibration = v.flag(); },
      [](const Config& c) { return text_of(c.calibration); }},
     {"LIGHTCC_CACHE_DIR",
      "Directory in which rank 0 keeps what was measured of a set of hosts, for later runs; to delete a file there "
      "means to measure anew. Not set: `lightcc` in `XDG_CACHE_HOME` or in `~/.cache`.",
-     [](Config& c, const Value& v) { c.cache_dir = v.text; }, [](const Config& c) { return c.cache_dir; }},
+     [](Config& c, const Setting& v) { c.cache_dir = v.text; }, [](const Config& c) { return c.cache_dir; }},
     {"HOROVOD_AUTOTUNE",
      "1: all-reduces between hosts, of 16 KiB and more, try a second algorithm by turns while training runs, and keep "
      "the quicker, for each power of two of bytes; what was found is kept in LIGHTCC_CACHE_DIR for later runs. 0: the "
      "same algorithms in each run, and so the same rounding.",
-     [](Config& c, const Value& v) { c.autotune = v.flag(); }, [](const Config& c) { return text_of(c.autotune); }},
+     [](Config& c, const Setting& v) { c.autotune = v.flag(); }, [](const Config& c) { return text_of(c.autotune); }},
     {"HOROVOD_AUTOTUNE_LOG", "File in which rank 0 writes each sample that counts, as CSV.",
-     [](Config& c, const Value& v) { c.autotune_log = v.text; }, [](const Config& c) { return c.autotune_log; }},
+     [](Config& c, const Setting& v) { c.autotune_log = v.text; }, [](const Config& c) { return c.autotune_log; }},
     {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "The first samples of each size, which do not count.",
-     [](Config& c, const Value& v) { c.autotune_warmup_samples = v.number(0, "a number of samples, 0 or more"); },
+     [](Config& c, const Setting& v) { c.autotune_warmup_samples = v.number(0, "a number of samples, 0 or more"); },
      [](const Config& c) { return std::to_string(c.autotune_warmup_samples); }},
     {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "All-reduces of one size that make a sample.",
-     [](Config& c, const Value& v) { c.autotune_steps_per_sample = v.number(1, "a number of all-reduces, 1 or more"); },
+     [](Config& c, const Setting& v) {
+       c.autotune_steps_per_sample = v.number(1, "a number of all-reduces, 1 or more");
+     },
      [](const Config& c) { return std::to_string(c.autotune_steps_per_sample); }},
     {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
      "Most samples of each size that count; six are enough if the algorithms differ clearly.",
-     [](Config& c, const Value& v) { c.autotune_most_samples = v.number(1, "a number of samples, 1 or more"); },
+     [](Config& c, const Setting& v) { c.autotune_most_samples = v.number(1, "a number of samples, 1 or more"); },
      [](const Config& c) { return std::to_string(c.autotune_most_samples); }},
     {"LIGHT_TOPK_ALLREDUCE",
      "1: optimizers and gradient tapes that are given no compression send the largest gradients only, and leave the "
      "rest for later steps (docs/compression.md).",
-     [](Config& c, const Value& v) { c.topk = v.flag(); }, [](const Config& c) { return text_of(c.topk); }},
+     [](Config& c, const Setting& v) { c.topk = v.flag(); }, [](const Config& c) { return text_of(c.topk); }},
     {"LIGHT_TOPK_RATIO", "The share of a gradient's elements that they send, above 0 and at most 1.",
-     [](Config& c, const Value& v) { c.topk_ratio = v.share(); },
+     [](Config& c, const Setting& v) { c.topk_ratio = v.share(); },
      [](const Config& c) { return text_of(c.topk_ratio); }},
     {"LIGHT_TOPK_THRESHOLD",
      "If the gradients of a step that can be compressed have fewer bytes, they travel dense; also where compression "
      "was asked for by the program.",
-     [](Config& c, const Value& v) { c.topk_threshold = v.bytes(); },
+     [](Config& c, const Setting& v) { c.topk_threshold = v.bytes(); },
      [](const Config& c) { return std::to_string(c.topk_threshold); }},
     {"LIGHT_TOPK_FP16", "1: the values are sent as float16.",
-     [](Config& c, const Value& v) { c.topk_fp16 = v.flag(); }, [](const Config& c) { return text_of(c.topk_fp16); }},
+     [](Config& c, const Setting& v) { c.topk_fp16 = v.flag(); }, [](const Config& c) { return text_of(c.topk_fp16); }},
     {"HOROVOD_CHECK_WEIGHTS",
      "Each so many exchanges of gradients the ranks compare their weights, and end with an error that names those that "
      "differ (docs/troubleshooting.md). 0: never.",
-     [](Config& c, const Value& v) { c.check_weights = v.number(0, "a number of steps, 0 or more"); },
+     [](Config& c, const Setting& v) { c.check_weights = v.number(0, "a number of steps, 0 or more"); },
      [](const Config& c) { return std::to_string(c.check_weights); }},
     {"HOROVOD_LOG_LEVEL",
      "Lowest level that is written to stderr: trace, debug, info, warning, error, fatal, or 0 to 5.",
-     [](Config& c, const Value& v) { c.log_level = v.level(); },
+     [](Config& c, const Setting& v) { c.log_level = v.level(); },
      [](const Config& c) { return std::string(kLevels[c.log_level]); }},
     {"HOROVOD_LOG_HIDE_TIME", "1: log lines carry no time.",
-     [](Config& c, const Value& v) { c.log_hide_time = v.flag(); },
+     [](Config& c, const Setting& v) { c.log_hide_time = v.flag(); },
      [](const Config& c) { return text_of(c.log_hide_time); }},
     {"HOROVOD_TIMELINE",
      "File in which rank 0 writes what it did and when, for chrome://tracing; every rank, if the path has `{rank}` in "
      "it. DYNAMIC: none until `start_timeline` is called (docs/timeline.md).",
-     [](Config& c, const Value& v) { c.timeline = v.text; }, [](const Config& c) { return c.timeline; }},
+     [](Config& c, const Setting& v) { c.timeline = v.text; }, [](const Config& c) { return c.timeline; }},
     {"HOROVOD_TIMELINE_MARK_CYCLES", "1: the timeline also marks every batch that the ranks agreed to run.",
-     [](Config& c, const Value& v) { c.timeline_mark_cycles = v.flag(); },
+     [](Config& c, const Setting& v) { c.timeline_mark_cycles = v.flag(); },
      [](const Config& c) { return text_of(c.timeline_mark_cycles); }},
     {"LIGHTCC_SPIN_US",
      "Microseconds that a wait spins before it yields and then sleeps. -1: at most 20 if every rank of the host has a "
      "core, else 0.",
-     [](Config& c, const Value& v) { c.spin_us = v.number(-1, "microseconds, or -1 to choose by cores and ranks"); },
+     [](Config& c, const Setting& v) { c.spin_us = v.number(-1, "microseconds, or -1 to choose by cores and ranks"); },
      [](const Config& c) { return std::to_string(c.spin_us); }},
     {"LIGHTCC_STORE_ADDR",
      "Where the ranks of several hosts meet: `host:port`, or several with commas in between, a host of rank 0 (an IPv6 "
      "address in brackets). Rank 0 listens on that port, or on the next free one of 15 more. lightccrun sets it; "
      "elsewhere the launcher usually says enough (below). Must be set on all ranks (mpirun: `-x LIGHTCC_STORE_ADDR`).",
-     [](Config& c, const Value& v) { c.store_addr = v.text; }, [](const Config& c) { return c.store_addr; }},
+     [](Config& c, const Setting& v) { c.store_addr = v.text; }, [](const Config& c) { return c.store_addr; }},
     {"LIGHTCC_IFACE",
      "Network interfaces between hosts: `eth0,eth1` (those names, or all that begin so), `=eth0` (exactly), all at "
      "once; `^docker0,lo`: the first other. Not set: `HOROVOD_GLOO_IFACE`, then `NCCL_SOCKET_IFNAME` are read.",
-     [](Config& c, const Value& v) { c.iface = v.text; },
+     [](Config& c, const Setting& v) { c.iface = v.text; },
      [](const Config& c) { return c.iface; },
      {"HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"}},
     {"LIGHTCC_NET",
      "What carries data and messages between hosts: `tcp`; `harp`, lightcc's own stack over UDP; `xdp`, that stack "
      "past the kernel's (docs/harp.md). Rank 0's value holds.",
-     [](Config& c, const Value& v) { c.net = v.one_of({"tcp", "harp", "xdp"}); },
+     [](Config& c, const Setting& v) { c.net = v.one_of({"tcp", "harp", "xdp"}); },
      [](const Config& c) { return c.net; }},
     {"LIGHTCC_NET_PLUGIN",
      "A network plugin of NCCL's (versions 6 to 12 of its interface) that carries data and messages between hosts, in "
      "place of `LIGHTCC_NET`: a path, or the NAME of `libnccl-net-NAME.so` (docs/nccl.md). Rank 0's value holds.",
-     [](Config& c, const Value& v) { c.net_plugin = v.text; }, [](const Config& c) { return c.net_plugin; }},
+     [](Config& c, const Setting& v) { c.net_plugin = v.text; }, [](const Config& c) { return c.net_plugin; }},
     {"LIGHTCC_HOST_ID",
      "Ranks with different values never share memory, as if they were on different hosts; with equal ones they do if "
      "they can. If it is not set, boot id, network namespace and user decide who may.",
-     [](Config& c, const Value& v) { c.host_id = v.text; }, [](const Config& c) { return c.host_id; }},
+     [](Config& c, const Setting& v) { c.host_id = v.text; }, [](const Config& c) { return c.host_id; }},
     {"LIGHTCC_PORT_RANGE",
      "The only ports to listen on, `20000-20100`, for firewalls that let no others through. LIGHTCC_STORE_ADDR names "
      "its own. Must be the same on all ranks.",
-     [](Config& c, const Value& v) { c.port_range = v.text; }, [](const Config& c) { return c.port_range; }},
+     [](Config& c, const Setting& v) { c.port_range = v.text; }, [](const Config& c) { return c.port_range; }},
     {"LIGHTCC_PINNED_BYTES",
      "Most bytes of pinned memory that a rank keeps, until shutdown, for tensors of GPUs that go through the host, in "
      "all process sets together (docs/gpu.md). What an operation needs beyond that is pinned for it alone.",
-     [](Config& c, const Value& v) { c.pinned_bytes = v.bytes(); },
+     [](Config& c, const Setting& v) { c.pinned_bytes = v.bytes(); },
      [](const Config& c) { return std::to_string(c.pinned_bytes); }},
     {"LIGHTCC_CUDA_LIBRARY",
      "The library through which tensors of GPUs are reached (docs/gpu.md), in place of `liblightcc_cuda.so` beside "
      "lightcc's own. For builds of one's own, and for tests.",
-     [](Config& c, const Value& v) { c.cuda_library = v.text; }, [](const Config& c) { return c.cuda_library; }},
+     [](Config& c, const Setting& v) { c.cuda_library = v.text; }, [](const Config& c) { return c.cuda_library; }},
     {"LIGHTCC_NCCL",
      "1: tensors of GPUs go by NCCL if all ranks can and say so. 0, or if one cannot: through host memory "
      "(docs/gpu.md).",
-     [](Config& c, const Value& v) { c.nccl = v.flag(); },
+     [](Config& c, const Setting& v) { c.nccl = v.flag(); },
      [](const Config& c) { return text_of(c.nccl); }},
     {"LIGHTCC_NCCL_2D",
      "1: large all-reduces by NCCL between hosts are hierarchical too, unless LIGHT_2D_ALLREDUCE is 0 (docs/gpu.md). "
      "Off until that has run on several GPUs.",
-     [](Config& c, const Value& v) { c.nccl_2d = v.flag(); },
+     [](Config& c, const Setting& v) { c.nccl_2d = v.flag(); },
      [](const Config& c) { return text_of(c.nccl_2d); }},
     {"LIGHTCC_NCCL_LIBRARY",
      "The NCCL that is used, in place of the one that the process has loaded already (PyTorch's), or else of the "
      "system's `libnccl.so.2`.",
-     [](Config& c, const Value& v) { c.nccl_library = v.text; }, [](const Config& c) { return c.nccl_library; }},
+     [](Config& c, const Setting& v) { c.nccl_library = v.text; }, [](const Config& c) { return c.nccl_library; }},
     {"NCCL_HOSTID",
      "NCCL's own: ranks with different values are on different hosts to it. lightcc only reads it, to know whether two "
      "ranks with the same GPU can use NCCL (docs/gpu.md).",
-     [](Config& c, const Value& v) { c.nccl_host_id = v.text; }, [](const Config& c) { return c.nccl_host_id; }},
+     [](Config& c, const Setting& v) { c.nccl_host_id = v.text; }, [](const Config& c) { return c.nccl_host_id; }},
     {"HOROVOD_NUM_NCCL_STREAMS",
      "On so many streams, at most 16, the collectives of a GPU run by NCCL, by turns. Each has a communicator and a "
      "fusion buffer of its own (docs/gpu.md). Rank 0's value holds.",
-     [](Config& c, const Value& v) { c.nccl_streams = int(v.whole(1, 16, "a number of streams, 1 to 16")); },
+     [](Config& c, const Setting& v) { c.nccl_streams = int(v.whole(1, 16, "a number of streams, 1 to 16")); },
      [](const Config& c) { return std::to_string(c.nccl_streams); }},
     {"HOROVOD_BATCH_D2D_MEMCOPIES",
      "1: tensors that are fused for NCCL are copied into one buffer, and back, by one kernel each. 0: one by one.",
-     [](Config& c, const Value& v) { c.batch_copies = v.flag(); },
+     [](Config& c, const Setting& v) { c.batch_copies = v.flag(); },
      [](const Config& c) { return text_of(c.batch_copies); }},
     {"LIGHTCC_OUTPUT_POOL_BYTES",
      "Most bytes of memory that a rank keeps for the next outputs of operations that are not in place, once the "
      "program has dropped the outputs that lay there (docs/collectives.md); counted apart for memory of PyTorch's own. "
      "0: none.",
-     [](Config& c, const Value& v) { c.output_pool_bytes = v.bytes(); },
+     [](Config& c, const Setting& v) { c.output_pool_bytes = v.bytes(); },
      [](const Config& c) { return std::to_string(c.output_pool_bytes); }},
     {"LIGHTCC_OUTPUT_POOL_IDLE_SECONDS", "Such memory goes back to the system when it was not used for so long.",
-     [](Config& c, const Value& v) { c.output_idle_s = v.seconds(); },
+     [](Config& c, const Setting& v) { c.output_idle_s = v.seconds(); },
      [](const Config& c) { return text_of(c.output_idle_s); }}};
 
 // Ranks that disagree on these would wait for each other, or for different things. Rank 0's values hold.
@@ -339,7 +341,7 @@ Config read_config(const Environment& env, std::string* notes, std::optional<Err
     const char* const text = text_if_set(env, name);
     if (!text) continue;
     try {
-      const Value value{name, text};
+      const Setting value{name, text};
       value.check();
       knob.set(config, value);
     } catch (const Error& error) {
@@ -376,7 +378,7 @@ Config with_settings(Config config, const std::string& shared) {
   for (std::string line; std::getline(lines, line);) {
     const size_t equals = std::min(line.find('='), line.size());
     const Knob& knob = knob_of(line.substr(0, equals));
-    knob.set(config, Value{knob.name, line.substr(std::min(equals + 1, line.size()))});
+    knob.set(config, Setting{knob.name, line.substr(std::min(equals + 1, line.size()))});
   }
   return config;
 }

@@ -269,7 +269,7 @@ void mark_lendable(Schedule& rounds, bool one_memory) {
   for (size_t round = 0; round < rounds.size(); ++round)
     for (const Step& step : rounds[round]) {
       if (!step.writes() || step.to.memory != kOutput || step.count == 0) continue;
-      const int answers = step.kind == Step::Kind::recv ? step.peer : -1;
+      const int answers = step.kind == Step::Action::recv ? step.peer : -1;
       writes.push_back({step.to.offset, step.to.offset + step.count, round, answers});
       longest = std::max(longest, step.count);
     }
@@ -285,7 +285,7 @@ void mark_lendable(Schedule& rounds, bool one_memory) {
   };
   for (size_t round = 0; round < rounds.size(); ++round)
     for (Step& step : rounds[round])
-      if (step.kind == Step::Kind::send && (step.from.memory == kInput || step.from.memory == kOutput))
+      if (step.kind == Step::Action::send && (step.from.memory == kInput || step.from.memory == kOutput))
         step.may_lend = !is_written_later(step, round);
 }
 

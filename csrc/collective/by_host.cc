@@ -16,9 +16,9 @@ constexpr int64_t kBurstBytes = 256 << 10;
 constexpr int kBurstHosts = 8;
 
 // The blocks of all members, each cut into as many pieces.
-class Pieces {
+class BlockPieces {
  public:
-  Pieces(const Collective& c, const Hosts& hosts) : blocks_(c.counts), counts_(c.counts) {
+  BlockPieces(const Collective& c, const Hosts& hosts) : blocks_(c.counts), counts_(c.counts) {
     const int64_t longest = *std::max_element(c.counts.begin(), c.counts.end());
     const int most = std::max(1, kMostRounds / int(hosts.size()));
     number_ = int(std::clamp<int64_t>(longest / kPiece, 1, most));
@@ -89,7 +89,7 @@ struct Wave { int piece, begin, end; };
 // Round by round a wave goes between hosts, and the one before is handed on inside: at first everyone's own block.
 Schedule allgather_by_host(const Collective& c, const Hosts& hosts) {
   const View view(c, hosts);
-  const Pieces pieces(c, hosts);
+  const BlockPieces pieces(c, hosts);
   const std::vector<int> neighbours = view.neighbours();
   std::vector<Wave> waves;
   const int stride = pieces.burst() ? kBurstHosts : 1;
@@ -138,7 +138,7 @@ Schedule allgather_by_host(const Collective& c, const Hosts& hosts) {
 // has all that it needs side by side in scratch: so 16-bit floats are rounded once a host and once more.
 Schedule reducescatter_by_host(const Collective& c, const Hosts& hosts) {
   const View view(c, hosts);
-  const Pieces pieces(c, hosts);
+  const BlockPieces pieces(c, hosts);
   const std::vector<int> neighbours = view.neighbours();
   const int others = int(neighbours.size()), slots = others + view.hosts() - 1;
   std::vector<Wave> waves;
@@ -148,8 +148,8 @@ Schedule reducescatter_by_host(const Collective& c, const Hosts& hosts) {
       waves.push_back({piece, distance, std::min(distance + stride, view.hosts() + 1)});
 
   // What is added up here for others: by wave, the blocks and where their sums lie in the wave's memory.
-  struct Sum { int owner; int64_t offset, count; };
-  std::vector<std::vector<Sum>> sums;
+  struct PartialSum { int owner; int64_t offset, count; };
+  std::vector<std::vector<PartialSum>> sums;
   int64_t sums_count = 0;
   for (const Wave& wave : waves) {
     auto& of_wave = sums.emplace_back();
@@ -165,10 +165,10 @@ Schedule reducescatter_by_host(const Collective& c, const Hosts& hosts) {
   // added up from: the others' inputs, then the other hosts' sums by distance.
   int64_t own_count = 0;
   for (int piece = 0; piece < pieces.number(); ++piece) own_count = std::max(own_count, pieces.count(c.index, piece));
-  const auto inputs_at = [&](size_t wave, const Sum& sum, int other) {
+  const auto inputs_at = [&](size_t wave, const PartialSum& sum, int other) {
     return Place{Memory::scratch, int64_t(wave % 2) * others * sums_count + others * sum.offset + other * sum.count};
   };
-  const auto sum_at = [&](size_t wave, const Sum& sum) {
+  const auto sum_at = [&](size_t wave, const PartialSum& sum) {
     if (others == 0) return Place{Memory::input, pieces.offset(sum.owner, waves[wave].piece)};
     return Place{Memory::scratch, (2 * others + int64_t(wave % 2)) * sums_count + sum.offset};
   };
@@ -184,7 +184,7 @@ Schedule reducescatter_by_host(const Collective& c, const Hosts& hosts) {
     std::vector<Step> round;
     if (r >= 2 && r - 2 < waves.size()) {
       const Wave& wave = waves[r - 2];
-      for (const Sum& sum : sums[r - 2]) round.push_back(Step::send(sum.owner, sum_at(r - 2, sum), sum.count));
+      for (const PartialSum& sum : sums[r - 2]) round.push_back(Step::send(sum.owner, sum_at(r - 2, sum), sum.count));
       for (int distance = wave.begin; distance < std::min(wave.end, view.hosts()); ++distance)
         round.push_back(Step::recv(view.counterpart(c.index, view.left(distance)),
                                    slot_at(wave.piece, others + distance - 1), pieces.count(c.index, wave.piece)));
@@ -195,7 +195,7 @@ Schedule reducescatter_by_host(const Collective& c, const Hosts& hosts) {
         for (int owner : view.members(view.right(distance)))
           if (const int to = view.counterpart(owner, view.host()); to != c.index)
             round.push_back(Step::send(to, input_at(owner, wave.piece), pieces.count(owner, wave.piece)));
-      for (const Sum& sum : sums[r])
+      for (const PartialSum& sum : sums[r])
         for (int i = 0; i < others; ++i)
           round.push_back(Step::recv(neighbours[size_t(i)], inputs_at(r, sum, i), sum.count));
       for (int i = 0; i < others && wave.end > view.hosts(); ++i) {
@@ -205,7 +205,7 @@ Schedule reducescatter_by_host(const Collective& c, const Hosts& hosts) {
       }
     }
     if (r >= 1 && r - 1 < waves.size() && others > 0)
-      for (const Sum& sum : sums[r - 1])
+      for (const PartialSum& sum : sums[r - 1])
         round.push_back(Step::reduce(input_at(sum.owner, waves[r - 1].piece), inputs_at(r - 1, sum, 0), others,
                                      sum_at(r - 1, sum), sum.count, false));
     if (const int passed = int(r) - lag + 1; passed > 0 && passed % waves_of_piece == 0) {

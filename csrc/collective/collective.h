@@ -44,7 +44,7 @@ struct Collective {
 inline bool is_adasum(const Collective& c) { return c.kind == Kind::allreduce && c.op == ReduceOp::adasum; }
 
 // A part of a collective in flight, by the clock of base/clock.h. Phases may overlap.
-struct Phase {
+struct TimedPhase {
   const char* name;                    // of static life
   uint64_t begin_ns = 0, end_ns = 0;   // end 0: it is not over
 };
@@ -59,7 +59,7 @@ struct Work {
   virtual bool done() const = 0;
   virtual int waiting_for() const = 0;
   // The phases that have begun, if the collective is timed and has phases.
-  virtual std::span<const Phase> phases() const { return {}; }
+  virtual std::span<const TimedPhase> phases() const { return {}; }
 };
 
 struct Algorithm;

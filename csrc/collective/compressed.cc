@@ -95,14 +95,14 @@ class CompressedAllreduce : public Work {
     if (times_.timed() && moved) note_times();
     return moved;
   }
-  std::span<const Phase> phases() const override { return times_.phases(); }
+  std::span<const TimedPhase> phases() const override { return times_.phases(); }
   bool done() const override { return gathered_ == tensors().size(); }
 
   int waiting_for() const override {
     if (done()) return -1;
     if (gather_) return node_[size_t(gather_->waiting_for())];
     if (exchanged_ < started_)
-      for (const Message& one : messages_[exchanged_])
+      for (const LaneMessage& one : messages_[exchanged_])
         if (!one.work->done()) return one.waiting_for();
     if (reduce_) return node_[size_t(reduce_->waiting_for())];
     const int place = local_ ? local_->waiting_for() : -1;
@@ -112,7 +112,7 @@ class CompressedAllreduce : public Work {
  private:
   using Tensor = CompressedTensor;
   using Shard = CompressedShard;
-  struct Message {                // of an own lane: every node's, one behind the other
+  struct LaneMessage {                // of an own lane: every node's, one behind the other
     const NodeLinks::Flow* flow = nullptr;
     size_t bytes = 0;             // of each
     std::unique_ptr<std::byte[]> memory = nullptr;
@@ -125,7 +125,7 @@ class CompressedAllreduce : public Work {
   };
 
   const std::vector<Tensor>& tensors() const { return layout_.tensors; }
-  std::vector<Message>& messages_of(const Tensor& tensor) { return messages_[tensor.part]; }
+  std::vector<LaneMessage>& messages_of(const Tensor& tensor) { return messages_[tensor.part]; }
   MessageHeader header_of(size_t part) const {
     return {number_, uint32_t(part), uint32_t(layout_.parts[part].end - layout_.parts[part].begin)};
   }
@@ -195,7 +195,7 @@ class CompressedAllreduce : public Work {
     std::vector<Residual::Range> ranges;
     for (const Shard& shard : tensor.shards) ranges.push_back({shard.first, shard.count});
     held_->cut(tensor.place.count, links_.node(), links_.nodes(), ranges, c_.codec.momentum > 0);
-    for (Message& one : messages_of(tensor)) {
+    for (LaneMessage& one : messages_of(tensor)) {
       if (one.memory) continue;
       one.memory = std::make_unique_for_overwrite<std::byte[]>(one.bytes * size_t(links_.nodes()));
       const MessageHeader header = header_of(tensor.part);
@@ -208,7 +208,7 @@ class CompressedAllreduce : public Work {
     const size_t count = size_t(shard.count);
     if (!encoding_ && copied_ < count) return copy_block(tensor, shard);
     if (!encoding_ && count > 0) {
-      const Message& one = messages_of(tensor)[lane_];
+      const LaneMessage& one = messages_of(tensor)[lane_];
       encoder_->start({gradient_of(tensor, shard), count, scale_, &held_->pieces()[lane_],
                        one.of(links_.node()) + shard.body});
       encoding_ = true;
@@ -265,12 +265,12 @@ class CompressedAllreduce : public Work {
       moved = true;
     }
     for (size_t p = exchanged_; p < started_; ++p)
-      for (Message& one : messages_[p])
+      for (LaneMessage& one : messages_[p])
         if (!one.work->done()) {
           moved |= one.work->step();
           if (one.work->done()) lent_.note(*one.flow);
         }
-    const auto is_done = [](const Message& one) { return one.work->done(); };
+    const auto is_done = [](const LaneMessage& one) { return one.work->done(); };
     while (exchanged_ < started_ && std::ranges::all_of(messages_[exchanged_], is_done)) {
       ++exchanged_;
       moved = true;
@@ -280,7 +280,7 @@ class CompressedAllreduce : public Work {
 
   void start_exchange() {
     for (size_t lane = 0; lane < messages_[started_].size(); ++lane) {
-      Message& one = messages_[started_][lane];
+      LaneMessage& one = messages_[started_][lane];
       one.flow = &links_.flow(links_.own_lanes().begin + int(lane), int64_t(started_));
       Collective c{};
       c.kind = Kind::allgather;
@@ -323,7 +323,7 @@ class CompressedAllreduce : public Work {
   }
 
   void read_messages(const Tensor& tensor, const Shard& shard) {
-    const Message& one = messages_of(tensor)[add_lane_];
+    const LaneMessage& one = messages_of(tensor)[add_lane_];
     received_.clear();
     for (int node = 0; node < links_.nodes(); ++node) {
       const std::byte* from = one.of(node);
@@ -363,7 +363,7 @@ class CompressedAllreduce : public Work {
   const std::vector<int>& node_;                // the members here
   const uint64_t number_;
   const CompressedLayout layout_;
-  std::vector<std::vector<Message>> messages_;  // by part and own lane
+  std::vector<std::vector<LaneMessage>> messages_;  // by part and own lane
   size_t reduced_ = 0, encoded_ = 0;            // so many tensors
   size_t started_ = 0, exchanged_ = 0;          // so many parts
   size_t added_ = 0, gathered_ = 0;             // so many tensors

@@ -61,8 +61,8 @@ const Way* take_best(std::vector<Priced>& all) {
 }  // namespace
 
 std::vector<Rule> cost_model_rules(const Cluster& cluster, bool hierarchical) {
-  struct Range { int64_t most_bytes; const Way *best, *second; };
-  std::vector<Range> ranges;
+  struct SizeRange { int64_t most_bytes; const Way *best, *second; };
+  std::vector<SizeRange> ranges;
   for (int k = kFirstClass; k <= kLastClass; k += cluster.ranks() > kManyRanks ? 2 : 1) {
     std::vector<Priced> all = prices(cluster, int64_t(1) << k, hierarchical);
     if (all.empty()) return {};
@@ -74,7 +74,7 @@ std::vector<Rule> cost_model_rules(const Cluster& cluster, bool hierarchical) {
     ranges.back().most_bytes = most_bytes;
   }
   std::vector<Rule> rules;
-  for (const Range& range : ranges)
+  for (const SizeRange& range : ranges)
     for (const Way* way : {range.best, range.second})
       if (way) rules.push_back({Kind::allreduce, 2, 0, range.most_bytes, way->backend, way->algorithm});
   return rules;

@@ -47,7 +47,7 @@ void Execution::enter_round() {
     for (size_t i = 0; i < steps.size(); ++i) {
       empty = empty && steps[i].count == 0;
       if (steps[i].is_local()) continue;
-      if (steps[i].kind == Step::Kind::recv_dot) std::fill_n(dots_.begin(), kDotProducts * tensors_.size(), 0.0);
+      if (steps[i].kind == Step::Action::recv_dot) std::fill_n(dots_.begin(), kDotProducts * tensors_.size(), 0.0);
       if (steps[i].count == 0) continue;  // nothing waits for it
       progress_[i].after = std::exchange(last_of(steps[i]), int(i));
     }
@@ -118,13 +118,13 @@ size_t Execution::move_piece(const Step& step, Progress& progress) {
   const double post = step.completes ? reduction_.post : 1.0;
 
   switch (step.kind) {
-    case Step::Kind::send:
+    case Step::Action::send:
       if (!send_piece(step, progress.moved, bytes)) return 0;
       break;
-    case Step::Kind::recv:
+    case Step::Action::recv:
       if (!receive_piece(step, progress, int64_t(most_bytes / element_bytes), bytes)) return 0;
       break;
-    case Step::Kind::recv_reduce: {
+    case Step::Action::recv_reduce: {
       const std::byte* record = link->peek(bytes);
       if (!record) return 0;
       // The lower rank's share first, so that two ranks that exchange theirs end with equal bits.
@@ -140,7 +140,7 @@ size_t Execution::move_piece(const Step& step, Progress& progress) {
       link->consume(bytes);
       break;
     }
-    case Step::Kind::recv_dot: {
+    case Step::Action::recv_dot: {
       const std::byte* record = link->peek(bytes);
       if (!record) return 0;
       stage(at(step.to, progress.moved), record, bytes);
@@ -149,9 +149,9 @@ size_t Execution::move_piece(const Step& step, Progress& progress) {
       add_dots(step, progress);
       return bytes;
     }
-    case Step::Kind::reduce: reduce_piece(step, progress.moved, n); break;
-    case Step::Kind::combine: combine_piece(step, progress.moved, n); break;
-    case Step::Kind::copy: {
+    case Step::Action::reduce: reduce_piece(step, progress.moved, n); break;
+    case Step::Action::combine: combine_piece(step, progress.moved, n); break;
+    case Step::Action::copy: {
       const double pre = step.from.memory == Memory::input ? reduction_.pre : 1.0;
       const void* in[] = {at(step.from, progress.moved)};
       std::byte* to = at(step.to, progress.moved);

@@ -53,7 +53,7 @@ class HierarchicalAllreduce : public Work {
     if (times_.timed() && moved) note_times();
     return moved;
   }
-  std::span<const Phase> phases() const override { return times_.phases(); }
+  std::span<const TimedPhase> phases() const override { return times_.phases(); }
   bool done() const override { return gathered_ == chunks_; }
 
   // Whoever holds up the oldest chunk.

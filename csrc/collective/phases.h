@@ -20,16 +20,17 @@ class PhaseTimes {
   void note(const char* name, bool has_begun, bool is_over) {
     if (!has_begun) return;
     const std::string_view wanted = name;
-    auto phase = std::find_if(phases_.begin(), phases_.end(), [&](const Phase& one) { return one.name == wanted; });
-    if (phase == phases_.end()) phase = phases_.insert(phase, Phase{name, begun_ns_, 0});
+    const auto is_it = [&](const TimedPhase& one) { return one.name == wanted; };
+    auto phase = std::find_if(phases_.begin(), phases_.end(), is_it);
+    if (phase == phases_.end()) phase = phases_.insert(phase, TimedPhase{name, begun_ns_, 0});
     if (phase->end_ns == 0 && is_over) phase->end_ns = now_ns();
   }
-  std::span<const Phase> phases() const { return phases_; }  // those that have begun
+  std::span<const TimedPhase> phases() const { return phases_; }  // those that have begun
 
  private:
   const bool timed_;
   uint64_t begun_ns_ = 0;
-  std::vector<Phase> phases_;
+  std::vector<TimedPhase> phases_;
 };
 
 }  // namespace lightcc

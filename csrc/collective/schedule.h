@@ -19,8 +19,8 @@ struct Place {
 };
 
 struct Step {
-  enum class Kind : uint8_t { send, recv, recv_reduce, recv_dot, copy, reduce, combine };
-  Kind kind;
+  enum class Action : uint8_t { send, recv, recv_reduce, recv_dot, copy, reduce, combine };
+  Action kind;
   int peer = -1;           // member of the group; -1 for copy and reduce
   int64_t count = 0;       // elements; a step of none is skipped, on both ranks
   Place from, to;          // recv_reduce: to = op(from, what arrives); `from` may be `to` itself
@@ -34,27 +34,27 @@ struct Step {
   // the same peer, which is posted on the same link: the link keeps the two apart.
   bool may_lend = false;
 
-  static Step send(int peer, Place from, int64_t count) { return {Kind::send, peer, count, from, {}}; }
-  static Step recv(int peer, Place to, int64_t count) { return {Kind::recv, peer, count, {}, to}; }
+  static Step send(int peer, Place from, int64_t count) { return {Action::send, peer, count, from, {}}; }
+  static Step recv(int peer, Place to, int64_t count) { return {Action::recv, peer, count, {}, to}; }
   static Step recv_reduce(int peer, Place from, Place to, int64_t count, bool completes = false) {
-    return {Kind::recv_reduce, peer, count, from, to, completes};
+    return {Action::recv_reduce, peer, count, from, to, completes};
   }
   static Step copy(Place from, Place to, int64_t count, bool completes = false) {
-    return {Kind::copy, -1, count, from, to, completes};
+    return {Action::copy, -1, count, from, to, completes};
   }
   static Step reduce(Place ours, Place theirs, int slots, Place to, int64_t count, bool completes) {
-    return {Kind::reduce, -1, count, ours, to, completes, theirs, 0, slots};
+    return {Action::reduce, -1, count, ours, to, completes, theirs, 0, slots};
   }
   // recv, and the dot products of `ours` with what arrives into Memory::dots at 0.
   static Step recv_dot(int peer, Place ours, Place to, int64_t count) {
-    return {Kind::recv_dot, peer, count, ours, to};
+    return {Action::recv_dot, peer, count, ours, to};
   }
   static Step combine(int peer, Place ours, Place theirs, Place to, int64_t count, int64_t dots, bool completes) {
-    return {Kind::combine, peer, count, ours, to, completes, theirs, dots};
+    return {Action::combine, peer, count, ours, to, completes, theirs, dots};
   }
-  bool is_local() const { return kind == Kind::copy || kind == Kind::reduce || kind == Kind::combine; }
-  bool reads() const { return kind != Kind::recv; }   // uses `from`
-  bool writes() const { return kind != Kind::send; }  // uses `to`
+  bool is_local() const { return kind == Action::copy || kind == Action::reduce || kind == Action::combine; }
+  bool reads() const { return kind != Action::recv; }   // uses `from`
+  bool writes() const { return kind != Action::send; }  // uses `to`
 };
 
 using Schedule = std::vector<std::vector<Step>>;

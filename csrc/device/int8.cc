@@ -15,7 +15,7 @@ namespace {
 size_t groups_of(size_t count) { return (count + kInt8Group - 1) / kInt8Group; }
 
 // Where in a body lies what belongs to a block.
-size_t factors_at(size_t block) { return block * (kCodecBlock / kInt8Group) * sizeof(float); }
+size_t scales_at(size_t block) { return block * (kCodecBlock / kInt8Group) * sizeof(float); }
 size_t values_at(size_t block, size_t count) { return groups_of(count) * sizeof(float) + block * kCodecBlock; }
 
 }  // namespace
@@ -35,7 +35,7 @@ void Int8Encoding::start(const Int8Piece& piece, std::byte* body) {
 bool Int8Encoding::step() {
   switch (phase_) {
     case Phase::encode: encode(); break;
-    case Phase::undo: undo(); break;
+    case Phase::roll_back: roll_back(); break;
     case Phase::done: break;
   }
   return phase_ != Phase::done;
@@ -45,17 +45,17 @@ void Int8Encoding::encode() {
   const size_t at = block_ * kCodecBlock;
   const bool finite = loops_->encode(Int8Task{.residual = piece_.residual + at,
                                               .gradient = piece_.gradient + at,
-                                              .scale = piece_.scale,
+                                              .prescale = piece_.prescale,
                                               .count = length_of_block(block_, piece_.count),
-                                              .factors = body_ + factors_at(block_),
+                                              .scales = body_ + scales_at(block_),
                                               .values = body_ + values_at(block_, piece_.count)});
   finite_ = finite_ && finite;
   if (++block_ < blocks_of(piece_.count)) return;
   block_ = 0;
-  phase_ = finite_ ? Phase::done : Phase::undo;
+  phase_ = finite_ ? Phase::done : Phase::roll_back;
 }
 
-void Int8Encoding::undo() {
+void Int8Encoding::roll_back() {
   const size_t at = block_ * kCodecBlock;
   std::memcpy(piece_.residual + at, piece_.gradient + at, length_of_block(block_, piece_.count) * sizeof(float));
   if (++block_ == blocks_of(piece_.count)) phase_ = Phase::done;
@@ -69,7 +69,7 @@ Int8Message::Int8Message(ConstSpan body, size_t count, Isa isa)
 }
 
 void Int8Message::add_to(float* out, size_t block) const {
-  loops_->add(out + block * kCodecBlock, length_of_block(block, count_), body_ + factors_at(block),
+  loops_->add(out + block * kCodecBlock, length_of_block(block, count_), body_ + scales_at(block),
               body_ + values_at(block, count_));
 }
 

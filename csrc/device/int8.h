@@ -1,25 +1,25 @@
 // Int8 quantization with error feedback: the sum of a gradient and of what earlier steps have left behind is sent as
 // one byte an element, and what rounding has taken is left behind for later steps. For one piece, a rank's shard of
-// one tensor. The elements of a group share a factor.
+// one tensor. The elements of a group share a scale.
 //
-//   acc = residual + scale * gradient
-//   factor = largest |acc| of the group / 127, but at least the smallest normal number, at most the largest whose
+//   acc = residual + prescale * gradient
+//   scale = largest |acc| of the group / 127, but at least the smallest normal number, at most the largest whose
 //            127-fold is finite, and 0 if all are 0
-//   value = acc / factor, rounded to nearest, ties to even: -127 to 127
-//   residual = acc - value * factor
+//   value = acc / scale, rounded to nearest, ties to even: -127 to 127
+//   residual = acc - value * scale
 //
 // 1. The result depends on the piece alone: not on the instruction set or on what has run before.
-// 2. value * factor + residual is acc, exactly: the product, rounded as the receiver rounds it, is 0 or between half of
+// 2. value * scale + residual is acc, exactly: the product, rounded as the receiver rounds it, is 0 or between half of
 //    acc and twice acc, and such a difference is a float32 (Sterbenz). Nothing finite is sent as infinity or NaN.
-// 3. |residual| is at most half a factor, and what rounding adds to that, less than 2^-14 of it. The smallest factor is
-//    what keeps it so for subnormal sums, whose 127th parts are too coarse to be a factor.
-// 4. A group with a sum that is not finite has the factor NaN and the values 0, so each of its elements is NaN for
+// 3. |residual| is at most half a scale, and what rounding adds to that, less than 2^-14 of it. The smallest scale is
+//    what keeps it so for subnormal sums, whose 127th parts are too coarse to be a scale.
+// 4. A group with a sum that is not finite has the scale NaN and the values 0, so each of its elements is NaN for
 //    whoever receives it. Then the residual of the whole piece is what it was before: a gradient scaler will skip the
 //    step. As in topk.h the old residual goes where the gradient was.
 //
 // A message is
 //
-//   float32  factors[groups]
+//   float32  scales[groups]
 //   int8     values[count]
 //
 // Little-endian, nothing between, nothing behind, so of any alignment.
@@ -45,7 +45,7 @@ struct Int8Piece {
   float* gradient;  // is overwritten
   float* residual;
   size_t count;
-  float scale = 1;
+  float prescale = 1;
 };
 
 // One piece at a time, any number one after another; it has no memory of its own. The piece and the body are the
@@ -63,10 +63,10 @@ class Int8Encoding {
   bool finite() const { return finite_; }  // all sums; if not, the residual has not changed
 
  private:
-  enum class Phase { encode, undo, done };
+  enum class Phase { encode, roll_back, done };
 
   void encode();
-  void undo();
+  void roll_back();
 
   const kernels::Int8Loops* loops_;
   Int8Piece piece_{};
@@ -77,13 +77,13 @@ class Int8Encoding {
 };
 
 // A body from the network, which is the caller's and must stay. Nothing is believed: an Error{internal} says what is
-// wrong. Any bits are a factor, and any byte is a value.
+// wrong. Any bits are a scale, and any byte is a value.
 class Int8Message {
  public:
   Int8Message(ConstSpan body, size_t count, Isa isa = best_isa());
 
   size_t blocks() const { return blocks_of(count_); }
-  // out[i] += value * factor for the elements of a block, rounded twice; `out` is the whole piece.
+  // out[i] += value * scale for the elements of a block, rounded twice; `out` is the whole piece.
   void add_to(float* out, size_t block) const;
 
  private:

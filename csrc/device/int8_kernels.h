@@ -8,15 +8,15 @@ namespace lightcc::kernels {
 struct Int8Task {
   float* residual;
   float* gradient;  // becomes the old residual
-  float scale;
+  float prescale;
   size_t count;
-  std::byte* factors;  // of these groups
+  std::byte* scales;  // of these groups
   std::byte* values;
 };
 
 struct Int8Loops {
   bool (*encode)(const Int8Task&);  // returns whether all sums are finite; where not, the residual has not changed
-  void (*add)(float* out, size_t count, const std::byte* factors, const std::byte* values);
+  void (*add)(float* out, size_t count, const std::byte* scales, const std::byte* values);
 };
 const Int8Loops& int8_loops(Isa);
 

@@ -76,7 +76,7 @@ bool TopKSelection::step() {
     case Phase::collect: collect(); break;
     case Phase::probe: probe(); break;
     case Phase::prune: prune(); break;
-    case Phase::undo: undo(); break;
+    case Phase::roll_back: roll_back(); break;
     case Phase::done: break;
   }
   return phase_ != Phase::done;
@@ -259,13 +259,13 @@ void TopKSelection::finish() {
   selected_.indices = {indices_.get(), piece_.k};
   selected_.values = {values_.get(), piece_.k};
   block_ = 0;
-  phase_ = selected_.finite ? Phase::done : Phase::undo;
+  phase_ = selected_.finite ? Phase::done : Phase::roll_back;
   if (!selected_.finite) return;  // a step that will be skipped teaches nothing
   warm_->threshold = std::bit_cast<float>(cut_);
   warm_->gap = gap_;
 }
 
-void TopKSelection::undo() {
+void TopKSelection::roll_back() {
   const size_t at = block_ * kCodecBlock;
   std::memcpy(piece_.residual + at, piece_.gradient + at, length_of(block_) * sizeof(float));
   if (++block_ == blocks()) phase_ = Phase::done;

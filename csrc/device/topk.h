@@ -76,7 +76,7 @@ class TopKSelection {
   const TopKSelected& selected() const { return selected_; }
 
  private:
-  enum class Phase { guess, collect, probe, prune, undo, done };
+  enum class Phase { guess, collect, probe, prune, roll_back, done };
 
   void guess();
   uint32_t guess_from_sample();
@@ -89,7 +89,7 @@ class TopKSelection {
   void prune();
   void pruned();
   void finish();
-  void undo();
+  void roll_back();
   size_t blocks() const { return counts_.size(); }
   size_t length_of(size_t block) const;
 

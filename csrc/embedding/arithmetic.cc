@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "embedding/pool.h"
 #include "embedding/shard.h"
 
 namespace lightcc::embedding {
@@ -12,9 +13,10 @@ constexpr size_t kAhead = 6;  // rows whose memory is asked for before they are 
 template <class T>
 class ArithmeticOf : public Arithmetic {
  public:
-  ArithmeticOf(const RecordLayout& layout, const FirstValues& first, Steps& steps, const Numbers& numbers)
-      : dim_(layout.dim), bytes_(layout.record_bytes()), rule_(layout.rule), first_(first), steps_(steps),
-        numbers_(numbers) {
+  ArithmeticOf(const RecordLayout& layout, const FirstValues& first, const FirstValues& absent, Steps& steps,
+               const Numbers& numbers, const Slabs& records)
+      : dim_(layout.dim), bytes_(layout.record_bytes()), rule_(layout.rule), first_(first), absent_(absent),
+        steps_(steps), numbers_(numbers), records_(records) {
     const int v = has_moment(rule_.kind) ? 1 : 0;
     m_ = v == 1 ? layout.slot_offset(0) : 0;
     v_ = layout.slot_offset(v);
@@ -25,21 +27,12 @@ class ArithmeticOf : public Arithmetic {
     const bool may_miss = rule_.kind == RuleKind::sparse_adam;
     if (may_miss) steps_.prepare(numbers_.beta1, numbers_.beta2);
     T* out = reinterpret_cast<T*>(to);
-    const size_t read_bytes = sizeof(RowHeader) + size_t(dim_) * sizeof(T);
+    const size_t read_bytes = may_miss ? bytes_ : sizeof(RowHeader) + size_t(dim_) * sizeof(T);
     for (size_t i = 0; i < keys.size(); ++i, out += dim_) {
       if (i + kAhead < keys.size() && found[i + kAhead]) ask_for(found[i + kAhead], read_bytes);
-      if (!found[i]) first_.fill(keys[i], dim_, out);
-      else if (may_miss && last_of(found[i]) < steps_.now()) read_caught_up(found[i], out);
-      else copy(out, weights_of(found[i]));
-    }
-  }
-
-  void catch_up(std::span<const Shard::Record> found) override {
-    if (rule_.kind != RuleKind::sparse_adam) return;
-    steps_.prepare(numbers_.beta1, numbers_.beta2);
-    for (size_t i = 0; i < found.size(); ++i) {
-      if (i + kAhead < found.size() && found[i + kAhead]) ask_for(found[i + kAhead], bytes_);
-      if (found[i] && last_of(found[i]) < steps_.now()) catch_up(found[i]);
+      if (!found[i]) absent_.fill(keys[i], dim_, out);
+      else if (may_miss && has_missed(found[i])) read_caught_up(found[i], out);
+      else copy_row(out, weights_of(found[i]), dim_);
     }
   }
 
@@ -62,7 +55,7 @@ class ArithmeticOf : public Arithmetic {
       case RuleKind::adagrad: return each(rows, g, [&](auto row, const T* of, bool) { adagrad(row, of, dim_, n); });
       case RuleKind::rowwise_adagrad:
         return each(rows, g, [&](auto row, const T* of, bool) { rowwise_adagrad(row, of, dim_, n); });
-      case RuleKind::sparse_adam: catch_up(rows); [[fallthrough]];
+      case RuleKind::sparse_adam: steps_.prepare(numbers_.beta1, numbers_.beta2); [[fallthrough]];
       case RuleKind::lazy_adam: return each(rows, g, [&](auto row, const T* of, bool) { lazy_adam(row, of, dim_, n); });
       case RuleKind::group_adagrad:
         return each(rows, g, [&](auto row, const T* of, bool) { group_adagrad(row, of, dim_, n); });
@@ -82,33 +75,22 @@ class ArithmeticOf : public Arithmetic {
     return {weights_of(record), at(m_), at(v_), at(z_)};
   }
 
-  // Widths that are common, without a call.
-  void copy(T* to, const T* from) const {
-    switch (dim_) {
-      case 8: std::memcpy(to, from, 8 * sizeof(T)); return;
-      case 16: std::memcpy(to, from, 16 * sizeof(T)); return;
-      case 32: std::memcpy(to, from, 32 * sizeof(T)); return;
-      default: std::memcpy(to, from, size_t(dim_) * sizeof(T));
-    }
-  }
-
   // A row that was born in this step has last 0 and has missed nothing.
+  bool has_missed(Shard::Record record) const { return last_of(record) && last_of(record) < steps_.now(); }
   void read_caught_up(Shard::Record record, T* out) {
     const RowParts<T> row = parts_of(record);
     caught_up<T>(row.x, row.m, row.v, dim_, T(steps_.missed(last_of(record))), T(numbers_.eps), out);
   }
+  // With the numbers of the step before, as it was read.
   void catch_up(Shard::Record record) {
-    auto* header = reinterpret_cast<RowHeader*>(record);
-    if (header->last == 0) return;
     const RowParts<T> row = parts_of(record);
-    const uint32_t missed = steps_.now() - header->last;
-    caught_up<T>(row.x, row.m, row.v, dim_, T(steps_.missed(header->last)), T(numbers_.eps), row.x);
+    const uint32_t missed = steps_.now() - last_of(record);
+    read_caught_up(record, row.x);
     const T fade1 = T(steps_.beta1_power(missed)), fade2 = T(steps_.beta2_power(missed));
     for (int64_t i = 0; i < dim_; ++i) {
       row.m[i] *= fade1;
       row.v[i] *= fade2;
     }
-    header->last = steps_.now();
   }
 
   template <class Apply> void each(std::span<const Shard::Record> rows, const T* g, Apply apply) {
@@ -116,9 +98,11 @@ class ArithmeticOf : public Arithmetic {
     for (size_t i = 0; i < rows.size(); ++i, g += dim_) {
       if (i + kAhead < rows.size()) ask_for(rows[i + kAhead], bytes_);
       auto* header = reinterpret_cast<RowHeader*>(rows[i]);
+      if (rule_.kind == RuleKind::sparse_adam && has_missed(rows[i])) catch_up(rows[i]);
       apply(parts_of(rows[i]), g, header->last == 0);
       header->last = step;
-      header->count += header->count != ~0u;
+      if (header->count != RowHeader::kMostUpdates) ++header->count;
+      records_.set_changed(rows[i]);
     }
   }
 
@@ -126,17 +110,20 @@ class ArithmeticOf : public Arithmetic {
   size_t bytes_, m_, v_, z_;
   SparseRule rule_;
   const FirstValues& first_;
+  const FirstValues& absent_;
   Steps& steps_;
   const Numbers& numbers_;
+  const Slabs& records_;
 };
 
 }  // namespace
 
-std::unique_ptr<Arithmetic> make_arithmetic(const RecordLayout& layout, const FirstValues& first, Steps& steps,
-                                            const Numbers& numbers) {
+std::unique_ptr<Arithmetic> make_arithmetic(const RecordLayout& layout, const FirstValues& first,
+                                            const FirstValues& absent, Steps& steps, const Numbers& numbers,
+                                            const Slabs& records) {
   if (layout.number_bytes == sizeof(double))
-    return std::make_unique<ArithmeticOf<double>>(layout, first, steps, numbers);
-  return std::make_unique<ArithmeticOf<float>>(layout, first, steps, numbers);
+    return std::make_unique<ArithmeticOf<double>>(layout, first, absent, steps, numbers, records);
+  return std::make_unique<ArithmeticOf<float>>(layout, first, absent, steps, numbers, records);
 }
 
 }  // namespace lightcc::embedding

@@ -23,8 +23,8 @@ void Wanted::clear() {
   table = nullptr;
   checks.clear();
   found.clear();
-  partition.counts.clear();
-  partition.order.clear();
+  counts.clear();
+  call = -1;
 }
 
 namespace lightcc::embedding {
@@ -36,18 +36,44 @@ void give_back_outgoing(Call& call) {
   if (call.outgoing) call.group.transport->give_back(std::exchange(call.outgoing, nullptr));
 }
 
+// A prefetched lookup that is served waits in the background until the others come to read it.
 void defer(Call& call) {
-  call.deferred = true;
-  call.stage = Call::Stage::second_message;
+  auto waiting = std::make_unique<Call>(call.group, call.op, call.flags);
+  waiting->number = call.number;
+  waiting->calls = std::move(call.calls);
+  waiting->first = std::move(call.first);
+  waiting->wanted = std::move(call.wanted);
+  waiting->deferred = true;
+  call.group.background.push_back(std::move(waiting));
+  call.stage = Call::Stage::done;
 }
 
-// Prefetched lookups may be read now: before the next update changes what they would see.
-void release_deferred(Group& group) {
-  for (auto& waiting : group.background) {
-    if (!waiting->deferred) continue;
+// What Op::read has named; it is answered as all ranks do, who may have dropped it.
+void answer_deferred(const Call& read) {
+  for (auto& waiting : read.group.background) {
+    if (!waiting->deferred || waiting->number != read.head.lookup) continue;
     waiting->deferred = false;
+    waiting->flags &= read.flags | ~uint32_t(LIGHTCC_EMBEDDING_TRAINING);
     answer_lookup(*waiting);
   }
+}
+
+// Where all ranks serve: whether none has a step to end before.
+bool all_end(const Call& call) {
+  return std::none_of(call.calls.begin(), call.calls.end(),
+                      [](const RankSegment& s) { return s.head.flags & LIGHTCC_EMBEDDING_PREFETCH; });
+}
+
+bool is_served(const Call& call) {
+  return std::any_of(call.calls.begin(), call.calls.end(), [](const RankSegment& s) { return s.head.op == Op::serve; });
+}
+
+// Before a prefetched lookup is answered: the ranks that serve hear that it is time.
+void announce(Call& call) {
+  if (call.released) throw Error(Code::invalid_argument, "a prefetched lookup was neither finished nor dropped");
+  call.announcement = std::make_unique<Call>(call.group, Op::read, call.flags);
+  call.announcement->head.lookup = call.number;
+  begin_simple(*call.announcement);
 }
 
 void drive_background(Group& group) {
@@ -65,8 +91,9 @@ void follow(Call& call, const RankSegment& other) {
   call.op = other.head.op;
   call.flags = other.head.flags & ~uint32_t(LIGHTCC_EMBEDDING_SKIP);
   call.served = kServed[size_t(other.head.op)];
-  const bool trains = call.op == Op::lookup && (call.flags & LIGHTCC_EMBEDDING_TRAINING);
-  if (trains) call.served = LIGHTCC_EMBEDDING_SERVED_TRAINING;
+  const bool now = call.op == Op::read || !(call.flags & LIGHTCC_EMBEDDING_PREFETCH);
+  const bool trains = call.op == Op::lookup || call.op == Op::read;
+  if (now && trains && call.flags & LIGHTCC_EMBEDDING_TRAINING) call.served = LIGHTCC_EMBEDDING_SERVED_TRAINING;
   call.head = other.head;
   for (const TablePart& part : other.tables) {
     Wanted wanted;
@@ -75,7 +102,7 @@ void follow(Call& call, const RankSegment& other) {
       throw Error(Code::mismatch, "another rank uses a table '" + std::string(part.head.name) + "' that is not here");
     if (wanted.table->header().fingerprint != part.head.fingerprint)
       throw Error(Code::mismatch, wanted.table->about("it is another one on the rank that asks"));
-    wanted.partition.counts.assign(size_t(call.group.size()), 0);
+    wanted.counts.assign(size_t(call.group.size()), 0);
     call.wanted.push_back(std::move(wanted));
   }
 }
@@ -94,36 +121,21 @@ void hear(Call& call) {
   }
 }
 
-// The first message has come. A prefetched lookup that is served waits in the background, and the call is done.
+// The first message has come.
 void go_on(Call& call, bool serves) {
   Group& group = call.group;
+  const bool later = call.op == Op::lookup && call.flags & LIGHTCC_EMBEDDING_PREFETCH;
   switch (call.op) {
-    case Op::serve: call.stage = Call::Stage::done; return;  // all serve
-    case Op::read: release_deferred(group); call.stage = Call::Stage::done; return;
-    case Op::apply:
-      apply_held(group, call.head.scale);
-      release_deferred(group);
-      call.stage = Call::Stage::done;
-      return;
+    case Op::serve: call.served = all_end(call) ? LIGHTCC_EMBEDDING_SERVED_END : LIGHTCC_EMBEDDING_SERVED_LOOKUP; break;
+    case Op::read: answer_deferred(call); break;
+    case Op::apply: apply_held(group, call.head.scale); break;
     case Op::update: return collect_update(call);
-    case Op::lookup: break;
+    case Op::lookup:
+      if (later && serves) return defer(call);
+      return later && is_served(call) ? announce(call) : answer_lookup(call);
     default: throw Error(Code::internal, "no call begins so");
   }
-  if (!serves || !(call.flags & LIGHTCC_EMBEDDING_PREFETCH)) return answer_lookup(call);
-  auto waiting = std::make_unique<Call>(group, call.op, call.flags);
-  waiting->number = call.number;
-  waiting->calls = std::move(call.calls);
-  waiting->first = std::move(call.first);
-  waiting->wanted = std::move(call.wanted);
-  defer(*waiting);
-  group.background.push_back(std::move(waiting));
   call.stage = Call::Stage::done;
-}
-
-// A prefetched lookup that no update has followed: the ranks that serve must be told to read.
-bool must_announce(const Call& call) {
-  return call.op == Op::lookup && (call.flags & LIGHTCC_EMBEDDING_PREFETCH) && !call.announced &&
-         call.updates_before == call.group.updates;
 }
 
 bool step(Call& call, int timeout_ms) {
@@ -131,14 +143,12 @@ bool step(Call& call, int timeout_ms) {
     answer_lookup(call);
     return true;
   }
-  if (call.stage == Call::Stage::first_message && must_announce(call)) {
-    if (!call.announcement) {
-      call.announcement = std::make_unique<Call>(call.group, Op::read, 0);
-      begin_simple(*call.announcement);
-    }
+  if (call.announcement) {
     if (!advance(*call.announcement, timeout_ms)) return false;
-    if (call.announcement->error) throw Error(Code(call.announcement->error), call.announcement->error_text);
-    call.announced = true;
+    const std::unique_ptr<Call> heard = std::move(call.announcement);
+    if (heard->error) throw Error(Code(heard->error), heard->error_text);
+    answer_lookup(call);
+    return true;
   }
   if (!call.message->finish(timeout_ms)) return false;
   if (call.stage == Call::Stage::first_message) {
@@ -149,7 +159,6 @@ bool step(Call& call, int timeout_ms) {
     call.op == Op::lookup ? take_rows(call) : end_update(call);
     give_back_outgoing(call);
     call.stage = Call::Stage::done;
-    if (call.op == Op::update && call.group.held.empty()) release_deferred(call.group);
   }
   return true;
 }
@@ -200,6 +209,7 @@ bool advance(Call& call, int timeout_ms) {
     call.error_text = "memory does not suffice for a message of embedding tables";
     call.stage = Call::Stage::failed;
   }
+  call.group.updating -= std::exchange(call.updating, false);
   return true;
 }
 
@@ -210,9 +220,9 @@ namespace {
 void begin(lightcc_embedding_group& group, Op op, uint32_t flags, lightcc_embedding_call** call,
            const std::function<void(Call&)>& start) {
   auto begun = std::make_unique<Call>(group, op, flags);
-  begun->updates_before = group.updates;
   start(*begun);
   *call = begun.release();
+  ++group.handed_out;
 }
 
 }  // namespace
@@ -236,9 +246,9 @@ int lightcc_embedding_update(lightcc_embedding_group* group, const lightcc_embed
   });
 }
 
-int lightcc_embedding_serve(lightcc_embedding_group* group, lightcc_embedding_call** call) {
+int lightcc_embedding_serve(lightcc_embedding_group* group, uint32_t flags, lightcc_embedding_call** call) {
   return guard([&] {
-    begin(*group, Op::serve, 0, call, [&](Call& c) {
+    begin(*group, Op::serve, flags, call, [&](Call& c) {
       if (group->size() == 1) c.stage = Call::Stage::done;
       else begin_simple(c);
     });
@@ -256,11 +266,23 @@ int lightcc_embedding_finish(lightcc_embedding_call* call, int timeout_ms) {
   });
 }
 
+int lightcc_embedding_drop(lightcc_embedding_call* call) {
+  return guard([&] {
+    call->flags &= ~uint32_t(LIGHTCC_EMBEDDING_TRAINING);
+    return 0;
+  });
+}
+
 int lightcc_embedding_release(lightcc_embedding_call* call) {
   return guard([&] {
     std::unique_ptr<Call> own(call);
+    Group& group = call->group;
     const bool ended = call->stage == Call::Stage::done || call->stage == Call::Stage::failed;
-    if (!ended && call->group.size() > 1) call->group.background.push_back(std::move(own));
+    call->released = true;
+    if (!ended && group.size() > 1 && !group.closed) group.background.push_back(std::move(own));
+    own.reset();
+    --group.handed_out;
+    delete_if_over(group);
     return 0;
   });
 }
@@ -276,6 +298,7 @@ int lightcc_embedding_get_found(lightcc_embedding_call* call, int index, lightcc
     found->keys = w.keys.data();
     found->inverse = w.inverse.data();
     found->rows = w.rows.data();
+    found->plain = w.plain;
     return 0;
   });
 }

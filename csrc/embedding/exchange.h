@@ -2,12 +2,13 @@
 // messages, which finish() moves; nothing here waits but the transport.
 //
 // 1. Calls of a group are numbered as they begin, alike on all ranks. The first message of a call is named by its
-// number,
-//    and so are those that follow it, so calls may overlap.
+//    number, and so are those that follow it, so calls may overlap.
 // 2. Every rank hears every rank's header, so that all refuse a call alike, before a row has changed.
 // 3. An update is applied when its owners have said that they can. So a step is whole, on all ranks or on none.
-// 4. Rows of a prefetched lookup are read after the next update. A rank that serves does not know when others come to
-//    that, so it reads them right after that update or when another rank says Op::read.
+// 4. Rows of a prefetched lookup are read when it is finished. A rank that serves does not know when others come to
+//    that, so where one serves the others say Op::read first.
+// 5. Owners remember the same training lookups: the last ones, less those that an update has referred to. A rank's
+//    gradients refer to a lookup only where all owners still have it (known_lookup).
 #pragma once
 #include <functional>
 #include <list>
@@ -16,35 +17,21 @@
 #include <string>
 #include <vector>
 
+#include "embedding/admission.h"
+#include "embedding/changes.h"
 #include "embedding/dedup.h"
+#include "embedding/eviction.h"
 #include "embedding/message.h"
 #include "embedding/owners.h"
 #include "embedding/shard.h"
 #include "embedding/table.h"
 
-struct lightcc_embedding_table {
-  lightcc_embedding_table(lightcc_embedding_group&, const lightcc_embedding_options&);
-  void attach(const lightcc::embedding::SparseRule&);
-  void set_owners(lightcc::embedding::Owners);
-  std::string about(const std::string& text) const { return "table '" + name + "': " + text; }
-  size_t row_bytes() const { return size_t(shard->layout().dim) * shard->layout().number_bytes; }
-  size_t wire_bytes() const { return wire ? size_t(shard->layout().dim) * 2 : row_bytes(); }
-  lightcc::embedding::TableHeader header() const;
-
-  lightcc_embedding_group& group;
-  const std::string name;
-  const int32_t wire;
-  const size_t limit_bytes;
-  lightcc::embedding::Owners owners;
-  std::unique_ptr<lightcc::embedding::Shard> shard;
-  std::vector<lightcc::embedding::Shard::Record> found;  // of the last read
-  uint64_t owners_print = 0;  // of the map that was set; 0: the first one
-  bool has_rule = false;
-};
-
 namespace lightcc::embedding {
 
 using Table = lightcc_embedding_table;
+
+// One rank's part of what an owner is asked for.
+struct AskedKeys { std::span<const int64_t> keys; const uint32_t* checks; };
 
 // What the ranks ask one owner for: their keys together, each once.
 struct OwnedKeys {
@@ -52,9 +39,60 @@ struct OwnedKeys {
   std::vector<uint32_t> checks;           // none where the table has none
   std::vector<int64_t> inverse;           // of each key as it came, rank by rank
   std::vector<Shard::Record> found;
-  void collect(const Table&, const std::vector<RankSegment>& calls, size_t index, Dedup&);
+  uint64_t generation = 0;                // of the shard, when they were found
+  void collect(const Table&, std::span<const AskedKeys>, Dedup&);
   const uint32_t* checks_or_null() const { return checks.empty() ? nullptr : checks.data(); }
 };
+
+// A training lookup that an owner has answered. The update's gradients refer to it: their keys need not travel again.
+struct Asked {
+  int64_t call = -1;
+  std::vector<int64_t> first;  // of each rank's keys in owned.inverse, and their number at the end
+  OwnedKeys owned;
+  int64_t count(int rank) const { return first[size_t(rank) + 1] - first[size_t(rank)]; }
+};
+
+}  // namespace lightcc::embedding
+
+struct lightcc_embedding_table {
+  lightcc_embedding_table(lightcc_embedding_group&, const lightcc_embedding_options&);
+  void attach(const lightcc::embedding::SparseRule&);
+  void set_owners(lightcc::embedding::Owners);
+  void erase(std::span<const int64_t> keys);
+  void evict(std::span<const int64_t> keys);
+  void after_step();
+  void settle_absent();  // has the shard read keys without a row as admission says
+  std::string about(const std::string& text) const { return "table '" + name + "': " + text; }
+  size_t row_bytes() const { return size_t(shard->layout().dim) * shard->layout().number_bytes; }
+  size_t wire_bytes() const { return wire ? size_t(shard->layout().dim) * 2 : row_bytes(); }
+  size_t gradient_bytes() const { return row_bytes() + (admission.counts() ? sizeof(uint32_t) : 0); }  // and its count
+  lightcc::embedding::TableHeader header() const;
+
+  lightcc_embedding_group& group;
+  const std::string name;
+  const int32_t wire;
+  const size_t limit_bytes;
+  const int64_t max_rows;
+  lightcc::embedding::Owners owners;
+  std::unique_ptr<lightcc::embedding::Shard> shard;
+  std::vector<lightcc::embedding::Shard::Record> found;  // of the last read
+  std::vector<lightcc::embedding::Asked> asked;          // of the last training lookups, the latest last
+  lightcc::embedding::Buffer sums;                       // memory of the last update, for the next one
+  lightcc::embedding::Admission admission;
+  lightcc::embedding::Eviction eviction;
+  lightcc::embedding::Changes changes[2];                // for deltas, and for checkpoints
+  int64_t evicted = 0, total_rows = 0;  // total_rows: of all ranks, after the last step and before its evictions
+  uint64_t owners_print = 0;  // of the map that was set; 0: the first one
+  bool has_rule = false;
+};
+
+namespace lightcc::embedding {
+
+// body(float()) or body(double()): what the table's numbers are.
+template <class Body> void with_number(const Table& table, Body body) {
+  if (table.shard->layout().number_bytes == sizeof(double)) body(double());
+  else body(float());
+}
 
 // One table's step at its owner, ready to be applied.
 struct OwnedStep {
@@ -62,13 +100,19 @@ struct OwnedStep {
   Numbers numbers;
   OwnedKeys owned;
   const std::byte* gradients = nullptr;  // one a key
-  std::vector<double> memory;            // of gradients, unless they are the caller's
+  Buffer memory;                         // of gradients, unless they are the caller's
   double sum = 0;                        // of their squares
-  uint64_t generation = 0;
-  // Adds up what came, in the order of ranks, and divides.
-  void collect(const std::vector<RankSegment>& calls, size_t index, double divisor, Dedup&);
+  int64_t total_rows = 0;                // of all ranks, when it is applied
+  Counted counted;                       // of keys that get no row yet
+  // Adds up what came, in the order of ranks, and divides. asked: the lookups that the ranks refer to.
+  void collect(const std::vector<RankSegment>& calls, size_t index, std::vector<Asked>& asked, double divisor, Dedup&);
+  size_t bytes() const { return owned.keys.size() * table->row_bytes(); }
   void scale(double factor);
+  double squares() const;
+  void find();
+  void admit(const std::vector<uint32_t>& occurrences);  // one a key: leaves out those that get no row yet
   bool reserve();
+  int64_t rows_after() const;            // of this shard
   void apply();
 };
 
@@ -81,13 +125,15 @@ struct Partition {
 
 struct Wanted {  // of a lookup
   Table* table = nullptr;
-  std::vector<int64_t> keys, inverse;
+  std::vector<int64_t> keys, inverse;  // owner by owner
   std::vector<uint32_t> checks;
   Buffer rows;
-  int64_t padded = 0;
-  Partition partition;
-  std::vector<Shard::Record> found;  // world of one
+  int64_t padded = 0, call = -1;       // call: the number of a training lookup of several ranks
+  bool plain = false;
+  std::vector<int64_t> counts;         // of keys, by owner
+  std::vector<Shard::Record> found;    // world of one
   uint64_t generation = 0;
+  void sort_by_owner();
   void clear();  // but for its memory
 };
 
@@ -99,10 +145,10 @@ struct lightcc_embedding_call {
   lightcc::embedding::Op op;
   uint32_t flags;
   Stage stage = Stage::first_message;
-  int64_t number = 0, updates_before = 0;
+  int64_t number = 0;
   int served = LIGHTCC_EMBEDDING_SERVED_END;
-  bool skipped = false, deferred = false, announced = false;
-  std::unique_ptr<lightcc_embedding_call> announcement;  // Op::read
+  bool skipped = false, deferred = false, released = false, updating = false;
+  std::unique_ptr<lightcc_embedding_call> announcement;  // Op::read, of a prefetched lookup
   std::unique_ptr<lightcc::embedding::PendingMessage> message;
   std::byte* outgoing = nullptr;
   std::vector<lightcc::embedding::RankSegment> calls;  // what the ranks want; their parts point into the first message
@@ -132,7 +178,11 @@ struct lightcc_embedding_group {
   std::vector<lightcc::embedding::OwnedStep> held;  // an update between its halves
   std::list<std::unique_ptr<lightcc_embedding_call>> background;  // what was released or is served before it was done
   std::vector<lightcc::embedding::Wanted> spare;                  // whose memory the next lookups use
-  int64_t calls = 0, updates = 0;                   // begun; ended well
+  int64_t calls = 0;                                // begun
+  int updating = 0;                                 // updates under way
+  int64_t handed_out = 0;                           // calls that a caller has
+  bool closed = false;                              // it goes with the last of them and of its tables
+  bool is_needed() const { return !closed || handed_out > 0 || !tables_.empty(); }
  private:
   int rank_, size_;
   std::map<std::string, std::unique_ptr<lightcc_embedding_table>> tables_;
@@ -143,10 +193,16 @@ namespace lightcc::embedding {
 using Group = lightcc_embedding_group;
 using Call = lightcc_embedding_call;
 
+// A collector of garbage frees a group, its tables and its calls in any order.
+inline void delete_if_over(Group& group) {
+  if (!group.is_needed()) delete &group;
+}
+
 // lookup.cc
 void begin_lookup(Call&, std::span<const lightcc_embedding_wanted>);
 void answer_lookup(Call&);               // the first message has come: sends rows
 void take_rows(Call&);                   // the second has
+void count_occurrences(const Wanted&, uint32_t* occurrences);  // adds, one a key
 // update.cc
 void begin_update(Call&, std::span<const lightcc_embedding_step>);
 void collect_update(Call&);              // the first message has come: sends what this owner says to it

@@ -16,7 +16,8 @@ uint64_t fingerprint(const void* data, size_t bytes, uint64_t before) {
 }  // namespace
 
 lightcc_embedding_table::lightcc_embedding_table(lightcc_embedding_group& group, const lightcc_embedding_options& o)
-    : group(group), name(o.name), wire(o.wire), limit_bytes(size_t(o.limit_bytes)), owners(first_owners(group.size())) {
+    : group(group), name(o.name), wire(o.wire), limit_bytes(size_t(o.limit_bytes)),
+      max_rows(o.max_rows), owners(first_owners(group.size())) {
   const RecordLayout layout{o.dim, o.dtype == LIGHTCC_FLOAT64 ? sizeof(double) : sizeof(float), {}, o.checked != 0};
   shard = std::make_unique<Shard>(layout, FirstValues(Init(o.init), o.a, o.b, o.seed, name), limit_bytes);
 }
@@ -28,6 +29,7 @@ void lightcc_embedding_table::attach(const SparseRule& rule) {
   if (shard->index().size()) throw Error(Code::invalid_argument, about("it has rows already, without an optimizer"));
   layout.rule = rule;
   shard = std::make_unique<Shard>(layout, shard->first_values(), limit_bytes);
+  settle_absent();
   has_rule = true;
 }
 
@@ -36,7 +38,10 @@ TableHeader lightcc_embedding_table::header() const {
   const FirstValues& first = shard->first_values();
   const double numbers[] = {double(layout.dim), double(layout.number_bytes), double(layout.checked), double(wire),
                             double(has_rule), double(layout.rule.kind), layout.rule.initial, double(layout.rule.terms),
-                            double(first.init), first.a, first.b};
+                            double(first.init), first.a, first.b, double(admission.min_count),
+                            admission.absent, double(eviction.rule().kind), eviction.rule().a, eviction.rule().b,
+                            double(eviction.rule().every), double(max_rows), double(admission.filter.shape().lines),
+                            double(admission.filter.shape().hashes)};
   TableHeader head;
   head.id = hash_of(name.data(), name.size()).key;
   const uint64_t values_print = fingerprint(&first.stream, sizeof first.stream, owners_print);
@@ -46,8 +51,14 @@ TableHeader lightcc_embedding_table::header() const {
   return head;
 }
 
+void lightcc_embedding_table::settle_absent() {
+  const FirstValues zeros(Init::constant, admission.absent, 0, 0, name);
+  shard->set_absent(admission.counts() ? zeros : shard->first_values());
+}
+
 void lightcc_embedding_table::set_owners(Owners map) {
   owners = std::move(map);
+  asked.clear();  // of other owners: their keys travel again
   owners_print = fingerprint(owners.data(), owners.size() * sizeof(uint16_t), 0);
 }
 
@@ -87,7 +98,9 @@ int lightcc_embedding_open(int group, int rank, int size, lightcc_embedding_grou
 
 int lightcc_embedding_close(lightcc_embedding_group* group) {
   return guard([&] {
-    delete group;
+    group->closed = true;
+    group->background.clear();
+    delete_if_over(*group);
     return 0;
   });
 }

@@ -15,6 +15,14 @@ namespace lightcc::embedding {
 
 void set_last_error(const char* text);
 
+// For whom export shall have only rows that have changed; 0: it shall have all rows.
+inline int readers_of(const lightcc_embedding_rows& rows) { return rows.changed & int(RowHeader::kChanged); }
+inline bool wants(const lightcc_embedding_rows& rows, const RowHeader& header) {
+  return !readers_of(rows) || (int(header.changed) & readers_of(rows));
+}
+// A row behind the others of `rows`.
+void export_record(const RecordLayout&, const std::byte* record, lightcc_embedding_rows& rows);
+
 template <class Body> int guard(Body body) {
   try {
     return body();

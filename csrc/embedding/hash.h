@@ -16,7 +16,7 @@ inline uint64_t mix(uint64_t key) {
 inline uint32_t bucket_of(uint64_t hash) { return uint32_t(hash >> 48); }
 
 struct StringHash { uint64_t key; uint32_t check; };
-// Of 128 bits: 64 are the key and 32 of the others the check.
+// Hashes to 128 bits: 64 are the key, and 32 of the others are the check.
 StringHash hash_of(const char* text, uint64_t bytes);
 
 }  // namespace lightcc::embedding

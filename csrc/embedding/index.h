@@ -72,7 +72,7 @@ class Index {
     return row == Slabs::kNone && before_ ? before_->find(key, hash, records) : row;
   }
   void prefetch(uint64_t hash) const { __builtin_prefetch(&now_->home(hash)); }
-  // Of the record that is most likely the key's, after its bucket has come; kNone: search.
+  // The number of the record that is most likely the key's, read from its bucket alone; kNone: search.
   uint32_t guess(uint64_t hash) const {
     const IndexBucket& bucket = now_->home(hash);
     const uint32_t fits = bucket.with(tag_of(hash));

@@ -67,6 +67,16 @@ int lightcc_embedding_add_by_row(int dtype, int64_t dim, const void* gradient, c
   });
 }
 
+int lightcc_embedding_sum_by_row(int dtype, int64_t dim, const void* gradient, const int64_t* inverse, int64_t count,
+                                 int64_t rows, void* sums) {
+  return with_type(dtype, [&](auto number) {
+    using T = decltype(number);
+    RowSums<T> by_row(dim, rows, static_cast<T*>(sums));
+    by_row.add(static_cast<const T*>(gradient), inverse, count);
+    by_row.clear_unseen();
+  });
+}
+
 int lightcc_embedding_pool(const lightcc_embedding_bags* bags, void* out, int64_t* largest) {
   return with_type(bags->dtype, [&](auto number) {
     using T = decltype(number);

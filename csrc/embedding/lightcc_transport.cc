@@ -15,7 +15,13 @@ void expect_done(int64_t status) {
 
 class LightccMessage : public PendingMessage {
  public:
-  LightccMessage(const std::string& name, int group, const OutgoingSegments& out) {
+  // spare: memory for what comes, and where it goes back to while its capacity lasts.
+  LightccMessage(const std::string& name, int group, const OutgoingSegments& out, std::vector<Buffer>& spare)
+      : spare_(spare) {
+    if (!spare.empty()) {
+      incoming = std::move(spare.back());
+      spare.pop_back();
+    }
     int64_t bytes = 0;
     for (int32_t n : out.bytes) bytes += n;
     const lightcc_tensor tensor{out.data, nullptr, &bytes, LIGHTCC_UINT8, 1, {}};
@@ -38,6 +44,7 @@ class LightccMessage : public PendingMessage {
   ~LightccMessage() override {
     while (handle_ && lightcc_finish(handle_, 1000) == LIGHTCC_PENDING) {
     }
+    if (spare_.size() < spare_.capacity()) spare_.push_back(std::move(incoming));
   }
   bool finish(int timeout_ms) override {
     if (!handle_) return true;
@@ -59,12 +66,13 @@ class LightccMessage : public PendingMessage {
   static void note_received(void* self, int, const int32_t* rows, int count) {
     static_cast<LightccMessage*>(self)->received.assign(rows, rows + count);
   }
+  std::vector<Buffer>& spare_;
   int64_t handle_ = 0;
 };
 
 class LightccTransport : public Alltoalls {
  public:
-  explicit LightccTransport(int group) : group_(group) {}
+  explicit LightccTransport(int group) : group_(group) { incoming_.reserve(kKept); }
   ~LightccTransport() override {
     for (auto& [memory, bytes] : free_) lightcc_free(memory);
   }
@@ -96,12 +104,13 @@ class LightccTransport : public Alltoalls {
     free_.erase(least);
   }
   std::unique_ptr<PendingMessage> alltoall(const std::string& name, const OutgoingSegments& out) override {
-    return std::make_unique<LightccMessage>(name, group_, out);
+    return std::make_unique<LightccMessage>(name, group_, out, incoming_);
   }
 
  private:
   static constexpr size_t kKept = 8;
   int group_;
+  std::vector<Buffer> incoming_;
   std::map<std::byte*, size_t> free_, used_;
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "embedding/half.h"
 #include "embedding/handles.h"
@@ -44,6 +45,11 @@ void take_checks(Wanted& w, const lightcc_embedding_wanted& from) {
   }
 }
 
+// Whether each key is read as it comes, repeated or not: an evaluation with one rank is no slower for it.
+bool reads_plainly(const Call& call, const Table& table) {
+  return call.group.size() == 1 && !(call.flags & LIGHTCC_EMBEDDING_TRAINING) && !table.shard->layout().checked;
+}
+
 Wanted taken(Call& call, const lightcc_embedding_wanted& from) {
   Wanted w;
   if (!call.group.spare.empty()) {
@@ -53,7 +59,14 @@ Wanted taken(Call& call, const lightcc_embedding_wanted& from) {
   w.table = from.table;
   w.keys.resize(size_t(from.count));
   w.inverse.resize(size_t(from.count));
-  w.keys.resize(size_t(call.group.dedup.run({from.keys, size_t(from.count)}, w.keys.data(), w.inverse.data())));
+  if (reads_plainly(call, *w.table)) {
+    std::copy_n(from.keys, from.count, w.keys.begin());
+    std::iota(w.inverse.begin(), w.inverse.end(), 0);
+  } else {
+    w.keys.resize(size_t(call.group.dedup.run({from.keys, size_t(from.count)}, w.keys.data(), w.inverse.data())));
+  }
+  w.plain = w.keys.size() == w.inverse.size();
+  if (call.group.size() > 1) w.sort_by_owner();
   if (w.table->shard->layout().checked) take_checks(w, from);
   w.padded = padded_count(int64_t(w.keys.size()));
   w.rows.reserve(size_t(w.padded) * w.table->row_bytes());
@@ -72,59 +85,68 @@ void read_here(Call& call) {
     w.found.resize(w.keys.size());
     w.generation = shard.generation();
     const uint32_t* checks = w.checks.empty() ? nullptr : w.checks.data();
-    shard.find_and_read(w.keys, checks, call.flags & LIGHTCC_EMBEDDING_TRAINING, w.found.data(), w.rows.data());
+    shard.find_and_read(w.keys, checks, w.found.data(), w.rows.data());
     clear_padding(w);
   }
   call.stage = Call::Stage::done;
 }
 
-template <class To, class From> void convert(std::byte* to, const std::byte* from, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    From value;
-    std::memcpy(&value, from + size_t(i) * sizeof(From), sizeof value);
-    const To converted = To(float(value));
-    std::memcpy(to + size_t(i) * sizeof(To), &converted, sizeof converted);
-  }
+// Rows of a table to how they travel, and back. All are aligned as their numbers are.
+template <class Number> void pack_as(int32_t wire, std::byte* to, const std::byte* rows, int64_t count) {
+  const auto* numbers = reinterpret_cast<const Number*>(rows);
+  if (wire == LIGHTCC_FLOAT16) convert(numbers, reinterpret_cast<Float16*>(to), count);
+  else convert(numbers, reinterpret_cast<BFloat16*>(to), count);
+}
+template <class Number> void unpack_as(int32_t wire, std::byte* rows, const std::byte* from, int64_t count) {
+  auto* numbers = reinterpret_cast<Number*>(rows);
+  if (wire == LIGHTCC_FLOAT16) convert(reinterpret_cast<const Float16*>(from), numbers, count);
+  else if (wire == LIGHTCC_BFLOAT16) convert(reinterpret_cast<const BFloat16*>(from), numbers, count);
+  else std::memcpy(rows, from, size_t(count) * sizeof(Number));
 }
 
-template <class Number> void pack_as(int32_t wire, std::byte* to, const std::byte* row, int64_t dim) {
-  if (wire == LIGHTCC_FLOAT16) convert<Float16, Number>(to, row, dim);
-  else if (wire == LIGHTCC_BFLOAT16) convert<BFloat16, Number>(to, row, dim);
-  else std::memcpy(to, row, size_t(dim) * sizeof(Number));
-}
-template <class Number> void unpack_as(int32_t wire, std::byte* row, const std::byte* from, int64_t dim) {
-  if (wire == LIGHTCC_FLOAT16) convert<Number, Float16>(row, from, dim);
-  else if (wire == LIGHTCC_BFLOAT16) convert<Number, BFloat16>(row, from, dim);
-  else std::memcpy(row, from, size_t(dim) * sizeof(Number));
-}
-
-void pack(const Table& table, std::byte* to, const std::byte* row) {
+void pack(const Table& table, std::byte* to, const std::byte* rows, int64_t count) {
   const RecordLayout& layout = table.shard->layout();
-  layout.number_bytes == 8 ? pack_as<double>(table.wire, to, row, layout.dim)
-                           : pack_as<float>(table.wire, to, row, layout.dim);
+  layout.number_bytes == 8 ? pack_as<double>(table.wire, to, rows, count * layout.dim)
+                           : pack_as<float>(table.wire, to, rows, count * layout.dim);
 }
-void unpack(const Table& table, std::byte* row, const std::byte* from) {
+void unpack(const Table& table, std::byte* rows, const std::byte* from, int64_t count) {
   const RecordLayout& layout = table.shard->layout();
-  layout.number_bytes == 8 ? unpack_as<double>(table.wire, row, from, layout.dim)
-                           : unpack_as<float>(table.wire, row, from, layout.dim);
+  layout.number_bytes == 8 ? unpack_as<double>(table.wire, rows, from, count * layout.dim)
+                           : unpack_as<float>(table.wire, rows, from, count * layout.dim);
 }
 
-// What all ranks want of one table, read once.
-struct Answer {
-  OwnedKeys owned;
-  Buffer rows;
-};
-
-std::vector<Answer> answers_of(Call& call) {
-  std::vector<Answer> answers(call.wanted.size());
-  for (size_t i = 0; i < answers.size(); ++i) {
-    Table& table = *call.wanted[i].table;
-    OwnedKeys& owned = answers[i].owned;
-    owned.collect(table, call.calls, i, call.group.dedup);
-    answers[i].rows.reserve(owned.keys.size() * table.row_bytes() + 1);
-    table.shard->read(owned.keys, owned.found.data(), call.flags & LIGHTCC_EMBEDDING_TRAINING, answers[i].rows.data());
+// What all ranks want of one table.
+Asked asked_of(Call& call, size_t index) {
+  Asked asked;
+  asked.call = call.number;
+  std::vector<AskedKeys> parts;
+  int64_t count = 0;
+  for (const RankSegment& segment : call.calls) {
+    const bool serves = index >= segment.tables.size();
+    parts.push_back(serves ? AskedKeys{} : AskedKeys{segment.tables[index].keys, segment.tables[index].checks});
+    asked.first.push_back(count);
+    count += int64_t(parts.back().keys.size());
   }
-  return answers;
+  asked.first.push_back(count);
+  asked.owned.collect(*call.wanted[index].table, parts, call.group.dedup);
+  return asked;
+}
+
+// From the records to where they leave from, each as often as it is asked for.
+void read_for(int rank, const Table& table, const Asked& asked, std::span<const int64_t> keys, std::byte* to) {
+  std::vector<Shard::Record> found(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i)
+    found[i] = asked.owned.found[size_t(asked.owned.inverse[size_t(asked.first[size_t(rank)]) + i])];
+  if (!table.wire) return table.shard->read(keys, found.data(), to);
+  std::vector<std::byte> rows(keys.size() * table.row_bytes());
+  table.shard->read(keys, found.data(), rows.data());
+  pack(table, to, rows.data(), int64_t(keys.size()));
+}
+
+void keep(Table& table, Asked asked) {
+  constexpr size_t kKept = 16;
+  table.asked.push_back(std::move(asked));
+  if (table.asked.size() > kKept) table.asked.erase(table.asked.begin());
 }
 
 std::vector<RankSegment> answer_heads(const Call& call, const CallHeader& head) {
@@ -143,12 +165,13 @@ std::vector<RankSegment> answer_heads(const Call& call, const CallHeader& head) 
 
 }  // namespace
 
-void OwnedKeys::collect(const Table& table, const std::vector<RankSegment>& calls, size_t index, Dedup& dedup) {
+void OwnedKeys::collect(const Table& table, std::span<const AskedKeys> parts, Dedup& dedup) {
   std::vector<int64_t> all;
   std::vector<uint32_t> all_checks;
-  for (const RankSegment& call : calls) {
-    if (index >= call.tables.size()) continue;  // that rank serves
-    const TablePart& part = call.tables[index];
+  size_t count = 0;
+  for (const AskedKeys& part : parts) count += part.keys.size();
+  all.reserve(count);
+  for (const AskedKeys& part : parts) {
     all.insert(all.end(), part.keys.begin(), part.keys.end());
     if (part.checks) all_checks.insert(all_checks.end(), part.checks, part.checks + part.keys.size());
   }
@@ -163,6 +186,7 @@ void OwnedKeys::collect(const Table& table, const std::vector<RankSegment>& call
                   table.about("two strings have the same 64-bit hash " + std::to_string(all[i])));
   found.resize(keys.size());
   table.shard->find(keys, checks_or_null(), found.data());
+  generation = table.shard->generation();
 }
 
 void Partition::make(const Table& table, std::span<const int64_t> keys) {
@@ -173,6 +197,20 @@ void Partition::make(const Table& table, std::span<const int64_t> keys) {
   for (size_t rank = 1; rank < at.size(); ++rank) at[rank] = at[rank - 1] + counts[rank - 1];
   order.resize(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) order[size_t(at[owner[i]]++)] = int64_t(i);
+}
+
+void Wanted::sort_by_owner() {
+  Partition partition;
+  partition.make(*table, keys);
+  counts = std::move(partition.counts);
+  std::vector<int64_t> sorted(keys.size()), place(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    sorted[i] = keys[size_t(partition.order[i])];
+    place[size_t(partition.order[i])] = int64_t(i);
+  }
+  keys = std::move(sorted);
+  for (int64_t& at : inverse) at = place[size_t(at)];
+  plain = false;
 }
 
 void begin_lookup(Call& call, std::span<const lightcc_embedding_wanted> wanted) {
@@ -186,10 +224,10 @@ void begin_lookup(Call& call, std::span<const lightcc_embedding_wanted> wanted) 
   std::vector<RankSegment> to_ranks(size_t(call.group.size()));
   for (RankSegment& segment : to_ranks) segment.head.op = Op::lookup, segment.head.flags = call.flags;
   for (Wanted& w : call.wanted) {
-    w.partition.make(*w.table, w.keys);
+    if (call.flags & LIGHTCC_EMBEDDING_TRAINING) w.call = call.number;
     TableHeader head = w.table->header();
     for (size_t rank = 0; rank < to_ranks.size(); ++rank) {
-      head.keys = w.partition.counts[rank];
+      head.keys = w.counts[rank];
       to_ranks[rank].tables.push_back({head, {}, nullptr, nullptr});
     }
   }
@@ -197,11 +235,10 @@ void begin_lookup(Call& call, std::span<const lightcc_embedding_wanted> wanted) 
   send(call, "call", to_ranks, [&](int rank, std::vector<PartPlaces>& parts) {
     for (size_t i = 0; i < parts.size(); ++i) {
       const Wanted& w = call.wanted[i];
-      for (int64_t n = 0; n < w.partition.counts[size_t(rank)]; ++n) {
-        const size_t place = size_t(w.partition.order[at[i]++]);
-        parts[i].keys[n] = w.keys[place];
-        if (parts[i].checks) parts[i].checks[n] = w.checks[place];
-      }
+      const auto count = size_t(w.counts[size_t(rank)]);
+      std::copy_n(w.keys.data() + at[i], count, parts[i].keys);
+      if (parts[i].checks) std::copy_n(w.checks.data() + at[i], count, parts[i].checks);
+      at[i] += count;
     }
   });
 }
@@ -211,25 +248,21 @@ void answer_lookup(Call& call) {
   if (call.group.size() == 1) return read_here(call);
   CallHeader head = call.head.status ? call.head : CallHeader();
   head.op = Op::rows;
-  std::vector<Answer> answers;
+  std::vector<Asked> asked;
   try {
-    if (!head.status) answers = answers_of(call);
+    for (size_t i = 0; !head.status && i < call.wanted.size(); ++i) asked.push_back(asked_of(call, i));
   } catch (const Error& error) {
     head.refuse(int(error.code()), error.what());
   } catch (const std::bad_alloc&) {
     head.refuse(int(Code::internal), "memory does not suffice to answer a lookup");
   }
   std::vector<RankSegment> to_ranks = answer_heads(call, head);
-  std::vector<size_t> at(call.wanted.size(), 0);
   send(call, "rows", to_ranks, [&](int rank, std::vector<PartPlaces>& parts) {
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const Table& table = *call.wanted[i].table;
-      for (int64_t n = 0; n < call.calls[size_t(rank)].tables[i].head.keys; ++n) {
-        const size_t row = size_t(answers[i].owned.inverse[at[i]++]);
-        pack(table, parts[i].values + size_t(n) * table.wire_bytes(), answers[i].rows.data() + row * table.row_bytes());
-      }
-    }
+    for (size_t i = 0; i < parts.size(); ++i)
+      read_for(rank, *call.wanted[i].table, asked[i], call.calls[size_t(rank)].tables[i].keys, parts[i].values);
   });
+  if (!head.status && call.flags & LIGHTCC_EMBEDDING_TRAINING)
+    for (size_t i = 0; i < asked.size(); ++i) keep(*call.wanted[i].table, std::move(asked[i]));
   call.stage = Call::Stage::second_message;
 }
 
@@ -243,15 +276,12 @@ void take_rows(Call& call) {
       throw Error(Code::internal, "rank " + std::to_string(rank) + " sent rows of other tables than were asked for");
     for (size_t i = 0; i < answer.tables.size(); ++i) {
       Wanted& w = call.wanted[i];
-      const int64_t count = w.partition.counts[size_t(rank)];
+      const int64_t count = w.counts[size_t(rank)];
       if (answer.tables[i].head.value_bytes != count * int64_t(w.table->wire_bytes()))
         throw Error(Code::internal,
                     w.table->about("rank " + std::to_string(rank) + " sent other rows than were asked for"));
-      for (int64_t n = 0; n < count; ++n) {
-        const size_t place = size_t(w.partition.order[at[i]++]);
-        unpack(*w.table, w.rows.data() + place * w.table->row_bytes(),
-               answer.tables[i].values + size_t(n) * w.table->wire_bytes());
-      }
+      unpack(*w.table, w.rows.data() + at[i] * w.table->row_bytes(), answer.tables[i].values, count);
+      at[i] += size_t(count);
     }
   }
   for (Wanted& w : call.wanted)

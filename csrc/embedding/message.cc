@@ -58,6 +58,7 @@ std::string text_of(const RankSegment& s) {
   const auto bits = s.head.flags & ~16u;  // a rank may skip alone
   text += " with flags " + std::to_string(bits);
   if (s.head.op == Op::apply) text += ", scale " + std::to_string(s.head.scale);
+  if (s.head.op == Op::read) text += ", number " + std::to_string(s.head.lookup);
   for (const TablePart& t : s.tables) text += ", table '" + name_of(t.head) + "'";
   return text;
 }
@@ -72,7 +73,8 @@ void expect_equal_tables(const RankSegment& a, int rank_a, const RankSegment& b,
     const TableHeader &x = a.tables[i].head, &y = b.tables[i].head;
     const std::string table = "table '" + name_of(x) + "'";
     if (x.fingerprint != y.fingerprint)
-      throw Error(Code::mismatch, table + " has another dim, dtype, optimizer, init, seed or owners on rank " +
+      throw Error(Code::mismatch, table + " has another dim, dtype, optimizer, init, seed, min_count, admission, "
+                                      "eviction, max_rows or owners on rank " +
                                       std::to_string(rank_b) + " than on rank " + std::to_string(rank_a));
     if (!(x.numbers == y.numbers))
       throw Error(Code::mismatch, table + " has another lr or other numbers of its optimizer on rank " +

@@ -20,7 +20,8 @@ struct CallHeader {
   int32_t tables = 0;
   int32_t status = 0;   // why the sender wants the call refused
   double scale = 1;     // of apply: times this; below 0: the step is forgotten
-  char text[216] = {};  // of status
+  int64_t lookup = -1;  // of read: the number of the prefetched lookup that is to be answered
+  char text[208] = {};  // of status
   void refuse(int code, const std::string& why) {
     status = code;
     std::strncpy(text, why.c_str(), sizeof text - 1);
@@ -30,7 +31,9 @@ struct TableHeader {
   uint64_t id = 0, fingerprint = 0;  // of the name; of all else in which ranks must agree
   int64_t keys = 0;
   int64_t value_bytes = 0;           // of all keys together
+  int64_t lookup = -1;               // update: the number of the call whose keys these gradients are of; -1: see `keys`
   double sum = 0;                    // agree: of squares
+  int64_t rows = 0;                  // agree: of the sender's shard, after the update
   Numbers numbers;                   // update
   int32_t checked = 0;
   int32_t reserved = 0;

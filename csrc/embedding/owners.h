@@ -13,7 +13,7 @@ using Owners = std::vector<uint16_t>;  // kBuckets ranks
 
 inline int owner_of(const Owners& owners, int64_t key) { return owners[bucket_of(mix(uint64_t(key)))]; }
 
-// Of a new table: each rank gets as many buckets as any other, or one more.
+// The owners in a new table: each rank gets as many buckets as any other, or one more.
 Owners first_owners(int ranks);
 // For `after` ranks: a bucket stays where it can, and ranks differ by one bucket at most. new_rank_of: of each rank
 // before its number among those after, or -1.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 namespace lightcc::embedding {
 
@@ -22,8 +23,18 @@ template <class T> struct Bags {
   }
 };
 
+// Widths that are common, without a call.
+template <class T> void copy_row(T* to, const T* from, int64_t dim) {
+  switch (dim) {
+    case 8: std::memcpy(to, from, 8 * sizeof(T)); return;
+    case 16: std::memcpy(to, from, 16 * sizeof(T)); return;
+    case 32: std::memcpy(to, from, 32 * sizeof(T)); return;
+    default: std::memcpy(to, from, size_t(dim) * sizeof(T));
+  }
+}
+
 template <class T> void gather(int64_t dim, const T* rows, const int64_t* inverse, int64_t count, T* out) {
-  for (int64_t i = 0; i < count; ++i, out += dim) std::memcpy(out, rows + inverse[i] * dim, size_t(dim) * sizeof(T));
+  for (int64_t i = 0; i < count; ++i, out += dim) copy_row(out, rows + inverse[i] * dim, dim);
 }
 
 template <class T> void add(T* __restrict to, const T* __restrict from, T factor, int64_t dim) {
@@ -33,6 +44,30 @@ template <class T> void add(T* __restrict to, const T* __restrict from, T factor
 template <class T> void add_by_row(int64_t dim, const T* gradient, const int64_t* inverse, int64_t count, T* sums) {
   for (int64_t i = 0; i < count; ++i, gradient += dim) add(sums + inverse[i] * dim, gradient, T(1), dim);
 }
+
+// Sums by row in memory that is not cleared: a row's first gradient is put there, and later ones are added.
+template <class T> class RowSums {
+ public:
+  RowSums(int64_t dim, int64_t rows, T* sums) : dim_(dim), sums_(sums), seen_(size_t(rows), 0) {}
+  void add(const T* gradient, const int64_t* inverse, int64_t count) {
+    for (int64_t i = 0; i < count; ++i, gradient += dim_) {
+      T* to = sums_ + inverse[i] * dim_;
+      uint8_t& seen = seen_[size_t(inverse[i])];
+      if (seen) embedding::add(to, gradient, T(1), dim_);
+      else copy_row(to, gradient, dim_);
+      seen = 1;
+    }
+  }
+  void clear_unseen() {
+    for (size_t row = 0; row < seen_.size(); ++row)
+      if (!seen_[row]) std::memset(sums_ + row * size_t(dim_), 0, size_t(dim_) * sizeof(T));
+  }
+
+ private:
+  int64_t dim_;
+  T* sums_;
+  std::vector<uint8_t> seen_;
+};
 
 template <class T> void pool_largest(const Bags<T>& b, int64_t bag, T* out, int64_t* largest) {
   std::memset(out, 0, size_t(b.dim) * sizeof(T));

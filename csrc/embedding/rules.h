@@ -22,7 +22,7 @@ struct SparseRule {
   int terms = 0;
   bool operator==(const SparseRule&) const = default;
 };
-// Of slot 0, 1, 2 in the order m, v, z as far as the rule has them; 0: no more.
+// The elements of slot 0, 1, 2 of a row, in the order m, v, z as far as the rule has them; 0: no more slots.
 int64_t slot_width(const SparseRule&, int slot, int64_t dim);
 bool has_moment(RuleKind);  // m stands first
 double alpha_of(RuleKind, const Numbers&, uint32_t step);

@@ -1,6 +1,7 @@
 #include "embedding/shard.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/error.h"
@@ -8,8 +9,6 @@
 namespace lightcc::embedding {
 namespace {
 
-constexpr size_t kBlock = 512;
-constexpr size_t kAhead = 16;
 constexpr size_t kSliceBuckets = 4096;
 
 }  // namespace
@@ -25,8 +24,10 @@ size_t RecordLayout::check_offset() const { return slot_offset(3) + size_t(slot_
 size_t RecordLayout::record_bytes() const { return (check_offset() + (checked ? sizeof(uint32_t) : 0) + 15) / 16 * 16; }
 
 Shard::Shard(const RecordLayout& layout, const FirstValues& first, size_t limit_bytes)
-    : layout_(layout), first_(first), records_(layout.record_bytes(), limit_bytes), steps_(layout.rule.terms),
-      arithmetic_(make_arithmetic(layout_, first_, steps_, numbers_)) {}
+    : layout_(layout), first_(first), absent_(first), records_(layout.record_bytes(), limit_bytes),
+      steps_(layout.rule.terms), arithmetic_(make_arithmetic(layout_, first_, absent_, steps_, numbers_,
+                                                                  records_)),
+      logs_{UndoLog(layout.record_bytes()), UndoLog(layout.record_bytes())} {}
 
 Shard::~Shard() = default;
 
@@ -39,44 +40,89 @@ void Shard::expect_check(Record record, uint32_t check) const {
                                           ": one of them must be written otherwise");
 }
 
-// A key's bucket is asked for kAhead keys before its record is, and that kAhead keys before it is looked at.
-void Shard::find(std::span<const int64_t> keys, const uint32_t* checks, Record* found) const {
-  uint64_t hashes[kBlock];
-  for (size_t first = 0; first < keys.size(); first += kBlock) {
-    const size_t n = std::min(kBlock, keys.size() - first);
-    Record* guesses = found + first;
-    for (size_t i = 0; i < n + 2 * kAhead; ++i) {
-      if (i < n) index_.prefetch(hashes[i] = mix(uint64_t(keys[first + i])));
-      if (i >= kAhead && i < n + kAhead) guesses[i - kAhead] = guess(hashes[i - kAhead]);
-      if (i >= 2 * kAhead) settle(keys[first + i - 2 * kAhead], hashes[i - 2 * kAhead], guesses[i - 2 * kAhead]);
+// visit(first, n) comes after the group's records are found.
+template <class Visit>
+void Shard::find_in_groups(std::span<const int64_t> keys, const uint32_t* checks, size_t bytes, Record* found,
+                           Visit visit) const {
+  constexpr size_t kGroup = 16;
+  uint64_t hashes[2][kGroup];
+  const size_t groups = (keys.size() + kGroup - 1) / kGroup;
+  const auto size_of = [&](size_t group) { return std::min(kGroup, keys.size() - group * kGroup); };
+  const auto ask_for_buckets = [&](size_t group) {
+    for (size_t i = 0; i < size_of(group); ++i)
+      index_.prefetch(hashes[group % 2][i] = mix(uint64_t(keys[group * kGroup + i])));
+  };
+  const auto ask_for_records = [&](size_t group) {
+    for (size_t i = 0; i < size_of(group); ++i) found[group * kGroup + i] = guess(hashes[group % 2][i], bytes);
+  };
+  if (groups > 0) ask_for_buckets(0);
+  if (groups > 1) ask_for_buckets(1);
+  if (groups > 0) ask_for_records(0);
+  for (size_t group = 0; group < groups; ++group) {
+    const size_t first = group * kGroup, n = size_of(group);
+    if (group + 1 < groups) ask_for_records(group + 1);
+    for (size_t i = first; i < first + n; ++i) {
+      settle(keys[i], hashes[group % 2][i - first], found[i]);
+      if (checks && found[i]) expect_check(found[i], checks[i]);
     }
-    for (size_t i = 0; checks && i < n; ++i)
-      if (guesses[i]) expect_check(guesses[i], checks[first + i]);
+    if (group + 2 < groups) ask_for_buckets(group + 2);
+    visit(first, n);
   }
 }
 
-void Shard::read(std::span<const int64_t> keys, const Record* found, bool training, void* rows) {
-  if (training) arithmetic_->catch_up({found, keys.size()});
+void Shard::find(std::span<const int64_t> keys, const uint32_t* checks, Record* found) const {
+  find_in_groups(keys, checks, sizeof(RowHeader), found, [](size_t, size_t) {});
+}
+
+void Shard::read(std::span<const int64_t> keys, const Record* found, void* rows) const {
   arithmetic_->read(keys, found, static_cast<Record>(rows));
 }
 
-void Shard::find_and_read(std::span<const int64_t> keys, const uint32_t* checks, bool training, Record* found,
-                          void* rows) {
-  constexpr size_t kPiece = 512;
+void Shard::find_and_read(std::span<const int64_t> keys, const uint32_t* checks, Record* found, void* rows) {
   const size_t row_bytes = size_t(layout_.dim) * layout_.number_bytes;
-  for (size_t first = 0; first < keys.size(); first += kPiece) {
-    const std::span<const int64_t> piece = keys.subspan(first, std::min(kPiece, keys.size() - first));
-    find(piece, checks ? checks + first : nullptr, found + first);
-    read(piece, found + first, training, static_cast<Record>(rows) + first * row_bytes);
-  }
+  const size_t bytes = layout_.rule.kind == RuleKind::sparse_adam ? layout_.record_bytes() : layout_.slot_offset(0);
+  find_in_groups(keys, checks, bytes, found, [&](size_t first, size_t n) {
+    read(keys.subspan(first, n), found + first, static_cast<Record>(rows) + first * row_bytes);
+  });
+  index_.move_slice(kSliceBuckets, records_);
+}
+
+void Shard::fill_first(int64_t key, int64_t i, void* rows) const {
+  const int64_t at = i * layout_.dim;
+  if (layout_.number_bytes == sizeof(double)) first_.fill(key, layout_.dim, static_cast<double*>(rows) + at);
+  else first_.fill(key, layout_.dim, static_cast<float*>(rows) + at);
+}
+
+double Shard::norm(uint32_t row) const {
+  const std::byte* weights = records_.at(row) + layout_.slot_offset(-1);
+  if (layout_.number_bytes == sizeof(double))
+    return std::sqrt(sum_of_squares(reinterpret_cast<const double*>(weights), layout_.dim));
+  return std::sqrt(double(sum_of_squares(reinterpret_cast<const float*>(weights), layout_.dim)));
 }
 
 bool Shard::reserve(size_t rows) { return index_.reserve(rows, records_) && records_.reserve(rows); }
 
+void Shard::reserve_logs(size_t rows) {
+  for (UndoLog& log : logs_)
+    if (log.active()) log.reserve(rows);
+}
+
+void Shard::before_changes(std::span<const Record> rows) {
+  for (UndoLog& log : logs_)
+    for (size_t i = 0; log.active() && i < rows.size(); ++i)
+      if (rows[i]) log.changes(rows[i]);
+}
+
 Shard::Record Shard::insert(int64_t key, uint32_t check) {
   const uint64_t hash = mix(uint64_t(key));
   uint32_t row = index_.find(key, hash, records_);
-  if (row != Slabs::kNone) return records_.at(row);
+  if (row != Slabs::kNone) {
+    const Record record = records_.at(row);
+    if (is_logged()) before_changes({&record, 1});
+    return record;
+  }
+  for (UndoLog& log : logs_)
+    if (log.active()) log.is_born(key);
   row = records_.take();
   index_.insert(hash, row);
   Record record = records_.at(row);
@@ -88,11 +134,11 @@ Shard::Record Shard::insert(int64_t key, uint32_t check) {
 
 void Shard::update(std::span<const int64_t> keys, const uint32_t* checks, const Record* found, const void* gradients,
                    const Numbers& numbers) {
-  numbers_ = numbers;
   Record rows[256];
   const uint32_t step = steps_.now() + 1;
   const double alpha = alpha_of(layout_.rule.kind, numbers, step);
   const size_t row_bytes = size_t(layout_.dim) * layout_.number_bytes;
+  if (is_logged()) before_changes({found, keys.size()});
   for (size_t first = 0; first < keys.size(); first += std::size(rows)) {
     const size_t n = std::min(std::size(rows), keys.size() - first);
     for (size_t i = 0; i < n; ++i) {
@@ -103,6 +149,7 @@ void Shard::update(std::span<const int64_t> keys, const uint32_t* checks, const 
     }
     arithmetic_->update({rows, n}, static_cast<const std::byte*>(gradients) + first * row_bytes, numbers, alpha);
   }
+  numbers_ = numbers;
   steps_.take(alpha);
   index_.move_slice(kSliceBuckets, records_);
 }
@@ -112,6 +159,8 @@ void Shard::erase(std::span<const int64_t> keys) {
     const uint64_t hash = mix(uint64_t(key));
     const uint32_t row = index_.find(key, hash, records_);
     if (row == Slabs::kNone) continue;
+    const Record record = records_.at(row);
+    if (is_logged()) before_changes({&record, 1});
     index_.erase(key, hash, records_);
     records_.give_back(row);
     ++generation_;
@@ -119,10 +168,39 @@ void Shard::erase(std::span<const int64_t> keys) {
 }
 
 void Shard::clear() {
+  for (uint32_t row = records_.next_taken(0); is_logged() && row != Slabs::kNone; row = records_.next_taken(row + 1)) {
+    const Record record = records_.at(row);
+    before_changes({&record, 1});
+  }
+  set_alphas({});
   index_.clear();
   records_.clear();
-  steps_.set_alphas({});
   ++generation_;
+}
+
+void Shard::set_alphas(std::vector<double> alphas) {
+  for (UndoLog& log : logs_)
+    if (log.active()) log.steps_change(steps_);
+  steps_.set_alphas(std::move(alphas));
+}
+
+void Shard::go_back() {
+  UndoLog& log = logs_[of_commit];
+  if (!log.active()) throw Error(Code::invalid_argument, "there is nothing to go back to: no log was begun");
+  reserve_logs(log.keys());
+  if (!reserve(log.records())) throw Error(Code::internal, "memory does not suffice to go back");
+  UndoLog undone = std::move(log);
+  log = UndoLog(layout_.record_bytes());  // the other log goes on meanwhile
+  undone.each([&](int64_t key, const std::byte* then) {
+    if (!then) return erase({&key, 1});
+    const Record record = insert(key, 0);
+    std::memcpy(record, then, layout_.record_bytes());
+    records_.set_changed(record);
+  });
+  set_alphas(undone.alphas_then(steps_));
+  numbers_ = undone.numbers_then();
+  ++generation_;
+  begin_log(of_commit);
 }
 
 }  // namespace lightcc::embedding

@@ -1,8 +1,8 @@
 // One rank's part of a table: the index, the records and the rule by which records take gradients. It knows of no rank.
 //
 // A record: header, weights, slots, and for checked keys 32 bits of the string's hash behind them.
-// Functions for many keys work in blocks: first all buckets are asked for, then all records, then they are read, so
-// that the memory answers many questions at once.
+// Functions for many keys work in groups: a group's buckets are asked for two groups ahead, its records one group
+// ahead, so that the memory answers many questions at once.
 #pragma once
 #include <memory>
 #include <span>
@@ -11,6 +11,7 @@
 #include "embedding/first_values.h"
 #include "embedding/index.h"
 #include "embedding/rules.h"
+#include "embedding/undo_log.h"
 
 namespace lightcc::embedding {
 
@@ -34,12 +35,16 @@ class Shard {
   using Record = std::byte*;
   // nullptr where there is no row. Throws Error{invalid_argument} for a key whose check is another.
   void find(std::span<const int64_t> keys, const uint32_t* checks, Record* found) const;
-  // Rows as they are after the present step. A training read writes what a row has missed to it first.
-  void read(std::span<const int64_t> keys, const Record* found, bool training, void* rows);
-  // Both, in pieces that stay in the cache in between.
-  void find_and_read(std::span<const int64_t> keys, const uint32_t* checks, bool training, Record* found, void* rows);
+  // Rows as they are after the present step, with what they have missed, which is not written to them.
+  void read(std::span<const int64_t> keys, const Record* found, void* rows) const;
+  // Both, and goes on with the growth of the index.
+  void find_and_read(std::span<const int64_t> keys, const uint32_t* checks, Record* found, void* rows);
   // False: memory does not suffice for so many new rows.
   bool reserve(size_t rows);
+  void reserve_logs(size_t rows);  // that a step will change. Throws std::bad_alloc
+  double norm(uint32_t row) const;  // of its weights
+  uint32_t row_of(int64_t key) const { return index_.find(key, mix(uint64_t(key)), records_); }
+  void fill_first(int64_t key, int64_t i, void* rows) const;  // row i becomes the key's first value
   // One step, with one gradient a key and no key twice. Rows that are missing are born; they must have been reserved.
   // found is what find said since the last erase, and may lack rows that were born since.
   void update(std::span<const int64_t> keys, const uint32_t* checks, const Record* found, const void* gradients,
@@ -48,8 +53,17 @@ class Shard {
   void clear();
   Record insert(int64_t key, uint32_t check);  // a row as import fills it; the row of this key, if there is one
 
+  // What has changed since begin_log; each log by itself.
+  enum Log { of_commit, of_checkpoint };
+  void begin_log(Log log) { logs_[log].begin(steps_, numbers_); }
+  void end_log(Log log) { logs_[log].end(); }
+  const UndoLog& log(Log log) const { return logs_[log]; }
+  void go_back();  // to where of_commit began, which goes on from there
+  void set_alphas(std::vector<double>);
+
   const RecordLayout& layout() const { return layout_; }
   const FirstValues& first_values() const { return first_; }
+  void set_absent(const FirstValues& values) { absent_ = values; }
   const Slabs& records() const { return records_; }
   const Index& index() const { return index_; }
   Steps& steps() { return steps_; }
@@ -58,16 +72,22 @@ class Shard {
   uint64_t generation() const { return generation_; }  // another one: records were erased, and pointers are void
 
  private:
+  bool is_logged() const { return logs_[0].active() || logs_[1].active(); }
+  void before_changes(std::span<const Record>);  // nullptr is passed over
   void expect_check(Record, uint32_t check) const;
-  Record guess(uint64_t hash) const {
+  // bytes: of the record that will be read.
+  template <class Visit>
+  void find_in_groups(std::span<const int64_t> keys, const uint32_t* checks, size_t bytes, Record* found,
+                      Visit visit) const;
+  Record guess(uint64_t hash, size_t bytes) const {
     const uint32_t row = index_.guess(hash);
     if (row == Slabs::kNone) return nullptr;
     const Record record = records_.at(row);
-    __builtin_prefetch(record);
-    __builtin_prefetch(record + 64);
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(record + at);
+    __builtin_prefetch(record + bytes - 1);
     return record;
   }
-  // Of a guess that was wrong, what is right.
+  // Replaces a guess that was wrong by the right record.
   void settle(int64_t key, uint64_t hash, Record& guessed) const {
     if (guessed && reinterpret_cast<const RowHeader*>(guessed)->key == key) return;
     const uint32_t row = index_.find(key, hash, records_);
@@ -75,12 +95,13 @@ class Shard {
   }
 
   RecordLayout layout_;
-  FirstValues first_;
+  FirstValues first_, absent_;  // of a row at birth; as a key without a row reads
   Slabs records_;
   Index index_;
   Steps steps_;
   Numbers numbers_;  // of the last update
   std::unique_ptr<Arithmetic> arithmetic_;
+  UndoLog logs_[2];
   uint64_t generation_ = 0;
 };
 
@@ -89,10 +110,10 @@ class Arithmetic {
  public:
   virtual ~Arithmetic() = default;
   virtual void read(std::span<const int64_t> keys, const Shard::Record* found, Shard::Record to) = 0;
-  virtual void catch_up(std::span<const Shard::Record> found) = 0;
   virtual void birth(Shard::Record, const Numbers&) = 0;
   virtual void update(std::span<const Shard::Record> rows, const void* gradients, const Numbers&, double alpha) = 0;
 };
-std::unique_ptr<Arithmetic> make_arithmetic(const RecordLayout&, const FirstValues&, Steps&, const Numbers&);
+std::unique_ptr<Arithmetic> make_arithmetic(const RecordLayout&, const FirstValues& first, const FirstValues& absent,
+                                            Steps&, const Numbers&, const Slabs&);
 
 }  // namespace lightcc::embedding

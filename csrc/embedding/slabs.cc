@@ -2,8 +2,11 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
+#include <cstring>
 #include <new>
+#include <span>
 
 namespace lightcc::embedding {
 namespace {
@@ -11,18 +14,34 @@ namespace {
 constexpr size_t kHugePage = 2 << 20;
 constexpr size_t kLeastSlab = 16 << 20;  // of which less than one huge page, at the end, has small pages
 
-// At a huge page's border. The first slab's first huge page has small pages: small tables take little memory.
-std::byte* map_slab(size_t bytes, bool is_first) {
-  const size_t asked = bytes + kHugePage;
+constexpr size_t kPage = 4096;
+
+size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+// align: at least a huge page. The first slab's first huge page has small pages: small tables take little memory.
+std::byte* map_slab(size_t bytes, size_t align, bool is_first) {
+  const size_t asked = bytes + align;
   void* mapped = mmap(nullptr, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   auto* begin = static_cast<std::byte*>(mapped);
-  const size_t skipped = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  const size_t skipped = (align - reinterpret_cast<uintptr_t>(begin) % align) % align;
   if (skipped) munmap(begin, skipped);
   munmap(begin + skipped + bytes, asked - skipped - bytes);
   const size_t small = is_first ? kHugePage : 0, whole = bytes / kHugePage * kHugePage;
   if (whole > small) madvise(begin + skipped + small, whole - small, MADV_HUGEPAGE);
   return begin + skipped;
+}
+
+// The first mark from this one on that has one of the readers; marks.size(): there is none.
+size_t next_mark(std::span<const uint8_t> marks, size_t from, int readers) {
+  const uint64_t any = 0x0101010101010101u * unsigned(readers);
+  const auto are_clear = [&](size_t at) {
+    uint64_t eight;
+    std::memcpy(&eight, &marks[at], sizeof eight);
+    return !(eight & any);
+  };
+  while (from < marks.size() && !(marks[from] & readers)) from += from % 8 == 0 && are_clear(from) ? 8 : 1;
+  return from;
 }
 
 }  // namespace
@@ -31,7 +50,9 @@ Slabs::Slabs(size_t record_bytes, size_t limit_bytes) : record_bytes_(record_byt
   const size_t records = std::bit_ceil((kLeastSlab + record_bytes - 1) / record_bytes);
   shift_ = uint32_t(std::countr_zero(records));
   mask_ = uint32_t(records - 1);
-  slab_bytes_ = (records * record_bytes + 4095) / 4096 * 4096;
+  marks_bytes_ = whole_pages(records * record_bytes / (kMarked - 1) + 1);
+  slab_bytes_ = whole_pages(marks_bytes_ + records * record_bytes);
+  align_ = std::max(std::bit_ceil(slab_bytes_), kHugePage);
 }
 
 Slabs::~Slabs() {
@@ -55,9 +76,9 @@ bool Slabs::map_one() {
     bases_.push_back(nullptr);
   }
   slabs_[place].taken_bits.assign((mask_ + 64) / 64, 0);
-  slabs_[place].memory = map_slab(slab_bytes_, place == 0);
+  slabs_[place].memory = map_slab(slab_bytes_, align_, place == 0);
   if (!slabs_[place].memory) return false;
-  bases_[place] = slabs_[place].memory;
+  bases_[place] = slabs_[place].memory + marks_bytes_;
   ++mapped_;
   room_ += size_t(mask_) + 1;
   return true;
@@ -120,6 +141,19 @@ uint32_t Slabs::next_taken(uint32_t row) const {
     }
   }
   return kNone;
+}
+
+uint32_t Slabs::next_changed(uint32_t row, int readers) const {
+  while ((row = next_taken(row)) != kNone && !(mark_of(at(row)) & readers)) {
+    const size_t slab = row >> shift_;
+    const size_t mark = next_mark({&mark_of(slabs_[slab].memory), slab_bytes_ / kMarked},
+                                  size_t(at(row) - slabs_[slab].memory) / kMarked + 1, readers);
+    const size_t place = (mark * kMarked - marks_bytes_ + record_bytes_ - 1) / record_bytes_;
+    const size_t next = (slab << shift_) + std::min(place, size_t(mask_) + 1);
+    if (next >= slabs_.size() << shift_) return kNone;
+    row = uint32_t(next);
+  }
+  return row;
 }
 
 }  // namespace lightcc::embedding

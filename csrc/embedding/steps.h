@@ -27,7 +27,7 @@ class Steps {
 
   // Before the functions below, with the betas that they are for.
   void prepare(double beta1, double beta2);
-  // Of the steps that a row has missed whose last was `last`: the sum, and what its moments fade by.
+  // The sum over the steps that a row whose last one was `last` has missed, and what its moments fade by.
   double missed(uint32_t last);
   double beta1_power(uint32_t n) { return beta1_.power(n); }
   double beta2_power(uint32_t n) { return beta2_.power(n); }

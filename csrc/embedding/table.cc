@@ -33,6 +33,7 @@ void expect_options(const lightcc_embedding_options& o) {
   expect(o.init >= 0 && o.init <= LIGHTCC_EMBEDDING_NORMAL, table + "there is no such init");
   expect(is_wire(o.wire), table + "rows travel as float16, bfloat16 or as they are");
   expect(o.limit_bytes >= 0, table + "limit_bytes is negative");
+  expect(o.max_rows >= 0, table + "max_rows is negative");
 }
 
 std::span<const int64_t> keys_of(const int64_t* keys, int64_t count) { return {keys, size_t(count)}; }
@@ -43,38 +44,17 @@ std::vector<Shard::Record> records_of(const Shard& shard, std::span<const int64_
   return found;
 }
 
-// Of one row; slot -1: the weights.
+// The bytes of a slot in one row; slot -1: the weights.
 size_t column_bytes(const RecordLayout& layout, int slot) {
   return size_t(slot < 0 ? layout.dim : slot_width(layout.rule, slot, layout.dim)) * layout.number_bytes;
-}
-
-// Copies one column of a record out or in; a column that is not wanted is passed over.
-template <class To, class From> void copy_number(To* column, int64_t i, const From& value) {
-  if (column) column[i] = value;
-}
-
-void export_row(const Shard& shard, uint32_t number, lightcc_embedding_rows& rows) {
-  const RecordLayout& layout = shard.layout();
-  const Shard::Record record = shard.records().at(number);
-  const RowHeader* header = shard.records().header(number);
-  const int64_t i = rows.count++;
-  copy_number(rows.keys, i, header->key);
-  copy_number(rows.counts, i, header->count);
-  copy_number(rows.lasts, i, header->last);
-  if (rows.checks && layout.checked) std::memcpy(rows.checks + i, record + layout.check_offset(), sizeof(uint32_t));
-  for (int slot = -1; slot < 4; ++slot) {
-    void* column = slot < 0 ? rows.weights : rows.slots[slot];
-    const size_t bytes = column_bytes(layout, slot);
-    auto* to = static_cast<std::byte*>(column) + size_t(i) * bytes;
-    if (column && bytes) std::memcpy(to, record + layout.slot_offset(slot), bytes);
-  }
 }
 
 void import_row(Shard& shard, const lightcc_embedding_rows& rows, int64_t i) {
   const RecordLayout& layout = shard.layout();
   const Shard::Record record = shard.insert(rows.keys[i], rows.checks ? rows.checks[i] : 0);
   auto* header = reinterpret_cast<RowHeader*>(record);
-  header->count = rows.counts ? rows.counts[i] : 0;
+  header->count = std::min(rows.counts ? rows.counts[i] : 0, RowHeader::kMostUpdates);
+  shard.records().set_changed(record);
   header->last = rows.lasts ? rows.lasts[i] : 0;
   for (int slot = -1; slot < 4; ++slot) {
     const void* column = slot < 0 ? rows.weights : rows.slots[slot];
@@ -95,7 +75,25 @@ void expect_columns(const lightcc_embedding_table& table, const lightcc_embeddin
 }  // namespace
 
 namespace lightcc::embedding {
+
 void set_last_error(const char* text) { last_error = text; }
+
+void export_record(const RecordLayout& layout, const std::byte* record, lightcc_embedding_rows& rows) {
+  const auto* header = reinterpret_cast<const RowHeader*>(record);
+  const int64_t i = rows.count++;
+  // A column that is not wanted is passed over.
+  if (rows.keys) rows.keys[i] = header->key;
+  if (rows.counts) rows.counts[i] = header->count;
+  if (rows.lasts) rows.lasts[i] = header->last;
+  if (rows.checks && layout.checked) std::memcpy(rows.checks + i, record + layout.check_offset(), sizeof(uint32_t));
+  for (int slot = -1; slot < 4; ++slot) {
+    void* column = slot < 0 ? rows.weights : rows.slots[slot];
+    const size_t bytes = column_bytes(layout, slot);
+    auto* to = static_cast<std::byte*>(column) + size_t(i) * bytes;
+    if (column && bytes) std::memcpy(to, record + layout.slot_offset(slot), bytes);
+  }
+}
+
 }  // namespace lightcc::embedding
 
 extern "C" {
@@ -115,7 +113,9 @@ int lightcc_embedding_create(lightcc_embedding_group* group, const lightcc_embed
 
 int lightcc_embedding_free(lightcc_embedding_table* table) {
   return guard([&] {
-    table->group.remove(table);
+    Group& group = table->group;
+    group.remove(table);
+    delete_if_over(group);
     return 0;
   });
 }
@@ -149,6 +149,12 @@ int lightcc_embedding_get_stats(const lightcc_embedding_table* table, lightcc_em
     stats->index_bytes = int64_t(shard.index().bytes());
     stats->bytes = int64_t(shard.records().bytes()) + stats->index_bytes;
     stats->index_growing = shard.index().growing();
+    stats->candidates = table->admission.size();
+    stats->candidate_bytes = int64_t(table->admission.bytes());
+    stats->bytes += stats->candidate_bytes;
+    stats->admitted = table->admission.admitted;
+    stats->evicted = table->evicted;
+    stats->total_rows = table->total_rows;
     return 0;
   });
 }
@@ -164,7 +170,8 @@ int lightcc_embedding_contains(const lightcc_embedding_table* table, const int64
 
 int lightcc_embedding_erase(lightcc_embedding_table* table, const int64_t* keys, int64_t count) {
   return guard([&] {
-    table->shard->erase(keys_of(keys, count));
+    table->erase(keys_of(keys, count));
+    table->eviction.forget();
     return 0;
   });
 }
@@ -173,15 +180,15 @@ int lightcc_embedding_read(lightcc_embedding_table* table, const int64_t* keys, 
                            void* rows) {
   return guard([&] {
     table->found.resize(size_t(count));
-    table->shard->find_and_read(keys_of(keys, count), checks, false, table->found.data(), rows);
+    table->shard->find_and_read(keys_of(keys, count), checks, table->found.data(), rows);
     return 0;
   });
 }
 
 int lightcc_embedding_first(const lightcc_embedding_table* table, const int64_t* keys, int64_t count, void* rows) {
   return guard([&] {
-    const std::vector<Shard::Record> none(size_t(count), nullptr);
-    table->shard->read(keys_of(keys, count), none.data(), false, rows);
+    const Shard& shard = *table->shard;
+    for (int64_t i = 0; i < count; ++i) shard.fill_first(keys[i], i, rows);
     return 0;
   });
 }
@@ -189,6 +196,9 @@ int lightcc_embedding_first(const lightcc_embedding_table* table, const int64_t*
 int lightcc_embedding_clear(lightcc_embedding_table* table) {
   return guard([&] {
     table->shard->clear();
+    table->eviction.forget();
+    table->admission.clear();
+    for (Changes& changes : table->changes) changes = {};
     return 0;
   });
 }
@@ -198,12 +208,20 @@ int lightcc_embedding_export(const lightcc_embedding_table* table, lightcc_embed
     expect_size(rows->size, sizeof *rows, "lightcc_embedding_rows");
     expect(rows->cursor >= 0 && rows->capacity >= 0, table->about("export: a negative cursor or capacity"));
     const Slabs& records = table->shard->records();
+    const int readers = readers_of(*rows);
     rows->count = 0;
     while (rows->count < rows->capacity && rows->cursor < Slabs::kNone) {
-      const uint32_t number = records.next_taken(uint32_t(rows->cursor));
+      const auto from = uint32_t(rows->cursor);
+      const uint32_t number = readers ? records.next_changed(from, readers) : records.next_taken(from);
       if (number == Slabs::kNone) break;
-      export_row(*table->shard, number, *rows);
       rows->cursor = int64_t(number) + 1;
+      RowHeader& header = *records.header(number);
+      if (!wants(*rows, header)) continue;
+      if (rows->changed & LIGHTCC_EMBEDDING_TAKE) {
+        if (table->shard->log(Shard::of_checkpoint).has(header.key)) continue;
+        header.changed &= ~LIGHTCC_EMBEDDING_OF_CHECKPOINTS;
+      }
+      export_record(table->shard->layout(), records.at(number), *rows);
     }
     return 0;
   });
@@ -215,9 +233,11 @@ int lightcc_embedding_import(lightcc_embedding_table* table, lightcc_embedding_r
     expect_columns(*table, *rows);
     expect(table->shard->reserve(size_t(rows->count)), table->about("import: memory does not suffice"));
     rows->taken = 0;
+    table->eviction.forget();
     for (int64_t i = 0; i < rows->count; ++i) {
       if (owner_of(table->owners, rows->keys[i]) != table->group.rank()) continue;
       import_row(*table->shard, *rows, i);
+      table->admission.forget(rows->keys[i]);
       ++rows->taken;
     }
     return 0;
@@ -236,7 +256,7 @@ int lightcc_embedding_alphas(const lightcc_embedding_table* table, int64_t first
 int lightcc_embedding_set_alphas(lightcc_embedding_table* table, const double* alphas, int64_t steps) {
   return guard([&] {
     expect(steps >= 0 && steps < int64_t(Slabs::kNone), table->about("set_alphas: no such number of steps"));
-    table->shard->steps().set_alphas({alphas, alphas + steps});
+    table->shard->set_alphas({alphas, alphas + steps});
     return 0;
   });
 }

@@ -4,27 +4,45 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lightcc::embedding {
 
-// Memory that is not cleared and kept for the next message.
+// Memory that is not cleared and kept for the next message. Rows of a lookup are in such memory, and TensorFlow copies
+// what is not aligned so.
 class Buffer {
  public:
+  static constexpr std::align_val_t kAlignment{64};
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
   std::byte* reserve(size_t bytes) {
     if (bytes > capacity_) {
       memory_.reset();
-      memory_.reset(new std::byte[bytes + bytes / 4]);
+      memory_.reset(new (kAlignment) std::byte[bytes + bytes / 4]);
       capacity_ = bytes + bytes / 4;
     }
     return memory_.get();
   }
   std::byte* data() const { return memory_.get(); }
+  size_t capacity() const { return capacity_; }
 
  private:
-  std::unique_ptr<std::byte[]> memory_;
+  void swap(Buffer& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(capacity_, other.capacity_);
+  }
+  struct Delete {
+    void operator()(std::byte* memory) const { operator delete[](memory, kAlignment); }
+  };
+  std::unique_ptr<std::byte[], Delete> memory_;
   size_t capacity_ = 0;
 };
 

@@ -1,6 +1,10 @@
 // Updates: gradients to the owners of their keys, who say whether they can take the step, and then take it.
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "embedding/handles.h"
@@ -13,49 +17,68 @@ namespace {
 struct Local {
   Table* table = nullptr;
   Numbers numbers;
-  std::vector<int64_t> keys;
-  std::vector<uint32_t> checks;
+  std::span<const int64_t> keys;
+  const uint32_t* checks = nullptr;
+  std::vector<uint32_t> occurrences;  // of each key, if the table counts them
   const std::byte* values = nullptr;
-  std::vector<double> memory;  // of values, if they were added up
-  const Wanted* from = nullptr;  // the only lookup they are of
+  Wanted* from = nullptr;  // the only lookup they are of
+  std::vector<int64_t> added_keys;       // where several were added up: what the above refers to
+  std::vector<uint32_t> added_checks;
+  Buffer memory;
 };
 
-struct Given { std::span<const int64_t> keys; const uint32_t* checks; const std::byte* values; const Wanted* from; };
+struct Given { std::span<const int64_t> keys; const uint32_t* checks; const std::byte* values; Wanted* from; };
 
 Given given(const lightcc_embedding_gradient& g, const Table& table) {
   const auto* values = static_cast<const std::byte*>(g.values);
   if (!g.lookup) return {{g.keys, size_t(g.count)}, g.checks, values, nullptr};
   if (g.index < 0 || size_t(g.index) >= g.lookup->wanted.size())
     throw Error(Code::invalid_argument, table.about("a gradient is of no table of its lookup"));
-  const Wanted& w = g.lookup->wanted[size_t(g.index)];
+  Wanted& w = g.lookup->wanted[size_t(g.index)];
   if (w.table != &table) throw Error(Code::invalid_argument, table.about("a gradient is of another table's lookup"));
   return {w.keys, w.checks.empty() ? nullptr : w.checks.data(), values, &w};
 }
 
-template <class Body> void with_number(const Table& table, Body body) {
-  if (table.shard->layout().number_bytes == sizeof(double)) body(double());
-  else body(float());
+// A lookup that was not for training, say before there was an optimizer, may have a key in several places.
+bool may_repeat(const lightcc_embedding_gradient& g) {
+  return g.lookup && !(g.lookup->flags & LIGHTCC_EMBEDDING_TRAINING);
+}
+
+std::vector<uint32_t> occurrences_of(const Given& part) {
+  std::vector<uint32_t> own(part.keys.size(), part.from ? 0 : 1);
+  if (part.from) count_occurrences(*part.from, own.data());
+  return own;
+}
+
+void add_occurrences(const Given& part, const int64_t* inverse, std::vector<uint32_t>& occurrences) {
+  const std::vector<uint32_t> own = occurrences_of(part);
+  for (size_t i = 0; i < own.size(); ++i) occurrences[size_t(inverse[i])] += own[i];
 }
 
 void add_up(Local& local, const std::vector<Given>& parts, Dedup& dedup) {
   std::vector<int64_t> all, inverse;
   for (const Given& part : parts) all.insert(all.end(), part.keys.begin(), part.keys.end());
   inverse.resize(all.size());
-  local.keys.resize(all.size());
-  local.keys.resize(size_t(dedup.run(all, local.keys.data(), inverse.data())));
-  if (local.table->shard->layout().checked) local.checks.resize(local.keys.size());
-  local.memory.assign(local.keys.size() * local.table->row_bytes() / sizeof(double) + 1, 0);
-  size_t at = 0;
-  for (const Given& part : parts) {
-    with_number(*local.table, [&](auto number) {
-      using T = decltype(number);
-      add_by_row(local.table->shard->layout().dim, reinterpret_cast<const T*>(part.values), inverse.data() + at,
-                 int64_t(part.keys.size()), reinterpret_cast<T*>(local.memory.data()));
-    });
-    for (size_t i = 0; part.checks && i < part.keys.size(); ++i) local.checks[size_t(inverse[at + i])] = part.checks[i];
-    at += part.keys.size();
-  }
-  local.values = reinterpret_cast<const std::byte*>(local.memory.data());
+  std::vector<int64_t>& keys = local.added_keys;
+  keys.resize(all.size());
+  keys.resize(size_t(dedup.run(all, keys.data(), inverse.data())));
+  if (local.table->shard->layout().checked) local.added_checks.resize(keys.size());
+  if (local.table->admission.counts()) local.occurrences.assign(keys.size(), 0);
+  local.values = local.memory.reserve(keys.size() * local.table->row_bytes() + 1);
+  with_number(*local.table, [&](auto number) {
+    using T = decltype(number);
+    RowSums<T> sums(local.table->shard->layout().dim, int64_t(keys.size()), reinterpret_cast<T*>(local.memory.data()));
+    size_t at = 0;
+    for (const Given& part : parts) {
+      sums.add(reinterpret_cast<const T*>(part.values), inverse.data() + at, int64_t(part.keys.size()));
+      for (size_t i = 0; part.checks && i < part.keys.size(); ++i)
+        local.added_checks[size_t(inverse[at + i])] = part.checks[i];
+      if (!local.occurrences.empty()) add_occurrences(part, inverse.data() + at, local.occurrences);
+      at += part.keys.size();
+    }
+  });
+  local.keys = keys;
+  local.checks = local.added_checks.empty() ? nullptr : local.added_checks.data();
 }
 
 Local local_of(Call& call, const lightcc_embedding_step& step) {
@@ -68,29 +91,37 @@ Local local_of(Call& call, const lightcc_embedding_step& step) {
   local.numbers = {step.lr, step.beta1, step.beta2, step.eps, step.l1, step.l2, step.l21};
   std::vector<Given> parts;
   for (int i = 0; i < step.gradient_count; ++i) parts.push_back(given(step.gradients[i], *step.table));
-  if (parts.size() != 1) {
+  if (parts.size() != 1 || may_repeat(step.gradients[0])) {
     add_up(local, parts, call.group.dedup);
     return local;
   }
-  local.keys.assign(parts[0].keys.begin(), parts[0].keys.end());
-  if (parts[0].checks) local.checks.assign(parts[0].checks, parts[0].checks + local.keys.size());
+  local.keys = parts[0].keys;
+  local.checks = parts[0].checks;
+  if (local.table->admission.counts()) local.occurrences = occurrences_of(parts[0]);
   local.values = parts[0].values;
   local.from = parts[0].from;
   return local;
 }
 
-// The first key whose gradient has a number that is not finite; -1: none. x - x is zero for finite ones alone.
+// Whether all are finite: a number that is not has all bits of its exponent set.
+template <class T> bool finite(const T* numbers, int64_t count) {
+  using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  constexpr Bits kExponent = std::bit_cast<Bits>(std::numeric_limits<T>::infinity());
+  Bits bad = 0;
+  for (int64_t i = 0; i < count; ++i) bad |= Bits((std::bit_cast<Bits>(numbers[i]) & kExponent) == kExponent);
+  return !bad;
+}
+
+// The first key whose gradient has a number that is not finite; -1: none.
 int64_t not_finite(const Local& local) {
   int64_t bad = -1;
   with_number(*local.table, [&](auto number) {
     using T = decltype(number);
-    const int64_t dim = local.table->shard->layout().dim;
+    const int64_t dim = local.table->shard->layout().dim, count = int64_t(local.keys.size());
     const T* g = reinterpret_cast<const T*>(local.values);
-    for (size_t i = 0; i < local.keys.size() && bad < 0; ++i, g += dim) {
-      T any = 0;
-      for (int64_t k = 0; k < dim; ++k) any += g[k] * 0;
-      if (any != 0) bad = int64_t(i);
-    }
+    if (finite(g, count * dim)) return;
+    bad = 0;
+    while (finite(g + bad * dim, dim)) ++bad;
   });
   return bad;
 }
@@ -107,17 +138,6 @@ void refuse_what_is_not_finite(Call& call, const std::vector<Local>& locals) {
   }
 }
 
-double squares(const OwnedStep& step) {
-  double sum = 0;
-  with_number(*step.table, [&](auto number) {
-    using T = decltype(number);
-    const T* g = reinterpret_cast<const T*>(step.gradients);
-    const int64_t dim = step.table->shard->layout().dim;
-    for (size_t i = 0; i < step.owned.keys.size(); ++i, g += dim) sum += double(sum_of_squares(g, dim));
-  });
-  return sum;
-}
-
 void take_step(Call& call, std::vector<OwnedStep>& steps) {
   call.group.held = std::move(steps);
   if (!(call.flags & LIGHTCC_EMBEDDING_HOLD)) apply_held(call.group, 1);
@@ -132,37 +152,47 @@ void update_here(Call& call, std::vector<Local>& locals) {
     OwnedStep& step = steps[i];
     step.table = local.table;
     step.numbers = local.numbers;
-    step.owned.keys = std::move(local.keys);
-    step.owned.checks = std::move(local.checks);
+    step.owned.keys.assign(local.keys.begin(), local.keys.end());
+    if (local.checks) step.owned.checks.assign(local.checks, local.checks + local.keys.size());
     step.gradients = local.values;
     step.memory = std::move(local.memory);
-    step.generation = local.table->shard->generation();
-    if (local.from && local.from->found.size() == step.owned.keys.size() && local.from->generation == step.generation) {
-      step.owned.found = local.from->found;
-    } else {
-      step.owned.found.resize(step.owned.keys.size());
-      local.table->shard->find(step.owned.keys, step.owned.checks_or_null(), step.owned.found.data());
-    }
+    if (local.from) step.owned.found = std::move(local.from->found), step.owned.generation = local.from->generation;
+    step.find();
+    step.admit(local.occurrences);
     if (!step.reserve()) throw Error(Code::internal, step.table->about("memory does not suffice; nothing was applied"));
-    if (call.flags & LIGHTCC_EMBEDDING_HOLD) call.sums.push_back(step.sum = squares(step));
+    step.total_rows = step.rows_after();
+    if (call.flags & LIGHTCC_EMBEDDING_HOLD) call.sums.push_back(step.sum = step.squares());
   }
   take_step(call, steps);
   call.stage = Call::Stage::done;
 }
 
+// The number of the lookup whose keys the owners still have; -1: the keys must travel. All ranks forget a lookup when
+// an update that refers to it has come, so another update that is under way may be its end.
+int64_t known_lookup(const Local& local) {
+  constexpr ptrdiff_t kSafe = 8;  // owners keep twice as many, and so many calls at most are under way
+  const Table& table = *local.table;
+  if (!local.from || table.group.updating > 1) return -1;
+  const auto asked = std::find_if(table.asked.begin(), table.asked.end(),
+                                  [&](const Asked& one) { return one.call == local.from->call; });
+  return table.asked.end() - asked <= kSafe && asked != table.asked.end() ? asked->call : -1;
+}
+
 void send_gradients(Call& call, const std::vector<Local>& locals) {
   std::vector<RankSegment> to_ranks(size_t(call.group.size()));
-  std::vector<Partition> partitions(locals.size());
+  std::vector<Partition> partitions(locals.size());  // of those whose keys travel
   const bool empty = call.head.status || (call.flags & LIGHTCC_EMBEDDING_SKIP);
   for (RankSegment& segment : to_ranks) segment.head = call.head;
   for (size_t i = 0; i < locals.size(); ++i) {
     const Table& table = *locals[i].table;
-    partitions[i].make(table, empty ? std::span<const int64_t>() : std::span<const int64_t>(locals[i].keys));
     TableHeader head = table.header();
     head.numbers = locals[i].numbers;
+    head.lookup = empty ? -1 : known_lookup(locals[i]);
+    if (head.lookup < 0) partitions[i].make(table, empty ? std::span<const int64_t>() : locals[i].keys);
     for (size_t rank = 0; rank < to_ranks.size(); ++rank) {
-      head.keys = partitions[i].counts[rank];
-      head.value_bytes = head.keys * int64_t(table.row_bytes());
+      const int64_t count = head.lookup < 0 ? partitions[i].counts[rank] : locals[i].from->counts[rank];
+      head.keys = head.lookup < 0 ? count : 0;
+      head.value_bytes = count * int64_t(table.gradient_bytes());
       to_ranks[rank].tables.push_back({head, {}, nullptr, nullptr});
     }
   }
@@ -170,15 +200,41 @@ void send_gradients(Call& call, const std::vector<Local>& locals) {
   send(call, "call", to_ranks, [&](int rank, std::vector<PartPlaces>& parts) {
     for (size_t i = 0; i < parts.size(); ++i) {
       const Local& local = locals[i];
+      const TableHeader& head = to_ranks[size_t(rank)].tables[i].head;
       const size_t bytes = local.table->row_bytes();
-      for (int64_t n = 0; n < partitions[i].counts[size_t(rank)]; ++n) {
+      if (head.lookup >= 0) {
+        const auto count = size_t(local.from->counts[size_t(rank)]);
+        std::memcpy(parts[i].values, local.values + at[i] * bytes, count * bytes);
+        if (!local.occurrences.empty())
+          std::memcpy(parts[i].values + count * bytes, local.occurrences.data() + at[i], count * sizeof(uint32_t));
+        at[i] += count;
+        continue;
+      }
+      for (int64_t n = 0; n < head.keys; ++n) {
         const size_t place = size_t(partitions[i].order[at[i]++]);
         parts[i].keys[n] = local.keys[place];
         if (parts[i].checks) parts[i].checks[n] = local.checks[place];
         std::memcpy(parts[i].values + size_t(n) * bytes, local.values + place * bytes, bytes);
+        if (!local.occurrences.empty())
+          std::memcpy(parts[i].values + size_t(head.keys) * bytes + size_t(n) * sizeof(uint32_t),
+                      &local.occurrences[place], sizeof(uint32_t));
       }
     }
   });
+}
+
+// The lookups of a table that ranks refer to: they are forgotten with this.
+std::vector<Asked> referred(Table& table, const std::vector<RankSegment>& calls, size_t index) {
+  std::vector<Asked> taken;
+  for (const RankSegment& call : calls) {
+    const int64_t number = index < call.tables.size() ? call.tables[index].head.lookup : -1;
+    const auto asked = std::find_if(table.asked.begin(), table.asked.end(),
+                                    [&](const Asked& one) { return number >= 0 && one.call == number; });
+    if (asked == table.asked.end()) continue;
+    taken.push_back(std::move(*asked));
+    table.asked.erase(asked);
+  }
+  return taken;
 }
 
 bool anybody_skips(const Call& call) {
@@ -187,13 +243,13 @@ bool anybody_skips(const Call& call) {
   return false;
 }
 
-std::vector<OwnedStep> collected(Call& call) {
+std::vector<OwnedStep> collected(Call& call, std::vector<std::vector<Asked>>& asked) {
   const double divisor = call.flags & LIGHTCC_EMBEDDING_AVERAGE ? call.group.size() : 1;
   std::vector<OwnedStep> steps(call.wanted.size());
   for (size_t i = 0; i < steps.size(); ++i) {
     steps[i].table = call.wanted[i].table;
-    steps[i].collect(call.calls, i, divisor, call.group.dedup);
-    steps[i].sum = squares(steps[i]);
+    steps[i].collect(call.calls, i, asked[i], divisor, call.group.dedup);
+    if (call.flags & LIGHTCC_EMBEDDING_HOLD) steps[i].sum = steps[i].squares();
     if (!steps[i].reserve())
       throw Error(Code::internal, steps[i].table->about("memory does not suffice; nothing was applied"));
   }
@@ -201,55 +257,6 @@ std::vector<OwnedStep> collected(Call& call) {
 }
 
 }  // namespace
-
-void OwnedStep::collect(const std::vector<RankSegment>& calls, size_t index, double divisor, Dedup& dedup) {
-  owned.collect(*table, calls, index, dedup);
-  generation = table->shard->generation();
-  memory.assign(owned.keys.size() * table->row_bytes() / sizeof(double) + 1, 0);
-  gradients = reinterpret_cast<const std::byte*>(memory.data());
-  size_t at = 0;
-  for (const RankSegment& call : calls) {
-    if (index >= call.tables.size()) continue;
-    const TablePart& part = call.tables[index];
-    numbers = part.head.numbers;
-    if (part.head.value_bytes != part.head.keys * int64_t(table->row_bytes()))
-      throw Error(Code::internal, table->about("gradients came that are not as many as their keys"));
-    with_number(*table, [&](auto number) {
-      using T = decltype(number);
-      add_by_row(table->shard->layout().dim, reinterpret_cast<const T*>(part.values), owned.inverse.data() + at,
-                 part.head.keys, reinterpret_cast<T*>(memory.data()));
-    });
-    at += part.keys.size();
-  }
-  if (divisor != 1) scale(1 / divisor);
-}
-
-void OwnedStep::scale(double factor) {
-  const size_t count = owned.keys.size() * size_t(table->shard->layout().dim);
-  with_number(*table, [&](auto number) {
-    using T = decltype(number);
-    if (memory.empty()) {  // they are the caller's
-      memory.resize(count * sizeof(T) / sizeof(double) + 1);
-      std::memcpy(memory.data(), gradients, count * sizeof(T));
-      gradients = reinterpret_cast<const std::byte*>(memory.data());
-    }
-    T* g = reinterpret_cast<T*>(memory.data());
-    for (size_t i = 0; i < count; ++i) g[i] *= T(factor);
-  });
-}
-
-bool OwnedStep::reserve() {
-  size_t born = 0;
-  for (Shard::Record record : owned.found) born += record == nullptr;
-  table->shard->steps().reserve_next();
-  return table->shard->reserve(born);
-}
-
-void OwnedStep::apply() {
-  Shard& shard = *table->shard;
-  if (generation != shard.generation()) shard.find(owned.keys, owned.checks_or_null(), owned.found.data());
-  shard.update(owned.keys, owned.checks_or_null(), owned.found.data(), gradients, numbers);
-}
 
 void begin_update(Call& call, std::span<const lightcc_embedding_step> steps) {
   std::vector<Local> locals;
@@ -265,29 +272,32 @@ void begin_update(Call& call, std::span<const lightcc_embedding_step> steps) {
   refuse_what_is_not_finite(call, locals);
   if (call.group.size() > 1) {
     call.number = call.group.calls++;
+    ++call.group.updating;
+    call.updating = true;
     return send_gradients(call, locals);
   }
   call.skipped = call.flags & LIGHTCC_EMBEDDING_SKIP;
   if (!call.skipped) return update_here(call, locals);
-  ++call.group.updates;
   call.stage = Call::Stage::done;
 }
 
 void collect_update(Call& call) {
   if (anybody_skips(call)) {
     call.skipped = true;
-    ++call.group.updates;
     call.stage = Call::Stage::done;
     return;
   }
+  std::vector<std::vector<Asked>> asked;
+  for (size_t i = 0; i < call.wanted.size(); ++i) asked.push_back(referred(*call.wanted[i].table, call.calls, i));
   RankSegment said;
   said.head.op = Op::agree;
   try {
     if (call.head.status) throw Error(Code(call.head.status), std::string(call.head.text));
-    call.group.held = collected(call);
+    call.group.held = collected(call, asked);
     for (const OwnedStep& step : call.group.held) {
       TablePart part;
       part.head.sum = step.sum;
+      part.head.rows = step.rows_after();
       said.tables.push_back(part);
     }
   } catch (const Error& error) {
@@ -306,7 +316,10 @@ void end_update(Call& call) {
   for (int rank = 0; rank < call.group.size(); ++rank) {
     const RankSegment said = parse(call.message->from(rank), rank);
     if (said.head.status) throw Error(Code(said.head.status), "rank " + std::to_string(rank) + ": " + said.head.text);
-    for (size_t i = 0; i < said.tables.size() && i < steps.size(); ++i) call.sums[i] += said.tables[i].head.sum;
+    for (size_t i = 0; i < said.tables.size() && i < steps.size(); ++i) {
+      call.sums[i] += said.tables[i].head.sum;
+      steps[i].total_rows += said.tables[i].head.rows;
+    }
   }
   call.first.reset();
   take_step(call, steps);
@@ -315,11 +328,10 @@ void end_update(Call& call) {
 void apply_held(Group& group, double scale) {
   std::vector<OwnedStep> steps = std::exchange(group.held, {});
   for (OwnedStep& step : steps) {
-    if (scale < 0) continue;
-    if (scale != 1) step.scale(scale);
-    step.apply();
+    if (scale >= 0 && scale != 1) step.scale(scale);
+    if (scale >= 0) step.apply();
+    step.table->sums = std::move(step.memory);
   }
-  ++group.updates;
 }
 
 }  // namespace lightcc::embedding

@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "base/deadline.h"
-#include "base/trace.h"
+#include "engine/timeline/trace.h"
 #include "engine/blocked_state.h"
 #include "engine/control/deadlock_detector.h"
 #include "engine/epoch_state.h"
@@ -131,7 +131,7 @@ class Engine : public GroupEngineOwner {
   void submit_to(GroupEngine&, const RequestPtr&);
   // nullptr: the call cannot take it.
   GroupEngine* begin_fast_path(const Call&, uint64_t* number);
-  FastPath::State step_fast_path(FastPath&);
+  FastPath::State step_fast_path(GroupEngine&);
   // One that two threads make at once may be lost: it is asked only whether there were any.
   void note_visit() { visits_.store(visits_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   using Sleeper = Peers::Sleeper;

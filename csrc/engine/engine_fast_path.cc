@@ -86,7 +86,7 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
   note_visit();
   uint64_t number;
   GroupEngine* group_engine = begin_fast_path(call, &number);
-  auto state = group_engine ? step_fast_path(group_engine->fast_path()) : FastPath::State::idle;
+  auto state = group_engine ? step_fast_path(*group_engine) : FastPath::State::idle;
   if (state == FastPath::State::done) {
     counters_.count(Counters::requests);
     counters_.count(Counters::fast_path);
@@ -106,25 +106,23 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
 }
 
 // As long as patience lasts and nothing else is urgent.
-FastPath::State Engine::step_fast_path(FastPath& fast_path) {
+FastPath::State Engine::step_fast_path(GroupEngine& group_engine) {
   progress_lock_.assert_held();
+  FastPath& fast_path = group_engine.fast_path();
   SpinPolicy patience(wait_habit_);
   auto state = FastPath::State::waiting;
-  try {
-    const auto& alarm = peers_->own().alarm;
+  const auto& alarm = peers_->own().alarm;
+  end_epoch_on_error([&] {
     for (bool waits = true; waits && !alarm.load(std::memory_order_relaxed);) {
       bool moved = false;
       state = fast_path.step(&moved);
       peers_->flush_and_wake();
       if (moved || !fast_path.active()) patience.reset();
       if (!fast_path.active()) break;
+      moved |= group_engine.receive_slots();
       waits = moved || patience.wait_a_little();
     }
-  } catch (const Error& error) {
-    end_epoch(error.code(), error.what());
-  } catch (const std::exception& error) {
-    end_epoch(Code::internal, error.what());
-  }
+  });
   return state;
 }
 

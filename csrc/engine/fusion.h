@@ -81,9 +81,9 @@ struct BatchTensor {
 };
 
 struct CollectiveLayout {                // one collective of a batch: its tensors of one dtype
-  struct Place { size_t tensor, offset; };
+  struct TensorOffset { size_t tensor, offset; };
   DType dtype;
-  std::vector<Place> places;             // index in the batch, and bytes from the collective's beginning
+  std::vector<TensorOffset> places;             // index in the batch, and bytes from the collective's beginning
   size_t bytes;                          // to the end of the last tensor
   std::optional<size_t> buffer_offset;   // where it begins in the fusion buffer; nullopt: in place, at its first tensor
 };

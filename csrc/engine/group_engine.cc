@@ -237,26 +237,6 @@ bool GroupEngine::coordinate() {
   return true;
 }
 
-FastPath* GroupEngine::idle_fast_path() {
-  progress_lock_.assert_held();
-  return fast_path_ && idle() && first_left_.empty() && fast_path_->ready() ? fast_path_.get() : nullptr;
-}
-
-bool GroupEngine::can_take_fast_path(const Collective& c) const { return selector_.choose(c).backend == shared_; }
-
-bool GroupEngine::step_fast_path() {
-  if (!fast_path_) return false;
-  if (!fast_path_->active()) return fast_path_->refuse_if_awaited(!pending_.empty());
-  bool moved = false;
-  FastPath::State state = fast_path_->step(&moved);
-  if (fast_path_->active()) return moved;
-  RequestPtr request = std::move(fast_path_request_);
-  if (state != FastPath::State::done) return submit(request), true;
-  counters_.count(Counters::fast_path);
-  owner_.finish(request, Code::ok, "");
-  return true;
-}
-
 bool GroupEngine::begin_batch() {
   if (batches_.empty() || running_.size() == batches_at_a_time()) return false;
   const bool has_turn = takes_turn(batches_[0]), settles = settles_nccl(batches_[0]);

@@ -12,7 +12,8 @@
 #include "engine/control/coordinator.h"
 #include "engine/control/member_plans.h"
 #include "engine/control/response_cache.h"
-#include "engine/fast_path.h"
+#include "engine/remote_fast_path.h"
+#include "engine/shared_fast_path.h"
 #include "engine/joined_rank.h"
 #include "engine/nccl_launches.h"
 #include "engine/nccl_setup.h"
@@ -58,6 +59,7 @@ class GroupEngine : public ControlPlaneOwner {
   // nullptr while a call may not begin on it: there is none, or something is in flight in this group.
   FastPath* idle_fast_path();
   bool can_take_fast_path(const Collective&) const;     // whether the backend is the one that it stands for
+  bool receive_slots();                                 // of a call on it, from the network; true if anything moved
   bool is_withdrawn(Kind kind, const char* name) const {  // two threads of a rank had it at the same time
     return !withdrawn_.empty() && withdrawn_.contains(key_of(kind, name));
   }
@@ -106,6 +108,7 @@ class GroupEngine : public ControlPlaneOwner {
   void send_up(MemberPlans::Messages);
   void receive_up(int from, UpMessage) override;
   void receive_down(DownMessage) override;
+  void receive_slot(int member, std::string bytes) override;
   void receive(Batch&);
   void receive(const BucketBatch&);
   void receive(const Failure&);
@@ -164,7 +167,7 @@ class GroupEngine : public ControlPlaneOwner {
   std::unique_ptr<Tuning> tuning_;                      // on the world's coordinator, if there is one
   AutotuneChoices autotune_choices_ = 0;                    // as the coordinator has said
   int nodes_ = 0;                                       // hosts, or parts of one, as backends see them
-  SharedBackend* shared_ = nullptr;                     // one of them, and fast_path_: if all share this host
+  SharedBackend* shared_ = nullptr;                     // one of them: if all share this host
   FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another
   int buffer_ = 0;                                      // of the batch that began last
   std::unique_ptr<Staging> staging_;                    // once a request of a GPU has run through the host
@@ -181,7 +184,8 @@ class GroupEngine : public ControlPlaneOwner {
   JoinedResiduals joined_residuals_;
   std::deque<std::vector<BatchItem>> batches_;          // agreed, not begun
   std::deque<std::unique_ptr<BatchExecution>> running_; // in their order, in which they also end
-  std::unique_ptr<FastPath> fast_path_;
+  std::unique_ptr<FastPath> fast_path_;                 // if all share this host, or there are two
+  RemoteFastPath* remote_fast_path_ = nullptr;          // the same, of two on different hosts
   RequestPtr fast_path_request_;                        // nullptr while its caller makes the steps itself
   uint64_t batch_ended_ns_ = 0;                         // when a batch last came to its end
   std::string first_left_;                              // why the first member left; empty: all are here

@@ -41,7 +41,17 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
         std::make_unique<SharedBackend>(peers.local_ranks(), group_->id(), 0, group_->local_indices(), links);
     shared_ = shared.get();
     backends_.push_back(std::move(shared));
-    fast_path_ = std::make_unique<FastPath>(peers.local_ranks(), *group_, *shared_);
+    fast_path_ = std::make_unique<SharedFastPath>(peers.local_ranks(), *group_, *shared_);
+  }
+  if (!shared_ && group_->size() == 2) {
+    auto remote = std::make_unique<RemoteFastPath>(
+        *group_, [this](std::string bytes) { control_plane_->send_slot(std::move(bytes)); },
+        [this](const Collective& call) {
+          const Row& row = selector_.choose(call, autotune_choices_);
+          return row.backend->start(call, row.algorithm);
+        });
+    remote_fast_path_ = remote.get();
+    fast_path_ = std::move(remote);
   }
   const Hosts nodes = nodes_of(*group_, config.intra_size);
   if (nodes.size() > 1) {

@@ -141,7 +141,10 @@ void GroupEngine::remind() {
   progress_lock_.assert_held();
   if (!pending_.empty()) control_plane_->remind();
   if (!fast_path_request_) return;
-  for (int member : fast_path_->missing()) peers_.wake_urgently(group_->rank(member));
+  for (int member : fast_path_->missing()) {
+    peers_.wake_urgently(group_->rank(member));
+    if (remote_fast_path_) remote_fast_path_->remind();
+  }
 }
 
 }  // namespace lightcc

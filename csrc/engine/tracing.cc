@@ -70,9 +70,9 @@ void Tracing::act(const std::vector<BatchItem>& batch, const std::string& name) 
   for (const BatchItem& item : batch) timeline_.activity(row_of(item.request->group, item.request->key), name, now);
 }
 
-void Tracing::show(const std::vector<BatchItem>& batch, std::span<const Phase> phases) {
+void Tracing::show(const std::vector<BatchItem>& batch, std::span<const TimedPhase> phases) {
   const Request& first = *batch[0].request;
-  for (const Phase& phase : phases) {
+  for (const TimedPhase& phase : phases) {
     const std::string row = row_of(first.group, phase.name);
     JsonObject args;
     args.add("request", first.key).add("fused_requests", int64_t(batch.size()));

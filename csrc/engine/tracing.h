@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/trace.h"
+#include "engine/timeline/trace.h"
 #include "collective/selector.h"
 #include "engine/request.h"
 
@@ -32,7 +32,7 @@ class Tracing {
   void planned(uint32_t plan, const std::string& text) { if (timeline_.running()) mark_plan(plan, text); }
   bool running() const { return timeline_.running(); }
   // What a collective of the batch, which is done, tells of its parts. They overlap, so each has a row of its own.
-  void phases(const std::vector<BatchItem>& batch, std::span<const Phase> phases) {
+  void phases(const std::vector<BatchItem>& batch, std::span<const TimedPhase> phases) {
     if (!phases.empty() && timeline_.running()) show(batch, phases);
   }
   void finished(const Request& request, Code code, const std::string& text) {
@@ -49,7 +49,7 @@ class Tracing {
   void begin(const std::vector<BatchItem>&, bool waits);
   void mark_plan(uint32_t plan, const std::string& text);
   void act(const std::vector<BatchItem>&, const std::string& name);
-  void show(const std::vector<BatchItem>&, std::span<const Phase>);
+  void show(const std::vector<BatchItem>&, std::span<const TimedPhase>);
   void end(int group, const std::string& key, Code, const std::string& text);
   Timeline& timeline_;
 };

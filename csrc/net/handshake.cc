@@ -17,7 +17,7 @@ constexpr uint64_t kMagic = 0x0a6363746867696c;  // "lightcc\n" on the wire
 constexpr uint32_t kProtocol = 2;
 constexpr size_t kVersionBytes = 64;
 constexpr size_t kOpeningBytes = sizeof kMagic + sizeof kProtocol + sizeof(int32_t) + kVersionBytes;
-enum class Tag : uint32_t { answer = 0x72736e61, refusal = 0x65756672, welcome = 0x636c6577 };
+enum class HandshakeTag : uint32_t { answer = 0x72736e61, refusal = 0x65756672, welcome = 0x636c6577 };
 constexpr size_t kReasonHeadBytes = sizeof(Code) + sizeof(uint32_t);
 constexpr size_t kReasonBytes = 1000;
 
@@ -68,7 +68,7 @@ Handshake Handshake::connector(JobCredentials credentials, const Hello& hello, c
       .put(hello.lane);
   h.said_hello_ = opening(h.credentials_, hello.from) + rest.put(hello.received).put(nonce).take();
   h.output_ = h.said_hello_;
-  h.await(sizeof(Tag), &Handshake::take_tag);
+  h.await(sizeof(HandshakeTag), &Handshake::take_tag);
   return h;
 }
 
@@ -156,7 +156,7 @@ void Handshake::take_hello(std::string_view bytes) {
                             times(int64_t(credentials_.epoch) + 1) + ": all ranks must call init() equally often"));
   said_answer_ = WireWriter().put(nonce_).take();
   said_answer_ += view(proof("acceptor"));
-  output_ = WireWriter().put(Tag::answer).take() + said_answer_;
+  output_ = WireWriter().put(HandshakeTag::answer).take() + said_answer_;
   await(sizeof(Digest), &Handshake::take_proof);
 }
 
@@ -172,22 +172,22 @@ void Handshake::take_proof(std::string_view bytes) {
 void Handshake::welcome(uint64_t received) {
   if (state_ != State::asked) throw Error(Code::internal, "only a rank that has proven itself is welcome");
   const std::string body = WireWriter().put(received).take();
-  output_ += WireWriter().put(Tag::welcome).put(received).put(proof("welcome", body)).take();
+  output_ += WireWriter().put(HandshakeTag::welcome).put(received).put(proof("welcome", body)).take();
   state_ = State::done;
 }
 
 void Handshake::refuse(const Error& error) {
   if (state_ != State::going && state_ != State::asked) return;
   const std::string text(truncate_utf8(error.what(), kReasonBytes));
-  if (!said_hello_.empty()) output_ += WireWriter().put(Tag::refusal).put(error.code()).put(text).take();
+  if (!said_hello_.empty()) output_ += WireWriter().put(HandshakeTag::refusal).put(error.code()).put(text).take();
   end(State::refused, error);
 }
 
 void Handshake::take_tag(std::string_view bytes) {
-  const Tag tag = WireReader(bytes).get<Tag>();
-  if (tag == Tag::refusal) return await(kReasonHeadBytes, &Handshake::take_refusal);
-  if (tag == Tag::answer && said_answer_.empty()) return await(kAnswerBytes, &Handshake::take_answer);
-  if (tag == Tag::welcome && !said_answer_.empty()) return await(kWelcomeBytes, &Handshake::take_welcome);
+  const HandshakeTag tag = WireReader(bytes).get<HandshakeTag>();
+  if (tag == HandshakeTag::refusal) return await(kReasonHeadBytes, &Handshake::take_refusal);
+  if (tag == HandshakeTag::answer && said_answer_.empty()) return await(kAnswerBytes, &Handshake::take_answer);
+  if (tag == HandshakeTag::welcome && !said_answer_.empty()) return await(kWelcomeBytes, &Handshake::take_welcome);
   end(State::unauthenticated, no_lightcc());
 }
 
@@ -197,7 +197,7 @@ void Handshake::take_answer(std::string_view bytes) {
   if (!equal(reader.bytes<sizeof(Digest)>(), proof("acceptor"))) return end(State::refused, no_secret());
   said_answer_ = bytes;
   output_ += view(proof("connector"));
-  await(sizeof(Tag), &Handshake::take_tag);
+  await(sizeof(HandshakeTag), &Handshake::take_tag);
 }
 
 void Handshake::take_welcome(std::string_view bytes) {

@@ -71,22 +71,22 @@ std::string in_dots(const Address& address) {
   return std::string(text) + ":" + std::to_string(ntohs(ip.sin_port));
 }
 
-struct Kind {
+struct PortKind {
   const char* name;
   std::unique_ptr<Port> (*open)(const Config&);
   std::string (*text)(const Address&);
 };
 
-const Kind kKinds[] = {
+const PortKind kKinds[] = {
     {"udp", open_udp_of, in_dots},
     {"xdp", open_xdp_of, in_dots},
     {"shm", [](const Config&) -> std::unique_ptr<Port> { return open_shm(); }, in_hexadecimal},
     {"mem", open_mem_of, in_hexadecimal},
 };
 
-const Kind& kind_of(const std::string& name) {
+const PortKind& kind_of(const std::string& name) {
   std::string all;
-  for (const Kind& kind : kKinds) {
+  for (const PortKind& kind : kKinds) {
     if (name == kind.name) return kind;
     all += (all.empty() ? "" : ", ") + std::string(kind.name);
   }

@@ -33,7 +33,7 @@ struct Endpoint::Impl {
   std::vector<std::unique_ptr<Session>> sessions;  // by the low bits of their ids
   std::vector<uint32_t> free_slots;
   std::vector<Session*> active;   // that have something to do soon
-  std::vector<Session*> quiet;    // the others
+  std::vector<Session*> idle;     // the others
   std::vector<Nonce> listeners;
   std::vector<Reset> resets, resets_sent;  // to be sent; those handed out last, whose addresses are still read
   uint64_t resets_due_ns = 0;  // if they were sent one each time, the next one would be
@@ -42,7 +42,7 @@ struct Endpoint::Impl {
   uint32_t kept = 0;
   uint64_t changes = 0;
   size_t turn = 0;            // which active session transmits first
-  uint64_t quiet_look_ns = 0, promised_ns = 0, advanced_ns = 0;
+  uint64_t idle_look_ns = 0, promised_ns = 0, advanced_ns = 0;
 
   // Counts what is kept, and passes on the rest.
   struct Counting : Events {
@@ -80,25 +80,25 @@ struct Endpoint::Impl {
     const uint64_t first = options.first_number ? *options.first_number : random() >> 33;
     sessions[slot] =
         std::make_unique<Session>(Session::Identity{id, nonce, mode, opener, first}, options, events, now_ns);
-    put(sessions[slot].get(), false);
+    link(sessions[slot].get(), false);
     return sessions[slot].get();
   }
-  std::vector<Session*>& home(const Session* session) { return session->quiet ? quiet : active; }
-  void put(Session* session, bool into_quiet) {
-    session->quiet = into_quiet;
-    session->place = home(session).size();
-    home(session).push_back(session);
+  std::vector<Session*>& list_of(const Session* session) { return session->in_idle_list ? idle : active; }
+  void link(Session* session, bool into_idle) {
+    session->in_idle_list = into_idle;
+    session->place = list_of(session).size();
+    list_of(session).push_back(session);
   }
-  void take(Session* session) {
-    std::vector<Session*>& list = home(session);
+  void unlink(Session* session) {
+    std::vector<Session*>& list = list_of(session);
     list[session->place] = list.back();
     list[session->place]->place = session->place;
     list.pop_back();
   }
   void wake(Session* session) {
-    if (!session->quiet) return;
-    take(session);
-    put(session, false);
+    if (!session->in_idle_list) return;
+    unlink(session);
+    link(session, false);
   }
   bool refuse(ConnectionId id, uint64_t request) {  // there is no such connection (any more)
     owner.completed(id, {request, Status::cancelled, 0});
@@ -117,7 +117,7 @@ struct Endpoint::Impl {
   void on_stray(const Header&, const RxPacket&, uint64_t now_ns);
   bool authentic(const RxPacket&, const Nonce&) const;
   size_t transmit_resets(std::span<TxPacket>);
-  void tend(std::vector<Session*>* list, uint64_t now_ns, uint64_t pause_ns);
+  void run_timers(std::vector<Session*>* list, uint64_t now_ns, uint64_t pause_ns);
 };
 
 Endpoint::Endpoint(Options options, Events& events, std::function<uint64_t()> random)
@@ -338,17 +338,17 @@ void Endpoint::advance(uint64_t now_ns) {
   const uint64_t expected_ns = std::max(impl.promised_ns, impl.advanced_ns);
   if (impl.advanced_ns != 0 && now_ns > expected_ns + kPauseNs) pause_ns = now_ns - expected_ns;
   impl.advanced_ns = now_ns;
-  if (pause_ns > 0) impl.quiet_look_ns = 0;
-  if (impl.quiet_look_ns <= now_ns) {
-    impl.tend(&impl.quiet, now_ns, pause_ns);
-    impl.quiet_look_ns = now_ns + kIdleLookNs;
+  if (pause_ns > 0) impl.idle_look_ns = 0;
+  if (impl.idle_look_ns <= now_ns) {
+    impl.run_timers(&impl.idle, now_ns, pause_ns);
+    impl.idle_look_ns = now_ns + kIdleLookNs;
   }
-  impl.tend(&impl.active, now_ns, pause_ns);
+  impl.run_timers(&impl.active, now_ns, pause_ns);
   impl.promised_ns = 0;
 }
 
-// Timers of these sessions; each then goes where it belongs.
-void Endpoint::Impl::tend(std::vector<Session*>* list, uint64_t now_ns, uint64_t pause_ns) {
+// Runs the timers of these sessions, and moves each to the list that it now belongs to.
+void Endpoint::Impl::run_timers(std::vector<Session*>* list, uint64_t now_ns, uint64_t pause_ns) {
   for (size_t i = 0; i < list->size();) {
     Session* session = (*list)[i];
     if (pause_ns > 0) session->forgive(pause_ns, now_ns);
@@ -357,16 +357,16 @@ void Endpoint::Impl::tend(std::vector<Session*>* list, uint64_t now_ns, uint64_t
       session->advance(now_ns);
     }
     if (i == list->size() || (*list)[i] != session) continue;  // what it told its owner has woken it
-    const bool idle = session->idle(now_ns);
-    if (idle == session->quiet && !session->finished()) {
+    const bool is_idle = session->idle(now_ns);
+    if (is_idle == session->in_idle_list && !session->finished()) {
       ++i;
       continue;
     }
-    take(session);
+    unlink(session);
     if (session->finished()) {
       remove(session);
     } else {
-      put(session, idle);
+      link(session, is_idle);
     }
   }
 }
@@ -376,8 +376,8 @@ bool Endpoint::under_way() const { return !impl_->active.empty(); }
 // Sessions with nothing under way wait for the next look at all of them, so that many share a wake-up.
 uint64_t Endpoint::next_ns() const {
   uint64_t first = UINT64_MAX;
-  for (Session* session : impl_->quiet) first = std::min(first, session->deadline_ns());
-  first = std::max(first, impl_->quiet_look_ns);
+  for (Session* session : impl_->idle) first = std::min(first, session->deadline_ns());
+  first = std::max(first, impl_->idle_look_ns);
   for (Session* session : impl_->active) first = std::min(first, session->deadline_ns());
   impl_->promised_ns = first == UINT64_MAX ? 0 : first;
   return first;

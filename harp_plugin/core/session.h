@@ -90,7 +90,7 @@ class Session {
   OpenBody offer() const;
 
   // Where the endpoint keeps it.
-  bool quiet = false;
+  bool in_idle_list = false;
   size_t place = 0;
 
  private:

@@ -21,7 +21,7 @@ class Channel;
 class Engine;
 
 struct alignas(kCacheLine) Request {
-  enum State : uint32_t { idle, posted, done };
+  enum Progress : uint32_t { idle, posted, done };
   std::atomic<uint32_t> state{idle};
   bool sends = false;
   Status status = Status::ok;

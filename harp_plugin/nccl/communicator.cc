@@ -101,7 +101,7 @@ nccl::Result Communicator::send(const void* data, size_t bytes, int tag, NetRequ
 // Receives the groups that the other side has told of since.
 nccl::Result Communicator::hear_of_groups() {
   for (;;) {
-    Expected& next = expected_[next_expected_ % expected_.size()];
+    NextGroup& next = expected_[next_expected_ % expected_.size()];
     if (next.handle) {
       size_t bytes = 0;
       const int status = harp_test(next.handle, &bytes);

@@ -13,7 +13,7 @@
 #include <memory>
 
 #include "harp_plugin/nccl/devices.h"
-#include "base/nccl_net.h"
+#include "nccl_abi/nccl_net.h"
 
 namespace harp {
 
@@ -66,7 +66,7 @@ class Communicator {
     std::array<NetRequest*, nccl::kMostReceives> sends{};
     size_t filled = 0;
   };
-  struct Expected {  // where the next group comes to
+  struct NextGroup {  // where the next group comes to
     Group group;
     harp_request* handle = nullptr;
   };
@@ -83,7 +83,7 @@ class Communicator {
   bool warned_ = false;
   std::array<NetRequest, nccl::kMostRequests> requests_;
   // A sender's, if receives are grouped.
-  std::array<Expected, nccl::kMostRequests> expected_;
+  std::array<NextGroup, nccl::kMostRequests> expected_;
   size_t next_expected_ = 0;
   std::deque<Announced> announced_;
 };

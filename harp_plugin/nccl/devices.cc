@@ -22,7 +22,7 @@ using lightcc::Error;
 
 constexpr char kPeerTimeout[] = "HARP_PEER_TIMEOUT_MS", kPeerTimeoutMs[] = "10000";
 
-struct State {
+struct OpenDevices {
   int users = 0;
   uint32_t forks = 0;
   Config config;
@@ -30,8 +30,8 @@ struct State {
 };
 
 // Never destroyed: at the end of a process that did not finalize, threads of the engines still run.
-Guarded<State>& state() {
-  static auto* const only = new Guarded<State>;
+Guarded<OpenDevices>& state() {
+  static auto* const only = new Guarded<OpenDevices>;
   return *only;
 }
 
@@ -68,13 +68,13 @@ std::vector<Device> find_devices(const Config& config) {
 }
 
 // After fork() the parent's engines do not run here, so its contexts are left as they are.
-void leave_behind(State& state) {
+void leave_behind(OpenDevices& state) {
   new std::vector<Device>(std::move(state.devices));
-  state = State();
+  state = OpenDevices();
   state.forks = forks();
 }
 
-Device& at(State& state, int index) {
+Device& at(OpenDevices& state, int index) {
   if (index < 0 || size_t(index) >= state.devices.size())
     throw Error(Code::invalid_argument, "there is no device " + std::to_string(index) + ", only " +
                                             std::to_string(state.devices.size()) + " in all");
@@ -96,7 +96,7 @@ SharedContext open_context(const Config& config, const Device& device) {
 }  // namespace
 
 void Devices::initialize() {
-  state().with([](State& state) {
+  state().with([](OpenDevices& state) {
     if (state.forks != forks()) leave_behind(state);
     if (state.users == 0) {
       state.config = read_config(nullptr, environment);
@@ -112,22 +112,22 @@ void Devices::initialize() {
 
 void Devices::finalize() {
   std::vector<SharedContext> closed;  // after the lock is let go: closing says goodbye to peers
-  state().with([&](State& state) {
+  state().with([&](OpenDevices& state) {
     if (state.forks != forks() || state.users == 0 || --state.users > 0) return;
     for (Device& device : state.devices) closed.push_back(std::move(device.context));
   });
 }
 
 int Devices::count() {
-  return state().with([](State& state) { return static_cast<int>(state.devices.size()); });
+  return state().with([](OpenDevices& state) { return static_cast<int>(state.devices.size()); });
 }
 
 Device Devices::get(int index) {
-  return state().with([&](State& state) { return at(state, index); });
+  return state().with([&](OpenDevices& state) { return at(state, index); });
 }
 
 SharedContext Devices::open(int index) {
-  return state().with([&](State& state) {
+  return state().with([&](OpenDevices& state) {
     Device& device = at(state, index);
     if (!device.context) device.context = open_context(state.config, device);
     return device.context;
@@ -135,7 +135,7 @@ SharedContext Devices::open(int index) {
 }
 
 Config Devices::config() {
-  return state().with([](State& state) { return state.config; });
+  return state().with([](OpenDevices& state) { return state.config; });
 }
 
 }  // namespace harp

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "base/nccl_net.h"
+#include "nccl_abi/nccl_net.h"
 
 namespace harp {
 

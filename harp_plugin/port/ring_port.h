@@ -87,7 +87,7 @@ class Rendezvous {
 
 class RingPort final : public Port, public RegionUser {
  public:
-  struct Counters {  // of this port
+  struct RingCounters {  // of this port
     uint64_t lost = 0;       // no peer, slot or frame
     uint64_t copied = 0;     // payloads, into frames
     uint64_t referred = 0;   // payloads, not copied
@@ -110,7 +110,7 @@ class RingPort final : public Port, public RegionUser {
   void remove_region(const Region&) override;
   void add_region(SentRegion);  // mem: the whole address space
 
-  const Counters& counters() const { return counters_; }
+  const RingCounters& counters() const { return counters_; }
   static constexpr uint32_t frame_bytes(uint32_t payload) { return (payload + kTagBytes + 63) / 64 * 64; }
 
  private:
@@ -143,7 +143,7 @@ class RingPort final : public Port, public RegionUser {
   size_t next_receiver_ = 0;   // the one that is asked first
   std::vector<uint32_t> to_flush_;  // receivers with released slots that the peer has not been shown
   DoneCounter done_;
-  Counters counters_;
+  RingCounters counters_;
 };
 
 }  // namespace harp

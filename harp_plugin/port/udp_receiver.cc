@@ -71,7 +71,7 @@ UdpReceiver::UdpReceiver(int socket, uint16_t local, uint32_t payload, bool gro,
       local_(local),
       payload_(payload),
       may_gro_(gro),
-      mode_(gro ? Mode::aggregates : Mode::alone),
+      mode_(gro ? GroMode::aggregates : GroMode::alone),
       pools_(pools),
       counters_(counters) {
   for (size_t i = 0; i < kBatch; ++i) {
@@ -94,12 +94,12 @@ size_t UdpReceiver::receive(std::span<RxPacket> packets, std::span<const Expecte
   const auto too_long = [&](const Expected& one) { return one.bytes > payload_; };
   const auto fitting = std::find_if(expected.begin(), expected.end(), too_long) - expected.begin();
   expected = expected.first(static_cast<size_t>(fitting));
-  if (mode_ == Mode::alone && may_gro_ && lightcc::now_ns() >= next_look_ns_) {
-    mode_ = Mode::aggregates;
+  if (mode_ == GroMode::alone && may_gro_ && lightcc::now_ns() >= next_look_ns_) {
+    mode_ = GroMode::aggregates;
     receptions_ = packets_ = 0;
     set_gro(true);
   }
-  return mode_ == Mode::alone ? receive_alone(packets, expected) : receive_aggregates(packets, expected);
+  return mode_ == GroMode::alone ? receive_alone(packets, expected) : receive_aggregates(packets, expected);
 }
 
 size_t UdpReceiver::receive_alone(std::span<RxPacket> packets, std::span<const Expected> expected) {
@@ -160,12 +160,12 @@ size_t UdpReceiver::receive_alone(std::span<RxPacket> packets, std::span<const E
 // Datagrams one by one: after an aggregate, what is expected next is for the caller to say.
 size_t UdpReceiver::receive_aggregates(std::span<RxPacket> packets, std::span<const Expected> expected) {
   size_t count = 0;
-  while (count < packets.size() && mode_ != Mode::alone) {
+  while (count < packets.size() && mode_ != GroMode::alone) {
     size_t more = 0;
     const int parts = receive_aggregate(packets.subspan(count), expected, &more);
     if (parts < 0) {
       // Aggregates that were queued have been received, unless frames are short: nothing is lost.
-      if (mode_ == Mode::leaving && pools_.aggregates.free() > 0) leave();
+      if (mode_ == GroMode::leaving && pools_.aggregates.free() > 0) leave();
       break;
     }
     if (parts <= 1 && more > 0 && !expected.empty() && packets[count].payload == expected.front().at)
@@ -275,7 +275,7 @@ void UdpReceiver::consider(size_t packets) {
   if (++receptions_ < kReceptions) return;
   // A call for each packet costs more than one for many packets alone.
   const bool few = packets_ < kReceptions * 3 / 2;
-  mode_ = few ? Mode::leaving : Mode::aggregates;
+  mode_ = few ? GroMode::leaving : GroMode::aggregates;
   receptions_ = packets_ = 0;
   hesitations_ = few ? hesitations_ + 1 : 0;
   if (hesitations_ == kMostHesitations) leave();  // the queue is never empty: an aggregate in it would be lost
@@ -283,7 +283,7 @@ void UdpReceiver::consider(size_t packets) {
 
 void UdpReceiver::leave() {
   set_gro(false);
-  mode_ = Mode::alone;
+  mode_ = GroMode::alone;
   hesitations_ = 0;
   next_look_ns_ = lightcc::now_ns() + kLookNs;
 }

@@ -36,7 +36,7 @@ class UdpReceiver {
 
  private:
   static constexpr size_t kBatch = 64;
-  enum class Mode : uint8_t { aggregates, leaving, alone };
+  enum class GroMode : uint8_t { aggregates, leaving, alone };
   struct Parts {  // of an aggregate that are not handed out yet: they lie in its frame
     const uint8_t* begin = nullptr;
     uint32_t frame = 0, bytes = 0, at = 0, segment = 0;
@@ -63,7 +63,7 @@ class UdpReceiver {
   const uint16_t local_;
   const uint32_t payload_;
   const bool may_gro_;
-  Mode mode_;
+  GroMode mode_;
   uint64_t next_look_ns_ = 0;
   uint32_t receptions_ = 0, packets_ = 0;  // since the mode was considered last
   uint32_t hesitations_ = 0;               // in a row, to leave the mode for aggregates

@@ -21,7 +21,7 @@ int main(int count, char** arguments) {
     return 0;
   }
   try {
-    const Settings settings = parse(words);
+    const Workload settings = parse(words);
     if (!settings.listen.empty()) {
       serve(settings);
       return 0;

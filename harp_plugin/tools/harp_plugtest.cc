@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "base/net_plugin.h"
+#include "nccl_abi/net_plugin.h"
 #include "harp_plugin/tools/plugtest/cases.h"
 #include "harp_plugin/tools/plugtest/peer.h"
 
@@ -27,7 +27,7 @@ bool chosen(const std::string& only, const char* name) {
 }
 
 // How many failed, or -1: none was chosen.
-int run(const harp::plugtest::Settings& settings, const std::string& only) {
+int run(const harp::plugtest::PlugtestSettings& settings, const std::string& only) {
   int ran = 0, failed = 0;
   printf("version %d\n", settings.version);
   for (const auto* cases : {&harp::plugtest::message_cases(), &harp::plugtest::connection_cases(),
@@ -59,7 +59,7 @@ int main(int count, char** words) {
   if (count < 2) return usage();
   if (count > 2 && std::strcmp(words[2], "peer") == 0)
     return harp::plugtest::run_peer(words[1], {words + 3, words + count});
-  harp::plugtest::Settings settings{.path = words[1]};
+  harp::plugtest::PlugtestSettings settings{.path = words[1]};
   std::string only;
   for (int i = 2; i < count; ++i) {
     const std::string word = words[i];

@@ -161,6 +161,8 @@ class LearningRateScheduleCallbackImpl:
     momentum_correction: when the rate changes, SGD's and RMSprop's velocities, which hold past rates times gradients,
     change with it, so that a step is the one that the new rate alone would have led to (Goyal et al. 2017, 2.2). The
     logs get the rate as "lr".
+    Of an E.Optimizer (lightcc.keras.embedding), initial_lr is the dense part's; the rows' rate is what their optimizer
+    was made with, times the multiplier, unless it is a schedule.
 
     Errors: ValueError if initial_lr is None; as training begins, ValueError if Keras does not know the steps of an
     epoch and they are needed; Keras' own for an optimizer with a LearningRateSchedule.
@@ -208,9 +210,9 @@ class LearningRateScheduleCallbackImpl:
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return
         if not self.staircase:
-            self._set(self.initial_lr * self.multiplier(epoch + batch / self.steps_per_epoch))
+            self._set(self.multiplier(epoch + batch / self.steps_per_epoch))
         elif batch == 0:
-            self._set(self.initial_lr * self.multiplier(epoch))
+            self._set(self.multiplier(epoch))
 
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         """Keras hook."""
@@ -221,9 +223,11 @@ class LearningRateScheduleCallbackImpl:
         rate = self.model.optimizer.learning_rate
         return float(rate if isinstance(rate, (int, float)) else values.read(self.backend, [rate])[0])
 
-    def _set(self, rate: float) -> None:
+    def _set(self, factor: float) -> None:
         old = self._rate()
-        self.model.optimizer.learning_rate = rate
+        self.model.optimizer.learning_rate = self.initial_lr * factor
+        if hasattr(self.model.optimizer, "scale_rate_of_rows"):
+            self.model.optimizer.scale_rate_of_rows(factor)
         new = self._rate()  # as the optimizer holds it, in float32
         if self.momentum_correction and old not in (0, new):
             values.multiply(self.backend, self._velocities(), new / old)

@@ -2,6 +2,7 @@
 
 Values travel between the steps, as numpy arrays, whatever Keras runs on; TensorFlow is not imported here.
 """
+from itertools import zip_longest
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -10,51 +11,56 @@ from lightcc._keras import patches, values
 from lightcc._keras.optimizer import build, distributed_in, hidden_variables_of, keras_of, variables_of
 from lightcc.compress.variable_compression import compression_state, load_compression_state, share_residuals
 from lightcc.core import lib, objects
-from lightcc.core.elastic_state import ObjectState
+from lightcc.core.elastic_shared import SharingState
 
 # Where a model of Keras 3 or 2 keeps the validation data of a fit that an exception has ended: for the next fit.
 _VALIDATION_DATA = "_eval_epoch_iterator", "_eval_data_handler"
 
 
-class VariablesState(ObjectState):
-    """An ObjectState that also keeps variables. Abstract: a subclass says which.
+class VariablesState(SharingState):
+    """A state that keeps variables, beside values and the tables among the variables. Abstract: a subclass says which.
 
     backend: what reads and writes them where they live in a session, as lightcc._keras.values uses it.
     """
 
     def __init__(self, backend: Any, **kwargs: Any):
         self.backend = backend
+        self.take_parts(kwargs)
         super().__init__(objects.broadcast_object, lib.rank, **kwargs)
-        self._keep()
+        self._keep_own()
 
-    def save(self) -> None:
-        """Keeps copies of the variables and the values."""
-        self._keep()
-        super().save()
+    def own_variables(self) -> List[Any]:
+        """What is kept."""
+        raise NotImplementedError
 
-    def restore(self) -> None:
-        """Gives variables and values what was saved."""
+    def own_saved(self) -> Dict[str, Any]:
+        """The variables' values."""
+        return {"variables": self._kept[1]}
+
+    def take_own(self, name: str, saved: Any) -> None:
+        """Gives the variables saved values. ValueError if they are others."""
+        variables, mine = self._kept
+        for there, here in zip_longest(values.outline(saved), values.outline(mine)):
+            if there != here:
+                raise ValueError(f"a variable, by shape and dtype, is {there} there and {here} here")
+        self._kept = variables, saved
+        self._give_own_back()
+
+    def _keep_own(self) -> None:
+        variables = self.own_variables()
+        self._kept: Tuple[List[Any], List[np.ndarray]] = variables, values.read(self.backend, variables)
+
+    def _give_own_back(self) -> None:
         values.write(self.backend, *self._kept)
-        super().restore()
 
-    def sync(self) -> None:
-        """Makes the variables and the last save of rank 0 those of all ranks, and saves them. ValueError on all ranks
-        if their variables differ."""
-        variables = self._variables()
+    def _make_own_equal(self) -> None:
+        """ValueError on all ranks if their variables differ."""
+        variables = self.own_variables()
         of_ranks = values.outlines(variables, "elastic.state")
         if len(of_ranks) > 1:
             raise ValueError(f"{type(self).__name__}: the ranks' variables differ: {values.difference(of_ranks)}. "
                              "Build the same model and optimizer on all ranks.")
         values.broadcast(self.backend, variables, 0, "elastic.state")
-        super().sync()
-        self._keep()
-
-    def _variables(self) -> List[Any]:
-        raise NotImplementedError
-
-    def _keep(self) -> None:
-        variables = self._variables()
-        self._kept: Tuple[List[Any], List[np.ndarray]] = variables, values.read(self.backend, variables)
 
 
 class TensorFlowKerasState(VariablesState):
@@ -64,8 +70,10 @@ class TensorFlowKerasState(VariablesState):
     compiled, if it is. Its variables are made now, if it has none yet, so that all ranks have the same ones. backend:
     default the module keras.backend. kwargs: plain values; the callbacks use batch and epoch.
     A commit keeps copies of the model's weights, the optimizer's variables and what compression has left behind on this
-    rank. Not kept: metrics, the seeds of dropout and the like. Gradients that backward_passes_per_step has added up are
-    dropped by restore() and in each new world: commit after the pass that applies them.
+    rank; and of tables of embeddings a log of what changes. recovery=lightcc.embedding.Recovery(path) brings back what
+    a lost rank had of these. Not kept: metrics, the seeds of dropout and the like. Gradients that
+    backward_passes_per_step has added up are dropped by restore() and in each new world: commit after the pass that
+    applies them.
     Errors: ValueError if the model is not built; from sync() if the ranks' variables differ.
     Source: horovod.tensorflow.elastic.
 
@@ -90,19 +98,6 @@ class TensorFlowKerasState(VariablesState):
         """That which was given, or that with which the model is compiled now."""
         return getattr(self.model, "optimizer", None) if self._optimizer is None else self._optimizer
 
-    def restore(self) -> None:
-        """Gives everything what was saved."""
-        super().restore()
-        if self._distributed is not None:
-            load_compression_state(self._distributed, self._residuals)
-        self._drop_sums()
-
-    def sync(self) -> None:
-        """Makes everything equal to rank 0's, and saves it."""
-        if self._distributed is not None:
-            share_residuals(self._distributed)
-        super().sync()
-
     def reset(self) -> None:
         """Drops what belongs to the world before: gradients that are being added up, and validation data."""
         self._drop_sums()
@@ -113,15 +108,40 @@ class TensorFlowKerasState(VariablesState):
     def _distributed(self) -> Any:
         return distributed_in(self.optimizer)
 
-    def _variables(self) -> List[Any]:
+    def own_variables(self) -> List[Any]:
         if self.optimizer is None:
             return self.model.weights
         build(self.optimizer, self.model.trainable_variables)
         return [*self.model.weights, *variables_of(self.optimizer), *hidden_variables_of(self.optimizer)]
 
-    def _keep(self) -> None:
-        super()._keep()
+    def own_saved(self) -> Dict[str, Any]:
+        """Also what compression has left behind."""
+        return {**super().own_saved(), "residuals": self._residuals}
+
+    def take_own(self, name: str, saved: Any) -> None:
+        if name == "residuals":
+            self._residuals = saved
+            self._give_residuals_back()
+        else:
+            super().take_own(name, saved)
+
+    def _keep_own(self) -> None:
+        super()._keep_own()
         self._residuals = None if self._distributed is None else compression_state(self._distributed)
+
+    def _give_own_back(self) -> None:
+        super()._give_own_back()
+        self._give_residuals_back()
+        self._drop_sums()
+
+    def _make_own_equal(self) -> None:
+        if self._distributed is not None:
+            share_residuals(self._distributed)
+        super()._make_own_equal()
+
+    def _give_residuals_back(self) -> None:
+        if self._distributed is not None:
+            load_compression_state(self._distributed, self._residuals)
 
     def _drop_sums(self) -> None:
         if self._distributed is not None:

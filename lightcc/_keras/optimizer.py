@@ -240,10 +240,10 @@ def variables_of(optimizer) -> List[Any]:
 
 
 def hidden_variables_of(optimizer) -> List[Any]:
-    """What Keras 2 does not count among an optimizer's variables: its learning rate, unless that is a schedule, and
-    the state of a LossScaleOptimizer."""
+    """What Keras does not count among an optimizer's variables: in Keras 2 its learning rate, unless that is a
+    schedule, and the state of a LossScaleOptimizer; and those of the optimizer of tables in an E.Optimizer."""
     scale = getattr(optimizer, "_loss_scale", None)
     candidates = [getattr(optimizer, "learning_rate", None), getattr(scale, "current_loss_scale", None),
-                  getattr(scale, "counter", None)]
+                  getattr(scale, "counter", None), *getattr(optimizer, "variables_of_tables", ())]
     known = {id(variable) for variable in variables_of(optimizer)}
     return [variable for variable in candidates if hasattr(variable, "assign") and id(variable) not in known]

@@ -6,7 +6,7 @@ Nothing changes for models without a distributed optimizer, and for epochs with 
 import functools
 import inspect
 import sys
-from typing import Callable
+from typing import Any, Callable
 
 from lightcc._keras.optimizer import Distributed, check_loss_scale, framework_of, is_distributed
 from lightcc.core.wrapper_class import is_made_with
@@ -17,44 +17,52 @@ epoch_was_cut = False  # the last epoch of the fit that is running has ended bef
 
 def install(keras) -> None:
     """Wraps Model.compile and, of Keras 3, LossScaleOptimizer.apply."""
-    _wrap(keras.Model, "compile", _compile)
+    wrap(keras.Model, "compile", _compile)
     if hasattr(keras.optimizers, "LossScaleOptimizer"):  # in Keras 2 it is elsewhere, and asks to aggregate
-        _wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply)
+        wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply)
 
 
 def install_epochs() -> None:
     """Wraps the iterator over the epochs' batches of Keras 3."""
     module = sys.modules.get("keras.src.trainers.epoch_iterator")
     if module is not None:
-        _wrap(module.EpochIterator, "__iter__", _iter)
+        wrap(module.EpochIterator, "__iter__", _iter)
 
 
-def _wrap(cls: type, name: str, around: Callable) -> None:
+def wrap(cls: type, name: str, around: Callable) -> None:
+    """Puts around(method) into the place of a method, each `around` once, in the class that it is from."""
     owner = next(base for base in cls.__mro__ if name in vars(base))
     plain = vars(owner)[name]
-    if not hasattr(plain, _MARK):
+    done = getattr(plain, _MARK, ())
+    if around not in done:
         wrapped = functools.wraps(plain)(around(plain))
-        setattr(wrapped, _MARK, True)
+        setattr(wrapped, _MARK, (*done, around))
         setattr(owner, name, wrapped)
 
 
-def _compile(plain):
-    """XLA cannot compile collectives, and jit_compile="auto" is True where there is a GPU."""
-    signature = inspect.signature(plain)
+def without_jit(talks: Callable[[Any], bool], what: str) -> Callable:
+    """For wrap(): Model.compile that has no XLA where talks(optimizer), named `what`, exchanges something between
+    ranks, which XLA cannot compile. jit_compile="auto" is True where there is a GPU."""
+    def around(plain):
+        signature = inspect.signature(plain)
 
-    def compile(self, *args, **kwargs):
-        given = signature.bind(self, *args, **kwargs)
-        given.apply_defaults()
-        optimizer = given.arguments.get("optimizer")
-        if is_distributed(optimizer) and framework_of(type(optimizer)) == "tensorflow":
-            if given.arguments.get("jit_compile") == "auto":
-                given.arguments["jit_compile"] = False
-            elif given.arguments.get("jit_compile"):
-                raise ValueError("model.compile(jit_compile=True) with a DistributedOptimizer: XLA cannot compile the "
-                                 "exchange of gradients. Leave jit_compile out; what is to be compiled, put into a "
-                                 "tf.function(jit_compile=True) of its own, inside the model.")
-        return plain(*given.args, **given.kwargs)
-    return compile
+        def compile(self, *args, **kwargs):
+            given = signature.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            if talks(given.arguments.get("optimizer")):
+                if given.arguments.get("jit_compile") == "auto":
+                    given.arguments["jit_compile"] = False
+                elif given.arguments.get("jit_compile"):
+                    raise ValueError(f"model.compile(jit_compile=True) with {what}: XLA cannot compile the exchange "
+                                     "of gradients. Leave jit_compile out; what is to be compiled, put into a "
+                                     "tf.function(jit_compile=True) of its own, inside the model.")
+            return plain(*given.args, **given.kwargs)
+        return compile
+    return around
+
+
+_compile = without_jit(lambda optimizer: is_distributed(optimizer) and framework_of(type(optimizer)) == "tensorflow",
+                       "a DistributedOptimizer")
 
 
 def _apply(plain):

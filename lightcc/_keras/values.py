@@ -68,9 +68,14 @@ def _sendable(value: np.ndarray) -> np.ndarray:
     return value if value.dtype.name in lib.DTYPES else value.reshape(-1).view(np.uint8)
 
 
+def outline(variables: Sequence[Any]) -> Outline:
+    """Of variables or of their values."""
+    return [(tuple(v.shape), str(getattr(v.dtype, "name", v.dtype))) for v in variables]
+
+
 def outlines(variables: Sequence[Any], name: str) -> List[Outline]:
     """What each rank has; a list of one if all ranks have the same. Digests travel first: they are short."""
-    mine: Outline = [(tuple(v.shape), str(getattr(v.dtype, "name", v.dtype))) for v in variables]
+    mine = outline(variables)
     digests = objects.allgather_object(hashlib.sha256(repr(mine).encode()).digest(), name + ".digest")
     return [mine] if len(set(digests)) == 1 else objects.allgather_object(mine, name + ".outline")
 

@@ -13,7 +13,7 @@ from lightcc.core.request import complete, new_list, submit_list
 
 
 class Codec:
-    """Of one owner, which keeps it: when it is gone, what was left behind is, too. Requests in flight go on.
+    """A codec that one owner keeps: when it is gone, what was left behind is, too. Requests in flight go on.
 
     name: by which operations in a graph find it (lightcc.tensorflow); None: a new one.
     """

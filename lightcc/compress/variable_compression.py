@@ -33,7 +33,7 @@ class Gradient(NamedTuple):
 
 
 class VariableCompression:
-    """Of one optimizer, or of all tapes with equal compressors. Used by one thread at a time."""
+    """One optimizer has it, or all tapes with equal compressors. Used by one thread at a time."""
 
     def __init__(self, compression: CoreCompressor, process_set: ProcessSet):
         self.compression, self._process_set = compression, process_set

@@ -2,7 +2,8 @@
 worker inherits. Its number is in LIGHTCC_DRIVER_FD.
 
 To a worker: form (an epoch: its number, the worker's rank, size, job, secret), meet (where rank 0 waits), cancel (an
-epoch that somebody will not come to, and why), hosts_updated (timestamp, result), dismiss, ping.
+epoch that somebody will not come to, and why), hosts_updated (timestamp, result; leaving: the ranks whose hosts are
+used no more), dismiss, ping.
 To the driver: waiting (in init), meeting (where), joined, timed_out (an epoch's members have not all met; apart: it
 was rank 0 that this one could not reach), synced, pong, leaving (its program has ended; it will answer no more).
 """
@@ -17,7 +18,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "form": {"epoch": int, "rank": int, "size": int, "job": str, "secret": str},
     "meet": {"epoch": int, "where": str},
     "cancel": {"epoch": int, "cause": str},
-    "hosts_updated": {"timestamp": int, "result": int},
+    "hosts_updated": {"timestamp": int, "result": int, "leaving": list},
     "dismiss": {},
     "ping": {},
     "waiting": {},

@@ -63,6 +63,15 @@ def subscribe(callback: Callable[[int, int], None]) -> None:
     connection().on_hosts_updated = callback
 
 
+def leaving_ranks() -> list[int]:
+    """Those that the driver wants to leave this world, as rank 0 has heard last.
+
+    >>> leaving_ranks()
+    []
+    """
+    return connection().leaving if available() else []
+
+
 def synced() -> None:
     """Tells the driver that this worker has the state of rank 0."""
     if available():
@@ -73,6 +82,7 @@ class Connection:
     def __init__(self, connected: socket.socket) -> None:
         connected.set_inheritable(False)
         self.on_hosts_updated: Callable[[int, int], None] = lambda timestamp, result: None
+        self.leaving: list[int] = []  # ranks of this epoch
         self._socket = connected
         self._process = os.getpid()
         self._changed = threading.Condition()
@@ -116,6 +126,7 @@ class Connection:
                 if last:
                     raise
                 return False
+            self.leaving = []
             self._send("joined", epoch=place["epoch"])
             return True
 
@@ -184,6 +195,7 @@ class Connection:
         if what == "ping":
             self._send("pong")
         elif what == "hosts_updated":
+            self.leaving = message["leaving"]
             try:
                 self.on_hosts_updated(message["timestamp"], message["result"])
             except Exception:  # of somebody who listens; this thread goes on

@@ -152,14 +152,14 @@ epoch = 0  # counts successful init calls: what was made in one epoch must not b
 joins = 0  # counts joins that are over: what active ranks agreed on meanwhile, those that had joined do not know
 
 
-# Called when the epoch has ended: operations that failed may have left anything in their outputs, and so memory that is
-# kept for outputs must not be used again.
-output_pool_resets: List[Callable[[], None]] = []
+# Called when the epoch has ended, once or more often. Operations that failed may have left anything in their outputs,
+# so memory that is kept for outputs must not be used again; and what was made in that epoch must be made anew.
+after_epoch: List[Callable[[], None]] = []
 
 
-def abandon_outputs() -> None:
-    for reset in output_pool_resets:
-        reset()
+def _epoch_has_ended() -> None:
+    for tell in after_epoch:
+        tell()
 
 
 def error(status: int) -> Exception:
@@ -172,7 +172,7 @@ def failure(status: int) -> HorovodInternalError:
     """The exception for the status of a request that had been accepted: no argument of the caller's was wrong."""
     text = (_library.lightcc_error() or b"").decode(errors="replace") or f"the library returned status {status}"
     if status not in (INVALID_ARGUMENT, MISMATCH):
-        abandon_outputs()
+        _epoch_has_ended()
     failed = HorovodInternalError(text)
     failed.status = status
     return failed
@@ -231,7 +231,7 @@ def cancel_init(job: str, cause: str) -> None:
 
 def shutdown(reason: str = "it shut down") -> None:
     """reason: is told to the other ranks, in their errors."""
-    abandon_outputs()
+    _epoch_has_ended()
     _check_status(_library.lightcc_shutdown_because(_text(reason)))
 
 
@@ -256,7 +256,7 @@ def version() -> str:
 
 def abort(cause: str) -> None:
     """Ends the epoch on every rank; what they are told is the cause."""
-    abandon_outputs()
+    _epoch_has_ended()
     _library.lightcc_abort(_text(cause))
 
 
@@ -397,7 +397,7 @@ def alloc_output(count: int) -> Optional[Memory]:
 
 
 def output_pool() -> Tuple[int, float]:
-    """Of memory that is kept for outputs, the most bytes, and the seconds it is kept without use."""
+    """The most bytes of memory that is kept for outputs, and the seconds it is kept without use."""
     most_bytes, idle_s = c_int64(), c_double()
     _check_status(_library.lightcc_output_pool(byref(most_bytes), byref(idle_s)))
     return most_bytes.value, idle_s.value

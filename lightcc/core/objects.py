@@ -61,11 +61,20 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     return _expect("allgather_object", objects)
 
 
+def dumped(obj: Any) -> bytes:
+    """Pickled by cloudpickle. Errors: whatever an object's own methods raise.
+
+    >>> pickle.loads(dumped(lambda: 3))()
+    3
+    """
+    import cloudpickle  # late: it takes time to import, and few programs send objects
+    return cloudpickle.dumps(obj)
+
+
 def _dumps(obj: Any) -> Tuple[bytearray, Optional[Exception]]:
     """The object, pickled; if it cannot be, an _Unpicklable and the reason."""
-    import cloudpickle  # late: it takes time to import, and few programs send objects
     try:
-        return bytearray(cloudpickle.dumps(obj)), None
+        return bytearray(dumped(obj)), None
     except Exception as error:  # whatever an object's own methods raise
         return bytearray(pickle.dumps(_Unpicklable(lib.rank(), error))), error
 

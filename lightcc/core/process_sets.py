@@ -86,7 +86,7 @@ global_process_set.process_set_id = _GLOBAL
 
 _registered: List[ProcessSet] = []  # the objects whose ids end with the epoch
 
-# Of an elastic job (carried_sets.py):
+# In an elastic job (carried_sets.py):
 made = 0     # the number of the next set
 carried = 0  # sets with smaller numbers are of earlier worlds
 to_take: Optional[Deque[ProcessSet]] = None  # those that others have made, and the script of this worker makes next

@@ -56,7 +56,7 @@ class OutputPool:
         self._blocks: List[_Block] = []  # by the time they were last used
         self._over = False  # the interpreter ends
         self._reset()
-        lib.output_pool_resets.append(self.forget_all)
+        lib.after_epoch.append(self.forget_all)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._reset)
 
@@ -139,7 +139,7 @@ class OutputPool:
         return unused
 
     def held_bytes(self) -> int:
-        """Of all blocks, in use or not."""
+        """The bytes of all blocks, in use or not."""
         return sum(block.bytes for block in self._blocks)
 
     # Giving back

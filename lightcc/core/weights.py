@@ -17,7 +17,7 @@ _SHOWN = 10  # parameters, and ranks of each, that an error names
 
 
 def digest_of(array: Any) -> int:
-    """Of a numpy array of any dtype but objects, also ml_dtypes'.
+    """The digest of a numpy array of any dtype but objects, also ml_dtypes'.
 
     >>> import numpy as np; digest_of(np.ones(2)) == digest_of(np.ones((1, 4))[:, ::2])
     True

@@ -8,12 +8,13 @@ from typing import Any
 import lightcc
 
 
-def wrapper_class(plain: type, members: type, module: str, **attributes: Any) -> Any:
+def wrapper_class(plain: type, members: type, module: str, plain_as: str = "_as_plain", **attributes: Any) -> Any:
     """Makes a subclass of a plain class.
 
     members: a class whose methods, properties and slots, and those of its bases, are put into the new one. It is no
     base of that, so they find the plain class's own by self._as_plain, and not by super(). module: what the class says
-    it is from, of lightcc; by Horovod's name if the program has imported that. attributes: more of the class.
+    it is from, of lightcc; by Horovod's name if the program has imported that. plain_as: another name than
+    _as_plain, where the plain class may be made by this function too. attributes: more of the class.
 
     >>> class Loud:
     ...     def speak(self): return self._as_plain.speak().upper()
@@ -28,18 +29,19 @@ def wrapper_class(plain: type, members: type, module: str, **attributes: Any) ->
               if name not in slots and (not name.startswith("__") or isinstance(member, types.FunctionType))}
     cls = type(plain.__name__, (plain,), {
         **copied, **attributes, "__slots__": slots, "__module__": _imported_as(module),
-        "_wrapper_members": members, "_as_plain": property(lambda self: super(cls, self))})
+        "_wrapper_members": members, plain_as: property(lambda self: super(cls, self))})
     return cls
 
 
 def is_made_with(members: type, thing: Any) -> bool:
-    """Whether a thing is of a class that wrapper_class has made with these members, or with a subclass of them.
+    """Whether a thing is of a class that wrapper_class has made with these members, or with a subclass of them, at once
+    or around another one.
 
     >>> is_made_with(object, 3)
     False
     """
-    made = getattr(type(thing), "_wrapper_members", None)
-    return made is not None and issubclass(made, members)
+    return any(issubclass(vars(cls)["_wrapper_members"], members) for cls in type(thing).__mro__
+               if "_wrapper_members" in vars(cls))
 
 
 def _imported_as(name: str) -> str:

@@ -61,10 +61,11 @@ class Cancel(NamedTuple):
 
 
 class Notify(NamedTuple):
-    """Hosts were added or removed; whom to tell is rank 0."""
+    """Hosts were added or removed; whom to tell is rank 0. leaving: the ranks whose hosts are used no more."""
 
     worker: Worker
     result: int
+    leaving: tuple[int, ...] = ()
 
 
 class End(NamedTuple):

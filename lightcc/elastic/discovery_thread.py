@@ -43,7 +43,7 @@ class DiscoveryThread:
             return hosts, error
 
     def is_here(self, name: str) -> bool:
-        """Of a host that was taken."""
+        """Whether a host that was taken is this one."""
         return bool(self._here[name])
 
     def close(self) -> None:

@@ -224,7 +224,8 @@ class _ElasticJob:
         elif isinstance(action, Notify):
             # Microseconds, which a double holds exactly. It only grows, whatever is done to the clock.
             self.told_at = max(self.told_at + 1, time.time_ns() // 1000)
-            self._send(action.worker.number, "hosts_updated", timestamp=self.told_at, result=action.result)
+            self._send(action.worker.number, "hosts_updated", timestamp=self.told_at, result=action.result,
+                       leaving=list(action.leaving))
 
     def _start(self, worker: Worker, now: float) -> None:
         place = Place(worker.host, self.discovery.is_here(worker.host), worker.number,
@@ -282,7 +283,7 @@ class _ElasticJob:
                 channel.asked_at = now
                 self._send(number, "ping")
 
-    def _send(self, number: int, what: str, **fields: Union[int, str]) -> None:
+    def _send(self, number: int, what: str, **fields: Union[int, str, list[int]]) -> None:
         if number in self.termination.running:
             self.processes.tell(number, elastic_messages.pack(what, **fields))
 

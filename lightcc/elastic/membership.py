@@ -46,7 +46,7 @@ _NO_STATE = "no worker that has the state of the job is left"
 
 @dataclass
 class _Usage:
-    """Of a host."""
+    """How a host is used."""
 
     slots: int
     failures: int = 0
@@ -186,7 +186,7 @@ class Membership:
                "(--elastic-timeout)"
 
     def surroundings(self, host: str) -> tuple[int, int, int]:
-        """Of a host's machine: how many workers may run there, its number among all, and how many there are."""
+        """How many workers may run on a host's machine, its number among all machines, and how many there are."""
         slots: dict[str, int] = {}
         for name, usage in self._hosts.items():
             slots[self._machine(name)] = slots.get(self._machine(name), 0) + usage.slots
@@ -239,7 +239,8 @@ class Membership:
         result = NO_UPDATE
         for change in news.values():
             result |= change
-        return [Notify(leader, result)]
+        leaving = (rank for rank, w in enumerate(self.members) if changes.get(w.number) is REMOVED)
+        return [Notify(leader, result, tuple(leaving))]
 
     def _form(self, now: float) -> list[Action]:
         """The next epoch if enough wait."""
@@ -368,7 +369,7 @@ class Membership:
         return "" if host in self._here else host
 
     def _usage(self, host: str) -> _Usage:
-        """Of a host that has or had a worker."""
+        """How a host that has or had a worker is used."""
         return self._hosts.get(host) or self._past[host]
 
     def _usable(self, now: float) -> Mapping[str, int]:

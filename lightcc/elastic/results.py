@@ -7,8 +7,8 @@ from lightcc.launch.run_files import RunFiles
 
 
 def values(outcome: ElasticOutcome, count: int, run_files: RunFiles) -> list[Any]:
-    """Of the first `count` ranks of the last epoch, in their order. A job that never had one has workers in the order
-    of their start instead. Raises RuntimeError if there are not all, KeyboardInterrupt after Ctrl-C."""
+    """The results of the first `count` ranks of the last epoch, in their order. A job that never had one has workers in
+    the order of their start instead. Raises RuntimeError if there are not all, KeyboardInterrupt after Ctrl-C."""
     results.check_interrupt(outcome)
     if outcome.cause:
         error = results.raised_first(outcome.ends, run_files)

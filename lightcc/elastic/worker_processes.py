@@ -104,7 +104,7 @@ class WorkerProcesses:
         return 0.0 if any(host.agent.can_load() for host in self._remote.values()) else None
 
     def lost(self, name: str) -> None:
-        """Of a host: its agent is gone. A new one is started if there is something to start there."""
+        """A host's agent is gone. A new one is started if there is something to start there."""
         if remote := self._remote.pop(name, None):
             remote.agent.disconnect()
 

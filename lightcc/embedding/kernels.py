@@ -34,6 +34,17 @@ def add_by_row(gradient: numpy.ndarray, inverse: numpy.ndarray, sums: numpy.ndar
              len(inverse), lib.address(sums))
 
 
+def sum_by_row(gradient: numpy.ndarray, inverse: numpy.ndarray, sums: numpy.ndarray) -> None:
+    """The same into memory that holds nothing yet: rows of sums without a gradient get zeros.
+
+    >>> import numpy; sums = numpy.full((3, 1), 9.0)
+    >>> sum_by_row(numpy.array([[1.0], [2.0], [3.0]]), numpy.array([1, 0, 1]), sums); sums.tolist()
+    [[2.0], [4.0], [0.0]]
+    """
+    lib.call("sum_by_row", DTYPES[sums.dtype], sums.shape[1], lib.address(gradient), lib.address(inverse),
+             len(inverse), len(sums), lib.address(sums))
+
+
 def pool(rows: numpy.ndarray, inverse: numpy.ndarray, offsets: numpy.ndarray, weights: Optional[numpy.ndarray],
          mode: str, out: numpy.ndarray, largest: Optional[numpy.ndarray]) -> None:
     """out[b] = the sum, mean or max of rows[inverse[i]] (times weights[i]) for i from offsets[b] up to offsets[b + 1].

@@ -4,6 +4,7 @@ Constants, structs and functions carry the names of the header without their pre
 struct(). A status other than 0 becomes an exception in check(): docs/errors.md. Arrays are NumPy's: address().
 """
 import ctypes
+import time
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import partial
 from typing import Any, Optional, Type, TypeVar
@@ -18,14 +19,17 @@ RULES = ("sgd", "adagrad", "rowwise_adagrad", "lazy_adam", "sparse_adam", "group
 MODES = ("sum", "mean", "max")
 TRAINING, PREFETCH, AVERAGE, HOLD = 1, 2, 4, 8
 SERVED_LOOKUP, SERVED_TRAINING, SERVED_UPDATE, SERVED_APPLY, SERVED_END = range(5)
+OF_COMMIT, OF_CHECKPOINT = range(2)  # logs
+OF_DELTAS, OF_CHECKPOINTS, TAKE = 1, 2, 4  # readers of changes; flags of Rows.changed
 MOST_SLOTS = 4
+CANDIDATE_PARTS = 64
 _S = TypeVar("_S", bound=Structure)
 
 
 class Options(Structure):
     _fields_ = [("size", c_uint32), ("dtype", c_int32), ("dim", c_int64), ("name", c_char_p), ("init", c_int32),
                 ("checked", c_int32), ("a", c_double), ("b", c_double), ("seed", c_uint64), ("wire", c_int32),
-                ("reserved", c_int32), ("limit_bytes", c_int64)]
+                ("reserved", c_int32), ("limit_bytes", c_int64), ("max_rows", c_int64)]
 
 
 class Rule(Structure):
@@ -34,11 +38,13 @@ class Rule(Structure):
 
 class Stats(Structure):
     _fields_ = [("size", c_uint32), ("slabs", c_int32), ("rows", c_int64), ("steps", c_int64),
-                ("record_bytes", c_int64), ("bytes", c_int64), ("index_bytes", c_int64), ("index_growing", c_int64)]
+                ("record_bytes", c_int64), ("bytes", c_int64), ("index_bytes", c_int64), ("index_growing", c_int64),
+                ("candidates", c_int64), ("candidate_bytes", c_int64), ("admitted", c_int64), ("evicted", c_int64),
+                ("total_rows", c_int64)]
 
 
 class Rows(Structure):
-    _fields_ = [("size", c_uint32), ("reserved", c_int32), ("capacity", c_int64), ("count", c_int64),
+    _fields_ = [("size", c_uint32), ("changed", c_int32), ("capacity", c_int64), ("count", c_int64),
                 ("cursor", c_int64), ("taken", c_int64), ("keys", c_void_p), ("checks", c_void_p),
                 ("counts", c_void_p), ("lasts", c_void_p), ("weights", c_void_p), ("slots", c_void_p * MOST_SLOTS)]
 
@@ -49,7 +55,7 @@ class Wanted(Structure):
 
 
 class Found(Structure):
-    _fields_ = [("size", c_uint32), ("reserved", c_int32), ("count", c_int64), ("unique", c_int64),
+    _fields_ = [("size", c_uint32), ("plain", c_int32), ("count", c_int64), ("unique", c_int64),
                 ("padded", c_int64), ("keys", c_void_p), ("inverse", c_void_p), ("rows", c_void_p)]
 
 
@@ -78,6 +84,20 @@ _FUNCTIONS = {  # name: arguments; all return a status
     "free": [_handle],
     "attach": [_handle, POINTER(Rule)],
     "slots": [_handle, POINTER(c_int64)],
+    "set_admission": [_handle, c_int64, c_double],
+    "set_filter": [_handle, c_int64, c_int],
+    "set_eviction": [_handle, c_int, c_double, c_double, c_int64],
+    "due": [_handle, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)],
+    "answer_due": [_handle, c_void_p, c_int64],
+    "evict": [_handle, c_void_p, c_int64],
+    "forget_changes": [_handle],
+    "forget_gone": [_handle, c_int],
+    "changed": [_handle, c_int, POINTER(c_int64)],
+    "gone": [_handle, c_int, c_int64, c_void_p, POINTER(c_int64)],
+    "export_candidates": [_handle, c_int, c_int, c_int64, c_void_p, c_void_p, POINTER(c_int64)],
+    "import_candidates": [_handle, c_void_p, c_void_p, c_int64],
+    "candidates_logged": [_handle, c_int, c_void_p, c_int64, c_void_p],
+    "export_candidate_log": [_handle, c_int, c_int64, c_int64, c_void_p, c_void_p, POINTER(c_int64)],
     "get_stats": [_handle, POINTER(Stats)],
     "contains": [_handle, c_void_p, c_int64, c_void_p],
     "erase": [_handle, c_void_p, c_int64],
@@ -91,22 +111,31 @@ _FUNCTIONS = {  # name: arguments; all return a status
     "move_owners": [c_void_p, c_int, c_void_p, c_int, c_void_p],
     "export": [_handle, POINTER(Rows)],
     "import": [_handle, POINTER(Rows)],
+    "begin_log": [_handle, c_int],
+    "end_log": [_handle, c_int],
+    "go_back": [_handle],
+    "logged": [_handle, c_int, c_void_p, c_int64, c_void_p],
+    "export_log": [_handle, c_int, POINTER(Rows)],
+    "log_stats": [_handle, c_int, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64)],
+    "adopt": [_handle, _handle],
     "alphas": [_handle, c_int64, c_int64, c_void_p],
     "set_alphas": [_handle, c_void_p, c_int64],
     "numbers": [_handle, c_void_p],
     "set_numbers": [_handle, c_void_p],
     "finish": [_handle, c_int],
     "release": [_handle],
+    "drop": [_handle],
     "lookup": [_handle, POINTER(Wanted), c_int, c_uint32, _out],
     "get_found": [_handle, c_int, POINTER(Found)],
     "update": [_handle, POINTER(Step), c_int, c_uint32, _out],
     "get_sums": [_handle, c_void_p, POINTER(c_int)],
     "apply": [_handle, c_double, c_int],
-    "serve": [_handle, _out],
+    "serve": [_handle, c_uint32, _out],
     "get_served": [_handle, POINTER(c_int)],
     "dedup": [c_void_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)],
     "gather": [c_int, c_int64, c_void_p, c_void_p, c_int64, c_void_p],
     "add_by_row": [c_int, c_int64, c_void_p, c_void_p, c_int64, c_void_p],
+    "sum_by_row": [c_int, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "pool": [POINTER(Bags), c_void_p, c_void_p],
     "pool_backward": [POINTER(Bags), c_void_p, c_void_p, c_void_p, c_void_p],
     "hash_strings": [c_char_p, c_void_p, c_int64, c_void_p, c_void_p],
@@ -170,6 +199,17 @@ class CallHandle(c_void_p):
 def finish(handle: CallHandle) -> None:
     """Waits until a call is done; raises what it failed with. Ctrl-C ends the job on all ranks."""
     check(core.wait(handle, _library.lightcc_embedding_finish))  # type: ignore[arg-type]  # as a handle of the core
+
+
+def is_done_by(handle: CallHandle, until: float) -> bool:
+    """Whether a call is done, or has failed, as finish() says then, at a moment of time.monotonic(), or before."""
+    finish_call = _library.lightcc_embedding_finish
+
+    def step(call: CallHandle, timeout_ms: int) -> int:
+        status = finish_call(call, timeout_ms)
+        return core.TIMEOUT if status == core.PENDING and time.monotonic() >= until else status
+    core.wait(handle, step)  # type: ignore[arg-type]  # as finish
+    return finish_call(handle, 0) != core.PENDING
 
 
 def free(handle: int, function: Any = _library.lightcc_embedding_free) -> None:

@@ -24,7 +24,7 @@ def described(table: Table) -> Dict[str, Any]:
     numbers = numpy.empty(len(NUMBERS), numpy.float64)
     lib.call("numbers", table.handle, lib.address(numbers))
     return {**_kind(table), "rule": table.rule and dataclasses.asdict(table.rule), "numbers": numbers.tolist(),
-            "steps": table.stats()["steps"],
+            "steps": table.stats()["steps"], "filter": table.filter,
             "owners": base64.b64encode(zlib.compress(of_bucket.astype("<u2").tobytes())).decode()}
 
 
@@ -66,6 +66,11 @@ def restore(table: Table, saved: Dict[str, Any], of_bucket: numpy.ndarray, alpha
         table.attach(rule)
     lib.call("set_owners", table.handle, lib.address(of_bucket))
     lib.call("set_alphas", table.handle, lib.address(alphas), len(alphas))
+    restore_numbers(table, saved)
+
+
+def restore_numbers(table: Table, saved: Dict[str, Any]) -> None:
+    """Those of the optimizer's last update."""
     lib.call("set_numbers", table.handle, lib.address(numpy.array(saved["numbers"], numpy.float64)))
 
 

@@ -1,5 +1,9 @@
 """Which rank owns a key: the top 16 bits of its hash name one of 65,536 buckets, and a map gives each bucket's rank."""
+from typing import Sequence
+
 import numpy
+
+from lightcc.embedding import lib
 
 BUCKETS = 1 << 16
 
@@ -32,4 +36,34 @@ def moved(owners: numpy.ndarray, ranks: int) -> numpy.ndarray:
     to_give = numpy.sort(numpy.concatenate(free))
     takers = [numpy.full(max(share[rank] - int(counts[rank]), 0), rank, numpy.uint16) for rank in range(ranks)]
     result[to_give] = numpy.concatenate(takers)
+    return result
+
+
+def buckets_of(keys: numpy.ndarray) -> numpy.ndarray:
+    """The bucket of each key, as csrc/embedding/hash.h has it.
+
+    >>> table = __import__("lightcc.embedding").embedding.Table("user", 1); keys = numpy.arange(-5, 1000)
+    >>> ranks, of_bucket = numpy.empty(len(keys), numpy.uint16), numpy.empty(BUCKETS, numpy.uint16)
+    >>> lib.call("owner_of", table.handle, lib.address(keys), len(keys), lib.address(ranks))
+    >>> lib.call("owners", table.handle, lib.address(of_bucket)); bool((of_bucket[buckets_of(keys)] == ranks).all())
+    True
+    """
+    with numpy.errstate(over="ignore"):
+        mixed = keys.astype(numpy.int64).view(numpy.uint64) + numpy.uint64(0x9e3779b97f4a7c15)
+        mixed = (mixed ^ (mixed >> numpy.uint64(30))) * numpy.uint64(0xbf58476d1ce4e5b9)
+        mixed = (mixed ^ (mixed >> numpy.uint64(27))) * numpy.uint64(0x94d049bb133111eb)
+    return ((mixed ^ (mixed >> numpy.uint64(31))) >> numpy.uint64(48)).astype(numpy.int64)
+
+
+def renumbered(owners: numpy.ndarray, new_rank_of: Sequence[int], ranks: int) -> numpy.ndarray:
+    """The map for other ranks, with as few moves as can be. new_rank_of: of each rank before its number among the
+    `ranks` that there are now; -1: it has gone.
+
+    >>> before = first_map(3); after = renumbered(before, [1, -1, 0], 3)
+    >>> bool((after[before == 2] == 0).all()), round(float((after == 2).mean()), 3)
+    (True, 0.333)
+    """
+    known, result = numpy.array(new_rank_of, numpy.int32), numpy.empty(BUCKETS, numpy.uint16)
+    before = numpy.ascontiguousarray(owners, numpy.uint16)
+    lib.call("move_owners", lib.address(before), len(known), lib.address(known), ranks, lib.address(result))
     return result

@@ -32,10 +32,13 @@ def columns_of(table: Table, rule: Optional[Rule] = None) -> Columns:
     return columns
 
 
-def slices(table: Table, most: int) -> Iterator[Dict[str, numpy.ndarray]]:
-    """The rows of this rank's shard, at most so many at a time: by column, in arrays that are the caller's.
+def slices(table: Table, most: int, log: Optional[int] = None, only: Tuple[str, ...] = (),
+           changed: int = 0) -> Iterator[Dict[str, numpy.ndarray]]:
+    """The rows of this rank's shard, at most so many at a time: by column, in arrays that are the caller's. only: of
+    the columns; none: all. changed: flags of lib; OF_DELTAS: only rows that have changed since the last save or delta.
 
-    Meanwhile no row may be born or erased.
+    Meanwhile no row may be born or erased. log: lib.OF_...: instead, what this log has of rows that have changed since
+    it was begun, as they were then.
 
     >>> from lightcc import embedding
     >>> list(slices(embedding.Table("user", 4), 100))
@@ -43,9 +46,13 @@ def slices(table: Table, most: int) -> Iterator[Dict[str, numpy.ndarray]]:
     """
     cursor = 0
     while True:
-        arrays = {name: numpy.empty((most, *width), dtype) for name, (dtype, width) in columns_of(table).items()}
-        rows = _rows(table, arrays, capacity=most, cursor=cursor)
-        lib.call("export", table.handle, rows)
+        arrays = {name: numpy.empty((most, *width), dtype) for name, (dtype, width) in columns_of(table).items()
+                  if not only or name in only}
+        rows = _rows(table, arrays, capacity=most, cursor=cursor, changed=changed)
+        if log is None:
+            lib.call("export", table.handle, rows)
+        else:
+            lib.call("export_log", table.handle, log, rows)
         if not rows.count:
             return
         cursor = rows.cursor
@@ -65,6 +72,22 @@ def insert(table: Table, columns: Mapping[str, numpy.ndarray]) -> int:
     rows = _rows(table, arrays, capacity=len(arrays["key"]), count=len(arrays["key"]))
     lib.call("import", table.handle, rows)
     return rows.taken
+
+
+def gone(table: Table, reader: int) -> Optional[numpy.ndarray]:
+    """The keys whose rows have gone since this reader, lib.OF_..., has read; None: that is not known.
+
+    >>> from lightcc import embedding
+    >>> gone(embedding.Table("user", 4), lib.OF_DELTAS) is None
+    True
+    """
+    count = lib.c_int64()
+    lib.call("gone", table.handle, reader, 0, None, count)
+    if count.value < 0:
+        return None
+    keys = numpy.empty(count.value, numpy.int64)
+    lib.call("gone", table.handle, reader, len(keys), lib.address(keys), count)
+    return keys
 
 
 def alphas(table: Table) -> numpy.ndarray:

@@ -138,6 +138,10 @@ class ShardReader:
                 raise ValueError(f"{self.path} was truncated while it was read.")
         return rows
 
+    def all(self, name: str) -> numpy.ndarray:
+        """A column's rows. ValueError if it is not there."""
+        return self.read(name, 0, self.columns[name].shape[0] if name in self.columns else 0)
+
 
 def _columns(path: str, described: Mapping[str, Any], start: int) -> Tuple[Dict[str, Column], int]:
     """The tensors of a header and where the last one ends. start: of the first byte behind the header."""

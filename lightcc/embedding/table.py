@@ -4,14 +4,15 @@ Lookups and updates, which all ranks make together, are in exchange.py; rows as 
 """
 import gc
 import weakref
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 import numpy
 
 from lightcc.core import lib as core
 from lightcc.core import request
 from lightcc.core.process_sets import ProcessSet, global_process_set, not_registered
-from lightcc.embedding import kernels, lib
+from lightcc.embedding import eviction, kernels, lib
+from lightcc.embedding.bloom import Bloom
 from lightcc.embedding.initializers import Initializer, Normal, parameters_of
 from lightcc.embedding.rules import Rule
 
@@ -58,7 +59,12 @@ class Table:
     weights, slots and gradients. init: of a row before it is trained. seed: of the initializer, below 2^64.
     wire: "float16" or "bfloat16", in which rows travel; None: as they are. strings: keys are strings, not integers.
     limit_bytes: most memory of this shard, 0 for no limit; an update that needs more fails as a whole, on all ranks.
-    Attributes: these; rule, the optimizer's or None; process_set; group; handle.
+    min_count: a key gets a row when it has occurred so often in lookups that were trained, over all ranks; before, it
+    reads as `absent` in each element, and its gradients are dropped. admission: Bloom(bytes, error), which counts in a
+    fixed size; None: exactly.
+    evict: which rows go at the end of a step: Ttl, Count, L2, Asking, or a function, which is Asking(function).
+    max_rows: of all ranks; above it those go that were trained least recently. 0: no limit.
+    Attributes: these; rule, the optimizer's or None; process_set; group; handle; filter, the shape of admission's.
 
     Errors: ValueError for a name in use, an argument that is not as above, before init, and without this rank in the
     process set.
@@ -70,26 +76,68 @@ class Table:
 
     def __init__(self, name: str, dim: int, dtype: str = "float32", init: Initializer = _DEFAULT, seed: int = 0,
                  process_set: ProcessSet = global_process_set, wire: Optional[str] = None, strings: bool = False,
-                 limit_bytes: int = 0):
+                 limit_bytes: int = 0, min_count: int = 1, absent: float = 0.0, evict: Any = None,
+                 max_rows: int = 0, admission: Optional[Bloom] = None):
         if dtype not in DTYPES or wire not in _WIRES:
             raise ValueError(f"table {name!r}: dtype={dtype!r}, wire={wire!r}; give float32 or float64, and None, "
                              "float16 or bfloat16.")
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"table {name!r}: seed={seed} is not from 0 up to 2^64.")
+        if max_rows < 0:
+            raise ValueError(f"table {name!r}: max_rows={max_rows} is negative.")
+        if admission is not None and not isinstance(admission, Bloom):
+            raise TypeError(f"table {name!r}: admission={admission!r}; give Bloom(bytes, error) or None.")
+        if admission is not None and min_count == 1:
+            raise ValueError(f"table {name!r}: {admission} counts keys up to min_count; give one above 1.")
+        self.policy = eviction.policy_of(evict, name)
+        self.filter = admission and admission.shape(min_count)
         kind, a, b = parameters_of(init)
         self.name, self.dim, self.dtype, self.init, self.seed, self.wire = name, dim, dtype, init, seed, wire
         self.strings, self.process_set, self.epoch = strings, process_set, core.epoch
         self.rule: Optional[Rule] = None
+        self.history: Optional[Tuple[str, int, int]] = None  # lightcc.embedding.delta: a save, deltas since, step
         self.group = Group.of(process_set)
         if any(other.name == name and other.group is self.group for other in _alive):
             gc.collect()  # the other table may be garbage that refers to itself, as after an exception
-        options = lib.struct(lib.Options, dtype=DTYPES[dtype], dim=dim, name=request.encoded(name), seed=seed, a=a, b=b,
-                             init=lib.INITIALIZERS.index(kind), checked=strings, wire=_WIRES[wire],
-                             limit_bytes=limit_bytes)
-        self._handle: Optional[int] = lib.made("create", self.group.handle, options)
+        self._options = lib.struct(
+            lib.Options, dtype=DTYPES[dtype], dim=dim, name=request.encoded(name), seed=seed, a=a, b=b,
+            init=lib.INITIALIZERS.index(kind), checked=strings, wire=_WIRES[wire], limit_bytes=limit_bytes,
+            max_rows=max_rows)
+        self.min_count, self.absent, self.max_rows, self._settled = min_count, absent, max_rows, 0
+        self.admission = admission
+        self._handle: Optional[int] = None
+        self.on_handle: List[Callable[[], None]] = []  # called when it has another handle, or none
+        self._made(self.group)
+        _alive.add(self)
+
+    def _made(self, group: Group) -> None:
+        self._handle = lib.made("create", group.handle, self._options)
         self._free = weakref.finalize(self, lib.free, self._handle)
         self._free.atexit = False  # type: ignore[misc]
-        _alive.add(self)
+        try:
+            lib.call("set_admission", self.handle, self.min_count, self.absent)
+            if self.filter:
+                lib.call("set_filter", self.handle, self.filter["bytes"], self.filter["hashes"])
+            lib.call("set_eviction", self.handle, *eviction.numbers_of(self.policy))
+        except Exception:
+            self._free()
+            raise
+
+    def enter(self) -> None:
+        """Takes the shard into the world that there is now, where the process set may have other ranks. Its rows and
+        its owner map stay: lightcc.embedding.moving brings rows to their owners. Calls of the world before are void.
+
+        Errors: ValueError before init, and if this rank is not in the process set any more.
+        """
+        if self.epoch == core.epoch:
+            return
+        group, before, free = Group.of(self.process_set), self.handle, self._free
+        self._made(group)
+        lib.call("adopt", self.handle, before)
+        left, self.group, self.epoch = self.group, group, core.epoch
+        self.tell()
+        free()
+        del left  # after its table
 
     @property
     def handle(self) -> int:
@@ -112,13 +160,31 @@ class Table:
     def close(self) -> None:
         """Frees the shard and the name. Nothing may be asked of the table afterwards."""
         self._handle = None
+        self.tell()
         self._free()
         _alive.discard(self)
 
+    def has_stepped(self) -> bool:
+        """Whether an update was applied since this was asked last."""
+        before, self._settled = self._settled, self.stats()["steps"]
+        return before != self._settled
+
+    def tell(self) -> None:
+        """Calls those of on_handle."""
+        for tell in self.on_handle:
+            tell()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._handle is None
+
     def stats(self) -> Dict[str, int]:
         """Of this rank's shard: rows; steps (updates, the same on all ranks); record_bytes, of one row with its slots;
-        bytes, reserved for rows and index; index_bytes; slabs, the pieces of memory that rows are in; index_growing,
-        1 while a larger index is being filled."""
+        bytes, reserved for rows, index and candidates; index_bytes; slabs, the pieces of memory that rows are in;
+        index_growing, 1 while a larger index is being filled; candidates, keys that are counted and have no row yet
+        (about how many keys a filter has counted), and candidate_bytes; admitted, keys that became rows after they were
+        counted; evicted, rows that went;
+        total_rows, of all ranks after the last update, before its evictions."""
         stats = lib.struct(lib.Stats)
         lib.call("get_stats", self.handle, stats)
         return {name: getattr(stats, name) for name in _STATS}
@@ -152,12 +218,27 @@ class Table:
 _alive: "weakref.WeakSet[Table]" = weakref.WeakSet()
 
 
+def after_step(tables: Iterable[Table]) -> None:
+    """What is to be done once after an update of these tables, which may have been applied; all ranks of their group
+    call it together."""
+    stepped = [table for table in sorted(tables, key=lambda one: one.name)
+               if (table.max_rows or isinstance(table.policy, eviction.Asking)) and table.has_stepped()]
+    if stepped:
+        eviction.after_step(stepped)
+
+
+def after_step_of_others(group: Group) -> None:
+    """On a rank that serves, after each call of the others: what after_step does for the tables that were updated."""
+    after_step(table for table in _alive if table.group is group)
+
+
 def _refuse_join() -> None:
     """A rank that has joined owns rows still: what other ranks send for them would be dropped."""
     names = sorted(table.name for table in _alive if table.epoch == core.epoch and table.group.size > 1)
     if names:
         raise ValueError(f"join: table {names[0]!r} has rows on this rank, which the other ranks go on using; call "
-                         "serve() of lightcc.torch.embedding instead, which answers them until all ranks have ended.")
+                         "E.serve() of lightcc.torch.embedding or lightcc.tensorflow.embedding instead, which answers "
+                         "them until all ranks have ended.")
 
 
 request.before_join.append(_refuse_join)

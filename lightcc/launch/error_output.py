@@ -61,7 +61,7 @@ def first_failure(ends: Mapping[int, Exit], tracebacks: Mapping[int, Traceback])
     for rank, end in ends.items():
         if end.code != 0 and not end.by_us:
             said = recent.get(rank, Traceback(end.at, OWN))
-            # Of two at one look, the one killed by a signal is the cause: peers of a dead rank exit with a code.
+            # If two have ended at one look, a signal is the cause: peers of a dead rank exit with a code.
             failed.append((said.blame, said.at, end.code > 0, rank))
     if not failed:
         return None

@@ -138,7 +138,7 @@ class Said(NamedTuple):
 
 
 class ResultPart(NamedTuple):
-    """Of what is in the result file of a rank of run() (result_file.py). All of it comes before the rank's Ended."""
+    """A part of the result file of a rank of run() (result_file.py). All of it comes before the rank's Ended."""
 
     rank: int
     is_error: bool

@@ -232,7 +232,7 @@ class Agent:
         return self._lose(f"it has been silent for {limit_s:.0f} s")
 
     def last_lines(self) -> str:
-        """Of what the agent or its ssh printed beside messages."""
+        """The last lines that the agent or its ssh printed beside messages."""
         lines = [line.strip() for line in self._other_output.decode(errors="replace").splitlines() if line.strip()]
         return " | ".join(lines[-4:])
 

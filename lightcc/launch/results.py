@@ -26,7 +26,7 @@ def values(outcome: Outcome, places: Sequence[Place], run_files: RunFiles) -> li
 
 
 def value(rank: int, name: str, run_files: RunFiles) -> Any:
-    """Of a rank that exited with 0. RuntimeError if there is none, or it cannot be unpickled."""
+    """What a rank that exited with 0 has returned. RuntimeError if there is nothing, or it cannot be unpickled."""
     memory = run_files.results[rank]
     found = result_file.read_header(memory)
     if found is None:

@@ -70,7 +70,7 @@ class Termination:
         self.running -= codes.keys()
         failed = [(code > 0, rank) for rank, code in codes.items() if code != 0]
         if failed and self.cause is None:
-            # Of two at one look, the one killed by a signal is the cause: peers of a dead rank exit with a code.
+            # If two have ended at one look, a signal is the cause: peers of a dead rank exit with a code.
             rank = min(failed)[1]
             self.cause = Cause(rank, codes[rank], others)
             self._plan(now + self._grace_s, signal.SIGTERM)

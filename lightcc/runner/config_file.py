@@ -29,7 +29,7 @@ def load(path: str) -> Settings:
 
 
 def read(content: Any, path: str) -> Settings:
-    """Of a file's content. A key without a value is as if it were not there."""
+    """The settings in a file's content. A key without a value is as if it were not there."""
     known = {setting.key: setting for setting in SETTINGS if setting.key}
     variables, controller = {}, None
     for section, entries in _entries(content, path, "", ["controller", *dict.fromkeys(k.split(".")[0] for k in known)]):
@@ -51,7 +51,7 @@ def read(content: Any, path: str) -> Settings:
 
 
 def _entries(content: Any, path: str, section: str, names: list[str]) -> list[tuple[str, Any]]:
-    """Of a section, or of the file if that is empty; all of them have one of these names."""
+    """The entries of a section, or of the file if `section` is empty; each has one of these names."""
     if content is None:
         return []
     if not isinstance(content, dict):

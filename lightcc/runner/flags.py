@@ -60,7 +60,7 @@ class Value(NamedTuple):
     key: str = ""  # section.name in a configuration file
 
     def text_of(self, value: Any) -> str:
-        """Of a value in a configuration file; ValueError if it is none."""
+        """The text for a value in a configuration file; ValueError if the flag takes no such value."""
         if type(value) not in self.kind.types:  # True is no number here
             raise ValueError
         return self.kind.text(value)
@@ -180,7 +180,7 @@ def remark(namespace: argparse.Namespace, flag: str, text: str) -> None:
 
 
 def without_effect(what: str, flag: str) -> str:
-    """Of `what`, which the user wrote and which means that flag."""
+    """The remark on `what`, which the user wrote and which means that flag."""
     return f"{what} has no effect: {WITHOUT_EFFECT[flag]}"
 
 

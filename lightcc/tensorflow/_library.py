@@ -33,11 +33,16 @@ def run(operation, *arguments, name=None, **attributes):
     name: of the node in a graph; at once, what the ranks meet by, None to be numbered.
     """
     if tf.executing_eagerly():
-        try:
-            return operation(*arguments, _token(), tensor_name=name or "", **attributes)
-        except tf.errors.UnknownError as error:
-            raise LostError(error.node_def, error.op, error.message) from None
+        return run_stateful(operation, *arguments, _token(), tensor_name=name or "", **attributes)
     return operation(*arguments, _token(), unique=str(next(_numbers)), name=name, **attributes)
+
+
+def run_stateful(operation, *arguments, **attributes):
+    """Calls an operation that is stateful, or at once: LostError if a rank is lost."""
+    try:
+        return operation(*arguments, **attributes)
+    except tf.errors.UnknownError as error:
+        raise LostError(error.node_def, error.op, error.message) from None
 
 
 def _token():

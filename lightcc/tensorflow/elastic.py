@@ -15,7 +15,7 @@ from lightcc.tensorflow.mpi_ops import init, rank, shutdown
 __all__ = ["HorovodInternalError", "ObjectState", "TensorFlowKerasState", "TensorFlowState", "broadcast_object",
            "broadcast_object_fn", "broadcast_variables", "init", "rank", "run", "run_fn", "shutdown"]
 
-_OURS = re.compile(r"\bHorovod[A-Z]\w*( on rank \d+)?: ")  # how the texts of our operations begin
+_OURS = re.compile(r"\b(Horovod|LightccEmbedding)[A-Z]\w*( on rank \d+)?: ")  # how the texts of our operations begin
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,9 +42,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 class TensorFlowState(VariablesState):
     """The state of some variables, and of plain values as in ObjectState.
 
-    variables: tf.Variable, or Keras variables that have been built; default: the global variables of a v1 graph, and
-    none in eager mode. session: of the v1 graph that the variables are in, in which they have been initialised;
-    default tf.compat.v1.get_default_session(). kwargs: plain values.
+    variables: tf.Variable, or Keras variables that have been built; those of tables of embeddings bring these along;
+    default: the global variables of a v1 graph, and none in eager mode. session: of the v1 graph that the variables are
+    in, in which they have been initialised; default tf.compat.v1.get_default_session(). kwargs: plain values.
     Errors: ValueError for variables of a graph without a session; from sync() if the ranks' variables differ.
     Source: horovod.tensorflow.elastic.
 
@@ -62,27 +62,25 @@ class TensorFlowState(VariablesState):
             raise ValueError("TensorFlowState: variables of a graph live in a session; give session=.")
         super().__init__(_Session(self.session) if self.session else None, **kwargs)
 
-    def restore(self) -> None:
-        """Gives variables and values what was saved."""
-        with self._graph():
-            super().restore()
-        self._drop_sums()
-
     def reset(self) -> None:
         """Drops the gradients that a v1 optimizer adds up for backward_passes_per_step: of the world before."""
         self._drop_sums()
 
-    def sync(self) -> None:
-        """Makes the variables and the last save of rank 0 those of all ranks, and saves them."""
-        with self._graph():
-            super().sync()
-
-    def _variables(self) -> List[Any]:
+    def own_variables(self) -> List[Any]:
         return self.variables
 
-    def _keep(self) -> None:
+    def _keep_own(self) -> None:
         with self._graph():
-            super()._keep()
+            super()._keep_own()
+
+    def _give_own_back(self) -> None:
+        with self._graph():
+            super()._give_own_back()
+        self._drop_sums()
+
+    def _make_own_equal(self) -> None:
+        with self._graph():
+            super()._make_own_equal()
 
     def _drop_sums(self) -> None:
         if self.session:

@@ -54,7 +54,7 @@ def _grouped_allgather(op, *grads):
 
 
 def _own_rows(op, gathered):
-    """Of each gathered tensor the rows that came from this rank."""
+    """The rows of each gathered tensor that came from this rank."""
     rows = tf.stack([tf.shape(tensor)[0] for tensor in op.inputs[:-1]])
     of_all = mpi_ops.allgather(rows[tf.newaxis], **_same(op))
     first = tf.reduce_sum(of_all[:_rank_in(op)], 0)

@@ -33,9 +33,10 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
     one unit; num_groups is its old name. process_set: who takes part; on other ranks it is a plain optimizer.
     scale_local_gradients: divide gradients of local variables by the size of the process set.
 
-    Errors: ValueError for wrong arguments, for backward_passes_per_step > 1 in eager mode, for Adasum with a Keras
-    optimizer or average_aggregated_gradients; NotImplementedError for Adasum with a process set; from running
-    compute_gradients as from allreduce. Source: horovod.tensorflow.
+    Errors: ValueError for wrong arguments, for an optimizer of lightcc.tensorflow.kv_variable, which averages gradients
+    itself, for backward_passes_per_step > 1 in eager mode, for Adasum with a Keras optimizer or
+    average_aggregated_gradients; NotImplementedError for Adasum with a process set; from running compute_gradients as
+    from allreduce. Source: horovod.tensorflow.
 
     >>> x = tf.Variable(1.0); optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
     >>> optimizer.minimize(lambda: x * x, var_list=[x]); round(float(x), 6)
@@ -43,6 +44,8 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
     """
     if isinstance(optimizer, (_DistributedOptimizer, _DistributedAdasumOptimizer)):
         raise ValueError("The optimizer is a DistributedOptimizer already; wrap the plain optimizer, once.")
+    if refusal := getattr(type(optimizer), "_not_to_be_distributed", ""):
+        raise ValueError(f"DistributedOptimizer: {refusal}")
     check_predivide(gradient_predivide_factor, op)
     groups = groups_of(groups, num_groups, is_variable)
     if op == Adasum and average_aggregated_gradients:

@@ -143,7 +143,7 @@ def grouped_reducescatter(tensors, device_dense='', compression=Compression.none
 
 
 def _core_allreduce(set_, tensors, op, device, compression, prescale, postscale, name, process_set, ignore_name_scope):
-    """Of dense tensors as one unit, compressed by the core if each of them would be."""
+    """All-reduces dense tensors as one unit, compressed by the core if each of them would be."""
     if name is None:
         raise ValueError(f"allreduce with {compression} needs a name, by which what is left behind of the tensor is "
                          "found again.")

@@ -101,7 +101,7 @@ def _moments(inputs, axes, keep_dims, mask=None):
 
 
 def _local_moments(inputs, axes, counts, present=None):
-    """Of this rank's values, with all dimensions; zero where there are none."""
+    """The moments of this rank's values, with all dimensions; zero where there are none."""
     def average(values):
         if present is not None:
             values = tf.where(present, values, tf.zeros_like(values))

@@ -84,7 +84,7 @@ class Cpu:
     @staticmethod
     def sums(grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor,
              weight: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Of each channel the sum of grad, and that of grad * (x - mean)."""
+        """For each channel: the sum of grad, and that of grad * (x - mean)."""
         ones = torch.ones_like(mean)  # as weight and variance: the gradients of weight and bias are those sums then
         _, projected, total = torch.ops.aten.native_batch_norm_backward(
             grad, x, ones, mean, ones, None, None, False, 0.0, [False, True, True])

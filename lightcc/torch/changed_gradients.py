@@ -98,7 +98,7 @@ def _count_of(gradient: Gradient) -> Any:
 
 
 def _counted_alone(recounted: List[Gradient]) -> List[Gradient]:
-    """Of gradients whose count has changed those that share it with none whose count has not."""
+    """The gradients whose count has changed and that share it with none whose count has not."""
     changed: List[Gradient] = []
     while recounted:
         every = [one for reducer in list(reducers) for one in reducer.gradients if one.parameter.grad is not None]

@@ -284,7 +284,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
 
 
 def _own_rows(tensors, rows, process_set):
-    """Of each gathered tensor the rows that came from this rank; `rows` says how many."""
+    """The rows of each gathered tensor that came from this rank; `rows` says how many."""
     counts = ops.allgather(torch.tensor(list(rows), device="cpu"), None, process_set).view(-1, len(tensors))
     before = counts[:process_set.rank()].sum(0).tolist()
     return [tensor[first:first + count] for tensor, first, count in zip(tensors, before, rows)]

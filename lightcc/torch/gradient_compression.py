@@ -22,7 +22,7 @@ _logger = logging.getLogger("lightcc")
 
 
 class GradientCompression:
-    """Of one reducer, to which it belongs. Used by one thread at a time."""
+    """One reducer has it. Used by one thread at a time."""
 
     def __init__(self, compression: CoreCompressor, summing: Tuple[int, float, float], process_set: ProcessSet):
         """summing: op, prescale and postscale."""

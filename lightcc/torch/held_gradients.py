@@ -28,7 +28,7 @@ def is_copied_late(gradient: Gradient) -> bool:
 
 
 class HeldGradients:
-    """Of one reducer."""
+    """The gradients that one reducer holds."""
 
     def __init__(self, handles: "array[int]", fill: Callable[[Gradient, torch.Tensor], None]):
         """handles: gets those of all that is started. fill: a method that copies a gradient which has not its slot's

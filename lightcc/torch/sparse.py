@@ -129,7 +129,7 @@ def valid(indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int], **o
 # The form of gradients
 
 def agree(forms: Sequence[Tuple[bool, int]], name: str, process_set) -> List[Tuple[bool, int]]:
-    """Of each gradient whether any rank has it dense, and the most sparse dimensions that any rank has it with."""
+    """For each gradient: whether any rank has it dense, and the most sparse dimensions that any rank has it with."""
     mine = torch.tensor([number for form in forms for number in form], dtype=torch.int32,
                         device="cpu")
     try:

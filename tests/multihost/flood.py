@@ -73,7 +73,7 @@ def sniff(hosts, at, source, count):
     """UDP packets, header included, that come from this address."""
     sniffer = hosts.popen(at, [sys.executable, "-S", "-c", SNIFF, source, str(count)], stdout=subprocess.PIPE)
     try:
-        lines = sniffer.communicate(timeout=15)[0].split()
+        lines = sniffer.communicate(timeout=60)[0].split()
     finally:
         sniffer.kill()
         sniffer.communicate()

@@ -105,7 +105,7 @@ class Pair:
         _, code, text = line.split(" ", 2)
         peer = self.hosts.addresses("h1" if host == "h0" else "h0")[0]
         assert int(code) in codes and f"{peer}:" in text and "udp" in text, line
-        assert self.processes[host].wait(5) == 3
+        assert self.processes[host].wait(60) == 3
 
 
 # Reads lines "SOURCE DESTINATION UDP", the last in hexadecimal with its ports, and sends them with that source.

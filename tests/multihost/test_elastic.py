@@ -12,6 +12,8 @@ from elastic_jobs import TRAINING, job, printed, result, trained, workers
 from emulated import Hosts
 from jobs import start, wait_until
 
+pytestmark = pytest.mark.long
+
 NAMES = ["h0", "h1", "h2"]
 # Until the others go on, and until nobody is left. bench/elastic.py measures; here two cores may have much else to do.
 KILLED_S, LOST_S, ABANDONED_S = 5.0, 10.0, 10.0
@@ -25,10 +27,11 @@ def hosts():
         yield hosts
 
 
-def training(hosts, tmp_path, *flags):
+def training(hosts, tmp_path, *flags, framework="numpy"):
     """A job that trains, with a worker on each host."""
     running = job(tmp_path, "-np", 3, "--min-np", 1, "-H", ",".join(f"{name}:1" for name in NAMES),
-                  "--launch-command", hosts.launch_command, *flags, passes="inf", pause_s=0.02)
+                  "--launch-command", hosts.launch_command, *flags, passes="inf", pause_s=0.02,
+                  framework=framework)
     trained(running, 3)
     return running
 
@@ -55,7 +58,7 @@ def finish(running, tmp_path):
 
 
 def test_a_killed_worker_and_a_host_that_only_the_driver_reaches_cost_only_themselves(hosts, tmp_path):
-    running = training(hosts, tmp_path, "--start-timeout", 3)
+    running = training(hosts, tmp_path, "--start-timeout", 3, framework="torch")
     killed, apart = worker(running, hosts, "h1"), worker(running, hosts, "h2")
     killed.suspend()
     time.sleep(3)  # for which a worker is waited, so this is no epoch's end
@@ -111,6 +114,7 @@ def test_workers_and_agents_say_so_and_end_when_the_driver_is_killed(hosts, tmp_
                 ("h1:1,h2:1", waits, [*first_waits, sys.executable, "-c", INIT]))]
     trained(jobs[0])
     printed(jobs[1], "init")
+    wait_until((tmp_path / "waits.1").exists, "the rank that does not come to have begun")
     for running in jobs:
         running.process.kill()
     wait_until(lambda: not hosts.pids(), "all hosts to be empty", hosts.pids, ABANDONED_S)

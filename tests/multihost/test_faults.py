@@ -15,6 +15,8 @@ import needs
 from jobs import wait_until
 from watched import Watched
 
+pytestmark = pytest.mark.long
+
 DEADLINE_S = 5.0   # from a loss to the exception on all others
 KILLED_S = 3.0     # from the end of a rank alone: well below, a second of which is spent on making sure
 CUT_S = 2.5        # survived

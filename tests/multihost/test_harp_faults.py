@@ -166,7 +166,7 @@ def idle_cores(hosts):
             str(BENCH), "--connect", f"{address}:4720", "--interface", "eth0", "--mode", "idle", "--connections",
             str(IDLE_CONNECTIONS), "--message", "64", "--depth", "1", "--engine-mode", "threads", "--seconds",
             str(IDLE_S)])
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             server.kill()

@@ -118,7 +118,7 @@ def test_ranks_share_the_queues_of_an_interface(tmp_path):
             one_more = subprocess.run(
                 hosts.command(host, [str(test_harp_faults.PEER), "listen", "port=xdp", "interface=eth0"]),
                 env={**os.environ, "HARP_HARPD": f"{tmp_path}/{host}"}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20, check=False)
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
             assert one_more.returncode != 0 and "all 2 queues of eth0 are in use" in one_more.stdout, one_more
         job.go_on(5)
         assert job.stop() == ""

@@ -163,7 +163,7 @@ from lightcc.runner import run
 def f(data):
     return os.environ["HOROVOD_RANK"], socket.gethostname(), data
 data = os.urandom(20 << 20)
-results = run(f, (data,), num_proc=3, hosts="h0:1,h1:1,h2:1", ssh_port={SSH_PORT}, start_timeout=15,
+results = run(f, (data,), num_proc=3, hosts="h0:1,h1:1,h2:1", ssh_port={SSH_PORT}, start_timeout=60,
               ssh_identity_file={str(ssh.folder / "key")!r})
 print(*[result[:2] for result in results], all(result[2] == data for result in results))
 run(lambda: 1 // (2 - int(os.environ["HOROVOD_RANK"])), num_proc=3, hosts="h0:1,h1:1,h2:1", ssh_port={SSH_PORT},
@@ -171,7 +171,7 @@ run(lambda: 1 // (2 - int(os.environ["HOROVOD_RANK"])), num_proc=3, hosts="h0:1,
 """
     job = Job(*ssh.hosts.command("h0", [sys.executable, "-c", code]), PATH=f"{ssh.folder}/bin:{os.environ['PATH']}",
               cwd=ssh.folder)
-    code, out, err = job.finish(60)
+    code, out, err = job.finish()
     assert out == "('0', 'h0') ('1', 'h1') ('2', 'h2') True\n", err
     assert code == 1 and re.search(r"RuntimeError: run: rank 2 \(pid \d+, host h2\) exited with code 1", err)
     assert err.endswith("ZeroDivisionError: integer division or modulo by zero\n\n"), err
@@ -226,7 +226,7 @@ def test_a_host_that_is_cut_off_is_named_within_seconds(ssh):
 def test_a_host_that_ssh_cannot_reach_is_named(ssh):
     ssh.hosts.cut("h2")
     try:
-        code, out, err = ssh.start("-np", 2, "-H", "h1:1,h2:1", "--start-timeout", 4, "echo", "hi").finish()
+        code, out, err = ssh.start("-np", 2, "-H", "h1:1,h2:1", "--start-timeout", 10, "echo", "hi").finish()
     finally:
         ssh.hosts.restore("h2")
     assert code == 1 and out == "" and "agent on host h2: ssh exited with code 255: ssh: connect to host h2 port" in err

@@ -18,6 +18,8 @@ from emulated import Hosts
 from jobs import Job
 from launchers import MPI4PY, MPIRUN
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 EACH_RANK = [sys.executable, str(HERE / "each_rank.py")]
 DIGITS = [sys.executable, str(HERE.parents[1] / "examples" / "pytorch_digits.py")]

@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 
-from jobs import DEADLINE_S, MARK, marked
+from jobs import DEADLINE_S, MARK, kill, marked
 
 _WHAT_HARP_COSTS = re.compile(r".*LIGHTCC_NET=\w+: large tensors may take .*\n")  # what rank 0 of each such job says
 
@@ -109,8 +109,7 @@ class Watched:
     def __exit__(self, *_):
         deadline = time.monotonic() + DEADLINE_S
         while living := marked(self.mark):  # the launcher's watchers and agents see to the rest, too
-            for process in living:
-                process.kill()
+            kill(living)
             assert time.monotonic() < deadline, f"these do not end: {living}"
             time.sleep(0.02)
         self.process.wait()

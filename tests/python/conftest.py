@@ -5,6 +5,8 @@ import ast
 import importlib.util
 import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,16 @@ def job():
     hvd.shutdown()
 
 
+@pytest.fixture
+def folder(job):
+    """One that all ranks see."""
+    path = job.broadcast_object(tempfile.mkdtemp() if job.rank() == 0 else None)
+    yield path
+    job.barrier()
+    if job.rank() == 0:
+        shutil.rmtree(path)
+
+
 @pytest.fixture(params=FRAMEWORKS)
 def framework(request, job):
     return FRAMEWORKS[request.param]()
@@ -144,6 +156,16 @@ def kit(job):
     """The Keras of this process."""
     from kerases import Kit
     return Kit()
+
+
+@pytest.fixture
+def keras(kit):
+    return kit.keras
+
+
+@pytest.fixture
+def E(kit):
+    return kit.embedding
 
 
 @pytest.fixture(params=["new", "legacy"])

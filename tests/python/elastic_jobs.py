@@ -3,17 +3,19 @@ import json
 import sys
 from pathlib import Path
 
-import torch
+import elastic_numpy_model
+import numpy as np
 
-import elastic_model
 from jobs import command_of, start
 
 TRAINING = Path(__file__).with_name("elastic_training.py")
 RTOL, ATOL = 1e-4, 1e-5  # several ranks add up gradients in another order, and each step builds on the last
 
 
-def job(tmp_path, *flags, passes=3, pause_s=0.0, **variables):
-    return start(*flags, sys.executable, TRAINING, tmp_path, passes, TEST_PAUSE_S=str(pause_s), **variables)
+def job(tmp_path, *flags, passes=3, pause_s=0.0, framework="numpy", **variables):
+    """framework: PyTorch where a test is about its state, too."""
+    return start(*flags, sys.executable, TRAINING, tmp_path, passes, TEST_PAUSE_S=str(pause_s),
+                 TEST_FRAMEWORK=framework, **variables)
 
 
 def result(out):
@@ -26,12 +28,18 @@ def result(out):
     passes = [[json.loads(line) for line in text.splitlines()] for text in end["history"].split("\n\n")[:-1]]
     for batches in passes:
         seen = [sample for batch in batches for samples in batch for sample in samples]
-        assert set(seen) == set(range(elastic_model.SAMPLES)), sorted(seen)
-        assert len(seen) - elastic_model.SAMPLES < len(batches[-1]), sorted(seen)
+        assert set(seen) == set(range(elastic_numpy_model.SAMPLES)), sorted(seen)
+        assert len(seen) - elastic_numpy_model.SAMPLES < len(batches[-1]), sorted(seen)
     batches = [batch for some in passes for batch in some]
-    torch.testing.assert_close(torch.tensor(end["weights"]), elastic_model.trained(end["seed"], batches),
-                               rtol=RTOL, atol=ATOL)
+    np.testing.assert_allclose(end["weights"], _trained(end["framework"])(end["seed"], batches), RTOL, ATOL)
     return [len(batch) for batch in batches]
+
+
+def _trained(framework):
+    if framework == "numpy":
+        return elastic_numpy_model.trained
+    import elastic_model
+    return elastic_model.trained
 
 
 def workers(running):

@@ -1,9 +1,9 @@
-"""What elastic_training.py learns: the first of the handwritten digits that come with scikit-learn, by a small net; and
-the same training in one process, by plain PyTorch."""
+"""What elastic_training.py learns with PyTorch: the first of the handwritten digits that come with scikit-learn, by a
+small net; and the same training in one process, by plain PyTorch."""
 import torch
 from sklearn.datasets import load_digits
 
-SAMPLES, BATCH = 48, 2
+SAMPLES = 48
 
 
 def _digits():

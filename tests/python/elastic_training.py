@@ -1,20 +1,22 @@
 """A worker of test_elastic_jobs.py: trains a small net for some passes over a few samples, or until there is a file
 FOLDER/stop, commits each batch, and ends by printing what the job has trained and the weights. Its deaths are
-ordered by files (deaths.py)."""
+ordered by files (deaths.py). TEST_FRAMEWORK: torch or numpy (elastic_with_torch.py, elastic_with_numpy.py)."""
+import importlib
 import json
 import os
 import sys
 import time
 
 import deaths
-import torch
 
-import elastic_model
-import lightcc.torch as hvd
 from lightcc.core import lib
 
+FRAMEWORK = os.environ.get("TEST_FRAMEWORK", "numpy")
+kit = importlib.import_module(f"elastic_with_{FRAMEWORK}")
+hvd = kit.hvd
 FOLDER, PASSES = sys.argv[1], float(sys.argv[2])
 LEEWAY = 6  # connections are made when they are first used
+BATCH = 2
 PAUSE_S = float(os.environ.get("TEST_PAUSE_S", "0"))
 
 
@@ -30,23 +32,17 @@ def before(name, function):
     return called
 
 
-class State(hvd.elastic.TorchState):
-    sync = before("sync", hvd.elastic.TorchState.sync)  # others wait in the broadcast of the state
-    check_host_updates = before("broadcast", hvd.elastic.TorchState.check_host_updates)  # behind this rank's commit
+class State(kit.Base):
+    sync = before("sync", kit.Base.sync)  # others wait in the broadcast of the state
+    check_host_updates = before("broadcast", kit.Base.check_host_updates)  # behind this rank's commit
 
 
 point("start")
 lib.init_at = before("meeting", lib.init_at)
-torch.set_num_threads(1)
 hvd.init()
-seed = hvd.rank()  # a newcomer's own weights must never count
-model = elastic_model.network(seed)
-optimizer = hvd.DistributedOptimizer(elastic_model.optimizer(model), named_parameters=model.named_parameters())
-# The gradients of the later layer have been sent by then.
-model[0].weight.register_post_accumulate_grad_hook(lambda parameter: point("allreduce"))
-sampler = hvd.elastic.ElasticSampler(range(elastic_model.SAMPLES))
-# history: a line a batch, the samples of each rank, and an empty one behind a pass. Of a text a commit costs little.
-state = State(model, optimizer, sampler=sampler, seed=seed, history="", passes=0, batches=0, stop=False)
+# seed: a newcomer's own weights must never count. history: a line a batch, the samples of each rank, and an empty one
+# behind a pass. Of a text a commit costs little.
+state = kit.state_of(State, point, seed=hvd.rank(), history="", passes=0, batches=0, stop=False)
 state.register_reset_callbacks([lambda: point("reset")])
 
 
@@ -60,20 +56,16 @@ def expect_nothing_left():
     assert all(n <= at_first + LEEWAY for n, at_first in zip(now, first)), f"descriptors, threads: {now} after {first}"
 
 
-@hvd.elastic.run
+@kit.run
 def train(state):
     assert hvd.local_rank() == int(os.environ["HOROVOD_LOCAL_RANK"]), "a worker keeps its slot"
     is_first = True
     while state.passes < PASSES and not state.stop:
-        mine = list(state.sampler)
-        for begin in range(0, len(mine), elastic_model.BATCH):
-            chosen = mine[begin:begin + elastic_model.BATCH]
+        mine = kit.samples_of(state)
+        for begin in range(0, len(mine), BATCH):
+            chosen = mine[begin:begin + BATCH]
             point("batch")
-            optimizer.zero_grad()
-            elastic_model.loss(model, chosen).backward()
-            point("backward")
-            optimizer.step()
-            state.sampler.record_batch(0, len(chosen))
+            kit.step(state, chosen, point)
             state.history += f"{json.dumps(hvd.allgather_object(chosen))}\n"
             state.batches += 1
             point("commit")
@@ -86,14 +78,14 @@ def train(state):
             time.sleep(PAUSE_S)
         state.history += "\n"
         state.passes += 1
-        state.sampler.set_epoch(state.passes)
+        kit.begin_pass(state)
         state.stop = hvd.broadcast_object(os.path.exists(os.path.join(FOLDER, "stop")), 0)
         state.commit()
-    weights = elastic_model.weights(model)
-    return all(torch.equal(weights, other) for other in hvd.allgather_object(weights))
+    weights = kit.weights(state)
+    return all(weights == other for other in hvd.allgather_object(weights))
 
 
 same = train(state)
 if hvd.rank() == 0:
-    print("end", json.dumps({"seed": state.seed, "history": state.history, "same": same,
-                             "weights": elastic_model.weights(model).tolist()}), flush=True)
+    print("end", json.dumps({"framework": FRAMEWORK, "seed": state.seed, "history": state.history, "same": same,
+                             "weights": kit.weights(state)}), flush=True)

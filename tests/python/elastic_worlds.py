@@ -5,10 +5,10 @@
 
 calls module.prepare() once, and module.work(worlds, options) in a process for each name in worlds, which starts when
 the first world that it is in may begin; worlds is a Worlds, with
-    worlds.enter(...)                     hvd.init(...), into the first world
+    worlds.enter(...)                     init(...), into the first world
     worlds.leave_and_enter()              shutdown and init into the next one, for run_fn; ends who is not in it
 Returns what those of the last world printed. Processes meet by files in the folder. They are forked from one that has
-imported PyTorch, as that is what takes time.
+imported the framework, as that is what takes time.
 """
 import faulthandler
 import importlib
@@ -21,7 +21,7 @@ import time
 import traceback
 from pathlib import Path
 
-DEADLINE_S = 60
+DEADLINE_S = 300
 HERE = Path(__file__).parent
 
 
@@ -58,17 +58,17 @@ class Worlds:
         self.number = first_of(worlds, me) - 1
 
     def enter(self, **arguments):
-        import lightcc.torch as hvd
+        from lightcc.core.job import init
         self.number += 1
         if self.me not in self.members:
             sys.exit(0)
-        if len(self.members) > len(self._worlds[self.number - 1]) and self.number:
+        if self.number and set(self.members) - set(self._worlds[self.number - 1]):
             (self._folder / f"ready{self.number}").touch()  # those that are new may start
-        hvd.init(Meeting(self._folder / f"world{self.number}", self.members, self.me), **arguments)
+        init(Meeting(self._folder / f"world{self.number}", self.members, self.me), **arguments)
 
     def leave_and_enter(self):
-        import lightcc.torch as hvd
-        hvd.shutdown()
+        from lightcc.core.job import shutdown
+        shutdown()
         self.enter()
 
     @property
@@ -100,12 +100,12 @@ def first_of(worlds, me):
 class Nursery:
     """The process that the workers are forked from."""
 
-    def __init__(self, module):
+    def __init__(self, module, **variables):
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, __file__, module], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HOROVOD_ELASTIC": "1", "PYTHONPATH": path})
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HOROVOD_ELASTIC": "1", "PYTHONPATH": path, **variables})
 
     def __enter__(self):
         return self

@@ -1,5 +1,6 @@
 """Starts lightccrun from a test and sees to it that nothing stays behind. Every process of a test carries a mark in its
 environment, by which left-overs are found."""
+import contextlib
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import uuid
 
 import psutil
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 LONGEST_S = 900  # of a job that is watched by its output
 MARK = "LIGHTCC_TEST_MARK"
 
@@ -38,8 +39,7 @@ class Job:
             self.expect_nobody()
             return self.process.returncode, out.decode(), (err or b"").decode()
         finally:
-            for process in self.living():
-                process.kill()
+            kill(self.living())
 
     def living(self):
         return marked(self.mark)
@@ -65,6 +65,13 @@ def marked(mark):
         except psutil.Error:
             continue
     return found
+
+
+def kill(processes):
+    """Those that have not ended by themselves meanwhile."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def command_of(process):

@@ -2,6 +2,7 @@
 
 Without TensorFlow, Keras runs on torch. tf_keras takes the place of tf.keras where TF_USE_LEGACY_KERAS=1 is set.
 """
+import importlib
 import importlib.util
 import os
 
@@ -35,6 +36,11 @@ class Kit:
         self.keras_is_213 = not self.is_3 and keras.Model.__module__.startswith("keras.")  # not tf_keras
         self.on_tensorflow = keras.backend.backend() == "tensorflow"
         self.families = [keras.optimizers] if self.is_3 else [keras.optimizers, keras.optimizers.legacy]
+
+    @property
+    def embedding(self):
+        """lightcc's embeddings for it."""
+        return importlib.import_module(f"{self.hvd.__name__}.embedding")
 
     def distributed(self, plain=None, **options):
         """A distributed optimizer, SGD unless given, by whichever function of the package takes the options."""

@@ -14,6 +14,7 @@ still on several hosts, where there are at least two.
 """
 import atexit
 import functools
+import json
 import os
 import re
 import signal
@@ -68,6 +69,37 @@ def run_script(text: str, np: int, deadline_s: float = DEADLINE_S, **variables: 
     code, output = launch(np, ["-c", text], deadline_s, **variables)
     assert code == 0, f"the program failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
     return output
+
+
+# Each rank runs the programs of a file one after the other, and says which have passed.
+_TOGETHER = """
+import json, os, sys
+from lightcc.core import job
+with open(sys.argv[1]) as programs:
+    programs = json.load(programs)
+for title, text in programs.items():
+    exec(compile(text, title, "exec"), {"__name__": "__main__"})
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+    job.shutdown()
+    sys.stdout.write(f"\\npassed {title}\\n")
+    sys.stdout.flush()
+"""
+
+
+def passed_together(programs: Dict[str, str], np: int, folder: Path) -> Set[str]:
+    """The titles of those that pass when the same np ranks run all, in a folder of their own, since most of a rank's
+    time goes into imports. They end with the first that fails: each of the others is to run alone."""
+    (folder / "programs.json").write_text(json.dumps(programs))
+    there = os.getcwd()
+    os.chdir(folder)
+    try:
+        _, output = launch(np, ["-c", _TOGETHER, "programs.json"], DEADLINE_S * len(programs))
+    finally:
+        os.chdir(there)
+    said = [line.partition(">:passed ")[2] for line in output.splitlines()]
+    return {title for title in programs if said.count(title) == np}
 
 
 def launch(np: int, arguments: List[str], deadline_s: float, **variables: str) -> Tuple[int, str]:

@@ -12,6 +12,8 @@ import jobs
 from jobs import DEADLINE_S, launch
 from lightcc.as_horovod import FOLDER, HOROVOD_VERSION, environment
 
+pytestmark = pytest.mark.long
+
 AS_HOROVOD = ("-m", "lightcc.as_horovod")
 
 
@@ -234,7 +236,7 @@ if __name__ == "__main__":
         queue = context.Queue()
         child = context.Process(target=version, args=(queue,))
         child.start()
-        print(method, queue.get(timeout=20))
+        print(method, queue.get(timeout=120))
         child.join()
     code = "import horovod; print(horovod.__version__)"
     print(subprocess.check_output(["sh", "-c", f"exec {sys.executable} -c '{code}'"], text=True), end="")

@@ -14,6 +14,8 @@ import pytest
 
 import lightcc.core.lib
 
+pytestmark = pytest.mark.long
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TINY = ("--ranks", "2", "--bindings", "own", "--rounds", "1", "--seconds-per-point", "0.005", "--no-gradients")
 
@@ -371,8 +373,8 @@ def test_keras_fit_wants_parameters_to_move(bench):
 def test_cores_runs_on_two_ranks_and_on_two_hosts_or_says_why_not(bench, tmp_path, capsys):
     import cores
     result = tmp_path / "cores.json"
-    cores.main(["--ranks", "2", "--per-host", "1", "--oversubscribe", "--rounds", "1", "--sizes", "4,4K", "--idle",
-                "0.1", "--minutes", "60", "--output", str(result)])
+    cores.main(["--ranks", "2", "--per-host", "1", "--oversubscribe", "--rounds", "1", "--sizes", "4,4K", "--model",
+                "tiny", "--idle", "0.1", "--minutes", "60", "--output", str(result)])
     said, found = capsys.readouterr().out, json.loads(result.read_text())
     hosts = [[2], [1, 1]][:len(found["idle_ms_a_second"])]
     assert [(row["ranks"], row["case"]) for row in found["rows"]] == [

@@ -291,14 +291,10 @@ def check_poll_does_not_claim_what_cannot_be(handled):
     hvd.barrier()
     if hvd.rank() > 0:  # nobody can have the result before rank 0 has begun
         handle = hvd.allreduce_async(handled.tensor([1.0], "float32"), name="late", op=hvd.Sum)
-        begin = time.monotonic()
-        while time.monotonic() < begin + 0.1:
-            called = time.monotonic()
+        for _ in range(1000):  # a call that waited for it would not return
             assert not hvd.poll(handle)
-            assert time.monotonic() < called + 0.09  # it does not wait
         hvd.barrier()
     else:
-        time.sleep(0.15)
         hvd.barrier()
         handle = hvd.allreduce_async(handled.tensor([1.0], "float32"), name="late", op=hvd.Sum)
     handled.expect(hvd.synchronize(handle), [hvd.size()], "float32")

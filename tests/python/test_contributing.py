@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE[PAGE.index("## Example"):], re.DOTALL)

@@ -27,6 +27,8 @@ PACKAGES = {  # of the first that a module's name begins with: the framework tha
     "lightcc.tensorflow": ("tensorflow", "tf", "lightcc.tensorflow"),
     "lightcc._keras.gradient_reducer_tensorflow": ("tensorflow", "tf", "lightcc.keras"),
     "lightcc._keras.gradient_reducer_torch": ("torch", "torch", "lightcc.keras"),
+    "lightcc._keras.embedding": ("tensorflow", "tf", "lightcc.keras"),
+    "lightcc.keras.embedding": ("tensorflow", "tf", "lightcc.keras"),
     "lightcc._keras": ("keras", "keras", "lightcc.keras"),
     "lightcc.keras": ("keras", "keras", "lightcc.keras"),
     "lightcc": ("numpy", "np", "lightcc.numpy"),
@@ -59,13 +61,24 @@ def test_on_fresh_ranks(np, monkeypatch):
     ranks.run_checks(__file__, np)
 
 
+made_classes = set()
+
+
 def examples(module_name):
-    """The docstrings of a module that have examples, each as a doctest."""
+    """The docstrings of a module, each as a doctest; and those of classes that functions make for it, as for a Keras,
+    unless another module has them too."""
     module = importlib.import_module(module_name)
     framework, alias, hvd = package_of(module_name)
     given = {"hvd": importlib.import_module(hvd), "np": np, "os": os, alias: importlib.import_module(framework),
              **vars(module)}
-    return doctest.DocTestFinder(exclude_empty=True).find(module, globs=given)
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = finder.find(module, globs=given)
+    for name, value in vars(module).items():
+        if inspect.isclass(value) and "<locals>" in value.__qualname__ and value.__module__.startswith("lightcc."):
+            if (value.__module__, value.__qualname__) not in made_classes:
+                found += finder.find(value, f"{module_name}.{name}", module=False, globs=given)
+            made_classes.add((value.__module__, value.__qualname__))
+    return found
 
 
 def run(example):

@@ -13,11 +13,13 @@ import pytest
 from elastic_jobs import TRAINING, agents, found, job, printed, result, trained, workers
 from jobs import Job, launch, wait_until
 
+pytestmark = pytest.mark.long
+
 SEVERAL_HOSTS = ("--launch-command", "sh -c {command}")  # which are all this one
 
 
 def test_an_unbroken_job():
-    code, out, err = launch("-np", 2, "--min-np", 1, sys.executable, TRAINING, "/nonesuch", 2)
+    code, out, err = launch("-np", 2, "--min-np", 1, sys.executable, TRAINING, "/nonesuch", 2, TEST_FRAMEWORK="torch")
     assert code == 0, err
     assert result(out) == [2] * 24
 
@@ -46,7 +48,8 @@ def test_a_descriptor_of_the_driver_that_is_none(text):
 
 def test_workers_die_one_after_another_and_are_replaced(tmp_path):
     """Each at another point of its loop, and one from outside; of none of them the launcher keeps a descriptor."""
-    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 9, passes="inf", pause_s=0.02)
+    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 9, passes="inf", pause_s=0.02,
+                  framework="torch")
     trained(running, 5)
     launcher = psutil.Process(running.process.pid)
     before = launcher.num_fds()
@@ -89,17 +92,18 @@ def test_too_few_are_left(tmp_path):
 
 
 def test_a_worker_that_raises_ends_itself_only(tmp_path):
-    program = ("import sys, lightcc.torch as hvd, torch\n"
+    program = (f"import sys; sys.path.append({str(TRAINING.parent)!r})\n"
+               "import elastic_with_numpy as elastic, lightcc.numpy as hvd, numpy\n"
                "hvd.init()\n"
-               "@hvd.elastic.run\n"
+               "@elastic.run\n"
                "def train(state):\n"
                "    if state.tries == 0 and hvd.size() == 2 and hvd.rank() == 1:\n"
                "        raise ValueError('of the user')\n"
                "    state.tries += 1\n"
                "    for _ in range(3):\n"
-               "        hvd.allreduce(torch.ones(1), name='x')\n"
+               "        hvd.allreduce(numpy.ones(1), name='x')\n"
                "    return hvd.size()\n"
-               "print('returned', train(hvd.elastic.TorchState(tries=0)))\n")
+               "print('returned', train(elastic.Base(tries=0)))\n")
     code, out, err = launch("-np", 2, "--min-np", 1, "-H", "h1:1,h2:1", *SEVERAL_HOSTS, sys.executable, "-c", program)
     assert code == 0 and out == "[0]<stdout>:returned 1\n" and "ValueError: of the user" in err, (out, err)
 
@@ -130,15 +134,16 @@ def test_hosts_come_and_go(tmp_path):
 
 
 def test_a_worker_that_is_not_wanted_any_more_exits_with_0(tmp_path):
-    program = ("import sys, lightcc.torch as hvd, torch\n"
+    program = (f"import sys; sys.path.append({str(TRAINING.parent)!r})\n"
+               "import elastic_with_numpy as elastic, lightcc.numpy as hvd, numpy\n"
                "hvd.init()\n"
-               "@hvd.elastic.run\n"
+               "@elastic.run\n"
                "def train(state):\n"
                "    while hvd.size() > 1:\n"
-               "        hvd.allreduce(torch.ones(1), name='x')\n"
+               "        hvd.allreduce(numpy.ones(1), name='x')\n"
                "        open(sys.argv[1], 'w').close()\n"
                "        state.commit()\n"
-               "train(hvd.elastic.TorchState())\n")
+               "train(elastic.Base())\n")
     trains = tmp_path / "trains"
     code, out, err = launch("-np", 2, "--min-np", 1, *SEVERAL_HOSTS, "--host-discovery-script",
                             f"echo a:1; test -e {trains} || echo b:1", "sh", "-c",
@@ -160,10 +165,13 @@ def test_a_worker_that_is_stopped_for_a_while_is_waited_for(tmp_path):
 
 
 def test_a_worker_that_is_stopped_for_too_long_is_replaced(tmp_path):
-    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 2, "--worker-timeout", 2, passes=6,
-                  pause_s=0.05)
+    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 2, "--worker-timeout", 2,
+                  passes="inf", pause_s=0.02)
     trained(running, 3)
     workers(running)[1].suspend()
+    for size in (1, 2):
+        printed(running, f"size {size}\n")
+    (tmp_path / "stop").touch()
     code, out, err = running.finish()
     assert code == 0 and "has not answered for 2 s (--worker-timeout); it is killed" in err, err
     assert {1, 2} == set(result(out))
@@ -255,7 +263,8 @@ def check_random_kills(tmp_path, rng, count):
         order.unlink()
     where = rng.choice([(), ("-H", "localhost:1,b:2", *SEVERAL_HOSTS), ("-H", "a:1,b:2", *SEVERAL_HOSTS)])
     print("on", *where, flush=True)
-    running = job(tmp_path, "-np", 3, "--min-np", 1, "--failures-per-host", 99, *where, passes="inf", pause_s=0.01)
+    running = job(tmp_path, "-np", 3, "--min-np", 1, "--failures-per-host", 99, *where, passes="inf", pause_s=0.01,
+                  framework="torch")
     if rng.random() < 0.2:
         time.sleep(rng.random() * 3)  # perhaps before there is a world
     else:

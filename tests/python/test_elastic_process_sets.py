@@ -13,6 +13,8 @@ from lightcc.core import process_sets
 from lightcc.core.carried_sets import Known, Told, agreed
 from lightcc.core.elastic_state import HostsUpdatedInterrupt, run_fn
 
+pytestmark = pytest.mark.long
+
 # Names are ranks of the first world: a worker is lost, the next comes, another one is lost, one comes.
 WORLDS = [[0, 1, 2], [1, 2], [1, 2, 3], [2, 3], [2, 3, 4]]
 

@@ -1,26 +1,21 @@
 """Embeddings by id on ranks: what a model looks up and trains is what one process with all the data would have."""
 import embedding_oracles as oracles
+import embedding_steps
 import numpy as np
 import pytest
 import torch
+from embedding_steps import DIM, KEYS, mine
 
 import lightcc.torch as hvd
 import ranks
 from lightcc.torch import embedding as E
 
-pytestmark = pytest.mark.torch_sizes
-DIM = 4
-KEYS = [0, 1, -1, 7, 1 << 62, -(1 << 63), (1 << 63) - 1, 12345678901, 2, 3, 4, 5]
+pytestmark = [pytest.mark.torch_sizes, pytest.mark.usefixtures("job")]
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
-
-
-@pytest.fixture(autouse=True)
-def initialised(job):
-    pass
 
 
 def embedding(name, kind=E.HashEmbedding, dim=DIM, **options):
@@ -42,16 +37,6 @@ def rows(module):
     return int(hvd.allreduce(torch.tensor(len(module)), op=hvd.Sum))
 
 
-def mine(step, count=9):
-    """Keys and gradients of this rank in a step, and those of all ranks; a rank may have none."""
-    every = []
-    for rank in range(hvd.size()):
-        rng = np.random.default_rng([step, rank])
-        n = 0 if rank and (step + rank) % 4 == 0 else count
-        every.append((rng.choice(KEYS, n), rng.normal(size=(n, DIM))))
-    return every[hvd.rank()], every
-
-
 def train(module, optimizer, steps, first=0, ahead=False):
     """Each key's rows get the gradients of mine()."""
     batches = [torch.tensor(mine(step)[0][0]) for step in range(first, first + steps)]
@@ -64,18 +49,7 @@ def train(module, optimizer, steps, first=0, ahead=False):
 
 
 def trained_oracle(module, rule, steps, lr=1e-3, average=True):
-    start = dict(zip(KEYS, read(module, KEYS)))
-    oracle = oracles.Table(rule, lambda key: start[key])
-    for step in range(steps):
-        sums = {}
-        for keys, gradients in mine(step)[1]:
-            own = {}
-            for key, gradient in zip(keys.tolist(), gradients):
-                own[key] = own.get(key, 0) + gradient
-            for key, gradient in own.items():
-                sums[key] = sums.get(key, 0) + gradient / (hvd.size() if average else 1)
-        oracle.update(list(sums), np.array(list(sums.values())).reshape(-1, DIM), lr)
-    return oracle
+    return embedding_steps.trained_oracle(read(module, KEYS), rule, steps, lr, average)
 
 
 # Reading

@@ -9,17 +9,12 @@ import lightcc.torch as hvd
 import ranks
 from lightcc.torch import embedding as E
 
-pytestmark = pytest.mark.torch_sizes
+pytestmark = [pytest.mark.torch_sizes, pytest.mark.usefixtures("job")]
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
-
-
-@pytest.fixture(autouse=True)
-def initialised(job):
-    pass
 
 
 def read(module, keys=range(8)):

@@ -1,34 +1,22 @@
-"""examples/embedding_flights.py on invented flights: alone, on two ranks, and beside nn.Embedding. bench/embedding.py's
-ids and arithmetic."""
+"""examples/embedding_flights.py on invented flights: alone, on two ranks, and beside nn.Embedding; embedding_online.py;
+and what the benchmarks of embeddings print, with their ids and arithmetic."""
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
+import invented_flights
 import numpy
 import pytest
+from invented_flights import FLIGHTS
 
 ROOT = Path(__file__).parents[2]
-FLIGHTS, DEADLINE_S = 1500, 240
-COLUMNS = "year,month,day,sched_dep_time,arr_delay,carrier,flight,tailnum,origin,dest,hour"
+DEADLINE_S = 240
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Flights of ten days, of which those of one carrier are late."""
-    made = tmp_path_factory.mktemp("flights")
-    random = numpy.random.default_rng(1)
-    lines = [COLUMNS]
-    for i in range(FLIGHTS):
-        carrier, hour = random.integers(4), random.integers(5, 23)
-        delay = 40 if carrier == 1 else random.integers(-20, 20)
-        lines.append(f"2013,1,{1 + i * 10 // FLIGHTS},{100 * hour},{delay},C{carrier},{random.integers(90)},"
-                     f"N{random.integers(70)},JFK,D{random.integers(20)},{hour}")
-    lines.append("2013,1,10,2300,NA,C1,1,N1,JFK,D1,23")  # it never arrived
-    with zipfile.ZipFile(made / "flights.csv.zip", "w") as archive:
-        archive.writestr("flights.csv", "\n".join(lines) + "\n")
-    return made
+    return invented_flights.write(tmp_path_factory.mktemp("flights"))
 
 
 def table(folder, *arguments, launcher=()):
@@ -54,6 +42,43 @@ def test_two_ranks_learn_what_one_learns(folder):
     together = table(folder, launcher=[sys.executable, "-m", "lightcc.runner", "-np", "2"])
     assert [rows for _, rows in together] == [rows for _, rows in alone]
     assert together[0][0] == pytest.approx(alone[0][0], abs=2e-3)
+
+
+def test_a_table_that_stays_small(folder, tmp_path):
+    """On two ranks; and what it exports is read without lightcc."""
+    done = subprocess.run([sys.executable, "-m", "lightcc.runner", "-np", "2", sys.executable,
+                           str(ROOT / "examples" / "embedding_online.py"), "--data", str(folder), "--export",
+                           str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [(float(auc), int(rows.replace(",", ""))) for auc, rows in
+             re.findall(r"\| (0\.\d+) \| ([\d,]+) \| [\d.]+% \|", done.stdout)]
+    assert len(found) == 3 and found[1][1] <= found[0][1] and found[2][1] < found[0][1]
+    exported = int(re.search(r"([\d,]+) rows are in", done.stdout)[1].replace(",", ""))
+    done = subprocess.run([sys.executable, str(ROOT / "examples" / "embedding_reader.py"), str(tmp_path), "fields"],
+                          capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.stdout.startswith(f"{exported} rows of fields"), done.stdout + done.stderr
+
+
+def test_a_picture_of_auc_and_rows(folder, tmp_path):
+    """Each small table has a twin of as many rows that ids share."""
+    pytest.importorskip("matplotlib", reason="missing: matplotlib")
+    done = subprocess.run([sys.executable, str(ROOT / "examples" / "embedding_online.py"), "--data", str(folder),
+                           "--compare", "--png", str(tmp_path / "rows.png")], capture_output=True, text=True,
+                          timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"\| ([^|]+) \| 0\.\d+ \| ([\d,]+) \|", done.stdout)
+    tables = [count for name, count in rows if name != "hashed"]
+    assert len(tables) == 9 and tables[1:] == [count for name, count in rows if name == "hashed"]
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_benchmark_of_rows_that_come_and_go():
+    command = [sys.executable, str(ROOT / "bench" / "embedding_life.py"), "--rounds", "1", "--rows", "20000"]
+    done = subprocess.run([*command, "--parts", "evict", "save", "recovery"], capture_output=True, text=True,
+                          timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ratios = re.findall(r"\| (\d+\.\d+) \| at (?:most|least) [\d.]+ \| (?:ok|MISSED) \|", done.stdout)
+    assert len(ratios) == 4 and all(float(ratio) > 0 for ratio in ratios), done.stdout
 
 
 def test_ids_of_the_benchmark(monkeypatch):

@@ -8,19 +8,15 @@ import torch
 
 import lightcc.torch as hvd
 import ranks
+from lightcc.embedding import serving
 from lightcc.torch import embedding as E
 
-pytestmark = pytest.mark.torch_sizes
+pytestmark = [pytest.mark.torch_sizes, pytest.mark.usefixtures("job")]
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
-
-
-@pytest.fixture(autouse=True)
-def initialised(job):
-    pass
 
 
 class Model(torch.nn.Module):
@@ -125,6 +121,20 @@ def check_optimizers_state_is_options_only():
     assert sparse.param_groups[0]["lr"] == 0.01 and state["state"] == {}
 
 
+@pytest.mark.parametrize("min_count", [1, 3])
+def check_an_optimizer_that_is_made_after_a_lookup(min_count):
+    """An id that the lookup has twice takes one step, of the sum."""
+    user = E.HashEmbedding(2, name="made later", init=E.Zeros(), min_count=min_count)
+    rows = user(torch.tensor([7, 9, 7] if hvd.rank() == 0 else [9, 9], dtype=torch.int64))
+    sparse = E.Adagrad(E.tables(user), lr=1.0, op=hvd.Sum)
+    rows.sum().backward()
+    sparse.step()
+    places = {7: 2, 9: 1 + 2 * (hvd.size() - 1)}
+    expected = [[-1.0, -1.0] if count >= min_count else [0.0, 0.0] for count in places.values()]
+    torch.testing.assert_close(user(torch.tensor([7, 9])).tolist(), expected)
+    assert sum(hvd.allgather_object(len(user))) == sum(count >= min_count for count in places.values())
+
+
 def check_a_model_with_a_table_is_not_copied():
     with pytest.raises(TypeError, match="table 'copied.user' cannot be copied"):
         copy.deepcopy(Model("copied"))
@@ -178,32 +188,53 @@ def check_compiled_models():
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+@pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("backwards", [False, True])
-def check_ranks_whose_data_end_earlier(backwards):
+def check_ranks_whose_data_end_earlier(backwards, prefetch):
     """Compared with ranks that go on with empty batches."""
     rank = hvd.size() - 1 - hvd.rank() if backwards else hvd.rank()
     results = []
     for with_serve in (True, False):
         model = Model("ended")
-        sparse, dense = optimizers(model)
-        for step in range(1 + 2 * hvd.size()):
-            users, tags, target = batch(step)
-            count = len(users) if step < 3 + 2 * rank else 0
-            if not count and with_serve:
-                E.serve(dense)
+        of_users, of_tags = (E.SparseAdam([table], lr=0.01) for table in E.tables(model))
+        dense = hvd.DistributedOptimizer(torch.optim.Adam(E.dense_parameters(model), lr=0.01))
+        steps = 1 + 2 * hvd.size()
+        data = [batch(step) if step < 3 + 2 * rank else [part[:0] for part in batch(step)] for step in range(steps)]
+        for step, (users, tags, target) in enumerate(data):
+            if with_serve and not len(users):
                 break
-            output = model(users[:count], tags[:count])
-            torch.nn.functional.mse_loss(output, target[:count], reduction="sum").backward()
-            sparse.step()
+            output = model(users, tags)
+            if with_serve and prefetch:
+                following = data[step + 1] if step + 1 < steps else ([],)
+                E.prefetch([(model.user, following[0]), (model.tags, following[1])] if len(following[0]) else [])
+            torch.nn.functional.mse_loss(output, target, reduction="sum").backward()
+            of_users.step()
             dense.step()
+            of_tags.step()
             dense.zero_grad()
-        else:
-            if with_serve:
-                E.serve(dense)
+        if with_serve:
+            E.serve(dense)
         results.append(torch.cat([read(model), model.dense.weight.detach().double().reshape(-1)]))
         close(model)
     assert torch.equal(*results)
     assert same_everywhere(results[0])
+
+
+def check_steps_that_the_others_have_not_made(monkeypatch):
+    """A rank that serves has begun its dense step, and says so instead of waiting for ever."""
+    monkeypatch.setattr(serving, "_LAST_STEP_S", 0.1)
+    model = Model("begun")
+    _, dense = optimizers(model)
+    if hvd.rank() == 0 and hvd.size() > 1:
+        with pytest.raises(ValueError, match="ended without a step of the dense optimizer"):
+            E.serve(dense)
+    else:
+        loss_of(model, 0)
+        E.serve()
+    hvd.barrier()
+    if hvd.rank() > 0:
+        dense.zero_grad()
+        dense.step()  # with which rank 0's ends
 
 
 def check_a_prefetched_batch_is_looked_up_before_serve():

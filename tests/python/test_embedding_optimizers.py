@@ -8,13 +8,10 @@ import torch
 
 from lightcc.torch import embedding as E
 
+pytestmark = pytest.mark.usefixtures("job")
+
 DIM = 4
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def initialised(job):
-    pass
 
 
 class Trained:

@@ -8,14 +8,11 @@ from lightcc import embedding
 from lightcc.embedding import lib, rows
 from lightcc.embedding.exchange import Keys, Lookup, Step, Update
 
+pytestmark = pytest.mark.usefixtures("job")
+
 DIM = 3
 EDGES = [0, 1, -1, (1 << 63) - 1, -(1 << 63)]  # keys that an index might use for something else
 NUMBERS = {"lr": 1.0, "beta1": 0.0, "beta2": 0.0, "eps": 0.0, "l1": 0.0, "l2": 0.0, "l21": 0.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def initialised(job):
-    pass
 
 
 class Pair:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAUNCHERS = {
     "lightccrun": [sys.executable, "-m", "lightcc.runner", "-np", "2"],

@@ -30,7 +30,7 @@ def optimizers(kit):
 
 
 def facts(state):
-    return values.read(state.backend, state._variables())
+    return values.read(state.backend, state.own_variables())
 
 
 def expect(state, before):

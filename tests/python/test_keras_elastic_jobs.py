@@ -8,7 +8,7 @@ from kerases import HAS_TENSORFLOW, HAS_TF_KERAS
 
 from jobs import start
 
-pytestmark = pytest.mark.newest_tensorflow
+pytestmark = [pytest.mark.newest_tensorflow, pytest.mark.long]
 
 TRAINING = Path(__file__).with_name("elastic_keras_training.py")
 STEPS = 12  # of its epochs

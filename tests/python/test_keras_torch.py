@@ -11,6 +11,8 @@ import torch  # noqa: F401  nor without torch
 
 import ranks
 
+pytestmark = pytest.mark.long
+
 TRAIN = """
 import sys
 import numpy as np, keras
@@ -60,7 +62,7 @@ def test_what_tensorflow_alone_has():
 
 def test_another_backend_is_an_error():
     program = "import keras; keras.backend.backend = lambda: 'jax'; import lightcc.keras"
-    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=ranks.DEADLINE_S)
     assert "ImportError: lightcc.keras works with Keras on TensorFlow and on torch." in done.stderr
     assert "With KERAS_BACKEND=jax there is no place" in done.stderr
 

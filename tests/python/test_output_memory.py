@@ -164,7 +164,7 @@ class Limits:
         self.now = 0.0
         monkeypatch.setattr(lib, "initialized", lambda: True)
         monkeypatch.setattr(lib, "output_pool", lambda: (most_bytes, idle_s))
-        monkeypatch.setattr(lib, "output_pool_resets", [])
+        monkeypatch.setattr(lib, "after_epoch", [])
 
     def pool(self, watches=False, clock=None):
         pool = OutputPool(torch, clock or (lambda: self.now), watches)

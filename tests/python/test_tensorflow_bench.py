@@ -1,4 +1,4 @@
-"""bench/tensorflow_ops.py: that it runs, checks what it measures, and prints its table."""
+"""Benchmarks of TensorFlow: that they run, check what they measure, and print their tables."""
 import json
 import os
 import subprocess
@@ -29,3 +29,12 @@ def test_a_tiny_run(tmp_path):
     for world in worlds:
         assert 1 <= world["collectives_a_call"] <= 5
         assert all(len(times) == 1 for times in world["samples_us"].values())
+
+
+def test_a_tiny_run_of_tables_beside_keras_and_tensorflow():
+    command = [sys.executable, str(BENCH / "embedding_keras.py"), "--rounds", "1", "--rows", "2000", "--large-rows",
+               "2000", "--ids", "260", "--parts", "fit", "features", "lookup"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for what in ("fit: lightcc", "26 features: one feature", "lookup in 2,000 rows: lightcc"):
+        assert f"\n{what} " in done.stdout, done.stdout

@@ -157,6 +157,11 @@ def check_a_lost_rank_in_a_graph_takes_the_state_back(where, monkeypatch):
     assert Failing(monkeypatch, LOST, where).run() == 1
 
 
+def check_a_rank_lost_in_a_lookup_does_so_too(monkeypatch):
+    lost = tf.errors.UnknownError(None, None, "LightccEmbeddingLookup on rank 1: rank 0 died")
+    assert Failing(monkeypatch, lost).run() == 1
+
+
 @pytest.mark.parametrize("error", [
     tf.errors.UnknownError(None, None, "ValueError: of the user's generator, HorovodDataset"),
     tf.errors.FailedPreconditionError(None, None, "HorovodAllreduce on rank 1: the ranks disagree"),

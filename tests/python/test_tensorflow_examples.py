@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import invented_flights
 import pytest
 import tensorflow  # noqa: F401  so that the file is left out where there is none
 
@@ -61,3 +62,17 @@ def test_reference_fails_when_one_loss_differs(two_ranks, tmp_path):
 def test_it_learns_to_read(example, tmp_path):
     expect_success(run(example, tmp_path, "--epochs", "5", np=2))
     assert json.loads((tmp_path / "run.json").read_text())["accuracies"][-1][1] > 0.95
+
+
+def test_tables_learn_the_same_on_two_ranks(tmp_path):
+    folder = invented_flights.write(tmp_path)
+
+    def result(*launcher):
+        done = subprocess.run([*launcher, sys.executable, str(FOLDER / "keras_embedding.py"), "--data", str(folder)],
+                              capture_output=True, text=True, timeout=DEADLINE_S)
+        found = re.search(r"1,500 flights, ([\d,]+) rows, AUC (\S+)", expect_success(done))
+        return int(found[1].replace(",", "")), float(found[2])
+
+    (rows, alone), (rows_of_two, together) = result(), result(sys.executable, "-m", "lightcc.runner", "-np", "2")
+    assert alone > 0.6 and rows == rows_of_two
+    assert together == pytest.approx(alone, abs=1e-2)

@@ -11,6 +11,7 @@ import uuid
 import pytest
 
 import ranks
+from jobs import DEADLINE_S
 
 STRANGE = 'quote" back\\slash line\nbreak\ttab ünï 漢字 😀 </script>'
 
@@ -271,8 +272,8 @@ def test_what_a_killed_rank_leaves_behind(victim, tmp_path):
         processes.append(subprocess.Popen([sys.executable, "-c", KILLED, str(victim)], env=env, text=True,
                                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     try:
-        assert processes[victim].wait(30) == -signal.SIGKILL, processes[victim].stdout.read()
-        assert processes[1 - victim].wait(30) == 0, processes[1 - victim].stdout.read()
+        assert processes[victim].wait(DEADLINE_S) == -signal.SIGKILL, processes[victim].stdout.read()
+        assert processes[1 - victim].wait(DEADLINE_S) == 0, processes[1 - victim].stdout.read()
     finally:
         for process in processes:
             process.kill()

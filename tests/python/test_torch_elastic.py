@@ -120,13 +120,15 @@ def check_commits_reuse_their_memory_and_share_none():
     def addresses(thing):
         return {tensor.data_ptr() for tensor in tensors(thing)}
 
-    kept = [handler._kept for handler in state._handlers.values()]
-    before = [addresses(one) for one in kept]
+    def kept():
+        return [addresses(state._handlers[name]._kept) for name in ("model", "optimizer")]
+
+    before = kept()
     live = addresses(model.state_dict()) | addresses(optimizer.state_dict())
     assert all(before) and not live & (before[0] | before[1])
     step(model, optimizer, 1)
     state.commit()
-    assert [addresses(handler._kept) for handler in state._handlers.values()] == before
+    assert kept() == before
     state.restore()
     assert not (addresses(model.state_dict()) | addresses(optimizer.state_dict())) & (before[0] | before[1])
 
@@ -284,7 +286,7 @@ def check_the_registry():
         state = TorchState(make_model(), counter=counter)
     finally:
         set_handler_registry(registry)
-    assert isinstance(state._handlers["counter"], CounterHandler) and list(state._handlers) == ["model", "counter"]
+    assert isinstance(state._handlers["counter"], CounterHandler) and list(state._handlers)[:2] == ["model", "counter"]
     counter.count = 1 + hvd.rank()
     state.sync()
     assert counter.count == 1

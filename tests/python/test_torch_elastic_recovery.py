@@ -6,28 +6,25 @@ gradients of many sizes, so that some are on their way and some not when a worke
 """
 import json
 import logging
-import random
-import re
-import threading
 
 import elastic_worlds
 import pytest
 import torch
+from counted_training import OPTIONS, SAMPLES, Training, expect_each_once, prepare, result_of
 
 import lightcc.torch as hvd
-from lightcc.core.elastic_state import HostUpdateResult, run_fn
+from lightcc.core.elastic_state import run_fn
 
-SAMPLES, EPOCHS = 48, 2
+__all__ = ["prepare"]  # which the nursery calls
 SHAPES = (3,), (500,), (20_000,), (7,), (350, 200), (350, 200), (1,), (500, 600)  # of the further parameters
 NEWCOMERS = 1e6  # in the weights of a newcomer, which nobody must get
 
 
-class Job:
-    """One worker: its model and optimizer, and when it is to die."""
+class Job(Training):
+    """One worker: its model and optimizer."""
 
     def __init__(self, worlds, options):
-        self.worlds, self.options = worlds, options
-        self.rng = random.Random(1000 * options["seed"] + worlds.me)
+        super().__init__(worlds, options)
         self.model = torch.nn.Module()
         self.model.seen = torch.nn.Embedding(SAMPLES, 2, sparse="sparse" in options["gradients"], dtype=torch.float64)
         self.model.others = torch.nn.ParameterList(torch.zeros(shape) for shape in SHAPES)
@@ -41,76 +38,23 @@ class Job:
             backward_passes_per_step=self.passes, compression=compression,
             groups=[others[1:4]] if options["groups"] == "list" else options["groups"] or None,
             sparse_as_dense=options["gradients"] == "sparse as dense")
-        self.sampler = hvd.elastic.ElasticSampler(range(SAMPLES), seed=options["seed"])
-        self.state = hvd.elastic.TorchState(self.model, self.optimizer, sampler=self.sampler, epoch=0, batch=0, steps=0,
-                                            sizes=[])
-        self.state.register_reset_callbacks([self.in_a_new_world])
-        self.in_a_new_world()
+        self.begin(hvd.elastic.TorchState(self.model, self.optimizer, sampler=self.sampler, epoch=0, batch=0, steps=0,
+                                          sizes=[]))
         others[4].register_post_accumulate_grad_hook(self.in_backward)
         self.wrap(self.optimizer, "synchronize")
         self.wrap(self.state, "check_host_updates", "commit")
         self.wrap(self.state._handlers["optimizer"], "sync")
 
-    def in_a_new_world(self):
-        self.last_step, self.announced = self.state.steps + self.rng.randint(0, 4), False
-
-    def where(self):
-        """Where the workers of this world die that do."""
-        places = self.options["where"]
-        return places[self.worlds.number % len(places)]
-
-    def wrap(self, thing, method, where=None):
-        """Lets this worker die inside a call, at the latest at its end, if that is where it shall die."""
-        function = getattr(thing, method)
-
-        def wrapped():
-            dying = self.dies(where or method)
-            if dying:
-                threading.Timer(self.rng.random() * 0.004, elastic_worlds.die).start()
-            function()
-            if dying:
-                elastic_worlds.die()
-        setattr(thing, method, wrapped)
-
     def in_backward(self, _):
         if self.dies("backward"):
             elastic_worlds.die()
-
-    def dies(self, where):
-        return self.worlds.me in self.worlds.lost and where == self.where() and (
-            where == "sync" or self.state.steps >= self.last_step)
 
     def loss_of(self, ids):
         """Its gradient with respect to a weight is minus how often that is in ids, or how many these are."""
         return -self.model.seen(ids).sum() - len(ids) * sum(p.sum() for p in self.model.others)
 
-    def train(self, state):
-        assert hvd.size() == len(self.worlds.members)
-        while state.epoch < self.options["epochs"]:
-            for ids in torch.utils.data.DataLoader(range(SAMPLES), 2 * self.passes, sampler=state.sampler):
-                self.step(ids)
-                state.sampler.record_batch(state.batch, len(ids))
-                state.batch += 1
-                state.steps += 1
-                state.sizes.append(hvd.size() * len(ids))
-                if hvd.rank() == 0:
-                    self.announce()
-                if state.steps % self.options["commit_every"] == 0:
-                    state.commit()
-                else:
-                    state.check_host_updates()
-            state.epoch += 1
-            state.batch = 0
-            state.sampler.set_epoch(state.epoch)
-            state.commit()
-
-    def announce(self):
-        """What a driver would tell rank 0."""
-        leaving = self.worlds.lost and self.where() == "leave"
-        if (self.worlds.grows or leaving) and self.state.steps >= self.last_step and not self.announced:
-            self.announced = True
-            self.state.on_hosts_updated(1000 + self.worlds.number,
-                                        HostUpdateResult.removed if leaving else HostUpdateResult.added)
+    def trained(self, ids):
+        self.state.sizes.append(hvd.size() * len(ids))
 
     def step(self, ids):
         if not self.options["zero last"]:
@@ -120,11 +64,6 @@ class Job:
         self.optimizer.step()
         if self.options["zero last"]:
             self.optimizer.zero_grad()
-
-
-def prepare():
-    """Before workers are forked: what torch imports late."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
 
 
 def add_what_is_left_behind(job):
@@ -153,8 +92,8 @@ def work(worlds, options):
     hvd.shutdown()
 
 
-PLAIN = {"passes": 1, "groups": 0, "gradients": "dense", "compression": "none", "zero last": False, "commit_every": 1,
-         "seed": 1, "epochs": EPOCHS, "where": ["synchronize"]}
+PLAIN = {**OPTIONS, "groups": 0, "gradients": "dense", "compression": "none", "zero last": False,
+         "where": ["synchronize"]}
 
 
 @pytest.fixture(scope="module")
@@ -174,19 +113,10 @@ def count(nursery, folder, worlds, **options):
     options = {**PLAIN, **options}
     print(options)
     texts = nursery.run(worlds, folder, options, **variables)
-    found = {match[1] for text in texts.values() if (match := re.search("^result (.*)$", text, re.MULTILINE))}
-    assert len(found) == 1, texts
-    counts, others, sizes, number = json.loads(found.pop())
-    assert number == len(worlds) - 1, f"the last world was number {number}: {texts}"
+    counts, others, sizes = result_of(texts, worlds)
     assert others == [sum(counts)] * len(others), "the gradients are of different samples"
     assert sum(sizes) == sum(counts), "what was committed beside the parameters is of other steps"
     return counts
-
-
-def expect_each_once(counts, largest):
-    """largest: world in which an epoch may have ended."""
-    padding = sum(counts) - SAMPLES * EPOCHS
-    assert min(counts) >= EPOCHS and 0 <= padding <= EPOCHS * (largest - 1), counts
 
 
 # A lost worker, a newcomer, and rank 0 lost while the newcomer is new; names are not ranks.

@@ -84,13 +84,13 @@ inline void check_lent(SimulatedRank& rank, int index) {
     for (size_t s = 0; s < rank.rounds[r].size(); ++s) {
       const Step& step = rank.rounds[r][s];
       for (const Lent& one : lent)
-        if (step.writes() && !(step.kind == Step::Kind::recv && step.peer == one.peer) &&
+        if (step.writes() && !(step.kind == Step::Action::recv && step.peer == one.peer) &&
             alias(step.to.memory) == one.memory && step.to.offset < one.end && one.begin < step.to.offset + step.count)
           throw Fault("writes what is being sent: " + name_of_step(index, r, s));
     }
     for (const Step& step : rank.rounds[r]) {
       if (!step.may_lend) continue;
-      if (step.kind != Step::Kind::send || step.from.memory == Memory::scratch)
+      if (step.kind != Step::Action::send || step.from.memory == Memory::scratch)
         throw Fault("sends in place what is gone in the end: " + name_of_step(index, r, 0));
       lent.push_back({step.peer, alias(step.from.memory), step.from.offset, step.from.offset + step.count});
     }
@@ -114,12 +114,12 @@ inline void simulate(std::vector<SimulatedRank>& ranks, const Problem& problem) 
         const Step& step = rank.rounds[rank.round][i];
         if (rank.moved[i]) continue;
         const double post = step.completes ? problem.post : 1;
-        if (step.kind == Step::Kind::copy) {
+        if (step.kind == Step::Action::copy) {
           const double pre = step.from.memory == Memory::input ? problem.pre : 1;
           for (int64_t k = 0; k < step.count; ++k)
             rank.memory(step.to.memory)[step.to.offset + k] = Problem::scaled(
                 post, Problem::scaled(pre, rank.memory(step.from.memory)[step.from.offset + k]));
-        } else if (step.kind == Step::Kind::reduce) {
+        } else if (step.kind == Step::Action::reduce) {
           for (int64_t k = 0; k < step.count; ++k) {
             int64_t value = rank.memory(step.from.memory)[step.from.offset + k];
             for (int slot = 0; slot < step.slots; ++slot)
@@ -138,7 +138,7 @@ inline void simulate(std::vector<SimulatedRank>& ranks, const Problem& problem) 
                         ", " + name_of_step(step.peer, sender.round, sent) + " sends " + std::to_string(send.count));
           for (int64_t k = 0; k < step.count; ++k) {
             int64_t value = sender.memory(send.from.memory)[send.from.offset + k];
-            if (step.kind == Step::Kind::recv_reduce)
+            if (step.kind == Step::Action::recv_reduce)
               value = Problem::scaled(
                   post, Problem::combine(problem.op, rank.memory(step.from.memory)[step.from.offset + k], value));
             rank.memory(step.to.memory)[step.to.offset + k] = value;

@@ -27,17 +27,17 @@ using ComputeAsync = void (*)(void* kernel, Context*, Done*);
 using Delete = void (*)(void* kernel);
 using InferShapes = void (*)(ShapeContext*, Status*);
 
-enum Code { kOk = 0, kUnknown = 2, kInvalidArgument = 3, kDeadlineExceeded = 4, kFailedPrecondition = 9,
+enum StatusCode { kOk = 0, kUnknown = 2, kInvalidArgument = 3, kDeadlineExceeded = 4, kFailedPrecondition = 9,
             kUnimplemented = 12, kInternal = 13 };
-enum DataType : int { kFloat = 1, kDouble, kInt32, kUint8, kInt16, kInt8, kInt64 = 9, kBool, kBfloat16 = 14,
+enum DataType : int { kFloat = 1, kDouble, kInt32, kUint8, kInt16, kInt8, kString, kInt64 = 9, kBool, kBfloat16 = 14,
                       kUint16 = 17, kHalf = 19 };
 
 // F(result, name, arguments): TF_<name>
 #define LIGHTCC_TENSORFLOW_FUNCTIONS(F)                                                                              \
   F(Status*, NewStatus, ())                                                                                          \
   F(void, DeleteStatus, (Status*))                                                                                   \
-  F(void, SetStatus, (Status*, Code, const char*))                                                                   \
-  F(Code, GetCode, (const Status*))                                                                                  \
+  F(void, SetStatus, (Status*, StatusCode, const char*))                                                             \
+  F(StatusCode, GetCode, (const Status*))                                                                            \
   F(const char*, Message, (const Status*))                                                                           \
   F(Tensor*, NewTensor, (DataType, const int64_t*, int, void*, size_t, void (*)(void*, size_t, void*), void*))         \
   F(void, DeleteTensor, (Tensor*))                                                                                   \
@@ -85,7 +85,8 @@ struct Functions {
   LIGHTCC_TENSORFLOW_FUNCTIONS(LIGHTCC_DECLARE)
 #undef LIGHTCC_DECLARE
 };
-extern Functions api;  // filled before anything is registered
+extern Functions api;          // filled before anything is registered
+const char* find_functions();  // fills it; what the TensorFlow that is loaded lacks, or nullptr
 
 // Owners of what TensorFlow gives.
 class Result {  // of a call that takes a status

@@ -6,7 +6,7 @@ namespace {
 void* refuse(Construction* construction) {
   Result result;
   api.SetStatus(result, kUnimplemented,
-                "XLA cannot compile lightcc's collectives, which talk to other processes. Take jit_compile=True off "
+                "XLA cannot compile lightcc's operations, which talk to other processes. Take jit_compile=True off "
                 "the function that calls them (in Keras: model.compile(jit_compile=False)); functions that it calls "
                 "may keep it.");
   api.OpKernelConstruction_Failure(construction, result);
@@ -15,15 +15,15 @@ void* refuse(Construction* construction) {
 
 }  // namespace
 
-Code code_of(int status) {
+StatusCode code_of(int status) {
   if (status == LIGHTCC_INVALID_ARGUMENT) return kInvalidArgument;
   return status == LIGHTCC_MISMATCH ? kFailedPrecondition : kUnknown;  // unknown: the epoch is over
 }
-Code code_of_refusal(int status) {
+StatusCode code_of_refusal(int status) {
   return status == LIGHTCC_SHUT_DOWN && !lightcc_initialized() ? kFailedPrecondition : code_of(status);
 }
 
-void fail(Context* context, Code code, const std::string& text) {
+void fail(Context* context, StatusCode code, const std::string& text) {
   Result result;
   api.SetStatus(result, code, text.c_str());
   api.OpKernelContext_Failure(context, result);

@@ -14,8 +14,8 @@ namespace lightcc::tf {
 constexpr const char* kDevices[] = {"CPU", "GPU"};
 
 // For the status of a request that was accepted, and of one that was not; docs/errors.md has the table.
-Code code_of(int status);
-Code code_of_refusal(int status);
+StatusCode code_of(int status);
+StatusCode code_of_refusal(int status);
 
 // The attributes of an operation; whatever is wrong with them is reported once, at the end.
 class Attributes {
@@ -64,7 +64,7 @@ class Completion {
   std::function<void()> copy_;
 };
 
-void fail(Context*, Code, const std::string& text);
+void fail(Context*, StatusCode, const std::string& text);
 
 // Takes the builder. All arguments are in host memory.
 void add_kernel(const char* operation, KernelBuilder*, std::initializer_list<const char*> arguments);

@@ -262,7 +262,7 @@ class Run {
     api.DeleteTensor(output);
   }
 
-  void fail(Code code, const std::string& why) {
+  void fail(StatusCode code, const std::string& why) {
     const int rank = lightcc_rank();  // -1 outside of an epoch
     const std::string here = rank < 0 ? ": " : " on rank " + std::to_string(rank) + ": ";
     api.SetStatus(result_, code, (kernel_.form.operation + here + why).c_str());

@@ -27,12 +27,12 @@ const char* not_initialised() {  // in the core's words
   return lightcc_error();
 }
 
-struct Number {
+struct NumberOp {
   const char* operation;
   int (*value)(int group);
   bool of_group;
 };
-constexpr Number kNumbers[] = {
+constexpr NumberOp kNumbers[] = {
     {"HorovodToken", [](int) { return 0; }, false},
     {"HorovodRank", [](int) { return lightcc_rank(); }, false},
     {"HorovodLocalRank", [](int) { return lightcc_local_rank(); }, false},
@@ -93,7 +93,7 @@ void register_numbers() {
                                          compute_join, [](void*) {}),
                {"output"});
   }
-  for (const Number& number : kNumbers) add_refusal(number.operation);
+  for (const NumberOp& number : kNumbers) add_refusal(number.operation);
   add_refusal("HorovodJoin");
 }
 

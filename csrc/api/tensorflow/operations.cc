@@ -7,21 +7,10 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "api/tensorflow/c_api.h"
+#include "api/tensorflow/operation.h"
 
 namespace lightcc::tf {
 namespace {
-
-class ShapeHandle {
- public:
-  explicit ShapeHandle(Shape* shape = api.NewShapeHandle()) : shape_(shape) {}
-  ~ShapeHandle() { api.DeleteShapeHandle(shape_); }
-  ShapeHandle(const ShapeHandle&) = delete;
-  operator Shape*() const { return shape_; }
-
- private:
-  Shape* shape_;
-};
 
 void same_shapes(ShapeContext* context, Status* status) {
   const int tensors = int(api.ShapeInferenceContextNumInputs(context)) - 1;  // the last is the token
@@ -57,26 +46,6 @@ void scalar(ShapeContext* context, Status* status) {
   api.ShapeInferenceContextSetOutput(context, 0, shape, status);
 }
 void nothing(ShapeContext*, Status*) {}
-
-class Operation {
- public:
-  explicit Operation(const char* name) : builder_(api.NewOpDefinitionBuilder(name)) {}
-  Operation& input(const char* spec) { return api.OpDefinitionBuilderAddInput(builder_, spec), *this; }
-  Operation& output(const char* spec) { return api.OpDefinitionBuilderAddOutput(builder_, spec), *this; }
-  Operation& attribute(const char* spec) { return api.OpDefinitionBuilderAddAttr(builder_, spec), *this; }
-  // Never called with false, which would have the same effect.
-  Operation& stateful() { return api.OpDefinitionBuilderSetIsStateful(builder_, true), *this; }
-  Operation& shapes(InferShapes infer) {
-    return api.OpDefinitionBuilderSetShapeInferenceFunction(builder_, infer), *this;
-  }
-  void add() {
-    Result result;
-    api.RegisterOpDefinition(builder_, result);
-  }
-
- private:
-  OpBuilder* builder_;  // RegisterOpDefinition takes it
-};
 
 #define LIGHTCC_TYPES "{uint8, int8, uint16, int16, int32, int64, half, float, double, bool, bfloat16}"
 

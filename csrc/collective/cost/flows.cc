@@ -9,14 +9,14 @@ namespace {
 
 constexpr double kRounding = 1 + 1e-9;
 
-std::span<const Resources::Use> uses_of(const Flow& flow) { return {flow.path.uses, size_t(flow.path.count)}; }
+std::span<const Resources::Use> uses_of(const NetworkFlow& flow) { return {flow.path.uses, size_t(flow.path.count)}; }
 
 }  // namespace
 
-void FairSharing::begin(const std::vector<Flow*>& flows) {
+void FairSharing::begin(const std::vector<NetworkFlow*>& flows) {
   for (int resource : used_) of_resource_[size_t(resource)] = {};
   used_.clear();
-  for (const Flow* flow : flows)
+  for (const NetworkFlow* flow : flows)
     for (const auto& [resource, weight] : uses_of(*flow)) {
       OfResource& one = of_resource_[size_t(resource)];
       if (!one.used) {
@@ -27,16 +27,16 @@ void FairSharing::begin(const std::vector<Flow*>& flows) {
     }
 }
 
-double FairSharing::most_for_all(const std::vector<Flow*>& flows) const {
+double FairSharing::most_for_all(const std::vector<NetworkFlow*>& flows) const {
   double most = std::numeric_limits<double>::infinity();
   for (int resource : used_)
     if (const OfResource& one = of_resource_[size_t(resource)]; one.weight > 0)
       most = std::min(most, std::max(0.0, one.left) / one.weight);
-  for (const Flow* flow : flows) most = std::min(most, flow->path.most_bytes_per_s);
+  for (const NetworkFlow* flow : flows) most = std::min(most, flow->path.most_bytes_per_s);
   return most;
 }
 
-void FairSharing::share(std::vector<Flow*>& flows) {
+void FairSharing::share(std::vector<NetworkFlow*>& flows) {
   begin(flows);
   growing_ = flows;
   while (!growing_.empty()) {
@@ -46,7 +46,7 @@ void FairSharing::share(std::vector<Flow*>& flows) {
       return one.left <= rate * one.weight;
     };
     // All are looked at before any is settled, since a settled one takes its share from its resources.
-    const auto grows = [&](const Flow* flow) {
+    const auto grows = [&](const NetworkFlow* flow) {
       const auto uses = uses_of(*flow);
       return flow->path.most_bytes_per_s > rate && std::none_of(uses.begin(), uses.end(), is_full);
     };

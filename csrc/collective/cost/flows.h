@@ -8,7 +8,7 @@
 
 namespace lightcc {
 
-struct Flow {
+struct NetworkFlow {
   Resources::Path path;
   double bytes_per_s = 0;  // what FairSharing::share() sets
 };
@@ -18,20 +18,20 @@ class FairSharing {
   explicit FairSharing(const Resources& resources) : bytes_per_s_(resources.bytes_per_s()) {
     of_resource_.resize(bytes_per_s_.size());
   }
-  void share(std::vector<Flow*>& flows);
+  void share(std::vector<NetworkFlow*>& flows);
 
  private:
   struct OfResource {
     double left = 0, weight = 0;  // bytes/s that nobody has; of all transfers that still grow
     bool used = false;
   };
-  void begin(const std::vector<Flow*>&);
-  double most_for_all(const std::vector<Flow*>&) const;
+  void begin(const std::vector<NetworkFlow*>&);
+  double most_for_all(const std::vector<NetworkFlow*>&) const;
 
   const std::vector<double>& bytes_per_s_;
   std::vector<OfResource> of_resource_;
   std::vector<int> used_;
-  std::vector<Flow*> growing_;
+  std::vector<NetworkFlow*> growing_;
 };
 
 }  // namespace lightcc

@@ -38,7 +38,7 @@ class Simulation {
   }
 
  private:
-  struct Transfer : Flow {
+  struct Transfer : NetworkFlow {
     int from, to;
     int64_t round;  // of the sender, counted from its first
     double bytes_left;
@@ -66,7 +66,7 @@ class Simulation {
 
   double next_s() const {
     double next = arrivals_.empty() ? std::numeric_limits<double>::infinity() : arrivals_.top().at_s;
-    for (const Flow* flow : moving_) {
+    for (const NetworkFlow* flow : moving_) {
       const auto& transfer = static_cast<const Transfer&>(*flow);
       next = std::min(next, now_s_ + transfer.bytes_left / transfer.bytes_per_s);
     }
@@ -75,18 +75,18 @@ class Simulation {
 
   void pass(double seconds) {
     now_s_ += seconds;
-    for (Flow* flow : moving_) static_cast<Transfer*>(flow)->bytes_left -= flow->bytes_per_s * seconds;
+    for (NetworkFlow* flow : moving_) static_cast<Transfer*>(flow)->bytes_left -= flow->bytes_per_s * seconds;
   }
 
   void finish_sends() {
-    const auto is_moving = [&](const Flow* flow) {
+    const auto is_moving = [&](const NetworkFlow* flow) {
       return static_cast<const Transfer*>(flow)->bytes_left > flow->bytes_per_s * kInstant;
     };
     const auto sent = std::stable_partition(moving_.begin(), moving_.end(), is_moving);
-    const std::vector<Flow*> done(sent, moving_.end());
+    const std::vector<NetworkFlow*> done(sent, moving_.end());
     moving_.erase(sent, moving_.end());
     changed_ |= !done.empty();
-    for (Flow* flow : done) {
+    for (NetworkFlow* flow : done) {
       const auto& transfer = static_cast<const Transfer&>(*flow);
       arrivals_.push({now_s_ + transfer.delay_s, transfer.to, transfer.round});
       --ranks_[size_t(transfer.from)].to_send;
@@ -150,7 +150,7 @@ class Simulation {
   const double message_s_, together_;
   std::vector<std::vector<int>> expected_;  // messages, by distinct round and rank
   std::vector<Rank> ranks_;
-  std::vector<Flow*> moving_;
+  std::vector<NetworkFlow*> moving_;
   std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals_;
   std::vector<std::unique_ptr<Transfer>> all_;
   std::vector<Transfer*> free_;

@@ -78,7 +78,7 @@ struct Float64 {
     return __builtin_bit_cast(uint64_t, product<double, uint64_t>(__builtin_bit_cast(double, x), factor.exact));
   }
 };
-struct Float16 {  // computed in float32; a NaN comes out quiet whatever the factor
+struct ScaledFloat16 {  // computed in float32; a NaN comes out quiet whatever the factor
   using Stored = uint16_t;
   LIGHTCC_HOST_DEVICE static uint16_t scaled(uint16_t x, const Factor& factor) {
 #if defined(__CUDA_ARCH__)
@@ -95,13 +95,13 @@ struct Float16 {  // computed in float32; a NaN comes out quiet whatever the fac
     return float16_of_float(product<float, uint32_t>(float_of_float16(x), factor.rounded));
   }
 };
-struct Bfloat16 {
+struct ScaledBfloat16 {
   using Stored = uint16_t;
   LIGHTCC_HOST_DEVICE static uint16_t scaled(uint16_t x, const Factor& factor) {
     return bfloat16_of_float(product<float, uint32_t>(float_of_bfloat16(x), factor.rounded));
   }
 };
-struct Boolean {  // any byte but 0 is true, and no factor changes that
+struct ScaledBoolean {  // any byte but 0 is true, and no factor changes that
   using Stored = uint8_t;
   LIGHTCC_HOST_DEVICE static uint8_t scaled(uint8_t x, const Factor&) { return x != 0; }
 };
@@ -116,11 +116,11 @@ bool with_format(int dtype, Body&& body) {
     case 3: return body(Integer<int16_t>{}), true;
     case 4: return body(Integer<int32_t>{}), true;
     case 5: return body(Integer<int64_t>{}), true;
-    case 6: return body(Float16{}), true;
+    case 6: return body(ScaledFloat16{}), true;
     case 7: return body(Float32{}), true;
     case 8: return body(Float64{}), true;
-    case 9: return body(Boolean{}), true;
-    case 10: return body(Bfloat16{}), true;
+    case 9: return body(ScaledBoolean{}), true;
+    case 10: return body(ScaledBfloat16{}), true;
   }
   return false;
 }

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/overloaded.h"
+#include "engine/control/call_slot.h"
 
 namespace lightcc {
 namespace {
@@ -75,9 +76,10 @@ bool ControlPlane::forward_up() {
 }
 
 bool ControlPlane::receive_from_child(size_t child) {
-  const auto bytes = children_[child]->receive();
+  auto bytes = children_[child]->receive();
   if (!bytes) return false;
   const int sender = tree_.children[child];
+  if (call_slot(*bytes)) return owner_.receive_slot(sender, std::move(*bytes)), true;
   UpFrame frame = parse_up(*bytes, group_.rank(sender));
   std::visit(Overloaded{[&](UpMessage& message) { receive_up(child, std::move(message)); },
                         [&](AggregatedRequests& requests) { receive_up(child, std::move(requests)); },
@@ -136,8 +138,9 @@ void ControlPlane::send_to_children(const DownMessage& message, const std::strin
 }
 
 bool ControlPlane::receive_from_parent() {
-  const auto bytes = parent_->receive();
+  auto bytes = parent_->receive();
   if (!bytes) return false;
+  if (call_slot(*bytes)) return owner_.receive_slot(tree_.parent(), std::move(*bytes)), true;
   DownFrame frame = parse_down(*bytes, group_.rank(tree_.parent()));
   std::visit(Overloaded{[&](DownMessage& message) { receive_down(std::move(message), *bytes); },
                         [&](MemberLeft& left) { receive_left(left, tree_.parent()); }},
@@ -160,6 +163,12 @@ void ControlPlane::receive_down(DownMessage message, const std::string& bytes) {
 }
 
 // ---- both
+
+void ControlPlane::send_slot(std::string bytes) {
+  if (children_.size() + (parent_ ? 1 : 0) != 1)
+    throw Error(Code::internal, "a call's slot is for the only neighbour, and this member has several");
+  (parent_ ? *parent_ : *children_[0]).send(std::move(bytes));
+}
 
 bool ControlPlane::step() {
   bool moved = false;

@@ -19,6 +19,7 @@ struct ControlPlaneOwner {
   virtual ~ControlPlaneOwner() = default;
   virtual void receive_up(int member, UpMessage) = 0;  // at the coordinator: from a member
   virtual void receive_down(DownMessage) = 0;          // at every member: from the coordinator
+  virtual void receive_slot(int member, std::string bytes) = 0;  // call_slot.h; from a neighbour
   // A member of another host has left; `from` said so. Calls ControlPlane::member_left().
   virtual void remote_member_left(int member, const std::string& why, int from) = 0;
 };
@@ -33,6 +34,7 @@ class ControlPlane {
   const Tree& tree() const { return tree_; }
   void send_up(UpMessage);             // from this member to the coordinator
   void send_down(const DownMessage&);  // from the coordinator to all members, or to the one that it is for
+  void send_slot(std::string bytes);   // call_slot.h; to the only neighbour
   bool step();   // takes in what has come and passes on what is for others; true if anything moved
   bool flush();  // true while messages wait for room
   void expedite() { expedite_ = true; }  // this rank was rung urgently: what is held here goes on at the next step

@@ -22,7 +22,7 @@ constexpr int kSlurmFirst = 20000, kSlurmPorts = 20000;
 constexpr int kMostPortsTried = 64;  // of LIGHTCC_PORT_RANGE
 constexpr int kLargestPort = 65535;
 
-struct Launch {
+struct LaunchInfo {
   const World& world;
   const Config& config;
   const Environment& env;
@@ -69,7 +69,7 @@ bool is_here(const std::string& host) {
 
 // A rendezvous at hosts that are known from the start, on one of several ports: rank 0 takes the first that is free,
 // and the others try all.
-Rendezvous rendezvous_at(const Launch& c, const std::string& how, const std::vector<Endpoint>& first, int count) {
+Rendezvous rendezvous_at(const LaunchInfo& c, const std::string& how, const std::vector<Endpoint>& first, int count) {
   Rendezvous rendezvous;
   rendezvous.how = c.world.launcher == how ? how : c.world.launcher + ", " + how;
   rendezvous.secret = c.secret();
@@ -91,23 +91,23 @@ Rendezvous rendezvous_at(const Launch& c, const std::string& how, const std::vec
   rendezvous.endpoints = {{first[0].host, local_address(rendezvous.listener.get()).port()}};
   return rendezvous;
 }
-Rendezvous rendezvous_at(const Launch& c, const std::string& how, const std::string& host, int port) {
+Rendezvous rendezvous_at(const LaunchInfo& c, const std::string& how, const std::string& host, int port) {
   if (const Ports ports = ports_of(c.config); ports.first)
     return rendezvous_at(c, how, {{host, ports.first}}, std::min(ports.last - ports.first + 1, kMostPortsTried));
   return rendezvous_at(c, how, {{host, port}}, kPorts);
 }
 
-Rendezvous by_address(const Launch& c) {
+Rendezvous by_address(const LaunchInfo& c) {
   return rendezvous_at(c, "LIGHTCC_STORE_ADDR", parse_endpoints("LIGHTCC_STORE_ADDR", c.config.store_addr), kPorts);
 }
 
-Rendezvous by_master(const Launch& c) {
+Rendezvous by_master(const LaunchInfo& c) {
   const int port = port_in("MASTER_PORT", c.text("MASTER_PORT"));
   if (port == kLargestPort) refuse("MASTER_PORT=65535 leaves no port after it, on which the ranks could meet");
   return rendezvous_at(c, "MASTER_ADDR", c.text("MASTER_ADDR"), port + 1);  // the port itself is torch's own
 }
 
-Rendezvous by_slurm(const Launch& c) {
+Rendezvous by_slurm(const LaunchInfo& c) {
   const std::string step = c.text("SLURM_STEP_NODELIST");
   const std::string host = expand_hosts(step.empty() ? c.text("SLURM_JOB_NODELIST") : step)[0];
   auto number = [&](const char* name) {
@@ -123,7 +123,7 @@ Rendezvous by_slurm(const Launch& c) {
 
 // What rank 0 broadcasts through the launcher: the secret and where it listens, "5f..;10.0.0.1:4711,[fd00::1]:4711".
 // Instead of the secret "-": all have LIGHTCC_SECRET (or HOROVOD_SECRET_KEY).
-std::string rendezvous_note(const Launch& c, Rendezvous& rendezvous) {
+std::string rendezvous_note(const LaunchInfo& c, Rendezvous& rendezvous) {
   rendezvous = open_rendezvous(c.config, c.world);
   std::string note = "-";
   if (c.secret().empty()) {
@@ -135,7 +135,7 @@ std::string rendezvous_note(const Launch& c, Rendezvous& rendezvous) {
   return note + ";" + text_of(rendezvous.endpoints);
 }
 
-void read_rendezvous_note(const Launch& c, const std::string& note, Rendezvous& rendezvous) {
+void read_rendezvous_note(const LaunchInfo& c, const std::string& note, Rendezvous& rendezvous) {
   const size_t end = note.find(';');
   if (end == std::string::npos)
     throw Error(Code::internal, "init: what rank 0 handed out through the launcher is damaged");
@@ -148,14 +148,14 @@ void read_rendezvous_note(const Launch& c, const std::string& note, Rendezvous& 
            " has not; set it on all ranks (mpirun -x LIGHTCC_SECRET), or on none: then one is drawn");
 }
 
-std::string key_of(const Launch& c) {
+std::string key_of(const LaunchInfo& c) {
   const Digest digest = sha256(c.members());
   std::string key = "lightcc-" + std::to_string(c.epoch) + "-";
   for (int i = 0; i < 4; ++i) key += std::to_string(digest[size_t(i)]) + (i < 3 ? "." : "");
   return key;
 }
 
-Rendezvous by_pmi(const Launch& c) {
+Rendezvous by_pmi(const LaunchInfo& c) {
   Rendezvous rendezvous;
   std::optional<std::string> mine;
   if (c.root()) mine = rendezvous_note(c, rendezvous);
@@ -171,7 +171,7 @@ Rendezvous by_pmi(const Launch& c) {
   return rendezvous;
 }
 
-Rendezvous by_pmix(const Launch& c) {
+Rendezvous by_pmix(const LaunchInfo& c) {
   Rendezvous rendezvous;
   std::optional<std::string> mine;
   if (c.root()) mine = rendezvous_note(c, rendezvous);
@@ -190,23 +190,23 @@ Rendezvous by_pmix(const Launch& c) {
 // be set on some hosts only.
 struct Method {
   const char* name;
-  bool (*fits)(const Launch&);
-  Rendezvous (*arrange)(const Launch&);
+  bool (*fits)(const LaunchInfo&);
+  Rendezvous (*arrange)(const LaunchInfo&);
 };
 constexpr Method kMethods[] = {
-    {"address", [](const Launch& c) { return !c.config.store_addr.empty() && !is_nested(c.env); }, by_address},
-    {"PMI", [](const Launch& c) { return c.world.launcher == "PMI" && !c.text("PMI_FD").empty(); }, by_pmi},
-    {"PMIx", [](const Launch& c) { return c.world.launcher == "Open MPI"; }, by_pmix},
-    {"master", [](const Launch& c) { return !c.text("MASTER_ADDR").empty() && !c.text("MASTER_PORT").empty(); },
+    {"address", [](const LaunchInfo& c) { return !c.config.store_addr.empty() && !is_nested(c.env); }, by_address},
+    {"PMI", [](const LaunchInfo& c) { return c.world.launcher == "PMI" && !c.text("PMI_FD").empty(); }, by_pmi},
+    {"PMIx", [](const LaunchInfo& c) { return c.world.launcher == "Open MPI"; }, by_pmix},
+    {"master", [](const LaunchInfo& c) { return !c.text("MASTER_ADDR").empty() && !c.text("MASTER_PORT").empty(); },
      by_master},
     {"Slurm",
-     [](const Launch& c) {
+     [](const LaunchInfo& c) {
        return c.world.launcher == "Slurm" &&
               (!c.text("SLURM_STEP_NODELIST").empty() || !c.text("SLURM_JOB_NODELIST").empty());
      },
      by_slurm}};
 
-const Method* find_method(const Launch& c) {
+const Method* find_method(const LaunchInfo& c) {
   if (c.world.one_host()) return nullptr;
   for (const Method& method : kMethods)
     if (method.fits(c)) return &method;
@@ -278,7 +278,7 @@ Rendezvous open_rendezvous(const Config& config, const World& world) {
 
 std::optional<Rendezvous> find_rendezvous(const World& world, const Config& config, const Environment& env, int epoch,
                                           uint64_t deadline_ns) {
-  const Launch c{world, config, env, epoch, deadline_ns};
+  const LaunchInfo c{world, config, env, epoch, deadline_ns};
   if (const Method* method = find_method(c)) return method->arrange(c);
   if (world.one_host() || world.local_size == 0) return {};
   refuse(

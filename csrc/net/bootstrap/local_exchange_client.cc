@@ -55,7 +55,7 @@ void LocalExchangeClient::tell(const Error& error, const Cancellation* cancellat
   message.refusal = error.code();
   message.info.note = error.what();
   const Deadline until(now_ns() + kClientFailureNoticeNs, cancellation);
-  while (connected_ && send_message(fd_.get(), message) == Sent::later && sleep_until(until)) {
+  while (connected_ && send_message(fd_.get(), message) == LocalSent::later && sleep_until(until)) {
   }
   fd_ = Fd();
 }
@@ -96,9 +96,9 @@ bool LocalExchangeClient::closed(bool counted) {
 
 bool LocalExchangeClient::send(const LocalMessage& message, const Deadline& until) {
   for (;;) {
-    const Sent sent = send_message(fd_.get(), message);
-    if (sent == Sent::yes) return true;
-    if (sent == Sent::never) return true;  // it has hung up; if it had a reason, that can still be read
+    const LocalSent sent = send_message(fd_.get(), message);
+    if (sent == LocalSent::yes) return true;
+    if (sent == LocalSent::never) return true;  // it has hung up; if it had a reason, that can still be read
     if (!sleep_until(until))
       throw until.error(Error(Code::timeout, "init: rank 0 did not take this rank's note before " +
                                                  start_timeout(until.ns - std::min(until.ns, opened_ns_)) +
@@ -115,9 +115,9 @@ bool LocalExchangeClient::receive(std::vector<RankInfo>& infos, const Deadline& 
                                                  start_timeout(deadline.ns - std::min(deadline.ns, opened_ns_)) +
                                                  "; stopped?"));
     LocalMessage message;
-    const Received received = receive_message(fd_.get(), message);
-    if (received == Received::later) continue;
-    if (received == Received::nothing) return closed(!infos.empty());
+    const LocalReceived received = receive_message(fd_.get(), message);
+    if (received == LocalReceived::later) continue;
+    if (received == LocalReceived::nothing) return closed(!infos.empty());
     if (message.refusal != Code::ok) throw Error(message.refusal, message.info.note);
     if (message.rank != int(infos.size()) || message.round != round_ || message.size != size_)
       throw Error(Code::internal, "init: rank 0 does not speak as this rank does: do all run the same build?");

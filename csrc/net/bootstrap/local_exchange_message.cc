@@ -34,7 +34,7 @@ template <class Receive> ssize_t despite_reset(Receive receive) {
 
 }  // namespace
 
-Sent send_message(int fd, const LocalMessage& message) {
+LocalSent send_message(int fd, const LocalMessage& message) {
   WireWriter writer;
   writer.put(kLocalMagic).put(message.rank).put(message.size).put(message.round).put(message.refusal);
   std::string body = writer.put(message.info.note).take();
@@ -55,21 +55,21 @@ Sent send_message(int fd, const LocalMessage& message) {
     std::memcpy(CMSG_DATA(rights), numbers.data(), numbers.size() * sizeof(int));
   }
   const ssize_t n = sendmsg(fd, &head, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (n == ssize_t(body.size())) return Sent::yes;
+  if (n == ssize_t(body.size())) return LocalSent::yes;
   if (errno == EMSGSIZE)
     throw Error(Code::internal, "init: what a rank has to tell the others of its host is " +
                                     std::to_string(body.size()) +
                                     " bytes, more than a local socket takes (sysctl net.core.wmem_default)");
   // ETOOMANYREFS: a user may have so many descriptors on their way as one process may have open.
   const bool later = errno == EAGAIN || errno == EINTR || errno == ETOOMANYREFS || is_shortage(errno);
-  return later ? Sent::later : Sent::never;
+  return later ? LocalSent::later : LocalSent::never;
 }
 
-Received receive_message(int fd, LocalMessage& message) {
+LocalReceived receive_message(int fd, LocalMessage& message) {
   // Its length first: a packet that is longer than the buffer would lose its end.
   ssize_t n = despite_reset([&] { return recv(fd, nullptr, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT); });
-  if (n < 0) return errno == EAGAIN || errno == EINTR ? Received::later : Received::nothing;
-  if (n == 0) return Received::nothing;
+  if (n < 0) return errno == EAGAIN || errno == EINTR ? LocalReceived::later : LocalReceived::nothing;
+  if (n == 0) return LocalReceived::nothing;
   std::string body(size_t(n), '\0');
   iovec io{body.data(), body.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFds)];
@@ -88,19 +88,19 @@ Received receive_message(int fd, LocalMessage& message) {
       message.info.fds.emplace_back(one);
     }
   }
-  if (n != ssize_t(body.size()) || head.msg_flags & MSG_TRUNC) return Received::nothing;
+  if (n != ssize_t(body.size()) || head.msg_flags & MSG_TRUNC) return LocalReceived::nothing;
   message.complete = !(head.msg_flags & MSG_CTRUNC);
   try {
     WireReader reader(body);
-    if (reader.get<uint32_t>() != kLocalMagic) return Received::nothing;
+    if (reader.get<uint32_t>() != kLocalMagic) return LocalReceived::nothing;
     message.rank = reader.get<int>();
     message.size = reader.get<int>();
     message.round = reader.get<uint32_t>();
     message.refusal = reader.get_enum<Code>(int(Code::internal) + 1);
     message.info.note = reader.text();
-    return reader.empty() ? Received::message : Received::nothing;
+    return reader.empty() ? LocalReceived::message : LocalReceived::nothing;
   } catch (const Error&) {
-    return Received::nothing;
+    return LocalReceived::nothing;
   }
 }
 

@@ -20,12 +20,12 @@ struct LocalMessage {
   bool complete = true;        // received: false if there was no room for all of its descriptors
 };
 
-enum class Sent { yes, later, never };  // never: the other end is gone
+enum class LocalSent { yes, later, never };  // never: the other end is gone
 // Throws Error{internal} if the message is larger than the system takes.
-Sent send_message(int fd, const LocalMessage&);
+LocalSent send_message(int fd, const LocalMessage&);
 
-enum class Received { message, later, nothing };  // nothing: the other end is gone, or what came is no message
-Received receive_message(int fd, LocalMessage&);
+enum class LocalReceived { message, later, nothing };  // nothing: the other end is gone, or what came is no message
+LocalReceived receive_message(int fd, LocalMessage&);
 
 Fd local_socket();             // throws if there is none
 // ok, or errno; EAGAIN: the listener's queue is full.

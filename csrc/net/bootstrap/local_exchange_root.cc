@@ -123,9 +123,9 @@ void LocalExchangeRoot::accept_some(int listener) {
 void LocalExchangeRoot::on_readable(Client& client) {
   LocalMessage message;
   switch (receive_message(client.fd.get(), message)) {
-    case Received::later: return;
-    case Received::message: return on_message(client, std::move(message));
-    case Received::nothing:
+    case LocalReceived::later: return;
+    case LocalReceived::message: return on_message(client, std::move(message));
+    case LocalReceived::nothing:
       const int rank = client.rank;
       drop(client.fd.get());
       if (rank < 0) ++unauthenticated_;
@@ -163,11 +163,11 @@ void LocalExchangeRoot::send_to_all(const std::vector<LocalMessage>& all, const 
     std::vector<int> slow;
     for (Client& client : clients_) {
       if (client.rank < 0) continue;
-      Sent sent = Sent::yes;
+      LocalSent sent = LocalSent::yes;
       while (client.infos_sent < size_ &&
-             (sent = send_message(client.fd.get(), all[size_t(client.infos_sent)])) == Sent::yes)
+             (sent = send_message(client.fd.get(), all[size_t(client.infos_sent)])) == LocalSent::yes)
         ++client.infos_sent;
-      if (sent == Sent::never) {
+      if (sent == LocalSent::never) {
         const std::string who = rank_text(client.rank);
         on_readable(client);  // it may have said why
         throw Error(Code::peer_lost, "init: " + who + " left while the ranks met");
@@ -198,9 +198,9 @@ void LocalExchangeRoot::tell_failure(const Error& error, const Cancellation* can
         if (client.told) continue;
         // Nothing of theirs is left unread: it would reset the connection, and what it had to say be lost.
         LocalMessage unread;
-        while (receive_message(client.fd.get(), unread) == Received::message) {
+        while (receive_message(client.fd.get(), unread) == LocalReceived::message) {
         }
-        if (send_message(client.fd.get(), refusal) != Sent::later) {
+        if (send_message(client.fd.get(), refusal) != LocalSent::later) {
           client.told = true;
           ++told;
         }

@@ -88,17 +88,19 @@ class Library {
   const char* (*version)();
 };
 
-struct Task {
+struct PmixTask {
   std::string path, key;  // of mpirun's PMIx library; under which the note is kept
   std::vector<int> ranks;
   std::optional<std::string> mine;
 };
 
 // A client of mpirun for a while. Without the end mpirun would take the exit of the process for a crash.
-class Client {
+class PmixSession {
  public:
-  explicit Client(const Library& library) : library_(library) { check(library_.init(&self_, nullptr, 0), "PMIx_Init"); }
-  ~Client() { library_.finalize(nullptr, 0); }
+  explicit PmixSession(const Library& library) : library_(library) {
+    check(library_.init(&self_, nullptr, 0), "PMIx_Init");
+  }
+  ~PmixSession() { library_.finalize(nullptr, 0); }
   void check(pmix::Status status, const char* call) const {
     if (status != 0)
       throw Error(Code::internal, std::string("init: ") + call + " of mpirun's PMIx library says " +
@@ -123,7 +125,7 @@ std::string version_number(const std::string& text) {
   return text;
 }
 
-PmixNote hand_out(const Task& task, const Library& library, const Client& user) {
+PmixNote hand_out(const PmixTask& task, const Library& library, const PmixSession& user) {
   if (task.mine) {
     std::string note = *task.mine;
     pmix::Value value{};
@@ -172,21 +174,21 @@ bool is_in_use(const std::string& path) {
 }
 
 // PMIx counts its users in a process, so beside MPI this is one more.
-PmixNote beside_mpi(const Task& task) {
+PmixNote beside_mpi(const PmixTask& task) {
   const Library library(task.path);
-  const Client user(library);
+  const PmixSession user(library);
   return hand_out(task, library, user);
 }
 
-PmixNote until_exit(const Task& task) {
+PmixNote until_exit(const PmixTask& task) {
   static std::mutex one_at_a_time;
   static const Library* library = nullptr;  // both are used at exit and never freed
-  static const Client* client = nullptr;
+  static const PmixSession* client = nullptr;
   static pid_t process = 0;  // a forked child is no client
   std::lock_guard lock(one_at_a_time);
   if (!client) {
     library = new Library(task.path);
-    client = new Client(*library);
+    client = new PmixSession(*library);
     process = getpid();
     std::atexit([] {
       if (getpid() == process) delete client;
@@ -197,7 +199,7 @@ PmixNote until_exit(const Task& task) {
 }
 
 // PMIx's calls have no deadline of their own, so a thread makes them; one that never returns is left behind.
-PmixNote in_thread(PmixNote (*call)(const Task&), const Task& task, uint64_t deadline_ns) {
+PmixNote in_thread(PmixNote (*call)(const PmixTask&), const PmixTask& task, uint64_t deadline_ns) {
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
@@ -250,7 +252,7 @@ class Child {
     kill(process_, SIGKILL);
     waitpid(process_, nullptr, 0);
   }
-  PmixNote ask(const Task& task, uint64_t deadline_ns) {
+  PmixNote ask(const PmixTask& task, uint64_t deadline_ns) {
     WireWriter question;
     question.put(task.path).put(task.key).put(task.ranks).put(int32_t(task.mine.has_value()));
     const std::string text = question.put(task.mine.value_or("")).take();
@@ -292,21 +294,21 @@ class Child {
       for (int other = fd + 1; other < int(sysconf(_SC_OPEN_MAX)); ++other) close(other);
     signal(SIGINT, SIG_IGN);
     std::unique_ptr<Library> library;
-    std::unique_ptr<Client> client;
+    std::unique_ptr<PmixSession> client;
     for (;;) {
       const std::string question = hear(fd, UINT64_MAX);
       if (question.empty()) break;
       std::string answer;
       try {
         WireReader reader(question);
-        Task task;
+        PmixTask task;
         task.path = reader.text();
         task.key = reader.text();
         task.ranks = reader.values<int>();
         const bool brings = reader.get<int32_t>();
         if (brings) task.mine = reader.text();
         if (!library) library = std::make_unique<Library>(task.path);
-        if (!client) client = std::make_unique<Client>(*library);
+        if (!client) client = std::make_unique<PmixSession>(*library);
         const PmixNote got = hand_out(task, *library, *client);
         answer = WireWriter().put(Code::ok).put(got.version).put(got.note).take();
       } catch (const Error& error) {
@@ -322,7 +324,7 @@ class Child {
   pid_t process_ = 0;
 };
 
-PmixNote through_child(const Task& task, uint64_t deadline_ns) {
+PmixNote through_child(const PmixTask& task, uint64_t deadline_ns) {
   static std::mutex one_at_a_time;
   static Child* child = nullptr;
   static pid_t process = 0;  // the child is not that of a forked process
@@ -369,7 +371,7 @@ std::string pmix_library(pid_t from) {
 PmixNote broadcast_by_pmix(const std::string& library, PmixClient how, const std::string& key,
                            const std::vector<int>& ranks, const std::optional<std::string>& mine,
                            uint64_t deadline_ns) {
-  const Task task{library, key, ranks, mine};
+  const PmixTask task{library, key, ranks, mine};
   return how == PmixClient::itself ? in_thread(until_exit, task, deadline_ns) : through_child(task, deadline_ns);
 }
 

@@ -51,7 +51,7 @@ void HarpStream::commit(size_t n) {
 void HarpStream::hand_over() {
   if (!connection_ || is_over_) return;
   for (; handed_ < committed_; ++handed_) {
-    Frame& next = in_flight_[handed_ % in_flight_.size()];
+    InFlight& next = in_flight_[handed_ % in_flight_.size()];
     const int status = harp_send(connection_, frame(handed_), next.bytes, &next.request);
     if (status == HARP_PENDING) return;  // it is not connected yet, or has too many requests
     if (status != HARP_OK) return void(is_over_ = true);

@@ -46,7 +46,7 @@ class HarpStream {
   const std::optional<HarpNotice>& notice() const { return received_notice_; }  // of the peer
 
  private:
-  struct Frame {
+  struct InFlight {
     size_t bytes;
     harp_request* request;
   };
@@ -65,7 +65,7 @@ class HarpStream {
   harp_connection* connection_ = nullptr;
 
   // How many records were committed, given to HARP, and received by the peer. Those between have a frame each.
-  std::vector<Frame> in_flight_;  // a ring by number
+  std::vector<InFlight> in_flight_;  // a ring by number
   std::byte* frames_ = nullptr;
   uint64_t committed_ = 0, handed_ = 0, done_ = 0;
   std::deque<std::string> notice_;  // its records, which find no room yet

@@ -50,7 +50,7 @@ void check(int status, const char* attempted) {
 
 class HarpTransport::HarpLink : public Link {
  public:
-  HarpLink(HarpTransport& transport, const Key& key, LinkState& state)
+  HarpLink(HarpTransport& transport, const Key& key, OpenLink& state)
       : transport_(transport), key_(key), state_(state) {}
   std::byte* reserve(size_t n) override { return open(), state_.stream.reserve(n); }
   void commit(size_t n) override {
@@ -74,7 +74,7 @@ class HarpTransport::HarpLink : public Link {
   }
   HarpTransport& transport_;
   const Key key_;
-  LinkState& state_;
+  OpenLink& state_;
 };
 
 HarpTransport::HarpTransport(const HarpOptions& options, int rank, uint64_t epoch) : rank_(rank), epoch_(epoch) {
@@ -107,12 +107,12 @@ void HarpTransport::set_peers(std::vector<HarpPeer> peers) {
 
 // ---- links
 
-HarpTransport::LinkState& HarpTransport::link_state(const Key& key) {
+HarpTransport::OpenLink& HarpTransport::link_state(const Key& key) {
   auto& state = link_states_[key];
   if (!state) {
     const HarpPeer& peer = peers_[size_t(key.peer)];
     const size_t record_bytes = std::min(parse(peer.address).record_bytes, harp_most_record_bytes(context_));
-    state.reset(new LinkState{{context_, peer.name, record_bytes}, rank_ > key.peer});
+    state.reset(new OpenLink{{context_, peer.name, record_bytes}, rank_ > key.peer});
   }
   return *state;
 }
@@ -122,7 +122,7 @@ std::unique_ptr<Link> HarpTransport::link(int group, int lane, int peer) {
   return std::make_unique<HarpLink>(*this, key, link_state(key));
 }
 
-void HarpTransport::open(const Key& key, LinkState& state) {
+void HarpTransport::open(const Key& key, OpenLink& state) {
   if (state.is_closed || ended_) return;
   const Where where = parse(peers_[size_t(key.peer)].address);
   harp_connection* connection = nullptr;
@@ -134,7 +134,7 @@ void HarpTransport::open(const Key& key, LinkState& state) {
   has_news_ = true;  // what waits for the connection is to be handed over as soon as it is there
 }
 
-void HarpTransport::attach(const Key& key, LinkState& state, harp_connection* connection) {
+void HarpTransport::attach(const Key& key, OpenLink& state, harp_connection* connection) {
   state.stream.attach(connection);
   if (!std::exchange(state.is_active, true)) active_.push_back(&*link_states_.find(key));
   if (watch_ && !std::exchange(watched_[size_t(key.peer)], true)) watch_(key.peer);
@@ -142,7 +142,7 @@ void HarpTransport::attach(const Key& key, LinkState& state, harp_connection* co
 
 void HarpTransport::probe(int peer) {
   const Key key{0, kProbe, peer};
-  LinkState& state = link_state(key);
+  OpenLink& state = link_state(key);
   if (!state.stream.connected()) open(key, state);
 }
 
@@ -163,7 +163,7 @@ bool HarpTransport::admit(const Incoming& incoming) {
   const bool is_peers = hello && hello->epoch == epoch_ && hello->to == rank_ && hello->from > rank_ &&
                         size_t(hello->from) < peers_.size() && !peers_[size_t(hello->from)].address.empty();
   const Key key = is_peers ? Key{hello->group, hello->lane, hello->from} : Key{};
-  LinkState* state = is_peers ? &link_state(key) : nullptr;
+  OpenLink* state = is_peers ? &link_state(key) : nullptr;
   if (!state || state->is_closed || state->stream.connected()) return harp_close(connection), true;
   harp_consume(connection, 1);
   state->retired |= retired_.contains(key.group);
@@ -172,7 +172,7 @@ bool HarpTransport::admit(const Incoming& incoming) {
   return true;
 }
 
-bool HarpTransport::step(const Key& key, LinkState& state) {
+bool HarpTransport::step(const Key& key, OpenLink& state) {
   try {
     state.stream.step();
   } catch (const Error&) {
@@ -226,7 +226,7 @@ bool HarpTransport::busy() const { return waiting_ > 0 || (context_ && harp_unde
 
 // ---- ends
 
-void HarpTransport::close(LinkState& state) {
+void HarpTransport::close(OpenLink& state) {
   state.is_closed = true;
   state.stream.close();
 }
@@ -246,7 +246,7 @@ bool HarpTransport::finish() {
 void HarpTransport::retire(int group) {
   retired_.insert(group);
   for (auto it = link_states_.lower_bound({group, kProbe, 0}); it != link_states_.end() && it->first.group == group;) {
-    LinkState& state = *it->second;
+    OpenLink& state = *it->second;
     const bool is_unused = state.is_closed || (!state.stream.connected() && !state.stream.has_committed());
     if (is_unused && !state.is_active) {
       it = link_states_.erase(it);

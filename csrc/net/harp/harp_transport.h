@@ -60,27 +60,27 @@ class HarpTransport : public Transport {
     int group, lane, peer;
     auto operator<=>(const Key&) const = default;
   };
-  struct LinkState {
+  struct OpenLink {
     HarpStream stream;
     const bool connects;                          // this rank connects
     bool retired = false, is_closed = false;
     bool sent_notice = false;
     bool is_active = false;                       // among active_
   };
-  using LinkStates = std::map<Key, std::unique_ptr<LinkState>>;
+  using OpenLinks = std::map<Key, std::unique_ptr<OpenLink>>;
   struct Incoming {                               // it has not said yet which link it is for
     harp_connection* connection;
     uint64_t since_ns;
   };
   class HarpLink;
 
-  LinkState& link_state(const Key&);
-  void open(const Key&, LinkState&);
+  OpenLink& link_state(const Key&);
+  void open(const Key&, OpenLink&);
   void accept();
-  void attach(const Key&, LinkState&, harp_connection*);
+  void attach(const Key&, OpenLink&, harp_connection*);
   bool admit(const Incoming&);                    // false: it may still say it
-  bool step(const Key&, LinkState&);
-  void close(LinkState&);
+  bool step(const Key&, OpenLink&);
+  void close(OpenLink&);
   bool has_more_to_say();
   void poll();
 
@@ -93,9 +93,9 @@ class HarpTransport : public Transport {
   std::vector<HarpPeer> peers_;
   std::vector<char> left_, watched_;
   std::function<void(int peer)> watch_;
-  LinkStates link_states_;
+  OpenLinks link_states_;
   std::set<int> retired_;                         // groups, of which a peer's connection may still come
-  std::vector<LinkStates::value_type*> active_;   // those that have or had a connection, and were not closed for long
+  std::vector<OpenLinks::value_type*> active_;   // those that have or had a connection, and were not closed for long
   std::vector<Incoming> incoming_;
   std::unique_ptr<Error> ended_;
   std::atomic<uint64_t> sent_bytes_{0};

@@ -63,7 +63,7 @@ class FailureDetector {
   std::vector<int> doubtful(uint64_t now_ns);      // the same for kDoubtNs, and not lost: each is to be asked now
   std::vector<int> spared(uint64_t now_ns);        // it has answered kDeadNs after its last heartbeat; told once
   std::vector<int> never_heard(uint64_t now_ns);   // not once in kNeverNs: does a firewall keep UDP out?
-  // Of the hosts that it need hear, each at least once, and none is kept by its answers alone: datagrams get through.
+  // Whether datagrams get through: each host that it must hear was heard, and none lives by answers alone.
   bool all_heard() const;
   // Whether that host has been heard after this time of CLOCK_MONOTONIC, and was not over.
   bool heard_since(int host, uint64_t then_ns) const;

@@ -17,7 +17,7 @@ namespace lightcc {
 
 class HeartbeatSocket {
  public:
-  struct Callbacks {                               // called by tick()
+  struct Handlers {                               // called by tick()
     std::function<void(int host)> lost;            // it was heard, and then there was no sign of it for 4 s
     std::function<void(int host)> spared;          // no heartbeat of it has come for 4 s, but its ranks answer over TCP
     std::function<void(int host)> unheard;         // it was never heard: UDP does not get through
@@ -28,7 +28,7 @@ class HeartbeatSocket {
   HeartbeatSocket(const JobCredentials&, int rank, const Topology&, std::vector<Address> addresses, Fd socket,
                   LocalRanks& local_ranks, std::unique_ptr<HostProbes> probes = nullptr);
 
-  void set_callbacks(Callbacks callbacks) { callbacks_ = std::move(callbacks); }  // before the first tick
+  void set_callbacks(Handlers callbacks) { callbacks_ = std::move(callbacks); }  // before the first tick
   // One thread calls these: tick() every kHeartbeatNs, take_answers() whenever the descriptor is readable (-1: never).
   void tick(uint64_t now_ns);
   void take_answers(uint64_t now_ns);
@@ -59,7 +59,7 @@ class HeartbeatSocket {
   LocalRanks& local_ranks_;
   const std::unique_ptr<HostProbes> probes_;
   std::vector<size_t> asked_;                      // by host: how often; its ranks take turns
-  Callbacks callbacks_;
+  Handlers callbacks_;
   mutable std::mutex mutex_;
   FailureDetector detector_;                       // under the mutex, as is what follows
   bool over_ = false;

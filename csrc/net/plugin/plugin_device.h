@@ -1,8 +1,8 @@
-// A device of a network plugin of NCCL's (base/net_plugin.h), as this rank uses it.
+// A device of a network plugin of NCCL's (nccl_abi/net_plugin.h), as this rank uses it.
 #pragma once
 #include <string>
 
-#include "base/net_plugin.h"
+#include "nccl_abi/net_plugin.h"
 
 namespace lightcc {
 

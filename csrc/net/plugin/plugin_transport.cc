@@ -26,7 +26,7 @@ struct Introduction {  // as it travels: both ends are of one build
   char plugin[48];
 };
 struct Notice {
-  enum Kind : uint64_t { finished, received } kind;
+  enum What : uint64_t { finished, received } kind;
   uint64_t frames;  // that were sent in all; or that have come, in answer to that
 };
 
@@ -48,7 +48,7 @@ template <class Said> std::optional<Said> heard(Link& link) {
 
 }  // namespace
 
-struct PluginTransport::LinkState {
+struct PluginTransport::OpenLink {
   PluginStream stream;
   std::unique_ptr<Link> below;
   const bool connects;                 // this rank begins; the other answers, or begins when it sends first
@@ -64,7 +64,7 @@ struct PluginTransport::LinkState {
 
 class PluginTransport::PluginLink : public Link {
  public:
-  PluginLink(PluginTransport& transport, LinkState& state) : transport_(transport), state_(state) {}
+  PluginLink(PluginTransport& transport, OpenLink& state) : transport_(transport), state_(state) {}
   std::byte* reserve(size_t n) override {
     transport_.open(state_);
     return state_.stream.reserve(n);
@@ -83,7 +83,7 @@ class PluginTransport::PluginLink : public Link {
 
  private:
   PluginTransport& transport_;
-  LinkState& state_;
+  OpenLink& state_;
 };
 
 PluginTransport::PluginTransport(std::unique_ptr<PluginDevice> device, int rank, std::vector<std::string> names,
@@ -99,11 +99,11 @@ PluginTransport::~PluginTransport() = default;
 
 // ---- links
 
-PluginTransport::LinkState& PluginTransport::link_state(const Key& key) {
+PluginTransport::OpenLink& PluginTransport::link_state(const Key& key) {
   auto& state = link_states_[key];
   if (!state) {
     const Frames& frames = key.lane == kControl ? kControlFrames : kDataFrames;
-    state.reset(new LinkState{.stream = {*device_, names_[size_t(key.peer)], frames.bytes, frames.count},
+    state.reset(new OpenLink{.stream = {*device_, names_[size_t(key.peer)], frames.bytes, frames.count},
                               .below = below_->link(key.group, key.lane, key.peer),
                               .connects = rank_ > key.peer});
   }
@@ -114,7 +114,7 @@ std::unique_ptr<Link> PluginTransport::link(int group, int lane, int peer) {
   return std::make_unique<PluginLink>(*this, link_state({group, lane, peer}));
 }
 
-void PluginTransport::open(LinkState& state) {
+void PluginTransport::open(OpenLink& state) {
   if (state.opened || ended_) return;
   Introduction own{state.stream.listen(), {}};
   device_->name().copy(own.plugin, sizeof own.plugin - 1);
@@ -124,7 +124,7 @@ void PluginTransport::open(LinkState& state) {
 }
 
 // What the peer has said on the link below. To ask there connects; whoever begins asks when it has begun.
-void PluginTransport::hear(const Key& key, LinkState& state) {
+void PluginTransport::hear(const Key& key, OpenLink& state) {
   if (state.connects && !state.opened) return;
   if (!state.of_peer) {
     auto theirs = heard<Introduction>(*state.below);
@@ -146,7 +146,7 @@ void PluginTransport::hear(const Key& key, LinkState& state) {
     state.said_received = say(*state.below, Notice{Notice::received, *state.peer_frames});
 }
 
-bool PluginTransport::step(const Key& key, LinkState& state, bool hears) {
+bool PluginTransport::step(const Key& key, OpenLink& state, bool hears) {
   if (hears) hear(key, state);
   if (!state.opened) return false;
   // A peer that leaves waits until all has come, so one connects to it as well.
@@ -157,17 +157,17 @@ bool PluginTransport::step(const Key& key, LinkState& state, bool hears) {
   return connected || moved;
 }
 
-bool PluginTransport::has_all(const LinkState& state) {
+bool PluginTransport::has_all(const OpenLink& state) {
   return state.peer_frames && state.stream.has_received(*state.peer_frames);
 }
 
 // Nothing of this link is missed any more.
-bool PluginTransport::in_peace(const Key& key, const LinkState& state) const {
+bool PluginTransport::in_peace(const Key& key, const OpenLink& state) const {
   return has_all(state) || state.retired || left_[size_t(key.peer)] || ended_;
 }
 
 // A connection that fails, or does not come about, is a loss, unless its end was in peace.
-void PluginTransport::judge(const Key& key, LinkState& state) const {
+void PluginTransport::judge(const Key& key, OpenLink& state) const {
   const PluginStream& stream = state.stream;
   const bool connects = state.of_peer && !stream.connected() && !stream.failed();
   if ((!connects && !stream.failed()) || in_peace(key, state)) return;
@@ -213,7 +213,7 @@ uint64_t PluginTransport::arm() {
 }
 
 void PluginTransport::flush() {
-  std::erase_if(dirty_, [](LinkState* state) {
+  std::erase_if(dirty_, [](OpenLink* state) {
     state->is_dirty = !state->stream.flush();
     return !state->is_dirty;
   });
@@ -229,7 +229,7 @@ void PluginTransport::mark_left(int peer) {
 
 // True once the peer has received all that was committed, or had finished itself and is gone. Of what has failed it is
 // not told.
-bool PluginTransport::finish(LinkState& state) {
+bool PluginTransport::finish(OpenLink& state) {
   if (!state.opened || !state.stream.send_failure().empty()) return true;
   if (!state.stream.delivered()) return false;
   if (!state.said_finished) state.said_finished = say(*state.below, Notice{Notice::finished, state.stream.sent()});
@@ -265,7 +265,7 @@ void PluginTransport::forget_retired() {
     auto last = first;
     bool all_over = true;
     for (; last != link_states_.end() && last->first.group == group->first; ++last) {
-      LinkState& state = *last->second;
+      OpenLink& state = *last->second;
       const bool is_over = finish(state) && (state.said_received || !state.of_peer);
       all_over &= is_over || left_[size_t(last->first.peer)];
     }

@@ -53,17 +53,17 @@ class PluginTransport : public Transport {
     int group, lane, peer;
     auto operator<=>(const Key&) const = default;
   };
-  struct LinkState;
+  struct OpenLink;
   class PluginLink;
 
-  LinkState& link_state(const Key&);
-  void open(LinkState&);
-  void hear(const Key&, LinkState&);
-  bool step(const Key&, LinkState&, bool hears);
-  static bool has_all(const LinkState&);
-  bool in_peace(const Key&, const LinkState&) const;
-  void judge(const Key&, LinkState&) const;
-  bool finish(LinkState&);
+  OpenLink& link_state(const Key&);
+  void open(OpenLink&);
+  void hear(const Key&, OpenLink&);
+  bool step(const Key&, OpenLink&, bool hears);
+  static bool has_all(const OpenLink&);
+  bool in_peace(const Key&, const OpenLink&) const;
+  void judge(const Key&, OpenLink&) const;
+  bool finish(OpenLink&);
   void forget_retired();
 
   std::unique_ptr<PluginDevice> device_;
@@ -71,8 +71,8 @@ class PluginTransport : public Transport {
   const std::vector<std::string> names_;
   std::unique_ptr<Transport> below_;
   const PluginTimeouts timeouts_;
-  std::map<Key, std::unique_ptr<LinkState>> link_states_;
-  std::vector<LinkState*> dirty_;
+  std::map<Key, std::unique_ptr<OpenLink>> link_states_;
+  std::vector<OpenLink*> dirty_;
   std::map<int, uint64_t> retiring_;  // groups whose links are gone at this end, and since when
   std::vector<char> left_;
   bool ended_ = false;

@@ -27,11 +27,11 @@
 namespace lightcc {
 
 struct FrameHeader {           // as it travels, before its bytes
-  enum Kind : uint32_t { data, fin };  // fin: the sender has committed its last record
+  enum Type : uint32_t { data, fin };  // fin: the sender has committed its last record
   uint64_t position = 0;       // of the first byte
   uint64_t consumed = 0, received = 0;  // by the sender, in the other direction
   uint32_t bytes = 0;
-  Kind kind = data;
+  Type kind = data;
 };
 static_assert(sizeof(FrameHeader) == 32);
 

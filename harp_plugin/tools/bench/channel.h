@@ -11,9 +11,9 @@
 
 namespace harp::bench {
 
-class Channel {
+class BenchChannel {
  public:
-  virtual ~Channel() = default;
+  virtual ~BenchChannel() = default;
   // nullptr: would block, come again. The memory stays with the channel until the request is done.
   virtual void* send(const void* data, size_t bytes) = 0;
   virtual void* receive(void* data, size_t capacity) = 0;
@@ -22,7 +22,7 @@ class Channel {
 };
 
 // Records in the memory that they were received in.
-class Records : public Channel {
+class Records : public BenchChannel {
  public:
   virtual size_t record_bytes() = 0;
   virtual const void* next(size_t* bytes) = 0;  // nullptr: none has come
@@ -33,18 +33,18 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string listen() = 0;                                        // what connect() of the other side needs
-  virtual std::unique_ptr<Channel> accept() = 0;                           // nullptr: nobody has come yet
-  virtual std::unique_ptr<Channel> connect(const std::string& where) = 0;  // usable at once
+  virtual std::unique_ptr<BenchChannel> accept() = 0;                           // nullptr: nobody has come yet
+  virtual std::unique_ptr<BenchChannel> connect(const std::string& where) = 0;  // usable at once
   virtual void progress() = 0;                                             // what is to do besides test()
   virtual std::string stats() = 0;                                         // JSON
 };
 
-std::unique_ptr<Transport> make_harp(const Settings&);
+std::unique_ptr<Transport> make_harp(const Workload&);
 // For a network plugin of NCCL's the transport is kPluginPrefix and the plugin's path.
 constexpr char kPluginPrefix[] = "plugin=";
-std::unique_ptr<Transport> make_plugin(const Settings&);
+std::unique_ptr<Transport> make_plugin(const Workload&);
 // `address` is this side's, of the control connection.
-std::unique_ptr<Transport> make_tcp(const Settings&, const std::string& address);
+std::unique_ptr<Transport> make_tcp(const Workload&, const std::string& address);
 
 // Calls turn() until it returns true; throws Error{timeout} that says what was waited for.
 void wait_until(const std::function<bool()>& turn, double seconds, const std::string& what);

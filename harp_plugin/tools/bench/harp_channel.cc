@@ -60,7 +60,7 @@ class HarpChannel : public Records {
 
 class HarpTransport : public Transport {
  public:
-  explicit HarpTransport(const Settings& settings) : mode_(settings.mode == "streams" ? HARP_STREAM : HARP_MESSAGE) {
+  explicit HarpTransport(const Workload& settings) : mode_(settings.mode == "streams" ? HARP_STREAM : HARP_MESSAGE) {
     harp_options options{};
     options.size = sizeof options;
     options.port = settings.port.c_str();
@@ -84,12 +84,12 @@ class HarpTransport : public Transport {
     if (const int code = harp_listen(context_, &handle, &listener_); code != HARP_OK) fail("harp_listen", code);
     return {reinterpret_cast<const char*>(handle.bytes), sizeof handle.bytes};
   }
-  std::unique_ptr<Channel> accept() override {
+  std::unique_ptr<BenchChannel> accept() override {
     harp_connection* connection = nullptr;
     if (!done("harp_accept", harp_accept(listener_, &connection))) return nullptr;
     return std::make_unique<HarpChannel>(context_, connection);
   }
-  std::unique_ptr<Channel> connect(const std::string& where) override {
+  std::unique_ptr<BenchChannel> connect(const std::string& where) override {
     harp_handle handle;
     if (where.size() != sizeof handle.bytes) throw Error(Code::mismatch, "the server sent something that is no handle");
     std::memcpy(handle.bytes, where.data(), where.size());
@@ -119,9 +119,9 @@ class HarpTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_harp(const Settings& settings) { return std::make_unique<HarpTransport>(settings); }
+std::unique_ptr<Transport> make_harp(const Workload& settings) { return std::make_unique<HarpTransport>(settings); }
 
-std::shared_ptr<uint8_t> Channel::memory(size_t bytes) {
+std::shared_ptr<uint8_t> BenchChannel::memory(size_t bytes) {
   constexpr size_t kPage = 4096;
   void* block = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
   if (!block) throw lightcc::system_error("allocate the buffers");

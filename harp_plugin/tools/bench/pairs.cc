@@ -32,14 +32,14 @@ struct Board {
   } results[kMostPairs];
 };
 
-void run_pair(const Settings& s, uint64_t number, Board& board) {
+void run_pair(const Workload& s, uint64_t number, Board& board) {
   const std::vector<int> cores = core_list(s.cores);
   bind_to(std::to_string(cores.empty() ? int(number) : cores[number % cores.size()]));
   const auto here = make_harp(s), there = make_harp(s);
   const std::string handle = there->listen();
   std::unique_ptr<Party> sender, receiver;  // their buffers may be posted until the channels are closed
   const auto to = here->connect(handle);
-  std::unique_ptr<Channel> from;
+  std::unique_ptr<BenchChannel> from;
   auto accepted = [&] {
     here->progress();
     there->progress();
@@ -64,7 +64,7 @@ void run_pair(const Settings& s, uint64_t number, Board& board) {
                            double(used.user_ns + used.system_ns) * 1e-9 / seconds};
 }
 
-void run_or_report(const Settings& s, uint64_t number, Board& board) {
+void run_or_report(const Workload& s, uint64_t number, Board& board) {
   try {
     run_pair(s, number, board);
   } catch (const std::exception& error) {
@@ -73,7 +73,7 @@ void run_or_report(const Settings& s, uint64_t number, Board& board) {
   }
 }
 
-void run_in_processes(const Settings& s, Board& board) {
+void run_in_processes(const Workload& s, Board& board) {
   std::vector<pid_t> children;
   for (uint64_t number = 0; number < s.pairs; ++number) {
     const pid_t pid = fork();
@@ -93,9 +93,9 @@ void run_in_processes(const Settings& s, Board& board) {
 
 }  // namespace
 
-std::string run_pairs(const Settings& given) {
+std::string run_pairs(const Workload& given) {
   if (given.pairs > kMostPairs) throw Error(Code::invalid_argument, "--pairs: at most 64");
-  Settings s = given;
+  Workload s = given;
   s.port = "mem";
   if (s.engine_mode == "auto") s.engine_mode = "inline";
   void* shared = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -7,6 +7,6 @@
 
 namespace harp::bench {
 
-std::string run_pairs(const Settings&);  // a line of JSON
+std::string run_pairs(const Workload&);  // a line of JSON
 
 }  // namespace harp::bench

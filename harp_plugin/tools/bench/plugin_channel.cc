@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "harp_plugin/tools/bench/channel.h"
-#include "base/net_plugin.h"
+#include "nccl_abi/net_plugin.h"
 
 namespace harp::bench {
 namespace {
@@ -15,7 +15,7 @@ using lightcc::NetPlugin;
 
 constexpr double kSetUpSeconds = 10;
 
-struct Handle {
+struct NcclHandle {
   uint8_t bytes[nccl::kHandleBytes];
 };
 
@@ -24,7 +24,7 @@ void check(const char* attempted, nccl::Result result) {
     throw Error(Code::internal, std::string("the plugin's ") + attempted + " returned " + std::to_string(result));
 }
 
-class PluginChannel : public Channel {
+class PluginChannel : public BenchChannel {
  public:
   PluginChannel(NetPlugin& plugin, void* sender, void* receiver)
       : plugin_(plugin), sender_(sender), receiver_(receiver) {}
@@ -63,7 +63,7 @@ class PluginChannel : public Channel {
 };
 
 // The plugin reads its environment when it starts.
-std::string prepared(const Settings& settings) {
+std::string prepared(const Workload& settings) {
   for (const char* name : {"HARP_IFNAME", "NCCL_SOCKET_IFNAME"})
     if (!settings.interface.empty()) setenv(name, settings.interface.c_str(), 1);
   setenv("HARP_PORT", settings.port.c_str(), 1);
@@ -74,7 +74,7 @@ std::string prepared(const Settings& settings) {
 
 class PluginTransport : public Transport {
  public:
-  explicit PluginTransport(const Settings& settings) : plugin_(prepared(settings), 0, nullptr) {
+  explicit PluginTransport(const Workload& settings) : plugin_(prepared(settings), 0, nullptr) {
     check("init", plugin_.init(&context_, 1));
   }
   ~PluginTransport() override {
@@ -83,24 +83,24 @@ class PluginTransport : public Transport {
   }
 
   std::string listen() override {
-    const Handle handle = own_handle();
+    const NcclHandle handle = own_handle();
     return {reinterpret_cast<const char*>(handle.bytes), sizeof handle};
   }
 
   // The other side tells where to connect to, for the way back.
-  std::unique_ptr<Channel> accept() override {
+  std::unique_ptr<BenchChannel> accept() override {
     void* receiver = nullptr;
     check("accept", plugin_.accept(listener_, &receiver));
     if (!receiver) return nullptr;
     auto channel = std::make_unique<PluginChannel>(plugin_, nullptr, receiver);
-    Handle handle;
+    NcclHandle handle;
     channel->finish(begin([&] { return channel->receive(&handle, sizeof handle); }), "handle of the other side");
     channel->set_sender(connected(handle));
     return channel;
   }
 
-  std::unique_ptr<Channel> connect(const std::string& where) override {
-    Handle handle;
+  std::unique_ptr<BenchChannel> connect(const std::string& where) override {
+    NcclHandle handle;
     if (where.size() != sizeof handle) throw Error(Code::mismatch, "the server sent something that is no handle");
     std::memcpy(&handle, where.data(), sizeof handle);
     auto channel = std::make_unique<PluginChannel>(plugin_, connected(handle), nullptr);
@@ -121,12 +121,12 @@ class PluginTransport : public Transport {
   std::string stats() override { return "null"; }
 
  private:
-  Handle own_handle() {
-    Handle handle;
+  NcclHandle own_handle() {
+    NcclHandle handle;
     check("listen", plugin_.listen(context_, 0, handle.bytes, &listener_));
     return handle;
   }
-  void* connected(Handle handle) {
+  void* connected(NcclHandle handle) {
     void* sender = nullptr;
     wait_until(
         [&] {
@@ -145,12 +145,12 @@ class PluginTransport : public Transport {
   NetPlugin plugin_;
   void* context_ = nullptr;
   void* listener_ = nullptr;
-  Handle back_{};
+  NcclHandle back_{};
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_plugin(const Settings& settings) {
+std::unique_ptr<Transport> make_plugin(const Workload& settings) {
   return std::make_unique<PluginTransport>(settings);
 }
 

@@ -25,7 +25,7 @@ using lightcc::JsonObject;
 
 constexpr double kOpenS = 30;
 
-std::unique_ptr<Transport> make_transport(const Settings& s, const std::string& own_address) {
+std::unique_ptr<Transport> make_transport(const Workload& s, const std::string& own_address) {
   if (s.transport.starts_with(kPluginPrefix)) return make_plugin(s);
   return s.transport == "tcp" ? make_tcp(s, address_of(own_address)) : make_harp(s);
 }
@@ -35,11 +35,11 @@ using Parties = std::vector<std::unique_ptr<Party>>;
 // The connections of one side and who uses them, whose buffers may be posted until the connections are closed.
 struct Ends {
   Parties parties;
-  std::vector<std::unique_ptr<Channel>> channels;
+  std::vector<std::unique_ptr<BenchChannel>> channels;
 };
 
 // Each thread steps the parties of its share of the connections.
-void drive_in_threads(const Parties& parties, const Settings& s) {
+void drive_in_threads(const Parties& parties, const Workload& s) {
   std::vector<std::vector<Party*>> shares(s.threads);
   for (size_t i = 0; i < parties.size(); ++i) shares[i % s.threads].push_back(parties[i].get());
   std::vector<std::exception_ptr> failures(s.threads);
@@ -63,7 +63,7 @@ uint64_t total_bytes(const Parties& parties) {
                          [](uint64_t sum, const auto& party) { return sum + party->counted_bytes(); });
 }
 
-JsonObject idle(const Settings& s) {
+JsonObject idle(const Workload& s) {
   usleep(useconds_t(s.warm_up_s * 1e6));
   const Usage begin = usage_now();
   usleep(useconds_t(s.seconds * 1e6));
@@ -73,8 +73,8 @@ JsonObject idle(const Settings& s) {
 // What one side has used. An idle run ends with a message on each connection, of no
 // measured time, which shows that all are alive.
 template <class MakeParty>
-JsonObject measure(Ends& ends, const Settings& s, MakeParty make_party) {
-  Settings traffic = s;
+JsonObject measure(Ends& ends, const Workload& s, MakeParty make_party) {
+  Workload traffic = s;
   JsonObject idled;
   if (s.mode == "idle") {
     idled = idle(s);
@@ -94,8 +94,8 @@ JsonObject percentiles(std::vector<uint32_t> ns) {
   return object.add("p999_us", at(0.999)).add("most_us", at(1));
 }
 
-void serve_client(Control control, const Settings& own) {
-  const Settings s = from_client(control.receive(), own);
+void serve_client(Control control, const Workload& own) {
+  const Workload s = from_client(control.receive(), own);
   const auto transport = make_transport(s, control.own_address());
   control.send(transport->listen());
   Ends ends;
@@ -112,7 +112,7 @@ void serve_client(Control control, const Settings& own) {
   control.send(used.text());
 }
 
-JsonObject described(const Settings& s) {
+JsonObject described(const Workload& s) {
   JsonObject object;
   object.add("mode", s.mode).add("transport", s.transport).add("message", s.message_bytes).add("depth", s.depth);
   object.add("connections", s.connections).add("threads", s.threads).add("check", s.check).add("pause_us", s.pause_us);
@@ -121,7 +121,7 @@ JsonObject described(const Settings& s) {
   return object.add("port", s.port).add("engines", s.engines).add("engine_mode", s.engine_mode).add("mtu", s.mtu);
 }
 
-std::string run_against(const std::string& server, const Settings& s) {
+std::string run_against(const std::string& server, const Workload& s) {
   Control control(connect_to(server));
   control.send(for_server(s));
   const std::string handle = control.receive();
@@ -144,7 +144,7 @@ std::string run_against(const std::string& server, const Settings& s) {
 // A server in another process, which ends when this object does.
 class OwnServer {
  public:
-  explicit OwnServer(const Settings& s) : listener_(listen_at("127.0.0.1:0")), address_(own_address(listener_.get())) {
+  explicit OwnServer(const Workload& s) : listener_(listen_at("127.0.0.1:0")), address_(own_address(listener_.get())) {
     pid_ = fork();
     if (pid_ < 0) throw lightcc::system_error("fork");
     if (pid_ > 0) return;
@@ -172,7 +172,7 @@ class OwnServer {
 
 }  // namespace
 
-std::string run_client(const Settings& s) {
+std::string run_client(const Workload& s) {
   if (!s.connect.empty()) {
     bind_to(s.cores);
     return run_against(s.connect, s);
@@ -182,7 +182,7 @@ std::string run_client(const Settings& s) {
   return run_against(server.address(), s);
 }
 
-void serve(const Settings& s) {
+void serve(const Workload& s) {
   bind_to(s.cores);
   const Fd listener = listen_at(s.listen);
   uint64_t served = 0;

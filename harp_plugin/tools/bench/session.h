@@ -4,7 +4,7 @@
 
 namespace harp::bench {
 
-std::string run_client(const Settings&);  // what it has measured, as a line of JSON; may start a server of its own
-void serve(const Settings&);              // a process for every client
+std::string run_client(const Workload&);  // what it has measured, as a line of JSON; may start a server of its own
+void serve(const Workload&);              // a process for every client
 
 }  // namespace harp::bench

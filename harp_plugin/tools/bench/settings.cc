@@ -16,41 +16,41 @@ using lightcc::Error;
 
 struct Option {
   const char* name;
-  std::variant<std::string Settings::*, uint64_t Settings::*, double Settings::*> member;
+  std::variant<std::string Workload::*, uint64_t Workload::*, double Workload::*> member;
   bool both_sides;
   const char* help;
 };
 
 const Option kOptions[] = {
-    {"mode", &Settings::mode, true, "throughput, latency, streams or idle"},
-    {"transport", &Settings::transport, true, "harp; tcp: the kernel's in the same pattern; plugin=PATH: NCCL's"},
-    {"port", &Settings::port, true, "of HARP: udp, shm or mem"},
-    {"message", &Settings::message_bytes, true, "bytes of a message, with K or M"},
-    {"footprint", &Settings::footprint_bytes, true, "bytes of a connection's buffers on each side, used in turn"},
-    {"depth", &Settings::depth, true, "requests outstanding"},
-    {"connections", &Settings::connections, true, "between the two sides"},
-    {"threads", &Settings::threads, true, "of the application on each side"},
-    {"engines", &Settings::engines, true, "of HARP on each side"},
-    {"engine-mode", &Settings::engine_mode, true, "auto, inline or threads"},
-    {"paths", &Settings::paths, true, "UDP source ports of a connection"},
-    {"mtu", &Settings::mtu, true, "0: the interface's"},
-    {"peer-timeout-ms", &Settings::peer_timeout_ms, true, "0: HARP's default"},
-    {"secret", &Settings::secret, true, "authenticates every packet"},
-    {"warm-up", &Settings::warm_up_s, true, "seconds that do not count"},
-    {"seconds", &Settings::seconds, true, "that count"},
-    {"check", &Settings::check, true, "sampled, or full: every byte of every message"},
-    {"pause-us", &Settings::pause_us, true, "sleep after a turn in which nothing was done; 0: poll"},
-    {"flows", &Settings::flows, true, "tcp, plugins: connections that a message is striped over"},
-    {"socket-buffer", &Settings::socket_buffer, true, "tcp: bytes; 0: the kernel tunes them"},
-    {"congestion", &Settings::congestion, true, "tcp: congestion control"},
-    {"listen", &Settings::listen, false, "[ADDRESS:]PORT: be a server"},
-    {"connect", &Settings::connect, false, "ADDRESS:PORT of a server; default: start one"},
-    {"sessions", &Settings::sessions, false, "that the server serves; 0: for ever"},
-    {"interface", &Settings::interface, false, "that HARP uses"},
-    {"cores", &Settings::cores, false, "that this process is bound to, as 0,1"},
-    {"server-cores", &Settings::server_cores, false, "the same for the server that it starts"},
-    {"pairs", &Settings::pairs, false, "both sides in one thread, over mem; so many of these, each on a core"},
-    {"pairs-as", &Settings::pairs_as, false, "threads or processes"},
+    {"mode", &Workload::mode, true, "throughput, latency, streams or idle"},
+    {"transport", &Workload::transport, true, "harp; tcp: the kernel's in the same pattern; plugin=PATH: NCCL's"},
+    {"port", &Workload::port, true, "of HARP: udp, shm or mem"},
+    {"message", &Workload::message_bytes, true, "bytes of a message, with K or M"},
+    {"footprint", &Workload::footprint_bytes, true, "bytes of a connection's buffers on each side, used in turn"},
+    {"depth", &Workload::depth, true, "requests outstanding"},
+    {"connections", &Workload::connections, true, "between the two sides"},
+    {"threads", &Workload::threads, true, "of the application on each side"},
+    {"engines", &Workload::engines, true, "of HARP on each side"},
+    {"engine-mode", &Workload::engine_mode, true, "auto, inline or threads"},
+    {"paths", &Workload::paths, true, "UDP source ports of a connection"},
+    {"mtu", &Workload::mtu, true, "0: the interface's"},
+    {"peer-timeout-ms", &Workload::peer_timeout_ms, true, "0: HARP's default"},
+    {"secret", &Workload::secret, true, "authenticates every packet"},
+    {"warm-up", &Workload::warm_up_s, true, "seconds that do not count"},
+    {"seconds", &Workload::seconds, true, "that count"},
+    {"check", &Workload::check, true, "sampled, or full: every byte of every message"},
+    {"pause-us", &Workload::pause_us, true, "sleep after a turn in which nothing was done; 0: poll"},
+    {"flows", &Workload::flows, true, "tcp, plugins: connections that a message is striped over"},
+    {"socket-buffer", &Workload::socket_buffer, true, "tcp: bytes; 0: the kernel tunes them"},
+    {"congestion", &Workload::congestion, true, "tcp: congestion control"},
+    {"listen", &Workload::listen, false, "[ADDRESS:]PORT: be a server"},
+    {"connect", &Workload::connect, false, "ADDRESS:PORT of a server; default: start one"},
+    {"sessions", &Workload::sessions, false, "that the server serves; 0: for ever"},
+    {"interface", &Workload::interface, false, "that HARP uses"},
+    {"cores", &Workload::cores, false, "that this process is bound to, as 0,1"},
+    {"server-cores", &Workload::server_cores, false, "the same for the server that it starts"},
+    {"pairs", &Workload::pairs, false, "both sides in one thread, over mem; so many of these, each on a core"},
+    {"pairs-as", &Workload::pairs_as, false, "threads or processes"},
 };
 
 template <class Number>
@@ -66,22 +66,22 @@ Number number(const std::string& text, const char* name) {
 }
 
 struct Set {
-  Settings& settings;
+  Workload& settings;
   const Option& option;
   const std::string& text;
-  void operator()(std::string Settings::* member) const { settings.*member = text; }
-  void operator()(uint64_t Settings::* member) const { settings.*member = number<uint64_t>(text, option.name); }
-  void operator()(double Settings::* member) const { settings.*member = number<double>(text, option.name); }
+  void operator()(std::string Workload::* member) const { settings.*member = text; }
+  void operator()(uint64_t Workload::* member) const { settings.*member = number<uint64_t>(text, option.name); }
+  void operator()(double Workload::* member) const { settings.*member = number<double>(text, option.name); }
 };
 
 struct Text {
-  const Settings& settings;
-  std::string operator()(std::string Settings::* member) const { return settings.*member; }
-  std::string operator()(uint64_t Settings::* member) const { return std::to_string(settings.*member); }
-  std::string operator()(double Settings::* member) const { return std::to_string(settings.*member); }
+  const Workload& settings;
+  std::string operator()(std::string Workload::* member) const { return settings.*member; }
+  std::string operator()(uint64_t Workload::* member) const { return std::to_string(settings.*member); }
+  std::string operator()(double Workload::* member) const { return std::to_string(settings.*member); }
 };
 
-void set(Settings& settings, const std::string& name, const std::string& text) {
+void set(Workload& settings, const std::string& name, const std::string& text) {
   for (const Option& option : kOptions)
     if (name == option.name) return std::visit(Set{settings, option, text}, option.member);
   throw Error(Code::invalid_argument, "no such option: --" + name);
@@ -101,7 +101,7 @@ void least(const char* name, uint64_t value, uint64_t bound) {
   throw Error(Code::invalid_argument, "--" + std::string(name) + ": at least " + std::to_string(bound));
 }
 
-void check(const Settings& s) {
+void check(const Workload& s) {
   one_of("mode", s.mode, {"throughput", "latency", "streams", "idle"});
   if (!s.transport.starts_with("plugin=")) one_of("transport", s.transport, {"harp", "tcp", "plugin=PATH"});
   one_of("engine-mode", s.engine_mode, {"auto", "inline", "threads"});
@@ -118,8 +118,8 @@ void check(const Settings& s) {
 
 }  // namespace
 
-Settings parse(const std::vector<std::string>& arguments) {
-  Settings settings;
+Workload parse(const std::vector<std::string>& arguments) {
+  Workload settings;
   for (size_t i = 0; i < arguments.size(); i += 2) {
     if (arguments[i].rfind("--", 0) != 0 || i + 1 == arguments.size())
       throw Error(Code::invalid_argument, "expected --OPTION VALUE at '" + arguments[i] + "'");
@@ -130,7 +130,7 @@ Settings parse(const std::vector<std::string>& arguments) {
 }
 
 std::string help() {
-  const Settings defaults;
+  const Workload defaults;
   std::ostringstream text;
   for (const Option& option : kOptions) {
     const std::string value = std::visit(Text{defaults}, option.member);
@@ -140,15 +140,15 @@ std::string help() {
   return text.str();
 }
 
-std::string for_server(const Settings& settings) {
+std::string for_server(const Workload& settings) {
   std::string lines;
   for (const Option& option : kOptions)
     if (option.both_sides) lines += std::string(option.name) + "=" + std::visit(Text{settings}, option.member) + "\n";
   return lines;
 }
 
-Settings from_client(const std::string& lines, const Settings& own) {
-  Settings settings = own;
+Workload from_client(const std::string& lines, const Workload& own) {
+  Workload settings = own;
   std::istringstream in(lines);
   for (std::string line; std::getline(in, line);) {
     const size_t equals = line.find('=');

@@ -6,7 +6,7 @@
 
 namespace harp::bench {
 
-struct Settings {
+struct Workload {
   // Both sides.
   std::string mode = "throughput";  // latency, streams, idle
   std::string transport = "harp";   // tcp: the kernel's, in the same message pattern
@@ -40,10 +40,10 @@ struct Settings {
   std::string pairs_as = "threads";  // processes
 };
 
-Settings parse(const std::vector<std::string>& arguments);
+Workload parse(const std::vector<std::string>& arguments);
 std::string help();
-std::string for_server(const Settings&);           // what both sides must know, one argument a line
-Settings from_client(const std::string& lines, const Settings& own);
+std::string for_server(const Workload&);           // what both sides must know, one argument a line
+Workload from_client(const std::string& lines, const Workload& own);
 std::vector<int> core_list(const std::string& text);
 void bind_to(const std::string& cores);  // this thread, and those that it starts; "" leaves it as it is
 

@@ -24,7 +24,7 @@ using lightcc::Fd;
 constexpr size_t kHeader = sizeof(uint32_t), kMostFlows = 16, kMostRequests = 32;
 constexpr size_t kLeastPart = 64 * 1024;  // of a message that is cut, as in NCCL
 
-struct Request {
+struct TcpRequest {
   uint8_t* data = nullptr;
   size_t capacity = 0;  // of a receive
   uint32_t bytes = 0;   // of the message: a receive learns it from the header
@@ -44,27 +44,27 @@ bool would_block() {
   throw lightcc::system_error("tcp: send or receive");
 }
 
-class TcpChannel : public Channel {
+class TcpChannel : public BenchChannel {
  public:
   explicit TcpChannel(std::vector<Fd> flows)
       : flows_(std::move(flows)), sends_(flows_.size()), receives_(flows_.size()) {
-    for (Request& request : requests_) free_.push_back(&request);
+    for (TcpRequest& request : requests_) free_.push_back(&request);
   }
 
   void* send(const void* data, size_t bytes) override {
-    Request* request = take(const_cast<void*>(data), sends_);
+    TcpRequest* request = take(const_cast<void*>(data), sends_);
     if (!request) return nullptr;
     request->bytes = uint32_t(bytes);
     for (size_t flow = 0; flow < flows_.size(); ++flow) push(flow);
     return request;
   }
   void* receive(void* data, size_t capacity) override {
-    Request* request = take(data, receives_);
+    TcpRequest* request = take(data, receives_);
     if (request) request->capacity = capacity;
     return request;
   }
   bool test(void* handle, size_t* bytes) override {
-    Request* request = static_cast<Request*>(handle);
+    TcpRequest* request = static_cast<TcpRequest*>(handle);
     for (size_t flow = 0; flow < flows_.size() && request->parts_left > 0; ++flow) {
       push(flow);
       pull(flow);
@@ -76,13 +76,13 @@ class TcpChannel : public Channel {
   }
 
  private:
-  using Queues = std::vector<std::deque<Request*>>;
+  using Queues = std::vector<std::deque<TcpRequest*>>;
 
-  Request* take(void* data, Queues& queues) {
+  TcpRequest* take(void* data, Queues& queues) {
     if (free_.empty()) return nullptr;
-    Request* request = free_.back();
+    TcpRequest* request = free_.back();
     free_.pop_back();
-    *request = Request{};
+    *request = TcpRequest{};
     request->data = static_cast<uint8_t*>(data);
     request->parts_left = flows_.size();
     for (auto& queue : queues) queue.push_back(request);
@@ -92,7 +92,7 @@ class TcpChannel : public Channel {
   void push(size_t flow) {
     auto& queue = sends_[flow];
     while (!queue.empty()) {
-      Request& request = *queue.front();
+      TcpRequest& request = *queue.front();
       const size_t begin = request.part_begin(flow, flows_.size()), end = request.part_end(flow, flows_.size());
       size_t header = flow == 0 ? kHeader - request.header_done : 0;
       size_t rest = end - begin - request.done[flow];
@@ -117,7 +117,7 @@ class TcpChannel : public Channel {
   void pull(size_t flow) {
     auto& queue = receives_[flow];
     while (!queue.empty()) {
-      Request& request = *queue.front();
+      TcpRequest& request = *queue.front();
       if (request.header_done < kHeader && (flow > 0 || !pull_header(request))) return;
       const size_t begin = request.part_begin(flow, flows_.size()), end = request.part_end(flow, flows_.size());
       size_t& done = request.done[flow];
@@ -131,7 +131,7 @@ class TcpChannel : public Channel {
     }
   }
 
-  bool pull_header(Request& request) {
+  bool pull_header(TcpRequest& request) {
     while (request.header_done < kHeader) {
       char* at = reinterpret_cast<char*>(&request.bytes) + request.header_done;
       const size_t got = pull_some(0, at, kHeader - request.header_done);
@@ -151,13 +151,13 @@ class TcpChannel : public Channel {
 
   const std::vector<Fd> flows_;
   Queues sends_, receives_;  // of each flow: a request is in those of all flows that still have a part of it
-  std::array<Request, 2 * kMostRequests> requests_;
-  std::vector<Request*> free_;
+  std::array<TcpRequest, 2 * kMostRequests> requests_;
+  std::vector<TcpRequest*> free_;
 };
 
 class TcpTransport : public Transport {
  public:
-  TcpTransport(const Settings& settings, std::string address) : settings_(settings), address_(std::move(address)) {
+  TcpTransport(const Workload& settings, std::string address) : settings_(settings), address_(std::move(address)) {
     if (settings.flows > kMostFlows) throw Error(Code::invalid_argument, "--flows: at most 16");
   }
 
@@ -166,10 +166,10 @@ class TcpTransport : public Transport {
     tune(listener_);  // buffers count from the handshake on
     return own_address(listener_.get());
   }
-  std::unique_ptr<Channel> accept() override {
+  std::unique_ptr<BenchChannel> accept() override {
     return channel([&] { return accept_from(listener_.get()); });
   }
-  std::unique_ptr<Channel> connect(const std::string& where) override {
+  std::unique_ptr<BenchChannel> connect(const std::string& where) override {
     return channel([&] { return connect_to(where); });
   }
   void progress() override {}
@@ -177,7 +177,7 @@ class TcpTransport : public Transport {
 
  private:
   template <class Make>
-  std::unique_ptr<Channel> channel(Make make) {
+  std::unique_ptr<BenchChannel> channel(Make make) {
     std::vector<Fd> flows;
     for (uint64_t i = 0; i < settings_.flows; ++i) {
       flows.push_back(make());
@@ -197,14 +197,14 @@ class TcpTransport : public Transport {
     if (!tuned) throw lightcc::system_error("tcp: set the options of a socket");
   }
 
-  const Settings settings_;
+  const Workload settings_;
   const std::string address_;
   Fd listener_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_tcp(const Settings& settings, const std::string& address) {
+std::unique_ptr<Transport> make_tcp(const Workload& settings, const std::string& address) {
   return std::make_unique<TcpTransport>(settings, address);
 }
 

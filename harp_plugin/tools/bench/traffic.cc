@@ -20,7 +20,7 @@ constexpr double kGraceS = 60;
 // Buffers of one size in one block, used in turn.
 class Buffers {
  public:
-  Buffers(Channel& channel, size_t bytes, size_t footprint, size_t least)
+  Buffers(BenchChannel& channel, size_t bytes, size_t footprint, size_t least)
       : stride_((bytes + kCacheLine - 1) / kCacheLine * kCacheLine), count_(std::max(least, footprint / stride_)),
         block_(channel.memory(stride_ * count_)) {
     std::memset(block_.get(), 0x5a, stride_ * count_);
@@ -35,7 +35,7 @@ class Buffers {
 // Which phase a message belongs to that is made now.
 class Schedule {
  public:
-  explicit Schedule(const Settings& s)
+  explicit Schedule(const Workload& s)
       : warm_up_ns_(uint64_t(s.warm_up_s * 1e9)), all_ns_(uint64_t(s.seconds * 1e9) + warm_up_ns_) {}
   Phase phase() {
     const uint64_t now = now_ns();
@@ -71,7 +71,7 @@ class Counter {
 
 class Sender : public Party {
  public:
-  Sender(Channel& channel, const Settings& s, size_t bytes, Window& window)
+  Sender(BenchChannel& channel, const Workload& s, size_t bytes, Window& window)
       : channel_(channel), bytes_(bytes), depth_(s.depth), full_(s.check == "full"), schedule_(s), counter_(window),
         buffers_(channel, bytes, s.footprint_bytes, s.depth) {}
 
@@ -85,7 +85,7 @@ class Sender : public Party {
   uint64_t counted_bytes() const override { return counter_.bytes(); }
 
  private:
-  struct Sent {
+  struct PendingSend {
     void* request;
     Phase phase;
   };
@@ -115,13 +115,13 @@ class Sender : public Party {
     return true;
   }
 
-  Channel& channel_;
+  BenchChannel& channel_;
   const size_t bytes_, depth_;
   const bool full_;
   Schedule schedule_;
   Counter counter_;
   const Buffers buffers_;
-  std::deque<Sent> requests_;
+  std::deque<PendingSend> requests_;
   uint64_t number_ = 0;
   Phase phase_ = Phase::warm_up;
   bool stamped_ = false, last_posted_ = false;
@@ -129,7 +129,7 @@ class Sender : public Party {
 
 class Receiver : public Party {
  public:
-  Receiver(Channel& channel, const Settings& s, Window& window)
+  Receiver(BenchChannel& channel, const Workload& s, Window& window)
       : channel_(channel), bytes_(s.message_bytes), depth_(s.depth), full_(s.check == "full"), counter_(window),
         buffers_(channel, bytes_, s.footprint_bytes, s.depth) {}
 
@@ -155,7 +155,7 @@ class Receiver : public Party {
     return request != nullptr;
   }
 
-  Channel& channel_;
+  BenchChannel& channel_;
   const size_t bytes_, depth_;
   const bool full_;
   Counter counter_;
@@ -166,7 +166,7 @@ class Receiver : public Party {
 
 class RecordReceiver : public Party {
  public:
-  RecordReceiver(Records& records, const Settings& s, Window& window)
+  RecordReceiver(Records& records, const Workload& s, Window& window)
       : records_(records), full_(s.check == "full"), counter_(window) {}
 
   bool step() override {
@@ -190,7 +190,7 @@ class RecordReceiver : public Party {
 // One message is on its way at a time. Receives are posted ahead; a send's buffer is used again when its turn comes.
 class Pinger : public Party {
  public:
-  Pinger(Channel& channel, const Settings& s, Window& window)
+  Pinger(BenchChannel& channel, const Workload& s, Window& window)
       : channel_(channel), bytes_(s.message_bytes), depth_(s.depth), full_(s.check == "full"), schedule_(s),
         counter_(window), out_(channel, bytes_, 0, depth_), in_(channel, bytes_, 0, depth_), sends_(depth_) {}
 
@@ -243,7 +243,7 @@ class Pinger : public Party {
     return waiting_;
   }
 
-  Channel& channel_;
+  BenchChannel& channel_;
   const size_t bytes_, depth_;
   const bool full_;
   Schedule schedule_;
@@ -259,7 +259,7 @@ class Pinger : public Party {
 // Sends back what comes, from where it came to. A buffer is posted again when it has been sent.
 class Ponger : public Party {
  public:
-  Ponger(Channel& channel, const Settings& s, Window& window)
+  Ponger(BenchChannel& channel, const Workload& s, Window& window)
       : channel_(channel), bytes_(s.message_bytes), depth_(s.depth), full_(s.check == "full"), counter_(window),
         buffers_(channel, bytes_, 0, depth_), sends_(depth_) {}
 
@@ -307,7 +307,7 @@ class Ponger : public Party {
     return false;
   }
 
-  Channel& channel_;
+  BenchChannel& channel_;
   const size_t bytes_, depth_;
   const bool full_;
   Counter counter_;
@@ -320,7 +320,7 @@ class Ponger : public Party {
 
 }  // namespace
 
-std::unique_ptr<Party> make_client_party(Channel& channel, const Settings& s, Window& window) {
+std::unique_ptr<Party> make_client_party(BenchChannel& channel, const Workload& s, Window& window) {
   if (s.mode == "latency") return std::make_unique<Pinger>(channel, s, window);
   size_t bytes = s.message_bytes;
   if (auto* records = s.mode == "streams" ? dynamic_cast<Records*>(&channel) : nullptr)
@@ -328,14 +328,14 @@ std::unique_ptr<Party> make_client_party(Channel& channel, const Settings& s, Wi
   return std::make_unique<Sender>(channel, s, bytes, window);
 }
 
-std::unique_ptr<Party> make_server_party(Channel& channel, const Settings& s, Window& window) {
+std::unique_ptr<Party> make_server_party(BenchChannel& channel, const Workload& s, Window& window) {
   if (s.mode == "latency") return std::make_unique<Ponger>(channel, s, window);
   auto* records = s.mode == "streams" ? dynamic_cast<Records*>(&channel) : nullptr;
   if (records) return std::make_unique<RecordReceiver>(*records, s, window);
   return std::make_unique<Receiver>(channel, s, window);
 }
 
-void drive(const std::vector<Party*>& parties, const Settings& s) {
+void drive(const std::vector<Party*>& parties, const Workload& s) {
   const uint64_t deadline = now_ns() + uint64_t((s.warm_up_s + s.seconds + kGraceS) * 1e9);
   uint64_t idle_turns = 0;
   for (;;) {

@@ -26,10 +26,10 @@ class Party {
 };
 
 // Both make the party of the mode that the settings name.
-std::unique_ptr<Party> make_client_party(Channel&, const Settings&, Window&);
-std::unique_ptr<Party> make_server_party(Channel&, const Settings&, Window&);
+std::unique_ptr<Party> make_client_party(BenchChannel&, const Workload&, Window&);
+std::unique_ptr<Party> make_server_party(BenchChannel&, const Workload&, Window&);
 
 // Steps all of them until they have finished.
-void drive(const std::vector<Party*>& parties, const Settings&);
+void drive(const std::vector<Party*>& parties, const Workload&);
 
 }  // namespace harp::bench

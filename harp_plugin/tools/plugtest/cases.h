@@ -5,7 +5,7 @@
 
 namespace harp::plugtest {
 
-struct Settings {
+struct PlugtestSettings {
   std::string path;
   int version = 0;
   uint64_t seed = 1;
@@ -13,7 +13,7 @@ struct Settings {
 
 struct Case {
   const char* name;
-  void (*run)(const Settings&);
+  void (*run)(const PlugtestSettings&);
 };
 
 const std::vector<Case>& message_cases();     // what is sent and received

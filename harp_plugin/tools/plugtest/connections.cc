@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kReloads = 100, kCommunicators = 64;
 
-void connect_and_accept_do_not_block(const Settings& settings) {
+void connect_and_accept_do_not_block(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   uint8_t handle[nccl::kHandleBytes];
   void *listener = nullptr, *communicator = &handle;
@@ -25,7 +25,7 @@ void connect_and_accept_do_not_block(const Settings& settings) {
   expect_ok(plugin.close_listen(listener), "closeListen");
 }
 
-void a_wrong_handle_is_refused(const Settings& settings) {
+void a_wrong_handle_is_refused(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   uint8_t handle[nccl::kHandleBytes];
   std::fill(std::begin(handle), std::end(handle), uint8_t(0x5a));
@@ -35,7 +35,7 @@ void a_wrong_handle_is_refused(const Settings& settings) {
 }
 
 // HARP_CONNECT_TIMEOUT_MS says how long this takes.
-void connecting_to_nobody_ends(const Settings& settings) {
+void connecting_to_nobody_ends(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   uint8_t handle[nccl::kHandleBytes];
   void *listener = nullptr, *communicator = nullptr;
@@ -63,7 +63,7 @@ void connecting_to_nobody_ends(const Settings& settings) {
   expect_ok(plugin.close_send(communicator), "closeSend");
 }
 
-void many_communicators(const Settings& settings) {
+void many_communicators(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   std::vector<std::unique_ptr<Pair>> pairs;
   for (int i = 0; i < kCommunicators; ++i) pairs.push_back(std::make_unique<Pair>(plugin, plugin.context));
@@ -71,7 +71,7 @@ void many_communicators(const Settings& settings) {
 }
 
 // After closeRecv and closeSend, the memory is the caller's: nothing may write into it.
-void closing_with_requests_under_way(const Settings& settings) {
+void closing_with_requests_under_way(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   for (uint64_t round = 0; round < 20; ++round) {
     Pair pair(plugin, plugin.context);
@@ -99,7 +99,7 @@ void closing_with_requests_under_way(const Settings& settings) {
 }
 
 // Deregistering is the promise that nothing is written any more, whatever is under way.
-void deregistering_memory_in_use(const Settings& settings) {
+void deregistering_memory_in_use(const PlugtestSettings& settings) {
   Bytes got(1 << 20);
   const Bytes data = pattern(got.size(), settings.seed);
   Started plugin(settings.path, settings.version);
@@ -116,7 +116,7 @@ void deregistering_memory_in_use(const Settings& settings) {
   expect(got == then, "a buffer was written into after deregMr");
 }
 
-void a_peer_that_closes_ends_requests(const Settings& settings) {
+void a_peer_that_closes_ends_requests(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
   Bytes got(100);
@@ -133,7 +133,7 @@ void transfers(NetPlugin& plugin, void* context, uint64_t seed) {
 }
 
 // As NCCL has them: a service thread and a progress thread of each.
-void two_communicators_with_threads(const Settings& settings) {
+void two_communicators_with_threads(const PlugtestSettings& settings) {
   std::vector<std::string> faults(2);
   std::vector<std::thread> progress;
   Started plugin(settings.path, settings.version);
@@ -156,7 +156,7 @@ void two_communicators_with_threads(const Settings& settings) {
   for (const std::string& fault : faults) expect(fault.empty(), fault);
 }
 
-void loading_again_and_again(const Settings& settings) {
+void loading_again_and_again(const PlugtestSettings& settings) {
   for (int i = 0; i < kReloads; ++i) {
     Started plugin(settings.path, settings.version);
     if (i % 10 == 0) transfers(plugin, plugin.context, settings.seed);
@@ -179,7 +179,7 @@ int status_of_child(const std::function<void()>& body) {
   return status;
 }
 
-void forking(const Settings& settings) {
+void forking(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
   pair.transfer(100'000, settings.seed);

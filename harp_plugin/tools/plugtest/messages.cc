@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-void properties(const Settings& settings) {
+void properties(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   int count = 0;
   expect_ok(plugin.devices(&count), "devices");
@@ -34,7 +34,7 @@ void properties(const Settings& settings) {
   expect(plugin.properties(count, &none) != nccl::kSuccess, "there are properties of a device too many");
 }
 
-void sizes(const Settings& settings) {
+void sizes(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
   std::vector<size_t> all = {0, 1, 15, 16, 17, 128 * kKiB, kMiB, 4 * kMiB};
@@ -44,13 +44,13 @@ void sizes(const Settings& settings) {
   for (size_t bytes : all) pair.transfer(bytes, settings.seed + bytes);
 }
 
-void received_size_is_reported(const Settings& settings) {
+void received_size_is_reported(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
   for (size_t bytes : {size_t(0), size_t(1), 5 * kKiB, kMiB}) pair.transfer(bytes, settings.seed, 100 * kKiB);
 }
 
-void too_long_is_an_error_and_nothing_is_written_beyond(const Settings& settings) {
+void too_long_is_an_error_and_nothing_is_written_beyond(const PlugtestSettings& settings) {
   for (size_t bytes : {size_t(17), 100 * kKiB, kMiB}) {
     const Bytes data = pattern(bytes, settings.seed);
     Bytes got(bytes + 64, 0xee);
@@ -75,7 +75,7 @@ void too_long_is_an_error_and_nothing_is_written_beyond(const Settings& settings
   }
 }
 
-void outstanding(const Settings& settings) {
+void outstanding(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
   std::mt19937_64 dice(settings.seed);
@@ -96,7 +96,7 @@ void outstanding(const Settings& settings) {
 }
 
 // NCCL posts buffers longer than what comes, and keeps flags in them.
-void bytes_behind_a_message_stay(const Settings& settings) {
+void bytes_behind_a_message_stay(const PlugtestSettings& settings) {
   constexpr size_t kRoom = 256 * kKiB;
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
@@ -118,7 +118,7 @@ void bytes_behind_a_message_stay(const Settings& settings) {
   }
 }
 
-void too_many_requests_would_block(const Settings& settings) {
+void too_many_requests_would_block(const PlugtestSettings& settings) {
   Bytes buffer(16);  // of all of them: that harms nobody else's messages
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
@@ -137,7 +137,7 @@ void too_many_requests_would_block(const Settings& settings) {
   }
 }
 
-void sizes_may_be_null(const Settings& settings) {
+void sizes_may_be_null(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
   Bytes got(1000);
@@ -157,7 +157,7 @@ void sizes_may_be_null(const Settings& settings) {
 }
 
 // Tags choose among the buffers of the oldest group; equal tags take them in order.
-void grouped_receives(const Settings& settings) {
+void grouped_receives(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   nccl::PropertiesV12 is{};
   expect_ok(plugin.properties(0, &is), "getProperties");
@@ -199,7 +199,7 @@ void grouped_receives(const Settings& settings) {
   }
 }
 
-void memory_is_registered_while_data_flows(const Settings& settings) {
+void memory_is_registered_while_data_flows(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   Pair pair(plugin, plugin.context);
   std::atomic<bool> stop{false};

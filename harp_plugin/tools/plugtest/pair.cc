@@ -60,14 +60,14 @@ void wait_until(const std::function<bool()>& turn, const std::string& what) {
   while (!turn()) expect(lightcc::now_ns() < end_ns, "waited 20 s for " + what);
 }
 
-void* Endpoint::try_send(void* communicator, const void* data, size_t bytes, int tag) const {
+void* Requester::try_send(void* communicator, const void* data, size_t bytes, int tag) const {
   void* request = &stale;
   expect_ok(plugin_->isend(communicator, const_cast<void*>(data), bytes, tag, nullptr, &request), "isend");
   expect(request != &stale, "isend left a stale request where it could not begin");
   return request;
 }
 
-void* Endpoint::try_receive(void* communicator, const std::vector<std::pair<void*, size_t>>& buffers,
+void* Requester::try_receive(void* communicator, const std::vector<std::pair<void*, size_t>>& buffers,
                             std::vector<int> tags) const {
   std::vector<void*> data, nothing(buffers.size());
   std::vector<size_t> sizes;
@@ -84,21 +84,21 @@ void* Endpoint::try_receive(void* communicator, const std::vector<std::pair<void
   return request;
 }
 
-void* Endpoint::send(void* communicator, const Bytes& data, int tag) const {
+void* Requester::send(void* communicator, const Bytes& data, int tag) const {
   void* request = nullptr;
   wait_until([&] { return (request = try_send(communicator, data.data(), data.size(), tag)) != nullptr; },
              "isend to begin");
   return request;
 }
 
-void* Endpoint::receive(void* communicator, Bytes& data) const {
+void* Requester::receive(void* communicator, Bytes& data) const {
   void* request = nullptr;
   wait_until([&] { return (request = try_receive(communicator, {{data.data(), data.size()}})) != nullptr; },
              "irecv to begin");
   return request;
 }
 
-std::vector<End> Endpoint::finish(std::vector<void*> requests, int parts, uint64_t dice) const {
+std::vector<End> Requester::finish(std::vector<void*> requests, int parts, uint64_t dice) const {
   std::vector<End> ends(requests.size());
   size_t left = requests.size();
   wait_until(
@@ -122,7 +122,7 @@ std::vector<End> Endpoint::finish(std::vector<void*> requests, int parts, uint64
   return ends;
 }
 
-Pair::Pair(NetPlugin& plugin, void* context) : Endpoint(plugin) {
+Pair::Pair(NetPlugin& plugin, void* context) : Requester(plugin) {
   uint8_t handle[nccl::kHandleBytes];
   expect_ok(plugin.listen(context, 0, handle, &listener_), "listen");
   wait_until(

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/net_plugin.h"
+#include "nccl_abi/net_plugin.h"
 
 namespace harp::plugtest {
 
@@ -31,9 +31,9 @@ struct End {
   std::vector<int> sizes;
 };
 
-class Endpoint {
+class Requester {
  public:
-  explicit Endpoint(NetPlugin& plugin) : plugin_(&plugin) {}
+  explicit Requester(NetPlugin& plugin) : plugin_(&plugin) {}
   // nullptr: would block. The request's place holds a stale pointer before, as NCCL's may.
   void* try_send(void* communicator, const void* data, size_t bytes, int tag = 0) const;
   void* try_receive(void* communicator, const std::vector<std::pair<void*, size_t>>& buffers,
@@ -47,7 +47,7 @@ class Endpoint {
   NetPlugin* plugin_;
 };
 
-class Pair : public Endpoint {
+class Pair : public Requester {
  public:
   Pair(NetPlugin&, void* context);
   ~Pair();

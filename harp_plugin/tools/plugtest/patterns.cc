@@ -15,10 +15,10 @@ constexpr size_t kRanks = 4, kDepth = 8;
 constexpr size_t kRingSlice = 1 << 20, kPairSlice = 128 << 10;
 
 // One direction of a rank: slices that are posted in order, at most kDepth at a time.
-class Lane : public Endpoint {
+class Lane : public Requester {
  public:
   Lane(NetPlugin& plugin, void* communicator, bool sends, uint8_t* data, size_t bytes, size_t slice)
-      : Endpoint(plugin), communicator_(communicator), sends_(sends), data_(data), bytes_(bytes), slice_(slice) {}
+      : Requester(plugin), communicator_(communicator), sends_(sends), data_(data), bytes_(bytes), slice_(slice) {}
   bool over() const { return posted_ == bytes_ && under_way_.empty(); }
   void progress() {
     while (posted_ < bytes_ && under_way_.size() < kDepth) {
@@ -72,7 +72,7 @@ void with_ranks(const std::function<void(size_t rank)>& body) {
   for (const std::string& fault : faults) expect(fault.empty(), fault);
 }
 
-void ring_all_reduce(const Settings& settings) {
+void ring_all_reduce(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   std::vector<std::unique_ptr<Pair>> to_next;  // [rank]: from it to the next
   for (size_t i = 0; i < kRanks; ++i) to_next.push_back(std::make_unique<Pair>(plugin, plugin.context));
@@ -103,7 +103,7 @@ void ring_all_reduce(const Settings& settings) {
   });
 }
 
-void all_to_all(const Settings& settings) {
+void all_to_all(const PlugtestSettings& settings) {
   Started plugin(settings.path, settings.version);
   std::vector<std::unique_ptr<Pair>> pairs;  // [from * kRanks + to]
   for (size_t i = 0; i < kRanks * kRanks; ++i) pairs.push_back(std::make_unique<Pair>(plugin, plugin.context));

@@ -4,11 +4,13 @@ For values of some types there are handlers, by a registry of (type, handler cla
 Handlers keep copies of state dicts, which themselves share memory with the live model or optimizer.
 """
 import copy
+import io
 from typing import Any, Dict, Iterable, List, Mapping, Tuple, Type
 
 import torch
 
-from lightcc.core.elastic_state import ObjectState
+from lightcc.core.elastic_shared import SharingState
+from lightcc.core.elastic_state import ObjectState  # noqa: F401  as Horovod's module has it
 from lightcc.torch.elastic.sampler import ElasticSampler
 from lightcc.torch.functions import (  # noqa: F401  as Horovod's module has them
     allgather_object,
@@ -156,6 +158,14 @@ class SamplerStateHandler(StateDictHandler):
         self.value.reset()
 
 
+_own: List[Tuple[type, Type[StateHandler]]] = []  # before those of the registry
+
+
+def register_own(own: List[Tuple[type, Type[StateHandler]]]) -> None:
+    """Adds lightcc's own handlers of values, which go before those of the registry."""
+    _own.extend(own)
+
+
 _registry: List[Tuple[type, Type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
@@ -182,7 +192,7 @@ def set_handler_registry(registry: List[Tuple[type, Type[StateHandler]]]) -> Non
     _registry = registry
 
 
-class TorchState(ObjectState):
+class TorchState(SharingState):
     """The state of an elastic job: a model, an optimizer and whatever else must go on from where it was.
 
     model, optimizer: None if there is none. kwargs: further modules, optimizers, ElasticSamplers and schedulers, which
@@ -203,31 +213,51 @@ class TorchState(ObjectState):
     def __init__(self, model=None, optimizer=None, **kwargs: Any):
         self._handlers: Dict[str, StateHandler] = {}
         values = {"model": model, "optimizer": optimizer, **kwargs}
+        self.take_parts(values)
         handlers = {name: handler for name, value in values.items() for handler in _handlers_of(value)[:1]}
         super().__init__(broadcast_object, rank, **{name: v for name, v in values.items() if name not in handlers})
         for name, handler in handlers.items():
             setattr(self, name, values[name])
             self._handlers[name] = handler(values[name])
 
-    def save(self) -> None:
-        """Keeps a copy of everything in memory."""
+    def own_saved(self) -> Dict[str, Any]:
+        """The state dicts of what has one."""
+        return {name: handler._kept for name, handler in self._handlers.items()
+                if isinstance(handler, StateDictHandler)}
+
+    def take_own(self, name: str, saved: Any) -> None:
+        """Goes to a state dict. ValueError if it does not fit."""
+        handler = self._handlers[name]
+        assert isinstance(handler, StateDictHandler)
+        handler._kept = saved
+        try:
+            handler.restore()
+        except (RuntimeError, KeyError) as error:  # what load_state_dict raises
+            raise ValueError(str(error)) from error
+
+    @staticmethod
+    def packed(value: Any) -> bytes:
+        """By torch.save."""
+        data = io.BytesIO()
+        torch.save(value, data)
+        return data.getvalue()
+
+    @staticmethod
+    def unpacked(data: bytes) -> Any:
+        """Of this job, or the one before: it may have any values."""
+        return torch.load(io.BytesIO(data), weights_only=False)
+
+    def _keep_own(self) -> None:
         for handler in self._handlers.values():
             handler.save()
-        super().save()
 
-    def restore(self) -> None:
-        """Gives everything the state that was saved, and drops gradients."""
+    def _give_own_back(self) -> None:
         for handler in self._handlers.values():
             handler.restore()
-        super().restore()
 
-    def sync(self) -> None:
-        """Makes everything equal to rank 0's, and saves it once all has arrived."""
+    def _make_own_equal(self) -> None:
         for handler in self._handlers.values():
             handler.sync()
-        super().sync()
-        for handler in self._handlers.values():
-            handler.save()
 
     def reset(self) -> None:
         """Samplers split anew."""
@@ -271,7 +301,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _handlers_of(value: Any) -> List[Type[StateHandler]]:
-    return [handler for kind, handler in _registry if isinstance(value, kind)]
+    return [handler for kind, handler in [*_own, *_registry] if isinstance(value, kind)]
 
 
 def _drop_gradients(parameters: Iterable[torch.Tensor]) -> None:

@@ -39,6 +39,8 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: Optional[torch.Tensor], pending: Pending, inverse: torch.Tensor) -> torch.Tensor:
         ctx.pending, ctx.inverse = pending, inverse
+        if pending.found.plain and len(inverse) == len(pending.rows):
+            return pending.rows.detach()  # another tensor: as the output it refers to the graph
         output = pending.rows.new_empty((len(inverse), pending.rows.shape[1]))
         kernels.gather(pending.rows.numpy(), inverse.numpy(), output.numpy())
         return output
@@ -46,7 +48,8 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):
-        kernels.add_by_row(gradient.contiguous().numpy(), ctx.inverse.numpy(), ctx.pending.writable_grad().numpy())
+        add = kernels.sum_by_row if ctx.pending.grad is None else kernels.add_by_row
+        add(gradient.contiguous().numpy(), ctx.inverse.numpy(), ctx.pending.writable_grad(cleared=False).numpy())
         return None, None, None
 
 

@@ -5,6 +5,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 import numpy
 import torch
 
+from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.embedding import exchange
 from lightcc.embedding.table import Table
 from lightcc.torch.embedding.parameter import Pending, TableParameter
@@ -43,15 +44,16 @@ def lookup(requests: Sequence[Request]) -> List[torch.Tensor]:
     return Batch(requests).take(requests)
 
 
-def prefetch(requests: Sequence[Request]) -> "Batch":
+def prefetch(requests: Sequence[Request], process_set: ProcessSet = global_process_set) -> "Batch":
     """Starts the lookup of the next batch: finds its unique keys and sends them to their owners, and returns at once.
 
     The rows are read after the next step() of the tables' optimizers, when the modules are called with these inputs, or
     by lookup(requests): so results are the same, bit for bit, as without prefetch. Call it between the loss and
     backward(), to have the exchange run during backward. All ranks call it, in the same order among their lookups.
     requests: as for lookup; inputs must not change until they are looked up. What is prefetched must be looked up, as
-    the next that these modules look up in training, or dropped on all ranks by drop() of what is returned. All
-    ranks make as many steps: one that has no data prefetches and looks up no ids. serve() does not go with prefetch.
+    the next that these modules look up in training, or dropped on all ranks by drop() of what is returned. A rank whose
+    data end with this step gives [] while others go on, and calls serve() after the step; process_set is the tables',
+    and is of use only there. Where a rank serves, each prefetched lookup takes one more small message.
     Errors: those of lookup; there, ValueError for other ids than were prefetched.
 
     >>> from lightcc.torch import embedding as E
@@ -60,7 +62,10 @@ def prefetch(requests: Sequence[Request]) -> "Batch":
     torch.Size([2, 4])
     """
     batch = Batch(requests, ahead=True)
-    _prefetched.append(batch)
+    if requests:
+        _prefetched.append(batch)
+    else:
+        _served.append((process_set, exchange.Served(process_set, prefetch=True)))
     return batch
 
 
@@ -117,7 +122,7 @@ class Batch:
             _prefetched.remove(self)
             if not self._outputs:
                 for call, _ in self._calls:
-                    call.finish()
+                    call.drop()
 
     def _finish(self) -> None:
         self._outputs = [None] * len(self._wanted)
@@ -129,6 +134,20 @@ class Batch:
 
 
 _prefetched: List[Batch] = []
+_served: List[Tuple[ProcessSet, exchange.Served]] = []  # for serve(), of ranks whose data end
+
+
+def forget() -> None:
+    """The world in which batches were prefetched is gone."""
+    _prefetched.clear()
+    _served.clear()
+
+
+def served(process_set: ProcessSet) -> List[exchange.Served]:
+    """Calls in which this rank takes part already, as it has no next batch; they are to be finished in this order."""
+    calls = [call for of, call in _served if of is process_set]
+    _served[:] = [(of, call) for of, call in _served if of is not process_set]
+    return calls
 
 
 def under_way() -> bool:

@@ -5,7 +5,9 @@ import numpy
 import torch
 
 from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.embedding.bloom import Bloom
 from lightcc.embedding.initializers import Initializer, Normal
+from lightcc.embedding.statistics import statistics
 from lightcc.embedding.table import Table
 from lightcc.torch.embedding.gathering import Bags, gathered, pooled
 from lightcc.torch.embedding.keys import Ids, array_of, keys_of
@@ -24,7 +26,7 @@ class _OfTable(torch.nn.Module):
 
     def __init__(self, dim: Optional[int], name: Optional[str], init: Initializer, dtype: torch.dtype, seed: int,
                  process_set: ProcessSet, wire: Optional[torch.dtype], strings: bool, limit_bytes: int,
-                 table: Optional["_OfTable"]):
+                 table: Optional["_OfTable"], **life: Any):
         super().__init__()
         if table is not None:
             if name is not None or dim not in (None, table.dim):
@@ -41,7 +43,7 @@ class _OfTable(torch.nn.Module):
                              "they are (None).")
         # Not registered as a parameter: DistributedDataParallel, state_dict() and broadcast_parameters must not see it.
         self.__dict__["_parameter"] = TableParameter(
-            Table(name, dim, _DTYPES[dtype], init, seed, process_set, _WIRES[wire], strings, limit_bytes))
+            Table(name, dim, _DTYPES[dtype], init, seed, process_set, _WIRES[wire], strings, limit_bytes, **life))
 
     @property
     def table(self) -> Table:
@@ -57,8 +59,12 @@ class _OfTable(torch.nn.Module):
         return self.table.dim
 
     def stats(self) -> Dict[str, int]:
-        """Of this rank's shard: lightcc.embedding.Table.stats."""
+        """What lightcc.embedding.Table.stats says of this rank's shard."""
         return self.table.stats()
+
+    def statistics(self) -> Dict[str, float]:
+        """Of all ranks together, which all call it: lightcc.embedding.statistics."""
+        return statistics(self.table)
 
     def __len__(self) -> int:
         """Rows of this rank's shard."""
@@ -93,6 +99,10 @@ class HashEmbedding(_OfTable):
     seed: of the initializer. process_set: the ranks that the rows are spread over and that call forward, all of them in
     the same order. wire: torch.float16 or bfloat16: rows travel as these; None: as they are.
     strings: ids are strings, not integers. limit_bytes: most memory of this rank's shard, 0 for no limit.
+    min_count: a key gets a row when it has occurred so often in lookups that were trained, over all ranks; before, it
+    reads as `absent` in each element. admission: Bloom(bytes, error), which counts in a fixed size; None: exactly, at
+    14 to 18 bytes a key. evict: which rows go at the end of a step: Ttl, Count, L2, Asking or a function.
+    max_rows: most rows of all ranks, 0 for no limit.
     table: instead of dim and name, another module: both use its table.
 
     forward(ids, mask=None): ids, integers of any shape on the CPU, or strings (a list or a NumPy array); mask, bool of
@@ -110,8 +120,10 @@ class HashEmbedding(_OfTable):
     def __init__(self, dim: Optional[int] = None, name: Optional[str] = None, init: Initializer = _DEFAULT, *,
                  dtype: torch.dtype = torch.float32, seed: int = 0, process_set: ProcessSet = global_process_set,
                  wire: Optional[torch.dtype] = None, strings: bool = False, limit_bytes: int = 0,
-                 table: Optional[_OfTable] = None):
-        super().__init__(dim, name, init, dtype, seed, process_set, wire, strings, limit_bytes, table)
+                 min_count: int = 1, absent: float = 0.0, evict: Any = None, max_rows: int = 0,
+                 admission: Optional[Bloom] = None, table: Optional[_OfTable] = None):
+        super().__init__(dim, name, init, dtype, seed, process_set, wire, strings, limit_bytes, table,
+                         min_count=min_count, absent=absent, evict=evict, max_rows=max_rows, admission=admission)
 
     def forward(self, ids: Ids, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
         return lookup([(self, ids, mask)])[0]
@@ -154,10 +166,13 @@ class HashEmbeddingBag(_OfTable):
     def __init__(self, dim: Optional[int] = None, name: Optional[str] = None, init: Initializer = _DEFAULT, *,
                  mode: str = "mean", dtype: torch.dtype = torch.float32, seed: int = 0,
                  process_set: ProcessSet = global_process_set, wire: Optional[torch.dtype] = None,
-                 strings: bool = False, limit_bytes: int = 0, table: Optional[_OfTable] = None):
+                 strings: bool = False, limit_bytes: int = 0, min_count: int = 1, absent: float = 0.0,
+                 evict: Any = None, max_rows: int = 0, admission: Optional[Bloom] = None,
+                 table: Optional[_OfTable] = None):
         if mode not in ("sum", "mean", "max"):
             raise ValueError(f"HashEmbeddingBag: mode={mode!r}; give 'sum', 'mean' or 'max'.")
-        super().__init__(dim, name, init, dtype, seed, process_set, wire, strings, limit_bytes, table)
+        super().__init__(dim, name, init, dtype, seed, process_set, wire, strings, limit_bytes, table,
+                         min_count=min_count, absent=absent, evict=evict, max_rows=max_rows, admission=admission)
         self.mode = mode
 
     def forward(self, ids: Ids, offsets: Optional[torch.Tensor] = None,

@@ -7,7 +7,7 @@ is the summed (or averaged) gradient, t counts the table's steps, tau is the row
 birth, and alpha_t = lr * sqrt(1 - beta2^t) / (1 - beta1^t).
 """
 import math
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar, Union
 
 import torch
 
@@ -17,6 +17,7 @@ from lightcc.embedding.rules import Rule
 from lightcc.torch.embedding import scaling
 from lightcc.torch.embedding.parameter import TableParameter
 
+_U = TypeVar("_U", bound=Any)
 Tables = Union[Iterable[TableParameter], Iterable[Dict[str, Any]]]
 
 
@@ -36,6 +37,7 @@ class TableOptimizer(torch.optim.Optimizer):
         self._rule, self._op = rule, op
         self._held: List[exchange.Step] = []  # of clip_grad_norm_, and the factor of their gradients
         self._scale = 1.0
+        self.taken_over = False  # by a Pipeline
         super().__init__(params, defaults)
         scaling.agree_first(self)
 
@@ -55,6 +57,7 @@ class TableOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         """One update of every row that some rank has a gradient for. Returns what the closure returns."""
+        self._expect_own()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -83,6 +86,7 @@ class TableOptimizer(torch.optim.Optimizer):
         >>> sparse.step(); round(user(torch.tensor([7]))[0, 0].item(), 4)
         -0.5
         """
+        self._expect_own()
         gradients = [parameter.grad for parameter in dense if parameter.grad is not None]
         if any(parameter.overflowed for group in self.param_groups for parameter in group["params"]):
             return torch.tensor(math.inf, dtype=torch.float64)  # a GradScaler leaves this step out, on all ranks
@@ -111,20 +115,40 @@ class TableOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
 
+    def forget(self) -> None:
+        """Drops the gradients, and those that were clipped in a world that is gone."""
+        self._held = []
+        self.zero_grad()
+
     def _before_grad_scaler(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer is self:
             scaling.agree(self)
 
     def _begun(self, hold: bool) -> List[exchange.Step]:
         """Sends the gradients, in one exchange for each process set."""
-        by_set: Dict[int, List[exchange.Update]] = {}
+        updates = [exchange.Update(parameter.table, [(one.found, one.grad.numpy()) for one in parameter.pending],
+                                   numbers) for parameter, numbers in self._numbered()]
+        return [exchange.Step(of_set, self._op == ops.ReduceOps.Average, hold) for of_set in by_set(updates)]
+
+    def _numbered(self) -> List[Tuple[TableParameter, Dict[str, float]]]:
+        """The tables, and the numbers that an update of each brings along."""
+        numbered = []
         for group in self.param_groups:
             numbers = self._rule.numbers({name: value for name, value in group.items() if name != "params"})
-            for parameter in group["params"]:
-                gradients = [(pending.found, pending.grad.numpy()) for pending in parameter.pending]
-                by_set.setdefault(id(parameter.table.group), []).append(
-                    exchange.Update(parameter.table, gradients, numbers))
-        return [exchange.Step(updates, self._op == ops.ReduceOps.Average, hold) for updates in by_set.values()]
+            numbered += [(parameter, numbers) for parameter in group["params"]]
+        return numbered
+
+    def _expect_own(self) -> None:
+        if self.taken_over:
+            raise ValueError(f"this {type(self).__name__} is in a Pipeline: call step() and the others of that.")
+
+
+def by_set(updates: List[_U]) -> List[List[_U]]:
+    """Those of one process set together. Each has a table."""
+    sets: Dict[int, List[_U]] = {}
+    for one in updates:
+        sets.setdefault(id(one.table.group), []).append(one)
+    return list(sets.values())
 
 
 class SGD(TableOptimizer):
@@ -184,7 +208,7 @@ class SparseAdam(TableOptimizer):
 
     A row that comes back after n steps without gradient gets what they would have done: x -= S(n) * m / (sqrt(v) + eps)
     with S(n) = sum over j = 1...min(n, terms) of alpha_(tau+j) * r^j, r = beta1 / sqrt(beta2), and m *= beta1^n, v *=
-    beta2^n; then it is updated as by LazyAdam. A training lookup does so; an evaluation computes the same value and
+    beta2^n; then it is updated as by LazyAdam. A lookup in between computes the value that it would have, and
     changes nothing. So it equals torch.optim.Adam over all rows but for where eps stands and for what `terms` cuts off.
     terms: of the sum, 192 by default (1e-9 of a step at beta1 = 0.9); 0: all of them. Others: those of LazyAdam.
 

@@ -25,12 +25,13 @@ class Pending:
         if parameter.overflowed:  # the step that was left out is over
             parameter.grad = None
         self.rows = torch.from_numpy(found.rows)
+        self.then = self.rows.clone() if parameter.keeps_rows else None  # the rows are the user's to write to
         self.grad: Optional[torch.Tensor] = None
 
-    def writable_grad(self) -> torch.Tensor:
-        """The gradient for a backward pass to add to; zeros at first."""
+    def writable_grad(self, cleared: bool = True) -> torch.Tensor:
+        """The gradient for a backward pass to add to; zeros at first, or (cleared=False) not even that."""
         if self.grad is None:
-            self.grad = torch.zeros_like(self.rows)
+            self.grad = torch.zeros_like(self.rows) if cleared else torch.empty_like(self.rows)
             parameter = self._parameter()
             if parameter is not None:
                 parameter.pending.append(self)
@@ -44,7 +45,8 @@ class TableParameter(torch.nn.Parameter):
     What changes it in place changes what step() sends. Setting it to None drops it.
 
     >>> from lightcc.torch import embedding as E
-    >>> user = E.HashEmbedding(4, name="user"); user(torch.tensor([7, 9, 7])).sum().backward()
+    >>> user = E.HashEmbedding(4, name="user"); sparse = E.SGD(E.tables(user), lr=0.1)
+    >>> user(torch.tensor([7, 9, 7])).sum().backward()
     >>> E.tables(user)[0].grad
     tensor([[2., 2., 2., 2.],
             [1., 1., 1., 1.]])
@@ -55,13 +57,14 @@ class TableParameter(torch.nn.Parameter):
     _joined: torch.Tensor  # the gradients of the first _joined_of pending lookups
     _joined_of: int
     overflowed: bool       # some rank's gradient was not finite
+    keeps_rows: bool       # lookups keep a copy of their rows
 
     @staticmethod
     def __new__(cls, table: Table):
         nothing = torch.empty((0, table.dim), dtype=getattr(torch, table.dtype))
         self = torch.Tensor._make_subclass(cls, nothing, False)  # type: ignore[attr-defined]
         self.table, self.pending = table, []
-        self._joined, self._joined_of, self.overflowed = self.data, 0, False
+        self._joined, self._joined_of, self.overflowed, self.keeps_rows = self.data, 0, False, False
         return self
 
     def __init__(self, table: Table):

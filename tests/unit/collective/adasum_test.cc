@@ -347,9 +347,9 @@ TEST(Adasum, NoStepDisturbsAnotherOfItsRound) {
               };
               if (step.reads()) add(false, step.from, step.count);
               if (step.writes()) add(true, step.to, step.count);
-              if (step.kind == Step::Kind::combine) add(false, step.theirs, step.count);
-              if (step.kind == Step::Kind::combine) add(false, {Memory::dots, step.dots}, 6);
-              if (step.kind == Step::Kind::recv_dot) add(true, {Memory::dots, 0}, 6);
+              if (step.kind == Step::Action::combine) add(false, step.theirs, step.count);
+              if (step.kind == Step::Action::combine) add(false, {Memory::dots, step.dots}, 6);
+              if (step.kind == Step::Action::recv_dot) add(true, {Memory::dots, 0}, 6);
             }
             for (const Access& a : accesses)
               for (const Access& b : accesses) {
@@ -368,7 +368,7 @@ TEST(Adasum, RoundsAndVolumeAreThoseOfThePaper) {
     std::pair<int64_t, int64_t> counts;  // of data, of dot products
     for (const auto& round : rounds)
       for (const Step& step : round)
-        if (step.kind == Step::Kind::send)
+        if (step.kind == Step::Action::send)
           (step.from.memory == Memory::dots ? counts.second : counts.first) += step.count;
     return counts;
   };

@@ -52,7 +52,7 @@ TEST(Algorithms, WhatIsNotOverwrittenMayBeLent) {
       int sends = 0, lent = 0;
       for (const auto& round : plan(*find_algorithm(one.kind, one.name), problem.of(rank), one_host(4)))
         for (const Step& step : round) {
-          sends += step.kind == Step::Kind::send;
+          sends += step.kind == Step::Action::send;
           lent += step.may_lend;
         }
       EXPECT_EQ(sends, one.sends) << one.name << ", rank " << rank;
@@ -76,7 +76,7 @@ TEST(Algorithms, LongBroadcastGoesInPieces) {
 int64_t sent(const Schedule& rounds) {
   int64_t count = 0;
   for (const auto& round : rounds)
-    for (const Step& step : round) count += step.kind == Step::Kind::send ? step.count : 0;
+    for (const Step& step : round) count += step.kind == Step::Action::send ? step.count : 0;
   return count;
 }
 

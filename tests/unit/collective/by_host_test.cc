@@ -75,7 +75,7 @@ Crossing crossing(const Algorithm& algorithm, const Problem& problem, const Host
     int64_t count = 0;
     for (const auto& round : plan(algorithm, problem.of(rank), hosts))
       for (const Step& step : round)
-        count += step.kind == Step::Kind::send && host_of(rank) != host_of(step.peer) ? step.count : 0;
+        count += step.kind == Step::Action::send && host_of(rank) != host_of(step.peer) ? step.count : 0;
     crossing.all += count;
     crossing.most = std::max(crossing.most, count);
   }
@@ -113,7 +113,7 @@ TEST(ByHost, CounterpartsAreSpreadEvenly) {
     int64_t count = 0;
     for (const auto& round : plan(*find_algorithm(Kind::reducescatter, "by_host"), problem.of(rank), hosts))
       for (const Step& step : round)
-        count += step.kind == Step::Kind::send && (step.peer < 3 || step.peer > 5) ? step.count : 0;
+        count += step.kind == Step::Action::send && (step.peer < 3 || step.peer > 5) ? step.count : 0;
     sent.push_back(count);
   }
   std::sort(sent.begin(), sent.end());

@@ -23,7 +23,7 @@ constexpr int64_t kCount = 60'000;
 
 bool has_begun(const Work& work, const std::string& phase) {
   const auto phases = work.phases();
-  return std::any_of(phases.begin(), phases.end(), [&](const Phase& one) { return one.name == phase; });
+  return std::any_of(phases.begin(), phases.end(), [&](const TimedPhase& one) { return one.name == phase; });
 }
 
 // Two hosts of two ranks, each stepped by a thread of its own, which holds all that is its rank's.

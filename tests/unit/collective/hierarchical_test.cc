@@ -307,7 +307,7 @@ TEST(HierarchicalBackend, TellsWhenItsPhasesWere) {
       world.finish(rank, *work);
       std::vector<std::string> names;
       uint64_t begin = before, end = before;
-      for (const Phase& phase : work->phases()) {
+      for (const TimedPhase& phase : work->phases()) {
         names.push_back(phase.name);
         EXPECT_TRUE(begin <= phase.begin_ns && end < phase.end_ns && phase.begin_ns < phase.end_ns) << phase.name;
         begin = phase.begin_ns;

@@ -25,11 +25,11 @@ constexpr float kLargest = std::numeric_limits<float>::max(), kSmallestNormal = 
 
 struct Input {
   std::vector<float> gradient, residual;
-  float scale = 1;
+  float prescale = 1;
   std::vector<float> sums() const {
     std::vector<float> all(gradient.size());
     for (size_t i = 0; i < all.size(); ++i) {
-      const float scaled = scale * gradient[i];
+      const float scaled = prescale * gradient[i];
       all[i] = residual[i] + scaled;
     }
     return all;
@@ -37,22 +37,22 @@ struct Input {
 };
 
 struct Encoded {
-  std::vector<float> factors;
+  std::vector<float> scales;
   std::vector<int8_t> values;
   std::vector<float> residual;
   bool finite = true;
 };
 
-float factor_of(std::span<const float> group) {
+float scale_of(std::span<const float> group) {
   float largest = 0;
   for (float x : group) {
     if (!std::isfinite(x)) return kNaN;
     largest = std::max(largest, std::fabs(x));
   }
   if (largest == 0) return 0;
-  float factor = std::max(largest / 127, kSmallestNormal);
-  while (!std::isfinite(127 * factor)) factor = std::nextafter(factor, 0.0f);
-  return factor;
+  float scale = std::max(largest / 127, kSmallestNormal);
+  while (!std::isfinite(127 * scale)) scale = std::nextafter(scale, 0.0f);
+  return scale;
 }
 
 Encoded oracle(const Input& in) {
@@ -60,12 +60,12 @@ Encoded oracle(const Input& in) {
   const std::vector<float> sums = in.sums();
   for (size_t at = 0; at < sums.size(); at += 256) {
     const std::span<const float> group(&sums[at], std::min<size_t>(256, sums.size() - at));
-    const float factor = factor_of(group);
-    out.factors.push_back(factor);
-    out.finite = out.finite && std::isfinite(factor);
+    const float scale = scale_of(group);
+    out.scales.push_back(scale);
+    out.finite = out.finite && std::isfinite(scale);
     for (float x : group) {
-      const auto value = static_cast<int8_t>(factor > 0 ? std::nearbyint(x / factor) : 0);
-      const float sent = static_cast<float>(value) * factor;
+      const auto value = static_cast<int8_t>(scale > 0 ? std::nearbyint(x / scale) : 0);
+      const float sent = static_cast<float>(value) * scale;
       out.values.push_back(value);
       out.residual.push_back(x - sent);
     }
@@ -91,7 +91,7 @@ Encoded run(Isa isa, const Input& in) {
   std::vector<std::byte> body(int8_message_bytes(count) + 2 * kAround, kGuardByte);
 
   Int8Encoding encoding(isa);
-  encoding.start({gradient.data() + kAround, residual.data() + kAround, count, in.scale}, body.data() + kAround);
+  encoding.start({gradient.data() + kAround, residual.data() + kAround, count, in.prescale}, body.data() + kAround);
   size_t steps = 1;
   while (encoding.step() && steps < 1000 + blocks) ++steps;
   EXPECT_EQ(encoding.finite() ? blocks : 2 * blocks, steps) << "a step takes a block";
@@ -103,7 +103,7 @@ Encoded run(Isa isa, const Input& in) {
     EXPECT_EQ(kGuardByte, body[body.size() - 1 - i]) << "behind the body";
   }
   Encoded out{std::vector<float>(groups), std::vector<int8_t>(count), {}, encoding.finite()};
-  std::memcpy(out.factors.data(), &body[kAround], 4 * groups);
+  std::memcpy(out.scales.data(), &body[kAround], 4 * groups);
   std::memcpy(out.values.data(), &body[kAround + 4 * groups], count);
   out.residual.assign(residual.begin() + kAround, residual.end() - kAround);
   return out;
@@ -123,10 +123,10 @@ void expect_equal(const std::vector<T>& want, const std::vector<T>& got, const s
 void expect_nothing_lost(const Input& in, const Encoded& got, const std::string& what) {
   const std::vector<float> sums = in.sums();
   for (size_t i = 0; i < sums.size(); ++i) {
-    const float factor = got.factors[i / 256], sent = static_cast<float>(got.values[i]) * factor;
+    const float scale = got.scales[i / 256], sent = static_cast<float>(got.values[i]) * scale;
     ASSERT_TRUE(std::isfinite(sent)) << what << " " << i;
     ASSERT_EQ(double(sums[i]), double(sent) + double(got.residual[i])) << what << " " << i;
-    ASSERT_LE(std::fabs(got.residual[i]), (0.5 + 0x1p-14) * double(factor)) << what << " " << i;
+    ASSERT_LE(std::fabs(got.residual[i]), (0.5 + 0x1p-14) * double(scale)) << what << " " << i;
     ASSERT_GE(got.values[i], -127) << what << " " << i;
   }
 }
@@ -137,7 +137,7 @@ void check(const Input& in, const std::string& name) {
     const std::string what = name + ", " + std::to_string(in.gradient.size()) + ", " + name_of(isa);
     const Encoded got = run(isa, in);
     EXPECT_EQ(want.finite, got.finite) << what;
-    expect_equal(want.factors, got.factors, what + ", factor");
+    expect_equal(want.scales, got.scales, what + ", scale");
     expect_equal(want.values, got.values, what + ", value");
     expect_equal(want.residual, got.residual, what + ", residual");
     if (got.finite) expect_nothing_lost(in, got, what);
@@ -173,14 +173,14 @@ const Distribution kDistributions[] = {
     {"wide", [](size_t, auto& random) { return sign(random) * std::exp2(12 * normal(random)); }},
     {"subnormal", [](size_t, auto& random) { return below(0x800000, random); }},
     {"a few smallest", [](size_t, auto& random) { return below(400, random); }},
-    {"about the smallest factor", [](size_t, auto& random) { return 128 * kSmallestNormal * normal(random); }},
+    {"about the smallest scale", [](size_t, auto& random) { return 128 * kSmallestNormal * normal(random); }},
     {"up to the largest", [](size_t, auto& random) { return below(0x7f800000, random); }},
     {"the largest", [](size_t, auto& random) { return kLargest * sign(random); }},
 };
 
-Input input(const Distribution& from, size_t count, uint64_t seed, float scale = 1) {
+Input input(const Distribution& from, size_t count, uint64_t seed, float prescale = 1) {
   std::mt19937_64 random(seed);
-  Input in{std::vector<float>(count), std::vector<float>(count), scale};
+  Input in{std::vector<float>(count), std::vector<float>(count), prescale};
   for (size_t i = 0; i < count; ++i) in.gradient[i] = from.draw(i, random);
   // Often what is left behind is nothing, so that sums are what has been drawn.
   if (seed % 2 == 0) return in;
@@ -202,10 +202,10 @@ TEST(Int8Encoding, EqualsItsDefinition) {
   }
 }
 
-// Every number near each multiple of half a factor, where a quotient that is rounded another way would show.
+// Every number near each multiple of half a scale, where a quotient that is rounded another way would show.
 TEST(Int8Encoding, RoundsQuotientsToNearestEven) {
   for (float largest : {127.0f, 100.0f, 1.1f, 0x1.fffffep+0f, 3e-39f, kLargest}) {
-    const float step = factor_of(std::span(&largest, 1)) / 2;
+    const float step = scale_of(std::span(&largest, 1)) / 2;
     Input in;
     for (int half = -253; half <= 253; ++half) {
       float x = static_cast<float>(half) * step;
@@ -234,7 +234,7 @@ TEST(Int8Encoding, FeedsBackWhatItLeftBehind) {
     }
     const Encoded got = run(best_isa(), in);
     in.residual = got.residual;
-    for (size_t i = 0; i < count; ++i) sent[i] += static_cast<float>(got.values[i]) * got.factors[i / 256];
+    for (size_t i = 0; i < count; ++i) sent[i] += static_cast<float>(got.values[i]) * got.scales[i / 256];
   }
   for (size_t i = 0; i < count; ++i) {
     ASSERT_NEAR(gradients[i], sent[i], 0.25 / 127) << i;
@@ -254,7 +254,7 @@ TEST(Int8Encoding, OfASumThatIsNotFiniteSaysSoAndLeavesTheResidual) {
         if (value == kLargest) in.residual[at] = kLargest;  // their sum is too large
         const Encoded want = oracle(in);
         ASSERT_FALSE(want.finite);
-        ASSERT_TRUE(std::isnan(want.factors[at / 256]));
+        ASSERT_TRUE(std::isnan(want.scales[at / 256]));
         check(in, "not finite at " + std::to_string(at));
         if (HasFatalFailure()) return;
       }

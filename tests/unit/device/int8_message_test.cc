@@ -18,10 +18,10 @@ LABEL(alone);
 namespace lightcc {
 namespace {
 
-std::vector<std::byte> bytes_of(const std::vector<float>& factors, const std::vector<int8_t>& values) {
-  std::vector<std::byte> body(4 * factors.size() + values.size());
-  std::memcpy(body.data(), factors.data(), 4 * factors.size());
-  std::memcpy(&body[4 * factors.size()], values.data(), values.size());
+std::vector<std::byte> bytes_of(const std::vector<float>& scales, const std::vector<int8_t>& values) {
+  std::vector<std::byte> body(4 * scales.size() + values.size());
+  std::memcpy(body.data(), scales.data(), 4 * scales.size());
+  std::memcpy(&body[4 * scales.size()], values.data(), values.size());
   return body;
 }
 
@@ -39,16 +39,16 @@ TEST(Int8Message, AddsValuesTimesFactors) {
   std::mt19937_64 random(5);
   std::normal_distribution<float> normal;
   for (size_t count : {1, 3, 17, 255, 256, 257, 1000, 65'535, 65'536, 65'537, 131'072, 140'001}) {
-    std::vector<float> factors((count + 255) / 256), to(count), want(count);
+    std::vector<float> scales((count + 255) / 256), to(count), want(count);
     std::vector<int8_t> values(count);
-    for (float& x : factors) x = std::exp2(20 * normal(random));
+    for (float& x : scales) x = std::exp2(20 * normal(random));
     for (size_t i = 0; i < count; ++i) {
       values[i] = static_cast<int8_t>(random());  // -128 too, which no rank of ours sends
       to[i] = std::exp2(20 * normal(random));
-      const float sent = static_cast<float>(values[i]) * factors[i / 256];
+      const float sent = static_cast<float>(values[i]) * scales[i / 256];
       want[i] = to[i] + sent;
     }
-    const std::vector<std::byte> body = bytes_of(factors, values);
+    const std::vector<std::byte> body = bytes_of(scales, values);
     for (size_t shift : {0, 1}) {
       std::vector<std::byte> shifted(body.size() + shift);
       std::copy(body.begin(), body.end(), shifted.begin() + int64_t(shift));
@@ -95,10 +95,10 @@ TEST(Int8Message, OfWhatIsNotFiniteIsNotFinite) {
 }
 
 TEST(Int8Message, TakesAnyFactor) {
-  const std::vector<float> factors{kInfinite, kNaN, std::bit_cast<float>(0xff812345), -1e-45f, -2};
+  const std::vector<float> scales{kInfinite, kNaN, std::bit_cast<float>(0xff812345), -1e-45f, -2};
   const std::vector<int8_t> values(5 * 256, 1);
   for (Isa isa : isas()) {
-    const std::vector<std::byte> body = bytes_of(factors, values);
+    const std::vector<std::byte> body = bytes_of(scales, values);
     const std::vector<float> got = added(Int8Message(body, values.size(), isa), std::vector<float>(values.size()));
     for (size_t i = 0; i < 256; ++i) {
       ASSERT_EQ(kInfinite, got[i]);

@@ -14,7 +14,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/nccl_net.h"
+#include "nccl_abi/nccl_net.h"
 
 namespace {
 

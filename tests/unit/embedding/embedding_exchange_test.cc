@@ -1,6 +1,7 @@
 // Several ranks of a group, one after the other: what is asked, answered, summed, refused and served.
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include "labels.h"
 #include "unit/embedding/table_handles.h"
@@ -63,6 +64,94 @@ TEST(EmbeddingExchange, RowsAreTheSameOnAnyNumberOfRanks) {
     const auto one = trained(1, rule);
     for (int size : {2, 3, 4}) EXPECT_EQ(trained(size, rule), one) << "rule " << rule << ", ranks " << size;
   }
+}
+
+// The keys of training lookups are known to their owners: gradients refer to them, in whatever mixture.
+struct Referring {
+  explicit Referring(int size, int rule = LIGHTCC_EMBEDDING_SPARSE_ADAM)
+      : known(size, Spec{.rule = rule, .terms = 192}), told(size, Spec{.rule = rule, .terms = 192}) {}
+  ~Referring() {
+    for (auto& calls : lookups) release(calls);
+  }
+  size_t lookup(uint32_t flags = kTraining) {
+    std::vector<Call*> calls;
+    for (int rank = 0; rank < int(known.tables.size()); ++rank)
+      calls.push_back(known.lookup(rank, keys_of(int(random() % 4)), flags));
+    EXPECT_EQ(finish(calls), std::vector<int>(calls.size(), 0)) << lightcc_embedding_error();
+    lookups.push_back(calls);
+    return lookups.size() - 1;
+  }
+  // Each rank's gradient is of one of the lookups, or of none (-1); the other table is told the keys themselves.
+  void update(const std::vector<int>& of, uint32_t flags = 0) {
+    const Numbers n{0.125, 0.5, 0.75, 1e-8, 0, 0, 0};
+    std::vector<Call*> refer, tell;
+    std::vector<std::vector<double>> g(of.size());
+    for (size_t rank = 0; rank < of.size(); ++rank) {
+      Call* lookup = of[rank] < 0 ? nullptr : lookups[size_t(of[rank])][rank];
+      const std::vector<int64_t> keys = lookup ? test::keys_of(lookup) : std::vector<int64_t>();
+      for (size_t i = 0; i < keys.size() * 4; ++i) g[rank].push_back(double(random() % 8));
+      refer.push_back(known.update(int(rank), {lookup, 0, nullptr, nullptr, 0, g[rank].data()}, flags, n));
+      tell.push_back(told.update(int(rank), keys, g[rank], flags, n));
+    }
+    EXPECT_EQ(finish(refer), std::vector<int>(of.size(), 0)) << lightcc_embedding_error();
+    EXPECT_EQ(finish(tell), std::vector<int>(of.size(), 0)) << lightcc_embedding_error();
+    release(refer);
+    release(tell);
+  }
+  void expect_equal_rows() {
+    std::vector<int64_t> all;
+    for (int64_t key = -5; key < 40; ++key) all.push_back(key);
+    for (size_t rank = 0; rank < known.tables.size(); ++rank) {
+      EXPECT_EQ(read(known.tables[rank], all), read(told.tables[rank], all));
+      EXPECT_EQ(known.tables[rank]->shard->index().size(), told.tables[rank]->shard->index().size());
+    }
+  }
+  Ranks known, told;
+  std::vector<std::vector<Call*>> lookups;
+  std::mt19937 random{5};
+};
+
+TEST(EmbeddingExchange, GradientsOfALookupNeedNoKeys) {
+  for (int size : {2, 3, 4}) {
+    Referring r(size);
+    for (int step = 0; step < 6; ++step) r.update(std::vector<int>(size_t(size), int(r.lookup())));
+    for (Table* table : r.known.tables) EXPECT_EQ(table->asked.size(), 0u);
+    r.expect_equal_rows();
+  }
+}
+
+TEST(EmbeddingExchange, RanksMayReferToDifferentLookupsOrToNone) {
+  Referring r(3);
+  const int first = int(r.lookup()), second = int(r.lookup()), third = int(r.lookup());
+  r.update({first, -1, -1});
+  r.update({second, third, -1});
+  r.update({-1, first, second});  // both were forgotten: their keys travel again
+  r.update({-1, -1, -1});
+  r.expect_equal_rows();
+}
+
+TEST(EmbeddingExchange, ALookupThatIsTooOldIsNotReferredTo) {
+  Referring r(2);
+  for (int i = 0; i < 40; ++i) r.lookup();
+  for (Table* table : r.known.tables) EXPECT_EQ(table->asked.size(), 16u);
+  r.update({39, 20});
+  r.update({38, 0});
+  r.update({27, 26});
+  r.expect_equal_rows();
+}
+
+TEST(EmbeddingExchange, RowsMayBeErasedAndBornBetweenALookupAndItsUpdate) {
+  Referring r(2);
+  r.update({int(r.lookup()), -1});
+  const int early = int(r.lookup()), late = int(r.lookup());
+  r.update({late, late});
+  for (auto* ranks : {&r.known, &r.told})
+    for (Table* table : ranks->tables) {
+      const std::vector<int64_t> some{1, 2, 3, 4, 5, 6};
+      lightcc_embedding_erase(table, some.data(), int64_t(some.size()));
+    }
+  r.update({early, early});
+  r.expect_equal_rows();
 }
 
 TEST(EmbeddingExchange, AnEvaluationInsertsNothing) {
@@ -180,19 +269,18 @@ TEST(EmbeddingServe, ARankWithoutDataAnswersUntilAllHaveEnded) {
     Call* lookup = ranks.lookup(0, keys, kTraining);
     Call* next = ranks.lookup(0, keys, kTraining | LIGHTCC_EMBEDDING_PREFETCH);
     Call* update = nullptr;
-    for (int turn = 0; turn < 3; ++turn) {
+    for (int turn = 0; turn < 4; ++turn) {
       if (turn == 2) update = ranks.update(0, keys, std::vector<double>(80, 1), 0, {1.0});
       Call* serve = ranks.serve(1);
       std::vector<Call*> under_way{serve};
-      if (turn != 1) under_way.insert(under_way.begin(), turn == 0 ? lookup : update);
+      if (turn != 1) under_way.insert(under_way.begin(), turn == 0 ? lookup : turn == 2 ? update : next);
       const auto status = finish(under_way);
       EXPECT_EQ(status, std::vector<int>(status.size(), 0)) << lightcc_embedding_error();
       served.push_back(serve->served);
       release({serve});
     }
-    EXPECT_EQ(served, (std::vector<int>{LIGHTCC_EMBEDDING_SERVED_TRAINING, LIGHTCC_EMBEDDING_SERVED_TRAINING,
-                                        LIGHTCC_EMBEDDING_SERVED_UPDATE}));
-    EXPECT_EQ(finish({next}), std::vector<int>{0}) << lightcc_embedding_error();
+    EXPECT_EQ(served, (std::vector<int>{LIGHTCC_EMBEDDING_SERVED_TRAINING, LIGHTCC_EMBEDDING_SERVED_LOOKUP,
+                                        LIGHTCC_EMBEDDING_SERVED_UPDATE, LIGHTCC_EMBEDDING_SERVED_TRAINING}));
     EXPECT_EQ(rows_of(next, 4), std::vector<double>(80, -(step + 1)));
     release({lookup, next, update});
   }
@@ -200,6 +288,14 @@ TEST(EmbeddingServe, ARankWithoutDataAnswersUntilAllHaveEnded) {
   EXPECT_EQ(finish(both), (std::vector<int>{0, 0}));
   for (Call* call : both) EXPECT_EQ(call->served, LIGHTCC_EMBEDDING_SERVED_END);
   release(both);
+}
+
+TEST(EmbeddingServe, ItIsNotTheEndWhileARankHasAStepToEnd) {
+  Ranks ranks(2);
+  std::vector<Call*> calls{ranks.serve(0, LIGHTCC_EMBEDDING_PREFETCH), ranks.serve(1)};
+  EXPECT_EQ(finish(calls), (std::vector<int>{0, 0}));
+  for (Call* call : calls) EXPECT_EQ(call->served, LIGHTCC_EMBEDDING_SERVED_LOOKUP);
+  release(calls);
 }
 
 TEST(EmbeddingServe, APrefetchedLookupWithoutAnUpdateIsAnsweredToo) {
@@ -210,6 +306,25 @@ TEST(EmbeddingServe, APrefetchedLookupWithoutAnUpdateIsAnsweredToo) {
   Call* again = ranks.serve(1);
   EXPECT_EQ(finish({next, again}), (std::vector<int>{0, 0})) << lightcc_embedding_error();
   release({next, serve, again});
+}
+
+// A rank that dies in an update leaves the others as they were, as long as it has told none that it can take the step.
+TEST(EmbeddingExchange, NothingIsAppliedBeforeAllHaveSaidThatTheyCan) {
+  Ranks ranks(3, Spec{.init = LIGHTCC_EMBEDDING_ZEROS});
+  std::vector<Call*> updates;
+  const std::vector<double> g(20, 1);
+  for (int rank = 0; rank < 3; ++rank) updates.push_back(ranks.update(rank, {1, 2, 3, 4, 5}, g, 0));
+  for (int turn = 0; turn < 20; ++turn)  // rank 2 has sent its gradients, and dies
+    for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(lightcc_embedding_finish(updates[rank], 0), LIGHTCC_PENDING);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(ranks.tables[rank]->shard->index().size(), 0u);
+    EXPECT_EQ(ranks.tables[rank]->shard->steps().now(), 0u);
+  }
+  EXPECT_EQ(finish(updates), std::vector<int>(3, 0));  // it has not died after all
+  size_t rows = 0;
+  for (Table* table : ranks.tables) rows += table->shard->index().size();
+  EXPECT_EQ(rows, 5u);
+  release(updates);
 }
 
 }  // namespace

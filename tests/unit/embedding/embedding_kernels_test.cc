@@ -1,5 +1,6 @@
 // Kernels on the caller's memory, strings as keys, and 16-bit rows.
 #include <cmath>
+#include <limits>
 #include <set>
 
 #include "embedding/half.h"
@@ -86,6 +87,29 @@ TEST(EmbeddingKernels, TwoStringsOfOneKeyAreAnError) {
   std::vector<double> row(4);
   EXPECT_EQ(lightcc_embedding_read(one.tables[0], keys.data(), mine.data(), 1, row.data()), 0);
   EXPECT_EQ(lightcc_embedding_read(one.tables[0], keys.data(), other.data(), 1, row.data()), LIGHTCC_INVALID_ARGUMENT);
+}
+
+TEST(EmbeddingKernels, ManyNumbersAreConvertedAsEachIs) {
+  std::vector<float> numbers;
+  for (int i = 0; i < 19; ++i) numbers.push_back(float(i - 9) * 0.123456F);
+  for (float special : {0.F, -0.F, 65519.F, 65520.F, 6e-8F, 1e-9F, std::numeric_limits<float>::infinity()})
+    numbers.insert(numbers.begin() + 3, special);
+  std::vector<Float16> halves(numbers.size());
+  convert(numbers.data(), halves.data(), int64_t(numbers.size()));
+  std::vector<float> back(numbers.size());
+  convert(halves.data(), back.data(), int64_t(numbers.size()));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    EXPECT_EQ(float(halves[i]), float(Float16(numbers[i]))) << numbers[i];
+    EXPECT_EQ(back[i], float(halves[i]));
+  }
+}
+
+TEST(EmbeddingKernels, SumsByRowNeedNoClearedMemory) {
+  const std::vector<float> gradient{1, 2, 3, 4, 5, 6};
+  const std::vector<int64_t> inverse{2, 0, 2};
+  std::vector<float> sums(8, 9.F);
+  ASSERT_EQ(lightcc_embedding_sum_by_row(LIGHTCC_FLOAT32, 2, gradient.data(), inverse.data(), 3, 4, sums.data()), 0);
+  EXPECT_EQ(sums, (std::vector<float>{3, 4, 0, 0, 6, 8, 0, 0}));
 }
 
 TEST(EmbeddingKernels, RowsOfTheWireAreRounded) {

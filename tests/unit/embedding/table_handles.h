@@ -128,7 +128,10 @@ struct Ranks {
   }
   Call* update(int rank, const std::vector<int64_t>& keys, const std::vector<double>& g, uint32_t flags,
                Numbers n = {0.1}) {
-    lightcc_embedding_gradient gradient{nullptr, 0, keys.data(), nullptr, int64_t(keys.size()), g.data()};
+    return update(rank, lightcc_embedding_gradient{nullptr, 0, keys.data(), nullptr, int64_t(keys.size()), g.data()},
+                  flags, n);
+  }
+  Call* update(int rank, lightcc_embedding_gradient gradient, uint32_t flags, Numbers n = {0.1}) {
     lightcc_embedding_step s{sizeof s, 1, tables[size_t(rank)], &gradient, n.lr, n.beta1, n.beta2, n.eps, n.l1, n.l2,
                              n.l21};
     Call* call = nullptr;
@@ -136,9 +139,9 @@ struct Ranks {
         << lightcc_embedding_error();
     return call;
   }
-  Call* serve(int rank) {
+  Call* serve(int rank, uint32_t flags = 0) {
     Call* call = nullptr;
-    EXPECT_EQ(lightcc_embedding_serve(groups[size_t(rank)].get(), &call), 0);
+    EXPECT_EQ(lightcc_embedding_serve(groups[size_t(rank)].get(), flags, &call), 0);
     return call;
   }
 };
@@ -152,11 +155,20 @@ inline std::vector<int> finish(const std::vector<Call*>& calls) {
   return status;
 }
 
+// One a key, in the order of the keys as given.
 inline std::vector<double> rows_of(Call* call, int64_t dim) {
   lightcc_embedding_found found{};
   EXPECT_EQ(lightcc_embedding_get_found(call, 0, &found), 0);
   const double* rows = static_cast<const double*>(found.rows);
-  return {rows, rows + found.unique * dim};
+  std::vector<double> all;
+  for (int64_t i = 0; i < found.count; ++i)
+    all.insert(all.end(), rows + found.inverse[i] * dim, rows + (found.inverse[i] + 1) * dim);
+  return all;
+}
+inline std::vector<int64_t> keys_of(Call* call) {
+  lightcc_embedding_found found{};
+  EXPECT_EQ(lightcc_embedding_get_found(call, 0, &found), 0);
+  return {found.keys, found.keys + found.unique};
 }
 
 inline void release(const std::vector<Call*>& calls) {

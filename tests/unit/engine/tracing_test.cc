@@ -78,7 +78,7 @@ TEST_F(Tracings, ABatchThatRunsAtOnceIsNotQueued) {
 TEST_F(Tracings, PhasesOfACollectiveHaveARowEach) {
   const std::vector<BatchItem> batch{item(Kind::allreduce, "a", {}, 3), item(Kind::allreduce, "b", {}, 3)};
   const uint64_t now = now_ns();
-  const Phase phases[] = {{"FIRST", now + 1000, now + 9000}, {"SECOND", now + 3000, now + 12'000}};
+  const TimedPhase phases[] = {{"FIRST", now + 1000, now + 9000}, {"SECOND", now + 3000, now + 12'000}};
   tracing.phases(batch, phases);
   tracing.phases(batch, {});
   const auto all = text();

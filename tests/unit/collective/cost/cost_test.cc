@@ -61,7 +61,7 @@ Sent sent_by_schedules(Kind kind, const char* name, int ranks, int64_t count) {
     c.count = count;
     for (const auto& round : plan(*find_algorithm(kind, name), c, one_host(ranks)))
       for (const Step& step : round)
-        if (step.kind == Step::Kind::send) sent[{rank, step.peer}].push_back(double(4 * step.count));
+        if (step.kind == Step::Action::send) sent[{rank, step.peer}].push_back(double(4 * step.count));
   }
   return sent;
 }
@@ -110,10 +110,10 @@ TEST(FairSharing, AllGetTheSameOfWhatTheyShareAndTheRestOfTheOthers) {
   const Resources resources(cluster);
   FairSharing sharing(resources);
   // Three out of host 0, of which two go into host 1; one more into host 1, and one that meets nobody on its way out.
-  std::vector<Flow> flows;
+  std::vector<NetworkFlow> flows;
   for (auto [from, to] : {std::pair{0, 2}, {1, 3}, {0, 4}, {4, 2}}) flows.push_back({resources.path(from, to)});
-  std::vector<Flow*> all;
-  for (Flow& flow : flows) all.push_back(&flow);
+  std::vector<NetworkFlow*> all;
+  for (NetworkFlow& flow : flows) all.push_back(&flow);
   sharing.share(all);
   EXPECT_NEAR(flows[0].bytes_per_s, 30, 1e-3);
   EXPECT_NEAR(flows[1].bytes_per_s, 30, 1e-3);

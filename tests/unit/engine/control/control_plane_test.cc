@@ -11,6 +11,7 @@
 #include "unit/announcements.h"
 #include "base/clock.h"
 #include "base/overloaded.h"
+#include "engine/control/call_slot.h"
 #include "labels.h"
 #include "unit/thread_peers.h"
 
@@ -64,6 +65,9 @@ struct PlaneMember : ControlPlaneOwner {
     heard.push_back(std::to_string(member) + " " + shown(message));
   }
   void receive_down(DownMessage message) override { heard.push_back(shown(message)); }
+  void receive_slot(int member, std::string bytes) override {
+    heard.push_back(std::to_string(member) + " slot of " + std::to_string(bytes.size()));
+  }
   void remote_member_left(int member, const std::string& why, int from) override {
     heard.push_back(std::to_string(member) + " left: " + why);
     plane->member_left(member, why, from);
@@ -146,6 +150,18 @@ TEST(ControlPlane, AnAnswerReachesOnlyWhomItIsFor) {
         EXPECT_EQ(members.heard(member, 0), Lines{}) << member << " heard what is for " << to;
     }
   }
+}
+
+TEST(ControlPlane, ASlotReachesTheOnlyNeighbourBehindWhatWasSaidBefore) {
+  Members members({1, 1});
+  members.plane(1).send_up(Query{"a", 1});
+  members.plane(1).send_slot(encode(CallSlot{}, "data"));
+  EXPECT_EQ(members.heard(0, 2), (Lines{"1 asks for a", "1 slot of 28"}));
+  members.plane(0).send_slot(encode(CallSlot{}));
+  members.plane(0).leave("why");
+  EXPECT_EQ(members.heard(1, 2), (Lines{"0 slot of 24", "0 left: why"}));
+  Members more({1, 1, 1});
+  EXPECT_THROW(more.plane(0).send_slot(encode(CallSlot{})), Error);
 }
 
 TEST(ControlPlane, AnAnswerForNobodyIsAFault) {

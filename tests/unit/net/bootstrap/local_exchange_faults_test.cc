@@ -141,12 +141,12 @@ TEST(LocalExchangeFaults, ARankThatIsTurnedAwayBeforeItWasHeardComesAgain) {
   accepted(root, in_ms(10'000));  // and closed
   const Fd again = accepted(root, in_ms(10'000));
   LocalMessage message;
-  while (receive_message(again.get(), message) == Received::later) std::this_thread::yield();
+  while (receive_message(again.get(), message) == LocalReceived::later) std::this_thread::yield();
   EXPECT_EQ(message.rank, 1);
   for (int rank : {0, 1}) {
     LocalMessage info;
     info.rank = rank, info.size = 2;
-    EXPECT_EQ(send_message(again.get(), info), Sent::yes);
+    EXPECT_EQ(send_message(again.get(), info), LocalSent::yes);
   }
   client.join();
   EXPECT_EQ(said, "");

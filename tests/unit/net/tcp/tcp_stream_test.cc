@@ -312,7 +312,7 @@ TEST_P(TcpStreamRefuses, WhatIsNoFrame) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Frames, TcpStreamRefuses,
-    testing::Values(Bad{"Kind", {64, 0, 0, 0, FrameHeader::Kind(7)}}, Bad{"Before", {0, 0, 0, 64, FrameHeader::data}},
+    testing::Values(Bad{"Kind", {64, 0, 0, 0, FrameHeader::Type(7)}}, Bad{"Before", {0, 0, 0, 64, FrameHeader::data}},
                     Bad{"Beyond", {128, 0, 0, 64, FrameHeader::data}},
                     Bad{"PastTheWrap", {64, 0, 0, kCapacity, FrameHeader::data}},
                     Bad{"MoreThanIsFree", {kCapacity, 0, 0, 128, FrameHeader::data}},

@@ -1,0 +1,121 @@
+#include "embedding/key_filter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace lightcc::embedding {
+namespace {
+
+constexpr int64_t kPieceLines = 1 << 14;  // about
+
+}  // namespace
+
+int KeyFilter::bits_for(uint32_t min_count) {
+  for (int bits = 2; bits <= 16; bits *= 2)
+    if (min_count - 1 < 1u << bits) return bits;
+  return 0;
+}
+
+void KeyFilter::set_shape(const FilterShape& shape) {
+  *this = KeyFilter();
+  shape_ = shape;
+  if (!active()) return;
+  slots_.assign(kBuckets, 0);
+  used_cells_.assign(kBuckets, 0);
+}
+
+int64_t KeyFilter::slots_per_piece() const { return std::max<int64_t>(1, kPieceLines / shape_.lines); }
+
+KeyFilter::Line* KeyFilter::lines_of(int64_t bucket) const {
+  if (!slots_[size_t(bucket)]) return nullptr;
+  const int64_t slot = slots_[size_t(bucket)] - 1;
+  return pieces_[size_t(slot / slots_per_piece())].lines.get() + slot % slots_per_piece() * shape_.lines;
+}
+
+uint16_t* KeyFilter::changes_of(int64_t bucket) const {
+  const int64_t slot = slots_[size_t(bucket)] - 1;
+  return pieces_[size_t(slot / slots_per_piece())].changed.get() + slot % slots_per_piece() * shape_.lines;
+}
+
+uint32_t KeyFilter::cell(int64_t number) const {
+  const Line* lines = lines_of(bucket_of_cell(number));
+  const int64_t i = number % shape_.cells();
+  return lines ? lines[i / FilterShape::kLineCells].cells[i % FilterShape::kLineCells] : 0;
+}
+
+uint32_t KeyFilter::count(int64_t key) const {
+  uint32_t least = std::numeric_limits<uint32_t>::max();
+  at_counters(key, [&](int64_t number, int shift) { least = std::min(least, cell(number) >> shift & most()); });
+  return least;
+}
+
+void KeyFilter::take_slot(int64_t bucket) {
+  if (slots_[size_t(bucket)]) return;
+  if (free_.empty()) {
+    const auto slots = size_t(slots_per_piece()), lines = slots * size_t(shape_.lines);
+    free_.reserve((pieces_.size() + 1) * slots);  // so that one can be given back without failure
+    pieces_.reserve(pieces_.size() + 1);
+    Piece piece{std::make_unique<Line[]>(lines), std::make_unique<uint16_t[]>(lines)};
+    for (size_t i = slots; i > 0; --i) free_.push_back(uint32_t(pieces_.size() * slots + i - 1));
+    pieces_.push_back(std::move(piece));
+  }
+  slots_[size_t(bucket)] = free_.back() + 1;
+  free_.pop_back();
+}
+
+void KeyFilter::reserve(std::span<const int64_t> keys) {
+  for (int64_t key : keys) take_slot(bucket_of(mix(uint64_t(key))));
+}
+
+void KeyFilter::reserve_cells(std::span<const int64_t> numbers) {
+  for (int64_t number : numbers) take_slot(bucket_of_cell(number));
+}
+
+int KeyFilter::used_counters(uint32_t counters) const {
+  int used = 0;
+  for (; counters; counters >>= shape_.bits) used += (counters & most()) != 0;
+  return used;
+}
+
+void KeyFilter::give_slot_back(int64_t bucket) {
+  std::memset(changes_of(bucket), 0, size_t(shape_.lines) * sizeof(uint16_t));
+  free_.push_back(std::exchange(slots_[size_t(bucket)], 0) - 1);
+}
+
+// Between two cells of a bucket it may have no slot: the one that it gave back is free then.
+void KeyFilter::set_cell(int64_t number, uint32_t counters) {
+  const int64_t bucket = bucket_of_cell(number), i = number % shape_.cells();
+  if (counters) take_slot(bucket);
+  else if (!slots_[size_t(bucket)]) return;
+  uint32_t& cell = lines_of(bucket)[i / FilterShape::kLineCells].cells[i % FilterShape::kLineCells];
+  used_counters_ += used_counters(counters) - used_counters(cell);
+  used_cells_[size_t(bucket)] += uint32_t(counters != 0) - uint32_t(cell != 0);
+  cell = counters;
+  changes_of(bucket)[i / FilterShape::kLineCells] |= uint16_t(1u << i % FilterShape::kLineCells);
+  if (!used_cells_[size_t(bucket)]) give_slot_back(bucket);
+}
+
+void KeyFilter::forget_changes() {
+  for (Piece& piece : pieces_)
+    std::memset(piece.changed.get(), 0, size_t(slots_per_piece() * shape_.lines) * sizeof(uint16_t));
+}
+
+size_t KeyFilter::bytes() const {
+  const size_t lines = active() ? pieces_.size() * size_t(slots_per_piece() * shape_.lines) : 0;
+  return lines * (sizeof(Line) + sizeof(uint16_t)) + (slots_.capacity() + used_cells_.capacity()) * sizeof(uint32_t);
+}
+
+// n keys, with k counters each, leave m * exp(-n * k / m) of m counters at zero.
+int64_t KeyFilter::keys() const {
+  if (!active()) return 0;
+  const double buckets = double(std::count_if(slots_.begin(), slots_.end(), [](uint32_t slot) { return slot; }));
+  const double counters = buckets * double(shape_.cells()) * (32 / shape_.bits);
+  if (!used_counters_) return 0;
+  const double zero = std::max(counters - double(used_counters_), 1.0);
+  return std::llround(counters / shape_.hashes * std::log(counters / zero));
+}
+
+}  // namespace lightcc::embedding

@@ -1,0 +1,1 @@
+"""Embeddings by any id for Keras: what lightcc.keras.embedding and lightcc.tensorflow.keras.embedding share."""

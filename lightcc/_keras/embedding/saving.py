@@ -1,0 +1,162 @@
+"""Layers with tables in Keras's files: what a config says of a table, and the functions of Keras that write and read
+the files, so that the rows are saved beside them (lightcc.tensorflow.embedding.saving).
+
+These are functions of modules that Keras 2 and Keras 3 both have. Formats that have no place for a reference are
+refused.
+"""
+import dataclasses
+import functools
+import importlib
+import os
+import shutil
+from typing import Any, Callable, Dict, List
+
+import numpy
+import tensorflow as tf
+
+from lightcc._keras.patches import wrap
+from lightcc.embedding import checkpoint
+from lightcc.embedding.eviction import L2, Count, Ttl
+from lightcc.embedding.initializers import Constant, Normal, Uniform, Zeros
+from lightcc.embedding.meeting import meet
+from lightcc.embedding.table import Table
+from lightcc.tensorflow.embedding.leaf import leaf_of
+from lightcc.tensorflow.embedding.saving import load_referenced, opening, reference, save_beside
+
+_KINDS = {cls.__name__: cls for cls in (Constant, Count, L2, Normal, Ttl, Uniform, Zeros)}
+_REFERENCE = "table"
+_MARK = "_lightcc_with_tables"
+
+
+def as_config(value: Any) -> Any:
+    """An initializer or an eviction policy as JSON; all else as it is.
+
+    >>> from lightcc import embedding
+    >>> as_config(embedding.Ttl(3)), as_config(None)
+    ({'kind': 'Ttl', 'steps': 3}, None)
+    """
+    return {"kind": type(value).__name__, **dataclasses.asdict(value)} if type(value) in _KINDS.values() else value
+
+
+def from_config(value: Any) -> Any:
+    """The other way round. ValueError for a kind that there is not.
+
+    >>> from_config({"kind": "Ttl", "steps": 3})
+    Ttl(steps=3)
+    """
+    if not isinstance(value, dict):
+        return value
+    numbers = dict(value)
+    kind = numbers.pop("kind", None)
+    if kind not in _KINDS:
+        raise ValueError(f"a layer's config has an initializer or eviction {value}; there are {', '.join(_KINDS)}.")
+    return _KINDS[kind](**numbers)
+
+
+def save_reference(table: Table, store: Any) -> None:
+    """In place of a layer's variables, which have no values."""
+    store[_REFERENCE] = numpy.frombuffer(reference(table).encode(), numpy.uint8)
+
+
+def load_reference(table: Table, store: Any) -> None:
+    text = bytes(numpy.asarray(store[_REFERENCE])).decode() if _REFERENCE in store.keys() else ""
+    load_referenced(table, text)
+
+
+def install(keras: Any) -> None:
+    """Has Keras's functions that write and read files save and load tables, too; once for each Keras."""
+    root = next(base for base in keras.layers.Layer.__mro__ if base.__name__ == "Layer").__module__.split(".")[0]
+    files = importlib.import_module(f"{root}.src.saving.saving_lib")
+    _wrap(files, "save_model", _saving)
+    _wrap(files, "save_weights_only", _saving)
+    _wrap(files, "load_model", _loading_model)
+    _wrap(files, "load_weights_only", _loading_weights)
+    wrap(keras.callbacks.BackupAndRestore, "on_train_begin", _with_folder)
+    wrap(keras.callbacks.BackupAndRestore, "on_train_end", _without_folder)
+    if hasattr(keras, "ops"):
+        legacy = [("legacy.saving.legacy_h5_format", "save_model_to_hdf5"),
+                  ("legacy.saving.legacy_h5_format", "save_weights_to_hdf5_group")]
+    else:
+        legacy = [("saving.legacy.hdf5_format", "save_model_to_hdf5"),
+                  ("saving.legacy.hdf5_format", "save_weights_to_hdf5_group"),
+                  ("saving.legacy.saved_model.save", "save")]
+    for module, name in legacy:
+        _wrap(importlib.import_module(f"{root}.src.{module}"), name, _refusing)
+
+
+def _wrap(module: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    plain = getattr(module, name)
+    if not hasattr(plain, _MARK):
+        wrapped = functools.wraps(plain)(around(plain))
+        setattr(wrapped, _MARK, True)
+        setattr(module, name, wrapped)
+
+
+def _saving(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def save(model, filepath, *args, **options):
+        tables = _tables_of(model)
+        if not tables:
+            return plain(model, filepath, *args, **options)
+        return save_beside(filepath, tables, lambda: plain(model, filepath, *args, **options))
+    return save
+
+
+def _loading_model(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def load(filepath, *args, **options):
+        opening(filepath)
+        return plain(filepath, *args, **options)
+    return load
+
+
+def _loading_weights(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def load(model, filepath, *args, **options):
+        opening(filepath)
+        return plain(model, filepath, *args, **options)
+    return load
+
+
+def _with_folder(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """All ranks back up into one folder, which Keras would make on each of them if it is not there."""
+    def on_train_begin(self, logs=None):
+        if _tables_of(self.model):
+            os.makedirs(self.backup_dir, exist_ok=True)
+        return plain(self, logs)
+    return on_train_begin
+
+
+def _without_folder(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """And Keras would remove it on each, while others have not done with their last backup, or look for a new one."""
+    def on_train_end(self, logs=None):
+        tables = _tables_of(self.model)
+        if not tables:
+            return plain(self, logs)
+        meet(tables, "BackupAndRestore")
+        checkpoint.agreed(lambda: _removed(self, plain, logs), checkpoint.group_of(tables, "save"), "backup")
+    return on_train_end
+
+
+def _removed(callback: Any, plain: Callable[..., Any], logs: Any) -> None:
+    try:
+        plain(callback, logs)
+    except (FileNotFoundError, tf.errors.OpError):  # another rank removes it, too
+        shutil.rmtree(callback.backup_dir, ignore_errors=True)
+
+
+def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The model is the first or, behind a group of an HDF5 file, the second argument."""
+    def save(*args, **options):
+        for tables in map(_tables_of, (*args, *options.values())):
+            if tables:
+                raise ValueError(f"table {tables[0].name!r}: this format of Keras has no place for its rows. Save to "
+                                 "a file that ends in .keras or .weights.h5.")
+        return plain(*args, **options)
+    return save
+
+
+def _tables_of(model: Any) -> List[Table]:
+    """By name, of all its layers, also those that are not trained."""
+    if not getattr(model, "built", False):
+        return []
+    leaves = [leaf_of(variable) for variable in model.weights]
+    tables: Dict[str, Table] = {leaf.table.name: leaf.table for leaf in leaves if leaf is not None}
+    return [tables[name] for name in sorted(tables)]

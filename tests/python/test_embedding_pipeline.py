@@ -1,0 +1,332 @@
+"""Updates that come late: against plain torch with delayed gradients, and what ends, saves, drops or refuses them."""
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import lightcc.torch as hvd
+import ranks
+from lightcc.embedding.rows import slices
+from lightcc.torch import embedding as E
+
+pytestmark = pytest.mark.usefixtures("job")
+DIM, KEYS = 3, 12
+
+
+@pytest.mark.parametrize("np", ranks.SIZES)
+def test_on_ranks(np):
+    ranks.run_checks(__file__, np)
+
+
+def embedding(name, optimizer=E.SGD, lr=0.1, **options):
+    module = E.HashEmbedding(DIM, name=name, dtype=torch.float64, init=E.Normal(0, 1), **options)
+    return module, optimizer(E.tables(module), lr=lr, op=hvd.Sum)
+
+
+def batch(step, most=9):
+    """This rank's ids of a step: the same ones over all ranks, whatever their number."""
+    rng = np.random.default_rng(step)
+    return torch.tensor(rng.integers(0, KEYS, most))[hvd.rank()::hvd.size()]
+
+
+def loss_of(rows, ids):
+    """Not linear: a gradient that is late is another one."""
+    return ((rows - ids.unsqueeze(1)).square() * (1 + ids % 3).unsqueeze(1)).sum()
+
+
+def train(module, sparse, steps, starts=False, prefetches=False):
+    for step in steps:
+        ids = batch(step)
+        loss = loss_of(module(ids), ids)
+        if prefetches and step + 1 < steps.stop:
+            E.prefetch([(module, batch(step + 1))])
+        if starts:
+            sparse.start()
+        loss.backward()
+        sparse.step()
+
+
+def rows_of(module):
+    """All ranks' rows, all columns, bit for bit."""
+    mine = {int(row[0]): [np.asarray(one).tobytes() for one in row]
+            for part in slices(module.table, 64) for row in zip(*part.values())}
+    return {key: row for part in hvd.allgather_object(mine) for key, row in part.items()}
+
+
+def weights_of(module):
+    module.eval()
+    read = module(torch.arange(KEYS)).detach().clone()
+    module.train()
+    return read
+
+
+def expected(first, steps, depth, rule, strength=None):
+    """Plain torch: the gradients of all ranks at the weights of the lookup, applied depth steps later."""
+    weights, optimizer = first.clone().requires_grad_(), None
+    optimizer = rule([weights])
+    waiting, touched = [], []
+
+    def apply():
+        parts, then, keys = waiting.pop(0)
+        if strength is not None:
+            parts = [part + strength * part * part * (weights.detach() - then) for part in parts]
+        before = weights.detach().clone()
+        weights.grad = sum(parts)
+        optimizer.step()
+        untouched = [key for key in range(KEYS) if key not in keys]
+        with torch.no_grad():
+            weights[untouched] = before[untouched]
+    for step in steps:
+        parts, keys = [], set()
+        for rank in range(hvd.size()):
+            rng = np.random.default_rng(step)
+            ids = torch.tensor(rng.integers(0, KEYS, 9))[rank::hvd.size()]
+            parts.append(torch.autograd.grad(loss_of(weights[ids], ids), weights)[0])
+            keys |= set(ids.tolist())
+        waiting.append((parts, weights.detach().clone(), keys))
+        if len(waiting) > depth:
+            apply()
+        touched.append(keys)
+    late = weights.detach().clone()
+    while waiting:
+        apply()
+    return late, weights.detach()
+
+
+@pytest.mark.parametrize("optimizer", [E.SGD, E.SparseAdam, E.GroupAdagrad])
+def check_depth_0_is_exact(optimizer):
+    plain, of_plain = embedding("depth", optimizer)
+    train(plain, of_plain, range(8))
+    known = rows_of(plain)
+    plain.table.close()
+    same, inner = embedding("depth", optimizer)
+    sparse = E.Pipeline(inner)
+    train(same, sparse, range(8), starts=True)
+    assert rows_of(same) == known and sparse.waiting == 0
+
+
+@pytest.mark.parametrize("starts, prefetches", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("optimizer, rule", [(E.SGD, lambda some: torch.optim.SGD(some, lr=0.05)),
+                                             (E.Adagrad, lambda some: torch.optim.Adagrad(some, lr=0.05))])
+def check_it_is_torch_with_late_gradients(optimizer, rule, depth, starts, prefetches):
+    module, inner = embedding("late", optimizer, lr=0.05)
+    sparse = E.Pipeline(inner, depth=depth)
+    late, finished = expected(weights_of(module), range(7), depth, rule)
+    train(module, sparse, range(7), starts, prefetches)
+    torch.testing.assert_close(weights_of(module), late, rtol=1e-10, atol=1e-12)
+    assert sparse.waiting == depth
+    sparse.finish()
+    torch.testing.assert_close(weights_of(module), finished, rtol=1e-10, atol=1e-12)
+    assert sparse.waiting == 0 and not torch.equal(late, finished)
+    sparse.finish()
+    torch.testing.assert_close(weights_of(module), finished, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize("depth", [1, 2])
+def check_compensation_is_that_of_the_paper(depth, starts):
+    module, inner = embedding("compensated", lr=0.02)
+    sparse = E.Pipeline(inner, depth, compensation="dc", strength=0.3)
+    first, rule = weights_of(module), lambda some: torch.optim.SGD(some, lr=0.02)  # noqa: E731
+    late, finished = expected(first, range(7), depth, rule, strength=0.3)
+    plain, _ = expected(first, range(7), depth, rule)
+    train(module, sparse, range(7), starts)
+    torch.testing.assert_close(weights_of(module), late, rtol=1e-10, atol=1e-12)
+    sparse.finish()
+    torch.testing.assert_close(weights_of(module), finished, rtol=1e-10, atol=1e-12)
+    assert (late - plain).abs().max() > 1e-6
+
+
+def check_compensation_knows_rows_that_the_model_has_written_to():
+    module, inner = embedding("written", lr=0.02)
+    sparse = E.Pipeline(inner, 1, compensation="dc", strength=0.3)
+    rule = lambda some: torch.optim.SGD(some, lr=0.02)  # noqa: E731
+    _, finished = expected(weights_of(module), range(4), 1, rule, strength=0.3)
+    for step in range(4):
+        ids = batch(step)
+        rows = module(ids)
+        loss_of(rows, ids).backward()
+        with torch.no_grad():
+            rows.zero_()
+        sparse.step()
+    sparse.finish()
+    torch.testing.assert_close(weights_of(module), finished, rtol=1e-10, atol=1e-12)
+
+
+def check_several_lookups_and_tables_in_a_step():
+    one, other = embedding("several")[0], embedding("several too")[0]
+    sparse = E.Pipeline(E.SGD(E.tables(torch.nn.ModuleList([one, other])), lr=0.1, op=hvd.Sum), 1, "dc", strength=0.0)
+    plain_one, plain_other = embedding("plain")[0], embedding("plain too")[0]
+    plain = E.SGD(E.tables(torch.nn.ModuleList([plain_one, plain_other])), lr=0.1, op=hvd.Sum)
+    before = weights_of(one), weights_of(plain_one)
+    for modules, optimizer in (((one, other), sparse), ((plain_one, plain_other), plain)):
+        (modules[0](batch(1)).sum() + modules[0](batch(2)).sum() + modules[1](batch(3)).sum()).backward()
+        optimizer.step()
+    assert torch.equal(weights_of(one), before[0])
+    sparse.finish()
+    torch.testing.assert_close(weights_of(one) - before[0], weights_of(plain_one) - before[1])
+
+
+def check_a_rank_without_ids_and_a_learning_rate_that_falls():
+    module, inner = embedding("falls", lr=1.0)
+    sparse = E.Pipeline(inner, depth=1)
+    scheduler = torch.optim.lr_scheduler.StepLR(sparse, 1, gamma=0.5)
+    first = weights_of(module)[0]
+    for _ in range(3):
+        module(torch.tensor([0] if hvd.rank() == 0 else [], dtype=torch.int64)).sum().backward()
+        sparse.step()
+        scheduler.step()
+    torch.testing.assert_close(weights_of(module)[0], first - 1.5)
+    sparse.finish()
+    torch.testing.assert_close(weights_of(module)[0], first - 1.75)
+
+
+@pytest.mark.parametrize("in_state", [True, False])
+def check_saving_and_commits_lose_nothing(folder, in_state):
+    module, inner = embedding("saved")
+    sparse = E.Pipeline(inner, depth=2)
+    plain, of_plain = embedding("reference")
+    state = hvd.elastic.TorchState(module, steps=0, **({"sparse": sparse} if in_state else {}))
+    state.sync()
+
+    def both(ids):
+        for one, optimizer in ((module, sparse), (plain, of_plain)):
+            one(ids).sum().backward()
+            optimizer.step()
+    offset = weights_of(module) - weights_of(plain)
+
+    def expect_nothing_lost():
+        assert sparse.waiting == 0
+        torch.testing.assert_close(weights_of(module), weights_of(plain) + offset)
+    both(batch(0))
+    E.save(os.path.join(folder, "saved"), module)
+    expect_nothing_lost()
+    both(batch(1))
+    E.save_delta(os.path.join(folder, "saved"), module)
+    expect_nothing_lost()
+    both(batch(2))
+    E.export(lambda table, columns: None, module)
+    expect_nothing_lost()
+    both(batch(3))
+    state.commit()
+    expect_nothing_lost()
+    for start in (False, True):
+        for step in range(4):  # more than wait
+            module(batch(step)).sum().backward()
+            sparse.step()
+        if start:
+            sparse.start()
+        state.restore()
+        expect_nothing_lost()
+
+
+def check_it_is_served_after_finish():
+    """Ranks end at different steps: the last ones wait for nobody's gradients."""
+    module, inner = embedding("served")
+    sparse = E.Pipeline(inner, depth=1)
+    for _ in range(3):
+        module(torch.tensor([1])).sum().backward()
+        sparse.step()
+    with pytest.raises(ValueError, match=r"serve: 1 updates of a Pipeline\(depth=1\) wait"):
+        E.serve()
+    sparse.finish()
+    if hvd.rank() == 0:
+        E.serve()
+        return
+    for _ in range(3):
+        loss = module(torch.tensor([1])).sum()
+        sparse.start()
+        loss.backward()
+        sparse.step()
+    sparse.finish()
+    E.serve()
+
+
+def check_a_gradient_that_is_not_finite_is_refused_when_its_turn_comes():
+    module, inner = embedding("infinite")
+    sparse = E.Pipeline(inner, depth=1)
+    before, wrong = weights_of(module), hvd.size() - 1
+    (module(torch.tensor([5])) * (math.inf if hvd.rank() == wrong else 1)).sum().backward()
+    sparse.step()
+    module(torch.tensor([6])).sum().backward()
+    with pytest.raises(ValueError, match="table 'infinite': the gradient of key 5 is not finite"):
+        sparse.step()
+    assert torch.equal(weights_of(module), before) and sparse.waiting == 1
+    sparse.finish()
+    assert torch.equal(weights_of(module)[6], before[6] - 0.1 * hvd.size())
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def check_grad_scaler_leaves_out_a_step_and_no_other(starts):
+    module, inner = embedding("scaled", lr=1.0)
+    sparse, scaler = E.Pipeline(inner, depth=1), torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+    first = weights_of(module)
+    for step in range(4):
+        loss = module(torch.tensor([step])).sum() * (math.inf if step == 1 and hvd.rank() == 0 else 1)
+        if starts:
+            sparse.start()
+        scaler.scale(loss).backward()
+        scaler.unscale_(sparse)
+        scaler.step(sparse)
+        scaler.update()
+        applied = {0: [], 1: [0], 2: [0], 3: [0, 2]}[step]
+        changed = (weights_of(module) - first)[:, 0]
+        assert [key for key in range(KEYS) if changed[key] != 0] == applied, step
+    sparse.finish()
+    torch.testing.assert_close((weights_of(module) - first)[[0, 2, 3]],
+                               torch.full((3, DIM), -float(hvd.size()), dtype=torch.float64))
+
+
+def check_rows_that_went_meanwhile_are_born_again():
+    module, inner = embedding("gone", evict=E.Ttl(1))
+    sparse = E.Pipeline(inner, depth=2)
+    for step in range(9):
+        ids = torch.tensor([step % 2, 7])
+        module(ids).sum().backward()
+        sparse.step()
+    sparse.finish()
+    assert set(rows_of(module)) == {0, 7}
+
+
+@pytest.mark.parametrize("arguments, told", [
+    ({"depth": 3}, "depth=3; give 0, 1 or 2"), ({"depth": True}, "depth=True"), ({"depth": 1.5}, "depth=1.5"),
+    ({"depth": 1, "compensation": "corr"}, "compensation='corr' with depth=1; give None, or 'dc'"),
+    ({"compensation": "dc"}, "compensation='dc' with depth=0"), ({"depth": 1, "strength": -1}, "strength=-1 must be"),
+    ({"depth": 1, "strength": math.nan}, "strength=nan must be")])
+def check_wrong_arguments(arguments, told):
+    _, inner = embedding("wrong")
+    with pytest.raises(ValueError, match=told):
+        E.Pipeline(inner, **arguments)
+    inner.step()
+
+
+def check_what_a_pipeline_refuses():
+    module, inner = embedding("refused")
+    with pytest.raises(ValueError, match="SGD is no optimizer of tables"):
+        E.Pipeline(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
+    sparse = E.Pipeline(inner, depth=1)
+    for other in (inner, sparse):
+        with pytest.raises(ValueError, match="or in a Pipeline"):
+            E.Pipeline(other)
+    for call in (inner.step, lambda: inner.clip_grad_norm_(1.0)):
+        with pytest.raises(ValueError, match="this SGD is in a Pipeline"):
+            call()
+    with pytest.raises(ValueError, match=r"Pipeline\(depth=1\): clip_grad_norm_ is for depth=0"):
+        sparse.clip_grad_norm_(1.0)
+    strings = E.HashEmbedding(DIM, name="refused strings", strings=True)
+    with pytest.raises(ValueError, match="whose keys are integers"):
+        E.Pipeline(E.SGD(E.tables(strings)), 1, "dc")
+
+
+def check_strings_and_counted_keys_come_late_too():
+    module, inner = embedding("late strings", strings=True, min_count=2)
+    sparse = E.Pipeline(inner, depth=1)
+    for _ in range(3):
+        module(["a", "b"] if hvd.rank() == 0 else []).sum().backward()
+        sparse.step()
+    assert sum(hvd.allgather_object(len(module))) == 2
+    sparse.finish()
+    assert sorted(int.from_bytes(row[2], "little") for row in rows_of(module).values()) == [2, 2]  # updates

@@ -1,0 +1,266 @@
+// Logs of what rows were, against copies of the table.
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "unit/embedding/table_handles.h"
+#include "labels.h"
+
+LABEL(alone);
+
+namespace lightcc::embedding::test {
+namespace {
+
+using Rows = std::map<int64_t, std::string>;  // the bytes of each record
+
+Rows rows_of(const Table& table) {
+  Rows rows;
+  const Slabs& records = table.shard->records();
+  for (uint32_t row = records.next_taken(0); row != Slabs::kNone; row = records.next_taken(row + 1))
+    rows[records.header(row)->key] = {reinterpret_cast<const char*>(records.at(row)), records.record_bytes()};
+  return rows;
+}
+
+using Counts = std::map<int64_t, uint32_t>;
+
+Counts candidates_of(const Table& table) {
+  Counts counts;
+  for (int part = 0; part < LIGHTCC_EMBEDDING_CANDIDATE_PARTS; ++part) {
+    int64_t count = 0;
+    std::vector<int64_t> keys(1000);
+    std::vector<uint32_t> seen(1000);
+    EXPECT_EQ(lightcc_embedding_export_candidates(&table, part, 0, 1000, keys.data(), seen.data(), &count), 0);
+    EXPECT_LE(count, 1000);
+    for (size_t i = 0; i < size_t(count); ++i) counts[keys[i]] = seen[i];
+  }
+  return counts;
+}
+
+// Everything by which a table goes on.
+struct Moment {
+  Rows rows;
+  Counts candidates;
+  std::vector<double> alphas;
+  Numbers numbers;
+  explicit Moment(const Table& t)
+      : rows(rows_of(t)), candidates(candidates_of(t)), alphas(t.shard->steps().alphas()),
+        numbers(t.shard->numbers()) {}
+  bool operator==(const Moment&) const = default;
+};
+
+constexpr int64_t kFilterBytes = 4 << 20;
+
+class RandomTraining {
+ public:
+  RandomTraining(int rule, unsigned seed, int64_t min_count = 1)
+      : ranks(1, Spec{.dim = 3, .rule = rule, .initial = 0.1}), random_(seed) {
+    EXPECT_EQ(lightcc_embedding_set_admission(table(), min_count, 0), 0);
+  }
+  Table* table() { return ranks.tables[0]; }
+  void count_in_a_filter() { EXPECT_EQ(lightcc_embedding_set_filter(table(), kFilterBytes, 4), 0); }
+  std::vector<int64_t> some_keys(size_t most) {
+    std::map<int64_t, bool> keys;
+    for (size_t i = random_() % most; i > 0; --i) keys[random_() % 4 ? int64_t(random_() % 500) : int64_t(random_())];
+    std::vector<int64_t> all;
+    for (auto& [key, unused] : keys) all.push_back(key);
+    return all;
+  }
+  void step() {
+    const std::vector<int64_t> keys = some_keys(80);
+    Call* read = ranks.lookup(0, keys, LIGHTCC_EMBEDDING_TRAINING);
+    ASSERT_EQ(lightcc_embedding_finish(read, 0), 0);
+    if (random_() % 8) {  // a lookup without an update, too, writes what SparseAdam's rows have missed
+      std::vector<double> g(keys.size() * 3);
+      for (double& value : g) value = double(random_() % 1000) / 1000 - 0.5;
+      Call* call = ranks.update(0, keys, g, 0, {0.1 / double(1 + random_() % 3), 0.9, 0.99, 1e-3, 1e-4, 0, 1e-4});
+      ASSERT_EQ(lightcc_embedding_finish(call, 0), 0) << lightcc_embedding_error();
+      release({call});
+    }
+    release({read});
+    if (random_() % 3 == 0) {
+      const std::vector<int64_t> gone = some_keys(60);
+      lightcc_embedding_erase(table(), gone.data(), int64_t(gone.size()));
+    }
+    if (random_() % 40 == 0) lightcc_embedding_clear(table());
+  }
+  uint64_t random() { return random_(); }
+  Ranks ranks;
+
+ private:
+  std::mt19937_64 random_;
+};
+
+class EmbeddingUndoRules : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Rules, EmbeddingUndoRules,
+                         testing::Values(LIGHTCC_EMBEDDING_SGD, LIGHTCC_EMBEDDING_SPARSE_ADAM,
+                                         LIGHTCC_EMBEDDING_GROUP_ADAGRAD, LIGHTCC_EMBEDDING_GROUP_ADAM));
+
+TEST_P(EmbeddingUndoRules, GoesBackBitForBit) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomTraining training(GetParam(), seed, 1 + seed % 3);
+    if (seed % 2) training.count_in_a_filter();
+    for (uint64_t i = training.random() % 10; i > 0; --i) training.step();
+    ASSERT_EQ(lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_COMMIT), 0);
+    for (int turn = 0; turn < 6; ++turn) {
+      const Moment committed(*training.table());
+      for (int back = 0; back < 2; ++back) {  // the log goes on after it
+        for (uint64_t i = training.random() % 12; i > 0; --i) training.step();
+        ASSERT_EQ(lightcc_embedding_go_back(training.table()), 0) << lightcc_embedding_error();
+        ASSERT_TRUE(Moment(*training.table()) == committed);
+      }
+      for (uint64_t i = training.random() % 6; i > 0; --i) training.step();
+      ASSERT_EQ(lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_COMMIT), 0);
+    }
+  }
+}
+
+// What was undone is not seen in what follows.
+TEST(EmbeddingUndo, TrainingGoesOnAsIfNothingHadBeen) {
+  RandomTraining once(LIGHTCC_EMBEDDING_SPARSE_ADAM, 3), twice(LIGHTCC_EMBEDDING_SPARSE_ADAM, 3);
+  const auto train = [](RandomTraining& training, int64_t first, double lr) {
+    const std::vector<int64_t> keys{first, first + 1, first + 2};
+    Call* call = training.ranks.update(0, keys, std::vector<double>(9, 0.25), 0, {lr, 0.9, 0.99, 1e-8});
+    ASSERT_EQ(lightcc_embedding_finish(call, 0), 0) << lightcc_embedding_error();
+    release({call});
+  };
+  for (int64_t i = 0; i < 5; ++i) train(once, i, 0.1), train(twice, i, 0.1);
+  lightcc_embedding_begin_log(twice.table(), LIGHTCC_EMBEDDING_OF_COMMIT);
+  for (int64_t i = 0; i < 5; ++i) train(twice, 3 * i, 0.7);
+  lightcc_embedding_go_back(twice.table());
+  for (int64_t i = 0; i < 9; ++i) train(once, 9 - i, 0.05), train(twice, 9 - i, 0.05);
+  EXPECT_TRUE(Moment(*once.table()) == Moment(*twice.table()));
+}
+
+// As a checkpoint is written: slices of the table while it trains, without what the log has, and then the log.
+TEST_P(EmbeddingUndoRules, TheTableIsWrittenAsItWas) {
+  for (unsigned seed = 100; seed < 115; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomTraining training(GetParam(), seed, 1 + seed % 3);
+    for (int i = 0; i < 12; ++i) training.step();
+    const Rows then = rows_of(*training.table());
+    lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_CHECKPOINT);
+    lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_COMMIT);
+    std::map<int64_t, std::vector<double>> written;
+    std::vector<int64_t> keys(16);
+    std::vector<double> weights(16 * 3);
+    std::vector<std::vector<double>> slots(3, std::vector<double>(16 * 3));
+    lightcc_embedding_rows rows{sizeof rows, 0, 16, 0, 0, 0, keys.data(), nullptr, nullptr, nullptr, weights.data(),
+                                {slots[0].data(), slots[1].data(), slots[2].data(), nullptr}};
+    const auto take = [&](bool of_table) {
+      for (size_t i = 0; i < size_t(rows.count); ++i) {
+        uint8_t logged = 0;
+        lightcc_embedding_logged(training.table(), LIGHTCC_EMBEDDING_OF_CHECKPOINT, &keys[i], 1, &logged);
+        if (!of_table || !logged) written[keys[i]] = {&weights[3 * i], &weights[3 * i] + 3};
+      }
+    };
+    while (lightcc_embedding_export(training.table(), &rows) == 0 && rows.count) {
+      take(true);
+      training.step();
+      if (training.random() % 4 == 0) lightcc_embedding_go_back(training.table());
+    }
+    rows.cursor = 0;
+    while (lightcc_embedding_export_log(training.table(), LIGHTCC_EMBEDDING_OF_CHECKPOINT, &rows) == 0 && rows.count)
+      take(false);
+    ASSERT_EQ(written.size(), then.size());
+    for (auto& [key, record] : then)
+      ASSERT_EQ(std::memcmp(record.data() + sizeof(RowHeader), written.at(key).data(), 3 * sizeof(double)), 0) << key;
+  }
+}
+
+// As a checkpoint is written, too.
+TEST(EmbeddingUndo, CandidatesAreWrittenAsTheyWere) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomTraining training(LIGHTCC_EMBEDDING_SGD, seed, 3);
+    if (seed % 2) training.count_in_a_filter();
+    for (int i = 0; i < 12; ++i) training.step();
+    const Counts then = candidates_of(*training.table());
+    lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_CHECKPOINT);
+    lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_COMMIT);
+    std::vector<int64_t> keys(1000);
+    std::vector<uint32_t> counts(1000);
+    Counts written;
+    int64_t count = 0;
+    for (int part = 0; part < LIGHTCC_EMBEDDING_CANDIDATE_PARTS; ++part) {
+      lightcc_embedding_export_candidates(training.table(), part, 0, 1000, keys.data(), counts.data(), &count);
+      for (size_t i = 0; i < size_t(count); ++i) {
+        uint8_t logged = 0;
+        lightcc_embedding_candidates_logged(training.table(), LIGHTCC_EMBEDDING_OF_CHECKPOINT, &keys[i], 1, &logged);
+        if (!logged) written[keys[i]] = counts[i];
+      }
+      if (training.random() % 4 == 0) training.step();
+      if (training.random() % 16 == 0) lightcc_embedding_go_back(training.table());
+    }
+    for (int64_t first = 0, left = 1; left; ++first) {
+      ASSERT_EQ(lightcc_embedding_export_candidate_log(training.table(), LIGHTCC_EMBEDDING_OF_CHECKPOINT, first, 1,
+                                                       keys.data(), counts.data(), &left), 0);
+      if (left && counts[0]) written[keys[0]] = counts[0];
+    }
+    ASSERT_EQ(written, then);
+  }
+}
+
+TEST(EmbeddingUndo, CostsTheRowsThatChangeOnce) {
+  RandomTraining training(LIGHTCC_EMBEDDING_SGD, 1);
+  std::vector<int64_t> all;
+  for (int64_t i = 0; i < 20000; ++i) all.push_back(i);
+  const auto train = [&](const std::vector<int64_t>& keys) {
+    Call* call = training.ranks.update(0, keys, std::vector<double>(keys.size() * 3, 1), 0);
+    ASSERT_EQ(lightcc_embedding_finish(call, 0), 0);
+    release({call});
+  };
+  train(all);
+  lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_COMMIT);
+  for (int i = 0; i < 10; ++i) train({1, 2, 3, 50000, 50001});
+  int64_t keys = 0, records = 0, bytes = 0;
+  lightcc_embedding_log_stats(training.table(), LIGHTCC_EMBEDDING_OF_COMMIT, &keys, &records, &bytes);
+  EXPECT_EQ(keys, 5);
+  EXPECT_EQ(records, 3);
+  EXPECT_LT(bytes, 4096 * 64);
+}
+
+TEST(EmbeddingUndo, GoingBackNeedsALog) {
+  Ranks one(1);
+  EXPECT_EQ(lightcc_embedding_go_back(one.tables[0]), LIGHTCC_INVALID_ARGUMENT);
+  EXPECT_EQ(lightcc_embedding_begin_log(one.tables[0], 2), LIGHTCC_INVALID_ARGUMENT);
+  EXPECT_EQ(lightcc_embedding_candidates_logged(one.tables[0], 2, nullptr, 0, nullptr), LIGHTCC_INVALID_ARGUMENT);
+  int64_t count = 0;
+  EXPECT_EQ(lightcc_embedding_export_candidate_log(one.tables[0], 0, -1, 0, nullptr, nullptr, &count),
+            LIGHTCC_INVALID_ARGUMENT);
+}
+
+TEST(EmbeddingGroup, IsFreedBeforeItsTablesAndCallsInAnyOrder) {
+  for (int order = 0; order < 3; ++order) {
+    lightcc_embedding_group* group = nullptr;
+    ASSERT_EQ(lightcc_embedding_open(0, 0, 1, &group), 0);
+    Table* table = make_table(group, Spec{});
+    const int64_t key = 7;
+    lightcc_embedding_wanted wanted{sizeof wanted, 0, table, &key, nullptr, 1};
+    Call* call = nullptr;
+    ASSERT_EQ(lightcc_embedding_lookup(group, &wanted, 1, LIGHTCC_EMBEDDING_TRAINING, &call), 0);
+    if (order == 2) lightcc_embedding_release(call);
+    EXPECT_EQ(lightcc_embedding_close(group), 0);
+    if (order == 0) lightcc_embedding_release(call);
+    EXPECT_EQ(lightcc_embedding_free(table), 0);
+    if (order == 1) lightcc_embedding_release(call);
+  }
+}
+
+TEST(EmbeddingAdopt, RowsLogsAndStepsComeAlong) {
+  RandomTraining training(LIGHTCC_EMBEDDING_SPARSE_ADAM, 9, 2);
+  for (int i = 0; i < 9; ++i) training.step();
+  lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_COMMIT);
+  const Moment committed(*training.table());
+  training.step();
+  Ranks next(1, Spec{.dim = 3, .rule = LIGHTCC_EMBEDDING_SPARSE_ADAM, .initial = 0.1});
+  ASSERT_EQ(lightcc_embedding_adopt(next.tables[0], training.table()), 0) << lightcc_embedding_error();
+  lightcc_embedding_go_back(next.tables[0]);
+  EXPECT_TRUE(Moment(*next.tables[0]) == committed);
+  EXPECT_EQ(training.table()->shard->index().size(), 0u);
+  Ranks other(1, Spec{.name = "other", .dim = 3});
+  EXPECT_EQ(lightcc_embedding_adopt(other.tables[0], next.tables[0]), LIGHTCC_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace lightcc::embedding::test
