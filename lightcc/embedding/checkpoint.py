@@ -9,7 +9,7 @@ It gets its name when all shards are on the disk: a save that is cut short leave
 import json
 import os
 import uuid
-from typing import Any, Callable, Dict, List, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy
 
@@ -325,7 +325,7 @@ def agreed(work: Callable[[], _T], group: Group, what: str) -> List[_T]:
     result, failed = None, None
     try:
         result = work()
-    except (OSError, ValueError, MemoryError, HorovodInternalError) as error:
+    except Exception as error:  # also what frameworks raise: a rank that went its own way would leave the others waiting
         failed = error
     answers = objects.allgather_object((result, _text(failed), isinstance(failed, ValueError)),
                                        f"lightcc.embedding.{what}", group.process_set)
@@ -336,8 +336,12 @@ def agreed(work: Callable[[], _T], group: Group, what: str) -> List[_T]:
     return [answer for answer, _, _ in answers]
 
 
-def _text(error: Any) -> str:
-    return "" if error is None else str(error) or type(error).__name__
+def _text(error: Optional[Exception]) -> str:
+    if error is None:
+        return ""
+    if isinstance(error, (OSError, ValueError, HorovodInternalError)):
+        return str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}"
 
 
 def group_of(tables: Sequence[Table], what: str) -> Group:

@@ -8,11 +8,9 @@ import dataclasses
 import functools
 import importlib
 import os
-import shutil
 from typing import Any, Callable, Dict, List
 
 import numpy
-import tensorflow as tf
 
 from lightcc._keras.patches import wrap
 from lightcc.embedding import checkpoint
@@ -116,30 +114,28 @@ def _loading_weights(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_folder(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """All ranks back up into one folder, which Keras would make on each of them if it is not there."""
+    """All ranks back up into one folder. Keras would make it on each of them if it is not there, and read what another
+    rank is still writing."""
     def on_train_begin(self, logs=None):
-        if _tables_of(self.model):
+        tables = _tables_of(self.model)
+        if tables:
+            meet(tables, "BackupAndRestore")
             os.makedirs(self.backup_dir, exist_ok=True)
         return plain(self, logs)
     return on_train_begin
 
 
 def _without_folder(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """And Keras would remove it on each, while others have not done with their last backup, or look for a new one."""
+    """And Keras would remove it on each, while others have not done with their last backup, or remove it, too."""
     def on_train_end(self, logs=None):
         tables = _tables_of(self.model)
         if not tables:
             return plain(self, logs)
         meet(tables, "BackupAndRestore")
-        checkpoint.agreed(lambda: _removed(self, plain, logs), checkpoint.group_of(tables, "save"), "backup")
+        group = checkpoint.group_of(tables, "save")
+        for first in (True, False):  # the others find it gone, or remove folders of their own
+            checkpoint.agreed(lambda: plain(self, logs) if (group.rank == 0) == first else None, group, "backup")
     return on_train_end
-
-
-def _removed(callback: Any, plain: Callable[..., Any], logs: Any) -> None:
-    try:
-        plain(callback, logs)
-    except (FileNotFoundError, tf.errors.OpError):  # another rank removes it, too
-        shutil.rmtree(callback.backup_dir, ignore_errors=True)
 
 
 def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -68,7 +68,7 @@ def save_beside(path: Any, tables: Sequence[Table], write: Callable[[], Any]) ->
     _writing = {"save": save, "folder": os.path.relpath(folder, os.path.dirname(place))}
     try:
         mine = place not in places[:group.rank]
-        checkpoint.agreed(lambda: _written(write) if mine else None, group, "save")
+        checkpoint.agreed(lambda: write() if mine else None, group, "save")
     finally:
         _writing = None
     checkpoint.agreed(lambda: _remove_saves(folder, but=save) if group.rank == 0 else None, group, "save")
@@ -96,13 +96,13 @@ def load_referenced(table: Table, text: str) -> None:
 
 
 def remove_beside(path: str) -> None:
-    """The tables of a file that is gone."""
+    """The tables of a file that is gone. Called on the rank beside whose file they are."""
     folder = os.path.realpath(path) + _FOLDER
     if os.path.isdir(folder):
         _remove_saves(folder)
         try:
             os.rmdir(folder)
-        except OSError:  # there is something else in it, or another rank has removed it
+        except OSError:  # there is something else in it
             pass
 
 
@@ -111,16 +111,6 @@ def _place(path: Any, what: str) -> str:
         raise ValueError(f"{what}: rows of tables are saved beside a file, in a folder that all ranks see; give its "
                          "path.")
     return os.path.realpath(os.fsdecode(path))
-
-
-def _written(write: Callable[[], Any]) -> None:
-    """So that each failure is one that all ranks hear of."""
-    try:
-        write()
-    except (OSError, ValueError, MemoryError):
-        raise
-    except Exception as error:  # whatever Keras and TensorFlow raise
-        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _folder(table: Table, text: str) -> str:
@@ -203,13 +193,17 @@ def _read(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _save(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """With max_to_keep the tables go with their checkpoint."""
+    """With max_to_keep the tables go with their checkpoint. When it returns, all ranks have written the list of
+    checkpoints, which is one file where they save to one place."""
     def save(self, *args, **options):
-        before = self.checkpoints
+        before, tables = self.checkpoints, _tables_under(self.checkpoint._saver)
         path = plain(self, *args, **options)
-        for old in set(before) - set(self.checkpoints):
-            if not os.path.exists(old + ".index"):
-                remove_beside(old)
+        if tables and path:
+            meet(tables, f"saving {path}")
+            if checkpoint.group_of(tables, "save").rank == 0:
+                for old in set(before) - set(self.checkpoints):
+                    if not os.path.exists(old + ".index"):
+                        remove_beside(old)
         return path
     return save
 
