@@ -325,7 +325,7 @@ def agreed(work: Callable[[], _T], group: Group, what: str) -> List[_T]:
     result, failed = None, None
     try:
         result = work()
-    except Exception as error:  # also what frameworks raise: a rank that went its own way would leave the others waiting
+    except Exception as error:  # also what frameworks raise, or the other ranks would wait
         failed = error
     answers = objects.allgather_object((result, _text(failed), isinstance(failed, ValueError)),
                                        f"lightcc.embedding.{what}", group.process_set)

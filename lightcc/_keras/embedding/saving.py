@@ -133,8 +133,9 @@ def _without_folder(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(self, logs)
         meet(tables, "BackupAndRestore")
         group = checkpoint.group_of(tables, "save")
-        for first in (True, False):  # the others find it gone, or remove folders of their own
-            checkpoint.agreed(lambda: plain(self, logs) if (group.rank == 0) == first else None, group, "backup")
+        checkpoint.agreed(lambda: plain(self, logs) if group.rank == 0 else None, group, "backup")
+        # The others find it gone, or remove folders of their own.
+        checkpoint.agreed(lambda: plain(self, logs) if group.rank > 0 else None, group, "backup")
     return on_train_end
 
 
