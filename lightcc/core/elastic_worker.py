@@ -4,6 +4,7 @@ A thread reads what the driver says. Whoever calls init() waits here until the w
 members have met; a member that ends before they have costs the others nothing but another try.
 """
 import atexit
+import contextlib
 import logging
 import os
 import socket
@@ -19,6 +20,7 @@ _READ_BYTES = 1 << 16
 _TRIES = 3  # epochs in a row that could not be met for without somebody's end
 _NO_RANK_0 = "init: rank 0 did not come "  # the core's words, where it cannot be reached
 _GONE = "the launcher of this elastic job is gone"
+_CLOSED = "it has closed the connection"
 
 _logger = logging.getLogger("lightcc")
 _connection: Optional["Connection"] = None
@@ -170,11 +172,8 @@ class Connection:
             return self._said.pop(next(kind for kind in kinds if kind in self._said))
 
     def _send(self, what: str, **fields: Any) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the reading thread sees it too, and says why
             self._socket.sendall(pack(what, **fields))
-        except OSError as error:  # the reading thread sees it too
-            with self._changed:
-                self._gone = self._gone or str(error)
 
     def _read(self) -> None:
         unpacker = Unpacker()
@@ -182,7 +181,9 @@ class Connection:
             while chunk := self._socket.recv(_READ_BYTES):
                 for message in unpacker.feed(chunk):
                     self._take(message)
-            why = "it has closed the connection"
+            why = _CLOSED
+        except ConnectionResetError:  # it has ended before it had read all
+            why = _CLOSED
         except (OSError, ValueError) as error:
             why = str(error)
         _logger.error("%s: %s", _GONE, why)

@@ -30,6 +30,7 @@ struct Attempt {
   std::optional<HandshakeConnection> connection;
   bool connected = false;
   std::string problem;   // of the last try
+  std::string answer;    // of a process there that is not rank 0 of this job: says more than a later problem
 };
 
 class Dialer {
@@ -68,14 +69,12 @@ class Dialer {
 
   Error failure(const std::string& missing) const {
     if (refusal_) return *refusal_;
+    std::vector<const Attempt*> attempts;
+    for (const Attempt& a : attempts_) attempts.push_back(&a);
+    std::stable_partition(attempts.begin(), attempts.end(), [](const Attempt* a) { return !a->answer.empty(); });
     std::string text = missing;
-    size_t named = 0;
-    for (const Attempt& a : attempts_)
-      if (named++ < kMostEndpointsNamed) {
-        text += named == 1 ? "; tried " : ", ";
-        text +=
-            a.endpoint + " (" + (a.problem.empty() ? a.connected ? "no answer" : "cannot be reached" : a.problem) + ")";
-      }
+    for (size_t i = 0; i < std::min(attempts.size(), kMostEndpointsNamed); ++i)
+      text += (i == 0 ? "; tried " : ", ") + attempts[i]->endpoint + " (" + outcome(*attempts[i]) + ")";
     if (attempts_.size() > kMostEndpointsNamed)
       text += " and " + std::to_string(attempts_.size() - kMostEndpointsNamed) + " more";
     if (!unknown_.empty()) text += "; no address is known for " + unknown_;
@@ -83,6 +82,12 @@ class Dialer {
   }
 
  private:
+  static std::string outcome(const Attempt& a) {
+    if (!a.answer.empty()) return a.answer;
+    if (!a.problem.empty()) return a.problem;
+    return a.connected ? "no answer" : "cannot be reached";
+  }
+
   // Adds addresses that are new. Resolving may block for as long as the resolver takes.
   void resolve(uint64_t now) {
     unknown_.clear();
@@ -143,7 +148,8 @@ class Dialer {
         // An endpoint may be another job's by chance, and rank 0 may be about to begin the epoch that we are in.
         if (connection.handshake().state() == Handshake::State::refused && error.code() != Code::mismatch)
           refusal_ = Error(error.code(), "init: at " + a.endpoint + ": " + error.what());
-        return stop(a, error.what()), std::nullopt;
+        a.answer = error.what();
+        return stop(a, a.answer), std::nullopt;
       }
     }
     return {};

@@ -263,6 +263,22 @@ TEST(BootstrapExchange, AnotherJobsEndpointIsSkipped) {
   EXPECT_FALSE(contains(neighbour.text, "refused")) << neighbour.text;
 }
 
+TEST(BootstrapExchange, WhatAnotherJobAnsweredIsSaidAlsoWhenThatJobHasEnded) {
+  Site nobody, other;
+  std::vector<Endpoint> endpoints(5, nobody.endpoints[0]);  // more than an error names
+  for (Endpoint& endpoint : endpoints) endpoint.port += int(&endpoint - endpoints.data());
+  nobody.listener = Fd();
+  endpoints.push_back(other.endpoints[0]);
+  std::thread ends([&] {
+    auto exchange = open_exchange(0, 2, credentials_of("other"), {}, other.take());
+    exchange_note(*exchange, "", in_ms(1000));
+  });
+  auto exchange = open_exchange(1, 2, credentials_of("j"), endpoints);
+  const Outcome outcome = exchange_note(*exchange, "", in_ms(2000));
+  ends.join();
+  EXPECT_TRUE(contains(outcome.text, "rank 1 belongs to another job than rank 0")) << outcome.text;
+}
+
 TEST(BootstrapExchange, ARankThatLeavesBetweenRoundsIsNamedOnAll) {
   Site site;
   constexpr int kSize = 4;
