@@ -22,10 +22,11 @@ _WHAT_HARP_COSTS = re.compile(r".*LIGHTCC_NET=\w+: large tensors may take .*\n")
 # What every rank does. Its words: collectives of all sizes until the file `stop` exists, or what else it was told to do
 # first. It says what it raises and when, and what it holds after shutdown.
 PROGRAM = """
-import gc, os, sys, time
+import gc, os, signal, sys, time
 import numpy as np
 import lightcc.numpy as hvd
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends the ranks that are left, which want to tell first
 stop, words = sys.argv[1], dict(word.partition("=")[::2] for word in sys.argv[2:])
 
 def held():

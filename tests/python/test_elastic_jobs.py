@@ -72,17 +72,19 @@ def test_workers_die_one_after_another_and_are_replaced(tmp_path):
 
 
 def test_the_newcomer_of_a_reset_dies(tmp_path):
-    running = job(tmp_path, "-np", 2, "--min-np", 2, "--failures-per-host", 3, passes=4, pause_s=0.02)
+    running = job(tmp_path, "-np", 2, "--min-np", 2, "--failures-per-host", 3, passes="inf", pause_s=0.02)
     trained(running, 3)
     (tmp_path / "kill.start").touch()
     workers(running)[1].send_signal(signal.SIGKILL)
+    wait_until(lambda: not (tmp_path / "kill.start").exists(), "the newcomer to die")
+    (tmp_path / "stop").touch()
     code, out, err = running.finish()
     assert code == 0 and err.count("was killed by signal 9") == 2, err
     assert set(result(out)) == {2}
 
 
 def test_too_few_are_left(tmp_path):
-    running = job(tmp_path, "-np", 2, "--min-np", 2, "--failures-per-host", 2, pause_s=0.02)
+    running = job(tmp_path, "-np", 2, "--min-np", 2, "--failures-per-host", 2, passes="inf", pause_s=0.02)
     trained(running)
     (tmp_path / "kill.start").touch()  # of the newcomer, after which the host is used no more
     workers(running)[0].send_signal(signal.SIGKILL)
@@ -153,12 +155,14 @@ def test_a_worker_that_is_not_wanted_any_more_exits_with_0(tmp_path):
 
 
 def test_a_worker_that_is_stopped_for_a_while_is_waited_for(tmp_path):
-    running = job(tmp_path, "-np", 2, "--min-np", 1, passes=4, pause_s=0.02)
+    running = job(tmp_path, "-np", 2, "--min-np", 1, passes="inf", pause_s=0.02)
     trained(running, 3)
     (victim, _) = workers(running)
     victim.suspend()
     time.sleep(3)
     victim.resume()
+    trained(running, 3)
+    (tmp_path / "stop").touch()
     code, out, err = running.finish()
     assert code == 0, err
     assert set(result(out)) == {2}

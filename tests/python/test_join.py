@@ -3,12 +3,14 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from test_termination import Ranks, errors_of
 
 import ranks
+from jobs import wait_until
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.sizes]
 
@@ -237,12 +239,12 @@ def hvd_seed(hvd):
     return seed
 
 
-def check_another_thread_is_refused_meanwhile(handled):
-    hvd = handled.hvd
+def check_another_thread_is_refused_meanwhile(handled, folder):
+    hvd, refused = handled.hvd, Path(folder) / "refused"
     if hvd.size() == 1:
         return  # nobody is ever inside
     if hvd.rank() > 0:
-        time.sleep(0.3)
+        wait_until(refused.exists, "rank 0 to be refused")
         hvd.join()
         return
     inside = threading.Thread(target=hvd.join)
@@ -251,6 +253,7 @@ def check_another_thread_is_refused_meanwhile(handled):
         inside.start()
         while inside.is_alive():  # what comes before join() takes part
             handles.append(hvd.allgather_async(handled.tensor([1.0], "float32"), name=f"early.{len(handles)}"))
+    refused.touch()
     inside.join()
     for handle in handles:
         handled.expect(hvd.synchronize(handle), [1.0], "float32")

@@ -225,8 +225,9 @@ def test_timestamps():
     ("raise ValueError", 1, "exited with code 1"),
 ])
 def test_first_failure_is_named(end, code, how):
-    """The other ranks follow a little later with failures of their own."""
-    got, _, err = launch("-np", 4, *program(f"if rank == 1: {end}\ntime.sleep(0.3 + rank); sys.exit(77)"))
+    """The other ranks follow with failures of their own."""
+    text = f"if rank == 1: {end}\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(77))\ntime.sleep(600)"
+    got, _, err = launch("-np", 4, *program(text))
     assert got == code
     assert re.search(rf"(?m)^lightccrun: rank 1 \(pid \d+, host .+\) {how}; ended the other 3 ranks$", err), err
 
@@ -364,13 +365,16 @@ def test_run_moves_large_arguments_and_results():
     assert all(results[rank] == data + bytes([rank]) for rank in range(2))
 
 
-def test_run_names_the_rank_that_raised_first():
+def test_run_names_the_rank_that_raised_first(tmp_path):
     """Rank 1 raises first but takes its time to end, so rank 0 is seen to end first."""
     def fail():
         import atexit
         if rank_of_env() == 1:
             atexit.register(time.sleep, 0.6)
+            (tmp_path / "raises").touch()
             raise KeyError("the cause")
+        while not (tmp_path / "raises").exists():
+            time.sleep(0.02)
         time.sleep(0.3)
         raise RuntimeError("a consequence")
 

@@ -113,7 +113,7 @@ def test_a_debugger_works_in_a_terminal(where, tmp_path):
 secret = 6 * 7
 if os.environ["HOROVOD_RANK"] == "0":
     breakpoint()
-print("went on")
+    print("went on")
 """)
     with Terminal(*where, sys.executable, tmp_path / "train.py") as terminal:
         terminal.expect(r"\[0\]<stdout>:\(Pdb\) $")

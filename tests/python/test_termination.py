@@ -230,7 +230,7 @@ def test_after_shutdown_no_thread_is_left_and_after_death_no_socket_or_memory():
         ranks.wait_ready()
         ranks.kill(0)
         assert "threads 1\n" in ranks.output(1)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while _sockets_of_any_job():  # others may run beside this one, and have some while they begin
         assert time.monotonic() < deadline, _sockets_of_any_job()
         time.sleep(0.05)

@@ -84,7 +84,7 @@ barrier.set_request(lib.BARRIER, 0, 0, ctypes.addressof(name))
 lib.finish(lib.submit(barrier.address))
 hvd.barrier()
 if hvd.rank() == hvd.size() - 1:
-    time.sleep(0.3)
+    time.sleep(1)
 before = time.time()
 hvd.allreduce(x, name="late")
 if hvd.rank() == 0:
