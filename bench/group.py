@@ -14,7 +14,7 @@ from typing import List
 from peers.peer import Job, Peer, Setting
 
 DRIVER = Path(__file__).parent / "driver"
-START_S, QUIT_S = 60, 15
+START_S, QUIT_S = 200, 15
 BARRIER_BYTES = 8192
 CPUCLOCK_SCHED = 2  # of Linux: user and system time together
 

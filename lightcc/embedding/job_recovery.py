@@ -55,10 +55,11 @@ class Recovery:
         self._is_first = True
 
     def finish(self) -> None:
-        """Waits until the checkpoint that is being written, if any, is on this rank's disk. For the end of a job: a
-        process that ends does not wait, and then the newest whole checkpoint is the one before."""
-        if self._now is not None:
-            self._now.finish()
+        """Waits until what is being written is on this rank's disk: a checkpoint, and those that it is a delta of. For
+        the end of a job: a process that ends does not wait, and then the newest whole checkpoint is an earlier one."""
+        for checkpoint in (*self._since_full, self._now):
+            if checkpoint is not None:
+                checkpoint.finish()
 
     def enter(self) -> None:
         """In a new world: all ranks have the job's folder, and what was being written is left as it is."""

@@ -42,7 +42,7 @@ class Inits:
         self._pending: dict[int, bytes] = {}
         self._under_way: dict[int, _Init] = {}
         self._formed: Counter[tuple[int, str]] = Counter()  # by rank and the ranks of the world
-        self._ends: dict[int, str] = {}  # of ranks
+        self._ends: dict[int, str] = {}  # of ranks, the first first
 
     def heard(self, rank: int, chunk: bytes) -> list[Cancel]:
         """What a rank says. What makes no sense is passed over: another program may have got hold of the socket."""
@@ -66,7 +66,7 @@ class Inits:
         what, number, ranks = match.groups()
         if what == "begin" and ranks:
             self._under_way[rank] = _Init(number, ranks)
-            return self._in_vain(rank, sorted(self._ends))
+            return self._in_vain(rank, list(self._ends))
         if what != "begin" and rank in self._under_way and self._under_way[rank].number == number:
             init = self._under_way.pop(rank)
             if what == "formed":

@@ -55,7 +55,7 @@ DOUBTFUL_SILENCE_S = 4.0             # as long as a host may be silent to the ra
 END_S = groups.LEFTOVER_GRACE_S + groups.KILL_WAIT_S + 4  # while it ends its ranks, it says nothing
 KEPT_BYTES = 2000                    # of what an agent or its ssh prints beside messages
 _F_SETPIPE_SZ = 1031                 # fcntl(2); Python 3.9 has no name for it
-_EXIT_S = 1.0                        # from the end of its output to the end of ssh
+_EXIT_S = 5.0                        # from the end of its output to the end of ssh
 
 # What belongs to a machine, an account or a login session; all else goes to the ranks of other hosts. A name that
 # ends in * stands for all that begin so.
@@ -92,8 +92,8 @@ def agent_line() -> str:
 
 def ssh_command(host: str, timeout_s: float, port: Optional[int] = None, identity: Optional[str] = None) -> list[str]:
     """accept-new: the key of a host that is seen for the first time is believed, and from then on it must stay so.
-    ssh gives up a little before we do, so that its own error text is there."""
-    options = ["BatchMode=yes", "StrictHostKeyChecking=accept-new", f"ConnectTimeout={max(1, int(timeout_s) - 1)}",
+    ssh gives up before we do, so that its own error text is there, even where it begins late."""
+    options = ["BatchMode=yes", "StrictHostKeyChecking=accept-new", f"ConnectTimeout={max(1, int(0.8 * timeout_s))}",
                f"ServerAliveInterval={SSH_ALIVE_S}", f"ServerAliveCountMax={SSH_ALIVE_TIMES}"]
     words = ["ssh", "-T", *(word for option in options for word in ("-o", option))]
     if port is not None:

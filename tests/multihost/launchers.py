@@ -55,7 +55,7 @@ class Launcher(NamedTuple):
 
 @functools.lru_cache(maxsize=None)
 def _version(program: str) -> str:
-    return subprocess.run([program, "--version"], timeout=20, text=True, stdout=subprocess.PIPE).stdout
+    return subprocess.run([program, "--version"], timeout=120, text=True, stdout=subprocess.PIPE).stdout
 
 
 def _pass(flag: str, variables: Sequence[str]) -> List[str]:

@@ -68,7 +68,7 @@ def expected(slots):
 
 
 def topology(job):
-    rows = [json.loads(line.split(" ", 1)[1]) for (line,) in job.wait_for("topology", seconds=60).values()]
+    rows = [json.loads(line.split(" ", 1)[1]) for (line,) in job.wait_for("topology").values()]
     assert all(same for *_, same in rows) and len({row[7] for row in rows}) == 1 and rows[0][7] > 50, rows
     return [row[:7] for row in rows]
 

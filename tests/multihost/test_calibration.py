@@ -35,9 +35,9 @@ def clusters_of_job(hosts, folder, **variables):
 
 
 def test_the_rate_of_the_cables_is_found(hosts, tmp_path):
-    for attempt in "123":  # a busy machine disturbs a measurement of 40 ms
-        found = clusters_of_job(hosts, tmp_path / attempt)
-        if found[0] and found[0]["nic_gbit_per_s"] > 0.15:
+    for attempt in range(10):  # a busy machine disturbs a measurement of 40 ms
+        found = clusters_of_job(hosts, tmp_path / str(attempt))
+        if found[0] and 0.15 < found[0]["nic_gbit_per_s"] < 0.25 and found[0]["latency_us"] < 20_000:
             break
     assert found == [found[0]] * 4
     assert found[0]["hosts"] == [2, 1, 1]

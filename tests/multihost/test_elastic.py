@@ -1,5 +1,6 @@
 """Elastic jobs on emulated hosts, each with one worker: what happens when workers, hosts and the driver are lost. The
 driver is on no host; what reaches it from a host does not pass the host's cable."""
+import contextlib
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.long
 
 NAMES = ["h0", "h1", "h2"]
 # Until the others go on, and until nobody is left. bench/elastic.py measures; here two cores may have much else to do.
-KILLED_S, LOST_S, ABANDONED_S = 5.0, 10.0, 10.0
+KILLED_S, LOST_S, ABANDONED_S = 60.0, 60.0, 60.0
 INIT = "import lightcc.numpy as hvd; print('init', flush=True); hvd.init()"
 GONE = "the launcher of this elastic job is gone: it has closed the connection"
 
@@ -58,7 +59,7 @@ def finish(running, tmp_path):
 
 
 def test_a_killed_worker_and_a_host_that_only_the_driver_reaches_cost_only_themselves(hosts, tmp_path):
-    running = training(hosts, tmp_path, "--start-timeout", 3, framework="torch")
+    running = training(hosts, tmp_path, "--start-timeout", 8, framework="torch")
     killed, apart = worker(running, hosts, "h1"), worker(running, hosts, "h2")
     killed.suspend()
     time.sleep(3)  # for which a worker is waited, so this is no epoch's end
@@ -68,7 +69,7 @@ def test_a_killed_worker_and_a_host_that_only_the_driver_reaches_cost_only_thems
     goes_on(running, 2, KILLED_S)
     try:
         hosts.cut("h2")
-        goes_on(running, 1, LOST_S + 3)
+        goes_on(running, 1, LOST_S + 8)
     finally:
         hosts.restore("h2")
     err, sizes = finish(running, tmp_path)
@@ -92,7 +93,8 @@ def test_a_host_that_falls_silent_is_lost_and_comes_back_after_a_cooldown(hosts,
     finally:
         hosts.restore("h0")
         for pid in set(old) & set(hosts.pids("h0")):
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
     wait_until(lambda: not set(old) & set(hosts.pids("h0")), "what was on the lost host to end")
     printed(running, "size 3\n")
     err, sizes = finish(running, tmp_path)
@@ -105,7 +107,7 @@ def test_a_host_that_falls_silent_is_lost_and_comes_back_after_a_cooldown(hosts,
 def test_workers_and_agents_say_so_and_end_when_the_driver_is_killed(hosts, tmp_path):
     """Into files, as nobody else listens any more. One job trains; of another, a worker waits for a second in init."""
     launch = hosts.launch_command.replace('"$1"', f'"$1" 2>>{tmp_path}/agent.{{host}}')
-    program = ["sh", "-c", 'exec 2>"$0".$HOROVOD_RANK; exec "$@"']
+    program = ["sh", "-c", 'trap "" TERM; exec 2>"$0".$HOROVOD_RANK; exec "$@"']  # which the agent sends a second later
     first_waits = ["sh", "-c", 'test $HOROVOD_RANK = 0 || exec sleep 600; exec "$@"', "sh"]
     trains, waits = tmp_path / "trains", tmp_path / "waits"
     jobs = [start("-np", 2, "--min-np", 2, "-H", where, "--launch-command", launch, *program, log, *command)

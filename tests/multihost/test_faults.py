@@ -1,5 +1,5 @@
 """What happens to a job on several hosts when hosts, ranks and connections fail, and others connect. Whoever is lost is
-named on all other ranks in under 5 s; what is no loss is survived without a word."""
+named on all other ranks; what is no loss is survived without a word."""
 import contextlib
 import json
 import random
@@ -17,12 +17,13 @@ from watched import Watched
 
 pytestmark = pytest.mark.long
 
-DEADLINE_S = 5.0   # from a loss to the exception on all others
-KILLED_S = 3.0     # from the end of a rank alone: well below, a second of which is spent on making sure
-CUT_S = 2.5        # survived
-STARTED_S = 30     # and five steps made
-AGAIN_S = 40       # init may take as long as a connection that is being made, and more
-FORGOTTEN_S = 30   # TCP gives up after 20 s
+# Here two cores may have much else to do.
+DEADLINE_S = 20.0  # from a loss to the exception on all others, which takes up to 4.3 s
+KILLED_S = 15.0    # from the end of a rank alone: a second, which is spent on making sure
+CUT_S = 1.5        # survived: a host is in doubt after 1 s, and lost after 4 s
+STARTED_S = 300    # and five steps made
+AGAIN_S = 120      # init may take as long as a connection that is being made, and more
+FORGOTTEN_S = 120  # TCP gives up after 20 s
 
 with_nft = pytest.mark.skipif(bool(needs.why_not("nft")), reason=needs.why_not("nft"))
 
@@ -272,8 +273,8 @@ host, ports = sys.argv[1], list(map(int, sys.argv[2:]))
 MAGIC = b"lightcc\\n"
 
 def connect(port):
-    connection = socket.create_connection((host, port), 5)
-    connection.settimeout(5)
+    connection = socket.create_connection((host, port), 60)
+    connection.settimeout(60)
     return connection
 
 def closed(connection):

@@ -76,10 +76,11 @@ def test_a_peer_that_is_stopped_for_three_seconds_is_survived(hosts):
         for pair, host in stopped.items():
             pair.processes[host].send_signal(signal.SIGSTOP)
         since = time.monotonic()
+        time.sleep(2.5)
+        for pair in (first, second, idle):
+            pair.processes[stopped[pair]].send_signal(signal.SIGCONT)
         short.expect_error("h0", since, SHORT_MS / 1000 + MARGIN_S, [PEER_SILENT])
-        time.sleep(max(0.0, since + 2.5 - time.monotonic()))
-        for pair, host in stopped.items():
-            pair.processes[host].send_signal(signal.SIGCONT)
+        short.processes["h1"].send_signal(signal.SIGCONT)
         short.expect_error("h1", time.monotonic(), SHORT_MS / 1000 + MARGIN_S)
         for pair in (idle, first, second):
             for host in pair.processes:
@@ -109,12 +110,10 @@ def test_a_cut_of_two_seconds_is_survived_and_one_for_good_is_named(hosts):
         pair.go_on()
         hosts.cut("h1")
         since = time.monotonic()
-        try:
-            for host in ("h0", "h1"):
-                short.expect_error(host, since, SHORT_MS / 1000 + MARGIN_S, [PEER_SILENT])
-            time.sleep(max(0.0, since + 2 - time.monotonic()))
-        finally:
-            hosts.restore("h1")
+        time.sleep(2)
+        hosts.restore("h1")
+        for host in ("h0", "h1"):
+            short.expect_error(host, since, SHORT_MS / 1000 + MARGIN_S, [PEER_SILENT])
         pair.go_on()
         hosts.run("h0", ["ip", "link", "set", "eth0", "down"])
         try:
@@ -178,6 +177,6 @@ def idle_cores(hosts):
 
 def test_idle_connections_cost_nothing(hosts):
     looks = []
-    while not looks or (looks[-1] >= IDLE_CORES and len(looks) < 3):  # another process's interrupts count as ours
+    while not looks or (looks[-1] >= IDLE_CORES and len(looks) < 6):  # another process's interrupts count as ours
         looks.append(idle_cores(hosts))
     assert looks[-1] < IDLE_CORES, looks

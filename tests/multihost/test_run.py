@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import lightcc.numpy as hvd
-from jobs import Job, launch, wait_until
+from jobs import DEADLINE_S, Job, launch, wait_until
 from lightcc.launch import remote
 from lightcc.runner import run
 
@@ -23,9 +23,9 @@ LAUNCHER = "import os, signal, socket, subprocess, sys, time\nfrom lightcc.runne
 @pytest.fixture(autouse=True)
 def by_namespaces(hosts, monkeypatch):
     monkeypatch.setenv("LIGHTCC_LAUNCH_COMMAND", hosts.launch_command)
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     yield
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def rank():
@@ -115,7 +115,7 @@ def test_it_works_in_a_thread():
     results = []
     thread = threading.Thread(target=lambda: results.extend(run(rank, **THREE)))
     thread.start()
-    thread.join(60)
+    thread.join(DEADLINE_S)
     assert results == [0, 1, 2, 3]
 
 
@@ -136,7 +136,7 @@ def test_an_exception_names_its_rank_and_host():
     with pytest.raises(RuntimeError, match=r"(?s)^run: rank 3 \(pid \d+, host h1\) exited with code 1; ended the other "
                                            r"3 ranks\n\nTraceback .*, in fail\n.*KeyError: 'the cause'\n$"):
         run(fail, **THREE)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
 
 
 def test_of_several_exceptions_the_first_is_told(tmp_path):
@@ -209,7 +209,7 @@ def test_a_value_on_its_way_does_not_hold_a_failure_up(hosts, tmp_path, monkeypa
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+, host h1\) exited with code 9; ended the other rank$"):
         run(half, num_proc=2, hosts="h0:1,h1:1")
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 90  # the result alone would take 100
 
 
 def test_a_host_that_cannot_be_reached_is_named(monkeypatch, hosts):
@@ -220,15 +220,15 @@ def test_a_host_that_cannot_be_reached_is_named(monkeypatch, hosts):
     monkeypatch.setenv("LIGHTCC_LAUNCH_COMMAND", silent)
     with pytest.raises(RuntimeError, match=r"no answer within 8 s .* from lightcc's agent on h1"):
         run(rank, num_proc=2, hosts="h0:1,h1:1", start_timeout=8)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
 
 
 def test_a_host_that_takes_nothing_more_is_lost(hosts, monkeypatch):
     """Its agent speaks, but does not hear."""
-    monkeypatch.setattr(remote, "SILENCE_S", 4.0)
+    monkeypatch.setattr(remote, "SILENCE_S", 8.0)
     monkeypatch.setenv("LIGHTCC_LAUNCH_COMMAND", hosts.launch_command.replace(
         'exec sh -c "$1"', '(head -c 100000; exec sleep 600) | sh -c "$1"'))
-    with pytest.raises(RuntimeError, match="agent on host h0: it has taken nothing of what it was sent for 4 s"):
+    with pytest.raises(RuntimeError, match="agent on host h0: it has taken nothing of what it was sent for 8 s"):
         run(len, (bytes(10 << 20),), hosts="h0:1")
     wait_until(lambda: not hosts.pids(), "what was killed to be gone", hosts.pids)  # a lost host is not waited for
 
@@ -292,8 +292,8 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
 """, LIGHTCC_LAUNCH_COMMAND=slowed(hosts, tmp_path, way))
         job.wait_for("up")
-        time.sleep(3)
-        assert hosts.pids("h0")
+        wait_until(lambda: hosts.pids("h0"), "the agent to have begun")
+        time.sleep(1)
         job.process.send_signal(signum)
         code, out, err = job.finish()
         assert (code, out) == ((0, "interrupted\n") if signum == signal.SIGINT else (-signum, "")), err

@@ -10,7 +10,7 @@ import numpy as np
 import lightcc.numpy as hvd
 from lightcc.core.elastic_state import ObjectState, run_fn
 
-DEADLINE_S = 60
+DEADLINE_S = 200
 
 
 def worker():

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Set, Tuple
 
 SIZES = (1, 2, 3, 4)
-DEADLINE_S = 120
+DEADLINE_S = 300
 _STACKS_AFTER_S = 60  # a check that takes so long has its stacks printed
 _TERM_S = 10
 _SHOWN = 30_000       # characters of a rank's output

@@ -55,7 +55,7 @@ def run(folder, *arguments, **environment):
     command = [sys.executable, str(BENCH / "allreduce.py"), *TINY, "--json", str(result),
                "--png", str(folder / "allreduce.png"), *arguments]
     library = {"LIGHTCC_LIBRARY": str(Path(lightcc.core.lib._library._name).resolve())}
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **library, **environment}, text=True, timeout=100,
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **library, **environment}, text=True, timeout=400,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
     return done.stdout, json.loads(result.read_text())
@@ -67,7 +67,7 @@ def run_between_hosts(folder, program, *arguments):
     result = folder / f"{program}.json"
     command = [sys.executable, str(BENCH / f"{program}.py"), "--loopback", "--hosts", "1,1", "--json", str(result),
                *arguments]
-    done = subprocess.run(command, cwd=folder, text=True, timeout=100, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(command, cwd=folder, text=True, timeout=400, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
     return json.loads(result.read_text())
 

@@ -2,6 +2,7 @@
 import gc
 import itertools
 import os
+import re
 import threading
 import time
 
@@ -10,7 +11,7 @@ import pytest
 from lightcc.data import AsyncDataLoaderMixin, BaseDataLoader
 from lightcc.data import data_loader_base as base
 
-DEADLINE_S = 60
+DEADLINE_S = 200
 
 
 class Numbers(BaseDataLoader):
@@ -254,7 +255,7 @@ def test_a_fork_in_the_middle_of_an_epoch_is_said_in_the_child():
 
 def test_debugging_tells_how_long_the_consumer_waited(capsys):
     list(AsyncNumbers(2, True))
-    assert "AsyncNumbers: waited 0." in capsys.readouterr().err
+    assert re.search(r"AsyncNumbers: waited \d+\.", capsys.readouterr().err)
 
 
 def test_it_goes_through_pickle():

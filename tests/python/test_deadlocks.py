@@ -59,6 +59,8 @@ hvd.init()
 used, skipped = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, skipped], lr=1.0),
                                      named_parameters=[("used", used), ("skipped", skipped)])
+torch.ones(1, requires_grad=True).sum().backward()  # the first backward of a process takes long
+hvd.barrier()
 if hvd.rank() == 0:
     used.sum().backward()
     optimizer.step()

@@ -169,7 +169,7 @@ def test_a_worker_that_is_stopped_for_a_while_is_waited_for(tmp_path):
 
 
 def test_a_worker_that_is_stopped_for_too_long_is_replaced(tmp_path):
-    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 2, "--worker-timeout", 2,
+    running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 2, "--worker-timeout", 6,
                   passes="inf", pause_s=0.02)
     trained(running, 3)
     workers(running)[1].suspend()
@@ -177,7 +177,7 @@ def test_a_worker_that_is_stopped_for_too_long_is_replaced(tmp_path):
         printed(running, f"size {size}\n")
     (tmp_path / "stop").touch()
     code, out, err = running.finish()
-    assert code == 0 and "has not answered for 2 s (--worker-timeout); it is killed" in err, err
+    assert code == 0 and "has not answered for 6 s (--worker-timeout); it is killed" in err, err
     assert {1, 2} == set(result(out))
 
 

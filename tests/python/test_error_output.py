@@ -144,6 +144,9 @@ def test_the_launcher_names_who_raised_first_and_prints_it_last(tmp_path):
     """Rank 1 raises and ends long after the others, whose errors name it."""
     code, _, err = launch("-np", 4, *program(f"""
 import atexit
+open(f"{tmp_path}/{{rank}}", "w").close()
+while len(os.listdir("{tmp_path}")) < 4:
+    time.sleep(0.01)
 if rank == 1:
     open("{tmp_path}/raised", "w").close()
     atexit.register(time.sleep, 0.6)

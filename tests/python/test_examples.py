@@ -16,7 +16,7 @@ LAUNCHERS = {
     "plain": [],
 }
 STEPS = 12
-DEADLINE_S = 120
+DEADLINE_S = 400
 
 
 def digits(launcher, folder, *arguments):

@@ -32,7 +32,7 @@ def test_torchrun(init, tmp_path):
                             'rank=int(__import__("os").environ["RANK"]))\nx')
     (tmp_path / "program.py").write_text(text)
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                           str(tmp_path / "program.py")], capture_output=True, text=True, timeout=100)
+                           str(tmp_path / "program.py")], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout.count("done") == 2, done.stdout + done.stderr
 
 
@@ -91,7 +91,7 @@ except RuntimeError as error:
     print(error)
 """
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI"))}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=plain)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=plain)
     assert "torch says that this is rank 1 of 2, lightcc that it is rank 0 of 1" in done.stdout, done.stderr
 
 
@@ -135,7 +135,7 @@ dist.destroy_process_group()
 """
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI", "SLURM"))}
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300,
                           env={**plain, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['lightcc', 'lightcc._torch_backend', 'lightcc._version']"
@@ -151,7 +151,7 @@ def test_variables_of_mpirun():
              "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) for rank in range(2)]
     try:
         for process in started:
-            output = process.communicate(timeout=100)[0]
+            output = process.communicate(timeout=300)[0]
             assert process.returncode == 0 and "done" in output, output
     finally:
         for process in started:

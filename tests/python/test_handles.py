@@ -39,7 +39,7 @@ for kind, start in {"allreduce": hvd.allreduce_async, "allgather": hvd.allgather
         hvd.barrier()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
 print("to the end")
-""", np=2, deadline_s=60)
+""", np=2, deadline_s=200)
     assert output.count("to the end") == 2
 
 
@@ -74,7 +74,7 @@ assert not wrong and len(errors) == 3 * 302, (wrong, len(errors))
 for error in errors:
     assert "allreduce of tensor 'shared'" in error and "give each thread names of its own" in error, error
 print("to the end")
-""", np=2, deadline_s=120)
+""", np=2, deadline_s=200)
     assert output.count("to the end") == 2
 
 

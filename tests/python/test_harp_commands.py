@@ -9,7 +9,7 @@ import pytest
 import lightcc
 
 PACKAGE = Path(lightcc.__file__).parent
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 PROGRAM = """
 #include <stdio.h>
 #include <harp.h>

@@ -9,7 +9,7 @@ import pytest
 
 import lightcc
 
-DEADLINE_S = 120
+DEADLINE_S = 400
 
 REPORT = """
 import os, sys

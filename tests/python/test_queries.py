@@ -21,7 +21,7 @@ from lightcc.core.cuda_arrays import OTHERS, Cupy
 sys.path.append(str(Path(__file__).parents[1] / "multihost"))
 from launchers import MPIRUN  # noqa: E402
 
-DEADLINE_S = 60
+DEADLINE_S = 200
 NOT_INITIALISED = (r"^Horovod has not been initialized; use hvd\.init\(\)\. "  # which programs look for
                    r"lightcc is not initialised: call lightcc\.[a-z.]+\.init\(\) first$")  # who came last
 

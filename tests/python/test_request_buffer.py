@@ -13,7 +13,7 @@ from lightcc.core import lib, request, request_buffer
 
 HEADER = (Path(__file__).parents[2] / "csrc" / "api" / "lightcc.h").read_text()
 TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "double": ctypes.c_double}
-DEADLINE_S = 60
+DEADLINE_S = 200
 
 
 def mirror_of(name):

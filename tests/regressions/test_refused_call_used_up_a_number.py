@@ -17,4 +17,4 @@ if hvd.rank() == 0:
             pass
 assert hvd.broadcast(numpy.full(1, hvd.rank()), root_rank=1) == 1
 assert hvd.allreduce(numpy.ones(1), op=hvd.Sum) == 2
-""", np=2, deadline_s=30)
+""", np=2, deadline_s=120)

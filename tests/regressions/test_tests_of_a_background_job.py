@@ -14,7 +14,7 @@ def run_pytest(file, *before):
     command = ["sh", "-c", "; ".join([*before, 'exec "$@"']), "sh", sys.executable, "-m", "pytest", "-p", "conftest",
                "-p", "no:cacheprovider", str(file)]
     done = subprocess.run(command, cwd=file.parent, env={**os.environ, "PYTHONPATH": str(TESTS)}, text=True,
-                          timeout=60, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                          timeout=120, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout
 
 
