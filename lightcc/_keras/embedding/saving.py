@@ -14,6 +14,7 @@ import numpy
 
 from lightcc._keras.patches import wrap
 from lightcc.embedding import checkpoint
+from lightcc.embedding.bloom import Bloom
 from lightcc.embedding.eviction import L2, Count, Ttl
 from lightcc.embedding.initializers import Constant, Normal, Uniform, Zeros
 from lightcc.embedding.meeting import meet
@@ -21,13 +22,13 @@ from lightcc.embedding.table import Table
 from lightcc.tensorflow.embedding.leaf import leaf_of
 from lightcc.tensorflow.embedding.saving import load_referenced, opening, reference, save_beside
 
-_KINDS = {cls.__name__: cls for cls in (Constant, Count, L2, Normal, Ttl, Uniform, Zeros)}
+_KINDS = {cls.__name__: cls for cls in (Bloom, Constant, Count, L2, Normal, Ttl, Uniform, Zeros)}
 _REFERENCE = "table"
 _MARK = "_lightcc_with_tables"
 
 
 def as_config(value: Any) -> Any:
-    """An initializer or an eviction policy as JSON; all else as it is.
+    """An initializer, an eviction policy or an admission as JSON; all else as it is.
 
     >>> from lightcc import embedding
     >>> as_config(embedding.Ttl(3)), as_config(None)
@@ -47,7 +48,8 @@ def from_config(value: Any) -> Any:
     numbers = dict(value)
     kind = numbers.pop("kind", None)
     if kind not in _KINDS:
-        raise ValueError(f"a layer's config has an initializer or eviction {value}; there are {', '.join(_KINDS)}.")
+        raise ValueError(f"a layer's config has an initializer, eviction or admission {value}; there are "
+                         f"{', '.join(_KINDS)}.")
     return _KINDS[kind](**numbers)
 
 
