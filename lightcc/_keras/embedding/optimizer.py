@@ -8,10 +8,10 @@ from typing import Any, List, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
+from lightcc._keras.embedding import optimizer_config
 from lightcc._keras.embedding.refusals import WithTables, scaled
 from lightcc._keras.embedding.zeros import Like, like
-from lightcc._keras.optimizer import Legacy, is_distributed, members_for
-from lightcc._keras.saving import name_like
+from lightcc._keras.optimizer import Legacy, is_distributed, keras_of, members_for
 from lightcc.core.wrapper_class import is_made_with, wrapper_class
 from lightcc.tensorflow.embedding.leaf import leaf_of
 from lightcc.tensorflow.embedding.optimizers import TableOptimizer
@@ -56,7 +56,7 @@ def Optimizer(dense: Any, sparse: TableOptimizer) -> Any:
     plain = type(dense)
     cls = wrapper_class(plain, _Keras3 if hasattr(plain, "stateless_apply") else _Keras2, __name__,
                         plain_as="_as_dense", _not_to_be_distributed=_INSIDE)
-    name_like(cls, plain)
+    optimizer_config.named_in_files(cls)
     both = cls.__new__(cls)
     object.__setattr__(both, "__dict__", vars(dense))  # past Keras's own __setattr__, which tracks values
     object.__setattr__(both, "_sparse", sparse)
@@ -64,6 +64,11 @@ def Optimizer(dense: Any, sparse: TableOptimizer) -> Any:
     if is_distributed(dense):
         object.__setattr__(both, "_made_reducer", dense._reducer)  # it knows which layers are local
     return both
+
+
+def of_config(keras: Any, config: optimizer_config.Config) -> Any:
+    """The optimizer whose get_config has returned this, of a Keras."""
+    return Optimizer(optimizer_config.dense_of(keras, config), optimizer_config.sparse_of(keras, config))
 
 
 _INSIDE = ("write E.Optimizer(dense=hvd.DistributedOptimizer(...), sparse=...): the rows' gradients are summed by "
@@ -93,6 +98,21 @@ class _Both(WithTables):
     def scale_rate_of_rows(self, factor: float) -> None:
         """For lightcc's callbacks of learning rates."""
         self._sparse.scale_rate(factor)
+
+    def get_config(self):
+        """Of both optimizers. ValueError for what a file cannot say: optimizer_config.py."""
+        plain = type(self).__bases__[0]
+        dense = plain.__new__(plain)
+        object.__setattr__(dense, "__dict__", vars(self))
+        if is_distributed(dense):
+            object.__setattr__(dense, "_made_reducer", self._reducer)
+        return optimizer_config.config_of(dense, self._sparse)
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        keras = keras_of(cls)
+        with keras.utils.custom_object_scope(custom_objects or {}):
+            return of_config(keras, config)
 
     def build(self, variables):
         return self._as_dense.build([variable for variable in variables if leaf_of(variable) is None])
