@@ -341,16 +341,6 @@ def check_wrong_optimizers(kit, keras, E):
         kit.hvd.DistributedOptimizer(E.Optimizer(adam(), E.SGD()))
 
 
-def check_a_scaled_loss_is_refused(kit, keras, E):
-    model = model_around(keras, E.Embedding(DIM, name="scaled"))
-    scaling = keras.optimizers.LossScaleOptimizer if kit.is_3 else keras.mixed_precision.LossScaleOptimizer
-    with pytest.raises(ValueError, match="LossScaleOptimizer"):
-        E.Optimizer(scaling(keras.optimizers.Adam()), E.SGD())
-    model.compile(scaling(E.Optimizer(keras.optimizers.Adam(), E.SGD())), "mse")
-    with pytest.raises(ValueError, match="mixed_float16"):
-        fit(model, [part[:BATCH] for part in data()])
-
-
 def check_a_strategy_is_refused(keras, E):
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         with pytest.raises(ValueError, match="OneDeviceStrategy"):
