@@ -75,7 +75,7 @@ MAY_USE = {
     "tensorflow.embedding": {"core", "embedding", "tensorflow", "tensorflow.elastic"},
     "tensorflow.kv_variable": {"core", "embedding", "tensorflow", "tensorflow.embedding"},
     "_keras": {"core", "compress", "numpy", "torch", "tensorflow"},
-    "_keras.embedding": {"core", "embedding", "tensorflow.embedding", "_keras"},
+    "_keras.embedding": {"core", "compress", "embedding", "tensorflow", "tensorflow.embedding", "_keras"},
     "tensorflow.keras": {"core", "compress", "_keras", "tensorflow", "tensorflow.elastic"},
     "tensorflow.keras.embedding": {"embedding", "tensorflow.embedding", "_keras.embedding"},
     "keras": {"core", "compress", "_keras", "torch", "tensorflow", "tensorflow.elastic"},

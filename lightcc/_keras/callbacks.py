@@ -226,8 +226,9 @@ class LearningRateScheduleCallbackImpl:
     def _set(self, factor: float) -> None:
         old = self._rate()
         self.model.optimizer.learning_rate = self.initial_lr * factor
-        if hasattr(self.model.optimizer, "scale_rate_of_rows"):
-            self.model.optimizer.scale_rate_of_rows(factor)
+        inner = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)  # of a LossScaleOptimizer
+        if hasattr(inner, "scale_rate_of_rows"):
+            inner.scale_rate_of_rows(factor)
         new = self._rate()  # as the optimizer holds it, in float32
         if self.momentum_correction and old not in (0, new):
             values.multiply(self.backend, self._velocities(), new / old)

@@ -38,6 +38,11 @@ class TensorFlowGradientReducer(GradientReducer):
     def keep_local(self, variable):
         self._local.add(variable)
 
+    @property
+    def has_local(self) -> bool:
+        """Whether gradients of some variables or layers stay on this rank."""
+        return bool(self._layers or len(self._local))
+
     def apply(self, closure, optimizer, pairs=()):
         if self.helper is None:
             return closure()

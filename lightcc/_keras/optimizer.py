@@ -9,6 +9,7 @@ A LossScaleOptimizer of Keras 2 around one of ours asks it to aggregate before i
 find the same; for Keras 3, patches.py sees to that. The framework's part, how gradients travel, is in
 gradient_reducer.py.
 """
+import contextlib
 import sys
 from types import ModuleType
 from typing import Any, List, NamedTuple, Optional, Tuple, Type
@@ -117,6 +118,17 @@ class Keras3(Distributed):
             return apply(grads, trainable_variables)
         grads = self._reducer.arrived(list(grads), variables)
         return self._reducer.apply(lambda: apply(grads, trainable_variables), self)
+
+    @contextlib.contextmanager
+    def reduced_for_scale(self, grads, variables):
+        """For a LossScaleOptimizer around this one: the reduced gradients, which apply() then takes as they are."""
+        check_loss_scale(self)
+        reduced = self._reducer.arrived(grads, variables)
+        self._reducer.reduced = True
+        try:
+            yield reduced
+        finally:
+            self._reducer.reduced = False  # also if the step is skipped
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
         """As Keras 2 had it, for scripts that call it: the reduced (gradient, variable) pairs of a loss."""
@@ -242,8 +254,8 @@ def variables_of(optimizer) -> List[Any]:
 def hidden_variables_of(optimizer) -> List[Any]:
     """What Keras does not count among an optimizer's variables: in Keras 2 its learning rate, unless that is a
     schedule, and the state of a LossScaleOptimizer; and those of the optimizer of tables in an E.Optimizer."""
-    scale = getattr(optimizer, "_loss_scale", None)
+    scale, inner = getattr(optimizer, "_loss_scale", None), getattr(optimizer, "inner_optimizer", optimizer)
     candidates = [getattr(optimizer, "learning_rate", None), getattr(scale, "current_loss_scale", None),
-                  getattr(scale, "counter", None), *getattr(optimizer, "variables_of_tables", ())]
+                  getattr(scale, "counter", None), *getattr(inner, "variables_of_tables", ())]
     known = {id(variable) for variable in variables_of(optimizer)}
     return [variable for variable in candidates if hasattr(variable, "assign") and id(variable) not in known]

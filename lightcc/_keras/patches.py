@@ -8,8 +8,7 @@ import inspect
 import sys
 from typing import Any, Callable
 
-from lightcc._keras.optimizer import Distributed, check_loss_scale, framework_of, is_distributed
-from lightcc.core.wrapper_class import is_made_with
+from lightcc._keras.optimizer import framework_of, is_distributed
 
 _MARK = "_lightcc_wrapped"
 epoch_was_cut = False  # the last epoch of the fit that is running has ended before its last batch
@@ -70,16 +69,11 @@ def _apply(plain):
     would skip the exchange that the others wait in."""
     def apply(self, grads, trainable_variables=None):
         inner = self.inner_optimizer
-        if not is_made_with(Distributed, inner) or not len(grads):
+        if not hasattr(inner, "reduced_for_scale") or not len(grads):
             return plain(self, grads, trainable_variables)
-        check_loss_scale(inner)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        grads = inner._reducer.arrived(list(grads), variables)
-        inner._reducer.reduced = True
-        try:
-            return plain(self, grads, trainable_variables)
-        finally:
-            inner._reducer.reduced = False  # also if the step is skipped
+        with inner.reduced_for_scale(list(grads), variables) as reduced:
+            return plain(self, reduced, trainable_variables)
     return apply
 
 

@@ -139,6 +139,9 @@ class LocalVariables:
     def __contains__(self, variable: Any) -> bool:
         return key_of(variable) in self._variables
 
+    def __len__(self) -> int:
+        return len(self._variables)
+
     def around(self, allreduce_grads: AllreduceGradients, grads: Sequence[Any], vars: Sequence[Any]) -> List[Any]:
         """Reduces the gradients of the other variables by allreduce_grads(grads, vars) and scales those of local ones.
 

@@ -148,7 +148,7 @@ def check_learning_rates_are_each_their_own(keras, E):
     both.learning_rate = 0.2
     both.sparse.learning_rate = 0.25
     assert float(dense.learning_rate) == pytest.approx(0.2) and float(sparse.learning_rate) == 0.25
-    assert type(both).__name__ == "SGD" and isinstance(both, keras.optimizers.SGD)
+    assert type(both).__name__ == "Optimizer" and isinstance(both, keras.optimizers.SGD)
 
 
 def check_stand_alone_keras(kit):
@@ -339,16 +339,6 @@ def check_wrong_optimizers(kit, keras, E):
             E.Optimizer(dense=dense, sparse=sparse)
     with pytest.raises(ValueError, match=r"dense=hvd\.DistributedOptimizer"):
         kit.hvd.DistributedOptimizer(E.Optimizer(adam(), E.SGD()))
-
-
-def check_a_scaled_loss_is_refused(kit, keras, E):
-    model = model_around(keras, E.Embedding(DIM, name="scaled"))
-    scaling = keras.optimizers.LossScaleOptimizer if kit.is_3 else keras.mixed_precision.LossScaleOptimizer
-    with pytest.raises(ValueError, match="LossScaleOptimizer"):
-        E.Optimizer(scaling(keras.optimizers.Adam()), E.SGD())
-    model.compile(scaling(E.Optimizer(keras.optimizers.Adam(), E.SGD())), "mse")
-    with pytest.raises(ValueError, match="mixed_float16"):
-        fit(model, [part[:BATCH] for part in data()])
 
 
 def check_a_strategy_is_refused(keras, E):

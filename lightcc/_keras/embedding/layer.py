@@ -4,9 +4,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
-from lightcc._keras.embedding import refusals, saving
+from lightcc._keras.embedding import optimizer_config, refusals, saving, scaling
 from lightcc._keras.embedding.bags import COMBINERS, Ids
+from lightcc._keras.embedding.optimizer import of_config
 from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.embedding.bloom import Bloom
 from lightcc.embedding.initializers import Initializer, Normal
 from lightcc.embedding.table import Table
 from lightcc.tensorflow.embedding.leaf import Leaf, look_up
@@ -65,6 +67,8 @@ def _class_of(keras: Any, name: str, make: Callable[[Any], type]) -> type:
     if key not in _classes:
         refusals.install(keras)
         saving.install(keras)
+        scaling.install(keras)
+        optimizer_config.register(keras, of_config)
         _classes[key] = keras.utils.register_keras_serializable("lightcc", name)(make(keras))
     return _classes[key]
 
@@ -85,9 +89,11 @@ def _layer_class(keras: Any) -> type:
         an id; or "sum", "mean", "sqrtn" (the sum over the root of the number): one row for the ids of the last
         dimension, zero where there are none. init: Normal(mean, std) (default: 0, 0.01), Uniform, Constant, Zeros.
         min_count: an id gets a row when it has occurred so often in training, over all ranks; before, it reads as
-        `absent` in each element. evict: which rows go at the end of a step: Ttl, Count or L2. name: of the layer and of
-        its table, the same on all ranks, and no other live table's. dtype: the rows' is its variable dtype, float32 or
-        float64. seed, process_set, wire, limit_bytes: those of lightcc.tensorflow.embedding.HashEmbedding.
+        `absent` in each element. admission: Bloom(bytes, error), which counts in a fixed size; None: exactly. evict:
+        which rows go at the end of a step: Ttl, Count or L2. max_rows: most rows of all ranks, 0 for no limit; above
+        it those go that were trained least recently. name: of the layer and of its table, the same on all ranks, and no
+        other live table's. dtype: the rows' is its variable dtype, float32 or float64. seed, process_set, wire,
+        limit_bytes: those of lightcc.tensorflow.embedding.HashEmbedding.
 
         Called with ids: a dense tensor of any shape, a tf.RaggedTensor, or a tf.SparseTensor with a combiner. A model
         begins with keras.Input(shape, dtype=key_dtype), or Keras makes floats of its inputs, which are refused. mask:
@@ -102,7 +108,8 @@ def _layer_class(keras: Any) -> type:
         def __init__(self, dim: int, key_dtype: str = "int64", combiner: Optional[str] = None,
                      init: Initializer = _DEFAULT, min_count: int = 1, evict: Any = None, name: Optional[str] = None,
                      *, seed: int = 0, process_set: ProcessSet = global_process_set, wire: Optional[str] = None,
-                     absent: float = 0.0, limit_bytes: int = 0, **options: Any):
+                     absent: float = 0.0, limit_bytes: int = 0, max_rows: int = 0,
+                     admission: Optional[Bloom] = None, **options: Any):
             super().__init__(name=name, **options)
             if key_dtype not in _KEY_DTYPES:
                 raise ValueError(f"Embedding {self.name!r}: key_dtype={key_dtype!r}; give {', '.join(_KEY_DTYPES)}.")
@@ -111,7 +118,8 @@ def _layer_class(keras: Any) -> type:
             self.dim, self.key_dtype, self.combiner, self.supports_masking = dim, key_dtype, combiner, True
             self._table_options = {
                 "init": init, "min_count": min_count, "evict": evict, "seed": seed, "process_set": process_set,
-                "wire": wire, "absent": absent, "limit_bytes": limit_bytes, "strings": key_dtype == "string"}
+                "wire": wire, "absent": absent, "limit_bytes": limit_bytes, "max_rows": max_rows,
+                "admission": admission, "strings": key_dtype == "string"}
             self.supports_jit = False  # for Keras 3: XLA cannot compile what talks to other processes
 
         def build(self, input_shape: Any = None) -> None:
@@ -143,7 +151,7 @@ def _layer_class(keras: Any) -> type:
 
         @classmethod
         def from_config(cls, config: Dict[str, Any]) -> Any:
-            return cls(**{name: saving.from_config(value) if name in ("init", "evict") else value
+            return cls(**{name: saving.from_config(value) if name in ("init", "evict", "admission") else value
                           for name, value in config.items()})
 
         def save_own_variables(self, store: Any) -> None:

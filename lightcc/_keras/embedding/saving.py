@@ -12,8 +12,10 @@ from typing import Any, Callable, Dict, List
 
 import numpy
 
+from lightcc._keras.embedding.refusals import tables_in
 from lightcc._keras.patches import wrap
 from lightcc.embedding import checkpoint
+from lightcc.embedding.bloom import Bloom
 from lightcc.embedding.eviction import L2, Count, Ttl
 from lightcc.embedding.initializers import Constant, Normal, Uniform, Zeros
 from lightcc.embedding.meeting import meet
@@ -21,13 +23,13 @@ from lightcc.embedding.table import Table
 from lightcc.tensorflow.embedding.leaf import leaf_of
 from lightcc.tensorflow.embedding.saving import load_referenced, opening, reference, save_beside
 
-_KINDS = {cls.__name__: cls for cls in (Constant, Count, L2, Normal, Ttl, Uniform, Zeros)}
-_REFERENCE = "table"
+_KINDS = {cls.__name__: cls for cls in (Bloom, Constant, Count, L2, Normal, Ttl, Uniform, Zeros)}
+_REFERENCE, _STEPS = "table", "sparse_iterations"  # in a file, of a layer and of an optimizer
 _MARK = "_lightcc_with_tables"
 
 
 def as_config(value: Any) -> Any:
-    """An initializer or an eviction policy as JSON; all else as it is.
+    """An initializer, an eviction policy or an admission as JSON; all else as it is.
 
     >>> from lightcc import embedding
     >>> as_config(embedding.Ttl(3)), as_config(None)
@@ -47,7 +49,8 @@ def from_config(value: Any) -> Any:
     numbers = dict(value)
     kind = numbers.pop("kind", None)
     if kind not in _KINDS:
-        raise ValueError(f"a layer's config has an initializer or eviction {value}; there are {', '.join(_KINDS)}.")
+        raise ValueError(f"a layer's config has an initializer, eviction or admission {value}; there are "
+                         f"{', '.join(_KINDS)}.")
     return _KINDS[kind](**numbers)
 
 
@@ -69,6 +72,8 @@ def install(keras: Any) -> None:
     _wrap(files, "save_weights_only", _saving)
     _wrap(files, "load_model", _loading_model)
     _wrap(files, "load_weights_only", _loading_weights)
+    wrap(keras.optimizers.Optimizer, "save_own_variables", _save_own_variables)
+    wrap(keras.optimizers.Optimizer, "load_own_variables", _load_own_variables)
     wrap(keras.callbacks.BackupAndRestore, "on_train_begin", _with_folder)
     wrap(keras.callbacks.BackupAndRestore, "on_train_end", _without_folder)
     if hasattr(keras, "ops"):
@@ -111,6 +116,26 @@ def _loading_weights(plain: Callable[..., Any]) -> Callable[..., Any]:
         opening(filepath)
         return plain(model, filepath, *args, **options)
     return load
+
+
+def _save_own_variables(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Of an optimizer: the steps of the sparse one, too."""
+    def save_own_variables(self, store):
+        plain(self, store)
+        if (both := tables_in(self)) is not None:
+            store[_STEPS] = both.sparse.iterations.numpy()
+    return save_own_variables
+
+
+def _load_own_variables(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Those of a file in which a plain optimizer was saved have no steps of the sparse one."""
+    def load_own_variables(self, store):
+        both = tables_in(self)
+        if both is None or _STEPS not in store.keys():
+            return plain(self, store)
+        both.sparse.iterations.assign(numpy.asarray(store[_STEPS]))
+        return plain(self, {name: store[name] for name in store.keys() if name != _STEPS})
+    return load_own_variables
 
 
 def _with_folder(plain: Callable[..., Any]) -> Callable[..., Any]:

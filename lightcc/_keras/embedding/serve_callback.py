@@ -3,11 +3,10 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from lightcc._keras.embedding.refusals import WithTables
+from lightcc._keras.embedding.refusals import tables_in
 from lightcc._keras.embedding.zeros import Like, zero
 from lightcc._keras.optimizer import is_distributed
 from lightcc.core.process_sets import ProcessSet, global_process_set
-from lightcc.core.wrapper_class import is_made_with
 from lightcc.tensorflow.embedding.leaf import leaf_of
 from lightcc.tensorflow.embedding.serving import serve
 
@@ -22,8 +21,8 @@ def callback_class(keras: Any) -> type:
         Put it last. The other ranks may do nothing else together meanwhile: no validation, which looks up rows, no
         MetricAverageCallback, no commits of an elastic job. With BroadcastGlobalVariablesCallback each rank has at
         least one batch. process_set: that of the tables.
-        Errors: ValueError for a model that is not compiled with E.Optimizer; those of lightcc.tensorflow.embedding's
-        serve.
+        Errors: ValueError for a model that is not compiled with E.Optimizer, and with a scaled loss; those of
+        lightcc.tensorflow.embedding's serve.
 
         >>> import keras; from lightcc.keras import embedding as E
         >>> model = keras.Sequential([keras.Input((1,), dtype="int64"), E.Embedding(4, name="ends")])
@@ -35,11 +34,18 @@ def callback_class(keras: Any) -> type:
             super().__init__()
             self._process_set = process_set
 
+        def on_train_begin(self, logs: Optional[Any] = None) -> None:
+            """Keras hook."""
+            if tables_in(self.model.optimizer) is not self.model.optimizer:
+                raise ValueError("ServeCallback: " + (
+                    "the model is not compiled with E.Optimizer, so it has no tables."
+                    if tables_in(self.model.optimizer) is None else
+                    "the loss is scaled (mixed_float16), and a rank without data cannot know which steps the others "
+                    "skip. Give all ranks as many batches, or train with mixed_bfloat16."))
+
         def on_train_end(self, logs: Optional[Any] = None) -> None:
             """Keras hook."""
             optimizer = self.model.optimizer
-            if not is_made_with(WithTables, optimizer):
-                raise ValueError("ServeCallback: the model is not compiled with E.Optimizer, so it has no tables.")
             serve(dense_step(self.model) if is_distributed(optimizer) else None, optimizer.sparse, self._process_set)
 
     return ServeCallback

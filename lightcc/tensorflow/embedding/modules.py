@@ -42,7 +42,8 @@ class HashEmbedding(tf.Module):
     integers. limit_bytes: most memory of this rank's shard, 0 for no limit. min_count: a key gets a row when it has
     occurred so often in lookups that were trained, over all ranks; before, it reads as `absent` in each element.
     admission: Bloom(bytes, error), which counts in a fixed size; None: exactly.
-    evict: which rows go at the end of a step: Ttl, Count or L2.
+    evict: which rows go at the end of a step: Ttl, Count or L2. max_rows: most rows of all ranks, 0 for no limit; above
+    it those go that were trained least recently.
 
     Called with ids, integers or strings of any shape, it returns ids.shape + (dim,) of dtype, in eager mode and in a
     tf.function. training: a bool or a tensor of one; False: an evaluation, after which no gradient may come.
@@ -59,12 +60,12 @@ class HashEmbedding(tf.Module):
 
     def __init__(self, dim: int, name: str, init: Initializer = _DEFAULT, *, dtype: Any = tf.float32, seed: int = 0,
                  process_set: ProcessSet = global_process_set, wire: Optional[str] = None, strings: bool = False,
-                 limit_bytes: int = 0, min_count: int = 1, absent: float = 0.0, evict: Any = None,
+                 limit_bytes: int = 0, min_count: int = 1, absent: float = 0.0, evict: Any = None, max_rows: int = 0,
                  admission: Optional[Bloom] = None):
         super().__init__()
         table = table_of(name, evict, dim=dim, dtype=tf.as_dtype(dtype).name, init=init, seed=seed,
                          process_set=process_set, wire=wire, strings=strings, limit_bytes=limit_bytes,
-                         min_count=min_count, absent=absent, admission=admission)
+                         min_count=min_count, absent=absent, max_rows=max_rows, admission=admission)
         self._rows_of = tf.Variable(tf.zeros([0, dim], dtype), name="rows_of_a_table")
         self.leaf = Leaf(table, self._rows_of)
         self._rows_in_checkpoints = TableState(table)

@@ -3,8 +3,9 @@
 apply_gradients() sends the gradients of all tables to the rows' owners in one exchange, which all ranks of the tables'
 process set take part in, also one that has looked up nothing. A row that no rank has looked up is not touched.
 """
+import inspect
 import math
-from typing import Any, Iterable, List, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 
 import tensorflow as tf
 
@@ -15,7 +16,17 @@ from lightcc.tensorflow.embedding.updates import as_double, update_rows
 
 
 class TableOptimizer(tf.Module):
-    """What the optimizers of tables share. iterations: a variable, the updates made."""
+    """What the optimizers of tables share. iterations: a variable, the updates made. schedule: of the learning rate, or
+    None."""
+
+    _arguments: Dict[str, Any]
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        made = super().__new__(cls)
+        given = inspect.signature(cls.__init__).bind(made, *args, **options)
+        given.apply_defaults()
+        object.__setattr__(made, "_arguments", dict(list(given.arguments.items())[1:]))  # past TensorFlow's tracking
+        return made
 
     def __init__(self, learning_rate: Any, rule: Rule, op: int, **numbers: float):
         super().__init__()
@@ -25,27 +36,35 @@ class TableOptimizer(tf.Module):
             self._expect(name, value, most=1 if name.startswith("beta") else math.inf)
         self._rule, self._op, self._numbers = rule, op, numbers
         self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="iterations")
-        self._schedule = learning_rate if callable(learning_rate) else None
-        if self._schedule is None:
+        self.schedule = learning_rate if callable(learning_rate) else None
+        if self.schedule is None:
             self._expect("learning_rate", learning_rate)
         self._first_rate = learning_rate
-        self._rate = tf.Variable(0.0 if self._schedule else learning_rate, trainable=False, dtype=tf.float64,
+        self._rate = tf.Variable(0.0 if self.schedule else learning_rate, trainable=False, dtype=tf.float64,
                                  name="learning_rate")
 
     @property
     def learning_rate(self) -> Any:
         """A variable, which may be set between steps; of a schedule, what it gives for the next step."""
-        return self._rate if self._schedule is None else self._schedule(self.iterations)
+        return self._rate if self.schedule is None else self.schedule(self.iterations)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        if self._schedule is not None:
+        if self.schedule is not None:
             raise ValueError(f"{type(self).__name__}: its learning rate is that of a schedule, and cannot be set.")
         self._rate.assign(as_double(value))
 
+    def get_config(self) -> Dict[str, Any]:
+        """The arguments that it was made with, by name.
+
+        >>> from lightcc.tensorflow import embedding as E; E.Adagrad(0.5, rowwise=True).get_config()["rowwise"]
+        True
+        """
+        return dict(self._arguments)
+
     def scale_rate(self, factor: float) -> None:
         """Sets the learning rate to that of the beginning times a factor; a schedule stays as it is."""
-        if self._schedule is None:
+        if self.schedule is None:
             self.learning_rate = self._first_rate * factor
 
     def apply_gradients(self, grads_and_vars: Iterable[Tuple[Any, Any]]) -> None:

@@ -1,10 +1,12 @@
 """One update of the rows that lookups have found, as an operation of TensorFlow."""
+import weakref
 from typing import Any, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
 from lightcc.core.ops import ReduceOps
 from lightcc.embedding.rules import NUMBERS, Rule
+from lightcc.embedding.table import after_step
 from lightcc.tensorflow.embedding.leaf import Leaf
 from lightcc.tensorflow.embedding.library import operations, run
 
@@ -35,9 +37,26 @@ def update_rows(pairs: Sequence[Tuple[Any, Leaf]], rule: Rule, numbers: Dict[str
 def _update(pairs: List[Tuple[Any, Leaf]], numbers: tf.Tensor, op: int) -> Any:
     given = [(grad.values, grad.indices) if grad is not None else
              (tf.zeros([0, leaf.table.dim], leaf.table.dtype), tf.zeros([0], tf.int64)) for grad, leaf in pairs]
-    return run(operations.lightcc_embedding_update, [values for values, _ in given], [tokens for _, tokens in given],
-               tf.tile(numbers[tf.newaxis], [len(pairs), 1]), average=int(op == ReduceOps.Average),
-               tables=" ".join(str(leaf.number) for _, leaf in pairs))
+    update = run(operations.lightcc_embedding_update, [values for values, _ in given], [tokens for _, tokens in given],
+                 tf.tile(numbers[tf.newaxis], [len(pairs), 1]), average=int(op == ReduceOps.Average),
+                 tables=" ".join(str(leaf.number) for _, leaf in pairs))
+    return _within_max_rows(update, [leaf for _, leaf in pairs])
+
+
+def _within_max_rows(update: Any, leaves: List[Leaf]) -> Any:
+    """The update, and behind it the eviction of tables with max_rows, which Python decides. A graph does not keep the
+    tables alive."""
+    limited = [weakref.ref(leaf.table) for leaf in leaves if leaf.table.max_rows]
+    if not limited:
+        return update
+
+    def evict() -> None:
+        after_step(table for table in (one() for one in limited) if table is not None)
+
+    if tf.executing_eagerly():
+        return evict()
+    with tf.control_dependencies([update]), tf.device("CPU:0"):
+        return tf.numpy_function(evict, [], [])
 
 
 def as_double(value: Any) -> tf.Tensor:
