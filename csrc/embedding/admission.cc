@@ -49,14 +49,19 @@ void Admission::forget(int64_t key) {
 void Admission::clear() {
   const bool is_logged = logs[0].active || logs[1].active;
   for (int part = 0; is_logged && part < kParts; ++part)
-    each(part, false, [&](int64_t cell, uint32_t) { note(cell); });
+    each(part, 0, [&](int64_t cell, uint32_t) { note(cell); });
   candidates.clear();
   filter.clear();
 }
 
-void Admission::forget_changes() {
-  candidates.forget_changes();
-  filter.forget_changes();
+void Admission::has_read(int64_t cell, int reader) {
+  if (filter.active()) filter.has_read(cell, reader);
+  else candidates.has_read(cell, reader);
+}
+
+void Admission::has_read_all(int reader) {
+  candidates.has_read_all(reader);
+  filter.has_read_all(reader);
 }
 
 void Admission::set_shape(const FilterShape& shape) {
@@ -160,7 +165,7 @@ int lightcc_embedding_set_admission(lightcc_embedding_table* table, int64_t min_
   return guard([&] {
     if (min_count < 1 || min_count > int64_t(KeyCounts::kMostCount) || !std::isfinite(absent))
       throw Error(Code::invalid_argument, table->about("min_count is " + std::to_string(min_count) +
-                                                       ", which must be 1 to 2147483647, and what is absent finite"));
+                                                       ", which must be 1 to 1073741823, and what is absent finite"));
     Admission& admission = table->admission;
     if (admission.filter.active()) {
       FilterShape shape = admission.filter.shape();

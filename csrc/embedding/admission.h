@@ -46,7 +46,7 @@ struct Admission {
   void apply(const Counted&);
   void forget(int64_t key);      // if the counts are exact
   void clear();
-  void forget_changes();
+  void has_read_all(int reader);
   size_t bytes() const { return candidates.bytes() + filter.bytes(); }
   int64_t size() const { return filter.active() ? filter.keys() : int64_t(candidates.size()); }
   void set_shape(const FilterShape&);  // of the filter. Another one than before: counting begins anew
@@ -55,12 +55,13 @@ struct Admission {
   uint32_t bucket_of_cell(int64_t cell) const;
   bool reserve(std::span<const int64_t> cells);  // before set
   void set(int64_t cell, uint32_t value);        // 0: there is none
-  // visit(cell, value) for all of a part.
+  // visit(cell, value) for all of a part; readers: for those that one of them has not read.
   static constexpr int kParts = KeyCounts::kStripes;
-  template <class Visit> void each(int part, bool changed, Visit visit) const {
-    if (filter.active()) filter.each(part, changed, visit);
-    else candidates.each(part, changed, visit);
+  template <class Visit> void each(int part, int readers, Visit visit) const {
+    if (filter.active()) filter.each(part, readers, visit);
+    else candidates.each(part, readers, visit);
   }
+  void has_read(int64_t cell, int reader);  // one that each() visits
 
   void begin_log(int log) { logs[log].active = true, logs[log].cells.clear(); }
   void end_log(int log) { logs[log] = CountLog(); }

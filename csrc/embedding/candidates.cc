@@ -56,7 +56,7 @@ void KeyCounts::set(int64_t key, uint32_t count) {
   size_ += is_new;
   entry.key = key;
   entry.count = std::min(count, kMostCount) & kMostCount;
-  entry.changed = 1;
+  entry.changed = Entry::kChanged;
 }
 
 // A later key may take the empty place unless its home is behind that place.
@@ -89,9 +89,15 @@ size_t KeyCounts::bytes() const {
   return all;
 }
 
-void KeyCounts::forget_changes() {
+void KeyCounts::has_read(int64_t key, int reader) {
+  const uint64_t hash = mix(uint64_t(key));
+  Stripe& stripe = stripes_[stripe_of(hash)];
+  stripe.entries[stripe.place_of(key, hash)].changed &= ~uint32_t(reader);
+}
+
+void KeyCounts::has_read_all(int reader) {
   for (Stripe& stripe : stripes_)
-    for (Entry& entry : stripe.entries) entry.changed = 0;
+    for (Entry& entry : stripe.entries) entry.changed &= ~uint32_t(reader);
 }
 
 }  // namespace lightcc::embedding

@@ -3,6 +3,7 @@
 // 1. A key is in the stripe that its hash names, in an open table with linear probing. A stripe grows by a quarter, by
 //    itself: no insert moves more than one of 64 stripes.
 // 2. A key that is taken out leaves no mark: those behind it move up.
+// 3. A reader (lightcc_embedding_reader, a bit) has read a key until it is set again.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -15,7 +16,7 @@ namespace lightcc::embedding {
 class KeyCounts {
  public:
   static constexpr int kStripes = 64;
-  static constexpr uint32_t kMostCount = ~0u >> 1;
+  static constexpr uint32_t kMostCount = ~0u >> 2;
 
   uint32_t count(int64_t key) const;  // 0: the key is no candidate
   // After it, these keys can be set without failure. False: memory does not suffice.
@@ -26,18 +27,21 @@ class KeyCounts {
 
   size_t size() const { return size_; }
   size_t bytes() const;
-  // visit(key, count) for each of a stripe; changed: only for those that were set since forget_changes.
-  template <class Visit> void each(int stripe, bool changed, Visit visit) const {
+  // visit(key, count) for each of a stripe; readers: only for those that one of them has not read, 0: for all.
+  template <class Visit> void each(int stripe, int readers, Visit visit) const {
     for (const Entry& entry : stripes_[stripe].entries)
-      if (entry.count && (!changed || entry.changed)) visit(int64_t(entry.key), uint32_t(entry.count));
+      if (entry.count && (!readers || (int(entry.changed) & readers)))
+        visit(int64_t(entry.key), uint32_t(entry.count));
   }
-  void forget_changes();
+  void has_read(int64_t key, int reader);  // a key that is there
+  void has_read_all(int reader);
 
  private:
 #pragma pack(push, 4)
   struct Entry {
     int64_t key;
-    uint32_t count : 31, changed : 1;  // count 0: an empty place
+    uint32_t count : 30, changed : 2;  // count 0: an empty place. changed: the readers that have not read it
+    static constexpr uint32_t kChanged = 3;
   };
 #pragma pack(pop)
   static_assert(sizeof(Entry) == 12);

@@ -17,16 +17,22 @@ const NotedKeys& log_of(const lightcc_embedding_table& table, int log) {
 
 extern "C" {
 
-int lightcc_embedding_export_candidates(const lightcc_embedding_table* table, int part, int changed, int64_t capacity,
+int lightcc_embedding_export_candidates(lightcc_embedding_table* table, int part, int changed, int64_t capacity,
                                         int64_t* keys, uint32_t* counts, int64_t* count) {
   return guard([&] {
     if (part < 0 || part >= Admission::kParts)
       throw Error(Code::invalid_argument, table->about("candidates have no part " + std::to_string(part)));
+    Admission& admission = table->admission;
+    const bool takes = changed & LIGHTCC_EMBEDDING_TAKE;
+    const NotedKeys& logged = log_of(*table, LIGHTCC_EMBEDDING_OF_CHECKPOINT);
     *count = 0;
-    table->admission.each(part, changed != 0, [&](int64_t key, uint32_t seen) {
+    admission.each(part, changed & int(RowHeader::kChanged), [&](int64_t key, uint32_t seen) {
+      if (takes && logged.has(key)) return;
       if (*count < capacity) keys[*count] = key, counts[*count] = seen;
       ++*count;
     });
+    for (int64_t i = 0; takes && i < std::min(*count, capacity); ++i)
+      admission.has_read(keys[i], LIGHTCC_EMBEDDING_OF_CHECKPOINTS);
     return 0;
   });
 }
@@ -49,15 +55,6 @@ int lightcc_embedding_import_candidates(lightcc_embedding_table* table, const in
       throw Error(Code::internal, table->about("memory does not suffice for its candidates"));
     for (int64_t i = 0; i < count; ++i)
       if (is_own(keys[i])) admission.set(keys[i], counts[i]);
-    return 0;
-  });
-}
-
-int lightcc_embedding_candidates_logged(const lightcc_embedding_table* table, int log, const int64_t* keys,
-                                        int64_t count, uint8_t* found) {
-  return guard([&] {
-    const NotedKeys& of = log_of(*table, log);
-    for (int64_t i = 0; i < count; ++i) found[i] = of.has(keys[i]);
     return 0;
   });
 }

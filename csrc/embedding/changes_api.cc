@@ -29,7 +29,7 @@ int lightcc_embedding_forget_changes(lightcc_embedding_table* table) {
       header.changed &= ~LIGHTCC_EMBEDDING_OF_DELTAS;
       return false;
     });
-    table->admission.forget_changes();
+    table->admission.has_read_all(LIGHTCC_EMBEDDING_OF_DELTAS);
     table->changes[0].begin();
     return 0;
   });

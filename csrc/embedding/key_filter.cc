@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -35,9 +34,9 @@ KeyFilter::Line* KeyFilter::lines_of(int64_t bucket) const {
   return pieces_[size_t(slot / slots_per_piece())].lines.get() + slot % slots_per_piece() * shape_.lines;
 }
 
-uint16_t* KeyFilter::changes_of(int64_t bucket) const {
+KeyFilter::Unread* KeyFilter::unread_of(int64_t bucket) const {
   const int64_t slot = slots_[size_t(bucket)] - 1;
-  return pieces_[size_t(slot / slots_per_piece())].changed.get() + slot % slots_per_piece() * shape_.lines;
+  return pieces_[size_t(slot / slots_per_piece())].unread.get() + slot % slots_per_piece() * shape_.lines;
 }
 
 uint32_t KeyFilter::cell(int64_t number) const {
@@ -58,7 +57,7 @@ void KeyFilter::take_slot(int64_t bucket) {
     const auto slots = size_t(slots_per_piece()), lines = slots * size_t(shape_.lines);
     free_.reserve((pieces_.size() + 1) * slots);  // so that one can be given back without failure
     pieces_.reserve(pieces_.size() + 1);
-    Piece piece{std::make_unique<Line[]>(lines), std::make_unique<uint16_t[]>(lines)};
+    Piece piece{std::make_unique<Line[]>(lines), std::make_unique<Unread[]>(lines)};
     for (size_t i = slots; i > 0; --i) free_.push_back(uint32_t(pieces_.size() * slots + i - 1));
     pieces_.push_back(std::move(piece));
   }
@@ -81,7 +80,7 @@ int KeyFilter::used_counters(uint32_t counters) const {
 }
 
 void KeyFilter::give_slot_back(int64_t bucket) {
-  std::memset(changes_of(bucket), 0, size_t(shape_.lines) * sizeof(uint16_t));
+  std::fill_n(unread_of(bucket), shape_.lines, Unread());
   free_.push_back(std::exchange(slots_[size_t(bucket)], 0) - 1);
 }
 
@@ -94,18 +93,25 @@ void KeyFilter::set_cell(int64_t number, uint32_t counters) {
   used_counters_ += used_counters(counters) - used_counters(cell);
   used_cells_[size_t(bucket)] += uint32_t(counters != 0) - uint32_t(cell != 0);
   cell = counters;
-  changes_of(bucket)[i / FilterShape::kLineCells] |= uint16_t(1u << i % FilterShape::kLineCells);
+  for (uint16_t& cells : unread_of(bucket)[i / FilterShape::kLineCells].of_reader)
+    cells |= uint16_t(1u << i % FilterShape::kLineCells);
   if (!used_cells_[size_t(bucket)]) give_slot_back(bucket);
 }
 
-void KeyFilter::forget_changes() {
+void KeyFilter::has_read(int64_t number, int reader) {
+  const int64_t i = number % shape_.cells();
+  unread_of(bucket_of_cell(number))[i / FilterShape::kLineCells].forget(reader, 1u << i % FilterShape::kLineCells);
+}
+
+void KeyFilter::has_read_all(int reader) {
   for (Piece& piece : pieces_)
-    std::memset(piece.changed.get(), 0, size_t(slots_per_piece() * shape_.lines) * sizeof(uint16_t));
+    for (int64_t line = 0; line < slots_per_piece() * shape_.lines; ++line)
+      piece.unread[size_t(line)].forget(reader, kAllCells);
 }
 
 size_t KeyFilter::bytes() const {
   const size_t lines = active() ? pieces_.size() * size_t(slots_per_piece() * shape_.lines) : 0;
-  return lines * (sizeof(Line) + sizeof(uint16_t)) + (slots_.capacity() + used_cells_.capacity()) * sizeof(uint32_t);
+  return lines * (sizeof(Line) + sizeof(Unread)) + (slots_.capacity() + used_cells_.capacity()) * sizeof(uint32_t);
 }
 
 // n keys, with k counters each, leave m * exp(-n * k / m) of m counters at zero.

@@ -9,7 +9,9 @@
 // 2. Counters of one update are raised to counts that were found before any of them rose: their order means nothing.
 // 3. A cell is 32 bits of counters, by its number among those of all buckets.
 // 4. A bucket has memory, a slot, while a counter of it is not zero, or when it is reserved.
+// 5. A reader (lightcc_embedding_reader, a bit) has read a cell until it is set again.
 #pragma once
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -57,34 +59,45 @@ class KeyFilter {
   }
   void clear() { set_shape(FilterShape(shape_)); }
 
-  // visit(cell, counters) for each that is not zero, of a part of the buckets; changed: of those that were set since
-  // forget_changes.
-  template <class Visit> void each(int part, bool changed, Visit visit) const {
+  // visit(cell, counters) for each that is not zero, of a part of the buckets; readers: only for those that one of them
+  // has not read, 0: for all.
+  template <class Visit> void each(int part, int readers, Visit visit) const {
     for (int64_t bucket = kBuckets / kParts * part; bucket < kBuckets / kParts * (part + 1); ++bucket) {
       const Line* lines = active() ? lines_of(bucket) : nullptr;
-      for (int64_t i = 0; lines && i < shape_.cells(); ++i) {
-        const Line& line = lines[i / FilterShape::kLineCells];
-        const int at = int(i % FilterShape::kLineCells);
-        if (line.cells[at] && (!changed || changes_of(bucket)[i / FilterShape::kLineCells] >> at & 1))
-          visit(bucket * shape_.cells() + i, line.cells[at]);
+      for (int64_t line = 0; lines && line < shape_.lines; ++line) {
+        for (unsigned rest = readers ? unread_of(bucket)[line].of(readers) : kAllCells; rest; rest &= rest - 1) {
+          const int at = std::countr_zero(rest);
+          if (lines[line].cells[at])
+            visit(bucket * shape_.cells() + line * FilterShape::kLineCells + at, lines[line].cells[at]);
+        }
       }
     }
   }
-  void forget_changes();
+  void has_read(int64_t cell, int reader);  // one that is not zero
+  void has_read_all(int reader);
 
   size_t bytes() const;
   int64_t keys() const;  // about how many have counts, from the counters that are not zero
 
  private:
+  static constexpr unsigned kAllCells = (1u << FilterShape::kLineCells) - 1;
   struct alignas(64) Line { uint32_t cells[FilterShape::kLineCells] = {}; };
+  struct Unread {  // of a line: for each reader a bit for each cell that it has not read
+    uint16_t of_reader[2] = {};
+    unsigned of(int readers) const { return (readers & 1 ? of_reader[0] : 0u) | (readers & 2 ? of_reader[1] : 0u); }
+    void forget(int readers, unsigned cells) {
+      for (int i = 0; i < 2; ++i)
+        if (readers >> i & 1) of_reader[i] &= uint16_t(~cells);
+    }
+  };
   struct Piece {  // of slots_per_piece() slots
     std::unique_ptr<Line[]> lines;
-    std::unique_ptr<uint16_t[]> changed;  // of each line a bit for each cell
+    std::unique_ptr<Unread[]> unread;
   };
   uint32_t most() const { return (1u << shape_.bits) - 1; }
   int64_t slots_per_piece() const;
   Line* lines_of(int64_t bucket) const;  // nullptr: all are zero
-  uint16_t* changes_of(int64_t bucket) const;
+  Unread* unread_of(int64_t bucket) const;
   int used_counters(uint32_t counters) const;
   void take_slot(int64_t bucket);
   void give_slot_back(int64_t bucket);

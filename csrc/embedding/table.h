@@ -83,20 +83,18 @@ LIGHTCC_API int lightcc_embedding_set_admission(lightcc_embedding_table* table, 
  * low, and min_count is at most 65,536 with it. Equal on all ranks. With another filter, or a min_count that needs
  * other counters, counting begins anew. */
 LIGHTCC_API int lightcc_embedding_set_filter(lightcc_embedding_table* table, int64_t bytes, int hashes);
-/* Candidates, for checkpoints: those of one of 64 parts. changed 1: only those that have changed since
- * lightcc_embedding_forget_changes. Fills at most `capacity`; count becomes how many there are. import passes over keys
- * of other owners; count 0: the key is none any more. Of a filter a "key" is the number of 32 bits of it, of bytes / 4,
- * and its "count" these bits, if they are not zero; each bucket has as many, in their order. */
+/* Candidates, for checkpoints: those of one of 64 parts. changed: flags as those of export (lightcc_embedding_reader),
+ * 0: all. Fills at most `capacity`, of which TAKE reads what it fills; count becomes how many there are. import passes
+ * over keys of other owners; count 0: the key is none any more. Of a filter a "key" is the number of 32 bits of it, of
+ * bytes / 4, and its "count" these bits, if they are not zero; each bucket has as many, in their order. */
 #define LIGHTCC_EMBEDDING_CANDIDATE_PARTS 64
-LIGHTCC_API int lightcc_embedding_export_candidates(const lightcc_embedding_table* table, int part, int changed,
+LIGHTCC_API int lightcc_embedding_export_candidates(lightcc_embedding_table* table, int part, int changed,
                                                     int64_t capacity, int64_t* keys, uint32_t* counts, int64_t* count);
 LIGHTCC_API int lightcc_embedding_import_candidates(lightcc_embedding_table* table, const int64_t* keys,
                                                     const uint32_t* counts, int64_t count);
-/* What the logs below have of candidates. logged: one byte a key. export_candidate_log: those whose counts have changed
- * since the log began, with their counts then (0: none), in the order of their first changes, from the one with number
- * `first` on; count becomes how many there are from there. */
-LIGHTCC_API int lightcc_embedding_candidates_logged(const lightcc_embedding_table* table, int log, const int64_t* keys,
-                                                    int64_t count, uint8_t* found);
+/* What the logs below have of candidates: those whose counts have changed since the log began, with their counts then
+ * (0: none), in the order of their first changes, from the one with number `first` on; count becomes how many there are
+ * from there. */
 LIGHTCC_API int lightcc_embedding_export_candidate_log(const lightcc_embedding_table* table, int log, int64_t first,
                                                        int64_t capacity, int64_t* keys, uint32_t* counts,
                                                        int64_t* count);
@@ -181,7 +179,7 @@ typedef struct lightcc_embedding_rows {
 } lightcc_embedding_rows;
 /* Who reads only what has changed. A flag of rows.changed: only rows that have changed since that reader has read them:
  * OF_DELTAS, since forget_changes; OF_CHECKPOINTS, since an export with TAKE. TAKE: rows that the log OF_CHECKPOINT has
- * are left out, and the others are read. */
+ * are left out, and the others are read. Likewise of candidates. */
 enum lightcc_embedding_reader {
   LIGHTCC_EMBEDDING_OF_DELTAS = 1,
   LIGHTCC_EMBEDDING_OF_CHECKPOINTS = 2,

@@ -15,9 +15,10 @@ _logger = logging.getLogger("lightcc")
 COUNTED: rows.Columns = {"key": (numpy.dtype(numpy.int64), ()), "count": (numpy.dtype(numpy.uint32), ())}
 
 
-def candidates(table: Table, changed: bool = False, least: int = 1) -> Iterator[Dict[str, numpy.ndarray]]:
+def candidates(table: Table, changed: int = 0, least: int = 1) -> Iterator[Dict[str, numpy.ndarray]]:
     """key, int64, and count, uint32, of the candidates of this rank's shard, in slices of at least so many but for the
-    last one. changed: only of those that have changed since the last delta or full save.
+    last one. changed: flags of lib, as those of rows.slices; OF_DELTAS: only those that have changed since the last
+    save or delta.
 
     >>> from lightcc import embedding
     >>> sum(len(part["key"]) for part in candidates(embedding.Table("user", 4, min_count=3)))
@@ -34,16 +35,16 @@ def candidates(table: Table, changed: bool = False, least: int = 1) -> Iterator[
             parts = []
 
 
-def held(table: Table) -> int:
+def held(table: Table, changed: int = 0) -> int:
     """How many candidates() has.
 
     >>> from lightcc import embedding
     >>> held(embedding.Table("user", 4, min_count=3))
     0
     """
-    if table.filter is None:
+    if table.filter is None and not changed:
         return table.stats()["candidates"]
-    return sum(_export(table, part, False) for part in range(lib.CANDIDATE_PARTS))
+    return sum(_export(table, part, changed) for part in range(lib.CANDIDATE_PARTS))
 
 
 def buckets_of_candidates(table: Table, keys: numpy.ndarray) -> numpy.ndarray:
@@ -101,18 +102,6 @@ def logged_candidates(table: Table, log: int) -> int:
     return count.value
 
 
-def are_logged(table: Table, log: int, keys: numpy.ndarray) -> numpy.ndarray:
-    """bool, of each candidate whether its count has changed since the log began.
-
-    >>> import numpy; from lightcc import embedding
-    >>> are_logged(embedding.Table("user", 4, min_count=3), lib.OF_COMMIT, numpy.array([7])).tolist()
-    [False]
-    """
-    found = numpy.zeros(len(keys), numpy.uint8)
-    lib.call("candidates_logged", table.handle, log, lib.address(keys), len(keys), lib.address(found))
-    return found.astype(bool)
-
-
 def insert_candidates(table: Table, columns: Dict[str, numpy.ndarray]) -> None:
     """Puts those into this rank's shard that it owns; count 0: the key is no candidate any more. A table that does not
     count passes over all.
@@ -128,7 +117,7 @@ def insert_candidates(table: Table, columns: Dict[str, numpy.ndarray]) -> None:
     lib.call("import_candidates", table.handle, lib.address(keys), lib.address(counts), len(keys))
 
 
-def _export(table: Table, part: int, changed: bool, keys: Optional[numpy.ndarray] = None,
+def _export(table: Table, part: int, changed: int, keys: Optional[numpy.ndarray] = None,
             counts: Optional[numpy.ndarray] = None) -> int:
     """Fills the arrays, and returns how many there are."""
     count = lib.c_int64()

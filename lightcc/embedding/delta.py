@@ -71,7 +71,7 @@ def collected(table: Table, weights_only: bool = False) -> Delta:
     if weights_only:
         of_rows = {name: of for name, of in of_rows.items() if name in ("key", "check", "weight")}
     changed = joined(rows.slices(table, _SLICE_ROWS, only=tuple(of_rows), changed=lib.OF_DELTAS), of_rows)
-    counted = joined([] if weights_only else candidates(table, changed=True), COUNTED)
+    counted = joined([] if weights_only else candidates(table, changed=lib.OF_DELTAS), COUNTED)
     step = table.stats()["steps"]
     return Delta(table.name, save, sequence + 1, step_before, step, of_tables.described(table), changed,
                  numpy.unique(gone), counted, rows.alphas(table)[step_before:], weights_only)

@@ -20,7 +20,7 @@ MODES = ("sum", "mean", "max")
 TRAINING, PREFETCH, AVERAGE, HOLD = 1, 2, 4, 8
 SERVED_LOOKUP, SERVED_TRAINING, SERVED_UPDATE, SERVED_APPLY, SERVED_END = range(5)
 OF_COMMIT, OF_CHECKPOINT = range(2)  # logs
-OF_DELTAS, OF_CHECKPOINTS, TAKE = 1, 2, 4  # readers of changes; flags of Rows.changed
+OF_DELTAS, OF_CHECKPOINTS, TAKE = 1, 2, 4  # readers of changes; flags
 MOST_SLOTS = 4
 CANDIDATE_PARTS = 64
 _S = TypeVar("_S", bound=Structure)
@@ -96,7 +96,6 @@ _FUNCTIONS = {  # name: arguments; all return a status
     "gone": [_handle, c_int, c_int64, c_void_p, POINTER(c_int64)],
     "export_candidates": [_handle, c_int, c_int, c_int64, c_void_p, c_void_p, POINTER(c_int64)],
     "import_candidates": [_handle, c_void_p, c_void_p, c_int64],
-    "candidates_logged": [_handle, c_int, c_void_p, c_int64, c_void_p],
     "export_candidate_log": [_handle, c_int, c_int64, c_int64, c_void_p, c_void_p, POINTER(c_int64)],
     "get_stats": [_handle, POINTER(Stats)],
     "contains": [_handle, c_void_p, c_int64, c_void_p],

@@ -3,9 +3,9 @@
 A folder `<job>/<step>.<version>` has for each rank `<rank>.rows.safetensors`, with the rows and candidates that had not
 changed before they were read, `<rank>.log.safetensors`, with the others as they were at that step, `<rank>.state`,
 bytes of whoever has more to keep, and `<rank>.json`, which is written last and by rename. So the folder is whole when
-all ranks' are there, and no rank waits for another one. A folder of a delta has only rows that have changed since the
-one before it, which its JSON names, and the keys whose rows have gone; and all candidates. recovery_folder.py reads
-them.
+all ranks' are there, and no rank waits for another one. A folder of a delta has only rows and candidates that have
+changed since the one before it, which its JSON names, and the keys whose rows have gone. A key that was a candidate and
+has a row now is none any more. recovery_folder.py reads them.
 """
 import json
 import math
@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 import numpy
 
 from lightcc.embedding import lib, manifest, rows
-from lightcc.embedding.admission import COUNTED, are_logged, candidates, candidates_of_log, held, logged_candidates
+from lightcc.embedding.admission import COUNTED, candidates, candidates_of_log, held, logged_candidates
 from lightcc.embedding.background_file import Writer
 from lightcc.embedding.moving import ElasticShard
 from lightcc.embedding.shard_file import ShardWriter
@@ -48,7 +48,7 @@ class Checkpoint:
         for table in self._tables:
             steps_before = after._done["tables"][table.name]["steps"] if after is not None else 0
             columns.update(self._begun(table, steps_before))
-            counts = _changed(table) if after is not None else len(table), held(table)
+            counts = _changed(table) if after is not None else len(table), held(table, self._only)
             described.update(_described(table, counts))
             self._left += sum(-(-count // SLICE_ROWS) for count in counts)
         described.update((name, (values.dtype, values.shape)) for name, values in columns.items())
@@ -106,9 +106,9 @@ class Checkpoint:
     def _read(self) -> Iterator[bool]:
         """Queues a slice in each turn."""
         for table in self._tables:
-            of_rows = rows.slices(table, SLICE_ROWS, changed=self._only | lib.TAKE)
-            yield from self._read_slices(table, "rows", of_rows)
-            yield from self._read_slices(table, "candidates", _unchanged_candidates(table), CANDIDATE)
+            unread = self._only | lib.TAKE
+            yield from self._read_slices(table, "rows", rows.slices(table, SLICE_ROWS, changed=unread))
+            yield from self._read_slices(table, "candidates", candidates(table, unread, SLICE_ROWS), CANDIDATE)
         self._writer.put(self._close_file)
         totals = {table.name: (_log_records(table), logged_candidates(table, lib.OF_CHECKPOINT))
                   for table in self._tables}
@@ -166,12 +166,6 @@ class Checkpoint:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _unchanged_candidates(table: Table) -> Iterator[Dict[str, numpy.ndarray]]:
-    for columns in candidates(table, least=SLICE_ROWS):
-        kept = ~are_logged(table, lib.OF_CHECKPOINT, columns["key"])
-        yield {name: values[kept] for name, values in columns.items()}
 
 
 def _first(slices: Iterator[Dict[str, numpy.ndarray]], total: int) -> Iterator[Dict[str, numpy.ndarray]]:

@@ -121,12 +121,12 @@ def _read_table(saves: List["_Save"], shard: ElasticShard, version: int) -> None
     lib.call("end_log", table.handle, lib.OF_COMMIT)
     lib.call("end_log", table.handle, lib.OF_CHECKPOINT)
     manifest.restore(table, saved, owners, alphas)
-    ranks = sorted(set(before[owners == group.rank].tolist()))
+    ranks, counts_fit = sorted(set(before[owners == group.rank].tolist())), fit(table, saved)
     for save in saves:
         for rank in ranks:
             save.insert(table, rank)
-    for rank in ranks if fit(table, saved) else ():
-        saves[-1].insert_candidates(table, rank)
+            if counts_fit:
+                save.insert_candidates(table, rank)
     shard.loaded(version, owners)
 
 

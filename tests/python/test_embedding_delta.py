@@ -17,6 +17,7 @@ from lightcc.torch import embedding as E
 pytestmark = pytest.mark.torch_sizes
 DIM = 2
 SEQUENCES = 200  # on one rank; a tenth of it on more
+COUNTING = [{}, {"min_count": 2}, {"min_count": 3}, {"min_count": 3, "admission": E.Bloom(4 << 20)}]
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)
@@ -49,10 +50,10 @@ def content(user):
 
 def check_a_save_and_deltas_are_the_table(folder):
     """Random sequences of steps, of rows that go and come back, of readings in training, and of deltas."""
-    options = {"evict": E.Ttl(4), "min_count": 2}
     for seed in range(SEQUENCES if hvd.size() == 1 else SEQUENCES // 10):
         rng = random.Random(seed)  # the same on all ranks
-        user, sparse = make(rng.choice([E.SparseAdam, E.Adagrad, E.GroupAdam]), **options)
+        user, sparse = make(rng.choice([E.SparseAdam, E.Adagrad, E.GroupAdam]), evict=E.Ttl(4),
+                            **COUNTING[seed % len(COUNTING)])
         own = random.Random(1000 * seed + hvd.rank())
         E.save(folder, user)
         for _ in range(rng.randrange(4, 16)):
@@ -192,6 +193,20 @@ def check_a_new_save_ends_the_deltas_of_the_old_one(folder):
     expected = content(user)
     E.load(folder, user)
     assert content(user) == expected
+
+
+@pytest.mark.parametrize("options", COUNTING[2:])
+def check_a_delta_has_the_candidates_that_have_changed(options, folder):
+    user, sparse = make(E.SGD, **options)
+    train(user, sparse, range(2000) if hvd.rank() == 0 else [])
+    E.save(folder, user)
+    assert embedding.take_delta(user.table).counted["key"].size == 0
+    train(user, sparse, [5, 6, 7, 7, 5000] if hvd.rank() == 0 else [])
+    counted = embedding.take_delta(user.table).counted["key"]
+    most = 4 * (6 if "admission" in options else 1)  # a key has six pieces of a filter
+    assert 0 < hvd.allreduce(torch.tensor(float(len(counted))), op=hvd.Sum).item() <= most
+    if "admission" not in options and hvd.size() == 1:
+        assert sorted(counted) == [5, 6, 5000], "7 has a row"
 
 
 def check_a_delta_has_what_has_changed(folder):

@@ -16,6 +16,7 @@ from lightcc.torch import embedding as E
 pytestmark = pytest.mark.usefixtures("job")
 
 MANY = 30_000
+COUNTING = [{"min_count": 3}, {"min_count": 3, "admission": E.Bloom(4 << 20)}]
 
 
 @pytest.mark.parametrize("np", ranks.SIZES)
@@ -48,8 +49,7 @@ def check_a_delta_and_what_is_before_it_are_the_step(folder):
 
 def check_random_deltas_are_their_steps(folder):
     rng = np.random.default_rng(7)
-    for optimizer, options in (("SparseAdam", {}), ("GroupAdam", {}), ("SGD", {"min_count": 3}),
-                               ("Adagrad", {"min_count": 3, "admission": E.Bloom(4 << 20)})):
+    for optimizer, options in (("SparseAdam", {}), ("GroupAdam", {}), ("SGD", COUNTING[0]), ("Adagrad", COUNTING[1])):
         job = Job(f"deltas.{optimizer}", folder, every=2, recovery={"full_every": 100}, evict=E.Ttl(3),
                   optimizer=optimizer, **options)
         job.state.sync()
@@ -65,14 +65,34 @@ def check_random_deltas_are_their_steps(folder):
         job.close()
 
 
-def check_a_delta_is_as_small_as_what_has_changed(folder):
-    job = Job("deltas.small", folder, every=2, recovery={"full_every": 3})
+@pytest.mark.parametrize("options", [{}, *COUNTING])
+def check_a_delta_is_as_small_as_what_has_changed(options, folder):
+    job = Job("deltas.small", folder, every=2, recovery={"full_every": 3}, **options)
     job.state.sync()
     job.train(6, keys=MANY)
     full = size_of(job.finish())
+    assert not options or job.model.stats()["candidates"] > 0
     job.train(2, keys=20)
+    known = job.rows()
     assert job.finish() and kinds(job)[-1]
     assert size_of(job.recovery._newest()) <= 0.05 * full
+    assert job.load() == 8 and job.rows() == known
+    job.close()
+
+
+@pytest.mark.parametrize("options", COUNTING)
+def check_counts_of_deltas_are_of_their_step(options, folder):
+    """Keys are counted, let in, go and come back while the checkpoint before is written."""
+    job = Job("deltas.counts", folder, every=3, recovery={"full_every": 20}, evict=E.Ttl(3), **options)
+    job.state.sync()
+    known = {}
+    for number in range(1, 22):
+        job.train(1, keys=[MANY, 50, 700][number % 3], first=1000 * (number % 4))
+        known[number] = job.rows()
+    job.finish()
+    assert sum(kinds(job)) == 7
+    assert job.load() == 21 and job.rows() == known[21]
+    job.train(1, keys=50)
     job.close()
 
 

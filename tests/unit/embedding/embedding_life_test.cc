@@ -1,6 +1,7 @@
 // Keys that are counted before they get a row, and rows that go.
 #include <algorithm>
 #include <random>
+#include <set>
 #include <tuple>
 
 #include "labels.h"
@@ -28,7 +29,7 @@ TEST(EmbeddingKeyCounts, EqualADictionaryUnderSetAndErase) {
   ASSERT_EQ(candidates.size(), expected.size());
   std::map<int64_t, uint32_t> held;
   for (int part = 0; part < KeyCounts::kStripes; ++part)
-    candidates.each(part, false, [&](int64_t key, uint32_t count) { held[key] = count; });
+    candidates.each(part, 0, [&](int64_t key, uint32_t count) { held[key] = count; });
   EXPECT_EQ(held, expected);
   for (int64_t key = 0; key < 3000; ++key)
     EXPECT_EQ(candidates.count(key), expected.contains(key) ? expected[key] : 0);
@@ -47,17 +48,26 @@ TEST(EmbeddingKeyCounts, TakeTwelveBytesAPlaceAndAtMostEighteenAKey) {
   EXPECT_GE(candidates.bytes(), 12 * keys.size());
 }
 
-TEST(EmbeddingKeyCounts, KnowWhichHaveChanged) {
+TEST(EmbeddingKeyCounts, KnowWhatEachReaderHasNotRead) {
   KeyCounts candidates;
-  ASSERT_TRUE(candidates.reserve(std::vector<int64_t>{1, 2}));
-  candidates.set(1, 1);
-  candidates.set(2, 1);
-  candidates.forget_changes();
+  const auto changed = [&](int readers) {
+    std::set<int64_t> keys;
+    for (int part = 0; part < KeyCounts::kStripes; ++part)
+      candidates.each(part, readers, [&](int64_t key, uint32_t) { keys.insert(key); });
+    return keys;
+  };
+  ASSERT_TRUE(candidates.reserve(std::vector<int64_t>{1, 2, 3}));
+  for (int64_t key : {1, 2, 3}) candidates.set(key, KeyCounts::kMostCount);
+  candidates.has_read_all(1);
+  EXPECT_EQ(changed(1), (std::set<int64_t>{}));
+  EXPECT_EQ(changed(2), (std::set<int64_t>{1, 2, 3}));
+  candidates.has_read(3, 2);
   candidates.set(2, 5);
-  std::vector<int64_t> changed;
-  for (int part = 0; part < KeyCounts::kStripes; ++part)
-    candidates.each(part, true, [&](int64_t key, uint32_t) { changed.push_back(key); });
-  EXPECT_EQ(changed, std::vector<int64_t>{2});
+  EXPECT_EQ(changed(1), (std::set<int64_t>{2}));
+  EXPECT_EQ(changed(2), (std::set<int64_t>{1, 2}));
+  EXPECT_EQ(changed(3), (std::set<int64_t>{1, 2}));
+  EXPECT_EQ(changed(0), (std::set<int64_t>{1, 2, 3}));
+  EXPECT_EQ(candidates.count(1), KeyCounts::kMostCount);
 }
 
 TEST(EmbeddingAdmission, KeepsGradientsInTheirPlaces) {

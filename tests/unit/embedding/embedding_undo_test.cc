@@ -23,7 +23,7 @@ Rows rows_of(const Table& table) {
 
 using Counts = std::map<int64_t, uint32_t>;
 
-Counts candidates_of(const Table& table) {
+Counts candidates_of(Table& table) {
   Counts counts;
   for (int part = 0; part < LIGHTCC_EMBEDDING_CANDIDATE_PARTS; ++part) {
     int64_t count = 0;
@@ -42,7 +42,7 @@ struct Moment {
   Counts candidates;
   std::vector<double> alphas;
   Numbers numbers;
-  explicit Moment(const Table& t)
+  explicit Moment(Table& t)
       : rows(rows_of(t)), candidates(candidates_of(t)), alphas(t.shard->steps().alphas()),
         numbers(t.shard->numbers()) {}
   bool operator==(const Moment&) const = default;
@@ -168,36 +168,115 @@ TEST_P(EmbeddingUndoRules, TheTableIsWrittenAsItWas) {
   }
 }
 
-// As a checkpoint is written, too.
+// As checkpoints are written, too, one after the other: all candidates, and then those that have changed.
+class WrittenCandidates {
+ public:
+  explicit WrittenCandidates(RandomTraining& training) : training_(training), table_(training.table()) {}
+
+  void begin(bool in_a_filter) {
+    int64_t count = 0;
+    lightcc_embedding_gone(table_, LIGHTCC_EMBEDDING_OF_CHECKPOINTS, 0, nullptr, &count);
+    readers_ = count >= 0 && !back_ ? LIGHTCC_EMBEDDING_OF_CHECKPOINTS : 0;
+    if (!readers_) counts_.clear();
+    std::vector<int64_t> gone(readers_ ? size_t(count) : 0);
+    lightcc_embedding_gone(table_, LIGHTCC_EMBEDDING_OF_CHECKPOINTS, int64_t(gone.size()), gone.data(), &count);
+    if (!in_a_filter) {
+      for (int64_t key : gone) counts_.erase(key);
+      for (auto& [key, row] : rows_of(*table_)) counts_.erase(key);
+    }
+    back_ = false;
+    lightcc_embedding_begin_log(table_, LIGHTCC_EMBEDDING_OF_CHECKPOINT);
+    lightcc_embedding_begin_log(table_, LIGHTCC_EMBEDDING_OF_COMMIT);
+    lightcc_embedding_forget_gone(table_, LIGHTCC_EMBEDDING_OF_CHECKPOINTS);
+  }
+
+  void read_while_it_trains(bool goes_back) {
+    int64_t count = 0;
+    for (int part = 0; part < LIGHTCC_EMBEDDING_CANDIDATE_PARTS; ++part) {
+      lightcc_embedding_export_candidates(table_, part, readers_ | LIGHTCC_EMBEDDING_TAKE, 1000, keys_.data(),
+                                          seen_.data(), &count);
+      for (size_t i = 0; i < size_t(count); ++i) counts_[keys_[i]] = seen_[i];
+      if (training_.random() % 4 == 0) training_.step();
+      if (goes_back && training_.random() % 16 == 0) back_ = !lightcc_embedding_go_back(table_);
+    }
+    for (int64_t first = 0, left = 1; left; ++first) {
+      ASSERT_EQ(lightcc_embedding_export_candidate_log(table_, LIGHTCC_EMBEDDING_OF_CHECKPOINT, first, 1, keys_.data(),
+                                                       seen_.data(), &left), 0);
+      if (!left) break;
+      counts_.erase(keys_[0]);
+      if (seen_[0]) counts_[keys_[0]] = seen_[0];
+    }
+  }
+
+  const Counts& counts() const { return counts_; }
+  bool is_delta() const { return readers_; }
+
+ private:
+  RandomTraining& training_;
+  Table* table_;
+  Counts counts_;
+  std::vector<int64_t> keys_ = std::vector<int64_t>(1000);
+  std::vector<uint32_t> seen_ = std::vector<uint32_t>(1000);
+  int readers_ = 0;
+  bool back_ = false;  // the next one has all
+};
+
 TEST(EmbeddingUndo, CandidatesAreWrittenAsTheyWere) {
-  for (unsigned seed = 0; seed < 20; ++seed) {
+  int deltas = 0;
+  for (unsigned seed = 0; seed < 30; ++seed) {
     SCOPED_TRACE(seed);
     RandomTraining training(LIGHTCC_EMBEDDING_SGD, seed, 3);
     if (seed % 2) training.count_in_a_filter();
-    for (int i = 0; i < 12; ++i) training.step();
-    const Counts then = candidates_of(*training.table());
-    lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_CHECKPOINT);
-    lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_COMMIT);
-    std::vector<int64_t> keys(1000);
-    std::vector<uint32_t> counts(1000);
-    Counts written;
-    int64_t count = 0;
-    for (int part = 0; part < LIGHTCC_EMBEDDING_CANDIDATE_PARTS; ++part) {
-      lightcc_embedding_export_candidates(training.table(), part, 0, 1000, keys.data(), counts.data(), &count);
-      for (size_t i = 0; i < size_t(count); ++i) {
-        uint8_t logged = 0;
-        lightcc_embedding_candidates_logged(training.table(), LIGHTCC_EMBEDDING_OF_CHECKPOINT, &keys[i], 1, &logged);
-        if (!logged) written[keys[i]] = counts[i];
+    WrittenCandidates written(training);
+    for (int checkpoint = 0; checkpoint < 5; ++checkpoint) {
+      for (int i = 0; i < 6; ++i) training.step();
+      const Counts then = candidates_of(*training.table());
+      written.begin(seed % 2);
+      deltas += written.is_delta();
+      written.read_while_it_trains(seed % 3 == 0);
+      ASSERT_EQ(written.counts(), then);
+    }
+  }
+  EXPECT_GT(deltas, 40);
+}
+
+// And no others: what has not changed is read once.
+TEST(EmbeddingUndo, CandidatesThatHaveNotChangedAreReadOnce) {
+  for (bool in_a_filter : {false, true}) {
+    Ranks one(1, Spec{.dim = 1});
+    Table* table = one.tables[0];
+    ASSERT_EQ(lightcc_embedding_set_admission(table, 3, 0), 0);
+    if (in_a_filter) { ASSERT_EQ(lightcc_embedding_set_filter(table, kFilterBytes, 4), 0); }
+    const auto train = [&](int64_t first, int64_t last) {
+      std::vector<int64_t> keys;
+      for (int64_t key = first; key < last; ++key) keys.push_back(key);
+      Call* call = one.update(0, keys, std::vector<double>(keys.size(), 1), 0);
+      ASSERT_EQ(lightcc_embedding_finish(call, 0), 0);
+      release({call});
+    };
+    const auto read = [&](int flags) {
+      int64_t all = 0, count = 0;
+      std::vector<int64_t> keys(10000);
+      std::vector<uint32_t> seen(10000);
+      for (int part = 0; part < LIGHTCC_EMBEDDING_CANDIDATE_PARTS; ++part) {
+        lightcc_embedding_export_candidates(table, part, flags, 10000, keys.data(), seen.data(), &count);
+        all += count;
       }
-      if (training.random() % 4 == 0) training.step();
-      if (training.random() % 16 == 0) lightcc_embedding_go_back(training.table());
-    }
-    for (int64_t first = 0, left = 1; left; ++first) {
-      ASSERT_EQ(lightcc_embedding_export_candidate_log(training.table(), LIGHTCC_EMBEDDING_OF_CHECKPOINT, first, 1,
-                                                       keys.data(), counts.data(), &left), 0);
-      if (left && counts[0]) written[keys[0]] = counts[0];
-    }
-    ASSERT_EQ(written, then);
+      return all;
+    };
+    const int take = LIGHTCC_EMBEDDING_OF_CHECKPOINTS | LIGHTCC_EMBEDDING_TAKE;
+    train(0, 10000);
+    lightcc_embedding_begin_log(table, LIGHTCC_EMBEDDING_OF_CHECKPOINT);
+    EXPECT_EQ(read(take), read(0));
+    EXPECT_EQ(read(take), 0);
+    EXPECT_EQ(read(LIGHTCC_EMBEDDING_OF_DELTAS), read(0));
+    train(5000, 5100);
+    EXPECT_EQ(read(take), 0) << "the log has them";
+    lightcc_embedding_begin_log(table, LIGHTCC_EMBEDDING_OF_CHECKPOINT);
+    EXPECT_GE(read(LIGHTCC_EMBEDDING_OF_CHECKPOINTS), 100);
+    EXPECT_LE(read(take), 400);
+    ASSERT_EQ(lightcc_embedding_forget_changes(table), 0);
+    EXPECT_EQ(read(LIGHTCC_EMBEDDING_OF_DELTAS), 0);
   }
 }
 
@@ -224,10 +303,10 @@ TEST(EmbeddingUndo, GoingBackNeedsALog) {
   Ranks one(1);
   EXPECT_EQ(lightcc_embedding_go_back(one.tables[0]), LIGHTCC_INVALID_ARGUMENT);
   EXPECT_EQ(lightcc_embedding_begin_log(one.tables[0], 2), LIGHTCC_INVALID_ARGUMENT);
-  EXPECT_EQ(lightcc_embedding_candidates_logged(one.tables[0], 2, nullptr, 0, nullptr), LIGHTCC_INVALID_ARGUMENT);
   int64_t count = 0;
-  EXPECT_EQ(lightcc_embedding_export_candidate_log(one.tables[0], 0, -1, 0, nullptr, nullptr, &count),
-            LIGHTCC_INVALID_ARGUMENT);
+  for (auto [log, first] : {std::pair(2, 0), {0, -1}})
+    EXPECT_EQ(lightcc_embedding_export_candidate_log(one.tables[0], log, first, 0, nullptr, nullptr, &count),
+              LIGHTCC_INVALID_ARGUMENT);
 }
 
 TEST(EmbeddingGroup, IsFreedBeforeItsTablesAndCallsInAnyOrder) {
