@@ -53,6 +53,15 @@ def test_of_a_rank_that_ends_during_init_they_hear_when():
     assert cancel.rank == 0 and b"rank 1 was killed during init()" in cancel.chunk
 
 
+def test_a_late_rank_hears_of_the_one_that_ended_first():
+    inits = Inits()
+    begin(inits, 0, 1)
+    inits.ended(1, "rank 1 exited")
+    inits.ended(0, "rank 0 exited")  # as it was told of rank 1
+    (cancel,) = begin(inits, 2, 3)
+    assert cancel.ended == 1 and cancel.cause.startswith("rank 1 exited before")
+
+
 def test_a_rank_that_had_met_the_others_may_end():
     inits = Inits()
     for rank in (0, 1):
