@@ -123,21 +123,27 @@ TEST(Cancellations, OfTheNoticeOfAFailure) {
     }
 }
 
-// One of three ranks does not come, and one of the others is cancelled.
+// One of three ranks does not come again, and one of the others is cancelled.
 TEST(Cancellations, AreToldToThoseThatHaveCome) {
   for (int which : {0, 1}) {
     Fd listener = listen_on_own_loopback();
     const auto endpoints = endpoints_of(local_address(listener.get()));
     std::string said[2];
     Cancellation cancellation;
+    std::atomic<int> come{0};
     std::vector<std::thread> ranks;
     for (int rank : {0, 1})
       ranks.emplace_back([&, rank] {
         auto exchange = open_exchange(rank, 3, kCredentials, endpoints, rank == 0 ? std::move(listener) : Fd());
+        EXPECT_EQ(tried([&] { exchange->exchange("", in_ms(20'000)); }), "");
+        ++come;
         const Deadline deadline(in_ms(20'000), rank == which ? &cancellation : nullptr);
         said[rank] = tried([&] { exchange->exchange("", deadline); });
       });
-    sleep_us(200'000);
+    const auto third = open_exchange(2, 3, kCredentials, endpoints);
+    EXPECT_EQ(tried([&] { third->exchange("", in_ms(20'000)); }), "");
+    while (come < 2) std::this_thread::yield();
+    sleep_us(200'000);  // in which rank 1 has usually said that it is there
     cancellation.cancel(kWhy);
     for (std::thread& rank : ranks) rank.join();
     EXPECT_EQ(said[which], kWhy.what());

@@ -141,8 +141,9 @@ TEST(EpochEnd, ShutdownFailsWhatIsPendingHereAndRefusesMore) {
   Engine& engine = ranks[0];
   std::vector<float> x(10, 1);
   auto one = allreduce(engine, x);
-  std::thread waiter([&] { EXPECT_EQ(run(engine, one), Code::shut_down); });
-  std::this_thread::sleep_for(milliseconds(30));
+  engine.submit(one, true);
+  std::thread waiter([&] { EXPECT_EQ(finish(engine, one), Code::shut_down); });
+  std::this_thread::sleep_for(milliseconds(30));  // in which the thread has usually begun to wait
   engine.shutdown();
   waiter.join();
   EXPECT_TRUE(contains(one->text, "lightcc has been shut down on this rank")) << one->text;

@@ -172,11 +172,12 @@ INSTANTIATE_TEST_SUITE_P(Missing, TreeStall, testing::Values(0, 1, 2, 4, 5), tes
 TEST_P(TreeStall, NamesWhoIsMissingAndNobodyElse) {
   const int missing = GetParam();
   Config config;
-  config.stall_warn_s = 0.5;
+  config.stall_warn_s = 2;
   testing::internal::CaptureStderr();
   Ranks ranks(kHosts, config);
   ranks.each([&](Engine& engine, int rank) {
     std::vector<float> x(10, 1);
+    done(engine, allreduce_in(engine, x, "connects"));
     if (rank == missing) soon([&] { return ranks.count(Counters::stall_warnings) >= 5; });
     done(engine, allreduce_in(engine, x));
   });

@@ -131,10 +131,10 @@ TEST(BootstrapExchange, AddressesTellWhoIsElsewhere) {
 
 TEST(BootstrapExchange, MissingRanksAreNamedOnEveryRankThatCame) {
   Site site;
-  for (const Outcome& outcome : exchange_all(site, {0, 2, 4}, 5, in_ms(300))) {
+  for (const Outcome& outcome : exchange_all(site, {0, 2, 4}, 5, in_ms(3'000))) {
     EXPECT_EQ(outcome.code, Code::timeout);
-    EXPECT_EQ(outcome.text, "init: ranks 1, 3 did not come before HOROVOD_START_TIMEOUT (0.3 s); did all ranks start? "
-                            "If they need longer, raise HOROVOD_START_TIMEOUT");
+    EXPECT_EQ(without_seconds(outcome.text), "init: ranks 1, 3 did not come before HOROVOD_START_TIMEOUT (n s); did all "
+                                             "ranks start? If they need longer, raise HOROVOD_START_TIMEOUT");
   }
 }
 
@@ -143,10 +143,10 @@ TEST(BootstrapExchange, ARankThatWaitsLessThanRankZeroHearsItsVerdict) {
   Outcome client;
   std::thread one([&] {
     auto exchange = open_exchange(1, 3, credentials_of("j"), site.endpoints);
-    client = exchange_note(*exchange, "", in_ms(200));
+    client = exchange_note(*exchange, "", in_ms(2'000));
   });
   auto exchange = open_exchange(0, 3, credentials_of("j"), {}, site.take());
-  const Outcome root = exchange_note(*exchange, "", in_ms(1000));
+  const Outcome root = exchange_note(*exchange, "", in_ms(4'000));
   one.join();
   EXPECT_TRUE(contains(root.text, "rank 2 did not come")) << root.text;
   EXPECT_EQ(client.text, root.text);
@@ -156,13 +156,13 @@ TEST(BootstrapExchange, AMissingRankZeroIsNamedWithWhereItWasLookedFor) {
   Site site;
   const std::string at = own_loopback().with_port(site.port()).text();
   site.listener = Fd();
-  for (const Outcome& outcome : exchange_all(site, {1, 2}, 3, in_ms(200))) {
+  for (const Outcome& outcome : exchange_all(site, {1, 2}, 3, in_ms(2'000))) {
     EXPECT_EQ(outcome.code, Code::timeout);
-    EXPECT_EQ(outcome.text,
-              "init: rank 0 did not come before HOROVOD_START_TIMEOUT (0.2 s); tried " + at + " (Connection refused)");
+    EXPECT_EQ(without_seconds(outcome.text),
+              "init: rank 0 did not come before HOROVOD_START_TIMEOUT (n s); tried " + at + " (Connection refused)");
   }
   site.endpoints = {{"no-such-host.invalid", 1}};
-  const Outcome outcome = exchange_all(site, {1}, 2, in_ms(200))[0];
+  const Outcome outcome = exchange_all(site, {1}, 2, in_ms(2'000))[0];
   EXPECT_TRUE(contains(outcome.text, "no address is known for no-such-host.invalid")) << outcome.text;
 }
 
@@ -235,13 +235,13 @@ TEST(BootstrapExchange, WhoIsRefusedHearsWhy) {
   other.version = "0.9";
   std::thread old([&] {
     auto exchange = open_exchange(1, 2, other, site.endpoints);
-    const Outcome outcome = exchange_note(*exchange, "", in_ms(300));
+    const Outcome outcome = exchange_note(*exchange, "", in_ms(3'000));
     EXPECT_EQ(outcome.code, Code::invalid_argument);
     EXPECT_TRUE(contains(outcome.text, "rank 1 runs lightcc 0.9, rank 0 1.0")) << outcome.text;
     EXPECT_TRUE(contains(outcome.text, "at " + own_loopback().text() + ":")) << outcome.text;
   });
   auto exchange = open_exchange(0, 2, credentials_of("j"), {}, site.take());
-  const Outcome outcome = exchange_note(*exchange, "", in_ms(600));
+  const Outcome outcome = exchange_note(*exchange, "", in_ms(4'000));
   old.join();
   EXPECT_EQ(outcome.code, Code::timeout);
   EXPECT_TRUE(contains(outcome.text, "rank 1 did not come")) << outcome.text;
@@ -271,10 +271,10 @@ TEST(BootstrapExchange, WhatAnotherJobAnsweredIsSaidAlsoWhenThatJobHasEnded) {
   endpoints.push_back(other.endpoints[0]);
   std::thread ends([&] {
     auto exchange = open_exchange(0, 2, credentials_of("other"), {}, other.take());
-    exchange_note(*exchange, "", in_ms(1000));
+    exchange_note(*exchange, "", in_ms(3'000));
   });
   auto exchange = open_exchange(1, 2, credentials_of("j"), endpoints);
-  const Outcome outcome = exchange_note(*exchange, "", in_ms(2000));
+  const Outcome outcome = exchange_note(*exchange, "", in_ms(4'000));
   ends.join();
   EXPECT_TRUE(contains(outcome.text, "rank 1 belongs to another job than rank 0")) << outcome.text;
 }

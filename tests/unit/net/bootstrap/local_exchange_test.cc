@@ -99,10 +99,10 @@ TEST(LocalExchange, ALateHostIsWaitedFor) {
 }
 
 TEST(LocalExchange, MissingRanksAreNamedOnEveryRankThatCame) {
-  for (const Exchanged& outcome : exchange_all(new_name(), {0, 2, 4}, 5, in_ms(300))) {
+  for (const Exchanged& outcome : exchange_all(new_name(), {0, 2, 4}, 5, in_ms(3'000))) {
     EXPECT_EQ(outcome.code, Code::timeout);
-    EXPECT_EQ(outcome.text,
-              "init: ranks 1, 3 did not come before HOROVOD_START_TIMEOUT (0.3 s); did all ranks start? "
+    EXPECT_EQ(without_seconds(outcome.text),
+              "init: ranks 1, 3 did not come before HOROVOD_START_TIMEOUT (n s); did all ranks start? "
               "If they need longer, raise HOROVOD_START_TIMEOUT");
   }
 }
