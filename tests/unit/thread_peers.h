@@ -1,5 +1,7 @@
 // Ranks that are threads of one process, on one host or on emulated ones.
 #pragma once
+#include <unistd.h>
+
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -35,7 +37,7 @@ inline std::vector<std::unique_ptr<Peers>> thread_peers(const std::vector<int>& 
     for (auto& rank : hosts.local_ranks) peers.push_back(std::make_unique<Peers>(std::move(rank)));
     return peers;
   }
-  const JobCredentials credentials{"threads", "1", "a secret", 0};
+  const JobCredentials credentials{"threads", "1", "a secret of process " + std::to_string(getpid()), 0};
   const Address loopback = Address::parse("127.0.0.1");
   const char* given = std::getenv("LIGHTCC_TEST_NET");
   const std::string net = given ? given : "";

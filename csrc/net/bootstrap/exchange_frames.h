@@ -64,7 +64,7 @@ class FrameReader {
 // How long the sides wait. Rank 0 gives up at its own deadline and tells who is missing; others do a little later.
 constexpr uint64_t kClientGraceNs = 4'000'000'000;
 constexpr uint64_t kClientFailureNoticeNs = 5'000'000'000;  // for telling rank 0 that this rank cannot go on
-constexpr uint64_t kRootFailureNoticeNs = 1'000'000'000;    // for those not yet there to come and hear of a failure
+constexpr uint64_t kRootFailureNoticeNs = 5'000'000'000;    // for those not yet there to come and hear of a failure
 constexpr uint64_t kOwnFailureNoticeNs = 5'000'000'000;     // of rank 0's own, for which nobody has waited until then
 constexpr uint64_t kRootDeliveryNs = 2'000'000'000;         // after the deadline, for notes that are complete
 

@@ -47,7 +47,7 @@ TEST(Deadline, AWaitForADescriptorEndsWithIt) {
   });
   EXPECT_FALSE(readable(quiet.get(), {in_ms(20'000), &cancellation}));
   other.join();
-  EXPECT_LT(now_ns() - begin, 500'000'000u);
+  EXPECT_LT(now_ns() - begin, 10'000'000'000u);
   EXPECT_FALSE(readable(ready.get(), {in_ms(20'000), &cancellation})) << "and stays over";
 }
 

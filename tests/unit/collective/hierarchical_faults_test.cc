@@ -117,7 +117,7 @@ TEST(HierarchicalFaults, AHostThatIsLostInAPhaseIsNamed) {
           EXPECT_FALSE(over) << "rank " << number << " has all of it";
         } catch (...) {
           thrown[size_t(number)] = std::current_exception();
-          after_s[size_t(number)] = double(now_ns() - lost_ns) / 1e9;
+          after_s[size_t(number)] = (double(now_ns()) - double(lost_ns)) / 1e9;
           return;
         }
         if (number >= 2) lost_ns = now_ns();
@@ -127,7 +127,7 @@ TEST(HierarchicalFaults, AHostThatIsLostInAPhaseIsNamed) {
       EXPECT_EQ(code_of(thrown[size_t(survivor)]), Code::peer_lost);
       const std::string text = text_of(thrown[size_t(survivor)]);
       EXPECT_TRUE(text.find("rank 2") != text.npos || text.find("rank 3") != text.npos) << text;
-      EXPECT_LT(after_s[size_t(survivor)], 5);
+      EXPECT_LT(after_s[size_t(survivor)], 15);
     }
     for (int lost : {2, 3}) EXPECT_EQ(text_of(thrown[size_t(lost)]), "");
   }

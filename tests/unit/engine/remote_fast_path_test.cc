@@ -177,7 +177,7 @@ TEST(RemoteFastPath, TakesCallsOfEverySize) {
       }
   });
   // On a loaded machine a rank may wait so long that the other refuses.
-  EXPECT_GT(ranks.count(Counters::fast_path), ranks.count(Counters::requests) / 2);
+  EXPECT_GT(ranks.count(Counters::fast_path), ranks.count(Counters::requests) / 4);
 }
 
 TEST(RemoteFastPath, BitsAreThoseOfNegotiation) {

@@ -80,11 +80,11 @@ TEST(ExchangeUnauthenticated, AreKeptUpToALimitAndTheOldestGoFirst) {
   std::string said[2];
   std::thread client([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the last to come
-    said[1] = exchange(1, 3, site, in_ms(1500));
+    said[1] = exchange(1, 3, site, in_ms(4'000));
   });
-  said[0] = exchange(0, 3, site, in_ms(1500));
+  said[0] = exchange(0, 3, site, in_ms(4'000));
   client.join();
-  EXPECT_TRUE(contains(said[0], "rank 2 did not come before HOROVOD_START_TIMEOUT (1.5 s)")) << said[0];
+  EXPECT_TRUE(contains(said[0], "rank 2 did not come before HOROVOD_START_TIMEOUT (")) << said[0];
   EXPECT_TRUE(contains(said[0], "Unauthenticated connections")) << said[0];
   EXPECT_TRUE(contains(said[0], ": 400, the last from 127.0.0.1:")) << said[0];
   EXPECT_EQ(said[1], said[0]) << "rank 1 came, and heard who did not";
@@ -148,16 +148,16 @@ TEST(ExchangeShortage, IsRankZerosOwnAndNotTheOthersFault) {
     auto exchange = open_exchange(0, 2, kCredentials, {}, std::move(site.listener));
     use_up_descriptors();
     try {
-      exchange->exchange("", in_ms(400));
+      exchange->exchange("", in_ms(3'000));
     } catch (const Error& error) {
       return std::string(error.what());
     }
     return std::string();
   });
   site.listener = Fd();
-  exchange(1, 2, site, in_ms(300));
+  exchange(1, 2, site, in_ms(3'000));
   const std::string said = rank0.said();
-  EXPECT_TRUE(contains(said, "rank 0 could not take the connections of rank 1 before HOROVOD_START_TIMEOUT (0.4 s)"))
+  EXPECT_TRUE(contains(said, "rank 0 could not take the connections of rank 1 before HOROVOD_START_TIMEOUT ("))
       << said;
   EXPECT_TRUE(contains(said, "Too many open files; this process may have 100, raise the limit (ulimit -n)")) << said;
 }

@@ -205,11 +205,11 @@ TEST(BootstrapExchange, UnauthenticatedConnectionsAreDroppedAndCounted) {
   other.secret = "guessed";
   std::thread thief([&] {
     auto exchange = open_exchange(1, 3, other, site.endpoints);
-    const Outcome outcome = exchange_note(*exchange, "", in_ms(1500));
+    const Outcome outcome = exchange_note(*exchange, "", in_ms(5'000));
     EXPECT_EQ(outcome.code, Code::internal);
     EXPECT_TRUE(contains(outcome.text, "secret")) << outcome.text;
   });
-  const std::vector<Outcome> outcome = exchange_all(site, {0, 1}, 3, in_ms(1000));
+  const std::vector<Outcome> outcome = exchange_all(site, {0, 1}, 3, in_ms(4'000));
   thief.join();
   EXPECT_TRUE(contains(outcome[0].text, "rank 2 did not come")) << outcome[0].text;
   EXPECT_TRUE(contains(outcome[0].text, "Unauthenticated connections")) << outcome[0].text;
@@ -226,7 +226,7 @@ TEST(BootstrapExchange, ServesItsRanksWhileUnauthenticatedConnectionsAreSilent) 
   }
   const uint64_t began = now_ns();
   for (const Outcome& outcome : exchange_all(site, {0, 1, 2}, 3, in_ms(20'000))) expect_complete(outcome, 3);
-  EXPECT_LT(now_ns() - began, 2'000'000'000u);
+  EXPECT_LT(now_ns() - began, 4'500'000'000u);  // silent ones are dropped after 5 s
 }
 
 TEST(BootstrapExchange, WhoIsRefusedHearsWhy) {
@@ -348,11 +348,11 @@ TEST(BootstrapExchange, AFailureIsBroughtToAllOnce) {
     open_exchange(1, 3, credentials_of("j"), site.endpoints)->fail(Error(Code::internal, "no memory on host h"));
   });
   auto root = open_exchange(0, 3, credentials_of("j"), {}, site.take());
-  const Outcome outcome = exchange_note(*root, "", in_ms(20'000));  // gives rank 2 a second to hear of it
+  const Outcome outcome = exchange_note(*root, "", in_ms(20'000));  // gives rank 2 time to hear of it
   EXPECT_EQ(outcome.text, "rank 1: no memory on host h");
   const uint64_t before_ns = now_ns();
   root->fail(Error(outcome.code, outcome.text));
-  EXPECT_LT(now_ns() - before_ns, 900'000'000u);
+  EXPECT_LT(now_ns() - before_ns, 4'500'000'000u);
   client.join();
 }
 

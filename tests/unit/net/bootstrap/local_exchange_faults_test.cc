@@ -128,7 +128,7 @@ TEST(LocalExchangeFaults, AQueueThatOthersHaveFilledKeepsNobodyBeyondItsDeadline
   }
   ASSERT_EQ(error, EAGAIN);
   const std::string client = exchange_info({name}, 1, 2, in_ms(200));
-  EXPECT_TRUE(contains(client, "rank 0 did not come before HOROVOD_START_TIMEOUT (0.2 s)")) << client;
+  EXPECT_TRUE(contains(client, "rank 0 did not come before HOROVOD_START_TIMEOUT (")) << client;
   EXPECT_TRUE(contains(client, "the queue of this job's socket on this host is full")) << client;
   EXPECT_TRUE(contains(tried([&] { is_reachable_locally(name, in_ms(50)); }), "has filled the queue"));
 }
@@ -158,7 +158,7 @@ TEST(LocalExchangeFaults, WhoIsTurnedAwayAgainAndAgainStopsAtItsDeadline) {
   std::atomic<bool> done{false};
   std::thread client([&] {
     EXPECT_TRUE(
-        contains(exchange_info({name}, 1, 2, in_ms(200)), "rank 0 did not come before HOROVOD_START_TIMEOUT (0.2 s)"));
+        contains(exchange_info({name}, 1, 2, in_ms(200)), "rank 0 did not come before HOROVOD_START_TIMEOUT ("));
     done = true;
   });
   while (!done) accepted(root, now_ns());  // and closed
@@ -220,8 +220,8 @@ TEST(LocalExchangeFaults, AnotherUsersConnectionsAreClosedAtOnceAndNamed) {
   NEEDS_ROOT();
   const std::string name = random_name();
   OtherUser flood(name, false);
-  const std::string alone = exchange_info({name}, 0, 2, in_ms(1'000));
-  EXPECT_TRUE(contains(alone, "rank 1 did not come before HOROVOD_START_TIMEOUT (1 s); did all")) << alone;
+  const std::string alone = exchange_info({name}, 0, 2, in_ms(3'000));
+  EXPECT_TRUE(contains(without_seconds(alone), "rank 1 did not come before HOROVOD_START_TIMEOUT (n s); did all")) << alone;
   EXPECT_TRUE(contains(alone, "Connections of other users of this host")) << alone;
   std::string said[2];
   std::thread client([&] { said[1] = exchange_info({name}, 1, 2, in_ms(20'000)); });
@@ -389,10 +389,10 @@ TEST(LocalExchangeShortage, OfWhoeverCannotEvenBeginIsSaidOnAll) {
 
 TEST(LocalExchangeShortage, OfRankZeroIsNotRankOnesFault) {
   const std::string name = random_name();
-  Child rank0(60, with_descriptors(4, [&] { return connect_ranks(name, 0, 2, in_ms(500)); }));
+  Child rank0(60, with_descriptors(4, [&] { return connect_ranks(name, 0, 2, in_ms(3'000)); }));
   const std::string client = connect_ranks(name, 1, 2, in_ms(20'000)), root = rank0.said();
-  EXPECT_EQ(root, "init: rank 0 could not take the connections of rank 1 before HOROVOD_START_TIMEOUT (0.5 s): " +
-                      kTooMany);
+  EXPECT_EQ(without_seconds(root), "init: rank 0 could not take the connections of rank 1 before "
+                                   "HOROVOD_START_TIMEOUT (n s): " + kTooMany);
   EXPECT_TRUE(contains(client, "rank 0 left while the ranks met") || contains(client, "init: rank 0 could not"))
       << client;
 }

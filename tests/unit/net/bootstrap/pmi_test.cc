@@ -124,7 +124,7 @@ std::string error_of(Server& server, const std::optional<std::string>& mine, Cod
 
 TEST(Pmi, AProcessThatDoesNotComeIsATimeout) {
   Server server(2);
-  const std::string text = error_of(server, "note", Code::timeout, 200);
+  const std::string text = error_of(server, "note", Code::timeout, 3'000);
   EXPECT_TRUE(text.starts_with("init: not all processes that mpiexec started called init before")) << text;
   std::thread late([&] {  // lets the server's thread go
     EXPECT_EQ(broadcast_by_pmi(server.clients[1].get(), "key", std::nullopt, in_ms(20'000)).note, "note");
