@@ -133,8 +133,9 @@ TEST(BootstrapExchange, MissingRanksAreNamedOnEveryRankThatCame) {
   Site site;
   for (const Outcome& outcome : exchange_all(site, {0, 2, 4}, 5, in_ms(3'000))) {
     EXPECT_EQ(outcome.code, Code::timeout);
-    EXPECT_EQ(without_seconds(outcome.text), "init: ranks 1, 3 did not come before HOROVOD_START_TIMEOUT (n s); did all "
-                                             "ranks start? If they need longer, raise HOROVOD_START_TIMEOUT");
+    EXPECT_EQ(without_seconds(outcome.text),
+              "init: ranks 1, 3 did not come before HOROVOD_START_TIMEOUT (n s); did all ranks start? "
+              "If they need longer, raise HOROVOD_START_TIMEOUT");
   }
 }
 

@@ -221,7 +221,7 @@ TEST(LocalExchangeFaults, AnotherUsersConnectionsAreClosedAtOnceAndNamed) {
   const std::string name = random_name();
   OtherUser flood(name, false);
   const std::string alone = exchange_info({name}, 0, 2, in_ms(3'000));
-  EXPECT_TRUE(contains(without_seconds(alone), "rank 1 did not come before HOROVOD_START_TIMEOUT (n s); did all")) << alone;
+  EXPECT_TRUE(contains(alone, "rank 1 did not come before HOROVOD_START_TIMEOUT (")) << alone;
   EXPECT_TRUE(contains(alone, "Connections of other users of this host")) << alone;
   std::string said[2];
   std::thread client([&] { said[1] = exchange_info({name}, 1, 2, in_ms(20'000)); });
