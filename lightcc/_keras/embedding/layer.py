@@ -4,7 +4,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
-from lightcc._keras.embedding import optimizer_config, refusals, saving, scaling
+from lightcc._keras.embedding import formats, optimizer_config, refusals, saving, scaling
 from lightcc._keras.embedding.bags import COMBINERS, Ids
 from lightcc._keras.embedding.optimizer import of_config
 from lightcc.core.process_sets import ProcessSet, global_process_set
@@ -67,6 +67,7 @@ def _class_of(keras: Any, name: str, make: Callable[[Any], type]) -> type:
     if key not in _classes:
         refusals.install(keras)
         saving.install(keras)
+        formats.install(keras)
         scaling.install(keras)
         optimizer_config.register(keras, of_config)
         _classes[key] = keras.utils.register_keras_serializable("lightcc", name)(make(keras))
