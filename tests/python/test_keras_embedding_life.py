@@ -101,6 +101,16 @@ def step_of(user):
     return step
 
 
+def check_rows_go_while_a_rank_serves():
+    user = of_tensorflow.HashEmbedding(1, "served", max_rows=40)
+    step = tf.function(step_of(user))
+    for number in range(10 if hvd.rank() == 0 else 6):
+        step(100 * number + 10 * hvd.rank() + tf.range(8))
+    of_tensorflow.serve()
+    live = keys_of(user.table)
+    assert len(live) <= 40 and set(range(900, 908)) <= set(live)
+
+
 def check_a_graph_that_is_gone_keeps_no_table():
     for _ in range(2):  # of one name
         tf.function(step_of(of_tensorflow.HashEmbedding(1, "kept", max_rows=4)))(tf.range(8))

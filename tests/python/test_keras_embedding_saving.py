@@ -328,6 +328,30 @@ def check_formats_without_a_place_for_rows(kit, E, folder, two):
         of_tensorflow.saving.save_beside("gs://bucket/x", of_tensorflow.tables(model), lambda: None)
 
 
+def check_ways_that_would_lose_the_rows(kit, keras, E, folder, two):
+    """A SavedModel, a state tree, and the callback that saves one: each is refused before anything is written."""
+    model = model_of(kit, E, "ways")
+    train(model, 1)
+    freeze = r"E\.freeze\(model, ids, path\)"
+    refused = {"export": (lambda: model.export(os.path.join(folder, "x")), freeze),
+               "archive": (lambda: keras.export.ExportArchive().track(model), freeze)}
+    if kit.is_3:
+        saver = object.__new__(keras.callbacks.OrbaxCheckpoint)  # whose own package need not be there
+        refused["orbax"] = lambda: saver.set_model(model), "OrbaxCheckpoint would save.*ModelCheckpoint"
+        refused["state tree"] = model.get_state_tree, "a state tree, as OrbaxCheckpoint saves it"
+    for way, why in refused.values():
+        with pytest.raises(ValueError, match=f"table 'ways\\.user': .*{why}"):
+            way()
+    assert not os.path.exists(os.path.join(folder, "x"))
+    with pytest.raises(ValueError, match=r"E\.freeze and E\.split"):
+        tf.saved_model.save(of_tensorflow.HashEmbedding(DIM, name="module"), os.path.join(folder, f"of {hvd.rank()}"))
+    plain = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    plain.export(os.path.join(folder, f"plain of {hvd.rank()}"))
+    if kit.is_3:
+        assert plain.get_state_tree()
+
+
 def check_one_rank_alone(kit, E, folder):
     """The others are in their next step."""
     if hvd.size() == 1:

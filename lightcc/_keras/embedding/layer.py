@@ -4,7 +4,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
-from lightcc._keras.embedding import optimizer_config, refusals, saving, scaling
+from lightcc._keras.embedding import formats, optimizer_config, refusals, saving, scaling
 from lightcc._keras.embedding.bags import COMBINERS, Ids
 from lightcc._keras.embedding.optimizer import of_config
 from lightcc.core.process_sets import ProcessSet, global_process_set
@@ -65,15 +65,20 @@ def _class_of(keras: Any, name: str, make: Callable[[Any], type]) -> type:
     """One for all packages that have this Keras, which finds it by its name in files."""
     key = keras.layers.Layer, name
     if key not in _classes:
-        refusals.install(keras)
-        saving.install(keras)
-        scaling.install(keras)
-        optimizer_config.register(keras, of_config)
+        if all(layer is not keras.layers.Layer for layer, _ in _classes):
+            _install(keras)
         _classes[key] = keras.utils.register_keras_serializable("lightcc", name)(make(keras))
     return _classes[key]
 
 
 _classes: Dict[Tuple[type, str], type] = {}
+
+
+def _install(keras: Any) -> None:
+    """What Keras's own classes and functions must know of tables."""
+    for part in (refusals, saving, formats, scaling):
+        part.install(keras)
+    optimizer_config.register(keras, of_config)
 
 
 def _layer_class(keras: Any) -> type:

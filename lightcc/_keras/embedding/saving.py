@@ -1,8 +1,8 @@
 """Layers with tables in Keras's files: what a config says of a table, and the functions of Keras that write and read
 the files, so that the rows are saved beside them (lightcc.tensorflow.embedding.saving).
 
-These are functions of modules that Keras 2 and Keras 3 both have. Formats that have no place for a reference are
-refused.
+These are functions of modules that Keras 2 and Keras 3 both have. What has no place for a reference is refused
+(formats.py).
 """
 import dataclasses
 import functools
@@ -66,28 +66,24 @@ def load_reference(table: Table, store: Any) -> None:
 
 def install(keras: Any) -> None:
     """Has Keras's functions that write and read files save and load tables, too; once for each Keras."""
-    root = next(base for base in keras.layers.Layer.__mro__ if base.__name__ == "Layer").__module__.split(".")[0]
-    files = importlib.import_module(f"{root}.src.saving.saving_lib")
-    _wrap(files, "save_model", _saving)
-    _wrap(files, "save_weights_only", _saving)
-    _wrap(files, "load_model", _loading_model)
-    _wrap(files, "load_weights_only", _loading_weights)
+    files = importlib.import_module(f"{package_of(keras)}.src.saving.saving_lib")
+    wrap_function(files, "save_model", _saving)
+    wrap_function(files, "save_weights_only", _saving)
+    wrap_function(files, "load_model", _loading_model)
+    wrap_function(files, "load_weights_only", _loading_weights)
     wrap(keras.optimizers.Optimizer, "save_own_variables", _save_own_variables)
     wrap(keras.optimizers.Optimizer, "load_own_variables", _load_own_variables)
     wrap(keras.callbacks.BackupAndRestore, "on_train_begin", _with_folder)
     wrap(keras.callbacks.BackupAndRestore, "on_train_end", _without_folder)
-    if hasattr(keras, "ops"):
-        legacy = [("legacy.saving.legacy_h5_format", "save_model_to_hdf5"),
-                  ("legacy.saving.legacy_h5_format", "save_weights_to_hdf5_group")]
-    else:
-        legacy = [("saving.legacy.hdf5_format", "save_model_to_hdf5"),
-                  ("saving.legacy.hdf5_format", "save_weights_to_hdf5_group"),
-                  ("saving.legacy.saved_model.save", "save")]
-    for module, name in legacy:
-        _wrap(importlib.import_module(f"{root}.src.{module}"), name, _refusing)
 
 
-def _wrap(module: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def package_of(keras: Any) -> str:
+    """The package of a Keras: keras or tf_keras."""
+    return next(base for base in keras.layers.Layer.__mro__ if base.__name__ == "Layer").__module__.split(".")[0]
+
+
+def wrap_function(module: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts around(function) into the place of a function of a module, once."""
     plain = getattr(module, name)
     if not hasattr(plain, _MARK):
         wrapped = functools.wraps(plain)(around(plain))
@@ -97,7 +93,7 @@ def _wrap(module: Any, name: str, around: Callable[[Callable[..., Any]], Callabl
 
 def _saving(plain: Callable[..., Any]) -> Callable[..., Any]:
     def save(model, filepath, *args, **options):
-        tables = _tables_of(model)
+        tables = tables_of(model)
         if not tables:
             return plain(model, filepath, *args, **options)
         return save_beside(filepath, tables, lambda: plain(model, filepath, *args, **options))
@@ -142,7 +138,7 @@ def _with_folder(plain: Callable[..., Any]) -> Callable[..., Any]:
     """All ranks back up into one folder. Keras would make it on each of them if it is not there, and read what another
     rank is still writing."""
     def on_train_begin(self, logs=None):
-        tables = _tables_of(self.model)
+        tables = tables_of(self.model)
         if tables:
             meet(tables, "BackupAndRestore")
             os.makedirs(self.backup_dir, exist_ok=True)
@@ -153,7 +149,7 @@ def _with_folder(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _without_folder(plain: Callable[..., Any]) -> Callable[..., Any]:
     """And Keras would remove it on each, while others have not done with their last backup, or remove it, too."""
     def on_train_end(self, logs=None):
-        tables = _tables_of(self.model)
+        tables = tables_of(self.model)
         if not tables:
             return plain(self, logs)
         meet(tables, "BackupAndRestore")
@@ -164,18 +160,7 @@ def _without_folder(plain: Callable[..., Any]) -> Callable[..., Any]:
     return on_train_end
 
 
-def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The model is the first or, behind a group of an HDF5 file, the second argument."""
-    def save(*args, **options):
-        for tables in map(_tables_of, (*args, *options.values())):
-            if tables:
-                raise ValueError(f"table {tables[0].name!r}: this format of Keras has no place for its rows. Save to "
-                                 "a file that ends in .keras or .weights.h5.")
-        return plain(*args, **options)
-    return save
-
-
-def _tables_of(model: Any) -> List[Table]:
+def tables_of(model: Any) -> List[Table]:
     """By name, of all its layers, also those that are not trained."""
     if not getattr(model, "built", False):
         return []

@@ -34,8 +34,11 @@ class TableState(tf.train.experimental.PythonState):
         self.table = table
 
     def serialize(self) -> str:
-        """The reference; nothing in what is no checkpoint, a SavedModel, which has no rows."""
-        return reference(self.table) if _writing else ""
+        """The reference. ValueError in what is no checkpoint, a SavedModel."""
+        if _writing is None:
+            raise ValueError(f"table {self.table.name!r}: a SavedModel has no place for its rows. Keep it in a "
+                             "tf.train.Checkpoint; to serve a Keras model there are E.freeze and E.split.")
+        return reference(self.table)
 
     def deserialize(self, string_value: Any) -> None:
         load_referenced(self.table, tf.compat.as_str(string_value))
