@@ -165,8 +165,9 @@ class Table:
         _alive.discard(self)
 
     def has_stepped(self) -> bool:
-        """Whether an update was applied since this was asked last."""
-        before, self._settled = self._settled, self.stats()["steps"]
+        """Whether an update was applied since this was asked last. Where tables have gone back meanwhile, their steps do
+        not say so: a rank that was there before asks at other steps than one that has come."""
+        before, self._settled = self._settled, self.stats()["updates"]
         return before != self._settled
 
     def tell(self) -> None:
@@ -184,7 +185,8 @@ class Table:
         index_growing, 1 while a larger index is being filled; candidates, keys that are counted and have no row yet
         (about how many keys a filter has counted), and candidate_bytes; admitted, keys that became rows after they were
         counted; evicted, rows that went;
-        total_rows, of all ranks after the last update, before its evictions."""
+        total_rows, of all ranks after the last update, before its evictions; updates that this rank has applied, also
+        those that were taken back."""
         stats = lib.struct(lib.Stats)
         lib.call("get_stats", self.handle, stats)
         return {name: getattr(stats, name) for name in _STATS}
