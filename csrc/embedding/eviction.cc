@@ -48,9 +48,12 @@ std::vector<int64_t> Eviction::after_step(Shard& shard) {
   const Slabs& records = shard.records();
   for (uint32_t row : due_) wait(shard, row, now);  // nobody has answered for them
   due_.clear();
-  if (!known_)
-    for (uint32_t row = records.next_taken(0); row != Slabs::kNone; row = records.next_taken(row + 1))
-      wait(shard, row, now - 1);
+  for (uint32_t row = known_ ? Slabs::kNone : records.next_taken(0); row != Slabs::kNone;
+       row = records.next_taken(row + 1)) {
+    const RowHeader& header = *records.header(row);
+    const bool is_born_now = header.count == 1 && header.last == now;  // which born() has look at later steps
+    wait(shard, row, is_born_now ? now : now - 1);
+  }
   known_ = true;
   while (!waiting_.empty() && waiting_.begin()->first <= now) {
     const std::vector<uint32_t> rows = std::move(waiting_.begin()->second);

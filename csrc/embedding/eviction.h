@@ -6,7 +6,7 @@
 //    step has come. So with ttl and count a step looks at no more rows than were trained in some step before; with l2
 //    and asked, at one of `every` parts of all rows.
 // 3. Rows are numbers in the lists. Who erases a row that is in a list, or puts rows in, calls forget(): the lists are
-//    made anew at the next step.
+//    made anew at the next step, and the same rows go at the same steps as without.
 #pragma once
 #include <cstdint>
 #include <map>

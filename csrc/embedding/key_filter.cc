@@ -114,14 +114,14 @@ size_t KeyFilter::bytes() const {
   return lines * (sizeof(Line) + sizeof(Unread)) + (slots_.capacity() + used_cells_.capacity()) * sizeof(uint32_t);
 }
 
-// n keys, with k counters each, leave m * exp(-n * k / m) of m counters at zero.
+// A key leaves a counter of its line, one of c, at zero with the probability (1 - 1 / c)^hashes. Of n keys on a line,
+// where n is distributed by Poisson's law about its mean, exp(-mean * (1 - (1 - 1 / c)^hashes)) stay at zero.
 int64_t KeyFilter::keys() const {
-  if (!active()) return 0;
-  const double buckets = double(std::count_if(slots_.begin(), slots_.end(), [](uint32_t slot) { return slot; }));
-  const double counters = buckets * double(shape_.cells()) * (32 / shape_.bits);
-  if (!used_counters_) return 0;
-  const double zero = std::max(counters - double(used_counters_), 1.0);
-  return std::llround(counters / shape_.hashes * std::log(counters / zero));
+  if (!active() || !used_counters_) return 0;
+  const double of_line = FilterShape::kLineCells * (32 / shape_.bits);
+  const double lines = double(pieces_.size() * size_t(slots_per_piece()) - free_.size()) * double(shape_.lines);
+  const double zero = std::max(lines * of_line - double(used_counters_), 1.0);
+  return std::llround(lines * std::log(lines * of_line / zero) / (1 - std::pow(1 - 1 / of_line, shape_.hashes)));
 }
 
 }  // namespace lightcc::embedding

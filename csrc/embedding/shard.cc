@@ -151,6 +151,7 @@ void Shard::update(std::span<const int64_t> keys, const uint32_t* checks, const 
   }
   numbers_ = numbers;
   steps_.take(alpha);
+  ++updates_;
   index_.move_slice(kSliceBuckets, records_);
 }
 

@@ -69,6 +69,7 @@ class Shard {
   Steps& steps() { return steps_; }
   const Steps& steps() const { return steps_; }
   Numbers& numbers() { return numbers_; }
+  int64_t updates() const { return updates_; }  // in all, those that were taken back too
   uint64_t generation() const { return generation_; }  // another one: records were erased, and pointers are void
 
  private:
@@ -102,6 +103,7 @@ class Shard {
   Numbers numbers_;  // of the last update
   std::unique_ptr<Arithmetic> arithmetic_;
   UndoLog logs_[2];
+  int64_t updates_ = 0;
   uint64_t generation_ = 0;
 };
 

@@ -155,6 +155,7 @@ int lightcc_embedding_get_stats(const lightcc_embedding_table* table, lightcc_em
     stats->admitted = table->admission.admitted;
     stats->evicted = table->evicted;
     stats->total_rows = table->total_rows;
+    stats->updates = shard.updates();
     return 0;
   });
 }

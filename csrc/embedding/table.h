@@ -131,6 +131,7 @@ typedef struct lightcc_embedding_stats {
   int64_t admitted;      /* keys that became rows after they were counted, since the table was made */
   int64_t evicted;       /* rows that went, since the table was made */
   int64_t total_rows;    /* of all ranks, after the last update and before its evictions */
+  int64_t updates;       /* that were applied here, also those that were taken back: unlike steps it never falls */
 } lightcc_embedding_stats;
 LIGHTCC_API int lightcc_embedding_get_stats(const lightcc_embedding_table* table, lightcc_embedding_stats* stats);
 

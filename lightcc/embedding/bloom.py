@@ -1,12 +1,15 @@
 """A size that does not grow for the counts of keys that have no row yet: admission=Bloom(...)."""
+import logging
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Dict, Tuple
 
 import numpy
 
 from lightcc.embedding.owners import BUCKETS
 
+_logger = logging.getLogger("lightcc")
 LINE_BYTES = 64
 SMALLEST = BUCKETS * LINE_BYTES  # one line a bucket
 _LARGEST = SMALLEST << 20
@@ -59,6 +62,17 @@ class Bloom:
         """
         return int(self._best(min_count)[0] * BUCKETS) * self._lines
 
+    def error_of(self, keys: float, min_count: int) -> float:
+        """The share of further keys that are let in too early when so many were counted, on all ranks together: an
+        estimate, which is `error` at keys(min_count). ValueError for a min_count above 65,536.
+
+        >>> bloom = Bloom(8 << 20, error=0.01)
+        >>> bloom.error_of(0, 3), round(bloom.error_of(bloom.keys(3), 3), 5), bloom.error_of(2 * bloom.keys(3), 3) > 0.1
+        (0.0, 0.01, True)
+        """
+        counters = LINE_BYTES * 8 // self._bits(min_count)
+        return _error(counters, self._best(min_count)[1], keys / (self._lines * BUCKETS))
+
     @property
     def _lines(self) -> int:
         """Of 64 bytes, of each of the 65,536 buckets of keys."""
@@ -72,8 +86,38 @@ class Bloom:
 
     def _best(self, min_count: int) -> Tuple[float, int]:
         """Keys a line, and the hashes with which they are most."""
-        counters = LINE_BYTES * 8 // self._bits(min_count)
-        return max((_load(counters, hashes, self.error), hashes) for hashes in range(1, 21))
+        return _best(LINE_BYTES * 8 // self._bits(min_count), self.error)
+
+
+class Watch:
+    """Looks at how many keys a table's filter has counted, on all ranks together, and warns once when that is more than
+    its error allows. table: its name.
+
+    >>> watch = Watch(Bloom(4 << 20), 3, "user"); watch.look(1_000_000); watch.has_warned
+    False
+    """
+
+    def __init__(self, bloom: Bloom, min_count: int, table: str):
+        self._bloom, self._min_count, self._table = bloom, min_count, table
+        self._most = bloom.keys(min_count)
+        self.has_warned = False
+
+    def look(self, counted: int) -> None:
+        if self.has_warned or counted <= self._most:
+            return
+        self.has_warned = True
+        bloom, times = self._bloom, -(-2 * counted // self._most)
+        larger = Bloom(min(times * bloom.shape(self._min_count)["bytes"], _LARGEST), bloom.error)
+        _logger.warning(
+            "table %r: its filter has counted about %d keys, and about %.2g of those that come next get their row too "
+            "early. %s keeps its error up to %d keys. Make the table with admission=%s, which keeps it up to %d; "
+            "counting begins anew then.", self._table, counted, bloom.error_of(counted, self._min_count), bloom,
+            self._most, larger, larger.keys(self._min_count))
+
+
+@lru_cache(maxsize=None)
+def _best(counters: int, error: float) -> Tuple[float, int]:
+    return max((_load(counters, hashes, error), hashes) for hashes in range(1, 21))
 
 
 def _load(counters: int, hashes: int, error: float) -> float:
@@ -81,8 +125,15 @@ def _load(counters: int, hashes: int, error: float) -> float:
     low, high = 0.0, float(counters)
     for _ in range(40):
         load = (low + high) / 2
-        keys = numpy.arange(1, int(load + 12 * math.sqrt(load) + 30))
-        poisson = numpy.exp(keys * math.log(load) - load - numpy.cumsum(numpy.log(keys)))
-        taken = (1 - (1 - 1 / counters) ** (keys * hashes)) ** hashes
-        low, high = (load, high) if (poisson * taken).sum() <= error else (low, load)
+        low, high = (load, high) if _error(counters, hashes, load) <= error else (low, load)
     return low
+
+
+def _error(counters: int, hashes: int, load: float) -> float:
+    """The probability with which a further key of a line finds all its counters taken; load: the line's keys, on the
+    average."""
+    if load <= 0:
+        return 0.0
+    keys = numpy.arange(1, int(load + 12 * math.sqrt(load) + 30))
+    poisson = numpy.exp(keys * math.log(load) - load - numpy.cumsum(numpy.log(keys)))
+    return float((poisson * (1 - (1 - 1 / counters) ** (keys * hashes)) ** hashes).sum())

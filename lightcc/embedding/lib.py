@@ -40,7 +40,7 @@ class Stats(Structure):
     _fields_ = [("size", c_uint32), ("slabs", c_int32), ("rows", c_int64), ("steps", c_int64),
                 ("record_bytes", c_int64), ("bytes", c_int64), ("index_bytes", c_int64), ("index_growing", c_int64),
                 ("candidates", c_int64), ("candidate_bytes", c_int64), ("admitted", c_int64), ("evicted", c_int64),
-                ("total_rows", c_int64)]
+                ("total_rows", c_int64), ("updates", c_int64)]
 
 
 class Rows(Structure):

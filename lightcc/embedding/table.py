@@ -12,7 +12,7 @@ from lightcc.core import lib as core
 from lightcc.core import request
 from lightcc.core.process_sets import ProcessSet, global_process_set, not_registered
 from lightcc.embedding import eviction, kernels, lib
-from lightcc.embedding.bloom import Bloom
+from lightcc.embedding.bloom import Bloom, Watch
 from lightcc.embedding.initializers import Initializer, Normal, parameters_of
 from lightcc.embedding.rules import Rule
 
@@ -104,7 +104,7 @@ class Table:
             init=lib.INITIALIZERS.index(kind), checked=strings, wire=_WIRES[wire], limit_bytes=limit_bytes,
             max_rows=max_rows)
         self.min_count, self.absent, self.max_rows, self._settled = min_count, absent, max_rows, 0
-        self.admission = admission
+        self.admission, self._watch = admission, admission and Watch(admission, min_count, name)
         self._handle: Optional[int] = None
         self.on_handle: List[Callable[[], None]] = []  # called when it has another handle, or none
         self._made(self.group)
@@ -165,8 +165,9 @@ class Table:
         _alive.discard(self)
 
     def has_stepped(self) -> bool:
-        """Whether an update was applied since this was asked last."""
-        before, self._settled = self._settled, self.stats()["steps"]
+        """Whether an update was applied since this was asked last. The steps do not say so where a table has gone back
+        meanwhile."""
+        before, self._settled = self._settled, self._stats().updates
         return before != self._settled
 
     def tell(self) -> None:
@@ -178,16 +179,29 @@ class Table:
     def is_closed(self) -> bool:
         return self._handle is None
 
-    def stats(self) -> Dict[str, int]:
+    def stats(self) -> Dict[str, Any]:
         """Of this rank's shard: rows; steps (updates, the same on all ranks); record_bytes, of one row with its slots;
         bytes, reserved for rows, index and candidates; index_bytes; slabs, the pieces of memory that rows are in;
         index_growing, 1 while a larger index is being filled; candidates, keys that are counted and have no row yet
         (about how many keys a filter has counted), and candidate_bytes; admitted, keys that became rows after they were
         counted; evicted, rows that went;
-        total_rows, of all ranks after the last update, before its evictions."""
+        total_rows, of all ranks after the last update, before its evictions; updates that this rank has applied, also
+        those that were taken back; and admission_error, a float: the share of further keys that the filter of
+        admission= lets in too early now, estimated from this shard's part of it; 0 with exact counts."""
+        stats, error = self._stats(), 0.0
+        if self.admission is not None:
+            error = self.admission.error_of(stats.candidates * self.group.size, self.min_count)
+        return {**{name: getattr(stats, name) for name in _STATS}, "admission_error": error}
+
+    def look_at_filter(self) -> None:
+        """Warns, once, if the filter of admission= lets in more keys too early than it was asked to."""
+        if self._watch is not None and self.group.rank == 0:
+            self._watch.look(self._stats().candidates * self.group.size)
+
+    def _stats(self) -> lib.Stats:
         stats = lib.struct(lib.Stats)
         lib.call("get_stats", self.handle, stats)
-        return {name: getattr(stats, name) for name in _STATS}
+        return stats
 
     def __len__(self) -> int:
         """Rows of this rank's shard."""
@@ -221,7 +235,10 @@ _alive: "weakref.WeakSet[Table]" = weakref.WeakSet()
 def after_step(tables: Iterable[Table]) -> None:
     """What is to be done once after an update of these tables, which may have been applied; all ranks of their group
     call it together."""
-    stepped = [table for table in sorted(tables, key=lambda one: one.name)
+    tables = sorted(tables, key=lambda one: one.name)
+    for table in tables:
+        table.look_at_filter()
+    stepped = [table for table in tables
                if (table.max_rows or isinstance(table.policy, eviction.Asking)) and table.has_stepped()]
     if stepped:
         eviction.after_step(stepped)

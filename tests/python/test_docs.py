@@ -13,7 +13,7 @@ from jobs import Job
 pytestmark = pytest.mark.long
 
 NAMES = ("first_program.md", "pytorch.md", "compression.md", "embedding.md", "embedding_life.md",
-         "embedding_elastic.md", "elastic.md")
+         "embedding_late.md", "embedding_elastic.md", "elastic.md")
 PAGE = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in NAMES)
 PROGRAMS = {title: program for title, program in re.findall(r"## (.*?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)}
 

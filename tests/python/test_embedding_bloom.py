@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 
 import numpy as np
@@ -81,6 +82,32 @@ def check_it_errs_within_its_bound_in_memory_that_is_fixed():
     assert wrong <= 6  # of 1 that is expected
     of_a_rank = 2.5 * MIB  # pieces of memory that are not full, and where they are
     assert sizes[0] == sizes[1] <= 1.05 * 4 * MIB + hvd.size() * of_a_rank, sizes
+
+
+def check_a_filter_that_fills_says_so_once(caplog):
+    bloom = E.Bloom(4 * MIB, error=1e-3)
+    user, sparse = embedding("fills", min_count=2, admission=bloom)
+    most, told = bloom.keys(2), []
+    with caplog.at_level(logging.WARNING, "lightcc"):
+        for part in np.split(np.arange(int(1.5 * most)) * 7919, [most // 2, int(0.95 * most), int(1.1 * most)]):
+            user(torch.tensor(part[hvd.rank()::hvd.size()])).sum().backward()
+            sparse.step()
+            told.append((len(caplog.records), user.stats()["admission_error"]))
+    assert [warnings for warnings, _ in told] == ([0, 0, 1, 1] if hvd.rank() == 0 else [0] * 4)
+    errors = [error for _, error in told]
+    assert errors == sorted(errors) and errors[1] < 1e-3 < errors[2]
+    assert user.statistics()["admission_error"] == max(hvd.allgather_object(errors[3]))
+    if hvd.rank() == 0:
+        assert re.search(
+            r"^table 'fills': its filter has counted about \d+ keys, and about 0\.00\d+ of those that come next .*"
+            r"Bloom\(bytes=4194304, error=0\.001\) keeps its error up to \d+ keys\. Make the table with admission="
+            r"Bloom\(bytes=12582912, error=0\.001\), which keeps it up to \d+; counting begins anew",
+            caplog.records[0].getMessage()), caplog.text
+    before, new = len(user.table), (np.arange(20_000) - 10**9).astype(np.int64)
+    user(torch.tensor(new[hvd.rank()::hvd.size()])).sum().backward()
+    sparse.step()
+    early = sum(hvd.allgather_object(len(user.table) - before)) / len(new)
+    assert 0.6 * errors[3] <= early <= 1.5 * errors[3], (early, errors[3])
 
 
 def check_counts_go_back_with_a_restore():

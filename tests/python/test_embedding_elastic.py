@@ -3,7 +3,7 @@
 A row of `counts` holds how often its sample was trained, as whole numbers, which any ranks add up alike. The rows of
 `moments` (SparseAdam) are compared with those of another table that trains the same batches at the end, unbroken. Those
 of `seen` and `sieved` come when their keys have occurred MIN_COUNT times. The state has a ledger of what each rank
-trained in each step.
+trained in each step. Of `aged` and `asked` rows go all the time; they are compared with unbroken tables, too.
 """
 import collections
 import json
@@ -19,6 +19,7 @@ from counted_training import OPTIONS, SAMPLES, Training, expect_each_once, prepa
 import lightcc.torch as hvd
 from lightcc.core import elastic_worker
 from lightcc.core.elastic_state import HostUpdateResult, run_fn
+from lightcc.embedding import eviction
 from lightcc.embedding.admission import candidates
 from lightcc.embedding.rows import slices
 from lightcc.torch import embedding as E
@@ -26,6 +27,9 @@ from lightcc.torch import embedding as E
 __all__ = ["prepare"]  # which the nursery calls
 MIN_COUNT = 5
 OTHERS = 20  # further keys of a step, which are born all the time
+GOING = {"aged": {"evict": E.Ttl(2)},  # of which rows go in the update, and afterwards
+         "asked": {"evict": E.Asking(lambda key, count, last, step: (key % 5 == 0) & (last < step), every=2),
+                   "max_rows": 120}}
 
 
 class Job(Training):
@@ -41,6 +45,14 @@ class Job(Training):
             "seen": E.HashEmbedding(1, name="seen", init=E.Zeros(), dtype=torch.float64, min_count=MIN_COUNT),
             "sieved": E.HashEmbedding(1, name="sieved", init=E.Zeros(), dtype=torch.float64, min_count=MIN_COUNT,
                                       admission=E.Bloom(4 << 20))})
+        if options["evicts"]:
+            for name, evict in GOING.items():
+                self.model[name] = going(name, evict)
+            self.going = E.SparseAdam([table for name in GOING for table in E.tables(self.model[name])], lr=0.01,
+                                      op=hvd.Sum)
+            self.wrap(self.going, "step", "age")
+            self.wrap(eviction, "after_step", "evict")
+            self.wrap(eviction, "_trim", "trim", before=True)
         if options["rows"]:
             self.model["many"] = E.HashEmbedding(1, name="many")
             self.many = E.SGD(E.tables(self.model["many"]), lr=1.0)
@@ -57,7 +69,8 @@ class Job(Training):
                  } if options["every"] else {}
         self.begin(hvd.elastic.TorchState(
             self.model, self.dense, counts=self.counts, moments=self.moments, seen=self.seen, sampler=self.sampler,
-            auc=self.auc, epoch=0, batch=0, steps=0, ledger=[], **extra))
+            auc=self.auc, epoch=0, batch=0, steps=0, ledger=[], **extra,
+            **({"going": self.going} if options["evicts"] else {})))
         for thing, method in ((self.counts, "step"), (self.moments, "step"), (self.state, "check_host_updates"),
                               (self.state, "save"), (self.state, "sync")):
             self.wrap(thing, method)
@@ -91,13 +104,21 @@ class Job(Training):
         seen = self.model["seen"](keys).sum() + self.model["sieved"](keys).sum()
         loss = -seen - counts.sum() - len(ids) * self.model.dense.weight.sum()
         loss = loss + moments_loss(self.model["moments"], ids, self.state.steps)
+        for name in GOING if self.options["evicts"] else ():
+            loss = loss + moments_loss(self.model[name], ids, self.state.steps)
         self.counts.start()
         loss.backward()
         self.dense.step()
         self.counts.step()
         self.seen.step()
         self.moments.step()
+        if self.options["evicts"]:
+            self.going.step()
         self.dense.zero_grad()
+
+
+def going(name, evict):
+    return E.HashEmbedding(3, name=name, init=E.Constant(0.5), dtype=torch.float64, **evict)
 
 
 def moments_loss(table, ids, step):
@@ -133,7 +154,10 @@ def work(worlds, options):
     assert job.model.dense.weight.item() == sum(counts), "the dense part is of other steps"
     trained = [sample for step in job.state.ledger for part in step for sample in part]
     assert sorted(trained) == sorted(key for key in range(SAMPLES) for _ in range(counts[key])), "the ledger is wrong"
-    expect_as_unbroken(job)
+    expect_as_unbroken(job, "moments", {})
+    for name, evict in GOING.items() if options["evicts"] else ():
+        born = expect_as_unbroken(job, name, evict)
+        assert 0 < len(everything(job.model[name])) < born / 2, "few rows have gone"
     expect_as_counted(job)
     auc = hvd.allreduce(torch.tensor(job.auc.state_dict()["counts"].sum()), op=hvd.Sum).item()
     print("result", json.dumps([counts, job.state.ledger, round(auc, 3), worlds.number]))
@@ -178,10 +202,10 @@ def everything(module):
     return {key: row for part in hvd.allgather_object(mine) for key, row in part.items()}
 
 
-def expect_as_unbroken(job):
+def expect_as_unbroken(job, name, evict):
     """The rows are, to rounding, those of a table that trains what the ledger says. With as many ranks in all steps as
-    now, bit for bit."""
-    twin = E.HashEmbedding(3, name="twin", init=E.Constant(0.5), dtype=torch.float64)
+    now, bit for bit. Returns how many rows that table had in all."""
+    twin = going(f"{name} twin", evict)
     optimizer = E.SparseAdam(E.tables(twin), lr=0.01, op=hvd.Sum)
     alike = all(len(step) == hvd.size() for step in job.state.ledger)
     most = max(map(len, job.state.ledger))
@@ -189,12 +213,14 @@ def expect_as_unbroken(job):
         for part in [*step[hvd.rank()::hvd.size()], *[[]] * most][:-(-most // hvd.size())]:  # lookups are collective
             moments_loss(twin, torch.tensor(part, dtype=torch.int64), number).backward()
         optimizer.step()
-    expected, got = everything(twin), everything(job.model["moments"])
+    expected, got = everything(twin), everything(job.model[name])
     assert expected.keys() == got.keys()
     for key, row in got.items():
         if alike:
             assert row == expected[key]
         np.testing.assert_allclose(np.array(row), np.array(expected[key]), rtol=1e-9, atol=1e-12)
+    numbers = twin.statistics()
+    return numbers["rows"] + numbers["evicted"]
 
 
 def expect_as_counted(job):
@@ -219,7 +245,8 @@ def nursery():
         yield nursery
 
 
-PLAIN = {**OPTIONS, "where": ["step"], "every": 0, "rows": 0, "set": [], "resume": False, "depth": 0}
+PLAIN = {**OPTIONS, "where": ["step"], "every": 0, "rows": 0, "set": [], "resume": False, "depth": 0,
+         "evicts": False}
 
 
 @pytest.fixture
@@ -286,6 +313,17 @@ def test_a_killed_rank_takes_all_back_to_the_same_step(seed, train):
     expect_each_once(counts, 3)
     if where != ["sync"]:  # in the first one there are no rows yet
         assert re.search(r"WARNING:lightcc:the rows of rank \d of 3 .* All ranks go back to .*recovery", texts[2])
+    assert {len(step) for step in ledger} == {3}
+
+
+@pytest.mark.parametrize("where", [["evict"], ["age", "trim"]])
+def test_a_rank_that_is_killed_while_rows_go(where, train):
+    """While the ranks ask or trim after an update; in an update, of which rows have gone on some ranks; and between
+    rows that go by a function and those above max_rows."""
+    counts, ledger, texts = train([[0, 1, 2], [0, 2, 3], [2, 3, 4]], where=where, every=3, seed=30 + len(where),
+                                  evicts=True)
+    expect_each_once(counts, 3)
+    assert re.search(r"WARNING:lightcc:the rows of rank \d of 3 .* All ranks go back to .*recovery", texts[2])
     assert {len(step) for step in ledger} == {3}
 
 

@@ -74,11 +74,21 @@ def test_a_picture_of_auc_and_rows(folder, tmp_path):
 
 def test_the_benchmark_of_rows_that_come_and_go():
     command = [sys.executable, str(ROOT / "bench" / "embedding_life.py"), "--rounds", "1", "--rows", "20000"]
-    done = subprocess.run([*command, "--parts", "evict", "save", "recovery"], capture_output=True, text=True,
+    done = subprocess.run([*command, "--parts", "evict", "save", "recovery", "counted"], capture_output=True, text=True,
                           timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     ratios = re.findall(r"\| (\d+\.\d+) \| at (?:most|least) [\d.]+ \| (?:ok|MISSED) \|", done.stdout)
-    assert len(ratios) == 4 and all(float(ratio) > 0 for ratio in ratios), done.stdout
+    assert len(ratios) == 8 and all(float(ratio) > 0 for ratio in ratios), done.stdout
+
+
+def test_the_benchmark_of_updates_that_come_late():
+    done = subprocess.run([sys.executable, str(ROOT / "bench" / "embedding_late.py"), "--steps", "20"],
+                          capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    errors = {name: numpy.array(numbers.split(" | "), float)
+              for name, numbers in re.findall(r"^\| (depth [^|]+) \| (.*) \|$", done.stdout, re.MULTILINE)}
+    assert len(errors) == 7 and all(numpy.all(of > 0) for of in errors.values())
+    assert not numpy.array_equal(errors["depth 1, None"], errors["depth 1, corr"])
 
 
 def test_ids_of_the_benchmark(monkeypatch):

@@ -242,6 +242,22 @@ def check_rows_stay_within_their_limit():
     assert all(rows == gathered[0] for rows in gathered)
 
 
+@pytest.mark.parametrize("options", [{"max_rows": 12}, {"evict": E.Asking(lambda key, count, last, step: key % 2 == 0,
+                                                                         every=1)}])
+def check_rows_go_after_a_restore_as_before_it(options):
+    """Also in the step whose number was the last one before the restore."""
+    user, sparse = embedding("restored", **options)
+    state = hvd.elastic.TorchState(user, sparse=sparse)
+    train(user, sparse, range(3))
+    state.save()
+    train(user, sparse, [3])
+    known, evicted = keys_of(user), sum(hvd.allgather_object(user.stats()["evicted"]))
+    state.restore()
+    train(user, sparse, [3])
+    assert keys_of(user) == known
+    assert sum(hvd.allgather_object(user.stats()["evicted"])) > evicted
+
+
 def check_saved_rows_go_when_they_would_have_gone(tmp_path):
     folder = hvd.broadcast_object(str(tmp_path / "ttl"))
     user, sparse = embedding("saved ttl", evict=E.Ttl(6))

@@ -140,6 +140,84 @@ def check_compensation_is_that_of_the_paper(depth, starts):
     assert (late - plain).abs().max() > 1e-6
 
 
+def corrected(first, steps, depth, lr, strength):
+    """NumPy, in float64: each rank's gradients of loss_of, less what it has sent for the same keys in the `depth` steps
+    before; then SGD. Returns the weights after the last of the steps, and after all updates."""
+    weights, waiting, sent, late = first.numpy().copy(), [], [], None
+    for number in range(len(steps) + depth):
+        if number == len(steps):
+            late = weights.copy()
+        if number < len(steps):
+            waiting.append(gradients_of_ranks(weights, steps[number]))
+        if number >= depth:
+            sent.append([gradient - strength * touched * sum(before[rank] for before in sent[-depth:])
+                         for rank, (touched, gradient) in enumerate(waiting.pop(0))])
+            weights = weights - lr * sum(sent[-1])
+    return late, weights
+
+
+def gradients_of_ranks(weights, step):
+    """Of each rank: 1 for a key that it looks up, else 0, and the gradient of loss_of."""
+    parts = []
+    for rank in range(hvd.size()):
+        ids = np.random.default_rng(step).integers(0, KEYS, 9)[rank::hvd.size()]
+        gradient = np.zeros_like(weights)
+        np.add.at(gradient, ids, 2 * (1 + ids % 3)[:, None] * (weights[ids] - ids[:, None]))
+        parts.append((np.isin(np.arange(KEYS), ids)[:, None] * 1.0, gradient))
+    return parts
+
+
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize("depth", [1, 2])
+def check_corr_takes_off_what_was_sent_in_between(depth, starts):
+    module, inner = embedding("corrected", lr=0.02)
+    sparse = E.Pipeline(inner, depth, compensation="corr", strength=0.3)
+    first = weights_of(module)
+    late, finished = corrected(first, range(7), depth, 0.02, 0.3)
+    plain, _ = corrected(first, range(7), depth, 0.02, 0.0)
+    train(module, sparse, range(7), starts)
+    np.testing.assert_allclose(weights_of(module).numpy(), late, rtol=1e-10, atol=1e-12)
+    sparse.finish()
+    np.testing.assert_allclose(weights_of(module).numpy(), finished, rtol=1e-10, atol=1e-12)
+    assert np.abs(late - plain).max() > 1e-2
+
+
+@pytest.mark.parametrize("lookups", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2])
+def check_corr_is_not_late_where_the_curvature_is_strength_by_lr(depth, lookups):
+    """Rows that all ranks train in each step, in one lookup or in two: those of SGD that is not late."""
+    lr, strength = 0.05, 0.4
+    curvature = strength / lr / hvd.size() / lookups  # of one rank's loss in one lookup
+    module, inner = embedding("parabola", lr=lr)
+    late, plain = E.Pipeline(inner, depth, "corr", strength), embedding("parabola plain", lr=lr)
+    ids, goal = torch.arange(KEYS), torch.linspace(-1, 1, DIM, dtype=torch.float64)
+    first = [weights_of(one).clone() for one in (module, plain[0])]
+    for _ in range(6):
+        for one, optimizer in ((module, late), plain):
+            sum((curvature / 2 * (one(ids) - goal).square()).sum() for _ in range(lookups)).backward()
+            optimizer.step()
+    late.finish()
+    way = [weights_of(one) - goal for one in (module, plain[0])]
+    torch.testing.assert_close(way[0] / (first[0] - goal), way[1] / (first[1] - goal), rtol=1e-9, atol=1e-12)
+    assert ((way[1] / (first[1] - goal)) - (1 - strength) ** 6).abs().max() < 1e-9
+
+
+def check_corr_of_strings_and_of_keys_that_come_and_go():
+    """What was sent for other keys, or by an update that was refused, is no part of it."""
+    module = E.HashEmbedding(1, name="corr strings", strings=True, init=E.Zeros(), dtype=torch.float64)
+    sparse = E.Pipeline(E.SGD(E.tables(module), lr=1.0, op=hvd.Sum), 1, "corr", 0.5)
+    for words, scale in ((["a", "b"], 1.0), (["b"], 1.0), (["a", "c"], 1.0), (["c"], math.nan), (["c"], 1.0)):
+        (module(words if hvd.rank() == 0 else []) * scale).sum().backward()
+        if words == ["c"] and scale == 1:
+            with pytest.raises(ValueError, match="is not finite"):
+                sparse.step()
+        else:
+            sparse.step()
+    sparse.finish()
+    module.eval()
+    assert module(["a", "b", "c"]).flatten().tolist() == [-2.0, -1.5, -2.0]
+
+
 def check_compensation_knows_rows_that_the_model_has_written_to():
     module, inner = embedding("written", lr=0.02)
     sparse = E.Pipeline(inner, 1, compensation="dc", strength=0.3)
@@ -293,7 +371,9 @@ def check_rows_that_went_meanwhile_are_born_again():
 
 @pytest.mark.parametrize("arguments, told", [
     ({"depth": 3}, "depth=3; give 0, 1 or 2"), ({"depth": True}, "depth=True"), ({"depth": 1.5}, "depth=1.5"),
-    ({"depth": 1, "compensation": "corr"}, "compensation='corr' with depth=1; give None, or 'dc'"),
+    ({"depth": 1, "compensation": "cd"}, "compensation='cd' with depth=1; give None, or 'dc' or 'corr'"),
+    ({"compensation": "corr"}, "compensation='corr' with depth=0"),
+    ({"depth": 1, "compensation": "corr", "strength": 1.0}, "strength=1.0 must be at least 0 and below 1"),
     ({"compensation": "dc"}, "compensation='dc' with depth=0"), ({"depth": 1, "strength": -1}, "strength=-1 must be"),
     ({"depth": 1, "strength": math.nan}, "strength=nan must be")])
 def check_wrong_arguments(arguments, told):

@@ -63,7 +63,7 @@ TEST(EmbeddingFilter, ErrsAsOftenAsItIsSaidTo) {
     for (int64_t key = 0; key < 100000; ++key) wrong += filter.count(-1 - key) > 0;
     EXPECT_LE(wrong, 1100) << bits;  // of 1 % three deviations more are 1,095
     EXPECT_GE(wrong, 800) << bits;
-    EXPECT_NEAR(double(filter.keys()), keys, 0.05 * keys) << bits;
+    EXPECT_NEAR(double(filter.keys()), keys, 0.005 * keys) << bits;
   }
 }
 

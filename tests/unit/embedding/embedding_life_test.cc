@@ -137,6 +137,39 @@ TEST(EmbeddingEviction, EachRowHasItsTurnOnceInSoManySteps) {
   for (auto& [step, number] : rows) EXPECT_GT(number, 60) << step;
 }
 
+// As they are after a load, or where a table has gone back.
+TEST(EmbeddingEviction, ListsThatAreMadeAnewLetTheSameRowsGo) {
+  for (auto [kind, a, b, every] : {std::tuple(LIGHTCC_EMBEDDING_TTL, 3.0, 0.0, 1),
+                                   {LIGHTCC_EMBEDDING_COUNT, 1.5, 0.7, 1}, {LIGHTCC_EMBEDDING_L2, 1.2, 0.0, 3},
+                                   {LIGHTCC_EMBEDDING_L2, 1.2, 0.0, 1}, {LIGHTCC_EMBEDDING_ASKED, 0.0, 0.0, 4}}) {
+    SCOPED_TRACE(std::to_string(kind) + " every " + std::to_string(every));
+    Ranks kept(1, Spec{.dim = 2}), forgetful(1, Spec{.dim = 2});
+    std::mt19937_64 random(4);
+    for (Ranks* one : {&kept, &forgetful})
+      ASSERT_EQ(lightcc_embedding_set_eviction(one->tables[0], kind, a, b, every), 0) << lightcc_embedding_error();
+    for (int step = 0; step < 60; ++step) {
+      std::set<int64_t> some;
+      for (int i = 0; i < 20; ++i) some.insert(int64_t(random() % 80));
+      const std::vector<int64_t> keys(some.begin(), some.end());
+      std::set<int64_t> rows[2], due[2];
+      for (int i : {0, 1}) {
+        Ranks& one = i ? forgetful : kept;
+        if (i && step % 3) one.tables[0]->eviction.forget();
+        Call* call = one.update(0, keys, std::vector<double>(2 * keys.size(), 1.0), 0);
+        ASSERT_EQ(lightcc_embedding_finish(call, 0), 0) << lightcc_embedding_error();
+        release({call});
+        const Slabs& records = one.tables[0]->shard->records();
+        for (uint32_t row = records.next_taken(0); row != Slabs::kNone; row = records.next_taken(row + 1))
+          rows[i].insert(records.header(row)->key);
+        for (uint32_t row : one.tables[0]->eviction.due()) due[i].insert(records.header(row)->key);
+      }
+      ASSERT_EQ(rows[0], rows[1]) << step;
+      ASSERT_EQ(due[0], due[1]) << step;
+    }
+    EXPECT_TRUE(kept.tables[0]->evicted || kind == LIGHTCC_EMBEDDING_ASKED);
+  }
+}
+
 TEST(EmbeddingEviction, MemoryStaysWithNewKeysInEachStep) {
   Ranks one(1, Spec{.dim = 64, .init = LIGHTCC_EMBEDDING_ZEROS});
   Table* table = one.tables[0];
