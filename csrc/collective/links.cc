@@ -89,7 +89,8 @@ bool LinksBackend::accepts(const Collective& c) const {
   if (c.size != int(links_.size())) return false;
   switch (c.kind) {
     case Kind::add_group:
-    case Kind::remove_group: return false;
+    case Kind::remove_group:
+    case Kind::join: return false;
     case Kind::allreduce:
       return is_adasum(c) ? is_floating(c.dtype) && !c.tensors.empty() : c.op != ReduceOp::average;
     case Kind::reducescatter: return c.op != ReduceOp::average && c.op != ReduceOp::adasum;

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/error.h"
 #include "collective/copy_collective.h"
 #include "collective/shared_broadcast.h"
 #include "device/device.h"
@@ -36,8 +37,14 @@ SharedBackend::SharedBackend(LocalRanks& local_ranks, int group, int lane, std::
 }
 
 bool SharedBackend::accepts(const Collective& c) const {
-  return (c.kind == Kind::allreduce && !is_adasum(c)) || c.kind == Kind::reducescatter ||
-         c.kind == Kind::allgather || c.kind == Kind::broadcast || c.kind == Kind::alltoall;
+  switch (c.kind) {
+    case Kind::allreduce:
+    case Kind::reducescatter: return c.op != ReduceOp::average && c.op != ReduceOp::adasum;
+    case Kind::allgather:
+    case Kind::broadcast:
+    case Kind::alltoall: return true;
+    default: return false;
+  }
 }
 
 void SharedBackend::commit(size_t n) {
@@ -297,6 +304,9 @@ std::unique_ptr<Work> SharedBackend::start(const Collective& c, std::vector<Aren
 }
 
 std::unique_ptr<Work> SharedBackend::start(const Collective& c, const Algorithm*) {
+  if (!accepts(c))
+    throw Error(Code::internal, std::string(name_of(c.kind)) + " with op " + name_of(c.op) +
+                                    " was given to shared memory");
   const bool is_large = size_t(c.count) * size_of(c.dtype) >= SharedBroadcast::kLeastBytes;
   if (c.kind == Kind::broadcast && c.size > 1 && is_large) return std::make_unique<SharedBroadcast>(*this, c);
   if (c.kind != Kind::allreduce && c.kind != Kind::reducescatter) return std::make_unique<CopyCollective>(*this, c);

@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "harp/port_contract.h"
+#include "contracts/port_contract.h"
 #include "harp_plugin/port/mem.h"
 #include "labels.h"
 

@@ -1,4 +1,4 @@
-#include "harp/port_contract.h"
+#include "contracts/port_contract.h"
 #include "harp/veth.h"
 
 #include <atomic>

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "harp/lingering.h"
-#include "harp/port_contract.h"
+#include "contracts/port_contract.h"
 #include "harp_plugin/port/shm_socket.h"
 #include "labels.h"
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "harp/port_contract.h"
+#include "contracts/port_contract.h"
 #include "harp_plugin/port/udp.h"
 
 namespace harp {

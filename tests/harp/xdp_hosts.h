@@ -2,7 +2,7 @@
 #pragma once
 #include <arpa/inet.h>
 
-#include "harp/port_contract.h"
+#include "contracts/port_contract.h"
 #include "harp/veth.h"
 #include "harp_plugin/port/xdp.h"
 

@@ -54,6 +54,7 @@ struct Problem {
   double pre = 1, post = 1;
   DType dtype = DType::int64;
   uint64_t seed = 0;
+  int64_t one_in = 1;          // of so many elements one is drawn, the others are 0
 
   // About `total` elements, unevenly divided, with ranks that have none.
   Problem(Kind k, int ranks, int64_t total, uint64_t s) : kind(k), size(ranks), count(total), seed(s) {
@@ -137,10 +138,13 @@ struct Problem {
   }
   // Even numbers, so that a factor of 0.5 is exact in every dtype; products stay within float16.
   Values data(int rank, int64_t n) const {
+    const bool negative = dtype != DType::uint8 && dtype != DType::uint16 && dtype != DType::boolean;
     std::mt19937_64 random(seed * 1000 + uint64_t(rank));
     Values values;
-    for (int64_t i = 0; i < n; ++i)
-      values.push_back(op == ReduceOp::product ? random() % 8 ? 1 : 2 : int64_t(random() % 21) * 2 - 20);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t drawn = int64_t(random() % 21) * 2 - (negative ? 20 : 0);
+      values.push_back(i % one_in ? 0 : op == ReduceOp::product ? random() % 8 ? 1 : 2 : drawn);
+    }
     return values;
   }
   Values reduced() const {
@@ -164,11 +168,17 @@ inline std::vector<std::byte> encode(DType dtype, const Values& values) {
   for (size_t i = 0; i < values.size(); ++i) {
     const auto put = [&](auto value) { std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value); };
     switch (dtype) {
+      case DType::uint8: put(uint8_t(values[i])); break;
+      case DType::int8: put(int8_t(values[i])); break;
+      case DType::uint16: put(uint16_t(values[i])); break;
+      case DType::int16: put(int16_t(values[i])); break;
       case DType::int32: put(int32_t(values[i])); break;
-      case DType::float32: put(float(values[i])); break;
-      case DType::float16: put(float16_of_float(float(values[i]))); break;
       case DType::int64: put(values[i]); break;
-      default: throw std::invalid_argument("encode: no such dtype here");
+      case DType::float16: put(float16_of_float(float(values[i]))); break;
+      case DType::float32: put(float(values[i])); break;
+      case DType::float64: put(double(values[i])); break;
+      case DType::boolean: put(uint8_t(values[i] != 0)); break;
+      case DType::bfloat16: put(bfloat16_of_float(float(values[i]))); break;
     }
   }
   return bytes;

@@ -1,5 +1,5 @@
 // Ranks on several hosts exchange notes at rank 0's BootstrapExchange, or each of them hears why not. Ranks are
-// threads, hosts are addresses.
+// threads, hosts are addresses. Beyond what every exchange does (contracts/exchange_contract.h).
 #include "net/bootstrap/exchange.h"
 
 #include <gtest/gtest.h>
@@ -167,22 +167,6 @@ TEST(BootstrapExchange, AMissingRankZeroIsNamedWithWhereItWasLookedFor) {
   EXPECT_TRUE(contains(outcome.text, "no address is known for no-such-host.invalid")) << outcome.text;
 }
 
-TEST(BootstrapExchange, WorldsOfDifferentSizesAreRefused) {
-  Site site;
-  Outcome small, large;
-  std::thread one([&] {
-    auto exchange = open_exchange(1, 2, credentials_of("j"), site.endpoints);
-    small = exchange_note(*exchange, "", in_ms(20'000));
-  });
-  auto exchange = open_exchange(0, 3, credentials_of("j"), {}, site.take());
-  large = exchange_note(*exchange, "", in_ms(20'000));
-  one.join();
-  for (const Outcome& outcome : {small, large}) {
-    EXPECT_EQ(outcome.code, Code::invalid_argument);
-    EXPECT_EQ(outcome.text, "init: rank 1 was started in a world of 2, rank 0 in one of 3");
-  }
-}
-
 TEST(BootstrapExchange, TwoProcessesOfOneRankAreRefused) {
   Site site;
   for (const Outcome& outcome : exchange_all(site, {0, 1, 1}, 3, in_ms(20'000))) {
@@ -280,28 +264,6 @@ TEST(BootstrapExchange, WhatAnotherJobAnsweredIsSaidAlsoWhenThatJobHasEnded) {
   EXPECT_TRUE(contains(outcome.text, "rank 1 belongs to another job than rank 0")) << outcome.text;
 }
 
-TEST(BootstrapExchange, ARankThatLeavesBetweenRoundsIsNamedOnAll) {
-  Site site;
-  constexpr int kSize = 4;
-  std::vector<Outcome> second(kSize);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < kSize; ++rank)
-    threads.emplace_back([&, rank] {
-      auto exchange = open_exchange(rank, kSize, credentials_of("j"), site.endpoints, rank == 0 ? site.take() : Fd());
-      EXPECT_EQ(exchange_note(*exchange, "", in_ms(20'000)).text, "");
-      if (rank == 2) return;
-      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      second[size_t(rank)] = exchange_note(*exchange, "", in_ms(20'000));
-      EXPECT_EQ(exchange_note(*exchange, "", in_ms(20'000)).text, second[size_t(rank)].text);  // and it stays so
-    });
-  for (std::thread& thread : threads) thread.join();
-  for (int rank : {0, 1, 3}) {
-    EXPECT_EQ(second[size_t(rank)].code, Code::peer_lost);
-    EXPECT_TRUE(contains(second[size_t(rank)].text, "init: rank 2")) << second[size_t(rank)].text;
-    EXPECT_TRUE(contains(second[size_t(rank)].text, "left while the ranks met")) << second[size_t(rank)].text;
-  }
-}
-
 TEST(BootstrapExchange, ARankZeroThatLeavesIsNamedOnAll) {
   Site site;
   auto root = open_exchange(0, 3, credentials_of("j"), {}, site.take());
@@ -320,27 +282,6 @@ TEST(BootstrapExchange, ARankZeroThatLeavesIsNamedOnAll) {
   while (first < 2) std::this_thread::yield();
   root.reset();
   for (std::thread& thread : threads) thread.join();
-}
-
-TEST(BootstrapExchange, AFailureIsBroughtToAll) {
-  for (int failing : {0, 1, 3})
-    for (int rounds : {0, 1}) {  // before it
-      SCOPED_TRACE("rank " + std::to_string(failing) + " after rounds: " + std::to_string(rounds));
-      Site site;
-      constexpr int kSize = 4;
-      std::vector<std::thread> threads;
-      for (int rank = 0; rank < kSize; ++rank)
-        threads.emplace_back([&, rank] {
-          auto exchange =
-              open_exchange(rank, kSize, credentials_of("j"), site.endpoints, rank == 0 ? site.take() : Fd());
-          for (int round = 0; round < rounds; ++round) EXPECT_EQ(exchange_note(*exchange, "", in_ms(20'000)).text, "");
-          if (rank == failing) return exchange->fail(Error(Code::internal, "no memory on host h"));
-          const Outcome outcome = exchange_note(*exchange, "", in_ms(20'000));
-          EXPECT_EQ(outcome.code, Code::internal);
-          EXPECT_EQ(outcome.text, "rank " + std::to_string(failing) + ": no memory on host h");
-        });
-      for (std::thread& thread : threads) thread.join();
-    }
 }
 
 TEST(BootstrapExchange, AFailureIsBroughtToAllOnce) {

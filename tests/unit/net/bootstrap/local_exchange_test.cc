@@ -1,4 +1,5 @@
-// The ranks of a host exchange their infos, or each of them hears who did not come.
+// The ranks of a host exchange their infos, or each of them hears who did not come. Beyond what every exchange
+// does (contracts/exchange_contract.h).
 #include "net/bootstrap/local_exchange.h"
 
 #include <gtest/gtest.h>
@@ -111,14 +112,6 @@ TEST(LocalExchange, AMissingRankZeroIsNamedToo) {
   for (const Exchanged& outcome : exchange_all(new_name(), {1, 2}, 3, in_ms(200))) {
     EXPECT_EQ(outcome.code, Code::timeout);
     EXPECT_NE(outcome.text.find("init: rank 0 did not come"), std::string::npos) << outcome.text;
-  }
-}
-
-TEST(LocalExchange, TwoProcessesOfOneRankAreRefused) {
-  const auto outcomes = exchange_all(new_name(), {0, 1, 1}, 3, in_ms(5'000));
-  for (const Exchanged& outcome : outcomes) {
-    EXPECT_EQ(outcome.code, Code::invalid_argument);
-    EXPECT_EQ(outcome.text, "init: two processes say they are rank 1");
   }
 }
 

@@ -14,9 +14,9 @@
 
 #include "base/clock.h"
 #include "unit/helpers.h"
-#include "unit/link_contract.h"
+#include "contracts/link_contract.h"
 #include "unit/stepped_link.h"
-#include "unit/transport_contract.h"
+#include "contracts/transport_contract.h"
 
 namespace lightcc {
 namespace {

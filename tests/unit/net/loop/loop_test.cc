@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "unit/link_contract.h"
+#include "contracts/link_contract.h"
 
 namespace lightcc {
 namespace {

@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "unit/link_contract.h"
+#include "contracts/link_contract.h"
 #include "unit/loopback.h"
 #include "net/tcp/tcp_transport.h"
 #include "unit/stepped_link.h"
-#include "unit/transport_contract.h"
+#include "contracts/transport_contract.h"
 
 namespace lightcc {
 namespace {

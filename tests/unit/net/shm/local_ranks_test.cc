@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "net/bootstrap/connect.h"
-#include "unit/link_contract.h"
+#include "contracts/link_contract.h"
 
 namespace lightcc {
 namespace {

@@ -12,11 +12,11 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "unit/link_contract.h"
+#include "contracts/link_contract.h"
 #include "unit/loopback.h"
 #include "unit/simulated.h"
 #include "unit/stepped_link.h"
-#include "unit/transport_contract.h"
+#include "contracts/transport_contract.h"
 
 namespace lightcc {
 namespace {

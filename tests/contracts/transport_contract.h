@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "helpers.h"
+#include "unit/helpers.h"
 #include "net/transport.h"
 
 namespace lightcc {

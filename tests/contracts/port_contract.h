@@ -1,4 +1,5 @@
-// What every port has to do (port.h), as tests that each port runs: a new port is a row in port_contract_test.cc.
+// What every Port of HARP must do (harp_plugin/port/port.h). The tests, and a row for each port, are in
+// tests/harp/port_contract_test.cc; here is what they share with the tests of single ports.
 // A port may lose packets, so a test sends again what has not come, until a deadline.
 #pragma once
 #include <dirent.h>
