@@ -193,6 +193,11 @@ class Table:
             error = self.admission.error_of(stats.candidates * self.group.size, self.min_count)
         return {**{name: getattr(stats, name) for name in _STATS}, "admission_error": error}
 
+    @property
+    def asks_python(self) -> bool:
+        """Whether after_step() has something to do for it."""
+        return bool(self.max_rows) or self.admission is not None or isinstance(self.policy, eviction.Asking)
+
     def look_at_filter(self) -> None:
         """Warns, once, if the filter of admission= lets in more keys too early than it was asked to."""
         if self._watch is not None and self.group.rank == 0:

@@ -289,8 +289,7 @@ def check_a_plain_optimizer_is_refused(kit, keras, E):
 
 
 @pytest.mark.parametrize("options, text", [
-    ({"key_dtype": "float32"}, "key_dtype"), ({"combiner": "max"}, "combiner"), ({"dtype": "float16"}, "float16"),
-    ({"evict": lambda rows: rows}, "asks Python")])
+    ({"key_dtype": "float32"}, "key_dtype"), ({"combiner": "max"}, "combiner"), ({"dtype": "float16"}, "float16")])
 def check_wrong_arguments(E, options, text):
     with pytest.raises(ValueError, match=text):
         E.Embedding(DIM, name="wrong", **options)(tf.constant([[1]]))

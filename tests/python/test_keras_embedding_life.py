@@ -19,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("job")
 STEPS, IDS = 24, 4
 LIFE = {"max_rows": {"max_rows": 32}, "admission": {"min_count": 3, "admission": embedding.Bloom(4 << 20)},
         "both": {"min_count": 2, "admission": embedding.Bloom(4 << 20, error=0.05), "max_rows": 20,
-                 "evict": embedding.Ttl(9)}}
+                 "evict": embedding.Ttl(9)},
+        "asking": {"evict": embedding.Asking(lambda key, count, last, step: last + 5 < step, every=2)}}
 
 
 @pytest.mark.parametrize("np", (1, 2, 3))
@@ -117,8 +118,25 @@ def check_a_graph_that_is_gone_keeps_no_table():
         gc.collect()
 
 
+def check_a_function_that_fails_ends_the_step_on_all_ranks():
+    def fail(key, count, last, step):
+        if hvd.rank() == hvd.size() - 1:
+            raise KeyError("no such row")
+        return count > 9
+
+    user = of_tensorflow.HashEmbedding(1, "fails", evict=embedding.Asking(fail, every=1))
+    text = rf"'fails': the eviction's function failed on rank {hvd.size() - 1}: .*no such row"
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=text):
+        tf.function(step_of(user))(tf.range(8))
+    assert len(keys_of(user.table)) == 8
+
+
 def check_the_config_comes_back(E, life):
     layer = E.Embedding(1, name="config", **life)
+    if "evict" in life and isinstance(life["evict"], embedding.Asking):
+        with pytest.raises(ValueError, match="'config': a config cannot name its function of evict="):
+            layer.get_config()
+        return
     config = layer.get_config()
     again = type(layer).from_config(config)
     again.build((None, 1))

@@ -9,6 +9,7 @@ from lightcc._keras.embedding.bags import COMBINERS, Ids
 from lightcc._keras.embedding.optimizer import of_config
 from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.embedding.bloom import Bloom
+from lightcc.embedding.eviction import Asking, policy_of
 from lightcc.embedding.initializers import Initializer, Normal
 from lightcc.embedding.table import Table
 from lightcc.tensorflow.embedding.leaf import Leaf, look_up
@@ -95,10 +96,10 @@ def _layer_class(keras: Any) -> type:
         dimension, zero where there are none. init: Normal(mean, std) (default: 0, 0.01), Uniform, Constant, Zeros.
         min_count: an id gets a row when it has occurred so often in training, over all ranks; before, it reads as
         `absent` in each element. admission: Bloom(bytes, error), which counts in a fixed size; None: exactly. evict:
-        which rows go at the end of a step: Ttl, Count or L2. max_rows: most rows of all ranks, 0 for no limit; above
-        it those go that were trained least recently. name: of the layer and of its table, the same on all ranks, and no
-        other live table's. dtype: the rows' is its variable dtype, float32 or float64. seed, process_set, wire,
-        limit_bytes: those of lightcc.tensorflow.embedding.HashEmbedding.
+        which rows go at the end of a step: Ttl, Count, L2, Asking or a function, of which no config knows. max_rows:
+        most rows of all ranks, 0 for no limit; above it those go that were trained least recently. name: of the layer
+        and of its table, the same on all ranks, and no other live table's. dtype: the rows' is its variable dtype,
+        float32 or float64. seed, process_set, wire, limit_bytes: those of lightcc.tensorflow.embedding.HashEmbedding.
 
         Called with ids: a dense tensor of any shape, a tf.RaggedTensor, or a tf.SparseTensor with a combiner. A model
         begins with keras.Input(shape, dtype=key_dtype), or Keras makes floats of its inputs, which are refused. mask:
@@ -144,12 +145,14 @@ def _layer_class(keras: Any) -> type:
             return outputs_of([self], [inputs], [mask], training)[0]
 
         def get_config(self) -> Dict[str, Any]:
-            """Of all but the rows, and limit_bytes and the like too. ValueError with a process set, which a file cannot
-            name."""
+            """Of all but the rows, and limit_bytes and the like too. ValueError with a process set and with a function
+            that evict= asks, which a file cannot name."""
             options = dict(self._table_options)
-            if options.pop("process_set") is not global_process_set:
-                raise ValueError(f"Embedding {self.name!r}: a config cannot name its process set. Make the model as "
-                                 "before, and use save_weights and load_weights.")
+            process_set, asks = options.pop("process_set"), isinstance(policy_of(options["evict"], self.name), Asking)
+            if process_set is not global_process_set or asks:
+                what = "function of evict=" if asks else "process set"
+                raise ValueError(f"Embedding {self.name!r}: a config cannot name its {what}. Make the model as before, "
+                                 "and use save_weights and load_weights.")
             del options["strings"]
             return {**super().get_config(), "dim": self.dim, "key_dtype": self.key_dtype, "combiner": self.combiner,
                     **{name: saving.as_config(value) for name, value in options.items()}}

@@ -5,7 +5,7 @@ docs/embedding_tensorflow.md tells how they work. Lookups and updates are collec
 make them, in the same order. For Keras there are lightcc.keras.embedding and lightcc.tensorflow.keras.embedding.
 """
 from lightcc.embedding.bloom import Bloom
-from lightcc.embedding.eviction import L2, Count, Ttl
+from lightcc.embedding.eviction import L2, Asking, Count, Ttl
 from lightcc.embedding.initializers import Constant, Normal, Uniform, Zeros
 from lightcc.embedding.job_recovery import Recovery
 from lightcc.embedding.metrics import DecayedAUC
@@ -16,6 +16,6 @@ from lightcc.tensorflow.embedding.modules import HashEmbedding, lookup
 from lightcc.tensorflow.embedding.optimizers import SGD, Adagrad, GroupAdagrad, GroupAdam, LazyAdam, SparseAdam
 from lightcc.tensorflow.embedding.serving import serve
 
-__all__ = ["Adagrad", "Bloom", "Constant", "Count", "DecayedAUC", "GroupAdagrad", "GroupAdam", "HashEmbedding", "L2",
-           "LazyAdam", "Normal", "Recovery", "SGD", "SparseAdam", "Ttl", "Uniform", "Zeros", "calls", "lookup",
-           "serve", "tables"]
+__all__ = ["Adagrad", "Asking", "Bloom", "Constant", "Count", "DecayedAUC", "GroupAdagrad", "GroupAdam",
+           "HashEmbedding", "L2", "LazyAdam", "Normal", "Recovery", "SGD", "SparseAdam", "Ttl", "Uniform", "Zeros",
+           "calls", "lookup", "serve", "tables"]

@@ -5,7 +5,6 @@ import tensorflow as tf
 
 from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.embedding.bloom import Bloom
-from lightcc.embedding.eviction import Asking, policy_of
 from lightcc.embedding.initializers import Initializer, Normal
 from lightcc.embedding.table import Table
 from lightcc.tensorflow.embedding.keys import keys_of, tensor_of
@@ -16,11 +15,7 @@ _DEFAULT = Normal(0, 0.01)
 
 
 def table_of(name: str, evict: Any, **options: Any) -> Table:
-    """A table for TensorFlow. ValueError for an eviction that Python is asked about, which no graph can wait for; in
-    the scope of a tf.distribute.Strategy; and those of Table."""
-    if isinstance(policy_of(evict, name), Asking):
-        raise ValueError(f"table {name!r}: evict={evict!r} asks Python after each step, which TensorFlow's graphs do "
-                         "not; give Ttl, Count or L2.")
+    """A table for TensorFlow. ValueError in the scope of a tf.distribute.Strategy, and those of Table."""
     if tf.distribute.has_strategy():
         raise ValueError(f"table {name!r}: it is made in the scope of a {type(tf.distribute.get_strategy()).__name__}, "
                          "which would copy it for each of its replicas. A table is spread over lightcc's ranks, one "
@@ -42,8 +37,9 @@ class HashEmbedding(tf.Module):
     integers. limit_bytes: most memory of this rank's shard, 0 for no limit. min_count: a key gets a row when it has
     occurred so often in lookups that were trained, over all ranks; before, it reads as `absent` in each element.
     admission: Bloom(bytes, error), which counts in a fixed size; None: exactly.
-    evict: which rows go at the end of a step: Ttl, Count or L2. max_rows: most rows of all ranks, 0 for no limit; above
-    it those go that were trained least recently.
+    evict: which rows go at the end of a step: Ttl, Count, L2, Asking or a function, which a graph calls through
+    tf.numpy_function. max_rows: most rows of all ranks, 0 for no limit; above it those go that were trained least
+    recently.
 
     Called with ids, integers or strings of any shape, it returns ids.shape + (dim,) of dtype, in eager mode and in a
     tf.function. training: a bool or a tensor of one; False: an evaluation, after which no gradient may come.

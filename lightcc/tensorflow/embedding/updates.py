@@ -40,23 +40,22 @@ def _update(pairs: List[Tuple[Any, Leaf]], numbers: tf.Tensor, op: int) -> Any:
     update = run(operations.lightcc_embedding_update, [values for values, _ in given], [tokens for _, tokens in given],
                  tf.tile(numbers[tf.newaxis], [len(pairs), 1]), average=int(op == ReduceOps.Average),
                  tables=" ".join(str(leaf.number) for _, leaf in pairs))
-    return _within_max_rows(update, [leaf for _, leaf in pairs])
+    return _and_after_it(update, [leaf for _, leaf in pairs])
 
 
-def _within_max_rows(update: Any, leaves: List[Leaf]) -> Any:
-    """The update, and behind it the eviction of tables with max_rows, which Python decides. A graph does not keep the
-    tables alive."""
-    limited = [weakref.ref(leaf.table) for leaf in leaves if leaf.table.max_rows]
-    if not limited:
+def _and_after_it(update: Any, leaves: List[Leaf]) -> Any:
+    """The update, and behind it what Python decides: which rows go. A graph does not keep the tables alive."""
+    asking = [weakref.ref(leaf.table) for leaf in leaves if leaf.table.asks_python]
+    if not asking:
         return update
 
-    def evict() -> None:
-        after_step(table for table in (one() for one in limited) if table is not None)
+    def decide() -> None:
+        after_step(table for table in (one() for one in asking) if table is not None)
 
     if tf.executing_eagerly():
-        return evict()
+        return decide()
     with tf.control_dependencies([update]), tf.device("CPU:0"):
-        return tf.numpy_function(evict, [], [])
+        return tf.numpy_function(decide, [], [])
 
 
 def as_double(value: Any) -> tf.Tensor:

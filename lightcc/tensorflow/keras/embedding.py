@@ -12,7 +12,7 @@ from lightcc._keras.embedding.optimizer import Optimizer
 from lightcc._keras.embedding.serve_callback import callback_class
 from lightcc._keras.embedding.serving import freeze, split
 from lightcc.embedding.bloom import Bloom
-from lightcc.embedding.eviction import L2, Count, Ttl
+from lightcc.embedding.eviction import L2, Asking, Count, Ttl
 from lightcc.embedding.initializers import Constant, Normal, Uniform, Zeros
 from lightcc.embedding.job_recovery import Recovery
 from lightcc.tensorflow.embedding import (
@@ -27,8 +27,8 @@ from lightcc.tensorflow.embedding import (
     tables,
 )
 
-__all__ = ["Adagrad", "Bloom", "Constant", "Count", "DecayedAUC", "Embedding", "GroupAdagrad", "GroupAdam", "L2",
-           "LazyAdam", "Normal", "Optimizer", "Recovery", "SGD", "ServeCallback", "SparseAdam", "Together", "Ttl",
+__all__ = ["Adagrad", "Asking", "Bloom", "Constant", "Count", "DecayedAUC", "Embedding", "GroupAdagrad", "GroupAdam",
+           "L2", "LazyAdam", "Normal", "Optimizer", "Recovery", "SGD", "ServeCallback", "SparseAdam", "Together", "Ttl",
            "Uniform", "Zeros", "calls", "freeze", "serve", "split", "tables"]
 
 Embedding, Together = layer_class(keras), together_class(keras)
