@@ -48,7 +48,8 @@ struct Admission {
   void clear();
   void has_read_all(int reader);
   size_t bytes() const { return candidates.bytes() + filter.bytes(); }
-  int64_t size() const { return filter.active() ? filter.keys() : int64_t(candidates.size()); }
+  // buckets: those of this rank
+  int64_t size(int64_t buckets) const { return filter.active() ? filter.keys(buckets) : int64_t(candidates.size()); }
   void set_shape(const FilterShape&);  // of the filter. Another one than before: counting begins anew
 
   bool is_cell(int64_t cell) const;    // of these counts

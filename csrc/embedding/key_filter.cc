@@ -116,10 +116,9 @@ size_t KeyFilter::bytes() const {
 
 // A key leaves a counter of its line, one of c, at zero with the probability (1 - 1 / c)^hashes. Of n keys on a line,
 // where n is distributed by Poisson's law about its mean, exp(-mean * (1 - (1 - 1 / c)^hashes)) stay at zero.
-int64_t KeyFilter::keys() const {
-  if (!active() || !used_counters_) return 0;
-  const double of_line = FilterShape::kLineCells * (32 / shape_.bits);
-  const double lines = double(pieces_.size() * size_t(slots_per_piece()) - free_.size()) * double(shape_.lines);
+int64_t KeyFilter::keys(int64_t buckets) const {
+  if (!active() || !used_counters_ || !buckets) return 0;
+  const double of_line = FilterShape::kLineCells * (32 / shape_.bits), lines = double(buckets * shape_.lines);
   const double zero = std::max(lines * of_line - double(used_counters_), 1.0);
   return std::llround(lines * std::log(lines * of_line / zero) / (1 - std::pow(1 - 1 / of_line, shape_.hashes)));
 }

@@ -77,7 +77,7 @@ class KeyFilter {
   void has_read_all(int reader);
 
   size_t bytes() const;
-  int64_t keys() const;  // about how many have counts, from the counters that are not zero
+  int64_t keys(int64_t buckets) const;  // about how many of so many buckets have counts, from how few counters are zero
 
  private:
   static constexpr unsigned kAllCells = (1u << FilterShape::kLineCells) - 1;
