@@ -51,7 +51,7 @@ class _Bytes:
         return self.address(tensor), lib.UINT8, (len(tensor),), None
 
     def address(self, output: bytearray) -> int:
-        return ctypes.addressof(ctypes.c_char.from_buffer(output))
+        return ctypes.addressof(ctypes.c_char.from_buffer(output)) if output else 0
 
     def empty_like(self, tensor: bytearray) -> bytearray:
         return bytearray(len(tensor))

@@ -108,7 +108,11 @@ def submit(kind: int, adapter: Adapter, tensor: Any, output: Any, name: Optional
            rows: Optional[int] = None, codec: int = 0) -> int:
     """Submits one tensor. output: a tensor, or None for memory of the core. rows: how much of dimension 0 is sent.
     codec: the id of a lightcc.compress.codec.Codec."""
-    address, dtype, shape, place = adapter.describe(tensor)
+    try:
+        address, dtype, shape, place = adapter.describe(tensor)
+        written = 0 if output is None else adapter.address(output)
+    except ValueError as error:
+        raise _refused(kind, name, error) from None
     if not shape and kind in _NEED_ROWS:
         raise _scalar(kind, name)
     if rows is not None and rows != shape[0]:
@@ -122,9 +126,8 @@ def submit(kind: int, adapter: Adapter, tensor: Any, output: Any, name: Optional
     kept_name = _name_of(name)
     try:  # a plain call, not _send: this is the hot path
         handle = call(lib.submit, 1, kind, flags, group, kept_name[0], op, root, float(prescale), float(postscale),
-                      0 if splits is None else ctypes.addressof(splits), address,
-                      0 if output is None else adapter.address(output), kept_shape[0], dtype, len(shape), codec, 0,
-                      place)
+                      0 if splits is None else ctypes.addressof(splits), address, written, kept_shape[0], dtype,
+                      len(shape), codec, 0, place)
     except KeyboardInterrupt:
         lib.interrupted()
         raise
@@ -183,12 +186,23 @@ def submit_list(kind: int, tensors: Sequence[Any], outputs: Optional[Sequence[An
     """submit_pack for lists of tensors."""
     if not tensors:
         raise ValueError("A grouped operation needs at least one tensor.")
-    described = [adapter_of(tensor).describe(tensor) for tensor in tensors]
+    described: List[Tuple] = []
+    try:
+        for tensor in tensors:
+            described.append(adapter_of(tensor).describe(tensor))
+    except ValueError as error:
+        raise _refused(kind, name, error, len(described)) from None
     expect_one_device([place for _, _, _, place in described])
     if kind in _NEED_ROWS and not all(shape for _, _, shape, _ in described):
         raise _scalar(kind, name)
-    addresses = None if outputs is None else [adapter_of(output).address(output) for output in outputs]
-    handle = submit_pack(kind, Pack(described, addresses), name, process_set, flags, op, prescale, postscale, codec)
+    addresses: List[int] = []
+    try:
+        for output in outputs or ():
+            addresses.append(adapter_of(output).address(output))
+    except ValueError as error:
+        raise _refused(kind, name, error, len(addresses)) from None
+    handle = submit_pack(kind, Pack(described, addresses or None), name, process_set, flags, op, prescale, postscale,
+                         codec)
     place = described[0][3]
     if place is not None:
         _keep_place(handle, place)
@@ -261,6 +275,13 @@ def id_of(process_set: ProcessSet) -> int:
 
 
 _NEED_ROWS = {lib.ALLGATHER: "allgather", lib.ALLTOALL: "alltoall", lib.REDUCESCATTER: "reducescatter"}
+_OPERATIONS = {lib.ALLREDUCE: "allreduce", lib.BROADCAST: "broadcast", **_NEED_ROWS}
+
+
+def _refused(kind: int, name: Optional[str], error: ValueError, index: Optional[int] = None) -> ValueError:
+    """What an adapter says of a tensor, and of which; index: in a grouped operation."""
+    tensor = name or "a tensor" if index is None else f"tensor {index} of {name or 'a group'}"
+    return ValueError(f"{_OPERATIONS[kind]} of {tensor}: {error}")
 
 
 def _scalar(kind: int, name: Optional[str]) -> Exception:
