@@ -13,8 +13,8 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -152,8 +152,8 @@ class BackendContract : public testing::TestWithParam<BackendCase> {
   }
   // A thread a rank. One that throws ends the others.
   template <class Body>
-  std::vector<std::exception_ptr> each_thrown(Body body) {
-    return test::run_ranks(network_, size_, [&](int rank) {
+  void each(Body body) {
+    const auto thrown = test::run_ranks(network_, size_, [&](int rank) {
       try {
         body(rank);
       } catch (...) {
@@ -161,10 +161,7 @@ class BackendContract : public testing::TestWithParam<BackendCase> {
         throw;
       }
     });
-  }
-  template <class Body>
-  void each(Body body) {
-    for (const auto& thrown : each_thrown(body)) EXPECT_EQ(test::text_of(thrown), "");
+    for (const auto& one : thrown) EXPECT_EQ(test::text_of(one), "");
   }
 
   const std::vector<int> hosts_;

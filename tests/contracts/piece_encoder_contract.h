@@ -12,8 +12,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
@@ -109,7 +109,8 @@ class PieceEncoderContract : public testing::TestWithParam<CodecCase> {
     }
   }
   static bool same_bits(const Floats& a, const Floats& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    const auto same = [](float x, float y) { return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y); };
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
   }
 };
 
