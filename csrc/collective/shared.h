@@ -24,7 +24,7 @@ class SharedBackend : public Backend {
   // rank itself). lane: of the common ring, which nobody else uses.
   SharedBackend(LocalRanks&, int group, int lane, std::vector<int> members, std::vector<Link*> links);
   const char* name() const override { return "shared"; }
-  bool accepts(const Collective&) const override;  // all but barrier
+  bool accepts(const Collective&) const override;  // not average, Adasum
   std::unique_ptr<Work> start(const Collective&, const Algorithm*) override;  // has one way for each collective
   // An allreduce of more than kFlatBytes, or a reducescatter, whose members know each other's offsets already, and that
   // all inputs are there. Such a reducescatter ends with this member's part: when the others have read its input, the

@@ -149,8 +149,10 @@ int lightcc_embedding_get_stats(const lightcc_embedding_table* table, lightcc_em
     stats->index_bytes = int64_t(shard.index().bytes());
     stats->bytes = int64_t(shard.records().bytes()) + stats->index_bytes;
     stats->index_growing = shard.index().growing();
-    const auto own = std::count(table->owners.begin(), table->owners.end(), uint16_t(table->group.rank()));
-    stats->candidates = table->admission.size(own);
+    const uint16_t rank = uint16_t(table->group.rank());
+    const bool filters = table->admission.filter.active();  // for it alone the owners, who are many, are counted
+    stats->candidates =
+        table->admission.size(filters ? std::count(table->owners.begin(), table->owners.end(), rank) : 0);
     stats->candidate_bytes = int64_t(table->admission.bytes());
     stats->bytes += stats->candidate_bytes;
     stats->admitted = table->admission.admitted;

@@ -50,8 +50,9 @@ def create_distributed_optimizer(keras, optimizer, name, device_dense, device_sp
     """
     if is_distributed(optimizer):
         raise ValueError("The optimizer is a DistributedOptimizer already; wrap the plain optimizer, once.")
-    if refusal := getattr(type(optimizer), "_not_to_be_distributed", ""):
-        raise ValueError(f"DistributedOptimizer({type(optimizer).__name__}): {refusal}")
+    for one in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):  # of a LossScaleOptimizer
+        if refusal := getattr(type(one), "_not_to_be_distributed", ""):
+            raise ValueError(f"DistributedOptimizer({type(one).__name__}): {refusal}")
     cls = _distributed(type(optimizer), Options(
         name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
         backward_passes_per_step, average_aggregated_gradients, groups, process_set, scale_local_gradients))

@@ -133,7 +133,7 @@ def after_step(tables: Sequence[Any]) -> None:
     if asking:
         _ask(asking)
     for table in tables:
-        if table.max_rows and table.stats()["total_rows"] > table.max_rows:
+        if table.max_rows and table.counters().total_rows > table.max_rows:
             _trim(table)
 
 
@@ -159,7 +159,7 @@ def _answer(table: Any) -> numpy.ndarray:
     counts, lasts = numpy.empty((2, len(keys)), numpy.uint32)
     norms = numpy.empty(len(keys), numpy.float64) if policy.norms else None
     lib.call("due", table.handle, len(keys), *map(lib.address, (keys, counts, lasts, norms)), count)
-    columns = [keys, counts, lasts, table.stats()["steps"]] + ([norms] if policy.norms else [])
+    columns = [keys, counts, lasts, table.counters().steps] + ([norms] if policy.norms else [])
     go = numpy.asarray(policy.function(*columns))
     if go.shape != keys.shape or go.dtype != bool:
         raise ValueError(f"it was given {len(keys)} rows and returned {go.dtype} of the shape {go.shape}, not as many "
@@ -187,7 +187,7 @@ def _trim(table: Any) -> None:
     """Rows of all ranks go, least recently trained first, until 7/8 of max_rows are left; all of one step together.
     None of the step that has just been taken goes: a max_rows below the keys of one step cannot be kept."""
     from lightcc.embedding.rows import slices  # which stands on table.py
-    now = table.stats()["steps"]
+    now = table.counters().steps
     parts = [(part["key"], now - part["last"].astype(numpy.int64))
              for part in slices(table, _SLICE_ROWS, only=("key", "last"))]
     keys = numpy.concatenate([key for key, _ in parts] or [numpy.empty(0, numpy.int64)])

@@ -51,6 +51,7 @@ class Recovery:
         self._checkpoints: Optional[Checkpoints] = None
         self._now: Optional[Checkpoint] = None
         self._since_full: List[Checkpoint] = []  # the last one with all rows, and its deltas; none: the next has all
+        self._next_has_all = False  # rows
         self._begun = self._last = 0  # steps
         self._is_first = True
 
@@ -135,7 +136,7 @@ class Recovery:
              is_commit: bool) -> None:
         """All of the state was saved at this step, on all ranks."""
         assert self._checkpoints is not None
-        step = max(shard.table.stats()["steps"] for shard in shards)
+        step = max(shard.table.counters().steps for shard in shards)
         if is_commit and step - self._begun < self.every:
             half = self._begun + self.every // 2  # until when it shall have been read
             if self._now is not None:
@@ -151,6 +152,7 @@ class Recovery:
                                self._since_full[-1] if self._since_full else None,
                                self._checkpoints.remove_old if rank() == 0 else None)
         self._since_full.append(self._now)
+        self._next_has_all = False
         self._begun = self._last = step
         if self._is_first:
             self._now.finish()
@@ -160,13 +162,14 @@ class Recovery:
     def went_back(self) -> None:
         """The tables are what they were at a commit, which their changes do not say: the next checkpoint has all rows.
         """
-        self._since_full = []
+        self._next_has_all = True
 
     def _can_be_delta(self, shards: Sequence[ElasticShard]) -> bool:
         """Whether the next checkpoint may have only changes, on all ranks."""
         if self.full_every == 1:
             return False
-        can = (0 < len(self._since_full) < self.full_every and not any(one.failed for one in self._since_full) and
+        can = (not self._next_has_all and 0 < len(self._since_full) < self.full_every and
+               not any(one.failed for one in self._since_full) and
                all(rows.gone(shard.table, lib.OF_CHECKPOINTS) is not None for shard in shards))
         return all(allgather_object(can, "lightcc.embedding.can_be_delta"))
 

@@ -97,7 +97,7 @@ def alphas(table: Table) -> numpy.ndarray:
     >>> alphas(embedding.Table("user", 4)).shape
     (0,)
     """
-    values = numpy.empty(table.stats()["steps"], numpy.float64)
+    values = numpy.empty(table.counters().steps, numpy.float64)
     lib.call("alphas", table.handle, 1, len(values), lib.address(values))
     return values
 

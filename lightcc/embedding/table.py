@@ -167,7 +167,7 @@ class Table:
     def has_stepped(self) -> bool:
         """Whether an update was applied since this was asked last. The steps do not say so where a table has gone back
         meanwhile."""
-        before, self._settled = self._settled, self._stats().updates
+        before, self._settled = self._settled, self.counters().updates
         return before != self._settled
 
     def tell(self) -> None:
@@ -188,7 +188,7 @@ class Table:
         total_rows, of all ranks after the last update, before its evictions; updates that this rank has applied, also
         those that were taken back; and admission_error, a float: the share of further keys that the filter of
         admission= lets in too early now, estimated from this shard's part of it; 0 with exact counts."""
-        stats, error = self._stats(), 0.0
+        stats, error = self.counters(), 0.0
         if self.admission is not None:
             error = self.admission.error_of(stats.candidates * self.group.size, self.min_count)
         return {**{name: getattr(stats, name) for name in _STATS}, "admission_error": error}
@@ -200,17 +200,18 @@ class Table:
 
     def look_at_filter(self) -> None:
         """Warns, once, if the filter of admission= lets in more keys too early than it was asked to."""
-        if self._watch is not None and self.group.rank == 0:
-            self._watch.look(self._stats().candidates * self.group.size)
+        if self._watch is not None and not self._watch.has_warned and self.group.rank == 0:
+            self._watch.look(self.counters().candidates * self.group.size)
 
-    def _stats(self) -> lib.Stats:
+    def counters(self) -> lib.Stats:
+        """stats() as the library has it, for whoever asks in each step."""
         stats = lib.struct(lib.Stats)
         lib.call("get_stats", self.handle, stats)
         return stats
 
     def __len__(self) -> int:
         """Rows of this rank's shard."""
-        return self.stats()["rows"]
+        return int(self.counters().rows)
 
     def __bool__(self) -> bool:
         return True

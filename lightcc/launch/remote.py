@@ -55,7 +55,7 @@ DOUBTFUL_SILENCE_S = 4.0             # as long as a host may be silent to the ra
 END_S = groups.LEFTOVER_GRACE_S + groups.KILL_WAIT_S + 4  # while it ends its ranks, it says nothing
 KEPT_BYTES = 2000                    # of what an agent or its ssh prints beside messages
 _F_SETPIPE_SZ = 1031                 # fcntl(2); Python 3.9 has no name for it
-_EXIT_S = 5.0                        # from the end of its output to the end of ssh
+_EXIT_S = 2.0                        # from the end of its output to the end of ssh
 
 # What belongs to a machine, an account or a login session; all else goes to the ranks of other hosts. A name that
 # ends in * stands for all that begin so.

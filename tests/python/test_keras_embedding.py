@@ -336,8 +336,10 @@ def check_wrong_optimizers(kit, keras, E):
                             [(keras.optimizers.legacy.Adam(), E.SGD())])):
         with pytest.raises(ValueError):
             E.Optimizer(dense=dense, sparse=sparse)
-    with pytest.raises(ValueError, match=r"dense=hvd\.DistributedOptimizer"):
-        kit.hvd.DistributedOptimizer(E.Optimizer(adam(), E.SGD()))
+    scaling = keras.optimizers.LossScaleOptimizer if kit.is_3 else keras.mixed_precision.LossScaleOptimizer
+    for around in (lambda both: both, scaling):
+        with pytest.raises(ValueError, match=r"dense=hvd\.DistributedOptimizer"):
+            kit.hvd.DistributedOptimizer(around(E.Optimizer(adam(), E.SGD())))
 
 
 def check_a_strategy_is_refused(keras, E):

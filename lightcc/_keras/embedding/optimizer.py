@@ -106,7 +106,7 @@ class _Both(WithTables):
 
     @property
     def process_sets(self):
-        """Whose ranks apply a step together: those of the tables, and last, since they are most, of dense."""
+        """Whose ranks apply a step together: those of the tables, and last of dense, all of whose ranks then agree."""
         return [*self._process_sets, *([self._distribution.process_set] if is_distributed(self) else [])]
 
     def get_config(self):
@@ -186,6 +186,7 @@ class _Keras2(_Both):
         pairs = list(grads_and_vars)
         of_tables = [pair for pair in pairs if leaf_of(pair[1]) is not None]
         dense = [pair for pair in pairs if leaf_of(pair[1]) is None]
+        object.__setattr__(self, "_process_sets", [leaf_of(variable).table.process_set for _, variable in of_tables])
         pairs = [*of_tables, *(self._as_dense.aggregate_gradients(dense) if dense else [])]
         finite = finite_everywhere([grad for grad, _ in pairs], self.process_sets)
         return [*pairs, (tf.where(finite, 0.0, math.nan), _OF_ALL_RANKS)]

@@ -31,7 +31,7 @@ def finite_everywhere(grads: Sequence[Any], process_sets: Iterable[ProcessSet]) 
     True
     """
     finite = [tf.reduce_all(tf.math.is_finite(values)) for values in values_of(grads)]
-    wrong = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)
+    wrong = tf.cast(tf.logical_not(tf.reduce_all(finite or [True])), tf.int32)
     for process_set in {id(one): one for one in process_sets if one.included()}.values():
         wrong = allreduce(wrong, op=ReduceOps.Max, name="lightcc.embedding.finite", process_set=process_set)
     return tf.equal(wrong, 0)

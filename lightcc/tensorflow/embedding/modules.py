@@ -74,7 +74,7 @@ class HashEmbedding(tf.Module):
     def __call__(self, ids: Any, training: Any = True) -> tf.Tensor:
         return lookup([(self, ids)], training)[0]
 
-    def stats(self) -> Dict[str, int]:
+    def stats(self) -> Dict[str, Any]:
         """What lightcc.embedding.Table.stats says of this rank's shard."""
         return self.table.stats()
 

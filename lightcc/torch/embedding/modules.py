@@ -58,7 +58,7 @@ class _OfTable(torch.nn.Module):
     def dim(self) -> int:
         return self.table.dim
 
-    def stats(self) -> Dict[str, int]:
+    def stats(self) -> Dict[str, Any]:
         """What lightcc.embedding.Table.stats says of this rank's shard."""
         return self.table.stats()
 

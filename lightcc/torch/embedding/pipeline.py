@@ -224,6 +224,7 @@ class Pipeline(TableOptimizer):
             step.finish()
         for one in delayed:
             one.is_applied = True
+            one.gradients = []  # later steps need only what was sent
 
     def _rows_now(self, delayed: List[_Delayed]) -> List[List[torch.Tensor]]:
         """Of each table and lookup, the rows as the update finds them; with "dc" only."""
