@@ -11,9 +11,10 @@ import sys
 import time
 import uuid
 
+import psutil
 import pytest
 
-from jobs import DEADLINE_S
+from jobs import DEADLINE_S, wait_until
 
 HEARD_S = 20.0  # seconds from the end of a rank to the exception on all others
 
@@ -72,6 +73,15 @@ class Ranks:
 
     def kill(self, rank, sig=signal.SIGKILL):
         self.processes[rank].send_signal(sig)
+
+    def wait_asleep(self, rank):
+        """Until it waits in a collective: ready, it sleeps nowhere else. One that only lacks a core does not sleep."""
+        process, looks = psutil.Process(self.processes[rank].pid), []
+
+        def has_slept():
+            looks.append(process.status() == psutil.STATUS_SLEEPING)
+            return len(looks) > 10 and all(looks[-10:])
+        wait_until(has_slept, f"rank {rank} to wait")
 
     def output(self, rank, timeout=DEADLINE_S):
         """What the rank printed since it was ready. A rank with a forked worker keeps its pipe open: read lines."""
@@ -179,7 +189,7 @@ except KeyboardInterrupt:
 def test_ctrl_c_inside_synchronize_interrupts_this_rank_and_tells_the_others_why():
     with Ranks(3, SYNCHRONIZE_WITHOUT_PEERS) as ranks:
         ranks.wait_ready()
-        time.sleep(2)  # in which rank 1 has begun to wait
+        ranks.wait_asleep(1)
         since = time.time()
         ranks.kill(1, signal.SIGINT)
         for message in errors_of(ranks, (0, 2), since):
@@ -212,7 +222,7 @@ except KeyboardInterrupt:
 def test_ctrl_c_inside_step():
     with Ranks(2, STEP_WITHOUT_PEER) as ranks:
         ranks.wait_ready()
-        time.sleep(2)  # in which rank 0 has begun to wait
+        ranks.wait_asleep(0)
         since = time.time()
         ranks.kill(0, signal.SIGINT)
         (message,) = errors_of(ranks, (1,), since)

@@ -83,10 +83,13 @@ name, barrier = ctypes.create_string_buffer(b'bad \\xff"'), RequestBuffer(0)
 barrier.set_request(lib.BARRIER, 0, 0, ctypes.addressof(name))
 lib.finish(lib.submit(barrier.address))
 hvd.barrier()
-if hvd.rank() == hvd.size() - 1:
-    time.sleep(1)
-before = time.time()
-hvd.allreduce(x, name="late")
+before, is_last = time.time(), hvd.rank() == hvd.size() - 1
+late = None if is_last else hvd.allreduce_async(x, name="late")
+hvd.barrier()  # the others have submitted it
+if is_last:
+    time.sleep(0.5)
+    late = hvd.allreduce_async(x, name="late")
+hvd.synchronize(late)
 if hvd.rank() == 0:
     print("times", before, time.time(), flush=True)
 """

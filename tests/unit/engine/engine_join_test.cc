@@ -559,7 +559,8 @@ TEST(Join, AStallNamesWhoIsMissingAndWhoHasJoined) {
       EXPECT_EQ(finish(engine, one), Code::ok) << one->text;
       return;
     }
-    while (rank == 1 && !is_inside) std::this_thread::yield();
+    for (const uint64_t end = now_ns() + kPatienceNs; rank == 1 && !is_inside && now_ns() < end;)
+      std::this_thread::yield();
     if (rank == 2) {  // keeps both others waiting: one inside join(), one in an allreduce
       const uint64_t deadline = now_ns() + kPatienceNs;
       while (ranks.count(Counters::stall_warnings) < 2 && now_ns() < deadline)

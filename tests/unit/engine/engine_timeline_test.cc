@@ -160,7 +160,7 @@ TEST_F(EngineTimeline, MayStartAndStopWhileRequestsFly) {
   Ranks ranks(2);
   std::atomic<bool> stopped{false}, flying{false};
   std::thread watcher([&] {
-    while (!flying) std::this_thread::yield();
+    for (const uint64_t end = now_ns() + kPatienceNs; !flying && now_ns() < end;) std::this_thread::yield();
     for (int i = 0; i < kTimelines; ++i) {
       start(ranks[0], std::to_string(i));
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
