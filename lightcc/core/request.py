@@ -186,12 +186,22 @@ def submit_list(kind: int, tensors: Sequence[Any], outputs: Optional[Sequence[An
     """submit_pack for lists of tensors."""
     if not tensors:
         raise ValueError("A grouped operation needs at least one tensor.")
-    described = _each(kind, name, tensors, "describe")
+    described: List[Tuple] = []
+    addresses: List[int] = []
+    answers: List[Any] = described  # those that are being gathered
+    try:
+        for tensor in tensors:
+            described.append(adapter_of(tensor).describe(tensor))
+        answers = addresses
+        for output in outputs or ():
+            addresses.append(adapter_of(output).address(output))
+    except ValueError as error:
+        raise _refused(kind, name, error, len(answers)) from None
     expect_one_device([place for _, _, _, place in described])
     if kind in _NEED_ROWS and not all(shape for _, _, shape, _ in described):
         raise _scalar(kind, name)
-    addresses = None if outputs is None else _each(kind, name, outputs, "address")
-    handle = submit_pack(kind, Pack(described, addresses), name, process_set, flags, op, prescale, postscale, codec)
+    handle = submit_pack(kind, Pack(described, addresses or None), name, process_set, flags, op, prescale, postscale,
+                         codec)
     place = described[0][3]
     if place is not None:
         _keep_place(handle, place)
@@ -265,17 +275,6 @@ def id_of(process_set: ProcessSet) -> int:
 
 _NEED_ROWS = {lib.ALLGATHER: "allgather", lib.ALLTOALL: "alltoall", lib.REDUCESCATTER: "reducescatter"}
 _OPERATIONS = {lib.ALLREDUCE: "allreduce", lib.BROADCAST: "broadcast", **_NEED_ROWS}
-
-
-def _each(kind: int, name: Optional[str], tensors: Sequence[Any], question: str) -> List[Any]:
-    """What the adapters of the tensors of a grouped operation answer."""
-    answers: List[Any] = []
-    try:
-        for tensor in tensors:
-            answers.append(getattr(adapter_of(tensor), question)(tensor))
-    except ValueError as error:
-        raise _refused(kind, name, error, len(answers)) from None
-    return answers
 
 
 def _refused(kind: int, name: Optional[str], error: ValueError, index: Optional[int] = None) -> ValueError:
