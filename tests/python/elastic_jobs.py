@@ -1,10 +1,12 @@
 """Jobs of elastic_training.py: how they are started, watched and read."""
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import elastic_numpy_model
 import numpy as np
+import warm
 
 from jobs import command_of, start
 
@@ -14,8 +16,9 @@ RTOL, ATOL = 1e-4, 1e-5  # several ranks add up gradients in another order, and 
 
 def job(tmp_path, *flags, passes=3, pause_s=0.0, framework="numpy", **variables):
     """framework: PyTorch where a test is about its state, too."""
+    popen = subprocess.Popen if framework == "numpy" else warm.Popen
     return start(*flags, sys.executable, TRAINING, tmp_path, passes, TEST_PAUSE_S=str(pause_s),
-                 TEST_FRAMEWORK=framework, **variables)
+                 TEST_FRAMEWORK=framework, popen=popen, **variables)
 
 
 def result(out):

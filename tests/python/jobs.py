@@ -18,12 +18,15 @@ MARK = "LIGHTCC_TEST_MARK"
 
 
 class Job:
-    """One launcher and whatever it starts. A job that is not over at the end of its test is a failure."""
+    """One launcher and whatever it starts. A job that is not over at the end of its test is a failure.
 
-    def __init__(self, *command, stderr=subprocess.PIPE, cwd=None, stdin=subprocess.DEVNULL, **variables):
+    popen: warm.Popen where a test is not about how processes start."""
+
+    def __init__(self, *command, stderr=subprocess.PIPE, cwd=None, stdin=subprocess.DEVNULL,
+                 popen=subprocess.Popen, **variables):
         self.mark = uuid.uuid4().hex
         # pytest may run in the background of a shell, where SIGINT is ignored; a launcher would keep that.
-        self.process = subprocess.Popen(
+        self.process = popen(
             command, env={**os.environ, "OMP_NUM_THREADS": "1", MARK: self.mark, **variables}, stdin=stdin,
             stdout=subprocess.PIPE, stderr=stderr, cwd=cwd,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))

@@ -23,6 +23,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Set, Tuple
 
+import warm
+
 SIZES = (1, 2, 3, 4)
 DEADLINE_S = 300
 _STACKS_AFTER_S = 60  # a check that takes so long has its stacks printed
@@ -107,7 +109,7 @@ def launch(np: int, arguments: List[str], deadline_s: float, **variables: str) -
     command = [sys.executable, "-m", "lightcc.runner", "-np", str(np), *_hosts(np), sys.executable, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     environment.pop("LIGHTCC_TEST_SIZES", None)  # it says which tests start ranks, not what these do
-    launcher = subprocess.Popen(command, env=environment, text=True,
+    launcher = warm.Popen(command, env=environment, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 start_new_session=True)
     try:

@@ -6,6 +6,7 @@ from collections import deque
 import elastic_worlds
 import pytest
 import torch
+import warm
 
 import lightcc.torch as hvd
 from jobs import launch
@@ -206,6 +207,7 @@ print("in the end", [workers[rank] for rank in pair.ranks], pair.process_set_id,
 
 def test_a_newcomer_that_dies_while_sets_are_carried_over_costs_the_others_nothing(tmp_path):
     """Worker 0, a member, is lost; worker 3, which comes for it, dies in init; worker 4 comes."""
-    code, out, err = launch("-np", 3, "--min-np", 2, "--failures-per-host", 9, sys.executable, "-c", PROGRAM, tmp_path)
+    code, out, err = launch("-np", 3, "--min-np", 2, "--failures-per-host", 9, sys.executable, "-c", PROGRAM, tmp_path,
+                            popen=warm.Popen)
     assert code == 0 and err.count("was killed by signal 9") == 2, err
     assert sorted(out.splitlines()) == [f"[{worker}]<stdout>:in the end [1] 1" for worker in (1, 2, 4)], (out, err)

@@ -1,13 +1,13 @@
 """examples/embedding_flights.py on invented flights: alone, on two ranks, and beside nn.Embedding; embedding_online.py;
 and what the benchmarks of embeddings print, with their ids and arithmetic."""
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import invented_flights
 import numpy
 import pytest
+import warm
 from invented_flights import FLIGHTS
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 def table(folder, *arguments, launcher=()):
     """What it prints: the AUC and the number of rows of each model."""
     command = [*launcher, sys.executable, str(ROOT / "examples" / "embedding_flights.py"), "--data", str(folder)]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=DEADLINE_S)
+    done = warm.run([*command, *arguments], DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{FLIGHTS:,} flights" in done.stdout
     return [(float(auc), int(rows.replace(",", ""))) for auc, rows in
@@ -46,25 +46,22 @@ def test_two_ranks_learn_what_one_learns(folder):
 
 def test_a_table_that_stays_small(folder, tmp_path):
     """On two ranks; and what it exports is read without lightcc."""
-    done = subprocess.run([sys.executable, "-m", "lightcc.runner", "-np", "2", sys.executable,
-                           str(ROOT / "examples" / "embedding_online.py"), "--data", str(folder), "--export",
-                           str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S)
+    done = warm.run([sys.executable, "-m", "lightcc.runner", "-np", "2", sys.executable,
+                     ROOT / "examples" / "embedding_online.py", "--data", folder, "--export", tmp_path], DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [(float(auc), int(rows.replace(",", ""))) for auc, rows in
              re.findall(r"\| (0\.\d+) \| ([\d,]+) \| [\d.]+% \|", done.stdout)]
     assert len(found) == 3 and found[1][1] <= found[0][1] and found[2][1] < found[0][1]
     exported = int(re.search(r"([\d,]+) rows are in", done.stdout)[1].replace(",", ""))
-    done = subprocess.run([sys.executable, str(ROOT / "examples" / "embedding_reader.py"), str(tmp_path), "fields"],
-                          capture_output=True, text=True, timeout=DEADLINE_S)
+    done = warm.run([sys.executable, ROOT / "examples" / "embedding_reader.py", tmp_path, "fields"], DEADLINE_S)
     assert done.stdout.startswith(f"{exported} rows of fields"), done.stdout + done.stderr
 
 
 def test_a_picture_of_auc_and_rows(folder, tmp_path):
     """Each small table has a twin of as many rows that ids share."""
     pytest.importorskip("matplotlib", reason="missing: matplotlib")
-    done = subprocess.run([sys.executable, str(ROOT / "examples" / "embedding_online.py"), "--data", str(folder),
-                           "--compare", "--png", str(tmp_path / "rows.png")], capture_output=True, text=True,
-                          timeout=DEADLINE_S)
+    done = warm.run([sys.executable, ROOT / "examples" / "embedding_online.py", "--data", folder, "--compare",
+                     "--png", tmp_path / "rows.png"], DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"\| ([^|]+) \| 0\.\d+ \| ([\d,]+) \|", done.stdout)
     tables = [count for name, count in rows if name != "hashed"]
@@ -74,16 +71,14 @@ def test_a_picture_of_auc_and_rows(folder, tmp_path):
 
 def test_the_benchmark_of_rows_that_come_and_go():
     command = [sys.executable, str(ROOT / "bench" / "embedding_life.py"), "--rounds", "1", "--rows", "20000"]
-    done = subprocess.run([*command, "--parts", "evict", "save", "recovery", "counted"], capture_output=True, text=True,
-                          timeout=DEADLINE_S)
+    done = warm.run([*command, "--parts", "evict", "save", "recovery", "counted"], DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     ratios = re.findall(r"\| (\d+\.\d+) \| at (?:most|least) [\d.]+ \| (?:ok|MISSED) \|", done.stdout)
     assert len(ratios) == 8 and all(float(ratio) > 0 for ratio in ratios), done.stdout
 
 
 def test_the_benchmark_of_updates_that_come_late():
-    done = subprocess.run([sys.executable, str(ROOT / "bench" / "embedding_late.py"), "--steps", "20"],
-                          capture_output=True, text=True, timeout=DEADLINE_S)
+    done = warm.run([sys.executable, ROOT / "bench" / "embedding_late.py", "--steps", "20"], DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     errors = {name: numpy.array(numbers.split(" | "), float)
               for name, numbers in re.findall(r"^\| (depth [^|]+) \| (.*) \|$", done.stdout, re.MULTILINE)}

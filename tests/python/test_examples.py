@@ -1,11 +1,11 @@
 """The examples, run as a user runs them."""
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 pytestmark = pytest.mark.long
 
@@ -21,7 +21,7 @@ DEADLINE_S = 400
 
 def digits(launcher, folder, *arguments):
     command = [*LAUNCHERS[launcher], sys.executable, str(EXAMPLES / "pytorch_digits.py"), "--output", str(folder)]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=DEADLINE_S)
+    return warm.run([*command, *arguments], DEADLINE_S)
 
 
 def expect_success(done):
@@ -79,10 +79,9 @@ def test_digits_learns_to_read(tmp_path):
     ("lightccrun", 2, ["--fp16-allreduce"]), ("torchrun", 2, ["--model", "mlp", "--no-cuda", "--use-adasum"]),
     ("plain", 1, ["--model", "mlp"])])
 def test_synthetic_benchmark(launcher, ranks, flags):
-    out = expect_success(subprocess.run(
+    out = expect_success(warm.run(
         [*LAUNCHERS[launcher], sys.executable, str(EXAMPLES / "pytorch_synthetic_benchmark.py"), "--batch-size", "2",
-         "--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "3", *flags],
-        capture_output=True, text=True, timeout=DEADLINE_S))
+         "--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "3", *flags], DEADLINE_S))
     assert len(re.findall(r"Iter #\d: [\d.]+ img/sec per CPU", out)) == 3
     each, total = (float(x) for x in re.search(
         rf"Img/sec per CPU: ([\d.]+) \+-[\d.]+\n.*Total img/sec on {ranks} CPU\(s\): ([\d.]+) \+-[\d.]+", out).groups())
@@ -90,6 +89,5 @@ def test_synthetic_benchmark(launcher, ranks, flags):
 
 
 def test_synthetic_benchmark_names_a_model_that_is_not_there():
-    done = subprocess.run([sys.executable, str(EXAMPLES / "pytorch_synthetic_benchmark.py"), "--model", "resnet7"],
-                          capture_output=True, text=True, timeout=DEADLINE_S)
+    done = warm.run([sys.executable, EXAMPLES / "pytorch_synthetic_benchmark.py", "--model", "resnet7"], DEADLINE_S)
     assert done.returncode == 1 and "--model resnet7: " in done.stderr

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 from kerases import HAS_TENSORFLOW, HAS_TF_KERAS
 
 from jobs import start
@@ -23,7 +24,7 @@ def printed(running, text):
 
 def check_a_worker_that_dies_is_replaced(folder, how, rank, **variables):
     running = start("-np", 2, "--min-np", 1, "--failures-per-host", 2, sys.executable, TRAINING, folder, how,
-                    TEST_PAUSE_S="0.02", **variables)
+                    TEST_PAUSE_S="0.02", popen=warm.Popen, **variables)
     for _ in range(STEPS + 5):  # in the second epoch
         printed(running, "size 2\n")
     (folder / f"kill.batch.{rank}").touch()

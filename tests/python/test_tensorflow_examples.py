@@ -1,13 +1,13 @@
 """The examples for TensorFlow, run as a user runs them: two ranks see the losses that one rank sees."""
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import invented_flights
 import pytest
 import tensorflow  # noqa: F401  so that the file is left out where there is none
+import warm
 
 pytestmark = pytest.mark.newest_tensorflow
 
@@ -19,8 +19,7 @@ DEADLINE_S = 240
 
 def run(example, folder, *arguments, np=0):
     launcher = [sys.executable, "-m", "lightcc.runner", "-np", str(np)] if np else []
-    return subprocess.run([*launcher, sys.executable, str(FOLDER / example), "--output", str(folder), *arguments],
-                          capture_output=True, text=True, timeout=DEADLINE_S)
+    return warm.run([*launcher, sys.executable, FOLDER / example, "--output", folder, *arguments], DEADLINE_S)
 
 
 def expect_success(done):
@@ -68,8 +67,7 @@ def test_tables_learn_the_same_on_two_ranks(tmp_path):
     folder = invented_flights.write(tmp_path)
 
     def result(*launcher):
-        done = subprocess.run([*launcher, sys.executable, str(FOLDER / "keras_embedding.py"), "--data", str(folder)],
-                              capture_output=True, text=True, timeout=DEADLINE_S)
+        done = warm.run([*launcher, sys.executable, FOLDER / "keras_embedding.py", "--data", folder], DEADLINE_S)
         found = re.search(r"1,500 flights, ([\d,]+) rows, AUC (\S+)", expect_success(done))
         return int(found[1].replace(",", "")), float(found[2])
 
