@@ -11,11 +11,13 @@ from array import array
 from pathlib import Path
 
 import pytest
+import warm
 
 import lightcc.core.lib
 
 pytestmark = pytest.mark.long
 
+DEADLINE_S = 400
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TINY = ("--ranks", "2", "--bindings", "own", "--rounds", "1", "--seconds-per-point", "0.005", "--no-gradients")
 
@@ -55,10 +57,9 @@ def run(folder, *arguments, **environment):
     command = [sys.executable, str(BENCH / "allreduce.py"), *TINY, "--json", str(result),
                "--png", str(folder / "allreduce.png"), *arguments]
     library = {"LIGHTCC_LIBRARY": str(Path(lightcc.core.lib._library._name).resolve())}
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **library, **environment}, text=True, timeout=400,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, done.stdout
-    return done.stdout, json.loads(result.read_text())
+    done = warm.run(command, DEADLINE_S, folder, **library, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr, json.loads(result.read_text())
 
 
 def run_between_hosts(folder, program, *arguments):
@@ -67,8 +68,8 @@ def run_between_hosts(folder, program, *arguments):
     result = folder / f"{program}.json"
     command = [sys.executable, str(BENCH / f"{program}.py"), "--loopback", "--hosts", "1,1", "--json", str(result),
                *arguments]
-    done = subprocess.run(command, cwd=folder, text=True, timeout=400, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, done.stdout
+    done = warm.run(command, DEADLINE_S, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(result.read_text())
 
 

@@ -109,10 +109,10 @@ class Popen(subprocess.Popen):
         return self._wait_for(self.pid, wait_flags)
 
 
-def run(program, deadline_s, **variables):
-    """subprocess.run(), with these variables, and text as output and errors."""
+def run(program, deadline_s, cwd=None, **variables):
+    """subprocess.run() with these variables; output and errors are text."""
     command = [*map(str, program)]
-    with Popen(command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    with Popen(command, text=True, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                env={**os.environ, "OMP_NUM_THREADS": "1", **variables}) as started:
         try:
             out, err = started.communicate(timeout=deadline_s)
