@@ -162,7 +162,7 @@ int lightcc_add_group(const int32_t* ranks, int count) {
                  "), not " + text_of(members));
         if (e->group_ids().size() >= size_t(LocalRanks::kGroups))
           refuse("there are already " + std::to_string(LocalRanks::kGroups) + " process sets");
-        return run_to_end(*e, groups_request(Kind::add_group, members))->new_group;
+        return run_to_end(*e, groups_request(Kind::add_group, members))->changed_group;
       },
       -1);
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/overloaded.h"
 #include "engine/fusion.h"
 #include "engine/validate.h"
 
@@ -88,11 +89,6 @@ void Engine::reset_counters() {
 
 // ---- requests
 
-void Engine::skip_name(int group, const std::string& key) {
-  progress_lock_.assert_held();
-  inbox_.skip_name(group, key);
-}
-
 // Other ranks may take the same request and wait for this one: their warnings will say why.
 void Engine::report_refusal(const Request& request, const std::string& why, bool contended) {
   if (request.key.empty()) return;  // of no name that others could wait for
@@ -150,6 +146,26 @@ void Engine::submit_all(std::span<const RequestPtr> requests, size_t* begun) {
     throw;
   }
   go();
+}
+
+// One may bring about others, which come behind it.
+void Engine::carry_out_effects() {
+  progress_lock_.assert_held();
+  while (auto effect = effects_.pop())
+    std::visit(Overloaded{[&](const effect::Finish& end) { finish(end.request, end.code, end.text); },
+                          [&](const effect::SkipName& name) { inbox_.skip_name(name.group, name.key); },
+                          [&](const effect::ChangeGroups& change) { change_groups(*change.request); },
+                          [&](const effect::EndEpoch& end) { end_epoch(end.cause.code, end.cause.text); },
+                          [&](const effect::RankLeft& left) { apply(epoch_event::PeerLeft{left.rank, left.why}); },
+                          [&](const effect::AwaitTurn& turn) { await_turn(*turn.group); },
+                          [&](const effect::WaitsFor& wait) {
+                            blocked_state_.waits_for(wait.group, wait.key, wait.ranks);
+                          },
+                          [&](const BlockedReport& report) { deadlock_detector_.receive(report); },
+                          [&](const DeadlockReply& reply) { deadlock_detector_.receive(reply); },
+                          [&](const DeadlockProbe& probe) { blocked_state_.add(probe); },
+                          [&](const LaunchTurn& turn) { add_turn(turn); }},
+               *effect);
 }
 
 void Engine::finish(const RequestPtr& request, Code code, const std::string& text) {
@@ -248,6 +264,7 @@ void Engine::step_groups(bool& moved) {
     for (auto& [id, group_engine] : group_engines_) group_engine->leave_awaited_plans();
   for (auto it = group_engines_.begin(); it != group_engines_.end(); ++it) {
     moved |= it->second->step();
+    carry_out_effects();
     holds |= it->second->control_plane().holds();
     watches |= it->second->watches_gpu();
     polls |= it->second->polls();
@@ -269,6 +286,7 @@ void Engine::step_groups(bool& moved) {
       group_engine->leave_stuck_plans(now);
       if (config_.stall_check) group_engine->inspect(now);
     }
+    carry_out_effects();
   }
   peers_->flush_and_wake();
 }
@@ -297,6 +315,7 @@ bool Engine::take_inbox() {
     else
       submit_to(*group_engine->second, request);
   }
+  carry_out_effects();
   return true;
 }
 

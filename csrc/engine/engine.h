@@ -12,12 +12,14 @@
 #include "engine/timeline/trace.h"
 #include "engine/blocked_state.h"
 #include "engine/control/deadlock_detector.h"
+#include "engine/effects.h"
 #include "engine/epoch_state.h"
 #include "engine/group_engine.h"
 #include "engine/group_table.h"
 #include "engine/health_events.h"
 #include "engine/inbox.h"
 #include "engine/progress_lock.h"
+#include "engine/surroundings.h"
 #include "net/bootstrap/world.h"
 #include "net/health/process_watch.h"
 
@@ -47,7 +49,7 @@ struct Fill {
   const void* from;                // as many bytes as its tensor has, on its device
 };
 
-class Engine : public GroupEngineOwner {
+class Engine {
  public:
   // timeline: one that runs already, or nothing.
   Engine(std::unique_ptr<Peers>, World, Config, std::unique_ptr<Timeline> timeline = nullptr);
@@ -101,18 +103,12 @@ class Engine : public GroupEngineOwner {
   void close_in_child(bool paused);            // only this may be called there
 
  private:
-  void finish(const RequestPtr&, Code, const std::string& text) override;
-  void skip_name(int group, const std::string& key) override;
-  void change_groups(Request&) override;
-  void end_epoch(Code, const std::string& text) override;  // by a failure of this rank
-  void remote_rank_left(int rank, const std::string& why) override;
-  void receive_blocked(const BlockedReport&) override;
-  void receive_reply(const DeadlockReply&) override;
-  void receive_probe(const DeadlockProbe&) override;
-  void receive_waits_for(int group, const std::string& key, std::vector<int32_t> ranks) override;
-  std::string blocked_on(int rank) override;
-  void await_turn(const Group&) override;
-  void receive_turn(const LaunchTurn&) override;
+  void carry_out_effects();                    // of steps of group engines
+  void finish(const RequestPtr&, Code, const std::string& text);
+  void change_groups(Request&);
+  void end_epoch(Code, const std::string& text);  // by a failure of this rank
+  void await_turn(const Group&);
+  void add_turn(const LaunchTurn&);
 
   std::unique_ptr<GroupEngine> make_group_engine(std::shared_ptr<const Group>);
   struct StreamMark {
@@ -137,8 +133,9 @@ class Engine : public GroupEngineOwner {
   using Sleeper = Peers::Sleeper;
   bool drive(Sleeper who = Sleeper::caller);   // one step, if nobody else is at it
   bool step(Sleeper);
-  // What `body` throws ends the epoch: links and transports throw when a peer is lost.
+  // What `body` throws ends the epoch: links and transports throw when a peer is lost. Its effects are carried out.
   template <class Body> void end_epoch_on_error(Body body);
+  template <class Body> void attempt(Body body);
   void step_groups(bool& moved);
   bool take_inbox();
   std::unique_ptr<ProcessWatch> watch();
@@ -188,6 +185,7 @@ class Engine : public GroupEngineOwner {
   // Under the progress lock, as its users assert.
   ProgressLock progress_lock_;
   NcclLaunches launches_;
+  Effects effects_;
   std::map<int, std::unique_ptr<GroupEngine>> group_engines_;
   uint64_t inspected_ns_ = 0;
   BlockedState blocked_state_;
@@ -204,6 +202,7 @@ class Engine : public GroupEngineOwner {
   // Any thread may use these.
   Inbox inbox_;
   GroupTable groups_;
+  const Surroundings surroundings_{groups_, deadlock_detector_};
   HealthEvents health_events_;
   std::atomic<bool> stopping_{false};          // shutdown() has begun
   std::atomic<int> waiters_{0};
@@ -221,6 +220,11 @@ class Engine : public GroupEngineOwner {
 };
 
 template <class Body> void Engine::end_epoch_on_error(Body body) {
+  attempt(body);
+  attempt([&] { carry_out_effects(); });
+}
+
+template <class Body> void Engine::attempt(Body body) {
   try {
     body();
   } catch (const PeerSuspected& error) {

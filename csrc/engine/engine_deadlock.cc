@@ -2,6 +2,7 @@
 // answers, and what it does when both ranks have confirmed one; inside one (Coordinator::blocked) what it reports.
 
 #include "base/log.h"
+#include "engine/blocked_text.h"
 #include "engine/control/wait_cycle.h"
 #include "engine/engine.h"
 
@@ -9,11 +10,6 @@ namespace lightcc {
 namespace {
 
 const std::string kProcessSetsDiffer = "ranks disagree on the process set: ";
-
-// group: nullptr if it has been removed meanwhile.
-std::string process_set_text(int id, const std::shared_ptr<const Group>& group) {
-  return "process set " + std::to_string(id) + " (ranks " + (group ? text_of(group->ranks()) : "") + ")";
-}
 
 }  // namespace
 
@@ -30,52 +26,25 @@ void Engine::report_if_blocked(const Request& request, uint64_t now) {
   progress_lock_.unlock();
 }
 
-void Engine::receive_blocked(const BlockedReport& report) {
-  progress_lock_.assert_held();
-  deadlock_detector_.receive(report);
-}
-
-void Engine::receive_reply(const DeadlockReply& reply) {
-  progress_lock_.assert_held();
-  deadlock_detector_.receive(reply);
-}
-
-void Engine::receive_probe(const DeadlockProbe& probe) {
-  progress_lock_.assert_held();
-  blocked_state_.add(probe);
-}
-
-void Engine::receive_waits_for(int group, const std::string& key, std::vector<int32_t> ranks) {
-  progress_lock_.assert_held();
-  blocked_state_.waits_for(group, key, std::move(ranks));
-}
-
-// Known to the world's coordinator only, to which blocked ranks report.
-std::string Engine::blocked_on(int rank) {
-  progress_lock_.assert_held();
-  const BlockedReport* report = deadlock_detector_.blocked(rank);
-  if (!report) return "";
-  return title_of(report->kind, report->key) + " in " + process_set_text(report->group, group(report->group));
-}
-
 bool Engine::detect_deadlocks() {
   progress_lock_.assert_held();
   GroupEngine& world = *group_engines_.at(0);
   bool moved = false;
   if (auto report = blocked_state_.take_report(); report && !world.control_plane().cut_off())
-    world.control_plane().send_up(*report), moved = true;
+    world.send_up(*report), moved = true;
   if (auto own = group_engines_.find(blocked_state_.group()); blocked_state_.long_wait_due() &&
                                                               own != group_engines_.end() &&
                                                               own->second->report_blocked(blocked_state_.key()))
     blocked_state_.long_wait_said(), moved = true;
   for (const DeadlockProbe& one : blocked_state_.take_probes()) answer(one), moved = true;
+  carry_out_effects();  // the detector may be here
   for (const DeadlockProbe& one : deadlock_detector_.take_messages())
-    world.control_plane().send_down(one), moved = true;
+    world.send_down(one), moved = true;
   for (const std::vector<int>& cycle : deadlock_detector_.take_cycles()) {
     counters_.add(Counters::stall_warnings);
     std::string waits;
     for (size_t i = 0; i < cycle.size(); ++i)
-      waits += (i ? "; " : "") + peers_->name(cycle[i]) + " waits in " + blocked_on(cycle[i]) + " for " +
+      waits += (i ? "; " : "") + peers_->name(cycle[i]) + " waits in " + blocked_text(surroundings_, cycle[i]) + " for " +
                peers_->name(cycle[(i + 1) % cycle.size()]);
     log(Level::warning, deadlock_warning("", waits));
   }
@@ -100,7 +69,7 @@ void Engine::answer(const DeadlockProbe& probe) {
       own->second->group().contains(probe.other) && other->second->group().contains(probe.other) &&
       !other->second->announced(blocked_state_.kind(), blocked_state_.automatic(), blocked_state_.key());
   if (deadlocked) blocked_state_.confirm(probe);
-  group_engines_.at(0)->control_plane().send_up(
+  group_engines_.at(0)->send_up(
       DeadlockReply{world_.rank, probe.state, probe.other, probe.group, deadlocked});
 }
 
@@ -119,7 +88,7 @@ void Engine::declare_absent() {
   std::string ours = side(world_.rank, confirmed.report.group),
               theirs = side(confirmed.probe.other, confirmed.probe.group);
   if (confirmed.probe.other < world_.rank) std::swap(ours, theirs);
-  skip_name(confirmed.probe.group, confirmed.probe.key);
+  inbox_.skip_name(confirmed.probe.group, confirmed.probe.key);
   other->second->declare_absent(confirmed.probe.key, kProcessSetsDiffer + ours + ", " + theirs);
 }
 

@@ -128,6 +128,7 @@ void Engine::look_at_peers() {
     const std::string why = cause_of(peers_->header(rank));
     apply(epoch_event::PeerLeft{rank, why});
     for (auto& [id, group_engine] : group_engines_) group_engine->rank_left(rank, why);
+    carry_out_effects();
   }
 }
 
@@ -139,18 +140,13 @@ void Engine::suspect(const PeerSuspected& error) {
 
 void Engine::await_verdict(bool& moved) {
   progress_lock_.assert_held();
-  for (auto& [id, group_engine] : group_engines_) moved |= group_engine->control_plane().step();
+  for (auto& [id, group_engine] : group_engines_) moved |= group_engine->step_control_plane();
+  carry_out_effects();
   if (epoch_.phase == EpochState::Phase::draining)
     apply(epoch_event::Stepped{false, false});  // by a peer that has left: that is why
   else if (now_ns() > suspicion_->until_ns)
     end_epoch(suspicion_->cause.code, suspicion_->cause.text);
   peers_->flush_and_wake();
-}
-
-void Engine::remote_rank_left(int rank, const std::string& why) {
-  progress_lock_.assert_held();
-  apply(epoch_event::PeerLeft{rank, why});
-  peers_->mark_left(rank);
 }
 
 void Engine::end_epoch(Code code, const std::string& text) { apply(epoch_event::OwnFailure{{code, text}}); }
@@ -180,6 +176,7 @@ void Engine::carry_out_end(bool tell) {
   for (auto& [id, group_engine] : group_engines_) group_engine->end_nccl(0);
   launches_.finish(now_ns() + NcclLaunches::kAbortNs);
   for (auto& [id, group_engine] : group_engines_) group_engine->fail_all(code, text);
+  carry_out_effects();
   if (RequestPtr join = join_) finish(join, code, join->title() + ": " + text);  // no group engine may have it any more
   ring_local_ranks();
 }
@@ -260,6 +257,7 @@ void Engine::shutdown(const std::string& reason, const Cancellation* cancellatio
   }
   for (auto& [id, group_engine] : group_engines_)
     group_engine->fail_all(Code::shut_down, "lightcc has been shut down on this rank");
+  carry_out_effects();
   end_epoch_on_error([&] { peers_->flush_and_wake(); });
   const bool leaves = apply(epoch_event::ShutDown{text, unfinished}) == EpochAction::leave;
   peers_->own().left_ns = now_ns();

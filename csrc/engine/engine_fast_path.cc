@@ -97,6 +97,7 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
       finish(*begun, epoch_.cause.code, (*begun)->title() + ": " + epoch_.cause.text);
     else
       state == FastPath::State::refused ? submit_to(*group_engine, *begun) : group_engine->adopt(*begun);
+    carry_out_effects();
     peers_->flush_and_wake();
   }
   fast_path_name_.store(0, std::memory_order_relaxed);
@@ -120,6 +121,7 @@ FastPath::State Engine::step_fast_path(GroupEngine& group_engine) {
       if (moved || !fast_path.active()) patience.reset();
       if (!fast_path.active()) break;
       moved |= group_engine.receive_slots();
+      carry_out_effects();
       waits = moved || patience.wait_a_little();
     }
   });

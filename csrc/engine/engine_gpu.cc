@@ -83,18 +83,18 @@ void Engine::fill(std::span<const Fill> fills) {
 // The coordinator of another group than the world's asks for it when it first waits.
 void Engine::await_turn(const Group& group) {
   progress_lock_.assert_held();
-  if (launches_.has_turn(group.id())) return;
+  if (epoch_.over()) return;
   GroupEngine& world = *group_engines_.at(0);
   if (world.control_plane().cut_off())
     throw Error(Code::shut_down, "process set " + std::to_string(group.id()) + " cannot use NCCL any more: rank " +
                                      std::to_string(world.group().rank(0)) + ", which orders its launches, or a rank " +
                                      "on the way there, has left");
   if (group.index() == 0 && launches_.ask(group.id()))
-    world.control_plane().send_up(LaunchRequest{world_.rank, group.id(), {group.ranks().begin(), group.ranks().end()}});
+    world.send_up(LaunchRequest{world_.rank, group.id(), {group.ranks().begin(), group.ranks().end()}});
 }
 
 // Not of a group that was removed, and whose id another may have by now.
-void Engine::receive_turn(const LaunchTurn& turn) {
+void Engine::add_turn(const LaunchTurn& turn) {
   progress_lock_.assert_held();
   const auto it = group_engines_.find(turn.group);
   if (it != group_engines_.end() && std::ranges::equal(it->second->group().ranks(), turn.ranks))

@@ -21,13 +21,14 @@ std::string Engine::plans_text() {
 
 std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
   return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, pinned_, counters_,
-                                       tracing_, progress_lock_, launches_, *this,
+                                       tracing_, progress_lock_, launches_, effects_, surroundings_,
                                        CacheFile::of(config_.cache_dir, hosts_subject(*peers_, config_)));
 }
 
 // The members, or the id of the group to remove, came as the request's shape: so that ranks agree on them.
 void Engine::change_groups(Request& request) {
   progress_lock_.assert_held();
+  if (epoch_.over()) return;
   const Shape& numbers = request.what.tensors[0].shape;
   if (request.what.kind == Kind::remove_group) {
     int group = int(numbers[0]);
@@ -40,17 +41,19 @@ void Engine::change_groups(Request& request) {
     peers_->reset_group(group);
     groups_.remove(group);
     inbox_.forget_group(group);
+    request.changed_group = group;
     return;
   }
   const auto group = groups_.add({numbers.begin(), numbers.end()}, peers_->rank(), peers_->topology());
-  request.new_group = group->id();
-  if (!group->contains(peers_->rank())) return;
-  auto& group_engine = group_engines_[group->id()];
-  group_engine = make_group_engine(group);
-  if (join_) {
-    ++join_parts_;
-    group_engine->submit(join_);
+  if (group->contains(peers_->rank())) {
+    auto& group_engine = group_engines_[group->id()];
+    group_engine = make_group_engine(group);
+    if (join_) {
+      ++join_parts_;
+      group_engine->submit(join_);
+    }
   }
+  request.changed_group = group->id();
 }
 
 }  // namespace lightcc

@@ -27,7 +27,7 @@ bool may_overlap(const std::vector<BatchItem>& batch, int nodes) {
 bool GroupEngine::submit(const RequestPtr& request) {
   progress_lock_.assert_held();
   const auto refuse = [&](Code code, const std::string& why) {
-    owner_.finish(request, code, request->title() + ": " + why);
+    fail(request, code, why);
     return true;
   };
   if (!first_left_.empty()) return refuse(Code::shut_down, first_left_);
@@ -43,7 +43,7 @@ bool GroupEngine::submit(const RequestPtr& request) {
     request->slot = {};  // the codec changes while it warms up, and with it what is announced
   }
   const Kind kind = request->what.kind;
-  if (kind == Kind::join) send_up(plans_.leave_all());  // what was submitted before goes first
+  if (kind == Kind::join) send_all_up(plans_.leave_all());  // what was submitted before goes first
   MemberPlans::Messages messages =
       plans_.submit(request->key, request->what, request->set, request->submitted_ns, &request->slot);
   const bool planned = request->slot.plan != 0;
@@ -56,30 +56,71 @@ bool GroupEngine::submit(const RequestPtr& request) {
   }
   const bool by_itself = !messages.empty() && std::holds_alternative<Announce>(messages.back());
   counters_.add(by_itself ? Counters::announced : planned ? Counters::planned : Counters::cached);
-  send_up(std::move(messages));
+  send_all_up(std::move(messages));
   if (!planned) return true;
   request->planned.store(true);
-  if (request->awaited.load()) send_up(plans_.leave_with(request->key));
+  if (request->awaited.load()) send_all_up(plans_.leave_with(request->key));
   return true;
 }
 
-void GroupEngine::send_up(MemberPlans::Messages messages) {
-  for (UpMessage& message : messages) control_plane_->send_up(std::move(message));
+// ---- effects
+
+void GroupEngine::finish(const RequestPtr& request, Code code, std::string text) {
+  effects_.push(effect::Finish{request, code, std::move(text)});
+}
+
+void GroupEngine::fail(const RequestPtr& request, Code code, const std::string& why) {
+  finish(request, code, request->title() + ": " + why);
+}
+
+// ---- messages
+
+void GroupEngine::send_all_up(MemberPlans::Messages messages) {
+  for (UpMessage& message : messages) send_up(std::move(message));
+}
+
+void GroupEngine::send_up(UpMessage message) {
+  progress_lock_.assert_held();
+  control_plane_->send_up(std::move(message));
+  take_own_events();
+}
+
+void GroupEngine::send_down(const DownMessage& message) {
+  progress_lock_.assert_held();
+  control_plane_->send_down(message);
+  take_own_events();
+}
+
+// What the coordinator tells itself it knows at once.
+void GroupEngine::take_own_events() {
+  while (auto event = control_plane_->take_event()) receive(*event);
+}
+
+bool GroupEngine::step_control_plane() {
+  progress_lock_.assert_held();
+  bool moved = false;
+  while (auto event = control_plane_->step(&moved)) receive(*event);
+  return moved;
+}
+
+void GroupEngine::receive(ControlEvent& event) {
+  std::visit([&](auto& one) { receive(one); }, event);
 }
 
 void GroupEngine::leave_awaited_plans() {
   progress_lock_.assert_held();
   if (!plans_.holds()) return;
   for (auto& [key, request] : pending_)
-    if (request->planned.load(std::memory_order_relaxed) && request->awaited.load()) send_up(plans_.leave_with(key));
+    if (request->planned.load(std::memory_order_relaxed) && request->awaited.load()) send_all_up(plans_.leave_with(key));
 }
 
 void GroupEngine::leave_stuck_plans(uint64_t now) {
   progress_lock_.assert_held();
-  if (plans_.holds()) send_up(plans_.leave_stuck(now));
+  if (plans_.holds()) send_all_up(plans_.leave_stuck(now));
 }
 
-void GroupEngine::receive_up(int from, UpMessage message) {
+void GroupEngine::receive(MemberMessage& received) {
+  const int from = received.member;
   const auto ready = [&](const std::string& key) { tracing_.ready(group_->id(), key, group_->rank(from)); };
   const uint64_t now = now_ns();
   std::visit(Overloaded{[&](Announce& announce) {
@@ -104,37 +145,37 @@ void GroupEngine::receive_up(int from, UpMessage message) {
                         [&](const NameGivenUp& given_up) { coordinator_->name_given_up(from, given_up.key); },
                         [&](const BlockedReport& report) {
                           check_world(from);
-                          owner_.receive_blocked(report);
+                          effects_.push(report);
                         },
                         [&](const DeadlockReply& reply) {
                           check_world(from);
-                          owner_.receive_reply(reply);
+                          effects_.push(reply);
                         },
                         [&](const LaunchRequest& request) {
                           check_world(from);
-                          control_plane_->send_down(LaunchTurn{request.group, request.ranks});
+                          send_down(LaunchTurn{request.group, request.ranks});
                         }},
-             message);
+             received.message);
 }
 
-void GroupEngine::receive_down(DownMessage message) {
+void GroupEngine::receive(DownMessage& message) {
   std::visit(Overloaded{[&](Batch& batch) { receive(batch); }, [&](const BucketBatch& batch) { receive(batch); },
                         [&](const Plan& plan) {
                           plans_.begin(plan);
                           if (tracing_.running()) tracing_.planned(plan.plan, plans_.text());
                         },
-                        [&](const PlanEnded& ended) { send_up(plans_.end(ended)); },
+                        [&](const PlanEnded& ended) { send_all_up(plans_.end(ended)); },
                         [&](const Tuned& tuned) { autotune_choices_ = tuned.second; },
                         [&](const Failure& failure) { receive(failure); },
                         [&](const Missing& missing) { receive(missing); },
                         [&](const NameWithdrawn& withdrawn) { receive(withdrawn); },
                         [&](const DeadlockProbe& probe) {
                           check_world(0);
-                          owner_.receive_probe(probe);
+                          effects_.push(probe);
                         },
                         [&](const LaunchTurn& turn) {
                           check_world(0);
-                          owner_.receive_turn(turn);
+                          effects_.push(turn);
                         }},
              message);
 }
@@ -173,7 +214,7 @@ void GroupEngine::receive(Batch& batch) {
     if (auto other = pending_.find(*again); other != pending_.end()) {
       UpMessage anew = response_cache_.announce(*again, other->second->what);
       std::get<Announce>(anew).again = true;
-      control_plane_->send_up(std::move(anew));
+      send_up(std::move(anew));
     }
   }
   agree(std::move(items));
@@ -204,12 +245,12 @@ void GroupEngine::agree(std::vector<BatchItem> items) {
 void GroupEngine::receive(const Failure& failure) {
   if (!failure.only.empty() && !is_among(failure.only)) return;
   response_cache_.forget(failure.key);
-  if (is_among(failure.absent)) return owner_.skip_name(group_->id(), failure.key);
+  if (is_among(failure.absent)) return effects_.push(effect::SkipName{group_->id(), failure.key});
   auto it = pending_.find(failure.key);
   if (it == pending_.end()) return tracing_.refused(group_->id(), failure.key, failure.code, failure.text);
   RequestPtr request = std::move(it->second);
   pending_.erase(it);
-  owner_.finish(request, failure.code, request->title() + ": " + failure.text);
+  fail(request, failure.code, failure.text);
 }
 
 void GroupEngine::receive(const Missing& missing) {
@@ -220,7 +261,7 @@ void GroupEngine::receive(const Missing& missing) {
   if (missing.blocked) {
     std::vector<int32_t> ranks;
     for (int32_t member : missing.members) ranks.push_back(group_->rank(member));
-    return owner_.receive_waits_for(group_->id(), missing.key, std::move(ranks));
+    return effects_.push(effect::WaitsFor{group_->id(), missing.key, std::move(ranks)});
   }
   if (auto it = pending_.find(missing.key); it != pending_.end())
     report_stall(*it->second, {missing.members.begin(), missing.members.end()},
@@ -232,8 +273,8 @@ bool GroupEngine::coordinate() {
   const bool gathers =
       gathers_for_next_batch(batches_in_flight(), batches_at_a_time(), coordinator_->ready_bytes());
   if (gathers && !coordinator_->anything_urgent()) return false;
-  if (const auto tuned = tuning_ ? tuning_->message() : std::nullopt) control_plane_->send_down(*tuned);
-  for (const DownMessage& message : coordinator_->take_messages()) control_plane_->send_down(message);
+  if (const auto tuned = tuning_ ? tuning_->message() : std::nullopt) send_down(*tuned);
+  for (const DownMessage& message : coordinator_->take_messages()) send_down(message);
   return true;
 }
 
@@ -247,13 +288,16 @@ bool GroupEngine::begin_batch() {
                                               may_overlap(batches_[0], nodes_));
   if (!may_begin) return false;
   if (has_turn && !launches_.is_next(group_->id())) {
-    owner_.await_turn(*group_);
+    if (!launches_.has_turn(group_->id())) effects_.push(effect::AwaitTurn{group_});
     return false;
   }
   if (settles) return settle_nccl(*batches_[0][0].request);
-  Request& front = *batches_[0][0].request;
+  const RequestPtr& front = batches_[0][0].request;
+  if (changes_groups(front->what.kind) && front->changed_group < 0) {
+    effects_.push(effect::ChangeGroups{front});
+    return true;
+  }
   if (batches_[0][0].placeholder && !joined_rank_.prepare(batches_[0])) return true;
-  if (front.what.kind == Kind::add_group || front.what.kind == Kind::remove_group) owner_.change_groups(front);
   static_assert(kBatchesBetweenHosts == 2);
   buffer_ = running_.empty() ? 0 : 1 - buffer_;
   // It may throw: then the batch is still here, to fail.
@@ -282,7 +326,7 @@ bool GroupEngine::run_batches() {
     if (tuning_ && is_measured) tuning_->note(*running_[0], seconds);
     for (const BatchItem& item : running_[0]->items()) {
       if (item.request->what.kind == Kind::join) all_joined(item);
-      if (!item.placeholder) hand_back(item.request, Code::ok, "");
+      if (!item.placeholder) hand_back(item.request, Code::ok);
     }
     if (running_[0]->by_nccl()) launches_.end_turn(group_->id());
     moved = true;
@@ -303,11 +347,11 @@ bool GroupEngine::step() {
   bool moved = step_fast_path();
   if (gpu_is_busy_) watch_gpu();
   if (pinned_->is_over()) pinned_->trim();
-  moved |= control_plane_->step();
+  moved |= step_control_plane();
   for (const auto& [key, member, blocked] : std::exchange(queries_, {})) {
     const std::vector<int> missing = coordinator_->missing(key);
-    control_plane_->send_down(Missing{key, to_int32(missing), to_int32(coordinator_->joined()), member,
-                                      blocked ? "" : note(key, missing), blocked});
+    send_down(Missing{key, to_int32(missing), to_int32(coordinator_->joined()), member,
+                      blocked ? "" : note(key, missing), blocked});
   }
   if (is_coordinator()) moved |= coordinate();
   moved |= run_batches();
@@ -323,17 +367,22 @@ void GroupEngine::rank_left(int rank, const std::string& why) {
   if (const int member = group_->index_of(rank); member >= 0) member_left(member, why, ControlPlane::kSeen);
 }
 
-void GroupEngine::remote_member_left(int member, const std::string& why, int from) {
-  const int rank = group_->rank(member);
-  if (!peers_.is_local(rank)) owner_.remote_rank_left(rank, why);
-  member_left(member, why, from);
+// From now on it is no fault that this rank is not there any more.
+void GroupEngine::receive(const Departure& departure) {
+  const int rank = group_->rank(departure.member);
+  if (!peers_.is_local(rank)) {
+    effects_.push(effect::RankLeft{rank, departure.why});
+    peers_.mark_left(rank);
+  }
+  member_left(departure.member, departure.why, departure.from);
 }
 
 void GroupEngine::member_left(int member, const std::string& why, int from) {
   if (std::exchange(left_[size_t(member)], 1)) return;
   if (fast_path_) fast_path_->member_left(member);
   if (first_left_.empty()) first_left_ = why;
-  if (member != 0) send_up(plans_.leave_all());  // before the coordinator, which may sleep, is rung
+  if (member != 0) send_all_up(plans_.leave_all());  // before the coordinator, which may sleep, is rung
+  while (auto event = control_plane_->receive_from_below()) receive(*event);  // what it announced before
   control_plane_->member_left(member, why, from);
   if (is_coordinator()) coordinator_->member_left(member, why);
 }
@@ -348,11 +397,11 @@ void GroupEngine::fail_all(Code code, const std::string& text) {
   batches_.clear();
   plans_.clear();
   if (fast_path_) fast_path_->drop();
-  if (RequestPtr request = std::move(fast_path_request_)) owner_.finish(request, code, request->title() + ": " + text);
+  if (RequestPtr request = std::move(fast_path_request_)) fail(request, code, text);
   auto pending = std::exchange(pending_, {});
   for (const BatchItem& item : agreed)
     if (!item.placeholder) hand_back(item.request, code, item.request->title() + ": " + text);
-  for (auto& [key, request] : pending) owner_.finish(request, code, request->title() + ": " + text);
+  for (auto& [key, request] : pending) fail(request, code, text);
 }
 
 bool GroupEngine::announced(Kind kind, bool automatic, const std::string& key) const {

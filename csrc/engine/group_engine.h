@@ -14,40 +14,24 @@
 #include "engine/control/response_cache.h"
 #include "engine/remote_fast_path.h"
 #include "engine/shared_fast_path.h"
+#include "engine/effects.h"
 #include "engine/joined_rank.h"
 #include "engine/nccl_launches.h"
 #include "engine/nccl_setup.h"
 #include "engine/progress_lock.h"
+#include "engine/surroundings.h"
 #include "engine/tuning.h"
 #include "net/group.h"
 #include "net/peers.h"
 
 namespace lightcc {
 
-// What a group engine needs of the engine.
-struct GroupEngineOwner {
-  virtual ~GroupEngineOwner() = default;
-  virtual void finish(const RequestPtr&, Code, const std::string& text) = 0;
-  virtual void skip_name(int group, const std::string& key) = 0;  // the other members have used this automatic name
-  virtual void change_groups(Request&) = 0;                     // add_group, remove_group: all ranks are at this point
-  virtual void end_epoch(Code, const std::string& text) = 0;    // nobody can go on
-  virtual void remote_rank_left(int rank, const std::string& why) = 0;  // of another host, in peace
-  virtual void receive_blocked(const BlockedReport&) = 0;       // this rank is the world's coordinator
-  virtual void receive_reply(const DeadlockReply&) = 0;         // and here
-  virtual void receive_probe(const DeadlockProbe&) = 0;         // from the world's coordinator
-  // This rank is blocked in a group on what these ranks have not announced.
-  virtual void receive_waits_for(int group, const std::string& key, std::vector<int32_t> ranks) = 0;
-  virtual std::string blocked_on(int rank) = 0;                 // in words, if this rank knows; or ""
-  virtual void await_turn(const Group&) = 0;                    // nccl_launches.h; it will come, or this throws
-  virtual void receive_turn(const LaunchTurn&) = 0;             // from the world's coordinator
-};
-
-class GroupEngine : public ControlPlaneOwner {
+class GroupEngine {
  public:
   // tuned: what the tuner finds, for later runs.
   GroupEngine(Peers&, std::shared_ptr<const Group>, const Config&, std::shared_ptr<OutputPool>,
-              std::shared_ptr<PinnedPool>, Counters&, Tracing&, const ProgressLock&, NcclLaunches&, GroupEngineOwner&,
-              CacheFile tuned = {});
+              std::shared_ptr<PinnedPool>, Counters&, Tracing&, const ProgressLock&, NcclLaunches&, Effects&,
+              const Surroundings&, CacheFile tuned = {});
 
   const Group& group() const { return *group_; }
   const Selector& selector() const { return selector_; }
@@ -68,6 +52,9 @@ class GroupEngine : public ControlPlaneOwner {
     fast_path_request_ = request;
   }
   bool step();                                          // a bounded piece of work; true if anything moved
+  bool step_control_plane();                            // of that, only messages
+  void send_up(UpMessage);                              // to the coordinator
+  void send_down(const DownMessage&);                   // on the coordinator: to all members, or to whom it is for
   void rank_left(int rank, const std::string& why);     // a rank that left in peace
   void fail_all(Code, const std::string& text);         // everything in flight
   // Is such a request of this rank in flight here?
@@ -75,11 +62,11 @@ class GroupEngine : public ControlPlaneOwner {
   // This rank will not announce it, but others have.
   void declare_absent(const std::string& key, const std::string& text) {
     progress_lock_.assert_held();
-    control_plane_->send_up(MembersAbsent{key, text, {group_->index()}});
+    send_up(MembersAbsent{key, text, {group_->index()}});
   }
   void refused(const std::string& key, const std::string& why) {  // by this rank, when it was submitted
     progress_lock_.assert_held();
-    control_plane_->send_up(Refused{key, why, group_->index()});
+    send_up(Refused{key, why, group_->index()});
   }
   void contended(const std::string& key);               // two threads of this rank had it at the same time
   // A caller waits for requests that a fusion plan may hold, and will not submit what they are held for.
@@ -105,10 +92,13 @@ class GroupEngine : public ControlPlaneOwner {
   size_t batches_at_a_time() const { return shared_ ? 1 : kBatchesBetweenHosts; }
   const std::vector<BatchItem>& oldest_batch() const { return running_.empty() ? batches_[0] : running_[0]->items(); }
   void select(std::span<const Rule> allreduces);
-  void send_up(MemberPlans::Messages);
-  void receive_up(int from, UpMessage) override;
-  void receive_down(DownMessage) override;
-  void receive_slot(int member, std::string bytes) override;
+  void send_all_up(MemberPlans::Messages);
+  void take_own_events();
+  void receive(ControlEvent&);
+  void receive(MemberMessage&);
+  void receive(DownMessage&);
+  void receive(ReceivedSlot&);
+  void receive(const Departure&);
   void receive(Batch&);
   void receive(const BucketBatch&);
   void receive(const Failure&);
@@ -117,7 +107,6 @@ class GroupEngine : public ControlPlaneOwner {
   void agree(std::vector<BatchItem>);
   void check_world(int from) const;  // throws if this group is another
   bool is_among(const std::vector<int32_t>& members) const;  // this rank
-  void remote_member_left(int member, const std::string& why, int from) override;
   void member_left(int member, const std::string& why, int from);
   bool coordinate();
   bool begin_batch();
@@ -128,7 +117,9 @@ class GroupEngine : public ControlPlaneOwner {
   bool settle_nccl(const Request&);
   bool is_gpu_full() const;
   void watch_gpu();
-  void hand_back(const RequestPtr&, Code, const std::string& text);
+  void finish(const RequestPtr&, Code, std::string text = {});
+  void fail(const RequestPtr&, Code, const std::string& why);
+  void hand_back(const RequestPtr&, Code, std::string text = {});
   bool run_batches();
   bool step_fast_path();
   void all_joined(const BatchItem&);
@@ -151,7 +142,8 @@ class GroupEngine : public ControlPlaneOwner {
   Tracing& tracing_;
   const ProgressLock& progress_lock_;
   NcclLaunches& launches_;                              // of all groups of this rank
-  GroupEngineOwner& owner_;
+  Effects& effects_;
+  const Surroundings& surroundings_;
 
   std::unique_ptr<ControlPlane> control_plane_;
   std::vector<std::unique_ptr<Link>> links_;            // data

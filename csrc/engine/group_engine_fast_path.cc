@@ -26,14 +26,14 @@ bool GroupEngine::can_take_fast_path(const Collective& c) const {
 
 bool GroupEngine::receive_slots() {
   progress_lock_.assert_held();
-  return remote_fast_path_ && (peers_.step() | control_plane_->step());
+  return remote_fast_path_ && (peers_.step() | step_control_plane());
 }
 
-void GroupEngine::receive_slot(int member, std::string bytes) {
+void GroupEngine::receive(ReceivedSlot& slot) {
   if (!remote_fast_path_)
-    throw Error(Code::internal, "rank " + std::to_string(group_->rank(member)) + " sent a call to a group that has no "
+    throw Error(Code::internal, "rank " + std::to_string(group_->rank(slot.member)) + " sent a call to a group that has no "
                                     "fast path between hosts");
-  remote_fast_path_->receive(std::move(bytes));
+  remote_fast_path_->receive(std::move(slot.bytes));
 }
 
 bool GroupEngine::step_fast_path() {
@@ -48,7 +48,7 @@ bool GroupEngine::step_fast_path() {
   RequestPtr request = std::move(fast_path_request_);
   if (state != FastPath::State::done) return submit(request), true;
   counters_.count(Counters::fast_path);
-  owner_.finish(request, Code::ok, "");
+  finish(request, Code::ok);
   return true;
 }
 

@@ -74,7 +74,7 @@ GpuWays GroupEngine::ways_of(const std::vector<BatchItem>& batch) {
 }
 
 // A request that was agreed on: the program's stream goes on behind what was queued for it, also if it has failed.
-void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::string& text) {
+void GroupEngine::hand_back(const RequestPtr& request, Code code, std::string text) {
   try {
     if (request->nccl) {
       request->nccl->finish(*request);
@@ -83,9 +83,9 @@ void GroupEngine::hand_back(const RequestPtr& request, Code code, const std::str
       staging_->finish(*request, code != Code::ok);
     }
   } catch (const Error& error) {
-    if (code == Code::ok) return owner_.finish(request, error.code(), request->title() + ": " + error.what());
+    if (code == Code::ok) return fail(request, error.code(), error.what());
   }
-  owner_.finish(request, code, text);
+  finish(request, code, std::move(text));
 }
 
 // NCCL does not tell by itself that a collective which was queued long ago has failed.

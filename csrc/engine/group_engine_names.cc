@@ -7,13 +7,13 @@ void GroupEngine::contended(const std::string& key) {
   progress_lock_.assert_held();
   // From now on, for the fast path; the coordinator's words follow.
   if (withdrawn_.emplace(key, why_withdrawn(group_->rank(group_->index()))).second)
-    control_plane_->send_up(Contended{key, group_->index()});
+    send_up(Contended{key, group_->index()});
 }
 
 void GroupEngine::receive(const NameWithdrawn& withdrawn) {
   withdrawn_[withdrawn.key] = withdrawn.text;
   receive(Failure{withdrawn.key, Code::mismatch, withdrawn.text});
-  control_plane_->send_up(NameGivenUp{withdrawn.key, group_->index()});
+  send_up(NameGivenUp{withdrawn.key, group_->index()});
 }
 
 }  // namespace lightcc

@@ -11,7 +11,7 @@ namespace lightcc {
 GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const Config& config,
                          std::shared_ptr<OutputPool> outputs, std::shared_ptr<PinnedPool> pinned, Counters& counters,
                          Tracing& tracing, const ProgressLock& progress_lock, NcclLaunches& launches,
-                         GroupEngineOwner& owner, CacheFile tuned)
+                         Effects& effects, const Surroundings& surroundings, CacheFile tuned)
     : peers_(peers),
       group_(std::move(group)),
       config_(config),
@@ -21,12 +21,13 @@ GroupEngine::GroupEngine(Peers& peers, std::shared_ptr<const Group> group, const
       tracing_(tracing),
       progress_lock_(progress_lock),
       launches_(launches),
-      owner_(owner),
+      effects_(effects),
+      surroundings_(surroundings),
       plans_(group_->index(), response_cache_),
       buffers_{FusionBuffer(peers.arena()), FusionBuffer(peers.arena())},
       joined_rank_(peers.arena()),
       left_(size_t(group_->size())) {
-  control_plane_ = std::make_unique<ControlPlane>(peers, *group_, *this);
+  control_plane_ = std::make_unique<ControlPlane>(peers, *group_);
   std::vector<Link*> links;
   for (int member = 0; member < group_->size(); ++member) {
     const bool other = member != group_->index();

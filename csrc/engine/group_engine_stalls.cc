@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "engine/blocked_text.h"
 #include "engine/group_engine.h"
 
 namespace lightcc {
@@ -41,7 +42,7 @@ void GroupEngine::inspect_request(Request& request, bool running, uint64_t now) 
   }
   if (request.asked_ns <= request.warned_ns) {  // not asked since the last warning
     request.asked_ns = now;
-    control_plane_->send_up(Query{request.key, group_->index()});
+    send_up(Query{request.key, group_->index()});
   } else if (now - request.asked_ns > kSilenceNs) {
     report_stall(request, {control_plane_->silent_since(request.asked_ns)}, {}, "", now);
   }
@@ -79,7 +80,7 @@ std::string GroupEngine::note(const std::string& key, const std::vector<int>& mi
     std::string one = coordinator_->refusal(missing[i], key);
     if (!one.empty()) {
       one = "refused it when it was submitted there: " + one;
-    } else if (one = owner_.blocked_on(rank); !one.empty()) {
+    } else if (one = blocked_text(surroundings_, rank); !one.empty()) {
       one = "itself waits for " + one;
     } else if (const std::string other = coordinator_->waits_for(missing[i]); !other.empty()) {
       one = "itself waits for " + title_of_key(other) + ", for which " + names(coordinator_->missing(other)) +
@@ -100,8 +101,8 @@ void GroupEngine::report_stall(Request& request, const std::vector<int>& missing
   std::string text = request.title() + " has waited " + seconds + " for " + names(missing);
   if (!joined.empty()) text += " (has joined: " + names(joined) + ")";
   if (config_.stall_end_s > 0 && waited_s >= config_.stall_end_s)
-    return owner_.end_epoch(Code::timeout, "stalled: " + text + "; ended after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" +
-                                              (note.empty() ? "" : "; " + note));
+    return effects_.push(effect::EndEpoch{{Code::timeout, "stalled: " + text + "; ended after "
+                                           "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" + (note.empty() ? "" : "; " + note)}});
   counters_.add(Counters::stall_warnings);
   // One voice is enough: the first member that waits for it.
   auto waits = [&](int member) {
@@ -121,7 +122,7 @@ void GroupEngine::report_stall(Request& request, const std::vector<int>& missing
 bool GroupEngine::report_blocked(const std::string& key) {
   progress_lock_.assert_held();
   if (!pending_.contains(key)) return false;
-  control_plane_->send_up(Query{key, group_->index(), true});
+  send_up(Query{key, group_->index(), true});
   return true;
 }
 

@@ -41,10 +41,11 @@ struct Callbacks {
   void (*received)(void* context, int index, const int32_t* rows, int count) = nullptr;  // alltoall, before done
 };
 
+inline bool changes_groups(Kind kind) { return kind == Kind::add_group || kind == Kind::remove_group; }
+
 // What users read of a request: "allreduce of tensor 'w'", "barrier()". key: empty if it has no name yet.
 inline std::string title_of(Kind kind, const std::string& key) {
-  const bool tensors = kind != Kind::join && kind != Kind::barrier && kind != Kind::add_group &&
-                       kind != Kind::remove_group;
+  const bool tensors = kind != Kind::join && kind != Kind::barrier && !changes_groups(kind);
   const std::string name = key.substr(key.find('.') + 1), text = name_of(kind);
   if (!tensors) return name.empty() || is_automatic(key) ? text + "()" : text + " '" + name + "'";
   return text + (key.empty() ? " of an unnamed tensor" : " of tensor '" + name + "'");
@@ -81,7 +82,7 @@ struct Request {
   std::vector<Output> results;
   NcclStream* nccl = nullptr;      // where it runs on its GPU; nullptr: it is copied to the host
   std::shared_ptr<CudaEvent> delivered;  // the outputs of a GPU's request are there; nullptr: nothing was queued
-  int new_group = -1;              // add_group
+  int changed_group = -1;          // add_group, remove_group: which, once this rank has added or removed it
   int last_joined = -1;            // join: the world rank that joined last
   Code code = Code::pending;
   std::string text;

@@ -188,7 +188,7 @@ template <class T> std::vector<T> result(const Request& request, size_t tensor =
 
 inline int add_group(Engine& engine, const std::vector<int>& ranks) {
   Tensor members{DType::uint8, Shape(ranks.begin(), ranks.end()), nullptr, nullptr};
-  return done(engine, request(engine, Kind::add_group, "", {members}))->new_group;
+  return done(engine, request(engine, Kind::add_group, "", {members}))->changed_group;
 }
 inline void remove_group(Engine& engine, int group) {
   done(engine, request(engine, Kind::remove_group, "", {{DType::uint8, {group}, nullptr, nullptr}}));

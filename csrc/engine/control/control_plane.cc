@@ -32,8 +32,7 @@ int receiver(const DownMessage& message) {
 
 }  // namespace
 
-ControlPlane::ControlPlane(Peers& peers, const Group& group, ControlPlaneOwner& owner)
-    : peers_(peers), group_(group), owner_(owner), tree_(group) {
+ControlPlane::ControlPlane(Peers& peers, const Group& group) : peers_(peers), group_(group), tree_(group) {
   auto stream = [&](int member) {
     return std::make_unique<MessageStream>(peers.control_link(group.id(), group.rank(member)));
   };
@@ -46,7 +45,7 @@ ControlPlane::ControlPlane(Peers& peers, const Group& group, ControlPlaneOwner& 
 // ---- up
 
 void ControlPlane::send_up(UpMessage message) {
-  if (!parent_) return owner_.receive_up(group_.index(), std::move(message));
+  if (!parent_) return events_.push(MemberMessage{group_.index(), std::move(message)});
   ++sent_up_;
   if (aggregator_) {
     aggregator_->receive_up(Aggregator::kSelf, std::move(message), now_ns());
@@ -79,7 +78,7 @@ bool ControlPlane::receive_from_child(size_t child) {
   auto bytes = children_[child]->receive();
   if (!bytes) return false;
   const int sender = tree_.children[child];
-  if (call_slot(*bytes)) return owner_.receive_slot(sender, std::move(*bytes)), true;
+  if (call_slot(*bytes)) return events_.push(ReceivedSlot{sender, std::move(*bytes)}), true;
   UpFrame frame = parse_up(*bytes, group_.rank(sender));
   std::visit(Overloaded{[&](UpMessage& message) { receive_up(child, std::move(message)); },
                         [&](AggregatedRequests& requests) { receive_up(child, std::move(requests)); },
@@ -93,26 +92,21 @@ void ControlPlane::receive_up(size_t child, UpMessage message) {
   const int member = named_sender(message).value_or(tree_.children[child]);
   if (tree_.toward(member) != int(child))
     throw Error(Code::internal, "the coordinator was sent a message of a member that is not below its sender");
-  owner_.receive_up(member, std::move(message));
+  events_.push(MemberMessage{member, std::move(message)});
 }
 
 void ControlPlane::receive_up(size_t child, AggregatedRequests requests) {
   if (aggregator_) return aggregator_->receive_up(int(child), std::move(requests), now_ns());
   for_each_request(requests, tree_.below[child], [&](int member, const Readiness& one) {
-    std::visit([&](auto& each) { owner_.receive_up(member, each); }, one);
+    std::visit([&](const auto& each) { events_.push(MemberMessage{member, each}); }, one);
   });
-}
-
-void ControlPlane::take_in() {
-  for (size_t child = 0; child < children_.size(); ++child)
-    while (receive_from_child(child)) continue;
 }
 
 // ---- down
 
 void ControlPlane::send_down(const DownMessage& message) {
   const int to = receiver(message);
-  if (to == group_.index()) return owner_.receive_down(message);
+  if (to == group_.index()) return events_.push(message);
   if (to >= 0 && tree_.toward(to) < 0)
     throw Error(Code::internal, "an answer is for a member that is not in its group");
   if (!children_.empty()) {
@@ -120,7 +114,7 @@ void ControlPlane::send_down(const DownMessage& message) {
     if (to >= 0) return children_[size_t(tree_.toward(to))]->send(bytes);
     send_to_children(message, bytes);
   }
-  owner_.receive_down(message);
+  events_.push(message);
 }
 
 // A turn goes to those whom it is for, and to those on the way there. They may have nothing to do, and sleep.
@@ -140,7 +134,7 @@ void ControlPlane::send_to_children(const DownMessage& message, const std::strin
 bool ControlPlane::receive_from_parent() {
   auto bytes = parent_->receive();
   if (!bytes) return false;
-  if (call_slot(*bytes)) return owner_.receive_slot(tree_.parent(), std::move(*bytes)), true;
+  if (call_slot(*bytes)) return events_.push(ReceivedSlot{tree_.parent(), std::move(*bytes)}), true;
   DownFrame frame = parse_down(*bytes, group_.rank(tree_.parent()));
   std::visit(Overloaded{[&](DownMessage& message) { receive_down(std::move(message), *bytes); },
                         [&](MemberLeft& left) { receive_left(left, tree_.parent()); }},
@@ -159,7 +153,7 @@ void ControlPlane::receive_down(DownMessage message, const std::string& bytes) {
     forward_up();
     if (to < 0) send_to_children(message, bytes);
   }
-  owner_.receive_down(std::move(message));
+  events_.push(std::move(message));
 }
 
 // ---- both
@@ -170,23 +164,41 @@ void ControlPlane::send_slot(std::string bytes) {
   (parent_ ? *parent_ : *children_[0]).send(std::move(bytes));
 }
 
-bool ControlPlane::step() {
-  bool moved = false;
-  for (size_t child = 0; child < children_.size(); ++child) {
+// After an error it begins anew at the first neighbour.
+std::optional<ControlEvent> ControlPlane::step(bool* moved) {
+  std::optional<ControlEvent> event = events_.pop();
+  if (event) return event;
+  for (size_t child = std::exchange(neighbour_, 0); child < children_.size(); ++child) {
     const bool pumped = children_[child]->pump();
     if (pumped && children_await_ring_[child]) ring_child(child);
-    moved |= pumped;
-    while (receive_from_child(child)) moved = true;
+    *moved |= pumped;
+    for (; !event && receive_from_child(child); event = events_.pop()) *moved = true;
+    if (!event) continue;
+    neighbour_ = child;
+    return event;
   }
-  if (!parent_) return moved;
+  if (!parent_) return event;
   const bool pumped = parent_->pump();
   if (pumped && parent_awaits_ring_) ring_parent();
-  moved |= pumped;
-  while (receive_from_parent()) moved = true;
-  if (!aggregator_) return moved;
+  *moved |= pumped;
+  for (; !event && receive_from_parent(); event = events_.pop()) *moved = true;
+  if (event) {
+    neighbour_ = children_.size();
+    return event;
+  }
+  if (!aggregator_) return event;
   if (std::exchange(expedite_, false)) aggregator_->pass_all();
   if (aggregator_->holds()) aggregator_->pass_expired(now_ns());
-  return forward_up() || moved;
+  *moved |= forward_up();
+  return event;
+}
+
+std::optional<ControlEvent> ControlPlane::receive_from_below() {
+  if (auto event = events_.pop()) return event;
+  for (size_t child = 0; child < children_.size(); ++child)
+    while (receive_from_child(child))
+      if (auto event = events_.pop()) return event;
+  return std::nullopt;
 }
 
 bool ControlPlane::flush() {
@@ -216,11 +228,10 @@ int ControlPlane::silent_since(uint64_t asked_ns) const {
 void ControlPlane::receive_left(const MemberLeft& left, int from) {
   if (!group_.has_member(left.member) || left.member == group_.index())
     throw Error(Code::internal, "a member that cannot have left was said to have left");
-  owner_.remote_member_left(left.member, left.why, from);
+  events_.push(Departure{left.member, left.why, from});
 }
 
 void ControlPlane::member_left(int member, const std::string& why, int from) {
-  take_in();  // what it announced before it left
   cut_off_ = cut_off_ || std::find(tree_.ancestors.begin(), tree_.ancestors.end(), member) != tree_.ancestors.end();
   if (aggregator_) {
     aggregator_->member_left();

@@ -3,9 +3,12 @@
 // progress lock calls it.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "base/fifo.h"
 #include "engine/control/aggregator.h"
 #include "engine/control/message_stream.h"
 #include "engine/control/tree.h"
@@ -14,33 +17,37 @@
 
 namespace lightcc {
 
-// Whom it works for. What a message says about members has been checked against the tree, but for lists of them.
-struct ControlPlaneOwner {
-  virtual ~ControlPlaneOwner() = default;
-  virtual void receive_up(int member, UpMessage) = 0;  // at the coordinator: from a member
-  virtual void receive_down(DownMessage) = 0;          // at every member: from the coordinator
-  virtual void receive_slot(int member, std::string bytes) = 0;  // call_slot.h; from a neighbour
-  // A member of another host has left; `from` said so. Calls ControlPlane::member_left().
-  virtual void remote_member_left(int member, const std::string& why, int from) = 0;
-};
+// What has come for this member. What a message says about members has been checked against the tree, but for lists of
+// them.
+struct MemberMessage { int member; UpMessage message; };    // at the coordinator: from a member
+struct ReceivedSlot { int member; std::string bytes; };     // call_slot.h; from a neighbour
+struct Departure { int member; std::string why; int from; };  // of a member on another host, as `from` has said
+using ControlEvent = std::variant<MemberMessage, DownMessage, ReceivedSlot, Departure>;
 
 class ControlPlane {
  public:
   static constexpr int kSeen = -1;
 
   // Everything outlives the control plane.
-  ControlPlane(Peers&, const Group&, ControlPlaneOwner&);
+  ControlPlane(Peers&, const Group&);
 
   const Tree& tree() const { return tree_; }
   void send_up(UpMessage);             // from this member to the coordinator
   void send_down(const DownMessage&);  // from the coordinator to all members, or to the one that it is for
   void send_slot(std::string bytes);   // call_slot.h; to the only neighbour
-  bool step();   // takes in what has come and passes on what is for others; true if anything moved
+  // Takes in what has come and passes on what is for others. Returns what is for this member, one event a call, and
+  // nullopt when that was all. Sets *moved if anything moved.
+  std::optional<ControlEvent> step(bool* moved);
+  // Of that, what is there already: this member may have told it to itself.
+  std::optional<ControlEvent> take_event() { return events_.pop(); }
+  // Of that, what the members below have sent.
+  std::optional<ControlEvent> receive_from_below();
   bool flush();  // true while messages wait for room
   void expedite() { expedite_ = true; }  // this rank was rung urgently: what is held here goes on at the next step
   bool holds() const { return aggregator_ && aggregator_->holds(); }  // it must step again within Aggregator::kHoldNs
   void remind();  // this member has waited for a while: its parent may have nothing to do and sleep
   // A member has left: this rank has seen it (kSeen), or a neighbour has said so. Those that cannot see it are told.
+  // What it announced before, receive_from_below() has returned.
   void member_left(int member, const std::string& why, int from);
   void leave(const std::string& why);        // this rank leaves, and has sent all that it had to send
   bool cut_off() const { return cut_off_; }  // from the coordinator, for ever
@@ -48,7 +55,6 @@ class ControlPlane {
   int silent_since(uint64_t asked_ns) const;
 
  private:
-  void take_in();  // what the members below have sent
   bool receive_from_child(size_t child);  // one frame; false: there is none
   bool receive_from_parent();
   void receive_up(size_t child, UpMessage);
@@ -64,7 +70,6 @@ class ControlPlane {
 
   Peers& peers_;
   const Group& group_;
-  ControlPlaneOwner& owner_;
   Tree tree_;
   std::unique_ptr<MessageStream> parent_;
   std::vector<std::unique_ptr<MessageStream>> children_;
@@ -74,6 +79,8 @@ class ControlPlane {
   std::vector<char> children_await_ring_;
   bool expedite_ = false;
   bool cut_off_ = false;
+  Fifo<ControlEvent> events_;
+  size_t neighbour_ = 0;                     // at which step() goes on: a child, or behind them the parent
 };
 
 }  // namespace lightcc

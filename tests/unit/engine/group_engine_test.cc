@@ -1,5 +1,5 @@
-// One group's engine on each of its members, stepped by hand in one thread, with an engine around it that only writes
-// down what it is told.
+// One group's engine on each of its members, stepped by hand in one thread. Its effects are not carried out but written
+// down.
 #include "engine/group_engine.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "base/clock.h"
+#include "base/overloaded.h"
 #include "labels.h"
 #include "unit/ranks.h"
 
@@ -20,7 +21,7 @@ namespace {
 
 using namespace test;
 
-struct Member : GroupEngineOwner {
+struct Member {
   Member(std::unique_ptr<Peers> p, Config c) : peers(std::move(p)), config(std::move(c)) {
     std::vector<int> all(size_t(peers->size()));
     std::iota(all.begin(), all.end(), 0);
@@ -28,25 +29,22 @@ struct Member : GroupEngineOwner {
     lock.try_lock();
     engine = std::make_unique<GroupEngine>(*peers, group, config, std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
                                            std::make_shared<PinnedPool>(peers->arena(), 1 << 20), counters, tracing,
-                                           lock, launches, *this, CacheFile::of(config.cache_dir, "threads"));
+                                           lock, launches, effects, surroundings,
+                                           CacheFile::of(config.cache_dir, "threads"));
   }
-  void finish(const RequestPtr& request, Code code, const std::string& text) override {
-    request->code = code;
-    request->text = text;
-    request->finished = true;
-    finished += (finished.empty() ? "" : " ") + request->key;
+  void carry_out_effects() {
+    while (auto effect = effects.pop())
+      std::visit(Overloaded{[&](const effect::Finish& end) {
+                              end.request->code = end.code;
+                              end.request->text = end.text;
+                              end.request->finished = true;
+                              finished += (finished.empty() ? "" : " ") + end.request->key;
+                            },
+                            [&](const effect::EndEpoch& end) { ended = end.cause; },
+                            [&](const effect::ChangeGroups& change) { changes.push_back(change.request); },
+                            [](const auto&) { ADD_FAILURE() << "nothing else is wanted of the engine"; }},
+                 *effect);
   }
-  void skip_name(int, const std::string& key) override { skipped = key; }
-  void change_groups(Request&) override { ADD_FAILURE() << "no group is added or removed"; }
-  void end_epoch(Code code, const std::string& text) override { ended = {code, text}; }
-  void remote_rank_left(int rank, const std::string&) override { remote_left.push_back(rank); }
-  void receive_blocked(const BlockedReport&) override {}
-  void receive_reply(const DeadlockReply&) override {}
-  void receive_probe(const DeadlockProbe&) override {}
-  void receive_waits_for(int, const std::string&, std::vector<int32_t>) override {}
-  std::string blocked_on(int) override { return ""; }
-  void await_turn(const Group&) override {}
-  void receive_turn(const LaunchTurn&) override {}
 
   std::unique_ptr<Peers> peers;
   const Config config;
@@ -55,10 +53,14 @@ struct Member : GroupEngineOwner {
   Tracing tracing{timeline};
   ProgressLock lock;
   NcclLaunches launches;
+  Effects effects;
+  GroupTable groups;
+  DeadlockDetector deadlocks{[](int, int) { return true; }};
+  const Surroundings surroundings{groups, deadlocks};
   std::unique_ptr<GroupEngine> engine;
-  std::string finished, skipped;     // keys, in order
+  std::string finished;              // keys, in order
   EpochCause ended;
-  std::vector<int> remote_left;
+  std::vector<RequestPtr> changes;   // of groups
 };
 
 class Members {
@@ -84,6 +86,7 @@ class Members {
     for (auto& member : all_) {
       member->peers->step();
       member->engine->step();
+      member->carry_out_effects();
       member->peers->flush_and_wake();
     }
   }
@@ -213,6 +216,31 @@ TEST(GroupEngine, MembersThatDisagreeAllHearWhoAndAboutWhat) {
   EXPECT_EQ(members[0].ended.code, Code::ok) << "the epoch goes on";
 }
 
+TEST(GroupEngine, ABatchThatChangesGroupsWaitsUntilThatIsCarriedOut) {
+  Members members(kOneHost);
+  std::vector<RequestPtr> requests;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto request = std::make_shared<Request>();
+    request->what.kind = Kind::add_group;
+    request->what.tensors = {{DType::int32, {0, 1}}};
+    request->key = key_of(Kind::add_group, "x");
+    request->submitted_ns = request->warned_ns = now_ns();
+    requests.push_back(request);
+    members[rank].engine->submit(request);
+  }
+  const auto all = [&](const auto& what) {
+    return members.until([&] { return what(0) && what(1) && what(2); });
+  };
+  EXPECT_TRUE(all([&](int rank) { return !members[rank].changes.empty(); }));
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(members[rank].changes[0], requests[size_t(rank)]);
+    EXPECT_FALSE(requests[size_t(rank)]->finished);
+    requests[size_t(rank)]->changed_group = 1;
+  }
+  EXPECT_TRUE(all([&](int rank) { return requests[size_t(rank)]->finished.load(); }));
+  for (const RequestPtr& request : requests) EXPECT_EQ(request->code, Code::ok) << request->text;
+}
+
 TEST(GroupEngine, WhatARankThatLeftWillNotSendFailsWithItsReason) {
   Members members(kOneHost);
   std::vector<float> data(10);
@@ -222,6 +250,7 @@ TEST(GroupEngine, WhatARankThatLeftWillNotSendFailsWithItsReason) {
   for (int rank : {0, 1}) members[rank].engine->rank_left(2, "rank 2 has left (its work is done)");
   EXPECT_TRUE(members.until([&] { return before->finished.load(); }));
   members[1].engine->submit(after);
+  members[1].carry_out_effects();
   for (const RequestPtr& one : {before, after}) {
     EXPECT_EQ(one->code, Code::shut_down);
     EXPECT_NE(one->text.find("rank 2 has left (its work is done)"), std::string::npos) << one->text;
@@ -234,6 +263,7 @@ TEST(GroupEngine, AtTheEndOfTheEpochEverythingInFlightFails) {
   const RequestPtr one = sum_of("x", data), two = sum_of("y", data);
   for (const RequestPtr& request : {one, two}) members[0].engine->submit(request);
   members[0].engine->fail_all(Code::peer_lost, "rank 1 died");
+  members[0].carry_out_effects();
   for (const RequestPtr& request : {one, two}) {
     EXPECT_EQ(request->code, Code::peer_lost);
     EXPECT_EQ(request->text, request->title() + ": rank 1 died");
@@ -254,6 +284,7 @@ TEST(GroupEngine, BothBatchesThatRunFailOnce) {
   EXPECT_TRUE(members.until([&] { return run_two(0) && run_two(1); }));
   for (int rank = 0; rank < 2; ++rank) {
     members[rank].engine->fail_all(Code::peer_lost, "rank 7 died");
+    members[rank].carry_out_effects();
     EXPECT_EQ(members[rank].finished, "allreduce.a allreduce.b allreduce.c allreduce.d");
     EXPECT_TRUE(members[rank].engine->idle());
   }

@@ -47,11 +47,8 @@ TEST_F(ProgressLockDeathTest, WhoDoesNotHoldItMayNotActAsIfItDid) {
 }
 
 TEST_F(ProgressLockDeathTest, AnEnginesStateIsTouchedUnderItOnly) {
-  const auto fail = [] {
-    test::Ranks ranks(1);
-    static_cast<GroupEngineOwner&>(ranks[0]).end_epoch(Code::internal, "by a thread that does not hold it");
-  };
-  EXPECT_DEATH(fail(), std::string("apply\\(\\) ") + text_);
+  const auto resume_unpaused = [] { test::Ranks(1)[0].resume(); };
+  EXPECT_DEATH(resume_unpaused(), std::string("resume\\(\\) ") + text_);
 }
 
 }  // namespace

@@ -56,21 +56,31 @@ std::string shown(const DownMessage& message) {
 }
 
 // One member: its control plane, unless it is to be played by the test, and what that has told it.
-struct PlaneMember : ControlPlaneOwner {
+struct PlaneMember {
   PlaneMember(Peers& own_peers, const std::vector<int>& ranks, bool played)
       : peers(own_peers), group(0, ranks, peers.rank(), peers.topology()) {
-    if (!played) plane = std::make_unique<ControlPlane>(peers, group, *this);
+    if (!played) plane = std::make_unique<ControlPlane>(peers, group);
   }
-  void receive_up(int member, UpMessage message) override {
-    heard.push_back(std::to_string(member) + " " + shown(message));
+  void step() {
+    bool moved = false;
+    while (auto event = plane->step(&moved)) hear(*event);
+    plane->flush();
   }
-  void receive_down(DownMessage message) override { heard.push_back(shown(message)); }
-  void receive_slot(int member, std::string bytes) override {
-    heard.push_back(std::to_string(member) + " slot of " + std::to_string(bytes.size()));
-  }
-  void remote_member_left(int member, const std::string& why, int from) override {
-    heard.push_back(std::to_string(member) + " left: " + why);
-    plane->member_left(member, why, from);
+  void hear(const ControlEvent& event) {
+    std::visit(Overloaded{[&](const MemberMessage& one) {
+                            heard.push_back(std::to_string(one.member) + " " + shown(one.message));
+                          },
+                          [&](const DownMessage& message) { heard.push_back(shown(message)); },
+                          [&](const ReceivedSlot& slot) {
+                            heard.push_back(std::to_string(slot.member) + " slot of " +
+                                            std::to_string(slot.bytes.size()));
+                          },
+                          [&](const Departure& departure) {
+                            heard.push_back(std::to_string(departure.member) + " left: " + departure.why);
+                            while (auto before = plane->receive_from_below()) hear(*before);
+                            plane->member_left(departure.member, departure.why, departure.from);
+                          }},
+               event);
   }
 
   Peers& peers;
@@ -99,8 +109,7 @@ class Members {
   void step() {
     for (auto& member : members_) {
       member->peers.step();
-      if (member->plane) member->plane->step();
-      if (member->plane) member->plane->flush();
+      if (member->plane) member->step();
       member->peers.flush_and_wake();
     }
   }

@@ -1,0 +1,38 @@
+// What a group's engine wants done outside of its group, as values. It calls nobody above it: it appends them, and the
+// engine carries them out in their order, after each step of a group (Engine::carry_out_effects). Invariants:
+// 1. An effect is carried out once, also if the step that appended it has thrown: then before the epoch ends.
+// 2. Until it is carried out, the group's engine goes on as if it were, but for ChangeGroups, on which its batch waits.
+#pragma once
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/fifo.h"
+#include "engine/control/message.h"
+#include "engine/epoch_state.h"
+#include "engine/request.h"
+#include "net/group.h"
+
+namespace lightcc {
+
+namespace effect {
+
+struct Finish { RequestPtr request; Code code = Code::ok; std::string text; };
+struct SkipName { int group; std::string key; };    // the other members have used this automatic name
+struct ChangeGroups { RequestPtr request; };        // add_group, remove_group: all ranks are at this point
+struct EndEpoch { EpochCause cause; };              // nobody can go on
+struct RankLeft { int rank; std::string why; };     // of another host, in peace
+struct AwaitTurn { std::shared_ptr<const Group> group; };  // nccl_launches.h; it will come, or the epoch ends
+// This rank is blocked in a group on what these ranks have not announced.
+struct WaitsFor { int group; std::string key; std::vector<int32_t> ranks; };
+
+}  // namespace effect
+
+// The messages are those between process sets, received in the world's.
+using Effect = std::variant<effect::Finish, effect::SkipName, effect::ChangeGroups, effect::EndEpoch, effect::RankLeft,
+                            effect::AwaitTurn, effect::WaitsFor, BlockedReport, DeadlockReply, DeadlockProbe,
+                            LaunchTurn>;
+using Effects = Fifo<Effect>;
+
+}  // namespace lightcc
