@@ -29,14 +29,15 @@ MAY_INCLUDE_FILE = {("embedding", "api/lightcc.h"), ("embedding/tensorflow", "ap
 # and bootstrap alone knows which there are. (peers.h, in net itself, knows shared memory and heartbeats.)
 FOLDERS = {
     "net/loop": set(),
-    "net/shm": {"net", "net/health", "net/bootstrap", "collective", "engine"},
+    "net/shm": {"net", "net/health", "net/bootstrap", "collective", "engine", "engine/run"},
     "net/tcp": {"net/bootstrap"},
     "net/harp": {"net/bootstrap"},
     "net/plugin": {"net/bootstrap"},
     "net/health": {"net", "net/bootstrap", "engine"},
     "net/bootstrap": {"engine", "api"},
-    "engine/control": {"engine"},
-    "engine/timeline": {"engine"},
+    "engine/control": {"engine", "engine/run"},
+    "engine/run": {"engine"},
+    "engine/timeline": {"engine", "engine/run"},
     "embedding/tensorflow": set(),
 }
 CONTROL_MAY_INCLUDE = {"base", "net", "engine/control"}  # it decides, and does no I/O but over links

@@ -31,8 +31,7 @@ struct WaitsFor { int group; std::string key; std::vector<int32_t> ranks; };
 
 // The messages are those between process sets, received in the world's.
 using Effect = std::variant<effect::Finish, effect::SkipName, effect::ChangeGroups, effect::EndEpoch, effect::RankLeft,
-                            effect::AwaitTurn, effect::WaitsFor, BlockedReport, DeadlockReply, DeadlockProbe,
-                            LaunchTurn>;
+                            effect::AwaitTurn, effect::WaitsFor, BlockedReport, DeadlockReply, DeadlockProbe>;
 using Effects = Fifo<Effect>;
 
 }  // namespace lightcc

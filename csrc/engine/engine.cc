@@ -163,8 +163,7 @@ void Engine::carry_out_effects() {
                           },
                           [&](const BlockedReport& report) { deadlock_detector_.receive(report); },
                           [&](const DeadlockReply& reply) { deadlock_detector_.receive(reply); },
-                          [&](const DeadlockProbe& probe) { blocked_state_.add(probe); },
-                          [&](const LaunchTurn& turn) { add_turn(turn); }},
+                          [&](const DeadlockProbe& probe) { blocked_state_.add(probe); }},
                *effect);
 }
 

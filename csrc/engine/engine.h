@@ -108,7 +108,6 @@ class Engine {
   void change_groups(Request&);
   void end_epoch(Code, const std::string& text);  // by a failure of this rank
   void await_turn(const Group&);
-  void add_turn(const LaunchTurn&);
 
   std::unique_ptr<GroupEngine> make_group_engine(std::shared_ptr<const Group>);
   struct StreamMark {

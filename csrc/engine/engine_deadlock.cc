@@ -44,8 +44,8 @@ bool Engine::detect_deadlocks() {
     counters_.add(Counters::stall_warnings);
     std::string waits;
     for (size_t i = 0; i < cycle.size(); ++i)
-      waits += (i ? "; " : "") + peers_->name(cycle[i]) + " waits in " + blocked_text(surroundings_, cycle[i]) + " for " +
-               peers_->name(cycle[(i + 1) % cycle.size()]);
+      waits += (i ? "; " : "") + peers_->name(cycle[i]) + " waits in " + blocked_text(surroundings_, cycle[i]) +
+               " for " + peers_->name(cycle[(i + 1) % cycle.size()]);
     log(Level::warning, deadlock_warning("", waits));
   }
   return moved;

@@ -93,12 +93,4 @@ void Engine::await_turn(const Group& group) {
     world.send_up(LaunchRequest{world_.rank, group.id(), {group.ranks().begin(), group.ranks().end()}});
 }
 
-// Not of a group that was removed, and whose id another may have by now.
-void Engine::add_turn(const LaunchTurn& turn) {
-  progress_lock_.assert_held();
-  const auto it = group_engines_.find(turn.group);
-  if (it != group_engines_.end() && std::ranges::equal(it->second->group().ranks(), turn.ranks))
-    launches_.add_turn(turn.group);
-}
-
 }  // namespace lightcc

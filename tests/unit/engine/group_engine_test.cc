@@ -241,6 +241,22 @@ TEST(GroupEngine, ABatchThatChangesGroupsWaitsUntilThatIsCarriedOut) {
   for (const RequestPtr& request : requests) EXPECT_EQ(request->code, Code::ok) << request->text;
 }
 
+// Turns of other groups and the world's own batches come in one order on all ranks.
+TEST(GroupEngine, ALaunchHasItsTurnWhereItsMessageComes) {
+  Members members(kOneHost);
+  Member& coordinator = members[0];
+  const std::vector<int> ranks{0, 1, 2};
+  for (int group = 0; group < 3; ++group)
+    coordinator.groups.add(group < 2 ? ranks : std::vector<int>{1, 2}, 0, coordinator.peers->topology());
+  coordinator.engine->send_down(LaunchTurn{1, {0, 1, 2}});
+  EXPECT_TRUE(coordinator.launches.is_next(1)) << "before anything else is done";
+  coordinator.launches.end_turn(1);
+  coordinator.engine->send_down(LaunchTurn{1, {0, 2}});
+  EXPECT_FALSE(coordinator.launches.has_turn(1)) << "it is for a group that had this id before";
+  coordinator.engine->send_down(LaunchTurn{2, {1, 2}});
+  EXPECT_FALSE(coordinator.launches.has_turn(2)) << "this rank only passes it on";
+}
+
 TEST(GroupEngine, WhatARankThatLeftWillNotSendFailsWithItsReason) {
   Members members(kOneHost);
   std::vector<float> data(10);

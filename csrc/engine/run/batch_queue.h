@@ -1,0 +1,74 @@
+// The batches of a group that its members have agreed on: batches in, completions out. Invariants:
+// 1. Batches begin, start their collectives and end in the order in which they were agreed on, on all members.
+// 2. On one host one batch runs at a time. Between hosts two may (kBatchesBetweenHosts), if both are all-reduces of
+//    this rank's own data that are neither Adasum nor compressed, and NCCL runs neither.
+// 3. A batch that changes groups begins once the engine has changed them (effect::ChangeGroups).
+#pragma once
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/batch_execution.h"
+#include "engine/effects.h"
+#include "engine/joined_rank.h"
+#include "engine/run/group_backends.h"
+#include "engine/run/nccl_run.h"
+#include "engine/run/staged_run.h"
+
+namespace lightcc {
+
+// Only whoever holds the progress lock calls it.
+class BatchQueue {
+ public:
+  struct DoneBatch {
+    std::unique_ptr<BatchExecution> batch;
+    double seconds;                     // since it began, or since the one before it ended
+  };
+
+  // Everything outlives it. pinned: of all groups of this rank.
+  BatchQueue(Peers&, std::shared_ptr<const Group>, const Config&, GroupBackends&, std::shared_ptr<OutputPool>,
+             std::shared_ptr<PinnedPool> pinned, Counters&, Tracing&, NcclLaunches&, const GroupTable&, Effects&);
+
+  void add(std::vector<BatchItem>);     // it was agreed on
+  void add_turn(const LaunchTurn& turn) { nccl_.add_turn(turn); }  // in the world's: nccl_run.h
+  void watch();                         // GPUs that are busy, and memory pinned for others
+  bool step();                          // a bounded piece of work; true if anything moved
+  // The oldest batch, if it is done: it is out of the queue, and to finish its requests is among the effects.
+  std::optional<DoneBatch> take_done();
+  void fail_all(Code, const std::string& text);
+
+  size_t size() const { return batches_.size() + running_.size(); }
+  bool has_unbegun() const { return !batches_.empty(); }
+  size_t most_running() const { return backends_.shared() ? 1 : kBatchesBetweenHosts; }
+  const std::vector<BatchItem>& oldest() const { return running_.empty() ? batches_[0] : running_[0]->items(); }
+  int waiting_for() const { return running_.empty() ? 0 : running_[0]->waiting_for(); }  // the oldest, on which member
+  uint64_t ended_ns() const { return ended_ns_; }  // when a batch last came to its end
+
+  bool watches_gpu() const { return nccl_.is_busy(); }  // what was queued there may not have ended; watch() looks
+  bool polls() const;                                   // for what rings nobody: NCCL, and room in its stream
+  void end_nccl(uint64_t deadline_ns) { nccl_.end(deadline_ns); }
+
+ private:
+  bool begin();
+  GpuWays ways_of(const std::vector<BatchItem>&);
+  void hand_back(const RequestPtr&, Code, std::string text = {});
+
+  const std::shared_ptr<const Group> group_;
+  GroupBackends& backends_;
+  const std::shared_ptr<OutputPool> outputs_;
+  Counters& counters_;
+  Tracing& tracing_;
+  Effects& effects_;
+  FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another
+  int buffer_ = 0;                                      // of the batch that began last
+  StagedRun staged_;
+  NcclRun nccl_;
+  JoinedRank joined_rank_;
+  std::deque<std::vector<BatchItem>> batches_;          // not begun
+  std::deque<std::unique_ptr<BatchExecution>> running_;
+  uint64_t ended_ns_ = 0;
+};
+
+}  // namespace lightcc
