@@ -1,5 +1,6 @@
 """Checks who may know whom (docs/design.md): C++ includes, Python imports, late ones too, and that they form no
-circle; who reads the environment; and that HARP's data passes no mutex.
+circle; how much certain headers bring along, and how many fields a class has; who reads the environment; and that
+HARP's data passes no mutex.
 
 Prints one line per offence and exits 1 if there is any. With an argument, checks the tree at that path.
 """
@@ -37,12 +38,20 @@ FOLDERS = {
     "net/bootstrap": {"engine", "api"},
     "engine/control": {"engine", "engine/run"},
     "engine/run": {"engine"},
-    "engine/timeline": {"engine", "engine/run"},
+    "engine/timeline": {"engine", "engine/run", "api"},
     "embedding/tensorflow": set(),
 }
 CONTROL_MAY_INCLUDE = {"base", "net", "engine/control"}  # it decides, and does no I/O but over links
 # What control shares with the engine around it: pure, and includes base and its like only.
 SHARED_WITH_CONTROL = {"engine/fusion.h", "engine/plan.h"}
+# Headers that others stand on, and how many headers of this project each may bring along.
+MOST_HEADERS_BEHIND = {"api/global_state.h": 20, "engine/engine.h": 15, "engine/effects.h": 20,
+                       "engine/surroundings.h": 15, "engine/request.h": 15, "net/peers.h": 20,
+                       "collective/collective.h": 15}
+# A class has at most so many fields (their names end with an underscore). These have more, and get no more.
+MOST_FIELDS = 24
+MOST_FIELDS_OF = {"Engine::Impl": 40, "TopKSelection": 32, "CompressedAllreduce": 29, "Coordinator": 27,
+                  "TcpStream": 26}
 # HARP's layers, and single files that a layer may include beside them; below them HARP_STANDS_ON. Nobody in csrc may
 # include anything of HARP but its C API.
 HARP_MAY_INCLUDE = {
@@ -106,6 +115,9 @@ MAY_IMPORT = {
 MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/embedding/lib.py",
                     "lightcc/launch/nccl_plugin.py", "lightcc/tensorflow/embedding/library.py")
 
+NOT_CODE = re.compile(r"""/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL)
+CLASS = re.compile(r"\b(?:class|struct)\s+([A-Za-z_][\w:]*)(?:\s+final)?\s*(?::[^;{()]*)?\{")
+FIELD = re.compile(r"(?<![\w.>])[a-z]\w*_(?=\s*[;,={\[])")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 GETENV = re.compile(r"\b(secure_getenv|getenv|environ)\b")
 LOCK = re.compile(r"\b(\w*mutex|condition_variable\w*|lock_guard|unique_lock|scoped_lock|pthread_(spin|rwlock)\w*)\b")
@@ -271,10 +283,54 @@ def circle_offences(root: Path):
         yield f"lightcc: a circle of imports: {', '.join(sorted(imports))}"
 
 
+def headers_behind(root: Path, header: Path) -> set[Path]:
+    """All headers of this project that come along with one."""
+    behind: set[Path] = set()
+    open_ends = [header]
+    while open_ends:
+        for line in open_ends.pop().read_text().splitlines():
+            found = INCLUDE.match(line)
+            for top in ("csrc", "."):
+                target = root / top / found[1] if found else None
+                if target and target.exists() and target not in behind:
+                    behind.add(target)
+                    open_ends.append(target)
+    return behind
+
+
+def header_offences(root: Path):
+    for name, most in MOST_HEADERS_BEHIND.items():
+        count = len(headers_behind(root, root / "csrc" / name))
+        if count > most:
+            yield f"csrc/{name}: brings {count} other headers along; {most} at most"
+
+
+def fields_of_classes(text: str):
+    """(name, number of fields) of each class that is defined."""
+    text = NOT_CODE.sub(" ", text)
+    for found in CLASS.finditer(text):
+        depth, own = 1, []  # own: what is not inside other braces
+        for character in text[found.end():]:
+            depth += (character == "{") - (character == "}")
+            if depth == 0:
+                break
+            if depth == 1 or (depth == 2 and character == "{"):
+                own.append(character)
+        yield found[1], len(FIELD.findall("".join(own)))
+
+
+def field_offences(root: Path):
+    for path in cxx_files(root / "csrc"):
+        for name, count in fields_of_classes(path.read_text()):
+            most = MOST_FIELDS_OF.get(name, MOST_FIELDS)
+            if count > most:
+                yield f"{path.relative_to(root).as_posix()}: {name} has {count} fields; {most} at most"
+
+
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
-    offences = [*cxx_offences(root), *harp_offences(root), *python_offences(root), *part_offences(root),
-                *circle_offences(root)]
+    offences = [*cxx_offences(root), *header_offences(root), *field_offences(root), *harp_offences(root),
+                *python_offences(root), *part_offences(root), *circle_offences(root)]
     print("\n".join(offences) or "layers: clean")
     return 1 if offences else 0
 

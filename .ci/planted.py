@@ -118,6 +118,16 @@ def check_layers(tree: Path) -> None:
     header.write_text(clean + 'inline const char* knob = std::getenv("LIGHTCC_KNOB");\n')
     expect_alarm("a knob read outside config", command, "the environment is read in")
     header.write_text(clean)
+    for planted, more, alarm in (
+        (header, "class Wide {\n" + "".join(f"  int field{i}_ = 0;\n" for i in range(25)) + "};\n",
+         "Wide has 25 fields; 24 at most"),
+        (tree / "csrc" / "engine" / "engine.h", '#include "engine/group_engine.h"\n',
+         "other headers along; 15 at most"),
+    ):
+        whole = planted.read_text()
+        planted.write_text(whole + more)
+        expect_alarm(f"{planted.name} with too much in it", command, alarm)
+        planted.write_text(whole)
     check_harp_layers(tree, command)
     module = tree / "lightcc" / "planted.py"
     module.write_text("import torch\n")

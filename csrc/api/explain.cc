@@ -5,6 +5,8 @@
 #include "api/lightcc.h"
 #include "api/read_request.h"
 #include "collective/cost/cost.h"
+#include "net/bootstrap/world.h"
+#include "net/topology.h"
 
 namespace lightcc {
 namespace {

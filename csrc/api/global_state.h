@@ -10,10 +10,14 @@
 #include <unordered_map>
 
 #include "api/cancellable_init.h"
+#include "base/error.h"
 #include "engine/engine.h"
-#include "net/bootstrap/bootstrap.h"
+#include "net/bootstrap/epoch.h"
+#include "net/bootstrap/launchers.h"
 
 namespace lightcc {
+
+class Compressor;
 
 struct GlobalState {
   std::mutex mutex;                                   // guards all of this, never held across a wait

@@ -13,6 +13,11 @@
 #include "base/log.h"
 #include "device/device.h"
 #include "engine/calibration.h"
+#include "engine/compressor.h"
+#include "engine/output_pool.h"
+#include "engine/request.h"
+#include "engine/timeline/trace.h"
+#include "net/bootstrap/bootstrap.h"
 
 namespace lightcc {
 namespace {

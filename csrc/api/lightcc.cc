@@ -7,6 +7,13 @@
 #include "api/global_state.h"
 #include "base/log.h"
 #include "device/device.h"
+#include "engine/counters.h"
+#include "engine/output_pool.h"
+#include "engine/request.h"
+#include "engine/timeline/trace.h"
+#include "net/bootstrap/world.h"
+#include "net/group.h"
+#include "net/peers.h"
 
 namespace lightcc {
 namespace {

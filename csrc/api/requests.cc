@@ -4,7 +4,10 @@
 #include "api/global_state.h"
 #include "api/lightcc.h"
 #include "api/read_request.h"
+#include "engine/output_pool.h"
 #include "engine/staging.h"
+#include "net/bootstrap/world.h"
+#include "net/group.h"
 
 namespace lightcc {
 namespace {

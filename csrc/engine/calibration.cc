@@ -7,11 +7,17 @@
 #include <optional>
 
 #include "base/cache_file.h"
+#include "base/clock.h"
+#include "base/deadline.h"
 #include "base/log.h"
 #include "collective/cost/cost.h"
 #include "collective/network_probe.h"
 #include "collective/cost_model_rules.h"
+#include "engine/calibrated.h"
+#include "engine/engine.h"
 #include "engine/hosts_subject.h"
+#include "engine/request.h"
+#include "net/bootstrap/world.h"
 
 namespace lightcc {
 namespace {

@@ -2,10 +2,12 @@
 // the world's all-reduces are chosen by that (collective/cost_model_rules.h). What was measured of a set of hosts is
 // kept for later runs.
 #pragma once
-#include "base/deadline.h"
-#include "engine/engine.h"
+#include <cstdint>
 
 namespace lightcc {
+
+class Cancellation;
+class Engine;
 
 // All ranks call it together, before they submit anything. Rank 0 says whether there is anything to measure, and which
 // rules hold, so that all have the same. What could not be measured in time leaves the rules as they are; afterwards

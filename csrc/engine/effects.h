@@ -2,6 +2,7 @@
 // engine carries them out in their order, after each step of a group (Engine::carry_out_effects). Invariants:
 // 1. An effect is carried out once, also if the step that appended it has thrown: then before the epoch ends.
 // 2. Until it is carried out, the group's engine goes on as if it were, but for ChangeGroups, on which its batch waits.
+// 3. Of what must keep the order of the messages none is an effect (NcclRun::add_turn).
 #pragma once
 #include <memory>
 #include <string>

@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "engine/blocked_text.h"
 #include "engine/control/wait_cycle.h"
-#include "engine/engine.h"
+#include "engine/engine_impl.h"
 
 namespace lightcc {
 namespace {
@@ -14,7 +14,7 @@ const std::string kProcessSetsDiffer = "ranks disagree on the process set: ";
 }  // namespace
 
 // A rank that belongs to one process set only can be in no deadlock between sets, but in one between operations.
-void Engine::report_if_blocked(const Request& request, uint64_t now) {
+void Engine::Impl::report_if_blocked(const Request& request, uint64_t now) {
   if (request.what.kind == Kind::join || !progress_lock_.try_lock()) return;
   auto group_engine = group_engines_.find(request.group);
   if (group_engine != group_engines_.end() &&
@@ -26,7 +26,7 @@ void Engine::report_if_blocked(const Request& request, uint64_t now) {
   progress_lock_.unlock();
 }
 
-bool Engine::detect_deadlocks() {
+bool Engine::Impl::detect_deadlocks() {
   progress_lock_.assert_held();
   GroupEngine& world = *group_engines_.at(0);
   bool moved = false;
@@ -51,7 +51,7 @@ bool Engine::detect_deadlocks() {
   return moved;
 }
 
-void Engine::answer(const DeadlockProbe& probe) {
+void Engine::Impl::answer(const DeadlockProbe& probe) {
   progress_lock_.assert_held();
   if (probe.other < 0) {
     if (blocked_state_.blocked(probe.state)) blocked_state_.ask_again();
@@ -75,7 +75,7 @@ void Engine::answer(const DeadlockProbe& probe) {
 
 // Both have confirmed it: this rank tells the other's process set that it will not come, and the other does likewise.
 // Each does so before anything that it does afterwards, so nobody takes its next request for this one.
-void Engine::declare_absent() {
+void Engine::Impl::declare_absent() {
   progress_lock_.assert_held();
   const BlockedState::Confirmation confirmed = *std::exchange(blocked_state_.confirmation(), std::nullopt);
   auto other = group_engines_.find(confirmed.probe.group);
@@ -93,7 +93,7 @@ void Engine::declare_absent() {
 }
 
 // The request that it is about may fail before this rank is told why.
-void Engine::finish_deadlock(const Request& request, Code code, const std::string& text) {
+void Engine::Impl::finish_deadlock(const Request& request, Code code, const std::string& text) {
   progress_lock_.assert_held();
   auto& confirmed = blocked_state_.confirmation();
   if (!confirmed || !confirmed->is_of(request)) return;

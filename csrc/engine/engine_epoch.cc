@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "engine/engine.h"
+#include "engine/engine_impl.h"
 #include "net/health/failure_detector.h"
 
 namespace lightcc {
@@ -29,18 +29,18 @@ void set_cause(Header& header, Code code, const std::string& text) {
 
 }  // namespace
 
-bool Engine::pause() {
+bool Engine::Impl::pause() {
   for (uint64_t deadline = now_ns() + kPauseNs; !progress_lock_.try_lock(); sched_yield())
     if (stopping_ || now_ns() > deadline) return false;
   return true;
 }
 
-void Engine::close_in_child(bool paused) {
+void Engine::Impl::close_in_child(bool paused) {
   if (watch_) watch_->close_in_child();
   peers_->close_in_child(paused);
 }
 
-std::unique_ptr<ProcessWatch> Engine::watch() {
+std::unique_ptr<ProcessWatch> Engine::Impl::watch() {
   auto on_end = [this](int local) { peer_ended(peers_->ranks_on_this_host()[size_t(local)]); };
   HeartbeatSocket* heartbeats = peers_->heartbeats();
   if (!heartbeats) return std::make_unique<ProcessWatch>(peers_->local_ranks().take_pidfds(), on_end);
@@ -54,29 +54,29 @@ std::unique_ptr<ProcessWatch> Engine::watch() {
                          [heartbeats] { heartbeats->take_answers(now_ns()); }});
 }
 
-void Engine::peer_ended(int rank) {
+void Engine::Impl::peer_ended(int rank) {
   health_events_.process_ended(rank);
   peers_->wake_urgently(peers_->rank());
 }
 
-void Engine::remote_failure(Code code, const std::string& text) {
+void Engine::Impl::remote_failure(Code code, const std::string& text) {
   health_events_.ended_elsewhere({code, text});
   peers_->wake_urgently(peers_->rank());
 }
 
-void Engine::host_lost(int host) {
+void Engine::Impl::host_lost(int host) {
   health_events_.host_lost(host);
   peers_->wake_urgently(peers_->rank());
 }
 
-void Engine::host_spared(int host) const {
+void Engine::Impl::host_spared(int host) const {
   log(Level::warning, "no heartbeat of " + peers_->name(peers_->topology().hosts[size_t(host)][0]) +
                           " has arrived for " + std::to_string(kDeadNs / 1'000'000'000) +
                           " s, but its host answers over TCP and is not taken for lost: UDP does not get through any "
                           "more. Is a firewall between the hosts new, or are they flooded with datagrams?");
 }
 
-void Engine::host_unheard(int host) {
+void Engine::Impl::host_unheard(int host) {
   log(Level::warning, "no heartbeat of " + peers_->name(peers_->topology().hosts[size_t(host)][0]) +
                           " has arrived: UDP does not get through, or its address is wrong (LIGHTCC_IFACE). Until it "
                           "does, TCP may take minutes to notice that its host is lost; let UDP pass on the ports of "
@@ -86,7 +86,7 @@ void Engine::host_unheard(int host) {
 }
 
 // What the watching thread has learnt of other hosts.
-void Engine::take_health_events() {
+void Engine::Impl::take_health_events() {
   progress_lock_.assert_held();
   const HealthEvents::OfHosts events = health_events_.take();
   for (int host : events.unheard)
@@ -100,7 +100,7 @@ void Engine::take_health_events() {
 }
 
 // Someone left, failed or died. A death is looked for first, since it may be why another rank has failed.
-void Engine::look_at_peers() {
+void Engine::Impl::look_at_peers() {
   progress_lock_.assert_held();
   peers_->own().alarm.exchange(0);  // and sees what was written before it
   peers_->own().awake_ns.store(now_ns(), std::memory_order_relaxed);
@@ -132,13 +132,13 @@ void Engine::look_at_peers() {
   }
 }
 
-void Engine::suspect(const PeerSuspected& error) {
+void Engine::Impl::suspect(const PeerSuspected& error) {
   progress_lock_.assert_held();
   const uint64_t patience_ns = peers_->all_local() ? kVerdictNs : kVerdictOfNetworkNs;
   if (!suspicion_) suspicion_ = {{error.code(), error.what()}, now_ns() + patience_ns};
 }
 
-void Engine::await_verdict(bool& moved) {
+void Engine::Impl::await_verdict(bool& moved) {
   progress_lock_.assert_held();
   for (auto& [id, group_engine] : group_engines_) moved |= group_engine->step_control_plane();
   carry_out_effects();
@@ -149,10 +149,10 @@ void Engine::await_verdict(bool& moved) {
   peers_->flush_and_wake();
 }
 
-void Engine::end_epoch(Code code, const std::string& text) { apply(epoch_event::OwnFailure{{code, text}}); }
+void Engine::Impl::end_epoch(Code code, const std::string& text) { apply(epoch_event::OwnFailure{{code, text}}); }
 
 // Ends what there is to end. EpochAction::leave is left to the caller.
-EpochAction Engine::apply(const EpochEvent& event) {
+EpochAction Engine::Impl::apply(const EpochEvent& event) {
   progress_lock_.assert_held();
   EpochTransition next = transition(std::move(epoch_), event, now_ns());
   epoch_ = std::move(next.state);
@@ -161,7 +161,7 @@ EpochAction Engine::apply(const EpochEvent& event) {
   return next.action;
 }
 
-void Engine::carry_out_end(bool tell) {
+void Engine::Impl::carry_out_end(bool tell) {
   progress_lock_.assert_held();
   const auto [code, text] = epoch_.cause;
   Header& own = peers_->own();
@@ -181,12 +181,12 @@ void Engine::carry_out_end(bool tell) {
   ring_local_ranks();
 }
 
-void Engine::ring_local_ranks() {
+void Engine::Impl::ring_local_ranks() {
   for (int rank : peers_->ranks_on_this_host())
     if (rank != peers_->rank()) peers_->wake_urgently(rank);
 }
 
-void Engine::abort(const std::string& cause) {
+void Engine::Impl::abort(const std::string& cause) {
   while (!progress_lock_.try_lock()) {
     if (stopping_) return;  // shutdown keeps the progress lock
     sched_yield();
@@ -196,7 +196,7 @@ void Engine::abort(const std::string& cause) {
 }
 
 // What this rank has agreed to with others must reach them.
-void Engine::flush() {
+void Engine::Impl::flush() {
   progress_lock_.assert_held();
   for (uint64_t deadline = now_ns() + kFlushNs; now_ns() < deadline && !epoch_.over();) {
     bool waiting = false;
@@ -208,7 +208,7 @@ void Engine::flush() {
 }
 
 // To other hosts; the ranks of this one see it.
-void Engine::send_leave_message(const std::string& text) {
+void Engine::Impl::send_leave_message(const std::string& text) {
   progress_lock_.assert_held();
   if (peers_->all_local()) return;
   for (auto& [id, group_engine] : group_engines_) group_engine->control_plane().leave(text);
@@ -217,7 +217,7 @@ void Engine::send_leave_message(const std::string& text) {
 
 // After an end in peace all that was sent has to arrive. After another one everybody has been told by a datagram; where
 // none gets through, they hear the cause when they connect again.
-void Engine::leave_network(bool failed, const Cancellation* cancellation) {
+void Engine::Impl::leave_network(bool failed, const Cancellation* cancellation) {
   progress_lock_.assert_held();
   const bool alone = peers_->heartbeats() && !peers_->heartbeats()->all_heard();
   const Deadline deadline(now_ns() + kFlushNs, cancellation);
@@ -231,7 +231,7 @@ void Engine::leave_network(bool failed, const Cancellation* cancellation) {
   peers_->close_links();
 }
 
-void Engine::shutdown(const std::string& reason, const Cancellation* cancellation) {
+void Engine::Impl::shutdown(const std::string& reason, const Cancellation* cancellation) {
   if (!inbox_.close()) return;
   stopping_ = true;
   wake_engine_thread();

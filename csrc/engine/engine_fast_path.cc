@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstring>
 
-#include "engine/engine.h"
+#include "engine/engine_impl.h"
 
 namespace lightcc {
 namespace {
@@ -47,7 +47,7 @@ RequestPtr request_of(const Call& call, uint64_t number) {
 
 }  // namespace
 
-GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
+GroupEngine* Engine::Impl::begin_fast_path(const Call& call, uint64_t* number) {
   progress_lock_.assert_held();
   auto it = group_engines_.find(call.group);
   if (it == group_engines_.end() || inbox_.in_flight() > 0 || epoch_.over() || stopping_) return nullptr;
@@ -73,13 +73,13 @@ GroupEngine* Engine::begin_fast_path(const Call& call, uint64_t* number) {
   return &group_engine;
 }
 
-bool Engine::is_on_fast_path(const Request& request) const {
+bool Engine::Impl::is_on_fast_path(const Request& request) const {
   const uint64_t name = fast_path_name_.load(std::memory_order_relaxed);
   return name != 0 && request.what.kind == Kind::allreduce && !request.automatic &&
          name == hash_of_name(request.group, request.name());
 }
 
-bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
+bool Engine::Impl::try_fast_path(const Call& call, RequestPtr* begun) {
   if (inbox_.in_flight() > 0) return false;
   if (timeline_->running()) return false;  // it shows negotiation
   if (!progress_lock_.try_lock()) return false;
@@ -107,7 +107,7 @@ bool Engine::try_fast_path(const Call& call, RequestPtr* begun) {
 }
 
 // As long as patience lasts and nothing else is urgent.
-FastPath::State Engine::step_fast_path(GroupEngine& group_engine) {
+FastPath::State Engine::Impl::step_fast_path(GroupEngine& group_engine) {
   progress_lock_.assert_held();
   FastPath& fast_path = group_engine.fast_path();
   SpinPolicy patience(wait_habit_);

@@ -3,12 +3,12 @@
 #include <cstring>
 
 #include "device/cuda_objects.h"
-#include "engine/engine.h"
+#include "engine/engine_impl.h"
 
 namespace lightcc {
 
 // Refuses a GPU that is not there, and a stream that cannot take part.
-const CudaFunctions& Engine::functions_for(const Request& request) {
+const CudaFunctions& Engine::Impl::functions_for(const Request& request) {
   const auto refuse = [&, rank = world_.rank](const std::string& why) {
     throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(rank) + ": " + why);
   };
@@ -26,14 +26,14 @@ const CudaFunctions& Engine::functions_for(const Request& request) {
 }
 
 // A device that fails in the thread of a caller has failed in the program, which nobody else can go on without.
-void Engine::end_by_device(const Error& error) {
+void Engine::Impl::end_by_device(const Error& error) {
   with_peers([&](Peers&) { throw error; });
   throw error;
 }
 
 // Records how far the stream of a GPU's request has been filled. last: the mark of the previous request of the same
 // call, during which the program gives the stream nothing else.
-void Engine::note_stream(Request& request, StreamMark* last) {
+void Engine::Impl::note_stream(Request& request, StreamMark* last) {
   request.delivered = nullptr;
   request.nccl = nullptr;
   if (request.place.kind == DeviceKind::cpu) return;
@@ -51,7 +51,7 @@ void Engine::note_stream(Request& request, StreamMark* last) {
   }
 }
 
-void Engine::fill(std::span<const Fill> fills) {
+void Engine::Impl::fill(std::span<const Fill> fills) {
   std::vector<CudaCopy> copies;
   const Request* first = nullptr;  // of these
   const auto queue = [&] {
@@ -81,7 +81,7 @@ void Engine::fill(std::span<const Fill> fills) {
 }
 
 // The coordinator of another group than the world's asks for it when it first waits.
-void Engine::await_turn(const Group& group) {
+void Engine::Impl::await_turn(const Group& group) {
   progress_lock_.assert_held();
   if (epoch_.over()) return;
   GroupEngine& world = *group_engines_.at(0);

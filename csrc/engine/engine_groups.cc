@@ -1,11 +1,11 @@
 // The engine's process sets: one group engine for each that this rank belongs to, made and removed at a point at which
 // all ranks are.
-#include "engine/engine.h"
+#include "engine/engine_impl.h"
 #include "engine/hosts_subject.h"
 
 namespace lightcc {
 
-std::string Engine::plans_text() {
+std::string Engine::Impl::plans_text() {
   while (!progress_lock_.try_lock()) {
     if (stopping_) return "";  // shutdown keeps the progress lock
     std::this_thread::yield();
@@ -19,14 +19,14 @@ std::string Engine::plans_text() {
   return text;
 }
 
-std::unique_ptr<GroupEngine> Engine::make_group_engine(std::shared_ptr<const Group> group) {
+std::unique_ptr<GroupEngine> Engine::Impl::make_group_engine(std::shared_ptr<const Group> group) {
   return std::make_unique<GroupEngine>(*peers_, std::move(group), config_, outputs_, pinned_, counters_,
                                        tracing_, progress_lock_, launches_, effects_, surroundings_,
                                        CacheFile::of(config_.cache_dir, hosts_subject(*peers_, config_)));
 }
 
 // The members, or the id of the group to remove, came as the request's shape: so that ranks agree on them.
-void Engine::change_groups(Request& request) {
+void Engine::Impl::change_groups(Request& request) {
   progress_lock_.assert_held();
   if (epoch_.over()) return;
   const Shape& numbers = request.what.tensors[0].shape;

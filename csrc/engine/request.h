@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "engine/call.h"
 #include "engine/compressor.h"
 #include "engine/control/member_plans.h"
 #include "engine/control/message.h"
@@ -32,13 +33,6 @@ struct Output {                    // of a kind whose shape is known only when a
   void* data = nullptr;
   Shape shape;
   std::vector<int32_t> rows_from;  // alltoall: by member
-};
-
-struct Callbacks {
-  void (*done)(void* context, int status, const char* text) = nullptr;
-  void* (*allocate)(void* context, int index, const int64_t* shape, int ndim) = nullptr;
-  void* context = nullptr;
-  void (*received)(void* context, int index, const int32_t* rows, int count) = nullptr;  // alltoall, before done
 };
 
 inline bool changes_groups(Kind kind) { return kind == Kind::add_group || kind == Kind::remove_group; }
@@ -99,7 +93,5 @@ struct Request {
 inline std::string key_of(Kind kind, const std::string& name) { return std::string(name_of(kind)) + "." + name; }
 inline std::string automatic_name(uint64_t number) { return std::string(kAutomatic) + std::to_string(number); }
 inline uint64_t automatic_number(const std::string& name) { return std::stoull(name.substr(kAutomatic.size())); }
-
-using RequestPtr = std::shared_ptr<Request>;
 
 }  // namespace lightcc

@@ -1,5 +1,6 @@
 // Engines whose ranks have GPUs that are doubles, one each, and tensors there.
 #pragma once
+#include "device/cuda_objects.h"
 #include "doubles/cuda_double.h"
 #include "doubles/nccl_double.h"
 #include "ranks.h"

@@ -10,7 +10,15 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/config.h"
+#include "engine/calibrated.h"
+#include "engine/counters.h"
 #include "engine/engine.h"
+#include "engine/output_pool.h"
+#include "engine/request.h"
+#include "engine/timeline/trace.h"
+#include "net/bootstrap/world.h"
+#include "net/group.h"
 #include "labels.h"
 #include "thread_peers.h"
 

@@ -4,18 +4,12 @@
 
 #include "base/config.h"
 #include "base/deadline.h"
+#include "net/bootstrap/epoch.h"
 #include "net/bootstrap/launchers.h"
 #include "net/bootstrap/world.h"
 #include "net/peers.h"
 
 namespace lightcc {
-
-struct Epoch {          // of a job, in one process
-  int number = 0;       // counts its inits
-  // The name at which the ranks of one host exchange their infos in it, if the epoch before has distributed one. Unlike
-  // the first epoch's, which is made from the job's name, nobody can guess it and bind it first.
-  std::string socket_name;
-};
 
 struct Bootstrapped {
   std::unique_ptr<Peers> peers;

@@ -1,7 +1,8 @@
 // Tensors of GPUs: every kind of collective gives what it gives on the CPU, in order with the program's streams, which
 // nobody waits for; through the host and by NCCL. The GPUs are doubles in host memory; each rank has one of them.
-#include "unit/gpus.h"
+#include "engine/fusion.h"
 #include "labels.h"
+#include "unit/gpus.h"
 
 LABEL(on_hosts, "*Gpus.OtherKindsRunOnTensorsOfGpus*:*Gpus.RanksThatHaveJoined*");
 LABEL(as_placed, "*Gpu*-*Gpus.OtherKindsRunOnTensorsOfGpus*:*Gpus.RanksThatHaveJoined*");
