@@ -127,9 +127,9 @@ void GroupEngine::send_up(UpMessage message) {
   take_own_events();
 }
 
-void GroupEngine::send_down(const DownMessage& message) {
+void GroupEngine::send_down(DownMessage message) {
   progress_lock_.assert_held();
-  control_plane_.send_down(message);
+  control_plane_.send_down(std::move(message));
   take_own_events();
 }
 
@@ -327,7 +327,7 @@ bool GroupEngine::coordinate() {
   const bool gathers = gathers_for_next_batch(queue_.size(), queue_.most_running(), coordinator_->ready_bytes());
   if (gathers && !coordinator_->anything_urgent()) return false;
   if (const auto tuned = tuning_ ? tuning_->message() : std::nullopt) send_down(*tuned);
-  for (const DownMessage& message : coordinator_->take_messages()) send_down(message);
+  for (DownMessage& message : coordinator_->take_messages()) send_down(std::move(message));
   return true;
 }
 

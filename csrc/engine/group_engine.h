@@ -57,7 +57,7 @@ class GroupEngine {
   bool step();                                          // a bounded piece of work; true if anything moved
   bool step_control_plane();                            // of that, only messages
   void send_up(UpMessage);                              // to the coordinator
-  void send_down(const DownMessage&);                   // on the coordinator: to all members, or to whom it is for
+  void send_down(DownMessage);                          // on the coordinator: to all members, or to whom it is for
   bool flush();                                         // true while messages wait for room
   bool idle() const { return pending_.empty() && queue_.size() == 0 && !fast_path_request_; }
   bool watches_gpu() const { return queue_.watches_gpu(); }

@@ -104,9 +104,9 @@ void ControlPlane::receive_up(size_t child, AggregatedRequests requests) {
 
 // ---- down
 
-void ControlPlane::send_down(const DownMessage& message) {
+void ControlPlane::send_down(DownMessage message) {
   const int to = receiver(message);
-  if (to == group_.index()) return events_.push(message);
+  if (to == group_.index()) return events_.push(std::move(message));
   if (to >= 0 && tree_.toward(to) < 0)
     throw Error(Code::internal, "an answer is for a member that is not in its group");
   if (!children_.empty()) {
@@ -114,7 +114,7 @@ void ControlPlane::send_down(const DownMessage& message) {
     if (to >= 0) return children_[size_t(tree_.toward(to))]->send(bytes);
     send_to_children(message, bytes);
   }
-  events_.push(message);
+  events_.push(std::move(message));
 }
 
 // A turn goes to those whom it is for, and to those on the way there. They may have nothing to do, and sleep.

@@ -33,7 +33,7 @@ class ControlPlane {
 
   const Tree& tree() const { return tree_; }
   void send_up(UpMessage);             // from this member to the coordinator
-  void send_down(const DownMessage&);  // from the coordinator to all members, or to the one that it is for
+  void send_down(DownMessage);         // from the coordinator to all members, or to the one that it is for
   void send_slot(std::string bytes);   // call_slot.h; to the only neighbour
   // Takes in what has come and passes on what is for others. Returns what is for this member, one event a call, and
   // nullopt when that was all. Sets *moved if anything moved.
