@@ -3,12 +3,11 @@ holds none.
 """
 import operator
 import os
-import secrets
 import sys
 import threading
 from typing import Any, Dict, List, Optional, Sequence, Union
 
-from lightcc.core import carried_sets, lib, request, util  # noqa: F401  scripts look for util here too
+from lightcc.core import carried_sets, lib, meeting, request, util  # noqa: F401  scripts look for util here too
 from lightcc.core import elastic_worker as elastic
 from lightcc.core import process_sets as sets
 from lightcc.core.build_queries import BuildQueries
@@ -84,6 +83,8 @@ class HorovodBasics(BuildQueries):
             if hasattr(comm, "Get_size"):
                 _init_at(comm)
                 _agree()
+            elif meeting.is_placed():
+                _init_placed(comm)
             elif elastic.available():
                 _init_elastic(comm)
             else:
@@ -262,9 +263,17 @@ def _list_of_sets(process_sets: Any) -> List[Union[ProcessSet, Sequence[int]]]:
 
 def _init_at(comm: Any) -> None:
     """Forms the world of a communicator of mpi4py, by which rank 0 tells the others where it is."""
-    at = [secrets.token_hex(16), secrets.token_hex(32), lib.open_meeting()] if comm.Get_rank() == 0 else None
-    job, secret, where = comm.bcast(at, root=0)
-    lib.init_at(comm.Get_rank(), comm.Get_size(), job, secret, where)
+    opened = comm.bcast(tuple(meeting.open_meeting()) if comm.Get_rank() == 0 else None, root=0)
+    meeting.join(comm.Get_rank(), comm.Get_size(), meeting.Meeting(*opened))
+
+
+def _init_placed(comm: Any) -> None:
+    """A scheduler has said where the others are (lightcc/launch/placed.py)."""
+    size = meeting.placed_size()
+    if comm and comm != list(range(size)):
+        raise ValueError(f"init(comm={comm!r}): a scheduler has placed the {size} ranks of this world; use process "
+                         "sets for some of them.")
+    meeting.join_as_placed()
 
 
 def _init_elastic(comm: Any) -> None:

@@ -105,6 +105,29 @@ def places(num_proc: int, hosts: Optional[str] = None, hostfile: Optional[str] =
     return _filled(num_proc, _distinct(found, is_here))
 
 
+class Machine(NamedTuple):
+    """Where a rank is."""
+
+    key: str   # equal for the ranks of a host
+    name: str
+    here: bool
+
+
+def of_ranks(machines: Sequence[Machine]) -> list[Place]:
+    """machines: of each rank, by rank. The ranks of a host need not be neighbours; hosts count by their first rank."""
+    ranks: dict[str, list[int]] = {}
+    for rank, machine in enumerate(machines):
+        ranks.setdefault(machine.key, []).append(rank)
+    order = list(ranks)
+    found = []
+    for rank, machine in enumerate(machines):
+        local_rank = ranks[machine.key].index(rank)
+        cross = [key for key in order if len(ranks[key]) > local_rank]
+        found.append(Place(machine.name, machine.here, rank, len(machines), local_rank, len(ranks[machine.key]),
+                           cross.index(machine.key), len(cross)))
+    return found
+
+
 def meeting_settings(places: Sequence[Place], names: str, ports: str) -> dict[str, str]:
     """Where rank 0 is: LIGHTCC_STORE_ADDR for the ranks of lightcc, if there are several hosts, and MASTER_ADDR for
     what else wants to meet there; supervise() finds its port. names: LIGHTCC_IFACE; ports: LIGHTCC_PORT_RANGE. Raises
@@ -128,14 +151,5 @@ def _distinct(listed: Sequence[Host], is_here: Callable[[str], bool]) -> list[tu
 
 
 def _filled(num_proc: int, hosts: Sequence[tuple[Host, bool]]) -> list[Place]:
-    taken, sizes = 0, []
-    for host, _ in hosts:
-        sizes.append(min(host.slots, num_proc - taken))
-        taken += sizes[-1]
-    found: list[Place] = []
-    for index, ((host, here), local_size) in enumerate(zip(hosts, sizes)):
-        for local_rank in range(local_size):
-            has_one = [size > local_rank for size in sizes]
-            found.append(Place(host.name, here, len(found), num_proc, local_rank, local_size,
-                               sum(has_one[:index]), sum(has_one)))
-    return found
+    machines = [Machine(host.name, host.name, here) for host, here in hosts for _ in range(min(host.slots, num_proc))]
+    return of_ranks(machines[:num_proc])
