@@ -58,6 +58,14 @@ build/docs-venv/installed: .ci/docs.txt
 	$(call INSTALL,build/docs-venv,-r .ci/docs.txt)
 	touch $@
 
+# Ray, Spark, or what knows Kubernetes' kinds, and the wheel. Where pip cannot install it, its tests say what is missing.
+.PRECIOUS: build/%/with-scheduler
+build/%/with-scheduler: build/wheel .ci/%.txt
+	$(PYTHON) -m venv build/$*
+	$(call INSTALL,build/$*,-r .ci/$*.txt) || build/$*/bin/pip install -q --disable-pip-version-check pytest
+	build/$*/bin/pip install -q --disable-pip-version-check --force-reinstall build/wheel/*.whl
+	touch $@
+
 # A TensorFlow and the wheel. tf_keras, which 2.13 does not have, would pull in the build for GPUs as well.
 TF_KERAS_2.21.0 := tf_keras==2.21.0
 .PRECIOUS: build/tensorflow-%/installed

@@ -94,6 +94,7 @@ MAY_USE = {
     "data": {"core"},
     "common": {"core"},
     "runner": {"core", "launch", "elastic", "as_horovod", "_version"},
+    "ray": {"core", "launch"},
     "as_horovod": {"launch", "install_as_horovod"},
     "install_as_horovod": {"as_horovod", "_version"},
     "horovod_path": {"as_horovod", "__init__"},
@@ -106,11 +107,12 @@ MAY_IMPORT_LATE = {("lightcc/tensorflow/optimizer.py", "tensorflow.keras")}
 # Horovod's names: what stands here is imported from elsewhere, and nothing is defined.
 FRONTS = ("lightcc/common/", "lightcc/runner/elastic/")
 
-# A framework is imported inside these parts of the Python package only.
+# A framework or a scheduler is imported inside these parts of the Python package only.
 MAY_IMPORT = {
     "torch": {"torch"},
     "tensorflow": {"tensorflow", "_keras", "keras"},
     "keras": {"tensorflow", "_keras", "keras"},
+    "ray": {"ray"},
 }
 MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/embedding/lib.py",
                     "lightcc/launch/nccl_plugin.py", "lightcc/tensorflow/embedding/library.py")

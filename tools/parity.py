@@ -35,7 +35,7 @@ GROUPS = {  # of the totals; the first that a module's name begins with
 }
 PAGES = {  # a group, or a section beside the modules: its page. Where there is none, all of it is missing.
     "PyTorch": "parity/pytorch.md", "TensorFlow, Keras": "parity/tensorflow.md",
-    "All frameworks: common, data, runner": "parity/common.md",
+    "All frameworks: common, data, runner": "parity/common.md", "Spark, Ray": "parity/common.md",
     "objects": "parity/objects.md", "semi_public": "parity/objects.md", "dtypes": "parity/objects.md",
     "naming": "parity/objects.md",
     "flags": "parity/settings.md", "environment": "parity/settings.md", "config": "parity/settings.md",
@@ -44,8 +44,9 @@ TITLES = {
     "parity/pytorch.md": ("Parity: PyTorch", "Look up a name of `horovod.torch` here."),
     "parity/tensorflow.md": ("Parity: TensorFlow and Keras", "Look up a name of `horovod.tensorflow` or "
                                                              "`horovod.keras` here."),
-    "parity/common.md": ("Parity: modules of all frameworks", "Look up a name of `horovod.common`, `horovod.data` or "
-                                                              "`horovod.runner` here."),
+    "parity/common.md": ("Parity: modules of all frameworks", "Look up a name of `horovod.common`, `horovod.data`, "
+                                                              "`horovod.runner`, `horovod.ray` or `horovod.spark` "
+                                                              "here."),
     "parity/objects.md": ("Parity: objects, types and naming",
                           "Look up an attribute of an object, an element type or a naming rule here."),
     "parity/settings.md": ("Parity: flags and variables",

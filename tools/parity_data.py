@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = ROOT / "tests" / "data" / "horovod_api.json"
 OBJECTS = ROOT / "tests" / "data" / "horovod_objects.yaml"
 DATA = ROOT / "tests" / "parity.yaml"
-TEST_FOLDERS = [ROOT / "tests" / name for name in ("python", "multihost", "regressions", "unit")]
+TEST_FOLDERS = [ROOT / "tests" / name for name in ("python", "multihost", "clusters", "regressions", "unit")]
 
 STATUSES = {  # what it means, and what an entry of it must have
     "same": ("behaves as in Horovod; the test shows it", {"tests"}),
