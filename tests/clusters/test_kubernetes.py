@@ -40,7 +40,7 @@ def test_all_are_valid_and_an_unknown_field_is_not():
 
     found = list(manifests())
     assert {name for name, _ in found} == {path.name for path in FOLDER.glob("*.yaml")}
-    for name, manifest in found:
+    for _, manifest in found:
         validate(manifest)
         wrong = copy.deepcopy(manifest)
         wrong["spec"]["completionMod"] = "Indexed"
@@ -56,7 +56,8 @@ def test_the_indexed_job_says_the_same_everywhere():
     variables = {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(variables["HOROVOD_SIZE"])
     host, port = variables["LIGHTCC_STORE_ADDR"].split(":")
-    assert host == f"{job['metadata']['name']}-0.{spec['subdomain']}" and spec["subdomain"] == service["metadata"]["name"]
+    assert host == f"{job['metadata']['name']}-0.{spec['subdomain']}"
+    assert spec["subdomain"] == service["metadata"]["name"]
     assert int(port) == service["spec"]["ports"][0]["port"]
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert service["spec"]["publishNotReadyAddresses"] is True and service["spec"]["clusterIP"] == "None"

@@ -31,9 +31,11 @@ while True:
     kind = struct.unpack(">H", query[end + 1:end + 3])[0]
     known = ".".join(labels) == name and asked >= unknown
     asked += ".".join(labels) == name
-    answers = b"\\xc0\\x0c" + struct.pack(">HHIH", 1, 1, 0, 4) + socket.inet_aton(address) if known and kind == 1 else b""
+    record = b"\\xc0\\x0c" + struct.pack(">HHIH", 1, 1, 0, 4) + socket.inet_aton(address)
+    answers = record if known and kind == 1 else b""
     flags = 0x8180 if known else 0x8183  # no such name
-    server.sendto(query[:2] + struct.pack(">HHHHH", flags, 1, bool(answers), 0, 0) + query[12:end + 5] + answers, client)
+    header = query[:2] + struct.pack(">HHHHH", flags, 1, bool(answers), 0, 0)
+    server.sendto(header + query[12:end + 5] + answers, client)
     print("known" if known else "unknown", flush=True)
 """
 TRIES, QUERIES = 3, 2  # of init; a try asks for both families
