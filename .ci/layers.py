@@ -95,6 +95,7 @@ MAY_USE = {
     "common": {"core"},
     "runner": {"core", "launch", "elastic", "as_horovod", "_version"},
     "ray": {"core", "launch"},
+    "spark": {"core", "launch", "runner"},
     "as_horovod": {"launch", "install_as_horovod"},
     "install_as_horovod": {"as_horovod", "_version"},
     "horovod_path": {"as_horovod", "__init__"},
@@ -113,6 +114,7 @@ MAY_IMPORT = {
     "tensorflow": {"tensorflow", "_keras", "keras"},
     "keras": {"tensorflow", "_keras", "keras"},
     "ray": {"ray"},
+    "pyspark": {"spark"},
 }
 MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/embedding/lib.py",
                     "lightcc/launch/nccl_plugin.py", "lightcc/tensorflow/embedding/library.py")

@@ -1,0 +1,137 @@
+"""What run() asks of a Spark session, which is a classic one or one of Spark Connect: how many tasks run at the same
+time, a barrier stage, whether it has started, and its end."""
+import inspect
+import threading
+import uuid
+from typing import Any, Callable, Iterable, Iterator, List, Optional
+
+from lightcc.spark.task import Call, Part, run_rank
+
+_SCHEMA = "rank int, kind string, data binary"
+
+
+class Session:
+    def __init__(self) -> None:
+        """The active one. RuntimeError if there is none, or if its executors come and go."""
+        self.spark = _active()
+        try:
+            self._context = self.spark.sparkContext
+        except Exception:  # Spark Connect has none, and says so in another way in each version
+            self._context = None
+        if str(self.spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+            raise RuntimeError("run: all ranks must run at the same time, as tasks of a barrier stage, and Spark has "
+                               "none with dynamic allocation. Start the session with "
+                               "spark.dynamicAllocation.enabled=false")
+
+    def slots(self) -> int:
+        """Tasks that run at the same time, those of other jobs included."""
+        if self._context is not None:
+            scala = self._context._jsc.sc()
+            return scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile())
+        from pyspark.sql.functions import spark_partition_id
+        return self.spark.range(1 << 10).select(spark_partition_id()).distinct().count()  # Spark's default
+
+    def begin(self, num_proc: int, call: Call) -> "Stage":
+        return Stage(self.spark, self._context, num_proc, call)
+
+
+class Stage:
+    """A barrier stage that has been handed to Spark."""
+
+    def __init__(self, spark: Any, context: Any, num_proc: int, call: Call) -> None:
+        self._spark, self._context = spark, context
+        self._tag = f"lightcc-{uuid.uuid4().hex}"
+        self._started = threading.Event()
+        self.over = threading.Event()
+        self.parts: List[Part] = []
+        self.error: Optional[Exception] = None
+        self._collect = _collector(spark, context, num_proc, call)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def has_started(self) -> bool:
+        """Whether Spark has begun its tasks; True where Spark does not tell."""
+        if self.over.is_set() or self._started.is_set():
+            return True
+        if self._context is None:
+            return not hasattr(self._spark, "registerProgressHandler")
+        tracker = self._context.statusTracker()
+        jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._tag)))
+        stages = filter(None, (tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
+        return any(stage.numActiveTasks or stage.numCompletedTasks or stage.numFailedTasks for stage in stages)
+
+    def cancel(self) -> None:
+        if self._context is not None:
+            self._context.cancelJobGroup(self._tag)
+        else:
+            self._spark.interruptTag(self._tag)
+
+    def _run(self) -> None:
+        try:
+            if self._context is not None:
+                self._context.setJobGroup(self._tag, "lightcc.spark.run", interruptOnCancel=True)
+            else:
+                self._spark.addTag(self._tag)
+                if hasattr(self._spark, "registerProgressHandler"):
+                    self._spark.registerProgressHandler(self._progress)
+            self.parts = self._collect()
+        except Exception as error:
+            self.error = error
+        finally:
+            if self._context is None and hasattr(self._spark, "removeProgressHandler"):
+                self._spark.removeProgressHandler(self._progress)
+            self.over.set()
+
+    def _progress(self, stages: Any, inflight_tasks: int, **_: Any) -> None:
+        if inflight_tasks:
+            self._started.set()
+
+
+def _active() -> Any:
+    from pyspark.sql import SparkSession
+
+    found = SparkSession.getActiveSession()
+    if found is None:
+        try:
+            from pyspark.sql.connect.session import SparkSession as ConnectSession
+            found = ConnectSession.getActiveSession()
+        except (ImportError, AttributeError):  # PySpark without [connect], or older
+            pass
+    if found is None:
+        raise RuntimeError("run: there is no active Spark session here; make one first: "
+                           "SparkSession.builder.getOrCreate()")
+    return found
+
+
+def _collector(spark: Any, context: Any, num_proc: int, call: Call) -> Callable[[], List[Part]]:
+    """Runs a rank in each task, by the API that this Spark has."""
+    from pyspark.sql import DataFrame
+
+    if "barrier" in inspect.signature(DataFrame.mapInArrow).parameters:
+        return lambda: by_arrow(spark, num_proc, call)
+    return lambda: by_rdd(context, num_proc, call)
+
+
+def by_arrow(spark: Any, num_proc: int, call: Call) -> List[Part]:
+    """From Spark 3.5 on, with Spark Connect too."""
+    def task(batches: Iterable[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        for _ in batches:  # the one row that makes this partition
+            pass
+        for part in run_rank(call):
+            yield pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array([part.rank], pyarrow.int32()), pyarrow.array([part.kind]),
+                 pyarrow.array([part.data], pyarrow.binary())], ["rank", "kind", "data"])
+
+    rows = spark.range(0, num_proc, 1, num_proc).mapInArrow(task, _SCHEMA, barrier=True).collect()
+    return [Part(row[0], row[1], bytes(row[2])) for row in rows]
+
+
+def by_rdd(context: Any, num_proc: int, call: Call) -> List[Part]:
+    """For Spark 3.3 and 3.4."""
+    def task(_: Iterable[Any]) -> Iterator[Any]:
+        return run_rank(call)
+
+    rows = context.parallelize(range(num_proc), num_proc).barrier().mapPartitions(task).collect()
+    return [Part(*row) for row in rows]
