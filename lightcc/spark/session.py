@@ -1,5 +1,6 @@
 """What run() asks of a Spark session, which is a classic one or one of Spark Connect: how many tasks run at the same
 time, a barrier stage, whether it has started, and its end."""
+import contextlib
 import inspect
 import threading
 import uuid
@@ -88,19 +89,19 @@ class Stage:
 
 
 def _active() -> Any:
+    """Active ones are those of a thread; another thread has the default one."""
     from pyspark.sql import SparkSession
 
-    found = SparkSession.getActiveSession()
-    if found is None:
-        try:
-            from pyspark.sql.connect.session import SparkSession as ConnectSession
-            found = ConnectSession.getActiveSession()
-        except (ImportError, AttributeError):  # PySpark without [connect], or older
-            pass
-    if found is None:
-        raise RuntimeError("run: there is no active Spark session here; make one first: "
-                           "SparkSession.builder.getOrCreate()")
-    return found
+    kinds = [SparkSession]
+    with contextlib.suppress(ImportError):  # PySpark without [connect], or older
+        from pyspark.sql.connect.session import SparkSession as ConnectSession
+        kinds.append(ConnectSession)
+    for kind in kinds:
+        with contextlib.suppress(RuntimeError):  # as PySpark says that there is none
+            found = kind.active() if hasattr(kind, "active") else kind.getActiveSession()  # before 3.5
+            if found is not None:
+                return found
+    raise RuntimeError("run: there is no active Spark session here; make one first: SparkSession.builder.getOrCreate()")
 
 
 def _collector(spark: Any, context: Any, num_proc: int, call: Call) -> Callable[[], List[Part]]:

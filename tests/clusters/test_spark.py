@@ -1,0 +1,247 @@
+"""run() and HorovodRunner, in a classic session and by Spark Connect, whose server is on loopback."""
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import lightcc
+import trained_digits
+from jobs import kill, marked, wait_until
+
+NEEDS = "pyspark"
+DEADLINE_S = 600
+
+
+@pytest.fixture(scope="module", params=("classic", "connect"))
+def spark(request, tmp_path_factory):
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark"))
+    builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    builder = builder.remote("local[2]") if request.param == "connect" else builder.master("local[2]")
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left(request):
+    """No rank that a test has started."""
+    yield
+    if "spark" in request.fixturenames:
+        wait_until(lambda: not ranks_here(), "all ranks to end", ranks_here)
+
+
+def ranks_here():
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"lightcc.launch.placed_child" in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def test_digits_have_the_losses_of_run(spark):
+    from lightcc.spark import run
+    assert run(trained_digits.train, num_proc=2) == lightcc.run(trained_digits.train, num_proc=2)
+
+
+def test_variables_say_what_hvd_says_and_slots_are_the_default(spark):
+    from lightcc.spark import run
+    for rank, (said, variables, total) in enumerate(run(trained_digits.world)):
+        assert said == variables and said[:2] == [rank, 2] and total == 1
+
+
+def speak(text, size):
+    print(text, os.environ["OURS"])
+    print("careful", file=sys.stderr)
+    return b"x" * size
+
+
+def test_arguments_output_and_large_results(spark):
+    from lightcc.spark import run
+    out, err, size = io.StringIO(), io.StringIO(), (16 << 20) + 5
+    results = run(speak, args=("hello",), kwargs={"size": size}, num_proc=2, env={"OURS": "7"}, stdout=out, stderr=err)
+    assert results == [b"x" * size] * 2
+    assert sorted(out.getvalue().splitlines()) == ["[0]<stdout>:hello 7", "[1]<stdout>:hello 7"]
+    assert sorted(line for line in err.getvalue().splitlines() if "careful" in line) == [
+        "[0]<stderr>:careful", "[1]<stderr>:careful"]
+
+
+def test_an_exception_names_rank_and_host_and_the_session_goes_on(spark):
+    from lightcc.spark import run
+
+    def fail():
+        import numpy as np
+
+        import lightcc.numpy as hvd
+        hvd.init()
+        if hvd.rank() == 1:
+            raise KeyError("no such image")
+        hvd.allreduce(np.ones(1))
+
+    with pytest.raises(RuntimeError, match=r"(?s)^run: rank 1 on host \S+ raised an exception\n\nTraceback.*"
+                                           r"KeyError: 'no such image'\n$"):
+        run(fail, num_proc=2)
+    assert [total for _, _, total in run(trained_digits.world, num_proc=2)] == [1, 1]
+
+
+def test_a_killed_rank_is_named(spark):
+    from lightcc.spark import run
+    with pytest.raises(RuntimeError, match=r"^run: rank 1 on host \S+ was killed by SIGKILL before its function"):
+        run(trained_digits.die, args=(1,), num_proc=2)
+
+
+def test_too_few_slots(spark):
+    from lightcc.spark import run
+    with pytest.raises(TimeoutError, match=r"^run: Spark has not started 3 tasks at the same time within 1 s: it has 2 "
+                                           r"slots for tasks\. Ask for fewer ranks"):
+        run(trained_digits.world, num_proc=3, start_timeout=1)
+
+
+def test_slots_that_other_jobs_have(spark, tmp_path):
+    """The job is cancelled, and does not start later."""
+    from lightcc.spark import run
+
+    def hold(batches):
+        Path(tmp_path, "held").touch()
+        while not Path(tmp_path, "go").exists():
+            pass
+        yield from batches
+
+    holding = threading.Thread(
+        target=lambda: spark.range(0, 1, 1, 1).mapInArrow(hold, "id long").collect())
+    holding.start()
+    try:
+        wait_until(Path(tmp_path, "held").exists, "the other job to begin")
+        with pytest.raises(TimeoutError, match=r"it has 2 slots for tasks, and other jobs have some of them\."):
+            run(trained_digits.world, num_proc=2, start_timeout=1)
+    finally:
+        Path(tmp_path, "go").touch()
+        holding.join(DEADLINE_S)
+    assert [total for _, _, total in run(trained_digits.world, num_proc=2)] == [1, 1]
+
+
+def test_two_jobs_of_a_session_side_by_side(spark):
+    from lightcc.spark import run
+    totals = {}
+
+    def use(index):
+        totals[index] = [total for _, _, total in run(trained_digits.world, num_proc=1)]
+
+    threads = [threading.Thread(target=use, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert totals == {0: [0], 1: [0]}
+
+
+def test_horovod_runner(spark, capfd):
+    from lightcc.spark import HorovodRunner
+
+    def main(x):
+        import lightcc.numpy as hvd
+        hvd.init()
+        return hvd.rank(), hvd.size(), x
+
+    assert HorovodRunner(np=2).run(main, x=3) == (0, 2, 3)
+    assert HorovodRunner(np=-2).run(main, x=4) == (0, 2, 4)
+    assert HorovodRunner(np=0).run(main, x=5) == (0, 2, 5)
+    with pytest.raises(ValueError, match="driver_log_verbosity='loud'"):
+        HorovodRunner(np=1, driver_log_verbosity="loud")
+
+
+def test_what_cannot_be_pickled_is_named(spark):
+    from lightcc.spark import run
+    with pytest.raises(TypeError, match=r"run: args\[0\], of type lock, cannot be pickled"):
+        run(print, args=(threading.Lock(),))
+    with pytest.raises(RuntimeError, match="(?s)^run: rank 0 on host .*pickle"):
+        run(threading.Lock, num_proc=1)
+    with pytest.raises(ValueError, match="num_proc=0"):
+        run(print, num_proc=0)
+
+
+def test_the_older_api_runs_ranks_too(spark):
+    """That of Spark 3.3 and 3.4, which this Spark still has."""
+    import pickle
+
+    from lightcc.launch import pickling
+    from lightcc.spark import session
+    from lightcc.spark.task import RESULT, Call
+
+    function = io.BytesIO()
+    pickling.write(function, trained_digits.world, (), {})
+    here = session.Session()
+    if here._context is None:
+        pytest.skip("Spark Connect has no RDDs")
+    parts = session.by_rdd(here._context, 2, Call(function.getvalue(), {}, None, False))
+    assert [pickle.loads(part.data)[2] for part in parts if part.kind == RESULT] == [1, 1]
+
+
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+from pyspark.sql import SparkSession
+from lightcc.spark import run
+
+def work():
+    Path(started).touch()
+    time.sleep(3600)
+
+started = sys.argv[1]
+SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+try:
+    run(work, num_proc=2)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("signum", (signal.SIGINT, signal.SIGKILL))
+def test_the_ranks_end_with_the_driver(signum, tmp_path):
+    mark, program = f"driver {tmp_path}", tmp_path / "driver.py"
+    program.write_text(INTERRUPTED)
+    driver = subprocess.Popen(
+        [sys.executable, program, tmp_path / "started"], stdout=subprocess.PIPE, text=True,
+        env={**{name: value for name, value in os.environ.items() if not name.startswith("SPARK_")},  # of other sessions
+             "LIGHTCC_TEST_MARK": mark, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    try:
+        wait_until((tmp_path / "started").exists, "a rank to begin")
+        driver.send_signal(signum)
+        assert driver.communicate(timeout=DEADLINE_S)[0] == ("interrupted\n" if signum == signal.SIGINT else "")
+        wait_until(lambda: not marked(mark), "Spark and the ranks to end", lambda: marked(mark))
+    finally:
+        kill(marked(mark))
+        driver.wait()
+
+
+def test_no_session_and_dynamic_allocation(monkeypatch):
+    from pyspark.sql import SparkSession
+
+    from lightcc.spark import run
+
+    class Dynamic:
+        sparkContext = None
+        conf = {"spark.dynamicAllocation.enabled": "true"}
+
+    def none():
+        raise RuntimeError("no session")
+
+    monkeypatch.setattr(SparkSession, "active", lambda: Dynamic)
+    with pytest.raises(RuntimeError, match="^run: all ranks must run at the same time.*dynamicAllocation"):
+        run(print)
+    monkeypatch.setattr(SparkSession, "active", none)
+    monkeypatch.setitem(sys.modules, "pyspark.sql.connect.session", None)
+    with pytest.raises(RuntimeError, match="^run: there is no active Spark session here"):
+        run(print)
