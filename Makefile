@@ -68,7 +68,7 @@ test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) cluster
 	$(foreach version,$(OLDEST),$(call WITH_OLD_TENSORFLOW,$(version)))
 
 # What schedulers place, each with its own environment: one at a time, since each takes the memory of several processes.
-SCHEDULERS := ray kubernetes
+SCHEDULERS := ray spark kubernetes
 clusters: $(SCHEDULERS:%=build/%/with-scheduler)
 	$(foreach name,$(SCHEDULERS),$(call WITH_SCHEDULER,$(name)))
 define WITH_SCHEDULER

@@ -12,7 +12,6 @@ struct IgnoredKnob {
 
 inline constexpr const char* kNoCycle = "there is no cycle: a request is acted on when it is submitted";
 inline constexpr const char* kOwnTransport = "it has its own transport and uses neither MPI nor Gloo nor oneCCL";
-inline constexpr const char* kNoSpark = "Spark is not supported";
 inline constexpr const char* kOwnRendezvous = "ranks meet at LIGHTCC_STORE_ADDR, or where their launcher says";
 
 inline constexpr IgnoredKnob kIgnoredKnobs[] = {
@@ -33,9 +32,8 @@ inline constexpr IgnoredKnob kIgnoredKnobs[] = {
     {"HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_START_TIMEOUT bounds init, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS a stall"},
     {"HOROVOD_GLOO_RENDEZVOUS_ADDR", kOwnRendezvous},
     {"HOROVOD_GLOO_RENDEZVOUS_PORT", kOwnRendezvous},
-    {"HOROVOD_SPARK_START_TIMEOUT", kNoSpark},
-    {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", kNoSpark, false},
-    {"HOROVOD_SPARK_PYTHONPATH", kNoSpark},
-    {"HOROVOD_SPARK_WORK_DIR", kNoSpark}};
+    {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "each rank sees all GPUs that Spark gives to its host's ranks", false},
+    {"HOROVOD_SPARK_PYTHONPATH", "ranks find modules where Spark's tasks and the driver do"},
+    {"HOROVOD_SPARK_WORK_DIR", "ranks run where Spark's tasks do"}};
 
 }  // namespace lightcc

@@ -35,7 +35,7 @@ lightccrun gives every job its own `LIGHTCC_JOB_ID`, by which its ranks find eac
 `LIGHTCC_LAUNCHER_FD`, a socket by which `init()` hears that a rank that it waits for has ended. In an elastic job it
 sets `HOROVOD_ELASTIC=1`, and `LIGHTCC_DRIVER_FD` to a socket by which `init()` asks who the others are; the variables
 above stay what they were when the worker was started. `HOROVOD_ELASTIC_TIMEOUT` is the default of its
-`--elastic-timeout`.
+`--elastic-timeout`. `HOROVOD_SPARK_START_TIMEOUT` is that of `lightcc.spark.run(start_timeout=...)`, else 600 s.
 
 ## How ranks on several hosts meet
 

@@ -210,11 +210,11 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("signum", (signal.SIGINT, signal.SIGKILL))
 def test_the_ranks_end_with_the_driver(signum, tmp_path):
     mark, program = f"driver {tmp_path}", tmp_path / "driver.py"
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}  # not other sessions'
     program.write_text(INTERRUPTED)
     driver = subprocess.Popen(
         [sys.executable, program, tmp_path / "started"], stdout=subprocess.PIPE, text=True,
-        env={**{name: value for name, value in os.environ.items() if not name.startswith("SPARK_")},  # of other sessions
-             "LIGHTCC_TEST_MARK": mark, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={**own, "LIGHTCC_TEST_MARK": mark, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         wait_until((tmp_path / "started").exists, "a rank to begin")
@@ -224,6 +224,16 @@ def test_the_ranks_end_with_the_driver(signum, tmp_path):
     finally:
         kill(marked(mark))
         driver.wait()
+
+
+def test_the_start_timeout_of_the_environment(spark, monkeypatch):
+    from lightcc.spark import run
+    monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "0.5")
+    with pytest.raises(TimeoutError, match=r"within 0\.5 s: it has 2 slots"):
+        run(trained_digits.world, num_proc=3)
+    monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="HOROVOD_SPARK_START_TIMEOUT=soon: expected seconds"):
+        run(trained_digits.world, num_proc=2)
 
 
 def test_no_session_and_dynamic_allocation(monkeypatch):

@@ -31,6 +31,8 @@ PACKAGES = {  # of the first that a module's name begins with: the framework tha
     "lightcc.keras.embedding": ("tensorflow", "tf", "lightcc.keras"),
     "lightcc._keras": ("keras", "keras", "lightcc.keras"),
     "lightcc.keras": ("keras", "keras", "lightcc.keras"),
+    "lightcc.ray": ("ray", "ray", "lightcc.numpy"),
+    "lightcc.spark": ("pyspark", "pyspark", "lightcc.numpy"),
     "lightcc": ("numpy", "np", "lightcc.numpy"),
 }
 LAUNCHES = ("lightcc.runner",)  # modules whose examples start jobs of their own

@@ -24,7 +24,8 @@ from parity_data import ABSENT, SECTIONS, load  # noqa: E402
 pytestmark = pytest.mark.tensorflow
 
 NEEDS = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow", "horovod.keras": "keras",
-         "horovod.ray": "ray", "horovod._keras": "tensorflow"}  # the last passes on names of horovod.tensorflow
+         "horovod._keras": "tensorflow",  # passes on names of horovod.tensorflow
+         "horovod.ray": "ray", "horovod.spark": "pyspark"}
 
 
 def need(row):
@@ -48,7 +49,7 @@ def ours(module):
 
 def test_each_framework_here_has_its_rows():
     assert FRAMEWORKS, "no framework is installed here"
-    least = {"torch": 200, "tensorflow": 230, "keras": 40, "ray": 2}
+    least = {"torch": 200, "tensorflow": 230, "keras": 40, "ray": 2, "pyspark": 1}
     for framework in FRAMEWORKS:
         assert sum(need(row) == framework and row.entry.status not in ABSENT for row in ROWS) >= least[framework]
 
