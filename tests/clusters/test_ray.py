@@ -1,6 +1,7 @@
 """RayExecutor, on a cluster of two of Ray's nodes."""
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -239,6 +240,39 @@ def test_the_secret_is_in_no_log_and_on_no_command_line(start):
     commands = b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
     assert list(logs.glob("logs/worker-*"))
     assert found == "" and b"0b5e55ed" * 4 not in commands
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+import ray
+from lightcc.ray import RayExecutor
+
+def work(folder):
+    import os, time
+    import lightcc.numpy as hvd
+    hvd.init()
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(3600)
+
+ray.init(address=sys.argv[1])
+executor = RayExecutor(None, num_workers=2)
+executor.start()
+executor.run(work, args=(sys.argv[2],))
+"""
+
+
+def test_the_workers_end_with_the_driver(cluster, tmp_path):
+    import ray
+
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, cluster.address, str(tmp_path)])
+    try:
+        wait_until(lambda: len(os.listdir(tmp_path)) == 2, "both ranks to begin")
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_until(lambda: not [pid for pid in os.listdir(tmp_path) if Path("/proc", pid).exists()], "the ranks to end")
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], "Ray to have all cores")
 
 
 def test_a_lost_node_ends_the_run(cluster, start):

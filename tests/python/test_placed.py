@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -151,6 +152,14 @@ def test_other_versions_are_refused_with_rank_and_host(start):
     error = one.ask("place", 0, [mine, other], one.ask("open")["is"])["error"]
     assert error.startswith("ValueError: rank 1 on host node7 has lightcc 0.0.1 with Python 3.8; but rank 0 on host ")
     assert one.ask("place", 2, [mine, mine], one.ask("open")["is"])["error"] == "ValueError: there is no rank 2 among 2"
+
+
+def test_the_program_of_the_page(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text()
+    program = tmp_path / "program.py"
+    program.write_text(page[page.index("## Any other scheduler"):].partition("```python\n")[2].partition("```")[0])
+    done = subprocess.run([sys.executable, program], stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]\n")
 
 
 def test_a_meeting_does_not_show_its_secret():
