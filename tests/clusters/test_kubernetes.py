@@ -43,7 +43,7 @@ def test_all_are_valid_and_an_unknown_field_is_not():
     for _, manifest in found:
         validate(manifest)
         wrong = copy.deepcopy(manifest)
-        wrong["spec"]["completionMod"] = "Indexed"
+        wrong.get("spec", wrong)["completionMod"] = "Indexed"
         with pytest.raises(kubernetes_validate.ValidationError):
             validate(wrong)
 
