@@ -94,7 +94,7 @@ MAY_USE = {
     "data": {"core"},
     "common": {"core"},
     "runner": {"core", "launch", "elastic", "as_horovod", "_version"},
-    "ray": {"core", "launch"},
+    "ray": {"core", "launch", "elastic"},
     "spark": {"core", "launch", "runner"},
     "as_horovod": {"launch", "install_as_horovod"},
     "install_as_horovod": {"as_horovod", "_version"},

@@ -8,7 +8,8 @@ except ModuleNotFoundError as error:
                               name="ray") from error
 
 from lightcc.ray import ray_logger
+from lightcc.ray.elastic import ElasticRayExecutor, RayHostDiscovery
 from lightcc.ray.executor import RayExecutor
 from lightcc.ray.worker import BaseHorovodWorker
 
-__all__ = ["BaseHorovodWorker", "RayExecutor", "ray_logger"]
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor", "RayHostDiscovery", "ray_logger"]

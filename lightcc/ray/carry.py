@@ -1,0 +1,95 @@
+"""Stands in for ssh between the driver of an elastic job and the agent on a node of Ray: python -m lightcc.ray.carry
+ADDRESS NODE CPUS GPUS COMMAND. Standard input and output are the agent's; its bytes travel by calls of an actor there.
+"""
+import asyncio
+import os
+import sys
+import threading
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_CHUNK = 1 << 20
+_LOST = 255  # as ssh says it
+
+
+class CarriedAgent:
+    """The actor: a command, with the resources that the actor has reserved."""
+
+    _process: asyncio.subprocess.Process
+
+    async def start(self, command: str) -> None:
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec("/bin/sh", "-c", command, stdin=pipe, stdout=pipe,
+                                                             stderr=pipe)
+
+    async def write(self, chunk: bytes) -> None:
+        """b"" ends it."""
+        assert self._process.stdin is not None
+        if chunk:
+            self._process.stdin.write(chunk)
+            await self._process.stdin.drain()
+        else:
+            self._process.stdin.close()
+
+    async def read(self, number: int) -> bytes:
+        """Of standard output, 1, or standard error, 2; b"" at its end."""
+        stream = self._process.stdout if number == 1 else self._process.stderr
+        assert stream is not None
+        return await stream.read(_CHUNK)
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+
+def main(address: str, node: str, cpus: float, gpus: float, command: str) -> int:
+    outputs = {1: os.dup(1), 2: os.dup(2)}  # Ray prints, too
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in outputs:
+        os.dup2(nowhere, number)
+    ray.init(address=address, log_to_driver=False, logging_level="error")
+    agent = ray.remote(CarriedAgent).options(
+        num_cpus=cpus, num_gpus=gpus, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+    try:
+        ray.get(agent.start.remote(command))
+        threads = [threading.Thread(target=_carry_out, args=(agent, number, fd), daemon=True)
+                   for number, fd in outputs.items()]
+        threading.Thread(target=_carry_in, args=(agent,), daemon=True).start()
+        for thread in threads:
+            thread.start()
+        code = ray.get(agent.wait.remote())
+        for thread in threads:
+            thread.join()
+        return code
+    except RayActorError as error:
+        os.write(outputs[2], f"Ray's node {node}: {error}\n".encode())
+        return _LOST
+
+
+def _quietly(method: Any, argument: Any) -> Any:
+    """What the actor's method returns; None when the actor has gone, as main() says."""
+    try:
+        return ray.get(method.remote(argument))
+    except RayActorError:
+        return None
+
+
+def _carry_in(agent: Any) -> None:
+    while True:
+        chunk = os.read(0, _CHUNK)
+        _quietly(agent.write, chunk)
+        if not chunk:
+            return
+
+
+def _carry_out(agent: Any, number: int, fd: int) -> None:
+    while chunk := _quietly(agent.read, number):
+        while chunk:
+            chunk = chunk[os.write(fd, chunk):]
+
+
+if __name__ == "__main__":
+    address, node, cpus, gpus, command = sys.argv[1:6]
+    os._exit(main(address, node, float(cpus), float(gpus), command))  # Ray's own end would take longer

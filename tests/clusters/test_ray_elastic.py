@@ -1,0 +1,113 @@
+"""Elastic jobs on a cluster of Ray whose nodes come and go."""
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from jobs import wait_until
+
+NEEDS = "ray"
+DEADLINE_S = 300
+
+
+@pytest.fixture
+def cluster():
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray.init(address=cluster.address)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def training(folder):
+    """Until there is a file "stop". Each rank adds up the ranks of its world, in each step, and says how many."""
+    def train():
+        import numpy as np
+
+        import lightcc.numpy as hvd
+        from lightcc.common.elastic import ObjectState, run_fn
+        hvd.init()
+
+        def steps(state):
+            while not state.over:
+                total = hvd.allreduce(np.array([1.0, float(Path(folder, "stop").exists())]), op=hvd.Sum, name="step")
+                if not state.sizes or state.sizes[-1] != int(total[0]):
+                    state.sizes.append(int(total[0]))
+                    Path(folder, f"size.{len(state.sizes)}.{int(total[0])}").touch()
+                Path(folder, f"rank.{hvd.rank()}.{hvd.size()}").write_text(str(os.getpid()))
+                state.over = bool(total[1])
+                state.commit()
+            return state.sizes
+
+        def reset():
+            hvd.shutdown()
+            hvd.init()
+
+        from lightcc.core.objects import broadcast_object
+        return run_fn(steps, reset)(ObjectState(broadcast_object, hvd.rank, sizes=[], over=False))
+    return train
+
+
+def begin(folder, **settings):
+    from lightcc.ray import ElasticRayExecutor
+
+    executor, outcome = ElasticRayExecutor(ElasticRayExecutor.create_settings(**settings)), []
+
+    def run():
+        try:
+            outcome.append(executor.run(training(folder)))
+        except RuntimeError as error:
+            outcome.append(error)
+
+    executor.start()
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def test_nodes_come_and_are_lost(cluster, tmp_path):
+    import ray
+
+    thread, outcome = begin(tmp_path, min_num_proc=1, timeout_s=DEADLINE_S)
+    wait_until(lambda: list(tmp_path.glob("size.1.1")), "a world of one", lambda: (os.listdir(tmp_path), outcome))
+    node = cluster.add_node(num_cpus=1)
+    wait_until(lambda: list(tmp_path.glob("size.2.2")), "a world of two", lambda: (os.listdir(tmp_path), outcome))
+    cluster.remove_node(node, allow_graceful=False)
+    wait_until(lambda: list(tmp_path.glob("size.3.1")), "a world of one again",
+               lambda: (os.listdir(tmp_path), outcome))
+    (tmp_path / "stop").touch()
+    thread.join(DEADLINE_S)
+    assert outcome == [[[1, 2, 1]]]
+    wait_until(lambda: ray.available_resources().get("CPU") == 1, "Ray to have its core", ray.available_resources)
+
+
+def test_a_killed_rank_costs_its_node_and_the_job_goes_on(cluster, tmp_path):
+    cluster.add_node(num_cpus=1)
+    thread, outcome = begin(tmp_path, min_num_proc=1, max_num_proc=2, timeout_s=DEADLINE_S)
+    wait_until(lambda: len(list(tmp_path.glob("rank.*.2"))) == 2, "a world of two",
+               lambda: (os.listdir(tmp_path), outcome))
+    before = len(list(tmp_path.glob("size.*")))
+    os.kill(int((tmp_path / "rank.1.2").read_text()), signal.SIGKILL)
+    wait_until(lambda: len(list(tmp_path.glob("size.*"))) > before, "another world",
+               lambda: (os.listdir(tmp_path), outcome))
+    (tmp_path / "stop").touch()
+    thread.join(DEADLINE_S)
+    assert outcome[0][0][-2:] == [2, 1]
+
+
+def test_wrong_arguments():
+    from lightcc.ray import ElasticRayExecutor
+
+    settings = ElasticRayExecutor.create_settings()
+    with pytest.raises(ValueError, match="gpus_per_slot=1 needs use_gpu=True"):
+        ElasticRayExecutor(settings, gpus_per_slot=1)
+    with pytest.raises(ValueError, match="override_discovery=False needs"):
+        ElasticRayExecutor(settings, override_discovery=False)
+    with pytest.raises(RuntimeError, match=r"call start\(\) first"):
+        ElasticRayExecutor(settings).run(sys.exit)
