@@ -67,12 +67,12 @@ test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) cluster
 	$(call WITH_TORCH,0,nccl)
 	$(foreach version,$(OLDEST),$(call WITH_OLD_TENSORFLOW,$(version)))
 
-# What schedulers place, each with its own environment: one at a time, since each takes the memory of several processes.
+# What schedulers place. The names come first, since Ray changes the signatures of classes that it has used. Each with its own environment: one at a time, since each takes the memory of several processes.
 SCHEDULERS := ray spark kubernetes
 clusters: $(SCHEDULERS:%=build/%/with-scheduler)
 	$(foreach name,$(SCHEDULERS),$(call WITH_SCHEDULER,$(name)))
 define WITH_SCHEDULER
-	cd tests && ../build/$(1)/bin/python $(PYTEST) clusters/test_$(1)*.py python/test_manifest.py -k 'clusters or horovod.$(1)'
+	cd tests && ../build/$(1)/bin/python $(PYTEST) python/test_manifest.py clusters/test_$(1)*.py -k 'clusters or horovod.$(1)'
 
 endef
 

@@ -97,10 +97,11 @@ class ElasticRayExecutor:
         self._env = {name: str(value) for name, value in (env_vars or {}).items()}
         self._started = False
 
-    def start(self) -> None:
-        """RuntimeError without ray.init()."""
+    def start(self, extra_env_vars: Optional[Dict[str, Any]] = None) -> None:
+        """extra_env_vars: of the ranks. RuntimeError without ray.init()."""
         if not ray.is_initialized():
             raise RuntimeError("ElasticRayExecutor.start: there is no connection to Ray; call ray.init() before it")
+        self._env.update({name: str(value) for name, value in (extra_env_vars or {}).items()})
         self._started = True
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Optional[List[Callable[[Any], Any]]] = None) -> List[Any]:

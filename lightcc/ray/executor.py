@@ -1,4 +1,5 @@
 """RayExecutor: ranks that are actors of Ray, for as many calls as the user likes."""
+import functools
 import io
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
@@ -10,6 +11,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lightcc.launch import pickling
 from lightcc.ray import placement, ray_logger
+from lightcc.ray.elastic import ElasticRayExecutor, ElasticSettings
 from lightcc.ray.failures import Failure, described
 from lightcc.ray.worker import BaseHorovodWorker, Whereabouts
 
@@ -41,8 +43,11 @@ class RayExecutor:
     with num_workers_per_host ranks each. cpus_per_worker: cores that Ray reserves for each; use_gpu, gpus_per_worker:
     GPUs of each, by default 1 with use_gpu. Each worker sees all GPUs that the workers of its node have, so
     hvd.local_rank() picks one. use_current_placement_group: the workers go into the placement group in which the caller
-    runs, if there is one; else a new one is made. The other arguments are for elastic jobs, which RayExecutor does not
-    run: ValueError.
+    runs, if there is one; else a new one is made.
+
+    min_workers makes the job elastic, as an ElasticRayExecutor's, which describes max_workers, reset_limit,
+    cooldown_range, elastic_timeout and override_discovery: it has start, run and shutdown, and run returns the results
+    of min_workers ranks.
 
     Errors: RuntimeError without ray.init(); ValueError for arguments that contradict each other. Source:
     horovod.ray.RayExecutor.
@@ -73,9 +78,15 @@ class RayExecutor:
             raise ValueError("RayExecutor: give num_workers, or min_workers of an elastic job, not both")
         if max_workers is not None and min_workers is None:
             raise ValueError("RayExecutor: max_workers is for elastic jobs, which have min_workers too")
+        self.settings = settings or Settings()
+        self.workers: List[Any] = []
+        self._elastic: Optional[ElasticRayExecutor] = None
         if min_workers is not None:
-            raise ValueError("RayExecutor: elastic jobs run under lightccrun --host-discovery-script, or as a "
-                             "LightccTrainer with FailureConfig and a range of workers; RayExecutor has a fixed number")
+            elastic = ElasticSettings(min_workers, max_workers, reset_limit, elastic_timeout, self.settings.timeout_s,
+                                      self.settings.nics, cooldown_range and tuple(cooldown_range))
+            self._elastic = ElasticRayExecutor(elastic, use_gpu, cpus_per_worker, gpus_per_worker, None,
+                                               override_discovery)
+            return
         if (num_workers is None) == (num_hosts is None):
             raise ValueError("RayExecutor: give either num_workers, or num_hosts and num_workers_per_host")
         if min(num_workers or num_hosts or 0, num_workers_per_host) < 1:
@@ -84,7 +95,6 @@ class RayExecutor:
             raise ValueError(f"RayExecutor: gpus_per_worker={gpus_per_worker} needs use_gpu=True")
         if gpus_per_worker is not None and gpus_per_worker < 1:
             raise ValueError(f"RayExecutor: gpus_per_worker={gpus_per_worker}: at least 1 is expected")
-        self.settings = settings or Settings()
         resources: Dict[str, float] = {"CPU": cpus_per_worker}
         if use_gpu:
             resources["GPU"] = gpus_per_worker or 1
@@ -93,7 +103,6 @@ class RayExecutor:
                          else placement.spread(num_hosts or 1, num_workers_per_host, resources))
         self._use_current = use_current_placement_group
         self._group: Any = None   # ours, to be removed
-        self.workers: List[Any] = []
         self._where: List[str] = []  # by rank, for people
         self._failed = False      # the last call has left the ranks in different worlds
 
@@ -105,6 +114,11 @@ class RayExecutor:
         extra_env_vars: of the workers. Errors: TimeoutError if Ray has no room in time, with what was asked and what
         is free; RuntimeError without ray.init(), and with rank and node if a worker fails.
         """
+        if self._elastic:
+            if executable_cls is not None:
+                raise ValueError("RayExecutor.start: the ranks of an elastic job come and go, and have no executable")
+            self._elastic.start(extra_env_vars)
+            return
         if not ray.is_initialized():
             raise RuntimeError("RayExecutor.start: there is no connection to Ray; call ray.init(), or "
                                "ray.init(address=...) for a cluster, before it")
@@ -150,6 +164,9 @@ class RayExecutor:
         node and traceback of the first failure, an exception or a process that ended; TypeError, which names the
         variable, if something of the call cannot be pickled.
         """
+        if self._elastic:
+            return self._elastic.run(functools.partial(fn, *(args or ()), **(kwargs or {})),
+                                     list(callbacks) if callbacks else None)
         call = self._call("run", fn, args, kwargs)
         return self._run(lambda worker: worker.call.remote(call), callbacks)
 
@@ -173,6 +190,8 @@ class RayExecutor:
 
     def shutdown(self) -> None:
         """Ends the workers and gives their resources back. start() may follow."""
+        if self._elastic:  # nothing of it lives between two runs
+            return
         for worker in self.workers:
             ray.kill(worker)
         if self._group is not None:
@@ -180,6 +199,8 @@ class RayExecutor:
         self.workers, self._where, self._group, self._failed = [], [], None, False
 
     def _check_started(self, method: str) -> None:
+        if self._elastic:
+            raise ValueError(f"RayExecutor.{method}: an elastic job, whose ranks come and go, has run() only")
         if not self.workers:
             raise RuntimeError(f"RayExecutor.{method}: there are no workers; call start() first")
 

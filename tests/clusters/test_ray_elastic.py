@@ -101,6 +101,24 @@ def test_a_killed_rank_costs_its_node_and_the_job_goes_on(cluster, tmp_path):
     assert outcome[0][0][-2:] == [2, 1]
 
 
+def test_ray_executor_with_min_workers_is_elastic(cluster):
+    from lightcc.ray import RayExecutor
+
+    def world(value, times):
+        import lightcc.numpy as hvd
+        hvd.init()
+        return hvd.size(), value * times, os.environ["OURS"]
+
+    executor = RayExecutor(None, min_workers=1, max_workers=1)
+    executor.start(extra_env_vars={"OURS": 7})
+    assert executor.run(world, args=(2,), kwargs={"times": 3}) == [(1, 6, "7")]
+    with pytest.raises(ValueError, match="has run\\(\\) only"):
+        executor.execute(print)
+    with pytest.raises(ValueError, match="callbacks are for RayExecutor with num_workers"):
+        executor.run(world, args=(2, 3), callbacks=[print])
+    executor.shutdown()
+
+
 def test_wrong_arguments():
     from lightcc.ray import ElasticRayExecutor
 
