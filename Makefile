@@ -67,7 +67,8 @@ test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) cluster
 	$(call WITH_TORCH,0,nccl)
 	$(foreach version,$(OLDEST),$(call WITH_OLD_TENSORFLOW,$(version)))
 
-# What schedulers place. The names come first, since Ray changes the signatures of classes that it has used. Each with its own environment: one at a time, since each takes the memory of several processes.
+# What schedulers place, each with its own environment; one at a time, since each takes the memory of several processes.
+# Names and signatures come first: Ray changes the signatures of classes that it has used.
 SCHEDULERS := ray spark kubernetes
 clusters: $(SCHEDULERS:%=build/%/with-scheduler)
 	$(foreach name,$(SCHEDULERS),$(call WITH_SCHEDULER,$(name)))

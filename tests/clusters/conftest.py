@@ -17,7 +17,7 @@ FOLDERS = [str(HERE), str(HERE.parent / "python"), str(HERE.parent / "multihost"
 sys.path[:0] = FOLDERS
 os.environ["PYTHONPATH"] = os.pathsep.join([*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-from needs import MISSING  # noqa: E402
+from needs import MISSING, why_not  # noqa: E402
 
 LIBRARIES = {"ray": "ray[default,train]", "pyspark": "pyspark", "kubernetes_validate": "kubernetes-validate"}
 
@@ -28,3 +28,5 @@ def pytest_collection_modifyitems(items):
         library = getattr(getattr(item, "module", None), "NEEDS", None)
         if library and not importlib.util.find_spec(library):
             item.add_marker(pytest.mark.skip(reason=f"{MISSING}{library} (pip install '{LIBRARIES[library]}')"))
+        elif library == "pyspark" and (reason := why_not("java")):
+            item.add_marker(pytest.mark.skip(reason=reason))

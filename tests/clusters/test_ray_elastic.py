@@ -40,7 +40,9 @@ def training(folder):
                 if not state.sizes or state.sizes[-1] != int(total[0]):
                     state.sizes.append(int(total[0]))
                     Path(folder, f"size.{len(state.sizes)}.{int(total[0])}").touch()
-                Path(folder, f"rank.{hvd.rank()}.{hvd.size()}").write_text(str(os.getpid()))
+                own = Path(folder, f"pid.{os.getpid()}")
+                own.write_text(str(os.getpid()))
+                own.rename(Path(folder, f"rank.{hvd.rank()}.{hvd.size()}"))  # whole from the start
                 state.over = bool(total[1])
                 state.commit()
             return state.sizes

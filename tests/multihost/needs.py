@@ -5,7 +5,7 @@ import shutil
 MISSING = "missing: "
 _PACKAGES = {"bridge": "iproute2", "ip": "iproute2", "tc": "iproute2", "nft": "nftables", "hostname": "hostname",
              "unshare": "util-linux", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
-             "sshd": "openssh-server"}  # of Debian and Ubuntu
+             "sshd": "openssh-server", "java": "openjdk-17-jre-headless"}  # of Debian and Ubuntu
 
 
 def why_not(*programs: str) -> str:
