@@ -62,8 +62,8 @@ build/docs-venv/installed: .ci/docs.txt
 .PRECIOUS: build/%/with-scheduler
 build/%/with-scheduler: build/wheel .ci/%.txt
 	$(PYTHON) -m venv build/$*
-	$(call INSTALL,build/$*,-r .ci/$*.txt) || build/$*/bin/pip install -q --disable-pip-version-check pytest
-	build/$*/bin/pip install -q --disable-pip-version-check --force-reinstall build/wheel/*.whl
+	$(call INSTALL,build/$*,-r .ci/$*.txt build/wheel/*.whl) || { $(call INSTALL,build/$*,pytest build/wheel/*.whl); }
+	build/$*/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall build/wheel/*.whl
 	touch $@
 
 # A TensorFlow and the wheel. tf_keras, which 2.13 does not have, would pull in the build for GPUs as well.
