@@ -77,6 +77,7 @@ MAY_USE = {
     "launch": {"core", "_version"},
     "elastic": {"core", "launch"},
     "numpy": {"core"},
+    "amp": {"core"},
     "embedding": {"core"},
     "torch": {"core", "compress", "embedding", "_torch_backend"},
     "_torch_backend": {"torch"},  # where PyTorch looks for backends, before it is asked for one
