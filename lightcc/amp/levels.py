@@ -5,15 +5,15 @@ LEVELS = ("float32", "tf32", "bfloat16", "float16", "fp8")
 LOW = "low"  # in a policy: the low level of whoever uses it (dtype=)
 
 
-def most_precise(levels: Iterable[str]) -> str:
-    """The first of these in LEVELS; LOW comes behind all that are more precise than float16 could be.
+def most_precise(levels: Iterable[str], low: str = "bfloat16") -> str:
+    """That of these which is first in LEVELS. low: which one LOW stands for.
 
     >>> most_precise(["float16", "float32", "bfloat16"])
     'float32'
-    >>> most_precise(["low", "tf32"])
-    'tf32'
+    >>> most_precise(["low", "bfloat16"], low="float16")
+    'bfloat16'
     """
-    return min(levels, key=_place)
+    return min(levels, key=lambda level: LEVELS.index(low if level == LOW else level))
 
 
 def named(levels: Iterable[str], low: str) -> Sequence[str]:
@@ -28,6 +28,3 @@ def named(levels: Iterable[str], low: str) -> Sequence[str]:
                          "for that of dtype=.")
     return tuple(level for level in LEVELS if level in wanted)
 
-
-def _place(level: str) -> float:
-    return LEVELS.index("tf32") + 0.5 if level == LOW else LEVELS.index(level)

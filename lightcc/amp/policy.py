@@ -24,7 +24,7 @@ class State:
     it; "" and 0 for step 0. epoch: if the program has said it. learning_rates: of the optimizer's groups, as in the
     step before. loss: the mean of all ranks' losses in step loss_step, None as long as there is none. gradient_norm:
     of the same step, if it was asked for. overflows: how many steps were left out because of float16's range;
-    overflows_in_a_row: of the last steps in float16.
+    overflows_in_a_row: of the last steps in float16. low: which level LOW stands for.
 
     >>> State(step=7, loss=0.5, loss_step=5).loss_age
     2
@@ -40,6 +40,7 @@ class State:
     gradient_norm: Optional[float] = None
     overflows: int = 0
     overflows_in_a_row: int = 0
+    low: str = "bfloat16"
 
     @property
     def loss_age(self) -> int:
@@ -107,7 +108,7 @@ class _FullForAWhile(Policy):
     def __init__(self, low: str, full: str):
         name = type(self).__name__
         self.low, self.full = _level(name, low), _level(name, full)
-        if most_precise([low, full]) != full or low == full:
+        if low == full or (low != LOW and most_precise([low, full]) != full):
             raise ValueError(f"{name}: low={low!r} must be less precise than full={full!r}.")
         self.levels = (full, low)
         self._left: float = 0  # steps in full precision to come
@@ -275,7 +276,7 @@ class AnyOf(Policy):
 
     def decide(self, state: State) -> str:
         said = [checked(policy, policy.decide(state)) for policy in self.policies]
-        level = most_precise(said)
+        level = most_precise(said, state.low)
         self.reason = "; ".join(policy.reason for policy, its in zip(self.policies, said) if its == level)
         return level
 
