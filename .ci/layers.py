@@ -80,6 +80,7 @@ MAY_USE = {
     "amp": {"core"},
     "embedding": {"core"},
     "torch": {"core", "compress", "embedding", "_torch_backend"},
+    "torch.amp": {"core", "amp", "torch"},
     "_torch_backend": {"torch"},  # where PyTorch looks for backends, before it is asked for one
     "tensorflow": {"core", "compress"},
     "tensorflow.elastic": {"core", "tensorflow", "_keras"},

@@ -122,7 +122,7 @@ class Controller:
             self._in_a_row = self._in_a_row + 1 if overflow else 0
 
     def settle(self) -> None:
-        """Waits for the vote in flight, so that this rank may leave. All others must have sent theirs, or be about to."""
+        """Waits for the vote in flight, so that this rank may leave the others."""
         self._agreement.settle()
 
     @property
@@ -186,8 +186,9 @@ class Controller:
         (own, of_step), self._sent = self._sent, (None, -1)
         if loss is not None:
             if of_step == 0 and math.isnan(loss):
-                raise ValueError(f"{self._who}: the mean of all ranks' losses in the first step is {loss}; that of rank "
-                                 f"{lib.rank()} is {own}. It is so before any switch: look at the data and the model.")
+                raise ValueError(f"{self._who}: the mean of all ranks' losses in the first step is {loss}; that of "
+                                 f"rank {lib.rank()} is {own}. It is so before any switch: look at the data and the "
+                                 "model.")
             self._losses = loss, of_step
         self._next = self.levels[next(i for i, count in enumerate(votes) if count)]
         if self._next != self._wish:

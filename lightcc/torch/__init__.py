@@ -85,7 +85,7 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name in ("elastic", "embedding"):  # loaded only where they are used
+    if name in ("amp", "elastic", "embedding"):  # loaded only where they are used
         return _import_module(f"lightcc.torch.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

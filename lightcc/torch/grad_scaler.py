@@ -3,9 +3,12 @@ optimizer.step(). So gradients on their way are waited for as soon as it is give
 all ranks. It asks an optimizer nothing before, and PyTorch does not count what it changes (changed_gradients)."""
 import functools
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import torch
+
+from lightcc.core import ops
+from lightcc.core.process_sets import ProcessSet
 
 _reduced_first: "weakref.WeakSet[Any]" = weakref.WeakSet()  # optimizers
 
@@ -19,6 +22,19 @@ def reduce_first(optimizer) -> None:
         method = getattr(scaler, name)
         if not hasattr(method, "reduces_first"):
             setattr(scaler, name, _after_reduction(method))
+
+
+def finite_everywhere(gradients: Iterable[torch.Tensor], process_sets: Iterable[ProcessSet], name: str) -> bool:
+    """Whether all these gradients, which are each rank's own, are finite on all ranks of these sets. Four bytes a set.
+
+    >>> from lightcc.core.process_sets import global_process_set
+    >>> finite_everywhere([torch.ones(2)], [global_process_set], "example")
+    True
+    """
+    wrong = torch.tensor([not all(bool(gradient.isfinite().all()) for gradient in gradients)], dtype=torch.int32)
+    for process_set in {id(one): one for one in process_sets}.values():
+        wrong = ops.allreduce(wrong, op=ops.ReduceOps.Max, name=name, process_set=process_set)
+    return not wrong.item()
 
 
 def _after_reduction(method: Callable[..., Any]) -> Callable[..., Any]:

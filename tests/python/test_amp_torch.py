@@ -1,0 +1,337 @@
+"""lightcc.torch.amp on ranks: each step in one precision everywhere, weights with the same bits, one loss scale."""
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import lightcc.torch as hvd
+import ranks
+from lightcc.amp.policy import Always, HoldAfterLearningRateChange, Policy, Warmup
+from lightcc.torch import ddp
+from training import data, expect_equal, loss_of, make_model, my_loss
+
+pytestmark = pytest.mark.torch_sizes
+MixedPrecision = hvd.amp.MixedPrecision
+LEVELS = ("float32", "bfloat16", "float16")
+STEPS = 12
+
+
+@pytest.mark.parametrize("np", ranks.SIZES[:3])
+def test_on_ranks(np):
+    ranks.run_checks(__file__, np)
+
+
+class Listed(Policy):
+    """The levels of the steps, as they stand in a list."""
+
+    def __init__(self, *levels):
+        self.steps, self.levels = levels, tuple(dict.fromkeys(levels))
+
+    def decide(self, state):
+        return self.steps[min(state.step, len(self.steps) - 1)]
+
+
+class Random(Policy):
+    levels = LEVELS
+
+    def __init__(self):
+        self._rng = np.random.default_rng(hvd.rank())
+
+    def decide(self, state):
+        return str(self._rng.choice(LEVELS, p=[0.1, 0.3, 0.6]))
+
+
+@pytest.fixture(autouse=True)
+def started(job):
+    pass
+
+
+def distributed(model, **options):
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+                                    model.named_parameters(), **options)
+
+
+def train(model, optimizer, precision, steps=STEPS, passes=1, factor=lambda step: 1.0, schedule=None):
+    for step in range(steps):
+        optimizer.zero_grad()
+        for i in range(passes):
+            with precision:
+                loss = my_loss(model, passes * step + i) * factor(step)
+            precision.backward(loss)
+        precision.step()
+        if schedule is not None:
+            schedule.step()
+
+
+def reference(levels, passes=1):
+    """The same on one process, by torch's own means, float16 without a scale."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step, level in enumerate(levels):
+        optimizer.zero_grad()
+        for i in range(passes):
+            with torch.autocast("cpu", dtype=getattr(torch, level) if level != "float32" else torch.bfloat16,
+                                enabled=level != "float32"):
+                loss = loss_of(model, *data(passes * step + i))
+            loss.backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("passes", (1, 2))
+@pytest.mark.parametrize("levels, rtol", ((["float32"], 1e-4), (["bfloat16", "float32"] * 6, 0.1),
+                                          (["float16", "float16", "float32"] * 4, 0.02)), ids=("full", "bf16", "fp16"))
+def check_steps_are_those_of_torch_alone(levels, rtol, passes):
+    model = make_model()
+    optimizer = distributed(model, backward_passes_per_step=passes)
+    precision = MixedPrecision(optimizer, Listed(*levels), scaler=torch.amp.GradScaler("cpu", init_scale=256.0))
+    train(model, optimizer, precision, passes=passes)
+    levels = (levels * STEPS)[:STEPS]
+    assert precision.history().levels() == levels
+    expect_equal(model, reference(levels, passes), rtol, 1e-6 if rtol < 1e-3 else 0.02)
+
+
+def check_weights_are_equal_where_policies_disagree():
+    model = make_model()
+    optimizer = distributed(model)
+    precision = MixedPrecision(optimizer, Random(), clip=1.0)
+    train(model, optimizer, precision, steps=40)
+    expect_equal(model, copy.deepcopy(model))
+    assert {*precision.history().steps} == {*LEVELS}
+    scales = hvd.allgather_object(precision.scaler.get_scale())
+    assert len(set(scales)) == 1
+
+
+def check_an_overflow_on_one_rank_leaves_the_step_out_on_all():
+    model = make_model()
+    optimizer = distributed(model)
+    seen = []
+
+    class Look(Listed):
+        def decide(self, state):
+            seen.append((state.overflows, state.overflows_in_a_row))
+            return super().decide(state)
+
+    levels = ["float16"] * 3 + ["float32"] * 3 + ["float16"] * 3
+    precision = MixedPrecision(optimizer, Look(*levels), scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+    bad, scales, moved = (2, 7), [], []
+    for step in range(len(levels)):
+        before = model[0].weight.detach().clone()
+        train(model, optimizer, precision, 1,
+              factor=lambda _, step=step: math.inf if step in bad and hvd.rank() == hvd.size() - 1 else 1.0)
+        moved.append(not torch.equal(before, model[0].weight))
+        scales.append(precision.scaler.get_scale())
+    assert moved == [step not in bad for step in range(len(levels))]
+    assert scales == [64, 64, 32, 32, 32, 32, 32, 16, 16]  # it stays across full steps
+    assert seen[-1] == (2, 1)  # decided in step 8, on step 9
+    assert hvd.allgather_object(scales) == [scales] * hvd.size()
+    expect_equal(model, copy.deepcopy(model))
+
+
+def check_a_gradient_that_stays_here_may_overflow():
+    model = make_model()
+    optimizer = distributed(model)
+    optimizer.register_local_var(model[0].bias)
+    precision = MixedPrecision(optimizer, Always("float16"), scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+    if hvd.rank() == hvd.size() - 1:
+        model[0].bias.register_hook(lambda grad: grad * math.inf)
+    before = copy.deepcopy(model)
+    train(model, optimizer, precision, 2)
+    assert precision.scaler.get_scale() == 16
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters()))
+
+
+def check_clipping_comes_after_the_scale():
+    norms = []
+
+    class Look(Listed):
+        def decide(self, state):
+            norms.append(state.gradient_norm)
+            return super().decide(state)
+
+    model = make_model()
+    optimizer = distributed(model)
+    precision = MixedPrecision(optimizer, Look("float32", "float16"), clip=0.1, norm=True,
+                               scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+    for _ in range(3):
+        before = copy.deepcopy(model)
+        optimizer.param_groups[0]["momentum"] = 0
+        train(model, optimizer, precision, 1)
+        change = sum(((p - q) ** 2).sum() for p, q in zip(model.parameters(), before.parameters())).sqrt() / 0.1
+        assert 0.09 < float(change) < 0.101
+    assert norms[:2] == [None, None] and all(0.1 < norm < 3 for norm in norms[2:])
+
+
+def check_a_hold_follows_the_scheduler():
+    model = make_model()
+    optimizer = distributed(model)
+    precision = MixedPrecision(optimizer, HoldAfterLearningRateChange(hold_step=3))
+    train(model, optimizer, precision, schedule=torch.optim.lr_scheduler.StepLR(optimizer, 5))
+    # The rate is new in steps 5 and 10.
+    assert precision.history().levels() == ["bfloat16"] * 6 + ["float32"] * 3 + ["bfloat16"] * 2 + ["float32"]
+    assert [switch.reason for switch in precision.history().switches[1:]] == [
+        "the learning rate went from 0.1 to 0.01", "HoldAfterLearningRateChange: nothing asks for float32",
+        "the learning rate went from 0.01 to 0.001"]
+
+
+def check_state_goes_on_from_a_checkpoint():
+    def made():
+        model = make_model()
+        optimizer = distributed(model)
+        return model, optimizer, MixedPrecision(optimizer, Random())
+    model, optimizer, precision = made()
+    train(model, optimizer, precision, 5)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), precision.state_dict()))
+    train(model, optimizer, precision, 5)
+    again, its_optimizer, its_precision = made()
+    for one, state in zip((again, its_optimizer, its_precision), saved):
+        one.load_state_dict(state)
+    train(again, its_optimizer, its_precision, 5)
+    assert its_precision.history() == precision.history()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
+
+
+def check_the_hook_of_ddp(tmp_path_factory):
+    where = hvd.broadcast_object(str(tmp_path_factory.mktemp("ddp") / "rendezvous"), 0)
+    dist.init_process_group("gloo", init_method=f"file://{where}", rank=hvd.rank(), world_size=hvd.size())
+    try:
+        model = make_model()
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        wrapped.register_comm_hook(None, ddp.comm_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        precision = MixedPrecision(optimizer, Listed(*["float32", "bfloat16"] * 6), clip=10.0)
+        train(wrapped, optimizer, precision)
+        expect_equal(model, reference(["float32", "bfloat16"] * 6), 0.1, 0.02)
+    finally:
+        dist.destroy_process_group()
+
+
+def check_torch_compile_makes_a_graph_for_each_level():
+    graphs = []
+
+    def backend(module, _):
+        graphs.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    model = make_model()
+    optimizer = distributed(model)
+    precision = MixedPrecision(optimizer, Listed(*["float32", "bfloat16"] * 6))
+    train(torch.compile(model, backend=backend), optimizer, precision)
+    assert len(graphs) == 2 and len(precision.history().switches) == STEPS
+    torch._dynamo.reset()
+
+
+def padded(size):
+    """The power of two that holds so many."""
+    return 1 << (size - 1).bit_length()
+
+
+@pytest.mark.parametrize("agreed", (True, False))
+def check_shapes_that_change_compile_in_the_same_steps_with_an_agreed_bucket(agreed):
+    steps, compiled, graphs = 40, [], 0
+
+    def backend(module, _):
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    def run(distribute):
+        nonlocal graphs
+        graphs, found = 0, []
+        torch._dynamo.reset()
+        model = make_model()
+        optimizer = distributed(model) if distribute else torch.optim.SGD(model.parameters(), lr=0.1)
+        forward = torch.compile(model, backend=backend, dynamic=False)
+        rng = np.random.default_rng(hvd.rank())
+        for _ in range(steps):
+            size = int(rng.integers(1, 33))
+            if agreed:
+                size = int(hvd.allreduce(torch.tensor(size), op=hvd.Max))
+            before = graphs
+            optimizer.zero_grad()
+            forward(torch.ones(padded(size), 5)).sum().backward()
+            optimizer.step()
+            found.append(graphs > before)
+        return found
+
+    compiled = run(True)
+    assert compiled == run(False)  # lightcc adds no compilation
+    every = hvd.allgather_object(compiled)
+    assert sum(compiled) == len({padded(size) for size in range(1, 33)}) or agreed
+    if agreed:
+        assert all(its == compiled for its in every) and 1 <= sum(compiled) <= 6
+    torch._dynamo.reset()
+
+
+def check_wrong_arguments():
+    model = make_model()
+    optimizer = distributed(model)
+    for policy, message in (
+            (Always("tf32"), "may choose tf32, but it is for NVIDIA GPUs. There are float32, bfloat16, float16 here"),
+            (Always("fp8"), "may choose fp8, but it is for NVIDIA GPUs"), ("bfloat16", "is no lightcc.amp.policy")):
+        with pytest.raises(ValueError, match=message):
+            MixedPrecision(optimizer, policy)
+    with pytest.raises(ValueError, match="must be torch.bfloat16 or torch.float16"):
+        MixedPrecision(optimizer, Always("float32"), dtype=torch.float64)
+    with pytest.raises(ValueError, match="device_type='tpu' must be 'cuda' or 'cpu'"):
+        MixedPrecision(optimizer, Always("float32"), device_type="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="torch finds no GPU here"):
+            MixedPrecision(optimizer, Always("float32"), device_type="cuda")
+    half = make_model().bfloat16()
+    with pytest.raises(ValueError, match="cast to half precision.*Leave model.bfloat16"):
+        MixedPrecision(torch.optim.SGD(half.parameters(), lr=0.1), Always("float32"))
+
+
+def check_a_step_out_of_order():
+    model = make_model()
+    optimizer = distributed(model)
+    precision = MixedPrecision(optimizer, Warmup(1))
+    with pytest.raises(RuntimeError, match="comes after `with precision:`"):
+        precision.backward(torch.ones(()))
+    with pytest.raises(RuntimeError, match="comes after backward"):
+        precision.step()
+    with precision:
+        loss = my_loss(model, 0)
+    for wrong, message in ((torch.ones(2), r"of shape \(2,\); give a tensor with one"), (1.0, "a float; give")):
+        with pytest.raises(ValueError, match=message):
+            precision.backward(wrong)
+    precision.backward(loss)
+    with pytest.raises(ValueError, match="a GradScaler of the program has been given the optimizer, too"):
+        torch.amp.GradScaler("cpu").step(optimizer)
+    precision.step()
+    optimizer.zero_grad()
+    with precision:
+        loss = my_loss(model, 0)
+    precision.backward(loss)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="optimizer.step\\(\\) was called. Call precision.step"):
+        with precision:
+            pass
+
+
+def check_an_error_inside_leaves_autocast():
+    optimizer = distributed(make_model())
+    precision = MixedPrecision(optimizer, Always("bfloat16"))
+    with pytest.raises(KeyError), precision:
+        assert torch.is_autocast_enabled("cpu")
+        raise KeyError
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def check_flags_of_tf32_are_set_and_restored():
+    optimizer = distributed(make_model())
+    precision = MixedPrecision(optimizer, Always("float32"))
+    precision._flags = hvd.amp._flags()
+    read = [getattr(where, name) for where, name, _ in precision._flags]
+    for level in ("tf32", "float32", "bfloat16"):
+        precision._set_flags(level)
+        if level != "bfloat16":
+            assert [getattr(where, name) for where, name, _ in precision._flags] == [
+                values[level] for _, _, values in precision._flags]
+        precision._restore_flags()
+        assert [getattr(where, name) for where, name, _ in precision._flags] == read
