@@ -2,14 +2,13 @@
 
 Each rank sends its loss and a vote. They are added up, so all ranks read the same numbers: the mean loss, and how many
 ranks have voted for each level. The levels that a policy may choose, and the level now, are in the operation's name. So
-ranks whose policies have other levels, or that have none, are named by the core's errors, and the timeline has a row
-for each level.
+a rank that does not vote at all is named by the core's warnings and errors, and the timeline has a row for each level.
 """
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from lightcc.core import lib, ops
+from lightcc.core import lib, objects, ops
 from lightcc.core.process_sets import ProcessSet
 from lightcc.core.wrapper_arguments import stays_here
 
@@ -23,13 +22,19 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """One vote in flight at a time. All ranks of the set call start() in the same order; take() waits."""
+    """One vote in flight at a time. All ranks of the set call gather() and start() in the same order."""
 
     def __init__(self, process_set: ProcessSet):
         self._process_set = process_set
         self._name, self._epoch, self._handle = "", 0, 0
         self._mine: Any = None
         self._agreed: Optional[Agreed] = None
+
+    def gather(self, mine: Any) -> List[Any]:
+        """What each rank gives, by rank."""
+        if stays_here(self._process_set):
+            return [mine]
+        return objects.allgather_object(mine, "lightcc.amp.policies", self._process_set)
 
     def start(self, name: str, vote: int, levels: int, loss: Any) -> None:
         """vote: which of so many levels, from the most precise. loss: a number; None: this rank has none yet."""

@@ -92,12 +92,14 @@ class Controller:
     def begin(self) -> str:
         """The level of the step that begins; of that which is running, if one is.
 
-        Waits for the other ranks' votes. ValueError on all ranks if the loss of step 0 was no number.
+        Waits for the other ranks' votes. ValueError on all ranks if the loss of step 0 was no number, and in step 0 if
+        their policies have other levels.
         """
         if self.running:
             return self.level
         if self._next is None:
             if not self._agreement.in_flight():  # step 0, or a world before has taken the vote along
+                self._expect_alike()
                 self._vote(None, self._wish or self._ask(self.step, ()), -1)
             self._settle()
         level, self._next, self.running = self._next, None, True
@@ -172,6 +174,14 @@ class Controller:
             raise ValueError(f"{where}{error}") from None
         self._reason = self.policy.reason or f"{type(self.policy).__name__} says so"
         return self._low if level == LOW else level
+
+    def _expect_alike(self) -> None:
+        every = self._agreement.gather((type(self.policy).__name__, self.levels))
+        other = next((rank for rank, (_, levels) in enumerate(every) if levels != every[0][1]), None)
+        if other is not None:
+            has = [f"rank {rank} has a {every[rank][0]} of {', '.join(every[rank][1])}" for rank in (0, other)]
+            raise ValueError(f"{self._who}: the ranks' policies have different levels: {' and '.join(has)}. Give all "
+                             "ranks policies of the same levels.")
 
     def _vote(self, loss: Loss, wish: str, of_step: int) -> None:
         self._wish, self._sent = wish, (loss, of_step)

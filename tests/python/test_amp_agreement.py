@@ -142,6 +142,14 @@ def check_a_later_loss_that_is_no_number_is_the_policys_business():
     train(Controller(OnPlateau(3), "bfloat16", HAS), 5, loss=lambda step: math.nan if step else 1.0)
 
 
+def check_policies_of_other_levels_are_named_on_all_ranks():
+    policy = Always("float32") if hvd.rank() == 0 else OnPlateau(3)
+    if hvd.size() == 1:
+        return
+    with pytest.raises(ValueError, match="rank 0 has a Always of float32 and rank 1 has a OnPlateau of float32, bfloa"):
+        Controller(policy, "bfloat16", HAS).begin()
+
+
 def check_a_policy_that_fails_is_named():
     class Wrong(Policy):
         levels = LEVELS
