@@ -11,3 +11,11 @@ from lightcc._keras.bound_callbacks import bound_callbacks
 class BestModelCheckpoint(_impl.BestModelCheckpointImpl, keras.callbacks.ModelCheckpoint):
     def __init__(self, monitor="val_loss", verbose=0, mode="auto", save_freq="epoch"):
         super().__init__(monitor=monitor, verbose=verbose, mode=mode, save_freq=save_freq)
+
+
+def __getattr__(name: str):
+    if name == "MixedPrecisionCallback":  # loaded only where it is used
+        from lightcc._keras.amp import bound_callback
+        globals()[name] = bound_callback(keras, __name__)
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
