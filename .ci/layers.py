@@ -83,6 +83,7 @@ MAY_USE = {
     "torch.amp": {"core", "amp", "torch"},
     "_torch_backend": {"torch"},  # where PyTorch looks for backends, before it is asked for one
     "tensorflow": {"core", "compress"},
+    "tensorflow.amp": {"core", "amp", "tensorflow"},
     "tensorflow.elastic": {"core", "tensorflow", "_keras"},
     "tensorflow.embedding": {"core", "embedding", "tensorflow", "tensorflow.elastic"},
     "tensorflow.kv_variable": {"core", "embedding", "tensorflow", "tensorflow.embedding"},

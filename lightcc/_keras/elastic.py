@@ -2,6 +2,7 @@
 
 Values travel between the steps, as numpy arrays, whatever Keras runs on; TensorFlow is not imported here.
 """
+import copy
 from itertools import zip_longest
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -19,6 +20,7 @@ _VALIDATION_DATA = "_eval_epoch_iterator", "_eval_data_handler"
 
 class VariablesState(SharingState):
     """A state that keeps variables, beside values and the tables among the variables. Abstract: a subclass says which.
+    Of values that have state_dict and load_state_dict, it keeps what the former returns.
 
     backend: what reads and writes them where they live in a session, as lightcc._keras.values uses it.
     """
@@ -26,7 +28,12 @@ class VariablesState(SharingState):
     def __init__(self, backend: Any, **kwargs: Any):
         self.backend = backend
         self.take_parts(kwargs)
-        super().__init__(objects.broadcast_object, lib.rank, **kwargs)
+        self._stateful = {name: value for name, value in kwargs.items()
+                          if hasattr(value, "state_dict") and hasattr(value, "load_state_dict")}
+        self._kept_states: Dict[str, Any] = {}
+        super().__init__(objects.broadcast_object, lib.rank,
+                         **{name: value for name, value in kwargs.items() if name not in self._stateful})
+        vars(self).update(self._stateful)
         self._keep_own()
 
     def own_variables(self) -> List[Any]:
@@ -34,11 +41,15 @@ class VariablesState(SharingState):
         raise NotImplementedError
 
     def own_saved(self) -> Dict[str, Any]:
-        """The variables' values."""
-        return {"variables": self._kept[1]}
+        """The variables' values, and what has a state_dict."""
+        return {"variables": self._kept[1], **self._kept_states}
 
     def take_own(self, name: str, saved: Any) -> None:
-        """Gives the variables saved values. ValueError if they are others."""
+        """Gives the variables saved values, or an object its state. ValueError if they are others."""
+        if name in self._stateful:
+            self._kept_states[name] = saved
+            self._stateful[name].load_state_dict(copy.deepcopy(saved))
+            return
         variables, mine = self._kept
         for there, here in zip_longest(values.outline(saved), values.outline(mine)):
             if there != here:
@@ -49,9 +60,12 @@ class VariablesState(SharingState):
     def _keep_own(self) -> None:
         variables = self.own_variables()
         self._kept: Tuple[List[Any], List[np.ndarray]] = variables, values.read(self.backend, variables)
+        self._kept_states = {name: copy.deepcopy(value.state_dict()) for name, value in self._stateful.items()}
 
     def _give_own_back(self) -> None:
         values.write(self.backend, *self._kept)
+        for name, value in self._stateful.items():
+            value.load_state_dict(copy.deepcopy(self._kept_states[name]))
 
     def _make_own_equal(self) -> None:
         """ValueError on all ranks if their variables differ."""
@@ -61,6 +75,8 @@ class VariablesState(SharingState):
             raise ValueError(f"{type(self).__name__}: the ranks' variables differ: {values.difference(of_ranks)}. "
                              "Build the same model and optimizer on all ranks.")
         values.broadcast(self.backend, variables, 0, "elastic.state")
+        for name, value in self._stateful.items():
+            value.load_state_dict(objects.broadcast_object(value.state_dict(), 0, f"elastic.state_dict.{name}"))
 
 
 class TensorFlowKerasState(VariablesState):
@@ -68,7 +84,8 @@ class TensorFlowKerasState(VariablesState):
 
     model: built, of Keras 3 (on TensorFlow or on torch) or Keras 2. optimizer: default that with which the model is
     compiled, if it is. Its variables are made now, if it has none yet, so that all ranks have the same ones. backend:
-    default the module keras.backend. kwargs: plain values; the callbacks use batch and epoch.
+    default the module keras.backend. kwargs: plain values; the callbacks use batch and epoch. What has state_dict and
+    load_state_dict, such as a MixedPrecisionCallback, is kept by these.
     A commit keeps copies of the model's weights, the optimizer's variables and what compression has left behind on this
     rank; and of tables of embeddings a log of what changes. recovery=lightcc.embedding.Recovery(path) brings back what
     a lost rank had of these. Not kept: metrics, the seeds of dropout and the like. Gradients that

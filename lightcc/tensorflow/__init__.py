@@ -95,6 +95,6 @@ def __getattr__(name: str):
         from lightcc.tensorflow.sync_batch_norm import SyncBatchNormalization
         globals()[name] = SyncBatchNormalization
         return SyncBatchNormalization
-    if name == "elastic":  # loaded only where it is used
-        return _import_module("lightcc.tensorflow.elastic")
+    if name in ("amp", "elastic"):  # loaded only where they are used
+        return _import_module(f"lightcc.tensorflow.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
