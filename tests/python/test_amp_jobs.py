@@ -1,10 +1,15 @@
-"""Jobs with lightcc.amp whose ranks do not do the same, and what the timeline shows."""
+"""Jobs with lightcc.amp: ranks that do not do the same, ranks that are killed, and what the timeline shows."""
 import json
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
 import ranks
+from jobs import launch
+
+pytestmark = pytest.mark.skipif("torch" not in os.environ.get("LIGHTCC_TEST_FRAMEWORKS", "torch"), reason="needs torch")
 
 PROGRAM = """
 import os, torch
@@ -43,15 +48,23 @@ except hvd.HorovodInternalError as error:
 """
 
 
-@pytest.mark.skipif("torch" not in os.environ.get("LIGHTCC_TEST_FRAMEWORKS", "torch"), reason="needs torch")
 def test_the_timeline_has_a_row_for_each_level_and_a_rank_without_policy_is_named(tmp_path):
     file = tmp_path / "timeline.json"
     output = ranks.run_script(PROGRAM, 2, FILE=str(file), HOROVOD_TIMELINE="DYNAMIC",
                               LIGHTCC_DEADLOCK_CHECK_SECONDS="1", HOROVOD_STALL_CHECK_TIME_SECONDS="2",
                               HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="4")
-    rows = [event["args"]["name"] for event in json.loads(file.read_text()) if event.get("name") == "process_name"]
-    rows += [event["args"]["name"] for event in json.loads(file.read_text()) if event.get("name") == "thread_name"]
-    for level in ("float32", "bfloat16"):
-        assert any(row.endswith(f"lightcc.amp(float32,bfloat16).{level}") for row in rows), rows
+    for level in ("begin", "float32", "bfloat16"):
+        assert f'lightcc.amp(float32,bfloat16).{level}"' in file.read_text()
     assert "rank 0" in output and output.count("refused:") == 2
     assert "lightcc.amp(float32,bfloat16).bfloat16" in output
+
+
+def test_ranks_are_killed_during_a_hold(tmp_path):
+    """The levels and the loss scale are those of a job in which nobody dies."""
+    worker = Path(__file__).with_name("amp_elastic_job.py")
+    code, out, err = launch("-np", 2, "--min-np", 2, "--failures-per-host", 9, sys.executable, worker, tmp_path, 24, 11,
+                            18, OMP_NUM_THREADS="1")
+    assert code == 0, err
+    ends = [json.loads(line.partition(">:end ")[2]) for line in out.splitlines() if ">:end " in line]
+    assert [(end["right"], end["ranks"]) for end in ends] == [(True, 2)] * 2, ends
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.11", "killed.18"]

@@ -210,6 +210,21 @@ def check_state_goes_on(kit):
     assert again.history().levels()[4:8] == ["float32"] * 4
 
 
+def check_an_elastic_state_has_it(kit):
+    model = built(kit)
+    callback = kit.hvd.callbacks.MixedPrecisionCallback(HoldAfterLearningRateChange(hold_step=4))
+    state = kit.hvd.elastic.KerasState(model, precision=callback, batch=0)
+    kit.fit_mine(model, callbacks=[callback])
+    state.commit()
+    before = callback.history()
+    kit.fit_mine(model, callbacks=[callback])
+    state.restore()
+    assert state.precision is callback and callback.history() == before
+    state.sync()
+    kit.fit_mine(model, callbacks=[callback])
+    assert sum(callback.history().steps.values()) == 6 and "precision" in state.own_saved()
+
+
 def check_wrong_arguments(kit):
     make = kit.hvd.callbacks.MixedPrecisionCallback
     with pytest.raises(ValueError, match="dtype='float32' must be"):
