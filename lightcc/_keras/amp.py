@@ -5,7 +5,7 @@ and evaluated is the plain model. Each level has a training function of its own,
 """
 import contextlib
 import math
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from lightcc._keras import values
 from lightcc._keras.optimizer import distributed_in, keras_of
@@ -21,7 +21,9 @@ class MixedPrecisionCallbackImpl:
 
     policy: of lightcc.amp, or a subclass of lightcc.amp.Policy; the levels that it may choose are equal on all ranks.
     dtype: "bfloat16" (default) or "float16", what policies call "low". keep: layers, or their names, that stay as they
-    are; so do those whose dtype policy is not the model's. For fit; around train_on_batch call it by
+    are; so do those whose dtype policy is not the model's. compression: a dict, by level, what gradients are on the
+    wire, say {"bfloat16": hvd.Compression.bf16}, not topk or int8; levels that are not in it have that of the
+    DistributedOptimizer. For fit; around train_on_batch call it by
     keras.callbacks.CallbackList([callback], model=model).
 
     Weights stay in float32, and validation, prediction and saved models are in the model's own policy. The first batch
@@ -48,11 +50,14 @@ class MixedPrecisionCallbackImpl:
 
     model: Any  # Keras's Callback has it
 
-    def __init__(self, policy: Policy, dtype: str = "bfloat16", keep: Iterable[Any] = (), *args: Any):
-        super().__init__(*args)
+    def __init__(self, policy: Policy, dtype: str = "bfloat16", keep: Iterable[Any] = (),
+                 compression: Optional[Mapping[str, Any]] = None):
+        super().__init__()
         if dtype not in ("bfloat16", "float16"):
             raise ValueError(f"MixedPrecisionCallback: dtype={dtype!r} must be 'bfloat16' or 'float16'.")
         self._policy, self._dtype, self._keep = policy, dtype, list(keep)
+        self._compression = dict(compression or {})
+        self._own_compression: Any = None               # that of the optimizer
         self._controller: Optional[Controller] = None
         self._loaded: Optional[Dict[str, Any]] = None   # a state that came before the controller was made
         self._functions: Dict[str, Any] = {}            # by dtype policy: Keras's training function
@@ -155,7 +160,14 @@ class MixedPrecisionCallbackImpl:
         keras, optimizer = keras_of(type(self.model)), self.model.optimizer
         distributed = distributed_in(optimizer)
         process_set = distributed._distribution.process_set if distributed else global_process_set
+        if self._compression and distributed is None:
+            raise ValueError("MixedPrecisionCallback: compression= is for a model with a DistributedOptimizer.")
+        if self._compression:
+            self._own_compression = distributed._distribution.compression  # type: ignore[union-attr]
         controller = Controller(self._policy, self._dtype, _available(keras), "MixedPrecisionCallback", process_set)
+        for level in self._compression.keys() - {*controller.levels}:
+            raise ValueError(f"MixedPrecisionCallback: compression has {level!r}, and the policy's levels are "
+                             f"{', '.join(controller.levels)}.")
         if "float16" in controller.levels:
             self._scale = _scale_of(optimizer)
         if not hasattr(keras, "ops"):
@@ -174,6 +186,9 @@ class MixedPrecisionCallbackImpl:
 
     def _with_policy(self, plain: Callable) -> Callable:
         def train_step(*args: Any, **kwargs: Any) -> Any:
+            if self._compression:
+                distributed_in(self.model.optimizer)._reducer.wanted.use(  # type: ignore[union-attr]
+                    self._compression.get(self.level, self._own_compression))
             with self._policies():
                 return plain(*args, **kwargs)
         return train_step

@@ -173,6 +173,19 @@ class WantedCompression:
         """What is done to gradients that the core does not compress."""
         return NoneCompressor if isinstance(self._given, CoreCompressor) else self._given
 
+    def use(self, compression: Any) -> None:
+        """Has another plain one from now on; a graph that is traced already keeps its own. ValueError for TopK and
+        Int8, as what they leave behind belongs to one.
+
+        >>> from lightcc.core.process_sets import global_process_set
+        >>> wanted = WantedCompression(NoneCompressor, 0, "", global_process_set); wanted.use(NoneCompressor)
+        """
+        for one in (self._given, compression):
+            if isinstance(one, CoreCompressor):
+                raise ValueError(f"compression: {one} keeps what it leaves behind, so it cannot change with the level "
+                                 "here. Give none, fp16, bf16 or a Compressor of your own.")
+        self._given = compression
+
     @property
     def needs_init(self) -> bool:
         """Whether it cannot be known yet what the core compresses."""

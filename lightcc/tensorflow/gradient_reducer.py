@@ -46,7 +46,7 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
     """
     wanted = compression if isinstance(compression, WantedCompression) else WantedCompression(
         compression, op, name, process_set)
-    options = {"device_dense": device_dense, "device_sparse": device_sparse, "compression": wanted.plain, "op": op,
+    options = {"device_dense": device_dense, "device_sparse": device_sparse, "op": op,
                "prescale_factor": 1.0 / gradient_predivide_factor, "postscale_factor": gradient_predivide_factor,
                "process_set": process_set, "ignore_name_scope": True}
 
@@ -68,10 +68,13 @@ def _make_allreduce_grads_fn(name: str, device_dense: str = "", device_sparse: s
                 rest, of_core = parts_of(members, chosen)
                 if of_core:
                     through_core(set_, prefix if len(of_core) == 1 else f"{unit}.compressed", of_core, chosen, reduced)
+                plain = wanted.plain  # as it is while this is traced
                 if len(rest) == 1:
-                    reduced[rest[0]] = _allreduce_in_set(set_, reduced[rest[0]], name=unit, **options)
+                    reduced[rest[0]] = _allreduce_in_set(set_, reduced[rest[0]], name=unit, compression=plain,
+                                                         **options)
                 elif rest:
-                    results = _grouped_allreduce_in_set(set_, [reduced[i] for i in rest], name=unit, **options)
+                    results = _grouped_allreduce_in_set(set_, [reduced[i] for i in rest], name=unit, compression=plain,
+                                                        **options)
                     for i, result in zip(rest, results):
                         reduced[i] = result
         return reduced

@@ -6,7 +6,7 @@ GradScaler do the rest. docs/amp.md tells how it is used.
 import contextlib
 import warnings
 import weakref
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -49,7 +49,9 @@ class MixedPrecision:
     gradients' largest norm, as for torch.nn.utils.clip_grad_norm_; None: any. norm: whether policies see the norm.
     context: for the level fp8 a function that returns a context manager, say
     `lambda: transformer_engine.pytorch.fp8_autocast(enabled=True)`; the rest of such a step is in bfloat16. scaler: a
-    GradScaler for the level float16, default torch.amp.GradScaler(device_type); nobody else may use it.
+    GradScaler for the level float16, default torch.amp.GradScaler(device_type); nobody else may use it. compression: a
+    dict, by level, what gradients are on the wire, for DistributedOptimizer.use_compression; levels that are not in it
+    have that of the optimizer.
 
     A step is: forward and loss inside `with precision:`; precision.backward(loss); precision.step(), which stands for
     optimizer.step(). With backward_passes_per_step the first two come so often. In float16 the loss is scaled, and a
@@ -77,7 +79,8 @@ class MixedPrecision:
 
     def __init__(self, optimizer: torch.optim.Optimizer, policy: Policy, device_type: Optional[str] = None,
                  dtype: torch.dtype = torch.bfloat16, clip: Optional[float] = None, norm: bool = False,
-                 context: Optional[Callable[[], ContextManager[Any]]] = None, scaler: Any = None):
+                 context: Optional[Callable[[], ContextManager[Any]]] = None, scaler: Any = None,
+                 compression: Optional[Mapping[str, Any]] = None):
         self._optimizer, self._clip, self._norm, self._context = optimizer, clip, norm, context
         self._is_distributed = is_made_with(_DistributedOptimizer, optimizer)
         self._device_type = device_type or self._parameters()[0].device.type
@@ -91,6 +94,13 @@ class MixedPrecision:
         process_set = optimizer.process_set if self._is_distributed else global_process_set  # type: ignore
         self._controller = Controller(policy, low, _available(self._device_type, context), "MixedPrecision",
                                       process_set, _OnGpu if self._device_type == "cuda" else Agreement)
+        self._compression = dict(compression or {})
+        for level in self._compression.keys() - {*self._controller.levels}:
+            raise ValueError(f"MixedPrecision: compression has {level!r}, and the policy's levels are "
+                             f"{', '.join(self._controller.levels)}.")
+        if self._compression and not self._is_distributed:
+            raise ValueError("MixedPrecision: compression= is for a DistributedOptimizer; a DistributedDataParallel "
+                             "has that of ddp.Options, which stays.")
         self._scaler = None
         if "float16" in self._controller.levels:
             self._scaler = scaler or torch.amp.GradScaler(self._device_type)
@@ -118,7 +128,11 @@ class MixedPrecision:
         if self._stepped_outside:
             raise RuntimeError("MixedPrecision: optimizer.step() was called. Call precision.step() in its place, which "
                                "calls it; else no step ends here, and the level stays for ever.")
+        is_new = not self._controller.running
         level = self._controller.begin()
+        if is_new and self._compression:
+            own = self._optimizer._compression  # type: ignore
+            self._optimizer.use_compression(self._compression.get(level, own))  # type: ignore
         self._set_flags(level)
         contexts = [torch.autocast(self._device_type, dtype=_DTYPES.get(level, torch.bfloat16),
                                    enabled=level in ("bfloat16", "float16", "fp8"))]

@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import torch
 
+from lightcc.compress.compressors import CoreCompressor
 from lightcc.core import lib, ops, request
 from lightcc.core.adapter import MixedDevicesError
 from lightcc.core.exceptions import HorovodInternalError
@@ -36,19 +37,22 @@ _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with it
 _strided = torch.strided  # looked up for each gradient
 _names = Names()
 _CASTS = Compression.none, Compression.fp16, Compression.bf16
+# What of a gradient depends on the compression that it travels by.
+_BY_COMPRESSION = ("name", "form", "slot", "address", "bytes", "stream", "copied_late", "dtype", "layout", "prepared",
+                   "context", "compressed")
 
 
 class GradientReducer:
     """Reduces gradients over a process set. Used by one thread at a time."""
 
     def __init__(self, compression, op: int, prescale: float, postscale: float, sparse_as_dense: bool, process_set):
-        self._compression = compression
         self._request = op, prescale, postscale
         self.compressed = GradientCompression.of(compression, self._request, process_set)
-        self._casts = self.compressed is not None or compression in _CASTS  # no subclass of a user's
+        self._set_compression(compression)
+        self._aside: Dict[Any, Tuple[Any, ...]] = {}  # by compression: what belongs to those that are not used now
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        self._set = request.new_set()
+        self._set = request.new_set()  # of the requests of one compression
         self.gradients: List[Gradient] = []
         self._without_slot: List[Gradient] = []
         self._unsettled: List[Gradient] = []
@@ -79,6 +83,42 @@ class GradientReducer:
             lib.discard(gradient.prepared)
         gradient.prepared = 0
 
+    def use(self, compression: Any) -> None:
+        """Gradients travel by another compression from now on, on all ranks; nothing is on its way. Slots and requests
+        of each stay, so that a later change costs no more than to name them. What is left behind stays, too.
+
+        compression: a Compressor, or the TopK or Int8 that this reducer was made with.
+        """
+        if compression is self._compression:
+            return
+        self._aside[self._compression] = (self._made_for(), self._set, self._number,
+                                          [[getattr(g, name) for name in _BY_COMPRESSION] for g in self.gradients])
+        made_for, set_, number, fields = self._aside.pop(compression, (None, 0, 0, []))
+        self._set_compression(compression)
+        if made_for == self._made_for():
+            self._set, self._number = set_, number
+            for gradient, values in zip(self.gradients, fields):
+                for name, value in zip(_BY_COMPRESSION, values):
+                    setattr(gradient, name, value)
+                if gradient.sparse_dims:
+                    gradient.dtype = None
+            for group in {id(g.group): g.group for g in self.gradients if g.group is not None}.values():
+                group.close()
+        else:  # for the first time, or it was for other parameters or in another epoch
+            self._set = request.new_set()
+            for gradient in self.gradients:
+                gradient.compressed = False
+            self._without_slot = list(self.gradients)
+
+    def _made_for(self) -> Any:
+        """What slots and requests are good for."""
+        return self._epoch, self._device, [(id(g), slots.form_of(g.parameter)) for g in self.gradients]
+
+    def _set_compression(self, compression: Any) -> None:
+        self._compression = compression
+        self._by_core = self.compressed is not None and isinstance(compression, CoreCompressor)
+        self._casts = self._by_core or compression in _CASTS  # no subclass of a user's
+
     def make_ready(self) -> None:
         """Must come before send, whenever gradients were added or another epoch may have begun.
 
@@ -90,7 +130,7 @@ class GradientReducer:
             self._make_slots()
         elif self.gradients and slots.device_of(self.gradients[0].parameter) != self._device:
             self._move_slots()
-        if self.compressed is not None:
+        if self.compressed is not None and self._by_core:
             undecided = self._unsettled if self._sparse_as_dense else ()
             self.compressed.make_ready(self.gradients, undecided, self._prepare)
 

@@ -210,6 +210,29 @@ def check_state_goes_on(kit):
     assert again.history().levels()[4:8] == ["float32"] * 4
 
 
+def check_each_level_has_its_compression_on_the_wire(kit):
+    sent = []
+
+    def noting(name):
+        plain = kit.hvd.Compression.none
+
+        class Noting(plain):
+            @staticmethod
+            def compress(tensor):
+                sent.append(name)
+                return plain.compress(tensor)
+        return Noting
+
+    model = built(kit, kit.distributed(kit.keras.optimizers.SGD(0.01), compression=noting("own")))
+    make, low = kit.hvd.callbacks.MixedPrecisionCallback, {"bfloat16": noting("low")}
+    kit.fit_mine(model, callbacks=[make(Listed("bfloat16", "float32"), compression=low)])
+    assert {*sent} == {"own", "low"}
+    for wrong, message in (({"float16": low}, "compression has 'float16', and the policy's levels are float32, bfl"),
+                           ({"bfloat16": kit.hvd.Compression.topk()}, "keeps what it leaves behind")):
+        with pytest.raises(ValueError, match=message):
+            kit.fit_mine(built(kit), callbacks=[make(Listed("bfloat16", "float32"), compression=wrong)])
+
+
 def check_an_elastic_state_has_it(kit):
     model = built(kit)
     callback = kit.hvd.callbacks.MixedPrecisionCallback(HoldAfterLearningRateChange(hold_step=4))

@@ -1,4 +1,4 @@
-"""lightcc.tensorflow.amp on ranks: an own loop whose tf.function is traced once for each level; bfloat16 on the wire."""
+"""lightcc.tensorflow.amp on ranks: an own loop whose tf.function is traced once a level; bfloat16 on the wire."""
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -267,6 +267,56 @@ def check_shapes_that_change_compile_in_the_same_steps_with_an_agreed_bucket(agr
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("groups", (None, 2))
+def check_each_level_has_its_compression_on_the_wire(groups):
+    model, steps = make_model(), ["float32", "bfloat16"] * 6
+    optimizer = distributed(model, groups=groups)
+    precision = MixedPrecision(optimizer, Listed(*steps), compression={"bfloat16": hvd.Compression.bf16})
+    dtypes, slabs = [], set()
+    for _ in steps:
+        train(model, optimizer, precision, 1)
+        if optimizer._reducer is not None:
+            dtypes.append({gradient.slot.dtype for gradient in optimizer._reducer.gradients})
+            slabs.add(optimizer._reducer.gradients[0].address)
+    expect_equal(model, copy.deepcopy(model))
+    assert precision.history().levels() == steps
+    if hvd.size() > 1:
+        assert dtypes == [{torch.float32}, {torch.bfloat16}] * 6
+        assert len(slabs) == 2  # they are kept
+
+
+def check_what_top_k_leaves_behind_stays_in_full_steps():
+    topk = hvd.Compression.topk(0.25)
+    model = torch.nn.Linear(128, 64)
+    optimizer = distributed(model, compression=topk)
+    precision = MixedPrecision(optimizer, Listed(*["bfloat16", "float32"] * 3), compression={
+        "float32": hvd.Compression.none, "bfloat16": topk})
+    codecs = set()
+    for _ in range(6):
+        optimizer.zero_grad()
+        with precision:
+            loss = model(torch.ones(1, 128)).sum()
+        precision.backward(loss)
+        precision.step()
+        if optimizer._reducer is not None:
+            codecs.add((precision.level, id(optimizer._reducer.compressed._codec), optimizer._reducer._by_core))
+    if hvd.size() > 1:
+        assert {(level, by_core) for level, _, by_core in codecs} == {("bfloat16", True), ("float32", False)}
+        assert len({codec for _, codec, _ in codecs}) == 1
+
+
+def check_compression_that_cannot_be():
+    optimizer = distributed(make_model())
+    plain = torch.optim.SGD(make_model().parameters(), lr=0.1)
+    for its, compression, message in (
+            (optimizer, {"fp16": hvd.Compression.fp16}, "compression has 'fp16', and the policy's levels are float32"),
+            (plain, {"float32": hvd.Compression.fp16}, "compression= is for a DistributedOptimizer")):
+        with pytest.raises(ValueError, match=message):
+            MixedPrecision(its, Always("float32"), compression=compression)
+    with pytest.raises(ValueError, match="keeps what it leaves behind"):
+        optimizer.use_compression(hvd.Compression.int8())
+
+
 def check_wrong_arguments():
     model = make_model()
     optimizer = distributed(model)
