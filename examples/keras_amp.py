@@ -19,13 +19,20 @@ if not hasattr(keras, "ops"):  # Keras 2 can cast only weights that were made un
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
 
 
+STEPS_PER_EPOCH = 10  # each with all samples
+
+
 class Losses(keras.callbacks.Callback):
+    """The loss of each step, out of the means that Keras gives."""
+
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.seen, self.before = [], 0.0
 
     def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(float(logs["loss"]))
+        total = (batch + 1) * float(logs["loss"])
+        self.seen.append(total - (self.before if batch else 0.0))
+        self.before = total
 
 
 def train(policy, seed, steps):
@@ -36,11 +43,11 @@ def train(policy, seed, steps):
                               layers.Dense(diabetes.HIDDEN, activation="relu"), layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(diabetes.RATE)), "mse")
     precision, losses = hvd.callbacks.MixedPrecisionCallback(policy), Losses()
-    model.fit(x, y, batch_size=len(x), epochs=steps, shuffle=False, verbose=0, callbacks=[
-        hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0), precision, losses,
-        keras.callbacks.LearningRateScheduler(lambda step, _: diabetes.rate_of(step))])  # each epoch is one step
-    every = np.array(losses.seen)
-    return hvd.allreduce(every).numpy().tolist(), precision.history().levels()
+    model.fit(np.tile(x, (STEPS_PER_EPOCH, 1)), np.tile(y, (STEPS_PER_EPOCH, 1)), batch_size=len(x), shuffle=False,
+              epochs=steps // STEPS_PER_EPOCH, verbose=0, callbacks=[
+                  hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0), precision, losses,
+                  keras.callbacks.LearningRateScheduler(lambda epoch, _: diabetes.rate_of(STEPS_PER_EPOCH * epoch))])
+    return hvd.allreduce(np.array(losses.seen)).numpy().tolist(), precision.history().levels()
 
 
 if __name__ == "__main__":
