@@ -4,11 +4,13 @@ Each rank sends its loss and a vote. They are added up, so all ranks read the sa
 ranks have voted for each level. The levels that a policy may choose, and the level now, are in the operation's name. So
 a rank that does not vote at all is named by the core's warnings and errors, and the timeline has a row for each level.
 """
+import contextlib
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from lightcc.core import lib, objects, ops
+from lightcc.core.exceptions import HorovodInternalError
 from lightcc.core.process_sets import ProcessSet
 from lightcc.core.wrapper_arguments import stays_here
 
@@ -71,8 +73,9 @@ class Agreement:
         return agreed
 
     def drop(self) -> None:
-        """Forgets it."""
-        self.settle()
+        """Forgets it, also one that a lost rank has ended."""
+        with contextlib.suppress(HorovodInternalError):
+            self.settle()
         self._agreed = None
 
     # How numbers travel; on a GPU in another way

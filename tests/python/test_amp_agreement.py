@@ -11,6 +11,7 @@ from lightcc.amp.controller import Controller, History, Switch
 from lightcc.amp.levels import most_precise
 from lightcc.amp.policy import Always, AnyOf, HoldAfterLearningRateChange, OnPlateau, Policy
 from lightcc.core import ops
+from lightcc.core.exceptions import HorovodInternalError
 
 pytestmark = pytest.mark.sizes
 LEVELS = ("float32", "bfloat16", "float16")
@@ -164,6 +165,24 @@ def check_a_policy_that_fails_is_named():
     late.step = 5
     with pytest.raises(RuntimeError, match=f"rank {hvd.rank()}, for step 5: Wrong.decide raised TypeError"):
         late.begin()
+
+
+def check_a_restore_drops_a_vote_that_a_lost_rank_has_ended(monkeypatch):
+    controller = Controller(Always("float32"), "bfloat16", HAS)
+    train(controller, 2)
+    saved = controller.state_dict()
+    controller.begin()
+    controller.loss_known(1.0, [0.1])
+    received = controller._agreement._received
+
+    def lost(handle, mine):
+        received(handle, mine)
+        raise HorovodInternalError("rank 1 died")
+
+    monkeypatch.setattr(controller._agreement, "_received", lost)
+    controller.load_state_dict(saved)
+    monkeypatch.undo()
+    assert train(controller, 2) == ["float32"] * 2 and controller.step == 4
 
 
 def test_levels_that_are_not_there():
