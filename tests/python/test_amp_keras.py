@@ -1,6 +1,8 @@
 """MixedPrecisionCallback on ranks, for the Keras that is installed: Keras 3 on TensorFlow or torch, Keras 2."""
 import contextlib
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -231,6 +233,16 @@ def check_each_level_has_its_compression_on_the_wire(kit):
                            ({"bfloat16": kit.hvd.Compression.topk()}, "keeps what it leaves behind")):
         with pytest.raises(ValueError, match=message):
             kit.fit_mine(built(kit), callbacks=[make(Listed("bfloat16", "float32"), compression=wrong)])
+
+
+def check_the_program_of_the_page(kit):
+    page = (Path(__file__).parents[2] / "docs" / "amp.md").read_text()
+    program, = re.findall(r"```python\n(import keras .*?)```", page, re.DOTALL)
+    if not kit.is_3:
+        set_global(kit, "mixed_bfloat16")
+    namespace = {}
+    exec(program, namespace)
+    assert namespace["precision"].history().steps == {"bfloat16": 16}
 
 
 def check_an_elastic_state_has_it(kit):

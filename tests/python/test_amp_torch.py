@@ -1,6 +1,8 @@
 """lightcc.torch.amp on ranks: each step in one precision everywhere, weights with the same bits, one loss scale."""
 import copy
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -265,6 +267,19 @@ def check_shapes_that_change_compile_in_the_same_steps_with_an_agreed_bucket(agr
     if agreed:
         assert all(its == compiled for its in every) and 1 <= sum(compiled) <= 6
     torch._dynamo.reset()
+
+
+def check_the_program_of_the_page():
+    page = (Path(__file__).parents[2] / "docs" / "amp.md").read_text()
+    namespace = {}
+    exec(re.search(r"## PyTorch\n.*?```python\n(.*?)```", page, re.DOTALL)[1], namespace)
+    steps = namespace["precision"].history().steps
+    assert f"# {steps}\n" in page and sum(steps.values()) == 50
+    exec(re.search(r"## Policies\n.*?```python\n(.*?)```", page, re.DOTALL)[1], namespace)
+    model = make_model()
+    precision = MixedPrecision(distributed(model), namespace["FullEveryTenth"]())
+    train(model, precision._optimizer, precision, 12)
+    assert precision.history().levels() == ["float32", *["bfloat16"] * 9, "float32", "bfloat16"]
 
 
 @pytest.mark.parametrize("groups", (None, 2))
