@@ -4,7 +4,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import models
 import numpy as np
@@ -95,9 +95,9 @@ def agreement(steps: int) -> Dict[str, Any]:
 
 
 def cost(name: str) -> Dict[str, Any]:
-    """Milliseconds of a step with and without lightcc.amp, in full precision, by turns; what the step waits for the
-    vote; and of steps in bfloat16, with a switch before each and without one."""
-    def made(policy: Any) -> Callable[[], float]:
+    """Milliseconds of a step with and without lightcc.amp, in full precision, by turns, and the processor's time that
+    is added, which other load changes less; what the step waits for the vote; and steps with a switch before each."""
+    def made(policy: Any) -> Callable[[], Tuple[float, float]]:
         model = models.make(name)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters())
         precision = policy and hvd.amp.MixedPrecision(optimizer, policy)
@@ -112,9 +112,9 @@ def cost(name: str) -> Dict[str, Any]:
             precision._controller.settle = timed
         count = [0]
 
-        def step() -> float:
+        def step() -> Tuple[float, float]:
             count[0] += 1
-            begin = time.perf_counter()
+            begin, begin_cpu = time.perf_counter(), time.process_time()
             optimizer.zero_grad()
             if precision:
                 with precision:
@@ -124,21 +124,23 @@ def cost(name: str) -> Dict[str, Any]:
             else:
                 model(hvd.rank(), count[0]).backward()
                 optimizer.step()
-            return time.perf_counter() - begin
+            return time.perf_counter() - begin, time.process_time() - begin_cpu
         return step
 
     waits: List[List[float]] = []
     sides = {"without": made(None), "Always(float32)": made(Always("float32")), "Always(bfloat16)":
              made(Always("bfloat16")), "a switch a step": made(InTurns(1)), "a switch in 20": made(InTurns(20))}
     samples: Dict[str, List[float]] = {side: [] for side in sides}
+    cpus: Dict[str, List[float]] = {side: [] for side in sides}
     order = list(sides)
     for round_ in range(WARM + ROUNDS * 2):
         for side in order:
             hvd.barrier()
-            seconds = sides[side]()
+            seconds, cpu = sides[side]()
             slowest = hvd.allreduce(torch.tensor(seconds, dtype=torch.float64), op=hvd.Max).item()
             if round_ >= WARM:
                 samples[side].append(1e3 * slowest)
+                cpus[side].append(1e6 * cpu)
         order.append(order.pop(0))
     ms = {side: statistics.median(x) for side, x in samples.items()}
     full = statistics.median(a / b for a, b in zip(samples["Always(float32)"], samples["without"]))
@@ -146,6 +148,7 @@ def cost(name: str) -> Dict[str, Any]:
     by_level = [statistics.median(samples["a switch a step"][first::2]) for first in (0, 1)]
     added = statistics.median(a - b for a, b in zip(samples["Always(float32)"], samples["without"]))
     return {"model": name, "ranks": hvd.size(), "ms": ms, "Always(float32) / without": full, "added us": 1e3 * added,
+            "added processor us": statistics.median(cpus["Always(float32)"]) - statistics.median(cpus["without"]),
             "wait for the vote us": 1e6 * statistics.median(waits[0][WARM:]),
             "switching / mean of both": statistics.mean(by_level) / mean}
 

@@ -264,7 +264,7 @@ class AnyOf(Policy):
 
     Errors: ValueError without a policy, or for something else.
 
-    >>> policy = AnyOf(Warmup(1), Always("float16")); [policy.decide(State(step)) for step in range(2)]
+    >>> policy = AnyOf(Warmup(1, low="float16"), Always("fp8")); [policy.decide(State(step)) for step in range(2)]
     ['float32', 'float16']
     """
 

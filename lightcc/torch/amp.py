@@ -81,7 +81,8 @@ class MixedPrecision:
                  dtype: torch.dtype = torch.bfloat16, clip: Optional[float] = None, norm: bool = False,
                  context: Optional[Callable[[], ContextManager[Any]]] = None, scaler: Any = None,
                  compression: Optional[Mapping[str, Any]] = None):
-        self._optimizer, self._clip, self._norm, self._context = optimizer, clip, norm, context
+        self._optimizer: Any = optimizer
+        self._clip, self._norm, self._context = clip, norm, context
         self._is_distributed = is_made_with(_DistributedOptimizer, optimizer)
         self._device_type = device_type or self._parameters()[0].device.type
         low = next((level for level, its in _DTYPES.items() if its == dtype), None)
@@ -91,7 +92,7 @@ class MixedPrecision:
             raise ValueError("MixedPrecision: the model was cast to half precision, so its weights have lost what full "
                              "precision would need, and no policy can have it back. Leave model.bfloat16() or "
                              "model.half() out: in mixed steps autocast casts what is computed with.")
-        process_set = optimizer.process_set if self._is_distributed else global_process_set  # type: ignore
+        process_set = optimizer.process_set if self._is_distributed else global_process_set
         self._controller = Controller(policy, low, _available(self._device_type, context), "MixedPrecision",
                                       process_set, _OnGpu if self._device_type == "cuda" else Agreement)
         self._compression = dict(compression or {})
@@ -101,7 +102,7 @@ class MixedPrecision:
         if self._compression and not self._is_distributed:
             raise ValueError("MixedPrecision: compression= is for a DistributedOptimizer; a DistributedDataParallel "
                              "has that of ddp.Options, which stays.")
-        self._scaler = None
+        self._scaler: Any = None
         if "float16" in self._controller.levels:
             self._scaler = scaler or torch.amp.GradScaler(self._device_type)
         self._flags = _flags() if "tf32" in self._controller.levels else []
@@ -131,11 +132,14 @@ class MixedPrecision:
         is_new = not self._controller.running
         level = self._controller.begin()
         if is_new and self._compression:
-            own = self._optimizer._compression  # type: ignore
-            self._optimizer.use_compression(self._compression.get(level, own))  # type: ignore
+            own = self._optimizer._compression
+            self._optimizer.use_compression(self._compression.get(level, own))
         self._set_flags(level)
-        contexts = [torch.autocast(self._device_type, dtype=_DTYPES.get(level, torch.bfloat16),
-                                   enabled=level in ("bfloat16", "float16", "fp8"))]
+        is_mixed = level in ("bfloat16", "float16", "fp8")
+        contexts: List[ContextManager[Any]] = []
+        if is_mixed or _autocast_is_on(self._device_type):  # of a program that has entered it
+            dtype = _DTYPES.get(level, torch.bfloat16)
+            contexts.append(torch.autocast(self._device_type, dtype=dtype, enabled=is_mixed))
         if level == "fp8":
             assert self._context is not None  # without it the level is not available
             contexts.append(self._context())
@@ -212,7 +216,7 @@ class MixedPrecision:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def _passes(self) -> int:
-        return self._optimizer.backward_passes_per_step if self._is_distributed else 1  # type: ignore
+        return self._optimizer.backward_passes_per_step if self._is_distributed else 1
 
     def _is_scaled(self) -> bool:
         return self._controller.level == "float16"
@@ -221,7 +225,7 @@ class MixedPrecision:
         """Once a step."""
         if self._controller.voted:
             return
-        loss = sum(self._losses) / len(self._losses)
+        loss = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._controller.loss_known(loss.item() if self._device_type == "cpu" else loss, rates)
 
@@ -233,14 +237,13 @@ class MixedPrecision:
             norm = self._clipped()
             self._optimizer.step()
             return norm
-        self._optimizer.synchronize()  # type: ignore
+        self._optimizer.synchronize()
         norm = self._clipped()
-        with self._optimizer.skip_synchronize():  # type: ignore
+        with self._optimizer.skip_synchronize():
             self._optimizer.step()
         return norm
 
     def _scaled_step(self) -> Tuple[Optional[float], bool]:
-        assert self._scaler is not None
         self._agree_on_local()
         norm, scale = None, self._scaler.get_scale()
         if self._clips():
@@ -260,11 +263,11 @@ class MixedPrecision:
 
     def _agree_on_local(self) -> None:
         """Gradients that stay on a rank (register_local_var) may overflow there alone: then they do on all."""
-        if not (self._is_distributed and self._optimizer._local):  # type: ignore
+        if not (self._is_distributed and self._optimizer._local):
             return
-        self._optimizer._before_grad_scaler(self._optimizer)  # type: ignore
-        mine = [p.grad for p, _ in self._optimizer._local.values() if p.grad is not None]  # type: ignore
-        process_set = self._optimizer.process_set  # type: ignore
+        self._optimizer._before_grad_scaler(self._optimizer)
+        mine = [p.grad for p, _ in self._optimizer._local.values() if p.grad is not None]
+        process_set = self._optimizer.process_set
         if not grad_scaler.finite_everywhere(mine, [process_set], "lightcc.amp.scaler"):
             for grad in mine:
                 grad.fill_(float("inf"))
@@ -341,6 +344,12 @@ def _available(device_type: str, context: Any) -> Dict[str, str]:
             "bfloat16": "" if torch.cuda.is_bf16_supported() else "this GPU does not compute in it",
             "fp8": "" if context else "it needs context=, a function that returns Transformer Engine's or torchao's "
                                       "context manager"}
+
+
+def _autocast_is_on(device_type: str) -> bool:
+    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 or later
+        return torch.is_autocast_enabled(device_type)
+    return torch.is_autocast_cpu_enabled() if device_type == "cpu" else torch.is_autocast_enabled()
 
 
 def _autocast_takes(device_type: str, dtype: torch.dtype) -> bool:

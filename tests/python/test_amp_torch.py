@@ -388,6 +388,15 @@ def check_an_error_inside_leaves_autocast():
     assert not torch.is_autocast_enabled("cpu")
 
 
+def check_a_full_step_is_full_inside_of_autocast():
+    model = make_model()
+    precision = MixedPrecision(distributed(model), Always("float32"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with precision:
+            assert model(data(0)[0]).dtype == torch.float32
+        assert model(data(0)[0]).dtype == torch.bfloat16
+
+
 def check_flags_of_tf32_are_set_and_restored():
     optimizer = distributed(make_model())
     precision = MixedPrecision(optimizer, Always("float32"))
