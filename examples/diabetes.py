@@ -44,7 +44,7 @@ def run(train, hvd, description):
     parser.add_argument("--policies", nargs="+", default=[*policies()], choices=[*policies()])
     parser.add_argument("--output", type=Path, default=Path("build", "amp"), help="folder for run.json and run.png")
     options = parser.parse_args()
-    found = {name: [] for name in options.policies}
+    found: dict = {name: [] for name in options.policies}
     for seed in options.seeds:
         for name in options.policies:
             losses, levels = train(policies(options.steps)[name](), seed, options.steps)

@@ -91,3 +91,24 @@ def test_synthetic_benchmark(launcher, ranks, flags):
 def test_synthetic_benchmark_names_a_model_that_is_not_there():
     done = warm.run([sys.executable, EXAMPLES / "pytorch_synthetic_benchmark.py", "--model", "resnet7"], DEADLINE_S)
     assert done.returncode == 1 and "--model resnet7: " in done.stderr
+
+
+def test_mixed_precision(tmp_path):
+    """The learning rate is that of the whole example, so 40 steps have no hold."""
+    out = expect_success(subprocess.run(
+        [*LAUNCHERS["lightccrun"], sys.executable, str(EXAMPLES / "pytorch_amp.py"), "--steps", "40", "--output",
+         str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S))
+    assert len(re.findall(r"seed 0, \w+ *: final loss .* of the steps in bfloat16", out)) == 3
+    runs = json.loads((tmp_path / "run.json").read_text())["runs"]
+    assert {name: {*run[0]["levels"]} for name, run in runs.items()} == {
+        "full": {"float32"}, "bfloat16": {"bfloat16"}, "switching": {"bfloat16"}}
+    assert all(len(run[0]["losses"]) == 40 and run[0]["losses"][-1] < run[0]["losses"][0] for run in runs.values())
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_mixed_precision_worker_of_the_benchmark():
+    worker = EXAMPLES.parent / "bench" / "amp_worker.py"
+    out = expect_success(subprocess.run([*LAUNCHERS["lightccrun"], sys.executable, str(worker), "agreement", "50"],
+                                        capture_output=True, text=True, timeout=DEADLINE_S))
+    found = json.loads(out.partition(":found ")[2].splitlines()[0])
+    assert found["one level"] and found["weights equal"] and found["switches"] > 10

@@ -74,3 +74,9 @@ def test_tables_learn_the_same_on_two_ranks(tmp_path):
     (rows, alone), (rows_of_two, together) = result(), result(sys.executable, "-m", "lightcc.runner", "-np", "2")
     assert alone > 0.6 and rows == rows_of_two
     assert together == pytest.approx(alone, abs=1e-2)
+
+
+def test_mixed_precision(tmp_path):
+    expect_success(run("keras_amp.py", tmp_path, "--steps", "30", "--policies", "bfloat16", np=2))
+    found, = json.loads((tmp_path / "run.json").read_text())["runs"]["bfloat16"]
+    assert found["levels"] == ["bfloat16"] * 30 and found["losses"][-1] < found["losses"][0]
