@@ -94,14 +94,14 @@ def test_synthetic_benchmark_names_a_model_that_is_not_there():
 
 
 def test_mixed_precision(tmp_path):
-    """The learning rate is that of the whole example, so 40 steps have no hold."""
+    """With so few steps the policy has little patience."""
     out = expect_success(subprocess.run(
         [*LAUNCHERS["lightccrun"], sys.executable, str(EXAMPLES / "pytorch_amp.py"), "--steps", "40", "--output",
          str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S))
     assert len(re.findall(r"seed 0, \w+ *: final loss .* of the steps in bfloat16", out)) == 3
     runs = json.loads((tmp_path / "run.json").read_text())["runs"]
     assert {name: {*run[0]["levels"]} for name, run in runs.items()} == {
-        "full": {"float32"}, "bfloat16": {"bfloat16"}, "switching": {"bfloat16"}}
+        "full": {"float32"}, "bfloat16": {"bfloat16"}, "switching": {"bfloat16", "float32"}}
     assert all(len(run[0]["losses"]) == 40 and run[0]["losses"][-1] < run[0]["losses"][0] for run in runs.values())
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 

@@ -8,7 +8,9 @@ import torch  # noqa: F401  so that the file is left out where there is none
 PROGRAM = """
 import sys
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_diabetes, load_digits
+x, y = load_diabetes(return_X_y=True, scaled=True)
+print(x.shape, abs(x).sum().round(6), y.dtype, y.sum())
 digits = load_digits()
 print(digits.data.dtype, digits.data.sum(), digits.images.shape, digits.target.dtype, digits.target[-5:])
 for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
