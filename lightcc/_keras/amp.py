@@ -5,7 +5,7 @@ and evaluated is the plain model. Each level has a training function of its own,
 """
 import contextlib
 import math
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple
 
 from lightcc._keras import values
 from lightcc._keras.optimizer import distributed_in, keras_of
@@ -60,6 +60,7 @@ class MixedPrecisionCallbackImpl:
         self._own_compression: Any = None               # that of the optimizer
         self._controller: Optional[Controller] = None
         self._loaded: Optional[Dict[str, Any]] = None   # a state that came before the controller was made
+        self._first = policy.state_dict() if isinstance(policy, Policy) else {}  # else the controller says so
         self._functions: Dict[str, Any] = {}            # by dtype policy: Keras's training function
         self._of: Tuple[Any, ...] = ()                  # what they were made for
         self._loss: Any = None                          # a variable, which the step assigns
@@ -88,8 +89,9 @@ class MixedPrecisionCallbackImpl:
             self._loaded = state
         elif state:
             self._controller.load_state_dict(state)
-        else:
-            self._controller = None  # it had not begun
+        else:  # it had not begun
+            self._controller = None
+            self._policy.load_state_dict(self._first)
 
     # What Keras calls
 
@@ -131,9 +133,9 @@ class MixedPrecisionCallbackImpl:
         loss, *rates = (float(value) for value in values.read(backend, read))
         self._controller.loss_known(loss, rates or [float(rate)])
         overflow = None
-        if self._controller.level == "float16":
+        if "float16" in self._controller.levels:
             before, self._scale = self._scale, _scale_of(optimizer)
-            overflow = self._scale < before
+            overflow = self._scale < before if self._controller.level == "float16" else None
         self._controller.end(overflow=overflow)
 
     def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
@@ -205,18 +207,17 @@ class MixedPrecisionCallbackImpl:
         """The layers have the dtype policy of the level that is now."""
         keras, own = keras_of(type(self.model)), self.model.dtype_policy
         make = keras.dtype_policies.DTypePolicy if hasattr(keras, "ops") else keras.mixed_precision.Policy
-        policy = make(_POLICIES[self.level])
-        changed: List[Any] = [layer for layer in self.model._flatten_layers() if layer.dtype_policy.name == own.name and
-                              not (layer.name in self._keep or any(layer is one for one in self._keep))]
-        before = [layer.dtype_policy for layer in changed]
+        policy, changed = make(_POLICIES[self.level]), []
         try:
-            for layer in changed if policy.name != own.name else ():
-                _set_policy(layer, policy)
+            for layer in self.model._flatten_layers() if policy.name != own.name else ():
+                keeps = layer.name in self._keep or any(layer is one for one in self._keep)
+                if layer.dtype_policy.name == own.name and not keeps:
+                    changed.append((layer, layer.dtype_policy))
+                    _set_policy(layer, policy)
             yield
         finally:
-            for layer, its in zip(changed, before):
-                if layer.dtype_policy is not its:
-                    _set_policy(layer, its)
+            for layer, its in changed:
+                _set_policy(layer, its)
 
 
 def bound_callback(keras: Any, module: str) -> type:

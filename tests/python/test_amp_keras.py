@@ -249,7 +249,13 @@ def check_an_elastic_state_has_it(kit):
     model = built(kit)
     callback = kit.hvd.callbacks.MixedPrecisionCallback(HoldAfterLearningRateChange(hold_step=4))
     state = kit.hvd.elastic.KerasState(model, precision=callback, batch=0)
+    rates = kit.hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5 ** epoch)
+    kit.fit_mine(model, 2, callbacks=[rates, callback])
+    assert callback._policy._left == 1
+    state.restore()  # to before it had begun
+    assert callback._policy._left == 0
     kit.fit_mine(model, callbacks=[callback])
+    assert callback.history().steps == {"bfloat16": 3}
     state.commit()
     before = callback.history()
     kit.fit_mine(model, callbacks=[callback])
