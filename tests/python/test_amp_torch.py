@@ -161,10 +161,10 @@ def check_clipping_comes_after_the_scale():
     for _ in range(3):
         before = copy.deepcopy(model)
         optimizer.param_groups[0]["momentum"] = 0
-        train(model, optimizer, precision, 1)
-        change = sum(((p - q) ** 2).sum() for p, q in zip(model.parameters(), before.parameters())).sqrt() / 0.1
-        assert 0.09 < float(change) < 0.101
-    assert norms[:2] == [None, None] and all(0.1 < norm < 3 for norm in norms[2:])
+        train(model, optimizer, precision, 1, factor=lambda step: 10.0)  # the norm is above 0.1 on any number of ranks
+        moved = torch.cat([(p - q).detach().flatten() for p, q in zip(model.parameters(), before.parameters())])
+        assert 0.09 < float(moved.norm() / 0.1) < 0.101
+    assert norms[:2] == [None, None] and all(0.1 < norm < 30 for norm in norms[2:])
 
 
 def check_a_hold_follows_the_scheduler():
@@ -234,7 +234,7 @@ def padded(size):
 
 @pytest.mark.parametrize("agreed", (True, False))
 def check_shapes_that_change_compile_in_the_same_steps_with_an_agreed_bucket(agreed):
-    steps, compiled, graphs = 40, [], 0
+    steps, graphs, seen = 40, 0, set()
 
     def backend(module, _):
         nonlocal graphs
@@ -253,6 +253,7 @@ def check_shapes_that_change_compile_in_the_same_steps_with_an_agreed_bucket(agr
             size = int(rng.integers(1, 33))
             if agreed:
                 size = int(hvd.allreduce(torch.tensor(size), op=hvd.Max))
+            seen.add(padded(size))
             before = graphs
             optimizer.zero_grad()
             forward(torch.ones(padded(size), 5)).sum().backward()
@@ -262,10 +263,9 @@ def check_shapes_that_change_compile_in_the_same_steps_with_an_agreed_bucket(agr
 
     compiled = run(True)
     assert compiled == run(False)  # lightcc adds no compilation
-    every = hvd.allgather_object(compiled)
-    assert sum(compiled) == len({padded(size) for size in range(1, 33)}) or agreed
+    assert sum(compiled) == len(seen) > 1
     if agreed:
-        assert all(its == compiled for its in every) and 1 <= sum(compiled) <= 6
+        assert all(its == compiled for its in hvd.allgather_object(compiled))
     torch._dynamo.reset()
 
 
