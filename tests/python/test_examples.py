@@ -95,9 +95,9 @@ def test_synthetic_benchmark_names_a_model_that_is_not_there():
 
 def test_mixed_precision(tmp_path):
     """With so few steps the policy has little patience."""
-    out = expect_success(subprocess.run(
-        [*LAUNCHERS["lightccrun"], sys.executable, str(EXAMPLES / "pytorch_amp.py"), "--steps", "40", "--output",
-         str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S))
+    out = expect_success(warm.run(
+        [*LAUNCHERS["lightccrun"], sys.executable, EXAMPLES / "pytorch_amp.py", "--steps", "40", "--output", tmp_path],
+        DEADLINE_S))
     assert len(re.findall(r"seed 0, \w+ *: final loss .* of the steps in bfloat16", out)) == 3
     runs = json.loads((tmp_path / "run.json").read_text())["runs"]
     assert {name: {*run[0]["levels"]} for name, run in runs.items()} == {
@@ -108,7 +108,6 @@ def test_mixed_precision(tmp_path):
 
 def test_mixed_precision_worker_of_the_benchmark():
     worker = EXAMPLES.parent / "bench" / "amp_worker.py"
-    out = expect_success(subprocess.run([*LAUNCHERS["lightccrun"], sys.executable, str(worker), "agreement", "50"],
-                                        capture_output=True, text=True, timeout=DEADLINE_S))
+    out = expect_success(warm.run([*LAUNCHERS["lightccrun"], sys.executable, worker, "agreement", "50"], DEADLINE_S))
     found = json.loads(out.partition(":found ")[2].splitlines()[0])
     assert found["one level"] and found["weights equal"] and found["switches"] > 10
