@@ -1,4 +1,4 @@
-// A queue that keeps its memory: once it has been as long as it ever gets, it allocates nothing.
+// A queue that keeps its memory, up to a megabyte: once it has been as long as it usually gets, it allocates nothing.
 #pragma once
 #include <cstddef>
 #include <optional>
@@ -14,11 +14,16 @@ template <class T> class Fifo {
   std::optional<T> pop() {  // nullopt: it is empty
     if (empty()) return std::nullopt;
     std::optional<T> item(std::move(items_[next_++]));
-    if (empty()) items_.clear(), next_ = 0;
+    if (empty()) {
+      items_.clear();
+      next_ = 0;
+      if (items_.capacity() * sizeof(T) > kKeptBytes) items_.shrink_to_fit();
+    }
     return item;
   }
 
  private:
+  static constexpr size_t kKeptBytes = size_t{1} << 20;
   std::vector<T> items_;
   size_t next_ = 0;  // those before it were popped
 };

@@ -1,8 +1,11 @@
 // What a group's engine wants done outside of its group, as values. It calls nobody above it: it appends them, and the
-// engine carries them out in their order, after each step of a group (Engine::carry_out_effects). Invariants:
-// 1. An effect is carried out once, also if the step that appended it has thrown: then before the epoch ends.
-// 2. Until it is carried out, the group's engine goes on as if it were, but for ChangeGroups, on which its batch waits.
-// 3. Of what must keep the order of the messages none is an effect (NcclRun::add_turn).
+// engine carries them out in their order, whenever it has called a group's engine (Engine::Impl::carry_out_effects).
+// Invariants:
+// 1. An effect is carried out once, also if the call that appended it has thrown. The epoch may end first: then effects
+//    that only matter while it lasts do nothing.
+// 2. Until it is carried out, the group's engine goes on as if it were, but for ChangeGroups and AwaitTurn, on which its
+//    batch waits. What it is told of the world's deadlocks may be older by one step (Surroundings).
+// 3. Launch turns must keep the order of the messages, and so are no effects (NcclRun::add_turn).
 #pragma once
 #include <memory>
 #include <string>

@@ -74,7 +74,6 @@ class Engine {
   void resume();                               // by the thread that paused it
   void close_in_child(bool paused);            // only this may be called there
 
-
  private:
   class Impl;
   const std::unique_ptr<Impl> impl_;

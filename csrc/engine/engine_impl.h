@@ -72,7 +72,7 @@ class Engine::Impl {
   void close_in_child(bool paused);
 
  private:
-  void carry_out_effects();                    // of steps of group engines
+  void carry_out_effects();                    // of calls of group engines
   void finish(const RequestPtr&, Code, const std::string& text);
   void change_groups(Request&);
   void end_epoch(Code, const std::string& text);  // by a failure of this rank
@@ -154,7 +154,6 @@ class Engine::Impl {
   ProgressLock progress_lock_;
   NcclLaunches launches_;
   Effects effects_;
-  std::map<int, std::unique_ptr<GroupEngine>> group_engines_;
   uint64_t inspected_ns_ = 0;
   BlockedState blocked_state_;
   DeadlockDetector deadlock_detector_;         // used by the world's coordinator only
@@ -171,6 +170,9 @@ class Engine::Impl {
   Inbox inbox_;
   GroupTable groups_;
   const Surroundings surroundings_{groups_, deadlock_detector_};
+  // Under the progress lock; here, since they end before what they refer to.
+  std::map<int, std::unique_ptr<GroupEngine>> group_engines_;
+
   HealthEvents health_events_;
   std::atomic<bool> stopping_{false};          // shutdown() has begun
   std::atomic<int> waiters_{0};

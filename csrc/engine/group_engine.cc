@@ -180,7 +180,7 @@ void GroupEngine::receive(MemberMessage& received) {
                         [&](const PlanLeft& left) { coordinator_->plan_left(from, left.plan); },
                         [&](const Query& query) {
                           if (query.blocked) stalls_.report_deadlock(coordinator_->blocked(query.member, query.key));
-                          queries_.push_back(query);  // answered when all that came is taken in
+                          queries_.push_back(query);  // answered when all that came here is taken in
                         },
                         [&](const MembersAbsent& absence) { coordinator_->members_absent(absence); },
                         [&](const Refused& refused) { coordinator_->refused(from, refused.key, refused.why); },
@@ -313,7 +313,7 @@ void GroupEngine::receive(const Missing& missing) {
                    {missing.joined.begin(), missing.joined.end()}, missing.note, now_ns());
 }
 
-// Of what has waited here until all that came was taken in.
+// Answers what has waited here until all that came was taken in.
 void GroupEngine::answer_queries() {
   for (const auto& [key, member, blocked] : std::exchange(queries_, {})) {
     const std::vector<int> missing = coordinator_->missing(key);

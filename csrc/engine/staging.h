@@ -23,7 +23,7 @@ struct StagedPiece {             // of a tensor of `request`, and where it lies 
   size_t offset, bytes;
 };
 
-// Each group engine has one. Only the thread that holds the progress lock calls it.
+// Each StagedRun has one. Only the thread that holds the progress lock calls it.
 class Staging {
  public:
   // ring: wakes the engine; called by threads of CUDA.

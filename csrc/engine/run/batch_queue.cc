@@ -1,6 +1,7 @@
 #include "engine/run/batch_queue.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/clock.h"
@@ -117,6 +118,8 @@ void BatchQueue::hand_back(const RequestPtr& request, Code code, std::string tex
       staged_.finish(*request, code != Code::ok);
   } catch (const Error& error) {
     if (code == Code::ok) code = error.code(), text = request->title() + ": " + error.what();
+  } catch (const std::exception& error) {  // std::bad_alloc: the others of its batch are to be handed back
+    if (code == Code::ok) code = Code::internal, text = request->title() + ": " + error.what();
   }
   effects_.push(effect::Finish{request, code, std::move(text)});
 }
