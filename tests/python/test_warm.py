@@ -76,6 +76,19 @@ def test_what_a_program_starts(tmp_path):
     expect_alike("-c", CHILDREN)
 
 
+def test_what_a_program_starts_does_not_end_what_it_has(tmp_path):
+    """A folder that goes with it, what it does at exit, and its modules."""
+    (tmp_path / "mine.py").write_text("print('mine')")
+    child = "import os, sys; print('mine' in sys.modules, os.listdir(sys.argv[1]))"
+    expect_alike("-c", f"""
+import atexit, mine, os, subprocess, sys, tempfile
+atexit.register(print, "at the end")
+with tempfile.TemporaryDirectory() as folder:
+    subprocess.call([sys.executable, "-c", {child!r}, folder])
+    print(os.path.exists(folder), flush=True)
+""", cwd=tmp_path, env={"PYTHONUNBUFFERED": "1"})
+
+
 def test_it_is_warm_and_so_is_what_it_starts():
     modules = "import sys; print(*sys.modules)"
     for program in (modules, f"import subprocess, sys; subprocess.call([sys.executable, '-c', {modules!r}])"):

@@ -18,8 +18,8 @@ from pathlib import Path
 
 # What Python and the frameworks read of their environment when they are imported. PYTHONPATH and PYTHONUNBUFFERED are
 # heeded again in the forked process.
-_READ_EARLY = ("ATEN_", "CUDA", "DNNL_", "GOMP_", "KERAS_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "ONEDNN_",
-               "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH", "XLA_")
+_READ_EARLY = ("ATEN_", "CUDA", "DNNL_", "GOMP_", "KERAS_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_",
+               "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH", "XLA_")
 _READ_AGAIN = ("PYTHONPATH", "PYTHONUNBUFFERED")
 MOST_BYTES = 200_000  # of a request
 start_by_exec = subprocess.Popen._execute_child
@@ -68,7 +68,7 @@ def folders(environment):
 
 class Popen(subprocess.Popen):
     """subprocess.Popen whose program is forked from a server, with the signals of a terminal: preexec_fn is not called.
-    What a forked process cannot be starts as ever."""
+    Other programs are started by exec, as usual."""
 
     _server_says = None  # a socket; the process is the server's child
 
@@ -81,7 +81,8 @@ class Popen(subprocess.Popen):
         with theirs:
             request = {"program": call.program, "environment": call.environment,
                        "folder": os.path.abspath(call.options["cwd"] or "."),
-                       "session": call.options["start_new_session"]}
+                       "session": call.options["start_new_session"],
+                       "process_group": call.options.get("process_group", -1)}
             socket.send_fds(_server(tuple(sorted(read_early(call.environment).items()))),
                             [json.dumps(request).encode()], [*call.streams(), theirs.fileno()])
         call.is_started(self._hear())
@@ -130,7 +131,7 @@ def _server(variables):
     others = {name: value for name, value in os.environ.items() if not name.startswith(_READ_EARLY)}
     again = {name: os.environ[name] for name in _READ_AGAIN if name in os.environ}
     with theirs:
-        room = "." * 100_000  # for the words of programs and their environment
+        room = "." * 100_000  # the server's words and environment are made this long: those of programs overwrite them
         subprocess.Popen([sys.executable, str(Path(__file__).with_name("warm_server.py")), str(theirs.fileno()), room],
                          env={**others, **again, **dict(variables), "LIGHTCC_TEST_ROOM": room},
                          pass_fds=[theirs.fileno()])

@@ -15,11 +15,15 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 
 import warm
 
 FRAMEWORKS = ("torch", "sklearn.datasets", "tensorflow")  # those that there are
-_before = []  # of the process that we are forked from: its objects must not be freed, which would close descriptors
+_before = []    # objects of the parent; if they were freed, they would close descriptors that are now the program's
+_at_exit = []   # functions that the program has registered by atexit
+_frameworks_finalizers = set()
+_register = atexit.register
 _stat = open("/proc/self/stat").read().rpartition(")")[2].split()
 _shown = {"cmdline": [int(field) for field in _stat[45:47]], "environ": [int(field) for field in _stat[47:49]]}
 _site = [folder for folder in sys.path[1:] if folder not in map(os.path.abspath, warm.folders(os.environ))]
@@ -33,6 +37,7 @@ def main(requests):
             continue
     if "tensorflow" in sys.modules:
         dir(sys.modules["tensorflow"].keras)  # imports Keras, of the version that the environment asks for
+    _frameworks_finalizers.update(weakref.finalize._registry)
     gc.freeze()  # else a collection in each process would copy the pages of all objects
     children = {}  # by pidfd: its number, and whom its end is told to
     poll = select.poll()
@@ -129,8 +134,14 @@ def _forget(environment):
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    ours = [name for name in sys.modules if name.partition(".")[0] in ("lightcc", "__main__")]
-    _before.extend(sys.modules.pop(name) for name in ours)
+    for function in _at_exit:
+        atexit.unregister(function)
+    _at_exit.clear()
+    atexit.register = _register_at_exit
+    for finalizer in list(weakref.finalize._registry):
+        if finalizer not in _frameworks_finalizers:
+            finalizer.detach()
+    _before.extend(sys.modules.pop(name) for name, module in list(sys.modules.items()) if _is_of_program(name, module))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     os.environ.clear()
@@ -141,6 +152,17 @@ def _forget(environment):
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, errors=errors, closefd=False)
     sys.stdout = sys.__stdout__ = _output(1, unbuffered, encoding, errors)
     sys.stderr = sys.__stderr__ = _output(2, unbuffered, encoding, "backslashreplace")
+
+
+def _register_at_exit(function, *arguments, **options):
+    _at_exit.append(function)
+    return _register(function, *arguments, **options)
+
+
+def _is_of_program(name, module):
+    """Whether a module is neither Python's nor a framework's."""
+    file = getattr(module, "__file__", None) or _site[0]
+    return name.partition(".")[0] in ("lightcc", "__main__") or not file.startswith((*_site, __file__, warm.__file__))
 
 
 def _output(descriptor, unbuffered, encoding, errors):
