@@ -28,8 +28,9 @@ class VariablesState(SharingState):
     def __init__(self, backend: Any, **kwargs: Any):
         self.backend = backend
         self.take_parts(kwargs)
-        self._stateful = {name: value for name, value in kwargs.items()
-                          if hasattr(value, "state_dict") and hasattr(value, "load_state_dict")}
+        of_parts = {name for part in self._shared for name in part.names}
+        self._stateful = {name: value for name, value in kwargs.items() if name not in of_parts
+                          and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")}
         self._kept_states: Dict[str, Any] = {}
         super().__init__(objects.broadcast_object, lib.rank,
                          **{name: value for name, value in kwargs.items() if name not in self._stateful})

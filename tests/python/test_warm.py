@@ -34,6 +34,7 @@ threading.Thread(target=lambda: (time.sleep(0.1), print("late"))).start()
 ENDS = {
     "no error": "print('the end', end='')",
     "an error": "def f(): 1 / 0\nf()",
+    "an error, seen at exit": "import atexit, sys; atexit.register(lambda: print(repr(sys.last_value)))\n1 / 0",
     "a syntax error": "1 +",
     "what cannot be encoded": "print('\\udcff')",
     "a code": "raise SystemExit(7)",

@@ -203,6 +203,7 @@ def _run(program):
         return _code(end.code)
     except BaseException as error:
         error = error.with_traceback(error.__traceback__.tb_next)  # which begins in the program
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
             _end_by_interrupt()
