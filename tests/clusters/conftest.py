@@ -1,5 +1,6 @@
 """Tests of the schedulers that place ranks, each in its own environment (.ci/environments.mk); elsewhere they are
-skipped with a line. HOME is a folder of their own, since Ray keeps its token there."""
+skipped with a line. HOME is a folder of their own, since Ray keeps its token there, and so is Ray's folder, in which it
+looks for a cluster to join. It is below /tmp, since a socket's path has at most 107 bytes."""
 import importlib.util
 import os
 import sys
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-_home = tempfile.TemporaryDirectory(prefix="lightcc-home-")
-os.environ["HOME"] = _home.name
+_home = tempfile.TemporaryDirectory(prefix="lightcc-", dir="/tmp")
+os.environ["HOME"] = os.environ["RAY_TMPDIR"] = _home.name
+os.environ.pop("RAY_ADDRESS", None)
 os.environ["RAY_DEDUP_LOGS"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 FOLDERS = [str(HERE), str(HERE.parent / "python"), str(HERE.parent / "multihost")]

@@ -5,11 +5,12 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 import lightcc
 import trained_digits
-from jobs import wait_until
+from jobs import command_of, wait_until
 
 NEEDS = "ray"
 DEADLINE_S = 300
@@ -37,7 +38,8 @@ def start(cluster):
     started = []
 
     def begin(start_arguments=None, **arguments):
-        started.append(RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=DEADLINE_S), **arguments))
+        settings = RayExecutor.create_settings(timeout_s=DEADLINE_S, placement_group_timeout_s=DEADLINE_S)
+        started.append(RayExecutor(settings, **arguments))
         started[-1].start(**(start_arguments or {}))
         return started[-1]
 
@@ -109,7 +111,8 @@ def test_each_run_may_init_and_shut_down_and_nothing_leaks(start):
     executor = start(num_workers=2)
     runs = [executor.run(initialised_again) for _ in range(30)]
     assert {total for run in runs for total, _ in run} == {2.0}
-    assert runs[-1][0][1] <= runs[4][0][1] and runs[-1][1][1] <= runs[4][1][1]
+    for rank in range(2):  # a leak in each run would leave 25; Ray itself opens a few at any time
+        assert runs[-1][rank][1] <= runs[4][rank][1] + 10
 
 
 def test_run_remote_does_not_wait(start):
@@ -237,9 +240,9 @@ def test_the_secret_is_in_no_log_and_on_no_command_line(start):
         executor.run(trained_digits.die, args=(1,))
     logs = Path(ray._private.worker._global_node.get_session_dir_path())
     found = subprocess.run(["grep", "-rlas", "0b5e55ed", logs], stdout=subprocess.PIPE, text=True).stdout
-    commands = b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+    commands = [word for process in psutil.process_iter() for word in command_of(process)]
     assert list(logs.glob("logs/worker-*"))
-    assert found == "" and b"0b5e55ed" * 4 not in commands
+    assert found == "" and not [word for word in commands if "0b5e55ed" * 4 in word]
 
 
 DRIVER = """

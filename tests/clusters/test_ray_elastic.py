@@ -111,7 +111,7 @@ def test_ray_executor_with_min_workers_is_elastic(cluster):
         hvd.init()
         return hvd.size(), value * times, os.environ["OURS"]
 
-    executor = RayExecutor(None, min_workers=1, max_workers=1)
+    executor = RayExecutor(RayExecutor.create_settings(timeout_s=DEADLINE_S), min_workers=1, max_workers=1)
     executor.start(extra_env_vars={"OURS": 7})
     assert executor.run(world, args=(2,), kwargs={"times": 3}) == [(1, 6, "7")]
     with pytest.raises(ValueError, match="has run\\(\\) only"):

@@ -40,11 +40,12 @@ def test_digits_have_the_losses_of_run_and_ranks_are_rays(cluster, tmp_path):
         losses = trained_digits.train(config["steps"])
         context = ray.train.get_context()
         assert (context.get_world_rank(), context.get_world_size()) == (hvd.rank(), hvd.size())
-        assert os.environ["HOROVOD_START_TIMEOUT"] == "17" and os.environ["HOROVOD_LOCAL_RANK"] == str(hvd.local_rank())
+        assert os.environ["HOROVOD_START_TIMEOUT"] == "317"
+        assert os.environ["HOROVOD_LOCAL_RANK"] == str(hvd.local_rank())
         Path(tmp_path, f"losses.{hvd.rank()}").write_text(json.dumps(losses))
 
     from lightcc.ray.train import LightccConfig
-    fit(loop, tmp_path, train_loop_config={"steps": 10}, horovod_config=LightccConfig(timeout_s=17))
+    fit(loop, tmp_path, train_loop_config={"steps": 10}, horovod_config=LightccConfig(timeout_s=317))
     expected = lightcc.run(trained_digits.train, args=(10,), num_proc=2)
     assert [json.loads(Path(tmp_path, f"losses.{rank}").read_text()) for rank in range(2)] == expected
 

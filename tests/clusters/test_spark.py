@@ -1,34 +1,64 @@
 """run() and HorovodRunner, in a classic session and by Spark Connect, whose server is on loopback."""
+import contextlib
+import errno
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
 
 import lightcc
 import trained_digits
-from jobs import kill, marked, wait_until
+from jobs import LONGEST_S, MARK, command_of, kill, marked, wait_until
 
 NEEDS = "pyspark"
 DEADLINE_S = 600
+OWN_MARK = uuid.uuid4().hex  # of all that this process starts
 
 
 @pytest.fixture(scope="module", params=("classic", "connect"))
 def spark(request, tmp_path_factory):
     from pyspark.sql import SparkSession
 
+    os.environ[MARK] = OWN_MARK
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark"))
     builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    builder = builder.remote("local[2]") if request.param == "connect" else builder.master("local[2]")
+    if request.param == "classic":
+        yield from until_stopped(builder.master("local[2]"))
+    else:
+        with port_of_connect():
+            yield from until_stopped(builder.remote("local[2]"))
+
+
+def until_stopped(builder):
     session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@contextlib.contextmanager
+def port_of_connect():
+    """The local server always has port 15002, so one run of these tests has it at a time. Whoever has bound this name
+    may take it: a name is of the same network namespace as a port, and free when its process has ended."""
+    with socket.socket(socket.AF_UNIX) as holder:
+        def take():
+            try:
+                holder.bind("\0lightcc-tests-spark-connect")
+            except OSError as error:
+                assert error.errno == errno.EADDRINUSE, error
+                return False
+            return True
+
+        wait_until(take, "another run of these tests to leave Spark Connect's port", within_s=LONGEST_S)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -40,14 +70,7 @@ def nobody_is_left(request):
 
 
 def ranks_here():
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"lightcc.launch.placed_child" in path.read_bytes():
-                found.append(path.parent.name)
-        except OSError:  # it has ended
-            continue
-    return found
+    return [process for process in marked(OWN_MARK) if "lightcc.launch.placed_child" in command_of(process)]
 
 
 def test_digits_have_the_losses_of_run(spark):
@@ -62,7 +85,7 @@ def test_variables_say_what_hvd_says_and_slots_are_the_default(spark):
 
 
 def speak(text, size):
-    print(text, os.environ["OURS"])
+    print(text, os.environ["OURS"], os.environ[MARK])
     print("careful", file=sys.stderr)
     return b"x" * size
 
@@ -72,7 +95,7 @@ def test_arguments_output_and_large_results(spark):
     out, err, size = io.StringIO(), io.StringIO(), (16 << 20) + 5
     results = run(speak, args=("hello",), kwargs={"size": size}, num_proc=2, env={"OURS": "7"}, stdout=out, stderr=err)
     assert results == [b"x" * size] * 2
-    assert sorted(out.getvalue().splitlines()) == ["[0]<stdout>:hello 7", "[1]<stdout>:hello 7"]
+    assert sorted(out.getvalue().splitlines()) == [f"[{rank}]<stdout>:hello 7 {OWN_MARK}" for rank in range(2)]
     assert sorted(line for line in err.getvalue().splitlines() if "careful" in line) == [
         "[0]<stderr>:careful", "[1]<stderr>:careful"]
 

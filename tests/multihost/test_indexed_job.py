@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def test_the_pods_meet_though_the_name_of_pod_0_comes_late(pods, tmp_path):
     name = given["LIGHTCC_STORE_ADDR"].split(":")[0]
     server = pods.popen("h1", [sys.executable, "-c", NAME_SERVER, name, pods.addresses("h0")[0],
                                str(TRIES * QUERIES)], stdout=subprocess.PIPE)
+    watchdog = threading.Timer(DEADLINE_S, server.kill)  # readline has no deadline
+    watchdog.start()
     ranks = []
     try:
         assert server.stdout.readline() == "ready\n"
@@ -90,6 +93,7 @@ def test_the_pods_meet_though_the_name_of_pod_0_comes_late(pods, tmp_path):
         assert [rank.returncode for rank in ranks] == [0, 0], "".join(outputs)
         assert re.search(r"on 2 rank\(s\)", outputs[0]), outputs
     finally:
+        watchdog.cancel()
         for process in [server, *ranks]:
             process.kill()
             process.communicate()
