@@ -5,17 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lightcc.launch import pickling
 from lightcc.ray import placement, ray_logger
 from lightcc.ray.elastic import ElasticRayExecutor, ElasticSettings
-from lightcc.ray.failures import Failure, described
+from lightcc.ray.failures import Failure, described, wait_s
 from lightcc.ray.worker import BaseHorovodWorker, Whereabouts
-
-_OTHERS_S = 2.0  # for which a failed run waits for what other ranks say, to find the first cause
 
 
 @dataclass
@@ -145,7 +143,10 @@ class RayExecutor:
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle if own else -1)).remote()
             for bundle in self._bundles.bundle_of]
         self._where = ["a node that is not known yet"] * len(self.workers)
-        found = self._wait([worker.whereabouts.remote() for worker in self.workers])
+        whereabouts = [worker.whereabouts.remote() for worker in self.workers]
+        if not own:
+            self._check_room(whereabouts)
+        found = self._wait(whereabouts)
         nodes = [one.node for one in found]
         order = sorted(range(len(nodes)), key=lambda worker: nodes.index(nodes[worker]))  # those of a node together
         self.workers = [self.workers[worker] for worker in order]
@@ -154,6 +155,16 @@ class RayExecutor:
         self._wait([worker.update_env_vars.remote({**variables, **_visible_gpus(one, found)})
                     for worker, one in zip(self.workers, found)])
         self._wait(self._meet())
+
+    def _check_room(self, whereabouts: Sequence[Any]) -> None:
+        """In a group that is not ours: Ray would wait for ever for what it has no room for."""
+        timeout_s = self.settings.placement_group_timeout_s
+        there, missing = ray.wait(list(whereabouts), num_returns=len(whereabouts), timeout=timeout_s)
+        if missing:
+            raise TimeoutError(
+                f"RayExecutor.start: after {timeout_s:g} s the placement group of the caller has had room for "
+                f"{len(there)} of {len(whereabouts)} workers with {{{placement.text(self._resources)}}} each. Ask for "
+                "fewer workers, give the group more, or make a new one: use_current_placement_group=False")
 
     def run(self, fn: Callable[..., Any], args: Optional[Sequence[Any]] = None,
             kwargs: Optional[Dict[str, Any]] = None,
@@ -232,10 +243,9 @@ class RayExecutor:
         channel = ray.remote(ray_logger.Channel).options(num_cpus=0).remote()
         try:
             self._wait([self.workers[0].log_to.remote(channel)])
-            results = self._wait([begin(worker) for worker in self.workers], channel, callbacks)
-            self._wait([self.workers[0].log_to.remote(None)])
-            return results
+            return self._wait([begin(worker) for worker in self.workers], channel, callbacks)
         finally:
+            self.workers[0].log_to.remote(None)  # which comes before what is called next on it
             ray.kill(channel)
 
     def _wait(self, references: Sequence[Any], channel: Any = None,
@@ -246,7 +256,7 @@ class RayExecutor:
         waiting = {reference: rank for rank, reference in enumerate(references)}
         log = _Log(channel, callbacks)
         while waiting:
-            ready, _ = ray.wait([*waiting, *log.news], timeout=_OTHERS_S if failures else None)
+            ready, _ = ray.wait([*waiting, *([] if failures else log.news)], timeout=wait_s(failures))
             if not ready:
                 break
             for reference in ready:
@@ -256,8 +266,8 @@ class RayExecutor:
                 rank = waiting.pop(reference)
                 try:
                     results[rank] = ray.get(reference)
-                except (RayActorError, RayTaskError) as error:
-                    failures.append(Failure(rank, self._where[rank], isinstance(error, RayActorError), error))
+                except RayError as error:  # a RayTaskError is also of the class that the function has raised
+                    failures.append(Failure(rank, self._where[rank], not isinstance(error, RayTaskError), error))
         if failures:
             self._failed = True
             raise described(failures) from None

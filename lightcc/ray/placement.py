@@ -45,13 +45,13 @@ def create_placement_group(resources_per_bundle: Dict[str, float], num_bundles: 
 def _unplaced(each: Dict[str, float], count: int, timeout_s: Optional[float], strategy: str) -> str:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     free = ray.available_resources()
-    has = "; ".join(f"node {node['NodeManagerHostname']} has {_text(node['Resources'])}" for node in nodes)
-    return (f"Ray has not placed {count} x {{{_text(each)}}} ({strategy}) within {timeout_s:g} s. Free now in the "
-            f"cluster: {_text(free) or 'nothing'}; {has}. Ask for fewer workers or less for each, free resources, add "
+    has = "; ".join(f"node {node['NodeManagerHostname']} has {text(node['Resources'])}" for node in nodes)
+    return (f"Ray has not placed {count} x {{{text(each)}}} ({strategy}) within {timeout_s:g} s. Free now in the "
+            f"cluster: {text(free) or 'nothing'}; {has}. Ask for fewer workers or less for each, free resources, add "
             "nodes, or wait longer: create_settings(placement_group_timeout_s=...)")
 
 
-def _text(resources: Dict[str, Any]) -> str:
+def text(resources: Dict[str, Any]) -> str:
     """Without what Ray keeps for itself: memory, and names of nodes."""
     own = {name: amount for name, amount in sorted(resources.items())
            if ":" not in name and name not in ("memory", "object_store_memory")}

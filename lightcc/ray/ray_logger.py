@@ -1,8 +1,10 @@
 """What rank 0 of a RayExecutor reports while it runs; the driver hands it to the callbacks of run()."""
 import asyncio
+import contextlib
 from typing import Any, Dict, List
 
 import ray
+from ray.exceptions import RayActorError
 
 _channel: Any = None  # an actor of Channel; none on other ranks, and without callbacks
 
@@ -40,4 +42,5 @@ def log(info: Dict[str, Any]) -> None:
     info: anything that pickles, such as {"epoch": 3, "loss": 0.25}.
     """
     if _channel is not None:
-        ray.get(_channel.put.remote(info))
+        with contextlib.suppress(RayActorError):  # the driver has given this run up, and nobody listens
+            ray.get(_channel.put.remote(info))

@@ -96,6 +96,17 @@ def test_what_rank_0_logs_reaches_the_callbacks_in_order(start):
     assert first == second == [{"number": number, "rank": "0"} for number in range(5)]
     assert executor.run(report, kwargs={"count": 2}) == [2, 2] and len(first) == 5  # nobody listens
 
+    def report_and_fail():
+        report(1)
+        raise KeyError("no such image")
+
+    with pytest.raises(RuntimeError, match="no such image"):
+        executor.run(report_and_fail, callbacks=[first.append])
+    assert executor.run(report, args=[1]) == [1, 1]
+    with pytest.raises(ZeroDivisionError):
+        executor.run(report, args=[1], callbacks=[lambda info: 1 // info["number"]])
+    assert executor.run(report, args=[1]) == [1, 1]
+
 
 def initialised_again():
     import numpy as np
@@ -123,6 +134,25 @@ def test_run_remote_does_not_wait(start):
              executor.run_remote(trained_digits.world)]
     first, again, last = (ray.get(call, timeout=DEADLINE_S) for call in calls)
     assert first == last and [total for total, _ in again] == [2.0, 2.0]
+
+
+def test_who_is_the_cause(cluster):
+    from ray.exceptions import ActorDiedError, ObjectLostError
+
+    from lightcc.core.exceptions import HorovodInternalError
+    from lightcc.ray.failures import Failure, described, wait_s
+
+    lost, asked = Failure(0, "host h0", False, HorovodInternalError()), Failure(1, "host h0", False, ActorDiedError())
+    ended, raised = Failure(2, "host h1", True, ActorDiedError()), Failure(3, "host h1", False, KeyError("image"))
+    gone = Failure(2, "host h1", True, ObjectLostError("", None, ""))
+    for failures, said, more_s in (
+            ((lost, asked, ended, raised), "rank 2 on host h1 has ended (then ranks 0, 1, 3 failed)", 2),
+            ((asked, raised), "rank 3 on host h1 raised an exception (then rank 1 failed)", 2),
+            ((lost, gone), "rank 2 on host h1 has ended (then rank 0 failed)", 2),
+            ((lost, asked), "rank 0 on host h0 raised an exception (then rank 1 failed)", 30)):
+        assert str(described(failures)).startswith(f"run: {said}\n\n")
+        assert wait_s(failures) == more_s
+    assert wait_s(()) is None
 
 
 def test_an_exception_names_rank_and_node_and_the_next_run_works(start):
@@ -191,6 +221,24 @@ def test_workers_go_into_the_placement_group_that_is_there(start):
     group = placement_group([{"CPU": 1}] * 2)
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
     assert ray.get(inside.options(scheduling_strategy=strategy).remote(), timeout=DEADLINE_S) == ([1, 1], before + 1)
+    remove_placement_group(group)
+
+
+def test_a_placement_group_that_is_too_small_says_for_how_many_it_is_enough(cluster):
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    @ray.remote(num_cpus=0)
+    def inside():
+        from lightcc.ray import RayExecutor
+        with pytest.raises(TimeoutError, match=r"after 1 s the placement group of the caller has had room for [01] of "
+                                               r"2 workers with \{CPU: 1\} each\. Ask for fewer workers"):
+            RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=1), num_workers=2).start()
+
+    group = placement_group([{"CPU": 1}])
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    ray.get(inside.options(scheduling_strategy=strategy).remote(), timeout=DEADLINE_S)
     remove_placement_group(group)
 
 
