@@ -57,14 +57,12 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, A
         time.sleep(_LOOK_S)
     stage = session.begin(num_proc, Call(function.getvalue(), variables, executable, prefix_output_with_timestamp))
     try:
-        while not stage.over.wait(_LOOK_S):
-            if time.monotonic() > deadline and not stage.has_started():
-                stage.cancel()
+        while not stage.over.wait(_LOOK_S) and not stage.has_started():
+            if time.monotonic() > deadline:
                 raise _no_room(session, num_proc, timeout_s)
-            deadline = deadline if not stage.has_started() else float("inf")
-    except KeyboardInterrupt:
+        stage.over.wait()
+    except BaseException:  # such as Ctrl-C, as it comes out of a call of Spark
         stage.cancel()
-        stage.over.wait(timeout_s)
         raise
     if stage.error is not None:
         _fail(stage.error)

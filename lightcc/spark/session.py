@@ -2,13 +2,17 @@
 time, a barrier stage, whether it has started, and its end."""
 import contextlib
 import inspect
+import re
 import threading
+import time
 import uuid
 from typing import Any, Callable, Iterable, Iterator, List, Optional
 
 from lightcc.spark.task import Call, Part, run_rank
 
 _SCHEMA = "rank int, kind string, data binary"
+_CANCEL_S = 60.0  # for the stage to be over once it is cancelled
+_AGAIN_S = 0.5
 
 
 class Session:
@@ -29,8 +33,11 @@ class Session:
         if self._context is not None:
             scala = self._context._jsc.sc()
             return scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile())
-        from pyspark.sql.functions import spark_partition_id
-        return self.spark.range(1 << 10).select(spark_partition_id()).distinct().count()  # Spark's default
+        plan = self.spark.range(1)._explain_string()  # a query would wait for a slot
+        splits = re.search(r"splits=(\d+)", plan)
+        if splits is None:
+            raise RuntimeError(f"run: Spark does not say by how many tasks it makes a range: {plan}")
+        return int(splits[1])
 
     def begin(self, num_proc: int, call: Call) -> "Stage":
         return Stage(self.spark, self._context, num_proc, call)
@@ -62,6 +69,13 @@ class Stage:
         return any(stage.numActiveTasks or stage.numCompletedTasks or stage.numFailedTasks for stage in stages)
 
     def cancel(self) -> None:
+        """Until it is over: Spark forgets what it is told before it knows the job."""
+        deadline = time.monotonic() + _CANCEL_S
+        while not self.over.is_set() and time.monotonic() < deadline:
+            self._cancel()
+            self.over.wait(_AGAIN_S)
+
+    def _cancel(self) -> None:
         if self._context is not None:
             self._context.cancelJobGroup(self._tag)
         else:
@@ -84,7 +98,7 @@ class Stage:
             self.over.set()
 
     def _progress(self, stages: Any, inflight_tasks: int, **_: Any) -> None:
-        if inflight_tasks:
+        if inflight_tasks and threading.current_thread() is self._thread:  # the session's other queries come here, too
             self._started.set()
 
 

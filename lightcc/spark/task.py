@@ -19,7 +19,8 @@ from lightcc.launch.local import pythonpath_setting
 from lightcc.launch.output import Tagger
 from lightcc.launch.placed_child import FAILED, Failed, Start
 
-_OTHERS_S = 2.0          # for which a rank that another one's failure has ended leaves the word to that one
+_OTHERS_S = 20.0         # for which a rank that another one's failure has ended leaves the word to that one
+_DRAIN_S = 10.0          # for the rest of what a rank has printed; a daemon of the user's may hold its output open
 _PART_BYTES = 16 << 20   # of a result in a row
 _MOST_OUTPUT = 4 << 20   # bytes of a rank's output that go to the driver, the last ones; the executor's log has all
 _SHOWN = 2000            # characters of the errors of a rank that has died
@@ -62,6 +63,7 @@ class _Rank:
 
     def __init__(self, call: Call, number: int, gpus: List[str]) -> None:
         self._function, self._number, self._gpus = call.function, number, gpus
+        self._who = f"rank {number} on host {socket.gethostname()}"
         ours, theirs = socket.socketpair()
         with theirs:
             words = map(str, (os.getpid(), theirs.fileno(), number))
@@ -74,49 +76,52 @@ class _Rank:
                          for pipe, kind in ((self._process.stdout, STDOUT), (self._process.stderr, STDERR))]
 
     def run(self, all_gather: Callable[[Any], List[Any]]) -> Iterator[Part]:
-        said = all_gather([*self._hear(self._connection.recv, "the start"), self._gpus])
+        said = all_gather([*self._talk(self._connection.recv), self._gpus])
         processes = [placed.Process(*process) for process, _, _ in said]
         mine = processes[self._number]
         gpus = sorted({gpu for process, (_, _, others) in zip(processes, said) if process.machine == mine.machine
                        for gpu in others})
-        self._connection.send(tuple(Start(processes, placed.Meeting(*said[0][1]), gpus, self._function)))
-        answer = self._hear(self._connection.recv_bytes, f"rank {self._number} on host {mine.host}")
+        start = tuple(Start(processes, placed.Meeting(*said[0][1]), gpus, self._function))
+        self._talk(lambda: self._connection.send(start))
+        answer = self._talk(self._connection.recv_bytes)
         self._finish()
         if answer[:1] == FAILED:
-            self._fail(Failed(*pickle.loads(answer[1:])), mine.host)
+            self._fail(Failed(*pickle.loads(answer[1:])))
         for output in self._outputs:
             yield Part(self._number, output.kind, output.last())
         for begin in range(1, len(answer), _PART_BYTES):
             yield Part(self._number, RESULT, answer[begin:begin + _PART_BYTES])
 
     def end(self) -> None:
-        """Whatever is left of it, its own children too."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """Whatever is left of it, its own children too. Once it is reaped, its number may be another group's."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         self._connection.close()
 
     def _finish(self) -> int:
         """Waits for its end, and for all that it has printed. Returns its exit code."""
-        code = self._process.wait()
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self.end()  # its children would keep the pipes open
         for output in self._outputs:
             output.finish()
-        return code
+        return self._process.returncode
 
-    def _hear(self, receive: Callable[[], Any], who: str) -> Any:
+    def _talk(self, what: Callable[[], Any]) -> Any:
+        """Sends to the child or receives from it. RuntimeError if it has ended."""
         try:
-            return receive()
+            return what()
         except (EOFError, ConnectionError):
             code = self._finish()
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             last = self._outputs[1].last()[-_SHOWN:].decode(errors="replace")
-            raise RuntimeError(f"{BEGIN}{who} {how} before its function returned\n{last}{END}") from None
+            raise RuntimeError(f"{BEGIN}{self._who} {how} before its function returned\n{last}{END}") from None
 
-    def _fail(self, failed: Failed, host: str) -> NoReturn:
+    def _fail(self, failed: Failed) -> NoReturn:
         if failed.follows:  # the first failure ends this task meanwhile
             time.sleep(_OTHERS_S)
-        raise RuntimeError(f"{BEGIN}rank {self._number} on host {host} raised an exception\n\n{failed.traceback}{END}")
+        raise RuntimeError(f"{BEGIN}{self._who} raised an exception\n\n{failed.traceback}{END}")
 
 
 class _Output:
@@ -131,7 +136,7 @@ class _Output:
         self._thread.start()
 
     def finish(self) -> None:
-        self._thread.join()
+        self._thread.join(_DRAIN_S)
 
     def last(self) -> bytes:
         return bytes(self._kept)

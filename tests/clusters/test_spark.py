@@ -124,6 +124,22 @@ def test_a_killed_rank_is_named(spark):
         run(trained_digits.die, args=(1,), num_proc=2)
 
 
+def test_a_python_that_does_not_start_is_named(spark):
+    from lightcc.spark import run
+    with pytest.raises(RuntimeError, match=r"^run: rank \d on host \S+ exited with code 1 before its function"):
+        run(trained_digits.world, num_proc=2, executable="/bin/false")
+
+
+def begin_daemon():
+    return subprocess.Popen(["sleep", "3600"], start_new_session=True).pid
+
+
+def test_a_daemon_that_holds_the_output_open_does_not_hold_the_run(spark):
+    from lightcc.spark import run
+    (daemon,) = run(begin_daemon, num_proc=1)
+    os.kill(daemon, signal.SIGKILL)
+
+
 def test_too_few_slots(spark):
     from lightcc.spark import run
     with pytest.raises(TimeoutError, match=r"^run: Spark has not started 3 tasks at the same time within 1 s: it has 2 "
