@@ -160,8 +160,9 @@ class WorkerProcesses:
     def _begin(self, host: _RemoteHost) -> None:
         if not host.begun:
             host.begun = True
-            host.agent.begin(self._job.command(0), {**forwarded(os.environ), **self._job.settings},
-                             self._job.talk_variable, host.waiting[0].local_size)
+            ours = {k: v for k, v in forwarded(os.environ).items() if k not in self._job.set_on_hosts}
+            host.agent.begin(self._job.command(0), {**ours, **self._job.settings}, self._job.talk_variable,
+                             host.waiting[0].local_size)
         for place in host.waiting:
             host.agent.start_rank(place)
         host.waiting = []

@@ -51,6 +51,7 @@ class Job:
     command: Callable[[int], Sequence[str]]
     run_files: Optional[RunFiles] = None  # of run(); the command, task.py, is also given its arguments
     settings: Mapping[str, str] = field(default_factory=dict)  # on top of our environment
+    set_on_hosts: Sequence[str] = ()  # variables that a scheduler sets on other hosts, in place of ours
     output_dir: Optional[str] = None
     timestamps: bool = False
     verbose: bool = False

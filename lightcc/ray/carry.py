@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _CHUNK = 1 << 20
 _LOST = 255  # as ssh says it
+_ROOM_S = 5.0  # the time that Ray takes for an actor for which it has room, and more
 
 
 class CarriedAgent:
@@ -49,11 +50,15 @@ def main(address: str, node: str, cpus: float, gpus: float, command: str) -> int
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in outputs:
         os.dup2(nowhere, number)
-    ray.init(address=address, log_to_driver=False, logging_level="error")
-    agent = ray.remote(CarriedAgent).options(
-        num_cpus=cpus, num_gpus=gpus, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
     try:
-        ray.get(agent.start.remote(command))
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+        agent = ray.remote(CarriedAgent).options(
+            num_cpus=cpus, num_gpus=gpus, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        start = agent.start.remote(command)
+        if not ray.wait([start], timeout=_ROOM_S)[0]:
+            os.write(outputs[2], f"Ray's node {node}: after {_ROOM_S:g} s Ray had not given CPU: {cpus:g}, "
+                                 f"GPU: {gpus:g}; others may have them\n".encode())
+        ray.get(start)
         threads = [threading.Thread(target=_carry_out, args=(agent, number, fd), daemon=True)
                    for number, fd in outputs.items()]
         threading.Thread(target=_carry_in, args=(agent,), daemon=True).start()
@@ -63,8 +68,8 @@ def main(address: str, node: str, cpus: float, gpus: float, command: str) -> int
         for thread in threads:
             thread.join()
         return code
-    except RayActorError as error:
-        os.write(outputs[2], f"Ray's node {node}: {error}\n".encode())
+    except Exception as error:
+        os.write(outputs[2], f"Ray's node {node}: {type(error).__name__}: {error}\n".encode())
         return _LOST
 
 

@@ -120,6 +120,7 @@ class ElasticRayExecutor:
                 pickling.write(file, worker_fn, (), None)
             job = Job([], lambda rank: [sys.executable, "-m", "lightcc.launch.task"], run_files=run_files,
                       settings={**pythonpath_setting(), **self.settings.environment(), **self._env},
+                      set_on_hosts=["CUDA_VISIBLE_DEVICES"],  # in a task without GPUs, Ray has set ours to nothing
                       agent_command=self._agent_command, start_timeout_s=self.settings.timeout_s)
             outcome = driver.drive(job, limits, self.settings.discovery, 1, 2, signals, is_here=lambda name: False)
             return results.values(outcome, limits.min_num_proc, run_files)

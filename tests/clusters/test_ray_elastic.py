@@ -1,6 +1,8 @@
 """Elastic jobs on a cluster of Ray whose nodes come and go."""
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -18,7 +20,7 @@ def cluster():
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1, "include_dashboard": False})
     ray.init(address=cluster.address)
     yield cluster
     ray.shutdown()
@@ -103,22 +105,65 @@ def test_a_killed_rank_costs_its_node_and_the_job_goes_on(cluster, tmp_path):
     assert outcome[0][0][-2:] == [2, 1]
 
 
-def test_ray_executor_with_min_workers_is_elastic(cluster):
+def test_ray_executor_with_min_workers_is_elastic(cluster, monkeypatch):
+    """A rank has Ray's GPUs, not those of the driver, which may be a task without any."""
     from lightcc.ray import RayExecutor
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     def world(value, times):
         import lightcc.numpy as hvd
         hvd.init()
-        return hvd.size(), value * times, os.environ["OURS"]
+        return hvd.size(), value * times, os.environ["OURS"], os.environ["CUDA_VISIBLE_DEVICES"]
 
-    executor = RayExecutor(RayExecutor.create_settings(timeout_s=DEADLINE_S), min_workers=1, max_workers=1)
+    executor = RayExecutor(RayExecutor.create_settings(timeout_s=DEADLINE_S), min_workers=1, max_workers=1,
+                           use_gpu=True)
     executor.start(extra_env_vars={"OURS": 7})
-    assert executor.run(world, args=(2,), kwargs={"times": 3}) == [(1, 6, "7")]
+    assert executor.run(world, args=(2,), kwargs={"times": 3}) == [(1, 6, "7", "0")]
     with pytest.raises(ValueError, match="has run\\(\\) only"):
         executor.execute(print)
     with pytest.raises(ValueError, match="callbacks are for RayExecutor with num_workers"):
         executor.run(world, args=(2, 3), callbacks=[print])
     executor.shutdown()
+
+
+def carry(cluster, node):
+    command = [sys.executable, "-m", "lightcc.ray.carry", cluster.address, node, "1", "0", "exit 3"]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                            text=True)
+
+
+def test_the_carrier_says_what_went_wrong(cluster):
+    import ray
+
+    (node,) = [one["NodeID"] for one in ray.nodes()]
+    for there, code, text in ((node, 3, ""), ("f" * len(node), 255, r"Ray's node f+: \w*Error: \w")):
+        carrier = carry(cluster, there)
+        errors = carrier.communicate(timeout=DEADLINE_S)[1]
+        assert carrier.returncode == code and re.search(text, errors), errors
+
+
+def test_the_carrier_says_on_what_it_waits(cluster):
+    import ray
+
+    @ray.remote(num_cpus=1)
+    class Holder:
+        def hold(self):
+            pass
+
+    holder = Holder.remote()
+    ray.get(holder.hold.remote(), timeout=DEADLINE_S)
+    carrier = carry(cluster, ray.nodes()[0]["NodeID"])
+    watchdog = threading.Timer(DEADLINE_S, carrier.kill)  # readline has no deadline
+    watchdog.start()
+    try:
+        assert re.match(r"Ray's node \w+: after 5 s Ray had not given CPU: 1, GPU: 0", carrier.stderr.readline())
+        ray.kill(holder)
+        assert carrier.wait(DEADLINE_S) == 3
+    finally:
+        watchdog.cancel()
+        carrier.kill()
+        carrier.communicate()
 
 
 def test_wrong_arguments():
