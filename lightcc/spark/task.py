@@ -104,8 +104,9 @@ class _Rank:
         """Waits for its end, and for all that it has printed. Returns its exit code."""
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self.end()  # its children would keep the pipes open
+        deadline = time.monotonic() + _DRAIN_S
         for output in self._outputs:
-            output.finish()
+            output.finish(deadline)
         return self._process.returncode
 
     def _talk(self, what: Callable[[], Any]) -> Any:
@@ -135,8 +136,8 @@ class _Output:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
-    def finish(self) -> None:
-        self._thread.join(_DRAIN_S)
+    def finish(self, deadline: float) -> None:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def last(self) -> bytes:
         return bytes(self._kept)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -152,22 +153,34 @@ def test_slots_that_other_jobs_have(spark, tmp_path):
     from lightcc.spark import run
 
     def hold(batches):
-        Path(tmp_path, "held").touch()
+        Path(tmp_path, f"held.{os.getpid()}").touch()
         while not Path(tmp_path, "go").exists():
-            pass
+            time.sleep(0.02)
         yield from batches
 
     holding = threading.Thread(
-        target=lambda: spark.range(0, 1, 1, 1).mapInArrow(hold, "id long").collect())
+        target=lambda: spark.range(0, 2, 1, 2).mapInArrow(hold, "id long").collect())
     holding.start()
     try:
-        wait_until(Path(tmp_path, "held").exists, "the other job to begin")
+        wait_until(lambda: len(list(tmp_path.glob("held.*"))) == 2, "the other job to begin")
         with pytest.raises(TimeoutError, match=r"it has 2 slots for tasks, and other jobs have some of them\."):
             run(trained_digits.world, num_proc=2, start_timeout=1)
     finally:
         Path(tmp_path, "go").touch()
         holding.join(DEADLINE_S)
     assert [total for _, _, total in run(trained_digits.world, num_proc=2)] == [1, 1]
+
+
+def test_a_job_that_is_cancelled_at_once_does_not_start_later(spark):
+    from lightcc.launch import pickling
+    from lightcc.spark.session import Session
+    from lightcc.spark.task import Call
+
+    function = io.BytesIO()
+    pickling.write(function, time.sleep, (3600,), {})
+    stage = Session().begin(1, Call(function.getvalue(), {}, None, False))
+    stage.cancel()
+    assert stage.over.wait(DEADLINE_S) and stage.error is not None
 
 
 def test_two_jobs_of_a_session_side_by_side(spark):
