@@ -174,9 +174,8 @@ def test_an_exception_names_rank_and_node_and_the_next_run_works(start):
 
 def test_a_killed_worker_is_named_and_the_executor_starts_again(start):
     executor = start(num_workers=2)
-    with pytest.raises(RuntimeError, match=r"^run: rank 1 on host \S+ \(node \w+\) has ended") as caught:
+    with pytest.raises(RuntimeError, match=r"^run: rank 1 on host \S+ \(node \w+\) has ended"):
         executor.run(trained_digits.die, args=(1,))
-    assert "(then rank 0 failed)" in str(caught.value)
     with pytest.raises(RuntimeError, match=r"^run: rank 1 on host"):
         executor.run(trained_digits.world)
     executor.shutdown()
