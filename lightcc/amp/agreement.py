@@ -88,7 +88,9 @@ class Agreement:
         return (0 if stays_here(self._process_set) else self._submit(name, mine)), mine
 
     def _received(self, handle: int, mine: Any) -> Optional[Sequence[float]]:
-        return (mine if handle == 0 else ops.synchronize(handle)).tolist()
+        """None: it was cut off."""
+        mine = ops.synchronize(handle) if handle else mine
+        return None if mine is None else mine.tolist()
 
     def _submit(self, name: str, mine: Any) -> int:
         return ops.allreduce_async_(mine, name=name, op=ops.ReduceOps.Sum, process_set=self._process_set)

@@ -24,7 +24,7 @@ from lightcc.amp import (
 )
 from lightcc.amp.agreement import Agreement
 from lightcc.amp.controller import Controller
-from lightcc.core import ops
+from lightcc.core import lib, ops
 from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.core.wrapper_arguments import stays_here
 from lightcc.core.wrapper_class import is_made_with
@@ -46,7 +46,8 @@ class MixedPrecision:
     optimizer: DistributedOptimizer, or that of a model in a DistributedDataParallel. policy: of lightcc.amp.policy, or
     a subclass of Policy; the levels that it may choose are equal on all ranks. device_type: "cuda" or "cpu", default
     that of the parameters. dtype: torch.bfloat16 (default) or torch.float16, what policies call "low". clip: the
-    gradients' largest norm, as for torch.nn.utils.clip_grad_norm_; None: any. norm: whether policies see the norm.
+    gradients' largest norm, as for torch.nn.utils.clip_grad_norm_; None: any. Those of register_local_var are clipped
+    by a norm of their own. norm: whether policies see the norm, that of the gradients that all ranks share.
     context: for the level fp8 a function that returns a context manager, say
     `lambda: transformer_engine.pytorch.fp8_autocast(enabled=True)`; the rest of such a step is in bfloat16. scaler: a
     GradScaler for the level float16, default torch.amp.GradScaler(device_type); nobody else may use it. compression: a
@@ -109,7 +110,8 @@ class MixedPrecision:
         self._flags_before: Sequence[Any] = ()
         self._losses: List[Any] = []    # of the passes of the step that is running
         self._entered: List[ContextManager[Any]] = []
-        self._stepping = self._stepped_outside = False
+        self._stepping = self._stepped_outside = self._has_local = False
+        self._local_of: Tuple[int, ...] = ()  # when _has_local was agreed
         grad_scaler.reduce_first(self)  # which then asks _before_grad_scaler
         optimizer.register_step_post_hook(_Seen(self))
 
@@ -258,19 +260,38 @@ class MixedPrecision:
         return self._norm or self._clip is not None
 
     def _clipped(self) -> Optional[float]:
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters(), float("inf") if self._clip is None else self._clip)
+        """The norm of the gradients that all ranks have. Those that stay on this rank have a norm of their own, as they
+        must not change what all share."""
+        local = self._optimizer._local if self._is_distributed else {}
+        largest = float("inf") if self._clip is None else self._clip
+        torch.nn.utils.clip_grad_norm_([p for p in self._parameters() if id(p) in local], largest)
+        norm = torch.nn.utils.clip_grad_norm_([p for p in self._parameters() if id(p) not in local], largest)
         return float(norm) if self._norm else None
 
     def _agree_on_local(self) -> None:
-        """Gradients that stay on a rank (register_local_var) may overflow there alone: then they do on all."""
-        if not (self._is_distributed and self._optimizer._local):
+        """Gradients that stay on a rank (register_local_var) may overflow there alone: then all do on all ranks, as
+        another one may have no such gradient."""
+        if not self._any_has_local():
             return
         self._optimizer._before_grad_scaler(self._optimizer)
         mine = [p.grad for p, _ in self._optimizer._local.values() if p.grad is not None]
-        process_set = self._optimizer.process_set
-        if not grad_scaler.finite_everywhere(mine, [process_set], "lightcc.amp.scaler"):
-            for grad in mine:
-                grad.fill_(float("inf"))
+        if not grad_scaler.finite_everywhere(mine, [self._optimizer.process_set], "lightcc.amp.scaler"):
+            for parameter in self._parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(float("inf"))  # fill_ takes no sparse one
+
+    def _any_has_local(self) -> bool:
+        """Whether any rank has gradients that stay there, which all agree on when that may have changed: only those
+        that have the parameter register it."""
+        if not self._is_distributed:
+            return False
+        of = lib.epoch, lib.joins, len(self._optimizer._local)
+        if of != self._local_of:
+            mine, self._local_of = torch.tensor([len(self._optimizer._local)]), of
+            counts = ops.allreduce(mine, op=ops.ReduceOps.Max, name="lightcc.amp.local",
+                                   process_set=self._optimizer.process_set)
+            self._has_local = bool(counts.item())
+        return self._has_local
 
     def _before_grad_scaler(self, optimizer: Any) -> None:
         """A GradScaler has been given that optimizer."""
@@ -324,8 +345,7 @@ class _OnGpu(Agreement):
 
     def _received(self, handle: int, mine: Any) -> Optional[Sequence[float]]:
         with torch.cuda.stream(self._stream):
-            mine = ops.synchronize(handle) if handle else mine
-            return None if mine is None else mine.tolist()
+            return super()._received(handle, mine)
 
 
 def _available(device_type: str, context: Any) -> Dict[str, str]:

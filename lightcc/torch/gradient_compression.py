@@ -32,6 +32,7 @@ class GradientCompression:
         self._decided: Any = None           # on what make_ready has decided
         self._why_dense = "no gradient has travelled yet"
         self._me = 0, 1                     # rank and size when gradients were last sent: state outlives the epoch
+        self._at: Dict[str, Tuple[residuals.Place, int]] = {}  # where the core has them, also while others are used
         self._loaded: Optional[residuals.Saved] = None    # not written to the core yet
         self._gathered: Optional[residuals.Saved] = None  # of all ranks; until the next step
 
@@ -81,7 +82,8 @@ class GradientCompression:
                 lib.discard(gradient.prepared)
                 gradient.prepared = prepare(gradient)
         self._me = self._process_set.rank(), self._process_set.size()
-        self._write_loaded(gradients)
+        self._at = self._places(gradients)
+        self._write_loaded()
         self._decided = decided
 
     def fit(self, gradient: Gradient) -> None:
@@ -91,13 +93,13 @@ class GradientCompression:
 
     # What is left behind
 
-    def to_save(self, gradients: Sequence[Gradient]) -> Optional[residuals.Saved]:
+    def to_save(self) -> Optional[residuals.Saved]:
         """This rank's, for a checkpoint; those of all ranks between gather and the next step."""
-        return self._loaded or self._gathered or self._own(gradients)
+        return self._loaded or self._gathered or self._own()
 
-    def gather(self, gradients: Sequence[Gradient]) -> Optional[residuals.Saved]:
+    def gather(self) -> Optional[residuals.Saved]:
         """Those of all ranks, which all call this."""
-        everyone = residuals.gather(self._loaded or self._own(gradients), self._process_set)
+        everyone = residuals.gather(self._loaded or self._own(), self._process_set)
         self._gathered = everyone
         return everyone
 
@@ -112,18 +114,18 @@ class GradientCompression:
     def stats(self) -> Dict[str, Any]:
         return stats([self._codec], self._why_dense)
 
-    def _own(self, gradients: Sequence[Gradient]) -> Optional[residuals.Saved]:
-        names = {place: name for name, (place, _) in self._places(gradients).items()}
+    def _own(self) -> Optional[residuals.Saved]:
+        names = {place: name for name, (place, _) in self._at.items()}
         saved = residuals.read(self._codec, names, *self._me)
         return saved and residuals.with_values(saved, lambda values: torch.frombuffer(values, dtype=torch.float32))
 
-    def _write_loaded(self, gradients: Sequence[Gradient]) -> None:
+    def _write_loaded(self) -> None:
         saved, self._loaded = self._loaded, None
         if saved is None:
             return
         values = residuals.with_values(
             saved, lambda values: values.detach().to("cpu", torch.float32, copy=True).contiguous().numpy())
-        unknown = residuals.write(self._codec, self._places(gradients), values)
+        unknown = residuals.write(self._codec, self._at, values)
         if unknown:
             _logger.warning("optimizer state: what compression had left behind of %s is dropped: there is no such "
                             "gradient here.", ", ".join(unknown))

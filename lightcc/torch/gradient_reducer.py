@@ -91,9 +91,11 @@ class GradientReducer:
         """
         if compression is self._compression:
             return
+        groups = list({id(g.home): g.home for g in self.gradients if g.home is not None}.values())
         self._aside[self._compression] = (self._made_for(), self._set, self._number,
-                                          [[getattr(g, name) for name in _BY_COMPRESSION] for g in self.gradients])
-        made_for, set_, number, fields = self._aside.pop(compression, (None, 0, 0, []))
+                                          [[getattr(g, name) for name in _BY_COMPRESSION] for g in self.gradients],
+                                          [group.name for group in groups])
+        made_for, set_, number, fields, group_names = self._aside.pop(compression, (None, 0, 0, [], []))
         self._set_compression(compression)
         if made_for == self._made_for():
             self._set, self._number = set_, number
@@ -102,7 +104,7 @@ class GradientReducer:
                     setattr(gradient, name, value)
                 if gradient.sparse_dims:
                     gradient.dtype = None
-            for group in {id(g.group): g.group for g in self.gradients if g.group is not None}.values():
+            for group, group.name in zip(groups, group_names):
                 group.close()
         else:  # for the first time, or it was for other parameters or in another epoch
             self._set = request.new_set()

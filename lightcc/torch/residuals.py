@@ -17,7 +17,7 @@ class SavedResiduals:
         hvd.gather_residuals on all ranks. A plain optimizer loads it too, and does not look at that."""
         state = self._as_plain.state_dict(*args, **kwargs)
         compressed = self._reducer and self._reducer.compressed
-        residuals = compressed and compressed.to_save(self._reducer.gradients)
+        residuals = compressed and compressed.to_save()
         return {**state, KEY: residuals} if residuals else state
 
     def load_state_dict(self, state_dict, *args, **kwargs) -> None:
@@ -43,7 +43,7 @@ def gather_residuals(optimizer) -> Optional[Dict[str, Any]]:
     reducer = _reducer_of(optimizer, "gather_residuals")
     if optimizer._waiting():
         raise ValueError("gather_residuals: gradients are on their way; call synchronize() or step() first.")
-    return reducer.compressed.gather(reducer.gradients) if reducer and reducer.compressed else None
+    return reducer.compressed.gather() if reducer and reducer.compressed else None
 
 
 def share_residuals(optimizer) -> None:
@@ -55,7 +55,7 @@ def share_residuals(optimizer) -> None:
     """
     reducer = optimizer._reducer if is_made_with(SavedResiduals, optimizer) else None
     if reducer and reducer.compressed:
-        saved = reducer.compressed.gather(reducer.gradients)
+        saved = reducer.compressed.gather()
         if saved:
             reducer.compressed.load({**saved, "size": len(saved["ranks"])})  # those that are there are all
 

@@ -185,6 +185,18 @@ def check_a_restore_drops_a_vote_that_a_lost_rank_has_ended(monkeypatch):
     assert train(controller, 2) == ["float32"] * 2 and controller.step == 4
 
 
+def check_a_vote_that_a_shutdown_cuts_off():
+    controller = Controller(Always("float32"), "bfloat16", HAS)
+    controller.begin()
+    controller.loss_known(1.0, [0.1])
+    hvd.barrier()  # else a rank may have left before another one votes
+    hvd.shutdown()
+    controller.settle()
+    hvd.init()
+    controller.end()
+    assert train(controller, 2) == ["float32"] * 2
+
+
 def test_levels_that_are_not_there():
     with pytest.raises(ValueError, match=r"Always may choose tf32, but it is for GPUs. There are float32 here"):
         Controller(Always("tf32"), "bfloat16", {"float32": "", "tf32": "it is for GPUs"})

@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 
+import compressed
 import numpy as np
 import pytest
 import torch
@@ -133,17 +134,51 @@ def check_an_overflow_on_one_rank_leaves_the_step_out_on_all():
     expect_equal(model, copy.deepcopy(model))
 
 
-def check_a_gradient_that_stays_here_may_overflow():
+@pytest.mark.parametrize("others", ("have it", "do not use it", "do not have it"))
+def check_a_gradient_that_stays_here_may_overflow(others):
     model = make_model()
-    optimizer = distributed(model)
-    optimizer.register_local_var(model[0].bias)
+    last, own = hvd.rank() == hvd.size() - 1, torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*model.parameters(), *([own] if last or others != "do not have it" else [])], lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer)
+    if last or others != "do not have it":
+        optimizer.register_local_var(own)
     precision = MixedPrecision(optimizer, Always("float16"), scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
-    if hvd.rank() == hvd.size() - 1:
-        model[0].bias.register_hook(lambda grad: grad * math.inf)
+    if last:
+        own.register_hook(lambda grad: grad * (math.inf if step < 2 else 1.0))
     before = copy.deepcopy(model)
-    train(model, optimizer, precision, 2)
-    assert precision.scaler.get_scale() == 16
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters()))
+    for step in range(3):
+        optimizer.zero_grad()
+        with precision:
+            loss = my_loss(model, step) + (own.sum() if last or others == "have it" else 0.0)
+        precision.backward(loss)
+        precision.step()
+        assert precision.scaler.get_scale() == (32 if step == 0 else 16)
+        assert step == 2 or all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters()))
+    assert not torch.equal(model[0].weight, before[0].weight)
+    expect_equal(model, copy.deepcopy(model))
+
+
+def check_what_stays_here_is_clipped_for_itself():
+    norms = []
+
+    class Look(Always):
+        def decide(self, state):
+            norms.append(state.gradient_norm)
+            return super().decide(state)
+
+    model, own = make_model(), torch.nn.Parameter(torch.ones(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*model.parameters(), own], lr=0.1))
+    optimizer.register_local_var(own)
+    precision = MixedPrecision(optimizer, Look("float32"), clip=0.1, norm=True)
+    for step in range(3):
+        optimizer.zero_grad()
+        with precision:
+            loss = my_loss(model, step) + own.sum() * 1000 * hvd.rank()
+        precision.backward(loss)
+        precision.step()
+    expect_equal(model, copy.deepcopy(model))
+    assert norms[-1] < 100 and hvd.allgather_object(norms) == [norms] * hvd.size()
+    assert float(own.detach()) == pytest.approx(1.0 if hvd.rank() == 0 else 0.97, abs=1e-4)
 
 
 def check_clipping_comes_after_the_scale():
@@ -300,24 +335,41 @@ def check_each_level_has_its_compression_on_the_wire(groups):
         assert len(slabs) == 2  # they are kept
 
 
-def check_what_top_k_leaves_behind_stays_in_full_steps():
+@pytest.fixture
+def a_node_for_each_rank():
+    compressed.begin(1)
+    yield
+    compressed.end()
+    hvd.init()
+
+
+@pytest.mark.parametrize("groups", (None, 1))
+@pytest.mark.usefixtures("a_node_for_each_rank")
+def check_what_top_k_leaves_behind_stays_in_full_steps(groups):
     topk = hvd.Compression.topk(0.25)
-    model = torch.nn.Linear(128, 64)
-    optimizer = distributed(model, compression=topk)
+    model = torch.nn.Sequential(torch.nn.Linear(128, 64, bias=False), torch.nn.Linear(64, 64, bias=False))
+    optimizer = distributed(model, compression=topk, groups=groups)
     precision = MixedPrecision(optimizer, Listed(*["bfloat16", "float32"] * 3), compression={
         "float32": hvd.Compression.none, "bfloat16": topk})
-    codecs = set()
+    saved = []
     for _ in range(6):
         optimizer.zero_grad()
         with precision:
             loss = model(torch.ones(1, 128)).sum()
         precision.backward(loss)
         precision.step()
-        if optimizer._reducer is not None:
-            codecs.add((precision.level, id(optimizer._reducer.compressed._codec), optimizer._reducer._by_core))
+        saved.append(optimizer.state_dict().get("lightcc_residuals"))
     if hvd.size() > 1:
-        assert {(level, by_core) for level, _, by_core in codecs} == {("bfloat16", True), ("float32", False)}
-        assert len({codec for _, codec, _ in codecs}) == 1
+        assert [{its["steps"] for its in one["tensors"].values()} for one in saved] == [{1}, {1}, {2}, {2}, {3}, {3}]
+        assert all({*one["tensors"]} == {"0.weight", "1.weight"} for one in saved)
+        for low, full in zip(saved[::2], saved[1::2]):
+            assert values_of(low) == values_of(full)
+        assert any(any(values) for values in values_of(saved[-1]))
+
+
+def values_of(saved):
+    """What was left behind, piece by piece."""
+    return [piece["values"].tolist() for its in saved["tensors"].values() for piece in its["pieces"]]
 
 
 def check_compression_that_cannot_be():
