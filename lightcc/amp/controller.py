@@ -46,7 +46,8 @@ class Controller:
     """One training has it. Used by one thread at a time.
 
     low: the level that policies call "low". available: what the device can do, each level with "" or why it cannot.
-    who: for errors. make_agreement: called with process_set.
+    who: for errors. make_agreement: called with process_set. whole: whose state_dict() has this controller's and what
+    else must be equal on all ranks; default: itself.
     Errors: ValueError for a policy that is none, has no levels, or one that the device lacks.
 
     >>> from lightcc.amp.policy import Warmup
@@ -61,7 +62,7 @@ class Controller:
 
     def __init__(self, policy: Policy, low: str, available: Dict[str, str], who: str = "MixedPrecision",
                  process_set: ProcessSet = global_process_set,
-                 make_agreement: Callable[[ProcessSet], Agreement] = Agreement):
+                 make_agreement: Callable[[ProcessSet], Agreement] = Agreement, whole: Any = None):
         if not isinstance(policy, Policy):
             raise ValueError(f"{who}: policy={policy!r} is no lightcc.amp.policy.Policy; "
                              "HoldAfterLearningRateChange(hold_step=100) is one.")
@@ -76,6 +77,8 @@ class Controller:
                 raise ValueError(f"{who}: {type(policy).__name__} may choose {level}, but {why}. There are {has} here.")
         self._operation = f"lightcc.amp({','.join(self.levels)})"
         self._agreement = make_agreement(process_set)
+        self._whole = self if whole is None else whole
+        self._era = lib.epoch, lib.joins           # in which all ranks have taken part in the same votes
         self.step, self.level, self.since = 0, "", 0
         self.running = False                       # between begin() and end()
         self.epoch: Optional[int] = None           # if the program says it
@@ -97,6 +100,7 @@ class Controller:
         """
         if self.running:
             return self.level
+        self._catch_up()
         if self._next is None:
             if not self._agreement.in_flight():  # step 0, or a world before has taken the vote along
                 self._expect_alike()
@@ -151,7 +155,7 @@ class Controller:
                              f"{list(self.levels)}.")
         self.policy.load_state_dict(state["policy"])
         self._agreement.drop()
-        self.running = False
+        self.running, self._era = False, (lib.epoch, lib.joins)
         self.step, self.level, self.since, self.epoch = (state[name] for name in ("step", "level", "since", "epoch"))
         self._next, self._wish, self._reason = state["next"], state["wish"], state["reason"]
         self._losses, self._norm = tuple(state["losses"]), state["norm"]
@@ -174,6 +178,16 @@ class Controller:
             raise ValueError(f"{where}{error}") from None
         self._reason = self.policy.reason or f"{type(self.policy).__name__} says so"
         return self._low if level == LOW else level
+
+    def _catch_up(self) -> None:
+        """After hvd.join() a rank that had joined has missed votes: it goes on from the state of those that have not.
+        All ranks begin a step then. In a new epoch there are no such ranks: all load a state, or begin together."""
+        before, self._era = self._era, (lib.epoch, lib.joins)
+        if self._era == before or self._era[0] != before[0]:
+            return
+        step, ahead = max(self._agreement.gather((self.step, self._whole.state_dict())), key=lambda its: its[0])
+        if step > self.step:
+            self._whole.load_state_dict(ahead)
 
     def _expect_alike(self) -> None:
         every = self._agreement.gather((type(self.policy).__name__, self.levels))

@@ -95,7 +95,7 @@ class MixedPrecision:
                              "model.half() out: in mixed steps autocast casts what is computed with.")
         process_set = optimizer.process_set if self._is_distributed else global_process_set
         self._controller = Controller(policy, low, _available(self._device_type, context), "MixedPrecision",
-                                      process_set, _OnGpu if self._device_type == "cuda" else Agreement)
+                                      process_set, _OnGpu if self._device_type == "cuda" else Agreement, self)
         self._compression = dict(compression or {})
         for level in self._compression.keys() - {*self._controller.levels}:
             raise ValueError(f"MixedPrecision: compression has {level!r}, and the policy's levels are "

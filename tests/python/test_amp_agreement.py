@@ -185,6 +185,21 @@ def check_a_restore_drops_a_vote_that_a_lost_rank_has_ended(monkeypatch):
     assert train(controller, 2) == ["float32"] * 2 and controller.step == 4
 
 
+def check_ranks_that_join_catch_up():
+    controller = Controller(AnyOf(OnPlateau(2, cooldown=3), HoldAfterLearningRateChange(2)), "bfloat16", HAS)
+    steps = 5 + 3 * hvd.rank()
+    train(controller, steps, loss=lambda step: 1.0)
+    hvd.join()
+    mine = train(controller, 9)
+    assert hvd.allgather_object(mine) == [mine] * hvd.size() and {*mine} == {"float32", "bfloat16"}
+    assert controller.step == 5 + 3 * (hvd.size() - 1) + 9
+    history = controller.history()
+    assert hvd.allgather_object(history) == [history] * hvd.size()
+    hvd.join()
+    other = Controller(Always("float32"), "bfloat16", HAS)  # has missed nothing
+    assert train(other, 2) == ["float32"] * 2
+
+
 def check_a_vote_that_a_shutdown_cuts_off():
     controller = Controller(Always("float32"), "bfloat16", HAS)
     controller.begin()

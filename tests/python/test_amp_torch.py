@@ -231,6 +231,23 @@ def check_state_goes_on_from_a_checkpoint():
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
 
 
+def check_a_rank_that_joins_catches_up():
+    model = make_model()
+    optimizer = distributed(model)
+    precision = MixedPrecision(optimizer, Listed(*["float16", "bfloat16"] * 3, "float16", "float32", "float16"),
+                               scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+    train(model, optimizer, precision, 3 if hvd.rank() == 0 else 5,
+          factor=lambda step: math.inf if step == 4 else 1.0)  # which rank 0 does not see
+    last = hvd.join()
+    hvd.broadcast_parameters(model.state_dict(), last)
+    hvd.broadcast_optimizer_state(optimizer, last)
+    train(model, optimizer, precision, 4)
+    seen = precision.level, precision.scaler.get_scale(), sum(precision.history().steps.values())
+    assert seen == (("float16", 32.0, 9) if hvd.size() > 1 else ("float16", 64.0, 7))
+    assert hvd.allgather_object(seen) == [seen] * hvd.size()
+    expect_equal(model, copy.deepcopy(model))
+
+
 def check_the_hook_of_ddp(tmp_path_factory):
     where = hvd.broadcast_object(str(tmp_path_factory.mktemp("ddp") / "rendezvous"), 0)
     dist.init_process_group("gloo", init_method=f"file://{where}", rank=hvd.rank(), world_size=hvd.size())
