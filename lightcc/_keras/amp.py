@@ -35,8 +35,9 @@ class MixedPrecisionCallbackImpl:
     checkpoint.
 
     Errors: ValueError when training begins for levels that the device or Keras lacks, for float16 without
-    LossScaleOptimizer, for a model of Keras 2 without a mixed policy, for graphs of TensorFlow 1; and on all ranks for
-    a loss that is NaN in the first batch. RuntimeError for a policy that raises.
+    LossScaleOptimizer, for a model of Keras 2 without a mixed policy, for graphs of TensorFlow 1; after the first batch
+    for a train_step that does not call compute_loss; and on all ranks for a loss that is NaN in that batch.
+    RuntimeError for a policy that raises.
 
     >>> import keras, lightcc.keras as hvd
     >>> from lightcc.amp import Warmup
@@ -61,9 +62,10 @@ class MixedPrecisionCallbackImpl:
         self._controller: Optional[Controller] = None
         self._loaded: Optional[Dict[str, Any]] = None   # a state that came before the controller was made
         self._first = policy.state_dict() if isinstance(policy, Policy) else {}  # else the controller says so
-        self._functions: Dict[str, Any] = {}            # by dtype policy: Keras's training function
+        self._functions: Dict[str, Any] = {}            # by dtype policy, or level: Keras's training function
         self._of: Tuple[Any, ...] = ()                  # what they were made for
         self._loss: Any = None                          # a variable, which the step assigns
+        self._has_loss = False                          # whether a step has called compute_loss
         self._scale = math.nan
 
     # What users call
@@ -104,9 +106,11 @@ class MixedPrecisionCallbackImpl:
             self._make_controller()
         compiled = (self.model, self.model.optimizer, getattr(self.model, "_compile_config", None))
         if [id(one) for one in compiled] != [id(one) for one in self._of]:
-            self._functions, self._of = {}, compiled
+            self._functions, self._of, self._has_loss = {}, compiled, False
         if self._loss is None:
             self._loss = _variable(keras_of(type(self.model)))
+        if "float16" in self._controller.levels:  # type: ignore[union-attr]
+            self._scale = _scale_of(self.model.optimizer)
         self._put_in("train_step", self._with_policy)
         self._put_in("compute_loss", self._with_loss_kept)
 
@@ -117,19 +121,24 @@ class MixedPrecisionCallbackImpl:
         if level in ("float32", "tf32") and "tf32" in self._controller.levels:
             import tensorflow as tf
             tf.config.experimental.enable_tensor_float_32_execution(level == "tf32")
-        policy = _POLICIES[level]
-        if policy not in self._functions:
+        key = level if self._compression else _POLICIES[level]
+        if key not in self._functions:
             self.model.train_function = None
             self.model.make_train_function()
-            self._functions[policy] = self.model.train_function
-        self.model.train_function = self._functions[policy]
+            self._functions[key] = self.model.train_function
+        self.model.train_function = self._functions[key]
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         """Keras hook."""
         assert self._controller is not None
+        if not self._has_loss:
+            raise ValueError(f"MixedPrecisionCallback: {type(self.model).__name__}.train_step does not call "
+                             "self.compute_loss, so policies would see no loss. Compute it by that.")
         backend, optimizer = keras_of(type(self.model)).backend, self.model.optimizer
         rate = optimizer.learning_rate
-        read = [self._loss] if isinstance(rate, (int, float)) else [self._loss, rate]
+        if callable(rate):  # a schedule, of a legacy optimizer of Keras 2
+            rate = rate(optimizer.iterations)
+        read = [self._loss, rate] if hasattr(rate, "assign") else [self._loss]  # a variable; a number or tensor
         loss, *rates = (float(value) for value in values.read(backend, read))
         self._controller.loss_known(loss, rates or [float(rate)])
         overflow = None
@@ -154,6 +163,7 @@ class MixedPrecisionCallbackImpl:
         self._controller.settle()
         for name in ("train_step", "compute_loss"):
             vars(self.model).pop(name, None)
+        self._use(self._own_compression)
         self.model.train_function = None
 
     # The rest
@@ -170,8 +180,6 @@ class MixedPrecisionCallbackImpl:
         for level in self._compression.keys() - {*controller.levels}:
             raise ValueError(f"MixedPrecisionCallback: compression has {level!r}, and the policy's levels are "
                              f"{', '.join(controller.levels)}.")
-        if "float16" in controller.levels:
-            self._scale = _scale_of(optimizer)
         if not hasattr(keras, "ops"):
             _expect_castable(self.model)
         if self._loaded:
@@ -179,18 +187,21 @@ class MixedPrecisionCallbackImpl:
         self._controller = controller
 
     def _put_in(self, name: str, around: Callable[[Callable], Callable]) -> None:
-        """Replaces a method of this model, unless a fit that an exception has ended has left it."""
-        here = vars(self.model).get(name)
-        if getattr(here, "callback", None) is not self:
-            wrapped = around(getattr(self.model, name))
-            wrapped.callback = self  # type: ignore[attr-defined]
-            object.__setattr__(self.model, name, wrapped)  # past Keras's own, which tracks values
+        """Replaces a method of this model, and what a callback has left there whose fit an exception has ended."""
+        if hasattr(vars(self.model).get(name), "callback"):
+            del vars(self.model)[name]
+        wrapped = around(getattr(self.model, name))
+        wrapped.callback = self  # type: ignore[attr-defined]
+        object.__setattr__(self.model, name, wrapped)  # past Keras's own, which tracks values
+
+    def _use(self, compression: Any) -> None:
+        """What is traced from now on sends gradients by it."""
+        if self._compression:
+            distributed_in(self.model.optimizer)._reducer.wanted.use(compression)  # type: ignore[union-attr]
 
     def _with_policy(self, plain: Callable) -> Callable:
         def train_step(*args: Any, **kwargs: Any) -> Any:
-            if self._compression:
-                distributed_in(self.model.optimizer)._reducer.wanted.use(  # type: ignore[union-attr]
-                    self._compression.get(self.level, self._own_compression))
+            self._use(self._compression.get(self.level, self._own_compression))
             with self._policies():
                 return plain(*args, **kwargs)
         return train_step
@@ -198,6 +209,7 @@ class MixedPrecisionCallbackImpl:
     def _with_loss_kept(self, plain: Callable) -> Callable:
         def compute_loss(*args: Any, **kwargs: Any) -> Any:
             loss = plain(*args, **kwargs)
+            self._has_loss = True
             self._loss.assign(_as_float32(keras_of(type(self.model)), loss))
             return loss
         return compute_loss

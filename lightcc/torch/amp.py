@@ -52,7 +52,8 @@ class MixedPrecision:
     `lambda: transformer_engine.pytorch.fp8_autocast(enabled=True)`; the rest of such a step is in bfloat16. scaler: a
     GradScaler for the level float16, default torch.amp.GradScaler(device_type); nobody else may use it. compression: a
     dict, by level, what gradients are on the wire, for DistributedOptimizer.use_compression; levels that are not in it
-    have that of the optimizer.
+    have that of the optimizer. process_set: of the model in a DistributedDataParallel, as in its ddp.Options; a
+    DistributedOptimizer has its own.
 
     A step is: forward and loss inside `with precision:`; precision.backward(loss); precision.step(), which stands for
     optimizer.step(). With backward_passes_per_step the first two come so often. In float16 the loss is scaled, and a
@@ -81,7 +82,7 @@ class MixedPrecision:
     def __init__(self, optimizer: torch.optim.Optimizer, policy: Policy, device_type: Optional[str] = None,
                  dtype: torch.dtype = torch.bfloat16, clip: Optional[float] = None, norm: bool = False,
                  context: Optional[Callable[[], ContextManager[Any]]] = None, scaler: Any = None,
-                 compression: Optional[Mapping[str, Any]] = None):
+                 compression: Optional[Mapping[str, Any]] = None, process_set: ProcessSet = global_process_set):
         self._optimizer: Any = optimizer
         self._clip, self._norm, self._context = clip, norm, context
         self._is_distributed = is_made_with(_DistributedOptimizer, optimizer)
@@ -93,7 +94,11 @@ class MixedPrecision:
             raise ValueError("MixedPrecision: the model was cast to half precision, so its weights have lost what full "
                              "precision would need, and no policy can have it back. Leave model.bfloat16() or "
                              "model.half() out: in mixed steps autocast casts what is computed with.")
-        process_set = optimizer.process_set if self._is_distributed else global_process_set
+        if self._is_distributed:
+            if process_set not in (global_process_set, optimizer.process_set):
+                raise ValueError(f"MixedPrecision: process_set={process_set}, and that of the DistributedOptimizer, "
+                                 f"which counts, is {optimizer.process_set}. Leave it out.")
+            process_set = optimizer.process_set
         self._controller = Controller(policy, low, _available(self._device_type, context), "MixedPrecision",
                                       process_set, _OnGpu if self._device_type == "cuda" else Agreement, self)
         self._compression = dict(compression or {})

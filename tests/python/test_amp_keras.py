@@ -195,6 +195,20 @@ def check_an_overflow_on_one_rank(kit):
     expect_same_weights_on_all_ranks(model)
 
 
+def check_an_overflow_is_told_from_another_loss_scale(kit):
+    """A restored optimizer has a lower one before a step of the next fit."""
+    keras, optimizer = kit.keras, kit.distributed(kit.keras.optimizers.SGD(0.01))
+    scaling = (keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=64.0) if kit.is_3 else
+               keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=64.0))
+    model = built(kit, scaling, float16=True)
+    policy = Listed("float16")
+    callback = kit.hvd.callbacks.MixedPrecisionCallback(policy, dtype="float16")
+    kit.fit_mine(model, callbacks=[callback])
+    (scaling.dynamic_scale if kit.is_3 else scaling._loss_scale._current_loss_scale).assign(16.0)
+    kit.fit_mine(model, callbacks=[callback])
+    assert policy.seen[-1][3] == 0
+
+
 def check_state_goes_on(kit):
     def made():
         model = built(kit)
@@ -227,8 +241,11 @@ def check_each_level_has_its_compression_on_the_wire(kit):
 
     model = built(kit, kit.distributed(kit.keras.optimizers.SGD(0.01), compression=noting("own")))
     make, low = kit.hvd.callbacks.MixedPrecisionCallback, {"bfloat16": noting("low")}
-    kit.fit_mine(model, callbacks=[make(Listed("bfloat16", "float32"), compression=low)])
+    kit.fit_mine(model, callbacks=[make(Listed("float32", "bfloat16"), compression=low)])
     assert {*sent} == {"own", "low"}
+    sent.clear()
+    kit.fit_mine(model)  # without the callback it is the model's own again
+    assert {*sent} == {"own"}
     for wrong, message in (({"float16": low}, "compression has 'float16', and the policy's levels are float32, bfl"),
                            ({"bfloat16": kit.hvd.Compression.topk()}, "keeps what it leaves behind")):
         with pytest.raises(ValueError, match=message):
@@ -297,6 +314,52 @@ def check_a_fit_that_an_exception_ended(kit):
     kit.fit_mine(model, callbacks=[callback])
     assert callback.history().steps == {"float32": 1, "bfloat16": 3}
     assert not {"train_step", "compute_loss"} & {*vars(model)}
+
+
+def check_another_callback_after_an_exception(kit):
+    dtypes, make = [], kit.hvd.callbacks.MixedPrecisionCallback
+    model = built(kit, dtypes=dtypes)
+
+    class Stop(kit.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyError
+
+    with contextlib.suppress(KeyError):
+        kit.fit_mine(model, callbacks=[make(Always("bfloat16")), Stop()])
+    dtypes.clear()
+    kit.fit_mine(model, callbacks=[make(Always("float32"))])
+    assert {*dtypes} == ({"float32"} if kit.is_3 else {"float32", "bfloat16"} & {*dtypes}) and dtypes[-1] == "float32"
+
+
+def check_a_train_step_without_compute_loss(kit):
+    class Own(type(built(kit))):
+        def train_step(self, data):
+            return {"loss": self._own_loss()}
+
+        def _own_loss(self):
+            return kit.keras.ops.sum(self.weights[0]) if kit.is_3 else kit.keras.backend.sum(self.weights[0])
+
+    set_global(kit, "float32" if kit.is_3 else "mixed_bfloat16")
+    model = Own([kit.keras.layers.Input((4,)), kit.keras.layers.Dense(2)])
+    model.compile(kit.distributed(kit.keras.optimizers.SGD(0.01)), "mse")
+    with pytest.raises(ValueError, match="Own.train_step does not call self.compute_loss"):
+        kit.fit_mine(model, callbacks=[kit.hvd.callbacks.MixedPrecisionCallback(Warmup(1))])
+
+
+def check_schedules_of_the_learning_rate(kit):
+    for family in kit.families:
+        rates = []
+
+        class Look(Always):
+            def decide(self, state):
+                rates.append(state.learning_rates)  # noqa: B023
+                return super().decide(state)
+
+        schedule = kit.keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.5)
+        model = built(kit, kit.distributed(family.SGD(schedule)))
+        kit.fit_mine(model, callbacks=[kit.hvd.callbacks.MixedPrecisionCallback(Look("bfloat16"))])
+        assert [len(its) for its in rates] == [0, 1, 1, 1]
+        np.testing.assert_allclose([its[0] / rates[1][0] for its in rates[1:]], [1, 0.5, 0.25], rtol=1e-5)
 
 
 def test_the_kit_of_this_process():

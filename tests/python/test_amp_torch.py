@@ -263,6 +263,23 @@ def check_the_hook_of_ddp(tmp_path_factory):
         dist.destroy_process_group()
 
 
+def check_a_process_set_votes_alone():
+    if hvd.size() == 1:
+        return
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    precision = MixedPrecision(optimizer, Random(), process_set=sets[hvd.rank()])
+    train(model, optimizer, precision, 3 + 2 * hvd.rank())
+    alone = Random()
+    assert precision.history().levels() == [alone.decide(None) for _ in range(3 + 2 * hvd.rank())]
+    with pytest.raises(ValueError, match="that of the DistributedOptimizer, which counts, is"):
+        MixedPrecision(distributed(model), Random(), process_set=sets[hvd.rank()])
+    hvd.barrier()
+    for one in sets:
+        hvd.remove_process_set(one)
+
+
 def check_torch_compile_makes_a_graph_for_each_level():
     graphs = []
 
