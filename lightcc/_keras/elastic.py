@@ -37,6 +37,11 @@ class VariablesState(SharingState):
         vars(self).update(self._stateful)
         self._keep_own()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self).get("_stateful", {}):
+            self._stateful[name], self._kept_states[name] = value, copy.deepcopy(value.state_dict())
+        super().__setattr__(name, value)
+
     def own_variables(self) -> List[Any]:
         """What is kept."""
         raise NotImplementedError

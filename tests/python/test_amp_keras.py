@@ -226,7 +226,7 @@ def check_state_goes_on(kit):
     assert again.history().levels()[4:8] == ["float32"] * 4
 
 
-def check_each_level_has_its_compression_on_the_wire(kit):
+def check_each_level_has_its_compression_on_the_wire(kit, monkeypatch):
     sent = []
 
     def noting(name):
@@ -246,6 +246,13 @@ def check_each_level_has_its_compression_on_the_wire(kit):
     sent.clear()
     kit.fit_mine(model)  # without the callback it is the model's own again
     assert {*sent} == {"own"}
+    if kit.on_tensorflow:  # two levels of one dtype policy
+        import tensorflow as tf
+        with monkeypatch.context() as patched:
+            patched.setattr("lightcc._keras.amp._available", lambda keras: dict.fromkeys(("float32", "tf32"), ""))
+            kit.fit_mine(model, callbacks=[make(Listed("float32", "tf32"), compression={"tf32": noting("tf32")})])
+        tf.config.experimental.enable_tensor_float_32_execution(True)
+        assert {*sent} == {"own", "tf32"}
     for wrong, message in (({"float16": low}, "compression has 'float16', and the policy's levels are float32, bfl"),
                            ({"bfloat16": kit.hvd.Compression.topk()}, "keeps what it leaves behind")):
         with pytest.raises(ValueError, match=message):
@@ -281,6 +288,12 @@ def check_an_elastic_state_has_it(kit):
     state.sync()
     kit.fit_mine(model, callbacks=[callback])
     assert sum(callback.history().steps.values()) == 6 and "precision" in state.own_saved()
+    state.precision = other = kit.hvd.callbacks.MixedPrecisionCallback(Always("float32"))
+    kit.fit_mine(model, callbacks=[other])
+    state.commit()
+    kit.fit_mine(model, callbacks=[other])
+    state.restore()
+    assert state.precision is other and other.history().steps == {"float32": 3}
 
 
 def check_wrong_arguments(kit):
