@@ -25,7 +25,7 @@ def parts():
     manifests = list(yaml.safe_load_all(MANIFEST.read_text()))
     (script,) = [one["data"]["discover_hosts.sh"] for one in manifests if one["kind"] == "ConfigMap"]
     (launcher,) = [one["spec"]["template"]["spec"]["containers"][0] for one in manifests if one["kind"] == "Job"]
-    assert launcher["command"] == ["lightccrun"] and launcher["args"][-2:] == ["python", "/work/train.py"]
+    assert launcher["command"] == ["lightccrun"] and launcher["args"][-2:] == ["python", "/app/train.py"]
     return script, launcher["args"][:-2]
 
 
