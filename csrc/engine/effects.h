@@ -3,8 +3,8 @@
 // Invariants:
 // 1. An effect is carried out once, also if the call that appended it has thrown. The epoch may end first: then effects
 //    that only matter while it lasts do nothing.
-// 2. Until it is carried out, the group's engine goes on as if it were, but for ChangeGroups and AwaitTurn, on which its
-//    batch waits. What it is told of the world's deadlocks may be older by one step (Surroundings).
+// 2. Until it is carried out, the group's engine goes on as if it were, but for ChangeGroups and AwaitTurn, for which
+//    its batch waits. What it is told of the world's deadlocks may be older by one step (Surroundings).
 // 3. Launch turns must keep the order of the messages, and so are no effects (NcclRun::add_turn).
 #pragma once
 #include <memory>
