@@ -71,7 +71,8 @@ def test_a_killed_worker_starts_all_again_from_the_checkpoint(cluster, tmp_path)
                 ray.train.report({"done": done, "began_with": began_with},
                                  checkpoint=ray.train.Checkpoint.from_directory(folder) if hvd.rank() == 0 else None)
 
-    result = fit(loop, tmp_path, max_failures=1)
+    # Ray may not have noted a checkpoint yet when the worker dies: then all begins again without one.
+    result = fit(loop, tmp_path, max_failures=20)
     assert result.metrics["done"] == [0, 2, 4, 6] and result.metrics["began_with"] in (1, 2, 3)
 
 
