@@ -16,22 +16,13 @@ from typing import Any, Callable, Dict, Tuple
 
 import networks
 import torch
+from amp_worker import InTurns
 
 import lightcc.torch as hvd
 from lightcc.amp import Always, Policy
 
 STEPS, ROUNDS, EVERY, SWITCHES = 50, 3, 50, 1000
 LARGEST_OFF, BATCH = 0.03, 64
-
-
-class InTurns(Policy):
-    levels = ("float32", "bfloat16")
-
-    def __init__(self, steps: int):
-        self.steps = steps
-
-    def decide(self, state: Any) -> str:
-        return self.levels[state.step // self.steps % 2]
 
 
 def resnet50() -> Tuple[torch.nn.Module, Callable[[torch.nn.Module], torch.Tensor]]:
