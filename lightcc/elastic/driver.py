@@ -25,15 +25,7 @@ from lightcc.launch.messages import Ended, NotStarted, Said, Started
 from lightcc.launch.output import Sink
 from lightcc.launch.rank_outputs import RankOutputs
 from lightcc.launch.remote import Event, Lost
-from lightcc.launch.termination import (
-    FAILURE_GRACE_S,
-    LOST_CODE,
-    TERM_GRACE_S,
-    Cause,
-    Outcome,
-    Termination,
-    how_ended,
-)
+from lightcc.launch.termination import FAILURE_GRACE_S, LOST_CODE, Cause, Outcome, Termination, how_ended
 
 WORKER_TIMEOUT_S = 30.0
 PAUSE_S = 2.0  # if this process stood still for longer, silence of others says nothing
@@ -91,7 +83,7 @@ class _ElasticJob:
         self.outputs = outputs
         self.worker_timeout_s = worker_timeout_s
         self.discovery = discovery
-        self.termination = Termination(0, FAILURE_GRACE_S)
+        self.termination = Termination(0, FAILURE_GRACE_S, job.term_grace_s)
         self.loop = EventLoop(self, outputs, self.termination, signals, stack, self._process, "worker")
         self.loop.selector.register(discovery.fd, selectors.EVENT_READ, self._take_hosts)
         self.processes = WorkerProcesses(job, self.loop.selector, stack)
@@ -247,7 +239,7 @@ class _ElasticJob:
                                       "over, and those who wait there are dismissed")
         else:
             self.processes.send(worker.number, signal.SIGTERM)
-        self.channels[worker.number].kill_at = now + TERM_GRACE_S
+        self.channels[worker.number].kill_at = now + self.termination.term_grace_s
 
     def _drop(self, number: int) -> None:
         self.processes.drop(number)

@@ -1,7 +1,6 @@
 """What a user can ask of an elastic job, by lightccrun's flags (command_line.py) or by arguments of run(), and what it
 means together."""
 import contextlib
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, Callable, Optional
 from lightcc.elastic.limits import Limits
 from lightcc.launch import hosts
 from lightcc.launch.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
+from lightcc.launch.seconds import from_environment, seconds
 
 # What values may be: of a flag's text or of an argument. ValueError says what was expected.
 
@@ -23,16 +23,6 @@ def count(value: Any) -> int:
     if not str(value).isdecimal() or int(value) < 1:
         raise ValueError(f"'{value}' is not a whole number, 1 or more")
     return int(value)
-
-
-def seconds(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"'{value}' is not a number of seconds, 0 or more")
-    return number
 
 
 def cooldown(value: Any) -> tuple[float, float]:
@@ -105,7 +95,9 @@ class Options:
             said = ", ".join(f"{name} {value}" for name, value in zip(names, (least, num_proc, most))
                              if value is not None)
             raise ValueError(f"{said}: expected {' <= '.join(names)}")
-        timeout_s = _timeout_s() if self.elastic_timeout is None else self.elastic_timeout
+        timeout_s = self.elastic_timeout
+        if timeout_s is None:
+            timeout_s = from_environment("HOROVOD_ELASTIC_TIMEOUT", 600)
         cooldown_s = None if self.blacklist_cooldown_range is None else cooldown(self.blacklist_cooldown_range)
         return Limits(num_proc, least, most, timeout_s, self.reset_limit, cooldown_s,
                       self.failures_per_host or 1, bool(self.host_discovery_script),
@@ -129,11 +121,3 @@ class Options:
     def _checked_num_proc(self) -> int:
         assert self.num_proc is not None  # check() has filled it in, or whoever made this
         return self.num_proc
-
-
-def _timeout_s() -> float:
-    text = os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600"
-    try:
-        return seconds(text)
-    except ValueError:
-        raise ValueError(f"HOROVOD_ELASTIC_TIMEOUT={text}: expected seconds, 0 or more") from None

@@ -5,7 +5,7 @@ ends of ranks and the time, its output the lines to print.
    standard error after it, is held, since the rank may be about to end. If the rank goes on, it is printed HOLD_S
    later, or MAX_UNLOAD_S later if another rank names this one as the cause; if it grows beyond HELD_BYTES, at once.
 2. What ranks held when they failed is printed once all have ended, one rank after the other, the first failure last,
-   where it is seen; but at the latest ENDING_S after the job began to end. From then on nothing is held.
+   where it is seen; but at the latest when SIGKILL has been sent. From then on nothing is held.
 3. The first failure is not the first exit: a rank that raised tells the others as it leaves, and may be the last to be
    gone. So the time of a rank's failure is that of its last traceback, and a rank whose traceback names another rank
    as the cause comes after all that name none.
@@ -19,7 +19,6 @@ from typing import NamedTuple, Optional
 from lightcc.launch.termination import FAR_GRACE_S, TERM_GRACE_S
 
 HOLD_S = 5.0           # frameworks take about a second to unload after a traceback, longer on a busy host
-ENDING_S = FAR_GRACE_S + TERM_GRACE_S  # then SIGKILL has been sent
 HELD_BYTES = 64 << 10  # of one rank
 MAX_UNLOAD_S = 30.0    # a traceback that is older than this when its rank ends was not why
 
@@ -77,7 +76,8 @@ def first_failure(ends: Mapping[int, Exit], tracebacks: Mapping[int, Traceback])
 
 
 class ErrorOutput:
-    def __init__(self) -> None:
+    def __init__(self, term_grace_s: float = TERM_GRACE_S) -> None:
+        self._ending_s = FAR_GRACE_S + term_grace_s  # from when the job begins to end to SIGKILL, at the latest
         self.ends: dict[int, Exit] = {}
         self._tracebacks: dict[int, Traceback] = {}
         self._held: dict[int, bytearray] = {}
@@ -108,7 +108,7 @@ class ErrorOutput:
     def ending(self, now: float) -> None:
         """The job has begun to end."""
         if self._all_at is None:
-            self._all_at = now + ENDING_S
+            self._all_at = now + self._ending_s
 
     def due(self, now: float) -> list[tuple[int, bytes]]:
         """What is to be printed now, by rank."""

@@ -21,6 +21,7 @@ from lightcc.launch.hosts import Place
 from lightcc.launch.messages import Message, Threads
 from lightcc.launch.pipes import piped
 from lightcc.launch.run_files import RunFiles
+from lightcc.launch.termination import TERM_GRACE_S
 from lightcc.launch.watcher import Watcher
 
 _PR_SET_PDEATHSIG = 1
@@ -66,6 +67,7 @@ class Job:
     # What starts an agent on another host, and how long those may take to answer.
     agent_command: Optional[Callable[[str], Sequence[str]]] = None
     start_timeout_s: float = 30
+    term_grace_s: float = TERM_GRACE_S
 
     def agent_on(self, host: str) -> Sequence[str]:
         """The command that starts the agent on a host that is not this one."""

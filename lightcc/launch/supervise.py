@@ -54,12 +54,13 @@ class _FixedJob:
         self.job = job
         self.stack = stack
         self.outputs = outputs
-        self.termination = Termination(0, FAILURE_GRACE_S if all(place.here for place in job.places) else FAR_GRACE_S)
+        grace_s = FAILURE_GRACE_S if all(place.here for place in job.places) else FAR_GRACE_S
+        self.termination = Termination(0, grace_s, job.term_grace_s)
         self.failed_at = 0.0
         self.host = {p.rank: socket.gethostname() if p.here else p.host for p in job.places}
         self.pid: dict[int, int] = {}
         self.lost: dict[str, _Lost] = {}  # by host
-        self.error_output = ErrorOutput()
+        self.error_output = ErrorOutput(job.term_grace_s)
         self.inits = inits.Inits()
         self.signalled: set[int] = set()  # ranks that got a signal of ours
         for place in job.places:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Optional
 
 FAILURE_GRACE_S = 1.0  # the other ranks notice the loss themselves; their tracebacks are worth this wait
 FAR_GRACE_S = 2.0      # on several hosts, where they need a second to be sure
-TERM_GRACE_S = 5.0     # from the first signal to SIGKILL
+TERM_GRACE_S = 5.0     # from the first signal to SIGKILL, unless the user says another time
 GIVE_UP_S = 5.0        # from SIGKILL to "does not die"
 LOST_CODE = 1          # of ranks that are lost with their host
 
@@ -57,8 +57,10 @@ def how_ended(code: int) -> str:
 
 
 class Termination:
-    def __init__(self, num_ranks: int, grace_s: float = FAILURE_GRACE_S) -> None:
+    def __init__(self, num_ranks: int, grace_s: float = FAILURE_GRACE_S, term_grace_s: float = TERM_GRACE_S) -> None:
+        """grace_s: from a failure to the first signal. term_grace_s: from the first signal to SIGKILL."""
         self.running = set(range(num_ranks))
+        self.term_grace_s = term_grace_s
         self._grace_s = grace_s
         self.cause: Optional[Cause] = None
         self.killed: set[int] = set()  # ranks that were sent SIGKILL, since they had not ended
@@ -84,7 +86,7 @@ class Termination:
             # SIGINT becomes KeyboardInterrupt in Python; everything else is passed on as the polite request.
             self._plan(now, signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
             has = "has" if len(self.running) == 1 else "have"
-            text = f"{count} {has} {TERM_GRACE_S:g} s to end; a second Ctrl-C kills at once"
+            text = f"{count} {has} {self.term_grace_s:g} s to end; a second Ctrl-C kills at once"
         elif signum == signal.SIGINT:
             self._schedule = [(now, signal.SIGKILL), (now + GIVE_UP_S, None)]
             text = f"killing {count}"
@@ -95,7 +97,7 @@ class Termination:
         self._plan(now, signal.SIGTERM)
 
     def _plan(self, first: float, signum: int) -> None:
-        kill_at = first + TERM_GRACE_S
+        kill_at = first + self.term_grace_s
         self._schedule = [(first, signum), (kill_at, signal.SIGKILL), (kill_at + GIVE_UP_S, None)]
 
     def due(self, now: float) -> list[Optional[int]]:

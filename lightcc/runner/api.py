@@ -17,7 +17,9 @@ from lightcc.launch import hosts as _hosts
 from lightcc.launch import nesting, network, pickling, remote, results
 from lightcc.launch.local import Job, pythonpath_setting
 from lightcc.launch.run_files import RunFiles
+from lightcc.launch.seconds import from_environment
 from lightcc.launch.supervise import supervise
+from lightcc.launch.termination import TERM_GRACE_S
 
 
 def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None,
@@ -59,7 +61,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     Raises RuntimeError if a host cannot be reached or a rank fails: it names the host and the rank and ends in the
     rank's traceback. An elastic job raises it if too few workers are left, with the traceback of the exception that was
     raised first, or if a rank whose result is asked for has not returned. ValueError: arguments that contradict each
-    other, numbers of an elastic job that are none, too few slots, a LIGHTCC_LAUNCH_COMMAND without {command}.
+    other, numbers of an elastic job that are none, too few slots, a LIGHTCC_LAUNCH_COMMAND without {command}, variables
+    that are no seconds.
     TypeError: func is no function, or something of the call cannot be pickled; it names the variable.
     KeyboardInterrupt after Ctrl-C, when all have ended.
 
@@ -94,7 +97,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
     settings = pythonpath_setting()
     if start_timeout is not None:
         settings["HOROVOD_START_TIMEOUT"] = str(start_timeout)
-    timeout_s = float(settings.get("HOROVOD_START_TIMEOUT") or os.environ.get("HOROVOD_START_TIMEOUT") or 30)
+    timeout_s = float(settings.get("HOROVOD_START_TIMEOUT") or from_environment("HOROVOD_START_TIMEOUT", 30))
     if elastic.is_elastic or not all(place.here for place in places):
         settings.update(_interfaces(network_interfaces))
     if not elastic.is_elastic:
@@ -111,7 +114,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Map
             pickling.write(file, func, args, kwargs)
         job = Job(places, lambda rank: [executable or sys.executable, "-m", "lightcc.launch.task"], run_files=run_files,
                   settings=settings, output_dir=output_filename, verbose=bool(verbose), agent_command=agent_command,
-                  start_timeout_s=timeout_s)
+                  start_timeout_s=timeout_s, term_grace_s=from_environment("LIGHTCC_GRACE_PERIOD", TERM_GRACE_S))
         outputs = _descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2)
         signals = (signal.SIGINT,) if threading.current_thread() is threading.main_thread() else ()
         for stream in (sys.stdout, sys.stderr):

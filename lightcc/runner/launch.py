@@ -19,8 +19,9 @@ from lightcc.launch import hosts, nccl_plugin, nesting, network, remote
 from lightcc.launch.discovery import DiscoveryError
 from lightcc.launch.local import Job, StartError
 from lightcc.launch.output import printable
+from lightcc.launch.seconds import from_environment, seconds
 from lightcc.launch.supervise import supervise
-from lightcc.launch.termination import Outcome, exit_code
+from lightcc.launch.termination import TERM_GRACE_S, Outcome, exit_code
 from lightcc.runner import flags
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -97,6 +98,9 @@ def _add_hosts(top: argparse.ArgumentParser) -> None:
                                                 "the one that leads to rank 0"),
                        ("--network-interface", argparse.SUPPRESS)):
         top.add_argument(flag, action=_Interfaces, default=[], dest="network_interfaces", metavar="NAMES", help=text)
+    top.add_argument("--grace-period", type=command_line.of_flag(seconds), metavar="SECONDS",
+                     default=os.environ.get("LIGHTCC_GRACE_PERIOD") or str(TERM_GRACE_S),
+                     help="from the first signal that ranks get, to SIGKILL: time for a checkpoint; default 5")
     top.add_argument("--disable-cache", action="store_true", help="what happens anyway: no checks of hosts are cached")
 
 
@@ -168,7 +172,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     try:
         args = parse_args(arguments)
         settings, command = args.settings, args.command
-        timeout_s = _seconds(settings.get("HOROVOD_START_TIMEOUT") or os.environ.get("HOROVOD_START_TIMEOUT") or "30")
+        timeout_s = float(settings.get("HOROVOD_START_TIMEOUT") or from_environment("HOROVOD_START_TIMEOUT", 30))
         if args.elastic.is_elastic:
             return _drive(args, timeout_s)
         # Names that are not ssh's (of containers, of pods) are nothing to ask the system about.
@@ -192,7 +196,8 @@ def _job(args: argparse.Namespace, timeout_s: float) -> Job:
     """What is said of it that does not depend on who its ranks are."""
     return Job([], lambda rank: args.command, settings=args.settings, output_dir=args.output_filename,
                timestamps=args.prefix_output_with_timestamp, verbose=args.verbose, bind_at_fork=True,
-               agent_command=lambda host: _agent_command(args, host, timeout_s), start_timeout_s=timeout_s)
+               agent_command=lambda host: _agent_command(args, host, timeout_s), start_timeout_s=timeout_s,
+               term_grace_s=args.grace_period)
 
 
 def _drive(args: argparse.Namespace, timeout_s: float) -> int:
@@ -225,13 +230,6 @@ def _outcome_of(run: Callable[[], Outcome]) -> int:
     for line in outcome.text.splitlines():
         _say(line)
     return outcome.exit_code
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(flags.NUMBER.text(text))
-    except ValueError:
-        raise ValueError(f"HOROVOD_START_TIMEOUT={text}: expected seconds, 0 or more") from None
 
 
 def _agent_command(args: argparse.Namespace, host: str, timeout_s: float) -> list[str]:

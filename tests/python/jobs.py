@@ -55,7 +55,7 @@ class Job:
         missing = set(lines)
         while missing:
             line = self.process.stdout.readline()
-            assert line, f"the output ended before {missing}"
+            assert line, f"the output ended before {missing}: {self.finish()}"
             missing.discard(line.decode().rstrip("\n"))
 
 
@@ -109,6 +109,20 @@ def environment(*arguments):
 
 def program(text):
     return [sys.executable, "-S", "-c", "import os, signal, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + text]
+
+
+# A program that only SIGKILL ends once it was interrupted. Each sleep is short, since Python sleeps on if the signal
+# comes just before it falls asleep.
+CLEANS_FOR_EVER = program("""
+try:
+    print("up")
+    while True:
+        time.sleep(0.1)
+except KeyboardInterrupt:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("cleaning")
+    time.sleep(600)
+""")
 
 
 def expect_whole_lines(*arguments):

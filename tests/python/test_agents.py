@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from jobs import (
+    CLEANS_FOR_EVER,
     DEADLINE_S,
     Job,
     command_of,
@@ -197,12 +198,7 @@ def test_leftovers_of_a_good_job_end_with_it():
 
 
 def test_interrupt_is_an_exception_in_python_and_a_second_one_kills():
-    job = start(*MIXED, *program("""
-try:
-    print("up"); time.sleep(600)
-except KeyboardInterrupt:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN); print("cleaning"); time.sleep(600)
-"""))
+    job = start(*MIXED, "--grace-period", DEADLINE_S, *CLEANS_FOR_EVER)
     job.wait_for(*UP)
     job.process.send_signal(signal.SIGINT)
     job.wait_for(*(f"[{rank}]<stdout>:cleaning" for rank in range(4)))

@@ -7,7 +7,7 @@ import pytest
 
 from jobs import launch, program
 from lightcc.launch.error_output import (
-    ENDING_S,
+    FAR_GRACE_S,
     HELD_BYTES,
     HOLD_S,
     MAX_UNLOAD_S,
@@ -118,16 +118,16 @@ def test_the_first_failure_is_printed_last_and_each_rank_in_one_piece():
 
 
 def test_a_job_that_hangs_at_its_end_shows_what_it_has():
-    output = ErrorOutput()
+    output, ending_s = ErrorOutput(term_grace_s=9), FAR_GRACE_S + 9
     output.put(1, MINE, 1)
     output.put(0, VICTIM, 1)
     output.ended(0, 1, 2, by_us=False)
     output.ending(2)
     output.ending(5)
-    assert output.due(2 + ENDING_S - 0.1) == [] and output.wait_s(3) == ENDING_S - 1
+    assert output.due(2 + ending_s - 0.1) == [] and output.wait_s(3) == ending_s - 1
     output.ended(1, -15, 4, by_us=True)
-    assert output.due(2 + ENDING_S) == [(0, VICTIM), (1, MINE)]
-    assert output.put(2, MINE, 2 + ENDING_S) == MINE
+    assert output.due(2 + ending_s) == [(0, VICTIM), (1, MINE)]
+    assert output.put(2, MINE, 2 + ending_s) == MINE
 
 
 def test_a_rank_that_says_much_is_not_held():

@@ -160,6 +160,7 @@ def test_hidden_flags_are_hidden():
     (["-H", "h:1", "-hostfile", "hosts"], "argument -hostfile/--hostfile: not allowed with argument -H/--hosts"),
     (["--min-np", "0"], "'0' is not a whole number, 1 or more"),
     (["--elastic-timeout", "-1"], "'-1' is not a number of seconds, 0 or more"),
+    (["--grace-period", "soon"], "'soon' is not a number of seconds, 0 or more"),
     (["--reset-limit", "1.5"], "'1.5' is not a whole number, 0 or more"),
     *[([setting.on, setting.off], f"argument {setting.off}: not allowed with argument {setting.on}")
       for setting in SETTINGS if isinstance(setting, Switch)],

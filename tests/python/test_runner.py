@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from jobs import (
+    CLEANS_FOR_EVER,
     DEADLINE_S,
     MARK,
     Job,
@@ -298,21 +299,17 @@ def test_leftovers_of_a_good_job_end_with_it():
 
 
 def test_interrupt_is_an_exception_in_python_and_a_second_one_kills():
-    job = start("-np", 2, *program("""
-try:
-    print("up"); time.sleep(600)
-except KeyboardInterrupt:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN); print("cleaning"); time.sleep(600)
-"""))
+    job = start("-np", 2, "--grace-period", DEADLINE_S, *CLEANS_FOR_EVER)
     job.wait_for("[0]<stdout>:up", "[1]<stdout>:up")
     job.process.send_signal(signal.SIGINT)
     job.wait_for("[0]<stdout>:cleaning", "[1]<stdout>:cleaning")
     job.process.send_signal(signal.SIGINT)
     code, _, err = job.finish()
     assert code == 130
-    assert err.splitlines()[1:] == ["lightccrun: killing 2 ranks",
-                                    "lightccrun: interrupted by signal 2 (SIGINT); ended 2 ranks; killed ranks 0, 1, "
-                                    "which did not end"]
+    assert err.splitlines() == ["lightccrun: 2 ranks have 300 s to end; a second Ctrl-C kills at once",
+                                "lightccrun: killing 2 ranks",
+                                "lightccrun: interrupted by signal 2 (SIGINT); ended 2 ranks; killed ranks 0, 1, "
+                                "which did not end"]
 
 
 def test_a_reader_that_does_not_read_cannot_hold_an_interrupt_up():
@@ -443,7 +440,10 @@ def test_what_cannot_be_pickled_is_named(arguments, where, monkeypatch):
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def test_run_checks_its_arguments(tmp_path):
+def test_run_checks_its_arguments(tmp_path, monkeypatch):
+    with monkeypatch.context() as variables, pytest.raises(ValueError, match="LIGHTCC_GRACE_PERIOD=soon: expected sec"):
+        variables.setenv("LIGHTCC_GRACE_PERIOD", "soon")
+        run(rank_of_env)
     with pytest.raises(ValueError, match="use_gloo or use_mpi"):
         run(rank_of_env, use_gloo=True, use_mpi=True)
     with pytest.raises(ValueError, match="hosts or a hostfile"):
