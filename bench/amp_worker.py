@@ -12,6 +12,7 @@ import torch
 
 import lightcc.torch as hvd
 from lightcc.amp import Always, AnyOf, HoldAfterLearningRateChange, OnPlateau, Policy
+from lightcc.core import lib
 
 ROUNDS, WARM = 41, 5
 DIGITS_STEPS, DIGITS_BATCH, DIGITS_RATE = 400, 64, 0.05
@@ -94,22 +95,32 @@ def agreement(steps: int) -> Dict[str, Any]:
             "weights equal": bool((weights == weights[0]).all()), "switches": len(precision.history().switches) - 1}
 
 
+def time_waits(controller: Any, waits: List[float]) -> None:
+    """Notes how long the core takes to hand out each vote when the step is over."""
+    settle, finish = controller.settle, lib.finish
+
+    def timed_finish(handle: int) -> None:
+        begin = time.perf_counter()
+        finish(handle)
+        waits.append(time.perf_counter() - begin)
+
+    def timed_settle() -> None:
+        lib.finish = timed_finish
+        settle()
+        lib.finish = finish
+    controller.settle = timed_settle
+
+
 def cost(name: str) -> Dict[str, Any]:
     """Milliseconds of a step with and without lightcc.amp, in full precision, by turns, and the processor's time that
-    is added, which other load changes less; what the step waits for the vote; and steps with a switch before each."""
+    is added, which other load changes less: by a policy of one level, which agrees once, and by one that votes in each
+    step; what the step waits for the vote; and steps with a switch before each."""
     def made(policy: Any) -> Callable[[], Tuple[float, float]]:
         model = models.make(name)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters())
         precision = policy and hvd.amp.MixedPrecision(optimizer, policy)
-        if precision:
-            waits.append([])
-            mine, settle = waits[-1], precision._controller.settle
-
-            def timed() -> None:
-                begin = time.perf_counter()
-                settle()
-                mine.append(time.perf_counter() - begin)
-            precision._controller.settle = timed
+        if precision and len(policy.levels) > 1:
+            time_waits(precision._controller, waits)
         count = [0]
 
         def step() -> Tuple[float, float]:
@@ -127,9 +138,10 @@ def cost(name: str) -> Dict[str, Any]:
             return time.perf_counter() - begin, time.process_time() - begin_cpu
         return step
 
-    waits: List[List[float]] = []
-    sides = {"without": made(None), "Always(float32)": made(Always("float32")), "Always(bfloat16)":
-             made(Always("bfloat16")), "a switch a step": made(InTurns(1)), "a switch in 20": made(InTurns(20))}
+    waits: List[float] = []
+    sides = {"without": made(None), "Always(float32)": made(Always("float32")),
+             "Always(bfloat16)": made(Always("bfloat16")), "votes for float32": made(InTurns(1 << 30)),
+             "a switch a step": made(InTurns(1)), "a switch in 20": made(InTurns(20))}
     samples: Dict[str, List[float]] = {side: [] for side in sides}
     cpus: Dict[str, List[float]] = {side: [] for side in sides}
     order = list(sides)
@@ -143,13 +155,16 @@ def cost(name: str) -> Dict[str, Any]:
                 cpus[side].append(1e6 * cpu)
         order.append(order.pop(0))
     ms = {side: statistics.median(x) for side, x in samples.items()}
-    full = statistics.median(a / b for a, b in zip(samples["Always(float32)"], samples["without"]))
     mean = (ms["Always(float32)"] + ms["Always(bfloat16)"]) / 2
     by_level = [statistics.median(samples["a switch a step"][first::2]) for first in (0, 1)]
-    added = statistics.median(a - b for a, b in zip(samples["Always(float32)"], samples["without"]))
-    return {"model": name, "ranks": hvd.size(), "ms": ms, "Always(float32) / without": full, "added us": 1e3 * added,
-            "added processor us": statistics.median(cpus["Always(float32)"]) - statistics.median(cpus["without"]),
-            "wait for the vote us": 1e6 * statistics.median(waits[0][WARM:]),
+
+    def beside(side: str) -> Dict[str, float]:
+        pairs = [*zip(samples[side], samples["without"])]
+        return {f"{side} / without": statistics.median(a / b for a, b in pairs),
+                f"{side} adds us": 1e3 * statistics.median(a - b for a, b in pairs),
+                f"{side} adds processor us": statistics.median(cpus[side]) - statistics.median(cpus["without"])}
+    return {"model": name, "ranks": hvd.size(), "ms": ms, **beside("Always(float32)"), **beside("votes for float32"),
+            "wait for the vote us": 1e6 * statistics.median(waits),
             "switching / mean of both": statistics.mean(by_level) / mean}
 
 

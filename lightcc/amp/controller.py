@@ -106,7 +106,7 @@ class Controller:
                 self._expect_alike()
                 self._vote(None, self._wish or self._ask(self.step, ()), -1)
             self._settle()
-        level, self._next, self.running = self._next, None, True
+        level, self._next, self._wish, self.running = self._next, None, None, True
         assert level is not None
         if level != self.level:
             self.level, self.since = level, self.step
@@ -115,8 +115,13 @@ class Controller:
         return level
 
     def loss_known(self, loss: Loss, learning_rates: Sequence[float]) -> None:
-        """This rank's loss of the step that is running: the vote on the next step travels from now on."""
-        self._vote(loss, self._ask(self.step + 1, learning_rates), self.step)
+        """This rank's loss of the step that is running: the vote on the next step travels from now on. Of a single
+        level, which step 0 has compared, there is nothing to vote on."""
+        wish = self._ask(self.step + 1, learning_rates)
+        if self.step and len(self.levels) == 1:
+            self._next = self._wish = wish
+        else:
+            self._vote(loss, wish, self.step)
 
     def end(self, gradient_norm: Optional[float] = None, overflow: Optional[bool] = None) -> None:
         """The step is over. overflow: whether it was left out; None: it has no loss scale."""

@@ -22,7 +22,8 @@ class State:
 
     step: the step that it decides on, from 0. level, since: that of the step before, and the first step of this run of
     it; "" and 0 for step 0. epoch: if the program has said it. learning_rates: of the optimizer's groups, as in the
-    step before. loss: the mean of all ranks' losses in step loss_step, None as long as there is none. gradient_norm:
+    step before. loss: the mean of all ranks' losses in step loss_step, None as long as there is none; for a policy of
+    one level it stays that of step 0, since such a policy has nothing more to agree on. gradient_norm:
     of the same step, if it was asked for. overflows: how many steps were left out because of float16's range;
     overflows_in_a_row: of the last steps in float16. low: which level LOW stands for.
 

@@ -7,9 +7,10 @@ import pytest
 
 import lightcc.numpy as hvd
 import ranks
+from lightcc.amp.agreement import Agreement
 from lightcc.amp.controller import Controller, History, Switch
 from lightcc.amp.levels import most_precise
-from lightcc.amp.policy import Always, AnyOf, HoldAfterLearningRateChange, OnPlateau, Policy
+from lightcc.amp.policy import Always, AnyOf, HoldAfterLearningRateChange, OnPlateau, Policy, Warmup
 from lightcc.core import ops
 from lightcc.core.exceptions import HorovodInternalError
 
@@ -167,8 +168,22 @@ def check_a_policy_that_fails_is_named():
         late.begin()
 
 
+def check_a_policy_of_one_level_votes_in_the_first_step_alone():
+    sent = []
+
+    class Counted(Agreement):
+        def start(self, name, *vote):
+            sent.append(name)
+            super().start(name, *vote)
+
+    controller, copy = (Controller(Always("float32"), "bfloat16", HAS, make_agreement=Counted) for _ in range(2))
+    assert train(controller, 5) == ["float32"] * 5 and len(sent) == 2
+    copy.load_state_dict(controller.state_dict())
+    assert train(copy, 2) == ["float32"] * 2 and copy.step == 7 and len(sent) == 2
+
+
 def check_a_restore_drops_a_vote_that_a_lost_rank_has_ended(monkeypatch):
-    controller = Controller(Always("float32"), "bfloat16", HAS)
+    controller = Controller(Warmup(9), "bfloat16", HAS)
     train(controller, 2)
     saved = controller.state_dict()
     controller.begin()
