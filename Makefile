@@ -50,13 +50,14 @@ PYTEST = -m pytest -q
 WITH_TORCH = cd tests && LIGHTCC_TEST_FRAMEWORKS=numpy,torch LIGHTCC_TEST_SIZES=$(1) ../$(BIN)/python $(PYTEST) $(2)
 WITH_TENSORFLOW = cd tests && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-function,tensorflow-v1 LIGHTCC_TEST_SIZES=$(2) \
   ../build/tensorflow-$(1)/bin/python $(PYTEST) $(3)
+# More than there are cores, since tests that wait for ranks are most; hosts come first, as they wait longest.
 SIDE_BY_SIDE = -n $(1) --dist loadfile --no-loadscope-reorder
 # Called with two of these, which run at a time: ranks often wait for each other.
 BOTH = ($(1)) >build/beside.log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat build/beside.log; exit $$((first + last))
 
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
-	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,3) python regressions multihost)
-	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,3) python -m tensorflow)
+	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,5) multihost python regressions)
+	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,5) python -m tensorflow)
 	$(call BOTH,$(call WITH_TORCH,2,python),$(call WITH_TENSORFLOW,$(NEWEST),2,python -m tensorflow))
 
 # What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL, which pip fetches, and all with the
