@@ -79,7 +79,8 @@ MAY_USE = {
     "numpy": {"core"},
     "amp": {"core"},
     "embedding": {"core"},
-    "torch": {"core", "compress", "embedding", "_torch_backend"},
+    "torch": {"core", "compress", "embedding", "_torch_backend", "torch.store_meeting"},
+    "torch.store_meeting": {"core", "launch", "_torch_backend"},  # torch has placed the ranks, as schedulers do
     "torch.amp": {"core", "amp", "torch"},
     "_torch_backend": {"torch"},  # where PyTorch looks for backends, before it is asked for one
     "tensorflow": {"core", "compress"},

@@ -7,7 +7,7 @@ before a process group is made. No framework is imported here: torch is there al
 import os
 import sys
 
-_LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def register() -> None:
@@ -35,7 +35,7 @@ def _env_or_launcher(env_rendezvous):
         nonlocal used
         used_before, used = used, True
         by_torch = "RANK" in os.environ and not (_set_by_lightccrun() and (used_before or _initialized()))
-        if by_torch or "rank=" in url or not any(name in os.environ for name in _LAUNCHERS):
+        if by_torch or "rank=" in url or not any(name in os.environ for name in LAUNCHERS):
             return env_rendezvous(url, *args, **kwargs)
         from lightcc.torch import process_group
         return process_group.rendezvous(*args, **kwargs)

@@ -53,6 +53,11 @@ def is_placed() -> bool:
     return _place is not None
 
 
+def is_over() -> bool:
+    """Whether init() has taken the meeting of this place, which serves one init()."""
+    return _place is not None and _place.meeting is None
+
+
 def join_as_placed() -> None:
     """Goes to the meeting that was kept. ValueError if init() has taken it already."""
     global _place

@@ -2,7 +2,9 @@
 
     import torch.distributed as dist
     import lightcc.torch.process_group      # not needed where lightcc is installed: torch finds it
-    dist.init_process_group("lightcc")      # under torchrun, lightccrun or mpirun; initialises lightcc, too
+    dist.init_process_group("lightcc")      # initialises lightcc, too
+
+Any launcher will do: torchrun, lightccrun, mpirun, or one that tells torch alone rank and size.
 
 For tensors on the CPU. A group of all ranks is hvd.global_process_set, any other one a process set, which stays when
 the group is destroyed and is used again by the next group of the same ranks.
@@ -22,6 +24,7 @@ from lightcc.core.objects import broadcast_object
 from lightcc.core.ops import barrier
 from lightcc.core.process_set_matching import match
 from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.torch import store_meeting
 from lightcc.torch.asked_backend import asked_backend, is_lightcc
 from lightcc.torch.collectives import Collectives
 from lightcc.torch.compiling import keep_out
@@ -126,10 +129,12 @@ def make(options) -> ProcessGroup:
     """What torch calls to make a group. RuntimeError if torch and lightcc disagree on the world, ValueError if only a
     part of the backend is lightcc's."""
     is_lightcc(asked_backend())
-    _init()
     ranks = list(options.global_ranks_in_group)
-    every = list(range(lib.size()))
     is_default = not ranks
+    if is_default and not lib.initialized() and store_meeting.is_needed():
+        store_meeting.meet(options.store, options.group_rank, options.group_size, options.timeout)
+    _init()
+    every = list(range(lib.size()))
     if is_default and (options.group_rank, options.group_size) != (lib.rank(), lib.size()):
         raise RuntimeError(f"init_process_group: torch says that this is rank {options.group_rank} of "
                            f"{options.group_size}, lightcc that it is rank {lib.rank()} of {lib.size()}. Both must "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ranks
-from jobs import launch
+from jobs import DEADLINE_S, launch
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,18 +81,43 @@ def test_variables_of_lightccrun_are_those_of_torchrun():
     assert code == 0 and out.count("done") == 2, err
 
 
-def test_a_world_of_one_that_torch_takes_for_two():
-    program = """
+def without_launcher(program, *arguments):
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI"))}
+    return subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True,
+                          timeout=DEADLINE_S, env=plain)
+
+
+# As torch.multiprocessing.spawn starts them, and Lightning.
+SPAWNED = """
+import os, sys, torch, torch.distributed as dist
+for rank in range(2):
+    if os.fork() == 0:
+        break
+else:
+    sys.exit(any([os.wait()[1] for _ in range(2)]))
+import lightcc.torch as hvd, lightcc.torch.process_group
+for turn in range(2):
+    dist.init_process_group("lightcc", init_method=f"file://{sys.argv[1]}/{turn}", rank=rank, world_size=2)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == dist.get_world_size() == hvd.size() == 2 and hvd.rank() == hvd.local_rank() == rank
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_which_torch_alone_knows(tmp_path):
+    done = without_launcher(SPAWNED, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_rank_that_does_not_come_to_the_store_is_named():
+    done = without_launcher("""
 import datetime, torch.distributed as dist, lightcc.torch.process_group
 store = dist.HashStore()
-try:
-    dist.init_process_group("lightcc", store=store, rank=1, world_size=2, timeout=datetime.timedelta(seconds=5))
-except RuntimeError as error:
-    print(error)
-"""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI"))}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=plain)
-    assert "torch says that this is rank 1 of 2, lightcc that it is rank 0 of 1" in done.stdout, done.stderr
+dist.init_process_group("lightcc", store=store, rank=1, world_size=2, timeout=datetime.timedelta(seconds=1))
+""")
+    assert done.returncode == 1, done.stdout
+    assert "HorovodInternalError: init_process_group: rank 0 has not come to torch's store within 1 s" in done.stderr
 
 
 def test_a_group_of_some_ranks_needs_a_default_group_of_lightcc():
