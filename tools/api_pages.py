@@ -18,6 +18,8 @@ MODULES = {  # module: what a reader finds there
     "lightcc.torch.amp": "Mixed precision that switches, with PyTorch.",
     "lightcc.torch.elastic": "Elastic training with PyTorch.",
     "lightcc.torch.ddp": "The communication hook for DistributedDataParallel.",
+    "lightcc.torch.accelerate": "Accelerate, and the Trainer of Transformers, over lightcc.",
+    "lightcc.torch.lightning": "The strategy for PyTorch Lightning.",
     "lightcc.torch.process_group": "The backend `lightcc` of `torch.distributed`.",
     "lightcc.tensorflow": "TensorFlow: `import lightcc.tensorflow as hvd`.",
     "lightcc.tensorflow.amp": "Mixed precision that switches, in own loops of TensorFlow.",

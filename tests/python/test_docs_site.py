@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
 import api_pages  # noqa: E402
 
-FRAMEWORKS = {"lightcc.torch": "torch", "lightcc.tensorflow": "tensorflow", "lightcc.keras": "keras"}
+FRAMEWORKS = {"lightcc.torch.lightning": "lightning", "lightcc.torch": "torch", "lightcc.tensorflow": "tensorflow",
+              "lightcc.keras": "keras"}
 
 
 @pytest.mark.parametrize("module", api_pages.MODULES)
