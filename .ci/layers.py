@@ -100,7 +100,7 @@ MAY_USE = {
     "common": {"core"},
     "runner": {"core", "launch", "elastic", "as_horovod", "_version"},
     "ray": {"core", "launch", "elastic"},
-    "spark": {"core", "launch", "runner"},
+    "spark": {"core", "launch", "elastic", "runner"},
     "as_horovod": {"launch", "install_as_horovod"},
     "install_as_horovod": {"as_horovod", "_version"},
     "horovod_path": {"as_horovod", "__init__"},

@@ -4,15 +4,14 @@ ADDRESS NODE CPUS GPUS COMMAND. Standard input and output are the agent's; its b
 import asyncio
 import os
 import sys
-import threading
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-_CHUNK = 1 << 20
-_LOST = 255  # as ssh says it
+from lightcc.launch.carry import CHUNK_BYTES, LOST, carry
+
 _ROOM_S = 5.0  # the time that Ray takes for an actor for which it has room, and more
 
 
@@ -39,7 +38,7 @@ class CarriedAgent:
         """Of standard output, 1, or standard error, 2; b"" at its end."""
         stream = self._process.stdout if number == 1 else self._process.stderr
         assert stream is not None
-        return await stream.read(_CHUNK)
+        return await stream.read(CHUNK_BYTES)
 
     async def wait(self) -> int:
         return await self._process.wait()
@@ -59,18 +58,11 @@ def main(address: str, node: str, cpus: float, gpus: float, command: str) -> int
             os.write(outputs[2], f"Ray's node {node}: after {_ROOM_S:g} s Ray had not given CPU: {cpus:g}, "
                                  f"GPU: {gpus:g}; others may have them\n".encode())
         ray.get(start)
-        threads = [threading.Thread(target=_carry_out, args=(agent, number, fd), daemon=True)
-                   for number, fd in outputs.items()]
-        threading.Thread(target=_carry_in, args=(agent,), daemon=True).start()
-        for thread in threads:
-            thread.start()
-        code = ray.get(agent.wait.remote())
-        for thread in threads:
-            thread.join()
-        return code
+        carry(lambda chunk: _quietly(agent.write, chunk), lambda number: _quietly(agent.read, number), outputs)
+        return ray.get(agent.wait.remote())
     except Exception as error:
         os.write(outputs[2], f"Ray's node {node}: {type(error).__name__}: {error}\n".encode())
-        return _LOST
+        return LOST
 
 
 def _quietly(method: Any, argument: Any) -> Any:
@@ -79,20 +71,6 @@ def _quietly(method: Any, argument: Any) -> Any:
         return ray.get(method.remote(argument))
     except RayActorError:
         return None
-
-
-def _carry_in(agent: Any) -> None:
-    while True:
-        chunk = os.read(0, _CHUNK)
-        _quietly(agent.write, chunk)
-        if not chunk:
-            return
-
-
-def _carry_out(agent: Any, number: int, fd: int) -> None:
-    while chunk := _quietly(agent.read, number):
-        while chunk:
-            chunk = chunk[os.write(fd, chunk):]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """run(): a function on ranks that Spark places."""
 import io
-import os
 import pickle
 import sys
 import time
@@ -9,10 +8,10 @@ from typing import Any, Callable, NoReturn, Optional, Union
 
 from lightcc.launch import pickling
 from lightcc.spark.session import Session, Stage
+from lightcc.spark.settings import seconds_of, settings_of
 from lightcc.spark.task import BEGIN, END, RESULT, STDERR, STDOUT, Call
 
 _LOOK_S = 0.1
-_DEFAULT_TIMEOUT_S = 600
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {},  # noqa: B006  Horovod's
@@ -42,24 +41,22 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, A
     pickling.check(fn, args, kwargs)
     function = io.BytesIO()
     pickling.write(function, fn, args, kwargs)
-    variables = {str(name): str(value) for name, value in (env or {}).items()}
-    if nics:
-        variables["LIGHTCC_IFACE"] = "=" + (nics if isinstance(nics, str) else ",".join(nics))
+    variables = settings_of(env, nics)
     session = Session()
-    timeout_s = _timeout(start_timeout)
+    timeout_s = seconds_of(start_timeout, "HOROVOD_SPARK_START_TIMEOUT")
     deadline = time.monotonic() + timeout_s
     num_proc = session.slots() if num_proc is None else num_proc
     if num_proc < 1:
         raise ValueError(f"run: num_proc={num_proc}: at least 1 is expected")
     while session.slots() < num_proc:  # executors may be on their way; Spark itself would look for ten minutes
         if time.monotonic() > deadline:
-            raise _no_room(session, num_proc, timeout_s)
+            raise session.no_room("run", num_proc, timeout_s)
         time.sleep(_LOOK_S)
     stage = session.begin(num_proc, Call(function.getvalue(), variables, executable, prefix_output_with_timestamp))
     try:
         while not stage.over.wait(_LOOK_S) and not stage.has_started():
             if time.monotonic() > deadline:
-                raise _no_room(session, num_proc, timeout_s)
+                raise session.no_room("run", num_proc, timeout_s)
         stage.over.wait()
     except BaseException:  # such as Ctrl-C, as it comes out of a call of Spark
         stage.cancel()
@@ -67,24 +64,6 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, A
     if stage.error is not None:
         _fail(stage.error)
     return _results(stage, num_proc, *((stdout, stderr) if verbose else (io.StringIO(), io.StringIO())))
-
-
-def _timeout(start_timeout: Optional[int]) -> float:
-    if start_timeout is not None:
-        return float(start_timeout)
-    text = os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or str(_DEFAULT_TIMEOUT_S)
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"HOROVOD_SPARK_START_TIMEOUT={text}: expected seconds") from None
-
-
-def _no_room(session: Session, num_proc: int, timeout_s: float) -> TimeoutError:
-    slots = session.slots()
-    busy = "" if slots < num_proc else ", and other jobs have some of them"
-    return TimeoutError(f"run: Spark has not started {num_proc} tasks at the same time within {timeout_s:g} s: it has "
-                        f"{slots} slot{'s' * (slots != 1)} for tasks{busy}. Ask for fewer ranks (num_proc), add "
-                        "executors or cores, or wait longer (start_timeout)")
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -1,5 +1,5 @@
-"""What run() asks of a Spark session, which is a classic one or one of Spark Connect: how many tasks run at the same
-time, a barrier stage, whether it has started, and its end."""
+"""What run() and run_elastic() ask of a Spark session, which is a classic one or one of Spark Connect: how many tasks
+run at the same time, a barrier stage or a single task, whether it has started, and its end."""
 import contextlib
 import inspect
 import re
@@ -8,7 +8,9 @@ import time
 import uuid
 from typing import Any, Callable, Iterable, Iterator, List, Optional
 
-from lightcc.spark.task import Call, Part, run_rank
+from lightcc.launch import network
+from lightcc.launch.offers import Invitation
+from lightcc.spark.task import Call, Part, run_offer, run_rank
 
 _SCHEMA = "rank int, kind string, data binary"
 _CANCEL_S = 60.0  # for the stage to be over once it is cancelled
@@ -16,17 +18,17 @@ _AGAIN_S = 0.5
 
 
 class Session:
-    def __init__(self) -> None:
-        """The active one. RuntimeError if there is none, or if its executors come and go."""
-        self.spark = _active()
+    def __init__(self, elastic: bool = False) -> None:
+        """The active one. RuntimeError if there is none, or, unless elastic, if its executors come and go."""
+        self.spark = _active("run_elastic" if elastic else "run")
         try:
             self._context = self.spark.sparkContext
         except Exception:  # Spark Connect has none, and says so in another way in each version
             self._context = None
-        if str(self.spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        if not elastic and str(self.spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
             raise RuntimeError("run: all ranks must run at the same time, as tasks of a barrier stage, and Spark has "
                                "none with dynamic allocation. Start the session with "
-                               "spark.dynamicAllocation.enabled=false")
+                               "spark.dynamicAllocation.enabled=false, or call run_elastic")
 
     def slots(self) -> int:
         """Tasks that run at the same time, those of other jobs included."""
@@ -39,21 +41,41 @@ class Session:
             raise RuntimeError(f"run: Spark does not say by how many tasks it makes a range: {plan}")
         return int(splits[1])
 
+    def no_room(self, caller: str, num_proc: int, timeout_s: float) -> TimeoutError:
+        slots = self.slots()
+        busy = "" if slots < num_proc else ", and other jobs have some of them"
+        return TimeoutError(
+            f"{caller}: Spark has not started {num_proc} tasks at the same time within {timeout_s:g} s: it has {slots} "
+            f"slot{'s' * (slots != 1)} for tasks{busy}. Ask for fewer ranks (num_proc), add executors or cores, or "
+            "wait longer (start_timeout)")
+
     def begin(self, num_proc: int, call: Call) -> "Stage":
-        return Stage(self.spark, self._context, num_proc, call)
+        return Stage(self.spark, self._context, _collector(self.spark, self._context, num_proc, call))
+
+    def begin_offer(self, invitation: Invitation) -> "Stage":
+        """A task without barrier that offers to run an agent."""
+        return Stage(self.spark, self._context, lambda: _offer(self.spark, invitation))
+
+    def driver_addresses(self, interfaces: str) -> List[str]:
+        """Of this process, as executors reach it. interfaces: as LIGHTCC_IFACE; "" lets Spark's own setting decide."""
+        host = None if self._context is None or interfaces else self._context.getConf().get("spark.driver.host")
+        found = network.interfaces()
+        if host or not found:
+            return [host or "127.0.0.1"]
+        return [one.address for one in network.chosen(found, interfaces)]
 
 
 class Stage:
-    """A barrier stage that has been handed to Spark."""
+    """A stage that has been handed to Spark."""
 
-    def __init__(self, spark: Any, context: Any, num_proc: int, call: Call) -> None:
+    def __init__(self, spark: Any, context: Any, collect: Callable[[], List[Part]]) -> None:
         self._spark, self._context = spark, context
         self._tag = f"lightcc-{uuid.uuid4().hex}"
         self._started = threading.Event()
         self.over = threading.Event()
         self.parts: List[Part] = []
         self.error: Optional[Exception] = None
-        self._collect = _collector(spark, context, num_proc, call)
+        self._collect = collect
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -84,7 +106,7 @@ class Stage:
     def _run(self) -> None:
         try:
             if self._context is not None:
-                self._context.setJobGroup(self._tag, "lightcc.spark.run", interruptOnCancel=True)
+                self._context.setJobGroup(self._tag, "lightcc.spark", interruptOnCancel=True)
             else:
                 self._spark.addTag(self._tag)
                 if hasattr(self._spark, "registerProgressHandler"):
@@ -102,7 +124,7 @@ class Stage:
             self._started.set()
 
 
-def _active() -> Any:
+def _active(caller: str) -> Any:
     """Active ones are those of a thread; another thread has the default one."""
     from pyspark.sql import SparkSession
 
@@ -115,7 +137,8 @@ def _active() -> Any:
             found = kind.active() if hasattr(kind, "active") else kind.getActiveSession()  # before 3.5
             if found is not None:
                 return found
-    raise RuntimeError("run: there is no active Spark session here; make one first: SparkSession.builder.getOrCreate()")
+    raise RuntimeError(f"{caller}: there is no active Spark session here; make one first: "
+                       "SparkSession.builder.getOrCreate()")
 
 
 def _collector(spark: Any, context: Any, num_proc: int, call: Call) -> Callable[[], List[Part]]:
@@ -150,3 +173,14 @@ def by_rdd(context: Any, num_proc: int, call: Call) -> List[Part]:
 
     rows = context.parallelize(range(num_proc), num_proc).barrier().mapPartitions(task).collect()
     return [Part(*row) for row in rows]
+
+
+def _offer(spark: Any, invitation: Invitation) -> List[Part]:
+    def task(batches: Iterable[Any]) -> Iterator[Any]:
+        for _ in batches:
+            pass
+        run_offer(invitation)
+        yield from ()
+
+    spark.range(0, 1, 1, 1).mapInArrow(task, _SCHEMA).collect()
+    return []

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Op
 
 from lightcc.launch import placed
 from lightcc.launch.local import pythonpath_setting
+from lightcc.launch.offers import Invitation, offer
 from lightcc.launch.output import Tagger
 from lightcc.launch.placed_child import FAILED, Failed, Start
 
@@ -56,6 +57,18 @@ def run_rank(call: Call) -> Iterator[Part]:
         yield from rank.run(lambda mine: [json.loads(text) for text in context.allGather(json.dumps(mine))])
     finally:
         rank.end()
+
+
+def run_offer(invitation: Invitation) -> None:
+    """Inside a task without barrier: it is a host of an elastic job while the driver wants it."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    resources = context.resources() if context else {}  # type: ignore[no-untyped-call]
+    environment = {"PYSPARK_PYTHON": sys.executable}
+    if "gpu" in resources:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(resources["gpu"].addresses)
+    offer(invitation, environment)
 
 
 class _Rank:

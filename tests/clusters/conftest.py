@@ -19,6 +19,8 @@ FOLDERS = [str(HERE), str(HERE.parent / "python"), str(HERE.parent / "multihost"
 sys.path[:0] = FOLDERS
 os.environ["PYTHONPATH"] = os.pathsep.join([*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
+from spark_session import nobody_is_left, spark  # noqa: E402, F401
+
 from needs import MISSING, why_not  # noqa: E402
 
 LIBRARIES = {"ray": "ray[default,train]", "pyspark": "pyspark", "kubernetes_validate": "kubernetes-validate"}

@@ -1,12 +1,13 @@
 """Elastic jobs on a cluster of Ray whose nodes come and go."""
+import functools
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
+import elastic_sizes
 import pytest
 
 from jobs import wait_until
@@ -27,37 +28,6 @@ def cluster():
     cluster.shutdown()
 
 
-def training(folder):
-    """Until there is a file "stop". Each rank adds up the ranks of its world, in each step, and says how many."""
-    def train():
-        import numpy as np
-
-        import lightcc.numpy as hvd
-        from lightcc.common.elastic import ObjectState, run_fn
-        hvd.init()
-
-        def steps(state):
-            while not state.over:
-                total = hvd.allreduce(np.array([1.0, float(Path(folder, "stop").exists())]), op=hvd.Sum, name="step")
-                if not state.sizes or state.sizes[-1] != int(total[0]):
-                    state.sizes.append(int(total[0]))
-                    Path(folder, f"size.{len(state.sizes)}.{int(total[0])}").touch()
-                own = Path(folder, f"pid.{os.getpid()}")
-                own.write_text(str(os.getpid()))
-                own.rename(Path(folder, f"rank.{hvd.rank()}.{hvd.size()}"))  # whole from the start
-                state.over = bool(total[1])
-                state.commit()
-            return state.sizes
-
-        def reset():
-            hvd.shutdown()
-            hvd.init()
-
-        from lightcc.core.objects import broadcast_object
-        return run_fn(steps, reset)(ObjectState(broadcast_object, hvd.rank, sizes=[], over=False))
-    return train
-
-
 def begin(folder, **settings):
     from lightcc.ray import ElasticRayExecutor
 
@@ -65,7 +35,7 @@ def begin(folder, **settings):
 
     def run():
         try:
-            outcome.append(executor.run(training(folder)))
+            outcome.append(executor.run(functools.partial(elastic_sizes.train, str(folder))))
         except RuntimeError as error:
             outcome.append(error)
 

@@ -1,77 +1,22 @@
 """run() and HorovodRunner, in a classic session and by Spark Connect, whose server is on loopback."""
-import contextlib
-import errno
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import uuid
 from pathlib import Path
 
 import pytest
+from spark_session import OWN_MARK
 
 import lightcc
 import trained_digits
-from jobs import LONGEST_S, MARK, command_of, kill, marked, wait_until
+from jobs import MARK, kill, marked, wait_until
 
 NEEDS = "pyspark"
 DEADLINE_S = 600
-OWN_MARK = uuid.uuid4().hex  # of all that this process starts
-
-
-@pytest.fixture(scope="module", params=("classic", "connect"))
-def spark(request, tmp_path_factory):
-    from pyspark.sql import SparkSession
-
-    os.environ[MARK] = OWN_MARK
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark"))
-    builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    if request.param == "classic":
-        yield from until_stopped(builder.master("local[2]"))
-    else:
-        with port_of_connect():
-            yield from until_stopped(builder.remote("local[2]"))
-
-
-def until_stopped(builder):
-    session = builder.getOrCreate()
-    yield session
-    session.stop()
-
-
-@contextlib.contextmanager
-def port_of_connect():
-    """The local server always has port 15002, so one run of these tests has it at a time. Whoever has bound this name
-    may take it: a name is of the same network namespace as a port, and free when its process has ended."""
-    with socket.socket(socket.AF_UNIX) as holder:
-        def take():
-            try:
-                holder.bind("\0lightcc-tests-spark-connect")
-            except OSError as error:
-                assert error.errno == errno.EADDRINUSE, error
-                return False
-            return True
-
-        wait_until(take, "another run of these tests to leave Spark Connect's port", within_s=LONGEST_S)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def nobody_is_left(request):
-    """No rank that a test has started."""
-    yield
-    if "spark" in request.fixturenames:
-        wait_until(lambda: not ranks_here(), "all ranks to end", ranks_here)
-
-
-def ranks_here():
-    return [process for process in marked(OWN_MARK) if "lightcc.launch.placed_child" in command_of(process)]
 
 
 def test_digits_have_the_losses_of_run(spark):
