@@ -58,12 +58,14 @@ build/docs-venv/installed: .ci/docs.txt
 	$(call INSTALL,build/docs-venv,-r .ci/docs.txt)
 	touch $@
 
-# Ray, Spark, or what knows Kubernetes' kinds, and the wheel. Where pip cannot install it, its tests say what is missing.
+# Ray, Spark, or what knows Kubernetes' kinds. What .venv has, lightcc and PyTorch among it, is found there and not
+# installed again. Where pip cannot install the rest, its tests say what is missing.
 .PRECIOUS: build/%/with-scheduler
-build/%/with-scheduler: build/wheel .ci/%.txt
+build/%/with-scheduler: build/installed .ci/%.txt
 	$(PYTHON) -m venv build/$*
-	$(call INSTALL,build/$*,-r .ci/$*.txt build/wheel/*.whl) || { $(call INSTALL,build/$*,pytest build/wheel/*.whl); }
-	build/$*/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall build/wheel/*.whl
+	$(BIN)/python -c 'import site; print(*site.getsitepackages())' >$$(build/$*/bin/python -c \
+	  'import site; print(*site.getsitepackages())')/beside.pth
+	$(call INSTALL,build/$*,-r .ci/$*.txt) || true
 	touch $@
 
 # A TensorFlow and the wheel. tf_keras, which 2.13 does not have, would pull in the build for GPUs as well.

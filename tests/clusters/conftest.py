@@ -19,6 +19,7 @@ FOLDERS = [str(HERE), str(HERE.parent / "python"), str(HERE.parent / "multihost"
 sys.path[:0] = FOLDERS
 os.environ["PYTHONPATH"] = os.pathsep.join([*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
+from ray_session import cluster  # noqa: E402, F401
 from spark_session import nobody_is_left, spark  # noqa: E402, F401
 
 from needs import MISSING, why_not  # noqa: E402

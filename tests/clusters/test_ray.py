@@ -16,19 +16,6 @@ NEEDS = "ray"
 DEADLINE_S = 300
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False})
-    cluster.add_node(num_cpus=2)
-    ray.init(address=cluster.address)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
-
-
 @pytest.fixture
 def start(cluster):
     """Starts executors, and sees afterwards that nothing of them is left in Ray."""
@@ -326,7 +313,6 @@ def test_the_workers_end_with_the_driver(cluster, tmp_path):
 
 
 def test_a_lost_node_ends_the_run(cluster, start):
-    """Last: it takes one away."""
     import ray
 
     executor, runs = start(num_hosts=2), Path(os.environ["HOME"], "runs")
@@ -353,3 +339,4 @@ def test_a_lost_node_ends_the_run(cluster, start):
     losing.join()
     executor.shutdown()
     wait_until(lambda: len([node for node in ray.nodes() if node["Alive"]]) == 1, "Ray to notice")
+    cluster.add_node(num_cpus=2)  # for the other tests

@@ -1,4 +1,4 @@
-"""Elastic jobs on a cluster of Ray whose nodes come and go."""
+"""Elastic jobs on a cluster of Ray whose nodes come and go. A rank takes a whole node of two cores."""
 import functools
 import os
 import re
@@ -16,22 +16,10 @@ NEEDS = "ray"
 DEADLINE_S = 300
 
 
-@pytest.fixture
-def cluster():
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1, "include_dashboard": False})
-    ray.init(address=cluster.address)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
-
-
 def begin(folder, **settings):
     from lightcc.ray import ElasticRayExecutor
 
-    executor, outcome = ElasticRayExecutor(ElasticRayExecutor.create_settings(**settings)), []
+    executor, outcome = ElasticRayExecutor(ElasticRayExecutor.create_settings(**settings), cpus_per_slot=2), []
 
     def run():
         try:
@@ -48,21 +36,23 @@ def begin(folder, **settings):
 def test_nodes_come_and_are_lost(cluster, tmp_path):
     import ray
 
-    thread, outcome = begin(tmp_path, min_num_proc=1, timeout_s=DEADLINE_S)
-    wait_until(lambda: list(tmp_path.glob("size.1.1")), "a world of one", lambda: (os.listdir(tmp_path), outcome))
-    node = cluster.add_node(num_cpus=1)
-    wait_until(lambda: list(tmp_path.glob("size.2.2")), "a world of two", lambda: (os.listdir(tmp_path), outcome))
+    thread, outcome = begin(tmp_path, min_num_proc=2, timeout_s=DEADLINE_S)
+
+    def wait_for(name, what):
+        wait_until((tmp_path / name).exists, what, lambda: (os.listdir(tmp_path), outcome))
+
+    wait_for("size.1.2", "a world of two")
+    node = cluster.add_node(num_cpus=2)
+    wait_for("size.2.3", "a world of three")
     cluster.remove_node(node, allow_graceful=False)
-    wait_until(lambda: list(tmp_path.glob("size.3.1")), "a world of one again",
-               lambda: (os.listdir(tmp_path), outcome))
+    wait_for("size.3.2", "a world of two again")
     (tmp_path / "stop").touch()
     thread.join(DEADLINE_S)
-    assert outcome == [[[1, 2, 1]]]
-    wait_until(lambda: ray.available_resources().get("CPU") == 1, "Ray to have its core", ray.available_resources)
+    assert outcome == [[[2, 3, 2]] * 2]
+    wait_until(lambda: ray.available_resources().get("CPU") == 4, "Ray to have its cores", ray.available_resources)
 
 
 def test_a_killed_rank_costs_its_node_and_the_job_goes_on(cluster, tmp_path):
-    cluster.add_node(num_cpus=1)
     thread, outcome = begin(tmp_path, min_num_proc=1, max_num_proc=2, timeout_s=DEADLINE_S)
     wait_until(lambda: len(list(tmp_path.glob("rank.*.2"))) == 2, "a world of two",
                lambda: (os.listdir(tmp_path), outcome))
@@ -89,7 +79,7 @@ def test_ray_executor_with_min_workers_is_elastic(cluster, monkeypatch):
     executor = RayExecutor(RayExecutor.create_settings(timeout_s=DEADLINE_S), min_workers=1, max_workers=1,
                            use_gpu=True)
     executor.start(extra_env_vars={"OURS": 7})
-    assert executor.run(world, args=(2,), kwargs={"times": 3}) == [(1, 6, "7", "0")]
+    assert executor.run(world, args=(2,), kwargs={"times": 3}) == [(1, 6, "7", "0,1")]
     with pytest.raises(ValueError, match="has run\\(\\) only"):
         executor.execute(print)
     with pytest.raises(ValueError, match="callbacks are for RayExecutor with num_workers"):
@@ -104,9 +94,8 @@ def carry(cluster, node):
 
 
 def test_the_carrier_says_what_went_wrong(cluster):
-    import ray
 
-    (node,) = [one["NodeID"] for one in ray.nodes()]
+    node = cluster.head_node.node_id
     for there, code, text in ((node, 3, ""), ("f" * len(node), 255, r"Ray's node f+: \w*Error: \w")):
         carrier = carry(cluster, there)
         errors = carrier.communicate(timeout=DEADLINE_S)[1]
@@ -115,15 +104,17 @@ def test_the_carrier_says_what_went_wrong(cluster):
 
 def test_the_carrier_says_on_what_it_waits(cluster):
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    @ray.remote(num_cpus=1)
+    @ray.remote(num_cpus=2)
     class Holder:
         def hold(self):
             pass
 
-    holder = Holder.remote()
+    node = cluster.head_node.node_id
+    holder = Holder.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
     ray.get(holder.hold.remote(), timeout=DEADLINE_S)
-    carrier = carry(cluster, ray.nodes()[0]["NodeID"])
+    carrier = carry(cluster, node)
     watchdog = threading.Timer(DEADLINE_S, carrier.kill)  # readline has no deadline
     watchdog.start()
     try:

@@ -13,15 +13,6 @@ import trained_digits
 NEEDS = "ray"
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    import ray
-
-    ray.init(num_cpus=4, include_dashboard=False)
-    yield
-    ray.shutdown()
-
-
 def fit(loop, tmp_path, max_failures=0, num_workers=2, **arguments):
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
