@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import ray
+from ray.util.client import ray as client
 
 from lightcc.elastic import driver, results
 from lightcc.elastic.limits import Limits
@@ -112,6 +113,8 @@ class ElasticRayExecutor:
         if callbacks:
             raise ValueError("ElasticRayExecutor.run: callbacks are for RayExecutor with num_workers; print instead")
         pickling.check(worker_fn, (), None)
+        if client.is_connected():
+            return self._run_in_the_cluster(worker_fn)
         limits = self.settings.limits()
         assert self.settings.discovery is not None
         signals = (signal.SIGINT,) if threading.current_thread() is threading.main_thread() else ()
@@ -125,6 +128,14 @@ class ElasticRayExecutor:
             outcome = driver.drive(job, limits, self.settings.discovery, 1, 2, signals, is_here=lambda name: False)
             return results.values(outcome, limits.min_num_proc, run_files)
 
+    def _run_in_the_cluster(self, worker_fn: Callable[[], Any]) -> List[Any]:
+        """By an actor, since agents are reached from a node of Ray only, and with Ray Client we are on none."""
+        actor = ray.remote(_Adapter).options(num_cpus=0).remote()
+        try:
+            return ray.get(actor.run.remote(self, worker_fn))
+        finally:  # its agents end with it
+            ray.kill(actor)
+
     def _agent_command(self, host: str) -> List[str]:
         node = self._nodes.nodes.get(host, host)
         (resources,) = [one["Resources"] for one in ray.nodes() if one["NodeID"] == node]
@@ -132,3 +143,10 @@ class ElasticRayExecutor:
         reserved = [self._nodes.each.get(name, 0) * slots for name in ("CPU", "GPU")]
         return [sys.executable, "-m", "lightcc.ray.carry", ray.get_runtime_context().gcs_address, node,
                 *map(str, reserved), agent_line()]
+
+
+class _Adapter:
+    """The actor that runs an elastic job for somebody who has come by Ray Client."""
+
+    def run(self, executor: ElasticRayExecutor, worker_fn: Callable[[], Any]) -> List[Any]:
+        return executor.run(worker_fn)
