@@ -58,10 +58,10 @@ build/docs-venv/installed: .ci/docs.txt
 	$(call INSTALL,build/docs-venv,-r .ci/docs.txt)
 	touch $@
 
-# Ray, Spark, or what knows Kubernetes' kinds. What .venv has, lightcc and PyTorch among it, is found there and not
-# installed again. Where pip cannot install the rest, its tests say what is missing.
-.PRECIOUS: build/%/with-scheduler
-build/%/with-scheduler: build/installed .ci/%.txt
+# Ray, Spark, what knows Kubernetes' kinds, or trainers. What .venv has, lightcc and PyTorch among it, is found there and
+# not installed again. Where pip cannot install the rest, its tests say what is missing.
+.PRECIOUS: build/%/beside-venv
+build/%/beside-venv: build/installed .ci/%.txt
 	$(PYTHON) -m venv build/$*
 	$(BIN)/python -c 'import site; print(*site.getsitepackages())' >$$(build/$*/bin/python -c \
 	  'import site; print(*site.getsitepackages())')/beside.pth

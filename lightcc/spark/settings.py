@@ -1,7 +1,8 @@
 """Arguments that run() and run_elastic() share."""
-import os
 from collections.abc import Mapping, Sequence
 from typing import Dict, Optional, Union
+
+from lightcc.launch.seconds import from_environment, seconds
 
 _DEFAULT_S = 600
 
@@ -16,10 +17,4 @@ def settings_of(env: Optional[Mapping[str, str]], nics: Union[str, Sequence[str]
 
 def seconds_of(argument: Optional[float], variable: str) -> float:
     """The argument, else the variable, else 600."""
-    if argument is not None:
-        return float(argument)
-    text = os.environ.get(variable) or str(_DEFAULT_S)
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{variable}={text}: expected seconds") from None
+    return from_environment(variable, _DEFAULT_S) if argument is None else seconds(argument)
