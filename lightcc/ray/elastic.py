@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import ray
-from ray.util.client import ray as client
+from ray.util import client
 
 from lightcc.elastic import driver, results
 from lightcc.elastic.limits import Limits
@@ -113,7 +113,7 @@ class ElasticRayExecutor:
         if callbacks:
             raise ValueError("ElasticRayExecutor.run: callbacks are for RayExecutor with num_workers; print instead")
         pickling.check(worker_fn, (), None)
-        if client.is_connected():
+        if client.ray.is_connected():
             return self._run_in_the_cluster(worker_fn)
         limits = self.settings.limits()
         assert self.settings.discovery is not None
