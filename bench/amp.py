@@ -1,12 +1,13 @@
 """What lightcc.amp must show: curves, agreement, cost, killed ranks.
 
-    python bench/amp.py [--rows curves digits agreement cost kills] [--keras PYTHON]
+    python bench/amp.py [--rows curves digits agreement cost shapes kills] [--keras PYTHON]
 
 curves: examples/pytorch_amp.py and keras_amp.py, 5 seeds, 1 and 2 ranks: the switching policy's median loss within 10
 times that of full precision, where bfloat16 alone is 50 times above, with 35 % of the steps in bfloat16. digits:
 accuracy within 0.5 points of full precision. agreement: policies that disagree by design, 2, 3 and 4 ranks. cost: a
-step beside one without, on 2 ranks. kills: 20 kills of a rank during a hold. --keras: a Python with Keras and
-TensorFlow, if that is another one. Prints a line a row, and writes build/bench/amp.json; bench/amp_gpu.py is for a GPU.
+step beside one without, on 2 ranks. shapes: how many graphs torch.compile makes, which are as many without lightcc.
+kills: 20 kills of a rank during a hold. --keras: a Python with Keras and TensorFlow, if that is another one. Prints a
+line a row, and writes build/bench/amp.json; bench/amp_gpu.py is for a GPU.
 """
 import argparse
 import json
@@ -87,6 +88,13 @@ def cost(_: str) -> Iterator[Row]:
                + "; ms " + ", ".join(f"{side} {ms:.2f}" for side, ms in found["ms"].items()), met, found)
 
 
+def shapes(_: str) -> Iterator[Row]:
+    found = found_by(2, "shapes", 40)
+    met = found["graphs"] == found["without lightcc"]
+    yield (", ".join(f"{kind} {graphs}" for kind, graphs in found["graphs"].items())
+           + f"; as many without lightcc: {met}", met, found)
+
+
 def kills(_: str) -> Iterator[Row]:
     """In the holds' second steps, one after the other."""
     steps = PERIOD * (KILLS + 2)
@@ -102,7 +110,8 @@ def kills(_: str) -> Iterator[Row]:
 
 
 ROWS: Dict[str, Callable[[str], Iterator[Row]]] = {
-    "curves": curves, "digits": digits, "agreement": agreement, "cost": cost, "kills": kills}
+    "curves": curves, "digits": digits, "agreement": agreement, "cost": cost, "shapes": shapes,
+    "kills": kills}
 
 
 def main() -> None:

@@ -168,8 +168,39 @@ def cost(name: str) -> Dict[str, Any]:
             "switching / mean of both": statistics.mean(by_level) / mean}
 
 
+def shapes(steps: int) -> Dict[str, Any]:
+    """How many graphs torch.compile makes in so many steps, whose sizes differ by step and rank."""
+    graphs = 0
+
+    def backend(module: Any, _: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    def made(dynamic: Any, padded: bool, distribute: bool) -> int:
+        nonlocal graphs
+        graphs = 0
+        torch._dynamo.reset()
+        model = torch.nn.Linear(5, 1)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if distribute:
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        forward = torch.compile(model, backend=backend, dynamic=dynamic)
+        for size in np.random.default_rng(hvd.rank()).integers(5, 65, steps).tolist():
+            optimizer.zero_grad()
+            forward(torch.ones(1 << (size - 1).bit_length() if padded else size, 5)).sum().backward()
+            optimizer.step()
+        return graphs
+
+    kinds = {"dynamic=False": (False, False), "by default": (None, False), "dynamic=True": (True, False),
+             "padded to powers of two": (False, True)}
+    return {"ranks": hvd.size(), "graphs": {kind: made(*how, True) for kind, how in kinds.items()},
+            "without lightcc": {kind: made(*how, False) for kind, how in kinds.items()}}
+
+
 ROWS: Dict[str, Callable[[str], Dict[str, Any]]] = {
-    "digits": lambda seed: digits(int(seed)), "agreement": lambda steps: agreement(int(steps)), "cost": cost}
+    "digits": lambda seed: digits(int(seed)), "agreement": lambda steps: agreement(int(steps)), "cost": cost,
+    "shapes": lambda steps: shapes(int(steps))}
 
 if __name__ == "__main__":
     hvd.init()
