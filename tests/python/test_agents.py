@@ -181,7 +181,7 @@ def test_command_not_found():
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_signals_leave_nobody(signum):
-    job = start(*MIXED, *WITH_GRANDCHILDREN)
+    job = start(*MIXED, "--grace-period", DEADLINE_S, *WITH_GRANDCHILDREN)
     job.wait_for(*UP)
     job.process.send_signal(signum)
     code, _, err = job.finish()
@@ -189,7 +189,7 @@ def test_signals_leave_nobody(signum):
         assert code == -signum
     else:
         assert code == 128 + signum
-        patience = "lightccrun: 4 ranks have 5 s to end; a second Ctrl-C kills at once\n" * (signum == signal.SIGINT)
+        patience = "lightccrun: 4 ranks have 300 s to end; a second Ctrl-C kills at once\n" * (signum == signal.SIGINT)
         assert err == f"{patience}lightccrun: interrupted by signal {int(signum)} ({signum.name}); ended 4 ranks\n"
 
 

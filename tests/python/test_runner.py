@@ -281,7 +281,7 @@ WITH_GRANDCHILDREN = ["sh", "-c", "sleep 600 & sh -c 'sleep 600; true' & echo up
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_signals_leave_nobody(signum):
-    job = start("-np", 2, *WITH_GRANDCHILDREN)
+    job = start("-np", 2, "--grace-period", DEADLINE_S, *WITH_GRANDCHILDREN)
     job.wait_for("[0]<stdout>:up", "[1]<stdout>:up")
     wait_until(lambda: len(job.living()) == 1 + 1 + 2 * 4, "launcher, watcher and 2 x 4 processes", job.living)
     job.process.send_signal(signum)
@@ -290,7 +290,7 @@ def test_signals_leave_nobody(signum):
         assert code == -signum
     else:
         assert code == 128 + signum
-        patience = "lightccrun: 2 ranks have 5 s to end; a second Ctrl-C kills at once\n" * (signum == signal.SIGINT)
+        patience = "lightccrun: 2 ranks have 300 s to end; a second Ctrl-C kills at once\n" * (signum == signal.SIGINT)
         assert err == f"{patience}lightccrun: interrupted by signal {int(signum)} ({signum.name}); ended 2 ranks\n"
 
 
