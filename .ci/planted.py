@@ -109,7 +109,7 @@ def check_layers(tree: Path) -> None:
     expect_alarm("an upward include", command, 'layer base may not include "engine/engine.h"')
     header.write_text(clean)
     for knows, known in (("net/tcp/tcp_stream.h", "net/loop/loop.h"), ("engine/engine.h", "net/tcp/tcp_stream.h"),
-                         ("engine/control/tree.h", "engine/engine.h")):
+                         ("engine/negotiate/control/tree.h", "engine/engine.h")):
         planted = tree / "csrc" / knows
         whole = planted.read_text()
         planted.write_text(whole + f'#include "{known}"\n')
@@ -121,7 +121,7 @@ def check_layers(tree: Path) -> None:
     for planted, more, alarm in (
         (header, "class Wide {\n" + "".join(f"  int field{i}_ = 0;\n" for i in range(25)) + "};\n",
          "Wide has 25 fields; 24 at most"),
-        (tree / "csrc" / "engine" / "engine.h", '#include "engine/group_engine.h"\n',
+        (tree / "csrc" / "engine" / "engine.h", '#include "engine/negotiate/group_engine.h"\n',
          "other headers along; 15 at most"),
     ):
         whole = planted.read_text()

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "api/lightcc.h"
-#include "engine/request.h"
+#include "engine/request/request.h"
 
 namespace lightcc {
 

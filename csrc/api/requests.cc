@@ -4,8 +4,8 @@
 #include "api/global_state.h"
 #include "api/lightcc.h"
 #include "api/read_request.h"
-#include "engine/output_pool.h"
-#include "engine/staging.h"
+#include "device/cuda_objects.h"
+#include "engine/request/output_pool.h"
 #include "net/bootstrap/world.h"
 #include "net/group.h"
 

@@ -1,6 +1,7 @@
 // How large what ranks announce may be: sums and products of anything within these stay far from overflow. A rank
-// refuses a request of its own that is larger (engine/validate.h); a message of another rank that is larger is damaged
-// (engine/control). Here, because the negotiation may not include the engine around it, and is_countable() is base's.
+// refuses a request of its own that is larger (engine/request/validate.h); a message of another rank that is larger is
+// damaged (engine/negotiate/control). Here, because the negotiation may not include the engine around it, and
+// is_countable() is base's.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/call.h"
+#include "engine/request/call.h"
 
 namespace lightcc {
 
@@ -48,8 +48,8 @@ class Engine {
   void submit_all(std::span<const RequestPtr>, size_t* begun);
   // Copies into the one tensor of each, which is input and output: on a GPU queued on its stream.
   void fill(std::span<const Fill>);
-  // The same for a caller that will wait at once, by engine/fast_path.h if it can be. True: it is done. False: wait for
-  // *begun; or, if that is nullptr, nothing has happened: submit() it.
+  // The same for a caller that will wait at once, by engine/run/fast_path.h if it can be. True: it is done. False: wait
+  // for *begun; or, if that is nullptr, nothing has happened: submit() it.
   bool try_fast_path(const Call&, RequestPtr* begun);
   bool wait(Request&, uint64_t deadline_ns);   // false: not finished by then
   bool poll(Request&);                         // whether it had finished at entry; if not, makes steps

@@ -7,8 +7,8 @@
 
 #include "base/log.h"
 #include "base/overloaded.h"
-#include "engine/fusion.h"
-#include "engine/validate.h"
+#include "engine/negotiate/control/fusion.h"
+#include "engine/request/validate.h"
 
 namespace lightcc {
 namespace {

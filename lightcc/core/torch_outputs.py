@@ -2,7 +2,7 @@
 
 The pool holds the storages of the outputs it has made, torch's own in every way (they can be resized, shared, pickled),
 and uses one again when nobody else refers to it any more: no tensor, view, array, DLPack capsule or storage object.
-Outputs of the core, whose shape is known late, come from the core's pool (csrc/engine/output_pool.h).
+Outputs of the core, whose shape is known late, come from the core's pool (csrc/engine/request/output_pool.h).
 """
 import os
 import sys

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/remote_fast_path.h"
+#include "engine/run/remote_fast_path.h"
 
 namespace {
 

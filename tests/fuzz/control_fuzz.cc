@@ -8,11 +8,11 @@
 #include <optional>
 
 #include "base/overloaded.h"
-#include "engine/control/aggregator.h"
-#include "engine/control/coordinator.h"
-#include "engine/control/member_plans.h"
-#include "engine/control/response_cache.h"
-#include "engine/validate.h"
+#include "engine/negotiate/control/aggregator.h"
+#include "engine/negotiate/control/coordinator.h"
+#include "engine/negotiate/control/member_plans.h"
+#include "engine/negotiate/control/response_cache.h"
+#include "engine/request/validate.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "engine/control/message.h"
+#include "engine/negotiate/control/message.h"
 
 namespace {
 

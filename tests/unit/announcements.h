@@ -1,6 +1,6 @@
 // What ranks announce to the coordinator, in tests of the control plane.
 #pragma once
-#include "engine/control/message.h"
+#include "engine/negotiate/control/message.h"
 
 namespace lightcc::test {
 

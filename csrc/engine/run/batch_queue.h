@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/batch_execution.h"
-#include "engine/effects.h"
-#include "engine/joined_rank.h"
+#include "engine/run/batch_execution.h"
+#include "engine/request/effects.h"
+#include "engine/run/joined_rank.h"
 #include "engine/run/group_backends.h"
 #include "engine/run/nccl_run.h"
 #include "engine/run/staged_run.h"

@@ -9,11 +9,11 @@
 #include <memory>
 #include <vector>
 
-#include "engine/batch_execution.h"
-#include "engine/control/message.h"
-#include "engine/group_table.h"
-#include "engine/nccl_launches.h"
-#include "engine/nccl_setup.h"
+#include "engine/run/batch_execution.h"
+#include "engine/negotiate/control/message.h"
+#include "engine/request/group_table.h"
+#include "engine/run/nccl_launches.h"
+#include "engine/run/nccl_setup.h"
 #include "engine/run/group_backends.h"
 
 namespace lightcc {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/staging.h"
+#include "engine/run/staging.h"
 #include "net/peers.h"
 
 namespace lightcc {

@@ -33,7 +33,7 @@ struct Header {
   char cause[1024] = {};
 };
 
-// What a member of a group shows the others when its call may skip negotiation; see engine/fast_path.h.
+// What a member of a group shows the others when its call may skip negotiation; see engine/run/fast_path.h.
 struct FastPathSlot {
   static constexpr size_t kInlineBytes = 48, kEagerBytes = 4 << 10;
   alignas(kLine) std::atomic<uint64_t> word{0};  // whose turn, and whether it refuses; written last

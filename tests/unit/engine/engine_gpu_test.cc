@@ -1,6 +1,6 @@
 // Tensors of GPUs: every kind of collective gives what it gives on the CPU, in order with the program's streams, which
 // nobody waits for; through the host and by NCCL. The GPUs are doubles in host memory; each rank has one of them.
-#include "engine/fusion.h"
+#include "engine/negotiate/control/fusion.h"
 #include "labels.h"
 #include "unit/gpus.h"
 

@@ -1,6 +1,6 @@
 // Collectives of GPUs by NCCL: when it is used, what lies on another GPU, and how its failures and those of ranks end.
 // That results are right is shown beside the way through the host (engine_gpu_test.cc).
-#include "engine/nccl_setup.h"
+#include "engine/run/nccl_setup.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/fusion.h"
+#include "engine/negotiate/control/fusion.h"
 #include "unit/gpus.h"
 #include "labels.h"
 

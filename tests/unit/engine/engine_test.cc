@@ -6,7 +6,7 @@
 #include <random>
 
 #include "device/device.h"
-#include "engine/names.h"
+#include "engine/request/names.h"
 #include "labels.h"
 #include "unit/ranks.h"
 #include "unit/simulated.h"

@@ -1,0 +1,106 @@
+#include "engine/negotiate/stall_reporter.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "engine/negotiate/blocked_text.h"
+
+namespace lightcc {
+namespace {
+
+constexpr size_t kMostNotes = 4;  // members of which a warning says more than their name
+constexpr size_t kMostNames = 8;  // members that a deadlock's warning names on each side
+
+bool has_waited(uint64_t since_ns, uint64_t now_ns, double seconds) {
+  return double(now_ns - since_ns) * 1e-9 >= seconds;
+}
+
+bool contains(const std::vector<int>& members, int member) {
+  return std::find(members.begin(), members.end(), member) != members.end();
+}
+
+}  // namespace
+
+StallReporter::StallReporter(const Peers& peers, const Group& group, const Config& config, Counters& counters,
+                             Effects& effects, const Surroundings& surroundings)
+    : peers_(peers),
+      group_(group),
+      config_(config),
+      counters_(counters),
+      effects_(effects),
+      surroundings_(surroundings) {}
+
+bool StallReporter::is_due(const Request& request, uint64_t since_ns, uint64_t now_ns) const {
+  const bool warns = has_waited(since_ns, now_ns, config_.stall_warn_s) &&
+                     has_waited(request.warned_ns, now_ns, config_.stall_warn_s);
+  return warns || (config_.stall_end_s > 0 && has_waited(since_ns, now_ns, config_.stall_end_s));
+}
+
+void StallReporter::report(Request& request, uint64_t since_ns, const std::vector<int>& missing,
+                           const std::vector<int>& joined, const std::string& note, uint64_t now_ns) {
+  if (missing.empty()) return;  // they have all come meanwhile
+  request.warned_ns = now_ns;
+  char seconds[32];
+  snprintf(seconds, sizeof seconds, "%.0f s", double(now_ns - since_ns) * 1e-9);
+  std::string text = request.title() + " has waited " + seconds + " for " + names(missing);
+  if (!joined.empty()) text += " (has joined: " + names(joined) + ")";
+  if (config_.stall_end_s > 0 && has_waited(since_ns, now_ns, config_.stall_end_s))
+    return effects_.push(effect::EndEpoch{{Code::timeout, "stalled: " + text + "; ended after "
+                                           "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" + (note.empty() ? "" : "; " + note)}});
+  counters_.add(Counters::stall_warnings);
+  // One voice is enough: the first member that waits for it.
+  const auto waits = [&](int member) {
+    return !contains(missing, member) && (!contains(joined, member) || request.what.kind == Kind::join);
+  };
+  int first = 0;
+  while (first < group_.size() && !waits(first)) ++first;
+  if (first == group_.index())
+    log(Level::warning, "stall: " + text + " to submit it or to go on. " +
+                            (note.empty() ? "Are they stopped, or do they take another path through the program?"
+                                          : "Of those, " + note));
+}
+
+std::string StallReporter::note(const Coordinator& coordinator, const std::string& key,
+                                const std::vector<int>& missing) const {
+  std::string text;
+  for (size_t i = 0; i < missing.size() && i < kMostNotes; ++i) {
+    const int rank = group_.rank(missing[i]);
+    std::string one = coordinator.refusal(missing[i], key);
+    if (!one.empty()) {
+      one = "refused it when it was submitted there: " + one;
+    } else if (one = blocked_text(surroundings_, rank); !one.empty()) {
+      one = "itself waits for " + one;
+    } else if (const std::string other = coordinator.waits_for(missing[i]); !other.empty()) {
+      one = "itself waits for " + title_of_key(other) + ", for which " + names(coordinator.missing(other)) +
+            " has not come";
+    }
+    if (!one.empty()) text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank) + " " + one;
+  }
+  return text;
+}
+
+void StallReporter::report_deadlock(const std::vector<Wait>& cycle) {
+  if (cycle.empty()) return;
+  counters_.add(Counters::stall_warnings);
+  std::string text;
+  for (const Wait& wait : cycle)
+    text += (text.empty() ? "" : "; ") + some_names(wait.members) +
+            (wait.members.size() > 1 ? " wait in " : " waits in ") + title_of_key(wait.key) + " for " +
+            some_names(wait.missing);
+  const std::string where = group_.id() == 0 ? "" : " in process set " + std::to_string(group_.id());
+  log(Level::warning, deadlock_warning(where, text));
+}
+
+std::string StallReporter::names(const std::vector<int>& members) const {
+  std::string text;
+  for (int member : members) text += (text.empty() ? "" : ", ") + peers_.name(group_.rank(member));
+  return text;
+}
+
+std::string StallReporter::some_names(std::vector<int> members) const {
+  const size_t more = members.size() - std::min(members.size(), kMostNames);
+  members.resize(members.size() - more);
+  return names(members) + (more ? " and " + std::to_string(more) + " more" : "");
+}
+
+}  // namespace lightcc

@@ -1,0 +1,97 @@
+// One call of a framework: one tensor, or several that are one unit.
+#pragma once
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+
+#include "engine/request/call.h"
+#include "engine/request/compressor.h"
+#include "engine/negotiate/control/member_plans.h"
+#include "engine/negotiate/control/message.h"
+#include "engine/request/output_pool.h"
+
+namespace lightcc {
+
+struct OutputDeleter {
+  std::shared_ptr<OutputPool> pool;  // nullptr: malloc
+  void operator()(void* p) const { pool ? pool->give_back(p) : std::free(p); }
+};
+
+class CudaEvent;
+class NcclStream;
+
+// Where an output of a GPU's request lies until the caller takes it.
+struct GpuOutput {
+  virtual ~GpuOutput() = default;
+  // From there to a tensor, on the tensor's own stream. Any thread.
+  virtual void copy_to(const DevicePlace&, void* tensor, const void* from, size_t bytes) = 0;
+};
+
+struct Output {                    // of a kind whose shape is known only when all ranks have spoken
+  std::unique_ptr<void, OutputDeleter> own;  // unless the caller allocates
+  std::shared_ptr<GpuOutput> gpu;            // of a GPU's request
+  void* data = nullptr;
+  Shape shape;
+  std::vector<int32_t> rows_from;  // alltoall: by member
+};
+
+inline bool changes_groups(Kind kind) { return kind == Kind::add_group || kind == Kind::remove_group; }
+
+// What users read of a request: "allreduce of tensor 'w'", "barrier()". key: empty if it has no name yet.
+inline std::string title_of(Kind kind, const std::string& key) {
+  const bool tensors = kind != Kind::join && kind != Kind::barrier && !changes_groups(kind);
+  const std::string name = key.substr(key.find('.') + 1), text = name_of(kind);
+  if (!tensors) return name.empty() || is_automatic(key) ? text + "()" : text + " '" + name + "'";
+  return text + (key.empty() ? " of an unnamed tensor" : " of tensor '" + name + "'");
+}
+
+inline std::string title_of_key(const std::string& key) {  // "allreduce.w"
+  for (int kind = 0; kind < kKinds; ++kind)
+    if (key.starts_with(std::string(name_of(Kind(kind))) + ".")) return title_of(Kind(kind), key);
+  return key;
+}
+
+struct Request {
+  // Asked; constant after submission.
+  int group = 0;
+  int set = 0;                     // of requests that are submitted together in each step (plan.h); 0: none
+  std::string key;                 // "<kind>.<name>": how the ranks know it
+  bool automatic = false;          // the name is kAutomatic and a number, drawn when the request is accepted
+  Announcement what;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;      // nullptr: see Output
+  DevicePlace place;               // of all of these
+  bool padded = false;             // behind each, up to the next multiple of kLine bytes, there is nothing
+  std::shared_ptr<CudaEvent> ready;  // what its stream had at submission; unless it is the CPU's
+  Callbacks callbacks;
+  std::shared_ptr<Compressor> compressor;  // what.codec comes from it; nullptr: none
+  Residuals residuals;             // of its tensors
+  uint64_t submitted_ns = 0;
+
+  // What the last submission has found out, for a request that is submitted again as it is.
+  std::string flight_name;         // inbox.h
+  MemberPlans::Slot slot;
+
+  // The engine's, until finished; then the caller's.
+  std::vector<Output> results;
+  NcclStream* nccl = nullptr;      // where it runs on its GPU; nullptr: it is copied to the host
+  std::shared_ptr<CudaEvent> delivered;  // the outputs of a GPU's request are there; nullptr: nothing was queued
+  int changed_group = -1;          // add_group, remove_group: which, once this rank has added or removed it
+  int last_joined = -1;            // join: the world rank that joined last
+  Code code = Code::pending;
+  std::string text;
+  uint64_t warned_ns = 0, asked_ns = 0;  // stall inspection
+  std::atomic<bool> finished{false};     // released after code, text and results
+  std::atomic<bool> planned{false};      // it came to a fusion plan, which may hold it ...
+  std::atomic<bool> awaited{false};      // ... but not while a caller waits for it
+  std::atomic<bool> name_held{false};    // it is done, and yet nobody else may have its name (names.h)
+
+  std::string title() const { return title_of(what.kind, key); }
+  std::string name() const { return key.substr(key.find('.') + 1); }
+};
+
+inline std::string key_of(Kind kind, const std::string& name) { return std::string(name_of(kind)) + "." + name; }
+inline std::string automatic_name(uint64_t number) { return std::string(kAutomatic) + std::to_string(number); }
+inline uint64_t automatic_number(const std::string& name) { return std::stoull(name.substr(kAutomatic.size())); }
+
+}  // namespace lightcc
