@@ -128,6 +128,12 @@ def check_layers(tree: Path) -> None:
         planted.write_text(whole + more)
         expect_alarm(f"{planted.name} with too much in it", command, alarm)
         planted.write_text(whole)
+    planted_files = [tree / "csrc" / "engine" / name for name in ("engine.cc", "planted.h")]
+    for planted in planted_files:
+        planted.touch()
+    expect_alarm("a file beside the engine's facade and folders", command, "csrc/engine: has 9 entries; 8 at most")
+    for planted in planted_files:
+        planted.unlink()
     check_harp_layers(tree, command)
     module = tree / "lightcc" / "planted.py"
     module.write_text("import torch\n")

@@ -7,9 +7,9 @@
 #include "api/global_state.h"
 #include "base/log.h"
 #include "device/device.h"
-#include "engine/timeline/counters.h"
 #include "engine/request/output_pool.h"
 #include "engine/request/request.h"
+#include "engine/timeline/counters.h"
 #include "engine/timeline/trace.h"
 #include "net/bootstrap/world.h"
 #include "net/group.h"
@@ -71,17 +71,10 @@ int world_number(int (*get)(const World&)) {
   return s.engine ? get(s.engine->world()) : -1;
 }
 
-RequestPtr groups_request(Kind kind, const Shape& numbers) {
-  auto request = std::make_shared<Request>();
-  request->what.kind = kind;
-  request->what.tensors = {{DType::uint8, numbers}};
-  request->inputs = {nullptr};
-  request->outputs = {nullptr};
-  return request;
-}
-
-RequestPtr run_to_end(Engine& engine, RequestPtr request) {
-  request->automatic = true;
+RequestPtr change_groups(Engine& engine, Kind kind, const Shape& numbers) {
+  RequestForm form(kind, nullptr);
+  form.add_tensor({DType::uint8, numbers}, nullptr, nullptr);
+  auto request = std::make_shared<Request>(std::move(form));
   engine.submit(request, true);
   while (!engine.wait(*request, now_ns() + 1'000'000'000)) {
   }
@@ -169,7 +162,7 @@ int lightcc_add_group(const int32_t* ranks, int count) {
                  "), not " + text_of(members));
         if (e->group_ids().size() >= size_t(LocalRanks::kGroups))
           refuse("there are already " + std::to_string(LocalRanks::kGroups) + " process sets");
-        return run_to_end(*e, groups_request(Kind::add_group, members))->changed_group;
+        return change_groups(*e, Kind::add_group, members)->changed_group;
       },
       -1);
 }
@@ -179,7 +172,7 @@ int lightcc_remove_group(int group) {
     auto e = engine();
     if (group <= 0 || !e->group(group))
       refuse("process set " + std::to_string(group) + " cannot be removed");
-    run_to_end(*e, groups_request(Kind::remove_group, {group}));
+    change_groups(*e, Kind::remove_group, {group});
     forget_residuals([&](int ended) { return ended == group; });
     return 0;
   });

@@ -27,17 +27,7 @@ Struct read(const Struct* caller, uint32_t size, std::span<const uint32_t> publi
   return own;
 }
 
-Announcement announcement_of(const lightcc_request& request) {
-  Announcement what;
-  what.kind = Kind(request.kind);
-  what.op = ReduceOp(request.op);
-  what.root = request.root;
-  what.pre = request.prescale;
-  what.post = request.postscale;
-  return what;
-}
-
-void add_tensor(Request& request, const lightcc_tensor& tensor) {
+void add_tensor(RequestForm& request, const lightcc_tensor& tensor) {
   if (tensor.dtype < 0 || tensor.dtype >= kDTypes)
     refuse(request.title() + ": unknown dtype " + std::to_string(tensor.dtype));
   if (tensor.ndim < 0) refuse(request.title() + ": ndim is " + std::to_string(tensor.ndim));
@@ -56,9 +46,7 @@ void add_tensor(Request& request, const lightcc_tensor& tensor) {
   } else if (place != request.place) {
     refuse(request.title() + ": its tensors are not all on one device, or not of one stream");
   }
-  request.what.tensors.push_back({DType(tensor.dtype), shape});
-  request.inputs.push_back(tensor.input);
-  request.outputs.push_back(tensor.output);
+  request.add_tensor({DType(tensor.dtype), shape}, tensor.input, tensor.output);
 }
 
 }  // namespace
@@ -110,36 +98,47 @@ lightcc_tensor read_tensor(const lightcc_request& request, int index) {
   return tensor;
 }
 
-bool is_plain(const lightcc_request& request, const lightcc_tensor& tensor) {
-  if (request.kind != LIGHTCC_ALLREDUCE || request.op < 0 || request.op > LIGHTCC_PRODUCT) return false;
-  if (request.codec != 0 || request.op == LIGHTCC_ADASUM || !tensor.input || !tensor.output) return false;
-  if (tensor.place.kind != LIGHTCC_CPU) return false;
-  if (tensor.dtype < 0 || tensor.dtype >= kDTypes) return false;
-  if (tensor.ndim < 0 || (tensor.ndim > 0 && !tensor.shape)) return false;
-  const std::span shape(tensor.shape, size_t(tensor.ndim));
-  return is_countable(shape) && std::find(shape.begin(), shape.end(), 0) == shape.end();
+FastPathFacts facts_of(const lightcc_request& request) {
+  FastPathFacts facts;
+  facts.blocks = request.flags & LIGHTCC_BLOCK;
+  facts.kind = Kind(request.kind);
+  facts.op = ReduceOp(request.op);
+  facts.pre = request.prescale;
+  facts.tensors = request.count;
+  facts.is_compressed = request.codec != 0;
+  facts.is_whole = request.op >= 0 && request.op <= LIGHTCC_PRODUCT;
+  return facts;
 }
 
-RequestPtr make_request(const lightcc_request& from, int members) {
+void add_facts_of(const lightcc_tensor& tensor, FastPathFacts* facts) {
+  facts->device = DeviceKind(tensor.place.kind);
+  facts->is_whole = tensor.input && tensor.output && tensor.dtype >= 0 && tensor.dtype < kDTypes && tensor.ndim >= 0 &&
+                    (tensor.ndim == 0 || tensor.shape);
+  if (!facts->is_whole) return;
+  const std::span shape(tensor.shape, size_t(tensor.ndim));
+  facts->is_whole = is_countable(shape) && std::find(shape.begin(), shape.end(), 0) == shape.end();
+}
+
+RequestForm form_of(const lightcc_request& from, int members) {
   if (from.kind < 0 || from.kind > LIGHTCC_BARRIER) refuse("unknown kind of collective " + std::to_string(from.kind));
   if (from.op < 0 || from.op > LIGHTCC_PRODUCT) refuse("unknown reduce op " + std::to_string(from.op));
-  auto request = std::make_shared<Request>();
-  request->what = announcement_of(from);
-  const Kind kind = request->what.kind;
-  request->group = from.group;
-  request->set = kind == Kind::allreduce && from.name ? from.set : 0;
-  request->automatic = !from.name;
-  request->padded = from.flags & LIGHTCC_PADDED;
-  if (from.name) request->key = key_of(kind, from.name);
-  request->callbacks = {from.done, from.allocate, from.context, from.received};
+  const Kind kind = Kind(from.kind);
+  RequestForm form(kind, from.name, from.group);
+  form.what.op = ReduceOp(from.op);
+  form.what.root = from.root;
+  form.what.pre = from.prescale;
+  form.what.post = from.postscale;
+  form.set = kind == Kind::allreduce && from.name ? from.set : 0;
+  form.padded = from.flags & LIGHTCC_PADDED;
+  form.callbacks = {from.done, from.allocate, from.context, from.received};
   if (kind == Kind::barrier ? from.count != 0 : from.count < 1)
-    refuse(request->title() + ": " + std::to_string(from.count) + " tensors");
-  for (int i = 0; i < from.count; ++i) add_tensor(*request, read_tensor(from, i));
-  if (from.allocate && request->place.kind != DeviceKind::cpu)
-    refuse(request->title() + ": lightcc_request.allocate gives host memory, and the tensors are on a GPU");
+    refuse(form.title() + ": " + std::to_string(from.count) + " tensors");
+  for (int i = 0; i < from.count; ++i) add_tensor(form, read_tensor(from, i));
+  if (from.allocate && form.place.kind != DeviceKind::cpu)
+    refuse(form.title() + ": lightcc_request.allocate gives host memory, and the tensors are on a GPU");
   if (kind == Kind::alltoall && from.splits)
-    request->what.splits.assign(from.splits, from.splits + size_t(members) * size_t(from.count));
-  return request;
+    form.what.splits.assign(from.splits, from.splits + size_t(members) * size_t(from.count));
+  return form;
 }
 
 }  // namespace lightcc

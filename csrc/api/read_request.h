@@ -10,6 +10,7 @@
 #include <span>
 
 #include "api/lightcc.h"
+#include "engine/request/fast_path_facts.h"
 #include "engine/request/request.h"
 
 namespace lightcc {
@@ -32,10 +33,11 @@ lightcc_tensor read_tensor(const lightcc_request& request, int index);  // index
 const char* fault_of(const lightcc_place&);  // nullptr, or what is wrong with it, to stand behind its name
 DevicePlace place_of(const lightcc_place&);
 
-// Whether the fast path may take it. Whatever is wrong with a request is said by make_request().
-bool is_plain(const lightcc_request&, const lightcc_tensor&);
+// What they tell of a call that would take the fast path. Whatever is wrong with a request is said by form_of().
+FastPathFacts facts_of(const lightcc_request&);
+void add_facts_of(const lightcc_tensor&, FastPathFacts*);
 
 // members: ranks in its group, 0 if there is no such group; only the splits of an alltoall ask.
-RequestPtr make_request(const lightcc_request&, int members);
+RequestForm form_of(const lightcc_request&, int members);
 
 }  // namespace lightcc

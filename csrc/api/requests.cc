@@ -31,32 +31,6 @@ int64_t keep(const RequestPtr& request) {
   return s.next_handle++;
 }
 
-// A prepared request whose last start is over and released, to be started again as it is.
-RequestPtr renewed(const RequestPtr& request) {
-  std::atomic_thread_fence(std::memory_order_acquire);  // whoever gave up the last other reference is done with it
-  request->results.clear();
-  request->text.clear();
-  request->code = Code::pending;
-  request->asked_ns = 0;
-  request->name_held = request->planned = request->awaited = false;
-  request->finished.store(false, std::memory_order_relaxed);
-  return request;
-}
-RequestPtr copy_of(const Request& form) {
-  auto request = std::make_shared<Request>();
-  request->group = form.group;
-  request->set = form.set;
-  request->key = form.key;
-  request->what = form.what;
-  request->residuals = form.residuals;
-  request->place = form.place;
-  request->padded = form.padded;
-  request->inputs = form.inputs;
-  request->outputs = form.outputs;
-  request->compressor = form.compressor;
-  return request;
-}
-
 // The state is locked, as for the next.
 const RequestPtr& prepared_request(GlobalState& s, int64_t prepared) {
   auto it = s.prepared.find(prepared);
@@ -65,23 +39,26 @@ const RequestPtr& prepared_request(GlobalState& s, int64_t prepared) {
   return it->second;
 }
 
-// The request of a start.
+// The request of a start: the prepared one itself, once its last start is over and released.
 RequestPtr started(GlobalState& s, int64_t prepared) {
   const RequestPtr& request = prepared_request(s, prepared);
-  return request.use_count() == 1 ? renewed(request) : copy_of(*request);
+  if (request.use_count() > 1) return std::make_shared<Request>(static_cast<const RequestForm&>(*request));
+  std::atomic_thread_fence(std::memory_order_acquire);  // whoever gave up the last other reference is done with it
+  request->renew();
+  return request;
 }
 
 RequestPtr request_from(const Engine& engine, const lightcc_request& from) {
   int members = 0;
   if (from.kind == LIGHTCC_ALLTOALL && from.splits)
     if (const auto group = engine.group(from.group)) members = group->size();
-  auto request = make_request(from, members);
-  if (from.codec == 0) return request;
-  request->compressor = compressor(from.codec);
-  if (from.name)
-    request->residuals = request->compressor->residuals(from.group, from.name, request->what.tensors.size());
-  request->what.codec = request->compressor->codec_for(request->residuals);
-  return request;
+  RequestForm form = form_of(from, members);
+  if (from.codec != 0) {
+    form.compressor = compressor(from.codec);
+    if (from.name) form.residuals = form.compressor->residuals(from.group, from.name, form.what.tensors.size());
+    form.what.codec = form.compressor->codec_for(form.residuals);
+  }
+  return std::make_shared<Request>(std::move(form));
 }
 
 constexpr uint64_t kBlockNs = 100'000'000;  // how long LIGHTCC_BLOCK may keep the caller
@@ -110,12 +87,14 @@ int64_t launch(Engine& engine, const RequestPtr& request, bool block, bool begun
 
 // True: done. False: *begun is on its way; or, if that is nullptr, nothing has happened.
 bool try_fast_path(Engine& engine, const lightcc_request& from, RequestPtr* begun) {
-  if (!(from.flags & LIGHTCC_BLOCK) || from.count != 1) return false;
+  FastPathFacts facts = facts_of(from);
+  if (!may_take_fast_path(facts)) return false;
   const lightcc_tensor tensor = read_tensor(from, 0);
-  if (!is_plain(from, tensor)) return false;
-  return engine.try_fast_path({from.group, from.name, tensor.input, tensor.output, DType(tensor.dtype),
+  add_facts_of(tensor, &facts);
+  return may_take_fast_path(facts) &&
+         engine.try_fast_path({from.group, from.name, tensor.input, tensor.output, DType(tensor.dtype),
                                {tensor.shape, size_t(tensor.ndim)}, ReduceOp(from.op), from.prescale, from.postscale,
-                               {from.done, from.allocate, from.context, from.received}}, begun);
+                               {from.done, from.allocate, from.context, from.received}}, facts, begun);
 }
 
 uint64_t ns_of(int timeout_ms) { return uint64_t(std::max(timeout_ms, 0)) * 1'000'000; }
@@ -257,9 +236,7 @@ int64_t lightcc_join(void) {
   return guard(
       [&]() -> int64_t {
         auto e = engine();
-        auto request = std::make_shared<Request>();
-        request->what.kind = Kind::join;
-        request->key = std::string(name_of(Kind::join)) + ".";
+        auto request = std::make_shared<Request>(RequestForm(Kind::join, ""));
         e->submit(request, false);
         return keep(request);
       },

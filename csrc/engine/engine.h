@@ -1,4 +1,4 @@
-// The engine of one rank, as the rest of lightcc sees it; behind it is engine_impl.h. It takes requests and runs them
+// The engine of one rank, as the rest of lightcc sees it. It takes requests and runs them
 // with the other ranks', in the threads that wait for them or, while the framework computes, in one of its own.
 // Everything may be called from any thread.
 #pragma once
@@ -21,6 +21,7 @@ class Timeline;
 struct Calibrated;
 struct Config;
 struct Counters;
+struct FastPathFacts;
 struct Topology;
 struct World;
 
@@ -48,9 +49,9 @@ class Engine {
   void submit_all(std::span<const RequestPtr>, size_t* begun);
   // Copies into the one tensor of each, which is input and output: on a GPU queued on its stream.
   void fill(std::span<const Fill>);
-  // The same for a caller that will wait at once, by engine/run/fast_path.h if it can be. True: it is done. False: wait
-  // for *begun; or, if that is nullptr, nothing has happened: submit() it.
-  bool try_fast_path(const Call&, RequestPtr* begun);
+  // The same for a caller that will wait at once, by engine/run/fast_path.h if it may be, as far as the caller knows.
+  // True: it is done. False: wait for *begun; or, if that is nullptr, nothing has happened: submit() it.
+  bool try_fast_path(const Call&, const FastPathFacts&, RequestPtr* begun);
   bool wait(Request&, uint64_t deadline_ns);   // false: not finished by then
   bool poll(Request&);                         // whether it had finished at entry; if not, makes steps
   void give_back(Request&);                    // its handle: its name is free as soon as it is done

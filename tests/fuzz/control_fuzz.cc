@@ -10,6 +10,7 @@
 #include "base/overloaded.h"
 #include "engine/negotiate/control/aggregator.h"
 #include "engine/negotiate/control/coordinator.h"
+#include "engine/negotiate/control/hold.h"
 #include "engine/negotiate/control/member_plans.h"
 #include "engine/negotiate/control/response_cache.h"
 #include "engine/request/validate.h"
@@ -21,7 +22,7 @@ using namespace lightcc;
 class FuzzedGroup {
  public:
   void receive(int who, int child, const UpFrame& frame) {
-    now_ns_ += Aggregator::kHoldNs / 4;
+    now_ns_ += hold::kAggregatorNs / 4;
     if (who == 0) {
       coordinate(size_t(child), frame);
     } else {

@@ -11,15 +11,16 @@
 
 #include "base/clock.h"
 #include "base/config.h"
-#include "engine/lifecycle/calibrated.h"
-#include "engine/timeline/counters.h"
 #include "engine/engine.h"
+#include "engine/lifecycle/calibrated.h"
+#include "engine/request/fast_path_facts.h"
 #include "engine/request/output_pool.h"
 #include "engine/request/request.h"
+#include "engine/timeline/counters.h"
 #include "engine/timeline/trace.h"
+#include "labels.h"
 #include "net/bootstrap/world.h"
 #include "net/group.h"
-#include "labels.h"
 #include "thread_peers.h"
 
 namespace lightcc::test {
@@ -120,16 +121,9 @@ template <class T> Tensor input_of(const std::vector<T>& data, Shape shape) {
 // name "": an automatic one.
 inline RequestPtr request(Engine&, Kind kind, const std::string& name, const std::vector<Tensor>& tensors,
                           int group = 0) {
-  auto request = std::make_shared<Request>();
-  request->group = group;
-  request->what.kind = kind;
-  for (const Tensor& tensor : tensors) {
-    request->what.tensors.push_back({tensor.dtype, tensor.shape});
-    request->inputs.push_back(tensor.input), request->outputs.push_back(tensor.output);
-  }
-  request->automatic = name.empty();
-  if (!name.empty()) request->key = std::string(name_of(kind)) + "." + name;
-  return request;
+  RequestForm form(kind, name.empty() ? nullptr : name.c_str(), group);
+  for (const Tensor& tensor : tensors) form.add_tensor({tensor.dtype, tensor.shape}, tensor.input, tensor.output);
+  return std::make_shared<Request>(std::move(form));
 }
 
 // Waits to the end, in slices as the C API does. If there is no end, it makes one: the request's memory must not be
@@ -155,15 +149,20 @@ inline Code negotiated(Engine& engine, const RequestPtr& request) {
 // As a framework that blocks, by the same two ways as the C API.
 inline Code run(Engine& engine, const RequestPtr& request) {
   const Announcement& what = request->what;
-  if (what.kind == Kind::allreduce && what.device == DeviceKind::cpu && what.tensors.size() == 1 &&
-      what.op != ReduceOp::adasum && count_of(what.tensors[0].shape) > 0 && !request->callbacks.allocate &&
-      !request->callbacks.done) {
+  FastPathFacts facts;
+  facts.kind = what.kind;
+  facts.op = what.op;
+  facts.tensors = int(what.tensors.size());
+  facts.device = what.device;
+  facts.is_whole = facts.tensors == 1 && count_of(what.tensors[0].shape) > 0 && !request->callbacks.allocate &&
+                   !request->callbacks.done;
+  if (may_take_fast_path(facts)) {
     const std::string name = request->name();
     RequestPtr begun;
     bool done = engine.try_fast_path({request->group, request->automatic ? nullptr : name.c_str(), request->inputs[0],
                                       request->outputs[0], what.tensors[0].dtype, what.tensors[0].shape, what.op,
                                       what.pre, what.post},
-                                     &begun);
+                                     facts, &begun);
     if (begun) {
       finish(engine, begun);
       request->key = begun->key, request->code = begun->code, request->text = begun->text;

@@ -11,10 +11,10 @@
 #include "base/deadline.h"
 #include "base/log.h"
 #include "collective/cost/cost.h"
-#include "collective/network_probe.h"
 #include "collective/cost_model_rules.h"
-#include "engine/lifecycle/calibrated.h"
+#include "collective/network_probe.h"
 #include "engine/engine.h"
+#include "engine/lifecycle/calibrated.h"
 #include "engine/lifecycle/hosts_subject.h"
 #include "engine/request/request.h"
 #include "net/bootstrap/world.h"
@@ -89,13 +89,10 @@ PlanCosts plan_costs(const Cluster& cluster) {
 // In place. Throws what ends the epoch, as cancelling does.
 void run_now(Engine& engine, const Cancellation* cancellation, Kind kind, const char* name, DType dtype, void* data,
              int64_t count) {
-  const auto request = std::make_shared<Request>();
-  request->key = key_of(kind, name);
-  request->what.kind = kind;
-  request->what.op = ReduceOp::max;
-  request->what.tensors.push_back({dtype, {count}});
-  request->inputs = {data};
-  request->outputs = {data};
+  RequestForm form(kind, name);
+  form.what.op = ReduceOp::max;
+  form.add_tensor({dtype, {count}}, data, data);
+  const auto request = std::make_shared<Request>(std::move(form));
   engine.submit(request, true);
   while (!engine.wait(*request, now_ns() + kLookNs))
     if (cancellation && cancellation->cancelled()) engine.abort(cancellation->why().what());

@@ -21,33 +21,24 @@ bool contains(const std::vector<int>& members, int member) {
 
 }  // namespace
 
-StallReporter::StallReporter(const Peers& peers, const Group& group, const Config& config, Counters& counters,
-                             Effects& effects, const Surroundings& surroundings)
-    : peers_(peers),
-      group_(group),
-      config_(config),
-      counters_(counters),
-      effects_(effects),
-      surroundings_(surroundings) {}
-
 bool StallReporter::is_due(const Request& request, uint64_t since_ns, uint64_t now_ns) const {
-  const bool warns = has_waited(since_ns, now_ns, config_.stall_warn_s) &&
-                     has_waited(request.warned_ns, now_ns, config_.stall_warn_s);
-  return warns || (config_.stall_end_s > 0 && has_waited(since_ns, now_ns, config_.stall_end_s));
+  const bool warns = has_waited(since_ns, now_ns, shared_.config.stall_warn_s) &&
+                     has_waited(request.warned_ns, now_ns, shared_.config.stall_warn_s);
+  return warns || (shared_.config.stall_end_s > 0 && has_waited(since_ns, now_ns, shared_.config.stall_end_s));
 }
 
 void StallReporter::report(Request& request, uint64_t since_ns, const std::vector<int>& missing,
-                           const std::vector<int>& joined, const std::string& note, uint64_t now_ns) {
+                           const std::vector<int>& joined, const std::string& note, uint64_t now_ns) const {
   if (missing.empty()) return;  // they have all come meanwhile
   request.warned_ns = now_ns;
   char seconds[32];
   snprintf(seconds, sizeof seconds, "%.0f s", double(now_ns - since_ns) * 1e-9);
   std::string text = request.title() + " has waited " + seconds + " for " + names(missing);
   if (!joined.empty()) text += " (has joined: " + names(joined) + ")";
-  if (config_.stall_end_s > 0 && has_waited(since_ns, now_ns, config_.stall_end_s))
-    return effects_.push(effect::EndEpoch{{Code::timeout, "stalled: " + text + "; ended after "
+  if (shared_.config.stall_end_s > 0 && has_waited(since_ns, now_ns, shared_.config.stall_end_s))
+    return shared_.effects.push(effect::EndEpoch{{Code::timeout, "stalled: " + text + "; ended after "
                                            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" + (note.empty() ? "" : "; " + note)}});
-  counters_.add(Counters::stall_warnings);
+  shared_.counters.add(Counters::stall_warnings);
   // One voice is enough: the first member that waits for it.
   const auto waits = [&](int member) {
     return !contains(missing, member) && (!contains(joined, member) || request.what.kind == Kind::join);
@@ -68,7 +59,7 @@ std::string StallReporter::note(const Coordinator& coordinator, const std::strin
     std::string one = coordinator.refusal(missing[i], key);
     if (!one.empty()) {
       one = "refused it when it was submitted there: " + one;
-    } else if (one = blocked_text(surroundings_, rank); !one.empty()) {
+    } else if (one = blocked_text(shared_.surroundings, rank); !one.empty()) {
       one = "itself waits for " + one;
     } else if (const std::string other = coordinator.waits_for(missing[i]); !other.empty()) {
       one = "itself waits for " + title_of_key(other) + ", for which " + names(coordinator.missing(other)) +
@@ -79,9 +70,9 @@ std::string StallReporter::note(const Coordinator& coordinator, const std::strin
   return text;
 }
 
-void StallReporter::report_deadlock(const std::vector<Wait>& cycle) {
+void StallReporter::report_deadlock(const std::vector<Wait>& cycle) const {
   if (cycle.empty()) return;
-  counters_.add(Counters::stall_warnings);
+  shared_.counters.add(Counters::stall_warnings);
   std::string text;
   for (const Wait& wait : cycle)
     text += (text.empty() ? "" : "; ") + some_names(wait.members) +
@@ -93,7 +84,7 @@ void StallReporter::report_deadlock(const std::vector<Wait>& cycle) {
 
 std::string StallReporter::names(const std::vector<int>& members) const {
   std::string text;
-  for (int member : members) text += (text.empty() ? "" : ", ") + peers_.name(group_.rank(member));
+  for (int member : members) text += (text.empty() ? "" : ", ") + shared_.peers.name(group_.rank(member));
   return text;
 }
 

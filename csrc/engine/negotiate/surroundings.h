@@ -1,4 +1,4 @@
-// What a group's engine may ask about the rest of its rank's engine. It outlives the group's.
+// What the groups of a rank know of each other. It outlives them.
 #pragma once
 #include "engine/negotiate/control/deadlock_detector.h"
 #include "engine/request/group_table.h"
@@ -6,8 +6,11 @@
 namespace lightcc {
 
 struct Surroundings {
-  const GroupTable& groups;            // of this rank
-  const DeadlockDetector& deadlocks;   // which knows something on the world's coordinator only
+  GroupTable groups;            // of this rank; any thread
+  DeadlockDetector deadlocks{[this](int rank, int group) {  // which learns something on the world's coordinator only
+    const auto found = groups.find(group);
+    return found && found->contains(rank);
+  }};
 };
 
 }  // namespace lightcc

@@ -10,9 +10,9 @@
 
 #include "base/cache_file.h"
 #include "base/config.h"
-#include "engine/run/batch_execution.h"
 #include "engine/negotiate/control/message.h"
 #include "engine/negotiate/tuner.h"
+#include "engine/run/batch_execution.h"
 
 namespace lightcc {
 

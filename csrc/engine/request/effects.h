@@ -1,10 +1,10 @@
 // What a group's engine wants done outside of its group, as values. It calls nobody above it: it appends them, and the
-// engine carries them out in their order, whenever it has called a group's engine (Engine::Impl::carry_out_effects).
+// engine carries them out in their order, whenever it has called a group's engine (engine.cc).
 // Invariants:
 // 1. An effect is carried out once, also if the call that appended it has thrown. The epoch may end first: then effects
 //    that only matter while it lasts do nothing.
 // 2. Until it is carried out, the group's engine goes on as if it were, but for ChangeGroups and AwaitTurn, for which
-//    its batch waits. What it is told of the world's deadlocks may be older by one step (Surroundings).
+//    its batch waits.
 // 3. Launch turns must keep the order of the messages, and so are no effects (NcclRun::add_turn).
 #pragma once
 #include <memory>
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/fifo.h"
-#include "engine/negotiate/control/message.h"
 #include "engine/lifecycle/epoch_state.h"
+#include "engine/negotiate/control/message.h"
 #include "engine/request/request.h"
 #include "net/group.h"
 
@@ -33,9 +33,9 @@ struct WaitsFor { int group; std::string key; std::vector<int32_t> ranks; };
 
 }  // namespace effect
 
-// The messages are those between process sets, received in the world's.
+// The message is one between process sets, received in the world's.
 using Effect = std::variant<effect::Finish, effect::SkipName, effect::ChangeGroups, effect::EndEpoch, effect::RankLeft,
-                            effect::AwaitTurn, effect::WaitsFor, BlockedReport, DeadlockReply, DeadlockProbe>;
+                            effect::AwaitTurn, effect::WaitsFor, DeadlockProbe>;
 using Effects = Fifo<Effect>;
 
 }  // namespace lightcc

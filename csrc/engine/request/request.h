@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <memory>
 
-#include "engine/request/call.h"
-#include "engine/request/compressor.h"
 #include "engine/negotiate/control/member_plans.h"
 #include "engine/negotiate/control/message.h"
+#include "engine/request/call.h"
+#include "engine/request/compressor.h"
 #include "engine/request/output_pool.h"
 
 namespace lightcc {
@@ -37,6 +37,10 @@ struct Output {                    // of a kind whose shape is known only when a
 
 inline bool changes_groups(Kind kind) { return kind == Kind::add_group || kind == Kind::remove_group; }
 
+inline std::string key_of(Kind kind, const std::string& name) { return std::string(name_of(kind)) + "." + name; }
+inline std::string automatic_name(uint64_t number) { return std::string(kAutomatic) + std::to_string(number); }
+inline uint64_t automatic_number(const std::string& name) { return std::stoull(name.substr(kAutomatic.size())); }
+
 // What users read of a request: "allreduce of tensor 'w'", "barrier()". key: empty if it has no name yet.
 inline std::string title_of(Kind kind, const std::string& key) {
   const bool tensors = kind != Kind::join && kind != Kind::barrier && !changes_groups(kind);
@@ -51,28 +55,41 @@ inline std::string title_of_key(const std::string& key) {  // "allreduce.w"
   return key;
 }
 
-struct Request {
-  // Asked; constant after submission.
+// What is asked, and the one way to say it. Constant once it is submitted, but for an automatic name, which is drawn
+// then, and for the codec, which a compressor chooses then.
+struct RequestForm {
+  RequestForm() = default;
+  // name: nullptr for an automatic one.
+  RequestForm(Kind kind, const char* name, int in_group = 0) : group(in_group), automatic(!name) {
+    what.kind = kind;
+    if (name) key = key_of(kind, name);
+  }
+  void add_tensor(TensorSpec tensor, const void* input, void* output) {
+    what.tensors.push_back(std::move(tensor));
+    inputs.push_back(input);
+    outputs.push_back(output);
+  }
+  std::string title() const { return title_of(what.kind, key); }
+  std::string name() const { return key.substr(key.find('.') + 1); }
+
   int group = 0;
   int set = 0;                     // of requests that are submitted together in each step (plan.h); 0: none
   std::string key;                 // "<kind>.<name>": how the ranks know it
-  bool automatic = false;          // the name is kAutomatic and a number, drawn when the request is accepted
+  bool automatic = false;          // the name is kAutomatic and a number
   Announcement what;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;      // nullptr: see Output
   DevicePlace place;               // of all of these
   bool padded = false;             // behind each, up to the next multiple of kLine bytes, there is nothing
-  std::shared_ptr<CudaEvent> ready;  // what its stream had at submission; unless it is the CPU's
   Callbacks callbacks;
   std::shared_ptr<Compressor> compressor;  // what.codec comes from it; nullptr: none
   Residuals residuals;             // of its tensors
+};
+
+// What becomes of it, from its submission on: the engine's, until it has finished; then the caller's.
+struct Flight {
   uint64_t submitted_ns = 0;
-
-  // What the last submission has found out, for a request that is submitted again as it is.
-  std::string flight_name;         // inbox.h
-  MemberPlans::Slot slot;
-
-  // The engine's, until finished; then the caller's.
+  std::shared_ptr<CudaEvent> ready;  // what its stream had at submission; unless it is the CPU's
   std::vector<Output> results;
   NcclStream* nccl = nullptr;      // where it runs on its GPU; nullptr: it is copied to the host
   std::shared_ptr<CudaEvent> delivered;  // the outputs of a GPU's request are there; nullptr: nothing was queued
@@ -86,12 +103,24 @@ struct Request {
   std::atomic<bool> awaited{false};      // ... but not while a caller waits for it
   std::atomic<bool> name_held{false};    // it is done, and yet nobody else may have its name (names.h)
 
-  std::string title() const { return title_of(what.kind, key); }
-  std::string name() const { return key.substr(key.find('.') + 1); }
+  void renew() {                   // to be submitted again
+    results.clear();
+    text.clear();
+    code = Code::pending;
+    asked_ns = 0;
+    name_held = planned = awaited = false;
+    finished.store(false, std::memory_order_relaxed);
+  }
 };
 
-inline std::string key_of(Kind kind, const std::string& name) { return std::string(name_of(kind)) + "." + name; }
-inline std::string automatic_name(uint64_t number) { return std::string(kAutomatic) + std::to_string(number); }
-inline uint64_t automatic_number(const std::string& name) { return std::stoull(name.substr(kAutomatic.size())); }
+struct Request : RequestForm, Flight {
+  Request() = default;
+  explicit Request(RequestForm form) : RequestForm(std::move(form)) {}
+  void submitted(uint64_t now_ns) { submitted_ns = warned_ns = now_ns; }
+
+  // What the last submission has found out, for a request that is submitted again as it is.
+  std::string flight_name;         // inbox.h
+  MemberPlans::Slot slot;
+};
 
 }  // namespace lightcc

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "collective/selector.h"
-#include "engine/timeline/counters.h"
 #include "engine/negotiate/control/fusion.h"
-#include "engine/run/nccl_stream.h"
 #include "engine/request/request.h"
+#include "engine/run/nccl_stream.h"
 #include "engine/run/staging.h"
 #include "engine/run/tracing.h"
+#include "engine/timeline/counters.h"
 #include "net/group.h"
 #include "net/shm/arena.h"
 

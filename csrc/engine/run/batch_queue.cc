@@ -78,7 +78,7 @@ bool BatchQueue::begin() {
     return true;
   }
   if (batch[0].placeholder && !joined_rank_.prepare(batch)) return true;
-  static_assert(kBatchesBetweenHosts == 2);
+  static_assert(hold::kBatchesBetweenHosts == 2);
   buffer_ = running_.empty() ? 0 : 1 - buffer_;
   // It may throw: then the batch is still here, to fail.
   running_.push_back(std::make_unique<BatchExecution>(batch, *group_, buffers_[buffer_], outputs_, counters_, tracing_,

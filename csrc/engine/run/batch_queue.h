@@ -1,19 +1,21 @@
 // The batches of a group that its members have agreed on: batches in, completions out. Invariants:
 // 1. Batches begin, start their collectives and end in the order in which they were agreed on, on all members.
-// 2. On one host one batch runs at a time. Between hosts two may (kBatchesBetweenHosts), if both are all-reduces of
+// 2. On one host one batch runs at a time. Between hosts two may (hold.h), if both are all-reduces of
 //    this rank's own data that are neither Adasum nor compressed, and NCCL runs neither.
 // 3. A batch that changes groups begins once the engine has changed them (effect::ChangeGroups).
 #pragma once
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "engine/run/batch_execution.h"
+#include "engine/negotiate/control/hold.h"
 #include "engine/request/effects.h"
-#include "engine/run/joined_rank.h"
+#include "engine/run/batch_execution.h"
 #include "engine/run/group_backends.h"
+#include "engine/run/joined_rank.h"
 #include "engine/run/nccl_run.h"
 #include "engine/run/staged_run.h"
 
@@ -41,10 +43,13 @@ class BatchQueue {
 
   size_t size() const { return batches_.size() + running_.size(); }
   bool has_unbegun() const { return !batches_.empty(); }
-  size_t most_running() const { return backends_.shared() ? 1 : kBatchesBetweenHosts; }
+  size_t most_running() const { return backends_.shared() ? 1 : hold::kBatchesBetweenHosts; }
   const std::vector<BatchItem>& oldest() const { return running_.empty() ? batches_[0] : running_[0]->items(); }
   int waiting_for() const { return running_.empty() ? 0 : running_[0]->waiting_for(); }  // the oldest, on which member
-  uint64_t ended_ns() const { return ended_ns_; }  // when a batch last came to its end
+  // A rank in join() waits for as long as the others have work: it is no stall while that goes on.
+  uint64_t waits_since(const Request& request) const {
+    return request.what.kind == Kind::join ? std::max(request.submitted_ns, ended_ns_) : request.submitted_ns;
+  }
 
   bool watches_gpu() const { return nccl_.is_busy(); }  // what was queued there may not have ended; watch() looks
   bool polls() const;                                   // for what rings nobody: NCCL, and room in its stream
@@ -61,14 +66,14 @@ class BatchQueue {
   Counters& counters_;
   Tracing& tracing_;
   Effects& effects_;
-  FusionBuffer buffers_[kBatchesBetweenHosts];          // the second: of a batch that begins beside another
+  FusionBuffer buffers_[hold::kBatchesBetweenHosts];    // the second: of a batch that begins beside another
   int buffer_ = 0;                                      // of the batch that began last
   StagedRun staged_;
   NcclRun nccl_;
   JoinedRank joined_rank_;
   std::deque<std::vector<BatchItem>> batches_;          // not begun
   std::deque<std::unique_ptr<BatchExecution>> running_;
-  uint64_t ended_ns_ = 0;
+  uint64_t ended_ns_ = 0;                               // when a batch last came to its end
 };
 
 }  // namespace lightcc

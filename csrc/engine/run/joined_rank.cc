@@ -19,12 +19,13 @@ bool needs_memory(Kind kind) {
 }  // namespace
 
 BatchItem JoinedRank::placeholder(const Response& response) {
-  auto request = std::make_shared<Request>();
-  request->key = response.key;
-  request->what = response.what;
-  request->inputs.resize(response.what.tensors.size());
-  request->outputs.resize(response.what.tensors.size());
-  request->submitted_ns = request->warned_ns = now_ns();
+  RequestForm form;
+  form.key = response.key;
+  form.what = response.what;
+  form.inputs.resize(response.what.tensors.size());
+  form.outputs.resize(response.what.tensors.size());
+  auto request = std::make_shared<Request>(std::move(form));
+  request->submitted(now_ns());
   return {std::move(request), response.rows, int(response.absent.size()), true};
 }
 

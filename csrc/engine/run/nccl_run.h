@@ -9,12 +9,12 @@
 #include <memory>
 #include <vector>
 
-#include "engine/run/batch_execution.h"
 #include "engine/negotiate/control/message.h"
 #include "engine/request/group_table.h"
+#include "engine/run/batch_execution.h"
+#include "engine/run/group_backends.h"
 #include "engine/run/nccl_launches.h"
 #include "engine/run/nccl_setup.h"
-#include "engine/run/group_backends.h"
 
 namespace lightcc {
 

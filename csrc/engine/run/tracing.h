@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/timeline/trace.h"
 #include "collective/selector.h"
 #include "engine/request/request.h"
+#include "engine/timeline/trace.h"
 
 namespace lightcc {
 

@@ -221,9 +221,7 @@ TEST_P(Gpus, RanksThatHaveJoinedNeedNoGpu) {
       EXPECT_EQ(a.read(), std::vector<float>(3, 2));
       EXPECT_EQ(c.read(), std::vector<float>(40, 2));
     }
-    auto join = std::make_shared<Request>();
-    join->what.kind = Kind::join;
-    join->key = "join.";
+    auto join = std::make_shared<Request>(RequestForm(Kind::join, ""));
     engine.submit(join, true);
     EXPECT_EQ(finish(engine, join), Code::ok);
   });

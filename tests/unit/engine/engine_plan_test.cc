@@ -309,9 +309,7 @@ struct Scenario {
         if (rank != odd)
           for (size_t i = 0; i < counts.size(); ++i)
             gradients.expect(i, sum_of(ranks, number) - float(odd + 1 + number));
-        auto join = std::make_shared<Request>();
-        join->what.kind = Kind::join;
-        join->key = std::string(name_of(Kind::join)) + ".";
+        auto join = std::make_shared<Request>(RequestForm(Kind::join, ""));
         engine.submit(join, false);
         return expect_end(engine, {join});
       }

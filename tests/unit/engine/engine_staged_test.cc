@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "engine/negotiate/control/fusion.h"
-#include "unit/gpus.h"
 #include "labels.h"
+#include "unit/gpus.h"
 
 LABEL(on_hosts, "Staged.WhoHasJoined*");
 LABEL(as_placed, "Staged.*-Staged.WhoHasJoined*");
@@ -115,9 +115,7 @@ TEST_F(Staged, WhoHasJoinedTakesPartInSlices) {
       one = done(engine, on_gpu(engine, Kind::reducescatter, "r", {&x}, {}));
       EXPECT_EQ(taken(*one), std::vector<float>(x.count / 3, 2));
     }
-    auto join = std::make_shared<Request>();
-    join->what.kind = Kind::join;
-    join->key = "join.";
+    auto join = std::make_shared<Request>(RequestForm(Kind::join, ""));
     engine.submit(join, true);
     EXPECT_EQ(finish(engine, join), Code::ok);
   });

@@ -98,9 +98,7 @@ void step(Engine& engine, int ranks, int number, int set = 0, int joined = -1, s
 }
 
 void join_now(Engine& engine) {
-  auto join = std::make_shared<Request>();
-  join->what.kind = Kind::join;
-  join->key = std::string(name_of(Kind::join)) + ".";
+  auto join = std::make_shared<Request>(RequestForm(Kind::join, ""));
   engine.submit(join, false);
   EXPECT_EQ(finish(engine, join), Code::ok);
 }

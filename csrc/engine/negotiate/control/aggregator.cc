@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/overloaded.h"
+#include "engine/negotiate/control/hold.h"
 
 namespace lightcc {
 namespace {
@@ -119,7 +120,7 @@ void Aggregator::gather(AggregatedRequest gathered, uint64_t now_ns) {
   } else {
     if (entry.held.empty()) {
       entry.since_ns = now_ns;
-      due_ns_ = std::min(due_ns_, now_ns + kHoldNs);
+      due_ns_ = std::min(due_ns_, now_ns + hold::kAggregatorNs);
     }
     auto same = std::find_if(entry.held.begin(), entry.held.end(),
                              [&](AggregatedRequest& one) { return one.request == gathered.request; });
@@ -258,10 +259,10 @@ void Aggregator::pass_expired(uint64_t now_ns) {
   due_ns_ = UINT64_MAX;
   for (auto& [key, entry] : entries_) {
     if (entry.held.empty()) continue;
-    if (now_ns >= entry.since_ns + kHoldNs)
+    if (now_ns >= entry.since_ns + hold::kAggregatorNs)
       pass(entry);
     else
-      due_ns_ = std::min(due_ns_, entry.since_ns + kHoldNs);
+      due_ns_ = std::min(due_ns_, entry.since_ns + hold::kAggregatorNs);
   }
 }
 

@@ -20,8 +20,6 @@ namespace lightcc {
 
 class Aggregator {
  public:
-  // What has been held for so long passes as it is: the coordinator can tell who is missing.
-  static constexpr uint64_t kHoldNs = 100'000'000;
   static constexpr int kSelf = -1;
 
   explicit Aggregator(const Tree&);  // outlives the aggregator

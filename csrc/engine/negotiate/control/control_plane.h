@@ -44,7 +44,7 @@ class ControlPlane {
   std::optional<ControlEvent> receive_from_below();
   bool flush();  // true while messages wait for room
   void expedite() { expedite_ = true; }  // this rank was rung urgently: what is held here goes on at the next step
-  bool holds() const { return aggregator_ && aggregator_->holds(); }  // it must step again within Aggregator::kHoldNs
+  bool holds() const { return aggregator_ && aggregator_->holds(); }  // it must step again soon
   void remind();  // this member has waited for a while: its parent may have nothing to do and sleep
   // A member has left: this rank has seen it (kSeen), or a neighbour has said so. Those that cannot see it are told.
   // What it announced before, receive_from_below() has returned.

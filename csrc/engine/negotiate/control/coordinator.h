@@ -17,10 +17,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/negotiate/control/message.h"
-#include "engine/negotiate/control/wait_cycle.h"
 #include "engine/negotiate/control/fusion.h"
+#include "engine/negotiate/control/message.h"
 #include "engine/negotiate/control/plan.h"
+#include "engine/negotiate/control/wait_cycle.h"
 
 namespace lightcc {
 

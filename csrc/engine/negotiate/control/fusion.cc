@@ -39,14 +39,6 @@ bool may_fuse(const ReadyRequest& a, const ReadyRequest& b) {
          std::ranges::equal(a.absent, b.absent) && (a.address != 0) == (b.address != 0) && is_cheap_together(a, b);
 }
 
-bool gathers_for_next_step(uint64_t since_step_ns, int64_t bytes) {
-  return since_step_ns < kBurstNs && bytes < kBurstBytes;
-}
-
-bool gathers_for_next_batch(size_t in_flight, size_t may_run, int64_t ready_bytes) {
-  return in_flight > may_run || (in_flight > 0 && ready_bytes < kAgreedAheadBytes);
-}
-
 std::vector<Bucket> fuse(std::span<const ReadyRequest> ready, FusionLimits limits) {
   std::vector<Bucket> buckets;
   std::vector<int64_t> bucket_bytes;

@@ -1,5 +1,5 @@
-// Which of the requests that are ready run together, and how they are laid out: pure functions. There is no timer: a
-// request is sent at once if nothing is in flight, and gathers with others while something is. Invariants:
+// Which of the requests that are ready run together, and how they are laid out: pure functions; hold.h says when.
+// Invariants:
 // 1. Every ready request is in exactly one bucket. Buckets stand in the order in which their first requests became
 //    ready, and inside a bucket requests keep their order, or that of their addresses in shared memory.
 // 2. The requests of a bucket agree on all that one collective has only one of: kind, op, factors, codec, dtype, and
@@ -17,23 +17,6 @@
 #include "base/types.h"
 
 namespace lightcc {
-
-// ---- when
-
-// A submission is left for the next step if it has fewer bytes than this and the last submission that made a step did
-// so less than this time ago.
-inline constexpr int64_t kBurstBytes = 64 << 10;
-inline constexpr uint64_t kBurstNs = 50'000;
-bool gathers_for_next_step(uint64_t since_step_ns, int64_t bytes);
-
-// Between hosts so many batches run at a time, that the next is copied and reduced on each host while this one crosses
-// the network; on one host, where both would take the same cores, it is one.
-inline constexpr size_t kBatchesBetweenHosts = 2;
-
-// While a batch runs, ready requests gather for the next. When they have so many bytes they are enough, and batches are
-// agreed on ahead of time: those that may run and one more.
-inline constexpr int64_t kAgreedAheadBytes = 4 << 20;
-bool gathers_for_next_batch(size_t in_flight, size_t may_run, int64_t ready_bytes);
 
 // ---- what
 

@@ -4,14 +4,9 @@
 #include <atomic>
 #include <utility>
 
+#include "engine/negotiate/control/hold.h"
+
 namespace lightcc {
-namespace {
-
-// A plan is stuck when it has held something for this long and four times as long as that ever took.
-constexpr uint64_t kStuckNs = 300'000'000;
-constexpr uint64_t kFirstUsualNs = 250'000'000;  // before it has been seen
-
-}  // namespace
 
 bool MemberPlans::MemberPlan::holds() const {
   return std::ranges::any_of(buckets, [](const Bucket& b) { return b.count > 0 && b.count < b.keys.size(); });
@@ -77,8 +72,8 @@ MemberPlans::Messages MemberPlans::leave_all() {
 MemberPlans::Messages MemberPlans::leave_stuck(uint64_t now_ns) {
   Messages messages;
   const auto is_stuck = [&](const Bucket& b) {
-    return b.count > 0 && b.count < b.keys.size() &&
-           now_ns > b.since_ns + kStuckNs + 4 * (b.usual_ns > 0 ? b.usual_ns : kFirstUsualNs);
+    return b.count > 0 && b.count < b.keys.size() && now_ns > b.since_ns &&
+           hold::is_bucket_stuck(now_ns - b.since_ns, b.usual_ns);
   };
   for (auto& [number, plan] : plans_)
     if (!plan.left && std::ranges::any_of(plan.buckets, is_stuck)) leave(plan, messages);

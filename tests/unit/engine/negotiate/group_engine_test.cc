@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/overloaded.h"
 #include "labels.h"
+#include "unit/group_parts.h"
 #include "unit/ranks.h"
 
 LABEL(alone);
@@ -21,16 +22,13 @@ namespace {
 
 using namespace test;
 
-struct Member {
-  Member(std::unique_ptr<Peers> p, Config c) : peers(std::move(p)), config(std::move(c)) {
+struct Member : GroupParts {
+  Member(std::unique_ptr<Peers> p, Config c) : GroupParts(std::move(p), std::move(c)) {
     std::vector<int> all(size_t(peers->size()));
     std::iota(all.begin(), all.end(), 0);
     auto group = std::make_shared<Group>(0, all, peers->rank(), peers->topology());
     lock.try_lock();
-    engine = std::make_unique<GroupEngine>(*peers, group, config, std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
-                                           std::make_shared<PinnedPool>(peers->arena(), 1 << 20), counters, tracing,
-                                           lock, launches, effects, surroundings,
-                                           CacheFile::of(config.cache_dir, "threads"));
+    engine = std::make_unique<GroupEngine>(shared, group, CacheFile::of(config.cache_dir, "threads"));
   }
   void carry_out_effects() {
     while (auto effect = effects.pop())
@@ -46,17 +44,6 @@ struct Member {
                  *effect);
   }
 
-  std::unique_ptr<Peers> peers;
-  const Config config;
-  Counters counters;
-  Timeline timeline;
-  Tracing tracing{timeline};
-  ProgressLock lock;
-  NcclLaunches launches;
-  Effects effects;
-  GroupTable groups;
-  DeadlockDetector deadlocks{[](int, int) { return true; }};
-  const Surroundings surroundings{groups, deadlocks};
   std::unique_ptr<GroupEngine> engine;
   std::string finished;              // keys, in order
   EpochCause ended;
@@ -94,14 +81,10 @@ class Members {
 };
 
 RequestPtr sum_of(const std::string& name, std::vector<float>& data) {
-  auto request = std::make_shared<Request>();
-  request->what.kind = Kind::allreduce;
-  request->what.op = ReduceOp::sum;
-  request->what.tensors = {{DType::float32, {int64_t(data.size())}}};
-  request->inputs = {data.data()};
-  request->outputs = {data.data()};
-  request->key = key_of(Kind::allreduce, name);
-  request->submitted_ns = request->warned_ns = now_ns();
+  RequestForm form(Kind::allreduce, name.c_str());
+  form.add_tensor({DType::float32, {int64_t(data.size())}}, data.data(), data.data());
+  auto request = std::make_shared<Request>(std::move(form));
+  request->submitted(now_ns());
   return request;
 }
 
@@ -122,8 +105,8 @@ void reduce(Members& members, size_t bytes) {
 }
 // The choices that all members have.
 AutotuneChoices choices(Members& members) {
-  const AutotuneChoices all = members[0].engine->autotune_choices();
-  for (int rank = 0; rank < members.size(); ++rank) EXPECT_EQ(members[rank].engine->autotune_choices(), all);
+  const AutotuneChoices all = members[0].engine->negotiator().autotune_choices();
+  for (int rank = 0; rank < members.size(); ++rank) EXPECT_EQ(members[rank].engine->negotiator().autotune_choices(), all);
   return all;
 }
 
@@ -247,13 +230,13 @@ TEST(GroupEngine, ALaunchHasItsTurnWhereItsMessageComes) {
   Member& coordinator = members[0];
   const std::vector<int> ranks{0, 1, 2};
   for (int group = 0; group < 3; ++group)
-    coordinator.groups.add(group < 2 ? ranks : std::vector<int>{1, 2}, 0, coordinator.peers->topology());
-  coordinator.engine->send_down(LaunchTurn{1, {0, 1, 2}});
+    coordinator.surroundings.groups.add(group < 2 ? ranks : std::vector<int>{1, 2}, 0, coordinator.peers->topology());
+  coordinator.engine->negotiator().send_down(LaunchTurn{1, {0, 1, 2}});
   EXPECT_TRUE(coordinator.launches.is_next(1)) << "before anything else is done";
   coordinator.launches.end_turn(1);
-  coordinator.engine->send_down(LaunchTurn{1, {0, 2}});
+  coordinator.engine->negotiator().send_down(LaunchTurn{1, {0, 2}});
   EXPECT_FALSE(coordinator.launches.has_turn(1)) << "it is for a group that had this id before";
-  coordinator.engine->send_down(LaunchTurn{2, {1, 2}});
+  coordinator.engine->negotiator().send_down(LaunchTurn{2, {1, 2}});
   EXPECT_FALSE(coordinator.launches.has_turn(2)) << "this rank only passes it on";
 }
 

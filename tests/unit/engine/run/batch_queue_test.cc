@@ -84,7 +84,8 @@ TEST(BatchQueue, EndsBatchesInTheirOrder) {
   EXPECT_EQ(ended, "abc");
   EXPECT_EQ(effects, "finish a; finish b; finish c; ");
   EXPECT_EQ(queue->size(), 0u);
-  EXPECT_GT(queue->ended_ns(), 0u);
+  EXPECT_GT(queue->waits_since(Request(RequestForm(Kind::join, ""))), 0u) << "since the last one ended";
+  EXPECT_EQ(queue->waits_since(Request(RequestForm(Kind::barrier, "b"))), 0u) << "since its submission";
 }
 
 TEST(BatchQueue, ABatchThatChangesGroupsBeginsOnceThatIsCarriedOut) {

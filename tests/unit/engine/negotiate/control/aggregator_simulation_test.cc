@@ -13,13 +13,14 @@
 #include <set>
 #include <utility>
 
-#include "unit/announcements.h"
 #include "base/overloaded.h"
 #include "engine/negotiate/control/aggregator.h"
 #include "engine/negotiate/control/coordinator.h"
+#include "engine/negotiate/control/hold.h"
 #include "engine/negotiate/control/member_plans.h"
 #include "engine/negotiate/control/response_cache.h"
 #include "labels.h"
+#include "unit/announcements.h"
 #include "unit/simulated.h"
 
 LABEL(alone);
@@ -115,7 +116,7 @@ class SimulatedGroup {
 
   void turn(int i) {
     Member& member = at(i);
-    now_ += random_() % 50 == 0 ? Aggregator::kHoldNs : random_() % 1000;
+    now_ += random_() % 50 == 0 ? hold::kAggregatorNs : random_() % 1000;
     if (member.left) return;
     switch (random_() % 8) {
       case 0:

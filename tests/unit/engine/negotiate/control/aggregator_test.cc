@@ -1,5 +1,6 @@
 // What an aggregator passes up, by script: given these messages at this time, exactly those.
 #include "engine/negotiate/control/aggregator.h"
+#include "engine/negotiate/control/hold.h"
 
 #include <gtest/gtest.h>
 
@@ -19,7 +20,7 @@ LABEL(alone);
 namespace lightcc {
 namespace {
 
-constexpr uint64_t kLate = Aggregator::kHoldNs;
+constexpr uint64_t kLate = hold::kAggregatorNs;
 
 using test::allreduce;
 using test::joining;

@@ -8,11 +8,11 @@
 #include <numeric>
 #include <utility>
 
-#include "unit/announcements.h"
 #include "base/clock.h"
 #include "base/overloaded.h"
 #include "engine/negotiate/control/call_slot.h"
 #include "labels.h"
+#include "unit/announcements.h"
 #include "unit/thread_peers.h"
 
 LABEL(alone);

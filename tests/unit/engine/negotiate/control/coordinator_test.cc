@@ -1,6 +1,6 @@
 // Negotiation by script: given these messages, exactly those. No I/O, no clock, no threads.
-#include "unit/announcements.h"
 #include "engine/negotiate/control/coordinator.h"
+#include "unit/announcements.h"
 
 #include <gtest/gtest.h>
 

@@ -99,25 +99,6 @@ const FusionRow kFusionRows[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Rows, Fuse, testing::ValuesIn(kFusionRows), [](auto& row) { return row.param.name; });
 
-// ---- when
-
-TEST(Gathers, ForTheNextStepInABurstOfSmallSubmissions) {
-  EXPECT_TRUE(gathers_for_next_step(0, 0));
-  EXPECT_TRUE(gathers_for_next_step(kBurstNs - 1, kBurstBytes - 1));
-  EXPECT_FALSE(gathers_for_next_step(kBurstNs, 0)) << "the last step was long ago";
-  EXPECT_FALSE(gathers_for_next_step(0, kBurstBytes)) << "large enough for a step of its own";
-}
-
-TEST(Gathers, ForTheNextBatchWhileOneRuns) {
-  EXPECT_FALSE(gathers_for_next_batch(0, 1, 1)) << "nothing in flight";
-  EXPECT_TRUE(gathers_for_next_batch(1, 1, kAgreedAheadBytes - 1));
-  EXPECT_TRUE(gathers_for_next_batch(1, 2, kAgreedAheadBytes - 1));
-  EXPECT_FALSE(gathers_for_next_batch(1, 1, kAgreedAheadBytes)) << "enough to be agreed on ahead of time";
-  EXPECT_TRUE(gathers_for_next_batch(2, 1, INT64_MAX)) << "one batch ahead is enough";
-  EXPECT_FALSE(gathers_for_next_batch(2, 2, kAgreedAheadBytes)) << "both run";
-  EXPECT_TRUE(gathers_for_next_batch(3, 2, INT64_MAX));
-}
-
 // ---- how: a batch's tensors in its collectives
 
 struct LayoutRow {

@@ -1,6 +1,6 @@
 // The member's half of the negotiation: what it sends for a request, and what it makes of the answer.
-#include "unit/announcements.h"
 #include "engine/negotiate/control/response_cache.h"
+#include "unit/announcements.h"
 
 #include <gtest/gtest.h>
 

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "unit/announcements.h"
 #include "engine/negotiate/control/coordinator.h"
+#include "unit/announcements.h"
 
 namespace lightcc {
 namespace {

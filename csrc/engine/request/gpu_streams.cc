@@ -1,0 +1,79 @@
+#include "engine/request/gpu_streams.h"
+
+#include <cstring>
+#include <vector>
+
+namespace lightcc {
+namespace {
+
+template <class Body> void queue_on_device(Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    throw DeviceFailed(error.code(), error.what());
+  }
+}
+
+}  // namespace
+
+const CudaFunctions& GpuStreams::functions_for(const Request& request) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(rank_) + ": " + why);
+  };
+  const CudaFunctions& functions = cuda(cuda_library_);
+  if (gpus_ < 0) {
+    int count = 0;
+    if (const char* failure = functions.count_devices(&count)) refuse(failure);
+    gpus_ = count;
+  }
+  const int device = request.place.device;
+  if (device < 0 || device >= gpus_)
+    refuse("there is no GPU " + std::to_string(device) + ", but " + std::to_string(gpus_) + " in all");
+  if (const char* why = functions.refuse_stream(device, request.place.stream)) refuse(why);
+  return functions;
+}
+
+void GpuStreams::note(Request& request, Mark* last) {
+  request.delivered = nullptr;
+  request.nccl = nullptr;
+  if (request.place.kind == DeviceKind::cpu) return;
+  if (last && last->event && last->place == request.place) {
+    request.ready = last->event;
+    return;
+  }
+  const CudaFunctions& functions = functions_for(request);
+  queue_on_device([&] {
+    request.ready = std::make_shared<CudaEvent>(functions, request.place.device);
+    request.ready->record(request.place.stream);
+  });
+  if (last) *last = {request.place, request.ready};
+}
+
+void GpuStreams::fill(std::span<const Fill> fills) {
+  std::vector<CudaCopy> copies;
+  const Request* first = nullptr;  // of these
+  const auto queue = [&] {
+    if (copies.empty()) return;
+    const auto& [kind, device, stream] = first->place;
+    const CudaFunctions& functions = functions_for(*first);
+    queue_on_device([&, device = device, stream = stream] {
+      check_cuda(functions.copy_all(device, stream, copies.data(), copies.size()), "copying tensors", device);
+    });
+    copies.clear();
+  };
+  for (const auto& [request, from] : fills) {
+    if (request->outputs.size() != 1 || request->inputs[0] != request->outputs[0])
+      throw Error(Code::invalid_argument, request->title() + " cannot be filled: it is not one tensor in place");
+    const size_t bytes = bytes_of(request->what);
+    if (request->place.kind == DeviceKind::cpu) {
+      std::memcpy(request->outputs[0], from, bytes);
+      continue;
+    }
+    if (first && request->place != first->place) queue();
+    first = request.get();
+    copies.push_back({request->outputs[0], from, bytes});
+  }
+  queue();
+}
+
+}  // namespace lightcc
