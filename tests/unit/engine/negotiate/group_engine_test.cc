@@ -106,7 +106,8 @@ void reduce(Members& members, size_t bytes) {
 // The choices that all members have.
 AutotuneChoices choices(Members& members) {
   const AutotuneChoices all = members[0].engine->negotiator().autotune_choices();
-  for (int rank = 0; rank < members.size(); ++rank) EXPECT_EQ(members[rank].engine->negotiator().autotune_choices(), all);
+  for (int rank = 0; rank < members.size(); ++rank)
+    EXPECT_EQ(members[rank].engine->negotiator().autotune_choices(), all);
   return all;
 }
 

@@ -318,7 +318,7 @@ std::vector<std::pair<const char*, std::string>> streams() {
 
 TEST(Aggregator, TheFuzzersCorpusHoldsEveryStream) {
   namespace fs = std::filesystem;
-  const fs::path folder = fs::path(__FILE__).parent_path() / "../../../fuzz/corpus/control_fuzz";
+  const fs::path folder = fs::path(__FILE__).parent_path() / "../../../../fuzz/corpus/control_fuzz";
   for (auto& [name, stream] : streams()) {
     if (std::getenv("LIGHTCC_WRITE_CORPUS")) {
       fs::create_directories(folder);

@@ -280,7 +280,7 @@ TEST(Message, AFlagThatIsNeitherZeroNorOneIsRefused) {
 
 // The fuzzer starts from these files. LIGHTCC_WRITE_CORPUS=1 writes them anew after the format has changed.
 TEST(Message, TheFuzzersCorpusHoldsEverySample) {
-  const fs::path folder = fs::path(__FILE__).parent_path() / "../../../fuzz/corpus/message_fuzz";
+  const fs::path folder = fs::path(__FILE__).parent_path() / "../../../../fuzz/corpus/message_fuzz";
   for (auto& [name, up, bytes] : samples()) {
     if (std::getenv("LIGHTCC_WRITE_CORPUS")) {
       fs::create_directories(folder);
