@@ -1,4 +1,5 @@
 """The schedulers of bench/clusters.py: how a job is started there, and what can be killed."""
+import contextlib
 import os
 import sys
 import tempfile
@@ -117,8 +118,12 @@ class Spark:
 
     def executors(self):
         import psutil
-        return [process for process in psutil.Process().children(recursive=True)
-                if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline())]
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
+                    found.append(process)
+        return found
 
     def come(self):
         """Spark starts one again by itself."""

@@ -17,7 +17,8 @@ def run(title, said, folder, **variables):
     path = folder / "program.py"
     path.write_text(PROGRAMS[title])
     with tempfile.TemporaryDirectory(prefix="lightcc-", dir="/tmp") as own:  # no cluster of other tests is found there
-        done = subprocess.run([sys.executable, str(path)], env={**os.environ, "RAY_TMPDIR": own, **variables},
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}  # of a session
+        done = subprocess.run([sys.executable, str(path)], env={**inherited, "RAY_TMPDIR": own, **variables},
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(said, done.stdout), done.stdout + done.stderr

@@ -1,6 +1,7 @@
 """run() and HorovodRunner, in a classic session and by Spark Connect, whose server is on loopback."""
 import io
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from spark_session import OWN_MARK
 
 import lightcc
 import trained_digits
-from jobs import MARK, kill, marked, wait_until
+from jobs import MARK, command_of, kill, marked, wait_until
 
 NEEDS = "pyspark"
 DEADLINE_S = 600
@@ -126,6 +127,70 @@ def test_a_job_that_is_cancelled_at_once_does_not_start_later(spark):
     stage = Session().begin(1, Call(function.getvalue(), {}, None, False))
     stage.cancel()
     assert stage.over.wait(DEADLINE_S) and stage.error is not None
+
+
+def test_progress_of_other_queries_says_nothing_of_ours():
+    """Spark Connect tells of all queries of a session, of each in the thread that waits for it."""
+    from lightcc.spark.session import Stage
+
+    class Connect:
+        def __init__(self):
+            self.handlers = []
+            self.registerProgressHandler, self.removeProgressHandler = self.handlers.append, self.handlers.remove
+
+        def addTag(self, tag):
+            pass
+
+        def tell(self, inflight_tasks):
+            self.handlers[0](stages=[], inflight_tasks=inflight_tasks, operation_id="one", done=False)
+
+    session, turns, told = Connect(), queue.Queue(), queue.Queue()
+
+    def collect():
+        while (tasks := turns.get()) is not None:
+            session.tell(tasks)
+            told.put(tasks)
+        return []
+
+    stage = Stage(session, None, collect)
+    turns.put(0)
+    assert told.get() == 0 and not stage.has_started()
+    session.tell(2)
+    assert not stage.has_started()
+    turns.put(1)
+    assert told.get() == 1 and stage.has_started()
+    turns.put(None)
+    assert stage.over.wait(DEADLINE_S) and session.handlers == [] and stage.error is None
+
+
+def wait_for_ever(folder):
+    import numpy as np
+
+    import lightcc.numpy as hvd
+    hvd.init()
+    hvd.allreduce(np.ones(1))
+    Path(folder, f"rank.{hvd.rank()}").write_text(str(os.getpid()))
+    while True:
+        hvd.allreduce(np.ones(1))
+
+
+@pytest.mark.parametrize("spark", ["classic"], indirect=True)  # the other one has no executors
+def test_a_lost_executor_ends_the_run_and_the_next_one_works(spark, tmp_path):
+    from lightcc.spark import run
+
+    def kill_an_executor():
+        wait_until(lambda: len(list(tmp_path.glob("rank.*"))) == 2, "both ranks", within_s=DEADLINE_S)
+        found = [process for process in marked(OWN_MARK)
+                 if "org.apache.spark.executor.CoarseGrainedExecutorBackend" in command_of(process)]
+        found[0].kill()
+
+    killing = threading.Thread(target=kill_an_executor)
+    killing.start()
+    said = r"^run: (the job of Spark has failed: (?s:.)*ExecutorLostFailure|rank \d on)"  # whichever Spark hears first
+    with pytest.raises(RuntimeError, match=said):
+        run(wait_for_ever, args=(str(tmp_path),), num_proc=2)
+    killing.join(DEADLINE_S)
+    assert [total for _, _, total in run(trained_digits.world, num_proc=2)] == [1, 1]
 
 
 def test_two_jobs_of_a_session_side_by_side(spark):
