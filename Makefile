@@ -69,13 +69,14 @@ test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) cluster
 	$(call WITH_TORCH,0,nccl)
 	$(foreach version,$(OLDEST),$(call WITH_OLD_TENSORFLOW,$(version)))
 
-# What schedulers place, each with its own environment; two at a time, since each takes the memory of several processes.
-# Names and signatures come first: Ray changes the signatures of classes that it has used.
+# What schedulers place, each with its own environment. Not Spark beside Ray: workers of Ray may take the port of Spark
+# Connect's server. Names and signatures come first: Ray changes the signatures of classes that it has used.
 SCHEDULERS := ray spark kubernetes
 WITH_SCHEDULER = cd tests && ../build/$(1)/bin/python $(PYTEST) python/test_manifest.py clusters/test_$(1)*.py -k 'clusters or horovod.$(1)'
 clusters: build/installed
 	$(MAKE) --no-print-directory --jobs 3 $(SCHEDULERS:%=build/%/beside-venv)
-	$(call BOTH,$(call WITH_SCHEDULER,ray),($(call WITH_SCHEDULER,spark)) && $(call WITH_SCHEDULER,kubernetes))
+	$(call BOTH,$(call WITH_SCHEDULER,kubernetes),$(call WITH_SCHEDULER,ray))
+	$(call WITH_SCHEDULER,spark)
 
 trainers: build/trainers/beside-venv build/mpi
 	cd tests && ../build/trainers/bin/python $(PYTEST) trainers
