@@ -9,7 +9,7 @@ step: the median step of a small model on 2 ranks, in rounds by turns, and its r
 the moment at which all ranks are placed (Ray: RayExecutor.start() has returned; Spark: the last task has started its
 rank) to the end of the first all-reduce, imports included. elastic: the longest pause between two steps while a host
 comes, and from a lost host to the next step. kills: each thing is killed so often (kill -9); the time to the error on
-the other rank and to that of run(), and whether 10 s later nothing is left of the job. runs: so many runs in a row.
+the other rank and to that of run(), and whether nothing is left of the job 10 s later. runs: so many runs in a row.
 """
 import argparse
 import contextlib
@@ -114,7 +114,7 @@ def row_kills(scheduler, count):
                 errors += [float(path.read_text()) - killed_at for path in Path(folder).glob("error.*")]
                 if raised_at:
                     raised.append(raised_at - killed_at)
-                over_at = killed_at + LEFT_S
+                over_at = time.time() + LEFT_S
                 while (still := [pid for pid in pids if runs(pid)] + scheduler.left()) and time.time() < over_at:
                     time.sleep(0.05)
                 left += still

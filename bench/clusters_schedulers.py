@@ -61,7 +61,11 @@ class Ray:
         self._cluster.remove_node(self._new, allow_graceful=False)
 
     def kill(self, kind, pids):
-        self._cluster.remove_node(list(self._cluster.worker_nodes)[0], allow_graceful=False)
+        """Ray counts the cores of a lost node until it has noticed."""
+        node = list(self._cluster.worker_nodes)[0]
+        self._cluster.remove_node(node, allow_graceful=False)
+        while any(one["Alive"] for one in self._ray.nodes() if one["NodeID"] == node.node_id):
+            time.sleep(0.05)
 
     def begin(self, kind):
         self.start(**({"num_hosts": 2} if kind == "node" else {}))
