@@ -17,6 +17,7 @@
 #endif
 
 #include "embedding/hash.h"
+#include "embedding/instructions.h"
 #include "embedding/slabs.h"
 
 namespace lightcc::embedding {
@@ -53,8 +54,10 @@ struct Buckets {
 
   IndexBucket& home(uint64_t hash) const { return of[hash & (count - 1)]; }
   // The step from bucket to bucket is odd, so it comes to all of them.
+  static size_t step_of(uint64_t hash) { return 2 * size_t(tag_of(hash)) + 1; }
+  IndexBucket& second(uint64_t hash) const { return of[(hash + step_of(hash)) & (count - 1)]; }
   template <class Visit> void probe(uint64_t hash, Visit visit) const {
-    const size_t step = 2 * size_t(tag_of(hash)) + 1;
+    const size_t step = step_of(hash);
     size_t at = hash & (count - 1);
     for (size_t seen = 0; seen < count && visit(of[at]); ++seen) at = (at + step) & (count - 1);
   }
@@ -71,12 +74,18 @@ class Index {
     const uint32_t row = now_->find(key, hash, records);
     return row == Slabs::kNone && before_ ? before_->find(key, hash, records) : row;
   }
-  void prefetch(uint64_t hash) const { __builtin_prefetch(&now_->home(hash)); }
-  // The number of the record that is most likely the key's, read from its bucket alone; kNone: search.
-  uint32_t guess(uint64_t hash) const {
+  LIGHTCC_ROW_INLINE void prefetch(uint64_t hash) const { __builtin_prefetch(&now_->home(hash)); }
+  // The number of the record that is most likely the key's, read from its bucket alone; kNone: search. What a search
+  // will need then, or if the guess is wrong, is asked for.
+  LIGHTCC_ROW_INLINE uint32_t guess(uint64_t hash, const Slabs& records) const {
     const IndexBucket& bucket = now_->home(hash);
     const uint32_t fits = bucket.with(tag_of(hash));
-    return fits ? bucket.rows[__builtin_ctz(fits)] : Slabs::kNone;
+    if (!fits) {
+      if (bucket.overflow) __builtin_prefetch(&now_->second(hash));
+      return Slabs::kNone;
+    }
+    if (fits & (fits - 1)) __builtin_prefetch(records.header(bucket.rows[__builtin_ctz(fits & (fits - 1))]));
+    return bucket.rows[__builtin_ctz(fits)];
   }
 
   // After it, so many keys can be inserted without failure. False: memory does not suffice.

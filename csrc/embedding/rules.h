@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "embedding/instructions.h"
 #include "embedding/steps.h"
 
 namespace lightcc::embedding {
@@ -28,7 +29,7 @@ bool has_moment(RuleKind);  // m stands first
 double alpha_of(RuleKind, const Numbers&, uint32_t step);
 
 // Sums are of eight lanes, whichever instructions the compiler finds for them: the same bits everywhere.
-template <class T> T sum_of_squares(const T* g, int64_t d) {
+template <class T> LIGHTCC_ROW_INLINE T sum_of_squares(const T* g, int64_t d) {
   T lanes[8] = {};
   int64_t i = 0;
   for (; i + 8 <= d; i += 8)
@@ -46,47 +47,56 @@ template <class T> struct StepNumbers {
         l2(T(n.l2 * n.lr)), l21(T(n.l21 * n.lr * std::sqrt(double(d)))) {}
 };
 
-template <class T> void sgd(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
-  for (int64_t i = 0; i < d; ++i) row.x[i] -= n.lr * g[i];
+template <class T>
+LIGHTCC_ROW_INLINE void sgd(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+  each_number(d, [&](int64_t i) LIGHTCC_ROW_LAMBDA { row.x[i] -= n.lr * g[i]; });
 }
 
-template <class T> void adagrad(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
-  for (int64_t i = 0; i < d; ++i) {
+template <class T>
+LIGHTCC_ROW_INLINE void adagrad(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+  each_number(d, [&](int64_t i) LIGHTCC_ROW_LAMBDA {
     row.v[i] += g[i] * g[i];
     row.x[i] -= n.lr * g[i] / (std::sqrt(row.v[i]) + n.eps);
-  }
+  });
 }
 
-template <class T> void rowwise_adagrad(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T>
+LIGHTCC_ROW_INLINE void rowwise_adagrad(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   *row.v += sum_of_squares(g, d) / T(d);
   const T root = std::sqrt(*row.v) + n.eps;
   const T rate = root == 0 ? T(0) : n.lr / root;
-  for (int64_t i = 0; i < d; ++i) row.x[i] -= rate * g[i];
+  each_number(d, [&](int64_t i) LIGHTCC_ROW_LAMBDA { row.x[i] -= rate * g[i]; });
 }
 
-template <class T> void moments(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T>
+LIGHTCC_ROW_INLINE void moments(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   const T one_less_1 = 1 - n.beta1, one_less_2 = 1 - n.beta2;
-  for (int64_t i = 0; i < d; ++i) {
+  each_number(d, [&](int64_t i) LIGHTCC_ROW_LAMBDA {
     row.m[i] = n.beta1 * row.m[i] + one_less_1 * g[i];
     row.v[i] = n.beta2 * row.v[i] + one_less_2 * g[i] * g[i];
-  }
+  });
 }
 
-template <class T> void lazy_adam(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T>
+LIGHTCC_ROW_INLINE void lazy_adam(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   moments(row, g, d, n);
-  for (int64_t i = 0; i < d; ++i) row.x[i] -= n.alpha * row.m[i] / (std::sqrt(row.v[i]) + n.eps);
+  each_number(d, [&](int64_t i) LIGHTCC_ROW_LAMBDA {
+    row.x[i] -= n.alpha * row.m[i] / (std::sqrt(row.v[i]) + n.eps);
+  });
 }
 
 // x - missed * m / (sqrt(v) + eps), where m is not zero: v is zero only where m is.
-template <class T> void caught_up(const T* x, const T* m, const T* v, int64_t d, T missed, T eps, T* out) {
-  for (int64_t i = 0; i < d; ++i) {
+template <class T>
+LIGHTCC_ROW_INLINE void caught_up(const T* x, const T* m, const T* v, int64_t d, T missed, T eps, T* out) {
+  each_number(d, [&](int64_t i) LIGHTCC_ROW_LAMBDA {
     const T divisor = std::sqrt(v[i]) + eps;
     out[i] = x[i] - missed * m[i] / (divisor == 0 ? T(1) : divisor);
-  }
+  });
 }
 
 // x of z: root_i + divisor is what s is divided by.
-template <class T> void solve(RowParts<T> row, int64_t d, const StepNumbers<T>& n, T divisor) {
+template <class T>
+LIGHTCC_ROW_INLINE void solve(RowParts<T> row, int64_t d, const StepNumbers<T>& n, T divisor) {
   T squares = 0;
   for (int64_t i = 0; i < d; ++i) {
     const T clipped = row.z[i] < -n.l1 ? -n.l1 : row.z[i] > n.l1 ? n.l1 : row.z[i];
@@ -98,7 +108,8 @@ template <class T> void solve(RowParts<T> row, int64_t d, const StepNumbers<T>& 
   for (int64_t i = 0; i < d; ++i) row.x[i] = kept == 0 ? T(0) : row.x[i] * kept / (std::sqrt(row.v[i]) + divisor);
 }
 
-template <class T> void group_adagrad(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
+template <class T>
+LIGHTCC_ROW_INLINE void group_adagrad(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n) {
   for (int64_t i = 0; i < d; ++i) {
     const T before = std::sqrt(row.v[i]);
     row.v[i] += g[i] * g[i];
@@ -108,7 +119,8 @@ template <class T> void group_adagrad(RowParts<T> row, const T* g, int64_t d, co
 }
 
 // The z for which solve yields the row's first value.
-template <class T> void group_adagrad_birth(RowParts<T> row, int64_t d, const StepNumbers<T>& n) {
+template <class T>
+LIGHTCC_ROW_INLINE void group_adagrad_birth(RowParts<T> row, int64_t d, const StepNumbers<T>& n) {
   T squares = 0;
   for (int64_t i = 0; i < d; ++i) {
     row.z[i] = (std::sqrt(row.v[i]) + 2 * n.l2) * row.x[i];
@@ -122,7 +134,8 @@ template <class T> void group_adagrad_birth(RowParts<T> row, int64_t d, const St
   }
 }
 
-template <class T> void group_adam(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n, bool first_visit) {
+template <class T>
+LIGHTCC_ROW_INLINE void group_adam(RowParts<T> row, const T* g, int64_t d, const StepNumbers<T>& n, bool first_visit) {
   const T first_eps = first_visit ? n.eps : T(0);
   for (int64_t i = 0; i < d; ++i) {
     const T before = std::sqrt(row.v[i]);

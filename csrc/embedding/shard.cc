@@ -44,28 +44,23 @@ void Shard::expect_check(Record record, uint32_t check) const {
 template <class Visit>
 void Shard::find_in_groups(std::span<const int64_t> keys, const uint32_t* checks, size_t bytes, Record* found,
                            Visit visit) const {
-  constexpr size_t kGroup = 16;
-  uint64_t hashes[2][kGroup];
+  constexpr size_t kGroup = 8, kAhead = 2, kKept = 8;  // kAhead: groups from a question to its answer
+  static_assert(kKept > 2 * kAhead);
+  uint64_t hashes[kKept][kGroup];
   const size_t groups = (keys.size() + kGroup - 1) / kGroup;
   const auto size_of = [&](size_t group) { return std::min(kGroup, keys.size() - group * kGroup); };
-  const auto ask_for_buckets = [&](size_t group) {
-    for (size_t i = 0; i < size_of(group); ++i)
-      index_.prefetch(hashes[group % 2][i] = mix(uint64_t(keys[group * kGroup + i])));
-  };
-  const auto ask_for_records = [&](size_t group) {
-    for (size_t i = 0; i < size_of(group); ++i) found[group * kGroup + i] = guess(hashes[group % 2][i], bytes);
-  };
-  if (groups > 0) ask_for_buckets(0);
-  if (groups > 1) ask_for_buckets(1);
-  if (groups > 0) ask_for_records(0);
-  for (size_t group = 0; group < groups; ++group) {
-    const size_t first = group * kGroup, n = size_of(group);
-    if (group + 1 < groups) ask_for_records(group + 1);
+  for (size_t turn = 0; turn < groups + 2 * kAhead; ++turn) {
+    if (turn < groups)
+      for (size_t i = 0; i < size_of(turn); ++i)
+        index_.prefetch(hashes[turn % kKept][i] = mix(uint64_t(keys[turn * kGroup + i])));
+    if (const size_t group = turn - kAhead; turn >= kAhead && group < groups)
+      for (size_t i = 0; i < size_of(group); ++i) found[group * kGroup + i] = guess(hashes[group % kKept][i], bytes);
+    if (turn < 2 * kAhead) continue;
+    const size_t group = turn - 2 * kAhead, first = group * kGroup, n = size_of(group);
     for (size_t i = first; i < first + n; ++i) {
-      settle(keys[i], hashes[group % 2][i - first], found[i]);
+      settle(keys[i], hashes[group % kKept][i - first], found[i]);
       if (checks && found[i]) expect_check(found[i], checks[i]);
     }
-    if (group + 2 < groups) ask_for_buckets(group + 2);
     visit(first, n);
   }
 }
@@ -74,15 +69,29 @@ void Shard::find(std::span<const int64_t> keys, const uint32_t* checks, Record* 
   find_in_groups(keys, checks, sizeof(RowHeader), found, [](size_t, size_t) {});
 }
 
+size_t Shard::bytes_to_read() const {
+  return layout_.rule.kind == RuleKind::sparse_adam ? layout_.record_bytes() : layout_.slot_offset(0);
+}
+
 void Shard::read(std::span<const int64_t> keys, const Record* found, void* rows) const {
-  arithmetic_->read(keys, found, static_cast<Record>(rows));
+  constexpr size_t kGroup = 16;
+  const size_t row_bytes = size_t(layout_.dim) * layout_.number_bytes, bytes = bytes_to_read();
+  const auto ask_for_group = [&](size_t first) {
+    for (size_t i = first; i < std::min(first + kGroup, keys.size()); ++i)
+      if (found[i]) ask_for(found[i], bytes);
+  };
+  ask_for_group(0);
+  for (size_t first = 0; first < keys.size(); first += kGroup) {
+    ask_for_group(first + kGroup);
+    const size_t n = std::min(kGroup, keys.size() - first);
+    arithmetic_->read(keys.subspan(first, n), found + first, static_cast<Record>(rows) + first * row_bytes);
+  }
 }
 
 void Shard::find_and_read(std::span<const int64_t> keys, const uint32_t* checks, Record* found, void* rows) {
   const size_t row_bytes = size_t(layout_.dim) * layout_.number_bytes;
-  const size_t bytes = layout_.rule.kind == RuleKind::sparse_adam ? layout_.record_bytes() : layout_.slot_offset(0);
-  find_in_groups(keys, checks, bytes, found, [&](size_t first, size_t n) {
-    read(keys.subspan(first, n), found + first, static_cast<Record>(rows) + first * row_bytes);
+  find_in_groups(keys, checks, bytes_to_read(), found, [&](size_t first, size_t n) {
+    arithmetic_->read(keys.subspan(first, n), found + first, static_cast<Record>(rows) + first * row_bytes);
   });
   index_.move_slice(kSliceBuckets, records_);
 }
@@ -139,7 +148,9 @@ void Shard::update(std::span<const int64_t> keys, const uint32_t* checks, const 
   const double alpha = alpha_of(layout_.rule.kind, numbers, step);
   const size_t row_bytes = size_t(layout_.dim) * layout_.number_bytes;
   if (is_logged()) before_changes({found, keys.size()});
-  for (size_t first = 0; first < keys.size(); first += std::size(rows)) {
+  const bool all_found = std::find(found, found + keys.size(), nullptr) == found + keys.size();
+  if (all_found) arithmetic_->update({found, keys.size()}, gradients, numbers, alpha);
+  for (size_t first = all_found ? keys.size() : 0; first < keys.size(); first += std::size(rows)) {
     const size_t n = std::min(std::size(rows), keys.size() - first);
     for (size_t i = 0; i < n; ++i) {
       rows[i] = found[first + i];

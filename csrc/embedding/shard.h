@@ -1,8 +1,8 @@
 // One rank's part of a table: the index, the records and the rule by which records take gradients. It knows of no rank.
 //
 // A record: header, weights, slots, and for checked keys 32 bits of the string's hash behind them.
-// Functions for many keys work in groups: a group's buckets are asked for two groups ahead, its records one group
-// ahead, so that the memory answers many questions at once.
+// Functions for many keys work in groups: a group's buckets are asked for some groups ahead, its records as many groups
+// before they are read, so that the memory answers many questions at once, and evenly.
 #pragma once
 #include <memory>
 #include <span>
@@ -10,6 +10,7 @@
 
 #include "embedding/first_values.h"
 #include "embedding/index.h"
+#include "embedding/instructions.h"
 #include "embedding/rules.h"
 #include "embedding/undo_log.h"
 
@@ -80,14 +81,14 @@ class Shard {
   template <class Visit>
   void find_in_groups(std::span<const int64_t> keys, const uint32_t* checks, size_t bytes, Record* found,
                       Visit visit) const;
-  Record guess(uint64_t hash, size_t bytes) const {
-    const uint32_t row = index_.guess(hash);
+  LIGHTCC_ROW_INLINE Record guess(uint64_t hash, size_t bytes) const {
+    const uint32_t row = index_.guess(hash, records_);
     if (row == Slabs::kNone) return nullptr;
     const Record record = records_.at(row);
-    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(record + at);
-    __builtin_prefetch(record + bytes - 1);
+    ask_for(record, bytes);
     return record;
   }
+  size_t bytes_to_read() const;  // from a record's beginning on, for a row
   // Replaces a guess that was wrong by the right record.
   void settle(int64_t key, uint64_t hash, Record& guessed) const {
     if (guessed && reinterpret_cast<const RowHeader*>(guessed)->key == key) return;
@@ -111,11 +112,13 @@ class Shard {
 class Arithmetic {
  public:
   virtual ~Arithmetic() = default;
+  // The memory of the records of read was asked for already; update asks by itself.
   virtual void read(std::span<const int64_t> keys, const Shard::Record* found, Shard::Record to) = 0;
   virtual void birth(Shard::Record, const Numbers&) = 0;
   virtual void update(std::span<const Shard::Record> rows, const void* gradients, const Numbers&, double alpha) = 0;
 };
 std::unique_ptr<Arithmetic> make_arithmetic(const RecordLayout&, const FirstValues& first, const FirstValues& absent,
-                                            Steps&, const Numbers&, const Slabs&);
+                                            Steps&, const Numbers&, const Slabs&,
+                                            Instructions = best_instructions());
 
 }  // namespace lightcc::embedding
