@@ -279,7 +279,10 @@ int lightcc_embedding_release(lightcc_embedding_call* call) {
     Group& group = call->group;
     const bool ended = call->stage == Call::Stage::done || call->stage == Call::Stage::failed;
     call->released = true;
-    if (!ended && group.size() > 1 && !group.closed) group.background.push_back(std::move(own));
+    if (!ended && group.size() > 1 && !group.closed) {
+      for (OwnGradients& stayed : call->own) stayed.keep();  // the caller's memory may go now
+      group.background.push_back(std::move(own));
+    }
     own.reset();
     --group.handed_out;
     delete_if_over(group);

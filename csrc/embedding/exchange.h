@@ -94,6 +94,16 @@ template <class Body> void with_number(const Table& table, Body body) {
   else body(float());
 }
 
+// This rank's gradients of one table for its own rows. They refer to a lookup and stay where they are: in the caller's
+// memory, until keep() or the end of the call.
+struct OwnGradients {
+  const std::byte* values = nullptr;  // nullptr: they are in the message, as those for others
+  size_t bytes = 0;
+  std::vector<uint32_t> occurrences;  // one a key, if the table counts them
+  Buffer memory;
+  void keep();
+};
+
 // One table's step at its owner, ready to be applied.
 struct OwnedStep {
   Table* table = nullptr;
@@ -105,7 +115,8 @@ struct OwnedStep {
   int64_t total_rows = 0;                // of all ranks, when it is applied
   Counted counted;                       // of keys that get no row yet
   // Adds up what came, in the order of ranks, and divides. asked: the lookups that the ranks refer to.
-  void collect(const std::vector<RankSegment>& calls, size_t index, std::vector<Asked>& asked, double divisor, Dedup&);
+  void collect(const std::vector<RankSegment>& calls, size_t index, const OwnGradients& own, std::vector<Asked>& asked,
+               double divisor, Dedup&);
   size_t bytes() const { return owned.keys.size() * table->row_bytes(); }
   void scale(double factor);
   double squares() const;
@@ -121,6 +132,7 @@ struct Partition {
   std::vector<int64_t> counts;  // by owner
   std::vector<int64_t> order;   // places in keys, owner by owner
   void make(const Table&, std::span<const int64_t> keys);
+  void make(int ranks, std::span<const uint16_t> owner_of_key);
 };
 
 struct Wanted {  // of a lookup
@@ -133,7 +145,7 @@ struct Wanted {  // of a lookup
   std::vector<int64_t> counts;         // of keys, by owner
   std::vector<Shard::Record> found;    // world of one
   uint64_t generation = 0;
-  void sort_by_owner();
+  void sort_by_owner(std::span<const uint16_t> owner_of_key);
   void clear();  // but for its memory
 };
 
@@ -154,6 +166,7 @@ struct lightcc_embedding_call {
   std::vector<lightcc::embedding::RankSegment> calls;  // what the ranks want; their parts point into the first message
   std::unique_ptr<lightcc::embedding::PendingMessage> first;
   std::vector<lightcc::embedding::Wanted> wanted;
+  std::vector<lightcc::embedding::OwnGradients> own;  // of an update, one for each of wanted
   std::vector<double> sums;
   lightcc::embedding::CallHeader head;
   int error = 0;
@@ -175,6 +188,7 @@ struct lightcc_embedding_group {
 
   std::unique_ptr<lightcc::embedding::Alltoalls> transport;
   lightcc::embedding::Dedup dedup;
+  std::vector<uint16_t> owner_of_key;               // of the lookup that begins; its memory is kept
   std::vector<lightcc::embedding::OwnedStep> held;  // an update between its halves
   std::list<std::unique_ptr<lightcc_embedding_call>> background;  // what was released or is served before it was done
   std::vector<lightcc::embedding::Wanted> spare;                  // whose memory the next lookups use

@@ -63,10 +63,18 @@ Wanted taken(Call& call, const lightcc_embedding_wanted& from) {
     std::copy_n(from.keys, from.count, w.keys.begin());
     std::iota(w.inverse.begin(), w.inverse.end(), 0);
   } else {
-    w.keys.resize(size_t(call.group.dedup.run({from.keys, size_t(from.count)}, w.keys.data(), w.inverse.data())));
+    Group& group = call.group;
+    const uint16_t* owners = w.table->owners.data();
+    group.owner_of_key.resize(group.size() > 1 ? size_t(from.count) : 0);
+    uint16_t* owner = group.owner_of_key.data();
+    const auto note_owner = [&](uint64_t hash) { *owner++ = owners[bucket_of(hash)]; };
+    const std::span<const int64_t> keys(from.keys, size_t(from.count));
+    const int64_t unique = group.size() > 1 ? group.dedup.run(keys, w.keys.data(), w.inverse.data(), note_owner)
+                                            : group.dedup.run(keys, w.keys.data(), w.inverse.data());
+    w.keys.resize(size_t(unique));
   }
   w.plain = w.keys.size() == w.inverse.size();
-  if (call.group.size() > 1) w.sort_by_owner();
+  if (call.group.size() > 1) w.sort_by_owner({call.group.owner_of_key.data(), w.keys.size()});
   if (w.table->shard->layout().checked) take_checks(w, from);
   w.padded = padded_count(int64_t(w.keys.size()));
   w.rows.reserve(size_t(w.padded) * w.table->row_bytes());
@@ -132,6 +140,15 @@ Asked asked_of(Call& call, size_t index) {
   return asked;
 }
 
+// Whether rows that a rank asks itself for are read to where it wants them. On the wire they may lose bits, as all do.
+bool reads_own(const Table& table) { return !table.wire; }
+
+// The caller's rows of one owner, among those of all.
+std::byte* rows_of(const Wanted& w, int owner) {
+  const auto first = std::accumulate(w.counts.begin(), w.counts.begin() + owner, int64_t(0));
+  return w.rows.data() + size_t(first) * w.table->row_bytes();
+}
+
 // From the records to where they leave from, each as often as it is asked for.
 void read_for(int rank, const Table& table, const Asked& asked, std::span<const int64_t> keys, std::byte* to) {
   std::vector<Shard::Record> found(keys.size());
@@ -156,7 +173,8 @@ std::vector<RankSegment> answer_heads(const Call& call, const CallHeader& head) 
     const std::vector<TablePart>& asked = call.calls[rank].tables;
     for (size_t i = 0; !head.status && i < asked.size(); ++i) {
       TableHeader table;
-      table.value_bytes = asked[i].head.keys * int64_t(call.wanted[i].table->wire_bytes());
+      const bool stays = int(rank) == call.group.rank() && reads_own(*call.wanted[i].table);
+      table.value_bytes = stays ? 0 : asked[i].head.keys * int64_t(call.wanted[i].table->wire_bytes());
       to_ranks[rank].tables.push_back({table, {}, nullptr, nullptr});
     }
   }
@@ -191,22 +209,28 @@ void OwnedKeys::collect(const Table& table, std::span<const AskedKeys> parts, De
 
 void Partition::make(const Table& table, std::span<const int64_t> keys) {
   std::vector<uint16_t> owner(keys.size());
-  counts.assign(size_t(table.group.size()), 0);
-  for (size_t i = 0; i < keys.size(); ++i) ++counts[owner[i] = uint16_t(owner_of(table.owners, keys[i]))];
-  std::vector<int64_t> at(counts.size(), 0);
-  for (size_t rank = 1; rank < at.size(); ++rank) at[rank] = at[rank - 1] + counts[rank - 1];
-  order.resize(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) order[size_t(at[owner[i]]++)] = int64_t(i);
+  for (size_t i = 0; i < keys.size(); ++i) owner[i] = uint16_t(owner_of(table.owners, keys[i]));
+  make(table.group.size(), owner);
 }
 
-void Wanted::sort_by_owner() {
+void Partition::make(int ranks, std::span<const uint16_t> owner_of_key) {
+  counts.assign(size_t(ranks), 0);
+  for (uint16_t owner : owner_of_key) ++counts[owner];
+  std::vector<int64_t> at(counts.size(), 0);
+  for (size_t rank = 1; rank < at.size(); ++rank) at[rank] = at[rank - 1] + counts[rank - 1];
+  order.resize(owner_of_key.size());
+  for (size_t i = 0; i < order.size(); ++i) order[size_t(at[owner_of_key[i]]++)] = int64_t(i);
+}
+
+void Wanted::sort_by_owner(std::span<const uint16_t> owner_of_key) {
   Partition partition;
-  partition.make(*table, keys);
+  partition.make(table->group.size(), owner_of_key);
   counts = std::move(partition.counts);
-  std::vector<int64_t> sorted(keys.size()), place(keys.size());
+  std::vector<int64_t> sorted(keys.size());
+  std::vector<uint32_t> place(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
     sorted[i] = keys[size_t(partition.order[i])];
-    place[size_t(partition.order[i])] = int64_t(i);
+    place[size_t(partition.order[i])] = uint32_t(i);
   }
   keys = std::move(sorted);
   for (int64_t& at : inverse) at = place[size_t(at)];
@@ -258,8 +282,12 @@ void answer_lookup(Call& call) {
   }
   std::vector<RankSegment> to_ranks = answer_heads(call, head);
   send(call, "rows", to_ranks, [&](int rank, std::vector<PartPlaces>& parts) {
-    for (size_t i = 0; i < parts.size(); ++i)
-      read_for(rank, *call.wanted[i].table, asked[i], call.calls[size_t(rank)].tables[i].keys, parts[i].values);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Wanted& w = call.wanted[i];
+      const bool stays = rank == call.group.rank() && reads_own(*w.table);
+      read_for(rank, *w.table, asked[i], call.calls[size_t(rank)].tables[i].keys,
+               stays ? rows_of(w, rank) : parts[i].values);
+    }
   });
   if (!head.status && call.flags & LIGHTCC_EMBEDDING_TRAINING)
     for (size_t i = 0; i < asked.size(); ++i) keep(*call.wanted[i].table, std::move(asked[i]));
@@ -267,7 +295,6 @@ void answer_lookup(Call& call) {
 }
 
 void take_rows(Call& call) {
-  std::vector<size_t> at(call.wanted.size(), 0);
   for (int rank = 0; rank < call.group.size(); ++rank) {
     const RankSegment answer = parse(call.message->from(rank), rank);
     if (answer.head.status)
@@ -277,11 +304,11 @@ void take_rows(Call& call) {
     for (size_t i = 0; i < answer.tables.size(); ++i) {
       Wanted& w = call.wanted[i];
       const int64_t count = w.counts[size_t(rank)];
-      if (answer.tables[i].head.value_bytes != count * int64_t(w.table->wire_bytes()))
+      const bool stayed = rank == call.group.rank() && reads_own(*w.table);
+      if (answer.tables[i].head.value_bytes != (stayed ? 0 : count * int64_t(w.table->wire_bytes())))
         throw Error(Code::internal,
                     w.table->about("rank " + std::to_string(rank) + " sent other rows than were asked for"));
-      unpack(*w.table, w.rows.data() + at[i] * w.table->row_bytes(), answer.tables[i].values, count);
-      at[i] += size_t(count);
+      if (!stayed) unpack(*w.table, rows_of(w, rank), answer.tables[i].values, count);
     }
   }
   for (Wanted& w : call.wanted)

@@ -13,12 +13,14 @@ namespace {
 struct GradientPart {
   const TablePart* came = nullptr;  // nullptr: the rank serves
   const Asked* asked = nullptr;
+  const std::byte* values = nullptr;
+  const std::byte* occurrences = nullptr;
   int rank = 0;
   int64_t count() const { return asked ? asked->count(rank) : came ? came->head.keys : 0; }
 };
 
 std::vector<GradientPart> parts_of(const Table& table, const std::vector<RankSegment>& calls, size_t index,
-                           const std::vector<Asked>& asked) {
+                           const OwnGradients& own, const std::vector<Asked>& asked) {
   std::vector<GradientPart> parts(calls.size());
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     GradientPart& part = parts[rank];
@@ -30,16 +32,19 @@ std::vector<GradientPart> parts_of(const Table& table, const std::vector<RankSeg
       if (number >= 0 && one.call == number) part.asked = &one;
     if (number >= 0 && !part.asked)
       throw Error(Code::internal, table.about("gradients came of a lookup that was not answered here"));
-    if (part.came->head.value_bytes != part.count() * int64_t(table.gradient_bytes()))
+    const bool stayed = int(rank) == table.group.rank() && own.values;
+    if (part.came->head.value_bytes != (stayed ? 0 : part.count() * int64_t(table.gradient_bytes())))
       throw Error(Code::internal, table.about("gradients came that are not as many as their keys"));
+    part.values = stayed ? own.values : part.came->values;
+    part.occurrences = stayed ? reinterpret_cast<const std::byte*>(own.occurrences.data())
+                              : part.values + size_t(part.count()) * table.row_bytes();
   }
   return parts;
 }
 
-// How often each key occurred on a rank, behind its gradients.
-void add_occurrences(const Table& table, const GradientPart& part, const int64_t* inverse,
-                     std::vector<uint32_t>& occurrences) {
-  const std::byte* counts = part.came->values + size_t(part.count()) * table.row_bytes();
+// How often each key occurred on a rank.
+void add_occurrences(const GradientPart& part, const int64_t* inverse, std::vector<uint32_t>& occurrences) {
+  const std::byte* counts = part.occurrences;
   for (int64_t i = 0; i < part.count(); ++i, counts += sizeof(uint32_t)) {
     uint32_t more;
     std::memcpy(&more, counts, sizeof more);
@@ -73,9 +78,15 @@ OwnedKeys merged(const Table& table, const std::vector<GradientPart>& parts, Ded
 
 }  // namespace
 
-void OwnedStep::collect(const std::vector<RankSegment>& calls, size_t index, std::vector<Asked>& asked, double divisor,
-                        Dedup& dedup) {
-  const std::vector<GradientPart> parts = parts_of(*table, calls, index, asked);
+void OwnGradients::keep() {
+  if (!values) return;
+  std::memcpy(memory.reserve(bytes + 1), values, bytes);
+  values = memory.data();
+}
+
+void OwnedStep::collect(const std::vector<RankSegment>& calls, size_t index, const OwnGradients& own,
+                        std::vector<Asked>& asked, double divisor, Dedup& dedup) {
+  const std::vector<GradientPart> parts = parts_of(*table, calls, index, own, asked);
   const bool one_lookup = asked.size() == 1 && std::all_of(parts.begin(), parts.end(), [&](const GradientPart& part) {
                             return part.asked || (asked[0].count(part.rank) == 0 && part.count() == 0);
                           });
@@ -97,8 +108,8 @@ void OwnedStep::collect(const std::vector<RankSegment>& calls, size_t index, std
       if (!parts[i].came) continue;
       numbers = parts[i].came->head.numbers;
       const int64_t* inverse = owned.inverse.data() + first[i];
-      sums.add(reinterpret_cast<const T*>(parts[i].came->values), inverse, parts[i].count());
-      if (!occurrences.empty()) add_occurrences(*table, parts[i], inverse, occurrences);
+      sums.add(reinterpret_cast<const T*>(parts[i].values), inverse, parts[i].count());
+      if (!occurrences.empty()) add_occurrences(parts[i], inverse, occurrences);
     }
   });
   if (divisor != 1) scale(1 / divisor);

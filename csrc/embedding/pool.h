@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include "embedding/instructions.h"
+
 namespace lightcc::embedding {
 
 enum class PoolMode : int32_t { sum, mean, max };  // the values are part of the C API
@@ -50,12 +52,10 @@ template <class T> class RowSums {
  public:
   RowSums(int64_t dim, int64_t rows, T* sums) : dim_(dim), sums_(sums), seen_(size_t(rows), 0) {}
   void add(const T* gradient, const int64_t* inverse, int64_t count) {
-    for (int64_t i = 0; i < count; ++i, gradient += dim_) {
-      T* to = sums_ + inverse[i] * dim_;
-      uint8_t& seen = seen_[size_t(inverse[i])];
-      if (seen) embedding::add(to, gradient, T(1), dim_);
-      else copy_row(to, gradient, dim_);
-      seen = 1;
+    switch (best_instructions()) {
+      case Instructions::plain: return add_plain(gradient, inverse, count);
+      case Instructions::avx2: return add_avx2(gradient, inverse, count);
+      case Instructions::avx512: return add_avx512(gradient, inverse, count);
     }
   }
   void clear_unseen() {
@@ -64,6 +64,23 @@ template <class T> class RowSums {
   }
 
  private:
+  void add_plain(const T* g, const int64_t* inverse, int64_t count) { add_with(g, inverse, count); }
+  LIGHTCC_ROW_AVX2 void add_avx2(const T* g, const int64_t* inverse, int64_t count) { add_with(g, inverse, count); }
+  LIGHTCC_ROW_AVX512 void add_avx512(const T* g, const int64_t* inverse, int64_t count) { add_with(g, inverse, count); }
+  LIGHTCC_ROW_INLINE void add_with(const T* gradient, const int64_t* inverse, int64_t count) {
+    T* const sums = sums_;
+    uint8_t* const all_seen = seen_.data();
+    const int64_t dim = dim_;
+    for (int64_t i = 0; i < count; ++i, gradient += dim) {
+      T* const to = sums + inverse[i] * dim;
+      const T* const from = gradient;
+      uint8_t& seen = all_seen[inverse[i]];
+      if (seen) each_number(dim, [=](int64_t k) LIGHTCC_ROW_LAMBDA { to[k] += from[k]; });
+      else each_number(dim, [=](int64_t k) LIGHTCC_ROW_LAMBDA { to[k] = from[k]; });
+      seen = 1;
+    }
+  }
+
   int64_t dim_;
   T* sums_;
   std::vector<uint8_t> seen_;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -178,6 +179,21 @@ int64_t known_lookup(const Local& local) {
   return table.asked.end() - asked <= kSafe && asked != table.asked.end() ? asked->call : -1;
 }
 
+// The part of a lookup's gradients that is for this rank itself.
+OwnGradients own_of(const Local& local, int rank) {
+  const std::vector<int64_t>& counts = local.from->counts;
+  const auto first = size_t(std::accumulate(counts.begin(), counts.begin() + rank, int64_t(0)));
+  const auto count = size_t(counts[size_t(rank)]);
+  OwnGradients own;
+  own.values = local.values + first * local.table->row_bytes();
+  own.bytes = count * local.table->row_bytes();
+  if (!local.occurrences.empty()) {
+    const auto begin = local.occurrences.begin() + ptrdiff_t(first);
+    own.occurrences.assign(begin, begin + ptrdiff_t(count));
+  }
+  return own;
+}
+
 void send_gradients(Call& call, const std::vector<Local>& locals) {
   std::vector<RankSegment> to_ranks(size_t(call.group.size()));
   std::vector<Partition> partitions(locals.size());  // of those whose keys travel
@@ -192,9 +208,11 @@ void send_gradients(Call& call, const std::vector<Local>& locals) {
     for (size_t rank = 0; rank < to_ranks.size(); ++rank) {
       const int64_t count = head.lookup < 0 ? partitions[i].counts[rank] : locals[i].from->counts[rank];
       head.keys = head.lookup < 0 ? count : 0;
-      head.value_bytes = count * int64_t(table.gradient_bytes());
+      const bool stays = head.lookup >= 0 && int(rank) == call.group.rank();
+      head.value_bytes = stays ? 0 : count * int64_t(table.gradient_bytes());
       to_ranks[rank].tables.push_back({head, {}, nullptr, nullptr});
     }
+    if (head.lookup >= 0) call.own[i] = own_of(locals[i], call.group.rank());
   }
   std::vector<size_t> at(locals.size(), 0);
   send(call, "call", to_ranks, [&](int rank, std::vector<PartPlaces>& parts) {
@@ -204,10 +222,12 @@ void send_gradients(Call& call, const std::vector<Local>& locals) {
       const size_t bytes = local.table->row_bytes();
       if (head.lookup >= 0) {
         const auto count = size_t(local.from->counts[size_t(rank)]);
-        std::memcpy(parts[i].values, local.values + at[i] * bytes, count * bytes);
-        if (!local.occurrences.empty())
-          std::memcpy(parts[i].values + count * bytes, local.occurrences.data() + at[i], count * sizeof(uint32_t));
         at[i] += count;
+        if (rank == call.group.rank()) continue;
+        const size_t first = at[i] - count;
+        std::memcpy(parts[i].values, local.values + first * bytes, count * bytes);
+        if (!local.occurrences.empty())
+          std::memcpy(parts[i].values + count * bytes, local.occurrences.data() + first, count * sizeof(uint32_t));
         continue;
       }
       for (int64_t n = 0; n < head.keys; ++n) {
@@ -246,9 +266,10 @@ bool anybody_skips(const Call& call) {
 std::vector<OwnedStep> collected(Call& call, std::vector<std::vector<Asked>>& asked) {
   const double divisor = call.flags & LIGHTCC_EMBEDDING_AVERAGE ? call.group.size() : 1;
   std::vector<OwnedStep> steps(call.wanted.size());
+  call.own.resize(steps.size());  // none where this rank serves
   for (size_t i = 0; i < steps.size(); ++i) {
     steps[i].table = call.wanted[i].table;
-    steps[i].collect(call.calls, i, asked[i], divisor, call.group.dedup);
+    steps[i].collect(call.calls, i, call.own[i], asked[i], divisor, call.group.dedup);
     if (call.flags & LIGHTCC_EMBEDDING_HOLD) steps[i].sum = steps[i].squares();
     if (!steps[i].reserve())
       throw Error(Code::internal, steps[i].table->about("memory does not suffice; nothing was applied"));
@@ -274,6 +295,7 @@ void begin_update(Call& call, std::span<const lightcc_embedding_step> steps) {
     call.number = call.group.calls++;
     ++call.group.updating;
     call.updating = true;
+    call.own.resize(locals.size());
     return send_gradients(call, locals);
   }
   call.skipped = call.flags & LIGHTCC_EMBEDDING_SKIP;
@@ -322,6 +344,7 @@ void end_update(Call& call) {
     }
   }
   call.first.reset();
+  call.own.clear();
   take_step(call, steps);
 }
 

@@ -111,6 +111,27 @@ struct Referring {
   std::mt19937 random{5};
 };
 
+// What is released before it is done ends in the background, without the caller's memory.
+TEST(EmbeddingExchange, AnUpdateThatIsReleasedNeedsItsGradientsNoMore) {
+  Ranks ranks(2);
+  const std::vector<int64_t> keys = keys_of(0);
+  const std::vector<Call*> lookups{ranks.lookup(0, keys, kTraining), ranks.lookup(1, keys, kTraining)};
+  ASSERT_EQ(finish(lookups), std::vector<int>(2, 0));
+  std::vector<double> expected = rows_of(lookups[0], 4);
+  for (double& x : expected) x -= 0.1 * 2.0;
+  std::vector<double> g(unique(keys).size() * 4, 1.0), kept = g;
+  Call* released = ranks.update(0, {lookups[0], 0, nullptr, nullptr, 0, g.data()}, 0);
+  release({released});
+  std::fill(g.begin(), g.end(), 1e9);
+  Call* update = ranks.update(1, {lookups[1], 0, nullptr, nullptr, 0, kept.data()}, 0);
+  const std::vector<Call*> after{update, ranks.lookup(0, keys, 0), ranks.lookup(1, keys, 0)};
+  ASSERT_EQ(finish(after), std::vector<int>(3, 0)) << lightcc_embedding_error();
+  const std::vector<Call*> again{ranks.lookup(0, keys, 0), ranks.lookup(1, keys, 0)};
+  ASSERT_EQ(finish(again), std::vector<int>(2, 0));
+  EXPECT_EQ(rows_of(again[0], 4), expected);
+  release(lookups), release(after), release(again);
+}
+
 TEST(EmbeddingExchange, GradientsOfALookupNeedNoKeys) {
   for (int size : {2, 3, 4}) {
     Referring r(size);
