@@ -88,6 +88,14 @@ class Index {
     return bucket.rows[__builtin_ctz(fits)];
   }
 
+  // Of a key that guess had none for; the same from its second bucket.
+  LIGHTCC_ROW_INLINE uint32_t second_guess(uint64_t hash) const {
+    if (!now_->home(hash).overflow) return Slabs::kNone;
+    const IndexBucket& bucket = now_->second(hash);
+    const uint32_t fits = bucket.with(tag_of(hash));
+    return fits ? bucket.rows[__builtin_ctz(fits)] : Slabs::kNone;
+  }
+
   // After it, so many keys can be inserted without failure. False: memory does not suffice.
   bool reserve(size_t keys, const Slabs& records);
   void insert(uint64_t hash, uint32_t row);       // of a key that is not in it, and was reserved

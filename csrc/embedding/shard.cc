@@ -44,19 +44,26 @@ void Shard::expect_check(Record record, uint32_t check) const {
 template <class Visit>
 void Shard::find_in_groups(std::span<const int64_t> keys, const uint32_t* checks, size_t bytes, Record* found,
                            Visit visit) const {
-  constexpr size_t kGroup = 8, kAhead = 2, kKept = 8;  // kAhead: groups from a question to its answer
-  static_assert(kKept > 2 * kAhead);
+  // In groups, after a group's buckets were asked for: when its records are, when those in second buckets are, and when
+  // all are used.
+  constexpr size_t kGroup = 8, kAsk = 3, kAskAgain = 5, kUse = 7, kKept = 8;
+  static_assert(kKept > kUse);
   uint64_t hashes[kKept][kGroup];
   const size_t groups = (keys.size() + kGroup - 1) / kGroup;
   const auto size_of = [&](size_t group) { return std::min(kGroup, keys.size() - group * kGroup); };
-  for (size_t turn = 0; turn < groups + 2 * kAhead; ++turn) {
+  for (size_t turn = 0; turn < groups + kUse; ++turn) {
     if (turn < groups)
       for (size_t i = 0; i < size_of(turn); ++i)
         index_.prefetch(hashes[turn % kKept][i] = mix(uint64_t(keys[turn * kGroup + i])));
-    if (const size_t group = turn - kAhead; turn >= kAhead && group < groups)
-      for (size_t i = 0; i < size_of(group); ++i) found[group * kGroup + i] = guess(hashes[group % kKept][i], bytes);
-    if (turn < 2 * kAhead) continue;
-    const size_t group = turn - 2 * kAhead, first = group * kGroup, n = size_of(group);
+    if (const size_t group = turn - kAsk; turn >= kAsk && group < groups)
+      for (size_t i = 0; i < size_of(group); ++i)
+        found[group * kGroup + i] = asked_for(index_.guess(hashes[group % kKept][i], records_), bytes);
+    if (const size_t group = turn - kAskAgain; turn >= kAskAgain && group < groups)
+      for (size_t i = 0; i < size_of(group); ++i)
+        if (Record& record = found[group * kGroup + i]; !record)
+          record = asked_for(index_.second_guess(hashes[group % kKept][i]), bytes);
+    if (turn < kUse) continue;
+    const size_t group = turn - kUse, first = group * kGroup, n = size_of(group);
     for (size_t i = first; i < first + n; ++i) {
       settle(keys[i], hashes[group % kKept][i - first], found[i]);
       if (checks && found[i]) expect_check(found[i], checks[i]);

@@ -1,8 +1,8 @@
 // One rank's part of a table: the index, the records and the rule by which records take gradients. It knows of no rank.
 //
 // A record: header, weights, slots, and for checked keys 32 bits of the string's hash behind them.
-// Functions for many keys work in groups: a group's buckets are asked for some groups ahead, its records as many groups
-// before they are read, so that the memory answers many questions at once, and evenly.
+// Functions for many keys work in groups: a group's buckets and then its records are asked for some groups before they
+// are read, so that the memory answers many questions at once, and evenly.
 #pragma once
 #include <memory>
 #include <span>
@@ -81,8 +81,7 @@ class Shard {
   template <class Visit>
   void find_in_groups(std::span<const int64_t> keys, const uint32_t* checks, size_t bytes, Record* found,
                       Visit visit) const;
-  LIGHTCC_ROW_INLINE Record guess(uint64_t hash, size_t bytes) const {
-    const uint32_t row = index_.guess(hash, records_);
+  LIGHTCC_ROW_INLINE Record asked_for(uint32_t row, size_t bytes) const {
     if (row == Slabs::kNone) return nullptr;
     const Record record = records_.at(row);
     ask_for(record, bytes);
