@@ -5,12 +5,12 @@ from typing import Dict, List
 import embedding_ids
 import numpy as np
 import torch
-from embedding_floor import Floor
+from embedding_floor import HEADER_BYTES, Floor
 from embedding_own import Table
 
 from lightcc.embedding import lib
 
-IDS = 65536
+IDS, LINE_BYTES = 65536, 64
 
 
 def bytes_a_key(rule: str, rows: int, dim: int) -> float:
@@ -23,12 +23,16 @@ def bytes_a_key(rule: str, rows: int, dim: int) -> float:
 
 class Large:
     """lookup: the shard's own reading of raw keys, as an evaluation reads them; module: HashEmbedding's forward, which
-    finds different keys first; floor: embedding_floor."""
+    finds different keys first; floor: embedding_floor; index: likewise random reads of one line a key out of memory as
+    large as the index, which a floor of row numbers does not need."""
 
     def __init__(self, rows: int, dim: int, batches: int):
         self._table = Table("sgd", rows, dim, "large")
         stats = self._table.module.stats()
         self._floor = Floor(rows, stats["record_bytes"], 4 * dim)
+        lines = stats["index_bytes"] // LINE_BYTES
+        self._index = Floor(lines, LINE_BYTES, LINE_BYTES - HEADER_BYTES)
+        self._lines = list(np.random.default_rng(embedding_ids.SEED).integers(0, lines, (batches, IDS)))
         self._row_numbers = list(embedding_ids.batches("uniform", rows, IDS, batches))
         self._keys = [embedding_ids.raw_keys(one) for one in self._row_numbers]
         self._out = np.empty((IDS, dim), np.float32)
@@ -36,7 +40,7 @@ class Large:
 
     def samples(self, rounds: int) -> Dict[str, List[float]]:
         """Seconds a batch; a round goes through all batches, each side by turns."""
-        found: Dict[str, List[float]] = {"lookup": [], "module": [], "floor": []}
+        found: Dict[str, List[float]] = {"lookup": [], "module": [], "floor": [], "index": []}
         for _ in range(rounds):
             for side, some in found.items():
                 some.append(float(np.mean([getattr(self, f"_{side}_s")(i) for i in range(len(self._keys))])))
@@ -44,6 +48,9 @@ class Large:
 
     def _floor_s(self, i: int) -> float:
         return self._floor.read(self._row_numbers[i], self._out)
+
+    def _index_s(self, i: int) -> float:
+        return self._index.read(self._lines[i], self._out)
 
     def _lookup_s(self, i: int) -> float:
         keys, begin = self._keys[i], time.perf_counter()

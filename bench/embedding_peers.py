@@ -45,12 +45,13 @@ def install() -> None:
 class Process:
     """A side (embedding_side.py), which sleeps while it is not asked."""
 
-    def __init__(self, side: str, folder: Path, rows: int, dim: int, core: int):
+    def __init__(self, side: str, folder: Path, rows: int, dim: int, core: int, clock: str = "wall"):
         if not os.path.exists(python_of(side)):
             raise Unavailable(f"{python_of(side)} is not there; --install makes it")
         log = open(folder / f"{side}.log", "w")
         self._process = subprocess.Popen(
-            [python_of(side), str(HERE / "embedding_side.py"), side, str(folder), str(rows), str(dim), str(core)],
+            [python_of(side), str(HERE / "embedding_side.py"), side, str(folder), str(rows), str(dim), str(core),
+             clock],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"})
         log.close()

@@ -1,6 +1,6 @@
 """One side of bench/embedding.py, in a process and an environment of its own: it waits at its standard input.
 
-    python bench/embedding_side.py SIDE FOLDER ROWS DIM CORE
+    python bench/embedding_side.py SIDE FOLDER ROWS DIM CORE CLOCK
 
 Each line is a list in JSON: "make", rule; "step" or "lookup", rule, kind of ids, repeats. The answer is a line in JSON:
 a number, or {"error": text}. A step is what training does with 65,536 ids: look up their rows, one row an id, take one
@@ -20,13 +20,15 @@ import embedding_ids as ids
 MODULES = {"torch": "embedding_torch", "fbgemm": "embedding_fbgemm", "tfra": "embedding_tfra",
            "lightcc": "embedding_own"}
 WARM_UP = 2
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class Side:
     """A side's module has Table(rule, rows, dim, batches) with step(batch), lookup(batch), bytes() and prepare(ids),
     which makes of row numbers what step and lookup take."""
 
-    def __init__(self, name: str, folder: Path, rows: int, dim: int):
+    def __init__(self, name: str, folder: Path, rows: int, dim: int, clock: str):
+        self._clock = CLOCKS[clock]
         self._module = importlib.import_module(MODULES[name])
         self._rows, self._dim = rows, dim
         self._batches = {kind: ids.read(folder, kind) for kind in ids.KINDS}
@@ -52,23 +54,22 @@ class Side:
     def lookup(self, rule: str, kind: str, repeats: int) -> float:
         return self._timed(self._tables[rule].lookup, self._prepared[rule, kind], repeats)
 
-    @staticmethod
-    def _timed(call: Any, some: List[Any], repeats: int) -> float:
+    def _timed(self, call: Any, some: List[Any], repeats: int) -> float:
         """Seconds a call."""
-        begin = time.perf_counter()
+        begin = self._clock()
         for i in range(repeats):
             call(some[i % len(some)])
-        return (time.perf_counter() - begin) / repeats
+        return (self._clock() - begin) / repeats
 
 
 def main() -> None:
-    name, folder, rows, dim, core = sys.argv[1:]
+    name, folder, rows, dim, core, clock = sys.argv[1:]
     os.sched_setaffinity(0, {int(core)})
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what frameworks print is no answer
     side = None
     try:
-        side = Side(name, Path(folder), int(rows), int(dim))
+        side = Side(name, Path(folder), int(rows), int(dim), clock)
         answer: Any = side._module.VERSION
     except Exception:
         answer = {"error": traceback.format_exc()}
