@@ -1,14 +1,29 @@
-"""The curve of lightcc-explain --png. Needs matplotlib."""
+"""The curves of lightcc-explain --png. Needs matplotlib."""
 
-from typing import Callable
+import math
+from typing import Callable, Dict, List
 
 from lightcc.explain.model import Candidate
 
 _SIZES = [1 << power for power in range(10, 31)]
+_SHOWN_RATIO = 10.0  # of the second panel: what is slower by more is no candidate
+
+Curves = Dict[str, List[float]]
+
+
+def by_best(curves: Curves) -> Curves:
+    """Each curve divided by the lowest at the same size; NaN where it has no value.
+
+    >>> by_best({"ring": [4.0, 3.0], "2d": [2.0, 6.0]})
+    {'ring': [2.0, 1.0], '2d': [1.0, 2.0]}
+    """
+    best = [min(value for value in values if value == value) for values in zip(*curves.values())]
+    return {name: [value / least for value, least in zip(values, best)] for name, values in curves.items()}
 
 
 def draw(predict: Callable[[int], list[Candidate]], title: str, path: str) -> None:
-    """Seconds of every algorithm by bytes, from 1 KiB to 1 GiB, into a PNG. Raises ValueError without matplotlib."""
+    """All algorithms from 1 KiB to 1 GiB, into a PNG: milliseconds, and below that the ratio to the best of each size.
+    Raises ValueError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
@@ -16,15 +31,21 @@ def draw(predict: Callable[[int], list[Candidate]], title: str, path: str) -> No
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    curves: dict[str, list[float]] = {}
-    for nbytes in _SIZES:
+    curves: Curves = {}
+    for i, nbytes in enumerate(_SIZES):
         for one in predict(nbytes):
-            curves.setdefault(one.name, []).append(1e3 * one.seconds)
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+            curves.setdefault(one.name, [math.nan] * len(_SIZES))[i] = 1e3 * one.seconds
+    sizes, ratios = [nbytes / (1 << 20) for nbytes in _SIZES], by_best(curves)
+    figure, (above, below) = pyplot.subplots(2, sharex=True, figsize=(8, 7), layout="constrained",
+                                             gridspec_kw={"height_ratios": (3, 2)})
     for name, milliseconds in sorted(curves.items(), key=lambda curve: curve[1][-1]):
-        axes.plot([nbytes / (1 << 20) for nbytes in _SIZES], milliseconds, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="MiB of an all-reduce", ylabel="predicted ms", title=title)
-    axes.grid(True, which="major", alpha=0.3)
-    axes.legend()
+        above.plot(sizes, milliseconds, label=name)
+        below.plot(sizes, ratios[name])
+    above.set(xscale="log", yscale="log", ylabel="predicted ms", title=title)
+    above.legend()
+    below.set(ylim=(0.9, _SHOWN_RATIO), yscale="log", xlabel="MiB of an all-reduce", ylabel="time by best")
+    below.set_yticks([1, 2, 5, 10], ["1", "2", "5", "10"])
+    for axes in (above, below):
+        axes.grid(True, which="major", alpha=0.3)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
