@@ -126,8 +126,9 @@ MAY_IMPORT = {
     "ray": {"ray"},
     "pyspark": {"spark"},
 }
-MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/embedding/lib.py",
-                    "lightcc/launch/nccl_plugin.py", "lightcc/tensorflow/embedding/library.py")
+MAY_OPEN_LIBRARY = ("lightcc/core/lib.py", "lightcc/core/nccl_library.py", "lightcc/core/nvtx_library.py",
+                    "lightcc/embedding/lib.py", "lightcc/launch/nccl_plugin.py",
+                    "lightcc/tensorflow/embedding/library.py")
 
 NOT_CODE = re.compile(r"""/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL)
 CLASS = re.compile(r"\b(?:class|struct)\s+([A-Za-z_][\w:]*)(?:\s+final)?\s*(?::[^;{()]*)?\{")

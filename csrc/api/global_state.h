@@ -42,7 +42,8 @@ struct GlobalState {
 GlobalState& global_state();
 
 // Does nothing on a rank that is not to write. asked: by whom, for the error.
-void start_timeline(Timeline&, const World&, const std::string& pattern, bool mark_cycles, const std::string& asked);
+void start_timeline(Timeline&, const World&, const std::string& pattern, bool mark_cycles, bool by_bucket,
+                    const std::string& asked);
 std::shared_ptr<Compressor> compressor(int codec);   // throws Error{invalid_argument} if there is none
 void forget_residuals(const std::function<bool(int group)>& ended);  // what was left behind in groups that are no more
 std::shared_ptr<Engine> engine();                     // throws Error{shut_down} when there is none

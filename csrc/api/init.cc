@@ -113,7 +113,8 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   auto timeline = std::make_unique<Timeline>();  // before the others are met: it may fail
   try {
     if (!failure && !config.timeline.empty() && config.timeline != kTimelineLater)
-      start_timeline(*timeline, world, config.timeline, config.timeline_mark_cycles, "HOROVOD_TIMELINE");
+      start_timeline(*timeline, world, config.timeline, config.timeline_mark_cycles,
+                     config.timeline_by_bucket, "HOROVOD_TIMELINE");
   } catch (const Error& error) {
     failure = error;
   }

@@ -48,7 +48,7 @@ std::shared_ptr<Engine> engine() {
 
 // Does nothing on a rank that is not to write. asked: by whom, for the error.
 void start_timeline(Timeline& timeline, const World& world, const std::string& pattern, bool mark_cycles,
-                    const std::string& asked) {
+                    bool by_bucket, const std::string& asked) {
   const std::string path = timeline_path(pattern, world.rank);
   if (path.empty() && world.rank != 0) return;
   using namespace std::chrono;
@@ -56,7 +56,7 @@ void start_timeline(Timeline& timeline, const World& world, const std::string& p
       "rank " + std::to_string(world.rank) + " of " + std::to_string(world.size) + " on host " + world.host;
   const auto wall = duration_cast<microseconds>(system_clock::now().time_since_epoch());
   try {
-    timeline.start({path, writer, mark_cycles, now_ns(), wall.count()});
+    timeline.start({path, writer, mark_cycles, now_ns(), wall.count(), by_bucket});
   } catch (const Error& error) {
     throw Error(error.code(), asked + " on rank " + std::to_string(world.rank) + ", host " + world.host + ": " +
                                   error.what() + "; give a file in a folder that exists and may be written to");
@@ -64,6 +64,8 @@ void start_timeline(Timeline& timeline, const World& world, const std::string& p
 }
 
 namespace {
+
+constexpr size_t kMostReportBytes = 8192;
 
 int world_number(int (*get)(const World&)) {
   GlobalState& s = global_state();
@@ -275,7 +277,8 @@ int lightcc_timeline_start(const char* path, int mark_cycles) {
     if (e->config().timeline.empty())
       refuse("start_timeline: this job was started without HOROVOD_TIMELINE; set it to DYNAMIC, or to the file of a "
              "first timeline, when you start the ranks");
-    start_timeline(e->timeline(), e->world(), path ? path : "", mark_cycles, "start_timeline");
+    start_timeline(e->timeline(), e->world(), path ? path : "", mark_cycles, e->config().timeline_by_bucket,
+                   "start_timeline");
     return 0;
   });
 }
@@ -293,11 +296,15 @@ int lightcc_counters(int64_t* values, int capacity) {
   return guard(
       [&] {
         auto e = engine();
+        const NetworkFaults faults = capacity > 0 ? e->network_faults() : NetworkFaults{};
         for (int i = 0; i < std::min(capacity, int(Counters::kCount)); ++i) {
           values[i] = int64_t(e->counters().values[i].load(std::memory_order_relaxed));
           if (i == Counters::copied_bytes) values[i] = int64_t(copied_bytes() - global_state().copied_before);
           if (i == Counters::harp_bytes) values[i] = int64_t(e->sent_bytes("harp"));
           if (i == Counters::net_plugin_bytes) values[i] = int64_t(e->sent_bytes("plugin"));
+          if (i == Counters::tcp_bytes) values[i] = int64_t(e->sent_bytes("tcp"));
+          if (i == Counters::retransmits) values[i] = int64_t(faults.retransmits);
+          if (i == Counters::reconnects) values[i] = int64_t(faults.reconnects);
           if (i == Counters::staged_bytes) values[i] = int64_t(staged_bytes() - global_state().staged_before);
         }
         return int(Counters::kCount);
@@ -308,6 +315,33 @@ int lightcc_counters(int64_t* values, int capacity) {
 const char* lightcc_counter_name(int index) {
   return index >= 0 && index < Counters::kCount ? Counters::kNames[size_t(index)] : nullptr;
 }
+
+int lightcc_waited(int64_t* values, int capacity) {
+  return guard(
+      [&] {
+        const std::vector<uint64_t> waited = engine()->waited_ns();
+        std::copy_n(waited.begin(), std::min(waited.size(), size_t(std::max(capacity, 0))), values);
+        return int(waited.size());
+      },
+      -1);
+}
+
+int lightcc_report(const char* text) {
+  return guard([&] {
+    const std::string said = text ? text : "";
+    if (said.size() > kMostReportBytes)
+      refuse("a report of " + std::to_string(said.size()) + " bytes: at most " + std::to_string(kMostReportBytes));
+    engine()->report(said);
+    return 0;
+  });
+}
+
+const char* lightcc_reported(int rank) {
+  thread_local std::string text;
+  return guard([&] { return text = engine()->reported(rank), 0; }) == 0 ? text.c_str() : nullptr;
+}
+
+void lightcc_log(int level, const char* text) { log(Level(std::clamp(level, 0, 5)), text ? text : ""); }
 
 const char* lightcc_describe(const char* what) {
   thread_local std::string text;

@@ -280,6 +280,15 @@ LIGHTCC_API int lightcc_timeline_stop(void);
 /* Counters of this process since init, in the order of lightcc_counter_name; returns how many there are. */
 LIGHTCC_API int lightcc_counters(int64_t* values, int capacity);
 LIGHTCC_API const char* lightcc_counter_name(int index);
+/* Nanoseconds that the others, ready themselves, waited for each rank alone; on rank 0, zeros elsewhere. Returns the
+ * number of ranks. */
+LIGHTCC_API int lightcc_waited(int64_t* values, int capacity);
+/* A text of at most 8192 bytes that rank 0 is to show for this rank, in place of the one before. reported, on rank 0:
+ * that of a rank, "" if there is none yet, for the caller to read until its next call; NULL on failure. */
+LIGHTCC_API int lightcc_report(const char* text);
+LIGHTCC_API const char* lightcc_reported(int rank);
+/* A line of the log: level as HOROVOD_LOG_LEVEL's numbers. */
+LIGHTCC_API void lightcc_log(int level, const char* text);
 /* The selector's table, the knobs, or the fusion plans in force, as text (the caller must not free it). */
 /* "selector", "network", "knobs", "world" or "fusion_plan" */
 LIGHTCC_API const char* lightcc_describe(const char* what);

@@ -88,6 +88,12 @@ struct Setting {
     }
     refuse(expected);
   }
+  std::string place() const {  // a port, an address and a port, or a path
+    const bool is_number = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+    if (is_number && (text.size() > 5 || std::stoi(text) > 65535))
+      refuse("a port from 0 to 65535 (0: any free one), address:port, or the path of a file");
+    return text;
+  }
   int level() const {
     const std::string word = lower(text);
     for (int i = 0; i < 6; ++i) {
@@ -228,6 +234,19 @@ const Knob kKnobs[] = {
     {"HOROVOD_TIMELINE_MARK_CYCLES", "1: the timeline also marks every batch that the ranks agreed to run.",
      [](Config& c, const Setting& v) { c.timeline_mark_cycles = v.flag(); },
      [](const Config& c) { return text_of(c.timeline_mark_cycles); }},
+    {"LIGHTCC_TIMELINE_ROWS",
+     "What has a row in the timeline: `buckets`, beside a row of steps and counters of bytes; or `tensors`, as "
+     "Horovod's timeline has it (docs/timeline.md).",
+     [](Config& c, const Setting& v) { c.timeline_by_bucket = v.one_of({"buckets", "tensors"}) == "buckets"; },
+     [](const Config& c) { return std::string(c.timeline_by_bucket ? "buckets" : "tensors"); }},
+    {"LIGHTCC_METRICS",
+     "Where rank 0 shows the metrics of all ranks in Prometheus's text format (docs/metrics.md): a port of this host "
+     "alone, as `9400`; `address:port`; or a file, which is written anew every two seconds. Rank 0's value holds.",
+     [](Config& c, const Setting& v) { c.metrics = v.place(); }, [](const Config& c) { return c.metrics; }},
+    {"HOROVOD_DISABLE_NVTX_RANGES",
+     "1: no NVTX ranges around what PyTorch's programs wait for (docs/timeline.md). 0: they are there if a library of "
+     "NVTX is.",
+     [](Config& c, const Setting& v) { c.nvtx = !v.flag(); }, [](const Config& c) { return text_of(!c.nvtx); }},
     {"LIGHTCC_SPIN_US",
      "Microseconds that a wait spins before it yields and then sleeps. -1: at most 20 if every rank of the host has a "
      "core, else 0.",
@@ -315,7 +334,7 @@ constexpr const char* kShared[] = {"HOROVOD_FUSION_THRESHOLD", "LIGHTCC_FUSION",
                                    "HOROVOD_HIERARCHICAL_ALLGATHER", "HOROVOD_NUM_NCCL_STREAMS", "LIGHTCC_NET",
                                    "LIGHTCC_NET_PLUGIN", "LIGHT_INTRA_SIZE", "LIGHTCC_CALIBRATION", "HOROVOD_AUTOTUNE",
                                    "LIGHT_TOPK_ALLREDUCE", "LIGHT_TOPK_RATIO", "LIGHT_TOPK_THRESHOLD",
-                                   "LIGHT_TOPK_FP16", "HOROVOD_CHECK_WEIGHTS"};
+                                   "LIGHT_TOPK_FP16", "HOROVOD_CHECK_WEIGHTS", "LIGHTCC_METRICS"};
 
 const Knob& knob_of(const std::string& name) {
   for (const Knob& knob : kKnobs)

@@ -44,6 +44,9 @@ struct Config {
   bool log_hide_time = false;        // HOROVOD_LOG_HIDE_TIME
   std::string timeline;              // HOROVOD_TIMELINE: a file, kTimelineLater, or "": there will be none
   bool timeline_mark_cycles = false; // HOROVOD_TIMELINE_MARK_CYCLES
+  bool timeline_by_bucket = true;    // LIGHTCC_TIMELINE_ROWS: buckets or tensors
+  std::string metrics;               // LIGHTCC_METRICS: where rank 0 shows the metrics; "": nowhere
+  bool nvtx = true;                  // HOROVOD_DISABLE_NVTX_RANGES turns it off
   int spin_us = -1;                  // LIGHTCC_SPIN_US: how long a wait spins before it sleeps; -1: by cores and ranks
   std::string store_addr;            // LIGHTCC_STORE_ADDR: where the ranks of several hosts meet, "host:port,..."
   std::string iface;                 // LIGHTCC_IFACE: network interfaces to use, "eth0,eth1", "=eth0" or "^docker0"

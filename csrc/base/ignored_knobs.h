@@ -20,7 +20,6 @@ inline constexpr IgnoredKnob kIgnoredKnobs[] = {
     {"HOROVOD_THREAD_AFFINITY", "a waiting caller drives its own request, so no one thread is worth binding"},
     {"HOROVOD_ENABLE_ASYNC_COMPLETION", "nothing waits for a GPU to complete a collective", true},
     {"HOROVOD_ENABLE_XLA_OPS", "it registers no XLA kernels", false},
-    {"HOROVOD_DISABLE_NVTX_RANGES", "it emits no NVTX ranges", true},
     {"HOROVOD_DISABLE_GROUP_FUSION", "a group may always be fused with other tensors; see LIGHTCC_FUSION", false},
     {"HOROVOD_DYNAMIC_PROCESS_SETS", "process sets can always be added and removed after init, at no cost a cycle",
      true},

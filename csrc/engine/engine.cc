@@ -14,6 +14,7 @@
 #include "engine/request/gpu_streams.h"
 #include "engine/request/inbox.h"
 #include "engine/request/validate.h"
+#include "engine/timeline/observer.h"
 #include "engine/timeline/trace.h"
 #include "net/bootstrap/world.h"
 
@@ -54,6 +55,7 @@ struct Engine::Impl {
   void inspect(uint64_t now_ns);
   bool take_inbox();
   void submit_to(GroupEngine&, const RequestPtr&);
+  void observe(const Request&);
   FastPath::State step_fast_path(GroupEngine&);
   // What `body` throws ends the epoch: links and transports throw when a peer is lost. Its effects are carried out.
   template <class Body> void end_epoch_on_error(Body body);
@@ -69,7 +71,7 @@ struct Engine::Impl {
   std::string selector_text;
   Calibrated calibrated{};
   Counters counters;
-  std::atomic<uint64_t> sent_bytes_before{0};  // the counters were reset
+  Observer observer{counters, world.size};
   std::atomic<bool> awaits_planned{false};     // a caller waits for a request that came to a fusion plan
   uint64_t inspected_ns = 0;
 
@@ -214,8 +216,15 @@ bool Engine::Impl::take_inbox() {
   return true;
 }
 
+// It comes to its process set, or is on the fast path.
+void Engine::Impl::observe(const Request& request) {
+  if (request.what.kind == Kind::allreduce && !request.automatic && observer.begins_step(request.key, request.set))
+    tracing.step_begins(request.submitted_ns);
+}
+
 // It may have been taken in beside a call of the same name that was on its way to the fast path.
 void Engine::Impl::submit_to(GroupEngine& group_engine, const RequestPtr& request) {
+  observe(*request);
   if (group_engine.submit(request)) return;
   finish(request, Code::mismatch, request->title() + ": " + still_in_flight(world.rank, true));
   group_engine.negotiator().contended(request->key);
@@ -237,6 +246,7 @@ void Engine::Impl::carry_out_effects() {
                           [&](const effect::AwaitTurn& turn) {
                             if (!lifecycle.over()) sets.await_turn(*turn.group);
                           },
+                          [&](RankReport& report) { observer.receive(report.rank, std::move(report.text)); },
                           [&](const auto& of_deadlocks) { deadlocks.receive(of_deadlocks); }},
                *effect);
 }
@@ -257,7 +267,7 @@ void Engine::Impl::finish(const RequestPtr& request, Code code, const std::strin
       callbacks.received(callbacks.context, int(i), rows.data(), int(rows.size()));
     }
   request->finished.store(true, std::memory_order_seq_cst);
-  inbox.finished();
+  if (inbox.finished() == 0) observer.idle();
   if (callbacks.done) callbacks.done(callbacks.context, int(code), text.c_str());
   peers->wake_own_driver();  // other threads of this rank may wait for it
 }
@@ -299,6 +309,7 @@ int Engine::Impl::take_in(const RequestPtr& request, uint64_t now_ns, bool will_
     throw;
   }
   request->submitted(now_ns);
+  observer.submitted(now_ns);
   const bool has_handle = !request->automatic && !will_wait && !request->callbacks.done;
   const int in_flight = fast_calls.has_name_of(*request) ? Inbox::kContended : inbox.add(request, has_handle);
   if (in_flight > 0) return in_flight;
@@ -341,8 +352,7 @@ const World& Engine::world() const { return impl_->world; }
 const Config& Engine::config() const { return impl_->config; }
 const Counters& Engine::counters() const { return impl_->counters; }
 uint64_t Engine::sent_bytes(const std::string& transport) const {
-  const uint64_t all = impl_->peers->sent_bytes(transport);
-  return all - std::min<uint64_t>(all, impl_->sent_bytes_before);
+  return impl_->observer.sent_bytes(*impl_->peers, transport);
 }
 const std::string& Engine::selector_text() const { return impl_->selector_text; }
 const std::string& Engine::network_text() const { return impl_->calibrated.network; }
@@ -397,20 +407,26 @@ bool Engine::try_fast_path(const Call& call, const FastPathFacts& known, Request
   e.loop.note_visit();
   facts.epoch_ends = e.lifecycle.over() || e.loop.is_stopping();
   uint64_t number;
+  const uint64_t begin_ns = call.name ? now_ns() : 0;  // calls without a name are the program's own, and take 4 us
   GroupEngine* group_engine = e.fast_calls.begin(call, facts, &number);
   const auto state = group_engine ? e.step_fast_path(*group_engine) : FastPath::State::idle;
   if (state == FastPath::State::done) {
     e.counters.count(Counters::requests);
     e.counters.count(Counters::fast_path);
+    if (call.name) {
+      e.observer.exposed_since(begin_ns);
+      e.observer.begins_step(key_of(Kind::allreduce, call.name), 0);
+    }
   } else if (group_engine) {
     *begun = FastPathCalls::request_of(call, number);
     e.inbox.adopt(**begun);
+    e.observer.submitted((*begun)->submitted_ns);
     if (e.lifecycle.over())
       e.finish(*begun, e.lifecycle.cause().code, (*begun)->title() + ": " + e.lifecycle.cause().text);
     else if (state == FastPath::State::refused)
       e.submit_to(*group_engine, *begun);
     else
-      group_engine->fast_path().adopt(*begun);
+      e.observe(**begun), group_engine->fast_path().adopt(*begun);
     e.carry_out_effects();
     e.peers->flush_and_wake();
   }
@@ -465,7 +481,7 @@ void Engine::use(Calibrated calibrated) {
 void Engine::reset_counters() {
   with_peers([&](Peers& peers) {
     for (auto& value : impl_->counters.values) value = 0;
-    impl_->sent_bytes_before = peers.sent_bytes("harp") + peers.sent_bytes("plugin");  // it has one of them at most
+    impl_->observer.begin(peers);
   });
 }
 
@@ -475,6 +491,37 @@ std::string Engine::plans_text() {
   impl_->loop.lock().unlock();
   return text;
 }
+
+std::vector<uint64_t> Engine::waited_ns() {
+  std::vector<uint64_t> waited(size_t(impl_->world.size));
+  if (!impl_->loop.wait_for_lock(UINT64_MAX)) return waited;
+  if (Coordinator* coordinator = impl_->sets.world().negotiator().coordinator()) waited = coordinator->waited_ns();
+  impl_->loop.lock().unlock();
+  return waited;
+}
+
+NetworkFaults Engine::network_faults() {
+  NetworkFaults faults;
+  if (impl_->peers->all_local() || !impl_->loop.wait_for_lock(UINT64_MAX)) return faults;
+  faults = impl_->peers->network_faults();
+  impl_->loop.lock().unlock();
+  return faults;
+}
+
+void Engine::report(const std::string& text) {
+  Impl& e = *impl_;
+  if (!e.loop.wait_for_lock(UINT64_MAX)) return;
+  e.end_epoch_on_error([&] {
+    GroupEngine& group_engine = e.sets.world();
+    if (e.lifecycle.over() || group_engine.control_plane().cut_off()) return;
+    group_engine.negotiator().send_up(RankReport{e.world.rank, text});
+    e.carry_out_effects();
+    e.peers->flush_and_wake();
+  });
+  e.loop.lock().unlock();
+}
+
+std::string Engine::reported(int rank) { return impl_->observer.reported(rank); }
 
 void Engine::abort(const std::string& cause) {
   if (!impl_->loop.wait_for_lock(UINT64_MAX)) return;

@@ -23,6 +23,7 @@ struct Config;
 struct Counters;
 struct FastPathFacts;
 struct Topology;
+struct NetworkFaults;
 struct World;
 
 class Engine {
@@ -65,6 +66,10 @@ class Engine {
   std::vector<int> group_ids() const;
 
   std::string plans_text();                    // of all groups, for people
+  std::vector<uint64_t> waited_ns();           // by rank, as Coordinator's; zeros on other ranks than 0
+  NetworkFaults network_faults();
+  void report(const std::string& text);        // to rank 0, in place of what this rank has reported before
+  std::string reported(int rank);              // on rank 0: what it has reported last; "": nothing yet
   std::string failure() const;               // what ended the epoch; "" while it lasts
   void abort(const std::string& cause);        // ends the epoch on all ranks
   void peer_ended(int rank);                   // its process is gone; any thread

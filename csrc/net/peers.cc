@@ -109,6 +109,16 @@ uint64_t Peers::sent_bytes(const std::string& wanted) const {
   return bytes;
 }
 
+NetworkFaults Peers::network_faults() {
+  NetworkFaults all;
+  for (const auto& one : transports_) {
+    const NetworkFaults faults = one.transport->faults();
+    all.retransmits += faults.retransmits;
+    all.reconnects += faults.reconnects;
+  }
+  return all;
+}
+
 void Peers::end_links(const Error& cause) {
   for (auto& [name, transport, only_watches] : transports_) transport->end(cause);
 }

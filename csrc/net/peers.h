@@ -64,6 +64,7 @@ class Peers {
   // These call all transports (transport.h). probe calls the one that watches, or else the one that leads to the peer.
   bool network_busy() const;
   uint64_t sent_bytes(const std::string& transport) const;  // 0 if there is none of that name; any thread
+  NetworkFaults network_faults();                // of all transports
   void probe(int peer);
   void mark_left(int peer);
   void end_links(const Error& cause);

@@ -54,6 +54,11 @@ struct TransportLifecycle {
   virtual void close_in_child() {}               // after fork(): the parent's descriptors stay the parent's
 };
 
+struct NetworkFaults {
+  uint64_t retransmits = 0;                      // packets that were sent again
+  uint64_t reconnects = 0;                       // connections that took the place of one that broke
+};
+
 class Transport : public Pollable, public TransportLifecycle {
  public:
   static constexpr int kControl = -1;            // the lane of messages; data lanes count from 0
@@ -62,6 +67,8 @@ class Transport : public Pollable, public TransportLifecycle {
   virtual bool step() = 0;                       // whatever can be done without waiting; true if anything moved
   virtual void flush() = 0;                      // what was committed since the last
   virtual uint64_t sent_bytes() const { return 0; }  // of records that were committed, if it counts them; any thread
+  // What the network has cost so far. Whoever makes the steps.
+  virtual NetworkFaults faults() { return {}; }
   // Nothing was ever heard of the peer. If it is not there, step() throws.
   virtual void probe(int /*peer*/) {}
   virtual void mark_left(int /*peer*/) {}        // it has shut down: that it is not there any more is no loss

@@ -28,8 +28,11 @@ def bound_callbacks(keras: Any, module: str) -> Tuple[type, ...]:
         def __init__(self, initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0):
             super().__init__(keras.backend, initial_lr, warmup_epochs, momentum_correction, steps_per_epoch, verbose)
 
+    class LightccMetricsCallback(impl.LightccMetricsCallbackImpl, keras.callbacks.Callback):
+        pass
+
     classes = (BroadcastGlobalVariablesCallback, MetricAverageCallback, LearningRateScheduleCallback,
-               LearningRateWarmupCallback)
+               LearningRateWarmupCallback, LightccMetricsCallback)
     return _defined_in(module, classes)
 
 

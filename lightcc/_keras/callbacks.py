@@ -7,13 +7,14 @@ works in the memory of the host.
 """
 import math
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
 from lightcc._keras import values
 from lightcc._keras.optimizer import build, variables_of
 from lightcc.core import lib, objects
+from lightcc.core.metrics import METRICS, metrics
 
 
 class BroadcastGlobalVariablesCallbackImpl:
@@ -272,6 +273,42 @@ class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch + 1 == self.end_epoch:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
+
+
+class LightccMetricsCallbackImpl:
+    """Adds metrics of lightcc to the logs of each epoch, for the callbacks behind it: History, TensorBoard, CSVLogger.
+
+    names: which of lightcc.core.metrics.METRICS, as they are at the end of the epoch; counters as what the epoch has
+    added. In the logs they are called "lightcc_<name>". Each rank adds its own, so put it behind MetricAverageCallback.
+    Errors: ValueError for a name that is no metric, and as training begins before init.
+
+    >>> import lightcc.keras
+    >>> callback = lightcc.keras.callbacks.LightccMetricsCallback(names=["exposed_seconds", "payload_bytes"])
+    """
+
+    def __init__(self, names: Sequence[str] = ("steps", "exposed_share", "payload_bytes", "sent_bytes"), *args):
+        super().__init__(*args)
+        unknown = [name for name in names if name not in {metric.name for metric in METRICS}]
+        if unknown:
+            raise ValueError(f"LightccMetricsCallback: no metric is called {', '.join(unknown)}; there are "
+                             f"{', '.join(metric.name for metric in METRICS)}.")
+        self._names = list(names)
+        self._before: Dict[str, Any] = {}
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self._before = metrics()
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        before, now = self._before, metrics()
+        self._before = now
+        spent = max(now["uptime_seconds"] - before["uptime_seconds"], 1e-9)
+        added = {metric.name: now[metric.name] - before[metric.name] if metric.kind == "counter" else now[metric.name]
+                 for metric in METRICS}
+        added["exposed_share"] = min(added["exposed_seconds"] / spent, 1.0)
+        if logs is not None:
+            logs.update({f"lightcc_{name}": float(added[name]) for name in self._names})
 
 
 class BestModelCheckpointImpl:

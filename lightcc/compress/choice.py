@@ -4,8 +4,8 @@ from typing import Any, Iterable
 
 from lightcc.compress.compressors import CoreCompressor, NoneCompressor, TopK, some
 from lightcc.core import lib
+from lightcc.core.knobs import knob
 from lightcc.core.ops import Average, ReduceOps  # noqa: F401  Average: in the example
-from lightcc.core.wrapper_arguments import knob
 
 _ADAPTIVE = ("adam", "lamb", "adagrad", "rmsprop")
 

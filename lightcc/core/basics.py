@@ -7,7 +7,15 @@ import sys
 import threading
 from typing import Any, Dict, List, Optional, Sequence, Union
 
-from lightcc.core import carried_sets, lib, meeting, request, util  # noqa: F401  scripts look for util here too
+from lightcc.core import (
+    carried_sets,
+    lib,
+    meeting,
+    metrics,
+    metrics_page,
+    request,
+    util,  # noqa: F401  scripts look for it here too
+)
 from lightcc.core import elastic_worker as elastic
 from lightcc.core import process_sets as sets
 from lightcc.core.build_queries import BuildQueries
@@ -74,6 +82,8 @@ class HorovodBasics(BuildQueries):
         given = None if process_sets is None or process_sets == "dynamic" else _list_of_sets(process_sets)
         with _init_lock:
             self._init(comm, given)
+            metrics.begin()
+            metrics_page.begin()
 
     def _init(self, comm: Any, process_sets: Optional[List[Union[ProcessSet, Sequence[int]]]]) -> None:
         global _world
@@ -216,6 +226,7 @@ class HorovodBasics(BuildQueries):
 
 def _leave(reason: str = "its program has ended", with_error: str = "it ended with ") -> None:
     """Leaves the job. Tells the other ranks why, and what was raised here if that is known."""
+    metrics_page.end()
     if lib.initialized():
         if elastic.is_elastic():
             carried_sets.remember()

@@ -16,7 +16,7 @@ import queue
 import struct
 from typing import Any, Callable, ContextManager, Dict, Iterable, List, Tuple
 
-from lightcc.core import carried_sets, elastic_worker, lib, objects, ops
+from lightcc.core import carried_sets, elastic_worker, lib, metrics, objects, ops
 from lightcc.core.elastic_notifications import HostUpdateResult, WorkerNotificationManager
 from lightcc.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -208,6 +208,7 @@ def _rounds(state: State, func: Callable[[], Any], reset: Callable[[], None],
             with translated():
                 if new_world:  # not in a handler below, where the traceback keeps what the step that failed has left
                     reset()
+                    metrics.count_elastic_reset()
                     state.on_reset()
                 new_world = True
                 if not _all_skip(skip_sync):

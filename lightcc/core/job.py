@@ -4,11 +4,12 @@
 from typing import Any
 
 from lightcc.core.basics import HorovodBasics
+from lightcc.core.metrics import metrics, write_metrics
 
 __all__ = [
     "Average", "Sum", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled",
-    "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
-    "rank", "rocm_built", "size", "start_timeline", "stop_timeline",
+    "is_initialized", "local_rank", "local_size", "metrics", "mpi_built", "mpi_enabled", "mpi_threads_supported",
+    "nccl_built", "rank", "rocm_built", "size", "start_timeline", "stop_timeline", "write_metrics",
 ]
 
 basics = HorovodBasics(__file__)

@@ -19,6 +19,7 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 CODEC_NONE, CODEC_TOPK, CODEC_INT8 = range(3)
 CUDA = 1
 BLOCK, PADDED = 1, 2  # flags of requests
+INFO, WARNING = 2, 3  # levels of the log
 POOLED_BYTES = 1 << 20
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16")
 
@@ -107,6 +108,10 @@ _functions = {  # name: (result, arguments)
     "write_residual": (c_int, [POINTER(_Residual)]),
     "counters": (c_int, [POINTER(c_int64), c_int]),
     "counter_name": (c_char_p, [c_int]),
+    "waited": (c_int, [POINTER(c_int64), c_int]),
+    "report": (c_int, [c_char_p]),
+    "reported": (c_char_p, [c_int]),
+    "log": (None, [c_int, c_char_p]),
     "describe": (c_char_p, [c_char_p]),
     "explain": (c_char_p, [c_void_p, c_int64]),
 }
@@ -483,6 +488,28 @@ def counters() -> Dict[str, int]:
     values = (c_int64 * max(count, 1))()
     _library.lightcc_counters(values, count)
     return {_library.lightcc_counter_name(i).decode(): values[i] for i in range(count)}
+
+
+def waited() -> List[int]:
+    """Nanoseconds, by rank, that all others waited for it alone; on rank 0, zeros elsewhere. [] before init."""
+    values = (c_int64 * max(size(), 1))()
+    count = _library.lightcc_waited(values, len(values))
+    return list(values)[:max(count, 0)]
+
+
+def report(text: str) -> None:
+    """Tells rank 0, which keeps the last text of each rank. Does nothing without an epoch."""
+    _library.lightcc_report(_text(text))
+
+
+def reported(rank: int) -> str:
+    """On rank 0, what a rank has reported last; "": nothing yet."""
+    return (_library.lightcc_reported(rank) or b"").decode(errors="replace")
+
+
+def log(level: int, text: str) -> None:
+    """A line of the core's log. level: INFO or WARNING."""
+    _library.lightcc_log(level, _text(text))
 
 
 def explain(cluster: Cluster, nbytes: int) -> str:

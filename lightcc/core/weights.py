@@ -10,8 +10,8 @@ import struct
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from lightcc.core import lib, objects, ops
+from lightcc.core.knobs import knob
 from lightcc.core.process_sets import ProcessSet, global_process_set
-from lightcc.core.wrapper_arguments import knob
 
 _SHOWN = 10  # parameters, and ranks of each, that an error names
 

@@ -1,11 +1,9 @@
 """What the wrappers of optimizers and tapes are given, checked, with errors that say what it should be; the same for
 every framework, and without importing one."""
-import functools
 import sys
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, List, Optional, Union
 
-from lightcc.core import lib
 from lightcc.core.elastic_worker import is_elastic
 from lightcc.core.job import size
 from lightcc.core.ops import Average
@@ -21,22 +19,6 @@ def check_predivide(gradient_predivide_factor: float, op: int) -> None:
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average.")
-
-
-def knob(name: str) -> str:
-    """The value of a knob that is in force on all ranks. ValueError before init.
-
-    >>> knob("HOROVOD_STALL_CHECK_DISABLE")
-    '0'
-    """
-    if not lib.initialized():
-        raise lib.not_initialised()
-    return _knobs(lib.epoch)[name]
-
-
-@functools.lru_cache(maxsize=1)  # scripts wrap a tape in every step
-def _knobs(epoch: int) -> Dict[str, str]:
-    return dict(line.split("=", 1) for line in lib.describe("knobs").splitlines())
 
 
 def stays_here(process_set: ProcessSet) -> bool:

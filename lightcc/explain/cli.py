@@ -9,6 +9,7 @@ from typing import Optional
 
 from lightcc.explain import picture
 from lightcc.explain.cluster import Cluster, Training, load
+from lightcc.explain.merge import merge
 from lightcc.explain.model import Candidate, candidates
 from lightcc.explain.step import COMPUTE, COPY, EXCHANGE, QUEUE, WAIT, Step, median_step
 
@@ -135,6 +136,9 @@ def arguments() -> argparse.ArgumentParser:
     what.add_argument("--np", type=positive, help="ranks, spread evenly over --hosts")
     what.add_argument("--cluster", metavar="FILE", help="a cluster file (docs/explain.md)")
     what.add_argument("--step", metavar="TIMELINE", help="says where the time of a recorded step went")
+    what.add_argument("--merge", nargs="+", metavar="FILE", help="puts timelines of all ranks, and profiles of "
+                      "PyTorch, into one file for Perfetto (docs/timeline.md)")
+    parser.add_argument("--output", metavar="FILE", default="merged.json", help="of --merge; default merged.json")
     parser.add_argument("--hosts", type=positive, default=None, help="with --np; default 1")
     parser.add_argument("--bytes", type=parse_bytes, default=None, metavar="SIZE", help="of the all-reduce, as 64M "
                         "(the default; with a section training in the cluster file its gradients)")
@@ -154,6 +158,8 @@ def evenly(ranks: int, hosts: int) -> list[int]:
 def explain(args: argparse.Namespace) -> list[str]:
     if args.step:
         return step_lines(median_step(args.step))
+    if args.merge:
+        return [merge(args.merge, args.output)]
     training = None
     if args.cluster:
         if args.hosts or args.nic_gbit:

@@ -30,10 +30,11 @@ class Step(NamedTuple):
 
 
 class _Tensor:
-    """What a file says of one tensor in one step, in microseconds."""
+    """What a file says of one tensor in one step, or of a bucket of several, in microseconds."""
 
     def __init__(self, begin: float):
         self.begin = begin
+        self.count = 1
         self.ready: list[tuple[float, str]] = []   # when which rank
         self.agreed = self.end = begin
         self.parts: list[tuple[str, float, float]] = []
@@ -48,17 +49,33 @@ def median_step(path: str) -> Step:
     """
     events = _events(path)
     rows, phases = _rows(events)
+    if marks := _steps(events):
+        return _median(path, marks, [bucket for row in rows.values() for bucket in row], phases)
     most = max((len(row) for row in rows.values()), default=0)
     if most < 2:
         raise ValueError(f"{path}: no tensor appears twice; record at least two steps (docs/timeline.md)")
     recurring = [row for row in rows.values() if len(row) == most]
     starts = [min(row[k].begin for row in recurring) for k in range(most)]
-    lengths = [later - start for start, later in zip(starts, starts[1:])]
-    counted = range(_WARM_UP, most - 1) if most - 1 > _WARM_UP else range(most - 1)
-    median = statistics.median_low(lengths[k] for k in counted)
-    number = next(k for k in counted if lengths[k] == median)
+    number = _median_of(starts)
     tensors = [row[number] for row in recurring]
     return _account(number, most, starts[number], starts[number + 1], tensors, phases)
+
+
+def _median(path: str, starts: list[float], buckets: list[_Tensor], phases: list[tuple[str, float, float]]) -> Step:
+    """By the row of steps, which a timeline of buckets has."""
+    number = _median_of(starts) if len(starts) > 1 else 0
+    ours = [one for one in buckets if len(starts) > 1 and starts[number] <= one.begin < starts[number + 1]]
+    if not ours:
+        raise ValueError(f"{path}: it has no two steps; record at least two (docs/timeline.md)")
+    return _account(number, len(starts), starts[number], starts[number + 1], ours, phases)
+
+
+def _median_of(starts: list[float]) -> int:
+    """Which step has the median length, of those that have an end."""
+    lengths = [later - start for start, later in zip(starts, starts[1:])]
+    counted = range(_WARM_UP, len(lengths)) if len(lengths) > _WARM_UP else range(len(lengths))
+    median = statistics.median_low(lengths[k] for k in counted)
+    return next(k for k in counted if lengths[k] == median)
 
 
 def _events(path: str) -> list[dict[str, Any]]:
@@ -76,15 +93,25 @@ def _events(path: str) -> list[dict[str, Any]]:
     return events
 
 
+def _row_of(event: dict[str, Any]) -> tuple[Any, Any]:
+    """A tensor's row is a process in Horovod's layout, a bucket's is a thread."""
+    return event.get("pid"), event.get("tid")
+
+
+def _steps(events: list[dict[str, Any]]) -> list[float]:
+    """When each step began, if the timeline has a row of them."""
+    return [float(event["ts"]) for event in events if event["ph"] == "B" and str(event.get("name")).startswith("STEP ")]
+
+
 def _rows(events: list[dict[str, Any]]) -> tuple[dict[Any, list[_Tensor]], list[tuple[str, float, float]]]:
     """All appearances of each tensor in turn, and the slices of 2D's phases."""
-    names = {event["pid"]: event["args"]["name"] for event in events
-             if event["ph"] == "M" and event.get("name") == "process_name"}
+    names = {_row_of(event): event["args"]["name"] for event in events
+             if event["ph"] == "M" and event.get("name") in ("process_name", "thread_name")}
     rows: dict[Any, list[_Tensor]] = collections.defaultdict(list)
     phases: list[tuple[str, float, float]] = []
     begun: dict[tuple[Any, str], float] = {}
     for event in events:
-        kind, row, name, now = event["ph"], event.get("pid"), str(event.get("name")), float(event.get("ts", 0))
+        kind, row, name, now = event["ph"], _row_of(event), str(event.get("name")), float(event.get("ts", 0))
         if kind not in "BEX":
             continue
         if names.get(row) in _PHASES:
@@ -99,6 +126,8 @@ def _rows(events: list[dict[str, Any]]) -> tuple[dict[Any, list[_Tensor]], list[
             elif rows[row] and "bytes" in event.get("args", {}):
                 rows[row][-1].nbytes = int(event["args"]["bytes"])
                 rows[row][-1].fused = int(event["args"].get("fused_requests", 1))
+                if "tensors" in event["args"]:
+                    rows[row][-1].count, rows[row][-1].fused = rows[row][-1].fused, 1
         elif rows[row]:
             _add(rows[row][-1], kind, name, begun.pop((row, name), now), now)
     return rows, phases
@@ -123,16 +152,19 @@ def _account(number: int, count: int, begin: float, end: float, tensors: list[_T
     slices = [(WAIT, tensor.begin, tensor.agreed) for tensor in tensors]
     slices += [part for tensor in tensors for part in tensor.parts]
     parts = _partition(begin, end, slices)
-    last = collections.Counter(max(tensor.ready)[1] for tensor in tensors if tensor.ready)
+    last = collections.Counter(rank for tensor in tensors if tensor.ready
+                               for rank in [max(tensor.ready)[1]] * tensor.count)
     rank, times = last.most_common(1)[0] if last else (None, 0)
     all_ready = max(tensor.agreed for tensor in tensors)
-    ran = collections.Counter(tensor.algorithm for tensor in tensors if tensor.algorithm)
+    ran = collections.Counter(way for tensor in tensors if tensor.algorithm
+                              for way in [tensor.algorithm] * tensor.count)
+    count_of_tensors = sum(tensor.count for tensor in tensors)
     of_phase = {name: 1e-6 * sum(max(0.0, min(to, end) - max(since, begin)) for what, since, to in phases
                                  if what == name) for name in _PHASES}
     return Step(number, count, 1e-6 * (end - begin), {name: 1e-6 * us for name, us in parts.items()},
-                1e-6 * max(0.0, max(tensor.end for tensor in tensors) - all_ready), len(tensors),
+                1e-6 * max(0.0, max(tensor.end for tensor in tensors) - all_ready), count_of_tensors,
                 round(sum(1 / tensor.fused for tensor in tensors)), sum(tensor.nbytes for tensor in tensors), rank,
-                times / len(tensors), dict(ran), {name: seconds for name, seconds in of_phase.items() if seconds})
+                times / count_of_tensors, dict(ran), {name: seconds for name, seconds in of_phase.items() if seconds})
 
 
 def _partition(begin: float, end: float, slices: list[tuple[str, float, float]]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from lightcc._keras import callbacks as _impl
 from lightcc._keras.bound_callbacks import bound_callbacks
 
 (BroadcastGlobalVariablesCallback, MetricAverageCallback, LearningRateScheduleCallback,
- LearningRateWarmupCallback) = bound_callbacks(keras, __name__)
+ LearningRateWarmupCallback, LightccMetricsCallback) = bound_callbacks(keras, __name__)
 
 
 class BestModelCheckpoint(_impl.BestModelCheckpointImpl, keras.callbacks.ModelCheckpoint):

@@ -53,6 +53,7 @@ from lightcc.tensorflow.mpi_ops import (
     local_rank_op,
     local_size,
     local_size_op,
+    metrics,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -69,6 +70,7 @@ from lightcc.tensorflow.mpi_ops import (
 )
 from lightcc.tensorflow.optimizer import DistributedOptimizer
 from lightcc.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+from lightcc.tensorflow.summary import write_metrics
 from lightcc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from lightcc.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs  # noqa: F401
 from lightcc.tensorflow.weights import check_weights
@@ -83,10 +85,10 @@ __all__ = [
     "cross_rank", "cross_size", "cuda_built", "ddl_built", "gather_residuals", "global_process_set", "gloo_built",
     "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
     "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized", "join",
-    "load_compression_state", "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built",
+    "load_compression_state", "local_rank", "local_rank_op", "local_size", "local_size_op", "metrics", "mpi_built",
     "mpi_enabled", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op",
     "reducescatter", "refs_to_vars", "remove_process_set", "rocm_built", "shutdown", "size", "size_op", "split_list",
-    "start_timeline", "stop_timeline", "vars_to_refs",
+    "start_timeline", "stop_timeline", "vars_to_refs", "write_metrics",
 ]
 
 

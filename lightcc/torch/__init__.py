@@ -48,6 +48,7 @@ from lightcc.torch.mpi_ops import (
     join,
     local_rank,
     local_size,
+    metrics,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -63,6 +64,7 @@ from lightcc.torch.mpi_ops import (
     start_timeline,
     stop_timeline,
     synchronize,
+    write_metrics,
 )
 from lightcc.torch.optimizer import DistributedOptimizer
 from lightcc.torch.residuals import compression_stats, gather_residuals
@@ -78,9 +80,10 @@ __all__ = [
     "cross_size", "cuda_built", "ddl_built", "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled",
     "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async", "remove_process_set",
-    "rocm_built", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize",
+    "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "metrics", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
+    "remove_process_set", "rocm_built", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline",
+    "synchronize", "write_metrics",
 ]
 
 

@@ -15,6 +15,7 @@ from lightcc.core import lib, request
 from lightcc.core.adapter import adapter_of
 from lightcc.core.process_sets import ProcessSet
 from lightcc.torch.futures import Operation
+from lightcc.torch.spans import spanned
 from lightcc.torch.sparse_sum import entries, summed
 from lightcc.torch.work import Work
 
@@ -128,6 +129,7 @@ class Collectives(dist.ProcessGroup):
 
     # How they are done
 
+    @spanned("lightcc.send")
     def _in_place(self, kind: int, tensors: Tensors, opts, op: int = 0, root: int = 0) -> Work:
         sent = [_dense(t, kind == lib.ALLREDUCE) for t in tensors]
         if len(sent) == 1:

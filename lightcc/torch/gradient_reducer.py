@@ -32,6 +32,7 @@ from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_o
 from lightcc.torch.gradient_compression import GradientCompression
 from lightcc.torch.handles import SeenHandles
 from lightcc.torch.held_gradients import HeldGradients, is_copied_late
+from lightcc.torch.spans import spanned
 
 _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
 _strided = torch.strided  # looked up for each gradient
@@ -270,13 +271,17 @@ class GradientReducer:
             self._deliver_sparse(gathered)
         self._deliver_all(late)
 
+    @spanned("lightcc.wait", lambda self: f"{len(self._handles)} requests")
+    def _wait(self) -> None:
+        lib.finish_all(self._handles)
+
     def drain(self) -> Optional[Exception]:
         """Waits for all that was sent and forgets it; returns the first error."""
         failure: Optional[Exception] = None
         if self._handles:
             seen_failure = self._seen.take_back(self._handles)
             try:
-                lib.finish_all(self._handles)
+                self._wait()
             except (HorovodInternalError, ValueError) as error:
                 failure = error
             if self._epoch != lib.epoch or not lib.initialized():

@@ -14,6 +14,7 @@ import torch
 from lightcc.core import lib
 from lightcc.torch import changed_gradients
 from lightcc.torch.gradient import Gradient
+from lightcc.torch.spans import spanned
 
 _SMALL_BYTES = 64 << 10
 _BURST_BYTES = 1 << 20
@@ -60,8 +61,11 @@ class HeldGradients:
 
     def release(self) -> None:
         """Starts all of them."""
-        if not self._gradients:
-            return
+        if self._gradients:
+            self._start()
+
+    @spanned("lightcc.send", lambda self: f"{len(self._gradients)} gradients, {self._bytes} bytes")
+    def _start(self) -> None:
         self._copy()
         self._watch()
         held, self._gradients, self._bytes = self._gradients, [], 0

@@ -39,6 +39,7 @@ from lightcc.torch.mpi_ops import (  # noqa: F401  as Horovod's module has them
 )
 from lightcc.torch.optimizer_attributes import OptimizerAttributes
 from lightcc.torch.residuals import SavedResiduals
+from lightcc.torch.spans import spanned
 from lightcc.torch.weights import check_parameters
 
 
@@ -191,6 +192,7 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
 
     step.hooked = True  # torch would wrap it to call step hooks, which the optimizer's own step already does
 
+    @spanned("lightcc.synchronize")
     def synchronize(self) -> None:
         """Waits until every gradient is reduced; sends those that are not on their way yet."""
         if self._reducer is not None:

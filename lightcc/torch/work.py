@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from lightcc.torch.futures import Operation, future_of
+from lightcc.torch.spans import spanned
 
 
 class Work(dist.Work):
@@ -22,6 +23,7 @@ class Work(dist.Work):
         self._operation, self._outputs, self._timeout = operation, outputs, timeout
         self._future: Optional[torch.futures.Future] = None
 
+    @spanned("lightcc.wait")
     def wait(self, timeout: Optional[timedelta] = None) -> bool:
         """Returns True when it is done; HorovodInternalError after `timeout` (default: the group's)."""
         self._operation.wait((timeout or self._timeout).total_seconds())

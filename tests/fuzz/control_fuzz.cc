@@ -70,7 +70,7 @@ class FuzzedGroup {
                           [&](const Contended& contended) { coordinator_.contended(from, contended.key); },
                           [&](const NameGivenUp& given_up) { coordinator_.name_given_up(from, given_up.key); },
                           [](const BlockedReport&) {}, [](const DeadlockReply&) {},
-                          [](const LaunchRequest&) {}},
+                          [](const LaunchRequest&) {}, [](const RankReport&) {}},
                message);
   }
   void answer(int from, const Query& query) {

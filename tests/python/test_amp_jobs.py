@@ -51,7 +51,7 @@ except hvd.HorovodInternalError as error:
 
 def test_the_timeline_has_a_row_for_each_level_and_a_rank_without_policy_is_named(tmp_path):
     file = tmp_path / "timeline.json"
-    output = ranks.run_script(PROGRAM, 2, FILE=str(file), HOROVOD_TIMELINE="DYNAMIC",
+    output = ranks.run_script(PROGRAM, 2, FILE=str(file), HOROVOD_TIMELINE="DYNAMIC", LIGHTCC_TIMELINE_ROWS="tensors",
                               LIGHTCC_DEADLOCK_CHECK_SECONDS="1", HOROVOD_STALL_CHECK_TIME_SECONDS="2",
                               HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="4")
     for level in ("begin", "float32", "bfloat16"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightcc.explain import Cluster, candidates, cli, cluster, median_step
+from lightcc.explain import Cluster, candidates, cli, cluster, median_step, picture
 
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 MIB = 1 << 20
@@ -152,6 +152,11 @@ def test_a_picture(tmp_path, capsys):
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_second_panel_has_ratios_by_the_best():
+    ratios = picture.by_best({"ring": [4.0, 3.0, math.nan], "2d": [2.0, 6.0, 5.0]})
+    assert ratios["2d"] == [1.0, 2.0, 1.0] and ratios["ring"][:2] == [2.0, 1.0] and math.isnan(ratios["ring"][2])
+
+
 # ---- docs/explain.md
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
@@ -208,6 +213,25 @@ def events_of(steps, late_us=0.0, exchange_us=100.0, of=2):
     return events
 
 
+def buckets_of(steps, late_us=0.0, exchange_us=100.0):
+    """The same by buckets: one of two tensors in each step."""
+    events = [{"ph": "M", "name": name, "pid": 0, "tid": row, "args": {"name": text}} for name, row, text in (
+        ("process_name", 0, "lightcc rank 0 of 2 on h"), ("thread_name", 1, "steps"), ("thread_name", 2, "bucket 1"))]
+    bucket = {"bytes": 8000, "fused_requests": 2, "tensors": "allreduce.a, allreduce.b"}
+    for step in range(steps):
+        ready = 1000.0 * step
+        agreed = ready + late_us
+        end = agreed + exchange_us
+        for row, kind, name, ts, args in (
+                (1, "B", f"STEP {step + 1}", ready, {}), (2, "B", "NEGOTIATE_ALLREDUCE", ready, {}),
+                (0, "C", "bytes", ready, {"in flight": 8000, "waiting": 8000}), (2, "X", "0", ready, {}),
+                (2, "X", "1", agreed, {}), (2, "E", "NEGOTIATE_ALLREDUCE", agreed, {}),
+                (2, "B", "ALLREDUCE", agreed, bucket), (2, "B", "2d", agreed, {}), (2, "E", "2d", end, {}),
+                (2, "E", "ALLREDUCE", end, {}), (1, "E", f"STEP {step + 1}", ready + 1000, {})):
+            events.append({"ph": kind, "name": name, "ts": ts, "pid": 0, "tid": row, "args": args})
+    return events
+
+
 def recorded(tmp_path, events):
     path = tmp_path / "timeline.json"
     path.write_text(json.dumps(events))
@@ -222,6 +246,17 @@ def test_where_the_time_of_a_step_went(tmp_path):
     assert step.parts["exchange"] == pytest.approx(200e-6) and step.parts["nothing in flight"] == pytest.approx(400e-6)
     assert step.exposed == pytest.approx(100e-6)
     assert (step.last_rank, step.last_rank_share, step.algorithms) == ("1", 1.0, {"2d": 2})
+
+
+def test_a_step_of_a_timeline_by_buckets(tmp_path, capsys):
+    path = recorded(tmp_path, buckets_of(6, late_us=200))
+    step = median_step(str(path))
+    assert (step.number, step.count, step.tensors, step.collectives, step.nbytes) == (3, 6, 2, 1, 8000)
+    assert step.parts["waiting for a rank"] == pytest.approx(200e-6)
+    assert step.parts["exchange"] == pytest.approx(100e-6) and step.parts["nothing in flight"] == pytest.approx(700e-6)
+    assert (step.last_rank, step.last_rank_share, step.algorithms) == ("1", 1.0, {"2d": 2})
+    assert "wait for rank 1, the last for 100% of the tensors" in run(capsys, "--step", path)[1]
+    assert "at least two" in run(capsys, "--step", recorded(tmp_path, buckets_of(1)))[2]
 
 
 def test_an_exchange_hides_a_wait(tmp_path):

@@ -13,6 +13,13 @@ import pytest
 import ranks
 from jobs import DEADLINE_S
 
+
+@pytest.fixture(autouse=True)
+def rows_of_tensors(monkeypatch):
+    """Horovod's layout; that of buckets is in test_merge.py and tracing_test.cc."""
+    monkeypatch.setenv("LIGHTCC_TIMELINE_ROWS", "tensors")
+
+
 STRANGE = 'quote" back\\slash line\nbreak\ttab ünï 漢字 😀 </script>'
 
 

@@ -37,8 +37,8 @@ class TimelineText {
     std::string id;
     std::vector<std::string> events;
     for (const std::string& line : lines) {
-      if (line.find("\"args\":{\"name\":\"" + name + "\"}") != line.npos) id = field(line, "pid");
-      if (line.starts_with("{\"ph") && field(line, "pid") == id)
+      if (line.find("\"args\":{\"name\":\"" + name + "\"}") != line.npos) id = field(line, "tid");
+      if (line.starts_with("{\"ph") && field(line, "tid") == id)
         events.push_back(field(line, "ph") + " " + field(line, "name"));
     }
     return events;
@@ -60,7 +60,7 @@ class TimelineText {
     std::map<std::string, double> last;
     for (const std::string& line : lines) {
       if (!line.starts_with("{\"ph")) continue;
-      const std::string id = field(line, "pid");
+      const std::string id = field(line, "tid");
       auto& row = open[id];
       EXPECT_GE(std::stod(field(line, "ts")), last[id]) << line;
       last[id] = std::stod(field(line, "ts"));

@@ -70,6 +70,10 @@ std::optional<DownMessage> Coordination::receive(MemberMessage& received) {
                         [&](const LaunchRequest& request) {
                           check_is_world(group_, from);
                           answer = LaunchTurn{request.group, request.ranks};
+                        },
+                        [&](RankReport& report) {
+                          check_is_world(group_, from);
+                          shared_.effects.push(std::move(report));
                         }},
              received.message);
   return answer;

@@ -33,9 +33,9 @@ struct WaitsFor { int group; std::string key; std::vector<int32_t> ranks; };
 
 }  // namespace effect
 
-// The message is one between process sets, received in the world's.
+// The messages are those of the world: between process sets, and what a rank reports.
 using Effect = std::variant<effect::Finish, effect::SkipName, effect::ChangeGroups, effect::EndEpoch, effect::RankLeft,
-                            effect::AwaitTurn, effect::WaitsFor, DeadlockProbe>;
+                            effect::AwaitTurn, effect::WaitsFor, DeadlockProbe, RankReport>;
 using Effects = Fifo<Effect>;
 
 }  // namespace lightcc

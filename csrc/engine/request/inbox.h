@@ -54,7 +54,7 @@ class Inbox {
   // Its request is done. True: its name stays in use for a while.
   bool release_name(const Request&);
   void give_back(const Request&);                          // its handle
-  void finished() { in_flight_.fetch_sub(1); }
+  int finished() { return in_flight_.fetch_sub(1) - 1; }   // how many are still in flight
 
   // Other members have used this automatic name without this rank: its own numbers go on behind it.
   void skip_name(int group, const std::string& key);

@@ -41,6 +41,8 @@ JsonObject describe(const Announcement& what) {
 }  // namespace
 
 void Tracing::negotiate(const Request& request) {
+  if (timeline_.by_bucket())
+    return buckets_.submitted(row_of(request.group, request.key), bytes_of(request.what), request.submitted_ns);
   timeline_.phase(row_of(request.group, request.key), "NEGOTIATE_" + kind_of(request.key), request.submitted_ns);
 }
 
@@ -49,12 +51,26 @@ void Tracing::mark_plan(uint32_t plan, const std::string& text) {
 }
 
 void Tracing::tick(int group, const std::string& key, int rank) {
+  if (timeline_.by_bucket()) return buckets_.ready(row_of(group, key), rank, now_ns());
   timeline_.tick(row_of(group, key), "NEGOTIATE_" + kind_of(key), std::to_string(rank), now_ns());
 }
 
 void Tracing::begin(const std::vector<BatchItem>& batch, bool waits) {
   const uint64_t now = now_ns();
   timeline_.mark("CYCLE_START", now, JsonObject().add("requests", int64_t(batch.size())));
+  if (timeline_.by_bucket()) {
+    std::vector<std::string> requests;
+    int64_t bytes = 0;
+    for (const BatchItem& item : batch) {
+      requests.push_back(row_of(item.request->group, item.request->key));
+      bytes += bytes_of(item.request->what);
+    }
+    JsonObject args;
+    args.add("bytes", bytes).add("fused_requests", int64_t(batch.size()));
+    if (const Announcement& what = batch[0].request->what; !what.tensors.empty())
+      args.add("dtype", name_of(what.tensors[0].dtype)).add("op", name_of(what.op));
+    return buckets_.agreed(requests, kind_of(batch[0].request->key), args, waits, now);
+  }
   for (const BatchItem& item : batch) {
     const Request& request = *item.request;
     const std::string row = row_of(request.group, request.key);
@@ -67,6 +83,8 @@ void Tracing::begin(const std::vector<BatchItem>& batch, bool waits) {
 
 void Tracing::act(const std::vector<BatchItem>& batch, const std::string& name) {
   const uint64_t now = now_ns();
+  if (timeline_.by_bucket())
+    return buckets_.activity(row_of(batch[0].request->group, batch[0].request->key), name, now);
   for (const BatchItem& item : batch) timeline_.activity(row_of(item.request->group, item.request->key), name, now);
 }
 
@@ -85,6 +103,7 @@ void Tracing::end(int group, const std::string& key, Code code, const std::strin
   JsonObject args;
   args.add("status", name_of(code));
   if (!text.empty()) args.add("error", text);
+  if (timeline_.by_bucket()) return buckets_.finished(row_of(group, key), code != Code::ok, args, now_ns());
   timeline_.end(row_of(group, key), now_ns(), args, is_automatic(key));
 }
 

@@ -1,6 +1,7 @@
 // What the engine tells its timeline, in Horovod's words: a row for each request, in it NEGOTIATE_<KIND> with a tick
-// for every rank that is ready, then <KIND>, and in that what was done to bring it about. Only whoever holds the
-// progress lock calls. While no timeline runs, a call is one look at a flag.
+// for every rank that is ready, then <KIND>, and in that what was done to bring it about. By buckets it is a row for
+// each batch on its way (bucket_rows.h). Only whoever holds the progress lock calls. While no timeline runs, a call is
+// one look at a flag.
 #pragma once
 #include <span>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "collective/selector.h"
 #include "engine/request/request.h"
+#include "engine/timeline/bucket_rows.h"
 #include "engine/timeline/trace.h"
 
 namespace lightcc {
@@ -18,6 +20,7 @@ class Tracing {
  public:
   explicit Tracing(Timeline& timeline) : timeline_(timeline) {}
 
+  void step_begins(uint64_t now_ns) { if (timeline_.running() && timeline_.by_bucket()) buckets_.step(now_ns); }
   void submitted(const Request& request) { if (timeline_.running()) negotiate(request); }
   // At the coordinator: this world rank has announced it.
   void ready(int group, const std::string& key, int rank) { if (timeline_.running()) tick(group, key, rank); }
@@ -52,6 +55,7 @@ class Tracing {
   void show(const std::vector<BatchItem>&, std::span<const TimedPhase>);
   void end(int group, const std::string& key, Code, const std::string& text);
   Timeline& timeline_;
+  BucketRows buckets_{timeline_};
 };
 
 }  // namespace lightcc

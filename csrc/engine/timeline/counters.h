@@ -9,7 +9,8 @@ namespace lightcc {
 struct Counters {
   enum Name { requests, fast_path, batches, fused_batches, collectives, fused_requests, announced, cached, planned,
               payload_bytes, copied_bytes, staged_bytes, compressed_bytes, saved_bytes, stall_warnings, wait_ns,
-              most_in_flight, caller_steps, background_steps, harp_bytes, net_plugin_bytes, kCount };
+              most_in_flight, caller_steps, background_steps, harp_bytes, net_plugin_bytes, tcp_bytes,
+              retransmits, reconnects, steps, exposed_ns, kCount };
   static constexpr std::array<const char*, kCount> kNames = {
       "requests",           // calls of a framework that have finished
       "fast_path",          // of these, on the fast path, without negotiation
@@ -31,7 +32,12 @@ struct Counters {
       "caller_steps",       // of the engine in which something moved, made by threads of the framework
       "background_steps",   // the same, made by the engine thread
       "harp_bytes",         // that this rank has committed to links over HARP
-      "net_plugin_bytes"};  // the same, over a network plugin of NCCL's
+      "net_plugin_bytes",   // the same, over a network plugin of NCCL's
+      "tcp_bytes",          // the same, over TCP, with what frames them
+      "retransmits",        // packets that this rank has sent again, as TCP or HARP counts them
+      "reconnects",         // connections of TCP that were replaced
+      "steps",              // of training that have begun (step_clock.h)
+      "exposed_ns"};        // time from the last submission to the result, which no computation can hide
   void add(Name name, uint64_t n = 1) { values[name].fetch_add(n, std::memory_order_relaxed); }
   // One more, of a counter that only the holder of the progress lock changes: no locked instruction.
   void count(Name name) {

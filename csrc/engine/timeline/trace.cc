@@ -19,12 +19,14 @@ void Timeline::start(const Start& start) {
       JsonObject().add("name", "lightcc " + start.writer).add("start_time_since_epoch_in_micros", start.wall_us).text();
   std::lock_guard life(life_);
   complete(start.now_ns);
-  auto file = std::make_unique<TraceFile>(start.path, about, start.now_ns, most_events_);
+  auto file = std::make_unique<TraceFile>(start.path, about, start.now_ns, most_events_, start.by_bucket);
   std::lock_guard lock(mutex_);
   file_ = std::move(file);
   start_ns_ = mark_ns_ = last_ns_ = start.now_ns;
   last_id_ = 0;
   mark_cycles_ = start.mark_cycles;
+  by_bucket_ = start.by_bucket;
+  ++file_number_;
   running_ = true;
 }
 
@@ -95,6 +97,14 @@ void Timeline::mark(std::string_view name, uint64_t time_ns, const JsonObject& a
   mark_ns_ = std::max(mark_ns_, time_ns);
   last_ns_ = std::max(last_ns_, mark_ns_);
   file_->put({'i', 0, mark_ns_, std::string(name), args.empty() ? "" : args.text()});
+}
+
+void Timeline::count(std::string_view name, uint64_t time_ns, const JsonObject& values) {
+  std::lock_guard lock(mutex_);
+  if (!file_) return;
+  mark_ns_ = std::max(mark_ns_, time_ns);
+  last_ns_ = std::max(last_ns_, mark_ns_);
+  file_->put({'C', 0, mark_ns_, std::string(name), values.text()});
 }
 
 // ---- rows

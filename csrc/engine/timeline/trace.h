@@ -22,6 +22,7 @@ class Timeline {
     bool mark_cycles = false;  // whether mark() does anything
     uint64_t now_ns = 0;       // when the file's time begins, and when that is in microseconds since 1970
     int64_t wall_us = 0;
+    bool by_bucket = false;    // bucket_rows.h; else each row is a process to the viewers, as Horovod's are
   };
   explicit Timeline(size_t most_events = 1 << 16) : most_events_(most_events) {}  // that wait to be written
   ~Timeline() { stop(0); }
@@ -30,6 +31,8 @@ class Timeline {
   void start(const Start&);
   bool stop(uint64_t now_ns);  // completes the file and closes it; false: none was being written
   bool running() const { return running_.load(std::memory_order_relaxed); }
+  bool by_bucket() const { return by_bucket_.load(std::memory_order_relaxed); }
+  uint32_t file_number() const { return file_number_.load(std::memory_order_relaxed); }  // of how many; grows
 
   // Events, ignored unless a file is being written.
 
@@ -42,6 +45,7 @@ class Timeline {
   // Ends the row's phase. last: the row is not mentioned again.
   void end(const std::string& row, uint64_t time_ns, const JsonObject& args = {}, bool last = false);
   void mark(std::string_view name, uint64_t time_ns, const JsonObject& args = {});  // a moment of all rows
+  void count(std::string_view name, uint64_t time_ns, const JsonObject& values);      // a counter of these series
 
  private:
   struct Slice {
@@ -65,13 +69,14 @@ class Timeline {
   void end_phase(const std::string& name, Track&, const JsonObject& args = {});
 
   const size_t most_events_;
-  std::atomic<bool> running_{false};
+  std::atomic<bool> running_{false}, by_bucket_{false};
+  std::atomic<uint32_t> file_number_{0};
   std::mutex life_;  // held through start and stop, which take turns
   std::mutex mutex_;
   std::unique_ptr<TraceFile> file_;
   std::unordered_map<std::string, Track> rows_;
   uint32_t last_id_ = 0;
-  uint64_t start_ns_ = 0, mark_ns_ = 0, last_ns_ = 0;  // of the start, the last mark, the last event
+  uint64_t start_ns_ = 0, mark_ns_ = 0, last_ns_ = 0;  // of the start, the last mark or count, the last event
   bool mark_cycles_ = false;
 };
 

@@ -22,10 +22,12 @@ constexpr auto kWriteEvery = std::chrono::milliseconds(100);
 
 }  // namespace
 
-TraceFile::TraceFile(const std::string& path, const std::string& about, uint64_t origin_ns, size_t most_events)
+TraceFile::TraceFile(const std::string& path, const std::string& about, uint64_t origin_ns, size_t most_events,
+                     bool one_process)
     : path_(path),
       origin_ns_(origin_ns),
       most_events_(most_events),
+      one_process_(one_process),
       // Without O_NONBLOCK a pipe that nobody reads would be waited for, here and in every write.
       fd_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666)) {
   if (!fd_ || !write("[\n"
@@ -105,20 +107,20 @@ bool TraceFile::write(const std::string& text) {
   return true;
 }
 
-// Each event on a line of its own after a comma, so that the file never lacks more than the end of its array. A row is
-// a process in Chrome's eyes: those have names.
+// Each event on a line of its own after a comma, so that the file never lacks more than the end of its array.
 void TraceFile::print(const TraceEvent& e, std::string& text) const {
   const std::string row = std::to_string(e.row);
+  const std::string process = one_process_ ? "0" : row, kind = one_process_ ? "thread" : "process";
   if (e.kind == 'M') {
-    const std::string about = R"(","ph":"M","pid":)" + row + R"(,"tid":)" + row + R"(,"args":{")";
-    text += ",\n{\"name\":\"process_name" + about + "name\":" + json_string(e.name) + "}}";
-    text += ",\n{\"name\":\"process_sort_index" + about + "sort_index\":" + row + "}}";
+    const std::string about = R"(","ph":"M","pid":)" + process + R"(,"tid":)" + row + R"(,"args":{")";
+    text += ",\n{\"name\":\"" + kind + "_name" + about + "name\":" + json_string(e.name) + "}}";
+    text += ",\n{\"name\":\"" + kind + "_sort_index" + about + "sort_index\":" + row + "}}";
     return;
   }
   char head[96];
   const uint64_t since = e.time_ns - origin_ns_;
-  std::snprintf(head, sizeof head, R"({"ph":"%c","ts":%llu.%03u,"pid":%u,"tid":%u,)", e.kind,
-                static_cast<unsigned long long>(since / 1000), unsigned(since % 1000), e.row, e.row);
+  std::snprintf(head, sizeof head, R"({"ph":"%c","ts":%llu.%03u,"pid":%s,"tid":%u,)", e.kind,
+                static_cast<unsigned long long>(since / 1000), unsigned(since % 1000), process.c_str(), e.row);
   text.append(",\n").append(head);
   if (e.kind == 'X') text += "\"dur\":0,";
   if (e.kind == 'i') text += "\"s\":\"g\",";

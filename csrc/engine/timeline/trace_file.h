@@ -15,7 +15,7 @@
 namespace lightcc {
 
 struct TraceEvent {
-  char kind;  // begin 'B', end 'E', moment in a row 'X', moment of all rows 'i', name of a row 'M'
+  char kind;  // begin 'B', end 'E', moment in a row 'X', moment of all rows 'i', counter 'C', name of a row 'M'
   uint32_t row;
   uint64_t time_ns;  // not before the file's origin
   std::string name;
@@ -26,7 +26,9 @@ class TraceFile {
  public:
   // Makes or empties the file, or throws Error{invalid_argument}. about: a JSON object that says whose file it is;
   // origin_ns: the time that is written as 0; most_events: how many may wait to be written.
-  TraceFile(const std::string& path, const std::string& about, uint64_t origin_ns, size_t most_events);
+  // one_process: rows are threads of one process to the viewers, else each is a process of its own.
+  TraceFile(const std::string& path, const std::string& about, uint64_t origin_ns, size_t most_events,
+            bool one_process = false);
   ~TraceFile();  // when all is written
 
   // False: the queue is full, and the event is left out and counted; or nothing can be written any more. A 'B' that was
@@ -43,6 +45,7 @@ class TraceFile {
   const std::string path_;
   const uint64_t origin_ns_;
   const size_t most_events_;
+  const bool one_process_;
   Fd fd_;
   std::atomic<bool> failed_{false};
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -204,6 +205,18 @@ bool HarpTransport::step() {
     return true;
   });
   return moved;
+}
+
+// Of the connections that are open.
+NetworkFaults HarpTransport::faults() {
+  if (!context_) return {};
+  std::string json(harp_stats(context_, nullptr, 0), '\0');
+  json.resize(std::min(harp_stats(context_, json.data(), json.size()), json.size()));
+  constexpr std::string_view kName = "\"retransmitted\":";
+  NetworkFaults faults;
+  for (size_t at = json.find(kName); at != json.npos; at = json.find(kName, at + 1))
+    faults.retransmits += std::strtoull(json.c_str() + at + kName.size(), nullptr, 10);
+  return faults;
 }
 
 void HarpTransport::flush() {

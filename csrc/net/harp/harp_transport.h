@@ -41,6 +41,7 @@ class HarpTransport : public Transport {
   bool step() override;
   void flush() override;
   uint64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
+  NetworkFaults faults() override;
   void mark_left(int peer) override { left_[size_t(peer)] = 1; }
   void probe(int peer) override;
 

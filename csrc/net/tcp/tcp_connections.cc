@@ -61,7 +61,14 @@ void TcpTransport::drop(Connection& c) {
   if (c.polled_for & EPOLLOUT) --blocked_writes_;
   if (c.link) c.link->connection = nullptr;
   pending_.remove(c.number);
+  retransmits_ += retransmits_of(c.fd());
   connections_.erase(c.number);
+}
+
+uint64_t TcpTransport::retransmits_of(int socket) {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  return getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 ? info.tcpi_total_retrans : 0;
 }
 
 void TcpTransport::connect(TcpLinkState& link, Purpose purpose) {

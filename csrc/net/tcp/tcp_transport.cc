@@ -207,12 +207,19 @@ void TcpTransport::write(TcpLinkState& link) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return poll_for(*c, is_for_later(errno) ? kBoth : kIn);
     link.stream->sent(size_t(n));
+    sent_bytes_.fetch_add(uint64_t(n), std::memory_order_relaxed);
   }
   poll_for(*c, kIn);
   if (link.end == LinkEnd::retired && link.stream->delivered() && link.stream->peer_finished()) {
     drop(*c);
     close(link);
   }
+}
+
+NetworkFaults TcpTransport::faults() {
+  NetworkFaults faults{retransmits_, reconnects_};
+  for (const auto& [number, connection] : connections_) faults.retransmits += retransmits_of(connection->fd());
+  return faults;
 }
 
 void TcpTransport::close(TcpLinkState& link) {

@@ -43,6 +43,8 @@ class TcpTransport : public Transport {
   std::unique_ptr<Link> link(int group, int lane, int peer) override;
   bool step() override;                            // throws also why a peer refuses
   void flush() override;
+  uint64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
+  NetworkFaults faults() override;
   void probe(int peer) override;
   void mark_left(int peer) override { left_[size_t(peer)] = 1; }
 
@@ -98,6 +100,7 @@ class TcpTransport : public Transport {
   void poll_for(Connection&, uint32_t events);
   void listen();
   void drop(Connection&);
+  static uint64_t retransmits_of(int socket);      // as the kernel has counted them
   void run_timers(uint64_t now);
   [[noreturn]] void throw_lost(const TcpLinkState&, const std::string& why);
   const TcpPeer& peer(const TcpLinkState&) const;
@@ -126,6 +129,8 @@ class TcpTransport : public Transport {
   UnauthenticatedConnections unauthenticated_;
   bool warned_of_flood_ = false;
   uint64_t reconnects_ = 0;
+  uint64_t retransmits_ = 0;    // of connections that are no more
+  std::atomic<uint64_t> sent_bytes_{0};
 };
 
 }  // namespace lightcc

@@ -6,7 +6,7 @@ from lightcc._keras.bound_callbacks import bound_callbacks
 from lightcc.core.util import is_version_greater_equal_than  # noqa: F401  as Horovod's module has it
 
 (BroadcastGlobalVariablesCallback, MetricAverageCallback, LearningRateScheduleCallback,
- LearningRateWarmupCallback) = bound_callbacks(keras, __name__)
+ LearningRateWarmupCallback, LightccMetricsCallback) = bound_callbacks(keras, __name__)
 
 
 class BestModelCheckpoint(_impl.BestModelCheckpointImpl, keras.callbacks.ModelCheckpoint):

@@ -127,7 +127,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 46u);
+  EXPECT_EQ(again.size(), 49u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 
@@ -161,6 +161,24 @@ TEST(Config, ReadsTheTunersKnobs) {
   EXPECT_EQ(c.autotune_most_samples, 7);
   EXPECT_FALSE(read({}).autotune);
   EXPECT_TRUE(with_settings(read({}), shared_settings(c)).autotune) << "rank 0's value holds";
+}
+
+TEST(Config, MetricsAreShownWhereRankZeroSays) {
+  for (const char* place : {"9400", "0", "0.0.0.0:9400", "/tmp/metrics.prom"}) {
+    const Config c = read({{"LIGHTCC_METRICS", place}});
+    EXPECT_EQ(c.metrics, place);
+    EXPECT_EQ(with_settings(read({}), shared_settings(c)).metrics, place);
+  }
+  EXPECT_EQ(read({}).metrics, "");
+  for (const char* port : {"65536", "123456789012"}) EXPECT_THROW(read({{"LIGHTCC_METRICS", port}}), Error);
+}
+
+TEST(Config, RowsOfTheTimelineAndRangesOfNvtx) {
+  EXPECT_TRUE(read({}).timeline_by_bucket);
+  EXPECT_FALSE(read({{"LIGHTCC_TIMELINE_ROWS", "tensors"}}).timeline_by_bucket);
+  EXPECT_THROW(read({{"LIGHTCC_TIMELINE_ROWS", "1"}}), Error);
+  EXPECT_TRUE(read({}).nvtx);
+  EXPECT_FALSE(read({{"HOROVOD_DISABLE_NVTX_RANGES", "1"}}).nvtx);
 }
 
 TEST(Config, WeightsAreComparedAsRankZeroSays) {

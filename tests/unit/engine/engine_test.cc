@@ -46,6 +46,39 @@ TEST_P(Engines, AThousandTensorsInAnotherOrderOnEachRank) {
   EXPECT_EQ(ranks.count(Counters::requests), uint64_t(n * kTensors));
 }
 
+TEST_P(Engines, RankZeroKnowsWhatEachHasReportedLast) {
+  Ranks ranks(GetParam());
+  ranks.each([&](Engine& engine, int rank) {
+    EXPECT_EQ(engine.reported(0), "");
+    engine.report("an older one");
+    engine.report("of rank " + std::to_string(rank));
+    auto barrier = request(engine, Kind::barrier, "all", {});  // what came before it is taken in
+    engine.submit(barrier, true);
+    ASSERT_EQ(finish(engine, barrier), Code::ok) << barrier->text;
+  });
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    EXPECT_EQ(ranks[0].reported(rank), "of rank " + std::to_string(rank));
+    EXPECT_EQ(ranks[rank].reported(rank), rank == 0 ? "of rank 0" : "");
+  }
+  EXPECT_EQ(ranks[0].reported(-1) + ranks[0].reported(ranks.size()), "");
+  EXPECT_EQ(ranks[0].waited_ns().size(), size_t(ranks.size()));
+}
+
+TEST_P(Engines, StepsAndExposedTimeAreCounted) {
+  Ranks ranks(GetParam());
+  ranks.each([&](Engine& engine, int) {
+    std::vector<float> a(100, 1), b(100, 1);
+    for (int step = 0; step < 3; ++step) {
+      std::vector<RequestPtr> requests{request(engine, Kind::allreduce, "a", {in_place(a)}),
+                                       request(engine, Kind::allreduce, "b", {in_place(b)})};
+      for (auto& one : requests) engine.submit(one, false);
+      for (auto& one : requests) ASSERT_EQ(finish(engine, one), Code::ok) << one->text;
+    }
+  });
+  EXPECT_EQ(ranks.count(Counters::steps), uint64_t(3 * ranks.size()));
+  EXPECT_GT(ranks.count(Counters::exposed_ns), 0u);
+}
+
 TEST(Engine, KindsAndDtypesInterleaved) {
   const uint64_t seed = run_seed();
   SCOPED_TRACE(testing::Message() << "seed " << seed);

@@ -61,7 +61,7 @@ void Coordinator::announce(int member, const std::string& key, Announcement what
     throw Error(Code::internal, "rank " + std::to_string(rank_of_[size_t(member)]) + " announced " + key +
                                     " with shapes that no request can have");
   Entry& e = entry(key);
-  now_ns_ = now_ns;
+  lateness_.set_now(now_ns);
   end_plan_of(e);
   e.what[member] = std::move(what);
   e.fresh = true;
@@ -80,7 +80,7 @@ const std::string* Coordinator::announce_cached(int member, const CachedRequest&
     return nullptr;
   }
   Entry& e = *by_id_[request.id];
-  now_ns_ = now_ns;
+  lateness_.set_now(now_ns);
   end_plan_of(e);
   arrived(e, member);
   learn(e);
@@ -105,7 +105,8 @@ void Coordinator::arrived(Entry& e, int member) {
     failures_.push_back({e.key, Code::mismatch, std::exchange(e.owed[member], ""), {member}});
     return;
   }
-  ++e.count;
+  if (++e.count == int(rank_of_.size())) lateness_.note_last(member, e.arrived_ns);
+  e.arrived_ns = lateness_.now_ns();
   if (!first_left_.empty() && !complete(e)) {
     failures_.push_back({e.key, Code::shut_down, first_left_});
     reset(e);

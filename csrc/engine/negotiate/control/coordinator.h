@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "engine/negotiate/control/fusion.h"
+#include "engine/negotiate/control/lateness.h"
 #include "engine/negotiate/control/message.h"
 #include "engine/negotiate/control/plan.h"
 #include "engine/negotiate/control/wait_cycle.h"
@@ -34,6 +35,7 @@ class Coordinator {
   Coordinator(std::vector<int> rank_of, Limits limits)
       : rank_of_(std::move(rank_of)),
         limits_(limits),
+        lateness_(rank_of_.size()),
         costs_(limits.costs),
         joined_(rank_of_.size()),
         stale_(rank_of_.size()) {}
@@ -73,6 +75,8 @@ class Coordinator {
   // becomes ready last, and ends it.
   std::vector<int> joined() const;
 
+  const std::vector<uint64_t>& waited_ns() const { return lateness_.waited_ns(); }  // lateness.h
+
   int64_t ready_bytes() const { return ready_bytes_; }
   // What must not wait for others to gather: failures, plans, and buckets, which are complete.
   bool anything_urgent() const {
@@ -92,6 +96,7 @@ class Coordinator {
     std::vector<int32_t> absent;       // once it is ready: members that joined and have not announced it
     std::vector<int32_t> told_absent;  // when it last ran
     int count = 0, first_member = 0;   // members that announced it; the first of them, once it is ready
+    uint64_t arrived_ns = 0;           // the last of them so far
     bool ready = false;
     bool known = false;              // all members remember it by its number
     bool fresh = true;               // someone announced it in full since it last ran
@@ -108,6 +113,7 @@ class Coordinator {
     std::vector<Entry*> entries;
     std::vector<char> announced;     // by member: by BucketReady
     int count = 0;
+    uint64_t arrived_ns = 0;         // the last of them so far
     bool ready = false;
     uint64_t served = 0;             // batches
   };
@@ -157,7 +163,7 @@ class Coordinator {
   std::vector<DownMessage> plan_messages_;
   std::vector<BucketBatch> ready_buckets_;
   uint32_t next_plan_ = 1;
-  uint64_t now_ns_ = 0;                              // of the last announcement
+  Lateness lateness_;                                // also the time of the last announcement
   MeasuredCosts costs_;
   int64_t ready_bytes_ = 0;
   uint64_t clock_ = 0;

@@ -16,7 +16,7 @@ void Coordinator::learn(const Entry& e) {
   if (e.set == 0 || !e.ready || !limits_.fusion.enabled || joined_count_ > 0 || !first_left_.empty()) return;
   if (records_.size() > kRecordedSets && !records_.contains(e.set)) records_.clear();
   StepRecord& record = records_[e.set];
-  if (record.ready(e.key, now_ns_)) make_plan(e.set, record);
+  if (record.ready(e.key, lateness_.now_ns())) make_plan(e.set, record);
 }
 
 void Coordinator::make_plan(int set, StepRecord& record) {
@@ -60,7 +60,7 @@ Coordinator::FusionPlan& Coordinator::plan(uint32_t number) {
 }
 
 std::vector<std::string> Coordinator::announce_bucket(int member, const BucketReady& one, uint64_t now_ns) {
-  now_ns_ = now_ns;
+  lateness_.set_now(now_ns);
   if (!blocked_on_.empty()) blocked_on_.erase(member);
   FusionPlan& p = plan(one.plan);
   if (one.bucket >= p.buckets.size() || p.left[size_t(member)])
@@ -78,7 +78,9 @@ std::vector<std::string> Coordinator::announce_bucket(int member, const BucketRe
   if (!refused_.empty())
     for (const std::string& key : keys)
       if (auto it = refused_.find(key); it != refused_.end()) it->second[size_t(member)].count = 0;
+  const uint64_t since_ns = std::exchange(bucket.arrived_ns, now_ns);
   if (bucket.count < int(rank_of_.size())) return keys;
+  lateness_.note_last(member, since_ns);
   bucket.ready = true;
   ready_buckets_.push_back({one.plan, one.bucket});
   ++bucket.served;

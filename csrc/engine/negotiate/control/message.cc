@@ -10,9 +10,9 @@ namespace {
 enum class Tag : uint8_t {
   announce, cached_request, query, members_absent, batch, failure, missing, aggregated_requests, member_left,
   blocked_report, deadlock_probe, deadlock_reply, refused, bucket_ready, plan_left, plan, plan_ended, bucket_batch,
-  tuned, launch_request, launch_turn, contended, name_given_up, name_withdrawn
+  tuned, launch_request, launch_turn, contended, name_given_up, name_withdrawn, rank_report
 };
-constexpr int kTags = int(Tag::name_withdrawn) + 1;
+constexpr int kTags = int(Tag::rank_report) + 1;
 
 Tag tag_of(const Announce&) { return Tag::announce; }
 Tag tag_of(const CachedRequest&) { return Tag::cached_request; }
@@ -38,6 +38,7 @@ Tag tag_of(const LaunchTurn&) { return Tag::launch_turn; }
 Tag tag_of(const Contended&) { return Tag::contended; }
 Tag tag_of(const NameGivenUp&) { return Tag::name_given_up; }
 Tag tag_of(const NameWithdrawn&) { return Tag::name_withdrawn; }
+Tag tag_of(const RankReport&) { return Tag::rank_report; }
 
 // ---- encoding
 
@@ -74,6 +75,7 @@ void put(WireWriter& out, const PlanEnded& m) { out.put(m.plan); }
 void put(WireWriter& out, const BucketBatch& m) { out.put(m.plan).put(m.bucket); }
 void put(WireWriter& out, const Tuned& m) { out.put(m.second); }
 void put(WireWriter& out, const LaunchRequest& m) { out.put(m.rank).put(m.group).put(m.ranks); }
+void put(WireWriter& out, const RankReport& m) { out.put(m.rank).put(m.text); }
 void put(WireWriter& out, const LaunchTurn& m) { out.put(m.group).put(m.ranks); }
 void put(WireWriter& out, const Query& m) { out.put(m.key).put(m.member).put(uint8_t(m.blocked)); }
 void put(WireWriter& out, const MembersAbsent& m) { out.put(m.key).put(m.text).put(m.absent); }
@@ -342,6 +344,11 @@ LaunchRequest launch_request(WireReader& in) {
   return request;
 }
 
+RankReport rank_report(WireReader& in) {
+  const auto rank = in.get<int32_t>();
+  return {rank, in.text()};
+}
+
 LaunchTurn launch_turn(WireReader& in) {
   LaunchTurn turn;
   turn.group = in.get<int32_t>();
@@ -373,6 +380,7 @@ UpFrame read_up(WireReader& in, int sender) {
     case Tag::blocked_report: return blocked_report(in);
     case Tag::deadlock_reply: return deadlock_reply(in);
     case Tag::launch_request: return launch_request(in);
+    case Tag::rank_report: return rank_report(in);
     case Tag::aggregated_requests: return aggregated_requests(in);
     case Tag::member_left: return member_left(in);
     default: refuse(sender, "coordinators");
@@ -414,6 +422,7 @@ std::optional<int> named_sender(const UpMessage& message) {
                                [](const DeadlockReply& reply) -> Sender { return reply.rank; },
                                [](const PlanLeft& left) -> Sender { return left.member; },
                                [](const LaunchRequest& asked) -> Sender { return asked.rank; },
+                               [](const RankReport& report) -> Sender { return report.rank; },
                                [](const Announce&) -> Sender { return std::nullopt; },
                                [](const CachedRequest&) -> Sender { return std::nullopt; },
                                [](const BucketReady&) -> Sender { return std::nullopt; },

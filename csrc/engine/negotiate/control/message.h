@@ -109,9 +109,13 @@ struct LaunchRequest {                             // in group 0: `group` has a 
   int32_t rank = 0, group = 0;
   std::vector<int32_t> ranks = {};                 // of that group
 };
+struct RankReport {                                // in group 0: what this rank tells of itself, for rank 0 to show
+  int32_t rank = 0;
+  std::string text = {};
+};
 
 using UpMessage = std::variant<Announce, CachedRequest, BucketReady, PlanLeft, Query, MembersAbsent, Refused,
-                               Contended, NameGivenUp, BlockedReport, DeadlockReply, LaunchRequest>;
+                               Contended, NameGivenUp, BlockedReport, DeadlockReply, LaunchRequest, RankReport>;
 // Those of them that say that a member is ready.
 using Readiness = std::variant<Announce, CachedRequest, BucketReady>;
 

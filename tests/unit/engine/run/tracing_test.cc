@@ -20,8 +20,9 @@ class Tracings : public testing::Test {
   Tracings() {
     char name[] = "/tmp/tracing_test.XXXXXX";
     folder_ = mkdtemp(name);
-    timeline.start({path(), "a test", true, now_ns(), 0});
+    start(false);
   }
+  void start(bool by_bucket) { timeline.start({path(), "a test", true, now_ns(), 0, by_bucket}); }
   ~Tracings() override { std::filesystem::remove_all(folder_); }
   std::string path() const { return folder_ + "/t.json"; }
   test::TimelineText text() {
@@ -166,10 +167,75 @@ TEST_F(Tracings, WithoutATimelineNothingIsTold) {
   tracing.ready(0, "allreduce.w", 0);
   tracing.agreed(batch, true);
   tracing.activity(batch, "shared");
-  timeline.start({path(), "a test", true, now_ns(), 0});
+  start(false);
   tracing.activity(batch, "shared");  // of a phase that began before the file
   tracing.finished(*batch[0].request, Code::ok, "");
   EXPECT_EQ(text().row("allreduce.w"), Events{});
+}
+
+// ---- by buckets
+
+TEST_F(Tracings, ABucketHasOneRowHoweverManyTensorsItHas) {
+  start(true);
+  const std::vector<BatchItem> batch{item(Kind::allreduce, "a", {{DType::float32, {4}}}),
+                                     item(Kind::allreduce, "b", {{DType::float32, {6}}})};
+  tracing.step_begins(now_ns());
+  for (const BatchItem& one : batch) tracing.submitted(*one.request);
+  for (int rank : {1, 0})
+    for (const char* key : {"allreduce.a", "allreduce.b"}) tracing.ready(0, key, rank);
+  tracing.agreed(batch, true);
+  tracing.activity(batch, "shared");
+  for (const BatchItem& one : batch) tracing.finished(*one.request, Code::ok, "");
+  tracing.step_begins(now_ns());
+  const auto all = text();
+  EXPECT_EQ(all.row("bucket 1"),
+            (Events{"B NEGOTIATE_ALLREDUCE", "X 1", "X 0", "E NEGOTIATE_ALLREDUCE", "B ALLREDUCE", "B QUEUE", "E QUEUE",
+                    "B shared", "E shared", "E ALLREDUCE"}));
+  EXPECT_EQ(all.row("steps"), (Events{"B STEP 1", "E STEP 1", "B STEP 2", "E STEP 2"}));
+  EXPECT_EQ(all.row("allreduce.a"), Events{});
+  EXPECT_EQ(all.count(R"("bytes":40,"fused_requests":2,"dtype":"float32","op":"sum",)"
+                      R"("tensors":"allreduce.a, allreduce.b"})"), 1u);
+  EXPECT_EQ(all.count(R"("name":"bytes","args":{"in flight":40,"waiting":40}})"), 1u);
+  EXPECT_EQ(all.count(R"("name":"bytes","args":{"in flight":40,"waiting":0}})"), 1u);
+  EXPECT_EQ(all.count(R"("name":"bytes","args":{"in flight":0,"waiting":0}})"), 1u);
+}
+
+TEST_F(Tracings, BucketsThatOverlapHaveDifferentRowsWhichOthersUseAgain) {
+  start(true);
+  const std::vector<BatchItem> first{item(Kind::allreduce, "a", {{DType::float32, {1}}})},
+      second{item(Kind::allreduce, "b", {{DType::float32, {1}}})};
+  for (const auto* batch : {&first, &second}) tracing.submitted(*(*batch)[0].request);
+  for (const auto* batch : {&first, &second}) tracing.agreed(*batch, false);
+  for (const auto* batch : {&first, &second}) tracing.finished(*(*batch)[0].request, Code::ok, "");
+  const std::vector<BatchItem> third{item(Kind::allreduce, "c", {{DType::float32, {1}}})};
+  tracing.submitted(*third[0].request);
+  tracing.agreed(third, false);
+  tracing.finished(*third[0].request, Code::ok, "");
+  const auto all = text();
+  EXPECT_EQ(all.row("bucket 1").size(), 8u);
+  EXPECT_EQ(all.row("bucket 2").size(), 4u);
+  EXPECT_EQ(all.row("bucket 3"), Events{});
+}
+
+TEST_F(Tracings, WhatFailsBeforeItRunsIsInARowOfItsOwn) {
+  start(true);
+  const std::vector<BatchItem> batch{item(Kind::allreduce, "w", {{DType::float32, {4}}})};
+  tracing.submitted(*batch[0].request);
+  tracing.finished(*batch[0].request, Code::mismatch, "ranks disagree");
+  const auto all = text();
+  EXPECT_EQ(all.row("failed"), (Events{"B allreduce.w", "E allreduce.w"}));
+  EXPECT_EQ(all.count(R"({"status":"mismatch","error":"ranks disagree"})"), 1u);
+}
+
+TEST_F(Tracings, ABucketThatBeganBeforeTheFileIsNotInIt) {
+  start(true);
+  const std::vector<BatchItem> batch{item(Kind::allreduce, "w", {{DType::float32, {4}}})};
+  tracing.submitted(*batch[0].request);
+  tracing.agreed(batch, false);
+  start(true);
+  tracing.activity(batch, "shared");
+  tracing.finished(*batch[0].request, Code::ok, "");
+  EXPECT_EQ(text().count("allreduce"), 0u);
 }
 
 }  // namespace

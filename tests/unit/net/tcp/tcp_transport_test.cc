@@ -195,6 +195,8 @@ TEST(TcpTransport, AConnectionThatBreaksIsReplacedAndLosesNothing) {
     ASSERT_EQ(receive(cluster, *a, back.size()), back) << i;
   }
   EXPECT_GE(cluster.ranks[0]->reconnects(), 5u);
+  EXPECT_EQ(cluster.ranks[0]->faults().reconnects, cluster.ranks[0]->reconnects());
+  EXPECT_GT(cluster.ranks[0]->sent_bytes(), 30u * 1000);
 }
 
 TEST(TcpTransport, APeerThatIsGoneIsLostWithItsName) {

@@ -38,7 +38,8 @@ std::string shown(const UpMessage& message) {
                                [](const NameGivenUp& m) { return "has given up " + m.key; },
                                [](const BlockedReport& m) { return "is blocked on " + m.key; },
                                [](const DeadlockReply&) { return std::string("replies"); },
-                               [](const LaunchRequest& m) { return "asks for group " + std::to_string(m.group); }},
+                               [](const LaunchRequest& m) { return "asks for group " + std::to_string(m.group); },
+                               [](const RankReport& m) { return "reports " + m.text; }},
                     message);
 }
 std::string shown(const DownMessage& message) {

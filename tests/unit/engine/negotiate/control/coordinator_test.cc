@@ -83,6 +83,24 @@ TEST(Coordinator, RunsInTheOrderInWhichTheyBecameReady) {
   EXPECT_EQ(script_of(c.take_messages()), "[c=0.1] [a=1.1] [b=2.1]");
 }
 
+TEST(Coordinator, KnowsForWhomTheOthersWaited) {
+  Coordinator c({0, 1, 2}, kLimits);
+  const auto announce = [&](int member, const char* key, uint64_t now_ns) {
+    c.announce(member, key, allreduce(1), false, now_ns);
+  };
+  announce(0, "a", 100), announce(1, "a", 130), announce(2, "a", 200);  // from 130 on only member 2 is missing
+  announce(0, "b", 140), announce(1, "b", 150), announce(2, "b", 220);  // until 200 that is counted
+  announce(2, "c", 300), announce(1, "c", 300), announce(0, "c", 310);
+  EXPECT_EQ(c.waited_ns(), (std::vector<uint64_t>{10, 0, 90}));
+}
+
+TEST(Coordinator, WaitsForNobodyAlone) {
+  Coordinator c({0}, kLimits);
+  c.announce(0, "a", allreduce(1), false, 100);
+  c.announce(0, "b", allreduce(1), false, 200);
+  EXPECT_EQ(c.waited_ns(), std::vector<uint64_t>{0});
+}
+
 TEST(Coordinator, AnnouncingTwiceIsAFault) {
   Coordinator c({0, 1}, kLimits);
   c.announce(1, "a", allreduce(1));

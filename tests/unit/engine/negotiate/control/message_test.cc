@@ -83,6 +83,7 @@ std::vector<Sample> samples() {
           {"bucket_batch", BucketBatch{3, 1}},
           {"tuned", Tuned{uint64_t(1) << 63 | 5}},
           {"launch_request", LaunchRequest{3, 2, {1, 3}}},
+          {"rank_report", RankReport{3, "all is well"}},
           {"launch_turn", LaunchTurn{2, {1, 3}}}};
 }
 
@@ -126,6 +127,7 @@ TEST(Message, SaysWhoItIsFromIfAnAggregatorPassesItOn) {
   EXPECT_EQ(named_sender(BlockedReport{5, 7, 1, Kind::alltoall, "k"}), 5);
   EXPECT_EQ(named_sender(DeadlockReply{6, 7, 1, 2, true}), 6);
   EXPECT_EQ(named_sender(LaunchRequest{2, 7, {}}), 2);
+  EXPECT_EQ(named_sender(RankReport{3, "all is well"}), 3);
   EXPECT_EQ(named_sender(Announce{"k", {}}), std::nullopt);
   EXPECT_EQ(named_sender(CachedRequest{1, 2}), std::nullopt);
   EXPECT_EQ(named_sender(MembersAbsent{"k", "why", {4}}), std::nullopt);
@@ -164,6 +166,9 @@ TEST(Message, TheFieldsComeBackInTheirPlaces) {
   EXPECT_EQ(request.rank, 3);
   EXPECT_EQ(request.group, 2);
   EXPECT_EQ(request.ranks, (std::vector<int32_t>{1, 3}));
+  const auto report = back_up(RankReport{3, "all is well"});
+  EXPECT_EQ(report.rank, 3);
+  EXPECT_EQ(report.text, "all is well");
   const auto turn = back_down(LaunchTurn{2, {1, 3}});
   EXPECT_EQ(turn.group, 2);
   EXPECT_EQ(turn.ranks, (std::vector<int32_t>{1, 3}));
