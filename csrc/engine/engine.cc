@@ -108,7 +108,7 @@ Engine::Impl::Impl(std::unique_ptr<Peers> with_peers, World in_world, Config by_
              effects,
              surroundings},
       sets(shared, inbox),
-      deadlocks(shared, sets),
+      deadlocks(shared, sets, inbox),
       lifecycle(shared, sets, inbox),
       fast_calls(sets, inbox),
       gpu_streams(config.cuda_library, world.rank) {
@@ -121,7 +121,7 @@ Engine::Impl::Impl(std::unique_ptr<Peers> with_peers, World in_world, Config by_
 
 template <class Body> void Engine::Impl::end_epoch_on_error(Body body) {
   attempt(body);
-  attempt([&] { carry_out_effects(); });
+  while (!effects.empty()) attempt([&] { carry_out_effects(); });  // one that throws ends the epoch, with more effects
 }
 
 template <class Body> void Engine::Impl::attempt(Body body) {

@@ -13,8 +13,9 @@ const std::string kProcessSetsDiffer = "ranks disagree on the process set: ";
 
 }  // namespace
 
-DeadlockWatch::DeadlockWatch(const GroupResources& shared, ProcessSets& sets)
-    : shared_(shared), sets_(sets), detector_(shared.surroundings.deadlocks), state_(shared.peers.rank()) {}
+DeadlockWatch::DeadlockWatch(const GroupResources& shared, ProcessSets& sets, Inbox& inbox)
+    : shared_(shared), sets_(sets), inbox_(inbox), detector_(shared.surroundings.deadlocks),
+      state_(shared.peers.rank()) {}
 
 // A rank that belongs to one process set only can be in no deadlock between sets, but in one between operations.
 void DeadlockWatch::note_blocked(const Request& request, uint64_t now_ns) {
@@ -83,7 +84,7 @@ void DeadlockWatch::declare_absent() {
   const int rank = shared_.peers.rank();
   std::string ours = side(rank, confirmed.report.group), theirs = side(confirmed.probe.other, confirmed.probe.group);
   if (confirmed.probe.other < rank) std::swap(ours, theirs);
-  shared_.effects.push(effect::SkipName{confirmed.probe.group, confirmed.probe.key});
+  inbox_.skip_name(confirmed.probe.group, confirmed.probe.key);  // no effect, which would come after the caller goes on
   other->negotiator().send_up(MembersAbsent{confirmed.probe.key, kProcessSetsDiffer + ours + ", " + theirs,
                                             {other->group().index()}});
 }

@@ -11,7 +11,7 @@ namespace lightcc {
 
 class DeadlockWatch {
  public:
-  DeadlockWatch(const GroupResources&, ProcessSets&);  // which outlive it
+  DeadlockWatch(const GroupResources&, ProcessSets&, Inbox&);  // which outlive it
 
   void note_blocked(const Request&, uint64_t now_ns);  // a caller waits for it for long, and is the only one
   void goes_on() { state_.unblock(); }                 // this rank does
@@ -34,6 +34,7 @@ class DeadlockWatch {
 
   const GroupResources& shared_;
   ProcessSets& sets_;
+  Inbox& inbox_;
   DeadlockDetector& detector_;                         // which has something to tell on the world's coordinator only
   BlockedState state_;
 };
