@@ -46,7 +46,8 @@ def _carry_out(read: Callable[[int], Optional[bytes]], number: int, fd: int) -> 
 
 def main(name: str, host: str) -> int:
     """name: of the driver's socket in the abstract namespace."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as driver:
+    descriptors: list[int] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as driver, contextlib.suppress(OSError):
         driver.connect("\0" + name)
         driver.sendall(host.encode())
         _, descriptors, _, _ = socket.recv_fds(driver, 1, 3)

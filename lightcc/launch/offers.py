@@ -151,8 +151,10 @@ class Offers:
                 if offer is None:  # the carrier says so
                     return
                 offer.taken = True
-                socket.send_fds(carrier, [b"!"], [offer.streams[index].fileno() for index in range(3)])
-                offer.close()
+                try:
+                    socket.send_fds(carrier, [b"!"], [offer.streams[index].fileno() for index in range(3)])
+                finally:  # where the carrier is gone, the task ends
+                    offer.close()
 
 
 def offer(invitation: Invitation, environment: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@
 
 Both know a list of backends, in which lightcc is not; but a process group that is there already they take as it is.
 """
+import re
 from datetime import timedelta
 from importlib import metadata
 from typing import Any, Optional
@@ -41,6 +42,6 @@ def init(timeout: Optional[timedelta] = None, **where: Any) -> None:
 
 
 def _check_version(version: str) -> None:
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
         raise ImportError(f"lightcc.torch.accelerate: Accelerate {version} makes a process group of its own; "
                           f"{'.'.join(map(str, OLDEST))} to {NEWEST} were tested: pip install -U accelerate")

@@ -1,16 +1,20 @@
 """An elastic job that goes on until there is a file "stop". Each rank adds up the ranks of its world, in each step, and
 says how many there are."""
 import os
+import time
 from pathlib import Path
 
 
-def train(folder):
-    """The sizes of the worlds that there have been."""
+def train(folder, newcomers_after=""):
+    """The sizes of the worlds that there have been. newcomers_after: the file for which those wait that come when there
+    has been a world of two."""
     import numpy as np
 
     import lightcc.numpy as hvd
     from lightcc.common.elastic import ObjectState, run_fn
     from lightcc.core.objects import broadcast_object
+    while newcomers_after and Path(folder, "size.1.2").exists() and not Path(folder, newcomers_after).exists():
+        time.sleep(0.05)
     hvd.init()
 
     def steps(state):

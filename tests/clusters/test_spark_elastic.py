@@ -29,7 +29,7 @@ def test_executors_are_lost_and_come(spark, tmp_path):
     from lightcc.spark import run_elastic
     outcome, said = [], io.StringIO()
     thread = threading.Thread(target=lambda: outcome.append(
-        run_elastic(elastic_sizes.train, args=(str(tmp_path),), num_proc=2, min_num_proc=1, stderr=said)))
+        run_elastic(elastic_sizes.train, args=(str(tmp_path), "size.2.1"), num_proc=2, min_num_proc=1, stderr=said)))
     thread.start()
 
     def detail():

@@ -138,6 +138,8 @@ def _lightning(name, strategy, **options):
 
 
 if __name__ == "__main__":
+    if "KILLED" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, before this rank has told
     for trainer in sys.argv[2:]:
         globals()[trainer](sys.argv[1])
     if dist.is_initialized():

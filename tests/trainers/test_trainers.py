@@ -76,9 +76,13 @@ def test_under_lightnings_launcher(over_gloo, trainer):
 
 @pytest.mark.parametrize("trainer", ("accelerate", "lightning_strategy"))
 def test_a_killed_rank_is_named(trainer):
-    job = start("-np", 2, sys.executable, JOB, "lightcc", trainer, KILLED="1")
+    job = start("-np", 2, "--grace-period", DEADLINE_S, sys.executable, JOB, "lightcc", trainer, KILLED="1")
     code, _, err = job.finish()
     assert code == 137 and re.search(r"\[0\]<stderr>:.*HorovodInternalError.*rank 1 \(pid \d+\) on host", err), err
+
+
+def test_there_are_programs():
+    assert len(PROGRAMS) == 3
 
 
 @pytest.mark.parametrize("title", PROGRAMS)
