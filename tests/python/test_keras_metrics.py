@@ -13,7 +13,7 @@ keras, hvd = importlib.import_module("keras"), importlib.import_module("lightcc.
 
 
 @pytest.mark.parametrize("np", (2,))
-def test_on_ranks(np):
+def test_on_fresh_ranks(np):  # steps are told by what was reduced before
     ranks.run_checks(__file__, np)
 
 

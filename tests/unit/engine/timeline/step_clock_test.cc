@@ -27,6 +27,29 @@ TEST(StepClock, TensorsOfASetComeBeforeOthers) {
   EXPECT_EQ(steps_of({{"loss", 0}, {"a", 1}, {"b", 1}, {"loss", 0}, {"loss", 0}, {"a", 1}}), "lossa...a");
 }
 
+TEST(StepClock, AfterAWhileTensorsOfNoSetComeInPlaceOfAModelThatIsTrainedNoMore) {
+  StepClock clock;
+  for (int step = 0; step < 3; ++step) EXPECT_TRUE(clock.begins("a", 1));
+  for (int step = 1; step < StepClock::kGivesWay; ++step) {
+    EXPECT_FALSE(clock.begins("x", 0)) << step;
+    EXPECT_FALSE(clock.begins("y", 0)) << step;
+  }
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_TRUE(clock.begins("x", 0));
+    EXPECT_FALSE(clock.begins("y", 0));
+  }
+  EXPECT_TRUE(clock.begins("a", 1)) << "a set comes before others again";
+}
+
+TEST(StepClock, WhatComesOnceIsNotFollowedForEver) {
+  StepClock clock;
+  EXPECT_TRUE(clock.begins("a", 1));
+  EXPECT_FALSE(clock.begins("once", 1));
+  int steps = 0;
+  for (int i = 0; i < 2 * StepClock::kMostTensors; ++i) steps += clock.begins(i % 2 ? "x" : "y", 1);
+  EXPECT_GT(steps, StepClock::kMostTensors / 4);
+}
+
 TEST(StepClock, TwoOptimizersMakeOneStep) {
   EXPECT_EQ(steps_of({{"g", 1}, {"d", 2}, {"g", 1}, {"d", 2}, {"g", 1}}), "g.g.g");
 }
