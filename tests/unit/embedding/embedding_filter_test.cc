@@ -136,9 +136,10 @@ struct Trained {
       for (int rank = 0; rank < size; ++rank) calls.push_back(ranks.lookup(rank, keys[size_t(rank)], 1));
       EXPECT_EQ(finish(calls), std::vector<int>(size_t(size), 0)) << lightcc_embedding_error();
       std::vector<Call*> updates;
+      std::vector<std::vector<double>> gradients;  // they are read until the updates are done
       for (int rank = 0; rank < size; ++rank) {
-        const std::vector<double> gradients(test::keys_of(calls[size_t(rank)]).size(), 1);
-        lightcc_embedding_gradient gradient{calls[size_t(rank)], 0, nullptr, nullptr, 0, gradients.data()};
+        gradients.emplace_back(test::keys_of(calls[size_t(rank)]).size(), 1);
+        lightcc_embedding_gradient gradient{calls[size_t(rank)], 0, nullptr, nullptr, 0, gradients.back().data()};
         updates.push_back(ranks.update(rank, gradient, 0));
       }
       EXPECT_EQ(finish(updates), std::vector<int>(size_t(size), 0)) << lightcc_embedding_error();
