@@ -81,9 +81,12 @@ class HorovodBasics(BuildQueries):
             comm = _ranks(comm)
         given = None if process_sets is None or process_sets == "dynamic" else _list_of_sets(process_sets)
         with _init_lock:
-            self._init(comm, given)
-            metrics.begin()
-            metrics_page.begin()
+            try:
+                self._init(comm, given)
+            finally:  # an error of a process set leaves lightcc initialised
+                if lib.initialized():
+                    metrics.begin()
+                    metrics_page.begin()
 
     def _init(self, comm: Any, process_sets: Optional[List[Union[ProcessSet, Sequence[int]]]]) -> None:
         global _world

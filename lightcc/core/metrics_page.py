@@ -148,6 +148,8 @@ class _Publisher(threading.Thread):
             self._report()
             self._write()
         if self.server is not None:
+            with contextlib.suppress(OSError):
+                self.server.socket.shutdown(socket.SHUT_RDWR)  # wakes serve_forever, which looks twice a second
             self.server.shutdown()
             self.server.server_close()
 
@@ -195,6 +197,7 @@ class _Publisher(threading.Thread):
 
     def _serve(self, host: str, port: int) -> None:
         from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # here, for those who show a page
+        from socketserver import TCPServer
 
         publisher = self
 
@@ -218,6 +221,11 @@ class _Publisher(threading.Thread):
         class Server(ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             daemon_threads = True
+
+            def server_bind(self) -> None:
+                """HTTPServer's asks DNS for the host's name, which may take long."""
+                TCPServer.server_bind(self)
+                self.server_name, self.server_port = host, self.server_address[1]
 
             def handle_error(self, *_: Any) -> None:
                 """A client that has gone is nobody's business."""

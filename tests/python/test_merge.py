@@ -78,11 +78,12 @@ def expect_whole(trace):
 
 @pytest.mark.parametrize("rows", ["buckets", "tensors"])
 def test_a_job_is_merged(rows, tmp_path, capsys):
-    """Both ranks' timelines and the profile of rank 0, in either layout. What rank 0 submits, it submits in a span."""
+    """Both ranks' timelines and the profile of rank 1, in either layout. What rank 1 submits, it submits in a span. In
+    the file of rank 0, the coordinator, a tensor's slice begins with whichever rank came first."""
     code, output = ranks.launch(2, ["-c", JOB, str(tmp_path)], ranks.DEADLINE_S, LIGHTCC_TIMELINE_ROWS=rows,
                                 HOROVOD_TIMELINE=str(tmp_path / "timeline.{rank}.json"))
     assert code == 0, output
-    files = [tmp_path / name for name in ("timeline.0.json", "timeline.1.json", "profile.0.json")]
+    files = [tmp_path / name for name in ("timeline.0.json", "timeline.1.json", "profile.1.json")]
     code, line, trace = merged(tmp_path, capsys, *files)
     assert code == 0 and "2 timelines and 1 profiles" in line
     slices, names = expect_whole(trace)
@@ -91,7 +92,7 @@ def test_a_job_is_merged(rows, tmp_path, capsys):
     sends = [(begin, end) for found in slices.values() for begin, end, name in found if name.startswith("lightcc.send")]
     assert len(sends) >= 5
     first, last = sends[0][0], max(end for _, end in sends)
-    submitted = [begin for (pid, _), found in slices.items() if pid == lightcc["rank 0"]
+    submitted = [begin for (pid, _), found in slices.items() if pid == lightcc["rank 1"]
                  for begin, _, name in found if name == "NEGOTIATE_ALLREDUCE"]
     inside = [begin for begin in submitted if first - CLOCKS_AGREE_US <= begin <= last + CLOCKS_AGREE_US]
     assert len(inside) >= 5
