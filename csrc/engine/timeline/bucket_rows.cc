@@ -93,7 +93,7 @@ void BucketRows::activity(const std::string& request, std::string_view what, uin
 void BucketRows::finished(const std::string& request, bool failed, const JsonObject& status, uint64_t now_ns) {
   begin_if_new();
   const auto found = pending_.extract(request);
-  ready_.erase(request);
+  if (failed) ready_.erase(request);  // else these are of ranks that are in the next step already
   const Pending pending = found.empty() ? Pending{} : found.mapped();
   in_flight_ -= pending.bytes;
   if (pending.row < 0) {  // it failed before it ran, or began before the file

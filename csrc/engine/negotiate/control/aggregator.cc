@@ -67,7 +67,8 @@ void Aggregator::receive_up(int child, UpMessage message, uint64_t now_ns) {
   if (const auto sender = named_sender(message))
     if (child == kSelf ? *sender != tree_.subtree[0] : tree_.toward(*sender) != child)
       refuse("a message of a member that is not below its sender");
-  if (!std::holds_alternative<LaunchRequest>(message)) pass_all();  // that is about nothing that is held
+  // These are about nothing that is held.
+  if (!std::holds_alternative<LaunchRequest>(message) && !std::holds_alternative<RankReport>(message)) pass_all();
   out_.push_back(std::move(message));
 }
 

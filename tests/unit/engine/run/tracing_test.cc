@@ -217,6 +217,23 @@ TEST_F(Tracings, BucketsThatOverlapHaveDifferentRowsWhichOthersUseAgain) {
   EXPECT_EQ(all.row("bucket 3"), Events{});
 }
 
+TEST_F(Tracings, ARankThatIsAheadHasItsTickInTheNextBucket) {
+  start(true);
+  const auto step = [&](int last, int ahead) {
+    const std::vector<BatchItem> batch{item(Kind::allreduce, "w", {{DType::float32, {4}}})};
+    tracing.submitted(*batch[0].request);
+    tracing.ready(0, "allreduce.w", last);
+    tracing.agreed(batch, false);
+    if (ahead >= 0) tracing.ready(0, "allreduce.w", ahead);
+    tracing.finished(*batch[0].request, Code::ok, "");
+  };
+  step(0, 1);
+  step(0, -1);
+  EXPECT_EQ(text().row("bucket 1"),
+            (Events{"B NEGOTIATE_ALLREDUCE", "X 0", "E NEGOTIATE_ALLREDUCE", "B ALLREDUCE", "E ALLREDUCE",
+                    "B NEGOTIATE_ALLREDUCE", "X 1", "X 0", "E NEGOTIATE_ALLREDUCE", "B ALLREDUCE", "E ALLREDUCE"}));
+}
+
 TEST_F(Tracings, WhatFailsBeforeItRunsIsInARowOfItsOwn) {
   start(true);
   const std::vector<BatchItem> batch{item(Kind::allreduce, "w", {{DType::float32, {4}}})};

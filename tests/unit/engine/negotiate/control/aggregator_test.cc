@@ -48,6 +48,7 @@ std::string script_of(const UpMessage& message) {
   if (auto* query = std::get_if<Query>(&message)) return "who " + query->key;
   if (auto* absence = std::get_if<MembersAbsent>(&message)) return "absent " + absence->key;
   if (auto* refused = std::get_if<Refused>(&message)) return "refused " + refused->key;
+  if (auto* report = std::get_if<RankReport>(&message)) return "report " + report->text;
   return "?";
 }
 std::string script_of(const std::vector<UpFrame>& frames) {
@@ -84,6 +85,15 @@ TEST_F(Leader, SpeaksOnceForAll) {
   EXPECT_EQ(passed(), "0-3:a");
   from_all(announce("a"));
   EXPECT_EQ(passed(), "0-3:a") << "and again the next time";
+}
+
+TEST_F(Leader, AReportTakesNothingAlong) {
+  aggregator.receive_up(0, announce("a"), 0);
+  aggregator.receive_up(1, RankReport{6, "well"}, 0);
+  aggregator.receive_up(Aggregator::kSelf, RankReport{4, "too"}, 0);
+  EXPECT_EQ(passed(), "report well report too");
+  for (int child : {1, 2, Aggregator::kSelf}) aggregator.receive_up(child, announce("a"), 0);
+  EXPECT_EQ(passed(), "0-3:a");
 }
 
 TEST_F(Leader, KeepsApartWhatDiffers) {
