@@ -104,6 +104,7 @@ class HarpTransport : public Transport {
   bool has_news_ = true;                          // of the context's, that no step has looked at yet
   bool has_work_ = false;                         // for the context: links were used since the last poll
   uint64_t looked_ns_ = 0;
+  uint64_t retransmits_ = 0, retransmits_seen_ = 0;  // all; and of the connections that were open at the last look
 };
 
 }  // namespace lightcc
