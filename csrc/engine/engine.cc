@@ -218,7 +218,8 @@ bool Engine::Impl::take_inbox() {
 
 // It comes to its process set, or is on the fast path.
 void Engine::Impl::observe(const Request& request) {
-  if (request.what.kind == Kind::allreduce && !request.automatic && observer.begins_step(request.key, request.set))
+  const bool is_named = request.what.kind == Kind::allreduce && !request.automatic;
+  if (is_named && observer.begins_step(request.name_view(), request.set))
     tracing.step_begins(request.submitted_ns);
 }
 
@@ -350,7 +351,10 @@ Engine::~Engine() { shutdown(); }
 
 const World& Engine::world() const { return impl_->world; }
 const Config& Engine::config() const { return impl_->config; }
-const Counters& Engine::counters() const { return impl_->counters; }
+const Counters& Engine::counters() const {
+  impl_->observer.looked_at();
+  return impl_->counters;
+}
 uint64_t Engine::sent_bytes(const std::string& transport) const {
   return impl_->observer.sent_bytes(*impl_->peers, transport);
 }
@@ -407,16 +411,15 @@ bool Engine::try_fast_path(const Call& call, const FastPathFacts& known, Request
   e.loop.note_visit();
   facts.epoch_ends = e.lifecycle.over() || e.loop.is_stopping();
   uint64_t number;
-  const uint64_t begin_ns = call.name ? now_ns() : 0;  // calls without a name are the program's own, and take 4 us
+  const bool is_timed = call.name && e.observer.times_fast_path();  // those without a name are the program's own
+  const uint64_t begin_ns = is_timed ? now_ns() : 0;
   GroupEngine* group_engine = e.fast_calls.begin(call, facts, &number);
   const auto state = group_engine ? e.step_fast_path(*group_engine) : FastPath::State::idle;
   if (state == FastPath::State::done) {
     e.counters.count(Counters::requests);
     e.counters.count(Counters::fast_path);
-    if (call.name) {
-      e.observer.exposed_since(begin_ns);
-      e.observer.begins_step(key_of(Kind::allreduce, call.name), 0);
-    }
+    if (is_timed) e.observer.exposed_since(begin_ns);
+    if (call.name) e.observer.begins_step(call.name, 0);
   } else if (group_engine) {
     *begun = FastPathCalls::request_of(call, number);
     e.inbox.adopt(**begun);
@@ -519,6 +522,7 @@ void Engine::report(const std::string& text) {
     e.peers->flush_and_wake();
   });
   e.loop.lock().unlock();
+  e.loop.drive();  // takes in what ranks of this host have reported: it woke nobody here
 }
 
 std::string Engine::reported(int rank) { return impl_->observer.reported(rank); }

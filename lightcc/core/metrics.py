@@ -32,7 +32,7 @@ METRICS = (
     Metric("steps", "steps", "counter", "Training steps that have begun: how often the same named all-reduce came"),
     Metric("uptime_seconds", "s", "gauge", "Time since init"),
     Metric("exposed_seconds", "s", "counter",
-           "Time from the last submission to the last result, which no computation of this rank could hide"),
+           "Time from the last submission to the last result, whether the program waited or computed"),
     Metric("exposed_share", "0 to 1", "gauge", "The share of the time since init that is exposed_seconds"),
     Metric("wait_seconds", "s", "counter", "Time that threads of the program spent waiting for results"),
     Metric("requests", "requests", "counter", "Calls of the framework that have finished, a tensor or a group each"),

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import socket
+import stat
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
@@ -124,6 +125,7 @@ class _Publisher(threading.Thread):
         self._before: Tuple[float, Dict[int, Metrics], Dict[int, float]] = (time.monotonic(), {}, {})
         self.server: Optional["ThreadingHTTPServer"] = None
         self._file = ""
+        snapshot()  # from this look on the fast path is timed
         if place and self._rank == 0:
             address = _address_of(place)
             if address is None:
@@ -181,8 +183,12 @@ class _Publisher(threading.Thread):
                                                       for rank, seconds in waiting.items()}, now - then))
 
     def _write(self) -> None:
-        """The file is replaced as a whole, so that nobody reads half of it."""
+        """The file is replaced as a whole, so that nobody reads half of it. A device, as /dev/null, is not replaced."""
         if not self._file:
+            return
+        if os.path.lexists(self._file) and not stat.S_ISREG(os.lstat(self._file).st_mode):
+            self._warn(f"cannot write its metrics to '{self._file}': it is no regular file. Give a file that exists as "
+                       "such or not at all")
             return
         part = f"{self._file}.{os.getpid()}.part"
         try:

@@ -183,7 +183,7 @@ steps()
 hvd.shutdown()
 
 taken = socket.create_server(("127.0.0.1", 0))
-for place in (str(taken.getsockname()[1]), "/no/such/folder/metrics.prom", "192.0.2.1:9400"):
+for place in (str(taken.getsockname()[1]), "/no/such/folder/metrics.prom", "192.0.2.1:9400", out + ".link"):
     begin(place)
     steps()
     hvd.shutdown()
@@ -200,6 +200,7 @@ print("done", hvd.is_initialized())
 def test_a_job_shows_its_metrics(tmp_path):
     """And goes on where it cannot."""
     out = tmp_path / "metrics.prom"
+    (tmp_path / "metrics.prom.link").symlink_to("/dev/null")
     code, output = ranks.launch(2, ["-c", JOB, str(out)], ranks.DEADLINE_S, HOROVOD_LOG_LEVEL="info",
                                 LIGHTCC_SECRET="a-secret-of-the-job")
     assert code == 0 and output.count("done False") == 2, output
@@ -215,12 +216,14 @@ def test_a_job_shows_its_metrics(tmp_path):
     page = families((tmp_path / "metrics.prom.page").read_text())
     assert by_label(page["lightcc_steps"], "rank") == {"0": 10, "1": 10}
     assert by_label(page["lightcc_ranks"], "rank") == {"0": 2, "1": 2}
-    assert sorted(os.listdir(tmp_path)) == ["metrics.prom", "metrics.prom.page"]
+    assert sorted(os.listdir(tmp_path)) == ["metrics.prom", "metrics.prom.link", "metrics.prom.page"]
+    assert os.readlink(f"{out}.link") == "/dev/null"
     warnings = re.findall(r"WARNING.*LIGHTCC_METRICS=(.*?): rank 0 on host \S+ cannot (.*)", output)
     assert [why for _, why in warnings if "in use" in why and "Choose a port that is free" in why], output
     assert ("/no/such/folder/metrics.prom", warnings[1][1]) == warnings[1] and "No such file" in warnings[1][1]
     assert "192.0.2.1:9400" == warnings[2][0] and "an address of this host" in warnings[2][1]
-    assert len(warnings) == 3 and all(why.endswith("Training goes on without") for _, why in warnings)
+    assert f"{out}.link" == warnings[3][0] and "no regular file" in warnings[3][1]
+    assert len(warnings) == 4 and all(why.endswith("Training goes on without") for _, why in warnings)
     assert re.search(r"INFO rank 0 .*metrics: http://127.0.0.1:\d+/metrics", output)
     assert re.search(r"INFO rank 0 .*metrics: [\d.e+-]+ steps/s, [\d.e+-]+ % of the time exposed; ", output), output
 

@@ -70,7 +70,8 @@ struct RequestForm {
     outputs.push_back(output);
   }
   std::string title() const { return title_of(what.kind, key); }
-  std::string name() const { return key.substr(key.find('.') + 1); }
+  std::string name() const { return std::string(name_view()); }
+  std::string_view name_view() const { return std::string_view(key).substr(key.find('.') + 1); }
 
   int group = 0;
   int set = 0;                     // of requests that are submitted together in each step (plan.h); 0: none

@@ -37,7 +37,7 @@ struct Counters {
       "retransmits",        // packets that this rank has sent again, as TCP or HARP counts them
       "reconnects",         // connections of TCP that were replaced
       "steps",              // of training that have begun (step_clock.h)
-      "exposed_ns"};        // time from the last submission to the result, which no computation can hide
+      "exposed_ns"};        // time from the last submission to the last result (docs/metrics.md)
   void add(Name name, uint64_t n = 1) { values[name].fetch_add(n, std::memory_order_relaxed); }
   // One more, of a counter that only the holder of the progress lock changes: no locked instruction.
   void count(Name name) {

@@ -64,6 +64,32 @@ TEST_P(Engines, RankZeroKnowsWhatEachHasReportedLast) {
   EXPECT_EQ(ranks[0].waited_ns().size(), size_t(ranks.size()));
 }
 
+// Its engine thread sleeps without end, and what a rank of the same host reports rings no bell.
+TEST(Engine, ReportsOfOthersAreTakenInWhileARankIsIdle) {
+  Ranks ranks(std::vector<int>{2});
+  for (int round = 0; round < 100; ++round) {
+    const std::string text = std::to_string(round);
+    ranks[1].report(text);
+    for (const uint64_t deadline = now_ns() + kPatienceNs; ranks[0].reported(1) != text;) {
+      ranks[0].report("its own");
+      ASSERT_LT(now_ns(), deadline) << "round " << round;
+    }
+  }
+}
+
+TEST_P(Engines, StepsOfTheFastPathAreThoseOfTheOthers) {
+  Ranks ranks(GetParam());
+  ranks.each([&](Engine& engine, int) {
+    std::vector<float> a(1, 1), b(1, 1);
+    for (int step = 0; step < 3; ++step) {
+      done(engine, request(engine, Kind::allreduce, "a", {in_place(a)}));
+      ASSERT_EQ(negotiated(engine, request(engine, Kind::allreduce, "b", {in_place(b)})), Code::ok);
+      ASSERT_EQ(negotiated(engine, request(engine, Kind::allreduce, "a", {in_place(a)})), Code::ok);
+    }
+  });
+  EXPECT_EQ(ranks.count(Counters::steps), uint64_t(6 * ranks.size()));
+}
+
 TEST_P(Engines, StepsAndExposedTimeAreCounted) {
   Ranks ranks(GetParam());
   ranks.each([&](Engine& engine, int) {
