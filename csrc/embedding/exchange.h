@@ -190,7 +190,7 @@ struct lightcc_embedding_group {
   lightcc::embedding::Dedup dedup;
   std::vector<uint16_t> owner_of_key;               // of the lookup that begins; its memory is kept
   std::vector<lightcc::embedding::OwnedStep> held;  // an update between its halves
-  std::vector<lightcc::embedding::Wanted> spare;  // whose memory the next lookups use; outlives calls, which give it back
+  std::vector<lightcc::embedding::Wanted> spare;    // memory for the next lookups; calls that end give it back
   std::list<std::unique_ptr<lightcc_embedding_call>> background;  // what was released or is served before it was done
   int64_t calls = 0;                                // begun
   int updating = 0;                                 // updates under way
