@@ -98,6 +98,7 @@ bool Slabs::reserve(size_t records) {
 }
 
 uint32_t Slabs::take() {
+  if (room_ == 0 && !map_one()) throw std::bad_alloc();
   while (filling_ >= slabs_.size() || room_in(slabs_[filling_]) == 0)
     filling_ = filling_ + 1 < slabs_.size() ? filling_ + 1 : 0;
   Slab& slab = slabs_[filling_];

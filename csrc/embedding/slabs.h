@@ -33,7 +33,9 @@ class Slabs {
 
   // After it, so many records can be taken without failure. False: memory does not suffice, and nothing has changed.
   bool reserve(size_t records);
-  uint32_t take();  // the number of a record, which must have been reserved; its memory is not cleared
+  // The number of a record, which must have been reserved; its memory is not cleared. Throws std::bad_alloc only where
+  // the slab that had the room was returned since, as its last record was given back, and there is no other.
+  uint32_t take();
   void give_back(uint32_t row);
   void clear();
 

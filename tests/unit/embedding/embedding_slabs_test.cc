@@ -83,6 +83,17 @@ TEST(EmbeddingSlabs, ReadersFindWhatHasChanged) {
   }
 }
 
+TEST(EmbeddingSlabs, ReservedRecordsCanBeTakenThoughTheSlabWithTheirRoomWasReturned) {
+  Slabs slabs(80, 0);
+  ASSERT_TRUE(slabs.reserve(1));
+  const uint32_t last = slabs.take();
+  ASSERT_TRUE(slabs.reserve(10));
+  slabs.give_back(last);
+  EXPECT_EQ(slabs.mapped(), 0);
+  for (int i = 0; i < 10; ++i) slabs.header(slabs.take())->key = i;
+  EXPECT_EQ(slabs.mapped(), 1);
+}
+
 TEST(EmbeddingSlabs, MarksAreThoseOfRecordsThatChanged) {
   Slabs slabs(80, 0);
   ASSERT_TRUE(slabs.reserve(100'000));

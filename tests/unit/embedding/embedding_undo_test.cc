@@ -132,6 +132,24 @@ TEST(EmbeddingUndo, TrainingGoesOnAsIfNothingHadBeen) {
   EXPECT_TRUE(Moment(*once.table()) == Moment(*twice.table()));
 }
 
+// All rows of the moment have gone, and those that were born since go first.
+TEST(EmbeddingUndo, RowsComeBackWhereNoneIsLeft) {
+  RandomTraining training(LIGHTCC_EMBEDDING_ADAGRAD, 4);
+  const auto train = [&](const std::vector<int64_t>& keys) {
+    Call* call = training.ranks.update(0, keys, std::vector<double>(3 * keys.size(), 1), 0, {0.1});
+    ASSERT_EQ(lightcc_embedding_finish(call, 0), 0) << lightcc_embedding_error();
+    release({call});
+  };
+  const std::vector<int64_t> before{1, 2, 3};
+  train(before);
+  lightcc_embedding_begin_log(training.table(), LIGHTCC_EMBEDDING_OF_COMMIT);
+  const Moment committed(*training.table());
+  train({4, 5});
+  ASSERT_EQ(lightcc_embedding_erase(training.table(), before.data(), 3), 0);
+  ASSERT_EQ(lightcc_embedding_go_back(training.table()), 0) << lightcc_embedding_error();
+  EXPECT_TRUE(Moment(*training.table()) == committed);
+}
+
 // As a checkpoint is written: slices of the table while it trains, without what the log has, and then the log.
 TEST_P(EmbeddingUndoRules, TheTableIsWrittenAsItWas) {
   for (unsigned seed = 100; seed < 115; ++seed) {
