@@ -21,6 +21,7 @@ import ranks
 pytestmark = pytest.mark.tensorflow
 
 PACKAGES = {  # of the first that a module's name begins with: the framework that it needs, that in examples, their hvd
+    "lightcc.torch.lightning": ("lightning", "lightning", "lightcc.torch"),
     "lightcc.torch": ("torch", "torch", "lightcc.torch"),
     "lightcc._torch_backend": ("torch", "torch", "lightcc.torch"),
     "lightcc.tensorflow.keras": ("tensorflow", "tf", "lightcc.tensorflow.keras"),
