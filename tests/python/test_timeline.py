@@ -262,13 +262,19 @@ KILLED = """
 import os, signal, sys, time, numpy as np, lightcc.numpy as hvd
 hvd.init()
 x = np.ones(1000, np.float32)
+path = os.environ["HOROVOD_TIMELINE"]
 try:
-    for step in range(10_000_000):
+    for step in range(1002):
         if step == 1001 and hvd.rank() == int(sys.argv[1]):
-            while hvd.rank() == 0 and open(os.environ["HOROVOD_TIMELINE"]).read().count('"ALLREDUCE"') < 2 * step:
+            while hvd.rank() == 0 and open(path).read().count('"ALLREDUCE"') < 2 * step:
                 time.sleep(0.01)  # until what was done is in the file; the other waits
+            while hvd.rank() == 1 and not os.path.exists(path + ".waits"):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
-        hvd.allreduce(x, name=f"w{step % 3}")
+        handle = hvd.allreduce_async(x, name=f"w{step % 3}")
+        if step == 1001:
+            open(path + ".waits", "w").close()
+        hvd.synchronize(handle)
 except hvd.HorovodInternalError:
     hvd.shutdown()
 """
