@@ -128,7 +128,7 @@ def check_full_precision_is_that_of_a_plain_model(kit):
 
 
 def check_the_policy_sees_each_batch_and_the_learning_rate(kit):
-    policy = Listed("float32")
+    policy = Listed(*["float32"] * 9, "bfloat16")
     model = built(kit, kit.distributed(kit.keras.optimizers.SGD(0.0)))
     callback = kit.hvd.callbacks.MixedPrecisionCallback(policy)
     logs = kit.fit_mine(model, 2, callbacks=[callback]).history["loss"]
