@@ -57,8 +57,8 @@ SIDE_BY_SIDE = -n $(1) --dist loadfile --no-loadscope-reorder
 BOTH = ($(1)) >build/beside.log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat build/beside.log; exit $$((first + last))
 
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
-	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,5) multihost python regressions)
-	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,5) python -m tensorflow)
+	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,4) multihost python regressions)
+	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,4) python -m tensorflow)
 	$(call BOTH,$(call WITH_TORCH,2,python),$(call WITH_TENSORFLOW,$(NEWEST),2,python -m tensorflow))
 
 # What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL, which pip fetches, and all with the
