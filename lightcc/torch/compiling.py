@@ -12,7 +12,7 @@ import torch
 
 
 def functions_of(module: ModuleType) -> Iterator[FunctionType]:
-    """The functions that a module defines, also as methods.
+    """The functions that a module defines, also as methods and beneath decorators.
 
     >>> import lightcc.core.ops; "allreduce" in [function.__name__ for function in functions_of(lightcc.core.ops)]
     True
@@ -21,8 +21,9 @@ def functions_of(module: ModuleType) -> Iterator[FunctionType]:
         members = vars(value).values() if inspect.isclass(value) else [value]
         for member in members:
             function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            while isinstance(function, FunctionType) and function.__module__ == module.__name__:
                 yield function
+                function = getattr(function, "__wrapped__", None)
 
 
 def keep_out() -> None:
