@@ -274,10 +274,9 @@ def test_the_ranks_end_with_the_driver(signum, tmp_path):
     mark, program = f"driver {tmp_path}", tmp_path / "driver.py"
     own = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}  # not other sessions'
     program.write_text(INTERRUPTED)
-    driver = subprocess.Popen(
+    driver = subprocess.Popen(  # without preexec_fn, whose fork gRPC's threads of a session here may not survive
         [sys.executable, program, tmp_path / "started"], stdout=subprocess.PIPE, text=True,
-        env={**own, "LIGHTCC_TEST_MARK": mark, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        env={**own, "LIGHTCC_TEST_MARK": mark, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"})
     try:
         wait_until((tmp_path / "started").exists, "a rank to begin")
         driver.send_signal(signum)
