@@ -41,12 +41,14 @@ class MixedPrecisionCallbackImpl:
 
     >>> import keras, lightcc.keras as hvd
     >>> from lightcc.amp import Warmup
+    >>> keras.mixed_precision.set_global_policy("mixed_bfloat16")  # Keras 3 does without
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     >>> callback = hvd.callbacks.MixedPrecisionCallback(Warmup(2))
     >>> fitted = model.fit(np.ones((4, 2)), np.ones(4), 1, verbose=0, callbacks=[callback])
     >>> callback.history().steps
     {'float32': 2, 'bfloat16': 2}
+    >>> keras.mixed_precision.set_global_policy("float32")
     """
 
     model: Any  # Keras's Callback has it
