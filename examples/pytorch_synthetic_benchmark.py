@@ -75,7 +75,7 @@ def parse():
     parser.add_argument("--num-iters", type=int, default=10, help="measurements; default %(default)s")
     parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
     parser.add_argument("--use-adasum", action="store_true", help="combine steps with Adasum instead of gradients")
-    parser.add_argument("--no-cuda", action="store_true", help="accepted; this version works on the CPU anyway")
+    parser.add_argument("--no-cuda", action="store_true", help="train on the CPU even if there is a GPU")
     return parser.parse_args()
 
 
@@ -83,7 +83,12 @@ def main():
     args = parse()
     hvd.init()
     torch.set_num_threads(1)
+    device, kind = torch.device("cpu"), "CPU"
+    if torch.cuda.is_available() and not args.no_cuda:
+        device, kind = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()), "GPU"
+        torch.cuda.set_device(device)
     model, width = make(args.model)
+    model = model.to(device)
     rate = 0.01 if args.use_adasum else 0.01 * hvd.size()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     optimizer = hvd.DistributedOptimizer(
@@ -92,7 +97,8 @@ def main():
         op=hvd.Adasum if args.use_adasum else hvd.Average)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    images, labels = torch.randn(args.batch_size, 3, width, width), torch.randint(CLASSES, (args.batch_size,))
+    images = torch.randn(args.batch_size, 3, width, width, device=device)
+    labels = torch.randint(CLASSES, (args.batch_size,), device=device)
 
     def train(batches):
         """Seconds."""
@@ -101,20 +107,23 @@ def main():
             optimizer.zero_grad()
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
+        if kind == "GPU":
+            torch.cuda.synchronize()
         return time.perf_counter() - begin
 
     def say(text):
         if hvd.rank() == 0:
             print(text, flush=True)
 
-    say(f"Model: {args.model}\nBatch size: {args.batch_size}\nNumber of CPUs: {hvd.size()}")
+    say(f"Model: {args.model}\nBatch size: {args.batch_size}\nNumber of {kind}s: {hvd.size()}")
     train(args.num_warmup_batches)
     speeds = []
     for i in range(args.num_iters):
         speeds.append(args.batch_size * args.num_batches_per_iter / train(args.num_batches_per_iter))
-        say(f"Iter #{i}: {speeds[-1]:.1f} img/sec per CPU")
+        say(f"Iter #{i}: {speeds[-1]:.1f} img/sec per {kind}")
     of_all = hvd.allgather(torch.tensor([speeds]), name="speeds")  # a row for each rank
-    for what, values in (("Img/sec per CPU", of_all.mean(0)), (f"Total img/sec on {hvd.size()} CPU(s)", of_all.sum(0))):
+    for what, values in ((f"Img/sec per {kind}", of_all.mean(0)),
+                         (f"Total img/sec on {hvd.size()} {kind}(s)", of_all.sum(0))):
         say(f"{what}: {values.mean():.1f} +-{1.96 * values.std(correction=0):.1f}")
 
 
