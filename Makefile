@@ -19,7 +19,7 @@ TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 
-.PHONY: help demo docs harp pytest test test-all test-rest clusters trainers unit unit-tests bench elastic-soak gpu-test gpu-bench lint wheel aarch64 aarch64-tests sanitize fuzz clean packages-build packages-tests packages-aarch64
+.PHONY: help demo docs harp pytest test test-all test-rest clusters trainers unit unit-tests bench elastic-soak gpu-test gpu-bench lint wheel aarch64 aarch64-tests sanitize sanitize-build fuzz clean packages-build packages-tests packages-aarch64
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
@@ -159,14 +159,18 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # A report stands in a file and is printed last, behind what the other parts say.
 REPORTED = || { cat build/thread/report.* 2>/dev/null; false; }
 sanitize: export TSAN_OPTIONS = log_path=$(abspath build/thread/report)
+SANITIZED := unit_tests harp_tests harp-plugtest nccl-net-harp
+sanitize-build: build/address/build.ninja build/thread/build.ninja
+	$(call BUILD,build/thread) $(SANITIZED)
+	$(call BUILD,build/address) all  # with what `make fuzz` needs
 sanitize: build/address/build.ninja build/thread/build.ninja
-	$(call BUILD,build/address) unit_tests harp_tests harp-plugtest nccl-net-harp
+	$(call BUILD,build/address) $(SANITIZED)
 	ASAN_OPTIONS=detect_leaks=0 $(call PLUGTEST,build/address) version=12
 	ASAN_OPTIONS=detect_leaks=0 $(call PLUGTEST,build/address) only=properties,sizes,grouped,registration
 	$(call PLUGTEST,build/address) version=12 only=outstanding,close-under-way,reload
 	$(call PARTS,3,build/address/harp_tests) --labels=-idle
 	UBSAN_OPTIONS=print_stacktrace=1 $(call PARTS,3,build/address/unit_tests) --labels=-no_descriptors
-	$(call BUILD,build/thread) unit_tests harp_tests harp-plugtest nccl-net-harp
+	$(call BUILD,build/thread) $(SANITIZED)
 	rm -f build/thread/report.*
 	$(NO_ASLR) env $(call PLUGTEST,build/thread) version=12 only=registration,deregister-in-use,close-under-way,threads,ring-all-reduce $(REPORTED)
 	$(call PARTS,3,$(NO_ASLR) build/thread/harp_tests) --labels=-alone,-idle $(REPORTED)
