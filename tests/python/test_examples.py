@@ -94,6 +94,22 @@ def test_synthetic_benchmark_names_a_model_that_is_not_there():
     assert done.returncode == 1 and "--model resnet7: " in done.stderr
 
 
+def test_imagenet_goes_on_from_its_checkpoint(tmp_path):
+    """In the warm-up of five epochs the rate rises from that of one rank to that of two."""
+    found = {}
+    for epochs in ("1", "2"):
+        out = expect_success(warm.run(
+            [*LAUNCHERS["lightccrun"], sys.executable, EXAMPLES / "pytorch_imagenet_resnet50.py", "--synthetic", "4",
+             "--image-size", "32", "--batch-size", "2", "--batches-per-allreduce", "2", "--val-batch-size", "2",
+             "--epochs", epochs, "--checkpoint-folder", tmp_path], DEADLINE_S))
+        found[epochs] = re.findall(r"epoch (\d): loss (\d+\.\d+), .* rate (\S+)", out)
+    (first, loss, rate), = found["1"]
+    (second, later, risen), = found["2"]  # the first one is not repeated
+    assert (first, rate, second, risen) == ("1", "0.0250", "2", "0.0300")
+    assert float(later) < float(loss) < 8
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["epoch-001.pt", "epoch-002.pt"]
+
+
 def test_mixed_precision(tmp_path):
     """With so few steps the policy has little patience."""
     out = expect_success(warm.run(
