@@ -34,7 +34,7 @@ def main():
         arguments = TrainingArguments(
             folder, use_cpu=True, per_device_train_batch_size=code_or_prose.BATCH, per_device_eval_batch_size=256,
             num_train_epochs=args.epochs, learning_rate=5e-4, logging_steps=1, report_to=[], save_strategy="no",
-            disable_tqdm=True, log_level="error")
+            disable_tqdm=True, log_level="error", average_tokens_across_devices=False)
         trainer = Trainer(model, arguments, train_dataset=rows(*train), eval_dataset=rows(*test),
                           compute_metrics=accuracy)
         trainer.remove_callback(PrinterCallback)  # it prints every step
