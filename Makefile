@@ -140,6 +140,7 @@ lint: build/cmake/build.ninja
 	$(PYTHON) .ci/pages.py
 	$(PYTHON) .ci/vocabulary.py
 	$(BIN)/python tools/parity.py --check
+	$(BIN)/hadolint Dockerfile
 	! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' csrc harp_plugin tests tools --include='*.cc' --include='*.cu' --include='*.h'
 	$(call BUILD,build/cmake) knobs
 	build/cmake/knobs | diff - docs/knobs.md || { echo 'docs/knobs.md is old: build/cmake/knobs > docs/knobs.md'; false; }

@@ -1,11 +1,10 @@
 """Builds the libraries in lightcc and the programs of HARP with CMake, and one wheel for every Python: py3-none-*."""
+import importlib
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
-import cmake
-import ninja
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
@@ -14,7 +13,17 @@ from distutils.command.build_scripts import build_scripts  # isort: skip  (which
 
 ROOT = Path(__file__).resolve().parent
 BUILD = ROOT / "build" / "cmake"  # kept, so that a second install compiles only what changed
-RUN = Path(cmake.CMAKE_BIN_DIR, "cmake")
+
+
+def program(name, folder):
+    """That of the wheel, or without the wheel the system's, as in conda, whose packages of this name are no modules."""
+    try:
+        return Path(getattr(importlib.import_module(name), folder), name)
+    except ImportError:
+        return Path(shutil.which(name) or name)
+
+
+RUN = program("cmake", "CMAKE_BIN_DIR")
 
 
 class BuildWithCore(build_py):
@@ -24,7 +33,7 @@ class BuildWithCore(build_py):
         super().run()
         package = ROOT / "lightcc" if self.editable_mode else Path(self.build_lib, "lightcc").resolve()
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
-        make = Path(ninja.BIN_DIR, "ninja")
+        make = program("ninja", "BIN_DIR")
         chosen = [f"-DCMAKE_MAKE_PROGRAM={make}", f"-DLIGHTCC_CUDA={os.environ.get('LIGHTCC_CUDA', '1')}",
                   f"-DLIGHTCC_CUDA_ARCHITECTURES={os.environ.get('LIGHTCC_CUDA_ARCHITECTURES', '')}"]
         subprocess.check_call([RUN, "-S", ROOT, "-B", BUILD, "-G", "Ninja", *chosen])
