@@ -3,15 +3,11 @@
 PYTHON ?= python3
 JOBS ?= 2
 FUZZ_SECONDS ?= 20
-# 0: without liblightcc_cuda.so, which is built where nvcc is found; and for which GPUs, as CMake names them: all.
-LIGHTCC_CUDA ?= 1
-LIGHTCC_CUDA_ARCHITECTURES ?=
 # ON: several files are compiled at once, which takes half the time; OFF where they are worked on.
 UNITY ?= ON
 
 BIN := .venv/bin
-CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON -DCMAKE_UNITY_BUILD=$(UNITY) \
-  -DLIGHTCC_CUDA=$(LIGHTCC_CUDA) '-DLIGHTCC_CUDA_ARCHITECTURES=$(LIGHTCC_CUDA_ARCHITECTURES)'
+CMAKE = $(BIN)/cmake -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DLIGHTCC_TESTS=ON -DCMAKE_UNITY_BUILD=$(UNITY)
 BUILD = $(BIN)/cmake --build $(1) --parallel $(JOBS) --target
 # TensorFlow 2.13 has no wheels for Python 3.12 and later, 2.21 none for 3.9.
 TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \

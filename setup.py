@@ -34,9 +34,7 @@ class BuildWithCore(build_py):
         package = ROOT / "lightcc" if self.editable_mode else Path(self.build_lib, "lightcc").resolve()
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
         make = program("ninja", "BIN_DIR")
-        chosen = [f"-DCMAKE_MAKE_PROGRAM={make}", f"-DLIGHTCC_CUDA={os.environ.get('LIGHTCC_CUDA', '1')}",
-                  f"-DLIGHTCC_CUDA_ARCHITECTURES={os.environ.get('LIGHTCC_CUDA_ARCHITECTURES', '')}"]
-        subprocess.check_call([RUN, "-S", ROOT, "-B", BUILD, "-G", "Ninja", *chosen])
+        subprocess.check_call([RUN, "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={make}"])
         subprocess.check_call([RUN, "--build", BUILD, "--target", "lightcc_libraries", "--parallel", jobs])
         subprocess.check_call([RUN, "--install", BUILD, "--strip", "--prefix", package])
 

@@ -24,26 +24,20 @@ build/mpi: .ci/environments.mk | packages-tests
 	done
 	touch $@
 
-# What is compiled for GPUs, as it was chosen last.
-build/gpus: FORCE
-	@mkdir -p build
-	@echo '$(LIGHTCC_CUDA) $(LIGHTCC_CUDA_ARCHITECTURES)' | cmp -s - $@ || echo '$(LIGHTCC_CUDA) $(LIGHTCC_CUDA_ARCHITECTURES)' >$@
-FORCE:
-
 # build/cmake is also where setup.py builds, so the tests run the very objects that are installed.
-build/cmake/build.ninja: build/packages build/gpus
+build/cmake/build.ninja: build/packages
 	$(CMAKE) -B build/cmake
 
 build/address/build.ninja build/thread/build.ninja: build/%/build.ninja: build/packages | packages-tests
 	$(CMAKE) -B build/$* -DLIGHTCC_SANITIZE=$*
 
 build/aarch64/build.ninja: build/packages
-	$(CMAKE) -B build/aarch64 -DLIGHTCC_CUDA=0 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	$(CMAKE) -B build/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
 
 SOURCES := $(shell find csrc harp_plugin lightcc setup.py pyproject.toml CMakeLists.txt README.md \
              -type f ! -name '*.pyc' ! -name '*.so' 2>/dev/null)
-build/installed: build/packages build/cmake/build.ninja build/gpus $(SOURCES)
+build/installed: build/packages build/cmake/build.ninja $(SOURCES)
 	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation .
 	touch $@
 

@@ -22,8 +22,8 @@ CORE = ("csrc harp_plugin tests/main.cc tests/labels.h tests/unit tests/harp tes
 READS = {"sanitize": CORE, "fuzz": CORE, "planted": CORE + " lightcc pyproject.toml",
          "wheel": "csrc harp_plugin lightcc CMakeLists.txt Makefile MANIFEST.in README.md pyproject.toml setup.py .ci"}
 COUNTS_NOT = re.compile(r"(CHANGELOG\.md|docs/.*\.png)")
-TOOLS = (["c++", "--version"], ["clang++", "--version"], ["cmake", "--version"], ["nvcc", "--version"])
-CHOICES = ("CXX", "CXXFLAGS", "LIGHTCC_CUDA", "LIGHTCC_CUDA_ARCHITECTURES", "PYTHON", "UNITY")
+TOOLS = (["c++", "--version"], ["clang++", "--version"], ["cmake", "--version"])
+CHOICES = ("CXX", "CXXFLAGS", "PYTHON", "UNITY")
 
 
 def version(command: list) -> str:

@@ -22,10 +22,8 @@ LIBRARIES = {  # what it exports, and what it may need
                                          LIBC + r"|_lightcc\.so|_lightcc_embedding\.so"),
     "libnccl-net-harp.so": (r"ncclNetPlugin_v\d+", LIBC),
     "libharp.so": (r"harp_\w+", LIBC),
-    "liblightcc_cuda.so": (r"lightcc_cuda_functions", LIBC),
 }
 PROGRAMS = ["harpd", "harp-stat", "harp-bench"]  # which need libc alone
-WITH_NVCC = {"liblightcc_cuda.so"}  # a wheel that was built without has none
 
 
 def inspect(name: str, library: str, own: str, allowed: str) -> list[str]:
@@ -61,8 +59,7 @@ def inspect_program(name: str, wheel: zipfile.ZipFile, folder: str) -> list[str]
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(sys.argv[1]) as wheel:
-            absent = {name for name in WITH_NVCC if f"lightcc/{name}" not in wheel.namelist()}
-            faults = [fault for name, rule in LIBRARIES.items() if name not in absent
+            faults = [fault for name, rule in LIBRARIES.items()
                       for fault in inspect(name, wheel.extract(f"lightcc/{name}", folder), *rule)]
             faults += [fault for name in PROGRAMS for fault in inspect_program(name, wheel, folder)]
             for name in ("lightcc/include/harp.h", "lightcc/share/harpd.service"):

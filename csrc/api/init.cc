@@ -11,6 +11,7 @@
 #include "api/lightcc.h"
 #include "base/known_variables.h"
 #include "base/log.h"
+#include "device/cuda.h"
 #include "device/device.h"
 #include "engine/lifecycle/calibration.h"
 #include "engine/request/compressor.h"
@@ -100,6 +101,7 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
   const World world = find();
   CancellableInit under_way(world.job);
   set_log(config.log_level, config.log_hide_time, world.rank, world.host);
+  set_kernel_cache(config.cache_dir.empty() ? "" : config.cache_dir + "/kernels");
   bool told;
   {
     std::lock_guard lock(s.mutex);

@@ -179,8 +179,9 @@ const Knob kKnobs[] = {
      [](Config& c, const Setting& v) { c.calibration = v.flag(); },
      [](const Config& c) { return text_of(c.calibration); }},
     {"LIGHTCC_CACHE_DIR",
-     "Directory in which rank 0 keeps what was measured of a set of hosts, for later runs; to delete a file there "
-     "means to measure anew. Not set: `lightcc` in `XDG_CACHE_HOME` or in `~/.cache`.",
+     "Directory in which rank 0 keeps what was measured of a set of hosts, for later runs, and processes with GPUs, in "
+     "its folder `kernels`, what they have compiled for them; to delete a file there means to do that anew. Not set: "
+     "`lightcc` in `XDG_CACHE_HOME` or in `~/.cache`.",
      [](Config& c, const Setting& v) { c.cache_dir = v.text; }, [](const Config& c) { return c.cache_dir; }},
     {"HOROVOD_AUTOTUNE",
      "1: all-reduces between hosts, of 16 KiB and more, try a second algorithm by turns while training runs, and keep "
@@ -286,8 +287,7 @@ const Knob kKnobs[] = {
      [](Config& c, const Setting& v) { c.pinned_bytes = v.bytes(); },
      [](const Config& c) { return std::to_string(c.pinned_bytes); }},
     {"LIGHTCC_CUDA_LIBRARY",
-     "The library through which tensors of GPUs are reached (docs/gpu.md), in place of `liblightcc_cuda.so` beside "
-     "lightcc's own. For builds of one's own, and for tests.",
+     "A library through which tensors of GPUs are reached, in place of CUDA's driver (docs/gpu.md). For tests.",
      [](Config& c, const Setting& v) { c.cuda_library = v.text; }, [](const Config& c) { return c.cuda_library; }},
     {"LIGHTCC_NCCL",
      "1: tensors of GPUs go by NCCL if all ranks can and say so. 0, or if one cannot: through host memory "

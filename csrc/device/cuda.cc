@@ -4,14 +4,11 @@
 
 #include <mutex>
 
-#include "base/core_folder.h"
 #include "base/error.h"
+#include "device/cuda/driver.h"
 
 namespace lightcc {
 namespace {
-
-constexpr const char* kLibrary = "liblightcc_cuda.so";
-constexpr const char* kEntry = "lightcc_cuda_functions";
 
 std::mutex mutex;
 const CudaFunctions* opened = nullptr;
@@ -20,26 +17,26 @@ const CudaFunctions* opened = nullptr;
   throw Error(Code::invalid_argument, "tensors of a GPU cannot be taken: " + why);
 }
 
-const CudaFunctions* open_library(const std::string& given) {
-  if (given.empty() && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
-    refuse(std::string("there is no CUDA driver here (") + dlerror() + ")");
-  const std::string path = given.empty() ? core_folder() + kLibrary : given;
+const CudaFunctions* open_library(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library)
-    refuse("lightcc's CUDA library could not be opened (" + std::string(dlerror()) +
-           "); it is part of lightcc where that was built with nvcc");
+  if (!library) refuse("LIGHTCC_CUDA_LIBRARY could not be opened (" + std::string(dlerror()) + ")");
   using Entry = const CudaFunctions* (*)();
-  const auto entry = reinterpret_cast<Entry>(dlsym(library, kEntry));
+  const auto entry = reinterpret_cast<Entry>(dlsym(library, "lightcc_cuda_functions"));
   const CudaFunctions* functions = entry ? entry() : nullptr;
   if (!functions || functions->size != sizeof(CudaFunctions)) refuse(path + " is of another version of lightcc");
   return functions;
+}
+
+const CudaFunctions* open_driver() {
+  cuda_driver();  // says why there is none
+  return &driver_functions();
 }
 
 }  // namespace
 
 const CudaFunctions& cuda(const std::string& library) {
   std::lock_guard lock(mutex);
-  if (!opened) opened = open_library(library);
+  if (!opened) opened = library.empty() ? open_driver() : open_library(library);
   return *opened;
 }
 

@@ -1,6 +1,6 @@
-// What lightcc needs of CUDA, as one table of plain functions, so that the core itself links nothing of it.
-// liblightcc_cuda.so fills the table (device/cuda/functions.cu) and is opened when the first tensor of a GPU comes;
-// tests fill it with host memory whose streams are threads (tests/unit/doubles/cuda_double.h).
+// What lightcc needs of CUDA, as one table of plain functions, so that the core itself links nothing of it. The driver
+// of CUDA fills the table (device/cuda/functions.cc) and is opened when the first tensor of a GPU comes; tests fill it
+// with host memory whose streams are threads (tests/unit/doubles/cuda_double.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -46,12 +46,19 @@ struct CudaFunctions {
   // Calls the function at once, with the device as the thread's current one.
   const char* (*on_device)(int device, void (*function)(void*), void* argument);
   const char* (*bus_id)(int device, char* id, size_t bytes);  // of the GPU in its host, zero-terminated
+  // Makes scale() ready, and copy_all() quick: compiles and loads what they run. create_stream() does it too, and works
+  // where there is none.
+  const char* (*load_kernels)(int device);
 };
 
 // The table; opened at the first call, which waits for it. Throws Error{invalid_argument} that says why there is none.
-// library: a path, or "" for the one that lies beside the core.
+// library: "" for CUDA's driver; else the path of a library whose lightcc_cuda_functions() returns another table.
 const CudaFunctions& cuda(const std::string& library);
+const CudaFunctions& driver_functions();  // the one by CUDA's driver, whether there is one or not
 void set_cuda(const CudaFunctions*);  // for tests: what cuda() returns from now on; nullptr: it opens the library again
+
+// Where compiled kernels are kept from now on; "": nowhere. (device/cuda/kernels.cc)
+void set_kernel_cache(const std::string& folder);
 
 // Throws Error{internal} that begins with what was attempted.
 void check_cuda(const char* failure, const char* attempted, int device);

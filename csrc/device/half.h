@@ -1,25 +1,19 @@
 // float16 and bfloat16 to float32 and back, one number at a time, in plain C++: what every faster
 // conversion must equal bit for bit. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN.
-// nvcc compiles them for GPUs too, as C++17, which has no std::bit_cast (device/cuda/scale.h).
+// NVRTC compiles them for GPUs too, as C++17, which has no std::bit_cast (device/cuda/standard.h).
 #pragma once
 #include <cstdint>
-
-#if defined(__CUDACC__)
-#define LIGHTCC_HOST_DEVICE __host__ __device__
-#else
-#define LIGHTCC_HOST_DEVICE
-#endif
 
 namespace lightcc {
 
 // Chosen by mask, not by branch, so that a loop over these functions becomes vector code: a compiler that
 // honours traps will not itself make floating-point arithmetic unconditional.
-LIGHTCC_HOST_DEVICE inline uint32_t choose(bool first, uint32_t a, uint32_t b) {
+inline uint32_t choose(bool first, uint32_t a, uint32_t b) {
   const uint32_t mask = 0u - static_cast<uint32_t>(first);
   return (a & mask) | (b & ~mask);
 }
 
-LIGHTCC_HOST_DEVICE inline float float_of_float16(uint16_t h) {
+inline float float_of_float16(uint16_t h) {
   const uint32_t magnitude = h & 0x7fffu;
   const uint32_t rebias = (127 - 15) << 23;
   const float tiny = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f;
@@ -30,7 +24,7 @@ LIGHTCC_HOST_DEVICE inline float float_of_float16(uint16_t h) {
   return __builtin_bit_cast(float, bits | (h & 0x8000u) << 16);
 }
 
-LIGHTCC_HOST_DEVICE inline uint16_t float16_of_float(float f) {
+inline uint16_t float16_of_float(float f) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, f);
   const uint32_t magnitude = bits & 0x7fffffffu;
   const uint32_t rebias = (127 - 15) << 23;
@@ -47,11 +41,11 @@ LIGHTCC_HOST_DEVICE inline uint16_t float16_of_float(float f) {
   return static_cast<uint16_t>(rest | (bits >> 16 & 0x8000u));
 }
 
-LIGHTCC_HOST_DEVICE inline float float_of_bfloat16(uint16_t b) {
+inline float float_of_bfloat16(uint16_t b) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(b) << 16);
 }
 
-LIGHTCC_HOST_DEVICE inline uint16_t bfloat16_of_float(float f) {
+inline uint16_t bfloat16_of_float(float f) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, f);
   const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   const uint32_t nan = bits | 0x400000u;

@@ -3,8 +3,6 @@ import os
 
 from lightcc.core import nccl_library
 
-CUDA_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "liblightcc_cuda.so")
-
 
 class BuildQueries:
     """The queries whose answers depend on neither a job nor the library; a base of HorovodBasics."""
@@ -43,13 +41,13 @@ class BuildQueries:
 
     def nccl_built(self) -> int:
         """The version code of the NCCL that tensors of GPUs take here (22703 is 2.27.3). 0 if there is none,
-        or one older than 2.18, or lightcc is not cuda_built(): docs/gpu.md. Looks at the library that is installed;
-        Horovod says with which one it was compiled.
+        or one older than 2.18: docs/gpu.md. Looks at the library that is installed; Horovod says with which one it
+        was compiled.
 
-        >>> hvd.nccl_built() == 0 or hvd.cuda_built()
+        >>> hvd.nccl_built() == 0 or hvd.nccl_built() >= 21800
         True
         """
-        library = nccl_library.path() if self.cuda_built() else None
+        library = nccl_library.path()
         try:
             version = nccl_library.version(library) if library else 0
         except OSError:
@@ -73,12 +71,12 @@ class BuildQueries:
         return False
 
     def cuda_built(self) -> bool:
-        """Whether this lightcc was built with CUDA, and can take tensors of GPUs (docs/gpu.md). Needs no GPU.
+        """True: every lightcc can take tensors of GPUs, where CUDA's driver is (docs/gpu.md).
 
-        >>> hvd.cuda_built() in (True, False)
+        >>> hvd.cuda_built()
         True
         """
-        return os.path.exists(CUDA_LIBRARY)
+        return True
 
     def rocm_built(self) -> bool:
         """False: lightcc knows no tensors of ROCm.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ranks
-from lightcc.core import build_queries, exceptions, nccl_library, util
+from lightcc.core import exceptions, nccl_library, util
 from lightcc.core.basics import HorovodBasics
 from lightcc.core.cuda_arrays import OTHERS, Cupy
 
@@ -68,7 +68,7 @@ ON_THIS_HOST = {  # mpirun's arguments for two ranks
 NOT_MPI = dict(mpi_built=False, mpi_enabled=False, gloo_built=True, gloo_enabled=True)
 BY_MPI = dict(mpi_built=True, mpi_enabled=True, gloo_built=True, gloo_enabled=False)
 NEVER = dict(rocm_built=False, ddl_built=False, ccl_built=False)
-GPU = dict(cuda_built=os.path.exists(build_queries.CUDA_LIBRARY), nccl_built=0)  # no NCCL is installed for tests
+GPU = dict(cuda_built=True, nccl_built=0)  # no NCCL is installed for tests
 OF_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI", "MPI_", "PRTE_", "TORCHELASTIC_", "SLURM_", "LIGHTCC_JOB_ID")
 
 
@@ -319,8 +319,7 @@ def test_built_queries_of_util_are_those_of_basics(monkeypatch):
 def test_nccl_built_is_the_version_that_is_used(monkeypatch):
     basics = HorovodBasics(__file__)
 
-    def with_nccl(version, cuda=__file__, library="libnccl.so.2"):
-        monkeypatch.setattr(build_queries, "CUDA_LIBRARY", cuda)
+    def with_nccl(version, library="libnccl.so.2"):
         monkeypatch.setattr(nccl_library, "path", lambda: library)
         monkeypatch.setattr(nccl_library, "version", version)
         return basics.nccl_built()
@@ -330,7 +329,7 @@ def test_nccl_built_is_the_version_that_is_used(monkeypatch):
 
     assert with_nccl(lambda library: 22703) == 22703
     assert with_nccl(lambda library: 21701) == 0 == with_nccl(unloadable)
-    assert with_nccl(lambda library: 22703, cuda="/no/cuda.so") == 0 == with_nccl(lambda library: 22703, library=None)
+    assert with_nccl(lambda library: 22703, library=None) == 0
 
 
 def test_nccl_is_found_where_pytorch_brings_it(monkeypatch, tmp_path):

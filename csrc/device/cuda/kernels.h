@@ -1,21 +1,46 @@
-// The kernels that liblightcc_cuda.so brings, for functions.cu. They run on the current device.
+// lightcc's kernels on a GPU. One that is new needs three things: its code in a device/cuda/*.cu, as
+//   extern "C" __global__ void lightcc_<name>(...)
+// its line here, and launch() with its arguments. Headers that it includes are plain C++17 of functions without marks,
+// which tests compile for the CPU; of the C++ library they have what standard.h has.
 #pragma once
-#include <cuda_runtime_api.h>
-
+#include <array>
 #include <cstddef>
+#include <mutex>
+#include <string>
 
-#include "device/cuda.h"
+#include "device/cuda/driver.h"
 
 namespace lightcc {
 
-// Loads them all. Else the first launch of each loads it, and that may wait for all that the device has been given,
-// which may itself wait for another rank (CUDA's programming guide, "Lazy Loading").
-cudaError_t load_kernels();
+enum class GpuKernel : size_t {
+  scale,  // of DType 0; those of the other DTypes follow
+  copy_few = scale + 11,
+  copy_many,  // none where arguments are short
+  count
+};
+inline constexpr const char* kKernelNames[] = {
+    "lightcc_scale_0", "lightcc_scale_1", "lightcc_scale_2", "lightcc_scale_3",  "lightcc_scale_4",  "lightcc_scale_5",
+    "lightcc_scale_6", "lightcc_scale_7", "lightcc_scale_8", "lightcc_scale_9", "lightcc_scale_10", "lightcc_copy_few",
+    "lightcc_copy_many"};
+static_assert(std::size(kKernelNames) == size_t(GpuKernel::count));
 
-// As CudaFunctions::scale (device/cuda.h).
-cudaError_t launch_scale(int device, cudaStream_t, int dtype, void* to, const void* from, size_t count, double factor);
+// Those of one GPU. Any thread may call, with the GPU's context as its current one.
+class Kernels {
+ public:
+  // Compiles and loads them, if that has not been done: later a launch would wait for all that the GPU has been given,
+  // which may itself wait for another rank (CUDA's programming guide, "Lazy Loading"). After a failure it tries again.
+  // Throws Error that says why there are none.
+  void load(const DriverFunctions&, int architecture);
+  // nullptr: there is none of this name. Loads them unless that has been tried. Throws as load().
+  void* get(const DriverFunctions&, int architecture, GpuKernel);
 
-// As CudaFunctions::copy_all.
-cudaError_t launch_copies(int device, cudaStream_t, const CudaCopy* copies, size_t count);
+ private:
+  void load_locked(const DriverFunctions&, int architecture);
+
+  std::mutex mutex_;
+  std::array<void*, size_t(GpuKernel::count)> functions_{};
+  bool is_loaded_ = false;
+  std::string failure_;  // "": not tried
+};
 
 }  // namespace lightcc

@@ -1,11 +1,10 @@
-// What the kernel that copies many pieces does (kernels.cu), down to one thread's share. Pieces are cut into tiles that
+// What the kernel that copies many pieces does (pack.cu), down to one thread's share. Pieces are cut into tiles that
 // blocks take by turns, so that many small pieces keep the whole GPU busy, and so does a large one among them. It is
 // plain C++ too, as scale.h is, so that tests run it where there is no GPU (tests/unit/device/cuda/cuda_pack_test.cc).
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#include "device/cuda.h"
 #include "device/cuda/scale.h"
 
 namespace lightcc::packing {
@@ -33,10 +32,11 @@ static_assert(sizeof(FewPieces) <= 4096 && sizeof(ManyPieces) <= 32764);
 // ---- on the host
 
 // Adds the first of the copies, as many as there is room for; returns how many these are. Some may have no bytes.
-template <uint32_t kMost> inline size_t take(Pieces<kMost>& pieces, const CudaCopy* copies, size_t count) {
+// Copy: CudaCopy.
+template <uint32_t kMost, class Copy> inline size_t take(Pieces<kMost>& pieces, const Copy* copies, size_t count) {
   size_t taken = 0;
   for (; taken < count && pieces.count < kMost; ++taken) {
-    const CudaCopy& copy = copies[taken];
+    const Copy& copy = copies[taken];
     if (copy.bytes == 0) continue;
     const uint32_t before = pieces.count > 0 ? pieces.end[pieces.count - 1] : 0;
     pieces.to[pieces.count] = copy.to;
@@ -47,7 +47,7 @@ template <uint32_t kMost> inline size_t take(Pieces<kMost>& pieces, const CudaCo
   return taken;
 }
 
-template <uint32_t kMost> LIGHTCC_HOST_DEVICE inline uint32_t tiles_of(const Pieces<kMost>& pieces) {
+template <uint32_t kMost> inline uint32_t tiles_of(const Pieces<kMost>& pieces) {
   return pieces.count > 0 ? pieces.end[pieces.count - 1] : 0;
 }
 
@@ -60,7 +60,7 @@ template <class Word> constexpr uint32_t kAtOnce = sizeof(Word) < 4 ? 8 : 64 / s
 
 // The first thread begins where the line does in which the output begins.
 template <class Word>
-LIGHTCC_HOST_DEVICE inline void copy_words(uint32_t thread, uint32_t threads, Word* to, const Word* from,
+inline void copy_words(uint32_t thread, uint32_t threads, Word* to, const Word* from,
                                            uint32_t count) {
   const auto before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(to) % kLineBytes / sizeof(Word));
   for (uint32_t i = thread; i < before + count; i += kAtOnce<Word> * threads) {
@@ -79,7 +79,7 @@ LIGHTCC_HOST_DEVICE inline void copy_words(uint32_t thread, uint32_t threads, Wo
 // Words begin where both addresses are multiples of their size; what lies before the first and after the last goes
 // byte by byte.
 template <class Word>
-LIGHTCC_HOST_DEVICE inline void copy_tile(uint32_t thread, uint32_t threads, uint8_t* to, const uint8_t* from,
+inline void copy_tile(uint32_t thread, uint32_t threads, uint8_t* to, const uint8_t* from,
                                           uint32_t bytes) {
   uint32_t before = static_cast<uint32_t>((0 - reinterpret_cast<uintptr_t>(from)) % sizeof(Word));
   if (before > bytes) before = bytes;
@@ -92,7 +92,7 @@ LIGHTCC_HOST_DEVICE inline void copy_tile(uint32_t thread, uint32_t threads, uin
 
 // The first piece that ends behind the tile; `first`: that, or one before it.
 template <uint32_t kMost>
-LIGHTCC_HOST_DEVICE inline uint32_t piece_of(const Pieces<kMost>& pieces, uint32_t tile, uint32_t first) {
+inline uint32_t piece_of(const Pieces<kMost>& pieces, uint32_t tile, uint32_t first) {
   uint32_t last = pieces.count - 1;
   while (first < last) {
     const uint32_t middle = (first + last) / 2;
@@ -106,7 +106,7 @@ LIGHTCC_HOST_DEVICE inline uint32_t piece_of(const Pieces<kMost>& pieces, uint32
 
 // Copies this thread's share of every `blocks`-th tile from `block` on, in the widest words that both addresses allow.
 template <uint32_t kMost>
-LIGHTCC_HOST_DEVICE inline void copy_share(uint32_t thread, uint32_t threads, uint32_t block, uint32_t blocks,
+inline void copy_share(uint32_t thread, uint32_t threads, uint32_t block, uint32_t blocks,
                                            const Pieces<kMost>& pieces) {
   const uint32_t tiles = tiles_of(pieces);
   uint32_t piece = 0;

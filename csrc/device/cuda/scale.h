@@ -1,7 +1,7 @@
-// What the kernel that scales does (kernels.cu), down to one thread's share: to[i] = factor * from[i] with the bits of
+// What the kernel that scales does (scale.cu), down to one thread's share: to[i] = factor * from[i] with the bits of
 // reduce() for one input (device/kernels.h). But for conversions of float16 it is plain C++ too, so that tests compare
-// the two where there is no GPU (tests/unit/device/cuda/cuda_scale_test.cc). C++17, since CMake 3.18 knows no later one
-// for nvcc; base/types.h is C++20.
+// the two where there is no GPU (tests/unit/device/cuda/cuda_scale_test.cc). C++17, since NVRTC
+// of CUDA 11 knows no later one; base/types.h is C++20.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +35,7 @@ constexpr bool kOwnNanIsNegative = false;
 #endif
 
 template <class T, class Bits>
-LIGHTCC_HOST_DEVICE inline T product(T x, T factor) {
+inline T product(T x, T factor) {
   const T result = x * factor;
   if (result == result) return result;
   constexpr int quiet_bit = std::numeric_limits<T>::digits - 2;
@@ -53,11 +53,11 @@ template <class T>
 struct Integer {
   using Stored = T;
   static constexpr T kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
-  LIGHTCC_HOST_DEVICE static T scaled(T x, const Factor& factor) {
+  static T scaled(T x, const Factor& factor) {
     return factor.exact == 1 ? x : truncated(static_cast<double>(x) * factor.exact);
   }
   // Towards zero; what does not fit becomes the nearest number that does, NaN becomes 0.
-  LIGHTCC_HOST_DEVICE static T truncated(double x) {
+  static T truncated(double x) {
     if (x != x) return 0;
     if (x <= static_cast<double>(kLeast)) return kLeast;
     if (x >= static_cast<double>(kMost)) return kMost;  // of int64: rounded up to 2^63
@@ -66,21 +66,21 @@ struct Integer {
 };
 struct Float32 {
   using Stored = uint32_t;
-  LIGHTCC_HOST_DEVICE static uint32_t scaled(uint32_t x, const Factor& factor) {
+  static uint32_t scaled(uint32_t x, const Factor& factor) {
     if (factor.exact == 1) return x;
     return __builtin_bit_cast(uint32_t, product<float, uint32_t>(__builtin_bit_cast(float, x), factor.rounded));
   }
 };
 struct Float64 {
   using Stored = uint64_t;
-  LIGHTCC_HOST_DEVICE static uint64_t scaled(uint64_t x, const Factor& factor) {
+  static uint64_t scaled(uint64_t x, const Factor& factor) {
     if (factor.exact == 1) return x;
     return __builtin_bit_cast(uint64_t, product<double, uint64_t>(__builtin_bit_cast(double, x), factor.exact));
   }
 };
 struct ScaledFloat16 {  // computed in float32; a NaN comes out quiet whatever the factor
   using Stored = uint16_t;
-  LIGHTCC_HOST_DEVICE static uint16_t scaled(uint16_t x, const Factor& factor) {
+  static uint16_t scaled(uint16_t x, const Factor& factor) {
 #if defined(__CUDA_ARCH__)
     // A GPU converts in one instruction each way, and only NaNs otherwise than half.h.
     float wide;
@@ -97,13 +97,13 @@ struct ScaledFloat16 {  // computed in float32; a NaN comes out quiet whatever t
 };
 struct ScaledBfloat16 {
   using Stored = uint16_t;
-  LIGHTCC_HOST_DEVICE static uint16_t scaled(uint16_t x, const Factor& factor) {
+  static uint16_t scaled(uint16_t x, const Factor& factor) {
     return bfloat16_of_float(product<float, uint32_t>(float_of_bfloat16(x), factor.rounded));
   }
 };
 struct ScaledBoolean {  // any byte but 0 is true, and no factor changes that
   using Stored = uint8_t;
-  LIGHTCC_HOST_DEVICE static uint8_t scaled(uint8_t x, const Factor&) { return x != 0; }
+  static uint8_t scaled(uint8_t x, const Factor&) { return x != 0; }
 };
 
 // Calls with the format of a DType, in the order of base/types.h. false: there is no such DType.
@@ -133,7 +133,7 @@ struct alignas(16) Vector {
 };
 
 template <class Format>
-LIGHTCC_HOST_DEVICE inline Vector scaled(const Vector& from, const Factor& factor) {
+inline Vector scaled(const Vector& from, const Factor& factor) {
   using Stored = typename Format::Stored;
   struct alignas(16) Elements {
     Stored at[sizeof(Vector) / sizeof(Stored)];
@@ -145,7 +145,7 @@ LIGHTCC_HOST_DEVICE inline Vector scaled(const Vector& from, const Factor& facto
 // Every `threads`-th vector from `thread` on, and so with the elements before the first and after the last vector.
 // Vectors begin where both addresses are multiples of their size; if that is nowhere, all elements go one by one.
 template <class Format>
-LIGHTCC_HOST_DEVICE inline void scale_share(size_t thread, size_t threads, typename Format::Stored* to,
+inline void scale_share(size_t thread, size_t threads, typename Format::Stored* to,
                                             const typename Format::Stored* from, size_t count, const Factor& factor) {
   constexpr size_t width = sizeof(Vector) / sizeof(*from);
   const auto from_at = reinterpret_cast<uintptr_t>(from), to_at = reinterpret_cast<uintptr_t>(to);

@@ -71,6 +71,7 @@ NcclSetup::Offer NcclSetup::own_offer() {
     if (!config_.nccl) throw Error(Code::invalid_argument, "LIGHTCC_NCCL is 0");
     const CudaFunctions& functions = cuda(config_.cuda_library);
     check_cuda(functions.bus_id(device_, offer.bus_id.data(), offer.bus_id.size()), "asking where it is", device_);
+    check_cuda(functions.load_kernels(device_), "loading kernels", device_);
     nccl(config_.nccl_library).GetVersion(&offer.version);
     if (!config_.nccl_host_id.empty()) offer.host = hash_of(config_.nccl_host_id);
     offer.hierarchical = config_.hierarchical && config_.nccl_2d;

@@ -238,6 +238,9 @@ struct CudaDouble::Table {
       id[text.copy(id, text.size())] = 0;
     });
   }
+  static const char* load_kernels(int device) {
+    return attempt("load_kernels", [=](CudaDouble& one, Lock&) { one.check_device(device); });
+  }
 };
 
 const CudaFunctions& CudaDouble::functions() {
@@ -260,7 +263,8 @@ const CudaFunctions& CudaDouble::functions() {
                                        .release = Table::release,
                                        .scale = Table::scale,
                                        .on_device = Table::on_device,
-                                       .bus_id = Table::bus_id};
+                                       .bus_id = Table::bus_id,
+                                       .load_kernels = Table::load_kernels};
   return table;
 }
 
