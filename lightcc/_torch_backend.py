@@ -15,7 +15,7 @@ def register() -> None:
     dist = sys.modules["torch"].distributed
     if not dist.is_available() or hasattr(dist.Backend, "LIGHTCC"):
         return
-    dist.Backend.register_backend("lightcc", _make, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("lightcc", _make, extended_api=True, devices=["cpu", "cuda"])
     handlers = getattr(sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
     if "env" in handlers:  # else torch's own stays: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set
         handlers["env"] = _env_or_launcher(handlers["env"])

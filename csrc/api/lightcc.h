@@ -80,8 +80,8 @@ LIGHTCC_API int lightcc_group_ids(int32_t* ids, int capacity);  /* returns how m
 /* Where the memory of a tensor is. All zero: in the host's. All tensors of a request are in one place.
  *
  * Of a GPU: the request reads after what the stream had been given when it was submitted, and the host waits for no
- * stream. When the request is done, what the stream is given from then on runs after its outputs are written; for
- * another stream see lightcc_order. The stream must live until the request is done, may not capture a graph, and is not
+ * stream. When the request is done, what the stream is given from then on runs after its outputs are written
+ * (unless it is LIGHTCC_UNORDERED); for another stream see lightcc_order. The stream must live until the request is done, may not capture a graph, and is not
  * the per-thread default stream. A request that is prepared keeps its stream. */
 enum lightcc_device_kind { LIGHTCC_CPU, LIGHTCC_CUDA };
 typedef struct lightcc_place {
@@ -109,6 +109,9 @@ typedef struct lightcc_tensor {
 #define LIGHTCC_PADDED 2 /* allreduce: the memory behind each tensor, up to the next address that is a multiple of
                           * 64, holds nothing and may be written. So tensors of a GPU that lie side by side can travel
                           * together without being copied. */
+#define LIGHTCC_UNORDERED 4 /* of a GPU: once it has succeeded, no stream goes on behind its outputs, also not its own,
+                             * but those that lightcc_order is then called for; its memory must be kept until the GPU
+                             * is done. So what the program gives its stream meanwhile may run beside it. */
 
 /* A request, of one tensor or of several that are one unit. Zero all of it, then set what the kind needs. It is read
  * during the call only, and so is what it points at, apart from the memory of the tensors.

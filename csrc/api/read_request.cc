@@ -81,7 +81,7 @@ DevicePlace place_of(const lightcc_place& place) { return {DeviceKind(place.kind
 lightcc_request read_request(const lightcc_request* caller) {
   if (!caller) refuse("lightcc_request is NULL");
   const lightcc_request request = read(caller, caller->size, kRequestSizes, "lightcc_request.size");
-  if (const uint32_t unknown = request.flags & ~uint32_t(LIGHTCC_BLOCK | LIGHTCC_PADDED))
+  if (const uint32_t unknown = request.flags & ~uint32_t(LIGHTCC_BLOCK | LIGHTCC_PADDED | LIGHTCC_UNORDERED))
     refuse("lightcc_request.flags has " + std::to_string(unknown) + ", which this version of lightcc does not know");
   if (request.set < 0) refuse("lightcc_request.set is " + std::to_string(request.set) + ", which is negative");
   if (request.count > 0 && !request.tensors)
@@ -130,6 +130,7 @@ RequestForm form_of(const lightcc_request& from, int members) {
   form.what.post = from.postscale;
   form.set = kind == Kind::allreduce && from.name ? from.set : 0;
   form.padded = from.flags & LIGHTCC_PADDED;
+  form.unordered = from.flags & LIGHTCC_UNORDERED;
   form.callbacks = {from.done, from.allocate, from.context, from.received};
   if (kind == Kind::barrier ? from.count != 0 : from.count < 1)
     refuse(form.title() + ": " + std::to_string(from.count) + " tensors");

@@ -18,7 +18,7 @@ OPS = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 CODEC_NONE, CODEC_TOPK, CODEC_INT8 = range(3)
 CUDA = 1
-BLOCK, PADDED = 1, 2  # flags of requests
+BLOCK, PADDED, UNORDERED = 1, 2, 4  # flags of requests
 INFO, WARNING = 2, 3  # levels of the log
 POOLED_BYTES = 1 << 20
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16")
@@ -367,7 +367,7 @@ class Place(NamedTuple):
 
     device: int
     kind: int
-    stream: int
+    stream: Optional[int]
     now: Callable[[], "Place"]  # the same with the stream that the calling thread works on now
     owner: Any = None           # what keeps the stream alive, if something must
 

@@ -18,7 +18,8 @@ from lightcc.core.request_buffer import RequestBuffer, call
 # handle: (what must live until it is done, the result, or a function that makes the result, whether the former is
 # watched, too)
 _pending: Dict[int, Tuple[Any, Any, Optional[Callable[[int], Any]], Optional[Watched]]] = {}
-_places: Dict[int, lib.Place] = {}  # by handle: of a request of a GPU, and which stream goes on behind its outputs
+# By handle: the place of a request of a GPU, with the stream that goes on behind its outputs, if one does.
+_places: Dict[int, lib.Place] = {}
 # What requests point at, made once: the address of a name or a shape, and who owns the memory there.
 _names: Dict[str, Tuple[int, Any]] = {}
 _shapes: Dict[Tuple[int, ...], Tuple[int, Any]] = {}
@@ -138,7 +139,7 @@ def submit(kind: int, adapter: Adapter, tensor: Any, output: Any, name: Optional
     if handle < 0:
         raise lib.error(-handle)
     if place is not None:
-        _keep_place(handle, place)
+        _keep_place(handle, place, flags)
     return handle
 
 
@@ -204,7 +205,7 @@ def submit_list(kind: int, tensors: Sequence[Any], outputs: Optional[Sequence[An
                          codec)
     place = described[0][3]
     if place is not None:
-        _keep_place(handle, place)
+        _keep_place(handle, place, flags)
     return handle
 
 
@@ -224,9 +225,14 @@ def submit_join() -> int:
     return _send(lib.join)
 
 
-def _keep_place(handle: int, place: lib.Place) -> None:
+def _keep_place(handle: int, place: lib.Place, flags: int) -> None:
     if handle:  # else it is done, and the stream that the caller works on is still this one
-        _places[handle] = place
+        _places[handle] = place._replace(stream=None) if flags & lib.UNORDERED else place
+
+
+def place_of(handle: int) -> Optional[lib.Place]:
+    """That of a GPU's request that was submitted and not unregistered; None for one of the CPU."""
+    return _places.get(handle)
 
 
 def _send(function: Callable[..., int], *arguments: Any) -> int:
@@ -346,7 +352,7 @@ def _result(handle: int, result: Any, finish: Optional[Callable[[int], Any]]) ->
 
 def order(handle: int) -> None:
     """Of a finished request of a GPU: what the calling thread gives its stream from now on runs after the outputs are
-    written. The stream that was the caller's when the request was submitted needs no order."""
+    written. The stream that was the caller's when the request was submitted needs no order, unless it is UNORDERED."""
     place = _places.get(handle)
     if place is not None:
         now = place.now()

@@ -23,18 +23,24 @@ def asked_backend() -> Optional[str]:
 
 def is_lightcc(backend: Optional[str]) -> bool:
     """Whether a group of this backend is lightcc's; None: it was not torch that asked for it, but who has the group.
-    ValueError if it would be lightcc's for one kind of device and another's for the rest.
+    ValueError if it would be lightcc's for one kind of device and another's for the rest, or for one that lightcc does
+    not know.
 
-    >>> is_lightcc("lightcc"), is_lightcc("cpu:lightcc"), is_lightcc("cpu:gloo,cuda:nccl")
+    >>> is_lightcc("lightcc"), is_lightcc("cpu:lightcc,cuda:lightcc"), is_lightcc("cpu:gloo,cuda:nccl")
     (True, True, False)
     """
-    if backend is None or backend in ("lightcc", "cpu:lightcc"):
+    if backend is None:
         return True
-    of_devices = backend.split(",")
-    others = [text for text in of_devices if text.rpartition(":")[2] != "lightcc"]
+    of_devices = [text.strip().rpartition(":") for text in backend.split(",")]
+    others = [name for _, _, name in of_devices if name != "lightcc"]
     if len(others) == len(of_devices):
         return False
-    other = others[0].rpartition(":")[2] if others else "nccl"
-    raise ValueError(f"A process group of backend '{backend}': lightcc takes CPU tensors only in this version, and "
-                     "shares no group with another backend. Make a group of backend 'lightcc', and with "
-                     f"torch.distributed.new_group(backend='{other}') one for the other devices' tensors.")
+    if others:
+        raise ValueError(f"A process group of backend '{backend}': lightcc shares no group with another backend. Make "
+                         "a group of backend 'lightcc', which takes tensors of the CPU and of CUDA GPUs, and with "
+                         f"torch.distributed.new_group(backend='{others[0]}') one for the other tensors.")
+    unknown = [device for device, _, _ in of_devices if device not in ("", "cpu", "cuda")]
+    if unknown:
+        raise ValueError(f"A process group of backend '{backend}': lightcc takes tensors of the CPU and of CUDA GPUs, "
+                         f"not of {unknown[0]}.")
+    return True

@@ -2,9 +2,10 @@
 
 Reductions and broadcasts run in place on contiguous tensors of a dtype that lightcc knows. Else, and for what has other
 inputs than outputs, lightcc's result is copied to where torch wants it, by whoever waits for the work. Sparse tensors
-are gathered and added up.
+are gathered and added up. Tensors are on the CPU or a CUDA GPU, those of a call on one device.
 """
 import ctypes
+import math
 from datetime import timedelta
 from typing import Any, Callable, List, Optional, Sequence
 
@@ -12,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from lightcc.core import lib, request
-from lightcc.core.adapter import adapter_of
+from lightcc.core.adapter import MixedDevicesError, adapter_of
 from lightcc.core.process_sets import ProcessSet
+from lightcc.torch import slots
 from lightcc.torch.futures import Operation
 from lightcc.torch.spans import spanned
 from lightcc.torch.sparse_sum import entries, summed
@@ -47,7 +49,8 @@ class Collectives(dist.ProcessGroup):
 
     def reduce(self, tensors: Tensors, opts) -> Work:
         op, mine = _op(opts, "reduce"), opts.rootRank == self._rank
-        return self._in_place(lib.ALLREDUCE, tensors if mine else [t.detach().clone() for t in tensors], opts, op=op)
+        return self._in_place(lib.ALLREDUCE, tensors if mine else [_joined([t]).view(t.shape) for t in tensors], opts,
+                              op=op)
 
     def broadcast(self, tensors: Tensors, opts) -> Work:
         return self._in_place(lib.BROADCAST, tensors, opts, root=self._set.ranks[opts.rootRank])
@@ -70,7 +73,7 @@ class Collectives(dist.ProcessGroup):
         if any(t.numel() != output.numel() for output, parts in zip(outputs, inputs) for t in parts):
             raise ValueError("reduce_scatter over lightcc: each tensor of the input list must be as large as the "
                              "output.")
-        whole = [torch.cat([_flat(t) for t in parts]) for parts in inputs]
+        whole = [_joined(parts) for parts in inputs]
         return self.reduce_scatter_single_coalesced(outputs, whole, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts=None) -> Work:
@@ -89,7 +92,7 @@ class Collectives(dist.ProcessGroup):
         return self._all_to_all([output], received, _flat(tensor), sent, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
-        return self._all_to_all(outputs, _counts(outputs), torch.cat([_flat(t) for t in inputs]), _counts(inputs), opts)
+        return self._all_to_all(outputs, _counts(outputs), _joined(inputs), _counts(inputs), opts)
 
     # One rank to all, all to one
 
@@ -101,7 +104,7 @@ class Collectives(dist.ProcessGroup):
 
     def scatter(self, outputs: Tensors, inputs: List[Tensors], opts) -> Work:
         mine = inputs[0] if opts.rootRank == self._rank else []
-        sent = torch.cat([_flat(t) for t in mine]) if mine else _flat(outputs[0])[:0]
+        sent = _joined(mine) if mine else _flat(outputs[0])[:0]
         return self._all_to_all(outputs[:1], self._only(opts.rootRank, outputs[0].numel()), sent,
                                 _counts(mine) or [0] * self._size, opts)
 
@@ -131,6 +134,7 @@ class Collectives(dist.ProcessGroup):
 
     @spanned("lightcc.send")
     def _in_place(self, kind: int, tensors: Tensors, opts, op: int = 0, root: int = 0) -> Work:
+        self._expect_one_device(tensors)
         sent = [_dense(t, kind == lib.ALLREDUCE) for t in tensors]
         if len(sent) == 1:
             handle = request.submit(kind, adapter_of(sent[0]), sent[0], sent[0], self._name(), self._set, _flags(opts),
@@ -148,14 +152,13 @@ class Collectives(dist.ProcessGroup):
         return self._work(handle, sent, copy_back if copies else None, tensors, opts)
 
     def _sparse(self, tensors: Tensors, opts, op: int) -> Work:
-        for tensor in tensors:
-            _refuse_gpu(tensor)
+        self._expect_one_device(tensors)
         parts = [entries(tensor, op, "allreduce over lightcc") for tensor in tensors]
         sent, count = _all(parts), len(parts[0])
         handle = request.submit_list(lib.ALLGATHER, sent, None, self._name(), self._set, _flags(opts))
 
         def finish(handle: int) -> None:
-            came = [_core_output(handle, i, part) for i, part in enumerate(sent)]
+            came = [adapter_of(part).output(handle, i, part) for i, part in enumerate(sent)]
             for i, tensor in enumerate(tensors):
                 with torch.no_grad():  # not detach(): what that returns has indices and values of its own
                     tensor.copy_(summed(came[count * i:count * (i + 1)], tensor, op, self._size))
@@ -163,8 +166,9 @@ class Collectives(dist.ProcessGroup):
 
     def _into(self, outputs: List[Tensors], opts, kind: int, sent: Tensors, op: int = 0) -> Work:
         """outputs: for each tensor that is sent those that share its result, one after the other."""
+        self._expect_one_device([*sent, *_all(outputs)])
         handle = request.submit_list(kind, sent, None, self._name(), self._set, _flags(opts), op)
-        return self._work(handle, sent, lambda handle: [_deal(_core_output(handle, i, t), to) for i, (t, to)
+        return self._work(handle, sent, lambda handle: [_deal(handle, i, t, to) for i, (t, to)
                                                         in enumerate(zip(sent, outputs))], _all(outputs), opts)
 
     def _gathered(self, inputs: Tensors, outputs: List[Tensors], opts) -> Work:
@@ -176,6 +180,7 @@ class Collectives(dist.ProcessGroup):
         if len(sent) != self._size or len(received) != self._size:
             raise ValueError(f"A group of {self._size} ranks needs as many tensors or splits, not {len(sent)} to send "
                              f"and {len(received)} to receive.")
+        self._expect_one_device([tensor, *outputs])
         flat = _flat(_dense(tensor, False))
         width = flat.numel() // tensor.numel() if tensor.numel() else 1
         splits = (ctypes.c_int32 * self._size)(*[width * count for count in sent])
@@ -187,14 +192,23 @@ class Collectives(dist.ProcessGroup):
             if came != list(received):
                 raise ValueError(f"Rank {self._rank} of the group was sent {came} elements by the ranks and expects "
                                  f"{list(received)}.")
-            _deal(_core_output(handle, 0, flat), outputs)
-        return self._work(handle, flat, finish, outputs, opts)
+            _deal(handle, 0, flat, outputs)
+        return self._work(handle, [flat], finish, outputs, opts)
 
-    def _work(self, handle: int, keep_alive: Any, finish: Optional[Callable[[int], Any]], outputs: Tensors,
+    def _work(self, handle: int, sent: Tensors, finish: Optional[Callable[[int], Any]], outputs: Tensors,
               opts) -> Work:
         if not handle and finish is not None:
             finish(0)
-        return Work(Operation(handle, keep_alive, finish), list(outputs), self._timeout_of(opts))
+        operation = Operation(handle, sent, finish, tensors=[*sent, *outputs])
+        return Work(operation, list(outputs), self._timeout_of(opts))
+
+    def _expect_one_device(self, tensors: Tensors) -> None:
+        for i, tensor in enumerate(tensors):
+            first, other = slots.device_of(tensors[0]), slots.device_of(tensor)
+            if other != first:
+                raise MixedDevicesError(f"torch.distributed over lightcc, group rank {self._rank}: tensor {i} of "
+                                        f"the call is on {other}, and tensor 0 on {first}. All tensors of a call, "
+                                        "those that are sent and those that are written, must be on one device.")
 
     def _name(self) -> Optional[str]:
         if not self._prefix:
@@ -231,13 +245,12 @@ def _op(opts, verb: str) -> int:
 
 
 def _flags(opts) -> int:
-    return 0 if opts is None or getattr(opts, "asyncOp", True) else lib.BLOCK
+    return lib.UNORDERED if opts is None or getattr(opts, "asyncOp", True) else lib.BLOCK
 
 
 def _dense(tensor: torch.Tensor, arithmetic: bool) -> torch.Tensor:
     """The tensor in a form that lightcc can send, in the same memory if it is contiguous."""
     tensor = tensor.detach()
-    _refuse_gpu(tensor)
     if not tensor.is_contiguous():
         if tensor.layout is not torch.strided:
             raise ValueError(f"The tensor has layout {tensor.layout}; torch.distributed over lightcc takes sparse "
@@ -250,14 +263,13 @@ def _dense(tensor: torch.Tensor, arithmetic: bool) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _refuse_gpu(tensor: torch.Tensor) -> None:
-    if not tensor.is_cpu:  # a future would have to carry the order of streams to whoever waits for it
-        raise ValueError(f"The tensor is on {tensor.device}; torch.distributed over lightcc takes CPU tensors only in "
-                         "this version.")
-
-
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1)
+
+
+def _joined(tensors: Tensors) -> torch.Tensor:
+    """A new flat tensor of all their elements."""
+    return torch.cat([_flat(t) for t in tensors])
 
 
 def _like(dense: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -265,12 +277,15 @@ def _like(dense: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return (dense if dense.dtype == tensor.dtype else dense.reshape(-1).view(tensor.dtype)).view(tensor.shape)
 
 
-def _core_output(handle: int, index: int, sent: torch.Tensor) -> torch.Tensor:
-    return adapter_of(sent).output(handle, index, sent)
-
-
-def _deal(result: torch.Tensor, outputs: Tensors) -> None:
-    """Copies a flat result to tensors, one after the other."""
+def _deal(handle: int, index: int, sent: torch.Tensor, outputs: Tensors) -> None:
+    """Copies result `index`, of what was sent, to tensors, one after the other."""
+    place = request.place_of(handle)
+    if place is not None and len(outputs) == 1 and outputs[0].is_contiguous():  # the GPU copies it there itself
+        count = math.prod(lib.output_shape(handle, index)) * sent.element_size() // outputs[0].element_size()
+        _expect_count("A collective", "result", count, outputs[0].numel())
+        lib.output_to(handle, index, place.now(), outputs[0].data_ptr())
+        return
+    result = adapter_of(sent).output(handle, index, sent)
     for part, output in zip(_cut(result, outputs), outputs):
         output.detach().copy_(_like(part, output))
 

@@ -3,8 +3,8 @@
     model = torch.nn.parallel.DistributedDataParallel(model)      # over gloo, or over lightcc (process_group)
     model.register_comm_hook(None, lightcc.torch.ddp.comm_hook)
 
-The buckets travel while backward goes on. DistributedDataParallel's process group is then only asked for the rest:
-buffers and, with find_unused_parameters, which parameters were used.
+The buckets travel while backward goes on, on GPUs too. DistributedDataParallel's process group is then only asked for
+the rest: buffers and, with find_unused_parameters, which parameters were used.
 """
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Set, Tuple
@@ -62,9 +62,11 @@ _Submitted = Tuple[int, Any, Callable[[int], None]]  # the handle, what is sent,
 def comm_hook(state: Optional[Options], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook for DistributedDataParallel.register_comm_hook: averages a bucket with lightcc's allreduce.
 
-    state: None, or Options. bucket: gradients on the CPU, dense or one that is sparse (sparse_coo; op: Average or Sum).
-    Returns a future of the bucket's reduced buffer, of the same shape and dtype, which is complete at the end of
-    backward at the latest.
+    state: None, or Options. bucket: gradients on the CPU or a CUDA GPU, dense or one that is sparse (sparse_coo; op:
+    Average or Sum).
+    Returns a future of the bucket's reduced buffer, of the same shape, dtype and device, which is complete at the end
+    of backward at the latest. On a GPU it is complete when the work is queued there: who waits for it has the current
+    stream go on behind the result, and the stream of backward goes on meanwhile.
     Errors leave backward, after DistributedDataParallel is done with its buckets, which then hold this rank's own
     gradients; the model stays usable. HorovodInternalError: not initialised, a rank is lost, the ranks disagree;
     ValueError: a tensor that lightcc cannot send, ranks other than those of the process group.
@@ -94,20 +96,18 @@ def _start(options: Options, buffer: torch.Tensor, index: int) -> Operation:
     name = f"{options.name}.{index}"
     while name in _in_flight:  # of another model in the same backward pass
         name += "'"
-    if not buffer.is_cpu:  # a future would have to carry the order of streams to whoever waits for it
-        raise ValueError(f"comm_hook: the gradients are on {buffer.device}; this version of it works on CPU "
-                         "tensors only.")
     submitted = _submit_dense if buffer.layout is torch.strided else _submit_sparse
     handle, sent, finish = submitted(options, buffer, name)
     _in_flight.add(name)
-    return Operation(handle, sent, finish, at_end=lambda: _in_flight.discard(name))
+    tensors = [*sent, buffer] if isinstance(sent, list) else [sent, buffer]
+    return Operation(handle, sent, finish, at_end=lambda: _in_flight.discard(name), tensors=tensors)
 
 
 def _submit_dense(options: Options, buffer: torch.Tensor, name: str) -> _Submitted:
     sent, context = options.compression.compress(buffer)
     factor = options.gradient_predivide_factor
-    handle = submit(lib.ALLREDUCE, adapter_of(sent), sent, sent, name, options.process_set, 0, options.op,
-                    1.0 / factor, factor)
+    handle = submit(lib.ALLREDUCE, adapter_of(sent), sent, sent, name, options.process_set, lib.UNORDERED,
+                    options.op, 1.0 / factor, factor)
 
     def finish(_: int) -> None:
         if sent is not buffer:
@@ -122,7 +122,7 @@ def _submit_sparse(options: Options, grad: torch.Tensor, name: str) -> _Submitte
                          "hvd.DistributedOptimizer(..., sparse_as_dense=True) has them.")
     sent = entries(grad, options.op, "comm_hook")
     sent[1], context = options.compression.compress(sent[1])
-    handle = submit_list(lib.ALLGATHER, sent, None, name, options.process_set, 0)
+    handle = submit_list(lib.ALLGATHER, sent, None, name, options.process_set, lib.UNORDERED)
 
     def finish(handle: int) -> None:
         came = [adapter_of(part).output(handle, i, part) for i, part in enumerate(sent)]

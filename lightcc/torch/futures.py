@@ -6,18 +6,22 @@ callback queued by the last bucket runs before the one with which DistributedDat
 takes no thread, and an error leaves backward as the exception it is. Everywhere else a thread asks, started when it is
 first needed; in a backward pass only for futures that are GRACE_S old, in case somebody waits for one before the end.
 The thread ends before the interpreter does: torch's code aborts in a thread that Python ends by force.
+
+An operation on tensors of a GPU is done when its work is queued there; device_order.py says which streams go on behind
+it.
 """
 import logging
 import os
 import threading
 import time
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
 from lightcc.core import lib, request
 from lightcc.core.exceptions import HorovodInternalError
 from lightcc.core.exiting import at_exit
+from lightcc.torch.device_order import order_of, own_stream_of
 
 GRACE_S = 0.02
 _STEP_MS = 2  # how long the thread waits for one operation before it asks for the others
@@ -32,10 +36,12 @@ class Operation:
     """A request of the core, or its failure. Any thread may call."""
 
     def __init__(self, handle: int, keep_alive: Any = None, finish: Optional[Callable[[int], Any]] = None,
-                 at_end: Callable[[], Any] = lambda: None, error: Optional[Exception] = None):
+                 at_end: Callable[[], Any] = lambda: None, error: Optional[Exception] = None,
+                 tensors: Sequence[torch.Tensor] = ()):
         """handle: 0 if it is done. keep_alive: what must live until then. finish: called with the handle when it has
-        succeeded. at_end: called in any case."""
+        succeeded. at_end: called in any case. tensors: all that it reads and writes."""
         self._handle, self._finish, self._at_end = handle, finish, at_end
+        self.order = order_of(handle, tensors)  # None: on the CPU
         self._lock = threading.Lock()
         self._epoch = lib.epoch
         self.error = error
@@ -45,14 +51,16 @@ class Operation:
             request.register(handle, keep_alive, None)  # it may outlive this object
 
     def wait(self, timeout_s: Optional[float] = None, since: Optional[float] = None) -> None:
-        """Returns when it is done; raises what it failed with, and HorovodInternalError when the time is over, which
-        began now or at `since`."""
+        """Returns when it is done, and what the current stream of its GPU is given then runs behind it; raises what it
+        failed with, and HorovodInternalError when the time is over, which began now or at `since`."""
         with self._lock:
             if self._handle:
                 begin = time.monotonic() if since is None else since
                 self._end(None if timeout_s is None else begin + timeout_s, timeout_s)
             if self.error is not None:
                 raise self.error
+            if self.order is not None:
+                self.order.follow()
 
     def done(self) -> bool:
         """Whether it is done, successfully or not; never blocks for it."""
@@ -60,7 +68,8 @@ class Operation:
             try:
                 if self._handle and (self._epoch != lib.epoch or not lib.initialized() or
                                      lib.poll(self._handle)):
-                    self._end(None, None)
+                    with own_stream_of(self.order):
+                        self._end(None, None)
             except (HorovodInternalError, ValueError) as error:  # of poll: the epoch has ended meanwhile
                 self._failed(error)
             finally:
@@ -101,10 +110,10 @@ class Operation:
         try:
             if status:
                 self.error = lib.error(status)
-            else:
-                request.order(self._handle)
-                if self._finish is not None:
-                    self._finish(self._handle)
+            elif self.order is not None:
+                self.order.end(self._handle, self._finish)
+            elif self._finish is not None:
+                self._finish(self._handle)
         except Exception as error:
             self.error = error
         finally:
@@ -150,7 +159,7 @@ class Future(torch.futures.Future):
     """What DistributedDataParallel and users of torch.distributed wait for."""
 
     def __init__(self, operation: Operation, value: Any, timeout_s: Optional[float]):
-        super().__init__()
+        super().__init__(devices=operation.order.devices() if operation.order is not None else None)
         self._operation, self._value, self._timeout_s = operation, value, timeout_s
         self._in_backward = torch._C._current_graph_task_id() != -1
         self._begin = time.monotonic()
@@ -280,7 +289,8 @@ class _Completer:
                     continue
             for future in ready:  # in any order, since one may depend on what somebody does after another
                 if future._operation.done() or future.late():
-                    future.complete(future._begin)
+                    with own_stream_of(future._operation.order):
+                        future.complete(future._begin)
             if abandoned:
                 _reap()
             operations = [future._operation for future in ready] + abandoned

@@ -6,14 +6,15 @@
 
 Any launcher will do: torchrun, lightccrun, mpirun, or one that tells torch alone rank and size.
 
-For tensors on the CPU. A group of all ranks is hvd.global_process_set, any other one a process set, which stays when
-the group is destroyed and is used again by the next group of the same ranks.
+For tensors on the CPU and on CUDA GPUs (docs/gpu.md). A group of all ranks is hvd.global_process_set, any other one a
+process set, which stays when the group is destroyed and is used again by the next group of the same ranks.
 """
 import re
 import socket
 from datetime import timedelta
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
+import torch
 import torch.distributed as dist
 
 from lightcc import _torch_backend
@@ -83,6 +84,20 @@ class ProcessGroup(Collectives):
 
     # What torch asks a group
 
+    @property
+    def _device_types(self) -> List[torch.device]:
+        """The CPU first: objects travel from there."""
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+
+    def _get_backend(self, device: Optional[torch.device] = None) -> "ProcessGroup":
+        """There is one for all devices. init_process_group(device_id=...) asks for it."""
+        return self
+
+    supports_splitting = supports_coalescing = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
     def getBackendName(self) -> str:
         return "lightcc"
 
@@ -127,7 +142,7 @@ class ProcessGroup(Collectives):
 
 def make(options) -> ProcessGroup:
     """What torch calls to make a group. RuntimeError if torch and lightcc disagree on the world, ValueError if only a
-    part of the backend is lightcc's."""
+    part of the group is lightcc's."""
     is_lightcc(asked_backend())
     ranks = list(options.global_ranks_in_group)
     is_default = not ranks

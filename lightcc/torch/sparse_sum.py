@@ -9,7 +9,7 @@ from lightcc.torch.sparse import SUMS, divided
 
 
 def entries(tensor: torch.Tensor, op: int, verb: str) -> List[torch.Tensor]:
-    """What is to be gathered of a torch.sparse_coo tensor on the CPU, coalesced or not: its indices, its values, and no
+    """What is to be gathered of a torch.sparse_coo tensor, coalesced or not: its indices, its values, and no
     rows of its whole shape, by which ranks that disagree on the shape are found. verb: who asks, for errors.
     ValueError for another layout, an op other than Sum and Average, and bool."""
     if tensor.layout is not torch.sparse_coo:

@@ -239,6 +239,11 @@ def check_what_it_cannot(world):
         dist.all_reduce(x.to(torch.float8_e5m2))
     with pytest.raises(ValueError, match="meta"):
         dist.all_reduce(x.to("meta"))
+    size, there, every = dist.get_world_size(), x.to("meta"), torch.ones(dist.get_world_size())
+    for verb in (lambda: dist.all_gather([there] * size, x), lambda: dist.reduce_scatter(there, [x] * size),
+                 lambda: dist.all_to_all_single(every.to("meta"), every)):
+        with pytest.raises(ValueError, match=f"rank {dist.get_rank()}: tensor 1 .* is on meta, and tensor 0 on cpu"):
+            verb()
     dist.all_reduce(x)
     assert (x == dist.get_world_size()).all()
 
@@ -313,13 +318,13 @@ def check_groups_of_other_backends(world):
     assert (alone == dist.GroupMember.NON_GROUP_MEMBER) == (rank != size - 1)
     for backend, error, text in (("mpi", RuntimeError, "MPI"), ("nobodys", AssertionError, "nobodys"),
                                  ("cpu:lightcc,cuda:gloo", ValueError, "new_group.backend='gloo'"),
-                                 ("cuda:lightcc", ValueError, "CPU tensors only")):
+                                 ("cpu:lightcc,xpu:lightcc", ValueError, "not of xpu")):
         if backend == "mpi" and dist.is_mpi_available():
             continue
         with pytest.raises(error, match=text), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that torch does not know what devices the unknown one has
             dist.new_group(backend=backend)
-    for backend in (None, "lightcc", "LIGHTCC", "cpu:lightcc"):
+    for backend in (None, "lightcc", "LIGHTCC", "cpu:lightcc", "cuda:lightcc", "cpu:lightcc,cuda:lightcc"):
         group = dist.new_group(backend=backend)
         assert type(group) is process_group.ProcessGroup
         dist.all_reduce(x.fill_(1), group=group)
@@ -368,11 +373,11 @@ def check_begin_and_end_by_torch_alone(world):
     assert hvd.is_initialized()  # it was not init_process_group that initialised it
     hvd.barrier()
     hvd.shutdown()
-    for backend in ("cpu:lightcc,cuda:gloo", "cuda:gloo,cpu:lightcc", "cuda:lightcc"):
+    for backend in ("cpu:lightcc,cuda:gloo", "cuda:gloo,cpu:lightcc"):
         with pytest.raises(ValueError, match="shares no group with another backend"):
             dist.init_process_group(backend)
         assert not dist.is_initialized()
-    for backend in ("lightcc", "cpu:lightcc"):
+    for backend in ("lightcc", "cpu:lightcc,cuda:lightcc"):
         dist.init_process_group(backend)
         x = torch.ones(1)
         dist.all_reduce(x)

@@ -82,6 +82,7 @@ struct RequestForm {
   std::vector<void*> outputs;      // nullptr: see Output
   DevicePlace place;               // of all of these
   bool padded = false;             // behind each, up to the next multiple of kLine bytes, there is nothing
+  bool unordered = false;          // its stream does not go on behind its outputs, unless it fails
   Callbacks callbacks;
   std::shared_ptr<Compressor> compressor;  // what.codec comes from it; nullptr: none
   Residuals residuals;             // of its tensors

@@ -109,13 +109,15 @@ std::optional<BatchQueue::DoneBatch> BatchQueue::take_done() {
   return done;
 }
 
-// A request that was agreed on: the program's stream goes on behind what was queued for it, also if it has failed.
+// A request that was agreed on: the program's stream goes on behind what was queued for it. Also if it has failed, and
+// then also behind one that is unordered, whose caller does not order any stream.
 void BatchQueue::hand_back(const RequestPtr& request, Code code, std::string text) {
+  const bool failed = code != Code::ok, orders = failed || !request->unordered;
   try {
     if (request->nccl)
-      nccl_.finish(*request);
+      nccl_.finish(*request, orders);
     else if (request->place.kind == DeviceKind::cuda)
-      staged_.finish(*request, code != Code::ok);
+      staged_.finish(*request, orders, failed);
   } catch (const Error& error) {
     if (code == Code::ok) code = error.code(), text = request->title() + ": " + error.what();
   } catch (const std::exception& error) {  // std::bad_alloc: the others of its batch are to be handed back

@@ -50,7 +50,7 @@ bool NcclStream::has_room() {
   return ends_.size() < kMostBatches;
 }
 
-void NcclStream::finish(Request& request) {
+void NcclStream::finish(Request& request, bool orders) {
   if (!end_) {
     end_ = std::make_shared<CudaEvent>(cuda_, device_);
     end_->record(get());
@@ -58,6 +58,7 @@ void NcclStream::finish(Request& request) {
     behind_.clear();
   }
   request.delivered = end_;
+  if (!orders) return;
   const std::pair place{request.place.device, request.place.stream};
   if (std::ranges::find(behind_, place) != behind_.end()) return;
   end_->order(place.first, place.second);

@@ -34,8 +34,8 @@ class NcclStream {
   void copy(const CudaCopy&);                      // either side may lie on another GPU
   void copy_all(std::span<const CudaCopy>);        // neither side does
   std::shared_ptr<GpuOutput> output(size_t bytes, void** memory);
-  // Orders the request's stream behind all that was queued.
-  void finish(Request&);
+  // orders: the request's stream goes on behind all that was queued.
+  void finish(Request&, bool orders);
   bool idle() const { return !used_ || (end_ && end_->reached()); }  // all that was queued has run
   // CUDA makes a thread wait that queues too much, and this one must not.
   bool has_room();

@@ -124,7 +124,7 @@ void Staging::ring_behind(int device, void* stream, bool for_slot) {
   context.release();
 }
 
-void Staging::finish(Request& request, bool failed) {
+void Staging::finish(Request& request, bool orders, bool failed) {
   const auto [kind, device, stream] = request.place;
   const auto found = streams_.find(device);
   if (found == streams_.end()) return;  // nothing was copied
@@ -135,7 +135,7 @@ void Staging::finish(Request& request, bool failed) {
     streams.behind.clear();
   }
   request.delivered = streams.delivered;
-  if (std::ranges::find(streams.behind, stream) == streams.behind.end()) {
+  if (orders && std::ranges::find(streams.behind, stream) == streams.behind.end()) {
     streams.delivered->order(device, stream);
     streams.behind.push_back(stream);
   }

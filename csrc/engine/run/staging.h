@@ -43,8 +43,8 @@ class Staging {
   void fetch(StagingSlot&, const std::vector<StagedPiece>&);  // the engine is rung when all is there
   // rings: the engine waits for the slot.
   void deliver(StagingSlot&, const std::vector<StagedPiece>&, bool rings);
-  // Orders the request's stream behind all that was copied: of one that is done, what was delivered.
-  void finish(Request&, bool failed);
+  // orders: the request's stream goes on behind what was delivered. failed: behind all that was copied, too.
+  void finish(Request&, bool orders, bool failed);
 
  private:
   struct Bell {

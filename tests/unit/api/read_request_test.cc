@@ -178,7 +178,7 @@ TEST_F(RequestStruct, ARefusalNamesTheField) {
                                                "48, or up to 4096 if the rest is zero");
     refused([&] { request.tensors = nullptr; }, "lightcc_request.tensors is NULL, but count is 2");
     refused([&] { request.flags = 13; },
-            "lightcc_request.flags has 12, which this version of lightcc does not know");
+            "lightcc_request.flags has 8, which this version of lightcc does not know");
     refused([&] { request.set = -1; }, "lightcc_request.set is -1, which is negative");
     refused([&] { request.kind = LIGHTCC_BARRIER + 1; }, "unknown kind of collective 6");
     refused([&] { request.op = -1; }, "unknown reduce op -1");

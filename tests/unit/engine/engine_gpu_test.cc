@@ -187,6 +187,35 @@ TEST_P(Gpus, AnotherStreamCanGoOnBehindTheOutputs) {
   });
 }
 
+// By NCCL rank 1's input comes only after kernels that both ranks queue behind an operation that is done: if those waited
+// for its outputs, nothing would end.
+TEST_P(Gpus, AnUnorderedOneHoldsUpNoStreamButThoseThatAreTold) {
+  Ranks ranks(2, config_);
+  std::atomic<int> ran_beside{0};
+  const bool by_nccl = GetParam() > 0;
+  ranks.each([&](Engine& engine, int rank) {
+    void *stream = stream_of(rank), *other = stream_of(rank);
+    GpuTensor x(*this, rank, 100'000, stream);
+    x.fill(1);
+    void* late = rank == 1 && by_nccl ? stream_of(rank) : nullptr;
+    if (late) {
+      CudaEvent input(CudaDouble::functions(), rank);
+      input.record(stream);
+      input.order(rank, late);
+      cuda_.run(rank, late, "a kernel that waits", {{x.data, x.count * sizeof(float), true}},
+                [&] { while (ran_beside < 2) std::this_thread::yield(); });
+    }
+    const auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
+    one->unordered = true;
+    if (late) one->place.stream = late;
+    done(engine, one);
+    cuda_.run(rank, stream, "a kernel beside it", {}, [&] { ++ran_beside; });
+    one->delivered->order(rank, other);
+    EXPECT_EQ(cuda_.read(rank, other, x.data, x.count), std::vector<float>(x.count, 2));
+  });
+  EXPECT_EQ(ran_beside, 2);
+}
+
 TEST_P(Gpus, CompressedGradientsAddUpToNearlyTheirSum) {
   Ranks ranks(std::vector<int>{1, 1}, config_);
   ranks.each([&](Engine& engine, int rank) {
