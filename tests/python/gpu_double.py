@@ -24,6 +24,9 @@ _functions = {
     "allocate": (c_void_p, [c_int, c_size_t]),
     "release": (None, [c_void_p]),
     "create_stream": (c_void_p, [c_int]),
+    "record": (c_void_p, [c_int, c_void_p]),
+    "wait": (None, [c_int, c_void_p, c_void_p]),
+    "forget": (None, [c_int, c_void_p]),
     "fill": (None, [c_int, c_void_p, c_void_p, c_size_t, c_void_p]),
     "read": (None, [c_int, c_void_p, c_void_p, c_void_p, c_size_t]),
     "faults": (c_int, [c_char_p, c_int]),
@@ -79,6 +82,10 @@ class Double:
         finally:
             self._current.streams = before
 
+    def event(self, device: int) -> "Event":
+        """An event that is recorded in the current stream."""
+        return Event(self, device)
+
     def write(self, device: int, address: int, values: np.ndarray) -> None:
         self._fill(device, self.stream(device), address, values.nbytes, values.ctypes.data)
 
@@ -93,6 +100,21 @@ class Double:
         self._unused.setdefault((device, stream, count), []).append(address)
 
 
+class Event:
+    """A position in a stream, for which others can wait."""
+
+    def __init__(self, double: Double, device: int):
+        self._double, self._device = double, device
+        self._event = double._record(device, double.stream(device))
+
+    def wait(self) -> None:
+        """The current stream waits for it."""
+        self._double._wait(self._device, self._double.stream(self._device), self._event)
+
+    def __del__(self):
+        self._double._forget(self._device, self._event)
+
+
 class Memory:
     """Bytes of a device, at `address`."""
 
@@ -100,11 +122,17 @@ class Memory:
         self.address = 0
         self.double, self.device, self.count = double, device, max(count, 1)
         self._stream = double.stream(device)
+        self.kept_for = set()  # streams that may still use it when it is given back
         self.address = double.take(device, self._stream, self.count)
         if not self.address:
             raise ValueError(f"the double has no device {device}")
 
     def __del__(self):
+        for stream in self.kept_for if self.address else ():
+            with self.double.on(self.device, stream):
+                event = self.double.event(self.device)
+            with self.double.on(self.device, self._stream):
+                event.wait()
         if self.address:
             self.double.give_back(self.device, self._stream, self.count, self.address)
 

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import importlib.util
 import sys
+import weakref
 
 import gpu_double
 import numpy as np
@@ -81,7 +82,8 @@ class TorchOnGpu(Torch):
         return host
 
 
-_memory = {}  # by the address of a storage
+_memory = {}  # by the address of a storage: its device
+_memories = weakref.WeakValueDictionary()  # the same: the gpu_double.Memory
 
 
 def new_tensor(torch, double, device, shape, dtype):
@@ -89,13 +91,20 @@ def new_tensor(torch, double, device, shape, dtype):
     memory = gpu_double.Memory(double, device, count * torch.empty(0, dtype=dtype).element_size() + 8)
     raw = (ctypes.c_char * memory.count).from_address(memory.address)
     raw.memory = memory  # torch keeps what it was given
-    _memory[memory.address] = device
+    _memory[memory.address], _memories[memory.address] = device, memory
     return torch.frombuffer(raw, dtype=dtype, count=count + 1)[:count].view(shape)
 
 
 def memory_of(tensor):
     """The device of a tensor of new_tensor(), else None."""
-    return _memory.get(tensor.untyped_storage().data_ptr()) if tensor.is_cpu else None
+    on_host = tensor.is_cpu and not tensor.is_sparse
+    return _memory.get(tensor.untyped_storage().data_ptr()) if on_host else None
+
+
+def keep_for(tensor, stream):
+    """torch.Tensor.record_stream, for tensors of new_tensor()."""
+    if memory_of(tensor) is not None:
+        _memories[tensor.untyped_storage().data_ptr()].kept_for.add(stream)
 
 
 @contextlib.contextmanager

@@ -97,8 +97,11 @@ def check_works_that_nobody_waits_for(world):
     assert len(request._pending) < 10
 
 
-def collectives(group):
-    """All that returns a Work: a function that starts it, the tensors that it writes here, and what they are then."""
+def collectives(group, put=lambda tensor: tensor):
+    """All that returns a Work: a function that starts it, the tensors that it writes here, and what they are then.
+
+    put: brings a tensor to where it is to be.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     last, each = size - 1, [[float(i)] for i in range(size)]
     total, numbers = sum(range(size)), [float(i) for i in range(size)]
@@ -109,11 +112,14 @@ def collectives(group):
         return options
 
     def full(*shape):
-        return torch.full(shape, float(rank))
-    x, sparse = [full(2) for _ in range(6)], torch.sparse_coo_tensor([[1]], [1.0], (2,), check_invariants=False)
+        return put(torch.full(shape, float(rank)))
+
+    def empty(count):
+        return put(torch.zeros(count))
+    x, sparse = [full(2) for _ in range(6)], put(torch.sparse_coo_tensor([[1]], [1.0], (2,), check_invariants=False))
     x[5] = full(2, 2).t()[0]
-    one, all_ones = [torch.empty(1) for _ in range(4)], [[torch.empty(1) for _ in range(size)] for _ in range(4)]
-    whole, every = [torch.empty(size) for _ in range(3)], torch.arange(float(size))
+    one, all_ones = [empty(1) for _ in range(4)], [[empty(1) for _ in range(size)] for _ in range(4)]
+    whole, every = [empty(size) for _ in range(3)], put(torch.arange(float(size)))
     gathered = all_ones[2] if rank == last else []
     return {
         "allreduce": (lambda: group.allreduce([x[0]]), [x[0]], [[total] * 2]),
