@@ -56,6 +56,8 @@ def main() -> int:
         parts.run(f"random operations, {way}", of_ranks(2, "random_operations.py", RANDOM_S), 50, expected, **of_way)
     for way, (expected, of_way) in ways.items():
         parts.run(f"torch.compile, {way}", on_ranks(2, "check_compile.py"), 70, expected, **of_way)
+    for way, (expected, of_way) in ways.items():
+        parts.run(f"process group, {way}, 2 ranks", on_ranks(2, "check_process_group.py"), 60, expected, **of_way)
     elastic = of_ranks(3, "elastic_worker.py", options=["--min-np", "1", "--failures-per-host", "4"])
     parts.run("elastic, NCCL, two losses", elastic, 60, BY_NCCL, **variables(), **info)
     for way, expected in (("staged", ""), ("nccl", BY_NCCL)):
