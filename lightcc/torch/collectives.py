@@ -123,6 +123,10 @@ class Collectives(dist.ProcessGroup):
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
         raise _no_point_to_point("recv")
 
+    def _start_coalescing(self, device: torch.device) -> None:
+        raise NotImplementedError(f"_coalescing_manager(device={str(device)!r}): over lightcc leave out the device; "
+                                  "then all_reduce, all_gather_into_tensor and reduce_scatter_tensor go together.")
+
     # The names that some of them have in other versions of torch
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced

@@ -372,6 +372,30 @@ def check_functional_collectives(world):
     assert functional.all_to_all_single(x, None, None, group).tolist() == x[2 * rank:2 * rank + 2].tolist() * size
 
 
+def check_calls_that_go_together(world):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    xs, wholes, parts = ([torch.full((count,), 1.0 + rank) for _ in range(3)] for count in (4, 4 * size, 4))
+    together = dist.distributed_c10d._coalescing_manager
+    for call in (lambda i: dist.all_gather_into_tensor(wholes[i], xs[i]),
+                 lambda i: dist.reduce_scatter_tensor(parts[i], wholes[i]), lambda i: dist.all_reduce(xs[i])):
+        with together(async_ops=True) as manager:
+            for i in range(3):
+                call(i)
+        manager.wait()
+    total = size * (size + 1) / 2
+    assert all(whole[::4].tolist() == [1.0 + other for other in range(size)] for whole in wholes)
+    assert all((part == size * (1 + rank)).all() and (x == total).all() for part, x in zip(parts, xs))
+    with pytest.raises(NotImplementedError, match="leave out the device"), together(device=torch.device("cpu")):
+        pass
+
+
+def check_what_torch_asks_a_group(world):
+    group = dist.group.WORLD
+    assert group._device_types[0] == torch.device("cpu") and dist.distributed_c10d._device_capability()[0] == "cpu"
+    backend = group._get_backend(torch.device("cpu"))
+    assert not backend.supports_splitting and not backend.supports_tensor_alloc(torch.device("cpu"))
+
+
 # Begin and end; the last check ends the group
 
 def check_begin_and_end_by_torch_alone(world):
