@@ -19,7 +19,7 @@ OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
-	@echo 'make test-all   that, and what it leaves out: other numbers of ranks, NCCLs, TensorFlow $(OLDEST), sanitizers, fuzzers'
+	@echo 'make test-all   that, and what it leaves out: other numbers of ranks, NCCLs, NVRTCs, TensorFlow $(OLDEST), sanitizers, fuzzers'
 	@echo 'make harp       HARP alone: libharp.so, NCCL'\''s plugin and the programs, in build/cmake; PREFIX=/usr/local installs them'
 	@echo 'make unit       C++ tests alone; FILTER=GoogleTest'\''s filter: some of them'
 	@echo 'make pytest     FILES="python/test_objects.py ..." from tests, with PyTorch; NP=2: on two ranks; WITH=tensorflow'
@@ -57,12 +57,13 @@ test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,4) python -m tensorflow)
 	$(call BOTH,$(call WITH_TORCH,2,python),$(call WITH_TENSORFLOW,$(NEWEST),2,python -m tensorflow))
 
-# What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL, which pip fetches, and all with the
-# oldest TensorFlow.
+# What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL and NVRTC, which pip fetches, and all
+# with the oldest TensorFlow.
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) clusters trainers
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes),$(call WITH_TORCH,1,python -m 'sizes or torch_sizes'))
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes),$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes'))
-	$(call WITH_TORCH,0,nccl)
+	$(call BUILD,build/cmake) gpu_kernels
+	$(call WITH_TORCH,0,nccl nvrtc)
 	$(foreach version,$(OLDEST),$(call WITH_OLD_TENSORFLOW,$(version)))
 
 # What schedulers place, each with its own environment. Not Spark beside Ray: workers of Ray may take the port of Spark
@@ -123,11 +124,12 @@ TURNS ?= 10
 elastic-soak: build/installed
 	cd tests && ../$(BIN)/python soak/elastic.py --turns $(TURNS)
 
-# They build in build/gpu, for the GPU at hand, and install nothing.
+# They build in build/gpu, and install nothing. BEFORE: lightcc's library of another build, with whose kernels those of this
+# one are compared.
 gpu-test:
 	$(PYTHON) tests/gpu/run.py
 gpu-bench:
-	$(PYTHON) bench/gpu.py
+	$(PYTHON) bench/gpu.py $(abspath $(BEFORE))
 
 lint: build/cmake/build.ninja
 	$(BIN)/ruff check .

@@ -1,11 +1,11 @@
 """`make gpu-bench`: how fast lightcc is on a GPU; on a machine with one, in less than nine minutes, without a network.
 
-    python3 bench/gpu.py         where python3 has PyTorch with CUDA
+    python3 bench/gpu.py [BEFORE.so]         where python3 has PyTorch with CUDA
 
-Builds lightcc for this GPU in build/gpu. Measures the kernels of its CUDA library beside copies (gpu_kernels.py), a
-training step beside DistributedDataParallel's (gpu_step.py), and all-reduces of two ranks that share the GPU: through
-the host, by NCCL, and by NCCL over HARP (gpu_allreduce.py). Exits 77 where there is no GPU, 1 if a part fails; a goal
-that is missed is printed as such, and is no failure.
+Builds lightcc in build/gpu. Measures its kernels beside copies (gpu_kernels.py), and, by turns, beside those of another
+build's library, if one is given; a training step beside DistributedDataParallel's (gpu_step.py); and all-reduces of two
+ranks that share the GPU: through the host, by NCCL, and by NCCL over HARP (gpu_allreduce.py). Exits 77 where there is
+no GPU, 1 if a part fails; a goal that is missed is printed as such, and is no failure.
 """
 import json
 import sys
@@ -14,7 +14,7 @@ from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
 sys.path.append(str(BENCH.parent / "tests" / "gpu"))
-from parts import ROOT, SITE, Parts  # noqa: E402  where the tests of GPUs are
+from parts import CORE, Parts  # noqa: E402  where the tests of GPUs are
 from two_hosts import variables  # noqa: E402
 
 BY_NCCL = "tensors of GPUs: by NCCL"  # as lightcc's log says it
@@ -36,13 +36,10 @@ def main() -> int:
         return parts.finish()
     with tempfile.TemporaryDirectory() as folder:
         table = f"{folder}/table.so"
-        nvcc = ["nvcc", "-std=c++20", "-O2", "-shared", "-Xcompiler=-fPIC", "-I", str(ROOT / "csrc"),
-                str(BENCH / "gpu_table.cu"), "-o", table, "-ldl"]
         results = {name: Path(folder, f"{name}.json") for name in ("kernels", "step", *WAYS)}
-        if parts.run("compile gpu_table.cu", nvcc, 60):
-            library = str(SITE / "lightcc" / "liblightcc_cuda.so")
-            parts.run("kernels", [sys.executable, str(BENCH / "gpu_kernels.py"), table, library,
-                                  str(results["kernels"])], 100, table=TIMES)
+        if parts.compile_table(table):
+            parts.run("kernels", [sys.executable, str(BENCH / "gpu_kernels.py"), table, CORE, str(results["kernels"]),
+                                  *sys.argv[1:]], 150, table=TIMES)
         parts.run("step beside DDP's", on_ranks(1, str(BENCH / "gpu_step.py"), str(results["step"]), f"{folder}/ddp"),
                   150, BY_NCCL, TIMES, LIGHTCC_NCCL="1", HOROVOD_LOG_LEVEL="info")
         for way, (options, changed) in WAYS.items():

@@ -1,15 +1,18 @@
-"""The kernels of liblightcc_cuda.so on a GPU, beside cudaMemcpyAsync, which reads and writes as many bytes: scale, and
-copy_all, that one also beside what PyTorch has for many tensors. bench/gpu.py starts it.
+"""lightcc's kernels on a GPU, beside copies by the driver, which read and write as many bytes: scale, and copy_all,
+that one also beside what PyTorch has for many tensors. bench/gpu.py starts it.
 
-    python bench/gpu_kernels.py TABLE.so LIBRARY.so OUTPUT.json     TABLE.so: of gpu_table.cu
+    python bench/gpu_kernels.py TABLE.so LIBRARY.so OUTPUT.json [BEFORE.so]
+
+TABLE.so: of gpu_table/table.cc. LIBRARY.so: lightcc's core. BEFORE.so: that of another build, by turns with it.
 """
 import ctypes
+import functools
 import json
 import random
 import statistics
 import sys
 import time
-from ctypes import c_char_p, c_double, c_int, c_size_t, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
@@ -18,6 +21,7 @@ import torch
 
 from lightcc.core import lib
 
+BEFORE = "before"            # the same by the other build
 GOAL = 0.85                  # of the bandwidth of a copy
 MIB = 1 << 20
 MEMORY = 512 * MIB           # read in turn, and as much written, so that no cache holds it
@@ -32,26 +36,34 @@ Calls = Dict[str, Callable[[int], Any]]  # name: a call, which gets how many the
 
 
 class Table:
-    """Functions of the CUDA library, on the current stream of device 0."""
+    """Functions of a library, on the current stream of device 0."""
 
     def __init__(self, table: str, library: str):
         self._functions = ctypes.CDLL(table)
-        for name, arguments in (("open", [c_char_p]), ("copy", [c_int, *[c_void_p] * 3, c_size_t]),
-                                ("scale", [c_int, c_void_p, c_int, c_void_p, c_void_p, c_size_t, c_double]),
-                                ("copy_all", [c_int, c_void_p, c_void_p, c_size_t])):
+        for name, arguments in (("load_kernels", []), ("copy", [*[c_void_p] * 3, c_size_t]),
+                                ("scale", [c_void_p, c_int, c_void_p, c_void_p, c_size_t, c_double]),
+                                ("copy_all", [c_void_p, c_void_p, c_size_t])):
             function = getattr(self._functions, f"gpu_table_{name}")
-            function.restype, function.argtypes = c_char_p, arguments
-        self._check(self._functions.gpu_table_open(library.encode()))
+            function.restype, function.argtypes = c_char_p, [c_void_p, c_int, *arguments]
+        open_ = self._functions.gpu_table_open
+        open_.restype, open_.argtypes = c_void_p, [c_char_p, POINTER(c_char_p)]
+        failure = c_char_p()
+        self._table = open_(library.encode(), byref(failure))
+        self._check(failure.value)
+
+    def load_kernels(self) -> None:
+        self._check(self._functions.gpu_table_load_kernels(self._table, 0))
 
     def copy(self, to: int, from_: int, count: int) -> None:
-        self._check(self._functions.gpu_table_copy(0, self._stream(), to, from_, count))
+        self._check(self._functions.gpu_table_copy(self._table, 0, self._stream(), to, from_, count))
 
     def scale(self, dtype: int, to: int, from_: int, count: int, factor: float) -> None:
-        self._check(self._functions.gpu_table_scale(0, self._stream(), dtype, to, from_, count, factor))
+        self._check(self._functions.gpu_table_scale(self._table, 0, self._stream(), dtype, to, from_, count, factor))
 
     def copy_all(self, copies: np.ndarray) -> None:
         """copies: rows of three uint64, CudaCopy."""
-        self._check(self._functions.gpu_table_copy_all(0, self._stream(), copies.ctypes.data, len(copies)))
+        self._check(self._functions.gpu_table_copy_all(self._table, 0, self._stream(), copies.ctypes.data,
+                                                       len(copies)))
 
     @staticmethod
     def _stream() -> int:
@@ -106,7 +118,7 @@ def line(row: Dict[str, Any]) -> str:
             f"{row['of_copy']:>7.3f} of copy, host {row['host_us']:.1f} µs{verdict}")
 
 
-def scale_rows(table: Table) -> List[Dict[str, Any]]:
+def scale_rows(table: Table, before: Optional[Table]) -> List[Dict[str, Any]]:
     from_, to = (torch.empty(MEMORY, dtype=torch.uint8, device="cuda") for _ in range(2))
     rows = []
     for dtype, code in DTYPES.items():
@@ -121,19 +133,21 @@ def scale_rows(table: Table) -> List[Dict[str, Any]]:
             def at(tensor: torch.Tensor, i: int, bytes_: int = bytes_) -> int:
                 return tensor.data_ptr() + i * bytes_ % MEMORY
 
-            def scale(i: int, code: int = code, count: int = count, at: Callable = at) -> None:
-                table.scale(code, at(to, i), at(from_, i), count, 0.5)
+            def scale(i: int, by: Table = table, code: int = code, count: int = count, at: Callable = at) -> None:
+                by.scale(code, at(to, i), at(from_, i), count, 0.5)
 
-            def in_place(i: int, code: int = code, count: int = count, at: Callable = at) -> None:
-                table.scale(code, at(to, i), at(to, i), count, 1.0 - 2.0 ** -20)
+            def in_place(i: int, by: Table = table, code: int = code, count: int = count, at: Callable = at) -> None:
+                by.scale(code, at(to, i), at(to, i), count, 1.0 - 2.0 ** -20)
 
             def copy(i: int, bytes_: int = bytes_, at: Callable = at) -> None:
                 table.copy(at(to, i), at(from_, i), bytes_)
 
             case = f"{bytes_ // MIB} MiB of {str(dtype).split('.')[1]}"
-            rows += rows_of(f"scale, {case}", bytes_, measure({"copy": copy, "scale": scale}), "scale")
-            if dtype == torch.float32:
-                rows += rows_of(f"scale in place, {case}", bytes_, measure({"copy": copy, "scale": in_place}), "scale")
+            for name, call in {"scale": scale, **({"scale in place": in_place} if code == lib.FLOAT32 else {})}.items():
+                calls: Calls = {"copy": copy, "scale": call}
+                if before:
+                    calls[BEFORE] = functools.partial(call, by=before)
+                rows += rows_of(f"{name}, {case}", bytes_, measure(calls), "scale")
     return rows
 
 
@@ -141,7 +155,7 @@ def copies_of(to: List[torch.Tensor], from_: List[torch.Tensor]) -> np.ndarray:
     return np.array([(x.data_ptr(), y.data_ptr(), x.nbytes) for x, y in zip(to, from_)], np.uint64)
 
 
-def pack_rows(table: Table, aligned: bool) -> List[Dict[str, Any]]:
+def pack_rows(table: Table, before: Optional[Table], aligned: bool) -> List[Dict[str, Any]]:
     """Many tensors into one buffer and back. aligned: to 64 bytes there; else one right behind the other."""
     draw = random.Random(1)
     counts = [round(LEAST * (MOST / LEAST) ** draw.random()) // 4 for _ in range(TENSORS)]
@@ -164,20 +178,25 @@ def pack_rows(table: Table, aligned: bool) -> List[Dict[str, Any]]:
         table.copy(other.data_ptr(), buffer.data_ptr(), bytes_)
 
     calls: Calls = {"copy": copy, "copy_all": lambda _: table.copy_all(into),
+                    **({BEFORE: lambda _: before.copy_all(into)} if before else {}),
                     "torch._foreach_copy_": lambda _: torch._foreach_copy_(views, tensors)}
     if not aligned:
         calls["torch.cat"] = lambda _: torch.cat(tensors, out=buffer)
     case = f"{TENSORS} tensors, {'aligned' if aligned else 'tight'}"
     rows = rows_of(f"into a buffer: {case}", bytes_, measure(calls), "copy_all")
     calls = {"copy": copy, "copy_all": lambda _: table.copy_all(back),
+             **({BEFORE: lambda _: before.copy_all(back)} if before else {}),
              "torch._foreach_copy_": lambda _: torch._foreach_copy_(tensors, views)}
     return rows + rows_of(f"out of it: {case}", bytes_, measure(calls), "copy_all")
 
 
 def main() -> None:
-    table, library, output = sys.argv[1:]
+    table, library, output, *others = sys.argv[1:]
     functions = Table(table, library)
-    rows = [*scale_rows(functions), *pack_rows(functions, aligned=True), *pack_rows(functions, aligned=False)]
+    before = Table(table, others[0]) if others else None
+    functions.load_kernels()
+    rows = [*scale_rows(functions, before), *pack_rows(functions, before, aligned=True),
+            *pack_rows(functions, before, aligned=False)]
     Path(output).write_text(json.dumps(rows, indent=1))
 
 

@@ -7,6 +7,7 @@
 
 #include "api/global_state.h"
 #include "base/log.h"
+#include "device/cuda/support.h"
 #include "device/device.h"
 #include "engine/request/output_pool.h"
 #include "engine/request/request.h"
@@ -84,6 +85,12 @@ void start_timeline(Timeline& timeline, const World& world, const std::string& p
 namespace {
 
 constexpr size_t kMostReportBytes = 8192;
+
+std::string gpu_text() {
+  std::string text;
+  for (const GpuSupport& one : gpu_support()) text += (one.is_there ? "+" : "-") + one.text + "\n";
+  return text;
+}
 
 int world_number(int (*get)(const World&)) {
   GlobalState& s = global_state();
@@ -365,6 +372,7 @@ const char* lightcc_describe(const char* what) {
   thread_local std::string text;
   guard([&] {
     std::string topic = what ? what : "";
+    if (topic == "gpus") return text = gpu_text(), 0;
     auto e = engine();
     const World& w = e->world();
     if (topic == "selector")
@@ -379,7 +387,7 @@ const char* lightcc_describe(const char* what) {
     else if (topic == "fusion_plan")
       text = e->plans_text();
     else
-      refuse("nothing to describe under '" + topic + "': selector, network, knobs, world, fusion_plan");
+      refuse("nothing to describe under '" + topic + "': selector, network, knobs, world, fusion_plan, gpus");
     return 0;
   });
   return text.c_str();

@@ -293,7 +293,8 @@ LIGHTCC_API const char* lightcc_reported(int rank);
 /* A line of the log: level as HOROVOD_LOG_LEVEL's numbers. */
 LIGHTCC_API void lightcc_log(int level, const char* text);
 /* The selector's table, the knobs, or the fusion plans in force, as text (the caller must not free it). */
-/* "selector", "network", "knobs", "world" or "fusion_plan" */
+/* "selector", "network", "knobs", "world" or "fusion_plan"; also before init "gpus": a line for the driver and for
+ * NVRTC, which begins with + if it is there and else with -. */
 LIGHTCC_API const char* lightcc_describe(const char* what);
 
 /* A cluster for lightcc_explain, there or not. Seconds, bytes, bytes a second. */

@@ -28,7 +28,11 @@ const CudaFunctions* open_library(const std::string& path) {
 }
 
 const CudaFunctions* open_driver() {
-  cuda_driver();  // says why there is none
+  try {
+    cuda_driver();
+  } catch (const Error& error) {
+    refuse(std::string("CUDA driver: ") + error.what());
+  }
   return &driver_functions();
 }
 

@@ -522,5 +522,5 @@ def explain(cluster: Cluster, nbytes: int) -> str:
 
 
 def describe(what: str) -> str:
-    """The core's own account of "selector", "network", "knobs", "world" or "fusion_plan"."""
+    """The core's own account of "selector", "network", "knobs", "world", "fusion_plan", or, before init too, "gpus"."""
     return (_library.lightcc_describe(what.encode()) or b"").decode()

@@ -30,10 +30,39 @@ def report(harp: bool = False) -> tuple[str, str]:
         ("Gloo (by the two that follow)", built.get("gloo")),
         ("lightcc shared memory", works), ("lightcc TCP between hosts", works),
         ("lightcc HARP between hosts (LIGHTCC_NET=harp; mostly slower than TCP: docs/harp.md)", works)])
+    if works:
+        text += _gpus()
     if harp:
         more, harp_fault = nccl_plugin.report()
         return text + more, fault or harp_fault
     return text, fault
+
+
+def _gpus() -> str:
+    """What there is for tensors of GPUs, and how they travel."""
+    from lightcc.core import lib, nccl_library
+
+    rows = [(line[1:], line[0] == "+") for line in lib.describe("gpus").splitlines()]
+    path = nccl_library.path()
+    try:
+        version = nccl_library.version(path) if path else 0
+        why = f"{_dotted(version)} ({path})" if version else "was not found"
+    except OSError as error:
+        version, why = 0, str(error)
+    if 0 < version < nccl_library.LEAST_VERSION:
+        why += f" is too old: lightcc needs {_dotted(nccl_library.LEAST_VERSION)}"
+    rows.append((f"NCCL {why}", version >= nccl_library.LEAST_VERSION))
+    (_, driver), (_, nvrtc), (_, nccl) = rows
+    way = "by NCCL, or through the host with LIGHTCC_NCCL=0"
+    if not driver:
+        way = "not at all without a CUDA driver that can be used"
+    elif not nvrtc or not nccl:
+        way = f"through the host, since {'NCCL' if nvrtc else 'NVRTC'} cannot be used"
+    return _section("Tensors of GPUs", rows) + f"    They travel {way}.\n"
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
 def _usable(module: str) -> bool:

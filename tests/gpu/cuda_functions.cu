@@ -1,7 +1,7 @@
-// The table of liblightcc_cuda.so (device/cuda.h) on a real GPU. Of lightcc it links only reduce(), which scaling must
-// equal; cuda_functions.sh starts it.
+// The table of the core (device/cuda.h) on a real GPU, beside CUDA's runtime, which is here what it is in a framework.
+// Of lightcc it links only reduce(), which scaling must equal; cuda_functions.sh starts it.
 //
-//   cuda_functions LIBRARY
+//   cuda_functions CORE
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -125,10 +125,12 @@ void copies_both_ways(const lightcc::CudaFunctions& cuda, int device) {
   expect(reached(cuda, device, sent) && reached(cuda, device, received), "both events are reached when the call comes");
   expect(to == from, "what comes back is what was sent");
 
-  expect_words(cuda.pin(device, from.data(), kBytes), "cudaHostRegister: ", "cudaErrorHostMemoryAlreadyRegistered");
+  expect_words(cuda.pin(device, from.data(), kBytes), "cuMemHostRegister: ",
+               "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED");
   check(cuda.unpin(device, from.data()));
   check(cuda.unpin(device, to.data()));
-  expect_words(cuda.unpin(device, to.data()), "cudaHostUnregister: ", "cudaErrorHostMemoryNotRegistered");
+  expect_words(cuda.unpin(device, to.data()), "cuMemHostUnregister: ",
+               "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED");
   check(cuda.destroy_event(device, sent));
   check(cuda.destroy_event(device, received));
   check(cuda.destroy_stream(device, there));
@@ -158,9 +160,9 @@ void keeps_the_device(const lightcc::CudaFunctions& cuda, int devices) {
       expect(current == mine && has_context(), "the caller's device is unchanged");
     }
     void* stream = nullptr;
-    expect_words(cuda.create_stream(devices, &stream), "cudaStreamCreateWithFlags: ", "cudaErrorInvalidDevice");
+    expect_words(cuda.create_stream(devices, &stream), "cuDeviceGet: ", "CUDA_ERROR_INVALID_DEVICE");
     int current = -1, found = -2;
-    expect_words(cuda.on_device(devices, find_device, &found), "cudaSetDevice: ", "cudaErrorInvalidDevice");
+    expect_words(cuda.on_device(devices, find_device, &found), "cuDeviceGet: ", "CUDA_ERROR_INVALID_DEVICE");
     expect(found == -2, "on a device that is not there nothing is called");
     check(cudaGetDevice(&current));
     expect(current == mine, "nor does a failure change it");
@@ -248,11 +250,11 @@ void waits_for_nothing(const lightcc::CudaFunctions& cuda, int device) {
 void fails_in_words(const lightcc::CudaFunctions& cuda, int device) {
   void *stream = nullptr, *none = &none;
   check(cuda.create_stream(device, &stream));
-  expect_words(cuda.allocate(device, stream, size_t(1) << 50, &none), "cudaMallocFromPoolAsync: ",
-               "cudaErrorMemoryAllocation");
+  expect_words(cuda.allocate(device, stream, size_t(1) << 50, &none), "cuMemAllocFromPoolAsync: ",
+               "CUDA_ERROR_OUT_OF_MEMORY");
   expect(!none, "no memory where it fails");
   expect_words(cuda.scale(device, stream, lightcc::kDTypes, nullptr, nullptr, 1, 2),
-               "launch of the kernel that scales: ", "cudaErrorInvalidValue");
+               "launch of the kernel that scales: ", "CUDA_ERROR_INVALID_VALUE");
   check(cuda.destroy_stream(device, stream));
 }
 
@@ -389,7 +391,7 @@ void names_the_bus(const lightcc::CudaFunctions& cuda, int devices) {
     expect(strcasecmp(got, want) == 0, want);
   }
   char id[32];
-  expect_words(cuda.bus_id(devices, id, sizeof id), "cudaDeviceGetPCIBusId: ", "cudaErrorInvalidDevice");
+  expect_words(cuda.bus_id(devices, id, sizeof id), "cuDeviceGet: ", "CUDA_ERROR_INVALID_DEVICE");
 }
 
 }  // namespace

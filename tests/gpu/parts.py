@@ -1,5 +1,5 @@
-"""What `make gpu-test` and `make gpu-bench` have in common: lightcc is built for the GPU at hand, then parts run one
-after the other, each with a time limit of its own, and whatever becomes of one, the next runs.
+"""What `make gpu-test` and `make gpu-bench` have in common: lightcc is built, then parts run one after the other, each
+with a time limit of its own, and whatever becomes of one, the next runs.
 
 All output goes to NAME.log, what it amounts to into NAME.json, both in $OUT or else build/gpu. No network is needed,
 and nothing is installed: the package is put together in build/gpu/site.
@@ -20,6 +20,7 @@ from typing import Dict, List, Optional, Sequence
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "gpu"
 SITE = BUILD / "site"
+CORE = str(SITE / "lightcc" / "_lightcc.so")
 LEFT_OUT = 77         # exit code of what cannot run here, as of the scripts beside this file
 LEAST_S = 10          # a part with less time left is not begun
 TAIL_LINES = 12       # of the output of a part that fails
@@ -40,6 +41,12 @@ def gpu() -> Optional[Dict[str, str]]:
         if lines:
             return dict(zip(("gpu", "compute_capability", "driver"), map(str.strip, lines[0].split(","))))
     return None
+
+
+def without_nvcc(path: str) -> str:
+    """The path without folders of CUDA: lightcc is built without it."""
+    return os.pathsep.join(folder for folder in path.split(os.pathsep)
+                           if not Path(folder, "nvcc").exists() or Path(folder, "cmake").exists())
 
 
 def said_by(*command: str) -> str:
@@ -69,22 +76,25 @@ class Parts:
         self.report: Dict = {**found, "nvcc": said_by("nvcc", "--version"),
                              "torch": said_by(sys.executable, "-c", torch),
                              "commit": said_by("git", "describe", "--always", "--dirty"), "parts": []}
-        self._architecture = found["compute_capability"].replace(".", "")
         print(", ".join(f"{key} {value}" for key, value in self.report.items() if key != "parts"), flush=True)
 
     def build(self) -> bool:
         """The libraries, and the package around them in SITE. Without it no other part can run."""
         ninja = ["-G", "Ninja"] if shutil.which("ninja", path=PATH) else []
-        configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), *ninja, "-DLIGHTCC_TESTS=OFF",
-                     f"-DLIGHTCC_CUDA_ARCHITECTURES={self._architecture}"]
+        configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), *ninja, "-DLIGHTCC_TESTS=OFF"]
         compile_all = ["cmake", "--build", str(BUILD), "--target", "lightcc_libraries", "--parallel",
                        str(len(os.sched_getaffinity(0)))]
         package = SITE / "lightcc"
         steps = [configure, compile_all, ["rm", "-rf", str(SITE)], ["mkdir", "-p", str(SITE)],
                  ["cp", "-r", str(ROOT / "lightcc"), str(SITE)],
-                 ["cmake", "--install", str(BUILD), "--prefix", str(package)],
-                 ["test", "-e", str(package / "liblightcc_cuda.so")]]
-        return self.run("build", ["sh", "-exc", "\n".join(map(shlex.join, steps))], 240)
+                 ["cmake", "--install", str(BUILD), "--prefix", str(package)]]
+        return self.run("build", ["sh", "-exc", "\n".join(map(shlex.join, steps))], 240, PATH=without_nvcc(PATH))
+
+    def compile_table(self, to: str) -> bool:
+        """bench/gpu_table, as a library for Python."""
+        command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-shared", "-fPIC", "-I", str(ROOT / "csrc"),
+                   str(ROOT / "bench" / "gpu_table" / "table.cc"), "-o", to, "-ldl"]
+        return self.run("compile gpu_table", command, 60, PATH=without_nvcc(PATH))
 
     def run(self, part: str, command: Sequence[str], limit_s: float, expected: str = "", table: str = "",
             **variables: str) -> bool:

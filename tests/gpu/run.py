@@ -2,12 +2,13 @@
 
     python3 tests/gpu/run.py         where python3 has PyTorch with CUDA, pytest, psutil and, for its arrays, CuPy
 
-Builds lightcc for this GPU in build/gpu. Exits 77 where there is no GPU, 1 if a part fails.
+Builds lightcc in build/gpu. Exits 77 where there is no GPU, 1 if a part fails.
 """
 import shutil
 import sys
+import tempfile
 
-from parts import BUILD, PATH, ROOT, Parts
+from parts import BUILD, CORE, PATH, ROOT, Parts
 from two_hosts import variables
 
 GPU = ROOT / "tests" / "gpu"
@@ -33,11 +34,15 @@ def main() -> int:
     parts = Parts("gpu-test", 530)
     if not parts.build():
         return parts.finish()
-    library, plugin = str(BUILD / "liblightcc_cuda.so"), str(BUILD / "libnccl-net-harp.so")
+    plugin = str(BUILD / "libnccl-net-harp.so")
     functions, python = str(GPU / "cuda_functions.sh"), sys.executable
     info = {"HOROVOD_LOG_LEVEL": "info"}
     short = {"LIGHTCC_GPU_TEST_SHORT": "1", **info}
-    parts.run("functions of CUDA", [functions, library], 120)
+    parts.run("functions of CUDA", [functions, CORE], 120)
+    with tempfile.TemporaryDirectory() as folder:
+        if parts.compile_table(f"{folder}/table.so"):
+            parts.run("first use of the kernels", [python, str(GPU / "first_use.py"), f"{folder}/table.so", CORE], 90,
+                      table=r"\d s\b")
     parts.run("staged, 2 ranks", on_ranks(2, "check_training.py", "check_collectives.py"), 150, LIGHTCC_NCCL="0")
     parts.run("SyncBatchNorm, staged, 2 ranks", on_ranks(2, "check_sync_batch_norm.py"), 60, LIGHTCC_NCCL="0")
     parts.run("SyncBatchNorm, NCCL, 2 ranks", on_ranks(2, "check_sync_batch_norm.py"), 60, BY_NCCL, **variables(),
@@ -66,7 +71,7 @@ def main() -> int:
     parts.run("NCCL over HARP, three lives", [str(GPU / "nccl_harp.sh"), plugin, "3"], 90, "rank 1: ok")
     if sanitizer := shutil.which("compute-sanitizer", path=PATH):
         # Some of the calls fail on purpose: only what kernels do to memory is an error here.
-        parts.run("functions, compute-sanitizer", [functions, library], 110,
+        parts.run("functions, compute-sanitizer", [functions, CORE], 110,
                   UNDER=f"{sanitizer} --error-exitcode 1 --report-api-errors no")
     return parts.finish()
 

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace lightcc {
@@ -76,6 +77,10 @@ struct DriverFunctions {
   LIGHTCC_DRIVER_FUNCTIONS(LIGHTCC_MEMBER)
 #undef LIGHTCC_MEMBER
 };
+
+// Those of a driver that is not started yet. find: an address by name, or nullptr. Throws Error{invalid_argument} that
+// says what the driver lacks.
+DriverFunctions find_driver_functions(const std::function<void*(const char*)>& find);
 
 // The driver, started. Opened at the first call, which waits for it. Throws Error{invalid_argument} that says why there
 // is none that can be used: each time anew, since a container's may come later.

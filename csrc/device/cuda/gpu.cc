@@ -7,16 +7,18 @@
 namespace lightcc {
 namespace {
 
+int attribute_of(const DriverFunctions& driver, int device, int attribute) {
+  int value = 0;
+  check_driver(driver.DeviceGetAttribute(&value, attribute, device), "cuDeviceGetAttribute");
+  return value;
+}
+
 std::unique_ptr<Gpu> make_gpu(int number) {
   const DriverFunctions& driver = cuda_driver();
   auto gpu = std::make_unique<Gpu>();
   check_driver(driver.DeviceGet(&gpu->device, number), "cuDeviceGet");
-  int major = 0, minor = 0;
-  check_driver(driver.DeviceGetAttribute(&major, kAttributeMajor, gpu->device), "cuDeviceGetAttribute");
-  check_driver(driver.DeviceGetAttribute(&minor, kAttributeMinor, gpu->device), "cuDeviceGetAttribute");
-  check_driver(driver.DeviceGetAttribute(&gpu->multiprocessors, kAttributeMultiprocessors, gpu->device),
-               "cuDeviceGetAttribute");
-  gpu->architecture = 10 * major + minor;
+  gpu->architecture = architecture_of(driver, gpu->device);
+  gpu->multiprocessors = attribute_of(driver, gpu->device, kAttributeMultiprocessors);
   check_driver(driver.DevicePrimaryCtxRetain(&gpu->context, gpu->device), "cuDevicePrimaryCtxRetain");
   return gpu;
 }
@@ -34,6 +36,10 @@ void check_driver(int status, const char* attempted) {
   throw Error(Code::internal, words);
 }
 
+int architecture_of(const DriverFunctions& driver, int device) {
+  return 10 * attribute_of(driver, device, kAttributeMajor) + attribute_of(driver, device, kAttributeMinor);
+}
+
 Gpu& gpu_of(int number) {
   static std::mutex mutex;
   static auto& gpus = *new std::map<int, std::unique_ptr<Gpu>>;  // threads may outlive what is destroyed at exit
@@ -43,14 +49,12 @@ Gpu& gpu_of(int number) {
   return *gpu;
 }
 
-OnDevice::OnDevice(int number) : driver_(cuda_driver()), gpu_(gpu_of(number)) {
+OnDevice::OnDevice(int number) : driver_(cuda_driver()), relaxed_(driver_), gpu_(gpu_of(number)) {
   check_driver(driver_.CtxGetCurrent(&before_), "cuCtxGetCurrent");
   if (before_ != gpu_.context) check_driver(driver_.CtxSetCurrent(gpu_.context), "cuCtxSetCurrent");
-  driver_.ThreadExchangeStreamCaptureMode(&mode_);
 }
 
 OnDevice::~OnDevice() {
-  driver_.ThreadExchangeStreamCaptureMode(&mode_);
   if (before_ != gpu_.context) driver_.CtxSetCurrent(before_);
 }
 

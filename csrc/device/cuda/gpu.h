@@ -24,11 +24,27 @@ struct Gpu {
   void* pool = nullptr;  // made at the first allocation
 };
 
+int architecture_of(const DriverFunctions&, int device);  // of the driver's handle: 90 is sm_90
+
 // Made at the first call, and kept until the process ends. Throws Error if there is no such GPU, or no driver.
 Gpu& gpu_of(int number);
 
+// A graph that the framework captures in another thread is not ended by what this thread does meanwhile.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const DriverFunctions& driver) : driver_(driver) { exchange(); }
+  ~RelaxedCapture() { exchange(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  void exchange() { driver_.ThreadExchangeStreamCaptureMode(&mode_); }
+
+  const DriverFunctions& driver_;
+  int mode_ = kCaptureModeRelaxed;
+};
+
 // Makes a GPU the thread's current one, and gives the thread back the context it had; a thread that had none gets none.
-// A graph that the framework captures in another thread is not ended by what is done here (relaxed mode).
 class OnDevice {
  public:
   explicit OnDevice(int number);
@@ -41,9 +57,9 @@ class OnDevice {
 
  private:
   const DriverFunctions& driver_;
+  const RelaxedCapture relaxed_;
   Gpu& gpu_;
   void* before_ = nullptr;
-  int mode_ = kCaptureModeRelaxed;
 };
 
 }  // namespace lightcc

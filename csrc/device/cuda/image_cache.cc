@@ -5,13 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -77,6 +78,14 @@ std::string make_folder(const std::string& folder) {
   return refused(folder);
 }
 
+// Whether it is the first time that this folder fails.
+bool is_news(const std::string& folder) {
+  static std::mutex mutex;
+  static std::set<std::string> failed;
+  std::lock_guard lock(mutex);
+  return failed.insert(folder).second;
+}
+
 // "": it is there now.
 std::string write_file(const std::string& folder, const std::string& path, const std::string& text) {
   if (const std::string why = make_folder(folder); !why.empty()) return why;
@@ -109,8 +118,7 @@ std::optional<std::string> ImageCache::get(const std::string& key) const {
 void ImageCache::put(const std::string& key, const std::string& image) const {
   if (folder_.empty()) return;
   const std::string why = write_file(folder_, path_of(key), header_of(key, image) + image);
-  static std::atomic<bool> has_told{false};
-  if (!why.empty() && !has_told.exchange(true))
+  if (!why.empty() && is_news(folder_))
     log(Level::info, "kernels for GPUs cannot be kept in " + folder_ + " (" + why + "): each process compiles them");
 }
 

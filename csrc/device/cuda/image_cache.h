@@ -16,8 +16,7 @@ class ImageCache {
 
   // key: all that the image depends on.
   std::optional<std::string> get(const std::string& key) const;
-  // Replaces the file as a whole: a reader sees all of it or nothing. What goes wrong is logged once a process, at
-  // info.
+  // Replaces the file as a whole: a reader sees all of it or nothing. What goes wrong is logged once, at info.
   void put(const std::string& key, const std::string& image) const;
   // Held by one process at a time, so that ranks of a host compile only once. Without it, after ten seconds, they may
   // all do so. Ends with what is returned, in a forked process too.
