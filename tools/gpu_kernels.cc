@@ -48,6 +48,7 @@ int main(int count, char** arguments) {
   try {
     const lightcc::Nvrtc nvrtc = lightcc::open_nvrtc(arguments[1]);
     std::printf("NVRTC %s\n", lightcc::cuda_version_text(nvrtc.version).c_str());
+    std::fflush(stdout);
     for (int i = 2; i < count; ++i) compile_for(nvrtc, std::atoi(arguments[i]));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -50,6 +50,9 @@ Nvrtc functions_of(void* library, const std::string& path) {
   Dl_info where{};
   dladdr(reinterpret_cast<void*>(all.Version), &where);
   found.path = where.dli_fname ? where.dli_fname : path;
+  // It opens this one by name when it compiles, and the wheel of 13.0 does not say that it lies beside it.
+  const std::string folder = found.path.substr(0, found.path.rfind('/') + 1);
+  dlopen((folder + "libnvrtc-builtins.so." + cuda_version_text(found.version)).c_str(), RTLD_LAZY | RTLD_LOCAL);
   return found;
 }
 

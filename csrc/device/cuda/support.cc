@@ -9,11 +9,11 @@ namespace {
 
 constexpr int kWithoutDriver = 13000;  // which NVRTC is looked for where no driver says how new it may be
 
-template <class Body> GpuSupport support_of(const std::string& name, Body body) {
+template <class Body> GpuSupport support_of(const std::string& without, Body body) {
   try {
-    return {true, name + " " + body()};
+    return {true, body()};
   } catch (const Error& error) {
-    return {false, name + ": " + error.what()};
+    return {false, without + error.what()};
   }
 }
 
@@ -35,17 +35,17 @@ std::vector<int> architectures() {
 std::vector<GpuSupport> gpu_support() {
   std::vector<int> gpus;
   int version = kWithoutDriver;
-  const GpuSupport driver = support_of("CUDA driver", [&] {
+  const GpuSupport driver = support_of("CUDA driver: ", [&] {
     version = cuda_driver_version();
     gpus = architectures();
-    std::string text = cuda_version_text(version) + ", GPUs: " + (gpus.empty() ? "none" : "");
+    std::string text = "CUDA driver " + cuda_version_text(version) + ", GPUs: " + (gpus.empty() ? "none" : "");
     for (size_t i = 0; i < gpus.size(); ++i) text += (i > 0 ? ", sm_" : "sm_") + std::to_string(gpus[i]);
     return text;
   });
-  const GpuSupport compiler = support_of("NVRTC", [&] {
+  const GpuSupport compiler = support_of("", [&] {
     const Nvrtc& found = nvrtc(version);
     for (int architecture : gpus) target_for(found, architecture, version);
-    return cuda_version_text(found.version) + " (" + found.path + ")";
+    return "NVRTC " + cuda_version_text(found.version) + " (" + found.path + ")";
   });
   return {driver, compiler};
 }
