@@ -1,8 +1,9 @@
 """`make gpu-test`: all that lightcc does on a GPU; on a machine with one, in less than nine minutes, without a network.
 
-    python3 tests/gpu/run.py         where python3 has PyTorch with CUDA, pytest, psutil and, for its arrays, CuPy
+    python3 tests/gpu/run.py [WORD...]     where python3 has PyTorch with CUDA, pytest, psutil and, for its arrays, CuPy
 
-Builds lightcc in build/gpu. Exits 77 where there is no GPU, 1 if a part fails.
+WORD: only parts whose names have one of these run. Builds lightcc in build/gpu. Exits 77 where there is no GPU, 1 if a
+part fails.
 """
 import shutil
 import sys
@@ -31,7 +32,7 @@ def of_ranks(count: int, file: str, *arguments: str, options=()) -> list:
 
 
 def main() -> int:
-    parts = Parts("gpu-test", 530)
+    parts = Parts("gpu-test", 530, only=sys.argv[1:])
     if not parts.build():
         return parts.finish()
     plugin = str(BUILD / "libnccl-net-harp.so")

@@ -1,4 +1,5 @@
-// LIGHTCC_CUDA_LIBRARY for Python tests: the table is a CudaDouble's, and ctypes calls what a framework does with a GPU.
+// LIGHTCC_CUDA_LIBRARY for Python tests: the table is a CudaDouble's, and ctypes calls what a framework does with a
+// GPU.
 #include <algorithm>
 #include <cstring>
 

@@ -187,8 +187,8 @@ TEST_P(Gpus, AnotherStreamCanGoOnBehindTheOutputs) {
   });
 }
 
-// By NCCL rank 1's input comes only after kernels that both ranks queue behind an operation that is done: if those waited
-// for its outputs, nothing would end.
+// By NCCL rank 1's input comes only after kernels that both ranks queue behind an operation that is done: if those
+// waited for its outputs, nothing would end.
 TEST_P(Gpus, AnUnorderedOneHoldsUpNoStreamButThoseThatAreTold) {
   Ranks ranks(2, config_);
   std::atomic<int> ran_beside{0};
