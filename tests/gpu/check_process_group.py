@@ -6,6 +6,7 @@ check_collectives.py.
 import functools
 import os
 import tempfile
+import time
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from lightcc.torch import ddp
 STEPS = 6
 SMALL_MIB = 0.005  # so that the model has several buckets
 SLEEP = 5_000_000  # cycles of the GPU, some milliseconds: who does not wait for it is too early
+LONG_SLEEP = 1 << 30  # half a second
 COUNT = 1 << 18
 PEER = "nccl" if os.environ.get("LIGHTCC_NCCL") == "1" else "gloo"
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -102,6 +104,31 @@ def check_whoever_waits_goes_on_behind_it(world, device, double, first):
             gathered.wait()
             assert (x == total).all() and whole[::COUNT].tolist() == [1.0 + rank for rank in range(hvd.size())]
         del x, whole, gathered, summed
+
+
+@pytest.mark.skipif(PEER != "nccl", reason="through the host an operation is done once the bytes are exchanged")
+def check_the_stream_of_the_call_goes_on_meanwhile(world, device, double):
+    """A kernel behind the call is done long before the result, for which the other rank's input is missing."""
+    with double.on(device, double.new_stream(device)):
+        x, y = (torch.ones(COUNT, device=f"cuda:{device}") for _ in range(2))
+        for late in (False, True):  # once without, so that nothing is loaded or made the second time
+            torch.cuda.synchronize()
+            dist.barrier()
+            begin = time.perf_counter()
+            if late and hvd.rank() == hvd.size() - 1:
+                torch.cuda._sleep(LONG_SLEEP)
+            work = dist.all_reduce(x, async_op=True)
+            while not work.is_completed():
+                assert time.perf_counter() < begin + 30
+            y.add_(1)
+            torch.cuda.current_stream().synchronize()
+            went_on = time.perf_counter() - begin
+            work.wait()
+            torch.cuda.current_stream().synchronize()
+            done = time.perf_counter() - begin
+    assert (x == hvd.size() ** 2).all()
+    print(f"the stream went on after {went_on:.3f} s, the result was there after {done:.3f} s: ok")
+    assert hvd.rank() > 0 or hvd.size() == 1 or went_on < done / 2
 
 
 def check_futures(world, device, double):
