@@ -207,7 +207,7 @@ class Collectives(dist.ProcessGroup):
         return Work(operation, list(outputs), self._timeout_of(opts))
 
     def _expect_one_device(self, tensors: Tensors) -> None:
-        for i, tensor in enumerate(tensors):
+        for i, tensor in enumerate(tensors[1:], 1):
             first, other = slots.device_of(tensors[0]), slots.device_of(tensor)
             if other != first:
                 raise MixedDevicesError(f"torch.distributed over lightcc, group rank {self._rank}: tensor {i} of "

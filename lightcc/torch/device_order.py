@@ -30,7 +30,7 @@ class Streams:
         """Their memory is not used again before the current stream has done all it was given until they are dropped."""
         stream = torch.cuda.current_stream(device)
         for tensor in tensors:
-            if tensor.is_cuda:
+            if tensor.layout is torch.strided:  # one that is sparse gets new memory, by this stream
                 tensor.record_stream(stream)
 
     def own(self, device: int) -> ContextManager:
