@@ -80,9 +80,9 @@ LIGHTCC_API int lightcc_group_ids(int32_t* ids, int capacity);  /* returns how m
 /* Where the memory of a tensor is. All zero: in the host's. All tensors of a request are in one place.
  *
  * Of a GPU: the request reads after what the stream had been given when it was submitted, and the host waits for no
- * stream. When the request is done, what the stream is given from then on runs after its outputs are written, unless it
- * is LIGHTCC_UNORDERED; for another stream see lightcc_order. The stream must live until the request is done, may not
- * capture a graph, and is not the per-thread default stream. A request that is prepared keeps its stream. */
+ * stream. When the request is done, what the stream is given from then on runs after its outputs are written
+ * (unless it is LIGHTCC_UNORDERED); for another stream see lightcc_order. The stream must live until the request is
+ * done, may not capture a graph, and is not the per-thread default stream. A prepared request keeps its stream. */
 enum lightcc_device_kind { LIGHTCC_CPU, LIGHTCC_CUDA };
 typedef struct lightcc_place {
   int32_t device; /* of CUDA: its number in this process */
@@ -293,8 +293,7 @@ LIGHTCC_API const char* lightcc_reported(int rank);
 /* A line of the log: level as HOROVOD_LOG_LEVEL's numbers. */
 LIGHTCC_API void lightcc_log(int level, const char* text);
 /* The selector's table, the knobs, or the fusion plans in force, as text (the caller must not free it). */
-/* "selector", "network", "knobs", "world" or "fusion_plan"; also before init "gpus": a line for the driver and for
- * NVRTC, which begins with + if it is there and else with -. */
+/* "selector", "network", "knobs", "world" or "fusion_plan" */
 LIGHTCC_API const char* lightcc_describe(const char* what);
 
 /* A cluster for lightcc_explain, there or not. Seconds, bytes, bytes a second. */

@@ -28,6 +28,7 @@ from lightcc.core.adapter import MixedDevicesError
 from lightcc.core.exceptions import HorovodInternalError
 from lightcc.torch import changed_gradients, slot_stream, slots, sparse
 from lightcc.torch.compression import Compression
+from lightcc.torch.compression_switch import SetAside
 from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
 from lightcc.torch.gradient_compression import GradientCompression
 from lightcc.torch.handles import SeenHandles
@@ -38,9 +39,6 @@ _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with it
 _strided = torch.strided  # looked up for each gradient
 _names = Names()
 _CASTS = Compression.none, Compression.fp16, Compression.bf16
-# What of a gradient depends on the compression that it travels by.
-_BY_COMPRESSION = ("name", "form", "slot", "address", "bytes", "stream", "copied_late", "dtype", "layout", "prepared",
-                   "context", "compressed")
 
 
 class GradientReducer:
@@ -50,7 +48,7 @@ class GradientReducer:
         self._request = op, prescale, postscale
         self.compressed = GradientCompression.of(compression, self._request, process_set)
         self._set_compression(compression)
-        self._aside: Dict[Any, Tuple[Any, ...]] = {}  # by compression: what belongs to those that are not used now
+        self._aside = SetAside()
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._set = request.new_set()  # of the requests of one compression
@@ -85,37 +83,20 @@ class GradientReducer:
         gradient.prepared = 0
 
     def use(self, compression: Any) -> None:
-        """Gradients travel by another compression from now on, on all ranks; nothing is on its way. Slots and requests
-        of each stay, so that a later change costs no more than to name them. What is left behind stays, too.
+        """Gradients travel by another compression from now on, on all ranks; nothing is on its way.
 
         compression: a Compressor, or the TopK or Int8 that this reducer was made with.
         """
         if compression is self._compression:
             return
-        groups = list({id(g.home): g.home for g in self.gradients if g.home is not None}.values())
-        self._aside[self._compression] = (self._made_for(), self._set, self._number,
-                                          [[getattr(g, name) for name in _BY_COMPRESSION] for g in self.gradients],
-                                          [group.name for group in groups])
-        made_for, set_, number, fields, group_names = self._aside.pop(compression, (None, 0, 0, [], []))
+        numbers = self._aside.exchange(self._compression, compression, self.gradients, (self._epoch, self._device),
+                                       (self._set, self._number))
         self._set_compression(compression)
-        if made_for == self._made_for():
-            self._set, self._number = set_, number
-            for gradient, values in zip(self.gradients, fields):
-                for name, value in zip(_BY_COMPRESSION, values):
-                    setattr(gradient, name, value)
-                if gradient.sparse_dims:
-                    gradient.dtype = None
-            for group, group.name in zip(groups, group_names):
-                group.close()
-        else:  # for the first time, or it was for other parameters or in another epoch
+        if numbers is not None:
+            self._set, self._number = numbers
+        else:
             self._set = request.new_set()
-            for gradient in self.gradients:
-                gradient.compressed = False
             self._without_slot = list(self.gradients)
-
-    def _made_for(self) -> Any:
-        """What slots and requests are good for."""
-        return self._epoch, self._device, [(id(g), slots.form_of(g.parameter)) for g in self.gradients]
 
     def _set_compression(self, compression: Any) -> None:
         self._compression = compression

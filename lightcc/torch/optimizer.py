@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 import torch
 
 from lightcc.compress.choice import compression_of
-from lightcc.compress.compressors import CoreCompressor
 from lightcc.core import lib, ops
 from lightcc.core.elastic_worker import is_elastic
 from lightcc.core.process_sets import global_process_set, registered
@@ -18,6 +17,7 @@ from lightcc.core.wrapper_class import is_made_with, wrapper_class
 from lightcc.torch import backward_hooks, changed_gradients, ddp_conflict, grad_scaler
 from lightcc.torch.arguments import names_of
 from lightcc.torch.compression import Compression
+from lightcc.torch.compression_switch import SwitchedCompression
 from lightcc.torch.functions import broadcast_object
 from lightcc.torch.gradient import Gradient, Group
 from lightcc.torch.gradient_reducer import GradientReducer
@@ -132,7 +132,7 @@ def _copied(cls, state, options, ranks, local):
     return copied
 
 
-class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
+class _DistributedOptimizer(OptimizerAttributes, SwitchedCompression, SavedResiduals):
     """What the class of what DistributedOptimizer returns has. See wrapper_class."""
 
     _as_plain: Any
@@ -228,28 +228,6 @@ class _DistributedOptimizer(OptimizerAttributes, SavedResiduals):
         for gradient in self._gradients.values():
             if not (gradient.sent and self._waiting()):
                 gradient.passes_left = passes
-
-    def use_compression(self, compression: Any) -> None:
-        """Sends gradients by another compression from the next step on. All ranks call it, between the same two steps.
-
-        compression: a Compressor, such as hvd.Compression.bf16, or the TopK or Int8 that the optimizer was made with;
-        what these have left behind stays while another is used. Memory for slots is kept for each.
-        Errors: ValueError for another TopK or Int8, with op=Adasum, and while gradients are on their way.
-
-        >>> model = torch.nn.Linear(2, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-        >>> optimizer.use_compression(hvd.Compression.bf16)
-        """
-        made_with = self._options["compression"]
-        if isinstance(compression, CoreCompressor) and compression != made_with:
-            raise ValueError(f"use_compression: {compression} keeps what it leaves behind, so DistributedOptimizer "
-                             f"must be made with it; this one has {made_with}.")
-        if self._options["op"] == Adasum:
-            raise ValueError("use_compression: op=Adasum has one compression.")
-        if self._waiting():
-            raise ValueError("use_compression: gradients are on their way; call this between two steps.")
-        if self._reducer is not None:
-            self._reducer.use(made_with if compression == made_with else compression)
 
     def register_local_var(self, parameter: torch.Tensor) -> None:
         """Keeps a parameter's gradient on this rank: it is not exchanged, and step() uses it as it is.

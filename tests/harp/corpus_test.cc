@@ -1,12 +1,9 @@
-// The fuzzers start from these files. LIGHTCC_WRITE_CORPUS=1 writes them anew after the format has changed.
+// What the fuzzers of HARP start from (corpus.h).
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 
+#include "corpus.h"
 #include "harp_plugin/core/packet.h"
 #include "labels.h"
 
@@ -15,21 +12,8 @@ LABEL(alone);
 namespace harp::test {
 namespace {
 
-namespace fs = std::filesystem;
+using lightcc::test::expect_corpus;
 using Files = std::map<std::string, std::string>;
-
-void expect_corpus(const char* target, const Files& files) {
-  const fs::path folder = fs::path(__FILE__).parent_path() / "../fuzz/corpus" / target;
-  for (const auto& [name, bytes] : files) {
-    if (std::getenv("LIGHTCC_WRITE_CORPUS")) {
-      fs::create_directories(folder);
-      std::ofstream(folder / name, std::ios::binary) << bytes;
-    }
-    std::ifstream file(folder / name, std::ios::binary);
-    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), bytes)
-        << folder / name << " is old: run this test with LIGHTCC_WRITE_CORPUS=1";
-  }
-}
 
 // What harp_packet_fuzz reads: which of its cases, then the bytes.
 template <class Write> std::string input(char which, const Write& write) {

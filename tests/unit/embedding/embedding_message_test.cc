@@ -1,16 +1,14 @@
 // The messages between ranks that share tables, as bytes.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "corpus.h"
 #include "embedding/message.h"
 #include "labels.h"
 
@@ -18,8 +16,6 @@ LABEL(alone);
 
 namespace lightcc::embedding {
 namespace {
-
-namespace fs = std::filesystem;
 
 // A call over tables of so many keys each; every second one's keys have checks.
 std::string bytes_of_call(Op op, const std::vector<int64_t>& keys) {
@@ -70,18 +66,8 @@ TEST(EmbeddingMessage, BytesThatAreCutAreRefused) {
   for (size_t n = 0; n < used; ++n) EXPECT_THROW(parsed(bytes.substr(0, n)), Error) << n;
 }
 
-// The fuzzer starts from these files. LIGHTCC_WRITE_CORPUS=1 writes them anew after the format has changed.
 TEST(EmbeddingMessage, TheFuzzersCorpusHoldsEverySample) {
-  const fs::path folder = fs::path(__FILE__).parent_path() / "../../fuzz/corpus/embedding_message_fuzz";
-  for (const auto& [name, bytes] : samples()) {
-    if (std::getenv("LIGHTCC_WRITE_CORPUS")) {
-      fs::create_directories(folder);
-      std::ofstream(folder / name, std::ios::binary) << bytes;
-    }
-    std::ifstream file(folder / name, std::ios::binary);
-    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), bytes)
-        << folder / name << " is old: run this test with LIGHTCC_WRITE_CORPUS=1";
-  }
+  lightcc::test::expect_corpus("embedding_message_fuzz", samples());
 }
 
 }  // namespace

@@ -4,15 +4,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <map>
 #include <numeric>
 #include <typeinfo>
 
 #include "unit/announcements.h"
 #include "base/overloaded.h"
+#include "corpus.h"
 #include "labels.h"
 
 LABEL(alone);
@@ -298,7 +296,7 @@ std::string stream_of(const std::vector<Line>& lines) {
 std::vector<Line> all(const UpMessage& message) {
   return {{0, 0, message}, {1, 0, message}, {1, 1, message}, {1, 7, message}, {0, 2, message}, {0, 7, message}};
 }
-std::vector<std::pair<const char*, std::string>> streams() {
+std::map<std::string, std::string> streams() {
   Announcement rows = allreduce(4), splits = rows;
   rows.kind = Kind::allgather;
   splits.kind = Kind::alltoall, splits.splits = {0, 1, 1, 0, 1, 1};
@@ -326,19 +324,7 @@ std::vector<std::pair<const char*, std::string>> streams() {
       {"gathered", stream_of({{0, 1, AggregatedRequests{{{{0, 1}, announce("a")}, {{2, 2}, announce("a", 2)}}}}})}};
 }
 
-TEST(Aggregator, TheFuzzersCorpusHoldsEveryStream) {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::path(__FILE__).parent_path() / "../../../../fuzz/corpus/control_fuzz";
-  for (auto& [name, stream] : streams()) {
-    if (std::getenv("LIGHTCC_WRITE_CORPUS")) {
-      fs::create_directories(folder);
-      std::ofstream(folder / name, std::ios::binary) << stream;
-    }
-    std::ifstream file(folder / name, std::ios::binary);
-    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), stream)
-        << folder / name << " is old: run this test with LIGHTCC_WRITE_CORPUS=1";
-  }
-}
+TEST(Aggregator, TheFuzzersCorpusHoldsEveryStream) { lightcc::test::expect_corpus("control_fuzz", streams()); }
 
 }  // namespace
 }  // namespace lightcc

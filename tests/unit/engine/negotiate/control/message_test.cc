@@ -3,19 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <map>
 
+#include "corpus.h"
 #include "labels.h"
 
 LABEL(alone);
 
 namespace lightcc {
 namespace {
-
-namespace fs = std::filesystem;
 
 Announcement announcement() {
   return {Kind::alltoall, ReduceOp::max, 3, 0.5, -2.0, {CodecKind::topk, DType::float16, 0.25, 0.5},
@@ -283,18 +279,10 @@ TEST(Message, AFlagThatIsNeitherZeroNorOneIsRefused) {
   EXPECT_THROW(parse_up(bytes, 0), Error);
 }
 
-// The fuzzer starts from these files. LIGHTCC_WRITE_CORPUS=1 writes them anew after the format has changed.
 TEST(Message, TheFuzzersCorpusHoldsEverySample) {
-  const fs::path folder = fs::path(__FILE__).parent_path() / "../../../../fuzz/corpus/message_fuzz";
-  for (auto& [name, up, bytes] : samples()) {
-    if (std::getenv("LIGHTCC_WRITE_CORPUS")) {
-      fs::create_directories(folder);
-      std::ofstream(folder / name, std::ios::binary) << bytes;
-    }
-    std::ifstream file(folder / name, std::ios::binary);
-    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), bytes)
-        << folder / name << " is old: run this test with LIGHTCC_WRITE_CORPUS=1";
-  }
+  std::map<std::string, std::string> files;
+  for (const auto& [name, up, bytes] : samples()) files[name] = bytes;
+  lightcc::test::expect_corpus("message_fuzz", files);
 }
 
 }  // namespace
