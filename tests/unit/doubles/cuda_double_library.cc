@@ -36,6 +36,15 @@ void* double_create_stream(int device) {
   CudaDouble::functions().create_stream(device, &stream);
   return stream;
 }
+// An event, recorded there; double_wait has another stream wait for it, and double_forget gives it back.
+void* double_record(int device, void* stream) {
+  void* event = nullptr;
+  CudaDouble::functions().create_event(device, &event);
+  CudaDouble::functions().record(device, event, stream);
+  return event;
+}
+void double_wait(int device, void* stream, void* event) { CudaDouble::functions().order(device, stream, event); }
+void double_forget(int device, void* event) { CudaDouble::functions().destroy_event(device, event); }
 // A kernel that writes what pattern_from holds now.
 void double_fill(int device, void* stream, void* to, size_t bytes, const void* pattern_from) {
   const auto* begin = static_cast<const char*>(pattern_from);
