@@ -62,7 +62,7 @@ test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) clusters trainers
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes),$(call WITH_TORCH,1,python -m 'sizes or torch_sizes'))
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes),$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes'))
-	$(call BUILD,build/cmake) gpu_kernels
+	$(call BUILD,build/cmake) gpu_kernels whole_driver_double
 	$(call WITH_TORCH,0,nccl nvrtc)
 	$(foreach version,$(OLDEST),$(call WITH_OLD_TENSORFLOW,$(version)))
 

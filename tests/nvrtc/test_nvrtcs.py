@@ -1,6 +1,8 @@
 """NVRTCs of three versions of CUDA compile lightcc's kernels, without a GPU. Their wheels come from PyPI into
 build/nvrtc and stay."""
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+DRIVER_DOUBLE = ROOT / "build" / "cmake" / "driver_double"
 PIP_S, COMPILE_S = 900, 300
 WHEELS = {  # the version of PTX, the GPUs that it is asked for, and those for which it has code
     "nvidia-cuda-nvrtc-cu11==11.8.89": ("7.8", (70, 75, 80, 90, 100), {70, 75, 80, 90}),
@@ -72,3 +75,52 @@ def test_a_gpu_that_is_too_old_is_named():
     assert done.returncode == 1
     said = r"NVRTC 13\.0\nNVRTC 13\.0 \(.*\) does not know GPUs as old as sm_70\n"
     assert re.fullmatch(said, done.stdout), done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of lightcc's library, beside which wheels can be put."""
+    from lightcc.core import lib
+    (tmp_path / "lightcc").mkdir()
+    shutil.copy(lib._PATH, tmp_path / "lightcc")
+    return tmp_path
+
+
+def chosen(folder, driver, preload=(), path=()):
+    """The NVRTC that lightcc's library in the folder finds for a driver of this version."""
+    environment = {**os.environ, "LIGHTCC_TEST_DRIVER_VERSION": str(driver), "LD_PRELOAD": ":".join(map(str, preload)),
+                   "LD_LIBRARY_PATH": ":".join(map(str, [DRIVER_DOUBLE, *path])),
+                   "LIGHTCC_LIBRARY": str(folder / "lightcc" / "_lightcc.so")}
+    done = subprocess.run([sys.executable, "-m", "lightcc.runner", "--check-build"], env=environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=COMPILE_S, check=False)
+    found = re.search(r"    \[.\] NVRTC,? (.*)\n", done.stdout)
+    assert done.returncode == 0 and found, done.stdout
+    return found[1]
+
+
+def test_the_one_that_fits_the_driver_is_found(folder):
+    """By name: the newest that is not of a later major version."""
+    libraries = {wheel.rpartition("==")[2]: library_of(wheel) for wheel in WHEELS}
+    path = [library.parent for library in libraries.values()]
+    for driver, library in ((13020, "13.0.88"), (12020, "12.4.127"), (11020, "11.8.89")):
+        assert chosen(folder, driver, path=path) == f"{library.rpartition('.')[0]} ({libraries[library]})"
+    said = chosen(folder, 11020, path=path[1:])
+    assert said.endswith("was not found for a driver of CUDA 11.2; pip install nvidia-cuda-nvrtc-cu11 brings it"), said
+
+
+def test_the_frameworks_own_is_preferred(folder):
+    """What is loaded goes before what lies in wheels or beside the CUDA runtime, and that before what has the name."""
+    of_11, of_12, of_13 = map(library_of, WHEELS)
+    assert chosen(folder, 13000, path=[of_13.parent]) == f"13.0 ({of_13})"
+    (folder / "nvidia").mkdir()
+    (folder / "nvidia" / "cuda_nvrtc").symlink_to(of_12.parents[1])
+    in_wheel = folder / "lightcc" / ".." / "nvidia" / "cuda_nvrtc" / "lib" / of_12.name
+    assert chosen(folder, 13000, path=[of_13.parent]) == f"12.4 ({in_wheel})"
+    assert chosen(folder, 13000, preload=[of_11], path=[of_13.parent]) == f"11.8 ({of_11})"
+    (folder / "nvidia" / "cuda_nvrtc").unlink()
+    conda = folder / "conda"
+    conda.mkdir()
+    (conda / "libnvrtc.so.12").symlink_to(of_12)
+    runtime = conda / "libcudart.so.12"
+    shutil.copy(DRIVER_DOUBLE / "libcuda.so.1", runtime)  # any library will do
+    assert chosen(folder, 13000, preload=[runtime], path=[of_13.parent]) == f"12.4 ({conda / 'libnvrtc.so.12'})"

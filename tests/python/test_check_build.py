@@ -1,7 +1,6 @@
 """--check-build and --version of lightccrun."""
-import ctypes.util
 import re
-import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -26,25 +25,35 @@ def test_check_build():
         assert "    [X] lightcc HARP between hosts (LIGHTCC_NET=harp; mostly slower than TCP: docs/harp.md)\n" in out
 
 
+DRIVER_DOUBLE = str(Path(__file__).parents[2] / "build" / "cmake" / "driver_double")
+ABSENT = ", which compiles lightcc's kernels, was not found for a driver of CUDA {}; pip install {} brings it"
 ON_GPUS = re.compile(r"\nTensors of GPUs:\n((?:    \[[X ]\] .+\n){3})    They travel (.+)\.\n")
 
 
-@pytest.mark.skipif(bool(ctypes.util.find_library("cuda")), reason="there is a CUDA driver")
-def test_check_build_without_a_driver():
-    rows, way = ON_GPUS.search(launch("--check-build")[1]).groups()
-    driver, _, nccl = rows.splitlines()
-    assert driver.startswith("    [ ] CUDA driver: there is none here (libcuda.so.1: cannot open shared object file")
-    assert nccl == "    [ ] NCCL was not found" and way == "not at all without a CUDA driver that can be used"
-
-
-def test_check_build_with_a_driver_that_is_too_old(tmp_path):
-    source, library = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
-    source.write_text("int cuDriverGetVersion(int *version) { return *version = 11010, 0; }\n")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    code, out, err = start("--check-build", LD_LIBRARY_PATH=str(tmp_path)).finish()
+def on_gpus(**environment):
+    """Driver, NVRTC, NCCL, and how tensors of GPUs travel, as --check-build says it in this environment."""
+    code, out, err = start("--check-build", **environment).finish()
     assert (code, err) == (0, "")
+    rows, way = ON_GPUS.search(out).groups()
+    return [*(line[4:] for line in rows.splitlines()), way]
+
+
+def test_check_build_with_drivers(tmp_path):
+    """None; one that is too old; one without GPUs. NVRTC is looked for all the same."""
+    if not Path(DRIVER_DOUBLE, "libcuda.so.1").exists():
+        pytest.skip(f"missing: {DRIVER_DOUBLE}/libcuda.so.1; `make unit` builds it")
+    (tmp_path / "libcuda.so.1").write_text("")
+    driver, nvrtc, nccl, way = on_gpus(LD_LIBRARY_PATH=str(tmp_path))
+    assert driver.startswith("[ ] CUDA driver: there is none here (") and "libcuda.so.1: file too short" in driver
+    assert nvrtc == "[ ] NVRTC" + ABSENT.format("13.0", "nvidia-cuda-nvrtc")
+    assert nccl == "[ ] NCCL was not found" and way == "not at all without a CUDA driver that can be used"
+    double = dict(LD_LIBRARY_PATH=DRIVER_DOUBLE, LIGHTCC_TEST_DRIVER_VERSION="11010")
     said = "it is too old: it is of CUDA 11.1, and lightcc needs 11.2, which comes with the drivers from 460 on"
-    assert f"    [ ] CUDA driver: {said}\n" in out
+    assert on_gpus(**double)[0] == f"[ ] CUDA driver: {said}"
+    driver, nvrtc, _, way = on_gpus(**{**double, "LIGHTCC_TEST_DRIVER_VERSION": "12080"})
+    assert driver == "[X] CUDA driver 12.8, GPUs: none"
+    assert nvrtc == "[ ] NVRTC" + ABSENT.format("12.8", "nvidia-cuda-nvrtc-cu12")
+    assert way == "through the host, since NVRTC cannot be used"
 
 
 @pytest.mark.parametrize("driver, nvrtc, nccl, way", [
