@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER_DOUBLE = ROOT / "build" / "cmake" / "driver_double"
 PIP_S, COMPILE_S = 900, 300
 WHEELS = {  # the version of PTX, the GPUs that it is asked for, and those for which it has code
-    "nvidia-cuda-nvrtc-cu11==11.8.89": ("7.8", (70, 75, 80, 90, 100), {70, 75, 80, 90}),
-    "nvidia-cuda-nvrtc-cu12==12.4.127": ("8.4", (70, 75, 80, 90, 100), {70, 75, 80, 90}),
+    "nvidia-cuda-nvrtc-cu11==11.8.89": ("7.8", (60, 70, 75, 80, 90, 100), {60, 70, 75, 80, 90}),
+    "nvidia-cuda-nvrtc-cu12==12.4.127": ("8.4", (60, 70, 75, 80, 90, 100), {60, 70, 75, 80, 90}),
     "nvidia-cuda-nvrtc==13.0.88": ("9.0", (75, 80, 90, 100), {75, 80, 90, 100}),
 }
 SCALE = {f"lightcc_scale_{dtype}" for dtype in range(11)}
@@ -60,8 +60,9 @@ def test_it_compiles_the_kernels(wheel):
     for program, kind, architecture, form, ptx, kernels in lines:
         names.setdefault((kind, int(architecture), form), []).extend(kernels.split())
         assert ptx == ptx_version, (program, ptx)
-    expected = SCALE | (COPY if ptx_version >= "8.1" else COPY - {"lightcc_copy_many"})
-    assert all(len(each) == len(set(each)) and set(each) == expected for each in names.values()), names
+    for (_, architecture, _), each in names.items():
+        has_long_arguments = ptx_version >= "8.1" and architecture >= 70
+        assert sorted(each) == sorted(SCALE | (COPY if has_long_arguments else {"lightcc_copy_few"})), names
     in_code = {architecture for kind, architecture, form in names if (kind, form) == ("sm", "machine code")}
     as_ptx = {architecture for kind, architecture, form in names if (kind, form) == ("compute", "PTX")}
     assert in_code == known and len(in_code) + len(as_ptx) == len(names)

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/hmac.h"
 #include "device/cuda/driver.h"
+#include "device/cuda/scale.h"
 
 namespace lightcc {
 namespace {
@@ -19,6 +20,7 @@ std::vector<std::string> options_for(const KernelTarget& target) {
   std::vector<std::string> options{"--std=c++17", "--fmad=false", "--device-as-default-execution-space",
                                    std::string("--gpu-architecture=") + (target.is_machine ? "sm_" : "compute_") +
                                        std::to_string(target.architecture)};
+  if (scaling::kOwnNanIsNegative) options.push_back("-DLIGHTCC_OWN_NAN_IS_NEGATIVE");
   if (target.has_long_arguments) options.push_back("-DLIGHTCC_LONG_ARGUMENTS");
   return options;
 }
@@ -107,7 +109,9 @@ KernelTarget target_for(const Nvrtc& nvrtc, int architecture, int driver_version
   if (next == known.begin())
     throw Error(Code::invalid_argument, "NVRTC " + cuda_version_text(nvrtc.version) + " (" + nvrtc.path +
                                             ") does not know GPUs as old as sm_" + std::to_string(architecture));
-  return {next[-1], next[-1] == architecture, std::min(nvrtc.version, driver_version) >= kLongArguments};
+  const bool has_long_arguments =
+      std::min(nvrtc.version, driver_version) >= kLongArguments && next[-1] >= kLongArgumentsOn;
+  return {next[-1], next[-1] == architecture, has_long_arguments};
 }
 
 std::string compile(const Nvrtc& nvrtc, const KernelSource& source, const KernelTarget& target) {

@@ -30,8 +30,8 @@ struct DriverPoolProperties {  // CUmemPoolProps; later versions use some of wha
 
 // The oldest driver that has all of these: 460, of CUDA 11.2.
 inline constexpr int kLeastDriver = 11020;
-// Kernels of this and later versions take 32,764 bytes of arguments, if NVRTC is as new; others 4 KiB.
-inline constexpr int kLongArguments = 12010;
+// Kernels of this and later versions take 32,764 bytes of arguments, if NVRTC is as new and the GPU too; others 4 KiB.
+inline constexpr int kLongArguments = 12010, kLongArgumentsOn = 70;
 
 // F(name, suffix, the version of CUDA that brought it, arguments) for each: the driver calls it cu<name><suffix>. The
 // suffix tells the version that cuda.h means by the name from an older one.

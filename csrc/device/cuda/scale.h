@@ -27,8 +27,8 @@ struct Factor {
 // ---- one element ------------------------------------------------------------------------------------------
 
 // A CPU hands a NaN on, made quiet, and makes one of its own from infinity times 0, which x86 alone gives a sign. A GPU
-// has one NaN for all of this.
-#if defined(__x86_64__)
+// has one NaN for all of this. NVRTC does not know what the CPU is, and is told (compile.cc).
+#if defined(__x86_64__) || defined(LIGHTCC_OWN_NAN_IS_NEGATIVE)
 constexpr bool kOwnNanIsNegative = true;
 #else
 constexpr bool kOwnNanIsNegative = false;

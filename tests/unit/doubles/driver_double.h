@@ -148,9 +148,9 @@ class DriverDouble {
 
   void fill_nvrtc() {
     NvrtcFunctions& all = nvrtc_.functions;
-    all.GetNumSupportedArchs = [](int* to) { return *to = 4, 0; };
+    all.GetNumSupportedArchs = [](int* to) { return *to = 5, 0; };
     all.GetSupportedArchs = [](int* to) {
-      const int newest[] = {75, 90, 100, 1000};
+      const int newest[] = {61, 75, 90, 100, 1000};
       return std::copy(std::begin(newest), std::end(newest), to), 0;
     };
     all.CreateProgram = [](void** to, const char* text, const char*, int, const char* const*, const char* const*) {

@@ -8,6 +8,7 @@
 #include "device/cuda/compile.h"
 #include "device/cuda/gpu.h"
 #include "device/cuda/pack.h"
+#include "device/cuda/scale.h"
 #include "device/device.h"
 #include "unit/doubles/driver_double.h"
 
@@ -161,6 +162,9 @@ TEST(CudaFunctions, KernelsAreCompiledOnceAndLoadedOnEachDevice) {
   EXPECT_EQ(driver.calls("FuncGetAttribute"), size_t(GpuKernel::count)) << "it loads what is loaded lazily";
   EXPECT_EQ(words(table().load_kernels(DriverDouble::new_device())), "");
   EXPECT_EQ(driver.calls("ModuleLoadData"), 4u);
+  EXPECT_EQ(std::ranges::count(driver.options, "--fmad=false"), 1);
+  EXPECT_EQ(std::ranges::count(driver.options, "-DLIGHTCC_OWN_NAN_IS_NEGATIVE"), scaling::kOwnNanIsNegative)
+      << "NVRTC does not know the CPU, whose NaN a kernel makes";
 }
 
 TEST(CudaFunctions, EachDtypeIsScaledByItsKernel) {
@@ -215,13 +219,15 @@ TEST(CudaFunctions, TheCodeIsThatOfTheGpuOrPtxOfTheNewestBeforeIt) {
   const auto target = [](int architecture) { return target_for(nvrtc(13000), architecture, 13000); };
   EXPECT_TRUE(target(90).is_machine);
   EXPECT_EQ(target(90).architecture, 90);
+  EXPECT_TRUE(target(90).has_long_arguments);
+  EXPECT_FALSE(target(61).has_long_arguments);
   EXPECT_FALSE(target(99).is_machine);
   EXPECT_EQ(target(99).architecture, 90);
   try {
-    target(70);
+    target(60);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "NVRTC 13.0 (a double) does not know GPUs as old as sm_70");
+    EXPECT_STREQ(error.what(), "NVRTC 13.0 (a double) does not know GPUs as old as sm_60");
   }
 }
 
