@@ -1,4 +1,4 @@
-/* lightcc's C API. Every framework comes through it, and nothing else is exported.
+/* lightcc's C API. Every framework comes through it. Nothing else is exported but a table for tests of GPUs.
  *
  * Every function may be called from any thread. None throws. A status is 0 (done), LIGHTCC_PENDING or
  * the reason for failure; after a failure lightcc_error() gives its text to the thread that saw it (release and
