@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda.h"
 #include "device/cuda/driver.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/nvrtc.h"
@@ -27,6 +28,7 @@ class DriverDouble {
   explicit DriverDouble(int version = 13000, int nvrtc_version = 13000) : version_(version) {
     current = this;
     fill();
+    set_kernel_cache("");  // else, after a test that has called lightcc_init, what it compiles would go to the user's
     set_cuda_driver(&functions_);
     nvrtc_.version = nvrtc_version;
     nvrtc_.path = "a double";
