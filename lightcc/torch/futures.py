@@ -41,7 +41,7 @@ class Operation:
         """handle: 0 if it is done. keep_alive: what must live until then. finish: called with the handle when it has
         succeeded. at_end: called in any case. tensors: all that it reads and writes."""
         self._handle, self._finish, self._at_end = handle, finish, at_end
-        self.order = order_of(handle, tensors)  # None: on the CPU
+        self.order = order_of(handle, tensors) if handle else None  # None: on the CPU
         self._lock = threading.Lock()
         self._epoch = lib.epoch
         self.error = error
