@@ -2,6 +2,7 @@
 
 A handle is the core's own number. What a request reads and writes is kept alive here until it is done.
 """
+import contextlib
 import ctypes
 import itertools
 import struct
@@ -85,8 +86,13 @@ def unregister(handle: int) -> bool:
 
 
 def release_all() -> None:
-    """At the end of the epoch, which ends every operation: releases the handles that were not synchronized."""
+    """At the end of the epoch, which ends every operation: releases the handles that were not synchronized. Then their
+    memory may be used again, by a stream that goes on behind it."""
     for handle in _pending:
+        place = _places.get(handle)
+        if place is not None and place.stream is None:
+            with contextlib.suppress(ValueError, RuntimeError):  # it is released already, or its device has failed
+                order(handle)
         lib.release(handle)
     _pending.clear()
     _places.clear()

@@ -237,6 +237,21 @@ def check_order_that_is_taken_away_is_found(started, gpu, double, device, monkey
     dist.barrier()
 
 
+def check_shutdown_with_works_that_nobody_waited_for(started, gpu, double, device, job):
+    from lightcc.core import lib
+    for _ in range(5):
+        works = [started("allreduce") for _ in range(3)]
+        deadline = time.monotonic() + DEADLINE_S
+        while not all(lib.poll(work._operation._handle) for work, *_ in works):
+            assert time.monotonic() < deadline
+        job.barrier()
+        job.shutdown()
+        del works
+        later = [gpu.tensor(np.ones(COUNT), "float32") for _ in range(6)]
+        assert all((gpu.values(x) == 1).all() for x in later)
+        job.init()
+
+
 # DistributedDataParallel's hook
 
 class Bucket:
