@@ -8,6 +8,7 @@ real streams there, futures with devices, functional collectives, DistributedDat
 # ruff: noqa: F811  fixtures are imported and then named by arguments
 import functools
 import time
+from unittest import mock
 
 import gpu_frameworks
 import numpy as np
@@ -103,6 +104,23 @@ def host_waits(monkeypatch, double, device, gpu):
     monkeypatch.setattr(adapter, "output", synchronous(adapter.output))
     monkeypatch.setattr(module, "_joined", lambda tensors: put(torch.cat([t.detach().reshape(-1) for t in tensors])))
     return put
+
+
+def test_what_is_asked_of_cuda(monkeypatch):
+    """PyTorch's own streams, by the signatures that they have."""
+    stream, tensor = (mock.create_autospec(kind, instance=True) for kind in (torch.cuda.Stream, torch.Tensor))
+    tensor.layout, sparse = torch.strided, torch.eye(2).to_sparse()
+    monkeypatch.setattr(torch.cuda, "current_stream", mock.create_autospec(torch.cuda.current_stream,
+                                                                           return_value=stream))
+    streams = device_order.Streams()
+    event = streams.mark(1)
+    streams.follow(1, event)
+    streams.keep(1, [tensor, sparse])
+    assert event is stream.record_event.return_value
+    stream.wait_event.assert_called_once_with(event)
+    tensor.record_stream.assert_called_once_with(stream)
+    assert {call.args for call in torch.cuda.current_stream.call_args_list} == {(1,)}
+    assert streams.of_future(1) == [torch.device("cuda:1")]
 
 
 def values_of(gpu, outputs):
