@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 
+#include "device/cuda.h"
 #include "labels.h"
 #include "unit/copy_cases.h"
 
