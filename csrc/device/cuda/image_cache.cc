@@ -23,7 +23,7 @@ namespace lightcc {
 namespace {
 
 constexpr size_t kMostBytes = size_t(64) << 20;  // of a file
-constexpr std::chrono::milliseconds kLongestWait{10'000}, kLook{5};
+constexpr std::chrono::milliseconds kLongestWait{30'000}, kLook{5};
 
 std::string hex_of(const std::string& text) {
   std::string hex;

@@ -18,8 +18,8 @@ class ImageCache {
   std::optional<std::string> get(const std::string& key) const;
   // Replaces the file as a whole: a reader sees all of it or nothing. What goes wrong is logged once, at info.
   void put(const std::string& key, const std::string& image) const;
-  // Held by one process at a time, so that ranks of a host compile only once. Without it, after ten seconds, they may
-  // all do so. Ends with what is returned, in a forked process too.
+  // Held by one process at a time, so that ranks of a host compile only once. Ends with what is returned, in a forked
+  // process too. If it cannot be had for half a minute, since its holder has been stopped, the caller goes on without.
   class FileLock;
   FileLock wait_for_turn(const std::string& key) const;
 
