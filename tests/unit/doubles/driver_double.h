@@ -24,9 +24,10 @@ class DriverDouble {
     void* stream;
     uint32_t pieces;  // of a kernel that copies
   };
-  // Each device has an architecture of its own, as what is compiled stays in the process.
+  // Each device has an architecture of its own, as what is compiled stays in the process. Nothing stays on disk.
   explicit DriverDouble(int version = 13000, int nvrtc_version = 13000) : version_(version) {
     current = this;
+    set_kernel_cache("");  // what is no kernel may not be kept, nor may an earlier run's be found
     fill();
     set_kernel_cache("");  // else, after a test that has called lightcc_init, what it compiles would go to the user's
     set_cuda_driver(&functions_);
