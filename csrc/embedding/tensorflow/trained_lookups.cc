@@ -1,6 +1,9 @@
 #include "embedding/tensorflow/trained_lookups.h"
 
-#include <random>
+#include <sys/random.h>
+
+#include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "embedding/tensorflow/call_thread.h"
@@ -12,7 +15,10 @@ HeldCall::~HeldCall() { call_thread().drop(call_); }
 // A rank must not take another's tokens for its own, as where a DistributedGradientTape has gathered them.
 TrainedLookups::TrainedLookups() {
   constexpr int kOfOneProcess = 32;  // bits
-  last_ = int64_t(uint64_t(std::random_device()() & INT32_MAX) << kOfOneProcess);
+  uint32_t drawn;  // not by std::random_device, which needs glibc 2.36 in this library
+  if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn)
+    throw std::system_error(errno, std::generic_category(), "drawing a number for lookups");
+  last_ = int64_t(uint64_t(drawn & INT32_MAX) << kOfOneProcess);
 }
 
 int64_t TrainedLookups::add(int64_t table, TrainedLookup lookup) {

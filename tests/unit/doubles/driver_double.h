@@ -29,7 +29,6 @@ class DriverDouble {
     current = this;
     set_kernel_cache("");  // what is no kernel may not be kept, nor may an earlier run's be found
     fill();
-    set_kernel_cache("");  // else, after a test that has called lightcc_init, what it compiles would go to the user's
     set_cuda_driver(&functions_);
     nvrtc_.version = nvrtc_version;
     nvrtc_.path = "a double";
