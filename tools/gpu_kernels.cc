@@ -25,15 +25,17 @@ void compile_for(const lightcc::Nvrtc& nvrtc, int architecture) {
   const KernelTarget target = lightcc::target_for(nvrtc, architecture, nvrtc.version);
   KernelTarget as_ptx = target;
   as_ptx.is_machine = false;
+  const std::string ptx = ptx_version(lightcc::compile(nvrtc, lightcc::kernel_programs().front(), as_ptx));
   for (const lightcc::KernelSource& program : lightcc::kernel_programs()) {
     const std::string image = lightcc::compile(nvrtc, program, target);
     std::printf("%s %s%d: %s, %zu bytes, PTX %s,", program.name, target.is_machine ? "sm_" : "compute_",
                 target.architecture, target.is_machine ? "machine code" : "PTX", image.size(),
-                ptx_version(target.is_machine ? lightcc::compile(nvrtc, program, as_ptx) : image).c_str());
-    for (const char* name : lightcc::kKernelNames) {
-      const std::string whole = std::string(name) + (target.is_machine ? '\0' : '(');
-      if (image.find(whole) != image.npos) std::printf(" %s", name);
-    }
+                (target.is_machine ? ptx : ptx_version(image)).c_str());
+    for (const lightcc::KernelSet* set : {&lightcc::kElementKernels, &lightcc::kCodecKernels})
+      for (const char* name : set->names) {
+        const std::string whole = std::string(name) + (target.is_machine ? '\0' : '(');
+        if (image.find(whole) != image.npos) std::printf(" %s", name);
+      }
     std::printf("\n");
   }
 }

@@ -14,6 +14,34 @@ struct CudaCopy {
   size_t bytes;
 };
 
+// A piece that a codec makes a message of: acc = residual + scale * gradient (device/topk.h, device/int8.h). All memory
+// is the device's, and the caller's until the stream has done it.
+struct CudaEncode {
+  const void* gradient;  // `count` elements of `dtype`: float32, float16 or bfloat16; is read only
+  // One of each pair holds what earlier steps have left behind, the other what this step leaves; the state says which.
+  float* residual[2];
+  float* velocity[2];  // Top-K with momentum correction (piece_codec.h); else nullptr
+  void* state;         // kCodecStateBytes, all 0 at first; of the piece, from step to step
+  void* body;          // the message; at any address
+  size_t count, k;     // Top-K: 1 to count
+  float scale, momentum;
+  int dtype;
+  int half;  // Top-K: values are sent as float16
+};
+constexpr size_t kCodecStateBytes = 16;  // its first four say which of a pair holds what is left behind: 0 or 1
+
+// A piece whose messages become a dense sum: out[i] = scale * (the messages' values, in the order of the nodes).
+struct CudaDecode {
+  const void* bodies;  // of node 0, at any address; of the next ones `stride` bytes on each
+  size_t stride;
+  void* out;  // `count` elements of `dtype`
+  size_t count, k;
+  unsigned nodes;
+  double scale;
+  int dtype;
+  int half;
+};
+
 // Every function returns nullptr, or what has failed, in words that stay valid in the calling thread until its next
 // call. Any thread may call, and has the same current device afterwards. Nothing waits for a device, but maybe pin and
 // unpin. Streams and events are CUDA's own handles; the stream nullptr is the default stream of the device.
@@ -49,6 +77,13 @@ struct CudaFunctions {
   // Makes scale() ready, and copy_all() quick: compiles and loads what they run. create_stream() does it too, and works
   // where there is none.
   const char* (*load_kernels)(int device);
+  // Queues that pieces become messages, or messages sums, with the bits of the CPU's codecs. codec: a CodecKind. Pieces
+  // of no element are left out. error: 8 bytes of the device; a message that the CPU's codec would refuse writes there
+  // 1 + the piece's place among the others + 2^32 * the node, if 0 is there; then the sums of that piece are any.
+  const char* (*encode)(int device, void* stream, int codec, const CudaEncode* pieces, size_t count);
+  const char* (*decode)(int device, void* stream, int codec, const CudaDecode* pieces, size_t count, uint64_t* error);
+  // Makes these two ready, which others need not wait for.
+  const char* (*load_codecs)(int device);
 };
 
 // The table; opened at the first call, which waits for it. Throws Error{invalid_argument} that says why there is none.

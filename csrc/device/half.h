@@ -52,4 +52,15 @@ inline uint16_t bfloat16_of_float(float f) {
   return static_cast<uint16_t>(choose((bits & 0x7fffffffu) > 0x7f800000u, nan, rounded) >> 16);
 }
 
+// As a value that is sent: finite numbers beyond the largest become the largest, never infinity.
+constexpr float kLargestFloat16 = 65504;
+
+inline uint16_t send_float16(float x) {
+  const float largest = kLargestFloat16;
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x), most = __builtin_bit_cast(uint32_t, largest);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const bool beyond = magnitude > most && magnitude < 0x7f800000u;
+  return float16_of_float(__builtin_bit_cast(float, choose(beyond, (bits & 0x80000000u) | most, bits)));
+}
+
 }  // namespace lightcc

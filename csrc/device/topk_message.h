@@ -6,22 +6,10 @@
 //
 // Little-endian, nothing between, nothing behind, so of any alignment. k is the sum of the counts.
 #pragma once
-#include <bit>
-
 #include "device/half.h"
 #include "device/topk.h"
 
 namespace lightcc {
-
-inline constexpr float kLargestFloat16 = 65504;
-
-// Rounds to nearest, ties to even; finite numbers beyond the largest become the largest, never infinity.
-inline uint16_t send_float16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x), most = std::bit_cast<uint32_t>(kLargestFloat16);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  const bool beyond = magnitude > most && magnitude < 0x7f800000u;
-  return float16_of_float(std::bit_cast<float>(choose(beyond, (bits & 0x80000000u) | most, bits)));
-}
 
 // values: float32 or float16, here and below.
 size_t topk_message_bytes(size_t count, size_t k, DType values);

@@ -19,6 +19,8 @@ WHEELS = {  # the version of PTX, the GPUs that it is asked for, and those for w
 }
 SCALE = {f"lightcc_scale_{dtype}" for dtype in range(11)}
 COPY = {"lightcc_copy_few", "lightcc_copy_many"}
+CODECS = {f"lightcc_{name}" for name in
+          re.findall(r"  X\((\w+), ", (ROOT / "csrc" / "device" / "cuda" / "codec_steps.h").read_text())}
 LINE = re.compile(r"(device/cuda/\w+\.cu) (sm|compute)_(\d+): (machine code|PTX), \d+ bytes, PTX ([\d.]+),(.*)")
 
 
@@ -62,7 +64,7 @@ def test_it_compiles_the_kernels(wheel):
         assert ptx == ptx_version, (program, ptx)
     for (_, architecture, _), each in names.items():
         has_long_arguments = ptx_version >= "8.1" and architecture >= 70
-        assert sorted(each) == sorted(SCALE | (COPY if has_long_arguments else {"lightcc_copy_few"})), names
+        assert sorted(each) == sorted(SCALE | CODECS | (COPY if has_long_arguments else {"lightcc_copy_few"})), names
     in_code = {architecture for kind, architecture, form in names if (kind, form) == ("sm", "machine code")}
     as_ptx = {architecture for kind, architecture, form in names if (kind, form) == ("compute", "PTX")}
     assert in_code == known and len(in_code) + len(as_ptx) == len(names)

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "device/cuda.h"
+#include "device/cuda/codecs.h"
 #include "device/cuda/gpu.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/pack.h"
@@ -197,36 +198,6 @@ const char* copy_all(int device, void* stream, const CudaCopy* copies, size_t co
   });
 }
 
-// So much memory a pool keeps for the next allocations. What it has beyond that and nobody uses goes back to the driver
-// when the process synchronises: the framework needs memory too. To keep none would mean to get new memory each time.
-constexpr uint64_t kKeptBytes = uint64_t(256) << 20;
-
-// A pool of our own, since the settings of the device's default pool are the framework's.
-void* make_pool(const DriverFunctions& driver, const Gpu& gpu) {
-  int has_pools = 0;
-  check_driver(driver.DeviceGetAttribute(&has_pools, kAttributeMemoryPools, gpu.device), "cuDeviceGetAttribute");
-  check_driver(has_pools ? kCudaSuccess : kCudaNotSupported,
-               "the device has no memory pools (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)");
-  DriverPoolProperties properties;
-  properties.device = gpu.device;
-  void* pool = nullptr;
-  check_driver(driver.MemPoolCreate(&pool, &properties), "cuMemPoolCreate");
-  uint64_t kept = kKeptBytes;
-  int status = driver.MemPoolSetAttribute(pool, kPoolReleaseThreshold, &kept);
-  // Else an allocation may make its stream wait for another one, which may itself wait for another rank.
-  int allowed = 0;
-  if (status == kCudaSuccess) status = driver.MemPoolSetAttribute(pool, kPoolReuseInternalDependencies, &allowed);
-  if (status != kCudaSuccess) driver.MemPoolDestroy(pool);
-  check_driver(status, "cuMemPoolSetAttribute");
-  return pool;
-}
-
-void* pool_of(const DriverFunctions& driver, Gpu& gpu) {
-  std::lock_guard lock(gpu.pool_mutex);
-  if (!gpu.pool) gpu.pool = make_pool(driver, gpu);
-  return gpu.pool;
-}
-
 const char* allocate(int device, void* stream, size_t bytes, void** memory) {
   *memory = nullptr;
   if (bytes == 0) return nullptr;
@@ -273,6 +244,22 @@ const char* bus_id(int device, char* id, size_t bytes) {
   });
 }
 
+const char* encode(int device, void* stream, int codec, const CudaEncode* pieces, size_t count) {
+  return attempt_on(device, [&](const DriverFunctions& driver, Gpu& gpu) {
+    encode_pieces(driver, gpu, stream, codec, pieces, count);
+  });
+}
+
+const char* decode(int device, void* stream, int codec, const CudaDecode* pieces, size_t count, uint64_t* error) {
+  return attempt_on(device, [&](const DriverFunctions& driver, Gpu& gpu) {
+    decode_pieces(driver, gpu, stream, codec, pieces, count, error);
+  });
+}
+
+const char* load_codec_kernels(int device) {
+  return attempt_on(device, [&](const DriverFunctions& driver, Gpu& gpu) { load_codecs(driver, gpu); });
+}
+
 constexpr CudaFunctions kFunctions = {.size = sizeof(CudaFunctions),
                                       .count_devices = count_devices,
                                       .refuse_stream = refuse_stream,
@@ -293,7 +280,10 @@ constexpr CudaFunctions kFunctions = {.size = sizeof(CudaFunctions),
                                       .scale = scale,
                                       .on_device = run_on_device,
                                       .bus_id = bus_id,
-                                      .load_kernels = load_kernels};
+                                      .load_kernels = load_kernels,
+                                      .encode = encode,
+                                      .decode = decode,
+                                      .load_codecs = load_codec_kernels};
 
 }  // namespace
 

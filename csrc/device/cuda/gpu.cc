@@ -23,7 +23,37 @@ std::unique_ptr<Gpu> make_gpu(int number) {
   return gpu;
 }
 
+// So much memory a pool keeps for the next allocations. What it has beyond that and nobody uses goes back to the driver
+// when the process synchronises: the framework needs memory too. To keep none would mean to get new memory each time.
+constexpr uint64_t kKeptBytes = uint64_t(256) << 20;
+
+// A pool of our own, since the settings of the device's default pool are the framework's.
+void* make_pool(const DriverFunctions& driver, const Gpu& gpu) {
+  int has_pools = 0;
+  check_driver(driver.DeviceGetAttribute(&has_pools, kAttributeMemoryPools, gpu.device), "cuDeviceGetAttribute");
+  check_driver(has_pools ? kCudaSuccess : kCudaNotSupported,
+               "the device has no memory pools (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)");
+  DriverPoolProperties properties;
+  properties.device = gpu.device;
+  void* pool = nullptr;
+  check_driver(driver.MemPoolCreate(&pool, &properties), "cuMemPoolCreate");
+  uint64_t kept = kKeptBytes;
+  int status = driver.MemPoolSetAttribute(pool, kPoolReleaseThreshold, &kept);
+  // Else an allocation may make its stream wait for another one, which may itself wait for another rank.
+  int allowed = 0;
+  if (status == kCudaSuccess) status = driver.MemPoolSetAttribute(pool, kPoolReuseInternalDependencies, &allowed);
+  if (status != kCudaSuccess) driver.MemPoolDestroy(pool);
+  check_driver(status, "cuMemPoolSetAttribute");
+  return pool;
+}
+
 }  // namespace
+
+void* pool_of(const DriverFunctions& driver, Gpu& gpu) {
+  std::lock_guard lock(gpu.pool_mutex);
+  if (!gpu.pool) gpu.pool = make_pool(driver, gpu);
+  return gpu.pool;
+}
 
 void check_driver(int status, const char* attempted) {
   if (status == kCudaSuccess) return;

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "device/cuda/codec_tables.h"
 #include "device/cuda/kernels.h"
 
 namespace lightcc {
@@ -19,7 +20,8 @@ struct Gpu {
   int device = 0;  // the driver's handle
   int architecture = 0, multiprocessors = 0;
   void* context = nullptr;
-  Kernels kernels;
+  Kernels kernels{kElementKernels}, codecs{kCodecKernels};
+  CodecTables codec_tables;
   std::mutex pool_mutex;
   void* pool = nullptr;  // made at the first allocation
 };
@@ -43,6 +45,9 @@ class RelaxedCapture {
   const DriverFunctions& driver_;
   int mode_ = kCaptureModeRelaxed;
 };
+
+// The GPU's pool of memory for lightcc alone; made at the first call. Throws Error.
+void* pool_of(const DriverFunctions&, Gpu&);
 
 // Makes a GPU the thread's current one, and gives the thread back the context it had; a thread that had none gets none.
 class OnDevice {

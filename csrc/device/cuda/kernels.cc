@@ -1,9 +1,10 @@
 #include "device/cuda/kernels.h"
 
+#include <algorithm>
 #include <exception>
 #include <map>
+#include <string_view>
 #include <thread>
-#include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -17,9 +18,12 @@ namespace {
 std::mutex images_mutex;
 std::string cache_folder;
 
-// Of all programs. Programs are compiled side by side, since NVRTC has one thread for each.
-std::vector<std::string> compile_all(const KernelTarget& target, const Nvrtc& nvrtc) {
-  const std::vector<KernelSource> programs = kernel_programs();
+// Of all programs of a set. Programs are compiled side by side, since NVRTC has one thread for each.
+std::vector<std::string> compile_all(const KernelSet& set, const KernelTarget& target, const Nvrtc& nvrtc) {
+  std::vector<KernelSource> programs = kernel_programs();
+  std::erase_if(programs, [&](const KernelSource& program) {
+    return std::ranges::find(set.programs, std::string_view(program.name)) == set.programs.end();
+  });
   const ImageCache cache(cache_folder);
   std::vector<std::string> images(programs.size());
   std::vector<std::exception_ptr> failures(programs.size());
@@ -39,14 +43,16 @@ std::vector<std::string> compile_all(const KernelTarget& target, const Nvrtc& nv
 }
 
 // Once a process for each kind of GPU.
-const std::vector<std::string>& images_for(int architecture) {
-  static auto& images = *new std::map<int, std::vector<std::string>>;  // threads may outlive what is destroyed at exit
+const std::vector<std::string>& images_for(const KernelSet& set, int architecture) {
+  using Key = std::pair<const void*, int>;
+  static auto& images = *new std::map<Key, std::vector<std::string>>;  // threads may outlive what is destroyed at exit
   std::lock_guard lock(images_mutex);
-  const auto found = images.find(architecture);
+  const Key key{set.programs.data(), architecture};
+  const auto found = images.find(key);
   if (found != images.end()) return found->second;
   const int version = cuda_driver_version();
   const Nvrtc& compiler = nvrtc(version);
-  return images[architecture] = compile_all(target_for(compiler, architecture, version), compiler);
+  return images[key] = compile_all(set, target_for(compiler, architecture, version), compiler);
 }
 
 }  // namespace
@@ -61,22 +67,22 @@ void Kernels::load(const DriverFunctions& driver, int architecture) {
   load_locked(driver, architecture);
 }
 
-void* Kernels::get(const DriverFunctions& driver, int architecture, GpuKernel kernel) {
+void* Kernels::get(const DriverFunctions& driver, int architecture, size_t kernel) {
   std::lock_guard lock(mutex_);
   if (!is_loaded_ && !failure_.empty()) throw Error(Code::internal, failure_);
   load_locked(driver, architecture);
-  return functions_[size_t(kernel)];
+  return functions_[kernel];
 }
 
 void Kernels::load_locked(const DriverFunctions& driver, int architecture) {
   if (is_loaded_) return;
   try {
-    for (const std::string& image : images_for(architecture)) {
+    for (const std::string& image : images_for(set_, architecture)) {
       void* module = nullptr;
       check_driver(driver.ModuleLoadData(&module, image.data()), "cuModuleLoadData");
       for (size_t i = 0; i < functions_.size(); ++i) {
         void* function = nullptr;
-        if (driver.ModuleGetFunction(&function, module, kKernelNames[i]) != kCudaSuccess) continue;
+        if (driver.ModuleGetFunction(&function, module, set_.names[i]) != kCudaSuccess) continue;
         int registers = 0;  // asking loads what is loaded lazily
         check_driver(driver.FuncGetAttribute(&registers, kFunctionAttributeRegisters, function), "cuFuncGetAttribute");
         functions_[i] = function;

@@ -138,6 +138,8 @@ class CudaDouble {
   void destroy_stream(int device, void* handle);
   void order(int device, void* stream, void* event);
   void call(int device, void* stream, void (*function)(void*), void* argument);
+  void encode(int device, void* stream, int codec, const std::vector<CudaEncode>&);
+  void decode(int device, void* stream, int codec, const std::vector<CudaDecode>&, uint64_t* error);
   void pin(int device, void* begin, size_t bytes);
   void copy(int device, void* stream, void* to, const void* from, size_t bytes);
   void copy_all(int device, void* stream, std::vector<CudaCopy> copies);

@@ -4,12 +4,41 @@
 #include <stdexcept>
 
 #include "cuda_double.h"
+#include "device/cuda/codec_pieces.h"
 #include "device/device.h"
+#include "unit/device/cuda/host_grid.h"
 
 namespace lightcc::test {
 namespace {
 
 thread_local int device_of_thread = -1;
+
+size_t codec_bytes_of_int8(size_t count) { return gpu::groups_of(count) * sizeof(float) + count; }
+size_t codec_bytes_of_topk(size_t count, size_t k, DType width) {
+  return blocks_of(count) * sizeof(uint32_t) + k * (sizeof(uint16_t) + size_of(width));
+}
+
+// By the kernels' own code.
+void encode_as_on_a_gpu(bool is_topk, const std::vector<CudaEncode>& pieces, uint32_t seed) {
+  if (is_topk) {
+    auto all = gpu::pieces_of<gpu::EncodePiece>(pieces.data(), pieces.size());
+    run_on_host<gpu::EncodeBatch>(all, seed);
+  } else {
+    auto all = gpu::pieces_of<gpu::Int8EncodePiece>(pieces.data(), pieces.size());
+    run_on_host<gpu::Int8EncodeBatch>(all, seed);
+  }
+}
+void decode_as_on_a_gpu(bool is_topk, const std::vector<CudaDecode>& pieces, uint64_t* error, uint32_t seed) {
+  if (is_topk) {
+    auto all = gpu::pieces_of<gpu::DecodePiece>(pieces.data(), pieces.size());
+    gpu::DecodeBatch batch{};
+    batch.error = error;
+    run_on_host<gpu::DecodeBatch>(all, seed, batch);
+  } else {
+    auto all = gpu::pieces_of<gpu::Int8DecodePiece>(pieces.data(), pieces.size());
+    run_on_host<gpu::Int8DecodeBatch>(all, seed);
+  }
+}
 
 }  // namespace
 
@@ -139,6 +168,53 @@ void CudaDouble::scale(int device, void* handle, int dtype, void* to, const void
   }}, std::move(uses));
 }
 
+// What kernels of codecs read and write; of a pair, which is which is known only once they run.
+void CudaDouble::encode(int device, void* handle, int codec, const std::vector<CudaEncode>& pieces) {
+  Stream& stream = stream_of(device, handle);
+  const std::string what = "an encoding on " + stream.name, who = what + " of device " + std::to_string(device);
+  const bool is_topk = codec == int(CodecKind::topk);
+  if (!is_topk && codec != int(CodecKind::int8)) refuse(who + " is of no codec there is");
+  std::vector<Access> accesses;
+  for (const CudaEncode& piece : pieces) {
+    if (piece.count == 0) continue;
+    const DType width = piece.half ? DType::float16 : DType::float32;
+    accesses.push_back({piece.gradient, piece.count * size_of(DType(piece.dtype)), false});
+    for (float* const* pair : {piece.residual, piece.velocity})
+      for (int i = 0; i < 2; ++i)
+        if (pair[i]) accesses.push_back({pair[i], piece.count * sizeof(float), true});
+    accesses.push_back({piece.state, kCodecStateBytes, true});
+    accesses.push_back({piece.body,
+                        is_topk ? codec_bytes_of_topk(piece.count, piece.k, width) : codec_bytes_of_int8(piece.count),
+                        true});
+  }
+  if (accesses.empty()) return;
+  Uses uses = uses_of(device, who, accesses);
+  const uint32_t seed = uint32_t(random_());
+  queue_access(stream, what, accesses, {[=] { encode_as_on_a_gpu(is_topk, pieces, seed); }}, std::move(uses));
+}
+
+void CudaDouble::decode(int device, void* handle, int codec, const std::vector<CudaDecode>& pieces, uint64_t* error) {
+  Stream& stream = stream_of(device, handle);
+  const std::string what = "a decoding on " + stream.name, who = what + " of device " + std::to_string(device);
+  const bool is_topk = codec == int(CodecKind::topk);
+  if (!is_topk && codec != int(CodecKind::int8)) refuse(who + " is of no codec there is");
+  std::vector<Access> accesses;
+  if (is_topk) accesses.push_back({error, sizeof *error, true});
+  for (const CudaDecode& piece : pieces) {
+    if (piece.count == 0) continue;
+    const DType width = piece.half ? DType::float16 : DType::float32;
+    const size_t bytes =
+        is_topk ? codec_bytes_of_topk(piece.count, piece.k, width) : codec_bytes_of_int8(piece.count);
+    for (unsigned node = 0; node < piece.nodes; ++node)
+      accesses.push_back({static_cast<const char*>(piece.bodies) + node * piece.stride, bytes, false});
+    accesses.push_back({piece.out, piece.count * size_of(DType(piece.dtype)), true});
+  }
+  if (accesses.empty()) return;
+  Uses uses = uses_of(device, who, accesses);
+  const uint32_t seed = uint32_t(random_());
+  queue_access(stream, what, accesses, {[=] { decode_as_on_a_gpu(is_topk, pieces, error, seed); }}, std::move(uses));
+}
+
 struct CudaDouble::Table {
   // What has failed stays valid in this thread until its next call.
   template <class Body>
@@ -238,6 +314,18 @@ struct CudaDouble::Table {
       id[text.copy(id, text.size())] = 0;
     });
   }
+  static const char* encode(int device, void* stream, int codec, const CudaEncode* pieces, size_t count) {
+    return attempt("encode",
+                   [=](CudaDouble& one, Lock&) { one.encode(device, stream, codec, {pieces, pieces + count}); });
+  }
+  static const char* decode(int device, void* stream, int codec, const CudaDecode* pieces, size_t count,
+                            uint64_t* error) {
+    return attempt(
+        "decode", [=](CudaDouble& one, Lock&) { one.decode(device, stream, codec, {pieces, pieces + count}, error); });
+  }
+  static const char* load_codecs(int device) {
+    return attempt("load_codecs", [=](CudaDouble& one, Lock&) { one.check_device(device); });
+  }
   static const char* load_kernels(int device) {
     return attempt("load_kernels", [=](CudaDouble& one, Lock&) { one.check_device(device); });
   }
@@ -264,7 +352,10 @@ const CudaFunctions& CudaDouble::functions() {
                                        .scale = Table::scale,
                                        .on_device = Table::on_device,
                                        .bus_id = Table::bus_id,
-                                       .load_kernels = Table::load_kernels};
+                                       .load_kernels = Table::load_kernels,
+                                       .encode = Table::encode,
+                                       .decode = Table::decode,
+                                       .load_codecs = Table::load_codecs};
   return table;
 }
 
