@@ -7,6 +7,7 @@ import argparse
 import ast
 import sysconfig
 from pathlib import Path
+from typing import Dict, Set, Tuple
 
 import torch
 
@@ -18,10 +19,10 @@ CODE, PROSE = 0, 1
 
 def lines_of(source):
     """The lines of a module, each with its class; those that are short, doubtful or comments are left out."""
-    prose = set()
+    prose: Set[int] = set()  # numbers of lines
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-            prose.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+            prose.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     for number, line in enumerate(source.splitlines(), 1):
         line = line.strip()
         if len(line) >= 12 and line.isascii() and not line.startswith("#") and '"""' not in line:
@@ -33,7 +34,7 @@ def load(most):
 
     most: of how many lines, as many of each class.
     """
-    found = ({}, {})  # dicts: each line once, in order
+    found: Tuple[Dict[str, None], Dict[str, None]] = ({}, {})  # each line once, in order
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for line, of in lines_of(path.read_text(encoding="utf-8", errors="replace")):
             found[of][line] = None
