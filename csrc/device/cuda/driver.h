@@ -10,8 +10,8 @@
 namespace lightcc {
 
 // CUresult, of which lightcc looks at these only.
-inline constexpr int kCudaSuccess = 0, kCudaInvalidValue = 1, kCudaDeinitialized = 4, kCudaNotReady = 600,
-                     kCudaNotSupported = 801, kCudaCaptureImplicit = 906;
+inline constexpr int kCudaSuccess = 0, kCudaInvalidValue = 1, kCudaDeinitialized = 4, kCudaNotFound = 500,
+                     kCudaNotReady = 600, kCudaNotSupported = 801, kCudaCaptureImplicit = 906;
 inline constexpr int kStreamNonBlocking = 1, kEventDisableTiming = 2, kHostRegisterPortable = 1;
 inline constexpr int kCaptureModeRelaxed = 2, kCaptureStatusNone = 0;
 inline constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76,

@@ -129,7 +129,10 @@ ImageCache::FileLock::~FileLock() {
 
 ImageCache::FileLock ImageCache::wait_for_turn(const std::string& key) const {
   if (folder_.empty() || !make_folder(folder_).empty()) return FileLock(Fd());
-  Fd file(open((path_of(key) + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  const std::string path = path_of(key) + "." + host + ".lock";  // in a home by NFS all hosts would wait for one
+  Fd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
   const auto end = std::chrono::steady_clock::now() + kLongestWait;
   while (file && flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > end) return FileLock(Fd());

@@ -82,8 +82,11 @@ void Kernels::load_locked(const DriverFunctions& driver, int architecture) {
       check_driver(driver.ModuleLoadData(&module, image.data()), "cuModuleLoadData");
       for (size_t i = 0; i < functions_.size(); ++i) {
         void* function = nullptr;
-        if (driver.ModuleGetFunction(&function, module, set_.names[i]) != kCudaSuccess) continue;
-        int registers = 0;  // asking loads what is loaded lazily
+        // This, too, may load what is loaded lazily.
+        const int status = driver.ModuleGetFunction(&function, module, set_.names[i]);
+        if (status == kCudaNotFound) continue;  // another program has it
+        check_driver(status, "cuModuleGetFunction");
+        int registers = 0;  // a driver that puts even that off has it loaded now
         check_driver(driver.FuncGetAttribute(&registers, kFunctionAttributeRegisters, function), "cuFuncGetAttribute");
         functions_[i] = function;
       }
@@ -91,7 +94,7 @@ void Kernels::load_locked(const DriverFunctions& driver, int architecture) {
     is_loaded_ = true;
   } catch (const std::exception& error) {
     if (failure_.empty())
-      log(Level::info, std::string("kernels for GPUs cannot be used, tensors are copied one by one: ") + error.what());
+      log(Level::info, std::string("kernels for GPUs cannot be used: ") + error.what());
     failure_ = error.what();
     throw;
   }

@@ -148,10 +148,13 @@ LIGHTCC_DEVICE void add_gradient(const EncodePiece& piece, uint32_t from, uint64
     LIGHTCC_UNROLLED for (uint32_t j = 0; j < 4; ++j)
       step.at[j] = product_of(piece.scale, Elements::number(gradients[round].at[j]));
     if (piece.velocity[0]) {
-      const Four<float> velocity = load_four(global(piece.velocity[from]) + first, at, n, fours);
+      const float* const old_velocity = global(piece.velocity[from]) + first;
+      float* const new_velocity = global(piece.velocity[1 - from]) + first;
+      const bool velocity_fours = holds_fours(old_velocity) && holds_fours(new_velocity);
+      const Four<float> velocity = load_four(old_velocity, at, n, velocity_fours);
       LIGHTCC_UNROLLED for (uint32_t j = 0; j < 4; ++j)
         step.at[j] = sum_of(product_of(piece.momentum, velocity.at[j]), step.at[j]);
-      store_four(global(piece.velocity[1 - from]) + first, at, n, fours, step);
+      store_four(new_velocity, at, n, velocity_fours, step);
     }
     LIGHTCC_UNROLLED for (uint32_t j = 0; j < 4; ++j) step.at[j] = sum_of(olds[round].at[j], step.at[j]);
     store_four(sum, at, n, fours, step);

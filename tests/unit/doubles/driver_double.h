@@ -137,8 +137,8 @@ class DriverDouble {
       const bool is_scale = wanted.starts_with("lightcc_scale_");
       const bool has = image.find(is_scale ? "lightcc_scale_" : wanted) != image.npos &&
                        (wanted != "lightcc_copy_many" || image.find("-DLIGHTCC_LONG_ARGUMENTS") != image.npos);
-      *to = has ? const_cast<char*>(name) : nullptr;
-      return has ? kCudaSuccess : 500;
+      if (!has) return kCudaNotFound;
+      return called("ModuleGetFunction", [&] { *to = const_cast<char*>(name); });
     };
     functions_.LaunchKernel = [](void* function, unsigned x, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                  void* stream, void** arguments, void**) {

@@ -107,6 +107,7 @@ TEST(CudaDriver, ValuesAreThoseOfTheHeader) {
       {kCudaSuccess, CUDA_SUCCESS},
       {kCudaInvalidValue, CUDA_ERROR_INVALID_VALUE},
       {kCudaDeinitialized, CUDA_ERROR_DEINITIALIZED},
+      {kCudaNotFound, CUDA_ERROR_NOT_FOUND},
       {kCudaNotReady, CUDA_ERROR_NOT_READY},
       {kCudaNotSupported, CUDA_ERROR_NOT_SUPPORTED},
       {kCudaCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT}};

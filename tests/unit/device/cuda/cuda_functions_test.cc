@@ -167,6 +167,16 @@ TEST(CudaFunctions, KernelsAreCompiledOnceAndLoadedOnEachDevice) {
       << "NVRTC does not know the CPU, whose NaN a kernel makes";
 }
 
+// As where the GPU has no memory left for it, which may change.
+TEST(CudaFunctions, AKernelThatCannotBeLoadedIsNotOneThatIsMissing) {
+  DriverDouble driver;
+  const int device = DriverDouble::new_device();
+  driver.fail("ModuleGetFunction", 2);
+  EXPECT_EQ(words(table().load_kernels(device)), "cuModuleGetFunction: it failed (CUDA_ERROR_2)");
+  driver.forget_failures();
+  EXPECT_EQ(words(table().load_kernels(device)), "");
+}
+
 TEST(CudaFunctions, EachDtypeIsScaledByItsKernel) {
   DriverDouble driver;
   const int device = DriverDouble::new_device();
