@@ -1,7 +1,7 @@
 """What the examples of trainers share: data, a small net, a curve.
 
-The task: is a line Python code, or is it prose? The data, some 50,000 lines, are the code and the docstrings of the
-standard library of the Python that runs the example. Nothing is downloaded.
+The task: is a line Python code, or is it prose? The data, tens of thousands of lines, are the code and the docstrings
+of the standard library of the Python that runs the example. Nothing is downloaded.
 """
 import argparse
 import ast
@@ -38,7 +38,8 @@ def load(most):
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for line, of in lines_of(path.read_text(encoding="utf-8", errors="replace")):
             found[of][line] = None
-    lines = [(line, of) for of in (CODE, PROSE) for line in list(found[of])[:most // 2]]
+    each = min(most // 2, *map(len, found))
+    lines = [(line, of) for of in (CODE, PROSE) for line in list(found[of])[:each]]
     ids, classes = torch.zeros(len(lines), LENGTH, dtype=torch.long), torch.tensor([of for _, of in lines])
     for row, (line, _) in zip(ids, lines):
         codes = torch.tensor([ord(c) for c in line[:LENGTH]])

@@ -5,6 +5,8 @@
 pip install lightning. Plain `python` starts it as well: then Lightning starts a second rank. Gradients travel as
 float16, which DistributedDataParallel would need a hook for.
 """
+import os
+
 import lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -39,7 +41,7 @@ def main():
     torch.manual_seed(1)
     model = Classifier()
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, max_epochs=args.epochs, logger=False,
+        accelerator="cpu", devices=int(os.environ.get("LOCAL_WORLD_SIZE", 2)), max_epochs=args.epochs, logger=False,
         strategy=HorovodStrategy(compression=hvd.Compression.fp16), enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(model, DataLoader(TensorDataset(*train), code_or_prose.BATCH, shuffle=True, drop_last=True))

@@ -3,9 +3,9 @@
     lightccrun -np 8 -H node1:4,node2:4 python examples/pytorch_imagenet_resnet50.py --train-dir DIR --val-dir DIR
     lightccrun -np 2 python examples/pytorch_imagenet_resnet50.py --synthetic 64 --image-size 64 --epochs 2
 
-The flags are those of Horovod's example, and --synthetic N, which trains on N random images a rank: nothing is
-downloaded, and torchvision is not needed. A checkpoint of each epoch is in --checkpoint-folder, where the next start
-goes on. For Horovod the script would differ in the import only.
+The flags are mostly those of Horovod's example; --synthetic N trains on N random images a rank: nothing is downloaded,
+and torchvision is not needed. A checkpoint of each epoch is in --checkpoint-folder, where the next start goes on. For
+Horovod the script would differ in the import only.
 """
 import argparse
 from pathlib import Path
@@ -54,7 +54,8 @@ def parse():
     parser.add_argument("--val-dir", type=Path, help="the same, for validation")
     parser.add_argument("--synthetic", type=int, default=0, metavar="N", help="random images a rank, in place of files")
     parser.add_argument("--image-size", type=int, default=224, help="width of the images; default %(default)s")
-    parser.add_argument("--checkpoint-folder", type=Path, default=Path("build", "imagenet"), help="default %(default)s")
+    parser.add_argument("--checkpoint-folder", type=Path,
+                        help="default build/imagenet, with random images build/imagenet-synthetic")
     parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
     parser.add_argument("--batches-per-allreduce", type=int, default=1,
                         help="batches whose gradients a rank adds up before they travel; default %(default)s")
@@ -71,6 +72,8 @@ def parse():
     args = parser.parse_args()
     if not args.synthetic and not (args.train_dir and args.val_dir):
         parser.error("give --train-dir and --val-dir, or --synthetic N")
+    if not args.checkpoint_folder:
+        args.checkpoint_folder = Path("build", "imagenet-synthetic" if args.synthetic else "imagenet")
     return args
 
 
@@ -133,6 +136,9 @@ def main():
         torch.backends.cudnn.benchmark = True
     torch.manual_seed(args.seed)
     (batches, sampler), (tests, _) = data_of(args, True), data_of(args, False)
+    if not len(batches):
+        raise SystemExit(f"Each rank has {len(sampler)} images, and a batch of it has "
+                         f"{args.batch_size * args.batches_per_allreduce}: give more images or a smaller --batch-size.")
     model = resnet50().to(device)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), args.base_lr, args.momentum, weight_decay=args.wd),
@@ -144,6 +150,7 @@ def main():
     done = sorted(args.checkpoint_folder.glob("epoch-*.pt")) if hvd.rank() == 0 else []
     begin = hvd.broadcast_object(int(done[-1].stem[6:]) if done else 0, 0, name="begin")  # rank 0 alone may see files
     if done:
+        print(f"goes on from {done[-1]}" if begin < args.epochs else f"all {args.epochs} epochs are done: {done[-1]}")
         saved = torch.load(done[-1], map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -177,8 +184,9 @@ def main():
         if hvd.rank() == 0:
             print("epoch {}: loss {:.3f}, {:.1%} right; validation loss {:.3f}, {:.1%} right; rate {:.4f}".format(
                 epoch + 1, *found, optimizer.param_groups[0]["lr"]), flush=True)
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-                       args.checkpoint_folder / f"epoch-{epoch + 1:03}.pt")
+            path = args.checkpoint_folder / f"epoch-{epoch + 1:03}.pt"
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)  # so that a checkpoint is always whole
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ def gpu() -> Optional[Dict[str, str]]:
 
 
 def without_nvcc(path: str) -> str:
-    """The path without folders of CUDA: lightcc is built without it."""
+    """The path without folders of CUDA, not of the system: lightcc is built without it."""
     return os.pathsep.join(folder for folder in path.split(os.pathsep)
-                           if not Path(folder, "nvcc").exists() or Path(folder, "cmake").exists())
+                           if not Path(folder, "nvcc").exists() or Path(folder, "sh").exists())
 
 
 def said_by(*command: str) -> str:

@@ -77,12 +77,12 @@ def test_digits_learns_to_read(tmp_path):
 
 
 @pytest.mark.parametrize("launcher, ranks, flags", [
-    ("lightccrun", 2, ["--fp16-allreduce"]), ("torchrun", 2, ["--model", "mlp", "--no-cuda", "--use-adasum"]),
+    ("lightccrun", 2, ["--fp16-allreduce"]), ("torchrun", 2, ["--model", "mlp", "--use-adasum"]),
     ("plain", 1, ["--model", "mlp"])])
 def test_synthetic_benchmark(launcher, ranks, flags):
     out = expect_success(warm.run(
         [*LAUNCHERS[launcher], sys.executable, str(EXAMPLES / "pytorch_synthetic_benchmark.py"), "--batch-size", "2",
-         "--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "3", *flags], DEADLINE_S))
+         "--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "3", "--no-cuda", *flags], DEADLINE_S))
     assert len(re.findall(r"Iter #\d: [\d.]+ img/sec per CPU", out)) == 3
     each, total = (float(x) for x in re.search(
         rf"Img/sec per CPU: ([\d.]+) \+-[\d.]+\n.*Total img/sec on {ranks} CPU\(s\): ([\d.]+) \+-[\d.]+", out).groups())
@@ -101,7 +101,7 @@ def test_imagenet_goes_on_from_its_checkpoint(tmp_path):
         out = expect_success(warm.run(
             [*LAUNCHERS["lightccrun"], sys.executable, EXAMPLES / "pytorch_imagenet_resnet50.py", "--synthetic", "4",
              "--image-size", "32", "--batch-size", "2", "--batches-per-allreduce", "2", "--val-batch-size", "2",
-             "--epochs", epochs, "--checkpoint-folder", tmp_path], DEADLINE_S))
+             "--epochs", epochs, "--checkpoint-folder", tmp_path, "--no-cuda"], DEADLINE_S))
         found[epochs] = re.findall(r"epoch (\d): loss (\d+\.\d+), .* rate (\S+)", out)
     (first, loss, rate), = found["1"]
     (second, later, risen), = found["2"]  # the first one is not repeated

@@ -26,6 +26,6 @@ def test_the_recipe_needs_what_the_wheel_needs():
 
 def test_rattler_build_understands_the_recipe():
     rattler = pytest.importorskip("rattler_build", reason="missing: rattler_build (pip install py-rattler-build)")
-    variants = rattler.VariantConfig({"c_stdlib": ["sysroot"]})
+    variants = rattler.VariantConfig.from_file(ROOT / "recipe" / "variants.yaml")
     rendered, = rattler.Stage0Recipe.from_file(ROOT / "recipe" / "recipe.yaml").render(variants)
     assert rendered.recipe.package.name == "lightcc"
