@@ -82,7 +82,8 @@ def test_digits_learns_to_read(tmp_path):
 def test_synthetic_benchmark(launcher, ranks, flags):
     out = expect_success(warm.run(
         [*LAUNCHERS[launcher], sys.executable, str(EXAMPLES / "pytorch_synthetic_benchmark.py"), "--batch-size", "2",
-         "--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "3", "--no-cuda", *flags], DEADLINE_S))
+         "--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "3", "--no-cuda", *flags],
+        DEADLINE_S))
     assert len(re.findall(r"Iter #\d: [\d.]+ img/sec per CPU", out)) == 3
     each, total = (float(x) for x in re.search(
         rf"Img/sec per CPU: ([\d.]+) \+-[\d.]+\n.*Total img/sec on {ranks} CPU\(s\): ([\d.]+) \+-[\d.]+", out).groups())
