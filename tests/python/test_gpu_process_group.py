@@ -237,13 +237,13 @@ def check_futures(started, gpu, double, device, name):
             expect(gpu, written, values)
 
 
-def check_order_that_is_taken_away_is_found(started, gpu, double, device, monkeypatch, no_faults):
+def check_order_that_is_taken_away_is_found(started, double, device, monkeypatch, no_faults, job):
     """So that these checks can fail: a wait that orders no stream. An access without order is described unless the host
-    happens to know already that the copy is done, so some are needed."""
+    happens to know already that the copy is done, so some are needed, and the ranks end together, when all have it."""
     monkeypatch.setattr(device_order.streams, "follow", lambda device, event: None)
     deadline = time.monotonic() + DEADLINE_S
     first, second = double.new_stream(device), double.new_stream(device)
-    while set(double.faults()) <= no_faults:
+    while not all(job.allgather_object(not set(double.faults()) <= no_faults)):
         assert time.monotonic() < deadline
         with double.on(device, first):
             work, written, _ = started("allreduce")
@@ -252,7 +252,6 @@ def check_order_that_is_taken_away_is_found(started, gpu, double, device, monkey
             work.wait()
             double.write(device, written[0].data_ptr(), np.zeros(COUNT, "float32"))
     no_faults.update(double.faults())
-    dist.barrier()
 
 
 def check_shutdown_with_works_that_nobody_waited_for(started, gpu, double, device, job):
