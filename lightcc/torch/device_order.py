@@ -8,7 +8,7 @@
 """
 import contextlib
 import functools
-from typing import Any, Callable, ContextManager, List, Optional, Sequence
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence
 
 import torch
 
@@ -33,9 +33,11 @@ class Streams:
             if tensor.layout is torch.strided:  # one that is sparse gets new memory, by this stream
                 tensor.record_stream(stream)
 
-    def own(self, device: int) -> ContextManager:
+    @contextlib.contextmanager
+    def own(self, device: int) -> Iterator[None]:
         """Makes a stream of lightcc's own the current one."""
-        return torch.cuda.stream(_own_stream(device))
+        with torch.cuda.device(device), torch.cuda.stream(_own_stream(device)):  # else leaving makes a context on GPU 0
+            yield
 
     def of_future(self, device: int) -> List[torch.device]:
         """The devices of a future whose value is on this one."""

@@ -6,6 +6,7 @@ strides, compression), these checks wait for the GPU first and show values only.
 real streams there, futures with devices, functional collectives, DistributedDataParallel and FSDP2.
 """
 # ruff: noqa: F811  fixtures are imported and then named by arguments
+import contextlib
 import functools
 import time
 from unittest import mock
@@ -121,6 +122,23 @@ def test_what_is_asked_of_cuda(monkeypatch):
     tensor.record_stream.assert_called_once_with(stream)
     assert {call.args for call in torch.cuda.current_stream.call_args_list} == {(1,)}
     assert streams.of_future(1) == [torch.device("cuda:1")]
+
+
+def test_own_stream_leaves_other_gpus_alone(monkeypatch):
+    """torch.cuda.stream goes back to the device that was current, and makes a context there."""
+    current = []
+
+    @contextlib.contextmanager
+    def entered(what):
+        current.append(what)
+        yield
+        assert current.pop() == what
+    monkeypatch.setattr(device_order, "_own_stream", lambda device: (*current, f"own {device}"))
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    with device_order.Streams().own(1):
+        assert current == [1, (1, "own 1")], "the device is current when the stream is made, entered and left"
+    assert not current
 
 
 def values_of(gpu, outputs):
