@@ -124,6 +124,7 @@ class Collectives(dist.ProcessGroup):
         raise _no_point_to_point("recv")
 
     def _start_coalescing(self, device: torch.device) -> None:
+        dist.distributed_c10d._world.pg_coalesce_state.pop(self, None)  # else torch goes on collecting calls for ever
         raise NotImplementedError(f"_coalescing_manager(device={str(device)!r}): over lightcc leave out the device; "
                                   "then all_reduce, all_gather_into_tensor and reduce_scatter_tensor go together.")
 

@@ -387,6 +387,9 @@ def check_calls_that_go_together(world):
     assert all((part == size * (1 + rank)).all() and (x == total).all() for part, x in zip(parts, xs))
     with pytest.raises(NotImplementedError, match="leave out the device"), together(device=torch.device("cpu")):
         pass
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == size, "calls after that error are done one by one"
 
 
 def check_what_torch_asks_a_group(world):
