@@ -255,12 +255,7 @@ def _flags(opts) -> int:
 
 def _dense(tensor: torch.Tensor, arithmetic: bool) -> torch.Tensor:
     """The tensor in a form that lightcc can send, in the same memory if it is contiguous."""
-    tensor = tensor.detach()
-    if not tensor.is_contiguous():
-        if tensor.layout is not torch.strided:
-            raise ValueError(f"The tensor has layout {tensor.layout}; torch.distributed over lightcc takes sparse "
-                             "tensors in all_reduce only. Send tensor.to_dense().")
-        tensor = tensor.contiguous()
+    tensor = _strided(tensor).contiguous()
     if tensor.dtype in _DTYPES:
         return tensor
     if arithmetic:
@@ -268,8 +263,15 @@ def _dense(tensor: torch.Tensor, arithmetic: bool) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+def _strided(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"The tensor has layout {tensor.layout}; torch.distributed over lightcc takes sparse tensors "
+                         "in all_reduce only. Send tensor.to_dense().")
+    return tensor.detach()
+
+
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1)
+    return _strided(tensor).reshape(-1)
 
 
 def _joined(tensors: Tensors) -> torch.Tensor:
@@ -286,8 +288,8 @@ def _deal(handle: int, index: int, sent: torch.Tensor, outputs: Tensors) -> None
     """Copies result `index`, of what was sent, to tensors, one after the other."""
     place = request.place_of(handle)
     if place is not None and len(outputs) == 1 and outputs[0].is_contiguous():  # the GPU copies it there itself
-        count = math.prod(lib.output_shape(handle, index)) * sent.element_size() // outputs[0].element_size()
-        _expect_count("A collective", "result", count, outputs[0].numel())
+        _expect_count("A collective", "result", math.prod(lib.output_shape(handle, index)),
+                      outputs[0].numel() * outputs[0].element_size() // sent.element_size())
         lib.output_to(handle, index, place.now(), outputs[0].data_ptr())
         return
     result = adapter_of(sent).output(handle, index, sent)

@@ -363,6 +363,14 @@ def check_tensors_on_several_devices(world, gpu, job):
     assert (gpu.values(there) == job.size()).all()
 
 
+def check_results_that_do_not_fit(world, gpu, job):
+    """6 bytes into 4, where 6 // 4 is the 1 element that there is: what lies behind it is left alone."""
+    both, sent = gpu.tensor(np.ones(2), "float32"), gpu.tensor(np.zeros(3), "bool")
+    with pytest.raises(ValueError, match="result should be 4 elements .* has 6"):
+        dist.all_gather_into_tensor(both[:1], sent)
+    assert (gpu.values(both) == 1).all()
+
+
 def check_ranks_that_disagree(world, gpu, job):
     """The work, its future and the hook have the error, which names ranks and tensor; what comes next works."""
     from lightcc.torch import ddp

@@ -245,6 +245,9 @@ def check_what_it_cannot(world):
         dist.all_reduce(x.to(torch.float8_e5m2))
     with pytest.raises(ValueError, match="meta"):
         dist.all_reduce(x.to("meta"))
+    for verb in (lambda: dist.reduce(x.to_sparse(), 0), lambda: dist.broadcast(x.to_sparse(), 0)):
+        with pytest.raises(ValueError, match="layout torch.sparse_coo.*to_dense"):
+            verb()
     size, there, every = dist.get_world_size(), x.to("meta"), torch.ones(dist.get_world_size())
     for verb in (lambda: dist.all_gather([there] * size, x), lambda: dist.reduce_scatter(there, [x] * size),
                  lambda: dist.all_to_all_single(every.to("meta"), every)):
