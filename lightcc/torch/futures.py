@@ -1,11 +1,13 @@
 """torch futures of operations in flight: who completes them, and operations that nobody waits for.
 
 Nobody calls Python when an operation is done: a callback would need the interpreter's lock inside the engine. So
-somebody must ask. In a backward pass that is autograd itself, at its end, in the thread that called backward: a
-callback queued by the last bucket runs before the one with which DistributedDataParallel waits for its buckets. That
-takes no thread, and an error leaves backward as the exception it is. Everywhere else a thread asks, started when it is
-first needed; in a backward pass only for futures that are GRACE_S old, in case somebody waits for one before the end.
-The thread ends before the interpreter does: torch's code aborts in a thread that Python ends by force.
+somebody must ask. In a backward pass that is autograd itself, at its end, in the thread that called backward or, with
+tensors of a GPU, in autograd's thread of that device (the caller then waits in C++, and sees a Ctrl-C when it returns):
+a callback queued by the last bucket runs before the one with which DistributedDataParallel waits for its buckets. That
+takes no thread of lightcc's, and an error leaves backward as the exception it is. Everywhere else a thread asks,
+started when it is first needed; in a backward pass only for futures that are GRACE_S old, in case somebody waits for
+one before the end. The thread ends before the interpreter does: torch's code aborts in a thread that Python ends by
+force.
 
 An operation on tensors of a GPU is done when its work is queued there; device_order.py says which streams go on behind
 it.
@@ -70,8 +72,11 @@ class Operation:
                                      lib.poll(self._handle)):
                     with own_stream_of(self.order):
                         self._end(None, None)
-            except (HorovodInternalError, ValueError) as error:  # of poll: the epoch has ended meanwhile
-                self._failed(error)
+            except Exception as error:  # of poll: the epoch has ended meanwhile; of CUDA: there is no own stream
+                if self._handle:
+                    if self._epoch == lib.epoch:
+                        lib.release(self._handle)
+                    self._failed(error)
             finally:
                 self._lock.release()
         return not self._handle
@@ -184,15 +189,19 @@ class Future(torch.futures.Future):
             failure: Optional[Exception] = error
         else:
             failure = None
+        self._settle(None if self._in_backward else failure)  # backward raises it after DDP is done with its buckets
+        return failure
+
+    def _settle(self, failure: Optional[Exception]) -> None:
+        """Whoever comes first gives the future its value, or the error."""
         with self._once:
             if self._set:
-                return failure
+                return
             self._set = True
-        if failure is None or self._in_backward:  # there backward itself raises it, after DDP is done with its buckets
+        if failure is None:
             self.set_result(self._value)
         else:
             self.set_exception(failure)
-        return failure
 
 
 def future_of(operation: Operation, value: Any, timeout_s: Optional[float] = None) -> torch.futures.Future:
@@ -289,8 +298,11 @@ class _Completer:
                     continue
             for future in ready:  # in any order, since one may depend on what somebody does after another
                 if future._operation.done() or future.late():
-                    with own_stream_of(future._operation.order):
-                        future.complete(future._begin)
+                    try:
+                        with own_stream_of(future._operation.order):
+                            future.complete(future._begin)
+                    except Exception as error:  # of CUDA; the thread lives on, for the others
+                        future._settle(error)
             if abandoned:
                 _reap()
             operations = [future._operation for future in ready] + abandoned

@@ -390,6 +390,29 @@ def check_ranks_that_disagree(world, gpu, job):
     assert (gpu.values(there) == job.size()).all()
 
 
+def check_own_stream_that_cannot_be(started, gpu, job, monkeypatch):
+    """CUDA's error reaches who polls and who waits in C++, and what comes next works."""
+    def fail(device):
+        raise RuntimeError("CUDA error: out of memory")
+    with monkeypatch.context() as patch:
+        patch.setattr(device_order.streams, "own", fail)
+        polled, waited = started("allreduce"), started("allreduce")
+        _unordered.extend((polled, waited))
+        deadline = time.monotonic() + DEADLINE_S
+        while not polled[0].is_completed():
+            assert time.monotonic() < deadline
+        assert "out of memory" in str(polled[0].exception()) and not polled[0].is_success()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            waited[0].get_future().then(lambda future: future.value()).wait()
+    work, written, values = started("allreduce")
+    work.get_future().then(lambda future: future.value()).wait()
+    work.wait()
+    expect(gpu, written, values)
+
+
+_unordered = []  # no stream goes on behind these, so their memory must not be used again
+
+
 DYING = """
 import os, sys, time
 sys.path.insert(0, {folder!r})
