@@ -30,7 +30,7 @@ class Streams:
         """Their memory is not used again before the current stream has done all it was given until they are dropped."""
         stream = torch.cuda.current_stream(device)
         for tensor in tensors:
-            if tensor.layout is torch.strided:  # one that is sparse gets new memory, by this stream
+            if tensor.layout is torch.strided:  # one that is sparse gets new memory, by this stream: see follow()
                 tensor.record_stream(stream)
 
     @contextlib.contextmanager
@@ -61,6 +61,7 @@ class DeviceOrder:
         self._begun_on = place.now().stream
         self._ended_on: Optional[int] = None
         self._event: Any = None
+        self._made: List[torch.Tensor] = []  # what sparse outputs are made of, by the stream of end()
 
     def end(self, handle: int, finish: Optional[Callable[[int], Any]]) -> None:
         """Of an operation that has succeeded: finish(handle) runs on the calling thread's stream, behind the outputs.
@@ -73,6 +74,8 @@ class DeviceOrder:
         finally:
             if now != self._begun_on:
                 streams.keep(self._place.device, self._tensors)
+            self._made = [part for tensor in self._tensors if tensor.layout is torch.sparse_coo
+                          for part in (tensor._indices(), tensor._values())]
             self._tensors = ()
             self._event, self._ended_on = streams.mark(self._place.device), now
 
@@ -80,6 +83,8 @@ class DeviceOrder:
         """The calling thread's stream goes on behind end()."""
         if self._event is not None and self._place.now().stream != self._ended_on:
             streams.follow(self._place.device, self._event)
+            if self._made:
+                streams.keep(self._place.device, self._made)
 
     def own_stream(self) -> ContextManager:
         """For a thread that has no stream of the program's."""

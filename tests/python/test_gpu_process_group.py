@@ -141,6 +141,25 @@ def test_own_stream_leaves_other_gpus_alone(monkeypatch):
     assert not current
 
 
+def test_sparse_results_are_kept_for_who_waits(monkeypatch):
+    """lightcc's own stream has made their memory, which PyTorch would give to it again while another stream reads."""
+    asked = mock.create_autospec(device_order.Streams, instance=True)
+    monkeypatch.setattr(device_order, "streams", asked)
+    monkeypatch.setattr(device_order.request, "order", lambda handle: None)
+    place, tensor = mock.Mock(device=1), torch.eye(2).to_sparse()
+    place.now.return_value.stream = 7
+    order = device_order.DeviceOrder(place, [tensor])
+    place.now.return_value.stream = 8  # lightcc's own
+    order.end(1, lambda _: tensor.copy_(torch.ones(2, 2).to_sparse()))
+    asked.keep.reset_mock()
+    order.follow()
+    assert not asked.keep.called
+    place.now.return_value.stream = 7
+    order.follow()
+    (device, kept), _ = asked.keep.call_args
+    assert device == 1 and [t.data_ptr() for t in kept] == [t.data_ptr() for t in (tensor._indices(), tensor._values())]
+
+
 def values_of(gpu, outputs):
     """Of the double's tensors; what has strides, or is sparse, was written by the host."""
     return [t.to_dense().tolist() if t.is_sparse or not t.is_contiguous() else gpu.values(t).tolist() for t in outputs]
