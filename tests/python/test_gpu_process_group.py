@@ -260,7 +260,8 @@ def check_memory_is_used_again_in_order(started, gpu, double, device, name):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def check_futures(started, gpu, double, device, name):
-    """A callback runs behind the outputs, in whichever thread; and whoever waits for the future goes on behind them."""
+    """A callback runs behind the outputs, in lightcc's thread; and whoever waits for the future goes on behind them.
+    One that is added when the future is done would run here at once, which PyTorch orders for GPUs that it knows."""
     def check(future):
         for tensor, expected in zip(future.value(), values):
             assert (gpu.values(tensor) == expected).all()
@@ -268,8 +269,10 @@ def check_futures(started, gpu, double, device, name):
     for stream in (0, double.new_stream(device)):
         with double.on(device, stream):
             work, written, values = started(name)
-            future = work.get_future()
-            assert future.then(check).wait() == "done"
+            with work._operation._lock:  # so it is not done yet
+                future = work.get_future()
+                called = future.then(check)
+            assert called.wait() == "done"
             assert future.wait() is not None and future.done()
             expect(gpu, written, values)
 
@@ -421,8 +424,10 @@ def check_own_stream_that_cannot_be(started, gpu, job, monkeypatch):
         while not polled[0].is_completed():
             assert time.monotonic() < deadline
         assert "out of memory" in str(polled[0].exception()) and not polled[0].is_success()
+        with waited[0]._operation._lock:  # so it is not done yet
+            called = waited[0].get_future().then(lambda future: future.value())
         with pytest.raises(RuntimeError, match="out of memory"):
-            waited[0].get_future().then(lambda future: future.value()).wait()
+            called.wait()
     work, written, values = started("allreduce")
     work.get_future().then(lambda future: future.value()).wait()
     work.wait()
