@@ -60,7 +60,7 @@ def object_of(source: str) -> Path:
 
 def main() -> int:
     parts = Parts("gpu-compression", LIMIT_S)
-    if not parts.build() or not parts.run("building what measures", ["sh", "-ec", build_script()], 90):
+    if not parts.build() or not parts.run("compile what measures", ["sh", "-ec", build_script()], 90):
         return parts.finish()
     core = str(SITE / "lightcc" / "_lightcc.so")
     bits, library, python = [str(OUT / "codec_bits"), core], str(OUT / "gpu_codecs.so"), sys.executable
