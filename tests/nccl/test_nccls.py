@@ -3,14 +3,13 @@ and ask for its devices, for one communicator after the other. Their wheels come
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from lightcc.launch import nccl_plugin
+from wheels import library_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PIP_S, LOAD_S, LIVES = 900, 120, 3
+LOAD_S, LIVES = 120, 3
 WHEELS = {"nvidia-nccl-cu11==2.18.3": 6, "nvidia-nccl-cu12==2.19.3": 7, "nvidia-nccl-cu11==2.21.5": 8,
           "nvidia-nccl-cu12==2.25.1": 9, "nvidia-nccl-cu12==2.28.9": 11}  # and the version of the interface
 # Up to 2.21 ncclGetUniqueId loads the plugin; later ones do it when a communicator is made, which needs a GPU. Its
@@ -38,28 +37,10 @@ for life in range(int(sys.argv[2])):
 """
 
 
-def library_of(wheel):
-    """Its libnccl.so.2. Skips the test where the wheel cannot be had."""
-    folder = ROOT / "build" / "nccl" / wheel.replace("==", "-")
-    library = folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
-    if not library.exists():
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
-                 "--no-compile", "--only-binary", ":all:", "--target", str(folder), wheel],
-                capture_output=True, text=True, timeout=PIP_S, check=False)
-            why = done.stderr.strip() if done.returncode else ""
-        except subprocess.TimeoutExpired:
-            why = f"pip was not done after {PIP_S} s"
-        if why or not library.exists():
-            pytest.skip(f"missing: {wheel} ({(why or 'it has no library').splitlines()[-1]})")
-    return library
-
-
 @pytest.mark.parametrize("wheel", WHEELS)
 def test_nccl_loads_the_plugin(wheel, monkeypatch):
     """As --harp sets the environment for it, and again after it has unloaded the plugin."""
-    library = library_of(wheel)
+    library = library_of(wheel, "nccl", "nvidia/nccl/lib/libnccl.so.2")
     monkeypatch.setenv("LIGHTCC_NCCL_LIBRARY", str(library))
     environment = nccl_plugin.with_path({**os.environ, **nccl_plugin.SETTINGS, "NCCL_DEBUG": "INFO",
                                          "NCCL_SOCKET_IFNAME": "lo"})

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from wheels import library_of
+
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER_DOUBLE = ROOT / "build" / "cmake" / "driver_double"
-PIP_S, COMPILE_S = 900, 300
+COMPILE_S = 300
 WHEELS = {  # the version of PTX, the GPUs that it is asked for, and those for which it has code
     "nvidia-cuda-nvrtc-cu11==11.8.89": ("7.8", (60, 70, 75, 80, 90, 100), {60, 70, 75, 80, 90}),
     "nvidia-cuda-nvrtc-cu12==12.4.127": ("8.4", (60, 70, 75, 80, 90, 100), {60, 70, 75, 80, 90}),
@@ -24,25 +26,8 @@ CODECS = {f"lightcc_{name}" for name in
 LINE = re.compile(r"(device/cuda/\w+\.cu) (sm|compute)_(\d+): (machine code|PTX), \d+ bytes, PTX ([\d.]+),(.*)")
 
 
-def library_of(wheel):
-    """Its libnvrtc. Skips the test where the wheel cannot be had."""
-    folder = ROOT / "build" / "nvrtc" / wheel.replace("==", "-")
-
-    def find():
-        return [path for path in folder.glob("nvidia/*/lib/libnvrtc.so.*") if ".alt." not in path.name]
-
-    if not find():
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
-                 "--no-compile", "--only-binary", ":all:", "--target", str(folder), wheel],
-                capture_output=True, text=True, timeout=PIP_S, check=False)
-            why = done.stderr.strip() if done.returncode else ""
-        except subprocess.TimeoutExpired:
-            why = f"pip was not done after {PIP_S} s"
-        if why or not find():
-            pytest.skip(f"missing: {wheel} ({(why or 'it has no library').splitlines()[-1]})")
-    return find()[0]
+def nvrtc_of(wheel):
+    return library_of(wheel, "nvrtc", "nvidia/*/lib/libnvrtc.so.*")
 
 
 def compiled(library, *architectures):
@@ -54,7 +39,7 @@ def compiled(library, *architectures):
 def test_it_compiles_the_kernels(wheel):
     """What it does not know, it compiles to PTX of the newest GPU that it knows. PTX is never newer than its CUDA."""
     ptx_version, asked, known = WHEELS[wheel]
-    done = compiled(library_of(wheel), *asked)
+    done = compiled(nvrtc_of(wheel), *asked)
     assert done.returncode == 0, done.stdout
     assert re.match(r"NVRTC [\d.]+\n", done.stdout), done.stdout
     lines = LINE.findall(done.stdout)
@@ -73,7 +58,7 @@ def test_it_compiles_the_kernels(wheel):
 
 def test_a_gpu_that_is_too_old_is_named():
     """CUDA 13 has no code for sm_70 any more."""
-    library = library_of("nvidia-cuda-nvrtc==13.0.88")
+    library = nvrtc_of("nvidia-cuda-nvrtc==13.0.88")
     done = compiled(library, 70)
     assert done.returncode == 1
     said = r"NVRTC 13\.0\nNVRTC 13\.0 \(.*\) does not know GPUs as old as sm_70\n"
@@ -103,7 +88,7 @@ def chosen(folder, driver, preload=(), path=()):
 
 def test_the_one_that_fits_the_driver_is_found(folder):
     """By name: the newest that is not of a later major version."""
-    libraries = {wheel.rpartition("==")[2]: library_of(wheel) for wheel in WHEELS}
+    libraries = {wheel.rpartition("==")[2]: nvrtc_of(wheel) for wheel in WHEELS}
     path = [library.parent for library in libraries.values()]
     for driver, library in ((13020, "13.0.88"), (12020, "12.4.127"), (11020, "11.8.89")):
         assert chosen(folder, driver, path=path) == f"{library.rpartition('.')[0]} ({libraries[library]})"
@@ -113,7 +98,7 @@ def test_the_one_that_fits_the_driver_is_found(folder):
 
 def test_the_frameworks_own_is_preferred(folder):
     """What is loaded goes before what lies in wheels or beside the CUDA runtime, and that before what has the name."""
-    of_11, of_12, of_13 = map(library_of, WHEELS)
+    of_11, of_12, of_13 = map(nvrtc_of, WHEELS)
     assert chosen(folder, 13000, path=[of_13.parent]) == f"13.0 ({of_13})"
     (folder / "nvidia").mkdir()
     (folder / "nvidia" / "cuda_nvrtc").symlink_to(of_12.parents[1])
