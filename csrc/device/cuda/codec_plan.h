@@ -46,19 +46,25 @@ uint32_t number_tiles(Piece* pieces, size_t count, uint32_t tile) {
   return tiles;
 }
 
+// Begins a batch: the table of its pieces, and their tiles.
+template <class Piece, class Batch>
+void lay_out_table(BatchMemory& layout, Piece* pieces, size_t count, uint32_t tile, Batch& batch) {
+  batch = {};
+  batch.pieces = layout.take<Piece>(count);
+  batch.piece_count = static_cast<uint32_t>(count);
+  batch.tiles = number_tiles(pieces, count, tile);
+}
+
 // Each of these sets what pieces have in the memory, and the batch; returns how many bytes it takes, and does only that
 // for nullptr. Pieces have one element or more. What follows the table at the beginning of the memory may be any bytes.
 
 inline size_t lay_out(EncodePiece* pieces, size_t count, std::byte* memory, EncodeBatch& batch) {
   constexpr uint64_t kMostOfAll = 512;  // blocks of a piece that read all its sums, eight tiles each at least
   BatchMemory layout(memory);
-  batch = {};
-  batch.pieces = layout.take<EncodePiece>(count);
+  lay_out_table(layout, pieces, count, kTile, batch);
   batch.missed = layout.take<uint32_t>(1);
   batch.work = layout.take<EncodeWork>(count);
   batch.histograms = layout.take<uint64_t>(count * kBins);
-  batch.piece_count = static_cast<uint32_t>(count);
-  batch.tiles = number_tiles(pieces, count, kTile);
   for (EncodePiece* piece = pieces; piece < pieces + count; ++piece) {
     piece->room = std::min(piece->count, 4 * piece->k + piece->count / kRoomShare + kLeastRoom);
     piece->first_chunk = batch.chunks;
@@ -78,10 +84,7 @@ inline size_t lay_out(EncodePiece* pieces, size_t count, std::byte* memory, Enco
 
 inline size_t lay_out(DecodePiece* pieces, size_t count, std::byte* memory, DecodeBatch& batch) {
   BatchMemory layout(memory);
-  batch = {};
-  batch.pieces = layout.take<DecodePiece>(count);
-  batch.piece_count = static_cast<uint32_t>(count);
-  batch.tiles = number_tiles(pieces, count, kDecodeTile);
+  lay_out_table(layout, pieces, count, kDecodeTile, batch);
   for (DecodePiece* piece = pieces; piece < pieces + count; ++piece) {
     piece->begins = layout.take<uint64_t>((blocks_of(piece->count) + 1) * piece->nodes);
     batch.nodes = std::max(batch.nodes, piece->nodes);
@@ -92,10 +95,7 @@ inline size_t lay_out(DecodePiece* pieces, size_t count, std::byte* memory, Deco
 
 inline size_t lay_out(Int8EncodePiece* pieces, size_t count, std::byte* memory, Int8EncodeBatch& batch) {
   BatchMemory layout(memory);
-  batch = {};
-  batch.pieces = layout.take<Int8EncodePiece>(count);
-  batch.piece_count = static_cast<uint32_t>(count);
-  batch.tiles = number_tiles(pieces, count, kTile);
+  lay_out_table(layout, pieces, count, kTile, batch);
   batch.not_finite = layout.take<uint32_t>(count);
   batch.tile_piece = layout.take<uint32_t>(batch.tiles);
   return layout.bytes();
@@ -103,10 +103,7 @@ inline size_t lay_out(Int8EncodePiece* pieces, size_t count, std::byte* memory, 
 
 inline size_t lay_out(Int8DecodePiece* pieces, size_t count, std::byte* memory, Int8DecodeBatch& batch) {
   BatchMemory layout(memory);
-  batch = {};
-  batch.pieces = layout.take<Int8DecodePiece>(count);
-  batch.piece_count = static_cast<uint32_t>(count);
-  batch.tiles = number_tiles(pieces, count, kTile);
+  lay_out_table(layout, pieces, count, kTile, batch);
   batch.tile_piece = layout.take<uint32_t>(batch.tiles);
   return layout.bytes();
 }

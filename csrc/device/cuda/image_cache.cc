@@ -136,7 +136,7 @@ ImageCache::FileLock ImageCache::wait_for_turn(const std::string& key) const {
   const auto end = std::chrono::steady_clock::now() + kLongestWait;
   while (file && flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > end) return FileLock(Fd());
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kLook);  // flock has no wait with a deadline
   }
   return FileLock(std::move(file));
 }
