@@ -80,9 +80,11 @@ LIGHTCC_API int lightcc_group_ids(int32_t* ids, int capacity);  /* returns how m
 /* Where the memory of a tensor is. All zero: in the host's. All tensors of a request are in one place.
  *
  * Of a GPU: the request reads after what the stream had been given when it was submitted, and the host waits for no
- * stream. When the request is done, what the stream is given from then on runs after its outputs are written
- * (unless it is LIGHTCC_UNORDERED); for another stream see lightcc_order. The stream must live until the request is
- * done, may not capture a graph, and is not the per-thread default stream. A prepared request keeps its stream. */
+ * stream. What the stream is given after the caller has heard that the request is done, or after it has released the
+ * handle, runs after its outputs are written (unless it is LIGHTCC_UNORDERED); what it is given before that may run
+ * beside it. The caller hears of it by a call that blocked, wait, poll, finish or the callback. For another stream see
+ * lightcc_order. The stream must live until then and until the request is done, may not capture a graph, and is not the
+ * per-thread default stream. A prepared request keeps its stream. */
 enum lightcc_device_kind { LIGHTCC_CPU, LIGHTCC_CUDA };
 typedef struct lightcc_place {
   int32_t device; /* of CUDA: its number in this process */

@@ -5,6 +5,7 @@
 #include "api/lightcc.h"
 #include "api/read_request.h"
 #include "device/cuda_objects.h"
+#include "engine/request/gpu_streams.h"
 #include "engine/request/output_pool.h"
 #include "net/bootstrap/world.h"
 #include "net/group.h"
@@ -71,6 +72,12 @@ bool has_outputs_left(const Request& request) {
   return std::any_of(request.results.begin(), request.results.end(), [](auto& result) { return bool(result.own); });
 }
 
+// The program is told that it is done, or gives up its handle: what its stream is given from now on runs after its
+// outputs.
+void heard_of(const Request& request) {
+  if (!request.unordered) order_own_stream(request);
+}
+
 int64_t launch(Engine& engine, const RequestPtr& request, bool block, bool begun = false) {
   if (!begun) engine.submit(request, block);
   if (request->callbacks.done) {
@@ -79,6 +86,7 @@ int64_t launch(Engine& engine, const RequestPtr& request, bool block, bool begun
   }
   if (block && engine.wait(*request, now_ns() + kBlockNs)) {
     if (request->code != Code::ok) throw Error(request->code, request->text);
+    heard_of(*request);
     if (has_outputs_left(*request)) return keep(request);
     return 0;
   }
@@ -112,6 +120,7 @@ void give_back(Request& request) {
 int status_of(Request& request) {
   if (!request.finished.load(std::memory_order_acquire)) return LIGHTCC_PENDING;
   if (request.name_held.load(std::memory_order_relaxed)) give_back(request);
+  heard_of(request);
   if (request.code != Code::ok) set_last_error(request.text);
   return int(request.code);
 }
@@ -293,8 +302,10 @@ int lightcc_finish_all(const int64_t* handles, int count, int timeout_ms) {
       std::lock_guard lock(s.mutex);
       for (int i = 0; i < count; ++i) s.handles.erase(handles[i]);
     }
-    for (const RequestPtr& request : requests)
+    for (const RequestPtr& request : requests) {
       if (request->name_held.load(std::memory_order_relaxed)) give_back(*request);
+      heard_of(*request);
+    }
     auto failed = [](const RequestPtr& request) { return request->code != Code::ok; };
     auto first = std::find_if(requests.begin(), requests.end(), failed);
     return first == requests.end() ? int(LIGHTCC_OK) : status_of(**first);
@@ -307,23 +318,29 @@ int lightcc_poll(int64_t handle) {
         auto request = request_of(handle);
         const bool done = request->finished.load(std::memory_order_acquire) || engine()->poll(*request);
         if (done && request->name_held.load(std::memory_order_relaxed)) give_back(*request);
+        if (done) heard_of(*request);
         return int(done);
       },
       -1);
 }
 
 int lightcc_release(int64_t handle) {
-  RequestPtr request;
-  {
-    GlobalState& s = global_state();
-    std::lock_guard lock(s.mutex);
-    auto it = s.handles.find(handle);
-    if (it == s.handles.end()) return LIGHTCC_INVALID_ARGUMENT;
-    request = std::move(it->second);
-    s.handles.erase(it);
-  }
-  if (request->name_held.load() || !request->finished.load(std::memory_order_acquire)) give_back(*request);
-  return LIGHTCC_OK;
+  return guard([&] {
+    RequestPtr request;
+    {
+      GlobalState& s = global_state();
+      std::lock_guard lock(s.mutex);
+      auto it = s.handles.find(handle);
+      if (it == s.handles.end()) return int(LIGHTCC_INVALID_ARGUMENT);
+      request = std::move(it->second);
+      s.handles.erase(it);
+    }
+    request->unheard = true;
+    const bool finished = request->finished;
+    if (request->name_held.load() || !finished) give_back(*request);
+    if (finished) heard_of(*request);
+    return int(LIGHTCC_OK);
+  });
 }
 
 int lightcc_output(int64_t handle, int index, void** data, int64_t* shape, int* ndim) {

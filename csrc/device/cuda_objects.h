@@ -1,7 +1,11 @@
 // Streams and events of CUDA as objects that give themselves back. Any thread may use them. What fails throws
 // Error{internal}.
 #pragma once
+#include <algorithm>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "device/cuda.h"
 
@@ -22,6 +26,13 @@ class CudaEvent {
   void order(int device, void* stream) const {
     check_cuda(cuda_.order(device, stream, event_), "ordering a stream", device);
   }
+  // The same for a stream that is there since the event was recorded: only the first call for it does anything.
+  void order_once(int device, void* stream) {
+    std::lock_guard lock(mutex_);
+    if (std::ranges::find(behind_, std::pair{device, stream}) != behind_.end()) return;
+    order(device, stream);
+    behind_.emplace_back(device, stream);
+  }
   bool reached() const {
     int reached = 0;
     check_cuda(cuda_.query(device_, event_, &reached), "waiting for copies", device_);
@@ -33,6 +44,8 @@ class CudaEvent {
   const CudaFunctions& cuda_;
   const int device_;
   void* event_ = nullptr;
+  std::mutex mutex_;
+  std::vector<std::pair<int, void*>> behind_;  // by order_once()
 };
 
 class CudaStream {

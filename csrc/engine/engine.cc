@@ -268,6 +268,11 @@ void Engine::Impl::finish(const RequestPtr& request, Code code, const std::strin
       callbacks.received(callbacks.context, int(i), rows.data(), int(rows.size()));
     }
   request->finished.store(true, std::memory_order_seq_cst);
+  if (request->unheard && !request->unordered) try {
+      order_own_stream(*request);
+    } catch (const Error&) {
+      // The GPU has failed, and the program's next call there finds that.
+    }
   if (inbox.finished() == 0) observer.idle();
   if (callbacks.done) callbacks.done(callbacks.context, int(code), text.c_str());
   peers->wake_own_driver();  // other threads of this rank may wait for it

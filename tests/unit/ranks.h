@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "engine/lifecycle/calibrated.h"
 #include "engine/request/fast_path_facts.h"
+#include "engine/request/gpu_streams.h"
 #include "engine/request/output_pool.h"
 #include "engine/request/request.h"
 #include "engine/timeline/counters.h"
@@ -140,6 +141,7 @@ inline Code finish(Engine& engine, const RequestPtr& request) {
     wait(now_ns() + kPatienceNs);
   }
   engine.give_back(*request);
+  if (!request->unordered) order_own_stream(*request);
   return request->code;
 }
 inline Code negotiated(Engine& engine, const RequestPtr& request) {

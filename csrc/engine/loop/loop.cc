@@ -12,12 +12,12 @@ namespace {
 
 constexpr uint64_t kNoTimeout = UINT64_MAX, kTickNs = 100'000'000;
 constexpr uint64_t kWatchNs = 10'000'000, kPollNs = 50'000;
-constexpr uint64_t kNapNs = 50'000;
-constexpr int kNaps = 20;  // after its last work the engine thread looks again for a millisecond, so that a burst of
-                           // submissions wakes it once
+// After its last work the engine thread looks again for a millisecond, so that a burst of submissions wakes it once. It
+// looks less and less often: on a virtual machine each look costs whoever computes on its core 20 us.
+constexpr uint64_t kFirstNapNs = 50'000, kLongestNapNs = 200'000, kNapsNs = 1'000'000;
 
-void nap() {
-  timespec time{0, kNapNs};
+void nap(uint64_t ns) {
+  const timespec time{0, long(ns)};
   nanosleep(&time, nullptr);
 }
 
@@ -118,7 +118,7 @@ void Loop::run() {
     if (!needed()) {
       nap_or_park();
     } else if (lock_.is_held()) {
-      nap();  // a caller makes steps, and needs its core
+      nap(kFirstNapNs);  // a caller makes steps, and needs its core
     } else if (!drive(Sleeper::engine_thread)) {
       sleep(Sleeper::engine_thread, kTickNs, stopping_);
     }
@@ -138,14 +138,16 @@ void Loop::nap_or_park() {
   const auto alarmed = [&] { return peers_.own().alarm != 0; };  // rung while this thread was not asleep
   const auto wanted = [&] { return stopping_ || alarmed() || (inbox_.in_flight() > 0 && waiters_ == 0); };
   const bool watches = watches_;
-  for (int naps = 0; naps < kNaps; ++naps) {
+  for (uint64_t spent_ns = 0, nap_ns = kFirstNapNs; spent_ns < kNapsNs; spent_ns += nap_ns) {
     const uint32_t seen = visits_seen_;
     if (stopping_ || needed()) return;
     // Each caller that leaves would wake this thread to watch the network; while they come often it stays up instead.
-    if (!peers_.all_local() && visits_seen_ != seen) naps = 0;
+    if (!peers_.all_local() && visits_seen_ != seen) spent_ns = 0;
     if (alarmed()) break;
-    if (waiters_ == 0 && peers_.network_busy()) drive(Sleeper::engine_thread);
-    nap();
+    const bool watched = waiters_ == 0 && peers_.network_busy();
+    if (watched) drive(Sleeper::engine_thread);
+    nap(nap_ns);
+    nap_ns = watched ? kFirstNapNs : std::min(2 * nap_ns, kLongestNapNs);
   }
   if (waiters_ > 0)
     own_engine().sleep(kTickNs, [&] { return wanted() || waiters_ == 0; });

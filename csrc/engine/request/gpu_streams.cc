@@ -16,6 +16,10 @@ template <class Body> void queue_on_device(Body body) {
 
 }  // namespace
 
+void order_own_stream(const Request& request) {
+  if (request.delivered) request.delivered->order_once(request.place.device, request.place.stream);
+}
+
 const CudaFunctions& GpuStreams::functions_for(const Request& request) {
   const auto refuse = [&](const std::string& why) {
     throw Error(Code::invalid_argument, request.title() + " on rank " + std::to_string(rank_) + ": " + why);

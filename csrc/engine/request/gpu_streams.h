@@ -16,6 +16,10 @@ struct DeviceFailed : Error {
   using Error::Error;
 };
 
+// What the request's stream is given from now on runs after the outputs are written. Nothing happens for a request of
+// the CPU or for which nothing was queued, nor at another call.
+void order_own_stream(const Request&);
+
 class GpuStreams {
  public:
   GpuStreams(const std::string& cuda_library, int rank) : cuda_library_(cuda_library), rank_(rank) {}

@@ -82,7 +82,7 @@ struct RequestForm {
   std::vector<void*> outputs;      // nullptr: see Output
   DevicePlace place;               // of all of these
   bool padded = false;             // behind each, up to the next multiple of kLine bytes, there is nothing
-  bool unordered = false;          // its stream does not go on behind its outputs, unless it fails
+  bool unordered = false;          // LIGHTCC_UNORDERED: its stream goes on behind its outputs only if it fails
   Callbacks callbacks;
   std::shared_ptr<Compressor> compressor;  // what.codec comes from it; nullptr: none
   Residuals residuals;             // of its tensors
@@ -101,6 +101,7 @@ struct Flight {
   std::string text;
   uint64_t warned_ns = 0, asked_ns = 0;  // stall inspection
   std::atomic<bool> finished{false};     // released after code, text and results
+  std::atomic<bool> unheard{false};      // its handle was released before it has finished: nobody hears of its end
   std::atomic<bool> planned{false};      // it came to a fusion plan, which may hold it ...
   std::atomic<bool> awaited{false};      // ... but not while a caller waits for it
   std::atomic<bool> name_held{false};    // it is done, and yet nobody else may have its name (names.h)
@@ -110,7 +111,7 @@ struct Flight {
     text.clear();
     code = Code::pending;
     asked_ns = 0;
-    name_held = planned = awaited = false;
+    unheard = name_held = planned = awaited = false;
     finished.store(false, std::memory_order_relaxed);
   }
 };

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "collective/compressed.h"
+#include "engine/request/gpu_streams.h"
 
 namespace lightcc {
 namespace {
@@ -109,15 +110,17 @@ std::optional<BatchQueue::DoneBatch> BatchQueue::take_done() {
   return done;
 }
 
-// A request that was agreed on: the program's stream goes on behind what was queued for it. Also if it has failed, and
-// then also behind one that is unordered, whose caller does not order any stream.
+// A request that was agreed on. The stream of one of a GPU goes on behind its outputs when the program hears that it is
+// done (api/requests.cc): what the stream is given until then runs beside them. Here it does where nobody asks: before
+// a callback, and behind what may still be queued for a request that has failed, also if it is unordered.
 void BatchQueue::hand_back(const RequestPtr& request, Code code, std::string text) {
-  const bool failed = code != Code::ok, orders = failed || !request->unordered;
+  const bool failed = code != Code::ok;
   try {
     if (request->nccl)
-      nccl_.finish(*request, orders);
+      nccl_.finish(*request);
     else if (request->place.kind == DeviceKind::cuda)
-      staged_.finish(*request, orders, failed);
+      staged_.finish(*request, failed);
+    if (failed || (request->callbacks.done && !request->unordered)) order_own_stream(*request);
   } catch (const Error& error) {
     if (code == Code::ok) code = error.code(), text = request->title() + ": " + error.what();
   } catch (const std::exception& error) {  // std::bad_alloc: the others of its batch are to be handed back

@@ -66,8 +66,8 @@ NcclStream& NcclRun::next_stream() {
   return stream;
 }
 
-void NcclRun::finish(Request& request, bool orders) {
-  request.nccl->finish(request, orders);
+void NcclRun::finish(Request& request) {
+  request.nccl->finish(request);
   is_busy_ = communicators_ != nullptr;
 }
 

@@ -37,7 +37,7 @@ class NcclRun {
 
   bool is_full() const;                                 // the next batch's stream has no room
   NcclStream& next_stream();
-  void finish(Request&, bool orders);                   // that ran by it, or has failed after that
+  void finish(Request&);                                // that ran by it, or has failed after that
 
   bool is_busy() const { return is_busy_; }             // what was queued may not have ended; watch() looks
   void watch();                                         // throws if something that was queued has failed

@@ -1,6 +1,6 @@
 #include "engine/run/nccl_stream.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace lightcc {
 namespace {
@@ -50,19 +50,13 @@ bool NcclStream::has_room() {
   return ends_.size() < kMostBatches;
 }
 
-void NcclStream::finish(Request& request, bool orders) {
+void NcclStream::finish(Request& request) {
   if (!end_) {
     end_ = std::make_shared<CudaEvent>(cuda_, device_);
     end_->record(get());
     ends_.push_back(end_);
-    behind_.clear();
   }
   request.delivered = end_;
-  if (!orders) return;
-  const std::pair place{request.place.device, request.place.stream};
-  if (std::ranges::find(behind_, place) != behind_.end()) return;
-  end_->order(place.first, place.second);
-  behind_.push_back(place);
 }
 
 }  // namespace lightcc

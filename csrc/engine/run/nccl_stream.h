@@ -1,13 +1,11 @@
 // The stream of a GPU on which collectives run there by NCCL, and the memory that they need beside the tensors'. All is
 // queued, and nobody waits. Invariants:
 // 1. What is queued here for a request runs after what the request's stream had when it was submitted.
-// 2. What that stream is given after the request is done, or has failed, runs after all that was queued for it.
+// 2. Request::delivered is reached when all that was queued for it has run.
 #pragma once
 #include <deque>
 #include <memory>
 #include <span>
-#include <utility>
-#include <vector>
 
 #include "engine/run/gpu_memory.h"
 
@@ -34,8 +32,7 @@ class NcclStream {
   void copy(const CudaCopy&);                      // either side may lie on another GPU
   void copy_all(std::span<const CudaCopy>);        // neither side does
   std::shared_ptr<GpuOutput> output(size_t bytes, void** memory);
-  // orders: the request's stream goes on behind all that was queued.
-  void finish(Request&, bool orders);
+  void finish(Request&);                           // all that was queued for it
   bool idle() const { return !used_ || (end_ && end_->reached()); }  // all that was queued has run
   // CUDA makes a thread wait that queues too much, and this one must not.
   bool has_room();
@@ -51,7 +48,6 @@ class NcclStream {
   std::shared_ptr<CudaEvent> followed_;  // the last, which requests of one call share
   bool used_ = false;
   std::shared_ptr<CudaEvent> end_;  // of all that was queued; nullptr: nobody has asked since
-  std::vector<std::pair<int, void*>> behind_;  // streams that are ordered behind it
 };
 
 }  // namespace lightcc

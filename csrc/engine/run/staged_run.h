@@ -25,9 +25,8 @@ class StagedRun {
       });
     return *staging_;
   }
-  // A request of a GPU that was agreed on: the program's stream goes on behind what was queued for it.
-  void finish(Request& request, bool orders, bool failed) {
-    if (staging_) staging_->finish(request, orders, failed);
+  void finish(Request& request, bool failed) {  // of a GPU, that was agreed on
+    if (staging_) staging_->finish(request, failed);
   }
   void trim() {
     if (pool_->is_over()) pool_->trim();

@@ -85,7 +85,7 @@ void Staging::copy(StagingSlot& slot, const std::vector<StagedPiece>& pieces, bo
       auto& end = ends[device];
       if (!end) {
         end = std::make_shared<CudaEvent>(cuda_, device);
-        if (!in) streams(device).delivered = nullptr, streams(device).behind.clear();
+        if (!in) streams(device).delivered = nullptr;
       }
       const bool is_another = std::exchange(ordered, piece.request) != piece.request;
       if (is_another) piece.request->ready->order(device, stream_of(device));
@@ -124,25 +124,20 @@ void Staging::ring_behind(int device, void* stream, bool for_slot) {
   context.release();
 }
 
-void Staging::finish(Request& request, bool orders, bool failed) {
-  const auto [kind, device, stream] = request.place;
+void Staging::finish(Request& request, bool failed) {
+  const int device = request.place.device;
   const auto found = streams_.find(device);
   if (found == streams_.end()) return;  // nothing was copied
   Streams& streams = found->second;
   if (!streams.delivered) {
     streams.delivered = std::make_shared<CudaEvent>(cuda_, device);
     streams.delivered->record(streams.out->stream());
-    streams.behind.clear();
   }
   request.delivered = streams.delivered;
-  if (orders && std::ranges::find(streams.behind, stream) == streams.behind.end()) {
-    streams.delivered->order(device, stream);
-    streams.behind.push_back(stream);
-  }
   if (!failed) return;
   CudaEvent fetched(cuda_, device);
   fetched.record(streams.in.get());
-  fetched.order(device, stream);
+  fetched.order(device, request.place.stream);
 }
 
 }  // namespace lightcc

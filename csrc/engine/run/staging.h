@@ -3,7 +3,7 @@
 // and nobody waits for a GPU: a host callback of CUDA rings the engine when copies are done that it waits for. No
 // stream of the program's waits for a callback, which takes longer than a small copy. Invariants:
 // 1. A copy from or to a tensor runs after what the tensor's stream had when its request was submitted.
-// 2. What that stream is given after the request is done, or has failed, runs after all copies from and to it.
+// 2. Request::delivered is reached when all copies to it have run.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -43,8 +43,7 @@ class Staging {
   void fetch(StagingSlot&, const std::vector<StagedPiece>&);  // the engine is rung when all is there
   // rings: the engine waits for the slot.
   void deliver(StagingSlot&, const std::vector<StagedPiece>&, bool rings);
-  // orders: the request's stream goes on behind what was delivered. failed: behind all that was copied, too.
-  void finish(Request&, bool orders, bool failed);
+  void finish(Request&, bool failed);          // failed: its stream goes on behind all copies from its tensors
 
  private:
   struct Bell {
@@ -58,7 +57,6 @@ class Staging {
     CudaStream in;
     std::shared_ptr<GpuMemory> out;        // outputs may outlive this
     std::shared_ptr<CudaEvent> delivered;  // all that `out` has been given; nullptr: nobody has asked since
-    std::vector<void*> behind;             // streams that are ordered behind that
   };
   struct Taken {
     std::weak_ptr<StagingSlot> slot;

@@ -21,6 +21,7 @@ class Gpus : public GpuTest, public testing::WithParamInterface<int> {
     config_.nccl_streams = std::max(GetParam(), 1);
     nccl_.set_kernels(config_.nccl_streams);
   }
+  void exchange_beside_kernels(bool unordered, bool is_heard);
 };
 INSTANTIATE_TEST_SUITE_P(By, Gpus, testing::Values(0, 1, 3), [](const auto& info) {
   return info.param == 0 ? "Host" : info.param == 1 ? "Nccl" : "NcclOnStreams";
@@ -187,9 +188,9 @@ TEST_P(Gpus, AnotherStreamCanGoOnBehindTheOutputs) {
   });
 }
 
-// By NCCL rank 1's input comes only after kernels that both ranks queue behind an operation that is done: if those
-// waited for its outputs, nothing would end.
-TEST_P(Gpus, AnUnorderedOneHoldsUpNoStreamButThoseThatAreTold) {
+// By NCCL rank 1's input comes only after kernels that both ranks queue when the operation is done: if those waited for
+// its outputs, nothing would end. is_heard: the program hears that it is done before that.
+void Gpus::exchange_beside_kernels(bool unordered, bool is_heard) {
   Ranks ranks(2, config_);
   std::atomic<int> ran_beside{0};
   const bool by_nccl = GetParam() > 0;
@@ -206,15 +207,22 @@ TEST_P(Gpus, AnUnorderedOneHoldsUpNoStreamButThoseThatAreTold) {
                 [&] { while (ran_beside < 2) std::this_thread::yield(); });
     }
     const auto one = on_gpu(engine, Kind::allreduce, "x", {&x}, {&x});
-    one->unordered = true;
+    one->unordered = unordered;
     if (late) one->place.stream = late;
-    done(engine, one);
+    engine.submit(one, false);
+    if (is_heard) EXPECT_EQ(finish(engine, one), Code::ok) << one->text;
+    while (!one->finished) std::this_thread::yield();
     cuda_.run(rank, stream, "a kernel beside it", {}, [&] { ++ran_beside; });
-    one->delivered->order(rank, other);
+    if (!is_heard) EXPECT_EQ(finish(engine, one), Code::ok) << one->text;
+    if (unordered) one->delivered->order(rank, other);
+    else other = one->place.stream;
     EXPECT_EQ(cuda_.read(rank, other, x.data, x.count), std::vector<float>(x.count, 2));
   });
   EXPECT_EQ(ran_beside, 2);
 }
+
+TEST_P(Gpus, AnUnorderedOneHoldsUpNoStreamButThoseThatAreTold) { exchange_beside_kernels(true, true); }
+TEST_P(Gpus, AStreamGoesOnUntilTheProgramHearsThatItIsDone) { exchange_beside_kernels(false, false); }
 
 TEST_P(Gpus, CompressedGradientsAddUpToNearlyTheirSum) {
   Ranks ranks(std::vector<int>{1, 1}, config_);
