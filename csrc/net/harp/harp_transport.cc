@@ -51,8 +51,7 @@ void check(int status, const char* attempted) {
 
 class HarpTransport::HarpLink : public Link {
  public:
-  HarpLink(HarpTransport& transport, const Key& key, OpenLink& state)
-      : transport_(transport), key_(key), state_(state) {}
+  HarpLink(HarpTransport& transport, OpenLink& state) : transport_(transport), state_(state) {}
   std::byte* reserve(size_t n) override { return open(), state_.stream.reserve(n); }
   void commit(size_t n) override {
     state_.stream.commit(n);
@@ -71,14 +70,14 @@ class HarpTransport::HarpLink : public Link {
 
  private:
   void open() {
-    if (state_.connects && !state_.stream.connected()) transport_.open(key_, state_);
+    if (state_.connects && !state_.stream.connected()) transport_.open(state_);
   }
   HarpTransport& transport_;
-  const Key key_;
   OpenLink& state_;
 };
 
-HarpTransport::HarpTransport(const HarpOptions& options, int rank, uint64_t epoch) : rank_(rank), epoch_(epoch) {
+HarpTransport::HarpTransport(const HarpOptions& options, int rank, uint64_t epoch)
+    : rank_(rank), epoch_(epoch), links_(rank) {
   harp_options all{};
   all.size = sizeof all;
   all.port = options.port.empty() ? nullptr : options.port.c_str();
@@ -102,49 +101,45 @@ std::string HarpTransport::address() const { return text_of(handle_, harp_most_r
 
 void HarpTransport::set_peers(std::vector<HarpPeer> peers) {
   peers_ = std::move(peers);
-  left_.resize(peers_.size());
   watched_.resize(peers_.size());
 }
 
 // ---- links
 
-HarpTransport::OpenLink& HarpTransport::link_state(const Key& key) {
-  auto& state = link_states_[key];
-  if (!state) {
+HarpTransport::OpenLink& HarpTransport::link_state(const LinkKey& key) {
+  return links_.get(key, [&] {
     const HarpPeer& peer = peers_[size_t(key.peer)];
     const size_t record_bytes = std::min(parse(peer.address).record_bytes, harp_most_record_bytes(context_));
-    state.reset(new OpenLink{{context_, peer.name, record_bytes}, rank_ > key.peer});
-  }
-  return *state;
+    return std::unique_ptr<OpenLink>(new OpenLink{key, {context_, peer.name, record_bytes}, links_.connects(key.peer)});
+  });
 }
 
 std::unique_ptr<Link> HarpTransport::link(int group, int lane, int peer) {
-  const Key key{group, lane, peer};
-  return std::make_unique<HarpLink>(*this, key, link_state(key));
+  return std::make_unique<HarpLink>(*this, link_state({group, lane, peer}));
 }
 
-void HarpTransport::open(const Key& key, OpenLink& state) {
-  if (state.is_closed || ended_) return;
+void HarpTransport::open(OpenLink& state) {
+  const LinkKey& key = state.key;
+  if (state.is_closed || links_.ended()) return;
   const Where where = parse(peers_[size_t(key.peer)].address);
   harp_connection* connection = nullptr;
   check(harp_connect(context_, &where.handle, HARP_STREAM, &connection), "connecting");
   const std::string hello = frame_of({epoch_, key.group, key.lane, rank_, key.peer});
   std::memcpy(state.stream.reserve(hello.size()), hello.data(), hello.size());
   state.stream.commit(hello.size());
-  attach(key, state, connection);
+  attach(state, connection);
   has_news_ = true;  // what waits for the connection is to be handed over as soon as it is there
 }
 
-void HarpTransport::attach(const Key& key, OpenLink& state, harp_connection* connection) {
+void HarpTransport::attach(OpenLink& state, harp_connection* connection) {
   state.stream.attach(connection);
-  if (!std::exchange(state.is_active, true)) active_.push_back(&*link_states_.find(key));
-  if (watch_ && !std::exchange(watched_[size_t(key.peer)], true)) watch_(key.peer);
+  if (!std::exchange(state.is_active, true)) active_.push_back(&state);
+  if (watch_ && !std::exchange(watched_[size_t(state.key.peer)], true)) watch_(state.key.peer);
 }
 
 void HarpTransport::probe(int peer) {
-  const Key key{0, kProbe, peer};
-  OpenLink& state = link_state(key);
-  if (!state.stream.connected()) open(key, state);
+  OpenLink& state = link_state({0, LinkKey::kProbe, peer});
+  if (!state.stream.connected()) open(state);
 }
 
 void HarpTransport::accept() {
@@ -163,27 +158,28 @@ bool HarpTransport::admit(const Incoming& incoming) {
   const auto hello = status == HARP_OK ? hello_in({static_cast<const char*>(record), bytes}) : std::nullopt;
   const bool is_peers = hello && hello->epoch == epoch_ && hello->to == rank_ && hello->from > rank_ &&
                         size_t(hello->from) < peers_.size() && !peers_[size_t(hello->from)].address.empty();
-  const Key key = is_peers ? Key{hello->group, hello->lane, hello->from} : Key{};
+  const LinkKey key = is_peers ? LinkKey{hello->group, hello->lane, hello->from} : LinkKey{};
   OpenLink* state = is_peers ? &link_state(key) : nullptr;
   if (!state || state->is_closed || state->stream.connected()) return harp_close(connection), true;
   harp_consume(connection, 1);
-  state->retired |= retired_.contains(key.group);
-  attach(key, *state, connection);
-  if (ended_) state->stream.send_notice({ended_->code(), ended_->what()});
+  state->retired |= links_.is_retired(key.group);
+  attach(*state, connection);
+  if (const auto& cause = links_.ended()) state->stream.send_notice({cause->code(), cause->what()});
   return true;
 }
 
-bool HarpTransport::step(const Key& key, OpenLink& state) {
+bool HarpTransport::step(OpenLink& state) {
+  const bool has_left = links_.has_left(state.key.peer);
   try {
     state.stream.step();
   } catch (const Error&) {
     close(state);
-    if (left_[size_t(key.peer)] || ended_ || state.retired) return false;
+    if (has_left || links_.ended() || state.retired) return false;
     throw;
   }
   const auto& notice = state.stream.notice();
-  if (notice && notice->code != Code::ok && !ended_) throw Error(notice->code, notice->why);
-  if (state.retired && state.stream.delivered() && (notice || left_[size_t(key.peer)])) close(state);
+  if (notice && notice->code != Code::ok && !links_.ended()) throw Error(notice->code, notice->why);
+  if (state.retired && state.stream.delivered() && (notice || has_left)) close(state);
   return state.stream.has_waiting();
 }
 
@@ -195,13 +191,13 @@ bool HarpTransport::step() {
   looked_ns_ = now;
   accept();
   int waiting = 0;
-  for (auto* one : active_)
-    if (!one->second->is_closed) waiting += step(one->first, *one->second);
+  for (OpenLink* state : active_)
+    if (!state->is_closed) waiting += step(*state);
   waiting_ = waiting;
-  std::erase_if(active_, [this](auto* one) {
-    if (!one->second->is_closed) return false;
-    one->second->is_active = false;
-    if (one->second->retired) link_states_.erase(Key(one->first));
+  std::erase_if(active_, [this](OpenLink* state) {
+    if (!state->is_closed) return false;
+    state->is_active = false;
+    if (state->retired) links_.erase(state->key);
     return true;
   });
   return moved;
@@ -247,23 +243,24 @@ void HarpTransport::close(OpenLink& state) {
 
 bool HarpTransport::finish() {
   bool delivered = true;
-  for (auto& [key, state] : link_states_) {
+  for (auto& [key, state] : links_) {
     if (state->is_closed || (!state->stream.connected() && !state->stream.has_committed())) continue;
     if (!std::exchange(state->sent_notice, true)) state->stream.send_notice({});
-    step(key, *state);
-    delivered &= state->stream.delivered() || left_[size_t(key.peer)];
+    step(*state);
+    delivered &= state->stream.delivered() || links_.has_left(key.peer);
   }
   poll();
   return delivered;
 }
 
 void HarpTransport::retire(int group) {
-  retired_.insert(group);
-  for (auto it = link_states_.lower_bound({group, kProbe, 0}); it != link_states_.end() && it->first.group == group;) {
+  links_.retire(group);
+  const auto links = links_.of_group(group);
+  for (auto it = links.begin(); it != links.end();) {
     OpenLink& state = *it->second;
     const bool is_unused = state.is_closed || (!state.stream.connected() && !state.stream.has_committed());
     if (is_unused && !state.is_active) {
-      it = link_states_.erase(it);
+      it = links_.erase(it);
       continue;
     }
     state.retired = true;
@@ -273,9 +270,8 @@ void HarpTransport::retire(int group) {
 }
 
 void HarpTransport::end(const Error& cause) {
-  if (ended_) return;
-  ended_ = std::make_unique<Error>(cause);
-  for (auto& [key, state] : link_states_) {
+  if (!links_.end_epoch(cause)) return;
+  for (auto& [key, state] : links_) {
     if (state->is_closed || !state->stream.connected()) continue;
     try {
       state->stream.send_notice({cause.code(), cause.what()});
@@ -287,13 +283,13 @@ void HarpTransport::end(const Error& cause) {
 
 bool HarpTransport::has_more_to_say() {
   bool waits = false;
-  for (auto* one : active_) {
-    if (one->second->is_closed) continue;
+  for (OpenLink* state : active_) {
+    if (state->is_closed) continue;
     try {
-      one->second->stream.step();
-      waits |= one->second->stream.has_waiting();
+      state->stream.step();
+      waits |= state->stream.has_waiting();
     } catch (const Error&) {
-      close(*one->second);
+      close(*state);
     }
   }
   return waits || harp_under_way(context_) == HARP_OK;
@@ -310,14 +306,14 @@ void HarpTransport::close() {
     poll();
   }
   active_.clear();
-  link_states_.clear();
+  links_.clear();
   for (const Incoming& one : std::exchange(incoming_, {})) harp_close(one.connection);
   if (listener_) harp_stop_listening(std::exchange(listener_, nullptr));
   waiting_ = 0;
 }
 
 void HarpTransport::close_in_child() {
-  for (auto& [key, state] : link_states_) state->stream.abandon();
+  for (auto& [key, state] : links_) state->stream.abandon();
   incoming_.clear();
   listener_ = nullptr;
   context_ = nullptr;

@@ -5,13 +5,12 @@
 #pragma once
 #include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "net/harp/harp_link.h"
+#include "net/link_table.h"
 #include "net/transport.h"
 
 namespace lightcc {
@@ -42,7 +41,7 @@ class HarpTransport : public Transport {
   void flush() override;
   uint64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
   NetworkFaults faults() override;
-  void mark_left(int peer) override { left_[size_t(peer)] = 1; }
+  void mark_left(int peer) override { links_.mark_left(peer); }
   void probe(int peer) override;
 
   int descriptor() const override { return descriptor_; }
@@ -56,31 +55,26 @@ class HarpTransport : public Transport {
   void close_in_child() override;
 
  private:
-  static constexpr int kProbe = -2;               // no lane: whether the peer is there at all
-  struct Key {
-    int group, lane, peer;
-    auto operator<=>(const Key&) const = default;
-  };
   struct OpenLink {
+    const LinkKey key;
     HarpStream stream;
     const bool connects;                          // this rank connects
     bool retired = false, is_closed = false;
     bool sent_notice = false;
     bool is_active = false;                       // among active_
   };
-  using OpenLinks = std::map<Key, std::unique_ptr<OpenLink>>;
   struct Incoming {                               // it has not said yet which link it is for
     harp_connection* connection;
     uint64_t since_ns;
   };
   class HarpLink;
 
-  OpenLink& link_state(const Key&);
-  void open(const Key&, OpenLink&);
+  OpenLink& link_state(const LinkKey&);
+  void open(OpenLink&);
   void accept();
-  void attach(const Key&, OpenLink&, harp_connection*);
+  void attach(OpenLink&, harp_connection*);
   bool admit(const Incoming&);                    // false: it may still say it
-  bool step(const Key&, OpenLink&);
+  bool step(OpenLink&);
   void close(OpenLink&);
   bool has_more_to_say();
   void poll();
@@ -92,13 +86,11 @@ class HarpTransport : public Transport {
   harp_handle handle_{};
   int descriptor_ = -1;
   std::vector<HarpPeer> peers_;
-  std::vector<char> left_, watched_;
+  std::vector<char> watched_;
   std::function<void(int peer)> watch_;
-  OpenLinks link_states_;
-  std::set<int> retired_;                         // groups, of which a peer's connection may still come
-  std::vector<OpenLinks::value_type*> active_;   // those that have or had a connection, and were not closed for long
+  LinkTable<OpenLink> links_;
+  std::vector<OpenLink*> active_;                 // those that have or had a connection, and were not closed for long
   std::vector<Incoming> incoming_;
-  std::unique_ptr<Error> ended_;
   std::atomic<uint64_t> sent_bytes_{0};
   std::atomic<int> waiting_{0};                   // links that have something to hand over
   bool has_news_ = true;                          // of the context's, that no step has looked at yet

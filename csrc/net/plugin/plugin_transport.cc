@@ -89,25 +89,23 @@ class PluginTransport::PluginLink : public Link {
 PluginTransport::PluginTransport(std::unique_ptr<PluginDevice> device, int rank, std::vector<std::string> names,
                                  std::unique_ptr<Transport> below, PluginTimeouts timeouts)
     : device_(std::move(device)),
-      rank_(rank),
       names_(std::move(names)),
       below_(std::move(below)),
       timeouts_(timeouts),
-      left_(names_.size()) {}
+      links_(rank) {}
 
 PluginTransport::~PluginTransport() = default;
 
 // ---- links
 
-PluginTransport::OpenLink& PluginTransport::link_state(const Key& key) {
-  auto& state = link_states_[key];
-  if (!state) {
+PluginTransport::OpenLink& PluginTransport::link_state(const LinkKey& key) {
+  return links_.get(key, [&] {
     const Frames& frames = key.lane == kControl ? kControlFrames : kDataFrames;
-    state.reset(new OpenLink{.stream = {*device_, names_[size_t(key.peer)], frames.bytes, frames.count},
-                              .below = below_->link(key.group, key.lane, key.peer),
-                              .connects = rank_ > key.peer});
-  }
-  return *state;
+    return std::unique_ptr<OpenLink>(
+        new OpenLink{.stream = {*device_, names_[size_t(key.peer)], frames.bytes, frames.count},
+                     .below = below_->link(key.group, key.lane, key.peer),
+                     .connects = links_.connects(key.peer)});
+  });
 }
 
 std::unique_ptr<Link> PluginTransport::link(int group, int lane, int peer) {
@@ -115,7 +113,7 @@ std::unique_ptr<Link> PluginTransport::link(int group, int lane, int peer) {
 }
 
 void PluginTransport::open(OpenLink& state) {
-  if (state.opened || ended_) return;
+  if (state.opened || links_.ended()) return;
   Introduction own{state.stream.listen(), {}};
   device_->name().copy(own.plugin, sizeof own.plugin - 1);
   if (!say(*state.below, own)) throw Error(Code::internal, "a link has no room for its first record");
@@ -124,7 +122,7 @@ void PluginTransport::open(OpenLink& state) {
 }
 
 // What the peer has said on the link below. To ask there connects; whoever begins asks when it has begun.
-void PluginTransport::hear(const Key& key, OpenLink& state) {
+void PluginTransport::hear(const LinkKey& key, OpenLink& state) {
   if (state.connects && !state.opened) return;
   if (!state.of_peer) {
     auto theirs = heard<Introduction>(*state.below);
@@ -146,12 +144,12 @@ void PluginTransport::hear(const Key& key, OpenLink& state) {
     state.said_received = say(*state.below, Notice{Notice::received, *state.peer_frames});
 }
 
-bool PluginTransport::step(const Key& key, OpenLink& state, bool hears) {
+bool PluginTransport::step(const LinkKey& key, OpenLink& state, bool hears) {
   if (hears) hear(key, state);
   if (!state.opened) return false;
   // A peer that leaves waits until all has come, so one connects to it as well.
   const bool connects = state.of_peer && !state.stream.connected() && !state.stream.failed() && !has_all(state);
-  const bool connected = connects && !ended_ && state.stream.connect(*state.of_peer);
+  const bool connected = connects && !links_.ended() && state.stream.connect(*state.of_peer);
   const bool moved = state.stream.step();
   judge(key, state);
   return connected || moved;
@@ -162,12 +160,12 @@ bool PluginTransport::has_all(const OpenLink& state) {
 }
 
 // Nothing of this link is missed any more.
-bool PluginTransport::in_peace(const Key& key, const OpenLink& state) const {
-  return has_all(state) || state.retired || left_[size_t(key.peer)] || ended_;
+bool PluginTransport::in_peace(const LinkKey& key, const OpenLink& state) const {
+  return has_all(state) || state.retired || links_.has_left(key.peer) || links_.ended();
 }
 
 // A connection that fails, or does not come about, is a loss, unless its end was in peace.
-void PluginTransport::judge(const Key& key, OpenLink& state) const {
+void PluginTransport::judge(const LinkKey& key, OpenLink& state) const {
   const PluginStream& stream = state.stream;
   const bool connects = state.of_peer && !stream.connected() && !stream.failed();
   if ((!connects && !stream.failed()) || in_peace(key, state)) return;
@@ -192,11 +190,11 @@ bool PluginTransport::step() {
     moved = below_->step();
   }
   int under_way = 0;
-  for (auto& [key, state] : link_states_) {
+  for (auto& [key, state] : links_) {
     moved |= step(key, *state, hears);
     const PluginStream& stream = state->stream;
     const bool connects = state->of_peer && !stream.connected(), sends = state->opened && !stream.delivered();
-    const bool is_over = stream.failed() || left_[size_t(key.peer)] || (!stream.connected() && has_all(*state));
+    const bool is_over = stream.failed() || links_.has_left(key.peer) || (!stream.connected() && has_all(*state));
     under_way += (connects || sends) && !is_over;
   }
   under_way_ = under_way;
@@ -221,7 +219,7 @@ void PluginTransport::flush() {
 }
 
 void PluginTransport::mark_left(int peer) {
-  left_[size_t(peer)] = 1;
+  links_.mark_left(peer);
   below_->mark_left(peer);
 }
 
@@ -241,9 +239,9 @@ bool PluginTransport::finish() {
   now_ns_ = now_ns();
   flush();
   bool delivered = true;
-  for (auto& [key, state] : link_states_) {
+  for (auto& [key, state] : links_) {
     step(key, *state, true);
-    delivered &= finish(*state) || left_[size_t(key.peer)];
+    delivered &= finish(*state) || links_.has_left(key.peer);
   }
   below_->flush();
   return delivered && below_->finish();
@@ -251,9 +249,7 @@ bool PluginTransport::finish() {
 
 void PluginTransport::retire(int group) {
   flush();
-  const auto first = link_states_.lower_bound({group, kControl, 0});
-  for (auto it = first; it != link_states_.end() && it->first.group == group; ++it)
-    it->second->retired = true;
+  for (auto& [key, state] : links_.of_group(group)) state->retired = true;
   retiring_[group] = now_ns_ = now_ns();
   forget_retired();
 }
@@ -261,40 +257,38 @@ void PluginTransport::retire(int group) {
 // Both ends have told the other that all has come; a peer that has used no link, or has left, does not tell.
 void PluginTransport::forget_retired() {
   for (auto group = retiring_.begin(); group != retiring_.end();) {
-    const auto first = link_states_.lower_bound({group->first, kControl, 0});
-    auto last = first;
+    const auto links = links_.of_group(group->first);
     bool all_over = true;
-    for (; last != link_states_.end() && last->first.group == group->first; ++last) {
-      OpenLink& state = *last->second;
-      const bool is_over = finish(state) && (state.said_received || !state.of_peer);
-      all_over &= is_over || left_[size_t(last->first.peer)];
+    for (auto& [key, state] : links) {
+      const bool is_over = finish(*state) && (state->said_received || !state->of_peer);
+      all_over &= is_over || links_.has_left(key.peer);
     }
     if (!all_over && now_ns_ - group->second < kRetiringNs) {
       ++group;
       continue;
     }
-    for (auto it = first; it != last; ++it) std::erase(dirty_, it->second.get());
-    link_states_.erase(first, last);
+    for (const auto& [key, state] : links) std::erase(dirty_, state.get());
+    links_.erase(links);
     below_->retire(group->first);
     group = retiring_.erase(group);
   }
 }
 
 void PluginTransport::end(const Error& cause) {
-  ended_ = true;
+  links_.end_epoch(cause);
   below_->end(cause);
 }
 
 void PluginTransport::close() {
-  ended_ = true;
+  links_.end_epoch(Error(Code::shut_down, "this rank has shut down"));
   under_way_ = 0;
   dirty_.clear();
-  link_states_.clear();
+  links_.clear();
   below_->close();
 }
 
 void PluginTransport::close_in_child() {
-  for (auto& [key, state] : link_states_) state->stream.abandon();
+  for (auto& [key, state] : links_) state->stream.abandon();
   device_->abandon();
   below_->close_in_child();
 }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "net/link_table.h"
 #include "net/plugin/plugin_link.h"
 #include "net/transport.h"
 
@@ -49,33 +50,26 @@ class PluginTransport : public Transport {
   void close_in_child() override;
 
  private:
-  struct Key {
-    int group, lane, peer;
-    auto operator<=>(const Key&) const = default;
-  };
   struct OpenLink;
   class PluginLink;
 
-  OpenLink& link_state(const Key&);
+  OpenLink& link_state(const LinkKey&);
   void open(OpenLink&);
-  void hear(const Key&, OpenLink&);
-  bool step(const Key&, OpenLink&, bool hears);
+  void hear(const LinkKey&, OpenLink&);
+  bool step(const LinkKey&, OpenLink&, bool hears);
   static bool has_all(const OpenLink&);
-  bool in_peace(const Key&, const OpenLink&) const;
-  void judge(const Key&, OpenLink&) const;
+  bool in_peace(const LinkKey&, const OpenLink&) const;
+  void judge(const LinkKey&, OpenLink&) const;
   bool finish(OpenLink&);
   void forget_retired();
 
   std::unique_ptr<PluginDevice> device_;
-  const int rank_;
   const std::vector<std::string> names_;
   std::unique_ptr<Transport> below_;
   const PluginTimeouts timeouts_;
-  std::map<Key, std::unique_ptr<OpenLink>> link_states_;
+  LinkTable<OpenLink> links_;
   std::vector<OpenLink*> dirty_;
   std::map<int, uint64_t> retiring_;  // groups whose links are gone at this end, and since when
-  std::vector<char> left_;
-  bool ended_ = false;
   std::atomic<uint64_t> sent_bytes_{0};
   std::atomic<int> under_way_{0};  // links that connect, or have records that are not sent yet
   std::atomic<uint64_t> moved_ns_{0};

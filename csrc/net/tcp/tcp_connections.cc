@@ -96,7 +96,7 @@ void TcpTransport::on_attempt_failed(TcpLinkState& link, int error) {
   }
   if (error != ECONNREFUSED) link.refused_ns = 0;
   else if (link.refused_ns == 0) link.refused_ns = now;
-  if (left_[size_t(link.key.peer)]) close(link);
+  if (links_.has_left(link.key.peer)) close(link);
   if (link.state == LinkState::closed) return;
   const std::string at = address(link).text();
   const std::string broke = link.broken_why.empty() ? "" : "its connection broke (" + link.broken_why + ") and ";
@@ -122,8 +122,8 @@ void TcpTransport::on_attempt_failed(TcpLinkState& link, int error) {
 }
 
 void TcpTransport::probe(int peer) {
-  TcpLinkState& it = link_state({0, kProbe, peer});
-  if (it.stream || ended_) return;
+  TcpLinkState& it = link_state({0, LinkKey::kProbe, peer});
+  if (it.stream || links_.ended()) return;
   it.stream = std::make_unique<TcpStream>(kControlRing);
   it.broken_ns = now_ns();
   set_state(it, LinkState::probing);
@@ -133,7 +133,7 @@ void TcpTransport::probe(int peer) {
 void TcpTransport::on_broken(TcpLinkState& link, const std::string& why) {
   drop(*link.connection);
   const bool over = link.stream->peer_finished() || (link.end != LinkEnd::open && link.stream->delivered());
-  if (over || left_[size_t(link.key.peer)]) return close(link);
+  if (over || links_.has_left(link.key.peer)) return close(link);
   link.broken_why = why;
   link.broken_ns = now_ns();
   link.refused_ns = 0;
@@ -204,15 +204,15 @@ void TcpTransport::admit(Connection& c) {
   const Hello& hello = c.handshake().hello();
   const bool is_rank = hello.from > rank_ && hello.from < int(peers_.size());
   const bool known = is_rank && !peers_[size_t(hello.from)].addresses.empty();
-  if (ended_) {
-    c.handshake().refuse(*ended_);
+  if (const auto& cause = links_.ended()) {
+    c.handshake().refuse(*cause);
   } else if (hello.purpose == Purpose::probe) {
     c.handshake().welcome(0);
   } else if (hello.purpose != Purpose::link || !known || hello.group < 0 || hello.lane < kControl) {
     c.handshake().refuse(Error(Code::internal, "rank " + std::to_string(hello.from) + " asks rank " +
                                                    std::to_string(rank_) + " for a link that cannot be"));
-  } else if (auto it = link_states_.find({hello.group, hello.lane, hello.from}); it != link_states_.end()) {
-    return attach(*it->second, c);
+  } else if (TcpLinkState* link = links_.find({hello.group, hello.lane, hello.from})) {
+    return attach(*link, c);
   } else {  // until the group exists here, too
     pending_.remove(c.number);
     return set_state(c, ConnectionState::awaits_group);
@@ -225,7 +225,7 @@ void TcpTransport::handshake_done(Connection& c, std::string_view rest) {
   TcpLinkState& link = *c.link;
   if (c.purpose == Purpose::probe) {  // alive; it will come, or come again
     drop(c);
-    if (link.key.lane == kProbe) {
+    if (link.key.lane == LinkKey::kProbe) {
       set_state(link, LinkState::closed);
       return link.stream.reset();
     }
@@ -253,7 +253,7 @@ void TcpTransport::pump_handshake(Connection& c) {
         send_handshake(c);
         return;
       }
-      if (left_[size_t(c.link->key.peer)]) return on_attempt_failed(*c.link, ECONNREFUSED);
+      if (links_.has_left(c.link->key.peer)) return on_attempt_failed(*c.link, ECONNREFUSED);
       throw Error(c.handshake().error()->code(), c.handshake().error()->what());
     case Handshake::State::unauthenticated:
       if (!c.link) return reject(c);
@@ -292,7 +292,7 @@ void TcpTransport::run_timers(uint64_t now) {
       else reject(*c);
     }
   }
-  for (auto& [key, link] : link_states_) {
+  for (auto& [key, link] : links_) {
     if (!link->needs_timer() || link->connection || now < link->retry_ns) continue;
     const bool wants_link = link->connects && link->state != LinkState::probing;
     connect(*link, wants_link ? Purpose::link : Purpose::probe);

@@ -29,10 +29,10 @@ enum class LinkEnd { open, finishing, retired };  // nothing more is committed; 
 
 struct TcpTransport::TcpLinkState {
   using State = LinkState;
-  TcpLinkState(const Key& k, int rank) : key(k), connects(rank > k.peer) {}
+  TcpLinkState(const LinkKey& k, bool connects_) : key(k), connects(connects_) {}
   bool needs_timer() const { return state == State::retrying || state == State::broken || state == State::probing; }
 
-  const Key key;
+  const LinkKey key;
   const bool connects;           // this rank connects
   State state = State::idle;
   LinkEnd end = LinkEnd::open;

@@ -70,7 +70,7 @@ TcpTransport::TcpTransport(JobCredentials credentials, int rank, std::vector<Tcp
       from_(std::move(from)),
       timeouts_(timeouts),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      left_(peers_.size()),
+      links_(rank),
       pending_(peers_.size()) {
   if (!epoll_) throw system_error("watching the network");
   listen();
@@ -99,10 +99,8 @@ void TcpTransport::throw_lost(const TcpLinkState& link, const std::string& why) 
 
 // ---- links
 
-TcpTransport::TcpLinkState& TcpTransport::link_state(const Key& key) {
-  auto& link = link_states_[key];
-  if (!link) link = std::make_unique<TcpLinkState>(key, rank_);
-  return *link;
+TcpTransport::TcpLinkState& TcpTransport::link_state(const LinkKey& key) {
+  return links_.get(key, [&] { return std::make_unique<TcpLinkState>(key, links_.connects(key.peer)); });
 }
 
 std::unique_ptr<Link> TcpTransport::link(int group, int lane, int peer) {
@@ -110,7 +108,7 @@ std::unique_ptr<Link> TcpTransport::link(int group, int lane, int peer) {
   for (auto& [number, incoming] : connections_) {  // it may have come before us
     const Hello& hello = incoming->handshake().hello();
     if (incoming->state != ConnectionState::awaits_group) continue;
-    if (Key{hello.group, hello.lane, hello.from} != it.key) continue;
+    if (LinkKey{hello.group, hello.lane, hello.from} != it.key) continue;
     attach(it, *incoming);
     break;
   }
@@ -120,7 +118,7 @@ std::unique_ptr<Link> TcpTransport::link(int group, int lane, int peer) {
 void TcpTransport::open_stream(TcpLinkState& link) {
   if (link.stream) return;
   link.stream = std::make_unique<TcpStream>(link.key.lane == kControl ? kControlRing : kDataRing);
-  if (link.connects && !ended_) connect(link, Purpose::link);
+  if (link.connects && !links_.ended()) connect(link, Purpose::link);
 }
 
 void TcpTransport::mark_dirty(TcpLinkState& link) {
@@ -141,7 +139,7 @@ void TcpTransport::finish(TcpLinkState& link) {
 
 bool TcpTransport::finish() {
   bool delivered = true;
-  for (auto& [key, link] : link_states_) {
+  for (auto& [key, link] : links_) {
     if (!link->stream || link->state == LinkState::closed) continue;
     if (link->end == LinkEnd::open) {
       link->end = LinkEnd::finishing;
@@ -149,30 +147,28 @@ bool TcpTransport::finish() {
     }
     // One that only waited to be connected to has nothing to deliver.
     const bool idle = link->state == LinkState::idle && !link->connects && !link->stream->has_committed();
-    delivered = delivered && (idle || link->stream->delivered() || left_[size_t(key.peer)]);
+    delivered = delivered && (idle || link->stream->delivered() || links_.has_left(key.peer));
   }
   flush();
   return delivered;
 }
 
 void TcpTransport::retire(int group) {
-  for (auto it = link_states_.lower_bound({group, kControl, 0}); it != link_states_.end() && it->first.group == group;
-       ++it) {
-    TcpLinkState& link = *it->second;
-    if (!link.stream || link.state == LinkState::closed) continue;
-    link.end = LinkEnd::retired;
-    finish(link);
+  for (auto& [key, link] : links_.of_group(group)) {
+    if (!link->stream || link->state == LinkState::closed) continue;
+    link->end = LinkEnd::retired;
+    finish(*link);
   }
 }
 
 void TcpTransport::end(const Error& cause) {
-  if (!ended_) ended_ = std::make_unique<Error>(cause);
+  links_.end_epoch(cause);
   for (auto it = connections_.begin(); it != connections_.end();) {
     Connection& connection = *(it++)->second;
     if (connection.link) drop(connection);
     else if (connection.state == ConnectionState::awaits_group) admit(connection);
   }
-  for (auto& [key, link] : link_states_) set_state(*link, LinkState::closed);
+  for (auto& [key, link] : links_) set_state(*link, LinkState::closed);
 }
 
 void TcpTransport::close() {

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "net/address.h"
 #include "net/handshake.h"
+#include "net/link_table.h"
 #include "net/tcp/tcp_stream.h"
 #include "net/transport.h"
 #include "net/unauthenticated.h"
@@ -46,7 +47,7 @@ class TcpTransport : public Transport {
   uint64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
   NetworkFaults faults() override;
   void probe(int peer) override;
-  void mark_left(int peer) override { left_[size_t(peer)] = 1; }
+  void mark_left(int peer) override { links_.mark_left(peer); }
 
   int descriptor() const override { return epoll_.get(); }
   uint64_t arm() override;
@@ -67,16 +68,11 @@ class TcpTransport : public Transport {
   void break_connections();                        // as a fault of the network would; for tests
 
  private:
-  static constexpr int kProbe = -2;                // no lane: whether the peer is there at all
-  struct Key {
-    int group, lane, peer;
-    auto operator<=>(const Key&) const = default;
-  };
   class TcpLink;
   struct TcpLinkState;
   struct Connection;           // an open socket: a link's, or an incoming one that has not said what it wants
 
-  TcpLinkState& link_state(const Key&);
+  TcpLinkState& link_state(const LinkKey&);
   template <class Stateful> void set_state(Stateful&, typename Stateful::State);
   Connection& open(Fd, Handshake, bool connecting);
   void open_stream(TcpLinkState&);
@@ -114,7 +110,7 @@ class TcpTransport : public Transport {
   const std::vector<Address> from_;
   const TcpTimeouts timeouts_;
   Fd epoll_;
-  std::map<Key, std::unique_ptr<TcpLinkState>> link_states_;
+  LinkTable<TcpLinkState> links_;
   std::map<uint64_t, std::unique_ptr<Connection>> connections_;  // by number; 0 would be the listener's
   uint64_t last_number_ = 0;
   std::vector<TcpLinkState*> dirty_;  // have something to write
@@ -122,9 +118,7 @@ class TcpTransport : public Transport {
   std::atomic<int> timers_{0};
   std::atomic<int> blocked_writes_{0};  // connections that took less than was to be sent
   uint64_t timers_ran_ns_ = 0, accept_again_ns_ = 0;
-  std::vector<char> left_;
   std::function<bool(int, uint64_t)> is_heard_;
-  std::unique_ptr<Error> ended_;
   PendingConnections pending_;  // incoming ones, by number
   UnauthenticatedConnections unauthenticated_;
   bool warned_of_flood_ = false;
