@@ -74,11 +74,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def chosen(folder, driver, preload=(), path=()):
-    """The NVRTC that lightcc's library in the folder finds for a driver of this version."""
+def chosen(folder, driver, preload=(), path=(), gpu=None):
+    """The NVRTC that lightcc's library in the folder finds for a driver of this version, and for this GPU."""
     environment = {**os.environ, "LIGHTCC_TEST_DRIVER_VERSION": str(driver), "LD_PRELOAD": ":".join(map(str, preload)),
                    "LD_LIBRARY_PATH": ":".join(map(str, [DRIVER_DOUBLE, *path])),
-                   "LIGHTCC_LIBRARY": str(folder / "lightcc" / "_lightcc.so")}
+                   "LIGHTCC_LIBRARY": str(folder / "lightcc" / "_lightcc.so"),
+                   **({} if gpu is None else {"LIGHTCC_TEST_GPU": str(gpu)})}
     done = subprocess.run([sys.executable, "-m", "lightcc.runner", "--check-build"], env=environment, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=COMPILE_S, check=False)
     found = re.search(r"    \[.\] NVRTC,? (.*)\n", done.stdout)
@@ -94,6 +95,16 @@ def test_the_one_that_fits_the_driver_is_found(folder):
         assert chosen(folder, driver, path=path) == f"{library.rpartition('.')[0]} ({libraries[library]})"
     said = chosen(folder, 11020, path=path[1:])
     assert said.endswith("was not found for a driver of CUDA 11.2; pip install nvidia-cuda-nvrtc-cu11 brings it"), said
+
+
+def test_one_that_knows_the_gpu_is_found(folder):
+    """CUDA 13's knows no sm_70; CUDA 12's does, and is taken although it is older."""
+    _, of_12, of_13 = map(nvrtc_of, WHEELS)
+    path = [of_13.parent, of_12.parent]
+    assert chosen(folder, 13000, path=path, gpu=75) == f"13.0 ({of_13})"
+    assert chosen(folder, 13000, path=path, gpu=70) == f"12.4 ({of_12})"
+    said = chosen(folder, 13000, path=[of_13.parent], gpu=70)
+    assert said == f"13.0 ({of_13}) does not know GPUs as old as sm_70"
 
 
 def test_the_frameworks_own_is_preferred(folder):

@@ -100,11 +100,7 @@ std::vector<KernelSource> kernel_programs() {
 }
 
 KernelTarget target_for(const Nvrtc& nvrtc, int architecture, int driver_version) {
-  int count = 0;
-  std::vector<int> known;
-  if (nvrtc.functions.GetNumSupportedArchs(&count) == 0) known.resize(size_t(count));
-  if (count > 0) nvrtc.functions.GetSupportedArchs(known.data());
-  std::sort(known.begin(), known.end());
+  const std::vector<int> known = architectures_of(nvrtc);
   const auto next = std::upper_bound(known.begin(), known.end(), architecture);
   if (next == known.begin())
     throw Error(Code::invalid_argument, "NVRTC " + cuda_version_text(nvrtc.version) + " (" + nvrtc.path +

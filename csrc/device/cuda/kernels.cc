@@ -51,7 +51,7 @@ const std::vector<std::string>& images_for(const KernelSet& set, int architectur
   const auto found = images.find(key);
   if (found != images.end()) return found->second;
   const int version = cuda_driver_version();
-  const Nvrtc& compiler = nvrtc(version);
+  const Nvrtc& compiler = nvrtc(version, architecture);
   return images[key] = compile_all(set, target_for(compiler, architecture, version), compiler);
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -19,7 +20,7 @@ namespace {
 constexpr int kOldestMajor = 11;
 
 std::mutex mutex;
-const Nvrtc* chosen = nullptr;
+const Nvrtc* chosen = nullptr;  // by a test
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(Code::invalid_argument, why); }
 
@@ -112,7 +113,8 @@ std::optional<Nvrtc> try_open(const std::string& path) {
   return functions_of(library, path);
 }
 
-Nvrtc find(int driver_version) {
+Nvrtc find(int driver_version, int architecture) {
+  std::optional<Nvrtc> preferred;  // which no other is better than, as they all are too new for the GPU
   Loaded loaded;
   dl_iterate_phdr(note_library, &loaded);
   add_once(loaded.wheels, core_folder() + "../nvidia/");
@@ -120,7 +122,11 @@ Nvrtc find(int driver_version) {
   for (const auto& paths : {loaded_paths, paths_beside, names})
     for (int major = newest; major >= kOldestMajor; --major)
       for (const std::string& path : paths(loaded, major))
-        if (auto found = try_open(path)) return *found;
+        if (auto found = try_open(path)) {
+          if (const auto known = architectures_of(*found); !known.empty() && known[0] <= architecture) return *found;
+          if (!preferred) preferred = found;
+        }
+  if (preferred) return *preferred;
   refuse("NVRTC, which compiles lightcc's kernels, was not found for a driver of CUDA " +
          cuda_version_text(driver_version) + "; pip install nvidia-cuda-nvrtc" +
          (newest >= 13 ? "" : "-cu" + std::to_string(newest)) + " brings it");
@@ -133,14 +139,22 @@ Nvrtc open_nvrtc(const std::string& path) {
   refuse(std::string("NVRTC could not be opened (") + dlerror() + ")");
 }
 
-const Nvrtc& nvrtc(int driver_version) {
-  static std::optional<Nvrtc> found;
+const Nvrtc& nvrtc(int driver_version, int architecture) {
+  static auto& found = *new std::map<int, Nvrtc>;  // by architecture; threads may outlive what is destroyed at exit
   std::lock_guard lock(mutex);
-  if (!chosen) {
-    found = find(driver_version);
-    chosen = &*found;
-  }
-  return *chosen;
+  if (chosen) return *chosen;
+  const auto known = found.find(architecture);
+  if (known != found.end()) return known->second;
+  return found.emplace(architecture, find(driver_version, architecture)).first->second;
+}
+
+std::vector<int> architectures_of(const Nvrtc& nvrtc) {
+  int count = 0;
+  std::vector<int> known;
+  if (nvrtc.functions.GetNumSupportedArchs(&count) == 0) known.resize(size_t(count));
+  if (count > 0) nvrtc.functions.GetSupportedArchs(known.data());
+  std::sort(known.begin(), known.end());
+  return known;
 }
 
 void set_nvrtc(const Nvrtc* given) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <string>
+#include <vector>
 
 namespace lightcc {
 
@@ -29,13 +30,14 @@ struct Nvrtc {
   std::string path;  // where it is
 };
 
-// The one of this process, for a driver of this version: never of a later major version of CUDA, whose kernels the
-// driver could not load. It is one that is loaded already, or else lies where the framework's wheels or its CUDA
-// runtime are, or else the system's; the newest of these. It is never unloaded. Throws Error{invalid_argument} that
-// says what to install.
-const Nvrtc& nvrtc(int driver_version);
+// The one of this process for GPUs of this architecture and a driver of this version: never of a later major version of
+// CUDA, whose kernels the driver could not load. It is one that is loaded already, or else lies where the framework's
+// wheels or its CUDA runtime are, or else the system's; the newest of these, of those that know the GPU if any does. It
+// is never unloaded. Throws Error{invalid_argument} that says what to install.
+const Nvrtc& nvrtc(int driver_version, int architecture);
 void set_nvrtc(const Nvrtc*);  // for tests: what nvrtc() returns from now on; nullptr: it looks again
 
 Nvrtc open_nvrtc(const std::string& path);  // this one. Throws Error{invalid_argument}
+std::vector<int> architectures_of(const Nvrtc&);  // for which it compiles, rising; 90 is sm_90
 
 }  // namespace lightcc

@@ -1,5 +1,8 @@
 #include "device/cuda/support.h"
 
+#include <algorithm>
+#include <climits>
+
 #include "base/error.h"
 #include "device/cuda/compile.h"
 #include "device/cuda/gpu.h"
@@ -8,6 +11,7 @@ namespace lightcc {
 namespace {
 
 constexpr int kWithoutDriver = 13000;  // which NVRTC is looked for where no driver says how new it may be
+constexpr int kAnyGpu = INT_MAX;
 
 template <class Body> GpuSupport support_of(const std::string& without, Body body) {
   try {
@@ -43,8 +47,8 @@ std::vector<GpuSupport> gpu_support() {
     return text;
   });
   const GpuSupport compiler = support_of("", [&] {
-    const Nvrtc& found = nvrtc(version);
-    for (int architecture : gpus) target_for(found, architecture, version);
+    const Nvrtc& found = nvrtc(version, gpus.empty() ? kAnyGpu : *std::ranges::min_element(gpus));
+    for (int architecture : gpus) target_for(nvrtc(version, architecture), architecture, version);
     return "NVRTC " + cuda_version_text(found.version) + " (" + found.path + ")";
   });
   return {driver, compiler};

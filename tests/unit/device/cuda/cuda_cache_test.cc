@@ -170,8 +170,8 @@ TEST_F(CudaCache, ProcessesOfAHostCompileOnce) {
       {
         test::DriverDouble driver;
         const KernelSource program = kernel_programs().front();
-        const KernelTarget target = target_for(nvrtc(13000), 90, 13000);
-        fine = compile_once(cache(), nvrtc(13000), program, target) == compile(nvrtc(13000), program, target);
+        const KernelTarget target = target_for(nvrtc(13000, 90), 90, 13000);
+        fine = compile_once(cache(), nvrtc(13000, 90), program, target) == compile(nvrtc(13000, 90), program, target);
         byte = char(driver.calls("CompileProgram") - 1);
       }
       fine = ::write(told[1], &byte, 1) == 1 && fine;

@@ -226,7 +226,7 @@ TEST(CudaFunctions, MemoryIsOfAPoolOfOurOwn) {
 
 TEST(CudaFunctions, TheCodeIsThatOfTheGpuOrPtxOfTheNewestBeforeIt) {
   DriverDouble driver;
-  const auto target = [](int architecture) { return target_for(nvrtc(13000), architecture, 13000); };
+  const auto target = [](int architecture) { return target_for(nvrtc(13000, architecture), architecture, 13000); };
   EXPECT_TRUE(target(90).is_machine);
   EXPECT_EQ(target(90).architecture, 90);
   EXPECT_TRUE(target(90).has_long_arguments);
