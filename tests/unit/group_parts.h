@@ -20,16 +20,10 @@ struct GroupParts {
   NcclLaunches launches;
   Effects effects;
   Surroundings surroundings;
-  const GroupResources shared{*peers,
-                              config,
-                              std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
-                              std::make_shared<PinnedPool>(peers->arena(), 1 << 20),
-                              counters,
-                              tracing,
-                              lock,
-                              launches,
-                              effects,
-                              surroundings};
+  const GroupResources shared{{*peers, config, std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
+                               std::make_shared<PinnedPool>(peers->arena(), 1 << 20), counters, tracing, launches,
+                               surroundings.groups, effects},
+                              lock, surroundings};
 };
 
 }  // namespace lightcc::test

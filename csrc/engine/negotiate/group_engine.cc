@@ -18,8 +18,7 @@ GroupEngine::GroupEngine(const GroupResources& shared, std::shared_ptr<const Gro
       group_(std::move(group)),
       stalls_(shared, *group_),
       backends_(shared.peers, *group_, shared.config),
-      queue_(shared.peers, group_, shared.config, backends_, shared.outputs, shared.pinned, shared.counters,
-             shared.tracing, shared.launches, shared.surroundings.groups, shared.effects),
+      queue_(shared, group_, backends_),
       fast_path_(shared.peers, *group_, shared.config, backends_,
                  [this](std::string bytes) { control_plane().send_slot(std::move(bytes)); }),
       negotiator_(shared, *group_, backends_, queue_, fast_path_, stalls_, std::move(tuned)) {}

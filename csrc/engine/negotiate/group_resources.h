@@ -1,29 +1,13 @@
 // What all groups of a rank share; it outlives them.
 #pragma once
-#include <memory>
-
-#include "base/config.h"
 #include "engine/loop/progress_lock.h"
 #include "engine/negotiate/surroundings.h"
-#include "engine/request/effects.h"
-#include "engine/run/nccl_launches.h"
-#include "engine/run/pinned_pool.h"
-#include "engine/run/tracing.h"
-#include "engine/timeline/counters.h"
-#include "net/peers.h"
+#include "engine/run/run_resources.h"
 
 namespace lightcc {
 
-struct GroupResources {
-  Peers& peers;
-  const Config& config;
-  std::shared_ptr<OutputPool> outputs;
-  std::shared_ptr<PinnedPool> pinned;
-  Counters& counters;
-  Tracing& tracing;
+struct GroupResources : RunResources {
   const ProgressLock& progress_lock;
-  NcclLaunches& launches;
-  Effects& effects;
   Surroundings& surroundings;
 };
 

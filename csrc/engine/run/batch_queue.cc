@@ -23,23 +23,18 @@ bool may_overlap(const std::vector<BatchItem>& batch, int nodes) {
 
 }  // namespace
 
-BatchQueue::BatchQueue(Peers& peers, std::shared_ptr<const Group> group, const Config& config, GroupBackends& backends,
-                       std::shared_ptr<OutputPool> outputs, std::shared_ptr<PinnedPool> pinned, Counters& counters,
-                       Tracing& tracing, NcclLaunches& launches, const GroupTable& groups, Effects& effects)
-    : group_(std::move(group)),
+BatchQueue::BatchQueue(const RunResources& shared, std::shared_ptr<const Group> group, GroupBackends& backends)
+    : shared_(shared),
+      group_(std::move(group)),
       backends_(backends),
-      outputs_(std::move(outputs)),
-      counters_(counters),
-      tracing_(tracing),
-      effects_(effects),
-      buffers_{FusionBuffer(peers.arena()), FusionBuffer(peers.arena())},
-      staged_(peers, config.cuda_library, std::move(pinned)),
-      nccl_(config, *group_, backends, launches, groups),
-      joined_rank_(peers.arena()) {}
+      buffers_{FusionBuffer(shared.peers.arena()), FusionBuffer(shared.peers.arena())},
+      staged_(shared.peers, shared.config.cuda_library, shared.pinned),
+      nccl_(shared.config, *group_, backends, shared.launches, shared.groups),
+      joined_rank_(shared.peers.arena()) {}
 
 void BatchQueue::add(std::vector<BatchItem> items) {
   nccl_.agreed(items);
-  tracing_.agreed(items, size() > 0);
+  shared_.tracing.agreed(items, size() > 0);
   batches_.push_back(std::move(items));
 }
 
@@ -69,21 +64,22 @@ bool BatchQueue::begin() {
                                               may_overlap(batch, nodes));
   if (!may_begin) return false;
   if (has_turn && !nccl_.is_next()) {
-    if (!nccl_.has_turn()) effects_.push(effect::AwaitTurn{group_});
+    if (!nccl_.has_turn()) shared_.effects.push(effect::AwaitTurn{group_});
     return false;
   }
   const RequestPtr& front = batch[0].request;
   if (settles) return nccl_.settle(*front);
   if (changes_groups(front->what.kind) && front->changed_group < 0) {
-    effects_.push(effect::ChangeGroups{front});
+    shared_.effects.push(effect::ChangeGroups{front});
     return true;
   }
   if (batch[0].placeholder && !joined_rank_.prepare(batch)) return true;
   static_assert(hold::kBatchesBetweenHosts == 2);
   buffer_ = running_.empty() ? 0 : 1 - buffer_;
   // It may throw: then the batch is still here, to fail.
-  running_.push_back(std::make_unique<BatchExecution>(batch, *group_, buffers_[buffer_], outputs_, counters_, tracing_,
-                                                      backends_.selector(), ways_of(batch)));
+  running_.push_back(std::make_unique<BatchExecution>(batch, *group_, buffers_[buffer_], shared_.outputs,
+                                                      shared_.counters, shared_.tracing, backends_.selector(),
+                                                      ways_of(batch)));
   batches_.pop_front();
   if (has_turn && !running_.back()->by_nccl()) nccl_.end_turn();
   return true;
@@ -126,7 +122,7 @@ void BatchQueue::hand_back(const RequestPtr& request, Code code, std::string tex
   } catch (const std::exception& error) {  // std::bad_alloc: the others of its batch are to be handed back
     if (code == Code::ok) code = Code::internal, text = request->title() + ": " + error.what();
   }
-  effects_.push(effect::Finish{request, code, std::move(text)});
+  shared_.effects.push(effect::Finish{request, code, std::move(text)});
 }
 
 void BatchQueue::fail_all(Code code, const std::string& text) {

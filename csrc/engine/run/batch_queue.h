@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "engine/negotiate/control/hold.h"
-#include "engine/request/effects.h"
 #include "engine/run/batch_execution.h"
 #include "engine/run/group_backends.h"
 #include "engine/run/joined_rank.h"
 #include "engine/run/nccl_run.h"
+#include "engine/run/run_resources.h"
 #include "engine/run/staged_run.h"
 
 namespace lightcc {
@@ -29,9 +29,7 @@ class BatchQueue {
     double seconds;                     // since it began, or since the one before it ended
   };
 
-  // Everything outlives it. pinned: of all groups of this rank.
-  BatchQueue(Peers&, std::shared_ptr<const Group>, const Config&, GroupBackends&, std::shared_ptr<OutputPool>,
-             std::shared_ptr<PinnedPool> pinned, Counters&, Tracing&, NcclLaunches&, const GroupTable&, Effects&);
+  BatchQueue(const RunResources&, std::shared_ptr<const Group>, GroupBackends&);  // which outlive it
 
   void add(std::vector<BatchItem>);     // it was agreed on
   void add_turn(const LaunchTurn& turn) { nccl_.add_turn(turn); }  // in the world's: nccl_run.h
@@ -60,12 +58,9 @@ class BatchQueue {
   GpuWays ways_of(const std::vector<BatchItem>&);
   void hand_back(const RequestPtr&, Code, std::string text = {});
 
+  const RunResources& shared_;
   const std::shared_ptr<const Group> group_;
   GroupBackends& backends_;
-  const std::shared_ptr<OutputPool> outputs_;
-  Counters& counters_;
-  Tracing& tracing_;
-  Effects& effects_;
   FusionBuffer buffers_[hold::kBatchesBetweenHosts];    // the second: of a batch that begins beside another
   int buffer_ = 0;                                      // of the batch that began last
   StagedRun staged_;

@@ -57,9 +57,10 @@ class QueueOfOne {
   GroupTable groups_;
   Effects effects_;
   GroupBackends backends_{*peers_, *group_, config_};
-  BatchQueue queue_{*peers_, group_, config_, backends_, std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
-                    std::make_shared<PinnedPool>(peers_->arena(), 1 << 20), counters_, tracing_, launches_, groups_,
-                    effects_};
+  const RunResources shared_{*peers_, config_, std::make_shared<OutputPool>(1 << 20, 1'000'000'000),
+                             std::make_shared<PinnedPool>(peers_->arena(), 1 << 20), counters_, tracing_, launches_,
+                             groups_, effects_};
+  BatchQueue queue_{shared_, group_, backends_};
   float input_ = 3, output_ = 0;
 };
 
