@@ -25,11 +25,12 @@ enum lightcc_status {
 };
 enum lightcc_dtype {
   LIGHTCC_UINT8, LIGHTCC_INT8, LIGHTCC_UINT16, LIGHTCC_INT16, LIGHTCC_INT32, LIGHTCC_INT64,
-  LIGHTCC_FLOAT16, LIGHTCC_FLOAT32, LIGHTCC_FLOAT64, LIGHTCC_BOOL, LIGHTCC_BFLOAT16
+  LIGHTCC_FLOAT16, LIGHTCC_FLOAT32, LIGHTCC_FLOAT64, LIGHTCC_BOOL, LIGHTCC_BFLOAT16, LIGHTCC_UINT32, LIGHTCC_UINT64
 };
 enum lightcc_op { LIGHTCC_AVERAGE, LIGHTCC_SUM, LIGHTCC_ADASUM, LIGHTCC_MIN, LIGHTCC_MAX, LIGHTCC_PRODUCT };
 enum lightcc_kind {
-  LIGHTCC_ALLREDUCE, LIGHTCC_ALLGATHER, LIGHTCC_BROADCAST, LIGHTCC_ALLTOALL, LIGHTCC_REDUCESCATTER, LIGHTCC_BARRIER
+  LIGHTCC_ALLREDUCE, LIGHTCC_ALLGATHER, LIGHTCC_BROADCAST, LIGHTCC_ALLTOALL, LIGHTCC_REDUCESCATTER, LIGHTCC_BARRIER,
+  LIGHTCC_SEND, LIGHTCC_RECV
 };
 
 /* Life. init reads the environment (docs/knobs.md), meets the other ranks and starts one engine thread and
@@ -94,8 +95,9 @@ typedef struct lightcc_place {
 
 /* A tensor of a request.
  *   input     allreduce, allgather, alltoall, reducescatter read it; it must live until the request is done.
- *             broadcast reads it on the root.
- *   output    allreduce and broadcast write it (may be the input). NULL for the other kinds (see allocate).
+ *             broadcast reads it on the root, and send reads it.
+ *   output    allreduce and broadcast write it (may be the input), and recv writes it. NULL for the other kinds (see
+ *             allocate).
  *   shape     ndim lengths, in elements. */
 typedef struct lightcc_tensor {
   const void* input;
@@ -128,13 +130,14 @@ typedef struct lightcc_tensor {
  *             for, polled as done or released, or the request is done and a millisecond has passed since submission.
  *             Of several tensors, tensor i is called "<name>_<i+1>of<count>" in messages.
  *   op, prescale, postscale   allreduce and reducescatter. A factor of 1 changes nothing.
- *   root      broadcast: a WORLD rank.
+ *   root      broadcast: a WORLD rank. send and recv: the peer, a rank within the group (see below).
  *   splits    alltoall: rows of dimension 0 for each member of the group, group_size values a tensor. NULL: equal
  *             parts.
  *   set       allreduces with a name, such as the gradients of an optimizer, that are submitted together in each step,
  *             and before the first of them is waited for: a number > 0 of the caller's choice, the same for all of
  *             them. lightcc learns their order and may hold one until those have come that shall travel with it.
  *             Ranks need not agree on the number. Other kinds, and requests without a name, have no set.
+ *   tag       send and recv: see below. Other kinds have none.
  *
  * The callbacks, each NULL if it is not wanted, are called by whichever thread runs the engine, maybe before the
  * submission returns. They must not block, and of lightcc may only submit.
@@ -163,7 +166,19 @@ typedef struct lightcc_request {
   void* (*allocate)(void* context, int index, const int64_t* shape, int ndim);
   void (*received)(void* context, int index, const int32_t* rows, int count);
   void* context;        /* for the callbacks */
+  int32_t tag;          /* send and recv: any number */
 } lightcc_request;
+
+/* Point-to-point. LIGHTCC_SEND and LIGHTCC_RECV have one tensor, in the host's memory, and concern this rank and `root`,
+ * a rank of the group, which may be this one. The n-th send of a rank to another in a group under a tag is what the n-th
+ * recv there of that rank, group and tag receives; other operations need not be in any order with them. A name serves
+ * messages only.
+ *   A send is done when the recv has been submitted on the peer and the tensor's memory is free; a recv when all of its
+ * tensor has come. Any number may be in flight in both directions. Submission never waits, so both ranks may send first.
+ * But two ranks that each wait for their send before they submit the recv of the other's wait for ever: submit both,
+ * then wait.
+ *   Of a send and a recv of another dtype or number of elements both fail with LIGHTCC_MISMATCH, and the next ones match.
+ * A rank that has joined receives what it had submitted before. */
 
 /* Submits a request. Returns a handle > 0; or 0 if it is done (LIGHTCC_BLOCK only) or has a callback `done`; or minus
  * a status. An output of lightcc's own makes LIGHTCC_BLOCK return the handle even when done. */

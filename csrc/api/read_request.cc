@@ -37,8 +37,11 @@ void add_tensor(RequestForm& request, const lightcc_tensor& tensor) {
   if (!is_countable(shape))
     refuse(request.title() + ": a tensor of shape " + text_of(shape) +
            " cannot be sent: at most 64 dimensions, 0 or more each, that multiply to at most 2^43");
-  const bool writes = request.what.kind == Kind::allreduce || request.what.kind == Kind::broadcast;
+  const Kind kind = request.what.kind;
+  const bool writes = kind == Kind::allreduce || kind == Kind::broadcast || kind == Kind::receive;
   if (writes && count_of(shape) > 0 && !tensor.output) refuse(request.title() + " needs output memory");
+  if (kind == Kind::send && count_of(shape) > 0 && !tensor.input)
+    refuse(request.title() + " needs input memory");
   const DevicePlace place = place_of(tensor.place);
   if (request.what.tensors.empty()) {
     request.place = place;
@@ -120,7 +123,7 @@ void add_facts_of(const lightcc_tensor& tensor, FastPathFacts* facts) {
 }
 
 RequestForm form_of(const lightcc_request& from, int members) {
-  if (from.kind < 0 || from.kind > LIGHTCC_BARRIER) refuse("unknown kind of collective " + std::to_string(from.kind));
+  if (from.kind < 0 || from.kind > LIGHTCC_RECV) refuse("unknown kind of request " + std::to_string(from.kind));
   if (from.op < 0 || from.op > LIGHTCC_PRODUCT) refuse("unknown reduce op " + std::to_string(from.op));
   const Kind kind = Kind(from.kind);
   RequestForm form(kind, from.name, from.group);
@@ -129,10 +132,11 @@ RequestForm form_of(const lightcc_request& from, int members) {
   form.what.pre = from.prescale;
   form.what.post = from.postscale;
   form.set = kind == Kind::allreduce && from.name ? from.set : 0;
+  form.tag = is_point_to_point(kind) ? from.tag : 0;
   form.padded = from.flags & LIGHTCC_PADDED;
   form.unordered = from.flags & LIGHTCC_UNORDERED;
   form.callbacks = {from.done, from.allocate, from.context, from.received};
-  if (kind == Kind::barrier ? from.count != 0 : from.count < 1)
+  if (kind == Kind::barrier ? from.count != 0 : is_point_to_point(kind) ? from.count != 1 : from.count < 1)
     refuse(form.title() + ": " + std::to_string(from.count) + " tensors");
   for (int i = 0; i < from.count; ++i) add_tensor(form, read_tensor(from, i));
   if (from.allocate && form.place.kind != DeviceKind::cpu)

@@ -16,7 +16,7 @@
 namespace lightcc {
 
 // The sizes that each struct has had, the present one last: a new field appends a size.
-inline constexpr uint32_t kRequestSizes[] = {112};
+inline constexpr uint32_t kRequestSizes[] = {112, 120};
 inline constexpr uint32_t kTensorSizes[] = {48};
 inline constexpr uint32_t kCodecSizes[] = {40};
 inline constexpr uint32_t kResidualSizes[] = {72};

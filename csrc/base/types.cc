@@ -9,10 +9,10 @@ namespace {
 struct DTypeRow { const char* name; size_t bytes; };
 constexpr DTypeRow kDTypeTable[kDTypes] = {
     {"uint8", 1}, {"int8", 1},    {"uint16", 2},  {"int16", 2}, {"int32", 4},    {"int64", 8},
-    {"float16", 2}, {"float32", 4}, {"float64", 8}, {"bool", 1},  {"bfloat16", 2}};
+    {"float16", 2}, {"float32", 4}, {"float64", 8}, {"bool", 1},  {"bfloat16", 2}, {"uint32", 4}, {"uint64", 8}};
 constexpr const char* kOpNames[] = {"average", "sum", "adasum", "min", "max", "product"};
-constexpr const char* kKindNames[kKinds] = {"allreduce",       "allgather",          "broadcast",
-                                            "alltoall",        "reducescatter",      "barrier",
+constexpr const char* kKindNames[kKinds] = {"allreduce",     "allgather", "broadcast",       "alltoall",
+                                            "reducescatter", "barrier",   "send",            "recv",
                                             "add_process_set", "remove_process_set", "join"};
 
 template <class Values>

@@ -9,16 +9,17 @@
 namespace lightcc {
 
 enum class DType : int32_t {  // the values are part of the C API
-  uint8, int8, uint16, int16, int32, int64, float16, float32, float64, boolean, bfloat16
+  uint8, int8, uint16, int16, int32, int64, float16, float32, float64, boolean, bfloat16, uint32, uint64
 };
-inline constexpr int kDTypes = 11;
+inline constexpr int kDTypes = 13;
 
 enum class ReduceOp : int32_t { average, sum, adasum, min, max, product };
 
-enum class Kind : int32_t {
-  allreduce, allgather, broadcast, alltoall, reducescatter, barrier, add_group, remove_group, join
+enum class Kind : int32_t {  // those up to receive are part of the C API
+  allreduce, allgather, broadcast, alltoall, reducescatter, barrier, send, receive, add_group, remove_group, join
 };
-inline constexpr int kKinds = 9;
+inline constexpr int kKinds = 11;
+inline bool is_point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
 
 enum class CodecKind : int32_t { none, topk, int8 };
 inline constexpr int kCodecKinds = 3;

@@ -48,6 +48,8 @@ Kernel kernel(DType dtype, ReduceOp op) {
     case DType::float64: return kernel<Set, Number<double>>(op);
     case DType::boolean: return boolean_kernel<Set>(op);
     case DType::bfloat16: return kernel<Set, Half<typename Set::Bfloat16>>(op);
+    case DType::uint32: return kernel<Set, Number<uint32_t>>(op);
+    case DType::uint64: return kernel<Set, Number<uint64_t>>(op);
   }
   throw Error(Code::internal, "reduce: unknown dtype " + std::to_string(static_cast<int>(dtype)));
 }

@@ -64,7 +64,9 @@ int nccl_dtype(DType dtype) {
     case DType::int8: return 0;
     case DType::uint8: return 1;
     case DType::int32: return 2;
+    case DType::uint32: return 3;
     case DType::int64: return 4;
+    case DType::uint64: return 5;
     case DType::float16: return 6;
     case DType::float32: return 7;
     case DType::float64: return 8;

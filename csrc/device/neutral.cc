@@ -48,6 +48,8 @@ void fill_neutral(const Reduction& r, void* out, size_t count) {
     case DType::float32: return fill(neutral<float>(r), out, count);
     case DType::float64: return fill(neutral<double>(r), out, count);
     case DType::bfloat16: return fill(bfloat16_of_float(neutral<float>(r)), out, count);
+    case DType::uint32: return fill(neutral<uint32_t>(r), out, count);
+    case DType::uint64: return fill(neutral<uint64_t>(r), out, count);
     case DType::boolean:  // sum and max are "or", product and min "and"; factors do not apply
       return fill(uint8_t(r.op == ReduceOp::product || r.op == ReduceOp::min), out, count);
   }

@@ -284,7 +284,7 @@ bool Engine::Impl::join_goes_on(const RequestPtr& request, Code code, const std:
 
 // Other ranks may take the same request and wait for this one: their warnings will say why.
 void Engine::Impl::report_refusal(const Request& request, const std::string& why, bool contended) {
-  if (request.key.empty()) return;  // of no name that others could wait for
+  if (request.key.empty() || is_point_to_point(request.what.kind)) return;  // of no name that others could wait for
   if (inbox.add_refusal(request, why, contended)) loop.drive();
 }
 

@@ -57,6 +57,11 @@ std::unique_ptr<Link> Peers::data_link(int group, int lane, int peer) {
   return route(peer).link(serial(group), lane, peer);
 }
 
+std::unique_ptr<Link> Peers::point_to_point_link(int group, int peer) {
+  return is_local(peer) ? data_link(group, LocalRanks::kPointToPointLane, peer)
+                        : data_link(group, Transport::kPointToPoint, peer);
+}
+
 void Peers::reset_group(int group) {
   local_ranks_->reset_group(group);
   for (auto& [name, transport, only_watches] : transports_) transport->retire(serial(group));

@@ -50,6 +50,7 @@ class Peers {
   // the engine's thread of the moment uses them.
   std::unique_ptr<Link> control_link(int group, int peer);
   std::unique_ptr<Link> data_link(int group, int lane, int peer);
+  std::unique_ptr<Link> point_to_point_link(int group, int peer);  // which may be this rank
   void reset_group(int group);       // once every member has left it
 
   HeartbeatSocket* heartbeats() { return heartbeats_.get(); }  // nullptr: there are none

@@ -62,6 +62,7 @@ struct NetworkFaults {
 class Transport : public Pollable, public TransportLifecycle {
  public:
   static constexpr int kControl = -1;            // the lane of messages; data lanes count from 0
+  static constexpr int kPointToPoint = 1 << 20;  // the lane of sends and receives, behind all of collectives
   // This rank's end of a link; the peer makes the other one, before or after. `group` is never used twice.
   virtual std::unique_ptr<Link> link(int group, int lane, int peer) = 0;
   virtual bool step() = 0;                       // whatever can be done without waiting; true if anything moved

@@ -13,15 +13,16 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from lightcc.core.exceptions import HorovodInternalError
 
 OK, PENDING, INVALID_ARGUMENT, MISMATCH, PEER_LOST, SHUT_DOWN, TIMEOUT, INTERNAL = range(8)
-UINT8, INT8, UINT16, INT16, INT32, INT64, FLOAT16, FLOAT32, FLOAT64, BOOL, BFLOAT16 = range(11)
+UINT8, INT8, UINT16, INT16, INT32, INT64, FLOAT16, FLOAT32, FLOAT64, BOOL, BFLOAT16, UINT32, UINT64 = range(13)
 OPS = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
-ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, SEND, RECV = range(8)
 CODEC_NONE, CODEC_TOPK, CODEC_INT8 = range(3)
 CUDA = 1
 BLOCK, PADDED, UNORDERED = 1, 2, 4  # flags of requests
 INFO, WARNING = 2, 3  # levels of the log
 POOLED_BYTES = 1 << 20
-DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16")
+DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16",
+          "uint32", "uint64")
 
 _WAIT_MS = 100  # how long a wait may stay in C: Python handles Ctrl-C only between two calls
 _MAX_DIMENSIONS = 64

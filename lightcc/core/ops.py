@@ -4,8 +4,8 @@ Each verb comes as: `verb` (waits, returns a new tensor), `verb_` (waits, in pla
 (return a handle for poll and synchronize), `grouped_verb...` (a list of tensors as one unit).
 
 What holds for all of them:
-  tensors   a contiguous torch.Tensor on the CPU or a CUDA GPU, numpy.ndarray or cupy.ndarray; uint8, int8, uint16,
-            int16, int32, int64, float16, float32, float64, bool or bfloat16; any shape, also without elements.
+  tensors   a contiguous torch.Tensor on the CPU or a CUDA GPU, numpy.ndarray or cupy.ndarray; integers of 8 to 64
+            bits, signed or not, float16, float32, float64, bool or bfloat16; any shape, also without elements.
             One operation's tensors are on one device, and on all ranks on the CPU or on all on GPUs. A GPU's are read
             and written in the order of the stream that is the caller's at the call, and that of synchronize goes on
             behind the outputs; no call waits for what the stream gets after it (docs/gpu.md).

@@ -158,6 +158,18 @@ def prepare(kind: int, address: int, dtype: int, shape: Sequence[int], name: str
                             0, address, address, kept_shape[0], dtype, len(shape), codec, set_, place))
 
 
+def submit_to_peer(kind: int, adapter: Adapter, tensor: Any, peer: int, tag: int, process_set: ProcessSet) -> int:
+    """Submits a send of a tensor in the host's memory, or a receive into it. peer: a rank within the process set. tag:
+    of 32 bits, by which both sides match."""
+    try:
+        address, dtype, shape, place = adapter.describe(tensor)
+        sent, written = (address, 0) if kind == lib.SEND else (0, adapter.address(tensor))
+    except ValueError as error:
+        raise _refused(kind, None, error) from None
+    return _send(call, lib.submit, 1, kind, 0, id_of(process_set), 0, 0, peer, 1.0, 1.0, 0, sent, written,
+                 _shape_of(shape)[0], dtype, len(shape), 0, 0, place, tag)
+
+
 class Pack:
     """Several tensors in the form in which the core takes them."""
 
@@ -286,7 +298,7 @@ def id_of(process_set: ProcessSet) -> int:
 
 
 _NEED_ROWS = {lib.ALLGATHER: "allgather", lib.ALLTOALL: "alltoall", lib.REDUCESCATTER: "reducescatter"}
-_OPERATIONS = {lib.ALLREDUCE: "allreduce", lib.BROADCAST: "broadcast", **_NEED_ROWS}
+_OPERATIONS = {lib.ALLREDUCE: "allreduce", lib.BROADCAST: "broadcast", lib.SEND: "send", lib.RECV: "recv", **_NEED_ROWS}
 
 
 def _refused(kind: int, name: Optional[str], error: ValueError, index: Optional[int] = None) -> ValueError:

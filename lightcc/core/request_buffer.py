@@ -9,13 +9,16 @@ from typing import Callable, List, Optional, Tuple
 
 # Native sizes and alignment: struct aligns as C does, as long as it begins at a multiple of 8. What is "x" is zero.
 _SIZES = Struct("IIP")               # size, tensor_size, tensors
-# count, kind, flags, group, name, op, root, prescale, postscale, splits, codec, set
-_REQUEST = Struct("iiIiPiiddPii32x")
+# count, kind, flags, group, name, op, root, prescale, postscale, splits, codec, set; a tag, which is zero but of a send
+# or a receive
+_REQUEST = Struct("iiIiPiiddPii40x")
+_TAG = Struct("i4x")
 _TENSOR = Struct("PPPii16x")         # input, output, shape, dtype, ndim; a place, which is zero unless it is a GPU's
 _PLACE = Struct("iiP")               # device, kind, stream
 _pack_one = Struct(_REQUEST.format + _TENSOR.format).pack_into
 REQUEST_SIZE, TENSOR_SIZE = _SIZES.size + _REQUEST.size, _TENSOR.size
 _PLACE_OF_ONE = REQUEST_SIZE + TENSOR_SIZE - _PLACE.size
+_TAG_AT = REQUEST_SIZE - _TAG.size
 
 
 class RequestBuffer:
@@ -54,7 +57,7 @@ _spare: List[RequestBuffer] = []
 def call(function: Callable[[int], int], count: int, kind: int, flags: int, group: int, name: int, op: int = 0,
          root: int = 0, prescale: float = 1.0, postscale: float = 1.0, splits: int = 0, address: int = 0,
          output: int = 0, shape: int = 0, dtype: int = 0, ndim: int = 0, codec: int = 0, set_: int = 0,
-         place: Optional[Tuple] = None) -> int:
+         place: Optional[Tuple] = None, tag: int = 0) -> int:
     """function(address of a request). struct.error for what does not fit into a field.
 
     count: 1, or 0 for a request without tensors. For several there is RequestBuffer. place: None for the host's memory,
@@ -69,6 +72,8 @@ def call(function: Callable[[int], int], count: int, kind: int, flags: int, grou
                   codec, set_, address, output, shape, dtype, ndim)
         if place is not None:
             _PLACE.pack_into(buffer.memory, _PLACE_OF_ONE, *place[:3])
+        if tag:
+            _TAG.pack_into(buffer.memory, _TAG_AT, tag)
         return function(buffer.address)
     finally:
         _spare.append(buffer)

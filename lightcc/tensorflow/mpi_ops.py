@@ -4,7 +4,7 @@ They work at once, in tf.function and in graphs of TensorFlow 1. Those that move
 in any order and many at a time; in a graph the node's name is what the ranks meet by, so they build the same graph.
 
 What holds for all of them:
-  tensors  tf.Tensor or what can be made one; uint8, int8, uint16, int16, int32, int64, float16, float32, float64, bool
+  tensors  tf.Tensor or what can be made one; integers of 8 to 64 bits, signed or not, float16, float32, float64, bool
            or bfloat16; any shape, also without elements. On a GPU they are copied to the host and back.
   name     None: in a graph made from the tensor's name; at once, numbered in the order of the calls.
   ignore_name_scope  in a graph: the ranks meet by the last part of the node's name.

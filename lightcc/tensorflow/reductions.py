@@ -30,7 +30,7 @@ def allreduce(tensor, average=None, device_dense='', device_sparse='', compressi
     """Reduces a tensor over the ranks of the set, element by element, and returns the result on all of them.
 
     tensor: a tf.Tensor, a variable, or what tf.convert_to_tensor takes, of the same shape and dtype on all ranks:
-    uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64 or, but for averages and factors,
+    integers of 8 to 64 bits, signed or not, float16, bfloat16, float32, float64 or, but for averages and factors,
     bool. Or tf.IndexedSlices, whose numbers of rows may differ; the result is IndexedSlices too. Their indices and
     values travel as "<name>.indices" and "<name>.values", uncompressed.
     op: hvd.Average (default), Sum, Adasum, Min, Max, Product; Average or Sum for IndexedSlices. Averages of integers

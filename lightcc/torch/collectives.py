@@ -24,6 +24,7 @@ from lightcc.torch.work import Work
 _OPS = {dist.ReduceOp(getattr(dist.ReduceOp, name)): code for name, code in (
     ("SUM", lib.SUM), ("AVG", lib.AVERAGE), ("MIN", lib.MIN), ("MAX", lib.MAX), ("PRODUCT", lib.PRODUCT))}
 _DTYPES = {getattr(torch, name) for name in lib.DTYPES if hasattr(torch, name)}
+_TAGS, _TAGGED_GROUPS = 1 << 24, 1 << 7  # the core's tags have 32 bits: groups on one process set share them
 
 Tensors = List[torch.Tensor]
 
@@ -31,11 +32,12 @@ Tensors = List[torch.Tensor]
 class Collectives(dist.ProcessGroup):
     """What the members of a process set do together. Roots and lists are by rank in the group, in every method."""
 
-    def __init__(self, rank: int, size: int, process_set: ProcessSet, timeout: timedelta, prefix: str):
-        """prefix: of the names by which ranks match requests; empty if no other group works on the process set."""
+    def __init__(self, rank: int, size: int, process_set: ProcessSet, timeout: timedelta, prefix: str, number: int = 0):
+        """prefix: of the names by which ranks match requests; empty if no other group works on the process set. number:
+        of the group among those on the process set."""
         super().__init__(rank, size)
         self._rank, self._size, self._set = rank, size, process_set
-        self._timeout, self._prefix, self._calls = timeout, prefix, 0
+        self._timeout, self._prefix, self._number, self._calls = timeout, prefix, number, 0
 
     # In place
 
@@ -112,16 +114,40 @@ class Collectives(dist.ProcessGroup):
         handle = request.submit_barrier(self._set, _flags(opts), self._name())
         return Work(Operation(handle), [], self._timeout_of(opts))
 
+    # One rank to another
+
+    def send(self, tensors: Tensors, destination: int, tag: int = 0) -> Work:
+        tensor = _single("send", tensors)
+        sent = _dense(tensor, False)
+        return self._to_peer(lib.SEND, sent if sent.is_cpu else sent.cpu(), destination, tag, None, tensor)
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Work:
+        tensor = _single("recv", tensors)
+        written = _dense(tensor, False)
+        if not written.is_cpu:
+            written = torch.empty_like(written, device="cpu")
+
+        def copy_back(_: int) -> None:
+            tensor.detach().copy_(_like(written, tensor))
+        return self._to_peer(lib.RECV, written, source, tag,
+                             None if written.data_ptr() == tensor.data_ptr() else copy_back, tensor)
+
+    @spanned("lightcc.send")
+    def _to_peer(self, kind: int, dense: torch.Tensor, peer: int, tag: int, finish: Optional[Callable[[int], Any]],
+                 tensor: torch.Tensor) -> Work:
+        if not 0 <= tag < _TAGS:
+            raise ValueError(f"send and recv over lightcc: the tag must be from 0 to {_TAGS - 1}, not {tag}.")
+        if self._number >= _TAGGED_GROUPS:
+            raise ValueError(f"send and recv over lightcc: this is group {self._number + 1} of these ranks, and only "
+                             f"the first {_TAGGED_GROUPS} have them.")
+        handle = request.submit_to_peer(kind, adapter_of(dense), dense, peer, self._number * _TAGS + tag, self._set)
+        return self._work(handle, [dense], finish, [tensor], None)
+
     # What the core has not
 
-    def send(self, tensors: Tensors, destination: int, tag: int) -> Work:
-        raise _no_point_to_point("send")
-
-    def recv(self, tensors: Tensors, source: int, tag: int) -> Work:
-        raise _no_point_to_point("recv")
-
-    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
-        raise _no_point_to_point("recv")
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+        raise NotImplementedError("recv of any source: over lightcc a receive names the rank that it is from: "
+                                  "torch.distributed.recv(tensor, src).")
 
     def _start_coalescing(self, device: torch.device) -> None:
         dist.distributed_c10d._world.pg_coalesce_state.pop(self, None)  # else torch goes on collecting calls for ever
@@ -317,6 +343,7 @@ def _expect_count(verb: str, what: str, count: int, expected: int) -> None:
                          f"has {count}.")
 
 
-def _no_point_to_point(verb: str) -> NotImplementedError:
-    return NotImplementedError(f"{verb}: lightcc has no point-to-point communication; all ranks of a group can use "
-                               "all_to_all_single, broadcast, gather or scatter, or init_process_group take gloo.")
+def _single(verb: str, tensors: Tensors) -> torch.Tensor:
+    if len(tensors) != 1:
+        raise ValueError(f"{verb} over lightcc takes one tensor, not {len(tensors)}.")
+    return tensors[0]

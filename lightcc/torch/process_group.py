@@ -45,7 +45,7 @@ class ProcessGroup(Collectives):
     """A torch process group over a process set. Made by init_process_group("lightcc") and new_group.
 
     Errors: HorovodInternalError where a rank is lost, ranks disagree or a timeout is over; ValueError for wrong
-    arguments; NotImplementedError for send and recv. Source: torch.distributed.ProcessGroup.
+    arguments; NotImplementedError for recv of any source. Source: torch.distributed.ProcessGroup.
     """
 
     def __init__(self, process_set: ProcessSet, timeout: timedelta, name: str):
@@ -53,7 +53,7 @@ class ProcessGroup(Collectives):
         before = _groups_of.get(epoch_and_set, 0)
         _groups_of[epoch_and_set] = before + 1
         prefix = f"group.{name}" if before else ""  # another group's calls must not shift this one's numbering
-        super().__init__(process_set.rank(), process_set.size(), process_set, timeout, prefix)
+        super().__init__(process_set.rank(), process_set.size(), process_set, timeout, prefix, before)
         self._group_name, self._group_desc = name, "undefined"
 
     @property

@@ -19,7 +19,7 @@ WHEELS = {  # the version of PTX, the GPUs that it is asked for, and those for w
     "nvidia-cuda-nvrtc-cu12==12.4.127": ("8.4", (60, 70, 75, 80, 90, 100), {60, 70, 75, 80, 90}),
     "nvidia-cuda-nvrtc==13.0.88": ("9.0", (75, 80, 90, 100), {75, 80, 90, 100}),
 }
-SCALE = {f"lightcc_scale_{dtype}" for dtype in range(11)}
+SCALE = {f"lightcc_scale_{dtype}" for dtype in range(13)}
 COPY = {"lightcc_copy_few", "lightcc_copy_many"}
 CODECS = {f"lightcc_{name}" for name in
           re.findall(r"  X\((\w+), ", (ROOT / "csrc" / "device" / "cuda" / "codec_steps.h").read_text())}

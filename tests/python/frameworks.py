@@ -7,7 +7,7 @@ import numpy as np
 
 from lightcc.core.exceptions import HorovodInternalError
 
-INTEGERS = ("uint8", "int8", "uint16", "int16", "int32", "int64")
+INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-14}
 

@@ -32,6 +32,8 @@ inline Bytes encoded(DType dtype, const Numbers& values) {
     case DType::uint8: return bytes_as<uint8_t>(values);
     case DType::int32: return bytes_as<int32_t>(values);
     case DType::int64: return bytes_as<int64_t>(values);
+    case DType::uint32: return bytes_as<uint32_t>(values);
+    case DType::uint64: return bytes_as<uint64_t>(values);
     case DType::float16: return bytes_of<uint16_t>(values, [](double value) { return float16_of_float(float(value)); });
     case DType::float64: return bytes_as<double>(values);
     case DType::bfloat16:

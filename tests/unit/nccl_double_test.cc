@@ -10,7 +10,7 @@ using namespace test;
 
 constexpr size_t kCount = 37;
 
-constexpr DType kDTypesOfNccl[] = {DType::int8, DType::uint8, DType::int32, DType::int64,
+constexpr DType kDTypesOfNccl[] = {DType::int8, DType::uint8, DType::int32, DType::int64, DType::uint32, DType::uint64,
                                    DType::float16, DType::float32, DType::float64, DType::bfloat16};
 
 // Small, so that products of four are exact in every dtype.

@@ -138,7 +138,8 @@ struct Problem {
   }
   // Even numbers, so that a factor of 0.5 is exact in every dtype; products stay within float16.
   Values data(int rank, int64_t n) const {
-    const bool negative = dtype != DType::uint8 && dtype != DType::uint16 && dtype != DType::boolean;
+    const bool negative = is_floating(dtype) || dtype == DType::int8 || dtype == DType::int16 || dtype == DType::int32 ||
+                          dtype == DType::int64;
     std::mt19937_64 random(seed * 1000 + uint64_t(rank));
     Values values;
     for (int64_t i = 0; i < n; ++i) {
@@ -179,6 +180,8 @@ inline std::vector<std::byte> encode(DType dtype, const Values& values) {
       case DType::float64: put(double(values[i])); break;
       case DType::boolean: put(uint8_t(values[i] != 0)); break;
       case DType::bfloat16: put(bfloat16_of_float(float(values[i]))); break;
+      case DType::uint32: put(uint32_t(values[i])); break;
+      case DType::uint64: put(uint64_t(values[i])); break;
     }
   }
   return bytes;

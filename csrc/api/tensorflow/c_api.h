@@ -30,7 +30,7 @@ using InferShapes = void (*)(ShapeContext*, Status*);
 enum StatusCode { kOk = 0, kUnknown = 2, kInvalidArgument = 3, kDeadlineExceeded = 4, kFailedPrecondition = 9,
             kUnimplemented = 12, kInternal = 13 };
 enum DataType : int { kFloat = 1, kDouble, kInt32, kUint8, kInt16, kInt8, kString, kInt64 = 9, kBool, kBfloat16 = 14,
-                      kUint16 = 17, kHalf = 19 };
+                      kUint16 = 17, kHalf = 19, kUint32 = 22, kUint64 };
 
 // F(result, name, arguments): TF_<name>
 #define LIGHTCC_TENSORFLOW_FUNCTIONS(F)                                                                              \

@@ -30,8 +30,8 @@ constexpr Form kForms[] = {{"HorovodAllreduce", LIGHTCC_ALLREDUCE},
                            {"HorovodAlltoall", LIGHTCC_ALLTOALL},
                            {"HorovodBarrier", LIGHTCC_BARRIER}};
 constexpr DataType kDataTypes[] = {kUint8, kInt8,  kUint16, kInt16, kInt32,   kInt64,  // by lightcc_dtype
-                                   kHalf,  kFloat, kDouble, kBool,  kBfloat16};
-constexpr size_t kBytes[] = {1, 1, 2, 2, 4, 8, 2, 4, 8, 1, 2};
+                                   kHalf,  kFloat, kDouble, kBool,  kBfloat16, kUint32, kUint64};
+constexpr size_t kBytes[] = {1, 1, 2, 2, 4, 8, 2, 4, 8, 1, 2, 4, 8};
 
 // The iterations of a loop that TensorFlow may run at a time, 10 unless told otherwise, need names of their own.
 constexpr int64_t kIterations = 16;

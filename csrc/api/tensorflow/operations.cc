@@ -47,7 +47,7 @@ void scalar(ShapeContext* context, Status* status) {
 }
 void nothing(ShapeContext*, Status*) {}
 
-#define LIGHTCC_TYPES "{uint8, int8, uint16, int16, int32, int64, half, float, double, bool, bfloat16}"
+#define LIGHTCC_TYPES "{uint8, int8, uint16, int16, int32, int64, uint32, uint64, half, float, double, bool, bfloat16}"
 
 Operation one(const char* name) {
   return Operation(name).attribute("T: " LIGHTCC_TYPES).input("tensor: T").output("output: T");

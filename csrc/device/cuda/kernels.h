@@ -15,14 +15,14 @@ namespace lightcc {
 
 enum class GpuKernel : size_t {
   scale,  // of DType 0; those of the other DTypes follow
-  copy_few = scale + 11,
+  copy_few = scale + 13,
   copy_many,  // none where arguments are short
   count
 };
 inline constexpr const char* kKernelNames[] = {
-    "lightcc_scale_0", "lightcc_scale_1", "lightcc_scale_2", "lightcc_scale_3",  "lightcc_scale_4",  "lightcc_scale_5",
-    "lightcc_scale_6", "lightcc_scale_7", "lightcc_scale_8", "lightcc_scale_9", "lightcc_scale_10", "lightcc_copy_few",
-    "lightcc_copy_many"};
+    "lightcc_scale_0",  "lightcc_scale_1",  "lightcc_scale_2",  "lightcc_scale_3",  "lightcc_scale_4",
+    "lightcc_scale_5",  "lightcc_scale_6",  "lightcc_scale_7",  "lightcc_scale_8",  "lightcc_scale_9",
+    "lightcc_scale_10", "lightcc_scale_11", "lightcc_scale_12", "lightcc_copy_few", "lightcc_copy_many"};
 static_assert(std::size(kKernelNames) == size_t(GpuKernel::count));
 
 // Kernels that are compiled and loaded together: who does not compress needs no codecs.

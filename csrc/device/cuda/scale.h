@@ -60,7 +60,7 @@ struct Integer {
   static T truncated(double x) {
     if (x != x) return 0;
     if (x <= static_cast<double>(kLeast)) return kLeast;
-    if (x >= static_cast<double>(kMost)) return kMost;  // of int64: rounded up to 2^63
+    if (x >= static_cast<double>(kMost)) return kMost;  // of 64 bits: rounded up
     return static_cast<T>(x);
   }
 };
@@ -121,6 +121,8 @@ bool with_format(int dtype, Body&& body) {
     case 8: return body(Float64{}), true;
     case 9: return body(ScaledBoolean{}), true;
     case 10: return body(ScaledBfloat16{}), true;
+    case 11: return body(Integer<uint32_t>{}), true;
+    case 12: return body(Integer<uint64_t>{}), true;
   }
   return false;
 }

@@ -21,7 +21,8 @@ GroupEngine::GroupEngine(const GroupResources& shared, std::shared_ptr<const Gro
       queue_(shared, group_, backends_),
       fast_path_(shared.peers, *group_, shared.config, backends_,
                  [this](std::string bytes) { control_plane().send_slot(std::move(bytes)); }),
-      negotiator_(shared, *group_, backends_, queue_, fast_path_, stalls_, std::move(tuned)) {}
+      negotiator_(shared, *group_, backends_, queue_, fast_path_, stalls_, std::move(tuned)),
+      point_to_point_(shared.peers, *group_, shared.effects, shared.tracing) {}
 
 void GroupEngine::use_rules(std::span<const Rule> allreduces, PlanCosts costs) {
   shared_.progress_lock.assert_held();
@@ -30,6 +31,12 @@ void GroupEngine::use_rules(std::span<const Rule> allreduces, PlanCosts costs) {
 }
 
 // ---- its work
+
+bool GroupEngine::submit(const RequestPtr& request) {
+  if (!is_point_to_point(request->what.kind)) return negotiator().submit(request);
+  point_to_point_.submit(request);
+  return true;
+}
 
 bool GroupEngine::step() {
   shared_.progress_lock.assert_held();
@@ -41,9 +48,17 @@ bool GroupEngine::step() {
   moved |= run_batches();
   // What the next batch needs is often there already.
   if (!queue_.has_unbegun()) moved |= negotiator_.coordinate();
+  if (point_to_point_.active()) moved |= step_point_to_point();
   if (control_plane().cut_off() && !moved && queue_.size() == 0 && !negotiator_.pending().empty())
-    fail_all(Code::shut_down, negotiator_.left().first());
+    fail_agreed(Code::shut_down, negotiator_.left().first());
   return moved;
+}
+
+bool GroupEngine::step_point_to_point() {
+  if (const LeftMembers& left = negotiator_.left(); left.any())
+    for (int member = 0; member < left.members(); ++member)
+      if (!left.why(member).empty()) point_to_point_.member_left(member, left.why(member), now_ns());
+  return point_to_point_.step();
 }
 
 bool GroupEngine::run_batches() {
@@ -89,6 +104,11 @@ void GroupEngine::rank_left(int rank, const std::string& why) {
 
 void GroupEngine::fail_all(Code code, const std::string& text) {
   shared_.progress_lock.assert_held();
+  fail_agreed(code, text);
+  point_to_point_.fail_all(code, text);
+}
+
+void GroupEngine::fail_agreed(Code code, const std::string& text) {
   if (const RequestPtr request = fast_path_.drop())
     shared_.effects.push(effect::Finish{request, code, request->title() + ": " + text});
   queue_.fail_all(code, text);
@@ -119,6 +139,9 @@ void GroupEngine::inspect(uint64_t now_ns) {
   for (auto& [key, request] : negotiator_.pending()) inspect_request(*request, false, now_ns);
   if (queue_.size() > 0)
     for (const BatchItem& item : queue_.oldest()) inspect_request(*item.request, true, now_ns);
+  point_to_point_.for_each([&](Request& request, bool has_begun) {
+    if (stalls_.is_due(request, request.submitted_ns, now_ns)) stalls_.report_peer(request, has_begun, now_ns);
+  });
 }
 
 void GroupEngine::inspect_request(Request& request, bool running, uint64_t now_ns) {

@@ -1,9 +1,10 @@
-// One group at work: what its members agree on (negotiator.h), the batches that they run (run/batch_queue.h), and the
-// fast path past both (run/group_fast_path.h). It calls nothing of the engine around it: what it wants done there are
+// One group at work: what its members agree on (negotiator.h), the batches that they run (run/batch_queue.h), the fast
+// path past both (run/group_fast_path.h), and what two of them send each other (run/point_to_point.h). It calls nothing of the engine around it: what it wants done there are
 // effects (effects.h). Only whoever holds the engine's progress lock calls it, once it is made.
 #pragma once
 #include "engine/negotiate/group_resources.h"
 #include "engine/negotiate/negotiator.h"
+#include "engine/run/point_to_point.h"
 
 namespace lightcc {
 
@@ -23,7 +24,7 @@ class GroupEngine {
   // Before anything was submitted: rules that go before others of all-reduces, and what these are taken to cost.
   void use_rules(std::span<const Rule> allreduces, PlanCosts);
 
-  bool submit(const RequestPtr& request) { return negotiator().submit(request); }
+  bool submit(const RequestPtr&);                       // false: one of its name is in flight here
   void note_facts(FastPathFacts*) const;                // of calls that would take the fast path
   bool receive_slots();                                 // of a call on it, from the network; true if anything moved
 
@@ -45,6 +46,8 @@ class GroupEngine {
 
  private:
   bool step_fast_path();
+  bool step_point_to_point();
+  void fail_agreed(Code, const std::string& text);      // and what is to be agreed on
   bool run_batches();
   void inspect_request(Request&, bool running, uint64_t now_ns);
   std::vector<int> silent_members(uint64_t now_ns) const;
@@ -56,6 +59,7 @@ class GroupEngine {
   BatchQueue queue_;
   GroupFastPath fast_path_;
   Negotiator negotiator_;
+  PointToPoint point_to_point_;
 };
 
 }  // namespace lightcc

@@ -15,6 +15,12 @@ bool has_waited(uint64_t since_ns, uint64_t now_ns, double seconds) {
   return double(now_ns - since_ns) * 1e-9 >= seconds;
 }
 
+std::string in_seconds(uint64_t ns) {
+  char seconds[32];
+  snprintf(seconds, sizeof seconds, "%.0f s", double(ns) * 1e-9);
+  return seconds;
+}
+
 bool contains(const std::vector<int>& members, int member) {
   return std::find(members.begin(), members.end(), member) != members.end();
 }
@@ -31,14 +37,9 @@ void StallReporter::report(Request& request, uint64_t since_ns, const std::vecto
                            const std::vector<int>& joined, const std::string& note, uint64_t now_ns) const {
   if (missing.empty()) return;  // they have all come meanwhile
   request.warned_ns = now_ns;
-  char seconds[32];
-  snprintf(seconds, sizeof seconds, "%.0f s", double(now_ns - since_ns) * 1e-9);
-  std::string text = request.title() + " has waited " + seconds + " for " + names(missing);
+  std::string text = request.title() + " has waited " + in_seconds(now_ns - since_ns) + " for " + names(missing);
   if (!joined.empty()) text += " (has joined: " + names(joined) + ")";
-  if (shared_.config.stall_end_s > 0 && has_waited(since_ns, now_ns, shared_.config.stall_end_s))
-    return shared_.effects.push(effect::EndEpoch{{Code::timeout, "stalled: " + text + "; ended after "
-                                           "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" + (note.empty() ? "" : "; " + note)}});
-  shared_.counters.add(Counters::stall_warnings);
+  if (ends_epoch(text, note, since_ns, now_ns)) return;
   // One voice is enough: the first member that waits for it.
   const auto waits = [&](int member) {
     return !contains(missing, member) && (!contains(joined, member) || request.what.kind == Kind::join);
@@ -49,6 +50,29 @@ void StallReporter::report(Request& request, uint64_t since_ns, const std::vecto
     log(Level::warning, "stall: " + text + " to submit it or to go on. " +
                             (note.empty() ? "Are they stopped, or do they take another path through the program?"
                                           : "Of those, " + note));
+}
+
+// Each rank that waits says so, since no other knows.
+void StallReporter::report_peer(Request& request, bool has_begun, uint64_t now_ns) const {
+  request.warned_ns = now_ns;
+  const bool sends = request.what.kind == Kind::send;
+  const std::string text = shared_.peers.name(shared_.peers.rank()) + " has waited " +
+                           in_seconds(now_ns - request.submitted_ns) + " in " + request.title() + " for " +
+                           names({request.what.root}) +
+                           (has_begun ? ", which has begun it" : sends ? " to receive it" : " to send it");
+  if (ends_epoch(text, "", request.submitted_ns, now_ns)) return;
+  log(Level::warning, "stall: " + text + ". Is it stopped, or does it take another path through the program?");
+}
+
+bool StallReporter::ends_epoch(const std::string& text, const std::string& note, uint64_t since_ns,
+                               uint64_t now_ns) const {
+  if (shared_.config.stall_end_s <= 0 || !has_waited(since_ns, now_ns, shared_.config.stall_end_s)) {
+    shared_.counters.add(Counters::stall_warnings);
+    return false;
+  }
+  shared_.effects.push(effect::EndEpoch{{Code::timeout, "stalled: " + text + "; ended after "
+                                         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" + (note.empty() ? "" : "; " + note)}});
+  return true;
 }
 
 std::string StallReporter::note(const Coordinator& coordinator, const std::string& key,

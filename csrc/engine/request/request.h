@@ -69,12 +69,15 @@ struct RequestForm {
     inputs.push_back(input);
     outputs.push_back(output);
   }
-  std::string title() const { return title_of(what.kind, key); }
+  std::string title() const {
+    return is_point_to_point(what.kind) ? peer_title() : title_of(what.kind, key);
+  }
   std::string name() const { return std::string(name_view()); }
   std::string_view name_view() const { return std::string_view(key).substr(key.find('.') + 1); }
 
   int group = 0;
   int set = 0;                     // of requests that are submitted together in each step (plan.h); 0: none
+  int32_t tag = 0;                 // send, receive: by which they find each other; the peer is what.root, a member
   std::string key;                 // "<kind>.<name>": how the ranks know it
   bool automatic = false;          // the name is kAutomatic and a number
   Announcement what;
@@ -86,6 +89,14 @@ struct RequestForm {
   Callbacks callbacks;
   std::shared_ptr<Compressor> compressor;  // what.codec comes from it; nullptr: none
   Residuals residuals;             // of its tensors
+
+ private:
+  std::string peer_title() const {  // "send to rank 1 (tag 5)"
+    const bool named = !key.empty() && !is_automatic(key);
+    return std::string(name_of(what.kind)) + (named ? " of tensor '" + name() + "'" : "") +
+           (what.kind == Kind::send ? " to rank " : " from rank ") + std::to_string(what.root) +
+           (group == 0 ? "" : " of process set " + std::to_string(group)) + " (tag " + std::to_string(tag) + ")";
+  }
 };
 
 // What becomes of it, from its submission on: the engine's, until it has finished; then the caller's.

@@ -62,6 +62,16 @@ void validate_splits(Request& request, size_t members, int rank) {
   }
 }
 
+void validate_peer(const Request& request, const Group& group, int rank) {
+  if (!group.has_member(request.what.root))
+    refuse(request, rank,
+           "the peer is a rank within the process set, and set " + std::to_string(request.group) + " has ranks 0 to " +
+               std::to_string(group.size() - 1));
+  if (request.place.kind != DeviceKind::cpu)
+    refuse(request, rank,
+           "send and recv take tensors in the host's memory; copy a GPU's to the host, or use a collective");
+}
+
 }  // namespace
 
 void validate(Request& request, const Group* group, int rank) {
@@ -74,7 +84,8 @@ void validate(Request& request, const Group* group, int rank) {
   if (!group->contains(rank)) refuse(request, rank, "this rank is not in " + process_set());
   if (what.kind == Kind::join && request.group != 0)
     refuse(request, rank, "join() is of the whole job, not of " + process_set());
-  if (int(what.kind) <= int(Kind::barrier)) validate_sizes(request, group->size(), rank);
+  if (int(what.kind) <= int(Kind::receive)) validate_sizes(request, group->size(), rank);
+  if (is_point_to_point(what.kind)) validate_peer(request, *group, rank);
   if (what.kind == Kind::broadcast && !group->contains(what.root))
     refuse(request, rank, "root rank " + std::to_string(what.root) + " is not in " + process_set());
   if (what.kind == Kind::allreduce && what.op == ReduceOp::adasum)

@@ -46,6 +46,12 @@ void Tracing::negotiate(const Request& request) {
   timeline_.phase(row_of(request.group, request.key), "NEGOTIATE_" + kind_of(request.key), request.submitted_ns);
 }
 
+void Tracing::begin_transfer(const Request& request) {
+  if (timeline_.by_bucket()) return;
+  timeline_.phase(row_of(request.group, request.key), kind_of(request.key), now_ns(),
+                  describe(request.what).add("peer", request.what.root).add("tag", request.tag));
+}
+
 void Tracing::mark_plan(uint32_t plan, const std::string& text) {
   timeline_.mark("FUSION_PLAN", now_ns(), JsonObject().add("plan", int64_t(plan)).add("buckets", text));
 }

@@ -22,6 +22,8 @@ class Tracing {
 
   void step_begins(uint64_t now_ns) { if (timeline_.running() && timeline_.by_bucket()) buckets_.step(now_ns); }
   void submitted(const Request& request) { if (timeline_.running()) negotiate(request); }
+  // A send or a receive: the peer's side of it is known.
+  void begun(const Request& request) { if (timeline_.running()) begin_transfer(request); }
   // At the coordinator: this world rank has announced it.
   void ready(int group, const std::string& key, int rank) { if (timeline_.running()) tick(group, key, rank); }
   // A batch is to run; waits: once another one has.
@@ -48,6 +50,7 @@ class Tracing {
 
  private:
   void negotiate(const Request&);
+  void begin_transfer(const Request&);
   void tick(int group, const std::string& key, int rank);
   void begin(const std::vector<BatchItem>&, bool waits);
   void mark_plan(uint32_t plan, const std::string& text);

@@ -83,8 +83,7 @@ Cursor* LocalRanks::tail(int ring, int group, int owner, int from) const {
 RingWriter LocalRanks::writer(int ring, int group, int to, const std::vector<int>& readers) const {
   Cursor* own = head(ring, group, rank_, to);
   std::vector<const Cursor*> tails;
-  for (int reader : readers)
-    if (reader != rank_) tails.push_back(tail(ring, group, reader, rank_));
+  for (int reader : readers) tails.push_back(tail(ring, group, reader, rank_));
   return {own, reinterpret_cast<std::byte*>(own + 1), Layout::ring_bytes(ring), std::move(tails)};
 }
 RingReader LocalRanks::reader(int ring, int group, int from) const {
@@ -94,7 +93,9 @@ RingReader LocalRanks::reader(int ring, int group, int from) const {
 }
 
 RingWriter LocalRanks::common_writer(int group, int lane, const std::vector<int>& readers) const {
-  return writer(Layout::common + lane, group, 0, readers);
+  std::vector<int> others(readers);
+  std::erase(others, rank_);
+  return writer(Layout::common + lane, group, 0, others);
 }
 RingReader LocalRanks::common_reader(int group, int lane, int from) const {
   return reader(Layout::common + lane, group, from);

@@ -53,7 +53,8 @@ struct LocalRank {
 
 class LocalRanks {
  public:
-  static constexpr int kGroups = 128, kLanes = 3, kCommonLanes = 3;
+  static constexpr int kGroups = 128, kLanes = 4, kCommonLanes = 3;
+  static constexpr int kPointToPointLane = 3;        // of kLanes: the only one that also leads to the rank itself
   static constexpr size_t kRecordBytes = 256 << 10;  // the largest record of the data and the common ring
 
   // An arena for one of n ranks, with a new Header in it.

@@ -16,7 +16,8 @@ TEST(Types, EachDtypeHasItsNameAndWidth) {
       {DType::uint8, "uint8", 1, false},    {DType::int8, "int8", 1, false},      {DType::uint16, "uint16", 2, false},
       {DType::int16, "int16", 2, false},    {DType::int32, "int32", 4, false},    {DType::int64, "int64", 8, false},
       {DType::float16, "float16", 2, true}, {DType::float32, "float32", 4, true}, {DType::float64, "float64", 8, true},
-      {DType::boolean, "bool", 1, false},   {DType::bfloat16, "bfloat16", 2, true}};
+      {DType::boolean, "bool", 1, false},   {DType::bfloat16, "bfloat16", 2, true},
+      {DType::uint32, "uint32", 4, false},  {DType::uint64, "uint64", 8, false}};
   ASSERT_EQ(std::size(rows), size_t(kDTypes));
   for (int value = 0; value < kDTypes; ++value) {
     const auto& row = rows[value];
@@ -30,8 +31,8 @@ TEST(Types, EachDtypeHasItsNameAndWidth) {
 TEST(Types, OperationsAndKindsHaveTheirNames) {
   const char* ops[] = {"average", "sum", "adasum", "min", "max", "product"};
   for (int op = 0; op <= int(ReduceOp::product); ++op) EXPECT_STREQ(name_of(ReduceOp(op)), ops[op]);
-  const char* kinds[] = {"allreduce", "allgather",       "broadcast",          "alltoall", "reducescatter",
-                         "barrier",   "add_process_set", "remove_process_set", "join"};
+  const char* kinds[] = {"allreduce", "allgather", "broadcast",       "alltoall",           "reducescatter", "barrier",
+                         "send",      "recv",      "add_process_set", "remove_process_set", "join"};
   ASSERT_EQ(std::size(kinds), size_t(kKinds));
   for (int kind = 0; kind < kKinds; ++kind) EXPECT_STREQ(name_of(Kind(kind)), kinds[kind]);
 }

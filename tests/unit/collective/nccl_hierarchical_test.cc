@@ -87,8 +87,8 @@ TEST_F(NcclHierarchical, SumsOfEveryLength) {
 TEST_F(NcclHierarchical, AllDtypesAndOperationsInPlace) {
   constexpr size_t kCount = 67;
   each_of(2, 2, [&](Rank& me, NcclHierarchicalBackend& backend) {
-    for (const DType dtype : {DType::int8, DType::uint8, DType::int32, DType::int64, DType::float16, DType::float32,
-                              DType::float64, DType::bfloat16}) {
+    for (const DType dtype : {DType::int8, DType::uint8, DType::int32, DType::int64, DType::uint32, DType::uint64,
+                              DType::float16, DType::float32, DType::float64, DType::bfloat16}) {
       void* memory = me.memory(dtype, values(me.rank, kCount));
       run(backend, allreduce(me, dtype, ReduceOp::sum, memory, memory, kCount));
       me.expect(memory, dtype, sums(me.ranks, kCount), "sum");

@@ -108,7 +108,8 @@ struct Boolean {
 // ---- one test body for every dtype -------------------------------------------------------------------
 
 constexpr DType kTypes[] = {DType::uint8, DType::int8, DType::uint16, DType::int16, DType::int32, DType::int64,
-                            DType::float16, DType::float32, DType::float64, DType::boolean, DType::bfloat16};
+                            DType::float16, DType::float32, DType::float64, DType::boolean, DType::bfloat16, DType::uint32,
+                            DType::uint64};
 constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::min, ReduceOp::max, ReduceOp::product};
 constexpr size_t kLengths[] = {0, 1, 2, 3, 7, 63, 64, 65, 1000, 4097};
 constexpr size_t kMost = 4097;
@@ -127,6 +128,8 @@ void with_oracle(DType dtype, Body body) {
     case DType::float64: return body(Float64Exact{});
     case DType::boolean: return body(Boolean{});
     case DType::bfloat16: return body(Bfloat16{});
+    case DType::uint32: return body(Integer<uint32_t>{});
+    case DType::uint64: return body(Integer<uint64_t>{});
   }
 }
 

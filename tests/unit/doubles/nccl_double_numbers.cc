@@ -13,7 +13,8 @@ struct DTypeWords {
   size_t size;
   const char* name;
 };
-constexpr DTypeWords kDTypeWords[] = {{1, "int8"}, {1, "uint8"}, {4, "int32"}, {}, {8, "int64"}, {},
+constexpr DTypeWords kDTypeWords[] = {{1, "int8"}, {1, "uint8"}, {4, "int32"}, {4, "uint32"},
+                                      {8, "int64"}, {8, "uint64"},
                                       {2, "float16"}, {4, "float32"}, {8, "float64"}, {2, "bfloat16"}};
 constexpr const char* kOpNames[] = {"sum", "product", "max", "min"};
 
@@ -73,7 +74,9 @@ std::vector<std::byte> nccl_reduced(const NcclNumbers& numbers, const std::vecto
     case 0: return reduced_as<int8_t, int64_t>(numbers, inputs);
     case 1: return reduced_as<uint8_t, int64_t>(numbers, inputs);
     case 2: return reduced_as<int32_t, int64_t>(numbers, inputs);
+    case 3: return reduced_as<uint32_t, uint64_t>(numbers, inputs);
     case 4: return reduced_as<int64_t, int64_t>(numbers, inputs);
+    case 5: return reduced_as<uint64_t, uint64_t>(numbers, inputs);
     case 6: return reduced<uint16_t>(numbers, inputs, float_of_float16, float16_of_float);
     case 7: return reduced_as<float, float>(numbers, inputs);
     case 8: return reduced_as<double, double>(numbers, inputs);

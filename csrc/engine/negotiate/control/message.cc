@@ -128,9 +128,16 @@ bool flag(WireReader& in) {
   return byte != 0;
 }
 
+// Of what is negotiated.
+Kind negotiated_kind(WireReader& in) {
+  const auto kind = in.get_enum<Kind>(kKinds);
+  if (is_point_to_point(kind)) WireReader::fail();
+  return kind;
+}
+
 Announcement announcement(WireReader& in) {
   Announcement a;
-  a.kind = in.get_enum<Kind>(kKinds);
+  a.kind = negotiated_kind(in);
   a.op = in.get_enum<ReduceOp>(int(ReduceOp::product) + 1);
   a.root = in.get<int32_t>();
   a.pre = in.get<double>();
@@ -285,7 +292,7 @@ BlockedReport blocked_report(WireReader& in) {
   report.rank = in.get<int32_t>();
   report.state = in.get<uint32_t>();
   report.group = in.get<int32_t>();
-  report.kind = in.get_enum<Kind>(kKinds);
+  report.kind = negotiated_kind(in);
   report.key = in.text();
   report.missing = in.values<int32_t>();
   report.answers = in.get<uint32_t>();

@@ -1,0 +1,41 @@
+// Finds for what one side of a link does what the other does: the n-th of ours under a tag belongs to the n-th of theirs
+// under it. Both sides see each one's order, so both come to the same pairs, and need not tell each other. A value.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+
+namespace lightcc {
+
+template <class Ours, class Theirs> class TagMatching {
+ public:
+  // This side's next one: what it belongs to, if that has come; else it waits.
+  std::optional<Theirs> add_ours(int32_t tag, Ours ours) { return pair(tag, std::move(ours), ours_, theirs_); }
+  std::optional<Ours> add_theirs(int32_t tag, Theirs theirs) { return pair(tag, std::move(theirs), theirs_, ours_); }
+  // What the next of theirs belongs to, if it waits; from now on it does not.
+  std::optional<Ours> take_ours(int32_t tag) { return take(ours_, tag); }
+  void clear() { ours_.clear(), theirs_.clear(); }
+
+ private:
+  template <class T> using Waiting = std::multimap<int32_t, T>;  // of one tag: in their order
+
+  template <class T> static std::optional<T> take(Waiting<T>& waiting, int32_t tag) {
+    const auto first = waiting.lower_bound(tag);
+    if (first == waiting.end() || first->first != tag) return std::nullopt;
+    std::optional<T> one(std::move(first->second));
+    waiting.erase(first);
+    return one;
+  }
+  template <class One, class Other>
+  static std::optional<Other> pair(int32_t tag, One one, Waiting<One>& its_own, Waiting<Other>& others) {
+    std::optional<Other> other = take(others, tag);
+    if (!other) its_own.emplace(tag, std::move(one));
+    return other;
+  }
+
+  Waiting<Ours> ours_;
+  Waiting<Theirs> theirs_;
+};
+
+}  // namespace lightcc
