@@ -119,12 +119,12 @@ class Collectives(dist.ProcessGroup):
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> Work:
         tensor = _single("send", tensors)
         sent = _dense(tensor, False)
-        return self._to_peer(lib.SEND, sent if sent.is_cpu else sent.cpu(), destination, tag, None, tensor)
+        return self._to_peer(lib.SEND, sent.cpu() if sent.is_cuda else sent, destination, tag, None, tensor)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Work:
         tensor = _single("recv", tensors)
         written = _dense(tensor, False)
-        if not written.is_cpu:
+        if written.is_cuda:
             written = torch.empty_like(written, device="cpu")
 
         def copy_back(_: int) -> None:

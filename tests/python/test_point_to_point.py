@@ -4,10 +4,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from test_termination import Ranks
 
 import lightcc.torch as hvd
 import ranks
-from jobs import Ranks
 from lightcc.core import lib
 
 

@@ -234,11 +234,8 @@ def check_barrier(world):
 
 def check_what_it_cannot(world):
     x = torch.ones(2)
-    for verb in (lambda: dist.send(x, (dist.get_rank() + 1) % 2), lambda: dist.recv(x, (dist.get_rank() + 1) % 2),
-                 lambda: dist.recv(x)):
-        if dist.get_world_size() > 1 and dist.get_rank() < 2:
-            with pytest.raises(NotImplementedError, match="no point-to-point"):
-                verb()
+    with pytest.raises(NotImplementedError, match="recv of any source"):
+        dist.recv(x)
     with pytest.raises(ValueError, match="SUM, AVG.*not .*BAND"):
         dist.all_reduce(x.int(), op=dist.ReduceOp.BAND)
     with pytest.raises(ValueError, match="float8_e5m2 is not supported"):
