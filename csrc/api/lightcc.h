@@ -169,16 +169,16 @@ typedef struct lightcc_request {
   int32_t tag;          /* send and recv: any number */
 } lightcc_request;
 
-/* Point-to-point. LIGHTCC_SEND and LIGHTCC_RECV have one tensor, in the host's memory, and concern this rank and `root`,
- * a rank of the group, which may be this one. The n-th send of a rank to another in a group under a tag is what the n-th
- * recv there of that rank, group and tag receives; other operations need not be in any order with them. A name serves
- * messages only.
+/* Point-to-point. LIGHTCC_SEND and LIGHTCC_RECV have one tensor, in the host's memory, and concern this rank and
+ * `root`, a rank of the group, which may be this one. The n-th send of a rank to another in a group under a tag is what
+ * the n-th recv there of that rank, group and tag receives; other operations need not be in any order with them. A name
+ * serves messages only.
  *   A send is done when the recv has been submitted on the peer and the tensor's memory is free; a recv when all of its
- * tensor has come. Any number may be in flight in both directions. Submission never waits, so both ranks may send first.
- * But two ranks that each wait for their send before they submit the recv of the other's wait for ever: submit both,
- * then wait.
- *   Of a send and a recv of another dtype or number of elements both fail with LIGHTCC_MISMATCH, and the next ones match.
- * A rank that has joined receives what it had submitted before. */
+ * tensor has come. Any number may be in flight in both directions. Submission never waits, so both ranks may submit
+ * their sends first. But two ranks that each wait for their send before they submit the recv of the other's wait for
+ * ever, which the stall check names: submit both, then wait.
+ *   Of a send and a recv of another dtype or number of elements both fail with LIGHTCC_MISMATCH, and the next ones
+ * match. A rank that has joined goes on with those that it submitted before. */
 
 /* Submits a request. Returns a handle > 0; or 0 if it is done (LIGHTCC_BLOCK only) or has a callback `done`; or minus
  * a status. An output of lightcc's own makes LIGHTCC_BLOCK return the handle even when done. */

@@ -138,8 +138,8 @@ struct Problem {
   }
   // Even numbers, so that a factor of 0.5 is exact in every dtype; products stay within float16.
   Values data(int rank, int64_t n) const {
-    const bool negative = is_floating(dtype) || dtype == DType::int8 || dtype == DType::int16 || dtype == DType::int32 ||
-                          dtype == DType::int64;
+    const bool negative = is_floating(dtype) || dtype == DType::int8 || dtype == DType::int16 ||
+                          dtype == DType::int32 || dtype == DType::int64;
     std::mt19937_64 random(seed * 1000 + uint64_t(rank));
     Values values;
     for (int64_t i = 0; i < n; ++i) {

@@ -1,6 +1,7 @@
 // One group at work: what its members agree on (negotiator.h), the batches that they run (run/batch_queue.h), the fast
-// path past both (run/group_fast_path.h), and what two of them send each other (run/point_to_point.h). It calls nothing of the engine around it: what it wants done there are
-// effects (effects.h). Only whoever holds the engine's progress lock calls it, once it is made.
+// path past both (run/group_fast_path.h), and what two of them send each other (run/point_to_point.h). It calls nothing
+// of the engine around it: what it wants done there are effects (effects.h). Only whoever holds the engine's progress
+// lock calls it, once it is made.
 #pragma once
 #include "engine/negotiate/group_resources.h"
 #include "engine/negotiate/negotiator.h"

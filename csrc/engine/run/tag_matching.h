@@ -1,5 +1,6 @@
-// Finds for what one side of a link does what the other does: the n-th of ours under a tag belongs to the n-th of theirs
-// under it. Both sides see each one's order, so both come to the same pairs, and need not tell each other. A value.
+// Finds for what one side of a link does what the other does: the n-th of ours under a tag belongs to the n-th of
+// theirs under it. Both sides see each one's order, so both come to the same pairs, and need not tell each other. A
+// value.
 #pragma once
 #include <cstdint>
 #include <map>

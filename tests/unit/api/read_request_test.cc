@@ -154,7 +154,7 @@ TEST_F(RequestStruct, ALaterCallerIsServedAsLongAsItAsksForNothingNew) {
 
   caller.more = 1;
   EXPECT_EQ(lightcc_submit(&caller.known), -LIGHTCC_INVALID_ARGUMENT);
-  EXPECT_STREQ(lightcc_error(), "lightcc_request.size is 120, and what follows the 112 bytes that this version of "
+  EXPECT_STREQ(lightcc_error(), "lightcc_request.size is 128, and what follows the 120 bytes that this version of "
                                 "lightcc knows is not zero: a newer one is needed");
   caller.more = 0;
   later[1].more = 1;
@@ -170,17 +170,18 @@ TEST_F(RequestStruct, ARefusalNamesTheField) {
     const auto refused = [&](const std::function<void()>& change, const std::string& text) {
       expect_refused(change, text, function);
     };
-    refused([&] { request.size = 0; }, "lightcc_request.size is 0, which no version has: it must be 112, or up to 4096 "
-                                       "if the rest is zero");
-    refused([&] { request.size = 111; }, "lightcc_request.size is 111, which no version has: it must be 112, or up to "
-                                         "4096 if the rest is zero");
+    refused([&] { request.size = 0; }, "lightcc_request.size is 0, which no version has: it must be 112, 120, or up to "
+                                       "4096 if the rest is zero");
+    refused([&] { request.size = 111; }, "lightcc_request.size is 111, which no version has: it must be 112, 120, or "
+                                         "up to 4096 if the rest is zero");
     refused([&] { request.tensor_size = 47; }, "lightcc_request.tensor_size is 47, which no version has: it must be "
                                                "48, or up to 4096 if the rest is zero");
     refused([&] { request.tensors = nullptr; }, "lightcc_request.tensors is NULL, but count is 2");
     refused([&] { request.flags = 13; },
             "lightcc_request.flags has 8, which this version of lightcc does not know");
     refused([&] { request.set = -1; }, "lightcc_request.set is -1, which is negative");
-    refused([&] { request.kind = LIGHTCC_BARRIER + 1; }, "unknown kind of collective 6");
+    refused([&] { request.kind = LIGHTCC_RECV + 1; }, "unknown kind of request 8");
+    refused([&] { request.kind = LIGHTCC_SEND; }, "send of tensor 'w' to rank 0 (tag 0): 2 tensors");
     refused([&] { request.op = -1; }, "unknown reduce op -1");
     refused([&] { request.count = 0; }, "allreduce of tensor 'w': 0 tensors");
     refused([&] { request.count = -1; }, "allreduce of tensor 'w': -1 tensors");

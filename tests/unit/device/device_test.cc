@@ -108,8 +108,8 @@ struct Boolean {
 // ---- one test body for every dtype -------------------------------------------------------------------
 
 constexpr DType kTypes[] = {DType::uint8, DType::int8, DType::uint16, DType::int16, DType::int32, DType::int64,
-                            DType::float16, DType::float32, DType::float64, DType::boolean, DType::bfloat16, DType::uint32,
-                            DType::uint64};
+                            DType::float16, DType::float32, DType::float64, DType::boolean, DType::bfloat16,
+                            DType::uint32, DType::uint64};
 constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::min, ReduceOp::max, ReduceOp::product};
 constexpr size_t kLengths[] = {0, 1, 2, 3, 7, 63, 64, 65, 1000, 4097};
 constexpr size_t kMost = 4097;

@@ -209,9 +209,10 @@ TEST(PointToPoint, TensorsThatDifferFailOnBothSides) {
         for (const int first : {0, 1}) {
           std::vector<float> floats(sent, 1), fewer(3);
           std::vector<int32_t> numbers(sent);
-          const std::string text = "ranks disagree on it: rank 0 (a thread) sends " + std::to_string(sent) +
-                                   " elements of float32, and rank 1 (a thread) receives " +
-                                   (other_dtype ? std::to_string(sent) + " elements of int32" : "3 elements of float32");
+          const std::string all = std::to_string(sent) + " elements of ";
+          const std::string text = "ranks disagree on it: rank 0 (a thread) sends " + all +
+                                   "float32, and rank 1 (a thread) receives " +
+                                   (other_dtype ? all + "int32" : "3 elements of float32");
           if (rank != first) in_order.arrive_and_wait();
           auto one = submitted(engine, rank == 0 ? send(engine, 1, 4, floats) : other_dtype
                                                       ? receive(engine, 0, 4, numbers) : receive(engine, 0, 4, fewer));
@@ -287,7 +288,8 @@ TEST(PointToPoint, WhatARankHasSentArrivesAfterItHasLeft) {
         done(engine, send(engine, 0, 0, data));
         return engine.shutdown("its work is done");
       }
-      auto received = submitted(engine, receive(engine, 1, 0, data)), never = submitted(engine, receive(engine, 1, 0, more));
+      auto received = submitted(engine, receive(engine, 1, 0, data));
+      auto never = submitted(engine, receive(engine, 1, 0, more));
       auto unread = submitted(engine, send(engine, 1, 9, more));
       EXPECT_EQ(finish(engine, received), Code::ok) << received->text;
       EXPECT_EQ(data, std::vector<float>(count, 4));
