@@ -246,6 +246,11 @@ TEST(Message, ValuesOutOfRangeAreRefused) {
   Announcement what = announcement();
   what.kind = Kind(kKinds);
   refused(Announce{"k", what});
+  for (const Kind kind : {Kind::send, Kind::receive}) {  // nobody negotiates them
+    what.kind = kind;
+    refused(Announce{"k", what});
+    refused(BlockedReport{0, 0, 0, kind, ""});
+  }
   what = announcement(), what.op = ReduceOp(6);
   refused(Announce{"k", what});
   what = announcement(), what.tensors[0].dtype = DType(-1);
