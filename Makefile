@@ -15,7 +15,7 @@ TENSORFLOWS := $(shell $(PYTHON) -c 'from sys import version_info as v; \
 NEWEST := $(lastword $(TENSORFLOWS))
 OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 
-.PHONY: help demo docs harp pytest test test-all test-rest clusters trainers unit unit-tests bench elastic-soak gpu-test gpu-bench gpu-compression lint wheel aarch64 aarch64-tests sanitize sanitize-build fuzz clean packages-build packages-tests packages-aarch64
+.PHONY: help demo docs harp pytest test test-all test-rest clusters trainers jax unit unit-tests bench elastic-soak gpu-test gpu-bench gpu-compression lint wheel aarch64 aarch64-tests sanitize sanitize-build fuzz clean packages-build packages-tests packages-aarch64
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
@@ -25,6 +25,7 @@ help:
 	@echo 'make pytest     FILES="python/test_objects.py ..." from tests, with PyTorch; NP=2: on two ranks; WITH=tensorflow'
 	@echo 'make clusters   the tests of Ray, Spark and Kubernetes, each in an environment of its own'
 	@echo 'make trainers   the tests of Accelerate, Transformers and Lightning, in an environment of their own'
+	@echo 'make jax        the tests of JAX, in an environment of their own'
 	@echo 'make bench      a short benchmark'
 	@echo 'make elastic-soak  TURNS=10 times each: elastic jobs whose hosts come, go and fail'
 	@echo 'make gpu-test   with a GPU, and PyTorch, pytest and CuPy in $(PYTHON): all that runs there'
@@ -60,7 +61,7 @@ test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 
 # What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL and NVRTC, which pip fetches, and all
 # with the oldest TensorFlow.
-test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) clusters trainers
+test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) clusters trainers jax
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes),$(call WITH_TORCH,1,python -m 'sizes or torch_sizes'))
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes),$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes'))
 	$(call BUILD,build/cmake) gpu_kernels whole_driver_double
@@ -78,6 +79,9 @@ clusters: build/installed
 
 trainers: build/trainers/beside-venv build/mpi
 	cd tests && ../build/trainers/bin/python $(PYTEST) trainers
+
+jax: build/jax/beside-venv build/mpi
+	cd tests && ../build/jax/bin/python $(PYTEST) -n 2 jax
 
 comma := ,
 define WITH_OLD_TENSORFLOW

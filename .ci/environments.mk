@@ -52,7 +52,7 @@ build/docs-venv/installed: .ci/docs.txt
 	$(call INSTALL,build/docs-venv,-r .ci/docs.txt)
 	touch $@
 
-# Ray, Spark, what knows Kubernetes' kinds, or trainers. What .venv has, lightcc and PyTorch among it, is found there and
+# Ray, Spark, what knows Kubernetes' kinds, trainers, or JAX. What .venv has, lightcc and PyTorch among it, is found there and
 # not installed again. Where pip cannot install the rest, its tests say what is missing.
 .PRECIOUS: build/%/beside-venv
 build/%/beside-venv: build/installed .ci/%.txt

@@ -44,9 +44,15 @@ FOLDERS = {
     "engine/negotiate": {"engine", "engine/lifecycle"},
     "engine/lifecycle": {"engine", "engine/request", "engine/negotiate", "api"},
     "engine/loop": {"engine", "engine/negotiate", "engine/lifecycle"},
+    "api/mpiabi": set(),
     "embedding/tensorflow": set(),
 }
-CONTROL_MAY_INCLUDE = {"base", "net", "engine/negotiate/control"}  # it decides, and does no I/O but over links
+# Folders that see less than their layer. Control decides, and does no I/O but over links; JAX's library stands on the C
+# API alone.
+MAY_INCLUDE_ONLY = {
+    "engine/negotiate/control": {"base", "net", "engine/negotiate/control"},
+    "api/mpiabi": {"base", "api/mpiabi", "api/lightcc.h"},
+}
 # Headers that others stand on, and how many headers of this project each may bring along.
 MOST_HEADERS_BEHIND = {"api/global_state.h": 20, "engine/engine.h": 15, "engine/request/effects.h": 20,
                        "engine/negotiate/surroundings.h": 15, "engine/request/request.h": 15, "net/peers.h": 20,
@@ -100,6 +106,8 @@ MAY_USE = {
     "tensorflow.keras.embedding": {"embedding", "tensorflow.embedding", "_keras.embedding"},
     "keras": {"core", "compress", "_keras", "_keras.amp", "torch", "tensorflow", "tensorflow.elastic"},
     "keras.embedding": {"embedding", "tensorflow.embedding", "_keras.embedding"},
+    "jax": {"core", "launch"},
+    "jax_path": {"jax"},
     "explain": {"core"},
     "data": {"core"},
     "common": {"core"},
@@ -123,6 +131,7 @@ MAY_IMPORT = {
     "torch": {"torch"},
     "tensorflow": {"tensorflow", "_keras", "keras"},
     "keras": {"tensorflow", "_keras", "keras"},
+    "jax": {"jax"},
     "ray": {"ray"},
     "pyspark": {"spark"},
 }
@@ -145,9 +154,9 @@ def cxx_files(top: Path) -> list[Path]:
 
 def may_include_folder(folder: str, target: str) -> bool:
     """Between the folders inside layers; both as paths in csrc."""
-    target = target.rpartition("/")[0]
-    if folder == "engine/negotiate/control":
-        return target in CONTROL_MAY_INCLUDE
+    header, target = target, target.rpartition("/")[0]
+    if folder in MAY_INCLUDE_ONLY:
+        return bool({header, target} & MAY_INCLUDE_ONLY[folder])
     return target == folder or target not in FOLDERS or folder in FOLDERS[target]
 
 

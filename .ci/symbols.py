@@ -20,6 +20,7 @@ LIBRARIES = {  # what it exports, and what it may need
     "_lightcc_embedding.so": (r"lightcc_embedding_\w+", LIBC + r"|_lightcc\.so"),
     "_lightcc_embedding_tensorflow.so": (r"lightcc_embedding_tensorflow_\w+",
                                          LIBC + r"|_lightcc\.so|_lightcc_embedding\.so"),
+    "liblightcc_jax.so": (r"MPIX?ABI_\w+|mpiabi_version_\w+|mpiwrapper_\w+", LIBC + r"|_lightcc\.so"),
     "libnccl-net-harp.so": (r"ncclNetPlugin_v\d+", LIBC),
     "libharp.so": (r"harp_\w+", LIBC),
 }

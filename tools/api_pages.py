@@ -30,6 +30,7 @@ MODULES = {  # module: what a reader finds there
     "lightcc.keras": "Keras by itself: `import lightcc.keras as hvd`.",
     "lightcc.keras.callbacks": "Callbacks for Keras.",
     "lightcc.keras.elastic": "Elastic training with Keras.",
+    "lightcc.jax": "JAX's own collectives over lightcc.",
     "lightcc.amp": "Policies of mixed precision, for all frameworks.",
     "lightcc.numpy": "NumPy and CuPy arrays: `import lightcc.numpy as hvd`.",
     "lightcc.common.elastic": "What the elastic packages of all frameworks share.",

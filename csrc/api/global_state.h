@@ -40,6 +40,8 @@ struct GlobalState {
   std::string notes;                                  // on settings, that the last init has logged
 };
 GlobalState& global_state();
+// Only tests set it, whose ranks are threads: the state of the calling thread's rank, or nullptr.
+extern GlobalState* (*global_state_of_thread)();
 
 // Does nothing on a rank that is not to write. asked: by whom, for the error.
 void start_timeline(Timeline&, const World&, const std::string& pattern, bool mark_cycles, bool by_bucket,

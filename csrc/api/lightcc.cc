@@ -40,8 +40,11 @@ std::pair<uint64_t, int64_t> both_clocks() {
 
 }  // namespace
 
+GlobalState* (*global_state_of_thread)() = nullptr;
+
 GlobalState& global_state() {
   static GlobalState* state = new GlobalState;  // never destroyed: threads of the framework may outlive main()
+  if (GlobalState* own = global_state_of_thread ? global_state_of_thread() : nullptr) return *own;
   return *state;
 }
 

@@ -18,4 +18,6 @@ def reducer_for(framework: str) -> Type[GradientReducer]:
 def no_framework(backend: str) -> str:
     """Says that, and why, lightcc does not work with what Keras runs on."""
     return (f"lightcc.keras works with Keras on TensorFlow and on torch. With KERAS_BACKEND={backend} there is no "
-            "place where gradients could be exchanged: the training step is compiled as a whole.")
+            "place where gradients could be exchanged: the training step is compiled as a whole. On JAX, import "
+            "lightcc.jax first and call keras.distribution.set_distribution(keras.distribution.DataParallel()): "
+            "docs/jax.md.")

@@ -239,6 +239,12 @@ def _leave(reason: str = "its program has ended", with_error: str = "it ended wi
     sets.forget()
 
 
+def leave_after_error() -> None:
+    """At the end of a program: leaves the job if an exception has ended it, so that no rank waits for this one."""
+    if _uncaught() is not None:
+        _leave()
+
+
 def _uncaught() -> Optional[BaseException]:
     """The exception that is on its way, or that has ended this program; at a prompt the program goes on after one."""
     error = sys.exc_info()[1]

@@ -15,7 +15,7 @@ from typing import Any, Callable, NoReturn, Optional
 from lightcc import as_horovod
 from lightcc._version import __version__
 from lightcc.elastic import command_line
-from lightcc.launch import hosts, nccl_plugin, nesting, network, remote
+from lightcc.launch import hosts, jax_programs, nccl_plugin, nesting, network, remote
 from lightcc.launch.discovery import DiscoveryError
 from lightcc.launch.local import Job, StartError
 from lightcc.launch.output import printable
@@ -64,6 +64,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--verbose", action="store_true", help="say what is started where and how")
     top.add_argument("--as-horovod", action="store_true",
                      help="in every Python that the command starts, import horovod means lightcc")
+    top.add_argument("--jax", action="store_true",
+                     help="programs of JAX need no import: their collectives run over lightcc (docs/jax.md)")
     top.add_argument("--harp", action="store_true",
                      help="NCCL uses HARP between hosts: each host's own plugin is its NCCL_NET_PLUGIN (docs/nccl.md)")
     top.add_argument("--config-file", metavar="FILE", help="settings in YAML; flags win over them (docs/running.md)")
@@ -136,6 +138,8 @@ def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         raise ValueError("say which command to run: lightccrun -np N command")
     if args.as_horovod:
         args.settings.update(as_horovod.environment())
+    if args.jax:
+        args.settings.update(jax_programs.environment(args.settings))
     if args.harp:
         args.settings.update(nccl_plugin.SETTINGS)
     if args.network_interfaces:

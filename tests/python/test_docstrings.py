@@ -32,6 +32,7 @@ PACKAGES = {  # of the first that a module's name begins with: the framework tha
     "lightcc.keras.embedding": ("tensorflow", "tf", "lightcc.keras"),
     "lightcc._keras": ("keras", "keras", "lightcc.keras"),
     "lightcc.keras": ("keras", "keras", "lightcc.keras"),
+    "lightcc.jax": ("jax", "jax", "lightcc.jax"),
     "lightcc.ray": ("ray", "ray", "lightcc.numpy"),
     "lightcc.spark": ("pyspark", "pyspark", "lightcc.numpy"),
     "lightcc": ("numpy", "np", "lightcc.numpy"),
@@ -50,7 +51,7 @@ def modules():
     for path in sorted(Path(lightcc.__path__[0]).rglob("*.py")):
         parts = ["lightcc", *path.relative_to(lightcc.__path__[0]).with_suffix("").parts]
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        importable = parts[-1] != "__main__" and "horovod_path" not in parts
+        importable = parts[-1] != "__main__" and not {"horovod_path", "jax_path"} & {*parts}
         if importable and importlib.util.find_spec(package_of(name)[0]):
             yield name, path
 

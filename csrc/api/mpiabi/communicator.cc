@@ -1,0 +1,73 @@
+#include "api/mpiabi/communicator.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/types.h"
+
+namespace lightcc::mpiabi {
+namespace {
+
+constexpr int kWaitMs = 1000;  // in one call of lightcc_finish
+
+std::vector<int> order_of(const std::vector<int>& ranks) {
+  std::vector<int> order(ranks.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::sort(order, {}, [&](int one) { return ranks[size_t(one)]; });
+  return order;
+}
+
+std::atomic<uint64_t> begun{0};
+std::atomic<int> under_way{0};
+
+struct UnderWay {
+  UnderWay() { ++begun, ++under_way; }
+  ~UnderWay() { --under_way; }
+};
+
+}  // namespace
+
+Activity activity() { return {begun, under_way}; }
+
+Communicator::Communicator(int number, std::vector<int> given, int own, int in_group)
+    : number(number),
+      ranks(std::move(given)),
+      rank(int(std::ranges::find(ranks, own) - ranks.begin())),
+      group(in_group),
+      ordered(order_of(ranks)),
+      is_ordered(std::ranges::is_sorted(ranks)),
+      title_((ranks.size() == 1 ? " of rank " : " of ranks ") + text_of(ranks)) {}
+
+std::string Communicator::next_name() {
+  return "jax." + std::to_string(number) + "." + std::to_string(operations_++) + title_;
+}
+
+void run(lightcc_request request) {
+  const UnderWay counted;
+  request.flags |= LIGHTCC_BLOCK;
+  const int64_t handle = lightcc_submit(&request);
+  int status = handle < 0 ? int(-handle) : LIGHTCC_OK;
+  if (handle > 0) {
+    do status = lightcc_finish(handle, kWaitMs);
+    while (status == LIGHTCC_PENDING);
+  }
+  if (status != LIGHTCC_OK) throw Error(Code(status), lightcc_error());
+}
+
+lightcc_request request_of(int kind, const std::string& name, const Communicator& communicator,
+                           const lightcc_tensor& tensor) {
+  lightcc_request request{};
+  request.size = sizeof request;
+  request.tensor_size = sizeof tensor;
+  request.tensors = &tensor;
+  request.count = 1;
+  request.kind = kind;
+  request.group = communicator.group;
+  request.name = name.c_str();
+  request.op = LIGHTCC_SUM;
+  request.prescale = request.postscale = 1;
+  return request;
+}
+
+}  // namespace lightcc::mpiabi

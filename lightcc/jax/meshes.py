@@ -1,0 +1,11 @@
+"""A mesh of all devices."""
+import jax
+
+
+def mesh(axis: str = "ranks") -> jax.sharding.Mesh:
+    """A mesh of the devices of all processes, in the order of their ranks, with one axis of that name.
+
+    >>> lightcc.jax.mesh("batch").axis_names
+    ('batch',)
+    """
+    return jax.make_mesh((len(jax.devices()),), (axis,))

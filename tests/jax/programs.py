@@ -1,0 +1,43 @@
+"""Programs that tests of JAX start, each as a whole."""
+
+# It knows nothing of lightcc, unless the first line imports it, and may call jax.distributed itself.
+SUM = """
+{before}
+import jax
+{begin}
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((jax.device_count(),), ("x",))
+x = jax.make_array_from_callback((jax.device_count(),), NamedSharding(mesh, P("x")), lambda i: np.arange(9.0)[i])
+total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, P()))(x)
+print(f"{{jax.process_index()}} of {{jax.process_count()}}: {{float(total):g}}", flush=True)
+import sys
+if "lightcc.core.lib" in sys.modules:
+    print("collectives", sys.modules["lightcc.core.lib"].counters()["collectives"] > 0, flush=True)
+"""
+
+# Sums without end; rank 1 does as {fate} says after ten of them.
+SUMS = """
+import os, signal, sys, time
+import lightcc.jax
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from jax import shard_map
+mesh = lightcc.jax.mesh("x")
+x = jax.make_array_from_callback((jax.device_count(),), NamedSharding(mesh, P("x")), lambda i: np.arange(9.0)[i])
+def of(operation):
+    return jax.jit(shard_map(operation, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+psum, gather = of(lambda x: jax.lax.psum(x, "x")), of(lambda x: jax.lax.all_gather(x, "x", tiled=True))
+try:
+    for turn in range(10 ** 9):
+        jax.block_until_ready(psum(x))
+        if turn == 9 and jax.process_index() == 1:
+            print("now", time.time(), flush=True)
+            {fate}
+        if turn == 9 and jax.process_index() == 0:
+            {other}
+except Exception as error:
+    print("seen", time.time(), flush=True)
+    print(type(error).__name__, error, file=sys.stderr, flush=True)
+    os._exit(5)
+"""

@@ -1,0 +1,179 @@
+"""JAX's own collectives over lightcc: all of them, however the processes meet, and what is said when something fails.
+"""
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import SUM, SUMS
+
+import lightcc
+from jobs import DEADLINE_S, Job, launch, start
+from launchers import MPIRUN
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
+LIBRARY = str(Path(lightcc.__file__).with_name("liblightcc_jax.so"))
+
+
+def alone(text, *arguments, **variables):
+    """A program without a launcher, ended."""
+    environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
+    return subprocess.run([sys.executable, "-c", text, *arguments], env=environment, capture_output=True, text=True,
+                          timeout=DEADLINE_S)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.mark.parametrize("np", (2, 3, 4))
+def test_every_operation(np):
+    code, out, err = launch("-np", np, sys.executable, HERE / "checks.py")
+    assert code == 0, out + err
+    assert out.count("check_objects_and_parameters done") == np
+
+
+def expect_sums(out, ranks):
+    for rank in range(ranks):
+        assert f"{rank} of {ranks}: {sum(range(ranks))}" in out, out
+    assert out.count("collectives True") == ranks, out
+
+
+@pytest.mark.parametrize("begin", ("", "jax.distributed.initialize()"))
+def test_a_program_that_does_not_know_lightcc(begin):
+    code, out, err = launch("-np", 2, "--jax", "--as-horovod", sys.executable, "-c", SUM.format(before="", begin=begin))
+    assert code == 0, err
+    expect_sums(out, 2)
+
+
+def test_children_of_a_rank_are_none():
+    """A worker that reads data imports JAX too."""
+    text = SUM.format(before="", begin="") + """
+import subprocess
+child = "import jax, sys; print('child of', jax.process_count(), 'lightcc' in sys.modules)"
+print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout)
+"""
+    code, out, err = launch("-np", 2, "--jax", sys.executable, "-c", text)
+    assert code == 0 and out.count("child of 1 False") == 2, out + err
+
+
+@pytest.mark.parametrize("how", ("Kubeflow", "jax.distributed", "lightcc.jax"))
+def test_processes_that_no_launcher_has_placed(how):
+    port = free_port()
+    call = {"Kubeflow": "", "jax.distributed": "jax.distributed.initialize", "lightcc.jax": "lightcc.jax.init"}[how]
+    begin = "import sys; " + (call and f"{call}('127.0.0.1:{port}', 2, int(sys.argv[1]))")
+    program = SUM.format(before="import lightcc.jax", begin=begin)
+    jobs = []
+    for rank in range(2):
+        more = dict(COORDINATOR_ADDRESS="127.0.0.1", COORDINATOR_PORT=str(port), NUM_PROCESSES="2",
+                    PROCESS_ID=str(rank)) if how == "Kubeflow" else {}
+        jobs.append(Job(sys.executable, "-c", program, str(rank), **more))
+    for rank, job in enumerate(jobs):
+        code, out, err = job.finish()
+        assert code == 0 and f"{rank} of 2: 1" in out and "collectives True" in out, out + err
+
+
+def test_under_mpirun():
+    mpirun = MPIRUN["Open MPI 5"]
+    if mpirun.why_not():
+        pytest.skip(mpirun.why_not())
+    done = subprocess.run([mpirun.program, "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, "-c",
+                           SUM.format(before="import lightcc.jax", begin="")], capture_output=True, text=True,
+                          timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    expect_sums(done.stdout, 2)
+
+
+def test_one_process_is_a_world_of_one():
+    done = alone(SUM.format(before="import lightcc.jax; assert lightcc.jax.size() == 1", begin=""))
+    assert done.returncode == 0 and "0 of 1: 0" in done.stdout, done.stderr
+
+
+def ended(fate, other="pass", *options, **variables):
+    job = start("-np", 2, "--grace-period", DEADLINE_S, *options, sys.executable, "-c",
+                SUMS.format(fate=fate, other=other), **variables)
+    code, out, err = job.finish()
+    times = {word: float(at) for word, at in re.findall(r"(now|seen) ([\d.]+)", out)}
+    return code, err, times.get("seen", 0) - times.get("now", 0)
+
+
+def test_a_killed_process_is_named_at_once():
+    code, err, seconds = ended("os.kill(os.getpid(), signal.SIGKILL)")
+    assert code == 137, err
+    assert re.search(r"\[0\]<stderr>:JaxRuntimeError .*allreduce of tensor 'jax\.\d+\.\d+ of ranks 0, 1': rank 1 "
+                     r"\(pid \d+\) on host \S+ died", err), err
+    assert seconds < 60, "JAX itself finds out after 100 s"
+
+
+def test_what_a_process_has_raised_is_told():
+    code, err, _ = ended("raise SystemError('bad batch')".replace("raise", "sys.excepthook = sys.__excepthook__; raise "
+                                                                  "BaseException from"))
+    assert code != 0 and "has left (it ended with" in err, err
+
+
+def test_unequal_programs_are_told_apart():
+    code, err, _ = ended("gather(x)[0].block_until_ready()", HOROVOD_STALL_CHECK_TIME_SECONDS="1",
+                         HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="2")
+    assert code == 5 and err.count("JaxRuntimeError") == 2, err
+    assert "allreduce of tensor 'jax." in err and "allgather of tensor 'jax." in err, err
+
+
+@pytest.mark.parametrize("first, named, text", (("", None, "jax is there already"),
+                                                ("jax.numpy.ones(1)", LIBRARY, "JAX has its devices already")))
+def test_too_late(first, named, text):
+    done = alone(f"import jax; {first}\nimport lightcc.jax", MPITRAMPOLINE_LIB=named)
+    assert done.returncode == 1
+    assert f"RuntimeError: import lightcc.jax comes too late: {text}" in done.stderr, done.stderr
+
+
+def test_the_users_choice_stays():
+    done = alone("import lightcc.jax, jax; print(jax.config.jax_cpu_collectives_implementation)",
+                 JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo")
+    assert done.returncode == 0 and done.stdout.split() == ["gloo"]
+    assert done.stderr.count("JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo: JAX's collectives do not run over lightcc") == 1
+
+
+def test_several_devices_in_a_process():
+    code, _, err = launch("-np", 2, sys.executable, "-c", "import lightcc.jax",
+                          XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    assert code == 1 and "over lightcc a process has one CPU device" in err, err
+
+
+def test_other_numbers_than_the_launchers():
+    code, _, err = launch("-np", 2, sys.executable, "-c", "import lightcc.jax, jax\n"
+                          "jax.distributed.initialize('h:1', 3, 0)")
+    assert code == 1 and "initialize(num_processes=3): the launcher has said 2" in err, err
+
+
+def test_a_jaxlib_without_mpi():
+    done = alone("import jaxlib._jax as j; del j.make_mpi_collectives; import lightcc.jax", MPITRAMPOLINE_LIB=LIBRARY)
+    assert done.returncode == 1 and "ImportError: lightcc.jax needs a jaxlib with the collectives 'mpi'" in done.stderr
+
+
+def test_all_that_jaxlib_looks_up_is_there():
+    asked = set()
+    for path in Path(importlib.util.find_spec("jaxlib").origin).parent.glob("*.so"):
+        asked |= set(re.findall(rb"\0((?:MPIX?ABI_\w+|mpiabi_version_\w+|mpiwrapper_\w+))(?=\0)", path.read_bytes()))
+    symbols = subprocess.check_output(["readelf", "--wide", "--dyn-syms", LIBRARY], text=True)
+    exported = {line.split()[7].encode() for line in symbols.splitlines() if len(line.split()) == 8}
+    assert len(asked) > 600 and asked <= exported, sorted(asked - exported)
+
+
+def test_harp_serves_xlas_nccl_too():
+    code, out, err = launch("-np", 1, "--jax", "--harp", "env")
+    assert code == 0 and "NCCL_NET=HARP" in out and re.search(r"NCCL_NET_PLUGIN=/.*libnccl-net-harp.so", out), err
+
+
+def test_the_example_learns_what_one_process_learns(tmp_path):
+    example = [sys.executable, EXAMPLES / "jax_digits.py", "--output", tmp_path]
+    code, out, err = launch("-np", 2, *example, "--epochs", 4)
+    assert code == 0 and "test accuracy" in out, err
+    done = subprocess.run([*map(str, example), "--reference"], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0 and "same to float32 rounding" in done.stdout, done.stdout + done.stderr
