@@ -1,5 +1,6 @@
 """A mesh of all devices."""
 import jax
+import numpy as np
 
 
 def mesh(axis: str = "ranks") -> jax.sharding.Mesh:
@@ -8,4 +9,4 @@ def mesh(axis: str = "ranks") -> jax.sharding.Mesh:
     >>> lightcc.jax.mesh("batch").axis_names
     ('batch',)
     """
-    return jax.make_mesh((len(jax.devices()),), (axis,))
+    return jax.sharding.Mesh(np.array(jax.devices()), (axis,))

@@ -8,7 +8,7 @@ from lightcc.core import ops
 from lightcc.core.objects import broadcast_object
 from lightcc.jax import processes
 
-_KNOWN = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
+_KNOWN = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0) -> Any:
@@ -51,6 +51,5 @@ def _array(value: np.ndarray, name: str, root_rank: int) -> np.ndarray:
     if sent.dtype.name in _KNOWN:
         ops.broadcast_(sent, root_rank, name)
     else:  # bfloat16, complex and others: as bytes
-        ops.broadcast_(np.frombuffer(sent.data.cast("B") if sent.dtype.isbuiltin else sent.view(np.uint8), np.uint8),
-                       root_rank, f"{name} of {sent.dtype}")
+        ops.broadcast_(sent.reshape(-1).view(np.uint8), root_rank, f"{name} of {sent.dtype}")
     return sent

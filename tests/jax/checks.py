@@ -48,17 +48,16 @@ def numbers(dtype, seed, shape):
     return (whole + 1j * random.integers(-9, 9, shape) if dtype.startswith("complex") else whole).astype(dtype)
 
 
-def blocks_of(mesh, values):
-    """By device of the mesh, its part of values, whose axis 0 is spread over all axes of the mesh."""
-    return np.split(values, mesh.size), [*np.ndindex(*mesh.devices.shape)]
+def spread(mesh, values):
+    """An array whose axis 0 is spread over all devices of the mesh."""
+    return jax.make_array_from_callback(values.shape, NamedSharding(mesh, P(mesh.axis_names)), lambda i: values[i])
 
 
-def on_mesh(mesh, function, values, jit=True):
-    """What function makes of each device's part, put together; as the program of a user."""
-    spread = P(mesh.axis_names)
-    given = jax.make_array_from_callback(values.shape, NamedSharding(mesh, spread), lambda index: values[index])
-    mapped = shard_map(function, mesh=mesh, in_specs=spread, out_specs=spread)
-    return (jax.jit(mapped) if jit else mapped)(given)
+def on_mesh(mesh, function, tree, jit=True):
+    """What function makes of each device's part of the arrays of the tree; one program for all of them."""
+    part = P(mesh.axis_names)
+    mapped = shard_map(lambda tree: jax.tree.map(function, tree), mesh=mesh, in_specs=part, out_specs=part)
+    return (jax.jit(mapped) if jit else mapped)(jax.tree.map(lambda values: spread(mesh, values), tree))
 
 
 def expect(mesh, result, parts, what):
@@ -80,52 +79,54 @@ def along(mesh, axis):
 
 
 def check_reductions():
-    for (mesh, axis), dtype in itertools.product(meshes(), DTYPES):
-        values = numbers(dtype, 3, (mesh.size * 4, 3))
-        parts = np.split(values, mesh.size)
-        # bool: JAX adds them up as integers, and has no minimum of complex numbers.
-        for name, operation, combine in (("psum", lax.psum, np.add), ("pmax", lax.pmax, np.maximum),
-                                         ("pmin", lax.pmin, np.minimum)):
-            if dtype in ("uint32", "uint64") and name != "psum":
-                continue
-            if dtype == "bool" or (dtype.startswith("complex") and name != "psum"):
-                continue
-            expected = [functools.reduce(combine, [parts[i] for i in group]) for group, _ in along(mesh, axis)]
-            result = on_mesh(mesh, lambda x, operation=operation: operation(x, axis), values)
-            assert result.dtype == dtype
-            expect(mesh, result, expected, f"{name} of {dtype} over {axis} of {mesh}")
+    """Of all dtypes; bool JAX adds up as integers, and there is no minimum of complex numbers."""
+    for mesh, axis in meshes():
+        values = {dtype: numbers(dtype, 3, (mesh.size * 4, 3)) for dtype in DTYPES if dtype != "bool"}
+        ordered = {dtype: value for dtype, value in values.items() if not dtype.startswith("complex")}
+        for operation, combine, tree in ((lax.psum, np.add, values), (lax.pmax, np.maximum, ordered),
+                                         (lax.pmin, np.minimum, ordered)):
+            result = on_mesh(mesh, lambda x, operation=operation: operation(x, axis), tree)
+            for dtype, value in tree.items():
+                parts = np.split(value, mesh.size)
+                expected = [functools.reduce(combine, [parts[i] for i in group]) for group, _ in along(mesh, axis)]
+                assert result[dtype].dtype == dtype
+                expect(mesh, result[dtype], expected, f"{operation} of {dtype} over {axis} of {mesh}")
 
 
 def check_movements():
-    for (mesh, axis), dtype in itertools.product(meshes(), DTYPES):
-        n = mesh.shape[axis]
-        values = numbers(dtype, 5, (mesh.size * n * 2, 3))
-        parts = np.split(values, mesh.size)
-        groups = [*along(mesh, axis)]
-        what = f"of {dtype} over {axis} of {mesh}"
-        expect(mesh, on_mesh(mesh, lambda x: lax.all_gather(x, axis, tiled=True), values),
-               [np.concatenate([parts[i] for i in group]) for group, _ in groups], f"all_gather {what}")
-        if dtype != "bool":
-            sums = [functools.reduce(np.add, [parts[i] for i in group]) for group, _ in groups]
-            expect(mesh, on_mesh(mesh, lambda x: lax.psum_scatter(x, axis, tiled=True), values),
-                   [np.split(total, n)[own] for total, (_, own) in zip(sums, groups)], f"psum_scatter {what}")
-        expect(mesh, on_mesh(mesh, lambda x: lax.all_to_all(x, axis, 0, 0, tiled=True), values),
-               [np.concatenate([np.split(parts[i], n)[own] for i in group]) for group, own in groups],
-               f"all_to_all {what}")
+    for mesh, axis in meshes():
+        n, groups = mesh.shape[axis], [*along(mesh, axis)]
+        values = {dtype: numbers(dtype, 5, (mesh.size * n * 2, 3)) for dtype in DTYPES}
+        sums = {dtype: value for dtype, value in values.items() if dtype != "bool"}
+        gathered = on_mesh(mesh, lambda x: lax.all_gather(x, axis, tiled=True), values)
+        scattered = on_mesh(mesh, lambda x: lax.psum_scatter(x, axis, tiled=True), sums)
+        exchanged = on_mesh(mesh, lambda x: lax.all_to_all(x, axis, 0, 0, tiled=True), values)
+        for dtype, value in values.items():
+            parts, what = np.split(value, mesh.size), f"of {dtype} over {axis} of {mesh}"
+            expect(mesh, gathered[dtype], [np.concatenate([parts[i] for i in group]) for group, _ in groups],
+                   f"all_gather {what}")
+            expect(mesh, exchanged[dtype],
+                   [np.concatenate([np.split(parts[i], n)[own] for i in group]) for group, own in groups],
+                   f"all_to_all {what}")
+            if dtype in sums:
+                totals = [functools.reduce(np.add, [parts[i] for i in group]) for group, _ in groups]
+                expect(mesh, scattered[dtype],
+                       [np.split(total, n)[own] for total, (_, own) in zip(totals, groups)], f"psum_scatter {what}")
 
 
 def check_permutations():
-    for (mesh, axis), dtype in itertools.product(meshes(), ("float32", "int8", "complex128")):
+    for mesh, axis in meshes():
         n = mesh.shape[axis]
-        values = numbers(dtype, 7, (mesh.size * 2, 3))
-        parts = np.split(values, mesh.size)
+        values = {dtype: numbers(dtype, 7, (mesh.size * 2, 3)) for dtype in ("float32", "int8", "complex128")}
         ring = [(i, (i + 1) % n) for i in range(n)]
         for pairs in (ring, [(i, n - 1 - i) for i in range(n)], ring[:1], ring[:-1], [(i, i) for i in range(n)]):
             source = {to: start for start, to in pairs}
-            expected = [parts[group[source[own]]] if own in source else np.zeros_like(parts[0])
-                        for group, own in along(mesh, axis)]
-            expect(mesh, on_mesh(mesh, lambda x, pairs=pairs: lax.ppermute(x, axis, pairs), values), expected,
-                   f"ppermute {pairs} of {dtype} over {axis} of {mesh}")
+            result = on_mesh(mesh, lambda x, pairs=pairs: lax.ppermute(x, axis, pairs), values)
+            for dtype, value in values.items():
+                parts = np.split(value, mesh.size)
+                expected = [parts[group[source[own]]] if own in source else np.zeros_like(parts[0])
+                            for group, own in along(mesh, axis)]
+                expect(mesh, result[dtype], expected, f"ppermute {pairs} of {dtype} over {axis} of {mesh}")
 
 
 def check_random_scatters():
@@ -137,9 +138,8 @@ def check_random_scatters():
         in_specs=P(("x", "y")), out_specs=P(("x", "y")))(x))
     for turn in range(10 * TURNS):
         values = np.random.default_rng(turn).normal(size=(SIZE * SIZE * 2, 5))
-        given = jax.make_array_from_callback(values.shape, NamedSharding(mesh, P(("x", "y"))), lambda i: values[i])
         total = np.add.reduce(np.split(values, SIZE))
-        result = both(given)
+        result = both(spread(mesh, values))
         for shard in result.addressable_shards:
             np.testing.assert_allclose(np.asarray(shard.data), total[shard.index], rtol=1e-12)
 
@@ -148,23 +148,25 @@ def check_transformations():
     """Gradients, batches and loops of what has a collective inside; without jit as well."""
     mesh = hvd.mesh("x")
     values = np.arange(SIZE * 2.0)
-    weights = jnp.asarray(np.float64(3))
+    weights = jax.device_put(np.float64(3), NamedSharding(mesh, P()))
 
     def loss(weight, x):
         mapped = shard_map(lambda w, part: lax.pmean(jnp.mean(w * part ** 2), "x"), mesh=mesh,
                            in_specs=(P(), P("x")), out_specs=P())
         return mapped(weight, x)
 
-    given = jax.make_array_from_callback(values.shape, NamedSharding(mesh, P("x")), lambda index: values[index])
+    given = spread(mesh, values)
     for gradient in (jax.grad(loss), jax.jit(jax.grad(loss))):
         np.testing.assert_allclose(gradient(weights, given), np.mean(values ** 2))
     total = values.reshape(SIZE, 2).sum(0)
     mapped = on_mesh(mesh, jax.vmap(lambda x: lax.psum(x, "x")), values)
     expect(mesh, mapped, [total] * SIZE, "vmap")
 
+    ring = [(i, (i + 1) % SIZE) for i in range(SIZE)]
+
     def loop(part):
-        return lax.scan(lambda carry, _: (lax.psum(carry, "x") / SIZE, None), part, None, length=20)[0]
-    expect(mesh, on_mesh(mesh, loop, values), [total / SIZE] * SIZE, "scan")
+        return lax.scan(lambda carry, _: (lax.ppermute(carry + 1, "x", ring), None), part, None, length=20)[0]
+    expect(mesh, on_mesh(mesh, loop, values), np.roll(values.reshape(SIZE, 2), 20, axis=0) + 20, "scan")
     expect(mesh, on_mesh(mesh, lambda x: lax.psum(x, "x"), values, jit=False), [total] * SIZE, "without jit")
 
 
@@ -189,7 +191,7 @@ def check_independent_collectives():
     """48 in one program, two programs in flight, and programs of several threads, which all ranks start alike."""
     mesh = hvd.mesh("x")
     values = np.arange(SIZE * 1.0)
-    given = jax.make_array_from_callback(values.shape, NamedSharding(mesh, P("x")), lambda index: values[index])
+    given = spread(mesh, values)
     program, other = many(mesh, 48), many(mesh, 7)
     expected = values.sum() * np.arange(1, 49)
     for _ in range(40 * TURNS):

@@ -56,4 +56,12 @@ MPIABI_EXPORT int MPIABI_Allgather(const void* sent, int count, MPIABI_Datatype,
 MPIABI_EXPORT int MPIABI_Reduce_scatter(const void* sent, void* received, const int counts[], MPIABI_Datatype,
                                         MPIABI_Op, MPIABI_Comm);
 
+MPIABI_EXPORT int MPIABI_Isend(const void* from, int count, MPIABI_Datatype, int to, int tag, MPIABI_Comm,
+                               MPIABI_Request*);
+MPIABI_EXPORT int MPIABI_Irecv(void* to, int count, MPIABI_Datatype, int from, int tag, MPIABI_Comm, MPIABI_Request*);
+MPIABI_EXPORT int MPIABI_Wait(MPIABI_Request*, MPIABI_Status*);
+MPIABI_EXPORT int MPIABI_Sendrecv(const void* sent, int sent_count, MPIABI_Datatype sent_type, int to, int sent_tag,
+                                  void* received, int received_count, MPIABI_Datatype received_type, int from,
+                                  int received_tag, MPIABI_Comm, MPIABI_Status*);
+
 }  // extern "C"

@@ -18,17 +18,12 @@ std::vector<int> order_of(const std::vector<int>& ranks) {
   return order;
 }
 
-std::atomic<uint64_t> begun{0};
+std::atomic<uint64_t> activities{0};
 std::atomic<int> under_way{0};
-
-struct UnderWay {
-  UnderWay() { ++begun, ++under_way; }
-  ~UnderWay() { --under_way; }
-};
 
 }  // namespace
 
-Activity activity() { return {begun, under_way}; }
+Activity activity() { return {activities, under_way}; }
 
 Communicator::Communicator(int number, std::vector<int> given, int own, int in_group)
     : number(number),
@@ -43,16 +38,30 @@ std::string Communicator::next_name() {
   return "jax." + std::to_string(number) + "." + std::to_string(operations_++) + title_;
 }
 
-void run(lightcc_request request) {
-  const UnderWay counted;
-  request.flags |= LIGHTCC_BLOCK;
+std::string Communicator::next_message_name() {
+  return "jax." + std::to_string(number) + ".m" + std::to_string(messages_++) + title_;
+}
+
+int64_t begin(const lightcc_request& request) {
+  ++activities;
+  ++under_way;
   const int64_t handle = lightcc_submit(&request);
-  int status = handle < 0 ? int(-handle) : LIGHTCC_OK;
-  if (handle > 0) {
-    do status = lightcc_finish(handle, kWaitMs);
-    while (status == LIGHTCC_PENDING);
-  }
+  if (handle <= 0) --under_way;
+  if (handle < 0) throw Error(Code(-handle), lightcc_error());
+  return handle;
+}
+
+void finish(int64_t handle) {
+  int status = LIGHTCC_OK;
+  do status = lightcc_finish(handle, kWaitMs);
+  while (status == LIGHTCC_PENDING);
+  --under_way;
   if (status != LIGHTCC_OK) throw Error(Code(status), lightcc_error());
+}
+
+void run(lightcc_request request) {
+  request.flags |= LIGHTCC_BLOCK;
+  if (const int64_t handle = begin(request)) finish(handle);
 }
 
 lightcc_request request_of(int kind, const std::string& name, const Communicator& communicator,

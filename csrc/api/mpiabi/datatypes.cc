@@ -17,9 +17,9 @@ constexpr lightcc::mpiabi::Element kElements[] = {
     {LIGHTCC_INT16, 1, 2, "int16"},
     {LIGHTCC_UINT16, 1, 2, "uint16"},
     {LIGHTCC_INT32, 1, 4, "int32"},
-    {LIGHTCC_INT32, 1, 4, "uint32", true},
+    {LIGHTCC_UINT32, 1, 4, "uint32"},
     {LIGHTCC_INT64, 1, 8, "int64"},
-    {LIGHTCC_INT64, 1, 8, "uint64", true},
+    {LIGHTCC_UINT64, 1, 8, "uint64"},
     {LIGHTCC_FLOAT32, 1, 4, "float32"},
     {LIGHTCC_FLOAT64, 1, 8, "float64"},
     {LIGHTCC_FLOAT32, 2, 8, "complex64"},
@@ -51,8 +51,6 @@ int32_t op_of(MPIABI_Op op, const Element& element) {
     throw Error(Code::invalid_argument, std::string("a ") + name + " of " + element.name +
                                             " numbers: lightcc adds complex numbers; gather them (all_gather) and "
                                             "compute it from that");
-  if (element.is_other && op != MPIABI_PROD)
-    throw Error(Code::invalid_argument, std::string("a ") + name + " of " + element.name + ": cast to a signed type");
   return op == MPIABI_PROD ? LIGHTCC_PRODUCT : op == MPIABI_MIN ? LIGHTCC_MIN : LIGHTCC_MAX;
 }
 

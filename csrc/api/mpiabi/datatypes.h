@@ -13,7 +13,6 @@ struct Element {
   int64_t numbers;
   int64_t bytes;
   const char* name;
-  bool is_other = false;  // lightcc has only the signed type of this size, which has the same sums and products
 };
 
 // Throws Error{invalid_argument} for a handle that is none of abi.h's.

@@ -1,4 +1,4 @@
-// The functions that JAX calls. All of a communicator's operations have names of their own (Communicator::next_name), so
+// The functions that JAX calls but those of point_to_point.cc. All of a communicator's operations have names of their own (Communicator::next_name), so
 // they never meet what the program does with lightcc itself.
 #include <algorithm>
 #include <cstdio>
@@ -8,6 +8,7 @@
 
 #include "api/lightcc.h"
 #include "api/mpiabi/abi.h"
+#include "api/mpiabi/calls.h"
 #include "api/mpiabi/communicator.h"
 #include "api/mpiabi/datatypes.h"
 #include "api/mpiabi/process.h"
@@ -19,38 +20,15 @@ const int MPIABI_SUCCESS = 0;
 const int MPIABI_THREAD_SINGLE = 0, MPIABI_THREAD_FUNNELED = 1, MPIABI_THREAD_SERIALIZED = 2,
           MPIABI_THREAD_MULTIPLE = 3;
 MPIABI_Status* const MPIABI_STATUS_IGNORE = nullptr;
-const MPIABI_Request MPIABI_REQUEST_NULL = 0;
 
 namespace lightcc::mpiabi {
 namespace {
 
-thread_local std::string last_error;
-
-// The body of every function. The codes are lightcc's, which MPI leaves to who makes it.
-template <class Body> int guard(Body body) {
-  try {
-    body();
-    return MPIABI_SUCCESS;
-  } catch (const Error& error) {
-    last_error = error.what();
-    return int(error.code());
-  } catch (const std::exception& error) {
-    last_error = error.what();
-    return int(Code::internal);
-  }
-}
+thread_local std::string error_text;
 
 int tell(const std::string& said, char* text, int* length) {
   *length = std::min(std::snprintf(text, kMostErrorCharacters, "%s", said.c_str()), kMostErrorCharacters - 1);
   return MPIABI_SUCCESS;
-}
-
-// JAX's counts have 64 bits, and it cuts them to MPI's 32.
-int64_t counted(int count, const Element& element) {
-  if (count < 0)
-    throw Error(Code::invalid_argument, std::string("2^31 or more elements of ") + element.name +
-                                            " in one operation: JAX cannot tell MPI of so many; send parts");
-  return count;
 }
 
 void copy_bytes(void* to, const void* from, int64_t bytes) {
@@ -122,6 +100,17 @@ void reduce_scatter(const void* sent, void* received, const int counts[], MPIABI
 }
 
 }  // namespace
+
+const std::string& last_error() { return error_text; }
+void set_last_error(const std::string& text) { error_text = text; }
+
+int64_t counted(int count, const Element& element) {
+  if (count < 0)
+    throw Error(Code::invalid_argument, std::string("2^31 or more elements of ") + element.name +
+                                            " in one operation: JAX cannot tell MPI of so many; send parts");
+  return count;
+}
+
 }  // namespace lightcc::mpiabi
 
 using namespace lightcc::mpiabi;
@@ -140,7 +129,7 @@ int MPIABI_Is_thread_main(int* flag) {  // every thread may do everything
   return MPIABI_SUCCESS;
 }
 
-int MPIABI_Error_string(int, char* text, int* length) { return tell(last_error, text, length); }
+int MPIABI_Error_string(int, char* text, int* length) { return tell(last_error(), text, length); }
 
 int MPIABI_Get_library_version(char* text, int* length) {
   return tell(std::string("lightcc ") + lightcc_version(), text, length);

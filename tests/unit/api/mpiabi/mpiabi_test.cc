@@ -47,7 +47,6 @@ template <class T> void expect_reductions(MPIABI_Datatype type, int rank, int ra
   const std::vector<int> counts(size_t(ranks), kEach);
   for (MPIABI_Op op : {MPIABI_SUM, MPIABI_PROD, MPIABI_MIN, MPIABI_MAX}) {
     SCOPED_TRACE("type " + std::to_string(type) + ", operation " + std::to_string(op));
-    if (std::is_unsigned_v<T> && sizeof(T) > 2 && (op == MPIABI_MIN || op == MPIABI_MAX)) continue;
     const std::vector<T> whole = expected<T>(op, ranks, count);
     std::vector<T> got(sent.size()), in_place = sent, part(kEach);
     ok(MPIABI_Allreduce(sent.data(), got.data(), count, type, op, MPIABI_COMM_WORLD));

@@ -1,0 +1,119 @@
+// Messages as JAX sends them: in rings, in part of one, and all to all.
+#include <numeric>
+
+#include "unit/api/mpiabi/mpi_ranks.h"
+
+LABEL(on_hosts);
+
+namespace lightcc::test {
+namespace {
+
+// As XLA does it: a rank receives if anybody sends to it, sends to whom it is to, and waits for all.
+std::vector<float> permuted(MPIABI_Comm communicator, const std::vector<float>& own, int from,
+                            const std::vector<int>& to) {
+  std::vector<float> got(own.size(), -1);
+  const int bytes = int(own.size() * sizeof(float));
+  std::vector<MPIABI_Request> requests;
+  if (from >= 0)
+    ok(MPIABI_Irecv(got.data(), bytes, MPIABI_BYTE, from, 0, communicator, &requests.emplace_back()));
+  for (int peer : to)
+    ok(MPIABI_Isend(own.data(), bytes, MPIABI_BYTE, peer, 0, communicator, &requests.emplace_back()));
+  for (MPIABI_Request& request : requests) {
+    EXPECT_NE(request, MPIABI_REQUEST_NULL);
+    ok(MPIABI_Wait(&request, MPIABI_STATUS_IGNORE));
+    EXPECT_EQ(request, MPIABI_REQUEST_NULL);
+  }
+  return got;
+}
+
+TEST(MpiPointToPoint, RingsAndPartsOfThem) {
+  for (size_t count : {size_t(1), size_t(300'000)}) {
+    MpiRanks ranks(3);
+    ranks.each([&](int rank) {
+      const MPIABI_Comm backwards = split(MPIABI_COMM_WORLD, 0, -rank);
+      for (MPIABI_Comm communicator : {MPIABI_COMM_WORLD, backwards}) {
+        const int own = rank_in(communicator), before = (own + 2) % 3, after = (own + 1) % 3;
+        const std::vector<float> sent(count, float(own));
+        EXPECT_EQ(permuted(communicator, sent, before, {after}), std::vector<float>(count, float(before)));
+        const std::vector<float> nothing(count, -1);
+        // 0 to 1 alone; then 0 to both others.
+        EXPECT_EQ(permuted(communicator, sent, own == 1 ? 0 : -1, own == 0 ? std::vector{1} : std::vector<int>{}),
+                  own == 1 ? std::vector<float>(count, 0) : nothing);
+        EXPECT_EQ(permuted(communicator, sent, own == 0 ? -1 : 0, own == 0 ? std::vector{1, 2} : std::vector<int>{}),
+                  own == 0 ? nothing : std::vector<float>(count, 0));
+        EXPECT_EQ(gathered(communicator, own), (std::vector<int32_t>{0, 1, 2})) << "names still agree";
+      }
+    });
+  }
+}
+
+TEST(MpiPointToPoint, AllToAll) {
+  MpiRanks ranks(3);
+  ranks.each([&](int rank) {
+    std::vector<int32_t> got(3, rank);
+    for (int round = 1; round < 3; ++round) {
+      const int to = (rank + round) % 3, from = (rank + 3 - round) % 3;
+      const int32_t sent = rank * 10 + to;
+      ok(MPIABI_Sendrecv(&sent, 1, MPIABI_INT32_T, to, 0, &got[size_t(from)], 1, MPIABI_INT32_T, from, 0,
+                         MPIABI_COMM_WORLD, MPIABI_STATUS_IGNORE));
+      EXPECT_EQ(got[size_t(from)], from * 10 + rank);
+    }
+  });
+}
+
+TEST(MpiPointToPoint, CommunicatorsOfTheSameRanksDoNotMix) {
+  MpiRanks ranks(2);
+  ranks.each([&](int rank) {
+    const MPIABI_Comm one = split(MPIABI_COMM_WORLD, 0, rank), other = split(MPIABI_COMM_WORLD, 0, rank);
+    int32_t first = 1, second = 2, got_first = 0, got_second = 0;
+    MPIABI_Request requests[2];
+    if (rank == 0) {
+      ok(MPIABI_Isend(&first, 1, MPIABI_INT32_T, 1, 0, one, &requests[0]));
+      ok(MPIABI_Isend(&second, 1, MPIABI_INT32_T, 1, 0, other, &requests[1]));
+    } else {
+      ok(MPIABI_Irecv(&got_second, 1, MPIABI_INT32_T, 0, 0, other, &requests[0]));
+      ok(MPIABI_Irecv(&got_first, 1, MPIABI_INT32_T, 0, 0, one, &requests[1]));
+    }
+    for (MPIABI_Request& request : requests) ok(MPIABI_Wait(&request, MPIABI_STATUS_IGNORE));
+    if (rank == 1) {
+      EXPECT_EQ(std::pair(got_first, got_second), std::pair(1, 2));
+    }
+  });
+}
+
+TEST(MpiPointToPoint, BadMessagesAreRefused) {
+  MpiRanks ranks(2);
+  ranks.each([&](int rank) {
+    int32_t number = rank, got = -1;
+    MPIABI_Request request = 7;
+    const auto expect_refused = [&](int code, const std::string& text) {
+      EXPECT_EQ(code, LIGHTCC_INVALID_ARGUMENT);
+      EXPECT_NE(error_text().find(text), std::string::npos) << error_text();
+    };
+    expect_refused(MPIABI_Isend(&number, 1, MPIABI_INT32_T, 2, 0, MPIABI_COMM_WORLD, &request), "there is no rank 2");
+    EXPECT_EQ(request, MPIABI_REQUEST_NULL);
+    expect_refused(MPIABI_Irecv(&number, -1, MPIABI_INT32_T, 1 - rank, 0, MPIABI_COMM_WORLD, &request), "2^31 or more");
+    expect_refused(MPIABI_Irecv(&number, 1, MPIABI_INT32_T, 1 - rank, -1, MPIABI_COMM_WORLD, &request), "the tag -1");
+    expect_refused(MPIABI_Sendrecv(&number, 1, MPIABI_INT32_T, 1 - rank, 0, &got, 1, MPIABI_INT32_T, 5, 0,
+                                   MPIABI_COMM_WORLD, MPIABI_STATUS_IGNORE),
+                   "there is no rank 5");
+    ok(MPIABI_Sendrecv(&number, 1, MPIABI_INT32_T, 1 - rank, 0, &got, 1, MPIABI_INT32_T, 1 - rank, 0,
+                       MPIABI_COMM_WORLD, MPIABI_STATUS_IGNORE));
+    EXPECT_EQ(got, 1 - rank);
+  });
+}
+
+TEST(MpiPointToPoint, TheEndOfARankIsToldToWhoWaitsForIt) {
+  MpiRanks ranks(2);
+  ranks.each([&](int rank) {
+    if (rank == 1) return void(lightcc_shutdown_because("it ended with ValueError: bad batch"));
+    int32_t number = 0, got = 0;
+    EXPECT_EQ(MPIABI_Sendrecv(&number, 1, MPIABI_INT32_T, 1, 0, &got, 1, MPIABI_INT32_T, 1, 0, MPIABI_COMM_WORLD,
+                              MPIABI_STATUS_IGNORE),
+              LIGHTCC_SHUT_DOWN);
+    EXPECT_NE(error_text().find("bad batch"), std::string::npos) << error_text();
+  });
+}
+
+}  // namespace
+}  // namespace lightcc::test
