@@ -14,6 +14,7 @@ import lightcc.jax  # isort: skip  before jax
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -63,8 +64,8 @@ def train(settings, workers, path):
         """What each process has of a batch, as arrays of all devices."""
         return tuple(jax.make_array_from_process_local_data(spread, one) for one in mine)
 
-    parameters = new_parameters(jax.random.key(settings["seed"] + rank))  # until rank 0 sends its own
-    parameters = jax.device_put(lightcc.jax.broadcast_parameters(parameters), everywhere)
+    parameters = jax.tree.map(np.asarray, new_parameters(jax.random.key(settings["seed"] + rank)))
+    parameters = jax.device_put(lightcc.jax.broadcast_parameters(parameters), everywhere)  # those of rank 0
     schedule = optax.linear_schedule(settings["lr"] * workers, 0.01 * settings["lr"] * workers, steps)
     optimizer = optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(schedule, momentum=0.9))
     state = jax.jit(optimizer.init, out_shardings=everywhere)(parameters)

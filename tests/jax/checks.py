@@ -25,15 +25,17 @@ DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"
 
 
 def meshes():
-    """One axis of all ranks, and two axes as each of their divisors has it."""
+    """One axis of all ranks; two axes; and orders that are not that of the ranks."""
     devices = np.array(jax.devices())
     yield jax.sharding.Mesh(devices, ("x",)), "x"
-    for rows in range(1, SIZE + 1):
-        if SIZE % rows == 0:
-            mesh = jax.sharding.Mesh(devices.reshape(rows, SIZE // rows), ("x", "y"))
-            yield from ((mesh, axis) for axis in ("x", "y"))
-    if SIZE > 2:  # in an order that is not that of the ranks
-        yield jax.sharding.Mesh(devices[[*range(1, SIZE), 0]], ("x",)), "x"
+    if SIZE % 2 == 0:
+        mesh = jax.sharding.Mesh(devices.reshape(-1, 2), ("x", "y"))
+        yield from ((mesh, axis) for axis in ("x", "y"))
+    if SIZE == 2:
+        yield jax.sharding.Mesh(devices.reshape(2, 1), ("x", "y")), "x"
+    if SIZE == 3:
+        yield jax.sharding.Mesh(devices[[1, 2, 0]], ("x",)), "x"
+    if SIZE > 2:
         yield jax.sharding.Mesh(devices[::-1], ("x",)), "x"
 
 
@@ -232,6 +234,21 @@ def check_objects_and_parameters():
             assert "jax.parameters['w']': ranks disagree on shape" in str(error), error
         else:
             raise AssertionError("shapes differ")
+
+
+def check_examples_of_docstrings():
+    import doctest
+
+    import lightcc
+    from lightcc.jax import meshes, processes, trees
+    for module in (hvd, meshes, processes, trees):
+        given = {"lightcc": lightcc, "jax": jax}
+        for example in doctest.DocTestFinder(exclude_empty=True).find(module, extraglobs=given):
+            if example.name.endswith(".shutdown"):
+                continue  # the last of a program
+            report = []
+            doctest.DocTestRunner(verbose=False).run(example, out=report.append)
+            assert not report, "".join(report)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 mesh = jax.make_mesh((jax.device_count(),), ("x",))
-x = jax.make_array_from_callback((jax.device_count(),), NamedSharding(mesh, P("x")), lambda i: np.arange(9.0)[i])
+values = np.arange(float(jax.device_count()))
+x = jax.make_array_from_callback(values.shape, NamedSharding(mesh, P("x")), lambda index: values[index])
 total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, P()))(x)
 print(f"{{jax.process_index()}} of {{jax.process_count()}}: {{float(total):g}}", flush=True)
 import sys
