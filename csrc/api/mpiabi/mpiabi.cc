@@ -1,5 +1,7 @@
 // The functions that JAX calls but those of point_to_point.cc. All of a communicator's operations have names of their own (Communicator::next_name), so
 // they never meet what the program does with lightcc itself.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -57,6 +59,7 @@ void allreduce(const void* sent, void* received, int count, MPIABI_Datatype type
   const int32_t lightcc_op = op_of(op, element);
   const int64_t numbers = counted(count, element) * element.numbers;
   if (communicator->size() == 1) return copy_bytes(received, sent, count * element.bytes);
+  expect_writes(received, count * element.bytes);
   const lightcc_tensor tensor{sent, received, &numbers, element.dtype, 1, {}};
   const std::string name = communicator->next_name();
   lightcc_request request = request_of(LIGHTCC_ALLREDUCE, name, *communicator, tensor);
@@ -69,6 +72,7 @@ void allgather(const void* sent, int count, MPIABI_Datatype type, void* received
   const Element& element = element_of(type);
   const int64_t bytes = counted(count, element) * element.bytes, shape[] = {1, bytes};
   if (communicator->size() == 1) return copy_bytes(received, sent, bytes);
+  expect_writes(received, bytes * communicator->size());
   const lightcc_tensor tensor{sent, nullptr, shape, LIGHTCC_UINT8, 2, {}};
   const std::string name = communicator->next_name();
   lightcc_request request = request_of(LIGHTCC_ALLGATHER, name, *communicator, tensor);
@@ -87,6 +91,7 @@ void reduce_scatter(const void* sent, void* received, const int counts[], MPIABI
   if (std::any_of(counts, counts + communicator->size(), [&](int one) { return one != count; }))
     throw Error(Code::invalid_argument, "a reduce-scatter of unequal parts, for which JAX has no operation");
   if (communicator->size() == 1) return copy_bytes(received, sent, bytes);
+  expect_writes(received, bytes);
   const auto rows = communicator->is_ordered ? nullptr : spare(bytes * communicator->size());
   // What is sent is only read.
   if (rows) reorder(*communicator, static_cast<std::byte*>(const_cast<void*>(sent)), rows.get(), bytes, true);
@@ -103,6 +108,14 @@ void reduce_scatter(const void* sent, void* received, const int counts[], MPIABI
 
 const std::string& last_error() { return error_text; }
 void set_last_error(const std::string& text) { error_text = text; }
+
+void expect_writes(void* memory, int64_t bytes) {
+  constexpr uintptr_t kHuge = 2 << 20;
+  const uintptr_t from = uintptr_t(memory), first = (from + kHuge - 1) / kHuge * kHuge,
+                  end = (from + uintptr_t(bytes)) / kHuge * kHuge;
+  // It is a hint, so nothing depends on its outcome.
+  if (bytes >= int64_t(4 * kHuge) && first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+}
 
 int64_t counted(int count, const Element& element) {
   if (count < 0)

@@ -48,6 +48,7 @@ void check(const Message& message, const Communicator& communicator) {
 // What was checked. Communicators that share a group have tags of their own in it.
 int64_t start(const Message& message, Communicator& communicator) {
   const int64_t bytes = message.count * element_of(message.type).bytes;
+  if (message.to) expect_writes(message.to, bytes);
   const lightcc_tensor tensor{message.from, message.to, &bytes, LIGHTCC_UINT8, 1, {}};
   const std::string name = communicator.next_message_name();
   lightcc_request request = request_of(message.kind, name, communicator, tensor);
