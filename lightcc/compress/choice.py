@@ -35,6 +35,18 @@ def compression_of(compression: Any, op: int, optimizer_class: str, stacklevel: 
     return compression
 
 
+def text_of(compression: Any) -> str:
+    """A compression in words that are the same on all ranks which use equal ones, without addresses in memory.
+
+    >>> text_of(TopK(0.5)), text_of(NoneCompressor)
+    ('TopK(ratio=0.5, fp16=False, warmup_steps=0, momentum_correction=None)', 'NoneCompressor')
+    """
+    if not isinstance(compression, CoreCompressor):
+        return compression.__name__ if isinstance(compression, type) else type(compression).__name__
+    options = ", ".join(f"{name}={value!r}" for name, value in compression.options().items() if name != "dense")
+    return f"{type(compression).__name__}({options})"
+
+
 def too_few_to_compress(gradient_bytes: int, others: Iterable[str] = ()) -> str:
     """Why the gradients of one step travel dense, of which so many bytes could be compressed; "": they do not.
 

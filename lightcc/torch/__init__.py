@@ -6,7 +6,10 @@ from lightcc.core.process_sets import ProcessSet, add_process_set, global_proces
 from lightcc.core.util import check_extension
 from lightcc.torch.compiling import keep_out as _keep_out
 from lightcc.torch.compression import Compression
+from lightcc.torch.delayed import DelayedGradients
+from lightcc.torch.diloco import DiLoCo
 from lightcc.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from lightcc.torch.local_sgd import LocalSGD
 from lightcc.torch.mpi_ops import (
     Adasum,
     Average,
@@ -72,18 +75,19 @@ from lightcc.torch.sync_batch_norm import SyncBatchNorm
 from lightcc.torch.weights import check_weights
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "ProcessSet",
-    "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async", "allgather_object",
-    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier",
-    "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "ccl_built", "check_extension", "check_weights", "compression_stats", "cross_rank",
-    "cross_size", "cuda_built", "ddl_built", "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled",
-    "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
-    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "metrics", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
-    "remove_process_set", "rocm_built", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline",
-    "synchronize", "write_metrics",
+    "Adasum", "Average", "Compression", "DelayedGradients", "DiLoCo", "DistributedOptimizer",
+    "HorovodInternalError", "LocalSGD", "Max", "Min", "ProcessSet", "Product", "Sum", "SyncBatchNorm",
+    "add_process_set", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
+    "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_",
+    "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "ccl_built", "check_extension", "check_weights", "compression_stats", "cross_rank", "cross_size", "cuda_built",
+    "ddl_built", "gather_residuals", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather",
+    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
+    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous",
+    "is_initialized", "join", "local_rank", "local_size", "metrics", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
+    "remove_process_set", "rocm_built", "shutdown", "size", "sparse_allreduce_async", "start_timeline",
+    "stop_timeline", "synchronize", "write_metrics",
 ]
 
 

@@ -91,7 +91,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
     Tensors are overwritten in place where there are some of the right shape; a state or option that the root has and
     another rank not is made there, one that the root does not have is removed. If the root has no state yet, parameters
     without gradient get zeros, as in Horovod; unlike there, no step is made with them, so that parameters and the
-    count of steps stay. model: tells which embeddings are sparse, and so get a sparse gradient.
+    count of steps stay. model: tells which embeddings are sparse, and so get a sparse gradient. What the root's
+    DelayedGradients, LocalSGD or DiLoCo has under way becomes that of all ranks.
     Errors: on every rank, ValueError for LBFGS and if the ranks' parameters differ in number.
 
     >>> optimizer = torch.optim.Adam([torch.ones(2, requires_grad=True)], lr=0.1 * (hvd.rank() + 1))
@@ -110,7 +111,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
     index = {id(p): i for i, p in enumerate(params)}
     state = {index.get(id(key), key): value for key, value in optimizer.state.items()}
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    mine = {"options": options, "state": state}
+    own = getattr(optimizer, "_own_state", None)  # of DelayedGradients, LocalSGD and DiLoCo
+    mine = {"options": options, "state": state, "own": own() if own and rank() == root_rank else None}
     outline = broadcast_object(_outline(mine), root_rank, "broadcast_optimizer_state")
     tensors: List[torch.Tensor] = []
     theirs = mine if rank() == root_rank else _received_into(outline, mine, params)
@@ -124,6 +126,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
         optimizer.state.clear()
         for key, value in theirs["state"].items():
             optimizer.state[params[key] if isinstance(key, int) else key] = value
+        if own:
+            optimizer._load_own_state(theirs["own"])
     if not theirs["state"]:
         _make_gradients(params, model, isinstance(optimizer, torch.optim.SparseAdam))
 
@@ -170,7 +174,8 @@ def _received_into(outline: Dict[str, Any], mine: Dict[str, Any], params: List[t
     first = params[0].device if params else torch.device("cpu")
     state = {key: _filled(entry, mine["state"].get(key), params[key].device if isinstance(key, int) else first)
              for key, entry in outline["state"].items()}
-    return {"options": _filled(outline["options"], mine["options"], first), "state": state}
+    return {"options": _filled(outline["options"], mine["options"], first), "state": state,
+            "own": _filled(outline["own"], None, first)}
 
 
 def _filled(outline: Any, mine: Any, device: torch.device) -> Any:

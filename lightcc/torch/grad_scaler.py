@@ -15,7 +15,8 @@ _reduced_first: "weakref.WeakSet[Any]" = weakref.WeakSet()  # optimizers
 
 def reduce_first(optimizer) -> None:
     """From now on a GradScaler that is given this optimizer, or another one over its parameters, first calls its method
-    _before_grad_scaler with that one."""
+    _before_grad_scaler with that one; before that _note_scaler with itself and that one, if there is such a method.
+    After a step that it has left out it calls _left_out of the optimizer, if there is such a method."""
     _reduced_first.add(optimizer)
     scaler = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler  # before 2.3
     for name in ("unscale_", "step"):
@@ -40,10 +41,17 @@ def finite_everywhere(gradients: Iterable[torch.Tensor], process_sets: Iterable[
 def _after_reduction(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapped(self, optimizer, *args, **kwargs):
-        if self.is_enabled():
-            for distributed in list(_reduced_first):
-                distributed._before_grad_scaler(optimizer)
-        return method(self, optimizer, *args, **kwargs)
+        if not self.is_enabled():
+            return method(self, optimizer, *args, **kwargs)
+        for distributed in list(_reduced_first):
+            if hasattr(distributed, "_note_scaler"):
+                distributed._note_scaler(self, optimizer)
+            distributed._before_grad_scaler(optimizer)
+        made = getattr(optimizer, "_made_steps", None)
+        result = method(self, optimizer, *args, **kwargs)
+        if method.__name__ == "step" and made is not None and optimizer._made_steps == made:
+            optimizer._left_out()
+        return result
 
     wrapped.reduces_first = True  # type: ignore[attr-defined]
     return wrapped

@@ -111,8 +111,10 @@ class GradientCompression:
         if why:
             _logger.log(logging.INFO if saved is None else logging.WARNING, "optimizer state: %s", why)
 
-    def stats(self) -> Dict[str, Any]:
-        return stats([self._codec], self._why_dense)
+    @staticmethod
+    def stats_of(several: "Sequence[GradientCompression]") -> Dict[str, Any]:
+        """What those of one optimizer have done together (lightcc.compress.codec.stats)."""
+        return stats([one._codec for one in several], next((one._why_dense for one in several if one._why_dense), ""))
 
     def _own(self) -> Optional[residuals.Saved]:
         names = {place: name for name, (place, _) in self._at.items()}

@@ -95,6 +95,14 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     >>> norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     >>> with optimizer.skip_synchronize(): optimizer.step()
     """
+    return wrapped(_DistributedOptimizer, optimizer, named_parameters, compression, backward_passes_per_step, op,
+                   gradient_predivide_factor, num_groups, groups, sparse_as_dense, process_set)
+
+
+def wrapped(members, optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
+            num_groups, groups, sparse_as_dense, process_set):
+    """What DistributedOptimizer returns, and functions like it, which call this. members: _DistributedOptimizer or a
+    class made from it."""
     if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
         raise ImportError(f"DistributedOptimizer needs torch 2.1 or later, not {torch.__version__}.")
     if is_made_with(_DistributedOptimizer, optimizer):
@@ -104,9 +112,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     check_predivide(gradient_predivide_factor, op)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
-    compression = compression_of(compression, op, type(optimizer).__name__)
-    groups = groups_of(groups, num_groups, lambda parameter: isinstance(parameter, torch.Tensor))
-    members = _DistributedOptimizer
+    compression = compression_of(compression, op, type(optimizer).__name__, stacklevel=4)
+    groups = groups_of(groups, num_groups, lambda parameter: isinstance(parameter, torch.Tensor), stacklevel=4)
     if op == Adasum:
         from lightcc.torch.adasum import _DistributedAdasumOptimizer as members  # here, so that others do not load it
     cls = wrapper_class(optimizer.__class__, members, __name__)
@@ -121,12 +128,11 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     return distributed
 
 
-def _copied(cls, state, options, ranks, local):
+def _copied(cls, state, options, ranks, local, make=DistributedOptimizer):
     """What copy and pickle make of a DistributedOptimizer: see __reduce_ex__."""
     plain = cls.__new__(cls)
     plain.__setstate__(state)
-    copied = DistributedOptimizer(plain, process_set=global_process_set if ranks is None else registered(ranks),
-                                  **options)
+    copied = make(plain, process_set=global_process_set if ranks is None else registered(ranks), **options)
     for parameter in local:
         copied.register_local_var(parameter)
     return copied
@@ -374,14 +380,17 @@ class _DistributedOptimizer(OptimizerAttributes, SwitchedCompression, SavedResid
                if id(p) not in self._tracked and p.requires_grad]
         for parameter in new:
             name = self._parameter_names.setdefault(parameter, f"allreduce.noname.late.{len(self._gradients)}")
-            gradient = self._gradients[parameter] = Gradient(parameter, name)
             self._tracked.add(id(parameter))
-            gradient.passes_left = self._backward_passes_per_step
-            gradient.optimizer = weakref.ref(self)  # so that an optimizer that is dropped is gone at once
-            backward_hooks.register(gradient, self._dropped)
-            self._reducer.add([gradient])
-            if id(parameter) in self._local:
-                self._reducer.keep_local(gradient)
+            self._track(parameter, name)
+
+    def _track(self, parameter: torch.Tensor, name: str) -> None:
+        gradient = self._gradients[parameter] = Gradient(parameter, name)
+        gradient.passes_left = self._backward_passes_per_step
+        gradient.optimizer = weakref.ref(self)  # so that an optimizer that is dropped is gone at once
+        backward_hooks.register(gradient, self._dropped)
+        self._reducer.add([gradient])
+        if id(parameter) in self._local:
+            self._reducer.keep_local(gradient)
 
     def _scale_local_gradients(self) -> None:
         """Divides each by the number of ranks, but not one that has been and is still the same."""

@@ -1,9 +1,10 @@
 """What compression has left behind of an optimizer's gradients: in its state_dict, from all ranks, in numbers."""
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from lightcc.compress import codec
-from lightcc.compress.residuals import KEY
+from lightcc.compress.residuals import KEY, Saved
 from lightcc.core.wrapper_class import is_made_with
+from lightcc.torch.gradient_compression import GradientCompression
 
 
 class SavedResiduals:
@@ -16,15 +17,37 @@ class SavedResiduals:
         """The optimizer's own, and "lightcc_residuals": what compression has left behind on this rank, or after
         hvd.gather_residuals on all ranks. A plain optimizer loads it too, and does not look at that."""
         state = self._as_plain.state_dict(*args, **kwargs)
-        compressed = self._reducer and self._reducer.compressed
-        residuals = compressed and compressed.to_save()
+        residuals = together([reducer.compressed.to_save() for reducer in self._compressing()])
         return {**state, KEY: residuals} if residuals else state
 
     def load_state_dict(self, state_dict, *args, **kwargs) -> None:
         """The optimizer's own, and what is in "lightcc_residuals"; what is not begins at zero, which is logged."""
         self._as_plain.load_state_dict({key: value for key, value in state_dict.items() if key != KEY}, *args, **kwargs)
-        if self._reducer and self._reducer.compressed:
-            self._reducer.compressed.load(state_dict.get(KEY))
+        load_into(self._compressing(), state_dict.get(KEY))
+
+    def _compressing(self) -> List[Any]:
+        """The reducers of which the core compresses something; also those of an optimizer inside."""
+        inside = getattr(self._as_plain, "_compressing", list)()
+        return [*([self._reducer] if self._reducer and self._reducer.compressed else []), *inside]
+
+
+def together(saved: List[Optional[Saved]]) -> Optional[Saved]:
+    """What several reducers of this rank have left behind, of gradients with different names; None: nothing."""
+    there = [one for one in saved if one]
+    if len(there) == 1:
+        return there[0]
+    tensors = {name: tensor for one in there for name, tensor in one["tensors"].items()}
+    return {**there[0], "tensors": tensors} if there else None
+
+
+def load_into(reducers: List[Any], saved: Optional[Saved]) -> None:
+    """Gives each reducer what was saved of its gradients, and the last one what is nobody's, of which that will say
+    so."""
+    rest = dict(saved["tensors"]) if saved else {}
+    for reducer in reducers:
+        names = rest.keys() if reducer is reducers[-1] else {gradient.given_name for gradient in reducer.gradients}
+        of_reducer = {name: rest.pop(name) for name in list(rest) if name in names}
+        reducer.compressed.load(saved and {**saved, "tensors": of_reducer})
 
 
 def gather_residuals(optimizer) -> Optional[Dict[str, Any]]:
@@ -40,10 +63,10 @@ def gather_residuals(optimizer) -> Optional[Dict[str, Any]]:
     >>> hvd.gather_residuals(optimizer), sorted(optimizer.state_dict())
     (None, ['param_groups', 'state'])
     """
-    reducer = _reducer_of(optimizer, "gather_residuals")
+    _expect_distributed(optimizer, "gather_residuals")
     if optimizer._waiting():
         raise ValueError("gather_residuals: gradients are on their way; call synchronize() or step() first.")
-    return reducer.compressed.gather() if reducer and reducer.compressed else None
+    return together([reducer.compressed.gather() for reducer in optimizer._compressing()])
 
 
 def share_residuals(optimizer) -> None:
@@ -53,8 +76,7 @@ def share_residuals(optimizer) -> None:
 
     >>> share_residuals(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1))
     """
-    reducer = optimizer._reducer if is_made_with(SavedResiduals, optimizer) else None
-    if reducer and reducer.compressed:
+    for reducer in optimizer._compressing() if is_made_with(SavedResiduals, optimizer) else ():
         saved = reducer.compressed.gather()
         if saved:
             reducer.compressed.load({**saved, "size": len(saved["ranks"])})  # those that are there are all
@@ -74,15 +96,14 @@ def compression_stats(optimizer=None) -> Dict[str, Any]:
     """
     if optimizer is None:
         return codec.all_stats()
-    reducer = _reducer_of(optimizer, "compression_stats")
-    if reducer is None:
-        return codec.stats([], "this rank exchanges no gradients")
-    if reducer.compressed is None:
-        return codec.stats([], "the optimizer compresses nothing")
-    return reducer.compressed.stats()
+    _expect_distributed(optimizer, "compression_stats")
+    compressing = optimizer._compressing()
+    if not compressing:
+        return codec.stats([], "the optimizer compresses nothing" if optimizer._reducer else
+                           "this rank exchanges no gradients")
+    return GradientCompression.stats_of([reducer.compressed for reducer in compressing])
 
 
-def _reducer_of(optimizer, what: str):
+def _expect_distributed(optimizer, what: str) -> None:
     if not is_made_with(SavedResiduals, optimizer):
         raise ValueError(f"{what}: give a DistributedOptimizer, not a {type(optimizer).__name__}.")
-    return optimizer._reducer

@@ -1,0 +1,449 @@
+"""LocalSGD and DiLoCo against a plain loop over the ranks' models in one process, by schedules drawn at random."""
+import copy
+import io
+import random
+
+import pytest
+import torch
+from compressed import COMPRESSED, begin, end, gradient
+
+import lightcc.torch as hvd
+import ranks
+from lightcc.compress.residuals import KEY as RESIDUALS
+from lightcc.core.exchange_schedule import checked, in_fragments
+from training import data, expect_equal, loss_of, make_model, my_loss, train, train_alone
+
+pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.torch_sizes]
+SCHEDULES = {3: 50}  # by the number of ranks
+
+
+@pytest.mark.parametrize("np", (1, 2, 3))
+def test_on_ranks(np):
+    ranks.run_checks(__file__, np)
+
+
+def test_every_fragment_has_its_turn_and_what_is_sent_is_taken_in():
+    for sync_every in range(1, 9):
+        for fragments in range(1, sync_every + 1):
+            for delay in range(sync_every):
+                schedule = checked("test", sync_every, fragments, delay)
+                began, ended = {}, {}
+                for step in range(1, 4 * sync_every + 1):
+                    ending, beginning = schedule.at(step)
+                    assert len(beginning) <= 1
+                    for fragment in beginning:
+                        began.setdefault(fragment, []).append(step)
+                    for fragment in ending if delay else beginning:
+                        ended.setdefault(fragment, []).append(step)
+                assert set(began) == set(range(fragments)) and began[fragments - 1][0] == sync_every
+                for fragment, steps in began.items():
+                    assert steps == list(range(steps[0], 4 * sync_every + 1, sync_every))
+                    expected = [step + delay for step in steps if step + delay <= 4 * sync_every]
+                    assert ended.get(fragment, []) == expected
+
+
+def test_fragments_are_of_about_equal_size():
+    assert in_fragments([1] * 12, 4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert in_fragments([9, 1, 1], 3) == [[0], [1], [2]] and in_fragments([1, 1, 9], 3) == [[0], [1], [2]]
+    generator = random.Random(3)
+    for _ in range(300):
+        sizes = [generator.randrange(20) for _ in range(generator.randrange(1, 12))]
+        fragments = generator.randrange(1, len(sizes) + 1)
+        parts = in_fragments(sizes, fragments)
+        assert [i for part in parts for i in part] == list(range(len(sizes))) and all(parts) and len(parts) == fragments
+
+
+# The plain loop
+
+INNER = {"SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+         "AdamW": lambda params: torch.optim.AdamW(params, lr=0.02)}
+OUTER = {"Nesterov": lambda params: torch.optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True),
+         "plain": lambda params: torch.optim.SGD(params, lr=1.0),
+         "Adam": lambda params: torch.optim.Adam(params, lr=0.01)}
+
+
+def loss_of_rank(model, step, rank):
+    x, y = data(step)
+    rows = len(x) // hvd.size()
+    part = slice(rank * rows, (rank + 1) * rows)
+    return loss_of(model, x[part].double(), y[part].double())
+
+
+class Loop:
+    """The models of all ranks, exchanged as the papers say."""
+
+    def __init__(self, inner, sync_every, delay, outer=None, parts=None, alpha=0.0):
+        """outer: None: weights are averaged. parts: indices of parameters."""
+        self.models = [make_model().double() for _ in range(hvd.size())]
+        self.optimizers = [inner(model.parameters()) for model in self.models]
+        self.weights = [list(model.parameters()) for model in self.models]
+        self.parts = parts or [list(range(len(self.weights[0])))]
+        self.outer = [torch.nn.Parameter(p.detach().clone()) for p in self.weights[0]]
+        self.outer_optimizer = outer and outer(self.outer)
+        self.sync_every, self.delay, self.alpha = sync_every, delay, alpha
+        self.sent = {}
+        self.steps = 0
+
+    def step(self, left_out_by=()):
+        for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers)):
+            optimizer.zero_grad()
+            loss_of_rank(model, self.steps, rank).backward()
+            if rank not in left_out_by:
+                optimizer.step()
+        self.steps += 1
+        for fragment in range(len(self.parts)):
+            due = (fragment + 1) * self.sync_every // len(self.parts)
+            if self.delay and self.steps - self.delay > 0 and (self.steps - self.delay - due) % self.sync_every == 0:
+                self.take_in(fragment)
+            if (self.steps - due) % self.sync_every == 0:
+                self.sent[fragment] = [[w[i].detach().clone() for w in self.weights] for i in self.parts[fragment]]
+                if not self.delay:
+                    self.take_in(fragment)
+
+    @torch.no_grad()
+    def take_in(self, fragment):
+        sent = self.sent.pop(fragment)
+        for i, of_ranks in zip(self.parts[fragment], sent):
+            mean = sum(of_ranks) / len(of_ranks)
+            if self.outer_optimizer is None:
+                for weights, own in zip(self.weights, of_ranks):
+                    weights[i].copy_(weights[i] + mean - own if self.delay else mean)
+            else:
+                self.outer[i].grad = self.outer[i].detach() - mean
+        if self.outer_optimizer is not None:
+            self.outer_optimizer.step()
+            for i in self.parts[fragment]:
+                self.outer[i].grad = None
+                for weights in self.weights:
+                    weights[i].copy_(self.alpha * weights[i] + (1 - self.alpha) * self.outer[i])
+
+    def expect(self, model):
+        for p, q in zip(model.parameters(), self.weights[hvd.rank()]):
+            torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
+
+
+def double_model():
+    return make_model().double()
+
+
+def step_here(model, optimizer, step):
+    optimizer.zero_grad()
+    loss_of_rank(model, step, hvd.rank()).backward()
+    optimizer.step()
+
+
+def check_diloco_equals_the_loop_by_random_schedules():
+    generator = random.Random(47)
+    for _ in range(SCHEDULES.get(hvd.size(), 12)):
+        sync_every = generator.randrange(1, 7)
+        fragments = generator.randrange(1, sync_every + 1)
+        delay = generator.choice([0, generator.randrange(sync_every)])
+        alpha = generator.choice([None, 0.0, 0.25, 1.0])
+        inner, outer = generator.choice(list(INNER)), generator.choice(list(OUTER))
+        steps = generator.randrange(1, 4 * sync_every)
+        model = double_model()
+        parameters = list(model.parameters())
+        if generator.random() < 0.5:
+            parts = in_fragments([p.numel() for p in parameters], fragments)
+            given = fragments
+        else:
+            order = generator.sample(range(len(parameters)), len(parameters))
+            parts = [order[i::fragments] for i in range(fragments)]
+            given = [[parameters[i] for i in part] for part in parts]
+        optimizer = hvd.DiLoCo(model, INNER[inner](model.parameters()), OUTER[outer], sync_every, given, delay, alpha)
+        loop = Loop(INNER[inner], sync_every, delay, OUTER[outer], parts,
+                    alpha if alpha is not None else 0.5 if delay else 0.0)
+        for step in range(steps):
+            step_here(model, optimizer, step)
+            loop.step()
+        loop.expect(model)
+
+
+def check_local_sgd_equals_the_loop_by_random_schedules():
+    generator = random.Random(48)
+    for _ in range(SCHEDULES.get(hvd.size(), 12) // 2):
+        sync_every = generator.randrange(1, 7)
+        delay = generator.choice([0, generator.randrange(sync_every)])
+        inner = generator.choice(list(INNER))
+        model = double_model()
+        optimizer = hvd.LocalSGD(INNER[inner](model.parameters()), sync_every, model.named_parameters(), delay)
+        loop = Loop(INNER[inner], sync_every, delay)
+        for step in range(generator.randrange(1, 4 * sync_every)):
+            step_here(model, optimizer, step)
+            loop.step()
+        loop.expect(model)
+
+
+# Identities
+
+def plain_sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
+def check_an_exchange_after_each_step_is_distributed_optimizer(kind):
+    model, reference = make_model(), make_model()
+    if kind == "LocalSGD":
+        optimizer = hvd.LocalSGD(plain_sgd(model), 1)
+    else:
+        optimizer = hvd.DiLoCo(model, plain_sgd(model), OUTER["plain"], sync_every=1)
+    train(model, optimizer, 6)
+    train_alone(reference, plain_sgd(reference), 6)
+    expect_equal(model, reference)
+
+
+class Apart(torch.nn.Module):
+    """Parts that know nothing of each other."""
+
+    def __init__(self, which):
+        super().__init__()
+        torch.manual_seed(5)
+        made = [torch.nn.Linear(5, 3) for _ in range(2)]
+        self.parts = torch.nn.ModuleList([made[i] for i in which])
+
+    def forward(self, x):
+        return sum(part(x).square().mean() for part in self.parts)
+
+
+def check_fragments_are_as_one_fragment_each():
+    def trained(which, fragments, steps_before):
+        model = Apart(which)
+        parts = [list(part.parameters()) for part in model.parts] if fragments > 1 else 1
+        optimizer = hvd.DiLoCo(model, torch.optim.AdamW(model.parameters(), lr=0.02), sync_every=4, fragments=parts)
+        optimizer._periodic.steps = steps_before
+        for step in range(9):
+            optimizer.zero_grad()
+            model(data(step)[0][hvd.rank() * 4:hvd.rank() * 4 + 4]).backward()
+            optimizer.step()
+        return model
+    both = trained([0, 1], 2, 0)
+    for which, steps_before in ((0, 2), (1, 0)):  # the first has its turn two steps earlier
+        alone = trained([which], 1, steps_before)
+        for p, q in zip(both.parts[which].parameters(), alone.parameters()):
+            assert torch.equal(p, q)
+
+
+# Checkpoints
+
+MAKE = {
+    "DiLoCo": lambda model: hvd.DiLoCo(model, INNER["AdamW"](model.parameters()), sync_every=4, fragments=2, delay=3,
+                                       alpha=0.25),
+    "LocalSGD": lambda model: hvd.LocalSGD(INNER["AdamW"](model.parameters()), 4, delay=3),
+}
+
+
+def bits(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def saved_and_loaded(*states):
+    file = io.BytesIO()
+    torch.save(states, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("at", (0, 5, 7))
+def check_a_resumed_run_is_the_unbroken_one_bit_for_bit(kind, at):
+    model = double_model()
+    optimizer = MAKE[kind](model)
+    for step in range(at):
+        step_here(model, optimizer, step)
+    of_model, of_optimizer = saved_and_loaded(model.state_dict(), optimizer.state_dict())
+    for step in range(at, 13):
+        step_here(model, optimizer, step)
+    resumed = double_model()
+    other = MAKE[kind](resumed)
+    resumed.load_state_dict(of_model)
+    other.load_state_dict(of_optimizer)
+    for step in range(at, 13):
+        step_here(resumed, other, step)
+    assert torch.equal(bits(model), bits(resumed))
+    INNER["AdamW"](make_model().double().parameters()).load_state_dict(of_optimizer)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def check_all_ranks_go_on_from_rank_0(kind):
+    model = double_model()
+    optimizer = MAKE[kind](model)
+    for step in range(7 if hvd.rank() == 0 else 0):
+        if hvd.size() == 1:
+            step_here(model, optimizer, step)
+    if hvd.size() > 1:
+        for step in range(7):
+            step_here(model, optimizer, step)
+        state = optimizer.state_dict()
+        model, there = double_model(), model
+        optimizer = MAKE[kind](model)
+        if hvd.rank() == 0:
+            model.load_state_dict(there.state_dict())
+            optimizer.load_state_dict(state)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    hvd.check_weights(model)
+    for step in range(7, 12):
+        step_here(model, optimizer, step)
+    optimizer.exchange_now()
+    hvd.check_weights(model)
+
+
+def check_what_was_on_its_way_is_dropped_in_another_epoch():
+    for kind in MAKE:
+        model = double_model()
+        optimizer = MAKE[kind](model)
+        for step in range(5):
+            step_here(model, optimizer, step)
+        hvd.shutdown()
+        hvd.init()
+        for step in range(5, 12):
+            step_here(model, optimizer, step)
+        optimizer.exchange_now()
+        hvd.check_weights(model)
+        assert bits(model).isfinite().all()
+
+
+# Together with others
+
+def check_a_step_that_a_grad_scaler_leaves_out_counts():
+    last = hvd.size() - 1
+    model, loop = double_model(), Loop(INNER["SGD"], 3, 0, OUTER["Nesterov"])
+    optimizer = hvd.DiLoCo(model, INNER["SGD"](model.parameters()), sync_every=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = scaler.scale(loss_of_rank(model, step, hvd.rank()))
+        (loss * (float("inf") if step in (0, 5) and hvd.rank() == last else 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        loop.step(left_out_by=[last] if step in (0, 5) else ())
+    loop.expect(model)
+
+
+def check_ranks_of_a_host_train_together():
+    """Ranks 0 and 1 average gradients; with three ranks, rank 2 is by itself."""
+    hosts = {1: [[0]], 2: [[0, 1]], 3: [[0, 1], [2]]}[hvd.size()]
+    sets = [hvd.global_process_set if len(host) == hvd.size() else hvd.add_process_set(host) for host in hosts]
+    mine = next(i for i, host in enumerate(hosts) if hvd.rank() in host)
+    model = double_model()
+    optimizer = hvd.DiLoCo(model, INNER["SGD"](model.parameters()), sync_every=2, inner_set=sets[mine])
+    models = [double_model() for _ in hosts]
+    inner = [INNER["SGD"](m.parameters()) for m in models]
+    outer = [torch.nn.Parameter(p.detach().clone()) for p in models[0].parameters()]
+    outer_optimizer = OUTER["Nesterov"](outer)
+    for step in range(5):
+        step_here(model, optimizer, step)
+        for host, m, o in zip(hosts, models, inner):
+            o.zero_grad()
+            (sum(loss_of_rank(m, step, rank) for rank in host) / len(host)).backward()
+            o.step()
+        if step % 2 == 1:
+            with torch.no_grad():
+                for p, *of_hosts in zip(outer, *[m.parameters() for m in models]):
+                    p.grad = sum(len(host) * (p.detach() - q) for host, q in zip(hosts, of_hosts)) / hvd.size()
+                outer_optimizer.step()
+                for p, *of_hosts in zip(outer, *[m.parameters() for m in models]):
+                    for q in of_hosts:
+                        q.copy_(p)
+    for p, q in zip(model.parameters(), models[mine].parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    step_here(model, optimizer, 5)
+    optimizer.exchange_now()
+    hvd.check_weights(model)
+    for process_set in sets:
+        hvd.remove_process_set(process_set)
+
+
+@pytest.mark.parametrize("compression", (hvd.Compression.topk(0.05), hvd.Compression.int8()), ids=str)
+def check_compression_loses_nothing(compression):
+    begin(1)
+    try:
+        model = torch.nn.Module()
+        for name in COMPRESSED:
+            zeros = torch.zeros(gradient(name, 0, 0).shape)
+            model.register_parameter(name.replace(".", "_"), torch.nn.Parameter(zeros))
+        parameters = list(model.parameters())
+        optimizer = hvd.DiLoCo(model, torch.optim.SGD(parameters, lr=1.0), OUTER["plain"], sync_every=3, fragments=3,
+                               compression=compression)
+        for step in range(12):
+            optimizer.zero_grad()
+            sum((p * gradient(name, step, hvd.rank())).sum() for name, p in zip(COMPRESSED, parameters)).backward()
+            optimizer.step()
+        saved = hvd.gather_residuals(optimizer)
+        if hvd.size() == 1:
+            return
+        assert hvd.compression_stats(optimizer)["ratio"] < 0.6
+        assert optimizer.state_dict()[RESIDUALS]["tensors"] == saved["tensors"]
+        outer = optimizer.outer_optimizer.param_groups[0]["params"]
+        for i, (name, p) in enumerate(zip(COMPRESSED, outer)):
+            left = torch.zeros(p.numel())
+            for piece in saved["tensors"][f"{name.replace('.', '_')}.outer"]["pieces"]:
+                left[piece["first"]:piece["first"] + len(piece["values"])] += piece["values"]
+            last = (12 - (i + 1)) // 3 * 3 + i + 1  # steps until its last turn
+            expected = sum(gradient(name, step, rank) for step in range(last) for rank in range(hvd.size()))
+            torch.testing.assert_close(-p.detach() * hvd.size() + left.view_as(p), expected, rtol=0, atol=1e-3)
+    finally:
+        end()
+        hvd.init()
+
+
+# What is refused
+
+def check_bad_input():
+    model = make_model()
+    parameters = list(model.parameters())
+
+    def diloco(**options):
+        return hvd.DiLoCo(model, plain_sgd(model), **options)
+    for options, text in (({"sync_every": 0}, "sync_every=0: give an int, 1 or more"), ({"sync_every": 2.0}, "2.0"),
+                          ({"fragments": 0}, "fragments=0"), ({"fragments": 5, "sync_every": 4}, "at most as many"),
+                          ({"delay": -1}, "delay=-1"), ({"delay": 4, "sync_every": 4}, "smaller delay"),
+                          ({"alpha": 1.5}, "alpha=1.5: give a number, from 0 to 1"), ({"alpha": -0.1}, "alpha"),
+                          ({"outer_optimizer": plain_sgd(model)}, "outer_optimizer must be a function"),
+                          ({"fragments": [parameters[:2], parameters[1:]]}, "twice")):
+        with pytest.raises(ValueError, match=text):
+            diloco(**options)
+    for wrong in (-1, 0, 1.5, True, "4"):
+        with pytest.raises(ValueError, match="hvd.LocalSGD: sync_every="):
+            hvd.LocalSGD(plain_sgd(model), wrong)
+    for made in (hvd.LocalSGD(plain_sgd(model), 2), hvd.DistributedOptimizer(plain_sgd(model))):
+        with pytest.raises(ValueError, match="exchanges with other ranks already"):
+            hvd.LocalSGD(made, 2)
+    optimizer = diloco(fragments=[parameters[:2]])
+    with pytest.raises(ValueError, match="2.weight is in none"):
+        my_loss(model, 0).backward()
+        optimizer.step()
+    with pytest.raises(ValueError, match="6 parameters require gradients, which cannot be cut into 7"):
+        diloco(fragments=7).step()
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.deepcopy(diloco())
+
+
+def check_parameters_that_come_later():
+    model = make_model()
+    model[0].bias.requires_grad_(False)
+    optimizer = hvd.DiLoCo(model, plain_sgd(model), sync_every=2)
+    frozen = model[0].bias.clone()
+    train(model, optimizer, 2)
+    assert torch.equal(model[0].bias, frozen)
+    model[0].bias.requires_grad_(True)
+    with pytest.raises(ValueError, match="0.bias has come to require a gradient"):
+        train(model, optimizer, 2)
+
+
+def check_ranks_that_differ():
+    if hvd.size() == 1:
+        return
+    mine = hvd.rank() % 2
+    for text, make in (("sync_every is 2 on", lambda model: hvd.LocalSGD(plain_sgd(model), 2 + mine)),
+                       ("delay is 0 on", lambda model: hvd.DiLoCo(model, plain_sgd(model), delay=mine)),
+                       ("outer_optimizer is", lambda model: hvd.DiLoCo(
+                           model, plain_sgd(model), lambda params: torch.optim.SGD(params, lr=1.0 + mine))),
+                       ("compression is", lambda model: hvd.DiLoCo(
+                           model, plain_sgd(model),
+                           compression=hvd.Compression.int8() if mine else hvd.Compression.none))):
+        model = make_model()
+        with pytest.raises(ValueError, match=f"the ranks have different settings: .*{text}"):
+            train(model, make(model), 1)
