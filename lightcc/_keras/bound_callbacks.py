@@ -2,7 +2,9 @@
 from typing import Any, Iterable, Optional, Tuple
 
 from lightcc._keras import callbacks as impl
-from lightcc._keras import elastic
+from lightcc._keras import elastic, periodic
+from lightcc.compress.compressors import NoneCompressor
+from lightcc.core.process_sets import global_process_set
 
 
 def bound_callbacks(keras: Any, module: str) -> Tuple[type, ...]:
@@ -34,6 +36,22 @@ def bound_callbacks(keras: Any, module: str) -> Tuple[type, ...]:
     classes = (BroadcastGlobalVariablesCallback, MetricAverageCallback, LearningRateScheduleCallback,
                LearningRateWarmupCallback, LightccMetricsCallback)
     return _defined_in(module, classes)
+
+
+def bound_periodic(keras: Any, module: str) -> Tuple[type, ...]:
+    """As bound_callbacks, for training with fewer exchanges."""
+
+    class LocalSGD(periodic.LocalSGDImpl, keras.callbacks.Callback):
+        def __init__(self, sync_every, delay=0, process_set=global_process_set):
+            super().__init__(keras.backend, sync_every, delay, process_set)
+
+    class DiLoCo(periodic.DiLoCoImpl, keras.callbacks.Callback):
+        def __init__(self, sync_every=100, fragments=1, delay=0, alpha=None, outer_learning_rate=0.7,
+                     outer_momentum=0.9, nesterov=True, compression=NoneCompressor, process_set=global_process_set):
+            super().__init__(keras.backend, sync_every, fragments, delay, alpha, outer_learning_rate, outer_momentum,
+                             nesterov, compression, process_set)
+
+    return _defined_in(module, (LocalSGD, DiLoCo))
 
 
 def bound_elastic(keras: Any, module: str) -> Tuple[type, ...]:

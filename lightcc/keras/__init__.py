@@ -6,6 +6,7 @@ TensorFlow.
 import keras
 
 from lightcc import _keras
+from lightcc._keras.bound_callbacks import bound_periodic as _bound_periodic
 from lightcc._keras.front import Front as _Front
 from lightcc.compress.variable_compression import (
     compression_state,
@@ -33,9 +34,11 @@ _front = _Front(keras)
 PartialDistributedOptimizer, load_model = _front.PartialDistributedOptimizer, _front.load_model
 allgather, broadcast, reducescatter = _front.allgather, _front.broadcast, _front.reducescatter
 broadcast_global_variables, check_weights = _front.broadcast_global_variables, _front.check_weights
+LocalSGD, DiLoCo = _bound_periodic(keras, __name__)
 
 __all__ = [
-    "Adasum", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "add_process_set",
+    "Adasum", "Compression", "DiLoCo", "DistributedOptimizer", "LocalSGD", "PartialDistributedOptimizer", "ProcessSet",
+    "add_process_set",
     "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "check_weights",
     "compression_state", "compression_stats", "elastic", "gather_residuals", "global_process_set", "init",
     "load_compression_state", "load_model", "reducescatter", "remove_process_set", "shutdown",

@@ -69,6 +69,7 @@ from lightcc.tensorflow.mpi_ops import (
     stop_timeline,
 )
 from lightcc.tensorflow.optimizer import DistributedOptimizer
+from lightcc.tensorflow.periodic import DiLoCo, LocalSGD
 from lightcc.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from lightcc.tensorflow.summary import write_metrics
 from lightcc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -76,8 +77,8 @@ from lightcc.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_re
 from lightcc.tensorflow.weights import check_weights
 
 __all__ = [
-    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
-    "DistributedOptimizer", "HorovodInternalError", "LocalGradientAggregationHelper", "Max", "Min",
+    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DiLoCo", "DistributedGradientTape",
+    "DistributedOptimizer", "HorovodInternalError", "LocalGradientAggregationHelper", "LocalSGD", "Max", "Min",
     "PartialDistributedGradientTape", "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "add_process_set",
     "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "ccl_built",

@@ -217,6 +217,7 @@ def check_what_was_under_way_is_dropped_in_another_epoch():
     train(model, optimizer, range(2))
     if hvd.rank() == 0:
         optimizer.state_dict()  # which has it here, and not elsewhere
+    hvd.barrier()  # what is on its way is so on all ranks
     hvd.shutdown()
     hvd.init()
     before = bits(model)

@@ -294,6 +294,7 @@ def check_what_was_on_its_way_is_dropped_in_another_epoch():
         optimizer = MAKE[kind](model)
         for step in range(5):
             step_here(model, optimizer, step)
+        hvd.barrier()  # what is on its way is so on all ranks
         hvd.shutdown()
         hvd.init()
         for step in range(5, 12):

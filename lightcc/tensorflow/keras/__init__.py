@@ -6,6 +6,7 @@ tf.keras is Keras 3, or tf_keras with TF_USE_LEGACY_KERAS=1, or before TensorFlo
 from tensorflow import keras
 
 from lightcc import _keras
+from lightcc._keras.bound_callbacks import bound_periodic as _bound_periodic
 from lightcc._keras.front import Front as _Front
 from lightcc.compress.variable_compression import (
     compression_state,
@@ -28,9 +29,11 @@ _front = _Front(keras)
 PartialDistributedOptimizer, load_model = _front.PartialDistributedOptimizer, _front.load_model
 allgather, broadcast, reducescatter = _front.allgather, _front.broadcast, _front.reducescatter
 broadcast_global_variables, check_weights = _front.broadcast_global_variables, _front.check_weights
+LocalSGD, DiLoCo = _bound_periodic(keras, __name__)
 
 __all__ = [
-    "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "add_process_set",
+    "Compression", "DiLoCo", "DistributedOptimizer", "LocalSGD", "PartialDistributedOptimizer", "ProcessSet",
+    "add_process_set",
     "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "check_weights",
     "compression_state", "compression_stats", "elastic", "gather_residuals", "global_process_set", "init",
     "is_version_greater_equal_than", "load_compression_state", "load_model", "reducescatter", "remove_process_set",

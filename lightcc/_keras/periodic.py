@@ -1,0 +1,93 @@
+"""LocalSGD and DiLoCo as callbacks of fit, for every Keras: mix-ins, which bound_callbacks joins with its Callback.
+
+The model is compiled with a plain optimizer. Values travel as numpy arrays between the steps.
+"""
+from typing import Any, Dict, Optional
+
+from lightcc._keras import values
+from lightcc.compress.compressors import NoneCompressor
+from lightcc.core.process_sets import ProcessSet, global_process_set
+from lightcc.periodic import arrays
+
+
+class PeriodicCallbackImpl:
+    """Tells an exchange of the steps of fit. backend: the module keras.backend."""
+
+    model: Any  # Keras's Callback has it
+
+    def __init__(self, backend: Any, what: str, exchange: arrays.ArrayExchange, *args):
+        super().__init__(*args)
+        self.backend, self._what, self._exchange = backend, what, exchange
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook. ValueError for several steps an execution."""
+        several = getattr(self.model, "steps_per_execution", None) or getattr(self.model, "_steps_per_execution", 1)
+        if int(several.numpy() if hasattr(several, "numpy") else several) > 1:
+            raise ValueError(f"{self._what}: the model is compiled with steps_per_execution > 1, and steps are counted "
+                             "between executions; compile it with 1.")
+        self._start()
+
+    def on_train_batch_begin(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        self._start()
+
+    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook."""
+        if not self._exchange.started:  # the first step has made the weights
+            self._start()
+            return
+        self._exchange.before_step()
+        self._exchange.after_step()
+
+    def on_train_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Keras hook: all ranks end with the same weights."""
+        if self._exchange.started:
+            self._exchange.now()
+
+    def _start(self) -> None:
+        if self._exchange.started or not self.model.built or not self.model.trainable_variables:
+            return
+        variables = list(self.model.trainable_variables)
+        self._exchange.start(
+            lambda indices: values.read(self.backend, [variables[index] for index in indices]),
+            lambda indices, new: values.write(self.backend, [variables[index] for index in indices], new),
+            [str(getattr(variable, "path", None) or variable.name) for variable in variables])
+        self._exchange.before_step()
+
+
+class LocalSGDImpl(PeriodicCallbackImpl):
+    """Averages the model's trainable variables over the ranks after every `sync_every` batches of fit, and at its end
+    (docs/fewer_exchanges.md).
+
+    The model is compiled with a plain optimizer, whose variables are each rank's own. Put it behind
+    BroadcastGlobalVariablesCallback; all ranks need equally many batches. delay: the exchange runs behind so many
+    further batches.
+    Errors: ValueError for arguments out of their ranges, for steps_per_execution > 1, and on all ranks if they differ
+    in settings; those of allreduce.
+
+    >>> import lightcc.keras
+    >>> callbacks = [lightcc.keras.LocalSGD(sync_every=10)]  # for model.fit
+    """
+
+    def __init__(self, backend: Any, sync_every: int, delay: int = 0, process_set: ProcessSet = global_process_set):
+        super().__init__(backend, "hvd.LocalSGD", arrays.local_sgd("hvd.LocalSGD", sync_every, delay, process_set))
+
+
+class DiLoCoImpl(PeriodicCallbackImpl):
+    """Exchanges outer gradients of the model's trainable variables after every `sync_every` batches of fit, and at its
+    end (docs/fewer_exchanges.md).
+
+    The outer optimizer is SGD with outer_learning_rate, outer_momentum and nesterov. fragments, delay, alpha: those of
+    lightcc.torch's DiLoCo. compression: hvd.Compression.topk(...) or int8(). The rest, and errors, as of LocalSGD.
+
+    >>> import lightcc.keras
+    >>> callbacks = [lightcc.keras.DiLoCo(sync_every=100, fragments=4)]  # for model.fit
+    """
+
+    def __init__(self, backend: Any, sync_every: int = 100, fragments: int = 1, delay: int = 0,
+                 alpha: Optional[float] = None, outer_learning_rate: float = 0.7, outer_momentum: float = 0.9,
+                 nesterov: bool = True, compression: Any = NoneCompressor,
+                 process_set: ProcessSet = global_process_set):
+        super().__init__(backend, "hvd.DiLoCo", arrays.diloco(
+            "hvd.DiLoCo", sync_every, fragments, delay, alpha, outer_learning_rate, outer_momentum, nesterov,
+            compression, process_set))

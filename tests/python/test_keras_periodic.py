@@ -1,0 +1,109 @@
+"""LocalSGD and DiLoCo in Keras's fit, and where there is TensorFlow in a loop of its own, against models of all ranks
+in this process."""
+import numpy as np
+import pytest
+from kerases import HAS_TENSORFLOW, HAS_TF_KERAS, Kit
+
+import ranks
+
+pytestmark = pytest.mark.usefixtures("job")
+STEPS, BATCH = 7, 4
+
+
+@pytest.mark.parametrize("np", (2,))
+def test_on_ranks(np):
+    ranks.run_checks(__file__, np)
+
+
+@pytest.mark.skipif(not HAS_TF_KERAS, reason="without tf_keras, tf.keras is what it is")
+def test_with_tf_keras():
+    ranks.run_checks(__file__, 2, TF_USE_LEGACY_KERAS="1")
+
+
+def data(rank):
+    generator = np.random.default_rng(rank)
+    return generator.standard_normal((STEPS * BATCH, 3)).astype("float32"), \
+        generator.standard_normal((STEPS * BATCH, 2)).astype("float32")
+
+
+def model_of(kit):
+    layers = kit.keras.layers
+    model = kit.keras.Sequential([layers.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(2)])
+    generator = np.random.default_rng(5)
+    model.set_weights([generator.standard_normal(w.shape).astype("float32") for w in model.get_weights()])
+    model.compile(optimizer=kit.keras.optimizers.SGD(0.1), loss="mse")
+    return model
+
+
+def expected(kit, sync_every, rate, momentum):
+    """The weights of all ranks at the end, with outer steps after every sync_every steps and at the end."""
+    models = [model_of(kit) for _ in range(kit.hvd.size())]
+    outer = models[0].get_weights()
+    buffers = [np.zeros_like(w) for w in outer]
+
+    def exchange():
+        for i, of_ranks in enumerate(zip(*[model.get_weights() for model in models])):
+            moved = outer[i] - sum(of_ranks) / len(of_ranks)
+            buffers[i] = momentum * buffers[i] + moved
+            outer[i] = outer[i] - rate * (moved + momentum * buffers[i])
+        for model in models:
+            model.set_weights(outer)
+    for step in range(1, STEPS + 1):
+        part = slice((step - 1) * BATCH, step * BATCH)
+        for rank, model in enumerate(models):
+            x, y = data(rank)
+            model.train_on_batch(x[part], y[part])
+        for model in models[1:] if step == 1 else ():  # BroadcastGlobalVariablesCallback sends them again
+            model.set_weights(models[0].get_weights())
+        if step % sync_every == 0:
+            exchange()
+    exchange()
+    return outer
+
+
+@pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
+def check_fit(kind):
+    kit = Kit()
+    model = model_of(kit)
+    if kind == "LocalSGD":
+        callback, outer = kit.hvd.LocalSGD(3), (1.0, 0.0)
+    else:
+        callback, outer = kit.hvd.DiLoCo(3, outer_learning_rate=0.5, outer_momentum=0.8), (0.5, 0.8)
+    x, y = data(kit.hvd.rank())
+    model.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0,
+              callbacks=[kit.hvd.callbacks.BroadcastGlobalVariablesCallback(0), callback])
+    for mine, theirs in zip(model.get_weights(), expected(kit, 3, *outer)):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    kit.hvd.check_weights(model)
+
+
+def check_several_steps_an_execution_are_refused():
+    kit = Kit()
+    if not kit.on_tensorflow:
+        pytest.skip("Keras on torch makes single steps")
+    model = model_of(kit)
+    model.compile(optimizer="sgd", loss="mse", steps_per_execution=2)
+    x, y = data(0)
+    with pytest.raises(ValueError, match="steps_per_execution"):
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[kit.hvd.LocalSGD(3)])
+
+
+@pytest.mark.skipif(not HAS_TENSORFLOW, reason="a loop of TensorFlow")
+def check_a_loop_of_tensorflow():
+    import tensorflow as tf
+
+    import lightcc.tensorflow as hvd
+    weight = tf.Variable([1.0, 2.0])
+    with pytest.raises(ValueError, match="no variables"):
+        hvd.LocalSGD([], 2)
+    outer = hvd.DiLoCo([weight], 2, outer_learning_rate=1.0, outer_momentum=0.0, nesterov=False)
+    with pytest.raises(RuntimeError, match="before_step"):
+        outer.step()
+    outer.before_step()
+    for step in range(4):
+        weight.assign_sub([float(hvd.rank() + step), 1.0])
+        outer.step()
+    mean = (hvd.size() - 1) / 2
+    np.testing.assert_allclose(weight.numpy(), [1 - 4 * mean - 6, 2 - 4], rtol=1e-5)
+    with pytest.raises(ValueError, match="eager"):
+        tf.function(lambda: outer.step())()
