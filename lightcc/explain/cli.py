@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Optional
 
-from lightcc.explain import picture
+from lightcc.explain import fewer, picture
 from lightcc.explain.cluster import Cluster, Training, load
 from lightcc.explain.merge import merge
 from lightcc.explain.model import Candidate, candidates
@@ -113,6 +113,21 @@ def training_lines(cluster: Cluster, training: Training, ways: list[Candidate]) 
     return lines
 
 
+def fewer_lines(args: argparse.Namespace, cluster: Cluster, nbytes: int) -> list[str]:
+    """What fewer exchanges would bring: a row for each way to train."""
+    def seconds(count: int, compressed: bool = False) -> float:
+        found = candidates(cluster, count, args.compressed if compressed else 0.0, args.simulate)
+        return next((one.seconds for one in found if (one.algorithm == "compressed") == compressed), 0.0)
+
+    ways = fewer.ways(seconds, nbytes, len(cluster.hosts), args.compute_ms * 1e-3, args.sync_every, args.fragments,
+                      args.delay, args.compressed, lambda count: seconds(count, True))
+    lines = ["", f"training, {bytes_text(nbytes)} of gradients, {time_text(args.compute_ms * 1e-3)} of computing a "
+                 f"step, sync_every={args.sync_every}, fragments={args.fragments}, delay={args.delay}:",
+             f"{'way':<28} {'step':>9} {'exposed':>9} {'sent by a host':>16}"]
+    return lines + [f"{way.name:<28} {time_text(way.step_s):>9} {time_text(way.exposed_s):>9} "
+                    f"{way.bytes_per_s / 1e6:>11.4g} MB/s" for way in ways]
+
+
 def step_lines(step: Step) -> list[str]:
     lines = [f"step {step.number + 1} of {step.count} (the median): {time_text(step.seconds)}; {step.tensors} tensors, "
              f"{bytes_text(step.nbytes)}, in {step.collectives} collectives"]
@@ -147,6 +162,11 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--compressed", type=share, default=0.0, metavar="SHARE",
                         help="a codec's bytes for each byte, as 0.02 for Top-K of 1 %%; default: no codec")
     parser.add_argument("--simulate", action="store_true", help="message by message, up to 4096 ranks")
+    parser.add_argument("--compute-ms", type=float, default=None, metavar="MS", help="of a step without communication: "
+                        "predicts training with fewer exchanges, too (docs/fewer_exchanges.md)")
+    parser.add_argument("--sync-every", type=positive, default=30, help="of LocalSGD and DiLoCo, in steps; default 30")
+    parser.add_argument("--fragments", type=positive, default=1, help="of DiLoCo; default 1")
+    parser.add_argument("--delay", type=int, default=0, help="of DiLoCo, in steps; default 0")
     parser.add_argument("--png", metavar="FILE", help="gets the curves, from 1 KiB to 1 GiB (needs matplotlib)")
     return parser
 
@@ -180,6 +200,8 @@ def explain(args: argparse.Namespace) -> list[str]:
     lines = collective_lines(cluster, nbytes, ways)
     if training and ways:
         lines += training_lines(cluster, training, predict(gradients))
+    if args.compute_ms is not None:
+        lines += fewer_lines(args, cluster, nbytes)
     if args.png:
         picture.draw(predict, cluster_text(cluster), args.png)
     return lines

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightcc.explain import Cluster, candidates, cli, cluster, median_step, picture
+from lightcc.explain import Cluster, candidates, cli, cluster, fewer, median_step, picture
 
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 MIB = 1 << 20
@@ -165,10 +165,31 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 def test_the_page_shows_what_the_command_prints(capsys):
     """But for the lines in whose place it has "..."."""
-    (command, shown), = re.findall(r"```\n\$ lightcc-explain (--np .*)\n((?:.*\n)*?)```", PAGE)
-    code, out, _ = run(capsys, *command.split())
-    pattern = re.escape(shown).replace(re.escape("...\n"), "(?:.*\n)+")
-    assert code == 0 and re.fullmatch(pattern, out), out
+    examples = re.findall(r"```\n\$ lightcc-explain (--np .*)\n((?:.*\n)*?)```", PAGE)
+    assert len(examples) == 2
+    for command, shown in examples:
+        code, out, _ = run(capsys, *command.split())
+        pattern = re.escape(shown).replace(re.escape("...\n"), "(?:.*\n)+")
+        assert code == 0 and re.fullmatch(pattern, out), out
+
+
+def test_what_fewer_exchanges_bring_follows_from_the_exchange():
+    def ways(exchange_s, **changes):
+        asked = {"sync_every": 10, "fragments": 5, "delay": 0, **changes}
+        return {way.name: way for way in fewer.ways(lambda nbytes: exchange_s * nbytes / 1000, 1000, 2, 1.0, **asked)}
+    slow = ways(4.0)
+    assert slow["DelayedGradients"].step_s == 4.0 and slow["DelayedGradients"].exposed_s == 3.0
+    assert slow["DistributedOptimizer"].exposed_s == pytest.approx(4 - 2 / 3)
+    assert slow["LocalSGD"].exposed_s == slow["DiLoCo"].exposed_s == pytest.approx(0.4)
+    assert slow["DiLoCo"].bytes_per_s == pytest.approx(1000 / 10 / 1.4)
+    assert ways(4.0, delay=1)["DiLoCo"].exposed_s == 0.0, "a fragment takes 0.8 s"
+    assert ways(10.0, delay=1)["DiLoCo"].exposed_s == pytest.approx(0.5), "each of 5 fragments, in 10 steps, one second"
+    assert ways(40.0, delay=9)["DiLoCo"].step_s == pytest.approx(4.0), "the cable has no time for more"
+    quick = ways(0.5)
+    assert quick["DistributedOptimizer"].exposed_s == quick["DelayedGradients"].exposed_s == 0
+    for wrong in ({"fragments": 11}, {"delay": 10}, {"delay": -1}, {"sync_every": 0}):
+        with pytest.raises(ValueError, match="--sync-every"):
+            ways(1.0, **wrong)
 
 
 def test_the_page_shows_a_recorded_step_as_the_command_does(tmp_path, capsys):
