@@ -105,9 +105,9 @@ class _Slot:
             self.reducer.drain()
         self.under_way, self.arrived = False, None
 
-    def arrive(self, parameters: List[torch.Tensor]) -> List[Optional[torch.Tensor]]:
+    def arrive(self, parameters: List[torch.Tensor]) -> None:
         """Waits for them; p.grad stays what it is."""
-        if self.arrived is None:
+        if self.arrived is None and self.reducer is not None:
             grads = [p.grad for p in parameters]
             for p in parameters:
                 p.grad = None
@@ -117,7 +117,6 @@ class _Slot:
             finally:
                 for p, grad in zip(parameters, grads):
                     p.grad = grad
-        return self.arrived
 
     def deliver(self, parameters: List[torch.Tensor], grad_scaler: bool) -> None:
         """Makes each p.grad what has arrived."""
@@ -318,12 +317,19 @@ class _DelayedOptimizer(_DistributedOptimizer):
 
     def _own_state(self) -> Dict[str, Any]:
         """The gradients under way, the oldest first, as plain values and tensors."""
+        under_way = [{"gradients": [packed(grad) for grad in slot.arrived or ()], "scale": slot.scale,
+                      "weights": list(slot.weights)} for slot in self._arrive()]
+        return {"delay": self._delay, "steps": self._exchanged_steps, "under_way": under_way}
+
+    def _arrive(self) -> List[_Slot]:
+        """Waits for the gradients under way; returns their slots, the oldest first."""
         self._drop_what_is_void()
         slots = [self._slots[(self._turn - age) % len(self._slots)] for age in range(self._delay, 0, -1)]
+        found = [slot for slot in slots if slot.under_way]
         with torch.no_grad():
-            under_way = [{"gradients": [packed(grad) for grad in slot.arrive(self._parameters())], "scale": slot.scale,
-                          "weights": list(slot.weights)} for slot in slots if slot.under_way]
-        return {"delay": self._delay, "steps": self._exchanged_steps, "under_way": under_way}
+            for slot in found:
+                slot.arrive(self._parameters())
+        return found
 
     def _load_own_state(self, state: Optional[Dict[str, Any]]) -> None:
         for slot in self._slots:

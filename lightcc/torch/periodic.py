@@ -140,10 +140,14 @@ class PeriodicExchange:
         """For a checkpoint, and other ranks; waits for what is on its way. None before the first step."""
         if not self.reducers:
             return None
+        self.arrive()
+        return {"steps": self.steps, "in_flight": sorted(self._in_flight), **self.own_state()}
+
+    def arrive(self) -> None:
+        """Waits for what is on its way."""
         self._drop_what_is_void()
         for fragment in sorted(self._in_flight):
             self._arrive(fragment)
-        return {"steps": self.steps, "in_flight": sorted(self._in_flight), **self.own_state()}
 
     def load(self, state: Optional[Mapping[str, Any]]) -> None:
         """Goes on from there; None: begins anew with the next step."""
@@ -277,6 +281,11 @@ class PeriodicOptimizer(SavedResiduals):
 
     def _before_grad_scaler(self, optimizer: Any) -> None:
         """Nothing: gradients are this rank's own."""
+
+    def _arrive(self) -> None:
+        if self._periodic is not None:
+            with torch.no_grad():
+                self._periodic.arrive()
 
     def _own_state(self) -> Optional[Dict[str, Any]]:
         with torch.no_grad():

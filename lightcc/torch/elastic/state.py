@@ -41,6 +41,10 @@ class StateHandler:
         self.value = value
         self.save()
 
+    def prepare(self) -> None:
+        """Comes before any value is saved: what must arrive first is waited for here, so that a commit that fails has
+        saved nothing."""
+
     def save(self) -> None:
         """Keeps a copy of the value's state."""
         raise NotImplementedError
@@ -128,6 +132,10 @@ class OptimizerStateHandler(StateDictHandler):
     def restore(self) -> None:
         super().restore()
         _drop_gradients(p for group in self.value.param_groups for p in group["params"])
+
+    def prepare(self) -> None:
+        if hasattr(self.value, "_arrive"):  # of DelayedGradients, LocalSGD and DiLoCo
+            self.value._arrive()
 
     def sync(self) -> None:
         if isinstance(self.value, torch.optim.LBFGS):  # not for broadcast_optimizer_state
@@ -248,6 +256,8 @@ class TorchState(SharingState):
         return torch.load(io.BytesIO(data), weights_only=False)
 
     def _keep_own(self) -> None:
+        for handler in self._handlers.values():
+            getattr(handler, "prepare", bool)()  # Horovod's handlers, which a registry may have, need not define it
         for handler in self._handlers.values():
             handler.save()
 
