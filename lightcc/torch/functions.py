@@ -175,7 +175,7 @@ def _received_into(outline: Dict[str, Any], mine: Dict[str, Any], params: List[t
     state = {key: _filled(entry, mine["state"].get(key), params[key].device if isinstance(key, int) else first)
              for key, entry in outline["state"].items()}
     return {"options": _filled(outline["options"], mine["options"], first), "state": state,
-            "own": _filled(outline["own"], None, first)}
+            "own": _filled(outline.get("own"), None, first)}
 
 
 def _filled(outline: Any, mine: Any, device: torch.device) -> Any:

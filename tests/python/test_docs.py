@@ -13,13 +13,13 @@ from jobs import Job
 pytestmark = pytest.mark.long
 
 NAMES = ("first_program.md", "pytorch.md", "compression.md", "embedding.md", "embedding_life.md",
-         "embedding_late.md", "embedding_elastic.md", "elastic.md")
+         "embedding_late.md", "embedding_elastic.md", "elastic.md", "fewer_exchanges.md")
 PAGE = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in NAMES)
 PROGRAMS = {title: program for title, program in re.findall(r"## (.*?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)}
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 19
+    assert len(PROGRAMS) == 22
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def on_gpu(monkeypatch, double, device):
     return make
 
 
-def trained(hvd, on_gpu=None, steps=4, **options):
+def trained(hvd, on_gpu=None, steps=4, wrap="DistributedOptimizer", **options):
     """The parameters after training, as lists; on_gpu: where they are."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(6, 500), torch.nn.Tanh(), torch.nn.Linear(500, 2))
@@ -73,7 +73,7 @@ def trained(hvd, on_gpu=None, steps=4, **options):
             parameter.data = on_gpu(parameter)
             parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", on_gpu(p.grad)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
+    optimizer = getattr(hvd, wrap)(optimizer, named_parameters=model.named_parameters(), **options)
     generator = torch.Generator().manual_seed(hvd.rank())
     for step in range(steps):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
@@ -96,6 +96,18 @@ def check_training_is_that_on_the_cpu(job, on_gpu, options, current):
         assert on_gpu.stream.followed >= 4 * 4, "each gradient of each step"
     elif "groups" not in options:
         assert on_gpu.stream.followed == 0, "gradients are copied together, by the stream that makes them"
+
+
+@pytest.mark.parametrize("options", [{"wrap": "DelayedGradients"},
+                                     {"wrap": "DelayedGradients", "delay": 2, "compensation": 0.5},
+                                     {"wrap": "LocalSGD", "sync_every": 2},
+                                     {"wrap": "LocalSGD", "sync_every": 3, "delay": 1}], ids=str)
+def check_training_with_fewer_exchanges_is_that_on_the_cpu(job, on_gpu, options):
+    import lightcc.torch as hvd
+    on_gpu.stream.current = False
+    for mine, cpu in zip(trained(hvd, on_gpu, 6, **options), trained(hvd, None, 6, **options)):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(cpu))
+    assert on_gpu.stream.followed > 0
 
 
 LAYOUTS = {

@@ -25,7 +25,7 @@ PROGRAMS[GRAPH], = re.findall(r"```python\n(.*?)```", KV_VARIABLE, re.DOTALL)
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 13 and TORCH in PROGRAMS
+    assert len(PROGRAMS) == 14 and TORCH in PROGRAMS
 
 
 @pytest.fixture(scope="module")
