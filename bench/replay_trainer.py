@@ -13,7 +13,7 @@ from teams import become_rank
 import lightcc.torch as hvd
 from lightcc.core import lib
 
-ALONE, DDP = "alone", "DDP over gloo"
+ALONE, DDP, DELAYED = "alone", "DDP over gloo", "lightcc, delayed"
 BUCKET_MB = 25  # DDP's default
 
 
@@ -109,26 +109,38 @@ class Trainer:
             side: NoUpdate(model.parameters(), lr=0.1) for side, model in self._modules.items()}
         self._optimizers[own.NAME] = hvd.DistributedOptimizer(self._optimizers[own.NAME],
                                                               self._modules[own.NAME].named_parameters())
+        if DELAYED in sides:
+            self._optimizers[DELAYED] = hvd.DelayedGradients(
+                self._optimizers[DELAYED], named_parameters=self._modules[DELAYED].named_parameters())
         if DDP in sides:
             gloo.init(rank, size, f"{folder}/gloo")
             self._models[DDP] = torch.nn.parallel.DistributedDataParallel(
                 self._modules[DDP], bucket_cap_mb=BUCKET_MB, init_sync=False)
 
     def train(self, side: str, steps: int, step_s: float) -> float:
-        """Seconds a step, of which the computation takes step_s."""
+        """Seconds a step, of which the computation takes step_s. With delayed gradients a step before these is not
+        counted, whose exchange the first one waits for, nor the end of the last one's."""
         self._modules[side].step_s = step_s
+        if side == DELAYED:
+            self._make_step(side)
         begin = time.perf_counter()
         for _ in range(steps):
-            self._step += 1
-            self._optimizers[side].zero_grad()
-            self._models[side](float(1 + self._rank + self._step % 3)).backward()
-            self._optimizers[side].step()
-        return (time.perf_counter() - begin) / steps
+            self._make_step(side)
+        seconds = (time.perf_counter() - begin) / steps
+        if side == DELAYED:
+            self._optimizers[side].state_dict()  # waits, so that the next side has the cables to itself
+        return seconds
+
+    def _make_step(self, side: str) -> None:
+        self._step += 1
+        self._optimizers[side].zero_grad()
+        self._models[side](float(1 + self._rank + self._step % 3)).backward()
+        self._optimizers[side].step()
 
     def check(self, side: str, step_s: float) -> None:
         """AssertionError unless every gradient is the mean over the ranks. Sums of these numbers are exact."""
         self.train(side, 1, step_s)
-        mean = 1 + (self._size - 1) / 2 + self._step % 3
+        mean = 1 + (self._size - 1) / 2 + (self._step - (side == DELAYED)) % 3
         for index, weight in enumerate(self._modules[side].weights):
             found = weight.grad
             assert found is not None and bool((found == mean).all()), f"{side}: gradient {index} is not {mean}: {found}"
