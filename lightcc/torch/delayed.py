@@ -8,7 +8,7 @@ Sources: Ho et al., NeurIPS 2013 (a bounded delay); Zheng et al., ICML 2017 (DC-
 (DC-S3GD: both with collectives).
 """
 import logging
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional
 
 import torch
 
@@ -16,10 +16,9 @@ from lightcc.compress.choice import text_of
 from lightcc.core import lib
 from lightcc.core.agreed_settings import expect_equal, number, whole
 from lightcc.core.process_sets import global_process_set
-from lightcc.torch import changed_gradients
 from lightcc.torch.compression import Compression
+from lightcc.torch.delayed_slots import DelayedReducer, Slot, compensated, packed, unpacked, values_of
 from lightcc.torch.gradient import Gradient
-from lightcc.torch.gradient_reducer import GradientReducer
 from lightcc.torch.mpi_ops import Adasum, Average
 from lightcc.torch.optimizer import _DistributedOptimizer, wrapped
 from lightcc.torch.spans import spanned
@@ -74,67 +73,11 @@ def DelayedGradients(optimizer, delay=1, compensation=0.0, warmup=0, named_param
     return delayed
 
 
-class DelayedReducer(GradientReducer):
-    """Reduces gradients while p.grad is another step's."""
-
-    def leave(self, grad_scaler: bool) -> None:
-        """Everything is sent; p.grad is the program's again. RuntimeError, as of finish, if it has changed one."""
-        sent = [gradient for gradient in self.gradients if gradient.sent]
-        suspects = changed_gradients.undelivered(sent)[1]
-        if suspects and self._epoch == lib.epoch and lib.initialized():
-            changed_gradients.expect_unchanged(suspects, grad_scaler)
-        changed_gradients.forget(sent)
-
-    def _undelivered(self, sent: Sequence[Gradient]) -> Tuple[Sequence[Gradient], Sequence[Gradient]]:
-        return sent, []
-
-
-class _Slot:
-    """The gradients of one step."""
-
-    def __init__(self, reducer: Optional[DelayedReducer], gradients: Dict[torch.Tensor, Gradient]):
-        self.reducer, self.gradients = reducer, gradients  # without reducer the rank has nobody to exchange with
-        self.under_way = False
-        self.arrived: Optional[List[Optional[torch.Tensor]]] = None  # of each parameter, if no request is in flight
-        self.loaded = False                                # they are from a checkpoint or another rank
-        self.scale = 1.0                                   # of the loss
-        self.weights: List[torch.Tensor] = []              # for which they were computed, for the compensation
-
-    def drop(self) -> None:
-        if self.reducer is not None:
-            self.reducer.drain()
-        self.under_way, self.arrived = False, None
-
-    def arrive(self, parameters: List[torch.Tensor]) -> None:
-        """Waits for them; p.grad stays what it is."""
-        if self.arrived is None and self.reducer is not None:
-            grads = [p.grad for p in parameters]
-            for p in parameters:
-                p.grad = None
-            try:
-                self.reducer.finish()
-                self.arrived = [None if p.grad is None else p.grad.clone() for p in parameters]
-            finally:
-                for p, grad in zip(parameters, grads):
-                    p.grad = grad
-
-    def deliver(self, parameters: List[torch.Tensor], grad_scaler: bool) -> None:
-        """Makes each p.grad what has arrived."""
-        self.under_way = False
-        if self.arrived is None:
-            self.reducer.finish(grad_scaler)
-            return
-        for p, grad in zip(parameters, self.arrived):
-            if p.requires_grad:
-                p.grad = grad
-        self.arrived = None
-
-
 class _DelayedOptimizer(_DistributedOptimizer):
     """What the class of what DelayedGradients returns has."""
 
     _reducer_class = DelayedReducer
-    _slots: List[_Slot] = []
+    _slots: List[Slot] = []
 
     def _delay_by(self, delay: int, compensation: float, warmup: int) -> None:
         self._delay, self._compensation, self._warmup = delay, compensation, warmup
@@ -146,12 +89,12 @@ class _DelayedOptimizer(_DistributedOptimizer):
         self._scale_of_step: Optional[float] = None  # by which a GradScaler has multiplied this step's loss
         self._delivered_scale: Optional[float] = None  # of p.grad after an exchange that knew of no GradScaler
         self._used = self._options["compression"]
-        self._slots = [_Slot(self._reducer, self._gradients)]
+        self._slots = [Slot(self._reducer, self._gradients)]
         predivide = self.gradient_predivide_factor
         for turn in range(1, delay + 1):
             reducer = self._reducer and self._reducer_class(self._compression, self.op, 1.0 / predivide, predivide,
                                                             self.sparse_as_dense, self._process_set)
-            self._slots.append(_Slot(reducer, {}))
+            self._slots.append(Slot(reducer, {}))
             self._fill_turn(turn)
             for parameter in self._slots[0].gradients:
                 self._track_in(turn, parameter, self._parameter_names[parameter])
@@ -227,7 +170,7 @@ class _DelayedOptimizer(_DistributedOptimizer):
 
     # What is under way
 
-    def _send_into(self, slot: _Slot) -> None:
+    def _send_into(self, slot: Slot) -> None:
         if self._reducer is not None:
             self._send_the_rest()
             self._reducer.leave(self._for_grad_scaler)
@@ -241,7 +184,7 @@ class _DelayedOptimizer(_DistributedOptimizer):
             else:
                 torch._foreach_copy_(slot.weights, [p.detach() for p in self._parameters()])
 
-    def _deliver(self, due: _Slot, delay: int) -> None:
+    def _deliver(self, due: Slot, delay: int) -> None:
         """Makes p.grad what this step applies: the gradients of a slot; zeros, if it is too early for those."""
         parameters = self._parameters()
         self._delivered_scale = None
@@ -321,7 +264,7 @@ class _DelayedOptimizer(_DistributedOptimizer):
                       "weights": list(slot.weights)} for slot in self._arrive()]
         return {"delay": self._delay, "steps": self._exchanged_steps, "under_way": under_way}
 
-    def _arrive(self) -> List[_Slot]:
+    def _arrive(self) -> List[Slot]:
         """Waits for the gradients under way; returns their slots, the oldest first."""
         self._drop_what_is_void()
         slots = [self._slots[(self._turn - age) % len(self._slots)] for age in range(self._delay, 0, -1)]
@@ -379,47 +322,3 @@ class _DelayedOptimizer(_DistributedOptimizer):
 
     def _compressing(self) -> List[Any]:
         return [slot.reducer for slot in self._slots if slot.reducer and slot.reducer.compressed]
-
-
-def values_of(grad: torch.Tensor) -> torch.Tensor:
-    return grad._values() if grad.layout is torch.sparse_coo else grad
-
-
-def compensated(grad: torch.Tensor, moved: torch.Tensor, factor: float) -> torch.Tensor:
-    """grad + factor grad grad moved, element by element; of a sparse gradient, whose zeros stay, in its places.
-
-    >>> compensated(torch.tensor([2.0]), torch.tensor([0.5]), 0.1)
-    tensor([2.2000])
-    """
-    if grad.layout is not torch.sparse_coo:
-        return grad.addcmul_(grad * grad, moved, value=factor)
-    grad = grad.coalesce()
-    values = grad.values()
-    moved = moved[tuple(grad.indices())]
-    return torch.sparse_coo_tensor(grad.indices(), values.addcmul(values * values, moved, value=factor), grad.shape,
-                                   is_coalesced=True)
-
-
-def packed(grad: Optional[torch.Tensor]) -> Any:
-    """A gradient in plain values and dense tensors.
-
-    >>> packed(torch.ones(1)), packed(None), len(packed(torch.ones(1).to_sparse()))
-    (tensor([1.]), None, 3)
-    """
-    if grad is None or grad.layout is torch.strided:
-        return grad
-    return [grad._indices(), grad._values(), list(grad.shape)]
-
-
-def unpacked(saved: Any, parameter: torch.Tensor) -> Optional[torch.Tensor]:
-    """What was packed, on the device of its parameter.
-
-    >>> unpacked(packed(torch.ones(1).to_sparse()), torch.ones(1)).to_dense()
-    tensor([1.])
-    """
-    if saved is None:
-        return None
-    if isinstance(saved, torch.Tensor):
-        return saved.to(parameter.device, copy=True)
-    indices, values, shape = saved
-    return torch.sparse_coo_tensor(indices, values, shape).to(parameter.device)

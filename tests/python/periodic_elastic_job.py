@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import lightcc.torch as hvd
-from lightcc.torch import delayed, periodic
+from lightcc.torch import delayed_slots, periodic
 
 KIND, FOLDER, STEPS, KILLS = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), set(sys.argv[4:])
 step = 0  # that this rank is in
@@ -39,7 +39,7 @@ def main():
     global step
     with_point(periodic.PeriodicExchange, "_begin", "begin")
     with_point(periodic.PeriodicExchange, "_end", "end")
-    with_point(delayed._Slot, "deliver", "end")
+    with_point(delayed_slots.Slot, "deliver", "end")
     hvd.init()
     torch.set_num_threads(1)
     torch.manual_seed(hvd.rank())

@@ -6,12 +6,13 @@ import random
 import pytest
 import torch
 from compressed import COMPRESSED, begin, end, gradient
+from exchange_loop import INNER, OUTER, Loop, loss_of_rank
 
 import lightcc.torch as hvd
 import ranks
 from lightcc.compress.residuals import KEY as RESIDUALS
-from lightcc.core.exchange_schedule import checked, in_fragments
-from training import data, expect_equal, loss_of, make_model, my_loss, train, train_alone
+from lightcc.core.exchange_schedule import in_fragments
+from training import data, expect_equal, make_model, my_loss, train, train_alone
 
 pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.torch_sizes]
 SCHEDULES = {3: 50}  # by the number of ranks
@@ -20,106 +21,6 @@ SCHEDULES = {3: 50}  # by the number of ranks
 @pytest.mark.parametrize("np", (1, 2, 3))
 def test_on_ranks(np):
     ranks.run_checks(__file__, np)
-
-
-def test_every_fragment_has_its_turn_and_what_is_sent_is_taken_in():
-    for sync_every in range(1, 9):
-        for fragments in range(1, sync_every + 1):
-            for delay in range(sync_every):
-                schedule = checked("test", sync_every, fragments, delay)
-                began, ended = {}, {}
-                for step in range(1, 4 * sync_every + 1):
-                    ending, beginning = schedule.at(step)
-                    assert len(beginning) <= 1
-                    for fragment in beginning:
-                        began.setdefault(fragment, []).append(step)
-                    for fragment in ending if delay else beginning:
-                        ended.setdefault(fragment, []).append(step)
-                assert set(began) == set(range(fragments)) and began[fragments - 1][0] == sync_every
-                for fragment, steps in began.items():
-                    assert steps == list(range(steps[0], 4 * sync_every + 1, sync_every))
-                    expected = [step + delay for step in steps if step + delay <= 4 * sync_every]
-                    assert ended.get(fragment, []) == expected
-
-
-def test_fragments_are_of_about_equal_size():
-    assert in_fragments([1] * 12, 4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
-    assert in_fragments([9, 1, 1], 3) == [[0], [1], [2]] and in_fragments([1, 1, 9], 3) == [[0], [1], [2]]
-    generator = random.Random(3)
-    for _ in range(300):
-        sizes = [generator.randrange(20) for _ in range(generator.randrange(1, 12))]
-        fragments = generator.randrange(1, len(sizes) + 1)
-        parts = in_fragments(sizes, fragments)
-        assert [i for part in parts for i in part] == list(range(len(sizes))) and all(parts) and len(parts) == fragments
-
-
-# The plain loop
-
-INNER = {"SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-         "AdamW": lambda params: torch.optim.AdamW(params, lr=0.02)}
-OUTER = {"Nesterov": lambda params: torch.optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True),
-         "plain": lambda params: torch.optim.SGD(params, lr=1.0),
-         "Adam": lambda params: torch.optim.Adam(params, lr=0.01)}
-
-
-def loss_of_rank(model, step, rank):
-    x, y = data(step)
-    rows = len(x) // hvd.size()
-    part = slice(rank * rows, (rank + 1) * rows)
-    return loss_of(model, x[part].double(), y[part].double())
-
-
-class Loop:
-    """The models of all ranks, exchanged as the papers say."""
-
-    def __init__(self, inner, sync_every, delay, outer=None, parts=None, alpha=0.0):
-        """outer: None: weights are averaged. parts: indices of parameters."""
-        self.models = [make_model().double() for _ in range(hvd.size())]
-        self.optimizers = [inner(model.parameters()) for model in self.models]
-        self.weights = [list(model.parameters()) for model in self.models]
-        self.parts = parts or [list(range(len(self.weights[0])))]
-        self.outer = [torch.nn.Parameter(p.detach().clone()) for p in self.weights[0]]
-        self.outer_optimizer = outer and outer(self.outer)
-        self.sync_every, self.delay, self.alpha = sync_every, delay, alpha
-        self.sent = {}
-        self.steps = 0
-
-    def step(self, left_out_by=()):
-        for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers)):
-            optimizer.zero_grad()
-            loss_of_rank(model, self.steps, rank).backward()
-            if rank not in left_out_by:
-                optimizer.step()
-        self.steps += 1
-        for fragment in range(len(self.parts)):
-            due = (fragment + 1) * self.sync_every // len(self.parts)
-            if self.delay and self.steps - self.delay > 0 and (self.steps - self.delay - due) % self.sync_every == 0:
-                self.take_in(fragment)
-            if (self.steps - due) % self.sync_every == 0:
-                self.sent[fragment] = [[w[i].detach().clone() for w in self.weights] for i in self.parts[fragment]]
-                if not self.delay:
-                    self.take_in(fragment)
-
-    @torch.no_grad()
-    def take_in(self, fragment):
-        sent = self.sent.pop(fragment)
-        for i, of_ranks in zip(self.parts[fragment], sent):
-            mean = sum(of_ranks) / len(of_ranks)
-            if self.outer_optimizer is None:
-                for weights, own in zip(self.weights, of_ranks):
-                    weights[i].copy_(weights[i] + mean - own if self.delay else mean)
-            else:
-                self.outer[i].grad = self.outer[i].detach() - mean
-        if self.outer_optimizer is not None:
-            self.outer_optimizer.step()
-            for i in self.parts[fragment]:
-                self.outer[i].grad = None
-                for weights in self.weights:
-                    weights[i].copy_(self.alpha * weights[i] + (1 - self.alpha) * self.outer[i])
-
-    def expect(self, model):
-        for p, q in zip(model.parameters(), self.weights[hvd.rank()]):
-            torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
 
 
 def double_model():
