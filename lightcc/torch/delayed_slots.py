@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from lightcc.core import lib
-from lightcc.torch import changed_gradients
+from lightcc.torch import changed_gradients, sparse
 from lightcc.torch.gradient import Gradient
 from lightcc.torch.gradient_reducer import GradientReducer
 
@@ -80,8 +80,8 @@ def compensated(grad: torch.Tensor, moved: torch.Tensor, factor: float) -> torch
     grad = grad.coalesce()
     values = grad.values()
     moved = moved[tuple(grad.indices())]
-    return torch.sparse_coo_tensor(grad.indices(), values.addcmul(values * values, moved, value=factor), grad.shape,
-                                   is_coalesced=True)
+    return sparse.valid(grad.indices(), values.addcmul(values * values, moved, value=factor), grad.shape,
+                        is_coalesced=True)
 
 
 def packed(grad: Optional[torch.Tensor]) -> Any:
@@ -106,4 +106,4 @@ def unpacked(saved: Any, parameter: torch.Tensor) -> Optional[torch.Tensor]:
     if isinstance(saved, torch.Tensor):
         return saved.to(parameter.device, copy=True)
     indices, values, shape = saved
-    return torch.sparse_coo_tensor(indices, values, shape).to(parameter.device)
+    return sparse.valid(indices.to(parameter.device), values.to(parameter.device), shape)
