@@ -3,7 +3,7 @@ DistributedDataParallel over gloo, by time to the same validation loss on real t
 
     python bench/fewer_exchanges.py                                 # as root: 4 hosts, an hour
     python bench/fewer_exchanges.py --rates 100mbit --steps 120 --settings dense "DiLoCo 30/4"
-    python bench/fewer_exchanges.py --png docs/fewer_exchanges.png
+    python bench/fewer_exchanges.py --png build/bench/fewer_exchanges.png
 
 A transformer of 2.7 million parameters learns the characters of the sources of Python's standard library, which every
 machine has; every tenth file is held out. The hosts are network namespaces on one bridge, whose cables carry the rate

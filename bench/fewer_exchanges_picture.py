@@ -1,6 +1,6 @@
 """A picture of what bench/fewer_exchanges.py measured: the validation loss over the seconds of training.
 
-    python bench/fewer_exchanges_picture.py docs/fewer_exchanges.png build/bench/fewer_exchanges.json
+    python bench/fewer_exchanges_picture.py build/bench/fewer_exchanges.png build/bench/fewer_exchanges.json
 """
 import json
 import sys
