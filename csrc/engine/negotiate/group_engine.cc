@@ -139,8 +139,8 @@ void GroupEngine::inspect(uint64_t now_ns) {
   for (auto& [key, request] : negotiator_.pending()) inspect_request(*request, false, now_ns);
   if (queue_.size() > 0)
     for (const BatchItem& item : queue_.oldest()) inspect_request(*item.request, true, now_ns);
-  point_to_point_.for_each([&](Request& request, bool has_begun) {
-    if (stalls_.is_due(request, request.submitted_ns, now_ns)) stalls_.report_peer(request, has_begun, now_ns);
+  point_to_point_.for_each([&](Request& request, const char* what) {
+    if (stalls_.is_due(request, request.submitted_ns, now_ns)) stalls_.report_peer(request, what, now_ns);
   });
 }
 

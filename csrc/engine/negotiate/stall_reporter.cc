@@ -53,13 +53,11 @@ void StallReporter::report(Request& request, uint64_t since_ns, const std::vecto
 }
 
 // Each rank that waits says so, since no other knows.
-void StallReporter::report_peer(Request& request, bool has_begun, uint64_t now_ns) const {
+void StallReporter::report_peer(Request& request, const char* what, uint64_t now_ns) const {
   request.warned_ns = now_ns;
-  const bool sends = request.what.kind == Kind::send;
   const std::string text = shared_.peers.name(shared_.peers.rank()) + " has waited " +
                            in_seconds(now_ns - request.submitted_ns) + " in " + request.title() + " for " +
-                           names({request.what.root}) +
-                           (has_begun ? ", which has begun it" : sends ? " to receive it" : " to send it");
+                           names({request.what.root}) + " " + what;
   if (ends_epoch(text, "", request.submitted_ns, now_ns)) return;
   log(Level::warning, "stall: " + text + ". Is it stopped, or does it take another path through the program?");
 }

@@ -22,8 +22,8 @@ class StallReporter {
   // ones may not have come; or "".
   void report(Request&, uint64_t since_ns, const std::vector<int>& missing, const std::vector<int>& joined,
               const std::string& note, uint64_t now_ns) const;
-  // A send or a receive has waited for its peer. has_begun: the peer has submitted its side of it.
-  void report_peer(Request&, bool has_begun, uint64_t now_ns) const;
+  // A send or a receive has waited for its peer to do what is said.
+  void report_peer(Request&, const char* what, uint64_t now_ns) const;
   // On the coordinator: why these members may not have come, as far as it knows.
   std::string note(const Coordinator&, const std::string& key, const std::vector<int>& missing) const;
   void report_deadlock(const std::vector<Wait>& cycle) const;  // nothing, if there is none

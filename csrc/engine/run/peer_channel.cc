@@ -125,6 +125,14 @@ void PeerChannel::fail_all(Code code, const std::string& text) {
   in_ = {nullptr, in_.left, in_.bytes};
 }
 
+const char* PeerChannel::awaited(const Transfer& one) const {
+  if (one.matched) return "to go on with it";
+  if (one.request->what.kind == Kind::receive) return "to send it";
+  return own_receives_.any_of_theirs_waits() ? "to receive it, which sends to this rank in turn: one of the two must "
+                                               "submit its recv before it waits for its send"
+                                             : "to receive it";
+}
+
 // ---- records
 
 bool PeerChannel::step() {

@@ -38,10 +38,10 @@ class PeerChannel {
   bool step();                             // a bounded piece of work; true if anything moved
   bool active() const { return !sends_.empty() || !receives_.empty(); }
   void fail_all(Code, const std::string& text);
-  // In the order of submission; has_begun: the peer's side of it is known.
-  template <class Visit> void for_each(Visit visit) const {  // visit(Request&, bool has_begun)
-    for (const auto& [number, one] : sends_) visit(*one.request, one.matched);
-    for (const auto& [number, one] : receives_) visit(*one.request, one.matched);
+  // In the order of submission; what: the peer is waited for to do, in words.
+  template <class Visit> void for_each(Visit visit) const {  // visit(Request&, const char* what)
+    for (const auto& [number, one] : sends_) visit(*one.request, awaited(one));
+    for (const auto& [number, one] : receives_) visit(*one.request, awaited(one));
   }
 
  private:
@@ -72,6 +72,7 @@ class PeerChannel {
     bool is_early = false;
   };
 
+  const char* awaited(const Transfer&) const;
   void send(Transfer&);
   void receive(Transfer&);
   void match(Transfer& send, const PeerTensor& theirs);

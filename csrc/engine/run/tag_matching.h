@@ -16,6 +16,7 @@ template <class Ours, class Theirs> class TagMatching {
   std::optional<Ours> add_theirs(int32_t tag, Theirs theirs) { return pair(tag, std::move(theirs), theirs_, ours_); }
   // What the next of theirs belongs to, if it waits; from now on it does not.
   std::optional<Ours> take_ours(int32_t tag) { return take(ours_, tag); }
+  bool any_of_theirs_waits() const { return !theirs_.empty(); }
   void clear() { ours_.clear(), theirs_.clear(); }
 
  private:

@@ -371,5 +371,19 @@ TEST(PointToPoint, AStallNamesWhoWaitsForWhomAndEndsInTime) {
   EXPECT_GE(ranks.count(Counters::stall_warnings), 2u);
 }
 
+TEST(PointToPoint, TwoThatWaitForTheirSendsBeforeTheyReceiveAreToldSo) {
+  testing::internal::CaptureStderr();
+  Config config;
+  config.stall_warn_s = 0.3, config.stall_end_s = 1.5;
+  Ranks ranks(2, config);
+  ranks.each([&](Engine& engine, int rank) {
+    std::vector<float> data(100'000);
+    auto one = send(engine, 1 - rank, 0, data);
+    EXPECT_EQ(outcome(engine, one), Code::timeout) << one->text;
+  });
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(log, "which sends to this rank in turn: one of the two must submit its recv before")) << log;
+}
+
 }  // namespace
 }  // namespace lightcc
