@@ -310,7 +310,8 @@ TEST(PointToPoint, ARankThatLeavesWithOneInFlightFailsItAndItsPeers) {
     std::barrier all_sent(2);
     ranks.each([&](Engine& engine, int rank) {
       std::vector<float> data(count);
-      auto one = submitted(engine, send(engine, 1 - rank, 3, data));  // nobody receives
+      done(engine, rank == 0 ? send(engine, 1, 0, data) : receive(engine, 0, 0, data));  // the link is up
+      auto one = submitted(engine, send(engine, 1 - rank, 3, data));                     // nobody receives
       all_sent.arrive_and_wait();
       if (rank == 0) engine.shutdown("its program has ended");
       EXPECT_EQ(finish(engine, one), Code::shut_down);
