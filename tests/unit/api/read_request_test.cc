@@ -204,7 +204,7 @@ TEST_F(RequestStruct, ARefusalNamesTheField) {
       if (last > 0)
         refused_tensor([](lightcc_tensor& tensor) { tensor.place = {0, LIGHTCC_CUDA, nullptr}; },
                        "allreduce of tensor 'w': its tensors are not all on one device, or not of one stream");
-      refused_tensor([](lightcc_tensor& tensor) { tensor.dtype = 11; }, "allreduce of tensor 'w': unknown dtype 11");
+      refused_tensor([](lightcc_tensor& tensor) { tensor.dtype = 13; }, "allreduce of tensor 'w': unknown dtype 13");
       refused_tensor([](lightcc_tensor& tensor) { tensor.dtype = -1; }, "allreduce of tensor 'w': unknown dtype -1");
       refused_tensor([](lightcc_tensor& tensor) { tensor.ndim = -1; }, "allreduce of tensor 'w': ndim is -1");
       refused_tensor([](lightcc_tensor& tensor) { tensor.shape = nullptr; },
