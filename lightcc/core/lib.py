@@ -256,6 +256,19 @@ def initialized() -> bool:
     return _library.lightcc_initialized() == 1
 
 
+def epoch_status() -> int:
+    """OK, or what the world has ended with, as PEER_LOST."""
+    address = _library.lightcc_alloc(1)
+    if address:
+        _library.lightcc_free(address)
+        return OK
+    try:
+        add_group([rank()])  # refused at once: nothing can be sent any more
+    except HorovodInternalError as over:
+        return over.status
+    return OK
+
+
 def version() -> str:
     return _library.lightcc_version().decode()
 

@@ -4,6 +4,7 @@ Where a launcher has placed them, lightcc knows the way: the ranks meet, and ran
 coordinator will be. Where JAX alone is told who they are, by jax.distributed.initialize or by what Kubeflow sets, they
 meet in JAX's own store, as the ranks of torch do in torch's (lightcc/torch/store_meeting.py).
 """
+import ctypes
 import functools
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any, Optional, Sequence, Union
 
 import jax
 
-from lightcc.core import lib, meeting
+from lightcc.core import elastic_worker, lib, meeting
 from lightcc.core.basics import leave_after_error
 from lightcc.core.exceptions import HorovodInternalError
 from lightcc.core.job import basics
@@ -34,7 +35,7 @@ def begin() -> None:
     """On import: meets the others if somebody has said who they are, and sees to it that a program which calls
     jax.distributed.initialize itself works as well."""
     jax.distributed.initialize = _initialize
-    threading._register_atexit(leave_after_error)  # type: ignore[attr-defined]  # before JAX ends its backend
+    threading._register_atexit(_before_end)  # type: ignore[attr-defined]  # before JAX ends its backend
     if _jax_state().client is not None or _is_launched() or _is_of_kubeflow():
         init()
 
@@ -122,6 +123,19 @@ def _is_of_kubeflow() -> bool:
     return all(name in os.environ for name in KUBEFLOW)
 
 
+def _before_end() -> None:
+    """At the end of the program. After an error the others are told at once. If a process is lost, JAX would wait 100
+    seconds for it, and then abort this one."""
+    is_lost = lib.initialized() and lib.epoch_status() == lib.PEER_LOST
+    leave_after_error()
+    if not is_lost:
+        return
+    state = _jax_state()
+    for one in (state.preemption_sync_manager, state.client, state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))  # what ends it would wait
+    state.preemption_sync_manager = state.client = state.service = None
+
+
 @functools.wraps(_jax_initialize)
 def _initialize(coordinator_address: Optional[str] = None, num_processes: Optional[int] = None,
                 process_id: Optional[int] = None, *args: Any, **options: Any) -> None:
@@ -144,6 +158,9 @@ def _meet_as_launched() -> None:
     global _is_ours
     collectives.check_too_late("lightcc.jax.init()")
     collectives.check_devices()
+    if elastic_worker.available():
+        raise RuntimeError("lightcc.jax is not for elastic jobs: JAX keeps its number of processes for as long as a "
+                           "process lives. Start without --min-np, and again from a checkpoint after a failure.")
     basics.init()
     if basics.size() == 1:
         return

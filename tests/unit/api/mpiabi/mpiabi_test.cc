@@ -9,6 +9,7 @@
 extern "C" void MPIABI_Bcast();  // of the names that JAX never calls
 
 LABEL(on_hosts);
+LABEL(alone, "MpiAbi.AFunctionThatIsNotCarriedEndsTheProgram");
 
 namespace lightcc::test {
 namespace {
