@@ -14,14 +14,14 @@ constexpr size_t kRunBytes = 1 << 20;       // of a frame: others wait so long, 
 constexpr size_t kStepBytes = 512 << 10;    // the bounded work of one step()
 constexpr size_t kLentBytes = 64 << 10;     // less is cheaper through the link's memory
 
-std::string text_of(const PeerTensor& tensor) {
+std::string words_of(const PeerTensor& tensor) {
   return std::to_string(tensor.count) + (tensor.count == 1 ? " element of " : " elements of ") + name_of(tensor.dtype);
 }
 
 std::string disagreement(const std::string& sender, const PeerTensor& sent, const std::string& receiver,
                          const PeerTensor& received) {
-  return "ranks disagree on it: " + sender + " sends " + text_of(sent) + ", and " + receiver + " receives " +
-         text_of(received) + ". Give both sides tensors of one dtype and as many elements";
+  return "ranks disagree on it: " + sender + " sends " + words_of(sent) + ", and " + receiver + " receives " +
+         words_of(received) + ". Give both sides tensors of one dtype and as many elements";
 }
 
 }  // namespace
