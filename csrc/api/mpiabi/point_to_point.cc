@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kTags = 1 << 12;  // of a communicator; JAX uses one
 
-struct Message {
+struct MessageCall {
   int kind;
   const void* from;
   void* to;
@@ -28,14 +28,14 @@ struct Message {
   int peer, tag;
 };
 
-Message sent(const void* from, int count, MPIABI_Datatype type, int peer, int tag) {
+MessageCall sent(const void* from, int count, MPIABI_Datatype type, int peer, int tag) {
   return {LIGHTCC_SEND, from, nullptr, count, type, peer, tag};
 }
-Message received(void* to, int count, MPIABI_Datatype type, int peer, int tag) {
+MessageCall received(void* to, int count, MPIABI_Datatype type, int peer, int tag) {
   return {LIGHTCC_RECV, nullptr, to, count, type, peer, tag};
 }
 
-void check(const Message& message, const Communicator& communicator) {
+void check(const MessageCall& message, const Communicator& communicator) {
   counted(message.count, element_of(message.type));
   if (message.peer < 0 || message.peer >= communicator.size())
     throw Error(Code::invalid_argument, "there is no rank " + std::to_string(message.peer) + " in a communicator of " +
@@ -46,7 +46,7 @@ void check(const Message& message, const Communicator& communicator) {
 }
 
 // What was checked. Communicators that share a group have tags of their own in it.
-int64_t start(const Message& message, Communicator& communicator) {
+int64_t start(const MessageCall& message, Communicator& communicator) {
   const int64_t bytes = message.count * element_of(message.type).bytes;
   if (message.to) expect_writes(message.to, bytes);
   const lightcc_tensor tensor{message.from, message.to, &bytes, LIGHTCC_UINT8, 1, {}};
@@ -57,14 +57,14 @@ int64_t start(const Message& message, Communicator& communicator) {
   return begin(request);
 }
 
-int64_t start(const Message& message, MPIABI_Comm handle) {
+int64_t start(const MessageCall& message, MPIABI_Comm handle) {
   const auto communicator = process().communicator(handle);
   check(message, *communicator);
   return start(message, *communicator);
 }
 
 // Both go their way, whatever becomes of the other; only then may the caller's memory be used again.
-void exchange(const Message& out, const Message& in, MPIABI_Comm handle) {
+void exchange(const MessageCall& out, const MessageCall& in, MPIABI_Comm handle) {
   const auto communicator = process().communicator(handle);
   check(out, *communicator);
   check(in, *communicator);
