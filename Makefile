@@ -82,7 +82,7 @@ trainers: build/trainers/beside-venv build/mpi
 	cd tests && ../build/trainers/bin/python $(PYTEST) trainers
 
 jax: build/jax/beside-venv build/mpi
-	cd tests && ../build/jax/bin/python $(PYTEST) -n 2 jax
+	cd tests && ../build/jax/bin/python $(PYTEST) -n 2 with_jax
 
 comma := ,
 define WITH_OLD_TENSORFLOW
