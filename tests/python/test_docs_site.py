@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "tools"))
 import api_pages  # noqa: E402
 
 FRAMEWORKS = {"lightcc.torch.lightning": "lightning", "lightcc.torch": "torch", "lightcc.tensorflow": "tensorflow",
-              "lightcc.keras": "keras"}
+              "lightcc.keras": "keras", "lightcc.jax": "jax"}
 
 
 @pytest.mark.parametrize("module", api_pages.MODULES)
