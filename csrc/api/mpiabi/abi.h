@@ -1,6 +1,6 @@
-// MPItrampoline's ABI, version 2: what jaxlib looks up in the library that MPITRAMPOLINE_LIB names. jaxlib brings a table
-// of all functions and constants of MPI and fills it from there; its "mpi" collectives use those declared here. The other
-// names are in other_names.txt. Source: MPItrampoline's mpiabi.h (github.com/eschnett/MPItrampoline, version 5.3).
+// MPItrampoline's ABI, version 2: what jaxlib looks up in the library that MPITRAMPOLINE_LIB names. jaxlib brings a
+// table of all functions and constants of MPI and fills it from there; its "mpi" collectives use those declared here.
+// The other names are in other_names.txt. Source: MPItrampoline's mpiabi.h (github.com/eschnett/MPItrampoline, 5.3).
 //
 // Any thread may call any function. None throws; what is not MPIABI_SUCCESS is a failure, whose text
 // MPIABI_Error_string gives to the thread that saw it.

@@ -26,8 +26,8 @@ template <class Body> int guard(Body body) {
   }
 }
 
-// Memory of JAX that will be written in full. A large one is new, and is to come in huge pages where the system has them
-// (madvise): else most of the time of an operation goes into its faults, one for each 4 KiB.
+// Memory of JAX that will be written in full. A large one is new, and is to come in huge pages where the system has
+// them (madvise): else most of the time of an operation goes into its faults, one for each 4 KiB.
 void expect_writes(void* memory, int64_t bytes);
 
 // JAX's counts have 64 bits, and it cuts them to MPI's 32: throws Error{invalid_argument} where that can be seen.

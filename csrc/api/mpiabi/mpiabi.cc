@@ -1,5 +1,5 @@
-// The functions that JAX calls but those of point_to_point.cc. All of a communicator's operations have names of their own (Communicator::next_name), so
-// they never meet what the program does with lightcc itself.
+// The functions that JAX calls but those of point_to_point.cc. All of a communicator's operations have names of their
+// own (Communicator::next_name), so they never meet what the program does with lightcc itself.
 #include <sys/mman.h>
 
 #include <algorithm>

@@ -21,7 +21,7 @@ class Process {
  public:
   // Forms the world, unless lightcc has one. What fails here, every later call says again.
   void init();
-  // Waits until the other ranks end as well, as operations of theirs may need what this one has yet to run; then leaves.
+  // Waits until the other ranks end too, as operations of theirs may need what this one has yet to run; then leaves.
   void finalize();
 
   // Each throws Error for a handle that was never given out or was freed, and what a failed split failed with.

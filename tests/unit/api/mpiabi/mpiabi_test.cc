@@ -1,5 +1,5 @@
-// MPI's functions as JAX calls them: every operation and datatype against plain arithmetic, communicators, and what goes
-// wrong.
+// MPI's functions as JAX calls them: every operation and datatype against plain arithmetic, communicators, and what
+// goes wrong.
 #include <complex>
 #include <cstring>
 #include <numeric>
@@ -223,8 +223,9 @@ TEST(MpiAbi, ADisagreementNamesOperationAndRanks) {
     std::vector<float> x(2), y(4);
     EXPECT_EQ(MPIABI_Allgather(x.data(), 1 + rank, MPIABI_FLOAT, y.data(), 1 + rank, MPIABI_FLOAT, MPIABI_COMM_WORLD),
               LIGHTCC_MISMATCH);
-    EXPECT_EQ(error_text(), "allgather of tensor 'jax.0.0 of ranks 0, 1': ranks disagree on shape: rank 0 has [any, 4], "
-                            "rank 1 has [any, 8]");
+    EXPECT_EQ(error_text(),
+              "allgather of tensor 'jax.0.0 of ranks 0, 1': ranks disagree on shape: rank 0 has [any, 4], "
+              "rank 1 has [any, 8]");
     EXPECT_EQ(gathered(MPIABI_COMM_WORLD, rank), (std::vector<int32_t>{0, 1}));
   });
 }
@@ -259,7 +260,8 @@ TEST(MpiAbi, TheEndWaitsForWhatOtherRanksNeed) {
       late = std::thread([&] {
         ranks.become(0);
         const uint64_t deadline = now_ns() + kPatienceNs;
-        while (ranks[0].counters().values[Counters::most_in_flight] == 0 && now_ns() < deadline) std::this_thread::yield();
+        const auto& in_flight = ranks[0].counters().values[Counters::most_in_flight];
+        while (in_flight == 0 && now_ns() < deadline) std::this_thread::yield();
         EXPECT_EQ(gathered(MPIABI_COMM_WORLD, 0), (std::vector<int32_t>{0, 1}));
       });
     if (rank == 1) {
