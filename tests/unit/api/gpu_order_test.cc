@@ -99,7 +99,9 @@ TEST_F(GpuOrder, GoesOnBehindTheOutputsFromACallThatBlocked) {
   const lightcc_request request = doubled(LIGHTCC_BLOCK);
   const int64_t handle = lightcc_submit(&request);
   ASSERT_GE(handle, 0) << lightcc_error();
-  if (handle > 0) EXPECT_EQ(lightcc_finish(handle, kTimeoutMs), LIGHTCC_OK);  // it took longer than such a call may
+  if (handle > 0) {  // it took longer than such a call may
+    EXPECT_EQ(lightcc_finish(handle, kTimeoutMs), LIGHTCC_OK);
+  }
   expect_ordered();
 }
 

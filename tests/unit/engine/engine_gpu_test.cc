@@ -210,10 +210,10 @@ void Gpus::exchange_beside_kernels(bool unordered, bool is_heard) {
     one->unordered = unordered;
     if (late) one->place.stream = late;
     engine.submit(one, false);
-    if (is_heard) EXPECT_EQ(finish(engine, one), Code::ok) << one->text;
+    if (is_heard) { EXPECT_EQ(finish(engine, one), Code::ok) << one->text; }
     while (!one->finished) std::this_thread::yield();
     cuda_.run(rank, stream, "a kernel beside it", {}, [&] { ++ran_beside; });
-    if (!is_heard) EXPECT_EQ(finish(engine, one), Code::ok) << one->text;
+    if (!is_heard) { EXPECT_EQ(finish(engine, one), Code::ok) << one->text; }
     if (unordered) one->delivered->order(rank, other);
     else other = one->place.stream;
     EXPECT_EQ(cuda_.read(rank, other, x.data, x.count), std::vector<float>(x.count, 2));

@@ -256,7 +256,7 @@ TEST(PointToPoint, AGroupHasItsOwnAndRanksOfItsOwn) {
     std::vector<float> data(50'000, rank == 0 ? 3.0f : 0.0f);
     if (rank == 0) done(engine, send(engine, 1, 2, data, again));
     if (rank == 2) done(engine, receive(engine, 0, 2, data, again));
-    if (rank != 1) EXPECT_EQ(data[49'999], 3);
+    if (rank != 1) { EXPECT_EQ(data[49'999], 3); }
   });
 }
 
@@ -348,7 +348,7 @@ TEST(PointToPoint, AnAbortEndsATransferOnBothSides) {
     if (rank == 0) engine.abort("a test ends it");
     const Code code = finish(engine, one);
     EXPECT_TRUE(code == Code::shut_down || code == Code::ok) << one->text;  // it may have been whole here
-    if (code != Code::ok) EXPECT_TRUE(contains(one->text, one->title() + ": a test ends it")) << one->text;
+    if (code != Code::ok) { EXPECT_TRUE(contains(one->text, one->title() + ": a test ends it")) << one->text; }
   });
 }
 
