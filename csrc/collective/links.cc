@@ -88,6 +88,8 @@ void LinksBackend::release_lent(const std::vector<uint64_t>& before) {
 bool LinksBackend::accepts(const Collective& c) const {
   if (c.size != int(links_.size())) return false;
   switch (c.kind) {
+    case Kind::send:
+    case Kind::receive:
     case Kind::add_group:
     case Kind::remove_group:
     case Kind::join: return false;
