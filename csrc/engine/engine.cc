@@ -205,7 +205,13 @@ bool Engine::Impl::take_inbox() {
     else if (request->what.kind == Kind::join)
       sets.join(request);
     else
-      submit_to(*group_engine, request);
+      try {
+        submit_to(*group_engine, request);
+      } catch (const std::exception& error) {  // ends the epoch, which does not know of those behind it
+        while (++i < requests.size())
+          finish(requests[i], Code::internal, requests[i]->title() + ": " + error.what());
+        throw;
+      }
   }
   carry_out_effects();
   return true;
@@ -315,7 +321,7 @@ int Engine::Impl::take_in(const RequestPtr& request, uint64_t now_ns, bool will_
   const int in_flight = fast_calls.has_name_of(*request) ? Inbox::kContended : inbox.add(request, has_handle);
   if (in_flight > 0) return in_flight;
   const bool contended = in_flight == Inbox::kContended;
-  const std::string why = still_in_flight(world.rank, contended);
+  const std::string why = still_in_flight(world.rank, contended && !is_point_to_point(request->what.kind));
   report_refusal(*request, why, contended);
   throw Error(Code::invalid_argument, request->title() + ": " + why);
 }

@@ -17,7 +17,7 @@ const MPIABI_Request MPIABI_REQUEST_NULL = 0;
 namespace lightcc::mpiabi {
 namespace {
 
-constexpr int kTags = 1 << 12;  // of a communicator; JAX uses one
+constexpr uint32_t kTags = 1 << 12;  // of a communicator; JAX uses one
 
 struct MessageCall {
   int kind;
@@ -40,7 +40,7 @@ void check(const MessageCall& message, const Communicator& communicator) {
   if (message.peer < 0 || message.peer >= communicator.size())
     throw Error(Code::invalid_argument, "there is no rank " + std::to_string(message.peer) + " in a communicator of " +
                                             std::to_string(communicator.size()));
-  if (message.tag < 0 || message.tag >= kTags)
+  if (message.tag < 0 || message.tag >= int(kTags))
     throw Error(Code::invalid_argument, "the tag " + std::to_string(message.tag) + " is not below " +
                                             std::to_string(kTags));
 }
@@ -52,8 +52,8 @@ int64_t start(const MessageCall& message, Communicator& communicator) {
   const lightcc_tensor tensor{message.from, message.to, &bytes, LIGHTCC_UINT8, 1, {}};
   const std::string name = communicator.next_message_name();
   lightcc_request request = request_of(message.kind, name, communicator, tensor);
-  request.root = communicator.place_in_group(message.peer);
-  request.tag = communicator.number * kTags + message.tag;
+  request.root = communicator.size() == 1 ? lightcc_rank() : communicator.place_in_group(message.peer);
+  request.tag = int32_t(uint32_t(communicator.number) * kTags + uint32_t(message.tag));
   return begin(request);
 }
 

@@ -82,6 +82,7 @@ MPIABI_Comm Process::keep(Kept kept) {
 }
 
 void Process::split(MPIABI_Comm handle, int colour, int key, MPIABI_Comm* made) {
+  *made = MPIABI_COMM_NULL;  // jaxlib does not look at the result
   try {
     auto communicator = do_split(handle, colour, key);
     *made = communicator ? keep({std::move(communicator), ""}) : MPIABI_COMM_NULL;
@@ -97,6 +98,7 @@ std::shared_ptr<Communicator> Process::do_split(MPIABI_Comm handle, int colour, 
   const int own = communicator(MPIABI_COMM_WORLD)->rank;
   const auto split = communicators_of(exchange({parent->number, parent->rank, colour, key}), MPIABI_UNDEFINED);
   std::shared_ptr<Communicator> made;
+  groups_of_split_.clear();
   for (const std::vector<int>& ranks : split) {
     const int number = next_number_++, group = group_of(ranks);
     if (std::ranges::find(ranks, own) != ranks.end())
@@ -123,7 +125,8 @@ int Process::group_of(const std::vector<int>& ranks) {
   std::vector<int> members = ranks;
   std::ranges::sort(members);
   if (members.size() == 1 || int(members.size()) == communicator(MPIABI_COMM_WORLD)->size()) return 0;
-  if (const auto found = groups_.find(members); found != groups_.end()) return found->second;
+  if (const auto found = groups_.find(members); found != groups_.end())
+    return groups_of_split_.emplace_back(found->second);
   const auto add = [&] {
     const std::vector<int32_t> list(members.begin(), members.end());
     return lightcc_add_group(list.data(), int(list.size()));
@@ -134,16 +137,17 @@ int Process::group_of(const std::vector<int>& ranks) {
     group = add();
   }
   expect_ok(std::min(group, 0));
-  return groups_[members] = group;
+  return groups_of_split_.emplace_back(groups_[members] = group);
 }
 
-// What no rank has a communicator of. Which those are the ranks find out together.
+// What no rank has a communicator of, or gets one of by the present split. Which those are the ranks find out together.
 void Process::remove_unused_groups() {
   std::vector<int32_t> used(groups_.size());
   {
     std::lock_guard lock(mutex_);
     size_t at = 0;
     for (const auto& [members, group] : groups_) {
+      used[at] = std::ranges::find(groups_of_split_, group) != groups_of_split_.end();
       for (const auto& [handle, kept] : communicators_)
         if (kept.communicator && kept.communicator->size() > 1 && kept.communicator->group == group) used[at] = 1;
       ++at;

@@ -46,6 +46,7 @@ class Process {
   int splits_ = 0;                               // guarded by it, as is what follows
   int next_number_ = 1;
   std::map<std::vector<int>, int> groups_;       // by their ranks in the world's order
+  std::vector<int> groups_of_split_;             // that the present split has come to so far
 
   std::mutex mutex_;                             // guards what follows; never held across a wait
   std::string fault_;                            // of init

@@ -35,7 +35,7 @@ struct Nvrtc {
 // wheels or its CUDA runtime are, or else the system's; the newest of these, of those that know the GPU if any does. It
 // is never unloaded. Throws Error{invalid_argument} that says what to install.
 const Nvrtc& nvrtc(int driver_version, int architecture);
-void set_nvrtc(const Nvrtc*);  // for tests: what nvrtc() returns from now on; nullptr: it looks again
+void set_nvrtc(const Nvrtc*);  // for tests: what nvrtc() returns from now on; nullptr: what it has found or finds
 
 Nvrtc open_nvrtc(const std::string& path);  // this one. Throws Error{invalid_argument}
 std::vector<int> architectures_of(const Nvrtc&);  // for which it compiles, rising; 90 is sm_90

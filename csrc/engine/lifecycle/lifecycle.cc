@@ -209,7 +209,7 @@ void Lifecycle::end_nccl() {
 // The ranks of this host see it.
 void Lifecycle::tell_other_hosts(const std::string& leave_text) {
   if (peers_.all_local()) return;
-  sets_.for_each([&](GroupEngine& group_engine) { group_engine.control_plane().leave(leave_text); });
+  sets_.for_each([&](GroupEngine& group_engine) { group_engine.leave(leave_text); });
   flush();
 }
 

@@ -142,7 +142,7 @@ void Loop::nap_or_park() {
     const uint32_t seen = visits_seen_;
     if (stopping_ || needed()) return;
     // Each caller that leaves would wake this thread to watch the network; while they come often it stays up instead.
-    if (!peers_.all_local() && visits_seen_ != seen) spent_ns = 0;
+    if (!peers_.all_local() && visits_seen_ != seen) spent_ns = 0, nap_ns = kFirstNapNs;
     if (alarmed()) break;
     const bool watched = waiters_ == 0 && peers_.network_busy();
     if (watched) drive(Sleeper::engine_thread);

@@ -96,6 +96,12 @@ bool GroupEngine::step_fast_path() {
 
 // ---- ends
 
+void GroupEngine::leave(const std::string& why) {
+  shared_.progress_lock.assert_held();
+  control_plane().leave(why);
+  point_to_point_.leave();
+}
+
 void GroupEngine::rank_left(int rank, const std::string& why) {
   shared_.progress_lock.assert_held();
   if (const int member = group_->index_of(rank); member >= 0)

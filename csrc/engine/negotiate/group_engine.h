@@ -36,6 +36,7 @@ class GroupEngine {
 
   // ---- what becomes of requests that others do not announce
   void rank_left(int rank, const std::string& why);     // a rank that left in peace
+  void leave(const std::string& why);                   // this rank does: tells the members on other hosts
   void fail_all(Code, const std::string& text);         // everything in flight
   void end_nccl(uint64_t deadline_ns);                  // nccl_run.h
   // Is such a request of this rank in flight here?

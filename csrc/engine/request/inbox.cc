@@ -95,7 +95,8 @@ void Inbox::end_join(bool all_have_joined) {
   std::lock_guard lock(mutex_);
   joining_ = false;
   // Ranks that went on have drawn numbers that this one has not.
-  if (all_have_joined) numbers_.clear();
+  const auto is_negotiated = [](const auto& one) { return !is_point_to_point(one.first.second); };  // others outlive it
+  if (all_have_joined) std::erase_if(numbers_, is_negotiated);
 }
 
 void Inbox::fail(const EpochCause& cause) {

@@ -96,8 +96,10 @@ void PeerChannel::match(Transfer& receive, const ComingSend& theirs) {
     if (!theirs.data.empty()) stage(receive.memory, theirs.data.data(), theirs.data.size());
     receive.moved = theirs.data.size();
   } else {
-    expected_[theirs.number] = &receive;
+    receive.theirs = theirs.number;
+    if (!expected_.emplace(theirs.number, &receive).second) damaged("two sends of one number");
   }
+  early_bytes_ -= theirs.data.size();
   settle(receive);
 }
 
@@ -123,6 +125,17 @@ void PeerChannel::fail_all(Code code, const std::string& text) {
   sending_.clear();
   out_ = {};
   in_ = {nullptr, in_.left, in_.bytes};
+  early_bytes_ = 0;
+}
+
+// The peer hears it with the next request that it has with this rank. Without room it does not use the link.
+void PeerChannel::leave() {
+  std::byte* const record = link_->reserve(sizeof(PeerFrame));
+  if (!record) return;
+  PeerFrame frame;
+  frame.type = PeerFrame::leaves;
+  std::memcpy(record, &frame, sizeof frame);
+  link_->commit(sizeof frame);
 }
 
 const char* PeerChannel::awaited(const Transfer& one) const {
@@ -142,7 +155,8 @@ bool PeerChannel::step() {
     const bool out = push_record(), in = pull_record();
     if (!out && !in) break;
     moved = true;
-    bytes += std::max(kLine, before);
+    const size_t after = out_.left + in_.left;  // more, where a run has begun
+    bytes += std::max(kLine, before - std::min(before, after));
   }
   return moved;
 }
@@ -242,7 +256,11 @@ void PeerChannel::damaged(const char* how) const {
 }
 
 void PeerChannel::take(const PeerFrame& frame) {
-  if (frame.type > PeerFrame::data) damaged("a frame of no type there is");
+  if (frame.type > PeerFrame::leaves) damaged("a frame of no type there is");
+  if (frame.type == PeerFrame::leaves) {
+    has_peer_left_ = true;
+    return;
+  }
   if (frame.type == PeerFrame::data) return take_data(frame);
   const int64_t count = frame.count;
   if (frame.dtype < 0 || frame.dtype >= kDTypes || !is_countable({&count, 1})) damaged("a tensor that cannot be");
@@ -270,6 +288,8 @@ void PeerChannel::take_send(const PeerFrame& frame) {
     tracing_.begun(*(*one)->request);
     expect_data({(*one)->memory, frame.bytes, frame.bytes, *one}, frame.inlined);
   } else if (along && frame.bytes > 0) {
+    early_bytes_ += frame.bytes;
+    if (early_bytes_ > kMostAheadBytes) damaged("more data ahead of receives than it may");
     early_ = {frame.number, tensor, true, std::vector<std::byte>(frame.bytes)};
     early_tag_ = frame.tag;
     expect_data({early_.data.data(), frame.bytes, frame.bytes, nullptr, true}, frame.inlined);
@@ -309,7 +329,8 @@ void PeerChannel::end_incoming() {
   } else if (data.transfer) {
     Transfer& one = *data.transfer;
     one.moved += data.bytes;
-    if (one.all_moved()) std::erase_if(expected_, [&](const auto& expected) { return expected.second == &one; });
+    if (const auto found = expected_.find(one.theirs); one.all_moved() && found != expected_.end() && found->second == &one)
+      expected_.erase(found);
     settle(one);
   }
 }

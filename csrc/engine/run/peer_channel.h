@@ -37,6 +37,8 @@ class PeerChannel {
   void submit(const RequestPtr&);          // of Kind::send or Kind::receive
   bool step();                             // a bounded piece of work; true if anything moved
   bool active() const { return !sends_.empty() || !receives_.empty(); }
+  void leave();                            // nothing is in flight, and nothing follows: tells the peer
+  bool has_peer_left() const { return has_peer_left_; }  // it has said so, behind all that it has sent
   void fail_all(Code, const std::string& text);
   // In the order of submission; what: the peer is waited for to do, in words.
   template <class Visit> void for_each(Visit visit) const {  // visit(Request&, const char* what)
@@ -54,6 +56,7 @@ class PeerChannel {
     bool announced = false;                // to the peer, along with data if there are any
     bool matched = false;                  // the peer's side is known
     bool along = false;                    // a send whose data go with its announcement
+    uint64_t theirs = 0;                   // of a receive that expects data: the peer's number
     std::string fault;                     // the tensors differ
     bool all_moved() const { return along || moved == tensor.bytes(); }
   };
@@ -105,12 +108,14 @@ class PeerChannel {
   TagMatching<Transfer*, ComingSend> own_receives_;
   std::map<uint64_t, Transfer*> expected_; // receives whose data follow, by the number of the peer's send
   size_t ahead_bytes_ = 0;                 // that have gone along with sends without a receive
+  size_t early_bytes_ = 0;                 // of the peer's, that have come so
   std::deque<Announcing> announcing_;
   std::deque<Transfer*> sending_;          // sends whose data are to follow, by turns
   Outgoing out_;
   Incoming in_;
   ComingSend early_;                       // in_ is for it
   int32_t early_tag_ = 0;
+  bool has_peer_left_ = false;
 };
 
 }  // namespace lightcc

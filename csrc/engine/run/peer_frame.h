@@ -20,7 +20,8 @@ struct PeerFrame {
   enum Type : uint32_t {
     sends,     // the next send under `tag`; all of its bytes come along, or none
     receives,  // the next receive under `tag`
-    data       // the next `bytes` of send `number` come along
+    data,      // the next `bytes` of send `number` come along
+    leaves     // the rank has left, and this is its last
   };
   static constexpr size_t kInlineBytes = 32;
 

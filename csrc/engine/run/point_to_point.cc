@@ -30,6 +30,12 @@ void PointToPoint::submit(const RequestPtr& request) {
   const int member = request->what.root;
   if (const std::string& left = channels_[size_t(member)].left; !left.empty())
     return effects_.push(effect::Finish{request, Code::shut_down, request->title() + ": " + left});
+  try {
+    channel(member);
+  } catch (const std::exception& error) {  // no link comes about: that ends the epoch, which does not know of it yet
+    effects_.push(effect::Finish{request, Code::internal, request->title() + ": " + error.what()});
+    throw;
+  }
   channel(member).submit(request);
   if (!std::exchange(channels_[size_t(member)].active, true)) active_.push_back(member);
 }
@@ -47,9 +53,16 @@ bool PointToPoint::step() {
 
 bool PointToPoint::step(Channel& one, int member) {
   const bool moved = one.channel->step();
-  if (one.left.empty()) return moved;
+  const bool has_left = one.channel->has_peer_left();
+  if (one.left.empty() && !has_left) return moved;
   const uint64_t now = now_ns();
-  if (moved) one.moved_ns = now;
+  if (one.left.empty()) {  // others tell why, unless they have left, too
+    if (one.moved_ns == 0) one.moved_ns = now;
+    if (now - one.moved_ns <= kArrivesNs) return moved;
+    one.left = peers_.name(group_.rank(member)) + " has left";
+  }
+  if (has_left) one.channel->fail_all(Code::shut_down, one.left);
+  else if (moved) one.moved_ns = now;
   else if (peers_.is_local(group_.rank(member)) || now - one.moved_ns > kArrivesNs)
     one.channel->fail_all(Code::shut_down, one.left);
   return moved;
@@ -60,6 +73,12 @@ void PointToPoint::member_left(int member, const std::string& why, uint64_t now_
   if (!one.left.empty()) return;
   one.left = why;
   one.moved_ns = now_ns;
+}
+
+// The ranks of its host see it.
+void PointToPoint::leave() {
+  for (size_t member = 0; member < channels_.size(); ++member)
+    if (channels_[member].channel && !peers_.is_local(group_.rank(int(member)))) channels_[member].channel->leave();
 }
 
 void PointToPoint::fail_all(Code code, const std::string& text) {

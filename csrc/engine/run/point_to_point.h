@@ -21,6 +21,7 @@ class PointToPoint {
   bool step();                                          // a bounded piece of work; true if anything moved
   // A member has left in peace. What it had sent before still arrives; all else with it fails.
   void member_left(int member, const std::string& why, uint64_t now_ns);
+  void leave();                                         // this rank does; nothing is in flight
   void fail_all(Code, const std::string& text);
   template <class Visit> void for_each(Visit visit) const {  // as PeerChannel's
     for (const int member : active_) channels_[size_t(member)].channel->for_each(visit);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <latch>
 #include <chrono>
 #include <map>
 #include <random>
@@ -302,6 +303,31 @@ TEST(PointToPoint, WhatARankHasSentArrivesAfterItHasLeft) {
       EXPECT_EQ(later->text, later->title() + ": rank 1 (a thread) has left (its work is done)");
     });
   }
+}
+
+// The others of a host hear of it from rank 0.
+TEST(PointToPoint, ARankThatLeavesIsHeardOfAlsoWhereWhoWouldTellHasLeftBefore) {
+  Ranks ranks(std::vector<int>{2, 1});
+  std::barrier is_used(3);
+  std::latch is_waited_for(1), has_left(1);
+  ranks.each([&](Engine& engine, int rank) {
+    std::vector<float> data(10, float(rank));
+    if (rank > 0) done(engine, rank == 2 ? send(engine, 1, 0, data) : receive(engine, 2, 0, data));
+    is_used.arrive_and_wait();
+    if (rank == 0) {
+      engine.shutdown("its work is done");
+      return has_left.count_down();
+    }
+    has_left.wait();
+    if (rank == 2) {
+      is_waited_for.wait();
+      return engine.shutdown("its work is done, too");
+    }
+    auto never = submitted(engine, receive(engine, 2, 0, data));
+    is_waited_for.count_down();
+    EXPECT_EQ(finish(engine, never), Code::shut_down);
+    EXPECT_TRUE(contains(never->text, never->title() + ": rank 2 (a thread) has left")) << never->text;
+  });
 }
 
 TEST(PointToPoint, ARankThatLeavesWithOneInFlightFailsItAndItsPeers) {

@@ -284,7 +284,9 @@ AggregatedRequests aggregated_requests(WireReader& in) {
 
 MemberLeft member_left(WireReader& in) {
   const auto member = in.get<int32_t>();
-  return {member, in.text()};
+  MemberLeft left{member, in.text()};
+  if (left.why.empty()) WireReader::fail();  // it would mean that the member has not left
+  return left;
 }
 
 BlockedReport blocked_report(WireReader& in) {
