@@ -176,7 +176,9 @@ class _DelayedOptimizer(_DistributedOptimizer):
             self._reducer.leave(self._for_grad_scaler)
         else:
             slot.arrived = [None if p.grad is None else p.grad.detach() for p in self._parameters()]
-        slot.under_way, slot.loaded = True, False
+        slot.under_way = True
+        for one in self._slots:
+            one.loaded = False
         slot.scale, self._scale_of_step = self._scale_of_step or 1.0, None
         if self._compensation and self._delay:
             if len(slot.weights) != len(self._parameters()):

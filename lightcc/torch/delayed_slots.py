@@ -31,7 +31,7 @@ class Slot:
         self.reducer, self.gradients = reducer, gradients  # without reducer the rank has nobody to exchange with
         self.under_way = False
         self.arrived: Optional[List[Optional[torch.Tensor]]] = None  # of each parameter, if no request is in flight
-        self.loaded = False                                # they are from a checkpoint or another rank
+        self.loaded = False                                # they are from a checkpoint or rank, and no step was since
         self.scale = 1.0                                   # of the loss
         self.weights: List[torch.Tensor] = []              # for which they were computed, for the compensation
 

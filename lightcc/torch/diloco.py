@@ -95,7 +95,7 @@ class _DiLoCoOptimizer(PeriodicOptimizer):
     def outer_optimizer(self) -> Optional[torch.optim.Optimizer]:
         """The outer optimizer, say for a scheduler of its learning rate; None before the first step."""
         exchange: Any = self._periodic
-        return exchange.outer() if exchange is not None and exchange.reducers else None
+        return exchange.outer() if exchange is not None and exchange._begun else None
 
 
 class _OuterReducer(FragmentReducer):
@@ -120,6 +120,9 @@ class _OuterReducer(FragmentReducer):
             arrived = self._compression.decompress(arrived, gradient.context)
         self.arrived[gradient] = arrived.to(gradient.parameter.dtype)
 
+    def forget(self) -> None:
+        self.arrived.clear()
+
 
 class _OuterExchange(PeriodicExchange):
     reducers: List[_OuterReducer]  # type: ignore[assignment]
@@ -129,6 +132,7 @@ class _OuterExchange(PeriodicExchange):
     optimizer: Optional[torch.optim.Optimizer] = None
 
     def make_fragment(self, named: Named) -> _OuterReducer:
+        self.optimizer = None
         reducer = _OuterReducer(self.compression, self._process_set)
         for name, parameter in named:
             gradient = Gradient(torch.nn.Parameter(parameter.detach().clone()), f"{name}.outer")
@@ -136,12 +140,18 @@ class _OuterExchange(PeriodicExchange):
             reducer.add([gradient])
         return reducer
 
+    def begin_anew(self) -> None:
+        self.optimizer = None
+        for reducer in self.reducers:
+            for gradient, now in reducer.inner.items():
+                gradient.parameter.copy_(now)
+
     def take_in(self, fragment: int, wholly: bool) -> None:
         reducer = self.reducers[fragment]
         for gradient, average in reducer.arrived.items():
             gradient.parameter.grad = average
         self.outer().step()  # of this fragment: the others have no gradient
-        reducer.arrived.clear()
+        reducer.forget()
         for gradient, now in reducer.inner.items():
             outer = gradient.parameter
             outer.grad = None
@@ -157,7 +167,6 @@ class _OuterExchange(PeriodicExchange):
                 "outer_optimizer": self.outer().state_dict()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        self.optimizer = None
         for p, saved in zip(self._outer_parameters(), state["outer"]):
             p.copy_(saved)
         for reducer, averages in zip(self.reducers, state["arrived"]):

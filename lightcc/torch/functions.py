@@ -126,8 +126,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
         optimizer.state.clear()
         for key, value in theirs["state"].items():
             optimizer.state[params[key] if isinstance(key, int) else key] = value
-        if own:
-            optimizer._load_own_state(theirs["own"])
+    if own:
+        optimizer._load_own_state(theirs["own"])  # on the root too, whose names of what it sends must stay theirs
     if not theirs["state"]:
         _make_gradients(params, model, isinstance(optimizer, torch.optim.SparseAdam))
 

@@ -93,6 +93,10 @@ class _WeightsReducer(FragmentReducer):
     def _deliver_one(self, gradient: Gradient) -> None:
         self.means[gradient] = gradient.slot
 
+    def forget(self) -> None:
+        self.means.clear()
+        self.sent.clear()
+
 
 class _Average(PeriodicExchange):
     reducers: List[_WeightsReducer]  # type: ignore[assignment]
@@ -106,6 +110,9 @@ class _Average(PeriodicExchange):
         reducer.add([Gradient(parameter, f"{name}.average") for name, parameter in named])
         return reducer
 
+    def begin_anew(self) -> None:
+        """Nothing is kept between two exchanges."""
+
     def take_in(self, fragment: int, wholly: bool) -> None:
         reducer = self.reducers[fragment]
         for gradient, mean in reducer.means.items():
@@ -114,8 +121,7 @@ class _Average(PeriodicExchange):
                 parameter.copy_(mean)
             else:
                 parameter.add_(mean.sub(sent))
-        reducer.means.clear()
-        reducer.sent.clear()
+        reducer.forget()
 
     def own_state(self) -> Dict[str, Any]:
         return {"fragments": [{"means": [reducer.means[g].clone() for g in reducer.gradients],

@@ -62,6 +62,10 @@ class FragmentReducer(GradientReducer):
     def _deliver_one(self, gradient: Gradient) -> None:
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """What was sent and what has arrived is void."""
+        raise NotImplementedError
+
 
 class PeriodicExchange:
     """What an optimizer exchanges and when. Abstract: a subclass makes fragments and takes in what has arrived."""
@@ -74,7 +78,8 @@ class PeriodicExchange:
         self._settings, self._process_set = dict(settings), process_set
         self.steps = 0
         self.reducers: List[FragmentReducer] = []     # of the fragments, once the first step begins
-        self._parameters: List[torch.Tensor] = []     # of all fragments
+        self._parameters: List[torch.Tensor] = []     # of all fragments, in the order in which they are named
+        self._begun = False                           # the reducers are of this training, and not of one before load
         self._in_flight: Dict[int, bool] = {}         # fragments on their way: whether they have arrived
         self._era = _LOADED                           # epoch and joins in which what is in flight is good
         self._agreed = _LOADED                        # those in which settings were compared
@@ -83,6 +88,10 @@ class PeriodicExchange:
 
     def make_fragment(self, named: Named) -> FragmentReducer:
         """Its reducer."""
+        raise NotImplementedError
+
+    def begin_anew(self) -> None:
+        """From the parameters as they are; the reducers have been used before."""
         raise NotImplementedError
 
     def take_in(self, fragment: int, wholly: bool) -> None:
@@ -104,12 +113,13 @@ class PeriodicExchange:
 
     def before_step(self) -> None:
         """Must come before the parameters change in the first step."""
-        if not self.reducers:
-            self._make_fragments()
+        if not self._begun:
+            if not self._make_fragments():
+                self.begin_anew()
         self._drop_what_is_void()
         if self._agreed != self._era:
-            self._agreed = self._era
             expect_equal(self.what, self.settings(), self._process_set)
+            self._agreed = self._era
 
     def after_step(self) -> None:
         """Counts a step, and does what is due after it."""
@@ -138,7 +148,7 @@ class PeriodicExchange:
 
     def state(self) -> Optional[Dict[str, Any]]:
         """For a checkpoint, and other ranks; waits for what is on its way. None before the first step."""
-        if not self.reducers:
+        if not self._begun:
             return None
         self.arrive()
         return {"steps": self.steps, "in_flight": sorted(self._in_flight), **self.own_state()}
@@ -152,7 +162,7 @@ class PeriodicExchange:
     def load(self, state: Optional[Mapping[str, Any]]) -> None:
         """Goes on from there; None: begins anew with the next step."""
         self._drop()
-        self.reducers, self.steps, self._era = [], 0, _LOADED
+        self._begun, self.steps, self._era = False, 0, _LOADED
         if state is not None:
             self._make_fragments()
             self.steps = state["steps"]
@@ -161,8 +171,12 @@ class PeriodicExchange:
 
     # The rest
 
-    def _make_fragments(self) -> None:
+    def _make_fragments(self) -> bool:
+        """Returns whether they are new: those of the same parameters stay, as ranks match them by numbered names."""
         named = [(name, p) for name, p in self._named() if p.requires_grad]
+        if self.reducers and [id(p) for _, p in named] == [id(p) for p in self._parameters]:
+            self._begun = True
+            return False
         if len(named) < self._schedule.fragments:
             raise ValueError(f"{self.what}: {len(named)} parameters require gradients, which cannot be cut into "
                              f"{self._schedule.fragments} fragments.")
@@ -177,6 +191,8 @@ class PeriodicExchange:
                 raise ValueError(f"{self.what}: fragments must have each parameter that requires a gradient: {which}.")
         self._parameters = [p for _, p in named]
         self.reducers = [self.make_fragment([named[i] for i in part]) for part in parts]
+        self._begun = True
+        return True
 
     def _begin(self, fragment: int) -> None:
         known = {id(p) for p in self._parameters}
@@ -210,6 +226,7 @@ class PeriodicExchange:
     def _drop(self) -> None:
         for fragment in self._in_flight:
             self.reducers[fragment].drain()
+            self.reducers[fragment].forget()
         self._in_flight.clear()
 
 

@@ -125,6 +125,15 @@ def check_a_resumed_run_is_the_unbroken_one_bit_for_bit(delay, who):
     plain.load_state_dict(saved[1])  # a plain one does not look at what is under way
 
 
+def check_the_state_is_broadcast_between_two_steps():
+    model, reference = make_model(), Reference(OPTIMIZERS["Adam"], 1)
+    optimizer = hvd.DelayedGradients(OPTIMIZERS["Adam"](model.parameters()))
+    for steps in (range(3), range(3, 6)):
+        train(model, optimizer, steps)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    expect_equal(model, reference.train(6).model)
+
+
 def check_a_state_of_another_delay_is_dropped(caplog):
     model = make_model()
     optimizer = hvd.DelayedGradients(OPTIMIZERS["SGD"](model.parameters()), 2)

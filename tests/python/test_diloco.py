@@ -165,6 +165,23 @@ def check_a_resumed_run_is_the_unbroken_one_bit_for_bit(kind, at):
 
 
 @pytest.mark.parametrize("kind", MAKE)
+def check_the_state_is_broadcast_between_two_steps(kind):
+    for at in (5, 7):
+        model = double_model()
+        optimizer = MAKE[kind](model)
+        for step in range(at):
+            step_here(model, optimizer, step)
+        outer = getattr(optimizer, "outer_optimizer", None)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert getattr(optimizer, "outer_optimizer", None) is outer, "a scheduler may have it"
+        for step in range(at, 12):
+            step_here(model, optimizer, step)
+        optimizer.exchange_now()
+        hvd.check_weights(model)
+
+
+@pytest.mark.parametrize("kind", MAKE)
 def check_all_ranks_go_on_from_rank_0(kind):
     model = double_model()
     optimizer = MAKE[kind](model)
