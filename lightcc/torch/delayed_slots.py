@@ -1,4 +1,5 @@
 """The gradients of one step while they are under way, for DelayedGradients; and what becomes of them then."""
+import itertools
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -54,12 +55,16 @@ class Slot:
                     p.grad = grad
 
     def deliver(self, parameters: List[torch.Tensor], grad_scaler: bool) -> None:
-        """Makes each p.grad what has arrived."""
+        """Makes each p.grad what has arrived; None for a parameter that had no part in that step."""
         self.under_way = False
         if self.arrived is None:
+            sent = {id(gradient.parameter) for gradient in self.reducer.gradients if gradient.sent}
+            for p in parameters:
+                if id(p) not in sent and p.requires_grad:  # it was unfrozen or added since
+                    p.grad = None
             self.reducer.finish(grad_scaler)
             return
-        for p, grad in zip(parameters, self.arrived):
+        for p, grad in itertools.zip_longest(parameters, self.arrived):
             if p.requires_grad:
                 p.grad = grad
         self.arrived = None

@@ -1,5 +1,6 @@
 """DelayedGradients against a loop in one process, which keeps gradients for as many steps."""
 import io
+import itertools
 
 import pytest
 import torch
@@ -33,16 +34,17 @@ class Reference:
         self.optimizer.zero_grad()
         for loss in losses:
             loss.backward()
-        grads = [p.grad.clone() for p in self.model.parameters()]
-        self.waiting.append((grads, [p.detach().clone() for p in self.model.parameters()]))
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        grads = [None if p.grad is None else p.grad.clone() for p in parameters]
+        self.waiting.append((grads, [p.detach().clone() for p in parameters]))
         delay = self.delay if self.steps >= self.warmup else 0
         self.steps += 1
         if len(self.waiting) <= delay:
             return
         grads, weights = self.waiting.pop(0)
-        for p, grad, then in zip(self.model.parameters(), grads, weights):
-            p.grad = grad + self.compensation * grad * grad * (p.detach() - then)
-        if edit([p.grad for p in self.model.parameters()]):
+        for p, grad, then in itertools.zip_longest(parameters, grads, weights):  # one that came since has none
+            p.grad = None if grad is None else grad + self.compensation * grad * grad * (p.detach() - then)
+        if edit([p.grad for p in parameters]):
             self.optimizer.step()
 
     def train(self, steps, passes=1):
@@ -82,10 +84,29 @@ def check_equals_the_loop(kind, delay, compensation, warmup, passes, set_to_none
     model, reference = make_model(), Reference(OPTIMIZERS[kind], delay, compensation, warmup)
     optimizer = hvd.DelayedGradients(OPTIMIZERS[kind](model.parameters()), delay, compensation, warmup,
                                      backward_passes_per_step=passes)
-
-
     train(model, optimizer, range(8), passes, set_to_none)
     expect_equal(model, reference.train(8, passes).model)
+
+
+@pytest.mark.parametrize("delay", (1, 2))
+@pytest.mark.parametrize("saved", (False, True))
+def check_parameters_that_are_unfrozen_or_added_later(delay, saved):
+    models = [make_model(), make_model()]
+    for model in models:
+        model[0].requires_grad_(False)
+    made = [OPTIMIZERS["SGD"](model[:4].parameters()) for model in models]
+    optimizer, reference = hvd.DelayedGradients(made[0], delay, 0.3), Reference(lambda _: made[1], delay, 0.3)
+    reference.model = models[1]
+    train(models[0], optimizer, range(3))
+    reference.train(3)
+    if saved:
+        optimizer.state_dict()  # which waits for what is under way
+    for model, one in zip(models, (optimizer, made[1])):
+        model[0].requires_grad_(True)
+        one.add_param_group({"params": list(model[4].parameters())})
+        model[4].zero_grad()  # these have no gradient of the steps before
+    train(models[0], optimizer, range(3, 7))
+    expect_equal(models[0], reference.train(4).model)
 
 
 def check_the_first_steps_apply_nothing():
