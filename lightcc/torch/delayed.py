@@ -13,13 +13,13 @@ from typing import Any, Dict, List, Optional
 import torch
 
 from lightcc.compress.choice import text_of
-from lightcc.core import lib
+from lightcc.core import lib, ops
 from lightcc.core.agreed_settings import expect_equal, number, whole
 from lightcc.core.process_sets import global_process_set
 from lightcc.torch.compression import Compression
 from lightcc.torch.delayed_slots import DelayedReducer, Slot, compensated, packed, unpacked, values_of
 from lightcc.torch.gradient import Gradient
-from lightcc.torch.mpi_ops import Adasum, Average
+from lightcc.torch.mpi_ops import Adasum, Average, Max
 from lightcc.torch.optimizer import _DistributedOptimizer, wrapped
 from lightcc.torch.spans import spanned
 
@@ -45,7 +45,8 @@ def DelayedGradients(optimizer, delay=1, compensation=0.0, warmup=0, named_param
     skip_synchronize(). With a GradScaler, a gradient that is not finite has its step skipped `delay` steps later, on
     all ranks. state_dict() waits for the gradients under way and has them, so that a resumed run goes on as if it had
     not ended; broadcast_optimizer_state gives all ranks the root's. After join() and in another epoch of an elastic job
-    what was under way is dropped on all ranks, and `delay` steps apply nothing.
+    what was under way is dropped on all ranks, and `delay` steps apply nothing; the warmup counts the most steps that a
+    rank has made.
 
     Errors: ValueError for arguments out of their ranges, LBFGS, op=Adasum; from step() for a closure, and on all ranks
     if they differ in settings; from register_local_var, always; and those of DistributedOptimizer.
@@ -127,6 +128,10 @@ class _DelayedOptimizer(_DistributedOptimizer):
         self._drop_what_is_void()
         if self._reducer is not None and self._agreed != self._era:
             expect_equal(_WHAT, self._settings(), self._process_set)
+            if self._warmup:  # after join() the ranks have made different numbers of steps
+                made = torch.tensor([self._exchanged_steps], device="cpu")
+                self._exchanged_steps = int(ops.allreduce(made, op=Max, name=f"{_WHAT}.steps",
+                                                          process_set=self._process_set))
             self._agreed = self._era
         delay = self._delay if self._exchanged_steps >= self._warmup else 0
         slot, due = self._slots[self._turn], self._slots[(self._turn - delay) % len(self._slots)]
@@ -257,7 +262,6 @@ class _DelayedOptimizer(_DistributedOptimizer):
     def _settings(self) -> Dict[str, Any]:
         return {"delay": self._delay, "compensation": self._compensation, "warmup": self._warmup,
                 "compression": text_of(self._compression), "backward_passes_per_step": self._backward_passes_per_step,
-                "steps of the warmup made": min(self._exchanged_steps, self._warmup),
                 "steps under way": sum(slot.under_way for slot in self._slots)}
 
     def _own_state(self) -> Dict[str, Any]:

@@ -18,7 +18,8 @@ from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.torch.compression import Compression
 from lightcc.torch.gradient import Gradient
 from lightcc.torch.mpi_ops import Average
-from lightcc.torch.optimizer import DistributedOptimizer
+from lightcc.torch.optimizer import _DistributedOptimizer
+from lightcc.torch.optimizer import wrapped as wrapped_distributed
 from lightcc.torch.periodic import FragmentReducer, Named, PeriodicExchange, PeriodicOptimizer, wrapped
 
 _WHAT = "hvd.DiLoCo"
@@ -80,7 +81,10 @@ def DiLoCo(model: torch.nn.Module, inner_optimizer: torch.optim.Optimizer,
         return made
     if inner_set.included() is False:
         raise ValueError(f"{_WHAT}: inner_set={inner_set} does not contain this rank; give the set that it is in.")
-    return DistributedOptimizer(made, named_parameters=_of_optimizer(model, made), process_set=inner_set)
+    distributed = wrapped_distributed(_DistributedOptimizer, made, _of_optimizer(model, made), Compression.none, 1,
+                                      Average, 1.0, 0, None, False, inner_set, inside_periodic=True)
+    distributed._plain = made._plain  # a scheduler made before the wrap looks at the given optimizer
+    return distributed
 
 
 def _of_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Named:

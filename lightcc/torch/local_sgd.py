@@ -2,13 +2,11 @@
 
 Sources: McMahan et al., AISTATS 2017 (FedAvg); Stich, ICLR 2019 (local SGD); Wang et al., SysML 2020 (overlapped).
 """
-import gc
 import weakref
 from typing import Any, Dict, List, Mapping
 
 import torch
 
-from lightcc.core import request
 from lightcc.core.exchange_schedule import checked
 from lightcc.core.process_sets import ProcessSet, global_process_set
 from lightcc.torch.arguments import names_of
@@ -50,30 +48,16 @@ def LocalSGD(optimizer: torch.optim.Optimizer, sync_every: int, named_parameters
     names = names_of(named_parameters, optimizer.param_groups)
     exchange = None
     if process_set.included():
-        groups = optimizer.param_groups
-        exchange = _Average(_WHAT, lambda: _named(groups, names), schedule, None,
+        exchange = _Average(_WHAT, lambda: _named(made().param_groups, names), schedule, None,
                             {"sync_every": sync_every, "delay": delay}, process_set)
-    return wrapped(optimizer, exchange, _WHAT)
+    optimizer = wrapped(optimizer, exchange, _WHAT)
+    made = weakref.ref(optimizer)  # whose list of groups load_state_dict replaces
+    return optimizer
 
 
 def _named(groups: List[Dict[str, Any]], names: Dict[torch.Tensor, str]) -> Named:
     parameters = [p for group in groups for p in group["params"]]
     return [(names.get(p, f"parameter {i}"), p) for i, p in enumerate(parameters)]
-
-
-_training: "weakref.WeakSet[Any]" = weakref.WeakSet()
-
-
-def _refuse_join() -> None:
-    if any(exchange.is_of_this_epoch() for exchange in _training):
-        gc.collect()  # one that was dropped may be a part of a circle of references
-    if any(exchange.is_of_this_epoch() for exchange in _training):
-        raise ValueError(f"hvd.join: {_WHAT} averages parameters, to which a rank that has joined would add zeros. "
-                         "Make as many steps on all ranks, or call optimizer.exchange_now() on all and drop the "
-                         "optimizer before.")
-
-
-request.before_join.append(_refuse_join)
 
 
 class _WeightsReducer(FragmentReducer):
@@ -100,10 +84,6 @@ class _WeightsReducer(FragmentReducer):
 
 class _Average(PeriodicExchange):
     reducers: List[_WeightsReducer]  # type: ignore[assignment]
-
-    def before_step(self) -> None:
-        super().before_step()
-        _training.add(self)
 
     def make_fragment(self, named: Named) -> _WeightsReducer:
         reducer = _WeightsReducer(self._schedule.delay > 0, self._process_set)

@@ -100,13 +100,17 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
 
 
 def wrapped(members, optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
-            num_groups, groups, sparse_as_dense, process_set):
+            num_groups, groups, sparse_as_dense, process_set, inside_periodic=False):
     """What DistributedOptimizer returns, and functions like it, which call this. members: _DistributedOptimizer or a
-    class made from it."""
+    class made from it. inside_periodic: the optimizer is one of DiLoCo, which has its inner_set exchange by this."""
     if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
         raise ImportError(f"DistributedOptimizer needs torch 2.1 or later, not {torch.__version__}.")
     if is_made_with(_DistributedOptimizer, optimizer):
         raise ValueError("The optimizer is a DistributedOptimizer already; wrap the plain optimizer, once.")
+    if hasattr(optimizer, "_periodic") and not inside_periodic:
+        raise ValueError("The optimizer is one of LocalSGD or DiLoCo already, whose ranks make steps with gradients of "
+                         "their own. Wrap the plain optimizer, once; DiLoCo's inner_set= has ranks average their "
+                         "gradients in each step.")
     if op not in (Average, Sum, Adasum, Min, Max, Product):
         raise ValueError(f"op must be hvd.Average, Sum, Adasum, Min, Max or Product, not {op!r}.")
     check_predivide(gradient_predivide_factor, op)
@@ -286,6 +290,8 @@ class _DistributedOptimizer(OptimizerAttributes, SwitchedCompression, SavedResid
 
     def __reduce_ex__(self, protocol):
         """A copy has the same options over the copied parameters; as with torch's own, hooks stay behind."""
+        if hasattr(self, "_periodic"):  # of DiLoCo with an inner_set, which refuses
+            return self._as_plain.__reduce_ex__(protocol)
         parameters, names = [p for group in self.param_groups for p in group["params"]], self._parameter_names
         named = [(names[p], p) for p in parameters] if all(p in names for p in parameters) else None
         options = {**self._options, "named_parameters": named,

@@ -272,6 +272,20 @@ def check_what_was_under_way_is_dropped_after_a_join():
     hvd.check_weights(model)
 
 
+def check_a_warmup_goes_on_after_a_join():
+    model = make_model()
+    optimizer = hvd.DelayedGradients(OPTIMIZERS["SGD"](model.parameters()), warmup=4 + hvd.size())
+    train(model, optimizer, range(1 + hvd.rank()))
+    last = hvd.join()
+    hvd.broadcast_parameters(model.state_dict(), last)
+    applied = []
+    for step in range(6):
+        before = bits(model)
+        train(model, optimizer, range(step, step + 1))
+        applied.append(not torch.equal(before, bits(model)))
+    assert applied == [True, True, True, True, False, True], "of the warmup's steps the last rank had made size()"
+
+
 @pytest.mark.parametrize("compression", (hvd.Compression.topk(0.05), hvd.Compression.int8()), ids=str)
 def check_compression_loses_nothing(compression):
     """What was delivered, is under way and is left behind add up to all gradients."""
@@ -335,6 +349,12 @@ def check_bad_input():
         hvd.DelayedGradients(torch.optim.LBFGS(make_model().parameters()))
     with pytest.raises(ValueError, match="already"):
         hvd.DelayedGradients(made())
+    model = make_model()
+    for periodic in (hvd.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), 2),
+                     hvd.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1))):
+        for wrap in (hvd.DelayedGradients, hvd.DistributedOptimizer):
+            with pytest.raises(ValueError, match="one of LocalSGD or DiLoCo already"):
+                wrap(periodic)
     optimizer = made()
     with pytest.raises(ValueError, match="no closure"):
         optimizer.step(lambda: 0.0)

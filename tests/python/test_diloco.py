@@ -245,7 +245,8 @@ def check_ranks_of_a_host_train_together():
     sets = [hvd.global_process_set if len(host) == hvd.size() else hvd.add_process_set(host) for host in hosts]
     mine = next(i for i, host in enumerate(hosts) if hvd.rank() in host)
     model = double_model()
-    optimizer = hvd.DiLoCo(model, INNER["SGD"](model.parameters()), sync_every=2, inner_set=sets[mine])
+    plain = INNER["SGD"](model.parameters())
+    optimizer = hvd.DiLoCo(model, plain, sync_every=2, inner_set=sets[mine])
     models = [double_model() for _ in hosts]
     inner = [INNER["SGD"](m.parameters()) for m in models]
     outer = [torch.nn.Parameter(p.detach().clone()) for p in models[0].parameters()]
@@ -266,9 +267,14 @@ def check_ranks_of_a_host_train_together():
                         q.copy_(p)
     for p, q in zip(model.parameters(), models[mine].parameters()):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1)
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.deepcopy(optimizer)
     state = optimizer.state_dict()
     optimizer.load_state_dict(state)
     step_here(model, optimizer, 5)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.1, "the scheduler's optimizer shares the groups"
     optimizer.exchange_now()
     hvd.check_weights(model)
     for process_set in sets:
@@ -340,8 +346,26 @@ def check_bad_input():
         copy.deepcopy(diloco())
 
 
+@pytest.mark.parametrize("kind", MAKE)
+def check_join_is_refused_while_there_is_one(kind):
+    model = double_model()
+    optimizer = MAKE[kind](model)
+    step_here(model, optimizer, 0)
+    with pytest.raises(ValueError, match=f"hvd.join: hvd.{kind} averages over all ranks"):
+        hvd.join()
+    del optimizer
+    hvd.join()
+
+
 def check_parameters_that_come_later():
     model = make_model()
+    parameters = list(model.parameters())
+    local = hvd.LocalSGD(torch.optim.SGD(parameters[:-1], lr=0.1), 2)
+    train(model, local, 1)
+    local.load_state_dict(local.state_dict())
+    local.add_param_group({"params": parameters[-1:]})
+    with pytest.raises(ValueError, match="parameter 5 has come to require a gradient, or to the optimizer"):
+        train(model, local, 1)
     model[0].bias.requires_grad_(False)
     optimizer = hvd.DiLoCo(model, plain_sgd(model), sync_every=2)
     frozen = model[0].bias.clone()
