@@ -1,23 +1,29 @@
 """Settings that the ranks must give alike: compared by those who use them, before their first exchange."""
+import types
 from typing import Any, Dict, List, Mapping
 
 from lightcc.core import lib, objects
 from lightcc.core.process_sets import ProcessSet, global_process_set
 
 
-def expect_equal(what: str, settings: Mapping[str, Any], process_set: ProcessSet = global_process_set) -> None:
+def expect_equal(what: str, settings: Mapping[str, Any], process_set: ProcessSet = global_process_set,
+                 progress: Mapping[str, Any] = types.MappingProxyType({})) -> None:
     """ValueError on all ranks of the set alike, with what differs and who has given what, unless all have the same.
 
-    what: whose settings they are; begins the error's text. settings: plain values with a repr. A collective named
-    "<what>.settings" travels, so all ranks of the set must call it. Errors: those of allgather.
+    what: whose settings they are; begins the error's text. settings: plain values with a repr. progress: such that no
+    user has given, but training has made. A collective named "<what>.settings" travels, so all ranks of the set must
+    call it. Errors: those of allgather.
 
-    >>> expect_equal("hvd.LocalSGD", {"sync_every": 4})
+    >>> expect_equal("hvd.LocalSGD", {"sync_every": 4}, progress={"steps made": 2})
     """
-    mine = {name: repr(value) for name, value in settings.items()}
+    mine = [{name: repr(value) for name, value in values.items()} for values in (settings, progress)]
     of_ranks = dict(objects.allgather_object((lib.rank(), mine), f"{what}.settings", process_set))
-    text = difference(of_ranks)
-    if text:
-        raise ValueError(f"{what}: the ranks have different settings: {text}. Give the same on all ranks.")
+    given, made = [difference({rank: both[i] for rank, both in of_ranks.items()}) for i in range(2)]
+    if given:
+        raise ValueError(f"{what}: the ranks have different settings: {given}. Give the same on all ranks.")
+    if made:
+        raise ValueError(f"{what}: the ranks do not go on from the same place: {made}. Call broadcast_parameters and "
+                         "broadcast_optimizer_state on all ranks before the step.")
 
 
 def difference(of_ranks: Mapping[int, Mapping[str, str]]) -> str:

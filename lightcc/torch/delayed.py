@@ -37,8 +37,8 @@ def DelayedGradients(optimizer, delay=1, compensation=0.0, warmup=0, named_param
     delay: in steps; 0 is DistributedOptimizer. The first `delay` steps apply nothing: parameters and the optimizer's
     state stay. Memory: a gradient's for each step of delay. warmup: so many steps first apply their own gradients, as
     without delay; then come the `delay` steps that apply nothing. compensation: lambda in g + lambda g g (w - w_then),
-    element by element, which is applied in place of g; w_then: the parameter for which g was computed, kept for it;
-    0: nothing is kept. The other arguments are those of DistributedOptimizer; op: not Adasum.
+    element by element, which is applied in place of g; w_then: the parameter for which g was computed. With
+    compensation=0 no copy of it is kept. The other arguments are those of DistributedOptimizer; op: not Adasum.
 
     step() sends this step's gradients and waits for the earlier ones; learning rates are those of the step that
     applies. synchronize() does both, then p.grad is what step() will apply: clip between it and step() in
@@ -127,7 +127,8 @@ class _DelayedOptimizer(_DistributedOptimizer):
         """Sends this step's gradients and waits for those of `delay` steps before, which are in p.grad then."""
         self._drop_what_is_void()
         if self._reducer is not None and self._agreed != self._era:
-            expect_equal(_WHAT, self._settings(), self._process_set)
+            under_way = sum(slot.under_way for slot in self._slots)
+            expect_equal(_WHAT, self._settings(), self._process_set, {"steps under way": under_way})
             if self._warmup:  # after join() the ranks have made different numbers of steps
                 made = torch.tensor([self._exchanged_steps], device="cpu")
                 self._exchanged_steps = int(ops.allreduce(made, op=Max, name=f"{_WHAT}.steps",
@@ -184,7 +185,7 @@ class _DelayedOptimizer(_DistributedOptimizer):
         slot.under_way = True
         for one in self._slots:
             one.loaded = False
-        slot.scale, self._scale_of_step = self._scale_of_step or 1.0, None
+        slot.scale, self._scale_of_step = 1.0 if self._scale_of_step is None else self._scale_of_step, None
         if self._compensation and self._delay:
             if len(slot.weights) != len(self._parameters()):
                 slot.weights = [p.detach().clone() for p in self._parameters()]
@@ -205,13 +206,15 @@ class _DelayedOptimizer(_DistributedOptimizer):
             return
         scale = self._slots[self._turn].scale
         with_grad = [p for p in parameters if p.grad is not None]
-        if due.scale != scale:
+        if due.scale == 0.0:  # a GradScaler's may become that small, and nothing is left of such gradients
+            self._applies = False
+        elif due.scale != scale:
             for p in with_grad:
                 p.grad.mul_(scale / due.scale)
             if scale == 1.0 and not all(bool(values_of(p.grad).isfinite().all()) for p in with_grad):
                 self._applies = False  # no GradScaler looks at this step
         self._delivered_scale = scale
-        if self._compensation:
+        if self._compensation and scale:
             for p, then in zip(parameters, due.weights):
                 if p.grad is not None:
                     p.grad = compensated(p.grad, p.detach() - then, self._compensation / scale)
@@ -261,8 +264,7 @@ class _DelayedOptimizer(_DistributedOptimizer):
 
     def _settings(self) -> Dict[str, Any]:
         return {"delay": self._delay, "compensation": self._compensation, "warmup": self._warmup,
-                "compression": text_of(self._compression), "backward_passes_per_step": self._backward_passes_per_step,
-                "steps under way": sum(slot.under_way for slot in self._slots)}
+                "compression": text_of(self._compression), "backward_passes_per_step": self._backward_passes_per_step}
 
     def _own_state(self) -> Dict[str, Any]:
         """The gradients under way, the oldest first, as plain values and tensors."""

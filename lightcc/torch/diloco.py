@@ -7,6 +7,7 @@ Sources: Douillard et al., 2023 (DiLoCo, arXiv 2311.08105); 2025 (Streaming DiLo
 2501.18512).
 """
 import functools
+import hashlib
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 import torch
@@ -20,7 +21,8 @@ from lightcc.torch.gradient import Gradient
 from lightcc.torch.mpi_ops import Average
 from lightcc.torch.optimizer import _DistributedOptimizer
 from lightcc.torch.optimizer import wrapped as wrapped_distributed
-from lightcc.torch.periodic import FragmentReducer, Named, PeriodicExchange, PeriodicOptimizer, wrapped
+from lightcc.torch.periodic import KEY, FragmentReducer, Named, PeriodicExchange, PeriodicOptimizer, wrapped
+from lightcc.torch.weights import digests
 
 _WHAT = "hvd.DiLoCo"
 _OUTER = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)  # as the papers have it
@@ -46,13 +48,15 @@ def DiLoCo(model: torch.nn.Module, inner_optimizer: torch.optim.Optimizer,
 
     Returns an optimizer of a subclass (same class name) of the inner one's, which shares its state and options; its
     attribute outer_optimizer is the outer one from the first step on. Ranks must begin with the same parameters
-    (broadcast_parameters). Gradients are clipped and losses scaled as with the inner optimizer; a step that a
-    GradScaler leaves out counts. exchange_now() exchanges everything at once, as at the end. Memory: two copies of the
-    parameters, and the outer optimizer's state. state_dict() has all of it, and what is under way.
+    (broadcast_parameters); load weights before the first step, which takes them as the outer ones. Clip gradients and
+    scale losses as with the inner optimizer; a step that a GradScaler leaves out counts. exchange_now() exchanges
+    everything at once, as at the end. Memory: two copies of the parameters, and the outer optimizer's state.
+    state_dict() has all of it, and what is under way.
 
     Errors: ValueError for arguments out of their ranges, for an optimizer that exchanges already, and from step(): on
-    all ranks if they differ in settings, and for parameters that are added or unfrozen after the first step; those of
-    allreduce from step().
+    all ranks if they differ in settings or begin with different parameters, and for parameters that are added or
+    unfrozen after the first step; from load_state_dict for a state of other parameters; those of allreduce from step().
+    join() is refused, as a rank that has joined would add zeros to the outer gradients.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -61,7 +65,7 @@ def DiLoCo(model: torch.nn.Module, inner_optimizer: torch.optim.Optimizer,
     ...     optimizer.zero_grad(); model(torch.randn(8, 2)).square().mean().backward(); optimizer.step()
     >>> hvd.check_weights(model)
     """
-    lists = None if isinstance(fragments, int) else [list(part) for part in fragments]
+    lists = _lists_of(fragments, model) if isinstance(fragments, (list, tuple)) else None
     schedule = checked(_WHAT, sync_every, fragments if lists is None else len(lists), delay)
     if lists is not None and len({id(p) for part in lists for p in part}) < sum(map(len, lists)):
         raise ValueError(f"{_WHAT}: fragments has a parameter twice.")
@@ -85,6 +89,20 @@ def DiLoCo(model: torch.nn.Module, inner_optimizer: torch.optim.Optimizer,
                                       Average, 1.0, 0, None, False, inner_set, inside_periodic=True)
     distributed._plain = made._plain  # a scheduler made before the wrap looks at the given optimizer
     return distributed
+
+
+def _lists_of(fragments: Sequence[Any], model: torch.nn.Module) -> List[List[torch.Tensor]]:
+    known = {id(p) for p in model.parameters()}
+    lists = []
+    for i, part in enumerate(fragments):
+        if isinstance(part, torch.Tensor) or not isinstance(part, Iterable):
+            raise ValueError(f"{_WHAT}: fragments[{i}] is a {type(part).__name__}: give lists of parameters, or a "
+                             "number of parts.")
+        lists.append(list(part))
+        for j, p in enumerate(lists[i]):
+            if id(p) not in known:
+                raise ValueError(f"{_WHAT}: fragments[{i}][{j}] is not a parameter of the model.")
+    return lists
 
 
 def _of_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Named:
@@ -167,14 +185,23 @@ class _OuterExchange(PeriodicExchange):
     def own_state(self) -> Dict[str, Any]:
         arrived = [[reducer.arrived[g].clone() for g in reducer.gradients] if reducer.arrived else None
                    for reducer in self.reducers]
-        return {"outer": [p.detach().clone() for p in self._outer_parameters()], "arrived": arrived,
-                "outer_optimizer": self.outer().state_dict()}
+        return {"outer": {name: p.detach().clone() for name, p in self._outer_parameters().items()},
+                "arrived": arrived, "outer_optimizer": self.outer().state_dict()}
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        for p, saved in zip(self._outer_parameters(), state["outer"]):
-            p.copy_(saved)
-        for reducer, averages in zip(self.reducers, state["arrived"]):
-            for gradient, average in zip(reducer.gradients, averages or ()):
+    def load_own_state(self, state: Mapping[str, Any], in_flight: Sequence[int]) -> None:
+        outer, saved = self._outer_parameters(), state["outer"]
+        if list(outer) != list(saved):
+            other = sorted(outer.keys() ^ saved.keys())
+            which = f"{other[0]!r} is {'not in it' if other[0] in outer else 'in it alone'}" if other else \
+                "their order is another"
+            raise ValueError(f"{_WHAT}: this state has the outer parameters of other parameters than those that "
+                             f"require a gradient here: {which}. Freeze the same ones before it is loaded, or take "
+                             f"{KEY!r} out of it: then the parameters as they are become the outer ones.")
+        for name, p in outer.items():
+            p.copy_(saved[name])
+        for fragment in in_flight:
+            reducer = self.reducers[fragment]
+            for gradient, average in zip(reducer.gradients, state["arrived"][fragment]):
                 reducer.arrived[gradient] = average.to(gradient.parameter, copy=True)
         self.outer().load_state_dict(state["outer_optimizer"])
 
@@ -183,11 +210,20 @@ class _OuterExchange(PeriodicExchange):
                     if isinstance(value, (bool, int, float, str, tuple))}
         return {**super().settings(), "outer_optimizer": (type(self.outer()).__name__, defaults)}
 
+    def progress(self) -> Dict[str, Any]:
+        of_all = repr(digests(list(self._outer_parameters().items())))
+        digest = hashlib.blake2b(of_all.encode(), digest_size=4).hexdigest()
+        return {**super().progress(), "digest of the outer parameters": digest}
+
     def outer(self) -> torch.optim.Optimizer:
         """The outer optimizer."""
         if self.optimizer is None:
-            self.optimizer = self.make_outer(self._outer_parameters())
+            self.optimizer = self.make_outer(list(self._outer_parameters().values()))
         return self.optimizer
 
-    def _outer_parameters(self) -> List[torch.Tensor]:
-        return [gradient.parameter for reducer in self.reducers for gradient in reducer.gradients]
+    def _outer_parameters(self) -> Dict[str, torch.Tensor]:
+        """By the names of the model's, in its order, however it is cut."""
+        outer = {id(now): gradient.parameter for reducer in self.reducers for gradient, now in reducer.inner.items()}
+        names = {id(now): name for part, reducer in zip(self._names, self.reducers)
+                 for name, now in zip(part, reducer.inner.values())}
+        return {names[id(p)]: outer[id(p)] for p in self._parameters}

@@ -3,7 +3,7 @@
 Sources: McMahan et al., AISTATS 2017 (FedAvg); Stich, ICLR 2019 (local SGD); Wang et al., SysML 2020 (overlapped).
 """
 import weakref
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 
@@ -24,10 +24,10 @@ def LocalSGD(optimizer: torch.optim.Optimizer, sync_every: int, named_parameters
 
     sync_every: in steps; 1 with plain SGD is DistributedOptimizer but for rounding. named_parameters:
     model.named_parameters(). delay: 0: step() waits for the average. Else the exchange runs behind so many further
-    steps, and then each rank adds to its parameters what the average was away from its own at that time: no step is
-    lost. Memory: one copy of the parameters, with a delay two. Ranks must begin with the same parameters
-    (broadcast_parameters). The optimizer's state, buffers such as those of batch normalisation, and parameters that
-    are frozen at the first step stay each rank's own.
+    steps, and then each rank adds (average - what it had sent) to its parameters: no step is lost. Memory: one copy of
+    the parameters, with a delay two. Ranks must begin with the same parameters (broadcast_parameters). The optimizer's
+    state, buffers such as those of batch normalisation, and parameters that are frozen at the first step stay each
+    rank's own.
 
     Returns an optimizer of a subclass (same class name) that shares the state and options of the given one. Gradients
     are this rank's own: clip them and scale losses as ever; a step that a GradScaler leaves out counts. exchange_now()
@@ -104,12 +104,13 @@ class _Average(PeriodicExchange):
         reducer.forget()
 
     def own_state(self) -> Dict[str, Any]:
-        return {"fragments": [{"means": [reducer.means[g].clone() for g in reducer.gradients],
-                               "sent": [reducer.sent[g].clone() for g in reducer.gradients]} if reducer.means else None
-                              for reducer in self.reducers]}
+        return {"arrived": [{"means": [reducer.means[g].clone() for g in reducer.gradients],
+                             "sent": [reducer.sent[g].clone() for g in reducer.gradients]} if reducer.means else None
+                            for reducer in self.reducers]}
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        for reducer, saved in zip(self.reducers, state["fragments"]):
-            for i, gradient in enumerate(reducer.gradients if saved else ()):
+    def load_own_state(self, state: Mapping[str, Any], in_flight: Sequence[int]) -> None:
+        for fragment in in_flight:
+            reducer, saved = self.reducers[fragment], state["arrived"][fragment]
+            for i, gradient in enumerate(reducer.gradients):
                 reducer.means[gradient] = saved["means"][i].to(gradient.parameter, copy=True)
                 reducer.sent[gradient] = saved["sent"][i].to(gradient.parameter, copy=True)

@@ -5,6 +5,7 @@ Each fragment has a reducer with its memory, its requests and what compression l
 can be on their way at the same time. Ranks count steps alike, also those that a GradScaler leaves out on one of them.
 """
 import gc
+import logging
 import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -24,6 +25,7 @@ from lightcc.torch.residuals import SavedResiduals, load_into, together
 
 Named = List[Tuple[str, torch.Tensor]]
 KEY = "lightcc_periodic"  # in the state of an optimizer
+_logger = logging.getLogger("lightcc")
 _LOADED = (-1, -1)        # the era of what has not been exchanged in this process: it is good in whatever comes
 
 
@@ -80,6 +82,7 @@ class PeriodicExchange:
         self.steps = 0
         self.reducers: List[FragmentReducer] = []     # of the fragments, once the first step begins
         self._parameters: List[torch.Tensor] = []     # of all fragments, in the order in which they are named
+        self._names: List[List[str]] = []             # of the parameters of each fragment
         self._begun = False                           # the reducers are of this training, and not of one before load
         self._in_flight: Dict[int, bool] = {}         # fragments on their way: whether they have arrived
         self._era = _LOADED                           # epoch and joins in which what is in flight is good
@@ -103,12 +106,16 @@ class PeriodicExchange:
         """What must be saved beside steps, and given to other ranks; self._in_flight has arrived."""
         return {}
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what own_state has returned."""
+    def load_own_state(self, state: Mapping[str, Any], in_flight: Sequence[int]) -> None:
+        """Takes what own_state has returned; in_flight: fragments that had arrived, and were cut as they are here."""
 
     def settings(self) -> Dict[str, Any]:
         """What must be equal on all ranks."""
-        return {**self._settings, "steps made": self.steps, "parameters": len(self._parameters)}
+        return {**self._settings, "parameters that require a gradient": len(self._parameters)}
+
+    def progress(self) -> Dict[str, Any]:
+        """What must be equal on all ranks, too, and comes of the training."""
+        return {"steps made": self.steps}
 
     # What the optimizer calls
 
@@ -117,9 +124,10 @@ class PeriodicExchange:
         if not self._begun:
             if not self._make_fragments():
                 self.begin_anew()
+            self._begun = True
         self._drop_what_is_void()
         if self._agreed != self._era:
-            expect_equal(self.what, self.settings(), self._process_set)
+            expect_equal(self.what, self.settings(), self._process_set, self.progress())
             self._agreed = self._era
         _training.add(self)
 
@@ -153,7 +161,8 @@ class PeriodicExchange:
         if not self._begun:
             return None
         self.arrive()
-        return {"steps": self.steps, "in_flight": sorted(self._in_flight), **self.own_state()}
+        return {"of": self.what, "schedule": list(self._schedule), "fragments": self._names, "steps": self.steps,
+                "in_flight": sorted(self._in_flight), **self.own_state()}
 
     def arrive(self) -> None:
         """Waits for what is on its way."""
@@ -162,14 +171,23 @@ class PeriodicExchange:
             self._arrive(fragment)
 
     def load(self, state: Optional[Mapping[str, Any]]) -> None:
-        """Goes on from there; None: begins anew with the next step."""
+        """Goes on from there; None: begins anew with the next step. ValueError for what another kind has saved."""
+        if state is not None and state["of"] != self.what:
+            raise ValueError(f"{self.what}: this is a state of {state['of']}. Take {KEY!r} out of it: then the "
+                             "schedule begins anew.")
         self._drop()
         self._begun, self.steps, self._era = False, 0, _LOADED
-        if state is not None:
-            self._make_fragments()
-            self.steps = state["steps"]
-            self.load_own_state(state)
-            self._in_flight = dict.fromkeys(state["in_flight"], True)
+        if state is None:
+            return
+        self._make_fragments()
+        in_flight = state["in_flight"]
+        if in_flight and (state["schedule"], state["fragments"]) != (list(self._schedule), self._names):
+            _logger.warning("%s: what is on its way in this state was sent with another sync_every, delay or fragments "
+                            "than the optimizer has (%s): it is dropped.", self.what, self._schedule)
+            in_flight = []
+        self.load_own_state(state, in_flight)
+        self._in_flight = dict.fromkeys(in_flight, True)
+        self._begun, self.steps = True, state["steps"]
 
     # The rest
 
@@ -177,7 +195,6 @@ class PeriodicExchange:
         """Returns whether they are new: those of the same parameters stay, as ranks match them by numbered names."""
         named = [(name, p) for name, p in self._named() if p.requires_grad]
         if self.reducers and [id(p) for _, p in named] == [id(p) for p in self._parameters]:
-            self._begun = True
             return False
         if len(named) < self._schedule.fragments:
             raise ValueError(f"{self.what}: {len(named)} parameters require gradients, which cannot be cut into "
@@ -193,7 +210,7 @@ class PeriodicExchange:
                 raise ValueError(f"{self.what}: fragments must have each parameter that requires a gradient: {which}.")
         self._parameters = [p for _, p in named]
         self.reducers = [self.make_fragment([named[i] for i in part]) for part in parts]
-        self._begun = True
+        self._names = [[named[i][0] for i in part] for part in parts]
         return True
 
     def _begin(self, fragment: int) -> None:
@@ -287,7 +304,9 @@ class PeriodicOptimizer(SavedResiduals):
         return {**state, RESIDUALS: residuals} if residuals else state
 
     def load_state_dict(self, state_dict, *args, **kwargs) -> None:
-        """Goes on from there; without "lightcc_periodic" counting begins anew."""
+        """Goes on from there; without "lightcc_periodic" all but the optimizer's own begins anew. What was on its way
+        with another sync_every, delay or fragments is dropped, which is logged. ValueError for a state of the other
+        kind, and by DiLoCo for one of other parameters."""
         own = {key: value for key, value in state_dict.items() if key not in (KEY, RESIDUALS)}
         self._as_local.load_state_dict(own, *args, **kwargs)
         plain = self._plain()

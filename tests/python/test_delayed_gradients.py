@@ -193,6 +193,28 @@ def check_a_grad_scaler_skips_later_on_all_ranks(explicitly):
     expect_equal(model, reference.model)
 
 
+@pytest.mark.parametrize("explicitly", (False, True))
+def check_gradients_of_a_loss_scaled_by_zero_are_not_applied(explicitly):
+    model = make_model()
+    optimizer = hvd.DelayedGradients(OPTIMIZERS["SGD"](model.parameters()), compensation=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=0.0)
+    weights = [bits(model)]
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(my_loss(model, step)).backward()
+        if explicitly:
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+        else:
+            scaler.step(optimizer)
+        scaler.update(8.0)
+        weights.append(bits(model))
+    assert [torch.equal(weights[0], other) for other in weights[1:]] == [True, True, False]
+    hvd.check_weights(model)
+
+
 def check_clipped_between_synchronize_and_step():
     model, reference = make_model(), Reference(OPTIMIZERS["SGD"], 1)
     optimizer = hvd.DelayedGradients(OPTIMIZERS["SGD"](model.parameters()))

@@ -182,6 +182,55 @@ def check_the_state_is_broadcast_between_two_steps(kind):
 
 
 @pytest.mark.parametrize("kind", MAKE)
+def check_a_plain_state_begins_anew(kind):
+    models = [double_model(), double_model()]
+    used, fresh = [MAKE[kind](model) for model in models]
+    plain = INNER["AdamW"](models[0].parameters()).state_dict()
+    for step in range(5):
+        step_here(models[0], used, step)
+    used.load_state_dict(plain)
+    models[0].load_state_dict(double_model().state_dict())
+    for model, optimizer in zip(models, (used, fresh)):
+        for step in range(9):
+            step_here(model, optimizer, step)
+    assert torch.equal(bits(models[0]), bits(models[1]))
+
+
+def check_a_state_of_other_settings(caplog):
+    model = double_model()
+    local = MAKE["LocalSGD"](model)
+    for step in range(5):
+        step_here(model, local, step)
+    of_local = local.state_dict()
+    model = double_model()
+    other = hvd.LocalSGD(INNER["AdamW"](model.parameters()), 4)
+    other.load_state_dict(of_local)
+    assert "is on its way in this state was sent with another sync_every, delay or fragments" in caplog.text
+    for step in range(5, 8):
+        step_here(model, other, step)
+    hvd.check_weights(model)
+
+    model = double_model()
+    diloco = MAKE["DiLoCo"](model)
+    for step in range(5):
+        step_here(model, diloco, step)
+    of_diloco = diloco.state_dict()
+    other = hvd.DiLoCo(model, INNER["AdamW"](model.parameters()), sync_every=4, delay=1)
+    other.load_state_dict(of_diloco)
+    for p, q in zip(diloco.outer_optimizer.param_groups[0]["params"], other.outer_optimizer.param_groups[0]["params"]):
+        assert torch.equal(p, q)
+    for step in range(5, 9):
+        step_here(model, other, step)
+    other.exchange_now()
+    hvd.check_weights(model)
+    with pytest.raises(ValueError, match="hvd.DiLoCo: this is a state of hvd.LocalSGD"):
+        other.load_state_dict(of_local)
+    model[0].requires_grad_(False)
+    with pytest.raises(ValueError, match="outer parameters of other parameters .* here: '0.bias' is in it alone"):
+        MAKE["DiLoCo"](model).load_state_dict(of_diloco)
+
+
+@pytest.mark.parametrize("kind", MAKE)
 def check_all_ranks_go_on_from_rank_0(kind):
     model = double_model()
     optimizer = MAKE[kind](model)
@@ -327,7 +376,10 @@ def check_bad_input():
                           ({"delay": -1}, "delay=-1"), ({"delay": 4, "sync_every": 4}, "smaller delay"),
                           ({"alpha": 1.5}, "alpha=1.5: give a number, from 0 to 1"), ({"alpha": -0.1}, "alpha"),
                           ({"outer_optimizer": plain_sgd(model)}, "outer_optimizer must be a function"),
-                          ({"fragments": [parameters[:2], parameters[1:]]}, "twice")):
+                          ({"fragments": [parameters[:2], parameters[1:]]}, "twice"),
+                          ({"fragments": 2.0}, "fragments=2.0: give an int"),
+                          ({"fragments": parameters}, r"fragments\[0\] is a Parameter: give lists"),
+                          ({"fragments": [parameters, [torch.ones(1)]]}, r"fragments\[1\]\[0\] is not a parameter")):
         with pytest.raises(ValueError, match=text):
             diloco(**options)
     for wrong in (-1, 0, 1.5, True, "4"):
@@ -366,6 +418,7 @@ def check_parameters_that_come_later():
     local.add_param_group({"params": parameters[-1:]})
     with pytest.raises(ValueError, match="parameter 5 has come to require a gradient, or to the optimizer"):
         train(model, local, 1)
+    model = make_model()
     model[0].bias.requires_grad_(False)
     optimizer = hvd.DiLoCo(model, plain_sgd(model), sync_every=2)
     frozen = model[0].bias.clone()
@@ -388,5 +441,19 @@ def check_ranks_that_differ():
                            model, plain_sgd(model),
                            compression=hvd.Compression.int8() if mine else hvd.Compression.none))):
         model = make_model()
-        with pytest.raises(ValueError, match=f"the ranks have different settings: .*{text}"):
-            train(model, make(model), 1)
+        optimizer = make(model)
+        for _ in range(2):  # the second step must not go on
+            with pytest.raises(ValueError, match=f"the ranks have different settings: .*{text}"):
+                train(model, optimizer, 1)
+    model = make_model()
+    with torch.no_grad():
+        model[0].bias += mine
+    optimizer = hvd.DiLoCo(model, plain_sgd(model))
+    with pytest.raises(ValueError, match="hvd.DiLoCo: the ranks do not go on from the same place: digest of the outer "
+                                         "parameters is .* Call broadcast_parameters and broadcast_optimizer_state"):
+        train(model, optimizer, 1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    train(model, optimizer, 1)
+    optimizer.exchange_now()
+    hvd.check_weights(model)
