@@ -13,9 +13,10 @@ from lightcc.core import lib
 from lightcc.core.exceptions import HorovodInternalError
 from lightcc.core.objects import allgather_object as _allgather_object
 from lightcc.core.objects import broadcast_object as _broadcast_object
+from lightcc.jax import children as _children
 from lightcc.jax import collectives as _collectives
 
-_is_ours = _collectives.choose()  # before any module that imports jax
+_is_ours = not _children.is_of_rank() and _collectives.choose()  # before any module that imports jax
 
 # ruff: noqa: E402
 from lightcc.jax import processes as _processes

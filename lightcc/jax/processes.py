@@ -20,11 +20,9 @@ from lightcc.core.basics import leave_after_error
 from lightcc.core.exceptions import HorovodInternalError
 from lightcc.core.job import basics
 from lightcc.core.objects import broadcast_object
-from lightcc.jax import collectives
+from lightcc.jax import children, collectives
 from lightcc.launch import network, placed
 
-LAUNCHERS = ("HOROVOD_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-KUBEFLOW = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")  # of its JAXJob
 STORE_TIMEOUT_S = 300  # as JAX's own
 
 _jax_initialize = jax.distributed.initialize
@@ -38,6 +36,7 @@ def begin() -> None:
     threading._register_atexit(_before_end)  # type: ignore[attr-defined]  # before JAX ends its backend
     if _jax_state().client is not None or _is_launched() or _is_of_kubeflow():
         init()
+        children.mark()
 
 
 def init(coordinator_address: Optional[str] = None, num_processes: Optional[int] = None,
@@ -48,24 +47,31 @@ def init(coordinator_address: Optional[str] = None, num_processes: Optional[int]
     coordinator_address, num_processes, process_id, local_device_ids: those of jax.distributed.initialize, where no
     launcher tells; none of them without a launcher: a world of one.
 
-    Errors: RuntimeError if JAX has its devices already, and for numbers other than the launcher's; ValueError if a
-    process is to have several CPU devices; HorovodInternalError if the others cannot be reached.
-    Source: jax.distributed.
+    Errors: RuntimeError if JAX has its devices already, for numbers other than the launcher's or an earlier call's, and
+    in a process that a rank has started; ValueError if a process is to have several CPU devices, and for
+    local_device_ids alone; HorovodInternalError if the others cannot be reached. Source: jax.distributed.
 
     >>> lightcc.jax.init(); lightcc.jax.size() >= 1
     True
     """
     given = (coordinator_address, num_processes, process_id)
-    if given != (None, None, None):
+    if given == (None, None, None) and local_device_ids is not None:
+        raise ValueError(f"lightcc.jax.init(local_device_ids={local_device_ids}): give coordinator_address, "
+                         "num_processes and process_id as well, or leave it out: a launcher's processes of a host take "
+                         "a GPU each.")
+    if lib.initialized() and (basics.size() == 1 or _jax_state().client is not None):
+        _expect_ours("lightcc.jax.init", num_processes, process_id)
+    elif given != (None, None, None):
         jax.distributed.initialize(*given, local_device_ids)
-    elif lib.initialized():
-        return
+    elif children.is_of_rank():
+        raise RuntimeError("lightcc.jax: a rank has started this process, which is none itself, and so has no rank and "
+                           "size. Hand it what it needs, or put such calls behind `if __name__ == \"__main__\":`.")
     elif _jax_state().client is not None:
         _meet_in_store()
     elif _is_launched():
         _meet_as_launched()
     elif _is_of_kubeflow():
-        address, port, size, rank = (os.environ[name] for name in KUBEFLOW)
+        address, port, size, rank = (os.environ[name] for name in children.KUBEFLOW)
         jax.distributed.initialize(f"{address}:{port}", int(size), int(rank))
     else:
         basics.init()
@@ -116,11 +122,11 @@ def _jax_state() -> Any:
 
 
 def _is_launched() -> bool:
-    return meeting.is_placed() or any(name in os.environ for name in LAUNCHERS)
+    return meeting.is_placed() or any(name in os.environ for name in children.RANKS)
 
 
 def _is_of_kubeflow() -> bool:
-    return all(name in os.environ for name in KUBEFLOW)
+    return all(name in os.environ for name in children.KUBEFLOW)
 
 
 def _before_end() -> None:
@@ -141,17 +147,21 @@ def _initialize(coordinator_address: Optional[str] = None, num_processes: Option
                 process_id: Optional[int] = None, *args: Any, **options: Any) -> None:
     """jax.distributed.initialize of a program that calls it itself."""
     if _is_ours:
-        for given, ours, name in ((num_processes, basics.size(), "num_processes"),
-                                  (process_id, basics.rank(), "process_id")):
-            if given is not None and given != ours:
-                raise RuntimeError(f"jax.distributed.initialize({name}={given}): the launcher has said {ours}, and "
-                                   "lightcc.jax has begun with that. Leave the arguments out, or start the processes "
-                                   "without a launcher.")
+        _expect_ours("jax.distributed.initialize", num_processes, process_id)
         return
     collectives.check_too_late("jax.distributed.initialize")
     collectives.check_devices()
     _jax_initialize(coordinator_address, num_processes, process_id, *args, **options)
     _meet_in_store()
+
+
+def _expect_ours(call: str, num_processes: Optional[int], process_id: Optional[int]) -> None:
+    for name, given, ours in (("num_processes", num_processes, basics.size()),
+                              ("process_id", process_id, basics.rank())):
+        if given is not None and given != ours:
+            raise RuntimeError(f"{call}({name}={given}): the launcher or an earlier call has said {ours}, and "
+                               "lightcc.jax has begun with that. Leave the arguments out, or start the processes "
+                               "without a launcher and call this first.")
 
 
 def _meet_as_launched() -> None:
@@ -162,6 +172,7 @@ def _meet_as_launched() -> None:
         raise RuntimeError("lightcc.jax is not for elastic jobs: JAX keeps its number of processes for as long as a "
                            "process lives. Start without --min-np, and again from a checkpoint after a failure.")
     basics.init()
+    _is_ours = True
     if basics.size() == 1:
         return
     ports = os.environ.get("LIGHTCC_PORT_RANGE", "")
@@ -173,7 +184,6 @@ def _meet_as_launched() -> None:
                                    "coordinator")
     device = basics.local_rank() if basics.local_size() > 1 else None  # a GPU each, as mpirun and Slurm have it in JAX
     _jax_initialize(address, basics.size(), basics.rank(), device, cluster_detection_method="deactivate")
-    _is_ours = True
     if holder:
         holder.close()
 

@@ -37,6 +37,6 @@ class _BehindJax:
 folder = os.path.dirname(__file__)
 sys.path[:] = [other for other in sys.path if other != folder]
 del sys.modules["sitecustomize"]
-if "LIGHTCC_JAX" in os.environ:
+if os.environ.get("LIGHTCC_JAX") == "1":
     sys.meta_path.insert(0, _BehindJax())
 import sitecustomize  # noqa: E402,F401

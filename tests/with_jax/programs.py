@@ -41,3 +41,27 @@ except Exception as error:
     print("seen", time.time(), flush=True)
     raise
 """
+
+# A process that it spawns imports it again; there JAX knows that process alone.
+SPAWNS = """
+import lightcc.jax
+import jax, multiprocessing
+
+def work(queue):
+    try:
+        asked = lightcc.jax.size()
+    except RuntimeError as error:
+        asked = error
+    queue.put((jax.process_count(), int(jax.numpy.ones(2).sum()), str(asked)))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=work, args=(queue,))
+    child.start()
+    count, ones, asked = queue.get(timeout=240)
+    child.join()
+    assert jax.process_count() == lightcc.jax.size() == 2
+    print(f"child of {count}, ones {ones}", flush=True)
+    print("asked:", asked, flush=True)
+"""

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import SUM, SUMS
+from programs import SPAWNS, SUM, SUMS
 
 import emulated
 import lightcc
@@ -48,14 +48,19 @@ def expect_sums(out, ranks):
     assert out.count("collectives True") == ranks, out
 
 
-@pytest.mark.parametrize("begin", ("", "jax.distributed.initialize()"))
-def test_a_program_that_does_not_know_lightcc(begin):
-    code, out, err = launch("-np", 2, "--jax", "--as-horovod", sys.executable, "-c", SUM.format(before="", begin=begin))
+@pytest.mark.parametrize("np, begin", ((2, ""), (2, "jax.distributed.initialize()"),
+                                       (1, "jax.distributed.initialize()")))
+def test_a_program_that_does_not_know_lightcc(np, begin):
+    program = SUM.format(before="", begin=begin)
+    code, out, err = launch("-np", np, "--jax", "--as-horovod", sys.executable, "-c", program)
     assert code == 0, err
-    expect_sums(out, 2)
+    if np > 1:
+        expect_sums(out, np)
+    else:
+        assert "0 of 1: 0" in out, out
 
 
-def test_children_of_a_rank_are_none():
+def test_children_of_a_rank_are_none(tmp_path):
     """A worker that reads data imports JAX too."""
     text = SUM.format(before="", begin="") + """
 import subprocess
@@ -64,6 +69,23 @@ print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=Tr
 """
     code, out, err = launch("-np", 2, "--jax", sys.executable, "-c", text)
     assert code == 0 and out.count("child of 1 False") == 2, out + err
+    script = tmp_path / "spawns.py"  # its children import it again
+    script.write_text(SPAWNS)
+    code, out, err = launch("-np", 2, sys.executable, script)
+    assert code == 0 and out.count("child of 1, ones 2") == 2, out + err
+    assert out.count("asked: lightcc.jax: a rank has started this process") == 2, out
+
+
+def test_a_second_init():
+    done = alone("import sys, lightcc.jax\nlightcc.jax.init(f'127.0.0.1:{sys.argv[1]}', 1, 0)\n"
+                 "lightcc.jax.init(f'127.0.0.1:{sys.argv[1]}', 1, 0)\nlightcc.jax.init()\n"
+                 "for given in (dict(num_processes=2), dict(local_device_ids=0)):\n"
+                 "    try: lightcc.jax.init(**given)\n"
+                 "    except (RuntimeError, ValueError) as error: print(type(error).__name__, error)", str(free_port()))
+    assert done.returncode == 0, done.stderr
+    said = (r"RuntimeError lightcc.jax.init\(num_processes=2\): the launcher or an earlier call has said 1, .*\n"
+            r"ValueError lightcc.jax.init\(local_device_ids=0\): give .*\n")
+    assert re.fullmatch(said, done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("how", ("Kubeflow", "jax.distributed", "lightcc.jax"))
@@ -170,7 +192,7 @@ def test_an_elastic_job():
 def test_other_numbers_than_the_launchers():
     code, _, err = launch("-np", 2, sys.executable, "-c", "import lightcc.jax, jax\n"
                           "jax.distributed.initialize('h:1', 3, 0)")
-    assert code == 1 and "initialize(num_processes=3): the launcher has said 2" in err, err
+    assert code == 1 and "initialize(num_processes=3): the launcher or an earlier call has said 2" in err, err
 
 
 def test_a_jaxlib_without_mpi():
