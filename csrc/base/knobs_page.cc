@@ -37,6 +37,10 @@ sets `HOROVOD_ELASTIC=1`, and `LIGHTCC_DRIVER_FD` to a socket by which `init()` 
 above stay what they were when the worker was started. `HOROVOD_ELASTIC_TIMEOUT` is the default of its
 `--elastic-timeout`. `HOROVOD_SPARK_START_TIMEOUT` is that of `lightcc.spark.run(start_timeout=...)`, else 600 s.
 
+`lightccrun --jax` sets `LIGHTCC_JAX=1` ([jax.md](jax.md)); a rank of JAX then keeps its own place there, by which the
+processes that it starts know that they are no ranks. `import lightcc.jax` reads two variables of others, and leaves what
+is set: `JAX_CPU_COLLECTIVES_IMPLEMENTATION`, else `mpi`, and `MPITRAMPOLINE_LIB`, else the path of `liblightcc_jax.so`.
+
 ## How ranks on several hosts meet
 
 If the launcher says that all ranks are on one host, they meet there and no port is opened. Else rank 0 listens and the
