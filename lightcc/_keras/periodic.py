@@ -40,12 +40,15 @@ class PeriodicCallbackImpl:
         self._exchange.after_step()
 
     def on_train_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
-        """Keras hook: all ranks end with the same weights."""
+        """Keras hook: all ranks end with the same trainable weights."""
         if self._exchange.started:
-            self._exchange.now()
+            self._exchange.end()
 
     def _start(self) -> None:
-        if self._exchange.started or not self.model.built or not self.model.trainable_variables:
+        if self._exchange.started:  # with new ranks perhaps, which begin here
+            self._exchange.before_step()
+            return
+        if not self.model.built or not self.model.trainable_variables:
             return
         variables = list(self.model.trainable_variables)
         self._exchange.start(
@@ -59,11 +62,12 @@ class LocalSGDImpl(PeriodicCallbackImpl):
     """Averages the model's trainable variables over the ranks after every `sync_every` batches of fit, and at its end
     (docs/fewer_exchanges.md).
 
-    The model is compiled with a plain optimizer, whose variables are each rank's own. Put it behind
-    BroadcastGlobalVariablesCallback; all ranks need equally many batches. delay: the exchange runs behind so many
-    further batches.
+    The model is compiled with a plain optimizer, whose variables are each rank's own, as are statistics of batch
+    normalisation. Put it behind BroadcastGlobalVariablesCallback, which sends once more after the first batch; all
+    ranks need equally many batches. delay: the exchange runs behind so many further batches.
     Errors: ValueError for arguments out of their ranges, for steps_per_execution > 1, and on all ranks if they differ
-    in settings; those of allreduce.
+    in settings; those of allreduce. join() is refused until fit has ended, as a rank that has joined would add zeros
+    to the weights.
 
     >>> import lightcc.keras
     >>> callbacks = [lightcc.keras.LocalSGD(sync_every=10)]  # for model.fit
@@ -78,7 +82,8 @@ class DiLoCoImpl(PeriodicCallbackImpl):
     end (docs/fewer_exchanges.md).
 
     The outer optimizer is SGD with outer_learning_rate, outer_momentum and nesterov. fragments, delay, alpha: those of
-    lightcc.torch's DiLoCo. compression: hvd.Compression.topk(...) or int8(). The rest, and errors, as of LocalSGD.
+    lightcc.torch's DiLoCo. compression: hvd.Compression.topk(...) or int8(). In each new world of an elastic job the
+    outer optimizer begins anew from the weights. The rest, and errors, as of LocalSGD; join() is not refused.
 
     >>> import lightcc.keras
     >>> callbacks = [lightcc.keras.DiLoCo(sync_every=100, fragments=4)]  # for model.fit

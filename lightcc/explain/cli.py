@@ -115,12 +115,15 @@ def training_lines(cluster: Cluster, training: Training, ways: list[Candidate]) 
 
 def fewer_lines(args: argparse.Namespace, cluster: Cluster, nbytes: int) -> list[str]:
     """What fewer exchanges would bring: a row for each way to train."""
-    def seconds(count: int, compressed: bool = False) -> float:
-        found = candidates(cluster, count, args.compressed if compressed else 0.0, args.simulate)
-        return next((one.seconds for one in found if (one.algorithm == "compressed") == compressed), 0.0)
+    def dense(count: int) -> float:
+        return next((one.seconds for one in candidates(cluster, count, 0.0, args.simulate)), 0.0)
 
-    ways = fewer.ways(seconds, nbytes, len(cluster.hosts), args.compute_ms * 1e-3, args.sync_every, args.fragments,
-                      args.delay, args.compressed, lambda count: seconds(count, True))
+    def compressed(count: int) -> Optional[float]:
+        found = candidates(cluster, count, args.compressed, args.simulate)
+        return next((one.seconds for one in found if one.algorithm == "compressed"), None)
+
+    ways = fewer.ways(dense, nbytes, len(cluster.hosts), args.compute_ms * 1e-3, args.sync_every, args.fragments,
+                      args.delay, args.compressed, compressed)
     lines = ["", f"training, {bytes_text(nbytes)} of gradients, {time_text(args.compute_ms * 1e-3)} of computing a "
                  f"step, sync_every={args.sync_every}, fragments={args.fragments}, delay={args.delay}:",
              f"{'way':<28} {'step':>9} {'exposed':>9} {'sent by a host':>16}"]

@@ -1,7 +1,8 @@
 """What a rank exchanges of variables after some of its own steps: when, how, and what becomes of it.
 
 All that is known of the variables is how to read and write their values. What the ranks share, outer values and
-momentum, lies here, and begins anew from the first rank of the process set in each epoch of an elastic job.
+momentum, lies here. In each epoch of an elastic job it begins anew, from the variables of the first rank of the process
+set: those of this epoch's ranks may be of an earlier commit.
 Sources: lightcc.core.exchange_schedule, lightcc.torch.local_sgd and lightcc.torch.diloco.
 """
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
@@ -11,13 +12,16 @@ import numpy as np
 from lightcc.compress import codec
 from lightcc.compress.choice import text_of
 from lightcc.compress.compressors import CoreCompressor, NoneCompressor
-from lightcc.core import lib, ops, request
+from lightcc.core import averaging, lib, ops, request
 from lightcc.core.agreed_settings import expect_equal, number
 from lightcc.core.exchange_schedule import ExchangeSchedule, checked, in_fragments
 from lightcc.core.process_sets import ProcessSet, global_process_set, ranks_of
 
 Read = Callable[[Sequence[int]], List[np.ndarray]]
 Write = Callable[[Sequence[int], Sequence[np.ndarray]], None]
+
+
+_NO_ERA = (0, 0)
 
 
 class OuterSGD(NamedTuple):
@@ -57,7 +61,7 @@ class ArrayExchange:
         self._handles: Dict[int, List[int]] = {}     # of fragments on their way
         self._sent: Dict[int, List[np.ndarray]] = {}  # buffers of those
         self._own: Dict[int, List[np.ndarray]] = {}  # with a delay and without outer: what this rank has sent
-        self._era = (0, 0)
+        self._era = _NO_ERA  # epoch and joins in which all ranks have begun alike
         self.steps = 0
 
     @property
@@ -73,17 +77,25 @@ class ArrayExchange:
         self._read, self._write, self._labels = read, write, list(labels)
         values = read(range(len(labels)))
         self._parts = in_fragments([value.nbytes for value in values], self._schedule.fragments)
-        if self._outer is not None:
-            self._outers, self._momenta = values, [np.zeros_like(value) for value in values]
+        self._begin_from(values)
+
+    def is_of_this_epoch(self) -> bool:
+        """Whether it has made steps with the ranks that there are now."""
+        return self._era[0] == lib.epoch and lib.initialized()
 
     def before_step(self) -> None:
         """Once before the first step of an epoch, or with it."""
-        if not self._process_set.included() or self._era == (lib.epoch, lib.joins):
+        if not self._process_set.included():
             return
-        self._handles.clear()  # of another epoch, in which they have ended
-        self._sent.clear()
-        self._own.clear()
-        self._era = lib.epoch, lib.joins
+        if self._outer is None:
+            averaging.refuse_join(self)
+        era = lib.epoch, lib.joins
+        if self._era == era:
+            return
+        self._drop()
+        if self._era != _NO_ERA and not self.is_of_this_epoch():
+            assert self._read is not None  # start comes first
+            self._begin_from(self._read(range(len(self._labels))))
         expect_equal(self._what, {**self._schedule._asdict(), "alpha": self._alpha, "outer": self._outer,
                                   "compression": text_of(self._compression), "variables": len(self._labels)},
                      self._process_set)
@@ -93,7 +105,7 @@ class ArrayExchange:
         for handle in [ops.broadcast_async_(value, root, f"{self._what}.{i}", self._process_set)
                        for i, value in enumerate(shared)]:
             ops.synchronize(handle)
-        self.steps = int(steps[0])
+        self.steps, self._era = int(steps[0]), era
 
     def after_step(self) -> None:
         """Counts a step, and does what is due after it."""
@@ -118,6 +130,25 @@ class ArrayExchange:
         for fragment in range(len(self._parts)):
             self._begin(fragment)
             self._end(fragment, True)
+
+    def end(self) -> None:
+        """Exchanges everything; all ranks do so, and may join until they make further steps."""
+        self.now()
+        averaging.allow_join(self)
+
+    def _begin_from(self, values: List[np.ndarray]) -> None:
+        if self._outer is not None:
+            self._outers, self._momenta = values, [np.zeros_like(value) for value in values]
+
+    def _drop(self) -> None:
+        """What is on its way. In another epoch that has ended; after a join it has come, with zeros of those that had
+        joined."""
+        for handles in self._handles.values() if self.is_of_this_epoch() else ():
+            for handle in handles:
+                ops.synchronize(handle)
+        self._handles.clear()
+        self._sent.clear()
+        self._own.clear()
 
     def _begin(self, fragment: int) -> None:
         assert self._read is not None  # start comes first

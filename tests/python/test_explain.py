@@ -192,6 +192,15 @@ def test_what_fewer_exchanges_bring_follows_from_the_exchange():
             ways(1.0, **wrong)
 
 
+def test_a_codec_that_cannot_run_has_no_row(capsys):
+    asked = "--np", 8, "--compressed", 0.02, "--compute-ms"
+    assert run(capsys, *asked, 200, "--hosts", 2)[1].count(", codec") == 2
+    code, out, _ = run(capsys, *asked, 200)  # one host
+    assert code == 0 and "DiLoCo" in out and ", codec" not in out
+    for wrong in ("inf", "nan", "0"):
+        assert run(capsys, *asked, wrong)[::2] == (2, "lightcc-explain: --compute-ms: give what a step computes, above 0\n")
+
+
 def test_the_page_shows_a_recorded_step_as_the_command_does(tmp_path, capsys):
     """A step has other numbers each time, and its lines come in the order of these."""
     shown = re.search(r"\n\$ lightcc-explain --step .*\n((?:.*\n)*?)```", PAGE)[1]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from kerases import HAS_TENSORFLOW, HAS_TF_KERAS, Kit
 
+import lightcc.numpy
 import ranks
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -61,6 +62,14 @@ def expected(kit, sync_every, rate, momentum):
     return outer
 
 
+def telling(kit, tell):
+    """A callback that tells of each batch."""
+    class Telling(kit.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            tell(batch)
+    return Telling()
+
+
 @pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
 def check_fit(kind):
     kit = Kit()
@@ -75,6 +84,41 @@ def check_fit(kind):
     for mine, theirs in zip(model.get_weights(), expected(kit, 3, *outer)):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
     kit.hvd.check_weights(model)
+
+
+def check_a_join_waits_for_the_end_of_fit():
+    kit = Kit()
+    said = []
+
+    def join(batch):
+        with pytest.raises(ValueError, match="hvd.join: hvd.LocalSGD averages parameters.*In Keras, join after fit"):
+            lightcc.numpy.join()
+        said.append(batch)
+    x, y = data(0)
+    callback = kit.hvd.LocalSGD(3)
+    for fits in (1, 2):
+        model_of(kit).fit(x, y, batch_size=BATCH, verbose=0, callbacks=[callback, telling(kit, join)])
+        lightcc.numpy.join()
+        assert len(said) == fits * STEPS
+
+
+@pytest.mark.parametrize("order", (1, -1))
+def check_a_new_rank_and_those_that_stay(order):
+    """In another world of an elastic job, which goes on from an earlier commit; the program has further collectives."""
+    kit = Kit()
+    x, y = data(kit.hvd.rank())
+    model, callback = model_of(kit), kit.hvd.DiLoCo(3, outer_learning_rate=0.5, outer_momentum=0.8)
+    model.fit(x[:6 * BATCH], y[:6 * BATCH], batch_size=BATCH, verbose=0, callbacks=[callback])
+    kit.hvd.shutdown()
+    kit.hvd.init()
+    if kit.hvd.rank() == 1:
+        model, callback = model_of(kit), kit.hvd.DiLoCo(3, outer_learning_rate=0.5, outer_momentum=0.8)
+    model.set_weights(model_of(kit).get_weights())
+    commit = telling(kit, lambda batch: kit.hvd.broadcast_object(batch, 0, name="commit"))
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[
+        kit.hvd.callbacks.BroadcastGlobalVariablesCallback(0), *[commit, callback][::order]])
+    for mine, theirs in zip(model.get_weights(), expected(kit, 3, 0.5, 0.8)):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def check_several_steps_an_execution_are_refused():
@@ -105,5 +149,10 @@ def check_a_loop_of_tensorflow():
         outer.step()
     mean = (hvd.size() - 1) / 2
     np.testing.assert_allclose(weight.numpy(), [1 - 4 * mean - 6, 2 - 4], rtol=1e-5)
+    local = hvd.LocalSGD([weight], 2)
+    local.before_step()
+    with pytest.raises(ValueError, match="hvd.join: hvd.LocalSGD averages parameters"):
+        hvd.join()
+    del local
     with pytest.raises(ValueError, match="eager"):
         tf.function(lambda: outer.step())()

@@ -10,6 +10,7 @@ import lightcc.numpy as hvd
 import ranks
 from lightcc.compress.codec import codec_of, stats
 from lightcc.compress.compressors import Int8, NoneCompressor, TopK
+from lightcc.core import request
 from lightcc.core.exchange_schedule import in_fragments
 from lightcc.periodic import arrays
 
@@ -125,6 +126,42 @@ def check_another_epoch_begins_with_what_the_first_rank_has():
         assert (every == every[0]).all()
 
 
+def check_another_epoch_begins_with_the_variables_as_they_are():
+    """An elastic job has gone back to an earlier commit."""
+    exchange = arrays.diloco("test", 2, 1, 0, None, 0.7, 0.9, True, NoneCompressor, hvd.global_process_set)
+    held = Held(moved(0, 0))
+    held.start(exchange)
+    for step in range(2):
+        for value, change in zip(held.values, moved(step, hvd.rank())):
+            value += change
+        exchange.after_step()
+    hvd.shutdown()
+    hvd.init()
+    held.values = moved(0, 0)
+    exchange.before_step()
+    exchange.now()
+    for value, committed in zip(held.values, moved(0, 0)):
+        np.testing.assert_allclose(value, committed, rtol=1e-12)
+
+
+def check_a_join():
+    exchange = arrays.diloco("test", 2, 1, 1, None, 0.7, 0.9, True, NoneCompressor, hvd.global_process_set)
+    Held(moved(0, 0)).start(exchange)
+    kept = len(request._pending)
+    for _ in range(2):
+        exchange.after_step()
+    assert len(request._pending) == kept + 1, "an exchange is on its way"
+    hvd.join()
+    exchange.before_step()
+    assert len(request._pending) == kept
+    exchange = arrays.local_sgd("hvd.LocalSGD", 2)
+    Held(moved(0, 0)).start(exchange)
+    with pytest.raises(ValueError, match="hvd.join: hvd.LocalSGD averages parameters"):
+        hvd.join()
+    del exchange
+    hvd.join()
+
+
 @pytest.mark.parametrize("compression", (TopK(0.05), Int8()), ids=str)
 def check_compression_sends_less_and_loses_little(compression):
     begin(1)
@@ -154,8 +191,10 @@ def check_compression_sends_less_and_loses_little(compression):
 
 def check_ranks_that_differ_and_bad_input():
     exchange = arrays.local_sgd("hvd.LocalSGD", 2 + hvd.rank() % 2)
-    with pytest.raises(ValueError, match="hvd.LocalSGD: the ranks have different settings: sync_every is 2 on"):
-        Held(moved(0, 0)).start(exchange)
+    held = Held(moved(0, 0))
+    for attempt in (lambda: held.start(exchange), exchange.before_step, exchange.now):
+        with pytest.raises(ValueError, match="hvd.LocalSGD: the ranks have different settings: sync_every is 2 on"):
+            attempt()
     with pytest.raises(ValueError, match="5 variables cannot be cut into 6 fragments"):
         Held(moved(0, 0)).start(arrays.diloco("hvd.DiLoCo", 8, 6, 0, None, 0.7, 0.9, True, NoneCompressor,
                                               hvd.global_process_set))
