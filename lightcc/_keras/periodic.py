@@ -66,8 +66,7 @@ class LocalSGDImpl(PeriodicCallbackImpl):
     normalisation. Put it behind BroadcastGlobalVariablesCallback, which sends once more after the first batch; all
     ranks need equally many batches. delay: the exchange runs behind so many further batches.
     Errors: ValueError for arguments out of their ranges, for steps_per_execution > 1, and on all ranks if they differ
-    in settings; those of allreduce. join() is refused until fit has ended, as a rank that has joined would add zeros
-    to the weights.
+    in settings; those of allreduce. join() is refused until fit has ended, as a rank that has joined would add zeros.
 
     >>> import lightcc.keras
     >>> callbacks = [lightcc.keras.LocalSGD(sync_every=10)]  # for model.fit
@@ -83,7 +82,7 @@ class DiLoCoImpl(PeriodicCallbackImpl):
 
     The outer optimizer is SGD with outer_learning_rate, outer_momentum and nesterov. fragments, delay, alpha: those of
     lightcc.torch's DiLoCo. compression: hvd.Compression.topk(...) or int8(). In each new world of an elastic job the
-    outer optimizer begins anew from the weights. The rest, and errors, as of LocalSGD; join() is not refused.
+    outer optimizer begins anew from the weights. The rest, and errors, as of LocalSGD.
 
     >>> import lightcc.keras
     >>> callbacks = [lightcc.keras.DiLoCo(sync_every=100, fragments=4)]  # for model.fit

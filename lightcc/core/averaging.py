@@ -1,4 +1,4 @@
-"""join() is refused while ranks average parameters: one that has joined would add zeros to them."""
+"""join() is refused while ranks average parameters, or how far they have come: one that has joined would add zeros."""
 import gc
 import weakref
 from typing import Any
@@ -9,8 +9,8 @@ _exchanges: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def refuse_join(exchange: Any) -> None:
-    """From now on this rank's join() is a ValueError, for as long as the exchange lives and its method is_of_this_epoch
-    says so."""
+    """From now on this rank's join() is a ValueError, for as long as the exchange lives and is of this epoch. exchange:
+    has is_of_this_epoch(), and what: the name of what made it."""
     _exchanges.add(exchange)
 
 
@@ -22,10 +22,11 @@ def allow_join(exchange: Any) -> None:
 def _check() -> None:
     if any(exchange.is_of_this_epoch() for exchange in _exchanges):
         gc.collect()  # one that was dropped may be a part of a circle of references
-    if any(exchange.is_of_this_epoch() for exchange in _exchanges):
-        raise ValueError("hvd.join: hvd.LocalSGD averages parameters, to which a rank that has joined would add zeros. "
-                         "Make as many steps on all ranks, or call exchange_now() on all and drop what hvd.LocalSGD "
-                         "has returned before. In Keras, join after fit.")
+    for exchange in _exchanges:
+        if exchange.is_of_this_epoch():
+            raise ValueError(f"hvd.join: {exchange.what} averages over all ranks, to which one that has joined would "
+                             "add zeros. Make as many steps on all ranks, or call exchange_now() on all and drop what "
+                             f"{exchange.what} has returned before. In Keras, join after fit.")
 
 
 request.before_join.append(_check)

@@ -50,7 +50,7 @@ class ArrayExchange:
     def __init__(self, what: str, schedule: ExchangeSchedule, outer: Optional[OuterSGD], alpha: float,
                  compression: Any, process_set: ProcessSet):
         """what: begins errors and the names of collectives. outer: None: the values are averaged."""
-        self._what, self._schedule, self._outer, self._alpha = what, schedule, outer, alpha
+        self.what, self._schedule, self._outer, self._alpha = what, schedule, outer, alpha
         self._compression, self._process_set = compression, process_set
         self._read: Optional[Read] = None
         self._write: Write = lambda indices, values: None
@@ -61,7 +61,7 @@ class ArrayExchange:
         self._handles: Dict[int, List[int]] = {}     # of fragments on their way
         self._sent: Dict[int, List[np.ndarray]] = {}  # buffers of those
         self._own: Dict[int, List[np.ndarray]] = {}  # with a delay and without outer: what this rank has sent
-        self._era = _NO_ERA  # epoch and joins in which all ranks have begun alike
+        self._era = _NO_ERA                          # epoch and joins in which all ranks have begun alike
         self.steps = 0
 
     @property
@@ -72,7 +72,7 @@ class ArrayExchange:
         """Takes the values as they are as those from which all ranks begin. labels: a name of each variable. ValueError
         if there are fewer than fragments."""
         if len(labels) < self._schedule.fragments:
-            raise ValueError(f"{self._what}: {len(labels)} variables cannot be cut into {self._schedule.fragments} "
+            raise ValueError(f"{self.what}: {len(labels)} variables cannot be cut into {self._schedule.fragments} "
                              "fragments.")
         self._read, self._write, self._labels = read, write, list(labels)
         values = read(range(len(labels)))
@@ -87,22 +87,23 @@ class ArrayExchange:
         """Once before the first step of an epoch, or with it."""
         if not self._process_set.included():
             return
-        if self._outer is None:
-            averaging.refuse_join(self)
+        averaging.refuse_join(self)
         era = lib.epoch, lib.joins
         if self._era == era:
             return
-        self._drop()
+        self._handles.clear()  # of another epoch, in which they have ended
+        self._sent.clear()
+        self._own.clear()
         if self._era != _NO_ERA and not self.is_of_this_epoch():
             assert self._read is not None  # start comes first
             self._begin_from(self._read(range(len(self._labels))))
-        expect_equal(self._what, {**self._schedule._asdict(), "alpha": self._alpha, "outer": self._outer,
-                                  "compression": text_of(self._compression), "variables": len(self._labels)},
+        expect_equal(self.what, {**self._schedule._asdict(), "alpha": self._alpha, "outer": self._outer,
+                                 "compression": text_of(self._compression), "variables": len(self._labels)},
                      self._process_set)
         root = ranks_of(self._process_set)[0]
         steps = np.array([self.steps])
         shared = [steps, *self._outers, *self._momenta]
-        for handle in [ops.broadcast_async_(value, root, f"{self._what}.{i}", self._process_set)
+        for handle in [ops.broadcast_async_(value, root, f"{self.what}.{i}", self._process_set)
                        for i, value in enumerate(shared)]:
             ops.synchronize(handle)
         self.steps, self._era = int(steps[0]), era
@@ -140,16 +141,6 @@ class ArrayExchange:
         if self._outer is not None:
             self._outers, self._momenta = values, [np.zeros_like(value) for value in values]
 
-    def _drop(self) -> None:
-        """What is on its way. In another epoch that has ended; after a join it has come, with zeros of those that had
-        joined."""
-        for handles in self._handles.values() if self.is_of_this_epoch() else ():
-            for handle in handles:
-                ops.synchronize(handle)
-        self._handles.clear()
-        self._sent.clear()
-        self._own.clear()
-
     def _begin(self, fragment: int) -> None:
         assert self._read is not None  # start comes first
         indices = self._parts[fragment]
@@ -165,7 +156,7 @@ class ArrayExchange:
         for kind in (True, False):
             some = [value for value, is_compressed in zip(values, compressed) if is_compressed == kind]
             if some:
-                self._handles[fragment].append(self._submit(some, f"{self._what}.{fragment}" + ".compressed" * kind,
+                self._handles[fragment].append(self._submit(some, f"{self.what}.{fragment}" + ".compressed" * kind,
                                                             kind))
 
     def _submit(self, values: List[np.ndarray], name: str, compressed: bool) -> int:

@@ -64,7 +64,7 @@ def LocalSGD(variables: Sequence[Any], sync_every: int, delay: int = 0,
     the average was away from its own. Values travel through the host's memory.
     Returns an object with before_step(), for before the first step; step(), for after each; and exchange_now().
     Errors: ValueError for arguments out of their ranges, no variables, in graphs, and on all ranks if they differ in
-    settings; those of allreduce. join() is refused, as a rank that has joined would add zeros to the variables.
+    settings; those of allreduce. join() is refused, as a rank that has joined would add zeros.
 
     >>> weight = tf.Variable([0.0])
     >>> local = LocalSGD([weight], sync_every=2); local.before_step()
@@ -84,8 +84,8 @@ def DiLoCo(variables: Sequence[Any], sync_every: int = 100, fragments: int = 1, 
 
     variables: as of LocalSGD. The outer optimizer is SGD with these arguments. compression: hvd.Compression.topk(...)
     or int8(), with what they leave behind. Others: those of lightcc.torch's DiLoCo. Memory of the host: three copies.
-    Returns an object as LocalSGD does. Errors: as of LocalSGD, and ValueError for another compression; join() is not
-    refused. In each new world of an elastic job the outer optimizer begins anew from the variables.
+    In each new world of an elastic job the outer optimizer begins anew from the variables.
+    Returns an object as LocalSGD does. Errors: as of LocalSGD, and ValueError for another compression.
 
     >>> weight = tf.Variable([0.0])
     >>> outer = DiLoCo([weight], sync_every=1, outer_learning_rate=1.0, outer_momentum=0.0, nesterov=False)

@@ -91,7 +91,7 @@ def check_a_join_waits_for_the_end_of_fit():
     said = []
 
     def join(batch):
-        with pytest.raises(ValueError, match="hvd.join: hvd.LocalSGD averages parameters.*In Keras, join after fit"):
+        with pytest.raises(ValueError, match="hvd.LocalSGD averages over all ranks.*In Keras, join after fit"):
             lightcc.numpy.join()
         said.append(batch)
     x, y = data(0)
@@ -150,7 +150,7 @@ def check_a_loop_of_tensorflow():
     np.testing.assert_allclose(weight.numpy(), [1 - 4 * mean - 6, 2 - 4], rtol=1e-5)
     local = hvd.LocalSGD([weight], 2)
     local.before_step()
-    with pytest.raises(ValueError, match="hvd.join: hvd.LocalSGD averages parameters"):
+    with pytest.raises(ValueError, match="hvd.join: hvd.LocalSGD averages over all ranks"):
         hvd.join()
     del local
     with pytest.raises(ValueError, match="eager"):

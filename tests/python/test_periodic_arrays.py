@@ -10,7 +10,6 @@ import lightcc.numpy as hvd
 import ranks
 from lightcc.compress.codec import codec_of, stats
 from lightcc.compress.compressors import Int8, NoneCompressor, TopK
-from lightcc.core import request
 from lightcc.core.exchange_schedule import in_fragments
 from lightcc.periodic import arrays
 
@@ -144,19 +143,17 @@ def check_another_epoch_begins_with_the_variables_as_they_are():
         np.testing.assert_allclose(value, committed, rtol=1e-12)
 
 
-def check_a_join():
-    exchange = arrays.diloco("test", 2, 1, 1, None, 0.7, 0.9, True, NoneCompressor, hvd.global_process_set)
+@pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
+def check_a_join_is_refused_before_the_end(kind):
+    exchange = arrays.local_sgd("hvd.LocalSGD", 2) if kind == "LocalSGD" else arrays.diloco(
+        "hvd.DiLoCo", 2, 1, 0, None, 0.7, 0.9, True, NoneCompressor, hvd.global_process_set)
     Held(moved(0, 0)).start(exchange)
-    kept = len(request._pending)
-    for _ in range(2):
-        exchange.after_step()
-    assert len(request._pending) == kept + 1, "an exchange is on its way"
+    with pytest.raises(ValueError, match=f"hvd.join: hvd.{kind} averages over all ranks"):
+        hvd.join()
+    exchange.end()
     hvd.join()
     exchange.before_step()
-    assert len(request._pending) == kept
-    exchange = arrays.local_sgd("hvd.LocalSGD", 2)
-    Held(moved(0, 0)).start(exchange)
-    with pytest.raises(ValueError, match="hvd.join: hvd.LocalSGD averages parameters"):
+    with pytest.raises(ValueError, match=f"hvd.join: hvd.{kind} averages over all ranks"):
         hvd.join()
     del exchange
     hvd.join()
