@@ -236,10 +236,15 @@ def submit_barrier(process_set: ProcessSet, flags: int = lib.BLOCK, name: Option
 before_join: List[Callable[[], None]] = []  # each raises where a join would lose what other ranks send
 
 
-def submit_join() -> int:
-    """Submits a join."""
+def check_join() -> None:
+    """ValueError where a join would lose what other ranks send."""
     for check in before_join:
         check()
+
+
+def submit_join() -> int:
+    """Submits a join. Errors: those of check_join."""
+    check_join()
     return _send(lib.join)
 
 

@@ -19,7 +19,7 @@ import struct
 
 import tensorflow as tf
 
-from lightcc.core import lib
+from lightcc.core import lib, request
 from lightcc.core.exceptions import HorovodInternalError  # noqa: F401
 from lightcc.core.job import *  # noqa: F401,F403
 from lightcc.core.job import Adasum, Average, HorovodBasics, Max, Min, Product, Sum, init, is_homogeneous, shutdown  # noqa: F401
@@ -203,11 +203,13 @@ def _grouped_reducescatter(tensors, name=None, op=Sum, prescale_factor=1.0, post
 def join():
     """Says that this rank has no more data, waits until all ranks have, and returns the rank that came last (int32).
 
-    Until then the others' collectives go on without it: lightcc.core.ops.join tells how.
+    Until then the others' collectives go on without it: lightcc.core.ops.join tells how. ValueError with LocalSGD,
+    DiLoCo or a table of embeddings in use; of a graph, when it is built.
 
     >>> int(hvd.join()) in range(hvd.size())
     True
     """
+    request.check_join()
     return MPI_LIB.horovod_join()
 
 

@@ -4,7 +4,6 @@ part of the model, a fragment, with the other ranks. Which part after which step
 Each fragment has a reducer with its memory, its requests and what compression leaves behind of it, so that fragments
 can be on their way at the same time. Ranks count steps alike, also those that a GradScaler leaves out on one of them.
 """
-import gc
 import logging
 import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -12,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from lightcc.compress.residuals import KEY as RESIDUALS
-from lightcc.core import lib, request
+from lightcc.core import averaging, lib
 from lightcc.core.agreed_settings import expect_equal
 from lightcc.core.exchange_schedule import ExchangeSchedule, in_fragments
 from lightcc.core.process_sets import ProcessSet
@@ -129,7 +128,7 @@ class PeriodicExchange:
         if self._agreed != self._era:
             expect_equal(self.what, self.settings(), self._process_set, self.progress())
             self._agreed = self._era
-        _training.add(self)
+        averaging.refuse_join(self)
 
     def after_step(self) -> None:
         """Counts a step, and does what is due after it."""
@@ -247,22 +246,6 @@ class PeriodicExchange:
             self.reducers[fragment].drain()
             self.reducers[fragment].forget()
         self._in_flight.clear()
-
-
-_training: "weakref.WeakSet[PeriodicExchange]" = weakref.WeakSet()  # that have made steps
-
-
-def _refuse_join() -> None:
-    if any(exchange.is_of_this_epoch() for exchange in _training):
-        gc.collect()  # one that was dropped may be a part of a circle of references
-    for exchange in _training:
-        if exchange.is_of_this_epoch():
-            raise ValueError(f"hvd.join: {exchange.what} averages over all ranks, to which one that has joined would "
-                             "add zeros. Make as many steps on all ranks, or call optimizer.exchange_now() on all and "
-                             "drop the optimizer before.")
-
-
-request.before_join.append(_refuse_join)
 
 
 class PeriodicOptimizer(SavedResiduals):
