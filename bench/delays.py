@@ -5,7 +5,8 @@
 
 A perceptron learns scikit-learn's digits with hvd.DelayedGradients on one rank, where a delay means what it means on
 many: each step applies the gradients of so many steps before. Printed is the loss on the training set at the end, mean
-over the seeds.
+over the seeds. All batches are full ones: right after a step on the five examples that an epoch leaves over, the loss
+would be that step's, which a delayed run has not made yet.
 """
 import argparse
 import statistics
@@ -34,7 +35,7 @@ def loss_after(epochs: int, rate: float, momentum: float, delay: int, compensati
     optimizer = hvd.DelayedGradients(torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum), delay,
                                      compensation)
     for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(BATCH):
+        for rows in torch.randperm(len(x))[:len(x) // BATCH * BATCH].split(BATCH):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
             optimizer.step()
