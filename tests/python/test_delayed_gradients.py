@@ -294,6 +294,20 @@ def check_what_was_under_way_is_dropped_after_a_join():
     hvd.check_weights(model)
 
 
+def check_a_join_soon_after_a_load():
+    model = make_model()
+    optimizer = hvd.DelayedGradients(torch.optim.SGD(model.parameters(), lr=0.1))
+    train(model, optimizer, range(3))
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(model, optimizer, range(1 + hvd.rank()))
+    hvd.broadcast_parameters(model.state_dict(), hvd.join())
+    before = bits(model)
+    train(model, optimizer, range(4, 5))
+    assert torch.equal(bits(model), before)
+    train(model, optimizer, range(5, 8))
+    hvd.check_weights(model)
+
+
 def check_a_warmup_goes_on_after_a_join():
     model = make_model()
     optimizer = hvd.DelayedGradients(OPTIMIZERS["SGD"](model.parameters()), warmup=4 + hvd.size())
