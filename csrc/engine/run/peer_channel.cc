@@ -329,8 +329,8 @@ void PeerChannel::end_incoming() {
   } else if (data.transfer) {
     Transfer& one = *data.transfer;
     one.moved += data.bytes;
-    if (const auto found = expected_.find(one.theirs); one.all_moved() && found != expected_.end() && found->second == &one)
-      expected_.erase(found);
+    const auto expected = expected_.find(one.theirs);
+    if (one.all_moved() && expected != expected_.end() && expected->second == &one) expected_.erase(expected);
     settle(one);
   }
 }

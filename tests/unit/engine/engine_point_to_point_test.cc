@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <latch>
 #include <chrono>
+#include <latch>
 #include <map>
 #include <random>
 #include <tuple>
