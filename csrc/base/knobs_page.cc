@@ -38,8 +38,9 @@ above stay what they were when the worker was started. `HOROVOD_ELASTIC_TIMEOUT`
 `--elastic-timeout`. `HOROVOD_SPARK_START_TIMEOUT` is that of `lightcc.spark.run(start_timeout=...)`, else 600 s.
 
 `lightccrun --jax` sets `LIGHTCC_JAX=1` ([jax.md](jax.md)); a rank of JAX then keeps its own place there, by which the
-processes that it starts know that they are no ranks. `import lightcc.jax` reads two variables of others, and leaves what
-is set: `JAX_CPU_COLLECTIVES_IMPLEMENTATION`, else `mpi`, and `MPITRAMPOLINE_LIB`, else the path of `liblightcc_jax.so`.
+processes that it starts know that they are no ranks. `import lightcc.jax` reads two variables of others, and leaves
+what is set: `JAX_CPU_COLLECTIVES_IMPLEMENTATION`, else `mpi`, and `MPITRAMPOLINE_LIB`, else the path of
+`liblightcc_jax.so`.
 
 ## How ranks on several hosts meet
 
