@@ -90,7 +90,7 @@ def DiLoCo(variables: Sequence[Any], sync_every: int = 100, fragments: int = 1, 
     >>> weight = tf.Variable([0.0])
     >>> outer = DiLoCo([weight], sync_every=1, outer_learning_rate=1.0, outer_momentum=0.0, nesterov=False)
     >>> outer.before_step(); weight.assign_sub([hvd.rank() + 1.0]) and None; outer.step()
-    >>> weight.numpy()[0] == -(hvd.size() + 1) / 2
+    >>> float(weight[0]) == -(hvd.size() + 1) / 2
     True
     """
     exchange = arrays.diloco("hvd.DiLoCo", sync_every, fragments, delay, alpha, outer_learning_rate, outer_momentum,
