@@ -70,7 +70,7 @@ def LocalSGD(variables: Sequence[Any], sync_every: int, delay: int = 0,
     >>> local = LocalSGD([weight], sync_every=2); local.before_step()
     >>> for step in range(2):
     ...     weight.assign_sub([hvd.rank() + 1.0]) and None; local.step()
-    >>> weight.numpy()[0] == -(hvd.size() + 1)
+    >>> float(weight[0]) == -(hvd.size() + 1)
     True
     """
     return PeriodicVariables("hvd.LocalSGD", variables, arrays.local_sgd("hvd.LocalSGD", sync_every, delay,
