@@ -52,7 +52,7 @@ WITH_TENSORFLOW = cd tests && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-func
 # More than there are cores, since tests that wait for ranks are most; hosts come first, as they wait longest.
 SIDE_BY_SIDE = -n $(1) --dist loadfile --no-loadscope-reorder
 # Called with two of these, which run at a time: ranks often wait for each other.
-BOTH = log=$$(mktemp); ($(1)) >$$log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat $$log; rm $$log; exit $$((first + last))
+BOTH = ($(1)) >build/beside.log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat build/beside.log; exit $$((first + last))
 
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,4) multihost python regressions)
@@ -61,8 +61,7 @@ test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 
 # What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL and NVRTC, which pip fetches, and all
 # with the oldest TensorFlow.
-test-rest: build/installed build/mpi $(TENSORFLOWS:%=build/tensorflow-%/installed)
-	$(call BOTH,$(MAKE) --no-print-directory clusters,$(MAKE) --no-print-directory trainers jax)
+test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) clusters trainers jax
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes),$(call WITH_TORCH,1,python -m 'sizes or torch_sizes'))
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes),$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes'))
 	$(call BUILD,build/cmake) gpu_kernels whole_driver_double
