@@ -33,7 +33,8 @@ void GroupEngine::use_rules(std::span<const Rule> allreduces, PlanCosts costs) {
 // ---- its work
 
 bool GroupEngine::submit(const RequestPtr& request) {
-  if (!is_point_to_point(request->what.kind)) return negotiator().submit(request);
+  Negotiator& own = negotiator();  // who comes without the progress lock ends here
+  if (!is_point_to_point(request->what.kind)) return own.submit(request);
   point_to_point_.submit(request);
   return true;
 }
