@@ -100,7 +100,7 @@ EXAMPLES = [example for name in MODULES for example in examples(name) if example
 def check_example(example, job, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where it may write
     job.init()  # the one before may have shut it down
-    monkeypatch.setattr(request, "before_join", [])  # tables of examples before it live on, with which join() is refused
+    monkeypatch.setattr(request, "before_join", [])  # tables of examples before it live on, and forbid join()
     run(example)
 
 
