@@ -7,11 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
+import numpy as np
+from figures import plt, save
 
 COLOURS = {"dense": "#2980b9", "top-k 1 %": "#c0392b", "top-k 0.1 %, warm-up": "#e67e22",
            "top-k 1 %, no error feedback": "#7f8c8d", "int8": "#27ae60"}
@@ -41,10 +38,7 @@ def draw(found: Dict[str, Any], rate_gbit: float, path: Path) -> None:
         axis.legend(fontsize=8, loc="lower right")
     figure.suptitle(f"{found['ranks']} nodes of 1 rank; computing measured on {found['cpu']}, sent bytes counted, "
                     f"network simulated; commit {found['commit']}", fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def simulated_s(row: Dict[str, Any], rate_gbit: float) -> np.ndarray:

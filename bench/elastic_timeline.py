@@ -19,13 +19,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from elastic import IN_NAME_ONLY, WORKER, Running, Step  # noqa: E402
-from peers import own  # noqa: E402
-from where import RESULTS, heading, surroundings  # noqa: E402
+from elastic import IN_NAME_ONLY, WORKER, Running, Step
+from figures import plt, save
+from peers import own
+from where import RESULTS, heading, surroundings
 
 HOSTS = ("ab", "abcd", "acd", "c", "ce")  # a letter each
 DEVICE_S, BIN_S = 0.05, 0.5
@@ -67,10 +64,7 @@ def draw(results: List[Dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(len(results), figsize=(10, 3.6 * len(results)), squeeze=False)
     for axis, result in zip(axes[:, 0], results):
         draw_one(axis, result)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def draw_one(axis: plt.Axes, result: Dict[str, Any]) -> None:

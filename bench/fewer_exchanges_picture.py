@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+from figures import plt, save
 
 COLOURS = {"dense": "#2980b9", "DDP over gloo": "#7f8c8d", "Top-K 1 %": "#c0392b", "DelayedGradients": "#8e44ad",
            "LocalSGD 30": "#e67e22", "DiLoCo 30/4": "#27ae60", "DiLoCo 30/4, int8, delay 5": "#16a085"}
@@ -32,10 +29,7 @@ def draw(found: Dict[str, Any], path: Path) -> None:
     millions = found["rates"][0]["parameters"] / 1e6
     figure.suptitle(f"{found['ranks']} hosts of 1 rank, {millions:.1f} million parameters; {found['cpu']}, "
                     f"{found['cores']} cores; commit {found['commit']}", fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from report import size_text  # noqa: E402
+from figures import plt, save
+from report import size_text
 
 COLOURS = {"lightcc": "#c0392b", "gloo": "#2980b9", "lightcc, flat": "#e67e22", "lightcc, cyclic": "#8e44ad",
            "gloo, cyclic": "#7f8c8d"}
@@ -40,10 +37,7 @@ def draw(rows: Sequence[Dict[str, Any]], headline: str, path: Path) -> None:
         axis.grid(True, which="major", alpha=0.3)
         axis.legend(fontsize=8)
     figure.suptitle(headline, fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _by_the_bound(axis: Any, rows: List[Dict[str, Any]]) -> None:

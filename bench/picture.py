@@ -3,11 +3,8 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import report  # noqa: E402
+import report
+from figures import plt, save
 
 COLOURS = {"lightcc": "#c0392b", "lightcc shared": "#e67e22", "floor": "#7f8c8d"}
 BINDINGS = {"own": "a core each, or free", "one": "one core"}
@@ -58,7 +55,4 @@ def draw(rows: List[Dict[str, Any]], headline: str, path: Path) -> None:
     axes[0][0].legend(fontsize=8)
     axes[1][0].legend(fontsize=8)
     figure.suptitle(headline, fontsize=9)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

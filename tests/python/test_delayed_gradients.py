@@ -280,6 +280,15 @@ def check_what_was_under_way_is_dropped_in_another_epoch():
     assert not torch.equal(bits(model), before)
 
 
+def expect_a_new_beginning(model, optimizer, step):
+    """Nothing is under way: the next step applies nothing, and then all ranks go on alike."""
+    before = bits(model)
+    train(model, optimizer, range(step, step + 1))
+    assert torch.equal(bits(model), before)
+    train(model, optimizer, range(step + 1, step + 4))
+    hvd.check_weights(model)
+
+
 def check_what_was_under_way_is_dropped_after_a_join():
     model = make_model()
     optimizer = hvd.DelayedGradients(OPTIMIZERS["SGD"](model.parameters()))
@@ -287,11 +296,7 @@ def check_what_was_under_way_is_dropped_after_a_join():
     hvd.join()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    before = bits(model)
-    train(model, optimizer, range(5, 6))
-    assert torch.equal(bits(model), before)
-    train(model, optimizer, range(6, 9))
-    hvd.check_weights(model)
+    expect_a_new_beginning(model, optimizer, 5)
 
 
 def check_a_join_soon_after_a_load():
@@ -301,11 +306,7 @@ def check_a_join_soon_after_a_load():
     optimizer.load_state_dict(optimizer.state_dict())
     train(model, optimizer, range(1 + hvd.rank()))
     hvd.broadcast_parameters(model.state_dict(), hvd.join())
-    before = bits(model)
-    train(model, optimizer, range(4, 5))
-    assert torch.equal(bits(model), before)
-    train(model, optimizer, range(5, 8))
-    hvd.check_weights(model)
+    expect_a_new_beginning(model, optimizer, 4)
 
 
 def check_a_warmup_goes_on_after_a_join():

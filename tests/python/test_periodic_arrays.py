@@ -44,6 +44,22 @@ class Held:
         for i, value in zip(indices, values):
             self.values[i] = value.copy()
 
+    def move(self, step):
+        """As this rank's own optimizer does."""
+        for value, change in zip(self.values, moved(step, hvd.rank())):
+            value += change
+
+    def expect_equal_on_all_ranks(self):
+        for value in self.values:
+            every = hvd.allgather(value.reshape(1, -1))
+            assert (every == every[0]).all()
+
+
+def diloco(sync_every, fragments=1, delay=0, alpha=None, rate=0.7, momentum=0.9, nesterov=True,
+           compression=NoneCompressor, what="test"):
+    return arrays.diloco(what, sync_every, fragments, delay, alpha, rate, momentum, nesterov, compression,
+                         hvd.global_process_set)
+
 
 def check_equals_a_loop_by_random_schedules():
     generator = random.Random(11)
@@ -54,8 +70,8 @@ def check_equals_a_loop_by_random_schedules():
         delay = generator.choice([0, generator.randrange(sync_every)])
         alpha = generator.choice([None, 0.0, 0.25]) if is_outer else None
         rate, momentum, nesterov = generator.choice([(0.7, 0.9, True), (1.0, 0.0, False), (0.5, 0.5, False)])
-        exchange = arrays.diloco("test", sync_every, fragments, delay, alpha, rate, momentum, nesterov, NoneCompressor,
-                                 hvd.global_process_set) if is_outer else arrays.local_sgd("test", sync_every, delay)
+        exchange = diloco(sync_every, fragments, delay, alpha, rate, momentum, nesterov) if is_outer else \
+            arrays.local_sgd("test", sync_every, delay)
         begin_values = moved(-1 + 2**31, 0)
         held = Held(begin_values)
         held.start(exchange)
@@ -77,8 +93,7 @@ def check_equals_a_loop_by_random_schedules():
                 for values in of_ranks:
                     values[i] = mixed * values[i] + (1 - mixed) * outer[i]
         for step in range(1, generator.randrange(1, 4 * sync_every) + 1):
-            for value, change in zip(held.values, moved(step, hvd.rank())):
-                value += change
+            held.move(step)
             exchange.after_step()
             for rank, values in enumerate(of_ranks):
                 for value, change in zip(values, moved(step, rank)):
@@ -94,24 +109,21 @@ def check_equals_a_loop_by_random_schedules():
         for mine, expected in zip(held.values, of_ranks[hvd.rank()]):
             np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
         exchange.now()
-        for value in held.values:
-            every = hvd.allgather(value.reshape(1, -1))
-            assert (every == every[0]).all()
+        held.expect_equal_on_all_ranks()
 
 
 def check_another_epoch_begins_with_what_the_first_rank_has():
-    exchange = arrays.diloco("test", 4, 1, 2, None, 0.7, 0.9, True, NoneCompressor, hvd.global_process_set)
+    exchange = diloco(4, delay=2)
     held = Held(moved(0, 0))
     held.start(exchange)
     for step in range(5):  # the exchange of step 4 is on its way
-        for value, change in zip(held.values, moved(step, hvd.rank())):
-            value += change
+        held.move(step)
         exchange.after_step()
     hvd.barrier()  # what is on its way is so on all ranks
     hvd.shutdown()
     hvd.init()
     if hvd.rank() == 1:  # a new worker
-        exchange = arrays.diloco("test", 4, 1, 2, None, 0.7, 0.9, True, NoneCompressor, hvd.global_process_set)
+        exchange = diloco(4, delay=2)
         held = Held(moved(1, 1))
         held.start(exchange)
     else:
@@ -120,19 +132,16 @@ def check_another_epoch_begins_with_what_the_first_rank_has():
     for _ in range(4):
         exchange.after_step()
     exchange.now()
-    for value in held.values:
-        every = hvd.allgather(value.reshape(1, -1))
-        assert (every == every[0]).all()
+    held.expect_equal_on_all_ranks()
 
 
 def check_another_epoch_begins_with_the_variables_as_they_are():
     """An elastic job has gone back to an earlier commit."""
-    exchange = arrays.diloco("test", 2, 1, 0, None, 0.7, 0.9, True, NoneCompressor, hvd.global_process_set)
+    exchange = diloco(2)
     held = Held(moved(0, 0))
     held.start(exchange)
     for step in range(2):
-        for value, change in zip(held.values, moved(step, hvd.rank())):
-            value += change
+        held.move(step)
         exchange.after_step()
     hvd.shutdown()
     hvd.init()
@@ -145,8 +154,7 @@ def check_another_epoch_begins_with_the_variables_as_they_are():
 
 @pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
 def check_a_join_is_refused_before_the_end(kind):
-    exchange = arrays.local_sgd("hvd.LocalSGD", 2) if kind == "LocalSGD" else arrays.diloco(
-        "hvd.DiLoCo", 2, 1, 0, None, 0.7, 0.9, True, NoneCompressor, hvd.global_process_set)
+    exchange = arrays.local_sgd("hvd.LocalSGD", 2) if kind == "LocalSGD" else diloco(2, what="hvd.DiLoCo")
     Held(moved(0, 0)).start(exchange)
     with pytest.raises(ValueError, match=f"hvd.join: hvd.{kind} averages over all ranks"):
         hvd.join()
@@ -165,7 +173,7 @@ def check_compression_sends_less_and_loses_little(compression):
     try:
         held = Held([np.zeros(shape, np.float32) for shape in SHAPES.values()])
         held.labels = list(SHAPES)
-        exchange = arrays.diloco("test", 1, 1, 0, None, 1.0, 0.0, False, compression, hvd.global_process_set)
+        exchange = diloco(1, rate=1.0, momentum=0.0, nesterov=False, compression=compression)
         held.start(exchange)
         steps = 40
         total = {name: np.zeros(shape) for name, shape in SHAPES.items()}
@@ -193,8 +201,7 @@ def check_ranks_that_differ_and_bad_input():
         with pytest.raises(ValueError, match="hvd.LocalSGD: the ranks have different settings: sync_every is 2 on"):
             attempt()
     with pytest.raises(ValueError, match="5 variables cannot be cut into 6 fragments"):
-        Held(moved(0, 0)).start(arrays.diloco("hvd.DiLoCo", 8, 6, 0, None, 0.7, 0.9, True, NoneCompressor,
-                                              hvd.global_process_set))
+        Held(moved(0, 0)).start(diloco(8, fragments=6))
     for options, text in ({"alpha": 2}, "alpha=2"), ({"rate": -1}, "outer_learning_rate=-1"), (
             {"momentum": 1.5}, "outer_momentum=1.5"), ({"compression": object}, "compression can be topk"):
         given = {"alpha": None, "rate": 0.7, "momentum": 0.9, "compression": NoneCompressor, **options}

@@ -378,11 +378,15 @@ TEST(PointToPoint, AnAbortEndsATransferOnBothSides) {
   });
 }
 
-TEST(PointToPoint, AStallNamesWhoWaitsForWhomAndEndsInTime) {
-  testing::internal::CaptureStderr();
+Config impatient() {
   Config config;
   config.stall_warn_s = 0.3, config.stall_end_s = 1.5;
-  Ranks ranks(3, config);
+  return config;
+}
+
+TEST(PointToPoint, AStallNamesWhoWaitsForWhomAndEndsInTime) {
+  testing::internal::CaptureStderr();
+  Ranks ranks(3, impatient());
   ranks.each([&](Engine& engine, int rank) {
     std::vector<float> data(1);
     if (rank == 0) return;
@@ -400,9 +404,7 @@ TEST(PointToPoint, AStallNamesWhoWaitsForWhomAndEndsInTime) {
 
 TEST(PointToPoint, TwoThatWaitForTheirSendsBeforeTheyReceiveAreToldSo) {
   testing::internal::CaptureStderr();
-  Config config;
-  config.stall_warn_s = 0.3, config.stall_end_s = 1.5;
-  Ranks ranks(2, config);
+  Ranks ranks(2, impatient());
   ranks.each([&](Engine& engine, int rank) {
     std::vector<float> data(100'000);
     auto one = send(engine, 1 - rank, 0, data);
