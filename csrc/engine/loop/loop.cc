@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kNoTimeout = UINT64_MAX, kTickNs = 100'000'000;
 constexpr uint64_t kWatchNs = 10'000'000, kPollNs = 50'000;
 // After its last work the engine thread looks again for a millisecond, so that a burst of submissions wakes it once. It
-// looks less and less often: on a virtual machine each look costs whoever computes on its core 20 us.
+// looks less and less often, as each look takes the core from whoever computes there, for long on a virtual machine.
 constexpr uint64_t kFirstNapNs = 50'000, kLongestNapNs = 200'000, kNapsNs = 1'000'000;
 
 void nap(uint64_t ns) {
