@@ -59,6 +59,7 @@ x = torch.ones(1)
 dist.all_reduce(x)
 print(os.environ["MASTER_ADDR"], x.item(), flush=True)
 dist.barrier()
+dist.destroy_process_group()
 """, LIGHTCC_PORT_RANGE="21000-21100").finish()
     assert (code, sorted(out.splitlines())) == (0, [f"[{rank}]<stdout>:h1 2.0" for rank in range(2)]), err
 

@@ -1,4 +1,5 @@
-"""Runs Python on ranks, from a test. A launch has a deadline and leaves no process behind.
+"""Runs Python on ranks, from a test. A launch whose ranks say nothing for a while, or wait for each other, is ended; it
+leaves no process behind.
 
     @pytest.mark.parametrize("np", ranks.SIZES)
     def test_on_ranks(np):
@@ -27,6 +28,7 @@ import warm
 
 SIZES = (1, 2, 3, 4)
 DEADLINE_S = 300
+_STALLED_S = 240      # ranks that have waited for each other so long end, and say for what
 _STACKS_AFTER_S = 60  # a check that takes so long has its stacks printed
 _TERM_S = 10
 _SHOWN = 30_000       # characters of a rank's output
@@ -45,7 +47,8 @@ def share(file: str, np: int, **variables: str) -> None:
 
 
 def run_checks(file: str, np: int, only: str = "", deadline_s: float = DEADLINE_S, **variables: str) -> None:
-    """Runs the checks of a file on np ranks; AssertionError with the ranks' output if one fails or they hang.
+    """Runs the checks of a file on np ranks; AssertionError with the ranks' output if one fails or they hang, which is
+    when they say nothing for deadline_s.
 
     only: an expression for pytest's -k; these checks get ranks of their own. variables: of the ranks' environment.
     """
@@ -56,7 +59,7 @@ def run_checks(file: str, np: int, only: str = "", deadline_s: float = DEADLINE_
     assert not variables or file not in shared or file in _together.get(kind, []), (
         f"{file}: ranks that share other files' checks lack {variables}; call this test test_on_fresh_ranks")
     files = _together.pop(kind) if not only and file in _together.get(kind, []) else [file]
-    code, output = launch(np, [*_PYTEST, "-k", only, *files], deadline_s * len(files), **variables)
+    code, output = launch(np, [*_PYTEST, "-k", only, *files], deadline_s, **variables)
     names = ", ".join(map(os.path.basename, files))
     assert code == 0, f"{names} failed on np={np} ranks with exit code {code}:\n{_by_rank(output)}"
     _passed.update((file, kind) for file in files)
@@ -97,7 +100,7 @@ def passed_together(programs: Dict[str, str], np: int, folder: Path) -> Set[str]
     there = os.getcwd()
     os.chdir(folder)
     try:
-        _, output = launch(np, ["-c", _TOGETHER, "programs.json"], DEADLINE_S * len(programs))
+        _, output = launch(np, ["-c", _TOGETHER, "programs.json"], DEADLINE_S)
     finally:
         os.chdir(there)
     said = [line.partition(">:passed ")[2] for line in output.splitlines()]
@@ -105,18 +108,26 @@ def passed_together(programs: Dict[str, str], np: int, folder: Path) -> Set[str]
 
 
 def launch(np: int, arguments: List[str], deadline_s: float, **variables: str) -> Tuple[int, str]:
-    """Runs `python arguments...` on np ranks; returns the exit code of the job and its output, tagged by rank."""
+    """Runs `python arguments...` on np ranks; returns the exit code of the job and its output, tagged by rank.
+    AssertionError if it says nothing for deadline_s."""
     command = [sys.executable, "-m", "lightcc.runner", "-np", str(np), *_hosts(np), sys.executable, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    environment = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(_STALLED_S), **os.environ, "OMP_NUM_THREADS": "1",
+                   **variables}
     environment.pop("LIGHTCC_TEST_SIZES", None)  # it says which tests start ranks, not what these do
     launcher = warm.Popen(command, env=environment, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 start_new_session=True)
+    said = 0
     try:
-        output, _ = launcher.communicate(timeout=deadline_s)
-        return launcher.returncode, output
-    except subprocess.TimeoutExpired:
-        raise AssertionError(f"np={np}: not done after {deadline_s} s:\n{_by_rank(_end(launcher))}") from None
+        while True:
+            try:
+                output, _ = launcher.communicate(timeout=deadline_s)
+                return launcher.returncode, output
+            except subprocess.TimeoutExpired as expired:
+                before, said = said, len(expired.output or b"")
+                if said == before:
+                    raise AssertionError(
+                        f"np={np}: nothing said for {deadline_s} s:\n{_by_rank(_end(launcher))}") from None
     finally:
         if launcher.poll() is None:
             _end(launcher)

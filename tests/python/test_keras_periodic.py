@@ -110,8 +110,9 @@ def check_a_new_rank_and_those_that_stay():
     model.fit(x[:6 * BATCH], y[:6 * BATCH], batch_size=BATCH, verbose=0, callbacks=[callback])
     kit.hvd.shutdown()
     kit.hvd.init()
+    new = model_of(kit), kit.hvd.DiLoCo(3, outer_learning_rate=0.5, outer_momentum=0.8)  # Keras numbers models: on all
     if kit.hvd.rank() == 1:
-        model, callback = model_of(kit), kit.hvd.DiLoCo(3, outer_learning_rate=0.5, outer_momentum=0.8)
+        model, callback = new
     model.set_weights(model_of(kit).get_weights())
     commit = telling(kit, lambda batch: lightcc.numpy.broadcast_object(batch, 0, name="commit"))
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[
