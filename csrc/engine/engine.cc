@@ -379,9 +379,10 @@ void Engine::submit(const RequestPtr& request, bool will_wait) {
   Impl& e = *impl_;
   const uint64_t now = now_ns();
   e.counters.raise(Counters::most_in_flight, uint64_t(e.take_in(request, now, will_wait)));
-  if (!will_wait && is_left_to_engine_thread(*request)) return e.loop.wake_thread();
-  e.loop.submitted(now, bytes_of(request->what), will_wait);
-  if (!will_wait && !request->finished.load(std::memory_order_acquire)) e.loop.wake_thread();
+  if (!will_wait && is_left_to_engine_thread(*request)) return e.loop.wake_thread(true);
+  const bool comes_back = !request->callbacks.done;
+  e.loop.submitted(now, bytes_of(request->what), will_wait, comes_back);
+  if (!will_wait && !request->finished.load(std::memory_order_acquire)) e.loop.wake_thread(!comes_back);
 }
 
 void Engine::submit_all(std::span<const RequestPtr> requests, size_t* begun) {
@@ -390,9 +391,10 @@ void Engine::submit_all(std::span<const RequestPtr> requests, size_t* begun) {
   const uint64_t now = now_ns();
   const auto go = [&] {
     e.counters.raise(Counters::most_in_flight, uint64_t(e.inbox.in_flight()));
-    if (is_left_to_engine_thread(*requests.front())) return e.loop.wake_thread();
-    e.loop.submitted(now, 0, true);
-    if (e.inbox.in_flight() > 0) e.loop.wake_thread();
+    if (is_left_to_engine_thread(*requests.front())) return e.loop.wake_thread(true);
+    const bool comes_back = !requests.front()->callbacks.done;
+    e.loop.submitted(now, 0, true, comes_back);
+    if (e.inbox.in_flight() > 0) e.loop.wake_thread(!comes_back);
   };
   try {
     GpuStreams::Mark last;

@@ -16,11 +16,6 @@ constexpr uint64_t kWatchNs = 10'000'000, kPollNs = 50'000;
 // looks less and less often, as each look takes the core from whoever computes there, for long on a virtual machine.
 constexpr uint64_t kFirstNapNs = 50'000, kLongestNapNs = 200'000, kNapsNs = 1'000'000;
 
-void nap(uint64_t ns) {
-  const timespec time{0, long(ns)};
-  nanosleep(&time, nullptr);
-}
-
 // A waiting thread may spin only if every rank has a core to itself; else whoever spins keeps from working whom it
 // waits for.
 uint64_t most_spin_ns(const Config& config, const LocalRanks& local_ranks) {
@@ -70,8 +65,8 @@ bool Loop::drive(Sleeper who) {
 // ---- callers
 
 // In a burst of small requests each step takes along what has gathered since the last; whoever waits drives at once.
-void Loop::submitted(uint64_t now_ns, int64_t bytes, bool will_wait) {
-  note_visit();
+void Loop::submitted(uint64_t now_ns, int64_t bytes, bool will_wait, bool comes_back) {
+  if (comes_back) note_visit();
   const uint64_t since_step_ns = now_ns - driven_ns_.load(std::memory_order_relaxed);
   if (!will_wait && hold::for_next_step(since_step_ns, bytes)) return;
   driven_ns_.store(now_ns, std::memory_order_relaxed);
@@ -142,12 +137,13 @@ void Loop::nap_or_park() {
     const uint32_t seen = visits_seen_;
     if (stopping_ || needed()) return;
     // Each caller that leaves would wake this thread to watch the network; while they come often it stays up instead.
-    if (!peers_.all_local() && visits_seen_ != seen) spent_ns = 0, nap_ns = kFirstNapNs;
+    if (!peers_.all_local() && visits_seen_ != seen) spent_ns = 0;
     if (alarmed()) break;
     const bool watched = waiters_ == 0 && peers_.network_busy();
     if (watched) drive(Sleeper::engine_thread);
+    if (watched || inbox_.in_flight() > 0) nap_ns = kFirstNapNs;
     nap(nap_ns);
-    nap_ns = watched ? kFirstNapNs : std::min(2 * nap_ns, kLongestNapNs);
+    nap_ns = std::min(2 * nap_ns, kLongestNapNs);
   }
   if (waiters_ > 0)
     own_engine().sleep(kTickNs, [&] { return wanted() || waiters_ == 0; });
@@ -155,6 +151,11 @@ void Loop::nap_or_park() {
     peers_.sleep(Sleeper::engine_thread, own_engine(), watches ? kWatchNs : holds_ ? kTickNs : kNoTimeout,
                  [&] { return wanted() || waiters_ > 0 || watches_ != watches; });
   drive(Sleeper::engine_thread);  // a peer may have rung: it asks something, or leaves
+}
+
+// A ring that comes just before the thread sleeps is missed, which costs a nap.
+void Loop::nap(uint64_t ns) {
+  nap_.sleep(ns, [] { return false; });
 }
 
 void Loop::note_signs(bool holds, bool watches, bool polls) {
@@ -170,8 +171,9 @@ bool Loop::nobody_watches_network() {
   return !peers_.all_local() && own_engine().sleepers.load(std::memory_order_seq_cst) > 0;
 }
 
-void Loop::wake_thread() {
+void Loop::wake_thread(bool from_nap) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (from_nap) nap_.ring();
   peers_.wake_own_engine();
   if (inbox_.full()) peers_.wake_own_driver();  // with work in flight it sleeps there, as callers do
 }

@@ -37,11 +37,12 @@ class Loop {
   // ---- callers
   // One that two threads make at once may be lost: it is asked only whether there were any.
   void note_visit() { visits_.store(visits_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
-  // Something was submitted, of so many bytes. will_wait: by a caller that waits at once.
-  void submitted(uint64_t now_ns, int64_t bytes, bool will_wait);
+  // Something was submitted, of so many bytes. will_wait: by a caller that waits at once. comes_back: it will make steps
+  // for it, as it waits or polls; else the engine's thread does.
+  void submitted(uint64_t now_ns, int64_t bytes, bool will_wait, bool comes_back);
   // idle: told the time before each sleep of a caller that is the only one. False: not finished by the deadline.
   bool wait(const std::atomic<bool>& finished, uint64_t deadline_ns, const std::function<void(uint64_t)>& idle);
-  void wake_thread();
+  void wake_thread(bool from_nap = false);              // also if it would soon look by itself
   WaitHabit& wait_habit() { return wait_habit_; }
 
   // What the last step has found, for who sleeps; under the progress lock. holds: an aggregator here holds what others
@@ -54,6 +55,7 @@ class Loop {
   void run();
   bool needed();
   void nap_or_park();
+  void nap(uint64_t ns);
   bool nobody_watches_network();                        // callers did, and the last of them has gone
   Doorbell& own_engine() { return peers_.own().engine; }
 
@@ -68,6 +70,7 @@ class Loop {
   std::atomic<uint64_t> driven_ns_{0};                  // when a submission last made a step
   std::atomic<uint32_t> visits_{0};                     // calls of the framework that made a step themselves
   uint32_t visits_seen_ = 0;                            // the engine thread's
+  Doorbell nap_;                                        // its alone
   std::thread thread_;
 };
 
