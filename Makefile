@@ -51,13 +51,15 @@ WITH_TENSORFLOW = cd tests && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-func
   ../build/tensorflow-$(1)/bin/python $(PYTEST) $(3)
 # More than there are cores, since tests that wait for ranks are most; hosts come first, as they wait longest.
 SIDE_BY_SIDE = -n $(1) --dist loadfile --no-loadscope-reorder
+# Those that share ranks stay together: Keras 3 and tf_keras have ranks of their own.
+BY_RANKS = -n 2 --dist loadgroup
 # Called with two of these, which run at a time: ranks often wait for each other.
 BOTH = ($(1)) >build/beside.log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat build/beside.log; exit $$((first + last))
 
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,4) multihost python regressions)
 	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,4) python -m tensorflow)
-	$(call BOTH,$(call WITH_TORCH,2,python),$(call WITH_TENSORFLOW,$(NEWEST),2,python -m tensorflow))
+	$(call BOTH,$(call WITH_TORCH,2,python),$(call WITH_TENSORFLOW,$(NEWEST),2,$(BY_RANKS) python -m tensorflow))
 
 # What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL and NVRTC, which pip fetches, and all
 # with the oldest TensorFlow.

@@ -81,9 +81,15 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=left_out)
     for item in items:
         if item.originalname == "test_on_ranks":
-            ranks.share(str(item.path), _ranks_of(item))
+            _share(item)
         elif item.originalname == "test_with_tf_keras":
-            ranks.share(str(item.path), 2, TF_USE_LEGACY_KERAS="1")
+            _share(item, TF_USE_LEGACY_KERAS="1")
+
+
+def _share(item, **variables):
+    """The ranks of this test are those of others, in whichever of pytest's processes they all run (--dist loadgroup)."""
+    ranks.share(str(item.path), _ranks_of(item), **variables)
+    item.add_marker(pytest.mark.xdist_group(" ".join(["ranks", str(_ranks_of(item)), *variables])))
 
 
 def _ranks_of(item):
