@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _share(item, **variables):
-    """The ranks of this test are those of others, in whichever of pytest's processes they all run (--dist loadgroup)."""
+    """This test's ranks are those of others, which all run in one process of pytest's (--dist loadgroup)."""
     ranks.share(str(item.path), _ranks_of(item), **variables)
     item.add_marker(pytest.mark.xdist_group(" ".join(["ranks", str(_ranks_of(item)), *variables])))
 

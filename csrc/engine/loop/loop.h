@@ -37,8 +37,8 @@ class Loop {
   // ---- callers
   // One that two threads make at once may be lost: it is asked only whether there were any.
   void note_visit() { visits_.store(visits_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
-  // Something was submitted, of so many bytes. will_wait: by a caller that waits at once. comes_back: it will make steps
-  // for it, as it waits or polls; else the engine's thread does.
+  // Something was submitted, of so many bytes. will_wait: by a caller that waits at once. comes_back: it makes steps
+  // for it later, as it waits or polls; else the engine's thread does.
   void submitted(uint64_t now_ns, int64_t bytes, bool will_wait, bool comes_back);
   // idle: told the time before each sleep of a caller that is the only one. False: not finished by the deadline.
   bool wait(const std::atomic<bool>& finished, uint64_t deadline_ns, const std::function<void(uint64_t)>& idle);
