@@ -48,7 +48,9 @@ struct TransportLifecycle {
   virtual ~TransportLifecycle() = default;
   // No record follows, on any link. True once all that was committed has been delivered; call until then.
   virtual bool finish() { return true; }
-  virtual void retire(int /*group*/) {}          // its links are gone; what they committed is still delivered
+  // Its links are gone. What they committed is still delivered, but for links that the peer has not used: they are
+  // forgotten once both have retired the group.
+  virtual void retire(int /*group*/) {}
   virtual void end(const Error& /*cause*/) {}    // the epoch has ended here: peers that use a link hear the cause
   virtual void close() {}                        // nothing but descriptor(), arm() and busy() may follow
   virtual void close_in_child() {}               // after fork(): the parent's descriptors stay the parent's

@@ -141,9 +141,40 @@ TYPED_TEST_P(TransportContract, ARetiredGroupIsDeliveredAndForgotten) {
   EXPECT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish() && cluster.ranks[1]->finish(); }));
 }
 
+// As a send or a receive for which the peer has no counterpart.
+TYPED_TEST_P(TransportContract, ALinkThatOneSideAloneHasUsedEndsWithItsGroup) {
+  TypeParam cluster(2);
+  const auto always = cluster.link(0, 1), its_end = cluster.link(1, 0);
+  ASSERT_TRUE(cluster.pass(*its_end, *always, 1));
+  int group = 3;
+  for (const int user : {0, 1})
+    for (const bool sends : {false, true})
+      for (const int first : {0, 1}) {  // who retires it first; the other one may use it until then
+        SCOPED_TRACE(testing::Message() << "rank " << user << (sends ? " sends, rank " : " waits, rank ") << first
+                                        << " retires first");
+        auto link = cluster.link(user, 1 - user, ++group);
+        const auto use = [&] {
+          if (!sends) EXPECT_EQ(link->peek(8), nullptr);
+          else if (std::byte* room = link->reserve(8)) std::memset(room, 1, 8), link->commit(8);
+          for (int turn = 0; turn < 200; ++turn) cluster.step();
+        };
+        use();
+        if (user == first) link.reset();
+        cluster.ranks[size_t(first)]->retire(group);
+        if (user != first) use();
+        link.reset();
+        cluster.ranks[size_t(1 - first)]->retire(group);
+        EXPECT_TRUE(cluster.until([&] { return !cluster.ranks[0]->busy() && !cluster.ranks[1]->busy(); }))
+            << "it is still looked after";
+        ASSERT_TRUE(cluster.pass(*always, *its_end, uint64_t(group)));
+      }
+  EXPECT_TRUE(cluster.until([&] { return cluster.ranks[0]->finish() && cluster.ranks[1]->finish(); }));
+}
+
 REGISTER_TYPED_TEST_SUITE_P(TransportContract, LinksOfPeersGroupsAndLanesAreApart,
                             WhatWasCommittedIsDeliveredBeforeTheEnd,
                             WhatALeaverHasCommittedIsReceivedThoughItIsMarkedBeforeTheyConnect, WhoHasLeftIsNoLoss,
-                            ThePeersCauseIsHeard, ARetiredGroupIsDeliveredAndForgotten);
+                            ThePeersCauseIsHeard, ARetiredGroupIsDeliveredAndForgotten,
+                            ALinkThatOneSideAloneHasUsedEndsWithItsGroup);
 
 }  // namespace lightcc

@@ -88,6 +88,10 @@ void HarpStream::consume() {
   if (++consumed_ == kTogether) give_back();
 }
 
+void HarpStream::discard() {
+  while (record_) consume(), receive();
+}
+
 void HarpStream::give_back() {
   if (consumed_ > 0) harp_consume(connection_, std::exchange(consumed_, 0));
 }

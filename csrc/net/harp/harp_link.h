@@ -35,6 +35,7 @@ class HarpStream {
   void commit(size_t n);
   const std::byte* peek(size_t n);
   void consume();
+  void discard();  // the records that have come; nobody uses the link any more, but the peer's notice is behind them
 
   void send_notice(const HarpNotice&);  // behind all that was committed, as soon as there is room
   // What can be done without waiting: hands over what waits, and looks for what has come. This and peek() throw

@@ -164,6 +164,7 @@ bool HarpTransport::admit(const Incoming& incoming) {
   harp_consume(connection, 1);
   state->retired |= links_.is_retired(key.group);
   attach(*state, connection);
+  if (state->retired && !std::exchange(state->sent_notice, true)) state->stream.send_notice({});
   if (const auto& cause = links_.ended()) state->stream.send_notice({cause->code(), cause->what()});
   return true;
 }
@@ -172,6 +173,7 @@ bool HarpTransport::step(OpenLink& state) {
   const bool has_left = links_.has_left(state.key.peer);
   try {
     state.stream.step();
+    if (state.retired) state.stream.discard();
   } catch (const Error&) {
     close(state);
     if (has_left || links_.ended() || state.retired) return false;
@@ -258,7 +260,8 @@ void HarpTransport::retire(int group) {
   const auto links = links_.of_group(group);
   for (auto it = links.begin(); it != links.end();) {
     OpenLink& state = *it->second;
-    const bool is_unused = state.is_closed || (!state.stream.connected() && !state.stream.has_committed());
+    // The peer may have used it alone, or not at all: if it did, its connection is on its way, and admitted.
+    const bool is_unused = state.is_closed || !state.stream.connected();
     if (is_unused && !state.is_active) {
       it = links_.erase(it);
       continue;

@@ -145,6 +145,7 @@ void TcpTransport::on_broken(TcpLinkState& link, const std::string& why) {
 void TcpTransport::attach(TcpLinkState& link, Connection& c) {
   if (link.connection && link.connection != &c) drop(*link.connection);
   if (!link.stream) link.stream = std::make_unique<TcpStream>(link.key.lane == kControl ? kControlRing : kDataRing);
+  if (link.end == LinkEnd::retired) link.stream->finish();
   if (c.handshake().state() == Handshake::State::asked) {
     link.stream->restart(c.handshake().hello().received);
     c.handshake().welcome(link.stream->received());
@@ -211,11 +212,16 @@ void TcpTransport::admit(Connection& c) {
   } else if (hello.purpose != Purpose::link || !known || hello.group < 0 || hello.lane < kControl) {
     c.handshake().refuse(Error(Code::internal, "rank " + std::to_string(hello.from) + " asks rank " +
                                                    std::to_string(rank_) + " for a link that cannot be"));
-  } else if (TcpLinkState* link = links_.find({hello.group, hello.lane, hello.from})) {
-    return attach(*link, c);
-  } else {  // until the group exists here, too
-    pending_.remove(c.number);
-    return set_state(c, ConnectionState::awaits_group);
+  } else {
+    const LinkKey key{hello.group, hello.lane, hello.from};
+    TcpLinkState* link = links_.find(key);
+    if (!link && links_.is_retired(key.group)) link = &link_state(key);  // it has ended here before anyone used it
+    if (!link) {  // until the group exists here, too
+      pending_.remove(c.number);
+      return set_state(c, ConnectionState::awaits_group);
+    }
+    if (link->end != LinkEnd::retired || link->state != LinkState::closed) return attach(*link, c);
+    c.handshake().refuse(Error(Code::shut_down, "rank " + std::to_string(rank_) + " has closed this link"));
   }
   set_state(c, ConnectionState::closing);
   send_handshake(c);
@@ -253,6 +259,7 @@ void TcpTransport::pump_handshake(Connection& c) {
         send_handshake(c);
         return;
       }
+      if (TcpLinkState& link = *c.link; link.end == LinkEnd::retired) return drop(c), close(link);
       if (links_.has_left(c.link->key.peer)) return on_attempt_failed(*c.link, ECONNREFUSED);
       throw Error(c.handshake().error()->code(), c.handshake().error()->what());
     case Handshake::State::unauthenticated:

@@ -100,7 +100,11 @@ void TcpTransport::throw_lost(const TcpLinkState& link, const std::string& why) 
 // ---- links
 
 TcpTransport::TcpLinkState& TcpTransport::link_state(const LinkKey& key) {
-  return links_.get(key, [&] { return std::make_unique<TcpLinkState>(key, links_.connects(key.peer)); });
+  return links_.get(key, [&] {
+    auto made = std::make_unique<TcpLinkState>(key, links_.connects(key.peer));
+    if (links_.is_retired(key.group)) made->end = LinkEnd::retired;
+    return made;
+  });
 }
 
 std::unique_ptr<Link> TcpTransport::link(int group, int lane, int peer) {
@@ -154,11 +158,27 @@ bool TcpTransport::finish() {
 }
 
 void TcpTransport::retire(int group) {
-  for (auto& [key, link] : links_.of_group(group)) {
-    if (!link->stream || link->state == LinkState::closed) continue;
-    link->end = LinkEnd::retired;
-    finish(*link);
+  links_.retire(group);
+  const auto links = links_.of_group(group);
+  for (auto it = links.begin(); it != links.end();) {
+    TcpLinkState& link = *it->second;
+    // The peer may have used it alone, or not at all: if it did, its connection is on its way, and admitted.
+    const bool is_unused = !link.stream || (!link.connects && link.state == LinkState::idle);
+    if (is_unused && link.state != LinkState::closed) {
+      std::erase(dirty_, &link);
+      it = links_.erase(it);
+      continue;
+    }
+    link.end = LinkEnd::retired;
+    if (link.state == LinkState::closed) link.stream.reset();
+    else finish(link);
+    ++it;
   }
+  std::vector<Connection*> waiting;
+  for (auto& [number, connection] : connections_)
+    if (connection->state == ConnectionState::awaits_group && connection->handshake().hello().group == group)
+      waiting.push_back(connection.get());
+  for (Connection* connection : waiting) admit(*connection);
 }
 
 void TcpTransport::end(const Error& cause) {
