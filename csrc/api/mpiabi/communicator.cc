@@ -10,12 +10,20 @@ namespace lightcc::mpiabi {
 namespace {
 
 constexpr int kWaitMs = 1000;  // in one call of lightcc_finish
+constexpr size_t kNamed = 8;   // ranks that a name says; the communicator's number tells names apart
 
 std::vector<int> order_of(const std::vector<int>& ranks) {
   std::vector<int> order(ranks.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::sort(order, {}, [&](int one) { return ranks[size_t(one)]; });
   return order;
+}
+
+std::string title_of(const std::vector<int>& ranks) {
+  const auto named = ranks.begin() + int(std::min(ranks.size(), kNamed));
+  std::string title = (ranks.size() == 1 ? " of rank " : " of ranks ") + text_of(std::vector(ranks.begin(), named));
+  if (ranks.size() > kNamed) title += " and " + std::to_string(ranks.size() - kNamed) + " more";
+  return title;
 }
 
 std::atomic<uint64_t> activities{0};
@@ -32,7 +40,7 @@ Communicator::Communicator(int number, std::vector<int> given, int own, int in_g
       group(in_group),
       ordered(order_of(ranks)),
       is_ordered(std::ranges::is_sorted(ranks)),
-      title_((ranks.size() == 1 ? " of rank " : " of ranks ") + text_of(ranks)) {}
+      title_(title_of(ranks)) {}
 
 std::string Communicator::next_name() {
   return "jax." + std::to_string(number) + "." + std::to_string(operations_++) + title_;

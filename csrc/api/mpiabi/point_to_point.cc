@@ -1,8 +1,10 @@
 // Messages between two ranks. In JAX they are ppermute, where a rank receives from one and sends to some, and
 // all_to_all, where in each round all send to one and receive from another.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "api/lightcc.h"
 #include "api/mpiabi/abi.h"
@@ -57,25 +59,34 @@ int64_t start(const MessageCall& message, Communicator& communicator) {
   return begin(request);
 }
 
-int64_t start(const MessageCall& message, MPIABI_Comm handle) {
-  const auto communicator = process().communicator(handle);
-  check(message, *communicator);
-  return start(message, *communicator);
+// This thread's messages that it has not waited for yet: those of one operation of JAX, which begins them and waits for
+// them in one function.
+thread_local std::vector<int64_t> begun;
+
+void begin_message(const MessageCall& message, Communicator& communicator, MPIABI_Request* request) {
+  check(message, communicator);
+  begun.push_back(start(message, communicator));
+  *request = MPIABI_Request(begun.back());
 }
 
-// Both go their way, whatever becomes of the other; only then may the caller's memory be used again.
-void exchange(const MessageCall& out, const MessageCall& in, MPIABI_Comm handle) {
-  const auto communicator = process().communicator(handle);
-  check(out, *communicator);
-  check(in, *communicator);
-  const int64_t receiving = start(in, *communicator);
-  int64_t sending = 0;
-  const int sent = guard([&] {
-    sending = start(out, *communicator);
-    finish(sending);
-  });
-  finish(receiving);
-  if (sent != MPIABI_SUCCESS) throw Error(Code(sent), last_error());
+void wait_for(MPIABI_Request* request) {
+  const int64_t handle = int64_t(std::exchange(*request, MPIABI_REQUEST_NULL));
+  if (handle == 0) return;
+  std::erase(begun, handle);
+  finish(handle);
+}
+
+// The body of each function that begins messages or waits for them. JAX gives up an operation at the first that fails,
+// and frees the memory of all the others at once, which must not be under way any more then. Nor would anybody wait for
+// them, or do what their peers do next: so the epoch ends, on all ranks, with this failure as its cause.
+template <class Body> int guard_messages(Body body) {
+  const int code = guard(body);
+  if (code == MPIABI_SUCCESS || begun.empty()) return code;
+  const std::string why = last_error();
+  lightcc_abort(("a message of JAX has failed on rank " + std::to_string(lightcc_rank()) + ": " + why).c_str());
+  for (const int64_t handle : std::exchange(begun, {})) guard([&] { finish(handle); });
+  set_last_error(why);
+  return code;
 }
 
 }  // namespace
@@ -86,26 +97,36 @@ using namespace lightcc::mpiabi;
 int MPIABI_Isend(const void* from, int count, MPIABI_Datatype type, int to, int tag, MPIABI_Comm handle,
                  MPIABI_Request* request) {
   *request = MPIABI_REQUEST_NULL;
-  return guard([&] { *request = MPIABI_Request(start(sent(from, count, type, to, tag), handle)); });
+  return guard_messages([&] {
+    const auto communicator = process().communicator(handle);
+    begin_message(sent(from, count, type, to, tag), *communicator, request);
+  });
 }
 
 int MPIABI_Irecv(void* to, int count, MPIABI_Datatype type, int from, int tag, MPIABI_Comm handle,
                  MPIABI_Request* request) {
   *request = MPIABI_REQUEST_NULL;
-  return guard([&] { *request = MPIABI_Request(start(received(to, count, type, from, tag), handle)); });
+  return guard_messages([&] {
+    const auto communicator = process().communicator(handle);
+    begin_message(received(to, count, type, from, tag), *communicator, request);
+  });
 }
 
 int MPIABI_Wait(MPIABI_Request* request, MPIABI_Status*) {
-  return guard([&] {
-    if (const MPIABI_Request handle = std::exchange(*request, MPIABI_REQUEST_NULL)) finish(int64_t(handle));
-  });
+  return guard_messages([&] { wait_for(request); });
 }
 
 int MPIABI_Sendrecv(const void* from, int sent_count, MPIABI_Datatype sent_type, int to, int sent_tag, void* into,
                     int received_count, MPIABI_Datatype received_type, int source, int received_tag,
                     MPIABI_Comm handle, MPIABI_Status*) {
-  return guard([&] {
-    exchange(sent(from, sent_count, sent_type, to, sent_tag),
-             received(into, received_count, received_type, source, received_tag), handle);
+  return guard_messages([&] {
+    const auto communicator = process().communicator(handle);
+    const MessageCall out = sent(from, sent_count, sent_type, to, sent_tag);
+    MPIABI_Request receiving = MPIABI_REQUEST_NULL, sending = MPIABI_REQUEST_NULL;
+    check(out, *communicator);  // before anything is begun
+    begin_message(received(into, received_count, received_type, source, received_tag), *communicator, &receiving);
+    begin_message(out, *communicator, &sending);
+    wait_for(&sending);
+    wait_for(&receiving);
   });
 }

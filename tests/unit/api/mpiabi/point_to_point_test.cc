@@ -1,4 +1,5 @@
-// Messages as JAX sends them: in rings, in part of one, and all to all.
+// Messages as JAX sends them: in rings, in part of one, and all to all; and what becomes of the others when one fails.
+#include <latch>
 #include <numeric>
 
 #include "unit/api/mpiabi/mpi_ranks.h"
@@ -113,6 +114,60 @@ TEST(MpiPointToPoint, TheEndOfARankIsToldToWhoWaitsForIt) {
               LIGHTCC_SHUT_DOWN);
     EXPECT_NE(error_text().find("bad batch"), std::string::npos) << error_text();
   });
+}
+
+// JAX returns at the first message that fails, and frees the memory of all. Rank 1 has left; what rank 0 exchanges with
+// rank 2 must be over by then, so rank 2 cannot take what comes to be in that memory for what was sent.
+TEST(MpiPointToPoint, WithOneThatFailsTheOthersEnd) {
+  constexpr int kCount = 300'000;
+  enum class Fails { a_wait, a_begin, an_exchange };
+  for (const Fails fails : {Fails::a_wait, Fails::a_begin, Fails::an_exchange}) {
+    MpiRanks ranks(3);
+    std::latch given_up(1);
+    ranks.each([&](int rank) {
+      std::vector<int32_t> out(kCount, 7), in(kCount, -1);
+      MPIABI_Request first = MPIABI_REQUEST_NULL, second = MPIABI_REQUEST_NULL, third = MPIABI_REQUEST_NULL;
+      if (rank == 1) return void(lightcc_shutdown_because("its data have ended"));
+      if (rank == 2) {
+        given_up.wait();
+        const int sent = MPIABI_Isend(out.data(), kCount, MPIABI_INT32_T, 0, 0, MPIABI_COMM_WORLD, &first);
+        EXPECT_NE(sent == MPIABI_SUCCESS ? MPIABI_Wait(&first, MPIABI_STATUS_IGNORE) : sent, MPIABI_SUCCESS);
+        EXPECT_NE(MPIABI_Irecv(in.data(), kCount, MPIABI_INT32_T, 0, 0, MPIABI_COMM_WORLD, &first), MPIABI_SUCCESS);
+        return;
+      }
+      if (fails == Fails::an_exchange) {
+        EXPECT_EQ(MPIABI_Sendrecv(out.data(), kCount, MPIABI_INT32_T, 1, 0, in.data(), kCount, MPIABI_INT32_T, 2, 0,
+                                  MPIABI_COMM_WORLD, MPIABI_STATUS_IGNORE),
+                  LIGHTCC_SHUT_DOWN);
+      } else {
+        ok(MPIABI_Irecv(in.data(), kCount, MPIABI_INT32_T, 2, 0, MPIABI_COMM_WORLD, &first));
+        ok(MPIABI_Isend(out.data(), kCount, MPIABI_INT32_T, 2, 0, MPIABI_COMM_WORLD, &second));
+        int code = MPIABI_Irecv(in.data(), fails == Fails::a_begin ? -1 : kCount, MPIABI_INT32_T, 1, 0,
+                                MPIABI_COMM_WORLD, &third);
+        if (code == MPIABI_SUCCESS) code = MPIABI_Wait(&third, MPIABI_STATUS_IGNORE);
+        EXPECT_EQ(code, fails == Fails::a_begin ? LIGHTCC_INVALID_ARGUMENT : LIGHTCC_SHUT_DOWN);
+      }
+      EXPECT_NE(error_text().find(fails == Fails::a_begin ? "2^31 or more" : "has left (its data have ended)"),
+                std::string::npos) << error_text();
+      EXPECT_TRUE(ranks[0].failure().starts_with("a message of JAX has failed on rank 0: ")) << ranks[0].failure();
+      EXPECT_EQ(mpiabi::activity().under_way, 0);
+      std::fill(out.begin(), out.end(), 99);
+      std::fill(in.begin(), in.end(), 99);
+      given_up.count_down();
+      ok(MPIABI_Finalize());
+      EXPECT_EQ(in, std::vector<int32_t>(kCount, 99));
+    });
+  }
+}
+
+TEST(MpiPointToPoint, NamesTellTheFirstRanksOfManyAndDiffer) {
+  std::vector<int> all(1024);
+  std::iota(all.begin(), all.end(), 0);
+  mpiabi::Communicator one(7, all, 3, 0), other(8, all, 3, 0), few(9, {4, 2}, 2, 1);
+  EXPECT_EQ(one.next_name(), "jax.7.0 of ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1016 more");
+  EXPECT_EQ(one.next_name(), "jax.7.1 of ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1016 more");
+  EXPECT_EQ(other.next_message_name(), "jax.8.m0 of ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1016 more");
+  EXPECT_EQ(few.next_name(), "jax.9.0 of ranks 4, 2");
 }
 
 }  // namespace
