@@ -35,6 +35,9 @@ void GroupEngine::use_rules(std::span<const Rule> allreduces, PlanCosts costs) {
 bool GroupEngine::submit(const RequestPtr& request) {
   Negotiator& own = negotiator();  // who comes without the progress lock ends here
   if (!is_point_to_point(request->what.kind)) return own.submit(request);
+  const int member = request->what.root;
+  if (const std::string& why = negotiator_.left().why(member); !why.empty())
+    point_to_point_.member_left(member, why, now_ns());
   point_to_point_.submit(request);
   return true;
 }

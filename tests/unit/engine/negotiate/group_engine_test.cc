@@ -383,5 +383,24 @@ TEST(GroupEngine, NothingIsTunedUnlessAskedForAndBetweenHosts) {
   }
 }
 
+// Whoever has left in peace has nothing in flight, so nothing that is submitted now can belong to what it has sent.
+TEST(GroupEngine, AMessageToWhoHasLeftFailsAtOnce) {
+  Members members(kOneHost);
+  members[0].engine->rank_left(1, "rank 1 has left (its data have ended)");
+  for (const Kind kind : {Kind::send, Kind::receive}) {
+    std::vector<float> data(1);
+    RequestForm form(kind, "x");
+    form.add_tensor({DType::float32, {1}}, data.data(), data.data());
+    form.what.root = 1;
+    auto request = std::make_shared<Request>(std::move(form));
+    members[0].engine->submit(request);
+    members[0].carry_out_effects();
+    EXPECT_TRUE(request->finished);
+    EXPECT_EQ(request->code, Code::shut_down);
+    EXPECT_EQ(request->text, request->title() + ": rank 1 has left (its data have ended)");
+  }
+  EXPECT_EQ(members[0].finished, "send.x recv.x");
+}
+
 }  // namespace
 }  // namespace lightcc
