@@ -154,8 +154,11 @@ TYPED_TEST_P(TransportContract, ALinkThatOneSideAloneHasUsedEndsWithItsGroup) {
                                         << " retires first");
         auto link = cluster.link(user, 1 - user, ++group);
         const auto use = [&] {
-          if (!sends) EXPECT_EQ(link->peek(8), nullptr);
-          else if (std::byte* room = link->reserve(8)) std::memset(room, 1, 8), link->commit(8);
+          if (!sends) {
+            EXPECT_EQ(link->peek(8), nullptr);
+          } else if (std::byte* room = link->reserve(8)) {
+            std::memset(room, 1, 8), link->commit(8);
+          }
           for (int turn = 0; turn < 200; ++turn) cluster.step();
         };
         use();
