@@ -138,6 +138,8 @@ typedef struct lightcc_tensor {
  *             them. lightcc learns their order and may hold one until those have come that shall travel with it.
  *             Ranks need not agree on the number. Other kinds, and requests without a name, have no set.
  *   tag       send and recv: see below. Other kinds have none.
+ *   space     send and recv: tags of different spaces never meet. The program's own is 0; the others are those of JAX's
+ *             communicators.
  *
  * The callbacks, each NULL if it is not wanted, are called by whichever thread runs the engine, maybe before the
  * submission returns. They must not block, and of lightcc may only submit.
@@ -167,12 +169,13 @@ typedef struct lightcc_request {
   void (*received)(void* context, int index, const int32_t* rows, int count);
   void* context;        /* for the callbacks */
   int32_t tag;          /* send and recv: any number */
+  int32_t space;        /* send and recv: in which the tag counts; 0: the program's */
 } lightcc_request;
 
 /* Point-to-point. LIGHTCC_SEND and LIGHTCC_RECV have one tensor, in the host's memory, and concern this rank and
  * `root`, a rank of the group, which may be this one. The n-th send of a rank to another in a group under a tag is what
- * the n-th recv there of that rank, group and tag receives; other operations need not be in any order with them. A name
- * serves messages only.
+ * the n-th recv there of that rank, group, space and tag receives; other operations need not be in any order with them. A
+ * name serves messages only.
  *   A send is done when the recv has been submitted on the peer and the tensor's memory is free; a recv when all of its
  * tensor has come. Any number may be in flight in both directions. Submission never waits, so both ranks may submit
  * their sends first. But two ranks that each wait for their send before they submit the recv of the other's wait for

@@ -133,6 +133,7 @@ RequestForm form_of(const lightcc_request& from, int members) {
   form.what.post = from.postscale;
   form.set = kind == Kind::allreduce && from.name ? from.set : 0;
   form.tag = is_point_to_point(kind) ? from.tag : 0;
+  form.space = is_point_to_point(kind) ? from.space : 0;
   form.padded = from.flags & LIGHTCC_PADDED;
   form.unordered = from.flags & LIGHTCC_UNORDERED;
   form.callbacks = {from.done, from.allocate, from.context, from.received};

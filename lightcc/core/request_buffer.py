@@ -10,7 +10,7 @@ from typing import Callable, List, Optional, Tuple
 # Native sizes and alignment: struct aligns as C does, as long as it begins at a multiple of 8. What is "x" is zero.
 _SIZES = Struct("IIP")               # size, tensor_size, tensors
 # count, kind, flags, group, name, op, root, prescale, postscale, splits, codec, set; a tag, which is zero but of a send
-# or a receive
+# or a receive, and its space, which is zero
 _REQUEST = Struct("iiIiPiiddPii40x")
 _TAG = Struct("i4x")
 _TENSOR = Struct("PPPii16x")         # input, output, shape, dtype, ndim; a place, which is zero unless it is a GPU's

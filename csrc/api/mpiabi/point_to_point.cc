@@ -19,8 +19,6 @@ const MPIABI_Request MPIABI_REQUEST_NULL = 0;
 namespace lightcc::mpiabi {
 namespace {
 
-constexpr uint32_t kTags = 1 << 12;  // of a communicator; JAX uses one
-
 struct MessageCall {
   int kind;
   const void* from;
@@ -42,12 +40,11 @@ void check(const MessageCall& message, const Communicator& communicator) {
   if (message.peer < 0 || message.peer >= communicator.size())
     throw Error(Code::invalid_argument, "there is no rank " + std::to_string(message.peer) + " in a communicator of " +
                                             std::to_string(communicator.size()));
-  if (message.tag < 0 || message.tag >= int(kTags))
-    throw Error(Code::invalid_argument, "the tag " + std::to_string(message.tag) + " is not below " +
-                                            std::to_string(kTags));
+  if (message.tag < 0)
+    throw Error(Code::invalid_argument, "the tag " + std::to_string(message.tag) + " is negative");
 }
 
-// What was checked. Communicators that share a group have tags of their own in it.
+// What was checked. Communicators that share a group have spaces of tags of their own in it.
 int64_t start(const MessageCall& message, Communicator& communicator) {
   const int64_t bytes = message.count * element_of(message.type).bytes;
   if (message.to) expect_writes(message.to, bytes);
@@ -55,7 +52,8 @@ int64_t start(const MessageCall& message, Communicator& communicator) {
   const std::string name = communicator.next_message_name();
   lightcc_request request = request_of(message.kind, name, communicator, tensor);
   request.root = communicator.size() == 1 ? lightcc_rank() : communicator.place_in_group(message.peer);
-  request.tag = int32_t(uint32_t(communicator.number) * kTags + uint32_t(message.tag));
+  request.tag = message.tag;
+  request.space = communicator.number + 1;
   return begin(request);
 }
 

@@ -78,6 +78,7 @@ struct RequestForm {
   int group = 0;
   int set = 0;                     // of requests that are submitted together in each step (plan.h); 0: none
   int32_t tag = 0;                 // send, receive: by which they find each other; the peer is what.root, a member
+  int32_t space = 0;               // of its own tags
   std::string key;                 // "<kind>.<name>": how the ranks know it
   bool automatic = false;          // the name is kAutomatic and a number
   Announcement what;

@@ -14,6 +14,8 @@ constexpr size_t kRunBytes = 1 << 20;       // of a frame: others wait so long, 
 constexpr size_t kStepBytes = 512 << 10;    // the bounded work of one step()
 constexpr size_t kLentBytes = 64 << 10;     // less is cheaper through the link's memory
 
+MessageTag tag_of(const Request& request) { return {request.space, request.tag}; }
+
 std::string words_of(const PeerTensor& tensor) {
   return std::to_string(tensor.count) + (tensor.count == 1 ? " element of " : " elements of ") + name_of(tensor.dtype);
 }
@@ -53,7 +55,7 @@ void PeerChannel::submit(const RequestPtr& request) {
 
 void PeerChannel::send(Transfer& one) {
   const size_t bytes = one.tensor.bytes();
-  const std::optional<PeerTensor> theirs = own_sends_.add_ours(one.request->tag, &one);
+  const std::optional<PeerTensor> theirs = own_sends_.add_ours(tag_of(*one.request), &one);
   if (theirs) match(one, *theirs);
   one.along = one.fault.empty() && bytes <= kAlongBytes && (theirs || ahead_bytes_ + bytes <= kMostAheadBytes);
   if (one.along && !theirs) ahead_bytes_ += bytes;
@@ -63,17 +65,17 @@ void PeerChannel::send(Transfer& one) {
 
 void PeerChannel::receive(Transfer& one) {
   announce(PeerFrame::receives, one, 0);
-  const std::optional<ComingSend> theirs = own_receives_.add_ours(one.request->tag, &one);
+  const std::optional<ComingSend> theirs = own_receives_.add_ours(tag_of(*one.request), &one);
   if (theirs) match(one, *theirs);
 }
 
 void PeerChannel::announce(PeerFrame::Type type, Transfer& one, size_t bytes) {
   PeerFrame frame;
   frame.type = type;
-  frame.tag = one.request->tag;
+  frame.tag = tag_of(*one.request);
   frame.number = one.number;
   frame.count = one.tensor.count;
-  frame.dtype = int32_t(one.tensor.dtype);
+  frame.dtype = int16_t(one.tensor.dtype);
   frame.bytes = uint32_t(bytes);
   if (bytes > 0 && bytes <= PeerFrame::kInlineBytes) std::memcpy(frame.inlined, one.memory, bytes);
   announcing_.push_back({frame, &one});

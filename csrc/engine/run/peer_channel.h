@@ -114,7 +114,7 @@ class PeerChannel {
   Outgoing out_;
   Incoming in_;
   ComingSend early_;                       // in_ is for it
-  int32_t early_tag_ = 0;
+  MessageTag early_tag_;
   bool has_peer_left_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/types.h"
+#include "engine/run/tag_matching.h"
 
 namespace lightcc {
 
@@ -17,7 +18,7 @@ struct PeerTensor {
 };
 
 struct PeerFrame {
-  enum Type : uint32_t {
+  enum Type : uint16_t {
     sends,     // the next send under `tag`; all of its bytes come along, or none
     receives,  // the next receive under `tag`
     data,      // the next `bytes` of send `number` come along
@@ -25,12 +26,12 @@ struct PeerFrame {
   };
   static constexpr size_t kInlineBytes = 32;
 
-  uint32_t type = sends;
-  int32_t tag = 0;
+  uint16_t type = sends;
+  int16_t dtype = 0;
+  MessageTag tag;
+  uint32_t bytes = 0;                // that come along
   uint64_t number = 0;               // of a send, among those of its rank on this link
   int64_t count = 0;
-  int32_t dtype = 0;
-  uint32_t bytes = 0;                // that come along
   std::byte inlined[kInlineBytes] = {};
 
   PeerTensor tensor() const { return {DType(dtype), count}; }

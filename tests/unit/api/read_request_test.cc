@@ -47,6 +47,8 @@ static_assert(offsetof(lightcc_request, done) == 80);
 static_assert(offsetof(lightcc_request, allocate) == 88);
 static_assert(offsetof(lightcc_request, received) == 96);
 static_assert(offsetof(lightcc_request, context) == 104);
+static_assert(offsetof(lightcc_request, tag) == 112);
+static_assert(offsetof(lightcc_request, space) == 116);
 static_assert(kRequestSizes[0] == 112 && kTensorSizes[0] == 48);
 
 // ---- a struct that has had three versions

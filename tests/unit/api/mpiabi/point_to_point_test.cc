@@ -82,6 +82,35 @@ TEST(MpiPointToPoint, CommunicatorsOfTheSameRanksDoNotMix) {
   });
 }
 
+// The program's own messages may have any tag, also those that a communicator has.
+TEST(MpiPointToPoint, TheProgramsOwnMessagesAreOthers) {
+  MpiRanks ranks(2);
+  ranks.each([&](int rank) {
+    const int32_t number = 10 + rank;
+    for (const int32_t tag : {0, 1, 4096, 8192}) {
+      int32_t own_got = -1, got = -1;
+      const int64_t count = 1;
+      const auto own = [&](int kind, const void* from, void* to) {
+        const lightcc_tensor tensor{from, to, &count, LIGHTCC_INT32, 1, {}};
+        lightcc_request request{};
+        request.size = sizeof request, request.tensor_size = sizeof tensor;
+        request.tensors = &tensor, request.count = 1, request.kind = kind, request.root = 1 - rank, request.tag = tag;
+        request.prescale = request.postscale = 1;
+        return lightcc_submit(&request);
+      };
+      const int32_t own_number = 100 + rank;
+      const int64_t sent = own(LIGHTCC_SEND, &own_number, nullptr), received = own(LIGHTCC_RECV, nullptr, &own_got);
+      for (MPIABI_Comm communicator : {MPIABI_COMM_WORLD, split(MPIABI_COMM_WORLD, 0, rank)}) {
+        ok(MPIABI_Sendrecv(&number, 1, MPIABI_INT32_T, 1 - rank, 0, &got, 1, MPIABI_INT32_T, 1 - rank, 0, communicator,
+                           MPIABI_STATUS_IGNORE));
+        EXPECT_EQ(got, 11 - rank);
+      }
+      for (const int64_t handle : {sent, received}) EXPECT_EQ(lightcc_finish(handle, 20'000), LIGHTCC_OK);
+      EXPECT_EQ(own_got, 101 - rank);
+    }
+  });
+}
+
 TEST(MpiPointToPoint, BadMessagesAreRefused) {
   MpiRanks ranks(2);
   ranks.each([&](int rank) {
