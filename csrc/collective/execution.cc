@@ -1,5 +1,6 @@
 #include "collective/execution.h"
 
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -102,6 +103,14 @@ void Execution::store(std::byte* to, std::span<const void* const> from, int64_t 
   reduce({reduction_.dtype, reduction_.op, pre, post}, out, from, size_t(count));
 }
 
+// The record itself, or a copy where its numbers may not be read in C++: a record may come at an odd address.
+const std::byte* Execution::aligned(const std::byte* record, size_t bytes, size_t element_bytes) {
+  if (reinterpret_cast<uintptr_t>(record) % element_bytes == 0) return record;
+  if (aligned_.size() < bytes) aligned_.resize(bytes);
+  std::memcpy(aligned_.data(), record, bytes);
+  return aligned_.data();
+}
+
 // Moves the step's next piece, a whole record, if its link lets it; returns the bytes. Both ends of a link
 // have the same record_bytes(), so they cut a step into the same records.
 size_t Execution::move_piece(const Step& step, Progress& progress) {
@@ -127,6 +136,7 @@ size_t Execution::move_piece(const Step& step, Progress& progress) {
     case Step::Action::recv_reduce: {
       const std::byte* record = link->peek(bytes);
       if (!record) return 0;
+      record = aligned(record, bytes, element_bytes);
       // The lower rank's share first, so that two ranks that exchange theirs end with equal bits.
       const void* ours = at(step.from, progress.moved);
       const void* in[] = {step.peer < index_ ? record : ours, step.peer < index_ ? ours : record};

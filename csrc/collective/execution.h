@@ -45,6 +45,7 @@ class Execution : public Work {
   size_t bytes_in(Memory memory) const { return memory == Memory::dots ? sizeof(double) : element_bytes_; }
   int& last_of(const Step& step) { return last_[2 * size_t(step.peer) + step.writes()]; }
   std::byte* at(Place, int64_t element) const;
+  const std::byte* aligned(const std::byte* record, size_t bytes, size_t element_bytes);
   void store(std::byte* to, std::span<const void* const> from, int64_t count, double pre, double post) const;
 
   std::shared_ptr<const Schedule> schedule_;
@@ -54,6 +55,7 @@ class Execution : public Work {
   size_t element_bytes_;
   std::vector<TensorPlace> tensors_;
   std::unique_ptr<std::byte[]> scratch_;
+  std::vector<std::byte> aligned_;  // a record that came at no address of its numbers' kind
   std::vector<double> dots_;
   std::byte* memories_[4];  // by Memory; the input is never written
   size_t round_ = 0;

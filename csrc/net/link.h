@@ -33,7 +33,7 @@ struct Link {
   // the peer has not consumed enough yet. The memory belongs to the transport until commit.
   virtual std::byte* reserve(size_t n) = 0;
   virtual void commit(size_t n) = 0;               // sends the record last reserved
-  virtual const std::byte* peek(size_t n) = 0;     // the next incoming record of n bytes, or nullptr
+  virtual const std::byte* peek(size_t n) = 0;     // the next incoming record of n bytes, at any address, or nullptr
   virtual void consume(size_t n) = 0;              // lets the sender have its memory back
   virtual size_t record_bytes() const = 0;         // the largest record
   virtual BulkLink* bulk() { return nullptr; }     // nullptr: it cannot

@@ -1,6 +1,7 @@
 // Links between N ranks that are threads of one process: the plain transport. Read it to learn what a Link and a
 // Transport are; test with it, because it can be small, refuse, delay and break on demand. Every record is memory of
-// its own, so a sanitizer sees each byte written past it, and both ends' sizes are checked against each other.
+// its own, so a sanitizer sees each byte written past it, and both ends' sizes are checked against each other. What
+// comes is at an odd address, as it may be: so a sanitizer also sees whoever takes it for aligned.
 #pragma once
 #include <memory>
 #include <vector>
