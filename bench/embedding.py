@@ -9,8 +9,8 @@ each id, update; and lookups alone. Each side is a process in an environment of 
 round each is measured once, by turns, and ratios are medians of the rounds' ratios. Row numbers come from one
 generator (embedding_ids.py); FBGEMM and PyTorch look up row numbers, lightcc and TFRA raw 64-bit keys.
 large: lookups of raw keys in 10^7 rows, beside reads of memory. memory: bytes a key. exchange, ranks: two ranks on this
-host. hosts: two hosts of two ranks. flights: examples/embedding_flights.py. Goals that are missed are printed as
-such, and the exit code stays 0: speed is not a test.
+host. hosts: two hosts of two ranks, and of one. flights: examples/embedding_flights.py. Goals that are missed are
+printed as such, and the exit code stays 0: speed is not a test.
 """
 import argparse
 import json

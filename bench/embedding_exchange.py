@@ -1,4 +1,6 @@
-"""Two ranks of one host: what the exchange of a step takes, and how many more ids a second two ranks look up than one.
+"""Two ranks of one host: what the exchange of a step takes, and how many more ids a second two ranks look up than one,
+beside two that each have a world of their own, and so exchange nothing: more than those do the machine's memory does
+not give.
 
 Exchange: a lookup and an update of lightcc.embedding, less the same rows' reading and updating in a table of the owner
 alone; beside it what a program would do by itself: torch.unique with inverse, keys to their owners, and the three
@@ -8,7 +10,7 @@ import os
 import statistics
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import embedding_ids
 import numpy as np
@@ -56,10 +58,13 @@ class Local:
 
 
 class Rank:
-    """Of a world of `size`; ids of a rank are its own."""
+    """Of a world of `size`; ids of a rank are its own. core: which of those that this process may use; default: the
+    rank's."""
 
-    def __init__(self, rank: int, size: int, folder: str, ids: int, rows: int, dim: int, kind: str):
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
+    def __init__(self, rank: int, size: int, folder: str, ids: int, rows: int, dim: int, kind: str,
+                 core: Optional[int] = None):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[(rank if core is None else core) % len(cores)]})
         become_rank(rank, size, folder)
         torch.set_num_threads(1)
         hvd.init()
@@ -135,6 +140,13 @@ class Rank:
         hvd.shutdown()
 
 
+class Apart(Rank):
+    """One of several processes at a time that each are a world of one."""
+
+    def __init__(self, number: int, _: int, folder: str, *rest: Any):
+        super().__init__(0, 1, f"{folder}/{number}", *rest, core=number)
+
+
 def slowest(team: Team, what: str, repeats: int) -> float:
     return max(team.ask(what, repeats))
 
@@ -166,22 +178,26 @@ def scaling(ids: int, rows: int, dim: int, rounds: int, repeats: int) -> Dict[st
     """Ids a second of two ranks beside those of one."""
     found = {}
     for kind in embedding_ids.KINDS:
-        samples: Dict[int, List[float]] = {1: [], 2: []}
+        sides = {"1 rank": (1, Rank), "2 ranks": (2, Rank), "2 apart": (2, Apart)}
+        samples: Dict[str, List[float]] = {side: [] for side in sides}
         with tempfile.TemporaryDirectory() as folder:
-            teams = {size: Team(f"{size} ranks", size, Rank, (f"{folder}/{size}", ids, rows, dim, kind))
-                     for size in samples}
+            teams = {side: Team(side, size, factory, (f"{folder}/{side.replace(' ', '_')}", ids, rows, dim, kind))
+                     for side, (size, factory) in sides.items()}
             try:
                 for _ in range(rounds):
-                    for size, team in teams.items():
-                        samples[size].append(slowest(team, "steps", repeats))
+                    for side, team in teams.items():
+                        samples[side].append(slowest(team, "steps", repeats))
             finally:
                 for team in teams.values():
                     team.end()
-        ratio, low, high = ratio_of([2 * seconds for seconds in samples[1]], samples[2])
-        print(f"\n{ids:,} ids each, {kind}: 1 rank {ms(samples[1])} ms, 2 ranks {ms(samples[2])} ms\nids a second: "
-              f"{ratio:.2f} times those of one rank ({low:.2f} to {high:.2f}), goal >= {LEAST_SCALING:g}: "
-              f"{'ok' if ratio >= LEAST_SCALING else 'MISSED'}", flush=True)
-        found[kind] = {"samples_s": {str(size): some for size, some in samples.items()}, "ratio": ratio}
+        twice = [2 * seconds for seconds in samples["1 rank"]]
+        ratio, low, high = ratio_of(twice, samples["2 ranks"])
+        apart, least, most = ratio_of(twice, samples["2 apart"])
+        print(f"\n{ids:,} ids each, {kind}, ms: " + ", ".join(f"{side} {ms(some)}" for side, some in samples.items()) +
+              f"\nids a second: {ratio:.2f} times those of one rank ({low:.2f} to {high:.2f}), goal >= "
+              f"{LEAST_SCALING:g}: {'ok' if ratio >= LEAST_SCALING else 'MISSED'}; of two that exchange nothing "
+              f"{apart:.2f} ({least:.2f} to {most:.2f})", flush=True)
+        found[kind] = {"samples_s": samples, "ratio": ratio, "apart": apart}
     return found
 
 

@@ -1,9 +1,10 @@
-"""Two hosts of two ranks, each host on a cable of 1 Gbit/s: steps beside the bound of their bytes, and with prefetch.
+"""Two hosts of two ranks, and of one, each host on a cable of 1 Gbit/s: steps beside the bound of their bytes, and with
+prefetch.
 
-Hosts are network namespaces (cables.py), which share this machine's cores. What must cross a host's cable in a step,
-one way, are the keys that its ranks ask the other host for, the rows that the other host's ranks ask it for, and the
-gradients of its ranks for the other host's rows; divided by the goodput of plain streams this is the bound. The dense
-part of a step is imitated: all ranks sleep, as if a GPU computed.
+Hosts are network namespaces (cables.py), which share this machine's cores, where four ranks need four. What must cross
+a host's cable in a step, one way, are the keys that its ranks ask the other host for, the rows that the other host's
+ranks ask it for, and the gradients of its ranks for the other host's rows; divided by the goodput of plain streams this
+is the bound. The dense part of a step is imitated: all ranks sleep, as if a GPU computed.
 """
 import contextlib
 import secrets
@@ -25,7 +26,7 @@ import lightcc.torch as hvd
 from lightcc.embedding import lib
 from lightcc.torch import embedding as E
 
-HOSTS, RATE, IDS, BATCHES, WARM_UP = (2, 2), "1gbit", 65536, 4, 2
+PLACES, RATE, IDS, BATCHES, WARM_UP = ((2, 2), (1, 1)), "1gbit", 65536, 4, 2
 DENSE_S = 0.010
 MOST_OF_BOUND, MOST_WITH_PREFETCH = 1.15, 0.9
 LARGE_MESSAGES = cables.LEAST_BYTES_FOR_CABLE  # the cable's burst is then as for long messages
@@ -35,7 +36,9 @@ CASES = {"16 float32": (16, None), "64 float32": (64, None), "16 float16 on the 
 class Rank:
     """Looks up uniform ids of its own."""
 
-    def __init__(self, rank: int, size: int, places: Sequence[cables.Place], folder: str, secret: str, rows: int):
+    def __init__(self, rank: int, size: int, hosts: Sequence[int], places: Sequence[cables.Place], folder: str,
+                 secret: str, rows: int):
+        self._hosts = np.repeat(np.arange(len(hosts)), hosts)
         become_rank(rank, size, folder)
         cables.settle(places[rank], secret)
         torch.set_num_threads(1)
@@ -55,13 +58,12 @@ class Rank:
             self._module(torch.from_numpy(piece)).backward(torch.zeros(len(piece), dim))
             self._sparse.step()
         self._gradient = torch.full((IDS, dim), 1e-3)
-        hosts = np.repeat(np.arange(len(HOSTS)), HOSTS)
         counts = []
         for batch in self._batches:
             keys = np.unique(batch.numpy())
             owners = np.empty(len(keys), np.uint16)
             lib.call("owner_of", self._module.table.handle, lib.address(keys), len(keys), lib.address(owners))
-            counts.append(int((hosts[owners] != hosts[self._rank]).sum()))
+            counts.append(int((self._hosts[owners] != self._hosts[self._rank]).sum()))
         count = int(np.mean(counts))
         return 8 * count, (2 if wire else 4) * dim * count, 4 * dim * count  # gradients travel as they are
 
@@ -94,9 +96,9 @@ class Rank:
         hvd.shutdown()
 
 
-def bytes_of_cable(parts: List[Tuple[int, int, int]]) -> int:
+def bytes_of_cable(hosts: Sequence[int], parts: List[Tuple[int, int, int]]) -> int:
     """The most that a host sends in a step, of what prepare() says of all ranks."""
-    per_host = np.add.reduceat(np.array(parts), np.cumsum((0, *HOSTS[:-1])), axis=0)
+    per_host = np.add.reduceat(np.array(parts), np.cumsum((0, *hosts[:-1])), axis=0)
     keys, rows, gradients = per_host.T
     return int((keys + rows[::-1] + gradients).max())  # rows are sent by the host that is asked
 
@@ -105,15 +107,19 @@ def contest(rows: int, rounds: int, repeats: int = 8) -> Dict[str, Any]:
     if emulated.why_not():
         print(f"LEFT OUT: hosts: {emulated.why_not()}", flush=True)
         return {}
+    return {" + ".join(map(str, hosts)): on_hosts(hosts, rows, rounds, repeats) for hosts in PLACES}
+
+
+def on_hosts(hosts: Sequence[int], rows: int, rounds: int, repeats: int) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(network_of(HOSTS, False, RATE, LARGE_MESSAGES))
+        network = stack.enter_context(network_of(hosts, False, RATE, LARGE_MESSAGES))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        team = Team("hosts", sum(HOSTS), Rank, (network.places(), folder, secrets.token_hex(16), rows))
+        team = Team("hosts", sum(hosts), Rank, (hosts, network.places(), folder, secrets.token_hex(16), rows))
         stack.callback(team.end)
         before = goodput_of(team, network)
         for case in CASES:
-            sent = bytes_of_cable(team.ask("prepare", case))
+            sent = bytes_of_cable(hosts, team.ask("prepare", case))
             samples: Dict[str, List[float]] = {"step": [], "dense": [], "prefetched": []}
             for _ in range(rounds):
                 samples["step"].append(max(team.ask("steps", repeats, 0.0, False)))
@@ -122,7 +128,7 @@ def contest(rows: int, rounds: int, repeats: int = 8) -> Dict[str, Any]:
             team.ask("drop")
             found[case] = {"bytes": sent, "samples_s": samples}
         goodput = max(before, goodput_of(team, network))
-    print(f"\n2 hosts of 2 ranks, {RATE}, {IDS:,} uniform ids a rank; {goodput_text(goodput, RATE)}")
+    print(f"\n2 hosts of {hosts[0]}, {RATE}, {IDS:,} uniform ids a rank; {goodput_text(goodput, RATE)}")
     for case, row in found.items():
         print(line(case, row, goodput), flush=True)
     return {"goodput": goodput, "cases": found}
