@@ -16,6 +16,6 @@ from needs import MISSING  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
-    missing = [name for name in ("jax", "optax") if not importlib.util.find_spec(name)]
+    missing = [name for name in ("jax", "optax", "flax") if not importlib.util.find_spec(name)]
     for item in [item for item in items if item.path.parent == HERE and missing]:
         item.add_marker(pytest.mark.skip(reason=f"{MISSING}{', '.join(missing)} (pip install {' '.join(missing)})"))

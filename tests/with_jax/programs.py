@@ -65,3 +65,45 @@ if __name__ == "__main__":
     print(f"child of {count}, ones {ones}", flush=True)
     print("asked:", asked, flush=True)
 """
+
+# A model of flax, with statistics of batches, that learns the same on any number of processes; prints each step's loss.
+FLAX = """
+import lightcc.jax
+import jax, numpy as np, optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(8, 32, use_bias=False, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, rngs=rngs)
+        self.last = nnx.Linear(32, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(nnx.relu(self.norm(self.hidden(x))))
+
+rank, size = lightcc.jax.rank(), lightcc.jax.size()
+mesh = lightcc.jax.mesh("batch")
+spread, everywhere = NamedSharding(mesh, P("batch")), NamedSharding(mesh, P())
+graph, *states = nnx.split(Net(nnx.Rngs(rank)), nnx.Param, ...)
+parameters, rest = jax.device_put(lightcc.jax.broadcast_parameters(jax.tree.map(np.asarray, states)), everywhere)
+optimizer = optax.adam(0.01)
+slots = jax.jit(optimizer.init, out_shardings=everywhere)(parameters)
+
+@jax.jit
+def step(parameters, rest, slots, x, y):
+    def loss_of(parameters):
+        model = nnx.merge(graph, parameters, rest, copy=True)
+        return ((model(x)[:, 0] - y) ** 2).mean(), nnx.state(model, nnx.Not(nnx.Param))
+    (loss, after), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
+    updates, slots = optimizer.update(gradients, slots, parameters)
+    return optax.apply_updates(parameters, updates), after, slots, loss
+
+for seed in range(30):
+    x = np.random.default_rng(seed).normal(size=(64, 8)).astype("float32")
+    mine = (x[rank::size], np.sin(x.sum(axis=1))[rank::size])
+    parameters, rest, slots, loss = step(parameters, rest, slots,
+                                         *(jax.make_array_from_process_local_data(spread, one) for one in mine))
+    print("loss", float(loss), flush=True)
+print("mean", float(np.asarray(rest.norm.mean[...])[0]), flush=True)
+"""

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import SPAWNS, SUM, SUMS
+from programs import FLAX, SPAWNS, SUM, SUMS
 
 import emulated
 import lightcc
@@ -220,6 +220,21 @@ def test_the_example_learns_what_one_process_learns(tmp_path):
     assert code == 0 and "test accuracy" in out, err
     done = subprocess.run([*map(str, example), "--reference"], capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0 and "same to float32 rounding" in done.stdout, done.stdout + done.stderr
+
+
+def test_flax_learns_what_one_process_learns():
+    """Its batch normalisation takes the statistics of the batch of all processes."""
+    code, out, err = launch("-np", 2, sys.executable, "-c", FLAX)
+    assert code == 0, err
+    done = alone(FLAX)
+    assert done.returncode == 0, done.stderr
+    numbers = re.compile(r"(?:loss|mean) ([-\d.e]+)")
+    expected = [float(one) for one in numbers.findall(done.stdout)]
+    assert len(expected) == 31 and expected[29] < 0.7 * expected[0], expected
+    for rank in range(2):
+        of_rank = [float(number) for line in out.splitlines() if line.startswith(f"[{rank}]")
+                   for number in numbers.findall(line)]
+        assert of_rank == pytest.approx(expected, rel=1e-4, abs=1e-6), rank
 
 
 def test_the_example_with_keras():
