@@ -19,7 +19,7 @@ OLDEST := $(filter-out $(NEWEST),$(TENSORFLOWS))
 help:
 	@echo 'make demo       digits with PyTorch on two ranks, compared with one rank'
 	@echo 'make test       C++ tests, then Python tests with PyTorch and TensorFlow, on one host and several'
-	@echo 'make test-all   that, and what it leaves out: other numbers of ranks, NCCLs, NVRTCs, TensorFlow $(OLDEST), sanitizers, fuzzers'
+	@echo 'make test-all   that, and what it leaves out: slow tests, other numbers of ranks, NCCLs, NVRTCs, TensorFlow $(OLDEST), sanitizers, fuzzers'
 	@echo 'make harp       HARP alone: libharp.so, NCCL'\''s plugin and the programs, in build/cmake; PREFIX=/usr/local installs them'
 	@echo 'make unit       C++ tests alone; FILTER=GoogleTest'\''s filter: some of them'
 	@echo 'make pytest     FILES="python/test_objects.py ..." from tests, with PyTorch; NP=2: on two ranks; WITH=tensorflow'
@@ -57,13 +57,14 @@ BY_RANKS = -n 2 --dist loadgroup
 BOTH = ($(1)) >build/beside.log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat build/beside.log; exit $$((first + last))
 
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
-	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,4) multihost python regressions)
+	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,4) multihost python regressions -m 'not slow')
 	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,4) python -m tensorflow)
 	$(call BOTH,$(call WITH_TORCH,2,python),$(call WITH_TENSORFLOW,$(NEWEST),2,$(BY_RANKS) python -m tensorflow))
 
-# What `test` leaves out of the Python tests: other numbers of ranks, libraries of NCCL and NVRTC, which pip fetches, and all
-# with the oldest TensorFlow.
+# What `test` leaves out of the Python tests: slow ones, other numbers of ranks, libraries of NCCL and NVRTC, which pip fetches,
+# and all with the oldest TensorFlow.
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) clusters trainers jax
+	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,4) multihost python -m slow)
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes),$(call WITH_TORCH,1,python -m 'sizes or torch_sizes'))
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes),$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes'))
 	$(call BUILD,build/cmake) gpu_kernels whole_driver_double

@@ -7,6 +7,7 @@ import sys
 import time
 
 import flood
+import pytest
 from flood import sniff
 from test_faults import expect_errors, firewall, listening, with_nft
 
@@ -69,6 +70,7 @@ def floods(hosts, host, ports, *payloads):
             stranger.communicate()
 
 
+@pytest.mark.slow
 def test_floods_of_datagrams_end_no_job(hosts):
     """To all UDP ports of a host: heartbeats' and HARP's. Those of strangers hide no heartbeat. Of whoever reads along
     and sends the job's own again, heartbeats are hidden, and the host answers over TCP. One that is lost meanwhile is

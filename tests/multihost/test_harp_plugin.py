@@ -51,9 +51,11 @@ def lose(hosts):
     set_to(0)
 
 
-@pytest.mark.parametrize("variables", [{"HARP_PORT": "shm"}, {"HARP_IFNAME": "lo"},
-                                       {"HARP_IFNAME": "lo", "HARP_MAX_RECVS": "8", "HARP_INLINE": "2"}],
-                         ids=["shm", "udp", "grouped receives, with a thread"])
+@pytest.mark.parametrize("variables", [
+    pytest.param({"HARP_PORT": "shm"}, id="shm"),
+    pytest.param({"HARP_IFNAME": "lo"}, marks=pytest.mark.slow, id="udp"),
+    pytest.param({"HARP_IFNAME": "lo", "HARP_MAX_RECVS": "8", "HARP_INLINE": "2"}, marks=pytest.mark.slow,
+                 id="grouped receives, with a thread")])
 def test_conformance(variables):
     """All cases of harp-plugtest, with versions 6 to 12."""
     out = subprocess.run([str(PLUGTEST), str(PLUGIN)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

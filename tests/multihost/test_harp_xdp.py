@@ -64,6 +64,7 @@ def test_the_kernel_sees_none_of_it(monkeypatch):
         assert int(datagrams) < 100, "4 MB are 2,800 packets; heartbeats are few"
 
 
+@pytest.mark.slow
 def test_every_collective(monkeypatch):
     monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "1,1")
     monkeypatch.setenv("LIGHTCC_TEST_FRAMEWORKS", "numpy")

@@ -60,6 +60,7 @@ def test_the_timeline_has_a_row_for_each_level_and_a_rank_without_policy_is_name
     assert output.count("refused:") == 2
 
 
+@pytest.mark.slow
 def test_ranks_are_killed_during_a_hold(tmp_path):
     """The levels and the loss scale are those of a job in which nobody dies."""
     worker = Path(__file__).with_name("amp_elastic_job.py")

@@ -79,6 +79,7 @@ def rows_between_hosts(tmp_path_factory):
                              "--lone", "--cyclic", "--rounds", "3")["rows"]
 
 
+@pytest.mark.slow
 def test_a_tiny_run_between_hosts_is_checked_and_measured(rows_between_hosts):
     rows = rows_between_hosts[:2]
     assert [(row["hosts"], row["bytes"]) for row in rows] == [([1, 1], 4096), ([1, 1], 262144)]
@@ -89,6 +90,7 @@ def test_a_tiny_run_between_hosts_is_checked_and_measured(rows_between_hosts):
         assert all(cpu > 0 for xs in row["samples_cpu_s"].values() for cpu in xs)
 
 
+@pytest.mark.slow
 def test_many_tensors_between_hosts_stand_beside_the_best_of_gloos_ways(rows_between_hosts):
     rows = rows_between_hosts[2:]
     assert [(row["tensors"], row["bytes"]) for row in rows] == [(40, 40 * 4096), (10, 10240)]
@@ -100,6 +102,7 @@ def test_many_tensors_between_hosts_stand_beside_the_best_of_gloos_ways(rows_bet
     assert [goal["what"] for goal in rows[1]["goals"]][:1] == ["median of lightcc"]
 
 
+@pytest.mark.slow
 def test_a_replayed_step_is_checked_and_takes_as_long_as_its_computation(tmp_path):
     trace = tmp_path / "tiny.json"
     trace.write_text(json.dumps({"forward": 0.25, "ready": [1 - i / 400 for i in range(161)]}))
@@ -118,6 +121,7 @@ def without_quick_imports(folders):
     return [folder for folder in folders if Path(folder).name != "quick_imports"]
 
 
+@pytest.mark.slow
 def test_a_short_training_is_compressed_with_and_without_error_feedback(tmp_path):
     for package in ("torch", "sklearn", "matplotlib"):
         pytest.importorskip(package)
@@ -371,6 +375,7 @@ def test_keras_fit_wants_parameters_to_move(bench):
         keras_fit.compare({side: still for side in (keras_fit.ALONE, keras_fit.OURS, keras_fit.OURS_XLA)}, "mlp", 1, 1)
 
 
+@pytest.mark.slow
 def test_cores_runs_on_two_ranks_and_on_two_hosts_or_says_why_not(bench, tmp_path, capsys):
     import cores
     result = tmp_path / "cores.json"

@@ -69,6 +69,7 @@ def test_a_picture_of_auc_and_rows(folder, tmp_path):
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_rows_that_come_and_go():
     command = [sys.executable, str(ROOT / "bench" / "embedding_life.py"), "--rounds", "1", "--rows", "20000"]
     done = warm.run([*command, "--parts", "evict", "save", "recovery", "counted"], DEADLINE_S)

@@ -81,6 +81,7 @@ def test_the_source_folder_is_not_the_package():
     assert "ImportError: you are in lightcc's source folder: " in done.stderr and "Run from elsewhere" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_bench_runs_and_prints_the_ratio():
     bench = Path(__file__).resolve().parents[2] / "bench" / "import_time.py"
     done = subprocess.run([sys.executable, str(bench), "--repeats", "1"], capture_output=True, text=True,

@@ -7,7 +7,7 @@ import warm
 
 from jobs import start
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 WORKER = Path(__file__).with_name("periodic_elastic_job.py")
 STEPS = 40
 KILLS = {"delayed": ("backward.3", "end.9", "step.14"),
