@@ -2,10 +2,11 @@
 
     python bench/tensorflow_ops.py [--np 2] [--tensors 161]
 
-On one rank and on --np ranks, by turns in the same processes: the tensors through lightcc's operations, one each and as
-one group; through the C API, called from Python with requests that are filled in already; through lightcc.numpy; and
-through an operation that only negates, which tells what the graph itself costs. Every way is first checked. Prints one
-table, in Markdown, µs a tensor: the median of the repeats, each as long as on the slowest rank.
+On one rank and on --np ranks, by turns in the same processes: the tensors through lightcc's operations, one each, as
+one group, and each when the last one is there; through the C API, called from Python with requests that are filled in
+already; through lightcc.numpy; and through an operation that only negates, which tells what the graph itself costs.
+Every way is first checked. Prints one table, in Markdown, µs a tensor: the median of the repeats, each as long as on
+the slowest rank.
 """
 import argparse
 import json
@@ -60,11 +61,20 @@ class Ways:
             return tf.stack(hvd_tensorflow.grouped_allreduce(tf.unstack(rows, tensors), op=hvd.Sum))
 
         @tf.function
+        def chain(rows):
+            summed = []
+            for row in tf.unstack(rows, tensors):
+                with tf.control_dependencies(summed[-1:]):
+                    summed.append(hvd_tensorflow.allreduce(row, op=hvd.Sum))
+            return tf.stack(summed)
+
+        @tf.function
         def negated(rows):
             return tf.stack([-row for row in tf.unstack(rows, tensors)])
 
         self._ways: Dict[str, Callable[[], Any]] = {
             GRAPH: lambda: one_each(rows), "one group, in a tf.function": lambda: group(rows),
+            "each after the last one, in a tf.function": lambda: chain(rows),
             "eager, one after the other": lambda: [hvd_tensorflow.allreduce(row, op=hvd.Sum) for row in unstacked],
             C_API: self._c_api, "lightcc.numpy": self._numpy, NEGATED: lambda: negated(rows)}
         for name, way in self._ways.items():
