@@ -173,9 +173,9 @@ typedef struct lightcc_request {
 } lightcc_request;
 
 /* Point-to-point. LIGHTCC_SEND and LIGHTCC_RECV have one tensor, in the host's memory, and concern this rank and
- * `root`, a rank of the group, which may be this one. The n-th send of a rank to another in a group under a tag is what
- * the n-th recv there of that rank, group, space and tag receives; other operations need not be in any order with them. A
- * name serves messages only.
+ * `root`, a rank of the group, which may be this one. The n-th send of a rank to another in a group, space and tag is
+ * what the n-th recv there of that rank, group, space and tag receives; other operations need not be in any order with
+ * them. A name serves messages only.
  *   A send is done when the recv has been submitted on the peer and the tensor's memory is free; a recv when all of its
  * tensor has come. Any number may be in flight in both directions. Submission never waits, so both ranks may submit
  * their sends first. But two ranks that each wait for their send before they submit the recv of the other's wait for

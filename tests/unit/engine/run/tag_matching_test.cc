@@ -62,8 +62,9 @@ TEST(TagMatching, BothSidesComeToTheSamePairs) {
       std::vector<int> receive_of(sends.size(), -1);
       for (size_t s = 0, r = 0; s < sends.size() || r < receives.size();) {
         const bool is_send = r == receives.size() || (s < sends.size() && random() % 2);
-        const int tag = is_send ? sends[s] : receives[r], number = int(is_send ? s++ : r++);
-        const auto other = is_send == at_sender ? matching.add_ours({0, tag}, number) : matching.add_theirs({0, tag}, number);
+        const MessageTag tag{0, is_send ? sends[s] : receives[r]};
+        const int number = int(is_send ? s++ : r++);
+        const auto other = is_send == at_sender ? matching.add_ours(tag, number) : matching.add_theirs(tag, number);
         if (other) receive_of[size_t(is_send ? number : *other)] = is_send ? *other : number;
       }
       return receive_of;
