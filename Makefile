@@ -190,7 +190,7 @@ sanitize: build/address/build.ninja build/thread/build.ninja
 # (tests/labels.h): of HARP all, of lightcc arithmetic, messages and decisions. qemu has less address space than arenas
 # want, no MADV_REMOVE, and no kernel that answers about neighbours or AF_XDP.
 EMULATED = qemu-aarch64-static -L /usr/aarch64-linux-gnu build/aarch64
-EMULATED_TESTS = Int8*:*TopK*:*Reduce*:Types*:Wire*:Message*:Json*:Sha256*:Hmac*:Config*:CudaPack*:CudaScale*:Handshake.*:Plan*:ResponseCache*:Residual*:Embedding*:Cost*:Selector*-*CudaCodecDouble*
+EMULATED_TESTS = Quantized*:*TopK*:*Reduce*:Types*:Wire*:Message*:Json*:Sha256*:Hmac*:Config*:CudaPack*:CudaScale*:Handshake.*:Plan*:ResponseCache*:Residual*:Embedding*:Cost*:Selector*-*CudaCodecDouble*
 aarch64: packages-aarch64
 	@if .ci/packages has cross && .ci/packages has qemu; then $(MAKE) --no-print-directory aarch64-tests; \
 	  else echo 'missing: a compiler for aarch64 or qemu-user-static: nothing is compiled for it'; fi

@@ -6,7 +6,7 @@
 
 #include "device/topk.h"
 #include "device/topk_message.h"
-#include "device/int8.h"
+#include "device/quantization.h"
 #include "gpu/codec_runner.h"
 
 namespace {
@@ -42,7 +42,7 @@ extern "C" {
 size_t codecs_topk_bytes(size_t count, size_t k, int half) {
   return topk_message_bytes(count, k, half ? DType::float16 : DType::float32);
 }
-size_t codecs_int8_bytes(size_t count) { return int8_message_bytes(count); }
+size_t codecs_int8_bytes(size_t count) { return quantized_bytes<Int8>(count); }
 size_t codecs_state_bytes() { return kCodecStateBytes; }
 
 const char* codecs_open(const char* core) {

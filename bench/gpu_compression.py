@@ -21,9 +21,10 @@ from parts import BUILD, PATH, ROOT, SITE, Parts  # noqa: E402  where the tests 
 LIMIT_S = 410
 OUT = BUILD / "codecs"
 # The CPU's codecs, with which bits are compared.
-SOURCES = ["csrc/device/topk.cc", "csrc/device/topk_loops.cc", "csrc/device/topk_message.cc", "csrc/device/int8.cc",
-           "csrc/device/int8_loops.cc", "csrc/device/cpu.cc", "csrc/device/float32.cc", "csrc/base/error.cc",
-           "csrc/base/types.cc", "csrc/collective/piece_codec.cc", "csrc/collective/residual.cc"]
+SOURCES = ["csrc/device/topk.cc", "csrc/device/topk_loops.cc", "csrc/device/topk_message.cc",
+           "csrc/device/quantization.cc", "csrc/device/quantization_loops.cc", "csrc/device/cpu.cc",
+           "csrc/device/float32.cc", "csrc/base/error.cc", "csrc/base/types.cc", "csrc/collective/piece_codec.cc",
+           "csrc/collective/residual.cc"]
 PROGRAMS = ["tests/gpu/codec_bits.cc", "bench/gpu_codecs.cc"]
 RATIOS = r"\d (of copy|times|ms)\b|^  (kernels|batch|one)|GB/s"
 

@@ -1,4 +1,4 @@
-// TopKSelection and Int8Encoding beside the error-feedback add that is a part of both, residual += scale * gradient, by
+// TopKSelection and QuantizedEncoding beside the error-feedback add that is a part of both, residual += scale * gradient, by
 // instruction set.
 // Sides take turns in random order in one run; the median of the ratios of each turn counts. Selections are steps
 // of one training: random gradients, whose scale drifts by some percent, and a residual that has settled.
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "device/int8.h"
+#include "device/quantization.h"
 #include "device/sets.h"
 #include "device/topk.h"
 
@@ -56,10 +56,11 @@ Add add_of(Isa isa) { return isa == Isa::avx512 ? add_avx512 : isa == Isa::avx2 
 Add add_of(Isa) { return add_plain; }
 #endif
 
-enum Side { adding, warm, cold, too_high, too_low, int8, kSides };
+enum Side { adding, warm, cold, too_high, too_low, int8, int4, kSides };
 constexpr const char* kNames[] = {"add alone", "warm", "cold", "guess twice too high", "guess twice too low",
-                                  "int8"};
-constexpr double kGoals[] = {0, 1.5, 2.5, 0, 0, 0};  // times the add
+                                  "int8", "int4"};
+constexpr double kGoals[] = {0, 1.5, 2.5, 0, 0, 0, 0};  // times the add
+bool is_topk(int side) { return side != adding && side != int8 && side != int4; }
 
 double median(std::vector<double> all) {
   std::nth_element(all.begin(), all.begin() + int64_t(all.size() / 2), all.end());
@@ -75,8 +76,8 @@ class Training {
         gradient_(memory(count)),
         residual_(memory(count)),
         added_(memory(count)),
-        int8_residual_(memory(count)),
-        int8_body_(int8_message_bytes(count)) {
+        quantized_residual_(memory(count)),
+        quantized_body_(quantized_bytes<Int8>(count)) {
     std::normal_distribution<float> normal;
     for (float*& gradient : gradients_) {
       gradient = memory(count);
@@ -96,16 +97,16 @@ class Training {
     if (side == adding) {
       add_of(isa)(added_, gradient_, count_, scale);
     } else if (side == int8) {
-      Int8Encoding encoding(isa);
-      encoding.start({gradient_, int8_residual_, count_, scale}, int8_body_.data());
-      while (encoding.step()) {}
+      quantize<Int8>(isa, scale);
+    } else if (side == int4) {
+      quantize<Int4>(isa, scale);
     } else {
       selection.start({gradient_, residual_, count_, k_, scale, values_}, guess);
       while (selection.step()) {}
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (side == warm) warm_ = guess;
-    else if (side != adding && side != int8) warm_.threshold = guess.threshold;
+    else if (is_topk(side)) warm_.threshold = guess.threshold;
     return seconds;
   }
 
@@ -115,12 +116,12 @@ class Training {
     std::vector<double> seconds[kSides], ratios[kSides];
     double passes[kSides] = {};
     int prunes[kSides] = {};
-    std::vector<Side> order{adding, warm, cold, too_high, too_low, int8};
+    std::vector<Side> order{adding, warm, cold, too_high, too_low, int8, int4};
     for (int repeat = 0; repeat < repeats; ++repeat) {
       std::shuffle(order.begin(), order.end(), random_);
       for (Side side : order) {
         seconds[side].push_back(step(side, isa, selection));
-        if (side == adding || side == int8) continue;
+        if (!is_topk(side)) continue;
         passes[side] += selection.selected().passes;
         prunes[side] += selection.selected().prunes;
       }
@@ -133,7 +134,7 @@ class Training {
       const double least = *std::min_element(seconds[side].begin(), seconds[side].end());
       std::printf("%8s %-22s%9.2f%9.2f%9.1f%9.2f", "", kNames[side], 1e3 * typical, 1e3 * least,
                   3e-9 * sizeof(float) * static_cast<double>(count_) / typical, ratio);
-      if (side == adding || side == int8) std::printf("\n");
+      if (!is_topk(side)) std::printf("\n");
       else if (kGoals[side] == 0) std::printf("%9s%9.2f%9d\n", "", passes[side] / repeats, prunes[side]);
       else std::printf("%9.1f%9.2f%9d  %s\n", kGoals[side], passes[side] / repeats, prunes[side],
                        ratio <= kGoals[side] ? "ok" : "MISSED");
@@ -142,10 +143,16 @@ class Training {
   }
 
  private:
+  template <class Format> void quantize(Isa isa, float scale) {
+    QuantizedEncoding<Format> encoding(isa);
+    encoding.start({gradient_, quantized_residual_, count_, scale}, quantized_body_.data());
+    while (encoding.step()) {}
+  }
+
   size_t count_, k_;
   DType values_;
-  float *gradient_, *residual_, *added_, *int8_residual_;
-  std::vector<std::byte> int8_body_;
+  float *gradient_, *residual_, *added_, *quantized_residual_;
+  std::vector<std::byte> quantized_body_;
   float* gradients_[kGradients];
   TopKWarmStart warm_;
   int step_ = 0;

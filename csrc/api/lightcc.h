@@ -250,13 +250,13 @@ LIGHTCC_API int lightcc_output_pool(int64_t* most_bytes, double* idle_s);
 /* Compression between hosts, with error feedback (docs/compression.md). A codec says how, and keeps what is left behind
  * of the tensors that requests name it for: by group, name and index of the tensor. All ranks must give a request
  * codecs of the same kind, ratio, width and momentum. */
-enum lightcc_codec_kind { LIGHTCC_CODEC_NONE, LIGHTCC_CODEC_TOPK, LIGHTCC_CODEC_INT8 };
+enum lightcc_codec_kind { LIGHTCC_CODEC_NONE, LIGHTCC_CODEC_TOPK, LIGHTCC_CODEC_INT8, LIGHTCC_CODEC_INT4 };
 typedef struct lightcc_codec {
   uint32_t size;        /* sizeof(lightcc_codec) */
   int32_t kind;         /* lightcc_codec_kind */
-  int32_t width;        /* lightcc_dtype in which values travel: topk float32 or float16, int8 int8 */
+  int32_t width;        /* lightcc_dtype in which values travel: topk float32 or float16, others int8 */
   int32_t warmup_steps; /* topk: each tensor's first exchanges send ratio^(1/5), ratio^(2/5) ... a fifth of them each */
-  double ratio;         /* topk: the share of the elements that is sent, above 0 and at most 1; int8: 1 */
+  double ratio;         /* topk: the share of the elements that is sent, above 0 and at most 1; others: 1 */
   double momentum;      /* topk: of momentum correction, at least 0 and below 1; 0: none */
   const char* name;     /* NULL: a new codec; else the one that was registered under this name, if there is one */
 } lightcc_codec;

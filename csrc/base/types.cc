@@ -43,6 +43,9 @@ const char* fault_of(const Codec& codec) {
     case CodecKind::int8:
       if (codec.width != DType::int8) return "int8 sends values as int8";
       return codec.ratio == 1 && codec.momentum == 0 ? nullptr : "int8 has a ratio of 1 and no momentum";
+    case CodecKind::int4:
+      if (codec.width != DType::int8) return "int4 sends values in bytes, as int8";
+      return codec.ratio == 1 && codec.momentum == 0 ? nullptr : "int4 has a ratio of 1 and no momentum";
   }
   return "unknown kind";
 }
@@ -54,6 +57,7 @@ std::string text_of(const Codec& codec) {
   };
   if (codec.kind == CodecKind::none) return "none";
   if (codec.kind == CodecKind::int8) return "int8";
+  if (codec.kind == CodecKind::int4) return "int4";
   return "topk of ratio " + number(codec.ratio) + " as " + name_of(codec.width) +
          (codec.momentum > 0 ? " with momentum " + number(codec.momentum) : "");
 }

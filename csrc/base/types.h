@@ -21,8 +21,8 @@ enum class Kind : int32_t {  // those up to receive are part of the C API
 inline constexpr int kKinds = 11;
 inline bool is_point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
 
-enum class CodecKind : int32_t { none, topk, int8 };
-inline constexpr int kCodecKinds = 3;
+enum class CodecKind : int32_t { none, topk, int8, int4 };
+inline constexpr int kCodecKinds = 4;
 
 // How an all-reduce is compressed between nodes; none: values travel as they are.
 struct Codec {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "device/int8.h"
+#include "device/quantization.h"
 #include "device/topk_message.h"
 
 namespace lightcc {
@@ -91,7 +91,7 @@ class TopKEncoder : public PieceEncoder {
   size_t at_ = 0;                // elements accelerated, then entries written
 };
 
-class Int8Encoder : public PieceEncoder {
+template <class Format> class QuantizedEncoder : public PieceEncoder {
  public:
   void start(const PieceTask& task) override {
     encoding_.start({task.gradient, task.residual->values.data(), task.count, task.scale}, task.body);
@@ -99,16 +99,16 @@ class Int8Encoder : public PieceEncoder {
   bool step() override { return encoding_.step(); }
 
  private:
-  Int8Encoding encoding_;
+  QuantizedEncoding<Format> encoding_;
 };
 
-class Int8PieceMessage : public PieceMessage {
+template <class Format> class QuantizedPieceMessage : public PieceMessage {
  public:
-  Int8PieceMessage(ConstSpan body, size_t count) : message_(body, count) {}
+  QuantizedPieceMessage(ConstSpan body, size_t count) : message_(body, count) {}
   void add_to(float* out, size_t block) const override { message_.add_to(out, block); }
 
  private:
-  const Int8Message message_;
+  const QuantizedMessage<Format> message_;
 };
 
 class TopKPieceMessage : public PieceMessage {
@@ -133,7 +133,8 @@ size_t piece_bytes(const Codec& codec, size_t count) {
   if (count == 0) return 0;
   switch (codec.kind) {
     case CodecKind::topk: return topk_message_bytes(count, piece_elements(codec, count), codec.width);
-    case CodecKind::int8: return int8_message_bytes(count);
+    case CodecKind::int8: return quantized_bytes<Int8>(count);
+    case CodecKind::int4: return quantized_bytes<Int4>(count);
     case CodecKind::none: break;
   }
   no_codec();
@@ -142,7 +143,8 @@ size_t piece_bytes(const Codec& codec, size_t count) {
 std::unique_ptr<PieceEncoder> make_piece_encoder(const Codec& codec) {
   switch (codec.kind) {
     case CodecKind::topk: return std::make_unique<TopKEncoder>(codec);
-    case CodecKind::int8: return std::make_unique<Int8Encoder>();
+    case CodecKind::int8: return std::make_unique<QuantizedEncoder<Int8>>();
+    case CodecKind::int4: return std::make_unique<QuantizedEncoder<Int4>>();
     case CodecKind::none: break;
   }
   no_codec();
@@ -151,7 +153,8 @@ std::unique_ptr<PieceEncoder> make_piece_encoder(const Codec& codec) {
 std::unique_ptr<PieceMessage> read_piece(const Codec& codec, ConstSpan body, size_t count) {
   switch (codec.kind) {
     case CodecKind::topk: return std::make_unique<TopKPieceMessage>(body, count, codec.width);
-    case CodecKind::int8: return std::make_unique<Int8PieceMessage>(body, count);
+    case CodecKind::int8: return std::make_unique<QuantizedPieceMessage<Int8>>(body, count);
+    case CodecKind::int4: return std::make_unique<QuantizedPieceMessage<Int4>>(body, count);
     case CodecKind::none: break;
   }
   no_codec();

@@ -14,8 +14,8 @@ struct CudaCopy {
   size_t bytes;
 };
 
-// A piece that a codec makes a message of: acc = residual + scale * gradient (device/topk.h, device/int8.h). All memory
-// is the device's, and the caller's until the stream has done it.
+// A piece that a codec makes a message of: acc = residual + scale * gradient (device/topk.h, device/quantization.h).
+// All memory is the device's, and the caller's until the stream has done it.
 struct CudaEncode {
   const void* gradient;  // `count` elements of `dtype`: float32, float16 or bfloat16; is read only
   // One of each pair holds what earlier steps have left behind, the other what this step leaves; the state says which.

@@ -1,5 +1,5 @@
 """What a compressor is, for every framework, and those that the core does itself. Names as in Horovod's modules
-compression; TopK and Int8 are lightcc's own (docs/compression.md)."""
+compression; TopK, Int8 and Int4 are lightcc's own (docs/compression.md)."""
 import math
 from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
 
@@ -61,7 +61,7 @@ def some(reasons: Iterable[str]) -> str:
 
 
 class CoreCompressor(NoneCompressor):
-    """A compressor of which the core does the work, between hosts, and keeps what is left behind: TopK and Int8.
+    """A compressor of which the core does the work, between hosts, and keeps what is left behind: TopK, Int8, Int4.
 
     A value: comparable, and as picklable as `dense` and `loss_scale` are. What is left behind belongs to who exchanges
     gradients with it: each optimizer and tape has its own, and so has each such object by itself for `allreduce`s.
@@ -209,8 +209,21 @@ class Int8(CoreCompressor):
     width = lib.INT8
 
 
+class Int4(CoreCompressor):
+    """Between hosts gradients travel as 4-bit integers with scales; what rounding takes is added to the next step's.
+
+    dense(name, tensor): true for gradients that shall travel dense. ValueError if it is no function.
+
+    >>> Int4()
+    Compression.int4(dense=None)
+    """
+
+    kind = lib.CODEC_INT4
+    width = lib.INT8  # two in a byte
+
+
 def refuse_core(compression: Any, what: str) -> None:
-    """ValueError if it is TopK or Int8, which `what` cannot use.
+    """ValueError if it is TopK, Int8 or Int4, which `what` cannot use.
 
     >>> refuse_core(NoneCompressor, "reducescatter")
     """
@@ -261,3 +274,16 @@ def int8(dense: Dense = None) -> Int8:
     Compression.int8(dense=None)
     """
     return Int8(dense)
+
+
+def int4(dense: Dense = None) -> Int4:
+    """Between hosts gradients travel as 4-bit integers, a seventh of float32's bytes.
+
+    64 elements share a scale, their largest magnitude / 7. What rounding takes is kept, and added to the next step's
+    gradient: more than of int8, so it is for what is averaged over many steps, such as DiLoCo's outer gradients. For
+    the same calls as Compression.topk. dense(name, tensor): true for what shall travel dense, as for Compression.topk.
+
+    >>> int4()
+    Compression.int4(dense=None)
+    """
+    return Int4(dense)

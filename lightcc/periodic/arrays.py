@@ -209,7 +209,7 @@ def diloco(what: str, sync_every: int, fragments: int, delay: int, alpha: Option
     0
     """
     if compression is not NoneCompressor and not isinstance(compression, CoreCompressor):
-        raise ValueError(f"{what}: compression can be topk, int8 or none, not {text_of(compression)}.")
+        raise ValueError(f"{what}: compression can be topk, int8, int4 or none, not {text_of(compression)}.")
     schedule = checked(what, sync_every, fragments, delay)
     outer = OuterSGD(number(what, "outer_learning_rate", outer_learning_rate),
                      number(what, "outer_momentum", outer_momentum, 0.0, 1.0), bool(nesterov))

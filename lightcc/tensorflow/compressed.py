@@ -49,7 +49,7 @@ def loss_scale(compression: CoreCompressor):
 
 def text_of(codec: Codec, compression: CoreCompressor) -> str:
     """The attribute `codec`: csrc/api/tensorflow/codec.h."""
-    if compression.kind == lib.CODEC_INT8:
-        return f"int8 name={codec.name}"
+    if compression.kind != lib.CODEC_TOPK:
+        return f"{'int8' if compression.kind == lib.CODEC_INT8 else 'int4'} name={codec.name}"
     return (f"topk ratio={compression.ratio!r} width={lib.DTYPES[compression.width]} "
             f"warmup={compression.warmup_steps} momentum={compression.momentum!r} name={codec.name}")

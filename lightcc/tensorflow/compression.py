@@ -1,9 +1,9 @@
-"""What a tensor becomes on the wire: hvd.Compression.none, .fp16, .bf16, .topk(...) or .int8(). Names as in
+"""What a tensor becomes on the wire: hvd.Compression.none, .fp16, .bf16, .topk(...), .int8() or .int4(). Names as in
 horovod.tensorflow.compression.
 """
 import tensorflow as tf
 
-from lightcc.compress.compressors import Compressor, NoneCompressor, int8, topk
+from lightcc.compress.compressors import Compressor, NoneCompressor, int4, int8, topk
 
 
 class CastCompressor(Compressor):
@@ -55,3 +55,4 @@ class Compression:
     bf16 = BF16Compressor
     topk = staticmethod(topk)
     int8 = staticmethod(int8)
+    int4 = staticmethod(int4)

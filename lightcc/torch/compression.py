@@ -1,7 +1,8 @@
-"""What a gradient or tensor becomes on the wire: hvd.Compression.none, .fp16, .bf16, .topk(...) or .int8()."""
+"""What a gradient or tensor becomes on the wire: hvd.Compression.none, .fp16, .bf16, .topk(...), .int8()
+or .int4()."""
 import torch
 
-from lightcc.compress.compressors import Compressor, NoneCompressor, int8, topk
+from lightcc.compress.compressors import Compressor, NoneCompressor, int4, int8, topk
 
 
 class CastCompressor(Compressor):
@@ -52,3 +53,4 @@ class Compression:
     bf16 = BF16Compressor
     topk = staticmethod(topk)
     int8 = staticmethod(int8)
+    int4 = staticmethod(int4)

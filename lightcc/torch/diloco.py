@@ -42,9 +42,9 @@ def DiLoCo(model: torch.nn.Module, inner_optimizer: torch.optim.Optimizer,
     They are exchanged in turn, each every sync_every steps. delay: the exchange of a fragment runs behind so many
     further steps, fewer than sync_every. alpha: what then stays of the rank's own parameters,
         parameter = alpha parameter + (1 - alpha) outer;   default: 0 without a delay, else 0.5.
-    compression: of outer gradients between hosts; topk and int8 add what they leave behind to the next ones. inner_set:
-    a process set with this rank, say those of its host: its ranks average their gradients in each step, as by
-    DistributedOptimizer, and so hold the same parameters. process_set: all ranks that exchange outer gradients.
+    compression: of outer gradients between hosts; topk, int8 and int4 add what they leave behind to the next ones.
+    inner_set: a process set with this rank, say those of its host: its ranks average their gradients in each step, as
+    by DistributedOptimizer, and so hold the same parameters. process_set: all ranks that exchange outer gradients.
 
     Returns an optimizer of a subclass (same class name) of the inner one's, which shares its state and options; its
     attribute outer_optimizer is the outer one from the first step on. Ranks must begin with the same parameters

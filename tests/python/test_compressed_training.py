@@ -1,4 +1,5 @@
-"""Compression.topk and int8 under DistributedOptimizer: nothing is lost, all ranks get the same, whoever takes part."""
+"""Compression.topk, int8 and int4 under DistributedOptimizer: nothing is lost, all ranks get the same, whoever takes
+part."""
 import gc
 import re
 
@@ -12,7 +13,8 @@ from lightcc.compress.residuals import KEY
 from lightcc.core import lib
 
 COMPRESSIONS = {"topk": hvd.Compression.topk(0.01), "fp16": hvd.Compression.topk(0.05, fp16=True),
-                "warmup": hvd.Compression.topk(0.01, warmup_steps=5), "int8": hvd.Compression.int8()}
+                "warmup": hvd.Compression.topk(0.01, warmup_steps=5), "int8": hvd.Compression.int8(),
+                "int4": hvd.Compression.int4()}
 pytestmark = [pytest.mark.torch_sizes, pytest.mark.usefixtures("job")]
 
 
@@ -35,7 +37,7 @@ def check_nothing_is_lost(kind, groups):
     training = Training(COMPRESSIONS[kind], groups=groups)
     for _ in range(8):
         training.step().expect_equal_bits()
-    training.expect_total(tolerance=1e-3 if kind == "int8" else 0)
+    training.expect_total(tolerance=1e-3 if kind in ("int8", "int4") else 0)
     left = training.left()
     assert all(left[name].count_nonzero() > 100 for name in COMPRESSED)
     assert not any(left[name].any() for name in SHAPES if name not in COMPRESSED)

@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE[PAGE.index("## Example"):], re.DOTALL)
 COMPILER = [os.environ.get("CXX", "c++"), "-std=c++20", "-O0", "-pthread", "-Wall", "-Wextra", "-Werror", "-Icsrc"]
-SOURCES = ("collective/piece_codec.cc", "base/types.cc", "base/error.cc", "device/int8.cc", "device/int8_loops.cc",
-           "device/topk.cc", "device/topk_loops.cc", "device/topk_message.cc", "device/cpu.cc", "device/float32.cc")
+SOURCES = ("collective/piece_codec.cc", "base/types.cc", "base/error.cc", "device/quantization.cc",
+           "device/quantization_loops.cc", "device/topk.cc", "device/topk_loops.cc", "device/topk_message.cc",
+           "device/cpu.cc", "device/float32.cc")
 
 
 def apply(folder, diff):

@@ -1,4 +1,4 @@
-"""Compression.topk and int8 as values: what they take, which gradients they are for, who refuses them."""
+"""Compression.topk, int8 and int4 as values: what they take, which gradients they are for, who refuses them."""
 import copy
 import pickle
 import warnings
@@ -20,7 +20,7 @@ def by_name(name, tensor):
 
 
 VALUES = (hvd.Compression.topk(), hvd.Compression.topk(0.02, True, 10, 0.9, by_name), hvd.Compression.int8(),
-          hvd.Compression.int8(by_name))
+          hvd.Compression.int8(by_name), hvd.Compression.int4(), hvd.Compression.int4(by_name))
 
 
 def test_values():

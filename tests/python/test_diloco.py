@@ -330,7 +330,8 @@ def check_ranks_of_a_host_train_together():
         hvd.remove_process_set(process_set)
 
 
-@pytest.mark.parametrize("compression", (hvd.Compression.topk(0.05), hvd.Compression.int8()), ids=str)
+@pytest.mark.parametrize("compression", (hvd.Compression.topk(0.05), hvd.Compression.int8(), hvd.Compression.int4()),
+                         ids=str)
 def check_compression_loses_nothing(compression):
     begin(1)
     try:

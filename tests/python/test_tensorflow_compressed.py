@@ -1,4 +1,5 @@
-"""Compression.topk and int8 under TensorFlow: tapes, optimizers and allreduces lose nothing, at once and in graphs."""
+"""Compression.topk, int8 and int4 under TensorFlow: tapes, optimizers and allreduces lose nothing, at once and in
+graphs."""
 import gc
 
 import numpy as np
@@ -13,7 +14,8 @@ from lightcc.compress import variable_compression
 from lightcc.tensorflow.mpi_ops import MPI_LIB
 
 COMPRESSIONS = {"topk": lambda: hvd.Compression.topk(0.01), "fp16": lambda: hvd.Compression.topk(0.05, fp16=True),
-                "warmup": lambda: hvd.Compression.topk(0.01, warmup_steps=5), "int8": hvd.Compression.int8}
+                "warmup": lambda: hvd.Compression.topk(0.01, warmup_steps=5), "int8": hvd.Compression.int8,
+                "int4": hvd.Compression.int4}
 pytestmark = pytest.mark.usefixtures("job")
 
 
@@ -85,7 +87,7 @@ def check_tapes_lose_nothing(kind, mode):
     training = Training(tapes(compression), mode)
     for _ in range(4):
         training.steps(1).expect_equal_bits()
-    training.expect_total(compression, 1e-3 if kind == "int8" else 0)
+    training.expect_total(compression, 1e-3 if kind in ("int8", "int4") else 0)
 
 
 @pytest.mark.parametrize("groups", (1, 3))

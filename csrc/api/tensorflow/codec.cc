@@ -37,8 +37,9 @@ bool parse_codec(const std::string& text, CodecText* codec, std::string* why) {
   std::string word;
   words >> word;
   *why = "the attribute codec is '" + text + "': ";
-  if (word != "topk" && word != "int8") return *why += "it begins neither with topk nor with int8", false;
-  codec->kind = word == "topk" ? LIGHTCC_CODEC_TOPK : LIGHTCC_CODEC_INT8;
+  if (word != "topk" && word != "int8" && word != "int4")
+    return *why += "it begins with none of topk, int8 and int4", false;
+  codec->kind = word == "topk" ? LIGHTCC_CODEC_TOPK : word == "int8" ? LIGHTCC_CODEC_INT8 : LIGHTCC_CODEC_INT4;
   codec->width = word == "topk" ? LIGHTCC_FLOAT32 : LIGHTCC_INT8;
   while (words >> word) {
     const size_t equals = word.find('=');

@@ -2,6 +2,7 @@
 //
 //   topk ratio=0.01 width=float16 warmup=100 momentum=0.9 name=<owner>
 //   int8 name=<owner>
+//   int4 name=<owner>
 //
 // All parts but the name may be left out; lightcc_codec in api/lightcc.h has their meanings and bounds.
 #pragma once

@@ -8,11 +8,11 @@
 #include "device/cuda/int8_codec.h"
 #include "device/cuda/topk_decode.h"
 #include "device/cuda/topk_encode.h"
-#include "device/int8.h"
+#include "device/quantization.h"
 
 namespace lightcc::gpu {
 
-static_assert(kGroup == kInt8Group);
+static_assert(kGroup == Int8::kGroup);
 
 // Takes memory from an address on, aligned; from nullptr on it counts.
 class BatchMemory {

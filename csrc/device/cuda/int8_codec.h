@@ -1,6 +1,6 @@
-// Int8 quantization with error feedback on a GPU (device/int8.h says how), down to the phases of a block. The bits are
-// those of a CPU. A warp takes a group of 256 elements; with the second buffer of the residual (topk_encode.h) an
-// element costs 13 bytes.
+// Int8 quantization with error feedback on a GPU (device/quantization.h says how), down to the phases of a block. The
+// bits are those of a CPU. A warp takes a group of 256 elements; with the second buffer of the residual
+// (topk_encode.h) an element costs 13 bytes.
 //
 //   int8_prepare   a block a piece
 //   int8_encode    a block a tile: 16 groups
@@ -14,7 +14,7 @@
 namespace lightcc::gpu {
 
 constexpr uint32_t kGroup = 256;  // elements with a scale of their own
-constexpr float kLeastScale = 0x1p-126f, kMostScale = 0x1.020406p+121f, kOnes = 0x1.8p+23f;  // int8_loops.cc
+constexpr float kLeastScale = 0x1p-126f, kMostScale = 0x1.020406p+121f, kOnes = 0x1.8p+23f;  // quantization_loops.cc
 
 struct Int8EncodePiece {
   const void* gradient;  // elements of `type`; is read only

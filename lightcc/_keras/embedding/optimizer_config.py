@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict
 
 from lightcc._keras import create_distributed_optimizer
 from lightcc._keras.optimizer import is_distributed, keras_of
-from lightcc.compress.compressors import Int8, NoneCompressor, TopK
+from lightcc.compress.compressors import Int4, Int8, NoneCompressor, TopK
 from lightcc.core.process_sets import global_process_set
 from lightcc.tensorflow.compression import BF16Compressor, FP16Compressor
 from lightcc.tensorflow.embedding import SGD, Adagrad, GroupAdagrad, GroupAdam, LazyAdam, SparseAdam
@@ -18,7 +18,7 @@ Config = Dict[str, Any]
 PACKAGE, NAME = "lightcc", "Optimizer"  # by which Keras finds it in files
 _SPARSE = {cls.__name__: cls for cls in (SGD, Adagrad, GroupAdagrad, GroupAdam, LazyAdam, SparseAdam)}
 _CASTS = {"none": NoneCompressor, "fp16": FP16Compressor, "bf16": BF16Compressor}
-_CODECS = {"topk": TopK, "int8": Int8}
+_CODECS = {"topk": TopK, "int8": Int8, "int4": Int4}
 
 
 def register(keras: Any, of_config: Callable[[Any, Config], Any]) -> None:

@@ -304,27 +304,29 @@ TEST(CompressedBackend, MomentumIsCorrected) {
 }
 
 // Step after step, what all have received and what is left behind is what all have given, to rounding.
-TEST(CompressedBackend, Int8LeavesNothingOut) {
-  SimulatedWorld world({2, 1});
-  const Codec codec{CodecKind::int8, DType::int8};
-  std::mt19937_64 random(run_seed());
-  std::vector<double> given(5'000), received(5'000);
-  for (int step = 0; step < 4; ++step) {
-    const auto inputs = gradients(3, given.size(), random, 1'000);
-    const auto outputs = world.run(codec, DType::float32, {"a"}, {inputs}, {step % 2 == 0, true});
-    for (const Floats& output : outputs[0]) ASSERT_EQ(output, outputs[0][0]);
-    for (size_t i = 0; i < given.size(); ++i) {
-      for (const Floats& input : inputs) given[i] += double(input[i]);
-      received[i] += double(outputs[0][0][i]);
+TEST(CompressedBackend, IntegersLeaveNothingOut) {
+  for (const CodecKind kind : {CodecKind::int8, CodecKind::int4}) {
+    SimulatedWorld world({2, 1});
+    const Codec codec{kind, DType::int8};
+    std::mt19937_64 random(run_seed());
+    std::vector<double> given(5'000), received(5'000);
+    for (int step = 0; step < 4; ++step) {
+      const auto inputs = gradients(3, given.size(), random, 1'000);
+      const auto outputs = world.run(codec, DType::float32, {"a"}, {inputs}, {step % 2 == 0, true});
+      for (const Floats& output : outputs[0]) ASSERT_EQ(output, outputs[0][0]);
+      for (size_t i = 0; i < given.size(); ++i) {
+        for (const Floats& input : inputs) given[i] += double(input[i]);
+        received[i] += double(outputs[0][0][i]);
+      }
     }
+    const Floats here = world.left_behind("a", 0, given.size()), there = world.left_behind("a", 1, given.size());
+    size_t left = 0;
+    for (size_t i = 0; i < given.size(); ++i) {
+      EXPECT_NEAR(received[i] + double(here[i]) + double(there[i]), given[i], 0.01) << i;
+      left += here[i] != 0;
+    }
+    EXPECT_GT(left, given.size() / 2) << "most sums up to 2,000 are rounded";
   }
-  const Floats here = world.left_behind("a", 0, given.size()), there = world.left_behind("a", 1, given.size());
-  size_t left = 0;
-  for (size_t i = 0; i < given.size(); ++i) {
-    EXPECT_NEAR(received[i] + double(here[i]) + double(there[i]), given[i], 0.01) << i;
-    left += here[i] != 0;
-  }
-  EXPECT_GT(left, given.size() / 2) << "of sums up to 2,000 by 127 most are rounded";
 }
 
 TEST(CompressedBackend, TakesOnlyWhatBecomesFewerBytes) {

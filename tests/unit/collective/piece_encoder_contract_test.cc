@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "device/int8.h"
+#include "device/quantization.h"
 
 namespace lightcc {
 namespace {
@@ -19,14 +19,15 @@ std::vector<float> top_k_leaves(const std::vector<float>& sums, const Codec& cod
   return std::vector<float>(sums.size(), std::max(unsent, rounded));
 }
 
-// Half of a group's scale, and what rounding adds to that (device/int8.h).
-std::vector<float> int8_leaves(const std::vector<float>& sums, const Codec&) {
+// Half of a group's scale, and what rounding adds to that (device/quantization.h).
+template <class Format> std::vector<float> quantized_leaves(const std::vector<float>& sums, const Codec&) {
   std::vector<float> bounds(sums.size());
-  for (size_t begin = 0; begin < sums.size(); begin += kInt8Group) {
-    const size_t end = std::min(begin + kInt8Group, sums.size());
+  for (size_t begin = 0; begin < sums.size(); begin += Format::kGroup) {
+    const size_t end = std::min(begin + Format::kGroup, sums.size());
     float largest = 0;
     for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(sums[i]));
-    std::fill(bounds.begin() + ptrdiff_t(begin), bounds.begin() + ptrdiff_t(end), largest / 254 * (1 + 0x1p-13f));
+    const float bound = largest / (2 * Format::kLargest) * (1 + 0x1p-13f);
+    std::fill(bounds.begin() + ptrdiff_t(begin), bounds.begin() + ptrdiff_t(end), bound);
   }
   return bounds;
 }
@@ -37,7 +38,8 @@ INSTANTIATE_TEST_SUITE_P(
                     CodecCase{"top_half_as_float16", {CodecKind::topk, DType::float16, 0.5, 0}, top_k_leaves},
                     CodecCase{"top_all", {CodecKind::topk, DType::float32, 1, 0}, top_k_leaves},
                     CodecCase{"top_tenth_with_momentum", {CodecKind::topk, DType::float32, 0.1, 0.9}, top_k_leaves},
-                    CodecCase{"int8", {CodecKind::int8, DType::int8, 1, 0}, int8_leaves}),
+                    CodecCase{"int8", {CodecKind::int8, DType::int8, 1, 0}, quantized_leaves<Int8>},
+                    CodecCase{"int4", {CodecKind::int4, DType::int8, 1, 0}, quantized_leaves<Int4>}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

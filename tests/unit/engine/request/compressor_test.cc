@@ -32,6 +32,7 @@ TEST(Compressor, RefusesWhatIsNoCodec) {
   EXPECT_EQ(refusal({CodecKind::topk, DType::float32, 0.1, 1}),
             "compression: the momentum must be at least 0 and below 1");
   EXPECT_EQ(refusal({CodecKind::int8, DType::float32, 1, 0}), "compression: int8 sends values as int8");
+  EXPECT_EQ(refusal({CodecKind::int4, DType::float32, 1, 0}), "compression: int4 sends values in bytes, as int8");
   EXPECT_EQ(refusal(kTopK, -1), "compression: warmup_steps must be 0 or more");
 }
 

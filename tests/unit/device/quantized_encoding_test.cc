@@ -1,4 +1,5 @@
-// Int8Encoding against its definition: every instruction set, one result, to the bit, and nothing is lost.
+// QuantizedEncoding against its definition: every format and instruction set, one result, to the bit, and nothing is
+// lost.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "device/int8.h"
+#include "device/quantization.h"
 #include "unit/isas.h"
 #include "labels.h"
 
@@ -43,24 +44,24 @@ struct Encoded {
   bool finite = true;
 };
 
-float scale_of(std::span<const float> group) {
+template <class Format> float scale_of(std::span<const float> group) {
   float largest = 0;
   for (float x : group) {
     if (!std::isfinite(x)) return kNaN;
     largest = std::max(largest, std::fabs(x));
   }
   if (largest == 0) return 0;
-  float scale = std::max(largest / 127, kSmallestNormal);
-  while (!std::isfinite(127 * scale)) scale = std::nextafter(scale, 0.0f);
+  float scale = std::max(largest / Format::kLargest, kSmallestNormal);
+  while (!std::isfinite(Format::kLargest * scale)) scale = std::nextafter(scale, 0.0f);
   return scale;
 }
 
-Encoded oracle(const Input& in) {
+template <class Format> Encoded oracle(const Input& in) {
   Encoded out;
   const std::vector<float> sums = in.sums();
-  for (size_t at = 0; at < sums.size(); at += 256) {
-    const std::span<const float> group(&sums[at], std::min<size_t>(256, sums.size() - at));
-    const float scale = scale_of(group);
+  for (size_t at = 0; at < sums.size(); at += Format::kGroup) {
+    const std::span<const float> group(&sums[at], std::min(Format::kGroup, sums.size() - at));
+    const float scale = scale_of<Format>(group);
     out.scales.push_back(scale);
     out.finite = out.finite && std::isfinite(scale);
     for (float x : group) {
@@ -74,12 +75,27 @@ Encoded oracle(const Input& in) {
   return out;
 }
 
+// The integers of a message.
+template <class Format> std::vector<int8_t> values_of(const std::byte* from, size_t count) {
+  std::vector<int8_t> values(count);
+  for (size_t i = 0; i < count; ++i) {
+    if (Format::kLargest == 127) {
+      values[i] = int8_t(from[i]);
+    } else {
+      const int half = int(from[i / 2]) >> (i % 2 ? 4 : 0) & 15;
+      values[i] = int8_t(half < 8 ? half : half - 16);
+    }
+  }
+  return values;
+}
+
 // Runs it with other elements around the piece and other bytes around the body, which must not change.
-Encoded run(Isa isa, const Input& in) {
+template <class Format> Encoded run(Isa isa, const Input& in) {
   constexpr size_t kAround = 3;
   constexpr float kGuard = 42;
   constexpr std::byte kGuardByte{42};
-  const size_t count = in.gradient.size(), blocks = (count + 65535) / 65536, groups = (count + 255) / 256;
+  const size_t count = in.gradient.size(), blocks = (count + 65535) / 65536;
+  const size_t groups = (count + Format::kGroup - 1) / Format::kGroup;
   const auto guarded = [&](const std::vector<float>& all) {
     std::vector<float> row(kAround, kGuard);
     row.insert(row.end(), all.begin(), all.end());
@@ -87,10 +103,11 @@ Encoded run(Isa isa, const Input& in) {
     return row;
   };
   std::vector<float> gradient = guarded(in.gradient), residual = guarded(in.residual);
-  EXPECT_EQ(4 * groups + count, int8_message_bytes(count));
-  std::vector<std::byte> body(int8_message_bytes(count) + 2 * kAround, kGuardByte);
+  const size_t bytes = 4 * groups + (Format::kLargest == 127 ? count : (count + 1) / 2);
+  EXPECT_EQ(bytes, quantized_bytes<Format>(count));
+  std::vector<std::byte> body(bytes + 2 * kAround, kGuardByte);
 
-  Int8Encoding encoding(isa);
+  QuantizedEncoding<Format> encoding(isa);
   encoding.start({gradient.data() + kAround, residual.data() + kAround, count, in.prescale}, body.data() + kAround);
   size_t steps = 1;
   while (encoding.step() && steps < 1000 + blocks) ++steps;
@@ -102,9 +119,8 @@ Encoded run(Isa isa, const Input& in) {
     EXPECT_EQ(kGuardByte, body[i]) << "before the body";
     EXPECT_EQ(kGuardByte, body[body.size() - 1 - i]) << "behind the body";
   }
-  Encoded out{std::vector<float>(groups), std::vector<int8_t>(count), {}, encoding.finite()};
+  Encoded out{std::vector<float>(groups), values_of<Format>(&body[kAround + 4 * groups], count), {}, encoding.finite()};
   std::memcpy(out.scales.data(), &body[kAround], 4 * groups);
-  std::memcpy(out.values.data(), &body[kAround + 4 * groups], count);
   out.residual.assign(residual.begin() + kAround, residual.end() - kAround);
   return out;
 }
@@ -120,27 +136,28 @@ void expect_equal(const std::vector<T>& want, const std::vector<T>& got, const s
 }
 
 // Float64 has room for the sum of what is sent and what is left behind: if it were not acc, that would show.
-void expect_nothing_lost(const Input& in, const Encoded& got, const std::string& what) {
+template <class Format> void expect_nothing_lost(const Input& in, const Encoded& got, const std::string& what) {
   const std::vector<float> sums = in.sums();
   for (size_t i = 0; i < sums.size(); ++i) {
-    const float scale = got.scales[i / 256], sent = static_cast<float>(got.values[i]) * scale;
+    const float scale = got.scales[i / Format::kGroup], sent = static_cast<float>(got.values[i]) * scale;
     ASSERT_TRUE(std::isfinite(sent)) << what << " " << i;
     ASSERT_EQ(double(sums[i]), double(sent) + double(got.residual[i])) << what << " " << i;
     ASSERT_LE(std::fabs(got.residual[i]), (0.5 + 0x1p-14) * double(scale)) << what << " " << i;
-    ASSERT_GE(got.values[i], -127) << what << " " << i;
+    ASSERT_LE(std::abs(got.values[i]), Format::kLargest) << what << " " << i;
   }
 }
 
-void check(const Input& in, const std::string& name) {
-  const Encoded want = oracle(in);
+template <class Format> void check(const Input& in, const std::string& name) {
+  const Encoded want = oracle<Format>(in);
   for (Isa isa : isas()) {
-    const std::string what = name + ", " + std::to_string(in.gradient.size()) + ", " + name_of(isa);
-    const Encoded got = run(isa, in);
+    const std::string what = std::string(Format::kName) + ", " + name + ", " + std::to_string(in.gradient.size()) +
+                             ", " + name_of(isa);
+    const Encoded got = run<Format>(isa, in);
     EXPECT_EQ(want.finite, got.finite) << what;
     expect_equal(want.scales, got.scales, what + ", scale");
     expect_equal(want.values, got.values, what + ", value");
     expect_equal(want.residual, got.residual, what + ", residual");
-    if (got.finite) expect_nothing_lost(in, got, what);
+    if (got.finite) expect_nothing_lost<Format>(in, got, what);
     if (testing::Test::HasFatalFailure()) return;
   }
 }
@@ -193,36 +210,41 @@ constexpr size_t kCounts[] = {
     1,   2,   3,   7,   15,  16,  17,  31,  33,   63,     65,     100,    127,    129,    254,     255,     257,
     256, 258, 300, 511, 512, 513, 767, 769, 1000, 65'280, 65'281, 65'535, 65'536, 65'537, 65'793, 131'073, 150'001};
 
-TEST(Int8Encoding, EqualsItsDefinition) {
+template <class Format> class QuantizedEncodingOf : public testing::Test {};
+using Formats = testing::Types<Int8, Int4>;
+TYPED_TEST_SUITE(QuantizedEncodingOf, Formats);
+
+TYPED_TEST(QuantizedEncodingOf, EqualsItsDefinition) {
   for (size_t count : kCounts) {
     for (const Distribution& from : kDistributions) {
-      check(input(from, count, count / 2, count % 3 ? 1.0f : 0.375f), from.name);
-      if (HasFatalFailure()) return;
+      check<TypeParam>(input(from, count, count / 2, count % 3 ? 1.0f : 0.375f), from.name);
+      if (this->HasFatalFailure()) return;
     }
   }
 }
 
 // Every number near each multiple of half a scale, where a quotient that is rounded another way would show.
-TEST(Int8Encoding, RoundsQuotientsToNearestEven) {
+TYPED_TEST(QuantizedEncodingOf, RoundsQuotientsToNearestEven) {
   for (float largest : {127.0f, 100.0f, 1.1f, 0x1.fffffep+0f, 3e-39f, kLargest}) {
-    const float step = scale_of(std::span(&largest, 1)) / 2;
+    const float step = scale_of<TypeParam>(std::span(&largest, 1)) / 2;
+    const int most = 2 * TypeParam::kLargest - 1;
     Input in;
-    for (int half = -253; half <= 253; ++half) {
+    for (int half = -most; half <= most; ++half) {
       float x = static_cast<float>(half) * step;
       for (int i = 0; i < 3; ++i) x = std::nextafter(x, -kInfinite);
       for (int i = 0; i < 7; ++i, x = std::nextafter(x, kInfinite)) {
-        if (in.gradient.size() % 256 == 0) in.gradient.push_back(largest);
+        if (in.gradient.size() % TypeParam::kGroup == 0) in.gradient.push_back(largest);
         in.gradient.push_back(x);
       }
     }
     in.residual.resize(in.gradient.size());
-    check(in, "halves of " + std::to_string(step));
-    if (HasFatalFailure()) return;
+    check<TypeParam>(in, "halves of " + std::to_string(step));
+    if (this->HasFatalFailure()) return;
   }
 }
 
 // The error of one step is sent by later ones: over a training the sum of what was sent is the sum of the gradients.
-TEST(Int8Encoding, FeedsBackWhatItLeftBehind) {
+TYPED_TEST(QuantizedEncodingOf, FeedsBackWhatItLeftBehind) {
   const size_t count = 1000;
   std::mt19937_64 random(3);
   Input in{std::vector<float>(count), std::vector<float>(count), 0.25f};
@@ -232,19 +254,19 @@ TEST(Int8Encoding, FeedsBackWhatItLeftBehind) {
       in.gradient[i] = static_cast<float>(int(random() % 2001) - 1000) / 1024;  // their sums are exact
       gradients[i] += 0.25 * in.gradient[i];
     }
-    const Encoded got = run(best_isa(), in);
+    const Encoded got = run<TypeParam>(best_isa(), in);
     in.residual = got.residual;
-    for (size_t i = 0; i < count; ++i) sent[i] += static_cast<float>(got.values[i]) * got.scales[i / 256];
+    for (size_t i = 0; i < count; ++i) sent[i] += static_cast<float>(got.values[i]) * got.scales[i / TypeParam::kGroup];
   }
   for (size_t i = 0; i < count; ++i) {
-    ASSERT_NEAR(gradients[i], sent[i], 0.25 / 127) << i;
+    ASSERT_NEAR(gradients[i], sent[i], 0.25 / TypeParam::kLargest) << i;
     ASSERT_NEAR(gradients[i], sent[i] + in.residual[i], 1e-5) << i;
   }
 }
 
 // ---- what is not finite
 
-TEST(Int8Encoding, OfASumThatIsNotFiniteSaysSoAndLeavesTheResidual) {
+TYPED_TEST(QuantizedEncodingOf, OfASumThatIsNotFiniteSaysSoAndLeavesTheResidual) {
   for (size_t count : {1, 40, 300, 65'537, 131'073}) {
     for (size_t at : {size_t(0), size_t(17), count / 2, size_t(65'535), size_t(65'536), count - 1}) {
       if (at >= count) continue;
@@ -252,29 +274,29 @@ TEST(Int8Encoding, OfASumThatIsNotFiniteSaysSoAndLeavesTheResidual) {
         Input in = input(kDistributions[0], count, 11);
         in.gradient[at] = value;
         if (value == kLargest) in.residual[at] = kLargest;  // their sum is too large
-        const Encoded want = oracle(in);
+        const Encoded want = oracle<TypeParam>(in);
         ASSERT_FALSE(want.finite);
-        ASSERT_TRUE(std::isnan(want.scales[at / 256]));
-        check(in, "not finite at " + std::to_string(at));
-        if (HasFatalFailure()) return;
+        ASSERT_TRUE(std::isnan(want.scales[at / TypeParam::kGroup]));
+        check<TypeParam>(in, "not finite at " + std::to_string(at));
+        if (this->HasFatalFailure()) return;
       }
     }
   }
 }
 
-TEST(Int8Encoding, ManyAreNotFinite) {
+TYPED_TEST(QuantizedEncodingOf, ManyAreNotFinite) {
   Input in = input(kDistributions[0], 140'000, 13);
   for (size_t i = 0; i < 140'000; i += 701) in.gradient[i] = i % 3 ? kInfinite : std::bit_cast<float>(0xffabcdef);
   in.residual[5] = kNaN;
   in.residual[6] = std::bit_cast<float>(0xff800123);  // a NaN that arithmetic would change
-  check(in, "many not finite");
+  check<TypeParam>(in, "many not finite");
 }
 
-TEST(Int8Encoding, ForgetsThePieceBefore) {
+TYPED_TEST(QuantizedEncodingOf, ForgetsThePieceBefore) {
   Input bad = input(kDistributions[0], 70'000, 15);
   bad.gradient[69'999] = kNaN;
-  std::vector<std::byte> body(int8_message_bytes(70'000));
-  Int8Encoding encoding;
+  std::vector<std::byte> body(quantized_bytes<TypeParam>(70'000));
+  QuantizedEncoding<TypeParam> encoding;
   encoding.start({bad.gradient.data(), bad.residual.data(), 70'000}, body.data());
   while (encoding.step()) {}
   EXPECT_FALSE(encoding.finite());
@@ -286,20 +308,20 @@ TEST(Int8Encoding, ForgetsThePieceBefore) {
 
 // ---- arguments
 
-TEST(Int8Encoding, OfNothingDoesNothing) {
-  Int8Encoding encoding;
+TYPED_TEST(QuantizedEncodingOf, OfNothingDoesNothing) {
+  QuantizedEncoding<TypeParam> encoding;
   EXPECT_FALSE(encoding.step()) << "nothing has been started";
-  EXPECT_EQ(0u, int8_message_bytes(0));
+  EXPECT_EQ(0u, quantized_bytes<TypeParam>(0));
   encoding.start({nullptr, nullptr, 0}, nullptr);
   EXPECT_FALSE(encoding.step());
   EXPECT_TRUE(encoding.finite());
 }
 
-TEST(Int8Encoding, RefusesWhatTheMachineLacks) {
+TYPED_TEST(QuantizedEncodingOf, RefusesWhatTheMachineLacks) {
   for (Isa isa : {Isa::avx2, Isa::avx512, static_cast<Isa>(9)}) {
     if (has(isa)) continue;
-    EXPECT_THROW(Int8Encoding{isa}, Error) << name_of(isa);
-    EXPECT_THROW(Int8Message({}, 0, isa), Error) << name_of(isa);
+    EXPECT_THROW(QuantizedEncoding<TypeParam>{isa}, Error) << name_of(isa);
+    EXPECT_THROW(QuantizedMessage<TypeParam>({}, 0, isa), Error) << name_of(isa);
   }
 }
 
