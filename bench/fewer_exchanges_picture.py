@@ -10,7 +10,8 @@ from typing import Any, Dict
 from figures import plt, save
 
 COLOURS = {"dense": "#2980b9", "DDP over gloo": "#7f8c8d", "Top-K 1 %": "#c0392b", "DelayedGradients": "#8e44ad",
-           "LocalSGD 30": "#e67e22", "DiLoCo 30/4": "#27ae60", "DiLoCo 30/4, int8, delay 5": "#16a085"}
+           "LocalSGD 30": "#e67e22", "DiLoCo 30/4": "#27ae60", "DiLoCo 30/4, int8, delay 5": "#16a085",
+           "DiLoCo 30/4, int4, delay 5": "#2c3e50"}
 
 
 def draw(found: Dict[str, Any], path: Path) -> None:

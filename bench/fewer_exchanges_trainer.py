@@ -1,9 +1,9 @@
 """A rank of bench/fewer_exchanges.py: it trains a small transformer on characters of the standard library's sources."""
 import contextlib
-import functools
 import math
 import sysconfig
 import time
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
@@ -41,7 +41,7 @@ class Point(NamedTuple):
     loss: float
 
 
-@functools.lru_cache(maxsize=None)
+@lru_cache(maxsize=None)
 def characters() -> Tuple[torch.Tensor, torch.Tensor]:
     """Of the training set and of the validation set, which are different files."""
     parts: List[List[bytes]] = [[], []]
@@ -111,8 +111,8 @@ def diloco(model: torch.nn.Module, inner: Any, **options: Any) -> Tuple[torch.nn
 SETTINGS: Dict[str, Callable[[torch.nn.Module, Any], Tuple[torch.nn.Module, Any]]] = {
     "dense": dense, "DDP over gloo": ddp, "Top-K 1 %": topk, "DelayedGradients": delayed, "LocalSGD 30": local_sgd,
     "DiLoCo 30/4": diloco,
-    "DiLoCo 30/4, int8, delay 5": lambda model, inner: diloco(model, inner, delay=5,
-                                                              compression=hvd.Compression.int8()),
+    "DiLoCo 30/4, int8, delay 5": partial(diloco, delay=5, compression=hvd.Compression.int8()),
+    "DiLoCo 30/4, int4, delay 5": partial(diloco, delay=5, compression=hvd.Compression.int4()),
 }
 
 
