@@ -122,7 +122,7 @@ class ArrayExchange:
                 self._end(fragment, False)
 
     def now(self) -> None:
-        """Exchanges everything; afterwards all ranks have the same values."""
+        """Averages everything; afterwards all ranks have the same values."""
         if not self._process_set.included():
             return
         self.before_step()
@@ -182,10 +182,13 @@ class ArrayExchange:
                 arrived = [now + mean - sent for now, mean, sent in zip(self._read(indices), arrived, own)]
             self._write(indices, arrived)
             return
+        if wholly:  # the average of the ranks' values; it is not this fragment's turn, so the outer ones stay
+            self._write(indices, [self._outers[index] - gradient for index, gradient in zip(indices, arrived)])
+            return
         for index, gradient in zip(indices, arrived):
             self._outer.step(self._outers[index], self._momenta[index], gradient)
         outers = [self._outers[index] for index in indices]
-        if not wholly and self._alpha:
+        if self._alpha:
             outers = [now.dtype.type(self._alpha) * now + now.dtype.type(1 - self._alpha) * outer
                       for now, outer in zip(self._read(indices), outers)]
         self._write(indices, outers)

@@ -38,7 +38,7 @@ class PeriodicVariables:
         self._exchange.after_step()
 
     def exchange_now(self) -> None:
-        """Exchanges everything, as at the end: afterwards all ranks hold the same values. All ranks call it."""
+        """All ranks get the average of their values, as at the end. All ranks call it."""
         self.before_step()
         self._exchange.now()
 

@@ -49,9 +49,9 @@ def DiLoCo(model: torch.nn.Module, inner_optimizer: torch.optim.Optimizer,
     Returns an optimizer of a subclass (same class name) of the inner one's, which shares its state and options; its
     attribute outer_optimizer is the outer one from the first step on. Ranks must begin with the same parameters
     (broadcast_parameters); load weights before the first step, which takes them as the outer ones. Clip gradients and
-    scale losses as with the inner optimizer; a step that a GradScaler leaves out counts. exchange_now() exchanges
-    everything at once, as at the end. Memory: two copies of the parameters, and the outer optimizer's state.
-    state_dict() has all of it, and what is under way.
+    scale losses as with the inner optimizer; a step that a GradScaler leaves out counts. exchange_now() gives all ranks
+    the average of their parameters, as at the end, and leaves the outer ones as they are. state_dict() has all of it,
+    and what is under way. Memory: two copies of the parameters, and the outer optimizer's state.
 
     Errors: ValueError for arguments out of their ranges, for an optimizer that exchanges already, and from step(): on
     all ranks if they differ in settings or begin with different parameters, and for parameters that are added or
@@ -170,6 +170,11 @@ class _OuterExchange(PeriodicExchange):
 
     def take_in(self, fragment: int, wholly: bool) -> None:
         reducer = self.reducers[fragment]
+        if wholly:  # the average of the ranks' parameters; it is not this fragment's turn, so the outer ones stay
+            for gradient, average in reducer.arrived.items():
+                reducer.inner[gradient].copy_(gradient.parameter - average)
+            reducer.forget()
+            return
         for gradient, average in reducer.arrived.items():
             gradient.parameter.grad = average
         self.outer().step()  # of this fragment: the others have no gradient
@@ -177,7 +182,7 @@ class _OuterExchange(PeriodicExchange):
         for gradient, now in reducer.inner.items():
             outer = gradient.parameter
             outer.grad = None
-            if wholly or self.alpha == 0:
+            if self.alpha == 0:
                 now.copy_(outer)
             else:
                 now.lerp_(outer.detach(), 1 - self.alpha)

@@ -98,7 +98,8 @@ class PeriodicExchange:
         raise NotImplementedError
 
     def take_in(self, fragment: int, wholly: bool) -> None:
-        """What the ranks have made of a fragment has arrived. wholly: what this rank did meanwhile does not count."""
+        """What the ranks have made of a fragment has arrived. wholly: it is not the fragment's turn, and all ranks get
+        the same parameters."""
         raise NotImplementedError
 
     def own_state(self) -> Dict[str, Any]:
@@ -142,7 +143,7 @@ class PeriodicExchange:
                 self._end(fragment)
 
     def now(self) -> None:
-        """Exchanges all fragments; afterwards the ranks hold the same parameters."""
+        """Averages all fragments; afterwards the ranks hold the same parameters."""
         self.before_step()
         for fragment in sorted(self._in_flight):
             self._end(fragment)
@@ -271,8 +272,8 @@ class PeriodicOptimizer(SavedResiduals):
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it to call step hooks, which the own step does
 
     def exchange_now(self) -> None:
-        """Exchanges all of the model, whatever is due, as at the end of the training: afterwards all ranks hold the
-        same parameters. All ranks call it, between the same two steps. The schedule goes on as ever."""
+        """All ranks get the average of their parameters, as at the end of the training. All call it, between the same
+        two steps. The schedule and DiLoCo's outer parameters go on as ever."""
         if self._periodic is not None:
             with torch.no_grad():
                 self._periodic.now()

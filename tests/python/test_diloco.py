@@ -124,6 +124,23 @@ def check_fragments_are_as_one_fragment_each():
             assert torch.equal(p, q)
 
 
+def check_exchange_now_averages():
+    for make in (lambda model: hvd.DiLoCo(model, INNER["AdamW"](model.parameters()), sync_every=4, fragments=2),
+                 lambda model: hvd.LocalSGD(INNER["AdamW"](model.parameters()), 4)):
+        model = double_model()
+        optimizer = make(model)
+        for step in range(6):
+            step_here(model, optimizer, step)
+        average = hvd.allreduce(bits(model), name="bits")
+        before = getattr(optimizer, "outer_optimizer", None) and copy.deepcopy(optimizer.outer_optimizer.state_dict())
+        for _ in range(2):
+            optimizer.exchange_now()
+            torch.testing.assert_close(bits(model), average, rtol=1e-12, atol=1e-14)
+        hvd.check_weights(model)
+        if before:
+            torch.testing.assert_close(optimizer.outer_optimizer.state_dict(), before, rtol=0, atol=0)
+
+
 # Checkpoints
 
 MAKE = {

@@ -37,14 +37,17 @@ def model_of(kit):
 
 
 def expected(kit, sync_every, rate, momentum):
-    """The weights of all ranks at the end, with outer steps after every sync_every steps and at the end."""
+    """The weights of all ranks at the end: their average, with outer steps after every sync_every steps."""
     models = [model_of(kit) for _ in range(kit.hvd.size())]
     outer = models[0].get_weights()
     buffers = [np.zeros_like(w) for w in outer]
 
+    def averages():
+        return [sum(of_ranks) / len(of_ranks) for of_ranks in zip(*[model.get_weights() for model in models])]
+
     def exchange():
-        for i, of_ranks in enumerate(zip(*[model.get_weights() for model in models])):
-            moved = outer[i] - sum(of_ranks) / len(of_ranks)
+        for i, average in enumerate(averages()):
+            moved = outer[i] - average
             buffers[i] = momentum * buffers[i] + moved
             outer[i] = outer[i] - rate * (moved + momentum * buffers[i])
         for model in models:
@@ -58,8 +61,7 @@ def expected(kit, sync_every, rate, momentum):
             model.set_weights(models[0].get_weights())
         if step % sync_every == 0:
             exchange()
-    exchange()
-    return outer
+    return averages()
 
 
 def telling(kit, tell):
