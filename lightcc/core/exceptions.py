@@ -1,6 +1,4 @@
-"""Exception types, by Horovod's names."""
-
-_PUBLIC = "lightcc.common.exceptions"  # where programs import them from
+"""Exception types, by Horovod's names; lightcc.common.exceptions is where its programs import them from."""
 
 
 class HorovodInternalError(RuntimeError):
@@ -10,14 +8,11 @@ class HorovodInternalError(RuntimeError):
     shutdown() and init() again, or exit.
     """
 
-    __module__ = _PUBLIC
     status = 0  # the core's code (lightcc.h), where it was the core that failed
 
 
 class HostsUpdatedInterrupt(RuntimeError):
     """The set of hosts has changed; `skip_sync` says whether the state need not be broadcast again."""
-
-    __module__ = _PUBLIC
 
     def __init__(self, skip_sync: bool):
         super().__init__(skip_sync)
@@ -35,8 +30,6 @@ def get_version_mismatch_message(name: str, version: str, installed_version: str
 
 class HorovodVersionMismatchError(ImportError):
     """An installed framework is of a version that lightcc cannot work with."""
-
-    __module__ = _PUBLIC
 
     def __init__(self, name: str, version: str, installed_version: str):
         super().__init__(get_version_mismatch_message(name, version, installed_version))

@@ -3,6 +3,7 @@ as far as no other rank matters; and the helpers of lightcc.common."""
 import importlib.machinery
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -281,6 +282,16 @@ def test_exceptions_are_the_same_under_every_name():
         assert module.HorovodInternalError is exceptions.HorovodInternalError
     assert elastic_state.HostsUpdatedInterrupt is exceptions.HostsUpdatedInterrupt
     assert util.HorovodVersionMismatchError is exceptions.HorovodVersionMismatchError
+
+
+def test_a_pickled_error_is_of_the_same_class():
+    """Ray pickles what a worker raises by cloudpickle, which copies a class whose module the worker has not imported."""
+    program = """
+import sys, cloudpickle, lightcc.numpy as hvd
+sys.stdout.buffer.write(cloudpickle.dumps(hvd.HorovodInternalError("why")))
+"""
+    pickled = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout
+    assert isinstance(pickle.loads(pickled), exceptions.HorovodInternalError)
 
 
 def test_check_extension(monkeypatch):
