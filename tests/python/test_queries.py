@@ -285,7 +285,7 @@ def test_exceptions_are_the_same_under_every_name():
 
 
 def test_a_pickled_error_is_of_the_same_class():
-    """Ray pickles what a worker raises by cloudpickle, which copies a class whose module the worker has not imported."""
+    """Ray pickles what workers raise by cloudpickle, which copies a class whose module the worker has not imported."""
     program = """
 import sys, cloudpickle, lightcc.numpy as hvd
 sys.stdout.buffer.write(cloudpickle.dumps(hvd.HorovodInternalError("why")))
