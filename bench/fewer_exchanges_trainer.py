@@ -97,7 +97,7 @@ def topk(model: torch.nn.Module, inner: Any) -> Tuple[torch.nn.Module, Any]:
 
 
 def delayed(model: torch.nn.Module, inner: Any) -> Tuple[torch.nn.Module, Any]:
-    return model, hvd.DelayedGradients(inner, named_parameters=model.named_parameters())
+    return model, hvd.DelayedGradients(inner, warmup=30, named_parameters=model.named_parameters())
 
 
 def local_sgd(model: torch.nn.Module, inner: Any) -> Tuple[torch.nn.Module, Any]:
