@@ -1,7 +1,7 @@
 """What fewer exchanges bring on slow networks: DelayedGradients, LocalSGD and DiLoCo beside dense steps, Top-K, and
 DistributedDataParallel over gloo, by time to the same validation loss on real text.
 
-    python bench/fewer_exchanges.py                                 # as root: 4 hosts, an hour
+    python bench/fewer_exchanges.py                                 # as root: 4 hosts, 40 minutes
     python bench/fewer_exchanges.py --rates 100mbit --steps 120 --settings dense "DiLoCo 30/4"
     python bench/fewer_exchanges.py --png build/bench/fewer_exchanges.png
 

@@ -8,6 +8,7 @@ gloo; a repeat takes as long as its slower rank, and medians and their ratio are
 """
 import argparse
 import json
+import os
 import statistics
 import time
 from functools import partial
@@ -92,6 +93,8 @@ def main() -> None:
     args = parser.parse_args()
     where = surroundings(2, [f"lightcc {lightcc.__version__}", f"gloo of torch {torch.__version__}"])
     print(heading(where), flush=True)
+    output = args.output.resolve()
+    os.chdir(Path(__file__).parent)  # where ranks look for modules first: the checkout's folder lightcc has no library
     of_ranks = lightcc.run(measure, (args.repeats,), num_proc=2)
     rows = []
     for case in CASES:
@@ -101,9 +104,9 @@ def main() -> None:
         verdict = "" if not case.goal else f"  <= {case.goal:g}: {'ok' if ours <= case.goal * theirs else 'MISSED'}"
         print(f"{case.name:20} lightcc {ours:12,.1f} µs   gloo {theirs:12,.1f} µs   ratio {ours / theirs:.3f}{verdict}")
         rows.append({"case": case.name, "samples": slower, "ratio": ours / theirs})
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps({**where, "rows": rows}, indent=1, ensure_ascii=False))
-    print(f"All samples: {args.output}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps({**where, "rows": rows}, indent=1, ensure_ascii=False))
+    print(f"All samples: {output}")
 
 
 if __name__ == "__main__":
