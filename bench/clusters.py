@@ -25,7 +25,7 @@ import cloudpickle
 import clusters_ranks
 from clusters_ranks import first, steps, until_it_fails
 from clusters_schedulers import DEADLINE_S, Ray, Spark
-from where import heading, surroundings, version
+from where import heading, leave_checkout, surroundings, version
 
 cloudpickle.register_pickle_by_value(clusters_ranks)
 LEFT_S = 10.0
@@ -197,6 +197,7 @@ def main():
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--runs", type=int, default=30)
     asked = parser.parse_args()
+    leave_checkout()
     name = asked.scheduler
     package = {"ray": "ray", "spark": "pyspark"}[name]
     print(heading(surroundings(2, [f"{package} {version(package)}", f"torch {version('torch')}"])), flush=True)

@@ -18,7 +18,7 @@ import time
 from typing import Any, Callable, Dict, List
 
 import numpy
-from where import heading, surroundings, table_row, version
+from where import heading, leave_checkout, surroundings, table_row, version
 
 import lightcc
 import lightcc.numpy
@@ -131,7 +131,7 @@ def main() -> None:
                         help="sizes of the output; default 16,64")
     parser.add_argument("--repeats", type=int, default=15, help="default %(default)s")
     args = parser.parse_args()
-    os.chdir(os.path.dirname(os.path.abspath(__file__)))  # ranks look for modules where they are started
+    leave_checkout()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(heading(surroundings(args.np, [f"lightcc {lightcc.__version__}"] + [

@@ -8,7 +8,6 @@ gloo; a repeat takes as long as its slower rank, and medians and their ratio are
 """
 import argparse
 import json
-import os
 import statistics
 import time
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 
 import torch
 import torch.distributed as dist
-from where import RESULTS, heading, surroundings
+from where import RESULTS, heading, leave_checkout, surroundings
 
 import lightcc
 
@@ -94,7 +93,7 @@ def main() -> None:
     where = surroundings(2, [f"lightcc {lightcc.__version__}", f"gloo of torch {torch.__version__}"])
     print(heading(where), flush=True)
     output = args.output.resolve()
-    os.chdir(Path(__file__).parent)  # where ranks look for modules first: the checkout's folder lightcc has no library
+    leave_checkout()
     of_ranks = lightcc.run(measure, (args.repeats,), num_proc=2)
     rows = []
     for case in CASES:

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 from peers import gloo, own
-from where import RESULTS, heading, surroundings
+from where import RESULTS, heading, leave_checkout, surroundings
 
 import lightcc
 import lightcc.torch as hvd
@@ -196,6 +196,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.np < 2:
         parser.error("--np: one rank alone has nobody to send to")
+    output = args.output.resolve()
+    leave_checkout()
     where = surroundings(args.np, [own.VERSION, gloo.VERSION])
     print(heading(where), flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -204,9 +206,9 @@ def main() -> None:
     rows = [row_of(case, merged[key]) for key, case in CASES.items()]
     print(table(rows))
     print(f"Median of {args.repeats} repeats, slowest rank; idle for {args.idle:g} s after init; results were checked.")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps({**where, "rows": rows}, indent=1, ensure_ascii=False))
-    print(f"All samples: {args.output}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps({**where, "rows": rows}, indent=1, ensure_ascii=False))
+    print(f"All samples: {output}")
 
 
 if __name__ == "__main__":

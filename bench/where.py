@@ -28,6 +28,12 @@ def surroundings(np: int, versions: List[str]) -> Dict[str, Any]:
             "command": shlex.join(["python", *sys.argv])}
 
 
+def leave_checkout() -> None:
+    """Before lightcc.run: ranks look for modules first where they are started, and the checkout's folder lightcc has no
+    library."""
+    os.chdir(Path(__file__).parent)
+
+
 def heading(where: Dict[str, Any]) -> str:
     return (f"{where['ranks']} ranks on {where['cores']} cores, {where['cpu']}, Linux {where['kernel']}, load "
             f"{where['load_before']:.1f}; {', '.join(where['versions'])}; commit {where['commit']}")

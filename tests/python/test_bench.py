@@ -147,6 +147,18 @@ def test_a_short_training_is_compressed_with_and_without_error_feedback(tmp_path
     assert (tmp_path / "digits.png").stat().st_size > 10_000
 
 
+def test_the_short_benchmark_runs_where_readme_starts_it(tmp_path):
+    """In the checkout, whose folder lightcc is not the package."""
+    pytest.importorskip("torch")
+    command = [sys.executable, str(BENCH / "smoke.py"), "--repeats", "1", "--calls", "5", "--idle", "0.1"]
+    done = warm.run([*command, "--output", str(tmp_path / "smoke.json")], DEADLINE_S, BENCH.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "smoke.json").read_text())["rows"]
+    assert len(rows) > 3 and "ratio" in done.stdout, done.stdout
+    callers = [path for path in BENCH.glob("*.py") if "lightcc.run(" in path.read_text()]
+    assert len(callers) >= 4 and all("leave_checkout()" in path.read_text() for path in callers)
+
+
 def test_a_tiny_run_measures_lightcc_and_gloo(tmp_path):
     pytest.importorskip("torch")
     text, result = run(tmp_path, "--peers", "gloo", "--sizes", "4,64K")
