@@ -1,6 +1,5 @@
-"""Two ranks of one host: what the exchange of a step takes, and how many more ids a second two ranks look up than one,
-beside two that each have a world of their own, and so exchange nothing: more than those do the machine's memory does
-not give.
+"""Two ranks of one host: what the exchange of a step takes, and how many more ids a second two ranks look up than one.
+Beside these, two processes with a world of their own each, which exchange nothing, say how many the machine allows.
 
 Exchange: a lookup and an update of lightcc.embedding, less the same rows' reading and updating in a table of the owner
 alone; beside it what a program would do by itself: torch.unique with inverse, keys to their owners, and the three
@@ -58,8 +57,7 @@ class Local:
 
 
 class Rank:
-    """Of a world of `size`; ids of a rank are its own. core: which of those that this process may use; default: the
-    rank's."""
+    """Of a world of `size`; ids of a rank are its own. It is bound to the core of that number; default: its rank."""
 
     def __init__(self, rank: int, size: int, folder: str, ids: int, rows: int, dim: int, kind: str,
                  core: Optional[int] = None):
