@@ -12,15 +12,19 @@ namespace lightcc::embedding {
 
 class Dedup {
  public:
-  // Both have room for as many as keys. Returns how many differ; fresh(hash) comes for each of these, in their order.
-  // Memory is kept for the next call.
-  template <class Fresh> int64_t run(std::span<const int64_t> keys, int64_t* unique, int64_t* inverse, Fresh fresh) {
+  // Forgets all keys. At most so many will come; memory is kept for the next time.
+  void begin(size_t most_keys) {
+    mask_ = std::bit_ceil(most_keys * 2) - 1;  // at most half of the slots get used
+    slots_.assign(mask_ + 1, 0);
+    found_ = 0;
+  }
+  // unique has room for all keys, inverse for these. fresh(hash, i) comes for each that differs from all before it.
+  template <class Fresh> void add(std::span<const int64_t> keys, int64_t* unique, int64_t* inverse, Fresh fresh) {
     constexpr size_t kBlock = 32;
-    const size_t mask = std::bit_ceil(keys.size() * 2) - 1;  // at most half of the slots get used
-    slots_.assign(mask + 1, 0);
+    const size_t mask = mask_;
     uint32_t* slots = slots_.data();
     uint64_t hashes[kBlock];
-    uint32_t found = 0;
+    uint32_t found = found_;
     for (size_t first = 0; first < keys.size(); first += kBlock) {
       const size_t n = std::min(kBlock, keys.size() - first);
       for (size_t i = 0; i < n; ++i) {
@@ -34,19 +38,25 @@ class Dedup {
         if (!slots[at]) {
           unique[found] = key;
           slots[at] = ++found;
-          fresh(hashes[i]);
+          fresh(hashes[i], first + i);
         }
         inverse[first + i] = slots[at] - 1;
       }
     }
-    return found;
+    found_ = found;
   }
+  int64_t count() const { return found_; }  // of different keys
+  // All of that at once; returns how many differ.
   int64_t run(std::span<const int64_t> keys, int64_t* unique, int64_t* inverse) {
-    return run(keys, unique, inverse, [](uint64_t) {});
+    begin(keys.size());
+    add(keys, unique, inverse, [](uint64_t, size_t) {});
+    return count();
   }
 
  private:
   std::vector<uint32_t> slots_;  // a place in unique, plus 1; 0: empty
+  size_t mask_ = 0;
+  uint32_t found_ = 0;
 };
 
 }  // namespace lightcc::embedding

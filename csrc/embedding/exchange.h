@@ -38,9 +38,10 @@ struct OwnedKeys {
   std::vector<int64_t> keys;
   std::vector<uint32_t> checks;           // none where the table has none
   std::vector<int64_t> inverse;           // of each key as it came, rank by rank
-  std::vector<Shard::Record> found;
-  uint64_t generation = 0;                // of the shard, when they were found
-  void collect(const Table&, std::span<const AskedKeys>, Dedup&);
+  std::vector<Shard::Record> found;       // none until they are looked up
+  uint64_t generation = 0;                // of the shard, when they were
+  // came: the record of each key as it came, or none.
+  void collect(const Table&, std::span<const AskedKeys>, std::span<const Shard::Record> came, Dedup&);
   const uint32_t* checks_or_null() const { return checks.empty() ? nullptr : checks.data(); }
 };
 
@@ -127,13 +128,15 @@ struct OwnedStep {
   void apply();
 };
 
-// This rank's keys of one table, sorted by owner.
+// Keys of an update, sorted by owner.
 struct Partition {
   std::vector<int64_t> counts;  // by owner
   std::vector<int64_t> order;   // places in keys, owner by owner
   void make(const Table&, std::span<const int64_t> keys);
-  void make(int ranks, std::span<const uint16_t> owner_of_key);
 };
+
+// Where a key of a lookup goes: it is its owner's key number `place`, and in the end the whole lookup's.
+struct KeyPlace { uint32_t owner, place; };
 
 struct Wanted {  // of a lookup
   Table* table = nullptr;
@@ -145,7 +148,7 @@ struct Wanted {  // of a lookup
   std::vector<int64_t> counts;         // of keys, by owner
   std::vector<Shard::Record> found;    // world of one
   uint64_t generation = 0;
-  void sort_by_owner(std::span<const uint16_t> owner_of_key);
+  void sort_by_owner(std::span<KeyPlace> places, std::vector<int64_t>& memory);
   void clear();  // but for its memory
 };
 
@@ -188,7 +191,8 @@ struct lightcc_embedding_group {
 
   std::unique_ptr<lightcc::embedding::Alltoalls> transport;
   lightcc::embedding::Dedup dedup;
-  std::vector<uint16_t> owner_of_key;               // of the lookup that begins; its memory is kept
+  std::vector<lightcc::embedding::KeyPlace> places; // of the lookup that begins; its memory is kept
+  std::vector<int64_t> keys;                        // memory as well
   std::vector<lightcc::embedding::OwnedStep> held;  // an update between its halves
   std::vector<lightcc::embedding::Wanted> spare;    // memory for the next lookups; calls that end give it back
   std::list<std::unique_ptr<lightcc_embedding_call>> background;  // what was released or is served before it was done

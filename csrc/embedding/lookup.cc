@@ -50,6 +50,21 @@ bool reads_plainly(const Call& call, const Table& table) {
   return call.group.size() == 1 && !(call.flags & LIGHTCC_EMBEDDING_TRAINING) && !table.shard->layout().checked;
 }
 
+// Different keys, owner by owner.
+void take_by_owner(Wanted& w, std::span<const int64_t> keys, Group& group) {
+  const uint16_t* owners = w.table->owners.data();
+  w.counts.assign(size_t(group.size()), 0);
+  group.places.resize(keys.size());
+  KeyPlace* place = group.places.data();
+  group.dedup.begin(keys.size());
+  group.dedup.add(keys, w.keys.data(), w.inverse.data(), [&](uint64_t hash, size_t) {
+    const uint32_t owner = owners[bucket_of(hash)];
+    *place++ = {owner, uint32_t(w.counts[owner]++)};
+  });
+  w.keys.resize(size_t(group.dedup.count()));
+  w.sort_by_owner({group.places.data(), w.keys.size()}, group.keys);
+}
+
 Wanted taken(Call& call, const lightcc_embedding_wanted& from) {
   Wanted w;
   if (!call.group.spare.empty()) {
@@ -57,24 +72,18 @@ Wanted taken(Call& call, const lightcc_embedding_wanted& from) {
     call.group.spare.pop_back();
   }
   w.table = from.table;
-  w.keys.resize(size_t(from.count));
-  w.inverse.resize(size_t(from.count));
+  const std::span<const int64_t> keys(from.keys, size_t(from.count));
+  w.keys.resize(keys.size());
+  w.inverse.resize(keys.size());
   if (reads_plainly(call, *w.table)) {
-    std::copy_n(from.keys, from.count, w.keys.begin());
+    std::copy(keys.begin(), keys.end(), w.keys.begin());
     std::iota(w.inverse.begin(), w.inverse.end(), 0);
+  } else if (call.group.size() == 1) {
+    w.keys.resize(size_t(call.group.dedup.run(keys, w.keys.data(), w.inverse.data())));
   } else {
-    Group& group = call.group;
-    const uint16_t* owners = w.table->owners.data();
-    group.owner_of_key.resize(group.size() > 1 ? size_t(from.count) : 0);
-    uint16_t* owner = group.owner_of_key.data();
-    const auto note_owner = [&](uint64_t hash) { *owner++ = owners[bucket_of(hash)]; };
-    const std::span<const int64_t> keys(from.keys, size_t(from.count));
-    const int64_t unique = group.size() > 1 ? group.dedup.run(keys, w.keys.data(), w.inverse.data(), note_owner)
-                                            : group.dedup.run(keys, w.keys.data(), w.inverse.data());
-    w.keys.resize(size_t(unique));
+    take_by_owner(w, keys, call.group);
   }
-  w.plain = w.keys.size() == w.inverse.size();
-  if (call.group.size() > 1) w.sort_by_owner({call.group.owner_of_key.data(), w.keys.size()});
+  w.plain = w.keys.size() == w.inverse.size() && call.group.size() == 1;
   if (w.table->shard->layout().checked) take_checks(w, from);
   w.padded = padded_count(int64_t(w.keys.size()));
   w.rows.reserve(size_t(w.padded) * w.table->row_bytes());
@@ -124,20 +133,33 @@ void unpack(const Table& table, std::byte* rows, const std::byte* from, int64_t 
 }
 
 // What all ranks want of one table.
-Asked asked_of(Call& call, size_t index) {
+struct Answer {
   Asked asked;
-  asked.call = call.number;
-  std::vector<AskedKeys> parts;
+  std::vector<AskedKeys> parts;        // by rank
+  std::vector<Shard::Record> records;  // of each key as it came; there when the ranks' rows are read, or before
+  void collect(const Table& table, Dedup& dedup) { asked.owned.collect(table, parts, records, dedup); }
+};
+
+// Strings of one hash are compared, with each other and with the table's, before any rank gets an answer.
+Answer begin_answer(Call& call, size_t index) {
+  const Table& table = *call.wanted[index].table;
+  Answer answer;
+  answer.asked.call = call.number;
   int64_t count = 0;
   for (const RankSegment& segment : call.calls) {
     const bool serves = index >= segment.tables.size();
-    parts.push_back(serves ? AskedKeys{} : AskedKeys{segment.tables[index].keys, segment.tables[index].checks});
-    asked.first.push_back(count);
-    count += int64_t(parts.back().keys.size());
+    answer.parts.push_back(serves ? AskedKeys{} : AskedKeys{segment.tables[index].keys, segment.tables[index].checks});
+    answer.asked.first.push_back(count);
+    count += int64_t(answer.parts.back().keys.size());
   }
-  asked.first.push_back(count);
-  asked.owned.collect(*call.wanted[index].table, parts, call.group.dedup);
-  return asked;
+  answer.asked.first.push_back(count);
+  answer.records.resize(size_t(count));
+  if (!table.shard->layout().checked) return answer;
+  for (size_t rank = 0; rank < answer.parts.size(); ++rank)
+    table.shard->find(answer.parts[rank].keys, answer.parts[rank].checks,
+                      answer.records.data() + answer.asked.first[rank]);
+  answer.collect(table, call.group.dedup);
+  return answer;
 }
 
 // Whether rows that a rank asks itself for are read to where it wants them. On the wire they may lose bits, as all do.
@@ -149,14 +171,18 @@ std::byte* rows_of(const Wanted& w, int owner) {
   return w.rows.data() + size_t(first) * w.table->row_bytes();
 }
 
-// From the records to where they leave from, each as often as it is asked for.
-void read_for(int rank, const Table& table, const Asked& asked, std::span<const int64_t> keys, std::byte* to) {
-  std::vector<Shard::Record> found(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i)
-    found[i] = asked.owned.found[size_t(asked.owned.inverse[size_t(asked.first[size_t(rank)]) + i])];
-  if (!table.wire) return table.shard->read(keys, found.data(), to);
+// A rank's rows, from the records to where they leave from.
+void read_for(int rank, const Table& table, Answer& answer, std::byte* to) {
+  Shard& shard = *table.shard;
+  const std::span<const int64_t> keys = answer.parts[size_t(rank)].keys;
+  Shard::Record* records = answer.records.data() + answer.asked.first[size_t(rank)];
+  const auto read = [&](std::byte* rows) {
+    if (shard.layout().checked) shard.read(keys, records, rows);
+    else shard.find_and_read(keys, nullptr, records, rows);
+  };
+  if (!table.wire) return read(to);
   std::vector<std::byte> rows(keys.size() * table.row_bytes());
-  table.shard->read(keys, found.data(), rows.data());
+  read(rows.data());
   pack(table, to, rows.data(), int64_t(keys.size()));
 }
 
@@ -183,58 +209,48 @@ std::vector<RankSegment> answer_heads(const Call& call, const CallHeader& head) 
 
 }  // namespace
 
-void OwnedKeys::collect(const Table& table, std::span<const AskedKeys> parts, Dedup& dedup) {
-  std::vector<int64_t> all;
-  std::vector<uint32_t> all_checks;
+void OwnedKeys::collect(const Table& table, std::span<const AskedKeys> parts, std::span<const Shard::Record> came,
+                        Dedup& dedup) {
   size_t count = 0;
   for (const AskedKeys& part : parts) count += part.keys.size();
-  all.reserve(count);
+  const bool checked = table.shard->layout().checked;
+  keys.resize(count);
+  inverse.resize(count);
+  found.reserve(came.empty() ? 0 : count);
+  dedup.begin(count);
+  size_t first = 0;
   for (const AskedKeys& part : parts) {
-    all.insert(all.end(), part.keys.begin(), part.keys.end());
-    if (part.checks) all_checks.insert(all_checks.end(), part.checks, part.checks + part.keys.size());
+    dedup.add(part.keys, keys.data(), inverse.data() + first, [&](uint64_t, size_t i) {
+      if (checked) checks.push_back(part.checks[i]);
+      if (!came.empty()) found.push_back(came[first + i]);
+    });
+    for (size_t i = 0; checked && i < part.keys.size(); ++i)
+      if (checks[size_t(inverse[first + i])] != part.checks[i])
+        throw Error(Code::invalid_argument,
+                    table.about("two strings have the same 64-bit hash " + std::to_string(part.keys[i])));
+    first += part.keys.size();
   }
-  keys.resize(all.size());
-  inverse.resize(all.size());
-  keys.resize(size_t(dedup.run(all, keys.data(), inverse.data())));
-  if (table.shard->layout().checked) checks.resize(keys.size());
-  for (size_t i = all_checks.size(); i-- > 0;) checks[size_t(inverse[i])] = all_checks[i];
-  for (size_t i = 0; i < all_checks.size(); ++i)
-    if (checks[size_t(inverse[i])] != all_checks[i])
-      throw Error(Code::invalid_argument,
-                  table.about("two strings have the same 64-bit hash " + std::to_string(all[i])));
-  found.resize(keys.size());
-  table.shard->find(keys, checks_or_null(), found.data());
+  keys.resize(size_t(dedup.count()));
   generation = table.shard->generation();
 }
 
 void Partition::make(const Table& table, std::span<const int64_t> keys) {
   std::vector<uint16_t> owner(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) owner[i] = uint16_t(owner_of(table.owners, keys[i]));
-  make(table.group.size(), owner);
+  counts.assign(size_t(table.group.size()), 0);
+  for (size_t i = 0; i < keys.size(); ++i) ++counts[owner[i] = uint16_t(owner_of(table.owners, keys[i]))];
+  std::vector<int64_t> at(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), at.begin(), int64_t(0));
+  order.resize(keys.size());
+  for (size_t i = 0; i < order.size(); ++i) order[size_t(at[owner[i]]++)] = int64_t(i);
 }
 
-void Partition::make(int ranks, std::span<const uint16_t> owner_of_key) {
-  counts.assign(size_t(ranks), 0);
-  for (uint16_t owner : owner_of_key) ++counts[owner];
-  std::vector<int64_t> at(counts.size(), 0);
-  for (size_t rank = 1; rank < at.size(); ++rank) at[rank] = at[rank - 1] + counts[rank - 1];
-  order.resize(owner_of_key.size());
-  for (size_t i = 0; i < order.size(); ++i) order[size_t(at[owner_of_key[i]]++)] = int64_t(i);
-}
-
-void Wanted::sort_by_owner(std::span<const uint16_t> owner_of_key) {
-  Partition partition;
-  partition.make(table->group.size(), owner_of_key);
-  counts = std::move(partition.counts);
-  std::vector<int64_t> sorted(keys.size());
-  std::vector<uint32_t> place(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) {
-    sorted[i] = keys[size_t(partition.order[i])];
-    place[size_t(partition.order[i])] = uint32_t(i);
-  }
-  keys = std::move(sorted);
-  for (int64_t& at : inverse) at = place[size_t(at)];
-  plain = false;
+void Wanted::sort_by_owner(std::span<KeyPlace> places, std::vector<int64_t>& memory) {
+  std::vector<int64_t> first(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), first.begin(), int64_t(0));
+  memory.resize(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) memory[places[i].place += uint32_t(first[places[i].owner])] = keys[i];
+  keys.swap(memory);
+  for (int64_t& at : inverse) at = places[size_t(at)].place;
 }
 
 void begin_lookup(Call& call, std::span<const lightcc_embedding_wanted> wanted) {
@@ -272,9 +288,9 @@ void answer_lookup(Call& call) {
   if (call.group.size() == 1) return read_here(call);
   CallHeader head = call.head.status ? call.head : CallHeader();
   head.op = Op::rows;
-  std::vector<Asked> asked;
+  std::vector<Answer> answers;
   try {
-    for (size_t i = 0; !head.status && i < call.wanted.size(); ++i) asked.push_back(asked_of(call, i));
+    for (size_t i = 0; !head.status && i < call.wanted.size(); ++i) answers.push_back(begin_answer(call, i));
   } catch (const Error& error) {
     head.refuse(int(error.code()), error.what());
   } catch (const std::bad_alloc&) {
@@ -285,12 +301,14 @@ void answer_lookup(Call& call) {
     for (size_t i = 0; i < parts.size(); ++i) {
       const Wanted& w = call.wanted[i];
       const bool stays = rank == call.group.rank() && reads_own(*w.table);
-      read_for(rank, *w.table, asked[i], call.calls[size_t(rank)].tables[i].keys,
-               stays ? rows_of(w, rank) : parts[i].values);
+      read_for(rank, *w.table, answers[i], stays ? rows_of(w, rank) : parts[i].values);
     }
   });
-  if (!head.status && call.flags & LIGHTCC_EMBEDDING_TRAINING)
-    for (size_t i = 0; i < asked.size(); ++i) keep(*call.wanted[i].table, std::move(asked[i]));
+  for (size_t i = 0; call.flags & LIGHTCC_EMBEDDING_TRAINING && !head.status && i < answers.size(); ++i) {
+    Table& table = *call.wanted[i].table;
+    if (!table.shard->layout().checked) answers[i].collect(table, call.group.dedup);  // the rows are on their way
+    keep(table, std::move(answers[i].asked));
+  }
   call.stage = Call::Stage::second_message;
 }
 

@@ -72,7 +72,7 @@ OwnedKeys merged(const Table& table, const std::vector<GradientPart>& parts, Ded
     asked[i] = {keys[i], checks[i].empty() ? nullptr : checks[i].data()};
   }
   OwnedKeys all;
-  all.collect(table, asked, dedup);
+  all.collect(table, asked, {}, dedup);
   return all;
 }
 
