@@ -51,20 +51,21 @@ WITH_TENSORFLOW = cd tests && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-func
   ../build/tensorflow-$(1)/bin/python $(PYTEST) $(3)
 # More than there are cores, since tests that wait for ranks are most; hosts come first, as they wait longest.
 SIDE_BY_SIDE = -n $(1) --dist loadfile --no-loadscope-reorder
-# Those that share ranks stay together: Keras 3 and tf_keras have ranks of their own.
+# Those that share ranks stay together.
 BY_RANKS = -n 2 --dist loadgroup
 # Called with two of these, which run at a time: ranks often wait for each other.
 BOTH = ($(1)) >build/beside.log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat build/beside.log; exit $$((first + last))
 
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,4) multihost python regressions -m 'not slow')
-	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,4) python -m tensorflow)
-	$(call BOTH,$(call WITH_TORCH,2,python),$(call WITH_TENSORFLOW,$(NEWEST),2,$(BY_RANKS) python -m tensorflow))
+	$(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,4) python -m 'tensorflow and not slow')
+	$(call BOTH,$(call WITH_TORCH,2,python),$(call WITH_TENSORFLOW,$(NEWEST),2,python -m 'tensorflow and not slow'))
 
 # What `test` leaves out of the Python tests: slow ones, other numbers of ranks, libraries of NCCL and NVRTC, which pip fetches,
 # and all with the oldest TensorFlow.
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) clusters trainers jax
-	$(call WITH_TORCH,0,$(call SIDE_BY_SIDE,4) multihost python -m slow)
+	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),0$(comma)2,$(BY_RANKS) python -m 'tensorflow and slow'),\
+	  $(call WITH_TORCH,0,$(call SIDE_BY_SIDE,3) multihost python -m slow))
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes),$(call WITH_TORCH,1,python -m 'sizes or torch_sizes'))
 	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes),$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes'))
 	$(call BUILD,build/cmake) gpu_kernels whole_driver_double
@@ -88,8 +89,8 @@ jax: build/jax/beside-venv build/mpi
 
 comma := ,
 define WITH_OLD_TENSORFLOW
-	$(call BOTH,$(call WITH_TENSORFLOW,$(1),2,python -m 'tensorflow and not newest_tensorflow'),\
-	  $(call WITH_TENSORFLOW,$(1),0,$(call SIDE_BY_SIDE,2) python -m 'tensorflow and not newest_tensorflow'))
+	$(call BOTH,$(call WITH_TENSORFLOW,$(1),2,python -m 'tensorflow and not newest_tensorflow and not slow'),\
+	  $(call WITH_TENSORFLOW,$(1),0,$(call SIDE_BY_SIDE,2) python -m 'tensorflow and not newest_tensorflow and not slow'))
 
 endef
 

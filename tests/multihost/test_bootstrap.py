@@ -73,8 +73,9 @@ def topology(job):
     return [row[:7] for row in rows]
 
 
-@pytest.mark.parametrize("slots, words", [((3, 1), ()), ((2, 2, 1), ("torch",)), ((1, 1), ("torch",)),
-                                          ((2, 2, 2, 2), ())])
+@pytest.mark.parametrize("slots, words", [
+    ((3, 1), ()), ((1, 1), ("torch",)), *(pytest.param(*shape, marks=pytest.mark.slow)
+                                          for shape in [((2, 2, 1), ("torch",)), ((2, 2, 2, 2), ())])])
 def test_every_shape_has_its_numbers_and_the_same_bits_on_all_ranks(hosts, slots, words):
     places = ",".join(f"h{i}:{slot}" for i, slot in enumerate(slots))
     with Watched(hosts, places, *words, program=TOPOLOGY) as job:

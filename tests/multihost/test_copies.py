@@ -40,6 +40,7 @@ hvd.shutdown()
 NOT_MEASURED = [{"LIGHTCC_CALIBRATION": "0"}] * 4
 
 
+@pytest.mark.slow
 def test_gradients_are_exchanged_where_they_lie():
     """They lie in slots that the ranks of a host map. Of their bytes, a rank copies the half that its neighbour owns,
     and sets aside what the other host has not yet received at the end."""

@@ -89,7 +89,9 @@ def test_firewalls_see_the_ports_of_the_range_only(monkeypatch):
     assert all(21000 <= int(port) <= 21009 for of_a_host in said for port in of_a_host), said
 
 
-@pytest.mark.parametrize("bodies, variables", [(BODIES, OVER_HARP), (BODIES[:2], OVER_PLUGIN)], ids=["harp", "plugin"])
+@pytest.mark.parametrize("bodies, variables", [
+    pytest.param(BODIES, OVER_HARP, id="harp"),
+    pytest.param(BODIES[:2], OVER_PLUGIN, id="plugin", marks=pytest.mark.slow)])
 def test_every_collective(monkeypatch, bodies, variables):
     monkeypatch.setenv("LIGHTCC_TEST_HOSTS", "2,1")
     monkeypatch.setenv("LIGHTCC_TEST_FRAMEWORKS", "numpy")  # what lies above the core is not the network's

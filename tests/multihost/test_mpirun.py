@@ -92,6 +92,7 @@ def test_worlds_under_mpirun(hosts, mpirun, each, tmp_path):
     expect_tour(saved(tmp_path, 2 * each), each, True, said, hasty=mpirun is MPIRUN["MPICH"])
 
 
+@pytest.mark.slow
 def test_digits_under_mpirun_are_learnt_as_on_one_rank(hosts, mpirun, tmp_path):
     each = 1
     code, said = run(hosts, mpirun, tmp_path, each, [*DIGITS, "--steps", str(STEPS), "--output", str(tmp_path)])

@@ -44,9 +44,11 @@ OF_FILES = {"tensorflow", "newest_tensorflow", "sizes", "torch_sizes"}  # marks 
 
 
 def _is_chosen(path, expression):
-    """Whether -m may choose a test of the file: so that the other files need not be imported."""
+    """Whether -m may choose a test of the file: so that the other files need not be imported. A mark of single tests
+    may be there or not."""
     names = set(re.findall(r"\w+", expression)) - {"and", "or", "not"}
-    return not names or not names <= OF_FILES or eval(expression, {name: name in MARKS[path] for name in names})
+    marks = ({name: name in MARKS[path] if name in OF_FILES else marked for name in names} for marked in (False, True))
+    return not names or any(eval(expression, one) for one in marks)
 
 
 class _LeftOut(pytest.Module):
@@ -71,6 +73,8 @@ def pytest_terminal_summary(terminalreporter):
 def pytest_itemcollected(item):
     if "tensorflow" in MARKS.get(item.path, ()):
         item.add_marker("tensorflow")
+    if item.originalname.endswith("with_tf_keras"):  # as Keras 3 here, and as Keras 2 of older TensorFlow
+        item.add_marker("slow")
 
 
 @pytest.hookimpl(trylast=True)  # -m has left out what it leaves out

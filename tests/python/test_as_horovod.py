@@ -398,7 +398,7 @@ def of_all_ranks(pattern, out, np):
 @pytest.mark.parametrize("np, how, arguments", [
     (1, "flag", ["--optimizer", "adam"]),
     (2, "module", ["--fp16-allreduce", "--gradient-predivide-factor", "2", "--num-workers", "1"]),
-    (2, "flag", ["--use-adasum", "--lr", "0.04"]),
+    pytest.param(2, "flag", ["--use-adasum", "--lr", "0.04"], marks=pytest.mark.slow),
 ])
 def test_digits_learns(np, how, arguments):
     out = train(np, how, "pytorch_digits.py", *arguments)
@@ -408,6 +408,7 @@ def test_digits_learns(np, how, arguments):
     assert len(accuracy) == len(losses) == 8 and accuracy[-1] > 85 and losses[-1] < losses[0] / 2, out
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_ends_like_one_that_was_not_interrupted(tmp_path):
     np = 2
 

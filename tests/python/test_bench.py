@@ -147,6 +147,7 @@ def test_a_short_training_is_compressed_with_and_without_error_feedback(tmp_path
     assert (tmp_path / "digits.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_short_benchmark_runs_where_readme_starts_it(tmp_path):
     """In the checkout, whose folder lightcc is not the package."""
     pytest.importorskip("torch")

@@ -53,6 +53,7 @@ def has_googletest():
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_googletest(), reason="missing: a C++ compiler and GoogleTest")
 def test_the_codec_of_the_page(tree):
     def compiled(name):

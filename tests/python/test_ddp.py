@@ -377,7 +377,7 @@ os._exit(0)  # gloo waits for rank 1 at exit
 """
 
 
-@pytest.mark.parametrize("how", ("hook", "group"))
+@pytest.mark.parametrize("how", ("hook", pytest.param("group", marks=pytest.mark.slow)))
 def test_a_rank_that_dies_in_backward(how):
     with Ranks(3, DYING, how) as job:
         job.wait_ready()

@@ -46,6 +46,7 @@ def test_a_descriptor_of_the_driver_that_is_none(text):
     assert code == 1 and f"ValueError: init: LIGHTCC_DRIVER_FD={text}: expected the number of a socket" in err, err
 
 
+@pytest.mark.slow
 def test_workers_die_one_after_another_and_are_replaced(tmp_path):
     """Each at another point of its loop, and one from outside; of none of them the launcher keeps a descriptor."""
     running = job(tmp_path, "-np", 2, "--min-np", 1, "--failures-per-host", 9, passes="inf", pause_s=0.02,
@@ -251,6 +252,7 @@ POINTS_OF_RESETS = ("start", "meeting", "reset", "sync")            # which some
 KILLS_OF_A_JOB = 4
 
 
+@pytest.mark.slow
 def test_random_kills_lose_nothing(tmp_path):
     """Kills at random moments, from outside or at a point of the loop, of a worker or of a host."""
     seed = int(os.environ.get("LIGHTCC_TEST_SEED") or random.randrange(1 << 30))

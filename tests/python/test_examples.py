@@ -40,6 +40,7 @@ def expect_short_run(launcher, ranks, folder):
         assert line in out
 
 
+@pytest.mark.slow
 def test_digits_starts_under_torchrun(tmp_path):
     expect_short_run("torchrun", 2, tmp_path)
 
@@ -95,6 +96,7 @@ def test_synthetic_benchmark_names_a_model_that_is_not_there():
     assert done.returncode == 1 and "--model resnet7: " in done.stderr
 
 
+@pytest.mark.slow
 def test_imagenet_goes_on_from_its_checkpoint(tmp_path):
     """In the warm-up of five epochs the rate rises from that of one rank to that of two."""
     found = {}

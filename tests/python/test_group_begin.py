@@ -24,7 +24,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("init", ("env", "file"))
+@pytest.mark.parametrize("init", ("env", pytest.param("file", marks=pytest.mark.slow)))
 def test_torchrun(init, tmp_path):
     text = PROGRAM
     if init == "file":
@@ -36,6 +36,7 @@ def test_torchrun(init, tmp_path):
     assert done.returncode == 0 and done.stdout.count("done") == 2, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_torchrun_inside_lightccrun(tmp_path):
     """Two worlds, of which the first says so."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -43,7 +43,10 @@ def check_a_worker_that_dies_is_replaced(folder, how, rank, **variables):
     assert sizes[0] == 2 and sizes[-1] == 2 and 1 in sizes
 
 
-@pytest.mark.parametrize("how, rank", [("fit", 0), ("function", 1)] if HAS_TENSORFLOW else [("fit", 0)])
+WAYS = [("fit", 0), *([pytest.param("function", 1, marks=pytest.mark.slow)] if HAS_TENSORFLOW else [])]
+
+
+@pytest.mark.parametrize("how, rank", WAYS)
 def test_a_worker_that_dies_is_replaced(tmp_path, how, rank):
     check_a_worker_that_dies_is_replaced(tmp_path, how, rank)
 

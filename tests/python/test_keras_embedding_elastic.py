@@ -260,6 +260,7 @@ def test_ranks_come_and_leave_with_their_rows(nursery, tmp_path):
         assert 0 < moved <= 1.1 * rows * abs(after - before) / max(after, before), moves
 
 
+@pytest.mark.slow
 def test_fewer_ranks_go_on_from_a_checkpoint(nursery, tmp_path):
     """And then more; of a function."""
     result(nursery, tmp_path, [[0, 1, 2], [0, 2], [0, 2, 3]], how="function", every=4)

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch  # noqa: F401  so that the file is left out where there is none
 
 PROGRAM = """
@@ -35,6 +36,7 @@ def run(folders):
     return done.stdout, done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_programs_compute_the_same_and_import_less():
     folders = os.environ["PYTHONPATH"].split(os.pathsep)
     out, imported = run(folders)

@@ -46,7 +46,8 @@ def accuracy(out):
 
 
 @pytest.mark.parametrize("np, how, arguments", [
-    (2, "module", ["--fp16-allreduce"]), (3, "flag", ["--use-adasum", "--batch-size", "16"])])
+    (2, "module", ["--fp16-allreduce"]),
+    pytest.param(3, "flag", ["--use-adasum", "--batch-size", "16"], marks=pytest.mark.slow)])
 def test_digits_learns(np, how, arguments, tmp_path):
     out = train(np, how, "tensorflow2_digits.py", *arguments, "--checkpoint-dir", tmp_path)
     losses = [float(loss) for loss in re.findall(r"Loss: ([\d.]+)", out)]
@@ -55,10 +56,12 @@ def test_digits_learns(np, how, arguments, tmp_path):
     assert saved.count([3, 3, 1, 16]) == 3, saved  # a kernel and Adam's two moments of it
 
 
+@pytest.mark.slow
 def test_keras_digits_learns():
     expect_trained(train(3, "flag", "keras_digits.py", "--backward-passes-per-step", 2), 1, 6)
 
 
+@pytest.mark.slow
 def test_keras_digits_is_resumed(tmp_path):
     """The checkpoint is on rank 0 alone, which sends the others what it has loaded."""
     arguments = ("--checkpoint-format", tmp_path / "checkpoint-{epoch}.keras")

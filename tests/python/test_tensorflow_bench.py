@@ -15,6 +15,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 DEADLINE_S = 400
 
 
+@pytest.mark.slow
 def test_a_tiny_run(tmp_path):
     library = {"LIGHTCC_LIBRARY": str(Path(lightcc.core.lib._library._name).resolve())}
     command = [sys.executable, str(BENCH / "tensorflow_ops.py"), "--tensors", "5", "--repeats", "1", "--calls", "2",

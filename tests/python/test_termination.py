@@ -101,7 +101,7 @@ def errors_of(ranks, survivors, since):
         yield message
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rank_killed_at_random_moments_is_named_by_all_others(size):
     for seed in range(25):
         print(f"size {size} seed {seed}")
