@@ -103,9 +103,11 @@ int lightcc_read_residual(const lightcc_residual* caller) {
     if (!found) not_there(asked);
     const HeldResidual residual(found);
     for (const ResidualPiece& piece : residual->pieces()) {
-      const std::vector<float>& values = asked.part == 0 ? piece.values : piece.velocity;
       const int64_t first = asked.first - piece.first;
-      if (first < 0 || first > int64_t(values.size()) || asked.count > int64_t(values.size()) - first) continue;
+      if (first < 0 || first > piece.count() || asked.count > piece.count() - first) continue;
+      std::vector<float> room;
+      const std::vector<float>& values = values_of(piece, asked.part == 1, &room);
+      if (asked.count > int64_t(values.size()) - first) continue;  // it has no velocity
       std::copy_n(values.begin() + first, asked.count, asked.values);
       return 0;
     }

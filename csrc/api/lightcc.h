@@ -270,7 +270,8 @@ LIGHTCC_API int lightcc_release_codec(int codec);
  *   {"gradient_bytes": of all tensors that were compressed, "sent_bytes": to other hosts for them,
  *    "dense_sent_bytes": what would have been sent without compression, "sent_elements", "elements": that this rank
  *    owns, "dense": why values travel dense, or "",
- *    "tensors": [{"group", "name", "tensor", "elements", "steps", "node", "nodes", "velocity": true or false,
+ *    "tensors": [{"group", "name", "tensor", "elements", "steps", "node", "nodes", "route": what has made its last
+ *                 message, "host" or "gpu", "velocity": true or false,
  *                 "pieces": [{"first", "count", "norm"}]}]} */
 LIGHTCC_API const char* lightcc_codec_state(int codec);
 

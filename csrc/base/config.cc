@@ -289,6 +289,11 @@ const Knob kKnobs[] = {
     {"LIGHTCC_CUDA_LIBRARY",
      "A library through which tensors of GPUs are reached, in place of CUDA's driver (docs/gpu.md). For tests.",
      [](Config& c, const Setting& v) { c.cuda_library = v.text; }, [](const Config& c) { return c.cuda_library; }},
+    {"LIGHTCC_GPU_COMPRESSION",
+     "1: GPUs make the messages of Top-K and int8 themselves where each host has one rank, and messages alone cross "
+     "the bus (docs/gpu.md). 0: the host makes them. Off until that has run on a GPU.",
+     [](Config& c, const Setting& v) { c.gpu_compression = v.flag(); },
+     [](const Config& c) { return text_of(c.gpu_compression); }},
     {"LIGHTCC_NCCL",
      "1: tensors of GPUs go by NCCL if all ranks can and say so. 0, or if one cannot: through host memory "
      "(docs/gpu.md).",

@@ -57,6 +57,7 @@ struct Config {
   double output_idle_s = 10;         // LIGHTCC_OUTPUT_POOL_IDLE_SECONDS: how long it is kept without use
   int64_t pinned_bytes = 256 << 20;  // LIGHTCC_PINNED_BYTES: most pinned memory kept for tensors of GPUs
   std::string cuda_library;          // LIGHTCC_CUDA_LIBRARY: in place of CUDA's driver
+  bool gpu_compression = false;      // LIGHTCC_GPU_COMPRESSION: GPUs compress their tensors themselves
   bool nccl = true;                  // LIGHTCC_NCCL: tensors of GPUs go by NCCL where they can
   bool nccl_2d = false;              // LIGHTCC_NCCL_2D: hierarchical all-reduces there too
   std::string nccl_host_id;          // NCCL_HOSTID: the host that NCCL takes this rank to be on; "": its own

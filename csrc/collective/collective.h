@@ -49,6 +49,12 @@ struct TimedPhase {
   uint64_t begin_ns = 0, end_ns = 0;   // end 0: it is not over
 };
 
+// A member had no memory on its GPU for what compression leaves behind of a tensor (its place in Collective::tensors).
+struct NoMemory {
+  int member;
+  size_t tensor, bytes;
+};
+
 // A collective in flight. step() never blocks and does a bounded piece of work (about 512 KiB);
 // it returns whether anything moved. After done() nothing reads the input or writes the output any more,
 // on this rank or any other. When step() returns false, waiting_for() names a member (index in the
@@ -60,6 +66,8 @@ struct Work {
   virtual int waiting_for() const = 0;
   // The phases that have begun, if the collective is timed and has phases.
   virtual std::span<const TimedPhase> phases() const { return {}; }
+  // Why it has no result, once it is done, as all members find; the next collective works.
+  virtual std::optional<NoMemory> no_memory() const { return std::nullopt; }
 };
 
 struct Algorithm;

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/error.h"
-#include "collective/compressed_layout.h"
 #include "collective/local_phases.h"
 #include "collective/phases.h"
 #include "collective/piece_codec.h"
@@ -14,14 +12,6 @@
 
 namespace lightcc {
 namespace {
-
-constexpr int64_t kPartBytes = 4 << 20;  // of gradients; an exchange of what becomes of them takes longer than to start
-
-struct MessageHeader {  // of a message
-  uint64_t number;   // of the all-reduce, among the compressed ones of the group
-  uint32_t part, tensors;
-  bool operator==(const MessageHeader&) const = default;
-};
 
 Collective without_prescale(Collective c) {
   c.pre = 1;
@@ -59,51 +49,43 @@ bool CompressedBackend::accepts(const Collective& c) const {
 
 class CompressedAllreduce : public Work {
  public:
-  CompressedAllreduce(NodeLinks& links, const Collective& c, uint64_t number)
+  CompressedAllreduce(NodeLinks& links, const Collective& c, std::unique_ptr<CompressedExchange> exchange)
       : c_(without_prescale(c)),
         scale_(float(c.pre)),
         element_(int64_t(size_of(c.dtype))),
         links_(links),
         node_(links.members()),
-        number_(number),
-        layout_(lay_out_compressed(c, links, kPartBytes, sizeof(MessageHeader))),
+        exchange_(std::move(exchange)),
         encoder_(make_piece_encoder(c.codec)),
         times_(c.timed) {
-    for (const CompressedPart& part : layout_.parts) {
-      messages_.emplace_back();
-      for (const size_t bytes : part.message_bytes) messages_.back().push_back({.bytes = bytes});
-    }
     if (!links_.alone()) local_.emplace(links_, c_);
   }
 
   ~CompressedAllreduce() override {
     if (held_) held_->let_go();
-    if (done()) return;
-    links_.give_up();
-    release();
+    if (!done()) links_.give_up();
   }
 
   bool step() override {
     links_.check();
     times_.begin_step();
-    bool moved = exchange();
+    bool moved = exchange_->step(encoded_parts());
     moved |= gather();
     moved |= add();
     moved |= encode();
     moved |= reduce();
-    if (done()) release();
+    if (done()) exchange_->release();
     if (times_.timed() && moved) note_times();
     return moved;
   }
   std::span<const TimedPhase> phases() const override { return times_.phases(); }
   bool done() const override { return gathered_ == tensors().size(); }
+  std::optional<NoMemory> no_memory() const override { return exchange_->no_memory(); }
 
   int waiting_for() const override {
     if (done()) return -1;
     if (gather_) return node_[size_t(gather_->waiting_for())];
-    if (exchanged_ < started_)
-      for (const LaneMessage& one : messages_[exchanged_])
-        if (!one.work->done()) return one.waiting_for();
+    if (exchange_->exchanged() < exchange_->started()) return exchange_->waiting_for();
     if (reduce_) return node_[size_t(reduce_->waiting_for())];
     const int place = local_ ? local_->waiting_for() : -1;
     return place < 0 ? -1 : node_[size_t(place)];
@@ -112,23 +94,8 @@ class CompressedAllreduce : public Work {
  private:
   using Tensor = CompressedTensor;
   using Shard = CompressedShard;
-  struct LaneMessage {                // of an own lane: every node's, one behind the other
-    const NodeLinks::Flow* flow = nullptr;
-    size_t bytes = 0;             // of each
-    std::unique_ptr<std::byte[]> memory = nullptr;
-    std::unique_ptr<Work> work = nullptr;
-    std::byte* of(int node) const { return memory.get() + bytes * size_t(node); }
-    int waiting_for() const {
-      const int owner = work->waiting_for();
-      return owner < 0 ? -1 : flow->owner(owner);
-    }
-  };
-
-  const std::vector<Tensor>& tensors() const { return layout_.tensors; }
-  std::vector<LaneMessage>& messages_of(const Tensor& tensor) { return messages_[tensor.part]; }
-  MessageHeader header_of(size_t part) const {
-    return {number_, uint32_t(part), uint32_t(layout_.parts[part].end - layout_.parts[part].begin)};
-  }
+  const std::vector<Tensor>& tensors() const { return exchange_->layout().tensors; }
+  size_t encoded_parts() const { return encoded_ == tensors().size() ? exchange_->parts() : tensors()[encoded_].part; }
   const void* input(const Tensor& tensor, int64_t element) const {
     return at(c_.input, (tensor.place.offset + element) * element_);
   }
@@ -137,17 +104,12 @@ class CompressedAllreduce : public Work {
   }
   bool is_float32() const { return c_.dtype == DType::float32; }
 
-  void release() {
-    lent_.release();
-    messages_.clear();
-  }
-
   void note_times() {
     const size_t n = tensors().size();
     if (!links_.alone()) times_.note("LOCAL_REDUCESCATTER", true, reduced_ == n);
     times_.note("COMPRESS", reduced_ > 0, encoded_ == n);
-    times_.note("CROSS_ALLGATHER", started_ > 0, exchanged_ == layout_.parts.size());
-    times_.note("DECOMPRESS", exchanged_ > 0, added_ == n);
+    times_.note("CROSS_ALLGATHER", exchange_->started() > 0, exchange_->exchanged() == exchange_->parts());
+    times_.note("DECOMPRESS", exchange_->exchanged() > 0, added_ == n);
     if (!links_.alone()) times_.note("LOCAL_ALLGATHER", gather_ || gathered_ > 0, gathered_ == n);
   }
 
@@ -175,7 +137,7 @@ class CompressedAllreduce : public Work {
     const Tensor& tensor = tensors()[encoded_];
     Residual& residual = *c_.residuals[encoded_];
     if (!held_) {
-      if (!residual.try_hold()) return true;  // a caller is copying it and rings nobody when it has finished
+      if (!residual.try_hold_at_home()) return true;  // who copies it rings nobody when it has finished
       held_ = &residual;
       begin_tensor(tensor);
     }
@@ -195,11 +157,11 @@ class CompressedAllreduce : public Work {
     std::vector<Residual::Range> ranges;
     for (const Shard& shard : tensor.shards) ranges.push_back({shard.first, shard.count});
     held_->cut(tensor.place.count, links_.node(), links_.nodes(), ranges, c_.codec.momentum > 0);
-    for (LaneMessage& one : messages_of(tensor)) {
-      if (one.memory) continue;
-      one.memory = std::make_unique_for_overwrite<std::byte[]>(one.bytes * size_t(links_.nodes()));
-      const MessageHeader header = header_of(tensor.part);
-      std::memcpy(one.of(links_.node()), &header, sizeof header);
+    for (size_t lane = 0; lane < tensor.shards.size(); ++lane) {
+      if (exchange_->has_memory(tensor.part, lane)) continue;
+      const size_t bytes = exchange_->message_bytes(tensor.part, lane) * size_t(links_.nodes());
+      const auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
+      exchange_->lend(tensor.part, lane, {memory, memory.get()});
     }
   }
 
@@ -208,9 +170,8 @@ class CompressedAllreduce : public Work {
     const size_t count = size_t(shard.count);
     if (!encoding_ && copied_ < count) return copy_block(tensor, shard);
     if (!encoding_ && count > 0) {
-      const LaneMessage& one = messages_of(tensor)[lane_];
       encoder_->start({gradient_of(tensor, shard), count, scale_, &held_->pieces()[lane_],
-                       one.of(links_.node()) + shard.body});
+                       exchange_->message(tensor.part, lane_, links_.node()) + shard.body});
       encoding_ = true;
     }
     if (encoding_ && encoder_->step()) return;
@@ -241,64 +202,15 @@ class CompressedAllreduce : public Work {
   }
 
   void end_tensor(const Tensor& tensor) {
-    CompressionTotals totals;
-    const uint64_t others = uint64_t(links_.nodes()) - 1;
-    totals.gradient_bytes += uint64_t(tensor.place.count * element_);
-    for (const Shard& shard : tensor.shards) {
-      totals.elements += uint64_t(shard.count);
-      totals.sent_elements += piece_elements(c_.codec, size_t(shard.count));
-      totals.sent_bytes += others * piece_bytes(c_.codec, size_t(shard.count));
-      totals.dense_sent_bytes += 2 * others * uint64_t(shard.count * element_) / uint64_t(links_.nodes());
-    }
-    held_->count(totals);
-  }
-
-  // As many parts are under way as there are flows, and one more each, so that none runs dry.
-  bool exchange() {
-    bool moved = false;
-    const auto may_start = [&] {
-      return started_ < layout_.parts.size() && layout_.parts[started_].end <= encoded_ &&
-             started_ - exchanged_ < 2 * NodeLinks::kFlows;
-    };
-    while (may_start()) {
-      start_exchange();
-      moved = true;
-    }
-    for (size_t p = exchanged_; p < started_; ++p)
-      for (LaneMessage& one : messages_[p])
-        if (!one.work->done()) {
-          moved |= one.work->step();
-          if (one.work->done()) lent_.note(*one.flow);
-        }
-    const auto is_done = [](const LaneMessage& one) { return one.work->done(); };
-    while (exchanged_ < started_ && std::ranges::all_of(messages_[exchanged_], is_done)) {
-      ++exchanged_;
-      moved = true;
-    }
-    return moved;
-  }
-
-  void start_exchange() {
-    for (size_t lane = 0; lane < messages_[started_].size(); ++lane) {
-      LaneMessage& one = messages_[started_][lane];
-      one.flow = &links_.flow(links_.own_lanes().begin + int(lane), int64_t(started_));
-      Collective c{};
-      c.kind = Kind::allgather;
-      c.index = links_.node();
-      c.size = links_.nodes();
-      c.counts.assign(size_t(c.size), int64_t(one.bytes));
-      c.input = one.of(c.index);
-      c.output = one.memory.get();
-      one.work = one.flow->start(c);
-    }
-    ++started_;
+    held_->set_on_gpu(false);
+    held_->count(exchange_->totals_of(tensor));
   }
 
   // A block of a shard a step: zero, and the nodes' messages in their order.
   bool add() {
-    if (added_ == tensors().size() || tensors()[added_].part >= exchanged_) return false;
+    if (added_ == tensors().size() || tensors()[added_].part >= exchange_->exchanged()) return false;
     const Tensor& tensor = tensors()[added_];
-    if (tensor.shards.empty()) {  // a member of a node that has fewer lanes than members
+    if (tensor.shards.empty() || !has_values(tensor)) {  // a node may have fewer lanes than members
       ++added_;
       return true;
     }
@@ -322,19 +234,18 @@ class CompressedAllreduce : public Work {
     return true;
   }
 
+  bool has_values(const Tensor& tensor) {
+    bool has = true;
+    for (size_t lane = 0; lane < tensor.shards.size(); ++lane) has &= exchange_->check(tensor.part, lane);
+    return has;
+  }
+
   void read_messages(const Tensor& tensor, const Shard& shard) {
-    const LaneMessage& one = messages_of(tensor)[add_lane_];
     received_.clear();
-    for (int node = 0; node < links_.nodes(); ++node) {
-      const std::byte* from = one.of(node);
-      MessageHeader header;
-      std::memcpy(&header, from, sizeof header);
-      if (header != header_of(tensor.part))
-        throw Error(Code::internal, "member " + std::to_string(one.flow->owner(node)) +
-                                        " of the group sent the compressed gradients of another all-reduce");
-      received_.push_back(read_piece(c_.codec, {from + shard.body, piece_bytes(c_.codec, size_t(shard.count))},
+    for (int node = 0; node < links_.nodes(); ++node)
+      received_.push_back(read_piece(c_.codec, {exchange_->message(tensor.part, add_lane_, node) + shard.body,
+                                                piece_bytes(c_.codec, size_t(shard.count))},
                                      size_t(shard.count)));
-    }
   }
 
   void scale(float* values, size_t n) const {
@@ -361,11 +272,8 @@ class CompressedAllreduce : public Work {
   const int64_t element_;
   NodeLinks& links_;
   const std::vector<int>& node_;                // the members here
-  const uint64_t number_;
-  const CompressedLayout layout_;
-  std::vector<std::vector<LaneMessage>> messages_;  // by part and own lane
+  const std::unique_ptr<CompressedExchange> exchange_;
   size_t reduced_ = 0, encoded_ = 0;            // so many tensors
-  size_t started_ = 0, exchanged_ = 0;          // so many parts
   size_t added_ = 0, gathered_ = 0;             // so many tensors
   std::optional<LocalPhases> local_;            // none where this rank is alone
   std::unique_ptr<Work> reduce_, gather_;
@@ -376,15 +284,18 @@ class CompressedAllreduce : public Work {
   size_t add_lane_ = 0, block_ = 0;             // of tensor added_
   std::vector<std::unique_ptr<PieceMessage>> received_;  // of that shard, by node
   std::vector<float> gradients_, sums_;         // where elements are no float32
-  LentMemory lent_;
   PhaseTimes times_;
 };
 
-std::unique_ptr<Work> CompressedBackend::start(const Collective& c, const Algorithm*) {
+std::unique_ptr<CompressedExchange> CompressedBackend::exchange(const Collective& c) {
   if (!accepts(c) || c.tensors.size() != c.residuals.size() || c.tensors.empty())
     throw Error(Code::internal, std::string(name_of(c.kind)) + " with compression " + text_of(c.codec) +
                                     " was given to the compressed all-reduce");
-  return std::make_unique<CompressedAllreduce>(*links_, c, started_++);
+  return std::make_unique<CompressedExchange>(*links_, c, started_++);
+}
+
+std::unique_ptr<Work> CompressedBackend::start(const Collective& c, const Algorithm*) {
+  return std::make_unique<CompressedAllreduce>(*links_, c, exchange(c));
 }
 
 }  // namespace lightcc

@@ -13,6 +13,7 @@
 #pragma once
 #include <memory>
 
+#include "collective/compressed_exchange.h"
 #include "collective/node_links.h"
 
 namespace lightcc {
@@ -28,6 +29,11 @@ class CompressedBackend : public Backend {
   const char* name() const override { return "compressed"; }
   bool accepts(const Collective&) const override;
   std::unique_ptr<Work> start(const Collective&, const Algorithm*) override;
+
+  // The messages of the next all-reduce, for whoever encodes and decodes them otherwise (engine/run/codec_run.h). It is
+  // to the links and the other members what start() would be.
+  std::unique_ptr<CompressedExchange> exchange(const Collective&);
+  NodeLinks& links() const { return *links_; }
 
  private:
   const std::shared_ptr<NodeLinks> links_;

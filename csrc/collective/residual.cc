@@ -23,15 +23,43 @@ CompressionTotals& CompressionTotals::operator+=(const CompressionTotals& other)
   return *this;
 }
 
-void Residual::cut(int64_t elements, int node, int nodes, const std::vector<Range>& ranges, bool velocity) {
-  const auto fits = [&](size_t i) {
-    return pieces_[i].first == ranges[i].first && int64_t(pieces_[i].values.size()) == ranges[i].count;
+bool Residual::try_hold_at_home() {
+  if (!try_hold()) return false;
+  bool has_more = true;
+  try {
+    has_more = step_home();
+  } catch (...) {
+    let_go();
+    throw;
+  }
+  if (has_more) let_go();
+  return !has_more;
+}
+
+bool Residual::step_home() {
+  const auto piece = std::ranges::find_if(pieces_, [](const ResidualPiece& one) { return one.device != nullptr; });
+  if (piece == pieces_.end()) return false;
+  if (!coming_) coming_ = piece->device->copy();
+  if (coming_->step()) return true;
+  piece->values = std::move(coming_->values);
+  piece->velocity = std::move(coming_->velocity);
+  piece->device = nullptr;
+  coming_ = nullptr;
+  return true;
+}
+
+bool Residual::is_cut(int64_t elements, const std::vector<Range>& ranges, bool velocity) const {
+  const auto fits = [](const ResidualPiece& piece, const Range& range) {
+    return piece.first == range.first && piece.count() == range.count;
   };
-  bool same = elements == elements_ && velocity == velocity_ && pieces_.size() == ranges.size();
-  for (size_t i = 0; same && i < ranges.size(); ++i) same = fits(i);
+  return elements == elements_ && velocity == velocity_ && saved_.empty() &&
+         std::ranges::equal(pieces_, ranges, fits);
+}
+
+void Residual::cut(int64_t elements, int node, int nodes, const std::vector<Range>& ranges, bool velocity) {
   node_ = node;
   nodes_ = nodes;
-  if (same && saved_.empty()) return;
+  if (is_cut(elements, ranges, velocity)) return;
   std::vector<ResidualPiece> old = std::exchange(pieces_, {});
   if (elements != elements_) old.clear();
   for (const Range& range : ranges) {

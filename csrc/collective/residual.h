@@ -7,6 +7,8 @@
 //    what. A part of node j belongs to node j modulo the number of nodes; several add up. So the sum over all nodes
 //    stays what it was, on whatever hosts the job goes on.
 // 3. A tensor of another number of elements is another tensor: nothing is left behind of it.
+// 4. The values of a piece are in host memory or in a device's, never in both. An exchange on a device leaves them
+//    there; whoever needs them elsewhere, or cut otherwise, brings them back first.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -17,12 +19,35 @@
 
 namespace lightcc {
 
+// What a device has of a piece, on its way into host memory.
+class ResidualCopy {
+ public:
+  virtual ~ResidualCopy() = default;
+  virtual bool step() = 0;  // waits for no device; true: there is more to do
+  std::vector<float> values, velocity;  // as in ResidualPiece; once there is no more to do
+};
+
+// The values of a piece in memory of a device.
+class DeviceResidual {
+ public:
+  virtual ~DeviceResidual() = default;
+  virtual int64_t count() const = 0;
+  virtual std::unique_ptr<ResidualCopy> copy() const = 0;  // begins it; this outlives the copy
+};
+
+// What a device keeps for a piece: two buffers of its values, of which a word says which holds, and with momentum
+// correction two of velocities.
+inline size_t device_residual_bytes(size_t count, bool velocity) {
+  return kLine + (velocity ? 4 : 2) * round_up(count * sizeof(float));
+}
+
 struct ResidualPiece {
   int64_t first = 0;
   std::vector<float> values;
   std::vector<float> velocity;  // of momentum correction; empty: none
   TopKWarmStart warm;
-  int64_t end() const { return first + int64_t(values.size()); }
+  std::shared_ptr<DeviceResidual> device = nullptr;  // where they are, and not in the vectors; nullptr: they are there
+  int64_t count() const { return device ? device->count() : int64_t(values.size()); }
 };
 
 struct SavedPart {
@@ -46,6 +71,9 @@ class Residual {
  public:
   bool try_hold() { return !held_.exchange(true, std::memory_order_acquire); }
   void let_go() { held_.store(false, std::memory_order_release); }
+  // Holds it with all pieces in host memory. false: a caller holds it, or copies from a device are under way, with
+  // which this call goes on.
+  bool try_hold_at_home();
 
   // How many exchanges the tensor has seen: all ranks that take part count alike.
   int64_t steps() const { return steps_.load(std::memory_order_relaxed); }
@@ -54,7 +82,12 @@ class Residual {
 
   // The holder alone may call the rest.
   struct Range { int64_t first, count; };
-  // Makes one piece of each range. What is there is kept where it belongs, and saved parts are taken in.
+  // A bounded piece of bringing all pieces into host memory, waiting for no device; true: there is more to do.
+  bool step_home();
+  // Whether cut() would change nothing.
+  bool is_cut(int64_t elements, const std::vector<Range>&, bool velocity) const;
+  // Makes one piece of each range. What is there is kept where it belongs, and saved parts are taken in. Unless all is
+  // cut so, the pieces are in host memory.
   void cut(int64_t elements, int node, int nodes, const std::vector<Range>&, bool velocity);
   void add_saved(int64_t elements, SavedPart);
   void note_dense(int64_t elements);  // it was exchanged dense: what is there, and saved parts, wait
@@ -63,6 +96,8 @@ class Residual {
   int node() const { return node_; }
   int nodes() const { return nodes_; }
   bool has_velocity() const { return velocity_; }
+  bool on_gpu() const { return on_gpu_; }  // whether a GPU has encoded it last
+  void set_on_gpu(bool on_gpu) { on_gpu_ = on_gpu; }
   const CompressionTotals& totals() const { return totals_; }
   void count(const CompressionTotals& exchange);
 
@@ -74,8 +109,9 @@ class Residual {
   std::atomic<int64_t> steps_{0};
   int64_t elements_ = 0, saved_elements_ = 0;
   int node_ = 0, nodes_ = 0;
-  bool velocity_ = false;
+  bool velocity_ = false, on_gpu_ = false;
   std::vector<ResidualPiece> pieces_;
+  std::unique_ptr<ResidualCopy> coming_;  // of the first piece that is on a device
   std::vector<SavedPart> saved_;
   CompressionTotals totals_, last_;
 };

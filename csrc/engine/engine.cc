@@ -106,7 +106,7 @@ Engine::Impl::Impl(std::unique_ptr<Peers> with_peers, World in_world, Config by_
       deadlocks(shared, sets, inbox),
       lifecycle(shared, sets, inbox),
       fast_calls(sets, inbox),
-      gpu_streams(config.cuda_library, world.rank) {
+      gpu_streams(config.cuda_library, config.gpu_compression, world.rank) {
   selector_text = sets.world().selector().text();
   lifecycle.watch();
   loop.start();

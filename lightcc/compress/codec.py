@@ -123,6 +123,7 @@ def stats(codecs: Iterable[Codec], dense: str = "") -> Dict[str, Any]:
             "ratio": _quotient(total["sent_bytes"], total["dense_sent_bytes"]),
             "density": _quotient(total["sent_elements"], total["elements"]),
             "residual_norm": math.sqrt(sum(norm * norm for norm in norms)),
+            "route": ", ".join(sorted({tensor["route"] for state in states for tensor in state["tensors"]})),
             "dense": dense or "; ".join(dict.fromkeys(state["dense"] for state in states if state["dense"]))}
 
 

@@ -201,29 +201,55 @@ def check_adasum(framework, dtype):
 
 
 def check_compression(framework, monkeypatch):
-    """What tensors of GPUs come to is what those of the host come to, on ranks that are each a node."""
-    from lightcc.compress import codec
+    """What tensors of GPUs come to is what those of the host come to, on ranks that are each a node, and so is what is
+    left behind, whether the host compresses or the GPU; it goes on from what was saved."""
+    from lightcc.compress import codec, residuals
     from lightcc.compress.compressors import Int8, TopK
     hvd = framework.hvd
-    hvd.shutdown()
     monkeypatch.setenv("LIGHT_INTRA_SIZE", "1")
-    hvd.init()
-    for kind in (lambda: TopK(0.05), lambda: TopK(0.05, momentum_correction=0.5), Int8):
-        on_gpu, on_host = kind(), kind()
-        for step in range(4):
-            values = np.random.default_rng([step, hvd.rank()]).standard_normal((128, 96))
-            results = []
-            for compression, tensor in ((on_gpu, framework.tensor), (on_host, framework.on_host)):
-                xs = [tensor(values, "float32"), tensor(2 * values, "float32")]
-                name = f"{compression}.{compression is on_gpu}"
-                results.append(codec.allreduce(xs, compression, name, hvd.Sum, 1.0, 1.0, hvd.global_process_set))
-            for mine, other in zip(*results):
-                np.testing.assert_array_equal(framework.values(mine), np.asarray(other, np.float64))
-        stats = codec.stats([codec.codec_of(on_gpu)])
-        if hvd.size() > 1:
-            assert 0 < stats["sent_bytes"] < stats["dense_sent_bytes"], stats
+
+    def left_behind(compression):
+        one = codec.codec_of(compression)
+        places = {(tensor["group"], tensor["name"], tensor["tensor"]): str(tensor["tensor"])
+                  for tensor in one.state()["tensors"]}
+        return residuals.read(one, places, hvd.rank(), hvd.size()), {name: place for place, name in places.items()}
+
+    def step(compression, tensor, number, name):
+        values = np.random.default_rng([number, hvd.rank()]).standard_normal((128, 96))
+        xs = [tensor(values, "float32"), tensor(2 * values, "float32")]
+        outputs = codec.allreduce(xs, compression, name, hvd.Sum, 1.0, 1.0, hvd.global_process_set)
+        return [np.asarray(framework.values(each) if tensor == framework.tensor else each, np.float64)
+                for each in outputs]
+
+    for kind, on in ((kind, on) for kind in (lambda: TopK(0.05), lambda: TopK(0.05, momentum_correction=0.5), Int8)
+                     for on in "01"):
+        hvd.shutdown()
+        monkeypatch.setenv("LIGHTCC_GPU_COMPRESSION", on)
+        hvd.init()
+        ways = (kind(), framework.tensor, "on_gpu"), (kind(), framework.on_host, "on_host")
+        for number in range(4):
+            mine, other = (step(compression, tensor, number, name) for compression, tensor, name in ways)
+            np.testing.assert_array_equal(mine, other)
+        stats = codec.stats([codec.codec_of(ways[0][0])])
+        if hvd.size() == 1:
+            assert stats["route"] == ""
+            continue
+        assert 0 < stats["sent_bytes"] < stats["dense_sent_bytes"], stats
+        assert stats["route"] == ("gpu" if on == "1" else "host"), stats
+        (saved, places), (same_saved, _) = (left_behind(way[0]) for way in ways)
+        for name, tensor in saved["tensors"].items():
+            for piece, same in zip(tensor["pieces"], same_saved["tensors"][name]["pieces"]):
+                assert piece == same and any(piece["values"])
+        later = [(kind(), *way[1:]) for way in ways]
+        for compression, _, name in later:
+            assert residuals.write(codec.codec_of(compression), {
+                tensor: ((group, name, index), 128 * 96) for tensor, (group, _, index) in places.items()}, saved) == []
+        for number in range(4, 6):
+            mine, other = (step(compression, tensor, number, name) for compression, tensor, name in later)
+            np.testing.assert_array_equal(mine, other)
     hvd.shutdown()
     monkeypatch.delenv("LIGHT_INTRA_SIZE")
+    monkeypatch.delenv("LIGHTCC_GPU_COMPRESSION")
     hvd.init()
 
 

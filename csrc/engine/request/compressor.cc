@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kWarmupStages = 5;
 constexpr uint64_t kMostHoldNs = 10'000'000'000;  // compressing the largest tensor on a busy machine takes less
+constexpr uint64_t kMostCopyNs = 60'000'000'000;  // of a device, behind what the program has given it
 
 double norm_of(const std::vector<float>& values) {
   double sum = 0;
@@ -35,6 +36,15 @@ HeldResidual::HeldResidual(std::shared_ptr<Residual> residual) : residual_(std::
       throw Error(Code::timeout, "a residual is in use: the exchange of a compressed gradient makes no progress");
     std::this_thread::yield();
   }
+}
+
+const std::vector<float>& values_of(const ResidualPiece& piece, bool velocity, std::vector<float>* room) {
+  if (!piece.device) return velocity ? piece.velocity : piece.values;
+  const auto copy = piece.device->copy();
+  for (const uint64_t deadline = now_ns() + kMostCopyNs; copy->step(); std::this_thread::yield())
+    if (now_ns() > deadline)
+      throw Error(Code::timeout, "what compression has left behind on a GPU cannot be read: the GPU does not go on");
+  return *room = std::move(velocity ? copy->velocity : copy->values);
 }
 
 Compressor::Compressor(const Codec& codec, int64_t warmup_steps) : codec_(codec), warmup_steps_(warmup_steps) {
@@ -89,11 +99,12 @@ std::string Compressor::state() const {
       totals += residual->totals();
       if (residual->elements() == 0) continue;  // not exchanged yet
       std::vector<std::string> pieces;
+      std::vector<float> room;
       for (const ResidualPiece& piece : residual->pieces())
         pieces.push_back(JsonObject()
                              .add("first", piece.first)
-                             .add("count", int64_t(piece.values.size()))
-                             .add("norm", norm_of(piece.values))
+                             .add("count", piece.count())
+                             .add("norm", norm_of(values_of(piece, false, &room)))
                              .text());
       tensors.push_back(JsonObject()
                             .add("group", int64_t(key.first))
@@ -103,6 +114,7 @@ std::string Compressor::state() const {
                             .add("steps", residual->steps())
                             .add("node", int64_t(residual->node()))
                             .add("nodes", int64_t(residual->nodes()))
+                            .add("route", residual->on_gpu() ? "gpu" : "host")
                             .add_json("velocity", residual->has_velocity() ? "true" : "false")
                             .add_json("pieces", json_list(pieces))
                             .text());

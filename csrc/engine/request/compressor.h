@@ -58,4 +58,8 @@ class HeldResidual {
   const std::shared_ptr<Residual> residual_;
 };
 
+// The values of a piece, or their velocity, of a residual that the caller holds. What a device has is copied into
+// `room`, which the caller waits for: a minute at most, then it is an Error{timeout}.
+const std::vector<float>& values_of(const ResidualPiece&, bool velocity, std::vector<float>* room);
+
 }  // namespace lightcc

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/log.h"
+
 namespace lightcc {
 namespace {
 
@@ -37,10 +39,27 @@ const CudaFunctions& GpuStreams::functions_for(const Request& request) {
   return functions;
 }
 
+// The first call of a device compiles them, which takes seconds: here, where nobody waits but the caller.
+bool GpuStreams::has_codec(const Request& request) {
+  const CodecKind kind = request.what.codec.kind;
+  if (!compresses_ || (kind != CodecKind::topk && kind != CodecKind::int8)) return false;
+  const int device = request.place.device;
+  const CudaFunctions& functions = functions_for(request);
+  std::lock_guard lock(mutex_);
+  if (const auto known = codecs_.find(device); known != codecs_.end()) return known->second;
+  const char* const failure = functions.load_codecs(device);
+  if (failure)
+    log(Level::info, "compressed all-reduces of tensors of GPU " + std::to_string(device) + " of rank " +
+             std::to_string(rank_) + " go through the host: " + failure);
+  return codecs_[device] = failure == nullptr;
+}
+
 void GpuStreams::note(Request& request, Mark* last) {
   request.delivered = nullptr;
   request.nccl = nullptr;
+  request.encodes = false;
   if (request.place.kind == DeviceKind::cpu) return;
+  request.encodes = has_codec(request);
   if (last && last->event && last->place == request.place) {
     request.ready = last->event;
     return;

@@ -1,7 +1,9 @@
 // What happens to requests of GPUs in the thread that submits them, on their streams. Any thread may call it.
 #pragma once
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -22,7 +24,9 @@ void order_own_stream(const Request&);
 
 class GpuStreams {
  public:
-  GpuStreams(const std::string& cuda_library, int rank) : cuda_library_(cuda_library), rank_(rank) {}
+  // compresses: on GPUs that can (LIGHTCC_GPU_COMPRESSION).
+  GpuStreams(const std::string& cuda_library, bool compresses, int rank)
+      : cuda_library_(cuda_library), compresses_(compresses), rank_(rank) {}
 
   // How far a stream has been filled: the mark of the previous request of the same call, during which the program gives
   // the stream nothing else.
@@ -37,9 +41,13 @@ class GpuStreams {
 
  private:
   const CudaFunctions& functions_for(const Request&);
+  bool has_codec(const Request&);
 
   const std::string& cuda_library_;
+  const bool compresses_;
   const int rank_;
+  std::mutex mutex_;
+  std::map<int, bool> codecs_;       // by device, whether its kernels of codecs were loaded
   std::atomic<int> gpus_{-1};        // in this process; -1: nobody has asked
 };
 

@@ -105,6 +105,7 @@ struct Flight {
   uint64_t submitted_ns = 0;
   std::shared_ptr<CudaEvent> ready;  // what its stream had at submission; unless it is the CPU's
   std::vector<Output> results;
+  bool encodes = false;            // its GPU has kernels for its codec, and may use them (gpu_streams.h)
   NcclStream* nccl = nullptr;      // where it runs on its GPU; nullptr: it is copied to the host
   std::shared_ptr<CudaEvent> delivered;  // the outputs of a GPU's request are there; nullptr: nothing was queued
   int changed_group = -1;          // add_group, remove_group: which, once this rank has added or removed it

@@ -53,7 +53,8 @@ BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group,
       tracing_(tracing),
       selector_(selector),
       staging_(gpu.staging),
-      nccl_(gpu.nccl) {
+      nccl_(gpu.nccl),
+      codec_(gpu.codec) {
   Kind kind = items_[0].request->what.kind;
   for (BatchItem& item : items_) {
     item.request->results.resize(item.request->what.tensors.size());
@@ -141,7 +142,8 @@ bool BatchExecution::start_next(bool may_start) {
   const Row& row = selector_.choose(fused.collective, items_[0].second);
   tracing_.activity(items_, row);
   fused.collective.timed = tracing_.running();
-  work_ = row.backend->start(fused.collective, row.algorithm);
+  work_ = fused.encoded.empty() ? row.backend->start(fused.collective, row.algorithm)
+                                : codec_->start(fused.collective, std::move(fused.encoded));
   counters_.add(Counters::collectives);
   const int64_t bytes = fused.collective.count * int64_t(size_of(fused.collective.dtype));
   counters_.add(Counters::payload_bytes, uint64_t(bytes));
@@ -163,6 +165,16 @@ void BatchExecution::count_compression(const Collective& c) {
     if (last.sent_bytes < last.dense_sent_bytes)
       counters_.add(Counters::saved_bytes, last.dense_sent_bytes - last.sent_bytes);
   }
+}
+
+std::string BatchExecution::text_of(const NoMemory& lacks, const Collective& c) const {
+  const auto has_it = [&](const BatchItem& item) {
+    return std::ranges::find(item.request->residuals, c.residuals[lacks.tensor]) != item.request->residuals.end();
+  };
+  const auto item = std::ranges::find_if(items_, has_it);
+  return "rank " + std::to_string(group_.rank(lacks.member)) + " has no memory on its GPU to compress " +
+         (item == items_.end() ? "a tensor" : item->request->title()) + ", of which " + std::to_string(lacks.bytes) +
+         " bytes stay there from step to step: use a smaller model or batch there, or LIGHTCC_GPU_COMPRESSION=0";
 }
 
 // Takes the results of a staged collective that is done out of its slot.
@@ -188,6 +200,8 @@ bool BatchExecution::step(bool may_start) {
   tracing_.activity(items_, "");
   tracing_.phases(items_, work_->phases());
   count_compression(collectives_[next_].collective);
+  if (const auto lacks = work_->no_memory(); lacks && failure_.empty())
+    failure_ = text_of(*lacks, collectives_[next_].collective);
   work_.reset();
   if (collectives_[next_].slot) empty(collectives_[next_]);
   piece_ = offset_ = 0;

@@ -10,6 +10,7 @@
 #include "collective/selector.h"
 #include "engine/negotiate/control/fusion.h"
 #include "engine/request/request.h"
+#include "engine/run/codec_run.h"
 #include "engine/run/nccl_stream.h"
 #include "engine/run/staging.h"
 #include "engine/run/tracing.h"
@@ -54,6 +55,7 @@ bool runs_on_gpu(const std::vector<BatchItem>&, const Selector&);
 struct GpuWays {
   Staging* staging = nullptr;    // through the host
   NcclStream* nccl = nullptr;    // on the GPU; goes first
+  CodecRun* codec = nullptr;     // through the host, but for what is compressed; with staging
 };
 
 class BatchExecution {
@@ -70,6 +72,7 @@ class BatchExecution {
   // A member, without whom it cannot go on: this rank itself, as long as its GPU has not copied.
   int waiting_for() const { return work_ ? work_->waiting_for() : is_staged() ? group_.index() : 0; }
   bool by_nccl() const { return nccl_ != nullptr; }
+  const std::string& failure() const { return failure_; }  // why its requests have no results, once it is done; ""
   const std::vector<BatchItem>& items() const { return items_; }
   uint64_t began_ns() const { return began_ns_; }  // its first collective; 0: not yet
   int64_t bytes() const { return bytes_; }         // of all that have begun
@@ -92,6 +95,7 @@ class BatchExecution {
     std::vector<StagedPiece> fetch, deliver;
     Output* result = nullptr;               // that stays in the slot until the caller takes it
     std::shared_ptr<StagingSlot> slot;
+    std::vector<GpuTensor> encoded;         // if the GPU compresses it
     std::shared_ptr<GpuOutput> here;        // memory for what lies on another GPU
   };
   bool is_staged() const { return !nccl_ && items_[0].request->what.device == DeviceKind::cuda; }
@@ -100,6 +104,7 @@ class BatchExecution {
   void bring_here(const Request&, FusedCollective&);
   void plan_allreduce();
   void plan_slices(const CollectiveLayout&, const std::vector<BatchTensor>&, const FusedCollective& whole);
+  bool plan_encoded(const CollectiveLayout&, const std::vector<BatchTensor>&, const FusedCollective& whole);
   void plan_staged(BatchItem&, size_t tensor, FusedCollective);
   void plan_staged_slice(BatchItem&, size_t tensor, const FusedCollective& whole, int64_t begin, int64_t most);
   void plan_staged_whole(BatchItem&, size_t tensor, FusedCollective);
@@ -113,6 +118,7 @@ class BatchExecution {
   void queue_all(const std::vector<Piece>&);
   bool start_next(bool may_start);
   void count_compression(const Collective&);
+  std::string text_of(const NoMemory&, const Collective&) const;
 
   std::vector<BatchItem> items_;
   std::vector<const Request*> owners_;  // by tensor; of a batch of GPUs only
@@ -124,6 +130,7 @@ class BatchExecution {
   const Selector& selector_;
   Staging* const staging_;
   NcclStream* const nccl_;
+  CodecRun* const codec_;
   std::vector<FusedCollective> collectives_;
   size_t fetched_ = 0;     // those of which the copies to the host have been queued
   size_t next_ = 0;        // in collectives_
@@ -131,6 +138,7 @@ class BatchExecution {
   std::unique_ptr<Work> work_;
   uint64_t began_ns_ = 0;
   int64_t bytes_ = 0;
+  std::string failure_;
 };
 
 }  // namespace lightcc

@@ -57,8 +57,10 @@ void BatchExecution::plan_allreduce() {
   };
   const BatchLayout layout = lay_out(tensors, may_be_used);
   if (is_staged()) {
-    for (const CollectiveLayout& collective : layout.collectives)
-      plan_slices(collective, tensors, fused_allreduce(collective, tensors, residuals, nullptr));
+    for (const CollectiveLayout& collective : layout.collectives) {
+      FusedCollective fused = fused_allreduce(collective, tensors, residuals, nullptr);
+      if (!plan_encoded(collective, tensors, fused)) plan_slices(collective, tensors, fused);
+    }
     return;
   }
   std::byte* buffer = layout.buffer_bytes > 0 ? fusion_buffer(layout.buffer_bytes) : nullptr;

@@ -28,7 +28,7 @@ BatchQueue::BatchQueue(const RunResources& shared, std::shared_ptr<const Group> 
       group_(std::move(group)),
       backends_(backends),
       buffers_{FusionBuffer(shared.peers.arena()), FusionBuffer(shared.peers.arena())},
-      staged_(shared.peers, shared.config.cuda_library, shared.pinned),
+      staged_(shared.peers, shared.config, shared.pinned),
       nccl_(shared.config, *group_, backends, shared.launches, shared.groups),
       joined_rank_(shared.peers.arena()) {}
 
@@ -40,7 +40,7 @@ void BatchQueue::add(std::vector<BatchItem> items) {
 
 void BatchQueue::watch() {
   if (nccl_.is_busy()) nccl_.watch();
-  staged_.trim();
+  staged_.watch();
 }
 
 bool BatchQueue::step() {
@@ -88,7 +88,9 @@ bool BatchQueue::begin() {
 GpuWays BatchQueue::ways_of(const std::vector<BatchItem>& batch) {
   if (batch[0].request->place.kind == DeviceKind::cpu) return {};
   if (runs_on_gpu(batch, backends_.selector())) return {.nccl = &nccl_.next_stream()};
-  return {.staging = &staged_.staging()};
+  const auto is_one = [](const auto& members) { return members.size() == 1; };
+  const bool one_rank_a_host = std::ranges::all_of(backends_.nodes(), is_one);
+  return {.staging = &staged_.staging(), .codec = staged_.codec(one_rank_a_host, backends_.compressed())};
 }
 
 std::optional<BatchQueue::DoneBatch> BatchQueue::take_done() {
@@ -100,7 +102,12 @@ std::optional<BatchQueue::DoneBatch> BatchQueue::take_done() {
   done.seconds = double(ended_ns_ - began_ns) * 1e-9;
   for (const BatchItem& item : done.batch->items()) {
     if (item.request->what.kind == Kind::join) joined_rank_.clear();
-    if (!item.placeholder) hand_back(item.request, Code::ok);
+    if (item.placeholder) continue;
+    const std::string& failure = done.batch->failure();
+    if (failure.empty())
+      hand_back(item.request, Code::ok);
+    else
+      hand_back(item.request, Code::internal, item.request->title() + ": " + failure);
   }
   if (done.batch->by_nccl()) nccl_.end_turn();
   return done;

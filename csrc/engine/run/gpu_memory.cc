@@ -39,7 +39,7 @@ void* GpuMemory::allocate(size_t bytes) {
   return memory;
 }
 
-void GpuMemory::give_back(void* memory, std::unique_ptr<CudaEvent> last_use) {
+void GpuMemory::give_back(void* memory, std::shared_ptr<CudaEvent> last_use) {
   std::lock_guard lock(mutex_);
   if (memory) returned_.push_back({memory, std::move(last_use)});
 }

@@ -17,16 +17,17 @@ class GpuMemory {
   GpuMemory(const CudaFunctions& cuda, int device) : cuda_(cuda), device_(device), stream_(cuda, device) {}
   ~GpuMemory() { release(); }
 
+  int device() const { return device_; }
   void* stream() const { return stream_.get(); }
   void* allocate(size_t bytes);
   // last_use: of another stream; nullptr: there was none.
-  void give_back(void* memory, std::unique_ptr<CudaEvent> last_use);
+  void give_back(void* memory, std::shared_ptr<CudaEvent> last_use);
   void release();  // all that was given back
 
  private:
   struct Returned {
     void* memory;
-    std::unique_ptr<CudaEvent> last_use;
+    std::shared_ptr<CudaEvent> last_use;
   };
   const CudaFunctions& cuda_;
   const int device_;

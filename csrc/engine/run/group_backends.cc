@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "collective/compressed.h"
 #include "collective/hierarchical.h"
 #include "collective/links.h"
 
@@ -28,7 +27,7 @@ GroupBackends::GroupBackends(Peers& peers, const Group& group, const Config& con
   const bool several_nodes = nodes_.size() > 1;
   if (several_nodes) {
     const auto node_links = std::make_shared<NodeLinks>(peers, group, nodes_);
-    add(std::make_unique<CompressedBackend>(node_links));
+    compressed_ = add(std::make_unique<CompressedBackend>(node_links));
     if (config.hierarchical)
       add(std::make_unique<HierarchicalBackend>(
           node_links, HierarchicalBackend::Limits{.least_bytes = config.hierarchical_bytes}));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/config.h"
+#include "collective/compressed.h"
 #include "collective/nccl_hierarchical.h"
 #include "collective/selector.h"
 #include "collective/shared.h"
@@ -23,6 +24,7 @@ class GroupBackends {
   void use_rules(std::span<const Rule> allreduces);  // they go before others of all-reduces
   const Hosts& nodes() const { return nodes_; }      // hosts, or parts of one, as backends see them
   SharedBackend* shared() const { return shared_; }  // nullptr: not all members share this host
+  CompressedBackend* compressed() const { return compressed_; }  // nullptr: there is one node only
   // These run nothing until they are connected (nccl_run.h).
   NcclBackend& nccl() const { return *nccl_; }
   NcclHierarchicalBackend* nccl_2d() const { return nccl_2d_; }  // nullptr: there is one node only
@@ -36,6 +38,7 @@ class GroupBackends {
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<std::unique_ptr<Backend>> backends_;
   SharedBackend* shared_ = nullptr;
+  CompressedBackend* compressed_ = nullptr;
   NcclBackend* nccl_ = nullptr;
   NcclHierarchicalBackend* nccl_2d_ = nullptr;
   Selector selector_;

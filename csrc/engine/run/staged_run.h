@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "base/config.h"
+#include "engine/run/codec_run.h"
 #include "engine/run/staging.h"
 #include "net/peers.h"
 
@@ -13,9 +15,12 @@ namespace lightcc {
 // Only whoever holds the progress lock calls it.
 class StagedRun {
  public:
-  // pool: of all groups of this rank. cuda_library: as Config has it. All but the pool outlive this.
-  StagedRun(Peers& peers, const std::string& cuda_library, std::shared_ptr<PinnedPool> pool)
-      : peers_(peers), cuda_library_(cuda_library), pool_(std::move(pool)) {}
+  // pool: of all groups of this rank. All but the pool outlive this.
+  StagedRun(Peers& peers, const Config& config, std::shared_ptr<PinnedPool> pool)
+      : peers_(peers),
+        cuda_library_(config.cuda_library),
+        may_compress_(config.gpu_compression),
+        pool_(std::move(pool)) {}
 
   Staging& staging() {
     if (!staging_)
@@ -25,18 +30,33 @@ class StagedRun {
       });
     return *staging_;
   }
+  // nullptr: GPUs may not compress, or there is no such exchange. one_rank_a_host: in the whole group.
+  CodecRun* codec(bool one_rank_a_host, CompressedBackend* backend) {
+    if (!may_compress_ || !one_rank_a_host || !backend) return nullptr;
+    Staging& own = staging();
+    if (!codec_) codec_ = std::make_unique<CodecRun>(cuda(cuda_library_), *pool_, own, *backend);
+    return codec_.get();
+  }
+  bool is_busy() const { return codec_ && codec_->is_busy(); }  // a GPU decodes; watch() looks
+  void watch() {
+    if (codec_) codec_->watch();
+    trim();
+  }
   void finish(Request& request, bool failed) {  // of a GPU, that was agreed on
     if (staging_) staging_->finish(request, failed);
   }
+
+ private:
   void trim() {
     if (pool_->is_over()) pool_->trim();
   }
 
- private:
   Peers& peers_;
   const std::string& cuda_library_;
+  const bool may_compress_;
   const std::shared_ptr<PinnedPool> pool_;
   std::unique_ptr<Staging> staging_;
+  std::unique_ptr<CodecRun> codec_;
 };
 
 }  // namespace lightcc

@@ -54,6 +54,13 @@ std::shared_ptr<GpuOutput> Staging::output(int device, size_t bytes, void** memo
   return gpu_output(cuda_, own.out, bytes, memory);
 }
 
+Staging::CodecStreams Staging::codec_streams(int device) {
+  Streams& own = streams(device);
+  own.out->release();
+  own.delivered = nullptr;
+  return {own.in.get(), own.out};
+}
+
 void Staging::keep(const Request& request, void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   const int device = request.place.device;

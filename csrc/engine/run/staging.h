@@ -43,6 +43,14 @@ class Staging {
   void fetch(StagingSlot&, const std::vector<StagedPiece>&);  // the engine is rung when all is there
   // rings: the engine waits for the slot.
   void deliver(StagingSlot&, const std::vector<StagedPiece>&, bool rings);
+  // For what runs on a GPU before and after an exchange of less than the tensors (codec_run.h): the first stream is for
+  // what the engine waits for, the second for outputs, which finish() waits for.
+  struct CodecStreams {
+    void* in;
+    std::shared_ptr<GpuMemory> out;
+  };
+  CodecStreams codec_streams(int device);
+  void ring_behind_in(int device) { ring_behind(device, streams(device).in.get(), false); }
   void finish(Request&, bool failed);          // failed: its stream goes on behind all copies from its tensors
 
  private:

@@ -84,6 +84,11 @@ void CudaDouble::fail(const std::string& function, int calls, bool is_sticky) {
   failures_[function] = {calls, is_sticky};
 }
 
+void CudaDouble::forge_messages(int device) {
+  std::lock_guard lock(mutex_);
+  forging_device_ = device;
+}
+
 void CudaDouble::ignore_order(bool ignored) {
   std::lock_guard lock(mutex_);
   ignores_order_ = ignored;

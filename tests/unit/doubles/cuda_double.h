@@ -78,6 +78,7 @@ class CudaDouble {
   // Planted. `function` of the table fails at the `calls`-th call from now on, and if it is sticky at all later ones.
   void fail(const std::string& function, int calls, bool is_sticky = false);
   void ignore_order(bool ignored);  // functions().order does nothing
+  void forge_messages(int device);  // what it encodes from now on is no message
 
  private:
   struct Table;
@@ -158,6 +159,7 @@ class CudaDouble {
   std::mt19937_64 random_;
   double max_delay_us_ = 200;
   bool ignores_order_ = false;
+  int forging_device_ = -1;
   struct Failure {
     int calls;
     bool is_sticky;

@@ -1,5 +1,6 @@
 // The functions of the table that a CudaDouble fills.
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <stdexcept>
 
@@ -175,6 +176,7 @@ void CudaDouble::encode(int device, void* handle, int codec, const std::vector<C
   const bool is_topk = codec == int(CodecKind::topk);
   if (!is_topk && codec != int(CodecKind::int8)) refuse(who + " is of no codec there is");
   std::vector<Access> accesses;
+  std::vector<std::pair<void*, size_t>> bodies;
   for (const CudaEncode& piece : pieces) {
     if (piece.count == 0) continue;
     const DType width = piece.half ? DType::float16 : DType::float32;
@@ -183,14 +185,19 @@ void CudaDouble::encode(int device, void* handle, int codec, const std::vector<C
       for (int i = 0; i < 2; ++i)
         if (pair[i]) accesses.push_back({pair[i], piece.count * sizeof(float), true});
     accesses.push_back({piece.state, kCodecStateBytes, true});
-    accesses.push_back({piece.body,
-                        is_topk ? codec_bytes_of_topk(piece.count, piece.k, width) : codec_bytes_of_int8(piece.count),
-                        true});
+    bodies.push_back({piece.body, is_topk ? codec_bytes_of_topk(piece.count, piece.k, width)
+                                          : codec_bytes_of_int8(piece.count)});
+    accesses.push_back({piece.body, bodies.back().second, true});
   }
   if (accesses.empty()) return;
   Uses uses = uses_of(device, who, accesses);
   const uint32_t seed = uint32_t(random_());
-  queue_access(stream, what, accesses, {[=] { encode_as_on_a_gpu(is_topk, pieces, seed); }}, std::move(uses));
+  const bool forges = forging_device_ == device;
+  queue_access(stream, what, accesses, {[=] {
+    encode_as_on_a_gpu(is_topk, pieces, seed);
+    for (auto [body, bytes] : bodies)
+      if (forges) std::memset(body, 0xff, bytes);
+  }}, std::move(uses));
 }
 
 void CudaDouble::decode(int device, void* handle, int codec, const std::vector<CudaDecode>& pieces, uint64_t* error) {
