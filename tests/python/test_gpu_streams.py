@@ -214,8 +214,8 @@ def check_compression(framework, monkeypatch):
                   for tensor in one.state()["tensors"]}
         return residuals.read(one, places, hvd.rank(), hvd.size()), {name: place for place, name in places.items()}
 
-    def step(compression, tensor, number, name):
-        values = np.random.default_rng([number, hvd.rank()]).standard_normal((128, 96))
+    def step(compression, tensor, at, name):
+        values = np.random.default_rng([at, hvd.rank()]).standard_normal((128, 96))
         xs = [tensor(values, "float32"), tensor(2 * values, "float32")]
         outputs = codec.allreduce(xs, compression, name, hvd.Sum, 1.0, 1.0, hvd.global_process_set)
         return [np.asarray(framework.values(each) if tensor == framework.tensor else each, np.float64)
@@ -227,8 +227,8 @@ def check_compression(framework, monkeypatch):
         monkeypatch.setenv("LIGHTCC_GPU_COMPRESSION", on)
         hvd.init()
         ways = (kind(), framework.tensor, "on_gpu"), (kind(), framework.on_host, "on_host")
-        for number in range(4):
-            mine, other = (step(compression, tensor, number, name) for compression, tensor, name in ways)
+        for at in range(4):
+            mine, other = (step(compression, tensor, at, name) for compression, tensor, name in ways)
             np.testing.assert_array_equal(mine, other)
         stats = codec.stats([codec.codec_of(ways[0][0])])
         if hvd.size() == 1:
@@ -244,8 +244,8 @@ def check_compression(framework, monkeypatch):
         for compression, _, name in later:
             assert residuals.write(codec.codec_of(compression), {
                 tensor: ((group, name, index), 128 * 96) for tensor, (group, _, index) in places.items()}, saved) == []
-        for number in range(4, 6):
-            mine, other = (step(compression, tensor, number, name) for compression, tensor, name in later)
+        for at in range(4, 6):
+            mine, other = (step(compression, tensor, at, name) for compression, tensor, name in later)
             np.testing.assert_array_equal(mine, other)
     hvd.shutdown()
     monkeypatch.delenv("LIGHT_INTRA_SIZE")

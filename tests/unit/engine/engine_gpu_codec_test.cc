@@ -421,46 +421,48 @@ TEST_F(GpuCodec, ForgedMessagesEndTheEpoch) {
   });
 }
 
-// Rank 0 has encoded when rank 1, which has not, is killed: its residuals serve the next epoch.
+// Rank 0 has encoded when rank 1, whose GPU has not come to it, is killed. Its residuals serve the next epoch, on other
+// streams, and that GPU comes to the encoding of the last one only when that of the next is queued behind it.
 TEST_F(GpuCodec, ARankIsKilledBetweenEncodingAndExchange) {
   std::vector<Left> lefts(2);
+  std::vector<std::unique_ptr<GpuTensor>> tensors(2);
+  std::atomic<bool> may_go_on{false};
+  const auto await_encodings = [&](uint64_t calls) {
+    for (const uint64_t end = now_ns() + kPatienceNs; cuda_.calls("encode") < calls && now_ns() < end;)
+      std::this_thread::yield();
+  };
   {
     Ranks ranks(std::vector<int>{1, 1}, config_);
-    std::atomic<bool> may_go_on{false};
     ranks.each([&](Engine& engine, int rank) {
-      const DevicePlace place = gpu(rank);
-      step_of(engine, lefts[size_t(rank)], {}, place, 0, "gpu");
-      const uint64_t before = cuda_.calls("encode");
-      ASSERT_GE(before, 1u);
+      step_of(engine, lefts[size_t(rank)], {}, gpu(rank), 0, "gpu");
+      auto& x = tensors[size_t(rank)] = std::make_unique<GpuTensor>(*this, rank, 1000, stream_of(rank));
+      x->fill(1);
       if (rank == 1)
-        cuda_.run(rank, place.stream, "a kernel that waits", {}, [&] {
+        cuda_.run(rank, x->stream, "a kernel that waits", {}, [&] {
           while (!may_go_on) std::this_thread::yield();
         });
+      auto one = on_gpu(engine, Kind::allreduce, "gpu0", {x.get()}, {x.get()});
+      one->what.codec = kTopK;
+      one->residuals = {lefts[size_t(rank)]["gpu0"][0]};
       std::thread killer([&] {
         if (rank == 0) return;
-        for (const uint64_t end = now_ns() + kPatienceNs; cuda_.calls("encode") < 4 && now_ns() < end;)
-          std::this_thread::yield();
+        await_encodings(4);
         engine.abort("killed");
-        may_go_on = true;
       });
-      EXPECT_NE(Code::ok, [&] {
-        GpuTensor x(*this, rank, 1000, place.stream);
-        if (rank == 0) x.fill(1);
-        auto one = on_gpu(engine, Kind::allreduce, "gpu0", {&x}, {&x});
-        one->what.codec = kTopK;
-        one->residuals = {lefts[size_t(rank)]["gpu0"][0]};
-        const Code code = outcome(engine, one);
-        may_go_on = true;
-        return code;
-      }());
+      EXPECT_NE(outcome(engine, one), Code::ok);
       killer.join();
     });
   }
   Ranks ranks(std::vector<int>{1, 1}, config_);
+  std::thread helper([&] {
+    await_encodings(6);
+    may_go_on = true;
+  });
   ranks.each([&](Engine& engine, int rank) {
     for (int step = 1; step < 3; ++step) step_of(engine, lefts[size_t(rank)], {}, gpu(rank), step, "gpu");
     EXPECT_EQ(left_behind(lefts[size_t(rank)], "gpu").size(), 1000u);
   });
+  helper.join();
 }
 
 TEST_F(GpuCodec, TensorsOfTheHostAndOfGpusDoNotMix) {
