@@ -88,9 +88,7 @@ bool BatchQueue::begin() {
 GpuWays BatchQueue::ways_of(const std::vector<BatchItem>& batch) {
   if (batch[0].request->place.kind == DeviceKind::cpu) return {};
   if (runs_on_gpu(batch, backends_.selector())) return {.nccl = &nccl_.next_stream()};
-  const auto is_one = [](const auto& members) { return members.size() == 1; };
-  const bool one_rank_a_host = std::ranges::all_of(backends_.nodes(), is_one);
-  return {.staging = &staged_.staging(), .codec = staged_.codec(one_rank_a_host, backends_.compressed())};
+  return {.staging = &staged_.staging(), .codec = batch[0].request->encodes ? staged_.codec(backends_) : nullptr};
 }
 
 std::optional<BatchQueue::DoneBatch> BatchQueue::take_done() {

@@ -7,6 +7,7 @@
 
 #include "base/config.h"
 #include "engine/run/codec_run.h"
+#include "engine/run/group_backends.h"
 #include "engine/run/staging.h"
 #include "net/peers.h"
 
@@ -17,10 +18,7 @@ class StagedRun {
  public:
   // pool: of all groups of this rank. All but the pool outlive this.
   StagedRun(Peers& peers, const Config& config, std::shared_ptr<PinnedPool> pool)
-      : peers_(peers),
-        cuda_library_(config.cuda_library),
-        may_compress_(config.gpu_compression),
-        pool_(std::move(pool)) {}
+      : peers_(peers), cuda_library_(config.cuda_library), pool_(std::move(pool)) {}
 
   Staging& staging() {
     if (!staging_)
@@ -30,13 +28,8 @@ class StagedRun {
       });
     return *staging_;
   }
-  // nullptr: GPUs may not compress, or there is no such exchange. one_rank_a_host: in the whole group.
-  CodecRun* codec(bool one_rank_a_host, CompressedBackend* backend) {
-    if (!may_compress_ || !one_rank_a_host || !backend) return nullptr;
-    Staging& own = staging();
-    if (!codec_) codec_ = std::make_unique<CodecRun>(cuda(cuda_library_), *pool_, own, *backend);
-    return codec_.get();
-  }
+  // For a batch that its GPU may compress. nullptr: not in this group.
+  CodecRun* codec(const GroupBackends& backends);
   bool is_busy() const { return codec_ && codec_->is_busy(); }  // a GPU decodes; watch() looks
   void watch() {
     if (codec_) codec_->watch();
@@ -53,10 +46,10 @@ class StagedRun {
 
   Peers& peers_;
   const std::string& cuda_library_;
-  const bool may_compress_;
   const std::shared_ptr<PinnedPool> pool_;
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<CodecRun> codec_;
+  bool has_said_why_ = false;  // there is no codec_
 };
 
 }  // namespace lightcc
