@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "collective/phases.h"
 #include "collective/piece_codec.h"
 #include "engine/run/gpu_residual.h"
@@ -99,20 +100,14 @@ class GpuCompressedAllreduce : public Work {
       if (!c_.residuals[layout.begin + held_]->try_hold()) return true;  // who copies it rings nobody
       ++held_;
     }
-    if (!refused_) {
-      const size_t t = layout.begin + ready_;
-      if (t < layout.end) {
-        if (make_ready(t)) ++ready_;
-        return true;
-      }
-      take_memory();
-    }
+    for (; !refused_ && ready_ < layout.end - layout.begin; ++ready_)
+      if (!make_ready(layout.begin + ready_)) return true;
+    if (!refused_) take_memory();
     if (refused_)
       refuse();
     else
       queue_encoding();
     let_go();
-    upload_ = nullptr;
     refused_.reset();
     ready_ = 0;
     ++queued_;
@@ -150,8 +145,8 @@ class GpuCompressedAllreduce : public Work {
     if (shard(t).count == 0) return true;
     try {
       arriving_ = std::make_shared<GpuResidual>(run_.cuda_, streams_.out, size_t(shard(t).count), has_velocity());
-    } catch (const Error&) {
-      refused_ = t;
+    } catch (const Error& error) {
+      lacks_memory(t, error);
       return false;
     }
     follow_allocations();
@@ -169,9 +164,15 @@ class GpuCompressedAllreduce : public Work {
   void take_memory() {
     try {
       parts_[queued_].memory = static_cast<std::byte*>(streams_.out->allocate(word_at(queued_) + kWordBytes));
-    } catch (const Error&) {
-      refused_ = layout_of(queued_).begin;
+    } catch (const Error& error) {
+      lacks_memory(layout_of(queued_).begin, error);
     }
+  }
+
+  // What CUDA says, only this rank knows.
+  void lacks_memory(size_t t, const Error& error) {
+    refused_ = t;
+    log(Level::warning, tensors_[t].request->title() + " cannot be compressed on the GPU: " + error.what());
   }
 
   // Pinned memory for the messages, where the exchange of later all-reduces may still find them.
