@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "collective/local_phases.h"
-#include "collective/phases.h"
 #include "collective/piece_codec.h"
+#include "collective/pipeline.h"
 #include "device/device.h"
 #include "device/float32.h"
 
@@ -52,17 +52,16 @@ class CompressedAllreduce : public Work {
   CompressedAllreduce(NodeLinks& links, const Collective& c, std::unique_ptr<CompressedExchange> exchange)
       : c_(without_prescale(c)),
         scale_(float(c.pre)),
-        element_(int64_t(size_of(c.dtype))),
         links_(links),
         node_(links.members()),
         exchange_(std::move(exchange)),
         encoder_(make_piece_encoder(c.codec)),
+        pipeline_(stages()),
         times_(c.timed) {
     if (!links_.alone()) local_.emplace(links_, c_);
   }
 
   ~CompressedAllreduce() override {
-    if (held_) held_->let_go();
     if (!done()) links_.give_up();
   }
 
@@ -70,222 +69,222 @@ class CompressedAllreduce : public Work {
     links_.check();
     times_.begin_step();
     bool moved = exchange_->step(encoded_parts());
-    moved |= gather();
-    moved |= add();
-    moved |= encode();
-    moved |= reduce();
+    moved |= pipeline_.step();
     if (done()) exchange_->release();
     if (times_.timed() && moved) note_times();
     return moved;
   }
   std::span<const TimedPhase> phases() const override { return times_.phases(); }
-  bool done() const override { return gathered_ == tensors().size(); }
+  bool done() const override { return pipeline_.done(); }
   std::optional<NoMemory> no_memory() const override { return exchange_->no_memory(); }
-
   int waiting_for() const override {
-    if (done()) return -1;
-    if (gather_) return node_[size_t(gather_->waiting_for())];
-    if (exchange_->exchanged() < exchange_->started()) return exchange_->waiting_for();
-    if (reduce_) return node_[size_t(reduce_->waiting_for())];
-    const int place = local_ ? local_->waiting_for() : -1;
-    return place < 0 ? -1 : node_[size_t(place)];
+    if (!done() && exchange_->exchanged() < exchange_->started()) return exchange_->waiting_for();
+    return pipeline_.waiting_for();
   }
 
  private:
   using Tensor = CompressedTensor;
   using Shard = CompressedShard;
+  class Encoding;
+  class Addition;
+
+  // The exchange, of parts and not of tensors, goes on beside these.
+  std::vector<Pipeline::Stage> stages() {
+    const size_t n = tensors().size();
+    Pipeline::Stage reduce{"LOCAL_REDUCESCATTER", n, [this](size_t tensor) {
+      return local_->reduce_scatter(tensors()[tensor].place.offset, tensors()[tensor].counts);
+    }};
+    Pipeline::Stage encode{"COMPRESS", n, [this](size_t tensor) { return start_encoding(tensor); }};
+    Pipeline::Stage add{"DECOMPRESS", n, [this](size_t tensor) { return start_addition(tensor); }};
+    Pipeline::Stage gather{"LOCAL_ALLGATHER", n, [this](size_t tensor) {
+      return local_->all_gather(tensors()[tensor].place.offset, tensors()[tensor].counts);
+    }};
+    reduce.members = gather.members = &node_;
+    add.ready = [this] { return exchange_->exchanged() == 0 ? 0 : parts()[exchange_->exchanged() - 1].end; };
+    if (links_.alone()) return {encode, add};
+    return {reduce, encode, add, gather};
+  }
   const std::vector<Tensor>& tensors() const { return exchange_->layout().tensors; }
-  size_t encoded_parts() const { return encoded_ == tensors().size() ? exchange_->parts() : tensors()[encoded_].part; }
+  const std::vector<CompressedPart>& parts() const { return exchange_->layout().parts; }
+  size_t encoded_parts() const {
+    const size_t encoded = pipeline_.left(links_.alone() ? 0 : 1);
+    return encoded == tensors().size() ? parts().size() : tensors()[encoded].part;
+  }
+  void note_times() {
+    times_.note("CROSS_ALLGATHER", exchange_->started() > 0, exchange_->exchanged() == parts().size());
+    pipeline_.note(times_);
+  }
   const void* input(const Tensor& tensor, int64_t element) const {
-    return at(c_.input, (tensor.place.offset + element) * element_);
+    return at(c_.input, (tensor.place.offset + element) * int64_t(size_of(c_.dtype)));
   }
   void* output(const Tensor& tensor, int64_t element) const {
-    return at(c_.output, (tensor.place.offset + element) * element_);
+    return at(c_.output, (tensor.place.offset + element) * int64_t(size_of(c_.dtype)));
   }
   bool is_float32() const { return c_.dtype == DType::float32; }
+  std::unique_ptr<Work> start_encoding(size_t tensor);
+  std::unique_ptr<Work> start_addition(size_t tensor);
 
-  void note_times() {
-    const size_t n = tensors().size();
-    if (!links_.alone()) times_.note("LOCAL_REDUCESCATTER", true, reduced_ == n);
-    times_.note("COMPRESS", reduced_ > 0, encoded_ == n);
-    times_.note("CROSS_ALLGATHER", exchange_->started() > 0, exchange_->exchanged() == exchange_->parts());
-    times_.note("DECOMPRESS", exchange_->exchanged() > 0, added_ == n);
-    if (!links_.alone()) times_.note("LOCAL_ALLGATHER", gather_ || gathered_ > 0, gathered_ == n);
+  const Collective c_;
+  const float scale_;                  // the prescale factor: applied in float32, as sums may be 16 bits
+  NodeLinks& links_;
+  const std::vector<int>& node_;       // the members here
+  const std::unique_ptr<CompressedExchange> exchange_;
+  std::optional<LocalPhases> local_;   // none where this rank is alone
+  const std::unique_ptr<PieceEncoder> encoder_;
+  std::vector<float> gradients_, sums_;  // where elements are no float32
+  Pipeline pipeline_;
+  PhaseTimes times_;
+};
+
+// What this rank owns of a tensor becomes messages: a shard a time, a block of it a step.
+class CompressedAllreduce::Encoding : public Work {
+ public:
+  Encoding(CompressedAllreduce& whole, size_t tensor)
+      : whole_(whole), tensor_(whole.tensors()[tensor]), residual_(*whole.c_.residuals[tensor]) {}
+  ~Encoding() override {
+    if (held_) residual_.let_go();
   }
-
-  // ---- the queues
-
-  bool reduce() {
-    if (reduced_ == tensors().size()) return false;
-    if (links_.alone()) {
-      reduced_ = tensors().size();
-      return true;
-    }
-    if (!local_->knows_inputs()) {
-      const bool moved = local_->step();
-      if (!local_->knows_inputs()) return moved;
-    }
-    return advance(reduce_, reduced_, [&] {
-      const Tensor& tensor = tensors()[reduced_];
-      return local_->reduce_scatter(tensor.place.offset, tensor.counts);
-    });
-  }
-
-  // A shard a time, a block of it a step.
-  bool encode() {
-    if (encoded_ == reduced_) return false;
-    const Tensor& tensor = tensors()[encoded_];
-    Residual& residual = *c_.residuals[encoded_];
+  bool step() override {
     if (!held_) {
-      if (!residual.try_hold_at_home()) return true;  // who copies it rings nobody when it has finished
-      held_ = &residual;
-      begin_tensor(tensor);
+      if (!residual_.try_hold_at_home()) return true;  // who copies it rings nobody when it has finished
+      held_ = true;
+      begin();
     }
-    if (lane_ < tensor.shards.size()) {
-      encode_shard(tensor);
-      return true;
-    }
-    end_tensor(tensor);
-    held_->let_go();
-    held_ = nullptr;
-    lane_ = 0;
-    ++encoded_;
+    if (lane_ < tensor_.shards.size()) encode(tensor_.shards[lane_]);
+    else end();
     return true;
   }
+  bool done() const override { return done_; }
+  int waiting_for() const override { return -1; }
 
-  void begin_tensor(const Tensor& tensor) {
+ private:
+  void begin() {
+    CompressedExchange& exchange = *whole_.exchange_;
     std::vector<Residual::Range> ranges;
-    for (const Shard& shard : tensor.shards) ranges.push_back({shard.first, shard.count});
-    held_->cut(tensor.place.count, links_.node(), links_.nodes(), ranges, c_.codec.momentum > 0);
-    for (size_t lane = 0; lane < tensor.shards.size(); ++lane) {
-      if (exchange_->has_memory(tensor.part, lane)) continue;
-      const size_t bytes = exchange_->message_bytes(tensor.part, lane) * size_t(links_.nodes());
+    for (const Shard& shard : tensor_.shards) ranges.push_back({shard.first, shard.count});
+    residual_.cut(tensor_.place.count, whole_.links_.node(), whole_.links_.nodes(), ranges,
+                  whole_.c_.codec.momentum > 0);
+    for (size_t lane = 0; lane < tensor_.shards.size(); ++lane) {
+      if (exchange.has_memory(tensor_.part, lane)) continue;
+      const size_t bytes = exchange.message_bytes(tensor_.part, lane) * size_t(whole_.links_.nodes());
       const auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
-      exchange_->lend(tensor.part, lane, {memory, memory.get()});
+      exchange.lend(tensor_.part, lane, {memory, memory.get()});
     }
   }
-
-  void encode_shard(const Tensor& tensor) {
-    const Shard& shard = tensor.shards[lane_];
+  void encode(const Shard& shard) {
     const size_t count = size_t(shard.count);
-    if (!encoding_ && copied_ < count) return copy_block(tensor, shard);
+    if (!encoding_ && copied_ < count) return copy_block(shard);
     if (!encoding_ && count > 0) {
-      encoder_->start({gradient_of(tensor, shard), count, scale_, &held_->pieces()[lane_],
-                       exchange_->message(tensor.part, lane_, links_.node()) + shard.body});
+      std::byte* const message = whole_.exchange_->message(tensor_.part, lane_, whole_.links_.node());
+      whole_.encoder_->start({gradient_of(shard), count, whole_.scale_, &residual_.pieces()[lane_],
+                              message + shard.body});
       encoding_ = true;
     }
-    if (encoding_ && encoder_->step()) return;
+    if (encoding_ && whole_.encoder_->step()) return;
     encoding_ = false;
     copied_ = 0;
     ++lane_;
   }
+  void end() {
+    residual_.set_on_gpu(false);
+    residual_.count(whole_.exchange_->totals_of(tensor_));
+    residual_.let_go();
+    held_ = false;
+    done_ = true;
+  }
 
   // Where the encoder finds the sum as float32, and may overwrite it.
-  float* gradient_of(const Tensor& tensor, const Shard& shard) {
-    return is_float32() ? static_cast<float*>(output(tensor, shard.first)) : gradients_.data();
+  float* gradient_of(const Shard& shard) {
+    return whole_.is_float32() ? static_cast<float*>(whole_.output(tensor_, shard.first)) : whole_.gradients_.data();
   }
   // Where a rank is alone the sum is its own input, which must not be changed.
-  void copy_block(const Tensor& tensor, const Shard& shard) {
+  void copy_block(const Shard& shard) {
     const size_t count = size_t(shard.count), n = std::min(kCodecBlock, count - copied_);
     const int64_t first = shard.first + int64_t(copied_);
-    const void* sum = links_.alone() ? input(tensor, first) : output(tensor, first);
-    if (!is_float32()) {
-      gradients_.resize(count);
-      to_float32(c_.dtype, sum, gradients_.data() + copied_, n);
-    } else if (sum == output(tensor, first)) {
+    void* const output = whole_.output(tensor_, first);
+    const void* const sum = whole_.links_.alone() ? whole_.input(tensor_, first) : output;
+    if (!whole_.is_float32()) {
+      whole_.gradients_.resize(count);
+      to_float32(whole_.c_.dtype, sum, whole_.gradients_.data() + copied_, n);
+    } else if (sum == output) {
       copied_ = count;  // it lies there already
       return;
     } else {
-      copy(output(tensor, first), sum, n * sizeof(float));
+      copy(output, sum, n * sizeof(float));
     }
     copied_ += n;
   }
 
-  void end_tensor(const Tensor& tensor) {
-    held_->set_on_gpu(false);
-    held_->count(exchange_->totals_of(tensor));
-  }
+  CompressedAllreduce& whole_;
+  const Tensor& tensor_;
+  Residual& residual_;
+  bool held_ = false, encoding_ = false, done_ = false;  // encoding_: shard lane_
+  size_t lane_ = 0, copied_ = 0;                         // and so many elements of it
+};
 
-  // A block of a shard a step: zero, and the nodes' messages in their order.
-  bool add() {
-    if (added_ == tensors().size() || tensors()[added_].part >= exchange_->exchanged()) return false;
-    const Tensor& tensor = tensors()[added_];
-    if (tensor.shards.empty() || !has_values(tensor)) {  // a node may have fewer lanes than members
-      ++added_;
-      return true;
-    }
-    const Shard& shard = tensor.shards[add_lane_];
+// The nodes' messages of a tensor become its sum: a block of a shard a step, zero and the messages in their order.
+class CompressedAllreduce::Addition : public Work {
+ public:
+  Addition(CompressedAllreduce& whole, size_t tensor) : whole_(whole), tensor_(whole.tensors()[tensor]) {
+    bool has_values = true;
+    for (size_t lane = 0; lane < tensor_.shards.size(); ++lane)
+      has_values &= whole_.exchange_->check(tensor_.part, lane);
+    if (!has_values) lane_ = tensor_.shards.size();
+  }
+  bool step() override {
+    const Shard& shard = tensor_.shards[lane_];
     const size_t count = size_t(shard.count);
     if (count > 0) {
-      if (block_ == 0) read_messages(tensor, shard);
-      const size_t first = block_ * kCodecBlock, n = std::min(kCodecBlock, count - first);
-      if (!is_float32()) sums_.resize(count);
-      float* sum = is_float32() ? static_cast<float*>(output(tensor, shard.first)) : sums_.data();
-      std::fill_n(sum + first, n, 0.0f);
-      for (const auto& one : received_) one->add_to(sum, block_);
-      scale(sum + first, n);
-      if (!is_float32()) from_float32(c_.dtype, sum + first, output(tensor, shard.first + int64_t(first)), n);
+      if (block_ == 0) read_messages(shard);
+      add_block(shard);
       if (++block_ * kCodecBlock < count) return true;
     }
     block_ = 0;
-    if (++add_lane_ < tensor.shards.size()) return true;
-    add_lane_ = 0;
-    ++added_;
+    ++lane_;
     return true;
   }
+  bool done() const override { return lane_ == tensor_.shards.size(); }  // a node may have fewer lanes than members
+  int waiting_for() const override { return -1; }
 
-  bool has_values(const Tensor& tensor) {
-    bool has = true;
-    for (size_t lane = 0; lane < tensor.shards.size(); ++lane) has &= exchange_->check(tensor.part, lane);
-    return has;
+ private:
+  void add_block(const Shard& shard) {
+    const size_t count = size_t(shard.count), first = block_ * kCodecBlock, n = std::min(kCodecBlock, count - first);
+    void* const output = whole_.output(tensor_, shard.first);
+    if (!whole_.is_float32()) whole_.sums_.resize(count);
+    float* const sum = whole_.is_float32() ? static_cast<float*>(output) : whole_.sums_.data();
+    std::fill_n(sum + first, n, 0.0f);
+    for (const auto& one : received_) one->add_to(sum, block_);
+    scale(sum + first, n);
+    if (!whole_.is_float32())
+      from_float32(whole_.c_.dtype, sum + first, whole_.output(tensor_, shard.first + int64_t(first)), n);
   }
-
-  void read_messages(const Tensor& tensor, const Shard& shard) {
+  void read_messages(const Shard& shard) {
+    const size_t count = size_t(shard.count), bytes = piece_bytes(whole_.c_.codec, count);
     received_.clear();
-    for (int node = 0; node < links_.nodes(); ++node)
-      received_.push_back(read_piece(c_.codec, {exchange_->message(tensor.part, add_lane_, node) + shard.body,
-                                                piece_bytes(c_.codec, size_t(shard.count))},
-                                     size_t(shard.count)));
+    for (int node = 0; node < whole_.links_.nodes(); ++node) {
+      const std::byte* const message = whole_.exchange_->message(tensor_.part, lane_, node);
+      received_.push_back(read_piece(whole_.c_.codec, {message + shard.body, bytes}, count));
+    }
   }
-
   void scale(float* values, size_t n) const {
-    if (c_.post == 1) return;
+    if (whole_.c_.post == 1) return;
     void* out = values;
     const void* in = values;
-    lightcc::reduce({DType::float32, ReduceOp::sum, 1, c_.post}, {&out, 1}, {&in, 1}, n);
+    reduce({DType::float32, ReduceOp::sum, 1, whole_.c_.post}, {&out, 1}, {&in, 1}, n);
   }
 
-  bool gather() {
-    if (gathered_ == added_) return false;
-    if (links_.alone()) {
-      gathered_ = added_;
-      return true;
-    }
-    return advance(gather_, gathered_, [&] {
-      const Tensor& tensor = tensors()[gathered_];
-      return local_->all_gather(tensor.place.offset, tensor.counts);
-    });
-  }
-
-  const Collective c_;
-  const float scale_;                           // the prescale factor: applied in float32, as sums may be 16 bits
-  const int64_t element_;
-  NodeLinks& links_;
-  const std::vector<int>& node_;                // the members here
-  const std::unique_ptr<CompressedExchange> exchange_;
-  size_t reduced_ = 0, encoded_ = 0;            // so many tensors
-  size_t added_ = 0, gathered_ = 0;             // so many tensors
-  std::optional<LocalPhases> local_;            // none where this rank is alone
-  std::unique_ptr<Work> reduce_, gather_;
-  const std::unique_ptr<PieceEncoder> encoder_;
-  Residual* held_ = nullptr;                    // of tensor encoded_
-  bool encoding_ = false;                       // its shard lane_
-  size_t lane_ = 0, copied_ = 0;                // and so many elements of it
-  size_t add_lane_ = 0, block_ = 0;             // of tensor added_
-  std::vector<std::unique_ptr<PieceMessage>> received_;  // of that shard, by node
-  std::vector<float> gradients_, sums_;         // where elements are no float32
-  PhaseTimes times_;
+  CompressedAllreduce& whole_;
+  const Tensor& tensor_;
+  size_t lane_ = 0, block_ = 0;
+  std::vector<std::unique_ptr<PieceMessage>> received_;  // of a shard, by node
 };
+
+std::unique_ptr<Work> CompressedAllreduce::start_encoding(size_t tensor) {
+  return std::make_unique<Encoding>(*this, tensor);
+}
+std::unique_ptr<Work> CompressedAllreduce::start_addition(size_t tensor) {
+  return std::make_unique<Addition>(*this, tensor);
+}
 
 std::unique_ptr<CompressedExchange> CompressedBackend::exchange(const Collective& c) {
   if (!accepts(c) || c.tensors.size() != c.residuals.size() || c.tensors.empty())

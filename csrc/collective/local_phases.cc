@@ -1,8 +1,32 @@
 #include "collective/local_phases.h"
 
 #include <numeric>
+#include <utility>
 
 namespace lightcc {
+
+class LocalPhases::FirstReduceScatter : public Work {
+ public:
+  FirstReduceScatter(LocalPhases& phases, int64_t first, std::vector<int64_t> counts)
+      : phases_(phases), first_(first), counts_(std::move(counts)) {}
+  bool step() override {
+    if (!work_) {
+      const bool moved = phases_.input_offsets_->step();
+      if (!phases_.knows_inputs()) return moved;
+      work_ = phases_.start_reduce_scatter(first_, std::move(counts_));
+    }
+    return work_->step();
+  }
+  bool done() const override { return work_ && work_->done(); }
+  int waiting_for() const override { return work_ ? work_->waiting_for() : phases_.input_offsets_->waiting_for(); }
+
+ private:
+  LocalPhases& phases_;
+  const int64_t first_;
+  std::vector<int64_t> counts_;
+  std::unique_ptr<Work> work_;
+};
+
 LocalPhases::LocalPhases(NodeLinks& links, const Collective& c)
     : links_(links), c_(c), element_(int64_t(size_of(c.dtype))) {
   if (size_t(c.count * element_) <= SharedBackend::kFlatBytes) {  // less work to publish than to say where it lies
@@ -33,6 +57,11 @@ Collective LocalPhases::part(Kind kind, std::vector<int64_t> counts) const {
 }
 
 std::unique_ptr<Work> LocalPhases::reduce_scatter(int64_t first, std::vector<int64_t> counts) {
+  if (knows_inputs()) return start_reduce_scatter(first, std::move(counts));
+  return std::make_unique<FirstReduceScatter>(*this, first, std::move(counts));
+}
+
+std::unique_ptr<Work> LocalPhases::start_reduce_scatter(int64_t first, std::vector<int64_t> counts) {
   Collective c = part(Kind::reducescatter, std::move(counts));
   const int64_t own = std::accumulate(c.counts.begin(), c.counts.begin() + c.index, first);
   c.pre = c_.pre;

@@ -49,7 +49,8 @@ class BatchQueue {
     return request.what.kind == Kind::join ? std::max(request.submitted_ns, ended_ns_) : request.submitted_ns;
   }
 
-  bool watches_gpu() const { return nccl_.is_busy() || staged_.is_busy(); }  // what was queued there may not have ended; watch() looks
+  // What was queued there may not have ended; watch() looks.
+  bool watches_gpu() const { return nccl_.is_busy() || staged_.is_busy(); }
   bool polls() const;                                   // for what rings nobody: NCCL, and room in its stream
   void end_nccl(uint64_t deadline_ns) { nccl_.end(deadline_ns); }
 

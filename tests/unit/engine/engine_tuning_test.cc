@@ -22,7 +22,7 @@ namespace {
 using namespace test;
 
 const std::vector<std::vector<int>> kPlacements = {{1, 1}, {2, 2}, {1, 3}, {1, 1, 1}};
-const std::vector<int64_t> kCounts = {4096, 6000, 40'000, 131'072, 300'000};  // floats: classes 14, 17, 19 and 20
+const std::vector<int64_t> kElementCounts = {4096, 6000, 40'000, 131'072, 300'000};  // floats: classes 14, 17, 19, 20
 
 // A folder for what is kept, and in it the log of samples.
 class Folder {
@@ -77,7 +77,7 @@ Config tuned(const Folder& folder, int steps = 1, int most = 20) {
 
 // Several all-reduces in flight: values that add up without rounding.
 void step(Engine& engine, int ranks, int number, int set = 0, int joined = -1, std::mt19937_64* order = nullptr,
-          const std::vector<int64_t>& counts = kCounts) {
+          const std::vector<int64_t>& counts = kElementCounts) {
   std::vector<std::vector<float>> data;
   std::vector<RequestPtr> sent(counts.size());
   for (const int64_t count : counts) data.emplace_back(size_t(count), float(engine.world().rank + 1 + number));

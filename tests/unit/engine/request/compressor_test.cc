@@ -76,7 +76,7 @@ TEST(Compressor, TellsItsStateAsJson) {
   EXPECT_EQ(compressor.state(),
             R"({"gradient_bytes":32,"sent_bytes":10,"dense_sent_bytes":8,"sent_elements":1,"elements":2,"dense":"why",)"
             R"("tensors":[{"group":3,"name":"a \"name\"","tensor":0,"elements":8,"steps":7,"node":1,"nodes":2,)"
-            R"("velocity":false,"pieces":[{"first":4,"count":2,"norm":5}]}]})");
+            R"("route":"host","velocity":false,"pieces":[{"first":4,"count":2,"norm":5}]}]})");
 }
 
 // Through the C API, which needs no init.
